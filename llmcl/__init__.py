@@ -1,0 +1,40 @@
+"""llmcl: Llama-style language models on any OpenCL device.
+
+import llmcl
+with llmcl.load("smollm2") as llm:
+    for piece in llm.stream("Why is the sky blue?"):
+        print(piece.text, end="", flush=True)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from llmcl.errors import LlmclError
+
+if TYPE_CHECKING:
+    from llmcl.generation import Generation, Piece
+    from llmcl.llm import LLM, Chat, load, load_random
+    from llmcl.stats import GenerationStats
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "Chat", "Generation", "GenerationStats", "LlmclError", "Piece", "load", "load_random"]
+
+_HOMES = {
+    "LLM": "llmcl.llm",
+    "Chat": "llmcl.llm",
+    "load": "llmcl.llm",
+    "load_random": "llmcl.llm",
+    "Generation": "llmcl.generation",
+    "Piece": "llmcl.generation",
+    "GenerationStats": "llmcl.stats",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports the engine when it is first used: `llmcl --help` needs no OpenCL."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'llmcl' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,0 +1,223 @@
+"""attention_decode, attention_merge, rope_append and attention_prefill: variants, tile sizes and launches."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from llmcl.errors import UsageError
+from llmcl.ops import step_state
+from llmcl.ops.dtype import ITEM_BYTES, KERNEL_NAMES
+from llmcl.ops.step_state import StepState
+from llmcl.ops.variant import largest_divisor, local_size, pick, portable_and_cpu
+from llmcl.runtime.device import Buffer, Device, Launch
+
+DECODE_VARIANTS = portable_and_cpu("attention_decode")
+PREFILL_VARIANTS = portable_and_cpu("attention_prefill")
+
+CAPACITY_MULTIPLE = 64  # every BLOCK_N divides it
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """n_q_heads a multiple of n_kv_heads; head_dim a multiple of 16; capacity (keys) a multiple of 64."""
+
+    n_q_heads: int
+    n_kv_heads: int
+    head_dim: int
+    capacity: int
+    kv_dtype: str
+
+    @property
+    def group_size(self) -> int:
+        return self.n_q_heads // self.n_kv_heads
+
+    @property
+    def scale(self) -> float:
+        return 1.0 / math.sqrt(self.head_dim)
+
+    def constants(self) -> dict[str, object]:
+        return {
+            **step_state.CONSTANTS,
+            "KV": KERNEL_NAMES[self.kv_dtype],
+            "N_Q_HEADS": self.n_q_heads,
+            "N_KV_HEADS": self.n_kv_heads,
+            "HEAD_DIM": self.head_dim,
+            "CAPACITY": self.capacity,
+        }
+
+
+def decode_splits(device: Device, n_kv_heads: int) -> int:
+    """Into how many runs the keys of a head are cut in decode, so that every compute unit has an equal share."""
+    if device.is_cpu:
+        return math.lcm(n_kv_heads, device.compute_units) // n_kv_heads
+    return max(1, min(32, 2 * device.compute_units // n_kv_heads))
+
+
+def attention_decode(
+    device: Device,
+    shape: AttentionShape,
+    qkv: Buffer,
+    rope: Buffer,
+    step: StepState,
+    k_cache: Buffer,
+    v_cache: Buffer,
+    part_ml: Buffer,
+    part_acc: Buffer,
+    out: Buffer,
+    *,
+    n_splits: int,
+    variant: str | None = None,
+) -> list[Launch]:
+    """Rotates and appends the step's one token and attends to the cache, itself included.
+
+    qkv float32 [n_q_heads + 2 n_kv_heads, head_dim]; rope float32 [head_dim]; out float32 [n_q_heads, head_dim];
+    part_ml float32 [n_q_heads, n_splits, 2], part_acc float32 [n_q_heads, n_splits, head_dim].
+    """
+    chosen = pick(DECODE_VARIANTS, device, variant)
+    constants = {**shape.constants(), "N_SPLITS": n_splits, "SCALE": shape.scale}
+    if chosen.name == "cpu":
+        rows = shape.group_size
+        key_tiles = 4 if rows <= 4 else 2 if rows <= 8 else 1
+        constants |= {"ROWS": rows, "BLOCK_N": 16 * key_tiles, "DV_TILE": _dv_tile(shape.head_dim, rows)}
+        width = 1
+    else:
+        width = 64
+        constants |= {"GROUP_SIZE": shape.group_size, "BLOCK_N": width}
+    result = out if n_splits == 1 else part_acc
+    launches = [
+        device.launch(
+            chosen.file,
+            "attention_decode",
+            constants,
+            [qkv, rope, step.state, k_cache, v_cache, part_ml, result],
+            groups=(shape.n_kv_heads, n_splits),
+            local=(width, 1),
+        )
+    ]
+    if n_splits > 1:
+        launches += attention_merge(device, shape, part_ml, part_acc, out, n_splits=n_splits)
+    return launches
+
+
+def attention_merge(
+    device: Device, shape: AttentionShape, part_ml: Buffer, part_acc: Buffer, out: Buffer, *, n_splits: int
+) -> list[Launch]:
+    """Merges the partial online-softmax states of decode; shapes as in attention_decode."""
+    size = local_size(device, 16)
+    return [
+        device.launch(
+            "attention_merge.cl",
+            "attention_merge",
+            {"N_SPLITS": n_splits, "HEAD_DIM": shape.head_dim, "LOCAL_SIZE": size},
+            [part_ml, part_acc, out],
+            groups=(shape.n_q_heads,),
+            local=(size,),
+        )
+    ]
+
+
+def rope_append(
+    device: Device,
+    shape: AttentionShape,
+    qkv: Buffer,
+    rope: Buffer,
+    step: StepState,
+    k_cache: Buffer,
+    v_cache: Buffer,
+) -> list[Launch]:
+    """Rotates the queries of qkv float32 [n, n_q_heads + 2 n_kv_heads, head_dim] in place and fills the cache."""
+    size = local_size(device, 32)
+    return [
+        device.launch(
+            "rope_append.cl",
+            "rope_append",
+            {**shape.constants(), "LOCAL_SIZE": size},
+            [qkv, rope, step.state, k_cache, v_cache],
+            groups=lambda n: (n,),
+            local=(size,),
+        )
+    ]
+
+
+def attention_prefill(
+    device: Device,
+    shape: AttentionShape,
+    qkv: Buffer,
+    step: StepState,
+    k_cache: Buffer,
+    v_cache: Buffer,
+    out: Buffer,
+    *,
+    variant: str | None = None,
+    block_m: int | None = None,
+    block_n: int | None = None,
+    dv_tile: int | None = None,
+) -> list[Launch]:
+    """Causal attention of every token of the step to the cache, which `rope_append` has filled.
+
+    qkv float32 [n, n_q_heads + 2 n_kv_heads, head_dim]; out float32 [n, n_q_heads, head_dim].
+    block_m query rows, block_n keys a step, dv_tile output columns a pass; None: chosen for the device.
+    """
+    chosen = pick(PREFILL_VARIANTS, device, variant)
+    if chosen.name == "cpu":
+        block_m, block_n = block_m or 8, block_n or 32
+        dv_tile = dv_tile or _dv_tile(shape.head_dim, block_m)
+        local: tuple[int, int] = (1, 1)
+        names = {"ROWS": block_m}
+    else:
+        # On a device with little local memory the default shrinks until it fits; a size that was asked for does not.
+        fixed = block_m is not None or block_n is not None
+        block_m, block_n, dv_tile = block_m or 32, block_n or 32, dv_tile or _largest_dv_tile(shape.head_dim)
+        while not fixed and _prefill_local_bytes(shape, block_m, block_n) > device.entry.local_mem_bytes:
+            if block_m > 8:
+                block_m //= 2
+            elif block_n > 16:
+                block_n //= 2
+            else:
+                break
+        local = (16, 8)
+        names = {"BLOCK_M": block_m}
+        _check_prefill_tiles(device, shape, block_m, block_n)
+    if block_n % 16 or CAPACITY_MULTIPLE % block_n:
+        raise UsageError(f"BLOCK_N is {block_n}; expected 16, 32 or 64")
+    if dv_tile % 16 or shape.head_dim % dv_tile:
+        options = [d for d in range(16, shape.head_dim + 1, 16) if shape.head_dim % d == 0]
+        raise UsageError(f"DV_TILE is {dv_tile}; expected a divisor of head_dim {shape.head_dim}: {options}")
+    constants = {**shape.constants(), **names, "BLOCK_N": block_n, "DV_TILE": dv_tile, "SCALE": shape.scale}
+    return [
+        device.launch(
+            chosen.file,
+            "attention_prefill",
+            constants,
+            [qkv, step.state, k_cache, v_cache, out],
+            groups=lambda n: (shape.n_q_heads, -(-n // block_m)),
+            local=local,
+        )
+    ]
+
+
+def _dv_tile(head_dim: int, rows: int) -> int:
+    """Output columns whose accumulators fit beside the operands in 32 vector registers."""
+    return 16 * largest_divisor(head_dim // 16, max(1, 24 // rows))
+
+
+def _largest_dv_tile(head_dim: int) -> int:
+    return 16 * largest_divisor(head_dim // 16, 8)
+
+
+def _prefill_local_bytes(shape: AttentionShape, block_m: int, block_n: int) -> int:
+    staged = block_n * shape.head_dim * ITEM_BYTES[shape.kv_dtype]
+    return 4 * block_m * (shape.head_dim + 1) + staged + 4 * block_m * (block_n + 1)
+
+
+def _check_prefill_tiles(device: Device, shape: AttentionShape, block_m: int, block_n: int) -> None:
+    if block_m % 8:
+        raise UsageError(f"BLOCK_M is {block_m}; expected a multiple of 8")
+    needed, limit = _prefill_local_bytes(shape, block_m, block_n), device.entry.local_mem_bytes
+    if needed > limit:
+        larger = "BLOCK_M" if block_m >= block_n else "BLOCK_N"
+        raise UsageError(
+            f"attention tiles of BLOCK_M {block_m} and BLOCK_N {block_n} need {needed:,} bytes of local memory, "
+            f"{device.name} has {limit:,}; lower {larger}"
+        )

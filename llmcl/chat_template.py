@@ -1,0 +1,131 @@
+"""Chat templates: the Jinja program in a checkpoint that writes a conversation as the model learned it.
+
+A template comes with the checkpoint and is not trusted: it runs in Jinja's sandbox, sees plain data only, and
+has no loader, so it cannot read a file or include anything.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from llmcl.errors import CheckpointError, UsageError
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+
+_REMEDY = "Give the prompt as plain text, without the template (raw), or use a checkpoint whose template works."
+
+
+class _RefusedByTemplate(Exception):
+    """The template called `raise_exception`: the conversation is not one that this model takes."""
+
+
+def render(
+    template: str,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    add_generation_prompt: bool,
+    special_tokens: Mapping[str, str],
+) -> str:
+    """The conversation as one text, special tokens included.
+
+    Args:
+        template: Jinja source. It sees what transformers shows it: `messages`, `add_generation_prompt`,
+            `tools` and `documents` (None), the special tokens, `raise_exception`, `strftime_now`, the loop
+            controls `break` and `continue`, and a `tojson` that leaves HTML characters alone.
+        messages: dicts with at least `role` and `content`; `content` goes to the template as it is.
+        add_generation_prompt: end with the opening of the assistant's next message.
+        special_tokens: names such as `bos_token` and their texts.
+    Raises:
+        UsageError: the messages are malformed, or the template refuses them (its reason is in the message).
+        CheckpointError: the template is malformed or fails.
+    """
+    compiled = _compiled(template)
+    plain = plain_messages(messages)
+    try:
+        return compiled.render(
+            messages=plain,
+            add_generation_prompt=add_generation_prompt,
+            tools=None,
+            documents=None,
+            **special_tokens,
+        )
+    except _RefusedByTemplate as refusal:
+        raise UsageError(f"The model's chat template does not accept these messages: {refusal}") from None
+    except Exception as error:  # whatever Python operation the template tried: it is a program, not ours
+        raise CheckpointError(
+            f"The model's chat template failed: {type(error).__name__}: {error}. {_REMEDY}"
+        ) from error
+
+
+def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A copy of plain dicts, lists, strings and numbers, because a template could call an object's methods.
+
+    Raises:
+        UsageError: not a list of dicts with a `role` and a `content`, or a value that is no plain data.
+    """
+    if isinstance(messages, (str, bytes, Mapping)) or not messages:
+        raise UsageError(f'messages: got {messages!r}, expected a list like [{{"role": "user", "content": "Hello"}}].')
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
+            raise UsageError(
+                f'messages[{index}]: got {message!r}, expected a dict like {{"role": "user", "content": "Hello"}}.'
+            )
+    try:
+        plain: list[dict[str, Any]] = json.loads(json.dumps([dict(message) for message in messages]))
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"messages: only strings, numbers, lists and dicts are allowed: {error}.") from None
+    return plain
+
+
+@lru_cache(maxsize=4)
+def _compiled(template: str) -> Template:
+    # Jinja takes 50 ms to import, and a program that never meets a template need not wait for it.
+    import jinja2
+    from jinja2.ext import Extension
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class GenerationTag(Extension):
+        """`{% generation %}...{% endgeneration %}` marks what to train on; no effect here."""
+
+        tags = {"generation"}  # noqa: RUF012 (Jinja's way to name an extension's tags)
+
+        def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", GenerationTag]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    try:
+        return environment.from_string(template)
+    except Exception as error:  # a template nested too deeply is a RecursionError, not a TemplateError
+        where = f" in line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
+        raise CheckpointError(f"The model's chat template is not valid Jinja{where}: {error}. {_REMEDY}") from error
+
+
+def _raise_exception(message: str) -> None:
+    raise _RefusedByTemplate(message)
+
+
+def _strftime_now(format: str) -> str:
+    from datetime import datetime
+
+    return datetime.now().strftime(format)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

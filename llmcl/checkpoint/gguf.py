@@ -1,0 +1,251 @@
+"""GGUF files: metadata, tensor table and tensors in one file, read without any code from it.
+
+Layout (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), all little endian: magic, version, number
+of tensors, number of metadata entries; the entries (key, type, value); the tensor table (name, dimensions
+with the innermost first, type, offset); padding to `general.alignment`; the tensors. A count or a length is
+compared with what remains of the file before anything is made of it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from llmcl.checkpoint.files import MAX_HEADER_BYTES, map_file
+from llmcl.checkpoint.formats import BLOCKS, FLOAT_FORMATS, row_bytes, to_float32
+from llmcl.checkpoint.safetensors import check_no_overlap
+from llmcl.checkpoint.tensors import Checkpoint, StoredTensor
+from llmcl.config import ModelConfig
+from llmcl.errors import CheckpointError, UnsupportedModelError
+
+MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+
+_SUPPORTED_TYPES = {
+    0: "F32", 1: "F16", 30: "BF16", 8: "Q8_0", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 12: "Q4_K",
+    13: "Q5_K", 14: "Q6_K",
+}  # fmt: skip
+_OTHER_TYPES = {
+    9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
+    20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64",
+    28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0",
+}  # fmt: skip
+
+# Metadata types: numbers with their NumPy name, then the three others.
+_NUMBERS = {
+    0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 10: "<u8", 11: "<i8", 12: "<f8",
+}  # fmt: skip
+_BOOL, _STRING, _ARRAY = 7, 8, 9
+
+# Many times what real files have; they bound the Python objects that a hostile file can ask for.
+_MAX_ENTRIES = 1 << 16
+_MAX_TENSORS = 1 << 16
+_MAX_ARRAY_DEPTH = 3
+_MAX_DIMENSIONS = 4
+
+_MODULE_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_LAYER_MODULE_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_LAYER_TENSOR = re.compile(r"blk\.(0|[1-9][0-9]{0,8})\.(.+)\.(weight|bias|scale)")
+_ROPE_FACTORS = "rope_freqs.weight"
+
+
+def open_file(path: Path, name: str) -> Checkpoint:
+    """The checkpoint in a GGUF file. Raises CheckpointError or UnsupportedModelError."""
+    metadata, stored = read_gguf(path)
+    n_parts = metadata.get("split.count", 1)
+    if type(n_parts) is not int or n_parts > 1:
+        raise UnsupportedModelError(
+            "the file is one part of a split GGUF; llmcl reads single files. Merge the parts with "
+            "llama.cpp's `llama-gguf-split --merge`."
+        )
+    config = ModelConfig.from_gguf(metadata, stored.keys(), _rope_factors(stored))
+    by_hf_name: dict[str, StoredTensor] = {}
+    for gguf_name, tensor in stored.items():
+        if gguf_name == _ROPE_FACTORS:
+            continue
+        if (hf_name := _hf_name(gguf_name)) in by_hf_name:
+            raise CheckpointError(f"tensor {gguf_name!r:.100} is there twice. The file is damaged.")
+        by_hf_name[hf_name] = tensor
+    return Checkpoint(name, path, config, by_hf_name, gguf_metadata=metadata)
+
+
+def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
+    """(metadata, tensors by their GGUF names) of a file; shapes row-major. Raises CheckpointError."""
+    data = map_file(path)
+    cursor = _Cursor(data[:MAX_HEADER_BYTES])
+    if bytes(cursor.take(4, "the magic number")) != MAGIC:
+        raise CheckpointError("it is not a GGUF file (it does not begin with the letters GGUF). Check the path.")
+    version = cursor.number("<I", "the version")
+    if version not in _VERSIONS:
+        if version.to_bytes(4, "little")[0] == 0 and int.from_bytes(version.to_bytes(4, "little"), "big") in _VERSIONS:
+            raise UnsupportedModelError("llmcl does not support big-endian GGUF files; use the little-endian one.")
+        raise UnsupportedModelError(
+            f"llmcl does not support GGUF version {version}; it supports {_VERSIONS[0]} and {_VERSIONS[1]}."
+        )
+    n_tensors = cursor.count(32, "the number of tensors", _MAX_TENSORS)
+    n_entries = cursor.count(13, "the number of metadata entries", _MAX_ENTRIES)
+
+    metadata: dict[str, Any] = {}
+    for index in range(n_entries):
+        key = cursor.text(f"the key of metadata entry {index}")
+        if key in metadata:
+            _fail(f"the metadata key {key!r:.100} appears twice")
+        metadata[key] = _read_value(cursor, cursor.number("<I", f"the type of {key!r:.100}"), f"{key!r:.100}")
+
+    table = [_read_tensor_entry(cursor, index) for index in range(n_tensors)]
+    alignment = metadata.get("general.alignment", 32)
+    if type(alignment) is not int or not 1 <= alignment <= 1 << 20 or alignment & (alignment - 1):
+        _fail(f"general.alignment is {alignment!r:.80}, expected a power of two")
+    content = data[-(-cursor.at // alignment) * alignment :]
+
+    stored: dict[str, StoredTensor] = {}
+    ranges = []
+    for name, shape, format, offset in table:
+        end = offset + math.prod(shape[:-1]) * row_bytes(name, format, shape[-1])
+        if offset % alignment:
+            _fail(f"tensor {name!r:.100} begins at {offset}, which is not a multiple of {alignment}")
+        if end > len(content):
+            _fail(f"tensor {name!r:.100} ends at byte {end} of {len(content)}, so the file is truncated")
+        if name in stored:
+            _fail(f"tensor {name!r:.100} is there twice")
+        stored[name] = StoredTensor(shape, format, content[offset:end])
+        ranges.append((offset, end, name))
+    check_no_overlap(ranges, path.name)
+    return metadata, stored
+
+
+class _Cursor:
+    """A position in the header; whatever is taken is checked against the end first."""
+
+    def __init__(self, data: np.ndarray):
+        self.view = data.data
+        self.end = len(data)
+        self.at = 0
+
+    def take(self, n_bytes: int, what: str) -> memoryview:
+        if n_bytes > self.end - self.at:
+            _fail(f"{what} needs {n_bytes} bytes at {self.at}, but the header can end at {self.end} at the latest")
+        taken = self.view[self.at : self.at + n_bytes]
+        self.at += n_bytes
+        return taken
+
+    def number(self, code: str, what: str) -> Any:
+        return struct.unpack(code, self.take(struct.calcsize(code), what))[0]
+
+    def count(self, min_bytes: int, what: str, maximum: int = MAX_HEADER_BYTES) -> int:
+        """A count of things that take at least `min_bytes` each, refused if so many cannot follow."""
+        count = int(self.number("<Q", what))
+        if count > maximum or count * min_bytes > self.end - self.at:
+            _fail(f"{what} is {count}, more than the file can hold")
+        return count
+
+    def text(self, what: str) -> str:
+        return self.texts(1, what)[0]
+
+    def texts(self, count: int, what: str) -> list[str]:
+        """`count` strings. One flat loop, since a vocabulary has some 100 000 and start-up waits for them."""
+        view, at, end = self.view, self.at, self.end
+        unpack_length = struct.Struct("<Q").unpack_from
+        texts = []
+        try:
+            for _ in range(count):
+                start = at + 8
+                at = start + unpack_length(view, at)[0] if start <= end else end + 1
+                if at > end:
+                    _fail(f"a string of {what} goes beyond the end of the file or of the header")
+                texts.append(str(view[start:at], "utf-8"))
+        except UnicodeDecodeError:
+            _fail(f"a string of {what} is not UTF-8")
+        self.at = at
+        return texts
+
+
+def _read_value(cursor: _Cursor, type_number: int, what: str, depth: int = 0) -> Any:
+    """A metadata value; `what` names it in errors."""
+    if type_number in _NUMBERS:
+        dtype = np.dtype(_NUMBERS[type_number])
+        return np.frombuffer(cursor.take(dtype.itemsize, what), dtype)[0].item()
+    if type_number == _BOOL:
+        return cursor.take(1, what)[0] != 0
+    if type_number == _STRING:
+        return cursor.text(what)
+    if type_number != _ARRAY:
+        _fail(f"{what} has the unknown metadata type {type_number}")
+    item_type = cursor.number("<I", what)
+    if item_type in _NUMBERS or item_type == _BOOL:
+        dtype = np.dtype(_NUMBERS.get(item_type, "?"))
+        n_items = cursor.count(dtype.itemsize, f"the length of {what}")
+        raw = np.frombuffer(cursor.take(n_items * dtype.itemsize, what), np.uint8)
+        return raw != 0 if item_type == _BOOL else raw.view(dtype).copy()
+    if item_type == _STRING:
+        return cursor.texts(cursor.count(8, f"the length of {what}"), what)
+    if item_type != _ARRAY:
+        _fail(f"{what} is an array of the unknown metadata type {item_type}")
+    if depth == _MAX_ARRAY_DEPTH:
+        _fail(f"{what} nests arrays too deeply")
+    n_items = cursor.count(12, f"the length of {what}", _MAX_ENTRIES)
+    return [_read_value(cursor, _ARRAY, what, depth + 1) for _ in range(n_items)]
+
+
+def _read_tensor_entry(cursor: _Cursor, index: int) -> tuple[str, tuple[int, ...], str, int]:
+    """(name, row-major shape, format, offset) of the next entry of the tensor table."""
+    name = cursor.text(f"the name of tensor {index}")
+    what = f"tensor {name!r:.100}"
+    n_dimensions = cursor.number("<I", what)
+    if not 1 <= n_dimensions <= _MAX_DIMENSIONS:
+        _fail(f"{what} has {n_dimensions} dimensions, expected 1 to {_MAX_DIMENSIONS}")
+    shape = struct.unpack(f"<{n_dimensions}Q", cursor.take(8 * n_dimensions, what))[::-1]
+    if 0 in shape:
+        _fail(f"{what} has a dimension of 0")
+    type_number = cursor.number("<I", what)
+    if type_number not in _SUPPORTED_TYPES:
+        raise UnsupportedModelError(
+            f"{what} has the type {_OTHER_TYPES.get(type_number, type_number)}; llmcl supports "
+            f"{', '.join(BLOCKS)}. Use another quantisation of the model."
+        )
+    return name, shape, _SUPPORTED_TYPES[type_number], cursor.number("<Q", what)
+
+
+def _hf_name(gguf_name: str) -> str:
+    """blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight."""
+    if match := _LAYER_TENSOR.fullmatch(gguf_name):
+        index, module, suffix = match.groups()
+        return f"model.layers.{index}.{_LAYER_MODULE_NAMES.get(module, module)}.{suffix}"
+    module, _, suffix = gguf_name.rpartition(".")
+    if module not in _MODULE_NAMES:
+        raise UnsupportedModelError(f"tensor {gguf_name!r:.100} is not part of the Llama architecture.")
+    return f"{_MODULE_NAMES[module]}.{suffix}"
+
+
+def _rope_factors(stored: dict[str, StoredTensor]) -> list[float] | None:
+    tensor = stored.get(_ROPE_FACTORS)
+    if tensor is None:
+        return None
+    if tensor.format not in FLOAT_FORMATS or len(tensor.shape) != 1 or tensor.shape[0] > 1 << 16:
+        raise CheckpointError(
+            f"tensor {_ROPE_FACTORS} is {tensor.format} {list(tensor.shape)}, expected F32 [head_dim / 2]."
+        )
+    return [float(value) for value in to_float32(tensor.data[np.newaxis], tensor.format)[0]]
+
+
+def _fail(problem: str) -> NoReturn:
+    raise CheckpointError(f"not a sound GGUF file: {problem}. Fetch it again.")

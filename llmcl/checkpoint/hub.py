@@ -1,0 +1,221 @@
+"""Models of a Hugging Face hub: what is needed of them, downloaded once into the hub's usual cache folder.
+
+The environment variables of huggingface_hub hold: HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_OFFLINE and so on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from llmcl.checkpoint.safetensors import INDEX_FILE, WEIGHTS_FILE, no_weights_message, shard_files
+from llmcl.errors import CheckpointError, HubError, UnsupportedModelError
+
+# progress(what is being fetched, bytes done, bytes in all or 0 if unknown)
+Progress = Callable[[str, int, int], None]
+
+_CONFIG_FILE = "config.json"
+_SMALL_FILES = (
+    _CONFIG_FILE,
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
+_ANSWER_TIMEOUT_S = 10.0
+
+_log = logging.getLogger(__name__)
+
+
+class Hub:
+    """One model on a hub. endpoint and cache_dir: None for what the environment says."""
+
+    def __init__(
+        self,
+        repo_id: str,
+        *,
+        offline: bool = False,
+        progress: Progress | None = None,
+        endpoint: str | None = None,
+        cache_dir: Path | None = None,
+    ):
+        from huggingface_hub import constants
+
+        self.repo_id = repo_id
+        self.offline = offline
+        self.progress = progress
+        self.endpoint = endpoint or constants.ENDPOINT
+        self.cache_dir = str(cache_dir or constants.HF_HUB_CACHE)
+
+    def fetch_folder(self) -> Path:
+        """A local folder with the model's configuration, tokenizer and safetensors files. Raises HubError."""
+        return self._fetch(self._download_folder, self._cached_folder)
+
+    def fetch_file(self, file: str) -> Path:
+        """One file of the model, for example a GGUF file, on the local disk. Raises HubError."""
+        return self._fetch(lambda: self._download_file(file), lambda: self._cached(file))
+
+    def _fetch(self, download: Callable[[], Path], cached: Callable[[], Path | None]) -> Path:
+        """`download()`; offline, or if the hub does not answer, what the cache holds."""
+        failure: Exception | None = None
+        if not self.offline:
+            try:
+                return download()
+            except CheckpointError:
+                raise
+            except Exception as error:  # of whichever HTTP library this version of huggingface_hub uses
+                status = _http_status(error)
+                if status is not None and 400 <= status < 500 and status != 429:
+                    raise self._refused(error, status) from error
+                failure = error
+        path = cached()
+        if path is None:
+            raise self._unreachable(failure) from failure
+        if failure is not None:
+            _log.warning(
+                "the hub at %s does not answer; using the copy of %s in the cache",
+                self.endpoint,
+                self.repo_id,
+            )
+        return path
+
+    def _download_folder(self) -> Path:
+        sizes, commit = self._list_files()
+        if _CONFIG_FILE not in sizes:
+            hint = "It is not a transformers model."
+            if gguf_files := sorted(file for file in sizes if file.endswith(".gguf")):
+                hint = f"It has GGUF files: name one of them, for example {self.repo_id}/{gguf_files[0]}."
+            raise HubError(f"the model {self.repo_id} on the hub has no {_CONFIG_FILE}. {hint}")
+        if WEIGHTS_FILE in sizes:
+            weights = [WEIGHTS_FILE]
+        elif INDEX_FILE in sizes:
+            index_path = self._download(INDEX_FILE, sizes[INDEX_FILE], commit)
+            weights = sorted(set(shard_files(index_path).values()))
+        else:
+            raise UnsupportedModelError(f"{self.repo_id}: {no_weights_message(sizes)}")
+        if missing := [file for file in weights if file not in sizes]:
+            raise HubError(f"the model {self.repo_id} on the hub lacks {missing[0]}, which its {INDEX_FILE} names.")
+        for file in [*(file for file in _SMALL_FILES if file in sizes), *weights]:
+            path = self._download(file, sizes[file], commit)
+        self._remember(_CONFIG_FILE, commit)
+        return path.parent
+
+    def _download_file(self, file: str) -> Path:
+        sizes, commit = self._list_files()
+        if file not in sizes:
+            there = ", ".join(sorted(name for name in sizes if name.endswith(".gguf"))[:12]) or "none"
+            raise HubError(f"the model {self.repo_id} on the hub has no file {file}; its GGUF files: {there}.")
+        path = self._download(file, sizes[file], commit)
+        self._remember(file, commit)
+        return path
+
+    def _list_files(self) -> tuple[dict[str, int], str]:
+        """({file: bytes}, commit) of the model's main branch."""
+        from huggingface_hub import HfApi
+
+        api = HfApi(endpoint=self.endpoint)
+        info = api.model_info(self.repo_id, files_metadata=True, timeout=_ANSWER_TIMEOUT_S)
+        sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
+        return sizes, info.sha or "main"
+
+    def _download(self, file: str, n_bytes: int, commit: str) -> Path:
+        from huggingface_hub import hf_hub_download
+
+        bar = _bar_class(self.progress, f"downloading {file}", n_bytes)
+        return Path(
+            hf_hub_download(
+                self.repo_id,
+                file,
+                revision=commit,
+                endpoint=self.endpoint,
+                cache_dir=self.cache_dir,
+                tqdm_class=bar,
+            )
+        )
+
+    def _remember(self, file: str, commit: str) -> None:
+        """Makes the cache's `main` point to this commit, as the last step: then all that belongs to it is "
+        "there."""
+        from huggingface_hub import hf_hub_download
+
+        cached = self._cached(file)
+        if cached is None or commit not in cached.parts:
+            bar = _bar_class(None, file, 0)
+            hf_hub_download(self.repo_id, file, endpoint=self.endpoint, cache_dir=self.cache_dir, tqdm_class=bar)
+
+    def _cached(self, file: str) -> Path | None:
+        from huggingface_hub import try_to_load_from_cache
+
+        path = try_to_load_from_cache(self.repo_id, file, cache_dir=self.cache_dir)
+        return Path(path) if isinstance(path, str) else None
+
+    def _cached_folder(self) -> Path | None:
+        config_path = self._cached(_CONFIG_FILE)
+        if config_path is None:
+            return None
+        folder = config_path.parent
+        weights = [WEIGHTS_FILE]
+        if not (folder / WEIGHTS_FILE).is_file() and (folder / INDEX_FILE).is_file():
+            weights = list(shard_files(folder / INDEX_FILE).values())
+        return folder if all((folder / file).is_file() for file in weights) else None
+
+    def _refused(self, error: Exception, status: int) -> HubError:
+        from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+        page = f"{self.endpoint}/{self.repo_id}"
+        if isinstance(error, GatedRepoError) or status == 403:
+            return HubError(
+                f"the model {self.repo_id} is gated. Accept its terms at {page}, then set HF_TOKEN to an "
+                "access token (or run `hf auth login`)."
+            )
+        if isinstance(error, RepositoryNotFoundError) or status in (401, 404):
+            return HubError(
+                f"the hub at {self.endpoint} has no model {self.repo_id}, or it is private. Check the "
+                "spelling; for a private model set HF_TOKEN (or run `hf auth login`); for a model on this "
+                "machine give the path of its folder or .gguf file."
+            )
+        return HubError(f"the hub at {self.endpoint} refused the model {self.repo_id}: {_first_line(error)}")
+
+    def _unreachable(self, error: Exception | None) -> HubError:
+        elsewhere = "or give the path of a folder or .gguf file"
+        if error is None:
+            return HubError(
+                f"the model {self.repo_id} is not (or not completely) in the cache {self.cache_dir}, and "
+                f"--offline forbids to download it. Run once without --offline, {elsewhere}."
+            )
+        return HubError(
+            f"cannot fetch the model {self.repo_id} from the hub at {self.endpoint} ({_first_line(error)}), "
+            f"and the cache {self.cache_dir} does not hold it. Check the network and HF_ENDPOINT, "
+            f"{elsewhere}. Once a model has been downloaded, --offline uses it without the network."
+        )
+
+
+def _http_status(error: Exception) -> int | None:
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    return status if isinstance(status, int) else None
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]:.200}"
+
+
+def _bar_class(progress: Progress | None, what: str, total_bytes: int) -> Any:
+    """A class that huggingface_hub takes for a tqdm bar; it draws nothing and calls `progress`."""
+    from tqdm import tqdm  # type: ignore[import-untyped]
+
+    class ProgressBar(tqdm):  # type: ignore[misc]
+        def __init__(self, *args: Any, initial: int = 0, **kwargs: Any):
+            super().__init__(disable=True)
+            self.done_bytes = int(initial or 0)
+            self.update(0)
+
+        def update(self, n: float | None = 1) -> None:
+            self.done_bytes += int(n or 0)
+            if progress is not None:
+                progress(what, self.done_bytes, total_bytes)
+
+    return ProgressBar

@@ -1,0 +1,199 @@
+"""The tensors of a model, whatever file they come from: names, shapes, and views of their bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llmcl.checkpoint.formats import BLOCKS, FLOAT_FORMATS, row_bytes, to_float32
+from llmcl.config import ModelConfig
+from llmcl.errors import CheckpointError, UnsupportedModelError
+
+# A tensor under one of these names belongs to what llmcl computes. If it is not one of the expected tensors,
+# the model has a feature (a bias, a further norm, one more layer) that would silently be left out.
+_COMPUTED_PARTS = ("model.embed_tokens.", "model.layers.", "model.norm.", "lm_head.")
+_IGNORED_SUFFIX = "rotary_emb.inv_freq"  # a constant that old checkpoints carry along
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor as a file reader found it. shape: row-major; data: uint8 [n_bytes], a view of the mapped "
+    "file."""
+
+    shape: tuple[int, ...]
+    format: str
+    data: np.ndarray
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """A tensor of the model.
+
+    name: as Hugging Face names it. shape: [out_features, in_features] for a matrix, [hidden_size] for a norm,
+    which counts as one row. format: a key of `formats.BLOCKS`. rope_interleaved: the rows of each head are
+    stored so that rotary pairs are neighbours (2i, 2i+1), as GGUF has q_proj and k_proj, and not half a head
+    apart.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    format: str
+    row_bytes: int
+    rope_interleaved: bool
+
+    @property
+    def n_rows(self) -> int:
+        return self.shape[0] if len(self.shape) == 2 else 1
+
+    @property
+    def n_bytes(self) -> int:
+        return self.n_rows * self.row_bytes
+
+
+class Checkpoint:
+    """An open checkpoint: its configuration and its tensors, mapped from disk.
+
+    name: what the user asked for. path: the folder (Hugging Face) or the file (GGUF). config: `config.dtype`
+    is the dtype of the stored matrices. tensors: exactly the tensors that the model uses, all checked.
+    gguf_metadata: None for a folder, whose tokenizer files lie under `path`; for a GGUF file all of its
+    metadata, the keys `tokenizer.*` included: numbers, bools and strings as Python has them, string arrays as
+    list[str], numeric arrays as NumPy arrays, arrays of arrays as lists of these.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        path: Path,
+        config: ModelConfig,
+        stored: Mapping[str, StoredTensor],
+        gguf_metadata: dict[str, Any] | None = None,
+    ):
+        """Picks and checks the model's tensors among `stored`; raises as `select_tensors` does."""
+        self.name = name
+        self.path = path
+        self.gguf_metadata = gguf_metadata
+        self.tensors = select_tensors(stored, config, is_gguf=gguf_metadata is not None)
+        self.config = dataclasses.replace(config, dtype=_stored_dtype(self.tensors))
+        self._rows = {
+            name: stored[name].data.reshape(info.n_rows, info.row_bytes) for name, info in self.tensors.items()
+        }
+
+    def rows(self, name: str, start: int, stop: int) -> np.ndarray:
+        """Rows start..stop-1 as stored, uint8 [stop - start, row_bytes]: a read-only view, nothing is "
+        "copied."""
+        rows = self._rows[name]
+        if not 0 <= start <= stop <= len(rows):
+            raise IndexError(f"rows {start}:{stop} of {name}, which has {len(rows)}")
+        return rows[start:stop]
+
+    def array(self, name: str) -> np.ndarray:
+        """The whole tensor, float32 [shape], its rows in the order of Hugging Face (see `TensorInfo`).
+
+        Meant for norms and for tests: quantised formats need the package `gguf` and are slow.
+        """
+        info = self.tensors[name]
+        values = to_float32(self._rows[name], info.format).reshape(info.shape)
+        if info.rope_interleaved:
+            pairs = values.reshape(-1, self.config.head_dim // 2, 2, info.shape[1])
+            values = pairs.swapaxes(1, 2).reshape(info.shape)
+        return values
+
+    def close(self) -> None:
+        """Lets go of the files; each is unmapped when the last view that `rows` gave out is gone."""
+        self._rows = {}
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor that the model uses, in the order in which it uses them."""
+    hidden, q_size, kv_size = (
+        config.hidden_size,
+        config.n_q_heads * config.head_dim,
+        config.n_kv_heads * config.head_dim,
+    )
+    layer: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (hidden,),
+        "self_attn.q_proj.weight": (q_size, hidden),
+        "self_attn.k_proj.weight": (kv_size, hidden),
+        "self_attn.v_proj.weight": (kv_size, hidden),
+        "self_attn.o_proj.weight": (hidden, q_size),
+        "post_attention_layernorm.weight": (hidden,),
+        "mlp.gate_proj.weight": (config.intermediate_size, hidden),
+        "mlp.up_proj.weight": (config.intermediate_size, hidden),
+        "mlp.down_proj.weight": (hidden, config.intermediate_size),
+    }
+    tensors: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
+    for index in range(config.n_layers):
+        tensors |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
+    tensors["model.norm.weight"] = (hidden,)
+    if not config.tie_embeddings:
+        tensors["lm_head.weight"] = (config.vocab_size, hidden)
+    return tensors
+
+
+def select_tensors(stored: Mapping[str, StoredTensor], config: ModelConfig, is_gguf: bool) -> dict[str, TensorInfo]:
+    """The tensors of the model among those of a file.
+
+    Raises CheckpointError for one that is missing or has another shape than the configuration says, and
+    UnsupportedModelError for a format that llmcl cannot read or a tensor that it would leave out of the
+    computation.
+    """
+    expected = expected_tensors(config)
+    selected = {}
+    for name, shape in expected.items():
+        tensor = stored.get(name)
+        if tensor is None:
+            raise CheckpointError(
+                f"tensor {name} is missing; the configuration asks for it. The checkpoint is incomplete; "
+                "fetch it again."
+            )
+        if tensor.format not in BLOCKS:
+            raise UnsupportedModelError(
+                f"tensor {name} has the format {tensor.format}; llmcl supports {', '.join(BLOCKS)}."
+            )
+        if tensor.shape != shape:
+            raise CheckpointError(
+                f"tensor {name} has the shape {list(tensor.shape)}, expected {list(shape)} by the "
+                "configuration. The configuration belongs to another model, or the file is damaged."
+            )
+        if len(shape) == 1 and tensor.format not in FLOAT_FORMATS:
+            raise UnsupportedModelError(
+                f"tensor {name} has the format {tensor.format}; llmcl supports norms in {', '.join(FLOAT_FORMATS)}."
+            )
+        is_rotary = name.endswith((".q_proj.weight", ".k_proj.weight"))
+        selected[name] = TensorInfo(
+            name, shape, tensor.format, row_bytes(name, tensor.format, shape[-1]), is_gguf and is_rotary
+        )
+    for name in stored:
+        is_copy_of_embeddings = name == "lm_head.weight" and config.tie_embeddings
+        if name in expected or is_copy_of_embeddings or name.endswith(_IGNORED_SUFFIX):
+            continue
+        if name.startswith(_COMPUTED_PARTS):
+            raise UnsupportedModelError(
+                f"tensor {name!r:.100} is not part of the Llama architecture of {config.n_layers} layers "
+                "that the configuration describes; llmcl would compute the model without it, so it refuses."
+            )
+    return selected
+
+
+def _stored_dtype(tensors: Mapping[str, TensorInfo]) -> str:
+    """What most bytes of the matrices are stored in; "quantized" as soon as one matrix is."""
+    n_bytes: Counter[str] = Counter()
+    for info in tensors.values():
+        if len(info.shape) == 2:
+            n_bytes[info.format] += math.prod(info.shape) * BLOCKS[info.format][1]
+    if any(format not in FLOAT_FORMATS for format in n_bytes):
+        return "quantized"
+    return FLOAT_FORMATS[n_bytes.most_common(1)[0][0]]

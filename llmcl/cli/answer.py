@@ -1,0 +1,66 @@
+"""Showing an answer while it streams, and stopping it with Ctrl-C between two tokens."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from llmcl.generation import Piece
+    from llmcl.stats import GenerationStats
+
+
+@dataclass
+class Answer:
+    """What was shown so far. `stats` comes with the last token, so an interrupted answer has none."""
+
+    n_tokens: int = 0
+    tbt_ms: list[float] = field(default_factory=list)
+    stats: GenerationStats | None = None
+    interrupted: bool = False
+
+    def report(self) -> str:
+        """The text report of the whole answer, or of the part that there is."""
+        if self.stats is not None:
+            return self.stats.report()
+        report = f"interrupted after {self.n_tokens} tokens"
+        if self.tbt_ms:
+            from llmcl.stats import summarize
+
+            tbt = summarize(self.tbt_ms)
+            report += "\nTBT ms: " + ", ".join(f"{name} {value:.4g}" for name, value in tbt.items())
+        return report
+
+
+def show(pieces: Generator[Piece, None, None]) -> Answer:
+    """Prints each piece as it comes. Ctrl-C ends the answer after the token in work and closes `pieces`;
+    before the first token, or a second time, it raises KeyboardInterrupt at once."""
+    answer = Answer()
+    with _ctrl_c_ends(answer), closing(pieces):
+        for piece in pieces:
+            print(piece.text, end="", flush=True)
+            answer.n_tokens += 1
+            answer.stats = piece.stats
+            if piece.tbt_ms is not None:
+                answer.tbt_ms.append(piece.tbt_ms)
+            if answer.interrupted:
+                break
+    return answer
+
+
+@contextmanager
+def _ctrl_c_ends(answer: Answer) -> Iterator[None]:
+    # An exception in the middle of a token could leave the KV cache and its position in disagreement.
+    def on_ctrl_c(signum: int, frame: Any) -> None:
+        if answer.interrupted or answer.n_tokens == 0:
+            raise KeyboardInterrupt
+        answer.interrupted = True
+
+    previous = signal.signal(signal.SIGINT, on_ctrl_c)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)

@@ -1,0 +1,130 @@
+"""`llmcl chat`: a conversation that keeps its KV cache between turns."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from llmcl.cli import options as opt
+from llmcl.cli.answer import Answer, show
+from llmcl.cli.loading import load_model
+from llmcl.errors import ContextLengthError
+
+if TYPE_CHECKING:
+    from llmcl.llm import Chat
+
+HELP = """\
+/help   this list
+/reset  forget the conversation
+/stats  the timing report of the last answer
+/exit   leave (so do Ctrl-D, and Ctrl-C on an empty line)
+A backslash at the end of a line continues the message on the next. Ctrl-C stops an answer."""
+
+
+def chat(
+    model: opt.Model,
+    system_prompt: opt.SystemPrompt = None,
+    max_tokens: opt.MaxTokens = 1024,
+    temp: opt.Temperature = 0.0,
+    top_k: opt.TopK = 0,
+    top_p: opt.TopP = 1.0,
+    min_p: opt.MinP = 0.0,
+    repeat_penalty: opt.RepeatPenalty = 1.0,
+    seed: opt.Seed = None,
+    stop: opt.Stop = None,
+    ignore_eos: opt.IgnoreEos = False,
+    ctx_size: opt.ContextSize = None,
+    offline: opt.Offline = False,
+    device: opt.Device = None,
+    dtype: opt.Dtype = "auto",
+    kv_dtype: opt.KvDtype = "auto",
+    quiet: opt.Quiet = False,
+) -> None:
+    """Talk with a model; /help lists what can be typed. From a pipe, each line is one message."""
+    request: dict[str, Any] = opt.sampling(
+        max_tokens, temp, top_k, top_p, min_p, repeat_penalty, seed, stop, ignore_eos, quiet=quiet
+    )
+    request["system_prompt"] = system_prompt
+    with load_model(
+        model, device=device, dtype=dtype, kv_dtype=kv_dtype, ctx_size=ctx_size, offline=offline, quiet=quiet
+    ) as llm:
+        if not quiet:
+            print("/help lists the commands", file=sys.stderr)
+        converse(llm.chat(), request)
+
+
+def converse(conversation: Chat, request: dict[str, Any]) -> None:
+    """Reads messages and shows answers until the input ends or /exit."""
+    with suppress(ImportError):  # not on every system
+        import readline  # noqa: F401  gives input() line editing and history
+    last: Answer | None = None
+    while (message := read_message()) is not None:
+        command = message.strip()
+        if command == "/exit":
+            return
+        if command == "/help":
+            _note(HELP)
+        elif command == "/reset":
+            conversation.reset()
+            last = None
+            _note("the conversation starts anew")
+        elif command == "/stats":
+            _note(last.report() if last else "no answer yet")
+        elif command.startswith("/") and command[1:].isalpha():
+            _note(f"{command}: no such command; /help lists them")
+        elif command:
+            last = _answer(conversation, message, request) or last
+
+
+def _answer(conversation: Chat, message: str, request: dict[str, Any]) -> Answer | None:
+    """Shows one answer; None when it was stopped before its first token or did not fit."""
+    try:
+        answer = show(conversation.send(message, **request))
+    except KeyboardInterrupt:
+        _note("stopped")
+        return None
+    except ContextLengthError as error:
+        _note(f"error: {error} (/reset starts anew)")
+        return None
+    print(flush=True)
+    if answer.interrupted:
+        _note("stopped")
+    return answer
+
+
+def _note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def read_message() -> str | None:
+    """One message, continued lines joined; None at the end of input or after Ctrl-C on an empty line."""
+    lines: list[str] = []
+    while True:
+        try:
+            line = _read_line("... " if lines else "> ")
+        except EOFError:
+            return "\n".join(lines) if lines else None
+        except KeyboardInterrupt:
+            _note("")
+            if not lines and not _typed_so_far():
+                return None
+            lines = []  # as in a shell, Ctrl-C throws away what was typed
+            continue
+        if not line.endswith("\\"):
+            return "\n".join([*lines, line])
+        lines.append(line[:-1])
+
+
+def _read_line(prompt: str) -> str:
+    if not sys.stdin.isatty():
+        return input()
+    if not sys.stdout.isatty():  # input() would write its prompt into the redirected text
+        print(prompt, end="", file=sys.stderr, flush=True)
+        return input()
+    return input(prompt)
+
+
+def _typed_so_far() -> str:
+    readline = sys.modules.get("readline")
+    return readline.get_line_buffer() if readline is not None else ""

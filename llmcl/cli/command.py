@@ -1,0 +1,80 @@
+"""What every command shares: the layout of --help, and an exit code for whatever ends it early."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import Any
+
+import typer
+from typer.core import TyperCommand
+
+from llmcl.errors import LlmclError
+
+INTERRUPTED_EXIT_CODE = 130  # 128 + SIGINT, as shells report it
+CLOSED_PIPE_EXIT_CODE = 141  # 128 + SIGPIPE
+
+TYPER_SETTINGS: dict[str, Any] = {
+    "add_completion": False,
+    "rich_markup_mode": None,  # plain text: quick to import, and a message is never broken by a frame
+    "pretty_exceptions_enable": False,
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
+
+
+class Command(TyperCommand):
+    """A command whose --help lists the options under the headings that they name."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                groups.setdefault(getattr(parameter, "rich_help_panel", None) or "Other", []).append(record)
+        for heading, records in groups.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            result = super().invoke(ctx)
+            if sys.stdout is not None:
+                sys.stdout.flush()  # a closed pipe is met here and not while the interpreter exits
+            return result
+        except LlmclError as error:
+            _show_traceback_if_wanted()
+            print(f"error: {error}", file=sys.stderr)
+            raise typer.Exit(error.exit_code) from error
+        except KeyboardInterrupt as interrupt:
+            raise typer.Exit(INTERRUPTED_EXIT_CODE) from interrupt
+        except BrokenPipeError as error:
+            _silence_stdout()
+            raise typer.Exit(CLOSED_PIPE_EXIT_CODE) from error
+
+
+def run(app: typer.Typer, name: str | None = None) -> None:
+    """Runs the program; never returns. A traceback is shown only with LLMCL_DEBUG=1."""
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a narrow encoding must not end an answer
+    try:
+        app(prog_name=name)
+    except Exception as error:
+        _show_traceback_if_wanted()
+        print(
+            f"error: unexpected {type(error).__name__}: {error}\n"
+            "This is a defect of llmcl; LLMCL_DEBUG=1 shows where it happened.",
+            file=sys.stderr,
+        )
+        sys.exit(1)
+
+
+def _show_traceback_if_wanted() -> None:
+    if os.environ.get("LLMCL_DEBUG") == "1":
+        traceback.print_exc()
+
+
+def _silence_stdout() -> None:
+    """The reader is gone; without this the interpreter would complain when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

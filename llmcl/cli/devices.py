@@ -1,0 +1,81 @@
+"""`llmcl devices`: what OpenCL offers on this machine, and what llmcl would use."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from llmcl import json_text
+from llmcl.cli import options as opt
+
+if TYPE_CHECKING:
+    from llmcl.runtime.platforms import DeviceEntry
+
+WIDTH = 80
+LABEL_WIDTH = 13
+
+
+def devices(device: opt.Device = None, format: opt.Format = "text") -> None:
+    """List every OpenCL device with its limits and capabilities, and say which one is used and why."""
+    from llmcl.runtime.platforms import choose_device, explain_choice, find_devices
+
+    entries = find_devices()
+    if device or not entries:
+        chosen = choose_device(entries, device)  # raises where there is none, saying what to install
+        reason = f"Device {chosen.index} would be used, {chosen.label}: --device {device} names it."
+        selected: int | None = chosen.index
+    else:
+        reason = explain_choice(entries)
+        selected = 0 if entries[0].usable else None
+    if format == "json":
+        listed = [_as_dict(entry) for entry in entries]
+        print(json_text.dumps({"devices": listed, "selected": selected, "reason": reason}))
+        return
+    for entry in entries:
+        print(_described(entry) + "\n")
+    print(textwrap.fill(reason, WIDTH))
+
+
+def _described(entry: DeviceEntry) -> str:
+    """A paragraph of at most WIDTH columns: index and name, then a line for each subject."""
+    version, c_version = (".".join(map(str, pair)) for pair in (entry.opencl_version, entry.opencl_c_version))
+    memory = f"{_size(entry.global_mem_bytes)}, largest buffer {_size(entry.max_alloc_bytes)}"
+    if entry.unified_memory:
+        memory += ", shared with the host"
+    if entry.host_available_bytes is not None:
+        memory += f" ({_size(entry.host_available_bytes)} available now)"
+    features = {"fp16": entry.has_fp16, "sub-groups": entry.has_subgroups}
+    kind = f"{entry.kind} (software renderer or simulator)" if entry.is_software else entry.kind
+    lines = {
+        "platform": f"{entry.platform_name}, {entry.platform_version}",
+        "driver": f"{entry.driver_version}, OpenCL {version}, OpenCL C {c_version}",
+        "kind": f"{kind}, {entry.compute_units} compute units",
+        "memory": memory,
+        "local memory": f"{_size(entry.local_mem_bytes)} a work-group",
+        "work-group": f"at most {entry.max_work_group_size} work-items",
+        "features": ", ".join(name for name, present in features.items() if present) or "none beyond the core",
+    }
+    if not entry.usable:
+        lines["unusable"] = entry.why_not or ""
+    text = [_wrapped(f"{entry.index}: ", entry.name)]
+    text += [_wrapped(f"   {label:<{LABEL_WIDTH}} ", value) for label, value in lines.items()]
+    return "\n".join(text)
+
+
+def _wrapped(label: str, value: str) -> str:
+    return textwrap.fill(value, WIDTH, initial_indent=label, subsequent_indent=" " * len(label))
+
+
+def _size(n_bytes: int) -> str:
+    for unit, bytes_each in (("GiB", 2**30), ("MiB", 2**20)):
+        if n_bytes >= bytes_each:
+            return f"{n_bytes / bytes_each:.1f} {unit}"
+    return f"{n_bytes / 2**10:.0f} KiB"
+
+
+def _as_dict(entry: DeviceEntry) -> dict[str, Any]:
+    values = {field.name: getattr(entry, field.name) for field in fields(entry) if field.name != "device"}
+    for name in ("opencl_version", "opencl_c_version"):
+        values[name] = ".".join(map(str, values[name]))
+    return values

@@ -1,0 +1,157 @@
+"""`llmcl generate`: one prompt, one answer."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from llmcl import json_text
+from llmcl.cli import options as opt
+from llmcl.cli.answer import show
+from llmcl.cli.loading import load_model
+from llmcl.errors import UsageError
+
+Prompt = Annotated[
+    str | None,
+    opt.option(
+        "Prompt",
+        "-p",
+        "--prompt",
+        metavar="TEXT",
+        help="The prompt; '-' reads it from standard input, as a pipe does.",
+    ),
+]
+PromptFile = Annotated[
+    str | None,
+    opt.option(
+        "Prompt",
+        "-f",
+        "--file",
+        metavar="FILE",
+        help="Read the prompt from a file (UTF-8; one final newline is dropped).",
+    ),
+]
+Raw = Annotated[
+    bool,
+    opt.option("Prompt", "--raw", help="Give the prompt to the model as it is, without the chat template."),
+]
+
+
+def generate(
+    ctx: typer.Context,
+    model: opt.Model,
+    prompt: Prompt = None,
+    file: PromptFile = None,
+    raw: Raw = False,
+    system_prompt: opt.SystemPrompt = None,
+    max_tokens: opt.MaxTokens = 256,
+    temp: opt.Temperature = 0.0,
+    top_k: opt.TopK = 0,
+    top_p: opt.TopP = 1.0,
+    min_p: opt.MinP = 0.0,
+    repeat_penalty: opt.RepeatPenalty = 1.0,
+    seed: opt.Seed = None,
+    stop: opt.Stop = None,
+    ignore_eos: opt.IgnoreEos = False,
+    ctx_size: opt.ContextSize = None,
+    offline: opt.Offline = False,
+    device: opt.Device = None,
+    dtype: opt.Dtype = "auto",
+    kv_dtype: opt.KvDtype = "auto",
+    format: opt.Format = "text",
+    quiet: opt.Quiet = False,
+) -> None:
+    """Stream a model's answer to a prompt.
+
+    The text goes to standard output, the device and the timing report to standard error.
+    """
+    prompt, file = _given_on_command_line(ctx, prompt, file)
+    text = read_prompt(prompt, file)
+    if raw and system_prompt is not None:
+        raise UsageError("--raw leaves out the chat template, so --system-prompt has no place: give one of the two")
+    request: dict[str, Any] = opt.sampling(
+        max_tokens, temp, top_k, top_p, min_p, repeat_penalty, seed, stop, ignore_eos, quiet=quiet
+    )
+    request |= {"raw": raw, "system_prompt": system_prompt}
+    with load_model(
+        model, device=device, dtype=dtype, kv_dtype=kv_dtype, ctx_size=ctx_size, offline=offline, quiet=quiet
+    ) as llm:
+        if format == "json":
+            result = llm.generate(text, **request)
+            print(
+                json_text.dumps(
+                    {
+                        "text": result.text,
+                        "token_ids": result.token_ids,
+                        "prompt_token_ids": result.prompt_token_ids,
+                        "finish_reason": result.finish_reason,
+                        "model": llm.model_name,
+                        "device": llm.device.name,
+                        "stats": result.stats.to_dict(),
+                    }
+                ),
+                flush=True,
+            )
+            return
+        answer = show(llm.stream(text, **request))
+        print(flush=True)
+        if not quiet:
+            print(answer.report(), file=sys.stderr)
+        if answer.interrupted:
+            raise KeyboardInterrupt
+
+
+def _given_on_command_line(ctx: typer.Context, prompt: str | None, file: str | None) -> tuple[str | None, str | None]:
+    """-p and -f on the command line go before LLMCL_PROMPT and LLMCL_FILE."""
+    if prompt is not None and file is not None:
+        from_environment = {name for name in ("prompt", "file") if _source(ctx, name) == "ENVIRONMENT"}
+        if from_environment == {"prompt"}:
+            prompt = None
+        elif from_environment == {"file"}:
+            file = None
+    return prompt, file
+
+
+def _source(ctx: typer.Context, parameter: str) -> str:
+    source = ctx.get_parameter_source(parameter)
+    return source.name if source is not None else ""
+
+
+def read_prompt(prompt: str | None, file: str | None) -> str:
+    """The text of -p, of the file of -f, or of standard input ('-', or neither option and a pipe).
+
+    Raises UsageError when both or none are given, the file cannot be read, or the text is empty or not UTF-8.
+    """
+    if prompt is not None and file is not None:
+        raise UsageError(f"-p/--prompt and -f/--file {file} both give a prompt: give one of the two")
+    if file is not None:
+        origin = f"-f/--file {file}"
+        try:
+            text = _decoded(Path(file).read_bytes(), origin)
+        except OSError as error:
+            raise UsageError(f"{origin}: cannot be read ({error.strerror}); expected a text file in UTF-8") from error
+    elif prompt is None or prompt == "-":
+        if prompt is None and (sys.stdin is None or sys.stdin.isatty()):
+            raise UsageError(
+                "no prompt: give -p/--prompt TEXT or -f/--file FILE, or pipe the prompt into standard input"
+            )
+        origin = "standard input"
+        text = _decoded(b"" if sys.stdin is None else sys.stdin.buffer.read(), origin)
+    else:
+        origin = "-p/--prompt"
+        text = _decoded(os.fsencode(prompt), origin)
+    if not text:
+        raise UsageError(f"the prompt from {origin} is empty; expected at least one character")
+    return text
+
+
+def _decoded(data: bytes, origin: str) -> str:
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{origin}: byte {error.start} is not UTF-8; expected text in UTF-8") from error
+    return text if origin == "-p/--prompt" else text.removesuffix("\n").removesuffix("\r")

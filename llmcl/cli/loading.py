@@ -1,0 +1,62 @@
+"""Loading a model for a command, with its progress on a terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llmcl.llm import LLM
+    from llmcl.model_weights import Progress as ProgressCallback
+
+
+@contextmanager
+def progress_bar(quiet: bool) -> Iterator[ProgressCallback | None]:
+    """Yields `progress(what, done_bytes, total_bytes)`, drawn on standard error where that is a terminal."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def progress(what: str, done_bytes: int, total_bytes: int) -> None:
+            if what not in tasks:
+                tasks[what] = bar.add_task(what, total=total_bytes)
+            bar.update(tasks[what], completed=done_bytes, total=total_bytes)
+
+        yield progress
+
+
+def load_model(
+    model: str,
+    *,
+    device: str | None,
+    dtype: str,
+    kv_dtype: str,
+    ctx_size: int | None,
+    offline: bool,
+    quiet: bool,
+) -> LLM:
+    """`llmcl.load` with a progress bar; says on standard error what was loaded and where it runs."""
+    import llmcl
+
+    with progress_bar(quiet) as progress:
+        llm = llmcl.load(
+            model,
+            device=device,
+            dtype=dtype,
+            kv_dtype=kv_dtype,
+            max_context=ctx_size,
+            offline=offline,
+            progress=progress,
+        )
+    if not quiet:
+        print(f"model: {llm.model_name}, {llm.dtype}, context of {llm.max_context} tokens", file=sys.stderr)
+        print(f"device: {llm.device.entry.label}", file=sys.stderr)
+    return llm

@@ -1,0 +1,257 @@
+"""The options that commands share: their names, environment variables, accepted values and help texts."""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+N = TypeVar("N", int, float)
+
+WEIGHT_DTYPES = ("auto", "float32", "bfloat16", "float16")
+KV_DTYPES = ("auto", "float32", "float16", "bfloat16")
+
+METRICS = """\b
+Metrics, printed to standard error when an answer is complete:
+  TTFT     time from the request to the first token id on the host
+  TBT      time between two tokens on the host, sampling included
+  stall    a TBT above twice the median
+  TPOT     (time of the last token - time of the first) / (tokens - 1)
+  decode   1 / TPOT, in tokens a second
+  prefill  prompt tokens a second until the first token"""
+
+
+def number(kind: type[N], expected: str, accept: Callable[[N], bool]) -> Callable[[Any], N]:
+    """A parser of an option's value; `expected` completes "expected ..." in the message of a refusal."""
+
+    def parse(text: Any) -> N:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = None
+        if value is None or not math.isfinite(value) or not accept(value):
+            raise typer.BadParameter(f"{text!r} given, expected {expected}")
+        return value
+
+    return parse
+
+
+def one_of(*names: str) -> Callable[[Any], str]:
+    """A parser that accepts `names` and nothing else."""
+
+    def parse(text: Any) -> str:
+        if text not in names:
+            raise typer.BadParameter(f"{text!r} given, expected one of {', '.join(names)}")
+        return str(text)
+
+    return parse
+
+
+def option(panel: str, *names: str, help: str, **settings: Any) -> Any:
+    """A typer option under the heading `panel`; `--some-name` is also read from LLMCL_SOME_NAME."""
+    long_name = next(name for name in names if name.startswith("--"))
+    env = "LLMCL_" + long_name[2:].replace("-", "_").upper()
+    return typer.Option(*names, envvar=env, rich_help_panel=panel, help=help, **settings)
+
+
+MODEL_PANEL, SAMPLING_PANEL, DEVICE_PANEL, OUTPUT_PANEL = "Model", "Sampling", "Device", "Output"
+
+Model = Annotated[
+    str,
+    option(
+        MODEL_PANEL,
+        "-m",
+        "--model",
+        metavar="NAME|PATH",
+        help="smollm2, a GGUF file, a folder in Hugging Face format, or a hub name (owner/name).",
+    ),
+]
+Offline = Annotated[
+    bool, option(MODEL_PANEL, "--offline", help="Never use the network: only files that are already here.")
+]
+ContextSize = Annotated[
+    int | None,
+    option(
+        MODEL_PANEL,
+        "-c",
+        "--ctx-size",
+        metavar="TOKENS",
+        parser=number(int, "a whole number of tokens, 1 or more", lambda n: n >= 1),
+        help="Room for prompt and answer; left out: what the model was trained for, at most 4096.",
+    ),
+]
+SystemPrompt = Annotated[
+    str | None,
+    option(MODEL_PANEL, "--system-prompt", metavar="TEXT", help="The chat template's system message."),
+]
+
+MaxTokens = Annotated[
+    int,
+    option(
+        SAMPLING_PANEL,
+        "-n",
+        "--max-tokens",
+        metavar="N",
+        parser=number(int, "a whole number, 1 or more", lambda n: n >= 1),
+        help="The answer ends after N tokens at the latest.",
+    ),
+]
+Temperature = Annotated[
+    float,
+    option(
+        SAMPLING_PANEL,
+        "--temp",
+        metavar="T",
+        parser=number(float, "a number, 0 or more", lambda t: t >= 0),
+        help="0: the likeliest token each time (greedy, the same answer again); above 0: draw, e.g. 0.8.",
+    ),
+]
+TopK = Annotated[
+    int,
+    option(
+        SAMPLING_PANEL,
+        "--top-k",
+        metavar="K",
+        parser=number(int, "a whole number, 0 (off) to 2^31 - 1", lambda k: 0 <= k < 2**31),
+        help="Draw among the K likeliest tokens; 0: off.",
+    ),
+]
+TopP = Annotated[
+    float,
+    option(
+        SAMPLING_PANEL,
+        "--top-p",
+        metavar="P",
+        parser=number(float, "a number above 0 and at most 1 (1: off)", lambda p: 0 < p <= 1),
+        help="Draw among the likeliest tokens that together reach probability P; 1: off.",
+    ),
+]
+MinP = Annotated[
+    float,
+    option(
+        SAMPLING_PANEL,
+        "--min-p",
+        metavar="P",
+        parser=number(float, "a number from 0 (off) to 1", lambda p: 0 <= p <= 1),
+        help="Leave out tokens below P times the probability of the likeliest; 0: off.",
+    ),
+]
+RepeatPenalty = Annotated[
+    float,
+    option(
+        SAMPLING_PANEL,
+        "--repeat-penalty",
+        metavar="R",
+        parser=number(float, "a number above 0 (1: off)", lambda r: r > 0),
+        help="Make tokens that have occurred less likely by this factor; 1: off.",
+    ),
+]
+Seed = Annotated[
+    int | None,
+    option(
+        SAMPLING_PANEL,
+        "--seed",
+        metavar="S",
+        parser=number(int, "a whole number from 0 to 2^64 - 1", lambda s: 0 <= s < 2**64),
+        help="A seed draws the same tokens again on the same device; left out: a random one, reported.",
+    ),
+]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(  # its variable is read in `stop_strings`: typer would split it at spaces
+        "--stop",
+        metavar="TEXT",
+        rich_help_panel=SAMPLING_PANEL,
+        help="End the answer before this text; may be given several times.  [env var: LLMCL_STOP, one text]",
+    ),
+]
+IgnoreEos = Annotated[bool, option(SAMPLING_PANEL, "--ignore-eos", help="Go on after the model's end-of-text token.")]
+
+Device = Annotated[
+    str | None,
+    option(
+        DEVICE_PANEL,
+        "--device",
+        metavar="DEVICE",
+        help="An index of `llmcl devices`, part of a name, gpu or cpu; left out: the best one found.",
+    ),
+]
+Dtype = Annotated[
+    str,
+    option(
+        DEVICE_PANEL,
+        "--dtype",
+        metavar="|".join(WEIGHT_DTYPES),
+        parser=one_of(*WEIGHT_DTYPES),
+        help="How the weights are held on the device.",
+    ),
+]
+KvDtype = Annotated[
+    str,
+    option(
+        DEVICE_PANEL,
+        "--kv-dtype",
+        metavar="|".join(KV_DTYPES),
+        parser=one_of(*KV_DTYPES),
+        help="How keys and values are held on the device.",
+    ),
+]
+
+Format = Annotated[
+    str,
+    option(
+        OUTPUT_PANEL,
+        "--format",
+        metavar="text|json",
+        parser=one_of("text", "json"),
+        help="json prints one object when all is done.",
+    ),
+]
+Quiet = Annotated[
+    bool,
+    option(OUTPUT_PANEL, "-q", "--quiet", help="Nothing on standard error but errors: no device, no report."),
+]
+
+
+def stop_strings(given: list[str] | None, environment: str | None) -> tuple[str, ...]:
+    """The stop strings of the command line, or else the one of LLMCL_STOP; none may be empty."""
+    stops = tuple(given) if given else (environment,) if environment else ()
+    if "" in stops:
+        raise typer.BadParameter("'' given, expected at least one character", param_hint="'--stop'")
+    return stops
+
+
+def sampling(
+    max_tokens: int,
+    temp: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    repeat_penalty: float,
+    seed: int | None,
+    stop: list[str] | None,
+    ignore_eos: bool,
+    *,
+    quiet: bool,
+) -> dict[str, Any]:
+    """The arguments of `LLM.stream`; a seed drawn here is reported, so that the run can be repeated."""
+    if seed is None and temp > 0:
+        seed = secrets.randbelow(2**32)
+        if not quiet:
+            print(f"seed: {seed} (--seed {seed} draws the same tokens again)", file=sys.stderr)
+    return {
+        "max_tokens": max_tokens,
+        "temperature": temp,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repeat_penalty": repeat_penalty,
+        "seed": seed,
+        "stop": stop_strings(stop, os.environ.get("LLMCL_STOP")),
+        "ignore_eos": ignore_eos,
+    }

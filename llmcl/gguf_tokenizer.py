@@ -1,0 +1,252 @@
+"""The tokenizer in a GGUF file's metadata, rebuilt for the library `tokenizers`.
+
+GGUF keeps the vocabulary, the type of each token, and either merges or scores, and names the rest: `model` is
+the algorithm, `pre` the rules that cut a text into words before it. Two algorithms are known here:
+
+- `gpt2`: byte-level BPE. Words are cut by one of PRE_TOKENIZERS.
+- `llama`: SentencePiece BPE (SentencePiece's other algorithm, Unigram, is recognised and refused). A space is
+  written as U+2581, characters outside the vocabulary as their UTF-8 bytes (tokens `<0x00>`...`<0xFF>`); of
+  all neighbours whose union is a token the one with the highest score is joined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from llmcl.errors import CheckpointError, UnsupportedModelError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from tokenizers.models import BPE
+    from tokenizers.pre_tokenizers import PreTokenizer
+
+SPACE = "\u2581"  # SentencePiece's visible space
+
+# `tokenizer.ggml.token_type`
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+
+# The expressions are those in the families' own tokenizer.json: Llama 3 joins up to three digits, Qwen2 none.
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|DIGITS"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+LLAMA3_WORDS = _WORDS.replace("DIGITS", r"\p{N}{1,3}")
+QWEN2_WORDS = _WORDS.replace("DIGITS", r"\p{N}")
+
+
+def _gpt2_words() -> PreTokenizer:
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    return ByteLevel(add_prefix_space=False, use_regex=True)
+
+
+def _smollm_words() -> PreTokenizer:
+    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
+
+    return Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False, use_regex=True)])
+
+
+def _llama3_words() -> PreTokenizer:
+    return _split_by(LLAMA3_WORDS)
+
+
+def _qwen2_words() -> PreTokenizer:
+    return _split_by(QWEN2_WORDS)
+
+
+def _split_by(expression: str) -> PreTokenizer:
+    from tokenizers import Regex
+    from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
+
+    words = Split(Regex(expression), "isolated")
+    return Sequence([words, ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+PRE_TOKENIZERS: dict[str, Callable[[], PreTokenizer]] = {
+    "gpt-2": _gpt2_words,
+    "default": _gpt2_words,
+    "smollm": _smollm_words,
+    "llama-bpe": _llama3_words,
+    "llama3": _llama3_words,
+    "llama-v3": _llama3_words,
+    "qwen2": _qwen2_words,
+}
+
+
+def build(metadata: Mapping[str, Any]) -> tuple[Tokenizer, bool]:
+    """Builds the tokenizer.
+
+    Args:
+        metadata: the file's metadata; the keys `tokenizer.ggml.*` are read. Arrays of strings are lists,
+            arrays of numbers lists or NumPy arrays.
+    Returns:
+        The tokenizer, which adds nothing at the ends of a text, and whether a text is to begin with the BOS
+        token.
+    Raises:
+        UnsupportedModelError: a model or pre-tokenizer that is not known here.
+        CheckpointError: the metadata is incomplete or contradicts itself.
+    """
+    model = metadata.get("tokenizer.ggml.model")
+    tokens = _strings(metadata, "tokenizer.ggml.tokens")
+    if not tokens:
+        raise CheckpointError("GGUF metadata: tokenizer.ggml.tokens is empty. Convert the file again.")
+    types = _numbers(metadata, "tokenizer.ggml.token_type", len(tokens)) or [NORMAL] * len(tokens)
+    if model == "gpt2":
+        tokenizer, adds_bos = _byte_level(metadata, tokens)
+    elif model == "llama":
+        tokenizer, adds_bos = _sentencepiece(metadata, tokens, types)
+    else:
+        raise UnsupportedModelError(
+            f"GGUF tokenizer model {model!r} is not supported; supported are gpt2 (byte-level BPE) and "
+            "llama (SentencePiece). Use the model's Hugging Face folder."
+        )
+    _add_special_tokens(tokenizer, tokens, types)
+    return tokenizer, flag(metadata, "tokenizer.ggml.add_bos_token", adds_bos)
+
+
+def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> tuple[Tokenizer, bool]:
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    pre = metadata.get("tokenizer.ggml.pre")
+    if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
+        found = "has no tokenizer.ggml.pre" if pre is None else f"names the pre-tokenizer {pre!r}"
+        raise UnsupportedModelError(
+            f"The GGUF file {found}; supported are {', '.join(PRE_TOKENIZERS)}. "
+            "Use the model's Hugging Face folder, or a file from a current converter if the name is missing."
+        )
+    is_llama3 = PRE_TOKENIZERS[pre] is _llama3_words
+    merges = []
+    for merge in _strings(metadata, "tokenizer.ggml.merges"):
+        left, space, right = merge.partition(" ")
+        if not space:
+            raise CheckpointError(
+                f"GGUF metadata: tokenizer.ggml.merges has {merge!r}, expected two tokens with a space "
+                "between. The file is damaged; get it again."
+            )
+        merges.append((left, right))
+    # Llama 3 takes a word that is a token as it is, also where its merges would not lead to it.
+    tokenizer = Tokenizer(_checked(models.BPE, _vocabulary(tokens), merges, ignore_merges=is_llama3))
+    if PRE_TOKENIZERS[pre] is _qwen2_words:
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = PRE_TOKENIZERS[pre]()
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer, is_llama3
+
+
+def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> tuple[Tokenizer, bool]:
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    scores = _numbers(metadata, "tokenizer.ggml.scores", len(tokens))
+    if scores is None:
+        raise CheckpointError(
+            "GGUF metadata: tokenizer.ggml.scores is missing, which the tokenizer model llama needs. "
+            "Convert the file again."
+        )
+    if any(score % 1 for score, kind in zip(scores, types, strict=True) if kind == NORMAL):
+        raise UnsupportedModelError(
+            "The GGUF file's tokenizer is SentencePiece Unigram (its scores are log probabilities, where BPE "
+            "has whole numbers), which is not supported. Use the model's Hugging Face folder."
+        )
+    unknown = types.index(UNKNOWN) if UNKNOWN in types else None
+    model = _checked(
+        models.BPE,
+        _vocabulary(tokens),
+        merges_from_scores(tokens, scores, types),
+        unk_token=None if unknown is None else tokens[unknown],
+        fuse_unk=True,
+        byte_fallback=True,
+    )
+    tokenizer = Tokenizer(model)
+    visible_space = normalizers.Replace(" ", SPACE)
+    as_space = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if flag(metadata, "tokenizer.ggml.add_space_prefix", True):
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), visible_space])
+        as_space.append(decoders.Strip(" ", 1, 0))
+    else:
+        tokenizer.normalizer = visible_space
+    tokenizer.decoder = decoders.Sequence(as_space)
+    return tokenizer, True
+
+
+def merges_from_scores(tokens: list[str], scores: list[float], types: list[int]) -> list[tuple[str, str]]:
+    """All ways to join two normal tokens to a third, best first: higher score, then longer left part.
+
+    SentencePiece has no merges: it joins whatever neighbours make the token with the highest score. A BPE
+    with these merges in this order does the same. Control, byte and user-defined tokens are never joined.
+    """
+    normal = {token for token, kind in zip(tokens, types, strict=True) if kind == NORMAL}
+    found = []
+    for token, score in zip(tokens, scores, strict=True):
+        if token in normal:
+            for cut in range(len(token) - 1, 0, -1):
+                left, right = token[:cut], token[cut:]
+                if left in normal and right in normal:
+                    found.append((-score, -cut, left, right))
+    found.sort()
+    return [(left, right) for _, _, left, right in found]
+
+
+def _add_special_tokens(tokenizer: Tokenizer, tokens: list[str], types: list[int]) -> None:
+    from tokenizers import AddedToken
+
+    special, user_defined = [], []
+    for token, kind in zip(tokens, types, strict=True):
+        if token and kind in (CONTROL, UNKNOWN):
+            special.append(AddedToken(token, special=True, normalized=False))
+        elif token and kind == USER_DEFINED:
+            user_defined.append(AddedToken(token, special=False, normalized=False))
+    tokenizer.add_special_tokens(special)
+    tokenizer.add_tokens(user_defined)
+
+
+def _checked(model: type[BPE], vocabulary: dict[str, int], merges: list[tuple[str, str]], **options: Any) -> BPE:
+    try:
+        return model(vocabulary, merges, **options)
+    except Exception as error:  # `tokenizers` raises nothing more specific
+        raise CheckpointError(
+            f"GGUF metadata: the tokenizer's vocabulary and merges do not fit together: {error}. "
+            "The file is damaged; get it again."
+        ) from error
+
+
+def _vocabulary(tokens: list[str]) -> dict[str, int]:
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    if len(vocabulary) != len(tokens):
+        twice = next(token for index, token in enumerate(tokens) if vocabulary[token] != index)
+        raise CheckpointError(
+            f"GGUF metadata: tokenizer.ggml.tokens has {twice!r} more than once, so ids and texts do not "
+            "correspond. The file is damaged; get it again or convert it again."
+        )
+    return vocabulary
+
+
+def flag(metadata: Mapping[str, Any], key: str, default: bool) -> bool:
+    """A metadata value that is true or false."""
+    value = metadata.get(key)
+    return default if value is None else bool(value)
+
+
+def _strings(metadata: Mapping[str, Any], key: str) -> list[str]:
+    value = metadata.get(key)
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        found = "missing" if value is None else f"a {type(value).__name__}"
+        raise CheckpointError(
+            f"GGUF metadata: {key} is {found}, expected a list of strings. The file holds no usable "
+            "tokenizer: convert it again, or use the model's Hugging Face folder."
+        )
+    return value
+
+
+def _numbers(metadata: Mapping[str, Any], key: str, length: int) -> list[Any] | None:
+    value = metadata.get(key)
+    if value is None:
+        return None
+    numbers = value.tolist() if hasattr(value, "tolist") else value
+    if not isinstance(numbers, list) or len(numbers) != length or not all(type(n) in (int, float) for n in numbers):
+        found = f"{len(numbers)} values" if isinstance(numbers, list) else f"a {type(value).__name__}"
+        raise CheckpointError(
+            f"GGUF metadata: {key} has {found}, expected {length} numbers, one for each token. "
+            "The file is damaged; get it again."
+        )
+    return numbers

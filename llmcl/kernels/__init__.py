@@ -1,0 +1,1 @@
+"""OpenCL C sources, read as package data by `llmcl.runtime.program`."""

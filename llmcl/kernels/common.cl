@@ -1,0 +1,87 @@
+// Shared by all kernels: storage types and how they widen to float32, epilogue names, exact helpers.
+//
+// A storage type is named by a build constant (WEIGHT, KV = f32 | f16 | bf16); arithmetic is float32 everywhere.
+// Weights and keys lie in tiles of 16 rows: [rows/16][columns][16], so that 16 lanes read 16 consecutive values
+// and sums over a row need no horizontal addition. A step's position and length live in the buffer `state`.
+
+#define CAT_(a, b) a##b
+#define CAT(a, b) CAT_(a, b)
+
+typedef float f32_t;
+typedef ushort f16_t;   // half without cl_khr_fp16: storage only, read with the core function vload_half
+typedef ushort bf16_t;  // the upper half of a float32
+
+inline float load1_f32(__global const f32_t* p) { return *p; }
+inline float load1_f16(__global const f16_t* p) { return vload_half(0, (__global const half*)p); }
+inline float load1_bf16(__global const bf16_t* p) { return as_float((uint)*p << 16); }
+
+inline float local1_f32(__local const f32_t* p) { return *p; }
+inline float local1_f16(__local const f16_t* p) { return vload_half(0, (__local const half*)p); }
+inline float local1_bf16(__local const bf16_t* p) { return as_float((uint)*p << 16); }
+
+inline float8 load8_f32(__global const f32_t* p) { return vload8(0, p); }
+inline float8 load8_f16(__global const f16_t* p) { return vload_half8(0, (__global const half*)p); }
+inline float8 load8_bf16(__global const bf16_t* p) { return as_float8(convert_uint8(vload8(0, p)) << 16); }
+
+// 16 values at a time: the vector width of the CPU forms, and a whole row of a tile. Addresses are multiples of 16
+// elements, so plain pointers do. No 16-wide value ever crosses a call into the driver's library: on processors that
+// PoCL's LLVM does not know, the two sides disagree about how to pass one.
+#ifdef __has_builtin
+#if __has_builtin(__builtin_convertvector)
+#define WIDEN16(v) __builtin_convertvector(v, uint16)
+#endif
+#endif
+
+inline float16 load16_f32(__global const f32_t* p) { return *(__global const float16*)p; }
+#if defined(cl_khr_fp16)
+inline float16 load16_f16(__global const f16_t* p) { return vload_half16(0, (__global const half*)p); }
+#elif defined(__x86_64__) && defined(WIDEN16)
+// clang's storage type for half, where the processor's conversion is at hand but the extension is not offered (PoCL).
+typedef __fp16 half16_storage __attribute__((ext_vector_type(16)));
+inline float16 load16_f16(__global const f16_t* p) {
+    return __builtin_convertvector(*(__global const half16_storage*)p, float16);
+}
+#else
+inline float16 load16_f16(__global const f16_t* p) {
+    return (float16)(vload_half8(0, (__global const half*)p), vload_half8(1, (__global const half*)p));
+}
+#endif
+
+#ifndef WIDEN16
+#define WIDEN16(v) ((uint16)(convert_uint8((v).lo), convert_uint8((v).hi)))
+#endif
+inline float16 load16_bf16(__global const bf16_t* p) { return as_float16(WIDEN16(*(__global const ushort16*)p) << 16); }
+
+inline void store16_f32(float16 v, __global float* p) { *(__global float16*)p = v; }
+
+inline float16 exp16(float16 v) { return (float16)(exp(v.lo), exp(v.hi)); }
+inline float16 silu16(float16 v) { return v / (1.0f + exp16(-v)); }
+inline float16 max16(float16 a, float16 b) { return a > b ? a : b; }
+
+// Round to nearest even; NaN keeps a quiet bit so that it never rounds to infinity.
+inline ushort round_bf16(float x) {
+    const uint u = as_uint(x);
+    return isnan(x) ? (ushort)((u >> 16) | 0x40u) : (ushort)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+}
+
+inline void store1_f32(float x, __global f32_t* p) { *p = x; }
+inline void store1_f16(float x, __global f16_t* p) { vstore_half_rte(x, 0, (__global half*)p); }
+inline void store1_bf16(float x, __global bf16_t* p) { *p = round_bf16(x); }
+
+inline float sum16(float16 v) {
+    const float8 a = v.lo + v.hi;
+    const float4 b = a.lo + a.hi;
+    const float2 c = b.lo + b.hi;
+    return c.x + c.y;
+}
+
+inline float top16(float16 v) {
+    const float8 a = fmax(v.lo, v.hi);
+    const float4 b = fmax(a.lo, a.hi);
+    const float2 c = fmax(b.lo, b.hi);
+    return fmax(c.x, c.y);
+}
+
+#define EPILOGUE_STORE 0
+#define EPILOGUE_ADD 1
+#define EPILOGUE_SWIGLU 2

@@ -1,0 +1,69 @@
+// Decode attention on a CPU: rotates the new token's queries and key, appends key and value, attends to the cache.
+//
+//   out[h] = softmax(scale q[h] K^T) V over keys 0 .. position, for the GROUP_SIZE query heads h of a KV head
+//
+// qkv      float [N_Q_HEADS + 2 N_KV_HEADS][HEAD_DIM], not rotated      rope  float [HEAD_DIM], from `embed`
+// k_cache  KV [N_KV_HEADS][CAPACITY/16][HEAD_DIM][16]                   v_cache  KV [N_KV_HEADS][CAPACITY][HEAD_DIM]
+// part_ml, part_acc  partial states [N_Q_HEADS][N_SPLITS] for `attention_merge`; with N_SPLITS = 1 part_acc is the output
+//
+//            keys 0 ......................... position          index space (N_KV_HEADS, N_SPLITS), local size 1
+//   head 0   [ split 0 | split 1 | ... | last split ]           each work-item reads its keys once for all
+//   head 1   [ split 0 | split 1 | ... | last split ]           GROUP_SIZE query heads; the one whose split holds
+//                                                               `position` appends
+// Build: those of cpu/attention_tile.cl with ROWS = GROUP_SIZE, and N_Q_HEADS, N_KV_HEADS, CAPACITY (a multiple of
+// BLOCK_N), N_SPLITS, SCALE. The host must have checked position < CAPACITY.
+#if !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(CAPACITY) || !defined(N_SPLITS) || \
+    !defined(SCALE) || !defined(STATE_POSITION)
+#error "cpu/attention_decode.cl needs the build constants N_Q_HEADS, N_KV_HEADS, CAPACITY, N_SPLITS, SCALE and those of the step state"
+#endif
+#include "cpu/attention_tile.cl"
+#include "rope_row.cl"
+
+__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+void attention_decode(__global const float* qkv, __global const float* rope, __global const int* state,
+                      __global CAT(KV, _t)* k_cache, __global CAT(KV, _t)* v_cache,
+                      __global float* part_ml, __global float* part_acc) {
+    const int head = get_group_id(0), split = get_group_id(1);
+    const int position = state[STATE_POSITION], kv_len = position + 1;
+    const int per_split = (kv_len + N_SPLITS * BLOCK_N - 1) / (N_SPLITS * BLOCK_N) * BLOCK_N;
+    const int first = split * per_split, end = min(kv_len, first + per_split);
+    k_cache += (size_t)head * CAPACITY * HEAD_DIM;
+    v_cache += (size_t)head * CAPACITY * HEAD_DIM;
+
+    if (first <= position && position < end) {
+        __global const float* k = qkv + (N_Q_HEADS + head) * HEAD_DIM;
+        __global const float* v = k + N_KV_HEADS * HEAD_DIM;
+        __global CAT(KV, _t)* k_new = k_cache + (size_t)(position / 16) * HEAD_DIM * 16 + position % 16;
+        __global CAT(KV, _t)* v_new = v_cache + (size_t)position * HEAD_DIM;
+        for (int i = 0; i < HEAD_DIM; ++i) {
+            CAT(store1_, KV)(rope_element(k, rope, i), k_new + i * 16);
+            CAT(store1_, KV)(v[i], v_new + i);
+        }
+    }
+
+    attention_state attention;
+    attention_start(&attention);
+    for (int r = 0; r < ROWS; ++r) {
+        __global const float* q = qkv + (head * ROWS + r) * HEAD_DIM;
+        for (int i = 0; i < HEAD_DIM; ++i) attention.q[r * HEAD_DIM + i] = rope_element(q, rope, i) * SCALE;
+    }
+    for (int j = first; j < end; j += BLOCK_N) {
+        const int n_keys = min(BLOCK_N, end - j);
+        int visible[ROWS];
+        for (int r = 0; r < ROWS; ++r) visible[r] = n_keys;
+        attention_tile(&attention, k_cache + (size_t)j * HEAD_DIM, v_cache + (size_t)j * HEAD_DIM, n_keys, visible);
+    }
+    for (int r = 0; r < ROWS; ++r) {
+        const int part = (head * ROWS + r) * N_SPLITS + split;
+        float norm = 1.0f;
+#if N_SPLITS > 1
+        part_ml[2 * part] = attention.m[r];
+        part_ml[2 * part + 1] = attention.l[r];
+        if (attention.l[r] == 0.0f) continue;
+#else
+        norm = softmax_norm(attention.l[r]);
+#endif
+        for (int c = 0; c < COLUMNS; ++c)
+            store16_f32(attention.acc[r][c] * norm, part_acc + (size_t)part * HEAD_DIM + c * 16);
+    }
+}

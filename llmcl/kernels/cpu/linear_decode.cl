@@ -1,0 +1,62 @@
+// y = W x for one token on a CPU: one work-item streams a contiguous run of 16-row tiles.
+//
+//   y[r] = scale * sum_k W[r][k] (x[k] norm[k]),   scale = 1/sqrt(mean(x^2) + EPS) with NORM, else 1 and no norm
+//   EPILOGUE: STORE out = y;  ADD out += y;  SWIGLU out[r] = silu(gate[r]) up[r], tiles alternate gate, up
+//
+// weight  WEIGHT [N_TILES][K][16]      x      float [n][K]: the last of the step's n tokens (STATE_N_TOKENS)
+// norm    float [K]                    out    float, rows out_row .. out_row + N - 1
+//
+// Index space: global size = number of streams, local size 1; stream g takes tiles N_TILES g / G .. N_TILES (g+1) / G.
+// Build: WEIGHT, K (a multiple of 16), N (valid rows; of the output with SWIGLU), N_TILES, NORM, EPS, EPILOGUE.
+#if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(N_TILES) || !defined(NORM) || !defined(EPS) || \
+    !defined(EPILOGUE) || !defined(STATE_N_TOKENS)
+#error "cpu/linear_decode.cl needs the build constants WEIGHT, K, N, N_TILES, NORM, EPS, EPILOGUE and those of the step state"
+#endif
+#include "common.cl"
+#include "cpu/store_rows.cl"
+
+#define TILES_AT_ONCE (EPILOGUE == EPILOGUE_SWIGLU ? 2 : 1)
+
+inline float16 dot_tile(__global const CAT(WEIGHT, _t)* w, __global const float* x, __global const float* norm) {
+    // Four sums hide the latency of the multiply-add.
+    float16 a = 0, b = 0, c = 0, d = 0;
+    for (int k = 0; k < K; k += 4, w += 64) {
+#if NORM
+        const float4 v = vload4(0, x + k) * vload4(0, norm + k);
+#else
+        const float4 v = vload4(0, x + k);
+#endif
+        a += CAT(load16_, WEIGHT)(w) * v.x;
+        b += CAT(load16_, WEIGHT)(w + 16) * v.y;
+        c += CAT(load16_, WEIGHT)(w + 32) * v.z;
+        d += CAT(load16_, WEIGHT)(w + 48) * v.w;
+    }
+    return (a + b) + (c + d);
+}
+
+__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+void linear_decode(__global const CAT(WEIGHT, _t)* weight, __global const float* x, __global const float* norm,
+                   __global float* out, __global const int* state, const int out_row) {
+    const int units = N_TILES / TILES_AT_ONCE;
+    const int first = (int)((long)units * get_group_id(0) / get_num_groups(0));
+    const int end = (int)((long)units * (get_group_id(0) + 1) / get_num_groups(0));
+    x += (size_t)(state[STATE_N_TOKENS] - 1) * K;
+    out += out_row;
+#if NORM
+    float16 squares = 0;
+    for (int i = 0; i < K; i += 16) squares += load16_f32(x + i) * load16_f32(x + i);
+    const float scale = 1.0f / sqrt(sum16(squares) / K + EPS);
+#else
+    const float scale = 1.0f;
+#endif
+    for (int unit = first; unit < end; ++unit) {
+        __global const CAT(WEIGHT, _t)* w = weight + (size_t)unit * TILES_AT_ONCE * K * 16;
+#if EPILOGUE == EPILOGUE_SWIGLU
+        const float16 gate = dot_tile(w, x, norm) * scale;
+        const float16 up = dot_tile(w + K * 16, x, norm) * scale;
+        store_rows(silu16(gate) * up, out, unit * 16);
+#else
+        store_rows(dot_tile(w, x, norm) * scale, out, unit * 16);
+#endif
+    }
+}

@@ -1,0 +1,67 @@
+// Y = X W^T for the tokens of a step on a CPU: a register tile of TILE_TOKENS tokens by TILE_COLS 16-row tiles.
+//
+//   y[t][r] = sum_k x[t][k] W[r][k];   EPILOGUE as in cpu/linear_decode.cl (SWIGLU: tiles alternate gate, up)
+//
+// weight  WEIGHT [N_TILES][K][16]     x  float [n][K]     out  float [n][OUT_STRIDE], columns out_row .. out_row + N - 1
+//
+// Index space: (N_TILES / TILE_COLS, ceil(n / GROUP_TOKENS)), local size 1. A work-item walks its GROUP_TOKENS tokens
+// while its weights (TILE_COLS * 16 rows) stay in the core's cache:
+//
+//                   r: TILE_COLS * 16
+//                  +-----------------+
+//   t: TILE_TOKENS | acc in registers|  x[t][k] is broadcast, 16 rows of W are one vector
+//                  +-----------------+
+//
+// Build: WEIGHT, K, N, N_TILES, OUT_STRIDE, EPILOGUE, TILE_TOKENS, TILE_COLS (divides N_TILES; even with SWIGLU),
+// GROUP_TOKENS (a multiple of TILE_TOKENS).
+#if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(N_TILES) || !defined(OUT_STRIDE) || \
+    !defined(EPILOGUE) || !defined(TILE_TOKENS) || !defined(TILE_COLS) || !defined(GROUP_TOKENS) || \
+    !defined(STATE_N_TOKENS)
+#error "cpu/linear_prefill.cl needs the build constants WEIGHT, K, N, N_TILES, OUT_STRIDE, EPILOGUE, TILE_TOKENS, TILE_COLS, GROUP_TOKENS and those of the step state"
+#endif
+#include "common.cl"
+#include "cpu/store_rows.cl"
+
+__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+void linear_prefill(__global const CAT(WEIGHT, _t)* weight, __global const float* x, __global float* out,
+                    __global const int* state, const int out_row) {
+    const int n = state[STATE_N_TOKENS];
+    const int tile = get_group_id(0) * TILE_COLS;
+    const int end = min(n, (int)(get_group_id(1) + 1) * GROUP_TOKENS);
+    weight += (size_t)tile * K * 16;
+    out += out_row;
+    for (int t = get_group_id(1) * GROUP_TOKENS; t < end; t += TILE_TOKENS) {
+        // Rows past the last token repeat it: computed, never stored.
+        __global const float* rows[TILE_TOKENS];
+#pragma unroll
+        for (int i = 0; i < TILE_TOKENS; ++i) rows[i] = x + (size_t)min(t + i, n - 1) * K;
+        float16 acc[TILE_TOKENS][TILE_COLS];
+#pragma unroll
+        for (int i = 0; i < TILE_TOKENS; ++i)
+#pragma unroll
+            for (int c = 0; c < TILE_COLS; ++c) acc[i][c] = 0;
+
+        for (int k = 0; k < K; ++k) {
+            float16 w[TILE_COLS];
+#pragma unroll
+            for (int c = 0; c < TILE_COLS; ++c) w[c] = CAT(load16_, WEIGHT)(weight + (size_t)c * K * 16 + k * 16);
+#pragma unroll
+            for (int i = 0; i < TILE_TOKENS; ++i)
+#pragma unroll
+                for (int c = 0; c < TILE_COLS; ++c) acc[i][c] += w[c] * rows[i][k];
+        }
+#pragma unroll
+        for (int i = 0; i < TILE_TOKENS; ++i) {
+            if (t + i >= end) break;
+            __global float* y = out + (size_t)(t + i) * OUT_STRIDE;
+#if EPILOGUE == EPILOGUE_SWIGLU
+#pragma unroll
+            for (int c = 0; c < TILE_COLS; c += 2)
+                store_rows(silu16(acc[i][c]) * acc[i][c + 1], y, (tile + c) / 2 * 16);
+#else
+#pragma unroll
+            for (int c = 0; c < TILE_COLS; ++c) store_rows(acc[i][c], y, (tile + c) * 16);
+#endif
+        }
+    }
+}

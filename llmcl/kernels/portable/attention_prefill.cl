@@ -1,0 +1,112 @@
+// Causal flash attention for the tokens of a step on any device, with the output in slices of DV_TILE columns.
+// Formula and arguments as in cpu/attention_prefill.cl.
+//
+// A work-group of 16 x 8 work-items (tx, ty) takes BLOCK_M query rows of one head. For each slice of DV_TILE output
+// columns it walks the keys again: the scores are recomputed HEAD_DIM / DV_TILE times, and the accumulator of a
+// work-item shrinks to BLOCK_M / 8 * DV_TILE / 16 registers.
+//
+//                 BLOCK_N keys                      DV_TILE columns
+//            +-----------------+                 +-----------------+
+//   BLOCK_M  | S: rows ty + 8a |  -> local P ->  | O: rows ty + 8a |
+//   rows     |    keys tx + 16b|                 |  cols tx + 16c  |
+//            +-----------------+                 +-----------------+
+// Staged in local memory: the queries (float), a tile of keys or of a slice of values (as stored), P (float).
+//
+// Index space: groups (N_Q_HEADS, ceil(n / BLOCK_M)) of (16, 8).
+// Build: KV, HEAD_DIM, N_Q_HEADS, N_KV_HEADS, CAPACITY (a multiple of BLOCK_N), SCALE, BLOCK_M (a multiple of 8),
+// BLOCK_N and DV_TILE (multiples of 16; DV_TILE divides HEAD_DIM).
+// Local memory: 4 BLOCK_M (HEAD_DIM + 1) + BLOCK_N HEAD_DIM sizeof(KV) + 4 BLOCK_M (BLOCK_N + 1) bytes.
+#if !defined(KV) || !defined(HEAD_DIM) || !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(CAPACITY) || \
+    !defined(SCALE) || !defined(BLOCK_M) || !defined(BLOCK_N) || !defined(DV_TILE) || \
+    !defined(STATE_POSITION) || !defined(STATE_N_TOKENS)
+#error "portable/attention_prefill.cl needs the build constants KV, HEAD_DIM, N_Q_HEADS, N_KV_HEADS, CAPACITY, SCALE, BLOCK_M, BLOCK_N, DV_TILE and those of the step state"
+#endif
+#include "common.cl"
+#include "online_softmax.cl"
+
+#define TX 16
+#define TY 8
+#define ROWS (BLOCK_M / TY)
+#define KEYS (BLOCK_N / TX)
+#define COLUMNS (DV_TILE / TX)
+
+__kernel __attribute__((reqd_work_group_size(TX, TY, 1)))
+void attention_prefill(__global const float* qkv, __global const int* state, __global const CAT(KV, _t)* k_cache,
+                       __global const CAT(KV, _t)* v_cache, __global float* out) {
+    __local float q[BLOCK_M][HEAD_DIM + 1];
+    __local CAT(KV, _t) kv[BLOCK_N * HEAD_DIM];
+    __local float p[BLOCK_M][BLOCK_N + 1];
+    const int tx = get_local_id(0), ty = get_local_id(1), lid = ty * TX + tx;
+    const int head = get_group_id(0), t0 = get_group_id(1) * BLOCK_M;
+    const int position = state[STATE_POSITION], n = state[STATE_N_TOKENS];
+    const int kv_head = head / (N_Q_HEADS / N_KV_HEADS);
+    const int end = position + min(t0 + BLOCK_M, n);
+    k_cache += (size_t)kv_head * CAPACITY * HEAD_DIM;
+    v_cache += (size_t)kv_head * CAPACITY * HEAD_DIM;
+
+    for (int i = lid; i < BLOCK_M * HEAD_DIM; i += TX * TY) {
+        const int token = min(t0 + i / HEAD_DIM, n - 1);
+        q[i / HEAD_DIM][i % HEAD_DIM] =
+            qkv[((size_t)token * (N_Q_HEADS + 2 * N_KV_HEADS) + head) * HEAD_DIM + i % HEAD_DIM] * SCALE;
+    }
+    for (int slice = 0; slice < HEAD_DIM; slice += DV_TILE) {
+        float m[ROWS], l[ROWS], acc[ROWS][COLUMNS];
+        for (int a = 0; a < ROWS; ++a) {
+            m[a] = -INFINITY;
+            l[a] = 0.0f;
+            for (int c = 0; c < COLUMNS; ++c) acc[a][c] = 0.0f;
+        }
+        for (int j = 0; j < end; j += BLOCK_N) {
+            const int n_keys = min(BLOCK_N, end - j);
+            barrier(CLK_LOCAL_MEM_FENCE);
+            for (int i = lid; i < BLOCK_N * HEAD_DIM; i += TX * TY) kv[i] = k_cache[(size_t)j * HEAD_DIM + i];
+            barrier(CLK_LOCAL_MEM_FENCE);
+            float s[ROWS][KEYS];
+            for (int a = 0; a < ROWS; ++a)
+                for (int b = 0; b < KEYS; ++b) s[a][b] = 0.0f;
+            for (int d = 0; d < HEAD_DIM; ++d) {
+                float key[KEYS];
+                for (int b = 0; b < KEYS; ++b) key[b] = CAT(local1_, KV)(kv + (b * HEAD_DIM + d) * 16 + tx);
+                for (int a = 0; a < ROWS; ++a)
+                    for (int b = 0; b < KEYS; ++b) s[a][b] += q[ty + TY * a][d] * key[b];
+            }
+            for (int a = 0; a < ROWS; ++a) {
+                const int visible = position + min(t0 + ty + TY * a, n - 1) + 1 - j;
+                for (int b = 0; b < KEYS; ++b)
+                    p[ty + TY * a][tx + 16 * b] = tx + 16 * b < visible ? s[a][b] : -INFINITY;
+            }
+            barrier(CLK_LOCAL_MEM_FENCE);
+            for (int i = lid; i < n_keys * DV_TILE; i += TX * TY)
+                kv[i] = v_cache[(size_t)(j + i / DV_TILE) * HEAD_DIM + slice + i % DV_TILE];
+            for (int a = 0; a < ROWS; ++a) {
+                // The 16 work-items of a row compute its state alike: cheaper than a reduction across them.
+                float top = m[a];
+                for (int i = 0; i < n_keys; ++i) top = fmax(top, p[ty + TY * a][i]);
+                const float shrink = softmax_weight(m[a], top);
+                m[a] = top;
+                l[a] *= shrink;
+                for (int c = 0; c < COLUMNS; ++c) acc[a][c] *= shrink;
+            }
+            barrier(CLK_LOCAL_MEM_FENCE);
+            for (int a = 0; a < ROWS; ++a)
+                for (int b = 0; b < KEYS; ++b)
+                    p[ty + TY * a][tx + 16 * b] = softmax_weight(p[ty + TY * a][tx + 16 * b], m[a]);
+            barrier(CLK_LOCAL_MEM_FENCE);
+            for (int i = 0; i < n_keys; ++i) {
+                float value[COLUMNS];
+                for (int c = 0; c < COLUMNS; ++c) value[c] = CAT(local1_, KV)(kv + i * DV_TILE + tx + TX * c);
+                for (int a = 0; a < ROWS; ++a) {
+                    const float e = p[ty + TY * a][i];
+                    l[a] += e;
+                    for (int c = 0; c < COLUMNS; ++c) acc[a][c] += e * value[c];
+                }
+            }
+        }
+        for (int a = 0; a < ROWS; ++a) {
+            const int t = t0 + ty + TY * a;
+            if (t >= n) continue;
+            for (int c = 0; c < COLUMNS; ++c)
+                out[((size_t)t * N_Q_HEADS + head) * HEAD_DIM + slice + tx + TX * c] = acc[a][c] * softmax_norm(l[a]);
+        }
+    }
+}

@@ -1,0 +1,36 @@
+// out[t] = x[t] / sqrt(mean(x[t]^2) + EPS) * weight          (Zhang and Sennrich, "Root Mean Square Layer Normalization")
+//
+// x, out  float [n][HIDDEN]      weight  float [HIDDEN]
+// Index space: one work-group of LOCAL_SIZE a token; each work-item takes every LOCAL_SIZE-th piece of 16 values.
+// Build: HIDDEN (a multiple of 16), EPS, LOCAL_SIZE (a power of two). Local memory: 4 LOCAL_SIZE bytes.
+#if !defined(HIDDEN) || !defined(EPS) || !defined(LOCAL_SIZE)
+#error "rms_norm.cl needs the build constants HIDDEN, EPS, LOCAL_SIZE"
+#endif
+#include "common.cl"
+
+__kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
+void rms_norm(__global const float* x, __global const float* weight, __global float* out) {
+    const int lid = get_local_id(0);
+    x += (size_t)get_group_id(0) * HIDDEN;
+    out += (size_t)get_group_id(0) * HIDDEN;
+
+    float16 squares = 0;
+    for (int i = lid; i < HIDDEN / 16; i += LOCAL_SIZE) {
+        const float16 v = load16_f32(x + i * 16);
+        squares += v * v;
+    }
+    float sum = sum16(squares);
+#if LOCAL_SIZE > 1
+    __local float partial[LOCAL_SIZE];
+    partial[lid] = sum;
+    for (int width = LOCAL_SIZE / 2; width > 0; width /= 2) {
+        barrier(CLK_LOCAL_MEM_FENCE);
+        if (lid < width) partial[lid] += partial[lid + width];
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    sum = partial[0];
+#endif
+    const float scale = 1.0f / sqrt(sum / HIDDEN + EPS);
+    for (int i = lid; i < HIDDEN / 16; i += LOCAL_SIZE)
+        store16_f32(load16_f32(x + i * 16) * scale * load16_f32(weight + i * 16), out + i * 16);
+}

@@ -1,0 +1,483 @@
+"""LLM: what a Python user holds. Loading, streaming, conversations, logits."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llmcl.attention import decode_splits
+from llmcl.checkpoint import open_checkpoint
+from llmcl.config import ModelConfig
+from llmcl.errors import ContextLengthError, OutOfDeviceMemoryError, UsageError
+from llmcl.generation import Generation, Piece, collect, pieces
+from llmcl.kv_cache import KVCache, capacity_for, kv_bytes_per_position
+from llmcl.model import PREFILL_CHUNK, Model, activation_shapes
+from llmcl.model_weights import ModelWeights, Progress, load_weights, random_weights, weights_bytes
+from llmcl.ops.dtype import check_dtype
+from llmcl.ops.weight import STAGING_BYTES
+from llmcl.runtime.device import Device
+from llmcl.sampling import SamplingParams
+from llmcl.text import StopMatcher
+from llmcl.tokenizer import Tokenizer
+
+Message = Mapping[str, str]
+Prompt = str | Sequence[Message] | Sequence[int]
+
+DEFAULT_CONTEXT = 4096
+
+# Shapes for speed tests without a download, as their published config.json states them.
+RANDOM_SHAPES: dict[str, dict[str, Any]] = {
+    "llama-3.2-1b": {
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "tie_word_embeddings": True,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 32.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+    },
+    "llama-3.1-8b": {
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "tie_word_embeddings": False,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+    },
+    "smollm2-135m": {
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "head_dim": 64,
+        "tie_word_embeddings": True,
+        "vocab_size": 49152,
+        "max_position_embeddings": 8192,
+        "rope_theta": 100000.0,
+        "eos_token_id": 2,
+    },
+}
+_RANDOM_COMMON: dict[str, Any] = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "hidden_act": "silu",
+    "torch_dtype": "bfloat16",
+    "eos_token_id": 128001,
+}
+
+
+def load(
+    model: str,
+    *,
+    device: str | int | None = None,
+    dtype: str = "auto",
+    kv_dtype: str = "auto",
+    max_context: int | None = None,
+    offline: bool = False,
+    progress: Progress | None = None,
+) -> LLM:
+    """Loads a model onto a device.
+
+    model: "smollm2", a folder with safetensors, a .gguf file, or a hub name such as "org/name".
+    device: an index, part of a name, "gpu" or "cpu"; None takes the preferred one.
+    dtype: of the weights on the device: "float32", "bfloat16", "float16"; "auto" keeps what the checkpoint
+    stores and takes float16 for quantised ones. kv_dtype: of the cache; "auto" is float16, or float32 beside
+    float32 weights. max_context: tokens of prompt and answer together; None: what the model was trained for,
+    at most 4096. progress(description, done, total) is called while downloading and loading.
+
+    Raises a subclass of LlmclError: unknown model or device, damaged or unsupported checkpoint, too little memory
+    (forecast before anything is loaded).
+    """
+    start = time.perf_counter()
+    checkpoint = open_checkpoint(model, offline=offline, progress=progress)
+    with checkpoint:
+        tokenizer = Tokenizer.from_checkpoint(checkpoint)
+        weights_dtype = _auto_dtype(dtype, checkpoint.config)
+        llm = _assemble(
+            model,
+            checkpoint.config,
+            tokenizer,
+            Device.open(device),
+            lambda dev: load_weights(dev, checkpoint, weights_dtype, progress),
+            weights_dtype,
+            kv_dtype,
+            max_context,
+        )
+    llm.load_ms = (time.perf_counter() - start) * 1e3
+    return llm
+
+
+def load_random(
+    shape: str,
+    *,
+    device: str | int | None = None,
+    dtype: str = "bfloat16",
+    kv_dtype: str = "auto",
+    max_context: int | None = None,
+    seed: int = 0,
+) -> LLM:
+    """A model of real shape with random weights made on the device, to measure speed without a download.
+
+    shape: "llama-3.2-1b", "llama-3.1-8b", "smollm2-135m", or the path of a config.json. It has no tokenizer: prompts
+    are token ids, and pieces have no text.
+    """
+    start = time.perf_counter()
+    config = random_shape_config(shape)
+    weights_dtype = _auto_dtype(dtype, config)
+    llm = _assemble(
+        f"random {shape}",
+        config,
+        None,
+        Device.open(device),
+        lambda dev: random_weights(dev, config, weights_dtype, seed),
+        weights_dtype,
+        kv_dtype,
+        max_context,
+    )
+    llm.load_ms = (time.perf_counter() - start) * 1e3
+    return llm
+
+
+def random_shape_config(shape: str) -> ModelConfig:
+    """The configuration of a name in RANDOM_SHAPES or of a config.json; raises UsageError for anything else."""
+    if shape in RANDOM_SHAPES:
+        return ModelConfig.from_hf({**_RANDOM_COMMON, **RANDOM_SHAPES[shape]})
+    try:
+        config = json.loads(Path(shape).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"random shape {shape!r} is neither one of {', '.join(RANDOM_SHAPES)} nor a readable config.json ({error})"
+        ) from error
+    if not isinstance(config, dict):
+        raise UsageError(f"{shape} holds a {type(config).__name__}; expected the object of a config.json")
+    return ModelConfig.from_hf(config)
+
+
+def _auto_dtype(dtype: str, config: ModelConfig) -> str:
+    if dtype != "auto":
+        return check_dtype(dtype, "dtype")
+    # float16 takes the memory of bfloat16 and loses an eighth of what it loses; quantised files are within its range.
+    return "float16" if config.dtype == "quantized" else config.dtype
+
+
+def _assemble(
+    name: str,
+    config: ModelConfig,
+    tokenizer: Tokenizer | None,
+    device: Device,
+    make_weights: Callable[[Device], ModelWeights],
+    dtype: str,
+    kv_dtype: str,
+    max_context: int | None,
+) -> LLM:
+    if kv_dtype == "auto":
+        kv_dtype = "float32" if dtype == "float32" else "float16"
+    check_dtype(kv_dtype, "kv_dtype")
+    if max_context is None:
+        max_context = min(config.max_position, DEFAULT_CONTEXT)
+    if max_context < 1:
+        raise UsageError(f"max_context is {max_context}; expected 1 token or more")
+    check_memory(forecast(config, dtype, kv_dtype, max_context, device), device)
+    cache = KVCache(device, config, max_context, kv_dtype)  # first: it fails at once where a buffer is too large
+    weights = make_weights(device)
+    return LLM(name, Model(device, config, weights, cache), tokenizer, dtype, kv_dtype)
+
+
+def forecast(config: ModelConfig, dtype: str, kv_dtype: str, max_context: int, device: Device) -> dict[str, int]:
+    """Bytes of device memory that a model will take: weights, KV cache, working buffers."""
+    shapes = activation_shapes(config, min(PREFILL_CHUNK, max_context), decode_splits(device, config.n_kv_heads))
+    working = 4 * sum(int(np.prod(shape)) for shape in shapes.values())
+    return {
+        "weights": weights_bytes(config, dtype),
+        "KV cache": kv_bytes_per_position(config, kv_dtype) * capacity_for(max_context),
+        "working buffers": working + STAGING_BYTES,
+    }
+
+
+def check_memory(needed: dict[str, int], device: Device) -> None:
+    """Raises OutOfDeviceMemoryError, with the sizes, if the forecast exceeds what the device has."""
+    entry = device.entry
+    limits = [entry.global_mem_bytes]
+    if entry.host_available_bytes is not None:
+        limits.append(entry.host_available_bytes)
+    total, limit = sum(needed.values()), min(limits)
+    if total <= limit:
+        return
+    parts = ", ".join(f"{name} {size / 1e9:.2f} GB" for name, size in needed.items())
+    raise OutOfDeviceMemoryError(
+        f"the model needs {total / 1e9:.2f} GB ({parts}), but {device.name} has {limit / 1e9:.2f} GB; "
+        "use a smaller --ctx-size, --dtype or --kv-dtype, a smaller model, or another --device"
+    )
+
+
+class LLM:
+    """A model on a device, ready to generate. Use it as a context manager, or call `close()`.
+
+    config, tokenizer (None for random weights), device, model_name, dtype, kv_dtype, max_context (tokens), load_ms.
+    One generation at a time: a second stream takes over the cache and ends what the first could still yield.
+    """
+
+    def __init__(self, name: str, model: Model, tokenizer: Tokenizer | None, dtype: str, kv_dtype: str):
+        self.model_name = name
+        self.model = model
+        self.config = model.config
+        self.device = model.device
+        self.tokenizer = tokenizer
+        self.dtype = dtype
+        self.kv_dtype = kv_dtype
+        self.max_context = model.cache.max_context
+        self.load_ms = 0.0
+        self._stream: Generator[Piece, None, None] | None = None
+
+    def encode(self, prompt: Prompt, *, raw: bool = False, system_prompt: str | None = None) -> list[int]:
+        """Token ids of a prompt: text (through the chat template unless `raw` or there is none), messages, or ids."""
+        if not isinstance(prompt, str) and all(isinstance(part, (int, np.integer)) for part in prompt):
+            ids: list[int] = np.asarray(prompt, np.int64).tolist()
+            return ids
+        if self.tokenizer is None:
+            raise UsageError(f"{self.model_name} has no tokenizer; expected token ids as the prompt")
+        if isinstance(prompt, str):
+            if raw or not self.tokenizer.has_chat_template:
+                if system_prompt is not None:
+                    reason = "raw prompts" if raw else f"{self.model_name}, which has no chat template,"
+                    raise UsageError(f"system_prompt has no place in {reason}; put it into the prompt")
+                return self.tokenizer.encode(prompt)
+            prompt = [{"role": "user", "content": prompt}]
+        messages: list[Message] = [*prompt]
+        if system_prompt is not None:
+            messages.insert(0, {"role": "system", "content": system_prompt})
+        return self.tokenizer.encode_chat(messages)
+
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        max_tokens: int = 256,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repeat_penalty: float = 1.0,
+        seed: int | None = None,
+        stop: str | Sequence[str] = (),
+        ignore_eos: bool = False,
+        raw: bool = False,
+        system_prompt: str | None = None,
+    ) -> Generator[Piece, None, None]:
+        """Yields a Piece for each token as it is made; closing the generator stops the work.
+
+        prompt: text, messages [{"role": ..., "content": ...}], or token ids. Sampling parameters: see SamplingParams.
+        stop: strings that end the answer and are not part of it. raw: no chat template.
+
+        Raises (before the first token) ContextLengthError for a prompt longer than the context, UsageError for a value
+        out of range.
+        """
+        return self._start(
+            self.encode(prompt, raw=raw, system_prompt=system_prompt),
+            SamplingParams(temperature, top_k, top_p, min_p, repeat_penalty, seed=seed),
+            max_tokens,
+            stop,
+            ignore_eos,
+            reuse_cache=False,
+        )
+
+    def generate(self, prompt: Prompt, **options: Any) -> Generation:
+        """The whole answer at once; arguments as in `stream`."""
+        encoding = {name: options.pop(name) for name in ("raw", "system_prompt") if name in options}
+        ids = self.encode(prompt, **encoding)
+        return collect(ids, self.stream(ids, **options))
+
+    def chat(self) -> Chat:
+        """A conversation that keeps its KV cache from turn to turn."""
+        return Chat(self)
+
+    def logits(self, token_ids: Sequence[int]) -> np.ndarray:
+        """Logits after every token of a text: token_ids int [n_tokens] -> float32 [n_tokens, vocab], for evaluation."""
+        self._end_stream()
+        self.model.cache.truncate(0)
+        return self.model.logits(list(token_ids))
+
+    def close(self) -> None:
+        """Stops what is running and waits for the device."""
+        self._end_stream()
+        self.device.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    # ---- measuring ----------------------------------------------------------------------------------
+
+    @property
+    def weight_bytes_per_token(self) -> int:
+        """Bytes of weights that a decode step reads."""
+        return self.model.weights.decode_bytes()
+
+    @property
+    def kv_bytes_per_position(self) -> int:
+        """Bytes of the KV cache that a decode step reads for each position it attends to."""
+        return kv_bytes_per_position(self.config, self.kv_dtype)
+
+    def bench_prefill(self, n_tokens: int) -> float:
+        """Seconds to prefill n_tokens random tokens into an empty context, as llama-bench's pp test."""
+        ids = self._bench_tokens(n_tokens)
+        self.model.cache.truncate(0)
+        self.device.finish()
+        start = time.perf_counter()
+        self.model.prefill(ids)
+        self.device.finish()
+        return time.perf_counter() - start
+
+    def bench_decode(self, n_tokens: int, depth: int = 0) -> list[float]:
+        """Seconds of each of n_tokens single-token decodes after `depth` tokens: llama-bench's tg test, no sampling."""
+        ids = self._bench_tokens(n_tokens + depth)
+        self.model.cache.truncate(0)
+        if depth:
+            self.model.prefill(ids[:depth])
+        times = []
+        for token in ids[depth:]:
+            self.device.finish()
+            start = time.perf_counter()
+            self.model.decode_token(token)
+            self.device.finish()
+            times.append(time.perf_counter() - start)
+        return times
+
+    def _bench_tokens(self, n: int) -> list[int]:
+        self._end_stream()
+        return [int(i) for i in np.random.default_rng(0).integers(0, self.config.vocab_size, n)]
+
+    # ---- generation ---------------------------------------------------------------------------------
+
+    def _start(
+        self,
+        ids: list[int],
+        params: SamplingParams,
+        max_tokens: int,
+        stop: str | Sequence[str],
+        ignore_eos: bool,
+        *,
+        reuse_cache: bool,
+    ) -> Generator[Piece, None, None]:
+        if not ids:
+            raise UsageError("the prompt has no tokens; expected at least one")
+        if not isinstance(max_tokens, int) or max_tokens < 1:
+            raise UsageError(f"max_tokens is {max_tokens!r}; expected a whole number, 1 or more")
+        if len(ids) > self.max_context:
+            raise ContextLengthError(
+                f"the prompt has {len(ids)} tokens, the context {self.max_context}; shorten the prompt or raise the "
+                "context (--ctx-size, max_context)"
+            )
+        StopMatcher(stop)  # its errors, and those of the ids, now and not at the first token
+        self.model.check_vocabulary(ids)
+        self._end_stream()
+        self._stream = pieces(
+            self.model,
+            self.tokenizer,
+            ids,
+            params.seeded(),
+            max_tokens=max_tokens,
+            stop=stop,
+            ignore_eos=ignore_eos,
+            reuse_cache=reuse_cache,
+            load_ms=self.load_ms,
+        )
+        return self._stream
+
+    def _end_stream(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+
+class Chat:
+    """A conversation. Each turn prefills only what the KV cache does not hold yet.
+
+    messages: what was said so far, [{"role": ..., "content": ...}].
+    """
+
+    def __init__(self, llm: LLM):
+        if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
+            raise UsageError(
+                f"{llm.model_name} has no chat template, so it cannot hold a conversation; use generate, or a model "
+                "that was tuned for chat"
+            )
+        self._llm = llm
+        self._tokenizer = llm.tokenizer
+        self.messages: list[dict[str, str]] = []
+
+    def reset(self) -> None:
+        """Forgets the conversation."""
+        self.messages.clear()
+
+    def send(
+        self,
+        text: str,
+        *,
+        max_tokens: int = 1024,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repeat_penalty: float = 1.0,
+        seed: int | None = None,
+        stop: str | Sequence[str] = (),
+        ignore_eos: bool = False,
+        system_prompt: str | None = None,
+    ) -> Generator[Piece, None, None]:
+        """Yields the answer's pieces, as `LLM.stream`; closing the generator keeps what was said so far.
+
+        Raises ContextLengthError, and leaves the conversation as it was, if it no longer fits into the context.
+        """
+        turn = [*self.messages, {"role": "user", "content": text}]
+        if system_prompt is not None and not self.messages:
+            turn.insert(0, {"role": "system", "content": system_prompt})
+        stream = self._llm._start(
+            self._tokenizer.encode_chat(turn),
+            SamplingParams(temperature, top_k, top_p, min_p, repeat_penalty, seed=seed),
+            max_tokens,
+            stop,
+            ignore_eos,
+            reuse_cache=True,
+        )
+        return self._take_turn(turn, stream)
+
+    def _take_turn(
+        self, turn: list[dict[str, str]], stream: Generator[Piece, None, None]
+    ) -> Generator[Piece, None, None]:
+        said: list[str] = []
+        try:
+            for piece in stream:
+                said.append(piece.text)
+                yield piece
+        finally:
+            stream.close()
+            if any(said):  # interrupted before the first token, the turn never happened
+                self.messages = [*turn, {"role": "assistant", "content": "".join(said)}]

@@ -1,0 +1,234 @@
+"""The Llama family on the device: memory, weights, and the layer stack from token ids to logits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from llmcl.attention import attention_decode, attention_prefill, decode_splits
+from llmcl.attention.kernels import rope_append
+from llmcl.config import ModelConfig
+from llmcl.errors import ContextLengthError, UsageError
+from llmcl.kv_cache import KVCache
+from llmcl.model_weights import ModelWeights
+from llmcl.ops.embed import embed
+from llmcl.ops.linear import linear_decode, linear_prefill
+from llmcl.ops.rms_norm import rms_norm
+from llmcl.ops.step_state import StepState
+from llmcl.ops.weight import Weight
+from llmcl.runtime.device import Buffer, Device, Launch, named_errors
+from llmcl.sampling import Sampler
+
+PREFILL_CHUNK = 512
+LOGITS_CHUNK = 64
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Every intermediate result of a step, allocated once; n is the tokens of a chunk. All float32."""
+
+    x: Buffer  # [n, hidden]
+    normed: Buffer  # [n, hidden]
+    rope: Buffer  # [n, head_dim]
+    qkv: Buffer  # [n, n_q_heads + 2 n_kv_heads, head_dim]
+    attended: Buffer  # [n, n_q_heads, head_dim]
+    ffn: Buffer  # [n, intermediate]
+    part_ml: Buffer  # [n_q_heads, n_splits, 2]
+    part_acc: Buffer  # [n_q_heads, n_splits, head_dim]
+    logits: Buffer  # [vocab], of the step's last token
+
+
+def activation_shapes(config: ModelConfig, chunk: int, n_splits: int) -> dict[str, tuple[int, ...]]:
+    heads = config.n_q_heads + 2 * config.n_kv_heads
+    return {
+        "x": (chunk, config.hidden_size),
+        "normed": (chunk, config.hidden_size),
+        "rope": (chunk, config.head_dim),
+        "qkv": (chunk, heads, config.head_dim),
+        "attended": (chunk, config.n_q_heads, config.head_dim),
+        "ffn": (chunk, config.intermediate_size),
+        "part_ml": (config.n_q_heads, n_splits, 2),
+        "part_acc": (config.n_q_heads, n_splits, config.head_dim),
+        "logits": (config.vocab_size,),
+    }
+
+
+class Model:
+    """Bound launches of one model: `prefill` and `decode` fill the cache and leave the last token's logits."""
+
+    def __init__(
+        self,
+        device: Device,
+        config: ModelConfig,
+        weights: ModelWeights,
+        cache: KVCache,
+        *,
+        chunk: int = PREFILL_CHUNK,
+    ):
+        self.device = device
+        self.config = config
+        self.weights = weights
+        self.cache = cache
+        self.chunk = min(chunk, cache.max_context)
+        self.n_splits = decode_splits(device, config.n_kv_heads)
+        self.step = StepState(device, self.chunk)
+        self.inv_freq = device.upload(config.inv_freq(), "rotation frequencies")
+        self.act = Activations(
+            **{
+                name: device.alloc(4 * int(np.prod(shape)), name)
+                for name, shape in activation_shapes(config, self.chunk, self.n_splits).items()
+            }
+        )
+        self.sampler = Sampler(device, self.act.logits, config.vocab_size, self.step)
+        self._prefill = list(stack(self, PrefillOps(self)))
+        self._decode = list(stack(self, DecodeOps(self)))
+        self._head = list(DecodeOps(self).norm_linear(self.act.x, weights.final_norm, weights.head, self.act.logits))
+        self.decode_steps = 0  # enqueued since the model was loaded
+        self._all_logits: tuple[Buffer, list[Launch]] | None = None
+
+    def prefill(self, token_ids: Sequence[int], *, chunk: int | None = None) -> None:
+        """Appends token_ids to the cache; `act.logits` then holds the logits after the last of them.
+
+        Raises ContextLengthError if they do not fit, UsageError if one is not in the vocabulary.
+        """
+        for _ in self._prefill_chunks(token_ids, min(chunk or self.chunk, self.chunk)):
+            pass
+        self._run(self._head)
+
+    def decode(self) -> None:
+        """One step with the input token that the device holds; sampling moves the device's position on."""
+        self.decode_steps += 1
+        self._run(self._decode)
+        self._run(self._head)
+
+    def decode_token(self, token_id: int) -> None:
+        """One step through the decode kernels with a given token, for evaluation and tests."""
+        self._check_tokens([token_id])
+        self.step.write_tokens([token_id], self.cache.position)
+        self.decode()
+        self.cache.token_ids.append(token_id)
+
+    def sample(self) -> None:
+        """Chooses the next token from `act.logits` and makes it the device's next input."""
+        self._run(self.sampler.launches)
+
+    def logits(self, token_ids: Sequence[int]) -> np.ndarray:
+        """Logits of every position: float32 [n, vocab], for evaluation. The cache is left with these tokens."""
+        if self._all_logits is None:
+            rows = min(LOGITS_CHUNK, self.chunk)
+            buffer = self.device.alloc(4 * rows * self.config.vocab_size, "logits of a chunk")
+            ops = PrefillOps(self)
+            self._all_logits = (
+                buffer,
+                list(ops.norm_linear(self.act.x, self.weights.final_norm, self.weights.head, buffer)),
+            )
+        buffer, launches = self._all_logits
+        parts = []
+        for n in self._prefill_chunks(token_ids, min(LOGITS_CHUNK, self.chunk)):
+            self._run(launches, n)
+            parts.append(self.device.read(buffer, np.float32, (n, self.config.vocab_size)))
+        return np.concatenate(parts)
+
+    def _prefill_chunks(self, token_ids: Sequence[int], chunk: int) -> Iterator[int]:
+        self._check_tokens(token_ids)
+        for start in range(0, len(token_ids), chunk):
+            ids = token_ids[start : start + chunk]
+            self.step.write_tokens(ids, self.cache.position)
+            self._run(self._prefill, len(ids))
+            self.cache.token_ids.extend(ids)
+            yield len(ids)
+
+    def _run(self, launches: Iterable[Launch], n_tokens: int = 1) -> None:
+        with named_errors("running the model"):
+            for launch in launches:
+                launch.enqueue(n_tokens)
+
+    def check_vocabulary(self, token_ids: Sequence[int]) -> None:
+        """Raises UsageError for an id that the embedding does not have."""
+        if min(token_ids) < 0 or max(token_ids) >= self.config.vocab_size:
+            bad = next(i for i in token_ids if not 0 <= i < self.config.vocab_size)
+            raise UsageError(f"token id {bad} is not in the vocabulary; expected 0 to {self.config.vocab_size - 1}")
+
+    def _check_tokens(self, token_ids: Sequence[int]) -> None:
+        if len(token_ids) == 0:
+            raise UsageError("the prompt has no tokens; expected at least one")
+        self.check_vocabulary(token_ids)
+        if self.cache.position + len(token_ids) > self.cache.max_context:
+            raise ContextLengthError(
+                f"{len(token_ids)} tokens after {self.cache.position} in the cache exceed the context of "
+                f"{self.cache.max_context} tokens; shorten the prompt or raise the context (--ctx-size, max_context)"
+            )
+
+
+def stack(model: Model, ops: DecodeOps | PrefillOps) -> Iterator[Launch]:
+    """The forward pass, top to bottom: from the step's token ids to `x` after the last layer."""
+    weights, cache, act = model.weights, model.cache, model.act
+
+    yield from ops.embed(weights.embedding, act.x, act.rope)
+    for i, layer in enumerate(weights.layers):
+        yield from ops.norm_linear(act.x, layer.attention_norm, layer.qkv, act.qkv)
+        yield from ops.attention(act.qkv, act.rope, cache.k[i], cache.v[i], act.attended)
+        yield from ops.linear(act.attended, layer.output, act.x, epilogue="add")
+        yield from ops.norm_linear(act.x, layer.mlp_norm, layer.gate_up, act.ffn, epilogue="swiglu")
+        yield from ops.linear(act.ffn, layer.down, act.x, epilogue="add")
+
+
+class _Ops:
+    def __init__(self, model: Model):
+        self._model = model
+        self._device = model.device
+        self._step = model.step
+        self._eps = model.config.rms_norm_eps
+
+    def embed(self, table: Weight, x: Buffer, rope: Buffer) -> list[Launch]:
+        model = self._model
+        return embed(self._device, table, self._step, model.inv_freq, x, rope, model.sampler.last_seen)
+
+
+class DecodeOps(_Ops):
+    """One token: normalisation, rotation and cache append are part of the kernels that need them."""
+
+    def norm_linear(
+        self, x: Buffer, norm: Buffer, weight: Weight, out: Buffer, epilogue: str = "store"
+    ) -> list[Launch]:
+        return linear_decode(self._device, weight, x, out, self._step, norm=norm, eps=self._eps, epilogue=epilogue)
+
+    def linear(self, x: Buffer, weight: Weight, out: Buffer, epilogue: str = "store") -> list[Launch]:
+        return linear_decode(self._device, weight, x, out, self._step, epilogue=epilogue)
+
+    def attention(self, qkv: Buffer, rope: Buffer, k: Buffer, v: Buffer, out: Buffer) -> list[Launch]:
+        act = self._model.act
+        return attention_decode(
+            self._device,
+            self._model.cache.shape,
+            qkv,
+            rope,
+            self._step,
+            k,
+            v,
+            act.part_ml,
+            act.part_acc,
+            out,
+            n_splits=self._model.n_splits,
+        )
+
+
+class PrefillOps(_Ops):
+    """Many tokens: each op is a kernel of its own."""
+
+    def norm_linear(
+        self, x: Buffer, norm: Buffer, weight: Weight, out: Buffer, epilogue: str = "store"
+    ) -> list[Launch]:
+        normed = self._model.act.normed
+        return rms_norm(self._device, x, norm, normed, self._eps) + self.linear(normed, weight, out, epilogue)
+
+    def linear(self, x: Buffer, weight: Weight, out: Buffer, epilogue: str = "store") -> list[Launch]:
+        return linear_prefill(self._device, weight, x, out, self._step, epilogue=epilogue)
+
+    def attention(self, qkv: Buffer, rope: Buffer, k: Buffer, v: Buffer, out: Buffer) -> list[Launch]:
+        shape = self._model.cache.shape
+        return rope_append(self._device, shape, qkv, rope, self._step, k, v) + attention_prefill(
+            self._device, shape, qkv, self._step, k, v, out
+        )

@@ -1,0 +1,59 @@
+"""embed: token ids -> embedding rows and rotations."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from llmcl.ops import step_state
+from llmcl.ops.dtype import KERNEL_NAMES
+from llmcl.ops.step_state import StepState
+from llmcl.ops.variant import local_size
+from llmcl.ops.weight import TILE_ROWS, Weight
+from llmcl.runtime.device import Buffer, Device, Launch
+
+
+def embed(
+    device: Device,
+    table: Weight,
+    step: StepState,
+    inv_freq: Buffer,
+    x: Buffer,
+    rope: Buffer,
+    last_seen: Buffer,
+) -> list[Launch]:
+    """x float32 [n, hidden], rope float32 [n, head_dim] (cosines, sines), last_seen int32 [vocab] updated.
+
+    One launch for each buffer of the table; each writes the rows it holds.
+    """
+    constants: dict[str, object] = {
+        **step_state.CONSTANTS,
+        "WEIGHT": KERNEL_NAMES[table.dtype],
+        "HIDDEN": table.k,
+        "HEAD_DIM": inv_freq.nbytes // 4 * 2,
+        "LOCAL_SIZE": local_size(device, 64),
+    }
+    launches = []
+    for part in table.parts:
+        first = part.first_tile * TILE_ROWS
+        rows = min(part.n_tiles * TILE_ROWS, table.rows - first)
+        launches.append(
+            device.launch(
+                "embed.cl",
+                "embed",
+                constants,
+                [
+                    part.buffer,
+                    step.tokens,
+                    step.state,
+                    inv_freq,
+                    x,
+                    rope,
+                    last_seen,
+                    np.int32(first),
+                    np.int32(rows),
+                ],
+                groups=lambda n: (n,),
+                local=(local_size(device, 64),),
+            )
+        )
+    return launches

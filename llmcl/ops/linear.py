@@ -1,0 +1,130 @@
+"""linear_decode and linear_prefill: products with a weight, for one token and for all tokens of a step."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from llmcl.ops import step_state
+from llmcl.ops.dtype import KERNEL_NAMES
+from llmcl.ops.step_state import StepState
+from llmcl.ops.variant import largest_divisor, pick, portable_and_cpu, power_of_two_at_most
+from llmcl.ops.weight import TILE_ROWS, Weight, WeightPart
+from llmcl.runtime.device import Buffer, Device, KernelArg, Launch
+
+DECODE_VARIANTS = portable_and_cpu("linear_decode")
+PREFILL_VARIANTS = portable_and_cpu("linear_prefill")
+
+EPILOGUES = {"store": "EPILOGUE_STORE", "add": "EPILOGUE_ADD", "swiglu": "EPILOGUE_SWIGLU"}
+
+# Accumulator vectors that fit beside the operands in 32 vector registers: tokens for each number of tile columns.
+CPU_TILE_TOKENS = {1: 16, 2: 12, 3: 8, 4: 6}
+CPU_GROUP_TOKENS = 48
+
+
+def _shape_constants(weight: Weight, part: WeightPart, epilogue: str) -> tuple[dict[str, object], np.int32]:
+    """Build constants of one part of a weight, and the first output row that it computes."""
+    halves = 2 if epilogue == "swiglu" else 1
+    first = part.first_tile * TILE_ROWS // halves
+    rows = min(part.n_tiles * TILE_ROWS // halves, weight.rows // halves - first)
+    constants: dict[str, object] = {
+        **step_state.CONSTANTS,
+        "WEIGHT": KERNEL_NAMES[weight.dtype],
+        "K": weight.k,
+        "N": rows,
+        "N_TILES": part.n_tiles,
+        "EPILOGUE": EPILOGUES[epilogue],
+    }
+    return constants, np.int32(first)
+
+
+def linear_decode(
+    device: Device,
+    weight: Weight,
+    x: Buffer,
+    out: Buffer,
+    step: StepState,
+    *,
+    norm: Buffer | None = None,
+    eps: float = 0.0,
+    epilogue: str = "store",
+    variant: str | None = None,
+) -> list[Launch]:
+    """out = epilogue(W rms_norm(x)) for the last token of the step; without `norm`, W x.
+
+    weight [rows, k]; x float32 [n, k]; norm float32 [k]; out float32 [rows] ([rows / 2] with swiglu).
+    epilogue: "store", "add" (out += ...) or "swiglu" (the weight alternates gate and up tiles).
+    """
+    chosen = pick(DECODE_VARIANTS, device, variant)
+    tiles_at_once = 2 if epilogue == "swiglu" else 1
+    launches = []
+    for part in weight.parts:
+        constants, first = _shape_constants(weight, part, epilogue)
+        constants |= {"NORM": norm is not None, "EPS": float(eps)}
+        units = part.n_tiles // tiles_at_once
+        if chosen.name == "cpu":
+            groups, local = (min(units, device.compute_units),), (1,)
+        else:
+            size = min(256, power_of_two_at_most(device.entry.max_work_group_size))
+            constants["LOCAL_SIZE"] = size
+            groups, local = (units,), (size,)
+        args: list[KernelArg] = [part.buffer, x, x if norm is None else norm, out, step.state, first]
+        launches.append(device.launch(chosen.file, "linear_decode", constants, args, groups=groups, local=local))
+    return launches
+
+
+def linear_prefill(
+    device: Device,
+    weight: Weight,
+    x: Buffer,
+    out: Buffer,
+    step: StepState,
+    *,
+    epilogue: str = "store",
+    variant: str | None = None,
+) -> list[Launch]:
+    """out[t] = epilogue(W x[t]) for every token t of the step.
+
+    weight [rows, k]; x float32 [n, k]; out float32 [n, rows] ([n, rows / 2] with swiglu); epilogue as in linear_decode.
+    """
+    chosen = pick(PREFILL_VARIANTS, device, variant)
+    launches = []
+    for part in weight.parts:
+        constants, first = _shape_constants(weight, part, epilogue)
+        constants["OUT_STRIDE"] = weight.rows // (2 if epilogue == "swiglu" else 1)
+        args: list[KernelArg] = [part.buffer, x, out, step.state, first]
+        n_tiles = part.n_tiles
+        if chosen.name == "cpu":
+            columns = _cpu_tile_columns(n_tiles, epilogue)
+            constants |= {
+                "TILE_COLS": columns,
+                "TILE_TOKENS": CPU_TILE_TOKENS[columns],
+                "GROUP_TOKENS": CPU_GROUP_TOKENS,
+            }
+            launches.append(
+                device.launch(
+                    chosen.file,
+                    "linear_prefill",
+                    constants,
+                    args,
+                    groups=lambda n, tiles=n_tiles // columns: (tiles, -(-n // CPU_GROUP_TOKENS)),  # type: ignore[misc]
+                    local=(1, 1),
+                )
+            )
+        else:
+            launches.append(
+                device.launch(
+                    chosen.file,
+                    "linear_prefill",
+                    constants,
+                    args,
+                    groups=lambda n, tiles=-(-n_tiles // 4): (tiles, -(-n // 64)),  # type: ignore[misc]
+                    local=(16, 16),
+                )
+            )
+    return launches
+
+
+def _cpu_tile_columns(n_tiles: int, epilogue: str) -> int:
+    if epilogue == "swiglu":  # gate and up tiles alternate: an even number of columns
+        return 2 * largest_divisor(n_tiles // 2, 2)
+    return 3 if n_tiles % 3 == 0 else largest_divisor(n_tiles, 4)

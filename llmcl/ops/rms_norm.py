@@ -1,0 +1,21 @@
+"""rms_norm: the normalisation of every token of a step (in decode it is part of the product that follows)."""
+
+from __future__ import annotations
+
+from llmcl.ops.variant import local_size
+from llmcl.runtime.device import Buffer, Device, Launch
+
+
+def rms_norm(device: Device, x: Buffer, weight: Buffer, out: Buffer, eps: float) -> list[Launch]:
+    """x, out float32 [n, hidden]; weight float32 [hidden]."""
+    size = local_size(device, 64)
+    return [
+        device.launch(
+            "rms_norm.cl",
+            "rms_norm",
+            {"HIDDEN": weight.nbytes // 4, "EPS": float(eps), "LOCAL_SIZE": size},
+            [x, weight, out],
+            groups=lambda n: (n,),
+            local=(size,),
+        )
+    ]

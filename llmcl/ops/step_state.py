@@ -1,0 +1,56 @@
+"""What changes from step to step, kept on the device so that no kernel argument ever changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from llmcl.runtime.device import Device
+
+RING = 256
+
+# Slots of the int32 buffer `state`, as the kernels know them.
+CONSTANTS = {
+    "STATE_POSITION": 0,  # tokens in the cache before this step
+    "STATE_N_TOKENS": 1,  # tokens of this step
+    "STATE_STEP": 2,  # tokens sampled since the generation began
+    "STATE_RING": RING,  # not a slot: the length of `sampled`
+}
+N_SLOTS = 3
+
+
+class StepState:
+    """Position, length and input tokens of the next step, and the ring of sampled tokens.
+
+    state int32 [3], tokens int32 [max_tokens], sampled int32 [RING], all on the device; host_sampled int32 [RING].
+    """
+
+    def __init__(self, device: Device, max_tokens: int):
+        self._device = device
+        self.max_tokens = max_tokens
+        self.state = device.zeros(4 * N_SLOTS, "step state")
+        self.tokens = device.zeros(4 * max_tokens, "step tokens")
+        self.sampled = device.zeros(4 * RING, "sampled tokens")
+        self.host_sampled = device.pinned(RING)
+
+    def write_tokens(self, token_ids: Sequence[int] | np.ndarray, position: int) -> None:
+        """Makes `token_ids` (at most max_tokens) the next step's input, at `position` of the cache."""
+        self._device.write(self.tokens, np.asarray(token_ids, np.int32))
+        self._device.write(self.state, np.array([position, len(token_ids)], np.int32))
+
+    def read_sampled(self, i: int) -> Callable[[], int]:
+        """Enqueues the reading of the i-th token sampled (4 bytes); the function returned waits for it."""
+        slot = i % RING
+        target = self.host_sampled[slot : slot + 1]
+        wait = self._device.read_async(self.sampled, target, 4 * slot)
+
+        def token() -> int:
+            wait()
+            return int(target[0])
+
+        return token
+
+    def restart_sampling(self) -> None:
+        """The next sampled token is number 0 of its generation."""
+        self._device.write(self.state, np.zeros(1, np.int32), 4 * CONSTANTS["STATE_STEP"])

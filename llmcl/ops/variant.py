@@ -1,0 +1,47 @@
+"""Which form of a kernel a device gets: one row a variant, the first whose condition holds is used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from llmcl.errors import UsageError
+from llmcl.runtime.device import Device
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A kernel file for a class of devices. The portable variant comes last and suits every device."""
+
+    name: str
+    file: str
+    suits: Callable[[Device], bool]
+
+
+def portable_and_cpu(kernel: str) -> tuple[Variant, ...]:
+    return (
+        Variant("cpu", f"cpu/{kernel}.cl", lambda device: device.is_cpu),
+        Variant("portable", f"portable/{kernel}.cl", lambda device: True),
+    )
+
+
+def pick(variants: Sequence[Variant], device: Device, name: str | None = None) -> Variant:
+    """The variant called `name`, whatever the device, or without a name the first that suits the device."""
+    for variant in variants:
+        if variant.name == name or (name is None and variant.suits(device)):
+            return variant
+    raise UsageError(f"no kernel variant is called {name!r}; there are {', '.join(v.name for v in variants)}")
+
+
+def power_of_two_at_most(limit: int) -> int:
+    return 1 << (max(1, limit).bit_length() - 1)
+
+
+def largest_divisor(n: int, limit: int) -> int:
+    """The largest divisor of n that is at most limit."""
+    return next(d for d in range(min(n, max(1, limit)), 0, -1) if n % d == 0)
+
+
+def local_size(device: Device, wanted: int) -> int:
+    """Work-items of a group for kernels that scale with any power of two: one on a CPU, whose vectors do the rest."""
+    return 1 if device.is_cpu else power_of_two_at_most(min(wanted, device.entry.max_work_group_size))

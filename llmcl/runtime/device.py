@@ -1,0 +1,287 @@
+"""One opened OpenCL device: queue, buffers, programs, and the count of everything that crosses to the host."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Union
+
+import numpy as np
+
+from llmcl.errors import DeviceError, LlmclError, OutOfDeviceMemoryError
+from llmcl.runtime.platforms import DeviceEntry, prepare_icd_loader, select_device
+
+prepare_icd_loader()  # before the first import of pyopencl anywhere
+
+import pyopencl as cl  # noqa: E402
+
+from llmcl.runtime.program import ProgramCache  # noqa: E402
+
+KernelArg = Union["Buffer", np.generic]
+Groups = tuple[int, ...] | Callable[[int], tuple[int, ...]]
+
+
+@dataclass
+class Traffic:
+    """What crossed between host and device since the device was opened, and the kernels launched."""
+
+    host_to_device_bytes: int = 0
+    device_to_host_bytes: int = 0
+    kernel_launches: int = 0
+
+    def since(self, earlier: Traffic) -> Traffic:
+        return Traffic(
+            self.host_to_device_bytes - earlier.host_to_device_bytes,
+            self.device_to_host_bytes - earlier.device_to_host_bytes,
+            self.kernel_launches - earlier.kernel_launches,
+        )
+
+    def copy(self) -> Traffic:
+        return Traffic(self.host_to_device_bytes, self.device_to_host_bytes, self.kernel_launches)
+
+
+@contextmanager
+def named_errors(action: str) -> Iterator[None]:
+    """Turns OpenCL's status codes into errors that say what was being done."""
+    try:
+        yield
+    except cl.MemoryError as error:
+        raise OutOfDeviceMemoryError(
+            f"the device ran out of memory while {action} ({error}); "
+            "use a smaller --ctx-size or a smaller --dtype, or free memory on the device"
+        ) from error
+    except cl.Error as error:
+        raise DeviceError(
+            f"the device failed while {action}: {error}; it may have been reset or removed: check it with "
+            "`llmcl devices`, or choose another with --device"
+        ) from error
+
+
+class Buffer:
+    """Device memory with a name. `release()` gives it back at once rather than at garbage collection."""
+
+    __slots__ = ("_device", "_memory", "name", "nbytes")
+
+    def __init__(self, device: Device, memory: cl.Buffer, nbytes: int, name: str):
+        self._device = device
+        self._memory: cl.Buffer | None = memory
+        self.nbytes = nbytes
+        self.name = name
+
+    @property
+    def cl(self) -> cl.Buffer:
+        if self._memory is None:
+            raise RuntimeError(f"{self.name} is used after its memory was released")
+        return self._memory
+
+    def release(self) -> None:
+        if self._memory is not None:
+            self._memory.release()
+            self._memory = None
+            self._device.allocated_bytes -= self.nbytes
+
+
+class Launch:
+    """A kernel with its arguments set once, ready to be enqueued again and again.
+
+    `groups` is the number of work-groups in each dimension, or a function from the number of tokens in
+    the step to it; nothing else about a launch changes from step to step.
+    """
+
+    __slots__ = ("_device", "_groups", "_local", "args", "kernel", "name")
+
+    def __init__(
+        self,
+        device: Device,
+        kernel: cl.Kernel,
+        args: Sequence[KernelArg],
+        groups: Groups,
+        local: tuple[int, ...],
+    ):
+        self._device = device
+        self.kernel = kernel
+        self.name = kernel.function_name
+        self.args = tuple(args)  # clSetKernelArg does not keep buffers alive
+        self._groups = groups
+        self._local = local
+        for index, arg in enumerate(self.args):
+            kernel.set_arg(index, arg.cl if isinstance(arg, Buffer) else arg)
+
+    def enqueue(self, n_tokens: int = 1) -> cl.Event:
+        groups = self._groups(n_tokens) if callable(self._groups) else self._groups
+        size = tuple(g * w for g, w in zip(groups, self._local, strict=True))
+        self._device.traffic.kernel_launches += 1
+        return cl.enqueue_nd_range_kernel(self._device.queue, self.kernel, size, self._local)
+
+
+class Device:
+    """An opened device. One in-order queue; every transfer goes through `write` and `read` and is counted."""
+
+    def __init__(self, entry: DeviceEntry):
+        self.entry = entry
+        with named_errors(f"opening {entry.name}"):
+            self.context = cl.Context([entry.device])
+            self.queue = cl.CommandQueue(self.context, entry.device)
+        self._programs = ProgramCache(self.context, entry.device)
+        self.traffic = Traffic()
+        self.allocated_bytes = 0
+        self.peak_bytes = 0
+
+    @classmethod
+    def open(cls, request: DeviceEntry | str | int | None = None) -> Device:
+        """Opens an entry of `find_devices()`, or the device that `request` selects (see `select_device`)."""
+        return cls(request if isinstance(request, DeviceEntry) else select_device(request))
+
+    @property
+    def name(self) -> str:
+        return self.entry.name
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.entry.kind == "cpu"
+
+    @property
+    def compute_units(self) -> int:
+        return self.entry.compute_units
+
+    @property
+    def compile_s(self) -> float:
+        """Seconds spent compiling kernels, those found in the cache on disk left out."""
+        return self._programs.compile_s
+
+    # ---- memory -------------------------------------------------------------------------------------
+
+    def alloc(self, nbytes: int, name: str) -> Buffer:
+        """Uninitialised device memory.
+
+        Raises OutOfDeviceMemoryError when the device refuses, naming the buffer and both sizes.
+        """
+        if nbytes > self.entry.max_alloc_bytes:
+            raise OutOfDeviceMemoryError(
+                f"{name} needs one buffer of {nbytes:,} bytes, but {self.name} allows at most "
+                f"{self.entry.max_alloc_bytes:,} bytes in a single allocation; use a smaller --ctx-size, --dtype or "
+                "--kv-dtype"
+            )
+        with named_errors(f"allocating {nbytes:,} bytes for {name}"):
+            memory = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, max(nbytes, 4))
+        self.allocated_bytes += nbytes
+        self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
+        return Buffer(self, memory, nbytes, name)
+
+    def zeros(self, nbytes: int, name: str) -> Buffer:
+        """Device memory filled with zero bytes (`nbytes` a multiple of 4)."""
+        buffer = self.alloc(nbytes, name)
+        self.fill(buffer, np.uint32(0))
+        return buffer
+
+    def fill(self, buffer: Buffer, pattern: np.generic) -> None:
+        """Repeats a 4-byte `pattern` over the whole buffer, on the device."""
+        with named_errors(f"filling {buffer.name}"):
+            cl.enqueue_fill_buffer(self.queue, buffer.cl, np.atleast_1d(pattern), 0, buffer.nbytes)
+
+    def upload(self, array: np.ndarray, name: str) -> Buffer:
+        """A new buffer with the bytes of `array` (C order)."""
+        buffer = self.alloc(array.nbytes, name)
+        self.write(buffer, array)
+        return buffer
+
+    def write(self, buffer: Buffer, array: np.ndarray, offset_bytes: int = 0) -> None:
+        """Copies `array` to the device; returns when the host may change it again."""
+        array = np.ascontiguousarray(array)
+        with named_errors(f"writing {array.nbytes:,} bytes to {buffer.name}"):
+            cl.enqueue_copy(self.queue, buffer.cl, array, dst_offset=offset_bytes, is_blocking=True)
+        self.traffic.host_to_device_bytes += array.nbytes
+
+    def read(
+        self, buffer: Buffer, dtype: np.typing.DTypeLike, shape: tuple[int, ...], offset_bytes: int = 0
+    ) -> np.ndarray:
+        """Copies from the device and waits for everything enqueued before."""
+        array = np.empty(shape, dtype)
+        self.read_async(buffer, array, offset_bytes)()
+        return array
+
+    def pinned(self, n: int) -> np.ndarray:
+        """A host array int32 [n] that the device writes by itself: reads into other memory may block until done."""
+        with named_errors(f"allocating {4 * n} bytes of pinned host memory"):
+            memory = cl.Buffer(self.context, cl.mem_flags.READ_WRITE | cl.mem_flags.ALLOC_HOST_PTR, 4 * n)
+            array: np.ndarray
+            array, _ = cl.enqueue_map_buffer(self.queue, memory, cl.map_flags.READ, 0, (n,), np.dtype(np.int32))
+        return array  # the mapping, and with it the memory, lives as long as the array
+
+    def read_async(self, buffer: Buffer, array: np.ndarray, offset_bytes: int = 0) -> Callable[[], None]:
+        """Enqueues a copy into `array`; the function returned waits for it."""
+        with named_errors(f"reading {array.nbytes:,} bytes from {buffer.name}"):
+            event = cl.enqueue_copy(self.queue, array, buffer.cl, src_offset=offset_bytes, is_blocking=False)
+        self.traffic.device_to_host_bytes += array.nbytes
+
+        def wait() -> None:
+            with named_errors("waiting for the device"):
+                event.wait()
+
+        return wait
+
+    # ---- kernels ------------------------------------------------------------------------------------
+
+    def launch(
+        self,
+        file: str,
+        name: str,
+        constants: dict[str, object],
+        args: Sequence[KernelArg],
+        *,
+        groups: Groups,
+        local: tuple[int, ...],
+    ) -> Launch:
+        """Builds `kernels/<file>` with `constants` and binds `args` (Buffer or NumPy scalar) to kernel `name`."""
+        kernel = self._programs.kernel(file, name, constants)
+        with named_errors(f"setting the arguments of {name}"):
+            return Launch(self, kernel, args, groups, local)
+
+    def flush(self) -> None:
+        """Hands everything enqueued to the device without waiting for it."""
+        with named_errors("submitting work"):
+            self.queue.flush()
+
+    def finish(self) -> None:
+        """Waits until the device has done everything enqueued."""
+        with named_errors("waiting for the device"):
+            self.queue.finish()
+
+    def measure_read_bandwidth(self) -> float:
+        """Bytes a second of a streaming read, the ceiling of decode: the best of several passes over a large buffer."""
+        nbytes = min(self.entry.max_alloc_bytes, self.entry.global_mem_bytes // 8, 1 << (29 if self.is_cpu else 32))
+        nbytes -= nbytes % (1 << 20)
+        best = float("inf")
+        source = self.zeros(nbytes, "bandwidth probe")
+        # The best split of a stream differs between devices; the ceiling is what the best one reaches.
+        sizes = [(self.compute_units * f, 1) for f in (1, 2, 4)] if self.is_cpu else [(4096, 256), (16384, 256)]
+        result = self.alloc(4 * max(g * w for g, w in sizes), "bandwidth probe result")
+        try:
+            for groups, width in sizes:
+                launch = self.launch(
+                    "read_bandwidth.cl",
+                    "read_bandwidth",
+                    {"LOCAL_SIZE": width},
+                    [source, result, np.uint64(nbytes // 64)],
+                    groups=(groups,),
+                    local=(width,),
+                )
+                for _ in range(6):
+                    self.finish()
+                    start = time.perf_counter()
+                    launch.enqueue()
+                    self.finish()
+                    best = min(best, time.perf_counter() - start)
+        finally:
+            source.release()
+            result.release()
+        return nbytes / best
+
+    def close(self) -> None:
+        """Waits for the queue; errors of a device that is gone are of no interest any more."""
+        try:
+            self.finish()
+        except LlmclError:
+            return

@@ -1,0 +1,230 @@
+"""Makes OpenCL drivers that pip installed visible to the ICD loader, without hiding the system's.
+
+pip puts Intel's CPU driver (`libintelocl.so`) into the environment's `lib/`, where no ICD loader looks. An
+ICD loader reads a folder of small text files, each naming a driver library; `OCL_ICD_VENDORS` replaces that
+folder. So a folder of our own is written, with the system's entries copied along, and the variable points to
+it. The PoCL that the package `pocl-binary-distribution` puts beside pyopencl's loader is found by that
+loader itself.
+
+The folder's name is a hash of what it holds. Environments with different drivers have different folders, and
+processes that start at once write the same bytes to the same place.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+from llmcl.paths import cache_dir
+
+INTEL_CPU_LIBRARY = "libintelocl.so"
+OUR_ENTRY = "llmcl-intel-cpu.icd"
+SYSTEM_VENDORS = Path("/etc/OpenCL/vendors")
+USER_VARIABLES = ("OCL_ICD_VENDORS", "OCL_ICD_FILENAMES", "OPENCL_VENDOR_PATH")
+# Holds the value of OCL_ICD_VENDORS that we set, so that a child process does not take it for the user's.
+OUR_MARK = "LLMCL_SET_OCL_ICD_VENDORS"
+PROBE_TIMEOUT_S = 30.0
+REINSTALL = "reinstall it with `pip install --force-reinstall intel-opencl-rt intel-cmplr-lib-rt`"
+
+Probe = Callable[[str], str | None]  # a library's path or name -> what is wrong with it, or None
+
+
+@cache
+def prepare_icd_loader() -> tuple[str, ...]:
+    """Sets `OCL_ICD_VENDORS` where pip-installed drivers need it; call it before the first OpenCL call.
+
+    A value that the user set is respected. Does nothing outside Linux (drivers register themselves
+    elsewhere) and under Oclgrind (which replaces the loader). Returns sentences that help a user who misses
+    a device.
+    """
+    if not sys.platform.startswith("linux") or "oclgrind" in os.environ.get("LD_PRELOAD", ""):
+        return ()
+    if os.environ.get(OUR_MARK) and os.environ.get("OCL_ICD_VENDORS") == os.environ[OUR_MARK]:
+        del os.environ["OCL_ICD_VENDORS"]  # inherited from a parent, perhaps of another environment
+    for variable in USER_VARIABLES:
+        if os.environ.get(variable):
+            return (f"{variable}={os.environ[variable]} is set, and only the OpenCL drivers it names are seen.",)
+    entries, notes = plan_entries(vendor_folders(), library_folders(), remembered_probe)
+    if entries is not None:
+        folder = write_entries(cache_dir() / "icd", entries)
+        os.environ["OCL_ICD_VENDORS"] = os.environ[OUR_MARK] = str(folder)
+    return notes
+
+
+def vendor_folders() -> list[Path]:
+    """Folders with ICD files: the system's, and that of a conda environment."""
+    return [SYSTEM_VENDORS, Path(sys.prefix) / "etc" / "OpenCL" / "vendors"]
+
+
+def library_folders() -> list[Path]:
+    """Folders where installers put the shared libraries of wheels, for each folder on the import path.
+
+    A package at PREFIX/lib*/pythonX.Y/site-packages (a virtual environment, `--user`, `--prefix`) has them in
+    PREFIX/lib; one installed with `--target DIR` has them in DIR/lib, if the installer keeps them at all.
+    """
+    folders = [Path(sys.prefix) / "lib"]
+    for entry in map(Path, filter(None, sys.path)):
+        folders.append(entry / "lib")
+        folders.extend(parent.parent / "lib" for parent in entry.parents if parent.name in ("lib", "lib64"))
+    return list(dict.fromkeys(folders))
+
+
+def plan_entries(
+    vendors: Sequence[Path], libraries: Iterable[Path], probe: Probe
+) -> tuple[dict[str, str] | None, tuple[str, ...]]:
+    """The ICD files to offer (file name -> library); None where the system's, `vendors[0]`, are right.
+
+    Of several Intel CPU drivers one is taken, since two in a process would share their global state: the
+    first that works, the registered ones before pip's. Those that do not work are named in the notes. Where
+    pip brings none, the registered ones are left to the loader untested.
+    """
+    system = read_vendor_folder(vendors[0])
+    entries = dict(system)
+    for folder in vendors[1:]:
+        for name, library in read_vendor_folder(folder).items():
+            if library not in entries.values():
+                entries.setdefault(name, library)
+    registered = [(name, library) for name, library in entries.items() if _is_intel_cpu(library)]
+    from_pip = [(OUR_ENTRY, str(folder / INTEL_CPU_LIBRARY)) for folder in libraries]
+    known = {os.path.realpath(library) for _, library in registered}
+    from_pip = [(name, path) for name, path in from_pip if os.path.isfile(path) and os.path.realpath(path) not in known]
+    notes = []
+    if from_pip:
+        for name, library in registered + from_pip:
+            problem = probe(library)
+            if problem is None:
+                entries = {n: lib for n, lib in entries.items() if not _is_intel_cpu(lib)} | {name: library}
+                break
+            remedy = f"; {REINSTALL}" if name == OUR_ENTRY else ""
+            notes.append(f"Intel's OpenCL driver {library} does not work: {problem}{remedy}.")
+    return (None if entries == system else entries), tuple(notes)
+
+
+def read_vendor_folder(folder: Path) -> dict[str, str]:
+    """A folder's ICD files, in order of their names, without those whose library is not there."""
+    entries = {}
+    try:
+        files = sorted(folder.glob("*.icd"))
+    except OSError:
+        return {}
+    for file in files:
+        try:
+            library = file.read_text(encoding="utf-8").partition("\n")[0].strip()
+        except (OSError, UnicodeDecodeError):
+            continue
+        if library and (not os.path.isabs(library) or os.path.isfile(library)):
+            entries[file.name] = library
+    return entries
+
+
+def write_entries(root: Path, entries: Mapping[str, str]) -> Path:
+    """A folder under `root` with exactly these ICD files; a temporary one where `root` cannot be written."""
+    content = {name: library + "\n" for name, library in sorted(entries.items())}
+    digest = hashlib.sha256(repr(content).encode()).hexdigest()[:16]
+    folder = root / digest
+    try:
+        if not folder.is_dir():
+            folder.mkdir(parents=True, exist_ok=True)
+            _remove_stale(root, keep=folder)
+        _fill(folder, content)
+    except OSError:
+        folder = Path(tempfile.mkdtemp(prefix="llmcl-icd-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        _fill(folder, content)
+    return folder
+
+
+def remembered_probe(library: str) -> str | None:
+    """`probe_in_child`, but a success is remembered until the library or the folder it lies in changes.
+
+    A failure is not remembered: what was missing may be installed anywhere.
+    """
+    try:
+        file, folder = os.stat(library), os.stat(os.path.dirname(os.path.realpath(library)))
+    except OSError:
+        return probe_in_child(library)  # a bare name, which only the dynamic linker can resolve
+    identity = repr((os.path.realpath(library), file.st_size, file.st_mtime_ns, folder.st_mtime_ns))
+    memo = cache_dir() / "icd" / f"works-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
+    if memo.exists():
+        return None
+    problem = probe_in_child(library)
+    if problem is None:
+        try:
+            memo.parent.mkdir(parents=True, exist_ok=True)
+            memo.touch()
+        except OSError:
+            pass  # a read-only home costs a probe at each start
+    return problem
+
+
+def probe_in_child(library: str) -> str | None:
+    """Opens a context with the driver `library` in a child process (about 50 ms). None if that worked."""
+    program = sys.executable or ""
+    if getattr(sys, "frozen", False) or not re.match("python|pypy", os.path.basename(program)):
+        return None  # a program that embeds Python: starting it again would not start an interpreter
+    script = str(Path(__file__).with_name("icd_probe.py"))
+    try:
+        child = subprocess.run(
+            [program, "-I", "-S", script, library],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            timeout=PROBE_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"no answer within {PROBE_TIMEOUT_S:.0f} s"
+    except OSError:
+        return None  # no process can be started here: let the loader try
+    if child.returncode < 0:
+        return f"it ended the process with signal {-child.returncode}"
+    lines = child.stderr.decode(errors="replace").strip().splitlines()
+    return None if child.returncode == 0 else (lines[-1] if lines else f"exit code {child.returncode}")
+
+
+def half_installed() -> str | None:
+    """A sentence about a pip package of Intel's driver whose libraries were not installed, or None."""
+    for entry in map(Path, filter(None, sys.path)):
+        if next(entry.glob("intel_opencl_rt-*.dist-info"), None) is not None:
+            if any((folder / INTEL_CPU_LIBRARY).is_file() for folder in library_folders()):
+                return None
+            return (
+                f"The package intel-opencl-rt is in {entry}, but its library {INTEL_CPU_LIBRARY} is not "
+                "installed (`pip install --target` leaves it out); install it into a virtual environment."
+            )
+    return None
+
+
+def _is_intel_cpu(library: str) -> bool:
+    return os.path.basename(library).startswith(INTEL_CPU_LIBRARY)
+
+
+def _fill(folder: Path, content: Mapping[str, str]) -> None:
+    """Writes what differs, each file in one step, and removes every other ICD file."""
+    for name, text in content.items():
+        file = folder / name
+        if not file.is_file() or file.read_text(encoding="utf-8", errors="replace") != text:
+            with tempfile.NamedTemporaryFile("w", dir=folder, encoding="utf-8", delete=False) as partial:
+                partial.write(text)
+            os.replace(partial.name, file)
+    for file in folder.glob("*.icd"):
+        if file.name not in content:
+            file.unlink(missing_ok=True)
+
+
+def _remove_stale(root: Path, keep: Path) -> None:
+    """Removes the folders of environments that are gone: those whose libraries are not there any more."""
+    for folder in root.iterdir():
+        if folder != keep and folder.is_dir():
+            written = sum(1 for _ in folder.glob("*.icd"))
+            if written > len(read_vendor_folder(folder)):
+                shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,132 @@
+"""From a kernel file and its build constants to a compiled program, kept on disk for the next run."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tempfile
+import time
+import warnings
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+import pyopencl as cl
+
+from llmcl.errors import KernelBuildError
+from llmcl.paths import cache_dir
+
+# Denormals cost PoCL a factor of ten; every kernel tolerates contraction into multiply-adds except
+# the one that must reproduce a file format bit for bit, which turns it off itself.
+BUILD_OPTIONS = ("-cl-std=CL1.2", "-cl-denorms-are-zero", "-w")
+
+_INCLUDE = re.compile(r'^#include "([^"]+)"$', re.MULTILINE)
+
+
+@cache
+def read_source(name: str) -> str:
+    """The text of `kernels/<name>` with its `#include "..."` lines (relative to `kernels/`) resolved once each."""
+    included: set[str] = set()
+
+    def expand(file: str) -> str:
+        if file in included:
+            return ""
+        included.add(file)
+        text = resources.files("llmcl.kernels").joinpath(file).read_text(encoding="utf-8")
+        return _INCLUDE.sub(lambda match: expand(match.group(1)), text)
+
+    return expand(name)
+
+
+class ProgramCache:
+    """Compiled programs of one device, in memory and on disk.
+
+    The key covers the source, the options, the device, its driver and its platform, so that an updated
+    driver never meets a binary of its predecessor.
+    """
+
+    def __init__(self, context: cl.Context, device: cl.Device):
+        self._context = context
+        self._device = device
+        self._identity = "\n".join(
+            (
+                device.platform.name,
+                device.platform.version,
+                device.name,
+                device.version,
+                device.driver_version,
+            )
+        )
+        self._programs: dict[tuple[str, str], cl.Program] = {}
+        self.compile_s = 0.0
+        self.compiled = 0
+
+    def kernel(self, file: str, name: str, constants: Mapping[str, object]) -> cl.Kernel:
+        """A fresh kernel object (arguments belong to it alone) of `kernels/<file>` built with `constants`."""
+        defines = " ".join(f"-D {key}={_constant(value)}" for key, value in sorted(constants.items()))
+        program = self._programs.get((file, defines))
+        if program is None:
+            program = self._programs[file, defines] = self._load(file, defines)
+        return cl.Kernel(program, name)
+
+    def _load(self, file: str, defines: str) -> cl.Program:
+        source = read_source(file)
+        options = " ".join((*BUILD_OPTIONS, defines))
+        key = hashlib.sha256("\0".join((self._identity, options, source)).encode()).hexdigest()[:32]
+        path = cache_dir() / "programs" / f"{Path(file).stem}-{key}.bin"
+        return self._from_disk(path) or self._compile(file, source, options, path)
+
+    def _from_disk(self, path: Path) -> cl.Program | None:
+        try:
+            binary = path.read_bytes()
+        except OSError:
+            return None
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                program = cl.Program(self._context, [self._device], [binary])
+                program.build()
+                return program
+        except cl.Error:
+            path.unlink(missing_ok=True)  # a truncated or foreign file: compile again
+            return None
+
+    def _compile(self, file: str, source: str, options: str, path: Path) -> cl.Program:
+        start = time.perf_counter()
+        program = cl.Program(self._context, source)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                # False: pyopencl keeps no second cache of its own.
+                program.build(options=options.split(" "), cache_dir=False)  # type: ignore[arg-type]
+        except cl.Error as error:
+            raise KernelBuildError(
+                f"kernel {file} does not compile on {self._device.name.strip()} with options {options!r}; "
+                f"please report this with the compiler's log:\n{error}"
+            ) from error
+        self.compile_s += time.perf_counter() - start
+        self.compiled += 1
+        binaries: list[bytes] = program.get_info(cl.program_info.BINARIES)  # type: ignore[assignment]
+        _write_atomically(path, binaries[0])
+        return program
+
+
+def _constant(value: object) -> str:
+    if isinstance(value, bool):
+        return str(int(value))
+    if isinstance(value, float):
+        return f"{value!r}f" if "e" in repr(value) or "." in repr(value) else f"{value!r}.0f"
+    return str(value)
+
+
+def _write_atomically(path: Path, data: bytes) -> None:
+    """Concurrent processes may compile the same program; each sees a whole file or none."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(data)
+        os.replace(file.name, path)
+    except OSError:
+        return  # a read-only home costs compile time, not the run

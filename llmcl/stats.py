@@ -1,0 +1,176 @@
+"""What a generation took: time to first token, time between tokens, bytes moved; defined as the field does.
+
+With t_1 ... t_N the times at which token ids reach the host, on the host's clock, sampling included:
+
+- TTFT, time to first token: t_1 minus the start of the request.
+- TBT, time between tokens (also called inter-token latency): t_i - t_(i-1) for i >= 2. A stall is a TBT above
+  twice the median.
+- TPOT, time per output token: (t_N - t_1) / (N - 1), the mean TBT.
+- decode rate: 1 / TPOT. (N tokens divided by N - 1 gaps would flatter.)
+- prefill rate: prompt tokens computed, divided by the time from the start of their computation to t_1.
+
+A value that does not exist (TBT of a single token) is None, never NaN.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+_PERCENTILES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
+
+
+def percentile(ordered: Sequence[float], fraction: float) -> float:
+    """The value below which `fraction` (0..1) of `ordered` (ascending, not empty) lies, interpolated."""
+    position = fraction * (len(ordered) - 1)
+    below = math.floor(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
+
+
+def summarize(times_ms: Iterable[float]) -> dict[str, float | None]:
+    """Mean, std (of the population), min, p50, p90, p95, p99, max in ms, and the number of stalls.
+
+    Without any time there are 0 stalls and everything else is None.
+    """
+    times = sorted(times_ms)
+    if not times:
+        return dict.fromkeys(("mean", "std", "min", *_PERCENTILES, "max"), None) | {"stalls": 0}
+    mean = math.fsum(times) / len(times)
+    std = math.sqrt(math.fsum((value - mean) ** 2 for value in times) / len(times))
+    percentiles = {name: percentile(times, fraction) for name, fraction in _PERCENTILES.items()}
+    stalls = sum(value > 2 * percentiles["p50"] for value in times)
+    return {"mean": mean, "std": std, "min": times[0], **percentiles, "max": times[-1], "stalls": stalls}
+
+
+@dataclass
+class GenerationStats:
+    """One generation. Times in milliseconds, sizes in bytes; None where a value does not exist.
+
+    The `_per_token` values count decode steps only, not the prefill.
+    """
+
+    prompt_tokens: int
+    generated_tokens: int
+    load_ms: float | None
+    ttft_ms: float | None
+    prefill_tokens_per_s: float | None
+    tbt_ms: dict[str, float | None]
+    tpot_ms: float | None
+    decode_tokens_per_s: float | None
+    device_to_host_bytes_per_token: float | None
+    host_to_device_bytes_per_token: float | None
+    kernel_launches_per_token: float | None
+    peak_device_bytes: int | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain values that JSON can hold."""
+        return asdict(self)
+
+    def report(self, device: str | None = None, model: str | None = None) -> str:
+        """The report for people: each quantity with its unit and meaning; what does not exist is left out."""
+        tbt = self.tbt_ms
+        to_host = _with_unit(self.device_to_host_bytes_per_token, 1, "bytes to the host")
+        to_device = _with_unit(self.host_to_device_bytes_per_token, 1, "to the device")
+        rows: list[tuple[str, str | None, str]] = [
+            ("model", model, ""),
+            ("device", device, ""),
+            ("load", _with_unit(self.load_ms, 0, "ms"), "until the model was ready on the device"),
+            ("prompt", f"{self.prompt_tokens} tokens", ""),
+            ("prefill", _with_unit(self.prefill_tokens_per_s, 1, "tokens/s"), "reading the prompt"),
+            ("TTFT", _with_unit(self.ttft_ms, 1, "ms"), "time to first token, from the request on"),
+            ("answer", f"{self.generated_tokens} tokens", ""),
+            ("decode", _with_unit(self.decode_tokens_per_s, 1, "tokens/s"), "writing the answer: 1 / TPOT"),
+            ("TPOT", _with_unit(self.tpot_ms, 2, "ms"), "time per output token after the first"),
+            ("TBT", _in_ms(tbt, "mean", "std", "min", "max"), "time between two tokens"),
+            ("", _in_ms(tbt, *_PERCENTILES), "half are below p50, 90% below p90"),
+            (
+                "stalls",
+                f"{tbt['stalls']} of {self.generated_tokens - 1}",
+                "times between tokens above 2 x p50",
+            ),
+            ("traffic", to_host and to_device and f"{to_host}, {to_device}", "per generated token"),
+            ("launches", _with_unit(self.kernel_launches_per_token, 1, "kernels"), "per generated token"),
+            ("memory", _with_unit(_mebi(self.peak_device_bytes), 1, "MiB"), "the most held on the device"),
+        ]
+        if self.generated_tokens < 2:
+            rows = [row for row in rows if row[0] != "stalls"]
+        return "\n".join(f"{label:<9} {value:<48} {meaning}".rstrip() for label, value, meaning in rows if value)
+
+
+def _with_unit(value: float | None, digits: int, unit: str) -> str | None:
+    return None if value is None else f"{value:.{digits}f} {unit}"
+
+
+def _in_ms(tbt: dict[str, float | None], *names: str) -> str | None:
+    return None if tbt["mean"] is None else "  ".join(f"{name} {tbt[name]:.2f}" for name in names) + " ms"
+
+
+def _mebi(size_bytes: int | None) -> float | None:
+    return None if size_bytes is None else size_bytes / 2**20
+
+
+class Recorder:
+    """Takes the times of one generation and makes its GenerationStats.
+
+    Args:
+        prompt_tokens: length of the whole prompt.
+        prefilled_tokens: how many of them are computed now, if the KV cache holds the others. Default: all.
+        start_ns: `time.perf_counter_ns()` at the start of the request. Default: now.
+    """
+
+    def __init__(self, prompt_tokens: int, *, prefilled_tokens: int | None = None, start_ns: int | None = None) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.prefilled_tokens = prompt_tokens if prefilled_tokens is None else prefilled_tokens
+        self._start_ns = time.perf_counter_ns() if start_ns is None else start_ns
+        self._prefill_ns = self._start_ns
+        self._token_ns: list[int] = []
+
+    def prefill_started(self) -> None:
+        """Marks the start of the prefill. Otherwise the prefill rate counts from the start of the request."""
+        self._prefill_ns = time.perf_counter_ns()
+
+    def token(self) -> float | None:
+        """Marks a token id that reached the host. Returns its TBT in milliseconds, None for the first one."""
+        self._token_ns.append(time.perf_counter_ns())
+        if len(self._token_ns) < 2:
+            return None
+        return (self._token_ns[-1] - self._token_ns[-2]) / 1e6
+
+    def finish(
+        self,
+        *,
+        load_ms: float | None = None,
+        decode_steps: int = 0,
+        device_to_host_bytes: int = 0,
+        host_to_device_bytes: int = 0,
+        kernel_launches: int = 0,
+        peak_device_bytes: int | None = None,
+    ) -> GenerationStats:
+        """The statistics so far. Bytes and launches are totals over the `decode_steps` after the prefill."""
+        times = self._token_ns
+        tbt_ms = [(after - before) / 1e6 for before, after in pairwise(times)]
+        prefill_ns = times[0] - self._prefill_ns if times else None
+        tpot_ms = (times[-1] - times[0]) / 1e6 / len(tbt_ms) if tbt_ms else None
+        return GenerationStats(
+            prompt_tokens=self.prompt_tokens,
+            generated_tokens=len(times),
+            load_ms=load_ms,
+            ttft_ms=(times[0] - self._start_ns) / 1e6 if times else None,
+            prefill_tokens_per_s=_ratio(1e9 * self.prefilled_tokens, prefill_ns),
+            tbt_ms=summarize(tbt_ms),
+            tpot_ms=tpot_ms,
+            decode_tokens_per_s=_ratio(1e3, tpot_ms),
+            device_to_host_bytes_per_token=_ratio(device_to_host_bytes, decode_steps),
+            host_to_device_bytes_per_token=_ratio(host_to_device_bytes, decode_steps),
+            kernel_launches_per_token=_ratio(kernel_launches, decode_steps),
+            peak_device_bytes=peak_device_bytes,
+        )
+
+
+def _ratio(amount: float, divisor: float | None) -> float | None:
+    return amount / divisor if divisor else None

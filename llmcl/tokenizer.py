@@ -1,0 +1,356 @@
+"""Text to token ids and back, and conversations to token ids, from a Hugging Face folder or a GGUF file.
+
+The algorithms are those of the library `tokenizers`; here is what a checkpoint's files leave to the program:
+the BOS token, special tokens in a text, the chat template, and decoding that can go token by token.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from llmcl import chat_template, gguf_tokenizer
+from llmcl.config import ModelConfig
+from llmcl.errors import CheckpointError, UnsupportedModelError, UsageError
+from llmcl.text import Detokenizer
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
+
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class TokenizerSource(Protocol):
+    """The parts of a Checkpoint that a tokenizer is made from."""
+
+    @property
+    def path(self) -> Path:
+        """The Hugging Face folder; not read when there is GGUF metadata."""
+
+    @property
+    def config(self) -> ModelConfig:
+        """For the vocabulary's size and the ids of BOS and EOS."""
+
+    @property
+    def gguf_metadata(self) -> Mapping[str, Any] | None:
+        """The metadata of a GGUF file, None for a folder."""
+
+
+class Tokenizer:
+    """A model's tokenizer; made by `from_checkpoint`.
+
+    Args:
+        backend: the `tokenizers` object.
+        vocab_size: rows of the model's embedding. Every id must be smaller.
+        bos_token_id, eos_token_ids: beginning of a text; the tokens that end an answer.
+        prepends_bos: put BOS before a text, for a backend that does not do it itself.
+        chat_template: Jinja source, None if the model has none.
+        special_tokens: names such as "bos_token" and their texts, for the chat template.
+    Raises:
+        CheckpointError: the tokenizer has ids that the model has no embedding for.
+        UnsupportedModelError: token texts are encoded in a way that is not known here.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        vocab_size: int,
+        bos_token_id: int | None = None,
+        eos_token_ids: Iterable[int] = (),
+        prepends_bos: bool = False,
+        chat_template: str | None = None,
+        special_tokens: Mapping[str, str] | None = None,
+    ) -> None:
+        backend.no_padding()
+        backend.no_truncation()
+        self._backend = backend
+        self._vocab_size = vocab_size
+        self._prepends_bos = prepends_bos
+        self._chat_template = chat_template
+        self._special_tokens = dict(special_tokens or {})
+        self._token_bytes = TokenBytes(backend)
+        self.n_vocab: int = backend.get_vocab_size(with_added_tokens=True)
+        self.bos_token_id = bos_token_id
+        self.eos_token_ids = frozenset(eos_token_ids)
+        if self.n_vocab > vocab_size:
+            raise CheckpointError(
+                f"The tokenizer has {self.n_vocab} tokens, but the model only {vocab_size} embeddings: "
+                "they do not belong together. Use the tokenizer that came with the model."
+            )
+
+    @classmethod
+    def from_checkpoint(cls, checkpoint: TokenizerSource) -> Tokenizer:
+        """The tokenizer of an open checkpoint.
+
+        Raises:
+            CheckpointError: no tokenizer, or one that is damaged; the message says what to do.
+            UnsupportedModelError: a kind of tokenizer that is not known here, named in the message.
+        """
+        if checkpoint.gguf_metadata is not None:
+            return _from_gguf(checkpoint.gguf_metadata, checkpoint.config)
+        return _from_folder(checkpoint.path, checkpoint.config)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `render_chat` and `encode_chat` work."""
+        return self._chat_template is not None
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """The ids of a text.
+
+        A special token written out in the text (such as `<|im_end|>` or `</s>`) becomes that token, as
+        transformers and llama.cpp's completion do. Who passes on text of others and does not want that must
+        remove it first.
+
+        Args:
+            text: any string; "" gives no ids or BOS alone.
+            add_special_tokens: put BOS in front where the model was trained with it. There is never more than
+                one BOS in front, also when the text begins with it.
+        Raises:
+            UsageError: the string holds half a surrogate pair, which no UTF-8 text can.
+            CheckpointError: the tokenizer gave an id that the model has no embedding for.
+        """
+        _check_unicode(text)
+        try:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except Exception as error:  # `tokenizers` raises nothing more specific
+            raise CheckpointError(f"The tokenizer failed: {error}. The checkpoint's tokenizer is damaged.") from error
+        bos = self.bos_token_id
+        if add_special_tokens and self._prepends_bos and bos is not None:
+            ids = [bos, *ids]
+        while len(ids) > 1 and ids[0] == ids[1] == bos:
+            del ids[0]
+        if ids and max(ids) >= self._vocab_size:
+            raise CheckpointError(
+                f"The tokenizer gave id {max(ids)}, but the model has only {self._vocab_size} embeddings: "
+                "they do not belong together. Use the tokenizer that came with the model."
+            )
+        return ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids. Special tokens and unknown ids give nothing, invalid UTF-8 gives U+FFFD."""
+        text = b"".join(map(self._token_bytes, ids)).decode("utf-8", "replace")
+        return text.removeprefix(" ") if self._token_bytes.leading_space else text
+
+    def detokenizer(self, *, continues: bool = False) -> Detokenizer:
+        """A decoder to which ids are given one at a time.
+
+        Args:
+            continues: the text goes on where another ended (a prompt without chat template), so that a space
+                at its start belongs to it. Otherwise the result is the same as `decode`.
+        """
+        strips = self._token_bytes.leading_space and not continues
+        return Detokenizer(self._token_bytes, strip_leading_space=strips)
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
+        """The conversation as the model was trained to see it, as text with special tokens.
+
+        Args:
+            messages: `[{"role": "user", "content": "Hello"}, ...]`.
+            add_generation_prompt: end with the opening of the assistant's answer.
+        Raises:
+            UsageError: there is no chat template, or it does not accept the messages.
+            CheckpointError: the template is broken.
+        """
+        if self._chat_template is None:
+            raise UsageError(
+                "The model has no chat template, so it does not take messages. Give the prompt as plain text "
+                "(raw), or use an instruction-tuned model."
+            )
+        return chat_template.render(
+            self._chat_template,
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            special_tokens=self._special_tokens,
+        )
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> list[int]:
+        """The ids of `render_chat`. Its BOS, if any, comes from the template alone, as in transformers."""
+        return self.encode(self.render_chat(messages, add_generation_prompt), add_special_tokens=False)
+
+
+class TokenBytes:
+    """The UTF-8 bytes of each token of a `tokenizers` object, found on demand and remembered.
+
+    Special tokens and ids outside the vocabulary have none. `leading_space`: the decoder drops one space at
+    the start of a text. It agrees with the decoder of `tokenizers`, except where that one loses text: an
+    added token stands for its own text also when that happens to read as byte-level code, and an invalid
+    sequence of byte tokens does not take the valid ones beside it along.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._known: dict[int, bytes] = {}
+        for index, token in backend.get_added_tokens_decoder().items():
+            self._known[index] = b"" if token.special else token.content.encode()
+        self._byte_of: dict[str, int] | None = None
+        self._byte_fallback = self.leading_space = False
+        self._space: str | None = None
+        decoder: Any = backend.decoder
+        self._read_decoder({"type": None} if decoder is None else json.loads(decoder.__getstate__()))
+
+    def __call__(self, token_id: int) -> bytes:
+        found = self._known.get(token_id)
+        if found is None:
+            found = self._known[token_id] = self._bytes_of(self._backend.id_to_token(token_id) or "")
+        return found
+
+    def _read_decoder(self, decoder: dict[str, Any]) -> None:
+        """Takes over one step of decoding, as tokenizer.json describes it."""
+        match decoder:
+            case {"type": "Sequence", "decoders": steps}:
+                for step in steps:
+                    self._read_decoder(step)
+            case {"type": "ByteLevel"}:
+                self._byte_of = byte_level_alphabet()
+            case {"type": "Replace", "pattern": {"String": space}, "content": " "}:
+                self._space = space
+            case {"type": "Metaspace", "replacement": space, "prepend_scheme": scheme}:
+                self._space, self.leading_space = space, scheme != "never"
+            case {"type": "ByteFallback"}:
+                self._byte_fallback = True
+            case {"type": "Strip", "content": " ", "start": 1, "stop": 0}:
+                self.leading_space = True
+            case {"type": "Fuse"}:
+                pass
+            case _:
+                raise UnsupportedModelError(
+                    f"The tokenizer's decoder {json.dumps(decoder)} is not supported; supported are "
+                    "byte-level BPE (ByteLevel) and SentencePiece (Metaspace, or Replace, ByteFallback, "
+                    "Fuse, Strip)."
+                )
+
+    def _bytes_of(self, token: str) -> bytes:
+        if self._byte_of is not None:
+            try:
+                return bytes(map(self._byte_of.__getitem__, token))
+            except KeyError:
+                return token.encode()
+        if self._byte_fallback and len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+            try:
+                return bytes.fromhex(token[3:5])
+            except ValueError:
+                pass
+        return (token if self._space is None else token.replace(self._space, " ")).encode()
+
+
+def byte_level_alphabet() -> dict[str, int]:
+    """The character that stands for each byte in byte-level BPE (GPT-2), the other way round.
+
+    Printable bytes stand for themselves as Latin-1 characters; the other 68 are numbered from U+0100 on.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"The text is not valid Unicode: character {error.start} is {text[error.start]!r}, half a "
+            "surrogate pair. This comes from input that is not UTF-8: convert it to UTF-8 first."
+        ) from None
+
+
+# ---- a GGUF file ----------------------------------------------------------------------------------------
+
+
+def _from_gguf(metadata: Mapping[str, Any], config: ModelConfig) -> Tokenizer:
+    backend, adds_bos = gguf_tokenizer.build(metadata)
+    if adds_bos and config.bos_token_id is None:
+        raise CheckpointError(
+            "GGUF metadata: texts are to begin with BOS, but tokenizer.ggml.bos_token_id is missing. Convert it again."
+        )
+    template = metadata.get("tokenizer.chat_template")
+    ids = {
+        "bos_token": config.bos_token_id,
+        "eos_token": next(iter(config.eos_token_ids), None),
+        "unk_token": metadata.get("tokenizer.ggml.unknown_token_id"),
+        "pad_token": metadata.get("tokenizer.ggml.padding_token_id"),
+    }
+    tokens = metadata["tokenizer.ggml.tokens"]
+    return Tokenizer(
+        backend,
+        vocab_size=config.vocab_size,
+        bos_token_id=config.bos_token_id,
+        eos_token_ids=config.eos_token_ids,
+        prepends_bos=adds_bos,
+        chat_template=template if isinstance(template, str) else None,
+        special_tokens={
+            name: tokens[index] for name, index in ids.items() if index is not None and 0 <= index < len(tokens)
+        },
+    )
+
+
+# ---- a Hugging Face folder ------------------------------------------------------------------------------
+
+
+def _from_folder(folder: Path, config: ModelConfig) -> Tokenizer:
+    from tokenizers import Tokenizer as Backend
+
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        raise CheckpointError(
+            f"{folder} has no tokenizer.json. If it has a tokenizer in another form (tokenizer.model, "
+            "vocab.json), write "
+            "the file with transformers: "
+            f'AutoTokenizer.from_pretrained("{folder}").save_pretrained("{folder}").'
+        )
+    try:
+        backend = Backend.from_file(str(file))
+    except Exception as error:  # `tokenizers` raises plain Exception
+        raise CheckpointError(f"{file} cannot be read as a tokenizer: {error}. Get the file again.") from error
+    settings = _read_json(folder / "special_tokens_map.json") | _read_json(folder / "tokenizer_config.json")
+    special_tokens = {name: text for name in _SPECIAL_TOKENS if (text := _token_text(settings.get(name))) is not None}
+    bos, eos = (backend.token_to_id(special_tokens.get(name, "")) for name in ("bos_token", "eos_token"))
+    return Tokenizer(
+        backend,
+        vocab_size=config.vocab_size,
+        bos_token_id=config.bos_token_id if bos is None else bos,
+        eos_token_ids=(*config.eos_token_ids, *(() if eos is None else (eos,))),
+        chat_template=_folder_template(folder, settings),
+        special_tokens=special_tokens,
+    )
+
+
+def _folder_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
+    """The chat template: its own file before the entry in tokenizer_config.json, as transformers does."""
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return _read_text(file)
+    template = _read_json(folder / "chat_template.json").get("chat_template", settings.get("chat_template"))
+    if isinstance(template, list):  # several, by name
+        named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _token_text(value: Any) -> str | None:
+    """A special token is written as its text or as an object with its text and properties."""
+    text = value.get("content") if isinstance(value, dict) else value
+    return text if isinstance(text, str) else None
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    """The object in a file; {} where there is no such file."""
+    if not file.is_file():
+        return {}
+    try:
+        value = json.loads(_read_text(file))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file} is not valid JSON: {error}. Get the file again.") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{file} holds a {type(value).__name__}, expected a JSON object. Get the file again.")
+    return value
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{file} cannot be read: {error}. Get the file again.") from error

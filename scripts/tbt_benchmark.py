@@ -1,0 +1,197 @@
+#!/usr/bin/env python
+"""Measures prefill, decode and the time between tokens of real generation on an OpenCL device."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from llmcl import benchmark
+from llmcl.cli import options as opt
+from llmcl.cli.command import TYPER_SETTINGS, Command, run
+from llmcl.cli.loading import progress_bar
+from llmcl.errors import UsageError
+
+EPILOG = """\b
+pp512          512 random tokens prefilled: no tokenisation, no sampling
+tg128          128 single-token decodes from an empty context: no sampling
+tg128 @ d4096  the same after 4096 tokens, whose prefill is not timed
+gen256         real generation, sampling included, end-of-text ignored
+t/s            mean and standard deviation over the repetitions, after a warm-up
+size           bytes of weights that one decode step reads
+GB/s           weights and KV cache read by a step, over its time
+of bandwidth   GB/s over that of a streaming read measured in the same run
+TBT            time between two tokens on the host; stalls: above twice the median"""
+
+
+def numbers(low: int) -> Callable[[Any], tuple[int, ...]]:
+    """A parser of `512` or `512,2048`, each `low` or more."""
+    one = opt.number(int, f"whole numbers, {low} or more, separated by commas", lambda n: n >= low)
+
+    def parse(text: Any) -> tuple[int, ...]:
+        return tuple(one(part) for part in str(text).split(","))
+
+    return parse
+
+
+def _measurement(*names: str, **settings: Any) -> Any:
+    return typer.Option(*names, rich_help_panel="Measurement", **settings)
+
+
+def tbt_benchmark(
+    model: Annotated[
+        str | None, _measurement("-m", "--model", metavar="NAME|PATH", help="As for llmcl generate.")
+    ] = None,
+    random: Annotated[
+        str | None,
+        _measurement(
+            "--random",
+            metavar="SHAPE",
+            help="Instead of -m: random weights in the shape of llama-3.2-1b, llama-3.1-8b or a config.json.",
+        ),
+    ] = None,
+    n_prompt: Annotated[
+        Any,
+        _measurement("-p", "--n-prompt", metavar="N,...", parser=numbers(0), help="Prefill lengths; 0: none."),
+    ] = "512",
+    n_gen: Annotated[
+        Any,
+        _measurement("-n", "--n-gen", metavar="N,...", parser=numbers(0), help="Decode lengths; 0: none."),
+    ] = "128",
+    n_depth: Annotated[
+        Any,
+        _measurement("-d", "--n-depth", metavar="N,...", parser=numbers(0), help="Context before the decodes."),
+    ] = "0",
+    generate: Annotated[
+        int,
+        _measurement(
+            "-g",
+            "--generate",
+            metavar="N",
+            parser=opt.number(int, "0 (none) or a whole number, 2 or more", lambda n: n == 0 or n >= 2),
+            help="Tokens of real generation, for the distribution of TBT; 0: none.",
+        ),
+    ] = 256,
+    temp: opt.Temperature = 0.8,
+    repetitions: Annotated[
+        int,
+        _measurement(
+            "-r",
+            "--repetitions",
+            metavar="N",
+            parser=opt.number(int, "a whole number, 1 or more", lambda n: n >= 1),
+            help="Runs of each test, after a warm-up.",
+        ),
+    ] = 5,
+    ctx_size: Annotated[
+        int | None,
+        _measurement(
+            "-c",
+            "--ctx-size",
+            metavar="TOKENS",
+            parser=opt.number(int, "a whole number of tokens, 1 or more", lambda n: n >= 1),
+            help="Room for the longest test; left out: just that.",
+        ),
+    ] = None,
+    offline: opt.Offline = False,
+    device: opt.Device = None,
+    dtype: opt.Dtype = "auto",
+    kv_dtype: opt.KvDtype = "auto",
+    format: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            metavar="|".join(benchmark.FORMATS),
+            parser=opt.one_of(*benchmark.FORMATS),
+            rich_help_panel="Output",
+        ),
+    ] = "md",
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="Write there, not to standard output.",
+            rich_help_panel="Output",
+        ),
+    ] = None,
+    plot: Annotated[
+        str | None,
+        typer.Option(
+            "--plot",
+            metavar="FILE.png",
+            help="Draw TBT over position and its histogram (needs the extra `plot`).",
+            rich_help_panel="Output",
+        ),
+    ] = None,
+) -> None:
+    """Rows comparable with llama-bench, then the time between tokens of real generation."""
+    plan = benchmark.Plan(
+        n_prompt=tuple(n for n in n_prompt if n),
+        n_gen=tuple(n for n in n_gen if n),
+        depths=n_depth,
+        generate_tokens=generate,
+        temperature=temp,
+        repetitions=repetitions,
+    )
+    check_request(plan, model, random, ctx_size, plot, output)
+    import llmcl
+
+    settings: dict[str, Any] = {
+        "device": device,
+        "dtype": dtype,
+        "kv_dtype": kv_dtype,
+        "max_context": ctx_size or plan.context_tokens(),
+    }
+    if random is not None:
+        llm = llmcl.load_random(random, **settings)
+    else:
+        with progress_bar(quiet=False) as progress:
+            llm = llmcl.load(str(model), offline=offline, progress=progress, **settings)
+    with llm:
+        result = benchmark.run(llm, plan, note=lambda text: print(text, file=sys.stderr, flush=True))
+    text = benchmark.format_rows(result.rows, format)
+    if output is None:
+        print(text, end="", flush=True)
+    else:
+        output.write_text(text, encoding="utf-8")
+        print(benchmark.markdown(result.rows), end="", file=sys.stderr)
+    if plot is not None:
+        benchmark.plot_tbt(result, plot)
+
+
+def check_request(
+    plan: benchmark.Plan,
+    model: str | None,
+    random: str | None,
+    ctx_size: int | None,
+    plot: str | None,
+    output: Path | None,
+) -> None:
+    """Raises for everything that can be known to fail before a model is loaded and measured."""
+    if (model is None) == (random is None):
+        raise UsageError("give one of -m/--model NAME_OR_PATH and --random SHAPE")
+    if not (plan.n_prompt or plan.n_gen or plan.generate_tokens):
+        raise UsageError("-p 0, -n 0 and -g 0 leave nothing to measure: set one of them above 0")
+    if ctx_size is not None:
+        benchmark.check_context(plan, ctx_size, "-c/--ctx-size")
+    if plot is not None:
+        if not plan.generate_tokens:
+            raise UsageError("--plot draws real generation, which -g 0 leaves out: set -g/--generate above 0")
+        benchmark.check_plot(plot)
+    if output is not None:
+        try:
+            output.open("a").close()
+        except OSError as error:
+            raise UsageError(f"-o/--output {output}: cannot be written ({error.strerror})") from error
+
+
+if __name__ == "__main__":
+    app = typer.Typer(**TYPER_SETTINGS)
+    app.command(cls=Command, epilog=EPILOG)(tbt_benchmark)
+    run(app)

@@ -1,0 +1,302 @@
+"""The hub, against a stand-in that speaks as much of its HTTP interface as huggingface_hub uses."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmcl.checkpoint import open_checkpoint
+from llmcl.checkpoint.hub import Hub
+from llmcl.errors import CheckpointError, HubError, UnsupportedModelError
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+REFUSALS = {
+    "org/gated": (403, "GatedRepo"),
+    "org/forbidden": (403, ""),
+    "org/private": (401, ""),
+    "org/odd": (418, ""),
+}
+
+
+class StandIn(ThreadingHTTPServer):
+    """Serves models = {repo id: {file: bytes}}; `requests` records (method, path)."""
+
+    daemon_threads = True
+
+    def __init__(self, models: dict[str, dict[str, bytes]], port: int = 0):
+        super().__init__(("127.0.0.1", port), Handler)
+        self.models = models
+        self.requests: list[tuple[str, str]] = []
+        self.commit = COMMIT
+        self.failing = False
+        self.broken_file: str | None = None
+        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def stop(self) -> None:
+        self.shutdown()
+        self.server_close()
+
+    def downloaded(self) -> set[str]:
+        return {path.rsplit("/", 1)[1] for method, path in self.requests if method == "GET" and "/resolve/" in path}
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: StandIn
+
+    def do_HEAD(self) -> None:
+        self.answer()
+
+    def do_GET(self) -> None:
+        self.answer()
+
+    def answer(self) -> None:
+        path = self.path.split("?")[0]
+        self.server.requests.append((self.command, path))
+        parts = path.removeprefix("/api/models").strip("/").split("/")
+        repo_id = "/".join(parts[:2])
+        files = self.server.models.get(repo_id)
+        if parts[-1] == self.server.broken_file:
+            self.close_connection = True  # without a word, as when the network breaks
+        elif self.server.failing:
+            self.send(500, b"out of order")
+        elif repo_id in REFUSALS:
+            status, code = REFUSALS[repo_id]
+            self.send(status, b"refused", {"X-Error-Code": code} if code else {})
+        elif files is None:
+            self.send(404, b"no such model", {"X-Error-Code": "RepoNotFound"})
+        elif path.startswith("/api/models/"):
+            siblings = [{"rfilename": name, "size": len(data)} for name, data in files.items()]
+            info = {"id": repo_id, "modelId": repo_id, "sha": self.server.commit, "siblings": siblings}
+            self.send(200, json.dumps(info).encode(), {"Content-Type": "application/json"})
+        elif (file := "/".join(parts[4:])) in files:
+            etag = hashlib.sha256(files[file]).hexdigest()
+            self.send(200, files[file], {"ETag": f'"{etag}"', "X-Repo-Commit": self.server.commit})
+        else:
+            self.send(404, b"no such file", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": self.server.commit})
+
+    def send(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in {**(headers or {}), "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def models(hf_files, gguf_files, tmp_path_factory) -> dict[str, dict[str, bytes]]:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("models")
+    tensors = hf_files.tensors()
+    hf_files.write(folder / "tiny", tensors)
+    (folder / "tiny" / "tokenizer.json").write_text("{}")
+    model = LlamaForCausalLM(LlamaConfig(**hf_files.config)).to(torch.float16)
+    model.save_pretrained(folder / "sharded", max_shard_size="20KB")
+    gguf_files.write(folder / "m.gguf", gguf_files.tensors(tensors, {"q_proj": 4, "k_proj": 2}))
+
+    def files(name: str) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in sorted((folder / name).iterdir())}
+
+    unneeded = {
+        "README.md": b"x",
+        "pytorch_model.bin": b"x",
+        "onnx/model.onnx": b"x",
+        "extra.safetensors": b"x",
+    }
+    sharded = files("sharded")
+    first_shard = min(name for name in sharded if name.endswith(".safetensors"))
+    hostile_index = {"model.safetensors.index.json": b'{"weight_map": {"x": "../../x.safetensors"}}'}
+    config = {"config.json": json.dumps(hf_files.config).encode()}
+    return {
+        "org/tiny": files("tiny") | unneeded,
+        "org/sharded": sharded | unneeded,
+        "org/incomplete": {name: data for name, data in sharded.items() if name != first_shard},
+        "org/hostile": config | hostile_index,
+        "org/pickle": config | {"pytorch_model.bin": b"x"},
+        "org/gguf": {"README.md": b"x", "m.gguf": (folder / "m.gguf").read_bytes(), "sub/n.gguf": b"GGUF"},
+        "org/empty": {"README.md": b"x"},
+    }
+
+
+@pytest.fixture
+def server(models) -> Iterator[StandIn]:
+    server = StandIn(models)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def unused_endpoint() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{free.getsockname()[1]}"
+
+
+def test_only_what_is_needed_is_downloaded_with_progress(server, tmp_path, models):
+    calls: list[tuple[str, int, int]] = []
+    hub = Hub(
+        "org/tiny",
+        endpoint=server.url,
+        cache_dir=tmp_path,
+        progress=lambda what, done, total: calls.append((what, done, total)),
+    )
+    folder = hub.fetch_folder()
+    needed = {"config.json", "tokenizer.json", "model.safetensors"}
+    assert {path.name for path in folder.iterdir()} == server.downloaded() == needed
+    for name in needed:
+        data = models["org/tiny"][name]
+        assert (folder / name).read_bytes() == data
+        steps = [(done, total) for what, done, total in calls if what == f"downloading {name}"]
+        assert steps[-1] == (len(data), len(data))
+        assert steps == sorted(steps)
+    open_checkpoint(str(folder))
+
+
+def test_a_second_run_downloads_nothing(server, tmp_path):
+    first = Hub("org/tiny", endpoint=server.url, cache_dir=tmp_path).fetch_folder()
+    server.requests.clear()
+    assert Hub("org/tiny", endpoint=server.url, cache_dir=tmp_path).fetch_folder() == first
+    assert server.requests == [("GET", "/api/models/org/tiny")]
+
+
+def test_sharded_weights_are_downloaded_by_their_index(server, tmp_path, models):
+    folder = Hub("org/sharded", endpoint=server.url, cache_dir=tmp_path).fetch_folder()
+    shards = {name for name in models["org/sharded"] if name.startswith("model-")}
+    assert len(shards) > 2
+    assert {path.name for path in folder.glob("*.safetensors")} == shards
+    assert not (server.downloaded() & {"extra.safetensors", "pytorch_model.bin", "model.onnx"})
+    assert open_checkpoint(str(folder)).config.dtype == "float16"
+
+
+@pytest.mark.parametrize("repo_id", ["org/tiny", "org/sharded"])
+def test_offline_uses_the_cache_and_asks_nobody(server, tmp_path, repo_id):
+    folder = Hub(repo_id, endpoint=server.url, cache_dir=tmp_path).fetch_folder()
+    server.requests.clear()
+    assert Hub(repo_id, endpoint=server.url, cache_dir=tmp_path, offline=True).fetch_folder() == folder
+    assert server.requests == []
+
+
+def test_offline_without_a_copy_says_what_to_do(server, tmp_path):
+    with pytest.raises(HubError, match=r"org/tiny is not .* in the cache .*Run once without --offline") as caught:
+        Hub("org/tiny", endpoint=server.url, cache_dir=tmp_path, offline=True).fetch_folder()
+    assert str(tmp_path) in str(caught.value)
+    assert server.requests == []
+
+
+def test_offline_with_half_a_copy_is_not_taken_for_a_whole_one(server, tmp_path):
+    folder = Hub("org/sharded", endpoint=server.url, cache_dir=tmp_path).fetch_folder()
+    max(folder.glob("model-*.safetensors")).unlink()
+    with pytest.raises(HubError, match="not completely"):
+        Hub("org/sharded", endpoint=server.url, cache_dir=tmp_path, offline=True).fetch_folder()
+
+
+def test_a_download_that_fails_half_way_does_not_replace_the_copy_that_works(server, tmp_path):
+    folder = Hub("org/tiny", endpoint=server.url, cache_dir=tmp_path).fetch_folder()
+    server.commit = COMMIT[::-1]
+    server.models = {"org/tiny": {name: data + b" " for name, data in server.models["org/tiny"].items()}}
+    server.broken_file = "model.safetensors"
+    assert Hub("org/tiny", endpoint=server.url, cache_dir=tmp_path).fetch_folder() == folder
+    assert "config.json" in server.downloaded()
+    assert Hub("org/tiny", endpoint=server.url, cache_dir=tmp_path, offline=True).fetch_folder() == folder
+    server.broken_file = None
+    new_folder = Hub("org/tiny", endpoint=server.url, cache_dir=tmp_path).fetch_folder()
+    assert new_folder.name == server.commit
+    assert Hub("org/tiny", endpoint=server.url, cache_dir=tmp_path, offline=True).fetch_folder() == new_folder
+
+
+@pytest.mark.parametrize("how", ["refused", "failing"])
+def test_a_hub_that_does_not_answer(server, tmp_path, unused_endpoint, caplog, how):
+    endpoint = unused_endpoint if how == "refused" else server.url
+    server.failing = True
+    with pytest.raises(
+        HubError, match=r"cannot fetch the model org/tiny .*Check the network and HF_ENDPOINT"
+    ) as caught:
+        Hub("org/tiny", endpoint=endpoint, cache_dir=tmp_path).fetch_folder()
+    assert endpoint in str(caught.value)
+    server.failing = False
+    folder = Hub("org/tiny", endpoint=server.url, cache_dir=tmp_path).fetch_folder()
+    server.failing = True
+    assert Hub("org/tiny", endpoint=endpoint, cache_dir=tmp_path).fetch_folder() == folder
+    assert "does not answer; using the copy of org/tiny" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("repo_id", "message"),
+    [
+        ("org/unknown", r"has no model org/unknown, or it is private\. Check the spelling"),
+        ("org/private", r"has no model org/private, or it is private\..*HF_TOKEN"),
+        ("org/gated", r"is gated\. Accept its terms at http://127\.0\.0\.1:\d+/org/gated, then set HF_TOKEN"),
+        ("org/forbidden", "is gated"),
+        ("org/odd", "refused the model org/odd: .*418"),
+        ("org/incomplete", r"lacks model-00001-of-\d+\.safetensors, which its"),
+        ("org/empty", r"has no config\.json\. It is not a transformers model"),
+        ("org/gguf", r"for example org/gguf/m\.gguf"),
+    ],
+)
+def test_models_that_the_hub_does_not_give(server, tmp_path, repo_id, message):
+    with pytest.raises(HubError, match=message):
+        Hub(repo_id, endpoint=server.url, cache_dir=tmp_path).fetch_folder()
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_pickled_weights_are_not_downloaded(server, tmp_path):
+    with pytest.raises(UnsupportedModelError, match="Convert them to safetensors"):
+        Hub("org/pickle", endpoint=server.url, cache_dir=tmp_path).fetch_folder()
+    assert server.downloaded() == set()
+
+
+def test_an_index_of_the_hub_cannot_name_files_elsewhere(server, tmp_path):
+    with pytest.raises(CheckpointError, match="plain name"):
+        Hub("org/hostile", endpoint=server.url, cache_dir=tmp_path).fetch_folder()
+
+
+def test_a_gguf_file_of_the_hub(server, tmp_path):
+    hub = Hub("org/gguf", endpoint=server.url, cache_dir=tmp_path)
+    path = hub.fetch_file("m.gguf")
+    assert server.downloaded() == {"m.gguf"}
+    assert np.isfinite(open_checkpoint(str(path)).array("model.norm.weight")).all()
+    assert Hub("org/gguf", endpoint=server.url, cache_dir=tmp_path, offline=True).fetch_file("m.gguf") == path
+    with pytest.raises(HubError, match=r"no file x\.gguf; its GGUF files: m\.gguf, sub/n\.gguf"):
+        hub.fetch_file("x.gguf")
+
+
+def test_as_a_user_runs_it(server, tmp_path):
+    """The endpoint and the cache come from the environment; the second run has no hub to ask."""
+    code = (
+        "import sys; from llmcl.checkpoint import open_checkpoint;"
+        "print(open_checkpoint(sys.argv[1], offline='offline' in sys.argv).config.hidden_size)"
+    )
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
+    env |= {"HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path / "home")}
+
+    def run(*args: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-c", code, *args], env=env, capture_output=True, text=True, check=False)
+
+    first = run("org/tiny")
+    assert (first.returncode, first.stdout) == (0, "64\n"), first.stderr
+    assert first.stderr == ""
+    port = server.server_address[1]
+    server.stop()
+    assert run("org/tiny", "offline").stdout == "64\n"
+    assert run("org/gguf/m.gguf", "offline").stderr.count("Run once without --offline") == 1
+    assert f"127.0.0.1:{port}" in run("org/sharded").stderr

@@ -1,0 +1,157 @@
+"""Fixtures for every test: OpenCL devices, and a cache of the tests' own.
+
+A test with the fixture `device` (or `cl_entry`) runs once on each OpenCL device found, and its id names it.
+`LLMCL_TEST_DEVICE=pocl,gpu` keeps to the devices whose id, name or platform holds one of these words;
+`LLMCL_TEST_REQUIRE=pocl,llvmpipe` makes it an error when one of these is missing. The end of a run says
+which of the implementations that llmcl is tested on were not found.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from llmcl.runtime.platforms import DeviceEntry, find_devices
+
+if TYPE_CHECKING:
+    from llmcl.llm import LLM
+    from llmcl.runtime.device import Device
+
+EXPECTED = {
+    "intel-cpu": 'pip install "llmcl[cpu]", x86-64 only',
+    "pocl": 'pip install "llmcl[pocl]", or the system package pocl-opencl-icd',
+    "llvmpipe": "the system package mesa-opencl-icd, with RUSTICL_ENABLE=llvmpipe",
+    "oclgrind": "the system package oclgrind",
+    "gpu": "a GPU and its vendor's OpenCL driver",
+}
+
+
+def device_id(entry: DeviceEntry) -> str:
+    """A short name of what is under test: the implementation, or for a GPU its model."""
+    if entry.is_software:
+        return "oclgrind" if "Oclgrind" in entry.platform_name else entry.name.split(" ")[0].lower()
+    if entry.kind == "cpu" and (entry.is_intel_cpu or entry.is_pocl):
+        return "intel-cpu" if entry.is_intel_cpu else "pocl"
+    return f"{entry.kind}-" + re.sub(r"[^a-z0-9]+", "-", f"{entry.name} {entry.platform_name}".lower()).strip("-")
+
+
+@cache
+def found_devices() -> dict[str, DeviceEntry]:
+    """Every usable device by its id."""
+    devices: dict[str, DeviceEntry] = {}
+    for entry in find_devices():
+        if entry.usable:
+            name = device_id(entry)
+            devices[f"{name}-{entry.index}" if name in devices else name] = entry
+    return devices
+
+
+@cache
+def tested_devices() -> dict[str, DeviceEntry]:
+    words = [word.lower() for word in os.environ.get("LLMCL_TEST_DEVICE", "").split(",") if word]
+    return {
+        name: entry
+        for name, entry in found_devices().items()
+        if not words or any(word in f"{name} {entry.name} {entry.platform_name}".lower() for word in words)
+    }
+
+
+def missing(names: list[str]) -> list[str]:
+    found = [*found_devices(), *(["oclgrind"] if shutil.which("oclgrind") else [])]
+    return [name for name in names if not any(known.startswith(name) for known in found)]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Compiled kernels are kept between runs, away from the user's own cache.
+    os.environ.setdefault("LLMCL_CACHE_DIR", str(config.rootpath / ".pytest_cache" / "llmcl"))
+
+
+def pytest_sessionstart() -> None:
+    absent = missing([name for name in os.environ.get("LLMCL_TEST_REQUIRE", "").split(",") if name])
+    if absent:
+        raise pytest.UsageError(f"LLMCL_TEST_REQUIRE names OpenCL implementations not found: {', '.join(absent)}")
+    if not tested_devices():
+        raise pytest.UsageError(
+            f"no OpenCL device to test on (LLMCL_TEST_DEVICE={os.environ.get('LLMCL_TEST_DEVICE', '')!r}); "
+            f"found: {', '.join(found_devices()) or 'none'}"
+        )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "cl_entry" in metafunc.fixturenames:
+        devices = tested_devices()
+        metafunc.parametrize("cl_entry", devices.values(), ids=devices.keys(), indirect=True, scope="session")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not missing(["gpu"]):
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="no GPU found"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    terminalreporter.section("OpenCL implementations")
+    for name, entry in tested_devices().items():
+        terminalreporter.line(f"tested on {name}: {entry.label}, {entry.platform_version}")
+    if tuple(found_devices()) == ("oclgrind",):
+        return  # the simulator hides the others
+    for name in found_devices().keys() - tested_devices().keys():
+        terminalreporter.line(f"left out by LLMCL_TEST_DEVICE: {name}")
+    for entry in find_devices():
+        if not entry.usable:
+            terminalreporter.line(f"not usable: {entry.label}: {entry.why_not}")
+    for name in missing([*EXPECTED]):
+        terminalreporter.line(f"not found: {name} ({EXPECTED[name]})")
+
+
+@pytest.fixture(scope="session")
+def cl_entry(request: pytest.FixtureRequest) -> DeviceEntry:
+    """Each OpenCL device found, as `find_devices()` describes it."""
+    entry: DeviceEntry = request.param
+    return entry
+
+
+@pytest.fixture(scope="session")
+def device(cl_entry: DeviceEntry) -> Iterator[Device]:
+    """Each OpenCL device found, opened once for all tests."""
+    from llmcl.runtime.device import Device
+
+    opened = Device.open(cl_entry)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="session")
+def default_device() -> Iterator[Device]:
+    """The one device that llmcl would choose, for tests whose subject is not the device."""
+    from llmcl.runtime.device import Device
+
+    opened = Device.open(next(iter(tested_devices().values())))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="session")
+def smollm2(default_device: Device) -> Iterator[LLM]:
+    """The demo model on the default device, weights and cache in float32, a context of 1024 tokens."""
+    import llmcl
+
+    with llmcl.load("smollm2", device=default_device.entry.index, dtype="float32", max_context=1024) as llm:
+        yield llm
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache folder for this test and the programs it starts."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("LLMCL_CACHE_DIR", str(folder))
+    return folder

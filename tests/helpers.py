@@ -1,0 +1,332 @@
+"""Small models, error measures and device buffers that several tests share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmcl.config import ModelConfig, RopeScaling
+from llmcl.ops.step_state import StepState
+from llmcl.ops.weight import TILE_ROWS, Weight, WeightPart
+from llmcl.reference import rope_table, round_bfloat16, to_tiles
+from llmcl.runtime.device import Buffer, Device, Launch
+
+LLAMA3_SCALING = RopeScaling(
+    kind="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=64
+)
+LINEAR_SCALING = RopeScaling(kind="linear", factor=4.0)
+
+
+def small_config(**changes: Any) -> ModelConfig:
+    """A 2-layer Llama that runs in milliseconds; its vocabulary is no multiple of any tile."""
+    values: dict[str, Any] = {
+        "architecture": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "n_layers": 2,
+        "n_q_heads": 4,
+        "n_kv_heads": 2,
+        "head_dim": 32,
+        "vocab_size": 131,
+        "max_position": 512,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "rope_scaling": None,
+        "tie_embeddings": False,
+        "dtype": "float32",
+        "bos_token_id": 1,
+        "eos_token_ids": (2,),
+    }
+    return ModelConfig(**(values | changes))
+
+
+def model_configs() -> dict[str, ModelConfig]:
+    """The variations every implementation of the model is judged on, by name.
+
+    hidden_size is rarely n_q_heads * head_dim, so that the two cannot be mistaken for each other;
+    transformers wants it to be a multiple of n_q_heads.
+    """
+    return {
+        "gqa1_dim32_tied": small_config(n_q_heads=3, n_kv_heads=3, head_dim=32, tie_embeddings=True, hidden_size=96),
+        "gqa3_dim64_untied": small_config(n_q_heads=9, n_kv_heads=3, head_dim=64, hidden_size=144),
+        "gqa4_dim80_linear": small_config(
+            n_q_heads=4, n_kv_heads=1, head_dim=80, rope_scaling=LINEAR_SCALING, hidden_size=80
+        ),
+        "gqa8_dim128_llama3_tied": small_config(
+            n_q_heads=8,
+            n_kv_heads=1,
+            head_dim=128,
+            rope_scaling=LLAMA3_SCALING,
+            rope_theta=500000.0,
+            tie_embeddings=True,
+        ),
+        "gqa4_dim64_llama3": small_config(
+            n_q_heads=8, n_kv_heads=2, head_dim=64, rope_scaling=LLAMA3_SCALING, intermediate_size=160
+        ),
+    }
+
+
+def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Hugging Face name -> shape of every tensor of the model ([out_features, in_features] for matrices)."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    q_rows, kv_rows = config.n_q_heads * config.head_dim, config.n_kv_heads * config.head_dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (config.vocab_size, hidden),
+        "model.norm.weight": (hidden,),
+    }
+    if not config.tie_embeddings:
+        shapes["lm_head.weight"] = (config.vocab_size, hidden)
+    for i in range(config.n_layers):
+        layer = f"model.layers.{i}."
+        shapes |= {
+            layer + "input_layernorm.weight": (hidden,),
+            layer + "self_attn.q_proj.weight": (q_rows, hidden),
+            layer + "self_attn.k_proj.weight": (kv_rows, hidden),
+            layer + "self_attn.v_proj.weight": (kv_rows, hidden),
+            layer + "self_attn.o_proj.weight": (hidden, q_rows),
+            layer + "post_attention_layernorm.weight": (hidden,),
+            layer + "mlp.gate_proj.weight": (inner, hidden),
+            layer + "mlp.up_proj.weight": (inner, hidden),
+            layer + "mlp.down_proj.weight": (hidden, inner),
+        }
+    return shapes
+
+
+def random_weights(config: ModelConfig, seed: int) -> dict[str, NDArray[np.float32]]:
+    """Weights by Hugging Face name, float32, scaled so that activations keep their size from layer to layer.
+
+    The q and k projections are larger, or all scores would be near zero and attention a mere average.
+    """
+    rng = np.random.default_rng(seed)
+    weights: dict[str, NDArray[np.float32]] = {}
+    for name, shape in weight_shapes(config).items():
+        if len(shape) == 1:
+            values = 1.0 + 0.2 * rng.standard_normal(shape)
+        else:
+            gain = 1.5 if "q_proj" in name or "k_proj" in name else 1.0
+            values = rng.standard_normal(shape) * gain / np.sqrt(shape[1])
+        weights[name] = values.astype(np.float32)
+    return weights
+
+
+def transformers_model(config: ModelConfig, weights: Mapping[str, NDArray[Any]], dtype: str = "float32") -> Any:
+    """transformers' LlamaForCausalLM with these weights, on the CPU, in evaluation mode.
+
+    dtype: "float32" or "float64" (which transformers leaves for float32 in its norms and its rotary tables).
+    """
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}
+    scaling = config.rope_scaling
+    if scaling is not None and scaling.kind == "linear":
+        rope |= {"rope_type": "linear", "factor": scaling.factor}
+    elif scaling is not None and scaling.kind == "llama3":
+        rope |= {
+            "rope_type": "llama3",
+            "factor": scaling.factor,
+            "low_freq_factor": scaling.low_freq_factor,
+            "high_freq_factor": scaling.high_freq_factor,
+            "original_max_position_embeddings": scaling.original_max_position,
+        }
+    elif scaling is not None:
+        raise ValueError(f"transformers has no rope scaling of kind {scaling.kind!r}")
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_hidden_layers=config.n_layers,
+            num_attention_heads=config.n_q_heads,
+            num_key_value_heads=config.n_kv_heads,
+            head_dim=config.head_dim,
+            max_position_embeddings=config.max_position,
+            rms_norm_eps=config.rms_norm_eps,
+            rope_parameters=rope,
+            tie_word_embeddings=config.tie_embeddings,
+            bos_token_id=config.bos_token_id,
+            eos_token_id=list(config.eos_token_ids),
+            pad_token_id=None,
+        )
+    )
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in weights.items()}
+    missing, unexpected = model.load_state_dict(tensors, strict=False)
+    allowed = {"lm_head.weight"} if config.tie_embeddings else set()
+    if unexpected or set(missing) - allowed:
+        raise ValueError(f"weights do not fit the model: missing {missing}, unexpected {unexpected}")
+    model.tie_weights()
+    return model.to(getattr(torch, dtype)).eval()
+
+
+def relative_error(actual: NDArray[Any], expected: NDArray[Any]) -> float:
+    """Largest absolute difference over the largest expected magnitude; infinite for NaN or infinities."""
+    actual, expected = np.asarray(actual, dtype=np.float64), np.asarray(expected, dtype=np.float64)
+    if actual.shape != expected.shape:
+        raise ValueError(f"shapes differ: {actual.shape} and {expected.shape}")
+    if not np.all(np.isfinite(actual)):
+        return float("inf")
+    return float(np.max(np.abs(actual - expected)) / max(float(np.max(np.abs(expected))), 1e-300))
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Kernel tests: storage types, and buffers in which a read too far and a write too far both show
+# ------------------------------------------------------------------------------------------------------------
+
+DTYPES = ("float32", "float16", "bfloat16")
+
+# A NaN as float32, and each half of it a NaN as float16 and as bfloat16.
+POISON = np.uint32(0x7FE57FC1)
+GUARD_WORDS = 64
+
+
+def to_storage(x: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """float values -> their bits as the device stores them: float32, or uint16 for float16 and bfloat16."""
+    x = np.ascontiguousarray(x, dtype=np.float32)
+    if dtype == "float32":
+        return x
+    if dtype == "float16":
+        return x.astype(np.float16).view(np.uint16)
+    return (round_bfloat16(x).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+
+
+def from_storage(bits: NDArray[Any], dtype: str) -> NDArray[np.float32]:
+    """The inverse of to_storage: float32 values."""
+    bits = np.ascontiguousarray(bits)
+    if dtype == "float32":
+        return bits
+    if dtype == "float16":
+        return bits.view(np.float16).astype(np.float32)
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def storage_type(dtype: str) -> type[np.generic]:
+    return np.float32 if dtype == "float32" else np.uint16
+
+
+def poisoned(device: Device, shape: tuple[int, ...], item_bytes: int = 4) -> Buffer:
+    """A buffer for an array of this shape and GUARD_WORDS more words, all of it POISON."""
+    buffer = device.alloc(math.prod(shape) * item_bytes + 4 * GUARD_WORDS, "test buffer")
+    device.fill(buffer, POISON)
+    return buffer
+
+
+def with_poison(device: Device, array: NDArray[Any]) -> Buffer:
+    """A buffer that holds `array` and, after it, POISON."""
+    buffer = poisoned(device, array.shape, array.itemsize)
+    device.write(buffer, array)
+    return buffer
+
+
+def read_guarded(device: Device, buffer: Buffer, dtype: Any, shape: tuple[int, ...]) -> NDArray[Any]:
+    """The array at the start of a poisoned buffer; fails if the guard words after it are not as they were."""
+    words = device.read(buffer, np.uint32, (buffer.nbytes // 4,))
+    assert np.all(words[-GUARD_WORDS:] == POISON), "written past the end of the output"
+    return words.view(dtype)[: math.prod(shape)].reshape(shape).copy()
+
+
+def key_tiles(keys: NDArray[Any]) -> NDArray[Any]:
+    """The cache's layout of keys: [heads, capacity, head_dim] -> [heads, capacity/16, head_dim, 16]."""
+    heads, capacity, head_dim = keys.shape
+    return np.ascontiguousarray(keys.reshape(heads, capacity // 16, 16, head_dim).swapaxes(2, 3))
+
+
+def from_key_tiles(tiles: NDArray[Any]) -> NDArray[Any]:
+    """The inverse of key_tiles."""
+    heads, n_tiles, head_dim, _ = tiles.shape
+    return np.ascontiguousarray(tiles.swapaxes(2, 3).reshape(heads, n_tiles * 16, head_dim))
+
+
+def rotations(head_dim: int, positions: NDArray[Any]) -> NDArray[np.float32]:
+    """What `embed` leaves for these positions: float32 [n, head_dim], cosines, then sines."""
+    cos, sin = rope_table(positions, small_config(head_dim=head_dim).inv_freq())
+    return np.concatenate([cos, sin], axis=1).astype(np.float32)
+
+
+def step_state_at(device: Device, *, position: int, n_tokens: int, step: int = 0) -> StepState:
+    """The step's state on the device, for kernels that do not read its tokens."""
+    state = StepState(device, 1)
+    device.write(state.state, np.array([position, n_tokens, step], np.int32))
+    return state
+
+
+def weight_on_device(
+    device: Device, values: NDArray[Any], dtype: str, *, alternating: bool = False, tiles_per_part: int = 0
+) -> Weight:
+    """A weight [rows, k] with poison after each buffer. alternating: values are gate rows, then as many up rows."""
+    rows, k = values.shape
+    tiles = to_tiles(to_storage(values, dtype))
+    if alternating:
+        tiles = tiles.reshape(2, -1, k, TILE_ROWS).swapaxes(0, 1).reshape(tiles.shape)
+    n_tiles = tiles.shape[0]
+    most = tiles_per_part or n_tiles
+    parts = tuple(
+        WeightPart(with_poison(device, tiles[first : first + most]), first, min(most, n_tiles - first))
+        for first in range(0, n_tiles, most)
+    )
+    return Weight("test weight", rows, k, dtype, parts)
+
+
+def run(launches: Iterable[Launch], n_tokens: int = 1) -> None:
+    for launch in launches:
+        launch.enqueue(n_tokens)
+
+
+def save_folder(
+    folder: Path,
+    config: ModelConfig,
+    weights: Mapping[str, NDArray[Any]],
+    dtype: str = "float32",
+    max_shard_size: str = "1GB",
+) -> Path:
+    """Writes the model as transformers does, rounded to dtype, with a tokenizer of ASCII characters; its folder."""
+    import torch
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    model = transformers_model(config, weights).to(getattr(torch, dtype))
+    model.save_pretrained(folder, max_shard_size=max_shard_size)
+    ascii_tokenizer().save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def ascii_tokenizer() -> Any:
+    """A `tokenizers` object with 99 tokens: <unk>, <s>, </s>, newline, space, and the printable ASCII characters."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    symbols = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        "\u010a",
+        "\u0120",
+        *map(chr, range(0x21, 0x7F)),
+    ]  # as byte-level BPE writes them
+    tokenizer = Tokenizer(models.BPE({symbol: i for i, symbol in enumerate(symbols)}, [], unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(symbol, special=True) for symbol in symbols[:3]])
+    return tokenizer
+
+
+def rounded(weights: Mapping[str, NDArray[Any]], dtype: str) -> dict[str, NDArray[np.float32]]:
+    """The weights as `dtype` ("float32", "float16", "bfloat16") holds them, by PyTorch's rounding."""
+    import torch
+
+    return {
+        name: torch.from_numpy(np.ascontiguousarray(value)).to(getattr(torch, dtype)).float().numpy()
+        for name, value in weights.items()
+    }
+
+
+def transformers_logits(model: Any, token_ids: Sequence[int]) -> NDArray[np.float32]:
+    """float32 [n_tokens, vocab] of a transformers model."""
+    import torch
+
+    with torch.no_grad():
+        logits: NDArray[np.float32] = model(torch.tensor([list(token_ids)])).logits[0].numpy()
+    return logits

@@ -1,0 +1,177 @@
+"""attention_prefill: largest difference over the largest expected magnitude.
+
+The twin attends to keys and values as the cache stores them, so one tolerance, which covers float32 scores and sums,
+holds for every dtype of the cache.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import (
+    DTYPES,
+    from_storage,
+    key_tiles,
+    poisoned,
+    read_guarded,
+    relative_error,
+    run,
+    step_state_at,
+    to_storage,
+    with_poison,
+)
+
+from llmcl import reference
+from llmcl.attention.kernels import AttentionShape, attention_prefill
+from llmcl.errors import UsageError
+from llmcl.runtime.device import Device
+
+TOLERANCE = {"float32": 5e-6, "float16": 5e-6, "bfloat16": 5e-6}
+CAPACITY = 640
+
+small, heavy = pytest.mark.oclgrind, pytest.mark.heavy
+
+HEADS = [(3, 3, 32), *(pytest.param(heads, marks=heavy) for heads in [(9, 3, 64), (4, 1, 80), (8, 1, 128)])]
+
+
+@cache
+def case(
+    dtype: str, heads: tuple[int, int, int], n: int, position: int, capacity: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """qkv [n, heads, head_dim], keys and values as stored [n_kv_heads, capacity, head_dim], and the expected output."""
+    n_q_heads, n_kv_heads, head_dim = heads
+    rng = np.random.default_rng(n + position)
+    qkv = rng.standard_normal((n, n_q_heads + 2 * n_kv_heads, head_dim)).astype(np.float32)
+    qkv[:, :n_q_heads] *= 2.0
+    qkv[:, n_q_heads:] = np.nan  # keys and values come from the cache
+    kv_len = position + n
+    keys, values = rng.standard_normal((2, n_kv_heads, capacity, head_dim))
+    keys[:, kv_len:] = values[:, kv_len:] = np.nan
+    keys, values = to_storage(keys, dtype), to_storage(values, dtype)
+    seen = [from_storage(rows[:, :kv_len], dtype).swapaxes(0, 1) for rows in (keys, values)]
+    return qkv, keys, values, reference.attention(qkv[:, :n_q_heads], *seen, position)
+
+
+def check(
+    device: Device,
+    dtype: str,
+    heads: tuple[int, int, int],
+    n: int,
+    position: int,
+    *,
+    capacity: int = CAPACITY,
+    **tiles: Any,
+) -> None:
+    n_q_heads, n_kv_heads, head_dim = heads
+    qkv, keys, values, expected = case(dtype, heads, n, position, capacity)
+    out = poisoned(device, (n, n_q_heads, head_dim))
+    launches = attention_prefill(
+        device,
+        AttentionShape(n_q_heads, n_kv_heads, head_dim, capacity, dtype),
+        with_poison(device, qkv),
+        step_state_at(device, position=position, n_tokens=n),
+        with_poison(device, key_tiles(keys)),
+        with_poison(device, values),
+        out,
+        **tiles,
+    )
+    run(launches, n)
+    assert relative_error(read_guarded(device, out, np.float32, expected.shape), expected) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("n", [1, 7, 8, 9, 31, 32, 33])
+@pytest.mark.parametrize("position", [0, 37])
+def test_around_a_tile(target: Device, heads: tuple[int, int, int], n: int, position: int) -> None:
+    check(target, "float32", heads, n, position)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "heads"),
+    [("float32", (3, 3, 32)), *(pytest.param(dtype, (9, 3, 64), marks=heavy) for dtype in DTYPES)],
+)
+@pytest.mark.parametrize("position", [0, 63])
+def test_long(target: Device, dtype: str, heads: tuple[int, int, int], position: int) -> None:
+    check(target, dtype, heads, 577, position)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "heads"),
+    [
+        ("float16", (3, 3, 32)),
+        pytest.param("float16", (4, 1, 80), marks=heavy),
+        pytest.param("bfloat16", (8, 1, 128), marks=heavy),
+    ],
+)
+def test_reduced_cache(target: Device, dtype: str, heads: tuple[int, int, int]) -> None:
+    check(target, dtype, heads, 33, 100)
+
+
+@heavy
+@pytest.mark.parametrize(
+    ("heads", "block_m", "block_n", "dv_tile"),
+    [((9, 3, 64), 8, 16, 16), ((9, 3, 64), 16, 64, 32), ((8, 1, 128), 8, 32, 64)],
+)
+@pytest.mark.parametrize(("n", "position"), [(17, 0), (65, 1), (33, 128)])
+def test_tile_sizes(
+    target: Device, heads: tuple[int, int, int], block_m: int, block_n: int, dv_tile: int, n: int, position: int
+) -> None:
+    check(target, "float16", heads, n, position, block_m=block_m, block_n=block_n, dv_tile=dv_tile)
+
+
+@small
+@pytest.mark.parametrize(("dtype", "n", "position"), [("float32", 3, 0), ("bfloat16", 9, 14)])
+def test_few_tokens(target: Device, dtype: str, n: int, position: int) -> None:
+    check(target, dtype, (2, 1, 32), n, position, capacity=64, block_m=8, block_n=16, dv_tile=16)
+
+
+def test_the_cache_can_be_full(target: Device) -> None:
+    check(target, "float32", (3, 3, 32), 40, CAPACITY - 40)
+
+
+def test_query_without_effect_of_later_keys(target: Device) -> None:
+    """The last token's key and value change nothing for those before it."""
+    n, heads = 50, (3, 3, 32)
+    qkv, keys, values, _ = case("float32", heads, n, 0, CAPACITY)
+    outputs = []
+    for last in (0.0, 1e30):
+        changed = keys.copy(), values.copy()
+        for rows in changed:
+            rows[:, n - 1] = last
+        out = poisoned(target, (n, 3, 32))
+        launches = attention_prefill(
+            target,
+            AttentionShape(*heads, CAPACITY, "float32"),
+            with_poison(target, qkv),
+            step_state_at(target, position=0, n_tokens=n),
+            with_poison(target, key_tiles(changed[0])),
+            with_poison(target, changed[1]),
+            out,
+        )
+        run(launches, n)
+        outputs.append(read_guarded(target, out, np.float32, (n, 3, 32)))
+    np.testing.assert_array_equal(outputs[0][:-1], outputs[1][:-1])
+    assert not np.array_equal(outputs[0][-1], outputs[1][-1])
+
+
+@pytest.mark.parametrize(
+    ("tiles", "message"),
+    [
+        ({"block_n": 24}, "BLOCK_N is 24; expected 16, 32 or 64"),
+        ({"dv_tile": 48}, r"DV_TILE is 48; expected a divisor of head_dim 64: \[16, 32, 64\]"),
+    ],
+)
+def test_tiles_that_do_not_fit_the_shape(target: Device, tiles: dict[str, int], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        check(target, "float32", (9, 3, 64), 3, 0, **tiles)
+
+
+@pytest.mark.parametrize("variant", ["portable"])
+def test_tiles_that_do_not_fit_the_device(target: Device) -> None:
+    with pytest.raises(UsageError, match="BLOCK_M is 12; expected a multiple of 8"):
+        check(target, "float32", (9, 3, 64), 3, 0, block_m=12)
+    with pytest.raises(UsageError, match=r"bytes of local memory, .* has .*; lower BLOCK_M"):
+        check(target, "float32", (9, 3, 64), 3, 0, block_m=1 << 16)

@@ -1,0 +1,98 @@
+"""linear_prefill: largest difference over the largest expected magnitude.
+
+The twin computes with the weights as stored, so the tolerance, which covers float32 sums, is that of every dtype.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import (
+    poisoned,
+    read_guarded,
+    relative_error,
+    run,
+    step_state_at,
+    weight_on_device,
+    with_poison,
+)
+
+from llmcl import reference
+from llmcl.ops.linear import CPU_GROUP_TOKENS, CPU_TILE_TOKENS, linear_prefill
+from llmcl.runtime.device import Device
+
+TOLERANCE = {"float32": 2e-6, "float16": 2e-6, "bfloat16": 2e-6}
+
+# Rows whose number of tiles gives 1, 2, 3 and 4 columns of tiles a work-item on a CPU.
+ROWS_BY_COLUMNS = {1: 577, 2: 157, 3: 131, 4: 64}
+PORTABLE_TOKENS = 64
+
+small = pytest.mark.oclgrind
+
+
+def check(
+    device: Device, dtype: str, n: int, rows: int, k: int, *, epilogue: str = "store", tiles_per_part: int = 0
+) -> None:
+    rng = np.random.default_rng(n + rows * k)
+    values = (rng.standard_normal((rows, k)) / np.sqrt(k)).astype(np.float32)
+    x = rng.standard_normal((n, k)).astype(np.float32)
+    out_rows = rows // 2 if epilogue == "swiglu" else rows
+    before = rng.standard_normal((n, out_rows)).astype(np.float32)
+
+    weight = weight_on_device(device, values, dtype, alternating=epilogue == "swiglu", tiles_per_part=tiles_per_part)
+    out = with_poison(device, before) if epilogue == "add" else poisoned(device, (n, out_rows))
+    step = step_state_at(device, position=3, n_tokens=n)
+    run(linear_prefill(device, weight, with_poison(device, x), out, step, epilogue=epilogue), n)
+
+    expected = reference.linear(x, reference.round_to(values, dtype))
+    if epilogue == "add":
+        expected = before + expected
+    elif epilogue == "swiglu":
+        expected = reference.swiglu(expected[:, :out_rows], expected[:, out_rows:])
+    assert relative_error(read_guarded(device, out, np.float32, (n, out_rows)), expected) < TOLERANCE[dtype]
+
+
+def around(tile: int) -> list[int]:
+    return [tile - 1, tile, tile + 1]
+
+
+@pytest.mark.parametrize("columns", ROWS_BY_COLUMNS)
+@pytest.mark.parametrize("n", [1, *around(CPU_GROUP_TOKENS), *around(PORTABLE_TOKENS), 577])
+def test_linear_prefill(target: Device, columns: int, n: int) -> None:
+    check(target, "float16", n, ROWS_BY_COLUMNS[columns], 80)
+
+
+@pytest.mark.parametrize("columns", ROWS_BY_COLUMNS)
+@pytest.mark.parametrize("offset", [-1, 0, 1])
+def test_around_a_register_tile(target: Device, columns: int, offset: int) -> None:
+    check(target, "float16", CPU_TILE_TOKENS[columns] + offset, ROWS_BY_COLUMNS[columns], 80)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "epilogue", "rows"),
+    [
+        ("float32", "add", 131),
+        ("float32", "swiglu", 160),
+        ("float16", "swiglu", 96),
+        ("bfloat16", "store", 131),
+        ("bfloat16", "swiglu", 160),
+    ],
+)
+def test_epilogue(target: Device, dtype: str, epilogue: str, rows: int) -> None:
+    check(target, dtype, 67, rows, 576, epilogue=epilogue)
+
+
+@small
+@pytest.mark.parametrize(("dtype", "epilogue", "rows"), [("float32", "add", 37), ("bfloat16", "swiglu", 64)])
+def test_few_columns(target: Device, dtype: str, epilogue: str, rows: int) -> None:
+    check(target, dtype, 3, rows, 32, epilogue=epilogue)
+
+
+@pytest.mark.parametrize("rows", [1, 15])
+def test_few_rows(target: Device, rows: int) -> None:
+    check(target, "bfloat16", 5, rows, 16)
+
+
+@pytest.mark.parametrize(("epilogue", "rows"), [("store", 131), ("swiglu", 160)])
+def test_split_weight(target: Device, epilogue: str, rows: int) -> None:
+    check(target, "float32", 50, rows, 48, epilogue=epilogue, tiles_per_part=4)

@@ -1,0 +1,36 @@
+"""rms_norm: largest difference over the largest expected magnitude."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import poisoned, read_guarded, relative_error, run, with_poison
+
+from llmcl import reference
+from llmcl.ops.rms_norm import rms_norm
+from llmcl.runtime.device import Device
+
+TOLERANCE = 1e-6
+
+
+def normed(device: Device, x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
+    out = poisoned(device, x.shape)
+    run(rms_norm(device, with_poison(device, x), device.upload(weight, "norm"), out, eps), x.shape[0])
+    return read_guarded(device, out, np.float32, x.shape)
+
+
+@pytest.mark.parametrize("n", [1, 15, 16, 17, 577])
+@pytest.mark.parametrize("hidden", [16, pytest.param(80, marks=pytest.mark.oclgrind), 1024, 1040])
+def test_rms_norm(target: Device, n: int, hidden: int) -> None:
+    rng = np.random.default_rng(n * hidden)
+    x = (3.0 * rng.standard_normal((n, hidden))).astype(np.float32)
+    weight = rng.standard_normal(hidden).astype(np.float32)
+    assert relative_error(normed(target, x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5)) < TOLERANCE
+
+
+def test_eps_counts_where_x_is_small(target: Device) -> None:
+    x = np.full((3, 64), 1e-3, np.float32)
+    weight = np.ones(64, np.float32)
+    actual = normed(target, x, weight, 1e-5)
+    assert relative_error(actual, reference.rms_norm(x, weight, 1e-5)) < TOLERANCE
+    assert np.all(normed(target, np.zeros_like(x), weight, 1e-5) == 0.0)

@@ -1,0 +1,251 @@
+"""sample_threshold, sample_partial and sample_finish, as `Sampler` launches them.
+
+Thresholds: within THRESHOLD_TOLERANCE (relative) of the twin's. With top-p the twin is asked twice, with a mass a
+little smaller and a little larger: the float32 sum may end the prefix one token to either side only where a token's
+end lies that close to top_p. Tokens: the twin's score of the chosen one is within SCORE_TOLERANCE of the largest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import poisoned, read_guarded, run, with_poison
+
+from llmcl import reference
+from llmcl.ops.step_state import RING, StepState
+from llmcl.runtime.device import Device
+from llmcl.sampling import CONSTANTS, Sampler, SamplingParams
+
+THRESHOLD_TOLERANCE = 1e-6
+MASS_TOLERANCE = 1e-5
+SCORE_TOLERANCE = 2e-5
+
+POSITION = 40  # of the latest token
+# Each size is a program of its own: the other tests keep to the first two.
+VOCABS = [131, 577, 32003]
+
+small = pytest.mark.oclgrind
+
+
+class Bench:
+    """A sampler with its logits and state in guarded buffers."""
+
+    def __init__(self, device: Device, logits: np.ndarray, params: SamplingParams, seen: np.ndarray | None = None):
+        self.device, self.logits, self.params = device, logits.astype(np.float32), params
+        vocab = logits.size
+        self.seen = np.full(vocab, -1, np.int32) if seen is None else seen.astype(np.int32)
+        self.step = StepState(device, 1)
+        for name, size in ("state", 3), ("tokens", 1), ("sampled", RING):
+            setattr(self.step, name, poisoned(device, (size,)))
+        self.sampler = Sampler(device, with_poison(device, self.logits), vocab, self.step)
+        device.write(self.sampler.last_seen, self.seen)
+        self.sampler.configure(params)
+
+    def sample(self, step: int, n_tokens: int = 1) -> int:
+        """One sampled token; checks everything that the step leaves behind."""
+        first = POSITION + 1 - n_tokens
+        self.device.write(self.step.state, np.array([first, n_tokens, step], np.int32))
+        ring_before = read_guarded(self.device, self.step.sampled, np.int32, (RING,))
+        run(self.sampler.launches)
+        ring = read_guarded(self.device, self.step.sampled, np.int32, (RING,))
+        token = int(ring[step % RING])
+        others = np.arange(RING) != step % RING
+        np.testing.assert_array_equal(ring[others], ring_before[others])
+        state = read_guarded(self.device, self.step.state, np.int32, (3,))
+        np.testing.assert_array_equal(state, [POSITION + 1, 1, step + 1])
+        fed = int(read_guarded(self.device, self.step.tokens, np.int32, (1,))[0])
+        assert fed == min(token, self.logits.size - 1)
+        return token
+
+    def threshold(self) -> float:
+        slot = CONSTANTS["SAMPLING_THRESHOLD"]
+        return float(self.device.read(self.sampler._params, np.float32, (1,), 4 * slot)[0])
+
+    def penalized(self) -> np.ndarray:
+        """The logits after the repetition penalty, rounded as on the device."""
+        p = self.params
+        wide = reference.penalize(self.logits, self.seen, POSITION, p.repeat_window, p.repeat_penalty)
+        return wide.astype(np.float32)
+
+    def check(self, step: int) -> None:
+        """The threshold, its survivors and the token against the twin."""
+        p, logits = self.params, self.penalized()
+        token = self.sample(step)
+        lowest = -np.inf
+        if p.truncates:
+            masses = (1.0, 1.0) if p.top_p == 1.0 else (p.top_p + MASS_TOLERANCE, max(p.top_p - MASS_TOLERANCE, 1e-30))
+            lowest, highest = (float(reference.sample_threshold(logits, p.top_k, mass, p.min_p)) for mass in masses)
+            room = THRESHOLD_TOLERANCE * float(np.max(np.abs(logits)))
+            assert lowest - room <= self.threshold() <= highest + room
+            survivors = int(np.sum(logits >= self.threshold()))
+            assert np.sum(logits >= highest + room) <= survivors <= np.sum(logits >= lowest - room)
+            lowest -= room
+        scores = reference.sample_scores(logits, p.temperature, np.float32(lowest), p.seed or 0, step)
+        certain = reference.sample_scores(logits, p.temperature, np.float32(self.threshold()), p.seed or 0, step)
+        assert 0 <= token < logits.size
+        assert scores[token] >= np.max(certain) - SCORE_TOLERANCE * max(1.0, abs(np.max(certain)))
+
+
+def random_logits(vocab: int, seed: int = 0) -> np.ndarray:
+    return (3.0 * np.random.default_rng(seed).standard_normal(vocab)).astype(np.float32)
+
+
+def recent_tokens(vocab: int) -> np.ndarray:
+    """Latest positions: half of the tokens never seen, the others on both sides of a window of 16."""
+    rng = np.random.default_rng(vocab)
+    return np.where(rng.random(vocab) < 0.5, rng.integers(0, POSITION + 1, vocab), -1)
+
+
+# All of them with seed 7 and temperature 0.8 unless they say otherwise.
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "temperature": {},
+    "hot": {"temperature": 5.0},
+    "top_k_1": {"top_k": 1},
+    "top_k_40": {"top_k": 40},
+    "top_k_all": {"top_k": 1 << 30},
+    "top_p_0.9": {"top_p": 0.9},
+    "top_p_tiny": {"top_p": 1e-6},
+    "top_p_0.5": {"top_p": 0.5},
+    "min_p": {"min_p": 0.05},
+    "min_p_1": {"min_p": 1.0},
+    "all": {"top_k": 50, "top_p": 0.95, "min_p": 0.02, "repeat_penalty": 1.3, "repeat_window": 16},
+    "k_of_p": {"top_k": 20, "top_p": 0.8},
+    "penalty": {"repeat_penalty": 1.5, "repeat_window": 16},
+    "greedy_penalty": {"temperature": 0.0, "repeat_penalty": 1.5, "repeat_window": 16},
+    "reward": {"repeat_penalty": 0.7, "repeat_window": 16, "top_k": 5},
+}
+
+
+def parameters(name: str) -> SamplingParams:
+    return SamplingParams(**{"temperature": 0.8, "seed": 7} | PARAMETERS[name])
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+@pytest.mark.parametrize("vocab", VOCABS)
+def test_sample(target: Device, vocab: int, name: str) -> None:
+    bench = Bench(target, random_logits(vocab), parameters(name), recent_tokens(vocab))
+    for step in range(4):
+        bench.check(step)
+
+
+@small
+@pytest.mark.parametrize("name", ["greedy", "all"])
+def test_few_logits(target: Device, name: str) -> None:
+    Bench(target, random_logits(131), parameters(name), recent_tokens(131)).check(3)
+
+
+@pytest.mark.parametrize("name", ["top_k_40", "all"])
+def test_survivors_are_the_twins(target: Device, name: str) -> None:
+    """On logits whose cumulative masses keep clear of top_p, the sets are equal, not merely close."""
+    bench = Bench(target, random_logits(577), parameters(name), recent_tokens(577))
+    bench.sample(0)
+    logits, p = bench.penalized(), bench.params
+    expected = logits >= reference.sample_threshold(logits, p.top_k, p.top_p, p.min_p)
+    np.testing.assert_array_equal(logits >= bench.threshold(), expected)
+    assert 1 < expected.sum() < 577
+
+
+def test_equal_logits_survive_together_and_greedy_takes_the_lowest(target: Device) -> None:
+    logits = np.zeros(577, np.float32)
+    logits[[500, 77, 300]] = 2.0
+    assert Bench(target, logits, parameters("greedy")).sample(0) == 77
+    bench = Bench(target, logits, SamplingParams(temperature=1.0, top_k=2, seed=1))
+    tokens = {bench.sample(step) for step in range(40)}
+    assert bench.threshold() == 2.0
+    assert tokens == {77, 300, 500}
+
+
+def draw(device: Device, seed: int, steps: Sequence[int]) -> list[int]:
+    bench = Bench(device, random_logits(577), SamplingParams(temperature=2.0, top_p=0.95, seed=seed))
+    return [bench.sample(step) for step in steps]
+
+
+def test_a_seed_gives_the_same_tokens_again(target: Device) -> None:
+    steps = range(12)
+    first = draw(target, 1234567890123, steps)
+    assert draw(target, 1234567890123, steps) == first
+    assert len(set(first)) > 4
+    assert draw(target, 1234567890124, steps) != first  # the low word
+    assert draw(target, 1234567890123 + (1 << 40), steps) != first  # the high word
+
+
+def test_tokens_come_as_often_as_their_probability_says(target: Device) -> None:
+    logits = np.full(131, -np.inf, np.float32)
+    likely = [3, 40, 80, 130]
+    logits[likely] = np.log(np.array([0.5, 0.25, 0.15, 0.1]))
+    bench = Bench(target, logits, SamplingParams(temperature=1.0, seed=3))
+    draws = 400
+    counts = np.bincount([bench.sample(step) for step in range(draws)], minlength=131)[likely]
+    expected = draws * np.exp(logits[likely].astype(np.float64))
+    assert counts.sum() == draws
+    assert np.sum((counts - expected) ** 2 / expected) < 16.3  # chi-square, 3 degrees of freedom, p = 0.001
+
+
+@pytest.mark.parametrize("step", [0, RING - 1, RING, 3 * RING + 5])
+def test_the_ring_and_the_state(target: Device, step: int) -> None:
+    bench = Bench(target, random_logits(131), parameters("greedy"))
+    expected = int(np.argmax(bench.logits))
+    assert bench.sample(step) == expected
+    assert bench.sample(step, n_tokens=17) == expected  # after a prefill: the position moves by its length
+
+
+@pytest.mark.parametrize("age", [0, 15, 16])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_window_of_the_penalty(target: Device, age: int, sign: float) -> None:
+    """A token seen `age` positions before the latest is penalised within 16; the position is the step's last."""
+    logits = np.full(131, sign * 4.0, np.float32)
+    logits[9] += 0.1
+    seen = np.full(131, -1)
+    seen[9] = POSITION - age
+    bench = Bench(target, logits, parameters("greedy_penalty"), seen)
+    assert bench.sample(0, n_tokens=5) == (9 if age >= 16 else 0)
+
+
+def test_a_place_in_the_cache_that_was_forgotten(target: Device) -> None:
+    """Positions after the latest token belong to a conversation that was cut back: no penalty."""
+    logits = np.arange(131, dtype=np.float32)
+    seen = np.full(131, POSITION + 1)
+    assert Bench(target, logits, parameters("greedy_penalty"), seen).sample(0) == 130
+
+
+@pytest.mark.parametrize("name", ["greedy", "temperature", "top_k_40", "top_p_0.9", "min_p", "all"])
+@pytest.mark.parametrize("vocab", [131, 577])
+def test_logits_that_are_no_numbers(target: Device, name: str, vocab: int) -> None:
+    """The token is VOCAB, which the host reports; the next step's input stays inside the vocabulary."""
+    assert Bench(target, np.full(vocab, np.nan), parameters(name), recent_tokens(vocab)).sample(0) == vocab
+
+
+@pytest.mark.parametrize("name", ["greedy", "temperature"])
+def test_one_nan_is_never_chosen(target: Device, name: str) -> None:
+    logits = random_logits(131)
+    logits[5] = np.nan
+    bench = Bench(target, logits, parameters(name))
+    assert all(bench.sample(step) != 5 for step in range(8))
+
+
+def test_infinite_logits_are_masked_out(target: Device) -> None:
+    logits = np.full(577, -np.inf, np.float32)
+    logits[[3, 400]] = 1.0
+    for name in ("temperature", "top_k_40", "top_p_0.9", "min_p"):
+        bench = Bench(target, logits, parameters(name))
+        assert {bench.sample(step) for step in range(20)} == {3, 400}
+
+
+def test_sampling_leaves_the_latest_positions_alone(target: Device) -> None:
+    bench = Bench(target, random_logits(131), parameters("all"), recent_tokens(131))
+    bench.sample(0)
+    np.testing.assert_array_equal(target.read(bench.sampler.last_seen, np.int32, (131,)), bench.seen)
+
+
+def test_remember_puts_the_latest_positions(target: Device) -> None:
+    bench = Bench(target, random_logits(131), parameters("greedy"))
+    bench.sampler.remember([3, 5, 3, 130])
+    latest = np.full(131, -1)
+    latest[[3, 5, 130]] = 2, 1, 3
+    np.testing.assert_array_equal(target.read(bench.sampler.last_seen, np.int32, (131,)), latest)
+    bench.sampler.remember([])
+    np.testing.assert_array_equal(target.read(bench.sampler.last_seen, np.int32, (131,)), np.full(131, -1))

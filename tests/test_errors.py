@@ -1,0 +1,386 @@
+"""What a user can cause or meet, through the command line: each ends with its exit code, one message, no traceback.
+
+Bad option values, no or unknown devices, unknown models and prompts that are too long are in test_cli.py; every kind
+of damage to a checkpoint file is in checkpoint/.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import ascii_tokenizer, random_weights, relative_error, save_folder, small_config
+
+import llmcl
+from llmcl.checkpoint import open_checkpoint
+from llmcl.cli import main
+from llmcl.errors import (
+    CheckpointError,
+    ContextLengthError,
+    DeviceError,
+    HubError,
+    KernelBuildError,
+    LlmclError,
+    OutOfDeviceMemoryError,
+    UnsupportedModelError,
+    UsageError,
+)
+from llmcl.llm import LLM, forecast
+from llmcl.runtime import device as device_module
+from llmcl.runtime.device import Device
+
+LAYER_TENSOR = "model.layers.1.mlp.down_proj.weight"
+NORM_TENSOR = "model.layers.0.input_layernorm.weight"
+
+Failing = Callable[..., str]
+
+
+@pytest.fixture
+def fails(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, default_device: Device
+) -> Iterator[Failing]:
+    """fails(error class, model, *options) runs `llmcl generate` and gives the message of the error it ends with."""
+    for name in os.environ:
+        if name.startswith("LLMCL_") and name not in ("LLMCL_CACHE_DIR", "LLMCL_SET_OCL_ICD_VENDORS"):
+            monkeypatch.delenv(name)
+
+    def run(error: type[LlmclError], model: object, *options: str, prompt: str = "Hello.") -> str:
+        device = () if "--device" in options else ("--device", str(default_device.entry.index))
+        monkeypatch.setattr(sys, "argv", ["llmcl", "generate", "-m", str(model), "-p", prompt, *device, *options])
+        with pytest.raises(SystemExit) as exit:
+            main()
+        out, errors = capsys.readouterr()
+        assert exit.value.code == error.exit_code, errors
+        assert out == "" and "Traceback" not in errors
+        _, found, message = errors.partition("error: ")
+        assert found and "error: " not in message, errors
+        assert message.endswith("\n") and message.count("\n") == 1, "a message is one line"
+        return message
+
+    yield run
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sound model in one float32 file."""
+    config = small_config()
+    return save_folder(tmp_path_factory.mktemp("sound") / "model", config, random_weights(config, seed=10))
+
+
+@pytest.fixture
+def copy(folder: Path, tmp_path: Path) -> Path:
+    """A copy of the sound model, to be damaged."""
+    target: Path = shutil.copytree(folder, tmp_path / "model")
+    return target
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def change_tensors(folder: Path, **changes: Callable[[np.ndarray], np.ndarray | None]) -> None:
+    """Rewrites the weights; a change that gives None leaves its tensor out. Names as keywords, dots as __."""
+    from safetensors.numpy import load_file, save_file
+
+    tensors: dict[str, np.ndarray] = load_file(folder / "model.safetensors")
+    for name, change in changes.items():
+        name = name.replace("__", ".")
+        changed = change(tensors.pop(name))
+        if changed is not None:
+            tensors[name] = np.ascontiguousarray(changed)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def with_value(value: float) -> Callable[[np.ndarray], np.ndarray]:
+    def change(values: np.ndarray) -> np.ndarray:
+        values = values.copy()
+        values.flat[values.size // 2] = value
+        return values
+
+    return change
+
+
+def test_the_sound_model_runs(folder: Path, default_device: Device) -> None:
+    with llmcl.load(str(folder), device=default_device.entry.index) as llm:
+        assert llm.generate("Hello.", max_tokens=3, ignore_eos=True).finish_reason == "length"
+
+
+# ---- files -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n_bytes", [0, 5, 100, -1])
+def test_truncated_safetensors(n_bytes: int, copy: Path, fails: Failing) -> None:
+    file = copy / "model.safetensors"
+    data = file.read_bytes()
+    file.write_bytes(data[:n_bytes])
+    message = fails(CheckpointError, copy)
+    assert str(copy) in message and "model.safetensors" in message and "fetch it again" in message.lower()
+
+
+def test_hostile_safetensors(copy: Path, fails: Failing) -> None:
+    file = copy / "model.safetensors"
+    for header in (
+        b'{"model.norm.weight": {"dtype": "F32", "shape": [64], "data_offsets": [0, 18446744073709551615]}}',
+        b'{"model.norm.weight": {"dtype": "F32", "shape": [4611686018427387905], "data_offsets": [0, 4]}}',
+        b'{"model.norm.weight": {"dtype": "F32", "shape": [64], "data_offsets": [-256, 0]}}',
+        b"[" * 100_000,
+    ):
+        file.write_bytes(struct.pack("<Q", len(header)) + header + bytes(1024))
+        assert "model.safetensors" in fails(CheckpointError, copy)
+    file.write_bytes(struct.pack("<Q", 1 << 63) + bytes(100))
+    assert str(1 << 63) in fails(CheckpointError, copy)
+
+
+def test_an_index_that_names_a_file_elsewhere(copy: Path, fails: Failing) -> None:
+    (copy / "model.safetensors").rename(copy.parent / "outside.safetensors")
+    index = {"weight_map": {"model.norm.weight": "../outside.safetensors"}}
+    (copy / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "../outside.safetensors" in fails(CheckpointError, copy)
+
+
+def test_truncated_gguf(tmp_path: Path, fails: Failing) -> None:
+    with open_checkpoint("smollm2") as demo, demo.path.open("rb") as whole:
+        start = whole.read(3_000_000)
+    file = tmp_path / "model.gguf"
+    for n_bytes in (0, 3, 20, 1000, len(start)):
+        file.write_bytes(start[:n_bytes])
+        message = fails(CheckpointError, file)
+        assert str(file) in message
+
+
+def test_hostile_gguf(tmp_path: Path, fails: Failing) -> None:
+    file = tmp_path / "model.gguf"
+    for header in (
+        struct.pack("<4sIQQ", b"GGUF", 3, 1 << 60, 0),  # tensors
+        struct.pack("<4sIQQ", b"GGUF", 3, 0, 1 << 60),  # metadata
+        struct.pack("<4sIQQQ", b"GGUF", 3, 0, 1, 1 << 62),  # the length of a key
+        b"GGML" + bytes(100),
+    ):
+        file.write_bytes(header + bytes(64))
+        assert str(file) in fails(CheckpointError, file)
+    file.write_bytes(struct.pack("<4sIQQ", b"GGUF", 99, 0, 0) + bytes(64))
+    assert "version 99" in fails(UnsupportedModelError, file)
+
+
+@pytest.mark.parametrize(
+    ("changes", "feature"),
+    [
+        ({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}, "mamba"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"hidden_act": "gelu"}, "gelu"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}}, "yarn"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
+    ],
+)
+def test_models_that_need_more_than_llmcl_has(
+    changes: dict[str, Any], feature: str, copy: Path, fails: Failing
+) -> None:
+    change_config(copy, **changes)
+    message = fails(UnsupportedModelError, copy)
+    assert feature in message and str(copy) in message
+
+
+def test_a_tensor_of_the_wrong_shape_and_one_that_is_missing(copy: Path, fails: Failing) -> None:
+    name = LAYER_TENSOR.replace(".", "__")
+    change_tensors(copy, **{name: lambda values: values[:, :-16]})
+    message = fails(CheckpointError, copy)
+    assert LAYER_TENSOR in message and "[64, 80]" in message and "[64, 96]" in message
+    change_tensors(copy, **{name: lambda values: None})
+    message = fails(CheckpointError, copy)
+    assert LAYER_TENSOR in message and "missing" in message
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("name", [LAYER_TENSOR, NORM_TENSOR, "model.embed_tokens.weight"])
+def test_weights_that_are_no_numbers_are_named(name: str, value: float, copy: Path, fails: Failing) -> None:
+    change_tensors(copy, **{name.replace(".", "__"): with_value(value)})
+    message = fails(CheckpointError, copy)
+    assert name in message and "NaN or infinite" in message
+    others = {LAYER_TENSOR, NORM_TENSOR, "model.embed_tokens.weight"} - {name}
+    assert not any(other in message for other in others)
+
+
+def test_weights_too_large_for_float16_are_named(copy: Path, fails: Failing, default_device: Device) -> None:
+    change_tensors(copy, **{LAYER_TENSOR.replace(".", "__"): with_value(-1e5)})
+    message = fails(CheckpointError, copy, "--dtype", "float16")
+    assert LAYER_TENSOR in message and "--dtype bfloat16 or float32" in message
+    with llmcl.load(str(copy), device=default_device.entry.index, dtype="bfloat16") as llm:
+        assert np.isfinite(llm.logits([5, 6, 7])).all()
+
+
+def test_logits_that_are_no_numbers_end_the_answer(copy: Path, fails: Failing) -> None:
+    change_tensors(copy, **{LAYER_TENSOR.replace(".", "__"): lambda values: np.full_like(values, 3e38)})
+    assert "no logit is a number" in fails(DeviceError, copy)
+    assert "no logit is a number" in fails(DeviceError, copy, "--temp", "1", "--top-p", "0.9")
+
+
+def test_a_tokenizer_that_belongs_to_another_model(copy: Path, fails: Failing) -> None:
+    tokenizer = ascii_tokenizer()
+    tokenizer.add_tokens([f"further {i}" for i in range(100)])
+    tokenizer.save(str(copy / "tokenizer.json"))
+    message = fails(CheckpointError, copy)
+    assert "199 tokens" in message and "131 embeddings" in message
+    (copy / "tokenizer.json").write_text("{")
+    assert "tokenizer.json" in fails(CheckpointError, copy)
+    (copy / "tokenizer.json").unlink()
+    assert "has no tokenizer.json" in fails(CheckpointError, copy)
+
+
+def test_a_tokenizer_with_an_id_beyond_the_embeddings(copy: Path, fails: Failing) -> None:
+    file = copy / "tokenizer.json"
+    content = json.loads(file.read_text())
+    content["model"]["vocab"]["H"] = 5000
+    file.write_text(json.dumps(content))
+    message = fails(CheckpointError, copy)
+    assert "5000" in message and "131" in message
+
+
+# ---- context and memory ------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_longer_than_the_context(folder: Path, fails: Failing) -> None:
+    message = fails(ContextLengthError, folder, "-c", "16", prompt="seventeen letters")
+    assert "17 tokens" in message and "16" in message and "--ctx-size" in message
+
+
+def test_a_context_beyond_the_memory_is_refused_before_loading(
+    folder: Path, fails: Failing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load_weights(*args: Any) -> Any:
+        raise AssertionError("the forecast comes before loading")
+
+    monkeypatch.setattr("llmcl.llm.load_weights", load_weights)
+    message = fails(OutOfDeviceMemoryError, folder, "--ctx-size", "2000000000")
+    # 2 (K and V) * 2 layers * 2 heads * 32 values * 4 bytes for each token
+    assert "KV cache 2048.00 GB" in message and "weights 0.00 GB" in message and "--ctx-size" in message
+
+
+@pytest.fixture
+def limited(default_device: Device, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes the device say that it has less than it has."""
+
+    def limit(**changes: Any) -> None:
+        entry = dataclasses.replace(default_device.entry, **changes)
+        monkeypatch.setattr(device_module, "select_device", lambda request: entry)
+
+    return limit
+
+
+def test_weights_beyond_the_memory_are_refused_before_loading(
+    fails: Failing, limited: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load_weights(*args: Any) -> Any:
+        raise AssertionError("the forecast comes before loading")
+
+    monkeypatch.setattr("llmcl.llm.load_weights", load_weights)
+    for limit in ("global_mem_bytes", "host_available_bytes"):
+        limited(**{limit: 500_000_000})
+        message = fails(OutOfDeviceMemoryError, "smollm2", "--dtype", "float32", "-c", "512")
+        assert "weights 0.54 GB" in message and "has 0.50 GB" in message and "--dtype" in message
+
+
+def test_the_forecast_is_what_loading_takes(folder: Path, default_device: Device) -> None:
+    variations: list[dict[str, Any]] = [{}, {"dtype": "bfloat16", "kv_dtype": "float16", "max_context": 100}]
+    for options in variations:
+        with llmcl.load(str(folder), device=default_device.entry.index, **options) as llm:
+            needed = forecast(llm.config, llm.dtype, llm.kv_dtype, llm.max_context, llm.device)
+            weights, cache = llm.model.weights, llm.model.cache
+            matrices = weights.decode_bytes() + weights.embedding.nbytes  # the embedding is not tied
+            assert needed["weights"] == matrices
+            assert needed["KV cache"] == sum(buffer.nbytes for buffer in cache.buffers())
+            assert llm.device.peak_bytes <= sum(needed.values())
+
+
+def test_a_cache_beyond_the_largest_allocation_is_named(
+    folder: Path, fails: Failing, limited: Callable[..., None]
+) -> None:
+    limited(max_alloc_bytes=1_000_000)
+    message = fails(OutOfDeviceMemoryError, folder, "-c", "4096")
+    assert "keys of layer 0" in message and "1,048,576 bytes" in message and "1,000,000 bytes" in message
+    assert "--ctx-size" in message and "--kv-dtype" in message
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_weights_beyond_the_largest_allocation_are_split(
+    tied: bool, dtype: str, tmp_path: Path, default_device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config(vocab_size=1003, intermediate_size=288, max_position=64, tie_embeddings=tied)
+    folder = save_folder(tmp_path / "model", config, random_weights(config, seed=11))
+    ids = [5, 997, 6, 1002, 0, 500, 31]
+    options: dict[str, Any] = {"dtype": dtype, "kv_dtype": "float32", "max_context": 8}
+
+    def use(llm: LLM) -> tuple[np.ndarray, list[int]]:
+        return llm.logits(ids), llm.generate(ids[:3], max_tokens=6, ignore_eos=True).token_ids
+
+    with llmcl.load(str(folder), device=default_device.entry.index, **options) as llm:
+        expected, answer = use(llm)
+        largest = max(llm.model.weights.head.nbytes, llm.model.weights.layers[0].gate_up.nbytes)
+    limit = 40_000
+    assert limit < largest
+    # Staging stays far below what any real device allows.
+    monkeypatch.setattr("llmcl.ops.weight.STAGING_BYTES", 10_000)
+    entry = dataclasses.replace(default_device.entry, max_alloc_bytes=limit)
+    with llmcl.load(str(folder), device=entry, **options) as llm:  # type: ignore[arg-type]
+        weights = llm.model.weights
+        for weight in (weights.head, weights.embedding, weights.layers[1].gate_up, weights.layers[1].qkv):
+            assert len(weight.parts) > 1 or weight.nbytes <= limit
+            assert all(part.buffer.nbytes <= limit for part in weight.parts)
+        assert len(weights.head.parts) > 2 and len(weights.layers[1].gate_up.parts) > 1
+        logits, split_answer = use(llm)
+    assert relative_error(logits, expected) <= 1e-6
+    assert split_answer == answer
+
+
+# ---- the hub -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """A port on which nobody listens; held, so that nobody else can."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
+
+
+def test_an_unreachable_hub(closed_port: int, tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("LLMCL_", "HF_"))}
+    environment |= {"HF_ENDPOINT": f"http://127.0.0.1:{closed_port}", "HF_HOME": str(tmp_path)}
+    for options in ((), ("--offline",)):
+        done = subprocess.run(
+            [sys.executable, "-m", "llmcl.cli", "generate", "-m", "org/model", "-p", "x", *options],
+            capture_output=True,
+            text=True,
+            env=environment,
+            cwd=Path(__file__).resolve().parent.parent,
+            timeout=120,
+        )
+        assert (done.returncode, done.stdout) == (HubError.exit_code, ""), done.stderr
+        assert "org/model" in done.stderr and "Traceback" not in done.stderr
+        assert done.stderr.count("\n") == 1 and done.stderr.startswith("error: ")
+
+
+def test_errors_have_codes_of_their_own() -> None:
+    classes = [
+        UsageError,
+        DeviceError,
+        OutOfDeviceMemoryError,
+        KernelBuildError,
+        CheckpointError,
+        UnsupportedModelError,
+        HubError,
+        ContextLengthError,
+    ]
+    assert len({error.exit_code for error in classes} | {0, 1}) == len(classes) + 2
