@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from llmcl.attention import AttentionShape
-from llmcl.attention.kernels import CAPACITY_MULTIPLE
+from llmcl.attention.kernels import CAPACITY_MULTIPLE, AttentionShape
 from llmcl.config import ModelConfig
 from llmcl.ops.dtype import ITEM_BYTES
 from llmcl.runtime.device import Buffer, Device

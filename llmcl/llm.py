@@ -10,7 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from llmcl.attention import decode_splits
+from llmcl.attention.block_mask import check_mod
+from llmcl.attention.kernels import decode_splits
+from llmcl.attention.mods import MaskMod, ScoreMod, bind_mods, trace_mods
+from llmcl.attention.trace import TracedMod
 from llmcl.checkpoint import open_checkpoint
 from llmcl.config import ModelConfig
 from llmcl.errors import ContextLengthError, OutOfDeviceMemoryError, UsageError
@@ -100,6 +103,8 @@ def load(
     max_context: int | None = None,
     offline: bool = False,
     progress: Progress | None = None,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
 ) -> LLM:
     """Loads a model onto a device.
 
@@ -109,6 +114,9 @@ def load(
     stores and takes float16 for quantised ones. kv_dtype: of the cache; "auto" is float16, or float32 beside
     float32 weights. max_context: tokens of prompt and answer together; None: what the model was trained for,
     at most 4096. progress(description, done, total) is called while downloading and loading.
+    score_mod(score, b, h, q_idx, kv_idx) and mask_mod(b, h, q_idx, kv_idx) -> bool: Python functions that are compiled
+    into the attention of every layer, beside the causal mask (docs/attention.md); b is 0, h the query head, q_idx
+    and kv_idx are positions in the text.
 
     Raises a subclass of LlmclError: unknown model or device, damaged or unsupported checkpoint, too little memory
     (forecast before anything is loaded).
@@ -127,6 +135,7 @@ def load(
             weights_dtype,
             kv_dtype,
             max_context,
+            trace_mods(score_mod, mask_mod),
         )
     llm.load_ms = (time.perf_counter() - start) * 1e3
     return llm
@@ -194,6 +203,7 @@ def _assemble(
     dtype: str,
     kv_dtype: str,
     max_context: int | None,
+    mods: tuple[TracedMod | None, TracedMod | None] = (None, None),
 ) -> LLM:
     if kv_dtype == "auto":
         kv_dtype = "float32" if dtype == "float32" else "float16"
@@ -204,8 +214,10 @@ def _assemble(
         raise UsageError(f"max_context is {max_context}; expected 1 token or more")
     check_memory(forecast(config, dtype, kv_dtype, max_context, device), device)
     cache = KVCache(device, config, max_context, kv_dtype)  # first: it fails at once where a buffer is too large
+    for mod in filter(None, mods):
+        check_mod(mod, 1, config.n_q_heads, max_context, max_context)
     weights = make_weights(device)
-    return LLM(name, Model(device, config, weights, cache), tokenizer, dtype, kv_dtype)
+    return LLM(name, Model(device, config, weights, cache, mods=bind_mods(device, *mods)), tokenizer, dtype, kv_dtype)
 
 
 def forecast(config: ModelConfig, dtype: str, kv_dtype: str, max_context: int, device: Device) -> dict[str, int]:

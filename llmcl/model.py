@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llmcl.attention import attention_decode, attention_prefill, decode_splits
-from llmcl.attention.kernels import rope_append
+from llmcl.attention.kernels import attention_decode, attention_prefill, decode_splits, rope_append
+from llmcl.attention.mods import NO_MODS, Mods
 from llmcl.config import ModelConfig
 from llmcl.errors import ContextLengthError, UsageError
 from llmcl.kv_cache import KVCache
@@ -66,8 +66,11 @@ class Model:
         cache: KVCache,
         *,
         chunk: int = PREFILL_CHUNK,
+        mods: Mods = NO_MODS,
     ):
+        """mods: what a user's score_mod and mask_mod add to the causal attention of every layer."""
         self.device = device
+        self.mods = mods
         self.config = config
         self.weights = weights
         self.cache = cache
@@ -212,6 +215,7 @@ class DecodeOps(_Ops):
             act.part_acc,
             out,
             n_splits=self._model.n_splits,
+            mods=self._model.mods,
         )
 
 
@@ -230,5 +234,5 @@ class PrefillOps(_Ops):
     def attention(self, qkv: Buffer, rope: Buffer, k: Buffer, v: Buffer, out: Buffer) -> list[Launch]:
         shape = self._model.cache.shape
         return rope_append(self._device, shape, qkv, rope, self._step, k, v) + attention_prefill(
-            self._device, shape, qkv, self._step, k, v, out
+            self._device, shape, qkv, self._step, k, v, out, mods=self._model.mods
         )

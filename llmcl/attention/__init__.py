@@ -1,5 +1,35 @@
-"""Attention: the cache's kernels for one token (decode) and for many (prefill)."""
+"""Attention as a programming model: score_mod and mask_mod in Python, compiled into the kernels.
 
-from llmcl.attention.kernels import AttentionShape, attention_decode, attention_prefill, decode_splits
+`flex_attention` and `create_block_mask` carry PyTorch's names and meanings; the functions below `where` are what a mod
+may call beside operators (NumPy's and PyTorch's do as well).
+"""
 
-__all__ = ["AttentionShape", "attention_decode", "attention_prefill", "decode_splits"]
+from llmcl.attention import masks
+from llmcl.attention.block_mask import BlockMask, and_masks, create_block_mask, or_masks
+from llmcl.attention.flex import flex_attention
+from llmcl.attention.functions import absolute, exp, exp2, log, maximum, minimum, sigmoid, sqrt, tanh, where
+from llmcl.attention.functions import absolute as abs
+from llmcl.attention.functions import maximum as max
+from llmcl.attention.functions import minimum as min
+
+__all__ = [
+    "BlockMask",
+    "abs",
+    "absolute",
+    "and_masks",
+    "create_block_mask",
+    "exp",
+    "exp2",
+    "flex_attention",
+    "log",
+    "masks",
+    "max",
+    "maximum",
+    "min",
+    "minimum",
+    "or_masks",
+    "sigmoid",
+    "sqrt",
+    "tanh",
+    "where",
+]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from llmcl.attention.mods import NO_MODS, Mods
 from llmcl.errors import UsageError
 from llmcl.ops import step_state
 from llmcl.ops.dtype import ITEM_BYTES, KERNEL_NAMES
 from llmcl.ops.step_state import StepState
-from llmcl.ops.variant import largest_divisor, local_size, pick, portable_and_cpu
+from llmcl.ops.variant import Variant, largest_divisor, local_size, pick, portable_and_cpu
 from llmcl.runtime.device import Buffer, Device, Launch
 
 DECODE_VARIANTS = portable_and_cpu("attention_decode")
@@ -68,6 +69,7 @@ def attention_decode(
     *,
     n_splits: int,
     variant: str | None = None,
+    mods: Mods = NO_MODS,
 ) -> list[Launch]:
     """Rotates and appends the step's one token and attends to the cache, itself included.
 
@@ -90,9 +92,10 @@ def attention_decode(
             chosen.file,
             "attention_decode",
             constants,
-            [qkv, rope, step.state, k_cache, v_cache, part_ml, result],
+            [qkv, rope, step.state, k_cache, v_cache, part_ml, result, *mods.buffers],
             groups=(shape.n_kv_heads, n_splits),
             local=(width, 1),
+            prelude=mods.prelude,
         )
     ]
     if n_splits > 1:
@@ -140,6 +143,63 @@ def rope_append(
     ]
 
 
+@dataclass(frozen=True)
+class PrefillTiles:
+    """BLOCK_M query rows, BLOCK_N keys a step, DV_TILE output columns a pass, and the kernel variant they are for."""
+
+    variant: Variant
+    block_m: int
+    block_n: int
+    dv_tile: int
+
+    def constants(self) -> dict[str, object]:
+        rows = "ROWS" if self.variant.name == "cpu" else "BLOCK_M"
+        return {rows: self.block_m, "BLOCK_N": self.block_n, "DV_TILE": self.dv_tile}
+
+    @property
+    def local(self) -> tuple[int, int, int]:
+        return (1, 1, 1) if self.variant.name == "cpu" else (16, 8, 1)
+
+
+def prefill_tiles(
+    device: Device,
+    head_dim: int,
+    kv_dtype: str,
+    *,
+    variant: str | None = None,
+    block_m: int | None = None,
+    block_n: int | None = None,
+    dv_tile: int | None = None,
+) -> PrefillTiles:
+    """Tile sizes as asked for, or chosen for the device where None.
+
+    Raises UsageError for sizes that the kernel cannot have, naming the constant to change.
+    """
+    chosen = pick(PREFILL_VARIANTS, device, variant)
+    if chosen.name == "cpu":
+        block_m, block_n = block_m or 8, block_n or 32
+        dv_tile = dv_tile or _dv_tile(head_dim, block_m)
+    else:
+        # On a device with little local memory the default shrinks until it fits; a size that was asked for does not.
+        fixed = block_m is not None or block_n is not None
+        block_m, block_n, dv_tile = block_m or 32, block_n or 32, dv_tile or _largest_dv_tile(head_dim)
+        limit = device.entry.local_mem_bytes
+        while not fixed and _prefill_local_bytes(head_dim, kv_dtype, block_m, block_n) > limit:
+            if block_m > 8:
+                block_m //= 2
+            elif block_n > 16:
+                block_n //= 2
+            else:
+                break
+        _check_prefill_tiles(device, head_dim, kv_dtype, block_m, block_n)
+    if block_n % 16 or CAPACITY_MULTIPLE % block_n:
+        raise UsageError(f"BLOCK_N is {block_n}; expected 16, 32 or 64")
+    if dv_tile % 16 or head_dim % dv_tile:
+        options = [d for d in range(16, head_dim + 1, 16) if head_dim % d == 0]
+        raise UsageError(f"DV_TILE is {dv_tile}; expected a divisor of head_dim {head_dim}: {options}")
+    return PrefillTiles(chosen, block_m, block_n, dv_tile)
+
+
 def attention_prefill(
     device: Device,
     shape: AttentionShape,
@@ -153,46 +213,41 @@ def attention_prefill(
     block_m: int | None = None,
     block_n: int | None = None,
     dv_tile: int | None = None,
+    mods: Mods = NO_MODS,
 ) -> list[Launch]:
     """Causal attention of every token of the step to the cache, which `rope_append` has filled.
 
     qkv float32 [n, n_q_heads + 2 n_kv_heads, head_dim]; out float32 [n, n_q_heads, head_dim].
     block_m query rows, block_n keys a step, dv_tile output columns a pass; None: chosen for the device.
+    mods: further rules for scores and visible keys.
     """
-    chosen = pick(PREFILL_VARIANTS, device, variant)
-    if chosen.name == "cpu":
-        block_m, block_n = block_m or 8, block_n or 32
-        dv_tile = dv_tile or _dv_tile(shape.head_dim, block_m)
-        local: tuple[int, int] = (1, 1)
-        names = {"ROWS": block_m}
-    else:
-        # On a device with little local memory the default shrinks until it fits; a size that was asked for does not.
-        fixed = block_m is not None or block_n is not None
-        block_m, block_n, dv_tile = block_m or 32, block_n or 32, dv_tile or _largest_dv_tile(shape.head_dim)
-        while not fixed and _prefill_local_bytes(shape, block_m, block_n) > device.entry.local_mem_bytes:
-            if block_m > 8:
-                block_m //= 2
-            elif block_n > 16:
-                block_n //= 2
-            else:
-                break
-        local = (16, 8)
-        names = {"BLOCK_M": block_m}
-        _check_prefill_tiles(device, shape, block_m, block_n)
-    if block_n % 16 or CAPACITY_MULTIPLE % block_n:
-        raise UsageError(f"BLOCK_N is {block_n}; expected 16, 32 or 64")
-    if dv_tile % 16 or shape.head_dim % dv_tile:
-        options = [d for d in range(16, shape.head_dim + 1, 16) if shape.head_dim % d == 0]
-        raise UsageError(f"DV_TILE is {dv_tile}; expected a divisor of head_dim {shape.head_dim}: {options}")
-    constants = {**shape.constants(), **names, "BLOCK_N": block_n, "DV_TILE": dv_tile, "SCALE": shape.scale}
+    tiles = prefill_tiles(
+        device,
+        shape.head_dim,
+        shape.kv_dtype,
+        variant=variant,
+        block_m=block_m,
+        block_n=block_n,
+        dv_tile=dv_tile,
+    )
+    constants = {
+        **shape.constants(),
+        **tiles.constants(),
+        "SCALE": shape.scale,
+        "Q_STRIDE": (shape.n_q_heads + 2 * shape.n_kv_heads) * shape.head_dim,
+        "BLOCK_LISTS": False,
+        "LSE": False,
+    }
+    unused = out  # the kernel's arguments for lse and blocks
     return [
         device.launch(
-            chosen.file,
+            tiles.variant.file,
             "attention_prefill",
             constants,
-            [qkv, step.state, k_cache, v_cache, out],
-            groups=lambda n: (shape.n_q_heads, -(-n // block_m)),
-            local=local,
+            [qkv, step.state, k_cache, v_cache, out, unused, unused, *mods.buffers],
+            groups=lambda n: (shape.n_q_heads, -(-n // tiles.block_m), 1),
+            local=tiles.local,
+            prelude=mods.prelude,
         )
     ]
 
@@ -206,15 +261,14 @@ def _largest_dv_tile(head_dim: int) -> int:
     return 16 * largest_divisor(head_dim // 16, 8)
 
 
-def _prefill_local_bytes(shape: AttentionShape, block_m: int, block_n: int) -> int:
-    staged = block_n * shape.head_dim * ITEM_BYTES[shape.kv_dtype]
-    return 4 * block_m * (shape.head_dim + 1) + staged + 4 * block_m * (block_n + 1)
+def _prefill_local_bytes(head_dim: int, kv_dtype: str, block_m: int, block_n: int) -> int:
+    return 4 * block_m * (head_dim + 1) + block_n * head_dim * ITEM_BYTES[kv_dtype] + 4 * block_m * (block_n + 1)
 
 
-def _check_prefill_tiles(device: Device, shape: AttentionShape, block_m: int, block_n: int) -> None:
+def _check_prefill_tiles(device: Device, head_dim: int, kv_dtype: str, block_m: int, block_n: int) -> None:
     if block_m % 8:
         raise UsageError(f"BLOCK_M is {block_m}; expected a multiple of 8")
-    needed, limit = _prefill_local_bytes(shape, block_m, block_n), device.entry.local_mem_bytes
+    needed, limit = _prefill_local_bytes(head_dim, kv_dtype, block_m, block_n), device.entry.local_mem_bytes
     if needed > limit:
         larger = "BLOCK_M" if block_m >= block_n else "BLOCK_N"
         raise UsageError(

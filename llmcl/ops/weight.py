@@ -130,7 +130,7 @@ def load_rows(
 
 
 def fill_random(device: Device, weight: Weight, spread: float, seed: int) -> None:
-    """Uniform values in [-spread, spread), made on the device."""
+    """Uniform values in [-spread, spread), made on the device, padding rows included (no kernel stores theirs)."""
     for part in weight.parts:
         width = 1 if device.is_cpu else 64
         device.launch(

@@ -151,6 +151,11 @@ class Device:
         """Seconds spent compiling kernels, those found in the cache on disk left out."""
         return self._programs.compile_s
 
+    @property
+    def n_programs(self) -> int:
+        """Programs in use, compiled or found in the cache on disk."""
+        return len(self._programs)
+
     # ---- memory -------------------------------------------------------------------------------------
 
     def alloc(self, nbytes: int, name: str) -> Buffer:
@@ -233,9 +238,13 @@ class Device:
         *,
         groups: Groups,
         local: tuple[int, ...],
+        prelude: str = "",
     ) -> Launch:
-        """Builds `kernels/<file>` with `constants` and binds `args` (Buffer or NumPy scalar) to kernel `name`."""
-        kernel = self._programs.kernel(file, name, constants)
+        """Builds `kernels/<file>` with `constants` and binds `args` (Buffer or NumPy scalar) to kernel `name`.
+
+        prelude: OpenCL C in front of the file, such as functions that it calls.
+        """
+        kernel = self._programs.kernel(file, name, constants, prelude)
         with named_errors(f"setting the arguments of {name}"):
             return Launch(self, kernel, args, groups, local)
 

@@ -59,20 +59,26 @@ class ProgramCache:
                 device.driver_version,
             )
         )
-        self._programs: dict[tuple[str, str], cl.Program] = {}
+        self._programs: dict[tuple[str, str, str], cl.Program] = {}
         self.compile_s = 0.0
         self.compiled = 0
 
-    def kernel(self, file: str, name: str, constants: Mapping[str, object]) -> cl.Kernel:
-        """A fresh kernel object (arguments belong to it alone) of `kernels/<file>` built with `constants`."""
+    def __len__(self) -> int:
+        return len(self._programs)
+
+    def kernel(self, file: str, name: str, constants: Mapping[str, object], prelude: str = "") -> cl.Kernel:
+        """A fresh kernel object (arguments belong to it alone) of `kernels/<file>` built with `constants`.
+
+        prelude: OpenCL C put in front of the file, such as the functions that it calls.
+        """
         defines = " ".join(f"-D {key}={_constant(value)}" for key, value in sorted(constants.items()))
-        program = self._programs.get((file, defines))
+        program = self._programs.get((file, defines, prelude))
         if program is None:
-            program = self._programs[file, defines] = self._load(file, defines)
+            program = self._programs[file, defines, prelude] = self._load(file, defines, prelude)
         return cl.Kernel(program, name)
 
-    def _load(self, file: str, defines: str) -> cl.Program:
-        source = read_source(file)
+    def _load(self, file: str, defines: str, prelude: str) -> cl.Program:
+        source = prelude + read_source(file)
         options = " ".join((*BUILD_OPTIONS, defines))
         key = hashlib.sha256("\0".join((self._identity, options, source)).encode()).hexdigest()[:32]
         path = cache_dir() / "programs" / f"{Path(file).stem}-{key}.bin"

@@ -41,5 +41,6 @@ def variant(request: pytest.FixtureRequest) -> str:
 def target(device: Device, variant: str) -> Device:
     """The device, taken for a CPU or for a GPU: it chooses that form of every kernel, its work-group sizes included."""
     taken_for = copy.copy(device)
-    taken_for.entry = dataclasses.replace(device.entry, kind="cpu" if variant == "cpu" else "gpu")
+    kind = "cpu" if variant == "cpu" else "gpu"
+    taken_for.entry = dataclasses.replace(device.entry, kind=kind, is_software=False)
     return taken_for

@@ -32,11 +32,15 @@ KEY_TOLERANCE = {"float32": 1e-6, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 MERGE_TOLERANCE = 1e-6
 CAPACITY = 640
 
-# (query heads, KV heads, head_dim): group sizes 1, 3, 4, 8 and one that is no power of two and above 8.
-HEADS = [(3, 3, 32), (9, 3, 64), (4, 1, 80), (8, 1, 128), (24, 2, 48)]
-KV_LENGTHS = [1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 577]
+small, heavy = pytest.mark.oclgrind, pytest.mark.heavy
 
-small = pytest.mark.oclgrind
+# (query heads, KV heads, head_dim): group sizes 1, 3, 4, 8 and one that is no power of two and above 8.
+HEADS = [
+    (3, 3, 32),
+    (9, 3, 64),
+    *(pytest.param(heads, marks=heavy) for heads in [(4, 1, 80), (8, 1, 128), (24, 2, 48)]),
+]
+KV_LENGTHS = [1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 577]
 
 
 def check(
@@ -116,7 +120,11 @@ def test_reduced_cache(target: Device, dtype: str, kv_len: int) -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "heads", "n_splits"),
-    [("float32", (9, 3, 64), 7), ("bfloat16", (8, 1, 128), 2), ("float16", (4, 1, 80), 3)],
+    [
+        ("float32", (9, 3, 64), 7),
+        ("float16", (3, 3, 32), 3),
+        pytest.param("bfloat16", (8, 1, 128), 2, marks=heavy),
+    ],
 )
 @pytest.mark.parametrize("kv_len", [1, 64, 65, 577])
 def test_splits_some_of_them_empty(

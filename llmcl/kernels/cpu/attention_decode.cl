@@ -22,7 +22,7 @@
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void attention_decode(__global const float* qkv, __global const float* rope, __global const int* state,
                       __global CAT(KV, _t)* k_cache, __global CAT(KV, _t)* v_cache,
-                      __global float* part_ml, __global float* part_acc) {
+                      __global float* part_ml, __global float* part_acc MOD_PARAMS) {
     const int head = get_group_id(0), split = get_group_id(1);
     const int position = state[STATE_POSITION], kv_len = position + 1;
     const int per_split = (kv_len + N_SPLITS * BLOCK_N - 1) / (N_SPLITS * BLOCK_N) * BLOCK_N;
@@ -46,12 +46,15 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
     for (int r = 0; r < ROWS; ++r) {
         __global const float* q = qkv + (head * ROWS + r) * HEAD_DIM;
         for (int i = 0; i < HEAD_DIM; ++i) attention.q[r * HEAD_DIM + i] = rope_element(q, rope, i) * SCALE;
+        attention.head[r] = head * ROWS + r;
+        attention.q_idx[r] = position;
     }
     for (int j = first; j < end; j += BLOCK_N) {
         const int n_keys = min(BLOCK_N, end - j);
         int visible[ROWS];
         for (int r = 0; r < ROWS; ++r) visible[r] = n_keys;
-        attention_tile(&attention, k_cache + (size_t)j * HEAD_DIM, v_cache + (size_t)j * HEAD_DIM, n_keys, visible);
+        attention_tile(&attention, k_cache + (size_t)j * HEAD_DIM, v_cache + (size_t)j * HEAD_DIM, n_keys, visible,
+                       0, j, true MOD_ARGS);
     }
     for (int r = 0; r < ROWS; ++r) {
         const int part = (head * ROWS + r) * N_SPLITS + split;

@@ -1,52 +1,78 @@
-// Causal flash attention for the tokens of a step on a CPU: BLOCK_M query rows of one head a work-item.
+// Flash attention for the tokens of a step on a CPU: BLOCK_M query rows of one head a work-item.
 //
-//   out[t][h] = softmax(scale q[t][h] K^T) V over keys 0 .. position + t
+//   out[b][t][h] = softmax(score_mod(scale q[b][t][h] K^T)) V over the keys that t sees
 //
-// qkv      float [n][N_Q_HEADS + 2 N_KV_HEADS][HEAD_DIM], queries rotated by `rope_append`, which also filled the cache
-// k_cache  KV [N_KV_HEADS][CAPACITY/16][HEAD_DIM][16]      v_cache  KV [N_KV_HEADS][CAPACITY][HEAD_DIM]
-// out      float [n][N_Q_HEADS][HEAD_DIM]
+// Without BLOCK_LISTS a query at position p sees keys 0 .. p (and mask_mod), position being that of the step; with it, a
+// query sees all N_KEYS keys of the blocks listed for it, those of partial blocks only as far as mask_mod lets it.
+//
+// q        float [batch][n][Q_STRIDE], query head h at h HEAD_DIM; rotated where the model rotates
+// k_cache  KV [batch][N_KV_HEADS][CAPACITY/16][HEAD_DIM][16]      v_cache  KV [batch][N_KV_HEADS][CAPACITY][HEAD_DIM]
+// out      float [batch][n][N_Q_HEADS][HEAD_DIM]
+// lse      float [batch][N_Q_HEADS][n], with LSE: log of the sum of exponentials, -inf for a query that sees no key
+// blocks   int, with BLOCK_LISTS: see block_list.cl
 //
 //                 keys 0 ...... position + t
-//   queries   t0  [########\    ]             index space (N_Q_HEADS, ceil(n / BLOCK_M)), local size 1
+//   queries   t0  [########\    ]             index space (N_Q_HEADS, ceil(n / BLOCK_M), batch), local size 1
 //   BLOCK_M       [#########\   ]             # whole tiles; \ the tile that crosses the diagonal; the rest is
 //   rows      ..  [##########\  ]             never visited
 //
-// Build: those of cpu/attention_tile.cl with ROWS = BLOCK_M, and N_Q_HEADS, N_KV_HEADS, CAPACITY (a multiple of BLOCK_N),
-// SCALE.
-#if !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(CAPACITY) || !defined(SCALE) || \
-    !defined(STATE_POSITION) || !defined(STATE_N_TOKENS)
-#error "cpu/attention_prefill.cl needs the build constants N_Q_HEADS, N_KV_HEADS, CAPACITY, SCALE and those of the step state"
+// Build: those of cpu/attention_tile.cl with ROWS = BLOCK_M, and N_Q_HEADS, N_KV_HEADS, Q_STRIDE, CAPACITY (a multiple of
+// BLOCK_N), SCALE, BLOCK_LISTS, LSE.
+#if !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(CAPACITY) || !defined(SCALE) || !defined(Q_STRIDE) || \
+    !defined(BLOCK_LISTS) || !defined(LSE) || !defined(STATE_POSITION) || !defined(STATE_N_TOKENS)
+#error "cpu/attention_prefill.cl needs N_Q_HEADS, N_KV_HEADS, Q_STRIDE, CAPACITY, SCALE, BLOCK_LISTS, LSE, the step state"
 #endif
 #include "cpu/attention_tile.cl"
+#include "block_list.cl"
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
-void attention_prefill(__global const float* qkv, __global const int* state, __global const CAT(KV, _t)* k_cache,
-                       __global const CAT(KV, _t)* v_cache, __global float* out) {
-    const int head = get_group_id(0), t0 = get_group_id(1) * ROWS;
+void attention_prefill(__global const float* q, __global const int* state, __global const CAT(KV, _t)* k_cache,
+                       __global const CAT(KV, _t)* v_cache, __global float* out, __global float* lse,
+                       __global const int* blocks MOD_PARAMS) {
+    const int head = get_group_id(0), t0 = get_group_id(1) * ROWS, batch = get_group_id(2);
     const int position = state[STATE_POSITION], n = state[STATE_N_TOKENS];
     const int kv_head = head / (N_Q_HEADS / N_KV_HEADS);
-    const int end = position + min(t0 + ROWS, n);  // keys that the last row sees
-    k_cache += (size_t)kv_head * CAPACITY * HEAD_DIM;
-    v_cache += (size_t)kv_head * CAPACITY * HEAD_DIM;
+    k_cache += ((size_t)batch * N_KV_HEADS + kv_head) * CAPACITY * HEAD_DIM;
+    v_cache += ((size_t)batch * N_KV_HEADS + kv_head) * CAPACITY * HEAD_DIM;
+    q += (size_t)batch * n * Q_STRIDE + head * HEAD_DIM;
 
     attention_state attention;
     attention_start(&attention);
     for (int r = 0; r < ROWS; ++r) {
         // Rows past the last token repeat it: computed, never stored.
-        __global const float* q =
-            qkv + ((size_t)min(t0 + r, n - 1) * (N_Q_HEADS + 2 * N_KV_HEADS) + head) * HEAD_DIM;
-        for (int i = 0; i < HEAD_DIM; ++i) attention.q[r * HEAD_DIM + i] = q[i] * SCALE;
+        const int t = min(t0 + r, n - 1);
+        for (int i = 0; i < HEAD_DIM; ++i) attention.q[r * HEAD_DIM + i] = q[(size_t)t * Q_STRIDE + i] * SCALE;
+        attention.head[r] = head;
+        attention.q_idx[r] = position + t;
     }
+    int visible[ROWS];
+#if BLOCK_LISTS
+    const block_list list = find_blocks(blocks, batch, head, t0, N_KEYS);
+    for (int i = 0; i < list.n_partial + list.n_full; ++i) {
+        const int2 keys = block_keys(list, i);
+        for (int j = keys.x; j < keys.y; j += BLOCK_N) {
+            const int n_keys = min(BLOCK_N, keys.y - j);
+            for (int r = 0; r < ROWS; ++r) visible[r] = n_keys;
+            attention_tile(&attention, k_cache + (size_t)j * HEAD_DIM, v_cache + (size_t)j * HEAD_DIM, n_keys, visible,
+                           batch, j, i < list.n_partial MOD_ARGS);
+        }
+    }
+#else
+    const int end = position + min(t0 + ROWS, n);  // keys that the last row sees
     for (int j = 0; j < end; j += BLOCK_N) {
-        int visible[ROWS];
-        for (int r = 0; r < ROWS; ++r) visible[r] = clamp(position + min(t0 + r, n - 1) + 1 - j, 0, BLOCK_N);
+        for (int r = 0; r < ROWS; ++r) visible[r] = clamp(attention.q_idx[r] + 1 - j, 0, BLOCK_N);
         attention_tile(&attention, k_cache + (size_t)j * HEAD_DIM, v_cache + (size_t)j * HEAD_DIM,
-                       min(BLOCK_N, end - j), visible);
+                       min(BLOCK_N, end - j), visible, batch, j, true MOD_ARGS);
     }
+#endif
     for (int r = 0; r < ROWS && t0 + r < n; ++r) {
+        const size_t row = (size_t)batch * n + t0 + r;
         const float norm = softmax_norm(attention.l[r]);
         for (int c = 0; c < COLUMNS; ++c)
-            store16_f32(attention.acc[r][c] * norm,
-                        out + ((size_t)(t0 + r) * N_Q_HEADS + head) * HEAD_DIM + c * 16);
+            store16_f32(attention.acc[r][c] * norm, out + (row * N_Q_HEADS + head) * HEAD_DIM + c * 16);
+#if LSE
+        lse[((size_t)batch * N_Q_HEADS + head) * n + t0 + r] =
+            attention.l[r] > 0.0f ? attention.m[r] + log(attention.l[r]) : -INFINITY;
+#endif
     }
 }

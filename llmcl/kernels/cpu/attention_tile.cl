@@ -13,6 +13,7 @@
 #endif
 #include "common.cl"
 #include "online_softmax.cl"
+#include "attention_mods.cl"
 
 #define KEY_TILES (BLOCK_N / 16)
 #define COLUMNS (HEAD_DIM / 16)
@@ -22,6 +23,7 @@ typedef struct {
     float q[ROWS * HEAD_DIM];  // already multiplied by the softmax scale
     float m[ROWS], l[ROWS];
     float16 acc[ROWS][COLUMNS];
+    int head[ROWS], q_idx[ROWS];  // for the mods
 } attention_state;
 
 inline void attention_start(attention_state* state) {
@@ -32,10 +34,29 @@ inline void attention_start(attention_state* state) {
     }
 }
 
-// k, v point at the first key of the tile; n_keys of its BLOCK_N keys exist; row r sees the first visible[r] of them.
+#if HAS_SCORE_MOD || HAS_MASK_MOD
+// Scores of one row and 16 keys through the mods; `last` is the last key that exists, so that lookups stay in bounds.
+inline void apply_mods(float16* s, const int b, const int h, const int q_idx, const int key, const int last,
+                       const bool masked MOD_PARAMS) {
+    float* lane = (float*)s;
+    for (int i = 0; i < 16; ++i) {
+        const int kv_idx = min(key + i, last);
+#if HAS_SCORE_MOD
+        lane[i] = score_mod(lane[i], b, h, q_idx, kv_idx MOD_ARGS);
+#endif
+#if HAS_MASK_MOD
+        if (masked && !mask_mod(b, h, q_idx, kv_idx MOD_ARGS)) lane[i] = -INFINITY;
+#endif
+    }
+}
+#endif
+
+// k, v point at the first key of the tile, which is key `first_key` of the text; n_keys of its BLOCK_N keys exist; row r
+// sees the first visible[r] of them, and of those only what mask_mod lets it see if the tile is `masked`.
 // Keys that do not exist are computed with and discarded, values that do not exist are never read.
 inline void attention_tile(attention_state* state, __global const CAT(KV, _t)* k, __global const CAT(KV, _t)* v,
-                           const int n_keys, const int* visible) {
+                           const int n_keys, const int* visible, const int batch, const int first_key,
+                           const bool masked MOD_PARAMS) {
     const float16 lane = (float16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     float16 s[ROWS][KEY_TILES];
 #pragma unroll
@@ -52,6 +73,15 @@ inline void attention_tile(attention_state* state, __global const CAT(KV, _t)* k
             for (int t = 0; t < KEY_TILES; ++t) s[r][t] += key[t] * state->q[r * HEAD_DIM + d];
     }
 
+#if HAS_SCORE_MOD || HAS_MASK_MOD
+    for (int r = 0; r < ROWS; ++r) {
+        for (int t = 0; t < KEY_TILES; ++t) {
+            if (16 * t >= n_keys) break;
+            apply_mods(&s[r][t], batch, state->head[r], state->q_idx[r], first_key + 16 * t, first_key + n_keys - 1,
+                       masked MOD_ARGS);
+        }
+    }
+#endif
     float16 p[ROWS][KEY_TILES];
     float shrink[ROWS];
 #pragma unroll

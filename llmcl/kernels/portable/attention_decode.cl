@@ -15,6 +15,7 @@
 #endif
 #include "common.cl"
 #include "online_softmax.cl"
+#include "attention_mods.cl"
 #include "rope_row.cl"
 
 #define COLUMNS ((HEAD_DIM + BLOCK_N - 1) / BLOCK_N)
@@ -22,7 +23,7 @@
 __kernel __attribute__((reqd_work_group_size(BLOCK_N, 1, 1)))
 void attention_decode(__global const float* qkv, __global const float* rope, __global const int* state,
                       __global CAT(KV, _t)* k_cache, __global CAT(KV, _t)* v_cache,
-                      __global float* part_ml, __global float* part_acc) {
+                      __global float* part_ml, __global float* part_acc MOD_PARAMS) {
     __local float q[GROUP_SIZE * HEAD_DIM];
     __local float p[GROUP_SIZE * BLOCK_N];
     __local float scratch[BLOCK_N];
@@ -65,6 +66,13 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
             const float value = CAT(load1_, KV)(k + d * 16);
             for (int g = 0; g < GROUP_SIZE; ++g) s[g] += q[g * HEAD_DIM + d] * value;
         }
+#if HAS_SCORE_MOD
+        for (int g = 0; g < GROUP_SIZE; ++g) s[g] = score_mod(s[g], 0, head * GROUP_SIZE + g, position, key MOD_ARGS);
+#endif
+#if HAS_MASK_MOD
+        for (int g = 0; g < GROUP_SIZE; ++g)
+            if (!mask_mod(0, head * GROUP_SIZE + g, position, key MOD_ARGS)) s[g] = -INFINITY;
+#endif
         for (int g = 0; g < GROUP_SIZE; ++g) {
             if (lid >= n_keys) s[g] = -INFINITY;
             scratch[lid] = s[g];
@@ -73,10 +81,9 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
                 if (lid < width) scratch[lid] = fmax(scratch[lid], scratch[lid + width]);
             }
             barrier(CLK_LOCAL_MEM_FENCE);
-            // The tile holds at least one key, so the maximum is a number unless a score is not.
             const float top = fmax(m[g], scratch[0]);
             barrier(CLK_LOCAL_MEM_FENCE);
-            const float e = exp(s[g] - top);
+            const float e = softmax_weight(s[g], top);
             const float shrink = softmax_weight(m[g], top);
             p[g * BLOCK_N + lid] = e;
             scratch[lid] = e;

@@ -1,4 +1,4 @@
-// Causal flash attention for the tokens of a step on any device, with the output in slices of DV_TILE columns.
+// Flash attention for the tokens of a step on any device, with the output in slices of DV_TILE columns.
 // Formula and arguments as in cpu/attention_prefill.cl.
 //
 // A work-group of 16 x 8 work-items (tx, ty) takes BLOCK_M query rows of one head. For each slice of DV_TILE output
@@ -12,17 +12,19 @@
 //            +-----------------+                 +-----------------+
 // Staged in local memory: the queries (float), a tile of keys or of a slice of values (as stored), P (float).
 //
-// Index space: groups (N_Q_HEADS, ceil(n / BLOCK_M)) of (16, 8).
-// Build: KV, HEAD_DIM, N_Q_HEADS, N_KV_HEADS, CAPACITY (a multiple of BLOCK_N), SCALE, BLOCK_M (a multiple of 8),
-// BLOCK_N and DV_TILE (multiples of 16; DV_TILE divides HEAD_DIM).
+// Index space: groups (N_Q_HEADS, ceil(n / BLOCK_M), batch) of (16, 8).
+// Build: KV, HEAD_DIM, N_Q_HEADS, N_KV_HEADS, Q_STRIDE, CAPACITY (a multiple of BLOCK_N), SCALE, BLOCK_LISTS, LSE,
+// BLOCK_M (a multiple of 8), BLOCK_N and DV_TILE (multiples of 16; DV_TILE divides HEAD_DIM).
 // Local memory: 4 BLOCK_M (HEAD_DIM + 1) + BLOCK_N HEAD_DIM sizeof(KV) + 4 BLOCK_M (BLOCK_N + 1) bytes.
 #if !defined(KV) || !defined(HEAD_DIM) || !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(CAPACITY) || \
-    !defined(SCALE) || !defined(BLOCK_M) || !defined(BLOCK_N) || !defined(DV_TILE) || \
-    !defined(STATE_POSITION) || !defined(STATE_N_TOKENS)
-#error "portable/attention_prefill.cl needs the build constants KV, HEAD_DIM, N_Q_HEADS, N_KV_HEADS, CAPACITY, SCALE, BLOCK_M, BLOCK_N, DV_TILE and those of the step state"
+    !defined(SCALE) || !defined(BLOCK_M) || !defined(BLOCK_N) || !defined(DV_TILE) || !defined(Q_STRIDE) || \
+    !defined(BLOCK_LISTS) || !defined(LSE) || !defined(STATE_POSITION) || !defined(STATE_N_TOKENS)
+#error "portable/attention_prefill.cl needs the build constants named in its head"
 #endif
 #include "common.cl"
 #include "online_softmax.cl"
+#include "attention_mods.cl"
+#include "block_list.cl"
 
 #define TX 16
 #define TY 8
@@ -31,23 +33,25 @@
 #define COLUMNS (DV_TILE / TX)
 
 __kernel __attribute__((reqd_work_group_size(TX, TY, 1)))
-void attention_prefill(__global const float* qkv, __global const int* state, __global const CAT(KV, _t)* k_cache,
-                       __global const CAT(KV, _t)* v_cache, __global float* out) {
+void attention_prefill(__global const float* queries, __global const int* state, __global const CAT(KV, _t)* k_cache,
+                       __global const CAT(KV, _t)* v_cache, __global float* out, __global float* lse,
+                       __global const int* blocks MOD_PARAMS) {
     __local float q[BLOCK_M][HEAD_DIM + 1];
     __local CAT(KV, _t) kv[BLOCK_N * HEAD_DIM];
     __local float p[BLOCK_M][BLOCK_N + 1];
     const int tx = get_local_id(0), ty = get_local_id(1), lid = ty * TX + tx;
-    const int head = get_group_id(0), t0 = get_group_id(1) * BLOCK_M;
+    const int head = get_group_id(0), t0 = get_group_id(1) * BLOCK_M, batch = get_group_id(2);
     const int position = state[STATE_POSITION], n = state[STATE_N_TOKENS];
     const int kv_head = head / (N_Q_HEADS / N_KV_HEADS);
-    const int end = position + min(t0 + BLOCK_M, n);
-    k_cache += (size_t)kv_head * CAPACITY * HEAD_DIM;
-    v_cache += (size_t)kv_head * CAPACITY * HEAD_DIM;
+    k_cache += ((size_t)batch * N_KV_HEADS + kv_head) * CAPACITY * HEAD_DIM;
+    v_cache += ((size_t)batch * N_KV_HEADS + kv_head) * CAPACITY * HEAD_DIM;
+    queries += (size_t)batch * n * Q_STRIDE + head * HEAD_DIM;
+    out += (size_t)batch * n * N_Q_HEADS * HEAD_DIM;
 
     for (int i = lid; i < BLOCK_M * HEAD_DIM; i += TX * TY) {
         const int token = min(t0 + i / HEAD_DIM, n - 1);
         q[i / HEAD_DIM][i % HEAD_DIM] =
-            qkv[((size_t)token * (N_Q_HEADS + 2 * N_KV_HEADS) + head) * HEAD_DIM + i % HEAD_DIM] * SCALE;
+            queries[(size_t)token * Q_STRIDE + i % HEAD_DIM] * SCALE;
     }
     for (int slice = 0; slice < HEAD_DIM; slice += DV_TILE) {
         float m[ROWS], l[ROWS], acc[ROWS][COLUMNS];
@@ -56,8 +60,22 @@ void attention_prefill(__global const float* qkv, __global const int* state, __g
             l[a] = 0.0f;
             for (int c = 0; c < COLUMNS; ++c) acc[a][c] = 0.0f;
         }
-        for (int j = 0; j < end; j += BLOCK_N) {
-            const int n_keys = min(BLOCK_N, end - j);
+#if BLOCK_LISTS
+        const block_list list = find_blocks(blocks, batch, head, t0, N_KEYS);
+        const int n_blocks = list.n_partial + list.n_full;
+#else
+        const int n_blocks = 1;
+#endif
+        for (int block = 0; block < n_blocks; ++block) {
+#if BLOCK_LISTS
+        const int2 keys = block_keys(list, block);
+        const bool masked = block < list.n_partial;
+#else
+        const int2 keys = (int2)(0, position + min(t0 + BLOCK_M, n));  // what the last row sees
+        const bool masked = true;
+#endif
+        for (int j = keys.x; j < keys.y; j += BLOCK_N) {
+            const int n_keys = min(BLOCK_N, keys.y - j);
             barrier(CLK_LOCAL_MEM_FENCE);
             for (int i = lid; i < BLOCK_N * HEAD_DIM; i += TX * TY) kv[i] = k_cache[(size_t)j * HEAD_DIM + i];
             barrier(CLK_LOCAL_MEM_FENCE);
@@ -71,9 +89,22 @@ void attention_prefill(__global const float* qkv, __global const int* state, __g
                     for (int b = 0; b < KEYS; ++b) s[a][b] += q[ty + TY * a][d] * key[b];
             }
             for (int a = 0; a < ROWS; ++a) {
-                const int visible = position + min(t0 + ty + TY * a, n - 1) + 1 - j;
-                for (int b = 0; b < KEYS; ++b)
-                    p[ty + TY * a][tx + 16 * b] = tx + 16 * b < visible ? s[a][b] : -INFINITY;
+                const int q_idx = position + min(t0 + ty + TY * a, n - 1);
+#if BLOCK_LISTS
+                const int visible = n_keys;
+#else
+                const int visible = min(n_keys, q_idx + 1 - j);
+#endif
+                for (int b = 0; b < KEYS; ++b) {
+                    bool seen = tx + 16 * b < visible;
+#if HAS_MASK_MOD
+                    if (seen && masked) seen = mask_mod(batch, head, q_idx, j + tx + 16 * b MOD_ARGS);
+#endif
+#if HAS_SCORE_MOD
+                    if (seen) s[a][b] = score_mod(s[a][b], batch, head, q_idx, j + tx + 16 * b MOD_ARGS);
+#endif
+                    p[ty + TY * a][tx + 16 * b] = seen ? s[a][b] : -INFINITY;
+                }
             }
             barrier(CLK_LOCAL_MEM_FENCE);
             for (int i = lid; i < n_keys * DV_TILE; i += TX * TY)
@@ -102,9 +133,14 @@ void attention_prefill(__global const float* qkv, __global const int* state, __g
                 }
             }
         }
+        }
         for (int a = 0; a < ROWS; ++a) {
             const int t = t0 + ty + TY * a;
             if (t >= n) continue;
+#if LSE
+            if (slice == 0 && tx == 0)
+                lse[((size_t)batch * N_Q_HEADS + head) * n + t] = l[a] > 0.0f ? m[a] + log(l[a]) : -INFINITY;
+#endif
             for (int c = 0; c < COLUMNS; ++c)
                 out[((size_t)t * N_Q_HEADS + head) * HEAD_DIM + slice + tx + TX * c] = acc[a][c] * softmax_norm(l[a]);
         }

@@ -1,6 +1,6 @@
 // y = W x for one token on any device: one work-group a 16-row tile (two tiles with SWIGLU), its work-items share K.
 // Formula, arguments and build constants as in cpu/linear_decode.cl, and
-//   LOCAL_SIZE  work-items of a group, a power of two >= 2, at most 2 K
+//   LOCAL_SIZE  work-items of a group, a power of two >= 2
 //
 //     work-item:   0        1        2        3      ...        tile memory, 16 values a column k:
 //     column k:    0        0        1        1                 [ rows 0-7 | rows 8-15 ] [ rows 0-7 | ...

@@ -1,0 +1,121 @@
+"""Ready-made masks and score functions, with PyTorch's signatures; `and_masks` and `or_masks` combine the masks.
+
+A mask_mod gives True for a key that is seen. Positions, batch and head are int32, scores float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from llmcl.attention.functions import tanh
+from llmcl.errors import UsageError
+
+MaskMod = Callable[[Any, Any, Any, Any], Any]
+ScoreMod = Callable[[Any, Any, Any, Any, Any], Any]
+
+
+def _positive(name: str, value: float) -> None:
+    if not value > 0:
+        raise UsageError(f"{name} is {value!r}; expected more than 0")
+
+
+def causal(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    """A query sees itself and the keys before it."""
+    return kv_idx <= q_idx
+
+
+def sliding_window(window: int) -> MaskMod:
+    """A query sees itself and the window - 1 keys before it, as in Mistral."""
+    _positive("window", window)
+
+    def sliding_window_mask(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return (kv_idx <= q_idx) & (q_idx - kv_idx < window)
+
+    return sliding_window_mask
+
+
+def prefix_lm(prefix_length: int) -> MaskMod:
+    """The first prefix_length keys are seen by all queries, the rest causally."""
+
+    def prefix_lm_mask(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return (kv_idx < prefix_length) | (kv_idx <= q_idx)
+
+    return prefix_lm_mask
+
+
+def document(document_ids: Any) -> MaskMod:
+    """Queries see the keys of their own document; with `and_masks(causal, ...)` those before them.
+
+    document_ids: integers [length], a NumPy array or torch tensor with the document of each position.
+    """
+    if len(getattr(document_ids, "shape", ())) != 1:
+        raise UsageError(
+            f"document_ids has shape {tuple(getattr(document_ids, 'shape', ()))}; expected an array of integers "
+            "with one axis, the document of each position"
+        )
+
+    def document_mask(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return document_ids[q_idx] == document_ids[kv_idx]
+
+    return document_mask
+
+
+def neighbourhood(width: int, height: int, radius: int) -> MaskMod:
+    """Positions are pixels of a width x height image, row by row; a query sees the keys at most radius rows and columns
+    away.
+
+    As in NATTEN, a window that would leave the image is moved inside, so every query sees (2 radius + 1)^2 keys where
+    the image is that large.
+    """
+    _positive("width", width)
+    _positive("height", height)
+    if radius < 0:
+        raise UsageError(f"radius is {radius!r}; expected 0 or more")
+    first_x, last_x = min(radius, width - 1), max(width - 1 - radius, 0)
+    first_y, last_y = min(radius, height - 1), max(height - 1 - radius, 0)
+
+    def centre(position: Any, first: int, last: int) -> Any:
+        if first > last:  # the window covers the axis: any centre in the middle sees all of it
+            return (first + last) // 2
+        return np.minimum(np.maximum(position, first), last)
+
+    def neighbourhood_mask(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        q_x, q_y = centre(q_idx % width, first_x, last_x), centre(q_idx // width, first_y, last_y)
+        return (abs(q_x - kv_idx % width) <= radius) & (abs(q_y - kv_idx // width) <= radius)
+
+    return neighbourhood_mask
+
+
+def alibi_slopes(n_heads: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """float32 [n_heads]: 2^(-8 (h + 1) / n) for n a power of two, otherwise interleaved with those of 2n (ALiBi,
+    Press et al., 2021)."""
+    _positive("n_heads", n_heads)
+    whole = 1 << (n_heads.bit_length() - 1)
+    slopes = [2.0 ** (-8.0 * (h + 1) / whole) for h in range(whole)]
+    slopes += [2.0 ** (-4.0 * (2 * h + 1) / whole) for h in range(n_heads - whole)]
+    return np.asarray(slopes, np.float32)
+
+
+def alibi(n_heads: int) -> ScoreMod:
+    """Adds slope[h] (kv_idx - q_idx): a score falls with distance, at a rate of its own in each head."""
+    slopes = alibi_slopes(n_heads)
+
+    def alibi_score(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return score + slopes[h] * (kv_idx - q_idx)
+
+    return alibi_score
+
+
+def soft_cap(cap: float) -> ScoreMod:
+    """cap tanh(score / cap): scores stay inside -cap to cap, as in Gemma-2."""
+    if not (math.isfinite(cap) and cap > 0):
+        raise UsageError(f"cap is {cap!r}; expected a number above 0")
+
+    def soft_cap_score(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return cap * tanh(score * (1.0 / cap))
+
+    return soft_cap_score

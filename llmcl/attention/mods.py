@@ -1,0 +1,56 @@
+"""The user's functions in a kernel: two traced Python functions become the two that the attention kernels call."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from llmcl.attention.trace import TracedMod, trace_mask_mod, trace_score_mod
+from llmcl.runtime.device import Buffer, Device
+
+ScoreMod = Callable[..., Any]
+MaskMod = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Mods:
+    """What a launch needs: OpenCL C in front of the kernel, and the arrays that it looks up as further arguments."""
+
+    prelude: str = ""
+    buffers: tuple[Buffer, ...] = ()
+
+
+NO_MODS = Mods()
+
+
+def bind_mods(device: Device, score_mod: TracedMod | None, mask_mod: TracedMod | None) -> Mods:
+    """Traced mods as OpenCL C functions `score_mod` and `mask_mod`, their captured arrays copied to the device."""
+    if score_mod is None and mask_mod is None:
+        return NO_MODS
+    functions, params, args, buffers = [], "", "", []
+    for kind, mod in (("score", score_mod), ("mask", mask_mod)):
+        if mod is None:
+            continue
+        for capture in mod.captures:
+            name = capture.name.replace("mod_", f"{kind}_")
+            params += f", __global const {'float' if capture.dtype == 'float32' else 'int'}* {name}"
+            args += f", {name}"
+            buffers.append(device.upload(capture.array, f"{name} of a {kind}_mod"))
+        statements = "\n".join(f"    {line}" for line in mod.statements)
+        body = re.sub(r"\bmod_(\d+)", rf"{kind}_\1", f"{statements}\n    return {mod.expression};")
+        first = "float score, " if kind == "score" else ""
+        functions.append(
+            f"#define HAS_{kind.upper()}_MOD 1\n"
+            f"inline {'float' if kind == 'score' else 'int'} {kind}_mod({first}const int b, const int h, "
+            f"const int q_idx, const int kv_idx MOD_PARAMS) {{\n{body}\n}}\n"
+        )
+    return Mods(f"#define MOD_PARAMS {params}\n#define MOD_ARGS {args}\n" + "".join(functions), tuple(buffers))
+
+
+def trace_mods(score_mod: ScoreMod | None, mask_mod: MaskMod | None) -> tuple[TracedMod | None, TracedMod | None]:
+    return (
+        None if score_mod is None else trace_score_mod(score_mod),
+        None if mask_mod is None else trace_mask_mod(mask_mod),
+    )
