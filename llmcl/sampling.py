@@ -87,24 +87,21 @@ class Sampler:
         self._params = device.zeros(4 * len(CONSTANTS), "sampling parameters")
         self._device.fill(self.last_seen, np.int32(-1))
         width = power_of_two_at_most(min(256, device.entry.max_work_group_size))
+        # The threshold is one work-group's work: on a GPU the largest there is, on a CPU the one already compiled.
+        whole = width if device.is_cpu else power_of_two_at_most(min(1024, device.entry.max_work_group_size))
         # A group's share is some dozens of logits an item: enough groups for a GPU, few for a CPU.
         groups = min(max(2, device.compute_units), -(-vocab_size // width))
         best = device.alloc(8 * groups, "best scores")
-        constants = {
-            **CONSTANTS,
-            **step_state.CONSTANTS,
-            "VOCAB": vocab_size,
-            "LOCAL_SIZE": width,
-            "N_GROUPS": groups,
-        }
+        constants = {**CONSTANTS, **step_state.CONSTANTS, "VOCAB": vocab_size, "N_GROUPS": groups}
 
-        def bind(name: str, args: list[Buffer], n_groups: int, size: int = width) -> Launch:
-            return device.launch("sample.cl", name, dict(constants), args, groups=(n_groups,), local=(size,))
+        def bind(name: str, args: list[Buffer], n_groups: int, local: int, built_for: int = width) -> Launch:
+            built: dict[str, object] = {**constants, "LOCAL_SIZE": built_for}
+            return device.launch("sample.cl", name, built, args, groups=(n_groups,), local=(local,))
 
         inputs = [logits, self.last_seen, step.state, self._params]
-        self._threshold = [bind("sample_threshold", inputs, 1)]
+        self._threshold = [bind("sample_threshold", inputs, 1, whole, built_for=whole)]
         self._choose = [
-            bind("sample_partial", [*inputs, best], groups),
+            bind("sample_partial", [*inputs, best], groups, width),
             bind("sample_finish", [best, step.state, step.tokens, step.sampled], 1, 1),
         ]
         self.launches: list[Launch] = self._choose

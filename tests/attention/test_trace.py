@@ -50,7 +50,8 @@ SCORE_MODS: dict[str, Callable[..., Any]] = {
     "alibi": lambda score, b, h, q, k: score + SLOPES[h] * (k - q),
     "table": lambda score, b, h, q, k: score + TABLE[q, k],
     "table_chain": lambda score, b, h, q, k: score + TABLE[q][k] if np.isscalar(q) else score + TABLE[q, k],
-    "arithmetic": lambda score, b, h, q, k: -score * 2 + 3 - (q - k) / (1 + b + h) + abs(score) ** 3 - score**0.5 * 0,
+    "arithmetic": lambda score, b, h, q, k: -score * 2 + 3 - (q - k) / (1 + b + h) + abs(score) ** 3,
+    "roots_of_negatives": lambda score, b, h, q, k: score**0.5 * 0,
     "divisions": lambda score, b, h, q, k: score + (q - 17) // 5 + (q - 17) % -5 + (k - 9) // -4 + (k - 9) % 8,
     "divisions_by_values": lambda score, b, h, q, k: (q - 17) // (k - 60) + (q - 17) % (k + 1) + score,
     "float_divisions": lambda score, b, h, q, k: score // 0.75 + score % 0.75 + score % -1.5 + (q + 0.5) // 2,
@@ -291,6 +292,8 @@ def run_on_device(device: Device, traced: TracedMod, lanes: int) -> np.ndarray[A
 @pytest.mark.parametrize("lanes", [1, 4, 16])
 @pytest.mark.parametrize("name", DEVICE_MODS)
 def test_opencl_c_computes_what_evaluate_does(device: Device, name: str, lanes: int) -> None:
+    if name == "roots_of_negatives" and "llvmpipe" in device.name:
+        pytest.skip("Mesa's pow gives a number where OpenCL asks for NaN, for a negative base")
     kind, mod = DEVICE_MODS[name]
     traced = trace_mask_mod(mod) if kind == "mask_mod" else trace_score_mod(mod)
     score, *indices = grid()

@@ -1,0 +1,34 @@
+"""What the host holds while a model is loaded: tensors go to the device one at a time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# A CPU device's buffers are the process's own memory and are left out; pages of mapped files are not anonymous.
+PROGRAM = """
+import re
+import llmcl.llm as engine
+
+def anonymous_bytes():
+    return int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
+
+peak = 0
+def progress(what, done, total):
+    global peak
+    peak = max(peak, anonymous_bytes())
+
+llm = engine.load("smollm2", progress=progress)
+llm.generate("Hi", max_tokens=2)
+print(max(peak, anonymous_bytes()) - llm.model.weights.decode_bytes())
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc, which only Linux has")
+def test_loading_holds_little_more_than_a_tensor() -> None:
+    result = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    largest_tensor = 49152 * 576 * 20 // 32  # the embedding in Q4_1
+    assert int(result.stdout) < largest_tensor + 300e6
