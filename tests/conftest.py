@@ -17,8 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 from llmcl.runtime.platforms import DeviceEntry, find_devices
+
+# A shared machine makes single examples slow at times, which is no defect.
+settings.register_profile("llmcl", settings(), deadline=None)
+settings.load_profile("llmcl")
 
 if TYPE_CHECKING:
     from llmcl.llm import LLM
