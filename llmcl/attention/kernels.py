@@ -21,13 +21,17 @@ CAPACITY_MULTIPLE = 64  # every BLOCK_N divides it
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """n_q_heads a multiple of n_kv_heads; head_dim a multiple of 16; capacity (keys) a multiple of 64."""
+    """n_q_heads a multiple of n_kv_heads; head_dim a multiple of 16; capacity (keys) a multiple of 64.
+
+    page_tokens: 0 where the cache is contiguous; else capacity is a pool of pages of that many keys (a multiple of 64).
+    """
 
     n_q_heads: int
     n_kv_heads: int
     head_dim: int
     capacity: int
     kv_dtype: str
+    page_tokens: int = 0
 
     @property
     def group_size(self) -> int:
@@ -45,6 +49,7 @@ class AttentionShape:
             "N_KV_HEADS": self.n_kv_heads,
             "HEAD_DIM": self.head_dim,
             "CAPACITY": self.capacity,
+            **({"KV_PAGE": self.page_tokens, "STATE_PAGES": step_state.N_SLOTS} if self.page_tokens else {}),
         }
 
 

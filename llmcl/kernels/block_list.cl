@@ -9,6 +9,9 @@
 #if !defined(Q_BLOCK) || !defined(KV_BLOCK) || !defined(N_KEYS)
 #error "block lists need the build constants Q_BLOCK, KV_BLOCK and N_KEYS"
 #endif
+#if defined(KV_PAGE) && KV_BLOCK % BLOCK_N
+#error "with pages KV_BLOCK is a multiple of BLOCK_N, so that no tile straddles two pages"
+#endif
 
 typedef struct {
     int n_partial, n_full;

@@ -7,19 +7,21 @@
 // k_cache  KV [N_KV_HEADS][CAPACITY/16][HEAD_DIM][16]      v_cache  KV [N_KV_HEADS][CAPACITY][HEAD_DIM]
 //
 // Index space: one work-group of LOCAL_SIZE a token; work-items share its heads.
-// Build: KV, N_Q_HEADS, N_KV_HEADS, HEAD_DIM (a multiple of 16), CAPACITY (a multiple of 16), LOCAL_SIZE.
+// Build: KV, N_Q_HEADS, N_KV_HEADS, HEAD_DIM (a multiple of 16), CAPACITY (a multiple of 16), LOCAL_SIZE;
+// for pages see kv_address.cl.
 // The host must have checked position + n <= CAPACITY.
 #if !defined(KV) || !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(HEAD_DIM) || !defined(CAPACITY) || \
     !defined(LOCAL_SIZE) || !defined(STATE_POSITION)
 #error "rope_append.cl needs the build constants KV, N_Q_HEADS, N_KV_HEADS, HEAD_DIM, CAPACITY, LOCAL_SIZE and those of the step state"
 #endif
 #include "common.cl"
+#include "kv_address.cl"
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
 void rope_append(__global float* qkv, __global const float* rope, __global const int* state,
                  __global CAT(KV, _t)* k_cache, __global CAT(KV, _t)* v_cache) {
     const int t = get_group_id(0);
-    const int position = state[STATE_POSITION] + t;
+    const int row = kv_row(state, state[STATE_POSITION] + t);
     qkv += (size_t)t * (N_Q_HEADS + 2 * N_KV_HEADS) * HEAD_DIM;
     rope += (size_t)t * HEAD_DIM;
 
@@ -27,11 +29,11 @@ void rope_append(__global float* qkv, __global const float* rope, __global const
         __global float* x = qkv + head * HEAD_DIM;
         if (head >= N_Q_HEADS + N_KV_HEADS) {
             __global CAT(KV, _t)* v =
-                v_cache + ((size_t)(head - N_Q_HEADS - N_KV_HEADS) * CAPACITY + position) * HEAD_DIM;
+                v_cache + ((size_t)(head - N_Q_HEADS - N_KV_HEADS) * CAPACITY + row) * HEAD_DIM;
             for (int i = 0; i < HEAD_DIM; ++i) CAT(store1_, KV)(x[i], v + i);
             continue;
         }
-        const size_t tile = (size_t)(head - N_Q_HEADS) * (CAPACITY / 16) + position / 16;
+        const size_t tile = (size_t)(head - N_Q_HEADS) * (CAPACITY / 16) + row / 16;
         for (int i = 0; i < HEAD_DIM / 2; i += 8) {
             const float8 a = vload8(0, x + i), b = vload8(0, x + HEAD_DIM / 2 + i);
             const float8 c = vload8(0, rope + i), s = vload8(0, rope + HEAD_DIM / 2 + i);
@@ -40,6 +42,6 @@ void rope_append(__global float* qkv, __global const float* rope, __global const
         }
         if (head >= N_Q_HEADS)
             for (int i = 0; i < HEAD_DIM; ++i)
-                CAT(store1_, KV)(x[i], k_cache + (tile * HEAD_DIM + i) * 16 + position % 16);
+                CAT(store1_, KV)(x[i], k_cache + (tile * HEAD_DIM + i) * 16 + row % 16);
     }
 }

@@ -23,13 +23,14 @@ N_SLOTS = 3
 class StepState:
     """Position, length and input tokens of the next step, and the ring of sampled tokens.
 
-    state int32 [3], tokens int32 [max_tokens], sampled int32 [RING], all on the device; host_sampled int32 [RING].
+    state int32 [3 + n_pages], tokens int32 [max_tokens], sampled int32 [RING], all on the device; host_sampled int32
+    [RING]. n_pages: entries of the page table, 0 with a contiguous KV cache.
     """
 
-    def __init__(self, device: Device, max_tokens: int):
+    def __init__(self, device: Device, max_tokens: int, n_pages: int = 0):
         self._device = device
         self.max_tokens = max_tokens
-        self.state = device.zeros(4 * N_SLOTS, "step state")
+        self.state = device.zeros(4 * (N_SLOTS + n_pages), "step state")
         self.tokens = device.zeros(4 * max_tokens, "step tokens")
         self.sampled = device.zeros(4 * RING, "sampled tokens")
         self.host_sampled = device.pinned(RING)
@@ -38,6 +39,10 @@ class StepState:
         """Makes `token_ids` (at most max_tokens) the next step's input, at `position` of the cache."""
         self._device.write(self.tokens, np.asarray(token_ids, np.int32))
         self._device.write(self.state, np.array([position, len(token_ids)], np.int32))
+
+    def write_pages(self, pages: Sequence[int], first: int = 0) -> None:
+        """Puts `pages` into the page table of the active sequence, from entry `first` on."""
+        self._device.write(self.state, np.asarray(pages, np.int32), 4 * (N_SLOTS + first))
 
     def read_sampled(self, i: int) -> Callable[[], int]:
         """Enqueues the reading of the i-th token sampled (4 bytes); the function returned waits for it."""

@@ -12,12 +12,14 @@
 //                                                               `position` appends
 // Build: those of cpu/attention_tile.cl with ROWS = GROUP_SIZE, and N_Q_HEADS, N_KV_HEADS, CAPACITY (a multiple of
 // BLOCK_N), N_SPLITS, SCALE. The host must have checked position < CAPACITY.
+// For pages of keys and values see kv_address.cl.
 #if !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(CAPACITY) || !defined(N_SPLITS) || \
     !defined(SCALE) || !defined(STATE_POSITION)
 #error "cpu/attention_decode.cl needs the build constants N_Q_HEADS, N_KV_HEADS, CAPACITY, N_SPLITS, SCALE and those of the step state"
 #endif
 #include "cpu/attention_tile.cl"
 #include "rope_row.cl"
+#include "kv_address.cl"
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void attention_decode(__global const float* qkv, __global const float* rope, __global const int* state,
@@ -33,8 +35,9 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
     if (first <= position && position < end) {
         __global const float* k = qkv + (N_Q_HEADS + head) * HEAD_DIM;
         __global const float* v = k + N_KV_HEADS * HEAD_DIM;
-        __global CAT(KV, _t)* k_new = k_cache + (size_t)(position / 16) * HEAD_DIM * 16 + position % 16;
-        __global CAT(KV, _t)* v_new = v_cache + (size_t)position * HEAD_DIM;
+        const int row = kv_row(state, position);
+        __global CAT(KV, _t)* k_new = k_cache + (size_t)(row / 16) * HEAD_DIM * 16 + row % 16;
+        __global CAT(KV, _t)* v_new = v_cache + (size_t)row * HEAD_DIM;
         for (int i = 0; i < HEAD_DIM; ++i) {
             CAT(store1_, KV)(rope_element(k, rope, i), k_new + i * 16);
             CAT(store1_, KV)(v[i], v_new + i);
@@ -53,8 +56,9 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
         const int n_keys = min(BLOCK_N, end - j);
         int visible[ROWS];
         for (int r = 0; r < ROWS; ++r) visible[r] = n_keys;
-        attention_tile(&attention, k_cache + (size_t)j * HEAD_DIM, v_cache + (size_t)j * HEAD_DIM, n_keys, visible,
-                       0, j, true MOD_ARGS);
+        const size_t row = kv_row(state, j);
+        attention_tile(&attention, k_cache + row * HEAD_DIM, v_cache + row * HEAD_DIM, n_keys, visible, 0, j,
+                       true MOD_ARGS);
     }
     for (int r = 0; r < ROWS; ++r) {
         const int part = (head * ROWS + r) * N_SPLITS + split;

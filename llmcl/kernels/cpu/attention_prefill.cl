@@ -18,12 +18,14 @@
 //
 // Build: those of cpu/attention_tile.cl with ROWS = BLOCK_M, and N_Q_HEADS, N_KV_HEADS, Q_STRIDE, CAPACITY (a multiple of
 // BLOCK_N), SCALE, BLOCK_LISTS, LSE.
+// For pages of keys and values see kv_address.cl.
 #if !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(CAPACITY) || !defined(SCALE) || !defined(Q_STRIDE) || \
     !defined(BLOCK_LISTS) || !defined(LSE) || !defined(STATE_POSITION) || !defined(STATE_N_TOKENS)
 #error "cpu/attention_prefill.cl needs N_Q_HEADS, N_KV_HEADS, Q_STRIDE, CAPACITY, SCALE, BLOCK_LISTS, LSE, the step state"
 #endif
 #include "cpu/attention_tile.cl"
 #include "block_list.cl"
+#include "kv_address.cl"
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void attention_prefill(__global const float* q, __global const int* state, __global const CAT(KV, _t)* k_cache,
@@ -53,16 +55,18 @@ void attention_prefill(__global const float* q, __global const int* state, __glo
         for (int j = keys.x; j < keys.y; j += BLOCK_N) {
             const int n_keys = min(BLOCK_N, keys.y - j);
             for (int r = 0; r < ROWS; ++r) visible[r] = n_keys;
-            attention_tile(&attention, k_cache + (size_t)j * HEAD_DIM, v_cache + (size_t)j * HEAD_DIM, n_keys, visible,
-                           batch, j, i < list.n_partial MOD_ARGS);
+            const size_t row = kv_row(state, j);
+            attention_tile(&attention, k_cache + row * HEAD_DIM, v_cache + row * HEAD_DIM, n_keys, visible, batch, j,
+                           i < list.n_partial MOD_ARGS);
         }
     }
 #else
     const int end = position + min(t0 + ROWS, n);  // keys that the last row sees
     for (int j = 0; j < end; j += BLOCK_N) {
         for (int r = 0; r < ROWS; ++r) visible[r] = clamp(attention.q_idx[r] + 1 - j, 0, BLOCK_N);
-        attention_tile(&attention, k_cache + (size_t)j * HEAD_DIM, v_cache + (size_t)j * HEAD_DIM,
-                       min(BLOCK_N, end - j), visible, batch, j, true MOD_ARGS);
+        const size_t row = kv_row(state, j);
+        attention_tile(&attention, k_cache + row * HEAD_DIM, v_cache + row * HEAD_DIM, min(BLOCK_N, end - j), visible,
+                       batch, j, true MOD_ARGS);
     }
 #endif
     for (int r = 0; r < ROWS && t0 + r < n; ++r) {

@@ -8,6 +8,7 @@
 //
 // Build: KV, HEAD_DIM, N_Q_HEADS, N_KV_HEADS, GROUP_SIZE, CAPACITY (a multiple of BLOCK_N), N_SPLITS, SCALE,
 // BLOCK_N (a power of two). Local memory: 4 GROUP_SIZE (HEAD_DIM + BLOCK_N) + 4 BLOCK_N bytes.
+// For pages of keys and values see kv_address.cl.
 #if !defined(KV) || !defined(HEAD_DIM) || !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || \
     !defined(GROUP_SIZE) || !defined(CAPACITY) || !defined(N_SPLITS) || !defined(SCALE) || !defined(BLOCK_N) || \
     !defined(STATE_POSITION)
@@ -17,6 +18,7 @@
 #include "online_softmax.cl"
 #include "attention_mods.cl"
 #include "rope_row.cl"
+#include "kv_address.cl"
 
 #define COLUMNS ((HEAD_DIM + BLOCK_N - 1) / BLOCK_N)
 
@@ -37,8 +39,9 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
     if (first <= position && position < end) {
         __global const float* k = qkv + (N_Q_HEADS + head) * HEAD_DIM;
         __global const float* v = k + N_KV_HEADS * HEAD_DIM;
-        __global CAT(KV, _t)* k_new = k_cache + (size_t)(position / 16) * HEAD_DIM * 16 + position % 16;
-        __global CAT(KV, _t)* v_new = v_cache + (size_t)position * HEAD_DIM;
+        const int row = kv_row(state, position);
+        __global CAT(KV, _t)* k_new = k_cache + (size_t)(row / 16) * HEAD_DIM * 16 + row % 16;
+        __global CAT(KV, _t)* v_new = v_cache + (size_t)row * HEAD_DIM;
         for (int i = lid; i < HEAD_DIM; i += BLOCK_N) {
             CAT(store1_, KV)(rope_element(k, rope, i), k_new + i * 16);
             CAT(store1_, KV)(v[i], v_new + i);
@@ -59,7 +62,8 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
         // Work-items past the last key repeat it: computed, then discarded. (Reading half precision in a branch that
         // not all work-items take gives wrong values with Intel's CPU compiler.)
         const int key = j + min(lid, n_keys - 1);
-        __global const CAT(KV, _t)* k = k_cache + (size_t)(key / 16) * HEAD_DIM * 16 + key % 16;
+        const int row = kv_row(state, j), key_row = row + key - j;
+        __global const CAT(KV, _t)* k = k_cache + (size_t)(key_row / 16) * HEAD_DIM * 16 + key_row % 16;
         float s[GROUP_SIZE];
         for (int g = 0; g < GROUP_SIZE; ++g) s[g] = 0.0f;
         for (int d = 0; d < HEAD_DIM; ++d) {
@@ -101,7 +105,7 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
             for (int c = 0; c < COLUMNS; ++c) {
                 const int column = lid + c * BLOCK_N;
                 if (column >= HEAD_DIM) continue;
-                const float value = CAT(load1_, KV)(v_cache + (size_t)(j + i) * HEAD_DIM + column);
+                const float value = CAT(load1_, KV)(v_cache + (size_t)(row + i) * HEAD_DIM + column);
                 for (int g = 0; g < GROUP_SIZE; ++g) acc[g][c] += p[g * BLOCK_N + i] * value;
             }
         }

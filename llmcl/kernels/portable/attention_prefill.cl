@@ -16,6 +16,7 @@
 // Build: KV, HEAD_DIM, N_Q_HEADS, N_KV_HEADS, Q_STRIDE, CAPACITY (a multiple of BLOCK_N), SCALE, BLOCK_LISTS, LSE,
 // BLOCK_M (a multiple of 8), BLOCK_N and DV_TILE (multiples of 16; DV_TILE divides HEAD_DIM).
 // Local memory: 4 BLOCK_M (HEAD_DIM + 1) + BLOCK_N HEAD_DIM sizeof(KV) + 4 BLOCK_M (BLOCK_N + 1) bytes.
+// For pages of keys and values see kv_address.cl.
 #if !defined(KV) || !defined(HEAD_DIM) || !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(CAPACITY) || \
     !defined(SCALE) || !defined(BLOCK_M) || !defined(BLOCK_N) || !defined(DV_TILE) || !defined(Q_STRIDE) || \
     !defined(BLOCK_LISTS) || !defined(LSE) || !defined(STATE_POSITION) || !defined(STATE_N_TOKENS)
@@ -25,6 +26,7 @@
 #include "online_softmax.cl"
 #include "attention_mods.cl"
 #include "block_list.cl"
+#include "kv_address.cl"
 
 #define TX 16
 #define TY 8
@@ -75,9 +77,9 @@ void attention_prefill(__global const float* queries, __global const int* state,
         const bool masked = true;
 #endif
         for (int j = keys.x; j < keys.y; j += BLOCK_N) {
-            const int n_keys = min(BLOCK_N, keys.y - j);
+            const int n_keys = min(BLOCK_N, keys.y - j), row = kv_row(state, j);
             barrier(CLK_LOCAL_MEM_FENCE);
-            for (int i = lid; i < BLOCK_N * HEAD_DIM; i += TX * TY) kv[i] = k_cache[(size_t)j * HEAD_DIM + i];
+            for (int i = lid; i < BLOCK_N * HEAD_DIM; i += TX * TY) kv[i] = k_cache[(size_t)row * HEAD_DIM + i];
             barrier(CLK_LOCAL_MEM_FENCE);
             float s[ROWS][KEYS];
             for (int a = 0; a < ROWS; ++a)
@@ -108,7 +110,7 @@ void attention_prefill(__global const float* queries, __global const int* state,
             }
             barrier(CLK_LOCAL_MEM_FENCE);
             for (int i = lid; i < n_keys * DV_TILE; i += TX * TY)
-                kv[i] = v_cache[(size_t)(j + i / DV_TILE) * HEAD_DIM + slice + i % DV_TILE];
+                kv[i] = v_cache[(size_t)(row + i / DV_TILE) * HEAD_DIM + slice + i % DV_TILE];
             for (int a = 0; a < ROWS; ++a) {
                 // The 16 work-items of a row compute its state alike: cheaper than a reduction across them.
                 float top = m[a];
