@@ -330,9 +330,13 @@ class LLM:
 
     def logits(self, token_ids: Sequence[int]) -> np.ndarray:
         """Logits after every token of a text: token_ids int [n_tokens] -> float32 [n_tokens, vocab], for evaluation."""
+        self.reset()
+        return self.model.logits(list(token_ids))
+
+    def reset(self) -> None:
+        """Ends what is being generated and empties the cache."""
         self._end_stream()
         self.model.cache.truncate(0)
-        return self.model.logits(list(token_ids))
 
     def close(self) -> None:
         """Stops what is running and waits for the device."""

@@ -96,6 +96,7 @@ class Model:
 
         Raises ContextLengthError if they do not fit, UsageError if one is not in the vocabulary.
         """
+        self._check_tokens(token_ids)
         for _ in self._prefill_chunks(token_ids, min(chunk or self.chunk, self.chunk)):
             pass
         self._run(self._head)
@@ -119,23 +120,29 @@ class Model:
 
     def logits(self, token_ids: Sequence[int]) -> np.ndarray:
         """Logits of every position: float32 [n, vocab], for evaluation. The cache is left with these tokens."""
+        vocab = self.config.vocab_size
+        return np.concatenate(
+            [self.device.read(buffer, np.float32, (n, vocab)) for buffer, n in self.logit_chunks(token_ids)]
+        )
+
+    def logit_chunks(self, token_ids: Sequence[int], *, skip: int = 0) -> Iterator[tuple[Buffer, int]]:
+        """Appends token_ids to the cache; yields (logits float32 [n, vocab] on the device, n) of those after the first
+        `skip`, at most LOGITS_CHUNK at a time. The buffer is the same each time: use it before the next step.
+        """
+        rows = min(LOGITS_CHUNK, self.chunk)
         if self._all_logits is None:
-            rows = min(LOGITS_CHUNK, self.chunk)
             buffer = self.device.alloc(4 * rows * self.config.vocab_size, "logits of a chunk")
-            ops = PrefillOps(self)
-            self._all_logits = (
-                buffer,
-                list(ops.norm_linear(self.act.x, self.weights.final_norm, self.weights.head, buffer)),
-            )
+            head = PrefillOps(self).norm_linear(self.act.x, self.weights.final_norm, self.weights.head, buffer)
+            self._all_logits = buffer, list(head)
         buffer, launches = self._all_logits
-        parts = []
-        for n in self._prefill_chunks(token_ids, min(LOGITS_CHUNK, self.chunk)):
+        self._check_tokens(token_ids)
+        for _ in self._prefill_chunks(token_ids[:skip], self.chunk):
+            pass
+        for n in self._prefill_chunks(token_ids[skip:], rows):
             self._run(launches, n)
-            parts.append(self.device.read(buffer, np.float32, (n, self.config.vocab_size)))
-        return np.concatenate(parts)
+            yield buffer, n
 
     def _prefill_chunks(self, token_ids: Sequence[int], chunk: int) -> Iterator[int]:
-        self._check_tokens(token_ids)
         for start in range(0, len(token_ids), chunk):
             ids = token_ids[start : start + chunk]
             self.step.write_tokens(ids, self.cache.position)

@@ -16,6 +16,7 @@ from llmcl.cli.command import TYPER_SETTINGS, Command, run
 from llmcl.cli.devices import devices
 from llmcl.cli.generate import generate
 from llmcl.cli.options import METRICS
+from llmcl.cli.perplexity import SCORED, perplexity
 
 app = typer.Typer(
     **TYPER_SETTINGS,
@@ -26,6 +27,7 @@ app = typer.Typer(
 )
 app.command(cls=Command, epilog=METRICS)(generate)
 app.command(cls=Command, epilog=METRICS)(chat)
+app.command(cls=Command, epilog=SCORED)(perplexity)
 app.command(cls=Command)(devices)
 
 

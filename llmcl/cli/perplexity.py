@@ -1,0 +1,155 @@
+"""`llmcl perplexity`: how well a model predicts a text, and how far it is from a reference."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+from llmcl import json_text
+from llmcl.cli import options as opt
+from llmcl.cli.generate import read_prompt
+from llmcl.cli.loading import load_model
+
+if TYPE_CHECKING:
+    from llmcl.llm import LLM
+    from llmcl.perplexity import Perplexity
+    from llmcl.perplexity import Progress as ProgressCallback
+
+TEXT_PANEL, REFERENCE_PANEL = "Text", "Reference"
+DEFAULT_WINDOW = 512
+
+SCORED = """\b
+Which tokens are scored, as by llama-perplexity: the text is cut into windows of -c tokens that do not overlap, the
+rest is left out; of each window the tokens after the first half, from index c/2 + 1 on. BOS stands first in every
+window if the tokenizer begins texts with it. Special tokens written out in the text count as such."""
+
+TextFile = Annotated[
+    str | None,
+    opt.option(TEXT_PANEL, "-f", "--file", metavar="FILE", help="The text (UTF-8); left out: standard input."),
+]
+Window = Annotated[
+    int,
+    opt.option(
+        TEXT_PANEL,
+        "-c",
+        "--ctx-size",
+        metavar="TOKENS",
+        parser=opt.number(int, "a whole number of tokens, 4 or more", lambda n: n >= 4),
+        help="Tokens of a window.",
+    ),
+]
+Chunks = Annotated[
+    int | None,
+    opt.option(
+        TEXT_PANEL,
+        "--chunks",
+        metavar="N",
+        parser=opt.number(int, "a whole number, 1 or more", lambda n: n >= 1),
+        help="Only the first N windows; left out: all.",
+    ),
+]
+Reference = Annotated[
+    str | None,
+    opt.option(
+        REFERENCE_PANEL,
+        "--reference",
+        metavar="NAME|PATH",
+        help="Compare with this model: mean KL divergence, share of equal likeliest tokens.",
+    ),
+]
+ReferenceDtype = Annotated[
+    str | None,
+    opt.option(
+        REFERENCE_PANEL,
+        "--reference-dtype",
+        metavar="|".join(opt.WEIGHT_DTYPES),
+        parser=opt.one_of(*opt.WEIGHT_DTYPES),
+        help="Its --dtype. Without --reference: compare with the same model held so.",
+    ),
+]
+
+
+def perplexity(
+    model: opt.Model,
+    file: TextFile = None,
+    ctx_size: Window = DEFAULT_WINDOW,
+    chunks: Chunks = None,
+    reference: Reference = None,
+    reference_dtype: ReferenceDtype = None,
+    offline: opt.Offline = False,
+    device: opt.Device = None,
+    dtype: opt.Dtype = "auto",
+    kv_dtype: opt.KvDtype = "auto",
+    format: opt.Format = "text",
+    quiet: opt.Quiet = False,
+) -> None:
+    """Measure the perplexity of a text, and with --reference how far the model is from another."""
+    text = read_prompt(None if file is not None else "-", file)
+    with ExitStack() as stack:
+
+        def loaded(name: str, dtype: str) -> LLM:
+            return stack.enter_context(
+                load_model(
+                    name,
+                    device=device,
+                    dtype=dtype,
+                    kv_dtype=kv_dtype,
+                    ctx_size=ctx_size,
+                    offline=offline,
+                    quiet=quiet,
+                )
+            )
+
+        llm = loaded(model, dtype)
+        other = None
+        if reference is not None or reference_dtype is not None:
+            other = loaded(reference or model, reference_dtype or "auto")
+        from llmcl.perplexity import perplexity as measure
+
+        with scoring_bar(quiet) as progress:
+            result = measure(llm, text, window=ctx_size, max_windows=chunks, reference=other, progress=progress)
+        if format == "json":
+            values = result.to_dict() | {"model": llm.model_name, "dtype": llm.dtype, "device": llm.device.name}
+            if other is not None:
+                values |= {"reference": other.model_name, "reference_dtype": other.dtype}
+            print(json_text.dumps(values), flush=True)
+        else:
+            print(report(result), flush=True)
+
+
+def report(result: Perplexity) -> str:
+    """The outcome in lines of text."""
+    lines = [
+        f"perplexity  {result.perplexity:.4f} +- {result.standard_error:.4f}",
+        f"scored      {result.n_scored} tokens, {result.n_windows} windows of {result.window}",
+        f"speed       {result.tokens_per_s:.1f} tokens/s",
+    ]
+    if result.divergence is not None:
+        far = result.divergence
+        lines += [
+            f"reference   perplexity {far.perplexity:.4f}, ratio {result.perplexity / far.perplexity:.5f}",
+            f"KL          mean {far.mean_kl:.3g}, max {far.max_kl:.3g} nats a token",
+            f"same top 1  {far.same_top_1:.2%}",
+        ]
+    return "\n".join(lines)
+
+
+@contextmanager
+def scoring_bar(quiet: bool) -> Iterator[ProgressCallback | None]:
+    """Yields a progress function, drawn on standard error where that is a terminal."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("scoring", total=None)
+
+        def progress(done: int, total: int, so_far: float) -> None:
+            bar.update(task, description=f"perplexity {so_far:.3f}", completed=done, total=total)
+
+        yield progress

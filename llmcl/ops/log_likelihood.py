@@ -1,0 +1,28 @@
+"""log_likelihood and kl_divergence: what evaluation needs of the logits, computed where they are."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from llmcl.ops.variant import local_size
+from llmcl.runtime.device import Buffer, Device, Launch
+
+
+def log_likelihood(device: Device, vocab_size: int, logits: Buffer, targets: Buffer, out: Buffer) -> Launch:
+    """logits float32 [n, vocab], targets int32 [n], each in the vocabulary -> out float32 [n]: the natural logarithm of
+    the target's probability. Enqueue it with n.
+    """
+    return _bind(device, "log_likelihood", vocab_size, [logits, targets, out])
+
+
+def kl_divergence(device: Device, vocab_size: int, reference: Buffer, logits: Buffer, out: Buffer) -> Launch:
+    """reference, logits float32 [n, vocab] -> out float32 [n, 2]: KL(softmax(reference) || softmax(logits)) in nats,
+    and 1 where both have the same likeliest token, otherwise 0. Enqueue it with n.
+    """
+    return _bind(device, "kl_divergence", vocab_size, [reference, logits, out])
+
+
+def _bind(device: Device, name: str, vocab_size: int, args: list[Buffer | np.generic]) -> Launch:
+    size = local_size(device, 256)
+    constants: dict[str, object] = {"VOCAB": vocab_size, "LOCAL_SIZE": size}
+    return device.launch("log_likelihood.cl", name, constants, args, groups=lambda n_rows: (n_rows,), local=(size,))
