@@ -37,18 +37,12 @@ def row_bytes(name: str, format: str, n_values: int) -> int:
 
 
 def to_float32(rows: np.ndarray, format: str) -> np.ndarray:
-    """Stored rows, uint8 [n_rows, row_bytes], as float32 [n_rows, n_values].
+    """Stored rows, uint8 [n_rows, row_bytes], as float32 [n_rows, n_values]: what the format defines, bit for bit.
 
-    Block formats are decoded by the package `gguf`: slow, for tests and references; the engine decodes them
-    on the device.
+    NumPy, for norms, for quantising anew and for tests; a model's matrices are decoded on the device.
     """
     if format == "F32":
         return rows.view("<f4").astype(np.float32)
-    if format == "F16":
-        return rows.view("<f2").astype(np.float32)
-    if format == "BF16":
-        return (rows.view("<u2").astype(np.uint32) << 16).view(np.float32)
-    from gguf import GGMLQuantizationType
-    from gguf.quants import dequantize
+    from llmcl.reference import dequantize
 
-    return np.asarray(dequantize(rows, GGMLQuantizationType[format]), dtype=np.float32)
+    return dequantize(format, rows)

@@ -96,7 +96,7 @@ class Checkpoint:
     def array(self, name: str) -> np.ndarray:
         """The whole tensor, float32 [shape], its rows in the order of Hugging Face (see `TensorInfo`).
 
-        Meant for norms and for tests: quantised formats need the package `gguf` and are slow.
+        Meant for norms and for tests: NumPy decodes quantised formats slowly.
         """
         info = self.tensors[name]
         values = to_float32(self._rows[name], info.format).reshape(info.shape)

@@ -1,0 +1,150 @@
+"""Quantising rows of floats to ggml's block formats, in NumPy: for `--quantize` and `llmcl convert`.
+
+The formats are those of `formats.BLOCKS` (drawn in docs/quantization.md). Q8_0 and Q4_0 are bit for bit what
+llama.cpp's reference quantiser makes; Q4_K chooses its scales by least squares in a search of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from llmcl.checkpoint.formats import BLOCKS
+from llmcl.errors import CheckpointError, UsageError
+
+# What `--quantize` accepts, and the format of the file that it makes.
+QUANTIZE_FORMATS = {"q8_0": "Q8_0", "q4_0": "Q4_0", "q4_k": "Q4_K"}
+# Embedding and output head decide every token and lose most: they stay at 8 bits, as llama.cpp keeps them above 4.
+EMBEDDING_FORMAT = "Q8_0"
+_EMBEDDINGS = ("model.embed_tokens.weight", "lm_head.weight")
+
+
+def check_quantize(name: str) -> str:
+    """`name` if `--quantize` knows it; raises UsageError otherwise."""
+    if name not in QUANTIZE_FORMATS:
+        raise UsageError(f"quantize is {name!r}; expected one of {', '.join(QUANTIZE_FORMATS)}")
+    return name
+
+
+def target_format(tensor: str, shape: tuple[int, ...], quantize: str) -> str | None:
+    """The format that `--quantize quantize` gives a tensor (Hugging Face name); None: it stays as it is (a norm).
+
+    Raises UsageError, with the tensor's name, for rows that are not a whole number of blocks.
+    """
+    if len(shape) != 2:
+        return None
+    format = EMBEDDING_FORMAT if tensor in _EMBEDDINGS else QUANTIZE_FORMATS[check_quantize(quantize)]
+    block = BLOCKS[format][0]
+    if shape[1] % block:
+        others = [name for name, other in QUANTIZE_FORMATS.items() if shape[1] % BLOCKS[other][0] == 0]
+        raise UsageError(
+            f"tensor {tensor} has rows of {shape[1]} values, which {quantize} cannot hold: it needs a multiple of "
+            f"{block}; " + (f"use --quantize {' or '.join(others)}" if others else "load it without --quantize")
+        )
+    return format
+
+
+def quantize_rows(values: np.ndarray, format: str) -> np.ndarray:
+    """float32 [n_rows, k] -> uint8 [n_rows, row_bytes] of `format`, one of QUANTIZE_FORMATS' values.
+
+    Raises CheckpointError for values that are not finite or too large for the float16 scales.
+    """
+    n_rows = len(values)
+    per_block, _ = BLOCKS[format]
+    blocks = np.ascontiguousarray(values, np.float32).reshape(-1, per_block)
+    with np.errstate(over="ignore", invalid="ignore"):
+        largest = np.max(np.abs(blocks), initial=0.0)
+    if not np.isfinite(largest) or largest > 65504.0 * 7:
+        raise CheckpointError(
+            f"a weight is {largest}, too large for {format}; expected finite weights of ordinary size"
+        )
+    return _QUANTIZERS[format](blocks).reshape(n_rows, -1)
+
+
+def _halves(x: np.ndarray) -> np.ndarray:
+    """float32 [n] -> its float16 bytes, uint8 [n, 2]."""
+    return x.astype("<f2").view(np.uint8).reshape(-1, 2)
+
+
+def _inverse(x: np.ndarray) -> np.ndarray:
+    with np.errstate(divide="ignore"):
+        inverse: np.ndarray = np.where(x == 0, np.float32(0), np.float32(1) / x)
+    return inverse
+
+
+def _round_away(x: np.ndarray) -> np.ndarray:
+    """C's roundf: halves away from zero."""
+    rounded: np.ndarray = np.trunc(x + np.copysign(np.float32(0.5), x))
+    return rounded
+
+
+def _q8_0(blocks: np.ndarray) -> np.ndarray:
+    d = np.max(np.abs(blocks), axis=1) / np.float32(127)
+    q = _round_away(blocks * _inverse(d)[:, None]).astype(np.int8)
+    return np.concatenate([_halves(d), q.view(np.uint8)], axis=1)
+
+
+def _q4_0(blocks: np.ndarray) -> np.ndarray:
+    at = np.argmax(np.abs(blocks), axis=1)
+    d = np.take_along_axis(blocks, at[:, None], axis=1)[:, 0] / np.float32(-8)
+    q = np.minimum(np.trunc(blocks * _inverse(d)[:, None] + np.float32(8.5)), 15).astype(np.uint8)
+    return np.concatenate([_halves(d), q[:, :16] | q[:, 16:] << 4], axis=1)
+
+
+def _q4_k(blocks: np.ndarray) -> np.ndarray:
+    x = blocks.reshape(-1, 8, 32)
+    scale, minimum = _scale_and_min(x)
+    d, d_min = scale.max(axis=1) / np.float32(63), minimum.max(axis=1) / np.float32(63)
+    sc = np.rint(scale * _inverse(d)[:, None]).astype(np.uint8)
+    mn = np.rint(minimum * _inverse(d_min)[:, None]).astype(np.uint8)
+    halves = np.concatenate([_halves(d), _halves(d_min)], axis=1)
+    stored = halves.view("<f2").astype(np.float32)  # what a reader will have
+    step, offset = stored[:, :1] * sc, stored[:, 1:] * mn
+    q = np.clip(np.rint((x + offset[..., None]) * _inverse(step)[..., None]), 0, 15).astype(np.uint8)
+
+    packed = np.empty((len(x), 12), np.uint8)  # 6 bits each; the last four scales and minima lend their upper two
+    packed[:, 0:4] = sc[:, :4] | sc[:, 4:] >> 4 << 6
+    packed[:, 4:8] = mn[:, :4] | mn[:, 4:] >> 4 << 6
+    packed[:, 8:12] = (sc[:, 4:] & 15) | mn[:, 4:] << 4
+    nibbles = (q[:, 0::2] | q[:, 1::2] << 4).reshape(len(x), 128)
+    return np.concatenate([halves, packed, nibbles], axis=1)
+
+
+def _scale_and_min(x: np.ndarray, levels: int = 15, rounds: int = 6) -> tuple[np.ndarray, np.ndarray]:
+    """(scale, minimum >= 0) [..., groups] with x ~ q scale - minimum, q in 0..levels: weighted least squares.
+
+    Starts from several ranges that cut off the extremes a little; each is refined by refitting scale and minimum to the
+    q that they give, and the best of all is kept. A value's weight is its magnitude plus that of its group.
+    """
+    weight = np.abs(x) + np.sqrt(np.mean(x * x, axis=-1, keepdims=True))
+    low, high = np.minimum(x.min(axis=-1), 0), np.maximum(x.max(axis=-1), 0)
+    best_scale, best_min = (high - low) / np.float32(levels), -low
+    best_error = np.full(low.shape, np.inf, np.float32)
+    sum_w, sum_wx = weight.sum(-1), (weight * x).sum(-1)
+    for cut in np.linspace(-1.0, 1.0, rounds, dtype=np.float32):
+        scale, minimum = (high - low) / (np.float32(levels) + cut), -low
+        for refit in (True, False):
+            q = np.clip(np.rint((x + minimum[..., None]) * _inverse(scale)[..., None]), 0, levels)
+            error = (weight * (q * scale[..., None] - minimum[..., None] - x) ** 2).sum(-1)
+            better = error < best_error
+            best_error = np.where(better, error, best_error)
+            best_scale, best_min = np.where(better, scale, best_scale), np.where(better, minimum, best_min)
+            if not refit:
+                break
+            wq = weight * q
+            sum_q, sum_qq, sum_qx = wq.sum(-1), (wq * q).sum(-1), (wq * x).sum(-1)
+            det = sum_w * sum_qq - sum_q * sum_q
+            solvable = det > 0
+            inverse = _inverse(np.where(solvable, det, 0).astype(np.float32))
+            scale_fit = (sum_w * sum_qx - sum_q * sum_wx) * inverse
+            min_fit = (sum_q * sum_qx - sum_qq * sum_wx) * inverse
+            negative = min_fit < 0  # minima are stored without a sign
+            scale_fit = np.where(negative, sum_qx * _inverse(sum_qq), scale_fit)
+            usable = solvable & (scale_fit > 0)
+            scale = np.where(usable, scale_fit, scale)
+            minimum = np.where(usable, np.maximum(min_fit, 0), minimum)
+    return best_scale.astype(np.float32), best_min.astype(np.float32)
+
+
+_QUANTIZERS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"Q8_0": _q8_0, "Q4_0": _q4_0, "Q4_K": _q4_k}
