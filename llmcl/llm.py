@@ -97,7 +97,7 @@ _RANDOM_COMMON: dict[str, Any] = {
 def load(
     model: str,
     *,
-    device: str | int | None = None,
+    device: Device | str | int | None = None,
     dtype: str = "auto",
     kv_dtype: str = "auto",
     max_context: int | None = None,
@@ -109,7 +109,7 @@ def load(
     """Loads a model onto a device.
 
     model: "smollm2", a folder with safetensors, a .gguf file, or a hub name such as "org/name".
-    device: an index, part of a name, "gpu" or "cpu"; None takes the preferred one.
+    device: an index, part of a name, "gpu" or "cpu"; None takes the preferred one. Or a Device that is open.
     dtype: of the weights on the device: "float32", "bfloat16", "float16"; "auto" keeps what the checkpoint
     stores and takes float16 for quantised ones. kv_dtype: of the cache; "auto" is float16, or float32 beside
     float32 weights. max_context: tokens of prompt and answer together; None: what the model was trained for,
@@ -144,7 +144,7 @@ def load(
 def load_random(
     shape: str,
     *,
-    device: str | int | None = None,
+    device: Device | str | int | None = None,
     dtype: str = "bfloat16",
     kv_dtype: str = "auto",
     max_context: int | None = None,

@@ -13,6 +13,7 @@ from llmcl.errors import UsageError
 from llmcl.ops import step_state
 from llmcl.ops.step_state import StepState
 from llmcl.ops.variant import power_of_two_at_most
+from llmcl.ops.work import once
 from llmcl.runtime.device import Buffer, Device, Launch
 
 REPEAT_WINDOW = 64
@@ -96,7 +97,8 @@ class Sampler:
 
         def bind(name: str, args: list[Buffer], n_groups: int, local: int, built_for: int = width) -> Launch:
             built: dict[str, object] = {**constants, "LOCAL_SIZE": built_for}
-            return device.launch("sample.cl", name, built, args, groups=(n_groups,), local=(local,))
+            work = once(8 * groups if name == "sample_finish" else 8 * vocab_size)  # logits and latest positions
+            return device.launch("sample.cl", name, built, args, groups=(n_groups,), local=(local,), work=work)
 
         inputs = [logits, self.last_seen, step.state, self._params]
         self._threshold = [bind("sample_threshold", inputs, 1, whole, built_for=whole)]

@@ -174,8 +174,7 @@ def check_request(
     output: Path | None,
 ) -> None:
     """Raises for everything that can be known to fail before a model is loaded and measured."""
-    if (model is None) == (random is None):
-        raise UsageError("give one of -m/--model NAME_OR_PATH and --random SHAPE")
+    opt.check_model_or_random(model, random)
     if not (plan.n_prompt or plan.n_gen or plan.generate_tokens):
         raise UsageError("-p 0, -n 0 and -g 0 leave nothing to measure: set one of them above 0")
     if ctx_size is not None:

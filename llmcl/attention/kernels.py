@@ -11,7 +11,8 @@ from llmcl.ops import step_state
 from llmcl.ops.dtype import ITEM_BYTES, KERNEL_NAMES
 from llmcl.ops.step_state import StepState
 from llmcl.ops.variant import Variant, largest_divisor, local_size, pick, portable_and_cpu
-from llmcl.runtime.device import Buffer, Device, Launch
+from llmcl.ops.work import attention_work, once, per_token
+from llmcl.runtime.device import Buffer, Device, Launch, WorkOf
 
 DECODE_VARIANTS = portable_and_cpu("attention_decode")
 PREFILL_VARIANTS = portable_and_cpu("attention_prefill")
@@ -40,6 +41,13 @@ class AttentionShape:
     @property
     def scale(self) -> float:
         return 1.0 / math.sqrt(self.head_dim)
+
+    @property
+    def item_bytes(self) -> int:
+        return ITEM_BYTES[self.kv_dtype]
+
+    def work(self) -> WorkOf:
+        return attention_work(self.n_q_heads, self.n_kv_heads, self.head_dim, self.item_bytes)
 
     def constants(self) -> dict[str, object]:
         return {
@@ -101,6 +109,7 @@ def attention_decode(
             groups=(shape.n_kv_heads, n_splits),
             local=(width, 1),
             prelude=mods.prelude,
+            work=shape.work(),
         )
     ]
     if n_splits > 1:
@@ -121,6 +130,7 @@ def attention_merge(
             [part_ml, part_acc, out],
             groups=(shape.n_q_heads,),
             local=(size,),
+            work=once(4 * shape.n_q_heads * (n_splits * (2 + shape.head_dim) + shape.head_dim)),
         )
     ]
 
@@ -144,6 +154,7 @@ def rope_append(
             [qkv, rope, step.state, k_cache, v_cache],
             groups=lambda n: (n,),
             local=(size,),
+            work=per_token(shape.head_dim * (8 * shape.n_q_heads + 2 * shape.n_kv_heads * (4 + shape.item_bytes))),
         )
     ]
 
@@ -253,6 +264,7 @@ def attention_prefill(
             groups=lambda n: (shape.n_q_heads, -(-n // tiles.block_m), 1),
             local=tiles.local,
             prelude=mods.prelude,
+            work=shape.work(),
         )
     ]
 

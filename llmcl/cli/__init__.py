@@ -17,6 +17,8 @@ from llmcl.cli.devices import devices
 from llmcl.cli.generate import generate
 from llmcl.cli.options import METRICS
 from llmcl.cli.perplexity import SCORED, perplexity
+from llmcl.cli.profile import EPILOG as PROFILE_EPILOG
+from llmcl.cli.profile import profile
 
 app = typer.Typer(
     **TYPER_SETTINGS,
@@ -29,6 +31,7 @@ app.command(cls=Command, epilog=METRICS)(generate)
 app.command(cls=Command, epilog=METRICS)(chat)
 app.command(cls=Command, epilog=SCORED)(perplexity)
 app.command(cls=Command)(devices)
+app.command(cls=Command, epilog=PROFILE_EPILOG)(profile)
 
 
 def _print_version(wanted: bool) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from llmcl.llm import LLM
     from llmcl.model_weights import Progress as ProgressCallback
+    from llmcl.runtime.device import Device
 
 
 @contextmanager
@@ -34,28 +35,28 @@ def progress_bar(quiet: bool) -> Iterator[ProgressCallback | None]:
 
 
 def load_model(
-    model: str,
+    model: str | None,
     *,
-    device: str | None,
+    random: str | None = None,
+    device: Device | str | None,
     dtype: str,
     kv_dtype: str,
     ctx_size: int | None,
     offline: bool,
     quiet: bool,
 ) -> LLM:
-    """`llmcl.load` with a progress bar; says on standard error what was loaded and where it runs."""
+    """`llmcl.load` with a progress bar, or `llmcl.load_random` of the shape `random`.
+
+    Says on standard error what was loaded and where it runs.
+    """
     import llmcl
 
-    with progress_bar(quiet) as progress:
-        llm = llmcl.load(
-            model,
-            device=device,
-            dtype=dtype,
-            kv_dtype=kv_dtype,
-            max_context=ctx_size,
-            offline=offline,
-            progress=progress,
-        )
+    settings: dict[str, Any] = {"device": device, "dtype": dtype, "kv_dtype": kv_dtype, "max_context": ctx_size}
+    if random is not None:
+        llm = llmcl.load_random(random, **settings)
+    else:
+        with progress_bar(quiet) as progress:
+            llm = llmcl.load(str(model), offline=offline, progress=progress, **settings)
     if not quiet:
         print(f"model: {llm.model_name}, {llm.dtype}, context of {llm.max_context} tokens", file=sys.stderr)
         print(f"device: {llm.device.entry.label}", file=sys.stderr)

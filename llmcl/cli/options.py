@@ -11,6 +11,8 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from llmcl.errors import UsageError
+
 N = TypeVar("N", int, float)
 
 WEIGHT_DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -69,6 +71,19 @@ Model = Annotated[
         "--model",
         metavar="NAME|PATH",
         help="smollm2, a GGUF file, a folder in Hugging Face format, or a hub name (owner/name).",
+    ),
+]
+OptionalModel = Annotated[
+    str | None,
+    option(MODEL_PANEL, "-m", "--model", metavar="NAME|PATH", help="As for llmcl generate."),
+]
+RandomShape = Annotated[
+    str | None,
+    option(
+        MODEL_PANEL,
+        "--random",
+        metavar="SHAPE",
+        help="Instead of -m: random weights in the shape of llama-3.2-1b, llama-3.1-8b, smollm2-135m or a config.json.",
     ),
 ]
 Offline = Annotated[
@@ -216,6 +231,12 @@ Quiet = Annotated[
     bool,
     option(OUTPUT_PANEL, "-q", "--quiet", help="Nothing on standard error but errors: no device, no report."),
 ]
+
+
+def check_model_or_random(model: str | None, random: str | None) -> None:
+    """Raises UsageError unless exactly one of the two is given."""
+    if (model is None) == (random is None):
+        raise UsageError("give one of -m/--model NAME_OR_PATH and --random SHAPE")
 
 
 def stop_strings(given: list[str] | None, environment: str | None) -> tuple[str, ...]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from llmcl.ops import step_state
-from llmcl.ops.dtype import KERNEL_NAMES
+from llmcl.ops.dtype import ITEM_BYTES, KERNEL_NAMES
 from llmcl.ops.step_state import StepState
 from llmcl.ops.variant import local_size
 from llmcl.ops.weight import TILE_ROWS, Weight
+from llmcl.ops.work import per_token
 from llmcl.runtime.device import Buffer, Device, Launch
 
 
@@ -54,6 +55,7 @@ def embed(
                 ],
                 groups=lambda n: (n,),
                 local=(local_size(device, 64),),
+                work=per_token(table.k * (4 + ITEM_BYTES[table.dtype])),
             )
         )
     return launches

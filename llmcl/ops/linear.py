@@ -9,7 +9,8 @@ from llmcl.ops.dtype import KERNEL_NAMES
 from llmcl.ops.step_state import StepState
 from llmcl.ops.variant import largest_divisor, pick, portable_and_cpu, power_of_two_at_most
 from llmcl.ops.weight import TILE_ROWS, Weight, WeightPart
-from llmcl.runtime.device import Buffer, Device, KernelArg, Launch
+from llmcl.ops.work import linear_work
+from llmcl.runtime.device import Buffer, Device, KernelArg, Launch, WorkOf
 
 DECODE_VARIANTS = portable_and_cpu("linear_decode")
 PREFILL_VARIANTS = portable_and_cpu("linear_prefill")
@@ -68,7 +69,10 @@ def linear_decode(
             constants["LOCAL_SIZE"] = size
             groups, local = (units,), (size,)
         args: list[KernelArg] = [part.buffer, x, x if norm is None else norm, out, step.state, first]
-        launches.append(device.launch(chosen.file, "linear_decode", constants, args, groups=groups, local=local))
+        work = _work(weight, part, epilogue)
+        launches.append(
+            device.launch(chosen.file, "linear_decode", constants, args, groups=groups, local=local, work=work)
+        )
     return launches
 
 
@@ -108,6 +112,7 @@ def linear_prefill(
                     args,
                     groups=lambda n, tiles=n_tiles // columns: (tiles, -(-n // CPU_GROUP_TOKENS)),  # type: ignore[misc]
                     local=(1, 1),
+                    work=_work(weight, part, epilogue),
                 )
             )
         else:
@@ -119,9 +124,17 @@ def linear_prefill(
                     args,
                     groups=lambda n, tiles=-(-n_tiles // 4): (tiles, -(-n // 64)),  # type: ignore[misc]
                     local=(16, 16),
+                    work=_work(weight, part, epilogue),
                 )
             )
     return launches
+
+
+def _work(weight: Weight, part: WeightPart, epilogue: str) -> WorkOf:
+    rows = part.n_tiles * TILE_ROWS
+    # "add" reads what it adds to, "swiglu" leaves one value for two rows.
+    outputs = {"store": rows, "add": 2 * rows, "swiglu": rows // 2}[epilogue]
+    return linear_work(part.buffer.nbytes, rows, weight.k, outputs)
 
 
 def _cpu_tile_columns(n_tiles: int, epilogue: str) -> int:

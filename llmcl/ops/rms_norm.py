@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from llmcl.ops.variant import local_size
+from llmcl.ops.work import per_token
 from llmcl.runtime.device import Buffer, Device, Launch
 
 
@@ -17,5 +18,6 @@ def rms_norm(device: Device, x: Buffer, weight: Buffer, out: Buffer, eps: float)
             [x, weight, out],
             groups=lambda n: (n,),
             local=(size,),
+            work=per_token(2 * weight.nbytes),
         )
     ]

@@ -23,6 +23,19 @@ KernelArg = Union["Buffer", np.generic]
 Groups = tuple[int, ...] | Callable[[int], tuple[int, ...]]
 
 
+@dataclass(frozen=True)
+class Work:
+    """What a launch cannot do without: bytes read and written once, floating-point operations (2 a multiply-add)."""
+
+    nbytes: float
+    flops: float = 0.0
+
+
+ARITHMETIC_CHAINS = 12  # independent sums: more than a multiply-add takes cycles
+
+WorkOf = Callable[[int, int], Work]  # of the number of tokens in the step and its position; for the profiler
+
+
 @dataclass
 class Traffic:
     """What crossed between host and device since the device was opened, and the kernels launched."""
@@ -87,10 +100,11 @@ class Launch:
     """A kernel with its arguments set once, ready to be enqueued again and again.
 
     `groups` is the number of work-groups in each dimension, or a function from the number of tokens in
-    the step to it; nothing else about a launch changes from step to step.
+    the step to it; nothing else about a launch changes from step to step. `work` is what the profiler
+    compares with the device's ceilings.
     """
 
-    __slots__ = ("_device", "_groups", "_local", "args", "kernel", "name")
+    __slots__ = ("_device", "_groups", "args", "kernel", "local", "name", "work")
 
     def __init__(
         self,
@@ -99,39 +113,53 @@ class Launch:
         args: Sequence[KernelArg],
         groups: Groups,
         local: tuple[int, ...],
+        work: WorkOf | None = None,
     ):
         self._device = device
         self.kernel = kernel
         self.name = kernel.function_name
         self.args = tuple(args)  # clSetKernelArg does not keep buffers alive
         self._groups = groups
-        self._local = local
+        self.local = local
+        self.work = work
         for index, arg in enumerate(self.args):
             kernel.set_arg(index, arg.cl if isinstance(arg, Buffer) else arg)
 
-    def enqueue(self, n_tokens: int = 1) -> cl.Event:
+    def global_size(self, n_tokens: int) -> tuple[int, ...]:
         groups = self._groups(n_tokens) if callable(self._groups) else self._groups
-        size = tuple(g * w for g, w in zip(groups, self._local, strict=True))
+        return tuple(g * w for g, w in zip(groups, self.local, strict=True))
+
+    def enqueue(self, n_tokens: int = 1) -> cl.Event:
         self._device.traffic.kernel_launches += 1
-        return cl.enqueue_nd_range_kernel(self._device.queue, self.kernel, size, self._local)
+        size = self.global_size(n_tokens)
+        return cl.enqueue_nd_range_kernel(self._device.queue, self.kernel, size, self.local)
 
 
 class Device:
     """An opened device. One in-order queue; every transfer goes through `write` and `read` and is counted."""
 
+    launch_type: type[Launch] = Launch
+    queue_properties: int = 0
+
     def __init__(self, entry: DeviceEntry):
         self.entry = entry
         with named_errors(f"opening {entry.name}"):
             self.context = cl.Context([entry.device])
-            self.queue = cl.CommandQueue(self.context, entry.device)
+            properties = self.queue_properties
+            self.queue = cl.CommandQueue(self.context, entry.device, properties)  # type: ignore[arg-type]
         self._programs = ProgramCache(self.context, entry.device)
         self.traffic = Traffic()
         self.allocated_bytes = 0
         self.peak_bytes = 0
 
     @classmethod
-    def open(cls, request: DeviceEntry | str | int | None = None) -> Device:
-        """Opens an entry of `find_devices()`, or the device that `request` selects (see `select_device`)."""
+    def open(cls, request: Device | DeviceEntry | str | int | None = None) -> Device:
+        """Opens an entry of `find_devices()`, or the device that `request` selects (see `select_device`).
+
+        A device that is open already is returned as it is.
+        """
+        if isinstance(request, Device):
+            return request
         return cls(request if isinstance(request, DeviceEntry) else select_device(request))
 
     @property
@@ -239,14 +267,16 @@ class Device:
         groups: Groups,
         local: tuple[int, ...],
         prelude: str = "",
+        work: WorkOf | None = None,
     ) -> Launch:
         """Builds `kernels/<file>` with `constants` and binds `args` (Buffer or NumPy scalar) to kernel `name`.
 
-        prelude: OpenCL C in front of the file, such as functions that it calls.
+        prelude: OpenCL C in front of the file, such as functions that it calls. work: what a launch moves and
+        computes, for the profiler.
         """
         kernel = self._programs.kernel(file, name, constants, prelude)
         with named_errors(f"setting the arguments of {name}"):
-            return Launch(self, kernel, args, groups, local)
+            return self.launch_type(self, kernel, args, groups, local, work)
 
     def flush(self) -> None:
         """Hands everything enqueued to the device without waiting for it."""
@@ -287,6 +317,34 @@ class Device:
             source.release()
             result.release()
         return nbytes / best
+
+    def measure_arithmetic_peak(self) -> float:
+        """Float32 operations a second of independent multiply-adds in registers: the ceiling of prefill."""
+        shapes = [(self.compute_units * f, 1) for f in (1, 4)] if self.is_cpu else [(self.compute_units * 32, 256)]
+        wide, rounds = (16, 1 << 16) if self.is_cpu else (1, 1 << 12)
+        best = 0.0
+        for groups, width in shapes:
+            width = min(width, self.entry.max_work_group_size)
+            result = self.alloc(4 * groups * width, "arithmetic probe result")
+            try:
+                launch = self.launch(
+                    "arithmetic_peak.cl",
+                    "arithmetic_peak",
+                    {"WIDTH": wide, "ROUNDS": rounds, "CHAINS": ARITHMETIC_CHAINS},
+                    [result, np.float32(0.5), np.float32(1.0)],
+                    groups=(groups,),
+                    local=(width,),
+                )
+                for _ in range(6):
+                    self.finish()
+                    start = time.perf_counter()
+                    launch.enqueue()
+                    self.finish()
+                    flops = 2 * wide * rounds * ARITHMETIC_CHAINS * groups * width
+                    best = max(best, flops / (time.perf_counter() - start))
+            finally:
+                result.release()
+        return best
 
     def close(self) -> None:
         """Waits for the queue; errors of a device that is gone are of no interest any more."""

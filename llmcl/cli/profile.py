@@ -1,0 +1,167 @@
+"""`llmcl profile`: where the time of prefill and decode goes, kernel by kernel."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from llmcl.cli import options as opt
+from llmcl.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from llmcl.profiling import PhaseProfile, Profile
+
+CSV_NAME, TRACE_NAME = "cl_profiling.csv", "cl_trace.json"
+
+EPILOG = f"""\b
+share       of the phase's kernel time
+GB/s        weights, keys, values and activations that the kernel must move, over its time
+GFLOP/s     its float32 operations over its time
+of ceiling  the share of the nearer ceiling, both measured in this run: read bandwidth
+            or arithmetic peak (above 100%: operands came from a cache)
+idle        between one kernel's end and the next one's start on the device's clock
+{CSV_NAME}  one row a launch, times in ns; {TRACE_NAME} opens in ui.perfetto.dev or chrome://tracing"""
+
+OutputDir = Annotated[
+    Path,
+    opt.option(
+        opt.OUTPUT_PANEL,
+        "-o",
+        "--output-dir",
+        metavar="FOLDER",
+        help=f"Where {CSV_NAME} and {TRACE_NAME} are written; made if it does not exist.",
+    ),
+]
+
+
+def profile(
+    model: opt.OptionalModel = None,
+    random: opt.RandomShape = None,
+    n_prompt: Annotated[
+        int,
+        opt.option(
+            "Measurement",
+            "-p",
+            "--n-prompt",
+            metavar="N",
+            parser=opt.number(int, "a whole number, 1 or more", lambda n: n >= 1),
+            help="Random tokens to prefill.",
+        ),
+    ] = 512,
+    n_gen: Annotated[
+        int,
+        opt.option(
+            "Measurement",
+            "-n",
+            "--n-gen",
+            metavar="N",
+            parser=opt.number(int, "a whole number, 0 or more", lambda n: n >= 0),
+            help="Tokens to decode after them.",
+        ),
+    ] = 64,
+    offline: opt.Offline = False,
+    device: opt.Device = None,
+    dtype: opt.Dtype = "auto",
+    kv_dtype: opt.KvDtype = "auto",
+    output_dir: OutputDir = Path("."),
+    quiet: opt.Quiet = False,
+) -> None:
+    """Show where the time of prefill and decode goes, kernel by kernel.
+
+    The tables go to standard output; every launch goes to two files in the output folder.
+    """
+    opt.check_model_or_random(model, random)
+    check_output_dir(output_dir)
+    from llmcl.cli.loading import load_model
+    from llmcl.profiling import profile as run
+    from llmcl.runtime.profiler import ProfilingDevice, write_csv, write_trace
+
+    with load_model(
+        model,
+        random=random,
+        device=ProfilingDevice.open(device),
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        ctx_size=n_prompt + n_gen + 1,
+        offline=offline,
+        quiet=quiet,
+    ) as llm:
+        result = run(llm, n_prompt, n_gen)
+        label = llm.device.entry.label
+    files = output_dir / CSV_NAME, output_dir / TRACE_NAME
+    try:
+        write_csv(result.records, files[0])
+        write_trace(result.records, files[1], label)
+    except OSError as error:
+        raise UsageError(f"-o/--output-dir {output_dir}: cannot be written ({error.strerror})") from error
+    show(result)
+    if not quiet:
+        print(f"{len(result.records)} launches in {files[0]}, a trace in {files[1]}", file=sys.stderr)
+
+
+def check_output_dir(folder: Path) -> None:
+    """Raises UsageError, before anything is measured, for a folder that cannot be made or written to."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise UsageError(
+            f"-o/--output-dir {folder}: cannot be written ({error.strerror}); give a folder of your own"
+        ) from error
+
+
+def show(result: Profile) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    for phase in result.phases:
+        console.print(_table(phase))
+        console.print(_summary(phase), soft_wrap=True)
+        console.print()
+    console.print(
+        f"ceilings: streaming read {result.bandwidth / 1e9:.1f} GB/s, "
+        f"float32 multiply-adds {result.arithmetic_peak / 1e9:.0f} GFLOP/s",
+        soft_wrap=True,
+    )
+
+
+def _table(phase: PhaseProfile) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    title = f"{phase.phase}, {phase.n_tokens} {'token' if phase.n_tokens == 1 else 'tokens'}"
+    table = Table(
+        title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0)
+    )
+    table.add_column("kernel", no_wrap=True)
+    for name in ("calls", "total ms", "mean us", "share", "GB/s", "GFLOP/s", "of ceiling"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in phase.rows:
+        declared = row.gb_per_s > 0
+        table.add_row(
+            row.name,
+            str(row.calls),
+            f"{row.total_ms:.2f}",
+            f"{row.mean_us:.1f}",
+            f"{row.share:.1%}",
+            f"{row.gb_per_s:.1f}" if declared else "",
+            f"{row.gflop_per_s:.1f}" if row.gflop_per_s else "",
+            f"{row.of_ceiling:.0%} {'read' if row.ceiling == 'bandwidth' else 'arith'}" if declared else "",
+        )
+    return table
+
+
+def _summary(phase: PhaseProfile) -> str:
+    span = max(phase.span_ms, 1e-9)
+    lines = [
+        f"{phase.launches} launches in {phase.span_ms:.2f} ms: kernels {phase.kernel_ms:.2f} ms "
+        f"({phase.kernel_ms / span:.1%}), idle {phase.idle_ms:.2f} ms ({phase.idle_ms / span:.1%}),",
+        f"of which between steps {phase.between_steps_ms:.2f} ms; between two launches of a step "
+        f"{phase.median_gap_us:.1f} us (median)",
+        f"from enqueueing a launch to its start {phase.queued_to_start_us:.0f} us (median)",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,35 @@
+"""What each kernel cannot do without, for the profiler: bytes that must be moved once, and operations.
+
+Weights, keys and values as stored, activations in float32. A kernel that reads something twice gets no credit for it:
+the share of a ceiling says how far a kernel is from what the device could do.
+"""
+
+from __future__ import annotations
+
+from llmcl.runtime.device import Work, WorkOf
+
+
+def linear_work(weight_bytes: int, rows: int, k: int, outputs: int) -> WorkOf:
+    """A product with `rows` rows of k weights, which leaves `outputs` values a token."""
+    return lambda n, position: Work(weight_bytes + 4 * n * (k + outputs), 2.0 * rows * k * n)
+
+
+def attention_work(n_q_heads: int, n_kv_heads: int, head_dim: int, item_bytes: int) -> WorkOf:
+    """Causal attention of n tokens to the keys before them and to themselves; mods count nothing."""
+
+    def work(n: int, position: int) -> Work:
+        pairs = n * position + n * (n + 1) // 2
+        cache = 2 * n_kv_heads * head_dim * item_bytes * (position + n)
+        return Work(cache + 8 * n * n_q_heads * head_dim, 4.0 * n_q_heads * head_dim * pairs)
+
+    return work
+
+
+def per_token(nbytes: float) -> WorkOf:
+    """`nbytes` a token, with arithmetic that is not worth counting."""
+    return lambda n, position: Work(n * nbytes)
+
+
+def once(nbytes: float) -> WorkOf:
+    """`nbytes` however many tokens the step has."""
+    return lambda n, position: Work(nbytes)
