@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from llmcl.errors import LlmclError
 
 if TYPE_CHECKING:
+    from llmcl.chat import Chat
     from llmcl.generation import Generation, Piece
-    from llmcl.llm import LLM, Chat, load, load_random
+    from llmcl.llm import LLM, load, load_random
     from llmcl.stats import GenerationStats
 
 __version__ = "0.1.0"
@@ -22,7 +23,7 @@ __all__ = ["LLM", "Chat", "Generation", "GenerationStats", "LlmclError", "Piece"
 
 _HOMES = {
     "LLM": "llmcl.llm",
-    "Chat": "llmcl.llm",
+    "Chat": "llmcl.chat",
     "load": "llmcl.llm",
     "load_random": "llmcl.llm",
     "Generation": "llmcl.generation",

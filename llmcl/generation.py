@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 
 from llmcl.errors import DeviceError
+from llmcl.kv_cache import common_prefix
 from llmcl.model import Model
 from llmcl.sampling import SamplingParams
 from llmcl.stats import GenerationStats, Recorder
@@ -79,9 +80,7 @@ def token_ids(
 
 def reusable_prefix(model: Model, prompt: Sequence[int]) -> int:
     """How many of the prompt's first tokens the cache holds already, the last one never: its logits are not kept."""
-    held = model.cache.token_ids
-    n = min(len(prompt) - 1, len(held))
-    return next((i for i in range(n) if prompt[i] != held[i]), n)
+    return min(len(prompt) - 1, common_prefix(prompt, model.cache.token_ids))
 
 
 def token_budget(model: Model, prompt: Sequence[int], max_tokens: int) -> int:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from llmcl.attention.kernels import CAPACITY_MULTIPLE, AttentionShape
 from llmcl.config import ModelConfig
 from llmcl.ops.dtype import ITEM_BYTES
+from llmcl.ops.step_state import StepState
 from llmcl.runtime.device import Buffer, Device
 
 
@@ -17,30 +20,76 @@ def kv_bytes_per_position(config: ModelConfig, kv_dtype: str) -> int:
     return 2 * config.n_layers * config.n_kv_heads * config.head_dim * ITEM_BYTES[kv_dtype]
 
 
-class KVCache:
-    """k[layer] [n_kv_heads, capacity/16, head_dim, 16] and v[layer] [n_kv_heads, capacity, head_dim] of kv_dtype.
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many of their first items two lists have in common."""
+    n = min(len(a), len(b))
+    return next((i for i in range(n) if a[i] != b[i]), n)
 
-    The cache owns the position: `token_ids` are the tokens whose keys and values it holds (a sampled token is held
-    from the step on that takes it as input).
-    """
 
-    def __init__(self, device: Device, config: ModelConfig, max_context: int, kv_dtype: str):
-        self.max_context = max_context
-        self.shape = AttentionShape(
-            config.n_q_heads, config.n_kv_heads, config.head_dim, capacity_for(max_context), kv_dtype
-        )
-        layer_bytes = config.n_kv_heads * self.shape.capacity * config.head_dim * ITEM_BYTES[kv_dtype]
-        self.k = [device.alloc(layer_bytes, f"keys of layer {i}") for i in range(config.n_layers)]
-        self.v = [device.alloc(layer_bytes, f"values of layer {i}") for i in range(config.n_layers)]
+class KVSequence:
+    """A text in the cache. It owns the position: `token_ids` are the tokens whose keys and values the cache holds (a
+    sampled token is held from the step on that takes it as input)."""
+
+    def __init__(self) -> None:
         self.token_ids: list[int] = []
-
-    @property
-    def position(self) -> int:
-        return len(self.token_ids)
 
     def truncate(self, position: int) -> None:
         """Forgets everything from `position` on; what follows overwrites it."""
         del self.token_ids[position:]
+
+
+class KVCache:
+    """k[layer] [n_kv_heads, capacity/16, head_dim, 16] and v[layer] [n_kv_heads, capacity, head_dim] of kv_dtype.
+
+    Room for one sequence, which is the `active` one; PagedKVCache has room for several.
+    """
+
+    table_entries = 0  # page table entries in the step state
+
+    def __init__(self, device: Device, config: ModelConfig, max_context: int, kv_dtype: str):
+        shape = AttentionShape(
+            config.n_q_heads, config.n_kv_heads, config.head_dim, capacity_for(max_context), kv_dtype
+        )
+        self._allocate(device, config, max_context, shape)
+        self._active = KVSequence()
+
+    def _allocate(self, device: Device, config: ModelConfig, max_context: int, shape: AttentionShape) -> None:
+        self.max_context = max_context
+        self.shape = shape
+        layer_bytes = config.n_kv_heads * shape.capacity * config.head_dim * ITEM_BYTES[shape.kv_dtype]
+        self.k = [device.alloc(layer_bytes, f"keys of layer {i}") for i in range(config.n_layers)]
+        self.v = [device.alloc(layer_bytes, f"values of layer {i}") for i in range(config.n_layers)]
+
+    @property
+    def active(self) -> KVSequence:
+        """The sequence that steps extend."""
+        return self._active
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.active.token_ids
+
+    @property
+    def position(self) -> int:
+        return len(self.active.token_ids)
+
+    def truncate(self, position: int) -> None:
+        """Forgets everything of the active sequence from `position` on."""
+        self.active.truncate(position)
+
+    def sequence(self) -> KVSequence:
+        """Where a new text goes: here the one sequence there is, whatever it holds."""
+        return self._active
+
+    def fork(self, sequence: KVSequence) -> KVSequence:
+        """Where a text goes that continues `sequence` in another way."""
+        return sequence
+
+    def activate(self, sequence: KVSequence, prompt: Sequence[int] = ()) -> None:
+        """Makes `sequence` the one that steps extend. prompt: the tokens it is about to hold, if it may share them."""
+
+    def prepare(self, step: StepState, n_tokens: int) -> None:
+        """Makes room for the next n_tokens of the active sequence, which fit into max_context."""
 
     def buffers(self) -> list[Buffer]:
         return [*self.k, *self.v]

@@ -14,15 +14,17 @@ from llmcl.attention.block_mask import check_mod
 from llmcl.attention.kernels import decode_splits
 from llmcl.attention.mods import MaskMod, ScoreMod, bind_mods, trace_mods
 from llmcl.attention.trace import TracedMod
+from llmcl.chat import Chat
 from llmcl.checkpoint import open_checkpoint
 from llmcl.config import ModelConfig
 from llmcl.errors import ContextLengthError, OutOfDeviceMemoryError, UsageError
 from llmcl.generation import Generation, Piece, collect, pieces
-from llmcl.kv_cache import KVCache, capacity_for, kv_bytes_per_position
+from llmcl.kv_cache import KVCache, KVSequence, capacity_for, kv_bytes_per_position
 from llmcl.model import PREFILL_CHUNK, Model, activation_shapes
 from llmcl.model_weights import ModelWeights, Progress, load_weights, random_weights, weights_bytes
 from llmcl.ops.dtype import check_dtype
 from llmcl.ops.weight import STAGING_BYTES
+from llmcl.paged_kv_cache import PagedKVCache, pool_pages
 from llmcl.runtime.device import Device
 from llmcl.sampling import SamplingParams
 from llmcl.text import StopMatcher
@@ -101,6 +103,8 @@ def load(
     dtype: str = "auto",
     kv_dtype: str = "auto",
     max_context: int | None = None,
+    kv_page_tokens: int | None = None,
+    kv_pages: int | None = None,
     offline: bool = False,
     progress: Progress | None = None,
     score_mod: ScoreMod | None = None,
@@ -113,7 +117,10 @@ def load(
     dtype: of the weights on the device: "float32", "bfloat16", "float16"; "auto" keeps what the checkpoint
     stores and takes float16 for quantised ones. kv_dtype: of the cache; "auto" is float16, or float32 beside
     float32 weights. max_context: tokens of prompt and answer together; None: what the model was trained for,
-    at most 4096. progress(description, done, total) is called while downloading and loading.
+    at most 4096. kv_page_tokens: keeps keys and values in pages of so many tokens (a multiple of 64), so that each
+    conversation has a place of its own and those that begin alike share it; None: one contiguous cache.
+    kv_pages: pages for all conversations together; None: enough for one of max_context tokens.
+    progress(description, done, total) is called while downloading and loading.
     score_mod(score, b, h, q_idx, kv_idx) and mask_mod(b, h, q_idx, kv_idx) -> bool: Python functions that are compiled
     into the attention of every layer, beside the causal mask (docs/attention.md); b is 0, h the query head, q_idx
     and kv_idx are positions in the text.
@@ -135,6 +142,8 @@ def load(
             weights_dtype,
             kv_dtype,
             max_context,
+            kv_page_tokens,
+            kv_pages,
             trace_mods(score_mod, mask_mod),
         )
     llm.load_ms = (time.perf_counter() - start) * 1e3
@@ -148,6 +157,8 @@ def load_random(
     dtype: str = "bfloat16",
     kv_dtype: str = "auto",
     max_context: int | None = None,
+    kv_page_tokens: int | None = None,
+    kv_pages: int | None = None,
     seed: int = 0,
 ) -> LLM:
     """A model of real shape with random weights made on the device, to measure speed without a download.
@@ -167,6 +178,8 @@ def load_random(
         weights_dtype,
         kv_dtype,
         max_context,
+        kv_page_tokens,
+        kv_pages,
     )
     llm.load_ms = (time.perf_counter() - start) * 1e3
     return llm
@@ -203,6 +216,8 @@ def _assemble(
     dtype: str,
     kv_dtype: str,
     max_context: int | None,
+    kv_page_tokens: int | None = None,
+    kv_pages: int | None = None,
     mods: tuple[TracedMod | None, TracedMod | None] = (None, None),
 ) -> LLM:
     if kv_dtype == "auto":
@@ -212,21 +227,32 @@ def _assemble(
         max_context = min(config.max_position, DEFAULT_CONTEXT)
     if max_context < 1:
         raise UsageError(f"max_context is {max_context}; expected 1 token or more")
-    check_memory(forecast(config, dtype, kv_dtype, max_context, device), device)
-    cache = KVCache(device, config, max_context, kv_dtype)  # first: it fails at once where a buffer is too large
+    kv_tokens = capacity_for(max_context)
+    if kv_page_tokens is not None:
+        kv_tokens = kv_page_tokens * pool_pages(max_context, kv_page_tokens, kv_pages)
+    elif kv_pages is not None:
+        raise UsageError(f"kv_pages is {kv_pages} without kv_page_tokens; give the tokens of a page as well, e.g. 64")
+    check_memory(forecast(config, dtype, kv_dtype, max_context, device, kv_tokens), device)
+    cache: KVCache  # first: it fails at once where a buffer is too large
+    if kv_page_tokens is None:
+        cache = KVCache(device, config, max_context, kv_dtype)
+    else:
+        cache = PagedKVCache(device, config, max_context, kv_dtype, kv_page_tokens, kv_pages)
     for mod in filter(None, mods):
         check_mod(mod, 1, config.n_q_heads, max_context, max_context)
     weights = make_weights(device)
     return LLM(name, Model(device, config, weights, cache, mods=bind_mods(device, *mods)), tokenizer, dtype, kv_dtype)
 
 
-def forecast(config: ModelConfig, dtype: str, kv_dtype: str, max_context: int, device: Device) -> dict[str, int]:
-    """Bytes of device memory that a model will take: weights, KV cache, working buffers."""
+def forecast(
+    config: ModelConfig, dtype: str, kv_dtype: str, max_context: int, device: Device, kv_tokens: int
+) -> dict[str, int]:
+    """Bytes of device memory that a model will take: weights, KV cache (kv_tokens of it), working buffers."""
     shapes = activation_shapes(config, min(PREFILL_CHUNK, max_context), decode_splits(device, config.n_kv_heads))
     working = 4 * sum(int(np.prod(shape)) for shape in shapes.values())
     return {
         "weights": weights_bytes(config, dtype),
-        "KV cache": kv_bytes_per_position(config, kv_dtype) * capacity_for(max_context),
+        "KV cache": kv_bytes_per_position(config, kv_dtype) * kv_tokens,
         "working buffers": working + STAGING_BYTES,
     }
 
@@ -265,6 +291,7 @@ class LLM:
         self.max_context = model.cache.max_context
         self.load_ms = 0.0
         self._stream: Generator[Piece, None, None] | None = None
+        self._prompts = model.cache.sequence()  # where everything goes that is no conversation
 
     def encode(self, prompt: Prompt, *, raw: bool = False, system_prompt: str | None = None) -> list[int]:
         """Token ids of a prompt: text (through the chat template unless `raw` or there is none), messages, or ids."""
@@ -315,7 +342,6 @@ class LLM:
             max_tokens,
             stop,
             ignore_eos,
-            reuse_cache=False,
         )
 
     def generate(self, prompt: Prompt, **options: Any) -> Generation:
@@ -334,8 +360,9 @@ class LLM:
         return self.model.logits(list(token_ids))
 
     def reset(self) -> None:
-        """Ends what is being generated and empties the cache."""
+        """Ends what is being generated; what comes next starts with an empty context."""
         self._end_stream()
+        self.model.cache.activate(self._prompts)
         self.model.cache.truncate(0)
 
     def close(self) -> None:
@@ -364,7 +391,7 @@ class LLM:
     def bench_prefill(self, n_tokens: int) -> float:
         """Seconds to prefill n_tokens random tokens into an empty context, as llama-bench's pp test."""
         ids = self._bench_tokens(n_tokens)
-        self.model.cache.truncate(0)
+        self.reset()
         self.device.finish()
         start = time.perf_counter()
         self.model.prefill(ids)
@@ -374,7 +401,7 @@ class LLM:
     def bench_decode(self, n_tokens: int, depth: int = 0) -> list[float]:
         """Seconds of each of n_tokens single-token decodes after `depth` tokens: llama-bench's tg test, no sampling."""
         ids = self._bench_tokens(n_tokens + depth)
-        self.model.cache.truncate(0)
+        self.reset()
         if depth:
             self.model.prefill(ids[:depth])
         times = []
@@ -387,7 +414,6 @@ class LLM:
         return times
 
     def _bench_tokens(self, n: int) -> list[int]:
-        self._end_stream()
         return [int(i) for i in np.random.default_rng(0).integers(0, self.config.vocab_size, n)]
 
     # ---- generation ---------------------------------------------------------------------------------
@@ -400,7 +426,7 @@ class LLM:
         stop: str | Sequence[str],
         ignore_eos: bool,
         *,
-        reuse_cache: bool,
+        sequence: KVSequence | None = None,
     ) -> Generator[Piece, None, None]:
         if not ids:
             raise UsageError("the prompt has no tokens; expected at least one")
@@ -413,7 +439,11 @@ class LLM:
             )
         StopMatcher(stop)  # its errors, and those of the ids, now and not at the first token
         self.model.check_vocabulary(ids)
-        self._end_stream()
+        if sequence is None:
+            self.reset()
+        else:
+            self._end_stream()
+            self.model.cache.activate(sequence, ids)
         self._stream = pieces(
             self.model,
             self.tokenizer,
@@ -422,7 +452,7 @@ class LLM:
             max_tokens=max_tokens,
             stop=stop,
             ignore_eos=ignore_eos,
-            reuse_cache=reuse_cache,
+            reuse_cache=sequence is not None,
             load_ms=self.load_ms,
         )
         return self._stream
@@ -431,69 +461,3 @@ class LLM:
         if self._stream is not None:
             self._stream.close()
             self._stream = None
-
-
-class Chat:
-    """A conversation. Each turn prefills only what the KV cache does not hold yet.
-
-    messages: what was said so far, [{"role": ..., "content": ...}].
-    """
-
-    def __init__(self, llm: LLM):
-        if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
-            raise UsageError(
-                f"{llm.model_name} has no chat template, so it cannot hold a conversation; use generate, or a model "
-                "that was tuned for chat"
-            )
-        self._llm = llm
-        self._tokenizer = llm.tokenizer
-        self.messages: list[dict[str, str]] = []
-
-    def reset(self) -> None:
-        """Forgets the conversation."""
-        self.messages.clear()
-
-    def send(
-        self,
-        text: str,
-        *,
-        max_tokens: int = 1024,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        repeat_penalty: float = 1.0,
-        seed: int | None = None,
-        stop: str | Sequence[str] = (),
-        ignore_eos: bool = False,
-        system_prompt: str | None = None,
-    ) -> Generator[Piece, None, None]:
-        """Yields the answer's pieces, as `LLM.stream`; closing the generator keeps what was said so far.
-
-        Raises ContextLengthError, and leaves the conversation as it was, if it no longer fits into the context.
-        """
-        turn = [*self.messages, {"role": "user", "content": text}]
-        if system_prompt is not None and not self.messages:
-            turn.insert(0, {"role": "system", "content": system_prompt})
-        stream = self._llm._start(
-            self._tokenizer.encode_chat(turn),
-            SamplingParams(temperature, top_k, top_p, min_p, repeat_penalty, seed=seed),
-            max_tokens,
-            stop,
-            ignore_eos,
-            reuse_cache=True,
-        )
-        return self._take_turn(turn, stream)
-
-    def _take_turn(
-        self, turn: list[dict[str, str]], stream: Generator[Piece, None, None]
-    ) -> Generator[Piece, None, None]:
-        said: list[str] = []
-        try:
-            for piece in stream:
-                said.append(piece.text)
-                yield piece
-        finally:
-            stream.close()
-            if any(said):  # interrupted before the first token, the turn never happened
-                self.messages = [*turn, {"role": "assistant", "content": "".join(said)}]

@@ -76,7 +76,7 @@ class Model:
         self.cache = cache
         self.chunk = min(chunk, cache.max_context)
         self.n_splits = decode_splits(device, config.n_kv_heads)
-        self.step = StepState(device, self.chunk)
+        self.step = StepState(device, self.chunk, cache.table_entries)
         self.inv_freq = device.upload(config.inv_freq(), "rotation frequencies")
         self.act = Activations(
             **{
@@ -103,6 +103,7 @@ class Model:
 
     def decode(self) -> None:
         """One step with the input token that the device holds; sampling moves the device's position on."""
+        self.cache.prepare(self.step, 1)
         self.decode_steps += 1
         self._run(self._decode)
         self._run(self._head)
@@ -145,6 +146,7 @@ class Model:
     def _prefill_chunks(self, token_ids: Sequence[int], chunk: int) -> Iterator[int]:
         for start in range(0, len(token_ids), chunk):
             ids = token_ids[start : start + chunk]
+            self.cache.prepare(self.step, len(ids))
             self.step.write_tokens(ids, self.cache.position)
             self._run(self._prefill, len(ids))
             self.cache.token_ids.extend(ids)

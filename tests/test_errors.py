@@ -292,10 +292,16 @@ def test_weights_beyond_the_memory_are_refused_before_loading(
 
 
 def test_the_forecast_is_what_loading_takes(folder: Path, default_device: Device) -> None:
-    variations: list[dict[str, Any]] = [{}, {"dtype": "bfloat16", "kv_dtype": "float16", "max_context": 100}]
+    variations: list[dict[str, Any]] = [
+        {},
+        {"dtype": "bfloat16", "kv_dtype": "float16", "max_context": 100},
+        {"max_context": 100, "kv_page_tokens": 128, "kv_pages": 3},
+    ]
     for options in variations:
         with llmcl.load(str(folder), device=default_device.entry.index, **options) as llm:
-            needed = forecast(llm.config, llm.dtype, llm.kv_dtype, llm.max_context, llm.device)
+            needed = forecast(
+                llm.config, llm.dtype, llm.kv_dtype, llm.max_context, llm.device, llm.model.cache.shape.capacity
+            )
             weights, cache = llm.model.weights, llm.model.cache
             matrices = weights.decode_bytes() + weights.embedding.nbytes  # the embedding is not tied
             assert needed["weights"] == matrices

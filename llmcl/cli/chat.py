@@ -12,7 +12,7 @@ from llmcl.cli.loading import load_model
 from llmcl.errors import ContextLengthError
 
 if TYPE_CHECKING:
-    from llmcl.llm import Chat
+    from llmcl.chat import Chat
 
 HELP = """\
 /help   this list
@@ -39,6 +39,7 @@ def chat(
     device: opt.Device = None,
     dtype: opt.Dtype = "auto",
     kv_dtype: opt.KvDtype = "auto",
+    kv_page_size: opt.KvPageSize = None,
     quiet: opt.Quiet = False,
 ) -> None:
     """Talk with a model; /help lists what can be typed. From a pipe, each line is one message."""
@@ -47,7 +48,14 @@ def chat(
     )
     request["system_prompt"] = system_prompt
     with load_model(
-        model, device=device, dtype=dtype, kv_dtype=kv_dtype, ctx_size=ctx_size, offline=offline, quiet=quiet
+        model,
+        device=device,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        ctx_size=ctx_size,
+        kv_page_size=kv_page_size,
+        offline=offline,
+        quiet=quiet,
     ) as llm:
         if not quiet:
             print("/help lists the commands", file=sys.stderr)

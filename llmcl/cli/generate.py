@@ -62,6 +62,7 @@ def generate(
     device: opt.Device = None,
     dtype: opt.Dtype = "auto",
     kv_dtype: opt.KvDtype = "auto",
+    kv_page_size: opt.KvPageSize = None,
     format: opt.Format = "text",
     quiet: opt.Quiet = False,
 ) -> None:
@@ -78,7 +79,14 @@ def generate(
     )
     request |= {"raw": raw, "system_prompt": system_prompt}
     with load_model(
-        model, device=device, dtype=dtype, kv_dtype=kv_dtype, ctx_size=ctx_size, offline=offline, quiet=quiet
+        model,
+        device=device,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        ctx_size=ctx_size,
+        kv_page_size=kv_page_size,
+        offline=offline,
+        quiet=quiet,
     ) as llm:
         if format == "json":
             result = llm.generate(text, **request)

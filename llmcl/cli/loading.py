@@ -42,6 +42,7 @@ def load_model(
     dtype: str,
     kv_dtype: str,
     ctx_size: int | None,
+    kv_page_size: int | None = None,
     offline: bool,
     quiet: bool,
 ) -> LLM:
@@ -51,7 +52,13 @@ def load_model(
     """
     import llmcl
 
-    settings: dict[str, Any] = {"device": device, "dtype": dtype, "kv_dtype": kv_dtype, "max_context": ctx_size}
+    settings: dict[str, Any] = {
+        "device": device,
+        "dtype": dtype,
+        "kv_dtype": kv_dtype,
+        "max_context": ctx_size,
+        "kv_page_tokens": kv_page_size,
+    }
     if random is not None:
         llm = llmcl.load_random(random, **settings)
     else:

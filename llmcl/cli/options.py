@@ -217,6 +217,17 @@ KvDtype = Annotated[
     ),
 ]
 
+KvPageSize = Annotated[
+    int | None,
+    option(
+        DEVICE_PANEL,
+        "--kv-page-size",
+        metavar="TOKENS",
+        parser=number(int, "a multiple of 64", lambda n: n >= 64 and n % 64 == 0),
+        help="Keep keys and values in pages of so many tokens; left out: one contiguous cache.",
+    ),
+]
+
 Format = Annotated[
     str,
     option(

@@ -214,6 +214,23 @@ class Device:
         with named_errors(f"filling {buffer.name}"):
             cl.enqueue_fill_buffer(self.queue, buffer.cl, np.atleast_1d(pattern), 0, buffer.nbytes)
 
+    def copy_rows(
+        self, buffer: Buffer, source: int, target: int, *, row_bytes: int, n_rows: int, pitch_bytes: int
+    ) -> None:
+        """Copies within a buffer, on the device: n_rows rows of row_bytes, pitch_bytes from one to the next, from byte
+        `source` to byte `target`."""
+        with named_errors(f"copying within {buffer.name}"):
+            cl.enqueue_copy(
+                self.queue,
+                buffer.cl,
+                buffer.cl,
+                src_origin=(source, 0, 0),
+                dst_origin=(target, 0, 0),
+                region=(row_bytes, n_rows, 1),
+                src_pitches=(pitch_bytes, pitch_bytes * n_rows),
+                dst_pitches=(pitch_bytes, pitch_bytes * n_rows),
+            )
+
     def upload(self, array: np.ndarray, name: str) -> Buffer:
         """A new buffer with the bytes of `array` (C order)."""
         buffer = self.alloc(array.nbytes, name)
