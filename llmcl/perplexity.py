@@ -92,7 +92,7 @@ def perplexity(
     """
     check_window(window, llm)
     ids = _token_ids(llm, text)
-    bos = _bos(llm)
+    bos = leading_bos(llm)
     if reference is not None:
         check_window(window, reference)
         _check_same_tokens(llm, reference, text)
@@ -226,7 +226,7 @@ def _token_ids(llm: LLM, text: str) -> list[int]:
     return llm.tokenizer.encode(text)
 
 
-def _bos(llm: LLM) -> int | None:
+def leading_bos(llm: LLM) -> int | None:
     """What the tokenizer puts before a text, if anything."""
     ids = _token_ids(llm, "a")
     bos = llm.tokenizer.bos_token_id if llm.tokenizer else None

@@ -1,0 +1,229 @@
+"""One engine in a process of its own, driven by lines of JSON: what `compare_llama_cpp.py` starts, one for each.
+
+    python compare_child.py llama.cpp|llmcl      needs llama_cpp and NumPy, or llmcl; nothing of the other engine
+
+A request {"op": name, ...} on standard input is answered by one line of JSON on standard output.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+LOGIT_ROWS = 64
+
+
+class LlamaCpp:
+    """llama.cpp through the C functions of llama-cpp-python, as llama-bench calls them."""
+
+    def __init__(self) -> None:
+        import llama_cpp
+
+        self.api: Any = llama_cpp
+        self._silence: Any = llama_cpp.llama_log_callback(lambda level, text, data: None)
+        llama_cpp.llama_log_set(self._silence, ctypes.c_void_p(0))
+        llama_cpp.llama_backend_init()
+
+    def about(self) -> dict[str, Any]:
+        return {
+            "version": f"llama-cpp-python {self.api.__version__}",
+            "system": self.api.llama_print_system_info().decode().strip(" |"),
+        }
+
+    def load(self, path: str, context: int, threads: int) -> None:
+        api = self.api
+        model = api.llama_model_default_params()
+        model.n_gpu_layers = 0
+        self.model = api.llama_model_load_from_file(path.encode(), model)
+        if not self.model:
+            raise RuntimeError(f"llama.cpp does not load {path}")
+        params = api.llama_context_default_params()
+        params.n_ctx = context
+        params.n_threads = params.n_threads_batch = threads
+        params.no_perf = True
+        self.context = api.llama_init_from_model(self.model, params)
+        if not self.context:
+            raise RuntimeError(f"llama.cpp makes no context of {context} tokens")
+        self.vocab_size = api.llama_vocab_n_tokens(api.llama_model_get_vocab(self.model))
+
+    def truncate(self, position: int) -> None:
+        memory = self.api.llama_get_memory(self.context)
+        if position == 0:
+            self.api.llama_memory_clear(memory, False)
+        else:
+            self.api.llama_memory_seq_rm(memory, 0, position, -1)
+
+    def append(self, ids: list[int]) -> None:
+        for start in range(0, len(ids), 2048):  # n_batch
+            part = ids[start : start + 2048]
+            tokens = (self.api.llama_token * len(part))(*part)
+            self._decode(self.api.llama_batch_get_one(tokens, len(part)))
+        self.api.llama_synchronize(self.context)
+
+    def logits(self, ids: list[int], skip: int) -> Iterator[np.ndarray]:
+        api = self.api
+        batch = api.llama_batch_init(LOGIT_ROWS, 0, 1)
+        try:
+            for start in [*range(0, skip, LOGIT_ROWS), *range(skip, len(ids), LOGIT_ROWS)]:
+                part = ids[start : min(start + LOGIT_ROWS, skip if start < skip else len(ids))]
+                batch.n_tokens = len(part)
+                for i, token in enumerate(part):
+                    batch.token[i], batch.pos[i], batch.n_seq_id[i] = token, start + i, 1
+                    batch.seq_id[i][0], batch.logits[i] = 0, start >= skip
+                self._decode(batch)
+                if start >= skip:
+                    rows = api.llama_get_logits(self.context)
+                    yield np.ctypeslib.as_array(rows, (len(part), self.vocab_size)).copy()
+        finally:
+            api.llama_batch_free(batch)
+
+    def _decode(self, batch: Any) -> None:
+        if status := self.api.llama_decode(self.context, batch):
+            raise RuntimeError(f"llama_decode failed with status {status}")
+
+    def quantize(self, source: str, target: str, ftype: str, threads: int) -> None:
+        params = self.api.llama_model_quantize_default_params()
+        params.ftype = getattr(self.api, f"LLAMA_FTYPE_MOSTLY_{ftype}")
+        params.allow_requantize = True
+        params.nthread = threads
+        status = self.api.llama_model_quantize(source.encode(), target.encode(), ctypes.byref(params))
+        if status:
+            raise RuntimeError(f"llama_model_quantize failed with status {status}")
+
+
+class Llmcl:
+    """llmcl, through the model that the LLM holds."""
+
+    def about(self) -> dict[str, Any]:
+        import llmcl
+
+        return {"version": f"llmcl {llmcl.__version__}"}
+
+    def load(self, path: str, context: int, threads: int, device: str | None, options: dict[str, Any]) -> None:
+        import llmcl
+
+        self.llm = llmcl.load(path, device=device, max_context=context, **options)
+        self.model = self.llm.model
+        self.vocab_size = self.llm.config.vocab_size
+
+    def truncate(self, position: int) -> None:
+        self.model.cache.truncate(position)
+
+    def append(self, ids: list[int]) -> None:
+        if len(ids) == 1:
+            self.model.decode_token(ids[0])
+        else:
+            self.model.prefill(ids)
+        self.llm.device.finish()
+
+    def logits(self, ids: list[int], skip: int) -> Iterator[np.ndarray]:
+        for buffer, n in self.model.logit_chunks(ids, skip=skip):
+            yield self.llm.device.read(buffer, np.float32, (n, self.vocab_size))
+
+    def facts(self) -> dict[str, Any]:
+        """What only llmcl can say: the device, its read bandwidth in bytes/s, the bytes that a decode step reads."""
+        return {
+            "device": self.llm.device.entry.label,
+            "dtype": self.llm.dtype,
+            "bandwidth": self.llm.device.measure_read_bandwidth(),
+            "weight_bytes": self.llm.weight_bytes_per_token,
+            "kv_bytes_per_position": self.llm.kv_bytes_per_position,
+        }
+
+    def windows(self, path: str, window: int, limit: int) -> list[list[int]]:
+        from llmcl.perplexity import cut, leading_bos
+
+        with open(path, encoding="utf-8") as file:
+            ids = self.llm.encode(file.read(), raw=True)
+        return cut(ids, window, leading_bos(self.llm), limit)
+
+
+class Server:
+    """Answers requests; times them with the engine's own work and nothing else inside."""
+
+    def __init__(self, engine: Any):
+        self.engine = engine
+        self.filled = -1  # tokens of `_tokens` that the cache holds, -1 for other content
+
+    def load(self, **request: Any) -> dict[str, Any]:
+        """Seconds until the first token has been computed: lazily mapped weights are read by then."""
+        start = time.perf_counter()
+        self.engine.load(**request)
+        self.engine.append([0])
+        return {"seconds": time.perf_counter() - start}
+
+    def prefill(self, n: int) -> dict[str, Any]:
+        ids = self._tokens(n)
+        self.engine.truncate(0)
+        start = time.perf_counter()
+        self.engine.append(ids)
+        self.filled = n
+        return {"seconds": time.perf_counter() - start}
+
+    def decode(self, n: int, depth: int) -> dict[str, Any]:
+        """Seconds of n single-token steps after `depth` tokens, whose prefill is not timed."""
+        ids = self._tokens(depth + n)
+        if self.filled < depth:
+            self.engine.truncate(0)
+            if depth:
+                self.engine.append(ids[:depth])
+        self.engine.truncate(depth)
+        start = time.perf_counter()
+        for token in ids[depth:]:
+            self.engine.append([token])
+        self.filled = depth
+        return {"seconds": time.perf_counter() - start}
+
+    def score(self, windows: list[list[int]]) -> dict[str, Any]:
+        """Negative log-likelihoods, summed, of the tokens that `llmcl perplexity` scores, and the likeliest tokens."""
+        loss, top = 0.0, []
+        for ids in windows:
+            first = len(ids) // 2
+            targets = ids[first + 1 :]
+            self.engine.truncate(0)
+            done = 0
+            for rows in self.engine.logits(ids[:-1], first):
+                wide = rows.astype(np.float64)
+                wide -= wide.max(axis=1, keepdims=True)
+                chosen = targets[done : done + len(rows)]
+                loss += float(np.log(np.exp(wide).sum(axis=1)).sum() - wide[np.arange(len(rows)), chosen].sum())
+                top += [int(i) for i in rows.argmax(axis=1)]
+                done += len(rows)
+        self.filled = -1
+        return {"loss": loss, "top": top}
+
+    def _tokens(self, n: int) -> list[int]:
+        return [int(i) for i in np.random.default_rng(0).integers(0, self.engine.vocab_size, n)]
+
+
+def serve(engine: Any, lines: Iterable[str], answer: Callable[[dict[str, Any]], None]) -> None:
+    server = Server(engine)
+    for line in lines:
+        request = json.loads(line)
+        op = request.pop("op")
+        try:
+            done = getattr(server if hasattr(server, op) else engine, op)(**request)
+            answer(done if isinstance(done, dict) else {"value": done})
+        except Exception as error:
+            answer({"error": f"{type(error).__name__}: {error}"})
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")  # what a library prints to standard output must not be taken for an answer
+    os.dup2(2, 1)
+
+    def answer(value: dict[str, Any]) -> None:
+        print(json.dumps(value), file=answers, flush=True)
+
+    serve(LlamaCpp() if sys.argv[1] == "llama.cpp" else Llmcl(), sys.stdin, answer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""The comparison with llama.cpp: its processes, with a stand-in engine and with llmcl, its tables, what it refuses."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmcl.checkpoint import open_checkpoint
+from llmcl.reference_likelihood import log_likelihood
+from llmcl.runtime.device import Device
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPT = ROOT / "scripts" / "compare_llama_cpp.py"
+TINY_SHAPE = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 320,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "eos_token_id": 2,
+}
+
+
+def loaded(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+child = loaded("compare_child")
+compare = loaded("compare_llama_cpp")
+
+
+class Engine:
+    """Stands in for both engines; its logits are a hash of the position."""
+
+    vocab_size = 50
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int]] = []
+
+    def load(self, path: str) -> None:
+        self.calls.append(("load " + path, 0))
+
+    def truncate(self, position: int) -> None:
+        self.calls.append(("truncate", position))
+
+    def append(self, ids: list[int]) -> None:
+        self.calls.append(("append", len(ids)))
+
+    def logits(self, ids: list[int], skip: int) -> Iterator[np.ndarray]:
+        yield np.random.default_rng(len(ids)).standard_normal((len(ids) - skip, self.vocab_size)).astype(np.float32)
+
+    def about(self) -> dict[str, Any]:
+        return {"version": "stand-in"}
+
+    def fails(self) -> None:
+        raise ValueError("no")
+
+
+def answers(engine: Engine, *requests: dict[str, Any]) -> list[dict[str, Any]]:
+    said: list[dict[str, Any]] = []
+    child.serve(engine, [json.dumps(request) for request in requests], said.append)
+    return said
+
+
+def test_a_depth_is_filled_once_and_kept_between_turns() -> None:
+    engine = Engine()
+    decode = {"op": "decode", "n": 2, "depth": 8}
+    load, prefill, *decodes, at_zero = answers(
+        engine, {"op": "load", "path": "x"}, {"op": "prefill", "n": 4}, decode, decode, {**decode, "depth": 0}
+    )
+    assert all(answer["seconds"] >= 0 for answer in (load, prefill, *decodes, at_zero))
+    steps = [("append", 1)] * 2
+    assert engine.calls == [
+        *[("load x", 0), ("append", 1)],
+        *[("truncate", 0), ("append", 4)],
+        *[("truncate", 0), ("append", 8), ("truncate", 8), *steps],
+        *[("truncate", 8), *steps],
+        *[("truncate", 0), *steps],
+    ]
+
+
+def test_what_is_scored_and_how_a_failure_is_told() -> None:
+    window = list(range(10, 21))
+    score, about, failed = answers(Engine(), {"op": "score", "windows": [window]}, {"op": "about"}, {"op": "fails"})
+    rows = next(Engine().logits(window[:-1], 5))
+    assert score["loss"] == pytest.approx(-log_likelihood(rows, np.array(window[6:])).sum())
+    assert score["top"] == rows.argmax(axis=1).tolist()
+    assert about == {"version": "stand-in"} and failed == {"error": "ValueError: no"}
+
+
+def test_llmcl_answers_in_a_process_of_its_own(tmp_path: Path, default_device: Device) -> None:
+    shape = tmp_path / "config.json"
+    shape.write_text(json.dumps(TINY_SHAPE), encoding="utf-8")
+    path = compare.random_file(tmp_path / "tiny.gguf", str(shape))
+    with open_checkpoint(str(path)) as checkpoint:
+        assert checkpoint.config.dtype == "float16" and checkpoint.config.n_layers == 2
+        assert checkpoint.array("model.layers.1.mlp.down_proj.weight").std() == pytest.approx(128**-0.5, rel=0.05)
+    text = tmp_path / "text.txt"
+    text.write_text("ab" * 300, encoding="utf-8")
+    settings = compare.Settings(
+        llama_python=sys.executable,
+        processors=os.sched_getaffinity(0),
+        rounds=1,
+        device=str(default_device.entry.index),
+        options={"dtype": "float32"},
+        text=text,
+        positions=30,
+        deep=False,
+    )
+    with settings.child("llmcl") as process:
+        assert settings.load(process, path, 64) > 0
+        assert process.seconds("prefill", n=20) > 0 and process.seconds("decode", n=3, depth=20) > 0
+        windows = process.ask("windows", path=str(text), window=32, limit=2)["value"]
+        assert [len(window) for window in windows] == [32, 32]
+        assert len(process.ask("score", windows=windows)["top"]) == 2 * 15
+        facts = process.ask("facts")
+        assert facts["bandwidth"] > 1e8 and facts["weight_bytes"] > 0
+        with pytest.raises(compare.ChildError, match="llmcl failed at 'prefill': ContextLengthError"):
+            process.ask("prefill", n=65)
+        assert process.end() > 50e6
+
+
+def test_a_process_that_dies_is_reported(tmp_path: Path) -> None:
+    settings = compare.Settings(sys.executable, os.sched_getaffinity(0), 1, None, {}, None, 1, False)
+    with (
+        settings.child("llama.cpp") as process,
+        pytest.raises(compare.ChildError, match=r"(?s)llama.cpp ended at 'about'.*No module named 'llama_cpp'"),
+    ):
+        process.ask("about")
+
+
+def result(**changes: Any) -> dict[str, Any]:
+    speed = compare.Pairs([2.0, 3.0, 4.0], [1.0, 1.0, 1.0])
+    return {
+        "model": "smollm2",
+        "format": "Q4_0",
+        "file_bytes": 100 * 2**20,
+        "load": speed.to_dict(),
+        "peak_memory": compare.Pairs([2.0**28], [2.0**29]).to_dict(),
+        "prefill": speed.to_dict(512),
+        "decode": speed.to_dict(64),
+        "quality": {"positions": 10, "perplexity": {"llama.cpp": 12.0, "llmcl": 12.1}, "top_1": 0.99},
+        "bandwidth": 0.6,
+        "generate": {"first_token_s": 0.9, "peak_memory": 500 * 2**20},
+        **changes,
+    }
+
+
+def test_ratios_are_taken_turn_by_turn() -> None:
+    values = compare.Pairs([2.0, 3.0, 10.0], [1.0, 3.0, 4.0]).to_dict(per=6)
+    assert (values["ratio"], values["ratio_min"], values["ratio_max"]) == (2.0, 1.0, 2.5)
+    assert values["llama.cpp_tokens_per_s"] == 2.0 and values["llmcl_tokens_per_s"] == 2.0
+
+
+def test_tables_show_each_measurement_and_each_target() -> None:
+    text = compare.markdown([result()])
+    assert "| smollm2 Q4_0 | prefill 512 | 170.7 t/s | 512.0 t/s | 3.00x (2.00 - 4.00) |" in text
+    assert "| smollm2 Q4_0 | peak memory | 256 MiB | 512 MiB | 0.50x (0.50 - 0.50) |" in text
+    assert "| smollm2 Q4_0, prefill 512 | 4.0x | 3.00x | no |" in text
+    assert "| smollm2 Q4_0, decode 64 | 2.2x | 3.00x | yes |" in text
+    assert "| smollm2 Q4_0, decode, of bandwidth | 70% | 60.0% | no |" in text
+    assert "| smollm2 Q4_0, same top 1 | 98% | 99.00% | yes |" in text
+    assert "| smollm2 Q4_0, first token | 1.0 s | 0.90 s | yes |" in text
+    assert "| smollm2 Q4_0, peak memory of generate | 480 MiB | 500 MiB | no |" in text
+    assert "d4096" not in text  # not measured
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--llama-python", "/nowhere/python"), "/nowhere/python has no llama-cpp-python"),
+        (("--llama-python", sys.executable), "No module named 'llama_cpp'"),
+        (("-t", "4096"), "-t/--threads 4096: this process may use"),
+        (("-f", "/nowhere.txt"), "-f/--file /nowhere.txt: there is no such file"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(options: tuple[str, ...], message: str) -> None:
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *options],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=60,
+    )
+    assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
