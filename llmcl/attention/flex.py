@@ -14,7 +14,6 @@ from llmcl.attention.mods import ScoreMod, bind_mods, trace_mods
 from llmcl.errors import UsageError
 from llmcl.ops import step_state
 from llmcl.ops.dtype import ITEM_BYTES, KERNEL_NAMES
-from llmcl.ops.variant import largest_divisor
 from llmcl.runtime.device import Buffer, Device
 
 # The step state of attention on arrays; the lengths are no build constants, so no length compiles anew.
@@ -66,27 +65,17 @@ def flex_attention(
         raise UsageError(f"kernel_options has {', '.join(sorted(unknown))}; expected {', '.join(KERNEL_OPTIONS)}")
 
     q_block, kv_block, blocks = _block_lists(block_mask, batch, n_q_heads, n_queries, n_keys)
-    if q_block % 8 and variant is None:
-        variant = "cpu"  # its query rows can be any number
-    block_m = options.get("BLOCK_M")
-    if block_m is None and (variant == "cpu" or (variant is None and device.is_cpu)):
-        block_m = largest_divisor(q_block, 8)
-    if block_m is None and q_block % 32:
-        block_m = 8
     tiles = prefill_tiles(
         device,
         head_dim,
         kv_dtype,
         variant=variant,
-        block_m=block_m,
+        block_m=options.get("BLOCK_M"),
         block_n=options.get("BLOCK_N"),
         dv_tile=options.get("DV_TILE"),
+        q_block=q_block,
     )
-    if q_block % tiles.block_m:
-        raise UsageError(
-            f"BLOCK_M is {tiles.block_m}; expected a divisor of the block mask's {q_block} queries a block"
-        )
-    traced_score, traced_mask = trace_mods(score_mod, None if block_mask is None else block_mask.mask_mod)
+    traced_score, traced_mask = trace_mods(score_mod, None if block_mask is None else block_mask.traced)
     if traced_score is not None:
         check_mod(traced_score, batch, n_q_heads, n_queries, n_keys)
     capacity = -(-n_keys // CAPACITY_MULTIPLE) * CAPACITY_MULTIPLE + CAPACITY_MULTIPLE

@@ -7,7 +7,7 @@ nodes are stored once. Values are int32, float32 or bool; conversions between th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -119,6 +119,13 @@ class Graph:
         self.kept: list[object] = []  # those arrays: an id stays theirs as long as they live
         self._numbers: dict[tuple[object, ...], int] = {}
 
+    def renamed(self, prefix: str) -> Graph:
+        """The same nodes and captures under names of another prefix; nothing is to be added to it."""
+        graph = Graph(prefix)
+        graph.nodes = self.nodes
+        graph.captures = [replace(c, name=capture_name(prefix, i)) for i, c in enumerate(self.captures)]
+        return graph
+
     def add(self, op: str, args: tuple[int, ...], dtype: Dtype, where: str, value: Value = None) -> int:
         """The number of the node, new or found; an operation on constants becomes a constant."""
         if args and op != "load" and all(self.nodes[arg].op == "const" for arg in args):
@@ -215,6 +222,10 @@ class Graph:
                 f"{node.where}: an integer reaches {value.min()} to {value.max()}, and kernels compute in int32; "
                 "compute it in float, or keep it small with minimum and maximum"
             )
+
+
+def capture_name(prefix: str, number: int) -> str:
+    return f"{prefix}_{number}"
 
 
 def _capture_number(node: Node) -> int:

@@ -186,19 +186,23 @@ def prefill_tiles(
     block_m: int | None = None,
     block_n: int | None = None,
     dv_tile: int | None = None,
+    q_block: int | None = None,
 ) -> PrefillTiles:
-    """Tile sizes as asked for, or chosen for the device where None.
+    """Tile sizes as asked for, or chosen for the device where None; q_block: a multiple of the query rows, if given.
 
     Raises UsageError for sizes that the kernel cannot have, naming the constant to change.
     """
+    if variant is None and q_block is not None and q_block % 8:
+        variant = "cpu"  # its query rows can be any number
     chosen = pick(PREFILL_VARIANTS, device, variant)
     if chosen.name == "cpu":
-        block_m, block_n = block_m or 8, block_n or 32
+        block_m, block_n = block_m or largest_divisor(q_block or 8, 8), block_n or 32
         dv_tile = dv_tile or _dv_tile(head_dim, block_m)
     else:
         # On a device with little local memory the default shrinks until it fits; a size that was asked for does not.
         fixed = block_m is not None or block_n is not None
-        block_m, block_n, dv_tile = block_m or 32, block_n or 32, dv_tile or _largest_dv_tile(head_dim)
+        block_m = block_m or (8 if q_block is not None and q_block % 32 else 32)
+        block_n, dv_tile = block_n or 32, dv_tile or _largest_dv_tile(head_dim)
         limit = device.entry.local_mem_bytes
         while not fixed and _prefill_local_bytes(head_dim, kv_dtype, block_m, block_n) > limit:
             if block_m > 8:
@@ -208,6 +212,8 @@ def prefill_tiles(
             else:
                 break
         _check_prefill_tiles(device, head_dim, kv_dtype, block_m, block_n)
+    if q_block is not None and q_block % block_m:
+        raise UsageError(f"BLOCK_M is {block_m}; expected a divisor of the block mask's {q_block} queries a block")
     if block_n % 16 or CAPACITY_MULTIPLE % block_n:
         raise UsageError(f"BLOCK_N is {block_n}; expected 16, 32 or 64")
     if dv_tile % 16 or head_dim % dv_tile:

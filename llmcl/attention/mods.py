@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -34,23 +33,23 @@ def bind_mods(device: Device, score_mod: TracedMod | None, mask_mod: TracedMod |
         if mod is None:
             continue
         for capture in mod.captures:
-            name = capture.name.replace("mod_", f"{kind}_")
-            params += f", __global const {'float' if capture.dtype == 'float32' else 'int'}* {name}"
-            args += f", {name}"
-            buffers.append(device.upload(capture.array, f"{name} of a {kind}_mod"))
-        statements = "\n".join(f"    {line}" for line in mod.statements)
-        body = re.sub(r"\bmod_(\d+)", rf"{kind}_\1", f"{statements}\n    return {mod.expression};")
+            params += f", __global const {'float' if capture.dtype == 'float32' else 'int'}* {capture.name}"
+            args += f", {capture.name}"
+            buffers.append(device.upload(capture.array, f"{capture.label} of a {kind}_mod"))
         first = "float score, " if kind == "score" else ""
         functions.append(
             f"#define HAS_{kind.upper()}_MOD 1\n"
             f"inline {'float' if kind == 'score' else 'int'} {kind}_mod({first}const int b, const int h, "
-            f"const int q_idx, const int kv_idx MOD_PARAMS) {{\n{body}\n}}\n"
+            f"const int q_idx, const int kv_idx MOD_PARAMS) {{\n{mod.body}\n}}\n"
         )
     return Mods(f"#define MOD_PARAMS {params}\n#define MOD_ARGS {args}\n" + "".join(functions), tuple(buffers))
 
 
-def trace_mods(score_mod: ScoreMod | None, mask_mod: MaskMod | None) -> tuple[TracedMod | None, TracedMod | None]:
+def trace_mods(
+    score_mod: ScoreMod | TracedMod | None, mask_mod: MaskMod | TracedMod | None
+) -> tuple[TracedMod | None, TracedMod | None]:
+    """Both functions with names of their own for temporaries and captures, ready for `bind_mods`."""
     return (
-        None if score_mod is None else trace_score_mod(score_mod),
-        None if mask_mod is None else trace_mask_mod(mask_mod),
+        None if score_mod is None else trace_score_mod(score_mod, prefix="score"),
+        None if mask_mod is None else trace_mask_mod(mask_mod, prefix="mask"),
     )

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from llmcl.attention.builders import ALIASES, BUILDERS, SUPPORTED, cast
-from llmcl.attention.graph import INT_MAX, INT_MIN, Array, Capture, Dtype, Graph
+from llmcl.attention.graph import INT_MAX, INT_MIN, Array, Capture, Dtype, Graph, capture_name
 from llmcl.attention.places import here, mod_error
 
 _NO_TRUTH_VALUE = (
@@ -400,7 +400,7 @@ def _capture(graph: Graph, value: Any, label: str) -> tuple[int, Capture]:
     if known is None:
         array, is_bool = _device_array(_to_numpy(value), label)
         known = len(graph.captures)
-        graph.captures.append(Capture(f"{graph.prefix}_{known}", label, array, is_bool))
+        graph.captures.append(Capture(capture_name(graph.prefix, known), label, array, is_bool))
         graph.sources[id(value)] = known
         graph.kept.append(value)
     return known, graph.captures[known]

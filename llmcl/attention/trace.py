@@ -13,7 +13,7 @@ import inspect
 import sys
 import types
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -106,7 +106,8 @@ class TracedMod:
 def trace_score_mod(fn: Mod | TracedMod, *, prefix: str = "mod") -> TracedMod:
     """Traces `fn(score, b, h, q_idx, kv_idx) -> score`.
 
-    score is a float32, the others int32. Captures are named `<prefix>_0`, ..., temporaries `<prefix>_t0`, ....
+    score is a float32, the others int32. Captures are named `<prefix>_0`, ..., temporaries `<prefix>_t0`, ...; in a
+    mod that is traced already they are renamed.
     Raises UsageError, with file and line, for what cannot be traced.
     """
     return _trace(fn, "score_mod", prefix)
@@ -121,7 +122,7 @@ def _trace(fn: Mod | TracedMod, kind: Kind, prefix: str) -> TracedMod:
     if isinstance(fn, TracedMod):
         if fn.kind != kind:
             raise UsageError(f"`{fn.name}` was traced as a {fn.kind}; a {kind} is needed here")
-        return fn
+        return fn if fn.graph.prefix == prefix else replace(fn, graph=fn.graph.renamed(prefix))
     if not callable(fn):
         raise UsageError(f"a {kind} is a function of ({', '.join(PARAMETERS[kind])}); found {fn!r}")
     name = getattr(fn, "__name__", type(fn).__name__)

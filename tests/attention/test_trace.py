@@ -424,3 +424,14 @@ def test_tracing_does_not_import_torch() -> None:
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_traced_mod_is_renamed_for_another_prefix() -> None:
+    weights, limits = np.ones(4, np.float32), np.zeros(4, np.int32)
+    score = trace_score_mod(lambda score, b, h, q_idx, kv_idx: score * weights[h] + weights[b])
+    mask = trace_mask_mod(lambda b, h, q_idx, kv_idx: limits[h] <= kv_idx // 3)
+    assert score.captures[0].name == mask.captures[0].name == "mod_0"
+    score, mask = trace_score_mod(score, prefix="score"), trace_mask_mod(mask, prefix="mask")
+    assert (score.captures[0].name, mask.captures[0].name) == ("score_0", "mask_0")
+    assert "mod_" not in score.body + mask.body and "score_0[h]" in score.body and "mask_0[h]" in mask.body
+    assert score.evaluate(2.0, 0, 1, 0, 0) == 3.0
