@@ -48,7 +48,12 @@ class KVCache:
 
     def __init__(self, device: Device, config: ModelConfig, max_context: int, kv_dtype: str):
         shape = AttentionShape(
-            config.n_q_heads, config.n_kv_heads, config.head_dim, capacity_for(max_context), kv_dtype
+            config.n_q_heads,
+            config.n_kv_heads,
+            config.head_dim,
+            capacity_for(max_context),
+            kv_dtype,
+            score_scale=config.attention_scale,
         )
         self._allocate(device, config, max_context, shape)
         self._active = KVSequence()

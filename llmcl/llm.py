@@ -10,10 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from llmcl.attention.block_mask import check_mod
 from llmcl.attention.kernels import decode_splits
-from llmcl.attention.mods import MaskMod, ScoreMod, bind_mods, trace_mods
-from llmcl.attention.trace import TracedMod
+from llmcl.attention.mods import MaskMod, ScoreMod
 from llmcl.chat import Chat
 from llmcl.checkpoint import open_checkpoint
 from llmcl.config import ModelConfig
@@ -21,6 +19,7 @@ from llmcl.errors import ContextLengthError, OutOfDeviceMemoryError, UsageError
 from llmcl.generation import Generation, Piece, collect, pieces
 from llmcl.kv_cache import KVCache, KVSequence, capacity_for, kv_bytes_per_position
 from llmcl.model import PREFILL_CHUNK, Model, activation_shapes
+from llmcl.model_mods import trace_layer_mods
 from llmcl.model_weights import ModelWeights, Progress, load_weights, random_weights, weights_bytes
 from llmcl.ops.dtype import check_dtype
 from llmcl.ops.weight import STAGING_BYTES
@@ -144,7 +143,8 @@ def load(
             max_context,
             kv_page_tokens,
             kv_pages,
-            trace_mods(score_mod, mask_mod),
+            score_mod,
+            mask_mod,
         )
     llm.load_ms = (time.perf_counter() - start) * 1e3
     return llm
@@ -218,7 +218,8 @@ def _assemble(
     max_context: int | None,
     kv_page_tokens: int | None = None,
     kv_pages: int | None = None,
-    mods: tuple[TracedMod | None, TracedMod | None] = (None, None),
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
 ) -> LLM:
     if kv_dtype == "auto":
         kv_dtype = "float32" if dtype == "float32" else "float16"
@@ -227,6 +228,8 @@ def _assemble(
         max_context = min(config.max_position, DEFAULT_CONTEXT)
     if max_context < 1:
         raise UsageError(f"max_context is {max_context}; expected 1 token or more")
+    mods = trace_layer_mods(config, max_context, score_mod, mask_mod)
+    mods.check(config.n_q_heads, max_context)
     kv_tokens = capacity_for(max_context)
     if kv_page_tokens is not None:
         kv_tokens = kv_page_tokens * pool_pages(max_context, kv_page_tokens, kv_pages)
@@ -238,10 +241,8 @@ def _assemble(
         cache = KVCache(device, config, max_context, kv_dtype)
     else:
         cache = PagedKVCache(device, config, max_context, kv_dtype, kv_page_tokens, kv_pages)
-    for mod in filter(None, mods):
-        check_mod(mod, 1, config.n_q_heads, max_context, max_context)
     weights = make_weights(device)
-    return LLM(name, Model(device, config, weights, cache, mods=bind_mods(device, *mods)), tokenizer, dtype, kv_dtype)
+    return LLM(name, Model(device, config, weights, cache, mods=mods.bind(device)), tokenizer, dtype, kv_dtype)
 
 
 def forecast(

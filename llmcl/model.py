@@ -1,4 +1,4 @@
-"""The Llama family on the device: memory, weights, and the layer stack from token ids to logits."""
+"""Llama and its relatives on the device: memory, weights, and the layer stack from token ids to logits."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from llmcl.attention.mods import NO_MODS, Mods
 from llmcl.config import ModelConfig
 from llmcl.errors import ContextLengthError, UsageError
 from llmcl.kv_cache import KVCache
-from llmcl.model_weights import ModelWeights
+from llmcl.model_weights import LayerWeights, ModelWeights
 from llmcl.ops.embed import embed
 from llmcl.ops.linear import linear_decode, linear_prefill
+from llmcl.ops.qkv_adjust import qkv_adjust
 from llmcl.ops.rms_norm import rms_norm
+from llmcl.ops.soft_cap import soft_cap
 from llmcl.ops.step_state import StepState
 from llmcl.ops.weight import Weight
 from llmcl.runtime.device import Buffer, Device, Launch, named_errors
@@ -24,13 +26,15 @@ from llmcl.sampling import Sampler
 PREFILL_CHUNK = 512
 LOGITS_CHUNK = 64
 
+GATES = {"silu": "swiglu", "gelu_tanh": "geglu"}  # activation: epilogue of the product with gate and up
+
 
 @dataclass(frozen=True)
 class Activations:
     """Every intermediate result of a step, allocated once; n is the tokens of a chunk. All float32."""
 
     x: Buffer  # [n, hidden]
-    normed: Buffer  # [n, hidden]
+    normed: Buffer  # [n, hidden], input of a product in prefill; before a post norm, output of one
     rope: Buffer  # [n, head_dim]
     qkv: Buffer  # [n, n_q_heads + 2 n_kv_heads, head_dim]
     attended: Buffer  # [n, n_q_heads, head_dim]
@@ -66,11 +70,11 @@ class Model:
         cache: KVCache,
         *,
         chunk: int = PREFILL_CHUNK,
-        mods: Mods = NO_MODS,
+        mods: Sequence[Mods] = (),
     ):
-        """mods: what a user's score_mod and mask_mod add to the causal attention of every layer."""
+        """mods: what is added to the causal attention of each layer, by the model and the user; () for nothing."""
         self.device = device
-        self.mods = mods
+        self.mods = tuple(mods) or (NO_MODS,) * config.n_layers
         self.config = config
         self.weights = weights
         self.cache = cache
@@ -87,7 +91,7 @@ class Model:
         self.sampler = Sampler(device, self.act.logits, config.vocab_size, self.step)
         self._prefill = list(stack(self, PrefillOps(self)))
         self._decode = list(stack(self, DecodeOps(self)))
-        self._head = list(DecodeOps(self).norm_linear(self.act.x, weights.final_norm, weights.head, self.act.logits))
+        self._head = list(head(self, DecodeOps(self), self.act.logits))
         self.decode_steps = 0  # enqueued since the model was loaded
         self._all_logits: tuple[Buffer, list[Launch]] | None = None
 
@@ -133,8 +137,7 @@ class Model:
         rows = min(LOGITS_CHUNK, self.chunk)
         if self._all_logits is None:
             buffer = self.device.alloc(4 * rows * self.config.vocab_size, "logits of a chunk")
-            head = PrefillOps(self).norm_linear(self.act.x, self.weights.final_norm, self.weights.head, buffer)
-            self._all_logits = buffer, list(head)
+            self._all_logits = (buffer, list(head(self, PrefillOps(self), buffer)))
         buffer, launches = self._all_logits
         self._check_tokens(token_ids)
         for _ in self._prefill_chunks(token_ids[:skip], self.chunk):
@@ -181,10 +184,20 @@ def stack(model: Model, ops: DecodeOps | PrefillOps) -> Iterator[Launch]:
     yield from ops.embed(weights.embedding, act.x, act.rope)
     for i, layer in enumerate(weights.layers):
         yield from ops.norm_linear(act.x, layer.attention_norm, layer.qkv, act.qkv)
-        yield from ops.attention(act.qkv, act.rope, cache.k[i], cache.v[i], act.attended)
-        yield from ops.linear(act.attended, layer.output, act.x, epilogue="add")
-        yield from ops.norm_linear(act.x, layer.mlp_norm, layer.gate_up, act.ffn, epilogue="swiglu")
-        yield from ops.linear(act.ffn, layer.down, act.x, epilogue="add")
+        yield from ops.adjust(act.qkv, layer)
+        yield from ops.attention(act.qkv, act.rope, cache.k[i], cache.v[i], act.attended, model.mods[i])
+        yield from ops.add_linear(act.attended, layer.output, layer.attention_post_norm, act.x)
+        yield from ops.norm_linear(
+            act.x, layer.mlp_norm, layer.gate_up, act.ffn, epilogue=GATES[model.config.activation]
+        )
+        yield from ops.add_linear(act.ffn, layer.down, layer.mlp_post_norm, act.x)
+
+
+def head(model: Model, ops: DecodeOps | PrefillOps, logits: Buffer) -> Iterator[Launch]:
+    """From `x` after the last layer to logits."""
+    weights, config = model.weights, model.config
+    yield from ops.norm_linear(model.act.x, weights.final_norm, weights.head, logits)
+    yield from soft_cap(model.device, logits, config.vocab_size, config.logit_soft_cap)
 
 
 class _Ops:
@@ -196,7 +209,31 @@ class _Ops:
 
     def embed(self, table: Weight, x: Buffer, rope: Buffer) -> list[Launch]:
         model = self._model
-        return embed(self._device, table, self._step, model.inv_freq, x, rope, model.sampler.last_seen)
+        scale = model.config.embedding_scale
+        return embed(self._device, table, self._step, model.inv_freq, x, rope, model.sampler.last_seen, scale=scale)
+
+    def adjust(self, qkv: Buffer, layer: LayerWeights) -> list[Launch]:
+        shape = self._model.cache.shape
+        return qkv_adjust(
+            self._device,
+            qkv,
+            layer.qkv_bias,
+            layer.head_norms,
+            n_q_heads=shape.n_q_heads,
+            n_kv_heads=shape.n_kv_heads,
+            head_dim=shape.head_dim,
+            eps=self._eps,
+        )
+
+    def linear(self, x: Buffer, weight: Weight, out: Buffer, epilogue: str = "store") -> list[Launch]:
+        raise NotImplementedError
+
+    def add_linear(self, x: Buffer, weight: Weight, post_norm: Buffer | None, residual: Buffer) -> list[Launch]:
+        """residual += W x, or with a post norm += rms_norm(W x)."""
+        if post_norm is None:
+            return self.linear(x, weight, residual, epilogue="add")
+        normed = self._model.act.normed
+        return self.linear(x, weight, normed) + rms_norm(self._device, normed, post_norm, residual, self._eps, add=True)
 
 
 class DecodeOps(_Ops):
@@ -210,7 +247,7 @@ class DecodeOps(_Ops):
     def linear(self, x: Buffer, weight: Weight, out: Buffer, epilogue: str = "store") -> list[Launch]:
         return linear_decode(self._device, weight, x, out, self._step, epilogue=epilogue)
 
-    def attention(self, qkv: Buffer, rope: Buffer, k: Buffer, v: Buffer, out: Buffer) -> list[Launch]:
+    def attention(self, qkv: Buffer, rope: Buffer, k: Buffer, v: Buffer, out: Buffer, mods: Mods) -> list[Launch]:
         act = self._model.act
         return attention_decode(
             self._device,
@@ -224,7 +261,7 @@ class DecodeOps(_Ops):
             act.part_acc,
             out,
             n_splits=self._model.n_splits,
-            mods=self._model.mods,
+            mods=mods,
         )
 
 
@@ -240,8 +277,8 @@ class PrefillOps(_Ops):
     def linear(self, x: Buffer, weight: Weight, out: Buffer, epilogue: str = "store") -> list[Launch]:
         return linear_prefill(self._device, weight, x, out, self._step, epilogue=epilogue)
 
-    def attention(self, qkv: Buffer, rope: Buffer, k: Buffer, v: Buffer, out: Buffer) -> list[Launch]:
+    def attention(self, qkv: Buffer, rope: Buffer, k: Buffer, v: Buffer, out: Buffer, mods: Mods) -> list[Launch]:
         shape = self._model.cache.shape
         return rope_append(self._device, shape, qkv, rope, self._step, k, v) + attention_prefill(
-            self._device, shape, qkv, self._step, k, v, out, mods=self._model.mods
+            self._device, shape, qkv, self._step, k, v, out, mods=mods
         )

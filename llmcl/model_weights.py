@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llmcl.checkpoint import Checkpoint
+from llmcl.checkpoint import Checkpoint, expected_tensors
 from llmcl.config import ModelConfig
 from llmcl.errors import CheckpointError
 from llmcl.ops.weight import Weight, alloc_weight, fill_random, load_rows, weight_bytes
@@ -24,6 +24,11 @@ class LayerWeights:
     mlp_norm: Buffer  # float32 [hidden]
     gate_up: Weight  # [2 intermediate, hidden], tiles alternate
     down: Weight  # [hidden, intermediate]
+    # What only some families have.
+    qkv_bias: Buffer | None  # float32 [(n_q_heads + 2 n_kv_heads) head_dim]
+    head_norms: Buffer | None  # float32 [2, head_dim], of query heads and of key heads
+    attention_post_norm: Buffer | None  # float32 [hidden]
+    mlp_post_norm: Buffer | None  # float32 [hidden]
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,23 @@ def layer_plans(config: ModelConfig, i: int) -> dict[str, MatrixPlan]:
     }
 
 
+def layer_vectors(config: ModelConfig) -> dict[str, tuple[str, ...]]:
+    """The vectors of `LayerWeights` and the tensors that each is joined from; () for what the model does not have."""
+
+    def norm(name: str, has: bool = True) -> tuple[str, ...]:
+        return (f"{name}_layernorm.weight",) if has else ()
+
+    has_posts = config.post_norms
+    return {
+        "attention_norm": norm("input"),
+        "attention_post_norm": norm("post_attention", has_posts),
+        "mlp_norm": norm("pre_feedforward" if has_posts else "post_attention"),
+        "mlp_post_norm": norm("post_feedforward", has_posts),
+        "qkv_bias": tuple(f"self_attn.{name}_proj.bias" for name in "qkv" if config.qkv_bias),
+        "head_norms": tuple(f"self_attn.{name}_norm.weight" for name in "qk" if config.qk_norm),
+    }
+
+
 def embedding_plans(config: ModelConfig) -> dict[str, MatrixPlan]:
     vocab, hidden = config.vocab_size, config.hidden_size
     plans = {"embedding": MatrixPlan("embedding", vocab, hidden, ("model.embed_tokens.weight",))}
@@ -86,21 +108,19 @@ def build_weights(
     device: Device,
     config: ModelConfig,
     matrix: Callable[[MatrixPlan], Weight],
-    norm: Callable[[str], Buffer],
+    vector: Callable[..., Buffer],
 ) -> ModelWeights:
-    """Assembles the model's weights from two makers: of matrices and of norm vectors (by tensor name)."""
+    """Assembles the model's weights from two makers: of matrices, and of norms and biases (by tensor names)."""
     top = {name: matrix(plan) for name, plan in embedding_plans(config).items()}
     layers = []
     for i in range(config.n_layers):
         matrices = {name: matrix(plan) for name, plan in layer_plans(config, i).items()}
-        layers.append(
-            LayerWeights(
-                attention_norm=norm(f"model.layers.{i}.input_layernorm.weight"),
-                mlp_norm=norm(f"model.layers.{i}.post_attention_layernorm.weight"),
-                **matrices,
-            )
-        )
-    return ModelWeights(top["embedding"], layers, norm("model.norm.weight"), top.get("head", top["embedding"]))
+        vectors = {
+            name: vector(*(f"model.layers.{i}.{tensor}" for tensor in tensors)) if tensors else None
+            for name, tensors in layer_vectors(config).items()
+        }
+        layers.append(LayerWeights(**matrices, **vectors))  # type: ignore[arg-type]
+    return ModelWeights(top["embedding"], layers, vector("model.norm.weight"), top.get("head", top["embedding"]))
 
 
 @dataclass(frozen=True)
@@ -154,13 +174,16 @@ def load_weights(device: Device, checkpoint: Checkpoint, dtype: str, progress: P
                 progress("loading weights", done, total)
         return weight
 
-    def norm(name: str) -> Buffer:
-        values = checkpoint.array(name).astype(np.float32)
-        if not np.isfinite(values).all():
-            raise CheckpointError(_not_finite([name], "float32"))
-        return device.upload(values, name)
+    def vector(*names: str) -> Buffer:
+        parts = []
+        for name in names:
+            values = checkpoint.array(name).astype(np.float32)
+            if not np.isfinite(values).all():
+                raise CheckpointError(_not_finite([name], "float32"))
+            parts.append(values if name.endswith(".bias") else values + np.float32(config.norm_offset))
+        return device.upload(np.concatenate(parts), names[0])
 
-    weights = build_weights(device, config, matrix, norm)
+    weights = build_weights(device, config, matrix, vector)
     bad = np.flatnonzero(device.read(flags, np.int32, (len(names),)))
     flags.release()
     if bad.size:
@@ -178,7 +201,7 @@ def _not_finite(names: list[str], dtype: str) -> str:
 
 
 def random_weights(device: Device, config: ModelConfig, dtype: str, seed: int = 0) -> ModelWeights:
-    """Weights of the real shapes with random values, made on the device; norms are ones."""
+    """Weights of the real shapes with random values, made on the device; norms are ones, biases zeros."""
     count = 0
 
     def matrix(plan: MatrixPlan) -> Weight:
@@ -189,7 +212,10 @@ def random_weights(device: Device, config: ModelConfig, dtype: str, seed: int = 
         fill_random(device, weight, (3.0 / plan.k) ** 0.5, seed * 1_000_003 + count)
         return weight
 
-    def norm(name: str) -> Buffer:
-        return device.upload(np.ones(config.hidden_size, np.float32), name)
+    shapes = expected_tensors(config)
 
-    return build_weights(device, config, matrix, norm)
+    def vector(*names: str) -> Buffer:
+        fills = [np.full(shapes[name], 0.0 if name.endswith(".bias") else 1.0, np.float32) for name in names]
+        return device.upload(np.concatenate(fills), names[0])
+
+    return build_weights(device, config, matrix, vector)

@@ -122,7 +122,13 @@ class PagedKVCache(KVCache):
             config,
             max_context,
             AttentionShape(
-                config.n_q_heads, config.n_kv_heads, config.head_dim, n_pages * page_tokens, kv_dtype, page_tokens
+                config.n_q_heads,
+                config.n_kv_heads,
+                config.head_dim,
+                n_pages * page_tokens,
+                kv_dtype,
+                page_tokens,
+                config.attention_scale,
             ),
         )
         self._device = device

@@ -55,6 +55,35 @@ def linear(x: Array, weight: Array) -> Float64:
     return _wide(x) @ _wide(weight).T
 
 
+def geglu(gate: Array, up: Array) -> Float64:
+    """gelu(gate) * up with gelu(g) = g (1 + tanh(sqrt(2/pi) (g + 0.044715 g^3))) / 2: gate, up [n, f] -> [n, f]."""
+    gate = _wide(gate)
+    gelu: Float64 = 0.5 * gate * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (gate + 0.044715 * gate**3)))
+    return gelu * _wide(up)
+
+
+def soft_cap(x: Array, cap: float) -> Float64:
+    """cap tanh(x / cap), for an array of any shape."""
+    capped: Float64 = cap * np.tanh(_wide(x) / cap)
+    return capped
+
+
+def qkv_adjust(
+    qkv: Array, bias: Array | None, head_norms: Array | None, n_q_heads: int, n_kv_heads: int, eps: float
+) -> Float64:
+    """qkv [n, n_q_heads + 2 n_kv_heads, head_dim] plus bias [heads, head_dim], then its query and key heads normalised.
+
+    head_norms [2, head_dim]: the norm weights of query heads and of key heads.
+    """
+    qkv = _wide(qkv) if bias is None else _wide(qkv) + _wide(bias)
+    if head_norms is None:
+        return qkv
+    end = n_q_heads + n_kv_heads
+    q = rms_norm(qkv[:, :n_q_heads], head_norms[0], eps)
+    k = rms_norm(qkv[:, n_q_heads:end], head_norms[1], eps)
+    return np.concatenate([q, k, qkv[:, end:]], axis=1)
+
+
 def swiglu(gate: Array, up: Array) -> Float64:
     """silu(gate) * up with silu(g) = g / (1 + exp(-g)): gate, up [n, f] -> [n, f]."""
     gate = _wide(gate)
@@ -103,12 +132,12 @@ def softmax_state(scores: Array) -> tuple[Float64, Float64]:
 
 
 def attention_partial(
-    q: Array, k: Array, v: Array, start: int, stop: int, scale: float | None = None
+    q: Array, k: Array, v: Array, start: int, stop: int, scale: float | None = None, cap: float | None = None
 ) -> tuple[Float64, Float64, Float64]:
     """The state of one query over the keys start..stop-1.
 
     q [n_q_heads, head_dim], k, v [kv_len, n_kv_heads, head_dim] -> m, l [n_q_heads], acc as q. scale:
-    1/sqrt(head_dim) unless given. Keys outside start..stop-1 are not read.
+    1/sqrt(head_dim) unless given; cap: soft cap of the scores. Keys outside start..stop-1 are not read.
     """
     n_q_heads, head_dim = q.shape
     n_kv_heads = k.shape[1]
@@ -118,6 +147,8 @@ def attention_partial(
     values = _wide(v[start:stop]).transpose(1, 0, 2)  # [n_kv_heads, keys, head_dim]
     # Query heads that share a KV head are neighbours: kv_head = q_head // (n_q_heads // n_kv_heads).
     scores = _wide(q).reshape(n_kv_heads, n_q_heads // n_kv_heads, head_dim) @ keys * scale
+    if cap is not None:
+        scores = soft_cap(scores, cap)
     m, l = softmax_state(scores)  # noqa: E741
     acc = np.exp(scores - np.where(np.isneginf(m), 0.0, m)[..., None]) @ values
     return m.reshape(n_q_heads), l.reshape(n_q_heads), acc.reshape(n_q_heads, head_dim)
@@ -139,11 +170,21 @@ def attention_merge(m: Array, l: Array, acc: Array) -> Float64:  # noqa: E741
     return out
 
 
-def attention(q: Array, k: Array, v: Array, position: int, scale: float | None = None) -> Float64:
-    """Causal attention: query row i sits at position + i and sees the keys 0..position + i.
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    position: int,
+    scale: float | None = None,
+    *,
+    window: int | None = None,
+    cap: float | None = None,
+) -> Float64:
+    """Causal attention: query row i sits at position + i and sees the keys 0..position + i, the last `window` of them.
 
     q [n, n_q_heads, head_dim], k, v [kv_len, n_kv_heads, head_dim] with kv_len >= position + n -> as q.
-    scale: 1/sqrt(head_dim) unless given. A row reads no key past its own position: poison there cannot leak.
+    scale: 1/sqrt(head_dim) unless given; cap: soft cap of the scores. A row reads no key past its own
+    position: poison there cannot leak.
     """
     n = q.shape[0]
     if k.shape[0] < position + n:
@@ -151,7 +192,8 @@ def attention(q: Array, k: Array, v: Array, position: int, scale: float | None =
     out = np.empty(q.shape, dtype=np.float64)
     k, v = _wide(k[: position + n]), _wide(v[: position + n])
     for i in range(n):
-        _, total, acc = attention_partial(q[i], k, v, 0, position + i + 1, scale)
+        first = 0 if window is None else max(0, position + i + 1 - window)
+        _, total, acc = attention_partial(q[i], k, v, first, position + i + 1, scale, cap)
         out[i] = acc / total[:, None]
     return out
 
@@ -472,25 +514,42 @@ def forward(
     def cached(x: Array) -> Array:
         return x if kv_dtype is None else round_to(x, kv_dtype)
 
+    def norm(x: Array, name: str) -> Array:
+        return stored(rms_norm(x, _wide(weights[name]) + config.norm_offset, config.rms_norm_eps))
+
+    def project(x: Array, name: str) -> Array:
+        y = linear(x, weights[f"{name}_proj.weight"])
+        return stored(y + _wide(weights[f"{name}_proj.bias"]) if f"{name}_proj.bias" in weights else y)
+
     n, head_dim = len(token_ids), config.head_dim
+    gate_up = {"silu": swiglu, "gelu_tanh": geglu}[config.activation]
+    mlp_norm = "pre_feedforward" if config.post_norms else "post_attention"
     cos, sin = rope_table(np.arange(n), config.inv_freq())
-    hidden = stored(embed(weights["model.embed_tokens.weight"], token_ids))
+    hidden = stored(embed(weights["model.embed_tokens.weight"], token_ids) * config.embedding_scale)
     for i in range(config.n_layers):
         layer = f"model.layers.{i}."
-        x = stored(rms_norm(hidden, weights[layer + "input_layernorm.weight"], config.rms_norm_eps))
-        q, k, v = (
-            stored(linear(x, weights[f"{layer}self_attn.{name}_proj.weight"])).reshape(n, -1, head_dim)
-            for name in "qkv"
-        )
+        x = norm(hidden, layer + "input_layernorm.weight")
+        q, k, v = (project(x, f"{layer}self_attn.{name}").reshape(n, -1, head_dim) for name in "qkv")
+        if config.qk_norm:
+            q, k = norm(q, layer + "self_attn.q_norm.weight"), norm(k, layer + "self_attn.k_norm.weight")
         q, k = stored(rope(q, cos, sin)), stored(rope(k, cos, sin))
-        x = stored(attention(q, cached(k), cached(v), position=0)).reshape(n, -1)
-        hidden = stored(hidden + linear(x, weights[layer + "self_attn.o_proj.weight"]))
+        x = attention(
+            q, cached(k), cached(v), 0, config.attention_scale, window=config.window(i), cap=config.attention_soft_cap
+        )
+        x = stored(x).reshape(n, -1)
+        x = linear(x, weights[layer + "self_attn.o_proj.weight"])
+        if config.post_norms:
+            x = norm(stored(x), layer + "post_attention_layernorm.weight")
+        hidden = stored(hidden + x)
 
-        x = stored(rms_norm(hidden, weights[layer + "post_attention_layernorm.weight"], config.rms_norm_eps))
-        gate = stored(linear(x, weights[layer + "mlp.gate_proj.weight"]))
-        up = stored(linear(x, weights[layer + "mlp.up_proj.weight"]))
-        hidden = stored(hidden + linear(stored(swiglu(gate, up)), weights[layer + "mlp.down_proj.weight"]))
+        x = norm(hidden, f"{layer}{mlp_norm}_layernorm.weight")
+        gate, up = (project(x, f"{layer}mlp.{name}") for name in ("gate", "up"))
+        x = linear(stored(gate_up(gate, up)), weights[layer + "mlp.down_proj.weight"])
+        if config.post_norms:
+            x = norm(stored(x), layer + "post_feedforward_layernorm.weight")
+        hidden = stored(hidden + x)
 
-    hidden = stored(rms_norm(hidden, weights["model.norm.weight"], config.rms_norm_eps))
+    hidden = norm(hidden, "model.norm.weight")
     head = "model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"
-    return stored(linear(hidden, weights[head]))
+    logits = linear(hidden, weights[head])
+    return stored(logits if config.logit_soft_cap is None else soft_cap(logits, config.logit_soft_cap))

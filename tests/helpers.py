@@ -73,6 +73,8 @@ def model_configs() -> dict[str, ModelConfig]:
 
 def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Hugging Face name -> shape of every tensor of the model ([out_features, in_features] for matrices)."""
+    if config.architecture != "llama":
+        return {name: tuple(value.shape) for name, value in transformers_class(config).named_parameters()}
     hidden, inner = config.hidden_size, config.intermediate_size
     q_rows, kv_rows = config.n_q_heads * config.head_dim, config.n_kv_heads * config.head_dim
     shapes: dict[str, tuple[int, ...]] = {
@@ -106,7 +108,8 @@ def random_weights(config: ModelConfig, seed: int) -> dict[str, NDArray[np.float
     weights: dict[str, NDArray[np.float32]] = {}
     for name, shape in weight_shapes(config).items():
         if len(shape) == 1:
-            values = 1.0 + 0.2 * rng.standard_normal(shape)
+            mean = 0.0 if name.endswith(".bias") else 1.0 - config.norm_offset
+            values = mean + 0.2 * rng.standard_normal(shape)
         else:
             gain = 1.5 if "q_proj" in name or "k_proj" in name else 1.0
             values = rng.standard_normal(shape) * gain / np.sqrt(shape[1])
@@ -115,12 +118,25 @@ def random_weights(config: ModelConfig, seed: int) -> dict[str, NDArray[np.float
 
 
 def transformers_model(config: ModelConfig, weights: Mapping[str, NDArray[Any]], dtype: str = "float32") -> Any:
-    """transformers' LlamaForCausalLM with these weights, on the CPU, in evaluation mode.
+    """transformers' model of the configuration with these weights, on the CPU, in evaluation mode.
 
     dtype: "float32" or "float64" (which transformers leaves for float32 in its norms and its rotary tables).
     """
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+
+    model = transformers_class(config)
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in weights.items()}
+    missing, unexpected = model.load_state_dict(tensors, strict=False)
+    allowed = {"lm_head.weight"} if config.tie_embeddings else set()
+    if unexpected or set(missing) - allowed:
+        raise ValueError(f"weights do not fit the model: missing {missing}, unexpected {unexpected}")
+    model.tie_weights()
+    return model.to(getattr(torch, dtype)).eval()
+
+
+def transformers_class(config: ModelConfig) -> Any:
+    """transformers' model of the configuration, with weights of its own choice."""
+    import transformers
 
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}
     scaling = config.rope_scaling
@@ -136,31 +152,44 @@ def transformers_model(config: ModelConfig, weights: Mapping[str, NDArray[Any]],
         }
     elif scaling is not None:
         raise ValueError(f"transformers has no rope scaling of kind {scaling.kind!r}")
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
-            num_hidden_layers=config.n_layers,
-            num_attention_heads=config.n_q_heads,
-            num_key_value_heads=config.n_kv_heads,
-            head_dim=config.head_dim,
-            max_position_embeddings=config.max_position,
-            rms_norm_eps=config.rms_norm_eps,
-            rope_parameters=rope,
-            tie_word_embeddings=config.tie_embeddings,
-            bos_token_id=config.bos_token_id,
-            eos_token_id=list(config.eos_token_ids),
-            pad_token_id=None,
-        )
+    options: dict[str, Any] = {}
+    name = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma2": "Gemma2"}[
+        config.architecture
+    ]
+    window = next((window for window in config.windows if window is not None), None)
+    if config.architecture == "mistral":
+        options["sliding_window"] = window
+    elif config.windows:  # Gemma-2's and Qwen's
+        options["sliding_window"] = window
+        options["layer_types"] = ["full_attention" if w is None else "sliding_attention" for w in config.windows]
+    if config.architecture.startswith("qwen"):
+        options["use_sliding_window"] = bool(config.windows)
+    if config.architecture == "gemma2":
+        assert config.attention_scale is not None
+        options |= {
+            "query_pre_attn_scalar": round(config.attention_scale**-2),
+            "attn_logit_softcapping": config.attention_soft_cap,
+            "final_logit_softcapping": config.logit_soft_cap,
+            "attn_implementation": "eager",  # the others leave the soft cap out
+        }
+    class_config = getattr(transformers, f"{name}Config")(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_hidden_layers=config.n_layers,
+        num_attention_heads=config.n_q_heads,
+        num_key_value_heads=config.n_kv_heads,
+        head_dim=config.head_dim,
+        max_position_embeddings=config.max_position,
+        rms_norm_eps=config.rms_norm_eps,
+        rope_parameters=rope,
+        tie_word_embeddings=config.tie_embeddings,
+        bos_token_id=config.bos_token_id,
+        eos_token_id=list(config.eos_token_ids),
+        pad_token_id=None,
+        **options,
     )
-    tensors = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in weights.items()}
-    missing, unexpected = model.load_state_dict(tensors, strict=False)
-    allowed = {"lm_head.weight"} if config.tie_embeddings else set()
-    if unexpected or set(missing) - allowed:
-        raise ValueError(f"weights do not fit the model: missing {missing}, unexpected {unexpected}")
-    model.tie_weights()
-    return model.to(getattr(torch, dtype)).eval()
+    return getattr(transformers, f"{name}ForCausalLM")(class_config)
 
 
 def relative_error(actual: NDArray[Any], expected: NDArray[Any]) -> float:

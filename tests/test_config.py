@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from llmcl.checkpoint import expected_tensors
 from llmcl.config import ModelConfig, RopeScaling
 from llmcl.errors import CheckpointError, UnsupportedModelError
+from llmcl.families import FAMILIES
 
 HF_CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -131,9 +132,71 @@ def test_mistral_without_an_active_window_is_read():
     assert hf(**changes, sliding_window=None).architecture == "mistral"
 
 
-def test_mistral_that_does_not_mention_its_window_has_the_default_one():
-    with pytest.raises(UnsupportedModelError, match="sliding_window 4096"):
-        hf(model_type="mistral", architectures=["MistralForCausalLM"])
+def test_every_family_has_the_defaults_of_transformers():
+    """Of keys that config.json leaves out."""
+    import transformers
+
+    required = ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
+    for model_type, family in FAMILIES.items():
+        sparse = {key: HF_CONFIG[key] for key in required} | {"num_attention_heads": 32, "hidden_size": 2048}
+        theirs = getattr(transformers, family.hf_class.replace("ForCausalLM", "Config"))(**sparse)
+        config = ModelConfig.from_hf({"model_type": model_type, **sparse})
+        assert config.head_dim == getattr(theirs, "head_dim", 64), model_type
+        assert config.n_kv_heads == theirs.num_key_value_heads, model_type
+        assert config.max_position == theirs.max_position_embeddings, model_type
+        assert config.tie_embeddings == theirs.tie_word_embeddings, model_type
+        assert config.rms_norm_eps == theirs.rms_norm_eps, model_type
+        assert config.rope_theta == theirs.rope_parameters["rope_theta"], model_type
+        assert config.attention_soft_cap == getattr(theirs, "attn_logit_softcapping", None), model_type
+        assert config.logit_soft_cap == getattr(theirs, "final_logit_softcapping", None), model_type
+        scalar = getattr(theirs, "query_pre_attn_scalar", None)
+        assert config.attention_scale == (None if scalar is None else scalar**-0.5), model_type
+        window = getattr(theirs, "sliding_window", None)
+        types = getattr(theirs, "layer_types", None) or ["sliding_attention"] * 30
+        windows = tuple(window if kind == "sliding_attention" else None for kind in types)
+        assert [config.window(i) for i in range(30)] == list(windows), model_type
+
+
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ({"model_type": "mistral", "sliding_window": 100}, (100, 100, 100)),
+        ({"model_type": "mistral", "sliding_window": None}, ()),
+        ({"model_type": "qwen2", "sliding_window": 100, "max_window_layers": 1}, ()),
+        (
+            {"model_type": "qwen2", "sliding_window": 100, "max_window_layers": 1, "use_sliding_window": True},
+            (None, 100, 100),
+        ),
+        ({"model_type": "gemma2", "sliding_window": 100}, (100, None, 100)),
+        (
+            {
+                "model_type": "gemma2",
+                "sliding_window": 100,
+                "layer_types": ["full_attention", "full_attention", "sliding_attention"],
+            },
+            (None, None, 100),
+        ),
+    ],
+)
+def test_the_window_of_each_layer(changes, windows):
+    assert hf(architectures=None, num_hidden_layers=3, **changes).windows == windows
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"layer_types": ["sliding_attention"]}, CheckpointError, "layer_types"),
+        ({"layer_types": ["sliding_attention"] * 30, "sliding_window": None}, CheckpointError, "sliding_window"),
+        ({"attn_logit_softcapping": -1.0}, CheckpointError, "attn_logit_softcapping"),
+        ({"query_pre_attn_scalar": 0}, CheckpointError, "query_pre_attn_scalar"),
+        ({"hidden_activation": "gelu"}, UnsupportedModelError, "'gelu' .hidden_activation.*gelu_pytorch_tanh"),
+        ({"use_bidirectional_attention": True}, UnsupportedModelError, "use_bidirectional_attention"),
+        ({"architectures": ["Gemma3ForCausalLM"]}, UnsupportedModelError, "supports Gemma2ForCausalLM"),
+    ],
+)
+def test_gemma2_is_refused(changes, error, message):
+    with pytest.raises(error, match=message):
+        hf(**{"model_type": "gemma2", "architectures": None, **changes})
 
 
 @pytest.mark.parametrize("scaling", [{"factor": 4.0, "rope_type": "linear"}, {"factor": 4.0, "type": "linear"}])
@@ -232,7 +295,7 @@ def test_n_parameters(tied):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "qwen2"}, "architecture 'qwen2'"),
+        ({"model_type": "phi3"}, "architecture 'phi3'; it supports llama, mistral, qwen2, qwen3, gemma2"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
         ({"attention_bias": True}, "attention_bias"),
         ({"mlp_bias": True}, "mlp_bias"),
@@ -309,12 +372,11 @@ def test_senseless_values_are_damage_and_named(key, value):
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"general.architecture": "qwen2"}, UnsupportedModelError, "'qwen2'"),
+        ({"general.architecture": "phi3"}, UnsupportedModelError, "'phi3'; it supports llama, qwen2, qwen3, gemma2"),
         ({"llama.expert_count": 8}, UnsupportedModelError, "experts"),
         ({"llama.expert_count": np.array([8, 8])}, CheckpointError, "llama.expert_count"),
         ({"llama.rope.dimension_count": 32}, UnsupportedModelError, "partial rotary"),
         ({"llama.attention.value_length": 32}, UnsupportedModelError, "value_length 32"),
-        ({"llama.attention.sliding_window": 4096}, UnsupportedModelError, "sliding-window"),
         ({"llama.rope.scaling.type": "yarn"}, UnsupportedModelError, "'yarn'"),
         ({"llama.attention.head_count_kv": np.array([3, 3])}, CheckpointError, "head_count_kv"),
         ({"llama.attention.layer_norm_rms_epsilon": math.nan}, CheckpointError, "rms_epsilon"),
@@ -328,6 +390,34 @@ def test_senseless_values_are_damage_and_named(key, value):
 def test_gguf_metadata_is_refused(changes, error, message):
     with pytest.raises(error, match=message):
         from_gguf(changes)
+
+
+def gguf_of(architecture: str, **changes: Any) -> dict[str, Any]:
+    metadata = {key.replace("llama.", f"{architecture}."): value for key, value in GGUF_METADATA.items()}
+    return {**metadata, "general.architecture": architecture, **changes}
+
+
+def test_a_window_in_a_gguf_file():
+    assert from_gguf({"llama.attention.sliding_window": 4096}).windows == (4096,) * 30
+    gemma2 = ModelConfig.from_gguf(gguf_of("gemma2", **{"gemma2.attention.sliding_window": 64}), [])
+    assert gemma2.windows == (64, None) * 15
+    assert ModelConfig.from_gguf(gguf_of("gemma2"), []).windows == (4096, None) * 15
+    with pytest.raises(UnsupportedModelError, match=r"sliding-window.*qwen2\.attention\.sliding_window 64"):
+        ModelConfig.from_gguf(gguf_of("qwen2", **{"qwen2.attention.sliding_window": 64}), [])
+
+
+def test_what_gguf_says_of_gemma2():
+    config = ModelConfig.from_gguf(gguf_of("gemma2"), [])
+    assert (config.attention_soft_cap, config.logit_soft_cap, config.norm_offset) == (50.0, 30.0, 0.0)
+    assert (config.embedding_scale, config.activation, config.attention_scale) == (24.0, "gelu_tanh", None)
+    caps = {"gemma2.attn_logit_softcapping": 20.0, "gemma2.final_logit_softcapping": 10.0}
+    config = ModelConfig.from_gguf(gguf_of("gemma2", **caps), [])
+    assert (config.attention_soft_cap, config.logit_soft_cap) == (20.0, 10.0)
+    # The size with 46 layers divides by hidden_size / heads, which the format cannot say.
+    large = {"gemma2.block_count": 46, "gemma2.attention.head_count": 3, "gemma2.attention.key_length": 64}
+    large |= {"gemma2.attention.value_length": 64}
+    config = ModelConfig.from_gguf(gguf_of("gemma2", **large), [])
+    assert config.attention_scale == 192**-0.5
 
 
 @pytest.mark.parametrize("factors", [[1.0] * 31, [math.nan] * 32, [0.0] * 32, [math.inf] * 32])

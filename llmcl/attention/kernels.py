@@ -25,6 +25,7 @@ class AttentionShape:
     """n_q_heads a multiple of n_kv_heads; head_dim a multiple of 16; capacity (keys) a multiple of 64.
 
     page_tokens: 0 where the cache is contiguous; else capacity is a pool of pages of that many keys (a multiple of 64).
+    score_scale: factor of the scores; None for 1/sqrt(head_dim).
     """
 
     n_q_heads: int
@@ -33,6 +34,7 @@ class AttentionShape:
     capacity: int
     kv_dtype: str
     page_tokens: int = 0
+    score_scale: float | None = None
 
     @property
     def group_size(self) -> int:
@@ -40,7 +42,7 @@ class AttentionShape:
 
     @property
     def scale(self) -> float:
-        return 1.0 / math.sqrt(self.head_dim)
+        return 1.0 / math.sqrt(self.head_dim) if self.score_scale is None else self.score_scale
 
     @property
     def item_bytes(self) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -63,6 +64,14 @@ _LAYER_MODULE_NAMES = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+}
+# Where the names of a layer's norms before and after attention and MLP differ from Llama's.
+_POST_NORM_MODULE_NAMES = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
 }
 _LAYER_TENSOR = re.compile(r"blk\.(0|[1-9][0-9]{0,8})\.(.+)\.(weight|bias|scale)")
 _ROPE_FACTORS = "rope_freqs.weight"
@@ -78,11 +87,12 @@ def open_file(path: Path, name: str) -> Checkpoint:
             "llama.cpp's `llama-gguf-split --merge`."
         )
     config = ModelConfig.from_gguf(metadata, stored.keys(), _rope_factors(stored))
+    layer_names = {**_LAYER_MODULE_NAMES, **(_POST_NORM_MODULE_NAMES if config.post_norms else {})}
     by_hf_name: dict[str, StoredTensor] = {}
     for gguf_name, tensor in stored.items():
         if gguf_name == _ROPE_FACTORS:
             continue
-        if (hf_name := _hf_name(gguf_name)) in by_hf_name:
+        if (hf_name := _hf_name(gguf_name, layer_names)) in by_hf_name:
             raise CheckpointError(f"tensor {gguf_name!r:.100} is there twice. The file is damaged.")
         by_hf_name[hf_name] = tensor
     return Checkpoint(name, path, config, by_hf_name, gguf_metadata=metadata)
@@ -225,14 +235,14 @@ def _read_tensor_entry(cursor: _Cursor, index: int) -> tuple[str, tuple[int, ...
     return name, shape, _SUPPORTED_TYPES[type_number], cursor.number("<Q", what)
 
 
-def _hf_name(gguf_name: str) -> str:
+def _hf_name(gguf_name: str, layer_names: Mapping[str, str]) -> str:
     """blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight."""
     if match := _LAYER_TENSOR.fullmatch(gguf_name):
         index, module, suffix = match.groups()
-        return f"model.layers.{index}.{_LAYER_MODULE_NAMES.get(module, module)}.{suffix}"
+        return f"model.layers.{index}.{layer_names.get(module, module)}.{suffix}"
     module, _, suffix = gguf_name.rpartition(".")
     if module not in _MODULE_NAMES:
-        raise UnsupportedModelError(f"tensor {gguf_name!r:.100} is not part of the Llama architecture.")
+        raise UnsupportedModelError(f"tensor {gguf_name!r:.100} is not part of any architecture that llmcl supports.")
     return f"{_MODULE_NAMES[module]}.{suffix}"
 
 

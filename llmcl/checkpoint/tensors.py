@@ -15,6 +15,7 @@ import numpy as np
 from llmcl.checkpoint.formats import BLOCKS, FLOAT_FORMATS, row_bytes, to_float32
 from llmcl.config import ModelConfig
 from llmcl.errors import CheckpointError, UnsupportedModelError
+from llmcl.families import FAMILIES
 
 # A tensor under one of these names belongs to what llmcl computes. If it is not one of the expected tensors,
 # the model has a feature (a bias, a further norm, one more layer) that would silently be left out.
@@ -36,10 +37,10 @@ class StoredTensor:
 class TensorInfo:
     """A tensor of the model.
 
-    name: as Hugging Face names it. shape: [out_features, in_features] for a matrix, [hidden_size] for a norm,
+    name: as Hugging Face names it. shape: [out_features, in_features] for a matrix, [n] for a norm or a bias,
     which counts as one row. format: a key of `formats.BLOCKS`. rope_interleaved: the rows of each head are
-    stored so that rotary pairs are neighbours (2i, 2i+1), as GGUF has q_proj and k_proj, and not half a head
-    apart.
+    stored so that rotary pairs are neighbours (2i, 2i+1), as GGUF has Llama's q_proj and k_proj, and not half a
+    head apart.
     """
 
     name: str
@@ -128,12 +129,20 @@ def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         "self_attn.q_proj.weight": (q_size, hidden),
         "self_attn.k_proj.weight": (kv_size, hidden),
         "self_attn.v_proj.weight": (kv_size, hidden),
+    }
+    if config.qkv_bias:
+        layer |= {f"self_attn.{name}_proj.bias": (q_size if name == "q" else kv_size,) for name in "qkv"}
+    if config.qk_norm:
+        layer |= {f"self_attn.{name}_norm.weight": (config.head_dim,) for name in "qk"}
+    layer |= {
         "self_attn.o_proj.weight": (hidden, q_size),
         "post_attention_layernorm.weight": (hidden,),
         "mlp.gate_proj.weight": (config.intermediate_size, hidden),
         "mlp.up_proj.weight": (config.intermediate_size, hidden),
         "mlp.down_proj.weight": (hidden, config.intermediate_size),
     }
+    if config.post_norms:
+        layer |= {f"{name}_feedforward_layernorm.weight": (hidden,) for name in ("pre", "post")}
     tensors: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
     for index in range(config.n_layers):
         tensors |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
@@ -151,6 +160,7 @@ def select_tensors(stored: Mapping[str, StoredTensor], config: ModelConfig, is_g
     computation.
     """
     expected = expected_tensors(config)
+    interleaves_rope = is_gguf and FAMILIES[config.architecture].gguf_interleaves_rope
     selected = {}
     for name, shape in expected.items():
         tensor = stored.get(name)
@@ -170,11 +180,12 @@ def select_tensors(stored: Mapping[str, StoredTensor], config: ModelConfig, is_g
             )
         if len(shape) == 1 and tensor.format not in FLOAT_FORMATS:
             raise UnsupportedModelError(
-                f"tensor {name} has the format {tensor.format}; llmcl supports norms in {', '.join(FLOAT_FORMATS)}."
+                f"tensor {name} has the format {tensor.format}; llmcl supports norms and biases in "
+                f"{', '.join(FLOAT_FORMATS)}."
             )
         is_rotary = name.endswith((".q_proj.weight", ".k_proj.weight"))
         selected[name] = TensorInfo(
-            name, shape, tensor.format, row_bytes(name, tensor.format, shape[-1]), is_gguf and is_rotary
+            name, shape, tensor.format, row_bytes(name, tensor.format, shape[-1]), interleaves_rope and is_rotary
         )
     for name in stored:
         is_copy_of_embeddings = name == "lm_head.weight" and config.tie_embeddings
@@ -182,8 +193,9 @@ def select_tensors(stored: Mapping[str, StoredTensor], config: ModelConfig, is_g
             continue
         if name.startswith(_COMPUTED_PARTS):
             raise UnsupportedModelError(
-                f"tensor {name!r:.100} is not part of the Llama architecture of {config.n_layers} layers "
-                "that the configuration describes; llmcl would compute the model without it, so it refuses."
+                f"tensor {name!r:.100} is not part of the {config.architecture} architecture of "
+                f"{config.n_layers} layers that the configuration describes; llmcl would compute the model without it, "
+                "so it refuses."
             )
     return selected
 

@@ -55,7 +55,6 @@ inline float16 load16_bf16(__global const bf16_t* p) { return as_float16(WIDEN16
 inline void store16_f32(float16 v, __global float* p) { *(__global float16*)p = v; }
 
 inline float16 exp16(float16 v) { return (float16)(exp(v.lo), exp(v.hi)); }
-inline float16 silu16(float16 v) { return v / (1.0f + exp16(-v)); }
 inline float16 max16(float16 a, float16 b) { return a > b ? a : b; }
 
 // Round to nearest even; NaN keeps a quiet bit so that it never rounds to infinity.
@@ -84,4 +83,16 @@ inline float top16(float16 v) {
 
 #define EPILOGUE_STORE 0
 #define EPILOGUE_ADD 1
-#define EPILOGUE_SWIGLU 2
+#define EPILOGUE_SWIGLU 2  // gate(g) up; GATE says which gate
+
+// The gate of EPILOGUE_SWIGLU, for a vector of any width and the exponential for it: g sigmoid(z) with z = g (SiLU), or
+// z = 2 sqrt(2/pi) (g + 0.044715 g^3), which is GELU as tanh approximates it (Hendrycks and Gimpel, 2016).
+#define GATE_SILU 0
+#define GATE_GELU_TANH 1
+#ifdef GATE
+#if GATE == GATE_GELU_TANH
+#define GATE_VALUE(g, EXP) ((g) / (1.0f + EXP(-1.5957691216f * (g) * (1.0f + 0.044715f * (g) * (g)))))
+#else
+#define GATE_VALUE(g, EXP) ((g) / (1.0f + EXP(-(g))))
+#endif
+#endif

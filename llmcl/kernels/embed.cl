@@ -1,6 +1,6 @@
 // The embedding row and the rotation of each token of a step.
 //
-//   x[t] = table[tokens[t]];   rope[t] = (cos a_i, sin a_i),  a_i = float(position + t) * inv_freq[i]
+//   x[t] = X_SCALE table[tokens[t]];   rope[t] = (cos a_i, sin a_i),  a_i = float(position + t) * inv_freq[i]
 //
 // table      WEIGHT [ceil(N_ROWS/16)][HIDDEN][16], rows first_row .. first_row + n_rows - 1 of the vocabulary
 // tokens     int [n]                    state      see STATE_*
@@ -8,11 +8,11 @@
 // rope       float [n][HEAD_DIM]: HEAD_DIM/2 cosines, then the sines
 // last_seen  int [vocab]: the latest position of each token, for the repetition penalty
 //
-// Index space: one work-group of LOCAL_SIZE a token. Build: WEIGHT, HIDDEN, HEAD_DIM, LOCAL_SIZE.
+// Index space: one work-group of LOCAL_SIZE a token. Build: WEIGHT, HIDDEN, HEAD_DIM, X_SCALE, LOCAL_SIZE.
 // The host must have checked that 0 <= tokens[t] < vocab. The angle is rounded to float32, as in transformers.
-#if !defined(WEIGHT) || !defined(HIDDEN) || !defined(HEAD_DIM) || !defined(LOCAL_SIZE) || \
+#if !defined(WEIGHT) || !defined(HIDDEN) || !defined(HEAD_DIM) || !defined(X_SCALE) || !defined(LOCAL_SIZE) || \
     !defined(STATE_POSITION)
-#error "embed.cl needs the build constants WEIGHT, HIDDEN, HEAD_DIM, LOCAL_SIZE and those of the step state"
+#error "embed.cl needs the build constants WEIGHT, HIDDEN, HEAD_DIM, X_SCALE, LOCAL_SIZE and those of the step state"
 #endif
 #include "common.cl"
 
@@ -28,7 +28,7 @@ void embed(__global const CAT(WEIGHT, _t)* table, __global const int* tokens, __
 
     const size_t tile = ((size_t)(row / 16) * HIDDEN) * 16 + row % 16;
     for (int i = get_local_id(0); i < HIDDEN; i += LOCAL_SIZE)
-        x[(size_t)t * HIDDEN + i] = CAT(load1_, WEIGHT)(table + tile + (size_t)i * 16);
+        x[(size_t)t * HIDDEN + i] = CAT(load1_, WEIGHT)(table + tile + (size_t)i * 16) * X_SCALE;
     for (int i = get_local_id(0); i < HEAD_DIM / 2; i += LOCAL_SIZE) {
         const float angle = (float)position * inv_freq[i];
         rope[t * HEAD_DIM + i] = cos(angle);

@@ -21,16 +21,19 @@ def embed(
     x: Buffer,
     rope: Buffer,
     last_seen: Buffer,
+    *,
+    scale: float = 1.0,
 ) -> list[Launch]:
     """x float32 [n, hidden], rope float32 [n, head_dim] (cosines, sines), last_seen int32 [vocab] updated.
 
-    One launch for each buffer of the table; each writes the rows it holds.
+    scale: factor of the embedding rows. One launch for each buffer of the table; each writes the rows it holds.
     """
     constants: dict[str, object] = {
         **step_state.CONSTANTS,
         "WEIGHT": KERNEL_NAMES[table.dtype],
         "HIDDEN": table.k,
         "HEAD_DIM": inv_freq.nbytes // 4 * 2,
+        "X_SCALE": float(scale),
         "LOCAL_SIZE": local_size(device, 64),
     }
     launches = []

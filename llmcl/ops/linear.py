@@ -15,7 +15,9 @@ from llmcl.runtime.device import Buffer, Device, KernelArg, Launch, WorkOf
 DECODE_VARIANTS = portable_and_cpu("linear_decode")
 PREFILL_VARIANTS = portable_and_cpu("linear_prefill")
 
-EPILOGUES = {"store": "EPILOGUE_STORE", "add": "EPILOGUE_ADD", "swiglu": "EPILOGUE_SWIGLU"}
+EPILOGUES = {"store": "EPILOGUE_STORE", "add": "EPILOGUE_ADD", "swiglu": "EPILOGUE_SWIGLU", "geglu": "EPILOGUE_SWIGLU"}
+# The epilogues of a weight whose tiles alternate gate and up, and what they make of the gate.
+GATES = {"swiglu": "GATE_SILU", "geglu": "GATE_GELU_TANH"}
 
 # Accumulator vectors that fit beside the operands in 32 vector registers: tokens for each number of tile columns.
 CPU_TILE_TOKENS = {1: 16, 2: 12, 3: 8, 4: 6}
@@ -24,7 +26,7 @@ CPU_GROUP_TOKENS = 48
 
 def _shape_constants(weight: Weight, part: WeightPart, epilogue: str) -> tuple[dict[str, object], np.int32]:
     """Build constants of one part of a weight, and the first output row that it computes."""
-    halves = 2 if epilogue == "swiglu" else 1
+    halves = 2 if epilogue in GATES else 1
     first = part.first_tile * TILE_ROWS // halves
     rows = min(part.n_tiles * TILE_ROWS // halves, weight.rows // halves - first)
     constants: dict[str, object] = {
@@ -35,6 +37,8 @@ def _shape_constants(weight: Weight, part: WeightPart, epilogue: str) -> tuple[d
         "N_TILES": part.n_tiles,
         "EPILOGUE": EPILOGUES[epilogue],
     }
+    if epilogue in GATES:
+        constants["GATE"] = GATES[epilogue]
     return constants, np.int32(first)
 
 
@@ -52,11 +56,12 @@ def linear_decode(
 ) -> list[Launch]:
     """out = epilogue(W rms_norm(x)) for the last token of the step; without `norm`, W x.
 
-    weight [rows, k]; x float32 [n, k]; norm float32 [k]; out float32 [rows] ([rows / 2] with swiglu).
-    epilogue: "store", "add" (out += ...) or "swiglu" (the weight alternates gate and up tiles).
+    weight [rows, k]; x float32 [n, k]; norm float32 [k]; out float32 [rows] ([rows / 2] with a gate).
+    epilogue: "store", "add" (out += ...), "swiglu" or "geglu" (silu or tanh-approximated gelu of the gate; the weight
+    alternates gate and up tiles).
     """
     chosen = pick(DECODE_VARIANTS, device, variant)
-    tiles_at_once = 2 if epilogue == "swiglu" else 1
+    tiles_at_once = 2 if epilogue in GATES else 1
     launches = []
     for part in weight.parts:
         constants, first = _shape_constants(weight, part, epilogue)
@@ -88,13 +93,13 @@ def linear_prefill(
 ) -> list[Launch]:
     """out[t] = epilogue(W x[t]) for every token t of the step.
 
-    weight [rows, k]; x float32 [n, k]; out float32 [n, rows] ([n, rows / 2] with swiglu); epilogue as in linear_decode.
+    weight [rows, k]; x float32 [n, k]; out float32 [n, rows] ([n, rows / 2] with a gate); epilogue as in linear_decode.
     """
     chosen = pick(PREFILL_VARIANTS, device, variant)
     launches = []
     for part in weight.parts:
         constants, first = _shape_constants(weight, part, epilogue)
-        constants["OUT_STRIDE"] = weight.rows // (2 if epilogue == "swiglu" else 1)
+        constants["OUT_STRIDE"] = weight.rows // (2 if epilogue in GATES else 1)
         args: list[KernelArg] = [part.buffer, x, out, step.state, first]
         n_tiles = part.n_tiles
         if chosen.name == "cpu":
@@ -132,12 +137,12 @@ def linear_prefill(
 
 def _work(weight: Weight, part: WeightPart, epilogue: str) -> WorkOf:
     rows = part.n_tiles * TILE_ROWS
-    # "add" reads what it adds to, "swiglu" leaves one value for two rows.
-    outputs = {"store": rows, "add": 2 * rows, "swiglu": rows // 2}[epilogue]
+    # "add" reads what it adds to, a gate leaves one value for two rows.
+    outputs = rows // 2 if epilogue in GATES else 2 * rows if epilogue == "add" else rows
     return linear_work(part.buffer.nbytes, rows, weight.k, outputs)
 
 
 def _cpu_tile_columns(n_tiles: int, epilogue: str) -> int:
-    if epilogue == "swiglu":  # gate and up tiles alternate: an even number of columns
+    if epilogue in GATES:  # gate and up tiles alternate: an even number of columns
         return 2 * largest_divisor(n_tiles // 2, 2)
     return 3 if n_tiles % 3 == 0 else largest_divisor(n_tiles, 4)

@@ -1,4 +1,4 @@
-"""rms_norm: the normalisation of every token of a step (in decode it is part of the product that follows)."""
+"""rms_norm: the normalisation of every token of a step (in decode that before a product is part of the product)."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from llmcl.ops.work import per_token
 from llmcl.runtime.device import Buffer, Device, Launch
 
 
-def rms_norm(device: Device, x: Buffer, weight: Buffer, out: Buffer, eps: float) -> list[Launch]:
-    """x, out float32 [n, hidden]; weight float32 [hidden]."""
+def rms_norm(device: Device, x: Buffer, weight: Buffer, out: Buffer, eps: float, *, add: bool = False) -> list[Launch]:
+    """x, out float32 [n, hidden]; weight float32 [hidden]. add: out += the normalised x."""
     size = local_size(device, 64)
     return [
         device.launch(
             "rms_norm.cl",
             "rms_norm",
-            {"HIDDEN": weight.nbytes // 4, "EPS": float(eps), "LOCAL_SIZE": size},
+            {"HIDDEN": weight.nbytes // 4, "EPS": float(eps), "ADD": add, "LOCAL_SIZE": size},
             [x, weight, out],
             groups=lambda n: (n,),
             local=(size,),
-            work=per_token(2 * weight.nbytes),
+            work=per_token((3 if add else 2) * weight.nbytes),
         )
     ]

@@ -18,7 +18,14 @@ small = pytest.mark.oclgrind
 
 
 def check(
-    device: Device, dtype: str, n: int, position: int, *, token_ids: np.ndarray | None = None, tiles_per_part: int = 0
+    device: Device,
+    dtype: str,
+    n: int,
+    position: int,
+    *,
+    token_ids: np.ndarray | None = None,
+    tiles_per_part: int = 0,
+    scale: float = 1.0,
 ) -> None:
     rng = np.random.default_rng(n + position)
     table = rng.standard_normal((VOCAB, HIDDEN)).astype(np.float32)
@@ -31,10 +38,10 @@ def check(
     x, rope = poisoned(device, (n, HIDDEN)), poisoned(device, (n, HEAD_DIM))
     last_seen = with_poison(device, seen_before)
     weight = weight_on_device(device, table, dtype, tiles_per_part=tiles_per_part)
-    run(embed(device, weight, step, device.upload(inv_freq, "frequencies"), x, rope, last_seen), n)
+    run(embed(device, weight, step, device.upload(inv_freq, "frequencies"), x, rope, last_seen, scale=scale), n)
 
     rows = read_guarded(device, x, np.float32, (n, HIDDEN))
-    np.testing.assert_array_equal(rows, reference.embed(reference.round_to(table, dtype), tokens))
+    np.testing.assert_array_equal(rows, scale * reference.embed(reference.round_to(table, dtype), tokens))
     cos, sin = reference.rope_table(position + np.arange(n), inv_freq)
     rotation = read_guarded(device, rope, np.float32, (n, HEAD_DIM))
     np.testing.assert_allclose(rotation, np.concatenate([cos, sin], axis=1), rtol=0, atol=ROPE_TOLERANCE)
@@ -57,6 +64,10 @@ def test_embed_after_a_cache(target: Device, position: int) -> None:
 @pytest.mark.parametrize("tiles_per_part", [2, 4])
 def test_embed_of_a_split_table(target: Device, tiles_per_part: int) -> None:
     check(target, "bfloat16", 131, 3, token_ids=np.arange(VOCAB)[::-1], tiles_per_part=tiles_per_part)
+
+
+def test_embed_scaled(target: Device) -> None:
+    check(target, "bfloat16", 17, 3, scale=16.0)  # a power of two: exact
 
 
 def test_a_token_again_keeps_its_latest_position(target: Device) -> None:

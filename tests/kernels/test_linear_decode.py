@@ -20,7 +20,7 @@ from helpers import (
 
 from llmcl import reference
 from llmcl.errors import UsageError
-from llmcl.ops.linear import linear_decode
+from llmcl.ops.linear import GATES, linear_decode
 from llmcl.runtime.device import Device
 
 TOLERANCE = {"float32": 2e-6, "float16": 2e-6, "bfloat16": 2e-6}
@@ -45,10 +45,10 @@ def check(
     x = (2.0 * rng.standard_normal((n_tokens, k))).astype(np.float32)
     x[:-1] = np.nan  # only the last token of the step is read
     norm_weight = (1.0 + 0.2 * rng.standard_normal(k)).astype(np.float32)
-    out_rows = rows // 2 if epilogue == "swiglu" else rows
+    out_rows = rows // 2 if epilogue in GATES else rows
     before = rng.standard_normal(out_rows).astype(np.float32)
 
-    weight = weight_on_device(device, values, dtype, alternating=epilogue == "swiglu", tiles_per_part=tiles_per_part)
+    weight = weight_on_device(device, values, dtype, alternating=epilogue in GATES, tiles_per_part=tiles_per_part)
     out = with_poison(device, before) if epilogue == "add" else poisoned(device, (out_rows,))
     launches = linear_decode(
         device,
@@ -68,8 +68,8 @@ def check(
     )[0]
     if epilogue == "add":
         expected = before + expected
-    elif epilogue == "swiglu":
-        expected = reference.swiglu(expected[:out_rows], expected[out_rows:])
+    elif epilogue in GATES:
+        expected = getattr(reference, epilogue)(expected[:out_rows], expected[out_rows:])
     assert relative_error(read_guarded(device, out, np.float32, (out_rows,)), expected) < TOLERANCE[dtype]
 
 
@@ -88,7 +88,7 @@ def test_linear_decode(target: Device, dtype: str, rows: int, k: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("epilogue", "rows"), [("store", 131), ("add", 131), ("swiglu", 160)])
+@pytest.mark.parametrize(("epilogue", "rows"), [("store", 131), ("add", 131), ("swiglu", 160), ("geglu", 160)])
 def test_norm_and_epilogue(target: Device, dtype: str, epilogue: str, rows: int) -> None:
     check(target, dtype, rows, 576, epilogue=epilogue, norm=True)
 

@@ -18,7 +18,7 @@ from helpers import (
 )
 
 from llmcl import reference
-from llmcl.ops.linear import CPU_GROUP_TOKENS, CPU_TILE_TOKENS, linear_prefill
+from llmcl.ops.linear import CPU_GROUP_TOKENS, CPU_TILE_TOKENS, GATES, linear_prefill
 from llmcl.runtime.device import Device
 
 TOLERANCE = {"float32": 2e-6, "float16": 2e-6, "bfloat16": 2e-6}
@@ -36,10 +36,10 @@ def check(
     rng = np.random.default_rng(n + rows * k)
     values = (rng.standard_normal((rows, k)) / np.sqrt(k)).astype(np.float32)
     x = rng.standard_normal((n, k)).astype(np.float32)
-    out_rows = rows // 2 if epilogue == "swiglu" else rows
+    out_rows = rows // 2 if epilogue in GATES else rows
     before = rng.standard_normal((n, out_rows)).astype(np.float32)
 
-    weight = weight_on_device(device, values, dtype, alternating=epilogue == "swiglu", tiles_per_part=tiles_per_part)
+    weight = weight_on_device(device, values, dtype, alternating=epilogue in GATES, tiles_per_part=tiles_per_part)
     out = with_poison(device, before) if epilogue == "add" else poisoned(device, (n, out_rows))
     step = step_state_at(device, position=3, n_tokens=n)
     run(linear_prefill(device, weight, with_poison(device, x), out, step, epilogue=epilogue), n)
@@ -47,8 +47,8 @@ def check(
     expected = reference.linear(x, reference.round_to(values, dtype))
     if epilogue == "add":
         expected = before + expected
-    elif epilogue == "swiglu":
-        expected = reference.swiglu(expected[:, :out_rows], expected[:, out_rows:])
+    elif epilogue in GATES:
+        expected = getattr(reference, epilogue)(expected[:, :out_rows], expected[:, out_rows:])
     assert relative_error(read_guarded(device, out, np.float32, (n, out_rows)), expected) < TOLERANCE[dtype]
 
 
@@ -76,6 +76,8 @@ def test_around_a_register_tile(target: Device, columns: int, offset: int) -> No
         ("float16", "swiglu", 96),
         ("bfloat16", "store", 131),
         ("bfloat16", "swiglu", 160),
+        ("float32", "geglu", 160),
+        ("float16", "geglu", 96),
     ],
 )
 def test_epilogue(target: Device, dtype: str, epilogue: str, rows: int) -> None:

@@ -34,3 +34,13 @@ def test_eps_counts_where_x_is_small(target: Device) -> None:
     actual = normed(target, x, weight, 1e-5)
     assert relative_error(actual, reference.rms_norm(x, weight, 1e-5)) < TOLERANCE
     assert np.all(normed(target, np.zeros_like(x), weight, 1e-5) == 0.0)
+
+
+def test_added_to_what_is_there(target: Device) -> None:
+    rng = np.random.default_rng(4)
+    x, before = (rng.standard_normal((17, 144)).astype(np.float32) for _ in range(2))
+    weight = rng.standard_normal(144).astype(np.float32)
+    out = with_poison(target, before)
+    run(rms_norm(target, with_poison(target, x), target.upload(weight, "norm"), out, 1e-5, add=True), 17)
+    expected = before + reference.rms_norm(x, weight, 1e-5)
+    assert relative_error(read_guarded(target, out, np.float32, x.shape), expected) < TOLERANCE

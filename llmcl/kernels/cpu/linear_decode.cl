@@ -1,7 +1,7 @@
 // y = W x for one token on a CPU: one work-item streams a contiguous run of 16-row tiles.
 //
 //   y[r] = scale * sum_k W[r][k] (x[k] norm[k]),   scale = 1/sqrt(mean(x^2) + EPS) with NORM, else 1 and no norm
-//   EPILOGUE: STORE out = y;  ADD out += y;  SWIGLU out[r] = silu(gate[r]) up[r], tiles alternate gate, up
+//   EPILOGUE: STORE out = y;  ADD out += y;  SWIGLU out[r] = GATE(gate[r]) up[r], tiles alternate gate, up
 //
 // weight  WEIGHT [N_TILES][K][16]      x      float [n][K]: the last of the step's n tokens (STATE_N_TOKENS)
 // norm    float [K]                    out    float, rows out_row .. out_row + N - 1
@@ -54,7 +54,7 @@ void linear_decode(__global const CAT(WEIGHT, _t)* weight, __global const float*
 #if EPILOGUE == EPILOGUE_SWIGLU
         const float16 gate = dot_tile(w, x, norm) * scale;
         const float16 up = dot_tile(w + K * 16, x, norm) * scale;
-        store_rows(silu16(gate) * up, out, unit * 16);
+        store_rows(GATE_VALUE(gate, exp16) * up, out, unit * 16);
 #else
         store_rows(dot_tile(w, x, norm) * scale, out, unit * 16);
 #endif

@@ -57,7 +57,7 @@ void linear_prefill(__global const CAT(WEIGHT, _t)* weight, __global const float
 #if EPILOGUE == EPILOGUE_SWIGLU
 #pragma unroll
             for (int c = 0; c < TILE_COLS; c += 2)
-                store_rows(silu16(acc[i][c]) * acc[i][c + 1], y, (tile + c) / 2 * 16);
+                store_rows(GATE_VALUE(acc[i][c], exp16) * acc[i][c + 1], y, (tile + c) / 2 * 16);
 #else
 #pragma unroll
             for (int c = 0; c < TILE_COLS; ++c) store_rows(acc[i][c], y, (tile + c) * 16);

@@ -67,7 +67,7 @@ void linear_decode(__global const CAT(WEIGHT, _t)* weight, __global const float*
     float8 y = reduce_rows(dot_tile(w, x, norm, lid), scratch, lid) * scale;
 #if EPILOGUE == EPILOGUE_SWIGLU
     const float8 up = reduce_rows(dot_tile(w + K * 16, x, norm, lid), scratch, lid) * scale;
-    y = y / (1.0f + exp(-y)) * up;
+    y = GATE_VALUE(y, exp) * up;
 #endif
     if (lid >= 2) return;
     float rows[8];

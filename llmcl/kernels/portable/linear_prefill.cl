@@ -52,7 +52,7 @@ void linear_prefill(__global const CAT(WEIGHT, _t)* weight, __global const float
         float y[4];
 #if EPILOGUE == EPILOGUE_SWIGLU
         if (c % 2) continue;
-        vstore4(acc[c] / (1.0f + exp(-acc[c])) * acc[c + 1], 0, y);
+        vstore4(GATE_VALUE(acc[c], exp) * acc[c + 1], 0, y);
         const int row = (first_tile + c) / 2 * 16 + tx;
 #else
         vstore4(acc[c], 0, y);

@@ -1,0 +1,84 @@
+"""Typed reading of config.json and GGUF metadata, with errors that name the key, the value and the file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from llmcl.errors import CheckpointError, UnsupportedModelError
+
+
+def unsupported(feature: str, remedy: str = "") -> NoReturn:
+    raise UnsupportedModelError(f"llmcl does not support {feature}" + (f"; {remedy}." if remedy else "."))
+
+
+class Reader:
+    """Typed access to the values of one JSON object or metadata table; every failure names the key and the file."""
+
+    def __init__(self, values: Mapping[str, Any], source: str):
+        if not isinstance(values, Mapping):
+            raise CheckpointError(f"{source}: it holds {type(values).__name__}, expected an object with named values.")
+        self.values = values
+        self.source = source
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value as it is; a null counts as absent."""
+        value = self.values.get(key)
+        return default if value is None else value
+
+    def fail(self, key: str, value: object, expected: str) -> NoReturn:
+        shown = repr(value)
+        shown = shown if len(shown) <= 80 else shown[:77] + "..."
+        raise CheckpointError(
+            f"{self.source}: {key} is {shown}, expected {expected}. The checkpoint is damaged or not what it "
+            "claims to be; fetch or convert it again."
+        )
+
+    def _required(self, key: str, default: Any) -> Any:
+        value = self.get(key, default)
+        if value is None:
+            raise CheckpointError(f"{self.source}: {key} is missing. Without it the model cannot be computed.")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self._required(key, default)
+        if not isinstance(value, str):
+            self.fail(key, value, "a string")
+        return value
+
+    def size(self, key: str, maximum: int, default: int | None = None, minimum: int = 1) -> int:
+        value = self._required(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+            self.fail(key, value, f"a whole number from {minimum} to {maximum}")
+        return value
+
+    def number(self, key: str, above: float, limit: float, default: float | None = None) -> float:
+        """A finite number x with above < x <= limit."""
+        value = self._required(key, default)
+        # Compared before the conversion: float() of an integer of 400 digits raises OverflowError.
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not above < value <= limit:
+            self.fail(key, value, f"a number above {above:g} and at most {limit:g}")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.get(key, default)
+        if not isinstance(value, bool):
+            self.fail(key, value, "true or false")
+        return value
+
+    def token_ids(self, key: str, vocab_size: int) -> tuple[int, ...]:
+        """One id or a list of ids, each within the vocabulary; () where the key is absent."""
+        value = self.get(key)
+        ids = [] if value is None else value if isinstance(value, list) else [value]
+        for token_id in ids:
+            if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < vocab_size:
+                self.fail(key, value, f"token ids from 0 to {vocab_size - 1}")
+        return tuple(dict.fromkeys(ids))
+
+    def table(self, key: str) -> Reader | None:
+        value = self.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            self.fail(key, value, "an object")
+        return Reader(value, f"{self.source}: {key}")

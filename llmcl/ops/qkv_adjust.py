@@ -1,0 +1,51 @@
+"""qkv_adjust: the bias and the head norms that some models apply to queries, keys and values."""
+
+from __future__ import annotations
+
+from llmcl.ops.variant import local_size
+from llmcl.ops.work import per_token
+from llmcl.runtime.device import Buffer, Device, Launch
+
+
+def qkv_adjust(
+    device: Device,
+    qkv: Buffer,
+    bias: Buffer | None,
+    head_norms: Buffer | None,
+    *,
+    n_q_heads: int,
+    n_kv_heads: int,
+    head_dim: int,
+    eps: float,
+) -> list[Launch]:
+    """Adds bias to qkv float32 [n, n_q_heads + 2 n_kv_heads, head_dim], then normalises its query and key heads.
+
+    bias float32 [n_q_heads + 2 n_kv_heads, head_dim]; head_norms float32 [2, head_dim], of queries and of keys. No
+    launch where both are None.
+    """
+    if bias is None and head_norms is None:
+        return []
+    size = local_size(device, 8)
+    heads = n_q_heads + (n_kv_heads if bias is None else 2 * n_kv_heads)
+    heads_per_group = heads if device.is_cpu else 1
+    constants: dict[str, object] = {
+        "N_Q_HEADS": n_q_heads,
+        "N_KV_HEADS": n_kv_heads,
+        "HEAD_DIM": head_dim,
+        "BIAS": bias is not None,
+        "HEAD_NORM": head_norms is not None,
+        "EPS": float(eps),
+        "HEADS_PER_GROUP": heads_per_group,
+        "LOCAL_SIZE": size,
+    }
+    return [
+        device.launch(
+            "qkv_adjust.cl",
+            "qkv_adjust",
+            constants,
+            [qkv, bias or qkv, head_norms or qkv],
+            groups=lambda n: (heads // heads_per_group, n),
+            local=(size, 1),
+            work=per_token(8 * heads * head_dim),
+        )
+    ]

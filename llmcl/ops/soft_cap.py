@@ -1,0 +1,28 @@
+"""soft_cap: keeps logits between -cap and cap."""
+
+from __future__ import annotations
+
+from llmcl.ops.variant import local_size
+from llmcl.ops.work import per_token
+from llmcl.runtime.device import Buffer, Device, Launch
+
+_CPU_RUN = 128
+
+
+def soft_cap(device: Device, x: Buffer, row: int, cap: float | None) -> list[Launch]:
+    """x = cap tanh(x / cap) in place, x float32 [n, row]; no launch where cap is None."""
+    if cap is None:
+        return []
+    size = local_size(device, 64)
+    run = _CPU_RUN if device.is_cpu else size
+    return [
+        device.launch(
+            "soft_cap.cl",
+            "soft_cap",
+            {"N": row, "CAP": float(cap), "RUN": run, "LOCAL_SIZE": size},
+            [x],
+            groups=lambda n: (-(-row // (8 * run)), n),
+            local=(size, 1),
+            work=per_token(8 * row),
+        )
+    ]

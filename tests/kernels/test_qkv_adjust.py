@@ -1,0 +1,50 @@
+"""qkv_adjust: largest difference over the largest expected magnitude."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import read_guarded, relative_error, run, with_poison
+
+from llmcl import reference
+from llmcl.ops.qkv_adjust import qkv_adjust
+from llmcl.runtime.device import Device
+
+TOLERANCE = 1e-6
+EPS = 1e-5
+
+
+@pytest.mark.parametrize("n", [1, 17])
+@pytest.mark.parametrize(
+    ("n_q_heads", "n_kv_heads", "head_dim"),
+    [(1, 1, 16), (6, 2, 80), pytest.param(8, 1, 128, marks=pytest.mark.oclgrind)],
+)
+@pytest.mark.parametrize(("has_bias", "has_norms"), [(True, False), (False, True), (True, True)])
+def test_qkv_adjust(
+    target: Device, has_bias: bool, has_norms: bool, n_q_heads: int, n_kv_heads: int, head_dim: int, n: int
+) -> None:
+    rng = np.random.default_rng(n * head_dim)
+    shape = (n, n_q_heads + 2 * n_kv_heads, head_dim)
+    qkv = (3.0 * rng.standard_normal(shape)).astype(np.float32)
+    qkv[:, 0] *= 1e-3  # eps counts
+    bias = rng.standard_normal(shape[1:]).astype(np.float32) if has_bias else None
+    norms = rng.standard_normal((2, head_dim)).astype(np.float32) if has_norms else None
+    buffer = with_poison(target, qkv)
+    launches = qkv_adjust(
+        target,
+        buffer,
+        None if bias is None else with_poison(target, bias),
+        None if norms is None else with_poison(target, norms),
+        n_q_heads=n_q_heads,
+        n_kv_heads=n_kv_heads,
+        head_dim=head_dim,
+        eps=EPS,
+    )
+    run(launches, n)
+    expected = reference.qkv_adjust(qkv, bias, norms, n_q_heads, n_kv_heads, EPS)
+    assert relative_error(read_guarded(target, buffer, np.float32, shape), expected) < TOLERANCE
+
+
+def test_nothing_is_launched_for_nothing(target: Device) -> None:
+    buffer = with_poison(target, np.zeros((1, 3, 16), np.float32))
+    assert qkv_adjust(target, buffer, None, None, n_q_heads=1, n_kv_heads=1, head_dim=16, eps=EPS) == []
