@@ -1,0 +1,80 @@
+"""The attention benchmark and the example: they run, what they say is checked, and wrong results are no figures."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmcl.runtime.device import Device
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def python(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / script), *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+
+
+def test_tables_in_every_format(default_device: Device, tmp_path: Path) -> None:
+    files = [tmp_path / f"out.{kind}" for kind in ("md", "csv", "json")]
+    outputs = [
+        x for flag, file in zip(("--markdown", "--csv", "--json"), files, strict=True) for x in (flag, str(file))
+    ]
+    device = str(default_device.entry.index)
+    done = python("bench_attention.py", "--quick", "-t", "1,4", "--device", device, *outputs)
+    assert done.returncode == 0, done.stderr
+    text = files[0].read_text()
+    assert text == done.stdout
+    assert all(
+        name in text for name in ("host fallback", "three-phase", "ours, float16 KV", "A100 reference", "unfused")
+    )
+    result: dict[str, Any] = json.loads(files[2].read_text())
+    assert [table["number"] for table in result["tables"]] == [1, 4]
+    assert len(result["tables"][0]["rows"]) == 8 and len(result["tables"][1]["rows"]) == 2
+    cells = list(csv.DictReader(files[1].open()))
+    assert {(c["table"], c["column"]) for c in cells} >= {("1", "ms a layer"), ("4", "ratio")}
+
+
+def test_refusals() -> None:
+    for arguments, message in [(["-t", "6"], "1 to 5"), (["--csv", "/no/such/folder/x"], "cannot be written")]:
+        done = python("bench_attention.py", *arguments)
+        assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_wrong_result_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    from attention_bench.baselines import Contestant
+    from attention_bench.measuring import WrongResultError, check, expected_rows
+
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((1, 2, 8, 16)) for _ in range(3))
+    right = expected_rows((q, k, v), np.arange(8))
+
+    def contestant(result: np.ndarray) -> Contestant:
+        return Contestant(lambda k: None, lambda: None, lambda: result)
+
+    assert check("right", contestant(right.astype(np.float32)), right) < 1e-6
+    for wrong in (right + 0.01, np.where(right == right[0, 0, 0, 0], np.nan, right)):
+        with pytest.raises(WrongResultError, match="differs from float64"):
+            check("wrong", contestant(wrong), right)
+
+
+def test_the_example_changes_the_answers_of_the_demo_model(default_device: Device) -> None:
+    done = python("examples/custom_attention.py", "--device", str(default_device.entry.index), "-n", "16")
+    assert done.returncode == 0, done.stderr
+    answers = [line for line in done.stdout.splitlines() if line.startswith("    ")]
+    assert len(answers) == 4 and len(set(answers)) == 4, done.stdout
+    assert "Paris" in answers[0]
