@@ -94,6 +94,11 @@ class Tokenizer:
         return _from_folder(checkpoint.path, checkpoint.config)
 
     @property
+    def chat_template(self) -> str | None:
+        """The chat template's Jinja source, None if the model has none."""
+        return self._chat_template
+
+    @property
     def has_chat_template(self) -> bool:
         """Whether `render_chat` and `encode_chat` work."""
         return self._chat_template is not None

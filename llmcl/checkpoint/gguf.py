@@ -49,12 +49,12 @@ _MAX_TENSORS = 1 << 16
 _MAX_ARRAY_DEPTH = 3
 _MAX_DIMENSIONS = 4
 
-_MODULE_NAMES = {
+MODULE_NAMES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
     "output": "lm_head",
 }
-_LAYER_MODULE_NAMES = {
+LAYER_MODULE_NAMES = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -87,7 +87,7 @@ def open_file(path: Path, name: str) -> Checkpoint:
             "llama.cpp's `llama-gguf-split --merge`."
         )
     config = ModelConfig.from_gguf(metadata, stored.keys(), _rope_factors(stored))
-    layer_names = {**_LAYER_MODULE_NAMES, **(_POST_NORM_MODULE_NAMES if config.post_norms else {})}
+    layer_names = {**LAYER_MODULE_NAMES, **(_POST_NORM_MODULE_NAMES if config.post_norms else {})}
     by_hf_name: dict[str, StoredTensor] = {}
     for gguf_name, tensor in stored.items():
         if gguf_name == _ROPE_FACTORS:
@@ -241,9 +241,9 @@ def _hf_name(gguf_name: str, layer_names: Mapping[str, str]) -> str:
         index, module, suffix = match.groups()
         return f"model.layers.{index}.{layer_names.get(module, module)}.{suffix}"
     module, _, suffix = gguf_name.rpartition(".")
-    if module not in _MODULE_NAMES:
+    if module not in MODULE_NAMES:
         raise UnsupportedModelError(f"tensor {gguf_name!r:.100} is not part of any architecture that llmcl supports.")
-    return f"{_MODULE_NAMES[module]}.{suffix}"
+    return f"{MODULE_NAMES[module]}.{suffix}"
 
 
 def _rope_factors(stored: dict[str, StoredTensor]) -> list[float] | None:

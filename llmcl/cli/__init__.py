@@ -13,6 +13,7 @@ import typer
 from llmcl import __version__
 from llmcl.cli.chat import chat
 from llmcl.cli.command import TYPER_SETTINGS, Command, run
+from llmcl.cli.convert import convert
 from llmcl.cli.devices import devices
 from llmcl.cli.generate import generate
 from llmcl.cli.options import METRICS
@@ -30,6 +31,7 @@ app = typer.Typer(
 app.command(cls=Command, epilog=METRICS)(generate)
 app.command(cls=Command, epilog=METRICS)(chat)
 app.command(cls=Command, epilog=SCORED)(perplexity)
+app.command(cls=Command)(convert)
 app.command(cls=Command)(devices)
 app.command(cls=Command, epilog=PROFILE_EPILOG)(profile)
 

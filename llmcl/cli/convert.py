@@ -1,0 +1,71 @@
+"""`llmcl convert`: a model in another form, quantised or not."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llmcl.cli import options as opt
+from llmcl.cli.loading import progress_bar
+
+RESULT_PANEL = "Result"
+QUANTIZE_FORMATS = ("q8_0", "q4_0", "q4_k")
+DTYPES = tuple(name for name in opt.WEIGHT_DTYPES if name != "auto")
+
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="SRC", help="smollm2, a GGUF file, a folder in Hugging Face format, or a hub name (owner/name)."
+    ),
+]
+Target = Annotated[str, typer.Argument(metavar="DST.gguf|DST_FOLDER", help="A GGUF file, or a folder of safetensors.")]
+Quantize = Annotated[
+    str | None,
+    opt.option(
+        RESULT_PANEL,
+        "--quantize",
+        metavar="|".join(QUANTIZE_FORMATS),
+        parser=opt.one_of(*QUANTIZE_FORMATS),
+        help="Quantise the matrices (GGUF only; embedding and output head stay at q8_0).",
+    ),
+]
+Dtype = Annotated[
+    str,
+    opt.option(
+        RESULT_PANEL,
+        "--dtype",
+        metavar="|".join(DTYPES),
+        parser=opt.one_of(*DTYPES),
+        help="Of the matrices that are not quantised.",
+    ),
+]
+Force = Annotated[bool, opt.option(RESULT_PANEL, "--force", help="Replace what is there.")]
+
+
+def convert(
+    source: Source,
+    target: Target,
+    quantize: Quantize = None,
+    dtype: Dtype = "bfloat16",
+    force: Force = False,
+    offline: opt.Offline = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Write a model as a GGUF file or as a folder of safetensors, so that loading it later is quick.
+
+    The result appears under its name when it is whole.
+    """
+    from llmcl.convert import convert as write
+
+    with progress_bar(quiet) as progress:
+        path = write(source, target, quantize=quantize, dtype=dtype, force=force, offline=offline, progress=progress)
+    if not quiet:
+        print(f"{path}: {_size(path) / 1e6:,.1f} MB", file=sys.stderr)
+
+
+def _size(path: Path) -> int:
+    files = [path] if path.is_file() else [file for file in path.iterdir() if file.is_file()]
+    return sum(file.stat().st_size for file in files)

@@ -1,0 +1,142 @@
+"""A model as a Hugging Face folder: config.json, tokenizer, safetensors."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmcl import gguf_tokenizer
+from llmcl.checkpoint import Checkpoint
+from llmcl.checkpoint.files import read_json
+from llmcl.checkpoint.formats import FLOAT_FORMATS
+from llmcl.checkpoint.safetensors import WEIGHTS_FILE
+from llmcl.config import ModelConfig
+from llmcl.convert import OutTensor, Pieces, checkpoint_rows, write_safetensors
+from llmcl.errors import UnsupportedModelError
+
+_KEPT_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".md")
+_MAX_KEPT_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class FolderPlan:
+    """What the folder will hold. files: name -> text, or the path of a file to copy."""
+
+    tensors: list[OutTensor]
+    files: dict[str, str | Path]
+
+    def write(self, folder: Path, pieces: Pieces) -> None:
+        folder.mkdir()
+        for name, content in self.files.items():
+            if isinstance(content, Path):
+                shutil.copyfile(content, folder / name)
+            else:
+                (folder / name).write_text(content, encoding="utf-8")
+        write_safetensors(folder / WEIGHTS_FILE, pieces, self.tensors)
+
+
+def folder_plan(checkpoint: Checkpoint, chosen: Callable[[str, tuple[int, ...]], str], dtype: str) -> FolderPlan:
+    """Raises UnsupportedModelError for a GGUF file that says what config.json or tokenizer.json cannot."""
+    tensors = [
+        OutTensor(
+            name,
+            info.shape,
+            chosen(name, info.shape) if len(info.shape) == 2 else info.format,
+            info.format,
+            checkpoint_rows(checkpoint, name, interleaved=False),
+        )
+        for name, info in checkpoint.tensors.items()
+    ]
+    assert all(tensor.format in FLOAT_FORMATS for tensor in tensors)
+    files = _files_of_folder(checkpoint.path, dtype) if checkpoint.path.is_dir() else _files_of_gguf(checkpoint, dtype)
+    return FolderPlan(tensors, files)
+
+
+def _files_of_folder(folder: Path, dtype: str) -> dict[str, str | Path]:
+    """The source's own files; only the dtype in config.json changes."""
+    config = read_json(folder / "config.json")
+    config["dtype" if "dtype" in config else "torch_dtype"] = dtype
+    files: dict[str, str | Path] = {}
+    for path in sorted(folder.iterdir()):
+        is_kept = path.name.endswith(_KEPT_SUFFIXES) or path.name.startswith("LICENSE")
+        is_hidden = path.name.startswith(".") or path.name.endswith(".index.json")
+        if is_kept and not is_hidden and path.is_file() and path.stat().st_size <= _MAX_KEPT_BYTES:
+            files[path.name] = path
+    return files | {"config.json": _json(config)}
+
+
+def _files_of_gguf(checkpoint: Checkpoint, dtype: str) -> dict[str, str | Path]:
+    """config.json and the tokenizer from the metadata: what llmcl itself computes with."""
+    metadata, config = checkpoint.gguf_metadata or {}, checkpoint.config
+    backend, adds_bos = gguf_tokenizer.build(metadata)
+    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
+    special = {"eos_token": next(iter(config.eos_token_ids), None)}
+    for name, key in (("unk_token", "unknown_token_id"), ("pad_token", "padding_token_id")):
+        special[name] = metadata.get(f"tokenizer.ggml.{key}")
+    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    if config.bos_token_id is not None:
+        special["bos_token"] = config.bos_token_id
+        bos = tokens[config.bos_token_id]
+        if adds_bos:
+            from tokenizers.processors import TemplateProcessing
+
+            backend.post_processor = TemplateProcessing(
+                single=[bos, "$A"], pair=[bos, "$A", bos, "$B"], special_tokens=[(bos, config.bos_token_id)]
+            )
+    settings |= {name: tokens[i] for name, i in special.items() if i is not None and 0 <= i < len(tokens)}
+    template = metadata.get("tokenizer.chat_template")
+    if isinstance(template, str):
+        settings["chat_template"] = template
+    return {
+        "config.json": _json(hf_config(config, dtype)),
+        "tokenizer.json": str(backend.to_str()),
+        "tokenizer_config.json": _json(settings),
+    }
+
+
+def hf_config(config: ModelConfig, dtype: str) -> dict[str, Any]:
+    """config.json of a Llama model; raises UnsupportedModelError for what it cannot express."""
+    if config.architecture != "llama":
+        raise UnsupportedModelError(
+            f"a folder cannot be made from a GGUF file of the architecture {config.architecture!r}, only of llama; "
+            "convert it to another GGUF file, or fetch the model's own folder"
+        )
+    if config.windows:
+        raise UnsupportedModelError(
+            "the GGUF file has attention windows, which config.json of a llama model cannot say; convert it to another GGUF "
+            "file, or fetch the model's own folder"
+        )
+    scaling = config.rope_scaling
+    if scaling is not None and scaling.kind != "linear":
+        raise UnsupportedModelError(
+            "the GGUF file gives its rotary scaling as a factor for each frequency (rope_freqs.weight), which "
+            "config.json cannot say; convert it to another GGUF file, or fetch the model's own folder"
+        )
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.n_layers,
+        "num_attention_heads": config.n_q_heads,
+        "num_key_value_heads": config.n_kv_heads,
+        "head_dim": config.head_dim,
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": config.max_position,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": None if scaling is None else {"rope_type": "linear", "factor": scaling.factor},
+        "tie_word_embeddings": config.tie_embeddings,
+        "hidden_act": "silu",
+        "bos_token_id": config.bos_token_id,
+        "eos_token_id": list(config.eos_token_ids) or None,
+        "torch_dtype": dtype,
+    }
+
+
+def _json(value: dict[str, Any]) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"

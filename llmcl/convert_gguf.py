@@ -1,0 +1,269 @@
+"""A model as a GGUF file, written by the package `gguf`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llmcl import gguf_tokenizer
+from llmcl.checkpoint import Checkpoint
+from llmcl.checkpoint.gguf import LAYER_MODULE_NAMES, MODULE_NAMES, read_gguf
+from llmcl.convert import OutTensor, Pieces, checkpoint_rows, synced
+from llmcl.errors import UnsupportedModelError
+from llmcl.tokenizer import Tokenizer
+
+ROPE_FACTORS = "rope_freqs.weight"
+_FOLDER_ARCHITECTURES = ("llama", "mistral")
+# general.file_type, by the format of most matrices.
+_FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32, "Q4_0": 2, "Q8_0": 7, "Q4_K": 14}
+_FILE_TYPE_KEYS = ("general.file_type", "general.quantization_version", "general.alignment")
+
+# Texts on which a tokenizer taken from a folder and the one rebuilt from its GGUF metadata must agree.
+PROBES = (
+    "Hello, world! It's 12345.67 o'clock; isn't it?",
+    "  two spaces,\ttabs\n\n\nand lines \r\n of   text ",
+    "na\u00efve fa\u00e7ade \u2014 \u4f60\u597d\uff0c\u4e16\u754c \U0001f642\U0001f642 \u0645\u0631\u062d\u0628\u0627",
+    "\u0939\u093f\u0928\u094d\u0926\u0940 e\u0301 \u00bd \u2075",
+    "def f(x): return x**2 + 3.14e-10  # A1b2C3 don'T WE'LL",
+)
+
+
+@dataclass(frozen=True)
+class GgufPlan:
+    """What the file will hold. metadata: key -> (value, type of the package gguf, type of an array's items)."""
+
+    architecture: str
+    metadata: dict[str, tuple[Any, Any, Any]]
+    tensors: list[OutTensor]
+
+    def write(self, path: Path, pieces: Pieces) -> None:
+        from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
+
+        writer = GGUFWriter(path, self.architecture)
+        try:
+            for key, (value, kind, item_kind) in self.metadata.items():
+                writer.add_key_value(key, value, kind, sub_type=item_kind)
+            formats = [tensor.format for tensor in self.tensors if len(tensor.shape) == 2]
+            most = max(_FILE_TYPES, key=formats.count)
+            writer.add_key_value("general.file_type", _FILE_TYPES[most], GGUFValueType.UINT32)
+            writer.add_key_value("general.quantization_version", 2, GGUFValueType.UINT32)
+            for tensor in self.tensors:
+                stored = (*tensor.shape[:-1], tensor.row_bytes)
+                kind = GGMLQuantizationType[tensor.format]
+                writer.add_tensor_info(tensor.name, stored, np.dtype(np.uint8), tensor.nbytes, raw_dtype=kind)
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_ti_data_to_file()
+            for tensor, parts in pieces:
+                data = np.empty((tensor.n_rows, tensor.row_bytes), np.uint8)
+                row = 0
+                for part in parts:
+                    data[row : row + len(part)] = part
+                    row += len(part)
+                writer.write_tensor_data(data)
+        finally:
+            writer.close()
+        synced(path)
+
+
+def gguf_plan(checkpoint: Checkpoint, chosen: Callable[[str, tuple[int, ...]], str]) -> GgufPlan:
+    """chosen(Hugging Face name, shape): the format of a matrix.
+
+    Raises UnsupportedModelError for a folder whose model or tokenizer cannot be told in GGUF metadata.
+    """
+    if checkpoint.gguf_metadata is not None:
+        return _from_gguf(checkpoint, chosen)
+    return _from_folder(checkpoint, chosen)
+
+
+# ---- from another GGUF file --------------------------------------------------------------------------------------
+
+
+def _from_gguf(checkpoint: Checkpoint, chosen: Callable[[str, tuple[int, ...]], str]) -> GgufPlan:
+    """Everything is taken over but the matrices' format. `checkpoint` has checked the file."""
+    from gguf import GGUFReader, GGUFValueType
+
+    hf_names = {f"{gguf}.weight": f"{hf}.weight" for gguf, hf in MODULE_NAMES.items()}
+    _, stored = read_gguf(checkpoint.path)
+    tensors = []
+    for name, tensor in stored.items():
+        is_matrix = len(tensor.shape) == 2
+        n_rows = tensor.shape[0] if is_matrix else 1
+        rows = tensor.data.reshape(n_rows, -1)
+        format = chosen(hf_names.get(name, name), tensor.shape) if is_matrix else tensor.format
+        tensors.append(OutTensor(name, tensor.shape, format, tensor.format, _slices(rows)))
+    metadata = {}
+    for key, field in GGUFReader(checkpoint.path).fields.items():
+        if key.startswith("GGUF.") or key == "general.architecture" or key in _FILE_TYPE_KEYS:
+            continue
+        kind = field.types[0]
+        metadata[key] = field.contents(), kind, field.types[-1] if kind == GGUFValueType.ARRAY else None
+    assert checkpoint.gguf_metadata is not None
+    return GgufPlan(checkpoint.gguf_metadata["general.architecture"], metadata, tensors)
+
+
+def _slices(rows: np.ndarray) -> Callable[[int, int], np.ndarray]:
+    return lambda start, stop: rows[start:stop]
+
+
+# ---- from a folder -----------------------------------------------------------------------------------------------
+
+
+def _from_folder(checkpoint: Checkpoint, chosen: Callable[[str, tuple[int, ...]], str]) -> GgufPlan:
+    from gguf import GGUFValueType as Kind
+
+    config = checkpoint.config
+    if config.architecture not in _FOLDER_ARCHITECTURES or config.windows:
+        raise UnsupportedModelError(
+            f"a GGUF file cannot be made from a folder of the architecture {config.architecture!r}"
+            f"{' with attention windows' if config.windows else ''}, only of {' and '.join(_FOLDER_ARCHITECTURES)} without; use llama.cpp's convert_hf_to_gguf.py, then `llmcl convert`"
+        )
+    numbers: dict[str, int | float] = {
+        "block_count": config.n_layers,
+        "context_length": config.max_position,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.n_q_heads,
+        "attention.head_count_kv": config.n_kv_heads,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "rope.dimension_count": config.head_dim,
+        "rope.freq_base": config.rope_theta,
+        "vocab_size": config.vocab_size,
+    }
+    metadata: dict[str, tuple[Any, Any, Any]] = {"general.name": (checkpoint.path.name, Kind.STRING, None)}
+    for key, value in numbers.items():
+        metadata[f"llama.{key}"] = value, Kind.FLOAT32 if isinstance(value, float) else Kind.UINT32, None
+    tensors = []
+    scaling = config.rope_scaling
+    if scaling is not None and scaling.kind == "linear":
+        metadata["llama.rope.scaling.type"] = "linear", Kind.STRING, None
+        metadata["llama.rope.scaling.factor"] = scaling.factor, Kind.FLOAT32, None
+    elif scaling is not None:
+        # GGUF says how each frequency is scaled; the rounding of the quotient is all that is lost.
+        plain = dataclasses.replace(config, rope_scaling=None).inv_freq()
+        factors = (plain / config.inv_freq()).astype(np.float32)
+        rows = factors.view(np.uint8).reshape(1, -1)
+        tensors.append(OutTensor(ROPE_FACTORS, factors.shape, "F32", "F32", _slices(rows)))
+    for name, info in checkpoint.tensors.items():
+        is_matrix = len(info.shape) == 2
+        tensors.append(
+            OutTensor(
+                gguf_name(name),
+                info.shape,
+                chosen(name, info.shape) if is_matrix else "F32",
+                info.format,
+                checkpoint_rows(checkpoint, name, interleaved=True),
+            )
+        )
+    return GgufPlan("llama", metadata | tokenizer_metadata(checkpoint), tensors)
+
+
+def gguf_name(hf_name: str) -> str:
+    """model.layers.3.self_attn.q_proj.weight -> blk.3.attn_q.weight."""
+    module, _, suffix = hf_name.rpartition(".")
+    if module.startswith("model.layers."):
+        index, layer_module = module.removeprefix("model.layers.").split(".", 1)
+        name = next(gguf for gguf, hf in LAYER_MODULE_NAMES.items() if hf == layer_module)
+        return f"blk.{index}.{name}.{suffix}"
+    return f"{next(gguf for gguf, hf in MODULE_NAMES.items() if hf == module)}.{suffix}"
+
+
+def tokenizer_metadata(checkpoint: Checkpoint) -> dict[str, tuple[Any, Any, Any]]:
+    """The keys `tokenizer.*` for a folder's tokenizer.json.
+
+    Raises UnsupportedModelError where no set of keys known here gives the same token ids again.
+    """
+    from gguf import GGUFValueType as Kind
+
+    tokenizer = Tokenizer.from_checkpoint(checkpoint)
+    source = json.loads((checkpoint.path / "tokenizer.json").read_text(encoding="utf-8"))
+    model = source["model"]
+    if model.get("type") != "BPE":
+        raise _unsayable(f"its algorithm is {model.get('type')!r}, expected BPE")
+    tokens, types = _vocabulary(source, checkpoint.config.vocab_size)
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+    adds_bos = tokenizer.bos_token_id is not None and tokenizer.encode("a")[:1] == [tokenizer.bos_token_id]
+    values: dict[str, Any] = {
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.add_bos_token": adds_bos,
+    }
+    if model.get("byte_fallback"):
+        values |= {"tokenizer.ggml.model": "llama", "tokenizer.ggml.scores": _scores(tokens, types, merges)}
+        prefixes = "Prepend" in json.dumps(source["normalizer"]) or '"prepend_scheme"' in json.dumps(source)
+        values["tokenizer.ggml.add_space_prefix"] = prefixes
+        candidates = [values]
+    else:
+        values |= {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": merges}
+        names = [name for name in gguf_tokenizer.PRE_TOKENIZERS if name != "default"]
+        candidates = [values | {"tokenizer.ggml.pre": name} for name in names]
+    found = next((values for values in candidates if _agrees(tokenizer, values)), None)
+    if found is None:
+        raise _unsayable("no pre-tokenizer known here cuts texts into words as it does")
+    ids = {"bos": tokenizer.bos_token_id}
+    ends = checkpoint.config.eos_token_ids or tuple(tokenizer.eos_token_ids)
+    ids |= dict(zip(("eos", "eot"), ends, strict=False))
+    result = {key: _typed(key, value, Kind) for key, value in found.items()}
+    result |= {f"tokenizer.ggml.{name}_token_id": (i, Kind.UINT32, None) for name, i in ids.items() if i is not None}
+    if tokenizer.chat_template is not None:
+        result["tokenizer.chat_template"] = tokenizer.chat_template, Kind.STRING, None
+    return result
+
+
+def _unsayable(reason: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"the folder's tokenizer cannot be told in GGUF metadata: {reason}; use llama.cpp's convert_hf_to_gguf.py, "
+        "then `llmcl convert`"
+    )
+
+
+def _vocabulary(source: Mapping[str, Any], vocab_size: int) -> tuple[list[str], list[int]]:
+    """(token texts, their types) by id; ids that nothing stands for get a text of their own and the type UNUSED."""
+    tokens = [f"[PAD{i}]" for i in range(vocab_size)]
+    types = [gguf_tokenizer.UNUSED] * vocab_size
+    unknown = source["model"].get("unk_token")
+    for token, i in source["model"]["vocab"].items():
+        is_byte = bool(source["model"].get("byte_fallback")) and len(token) == 6 and token.startswith("<0x")
+        tokens[i] = token
+        types[i] = gguf_tokenizer.BYTE if is_byte else gguf_tokenizer.NORMAL
+    for added in source.get("added_tokens", []):
+        tokens[added["id"]] = added["content"]
+        types[added["id"]] = gguf_tokenizer.CONTROL if added["special"] else gguf_tokenizer.USER_DEFINED
+    if unknown in tokens:
+        types[tokens.index(unknown)] = gguf_tokenizer.UNKNOWN
+    return tokens, types
+
+
+def _scores(tokens: list[str], types: list[int], merges: list[str]) -> list[float]:
+    """SentencePiece's scores: the sooner a token is made by a merge, the higher; characters are never made."""
+    ranks: dict[str, int] = {}
+    for rank, merge in enumerate(merges):
+        ranks.setdefault(merge.replace(" ", "", 1), rank)
+    return [
+        -float(ranks.get(token, len(merges))) if kind == gguf_tokenizer.NORMAL else 0.0
+        for token, kind in zip(tokens, types, strict=True)
+    ]
+
+
+def _agrees(tokenizer: Tokenizer, values: Mapping[str, Any]) -> bool:
+    """Whether the tokenizer rebuilt from the metadata gives the same ids for the probes."""
+    rebuilt, _ = gguf_tokenizer.build(values)
+    return all(
+        rebuilt.encode(text, add_special_tokens=False).ids == tokenizer.encode(text, add_special_tokens=False)
+        for text in PROBES
+    )
+
+
+def _typed(key: str, value: Any, kinds: Any) -> tuple[Any, Any, Any]:
+    if isinstance(value, list):
+        item = {str: kinds.STRING, int: kinds.INT32, float: kinds.FLOAT32}[type(value[0])]
+        return value, kinds.ARRAY, item
+    return value, kinds.BOOL if isinstance(value, bool) else kinds.STRING, None
