@@ -107,8 +107,8 @@ def hf_config(config: ModelConfig, dtype: str) -> dict[str, Any]:
         )
     if config.windows:
         raise UnsupportedModelError(
-            "the GGUF file has attention windows, which config.json of a llama model cannot say; convert it to another GGUF "
-            "file, or fetch the model's own folder"
+            "the GGUF file has attention windows, which config.json of a llama model cannot say; convert it to another "
+            "GGUF file, or fetch the model's own folder"
         )
     scaling = config.rope_scaling
     if scaling is not None and scaling.kind != "linear":

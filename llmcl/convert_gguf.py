@@ -120,9 +120,10 @@ def _from_folder(checkpoint: Checkpoint, chosen: Callable[[str, tuple[int, ...]]
 
     config = checkpoint.config
     if config.architecture not in _FOLDER_ARCHITECTURES or config.windows:
+        windows = " with attention windows" if config.windows else ""
         raise UnsupportedModelError(
-            f"a GGUF file cannot be made from a folder of the architecture {config.architecture!r}"
-            f"{' with attention windows' if config.windows else ''}, only of {' and '.join(_FOLDER_ARCHITECTURES)} without; use llama.cpp's convert_hf_to_gguf.py, then `llmcl convert`"
+            f"a GGUF file cannot be made from a folder of the architecture {config.architecture!r}{windows}, only "
+            f"of {' and '.join(_FOLDER_ARCHITECTURES)} without; use llama.cpp's convert_hf_to_gguf.py instead"
         )
     numbers: dict[str, int | float] = {
         "block_count": config.n_layers,
