@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from llmcl.attention.mods import NO_MODS, Mods
 from llmcl.errors import UsageError
 from llmcl.ops import step_state
-from llmcl.ops.dtype import ITEM_BYTES, KERNEL_NAMES
+from llmcl.ops.dtype import ITEM_BYTES, KERNEL_NAMES, is_16_bit
 from llmcl.ops.step_state import StepState
-from llmcl.ops.variant import Variant, largest_divisor, local_size, pick, portable_and_cpu
+from llmcl.ops.variant import Variant, largest_divisor, local_size, pick, power_of_two_at_most, variants
 from llmcl.ops.work import attention_work, once, per_token
 from llmcl.runtime.device import Buffer, Device, Launch, WorkOf
 
-DECODE_VARIANTS = portable_and_cpu("attention_decode")
-PREFILL_VARIANTS = portable_and_cpu("attention_prefill")
+DECODE_VARIANTS = variants("attention_decode", nvidia=lambda dtype, d: is_16_bit(dtype) and d in (64, 128, 256))
+PREFILL_VARIANTS = variants("attention_prefill", nvidia=lambda dtype, d: is_16_bit(dtype) and d in (64, 128))
 
 CAPACITY_MULTIPLE = 64  # every BLOCK_N divides it
 
@@ -91,13 +91,17 @@ def attention_decode(
     qkv float32 [n_q_heads + 2 n_kv_heads, head_dim]; rope float32 [head_dim]; out float32 [n_q_heads, head_dim];
     part_ml float32 [n_q_heads, n_splits, 2], part_acc float32 [n_q_heads, n_splits, head_dim].
     """
-    chosen = pick(DECODE_VARIANTS, device, variant)
+    chosen = pick(DECODE_VARIANTS, device, shape.kv_dtype, shape.head_dim, variant)
     constants = {**shape.constants(), "N_SPLITS": n_splits, "SCALE": shape.scale}
     if chosen.name == "cpu":
         rows = shape.group_size
         key_tiles = 4 if rows <= 4 else 2 if rows <= 8 else 1
         constants |= {"ROWS": rows, "BLOCK_N": 16 * key_tiles, "DV_TILE": _dv_tile(shape.head_dim, rows)}
         width = 1
+    elif chosen.name == "nvidia":
+        warps = _nvidia_decode_warps(device, shape)
+        constants |= {"GROUP_SIZE": shape.group_size, "WARPS": warps}
+        width = 32 * warps
     else:
         width = 64
         constants |= {"GROUP_SIZE": shape.group_size, "BLOCK_N": width}
@@ -176,7 +180,7 @@ class PrefillTiles:
 
     @property
     def local(self) -> tuple[int, int, int]:
-        return (1, 1, 1) if self.variant.name == "cpu" else (16, 8, 1)
+        return {"cpu": (1, 1, 1), "nvidia": (128, 1, 1), "portable": (16, 8, 1)}[self.variant.name]
 
 
 def prefill_tiles(
@@ -196,8 +200,13 @@ def prefill_tiles(
     """
     if variant is None and q_block is not None and q_block % 8:
         variant = "cpu"  # its query rows can be any number
-    chosen = pick(PREFILL_VARIANTS, device, variant)
-    if chosen.name == "cpu":
+    table = PREFILL_VARIANTS
+    if variant is None and (block_m not in (None, 64) or dv_tile not in (None, head_dim) or (q_block or 64) % 64):
+        table = tuple(row for row in table if row.name != "nvidia")  # 64 query rows, all columns in one pass
+    chosen = pick(table, device, kv_dtype, head_dim, variant)
+    if chosen.name == "nvidia":
+        block_m, block_n, dv_tile = block_m or 64, block_n or 64, dv_tile or head_dim
+    elif chosen.name == "cpu":
         block_m, block_n = block_m or largest_divisor(q_block or 8, 8), block_n or 32
         dv_tile = dv_tile or _dv_tile(head_dim, block_m)
     else:
@@ -275,6 +284,12 @@ def attention_prefill(
             work=shape.work(),
         )
     ]
+
+
+def _nvidia_decode_warps(device: Device, shape: AttentionShape) -> int:
+    """Warps of a work-group, as many as the local memory has room for (see nvidia/attention_decode.cl)."""
+    floats = device.entry.local_mem_bytes // (4 * shape.group_size) - shape.head_dim
+    return min(8, power_of_two_at_most(floats // (shape.head_dim + 34)))
 
 
 def _dv_tile(head_dim: int, rows: int) -> int:

@@ -8,6 +8,10 @@ KERNEL_NAMES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
+def is_16_bit(dtype: str) -> bool:
+    return dtype in ("float16", "bfloat16")
+
+
 def check_dtype(dtype: str, option: str) -> str:
     if dtype not in KERNEL_NAMES:
         raise UsageError(f"{option} is {dtype!r}; expected auto, {', '.join(KERNEL_NAMES)}")

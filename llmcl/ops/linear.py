@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from llmcl.ops import step_state
-from llmcl.ops.dtype import KERNEL_NAMES
+from llmcl.ops.dtype import KERNEL_NAMES, is_16_bit
 from llmcl.ops.step_state import StepState
-from llmcl.ops.variant import largest_divisor, pick, portable_and_cpu, power_of_two_at_most
+from llmcl.ops.variant import largest_divisor, pick, power_of_two_at_most, variants
 from llmcl.ops.weight import TILE_ROWS, Weight, WeightPart
 from llmcl.ops.work import linear_work
 from llmcl.runtime.device import Buffer, Device, KernelArg, Launch, WorkOf
 
-DECODE_VARIANTS = portable_and_cpu("linear_decode")
-PREFILL_VARIANTS = portable_and_cpu("linear_prefill")
+DECODE_VARIANTS = variants("linear_decode", nvidia=lambda dtype, k: is_16_bit(dtype))
+PREFILL_VARIANTS = variants("linear_prefill", nvidia=lambda dtype, k: is_16_bit(dtype) and k % 32 == 0)
 
 EPILOGUES = {"store": "EPILOGUE_STORE", "add": "EPILOGUE_ADD", "swiglu": "EPILOGUE_SWIGLU", "geglu": "EPILOGUE_SWIGLU"}
 # The epilogues of a weight whose tiles alternate gate and up, and what they make of the gate.
@@ -42,6 +42,13 @@ def _shape_constants(weight: Weight, part: WeightPart, epilogue: str) -> tuple[d
     return constants, np.int32(first)
 
 
+def nvidia_decode_split(device: Device, units: int, tiles_at_once: int, k: int) -> tuple[int, int]:
+    """Warps that share the columns of a unit, and loads in flight in each of their lanes."""
+    unroll = 4
+    wanted = max(4, 48 * device.compute_units // units)
+    return power_of_two_at_most(min(16, wanted, max(1, k // (16 * unroll)))), unroll
+
+
 def linear_decode(
     device: Device,
     weight: Weight,
@@ -60,7 +67,7 @@ def linear_decode(
     epilogue: "store", "add" (out += ...), "swiglu" or "geglu" (silu or tanh-approximated gelu of the gate; the weight
     alternates gate and up tiles).
     """
-    chosen = pick(DECODE_VARIANTS, device, variant)
+    chosen = pick(DECODE_VARIANTS, device, weight.dtype, weight.k, variant)
     tiles_at_once = 2 if epilogue in GATES else 1
     launches = []
     for part in weight.parts:
@@ -69,6 +76,10 @@ def linear_decode(
         units = part.n_tiles // tiles_at_once
         if chosen.name == "cpu":
             groups, local = (min(units, device.compute_units),), (1,)
+        elif chosen.name == "nvidia":
+            warps, unroll = nvidia_decode_split(device, units, tiles_at_once, weight.k)
+            constants |= {"WARPS": warps, "UNROLL": unroll}
+            groups, local = (units,), (32 * warps,)
         else:
             size = min(256, power_of_two_at_most(device.entry.max_work_group_size))
             constants["LOCAL_SIZE"] = size
@@ -95,7 +106,7 @@ def linear_prefill(
 
     weight [rows, k]; x float32 [n, k]; out float32 [n, rows] ([n, rows / 2] with a gate); epilogue as in linear_decode.
     """
-    chosen = pick(PREFILL_VARIANTS, device, variant)
+    chosen = pick(PREFILL_VARIANTS, device, weight.dtype, weight.k, variant)
     launches = []
     for part in weight.parts:
         constants, first = _shape_constants(weight, part, epilogue)
@@ -117,6 +128,19 @@ def linear_prefill(
                     args,
                     groups=lambda n, tiles=n_tiles // columns: (tiles, -(-n // CPU_GROUP_TOKENS)),  # type: ignore[misc]
                     local=(1, 1),
+                    work=_work(weight, part, epilogue),
+                )
+            )
+        elif chosen.name == "nvidia":
+            constants["X"] = KERNEL_NAMES["float32"]
+            launches.append(
+                device.launch(
+                    chosen.file,
+                    "linear_prefill",
+                    constants,
+                    args,
+                    groups=lambda n, tiles=-(-n_tiles // 8): (-(-n // 128), tiles),  # type: ignore[misc]
+                    local=(256, 1),
                     work=_work(weight, part, epilogue),
                 )
             )

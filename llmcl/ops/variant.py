@@ -11,27 +11,39 @@ from llmcl.runtime.device import Device
 
 @dataclass(frozen=True)
 class Variant:
-    """A kernel file for a class of devices. The portable variant comes last and suits every device."""
+    """A kernel file for a class of devices. The portable variant comes last and suits every device and operand.
+
+    fits: whether it can take a storage type and a size: the columns of a product, the dimensions of a head.
+    """
 
     name: str
     file: str
     suits: Callable[[Device], bool]
+    fits: Callable[[str, int], bool] = lambda dtype, size: True
 
 
-def portable_and_cpu(kernel: str) -> tuple[Variant, ...]:
-    # Software renderers (llvmpipe) would take half a minute to compile a kernel of wide vectors.
+def variants(kernel: str, nvidia: Callable[[str, int], bool]) -> tuple[Variant, ...]:
+    """The forms of a kernel that has one for each class of devices. nvidia: what the form for NVIDIA GPUs fits."""
     return (
+        # Matrix units, asynchronous copies and 16-bit conversions, in inline PTX.
+        Variant("nvidia", f"nvidia/{kernel}.cl", lambda device: device.entry.ptx_arch >= 80, nvidia),
+        # Software renderers (llvmpipe) would take half a minute to compile a kernel of wide vectors.
         Variant("cpu", f"cpu/{kernel}.cl", lambda device: device.is_cpu and not device.entry.is_software),
         Variant("portable", f"portable/{kernel}.cl", lambda device: True),
     )
 
 
-def pick(variants: Sequence[Variant], device: Device, name: str | None = None) -> Variant:
-    """The variant called `name`, whatever the device, or without a name the first that suits the device."""
-    for variant in variants:
-        if variant.name == name or (name is None and variant.suits(device)):
+def pick(table: Sequence[Variant], device: Device, dtype: str, size: int, name: str | None = None) -> Variant:
+    """The variant called `name`, whatever the device, or without a name the first that suits device and operand.
+
+    Raises UsageError for a name that the table lacks, or that cannot take `dtype` and `size`.
+    """
+    for variant in table:
+        if variant.name == name and not variant.fits(dtype, size):
+            raise UsageError(f"kernel variant {name!r} does not take {dtype} of size {size}; leave the choice to llmcl")
+        if variant.name == name or (name is None and variant.suits(device) and variant.fits(dtype, size)):
             return variant
-    raise UsageError(f"no kernel variant is called {name!r}; there are {', '.join(v.name for v in variants)}")
+    raise UsageError(f"no kernel variant is called {name!r}; there are {', '.join(v.name for v in table)}")
 
 
 def power_of_two_at_most(limit: int) -> int:

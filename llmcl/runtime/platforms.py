@@ -64,6 +64,8 @@ class DeviceEntry:
     unified_memory: bool
     has_fp16: bool
     has_subgroups: bool
+    ptx_arch: int
+    """The architecture whose PTX the driver takes in inline assembly, 90 for sm_90; 0: none."""
     is_intel_cpu: bool
     is_pocl: bool
     is_software: bool
@@ -141,6 +143,8 @@ def _describe(cl_platform: cl.Platform, device: cl.Device) -> DeviceEntry:
         has_subgroups="cl_khr_subgroups" in extensions
         or "cl_intel_subgroups" in extensions
         or _query(device, "max_num_sub_groups", 0) > 0,
+        ptx_arch=10 * _query(device, "compute_capability_major_nv", 0)
+        + _query(device, "compute_capability_minor_nv", 0),
         is_intel_cpu=kind == "cpu" and not is_software and platform_name.startswith("Intel"),
         is_pocl=platform_name == "Portable Computing Language",
         is_software=is_software,
@@ -189,6 +193,11 @@ def _version(text: str) -> tuple[int, int]:
 
 def _clean(text: str) -> str:
     return " ".join(text.replace("\0", " ").split())
+
+
+def _ptx_arch(device: cl.Device) -> int:
+    major, minor = (_query(device, f"compute_capability_{part}_nv", 0) for part in ("major", "minor"))
+    return int(10 * major + minor)
 
 
 def _query(device: cl.Device, name: str, default: Any) -> Any:

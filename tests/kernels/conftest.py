@@ -1,4 +1,4 @@
-"""Every kernel test runs on each OpenCL device (`device`) in both forms of its kernel (`target`)."""
+"""Every kernel test runs on each OpenCL device (`device`) in each form of its kernel (`target`)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import dataclasses
 import pytest
 
 from llmcl.runtime.device import Device
+from llmcl.runtime.platforms import find_devices
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -30,17 +31,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             )
 
 
-@pytest.fixture(params=["cpu", "portable"])
-def variant(request: pytest.FixtureRequest) -> str:
-    """The form of the kernel under test."""
-    name: str = request.param
-    return name
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """`variant` is the form of the kernel under test: the NVIDIA forms where such a GPU is among the devices."""
+    chosen = any("variant" in marker.args[0] for marker in metafunc.definition.iter_markers("parametrize"))
+    if "variant" in metafunc.fixturenames and not chosen:
+        nvidia = any(entry.ptx_arch >= 80 for entry in find_devices())
+        metafunc.parametrize("variant", ["cpu", "portable", *(["nvidia"] if nvidia else [])])
 
 
 @pytest.fixture
 def target(device: Device, variant: str) -> Device:
     """The device, taken for a CPU or for a GPU: it chooses that form of every kernel, its work-group sizes included."""
+    if variant == "nvidia" and device.entry.ptx_arch < 80:
+        pytest.skip("the NVIDIA forms are made of PTX, which this device does not take")
     taken_for = copy.copy(device)
     kind = "cpu" if variant == "cpu" else "gpu"
-    taken_for.entry = dataclasses.replace(device.entry, kind=kind, is_software=False)
+    ptx_arch = device.entry.ptx_arch if variant == "nvidia" else 0
+    taken_for.entry = dataclasses.replace(device.entry, kind=kind, is_software=False, ptx_arch=ptx_arch)
     return taken_for

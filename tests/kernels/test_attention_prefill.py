@@ -18,6 +18,7 @@ from helpers import (
     poisoned,
     read_guarded,
     relative_error,
+    rounded_operands,
     run,
     step_state_at,
     to_storage,
@@ -79,7 +80,9 @@ def check(
         **tiles,
     )
     run(launches, n)
-    assert relative_error(read_guarded(device, out, np.float32, expected.shape), expected) < TOLERANCE[dtype]
+    assert relative_error(read_guarded(device, out, np.float32, expected.shape), expected) < rounded_operands(
+        device, dtype, TOLERANCE[dtype]
+    )
 
 
 @pytest.mark.parametrize("heads", HEADS)

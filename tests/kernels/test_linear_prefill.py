@@ -11,6 +11,7 @@ from helpers import (
     poisoned,
     read_guarded,
     relative_error,
+    rounded_operands,
     run,
     step_state_at,
     weight_on_device,
@@ -49,7 +50,9 @@ def check(
         expected = before + expected
     elif epilogue in GATES:
         expected = getattr(reference, epilogue)(expected[:, :out_rows], expected[:, out_rows:])
-    assert relative_error(read_guarded(device, out, np.float32, (n, out_rows)), expected) < TOLERANCE[dtype]
+    assert relative_error(read_guarded(device, out, np.float32, (n, out_rows)), expected) < rounded_operands(
+        device, dtype, TOLERANCE[dtype]
+    )
 
 
 def around(tile: int) -> list[int]:

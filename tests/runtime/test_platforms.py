@@ -50,6 +50,7 @@ def entry(name: str, kind: str, platform: str, **changes: Any) -> DeviceEntry:
         "unified_memory": kind == "cpu",
         "has_fp16": False,
         "has_subgroups": False,
+        "ptx_arch": 0,
         "is_intel_cpu": False,
         "is_pocl": False,
         "is_software": False,

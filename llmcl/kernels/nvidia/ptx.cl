@@ -1,0 +1,108 @@
+// NVIDIA's instructions that OpenCL C has no word for, as inline PTX: warp shuffles, asynchronous copies into local
+// memory, matrix fragments and products (mma.sync m16n8k16, float32 accumulation). PTX ISA 8, sections 9.7.8 to 9.7.14.
+// Only for devices whose driver takes PTX (`ptx_arch` of DeviceEntry); matrix products need sm_80 and later.
+//
+// A fragment of a 16 x 16 matrix A, of B (16 x 8) and of the result (16 x 8), by lane, with g = lane / 4, t = 2 (lane % 4):
+//   A  a0 (g, t), a1 (g + 8, t), a2 (g, t + 8), a3 (g + 8, t + 8): two neighbouring columns each
+//   B  b0 (t, g), b1 (t + 8, g): two neighbouring rows each
+//   C  c0, c1 (g, t), c2, c3 (g + 8, t)
+
+#define WARP 32
+
+inline float shuffle_xor(const float v, const int mask) {
+    float r;
+    asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 31, 0xffffffff;" : "=f"(r) : "f"(v), "r"(mask));
+    return r;
+}
+
+inline float warp_max(float v) {
+    for (int mask = 16; mask > 0; mask /= 2) v = fmax(v, shuffle_xor(v, mask));
+    return v;
+}
+
+inline float warp_sum(float v) {
+    for (int mask = 16; mask > 0; mask /= 2) v += shuffle_xor(v, mask);
+    return v;
+}
+
+// Makes the lanes' writes to local memory visible to their own warp.
+inline void warp_sync(void) { asm volatile("bar.warp.sync 0xffffffff;" : : : "memory"); }
+
+// 16 bytes that are read once: past the first-level cache, its neighbours fetched into the second.
+inline uint4 stream16(__global const void* p) {
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p));
+    return v;
+}
+
+// Two values of a 32-bit word, widened: the lower half first.
+inline float2 widen_bf16(const uint u) { return (float2)(as_float(u << 16), as_float(u & 0xffff0000u)); }
+inline float2 widen_f16(const uint u) {
+    float2 v;
+    asm("{.reg .b16 lo, hi;\n mov.b32 {lo, hi}, %2;\n cvt.f32.f16 %0, lo;\n cvt.f32.f16 %1, hi;}"
+        : "=f"(v.x), "=f"(v.y)
+        : "r"(u));
+    return v;
+}
+
+// Two values rounded to nearest even in one word, a in the lower half.
+inline uint narrow_bf16(const float a, const float b) {
+    uint u;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(u) : "f"(b), "f"(a));
+    return u;
+}
+inline uint narrow_f16(const float a, const float b) {
+    uint u;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(u) : "f"(b), "f"(a));
+    return u;
+}
+
+// The 32-bit address of local memory that the instructions below want.
+inline uint local_address(const __local void* p) { return (uint)(size_t)p; }
+
+// Copies 16 bytes, or writes 16 zero bytes without reading.
+inline void copy16_async(const uint to, __global const void* from, const bool read) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(to), "l"(from), "r"(read ? 16 : 0) : "memory");
+}
+inline void copy_commit(void) { asm volatile("cp.async.commit_group;" : : : "memory"); }
+#define COPY_WAIT(groups_in_flight) asm volatile("cp.async.wait_group %0;" : : "n"(groups_in_flight) : "memory")
+
+inline void store16_local(const uint to, const uint4 v) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+                 : "memory");
+}
+
+// Four 8 x 8 matrices of 16-bit values; lanes 8 i .. 8 i + 7 give the addresses of matrix i's rows of 16 bytes.
+inline uint4 load_matrices(const uint from) {
+    uint4 v;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(from)
+                 : "memory");
+    return v;
+}
+inline uint4 load_matrices_transposed(const uint from) {
+    uint4 v;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(from)
+                 : "memory");
+    return v;
+}
+
+inline void mma_bf16(float4* c, const uint4 a, const uint b0, const uint b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"((*c).x), "+f"((*c).y), "+f"((*c).z), "+f"((*c).w)
+                 : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
+inline void mma_f16(float4* c, const uint4 a, const uint b0, const uint b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"((*c).x), "+f"((*c).y), "+f"((*c).z), "+f"((*c).w)
+                 : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
