@@ -7,7 +7,7 @@ so that a window that is missing, or off by one, shows.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +94,68 @@ def test_a_folder_of_the_family_computes_what_transformers_does(name: str, kind:
         answer = llm.generate(prompt, max_tokens=40, ignore_eos=True)
     choices = transformers_logits(model, [*prompt, *answer.token_ids])[len(prompt) - 1 : -1].argmax(axis=-1)
     assert answer.token_ids == choices.tolist()
+
+
+def save_gguf(path: Path, config: ModelConfig, weights: Mapping[str, np.ndarray]) -> Path:
+    """The model as llama.cpp's converter writes it, names by the package `gguf`: q and k of Llama and Mistral with their
+    rotary pairs next to each other, Gemma's norm weights with the 1 that its model adds."""
+    import gguf
+
+    arch = {"mistral": "llama"}.get(config.architecture, config.architecture)
+    kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(kinds[arch], config.n_layers)
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_block_count(config.n_layers)
+    writer.add_context_length(config.max_position)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.n_q_heads)
+    writer.add_head_count_kv(config.n_kv_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_theta)
+    if config.windows:
+        writer.add_sliding_window(WINDOW)
+    if config.attention_soft_cap is not None and config.logit_soft_cap is not None:
+        writer.add_attn_logit_softcapping(config.attention_soft_cap)
+        writer.add_final_logit_softcapping(config.logit_soft_cap)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    tokens = ["a", "b", "ab", *(f"<token {i}>" for i in range(3, config.vocab_size))]
+    writer.add_token_list(tokens)
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    for name, values in weights.items():
+        stored = values + np.float32(config.norm_offset) if name.endswith("norm.weight") else values
+        if arch == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
+            halves = stored.reshape(-1, 2, config.head_dim // 2, stored.shape[1])
+            stored = halves.swapaxes(1, 2).reshape(stored.shape)
+        gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert gguf_name is not None, name
+        writer.add_tensor(gguf_name, np.ascontiguousarray(stored))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("name", ["mistral", "qwen2", "qwen3", "gemma2"])
+def test_a_gguf_file_of_the_family_computes_what_transformers_does(
+    name: str, default_device: Any, tmp_path: Path
+) -> None:
+    config = FAMILIES[name]
+    if config.architecture == "gemma2":  # the format has no key for another scale
+        config = dataclasses.replace(config, attention_scale=config.head_dim**-0.5)
+    weights = random_weights(config, seed=3)
+    ids = ids_for(config)
+    expected = transformers_logits(transformers_model(config, weights), ids)
+    path = save_gguf(tmp_path / "model.gguf", config, weights)
+    with llmcl.load(str(path), device=default_device.entry.index, dtype="float32", max_context=128) as llm:
+        assert relative_error(llm.logits(ids), expected) < BOUND
+        assert relative_error(decode(llm, ids, 80), expected[79:]) < BOUND
 
 
 def test_pages_hold_what_a_contiguous_cache_does(tmp_path: Path) -> None:
