@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +22,7 @@ from llmcl.model_weights import ModelWeights, Progress, load_weights, random_wei
 from llmcl.ops.dtype import check_dtype
 from llmcl.ops.weight import STAGING_BYTES
 from llmcl.paged_kv_cache import PagedKVCache, pool_pages
+from llmcl.random_shapes import random_shape_config
 from llmcl.runtime.device import Device
 from llmcl.sampling import SamplingParams
 from llmcl.text import StopMatcher
@@ -33,66 +32,6 @@ Message = Mapping[str, str]
 Prompt = str | Sequence[Message] | Sequence[int]
 
 DEFAULT_CONTEXT = 4096
-
-# Shapes for speed tests without a download, as their published config.json states them.
-RANDOM_SHAPES: dict[str, dict[str, Any]] = {
-    "llama-3.2-1b": {
-        "hidden_size": 2048,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 64,
-        "tie_word_embeddings": True,
-        "rope_scaling": {
-            "rope_type": "llama3",
-            "factor": 32.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8192,
-        },
-    },
-    "llama-3.1-8b": {
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "tie_word_embeddings": False,
-        "rope_scaling": {
-            "rope_type": "llama3",
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8192,
-        },
-    },
-    "smollm2-135m": {
-        "hidden_size": 576,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-        "head_dim": 64,
-        "tie_word_embeddings": True,
-        "vocab_size": 49152,
-        "max_position_embeddings": 8192,
-        "rope_theta": 100000.0,
-        "eos_token_id": 2,
-    },
-}
-_RANDOM_COMMON: dict[str, Any] = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 500000.0,
-    "hidden_act": "silu",
-    "torch_dtype": "bfloat16",
-    "eos_token_id": 128001,
-}
 
 
 def load(
@@ -163,8 +102,8 @@ def load_random(
 ) -> LLM:
     """A model of real shape with random weights made on the device, to measure speed without a download.
 
-    shape: "llama-3.2-1b", "llama-3.1-8b", "smollm2-135m", or the path of a config.json. It has no tokenizer: prompts
-    are token ids, and pieces have no text.
+    shape: a name in random_shapes.RANDOM_SHAPES, such as "llama-3.2-1b", or the path of a config.json. It has no
+    tokenizer: prompts are token ids, and pieces have no text.
     """
     start = time.perf_counter()
     config = random_shape_config(shape)
@@ -183,21 +122,6 @@ def load_random(
     )
     llm.load_ms = (time.perf_counter() - start) * 1e3
     return llm
-
-
-def random_shape_config(shape: str) -> ModelConfig:
-    """The configuration of a name in RANDOM_SHAPES or of a config.json; raises UsageError for anything else."""
-    if shape in RANDOM_SHAPES:
-        return ModelConfig.from_hf({**_RANDOM_COMMON, **RANDOM_SHAPES[shape]})
-    try:
-        config = json.loads(Path(shape).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"random shape {shape!r} is neither one of {', '.join(RANDOM_SHAPES)} nor a readable config.json ({error})"
-        ) from error
-    if not isinstance(config, dict):
-        raise UsageError(f"{shape} holds a {type(config).__name__}; expected the object of a config.json")
-    return ModelConfig.from_hf(config)
 
 
 def _auto_dtype(dtype: str, config: ModelConfig) -> str:

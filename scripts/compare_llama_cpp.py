@@ -292,7 +292,7 @@ def random_file(path: Path, shape: str) -> Path:
     import gguf
     import numpy as np
 
-    from llmcl.llm import random_shape_config
+    from llmcl.random_shapes import random_shape_config
 
     config = random_shape_config(shape)
     needed = 2 * config.n_parameters()

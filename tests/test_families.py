@@ -17,8 +17,12 @@ from helpers import random_weights, relative_error, save_folder, small_config, t
 
 import llmcl
 from llmcl import reference
+from llmcl.attention.mods import NO_MODS
+from llmcl.chat_template import render
 from llmcl.config import ModelConfig
+from llmcl.errors import UsageError
 from llmcl.llm import LLM
+from llmcl.model_mods import trace_layer_mods
 
 BOUND = 1e-4
 N_TOKENS = 90
@@ -97,8 +101,10 @@ def test_a_folder_of_the_family_computes_what_transformers_does(name: str, kind:
 
 
 def save_gguf(path: Path, config: ModelConfig, weights: Mapping[str, np.ndarray]) -> Path:
-    """The model as llama.cpp's converter writes it, names by the package `gguf`: q and k of Llama and Mistral with their
-    rotary pairs next to each other, Gemma's norm weights with the 1 that its model adds."""
+    """The model as llama.cpp's converter writes it, with names from the package `gguf`.
+
+    Llama's and Mistral's q and k have their rotary pairs next to each other, Gemma's norm weights the 1 in them.
+    """
     import gguf
 
     arch = {"mistral": "llama"}.get(config.architecture, config.architecture)
@@ -202,3 +208,110 @@ def test_every_part_of_a_family_shows(name: str) -> None:
         off_by_one = tuple(window and window + 1 for window in config.windows)
         changed = dataclasses.replace(config, windows=off_by_one)
         assert relative_error(reference.forward(changed, weights, ids_for(config)), logits) > 10 * BOUND
+
+
+# ---- the user's rules on top of the model's ----------------------------------------------------------------------
+
+slopes = np.array([0.5, 0.1, 0.02, 0.0], np.float32)
+
+
+def farther_counts_less(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return score * 3.0 + slopes[h] * (kv_idx - q_idx)
+
+
+def no_multiple_of_five(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return (kv_idx % 5 != 0) | (kv_idx == q_idx)
+
+
+def test_a_users_functions_come_after_those_of_the_model(default_device: Any, tmp_path: Path) -> None:
+    """Against transformers with the same rules: what its attention makes of scores, and its masks, are changed."""
+    import torch
+
+    config = FAMILIES["gemma2"]
+    weights = random_weights(config, seed=4)
+    ids = ids_for(config)
+    model = transformers_model(config, weights)
+    distance = torch.arange(N_TOKENS)[:, None] - torch.arange(N_TOKENS)[None, :]
+    unseen = torch.tensor([[k % 5 == 0 and k != q for k in range(N_TOKENS)] for q in range(N_TOKENS)])
+
+    def attention(module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float, **kwargs: Any) -> Any:
+        group = query.shape[1] // key.shape[1]
+        key, value = (x.repeat_interleave(group, dim=1) for x in (key, value))
+        scores = query @ key.transpose(2, 3) * scaling
+        scores = config.attention_soft_cap * torch.tanh(scores / config.attention_soft_cap)
+        scores = scores * 3.0 - torch.from_numpy(slopes)[None, :, None, None] * distance
+        window = config.window(module.layer_idx) or N_TOKENS
+        scores = scores.masked_fill(unseen | (distance < 0) | (distance >= window), -torch.inf)
+        return (scores.softmax(dim=-1) @ value).transpose(1, 2), None
+
+    from transformers import AttentionInterface
+
+    AttentionInterface.register("llmcl_test", attention)
+    model.set_attn_implementation("llmcl_test")
+    expected = transformers_logits(model, ids)
+    folder = str(save_folder(tmp_path / "model", config, weights))
+    options: dict[str, Any] = {"score_mod": farther_counts_less, "mask_mod": no_multiple_of_five}
+    with llmcl.load(folder, device=default_device.entry.index, dtype="float32", max_context=128, **options) as llm:
+        assert relative_error(llm.logits(ids), expected) < BOUND
+        assert relative_error(decode(llm, ids, 80), expected[79:]) < BOUND
+
+
+def test_layers_of_the_same_rules_share_a_program(default_device: Any) -> None:
+    """One program for all windows, one for layers without, however many layers there are."""
+    config = dataclasses.replace(FAMILIES["mistral"], n_layers=6, windows=(20, None, 20, None, 20, None))
+    mods = trace_layer_mods(config, 128).bind(default_device)
+    assert len({mod.prelude for mod in mods}) == 2
+    assert mods[0] is mods[2] is mods[4] and mods[1] is mods[3] is mods[5]
+
+
+def test_a_window_that_no_text_reaches_costs_nothing(default_device: Any) -> None:
+    assert set(trace_layer_mods(FAMILIES["mistral"], WINDOW).bind(default_device)) == {NO_MODS}
+
+
+# ---- chat templates, which come from the checkpoints -------------------------------------------------------------
+
+TEMPLATES = {
+    "mistral": "{{ bos_token }}{% for message in messages %}"
+    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
+    "{% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + ' [/INST]' }}"
+    "{% elif message['role'] == 'assistant' %}{{ message['content'] + eos_token}}{% endif %}{% endfor %}",
+    "gemma2": "{{ bos_token }}{% if messages[0]['role'] == 'system' %}"
+    "{{ raise_exception('System role not supported') }}"
+    "{% endif %}{% for message in messages %}{% if (message['role'] == 'assistant') %}{% set role = 'model' %}"
+    "{% else %}"
+    "{% set role = message['role'] %}{% endif %}{{ '<start_of_turn>' + role + '\n' + message['content'] | trim + "
+    "'<end_of_turn>\n' }}{% endfor %}{% if add_generation_prompt %}{{'<start_of_turn>model\n'}}{% endif %}",
+    "qwen3": "{%- set ns = namespace(multi_step_tool=true, last_query_index=messages|length - 1) %}"
+    "{%- for message in messages[::-1] %}{%- set index = (messages|length - 1) - loop.index0 %}"
+    "{%- if ns.multi_step_tool and message.role == 'user' and message.content is string %}"
+    "{%- set ns.multi_step_tool = false %}{%- set ns.last_query_index = index %}{%- endif %}{%- endfor %}"
+    "{%- for message in messages %}{%- set content = message.content.split('</think>')[-1].lstrip('\n') %}"
+    "{{- '<|im_start|>' + message.role + '\n' + content + '<|im_end|>' + '\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}"
+    "{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}"
+    "{%- endif %}",
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_chat_templates_give_what_transformers_makes_of_them(name: str) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    messages = [
+        {"role": "user", "content": "Hello "},
+        {"role": "assistant", "content": "<think>\nhm\n</think>\n\nHi"},
+        {"role": "user", "content": "Bye"},
+    ]
+    special = {"bos_token": "<s>", "eos_token": "</s>"}
+    theirs = render_jinja_template([messages], chat_template=TEMPLATES[name], add_generation_prompt=True, **special)
+    ours = render(TEMPLATES[name], messages, add_generation_prompt=True, special_tokens=special)
+    assert ours == theirs[0][0]
+    if name == "gemma2":
+        with pytest.raises(UsageError, match="System role not supported"):
+            render(
+                TEMPLATES[name],
+                [{"role": "system", "content": "x"}],
+                add_generation_prompt=True,
+                special_tokens=special,
+            )

@@ -14,7 +14,8 @@ from helpers import random_weights, save_folder, small_config
 import llmcl
 from llmcl.checkpoint import open_checkpoint
 from llmcl.errors import ContextLengthError, UnsupportedModelError, UsageError
-from llmcl.llm import LLM, RANDOM_SHAPES, random_shape_config
+from llmcl.llm import LLM
+from llmcl.random_shapes import RANDOM_SHAPES, random_shape_config
 from llmcl.runtime.device import Device
 
 QUESTION = "Why is the sky blue?"
@@ -392,6 +393,10 @@ def test_random_weights_of_a_config_file(default_device: Device, tmp_path: Path)
 def test_random_shapes_have_the_published_sizes() -> None:
     assert random_shape_config("llama-3.2-1b").n_parameters() == 1_235_814_400
     assert random_shape_config("llama-3.1-8b").n_parameters() == 8_030_261_248
+    assert random_shape_config("mistral-7b").n_parameters() == 7_241_732_096
+    assert random_shape_config("qwen2.5-0.5b").n_parameters() == 494_032_768
+    assert random_shape_config("qwen3-0.6b").n_parameters() == 596_049_920
+    assert random_shape_config("gemma-2-2b").n_parameters() == 2_614_341_888
     with open_checkpoint("smollm2") as demo:
         assert random_shape_config("smollm2-135m").n_parameters() == demo.config.n_parameters()
 

@@ -83,7 +83,7 @@ RandomShape = Annotated[
         MODEL_PANEL,
         "--random",
         metavar="SHAPE",
-        help="Instead of -m: random weights in the shape of llama-3.2-1b, llama-3.1-8b, smollm2-135m or a config.json.",
+        help="Instead of -m: random weights shaped as e.g. llama-3.2-1b (another name lists all) or a config.json.",
     ),
 ]
 Offline = Annotated[
