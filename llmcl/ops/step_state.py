@@ -42,7 +42,11 @@ class StepState:
 
     def write_pages(self, pages: Sequence[int], first: int = 0) -> None:
         """Puts `pages` into the page table of the active sequence, from entry `first` on."""
-        self._device.write(self.state, np.asarray(pages, np.int32), 4 * (N_SLOTS + first))
+        offset = 4 * (N_SLOTS + first)
+        if len(pages) == 1:  # as decode goes on: a write would wait for the steps that are under way
+            self._device.fill(self.state, np.int32(pages[0]), offset, 4)
+        else:
+            self._device.write(self.state, np.asarray(pages, np.int32), offset)
 
     def read_sampled(self, i: int) -> Callable[[], int]:
         """Enqueues the reading of the i-th token sampled (4 bytes); the function returned waits for it."""

@@ -209,10 +209,11 @@ class Device:
         self.fill(buffer, np.uint32(0))
         return buffer
 
-    def fill(self, buffer: Buffer, pattern: np.generic) -> None:
-        """Repeats a 4-byte `pattern` over the whole buffer, on the device."""
+    def fill(self, buffer: Buffer, pattern: np.generic, offset_bytes: int = 0, nbytes: int | None = None) -> None:
+        """Repeats a 4-byte `pattern` over the buffer, or nbytes of it from offset_bytes on, without waiting."""
         with named_errors(f"filling {buffer.name}"):
-            cl.enqueue_fill_buffer(self.queue, buffer.cl, np.atleast_1d(pattern), 0, buffer.nbytes)
+            size = buffer.nbytes - offset_bytes if nbytes is None else nbytes
+            cl.enqueue_fill_buffer(self.queue, buffer.cl, np.atleast_1d(pattern), offset_bytes, size)
 
     def copy_rows(
         self, buffer: Buffer, source: int, target: int, *, row_bytes: int, n_rows: int, pitch_bytes: int
