@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from llmcl.attention.kernels import decode_splits
+from llmcl.attention.kernels import check_kernel_options, decode_splits
 from llmcl.attention.mods import MaskMod, ScoreMod
 from llmcl.chat import Chat
 from llmcl.checkpoint import open_checkpoint
@@ -47,6 +47,7 @@ def load(
     progress: Progress | None = None,
     score_mod: ScoreMod | None = None,
     mask_mod: MaskMod | None = None,
+    kernel_options: Mapping[str, int] | None = None,
 ) -> LLM:
     """Loads a model onto a device.
 
@@ -62,6 +63,7 @@ def load(
     score_mod(score, b, h, q_idx, kv_idx) and mask_mod(b, h, q_idx, kv_idx) -> bool: Python functions that are compiled
     into the attention of every layer, beside the causal mask (docs/attention.md); b is 0, h the query head, q_idx
     and kv_idx are positions in the text.
+    kernel_options: BLOCK_M, BLOCK_N, DV_TILE of prefill's attention, before those that `llmcl tune` stored.
 
     Raises a subclass of LlmclError: unknown model or device, damaged or unsupported checkpoint, too little memory
     (forecast before anything is loaded).
@@ -75,7 +77,7 @@ def load(
             model,
             checkpoint.config,
             tokenizer,
-            Device.open(device),
+            _open_device(device, kernel_options),
             lambda dev: load_weights(dev, checkpoint, weights_dtype, progress),
             weights_dtype,
             kv_dtype,
@@ -98,6 +100,7 @@ def load_random(
     max_context: int | None = None,
     kv_page_tokens: int | None = None,
     kv_pages: int | None = None,
+    kernel_options: Mapping[str, int] | None = None,
     seed: int = 0,
 ) -> LLM:
     """A model of real shape with random weights made on the device, to measure speed without a download.
@@ -112,7 +115,7 @@ def load_random(
         f"random {shape}",
         config,
         None,
-        Device.open(device),
+        _open_device(device, kernel_options),
         lambda dev: random_weights(dev, config, weights_dtype, seed),
         weights_dtype,
         kv_dtype,
@@ -122,6 +125,12 @@ def load_random(
     )
     llm.load_ms = (time.perf_counter() - start) * 1e3
     return llm
+
+
+def _open_device(request: Device | str | int | None, kernel_options: Mapping[str, int] | None) -> Device:
+    device = Device.open(request)
+    device.kernel_options = check_kernel_options(kernel_options or {})
+    return device
 
 
 def _auto_dtype(dtype: str, config: ModelConfig) -> str:
@@ -173,7 +182,8 @@ def forecast(
     config: ModelConfig, dtype: str, kv_dtype: str, max_context: int, device: Device, kv_tokens: int
 ) -> dict[str, int]:
     """Bytes of device memory that a model will take: weights, KV cache (kv_tokens of it), working buffers."""
-    shapes = activation_shapes(config, min(PREFILL_CHUNK, max_context), decode_splits(device, config.n_kv_heads))
+    n_splits = decode_splits(device, config.n_kv_heads, config.head_dim, kv_dtype)
+    shapes = activation_shapes(config, min(PREFILL_CHUNK, max_context), n_splits)
     working = 4 * sum(int(np.prod(shape)) for shape in shapes.values())
     return {
         "weights": weights_bytes(config, dtype),

@@ -79,7 +79,7 @@ class Model:
         self.weights = weights
         self.cache = cache
         self.chunk = min(chunk, cache.max_context)
-        self.n_splits = decode_splits(device, config.n_kv_heads)
+        self.n_splits = decode_splits(device, config.n_kv_heads, config.head_dim, cache.shape.kv_dtype)
         self.step = StepState(device, self.chunk, cache.table_entries)
         self.inv_freq = device.upload(config.inv_freq(), "rotation frequencies")
         self.act = Activations(

@@ -1,8 +1,9 @@
-"""Where llmcl keeps what it can make again: compiled kernels, ICD files, probe results."""
+"""Where llmcl keeps what it can make again: compiled kernels, ICD files, probe results, findings about devices."""
 
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 
@@ -14,3 +15,11 @@ def cache_dir() -> Path:
     from platformdirs import user_cache_dir
 
     return Path(user_cache_dir("llmcl", appauthor=False))
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Concurrent processes may write the same file; each reader sees a whole one or none. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        file.write(data)
+    os.replace(file.name, path)

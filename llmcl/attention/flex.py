@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 
 from llmcl.attention.block_mask import BlockMask, check_mod
-from llmcl.attention.kernels import CAPACITY_MULTIPLE, prefill_tiles
+from llmcl.attention.kernels import CAPACITY_MULTIPLE, check_kernel_options, prefill_tiles
 from llmcl.attention.mods import ScoreMod, bind_mods, trace_mods
 from llmcl.errors import UsageError
 from llmcl.ops import step_state
@@ -18,7 +18,6 @@ from llmcl.runtime.device import Buffer, Device
 
 # The step state of attention on arrays; the lengths are no build constants, so no length compiles anew.
 N_KEYS, CAPACITY = step_state.N_SLOTS, step_state.N_SLOTS + 1
-KERNEL_OPTIONS = ("BLOCK_M", "BLOCK_N", "DV_TILE")
 EVERYTHING = 1 << 30  # a block that holds every query or key
 
 
@@ -60,9 +59,7 @@ def flex_attention(
     device = device or default_device()
     kv_dtype = "float16" if key.dtype == np.float16 else "float32"
     head_dim = -(-width // 16) * 16
-    options = dict(kernel_options or {})
-    if unknown := set(options) - set(KERNEL_OPTIONS):
-        raise UsageError(f"kernel_options has {', '.join(sorted(unknown))}; expected {', '.join(KERNEL_OPTIONS)}")
+    options = check_kernel_options(kernel_options or {})
 
     q_block, kv_block, blocks = _block_lists(block_mask, batch, n_q_heads, n_queries, n_keys)
     tiles = prefill_tiles(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from llmcl.attention.mods import NO_MODS, Mods
@@ -18,6 +20,8 @@ DECODE_VARIANTS = variants("attention_decode", nvidia=lambda dtype, d: is_16_bit
 PREFILL_VARIANTS = variants("attention_prefill", nvidia=lambda dtype, d: is_16_bit(dtype) and d in (64, 128))
 
 CAPACITY_MULTIPLE = 64  # every BLOCK_N divides it
+MAX_SPLITS = 256
+DECODE_BLOCK_N = (16, 32, 64)
 
 
 @dataclass(frozen=True)
@@ -63,11 +67,48 @@ class AttentionShape:
         }
 
 
-def decode_splits(device: Device, n_kv_heads: int) -> int:
-    """Into how many runs the keys of a head are cut in decode, so that every compute unit has an equal share."""
+KERNEL_OPTIONS = ("BLOCK_M", "BLOCK_N", "DV_TILE")
+
+
+def check_kernel_options(options: Mapping[str, int]) -> dict[str, int]:
+    """Raises UsageError for anything but positive numbers for the constants that a user may choose."""
+    if unknown := set(options) - set(KERNEL_OPTIONS):
+        raise UsageError(f"kernel_options has {', '.join(sorted(unknown))}; expected {', '.join(KERNEL_OPTIONS)}")
+    for name, value in options.items():
+        if not isinstance(value, int) or value < 1:
+            raise UsageError(f"kernel_options has {name} {value!r}; expected a whole number, 1 or more")
+    return dict(options)
+
+
+def prefill_key(variant: str, head_dim: int, kv_dtype: str) -> str:
+    """The name of the tuned tiles of prefill among a device's findings."""
+    return f"attention_prefill {variant} head_dim {head_dim} {kv_dtype}"
+
+
+def decode_key(variant: str, n_kv_heads: int, head_dim: int, kv_dtype: str) -> str:
+    """The name of the tuned constants of decode among a device's findings."""
+    return f"attention_decode {variant} kv_heads {n_kv_heads} head_dim {head_dim} {kv_dtype}"
+
+
+def decode_splits(device: Device, n_kv_heads: int, head_dim: int, kv_dtype: str) -> int:
+    """Into how many runs the keys of a head are cut in decode: as tuned, or by default."""
+    variant = pick(DECODE_VARIANTS, device, kv_dtype, head_dim).name
+    tuned = device.findings.tuned.get(decode_key(variant, n_kv_heads, head_dim, kv_dtype), {})
+    if 1 <= tuned.get("N_SPLITS", 0) <= MAX_SPLITS:
+        return tuned["N_SPLITS"]
+    return default_splits(device, n_kv_heads)
+
+
+def default_splits(device: Device, n_kv_heads: int) -> int:
+    """Runs such that every compute unit has an equal share."""
     if device.is_cpu:
         return math.lcm(n_kv_heads, device.compute_units) // n_kv_heads
     return max(1, min(32, 2 * device.compute_units // n_kv_heads))
+
+
+def default_block_n(variant: str, group_size: int) -> int:
+    """Keys a step of decode: on a CPU as many as leave the scores of all query heads in registers."""
+    return 64 if variant != "cpu" or group_size <= 4 else 32 if group_size <= 8 else 16
 
 
 def attention_decode(
@@ -84,26 +125,35 @@ def attention_decode(
     *,
     n_splits: int,
     variant: str | None = None,
+    block_n: int | None = None,
     mods: Mods = NO_MODS,
 ) -> list[Launch]:
     """Rotates and appends the step's one token and attends to the cache, itself included.
 
     qkv float32 [n_q_heads + 2 n_kv_heads, head_dim]; rope float32 [head_dim]; out float32 [n_q_heads, head_dim];
     part_ml float32 [n_q_heads, n_splits, 2], part_acc float32 [n_q_heads, n_splits, head_dim].
+    block_n: keys a step; None: as tuned, or chosen for the device.
     """
     chosen = pick(DECODE_VARIANTS, device, shape.kv_dtype, shape.head_dim, variant)
     constants = {**shape.constants(), "N_SPLITS": n_splits, "SCALE": shape.scale}
+    if block_n is None:
+        key = decode_key(chosen.name, shape.n_kv_heads, shape.head_dim, shape.kv_dtype)
+        tuned = device.findings.tuned.get(key, {}).get("BLOCK_N")
+        block_n = tuned if tuned in DECODE_BLOCK_N else None
+    elif block_n not in DECODE_BLOCK_N:
+        expected = ", ".join(map(str, DECODE_BLOCK_N))
+        raise UsageError(f"BLOCK_N is {block_n}; expected one of {expected}")
+    block_n = block_n or default_block_n(chosen.name, shape.group_size)
     if chosen.name == "cpu":
         rows = shape.group_size
-        key_tiles = 4 if rows <= 4 else 2 if rows <= 8 else 1
-        constants |= {"ROWS": rows, "BLOCK_N": 16 * key_tiles, "DV_TILE": _dv_tile(shape.head_dim, rows)}
+        constants |= {"ROWS": rows, "BLOCK_N": block_n, "DV_TILE": _dv_tile(shape.head_dim, rows)}
         width = 1
     elif chosen.name == "nvidia":
         warps = _nvidia_decode_warps(device, shape)
         constants |= {"GROUP_SIZE": shape.group_size, "WARPS": warps}
         width = 32 * warps
     else:
-        width = 64
+        width = block_n
         constants |= {"GROUP_SIZE": shape.group_size, "BLOCK_N": width}
     result = out if n_splits == 1 else part_acc
     launches = [
@@ -193,13 +243,33 @@ def prefill_tiles(
     block_n: int | None = None,
     dv_tile: int | None = None,
     q_block: int | None = None,
+    tuned: bool = True,
 ) -> PrefillTiles:
-    """Tile sizes as asked for, or chosen for the device where None; q_block: a multiple of the query rows, if given.
+    """Tile sizes as asked for (here, or by the user of the device), as tuned, or chosen for the device where None.
+
+    q_block: a multiple of the query rows, if given. tuned: whether to look for what `llmcl tune` stored.
 
     Raises UsageError for sizes that the kernel cannot have, naming the constant to change.
     """
     if variant is None and q_block is not None and q_block % 8:
         variant = "cpu"  # its query rows can be any number
+    if tuned and block_m is block_n is dv_tile is None:
+        given = device.kernel_options
+        block_m, block_n, dv_tile = (given.get(name) for name in KERNEL_OPTIONS)
+        usual = pick(PREFILL_VARIANTS, device, kv_dtype, head_dim, variant).name
+        sizes = None if given else device.findings.tuned.get(prefill_key(usual, head_dim, kv_dtype))
+        if sizes:
+            with suppress(UsageError):  # tuned tiles may not fit this use: then the defaults do
+                return prefill_tiles(
+                    device,
+                    head_dim,
+                    kv_dtype,
+                    variant=variant,
+                    block_m=sizes.get("BLOCK_M"),
+                    block_n=sizes.get("BLOCK_N"),
+                    dv_tile=sizes.get("DV_TILE"),
+                    q_block=q_block,
+                )
     table = PREFILL_VARIANTS
     if variant is None and (block_m not in (None, 64) or dv_tile not in (None, head_dim) or (q_block or 64) % 64):
         table = tuple(row for row in table if row.name != "nvidia")  # 64 query rows, all columns in one pass
@@ -227,6 +297,7 @@ def prefill_tiles(
         raise UsageError(f"BLOCK_M is {block_m}; expected a divisor of the block mask's {q_block} queries a block")
     if block_n % 16 or CAPACITY_MULTIPLE % block_n:
         raise UsageError(f"BLOCK_N is {block_n}; expected 16, 32 or 64")
+    dv_tile = min(dv_tile, head_dim)
     if dv_tile % 16 or head_dim % dv_tile:
         options = [d for d in range(16, head_dim + 1, 16) if head_dim % d == 0]
         raise UsageError(f"DV_TILE is {dv_tile}; expected a divisor of head_dim {head_dim}: {options}")

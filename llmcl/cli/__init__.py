@@ -20,6 +20,8 @@ from llmcl.cli.options import METRICS
 from llmcl.cli.perplexity import SCORED, perplexity
 from llmcl.cli.profile import EPILOG as PROFILE_EPILOG
 from llmcl.cli.profile import profile
+from llmcl.cli.tune import EPILOG as TUNE_EPILOG
+from llmcl.cli.tune import tune
 
 app = typer.Typer(
     **TYPER_SETTINGS,
@@ -34,6 +36,7 @@ app.command(cls=Command, epilog=SCORED)(perplexity)
 app.command(cls=Command)(convert)
 app.command(cls=Command)(devices)
 app.command(cls=Command, epilog=PROFILE_EPILOG)(profile)
+app.command(cls=Command, epilog=TUNE_EPILOG)(tune)
 
 
 def _print_version(wanted: bool) -> None:

@@ -40,6 +40,7 @@ def chat(
     dtype: opt.Dtype = "auto",
     kv_dtype: opt.KvDtype = "auto",
     kv_page_size: opt.KvPageSize = None,
+    combo: opt.Combo = None,
     quiet: opt.Quiet = False,
 ) -> None:
     """Talk with a model; /help lists what can be typed. From a pipe, each line is one message."""
@@ -56,6 +57,7 @@ def chat(
         kv_page_size=kv_page_size,
         offline=offline,
         quiet=quiet,
+        combo=combo,
     ) as llm:
         if not quiet:
             print("/help lists the commands", file=sys.stderr)

@@ -63,6 +63,7 @@ def generate(
     dtype: opt.Dtype = "auto",
     kv_dtype: opt.KvDtype = "auto",
     kv_page_size: opt.KvPageSize = None,
+    combo: opt.Combo = None,
     format: opt.Format = "text",
     quiet: opt.Quiet = False,
 ) -> None:
@@ -87,6 +88,7 @@ def generate(
         kv_page_size=kv_page_size,
         offline=offline,
         quiet=quiet,
+        combo=combo,
     ) as llm:
         if format == "json":
             result = llm.generate(text, **request)

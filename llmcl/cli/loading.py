@@ -45,6 +45,7 @@ def load_model(
     kv_page_size: int | None = None,
     offline: bool,
     quiet: bool,
+    combo: str | None = None,
 ) -> LLM:
     """`llmcl.load` with a progress bar, or `llmcl.load_random` of the shape `random`.
 
@@ -59,6 +60,10 @@ def load_model(
         "max_context": ctx_size,
         "kv_page_tokens": kv_page_size,
     }
+    if combo is not None:
+        from llmcl.attention.tuning import combination
+
+        settings["kernel_options"] = combination(combo)
     if random is not None:
         llm = llmcl.load_random(random, **settings)
     else:

@@ -244,6 +244,18 @@ Quiet = Annotated[
 ]
 
 
+Combo = Annotated[
+    str | None,
+    option(
+        DEVICE_PANEL,
+        "--combo",
+        metavar="A..H",
+        parser=one_of(*"ABCDEFGH"),
+        help="Tile sizes of prefill's attention: a combination of `llmcl tune`; left out: the winner stored by it.",
+    ),
+]
+
+
 def check_model_or_random(model: str | None, random: str | None) -> None:
     """Raises UsageError unless exactly one of the two is given."""
     if (model is None) == (random is None):

@@ -67,6 +67,7 @@ def profile(
     device: opt.Device = None,
     dtype: opt.Dtype = "auto",
     kv_dtype: opt.KvDtype = "auto",
+    combo: opt.Combo = None,
     output_dir: OutputDir = Path("."),
     quiet: opt.Quiet = False,
 ) -> None:
@@ -89,6 +90,7 @@ def profile(
         ctx_size=n_prompt + n_gen + 1,
         offline=offline,
         quiet=quiet,
+        combo=combo,
     ) as llm:
         result = run(llm, n_prompt, n_gen)
         label = llm.device.entry.label

@@ -17,6 +17,7 @@ prepare_icd_loader()  # before the first import of pyopencl anywhere
 
 import pyopencl as cl  # noqa: E402
 
+from llmcl.runtime.findings import Findings  # noqa: E402
 from llmcl.runtime.program import ProgramCache  # noqa: E402
 
 KernelArg = Union["Buffer", np.generic]
@@ -31,6 +32,7 @@ class Work:
     flops: float = 0.0
 
 
+KERNEL_SPILL_MEM_SIZE_INTEL = 0x4109  # of cl_intel_required_subgroup_size
 ARITHMETIC_CHAINS = 12  # independent sums: more than a multiply-add takes cycles
 
 WorkOf = Callable[[int, int], Work]  # of the number of tokens in the step and its position; for the profiler
@@ -96,6 +98,15 @@ class Buffer:
             self._device.allocated_bytes -= self.nbytes
 
 
+@dataclass(frozen=True)
+class KernelMemory:
+    """Bytes of a work-item (private, and of that spilled from registers) and of a group; None: the driver is silent."""
+
+    private_bytes: int | None
+    local_bytes: int | None
+    spill_bytes: int | None
+
+
 class Launch:
     """A kernel with its arguments set once, ready to be enqueued again and again.
 
@@ -129,6 +140,21 @@ class Launch:
         groups = self._groups(n_tokens) if callable(self._groups) else self._groups
         return tuple(g * w for g, w in zip(groups, self.local, strict=True))
 
+    def memory(self) -> KernelMemory:
+        """What the driver says about the compiled kernel."""
+
+        def query(info: int) -> int | None:
+            try:
+                value = self.kernel.get_work_group_info(info, self._device.entry.device)
+            except (cl.Error, TypeError, ValueError):
+                return None
+            return value if isinstance(value, int) else None
+
+        info = cl.kernel_work_group_info
+        return KernelMemory(
+            query(info.PRIVATE_MEM_SIZE), query(info.LOCAL_MEM_SIZE), query(KERNEL_SPILL_MEM_SIZE_INTEL)
+        )
+
     def enqueue(self, n_tokens: int = 1) -> cl.Event:
         self._device.traffic.kernel_launches += 1
         size = self.global_size(n_tokens)
@@ -148,6 +174,8 @@ class Device:
             properties = self.queue_properties
             self.queue = cl.CommandQueue(self.context, entry.device, properties)  # type: ignore[arg-type]
         self._programs = ProgramCache(self.context, entry.device)
+        self.findings = Findings(entry)
+        self.kernel_options: dict[str, int] = {}  # constants of attention that a user chose, before any tuned ones
         self.traffic = Traffic()
         self.allocated_bytes = 0
         self.peak_bytes = 0

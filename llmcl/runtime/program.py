@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-import tempfile
 import time
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -16,7 +15,7 @@ from pathlib import Path
 import pyopencl as cl
 
 from llmcl.errors import KernelBuildError
-from llmcl.paths import cache_dir
+from llmcl.paths import cache_dir, write_atomically
 
 # Denormals cost PoCL a factor of ten; every kernel tolerates contraction into multiply-adds except
 # the one that must reproduce a file format bit for bit, which turns it off itself.
@@ -115,7 +114,8 @@ class ProgramCache:
         self.compile_s += time.perf_counter() - start
         self.compiled += 1
         binaries: list[bytes] = program.get_info(cl.program_info.BINARIES)  # type: ignore[assignment]
-        _write_atomically(path, binaries[0])
+        with suppress(OSError):  # a read-only home costs compile time, not the run
+            write_atomically(path, binaries[0])
         return program
 
 
@@ -125,14 +125,3 @@ def _constant(value: object) -> str:
     if isinstance(value, float):
         return f"{value!r}f" if "e" in repr(value) or "." in repr(value) else f"{value!r}.0f"
     return str(value)
-
-
-def _write_atomically(path: Path, data: bytes) -> None:
-    """Concurrent processes may compile the same program; each sees a whole file or none."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(data)
-        os.replace(file.name, path)
-    except OSError:
-        return  # a read-only home costs compile time, not the run

@@ -55,7 +55,7 @@ def ours_decode(
     """attention_decode (and merge): q [n_q_heads, head_dim]; appends the last of k, v [kv_len, heads, head_dim]."""
     table = shuffled_pages(len(k)) if pages else None
     k_cache, v_cache = cache_buffers(device, k, v, dtype, table)
-    n_splits = decode_splits(device, k.shape[1])
+    n_splits = decode_splits(device, k.shape[1], k.shape[2], dtype)
     unrotated = np.repeat(np.array([1, 0], np.float32), q.shape[1] // 2)
     out = device.alloc(q.nbytes, "benchmark output")
     launches = attention_decode(

@@ -1,0 +1,280 @@
+"""`llmcl tune`: the tile sizes of attention that are fastest on a device, kept for later runs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from llmcl import json_text
+from llmcl.cli import options as opt
+from llmcl.errors import UsageError
+
+if TYPE_CHECKING:
+    from llmcl.attention.kernels import AttentionShape
+    from llmcl.attention.tuning import Measurement, Tuning
+
+EPILOG = """\b
+prefill  the combinations A to H of BLOCK_M/BLOCK_N/DV_TILE: A 32/32/32, B 32/32/64,
+         C 32/64/32, D 32/64/64, E 64/32/32, F 64/64/64, G 32/32/128, H 32/16/16
+         (DV_TILE at most head_dim), then one constant at a time from the fastest
+decode   N_SPLITS (into how many runs the keys are cut) and BLOCK_N
+         Each is compared with NumPy in float64 before it is timed.
+vs G     speed-up over G, which cuts the output least; in decode over the default
+memory   bytes of a work-item (private, spill) and a work-group (local), where the driver
+         reports them
+The winners are stored for the device, driver, head_dim, KV dtype and kernel variant;
+later runs use them, unless --combo or kernel_options says otherwise."""
+
+PANEL = "Measurement"
+
+
+def _file(name: str, what: str) -> Any:
+    return opt.option(opt.OUTPUT_PANEL, name, metavar="FILE", help=f"Also write the tables as {what}.")
+
+
+def tune(
+    model: opt.OptionalModel = None,
+    random: opt.RandomShape = None,
+    n_prompt: Annotated[
+        int,
+        opt.option(
+            PANEL,
+            "-p",
+            "--n-prompt",
+            metavar="N",
+            parser=opt.number(int, "a whole number, 1 or more", lambda n: n >= 1),
+            help="Tokens of prefill.",
+        ),
+    ] = 512,
+    n_depth: Annotated[
+        int,
+        opt.option(
+            PANEL,
+            "-d",
+            "--n-depth",
+            metavar="N",
+            parser=opt.number(int, "a whole number, 1 or more", lambda n: n >= 1),
+            help="Keys that decode attends to.",
+        ),
+    ] = 1024,
+    kernel: Annotated[
+        str,
+        opt.option(
+            PANEL,
+            "--kernel",
+            metavar="all|prefill|decode",
+            parser=opt.one_of("all", "prefill", "decode"),
+            help="What to tune.",
+        ),
+    ] = "all",
+    variant: Annotated[
+        str | None,
+        opt.option(PANEL, "--variant", metavar="NAME", help="A kernel variant; left out: the one this device uses."),
+    ] = None,
+    combo: Annotated[
+        str | None,
+        opt.option(
+            PANEL,
+            "--combo",
+            metavar="A..H",
+            parser=opt.one_of(*"ABCDEFGH"),
+            help="Time this combination of prefill only, beside G and the default, and store nothing.",
+        ),
+    ] = None,
+    store: Annotated[
+        bool, opt.option(PANEL, "--store/--no-store", help="Keep the winners for later runs, or only show them.")
+    ] = True,
+    offline: opt.Offline = False,
+    device: opt.Device = None,
+    dtype: opt.Dtype = "auto",
+    kv_dtype: opt.KvDtype = "auto",
+    markdown: Annotated[Path | None, _file("--markdown", "Markdown")] = None,
+    csv_file: Annotated[Path | None, _file("--csv", "CSV")] = None,
+    json_file: Annotated[Path | None, _file("--json", "JSON")] = None,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Find the fastest tile sizes of attention for a model's heads on a device, and keep them for later runs."""
+    opt.check_model_or_random(model, random)
+    files = {"--markdown": markdown, "--csv": csv_file, "--json": json_file}
+    for option, path in files.items():
+        if path is not None:
+            _check_writable(option, path)
+    from llmcl.attention.tuning import COMBINATIONS, tune_decode, tune_prefill
+    from llmcl.runtime.device import Device
+
+    shape = _shape(model, random, offline, dtype, kv_dtype)
+    opened = Device.open(device)
+
+    def note(row: Measurement) -> None:
+        if not quiet:
+            found = f"{row.ms:.3f} ms" if row.ms is not None else row.refused
+            print(f"{row.kernel} {row.label} ({_constants(row)}): {found}", file=sys.stderr, flush=True)
+
+    if not quiet:
+        print(f"device: {opened.entry.label}", file=sys.stderr)
+    tunings = []
+    if kernel != "decode":
+        wanted = tuple(COMBINATIONS) if combo is None else tuple(dict.fromkeys((combo, "G")))
+        tunings.append(
+            tune_prefill(opened, shape, n_prompt, variant=variant, combinations=wanted, search=combo is None, note=note)
+        )
+    if kernel != "prefill" and combo is None:
+        tunings.append(tune_decode(opened, shape, n_depth, variant=variant, note=note))
+    titles = [_title(tuning, shape, n_prompt, n_depth) for tuning in tunings]
+    _write(files, tunings, titles, opened.name)
+    _show(tunings, titles)
+    _keep(opened, tunings, store and combo is None)
+
+
+def _shape(model: str | None, random: str | None, offline: bool, dtype: str, kv_dtype: str) -> AttentionShape:
+    """The heads of the model, whose weights need not be loaded, and the KV dtype that it would be loaded with."""
+    from llmcl.attention.kernels import CAPACITY_MULTIPLE, AttentionShape
+    from llmcl.checkpoint import open_checkpoint
+    from llmcl.ops.dtype import check_dtype
+    from llmcl.random_shapes import random_shape_config
+
+    if random is not None:
+        config = random_shape_config(random)
+    else:
+        with open_checkpoint(str(model), offline=offline) as checkpoint:
+            config = checkpoint.config
+    if kv_dtype == "auto":
+        kv_dtype = "float32" if "float32" in (dtype, config.dtype if dtype == "auto" else dtype) else "float16"
+    check_dtype(kv_dtype, "kv_dtype")
+    return AttentionShape(config.n_q_heads, config.n_kv_heads, config.head_dim, CAPACITY_MULTIPLE, kv_dtype)
+
+
+def _title(tuning: Tuning, shape: AttentionShape, n_prompt: int, n_depth: int) -> str:
+    work = f"{n_prompt} tokens" if tuning.kernel == "attention_prefill" else f"one token, {n_depth} keys"
+    heads = f"{shape.n_q_heads} query heads, {shape.n_kv_heads} KV heads, head_dim {shape.head_dim}"
+    return f"{tuning.kernel}, {tuning.variant} variant: {work}, {heads}, KV {shape.kv_dtype}"
+
+
+HEADER = ("choice", "constants", "ms", "vs G", "private B", "local B", "spill B")
+
+
+def _constants(row: Measurement) -> str:
+    return " ".join(f"{name} {value}" for name, value in row.constants.items())
+
+
+def _cells(tuning: Tuning) -> list[list[str]]:
+    rows = []
+    for row in tuning.rows:
+        label = f"{row.label} *" if row is tuning.winner else row.label
+        base = tuning.baseline_ms
+        speed = "" if row.ms is None or base is None else f"{base / row.ms:.2f}x"
+        memory = ["" if n is None else str(n) for n in _memory(row).values()]
+        shown = "/".join(map(str, row.constants.values()))
+        rows.append([label, shown, "refused" if row.ms is None else f"{row.ms:.3f}", speed, *memory])
+    return rows
+
+
+def _memory(row: Measurement) -> dict[str, int | None]:
+    names = ("private_bytes", "local_bytes", "spill_bytes")
+    return {name: None if row.memory is None else getattr(row.memory, name) for name in names}
+
+
+def _header(tuning: Tuning) -> list[str]:
+    against = "vs G" if tuning.kernel == "attention_prefill" else "vs default"
+    constants = "/".join(tuning.rows[0].constants)
+    return [HEADER[0], constants, HEADER[2], against, *HEADER[4:]]
+
+
+def _refusals(tuning: Tuning) -> list[str]:
+    return [f"{row.label} refused: {row.refused}" for row in tuning.rows if row.refused is not None]
+
+
+def _show(tunings: Sequence[Tuning], titles: Sequence[str]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    for tuning, title in zip(tunings, titles, strict=True):
+        console.print(title, soft_wrap=True)
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+        for i, name in enumerate(_header(tuning)):
+            table.add_column(name, justify="left" if i < 2 else "right", no_wrap=True)
+        for row in _cells(tuning):
+            table.add_row(*row)
+        console.print(table)
+        for line in _refusals(tuning):
+            console.print(line, soft_wrap=True)
+        console.print()
+
+
+def _keep(device: Any, tunings: Sequence[Tuning], store: bool) -> None:
+    for tuning in tunings:
+        if tuning.winner is None:
+            print(f"{tuning.kernel}: no choice was correct on this device, so nothing is stored; see `llmcl doctor`")
+            continue
+        print(f"fastest {tuning.kernel} (*): {_constants(tuning.winner)}")
+        if store:
+            try:
+                device.findings.store_tuned(tuning.key, tuning.winner.constants)
+            except OSError as error:
+                raise UsageError(
+                    f"the winner cannot be stored in {device.findings.path} ({error.strerror}); make the folder "
+                    "writable, set LLMCL_CACHE_DIR, or give --no-store"
+                ) from error
+    if store:
+        print(f"stored in {device.findings.path}")
+
+
+def _check_writable(option: str, path: Path) -> None:
+    try:
+        path.open("a").close()
+    except OSError as error:
+        raise UsageError(f"{option} {path}: cannot be written ({error.strerror})") from error
+
+
+def _write(files: dict[str, Path | None], tunings: Sequence[Tuning], titles: Sequence[str], device: str) -> None:
+    writers = {"--markdown": _as_markdown, "--csv": _as_csv, "--json": _as_json}
+    for option, path in files.items():
+        if path is not None:
+            path.write_text(writers[option](tunings, titles, device), encoding="utf-8")
+
+
+def _as_markdown(tunings: Sequence[Tuning], titles: Sequence[str], device: str) -> str:
+    parts = [f"Device: {device}\n"]
+    for tuning, title in zip(tunings, titles, strict=True):
+        lines = [_header(tuning), ["---", "---", *["---:"] * 5], *_cells(tuning)]
+        table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+        parts.append("\n".join([f"{title}\n", table, *(f"\n{line}" for line in _refusals(tuning))]) + "\n")
+    return "\n".join(parts)
+
+
+def _records(tunings: Sequence[Tuning], device: str) -> list[dict[str, Any]]:
+    return [
+        {
+            "device": device,
+            "kernel": tuning.kernel,
+            "variant": tuning.variant,
+            "choice": row.label,
+            **{name: row.constants.get(name) for name in ("BLOCK_M", "BLOCK_N", "DV_TILE", "N_SPLITS")},
+            "ms": row.ms,
+            "speed_up": None if row.ms is None or tuning.baseline_ms is None else tuning.baseline_ms / row.ms,
+            **_memory(row),
+            "winner": row is tuning.winner,
+            "refused": row.refused,
+        }
+        for tuning in tunings
+        for row in tuning.rows
+    ]
+
+
+def _as_csv(tunings: Sequence[Tuning], titles: Sequence[str], device: str) -> str:
+    text = io.StringIO()
+    records = _records(tunings, device)
+    writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return text.getvalue()
+
+
+def _as_json(tunings: Sequence[Tuning], titles: Sequence[str], device: str) -> str:
+    return json_text.dumps(_records(tunings, device), indent=2) + "\n"

@@ -1,0 +1,75 @@
+"""What earlier runs found out about a device with its driver: tuned kernel constants, kernels that are wrong there.
+
+One JSON file a device and driver in the cache folder, so that an updated driver is judged anew. It is read once a run;
+`llmcl tune` and `llmcl doctor` write it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from llmcl.paths import cache_dir, write_atomically
+from llmcl.runtime.platforms import DeviceEntry
+
+
+class Findings:
+    """tuned: constants by what they are for (see `tuned_key`); wrong: what was found, by kernel and dtype."""
+
+    def __init__(self, entry: DeviceEntry):
+        identity = {
+            "device": entry.name,
+            "driver": entry.driver_version,
+            "platform": f"{entry.platform_name}, {entry.platform_version}",
+        }
+        name = re.sub(r"[^a-z0-9]+", "-", entry.name.lower()).strip("-")
+        digest = hashlib.sha256("\0".join(identity.values()).encode()).hexdigest()[:12]
+        self._identity = identity
+        self.path: Path = cache_dir() / "findings" / f"{name}-{digest}.json"
+        self.tuned: dict[str, dict[str, int]] = {}
+        self.wrong: dict[str, str] = {}
+        self._read()
+
+    def store_tuned(self, key: str, constants: Mapping[str, int]) -> None:
+        """Keeps the constants for later runs. Raises OSError where the cache folder cannot be written."""
+        self._read()
+        self.tuned[key] = dict(constants)
+        self._write()
+
+    def store_wrong(self, wrong: Mapping[str, str]) -> None:
+        """Replaces what is known to be wrong. Raises OSError where the cache folder cannot be written."""
+        self._read()
+        self.wrong = dict(wrong)
+        self._write()
+
+    def _read(self) -> None:
+        try:
+            text = self.path.read_bytes()
+        except OSError:
+            return
+        try:
+            found = json.loads(text)
+            self.tuned, self.wrong = _tuned(found["tuned"]), _wrong(found["wrong"])
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            warnings.warn(
+                f"{self.path} is damaged ({type(error).__name__}: {error}) and is ignored; "
+                "`llmcl tune` and `llmcl doctor` write it anew",
+                stacklevel=2,
+            )
+
+    def _write(self) -> None:
+        content = {**self._identity, "tuned": self.tuned, "wrong": self.wrong}
+        write_atomically(self.path, (json.dumps(content, indent=2, sort_keys=True) + "\n").encode())
+
+
+def _tuned(value: Any) -> dict[str, dict[str, int]]:
+    return {str(key): {str(name): int(number) for name, number in row.items()} for key, row in value.items()}
+
+
+def _wrong(value: Any) -> dict[str, str]:
+    return {str(key): str(reason) for key, reason in value.items()}

@@ -1,0 +1,164 @@
+"""How a kernel is run against its NumPy twin outside the test-suite: `llmcl tune` and `llmcl doctor` ask it.
+
+A `Trial` is one problem on a device: its inputs, what the twin makes of them, and the launches that a choice of variant
+and constants binds. Errors are the largest difference over the largest expected magnitude.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from llmcl import reference
+from llmcl.attention.kernels import CAPACITY_MULTIPLE, AttentionShape, attention_decode, attention_prefill
+from llmcl.ops.step_state import StepState
+from llmcl.runtime.device import Buffer, Device, Launch
+
+NAN = np.uint32(0x7FC07FC0)  # as float32 and, each half, as float16 and bfloat16
+
+
+@dataclass(frozen=True)
+class Trial:
+    """bind(**choices) -> launches that write `out`, float32, which is to hold `expected`, `copies` times over."""
+
+    device: Device
+    bind: Callable[..., list[Launch]]
+    n_tokens: int
+    out: Buffer
+    expected: np.ndarray
+    buffers: Sequence[Buffer] = ()
+    copies: int = 1
+
+    def run(self, launches: Sequence[Launch]) -> None:
+        for launch in launches:
+            launch.enqueue(self.n_tokens)
+
+    def error(self, launches: Sequence[Launch], before: np.ndarray | None = None) -> float:
+        """Runs them once on an output full of NaN, or of `before`; infinity where the result is not finite."""
+        if before is None:
+            self.device.fill(self.out, NAN)
+        else:
+            self.device.write(self.out, before)
+        self.run(launches)
+        return relative_error(self.device.read(self.out, np.float32, self.expected.shape), self.expected)
+
+    def release(self) -> None:
+        for buffer in (self.out, *self.buffers):
+            buffer.release()
+
+
+def relative_error(actual: np.ndarray, expected: np.ndarray) -> float:
+    if not np.all(np.isfinite(actual)):
+        return float("inf")
+    return float(np.max(np.abs(actual - expected)) / max(float(np.max(np.abs(expected))), 1e-300))
+
+
+def stored(values: np.ndarray, dtype: str) -> np.ndarray:
+    """float values -> their bits as float32, float16 or bfloat16 are stored: float32 or uint16."""
+    rounded = reference.round_to(values, dtype)
+    if dtype == "float16":
+        return rounded.astype(np.float16).view(np.uint16)
+    return rounded if dtype == "float32" else (rounded.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+
+
+def state_at(device: Device, position: int, n_tokens: int) -> StepState:
+    step = StepState(device, n_tokens)
+    device.write(step.state, np.array([position, n_tokens, 0], np.int32))
+    return step
+
+
+@dataclass(frozen=True)
+class AttentionProblem:
+    """Random queries, keys and values, the latter as the cache stores them; keys past the last are NaN."""
+
+    shape: AttentionShape
+    qkv: np.ndarray  # [n, n_q_heads + 2 n_kv_heads, head_dim]
+    keys: np.ndarray  # [kv_len, n_kv_heads, head_dim], rounded
+    values: np.ndarray
+
+    @classmethod
+    def random(
+        cls, n_q_heads: int, n_kv_heads: int, head_dim: int, kv_dtype: str, n: int, position: int
+    ) -> AttentionProblem:
+        rng = np.random.default_rng(n + position)
+        capacity = -(-(position + n) // CAPACITY_MULTIPLE) * CAPACITY_MULTIPLE
+        qkv = rng.standard_normal((n, n_q_heads + 2 * n_kv_heads, head_dim)).astype(np.float32)
+        keys, values = reference.round_to(rng.standard_normal((2, position + n, n_kv_heads, head_dim)), kv_dtype)
+        return cls(AttentionShape(n_q_heads, n_kv_heads, head_dim, capacity, kv_dtype), qkv, keys, values)
+
+    def upload(self, device: Device, n_cached: int) -> tuple[Buffer, Buffer]:
+        """The caches, which hold the first n_cached keys and values."""
+        shape = self.shape
+        caches = np.full((2, shape.n_kv_heads, shape.capacity, shape.head_dim), np.nan, np.float32)
+        caches[:, :, :n_cached] = np.stack([self.keys, self.values])[:, :n_cached].swapaxes(1, 2)
+        tiles = caches[0].reshape(shape.n_kv_heads, -1, 16, shape.head_dim).swapaxes(2, 3)
+        k = device.upload(np.ascontiguousarray(stored(tiles, shape.kv_dtype)), "trial keys")
+        return k, device.upload(stored(caches[1], shape.kv_dtype), "trial values")
+
+
+def prefill_trial(device: Device, problem: AttentionProblem) -> Trial:
+    """n tokens after those in the cache. bind takes attention_prefill's variant, block_m, block_n, dv_tile."""
+    shape, n = problem.shape, problem.qkv.shape[0]
+    position = problem.keys.shape[0] - n
+    k, v = problem.upload(device, position + n)
+    qkv = device.upload(problem.qkv, "trial queries")
+    step = state_at(device, position, n)
+    out = device.alloc(4 * n * shape.n_q_heads * shape.head_dim, "trial output")
+    expected = _causal_attention(problem.qkv[:, : shape.n_q_heads], problem.keys, problem.values, position)
+
+    def bind(**choices: Any) -> list[Launch]:
+        return attention_prefill(device, shape, qkv, step, k, v, out, **choices)
+
+    return Trial(device, bind, n, out, expected, (qkv, k, v, step.state, step.tokens, step.sampled))
+
+
+def decode_trial(device: Device, problem: AttentionProblem, copies: int = 1) -> Trial:
+    """One token, which the kernel rotates by a right angle (exact in every dtype) and appends.
+
+    copies: caches to attend to, one after the other, so that none is found in the processor's. bind takes
+    attention_decode's n_splits, variant and block_n.
+    """
+    shape = problem.shape
+    q_heads, kv_heads, half = shape.n_q_heads, shape.n_kv_heads, shape.head_dim // 2
+    position = problem.keys.shape[0] - 1
+    rope = np.zeros((1, shape.head_dim), np.float32)
+    rope[:, half:] = 1.0  # cosines 0, sines 1
+    qkv = problem.qkv.copy()
+    rotated_key = problem.keys[position]
+    qkv[0, q_heads : q_heads + kv_heads] = np.concatenate([rotated_key[:, half:], -rotated_key[:, :half]], axis=1)
+    qkv[0, q_heads + kv_heads :] = problem.values[position]
+    caches = [problem.upload(device, position) for _ in range(copies)]
+    uploaded, turned = device.upload(qkv, "trial queries"), device.upload(rope, "trial rotation")
+    step = state_at(device, position, 1)
+    out = device.alloc(4 * q_heads * shape.head_dim, "trial output")
+    queries = reference.rope(qkv[:, :q_heads], rope[:, :half], rope[:, half:])
+    expected = reference.attention_decode(queries, problem.keys, problem.values, position)[0]
+
+    def bind(*, n_splits: int, **choices: Any) -> list[Launch]:
+        part_ml = device.alloc(4 * q_heads * n_splits * 2, "trial parts")
+        part_acc = device.alloc(4 * q_heads * n_splits * shape.head_dim, "trial parts")
+        given = {"n_splits": n_splits, **choices}
+        return [
+            launch
+            for k, v in caches
+            for launch in attention_decode(device, shape, uploaded, turned, step, k, v, part_ml, part_acc, out, **given)
+        ]
+
+    kept = (uploaded, turned, *(buffer for pair in caches for buffer in pair), step.state, step.tokens, step.sampled)
+    return Trial(device, bind, 1, out, expected, kept, copies)
+
+
+def _causal_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, position: int) -> np.ndarray:
+    """reference.attention, a head at a time instead of a row at a time: the same in float64, quick at 512 tokens."""
+    n, n_heads, head_dim = q.shape
+    group = n_heads // k.shape[1]
+    visible = np.arange(k.shape[0])[None] <= position + np.arange(n)[:, None]
+    out = np.empty(q.shape)
+    for h in range(n_heads):
+        scores = q[:, h].astype(np.float64) @ k[:, h // group].astype(np.float64).T / np.sqrt(head_dim)
+        weights = np.where(visible, np.exp(scores - np.where(visible, scores, -np.inf).max(1, keepdims=True)), 0.0)
+        out[:, h] = weights @ v[:, h // group].astype(np.float64) / weights.sum(1, keepdims=True)
+    return out
