@@ -42,6 +42,8 @@ FUNCTIONS: dict[str, tuple[Callable[[Array], Array], str]] = {
     "rint": (np.rint, "rint({})"),
     "trunc": (np.trunc, "trunc({})"),
 }
+# Those that common.cl has for 16 values.
+WIDE_FUNCTIONS = frozenset({"exp", "sigmoid", "tanh"})
 OPERATIONS: dict[str, Callable[..., Array]] = {
     "add": np.add,
     "sub": np.subtract,
@@ -386,6 +388,8 @@ class Emitter:
             return f"({args[0]} < {zero} ? -{args[0]} : {args[0]})"
         if node.op in ("floordiv", "mod"):
             return self._division_text(node, wide)
+        if vector and self.lanes == 16 and node.op in WIDE_FUNCTIONS:
+            return f"{node.op}16({args[0]})"
         form = FUNCTIONS[node.op][1] if node.op in FUNCTIONS else f"{node.op}({{}}, {{}})"
         return self._halves(form, "float", *node.args) if vector else f"({form.format(*args)})"
 

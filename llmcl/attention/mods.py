@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from llmcl.attention.block_test import MASK_RANGE, block_test
 from llmcl.attention.trace import TracedMod, trace_mask_mod, trace_score_mod
 from llmcl.runtime.device import Buffer, Device
 
@@ -28,7 +29,7 @@ def bind_mods(device: Device, score_mod: TracedMod | None, mask_mod: TracedMod |
     """Traced mods as OpenCL C functions `score_mod` and `mask_mod`, their captured arrays copied to the device."""
     if score_mod is None and mask_mod is None:
         return NO_MODS
-    functions, params, args, buffers = [], "", "", []
+    functions, wide, params, args, buffers = [], [], "", "", []
     for kind, mod in (("score", score_mod), ("mask", mask_mod)):
         if mod is None:
             continue
@@ -36,13 +37,26 @@ def bind_mods(device: Device, score_mod: TracedMod | None, mask_mod: TracedMod |
             params += f", __global const {'float' if capture.dtype == 'float32' else 'int'}* {capture.name}"
             args += f", {capture.name}"
             buffers.append(device.upload(capture.array, f"{capture.label} of a {kind}_mod"))
-        first = "float score, " if kind == "score" else ""
-        functions.append(
-            f"#define HAS_{kind.upper()}_MOD 1\n"
-            f"inline {'float' if kind == 'score' else 'int'} {kind}_mod({first}const int b, const int h, "
-            f"const int q_idx, const int kv_idx MOD_PARAMS) {{\n{mod.body}\n}}\n"
-        )
-    return Mods(f"#define MOD_PARAMS {params}\n#define MOD_ARGS {args}\n" + "".join(functions), tuple(buffers))
+        functions.append(f"#define HAS_{kind.upper()}_MOD 1\n" + _function(mod, 1))
+        wide.append(_function(mod, 16).replace("\n", " "))
+        if kind == "mask":
+            functions.append(
+                f"#define MASK_PER_HEAD {int('h' in mod.depends)}\n{MASK_RANGE}"
+                "inline int mask_block(const int b, const int h, const int q_first, const int q_last, "
+                f"const int kv_first, const int kv_last MOD_PARAMS) {{\n{block_test(mod)}\n}}\n"
+            )
+    head = f"#define MOD_PARAMS {params}\n#define MOD_ARGS {args}\n#define WIDE_MODS {' '.join(wide)}\n"
+    return Mods(head + "".join(functions), tuple(buffers))
+
+
+def _function(mod: TracedMod, lanes: int) -> str:
+    """`score_mod` or `mask_mod` for one key, `score_mod16` or `mask_mod16` for 16."""
+    width = "" if lanes == 1 else str(lanes)
+    first = f"const float{width} score, " if mod.kind == "score_mod" else ""
+    return (
+        f"inline {'float' if mod.kind == 'score_mod' else 'int'}{width} {mod.kind}{width}({first}const int b, "
+        f"const int h, const int q_idx, const int{width} kv_idx MOD_PARAMS) {{\n{mod.source(lanes).body}\n}}\n"
+    )
 
 
 def trace_mods(

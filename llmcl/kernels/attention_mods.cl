@@ -1,9 +1,11 @@
 // What a user's functions make of a score, and which keys a query sees: the hooks of every attention kernel.
 //
 //   float score_mod(float score, int b, int h, int q_idx, int kv_idx)      int mask_mod(int b, int h, int q_idx, int kv_idx)
+//   int mask_block(int b, int h, int q_first, int q_last, int kv_first, int kv_last): mask_mod over a block of positions
 //
-// Source: Dong et al., "Flex Attention" (2024). The host traces Python functions into these two and puts them in front of
-// the program, with HAS_SCORE_MOD or HAS_MASK_MOD; MOD_PARAMS and MOD_ARGS hand through the arrays that they look up.
+// Source: Dong et al., "Flex Attention" (2024). The host traces Python functions into these and puts them in front of
+// the program, with HAS_SCORE_MOD or HAS_MASK_MOD; MOD_PARAMS and MOD_ARGS hand through the arrays that they look up;
+// WIDE_MODS holds score_mod16 and mask_mod16, the same for 16 keys, for a kernel that wants them.
 #ifndef HAS_SCORE_MOD
 #define HAS_SCORE_MOD 0
 #endif
@@ -14,3 +16,34 @@
 #define MOD_PARAMS
 #define MOD_ARGS
 #endif
+
+#define TILE_HIDDEN 0   // no query of the tile sees a key of it: it is not visited
+#define TILE_MIXED 1    // mask_mod is asked for each pair
+#define TILE_VISIBLE 2  // all pairs are seen
+
+// Of queries q.x to q.y (both included) of n_heads heads from h, and keys kv_first to before kv_end.
+inline int tile_class(const int b, const int h, const int n_heads, const int2 q, const int kv_first,
+                      const int kv_end MOD_PARAMS) {
+#if HAS_MASK_MOD
+    const int seen = mask_block(b, h, q.x, q.y, kv_first, kv_end - 1 MOD_ARGS);
+#if MASK_PER_HEAD
+    for (int i = 1; i < n_heads; ++i)
+        if (mask_block(b, h + i, q.x, q.y, kv_first, kv_end - 1 MOD_ARGS) != seen) return TILE_MIXED;
+#endif
+    return seen;
+#else
+    return TILE_VISIBLE;
+#endif
+}
+
+// The first key, a multiple of `tile` before kv_end, that is not in a hidden run at the beginning.
+inline int first_visible(const int b, const int h, const int n_heads, const int2 q, const int kv_end,
+                         const int tile MOD_PARAMS) {
+    int first = 0;
+#if HAS_MASK_MOD
+    for (int step = 4096; step >= tile; step /= 4)
+        while (first < kv_end && tile_class(b, h, n_heads, q, first, min(first + step, kv_end) MOD_ARGS) == TILE_HIDDEN)
+            first += step;
+#endif
+    return min(first, (kv_end - 1) / tile * tile);
+}

@@ -27,8 +27,11 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
                       __global float* part_ml, __global float* part_acc MOD_PARAMS) {
     const int head = get_group_id(0), split = get_group_id(1);
     const int position = state[STATE_POSITION], kv_len = position + 1;
-    const int per_split = (kv_len + N_SPLITS * BLOCK_N - 1) / (N_SPLITS * BLOCK_N) * BLOCK_N;
-    const int first = split * per_split, end = min(kv_len, first + per_split);
+    // The splits share what comes after the keys that mask_mod hides from the beginning on.
+    const int2 query = (int2)(position);
+    const int visible_from = first_visible(0, head * ROWS, ROWS, query, kv_len, BLOCK_N MOD_ARGS);
+    const int per_split = (kv_len - visible_from + N_SPLITS * BLOCK_N - 1) / (N_SPLITS * BLOCK_N) * BLOCK_N;
+    const int first = visible_from + split * per_split, end = min(kv_len, first + per_split);
     k_cache += (size_t)head * CAPACITY * HEAD_DIM;
     v_cache += (size_t)head * CAPACITY * HEAD_DIM;
 
@@ -54,11 +57,13 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
     }
     for (int j = first; j < end; j += BLOCK_N) {
         const int n_keys = min(BLOCK_N, end - j);
+        const int seen = tile_class(0, head * ROWS, ROWS, query, j, j + n_keys MOD_ARGS);
+        if (seen == TILE_HIDDEN) continue;
         int visible[ROWS];
         for (int r = 0; r < ROWS; ++r) visible[r] = n_keys;
         const size_t row = kv_row(state, j);
         attention_tile(&attention, k_cache + row * HEAD_DIM, v_cache + row * HEAD_DIM, n_keys, visible, 0, j,
-                       true MOD_ARGS);
+                       seen == TILE_MIXED MOD_ARGS);
     }
     for (int r = 0; r < ROWS; ++r) {
         const int part = (head * ROWS + r) * N_SPLITS + split;

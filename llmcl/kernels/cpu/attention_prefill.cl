@@ -48,25 +48,30 @@ void attention_prefill(__global const float* q, __global const int* state, __glo
         attention.q_idx[r] = position + t;
     }
     int visible[ROWS];
+    const int2 rows = (int2)(attention.q_idx[0], attention.q_idx[ROWS - 1]);
 #if BLOCK_LISTS
     const block_list list = find_blocks(blocks, batch, head, t0, N_KEYS);
     for (int i = 0; i < list.n_partial + list.n_full; ++i) {
         const int2 keys = block_keys(list, i);
         for (int j = keys.x; j < keys.y; j += BLOCK_N) {
             const int n_keys = min(BLOCK_N, keys.y - j);
+            const int seen = i < list.n_partial ? tile_class(batch, head, 1, rows, j, j + n_keys MOD_ARGS) : TILE_VISIBLE;
+            if (seen == TILE_HIDDEN) continue;
             for (int r = 0; r < ROWS; ++r) visible[r] = n_keys;
             const size_t row = kv_row(state, j);
             attention_tile(&attention, k_cache + row * HEAD_DIM, v_cache + row * HEAD_DIM, n_keys, visible, batch, j,
-                           i < list.n_partial MOD_ARGS);
+                           seen == TILE_MIXED MOD_ARGS);
         }
     }
 #else
     const int end = position + min(t0 + ROWS, n);  // keys that the last row sees
-    for (int j = 0; j < end; j += BLOCK_N) {
+    for (int j = first_visible(batch, head, 1, rows, end, BLOCK_N MOD_ARGS); j < end; j += BLOCK_N) {
+        const int seen = tile_class(batch, head, 1, rows, j, min(j + BLOCK_N, end) MOD_ARGS);
+        if (seen == TILE_HIDDEN) continue;
         for (int r = 0; r < ROWS; ++r) visible[r] = clamp(attention.q_idx[r] + 1 - j, 0, BLOCK_N);
         const size_t row = kv_row(state, j);
         attention_tile(&attention, k_cache + row * HEAD_DIM, v_cache + row * HEAD_DIM, min(BLOCK_N, end - j), visible,
-                       batch, j, true MOD_ARGS);
+                       batch, j, seen == TILE_MIXED MOD_ARGS);
     }
 #endif
     for (int r = 0; r < ROWS && t0 + r < n; ++r) {

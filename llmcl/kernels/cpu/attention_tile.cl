@@ -35,19 +35,19 @@ inline void attention_start(attention_state* state) {
 }
 
 #if HAS_SCORE_MOD || HAS_MASK_MOD
+WIDE_MODS
+
 // Scores of one row and 16 keys through the mods; `last` is the last key that exists, so that lookups stay in bounds.
 inline void apply_mods(float16* s, const int b, const int h, const int q_idx, const int key, const int last,
                        const bool masked MOD_PARAMS) {
-    float* lane = (float*)s;
-    for (int i = 0; i < 16; ++i) {
-        const int kv_idx = min(key + i, last);
+    const int16 keys = key + (int16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const int16 kv_idx = keys < last ? keys : (int16)(last);
 #if HAS_SCORE_MOD
-        lane[i] = score_mod(lane[i], b, h, q_idx, kv_idx MOD_ARGS);
+    *s = score_mod16(*s, b, h, q_idx, kv_idx MOD_ARGS);
 #endif
 #if HAS_MASK_MOD
-        if (masked && !mask_mod(b, h, q_idx, kv_idx MOD_ARGS)) lane[i] = -INFINITY;
+    if (masked) *s = mask_mod16(b, h, q_idx, kv_idx MOD_ARGS) ? *s : (float16)(-INFINITY);
 #endif
-    }
 }
 #endif
 

@@ -31,8 +31,11 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
     __local float scratch[BLOCK_N];
     const int lid = get_local_id(0), head = get_group_id(0), split = get_group_id(1);
     const int position = state[STATE_POSITION], kv_len = position + 1;
-    const int per_split = (kv_len + N_SPLITS * BLOCK_N - 1) / (N_SPLITS * BLOCK_N) * BLOCK_N;
-    const int first = split * per_split, end = min(kv_len, first + per_split);
+    // The splits share what comes after the keys that mask_mod hides from the beginning on.
+    const int2 query = (int2)(position);
+    const int visible_from = first_visible(0, head * GROUP_SIZE, GROUP_SIZE, query, kv_len, BLOCK_N MOD_ARGS);
+    const int per_split = (kv_len - visible_from + N_SPLITS * BLOCK_N - 1) / (N_SPLITS * BLOCK_N) * BLOCK_N;
+    const int first = visible_from + split * per_split, end = min(kv_len, first + per_split);
     k_cache += (size_t)head * CAPACITY * HEAD_DIM;
     v_cache += (size_t)head * CAPACITY * HEAD_DIM;
 
@@ -59,6 +62,8 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
     }
     for (int j = first; j < end; j += BLOCK_N) {
         const int n_keys = min(BLOCK_N, end - j);
+        const int seen = tile_class(0, head * GROUP_SIZE, GROUP_SIZE, query, j, j + n_keys MOD_ARGS);
+        if (seen == TILE_HIDDEN) continue;
         // Work-items past the last key repeat it: computed, then discarded. (Reading half precision in a branch that
         // not all work-items take gives wrong values with Intel's CPU compiler.)
         const int key = j + min(lid, n_keys - 1);
@@ -75,7 +80,7 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
 #endif
 #if HAS_MASK_MOD
         for (int g = 0; g < GROUP_SIZE; ++g)
-            if (!mask_mod(0, head * GROUP_SIZE + g, position, key MOD_ARGS)) s[g] = -INFINITY;
+            if (seen == TILE_MIXED && !mask_mod(0, head * GROUP_SIZE + g, position, key MOD_ARGS)) s[g] = -INFINITY;
 #endif
         for (int g = 0; g < GROUP_SIZE; ++g) {
             if (lid >= n_keys) s[g] = -INFINITY;

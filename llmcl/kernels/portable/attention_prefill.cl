@@ -55,6 +55,7 @@ void attention_prefill(__global const float* queries, __global const int* state,
         q[i / HEAD_DIM][i % HEAD_DIM] =
             queries[(size_t)token * Q_STRIDE + i % HEAD_DIM] * SCALE;
     }
+    const int2 rows = (int2)(position + t0, position + min(t0 + BLOCK_M, n) - 1);
     for (int slice = 0; slice < HEAD_DIM; slice += DV_TILE) {
         float m[ROWS], l[ROWS], acc[ROWS][COLUMNS];
         for (int a = 0; a < ROWS; ++a) {
@@ -70,71 +71,74 @@ void attention_prefill(__global const float* queries, __global const int* state,
 #endif
         for (int block = 0; block < n_blocks; ++block) {
 #if BLOCK_LISTS
-        const int2 keys = block_keys(list, block);
-        const bool masked = block < list.n_partial;
+            const int2 keys = block_keys(list, block);
+            const bool partial = block < list.n_partial;
 #else
-        const int2 keys = (int2)(0, position + min(t0 + BLOCK_M, n));  // what the last row sees
-        const bool masked = true;
+            const int end = position + min(t0 + BLOCK_M, n);  // keys that the last row sees
+            const int2 keys = (int2)(first_visible(batch, head, 1, rows, end, BLOCK_N MOD_ARGS), end);
+            const bool partial = true;
 #endif
-        for (int j = keys.x; j < keys.y; j += BLOCK_N) {
-            const int n_keys = min(BLOCK_N, keys.y - j), row = kv_row(state, j);
-            barrier(CLK_LOCAL_MEM_FENCE);
-            for (int i = lid; i < BLOCK_N * HEAD_DIM; i += TX * TY) kv[i] = k_cache[(size_t)row * HEAD_DIM + i];
-            barrier(CLK_LOCAL_MEM_FENCE);
-            float s[ROWS][KEYS];
-            for (int a = 0; a < ROWS; ++a)
-                for (int b = 0; b < KEYS; ++b) s[a][b] = 0.0f;
-            for (int d = 0; d < HEAD_DIM; ++d) {
-                float key[KEYS];
-                for (int b = 0; b < KEYS; ++b) key[b] = CAT(local1_, KV)(kv + (b * HEAD_DIM + d) * 16 + tx);
+            for (int j = keys.x; j < keys.y; j += BLOCK_N) {
+                const int n_keys = min(BLOCK_N, keys.y - j), row = kv_row(state, j);
+                const int seen_as = partial ? tile_class(batch, head, 1, rows, j, j + n_keys MOD_ARGS) : TILE_VISIBLE;
+                if (seen_as == TILE_HIDDEN) continue;
+                barrier(CLK_LOCAL_MEM_FENCE);
+                for (int i = lid; i < BLOCK_N * HEAD_DIM; i += TX * TY) kv[i] = k_cache[(size_t)row * HEAD_DIM + i];
+                barrier(CLK_LOCAL_MEM_FENCE);
+                float s[ROWS][KEYS];
                 for (int a = 0; a < ROWS; ++a)
-                    for (int b = 0; b < KEYS; ++b) s[a][b] += q[ty + TY * a][d] * key[b];
-            }
-            for (int a = 0; a < ROWS; ++a) {
-                const int q_idx = position + min(t0 + ty + TY * a, n - 1);
+                    for (int b = 0; b < KEYS; ++b) s[a][b] = 0.0f;
+                for (int d = 0; d < HEAD_DIM; ++d) {
+                    float key[KEYS];
+                    for (int b = 0; b < KEYS; ++b) key[b] = CAT(local1_, KV)(kv + (b * HEAD_DIM + d) * 16 + tx);
+                    for (int a = 0; a < ROWS; ++a)
+                        for (int b = 0; b < KEYS; ++b) s[a][b] += q[ty + TY * a][d] * key[b];
+                }
+                for (int a = 0; a < ROWS; ++a) {
+                    const int q_idx = position + min(t0 + ty + TY * a, n - 1);
 #if BLOCK_LISTS
-                const int visible = n_keys;
+                    const int visible = n_keys;
 #else
-                const int visible = min(n_keys, q_idx + 1 - j);
+                    const int visible = min(n_keys, q_idx + 1 - j);
 #endif
-                for (int b = 0; b < KEYS; ++b) {
-                    bool seen = tx + 16 * b < visible;
+                    for (int b = 0; b < KEYS; ++b) {
+                        bool seen = tx + 16 * b < visible;
 #if HAS_MASK_MOD
-                    if (seen && masked) seen = mask_mod(batch, head, q_idx, j + tx + 16 * b MOD_ARGS);
+                        if (seen && seen_as == TILE_MIXED) seen = mask_mod(batch, head, q_idx, j + tx + 16 * b MOD_ARGS);
 #endif
 #if HAS_SCORE_MOD
-                    if (seen) s[a][b] = score_mod(s[a][b], batch, head, q_idx, j + tx + 16 * b MOD_ARGS);
+                        if (seen) s[a][b] = score_mod(s[a][b], batch, head, q_idx, j + tx + 16 * b MOD_ARGS);
 #endif
-                    p[ty + TY * a][tx + 16 * b] = seen ? s[a][b] : -INFINITY;
+                        p[ty + TY * a][tx + 16 * b] = seen ? s[a][b] : -INFINITY;
+                    }
                 }
-            }
-            barrier(CLK_LOCAL_MEM_FENCE);
-            for (int i = lid; i < n_keys * DV_TILE; i += TX * TY)
-                kv[i] = v_cache[(size_t)(row + i / DV_TILE) * HEAD_DIM + slice + i % DV_TILE];
-            for (int a = 0; a < ROWS; ++a) {
-                // The 16 work-items of a row compute its state alike: cheaper than a reduction across them.
-                float top = m[a];
-                for (int i = 0; i < n_keys; ++i) top = fmax(top, p[ty + TY * a][i]);
-                const float shrink = softmax_weight(m[a], top);
-                m[a] = top;
-                l[a] *= shrink;
-                for (int c = 0; c < COLUMNS; ++c) acc[a][c] *= shrink;
-            }
-            barrier(CLK_LOCAL_MEM_FENCE);
-            for (int a = 0; a < ROWS; ++a)
-                for (int b = 0; b < KEYS; ++b)
-                    p[ty + TY * a][tx + 16 * b] = softmax_weight(p[ty + TY * a][tx + 16 * b], m[a]);
-            barrier(CLK_LOCAL_MEM_FENCE);
-            for (int i = 0; i < n_keys; ++i) {
-                float value[COLUMNS];
-                for (int c = 0; c < COLUMNS; ++c) value[c] = CAT(local1_, KV)(kv + i * DV_TILE + tx + TX * c);
+                barrier(CLK_LOCAL_MEM_FENCE);
+                for (int i = lid; i < n_keys * DV_TILE; i += TX * TY)
+                    kv[i] = v_cache[(size_t)(row + i / DV_TILE) * HEAD_DIM + slice + i % DV_TILE];
                 for (int a = 0; a < ROWS; ++a) {
-                    const float e = p[ty + TY * a][i];
-                    l[a] += e;
-                    for (int c = 0; c < COLUMNS; ++c) acc[a][c] += e * value[c];
+                    // The 16 work-items of a row compute its state alike: cheaper than a reduction across them.
+                    float top = m[a];
+                    for (int i = 0; i < n_keys; ++i) top = fmax(top, p[ty + TY * a][i]);
+                    const float shrink = softmax_weight(m[a], top);
+                    m[a] = top;
+                    l[a] *= shrink;
+                    for (int c = 0; c < COLUMNS; ++c) acc[a][c] *= shrink;
+                }
+                barrier(CLK_LOCAL_MEM_FENCE);
+                for (int a = 0; a < ROWS; ++a)
+                    for (int b = 0; b < KEYS; ++b)
+                        p[ty + TY * a][tx + 16 * b] = softmax_weight(p[ty + TY * a][tx + 16 * b], m[a]);
+                barrier(CLK_LOCAL_MEM_FENCE);
+                for (int i = 0; i < n_keys; ++i) {
+                    float value[COLUMNS];
+                    for (int c = 0; c < COLUMNS; ++c) value[c] = CAT(local1_, KV)(kv + i * DV_TILE + tx + TX * c);
+                    for (int a = 0; a < ROWS; ++a) {
+                        const float e = p[ty + TY * a][i];
+                        l[a] += e;
+                        for (int c = 0; c < COLUMNS; ++c) acc[a][c] += e * value[c];
+                    }
                 }
             }
-        }
         }
         for (int a = 0; a < ROWS; ++a) {
             const int t = t0 + ty + TY * a;

@@ -1,0 +1,193 @@
+"""A mask_mod over a block of positions, in OpenCL C: whether it hides, shows or has to be asked for every key in it.
+
+The same rules as `intervals.bounds`, written out as code that a kernel runs once for each tile of keys, so that decode
+and prefill skip tiles at any position without a list of blocks. Batch and head are numbers, q_idx and kv_idx ranges.
+A value is two names: of its least and greatest value (long), or of a bool that is certain and of one that is possible.
+What the rules do not know (floats, tables of long ranges) may be anything, so the tile is tested key by key.
+"""
+
+from __future__ import annotations
+
+from llmcl.attention.graph import C_TYPES, INT_MAX, INT_MIN, Emitter, Node
+from llmcl.attention.trace import TracedMod
+
+Pair = tuple[str, str]
+# Least and greatest of a few elements; of many it costs less to know nothing.
+MASK_RANGE = """inline int2 mask_range(__global const int* x, const long first, const long last) {
+    if (last - first >= 64) return (int2)(INT_MIN, INT_MAX);
+    int2 range = (int2)(x[first]);
+    for (long i = first + 1; i <= last; ++i) range = (int2)(min(range.x, x[i]), max(range.y, x[i]));
+    return range;
+}
+"""
+RANGES = {"q_idx": ("q_first", "q_last"), "kv_idx": ("kv_first", "kv_last")}
+# Of these with one operand a number, the range runs from one value that is taken to another.
+ATTAINED = frozenset({"input", "add", "sub", "mul", "floordiv", "shr", "min", "max"})
+
+
+def block_test(mod: TracedMod) -> str:
+    """The body of `int mask_block(b, h, q_first, q_last, kv_first, kv_last)`: 0 hidden, 1 undecided, 2 visible."""
+    return _Writer(mod).body()
+
+
+class _Writer:
+    def __init__(self, mod: TracedMod):
+        self.mod = mod
+        self.graph = mod.graph
+        self.numbers = Emitter(mod.graph, mod.root, 1)  # writes what does not change inside the block
+        self.pairs: dict[int, Pair] = {}
+        self.lines: list[str] = []
+
+    def body(self) -> str:
+        for number in self.numbers.order:
+            node = self.graph.nodes[number]
+            if self._is_number(number):
+                self._number(number, node)
+            elif node.dtype != "float32":
+                low, high = self._range(node)
+                kind, name = ("int" if node.dtype == "bool" else "long"), f"{self.graph.prefix}_r{number}"
+                self.lines.append(f"const {kind} {name}a = {low}, {name}b = {high};")
+                self.pairs[number] = f"{name}a", f"{name}b"
+        certain, possible = self._pair(self.mod.root)
+        return "\n".join((*self.lines, f"return {certain} ? 2 : {possible} ? 1 : 0;"))
+
+    def _is_number(self, number: int) -> bool:
+        return self.graph.nodes[number].depends <= {"b", "h"}
+
+    def _number(self, number: int, node: Node) -> None:
+        text = self.numbers._text(node)
+        if node.op not in ("const", "input"):
+            name = f"{self.graph.prefix}_r{number}"
+            self.lines.append(f"const {C_TYPES[node.dtype]} {name} = {text};")
+            text = name
+        self.numbers.texts[number] = text
+
+    def _pair(self, number: int) -> Pair:
+        if not self._is_number(number):
+            return self.pairs[number]
+        text = self.numbers.texts[number]
+        text = f"(long){text}" if self.graph.nodes[number].dtype == "int32" else text
+        return text, text
+
+    def _constant(self, number: int) -> int | None:
+        node = self.graph.nodes[number]
+        return node.value if node.op == "const" and isinstance(node.value, int) else None
+
+    def _range(self, node: Node) -> Pair:
+        if node.op == "input":
+            return RANGES[str(node.value)]
+        if node.op == "load":
+            return self._load(node)
+        if any(self.graph.nodes[arg].dtype == "float32" for arg in node.args):
+            return _anything(node)
+        args = [self._pair(arg) for arg in node.args]
+        if node.op in ("lt", "le", "eq", "ne"):
+            return _compare(node.op, *args)
+        if node.op == "where":
+            (certain, possible), a, b = args
+            pick = "{0} ? {1} : {2} ? {3} : {4}"
+            either = ("&", "|") if node.dtype == "bool" else ("min", "max")
+            joined = [
+                f"({x} {how} {y})" if node.dtype == "bool" else f"{how}({x}, {y})"
+                for how, x, y in zip(either, a, b, strict=True)
+            ]
+            low, high = (pick.format(certain, a[i], possible, joined[i], b[i]) for i in (0, 1))
+            return low, high
+        if node.op == "cast":
+            return args[0] if node.dtype != "bool" else _compare("ne", args[0], ("0", "0"))
+        if node.dtype == "bool":
+            return _logic(node.op, args)
+        return self._integer(node, args)
+
+    def _integer(self, node: Node, args: list[Pair]) -> Pair:
+        a = args[0]
+        b = args[1] if len(args) > 1 else a
+        constant = self._constant(node.args[-1])
+        if node.op == "add":
+            return _int32(f"{a[0]} + {b[0]}"), _int32(f"{a[1]} + {b[1]}")
+        if node.op == "sub":
+            return _int32(f"{a[0]} - {b[1]}"), _int32(f"{a[1]} - {b[0]}")
+        if node.op == "mul":
+            corners = [f"{x} * {y}" for x in a for y in b]
+            return tuple(  # type: ignore[return-value]
+                _int32(f"{pick}({pick}({corners[0]}, {corners[1]}), {pick}({corners[2]}, {corners[3]}))")
+                for pick in ("min", "max")
+            )
+        if node.op in ("min", "max"):
+            return f"{node.op}({a[0]}, {b[0]})", f"{node.op}({a[1]}, {b[1]})"
+        if node.op == "neg":
+            return _int32(f"-{a[1]}"), _int32(f"-{a[0]}")
+        if node.op == "abs":
+            return f"max(max({a[0]}, -{a[1]}), 0L)", _int32(f"max(-{a[0]}, {a[1]})")
+        if constant is not None and constant > 0 and node.op == "floordiv":
+            return _floor(a[0], constant), _floor(a[1], constant)
+        if constant is not None and constant > 0 and node.op == "mod":
+            # Within one period the remainder only grows.
+            same = f"{_floor(a[0], constant)} == {_floor(a[1], constant)}"
+            low, high = (f"{x} - {_floor(x, constant)} * {constant}" for x in a)
+            return f"{same} ? {low} : 0", f"{same} ? {high} : {constant - 1}"
+        if constant is not None and constant >= 0 and node.op == "shr":
+            return f"({a[0]} >> {constant})", f"({a[1]} >> {constant})"
+        if constant is not None and constant >= 0 and node.op == "and":
+            return "0", str(constant)
+        return _anything(node)
+
+    def _load(self, node: Node) -> Pair:
+        """Least and greatest element between the first and the last index, if they are few; all indices exist."""
+        assert isinstance(node.value, int)
+        capture = self.graph.captures[node.value]
+        *outer, inner = node.args
+        if node.dtype != "int32" or not all(self._is_number(arg) for arg in outer) or not self._attained(inner):
+            return _anything(node)
+        row = 0 if not outer else None
+        offset = "0L"
+        if row is None:
+            for arg, size in zip(outer, capture.shape, strict=False):
+                offset = f"({offset} * {size} + {self.numbers.texts[arg]})"
+            offset = f"{offset} * {capture.shape[-1]}"
+        first, last = (f"{offset} + {bound}" for bound in self._pair(inner))
+        name = f"{self.graph.prefix}_l{len(self.lines)}"
+        self.lines.append(f"const int2 {name} = mask_range({capture.name}, {first}, {last});")
+        return f"{name}.x", f"{name}.y"
+
+    def _attained(self, number: int) -> bool:
+        node = self.graph.nodes[number]
+        ranged = [arg for arg in node.args if not self._is_number(arg)]
+        return self._is_number(number) or (
+            node.op in ATTAINED and len(ranged) <= 1 and all(self._attained(arg) for arg in ranged)
+        )
+
+
+def _anything(node: Node) -> Pair:
+    return ("0", "1") if node.dtype == "bool" else (f"{INT_MIN}L", f"{INT_MAX}L")
+
+
+def _int32(text: str) -> str:
+    """Kernels compute in int32 and stay inside it; wider bounds are those of operands that never meet."""
+    return f"clamp({text}, {INT_MIN}L, {INT_MAX}L)"
+
+
+def _floor(text: str, divisor: int) -> str:
+    return f"({text} / {divisor} - ({text} % {divisor} < 0))"
+
+
+def _compare(op: str, a: Pair, b: Pair) -> Pair:
+    if op in ("lt", "le"):
+        sign = "<" if op == "lt" else "<="
+        return f"({a[1]} {sign} {b[0]})", f"({a[0]} {sign} {b[1]})"
+    equal = f"({a[0]} == {b[1]} && {a[1]} == {b[0]})"
+    apart = f"({a[1]} < {b[0]} || {a[0]} > {b[1]})"
+    return (equal, f"!{apart}") if op == "eq" else (apart, f"!{equal}")
+
+
+def _logic(op: str, args: list[Pair]) -> Pair:
+    a = args[0]
+    if op == "not":
+        return f"!{a[1]}", f"!{a[0]}"
+    b = args[1]
+    if op in ("and", "or"):
+        sign = "&" if op == "and" else "|"
+        return f"({a[0]} {sign} {b[0]})", f"({a[1]} {sign} {b[1]})"
+    # xor: certain where both are decided and differ, impossible where both are decided and agree.
+    certain = f"(({a[0]} & !{b[1]}) | (!{a[1]} & {b[0]}))"
+    return certain, f"!(({a[0]} & {b[0]}) | (!{a[1]} & !{b[1]}))"
