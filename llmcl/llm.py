@@ -11,15 +11,24 @@ import numpy as np
 from llmcl.attention.kernels import check_kernel_options, decode_splits
 from llmcl.attention.mods import MaskMod, ScoreMod
 from llmcl.chat import Chat
-from llmcl.checkpoint import open_checkpoint
+from llmcl.checkpoint import Checkpoint, open_checkpoint
+from llmcl.checkpoint.quantize import check_quantize
 from llmcl.config import ModelConfig
 from llmcl.errors import ContextLengthError, OutOfDeviceMemoryError, UsageError
 from llmcl.generation import Generation, Piece, collect, pieces
 from llmcl.kv_cache import KVCache, KVSequence, capacity_for, kv_bytes_per_position
 from llmcl.model import PREFILL_CHUNK, Model, activation_shapes
 from llmcl.model_mods import trace_layer_mods
-from llmcl.model_weights import ModelWeights, Progress, load_weights, random_weights, weights_bytes
-from llmcl.ops.dtype import check_dtype
+from llmcl.model_weights import (
+    ModelWeights,
+    Progress,
+    WeightTypes,
+    load_weights,
+    random_weights,
+    stored_formats,
+    weights_bytes,
+)
+from llmcl.ops.dtype import ACTIVATION_DTYPES, check_dtype
 from llmcl.ops.weight import STAGING_BYTES
 from llmcl.paged_kv_cache import PagedKVCache, pool_pages
 from llmcl.random_shapes import random_shape_config
@@ -39,6 +48,8 @@ def load(
     *,
     device: Device | str | int | None = None,
     dtype: str = "auto",
+    quantize: str | None = None,
+    activation_dtype: str = "auto",
     kv_dtype: str = "auto",
     max_context: int | None = None,
     kv_page_tokens: int | None = None,
@@ -54,7 +65,9 @@ def load(
     model: "smollm2", a folder with safetensors, a .gguf file, or a hub name such as "org/name".
     device: an index, part of a name, "gpu" or "cpu"; None takes the preferred one. Or a Device that is open.
     dtype: of the weights on the device: "float32", "bfloat16", "float16"; "auto" keeps what the checkpoint
-    stores and takes float16 for quantised ones. kv_dtype: of the cache; "auto" is float16, or float32 beside
+    stores, quantised or not. quantize: "q8_0", "q4_0" or "q4_k" quantises the matrices while loading
+    (docs/quantization.md). activation_dtype: "auto" rounds what meets quantised weights to 8 bits where the device
+    has fast dot products for that, "float32" never. kv_dtype: of the cache; "auto" is float16, or float32 beside
     float32 weights. max_context: tokens of prompt and answer together; None: what the model was trained for,
     at most 4096. kv_page_tokens: keeps keys and values in pages of so many tokens (a multiple of 64), so that each
     conversation has a place of its own and those that begin alike share it; None: one contiguous cache.
@@ -72,14 +85,14 @@ def load(
     checkpoint = open_checkpoint(model, offline=offline, progress=progress)
     with checkpoint:
         tokenizer = Tokenizer.from_checkpoint(checkpoint)
-        weights_dtype = _auto_dtype(dtype, checkpoint.config)
+        types = _weight_types(checkpoint, dtype, quantize, activation_dtype)
         llm = _assemble(
             model,
             checkpoint.config,
             tokenizer,
             _open_device(device, kernel_options),
-            lambda dev: load_weights(dev, checkpoint, weights_dtype, progress),
-            weights_dtype,
+            lambda dev: load_weights(dev, checkpoint, types, progress),
+            types,
             kv_dtype,
             max_context,
             kv_page_tokens,
@@ -110,14 +123,14 @@ def load_random(
     """
     start = time.perf_counter()
     config = random_shape_config(shape)
-    weights_dtype = _auto_dtype(dtype, config)
+    weights_dtype = config.dtype if dtype == "auto" else check_dtype(dtype, "dtype")
     llm = _assemble(
         f"random {shape}",
         config,
         None,
         _open_device(device, kernel_options),
         lambda dev: random_weights(dev, config, weights_dtype, seed),
-        weights_dtype,
+        WeightTypes(weights_dtype),
         kv_dtype,
         max_context,
         kv_page_tokens,
@@ -133,11 +146,19 @@ def _open_device(request: Device | str | int | None, kernel_options: Mapping[str
     return device
 
 
-def _auto_dtype(dtype: str, config: ModelConfig) -> str:
+def _weight_types(checkpoint: Checkpoint, dtype: str, quantize: str | None, activation_dtype: str) -> WeightTypes:
     if dtype != "auto":
-        return check_dtype(dtype, "dtype")
-    # float16 takes the memory of bfloat16 and loses an eighth of what it loses; quantised files are within its range.
-    return "float16" if config.dtype == "quantized" else config.dtype
+        check_dtype(dtype, "dtype")
+    if activation_dtype not in ACTIVATION_DTYPES:
+        raise UsageError(f"activation_dtype is {activation_dtype!r}; expected {' or '.join(ACTIVATION_DTYPES)}")
+    exact = activation_dtype == "float32"
+    if quantize is not None:
+        check_quantize(quantize)
+        if dtype != "auto":
+            raise UsageError(f"dtype is {dtype!r} with quantize {quantize!r}; give one of them, the other left out")
+    elif dtype != "auto" or checkpoint.config.dtype != "quantized":
+        return WeightTypes(checkpoint.config.dtype if dtype == "auto" else dtype)
+    return WeightTypes("native", stored_formats(checkpoint, quantize), exact)
 
 
 def _assemble(
@@ -146,7 +167,7 @@ def _assemble(
     tokenizer: Tokenizer | None,
     device: Device,
     make_weights: Callable[[Device], ModelWeights],
-    dtype: str,
+    types: WeightTypes,
     kv_dtype: str,
     max_context: int | None,
     kv_page_tokens: int | None = None,
@@ -154,6 +175,7 @@ def _assemble(
     score_mod: ScoreMod | None = None,
     mask_mod: MaskMod | None = None,
 ) -> LLM:
+    dtype = types.name(config)
     if kv_dtype == "auto":
         kv_dtype = "float32" if dtype == "float32" else "float16"
     check_dtype(kv_dtype, "kv_dtype")
@@ -168,7 +190,7 @@ def _assemble(
         kv_tokens = kv_page_tokens * pool_pages(max_context, kv_page_tokens, kv_pages)
     elif kv_pages is not None:
         raise UsageError(f"kv_pages is {kv_pages} without kv_page_tokens; give the tokens of a page as well, e.g. 64")
-    check_memory(forecast(config, dtype, kv_dtype, max_context, device, kv_tokens), device)
+    check_memory(forecast(config, types, kv_dtype, max_context, device, kv_tokens), device)
     cache: KVCache  # first: it fails at once where a buffer is too large
     if kv_page_tokens is None:
         cache = KVCache(device, config, max_context, kv_dtype)
@@ -179,14 +201,14 @@ def _assemble(
 
 
 def forecast(
-    config: ModelConfig, dtype: str, kv_dtype: str, max_context: int, device: Device, kv_tokens: int
+    config: ModelConfig, types: WeightTypes, kv_dtype: str, max_context: int, device: Device, kv_tokens: int
 ) -> dict[str, int]:
     """Bytes of device memory that a model will take: weights, KV cache (kv_tokens of it), working buffers."""
     n_splits = decode_splits(device, config.n_kv_heads, config.head_dim, kv_dtype)
     shapes = activation_shapes(config, min(PREFILL_CHUNK, max_context), n_splits)
     working = 4 * sum(int(np.prod(shape)) for shape in shapes.values())
     return {
-        "weights": weights_bytes(config, dtype),
+        "weights": weights_bytes(config, types),
         "KV cache": kv_bytes_per_position(config, kv_dtype) * kv_tokens,
         "working buffers": working + STAGING_BYTES,
     }

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from llmcl.checkpoint import Checkpoint, expected_tensors
+from llmcl.checkpoint.formats import row_bytes, to_float32
+from llmcl.checkpoint.quantize import quantize_rows, target_format
 from llmcl.config import ModelConfig
 from llmcl.errors import CheckpointError
+from llmcl.ops.dtype import NATIVE, TILE_ROWS
 from llmcl.ops.weight import Weight, alloc_weight, fill_random, load_rows, weight_bytes
 from llmcl.runtime.device import Buffer, Device
 
@@ -54,6 +58,7 @@ class MatrixPlan:
     rows: int
     k: int
     tensors: tuple[str, ...]
+    tensor_rows: tuple[int, ...]
     alternate: bool = False
 
 
@@ -65,10 +70,12 @@ def layer_plans(config: ModelConfig, i: int) -> dict[str, MatrixPlan]:
         return tuple(f"{layer}{prefix}.{name}_proj.weight" for name in names)
 
     return {
-        "qkv": MatrixPlan(f"layer {i} qkv", q + 2 * kv, hidden, tensors("self_attn", "q", "k", "v")),
-        "output": MatrixPlan(f"layer {i} output", hidden, q, tensors("self_attn", "o")),
-        "gate_up": MatrixPlan(f"layer {i} gate and up", 2 * ffn, hidden, tensors("mlp", "gate", "up"), alternate=True),
-        "down": MatrixPlan(f"layer {i} down", hidden, ffn, tensors("mlp", "down")),
+        "qkv": MatrixPlan(f"layer {i} qkv", q + 2 * kv, hidden, tensors("self_attn", "q", "k", "v"), (q, kv, kv)),
+        "output": MatrixPlan(f"layer {i} output", hidden, q, tensors("self_attn", "o"), (hidden,)),
+        "gate_up": MatrixPlan(
+            f"layer {i} gate and up", 2 * ffn, hidden, tensors("mlp", "gate", "up"), (ffn, ffn), alternate=True
+        ),
+        "down": MatrixPlan(f"layer {i} down", hidden, ffn, tensors("mlp", "down"), (hidden,)),
     }
 
 
@@ -91,17 +98,55 @@ def layer_vectors(config: ModelConfig) -> dict[str, tuple[str, ...]]:
 
 def embedding_plans(config: ModelConfig) -> dict[str, MatrixPlan]:
     vocab, hidden = config.vocab_size, config.hidden_size
-    plans = {"embedding": MatrixPlan("embedding", vocab, hidden, ("model.embed_tokens.weight",))}
+    plans = {"embedding": MatrixPlan("embedding", vocab, hidden, ("model.embed_tokens.weight",), (vocab,))}
     if not config.tie_embeddings:
-        plans["head"] = MatrixPlan("output head", vocab, hidden, ("lm_head.weight",))
+        plans["head"] = MatrixPlan("output head", vocab, hidden, ("lm_head.weight",), (vocab,))
     return plans
 
 
-def weights_bytes(config: ModelConfig, dtype: str) -> int:
-    """Device memory that the matrices take in `dtype`."""
-    plans = [*embedding_plans(config).values(), *layer_plans(config, 0).values()]
-    counts = [1] * len(embedding_plans(config)) + [config.n_layers] * 4
-    return sum(count * weight_bytes(p.rows, p.k, dtype) for p, count in zip(plans, counts, strict=True))
+@dataclass(frozen=True)
+class WeightTypes:
+    """In which storage type each matrix is held on the device.
+
+    dtype: one type for all, or "native": quantised and other tensors as `formats` (format by tensor name) says they are
+    stored. exact_activations: see `ops.weight.Weight`.
+    """
+
+    dtype: str
+    formats: Mapping[str, str] = field(default_factory=dict)
+    exact_activations: bool = False
+
+    def runs(self, plan: MatrixPlan) -> list[tuple[int, str]]:
+        """The rows of a matrix that share a type: [(rows, dtype)]."""
+        if self.dtype != "native":
+            return [(plan.rows, self.dtype)]
+        dtypes = [NATIVE[self.formats[tensor]] for tensor in plan.tensors]
+        if len(set(dtypes)) == 1:
+            return [(plan.rows, dtypes[0])]
+        if plan.alternate or any(rows % TILE_ROWS for rows in plan.tensor_rows[:-1]):
+            return [(plan.rows, "float32")]  # tiles of two types cannot alternate or share rows; float32 is exact
+        return [*zip(plan.tensor_rows, dtypes, strict=True)]
+
+    def n_bytes(self, plan: MatrixPlan) -> int:
+        return sum(weight_bytes(rows, plan.k, dtype) for rows, dtype in self.runs(plan))
+
+    def name(self, config: ModelConfig) -> str:
+        """The type that holds most of the weights."""
+        n_bytes: Counter[str] = Counter()
+        for plan in all_plans(config):
+            for rows, dtype in self.runs(plan):
+                n_bytes[dtype] += rows * plan.k
+        return n_bytes.most_common(1)[0][0]
+
+
+def all_plans(config: ModelConfig) -> list[MatrixPlan]:
+    layers = (layer_plans(config, i).values() for i in range(config.n_layers))
+    return [*embedding_plans(config).values(), *(plan for layer in layers for plan in layer)]
+
+
+def weights_bytes(config: ModelConfig, types: WeightTypes) -> int:
+    """Device memory that the matrices take."""
+    return sum(types.n_bytes(plan) for plan in all_plans(config))
 
 
 def build_weights(
@@ -125,28 +170,64 @@ def build_weights(
 
 @dataclass(frozen=True)
 class _TensorRows:
-    """One tensor of a checkpoint as `load_rows` wants it."""
+    """One tensor of a checkpoint as `load_rows` wants it; quantised anew if `format` is not the stored one."""
 
     checkpoint: Checkpoint
     name: str
     format: str
-    row_bytes: int
-    shape: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.checkpoint.tensors[self.name].shape
+
+    @property
+    def row_bytes(self) -> int:
+        return row_bytes(self.name, self.format, self.shape[1])
 
     def rows(self, start: int, stop: int) -> np.ndarray:
-        return self.checkpoint.rows(self.name, start, stop)
+        stored, format = self.checkpoint.rows(self.name, start, stop), self.checkpoint.tensors[self.name].format
+        if format == self.format:
+            return stored
+        try:
+            return quantize_rows(to_float32(stored, format), self.format)
+        except CheckpointError as error:
+            raise CheckpointError(f"tensor {self.name}: {error}") from error
 
 
-def load_weights(device: Device, checkpoint: Checkpoint, dtype: str, progress: Progress | None = None) -> ModelWeights:
+def stored_formats(checkpoint: Checkpoint, quantize: str | None = None) -> dict[str, str]:
+    """Format of each tensor by name, as stored or, with `quantize` (see `quantize.QUANTIZE_FORMATS`), quantised anew.
+
+    Raises UsageError, with the tensor's name, for rows that the format cannot hold.
+    """
+    return {
+        name: (target_format(name, info.shape, quantize) if quantize else None) or info.format
+        for name, info in checkpoint.tensors.items()
+    }
+
+
+def load_weights(
+    device: Device,
+    checkpoint: Checkpoint,
+    types: WeightTypes,
+    progress: Progress | None = None,
+) -> ModelWeights:
     """Reads, converts and uploads every tensor, one at a time.
 
-    Raises CheckpointError, naming the tensors, if a weight is not finite (or not in `dtype`).
+    Raises CheckpointError, naming the tensors, if a weight or a scale is not finite (or not in the type it is held in).
     """
     config = checkpoint.config
     names = list(checkpoint.tensors)
     flags = device.zeros(4 * len(names), "finite flags")
-    total = sum(info.row_bytes * info.shape[0] for info in checkpoint.tensors.values() if len(info.shape) == 2)
+    formats = types.formats or stored_formats(checkpoint)
+    sources = {
+        name: _TensorRows(checkpoint, name, formats[name])
+        for name, info in checkpoint.tensors.items()
+        if len(info.shape) == 2
+    }
+    total = sum(source.row_bytes * source.shape[0] for source in sources.values())
     done = 0
+    is_quantizing = any(formats[name] != checkpoint.tensors[name].format for name in sources)
+    doing = "quantising weights" if is_quantizing else "loading weights"
 
     def fill(plan: MatrixPlan, weight: Weight) -> Iterator[int]:
         row = 0
@@ -155,7 +236,7 @@ def load_weights(device: Device, checkpoint: Checkpoint, dtype: str, progress: P
             yield from load_rows(
                 device,
                 weight,
-                _TensorRows(checkpoint, name, info.format, info.row_bytes, info.shape),
+                sources[name],
                 flags,
                 names.index(name),
                 first_row=row,
@@ -167,11 +248,13 @@ def load_weights(device: Device, checkpoint: Checkpoint, dtype: str, progress: P
 
     def matrix(plan: MatrixPlan) -> Weight:
         nonlocal done
-        weight = alloc_weight(device, plan.name, plan.rows, plan.k, dtype)
+        weight = alloc_weight(
+            device, plan.name, plan.rows, plan.k, types.runs(plan), exact_activations=types.exact_activations
+        )
         for nbytes in fill(plan, weight):
             done += nbytes
             if progress:
-                progress("loading weights", done, total)
+                progress(doing, done, total)
         return weight
 
     def vector(*names: str) -> Buffer:
@@ -187,14 +270,15 @@ def load_weights(device: Device, checkpoint: Checkpoint, dtype: str, progress: P
     bad = np.flatnonzero(device.read(flags, np.int32, (len(names),)))
     flags.release()
     if bad.size:
-        raise CheckpointError(_not_finite([names[i] for i in bad], dtype))
+        raise CheckpointError(_not_finite([names[i] for i in bad], types.dtype))
     return weights
 
 
 def _not_finite(names: list[str], dtype: str) -> str:
     listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    where = "as stored" if dtype == "native" else f"as {dtype}"
     return (
-        f"{listed}: some weights are NaN or infinite as {dtype}; the checkpoint is damaged"
+        f"{listed}: some weights are NaN or infinite {where}; the checkpoint is damaged"
         + (" or its values need --dtype bfloat16 or float32" if dtype == "float16" else "")
         + ", expected finite numbers; download or convert it again"
     )

@@ -100,6 +100,8 @@ def tbt_benchmark(
     offline: opt.Offline = False,
     device: opt.Device = None,
     dtype: opt.Dtype = "auto",
+    quantize: opt.Quantize = None,
+    activation_dtype: opt.ActivationDtype = "auto",
     kv_dtype: opt.KvDtype = "auto",
     format: Annotated[
         str,
@@ -148,11 +150,12 @@ def tbt_benchmark(
         "kv_dtype": kv_dtype,
         "max_context": ctx_size or plan.context_tokens(),
     }
+    quantized: dict[str, Any] = {"quantize": quantize, "activation_dtype": activation_dtype}
     if random is not None:
         llm = llmcl.load_random(random, **settings)
     else:
         with progress_bar(quiet=False) as progress:
-            llm = llmcl.load(str(model), offline=offline, progress=progress, **settings)
+            llm = llmcl.load(str(model), offline=offline, progress=progress, **settings, **quantized)
     with llm:
         result = benchmark.run(llm, plan, note=lambda text: print(text, file=sys.stderr, flush=True))
     text = benchmark.format_rows(result.rows, format)

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcl.config import ModelConfig, RopeScaling
+from llmcl.ops.dtype import TILE_ROWS
 from llmcl.ops.step_state import StepState
-from llmcl.ops.weight import TILE_ROWS, Weight, WeightPart
+from llmcl.ops.weight import Weight, WeightPart
 from llmcl.reference import rope_table, round_bfloat16, to_tiles
 from llmcl.runtime.device import Buffer, Device, Launch
 
@@ -284,7 +285,7 @@ def rotations(head_dim: int, positions: NDArray[Any]) -> NDArray[np.float32]:
 
 def step_state_at(device: Device, *, position: int, n_tokens: int, step: int = 0) -> StepState:
     """The step's state on the device, for kernels that do not read its tokens."""
-    state = StepState(device, 1)
+    state = StepState(device, max(1, n_tokens))
     device.write(state.state, np.array([position, n_tokens, step], np.int32))
     return state
 
@@ -300,10 +301,10 @@ def weight_on_device(
     n_tiles = tiles.shape[0]
     most = tiles_per_part or n_tiles
     parts = tuple(
-        WeightPart(with_poison(device, tiles[first : first + most]), first, min(most, n_tiles - first))
+        WeightPart(with_poison(device, tiles[first : first + most]), first, min(most, n_tiles - first), dtype)
         for first in range(0, n_tiles, most)
     )
-    return Weight("test weight", rows, k, dtype, parts)
+    return Weight("test weight", rows, k, parts)
 
 
 def run(launches: Iterable[Launch], n_tokens: int = 1) -> None:

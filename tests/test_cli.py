@@ -411,6 +411,7 @@ def test_options_reach_the_engine(engine: Engine, invoke: Callable[..., int]) ->
     options = "--temp 0.5 --top-k 3 --top-p 0.9 --min-p 0.1 --repeat-penalty 1.1 --seed 4"
     ending = "--stop a --stop bc --ignore-eos"
     loading = "-c 48 --device gpu --dtype float16 --kv-dtype float32 --offline"
+    quantized = "--quantize q4_0 --activation-dtype float32"
     assert (
         invoke(
             "generate",
@@ -425,6 +426,7 @@ def test_options_reach_the_engine(engine: Engine, invoke: Callable[..., int]) ->
             *options.split(),
             *ending.split(),
             *loading.split(),
+            *quantized.split(),
         )
         == 0
     )
@@ -449,6 +451,8 @@ def test_options_reach_the_engine(engine: Engine, invoke: Callable[..., int]) ->
             "max_context": 48,
             "device": "gpu",
             "dtype": "float16",
+            "quantize": "q4_0",
+            "activation_dtype": "float32",
             "kv_dtype": "float32",
             "offline": True,
         }.items()

@@ -37,6 +37,7 @@ from llmcl.errors import (
     UsageError,
 )
 from llmcl.llm import LLM, forecast
+from llmcl.model_weights import WeightTypes
 from llmcl.runtime import device as device_module
 from llmcl.runtime.device import Device
 
@@ -300,7 +301,12 @@ def test_the_forecast_is_what_loading_takes(folder: Path, default_device: Device
     for options in variations:
         with llmcl.load(str(folder), device=default_device.entry.index, **options) as llm:
             needed = forecast(
-                llm.config, llm.dtype, llm.kv_dtype, llm.max_context, llm.device, llm.model.cache.shape.capacity
+                llm.config,
+                WeightTypes(llm.dtype),
+                llm.kv_dtype,
+                llm.max_context,
+                llm.device,
+                llm.model.cache.shape.capacity,
             )
             weights, cache = llm.model.weights, llm.model.cache
             matrices = weights.decode_bytes() + weights.embedding.nbytes  # the embedding is not tied

@@ -249,7 +249,7 @@ def test_the_demo_model_is_measured(tmp_path: Path) -> None:
     for row in rows[1:]:
         assert 0 < row["bandwidth_share"] < 1.5, "more than the device can read: the bytes or the bandwidth are wrong"
         assert row["tbt_ms"]["p50"] > 0
-    assert rows[2]["bytes_per_token"] > rows[1]["bytes_per_token"] > 1e8
+    assert rows[2]["bytes_per_token"] > rows[1]["bytes_per_token"] > 9e7
     assert "tg8 @ d64" in done.stderr and "of bandwidth" in done.stderr
     if has_matplotlib:
         assert picture.read_bytes().startswith(b"\x89PNG")

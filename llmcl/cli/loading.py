@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from llmcl.errors import UsageError
+
 if TYPE_CHECKING:
     from llmcl.llm import LLM
     from llmcl.model_weights import Progress as ProgressCallback
@@ -40,6 +42,8 @@ def load_model(
     random: str | None = None,
     device: Device | str | None,
     dtype: str,
+    quantize: str | None = None,
+    activation_dtype: str = "auto",
     kv_dtype: str,
     ctx_size: int | None,
     kv_page_size: int | None = None,
@@ -64,11 +68,14 @@ def load_model(
         from llmcl.attention.tuning import combination
 
         settings["kernel_options"] = combination(combo)
+    quantized: dict[str, Any] = {"quantize": quantize, "activation_dtype": activation_dtype}
     if random is not None:
+        if quantize is not None or activation_dtype != "auto":
+            raise UsageError("--quantize and --activation-dtype are for models that are loaded, not for random weights")
         llm = llmcl.load_random(random, **settings)
     else:
         with progress_bar(quiet) as progress:
-            llm = llmcl.load(str(model), offline=offline, progress=progress, **settings)
+            llm = llmcl.load(str(model), offline=offline, progress=progress, **settings, **quantized)
     if not quiet:
         print(f"model: {llm.model_name}, {llm.dtype}, context of {llm.max_context} tokens", file=sys.stderr)
         print(f"device: {llm.device.entry.label}", file=sys.stderr)

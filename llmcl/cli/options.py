@@ -16,6 +16,8 @@ from llmcl.errors import UsageError
 N = TypeVar("N", int, float)
 
 WEIGHT_DTYPES = ("auto", "float32", "bfloat16", "float16")
+QUANTIZE_FORMATS = ("q8_0", "q4_0", "q4_k")
+ACTIVATION_DTYPES = ("auto", "float32")
 KV_DTYPES = ("auto", "float32", "float16", "bfloat16")
 
 METRICS = """\b
@@ -203,7 +205,27 @@ Dtype = Annotated[
         "--dtype",
         metavar="|".join(WEIGHT_DTYPES),
         parser=one_of(*WEIGHT_DTYPES),
-        help="How the weights are held on the device.",
+        help="How the weights are held on the device; auto: as they are stored, quantised or not.",
+    ),
+]
+Quantize = Annotated[
+    str | None,
+    option(
+        DEVICE_PANEL,
+        "--quantize",
+        metavar="|".join(QUANTIZE_FORMATS),
+        parser=one_of(*QUANTIZE_FORMATS),
+        help="Quantise the weights while loading; embedding and output head to 8 bits.",
+    ),
+]
+ActivationDtype = Annotated[
+    str,
+    option(
+        DEVICE_PANEL,
+        "--activation-dtype",
+        metavar="|".join(ACTIVATION_DTYPES),
+        parser=one_of(*ACTIVATION_DTYPES),
+        help="What meets quantised weights; auto rounds it to 8 bits where the CPU has fast dot products for that.",
     ),
 ]
 KvDtype = Annotated[

@@ -29,6 +29,7 @@ inline float8 load8_bf16(__global const bf16_t* p) { return as_float8(convert_ui
 #ifdef __has_builtin
 #if __has_builtin(__builtin_convertvector)
 #define WIDEN16(v) __builtin_convertvector(v, uint16)
+#define CONVERT16(v, type) __builtin_convertvector(v, CAT(type, 16))
 #endif
 #endif
 
@@ -47,6 +48,9 @@ inline float16 load16_f16(__global const f16_t* p) {
 }
 #endif
 
+#ifndef CONVERT16
+#define CONVERT16(v, type) ((CAT(type, 16))(CAT(convert_, CAT(type, 8))((v).lo), CAT(convert_, CAT(type, 8))((v).hi)))
+#endif
 #ifndef WIDEN16
 #define WIDEN16(v) ((uint16)(convert_uint8((v).lo), convert_uint8((v).hi)))
 #endif

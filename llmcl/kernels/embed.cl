@@ -2,7 +2,7 @@
 //
 //   x[t] = X_SCALE table[tokens[t]];   rope[t] = (cos a_i, sin a_i),  a_i = float(position + t) * inv_freq[i]
 //
-// table      WEIGHT [ceil(N_ROWS/16)][HIDDEN][16], rows first_row .. first_row + n_rows - 1 of the vocabulary
+// table      tiles of WEIGHT (tiles.cl), rows first_row .. first_row + n_rows - 1 of the vocabulary
 // tokens     int [n]                    state      see STATE_*
 // inv_freq   float [HEAD_DIM/2]         x          float [n][HIDDEN]
 // rope       float [n][HEAD_DIM]: HEAD_DIM/2 cosines, then the sines
@@ -14,7 +14,8 @@
     !defined(STATE_POSITION)
 #error "embed.cl needs the build constants WEIGHT, HIDDEN, HEAD_DIM, X_SCALE, LOCAL_SIZE and those of the step state"
 #endif
-#include "common.cl"
+#define K HIDDEN
+#include "tiles.cl"
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
 void embed(__global const CAT(WEIGHT, _t)* table, __global const int* tokens, __global const int* state,
@@ -26,9 +27,9 @@ void embed(__global const CAT(WEIGHT, _t)* table, __global const int* tokens, __
     if (row < 0 || row >= n_rows) return;
     const int position = state[STATE_POSITION] + t;
 
-    const size_t tile = ((size_t)(row / 16) * HIDDEN) * 16 + row % 16;
+    table += row / 16 * TILE_SIZE;
     for (int i = get_local_id(0); i < HIDDEN; i += LOCAL_SIZE)
-        x[(size_t)t * HIDDEN + i] = CAT(load1_, WEIGHT)(table + tile + (size_t)i * 16) * X_SCALE;
+        x[(size_t)t * HIDDEN + i] = weight_at(table, i, row % 16) * X_SCALE;
     for (int i = get_local_id(0); i < HEAD_DIM / 2; i += LOCAL_SIZE) {
         const float angle = (float)position * inv_freq[i];
         rope[t * HEAD_DIM + i] = cos(angle);

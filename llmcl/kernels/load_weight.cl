@@ -15,9 +15,8 @@
 //   Q4_K {half d, dmin; 12 bytes of 6-bit scales and mins; 128 bytes}    q (d sc) - (dmin m)
 //   Q5_K {as Q4_K with 32 bytes of fifth bits before the nibbles}        Q6_K {128 low, 64 high, 16 char scales, half d}
 //
-// ROPE_HEAD_DIM > 0: the rows are a q or k projection whose heads store the rotation pairs next to each other (GGUF);
-// row 2 i + s of a head becomes row s ROPE_HEAD_DIM/2 + i.
-// TILE_STEP 2 with TILE_OFFSET 0 or 1 places tile t at 2 t + offset: gate and up projections alternate.
+// ROPE_HEAD_DIM > 0: the rows are a q or k projection whose heads store the rotation pairs next to each other (GGUF).
+// TILE_STEP 2: gate and up projections alternate, one at TILE_OFFSET 0, one at 1 (tile_row.cl).
 //
 // Index space: (K / 16, n_rows), any local size. Build: FORMAT, WEIGHT, K (a multiple of 16; of 32 or 256 for blocks),
 // ROW_BYTES, ROPE_HEAD_DIM, TILE_STEP, TILE_OFFSET. Products and sums are rounded one by one, as the format defines.
@@ -26,6 +25,7 @@
 #error "load_weight.cl needs the build constants FORMAT, WEIGHT, K, ROW_BYTES, ROPE_HEAD_DIM, TILE_STEP, TILE_OFFSET"
 #endif
 #include "common.cl"
+#include "tile_row.cl"
 #pragma OPENCL FP_CONTRACT OFF
 
 inline float half_at(__global const uchar* p) { return vload_half(0, (__global const half*)p); }
@@ -121,14 +121,10 @@ inline void read_Q6_K(__global const uchar* row, int k, float* v) {
 __kernel void load_weight(__global const uchar* source, __global CAT(WEIGHT, _t)* tiles, __global int* flags,
                           const int first_row, const int first_tile, const int n_tiles, const int flag) {
     const int k = get_global_id(0) * 16;
-    int row = first_row + get_global_id(1);
+    const int row = tile_row(first_row + get_global_id(1));
     float v[16];
     CAT(read_, FORMAT)(source + (size_t)get_global_id(1) * ROW_BYTES, k, v);
-#if ROPE_HEAD_DIM > 0
-    const int i = row % ROPE_HEAD_DIM;
-    row += (i % 2) * (ROPE_HEAD_DIM / 2) + i / 2 - i;
-#endif
-    const int tile = row / 16 * TILE_STEP + TILE_OFFSET - first_tile;
+    const int tile = row / 16 - first_tile;
     if (tile < 0 || tile >= n_tiles) return;
     tiles += ((size_t)tile * K + k) * 16 + row % 16;
     bool finite = true;

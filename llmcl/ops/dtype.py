@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from llmcl.errors import UsageError
+
+TILE_ROWS = 16
 
 KERNEL_NAMES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -10,6 +14,43 @@ ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 def is_16_bit(dtype: str) -> bool:
     return dtype in ("float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class BlockType:
+    """A quantised weight on the device (kernels/tiles.cl): its checkpoint format, bytes of 16 rows by a block."""
+
+    format: str
+    block: int
+    tile_bytes: int
+
+
+QUANTIZED = {
+    "q8_0": BlockType("Q8_0", 32, 544),
+    "q4_0": BlockType("Q4_0", 32, 288),
+    "q4_1": BlockType("Q4_1", 32, 320),
+    "q5_0": BlockType("Q5_0", 32, 352),
+    "q5_1": BlockType("Q5_1", 32, 384),
+    "q4_k": BlockType("Q4_K", 256, 64 + 8 * 288),
+    "q5_k": BlockType("Q5_K", 256, 64 + 8 * 352),
+    "q6_k": BlockType("Q6_K", 256, 32 + 8 * 416),
+}
+# The storage type in which a checkpoint's format is held as it is.
+NATIVE = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"} | {q.format: name for name, q in QUANTIZED.items()}
+
+ACTIVATION_DTYPES = ("auto", "float32")
+
+
+def weight_kernel_name(dtype: str) -> str:
+    """`dtype` as the build constant WEIGHT."""
+    return KERNEL_NAMES.get(dtype, dtype)
+
+
+def tile_bytes(k: int, dtype: str) -> int:
+    """Bytes of 16 rows of k columns."""
+    if dtype in QUANTIZED:
+        return k // QUANTIZED[dtype].block * QUANTIZED[dtype].tile_bytes
+    return TILE_ROWS * k * ITEM_BYTES[dtype]
 
 
 def check_dtype(dtype: str, option: str) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from llmcl.ops import step_state
-from llmcl.ops.dtype import ITEM_BYTES, KERNEL_NAMES
+from llmcl.ops.dtype import TILE_ROWS, tile_bytes, weight_kernel_name
 from llmcl.ops.step_state import StepState
 from llmcl.ops.variant import local_size
-from llmcl.ops.weight import TILE_ROWS, Weight
+from llmcl.ops.weight import Weight
 from llmcl.ops.work import per_token
 from llmcl.runtime.device import Buffer, Device, Launch
 
@@ -30,7 +30,6 @@ def embed(
     """
     constants: dict[str, object] = {
         **step_state.CONSTANTS,
-        "WEIGHT": KERNEL_NAMES[table.dtype],
         "HIDDEN": table.k,
         "HEAD_DIM": inv_freq.nbytes // 4 * 2,
         "X_SCALE": float(scale),
@@ -44,7 +43,7 @@ def embed(
             device.launch(
                 "embed.cl",
                 "embed",
-                constants,
+                constants | {"WEIGHT": weight_kernel_name(part.dtype)},
                 [
                     part.buffer,
                     step.tokens,
@@ -58,7 +57,7 @@ def embed(
                 ],
                 groups=lambda n: (n,),
                 local=(local_size(device, 64),),
-                work=per_token(table.k * (4 + ITEM_BYTES[table.dtype])),
+                work=per_token(4 * table.k + tile_bytes(table.k, part.dtype) / TILE_ROWS),
             )
         )
     return launches

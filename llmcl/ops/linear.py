@@ -5,15 +5,20 @@ from __future__ import annotations
 import numpy as np
 
 from llmcl.ops import step_state
-from llmcl.ops.dtype import KERNEL_NAMES, is_16_bit
-from llmcl.ops.step_state import StepState
-from llmcl.ops.variant import largest_divisor, pick, power_of_two_at_most, variants
-from llmcl.ops.weight import TILE_ROWS, Weight, WeightPart
-from llmcl.ops.work import linear_work
+from llmcl.ops.dtype import KERNEL_NAMES, QUANTIZED, TILE_ROWS, is_16_bit, weight_kernel_name
+from llmcl.ops.step_state import QUANTIZED_ROWS_MULTIPLE, StepState
+from llmcl.ops.variant import Variant, largest_divisor, pick, power_of_two_at_most, variants
+from llmcl.ops.weight import Weight, WeightPart
+from llmcl.ops.work import linear_work, per_token
 from llmcl.runtime.device import Buffer, Device, KernelArg, Launch, WorkOf
 
 DECODE_VARIANTS = variants("linear_decode", nvidia=lambda dtype, k: is_16_bit(dtype))
 PREFILL_VARIANTS = variants("linear_prefill", nvidia=lambda dtype, k: is_16_bit(dtype) and k % 32 == 0)
+# On a CPU the same file as for floating-point weights; elsewhere the work is cut differently.
+QUANTIZED_DECODE_VARIANTS = (
+    *(variant for variant in DECODE_VARIANTS if variant.name == "cpu"),
+    Variant("portable", "portable/linear_decode_quantized.cl", lambda device: True),
+)
 
 EPILOGUES = {"store": "EPILOGUE_STORE", "add": "EPILOGUE_ADD", "swiglu": "EPILOGUE_SWIGLU", "geglu": "EPILOGUE_SWIGLU"}
 # The epilogues of a weight whose tiles alternate gate and up, and what they make of the gate.
@@ -22,6 +27,9 @@ GATES = {"swiglu": "GATE_SILU", "geglu": "GATE_GELU_TANH"}
 # Accumulator vectors that fit beside the operands in 32 vector registers: tokens for each number of tile columns.
 CPU_TILE_TOKENS = {1: 16, 2: 12, 3: 8, 4: 6}
 CPU_GROUP_TOKENS = 48
+# Tokens for which the 8-bit product keeps an integer and a float32 sum in registers: 32 of 512 bits, or 16 of 256.
+INT8_TILE_TOKENS = {1: 12, 2: 12, 3: 3}
+INT8_GROUP_TOKENS = QUANTIZED_ROWS_MULTIPLE
 
 
 def _shape_constants(weight: Weight, part: WeightPart, epilogue: str) -> tuple[dict[str, object], np.int32]:
@@ -31,7 +39,7 @@ def _shape_constants(weight: Weight, part: WeightPart, epilogue: str) -> tuple[d
     rows = min(part.n_tiles * TILE_ROWS // halves, weight.rows // halves - first)
     constants: dict[str, object] = {
         **step_state.CONSTANTS,
-        "WEIGHT": KERNEL_NAMES[weight.dtype],
+        "WEIGHT": weight_kernel_name(part.dtype),
         "K": weight.k,
         "N": rows,
         "N_TILES": part.n_tiles,
@@ -47,6 +55,10 @@ def nvidia_decode_split(device: Device, units: int, tiles_at_once: int, k: int) 
     unroll = 4
     wanted = max(4, 48 * device.compute_units // units)
     return power_of_two_at_most(min(16, wanted, max(1, k // (16 * unroll)))), unroll
+
+
+def _dot_form(device: Device, weight: Weight) -> int:
+    return 0 if weight.exact_activations else device.dot_form
 
 
 def linear_decode(
@@ -67,15 +79,19 @@ def linear_decode(
     epilogue: "store", "add" (out += ...), "swiglu" or "geglu" (silu or tanh-approximated gelu of the gate; the weight
     alternates gate and up tiles).
     """
-    chosen = pick(DECODE_VARIANTS, device, weight.dtype, weight.k, variant)
     tiles_at_once = 2 if epilogue in GATES else 1
     launches = []
     for part in weight.parts:
+        is_quantized = part.dtype in QUANTIZED
+        table = QUANTIZED_DECODE_VARIANTS if is_quantized else DECODE_VARIANTS
+        chosen = pick(table, device, part.dtype, weight.k, variant)
         constants, first = _shape_constants(weight, part, epilogue)
         constants |= {"NORM": norm is not None, "EPS": float(eps)}
         units = part.n_tiles // tiles_at_once
         if chosen.name == "cpu":
             groups, local = (min(units, device.compute_units),), (1,)
+            if is_quantized:
+                constants["DOT"] = _dot_form(device, weight)
         elif chosen.name == "nvidia":
             warps, unroll = nvidia_decode_split(device, units, tiles_at_once, weight.k)
             constants |= {"WARPS": warps, "UNROLL": unroll}
@@ -106,14 +122,16 @@ def linear_prefill(
 
     weight [rows, k]; x float32 [n, k]; out float32 [n, rows] ([n, rows / 2] with a gate); epilogue as in linear_decode.
     """
-    chosen = pick(PREFILL_VARIANTS, device, weight.dtype, weight.k, variant)
     launches = []
     for part in weight.parts:
+        chosen = pick(PREFILL_VARIANTS, device, part.dtype, weight.k, variant)
         constants, first = _shape_constants(weight, part, epilogue)
         constants["OUT_STRIDE"] = weight.rows // (2 if epilogue in GATES else 1)
         args: list[KernelArg] = [part.buffer, x, out, step.state, first]
         n_tiles = part.n_tiles
-        if chosen.name == "cpu":
+        if chosen.name == "cpu" and part.dtype in QUANTIZED and (dot := _dot_form(device, weight)):
+            launches += _prefill_int8(device, weight, part, constants, dot, args, step, _work(weight, part, epilogue))
+        elif chosen.name == "cpu":
             columns = _cpu_tile_columns(n_tiles, epilogue)
             constants |= {
                 "TILE_COLS": columns,
@@ -164,6 +182,49 @@ def _work(weight: Weight, part: WeightPart, epilogue: str) -> WorkOf:
     # "add" reads what it adds to, a gate leaves one value for two rows.
     outputs = rows // 2 if epilogue in GATES else 2 * rows if epilogue == "add" else rows
     return linear_work(part.buffer.nbytes, rows, weight.k, outputs)
+
+
+def _prefill_int8(
+    device: Device,
+    weight: Weight,
+    part: WeightPart,
+    constants: dict[str, object],
+    dot: int,
+    args: list[KernelArg],
+    step: StepState,
+    work: WorkOf,
+) -> list[Launch]:
+    """The product with activations rounded to 8 bits: one launch rounds, one multiplies. args: of linear_prefill."""
+    buffer, x, *rest = args
+    xq, records = step.quantized_rows(weight.k)
+    columns = 2 if constants["EPILOGUE"] == EPILOGUES["swiglu"] else 1
+    rounding = {name: constants[name] for name in ("WEIGHT", "K")} | {"DOT": dot}
+    constants = constants | {
+        "DOT": dot,
+        "TILE_COLS": columns,
+        "TILE_TOKENS": INT8_TILE_TOKENS[dot],
+        "GROUP_TOKENS": INT8_GROUP_TOKENS,
+    }
+    return [
+        device.launch(
+            "cpu/quantize_rows.cl",
+            "quantize_rows",
+            rounding,
+            [x, xq, records],
+            groups=lambda n: (n,),
+            local=(1,),
+            work=per_token(5.5 * weight.k),
+        ),
+        device.launch(
+            "cpu/linear_prefill_int8.cl",
+            "linear_prefill",
+            constants,
+            [buffer, xq, records, *rest],
+            groups=lambda n: (part.n_tiles // columns, -(-n // INT8_GROUP_TOKENS)),
+            local=(1, 1),
+            work=work,
+        ),
+    ]
 
 
 def _cpu_tile_columns(n_tiles: int, epilogue: str) -> int:

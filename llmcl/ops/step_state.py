@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from llmcl.runtime.device import Device
+from llmcl.runtime.device import Buffer, Device
 
 RING = 256
+# Kernels read rounded activations in blocks of tokens whose last may reach beyond the step's.
+QUANTIZED_ROWS_MULTIPLE = 96
 
 # Slots of the int32 buffer `state`, as the kernels know them.
 CONSTANTS = {
@@ -34,6 +36,7 @@ class StepState:
         self.tokens = device.zeros(4 * max_tokens, "step tokens")
         self.sampled = device.zeros(4 * RING, "sampled tokens")
         self.host_sampled = device.pinned(RING)
+        self._quantized: dict[int, tuple[Buffer, Buffer]] = {}
 
     def write_tokens(self, token_ids: Sequence[int] | np.ndarray, position: int) -> None:
         """Makes `token_ids` (at most max_tokens) the next step's input, at `position` of the cache."""
@@ -47,6 +50,16 @@ class StepState:
             self._device.fill(self.state, np.int32(pages[0]), offset, 4)
         else:
             self._device.write(self.state, np.asarray(pages, np.int32), offset)
+
+    def quantized_rows(self, k: int) -> tuple[Buffer, Buffer]:
+        """Working memory for a step's activations of k columns, rounded to 8 bits: see kernels/cpu/quantize_rows.cl."""
+        if k not in self._quantized:
+            rows = -(-self.max_tokens // QUANTIZED_ROWS_MULTIPLE) * QUANTIZED_ROWS_MULTIPLE
+            self._quantized[k] = (
+                self._device.zeros(rows * k, "rounded activations"),
+                self._device.zeros(rows * k // 32 * 16, "scales of the rounded activations"),
+            )
+        return self._quantized[k]
 
     def read_sampled(self, i: int) -> Callable[[], int]:
         """Enqueues the reading of the i-th token sampled (4 bytes); the function returned waits for it."""

@@ -2,41 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from llmcl.ops.dtype import ITEM_BYTES, KERNEL_NAMES
+from llmcl.ops.dtype import NATIVE, QUANTIZED, TILE_ROWS, tile_bytes, weight_kernel_name
 from llmcl.runtime.device import Buffer, Device
 
-TILE_ROWS = 16
 STAGING_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
 class WeightPart:
-    """Some consecutive tiles of a weight in one buffer."""
+    """Some consecutive tiles of a weight in one buffer, all of one storage type."""
 
     buffer: Buffer
     first_tile: int
     n_tiles: int
+    dtype: str
 
 
 @dataclass(frozen=True)
 class Weight:
-    """A matrix [rows, k] as tiles [ceil(rows/16)][k][16] of `dtype`, missing rows zero.
+    """A matrix [rows, k] as tiles of 16 rows (kernels/tiles.cl), missing rows zero.
 
-    Split over several buffers only where the device's largest allocation is too small for it. `alternating`
-    matrices hold two of equal size whose tiles alternate (gate and up), so that one kernel has both at hand.
+    Split over several parts where the device's largest allocation is too small for it, and where the matrices it
+    is made of are stored in different types. Of two matrices of equal size the tiles may alternate (gate and up), so
+    that one kernel has both at hand. exact_activations: quantised weights meet float32 activations even where the
+    device would rather round those to 8 bits.
     """
 
     name: str
     rows: int
     k: int
-    dtype: str
     parts: tuple[WeightPart, ...]
+    exact_activations: bool = False
+
+    @property
+    def dtype(self) -> str:
+        """The storage type; of several "mixed"."""
+        dtypes = {part.dtype for part in self.parts}
+        return dtypes.pop() if len(dtypes) == 1 else "mixed"
 
     @property
     def n_tiles(self) -> int:
@@ -48,23 +56,36 @@ class Weight:
 
 
 def weight_bytes(rows: int, k: int, dtype: str) -> int:
-    return -(-rows // TILE_ROWS) * TILE_ROWS * k * ITEM_BYTES[dtype]
+    return -(-rows // TILE_ROWS) * tile_bytes(k, dtype)
 
 
-def alloc_weight(device: Device, name: str, rows: int, k: int, dtype: str) -> Weight:
-    """An uninitialised weight [rows, k]; its padding rows are zero."""
-    n_tiles = -(-rows // TILE_ROWS)
-    tile_bytes = TILE_ROWS * k * ITEM_BYTES[dtype]
-    # An even number of tiles a part, so that a gate tile and its up tile are never separated.
-    most = max(2, device.entry.max_alloc_bytes // tile_bytes // 2 * 2)
-    parts = []
-    for first in range(0, n_tiles, most):
-        count = min(most, n_tiles - first)
-        parts.append(WeightPart(device.alloc(count * tile_bytes, name), first, count))
+def alloc_weight(
+    device: Device,
+    name: str,
+    rows: int,
+    k: int,
+    dtype: str | Sequence[tuple[int, str]],
+    *,
+    exact_activations: bool = False,
+) -> Weight:
+    """An uninitialised weight [rows, k]; its padding rows are zero.
+
+    dtype: one storage type, or the runs of rows that have one each, [(rows, dtype)], all but the last whole tiles.
+    """
+    runs = [(rows, dtype)] if isinstance(dtype, str) else dtype
+    parts: list[WeightPart] = []
+    first = 0
+    for run_rows, run_dtype in runs:
+        # An even number of tiles a part, so that a gate tile and its up tile are never separated.
+        most = max(2, device.entry.max_alloc_bytes // tile_bytes(k, run_dtype) // 2 * 2)
+        end = first + -(-run_rows // TILE_ROWS)
+        for start in range(first, end, most):
+            count = min(most, end - start)
+            parts.append(WeightPart(device.alloc(count * tile_bytes(k, run_dtype), name), start, count, run_dtype))
+        first = end
     if rows % TILE_ROWS:
-        last = parts[-1].buffer
-        device.fill(last, np.uint32(0))
-    return Weight(name, rows, k, dtype, tuple(parts))
+        device.fill(parts[-1].buffer, np.uint32(0))
+    return Weight(name, rows, k, tuple(parts), exact_activations)
 
 
 class RowSource(Protocol):
@@ -92,17 +113,19 @@ def load_rows(
     tile_offset: int = 0,
     rope_head_dim: int = 0,
 ) -> Iterator[int]:
-    """Copies `source` [n, k] into rows first_row.. of `weight`, dequantised on the device; yields bytes done.
+    """Copies `source` [n, k] into rows first_row.. of `weight`, on the device; yields bytes done.
 
+    Into a quantised part goes a source of that very format, number for number; into any other it is dequantised.
     flags[flag] becomes 1 if a value is not finite. tile_step 2 fills every other tile, from tile_offset on.
     rope_head_dim > 0 restores Hugging Face's row order within each head (see load_weight.cl).
     """
     n_rows, k = source.shape
     per_chunk = max(1, min(n_rows, STAGING_BYTES // source.row_bytes))
     staging = device.alloc(per_chunk * source.row_bytes, "weight staging")
+    first_tile = first_row // TILE_ROWS * tile_step + tile_offset
+    last_tile = (first_row + n_rows - 1) // TILE_ROWS * tile_step + tile_offset
+    parts = [p for p in weight.parts if p.first_tile <= last_tile and first_tile < p.first_tile + p.n_tiles]
     constants: dict[str, object] = {
-        "FORMAT": source.format,
-        "WEIGHT": KERNEL_NAMES[weight.dtype],
         "K": k,
         "ROW_BYTES": source.row_bytes,
         "ROPE_HEAD_DIM": rope_head_dim,
@@ -113,14 +136,19 @@ def load_rows(
         for start in range(0, n_rows, per_chunk):
             stop = min(n_rows, start + per_chunk)
             device.write(staging, source.rows(start, stop))
-            for part in weight.parts:
+            for part in parts:
                 scalars = (first_row + start, part.first_tile, part.n_tiles, flag)
+                kernel, columns = ("pack_weight", 32) if part.dtype in QUANTIZED else ("load_weight", 16)
+                if kernel == "load_weight":
+                    constants["FORMAT"] = source.format
+                elif NATIVE[source.format] != part.dtype:
+                    raise ValueError(f"{weight.name}: {source.format} rows for a part of {part.dtype}")
                 device.launch(
-                    "load_weight.cl",
-                    "load_weight",
-                    constants,
+                    f"{kernel}.cl",
+                    kernel,
+                    constants | {"WEIGHT": weight_kernel_name(part.dtype)},
                     [staging, part.buffer, flags, *map(np.int32, scalars)],
-                    groups=(k // 16, stop - start),
+                    groups=(k // columns, stop - start),
                     local=(1, 1),
                 ).enqueue()
             yield (stop - start) * source.row_bytes
@@ -136,7 +164,7 @@ def fill_random(device: Device, weight: Weight, spread: float, seed: int) -> Non
         device.launch(
             "random_weight.cl",
             "random_weight",
-            {"WEIGHT": KERNEL_NAMES[weight.dtype], "SPREAD": float(spread)},
+            {"WEIGHT": weight_kernel_name(part.dtype), "SPREAD": float(spread)},
             [part.buffer, np.uint64(part.n_tiles * TILE_ROWS * weight.k), np.uint32(seed + part.first_tile)],
             groups=(device.compute_units * 64,),
             local=(width,),

@@ -6,11 +6,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Union
 
 import numpy as np
 
 from llmcl.errors import DeviceError, LlmclError, OutOfDeviceMemoryError
+from llmcl.runtime.dot_product import NONE, dot_product
 from llmcl.runtime.platforms import DeviceEntry, prepare_icd_loader, select_device
 
 prepare_icd_loader()  # before the first import of pyopencl anywhere
@@ -201,6 +203,11 @@ class Device:
     @property
     def compute_units(self) -> int:
         return self.entry.compute_units
+
+    @cached_property
+    def dot_form(self) -> int:
+        """How kernels reach the processor's 8-bit dot product (runtime/dot_product.py); 0 where they cannot."""
+        return dot_product(self.entry) if self.is_cpu else NONE
 
     @property
     def compile_s(self) -> float:

@@ -7,65 +7,16 @@ import dataclasses
 import numpy as np
 import pytest
 from helpers import DTYPES, GUARD_WORDS, poisoned, read_guarded, to_storage
+from stored_rows import Rows, random_rows
 
 from llmcl import reference
 from llmcl.ops import weight as weight_module
-from llmcl.ops.weight import TILE_ROWS, Weight, WeightPart, alloc_weight, load_rows, weight_bytes
+from llmcl.ops.dtype import TILE_ROWS
+from llmcl.ops.weight import Weight, WeightPart, alloc_weight, load_rows, weight_bytes
 from llmcl.runtime.device import Device
 
 FORMATS = tuple(reference.BLOCK_SIZES)
-# Where a block's float16 values lie.
-HALVES = {
-    "F16": [0],
-    "Q8_0": [0],
-    "Q4_0": [0],
-    "Q4_1": [0, 2],
-    "Q5_0": [0],
-    "Q5_1": [0, 2],
-    "Q4_K": [0, 2],
-    "Q5_K": [0, 2],
-    "Q6_K": [208],
-}
-
 small = pytest.mark.oclgrind
-
-
-@dataclasses.dataclass(frozen=True)
-class Rows:
-    """Rows as a checkpoint stores them: uint8 [n, row_bytes]."""
-
-    format: str
-    data: np.ndarray
-    shape: tuple[int, ...]
-
-    @property
-    def row_bytes(self) -> int:
-        return int(self.data.shape[1])
-
-    def rows(self, start: int, stop: int) -> np.ndarray:
-        return self.data[start:stop]
-
-    def values(self) -> np.ndarray:
-        return reference.dequantize(self.format, self.data)
-
-
-def random_rows(format: str, n: int, k: int, seed: int = 0) -> Rows:
-    """Every bit random, but for the floats, which are finite and of the size that weights have."""
-    rng = np.random.default_rng(seed)
-    per_block, size = reference.BLOCK_SIZES[format]
-    floats = rng.standard_normal((n, k)).astype(np.float32)
-    if format == "F32":
-        data = floats.view(np.uint8)
-    elif format == "BF16":
-        data = to_storage(floats, "bfloat16").view(np.uint8)
-    else:
-        blocks = rng.integers(0, 256, (n * k // per_block, size), np.uint8)
-        for at in HALVES[format]:
-            scales = (0.1 * rng.standard_normal(blocks.shape[0])).astype(np.float16)
-            scales[0] = np.float16(2e-7)  # a subnormal one
-            blocks[:, at : at + 2] = scales.view(np.uint8).reshape(-1, 2)
-        data = blocks.reshape(n, -1)
-    return Rows(format, data.reshape(n, -1), (n, k))
 
 
 def from_floats(values: np.ndarray) -> Rows:
@@ -79,8 +30,8 @@ def guarded_weight(device: Device, rows: int, k: int, dtype: str, tiles_per_part
     parts = []
     for first in range(0, n_tiles, most):
         count = min(most, n_tiles - first)
-        parts.append(WeightPart(poisoned(device, (count, k, TILE_ROWS), item), first, count))
-    return Weight("test weight", rows, k, dtype, tuple(parts))
+        parts.append(WeightPart(poisoned(device, (count, k, TILE_ROWS), item), first, count, dtype))
+    return Weight("test weight", rows, k, tuple(parts))
 
 
 def tiles_of(device: Device, weight: Weight) -> np.ndarray:

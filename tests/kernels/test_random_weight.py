@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from helpers import DTYPES, poisoned, read_guarded, storage_type, to_storage
 
-from llmcl.ops.weight import TILE_ROWS, Weight, WeightPart, fill_random
+from llmcl.ops.dtype import TILE_ROWS
+from llmcl.ops.weight import Weight, WeightPart, fill_random
 from llmcl.runtime.device import Device
 
 
@@ -21,7 +22,7 @@ def expected_values(n: int, spread: float, seed: int) -> np.ndarray:
 
 def filled(device: Device, dtype: str, n_tiles: int, k: int, spread: float, seed: int) -> np.ndarray:
     buffer = poisoned(device, (n_tiles, k, TILE_ROWS), np.dtype(storage_type(dtype)).itemsize)
-    weight = Weight("test weight", n_tiles * TILE_ROWS, k, dtype, (WeightPart(buffer, 0, n_tiles),))
+    weight = Weight("test weight", n_tiles * TILE_ROWS, k, (WeightPart(buffer, 0, n_tiles, dtype),))
     fill_random(device, weight, spread, seed)
     return read_guarded(device, buffer, storage_type(dtype), (n_tiles * k * TILE_ROWS,))
 

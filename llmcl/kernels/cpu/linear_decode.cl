@@ -3,19 +3,39 @@
 //   y[r] = scale * sum_k W[r][k] (x[k] norm[k]),   scale = 1/sqrt(mean(x^2) + EPS) with NORM, else 1 and no norm
 //   EPILOGUE: STORE out = y;  ADD out += y;  SWIGLU out[r] = GATE(gate[r]) up[r], tiles alternate gate, up
 //
-// weight  WEIGHT [N_TILES][K][16]      x      float [n][K]: the last of the step's n tokens (STATE_N_TOKENS)
+// weight  N_TILES tiles (tiles.cl)     x      float [n][K]: the last of the step's n tokens (STATE_N_TOKENS)
 // norm    float [K]                    out    float, rows out_row .. out_row + N - 1
 //
 // Index space: global size = number of streams, local size 1; stream g takes tiles N_TILES g / G .. N_TILES (g+1) / G.
-// Build: WEIGHT, K (a multiple of 16), N (valid rows; of the output with SWIGLU), N_TILES, NORM, EPS, EPILOGUE.
+// Build: WEIGHT, DOT with quantised weights (cpu/quant_tile.cl), K (a multiple of 16), N (valid rows; of the output with SWIGLU), N_TILES, NORM, EPS, EPILOGUE.
 #if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(N_TILES) || !defined(NORM) || !defined(EPS) || \
     !defined(EPILOGUE) || !defined(STATE_N_TOKENS)
 #error "cpu/linear_decode.cl needs the build constants WEIGHT, K, N, N_TILES, NORM, EPS, EPILOGUE and those of the step state"
 #endif
-#include "common.cl"
+#include "tiles.cl"
 #include "cpu/store_rows.cl"
+#if QUANTIZED
+#include "cpu/quant_tile.cl"
+#endif
 
 #define TILES_AT_ONCE (EPILOGUE == EPILOGUE_SWIGLU ? 2 : 1)
+
+#if QUANTIZED
+#define DOT_TILE(w) dot_quant_tile(w, &activated)
+
+// The activations are rounded (or summed) once and serve all tiles.
+inline void activate(__global const float* x, __global const float* norm, activations* activated) {
+    for (int g = 0; g < K / 32; ++g, x += 32, norm += 32) {
+        float16 lo = load16_f32(x), hi = load16_f32(x + 16);
+#if NORM
+        lo *= load16_f32(norm);
+        hi *= load16_f32(norm + 16);
+#endif
+        set_group(activated, g, lo, hi);
+    }
+}
+#else
+#define DOT_TILE(w) dot_tile(w, x, norm)
 
 inline float16 dot_tile(__global const CAT(WEIGHT, _t)* w, __global const float* x, __global const float* norm) {
     // Four sums hide the latency of the multiply-add.
@@ -33,6 +53,7 @@ inline float16 dot_tile(__global const CAT(WEIGHT, _t)* w, __global const float*
     }
     return (a + b) + (c + d);
 }
+#endif
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void linear_decode(__global const CAT(WEIGHT, _t)* weight, __global const float* x, __global const float* norm,
@@ -49,14 +70,18 @@ void linear_decode(__global const CAT(WEIGHT, _t)* weight, __global const float*
 #else
     const float scale = 1.0f;
 #endif
+#if QUANTIZED
+    activations activated;
+    activate(x, norm, &activated);
+#endif
     for (int unit = first; unit < end; ++unit) {
-        __global const CAT(WEIGHT, _t)* w = weight + (size_t)unit * TILES_AT_ONCE * K * 16;
+        __global const CAT(WEIGHT, _t)* w = weight + (size_t)unit * TILES_AT_ONCE * TILE_SIZE;
 #if EPILOGUE == EPILOGUE_SWIGLU
-        const float16 gate = dot_tile(w, x, norm) * scale;
-        const float16 up = dot_tile(w + K * 16, x, norm) * scale;
+        const float16 gate = DOT_TILE(w) * scale;
+        const float16 up = DOT_TILE(w + TILE_SIZE) * scale;
         store_rows(GATE_VALUE(gate, exp16) * up, out, unit * 16);
 #else
-        store_rows(dot_tile(w, x, norm) * scale, out, unit * 16);
+        store_rows(DOT_TILE(w) * scale, out, unit * 16);
 #endif
     }
 }

@@ -2,7 +2,7 @@
 //
 //   y[t][r] = sum_k x[t][k] W[r][k];   EPILOGUE as in cpu/linear_decode.cl (SWIGLU: tiles alternate gate, up)
 //
-// weight  WEIGHT [N_TILES][K][16]     x  float [n][K]     out  float [n][OUT_STRIDE], columns out_row .. out_row + N - 1
+// weight  N_TILES tiles (tiles.cl)    x  float [n][K]     out  float [n][OUT_STRIDE], columns out_row .. out_row + N - 1
 //
 // Index space: (N_TILES / TILE_COLS, ceil(n / GROUP_TOKENS)), local size 1. A work-item walks its GROUP_TOKENS tokens
 // while its weights (TILE_COLS * 16 rows) stay in the core's cache:
@@ -19,8 +19,12 @@
     !defined(STATE_N_TOKENS)
 #error "cpu/linear_prefill.cl needs the build constants WEIGHT, K, N, N_TILES, OUT_STRIDE, EPILOGUE, TILE_TOKENS, TILE_COLS, GROUP_TOKENS and those of the step state"
 #endif
-#include "common.cl"
+#include "tiles.cl"
 #include "cpu/store_rows.cl"
+#if QUANTIZED
+#define DOT 0
+#include "cpu/quant_tile.cl"
+#endif
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void linear_prefill(__global const CAT(WEIGHT, _t)* weight, __global const float* x, __global float* out,
@@ -28,7 +32,7 @@ void linear_prefill(__global const CAT(WEIGHT, _t)* weight, __global const float
     const int n = state[STATE_N_TOKENS];
     const int tile = get_group_id(0) * TILE_COLS;
     const int end = min(n, (int)(get_group_id(1) + 1) * GROUP_TOKENS);
-    weight += (size_t)tile * K * 16;
+    weight += tile * TILE_SIZE;
     out += out_row;
     for (int t = get_group_id(1) * GROUP_TOKENS; t < end; t += TILE_TOKENS) {
         // Rows past the last token repeat it: computed, never stored.
@@ -41,6 +45,17 @@ void linear_prefill(__global const CAT(WEIGHT, _t)* weight, __global const float
 #pragma unroll
             for (int c = 0; c < TILE_COLS; ++c) acc[i][c] = 0;
 
+#if QUANTIZED
+        for (int g = 0; g < K / 32; ++g) {
+            float16 columns[TILE_COLS][32];
+            for (int c = 0; c < TILE_COLS; ++c) widen_group(weight + c * TILE_SIZE, g, columns[c]);
+            for (int k = 0; k < 32; ++k)
+#pragma unroll
+                for (int i = 0; i < TILE_TOKENS; ++i)
+#pragma unroll
+                    for (int c = 0; c < TILE_COLS; ++c) acc[i][c] += columns[c][k] * rows[i][32 * g + k];
+        }
+#else
         for (int k = 0; k < K; ++k) {
             float16 w[TILE_COLS];
 #pragma unroll
@@ -50,6 +65,7 @@ void linear_prefill(__global const CAT(WEIGHT, _t)* weight, __global const float
 #pragma unroll
                 for (int c = 0; c < TILE_COLS; ++c) acc[i][c] += w[c] * rows[i][k];
         }
+#endif
 #pragma unroll
         for (int i = 0; i < TILE_TOKENS; ++i) {
             if (t + i >= end) break;

@@ -13,7 +13,7 @@
     !defined(EPILOGUE) || !defined(STATE_N_TOKENS)
 #error "portable/linear_prefill.cl needs the build constants WEIGHT, K, N, N_TILES, OUT_STRIDE, EPILOGUE and those of the step state"
 #endif
-#include "common.cl"
+#include "tiles.cl"
 
 #define BLOCK_K 16
 #define BLOCK_TOKENS 64
@@ -37,7 +37,7 @@ void linear_prefill(__global const CAT(WEIGHT, _t)* weight, __global const float
             const int token = min(first_token + ty + 16 * i, n - 1);
             xs[tx][ty + 16 * i] = x[(size_t)token * K + k + tx];
             const int tile = min(first_tile + i, N_TILES - 1);
-            ws[ty][16 * i + tx] = CAT(load1_, WEIGHT)(weight + ((size_t)tile * K + k + ty) * 16 + tx);
+            ws[ty][16 * i + tx] = weight_at(weight + tile * TILE_SIZE, k + ty, tx);
         }
         barrier(CLK_LOCAL_MEM_FENCE);
 #pragma unroll

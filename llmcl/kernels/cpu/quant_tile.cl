@@ -1,0 +1,181 @@
+// 16 rows of a quantised tile (tiles.cl) as vectors, and their product with a token's activations.
+//
+//   y[r] = sum_g d[r] sum_k (q[r][k] - OFFSET) x[k]  +  m[r] sum_k x[k]      k over the 32 columns of group g
+//
+// DOT is how four columns are multiplied and added at once:
+//   0  in float32, with the activations as they are;  1, 2, 3  with the processor's 8-bit dot product (cpu/dot4.cl)
+// With DOT > 0 the activations are rounded to 8 bits, group by group, as llama.cpp's q8_0:
+//   s = max |x| / 127,  x ~ s xq;   record (s, -OFFSET sum of the first 16 xq, of the last 16 (ints), s sum xq)
+//
+// Build: WEIGHT (quantised), K, DOT. Accumulation: int32 within a group (exact), float32 across groups.
+#if !defined(DOT)
+#error "cpu/quant_tile.cl needs the build constant DOT"
+#endif
+#include "tiles.cl"
+#if QUANTIZED
+
+// Tiles are a multiple of 32 bytes, not of 64.
+typedef uint uint16_at32 __attribute__((ext_vector_type(16), aligned(32)));
+inline uint16 load_quants(__global const uchar* p) { return *(__global const uint16_at32*)p; }
+
+// Columns 4j .. 4j+3 of a group whose quants begin at q: 16 rows x 4 bytes.
+inline uint16 columns4(__global const uchar* q, const int j) {
+#if WEIGHT_IS(q8_0)
+    return load_quants(q + 64 * j);
+#else
+    const uint16 nibbles = load_quants(q + 64 * (j & 3));
+    uint16 v = (j < 4 ? nibbles : nibbles >> 4) & 0x0f0f0f0fu;
+#if HAS_FIFTH_BIT
+    v |= (load_quants(q + 256) >> j & 0x01010101u) << 4;
+#elif WEIGHT_IS(q6_k)
+    v |= (load_quants(q + 256 + 64 * (j / 4)) >> (2 * (j & 3)) & 0x03030303u) << 4;
+#endif
+    return v;
+#endif
+}
+
+typedef struct {
+    float16 d, d_high, m;  // d_high: of the last 16 columns, with q6_k
+} scales16;
+
+inline scales16 load_scales(__global const uchar* tile, const int g) {
+    __global const uchar* group = tile + GROUP_AT(g);
+    scales16 s;
+#if IS_SUPER
+    __global const uchar* head = tile + g / 8 * SUPER_BYTES;
+    const float16 d = load16_f16((__global const f16_t*)head);
+#if HAS_MIN
+    s.d = d * CONVERT16(*(__global const uchar16*)group, float);
+    s.m = -(load16_f16((__global const f16_t*)(head + 32)) * CONVERT16(*(__global const uchar16*)(group + 16), float));
+    s.d_high = s.d;
+#else
+    s.d = d * CONVERT16(*(__global const char16*)group, float);
+    s.d_high = d * CONVERT16(*(__global const char16*)(group + 16), float);
+    s.m = 0;
+#endif
+#else
+    s.d = load16_f16((__global const f16_t*)group);
+    s.d_high = s.d;
+#if HAS_MIN
+    s.m = load16_f16((__global const f16_t*)(group + 32));
+#else
+    s.m = 0;
+#endif
+#endif
+    return s;
+}
+
+#if DOT
+#include "cpu/dot4.cl"
+
+inline int sum16i(int16 v) {
+    const int8 a = v.lo + v.hi;
+    const int4 b = a.lo + a.hi;
+    return b.x + b.y + b.z + b.w;
+}
+
+// Rounds the 32 activations lo, hi of a group to q; returns their record.
+inline float4 quantize_group(const float16 lo, const float16 hi, char16* q) {
+    const float16 low = as_float16(as_uint16(lo) & 0x7fffffffu), high = as_float16(as_uint16(hi) & 0x7fffffffu);
+    const float largest = top16(max16(low, high));
+    const float scale = largest / 127.0f, inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
+    // Adding 1.5 x 2^23 rounds to the nearest integer, which is then the lower bits.
+    const int16 a = as_int16(lo * inverse + 0x1.8p23f) - 0x4b400000, b = as_int16(hi * inverse + 0x1.8p23f) - 0x4b400000;
+    q[0] = CONVERT16(a, char);
+    q[1] = CONVERT16(b, char);
+    const int first = sum16i(a), last = sum16i(b);
+    return (float4)(scale, as_float(-OFFSET * first), as_float(-OFFSET * last), scale * (float)(first + last));
+}
+
+// A token's activations, rounded.
+typedef struct {
+    char16 q[K / 16];
+    float4 group[K / 32];
+} activations;
+
+inline void set_group(activations* x, const int g, const float16 lo, const float16 hi) {
+    x->group[g] = quantize_group(lo, hi, x->q + 2 * g);
+}
+
+inline float16 dot_quant_tile(__global const uchar* tile, const activations* x) {
+    float16 sum = 0;
+    const int* xq = (const int*)x->q;
+    for (int g = 0; g < K / 32; ++g, xq += 8) {
+        __global const uchar* q = tile + GROUP_AT(g) + SCALE_BYTES;
+        const float4 record = x->group[g];
+        int16 a = (int16)(as_int(record.y)), b = (int16)(as_int(record.z));
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            a = dot4(a, columns4(q, j), xq[j]);
+            b = dot4(b, columns4(q, j + 4), xq[j + 4]);
+        }
+        const scales16 s = load_scales(tile, g);
+#if WEIGHT_IS(q6_k)
+        sum += (CONVERT16(a, float) * s.d + CONVERT16(b, float) * s.d_high) * record.x;
+#else
+        sum += CONVERT16(a + b, float) * (s.d * record.x);
+#endif
+#if HAS_MIN
+        sum += s.m * record.w;
+#endif
+    }
+    return sum;
+}
+#else
+
+// A token's activations in float32, and the sum of each group.
+typedef struct {
+    float16 x[K / 16];
+    float sum[K / 32];
+} activations;
+
+inline void set_group(activations* x, const int g, const float16 lo, const float16 hi) {
+    x->x[2 * g] = lo;
+    x->x[2 * g + 1] = hi;
+    x->sum[g] = sum16(lo + hi);
+}
+
+// Byte b of each lane, without the offset.
+#define BYTE16(v, b) CONVERT16(as_int16((v) >> (8 * (b)) & 0xffu) - OFFSET, float)
+
+inline float16 dot_quant_tile(__global const uchar* tile, const activations* x) {
+    float16 sum = 0;
+    for (int g = 0; g < K / 32; ++g) {
+        __global const uchar* q = tile + GROUP_AT(g) + SCALE_BYTES;
+        const float* v = (const float*)x->x + 32 * g;
+        float16 a = 0, b = 0;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const uint16 first = columns4(q, j), last = columns4(q, j + 4);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                a += BYTE16(first, i) * v[4 * j + i];
+                b += BYTE16(last, i) * v[4 * j + 16 + i];
+            }
+        }
+        const scales16 s = load_scales(tile, g);
+#if WEIGHT_IS(q6_k)
+        sum += a * s.d + b * s.d_high;
+#else
+        sum += (a + b) * s.d;
+#endif
+#if HAS_MIN
+        sum += s.m * x->sum[g];
+#endif
+    }
+    return sum;
+}
+
+// The 32 columns of a group as float32, for products with many tokens.
+inline void widen_group(__global const uchar* tile, const int g, float16* w) {
+    __global const uchar* q = tile + GROUP_AT(g) + SCALE_BYTES;
+    const scales16 s = load_scales(tile, g);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+        const uint16 columns = columns4(q, j);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) w[4 * j + i] = BYTE16(columns, i) * (j < 4 ? s.d : s.d_high) + s.m;
+    }
+}
+#endif
+#endif

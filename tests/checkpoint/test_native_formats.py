@@ -1,0 +1,117 @@
+"""Models whose tensors are quantised, and differ in how: on the device they are what the same file is in float32."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import random_weights, relative_error, save_folder, small_config
+
+import llmcl
+from llmcl.checkpoint import open_checkpoint
+from llmcl.errors import UsageError
+from llmcl.kv_cache import KVCache
+from llmcl.llm import LLM
+from llmcl.model import Model
+from llmcl.model_weights import MatrixPlan, WeightTypes, load_weights, stored_formats
+from llmcl.runtime.device import Device
+
+SAME = 2e-5  # two orders of summation, both in float32
+N_HEADS = {"q_proj": 4, "k_proj": 2}
+
+# Perplexity relative to the same weights in float32.
+EXACT_ACTIVATIONS = 0.003
+ROUNDED_ACTIVATIONS = 0.01
+
+TEXT = """\
+The harbour had been quiet since the storm. Two boats lay on the sand with their sides broken open, and a third, which
+belonged to the old pilot, was still tied to the pier by a single rope. "You can't repair that," said the boy. The pilot
+counted on his fingers: three planks, a new mast, two hundred nails, and paint. "By the end of June," he answered, "she
+will be sailing again." The boy laughed, but he came back the next morning with a hammer and a bag of bread.
+"""
+
+
+def logits_of(device: Device, path: Path, types: WeightTypes, ids: list[int]) -> np.ndarray:
+    with open_checkpoint(str(path)) as checkpoint:
+        weights = load_weights(device, checkpoint, types)
+        model = Model(device, checkpoint.config, weights, KVCache(device, checkpoint.config, 64, "float32"))
+    return model.logits(ids)
+
+
+# q and k, v in one matrix of several types; gate and up of two types cannot alternate and are held in float32.
+MIXED = {"attn_q": "Q4_0", "attn_k": "Q4_0", "attn_v": "Q8_0", "ffn_gate": "Q4_1", "ffn_up": "Q5_0", "ffn_down": "Q5_1"}
+
+
+def test_a_file_of_mixed_formats(hf_files: Any, gguf_files: Any, tmp_path: Path, default_device: Device) -> None:
+    tensors = hf_files.tensors(head_dim=32)
+    tensors = {n: v if v.ndim == 1 else v / np.sqrt(np.float32(v.shape[1])) for n, v in tensors.items()}
+    gguf_tensors = gguf_files.tensors(tensors, N_HEADS)
+    formats = {f"blk.{i}.{name}.weight": format for i in range(2) for name, format in MIXED.items()}
+    formats["token_embd.weight"] = "Q8_0"
+    path = gguf_files.write(tmp_path / "m.gguf", gguf_tensors, formats, {"llama.attention.key_length": 32})
+    with open_checkpoint(str(path)) as checkpoint:
+        native = WeightTypes("native", stored_formats(checkpoint), exact_activations=True)
+    qkv = MatrixPlan("qkv", 256, 64, tuple(f"model.layers.0.self_attn.{n}_proj.weight" for n in "qkv"), (128, 64, 64))
+    assert native.runs(qkv) == [(128, "q4_0"), (64, "q4_0"), (64, "q8_0")]
+    gate_up = tuple(f"model.layers.0.mlp.{n}_proj.weight" for n in ("gate", "up"))
+    assert native.runs(MatrixPlan("gate and up", 192, 64, gate_up, (96, 96), True)) == [(192, "float32")]
+
+    ids = [int(i) for i in np.random.default_rng(0).integers(0, 50, 40)]
+    expected = logits_of(default_device, path, WeightTypes("float32"), ids)
+    assert relative_error(logits_of(default_device, path, native, ids), expected) < SAME
+    rounded = dataclasses.replace(native, exact_activations=False)
+    assert relative_error(logits_of(default_device, path, rounded, ids), expected) < 0.05
+
+
+@pytest.mark.parametrize("quantize", ["q8_0", "q4_0", "q4_k"])
+def test_quantising_while_loading(tmp_path: Path, default_device: Device, quantize: str) -> None:
+    config = small_config(hidden_size=256, intermediate_size=256, n_q_heads=8, tie_embeddings=True)
+    folder = save_folder(tmp_path / "m", config, random_weights(config, seed=1), "bfloat16")
+    seen: set[str] = set()
+
+    def progress(what: str, done: int, total: int) -> None:
+        seen.add(what)
+        assert done <= total
+
+    index = default_device.entry.index
+    ids = [int(i) for i in np.random.default_rng(1).integers(0, 131, 50)]
+    with llmcl.load(str(folder), device=index) as llm:
+        expected = llm.logits(ids)
+    with llmcl.load(str(folder), device=index, quantize=quantize, progress=progress) as llm:
+        assert llm.dtype == quantize and llm.model.weights.embedding.dtype == "q8_0"
+        error = relative_error(llm.logits(ids), expected)
+    assert 1e-4 < error < (0.1 if quantize == "q8_0" else 0.6)
+    assert seen == {"quantising weights"}
+
+
+def perplexity(llm: LLM, ids: list[int]) -> float:
+    rows = llm.logits(ids).astype(np.float64)[:-1]
+    top = rows.max(axis=-1, keepdims=True)
+    log_sum = np.log(np.exp(rows - top).sum(axis=-1)) + top[:, 0]
+    return float(np.exp(np.mean(log_sum - rows[np.arange(len(rows)), ids[1:]])))
+
+
+def test_the_demo_model_loses_nothing(smollm2: LLM, default_device: Device) -> None:
+    """Its matrices are Q4_1, its embedding Q8_0; `smollm2` holds them in float32."""
+    ids = smollm2.encode(TEXT, raw=True)
+    expected = perplexity(smollm2, ids)
+    for activation_dtype, bound in (("float32", EXACT_ACTIVATIONS), ("auto", ROUNDED_ACTIVATIONS)):
+        with llmcl.load(
+            "smollm2", device=default_device.entry.index, activation_dtype=activation_dtype, max_context=256
+        ) as llm:
+            assert llm.dtype == "q4_1" and llm.model.weights.head.dtype == "q8_0"
+            assert abs(perplexity(llm, ids) / expected - 1) < bound
+
+
+def test_what_cannot_be_combined(default_device: Device) -> None:
+    for options, message in (
+        ({"quantize": "q4_0", "dtype": "float16"}, r"'float16' with quantize 'q4_0'"),
+        ({"quantize": "q2_k"}, r"'q2_k'; expected one of q8_0, q4_0, q4_k"),
+        ({"activation_dtype": "int4"}, r"'int4'; expected auto or float32"),
+        ({"quantize": "q4_k"}, r"tensor model.layers.0.self_attn.q_proj.weight .* 576 .* q8_0 or q4_0"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            llmcl.load("smollm2", device=default_device.entry.index, **options)

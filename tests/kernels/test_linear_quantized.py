@@ -1,0 +1,178 @@
+"""Products with quantised weights: largest difference over the largest expected magnitude.
+
+Where activations are rounded to 8 bits, the twin has them rounded too: they are made so that no rounding is a close
+call, and the weights of a norm are powers of two, which leave it so.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import poisoned, read_guarded, relative_error, run, step_state_at, with_poison
+from stored_rows import load, quantized_weight, random_rows
+
+from llmcl import reference
+from llmcl.ops.dtype import QUANTIZED
+from llmcl.ops.linear import INT8_GROUP_TOKENS, linear_decode, linear_prefill
+from llmcl.ops.weight import Weight
+from llmcl.runtime.device import Device
+
+TOLERANCE = 3e-6
+EPS = 1e-5
+
+small = pytest.mark.oclgrind
+
+
+def make_weight(
+    device: Device, dtype: str, rows: int, k: int, *, alternating: bool = False, tiles_per_part: int = 0, exact: bool
+) -> tuple[Weight, np.ndarray]:
+    """The weight and its values [rows, k]; alternating: gate rows, then as many up rows."""
+    weight = quantized_weight(device, rows, k, dtype, tiles_per_part)
+    format = QUANTIZED[dtype].format
+    if not alternating:
+        source = random_rows(format, rows, k)
+        load(device, weight, source)
+        values = source.values()
+    else:
+        gate, up = random_rows(format, rows // 2, k, seed=1), random_rows(format, rows // 2, k, seed=2)
+        load(device, weight, gate, tile_step=2)
+        load(device, weight, up, tile_step=2, tile_offset=1)
+        values = np.concatenate([gate.values(), up.values()])
+    return Weight(weight.name, weight.rows, k, weight.parts, exact_activations=exact), values
+
+
+def activations(n: int, k: int, *, gain: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+    """x float32 [n, k] and what its rounding to 8 bits makes of it."""
+    rng = np.random.default_rng(n + k)
+    q = rng.integers(-126, 127, (n, k // 32, 32)).astype(np.float64)
+    q[:, :, 7] = 127 * rng.choice([-1, 1], (n, k // 32))
+    q[:, 0] *= np.arange(n)[:, None] % 5 != 4  # some groups are all zero
+    noise = rng.uniform(-0.3, 0.3, q.shape) * ((np.abs(q) < 127) & (q != 0))
+    scale = gain * np.exp2(rng.integers(-9, -5, (n, k // 32, 1)))
+    return ((q + noise) * scale).reshape(n, k).astype(np.float32), (q * scale).reshape(n, k)
+
+
+def finish(expected: np.ndarray, before: np.ndarray, epilogue: str) -> np.ndarray:
+    half = expected.shape[-1] // 2
+    if epilogue == "add":
+        return np.asarray(before + expected)
+    return reference.swiglu(expected[..., :half], expected[..., half:]) if epilogue == "swiglu" else expected
+
+
+def check_decode(
+    device: Device,
+    dtype: str,
+    rows: int,
+    k: int,
+    *,
+    epilogue: str = "store",
+    norm: bool = False,
+    exact: bool = False,
+    tiles_per_part: int = 0,
+) -> None:
+    alternating = epilogue == "swiglu"
+    weight, values = make_weight(
+        device, dtype, rows, k, alternating=alternating, tiles_per_part=tiles_per_part, exact=exact
+    )
+    x, rounded = activations(3, k, gain=1 / np.sqrt(k))
+    x[:-1] = np.nan  # only the last token of the step is read
+    rng = np.random.default_rng(rows)
+    norm_weight = np.repeat(np.exp2(rng.integers(-2, 3, k // 32)), 32) * rng.choice([-1.0, 1.0], k)
+    out_rows = rows // 2 if alternating else rows
+    before = rng.standard_normal(out_rows).astype(np.float32)
+    out = with_poison(device, before) if epilogue == "add" else poisoned(device, (out_rows,))
+    launches = linear_decode(
+        device,
+        weight,
+        with_poison(device, x),
+        out,
+        step_state_at(device, position=5, n_tokens=3),
+        norm=with_poison(device, norm_weight.astype(np.float32)) if norm else None,
+        eps=EPS,
+        epilogue=epilogue,
+    )
+    run(launches)
+    is_rounded = device.is_cpu and device.dot_form != 0 and not exact
+    used = (rounded if is_rounded else x.astype(np.float64))[-1:]
+    if norm:
+        used = used * norm_weight / np.sqrt(np.mean(x[-1].astype(np.float64) ** 2) + EPS)
+    expected = finish(reference.linear(used, values)[0], before, epilogue)
+    assert relative_error(read_guarded(device, out, np.float32, (out_rows,)), expected) < TOLERANCE
+
+
+def check_prefill(
+    device: Device, dtype: str, n: int, rows: int, k: int, *, epilogue: str = "store", exact: bool = False
+) -> None:
+    alternating = epilogue == "swiglu"
+    weight, values = make_weight(device, dtype, rows, k, alternating=alternating, tiles_per_part=4, exact=exact)
+    x, rounded = activations(n, k, gain=1 / np.sqrt(k))
+    out_rows = rows // 2 if alternating else rows
+    before = np.random.default_rng(rows).standard_normal((n, out_rows)).astype(np.float32)
+    out = with_poison(device, before) if epilogue == "add" else poisoned(device, (n, out_rows))
+    step = step_state_at(device, position=3, n_tokens=n)
+    run(linear_prefill(device, weight, with_poison(device, x), out, step, epilogue=epilogue), n)
+    used = rounded if device.is_cpu and device.dot_form != 0 and not exact else x
+    expected = finish(reference.linear(used, values), before, epilogue)
+    assert relative_error(read_guarded(device, out, np.float32, (n, out_rows)), expected) < TOLERANCE
+
+
+# The portable forms read values as `embed` does, which test_pack_weight has for every format.
+@pytest.mark.heavy
+@pytest.mark.parametrize("exact", [False, True], ids=["auto", "exact"])
+@pytest.mark.parametrize("dtype", QUANTIZED)
+@pytest.mark.parametrize("variant", ["cpu"])
+def test_decode_on_a_cpu(target: Device, dtype: str, exact: bool) -> None:
+    check_decode(target, dtype, 131, 768, exact=exact)
+
+
+@pytest.mark.parametrize("dtype", ["q4_0", "q5_k", "q6_k"])
+@pytest.mark.parametrize("variant", ["portable"])
+def test_decode_elsewhere(target: Device, dtype: str) -> None:
+    check_decode(target, dtype, 131, 768)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("dtype", "epilogue", "rows"), [("q8_0", "add", 37), ("q4_1", "swiglu", 96)])
+def test_decode_norm_and_epilogue(target: Device, dtype: str, epilogue: str, rows: int) -> None:
+    check_decode(target, dtype, rows, 512, epilogue=epilogue, norm=True)
+    check_decode(target, dtype, rows, 512, epilogue=epilogue, norm=True, exact=True)
+
+
+def test_decode_of_a_split_weight(target: Device) -> None:
+    check_decode(target, "q6_k", 128, 256, epilogue="swiglu", tiles_per_part=2)
+
+
+@small
+def test_decode_of_few_columns(target: Device) -> None:
+    check_decode(target, "q4_0", 21, 32, norm=True)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("exact", [False, True], ids=["auto", "exact"])
+@pytest.mark.parametrize("dtype", QUANTIZED)
+@pytest.mark.parametrize("variant", ["cpu"])
+def test_prefill_on_a_cpu(target: Device, dtype: str, exact: bool) -> None:
+    check_prefill(target, dtype, 13, 64, 512, exact=exact)
+
+
+@pytest.mark.parametrize("dtype", ["q4_1", "q6_k"])
+@pytest.mark.parametrize("variant", ["portable"])
+def test_prefill_elsewhere(target: Device, dtype: str) -> None:
+    check_prefill(target, dtype, 13, 64, 512)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("n", [1, 11, 12, INT8_GROUP_TOKENS, INT8_GROUP_TOKENS + 1])
+def test_prefill_lengths(target: Device, n: int) -> None:
+    check_prefill(target, "q4_0", n, 37, 96)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("dtype", "epilogue", "rows"), [("q4_1", "add", 37), ("q8_0", "swiglu", 160)])
+def test_prefill_epilogue(target: Device, dtype: str, epilogue: str, rows: int) -> None:
+    check_prefill(target, dtype, 29, rows, 256, epilogue=epilogue)
+
+
+@small
+def test_prefill_of_few_columns(target: Device) -> None:
+    check_prefill(target, "q8_0", 3, 21, 32)

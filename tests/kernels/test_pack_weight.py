@@ -1,0 +1,89 @@
+"""pack_weight: quantised tiles hold what the file holds; values read back are bit for bit the format's."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from helpers import poisoned, read_guarded, run, small_config
+from stored_rows import HALVES, Rows, load, quantized_weight, random_rows
+
+from llmcl import reference
+from llmcl.ops.dtype import QUANTIZED, TILE_ROWS
+from llmcl.ops.embed import embed
+from llmcl.ops.step_state import StepState
+from llmcl.ops.weight import Weight, alloc_weight, load_rows, weight_bytes
+from llmcl.runtime.device import Device
+
+HEAD_DIM = 32
+small = pytest.mark.oclgrind
+
+
+def values_of(device: Device, weight: Weight) -> np.ndarray:
+    """Every row of a weight, read as an embedding's."""
+    step = StepState(device, weight.rows)
+    step.write_tokens(np.arange(weight.rows), 0)
+    x = poisoned(device, (weight.rows, weight.k))
+    rope, seen = poisoned(device, (weight.rows, HEAD_DIM)), device.zeros(4 * weight.rows, "seen")
+    frequencies = device.upload(small_config(head_dim=HEAD_DIM).inv_freq(), "frequencies")
+    run(embed(device, weight, step, frequencies, x, rope, seen), weight.rows)
+    return read_guarded(device, x, np.float32, (weight.rows, weight.k))
+
+
+@pytest.mark.parametrize("dtype", QUANTIZED)
+@pytest.mark.parametrize("rows", [pytest.param(1, marks=small), 131])
+def test_values_are_those_of_the_file(device: Device, dtype: str, rows: int) -> None:
+    source = random_rows(QUANTIZED[dtype].format, rows, 512)
+    weight = quantized_weight(device, rows, 512, dtype)
+    np.testing.assert_array_equal(load(device, weight, source), [0, 0, 0])
+    np.testing.assert_array_equal(values_of(device, weight), source.values())
+
+
+@pytest.mark.parametrize("dtype", ["q4_1", "q6_k"])
+def test_rotary_rows_find_their_place(device: Device, dtype: str) -> None:
+    source = random_rows(QUANTIZED[dtype].format, 96, 256)
+    weight = quantized_weight(device, 192, 256, dtype, tiles_per_part=4)
+    load(device, weight, source, first_row=96, rope_head_dim=32)
+    np.testing.assert_array_equal(values_of(device, weight)[96:], reference.unpermute_rope_rows(source.values(), 3))
+
+
+def test_alternating_tiles(device: Device) -> None:
+    gate, up = random_rows("Q4_0", 48, 64, seed=1), random_rows("Q4_0", 48, 64, seed=2)
+    weight = quantized_weight(device, 96, 64, "q4_0", tiles_per_part=2)
+    load(device, weight, gate, tile_step=2)
+    load(device, weight, up, tile_step=2, tile_offset=1)
+    tiles = values_of(device, weight).reshape(3, 2, TILE_ROWS, 64)
+    np.testing.assert_array_equal(tiles[:, 0].reshape(48, 64), gate.values())
+    np.testing.assert_array_equal(tiles[:, 1].reshape(48, 64), up.values())
+
+
+def test_parts_of_several_types(device: Device) -> None:
+    sources = [random_rows("Q4_K", 32, 256), random_rows("Q6_K", 16, 256), random_rows("BF16", 17, 256)]
+    weight = alloc_weight(device, "mixed", 65, 256, [(32, "q4_k"), (16, "q6_k"), (17, "bfloat16")])
+    first = 0
+    for source in sources:
+        assert not load_mixed(device, weight, source, first).any()
+        first += source.shape[0]
+    assert weight.dtype == "mixed"
+    assert weight.nbytes == weight_bytes(32, 256, "q4_k") + weight_bytes(16, 256, "q6_k") + 2 * 32 * 256
+    np.testing.assert_array_equal(values_of(device, weight), np.concatenate([s.values() for s in sources]))
+
+
+def load_mixed(device: Device, weight: Weight, source: Rows, first_row: int) -> np.ndarray:
+    flags = device.zeros(4 * 3, "flags")
+    assert sum(load_rows(device, weight, source, flags, 1, first_row=first_row)) == source.data.nbytes
+    return device.read(flags, np.int32, (3,))
+
+
+@pytest.mark.parametrize("dtype", QUANTIZED)
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_scale_that_is_not_finite_is_found(device: Device, dtype: str, bad: float) -> None:
+    format = QUANTIZED[dtype].format
+    for at in HALVES[format]:
+        source = random_rows(format, 20, 512)
+        data = source.data.copy()
+        size = reference.BLOCK_SIZES[format][1]
+        data[19, size + at : size + at + 2] = np.frombuffer(np.float16(bad).tobytes(), np.uint8)
+        flags = load(device, quantized_weight(device, 20, 512, dtype), dataclasses.replace(source, data=data))
+        np.testing.assert_array_equal(flags, [0, 1, 0])

@@ -1,0 +1,85 @@
+"""Rows as checkpoints store them, and quantised weights on the device, that several kernel tests share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from helpers import GUARD_WORDS, POISON, to_storage, with_poison
+
+from llmcl import reference
+from llmcl.ops.dtype import TILE_ROWS, tile_bytes
+from llmcl.ops.weight import Weight, WeightPart, load_rows
+from llmcl.runtime.device import Device
+
+# Where a block's float16 values lie.
+HALVES = {
+    "F16": [0],
+    "Q8_0": [0],
+    "Q4_0": [0],
+    "Q4_1": [0, 2],
+    "Q5_0": [0],
+    "Q5_1": [0, 2],
+    "Q4_K": [0, 2],
+    "Q5_K": [0, 2],
+    "Q6_K": [208],
+}
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows as a checkpoint stores them: uint8 [n, row_bytes]."""
+
+    format: str
+    data: np.ndarray
+    shape: tuple[int, ...]
+
+    @property
+    def row_bytes(self) -> int:
+        return int(self.data.shape[1])
+
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        return self.data[start:stop]
+
+    def values(self) -> np.ndarray:
+        return reference.dequantize(self.format, self.data)
+
+
+def random_rows(format: str, n: int, k: int, seed: int = 0) -> Rows:
+    """Every bit random, but for the floats, which are finite and of the size that weights have."""
+    rng = np.random.default_rng(seed)
+    per_block, size = reference.BLOCK_SIZES[format]
+    floats = rng.standard_normal((n, k)).astype(np.float32)
+    if format == "F32":
+        data = floats.view(np.uint8)
+    elif format == "BF16":
+        data = to_storage(floats, "bfloat16").view(np.uint8)
+    else:
+        blocks = rng.integers(0, 256, (n * k // per_block, size), np.uint8)
+        for at in HALVES[format]:
+            scales = (0.1 * rng.standard_normal(blocks.shape[0])).astype(np.float16)
+            scales[0] = np.float16(2e-7)  # a subnormal one
+            blocks[:, at : at + 2] = scales.view(np.uint8).reshape(-1, 2)
+        data = blocks.reshape(n, -1)
+    return Rows(format, data.reshape(n, -1), (n, k))
+
+
+def quantized_weight(device: Device, rows: int, k: int, dtype: str, tiles_per_part: int = 0) -> Weight:
+    """Zeros with poison after each part."""
+    n_tiles = -(-rows // TILE_ROWS)
+    most = tiles_per_part or n_tiles
+    parts = []
+    for first in range(0, n_tiles, most):
+        count = min(most, n_tiles - first)
+        tiles = np.zeros(count * tile_bytes(k, dtype), np.uint8)
+        parts.append(WeightPart(with_poison(device, tiles), first, count, dtype))
+    return Weight("test weight", rows, k, tuple(parts))
+
+
+def load(device: Device, weight: Weight, source: Rows, **options: int) -> np.ndarray:
+    flags = device.zeros(4 * 3, "flags")
+    assert sum(load_rows(device, weight, source, flags, 1, **options)) == source.data.nbytes
+    for part in weight.parts:
+        words = device.read(part.buffer, np.uint32, (part.buffer.nbytes // 4,))
+        assert np.all(words[-GUARD_WORDS:] == POISON), "written past the end of a part"
+    return device.read(flags, np.int32, (3,))
