@@ -29,6 +29,7 @@ from llmcl.model_weights import (
     weights_bytes,
 )
 from llmcl.ops.dtype import ACTIVATION_DTYPES, check_dtype
+from llmcl.ops.variant import check_shared_kernels
 from llmcl.ops.weight import STAGING_BYTES
 from llmcl.paged_kv_cache import PagedKVCache, pool_pages
 from llmcl.random_shapes import random_shape_config
@@ -190,6 +191,7 @@ def _assemble(
         kv_tokens = kv_page_tokens * pool_pages(max_context, kv_page_tokens, kv_pages)
     elif kv_pages is not None:
         raise UsageError(f"kv_pages is {kv_pages} without kv_page_tokens; give the tokens of a page as well, e.g. 64")
+    check_shared_kernels(device, "float32", kv_dtype, types.dtype)
     check_memory(forecast(config, types, kv_dtype, max_context, device, kv_tokens), device)
     cache: KVCache  # first: it fails at once where a buffer is too large
     if kv_page_tokens is None:

@@ -14,15 +14,21 @@ import numpy as np
 
 from llmcl import reference
 from llmcl.attention.kernels import CAPACITY_MULTIPLE, AttentionShape, attention_decode, attention_prefill
+from llmcl.ops.linear import linear_decode, linear_prefill
 from llmcl.ops.step_state import StepState
+from llmcl.ops.weight import Weight, WeightPart
 from llmcl.runtime.device import Buffer, Device, Launch
 
+EPS = 1e-5  # of normalisation
 NAN = np.uint32(0x7FC07FC0)  # as float32 and, each half, as float16 and bfloat16
 
 
 @dataclass(frozen=True)
 class Trial:
-    """bind(**choices) -> launches that write `out`, float32, which is to hold `expected`, `copies` times over."""
+    """bind(**choices) -> launches that write `out`, float32, which is to hold `expected`, `copies` times over.
+
+    before: what `out` must hold before, for launches that add to it.
+    """
 
     device: Device
     bind: Callable[..., list[Launch]]
@@ -31,23 +37,30 @@ class Trial:
     expected: np.ndarray
     buffers: Sequence[Buffer] = ()
     copies: int = 1
+    before: np.ndarray | None = None
 
     def run(self, launches: Sequence[Launch]) -> None:
         for launch in launches:
             launch.enqueue(self.n_tokens)
 
-    def error(self, launches: Sequence[Launch], before: np.ndarray | None = None) -> float:
+    def error(self, launches: Sequence[Launch]) -> float:
         """Runs them once on an output full of NaN, or of `before`; infinity where the result is not finite."""
-        if before is None:
+        if self.before is None:
             self.device.fill(self.out, NAN)
         else:
-            self.device.write(self.out, before)
+            self.device.write(self.out, self.before)
         self.run(launches)
         return relative_error(self.device.read(self.out, np.float32, self.expected.shape), self.expected)
 
     def release(self) -> None:
         for buffer in (self.out, *self.buffers):
             buffer.release()
+
+
+def tolerance(form: str, dtype: str) -> float:
+    """The error that a form of a kernel may make: float32 sums, or matrix units that round their operands to dtype."""
+    rounds = form == "nvidia" and dtype in ("float16", "bfloat16")
+    return {"float16": 2.0**-10, "bfloat16": 2.0**-7}[dtype] if rounds else 2e-5
 
 
 def relative_error(actual: np.ndarray, expected: np.ndarray) -> float:
@@ -149,6 +162,43 @@ def decode_trial(device: Device, problem: AttentionProblem, copies: int = 1) -> 
 
     kept = (uploaded, turned, *(buffer for pair in caches for buffer in pair), step.state, step.tokens, step.sampled)
     return Trial(device, bind, 1, out, expected, kept, copies)
+
+
+def linear_trial(
+    device: Device, rows: int, k: int, dtype: str, n: int, *, epilogue: str = "store", norm: bool = False
+) -> Trial:
+    """A product with a weight [rows, k], whose halves are gate and up with "swiglu", for n tokens.
+
+    n = 1 is linear_decode, which takes norm; else linear_prefill. bind takes their variant.
+    """
+    rng = np.random.default_rng(rows + k + n)
+    values = reference.round_to(rng.standard_normal((rows, k)) / np.sqrt(k), dtype)
+    x = rng.standard_normal((n, k)).astype(np.float32)
+    scale = (1.0 + 0.2 * rng.standard_normal(k)).astype(np.float32)
+    tiles = reference.to_tiles(stored(values, dtype))
+    if epilogue == "swiglu":  # gate and up tiles alternate
+        tiles = np.ascontiguousarray(tiles.reshape(2, -1, k, 16).swapaxes(0, 1)).reshape(tiles.shape)
+    part = WeightPart(device.upload(tiles, "trial weight"), 0, len(tiles), dtype)
+    weight = Weight("trial weight", rows, k, (part,))
+    inputs, norms = device.upload(x, "trial input"), device.upload(scale, "trial norm")
+    step = state_at(device, 5, n)
+    expected = reference.linear(reference.rms_norm(x, scale, EPS) if norm else x, values)
+    before = None
+    if epilogue == "swiglu":
+        expected = reference.swiglu(expected[:, : rows // 2], expected[:, rows // 2 :])
+    elif epilogue == "add":
+        before = rng.standard_normal((n, rows)).astype(np.float32)
+        expected = expected + before
+    out = device.alloc(4 * expected.size, "trial output")
+
+    def bind(**choices: Any) -> list[Launch]:
+        if n > 1:
+            return linear_prefill(device, weight, inputs, out, step, epilogue=epilogue, **choices)
+        given = {"norm": norms if norm else None, "eps": EPS, "epilogue": epilogue, **choices}
+        return linear_decode(device, weight, inputs, out, step, **given)
+
+    kept = (part.buffer, inputs, norms, step.state, step.tokens, step.sampled)
+    return Trial(device, bind, n, out, expected, kept, before=before)
 
 
 def _causal_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, position: int) -> np.ndarray:

@@ -25,7 +25,7 @@ from llmcl.attention.kernels import (
 from llmcl.errors import KernelBuildError, UsageError
 from llmcl.ops.variant import pick
 from llmcl.runtime.device import Device, KernelMemory, Launch
-from llmcl.trials import AttentionProblem, Trial, decode_trial, prefill_trial
+from llmcl.trials import AttentionProblem, Trial, decode_trial, prefill_trial, tolerance
 
 COMBINATIONS: dict[str, tuple[int, int, int]] = {  # BLOCK_M, BLOCK_N, DV_TILE
     "A": (32, 32, 32),
@@ -39,7 +39,6 @@ COMBINATIONS: dict[str, tuple[int, int, int]] = {  # BLOCK_M, BLOCK_N, DV_TILE
 }
 BASELINE = "G"
 DEFAULT = "default"  # the label of what is used without tuning
-TOLERANCE = 2e-5
 COLD_BYTES = 128 << 20  # a layer's keys and values come from memory, the weights having passed since they were used
 ROWS = {"cpu": (2, 4, 6, 8, 12, 16)}  # the CPU form's register tile wants few rows; other forms:
 OTHER_ROWS = (8, 16, 32, 64, 128)
@@ -97,6 +96,7 @@ def tune_prefill(
 ) -> Tuning:
     """Times prefill of n_tokens after 37 others with each choice of tiles."""
     chosen = pick(PREFILL_VARIANTS, device, shape.kv_dtype, shape.head_dim, variant).name
+    allowed = tolerance(chosen, shape.kv_dtype)
     problem = AttentionProblem.random(
         shape.n_q_heads, shape.n_kv_heads, shape.head_dim, shape.kv_dtype, n_tokens, position=37
     )
@@ -106,7 +106,7 @@ def tune_prefill(
         constants = {**constants, "DV_TILE": min(constants["DV_TILE"], shape.head_dim)}
         options = {name.lower(): value for name, value in constants.items()}
         # Where no variant is asked for, tiles that the device's own form lacks are timed in the portable one.
-        row = _measure(trial, "attention_prefill", label, constants, {"variant": variant, **options})
+        row = _measure(trial, "attention_prefill", label, constants, {"variant": variant, **options}, allowed)
         note(row)
         return row
 
@@ -128,6 +128,7 @@ def tune_decode(
 ) -> Tuning:
     """Times one token's attention to n_keys keys with other splits and blocks."""
     chosen = pick(DECODE_VARIANTS, device, shape.kv_dtype, shape.head_dim, variant).name
+    allowed = tolerance(chosen, shape.kv_dtype)
     problem = AttentionProblem.random(
         shape.n_q_heads, shape.n_kv_heads, shape.head_dim, shape.kv_dtype, 1, position=n_keys - 1
     )
@@ -136,7 +137,7 @@ def tune_decode(
 
     def measure(label: str, constants: Mapping[str, int]) -> Measurement:
         options = {"n_splits": constants["N_SPLITS"], "block_n": constants.get("BLOCK_N")}
-        row = _measure(trial, "attention_decode", label, constants, {"variant": chosen, **options})
+        row = _measure(trial, "attention_decode", label, constants, {"variant": chosen, **options}, allowed)
         note(row)
         return row
 
@@ -198,7 +199,7 @@ def _tuning(kernel: str, variant: str, key: str, rows: list[Measurement]) -> Tun
 
 
 def _measure(
-    trial: Trial, kernel: str, label: str, constants: Mapping[str, int], options: Mapping[str, object]
+    trial: Trial, kernel: str, label: str, constants: Mapping[str, int], options: Mapping[str, object], allowed: float
 ) -> Measurement:
     constants = dict(constants)
     try:
@@ -207,7 +208,7 @@ def _measure(
         return Measurement(kernel, label, constants, refused=str(error).splitlines()[0])
     error_found = trial.error(launches)
     ms, refused = None, None
-    if error_found < TOLERANCE:
+    if error_found < allowed:
         ms = 1e3 * _seconds(trial, launches)
     else:
         refused = f"wrong: error {error_found:.1e} of the largest value"

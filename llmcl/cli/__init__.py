@@ -15,6 +15,7 @@ from llmcl.cli.chat import chat
 from llmcl.cli.command import TYPER_SETTINGS, Command, run
 from llmcl.cli.convert import convert
 from llmcl.cli.devices import devices
+from llmcl.cli.doctor import doctor
 from llmcl.cli.generate import generate
 from llmcl.cli.options import METRICS
 from llmcl.cli.perplexity import SCORED, perplexity
@@ -35,6 +36,7 @@ app.command(cls=Command, epilog=METRICS)(chat)
 app.command(cls=Command, epilog=SCORED)(perplexity)
 app.command(cls=Command)(convert)
 app.command(cls=Command)(devices)
+app.command(cls=Command)(doctor)
 app.command(cls=Command, epilog=PROFILE_EPILOG)(profile)
 app.command(cls=Command, epilog=TUNE_EPILOG)(tune)
 

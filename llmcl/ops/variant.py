@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from llmcl.errors import UsageError
+from llmcl.errors import DeviceError, UsageError
 from llmcl.runtime.device import Device
 
 
@@ -20,6 +20,10 @@ class Variant:
     file: str
     suits: Callable[[Device], bool]
     fits: Callable[[str, int], bool] = lambda dtype, size: True
+
+    def key(self, dtype: str) -> str:
+        """The name of this form for a storage type among a device's findings."""
+        return f"{self.file} {dtype}"
 
 
 def variants(kernel: str, nvidia: Callable[[str, int], bool]) -> tuple[Variant, ...]:
@@ -36,14 +40,37 @@ def variants(kernel: str, nvidia: Callable[[str, int], bool]) -> tuple[Variant, 
 def pick(table: Sequence[Variant], device: Device, dtype: str, size: int, name: str | None = None) -> Variant:
     """The variant called `name`, whatever the device, or without a name the first that suits device and operand.
 
-    Raises UsageError for a name that the table lacks, or that cannot take `dtype` and `size`.
+    What `llmcl doctor` found to be wrong on the device is left out. Raises UsageError for a name that the table lacks
+    or that cannot take `dtype` and `size`, DeviceError where every form is wrong.
     """
+    wrong = device.findings.wrong
     for variant in table:
         if variant.name == name and not variant.fits(dtype, size):
             raise UsageError(f"kernel variant {name!r} does not take {dtype} of size {size}; leave the choice to llmcl")
-        if variant.name == name or (name is None and variant.suits(device) and variant.fits(dtype, size)):
+        if variant.name == name:
             return variant
+        if name is None and variant.suits(device) and variant.fits(dtype, size) and variant.key(dtype) not in wrong:
+            return variant
+    if name is None:
+        raise wrong_kernel_error(device, table[-1].key(dtype))
     raise UsageError(f"no kernel variant is called {name!r}; there are {', '.join(v.name for v in table)}")
+
+
+def check_shared_kernels(device: Device, *dtypes: str) -> None:
+    """Raises DeviceError where `llmcl doctor` found a kernel to be wrong that has one form for every device."""
+    for key in device.findings.wrong:
+        file, _, dtype = key.partition(" ")
+        if "/" not in file and dtype in dtypes:
+            raise wrong_kernel_error(device, key)
+
+
+def wrong_kernel_error(device: Device, key: str) -> DeviceError:
+    file, _, dtype = key.partition(" ")
+    return DeviceError(
+        f"kernel {file} gives wrong results for {dtype} on {device.name} with this driver, and no other form of it is "
+        f"left: {device.findings.wrong.get(key, 'unknown')}; use another --device, --dtype or --kv-dtype, or update "
+        "the driver (`llmcl doctor` checks again, `llmcl doctor --reset` forgets)"
+    )
 
 
 def power_of_two_at_most(limit: int) -> int:

@@ -1,0 +1,131 @@
+"""`llmcl doctor`: which kernels give right results on a device; those that do not are left out of later runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmcl import json_text
+from llmcl.cli import options as opt
+from llmcl.errors import DeviceError
+
+if TYPE_CHECKING:
+    from llmcl.doctor import Outcome
+    from llmcl.runtime.findings import Findings
+    from llmcl.runtime.platforms import DeviceEntry
+
+
+def doctor(
+    device: opt.Device = None,
+    everything: Annotated[
+        bool, opt.option(opt.DEVICE_PANEL, "--all", help="Also check forms of kernels that this device never chooses.")
+    ] = False,
+    reset: Annotated[
+        bool, opt.option(opt.DEVICE_PANEL, "--reset", help="Forget what was found to be wrong, and check nothing.")
+    ] = False,
+    json: Annotated[bool, opt.option(opt.OUTPUT_PANEL, "--json", help="Print one JSON object.")] = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Check every kernel on a device against NumPy, and leave out of later runs what is wrong there.
+
+    The checks run in another process, so that a driver that crashes is reported and not fatal. A form that is wrong, is
+    refused or crashes is excluded for this device and driver: another form of the kernel takes its place, and where
+    there is none, models are refused with a message. The exit code is 3 if anything that was in use did not pass.
+    """
+    from llmcl.runtime.findings import Findings
+    from llmcl.runtime.platforms import select_device
+
+    entry = select_device(device)
+    findings = Findings(entry)
+    if reset:
+        _store(findings, {})
+        print(f"{entry.label}: nothing is excluded any more")
+        return
+    from llmcl.doctor import diagnose, excluded
+
+    if not quiet:
+        print(f"device: {entry.label}, driver {entry.driver_version}", file=sys.stderr)
+
+    def note(outcome: Outcome) -> None:
+        if not quiet and outcome.status not in ("pass", "not used"):
+            check = outcome.check
+            print(f"{check.kernel} {check.form} {check.dtype}: {outcome.status}", file=sys.stderr, flush=True)
+
+    outcomes = diagnose(entry, everything=everything, note=note)
+    wrong = excluded(outcomes)
+    if wrong != findings.wrong:
+        _store(findings, wrong)
+    failed = [o for o in outcomes if o.in_use and o.status not in ("pass", "not used")]
+    if json:
+        print(json_text.dumps(_as_dict(entry, outcomes, findings)))
+    else:
+        _show(outcomes, findings)
+    if failed:
+        raise typer.Exit(DeviceError.exit_code)
+
+
+def _store(findings: Findings, wrong: dict[str, str]) -> None:
+    try:
+        findings.store_wrong(wrong)
+    except OSError as error:
+        raise DeviceError(
+            f"what was found cannot be stored in {findings.path} ({error.strerror}); make the folder writable or set "
+            "LLMCL_CACHE_DIR"
+        ) from error
+
+
+def _as_dict(entry: DeviceEntry, outcomes: Sequence[Outcome], findings: Findings) -> dict[str, Any]:
+    return {
+        "device": entry.name,
+        "platform": entry.platform_name,
+        "driver": entry.driver_version,
+        "checks": [
+            {
+                "kernel": o.check.kernel,
+                "form": o.check.form,
+                "dtype": o.check.dtype,
+                "status": o.status,
+                "error": o.error,
+                "detail": o.detail,
+                "in_use": o.in_use,
+                "excluded": o.check.key in findings.wrong,
+            }
+            for o in outcomes
+        ],
+        "findings": str(findings.path),
+    }
+
+
+def _show(outcomes: Sequence[Outcome], findings: Findings) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from llmcl.doctor import DTYPES, PASS, UNUSED
+
+    console = Console(highlight=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
+    for name in ("kernel", "form", *DTYPES):
+        table.add_column(name, no_wrap=True)
+    cells: dict[tuple[str, str], dict[str, str]] = {}
+    for o in outcomes:
+        shown = f"{o.error:.0e}" if o.status == PASS and o.error is not None else o.status
+        cells.setdefault((o.check.kernel, o.check.form), {})[o.check.dtype] = shown + (" *" if o.in_use else "")
+    for (kernel, form), by_dtype in cells.items():
+        if set(by_dtype.values()) != {UNUSED}:
+            table.add_row(kernel, form, *(by_dtype.get(dtype, "") for dtype in DTYPES))
+    console.print(table)
+    console.print("a number: passed, with its largest error; *: in use when the check began", soft_wrap=True)
+    failed = [o for o in outcomes if o.status not in (PASS, UNUSED)]
+    for o in failed:
+        check = o.check
+        console.print(f"\n{check.kernel}, {check.form} form, {check.dtype}: {o.status}, excluded from now on")
+        console.print(o.detail, soft_wrap=True, markup=False)
+    if failed:
+        console.print(f"\nexclusions are kept in {findings.path}; `llmcl doctor --reset` forgets them", soft_wrap=True)
+        return
+    ran = sum(o.status == PASS for o in outcomes)
+    console.print(f"all {ran} checks passed; nothing is excluded", soft_wrap=True)

@@ -1,0 +1,194 @@
+"""The doctor: working devices, a kernel made wrong, a driver that crashes or hangs, and what follows from each."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import llmcl
+from llmcl import doctor
+from llmcl.errors import DeviceError
+from llmcl.ops import linear
+from llmcl.ops.variant import pick
+from llmcl.runtime.device import Device
+from llmcl.runtime.findings import Findings
+from llmcl.runtime.platforms import DeviceEntry
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# A worker in which one kernel file is changed before it is compiled, or a check does something else.
+WORKER = """
+import sys, os, time
+from llmcl import doctor
+from llmcl.runtime import program
+read = program.read_source
+def changed(name):
+    text = read(name)
+    if {file!r} and name == {file!r}:
+        assert {old!r} in text
+        text = text.replace({old!r}, {new!r})
+    return text
+program.read_source = changed
+{more}
+doctor.work(int(sys.argv[1]), [int(i) for i in sys.argv[2].split(",")])
+"""
+
+
+def worker(file: str = "", old: str = "", new: str = "", more: str = "") -> list[str]:
+    return [sys.executable, "-c", WORKER.format(file=file, old=old, new=new, more=more)]
+
+
+def command(*arguments: str, cache: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "llmcl.cli", *arguments],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        cwd=ROOT,
+        env={**os.environ, "PYTHONIOENCODING": "utf-8", **({"LLMCL_CACHE_DIR": str(cache)} if cache else {})},
+        timeout=240,
+    )
+
+
+@pytest.fixture
+def only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few checks, for tests whose subject is what becomes of them."""
+    few = [c for c in doctor.checks() if c.dtype == "float32" and c.kernel in ("linear_decode", "rms_norm")]
+    monkeypatch.setattr(doctor, "checks", lambda: few)
+
+
+FEW = """
+few = [c for c in doctor.checks() if c.dtype == "float32" and c.kernel in ("linear_decode", "rms_norm")]
+doctor.checks = lambda: few
+"""
+
+
+def statuses(outcomes: Sequence[doctor.Outcome]) -> dict[str, str]:
+    return {f"{o.check.kernel} {o.check.form}": o.status for o in outcomes if o.check.form != "nvidia"}
+
+
+def test_every_form_passes(cl_entry: DeviceEntry, default_device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = worker()
+    if cl_entry.index != default_device.entry.index:  # whose compiler may take a minute for all: a third of them
+        few = [c for c in doctor.checks() if c.dtype == "float16" or c.form == "shared"]
+        monkeypatch.setattr(doctor, "checks", lambda: few)
+        run = worker(
+            more="few = [c for c in doctor.checks() if c.dtype == 'float16' or c.form == 'shared']\n"
+            "doctor.checks = lambda: few"
+        )
+    outcomes = doctor.diagnose(cl_entry, worker=run)
+    failed = [(o.check.kernel, o.check.form, o.check.dtype, o.status, o.detail) for o in outcomes]
+    assert {row[3] for row in failed} <= {"pass", "not used"}, failed
+    in_use = [o for o in outcomes if o.in_use]
+    assert all(o.status == "pass" for o in in_use)
+    for kernel in ("linear_decode", "linear_prefill", "attention_decode", "attention_prefill"):
+        used = [o.check.dtype for o in in_use if o.check.kernel == kernel]
+        tested = {o.check.dtype for o in outcomes if o.check.kernel == kernel}
+        assert sorted(used) == sorted(tested), "one form of each is in use"
+
+
+@pytest.mark.usefixtures("only")
+def test_a_wrong_kernel_is_found(default_device: Device, empty_cache: Path) -> None:
+    wrong = worker("rms_norm.cl", "sum / HIDDEN", "1.01f * sum / HIDDEN", FEW)
+    found = doctor.diagnose(default_device.entry, worker=wrong, everything=True)
+    assert statuses(found)["rms_norm shared"] == "wrong"
+    assert {s for name, s in statuses(found).items() if "linear" in name} == {"pass"}
+    reasons = doctor.excluded(found)
+    assert list(reasons) == ["rms_norm.cl float32"] and "allowed 2e-05" in reasons["rms_norm.cl float32"]
+
+
+@pytest.mark.usefixtures("only")
+def test_a_compiler_that_refuses_is_reported_with_its_log(default_device: Device, empty_cache: Path) -> None:
+    broken = worker("portable/linear_decode.cl", "__kernel", "no_such_type __kernel", FEW)
+    found = doctor.diagnose(default_device.entry, worker=broken, everything=True)
+    (refused,) = (o for o in found if o.check.form == "portable")
+    assert refused.status == "refused" and "portable/linear_decode.cl does not compile" in refused.detail
+    assert list(doctor.excluded(found)) == ["portable/linear_decode.cl float32"]
+
+
+@pytest.mark.usefixtures("only")
+@pytest.mark.parametrize(
+    ("what", "timeout_s", "said"),
+    [
+        (
+            "print('driver: bad day', file=sys.stderr, flush=True); os._exit(11)",
+            60,
+            "(exit status 11): driver: bad day",
+        ),
+        ("time.sleep(60)", 5, "did not end within 5 s"),
+    ],
+)
+def test_a_crash_is_not_fatal(
+    default_device: Device, empty_cache: Path, what: str, timeout_s: float, said: str
+) -> None:
+    more = FEW + (
+        "import dataclasses\n"
+        f"def bad(device):\n    {what}\n"
+        "few = [dataclasses.replace(c, run=bad) if c.form == 'portable' else c for c in few]\n"
+    )
+    found = doctor.diagnose(default_device.entry, worker=worker(more=more), timeout_s=timeout_s)
+    (crashed,) = (o for o in found if o.check.form == "portable")
+    assert crashed.status == "crashed" and said in crashed.detail
+    assert statuses(found)["rms_norm shared"] == "pass", "the rest is still checked"
+
+
+def test_what_is_excluded_is_passed_over(default_device: Device, empty_cache: Path) -> None:
+    device = copy.copy(default_device)
+    device.entry = dataclasses.replace(device.entry, kind="cpu", is_software=False, ptx_arch=0)
+    findings = Findings(device.entry)
+    findings.store_wrong({"cpu/linear_decode.cl float16": "wrong: error 1.0"})
+    device.findings = Findings(device.entry)  # as another run reads it
+    assert pick(linear.DECODE_VARIANTS, device, "float16", 64).name == "portable"
+    assert pick(linear.DECODE_VARIANTS, device, "float32", 64).name == "cpu"
+    assert pick(linear.DECODE_VARIANTS, device, "float16", 64, "cpu").name == "cpu", "by name it can still be tested"
+    findings.store_wrong(
+        {"cpu/linear_decode.cl float16": "wrong: error 1.0", "portable/linear_decode.cl float16": "wrong: error 2.0"}
+    )
+    device.findings = Findings(device.entry)
+    with pytest.raises(DeviceError, match=r"portable/linear_decode.cl gives wrong .* error 2.0; use another --device"):
+        pick(linear.DECODE_VARIANTS, device, "float16", 64)
+
+
+def test_a_wrong_kernel_without_another_form_refuses_models(default_device: Device, empty_cache: Path) -> None:
+    device = copy.copy(default_device)
+    device.findings = Findings(device.entry)
+    device.findings.store_wrong({"rms_norm.cl float32": "wrong: error 0.3", "embed.cl bfloat16": "wrong: error 0.1"})
+    with pytest.raises(DeviceError, match=r"kernel rms_norm.cl gives wrong results for float32 .* error 0.3"):
+        llmcl.load_random("smollm2-135m", device=device, dtype="float16", max_context=16)
+
+
+def test_the_command(tmp_path: Path, default_device: Device) -> None:
+    index = str(default_device.entry.index)
+    done = command("doctor", "--device", index)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "checks passed; nothing is excluded" in done.stdout and "attention_prefill" in done.stdout
+    assert default_device.name in done.stderr
+    stored = Findings(default_device.entry)
+    assert stored.wrong == {}
+
+
+def test_json_and_reset(tmp_path: Path, default_device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = str(default_device.entry.index)
+    monkeypatch.setenv("LLMCL_CACHE_DIR", str(tmp_path))
+    findings = Findings(default_device.entry)
+    findings.store_wrong({"cpu/linear_decode.cl float16": "wrong: error 1.0"})
+    findings.store_tuned("key", {"BLOCK_M": 8})
+    reset = command("doctor", "--reset", "--device", index, cache=tmp_path)
+    assert reset.returncode == 0 and "nothing is excluded any more" in reset.stdout
+    after = Findings(default_device.entry)
+    assert after.wrong == {} and after.tuned == {"key": {"BLOCK_M": 8}}, "tuned tiles are no concern of the doctor"
+    monkeypatch.undo()
+    done = command("doctor", "--json", "-q", "--device", index)
+    assert done.returncode == 0 and done.stderr == ""
+    report = json.loads(done.stdout)
+    assert report["device"] == default_device.name
+    assert {row["status"] for row in report["checks"]} <= {"pass", "not used"}
+    assert {row["dtype"] for row in report["checks"] if row["in_use"]} == set(doctor.DTYPES)
