@@ -21,12 +21,22 @@ if TYPE_CHECKING:
 def doctor(
     device: opt.Device = None,
     everything: Annotated[
-        bool, opt.option(opt.DEVICE_PANEL, "--all", help="Also check forms of kernels that this device never chooses.")
+        bool,
+        typer.Option(
+            "--all",
+            rich_help_panel=opt.DEVICE_PANEL,
+            help="Also check forms of kernels that this device never chooses.",
+        ),
     ] = False,
     reset: Annotated[
-        bool, opt.option(opt.DEVICE_PANEL, "--reset", help="Forget what was found to be wrong, and check nothing.")
+        bool,
+        typer.Option(
+            "--reset", rich_help_panel=opt.DEVICE_PANEL, help="Forget what was found to be wrong, and check nothing."
+        ),
     ] = False,
-    json: Annotated[bool, opt.option(opt.OUTPUT_PANEL, "--json", help="Print one JSON object.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", rich_help_panel=opt.OUTPUT_PANEL, help="Print one JSON object.")
+    ] = False,
     quiet: opt.Quiet = False,
 ) -> None:
     """Check every kernel on a device against NumPy, and leave out of later runs what is wrong there.

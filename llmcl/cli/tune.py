@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
 from llmcl import json_text
 from llmcl.cli import options as opt
 from llmcl.errors import UsageError
@@ -29,11 +31,14 @@ memory   bytes of a work-item (private, spill) and a work-group (local), where t
 The winners are stored for the device, driver, head_dim, KV dtype and kernel variant;
 later runs use them, unless --combo or kernel_options says otherwise."""
 
-PANEL = "Measurement"
+
+def _option(*names: str, help: str, panel: str = "Measurement", **settings: Any) -> Any:
+    """An option of one run: a variable in the environment would change what later runs of llmcl do."""
+    return typer.Option(*names, rich_help_panel=panel, help=help, **settings)
 
 
 def _file(name: str, what: str) -> Any:
-    return opt.option(opt.OUTPUT_PANEL, name, metavar="FILE", help=f"Also write the tables as {what}.")
+    return _option(name, panel=opt.OUTPUT_PANEL, metavar="FILE", help=f"Also write the tables as {what}.")
 
 
 def tune(
@@ -41,8 +46,7 @@ def tune(
     random: opt.RandomShape = None,
     n_prompt: Annotated[
         int,
-        opt.option(
-            PANEL,
+        _option(
             "-p",
             "--n-prompt",
             metavar="N",
@@ -52,8 +56,7 @@ def tune(
     ] = 512,
     n_depth: Annotated[
         int,
-        opt.option(
-            PANEL,
+        _option(
             "-d",
             "--n-depth",
             metavar="N",
@@ -63,8 +66,7 @@ def tune(
     ] = 1024,
     kernel: Annotated[
         str,
-        opt.option(
-            PANEL,
+        _option(
             "--kernel",
             metavar="all|prefill|decode",
             parser=opt.one_of("all", "prefill", "decode"),
@@ -73,12 +75,11 @@ def tune(
     ] = "all",
     variant: Annotated[
         str | None,
-        opt.option(PANEL, "--variant", metavar="NAME", help="A kernel variant; left out: the one this device uses."),
+        _option("--variant", metavar="NAME", help="A kernel variant; left out: the one this device uses."),
     ] = None,
     combo: Annotated[
         str | None,
-        opt.option(
-            PANEL,
+        _option(
             "--combo",
             metavar="A..H",
             parser=opt.one_of(*"ABCDEFGH"),
@@ -86,7 +87,7 @@ def tune(
         ),
     ] = None,
     store: Annotated[
-        bool, opt.option(PANEL, "--store/--no-store", help="Keep the winners for later runs, or only show them.")
+        bool, _option("--store/--no-store", help="Keep the winners for later runs, or only show them.")
     ] = True,
     offline: opt.Offline = False,
     device: opt.Device = None,
