@@ -17,7 +17,7 @@ from llmcl.config import ModelConfig
 from llmcl.errors import ContextLengthError, OutOfDeviceMemoryError, UsageError
 from llmcl.generation import Generation, Piece, collect, pieces
 from llmcl.kv_cache import KVCache, KVSequence, capacity_for, kv_bytes_per_position
-from llmcl.model import PREFILL_CHUNK, Model, activation_shapes
+from llmcl.model import Model, activation_shapes, prefill_chunk
 from llmcl.model_mods import trace_layer_mods
 from llmcl.model_weights import (
     ModelWeights,
@@ -207,7 +207,7 @@ def forecast(
 ) -> dict[str, int]:
     """Bytes of device memory that a model will take: weights, KV cache (kv_tokens of it), working buffers."""
     n_splits = decode_splits(device, config.n_kv_heads, config.head_dim, kv_dtype)
-    shapes = activation_shapes(config, min(PREFILL_CHUNK, max_context), n_splits)
+    shapes = activation_shapes(config, min(prefill_chunk(device), max_context), n_splits)
     working = 4 * sum(int(np.prod(shape)) for shape in shapes.values())
     return {
         "weights": weights_bytes(config, types),

@@ -23,7 +23,6 @@ from llmcl.ops.weight import Weight
 from llmcl.runtime.device import Buffer, Device, Launch, named_errors
 from llmcl.sampling import Sampler
 
-PREFILL_CHUNK = 512
 LOGITS_CHUNK = 64
 
 GATES = {"silu": "swiglu", "gelu_tanh": "geglu"}  # activation: epilogue of the product with gate and up
@@ -42,6 +41,11 @@ class Activations:
     part_ml: Buffer  # [n_q_heads, n_splits, 2]
     part_acc: Buffer  # [n_q_heads, n_splits, head_dim]
     logits: Buffer  # [vocab], of the step's last token
+
+
+def prefill_chunk(device: Device) -> int:
+    """Tokens that prefill takes at once: enough to read each weight seldom, few enough for small working buffers."""
+    return 512 if device.is_cpu else 2048
 
 
 def activation_shapes(config: ModelConfig, chunk: int, n_splits: int) -> dict[str, tuple[int, ...]]:
@@ -69,7 +73,7 @@ class Model:
         weights: ModelWeights,
         cache: KVCache,
         *,
-        chunk: int = PREFILL_CHUNK,
+        chunk: int | None = None,
         mods: Sequence[Mods] = (),
     ):
         """mods: what is added to the causal attention of each layer, by the model and the user; () for nothing."""
@@ -78,7 +82,7 @@ class Model:
         self.config = config
         self.weights = weights
         self.cache = cache
-        self.chunk = min(chunk, cache.max_context)
+        self.chunk = min(chunk or prefill_chunk(device), cache.max_context)
         self.n_splits = decode_splits(device, config.n_kv_heads, config.head_dim, cache.shape.kv_dtype)
         self.step = StepState(device, self.chunk, cache.table_entries)
         self.inv_freq = device.upload(config.inv_freq(), "rotation frequencies")

@@ -90,8 +90,8 @@ class Sampler:
         width = power_of_two_at_most(min(256, device.entry.max_work_group_size))
         # The threshold is one work-group's work: on a GPU the largest there is, on a CPU the one already compiled.
         whole = width if device.is_cpu else power_of_two_at_most(min(1024, device.entry.max_work_group_size))
-        # A group's share is some dozens of logits an item: enough groups for a GPU, few for a CPU.
-        groups = min(max(2, device.compute_units), -(-vocab_size // width))
+        # Enough groups for a GPU, few enough for the one work-item that compares their best.
+        groups = min(max(2, device.compute_units), 32, -(-vocab_size // width))
         best = device.alloc(8 * groups, "best scores")
         constants = {**CONSTANTS, **step_state.CONSTANTS, "VOCAB": vocab_size, "N_GROUPS": groups}
 

@@ -29,7 +29,7 @@ import llmcl
 from llmcl.checkpoint import open_checkpoint
 from llmcl.errors import ContextLengthError, UsageError
 from llmcl.llm import LLM
-from llmcl.model import LOGITS_CHUNK, PREFILL_CHUNK
+from llmcl.model import LOGITS_CHUNK
 from llmcl.runtime.device import Device
 
 BOUND = 1e-4
@@ -136,10 +136,10 @@ def test_sharded_and_single_files_are_the_same_model(load_folder: Callable[..., 
 
 
 def test_a_prompt_longer_than_a_prefill_chunk(load_folder: Callable[..., LLM]) -> None:
-    config = small_config(max_position=2048)
+    config = small_config(max_position=4096)
     weights = random_weights(config, seed=4)
     llm = load_folder(config, weights)
-    ids = random_ids(PREFILL_CHUNK + 89)
+    ids = random_ids(llm.model.chunk + 89)
     reference = transformers_logits(transformers_model(config, weights), ids)
     assert relative_error(llm.logits(ids), reference) <= BOUND
     llm.model.cache.truncate(0)

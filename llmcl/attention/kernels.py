@@ -177,12 +177,13 @@ def attention_merge(
     device: Device, shape: AttentionShape, part_ml: Buffer, part_acc: Buffer, out: Buffer, *, n_splits: int
 ) -> list[Launch]:
     """Merges the partial online-softmax states of decode; shapes as in attention_decode."""
-    size = local_size(device, 16)
+    # On a GPU a work-item has one column, and the loads of all its splits are under way together.
+    size, columns = (1, 16) if device.is_cpu else (local_size(device, 64), 1)
     return [
         device.launch(
             "attention_merge.cl",
             "attention_merge",
-            {"N_SPLITS": n_splits, "HEAD_DIM": shape.head_dim, "LOCAL_SIZE": size},
+            {"N_SPLITS": n_splits, "HEAD_DIM": shape.head_dim, "COLUMNS": columns, "LOCAL_SIZE": size},
             [part_ml, part_acc, out],
             groups=(shape.n_q_heads,),
             local=(size,),
@@ -201,7 +202,7 @@ def rope_append(
     v_cache: Buffer,
 ) -> list[Launch]:
     """Rotates the queries of qkv float32 [n, n_q_heads + 2 n_kv_heads, head_dim] in place and fills the cache."""
-    size = local_size(device, 32)
+    size = local_size(device, 256)
     return [
         device.launch(
             "rope_append.cl",
@@ -360,7 +361,7 @@ def attention_prefill(
 def _nvidia_decode_warps(device: Device, shape: AttentionShape) -> int:
     """Warps of a work-group, as many as the local memory has room for (see nvidia/attention_decode.cl)."""
     floats = device.entry.local_mem_bytes // (4 * shape.group_size) - shape.head_dim
-    return min(8, power_of_two_at_most(floats // (shape.head_dim + 34)))
+    return min(4, power_of_two_at_most(floats // (shape.head_dim + 18)))
 
 
 def _dv_tile(head_dim: int, rows: int) -> int:

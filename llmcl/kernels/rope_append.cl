@@ -17,6 +17,8 @@
 #include "common.cl"
 #include "kv_address.cl"
 
+#define PIECES (HEAD_DIM / 16)
+
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
 void rope_append(__global float* qkv, __global const float* rope, __global const int* state,
                  __global CAT(KV, _t)* k_cache, __global CAT(KV, _t)* v_cache) {
@@ -25,23 +27,30 @@ void rope_append(__global float* qkv, __global const float* rope, __global const
     qkv += (size_t)t * (N_Q_HEADS + 2 * N_KV_HEADS) * HEAD_DIM;
     rope += (size_t)t * HEAD_DIM;
 
-    for (int head = get_local_id(0); head < N_Q_HEADS + 2 * N_KV_HEADS; head += LOCAL_SIZE) {
+    for (int unit = get_local_id(0); unit < (N_Q_HEADS + 2 * N_KV_HEADS) * PIECES; unit += LOCAL_SIZE) {
+        const int head = unit / PIECES, i = unit % PIECES * 8;
         __global float* x = qkv + head * HEAD_DIM;
         if (head >= N_Q_HEADS + N_KV_HEADS) {
             __global CAT(KV, _t)* v =
-                v_cache + ((size_t)(head - N_Q_HEADS - N_KV_HEADS) * CAPACITY + row) * HEAD_DIM;
-            for (int i = 0; i < HEAD_DIM; ++i) CAT(store1_, KV)(x[i], v + i);
+                v_cache + ((size_t)(head - N_Q_HEADS - N_KV_HEADS) * CAPACITY + row) * HEAD_DIM + 2 * i;
+            for (int j = 0; j < 16; ++j) CAT(store1_, KV)(x[2 * i + j], v + j);
+            continue;
+        }
+        const float8 a = vload8(0, x + i), b = vload8(0, x + HEAD_DIM / 2 + i);
+        const float8 c = vload8(0, rope + i), s = vload8(0, rope + HEAD_DIM / 2 + i);
+        float rotated[16];
+        vstore8(a * c - b * s, 0, rotated);
+        vstore8(b * c + a * s, 1, rotated);
+        if (head < N_Q_HEADS) {
+            vstore8(vload8(0, rotated), 0, x + i);
+            vstore8(vload8(1, rotated), 0, x + HEAD_DIM / 2 + i);
             continue;
         }
         const size_t tile = (size_t)(head - N_Q_HEADS) * (CAPACITY / 16) + row / 16;
-        for (int i = 0; i < HEAD_DIM / 2; i += 8) {
-            const float8 a = vload8(0, x + i), b = vload8(0, x + HEAD_DIM / 2 + i);
-            const float8 c = vload8(0, rope + i), s = vload8(0, rope + HEAD_DIM / 2 + i);
-            vstore8(a * c - b * s, 0, x + i);
-            vstore8(b * c + a * s, 0, x + HEAD_DIM / 2 + i);
+        __global CAT(KV, _t)* k = k_cache + (tile * HEAD_DIM + i) * 16 + row % 16;
+        for (int j = 0; j < 8; ++j) {
+            CAT(store1_, KV)(rotated[j], k + j * 16);
+            CAT(store1_, KV)(rotated[8 + j], k + (HEAD_DIM / 2 + j) * 16);
         }
-        if (head >= N_Q_HEADS)
-            for (int i = 0; i < HEAD_DIM; ++i)
-                CAT(store1_, KV)(x[i], k_cache + (tile * HEAD_DIM + i) * 16 + row % 16);
     }
 }

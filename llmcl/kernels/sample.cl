@@ -196,6 +196,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void sample_finish(__global const float2* best, __global int* state, __global int* tokens, __global int* sampled) {
     float score = -INFINITY;
     int token = VOCAB;
+#pragma unroll 32
     for (int g = 0; g < N_GROUPS; ++g) keep_better(&score, &token, best[g].x, as_int(best[g].y));
     sampled[state[STATE_STEP] % STATE_RING] = token;
     tokens[0] = min(token, VOCAB - 1);

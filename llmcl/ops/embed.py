@@ -33,7 +33,7 @@ def embed(
         "HIDDEN": table.k,
         "HEAD_DIM": inv_freq.nbytes // 4 * 2,
         "X_SCALE": float(scale),
-        "LOCAL_SIZE": local_size(device, 64),
+        "LOCAL_SIZE": local_size(device, 256),
     }
     launches = []
     for part in table.parts:
@@ -56,7 +56,7 @@ def embed(
                     np.int32(rows),
                 ],
                 groups=lambda n: (n,),
-                local=(local_size(device, 64),),
+                local=(local_size(device, 256),),
                 work=per_token(4 * table.k + tile_bytes(table.k, part.dtype) / TILE_ROWS),
             )
         )

@@ -30,6 +30,8 @@ CPU_GROUP_TOKENS = 48
 # Tokens for which the 8-bit product keeps an integer and a float32 sum in registers: 32 of 512 bits, or 16 of 256.
 INT8_TILE_TOKENS = {1: 12, 2: 12, 3: 3}
 INT8_GROUP_TOKENS = QUANTIZED_ROWS_MULTIPLE
+NVIDIA_UNROLL = 4  # see nvidia/linear_decode.cl
+NVIDIA_WARP_TILES = 4  # see nvidia/linear_prefill.cl
 
 
 def _shape_constants(weight: Weight, part: WeightPart, epilogue: str) -> tuple[dict[str, object], np.int32]:
@@ -50,11 +52,10 @@ def _shape_constants(weight: Weight, part: WeightPart, epilogue: str) -> tuple[d
     return constants, np.int32(first)
 
 
-def nvidia_decode_split(device: Device, units: int, tiles_at_once: int, k: int) -> tuple[int, int]:
-    """Warps that share the columns of a unit, and loads in flight in each of their lanes."""
-    unroll = 4
-    wanted = max(4, 48 * device.compute_units // units)
-    return power_of_two_at_most(min(16, wanted, max(1, k // (16 * unroll)))), unroll
+def nvidia_decode_warps(device: Device, units: int, k: int) -> int:
+    """Warps that share the columns of a unit: the fewer units, the more, so that enough bytes are in flight."""
+    wanted = 16 if units <= 2 * device.compute_units else 8 if units <= 16 * device.compute_units else 4
+    return min(wanted, power_of_two_at_most(k // (16 * NVIDIA_UNROLL)))
 
 
 def _dot_form(device: Device, weight: Weight) -> int:
@@ -93,8 +94,8 @@ def linear_decode(
             if is_quantized:
                 constants["DOT"] = _dot_form(device, weight)
         elif chosen.name == "nvidia":
-            warps, unroll = nvidia_decode_split(device, units, tiles_at_once, weight.k)
-            constants |= {"WARPS": warps, "UNROLL": unroll}
+            warps = nvidia_decode_warps(device, units, weight.k)
+            constants |= {"WARPS": warps, "UNROLL": NVIDIA_UNROLL}
             groups, local = (units,), (32 * warps,)
         else:
             size = min(256, power_of_two_at_most(device.entry.max_work_group_size))
@@ -150,7 +151,9 @@ def linear_prefill(
                 )
             )
         elif chosen.name == "nvidia":
-            constants["X"] = KERNEL_NAMES["float32"]
+            launches += _narrow_rows(device, x, weight.k, part.dtype, step)
+            args[1] = step.narrowed_rows(weight.k)
+            constants["WARP_TILES"] = NVIDIA_WARP_TILES
             launches.append(
                 device.launch(
                     chosen.file,
@@ -158,7 +161,7 @@ def linear_prefill(
                     constants,
                     args,
                     groups=lambda n, tiles=-(-n_tiles // 8): (-(-n // 128), tiles),  # type: ignore[misc]
-                    local=(256, 1),
+                    local=(512 // NVIDIA_WARP_TILES, 1),
                     work=_work(weight, part, epilogue),
                 )
             )
@@ -175,6 +178,20 @@ def linear_prefill(
                 )
             )
     return launches
+
+
+def _narrow_rows(device: Device, x: Buffer, k: int, dtype: str, step: StepState) -> list[Launch]:
+    return [
+        device.launch(
+            "nvidia/narrow_rows.cl",
+            "narrow_rows",
+            {"WEIGHT": KERNEL_NAMES[dtype], "K": k, "LOCAL_SIZE": 128},
+            [x, step.narrowed_rows(k)],
+            groups=lambda n: (-(-k // 1024), n),
+            local=(128, 1),
+            work=per_token(6.0 * k),
+        )
+    ]
 
 
 def _work(weight: Weight, part: WeightPart, epilogue: str) -> WorkOf:

@@ -37,6 +37,7 @@ class StepState:
         self.sampled = device.zeros(4 * RING, "sampled tokens")
         self.host_sampled = device.pinned(RING)
         self._quantized: dict[int, tuple[Buffer, Buffer]] = {}
+        self._narrowed: dict[int, Buffer] = {}
 
     def write_tokens(self, token_ids: Sequence[int] | np.ndarray, position: int) -> None:
         """Makes `token_ids` (at most max_tokens) the next step's input, at `position` of the cache."""
@@ -60,6 +61,12 @@ class StepState:
                 self._device.zeros(rows * k // 32 * 16, "scales of the rounded activations"),
             )
         return self._quantized[k]
+
+    def narrowed_rows(self, k: int) -> Buffer:
+        """Working memory for a step's activations of k columns in 16 bits: see kernels/nvidia/narrow_rows.cl."""
+        if k not in self._narrowed:
+            self._narrowed[k] = self._device.alloc(2 * self.max_tokens * k, "activations in 16 bits")
+        return self._narrowed[k]
 
     def read_sampled(self, i: int) -> Callable[[], int]:
         """Enqueues the reading of the i-th token sampled (4 bytes); the function returned waits for it."""

@@ -1,14 +1,15 @@
 // Decode attention on NVIDIA GPUs: rotates the new token's queries and key, appends key and value, attends to the cache.
 // Formula, arguments and the split of the keys as in cpu/attention_decode.cl.
 //
-// Index space: groups (N_KV_HEADS, N_SPLITS) of WARPS warps. The warps of a group take the split's keys in runs of 32 by
-// turns, each with an online-softmax state of its own, so that no barrier stands in the loop:
-//   scores: lane i owns key i of the run, for all GROUP_SIZE query heads; 16 neighbours read 16 neighbouring keys
+// Index space: groups (N_KV_HEADS, N_SPLITS) of WARPS warps. The warps of a group take the split's keys in runs of 16 by
+// turns, each with an online-softmax state of its own, so that no barrier stands in the loop. All keys and values of a run
+// are asked for before the first is used:
+//   scores: a lane reads 8 keys (of parity lane % 2) of every 16th dimension; the lanes' sums give a lane one key
 //   values: lane i owns columns COLUMNS i .. COLUMNS i + COLUMNS - 1 of every value of the run
 // At the end the group merges its warps' states, and `attention_merge` those of the splits.
 //
-// Build: KV (f16 or bf16), HEAD_DIM (64, 128 or 256), N_Q_HEADS, N_KV_HEADS, GROUP_SIZE, CAPACITY (a multiple of 32),
-// N_SPLITS, SCALE, WARPS. Local memory: 4 GROUP_SIZE (HEAD_DIM + WARPS (HEAD_DIM + 34)) bytes.
+// Build: KV (f16 or bf16), HEAD_DIM (64, 128 or 256), N_Q_HEADS, N_KV_HEADS, GROUP_SIZE, CAPACITY (a multiple of 16),
+// N_SPLITS, SCALE, WARPS. Local memory: 4 GROUP_SIZE (HEAD_DIM + WARPS (HEAD_DIM + 18)) bytes.
 // For pages of keys and values see kv_address.cl.
 #if !defined(KV) || !defined(HEAD_DIM) || !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(GROUP_SIZE) || \
     !defined(CAPACITY) || !defined(N_SPLITS) || !defined(SCALE) || !defined(WARPS) || !defined(STATE_POSITION)
@@ -23,14 +24,17 @@
 
 #define COLUMNS (HEAD_DIM / WARP)
 #define LOCAL_SIZE (WARP * WARPS)
-#define VALUES_AT_ONCE 8  // rows of V in flight
+#define RUN 16  // keys of a warp at once
 
 #if COLUMNS == 2
 typedef uint value_words;
+#define load_value load4_words
 #elif COLUMNS == 4
 typedef uint2 value_words;
+#define load_value load8_words
 #elif COLUMNS == 8
 typedef uint4 value_words;
+#define load_value load16_words
 #else
 #error "nvidia/attention_decode.cl: HEAD_DIM is 64, 128 or 256"
 #endif
@@ -40,13 +44,16 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
                       __global CAT(KV, _t)* k_cache, __global CAT(KV, _t)* v_cache,
                       __global float* part_ml, __global float* part_acc MOD_PARAMS) {
     __local float q[HEAD_DIM][GROUP_SIZE];
-    __local float p[WARPS][WARP][GROUP_SIZE];
+    __local float p[WARPS][RUN][GROUP_SIZE];
     __local float warp_m[WARPS][GROUP_SIZE], warp_l[WARPS][GROUP_SIZE], warp_acc[WARPS][GROUP_SIZE][HEAD_DIM];
     const int lid = get_local_id(0), lane = lid % WARP, warp = lid / WARP;
     const int head = get_group_id(0), split = get_group_id(1);
     const int position = state[STATE_POSITION], kv_len = position + 1;
-    const int per_split = (kv_len + N_SPLITS * WARP - 1) / (N_SPLITS * WARP) * WARP;
-    const int first = split * per_split, end = min(kv_len, first + per_split);
+    // The splits share what comes after the keys that mask_mod hides from the beginning on.
+    const int2 query = (int2)(position);
+    const int visible_from = first_visible(0, head * GROUP_SIZE, GROUP_SIZE, query, kv_len, RUN MOD_ARGS);
+    const int per_split = (kv_len - visible_from + N_SPLITS * RUN - 1) / (N_SPLITS * RUN) * RUN;
+    const int first = visible_from + split * per_split, end = min(kv_len, first + per_split);
     k_cache += (size_t)head * CAPACITY * HEAD_DIM;
     v_cache += (size_t)head * CAPACITY * HEAD_DIM;
 
@@ -75,57 +82,69 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
 #pragma unroll
         for (int c = 0; c < COLUMNS; ++c) acc[g][c] = 0.0f;
     }
-    for (int j = first + warp * WARP; j < end; j += LOCAL_SIZE) {
-        const int n_keys = min(WARP, end - j), row = kv_row(state, j);
-        const int key_row = row + min(lane, n_keys - 1);
-        __global const CAT(KV, _t)* k = k_cache + (size_t)(key_row / 16) * HEAD_DIM * 16 + key_row % 16;
-        float s[GROUP_SIZE];
+    const int own_key = (lane & 1) * 8 + sum8_index(lane);
+    const bool owner = !(lane & 2);
+    for (int j = first + warp * RUN; j < end; j += WARPS * RUN) {
+        const int n_keys = min(RUN, end - j), row = kv_row(state, j);
+        const int seen_as = tile_class(0, head * GROUP_SIZE, GROUP_SIZE, query, j, j + n_keys MOD_ARGS);
+        if (seen_as == TILE_HIDDEN) continue;
+        __global const CAT(KV, _t)* k = k_cache + (size_t)row * HEAD_DIM + lane * 8;
+        __global const CAT(KV, _t)* v = v_cache + (size_t)row * HEAD_DIM + lane * COLUMNS;
+        uint4 keys[HEAD_DIM / 16];
+        value_words values[RUN];
 #pragma unroll
-        for (int g = 0; g < GROUP_SIZE; ++g) s[g] = 0.0f;
-#pragma unroll 16
-        for (int d = 0; d < HEAD_DIM; ++d) {
-            const float value = CAT(load1_, KV)(k + d * 16);
+        for (int i = 0; i < HEAD_DIM / 16; ++i) keys[i] = load16_words(k + i * 256);
 #pragma unroll
-            for (int g = 0; g < GROUP_SIZE; ++g) s[g] += q[d][g] * value;
+        for (int i = 0; i < RUN; ++i) values[i] = load_value(v + (size_t)min(i, n_keys - 1) * HEAD_DIM);
+        float s[GROUP_SIZE][8];
+#pragma unroll
+        for (int g = 0; g < GROUP_SIZE; ++g)
+#pragma unroll
+            for (int i = 0; i < 8; ++i) s[g][i] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM / 16; ++i) {
+            const uint pairs[4] = {keys[i].x, keys[i].y, keys[i].z, keys[i].w};
+#pragma unroll
+            for (int c = 0; c < 4; ++c) {
+                const float2 key = CAT(widen_, KV)(pairs[c]);
+#pragma unroll
+                for (int g = 0; g < GROUP_SIZE; ++g) {
+                    s[g][2 * c] += q[i * 16 + lane / 2][g] * key.x;
+                    s[g][2 * c + 1] += q[i * 16 + lane / 2][g] * key.y;
+                }
+            }
         }
 #pragma unroll
         for (int g = 0; g < GROUP_SIZE; ++g) {
-            const int query_head = head * GROUP_SIZE + g;
+            float score = sum8(s[g], lane);
+            bool seen = own_key < n_keys;
 #if HAS_SCORE_MOD
-            s[g] = score_mod(s[g], 0, query_head, position, j + lane MOD_ARGS);
+            score = score_mod(score, 0, head * GROUP_SIZE + g, position, j + own_key MOD_ARGS);
 #endif
-            bool seen = lane < n_keys;
 #if HAS_MASK_MOD
-            seen = seen && mask_mod(0, query_head, position, j + lane MOD_ARGS);
+            if (seen && seen_as == TILE_MIXED) seen = mask_mod(0, head * GROUP_SIZE + g, position, j + own_key MOD_ARGS);
 #endif
-            if (!seen) s[g] = -INFINITY;
-            const float top = fmax(m[g], warp_max(s[g]));
-            const float e = softmax_weight(s[g], top), shrink = softmax_weight(m[g], top);
-            p[warp][lane][g] = e;
-            l[g] = l[g] * shrink + e;
+            if (!seen) score = -INFINITY;
+            const float top = fmax(m[g], warp_max(score));
+            const float e = softmax_weight(score, top), shrink = softmax_weight(m[g], top);
+            if (owner) p[warp][own_key][g] = e;
+            l[g] = l[g] * shrink + (owner ? e : 0.0f);
             m[g] = top;
 #pragma unroll
             for (int c = 0; c < COLUMNS; ++c) acc[g][c] *= shrink;
         }
         warp_sync();
-        __global const CAT(KV, _t)* v = v_cache + (size_t)row * HEAD_DIM + lane * COLUMNS;
-        for (int i = 0; i < n_keys; i += VALUES_AT_ONCE) {
-            value_words words[VALUES_AT_ONCE];
 #pragma unroll
-            for (int u = 0; u < VALUES_AT_ONCE; ++u)
-                words[u] = *(__global const value_words*)(v + (size_t)min(i + u, n_keys - 1) * HEAD_DIM);
+        for (int i = 0; i < RUN; ++i) {
+            const uint* pairs = (const uint*)&values[i];
 #pragma unroll
-            for (int u = 0; u < VALUES_AT_ONCE; ++u) {
-                const uint* pairs = (const uint*)&words[u];
+            for (int c = 0; c < COLUMNS / 2; ++c) {
+                const float2 value = CAT(widen_, KV)(pairs[c]);
 #pragma unroll
-                for (int c = 0; c < COLUMNS / 2; ++c) {
-                    const float2 value = CAT(widen_, KV)(pairs[c]);
-#pragma unroll
-                    for (int g = 0; g < GROUP_SIZE; ++g) {
-                        const float e = p[warp][i + u][g];  // 0 past the last key: its lane saw none
-                        acc[g][2 * c] += e * value.x;
-                        acc[g][2 * c + 1] += e * value.y;
-                    }
+                for (int g = 0; g < GROUP_SIZE; ++g) {
+                    const float e = p[warp][i][g];  // 0 past the last key
+                    acc[g][2 * c] += e * value.x;
+                    acc[g][2 * c + 1] += e * value.y;
                 }
             }
         }

@@ -50,6 +50,16 @@ inline void fetch_values(const uint to, __global const CAT(KV, _t)* tile, const 
     }
 }
 
+// The first tile at or after `from` that a query of the group sees a key of.
+inline int next_tile(const int batch, const int head, const int2 rows, int from, const int end, const bool partial MOD_PARAMS) {
+#if HAS_MASK_MOD
+    if (partial)
+        while (from < end && tile_class(batch, head, 1, rows, from, min(from + BLOCK_N, end) MOD_ARGS) == TILE_HIDDEN)
+            from += BLOCK_N;
+#endif
+    return from;
+}
+
 __kernel __attribute__((reqd_work_group_size(GROUP_ITEMS, 1, 1)))
 void attention_prefill(__global const float* queries, __global const int* state, __global const CAT(KV, _t)* k_cache,
                        __global const CAT(KV, _t)* v_cache, __global float* out, __global float* lse,
@@ -84,6 +94,7 @@ void attention_prefill(__global const float* queries, __global const int* state,
     for (int i = 0; i < HEAD_DIM / 8; ++i) acc[i] = 0;
 
     const int row_of = lane & 15, half_of = lane >> 4;
+    const int2 group_rows = (int2)(position + t0, position + min(t0 + BLOCK_M, n) - 1);
 #if BLOCK_LISTS
     const block_list list = find_blocks(blocks, batch, head, t0, N_KEYS);
     const int n_blocks = list.n_partial + list.n_full;
@@ -93,16 +104,21 @@ void attention_prefill(__global const float* queries, __global const int* state,
     for (int block = 0; block < n_blocks; ++block) {
 #if BLOCK_LISTS
         const int2 keys = block_keys(list, block);
-        const bool masked = block < list.n_partial;
+        const bool partial = block < list.n_partial;
 #else
-        const int2 keys = (int2)(0, position + min(t0 + BLOCK_M, n));  // what the last row sees
-        const bool masked = true;
+        const int end = position + min(t0 + BLOCK_M, n);  // keys that the last row sees
+        const int2 keys = (int2)(first_visible(batch, head, 1, group_rows, end, BLOCK_N MOD_ARGS), end);
+        const bool partial = true;
 #endif
+#define NEXT_TILE(from) next_tile(batch, head, group_rows, from, keys.y, partial MOD_ARGS)
+        int j = NEXT_TILE(keys.x);
+        if (j >= keys.y) continue;
         barrier(CLK_LOCAL_MEM_FENCE);
-        fetch_keys(ks, k_cache + (size_t)kv_row(state, keys.x) * HEAD_DIM);
+        fetch_keys(ks, k_cache + (size_t)kv_row(state, j) * HEAD_DIM);
         copy_commit();
-        for (int j = keys.x; j < keys.y; j += BLOCK_N) {
+        while (j < keys.y) {
             const int n_keys = min(BLOCK_N, keys.y - j);
+            const int seen_as = partial ? tile_class(batch, head, 1, group_rows, j, j + n_keys MOD_ARGS) : TILE_VISIBLE;
             fetch_values(vs, v_cache + (size_t)kv_row(state, j) * HEAD_DIM, n_keys);
             copy_commit();
             COPY_WAIT(1);
@@ -120,13 +136,14 @@ void attention_prefill(__global const float* queries, __global const int* state,
                 }
             }
             barrier(CLK_LOCAL_MEM_FENCE);
-            if (j + BLOCK_N < keys.y) fetch_keys(ks, k_cache + (size_t)kv_row(state, j + BLOCK_N) * HEAD_DIM);
+            const int next = NEXT_TILE(j + BLOCK_N);
+            if (next < keys.y) fetch_keys(ks, k_cache + (size_t)kv_row(state, next) * HEAD_DIM);
             copy_commit();
 
 #if BLOCK_LISTS
-            const bool whole = n_keys == BLOCK_N && !(HAS_MASK_MOD && masked);
+            const bool whole = seen_as == TILE_VISIBLE && n_keys == BLOCK_N;
 #else
-            const bool whole = j + BLOCK_N <= position + t0 + warp * 16 + 1 && !HAS_MASK_MOD;
+            const bool whole = seen_as == TILE_VISIBLE && j + BLOCK_N <= position + t0 + warp * 16 + 1;
 #endif
             float* scores = (float*)s;
 #pragma unroll
@@ -140,7 +157,7 @@ void attention_prefill(__global const float* queries, __global const int* state,
                     bool seen = j + key <= q_idx;
 #endif
 #if HAS_MASK_MOD
-                    if (seen && masked) seen = mask_mod(batch, head, q_idx, j + key MOD_ARGS);
+                    if (seen && seen_as == TILE_MIXED) seen = mask_mod(batch, head, q_idx, j + key MOD_ARGS);
 #endif
 #if HAS_SCORE_MOD
                     if (seen) scores[i] = score_mod(scores[i], batch, head, q_idx, j + key MOD_ARGS);
@@ -189,6 +206,7 @@ void attention_prefill(__global const float* queries, __global const int* state,
                 }
             }
             barrier(CLK_LOCAL_MEM_FENCE);
+            j = next;
         }
     }
 #pragma unroll

@@ -21,17 +21,6 @@
 #define TILES (EPILOGUE == EPILOGUE_SWIGLU ? 2 : 1)
 #define RUN 16  // columns that a warp reads at once
 
-// Sums 8 values over the 16 lanes of a parity, halving what a lane is responsible for at every step: lane 2 i + p ends
-// with value i / 2 of parity p, twice over.
-inline float sum_rows(const float v[8], const int lane) {
-    float a[4], b[2];
-    const bool hi = lane & 16, mid = lane & 8, low = lane & 4;
-    for (int i = 0; i < 4; ++i) a[i] = (hi ? v[i + 4] : v[i]) + shuffle_xor(hi ? v[i] : v[i + 4], 16);
-    for (int i = 0; i < 2; ++i) b[i] = (mid ? a[i + 2] : a[i]) + shuffle_xor(mid ? a[i] : a[i + 2], 8);
-    float c = (low ? b[1] : b[0]) + shuffle_xor(low ? b[0] : b[1], 4);
-    return c + shuffle_xor(c, 2);
-}
-
 inline void multiply(float acc[8], const uint4 w, const float x) {
     const uint words[4] = {w.x, w.y, w.z, w.w};
 #pragma unroll
@@ -89,9 +78,8 @@ void linear_decode(__global const CAT(WEIGHT, _t)* weight, __global const float*
     }
 #pragma unroll
     for (int t = 0; t < TILES; ++t) {
-        const float sum = sum_rows(acc[t], lane);
-        // Value (hi, mid, low) of parity lane & 1, as sum_rows leaves it.
-        if (!(lane & 2)) rows[t][warp][(lane & 1) * 8 + (lane >> 4) * 4 + ((lane >> 3) & 1) * 2 + ((lane >> 2) & 1)] = sum;
+        const float sum = sum8(acc[t], lane);
+        if (!(lane & 2)) rows[t][warp][(lane & 1) * 8 + sum8_index(lane)] = sum;
     }
 #if NORM
     square = warp_sum(square);

@@ -28,7 +28,40 @@ inline float warp_sum(float v) {
 // Makes the lanes' writes to local memory visible to their own warp.
 inline void warp_sync(void) { asm volatile("bar.warp.sync 0xffffffff;" : : : "memory"); }
 
-// 16 bytes that are read once: past the first-level cache, its neighbours fetched into the second.
+// Sums 8 values over the 16 lanes of equal parity, halving what a lane is responsible for at every step. The lane ends with
+// value `sum8_index(lane)`, as its neighbour lane ^ 2 does.
+inline float sum8(const float v[8], const int lane) {
+    float a[4], b[2];
+    const bool high = lane & 16, middle = lane & 8, low = lane & 4;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) a[i] = (high ? v[i + 4] : v[i]) + shuffle_xor(high ? v[i] : v[i + 4], 16);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) b[i] = (middle ? a[i + 2] : a[i]) + shuffle_xor(middle ? a[i] : a[i + 2], 8);
+    const float c = (low ? b[1] : b[0]) + shuffle_xor(low ? b[0] : b[1], 4);
+    return c + shuffle_xor(c, 2);
+}
+
+inline int sum8_index(const int lane) { return (lane >> 4) * 4 + ((lane >> 3) & 1) * 2 + ((lane >> 2) & 1); }
+
+// Loads that stay where they are written, so that all of a run are in flight before the first is used.
+inline uint4 load16_words(__global const void* p) {
+    uint4 v;
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    return v;
+}
+inline uint2 load8_words(__global const void* p) {
+    uint2 v;
+    asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
+    return v;
+}
+inline uint load4_words(__global const void* p) {
+    uint v;
+    asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(p));
+    return v;
+}
+
+// 16 bytes that are read once: past the first-level cache, its neighbours fetched into the second. Not for memory that the
+// same launch writes.
 inline uint4 stream16(__global const void* p) {
     uint4 v;
     asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -55,7 +88,9 @@ inline uint narrow_bf16(const float a, const float b) {
 }
 inline uint narrow_f16(const float a, const float b) {
     uint u;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(u) : "f"(b), "f"(a));
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;"
+        : "=r"(u)
+        : "f"(fabs(b) > 65504.0f ? copysign(65504.0f, b) : b), "f"(fabs(a) > 65504.0f ? copysign(65504.0f, a) : a));
     return u;
 }
 
@@ -95,13 +130,13 @@ inline uint4 load_matrices_transposed(const uint from) {
 }
 
 inline void mma_bf16(float4* c, const uint4 a, const uint b0, const uint b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
                  "{%0, %1, %2, %3};"
                  : "+f"((*c).x), "+f"((*c).y), "+f"((*c).z), "+f"((*c).w)
                  : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
 inline void mma_f16(float4* c, const uint4 a, const uint b0, const uint b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
                  "{%0, %1, %2, %3};"
                  : "+f"((*c).x), "+f"((*c).y), "+f"((*c).z), "+f"((*c).w)
                  : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
