@@ -39,12 +39,15 @@ from llmcl.trials import (
     decode_trial,
     linear_trial,
     prefill_trial,
+    quantized_trial,
     relative_error,
     stored,
     tolerance,
 )
 
 DTYPES = ("float32", "float16", "bfloat16")
+QUANTIZED_DTYPES = ("q8_0", "q4_0", "q4_k")
+ROUNDED_ACTIVATIONS = 2e-2  # the error of activations of 8 bits
 TIMEOUT_S = 120.0  # of one check, compilation included
 
 SIZE = 64  # the columns of a product, the dimensions of a head
@@ -116,6 +119,14 @@ def checks() -> list[Check]:
         for dtype in DTYPES
         if variant.fits(dtype, SIZE)
     ]
+    quantized = [("linear_decode", linear.QUANTIZED_DECODE_VARIANTS), ("linear_prefill", linear.PREFILL_VARIANTS)]
+    found += [
+        Check(kernel, variant, dtype, partial(_quantized, kernel=kernel, variant=variant.name, dtype=dtype), table)
+        for kernel, table in quantized
+        for variant in table
+        for dtype in QUANTIZED_DTYPES
+        if variant.fits(dtype, SIZE)
+    ]
     for kernel, by_dtype in (("embed", _embed), ("rope_append", _rope_append)):
         found += [Check(kernel, None, dtype, partial(by_dtype, dtype=dtype)) for dtype in DTYPES]
     found += [Check("rms_norm", None, "float32", _rms_norm), Check("sample", None, "float32", _sample)]
@@ -143,6 +154,17 @@ def _linear_prefill(device: Device, *, variant: str, dtype: str) -> float:
         (linear_trial(device, 160, SIZE * 5, dtype, 33, epilogue=epilogue), {"variant": variant})
         for epilogue in ("swiglu", "add")
     )
+
+
+def _quantized(device: Device, *, kernel: str, variant: str, dtype: str) -> float:
+    """The error with exact activations; infinity where that with rounded ones is more than rounding explains."""
+    n = 1 if kernel == "linear_decode" else 33
+    errors = []
+    for exact in (True, False):
+        trial = quantized_trial(device, 96, 512, dtype, n, exact=exact)
+        errors.append(trial.error(trial.bind(variant=variant)))
+        trial.release()
+    return errors[0] if errors[1] < ROUNDED_ACTIVATIONS else float("inf")
 
 
 def _attention_decode(device: Device, *, variant: str, dtype: str) -> float:

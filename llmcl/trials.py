@@ -14,9 +14,11 @@ import numpy as np
 
 from llmcl import reference
 from llmcl.attention.kernels import CAPACITY_MULTIPLE, AttentionShape, attention_decode, attention_prefill
+from llmcl.checkpoint.quantize import quantize_rows
+from llmcl.ops.dtype import QUANTIZED
 from llmcl.ops.linear import linear_decode, linear_prefill
 from llmcl.ops.step_state import StepState
-from llmcl.ops.weight import Weight, WeightPart
+from llmcl.ops.weight import Weight, WeightPart, alloc_weight, load_rows
 from llmcl.runtime.device import Buffer, Device, Launch
 
 EPS = 1e-5  # of normalisation
@@ -199,6 +201,47 @@ def linear_trial(
 
     kept = (part.buffer, inputs, norms, step.state, step.tokens, step.sampled)
     return Trial(device, bind, n, out, expected, kept, before=before)
+
+
+def quantized_trial(device: Device, rows: int, k: int, dtype: str, n: int, *, exact: bool) -> Trial:
+    """A product with a weight that stays quantised, loaded as from a file; bind as in linear_trial.
+
+    exact: activations stay in float32 even where the device would round them to 8 bits.
+    """
+    rng = np.random.default_rng(rows + k + n)
+    values = (rng.standard_normal((rows, k)) / np.sqrt(k)).astype(np.float32)
+    format = QUANTIZED[dtype].format
+    source = _Rows(format, quantize_rows(values, format), (rows, k))
+    weight = alloc_weight(device, "trial weight", rows, k, dtype, exact_activations=exact)
+    flags = device.zeros(4, "trial flags")
+    for _ in load_rows(device, weight, source, flags, 0):
+        pass
+    x = rng.standard_normal((n, k)).astype(np.float32)
+    inputs, step = device.upload(x, "trial input"), state_at(device, 5, n)
+    expected = reference.linear(x, reference.dequantize(format, source.data))
+    out = device.alloc(4 * expected.size, "trial output")
+
+    def bind(**choices: Any) -> list[Launch]:
+        return (linear_decode if n == 1 else linear_prefill)(device, weight, inputs, out, step, **choices)
+
+    kept = (*(part.buffer for part in weight.parts), flags, inputs, step.state, step.tokens, step.sampled)
+    return Trial(device, bind, n, out, expected, kept)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows as a checkpoint stores them: uint8 [n, row_bytes]."""
+
+    format: str
+    data: np.ndarray
+    shape: tuple[int, ...]
+
+    @property
+    def row_bytes(self) -> int:
+        return int(self.data.shape[1])
+
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        return self.data[start:stop]
 
 
 def _causal_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, position: int) -> np.ndarray:

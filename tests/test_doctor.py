@@ -191,4 +191,4 @@ def test_json_and_reset(tmp_path: Path, default_device: Device, monkeypatch: pyt
     report = json.loads(done.stdout)
     assert report["device"] == default_device.name
     assert {row["status"] for row in report["checks"]} <= {"pass", "not used"}
-    assert {row["dtype"] for row in report["checks"] if row["in_use"]} == set(doctor.DTYPES)
+    assert {row["dtype"] for row in report["checks"] if row["in_use"]} == {*doctor.DTYPES, *doctor.QUANTIZED_DTYPES}

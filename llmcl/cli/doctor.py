@@ -114,19 +114,19 @@ def _show(outcomes: Sequence[Outcome], findings: Findings) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from llmcl.doctor import DTYPES, PASS, UNUSED
+    from llmcl.doctor import DTYPES, PASS, QUANTIZED_DTYPES, UNUSED
 
     console = Console(highlight=False)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
-    for name in ("kernel", "form", *DTYPES):
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    for name in ("kernel", "form", *DTYPES, *QUANTIZED_DTYPES):
         table.add_column(name, no_wrap=True)
     cells: dict[tuple[str, str], dict[str, str]] = {}
     for o in outcomes:
         shown = f"{o.error:.0e}" if o.status == PASS and o.error is not None else o.status
-        cells.setdefault((o.check.kernel, o.check.form), {})[o.check.dtype] = shown + (" *" if o.in_use else "")
+        cells.setdefault((o.check.kernel, o.check.form), {})[o.check.dtype] = shown + ("*" if o.in_use else "")
     for (kernel, form), by_dtype in cells.items():
         if set(by_dtype.values()) != {UNUSED}:
-            table.add_row(kernel, form, *(by_dtype.get(dtype, "") for dtype in DTYPES))
+            table.add_row(kernel, form, *(by_dtype.get(dtype, "") for dtype in (*DTYPES, *QUANTIZED_DTYPES)))
     console.print(table)
     console.print("a number: passed, with its largest error; *: in use when the check began", soft_wrap=True)
     failed = [o for o in outcomes if o.status not in (PASS, UNUSED)]
