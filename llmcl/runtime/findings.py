@@ -1,7 +1,7 @@
 """What earlier runs found out about a device with its driver: tuned kernel constants, kernels that are wrong there.
 
-One JSON file a device and driver in the cache folder, so that an updated driver is judged anew. It is read once a run;
-`llmcl tune` and `llmcl doctor` write it.
+One JSON file a device, driver and version of llmcl in the cache folder, so that an updated driver and changed kernels
+are judged anew. It is read once a run; `llmcl tune` and `llmcl doctor` write it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from llmcl import __version__
 from llmcl.paths import cache_dir, write_atomically
 from llmcl.runtime.platforms import DeviceEntry
 
@@ -25,6 +26,7 @@ class Findings:
         identity = {
             "device": entry.name,
             "driver": entry.driver_version,
+            "llmcl": __version__,
             "platform": f"{entry.platform_name}, {entry.platform_version}",
         }
         name = re.sub(r"[^a-z0-9]+", "-", entry.name.lower()).strip("-")
