@@ -155,20 +155,24 @@ def attention_decode(
     else:
         width = block_n
         constants |= {"GROUP_SIZE": shape.group_size, "BLOCK_N": width}
-    result = out if n_splits == 1 else part_acc
+    merges_itself = chosen.name == "nvidia"
+    if merges_itself:
+        results = [part_acc, out, device.zeros(4 * shape.n_kv_heads, "arrivals")]
+    else:
+        results = [out if n_splits == 1 else part_acc]
     launches = [
         device.launch(
             chosen.file,
             "attention_decode",
             constants,
-            [qkv, rope, step.state, k_cache, v_cache, part_ml, result, *mods.buffers],
+            [qkv, rope, step.state, k_cache, v_cache, part_ml, *results, *mods.buffers],
             groups=(shape.n_kv_heads, n_splits),
             local=(width, 1),
             prelude=mods.prelude,
             work=shape.work(),
         )
     ]
-    if n_splits > 1:
+    if n_splits > 1 and not merges_itself:
         launches += attention_merge(device, shape, part_ml, part_acc, out, n_splits=n_splits)
     return launches
 

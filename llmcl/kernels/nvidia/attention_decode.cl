@@ -6,10 +6,15 @@
 // are asked for before the first is used:
 //   scores: a lane reads 8 keys (of parity lane % 2) of every 16th dimension; the lanes' sums give a lane one key
 //   values: lane i owns columns COLUMNS i .. COLUMNS i + COLUMNS - 1 of every value of the run
-// At the end the group merges its warps' states, and `attention_merge` those of the splits.
+// At the end a group merges its warps' states. The last of a head's groups to finish merges those of the splits, as
+// attention_merge.cl does elsewhere: a launch less.
+//
+// out       float [N_Q_HEADS][HEAD_DIM]
+// arrivals  int [N_KV_HEADS], 0 before and after: groups of the head that have left their state
 //
 // Build: KV (f16 or bf16), HEAD_DIM (64, 128 or 256), N_Q_HEADS, N_KV_HEADS, GROUP_SIZE, CAPACITY (a multiple of 16),
-// N_SPLITS, SCALE, WARPS. Local memory: 4 GROUP_SIZE (HEAD_DIM + WARPS (HEAD_DIM + 18)) bytes.
+// N_SPLITS, SCALE, WARPS. Local memory: 4 GROUP_SIZE (HEAD_DIM + WARPS (HEAD_DIM + 18)) + 4 bytes,
+// and 4 GROUP_SIZE N_SPLITS where that is more.
 // For pages of keys and values see kv_address.cl.
 #if !defined(KV) || !defined(HEAD_DIM) || !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(GROUP_SIZE) || \
     !defined(CAPACITY) || !defined(N_SPLITS) || !defined(SCALE) || !defined(WARPS) || !defined(STATE_POSITION)
@@ -25,6 +30,10 @@
 #define COLUMNS (HEAD_DIM / WARP)
 #define LOCAL_SIZE (WARP * WARPS)
 #define RUN 16  // keys of a warp at once
+
+#if N_SPLITS > WARPS * HEAD_DIM
+#error "nvidia/attention_decode.cl: N_SPLITS is at most WARPS HEAD_DIM"
+#endif
 
 #if COLUMNS == 2
 typedef uint value_words;
@@ -42,7 +51,8 @@ typedef uint4 value_words;
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
 void attention_decode(__global const float* qkv, __global const float* rope, __global const int* state,
                       __global CAT(KV, _t)* k_cache, __global CAT(KV, _t)* v_cache,
-                      __global float* part_ml, __global float* part_acc MOD_PARAMS) {
+                      __global float* part_ml, __global float* part_acc, __global float* out,
+                      __global int* arrivals MOD_PARAMS) {
     __local float q[HEAD_DIM][GROUP_SIZE];
     __local float p[WARPS][RUN][GROUP_SIZE];
     __local float warp_m[WARPS][GROUP_SIZE], warp_l[WARPS][GROUP_SIZE], warp_acc[WARPS][GROUP_SIZE][HEAD_DIM];
@@ -176,9 +186,46 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
             part_ml[2 * part] = top;
             part_ml[2 * part + 1] = whole;
         }
-#else
-        sum *= softmax_norm(whole);
-#endif
         part_acc[(size_t)part * HEAD_DIM + column] = sum;
+#else
+        out[(size_t)part * HEAD_DIM + column] = sum * softmax_norm(whole);
+#endif
     }
+#if N_SPLITS > 1
+    __local int arrived;
+    device_fence();
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (lid == 0) {
+        arrived = atomic_inc(arrivals + head);
+        if (arrived == N_SPLITS - 1) arrivals[head] = 0;
+        device_fence();
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (arrived != N_SPLITS - 1) return;
+    // The weight of every split's accumulator in the whole, a warp a query head.
+    __local float* weights = &warp_acc[0][0][0];
+    for (int g = warp; g < GROUP_SIZE; g += WARPS) {
+        __global const float* ml = part_ml + (size_t)(head * GROUP_SIZE + g) * N_SPLITS * 2;
+        float top = -INFINITY, whole = 0.0f;
+        for (int i = lane; i < N_SPLITS; i += WARP) top = fmax(top, load_shared_float(ml + 2 * i));
+        top = warp_max(top);
+        for (int i = lane; i < N_SPLITS; i += WARP) {
+            const float weight = softmax_weight(load_shared_float(ml + 2 * i), top);
+            weights[g * N_SPLITS + i] = weight;
+            whole += weight * load_shared_float(ml + 2 * i + 1);
+        }
+        const float norm = softmax_norm(warp_sum(whole));
+        for (int i = lane; i < N_SPLITS; i += WARP) weights[g * N_SPLITS + i] *= norm;
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (int i = lid; i < GROUP_SIZE * HEAD_DIM; i += LOCAL_SIZE) {
+        const int g = i / HEAD_DIM, column = i % HEAD_DIM;
+        __global const float* acc_of = part_acc + (size_t)(head * GROUP_SIZE + g) * N_SPLITS * HEAD_DIM + column;
+        float sum = 0.0f;
+#pragma unroll 32
+        for (int split_of = 0; split_of < N_SPLITS; ++split_of)
+            sum += weights[g * N_SPLITS + split_of] * load_shared_float(acc_of + split_of * HEAD_DIM);
+        out[(head * GROUP_SIZE + g) * HEAD_DIM + column] = sum;
+    }
+#endif
 }

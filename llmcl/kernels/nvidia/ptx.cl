@@ -43,6 +43,16 @@ inline float sum8(const float v[8], const int lane) {
 
 inline int sum8_index(const int lane) { return (lane >> 4) * 4 + ((lane >> 3) & 1) * 2 + ((lane >> 2) & 1); }
 
+// Orders a work-item's accesses to global memory for the whole device.
+inline void device_fence(void) { asm volatile("fence.acq_rel.gpu;" : : : "memory"); }
+
+// What another group has written in this launch: past the first-level cache, which knows nothing of it.
+inline float load_shared_float(__global const float* p) {
+    float v;
+    asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(v) : "l"(p) : "memory");
+    return v;
+}
+
 // Loads that stay where they are written, so that all of a run are in flight before the first is used.
 inline uint4 load16_words(__global const void* p) {
     uint4 v;
