@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -204,7 +205,7 @@ def head(model: Model, ops: DecodeOps | PrefillOps, logits: Buffer) -> Iterator[
     yield from soft_cap(model.device, logits, config.vocab_size, config.logit_soft_cap)
 
 
-class _Ops:
+class _Ops(ABC):
     def __init__(self, model: Model):
         self._model = model
         self._device = model.device
@@ -229,8 +230,8 @@ class _Ops:
             eps=self._eps,
         )
 
-    def linear(self, x: Buffer, weight: Weight, out: Buffer, epilogue: str = "store") -> list[Launch]:
-        raise NotImplementedError
+    @abstractmethod
+    def linear(self, x: Buffer, weight: Weight, out: Buffer, epilogue: str = "store") -> list[Launch]: ...
 
     def add_linear(self, x: Buffer, weight: Weight, post_norm: Buffer | None, residual: Buffer) -> list[Launch]:
         """residual += W x, or with a post norm += rms_norm(W x)."""
