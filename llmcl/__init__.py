@@ -16,14 +16,16 @@ if TYPE_CHECKING:
     from llmcl.chat import Chat
     from llmcl.generation import Generation, Piece
     from llmcl.llm import LLM, load, load_random
+    from llmcl.runtime.device import Device
     from llmcl.stats import GenerationStats
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "Chat", "Generation", "GenerationStats", "LlmclError", "Piece", "load", "load_random"]
+__all__ = ["LLM", "Chat", "Device", "Generation", "GenerationStats", "LlmclError", "Piece", "load", "load_random"]
 
 _HOMES = {
     "LLM": "llmcl.llm",
     "Chat": "llmcl.chat",
+    "Device": "llmcl.runtime.device",
     "load": "llmcl.llm",
     "load_random": "llmcl.llm",
     "Generation": "llmcl.generation",

@@ -6,7 +6,7 @@ may call beside operators (NumPy's and PyTorch's do as well).
 
 from llmcl.attention import masks
 from llmcl.attention.block_mask import BlockMask, and_masks, create_block_mask, or_masks
-from llmcl.attention.flex import flex_attention
+from llmcl.attention.flex import default_device, flex_attention, release_memory
 from llmcl.attention.functions import absolute, exp, exp2, log, maximum, minimum, sigmoid, sqrt, tanh, where
 from llmcl.attention.functions import absolute as abs
 from llmcl.attention.functions import maximum as max
@@ -18,6 +18,7 @@ __all__ = [
     "absolute",
     "and_masks",
     "create_block_mask",
+    "default_device",
     "exp",
     "exp2",
     "flex_attention",
@@ -28,6 +29,7 @@ __all__ = [
     "min",
     "minimum",
     "or_masks",
+    "release_memory",
     "sigmoid",
     "sqrt",
     "tanh",

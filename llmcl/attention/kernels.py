@@ -344,6 +344,7 @@ def attention_prefill(
         **tiles.constants(),
         "SCALE": shape.scale,
         "Q_STRIDE": (shape.n_q_heads + 2 * shape.n_kv_heads) * shape.head_dim,
+        "HEADS_FIRST": False,
         "BLOCK_LISTS": False,
         "LSE": False,
     }

@@ -210,7 +210,7 @@ class _Wrapper:
             function = (
                 self._function(value.__func__) if isinstance(value.__func__, types.FunctionType) else value.__func__
             )
-            wrapped = types.MethodType(function, self.wrap(value.__self__, label, _names(value.__func__)))
+            wrapped = types.MethodType(function, self.wrap(value.__self__, label, names_of(value.__func__)))
         elif isinstance(value, functools.partial):
             arguments = [self.wrap(item, label) for item in value.args]
             keywords = {key: self.wrap(item, key) for key, item in value.keywords.items()}
@@ -225,7 +225,7 @@ class _Wrapper:
         return wrapped
 
     def _function(self, function: types.FunctionType) -> types.FunctionType:
-        if function.__module__ in _OWN_MODULES or (_is_library(function.__module__) and not function.__closure__):
+        if function.__module__ in _OWN_MODULES or (is_library(function.__module__) and not function.__closure__):
             return function
         if id(function) in self.done:
             copied = self.done[id(function)][1]
@@ -233,7 +233,7 @@ class _Wrapper:
             return copied
         # Made and remembered before it is filled: a function may reach itself.
         cells = tuple(types.CellType() for _ in function.__closure__ or ())
-        names = _names(function)
+        names = names_of(function)
         scope = dict(function.__globals__)
         copied = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__, cells)
         copied.__kwdefaults__ = function.__kwdefaults__
@@ -249,7 +249,7 @@ class _Wrapper:
             copied.__defaults__ = tuple(map(self.wrap, function.__defaults__, labels))
         if function.__kwdefaults__:
             copied.__kwdefaults__ = {key: self.wrap(item, key) for key, item in function.__kwdefaults__.items()}
-        if not _is_library(function.__module__):
+        if not is_library(function.__module__):
             for name in names & scope.keys():
                 scope[name] = self.wrap(scope[name], name, names)
         return copied
@@ -260,9 +260,9 @@ class _Wrapper:
             return value
         if value is None or isinstance(value, (np.generic, np.ufunc, Symbol)):
             return value
-        call = None if _is_library(type(value).__module__) else call_method(value)
+        call = None if is_library(type(value).__module__) else call_method(value)
         if isinstance(call, types.FunctionType):
-            names = names | _names(call)
+            names = names | names_of(call)
         attributes = {**getattr(value, "__dict__", {}), **getattr(value, "_buffers", {})}
         if isinstance(call, types.FunctionType) or any(is_array(item) for item in attributes.values()):
             return _View(self, value, label)
@@ -290,13 +290,13 @@ class _View:
         return self._wrapper._function(call)(self, *args, **kwargs)
 
 
-def _is_library(module: str | None) -> bool:
+def is_library(module: str | None) -> bool:
     """Whether a module's own globals hold nothing of the user's."""
     root = (module or "").partition(".")[0]
     return root in ("numpy", "torch") or root in sys.stdlib_module_names
 
 
-def _names(function: Any) -> frozenset[str]:
+def names_of(function: Any) -> frozenset[str]:
     """The names of globals and attributes in a function's code and in the functions inside it."""
     names: set[str] = set()
     stack = [getattr(function, "__code__", None)]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Union
+from typing import Any, Union
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from llmcl.runtime.platforms import DeviceEntry, prepare_icd_loader, select_devi
 prepare_icd_loader()  # before the first import of pyopencl anywhere
 
 import pyopencl as cl  # noqa: E402
+from pyopencl.tools import ImmediateAllocator, MemoryPool  # noqa: E402
 
 from llmcl.runtime.findings import Findings  # noqa: E402
 from llmcl.runtime.program import ProgramCache  # noqa: E402
@@ -157,6 +158,10 @@ class Launch:
             query(info.PRIVATE_MEM_SIZE), query(info.LOCAL_MEM_SIZE), query(KERNEL_SPILL_MEM_SIZE_INTEL)
         )
 
+    def bind(self, index: int, memory: Any) -> None:
+        """Sets an argument again, to memory of the user's (cl.Buffer or of a pool) that lives until it is enqueued."""
+        self.kernel.set_arg(index, memory)
+
     def enqueue(self, n_tokens: int = 1) -> cl.Event:
         self._device.traffic.kernel_launches += 1
         size = self.global_size(n_tokens)
@@ -181,6 +186,7 @@ class Device:
         self.traffic = Traffic()
         self.allocated_bytes = 0
         self.peak_bytes = 0
+        self.kept: dict[str, Any] = {}  # what an operation keeps from call to call, under its name
 
     @classmethod
     def open(cls, request: Device | DeviceEntry | str | int | None = None) -> Device:
@@ -203,6 +209,11 @@ class Device:
     @property
     def compute_units(self) -> int:
         return self.entry.compute_units
+
+    @cached_property
+    def allocator(self) -> MemoryPool:
+        """For arrays of pyopencl (`allocator=device.allocator`): memory that an array gave back serves the next one."""
+        return MemoryPool(ImmediateAllocator(self.queue))
 
     @cached_property
     def dot_form(self) -> int:

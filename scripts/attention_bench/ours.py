@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from pyopencl.array import to_device
 
 from attention_bench.baselines import Contestant, repeated
 from llmcl.attention import flex_attention
+from llmcl.attention.flex_plan import PlanCache
 from llmcl.attention.kernels import AttentionShape, attention_decode, attention_prefill, decode_splits
 from llmcl.kv_cache import capacity_for
 from llmcl.ops.step_state import StepState
-from llmcl.runtime.device import Buffer, Device, Launch
+from llmcl.runtime.device import Buffer, Device
 
 PAGE = 64
 
@@ -104,36 +106,30 @@ def ours_causal(
     return Contestant(repeated(launches, n), device.finish, lambda: device.read(out, np.float32, q.shape))
 
 
-class _Kept(Buffer):
-    """A buffer that outlives the call that made it."""
-
-    __slots__ = ()
-
-    def release(self) -> None:
-        pass
-
-
-class Recorder(Device):
-    """The same device; keeps the launches and buffers of a flex_attention call, so that they can be run again."""
-
-    def __init__(self, device: Device):
-        self.__dict__.update(device.__dict__)
-        self.launches: list[Launch] = []
-
-    def alloc(self, nbytes: int, name: str) -> Buffer:
-        buffer = super().alloc(nbytes, name)
-        return _Kept(self, buffer.cl, nbytes, name)
-
-    def launch(self, *args: Any, **kwargs: Any) -> Launch:
-        self.launches.append(super().launch(*args, **kwargs))
-        return self.launches[-1]
-
-
 def ours_flex(
-    device: Device, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, pack: bool = False, **options: Any
+    device: Device, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, whole: bool = False, **options: Any
 ) -> Contestant:
-    """flex_attention's kernels on [B, H, L, D] arrays that are on the device; pack: also bring K and V into tiles."""
-    recorder = Recorder(device)
-    result = flex_attention(q, k, v, enable_gqa=True, device=recorder, **options)
-    launches = [launch for launch in recorder.launches if pack or launch.name == "attention_prefill"]
-    return Contestant(repeated(launches), device.finish, lambda: np.asarray(result))
+    """flex_attention on [B, H, L, D] arrays that are on the device: its attention kernel alone, or whole calls."""
+    arrays: list[Any] = [to_device(device.queue, x, allocator=device.allocator) for x in (q, k, v)]
+    options |= {"enable_gqa": True, "device": device}
+    result = [flex_attention(*arrays, **options)]
+
+    def calls(n: int) -> None:
+        for _ in range(n):
+            result[0] = flex_attention(*arrays, **options)
+
+    if whole:
+        return Contestant(calls, device.finish, lambda: result[0].get())
+    launches = [one for one in PlanCache.of(device).take_latest().launches if one.name == "attention_prefill"]
+    return Contestant(repeated(launches), device.finish, lambda: result[0].get())
+
+
+def ours_on_host_arrays(device: Device, q: np.ndarray, k: np.ndarray, v: np.ndarray, **options: Any) -> Contestant:
+    """Whole calls of flex_attention on NumPy arrays: every call copies them to the device and the result back."""
+    result: list[np.ndarray] = [q]
+
+    def calls(n: int) -> None:
+        for _ in range(n):
+            result[0] = flex_attention(q, k, v, enable_gqa=True, device=device, **options)
+
+    return Contestant(calls, device.finish, lambda: result[0])

@@ -5,9 +5,9 @@
 // Without BLOCK_LISTS a query at position p sees keys 0 .. p (and mask_mod), position being that of the step; with it, a
 // query sees all N_KEYS keys of the blocks listed for it, those of partial blocks only as far as mask_mod lets it.
 //
-// q        float [batch][n][Q_STRIDE], query head h at h HEAD_DIM; rotated where the model rotates
+// q        float, see query_address.cl; rotated where the model rotates
 // k_cache  KV [batch][N_KV_HEADS][CAPACITY/16][HEAD_DIM][16]      v_cache  KV [batch][N_KV_HEADS][CAPACITY][HEAD_DIM]
-// out      float [batch][n][N_Q_HEADS][HEAD_DIM]
+// out      float, see query_address.cl
 // lse      float [batch][N_Q_HEADS][n], with LSE: log of the sum of exponentials, -inf for a query that sees no key
 // blocks   int, with BLOCK_LISTS: see block_list.cl
 //
@@ -16,16 +16,17 @@
 //   BLOCK_M       [#########\   ]             # whole tiles; \ the tile that crosses the diagonal; the rest is
 //   rows      ..  [##########\  ]             never visited
 //
-// Build: those of cpu/attention_tile.cl with ROWS = BLOCK_M, and N_Q_HEADS, N_KV_HEADS, Q_STRIDE, CAPACITY (a multiple of
-// BLOCK_N), SCALE, BLOCK_LISTS, LSE.
+// Build: those of cpu/attention_tile.cl with ROWS = BLOCK_M, and N_Q_HEADS, N_KV_HEADS, CAPACITY (a multiple of
+// BLOCK_N; with BLOCK_LISTS of 16), SCALE, BLOCK_LISTS, LSE, and those of query_address.cl.
 // For pages of keys and values see kv_address.cl.
-#if !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(CAPACITY) || !defined(SCALE) || !defined(Q_STRIDE) || \
+#if !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(CAPACITY) || !defined(SCALE) || \
     !defined(BLOCK_LISTS) || !defined(LSE) || !defined(STATE_POSITION) || !defined(STATE_N_TOKENS)
-#error "cpu/attention_prefill.cl needs N_Q_HEADS, N_KV_HEADS, Q_STRIDE, CAPACITY, SCALE, BLOCK_LISTS, LSE, the step state"
+#error "cpu/attention_prefill.cl needs N_Q_HEADS, N_KV_HEADS, CAPACITY, SCALE, BLOCK_LISTS, LSE, the step state"
 #endif
 #include "cpu/attention_tile.cl"
 #include "block_list.cl"
 #include "kv_address.cl"
+#include "query_address.cl"
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void attention_prefill(__global const float* q, __global const int* state, __global const CAT(KV, _t)* k_cache,
@@ -36,7 +37,7 @@ void attention_prefill(__global const float* q, __global const int* state, __glo
     const int kv_head = head / (N_Q_HEADS / N_KV_HEADS);
     k_cache += ((size_t)batch * N_KV_HEADS + kv_head) * CAPACITY * HEAD_DIM;
     v_cache += ((size_t)batch * N_KV_HEADS + kv_head) * CAPACITY * HEAD_DIM;
-    q += (size_t)batch * n * Q_STRIDE + head * HEAD_DIM;
+    q += first_query(batch, head, n);
 
     attention_state attention;
     attention_start(&attention);
@@ -75,10 +76,10 @@ void attention_prefill(__global const float* q, __global const int* state, __glo
     }
 #endif
     for (int r = 0; r < ROWS && t0 + r < n; ++r) {
-        const size_t row = (size_t)batch * n + t0 + r;
+        const size_t row = output_of(batch, head, t0 + r, n);
         const float norm = softmax_norm(attention.l[r]);
         for (int c = 0; c < COLUMNS; ++c)
-            store16_f32(attention.acc[r][c] * norm, out + (row * N_Q_HEADS + head) * HEAD_DIM + c * 16);
+            store16_f32(attention.acc[r][c] * norm, out + row + c * 16);
 #if LSE
         lse[((size_t)batch * N_Q_HEADS + head) * n + t0 + r] =
             attention.l[r] > 0.0f ? attention.m[r] + log(attention.l[r]) : -INFINITY;

@@ -73,8 +73,7 @@ void attention_prefill(__global const float* queries, __global const int* state,
     const int kv_head = head / (N_Q_HEADS / N_KV_HEADS);
     k_cache += ((size_t)batch * N_KV_HEADS + kv_head) * CAPACITY * HEAD_DIM;
     v_cache += ((size_t)batch * N_KV_HEADS + kv_head) * CAPACITY * HEAD_DIM;
-    queries += (size_t)batch * n * Q_STRIDE + head * HEAD_DIM;
-    out += (size_t)batch * n * N_Q_HEADS * HEAD_DIM;
+    queries += first_query(batch, head, n);
     if (t0 >= n) return;
 
     // The lane's two rows, and the first of its two columns in every 8.
@@ -224,7 +223,7 @@ void attention_prefill(__global const float* queries, __global const int* state,
             lse[((size_t)batch * N_Q_HEADS + head) * n + t] = sum > 0.0f ? m[h] + log(sum) : -INFINITY;
 #endif
         const float norm = softmax_norm(sum);
-        __global float* y = out + ((size_t)t * N_Q_HEADS + head) * HEAD_DIM + column;
+        __global float* y = out + output_of(batch, head, t, n) + column;
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 8; ++i) {
             const float* o = (const float*)&acc[i];

@@ -13,12 +13,12 @@
 // Staged in local memory: the queries (float), a tile of keys or of a slice of values (as stored), P (float).
 //
 // Index space: groups (N_Q_HEADS, ceil(n / BLOCK_M), batch) of (16, 8).
-// Build: KV, HEAD_DIM, N_Q_HEADS, N_KV_HEADS, Q_STRIDE, CAPACITY (a multiple of BLOCK_N), SCALE, BLOCK_LISTS, LSE,
+// Build: KV, HEAD_DIM, N_KV_HEADS, CAPACITY (a multiple of BLOCK_N), SCALE, BLOCK_LISTS, LSE, those of query_address.cl,
 // BLOCK_M (a multiple of 8), BLOCK_N and DV_TILE (multiples of 16; DV_TILE divides HEAD_DIM).
 // Local memory: 4 BLOCK_M (HEAD_DIM + 1) + BLOCK_N HEAD_DIM sizeof(KV) + 4 BLOCK_M (BLOCK_N + 1) bytes.
 // For pages of keys and values see kv_address.cl.
 #if !defined(KV) || !defined(HEAD_DIM) || !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(CAPACITY) || \
-    !defined(SCALE) || !defined(BLOCK_M) || !defined(BLOCK_N) || !defined(DV_TILE) || !defined(Q_STRIDE) || \
+    !defined(SCALE) || !defined(BLOCK_M) || !defined(BLOCK_N) || !defined(DV_TILE) || \
     !defined(BLOCK_LISTS) || !defined(LSE) || !defined(STATE_POSITION) || !defined(STATE_N_TOKENS)
 #error "portable/attention_prefill.cl needs the build constants named in its head"
 #endif
@@ -27,6 +27,7 @@
 #include "attention_mods.cl"
 #include "block_list.cl"
 #include "kv_address.cl"
+#include "query_address.cl"
 
 #define TX 16
 #define TY 8
@@ -47,8 +48,7 @@ void attention_prefill(__global const float* queries, __global const int* state,
     const int kv_head = head / (N_Q_HEADS / N_KV_HEADS);
     k_cache += ((size_t)batch * N_KV_HEADS + kv_head) * CAPACITY * HEAD_DIM;
     v_cache += ((size_t)batch * N_KV_HEADS + kv_head) * CAPACITY * HEAD_DIM;
-    queries += (size_t)batch * n * Q_STRIDE + head * HEAD_DIM;
-    out += (size_t)batch * n * N_Q_HEADS * HEAD_DIM;
+    queries += first_query(batch, head, n);
 
     for (int i = lid; i < BLOCK_M * HEAD_DIM; i += TX * TY) {
         const int token = min(t0 + i / HEAD_DIM, n - 1);
@@ -148,7 +148,7 @@ void attention_prefill(__global const float* queries, __global const int* state,
                 lse[((size_t)batch * N_Q_HEADS + head) * n + t] = l[a] > 0.0f ? m[a] + log(l[a]) : -INFINITY;
 #endif
             for (int c = 0; c < COLUMNS; ++c)
-                out[((size_t)t * N_Q_HEADS + head) * HEAD_DIM + slice + tx + TX * c] = acc[a][c] * softmax_norm(l[a]);
+                out[output_of(batch, head, t, n) + slice + tx + TX * c] = acc[a][c] * softmax_norm(l[a]);
         }
     }
 }

@@ -1,0 +1,303 @@
+"""What flex_attention keeps between calls: for each kind of call its kernels, bound, and their working memory."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from llmcl.attention.block_mask import BlockMask
+from llmcl.attention.kernels import CAPACITY_MULTIPLE, PrefillTiles
+from llmcl.attention.mods import bind_mods
+from llmcl.attention.trace import TracedMod
+from llmcl.errors import OutOfDeviceMemoryError, UsageError
+from llmcl.ops import step_state
+from llmcl.ops.dtype import ITEM_BYTES, KERNEL_NAMES
+from llmcl.ops.variant import Variant
+from llmcl.runtime.device import Buffer, Device, KernelArg, Launch
+
+# The step state of attention on arrays; the lengths are no build constants, so no length compiles anew.
+N_KEYS, CAPACITY = step_state.N_SLOTS, step_state.N_SLOTS + 1
+EVERYTHING = 1 << 30  # a block that holds every query or key
+MOST_PLANS = 32
+MOST_BYTES = 1 << 28  # of working memory that all plans of a device keep, or an eighth of its memory
+
+PACK_KEYS = (
+    Variant("cpu", "cpu/pack_keys.cl", lambda device: device.is_cpu and not device.entry.is_software),
+    Variant("portable", "portable/pack_keys.cl", lambda device: True),
+)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Sizes of a call; dtypes as given for queries and for keys and values. own_inputs: arrays come from the host."""
+
+    batch: int
+    n_q_heads: int
+    n_kv_heads: int
+    n_queries: int
+    n_keys: int
+    width: int
+    q_dtype: str
+    kv_dtype: str
+    scale: float
+    return_lse: bool
+    own_inputs: bool
+
+    @property
+    def head_dim(self) -> int:
+        return -(-self.width // 16) * 16
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        q = (self.batch, self.n_q_heads, self.n_queries, self.width)
+        kv = (self.batch, self.n_kv_heads, self.n_keys, self.width)
+        return {"query": q, "key": kv, "value": kv, "out": q, "lse": q[:3]}
+
+    def dtypes(self) -> dict[str, str]:
+        return {"query": self.q_dtype, "key": self.kv_dtype, "value": self.kv_dtype, "out": "float32", "lse": "float32"}
+
+
+class FlexPlan:
+    """The launches of one kind of call.
+
+    The user's arrays (`query`, `key`, `value`, `out`, `lse`) are bound at each run; for arrays of the host, the plan
+    has buffers of its own in their place.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        problem: Problem,
+        tiles: PrefillTiles,
+        score_mod: TracedMod | None,
+        block_mask: BlockMask | None,
+    ):
+        self.device = device
+        self.problem = problem
+        self.block_mask = block_mask  # keeps it, and so its id, alive
+        self.buffers: list[Buffer] = []
+        self.own: dict[str, Buffer] = {}
+        self.launches: list[Launch] = []
+        self._open: list[tuple[Launch, int, str]] = []  # arguments that the user's arrays take
+        try:
+            self._build(tiles, score_mod, block_mask)
+        except BaseException:
+            self.release()
+            raise
+
+    @property
+    def nbytes(self) -> int:
+        return sum(buffer.nbytes for buffer in self.buffers)
+
+    def release(self) -> None:
+        for buffer in self.buffers:
+            buffer.release()
+
+    def run(self, arrays: dict[str, Any]) -> None:
+        """Enqueues the launches; `arrays`: memory by name, where the plan has none of its own."""
+        for launch, index, name in self._open:
+            launch.bind(index, arrays[name])
+        for launch in self.launches:
+            launch.enqueue()
+
+    def _kept(self, buffer: Buffer) -> Buffer:
+        self.buffers.append(buffer)
+        return buffer
+
+    def _alloc(self, n: int, dtype: str, name: str) -> Buffer:
+        return self._kept(self.device.alloc(n * ITEM_BYTES[dtype], f"attention {name}"))
+
+    def _launch(
+        self, file: str, name: str, constants: dict[str, object], args: list[KernelArg | str], **kw: Any
+    ) -> None:
+        """As Device.launch; an argument given as a name is the user's array."""
+        bound = [self.own.get(arg, self._state) if isinstance(arg, str) else arg for arg in args]
+        self.launches.append(self.device.launch(file, name, constants, bound, **kw))
+        for index, arg in enumerate(args):
+            if isinstance(arg, str) and arg not in self.own:
+                self._open.append((self.launches[-1], index, arg))
+
+    def _pad(
+        self,
+        array: KernelArg | str,
+        to: KernelArg | str,
+        dtypes: tuple[str, str],
+        sizes: tuple[int, ...],
+        matrices: int,
+    ) -> None:
+        """sizes: rows and columns of `array`, then of `to`."""
+        rows, columns, to_rows, to_columns = sizes
+        self._launch(
+            "pad_rows.cl",
+            "pad_rows",
+            {
+                "FROM": KERNEL_NAMES[dtypes[0]],
+                "TO": KERNEL_NAMES[dtypes[1]],
+                "COLUMNS": columns,
+                "TO_COLUMNS": to_columns,
+            },
+            [array, to, np.int32(rows), np.int32(to_rows)],
+            groups=(-(-to_columns // 16), to_rows, matrices),
+            local=(16, 1, 1),
+        )
+
+    def _build(self, tiles: PrefillTiles, score_mod: TracedMod | None, block_mask: BlockMask | None) -> None:
+        device, p, head_dim = self.device, self.problem, self.problem.head_dim
+        # Tiles of keys start at multiples of 16. Values that need no rows or columns more are read where they are.
+        capacity = -(-p.n_keys // 16) * 16
+        q_block, kv_block, blocks = block_lists(block_mask, p)
+        state = np.array([0, p.n_queries, 0, p.n_keys, capacity], np.int32)
+        self._state = self._kept(device.upload(state, "attention state"))
+        lists = self._kept(device.upload(blocks, "attention blocks"))
+        mods = bind_mods(device, score_mod, None if block_mask is None else block_mask.traced)
+        self.buffers.extend(mods.buffers)
+        dtypes = p.dtypes()
+        if p.own_inputs:
+            for name, shape in p.shapes().items():
+                if name != "lse" or p.return_lse:
+                    self.own[name] = self._alloc(int(np.prod(shape)), dtypes[name], name)
+        q_heads, kv_heads = p.batch * p.n_q_heads, p.batch * p.n_kv_heads
+        query: KernelArg | str = "query"
+        key: KernelArg | str = "key"
+        value: KernelArg | str = "value"
+        out: KernelArg | str = "out"
+        padded = head_dim != p.width
+        if padded or p.q_dtype != "float32":
+            query = self._alloc(q_heads * p.n_queries * head_dim, "float32", "queries")
+            sizes = (p.n_queries, p.width, p.n_queries, head_dim)
+            self._pad("query", query, (p.q_dtype, "float32"), sizes, q_heads)
+        if padded:
+            key = self._alloc(kv_heads * p.n_keys * head_dim, p.kv_dtype, "keys")
+            self._pad("key", key, (p.kv_dtype, p.kv_dtype), (p.n_keys, p.width, p.n_keys, head_dim), kv_heads)
+            out = self._alloc(q_heads * p.n_queries * head_dim, "float32", "output")
+        if padded or capacity != p.n_keys:
+            value = self._alloc(kv_heads * capacity * head_dim, p.kv_dtype, "values")
+            self._pad("value", value, (p.kv_dtype, p.kv_dtype), (p.n_keys, p.width, capacity, head_dim), kv_heads)
+        # The kernels may read the scores of a whole tile past the last key.
+        k_tiles = self._alloc((kv_heads * capacity + CAPACITY_MULTIPLE) * head_dim, p.kv_dtype, "key tiles")
+        pack = next(variant for variant in PACK_KEYS if variant.suits(device))
+        n_tiles = capacity // 16
+        self._launch(
+            pack.file,
+            "pack_keys",
+            {"KV": KERNEL_NAMES[p.kv_dtype], "HEAD_DIM": head_dim},
+            [key, k_tiles, np.int32(p.n_keys), np.int32(capacity)],
+            groups=(n_tiles, kv_heads, 1) if pack.name == "cpu" else (head_dim, n_tiles, kv_heads),
+            local=(1, 1, 1) if pack.name == "cpu" else (16, 1, 1),
+        )
+        self._launch(
+            tiles.variant.file,
+            "attention_prefill",
+            {
+                **step_state.CONSTANTS,
+                **tiles.constants(),
+                "KV": KERNEL_NAMES[p.kv_dtype],
+                "N_Q_HEADS": p.n_q_heads,
+                "N_KV_HEADS": p.n_kv_heads,
+                "HEAD_DIM": head_dim,
+                "CAPACITY": f"state[{CAPACITY}]",
+                "SCALE": p.scale,
+                "HEADS_FIRST": True,
+                "Q_STRIDE": head_dim,
+                "BLOCK_LISTS": True,
+                "Q_BLOCK": q_block,
+                "KV_BLOCK": kv_block,
+                "N_KEYS": f"state[{N_KEYS}]",
+                "LSE": p.return_lse,
+            },
+            [query, self._state, k_tiles, value, out, "lse" if p.return_lse else lists, lists, *mods.buffers],
+            groups=(p.n_q_heads, -(-p.n_queries // tiles.block_m), p.batch),
+            local=tiles.local,
+            prelude=mods.prelude,
+        )
+        if padded:
+            sizes = (p.n_queries, head_dim, p.n_queries, p.width)
+            self._pad(out, "out", ("float32", "float32"), sizes, q_heads)
+
+
+class PlanCache:
+    """The plans of one device, least recently used first, within MOST_PLANS and MOST_BYTES.
+
+    `lock` is held while a plan runs: its working memory serves one call at a time.
+    """
+
+    def __init__(self, device: Device):
+        self.lock = threading.RLock()
+        self._most_bytes = min(MOST_BYTES, device.entry.global_mem_bytes // 8)
+        self._plans: OrderedDict[Hashable, FlexPlan] = OrderedDict()
+
+    @classmethod
+    def of(cls, device: Device) -> PlanCache:
+        plans: PlanCache = device.kept.setdefault("flex_attention", cls(device))
+        return plans
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(plan.nbytes for plan in self._plans.values())
+
+    def get(self, key: Hashable | None, make: Callable[[], FlexPlan]) -> FlexPlan:
+        """The plan of that key, made if there is none; with key None it is made and not kept."""
+        if key is not None and key in self._plans:
+            self._plans.move_to_end(key)
+            return self._plans[key]
+        try:
+            plan = make()
+        except OutOfDeviceMemoryError:
+            if not self._plans:
+                raise
+            self.clear()
+            plan = make()
+        if key is not None:
+            self._plans[key] = plan
+        return plan
+
+    def trim(self, done: FlexPlan) -> None:
+        """After a run: gives back what is too much, and `done` if it is not kept."""
+        while self._plans and (len(self._plans) > MOST_PLANS or self.nbytes > self._most_bytes):
+            self._plans.popitem(last=False)[1].release()
+        if done not in self._plans.values():
+            done.release()
+
+    def take_latest(self) -> FlexPlan:
+        """The plan used last, which is the caller's to release from now on: to measure its kernels alone."""
+        return self._plans.popitem()[1]
+
+    def clear(self) -> None:
+        for plan in self._plans.values():
+            plan.release()
+        self._plans.clear()
+
+
+def block_lists(block_mask: BlockMask | None, problem: Problem) -> tuple[int, int, np.ndarray]:
+    """Queries and keys a block, and the lists as block_list.cl reads them."""
+    if block_mask is None:
+        return EVERYTHING, EVERYTHING, np.array([1, 1, 1, 1, 0, 1, 0], np.int32)
+    q_block, kv_block = block_mask.BLOCK_SIZE
+    if kv_block % 16:
+        raise UsageError(f"the block mask has {kv_block} keys a block; expected a multiple of 16")
+    b, h, q_len, kv_len = block_mask.shape
+    batch, n_heads, n_queries, n_keys = problem.batch, problem.n_q_heads, problem.n_queries, problem.n_keys
+    if (q_len, kv_len) != (n_queries, n_keys) or b not in (1, batch) or h not in (1, n_heads):
+        raise UsageError(
+            f"the block mask is for [B, H, Q_LEN, KV_LEN] = {[b, h, q_len, kv_len]}; expected "
+            f"{[batch, n_heads, n_queries, n_keys]}, with B and H either these or 1: create it with these lengths"
+        )
+    partial, full = block_mask.kv_num_blocks, block_mask.full_kv_num_blocks
+    most = max(1, int((partial + full).max()))
+    records = np.zeros((*partial.shape, 2 + most), np.int32)
+    records[..., 0], records[..., 1] = partial, full
+    for counts, indices, shift in (
+        (partial, block_mask.kv_indices, np.zeros_like(partial)),
+        (full, block_mask.full_kv_indices, partial),
+    ):
+        where = np.nonzero(np.arange(indices.shape[-1]) < counts[..., None])
+        records[(*where[:3], 2 + where[3] + shift[where[:3]])] = indices[where]
+    header = np.array([partial.shape[2], most, partial.shape[0], partial.shape[1]], np.int32)
+    return q_block, kv_block, np.concatenate([header, records.reshape(-1)])

@@ -1,0 +1,122 @@
+"""flex_attention on arrays that are on the device, and what it keeps between calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyopencl as cl
+import pytest
+from pyopencl.array import Array, to_device
+
+import llmcl
+from llmcl.attention import create_block_mask, flex_attention, masks, release_memory
+from llmcl.attention.flex_plan import MOST_PLANS, PlanCache
+from llmcl.errors import UsageError
+
+
+def arrays(length: int = 70, width: int = 32, dtype: Any = np.float32, n_keys: int | None = None) -> list[np.ndarray]:
+    rng = np.random.default_rng(length)
+    shapes = [(2, 4, length, width), *[(2, 2, n_keys or length, width)] * 2]
+    return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
+
+
+def moved(device: Any, host: list[np.ndarray]) -> list[Any]:
+    return [to_device(device.queue, x, allocator=device.allocator) for x in host]
+
+
+@pytest.mark.parametrize("variant", ["cpu", "portable"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_equal_those_of_the_host(device: Any, dtype: Any, variant: str) -> None:
+    for length, width, n_keys in ((64, 32, 64), (33, 40, 70)):  # in place; and with columns and rows filled up
+        host = arrays(length, width, dtype, n_keys)
+        mask = create_block_mask(masks.prefix_lm(20), None, None, length, n_keys, BLOCK_SIZE=32)
+        options = {"block_mask": mask, "enable_gqa": True, "return_lse": True, "device": device, "variant": variant}
+        expected, expected_lse = flex_attention(*host, **options)
+        out, lse = flex_attention(*moved(device, host), **options)
+        assert isinstance(out, Array) and isinstance(lse, Array) and out.dtype == lse.dtype == np.float32
+        assert np.array_equal(out.get(), expected) and np.array_equal(lse.get(), expected_lse)
+
+
+def test_the_documented_example() -> None:
+    device = llmcl.Device.open()
+    q, k, v = (to_device(device.queue, x, allocator=device.allocator) for x in arrays())
+    out = flex_attention(q, k, v, enable_gqa=True, device=device)  # enqueued; out is an array on the device
+    again = flex_attention(out, k, v, enable_gqa=True, device=device)  # needs no copy
+    assert again.get().shape == (2, 4, 70, 32)
+
+
+def test_no_copy_to_or_from_the_host(default_device: Any) -> None:
+    on_device = moved(default_device, arrays())
+    flex_attention(*on_device, enable_gqa=True, device=default_device)
+    before = default_device.traffic.copy()
+    flex_attention(*on_device, enable_gqa=True, device=default_device).get()
+    since = default_device.traffic.since(before)
+    assert (since.host_to_device_bytes, since.device_to_host_bytes) == (0, 0)
+
+
+def test_an_array_within_another(default_device: Any) -> None:
+    host = arrays()
+    on_device = moved(default_device, [np.concatenate([np.zeros_like(x[:1]), x]) for x in host])
+    out = flex_attention(*(x[1:] for x in on_device), enable_gqa=True, device=default_device)
+    assert np.array_equal(out.get(), flex_attention(*host, enable_gqa=True, device=default_device))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d, q, k, v: (q, k.get(), v), "query on the device, key on the host"),
+        (lambda d, q, k, v: (q, k, to_device(d.queue, v.get().astype(np.float16))), "key is float32, value float16"),
+        (lambda d, q, k, v: (q.astype(np.float64), k, v), "query is float64; expected float32 or float16"),
+        (lambda d, q, k, v: (q.transpose((0, 1, 3, 2)), k, v), "do not fit"),
+        (lambda d, q, k, v: (q[:, :, ::2], k, v), "query has strides"),
+        (lambda d, q, k, v: (q, k.with_queue(None), v), "key is bound to no queue"),
+        (lambda d, q, k, v: (q, k.with_queue(cl.CommandQueue(d.context)), v), "key is bound to another queue"),
+        (lambda d, q, k, v: ([1.0], k, v), "query is list; expected a NumPy array or"),
+    ],
+)
+def test_errors_name_the_array_and_the_remedy(default_device: Any, change: Any, message: str) -> None:
+    on_device = moved(default_device, arrays())
+    with pytest.raises(UsageError, match=message):
+        flex_attention(*change(default_device, *on_device), enable_gqa=True, device=default_device)
+
+
+def test_another_context_is_refused(default_device: Any) -> None:
+    other = llmcl.Device.open(default_device.entry)
+    with pytest.raises(UsageError, match="belongs to another OpenCL context"):
+        flex_attention(*moved(other, arrays()), enable_gqa=True, device=default_device)
+
+
+def test_a_mod_is_traced_again_when_what_it_reaches_changes(default_device: Any) -> None:
+    host = arrays()
+    slopes = np.zeros(4, np.float32)
+
+    class Slope:
+        value = 0.0
+
+    def by_array(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return score + slopes[h] * kv_idx
+
+    def by_object(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return score + Slope.value * kv_idx
+
+    for mod in (by_array, by_object):
+        first = flex_attention(*host, mod, enable_gqa=True, device=default_device)
+        assert np.array_equal(first, flex_attention(*host, mod, enable_gqa=True, device=default_device))
+        slopes[:], Slope.value = 0.1, 0.1
+        assert not np.allclose(first, flex_attention(*host, mod, enable_gqa=True, device=default_device))
+        slopes[:], Slope.value = 0.0, 0.0
+
+
+def test_equal_calls_share_a_plan_and_many_stay_within_bounds(default_device: Any) -> None:
+    release_memory(default_device)
+    plans, before = PlanCache.of(default_device), default_device.allocated_bytes
+    host = arrays()
+    for _ in range(3):  # a closure made anew each time, with the same values
+        flex_attention(*host, masks.soft_cap(20.0), enable_gqa=True, device=default_device)
+    assert len(plans) == 1
+    for length in range(1, MOST_PLANS + 10):
+        flex_attention(*arrays(length), enable_gqa=True, device=default_device)
+    assert len(plans) == MOST_PLANS and default_device.allocated_bytes - before == plans.nbytes
+    release_memory(default_device)
+    assert len(plans) == 0 and default_device.allocated_bytes == before
