@@ -282,7 +282,9 @@ def prefill_tiles(
     if chosen.name == "nvidia":
         block_m, block_n, dv_tile = block_m or 64, block_n or 64, dv_tile or head_dim
     elif chosen.name == "cpu":
-        block_m, block_n = block_m or largest_divisor(q_block or 8, 8), block_n or 32
+        # More keys a row save loads a multiply-add; with wide heads they no longer pay (docs/performance.md).
+        rows, keys = (6, 64) if head_dim <= 64 else (8, 32)
+        block_m, block_n = block_m or largest_divisor(q_block or rows, rows), block_n or keys
         dv_tile = dv_tile or _dv_tile(head_dim, block_m)
     else:
         # On a device with little local memory the default shrinks until it fits; a size that was asked for does not.

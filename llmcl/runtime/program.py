@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 import time
 import warnings
@@ -16,6 +17,8 @@ import pyopencl as cl
 
 from llmcl.errors import KernelBuildError
 from llmcl.paths import cache_dir, write_atomically
+
+_log = logging.getLogger(__name__)
 
 # Denormals cost PoCL a factor of ten; every kernel tolerates contraction into multiply-adds except
 # the one that must reproduce a file format bit for bit, which turns it off itself.
@@ -111,7 +114,9 @@ class ProgramCache:
                 f"kernel {file} does not compile on {self._device.name.strip()} with options {options!r}; "
                 f"please report this with the compiler's log:\n{error}"
             ) from error
-        self.compile_s += time.perf_counter() - start
+        seconds = time.perf_counter() - start
+        _log.info("compiled %s for %s in %.1f s", Path(file).stem, self._device.name.strip(), seconds)
+        self.compile_s += seconds
         self.compiled += 1
         binaries: list[bytes] = program.get_info(cl.program_info.BINARIES)  # type: ignore[assignment]
         with suppress(OSError):  # a read-only home costs compile time, not the run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -106,6 +107,15 @@ def test_a_mod_is_traced_again_when_what_it_reaches_changes(default_device: Any)
         slopes[:], Slope.value = 0.1, 0.1
         assert not np.allclose(first, flex_attention(*host, mod, enable_gqa=True, device=default_device))
         slopes[:], Slope.value = 0.0, 0.0
+
+
+def test_what_is_compiled_is_logged(default_device: Any, caplog: pytest.LogCaptureFixture) -> None:
+    moment, seconds = time.time() % 1000, default_device.compile_s  # a constant that no cache on disk holds
+    with caplog.at_level("INFO", logger="llmcl"):
+        for _ in range(2):
+            flex_attention(*arrays(), lambda s, b, h, q, k: s + moment * q, enable_gqa=True, device=default_device)
+    compiled = [line for line in caplog.messages if line.startswith("compiled attention_prefill for ")]
+    assert len(compiled) == 1 and compiled[0].endswith(" s") and default_device.compile_s > seconds
 
 
 def test_equal_calls_share_a_plan_and_many_stay_within_bounds(default_device: Any) -> None:

@@ -62,6 +62,20 @@ def test_prefill_and_decode_follow_the_rule(
         assert relative_error(decoded, expected[-1]) < 1e-4
 
 
+def test_a_window_in_chunks_is_the_window_in_one_piece(tmp_path: Path) -> None:
+    config = next(iter(model_configs().values()))
+    folder = save_folder(tmp_path / "model", config, random_weights(config, seed=3))
+    ids = np.random.default_rng(1).integers(0, config.vocab_size, N_TOKENS).tolist()
+    window = masks.sliding_window(WINDOW)
+    with llmcl.load(str(folder), dtype="float32", max_context=128, mask_mod=window) as llm:
+        logits = {}
+        for chunk in (N_TOKENS, 1, 7, 16, 33, 64):
+            llm.model.cache.truncate(0)
+            llm.model.prefill(ids, chunk=chunk)
+            logits[chunk] = llm.device.read(llm.model.act.logits, np.float32, (config.vocab_size,))
+            assert relative_error(logits[chunk], logits[N_TOKENS]) < 1e-5, chunk
+
+
 def test_a_lookup_out_of_bounds_is_refused_when_loading(tmp_path: Path) -> None:
     config = next(iter(model_configs().values()))
     folder = save_folder(tmp_path / "model", config, random_weights(config, seed=3))
