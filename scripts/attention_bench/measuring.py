@@ -19,6 +19,7 @@ from llmcl import json_text
 from llmcl.errors import LlmclError
 from llmcl.runtime.device import Device
 
+TURN_S = 0.05  # shorter turns measure how threads wake and caches fill
 PAUSE_S = 0.02  # until idle threads of the contestant before (OpenMP's, the driver's) no longer spin on the processors
 BOUND = 2e-4  # largest difference from float64 over the largest expected magnitude
 
@@ -74,7 +75,7 @@ def measure(bench: Bench, contestants: Mapping[str, Contestant], seconds: float 
     for name, contestant in contestants.items():
         contestant.seconds(1)
         once = min(contestant.seconds(1) for _ in range(2))
-        repeats[name] = max(1, min(200, round(0.004 / once)))
+        repeats[name] = max(1, min(400, round(TURN_S / once)))
         total += once * repeats[name]
     rounds = max(3, min(bench.rounds if bench.quick else 25, int(seconds / total)))
     times: dict[str, list[float]] = {name: [] for name in contestants}
