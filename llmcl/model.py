@@ -11,6 +11,7 @@ import numpy as np
 from llmcl.attention.kernels import attention_decode, attention_prefill, decode_splits, rope_append
 from llmcl.attention.mods import NO_MODS, Mods
 from llmcl.config import ModelConfig
+from llmcl.decode_layers import decode_layers, why_not
 from llmcl.errors import ContextLengthError, UsageError
 from llmcl.kv_cache import KVCache
 from llmcl.model_weights import LayerWeights, ModelWeights
@@ -76,8 +77,12 @@ class Model:
         *,
         chunk: int | None = None,
         mods: Sequence[Mods] = (),
+        one_launch: bool = True,
     ):
-        """mods: what is added to the causal attention of each layer, by the model and the user; () for nothing."""
+        """mods: what is added to the causal attention of each layer, by the model and the user; () for nothing.
+
+        one_launch: decode all layers in one launch where the device can (see decode_layers.py).
+        """
         self.device = device
         self.mods = tuple(mods) or (NO_MODS,) * config.n_layers
         self.config = config
@@ -95,7 +100,7 @@ class Model:
         )
         self.sampler = Sampler(device, self.act.logits, config.vocab_size, self.step)
         self._prefill = list(stack(self, PrefillOps(self)))
-        self._decode = list(stack(self, DecodeOps(self)))
+        self._decode = list(decode_stack(self) if one_launch else stack(self, DecodeOps(self)))
         self._head = list(head(self, DecodeOps(self), self.act.logits))
         self.decode_steps = 0  # enqueued since the model was loaded
         self._all_logits: tuple[Buffer, list[Launch]] | None = None
@@ -196,6 +201,16 @@ def stack(model: Model, ops: DecodeOps | PrefillOps) -> Iterator[Launch]:
             act.x, layer.mlp_norm, layer.gate_up, act.ffn, epilogue=GATES[model.config.activation]
         )
         yield from ops.add_linear(act.ffn, layer.down, layer.mlp_post_norm, act.x)
+
+
+def decode_stack(model: Model) -> Iterator[Launch]:
+    """stack() for one token, its layers in one launch if the device can run them so."""
+    ops, act = DecodeOps(model), model.act
+    if why_not(model) is not None:
+        yield from stack(model, ops)
+        return
+    yield from ops.embed(model.weights.embedding, act.x, act.rope)
+    yield from decode_layers(model, GATES[model.config.activation])
 
 
 def head(model: Model, ops: DecodeOps | PrefillOps, logits: Buffer) -> Iterator[Launch]:

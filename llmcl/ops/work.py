@@ -33,3 +33,13 @@ def per_token(nbytes: float) -> WorkOf:
 def once(nbytes: float) -> WorkOf:
     """`nbytes` however many tokens the step has."""
     return lambda n, position: Work(nbytes)
+
+
+def together(*works: WorkOf) -> WorkOf:
+    """What several kernels cannot do without, done by one launch."""
+
+    def work(n: int, position: int) -> Work:
+        parts = [work_of(n, position) for work_of in works]
+        return Work(sum(part.nbytes for part in parts), sum(part.flops for part in parts))
+
+    return work

@@ -43,8 +43,19 @@ inline float sum8(const float v[8], const int lane) {
 
 inline int sum8_index(const int lane) { return (lane >> 4) * 4 + ((lane >> 3) & 1) * 2 + ((lane >> 2) & 1); }
 
+// A barrier of some of a work-group's warps, `items` work-items in all; id 0 is that of barrier().
+inline void team_barrier(const int id, const int items) {
+    asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(items) : "memory");
+}
+
 // Orders a work-item's accesses to global memory for the whole device.
 inline void device_fence(void) { asm volatile("fence.acq_rel.gpu;" : : : "memory"); }
+
+inline uint load_acquire(__global const uint* p) {
+    uint v;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
 
 // What another group has written in this launch: past the first-level cache, which knows nothing of it.
 inline float load_shared_float(__global const float* p) {
