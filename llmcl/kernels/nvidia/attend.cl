@@ -192,9 +192,9 @@ inline void attend(const int head, const int split, __global const float* qkv, _
 #endif
     }
 #if N_SPLITS > 1
-    device_fence();
-    barrier(CLK_LOCAL_MEM_FENCE);
-    if (lid == 0) {
+    barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
+    if (lid == 0) {  // its fences cover what the barriers order before and after them
+        device_fence();
         *arrived = atomic_inc(arrivals + head);
         if (*arrived == N_SPLITS - 1) arrivals[head] = 0;
         device_fence();

@@ -25,12 +25,15 @@
 #define Q_SIZE (N_Q_HEADS * HEAD_DIM)
 #define QKV_SIZE (Q_SIZE + 2 * N_KV_HEADS * HEAD_DIM)
 #define BARRIERS (5 * N_LAYERS - 1)
+#if QKV_SIZE % 16 || HIDDEN % 16 || FFN % 16
+#error "nvidia/decode_layers.cl: sizes are multiples of 16"
+#endif
 
 // Waits until every group has come to its `nth` barrier, and sees what they wrote before.
 inline void grid_barrier(__global uint* ticket, const uint nth) {
-    device_fence();
     barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
-    if (get_local_id(0) == 0) {
+    if (get_local_id(0) == 0) {  // its fences cover what the barriers order before and after them
+        device_fence();
         atomic_inc(ticket);
         while (load_acquire(ticket) < nth * N_GROUPS) {}
         device_fence();
@@ -38,10 +41,17 @@ inline void grid_barrier(__global uint* ticket, const uint nth) {
     barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
 }
 
+// A product, and before the barrier that it waits for the first weights that it needs: they do not depend on what the barrier
+// orders, so the memory is busy while groups wait.
+#define FIRST_UNIT(team) (group + warp / (team) * N_GROUPS)
+#define PREFETCH(weight, columns, units, gated, team)                                                                      \
+    if (FIRST_UNIT(team) < (units))                                                                                        \
+    load_turn(&turn, (__global const CAT(WEIGHT, _t)*)(weight) + UNIT_OFFSET(FIRST_UNIT(team), columns, gated), columns,   \
+              gated, warp % (team) * RUN, (team) * RUN)
 #define PRODUCT(weight, norm, from, to, columns, rows, gated, normed, add, team)                                       \
     product((__global const CAT(WEIGHT, _t)*)(weight), from, (__global const float*)(norm), to, columns, rows, gated,  \
-            normed, add, ((rows) + 15) / 16, group + warp / (team) * N_GROUPS, N_GROUPS * (WARPS / (team)), team,      \
-            warp % (team), 1 + warp / (team), scratch + warp / (team) * (team) * 66)
+            normed, add, ((rows) + 15) / 16, FIRST_UNIT(team), N_GROUPS * (WARPS / (team)), team, warp % (team),       \
+            1 + warp / (team), &turn, true, scratch + warp / (team) * (team) * 66)
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
 void decode_layers(__global const ulong* layers, __global float* x, __global float* qkv, __global float* attended,
@@ -51,6 +61,8 @@ void decode_layers(__global const ulong* layers, __global float* x, __global flo
     __local int arrived;
     const int group = get_group_id(0), warp = get_local_id(0) / WARP;
     uint nth = 0;
+    weight_turn turn;
+    PREFETCH(layers[1], HIDDEN, QKV_SIZE / 16, false, QKV_TEAM);
     for (int layer = 0; layer < N_LAYERS; ++layer) {
         __global const ulong* at = layers + layer * 8;
         PRODUCT(at[1], at[0], x, qkv, HIDDEN, QKV_SIZE, false, true, false, QKV_TEAM);
@@ -58,13 +70,18 @@ void decode_layers(__global const ulong* layers, __global float* x, __global flo
         if (group < N_KV_HEADS * N_SPLITS)
             attend(group / N_SPLITS, group % N_SPLITS, qkv, rope, state, (__global CAT(KV, _t)*)at[2],
                    (__global CAT(KV, _t)*)at[3], part_ml, part_acc, attended, arrivals, scratch, &arrived MOD_ARGS);
+        PREFETCH(at[4], Q_SIZE, HIDDEN / 16, false, OUT_TEAM);
         grid_barrier(ticket, ++nth);
         PRODUCT(at[4], at[5], attended, x, Q_SIZE, HIDDEN, false, false, true, OUT_TEAM);
+        PREFETCH(at[6], HIDDEN, FFN / 16, true, GATE_TEAM);
         grid_barrier(ticket, ++nth);
         PRODUCT(at[6], at[5], x, ffn, HIDDEN, FFN, true, true, false, GATE_TEAM);
+        PREFETCH(at[7], FFN, HIDDEN / 16, false, DOWN_TEAM);
         grid_barrier(ticket, ++nth);
         PRODUCT(at[7], at[5], ffn, x, FFN, HIDDEN, false, false, true, DOWN_TEAM);
-        if (layer < N_LAYERS - 1) grid_barrier(ticket, ++nth);
+        if (layer == N_LAYERS - 1) break;
+        PREFETCH(at[8 + 1], HIDDEN, QKV_SIZE / 16, false, QKV_TEAM);
+        grid_barrier(ticket, ++nth);
     }
     // The last group to leave makes the ticket 0 again; nobody waits on it any more.
     if (get_local_id(0) == 0 && atomic_inc(ticket) == BARRIERS * N_GROUPS + N_GROUPS - 1) *ticket = 0;

@@ -16,6 +16,8 @@ void linear_decode(__global const CAT(WEIGHT, _t)* weight, __global const float*
                    __global float* out, __global const int* state, const int out_row) {
     __local float scratch[PRODUCT_FLOATS(WARPS)];
     const int unit = get_group_id(0);
+    weight_turn turn;
     product(weight, x + (size_t)(state[STATE_N_TOKENS] - 1) * K, norm, out + out_row, K, N, EPILOGUE == EPILOGUE_SWIGLU, NORM,
-            EPILOGUE == EPILOGUE_ADD, unit + 1, unit, 1, WARPS, get_local_id(0) / WARP, 1, scratch);
+            EPILOGUE == EPILOGUE_ADD, unit + 1, unit, 1, WARPS, get_local_id(0) / WARP, 1,
+            &turn, false, scratch);
 }

@@ -27,19 +27,35 @@ inline void multiply(float acc[8], const uint4 w, const float x) {
     }
 }
 
-// Sums of a warp's share of a unit: acc[tile] of the lane's 8 rows, and the squares of its columns.
+// The weights of UNROLL runs of a unit, on their way.
+typedef struct {
+    uint4 words[2][UNROLL];
+} weight_turn;
+
+#define UNIT_OFFSET(unit, columns, gated) ((size_t)(unit) * ((gated) ? 2 : 1) * (columns) * 16)
+
+// Asks for a warp's turn that begins at column k; w is the unit's.
+inline void load_turn(weight_turn* turn, __global const CAT(WEIGHT, _t)* w, const int columns, const bool gated, const int k,
+                      const int stride) {
+    w += get_local_id(0) % WARP * 8;
+    if (k + (UNROLL - 1) * stride >= columns) return;  // dot_share takes runs one by one
+#pragma unroll
+    for (int t = 0; t < (gated ? 2 : 1); ++t)
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u)
+            turn->words[t][u] = stream16(w + ((size_t)t * columns + k + u * stride) * 16);
+}
+
+// Sums of a warp's share of a unit: acc[tile] of the lane's 8 rows, and the squares of its columns. at_hand: its first turn is
+// in `turn` already.
 inline void dot_share(__global const CAT(WEIGHT, _t)* w, __global const float* x, __global const float* norm,
                       const int columns, const bool gated, const bool normed, const int first, const int stride,
-                      float acc[2][8], float* square) {
+                      weight_turn* turn, bool at_hand, float acc[2][8], float* square) {
     const int tiles = gated ? 2 : 1;
     int k = first;
-    for (; k + (UNROLL - 1) * stride < columns; k += UNROLL * stride) {
-        uint4 loaded[2][UNROLL];
+    for (; k + (UNROLL - 1) * stride < columns; k += UNROLL * stride, at_hand = false) {
         float v[UNROLL];
-#pragma unroll
-        for (int t = 0; t < tiles; ++t)
-#pragma unroll
-            for (int u = 0; u < UNROLL; ++u) loaded[t][u] = stream16(w + ((size_t)t * columns + k + u * stride) * 16);
+        if (!at_hand) load_turn(turn, w, columns, gated, k, stride);
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u) {
             v[u] = x[k + u * stride];
@@ -51,8 +67,9 @@ inline void dot_share(__global const CAT(WEIGHT, _t)* w, __global const float* x
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u)
 #pragma unroll
-            for (int t = 0; t < tiles; ++t) multiply(acc[t], loaded[t][u], v[u]);
+            for (int t = 0; t < tiles; ++t) multiply(acc[t], turn->words[t][u], v[u]);
     }
+    w += get_local_id(0) % WARP * 8;
     for (; k < columns; k += stride) {
         float v = x[k];
         if (normed) {
@@ -65,11 +82,13 @@ inline void dot_share(__global const CAT(WEIGHT, _t)* w, __global const float* x
 }
 
 // out = epilogue(W rms_norm(x)) for the units from first_unit on, every unit_stride-th: the share of a team of `warps` warps,
-// of which this is `member`. `barrier_id` is the team's own, from 1 on. rows: of the output; scratch: 66 floats a warp.
+// of which this is `member`. `barrier_id` is the team's own, from 1 on. at_hand: the first turn of the first unit is in `turn`.
+// rows: of the output; scratch: 66 floats a warp.
 inline void product(__global const CAT(WEIGHT, _t)* weight, __global const float* x, __global const float* norm,
                     __global float* out, const int columns, const int rows, const bool gated, const bool normed,
                     const bool add, const int n_units, const int first_unit, const int unit_stride, const int warps,
-                    const int member, const int barrier_id, __local float* scratch) {
+                    const int member, const int barrier_id, weight_turn* turn, bool at_hand,
+                    __local float* scratch) {
     const int lane = get_local_id(0) % WARP, tiles = gated ? 2 : 1;
     x += lane / 2;
     norm += lane / 2;
@@ -80,8 +99,9 @@ inline void product(__global const CAT(WEIGHT, _t)* weight, __global const float
         for (int t = 0; t < 2; ++t)
 #pragma unroll
             for (int i = 0; i < 8; ++i) acc[t][i] = 0.0f;
-        dot_share(weight + (size_t)unit * tiles * columns * 16 + lane * 8, x, norm, columns, gated, normed, member * RUN,
-                  warps * RUN, acc, &square);
+        dot_share(weight + UNIT_OFFSET(unit, columns, gated), x, norm, columns, gated, normed, member * RUN, warps * RUN, turn,
+                  at_hand, acc, &square);
+        at_hand = false;
         __local float* sums = scratch + buffer * warps * 33;  // [warps][2][16], then the squares of each warp
 #pragma unroll
         for (int t = 0; t < tiles; ++t) {
