@@ -55,8 +55,8 @@ def why_not(model: Model) -> str | None:
 def decode_layers(model: Model, gate_epilogue: str) -> list[Launch]:
     """One launch for all layers of a step, from `act.x` to `act.x`; `why_not` must have said None.
 
-    gate_epilogue: "swiglu" or "geglu". Buffers as `model.stack` uses them. There is one work-group for each compute unit,
-    so that all of them run at once and may wait for each other.
+    gate_epilogue: "swiglu" or "geglu". Buffers as `model.stack` uses them. There is one work-group for each compute
+    unit, so that all of them run at once and may wait for each other.
     """
     device, config, act, cache = model.device, model.config, model.act, model.cache
     layers, mods = model.weights.layers, model.mods[0]

@@ -19,8 +19,9 @@
 inline float penalized(__global const float* logits, __global const int* last_seen, __global const int* sampling,
                        const int position, const int i) {
     const float l = logits[i], penalty = as_float(sampling[SAMPLING_PENALTY]);
+    if (penalty == 1.0f) return l;  // before the load: half of what a pass over the vocabulary reads
     const int seen = last_seen[i];
-    if (penalty == 1.0f || seen < 0 || seen > position || seen <= position - sampling[SAMPLING_WINDOW]) return l;
+    if (seen < 0 || seen > position || seen <= position - sampling[SAMPLING_WINDOW]) return l;
     return l > 0.0f ? l / penalty : l * penalty;
 }
 

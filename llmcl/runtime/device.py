@@ -169,7 +169,10 @@ class Launch:
 
 
 class Device:
-    """An opened device. One in-order queue; every transfer goes through `write` and `read` and is counted."""
+    """An opened device: an in-order queue, and for a GPU one for reads beside it.
+
+    Every transfer goes through `write` and `read` and is counted.
+    """
 
     launch_type: type[Launch] = Launch
     queue_properties: int = 0
@@ -180,6 +183,8 @@ class Device:
             self.context = cl.Context([entry.device])
             properties = self.queue_properties
             self.queue = cl.CommandQueue(self.context, entry.device, properties)  # type: ignore[arg-type]
+            # A GPU hands tokens over beside the next step's kernels; a CPU copies with the threads that compute.
+            self._reads = self.queue if entry.kind == "cpu" else cl.CommandQueue(self.context, entry.device)
         self._programs = ProgramCache(self.context, entry.device)
         self.findings = Findings(entry)
         self.kernel_options: dict[str, int] = {}  # constants of attention that a user chose, before any tuned ones
@@ -308,9 +313,19 @@ class Device:
         return array  # the mapping, and with it the memory, lives as long as the array
 
     def read_async(self, buffer: Buffer, array: np.ndarray, offset_bytes: int = 0) -> Callable[[], None]:
-        """Enqueues a copy into `array`; the function returned waits for it."""
+        """Enqueues a copy into `array` of what was enqueued before leaves; the function returned waits for it.
+
+        On a GPU what is enqueued later may overtake the copy: it must not write there.
+        """
         with named_errors(f"reading {array.nbytes:,} bytes from {buffer.name}"):
-            event = cl.enqueue_copy(self.queue, array, buffer.cl, src_offset=offset_bytes, is_blocking=False)
+            after = []
+            if self._reads is not self.queue:
+                after = [cl.enqueue_marker(self.queue)]
+                self.queue.flush()
+            event = cl.enqueue_copy(
+                self._reads, array, buffer.cl, src_offset=offset_bytes, is_blocking=False, wait_for=after
+            )
+            self._reads.flush()
         self.traffic.device_to_host_bytes += array.nbytes
 
         def wait() -> None:

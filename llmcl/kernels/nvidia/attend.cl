@@ -62,7 +62,10 @@ inline void attend(const int head, const int split, __global const float* qkv, _
     // The splits share what comes after the keys that mask_mod hides from the beginning on.
     const int2 query = (int2)(position);
     const int visible_from = first_visible(0, head * GROUP_SIZE, GROUP_SIZE, query, kv_len, KEY_RUN MOD_ARGS);
-    const int per_split = (kv_len - visible_from + N_SPLITS * KEY_RUN - 1) / (N_SPLITS * KEY_RUN) * KEY_RUN;
+    // No more splits than there are keys for all their warps: a short context needs no merge.
+    const int n_splits = min(N_SPLITS, (kv_len - visible_from + WARPS * KEY_RUN - 1) / (WARPS * KEY_RUN));
+    if (split >= n_splits) return;
+    const int per_split = (kv_len - visible_from + n_splits * KEY_RUN - 1) / (n_splits * KEY_RUN) * KEY_RUN;
     const int first = visible_from + split * per_split, end = min(kv_len, first + per_split);
     k_cache += (size_t)head * CAPACITY * HEAD_DIM;
     v_cache += (size_t)head * CAPACITY * HEAD_DIM;
@@ -180,51 +183,50 @@ inline void attend(const int head, const int split, __global const float* qkv, _
             whole += weight * warp_l[w][g];
             sum += weight * warp_acc[w][g][column];
         }
+        if (n_splits == 1) {
+            out[(head * GROUP_SIZE + g) * HEAD_DIM + column] = sum * softmax_norm(whole);
+            continue;
+        }
         const int part = (head * GROUP_SIZE + g) * N_SPLITS + split;
-#if N_SPLITS > 1
         if (column == 0) {
             part_ml[2 * part] = top;
             part_ml[2 * part + 1] = whole;
         }
         part_acc[(size_t)part * HEAD_DIM + column] = sum;
-#else
-        out[(size_t)part * HEAD_DIM + column] = sum * softmax_norm(whole);
-#endif
     }
-#if N_SPLITS > 1
+    if (n_splits == 1) return;
     barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
     if (lid == 0) {  // its fences cover what the barriers order before and after them
         device_fence();
         *arrived = atomic_inc(arrivals + head);
-        if (*arrived == N_SPLITS - 1) arrivals[head] = 0;
+        if (*arrived == n_splits - 1) arrivals[head] = 0;
         device_fence();
     }
     barrier(CLK_LOCAL_MEM_FENCE);
-    if (*arrived != N_SPLITS - 1) return;
+    if (*arrived != n_splits - 1) return;
     // The weight of every split's accumulator in the whole, a warp a query head.
     __local float* weights = (__local float*)warp_acc;
     for (int g = warp; g < GROUP_SIZE; g += WARPS) {
         __global const float* ml = part_ml + (size_t)(head * GROUP_SIZE + g) * N_SPLITS * 2;
         float top = -INFINITY, whole = 0.0f;
-        for (int i = lane; i < N_SPLITS; i += WARP) top = fmax(top, load_shared_float(ml + 2 * i));
+        for (int i = lane; i < n_splits; i += WARP) top = fmax(top, load_shared_float(ml + 2 * i));
         top = warp_max(top);
-        for (int i = lane; i < N_SPLITS; i += WARP) {
+        for (int i = lane; i < n_splits; i += WARP) {
             const float weight = softmax_weight(load_shared_float(ml + 2 * i), top);
             weights[g * N_SPLITS + i] = weight;
             whole += weight * load_shared_float(ml + 2 * i + 1);
         }
         const float norm = softmax_norm(warp_sum(whole));
-        for (int i = lane; i < N_SPLITS; i += WARP) weights[g * N_SPLITS + i] *= norm;
+        for (int i = lane; i < n_splits; i += WARP) weights[g * N_SPLITS + i] *= norm;
     }
     barrier(CLK_LOCAL_MEM_FENCE);
     for (int i = lid; i < GROUP_SIZE * HEAD_DIM; i += LOCAL_SIZE) {
         const int g = i / HEAD_DIM, column = i % HEAD_DIM;
         __global const float* acc_of = part_acc + (size_t)(head * GROUP_SIZE + g) * N_SPLITS * HEAD_DIM + column;
         float sum = 0.0f;
-#pragma unroll 32
-        for (int split_of = 0; split_of < N_SPLITS; ++split_of)
+#pragma unroll 16
+        for (int split_of = 0; split_of < n_splits; ++split_of)
             sum += weights[g * N_SPLITS + split_of] * load_shared_float(acc_of + split_of * HEAD_DIM);
         out[(head * GROUP_SIZE + g) * HEAD_DIM + column] = sum;
     }
-#endif
 }

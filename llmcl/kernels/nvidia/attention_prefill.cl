@@ -9,7 +9,7 @@
 //                                           V  key j, piece c at j HEAD_DIM / 8 + (c ^ j % 8)
 //
 // Index space: groups (N_Q_HEADS, ceil(n / BLOCK_M), batch) of 128; the longest rows are taken first.
-// Build: KV (f16 or bf16), HEAD_DIM (a multiple of 64), N_Q_HEADS, N_KV_HEADS, Q_STRIDE, CAPACITY (a multiple of BLOCK_N),
+// Build: KV (f16 or bf16), HEAD_DIM (a multiple of 64), N_KV_HEADS, those of query_address.cl, CAPACITY (a multiple of BLOCK_N),
 // SCALE, BLOCK_LISTS, LSE, BLOCK_M (64), BLOCK_N (a multiple of 16), DV_TILE (HEAD_DIM).
 // Local memory: 4 BLOCK_N HEAD_DIM bytes. For pages of keys and values see kv_address.cl.
 #if !defined(KV) || !defined(HEAD_DIM) || !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(CAPACITY) || \
@@ -26,6 +26,7 @@
 #include "attention_mods.cl"
 #include "block_list.cl"
 #include "kv_address.cl"
+#include "query_address.cl"
 
 #define GROUP_ITEMS 128
 #define TILE_PIECES (BLOCK_N * HEAD_DIM / 8)
