@@ -25,6 +25,17 @@ inline float penalized(__global const float* logits, __global const int* last_se
     return l > 0.0f ? l / penalty : l * penalty;
 }
 
+// Logits of a work-item's next BATCH tokens, LOCAL_SIZE apart, all asked for before the first is used; past the end NaN.
+#define BATCH 8
+inline void next_logits(float l[BATCH], __global const float* logits, __global const int* last_seen,
+                        __global const int* sampling, const int position, const int first) {
+#pragma unroll
+    for (int u = 0; u < BATCH; ++u) {
+        const int i = first + u * LOCAL_SIZE;
+        l[u] = i < VOCAB ? penalized(logits, last_seen, sampling, position, i) : NAN;
+    }
+}
+
 // The position of the latest token of the step, whose logits these are.
 inline int last_position(__global const int* state) { return state[STATE_POSITION] + state[STATE_N_TOKENS] - 1; }
 
@@ -73,11 +84,15 @@ inline uint radix_threshold(__global const float* logits, __global const int* la
     for (int shift = 24; shift >= 0; shift -= 8) {
         for (int i = lid; i < 256; i += LOCAL_SIZE) histogram[i] = 0;
         barrier(CLK_LOCAL_MEM_FENCE);
-        for (int i = lid; i < VOCAB; i += LOCAL_SIZE) {
-            const float l = penalized(logits, last_seen, sampling, position, i);
-            const uint key = key_of(l);
-            if (key < floor_key || (shift < 24 && (key >> (shift + 8)) != prefix)) continue;
-            atomic_add(histogram + ((key >> shift) & 255u), by_mass ? mass_of(l, top, inverse_sum) : 1u);
+        for (int first = lid; first < VOCAB; first += BATCH * LOCAL_SIZE) {
+            float l[BATCH];
+            next_logits(l, logits, last_seen, sampling, position, first);
+#pragma unroll
+            for (int u = 0; u < BATCH; ++u) {
+                const uint key = key_of(l[u]);
+                if (isnan(l[u]) || key < floor_key || (shift < 24 && (key >> (shift + 8)) != prefix)) continue;
+                atomic_add(histogram + ((key >> shift) & 255u), by_mass ? mass_of(l[u], top, inverse_sum) : 1u);
+            }
         }
         barrier(CLK_LOCAL_MEM_FENCE);
         if (lid == 0) {
@@ -113,8 +128,12 @@ void sample_threshold(__global const float* logits, __global const int* last_see
     const float top_p = as_float(sampling[SAMPLING_TOP_P]), min_p = as_float(sampling[SAMPLING_MIN_P]);
 
     float best = -INFINITY;
-    for (int i = lid; i < VOCAB; i += LOCAL_SIZE)
-        best = fmax(best, penalized(logits, last_seen, sampling, position, i));
+    for (int first = lid; first < VOCAB; first += BATCH * LOCAL_SIZE) {
+        float l[BATCH];
+        next_logits(l, logits, last_seen, sampling, position, first);
+#pragma unroll
+        for (int u = 0; u < BATCH; ++u) best = fmax(best, l[u]);
+    }
     best = reduce_max(best, scratch, lid);
 
     uint key = 0;
@@ -123,9 +142,12 @@ void sample_threshold(__global const float* logits, __global const int* last_see
                               found, lid);
     if (top_p < 1.0f) {
         float sum = 0.0f;
-        for (int i = lid; i < VOCAB; i += LOCAL_SIZE) {
-            const float l = penalized(logits, last_seen, sampling, position, i);
-            if (key_of(l) >= key) sum += exp(l - best);
+        for (int first = lid; first < VOCAB; first += BATCH * LOCAL_SIZE) {
+            float l[BATCH];
+            next_logits(l, logits, last_seen, sampling, position, first);
+#pragma unroll
+            for (int u = 0; u < BATCH; ++u)
+                if (!isnan(l[u]) && key_of(l[u]) >= key) sum += exp(l[u] - best);
         }
         sum = reduce_sum(sum, scratch, lid);
         key = max(key, radix_threshold(logits, last_seen, sampling, position, true, 0, top_p, key, best, 1.0f / sum,
