@@ -207,8 +207,11 @@ def forecast(
 ) -> dict[str, int]:
     """Bytes of device memory that a model will take: weights, KV cache (kv_tokens of it), working buffers."""
     n_splits = decode_splits(device, config.n_kv_heads, config.head_dim, kv_dtype)
-    shapes = activation_shapes(config, min(prefill_chunk(device), max_context), n_splits)
+    chunk = min(prefill_chunk(device), max_context)
+    shapes = activation_shapes(config, chunk, n_splits)
     working = 4 * sum(int(np.prod(shape)) for shape in shapes.values())
+    # Where products take their input rounded: 2 bytes a value at most, one buffer for each number of columns.
+    working += 2 * chunk * sum({config.hidden_size, config.n_q_heads * config.head_dim, config.intermediate_size})
     return {
         "weights": weights_bytes(config, types),
         "KV cache": kv_bytes_per_position(config, kv_dtype) * kv_tokens,
