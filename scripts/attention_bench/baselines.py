@@ -90,10 +90,11 @@ def three_phase(device: Device, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> 
 
 
 def unfused(device: Device, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> Contestant:
-    """Three kernels with the scores in global memory: float32 [batch, heads, length, head_dim], every key visible."""
+    """Three kernels with the scores in global memory: [batch, heads, length, head_dim], every key visible."""
     batch, heads, length, head_dim = q.shape
     width = 1 if device.is_cpu else 256
     constants: dict[str, object] = {"LENGTH": length, "HEAD_DIM": head_dim, "ROWS": 8, "WIDTH": width}
+    constants["HALF"] = int(k.dtype == np.float16)
     program = build(device, "unfused.cl", constants)
     inputs: list[Buffer] = [device.upload(x, "unfused input") for x in (q, k.swapaxes(2, 3), v)]
     s = device.alloc(4 * batch * heads * length * length, "unfused scores")

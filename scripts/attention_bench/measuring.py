@@ -91,14 +91,14 @@ def measure(bench: Bench, contestants: Mapping[str, Contestant], seconds: float 
     return result
 
 
-def check(what: str, contestant: Contestant, expected: np.ndarray, rows: Any = ...) -> float:
+def check(what: str, contestant: Contestant, expected: np.ndarray, rows: Any = ..., bound: float = BOUND) -> float:
     """Runs it once; its error, if that is small enough."""
     contestant.run(1)
     contestant.finish()
     actual = contestant.result()[rows].astype(np.float64)
     error = float(np.abs(actual - expected).max() / np.abs(expected).max())
-    if not error < BOUND:
-        raise WrongResultError(f"{what} differs from float64 by {error:.1e} of the largest value; expected < {BOUND}")
+    if not error < bound:
+        raise WrongResultError(f"{what} differs from float64 by {error:.1e} of the largest value; expected < {bound}")
     return error
 
 

@@ -1,14 +1,22 @@
 // Attention in three kernels with the scores in global memory: S = scale Q K^T, softmax of its rows, O = P V.
 // What llmcl's fused kernel is measured against. Not part of the engine.
 //
-// q, v, out  float [batch heads][LENGTH][HEAD_DIM]     kt  float [batch heads][HEAD_DIM][LENGTH]
+// q, out  float [batch heads][LENGTH][HEAD_DIM]     v  KV [batch heads][LENGTH][HEAD_DIM]
+// kt      KV [batch heads][HEAD_DIM][LENGTH]        KV is float, or half with HALF
 // s          float [batch heads][LENGTH][LENGTH]
 // A work-item of the two products computes ROWS rows of a column, so that what it reads of K and V serves ROWS rows;
 // neighbouring work-items read neighbouring columns.
-// Build: LENGTH (a multiple of ROWS), HEAD_DIM, ROWS, WIDTH (work-items of a softmax group, a power of two).
+// Build: LENGTH (a multiple of ROWS), HEAD_DIM, ROWS, WIDTH (work-items of a softmax group, a power of two), HALF (0 or 1).
+#if HALF
+typedef half kv_t;
+#define LOAD(i, p) vload_half(i, p)
+#else
+typedef float kv_t;
+#define LOAD(i, p) (p)[i]
+#endif
 
 // Index space: (LENGTH, LENGTH / ROWS, batch heads).
-__kernel void scores(__global const float* q, __global const float* kt, __global float* s) {
+__kernel void scores(__global const float* q, __global const kv_t* kt, __global float* s) {
     const int key = get_global_id(0), row = get_global_id(1) * ROWS;
     const size_t head = get_global_id(2);
     q += (head * LENGTH + row) * HEAD_DIM;
@@ -16,7 +24,7 @@ __kernel void scores(__global const float* q, __global const float* kt, __global
     float acc[ROWS];
     for (int r = 0; r < ROWS; ++r) acc[r] = 0.0f;
     for (int i = 0; i < HEAD_DIM; ++i) {
-        const float value = kt[(size_t)i * LENGTH];
+        const float value = LOAD((size_t)i * LENGTH, kt);
         for (int r = 0; r < ROWS; ++r) acc[r] += q[r * HEAD_DIM + i] * value;
     }
     for (int r = 0; r < ROWS; ++r) s[(head * LENGTH + row + r) * LENGTH + key] = acc[r] * rsqrt((float)HEAD_DIM);
@@ -54,7 +62,7 @@ void softmax(__global float* s) {
 }
 
 // Index space: (HEAD_DIM, LENGTH / ROWS, batch heads).
-__kernel void weighted_values(__global const float* s, __global const float* v, __global float* out) {
+__kernel void weighted_values(__global const float* s, __global const kv_t* v, __global float* out) {
     const int column = get_global_id(0), row = get_global_id(1) * ROWS;
     const size_t head = get_global_id(2);
     s += (head * LENGTH + row) * LENGTH;
@@ -62,7 +70,7 @@ __kernel void weighted_values(__global const float* s, __global const float* v, 
     float acc[ROWS];
     for (int r = 0; r < ROWS; ++r) acc[r] = 0.0f;
     for (int key = 0; key < LENGTH; ++key) {
-        const float value = v[(size_t)key * HEAD_DIM];
+        const float value = LOAD((size_t)key * HEAD_DIM, v);
         for (int r = 0; r < ROWS; ++r) acc[r] += s[(size_t)r * LENGTH + key] * value;
     }
     for (int r = 0; r < ROWS; ++r) out[(head * LENGTH + row + r) * HEAD_DIM + column] = acc[r];
