@@ -202,8 +202,7 @@ def _generation_row(llm: LLM, plan: Plan, bandwidth: float | None) -> tuple[Row,
 
 def _traffic(llm: LLM, tokens_per_s: float, depth: int, n: int, bandwidth: float | None) -> dict[str, float | None]:
     """What an average step of `n` after `depth` tokens reads, and its share of the device's bandwidth."""
-    mean_kv_len = depth + (n + 1) / 2  # step i of 1..n attends to depth + i positions
-    bytes_per_token = llm.weight_bytes_per_token + llm.kv_bytes_per_position * mean_kv_len
+    bytes_per_token = decode_bytes(llm.weight_bytes_per_token, llm.kv_bytes_per_position, depth, n)
     rate = bytes_per_token * tokens_per_s
     return {
         "bytes_per_token": bytes_per_token,
@@ -211,6 +210,11 @@ def _traffic(llm: LLM, tokens_per_s: float, depth: int, n: int, bandwidth: float
         "device_gb_per_s": bandwidth / 1e9 if bandwidth else None,
         "bandwidth_share": rate / bandwidth if bandwidth else None,
     }
+
+
+def decode_bytes(weight_bytes: int, kv_bytes_per_position: int, depth: int, n: int) -> float:
+    """What an average step of `n` after `depth` tokens must read: step i of 1..n attends to depth + i positions."""
+    return weight_bytes + kv_bytes_per_position * (depth + (n + 1) / 2)
 
 
 # ---- writing results ----------------------------------------------------------------------------------

@@ -130,8 +130,13 @@ RANDOM_SHAPES: dict[str, dict[str, Any]] = {
 
 def random_shape_config(shape: str) -> ModelConfig:
     """The configuration of a name in RANDOM_SHAPES or of a config.json; raises UsageError for anything else."""
+    return ModelConfig.from_hf(random_shape_json(shape))
+
+
+def random_shape_json(shape: str) -> dict[str, Any]:
+    """What `random_shape_config` reads: the object of the shape's config.json."""
     if shape in RANDOM_SHAPES:
-        return ModelConfig.from_hf(RANDOM_SHAPES[shape])
+        return RANDOM_SHAPES[shape]
     try:
         config = json.loads(Path(shape).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -140,4 +145,4 @@ def random_shape_config(shape: str) -> ModelConfig:
         ) from error
     if not isinstance(config, dict):
         raise UsageError(f"{shape} holds a {type(config).__name__}; expected the object of a config.json")
-    return ModelConfig.from_hf(config)
+    return config

@@ -106,10 +106,14 @@ class Llmcl:
 
         return {"version": f"llmcl {llmcl.__version__}"}
 
-    def load(self, path: str, context: int, threads: int, device: str | None, options: dict[str, Any]) -> None:
+    def load(
+        self, path: str, context: int, threads: int, device: str | None, options: dict[str, Any], random: bool = False
+    ) -> None:
+        """path: a model; with `random` a shape, which gets random weights. threads: the driver uses all it is given."""
         import llmcl
 
-        self.llm = llmcl.load(path, device=device, max_context=context, **options)
+        load = llmcl.load_random if random else llmcl.load
+        self.llm = load(path, device=device, max_context=context, **options)
         self.model = self.llm.model
         self.vocab_size = self.llm.config.vocab_size
 
@@ -146,7 +150,7 @@ class Llmcl:
 
 
 class Server:
-    """Answers requests; times them with the engine's own work and nothing else inside."""
+    """Answers requests; times them with the engine's own work and nothing else inside. The rest is the engine's."""
 
     def __init__(self, engine: Any):
         self.engine = engine
@@ -160,7 +164,7 @@ class Server:
         return {"seconds": time.perf_counter() - start}
 
     def prefill(self, n: int) -> dict[str, Any]:
-        ids = self._tokens(n)
+        ids = random_tokens(self.engine.vocab_size, n)
         self.engine.truncate(0)
         start = time.perf_counter()
         self.engine.append(ids)
@@ -169,7 +173,7 @@ class Server:
 
     def decode(self, n: int, depth: int) -> dict[str, Any]:
         """Seconds of n single-token steps after `depth` tokens, whose prefill is not timed."""
-        ids = self._tokens(depth + n)
+        ids = random_tokens(self.engine.vocab_size, depth + n)
         if self.filled < depth:
             self.engine.truncate(0)
             if depth:
@@ -199,31 +203,35 @@ class Server:
         self.filled = -1
         return {"loss": loss, "top": top}
 
-    def _tokens(self, n: int) -> list[int]:
-        return [int(i) for i in np.random.default_rng(0).integers(0, self.engine.vocab_size, n)]
+    def __getattr__(self, op: str) -> Any:
+        return getattr(self.engine, op)
 
 
-def serve(engine: Any, lines: Iterable[str], answer: Callable[[dict[str, Any]], None]) -> None:
-    server = Server(engine)
+def random_tokens(vocab_size: int, n: int) -> list[int]:
+    return [int(i) for i in np.random.default_rng(0).integers(0, vocab_size, n)]
+
+
+def serve(server: Any, lines: Iterable[str], answer: Callable[[dict[str, Any]], None]) -> None:
+    """Answers each line with what the method of `server` returns that the request names."""
     for line in lines:
         request = json.loads(line)
-        op = request.pop("op")
         try:
-            done = getattr(server if hasattr(server, op) else engine, op)(**request)
+            done = getattr(server, request.pop("op"))(**request)
             answer(done if isinstance(done, dict) else {"value": done})
         except Exception as error:
             answer({"error": f"{type(error).__name__}: {error}"})
 
 
-def main() -> None:
+def main(servers: dict[str, Callable[[], Any]]) -> None:
+    """Serves as the one of `servers` that the command line names."""
     answers = os.fdopen(os.dup(1), "w")  # what a library prints to standard output must not be taken for an answer
     os.dup2(2, 1)
 
     def answer(value: dict[str, Any]) -> None:
         print(json.dumps(value), file=answers, flush=True)
 
-    serve(LlamaCpp() if sys.argv[1] == "llama.cpp" else Llmcl(), sys.stdin, answer)
+    serve(servers[sys.argv[1]](), sys.stdin, answer)
 
 
 if __name__ == "__main__":
-    main()
+    main({"llama.cpp": lambda: Server(LlamaCpp()), "llmcl": lambda: Server(Llmcl())})

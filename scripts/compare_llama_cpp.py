@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import select
 import shutil
 import statistics
 import subprocess
@@ -62,16 +63,20 @@ class ChildError(LlmclError):
 
 
 class Child:
-    """An engine's process."""
+    """An engine's process. A request that takes longer than `limit_s` ends it."""
 
-    def __init__(self, engine: str, python: str, processors: set[int]):
-        paths = [str(ROOT), os.environ.get("PYTHONPATH", "")] if engine == "llmcl" else []
+    def __init__(
+        self, engine: str, python: str, processors: set[int], script: Path = CHILD, limit_s: float | None = None
+    ):
+        paths = [] if engine == "llama.cpp" else [str(ROOT), os.environ.get("PYTHONPATH", "")]
         self.engine = engine
+        self._limit_s = limit_s
+        self._said = None if engine == "llmcl" else tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
-            [python, str(CHILD), engine],
+            [python, str(script), engine],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE if engine == "llama.cpp" else None,
+            stderr=self._said,
             text=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
         )
@@ -82,12 +87,15 @@ class Child:
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
             print(json.dumps({"op": op, **arguments}), file=self._process.stdin, flush=True)
+            if not select.select([self._process.stdout], [], [], self._limit_s)[0]:
+                self.kill()
+                raise ChildError(f"{self.engine} gave no answer to {op!r} within {self._limit_s:.0f} s")
             line = self._process.stdout.readline()
         except BrokenPipeError:
             line = ""
         if not line:
-            said = self._process.stderr.read()[-1500:].strip() if self._process.stderr else ""
-            raise ChildError(f"the process of {self.engine} ended at {op!r} (status {self._process.wait()}). {said}")
+            status = self._process.wait()
+            raise ChildError(f"the process of {self.engine} ended at {op!r} (status {status}). {self._last_words()}")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise ChildError(f"{self.engine} failed at {op!r}: {answer['error']}")
@@ -100,11 +108,20 @@ class Child:
         """Ends the process; its largest resident size in bytes."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        if self._process.stderr is not None:
-            self._process.stderr.close()
         _, status, usage = os.wait4(self._process.pid, 0)
         self._process.returncode = os.waitstatus_to_exitcode(status)
         return usage.ru_maxrss * 1024
+
+    def kill(self) -> None:
+        if self._process.returncode is None:
+            self._process.kill()
+            self._process.wait()
+
+    def _last_words(self) -> str:
+        if self._said is None:
+            return ""
+        self._said.seek(max(0, self._said.seek(0, os.SEEK_END) - 1500))
+        return self._said.read().decode(errors="replace").strip()
 
 
 @dataclass
@@ -126,9 +143,7 @@ class Settings:
         try:
             yield child
         finally:
-            if child._process.returncode is None:
-                child._process.kill()
-                child._process.wait()
+            child.kill()
 
     def load(self, child: Child, path: Path, context: int) -> float:
         extra = {"device": self.device, "options": self.options} if child.engine == "llmcl" else {}

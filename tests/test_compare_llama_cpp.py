@@ -81,7 +81,7 @@ class Engine:
 
 def answers(engine: Engine, *requests: dict[str, Any]) -> list[dict[str, Any]]:
     said: list[dict[str, Any]] = []
-    child.serve(engine, [json.dumps(request) for request in requests], said.append)
+    child.serve(child.Server(engine), [json.dumps(request) for request in requests], said.append)
     return said
 
 
