@@ -2,21 +2,23 @@
 
 The same rules as `intervals.bounds`, written out as code that a kernel runs once for each tile of keys, so that decode
 and prefill skip tiles at any position without a list of blocks. Batch and head are numbers, q_idx and kv_idx ranges.
-A value is two names: of its least and greatest value (long), or of a bool that is certain and of one that is possible.
+A value is two names: of its least and greatest value, or of a bool that is certain and of one that is possible; all are
+int, and sums and products of bounds saturate: kernels compute in int32 and stay inside it, so a bound beyond is of operands
+that never meet. (In long they would also be wrong with Mesa 22, which compares a widened int with a constant wrongly.)
 What the rules do not know (floats, tables of long ranges) may be anything, so the tile is tested key by key.
 """
 
 from __future__ import annotations
 
-from llmcl.attention.graph import C_TYPES, INT_MAX, INT_MIN, Emitter, Node
+from llmcl.attention.graph import C_TYPES, Emitter, Node
 from llmcl.attention.trace import TracedMod
 
 Pair = tuple[str, str]
 # Least and greatest of a few elements; of many it costs less to know nothing.
-MASK_RANGE = """inline int2 mask_range(__global const int* x, const long first, const long last) {
+MASK_RANGE = """inline int2 mask_range(__global const int* x, const int first, const int last) {
     if (last - first >= 64) return (int2)(INT_MIN, INT_MAX);
     int2 range = (int2)(x[first]);
-    for (long i = first + 1; i <= last; ++i) range = (int2)(min(range.x, x[i]), max(range.y, x[i]));
+    for (int i = first + 1; i <= last; ++i) range = (int2)(min(range.x, x[i]), max(range.y, x[i]));
     return range;
 }
 """
@@ -45,8 +47,8 @@ class _Writer:
                 self._number(number, node)
             elif node.dtype != "float32":
                 low, high = self._range(node)
-                kind, name = ("int" if node.dtype == "bool" else "long"), f"{self.graph.prefix}_r{number}"
-                self.lines.append(f"const {kind} {name}a = {low}, {name}b = {high};")
+                name = f"{self.graph.prefix}_r{number}"
+                self.lines.append(f"const int {name}a = {low}, {name}b = {high};")
                 self.pairs[number] = f"{name}a", f"{name}b"
         certain, possible = self._pair(self.mod.root)
         return "\n".join((*self.lines, f"return {certain} ? 2 : {possible} ? 1 : 0;"))
@@ -65,9 +67,7 @@ class _Writer:
     def _pair(self, number: int) -> Pair:
         if not self._is_number(number):
             return self.pairs[number]
-        text = self.numbers.texts[number]
-        text = f"(long){text}" if self.graph.nodes[number].dtype == "int32" else text
-        return text, text
+        return self.numbers.texts[number], self.numbers.texts[number]
 
     def _constant(self, number: int) -> int | None:
         node = self.graph.nodes[number]
@@ -104,27 +104,27 @@ class _Writer:
         b = args[1] if len(args) > 1 else a
         constant = self._constant(node.args[-1])
         if node.op == "add":
-            return _int32(f"{a[0]} + {b[0]}"), _int32(f"{a[1]} + {b[1]}")
+            return f"add_sat({a[0]}, {b[0]})", f"add_sat({a[1]}, {b[1]})"
         if node.op == "sub":
-            return _int32(f"{a[0]} - {b[1]}"), _int32(f"{a[1]} - {b[0]}")
+            return f"sub_sat({a[0]}, {b[1]})", f"sub_sat({a[1]}, {b[0]})"
         if node.op == "mul":
-            corners = [f"{x} * {y}" for x in a for y in b]
+            corners = [f"mad_sat({x}, {y}, 0)" for x in a for y in b]
             return tuple(  # type: ignore[return-value]
-                _int32(f"{pick}({pick}({corners[0]}, {corners[1]}), {pick}({corners[2]}, {corners[3]}))")
+                f"{pick}({pick}({corners[0]}, {corners[1]}), {pick}({corners[2]}, {corners[3]}))"
                 for pick in ("min", "max")
             )
         if node.op in ("min", "max"):
             return f"{node.op}({a[0]}, {b[0]})", f"{node.op}({a[1]}, {b[1]})"
         if node.op == "neg":
-            return _int32(f"-{a[1]}"), _int32(f"-{a[0]}")
+            return _negative(a[1]), _negative(a[0])
         if node.op == "abs":
-            return f"max(max({a[0]}, -{a[1]}), 0L)", _int32(f"max(-{a[0]}, {a[1]})")
+            return f"max(max({a[0]}, {_negative(a[1])}), 0)", f"max({_negative(a[0])}, {a[1]})"
         if constant is not None and constant > 0 and node.op == "floordiv":
             return _floor(a[0], constant), _floor(a[1], constant)
         if constant is not None and constant > 0 and node.op == "mod":
             # Within one period the remainder only grows.
             same = f"{_floor(a[0], constant)} == {_floor(a[1], constant)}"
-            low, high = (f"{x} - {_floor(x, constant)} * {constant}" for x in a)
+            low, high = (f"{x} % {constant} + ({x} % {constant} < 0 ? {constant} : 0)" for x in a)
             return f"{same} ? {low} : 0", f"{same} ? {high} : {constant - 1}"
         if constant is not None and constant >= 0 and node.op == "shr":
             return f"({a[0]} >> {constant})", f"({a[1]} >> {constant})"
@@ -140,7 +140,7 @@ class _Writer:
         if node.dtype != "int32" or not all(self._is_number(arg) for arg in outer) or not self._attained(inner):
             return _anything(node)
         row = 0 if not outer else None
-        offset = "0L"
+        offset = "0"
         if row is None:
             for arg, size in zip(outer, capture.shape, strict=False):
                 offset = f"({offset} * {size} + {self.numbers.texts[arg]})"
@@ -159,12 +159,11 @@ class _Writer:
 
 
 def _anything(node: Node) -> Pair:
-    return ("0", "1") if node.dtype == "bool" else (f"{INT_MIN}L", f"{INT_MAX}L")
+    return ("0", "1") if node.dtype == "bool" else ("INT_MIN", "INT_MAX")
 
 
-def _int32(text: str) -> str:
-    """Kernels compute in int32 and stay inside it; wider bounds are those of operands that never meet."""
-    return f"clamp({text}, {INT_MIN}L, {INT_MAX}L)"
+def _negative(text: str) -> str:
+    return f"sub_sat(0, {text})"
 
 
 def _floor(text: str, divisor: int) -> str:

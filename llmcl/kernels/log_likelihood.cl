@@ -90,7 +90,10 @@ inline float row_top(__global const float* row, __local float* scratch, const in
 
 inline int first_index_of(__global const float* row, const float value, __local int* scratch, const int lid) {
     int found = VOCAB;
-    for (int i = lid; i < VOCAB && found == VOCAB; i += LOCAL_SIZE)
+    for (int i = lid; i < PIECES && found == VOCAB; i += LOCAL_SIZE)
+        if (any(vload8(i, row) == value))
+            for (found = 8 * i; row[found] != value;) ++found;
+    for (int i = TAIL + lid; i < VOCAB && found == VOCAB; i += LOCAL_SIZE)
         if (row[i] == value) found = i;
     return all_min(found, scratch, lid);
 }
