@@ -24,11 +24,12 @@ from llmcl.model_weights import (
     Progress,
     WeightTypes,
     load_weights,
+    random_types,
     random_weights,
     stored_formats,
     weights_bytes,
 )
-from llmcl.ops.dtype import ACTIVATION_DTYPES, check_dtype
+from llmcl.ops.dtype import ACTIVATION_DTYPES, QUANTIZED, check_dtype
 from llmcl.ops.variant import check_shared_kernels
 from llmcl.ops.weight import STAGING_BYTES
 from llmcl.paged_kv_cache import PagedKVCache, pool_pages
@@ -110,6 +111,7 @@ def load_random(
     *,
     device: Device | str | int | None = None,
     dtype: str = "bfloat16",
+    activation_dtype: str = "auto",
     kv_dtype: str = "auto",
     max_context: int | None = None,
     kv_page_tokens: int | None = None,
@@ -120,18 +122,20 @@ def load_random(
     """A model of real shape with random weights made on the device, to measure speed without a download.
 
     shape: a name in random_shapes.RANDOM_SHAPES, such as "llama-3.2-1b", or the path of a config.json. It has no
-    tokenizer: prompts are token ids, and pieces have no text.
+    tokenizer: prompts are token ids, and pieces have no text. dtype: as in `load`, or "q8_0", "q4_0" and the other
+    quantised types (docs/quantization.md): random numbers and scales, embedding and output head of 8 bits.
     """
     start = time.perf_counter()
     config = random_shape_config(shape)
-    weights_dtype = config.dtype if dtype == "auto" else check_dtype(dtype, "dtype")
+    exact = _is_exact(activation_dtype)
+    types = random_types(config, config.dtype if dtype == "auto" else dtype, exact_activations=exact)
     llm = _assemble(
         f"random {shape}",
         config,
         None,
         _open_device(device, kernel_options),
-        lambda dev: random_weights(dev, config, weights_dtype, seed),
-        WeightTypes(weights_dtype),
+        lambda dev: random_weights(dev, config, types, seed),
+        types,
         kv_dtype,
         max_context,
         kv_page_tokens,
@@ -148,11 +152,13 @@ def _open_device(request: Device | str | int | None, kernel_options: Mapping[str
 
 
 def _weight_types(checkpoint: Checkpoint, dtype: str, quantize: str | None, activation_dtype: str) -> WeightTypes:
+    if dtype in QUANTIZED:
+        raise UsageError(
+            f"dtype is {dtype!r}, which only random weights can be; quantize (--quantize) {dtype} quantises"
+        )
     if dtype != "auto":
         check_dtype(dtype, "dtype")
-    if activation_dtype not in ACTIVATION_DTYPES:
-        raise UsageError(f"activation_dtype is {activation_dtype!r}; expected {' or '.join(ACTIVATION_DTYPES)}")
-    exact = activation_dtype == "float32"
+    exact = _is_exact(activation_dtype)
     if quantize is not None:
         check_quantize(quantize)
         if dtype != "auto":
@@ -160,6 +166,12 @@ def _weight_types(checkpoint: Checkpoint, dtype: str, quantize: str | None, acti
     elif dtype != "auto" or checkpoint.config.dtype != "quantized":
         return WeightTypes(checkpoint.config.dtype if dtype == "auto" else dtype)
     return WeightTypes("native", stored_formats(checkpoint, quantize), exact)
+
+
+def _is_exact(activation_dtype: str) -> bool:
+    if activation_dtype not in ACTIVATION_DTYPES:
+        raise UsageError(f"activation_dtype is {activation_dtype!r}; expected {' or '.join(ACTIVATION_DTYPES)}")
+    return activation_dtype == "float32"
 
 
 def _assemble(

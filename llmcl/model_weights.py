@@ -10,10 +10,10 @@ import numpy as np
 
 from llmcl.checkpoint import Checkpoint, expected_tensors
 from llmcl.checkpoint.formats import row_bytes, to_float32
-from llmcl.checkpoint.quantize import quantize_rows, target_format
+from llmcl.checkpoint.quantize import EMBEDDINGS, quantize_rows, target_format
 from llmcl.config import ModelConfig
-from llmcl.errors import CheckpointError
-from llmcl.ops.dtype import NATIVE, TILE_ROWS
+from llmcl.errors import CheckpointError, UsageError
+from llmcl.ops.dtype import NATIVE, QUANTIZED, TILE_ROWS, check_dtype
 from llmcl.ops.weight import Weight, alloc_weight, fill_random, load_rows, weight_bytes
 from llmcl.runtime.device import Buffer, Device
 
@@ -284,14 +284,35 @@ def _not_finite(names: list[str], dtype: str) -> str:
     )
 
 
-def random_weights(device: Device, config: ModelConfig, dtype: str, seed: int = 0) -> ModelWeights:
+def random_types(config: ModelConfig, dtype: str, *, exact_activations: bool = False) -> WeightTypes:
+    """Types of random weights: all of `dtype`; beside a quantised one the embedding and the head have 8 bits.
+
+    Raises UsageError for a dtype that there is not, or whose blocks the model's rows are no multiple of.
+    """
+    if dtype not in QUANTIZED:
+        return WeightTypes(check_dtype(dtype, "dtype", *QUANTIZED))
+    formats = {}
+    for name, shape in expected_tensors(config).items():
+        kind = QUANTIZED["q8_0" if name in EMBEDDINGS else dtype]
+        if len(shape) == 2 and shape[1] % kind.block:
+            raise UsageError(
+                f"tensor {name} has rows of {shape[1]} values, which {dtype} cannot hold: it needs a multiple of "
+                f"{kind.block}; use another dtype"
+            )
+        formats[name] = kind.format
+    return WeightTypes("native", formats, exact_activations)
+
+
+def random_weights(device: Device, config: ModelConfig, types: WeightTypes, seed: int = 0) -> ModelWeights:
     """Weights of the real shapes with random values, made on the device; norms are ones, biases zeros."""
     count = 0
 
     def matrix(plan: MatrixPlan) -> Weight:
         nonlocal count
         count += 1
-        weight = alloc_weight(device, plan.name, plan.rows, plan.k, dtype)
+        weight = alloc_weight(
+            device, plan.name, plan.rows, plan.k, types.runs(plan), exact_activations=types.exact_activations
+        )
         # Uniform with the variance 1 / k keeps the activations of a deep stack of the order of one.
         fill_random(device, weight, (3.0 / plan.k) ** 0.5, seed * 1_000_003 + count)
         return weight

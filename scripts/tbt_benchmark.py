@@ -99,7 +99,7 @@ def tbt_benchmark(
     ] = None,
     offline: opt.Offline = False,
     device: opt.Device = None,
-    dtype: opt.Dtype = "auto",
+    dtype: opt.DtypeOfAny = "auto",
     quantize: opt.Quantize = None,
     activation_dtype: opt.ActivationDtype = "auto",
     kv_dtype: opt.KvDtype = "auto",
@@ -141,21 +141,21 @@ def tbt_benchmark(
         temperature=temp,
         repetitions=repetitions,
     )
-    check_request(plan, model, random, ctx_size, plot, output)
+    check_request(plan, model, random, quantize, ctx_size, plot, output)
     import llmcl
 
     settings: dict[str, Any] = {
         "device": device,
         "dtype": dtype,
+        "activation_dtype": activation_dtype,
         "kv_dtype": kv_dtype,
         "max_context": ctx_size or plan.context_tokens(),
     }
-    quantized: dict[str, Any] = {"quantize": quantize, "activation_dtype": activation_dtype}
     if random is not None:
         llm = llmcl.load_random(random, **settings)
     else:
         with progress_bar(quiet=False) as progress:
-            llm = llmcl.load(str(model), offline=offline, progress=progress, **settings, **quantized)
+            llm = llmcl.load(str(model), offline=offline, progress=progress, quantize=quantize, **settings)
     with llm:
         result = benchmark.run(llm, plan, note=lambda text: print(text, file=sys.stderr, flush=True))
     text = benchmark.format_rows(result.rows, format)
@@ -172,12 +172,13 @@ def check_request(
     plan: benchmark.Plan,
     model: str | None,
     random: str | None,
+    quantize: str | None,
     ctx_size: int | None,
     plot: str | None,
     output: Path | None,
 ) -> None:
     """Raises for everything that can be known to fail before a model is loaded and measured."""
-    opt.check_model_or_random(model, random)
+    opt.check_model_or_random(model, random, quantize)
     if not (plan.n_prompt or plan.n_gen or plan.generate_tokens):
         raise UsageError("-p 0, -n 0 and -g 0 leave nothing to measure: set one of them above 0")
     if ctx_size is not None:

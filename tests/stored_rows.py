@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from helpers import GUARD_WORDS, POISON, to_storage, with_poison
+from helpers import GUARD_WORDS, POISON, poisoned, read_guarded, run, small_config, to_storage, with_poison
 
 from llmcl import reference
 from llmcl.ops.dtype import TILE_ROWS, tile_bytes
+from llmcl.ops.embed import embed
+from llmcl.ops.step_state import StepState
 from llmcl.ops.weight import Weight, WeightPart, load_rows
 from llmcl.runtime.device import Device
 
@@ -83,3 +85,14 @@ def load(device: Device, weight: Weight, source: Rows, **options: int) -> np.nda
         words = device.read(part.buffer, np.uint32, (part.buffer.nbytes // 4,))
         assert np.all(words[-GUARD_WORDS:] == POISON), "written past the end of a part"
     return device.read(flags, np.int32, (3,))
+
+
+def values_of(device: Device, weight: Weight) -> np.ndarray:
+    """Every row of a weight, read as an embedding's."""
+    step = StepState(device, weight.rows)
+    step.write_tokens(np.arange(weight.rows), 0)
+    x = poisoned(device, (weight.rows, weight.k))
+    rope, seen = poisoned(device, (weight.rows, 32)), device.zeros(4 * weight.rows, "seen")
+    frequencies = device.upload(small_config(head_dim=32).inv_freq(), "frequencies")
+    run(embed(device, weight, step, frequencies, x, rope, seen), weight.rows)
+    return read_guarded(device, x, np.float32, (weight.rows, weight.k))

@@ -349,6 +349,7 @@ def test_loading_reports_progress_and_the_defaults(default_device: Device, tmp_p
         ({"dtype": "int3"}, "dtype.*int3"),
         ({"kv_dtype": "int3"}, "kv_dtype.*int3"),
         ({"max_context": 0}, "max_context is 0"),
+        ({"dtype": "q4_0"}, "only random weights.*--quantize"),
     ],
 )
 def test_bad_settings_are_refused(options: dict[str, Any], message: str, default_device: Device) -> None:
@@ -388,6 +389,29 @@ def test_random_weights_of_a_config_file(default_device: Device, tmp_path: Path)
             llm.chat()
         with llmcl.load_random(str(file), device=default_device.entry.index, seed=1) as other:
             assert not np.allclose(other.logits([1, 2, 3]), logits)
+
+
+@pytest.mark.parametrize("dtype", ["q4_0", "q6_k"])
+def test_random_quantized_weights(default_device: Device, tmp_path: Path, dtype: str) -> None:
+    file = tmp_path / "config.json"
+    shape = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 300}
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "max_position_embeddings": 512, "rms_norm_eps": 1e-5}
+    file.write_text(json.dumps({"model_type": "llama", "torch_dtype": "bfloat16"} | shape | sizes))
+    options: dict[str, Any] = {"device": default_device.entry.index, "dtype": dtype}
+    with llmcl.load_random(str(file), **options, activation_dtype="float32") as llm:
+        assert llm.dtype == dtype and llm.model.weights.head.dtype == "q8_0"
+        logits = llm.logits([1, 2, 3])
+        assert np.isfinite(logits).all() and 0.1 < logits.std() < 10
+        with llmcl.load_random(str(file), **options) as rounded:
+            error = np.abs(rounded.logits([1, 2, 3]) - logits).max() / np.abs(logits).max()
+            assert 0 <= error < 0.05
+    file.write_text(
+        json.dumps({"model_type": "llama", "torch_dtype": "bfloat16"} | shape | sizes | {"intermediate_size": 528})
+    )
+    with pytest.raises(UsageError, match=r"528 values.*multiple of"):
+        llmcl.load_random(str(file), **options)
+    with pytest.raises(UsageError, match=r"q9_0.*q4_0"):
+        llmcl.load_random(str(file), device=default_device.entry.index, dtype="q9_0")
 
 
 def test_random_shapes_have_the_published_sizes() -> None:

@@ -212,6 +212,7 @@ def script(*arguments: str) -> subprocess.CompletedProcess[str]:
     [
         ([], 2, ["--model", "--random"]),
         (["-m", "smollm2", "--random", "llama-3.2-1b"], 2, ["--model", "--random"]),
+        (["--random", "llama-3.2-1b", "--quantize", "q4_0"], 2, ["--quantize", "--dtype q4_0"]),
         (["-m", "smollm2", "-p", "0", "-n", "0", "-g", "0"], 2, ["nothing to measure"]),
         (["-m", "smollm2", "-n", "1,x"], 2, ["--n-gen", "'x'", "0 or more"]),
         (["-m", "smollm2", "-d", "-1"], 2, ["--n-depth", "'-1'", "0 or more"]),
@@ -258,7 +259,8 @@ def test_the_demo_model_is_measured(tmp_path: Path) -> None:
 def test_random_weights_of_a_shape(tmp_path: Path) -> None:
     shape = tmp_path / "config.json"
     shape.write_text(json.dumps(TINY_SHAPE), encoding="utf-8")
-    done = script("--random", str(shape), "-p", "16", "-n", "4", "-d", "8", "-g", "4", "-r", "1", "--format", "jsonl")
+    sizes = "-p", "16", "-n", "4", "-d", "8", "-g", "4", "-r", "1"
+    done = script("--random", str(shape), "--dtype", "q4_0", *sizes, "--format", "jsonl")
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert [row["test"] for row in rows] == ["pp16", "tg4 @ d8", "gen4"]

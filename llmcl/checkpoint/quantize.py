@@ -17,7 +17,7 @@ from llmcl.errors import CheckpointError, UsageError
 QUANTIZE_FORMATS = {"q8_0": "Q8_0", "q4_0": "Q4_0", "q4_k": "Q4_K"}
 # Embedding and output head decide every token and lose most: they stay at 8 bits, as llama.cpp keeps them above 4.
 EMBEDDING_FORMAT = "Q8_0"
-_EMBEDDINGS = ("model.embed_tokens.weight", "lm_head.weight")
+EMBEDDINGS = ("model.embed_tokens.weight", "lm_head.weight")
 
 
 def check_quantize(name: str) -> str:
@@ -34,7 +34,7 @@ def target_format(tensor: str, shape: tuple[int, ...], quantize: str) -> str | N
     """
     if len(shape) != 2:
         return None
-    format = EMBEDDING_FORMAT if tensor in _EMBEDDINGS else QUANTIZE_FORMATS[check_quantize(quantize)]
+    format = EMBEDDING_FORMAT if tensor in EMBEDDINGS else QUANTIZE_FORMATS[check_quantize(quantize)]
     block = BLOCKS[format][0]
     if shape[1] % block:
         others = [name for name, other in QUANTIZE_FORMATS.items() if shape[1] % BLOCKS[other][0] == 0]

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from llmcl.errors import UsageError
-
 if TYPE_CHECKING:
     from llmcl.llm import LLM
     from llmcl.model_weights import Progress as ProgressCallback
@@ -60,6 +58,7 @@ def load_model(
     settings: dict[str, Any] = {
         "device": device,
         "dtype": dtype,
+        "activation_dtype": activation_dtype,
         "kv_dtype": kv_dtype,
         "max_context": ctx_size,
         "kv_page_tokens": kv_page_size,
@@ -68,14 +67,11 @@ def load_model(
         from llmcl.attention.tuning import combination
 
         settings["kernel_options"] = combination(combo)
-    quantized: dict[str, Any] = {"quantize": quantize, "activation_dtype": activation_dtype}
     if random is not None:
-        if quantize is not None or activation_dtype != "auto":
-            raise UsageError("--quantize and --activation-dtype are for models that are loaded, not for random weights")
         llm = llmcl.load_random(random, **settings)
     else:
         with progress_bar(quiet) as progress:
-            llm = llmcl.load(str(model), offline=offline, progress=progress, **settings, **quantized)
+            llm = llmcl.load(str(model), offline=offline, progress=progress, quantize=quantize, **settings)
     if not quiet:
         print(f"model: {llm.model_name}, {llm.dtype}, context of {llm.max_context} tokens", file=sys.stderr)
         print(f"device: {llm.device.entry.label}", file=sys.stderr)

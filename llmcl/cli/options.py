@@ -16,6 +16,7 @@ from llmcl.errors import UsageError
 N = TypeVar("N", int, float)
 
 WEIGHT_DTYPES = ("auto", "float32", "bfloat16", "float16")
+QUANTIZED_DTYPES = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k")
 QUANTIZE_FORMATS = ("q8_0", "q4_0", "q4_k")
 ACTIVATION_DTYPES = ("auto", "float32")
 KV_DTYPES = ("auto", "float32", "float16", "bfloat16")
@@ -208,6 +209,16 @@ Dtype = Annotated[
         help="How the weights are held on the device; auto: as they are stored, quantised or not.",
     ),
 ]
+DtypeOfAny = Annotated[
+    str,
+    option(
+        DEVICE_PANEL,
+        "--dtype",
+        metavar="|".join(WEIGHT_DTYPES),
+        parser=one_of(*WEIGHT_DTYPES, *QUANTIZED_DTYPES),
+        help="How the weights are held on the device; auto: as they are stored. Random ones also as q4_0, q8_0...",
+    ),
+]
 Quantize = Annotated[
     str | None,
     option(
@@ -278,10 +289,12 @@ Combo = Annotated[
 ]
 
 
-def check_model_or_random(model: str | None, random: str | None) -> None:
-    """Raises UsageError unless exactly one of the two is given."""
+def check_model_or_random(model: str | None, random: str | None, quantize: str | None = None) -> None:
+    """Raises UsageError unless exactly one of the two is given, and --quantize only with a model."""
     if (model is None) == (random is None):
         raise UsageError("give one of -m/--model NAME_OR_PATH and --random SHAPE")
+    if random is not None and quantize is not None:
+        raise UsageError(f"--quantize is for models that are loaded; for random weights give --dtype {quantize}")
 
 
 def stop_strings(given: list[str] | None, environment: str | None) -> tuple[str, ...]:

@@ -66,7 +66,7 @@ def profile(
     ] = 64,
     offline: opt.Offline = False,
     device: opt.Device = None,
-    dtype: opt.Dtype = "auto",
+    dtype: opt.DtypeOfAny = "auto",
     quantize: opt.Quantize = None,
     activation_dtype: opt.ActivationDtype = "auto",
     kv_dtype: opt.KvDtype = "auto",
@@ -78,7 +78,7 @@ def profile(
 
     The tables go to standard output; every launch goes to two files in the output folder.
     """
-    opt.check_model_or_random(model, random)
+    opt.check_model_or_random(model, random, quantize)
     check_output_dir(output_dir)
     from llmcl.cli.loading import load_model
     from llmcl.profiling import profile as run

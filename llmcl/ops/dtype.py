@@ -53,7 +53,8 @@ def tile_bytes(k: int, dtype: str) -> int:
     return TILE_ROWS * k * ITEM_BYTES[dtype]
 
 
-def check_dtype(dtype: str, option: str) -> str:
+def check_dtype(dtype: str, option: str, *others: str) -> str:
+    """`dtype` if it is a floating-point type; raises UsageError otherwise, naming `others` as expected, too."""
     if dtype not in KERNEL_NAMES:
-        raise UsageError(f"{option} is {dtype!r}; expected auto, {', '.join(KERNEL_NAMES)}")
+        raise UsageError(f"{option} is {dtype!r}; expected auto, {', '.join([*KERNEL_NAMES, *others])}")
     return dtype

@@ -158,14 +158,19 @@ def load_rows(
 
 
 def fill_random(device: Device, weight: Weight, spread: float, seed: int) -> None:
-    """Uniform values in [-spread, spread), made on the device, padding rows included (no kernel stores theirs)."""
+    """Values around 0 of variance spread^2 / 3, made on the device: uniform in [-spread, spread), or random quants.
+
+    Padding rows are filled as well; no kernel stores theirs.
+    """
     for part in weight.parts:
         width = 1 if device.is_cpu else 64
+        values = part.n_tiles * TILE_ROWS * weight.k
+        count = values // (32 * TILE_ROWS) if part.dtype in QUANTIZED else values
         device.launch(
             "random_weight.cl",
             "random_weight",
-            {"WEIGHT": weight_kernel_name(part.dtype), "SPREAD": float(spread)},
-            [part.buffer, np.uint64(part.n_tiles * TILE_ROWS * weight.k), np.uint32(seed + part.first_tile)],
+            {"WEIGHT": weight_kernel_name(part.dtype), "K": weight.k, "SPREAD": float(spread)},
+            [part.buffer, np.uint64(count), np.uint32(seed + part.first_tile)],
             groups=(device.compute_units * 64,),
             local=(width,),
         ).enqueue()

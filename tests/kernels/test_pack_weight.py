@@ -6,29 +6,14 @@ import dataclasses
 
 import numpy as np
 import pytest
-from helpers import poisoned, read_guarded, run, small_config
-from stored_rows import HALVES, Rows, load, quantized_weight, random_rows
+from stored_rows import HALVES, Rows, load, quantized_weight, random_rows, values_of
 
 from llmcl import reference
 from llmcl.ops.dtype import QUANTIZED, TILE_ROWS
-from llmcl.ops.embed import embed
-from llmcl.ops.step_state import StepState
 from llmcl.ops.weight import Weight, alloc_weight, load_rows, weight_bytes
 from llmcl.runtime.device import Device
 
-HEAD_DIM = 32
 small = pytest.mark.oclgrind
-
-
-def values_of(device: Device, weight: Weight) -> np.ndarray:
-    """Every row of a weight, read as an embedding's."""
-    step = StepState(device, weight.rows)
-    step.write_tokens(np.arange(weight.rows), 0)
-    x = poisoned(device, (weight.rows, weight.k))
-    rope, seen = poisoned(device, (weight.rows, HEAD_DIM)), device.zeros(4 * weight.rows, "seen")
-    frequencies = device.upload(small_config(head_dim=HEAD_DIM).inv_freq(), "frequencies")
-    run(embed(device, weight, step, frequencies, x, rope, seen), weight.rows)
-    return read_guarded(device, x, np.float32, (weight.rows, weight.k))
 
 
 @pytest.mark.parametrize("dtype", QUANTIZED)

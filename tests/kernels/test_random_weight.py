@@ -1,22 +1,26 @@
-"""random_weight: a pure function of seed and index, exact in float32, rounded once to the device's dtype."""
+"""random_weight: a pure function of seed and index, exact in float32, rounded once to the device's dtype, or quants."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers import DTYPES, poisoned, read_guarded, storage_type, to_storage
+from helpers import DTYPES, poisoned, read_guarded, storage_type, to_storage, with_poison
+from stored_rows import values_of
 
-from llmcl.ops.dtype import TILE_ROWS
-from llmcl.ops.weight import Weight, WeightPart, fill_random
+from llmcl.ops.dtype import QUANTIZED, TILE_ROWS, tile_bytes
+from llmcl.ops.weight import Weight, WeightPart, alloc_weight, fill_random
 from llmcl.runtime.device import Device
 
 
-def expected_values(n: int, spread: float, seed: int) -> np.ndarray:
+def random_bits(n: int, seed: int) -> np.ndarray:
     x = np.arange(n, dtype=np.uint32) * np.uint32(0x9E3779B9) + np.uint32(seed)
     x = (x ^ (x >> np.uint32(16))) * np.uint32(0x21F0AAAD)
     x = (x ^ (x >> np.uint32(15))) * np.uint32(0xD35A2D97)
-    x ^= x >> np.uint32(15)
-    unit = (x >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-23) - np.float32(1.0)
+    return x ^ (x >> np.uint32(15))
+
+
+def expected_values(n: int, spread: float, seed: int) -> np.ndarray:
+    unit = (random_bits(n, seed) >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-23) - np.float32(1.0)
     return unit * np.float32(spread)
 
 
@@ -42,3 +46,48 @@ def test_values_are_spread_evenly(target: Device) -> None:
     expected = values.size / 16
     assert np.sum((counts - expected) ** 2) / expected < 37.7  # chi-square, 15 degrees of freedom, p = 0.001
     assert not np.array_equal(values, filled(target, "float32", 37, 576, 0.1, 2))
+
+
+def expected_tiles(n_tiles: int, k: int, dtype: str, spread: float, seed: int) -> np.ndarray:
+    """The bytes of quantised tiles, as random_weight.cl describes them."""
+    kind, levels = QUANTIZED[dtype], {"q8": 256, "q6": 64, "q5": 32, "q4": 16}[dtype[:2]]
+    has_min, is_super, q6 = dtype in ("q4_1", "q5_1", "q4_k", "q5_k"), kind.block == 256, dtype == "q6_k"
+    n_blocks = n_tiles * k // kind.block
+    blocks = random_bits(n_blocks * kind.tile_bytes // 4, seed).view(np.uint8).reshape(n_blocks, kind.tile_bytes)
+    half = np.float32(0.5)
+    mean = np.float32(63.5 if q6 else 47.5 if is_super else 1.0)
+    bits = blocks[:, :32].copy().view("<u2")
+    size = np.float32(2) * np.float32(spread) / np.float32(levels) / mean
+    d = (size * (np.float32(0.75) + bits.astype(np.float32) * np.float32(2.0**-17))).astype(np.float16)
+    d = d if has_min else np.where(bits % 2, d, -d)
+    blocks[:, :32] = d.view(np.uint8)
+    if has_min:
+        m = (half if is_super else -half) * np.float32(levels - 1) * d.astype(np.float32)
+        blocks[:, 32:64] = m.astype(np.float16).view(np.uint8)
+    if is_super:
+        head = 32 if q6 else 64
+        sc = blocks[:, head:].reshape(n_blocks, 8, -1)[:, :, :32]
+        if q6:
+            sc[:] = np.where(sc < 128, 32 + sc % 64, 224 - sc % 64)
+        else:
+            sc[:, :, :16] = 32 + sc[:, :, :16] % 32
+            sc[:, :, 16:] = sc[:, :, :16]
+    return blocks.reshape(-1)
+
+
+@pytest.mark.parametrize("dtype", QUANTIZED)
+def test_quantized_tiles(target: Device, dtype: str) -> None:
+    k = 512
+    buffer = with_poison(target, np.zeros(3 * tile_bytes(k, dtype), np.uint8))
+    fill_random(target, Weight("test weight", 48, k, (WeightPart(buffer, 0, 3, dtype),)), 0.125, 9)
+    expected = expected_tiles(3, k, dtype, 0.125, 9)
+    np.testing.assert_array_equal(read_guarded(target, buffer, np.uint8, expected.shape), expected)
+
+
+@pytest.mark.parametrize("dtype", QUANTIZED)
+def test_quantized_values_are_of_the_asked_size(default_device: Device, dtype: str) -> None:
+    weight = alloc_weight(default_device, "test weight", 160, 512, dtype)
+    fill_random(default_device, weight, 0.125, 9)
+    values = values_of(default_device, weight)
+    assert abs(values.mean()) < 0.02 * 0.125
+    assert 0.9 < values.std() / (0.125 / np.sqrt(3)) < 1.1
