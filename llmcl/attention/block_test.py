@@ -3,8 +3,8 @@
 The same rules as `intervals.bounds`, written out as code that a kernel runs once for each tile of keys, so that decode
 and prefill skip tiles at any position without a list of blocks. Batch and head are numbers, q_idx and kv_idx ranges.
 A value is two names: of its least and greatest value, or of a bool that is certain and of one that is possible; all are
-int, and sums and products of bounds saturate: kernels compute in int32 and stay inside it, so a bound beyond is of operands
-that never meet. (In long they would also be wrong with Mesa 22, which compares a widened int with a constant wrongly.)
+int. Sums and products of bounds saturate: kernels compute in int32 and stay inside it, so what is beyond is of operands
+that never meet. (In long they were wrong with Mesa 22, which compares a widened int with a constant wrongly.)
 What the rules do not know (floats, tables of long ranges) may be anything, so the tile is tested key by key.
 """
 

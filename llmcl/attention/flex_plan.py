@@ -27,7 +27,7 @@ MOST_PLANS = 32
 MOST_BYTES = 1 << 28  # of working memory that all plans of a device keep, or an eighth of its memory
 
 PACK_KEYS = (
-    Variant("cpu", "cpu/pack_keys.cl", lambda device: device.is_cpu and not device.entry.is_software),
+    Variant("cpu", "cpu/pack_keys.cl", lambda device: device.is_cpu),
     Variant("portable", "portable/pack_keys.cl", lambda device: True),
 )
 

@@ -32,7 +32,7 @@ def variants(kernel: str, nvidia: Callable[[str, int], bool]) -> tuple[Variant, 
         # Matrix units, asynchronous copies and 16-bit conversions, in inline PTX.
         Variant("nvidia", f"nvidia/{kernel}.cl", lambda device: device.entry.ptx_arch >= 80, nvidia),
         # Software renderers (llvmpipe) would take half a minute to compile a kernel of wide vectors.
-        Variant("cpu", f"cpu/{kernel}.cl", lambda device: device.is_cpu and not device.entry.is_software),
+        Variant("cpu", f"cpu/{kernel}.cl", lambda device: device.is_cpu),
         Variant("portable", f"portable/{kernel}.cl", lambda device: True),
     )
 

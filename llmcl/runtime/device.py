@@ -209,7 +209,11 @@ class Device:
 
     @property
     def is_cpu(self) -> bool:
-        return self.entry.kind == "cpu"
+        """Whether a work-item is a thread with vectors of its own. Not so with software renderers (llvmpipe): they run
+        neighbouring work-items in the lanes of a vector, as GPUs do, and end its loops when they made 65535 iterations
+        in all (Mesa's LP_MAX_TGSI_LOOP_ITERATIONS), so one work-item must not do the work of many.
+        """
+        return self.entry.kind == "cpu" and not self.entry.is_software
 
     @property
     def compute_units(self) -> int:
