@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from llmcl.checkpoint import open_checkpoint
-from llmcl.reference_likelihood import log_likelihood
+from llmcl.reference import log_likelihood
 from llmcl.runtime.device import Device
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -16,7 +16,7 @@ from llmcl.cli import main
 from llmcl.errors import UsageError
 from llmcl.llm import LLM
 from llmcl.perplexity import cut, perplexity
-from llmcl.reference_likelihood import kl_divergence, log_likelihood
+from llmcl.reference import kl_divergence, log_likelihood
 from llmcl.runtime.device import Device
 
 TEXT = "The quick brown fox jumps over the lazy dog, and 1+1=2.\n" * 9

@@ -1,0 +1,66 @@
+"""The NumPy twin of every op and of the whole model: what the kernels must compute, written to be read.
+
+A twin has the name of its kernel, takes arrays of any float dtype, computes in float64 and returns float64
+unless it says otherwise. The engine calls nothing of it but `dequantize`, where NumPy serves; the kernel tests do, and
+it is itself tested against PyTorch, transformers and gguf. Clarity comes before speed here.
+
+Shapes: n tokens of one call, k the length of a matrix row, kv_len keys in the cache; heads as in the config.
+"""
+
+from llmcl.reference.layers import embed, geglu, linear, qkv_adjust, rms_norm, rope, rope_table, soft_cap, swiglu
+from llmcl.reference.likelihood import kl_divergence, log_likelihood, log_softmax
+from llmcl.reference.model import forward
+from llmcl.reference.online_softmax import (
+    attention,
+    attention_decode,
+    attention_merge,
+    attention_partial,
+    softmax_state,
+)
+from llmcl.reference.sampling import gumbel, noise_bits, penalize, sample, sample_scores, sample_threshold, uniform
+from llmcl.reference.storage import (
+    BLOCK_SIZES,
+    TILE_ROWS,
+    dequantize,
+    from_tiles,
+    round_bfloat16,
+    round_to,
+    to_tiles,
+    unpermute_rope_rows,
+)
+
+__all__ = [
+    "BLOCK_SIZES",
+    "TILE_ROWS",
+    "attention",
+    "attention_decode",
+    "attention_merge",
+    "attention_partial",
+    "dequantize",
+    "embed",
+    "forward",
+    "from_tiles",
+    "geglu",
+    "gumbel",
+    "kl_divergence",
+    "linear",
+    "log_likelihood",
+    "log_softmax",
+    "noise_bits",
+    "penalize",
+    "qkv_adjust",
+    "rms_norm",
+    "rope",
+    "rope_table",
+    "round_bfloat16",
+    "round_to",
+    "sample",
+    "sample_scores",
+    "sample_threshold",
+    "soft_cap",
+    "softmax_state",
+    "swiglu",
+    "to_tiles",
+    "uniform",
+    "unpermute_rope_rows",
+]

@@ -1,0 +1,89 @@
+"""The ops of a layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from llmcl.reference.arrays import Array, Float64, wide
+
+
+def embed(table: Array, token_ids: Sequence[int] | Array) -> Float64:
+    """Rows of the embedding table: table [vocab, hidden], token_ids int [n] -> [n, hidden]."""
+    return wide(table[np.asarray(token_ids, dtype=np.int64)])
+
+
+def rms_norm(x: Array, weight: Array, eps: float) -> Float64:
+    """x / sqrt(mean(x^2) + eps) * weight over the last axis: x [n, hidden], weight [hidden] -> as x."""
+    x = wide(x)
+    normed: Float64 = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps)
+    return normed * wide(weight)
+
+
+def linear(x: Array, weight: Array) -> Float64:
+    """x weight^T: x [n, k], weight [rows, k] (row-major, as checkpoints store it) -> [n, rows]."""
+    return wide(x) @ wide(weight).T
+
+
+def geglu(gate: Array, up: Array) -> Float64:
+    """gelu(gate) * up with gelu(g) = g (1 + tanh(sqrt(2/pi) (g + 0.044715 g^3))) / 2: gate, up [n, f] -> [n, f]."""
+    gate = wide(gate)
+    gelu: Float64 = 0.5 * gate * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (gate + 0.044715 * gate**3)))
+    return gelu * wide(up)
+
+
+def soft_cap(x: Array, cap: float) -> Float64:
+    """cap tanh(x / cap), for an array of any shape."""
+    capped: Float64 = cap * np.tanh(wide(x) / cap)
+    return capped
+
+
+def qkv_adjust(
+    qkv: Array, bias: Array | None, head_norms: Array | None, n_q_heads: int, n_kv_heads: int, eps: float
+) -> Float64:
+    """qkv [n, n_q_heads + 2 n_kv_heads, head_dim] plus bias [heads, head_dim], then its query and key heads normalised.
+
+    head_norms [2, head_dim]: the norm weights of query heads and of key heads.
+    """
+    qkv = wide(qkv) if bias is None else wide(qkv) + wide(bias)
+    if head_norms is None:
+        return qkv
+    end = n_q_heads + n_kv_heads
+    q = rms_norm(qkv[:, :n_q_heads], head_norms[0], eps)
+    k = rms_norm(qkv[:, n_q_heads:end], head_norms[1], eps)
+    return np.concatenate([q, k, qkv[:, end:]], axis=1)
+
+
+def swiglu(gate: Array, up: Array) -> Float64:
+    """silu(gate) * up with silu(g) = g / (1 + exp(-g)): gate, up [n, f] -> [n, f]."""
+    gate = wide(gate)
+    # exp only of negative numbers, so that neither sign overflows.
+    decay = np.exp(-np.abs(gate))
+    sigmoid = np.where(gate >= 0, 1.0, decay) / (1.0 + decay)
+    return gate * sigmoid * wide(up)
+
+
+def rope_table(positions: Sequence[int] | Array, inv_freq: Array) -> tuple[Float64, Float64]:
+    """(cos, sin) of the rotary angles: positions int [n], inv_freq float32 [half] -> each [n, half].
+
+    half is head_dim/2. The angle is the float32 product of the position and the float32 frequency, as
+    transformers computes it: at position 100000 its rounding is worth 4e-3 radians, so a twin with exact
+    angles would call a right kernel wrong.
+    """
+    angle = np.asarray(positions).astype(np.float32)[:, None] * np.asarray(inv_freq, dtype=np.float32)[None, :]
+    wide = angle.astype(np.float64)
+    return np.cos(wide), np.sin(wide)
+
+
+def rope(x: Array, cos: Array, sin: Array) -> Float64:
+    """Rotate the pairs (i, i + head_dim/2) of every head: x [n, heads, head_dim], cos, sin [n, head_dim/2].
+
+    out[i] = x[i] cos[i] - x[i + half] sin[i]; out[i + half] = x[i + half] cos[i] + x[i] sin[i].
+    """
+    x = wide(x)
+    half = x.shape[-1] // 2
+    low, high = x[..., :half], x[..., half:]
+    c, s = wide(cos)[:, None, :], wide(sin)[:, None, :]
+    return np.concatenate([low * c - high * s, high * c + low * s], axis=-1)

@@ -1,0 +1,78 @@
+"""The whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from llmcl.reference.arrays import Array, wide
+from llmcl.reference.layers import embed, geglu, linear, rms_norm, rope, rope_table, soft_cap, swiglu
+from llmcl.reference.online_softmax import attention
+from llmcl.reference.storage import round_to
+
+if TYPE_CHECKING:
+    from llmcl.config import ModelConfig
+
+
+def forward(
+    config: ModelConfig,
+    weights: Mapping[str, Array],
+    token_ids: Sequence[int] | Array,
+    dtype: DTypeLike = np.float64,
+    kv_dtype: str | None = None,
+) -> Array:
+    """Logits of every position: weights by Hugging Face names, token_ids int [n] -> dtype [n, vocab].
+
+    dtype: what the results of the ops are stored as (each op computes in float64 whatever it is). kv_dtype:
+    what keys and values are stored as in the cache ("float32", "float16", "bfloat16"; None: as they are), to
+    find the error that a reduced cache costs. Reduced weights: round_to() them before.
+    """
+
+    def stored(x: Array) -> Array:
+        return x.astype(dtype)
+
+    def cached(x: Array) -> Array:
+        return x if kv_dtype is None else round_to(x, kv_dtype)
+
+    def norm(x: Array, name: str) -> Array:
+        return stored(rms_norm(x, wide(weights[name]) + config.norm_offset, config.rms_norm_eps))
+
+    def project(x: Array, name: str) -> Array:
+        y = linear(x, weights[f"{name}_proj.weight"])
+        return stored(y + wide(weights[f"{name}_proj.bias"]) if f"{name}_proj.bias" in weights else y)
+
+    n, head_dim = len(token_ids), config.head_dim
+    gate_up = {"silu": swiglu, "gelu_tanh": geglu}[config.activation]
+    mlp_norm = "pre_feedforward" if config.post_norms else "post_attention"
+    cos, sin = rope_table(np.arange(n), config.inv_freq())
+    hidden = stored(embed(weights["model.embed_tokens.weight"], token_ids) * config.embedding_scale)
+    for i in range(config.n_layers):
+        layer = f"model.layers.{i}."
+        x = norm(hidden, layer + "input_layernorm.weight")
+        q, k, v = (project(x, f"{layer}self_attn.{name}").reshape(n, -1, head_dim) for name in "qkv")
+        if config.qk_norm:
+            q, k = norm(q, layer + "self_attn.q_norm.weight"), norm(k, layer + "self_attn.k_norm.weight")
+        q, k = stored(rope(q, cos, sin)), stored(rope(k, cos, sin))
+        x = attention(
+            q, cached(k), cached(v), 0, config.attention_scale, window=config.window(i), cap=config.attention_soft_cap
+        )
+        x = stored(x).reshape(n, -1)
+        x = linear(x, weights[layer + "self_attn.o_proj.weight"])
+        if config.post_norms:
+            x = norm(stored(x), layer + "post_attention_layernorm.weight")
+        hidden = stored(hidden + x)
+
+        x = norm(hidden, f"{layer}{mlp_norm}_layernorm.weight")
+        gate, up = (project(x, f"{layer}mlp.{name}") for name in ("gate", "up"))
+        x = linear(stored(gate_up(gate, up)), weights[layer + "mlp.down_proj.weight"])
+        if config.post_norms:
+            x = norm(stored(x), layer + "post_feedforward_layernorm.weight")
+        hidden = stored(hidden + x)
+
+    hidden = norm(hidden, "model.norm.weight")
+    head = "model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"
+    logits = linear(hidden, weights[head])
+    return stored(logits if config.logit_soft_cap is None else soft_cap(logits, config.logit_soft_cap))
