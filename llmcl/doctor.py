@@ -28,7 +28,7 @@ from llmcl.ops import linear
 from llmcl.ops.embed import embed
 from llmcl.ops.rms_norm import rms_norm
 from llmcl.ops.step_state import RING, StepState
-from llmcl.ops.variant import Variant
+from llmcl.ops.variant import PTX_FORMS, Variant
 from llmcl.ops.weight import Weight, WeightPart
 from llmcl.runtime.device import Device
 from llmcl.runtime.platforms import DeviceEntry
@@ -281,7 +281,7 @@ def diagnose(
     wanted = []
     for i, check in enumerate(listed):
         # Inline PTX would only be refused by any other compiler.
-        if check.suits(device) or (everything and check.form != "nvidia"):
+        if check.suits(device) or (everything and check.form not in PTX_FORMS):
             wanted.append(i)
         else:
             settle(i, UNUSED, None, f"{entry.name} never chooses this form")

@@ -18,6 +18,7 @@ from llmcl.checkpoint.quantize import quantize_rows
 from llmcl.ops.dtype import QUANTIZED
 from llmcl.ops.linear import linear_decode, linear_prefill
 from llmcl.ops.step_state import StepState
+from llmcl.ops.variant import PTX_FORMS
 from llmcl.ops.weight import Weight, WeightPart, alloc_weight, load_rows
 from llmcl.runtime.device import Buffer, Device, Launch
 
@@ -61,7 +62,7 @@ class Trial:
 
 def tolerance(form: str, dtype: str) -> float:
     """The error that a form of a kernel may make: float32 sums, or matrix units that round their operands to dtype."""
-    rounds = form == "nvidia" and dtype in ("float16", "bfloat16")
+    rounds = form in PTX_FORMS and dtype in ("float16", "bfloat16")
     return {"float16": 2.0**-10, "bfloat16": 2.0**-7}[dtype] if rounds else 2e-5
 
 

@@ -17,7 +17,7 @@ import llmcl
 from llmcl import doctor
 from llmcl.errors import DeviceError
 from llmcl.ops import linear
-from llmcl.ops.variant import pick
+from llmcl.ops.variant import PTX_FORMS, pick
 from llmcl.runtime.device import Device
 from llmcl.runtime.findings import Findings
 from llmcl.runtime.platforms import DeviceEntry
@@ -72,7 +72,7 @@ doctor.checks = lambda: few
 
 
 def statuses(outcomes: Sequence[doctor.Outcome]) -> dict[str, str]:
-    return {f"{o.check.kernel} {o.check.form}": o.status for o in outcomes if o.check.form != "nvidia"}
+    return {f"{o.check.kernel} {o.check.form}": o.status for o in outcomes if o.check.form not in PTX_FORMS}
 
 
 def test_every_form_passes(cl_entry: DeviceEntry, default_device: Device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,8 +128,9 @@ inline float top16(float16 v) {
 #define GATE_GELU_TANH 1
 #ifdef GATE
 #if GATE == GATE_GELU_TANH
-#define GATE_VALUE(g, EXP) ((g) / (1.0f + EXP(-1.5957691216f * (g) * (1.0f + 0.044715f * (g) * (g)))))
+#define GATE_MINUS_Z(g) (-1.5957691216f * (g) * (1.0f + 0.044715f * (g) * (g)))
 #else
-#define GATE_VALUE(g, EXP) ((g) / (1.0f + EXP(-(g))))
+#define GATE_MINUS_Z(g) (-(g))
 #endif
+#define GATE_VALUE(g, EXP) ((g) / (1.0f + EXP(GATE_MINUS_Z(g))))
 #endif

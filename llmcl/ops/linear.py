@@ -13,7 +13,11 @@ from llmcl.ops.work import linear_work, per_token
 from llmcl.runtime.device import Buffer, Device, KernelArg, Launch, WorkOf
 
 DECODE_VARIANTS = variants("linear_decode", nvidia=lambda dtype, k: is_16_bit(dtype))
-PREFILL_VARIANTS = variants("linear_prefill", nvidia=lambda dtype, k: is_16_bit(dtype) and k % 32 == 0)
+PREFILL_VARIANTS = variants(
+    "linear_prefill",
+    nvidia=lambda dtype, k: is_16_bit(dtype) and k % 32 == 0,
+    hopper=lambda dtype, k: is_16_bit(dtype) and k % 32 == 0,
+)
 # On a CPU the same file as for floating-point weights; elsewhere the work is cut differently.
 QUANTIZED_DECODE_VARIANTS = (
     *(variant for variant in DECODE_VARIANTS if variant.name == "cpu"),
@@ -150,6 +154,21 @@ def linear_prefill(
                     work=_work(weight, part, epilogue),
                 )
             )
+        elif chosen.name == "hopper":
+            launches += _narrow_rows(device, x, weight.k, part.dtype, step, blocks=True)
+            args[1] = step.narrowed_rows(weight.k)
+            constants["NARROW_OUT"] = False
+            launches.append(
+                device.launch(
+                    chosen.file,
+                    "linear_prefill",
+                    constants,
+                    args,
+                    groups=lambda n, tiles=-(-n_tiles // 16): (min(device.compute_units, -(-n // 128) * tiles),),  # type: ignore[misc]
+                    local=(256,),
+                    work=_work(weight, part, epilogue),
+                )
+            )
         elif chosen.name == "nvidia":
             launches += _narrow_rows(device, x, weight.k, part.dtype, step)
             args[1] = step.narrowed_rows(weight.k)
@@ -180,14 +199,17 @@ def linear_prefill(
     return launches
 
 
-def _narrow_rows(device: Device, x: Buffer, k: int, dtype: str, step: StepState) -> list[Launch]:
+def _narrow_rows(
+    device: Device, x: Buffer, k: int, dtype: str, step: StepState, *, blocks: bool = False
+) -> list[Launch]:
+    constants = {**step_state.CONSTANTS, "WEIGHT": KERNEL_NAMES[dtype], "K": k, "BLOCKS": blocks, "LOCAL_SIZE": 128}
     return [
         device.launch(
             "nvidia/narrow_rows.cl",
             "narrow_rows",
-            {"WEIGHT": KERNEL_NAMES[dtype], "K": k, "LOCAL_SIZE": 128},
-            [x, step.narrowed_rows(k)],
-            groups=lambda n: (-(-k // 1024), n),
+            constants,
+            [x, step.narrowed_rows(k), step.state],
+            groups=(lambda n: (-(-k // 128), -(-n // 8))) if blocks else (lambda n: (-(-k // 1024), n)),
             local=(128, 1),
             work=per_token(6.0 * k),
         )

@@ -11,6 +11,7 @@ from llmcl.runtime.device import Buffer, Device
 RING = 256
 # Kernels read rounded activations in blocks of tokens whose last may reach beyond the step's.
 QUANTIZED_ROWS_MULTIPLE = 96
+NARROWED_ROWS_MULTIPLE = 128
 
 # Slots of the int32 buffer `state`, as the kernels know them.
 CONSTANTS = {
@@ -65,7 +66,8 @@ class StepState:
     def narrowed_rows(self, k: int) -> Buffer:
         """Working memory for a step's activations of k columns in 16 bits: see kernels/nvidia/narrow_rows.cl."""
         if k not in self._narrowed:
-            self._narrowed[k] = self._device.alloc(2 * self.max_tokens * k, "activations in 16 bits")
+            rows = -(-self.max_tokens // NARROWED_ROWS_MULTIPLE) * NARROWED_ROWS_MULTIPLE
+            self._narrowed[k] = self._device.alloc(2 * rows * k, "activations in 16 bits")
         return self._narrowed[k]
 
     def read_sampled(self, i: int) -> Callable[[], int]:

@@ -26,9 +26,19 @@ class Variant:
         return f"{self.file} {dtype}"
 
 
-def variants(kernel: str, nvidia: Callable[[str, int], bool]) -> tuple[Variant, ...]:
-    """The forms of a kernel that has one for each class of devices. nvidia: what the form for NVIDIA GPUs fits."""
+PTX_FORMS = ("nvidia", "hopper")  # made of inline PTX, which other compilers refuse; matrix units round their operands
+
+
+def variants(
+    kernel: str, nvidia: Callable[[str, int], bool], hopper: Callable[[str, int], bool] | None = None
+) -> tuple[Variant, ...]:
+    """The forms of a kernel that has one for each class of devices.
+
+    nvidia, hopper: what the forms for NVIDIA GPUs and for those with `wgmma` fit; None where there is no such form.
+    """
     return (
+        # Asynchronous matrix products of four warps, whose operands come from local memory.
+        *((Variant("hopper", f"nvidia/{kernel}_wgmma.cl", lambda device: device.has_wgmma, hopper),) if hopper else ()),
         # Matrix units, asynchronous copies and 16-bit conversions, in inline PTX.
         Variant("nvidia", f"nvidia/{kernel}.cl", lambda device: device.entry.ptx_arch >= 80, nvidia),
         # Software renderers (llvmpipe) would take half a minute to compile a kernel of wide vectors.

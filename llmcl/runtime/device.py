@@ -22,6 +22,7 @@ from pyopencl.tools import ImmediateAllocator, MemoryPool  # noqa: E402
 
 from llmcl.runtime.findings import Findings  # noqa: E402
 from llmcl.runtime.program import ProgramCache  # noqa: E402
+from llmcl.runtime.wgmma import has_wgmma  # noqa: E402
 
 KernelArg = Union["Buffer", np.generic]
 Groups = tuple[int, ...] | Callable[[int], tuple[int, ...]]
@@ -228,6 +229,11 @@ class Device:
     def dot_form(self) -> int:
         """How kernels reach the processor's 8-bit dot product (runtime/dot_product.py); 0 where they cannot."""
         return dot_product(self.entry) if self.is_cpu else NONE
+
+    @property
+    def has_wgmma(self) -> bool:
+        """Whether kernels can have Hopper's asynchronous matrix products (runtime/wgmma.py)."""
+        return has_wgmma(self.entry)
 
     @property
     def compile_s(self) -> float:

@@ -9,49 +9,32 @@ Run as a program with an index of `find_devices()` and a form, it exits 0 if the
 
 from __future__ import annotations
 
-import hashlib
-import os
 import platform
-import subprocess
 import sys
 from pathlib import Path
 
-from llmcl.paths import cache_dir
-from llmcl.runtime.platforms import DeviceEntry, find_devices
+from llmcl.runtime.platforms import DeviceEntry
+from llmcl.runtime.probe import probed_entry, remembered, succeeds
 
 NONE, INTRINSIC_512, INLINE_512, INLINE_256 = range(4)  # the build constant DOT of kernels/cpu/quant_tile.cl
-_PROBE_TIMEOUT_S = 60.0
 
 
 def dot_product(entry: DeviceEntry) -> int:
     """The fastest form of the 8-bit dot product that is right on a CPU device; NONE where there is none."""
+    from llmcl.runtime.program import read_source
+
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return NONE
     forms = (INTRINSIC_512,) if entry.is_intel_cpu else (INLINE_512, INLINE_256) if entry.is_pocl else ()
     if not forms:
         return NONE
-    remembered = _answer_file(entry)
-    try:
-        return int(remembered.read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        pass
-    answer = next((form for form in forms if _works(entry, form)), NONE)
-    try:
-        remembered.parent.mkdir(parents=True, exist_ok=True)
-        remembered.write_text(str(answer), encoding="ascii")
-    except OSError:
-        pass  # a read-only home: probed again next time
-    return answer
-
-
-def _answer_file(entry: DeviceEntry) -> Path:
-    from llmcl.runtime.program import read_source
-
-    source = read_source("cpu/dot_probe.cl")
-    identity = "\0".join(
-        (entry.platform_name, entry.platform_version, entry.name, entry.driver_version, _processor(), source)
+    return remembered(
+        "dot_product",
+        entry,
+        _processor(),
+        read_source("cpu/dot_probe.cl"),
+        answer=lambda: next((form for form in forms if succeeds(__name__, entry, str(form))), NONE),
     )
-    return cache_dir() / "dot_product" / hashlib.sha256(identity.encode()).hexdigest()[:32]
 
 
 def _processor() -> str:
@@ -61,23 +44,6 @@ def _processor() -> str:
     except OSError:
         return platform.processor()
     return "\n".join(next((line for line in lines if line.startswith(key)), "") for key in ("model name", "flags"))
-
-
-def _works(entry: DeviceEntry, form: int) -> bool:
-    package_root = str(Path(__file__).parents[2])
-    paths = [package_root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    try:
-        result = subprocess.run(
-            [sys.executable, "-m", "llmcl.runtime.dot_product", str(entry.index), entry.label, str(form)],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            timeout=_PROBE_TIMEOUT_S,
-            check=False,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return False
-    return result.returncode == 0
 
 
 def _probe(entry: DeviceEntry, form: int) -> bool:
@@ -103,10 +69,10 @@ def _probe(entry: DeviceEntry, form: int) -> bool:
     return bool(np.array_equal(out, expected))
 
 
-def main(index: str, label: str, form: str) -> int:
-    entries = [entry for entry in find_devices() if entry.index == int(index) and entry.label == label]
-    return 0 if entries and _probe(entries[0], int(form)) else 1
+def main(arguments: list[str]) -> int:
+    entry = probed_entry(arguments)
+    return 0 if entry and _probe(entry, int(arguments[2])) else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:4]))
+    sys.exit(main(sys.argv[1:]))

@@ -17,6 +17,7 @@ import pyopencl as cl
 
 from llmcl.errors import KernelBuildError
 from llmcl.paths import cache_dir, write_atomically
+from llmcl.runtime.ptx_splice import needs_splice, splice
 
 _log = logging.getLogger(__name__)
 
@@ -103,13 +104,12 @@ class ProgramCache:
 
     def _compile(self, file: str, source: str, options: str, path: Path) -> cl.Program:
         start = time.perf_counter()
-        program = cl.Program(self._context, source)
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                # False: pyopencl keeps no second cache of its own.
-                program.build(options=options.split(" "), cache_dir=False)  # type: ignore[arg-type]
-        except cl.Error as error:
+            program, binary = self._build(cl.Program(self._context, source), options)
+            if needs_splice(source):
+                binary = splice(binary.decode(errors="replace")).encode()
+                program, _ = self._build(cl.Program(self._context, [self._device], [binary]), "")
+        except (cl.Error, ValueError) as error:
             raise KernelBuildError(
                 f"kernel {file} does not compile on {self._device.name.strip()} with options {options!r}; "
                 f"please report this with the compiler's log:\n{error}"
@@ -118,10 +118,19 @@ class ProgramCache:
         _log.info("compiled %s for %s in %.1f s", Path(file).stem, self._device.name.strip(), seconds)
         self.compile_s += seconds
         self.compiled += 1
-        binaries: list[bytes] = program.get_info(cl.program_info.BINARIES)  # type: ignore[assignment]
         with suppress(OSError):  # a read-only home costs compile time, not the run
-            write_atomically(path, binaries[0])
+            write_atomically(path, binary)
         return program
+
+    @staticmethod
+    def _build(program: cl.Program, options: str) -> tuple[cl.Program, bytes]:
+        """The program built, and its binary."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            # False: pyopencl keeps no second cache of its own.
+            program.build(options=options.split(), cache_dir=False)  # type: ignore[arg-type]
+        binaries: list[bytes] = program.get_info(cl.program_info.BINARIES)  # type: ignore[assignment]
+        return program, binaries[0]
 
 
 def _constant(value: object) -> str:

@@ -7,6 +7,7 @@ import dataclasses
 
 import pytest
 
+from llmcl.ops.variant import PTX_FORMS
 from llmcl.runtime.device import Device
 from llmcl.runtime.platforms import find_devices
 
@@ -35,17 +36,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """`variant` is the form of the kernel under test: the NVIDIA forms where such a GPU is among the devices."""
     chosen = any("variant" in marker.args[0] for marker in metafunc.definition.iter_markers("parametrize"))
     if "variant" in metafunc.fixturenames and not chosen:
-        nvidia = any(entry.ptx_arch >= 80 for entry in find_devices())
-        metafunc.parametrize("variant", ["cpu", "portable", *(["nvidia"] if nvidia else [])])
+        archs = [entry.ptx_arch for entry in find_devices()]
+        nvidia = ["nvidia"] if max(archs) >= 80 else []
+        hopper = ["hopper"] if 90 in archs else []
+        metafunc.parametrize("variant", ["cpu", "portable", *nvidia, *hopper])
 
 
 @pytest.fixture
 def target(device: Device, variant: str) -> Device:
     """The device, taken for a CPU or for a GPU: it chooses that form of every kernel, its work-group sizes included."""
-    if variant == "nvidia" and device.entry.ptx_arch < 80:
+    if variant in PTX_FORMS and device.entry.ptx_arch < 80:
         pytest.skip("the NVIDIA forms are made of PTX, which this device does not take")
+    if variant == "hopper" and not device.has_wgmma:
+        pytest.skip("the Hopper forms are made of wgmma, which this device does not take")
     taken_for = copy.copy(device)
     kind = "cpu" if variant == "cpu" else "gpu"
-    ptx_arch = device.entry.ptx_arch if variant == "nvidia" else 0
+    ptx_arch = {"hopper": device.entry.ptx_arch, "nvidia": 80}.get(variant, 0)
     taken_for.entry = dataclasses.replace(device.entry, kind=kind, is_software=False, ptx_arch=ptx_arch)
     return taken_for

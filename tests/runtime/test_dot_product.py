@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llmcl.runtime import dot_product as module
+from llmcl.runtime import probe
 from llmcl.runtime.dot_product import INLINE_256, INLINE_512, INTRINSIC_512, NONE, dot_product
 from llmcl.runtime.platforms import DeviceEntry
 
@@ -22,7 +22,7 @@ def test_the_answer_is_remembered(cl_entry: DeviceEntry, empty_cache: Path, monk
     def run(*args: Any, **options: Any) -> Any:
         raise AssertionError("the answer is in the cache")
 
-    monkeypatch.setattr(module.subprocess, "run", run)
+    monkeypatch.setattr(probe.subprocess, "run", run)
     assert dot_product(cl_entry) == answer
 
 
@@ -35,5 +35,5 @@ def test_a_crash_or_a_hang_is_a_no(
             raise subprocess.TimeoutExpired(command, 1.0)
         return subprocess.CompletedProcess(command, int(outcome))
 
-    monkeypatch.setattr(module.subprocess, "run", run)
+    monkeypatch.setattr(probe.subprocess, "run", run)
     assert dot_product(cl_entry) == NONE

@@ -1,0 +1,96 @@
+// Hopper's asynchronous matrix products (wgmma, PTX ISA 8, section 9.7.15), for devices whose `has_wgmma` holds.
+//
+// NVIDIA's OpenCL compiler assembles for sm_90 and refuses these instructions, which are sm_90a's. They stand here as
+// PTX comments, and runtime/ptx_splice.py makes instructions of them in the program's text.
+//
+// A warpgroup (4 warps) multiplies A (64 x 16) by B (16 x n) into float32 sums. B lies in local memory, A there or in
+// registers. Of A and of the sums a warp holds 16 rows in the fragments that ptx.cl draws: a lane's sums are 4 for each 8
+// columns.
+#include "nvidia/ptx.cl"
+
+#define WARPGROUP 128
+
+// Orders a work-item's earlier writes to local memory before the matrix units' reads, once the group has met at a barrier.
+inline void local_fence_async(void) { asm volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
+
+// Before the first product after registers or local memory that it uses were written.
+inline void wgmma_fence(void) { asm volatile("//sm_90a wgmma.fence.sync.aligned;" : : : "memory"); }
+inline void wgmma_commit(void) { asm volatile("//sm_90a wgmma.commit_group.sync.aligned;" : : : "memory"); }
+#define WGMMA_WAIT(groups_in_flight) \
+    asm volatile("//sm_90a wgmma.wait_group.sync.aligned %0;" : : "n"(groups_in_flight) : "memory")
+
+// How an operand lies in local memory (section 9.7.15.5.1.2), `leading` and `stride` in bytes:
+//
+//   NO_SWIZZLE  A, rows of k: blocks of 8 rows x 8 columns, 128 bytes each; leading: to the next 8 columns, stride: 8 rows
+//   SWIZZLE_32  B, as weights and keys lie: 32 bytes for each k, 16 columns; leading: to the next 16 columns, stride: 8 k.
+//               The halves of 16 bytes change places where k / 4 is odd.
+//   SWIZZLE_128 B, as values lie: 128 bytes for each k, 64 columns; leading: to the next 64 columns, stride: 8 k.
+//               A piece c of 16 bytes is at place c ^ (k % 8).
+#define NO_SWIZZLE 0
+#define SWIZZLE_128 1
+#define SWIZZLE_32 3
+inline ulong wgmma_operand(const uint address, const uint leading, const uint stride, const int swizzle) {
+    return (ulong)((address & 0x3ffff) >> 4) | (ulong)(leading >> 4) << 16 | (ulong)(stride >> 4) << 32 | (ulong)swizzle << 62;
+}
+
+#define SUMS_FROM_0 \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define SUMS_FROM_32 \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define SUMS_FROM_64 \
+    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define SUMS_FROM_96 \
+    "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+    "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define SUMS8(s, i) \
+    "+f"((s)[i]), "+f"((s)[i + 1]), "+f"((s)[i + 2]), "+f"((s)[i + 3]), "+f"((s)[i + 4]), "+f"((s)[i + 5]), "+f"((s)[i + 6]), \
+        "+f"((s)[i + 7])
+#define SUMS32(s, i) SUMS8(s, i), SUMS8(s, i + 8), SUMS8(s, i + 16), SUMS8(s, i + 24)
+
+// sums (float [N / 2] of a lane) = A B + KEEP sums, for N columns. TYPE: f16 or bf16; KEEP: 0 or 1; A and B: operands in local
+// memory, or for A uint4 of a lane's fragments (WGMMA_FRAGMENTS_N).
+#define WGMMA_256_(TYPE, s, a, b, KEEP) \
+    asm volatile("//sm_90a wgmma.mma_async.sync.aligned.m64n256k16.f32." #TYPE "." #TYPE " {" SUMS_FROM_0 ", " SUMS_FROM_32 ", " SUMS_FROM_64 ", " SUMS_FROM_96 \
+                 "}, %128, %129, " #KEEP ", 1, 1, 0, 1;" \
+                 : SUMS32(s, 0), SUMS32(s, 32), SUMS32(s, 64), SUMS32(s, 96) \
+                 : "l"(a), "l"(b))
+#define WGMMA_256(TYPE, s, a, b, KEEP) WGMMA_256_(TYPE, s, a, b, KEEP)
+#define WGMMA_FRAGMENTS_64_(TYPE, s, a, b, KEEP) \
+    asm volatile("//sm_90a wgmma.mma_async.sync.aligned.m64n64k16.f32." #TYPE "." #TYPE " {" SUMS_FROM_0 \
+                 "}, {%32, %33, %34, %35}, %36, " #KEEP ", 1, 1, 1;" \
+                 : SUMS32(s, 0) \
+                 : "r"((a).x), "r"((a).y), "r"((a).z), "r"((a).w), "l"(b))
+#define WGMMA_FRAGMENTS_64(TYPE, s, a, b, KEEP) WGMMA_FRAGMENTS_64_(TYPE, s, a, b, KEEP)
+#define WGMMA_FRAGMENTS_128_(TYPE, s, a, b, KEEP) \
+    asm volatile("//sm_90a wgmma.mma_async.sync.aligned.m64n128k16.f32." #TYPE "." #TYPE " {" SUMS_FROM_0 ", " SUMS_FROM_32 \
+                 "}, {%64, %65, %66, %67}, %68, " #KEEP ", 1, 1, 1;" \
+                 : SUMS32(s, 0), SUMS32(s, 32) \
+                 : "r"((a).x), "r"((a).y), "r"((a).z), "r"((a).w), "l"(b))
+#define WGMMA_FRAGMENTS_128(TYPE, s, a, b, KEEP) WGMMA_FRAGMENTS_128_(TYPE, s, a, b, KEEP)
+
+// After a wait, before ordinary use of the sums: keeps the compiler from moving that use ahead of the wait.
+#define WGMMA_SETTLE32(s, i) asm volatile("" : SUMS32(s, i))
+
+// Barriers in local memory (8 bytes each) on which some work-items arrive and others wait. Each phase ends after `count`
+// arrivals; a waiter says of which parity the phase is that must have ended.
+inline void meeting_create(const uint at, const uint count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(at), "r"(count) : "memory");
+}
+inline void meeting_arrive(const uint at) {
+    asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" : : "r"(at) : "memory");
+}
+// Arrives when the asynchronous copies that the work-item has begun are complete.
+inline void meeting_arrive_copied(const uint at) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" : : "r"(at) : "memory");
+}
+// Bounded, so that a defect shows as wrong numbers and not as a device that hangs.
+inline void meeting_wait(const uint at, const uint parity) {
+    for (uint tries = 0, over = 0; !over && tries < 1 << 22; ++tries)
+        asm volatile("{.reg .pred p;\n mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;}"
+                     : "=r"(over)
+                     : "r"(at), "r"(parity)
+                     : "memory");
+}

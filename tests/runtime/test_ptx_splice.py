@@ -1,0 +1,93 @@
+"""Instructions put into a program's PTX, and what is made of devices and drivers that do not take them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmcl.errors import KernelBuildError
+from llmcl.runtime.device import Device
+from llmcl.runtime.platforms import DeviceEntry
+from llmcl.runtime.program import ProgramCache, read_source
+from llmcl.runtime.ptx_splice import needs_splice, splice
+from llmcl.runtime.wgmma import PROBE, has_wgmma
+
+PTX = """.version 9.0
+.target sm_90, texmode_independent
+.address_size 64
+.entry k()
+{
+	// begin inline asm
+	//sm_90a wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%f1, %f2, %f3, %f4}, %rd1, %rd2, 1, 1, 1, 0, 1;
+	// end inline asm
+	// //sm_90a is no mark inside another comment
+	ret;
+}
+\0"""
+
+
+def test_marked_comments_become_instructions() -> None:
+    lines = splice(PTX).splitlines()
+    assert lines[1] == ".target sm_90a, texmode_independent"
+    assert (
+        lines[6]
+        == "\twgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%f1, %f2, %f3, %f4}, %rd1, %rd2, 1, 1, 1, 0, 1;"
+    )
+    assert [line for i, line in enumerate(lines) if i not in (1, 6)] == [
+        line for i, line in enumerate(PTX.splitlines()) if i not in (1, 6)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("\x7fELF", "'.target sm_90', found 0"),
+        (PTX.replace("sm_90,", "sm_100,"), "'.target sm_90', found 0"),
+        (PTX.replace("//sm_90a w", "// w"), "found none"),
+    ],
+)
+def test_other_binaries_are_refused(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        splice(text)
+
+
+def test_which_programs_need_it() -> None:
+    assert needs_splice(read_source(PROBE))
+    assert not needs_splice(read_source("nvidia/linear_prefill.cl"))
+
+
+def test_only_hopper_has_wgmma(cl_entry: DeviceEntry, monkeypatch: pytest.MonkeyPatch) -> None:
+    if cl_entry.ptx_arch == 90:
+        pytest.skip("this device may have it")
+
+    def succeeds(*args: object) -> bool:
+        raise AssertionError("nothing to try on this device")
+
+    monkeypatch.setattr("llmcl.runtime.wgmma.succeeds", succeeds)
+    assert not has_wgmma.__wrapped__(cl_entry)
+
+
+def test_a_driver_without_ptx_is_named(default_device: Device, empty_cache: Path) -> None:
+    if default_device.entry.ptx_arch == 90:
+        pytest.skip("this driver's binaries are PTX")
+    source = '// no instruction here, "//sm_90a " is enough\n__kernel void probe(__global int* x) { x[0] = 1; }'
+    programs = ProgramCache(default_device.context, default_device.entry.device)
+    with pytest.raises(KernelBuildError, match="expected PTX with one line"):
+        programs._compile("probe.cl", source, "", empty_cache / "probe.bin")
+    assert not (empty_cache / "probe.bin").exists()
+
+
+def test_the_spliced_program_is_kept(device: Device, empty_cache: Path) -> None:
+    if not device.has_wgmma:
+        pytest.skip("the device has no wgmma")
+    operands = [device.zeros(4 * 64 * 64, name) for name in ("a", "b")]
+    out = device.upload(np.ones((64, 64), np.float32), "out")
+    for expected in (1, 0):  # compiled, then found
+        programs = ProgramCache(device.context, device.entry.device)
+        kernel = programs.kernel(PROBE, "wgmma_probe", {})
+        assert programs.compiled == expected
+        kernel.set_args(operands[0].cl, operands[1].cl, out.cl)
+    (kept,) = empty_cache.rglob("wgmma_probe-*.bin")
+    assert b"\n.target sm_90a" in kept.read_bytes()
