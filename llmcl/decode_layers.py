@@ -8,7 +8,7 @@ import numpy as np
 
 from llmcl.attention import kernels as attention
 from llmcl.ops import linear
-from llmcl.ops.dtype import KERNEL_NAMES
+from llmcl.ops.dtype import QUANTIZED, weight_kernel_name
 from llmcl.ops.variant import pick
 from llmcl.ops.work import linear_work, together
 from llmcl.runtime.device import KernelArg, Launch, WorkOf
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from llmcl.model import Model
 
 FILE = "nvidia/decode_layers.cl"
-WARPS = 16
+WARPS = linear.NVIDIA_GROUP_WARPS
 
 
 def why_not(model: Model) -> str | None:
@@ -26,16 +26,14 @@ def why_not(model: Model) -> str | None:
     shape = model.cache.shape
     weights = [w for layer in layers for w in (layer.qkv, layer.output, layer.gate_up, layer.down)]
     dtype = weights[0].dtype
-    if any(
-        pick(table, device, *operand).name != "nvidia"
-        for table, operand in (
-            (linear.DECODE_VARIANTS, (dtype, config.hidden_size)),
-            (attention.DECODE_VARIANTS, (shape.kv_dtype, shape.head_dim)),
-        )
-    ):
-        return "the device's kernels for this dtype are not NVIDIA's"
     if any(len(weight.parts) > 1 or weight.dtype != dtype for weight in weights):
         return "the layers' weights differ in dtype, or one is in several buffers"
+    chosen = (
+        linear.decode_variant(device, dtype, config.hidden_size),
+        pick(attention.DECODE_VARIANTS, device, shape.kv_dtype, shape.head_dim),
+    )
+    if any(variant.name != "nvidia" for variant in chosen):
+        return "the device's kernels for this dtype are not NVIDIA's"
     if any(
         extra is not None
         for layer in layers
@@ -46,7 +44,7 @@ def why_not(model: Model) -> str | None:
         return "the layers differ in their attention rules"
     if device.compute_units < shape.n_kv_heads:
         return "the device has fewer compute units than the model KV heads"
-    needed = 4 * max(_attend_floats(model), 66 * WARPS) + 4
+    needed = 4 * max(_attend_floats(model), *map(linear.nvidia_product_floats, weights)) + 4
     if needed > device.entry.local_mem_bytes:
         return f"it needs {needed:,} bytes of local memory, the device has {device.entry.local_mem_bytes:,}"
     return None
@@ -64,10 +62,9 @@ def decode_layers(model: Model, gate_epilogue: str) -> list[Launch]:
     table = device.alloc(64 * config.n_layers, "addresses of the layers")
     constants: dict[str, object] = {
         **cache.shape.constants(),
-        "WEIGHT": KERNEL_NAMES[layers[0].qkv.dtype],
+        "WEIGHT": weight_kernel_name(layers[0].qkv.dtype),
         "EPS": float(config.rms_norm_eps),
         "GATE": linear.GATES[gate_epilogue],
-        "UNROLL": linear.NVIDIA_UNROLL,
         "GROUP_SIZE": cache.shape.group_size,
         "N_SPLITS": min(model.n_splits, groups // config.n_kv_heads),
         "SCALE": cache.shape.scale,
@@ -77,13 +74,18 @@ def decode_layers(model: Model, gate_epilogue: str) -> list[Launch]:
         "N_GROUPS": groups,
         "WARPS": WARPS,
     }
+    if is_quantized := layers[0].qkv.dtype in QUANTIZED:
+        constants["DOT"] = int(not layers[0].qkv.exact_activations)
+    else:
+        constants["UNROLL"] = linear.NVIDIA_UNROLL
+    warps_of = linear.nvidia_quantized_team if is_quantized else linear.nvidia_decode_warps
     for name, weight, tiles in (
         ("QKV", layers[0].qkv, 1),
         ("OUT", layers[0].output, 1),
         ("GATE", layers[0].gate_up, 2),
         ("DOWN", layers[0].down, 1),
     ):
-        constants[f"{name}_TEAM"] = linear.nvidia_decode_warps(device, weight.n_tiles // tiles, weight.k)
+        constants[f"{name}_TEAM"] = warps_of(device, weight.n_tiles // tiles, weight.k)
     for i, layer in enumerate(layers):
         buffers = [
             layer.attention_norm,

@@ -119,7 +119,10 @@ def checks() -> list[Check]:
         for dtype in DTYPES
         if variant.fits(dtype, SIZE)
     ]
-    quantized = [("linear_decode", linear.QUANTIZED_DECODE_VARIANTS), ("linear_prefill", linear.PREFILL_VARIANTS)]
+    quantized = [
+        ("linear_decode", linear.QUANTIZED_DECODE_VARIANTS),
+        ("linear_prefill", linear.QUANTIZED_PREFILL_VARIANTS),
+    ]
     found += [
         Check(kernel, variant, dtype, partial(_quantized, kernel=kernel, variant=variant.name, dtype=dtype), table)
         for kernel, table in quantized

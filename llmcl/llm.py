@@ -23,6 +23,7 @@ from llmcl.model_weights import (
     ModelWeights,
     Progress,
     WeightTypes,
+    all_plans,
     load_weights,
     random_types,
     random_weights,
@@ -30,6 +31,8 @@ from llmcl.model_weights import (
     weights_bytes,
 )
 from llmcl.ops.dtype import ACTIVATION_DTYPES, QUANTIZED, check_dtype
+from llmcl.ops.linear import expands
+from llmcl.ops.step_state import EXPANDED_BYTES
 from llmcl.ops.variant import check_shared_kernels
 from llmcl.ops.weight import STAGING_BYTES
 from llmcl.paged_kv_cache import PagedKVCache, pool_pages
@@ -224,6 +227,9 @@ def forecast(
     working = 4 * sum(int(np.prod(shape)) for shape in shapes.values())
     # Where products take their input rounded: 2 bytes a value at most, one buffer for each number of columns.
     working += 2 * chunk * sum({config.hidden_size, config.n_q_heads * config.head_dim, config.intermediate_size})
+    dtypes = {dtype for plan in all_plans(config) for _, dtype in types.runs(plan)}
+    if any(expands(device, dtype) for dtype in dtypes):
+        working += EXPANDED_BYTES
     return {
         "weights": weights_bytes(config, types),
         "KV cache": kv_bytes_per_position(config, kv_dtype) * kv_tokens,

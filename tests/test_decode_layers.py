@@ -61,12 +61,17 @@ def buffers(model: Model, config: ModelConfig, position: int) -> dict[str, np.nd
 
 
 @pytest.mark.parametrize("with_mods", [False, True], ids=["plain", "mods"])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [*((shape, dtype) for shape in SHAPES for dtype in ("bfloat16", "float16")), ("gqa4", "q4_0"), ("gqa3", "q8_0")]
+    + [("wide", dtype) for dtype in ("q4_0", "q4_k", "q6_k")],
+)
 def test_equals_the_separate_launches(device: Device, tmp_path: Path, shape: str, dtype: str, with_mods: bool) -> None:
     if device.entry.ptx_arch < 80:
         pytest.skip("only NVIDIA GPUs run a model's layers in one launch")
-    loaded = load_random(config_file(tmp_path, SHAPES[shape]), device=device, dtype=dtype, max_context=1024)
+    # Rounding to 8 bits would make a step of the smallest difference.
+    options: dict[str, Any] = {"dtype": dtype, "activation_dtype": "float32", "max_context": 1024}
+    loaded = load_random(config_file(tmp_path, SHAPES[shape]), device=device, **options)
     config, weights = loaded.config, loaded.model.weights
     mods = ()
     if with_mods:
@@ -96,10 +101,28 @@ def test_equals_the_separate_launches(device: Device, tmp_path: Path, shape: str
             assert error < (2.0**-9 if name[0] in "kv" else 1e-3), (name, step)
 
 
-def test_decodes_the_same_twice(device: Device, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("shape", "dtype"), [("wide", "q4_k"), ("gqa3", "q4_0"), ("wide", "q8_0")])
+def test_rounded_activations_are_the_same_to_the_bit(device: Device, tmp_path: Path, shape: str, dtype: str) -> None:
+    """A first token, whose attention is the same however the keys are split."""
     if device.entry.ptx_arch < 80:
         pytest.skip("only NVIDIA GPUs run a model's layers in one launch")
-    llm = load_random(config_file(tmp_path, SHAPES["wide"]), device=device, dtype="bfloat16", max_context=512)
+    loaded = load_random(config_file(tmp_path, SHAPES[shape]), device=device, dtype=dtype, max_context=64)
+    config, weights = loaded.config, loaded.model.weights
+    found = []
+    for one_launch in (True, False):
+        model = Model(device, config, weights, KVCache(device, config, 64, "float16"), one_launch=one_launch)
+        assert why_not(model) is None
+        model.decode_token(5)
+        found.append(buffers(model, config, 1))
+    for name in found[0]:
+        np.testing.assert_array_equal(found[0][name], found[1][name], err_msg=name)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "q4_0"])
+def test_decodes_the_same_twice(device: Device, tmp_path: Path, dtype: str) -> None:
+    if device.entry.ptx_arch < 80:
+        pytest.skip("only NVIDIA GPUs run a model's layers in one launch")
+    llm = load_random(config_file(tmp_path, SHAPES["wide"]), device=device, dtype=dtype, max_context=512)
     prompt = list(range(100))
     first = llm.generate(prompt, max_tokens=200, ignore_eos=True).token_ids
     assert llm.generate(prompt, max_tokens=200, ignore_eos=True).token_ids == first

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from llmcl.ops import step_state
-from llmcl.ops.dtype import KERNEL_NAMES, QUANTIZED, TILE_ROWS, is_16_bit, weight_kernel_name
+from llmcl.ops.dtype import KERNEL_NAMES, QUANTIZED, TILE_ROWS, is_16_bit, tile_bytes, weight_kernel_name
 from llmcl.ops.step_state import QUANTIZED_ROWS_MULTIPLE, StepState
 from llmcl.ops.variant import Variant, largest_divisor, pick, power_of_two_at_most, variants
 from llmcl.ops.weight import Weight, WeightPart
-from llmcl.ops.work import linear_work, per_token
+from llmcl.ops.work import linear_work, once, per_token
 from llmcl.runtime.device import Buffer, Device, KernelArg, Launch, WorkOf
 
 DECODE_VARIANTS = variants("linear_decode", nvidia=lambda dtype, k: is_16_bit(dtype))
@@ -18,10 +18,16 @@ PREFILL_VARIANTS = variants(
     nvidia=lambda dtype, k: is_16_bit(dtype) and k % 32 == 0,
     hopper=lambda dtype, k: is_16_bit(dtype) and k % 32 == 0,
 )
-# On a CPU the same file as for floating-point weights; elsewhere the work is cut differently.
+# On a CPU the same files as for floating-point weights. Elsewhere decode cuts the work differently, and prefill on
+# NVIDIA GPUs widens a weight for the matrix units first.
 QUANTIZED_DECODE_VARIANTS = (
+    Variant("nvidia", "nvidia/linear_decode_quantized.cl", DECODE_VARIANTS[0].suits),
     *(variant for variant in DECODE_VARIANTS if variant.name == "cpu"),
     Variant("portable", "portable/linear_decode_quantized.cl", lambda device: True),
+)
+QUANTIZED_PREFILL_VARIANTS = (
+    Variant("nvidia", "nvidia/expand_weight.cl", DECODE_VARIANTS[0].suits),
+    *(variant for variant in PREFILL_VARIANTS if variant.name in ("cpu", "portable")),
 )
 
 EPILOGUES = {"store": "EPILOGUE_STORE", "add": "EPILOGUE_ADD", "swiglu": "EPILOGUE_SWIGLU", "geglu": "EPILOGUE_SWIGLU"}
@@ -34,6 +40,7 @@ CPU_GROUP_TOKENS = 48
 # Tokens for which the 8-bit product keeps an integer and a float32 sum in registers: 32 of 512 bits, or 16 of 256.
 INT8_TILE_TOKENS = {1: 12, 2: 12, 3: 3}
 INT8_GROUP_TOKENS = QUANTIZED_ROWS_MULTIPLE
+NVIDIA_GROUP_WARPS = 16  # of kernels that stay on their compute unit
 NVIDIA_UNROLL = 4  # see nvidia/linear_decode.cl
 NVIDIA_WARP_TILES = 4  # see nvidia/linear_prefill.cl
 
@@ -62,6 +69,38 @@ def nvidia_decode_warps(device: Device, units: int, k: int) -> int:
     return min(wanted, power_of_two_at_most(k // (16 * NVIDIA_UNROLL)))
 
 
+def nvidia_quantized_team(device: Device, units: int, k: int) -> int:
+    """Warps that share the columns of a unit of quantised tiles: such that the busiest warp reads the least."""
+
+    def steps(team: int) -> int:
+        return -(-units // (device.compute_units * (NVIDIA_GROUP_WARPS // team))) * -(-k // (128 * team))
+
+    return min((16, 8, 4, 2), key=steps)
+
+
+def nvidia_product_floats(weight: Weight) -> int:
+    """Local floats of nvidia/product.cl, or of nvidia/product_quantized.cl."""
+    if weight.dtype not in QUANTIZED:
+        return 66 * NVIDIA_GROUP_WARPS
+    activations = 0 if weight.exact_activations else weight.k // 4 + weight.k // 32
+    return 257 * NVIDIA_GROUP_WARPS + activations
+
+
+def prefill_variant(device: Device, dtype: str, k: int, name: str | None = None) -> Variant:
+    """The form of linear_prefill for a storage type and a number of columns; `name`: see `pick`."""
+    return pick(QUANTIZED_PREFILL_VARIANTS if dtype in QUANTIZED else PREFILL_VARIANTS, device, dtype, k, name)
+
+
+def expands(device: Device, dtype: str) -> bool:
+    """Whether prefill widens a weight of this type first, for which it needs EXPANDED_BYTES."""
+    return dtype in QUANTIZED and prefill_variant(device, dtype, 256).name == "nvidia"
+
+
+def decode_variant(device: Device, dtype: str, k: int, name: str | None = None) -> Variant:
+    """The form of linear_decode for a storage type and a number of columns; `name`: see `pick`."""
+    return pick(QUANTIZED_DECODE_VARIANTS if dtype in QUANTIZED else DECODE_VARIANTS, device, dtype, k, name)
+
+
 def _dot_form(device: Device, weight: Weight) -> int:
     return 0 if weight.exact_activations else device.dot_form
 
@@ -88,8 +127,7 @@ def linear_decode(
     launches = []
     for part in weight.parts:
         is_quantized = part.dtype in QUANTIZED
-        table = QUANTIZED_DECODE_VARIANTS if is_quantized else DECODE_VARIANTS
-        chosen = pick(table, device, part.dtype, weight.k, variant)
+        chosen = decode_variant(device, part.dtype, weight.k, variant)
         constants, first = _shape_constants(weight, part, epilogue)
         constants |= {"NORM": norm is not None, "EPS": float(eps)}
         units = part.n_tiles // tiles_at_once
@@ -97,6 +135,12 @@ def linear_decode(
             groups, local = (min(units, device.compute_units),), (1,)
             if is_quantized:
                 constants["DOT"] = _dot_form(device, weight)
+        elif chosen.name == "nvidia" and is_quantized:
+            team = nvidia_quantized_team(device, units, weight.k)
+            count = min(-(-units // (NVIDIA_GROUP_WARPS // team)), device.compute_units)
+            constants |= {"DOT": int(not weight.exact_activations), "WARPS": NVIDIA_GROUP_WARPS}
+            constants |= {"TEAM": team, "N_GROUPS": count}
+            groups, local = (count,), (32 * NVIDIA_GROUP_WARPS,)
         elif chosen.name == "nvidia":
             warps = nvidia_decode_warps(device, units, weight.k)
             constants |= {"WARPS": warps, "UNROLL": NVIDIA_UNROLL}
@@ -129,7 +173,10 @@ def linear_prefill(
     """
     launches = []
     for part in weight.parts:
-        chosen = pick(PREFILL_VARIANTS, device, part.dtype, weight.k, variant)
+        chosen = prefill_variant(device, part.dtype, weight.k, variant)
+        if chosen.name == "nvidia" and part.dtype in QUANTIZED:
+            launches += _prefill_expanded(device, weight, part, x, out, step, epilogue)
+            continue
         constants, first = _shape_constants(weight, part, epilogue)
         constants["OUT_STRIDE"] = weight.rows // (2 if epilogue in GATES else 1)
         args: list[KernelArg] = [part.buffer, x, out, step.state, first]
@@ -196,6 +243,34 @@ def linear_prefill(
                     work=_work(weight, part, epilogue),
                 )
             )
+    return launches
+
+
+def _prefill_expanded(
+    device: Device, weight: Weight, part: WeightPart, x: Buffer, out: Buffer, step: StepState, epilogue: str
+) -> list[Launch]:
+    """The product with a weight that is widened to float16 first, as many tiles at once as the working memory holds."""
+    expanded = step.expanded_weight()
+    most = expanded.nbytes // (2 * TILE_ROWS * weight.k) // 2 * 2
+    launches = []
+    for first in range(0, part.n_tiles, most):
+        count = min(most, part.n_tiles - first)
+        constants = {"WEIGHT": weight_kernel_name(part.dtype), "K": weight.k, "LOCAL_SIZE": 256}
+        items = count * weight.k // 2  # of 4 rows and 8 columns
+        launches.append(
+            device.launch(
+                "nvidia/expand_weight.cl",
+                "expand_weight",
+                constants,
+                [part.buffer, expanded, np.int32(first), np.int32(items)],
+                groups=(-(-items // 256),),
+                local=(256,),
+                work=once(count * (tile_bytes(weight.k, part.dtype) + 2 * TILE_ROWS * weight.k)),
+            )
+        )
+        wide = WeightPart(expanded, part.first_tile + first, count, "float16")
+        whole = Weight(weight.name, weight.rows, weight.k, (wide,))
+        launches += linear_prefill(device, whole, x, out, step, epilogue=epilogue)
     return launches
 
 

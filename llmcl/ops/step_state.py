@@ -9,6 +9,7 @@ import numpy as np
 from llmcl.runtime.device import Buffer, Device
 
 RING = 256
+EXPANDED_BYTES = 128 << 20
 # Kernels read rounded activations in blocks of tokens whose last may reach beyond the step's.
 QUANTIZED_ROWS_MULTIPLE = 96
 NARROWED_ROWS_MULTIPLE = 128
@@ -39,6 +40,7 @@ class StepState:
         self.host_sampled = device.pinned(RING)
         self._quantized: dict[int, tuple[Buffer, Buffer]] = {}
         self._narrowed: dict[int, Buffer] = {}
+        self._expanded: Buffer | None = None
 
     def write_tokens(self, token_ids: Sequence[int] | np.ndarray, position: int) -> None:
         """Makes `token_ids` (at most max_tokens) the next step's input, at `position` of the cache."""
@@ -69,6 +71,12 @@ class StepState:
             rows = -(-self.max_tokens // NARROWED_ROWS_MULTIPLE) * NARROWED_ROWS_MULTIPLE
             self._narrowed[k] = self._device.alloc(2 * rows * k, "activations in 16 bits")
         return self._narrowed[k]
+
+    def expanded_weight(self) -> Buffer:
+        """Working memory for tiles of a quantised weight in float16: see kernels/nvidia/expand_weight.cl."""
+        if self._expanded is None:
+            self._expanded = self._device.alloc(EXPANDED_BYTES, "tiles in 16 bits")
+        return self._expanded
 
     def read_sampled(self, i: int) -> Callable[[], int]:
         """Enqueues the reading of the i-th token sampled (4 bytes); the function returned waits for it."""

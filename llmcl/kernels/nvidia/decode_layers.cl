@@ -12,17 +12,30 @@
 // ticket   uint [1], 0 before and after: arrivals at the grid's barriers
 //
 // Index space: N_GROUPS groups of 32 WARPS work-items, which must all run at the same time: one for each compute unit.
-// Build: that of nvidia/product.cl and nvidia/attend.cl, and HIDDEN, FFN, N_LAYERS, N_GROUPS, WARPS (16), and the warps of a
-// team in each product: QKV_TEAM, OUT_TEAM, GATE_TEAM, DOWN_TEAM (divisors of WARPS). Local memory: the larger of the two.
+// Build: that of nvidia/product.cl (nvidia/product_quantized.cl for quantised weights) and nvidia/attend.cl, and HIDDEN, FFN,
+// N_LAYERS, N_GROUPS, WARPS (16), and the warps of a team in each product: QKV_TEAM, OUT_TEAM, GATE_TEAM, DOWN_TEAM (divisors
+// of WARPS). Local memory: the larger of the two.
 #if !defined(HIDDEN) || !defined(FFN) || !defined(N_LAYERS) || !defined(N_GROUPS) || !defined(QKV_TEAM) || \
     !defined(OUT_TEAM) || !defined(GATE_TEAM) || !defined(DOWN_TEAM)
 #error "nvidia/decode_layers.cl needs the build constants named in its head"
 #endif
+#include "tiles.cl"
+#include "nvidia/ptx.cl"
+#if QUANTIZED
+#include "nvidia/product_quantized.cl"
+#else
 #include "nvidia/product.cl"
+#endif
 #include "nvidia/attend.cl"
 
-#define SCRATCH_FLOATS (ATTEND_FLOATS > PRODUCT_FLOATS(WARPS) ? ATTEND_FLOATS : PRODUCT_FLOATS(WARPS))
 #define Q_SIZE (N_Q_HEADS * HEAD_DIM)
+#if QUANTIZED
+#define LARGEST(a, b) ((a) > (b) ? (a) : (b))
+#define PRODUCTS_FLOATS PRODUCT_FLOATS(LARGEST(LARGEST(FFN, HIDDEN), Q_SIZE))
+#else
+#define PRODUCTS_FLOATS PRODUCT_FLOATS(WARPS)
+#endif
+#define SCRATCH_FLOATS (ATTEND_FLOATS > PRODUCTS_FLOATS ? ATTEND_FLOATS : PRODUCTS_FLOATS)
 #define QKV_SIZE (Q_SIZE + 2 * N_KV_HEADS * HEAD_DIM)
 #define BARRIERS (5 * N_LAYERS - 1)
 #if QKV_SIZE % 16 || HIDDEN % 16 || FFN % 16
@@ -44,6 +57,15 @@ inline void grid_barrier(__global uint* ticket, const uint nth) {
 // A product, and before the barrier that it waits for the first weights that it needs: they do not depend on what the barrier
 // orders, so the memory is busy while groups wait.
 #define FIRST_UNIT(team) (group + warp / (team) * N_GROUPS)
+#if QUANTIZED
+#define UNIT_STRIDE(team) (N_GROUPS * (WARPS / (team)))
+#define PREFETCH(weight, columns, units, gated, team)                                                           \
+    load_turn(&turn, (__global const uchar*)(weight), columns, gated, units, FIRST_UNIT(team), UNIT_STRIDE(team), team, \
+              warp % (team))
+#define PRODUCT(weight, norm, from, to, columns, rows, gated, normed, add, team)                                           \
+    product((__global const uchar*)(weight), from, (__global const float*)(norm), to, columns, rows, gated, normed, add,   \
+            ((rows) + 15) / 16, FIRST_UNIT(team), UNIT_STRIDE(team), team, warp % (team), 1 + warp / (team), &turn, scratch)
+#else
 #define PREFETCH(weight, columns, units, gated, team)                                                                      \
     if (FIRST_UNIT(team) < (units))                                                                                        \
     load_turn(&turn, (__global const CAT(WEIGHT, _t)*)(weight) + UNIT_OFFSET(FIRST_UNIT(team), columns, gated), columns,   \
@@ -52,12 +74,13 @@ inline void grid_barrier(__global uint* ticket, const uint nth) {
     product((__global const CAT(WEIGHT, _t)*)(weight), from, (__global const float*)(norm), to, columns, rows, gated,  \
             normed, add, ((rows) + 15) / 16, FIRST_UNIT(team), N_GROUPS * (WARPS / (team)), team, warp % (team),       \
             1 + warp / (team), &turn, true, scratch + warp / (team) * (team) * 66)
+#endif
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
 void decode_layers(__global const ulong* layers, __global float* x, __global float* qkv, __global float* attended,
                    __global float* ffn, __global const float* rope, __global const int* state, __global float* part_ml,
                    __global float* part_acc, __global int* arrivals, __global uint* ticket MOD_PARAMS) {
-    __local float scratch[SCRATCH_FLOATS];
+    __local float __attribute__((aligned(16))) scratch[SCRATCH_FLOATS];
     __local int arrived;
     const int group = get_group_id(0), warp = get_local_id(0) / WARP;
     uint nth = 0;

@@ -115,6 +115,25 @@ inline uint narrow_f16(const float a, const float b) {
     return u;
 }
 
+// Four products of bytes, added to c: unsigned bytes of a, or signed ones, by the signed bytes of b (sm_61 and later).
+inline int dot4(const uint a, const int b, const int c) {
+    int r;
+    asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+    return r;
+}
+inline int dot4_signed(const uint a, const int b, const int c) {
+    int r;
+    asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+    return r;
+}
+
+// Four bytes chosen of the eight of a (0 to 3) and b (4 to 7), one by each hexadecimal digit of `choice`, the lowest first.
+inline uint permute(const uint a, const uint b, const uint choice) {
+    uint r;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(choice));
+    return r;
+}
+
 // The 32-bit address of local memory that the instructions below want.
 inline uint local_address(const __local void* p) { return (uint)(size_t)p; }
 
