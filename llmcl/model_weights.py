@@ -233,7 +233,7 @@ def load_weights(
         row = 0
         for offset, name in enumerate(plan.tensors):
             info = checkpoint.tensors[name]
-            yield from load_rows(
+            for nbytes in load_rows(
                 device,
                 weight,
                 sources[name],
@@ -243,7 +243,9 @@ def load_weights(
                 tile_step=len(plan.tensors) if plan.alternate else 1,
                 tile_offset=offset if plan.alternate else 0,
                 rope_head_dim=config.head_dim if info.rope_interleaved else 0,
-            )
+            ):
+                checkpoint.drop(name)
+                yield nbytes
             row += 0 if plan.alternate else info.shape[0]
 
     def matrix(plan: MatrixPlan) -> Weight:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from llmcl.checkpoint import open_checkpoint
+
 # A CPU device's buffers are the process's own memory and are left out; pages of mapped files are not anonymous.
 PROGRAM = """
 import re
@@ -32,3 +34,26 @@ def test_loading_holds_little_more_than_a_tensor() -> None:
     result = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     largest_tensor = 49152 * 576 * 20 // 32  # the embedding in Q4_1
     assert int(result.stdout) < largest_tensor + 300e6
+
+
+GENERATE = """
+import re, sys
+from llmcl.cli import main
+
+sys.argv = ["llmcl", "generate", "-m", "smollm2", "-p", "Hi", "-n", "2", "-q"]
+try:
+    main()
+finally:
+    print(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc, which only Linux has")
+def test_a_generation_takes_little_more_memory_than_its_file() -> None:
+    """The largest resident size of the process: device buffers, libraries and what is mapped of the file included."""
+    for _ in range(2):  # the first may compile kernels
+        result = subprocess.run([sys.executable, "-c", GENERATE], capture_output=True, text=True, check=True)
+    peak = int(result.stdout.split()[-1]) * 1024
+    with open_checkpoint("smollm2") as checkpoint:
+        file_bytes = checkpoint.path.stat().st_size
+    assert peak < 1.3 * file_bytes + 350e6, f"{peak / 1e6:.0f} MB for a file of {file_bytes / 1e6:.0f} MB"

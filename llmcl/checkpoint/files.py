@@ -38,6 +38,20 @@ def map_file(path: Path) -> np.ndarray:
     return np.frombuffer(mapped, dtype=np.uint8)
 
 
+def drop_pages(view: np.ndarray) -> None:
+    """Takes the pages of the mapped file that `view` is of out of the process; they come back if they are read again.
+
+    As long as they are mapped they count as memory of the process. All of the file's: what is read is mapped together
+    with its neighbours. No effect where the system cannot do it.
+    """
+    base: Any = view
+    while isinstance(base, np.ndarray):
+        base = base.base
+    mapped = base.obj if isinstance(base, memoryview) else None
+    if isinstance(mapped, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        mapped.madvise(mmap.MADV_DONTNEED)
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; raises as `parse_json` and `map_file` do."""
     _check_is_file(path)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from llmcl.checkpoint.files import drop_pages
 from llmcl.checkpoint.formats import BLOCKS, FLOAT_FORMATS, row_bytes, to_float32
 from llmcl.config import ModelConfig
 from llmcl.errors import CheckpointError, UnsupportedModelError
@@ -93,6 +94,10 @@ class Checkpoint:
         if not 0 <= start <= stop <= len(rows):
             raise IndexError(f"rows {start}:{stop} of {name}, which has {len(rows)}")
         return rows[start:stop]
+
+    def drop(self, name: str) -> None:
+        """Says that what was read of a tensor is not needed soon: its pages no longer count as memory in use."""
+        drop_pages(self._rows[name])
 
     def array(self, name: str) -> np.ndarray:
         """The whole tensor, float32 [shape], its rows in the order of Hugging Face (see `TensorInfo`).
