@@ -30,6 +30,7 @@ from llmcl.ops.rms_norm import rms_norm
 from llmcl.ops.step_state import RING, StepState
 from llmcl.ops.variant import PTX_FORMS, Variant
 from llmcl.ops.weight import Weight, WeightPart
+from llmcl.runtime import one_launch
 from llmcl.runtime.device import Device
 from llmcl.runtime.platforms import DeviceEntry
 from llmcl.sampling import Sampler, SamplingParams
@@ -133,6 +134,8 @@ def checks() -> list[Check]:
     for kernel, by_dtype in (("embed", _embed), ("rope_append", _rope_append)):
         found += [Check(kernel, None, dtype, partial(by_dtype, dtype=dtype)) for dtype in DTYPES]
     found += [Check("rms_norm", None, "float32", _rms_norm), Check("sample", None, "float32", _sample)]
+    together = Variant("cpu", one_launch.FILE, one_launch.suits)
+    found.append(Check("one_launch", together, "float32", _one_launch, (together,)))
     return found
 
 
@@ -173,6 +176,15 @@ def _quantized(device: Device, *, kernel: str, variant: str, dtype: str) -> floa
 def _attention_decode(device: Device, *, variant: str, dtype: str) -> float:
     problem = AttentionProblem.random(6, 2, SIZE, dtype, 1, position=130)
     return _worst((decode_trial(device, problem), {"variant": variant, "n_splits": n}) for n in (1, 3))
+
+
+def _one_launch(device: Device) -> float:
+    problem = AttentionProblem.random(6, 2, SIZE, "float32", 1, position=130)
+    trial = decode_trial(device, problem)
+    together = one_launch.OneLaunch(device, trial.bind(variant="cpu", n_splits=3), device.zeros(4, "trial result"))
+    error = trial.error([together.launch])
+    trial.release()
+    return error
 
 
 def _attention_prefill(device: Device, *, variant: str, dtype: str) -> float:

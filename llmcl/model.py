@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from llmcl.ops.soft_cap import soft_cap
 from llmcl.ops.step_state import StepState
 from llmcl.ops.weight import Weight
 from llmcl.runtime.device import Buffer, Device, Launch, named_errors
+from llmcl.runtime.one_launch import OneLaunch
+from llmcl.runtime.one_launch import why_not as why_not_one_launch
 from llmcl.sampling import Sampler
 
 LOGITS_CHUNK = 64
@@ -81,7 +84,8 @@ class Model:
     ):
         """mods: what is added to the causal attention of each layer, by the model and the user; () for nothing.
 
-        one_launch: decode all layers in one launch where the device can (see decode_layers.py).
+        one_launch: decode in one launch where the device can: a GPU all layers (decode_layers.py), a CPU the whole step
+        (runtime/one_launch.py).
         """
         self.device = device
         self.mods = tuple(mods) or (NO_MODS,) * config.n_layers
@@ -100,8 +104,12 @@ class Model:
         )
         self.sampler = Sampler(device, self.act.logits, config.vocab_size, self.step)
         self._prefill = list(stack(self, PrefillOps(self)))
-        self._decode = list(decode_stack(self) if one_launch else stack(self, DecodeOps(self)))
         self._head = list(head(self, DecodeOps(self), self.act.logits))
+        self._decode = [*(decode_stack(self) if one_launch else stack(self, DecodeOps(self))), *self._head]
+        self._one_launch: OneLaunch | None = None
+        if one_launch and why_not_one_launch(device, self._decode) is None:
+            self._one_launch = OneLaunch(device, self._decode, self.act.logits)
+        self._prepare()
         self.decode_steps = 0  # enqueued since the model was loaded
         self._all_logits: tuple[Buffer, list[Launch]] | None = None
 
@@ -119,8 +127,37 @@ class Model:
         """One step with the input token that the device holds; sampling moves the device's position on."""
         self.cache.prepare(self.step, 1)
         self.decode_steps += 1
+        self._run(self.decode_launches)
+
+    def _prepare(self) -> None:
+        """Compiles all kernels and makes their objects, so that it is part of loading."""
+        if self.device.is_cpu:
+            for launch in self._prefill:
+                launch.share_kernel()
+        for launch in (*self._prefill, *self._head, *self.decode_launches):
+            launch.prepare()
+
+    @property
+    def decode_launches(self) -> Sequence[Launch]:
+        """What a decode step enqueues before sampling."""
+        return [self._one_launch.launch] if self._one_launch else self._decode
+
+    def repeat_decode(self, n_sampled: int) -> bool:
+        """Repeats the last step, whose input is the cache's last token, if its one launch gave up, after which all
+        steps are separate launches; whether it did. n_sampled: tokens sampled before the step. Waits for the device.
+        """
+        if self._one_launch is None or not self._one_launch.gave_up():
+            return False
+        self._one_launch = None
+        warnings.warn(
+            f"the work-groups of a decode step waited too long for each other on {self.device.name}, which may be very "
+            "busy; from now on each kernel is launched by itself: a little slower, with the same tokens",
+            stacklevel=2,
+        )
+        self.step.write_tokens(self.cache.token_ids[-1:], len(self.cache.token_ids) - 1)
+        self.step.restart_sampling(n_sampled)
         self._run(self._decode)
-        self._run(self._head)
+        return True
 
     def decode_token(self, token_id: int) -> None:
         """One step through the decode kernels with a given token, for evaluation and tests."""
@@ -128,6 +165,7 @@ class Model:
         self.step.write_tokens([token_id], self.cache.position)
         self.decode()
         self.cache.token_ids.append(token_id)
+        self.repeat_decode(0)
 
     def sample(self) -> None:
         """Chooses the next token from `act.logits` and makes it the device's next input."""

@@ -126,11 +126,5 @@ inline float top16(float16 v) {
 // z = 2 sqrt(2/pi) (g + 0.044715 g^3), which is GELU as tanh approximates it (Hendrycks and Gimpel, 2016).
 #define GATE_SILU 0
 #define GATE_GELU_TANH 1
-#ifdef GATE
-#if GATE == GATE_GELU_TANH
-#define GATE_MINUS_Z(g) (-1.5957691216f * (g) * (1.0f + 0.044715f * (g) * (g)))
-#else
-#define GATE_MINUS_Z(g) (-(g))
-#endif
+#define GATE_MINUS_Z(g) (GATE == GATE_GELU_TANH ? -1.5957691216f * (g) * (1.0f + 0.044715f * (g) * (g)) : -(g))
 #define GATE_VALUE(g, EXP) ((g) / (1.0f + EXP(GATE_MINUS_Z(g))))
-#endif

@@ -90,6 +90,6 @@ class StepState:
 
         return token
 
-    def restart_sampling(self) -> None:
-        """The next sampled token is number 0 of its generation."""
-        self._device.write(self.state, np.zeros(1, np.int32), 4 * CONSTANTS["STATE_STEP"])
+    def restart_sampling(self, i: int = 0) -> None:
+        """The next sampled token is number i of its generation."""
+        self._device.write(self.state, np.array([i], np.int32), 4 * CONSTANTS["STATE_STEP"])

@@ -81,7 +81,8 @@ def alloc_weight(
         end = first + -(-run_rows // TILE_ROWS)
         for start in range(first, end, most):
             count = min(most, end - start)
-            parts.append(WeightPart(device.alloc(count * tile_bytes(k, run_dtype), name), start, count, run_dtype))
+            buffer = device.alloc(count * tile_bytes(k, run_dtype), name, streamed=True)
+            parts.append(WeightPart(buffer, start, count, run_dtype))
         first = end
     if rows % TILE_ROWS:
         device.fill(parts[-1].buffer, np.uint32(0))
@@ -150,9 +151,8 @@ def load_rows(
                     [staging, part.buffer, flags, *map(np.int32, scalars)],
                     groups=(k // columns, stop - start),
                     local=(1, 1),
-                ).enqueue()
+                ).share_kernel().enqueue()
             yield (stop - start) * source.row_bytes
-        device.finish()
     finally:
         staging.release()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +21,7 @@ import pyopencl as cl  # noqa: E402
 from pyopencl.tools import ImmediateAllocator, MemoryPool  # noqa: E402
 
 from llmcl.runtime.findings import Findings  # noqa: E402
+from llmcl.runtime.huge_pages import HugePages  # noqa: E402
 from llmcl.runtime.program import ProgramCache  # noqa: E402
 from llmcl.runtime.wgmma import has_wgmma  # noqa: E402
 
@@ -111,38 +112,76 @@ class KernelMemory:
     spill_bytes: int | None
 
 
+@dataclass(frozen=True)
+class KernelSource:
+    """Which kernel: `name` of the file `kernels/<file>` behind `prelude`, built with `constants`."""
+
+    file: str
+    name: str
+    constants: Mapping[str, object]
+    prelude: str = ""
+
+
 class Launch:
     """A kernel with its arguments set once, ready to be enqueued again and again.
 
     `groups` is the number of work-groups in each dimension, or a function from the number of tokens in
     the step to it; nothing else about a launch changes from step to step. `work` is what the profiler
-    compares with the device's ceilings.
+    compares with the device's ceilings. The kernel object is made when it is first asked for.
     """
 
-    __slots__ = ("_device", "_groups", "args", "kernel", "local", "name", "work")
+    __slots__ = ("_device", "_groups", "_kernel", "_shares", "args", "local", "name", "source", "work")
 
     def __init__(
         self,
         device: Device,
-        kernel: cl.Kernel,
+        source: KernelSource | cl.Kernel,
         args: Sequence[KernelArg],
         groups: Groups,
         local: tuple[int, ...],
         work: WorkOf | None = None,
     ):
         self._device = device
-        self.kernel = kernel
-        self.name = kernel.function_name
+        self._kernel: cl.Kernel | None = None
+        self._shares = False
+        self.source = source
+        self.name = source.name if isinstance(source, KernelSource) else source.function_name
         self.args = tuple(args)  # clSetKernelArg does not keep buffers alive
         self._groups = groups
         self.local = local
         self.work = work
-        for index, arg in enumerate(self.args):
-            kernel.set_arg(index, arg.cl if isinstance(arg, Buffer) else arg)
+
+    @property
+    def kernel(self) -> cl.Kernel:
+        """The kernel with its arguments set. Raises KernelBuildError where it does not compile."""
+        if self._kernel is None:
+            source = self.source
+            self._kernel = self._device.kernel(source, self._shares) if isinstance(source, KernelSource) else source
+            self._set_args(self._kernel)
+        return self._kernel
+
+    def prepare(self) -> None:
+        """Compiles the kernel and makes its object now, so that the first enqueue does not. Raises KernelBuildError."""
+        assert self.kernel is not None
+
+    def share_kernel(self) -> Launch:
+        """From now on one kernel object serves this launch and others that share: for launches enqueued seldom.
+
+        Making an object takes a third of a millisecond, setting the arguments at each enqueue a few microseconds.
+        """
+        self._shares = True
+        return self
+
+    def _set_args(self, kernel: cl.Kernel) -> None:
+        with named_errors(f"setting the arguments of {self.name}"):
+            for index, arg in enumerate(self.args):
+                kernel.set_arg(index, arg.cl if isinstance(arg, Buffer) else arg)
+
+    def groups(self, n_tokens: int) -> tuple[int, ...]:
+        return self._groups(n_tokens) if callable(self._groups) else self._groups
 
     def global_size(self, n_tokens: int) -> tuple[int, ...]:
-        groups = self._groups(n_tokens) if callable(self._groups) else self._groups
-        return tuple(g * w for g, w in zip(groups, self.local, strict=True))
+        return tuple(g * w for g, w in zip(self.groups(n_tokens), self.local, strict=True))
 
     def memory(self) -> KernelMemory:
         """What the driver says about the compiled kernel."""
@@ -165,8 +204,10 @@ class Launch:
 
     def enqueue(self, n_tokens: int = 1) -> cl.Event:
         self._device.traffic.kernel_launches += 1
-        size = self.global_size(n_tokens)
-        return cl.enqueue_nd_range_kernel(self._device.queue, self.kernel, size, self.local)
+        kernel, size = self.kernel, self.global_size(n_tokens)
+        if self._shares:
+            self._set_args(kernel)
+        return cl.enqueue_nd_range_kernel(self._device.queue, kernel, size, self.local)
 
 
 class Device:
@@ -192,6 +233,7 @@ class Device:
         self.traffic = Traffic()
         self.allocated_bytes = 0
         self.peak_bytes = 0
+        self._huge_pages = HugePages(self.close) if entry.kind == "cpu" and not entry.is_software else None
         self.kept: dict[str, Any] = {}  # what an operation keeps from call to call, under its name
 
     @classmethod
@@ -247,8 +289,8 @@ class Device:
 
     # ---- memory -------------------------------------------------------------------------------------
 
-    def alloc(self, nbytes: int, name: str) -> Buffer:
-        """Uninitialised device memory.
+    def alloc(self, nbytes: int, name: str, *, streamed: bool = False) -> Buffer:
+        """Uninitialised device memory. streamed: it is read from end to end in every step.
 
         Raises OutOfDeviceMemoryError when the device refuses, naming the buffer and both sizes.
         """
@@ -259,7 +301,11 @@ class Device:
                 "--kv-dtype"
             )
         with named_errors(f"allocating {nbytes:,} bytes for {name}"):
-            memory = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, max(nbytes, 4))
+            pages = self._huge_pages.take(max(nbytes, 4)) if streamed and self._huge_pages else None
+            if pages is None:
+                memory = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, max(nbytes, 4))
+            else:
+                memory = cl.Buffer(self.context, cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR, hostbuf=pages)
         self.allocated_bytes += nbytes
         self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
         return Buffer(self, memory, nbytes, name)
@@ -358,14 +404,16 @@ class Device:
         prelude: str = "",
         work: WorkOf | None = None,
     ) -> Launch:
-        """Builds `kernels/<file>` with `constants` and binds `args` (Buffer or NumPy scalar) to kernel `name`.
+        """Kernel `name` of `kernels/<file>`, built with `constants`, with `args` (Buffer or NumPy scalar).
 
         prelude: OpenCL C in front of the file, such as functions that it calls. work: what a launch moves and
         computes, for the profiler.
         """
-        kernel = self._programs.kernel(file, name, constants, prelude)
-        with named_errors(f"setting the arguments of {name}"):
-            return self.launch_type(self, kernel, args, groups, local, work)
+        return self.launch_type(self, KernelSource(file, name, constants, prelude), args, groups, local, work)
+
+    def kernel(self, source: KernelSource, shared: bool) -> cl.Kernel:
+        """The compiled kernel: an object of its own, whose arguments nobody else sets, or the shared one."""
+        return self._programs.kernel(source.file, source.name, source.constants, source.prelude, shared=shared)
 
     def flush(self) -> None:
         """Hands everything enqueued to the device without waiting for it."""
@@ -382,7 +430,8 @@ class Device:
         nbytes = min(self.entry.max_alloc_bytes, self.entry.global_mem_bytes // 8, 1 << (29 if self.is_cpu else 32))
         nbytes -= nbytes % (1 << 20)
         best = float("inf")
-        source = self.zeros(nbytes, "bandwidth probe")
+        source = self.alloc(nbytes, "bandwidth probe", streamed=True)
+        self.fill(source, np.uint32(0))
         # The best split of a stream differs between devices; the ceiling is what the best one reaches.
         sizes = [(self.compute_units * f, 1) for f in (1, 2, 4)] if self.is_cpu else [(4096, 256), (16384, 256)]
         result = self.alloc(4 * max(g * w for g, w in sizes), "bandwidth probe result")

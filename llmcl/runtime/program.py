@@ -29,9 +29,12 @@ _INCLUDE = re.compile(r'^#include "([^"]+)"$', re.MULTILINE)
 
 
 @cache
-def read_source(name: str) -> str:
-    """The text of `kernels/<name>` with its `#include "..."` lines (relative to `kernels/`) resolved once each."""
-    included: set[str] = set()
+def read_source(name: str, without: tuple[str, ...] = ()) -> str:
+    """The text of `kernels/<name>` with its `#include "..."` lines (relative to `kernels/`) resolved once each.
+
+    without: files left out, which the text is put behind.
+    """
+    included = set(without)
 
     def expand(file: str) -> str:
         if file in included:
@@ -63,22 +66,30 @@ class ProgramCache:
             )
         )
         self._programs: dict[tuple[str, str, str], cl.Program] = {}
+        self._shared: dict[tuple[str, str, str, str], cl.Kernel] = {}
         self.compile_s = 0.0
         self.compiled = 0
 
     def __len__(self) -> int:
         return len(self._programs)
 
-    def kernel(self, file: str, name: str, constants: Mapping[str, object], prelude: str = "") -> cl.Kernel:
-        """A fresh kernel object (arguments belong to it alone) of `kernels/<file>` built with `constants`.
+    def kernel(
+        self, file: str, name: str, constants: Mapping[str, object], prelude: str = "", *, shared: bool = False
+    ) -> cl.Kernel:
+        """A kernel object of `kernels/<file>` built with `constants`: a fresh one, or with `shared` always the same.
 
         prelude: OpenCL C put in front of the file, such as the functions that it calls.
         """
-        defines = " ".join(f"-D {key}={_constant(value)}" for key, value in sorted(constants.items()))
+        defines = " ".join(f"-D {key}={constant_text(value)}" for key, value in sorted(constants.items()))
         program = self._programs.get((file, defines, prelude))
         if program is None:
             program = self._programs[file, defines, prelude] = self._load(file, defines, prelude)
-        return cl.Kernel(program, name)
+        if not shared:
+            return cl.Kernel(program, name)
+        key = (file, defines, prelude, name)
+        if key not in self._shared:
+            self._shared[key] = cl.Kernel(program, name)
+        return self._shared[key]
 
     def _load(self, file: str, defines: str, prelude: str) -> cl.Program:
         source = prelude + read_source(file)
@@ -133,7 +144,8 @@ class ProgramCache:
         return program, binaries[0]
 
 
-def _constant(value: object) -> str:
+def constant_text(value: object) -> str:
+    """The value of a build constant as OpenCL C."""
     if isinstance(value, bool):
         return str(int(value))
     if isinstance(value, float):

@@ -1,0 +1,45 @@
+"""How many processor cores this process may use: what its affinity and its control groups leave of the machine's."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def usable_cores(root: Path = Path("/")) -> int:
+    """At least 1. A quota of 1.5 cores counts as 1: more threads than that do not always run at the same time."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for folder in _cpu_groups(root):
+        quota = _quota(folder)
+        if quota is not None:
+            cores = min(cores, max(1, int(quota)))
+    return cores
+
+
+def _cpu_groups(root: Path) -> list[Path]:
+    """The folders of this process's control group for the processor and of those around it."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    folders = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "" or "cpu" in controllers.split(","):
+            base = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
+            group = Path(path.strip("/"))
+            folders += [base / part for part in dict.fromkeys([group, *group.parents, Path(".")])]
+    return folders
+
+
+def _quota(folder: Path) -> float | None:
+    """Cores' worth of time that the group may take, None without a limit."""
+    try:
+        if (folder / "cpu.max").exists():
+            limit, period = (folder / "cpu.max").read_text().split()
+        else:
+            limit = (folder / "cpu.cfs_quota_us").read_text()
+            period = (folder / "cpu.cfs_period_us").read_text()
+        return int(limit) / int(period) if int(limit) > 0 else None
+    except (OSError, ValueError, ZeroDivisionError):  # no such group, or "max"
+        return None

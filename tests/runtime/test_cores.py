@@ -1,0 +1,50 @@
+"""How many cores a process may use: quotas of control groups, old and new, innermost and outer ones."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from llmcl.runtime import cores
+from llmcl.runtime.cores import usable_cores
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    return tmp_path
+
+
+def group(root: Path, line: str, folder: str, **files: str) -> None:
+    (root / "proc/self/cgroup").write_text(line)
+    (root / folder).mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (root / folder / name.replace("__", ".")).write_text(text)
+
+
+def test_affinity_counts_where_there_is_no_quota(root: Path) -> None:
+    assert usable_cores(root) == 8
+    group(root, "0::/a\n", "sys/fs/cgroup/a", cpu__max="max 100000\n")
+    assert usable_cores(root) == 8
+
+
+@pytest.mark.parametrize(("quota", "expected"), [("250000 100000", 2), ("50000 100000", 1), ("nonsense", 8)])
+def test_a_quota_of_the_group_or_of_one_around_it(root: Path, quota: str, expected: int) -> None:
+    group(root, "0::/a/b\n", "sys/fs/cgroup/a/b", cpu__max="max 100000\n")
+    group(root, "0::/a/b\n", "sys/fs/cgroup/a", cpu__max=quota)
+    assert usable_cores(root) == expected
+
+
+def test_the_first_version_of_control_groups(root: Path) -> None:
+    files = {"cpu__cfs_quota_us": "300000\n", "cpu__cfs_period_us": "100000\n"}
+    group(root, "4:cpu,cpuacct:/a\n", "sys/fs/cgroup/cpu/a", **files)
+    assert usable_cores(root) == 3
+    (root / "sys/fs/cgroup/cpu/a/cpu.cfs_quota_us").write_text("-1\n")
+    assert usable_cores(root) == 8
+
+
+def test_this_process_has_a_core() -> None:
+    assert 1 <= cores.usable_cores() <= (os.cpu_count() or 1)

@@ -1,0 +1,163 @@
+"""A decode step in one launch on a CPU: the bits of separate launches, and what happens if its groups do not meet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import random_weights, save_folder, small_config
+
+import llmcl
+from llmcl.attention.masks import alibi
+from llmcl.config import ModelConfig
+from llmcl.llm import LLM
+from llmcl.model import Model
+from llmcl.ops.linear import linear_decode
+from llmcl.ops.step_state import StepState
+from llmcl.ops.weight import alloc_weight, fill_random
+from llmcl.runtime import one_launch
+from llmcl.runtime.cores import usable_cores
+from llmcl.runtime.device import Device
+
+GEMMA2 = small_config(
+    architecture="gemma2",
+    n_layers=2,
+    head_dim=48,
+    tie_embeddings=True,
+    post_norms=True,
+    activation="gelu_tanh",
+    norm_offset=1.0,
+    embedding_scale=8.0,
+    attention_scale=40.0**-0.5,
+    attention_soft_cap=2.0,
+    logit_soft_cap=3.0,
+    windows=(20, None),
+)
+QWEN2 = small_config(
+    architecture="qwen2", qkv_bias=True, n_q_heads=4, head_dim=64, hidden_size=256, intermediate_size=512
+)
+MODELS: dict[str, tuple[ModelConfig, dict[str, Any]]] = {
+    "float16 with mods": (GEMMA2, {"dtype": "float16", "score_mod": alibi(4)}),
+    "q4_k in pages": (QWEN2, {"quantize": "q4_k", "kv_page_tokens": 64, "kv_dtype": "bfloat16"}),
+}
+
+
+@pytest.fixture
+def cpu(device: Device) -> Device:
+    if not device.is_cpu or device.entry.is_software:
+        pytest.skip("only a CPU runs a step in one launch of this kind")
+    return device
+
+
+@pytest.fixture
+def small(cpu: Device, tmp_path: Path) -> Iterator[LLM]:
+    config = small_config()
+    folder = save_folder(tmp_path / "small", config, random_weights(config, seed=1))
+    yield llmcl.load(str(folder), device=cpu, dtype="bfloat16", max_context=128)
+
+
+def step_logits(model: Model, n_prompt: int, n_steps: int) -> np.ndarray:
+    """Logits of n_steps decode steps after a prompt: float32 [n_steps, vocab]."""
+    ids = np.random.default_rng(5).integers(0, model.config.vocab_size, n_prompt + n_steps).tolist()
+    model.cache.truncate(0)
+    model.prefill(ids[:n_prompt])
+    rows = []
+    for token in ids[n_prompt:]:
+        model.decode_token(token)
+        rows.append(model.device.read(model.act.logits, np.float32, (model.config.vocab_size,)))
+    return np.stack(rows)
+
+
+def separate(llm: LLM) -> Model:
+    """The model with a launch for each kernel, on the same cache."""
+    model = llm.model
+    return Model(llm.device, llm.config, model.weights, model.cache, mods=model.mods, one_launch=False)
+
+
+def compare(llm: LLM, n_prompt: int, n_steps: int) -> None:
+    assert len(llm.model.decode_launches) == 1
+    found = step_logits(llm.model, n_prompt, n_steps)
+    assert len(llm.model.decode_launches) == 1, "its work-groups did not meet"
+    assert np.isfinite(found).all()
+    twin = separate(llm)
+    assert len(twin.decode_launches) > 5 * llm.config.n_layers
+    assert np.array_equal(found.view(np.int32), step_logits(twin, n_prompt, n_steps).view(np.int32))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_has_the_bits_of_separate_launches(cpu: Device, name: str, tmp_path: Path) -> None:
+    config, options = MODELS[name]
+    folder = save_folder(tmp_path / "model", config, random_weights(config, seed=1))
+    compare(llmcl.load(str(folder), device=cpu, max_context=192, **options), 60, 16)
+
+
+def test_has_the_bits_of_separate_launches_with_the_demo_model(cpu: Device) -> None:
+    compare(llmcl.load("smollm2", device=cpu, max_context=128), 70, 6)  # its matrices are of several types
+
+
+SAMPLING: dict[str, Any] = {"max_tokens": 20, "temperature": 0.9, "repeat_penalty": 1.2, "seed": 3, "ignore_eos": True}
+
+
+def test_a_step_that_gave_up_is_repeated_with_separate_launches(small: LLM) -> None:
+    prompt = list(range(3, 20))
+    expected = small.generate(prompt, **SAMPLING).token_ids
+    stream = small.stream(prompt, **SAMPLING)
+    found = [next(stream).token_id for _ in range(5)]
+    assert len(small.model.decode_launches) == 1
+    together = small.model._one_launch
+    assert together is not None
+    small.device.write(together._sync, np.ones(1, np.uint32), 4 * one_launch.GAVE_UP)  # as a work-group does
+    with pytest.warns(UserWarning, match="waited too long for each other"):
+        found += [piece.token_id for piece in stream]
+    assert found == expected
+    assert len(small.model.decode_launches) > 1
+    assert small.generate(prompt, **SAMPLING).token_ids == expected
+
+
+def test_gives_up_where_patience_ends_and_leaves_nan(cpu: Device) -> None:
+    if min(cpu.compute_units, usable_cores()) < 2:
+        pytest.skip("a single work-group never waits")
+    rows, k, repetitions = 4096, 1024, 30  # 8 MB each: one thread has to wait for the other at some time
+    weight = alloc_weight(cpu, "weight", rows, k, "bfloat16")
+    fill_random(cpu, weight, 0.1, 1)
+    step, x, out = StepState(cpu, 1), cpu.upload(np.ones(k, np.float32), "x"), cpu.zeros(4 * rows, "out")
+    step.write_tokens([0], 0)
+    launches = [launch for _ in range(repetitions) for launch in linear_decode(cpu, weight, x, out, step)]
+    together = one_launch.OneLaunch(cpu, launches, out)
+    together.launch.bind(len(together.launch.args) - 1, np.uint32(0))  # no patience at all
+    together.launch.enqueue()
+    assert np.isnan(cpu.read(out, np.float32, (rows,))).all()
+    assert together.gave_up() and not together.gave_up()
+    together.launch.bind(len(together.launch.args) - 1, np.uint32(one_launch.PATIENCE))
+    together.launch.enqueue()
+    found = cpu.read(out, np.float32, (rows,))
+    assert not together.gave_up()
+    launches[0].enqueue()
+    assert np.array_equal(found, cpu.read(out, np.float32, (rows,)))
+
+
+def test_any_number_of_work_groups_does(small: LLM) -> None:
+    """None waits for one that has not begun: neither a single one nor more than there are threads stops for ever."""
+    expected = step_logits(small.model, 20, 3)
+    for groups in (1, 4 * small.device.compute_units + 1):
+        crowded = separate(small)
+        crowded._one_launch = one_launch.OneLaunch(
+            small.device, crowded.decode_launches, crowded.act.logits, groups=groups
+        )
+        assert len(crowded.decode_launches) == 1
+        assert np.array_equal(step_logits(crowded, 20, 3), expected)
+        assert len(crowded.decode_launches) == 1, "a wait took too long"
+
+
+def test_a_kernel_becomes_a_function_with_names_of_its_own() -> None:
+    from llmcl.runtime.device import KernelSource
+
+    constants = {"K": 64, "WEIGHT": "q4_0", "EPS": 1e-5}
+    text = one_launch.as_function(KernelSource("cpu/linear_decode.cl", "linear_decode", constants), "_7")
+    assert "__kernel" not in text and "inline void linear_decode_7(const int4 place, " in text
+    assert "dot_quant_tile_7(" in text and "} activations_7;" in text
+    assert text.startswith("#define EPS 1e-05f\n#define K 64\n")
+    assert "#undef K\n" in text and "#undef TILE_SIZE\n" in text
