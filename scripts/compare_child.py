@@ -37,17 +37,20 @@ class LlamaCpp:
             "system": self.api.llama_print_system_info().decode().strip(" |"),
         }
 
-    def load(self, path: str, context: int, threads: int) -> None:
+    def load(self, path: str, context: int, threads: int, options: dict[str, Any]) -> None:
+        """options: fields of llama_model_params (use_extra_bufts: repack weights) and llama_context_params."""
         api = self.api
         model = api.llama_model_default_params()
         model.n_gpu_layers = 0
-        self.model = api.llama_model_load_from_file(path.encode(), model)
-        if not self.model:
-            raise RuntimeError(f"llama.cpp does not load {path}")
         params = api.llama_context_default_params()
         params.n_ctx = context
         params.n_threads = params.n_threads_batch = threads
         params.no_perf = True
+        for name, value in options.items():
+            setattr(model if hasattr(model, name) else params, name, value)
+        self.model = api.llama_model_load_from_file(path.encode(), model)
+        if not self.model:
+            raise RuntimeError(f"llama.cpp does not load {path}")
         self.context = api.llama_init_from_model(self.model, params)
         if not self.context:
             raise RuntimeError(f"llama.cpp makes no context of {context} tokens")

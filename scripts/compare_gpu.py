@@ -24,7 +24,7 @@ import typer
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from attention_bench.measuring import grid
-from compare_llama_cpp import Child, ChildError
+from compare_engines import Child, ChildError
 from tbt_benchmark import numbers
 
 from llmcl import json_text

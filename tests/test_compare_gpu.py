@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_compare_llama_cpp import ROOT, TINY_SHAPE, loaded
-from test_compare_llama_cpp import compare as compare_llama_cpp
+from test_compare_llama_cpp import ROOT, TINY_SHAPE, engines, loaded
 
 from llmcl.random_shapes import random_shape_config
 from llmcl.runtime.device import Device
@@ -66,7 +65,7 @@ def script(*options: str) -> subprocess.CompletedProcess[str]:
 def test_a_whole_run(tmp_path: Path, shape: Path, default_device: Device) -> None:
     if not default_device.is_cpu:
         pytest.skip("its PyTorch runs on a CPU")
-    gguf = compare_llama_cpp.random_file(tmp_path / "tiny.gguf", str(shape))
+    gguf = engines.random_file(tmp_path / "tiny.gguf", str(shape))
     done = script(
         *("--random", str(shape), "-p", "16", "-n", "4", "-d", "0,8", "-r", "2", "--json", str(tmp_path / "out.json")),
         *("--contestants", "llmcl,eager,llama.cpp", "--device", str(default_device.entry.index)),
@@ -104,8 +103,8 @@ def test_a_contestant_that_fails_ends_nothing_else(tmp_path: Path, shape: Path) 
 def test_a_contestant_that_hangs_is_stopped(tmp_path: Path) -> None:
     hanging = tmp_path / "hanging.py"
     hanging.write_text("import time\ntime.sleep(60)\n", encoding="utf-8")
-    child = compare_llama_cpp.Child("x", sys.executable, os.sched_getaffinity(0), hanging, limit_s=0.2)
-    with pytest.raises(compare_llama_cpp.ChildError, match="x gave no answer to 'load' within 0 s"):
+    child = engines.Child("x", sys.executable, os.sched_getaffinity(0), hanging, limit_s=0.2)
+    with pytest.raises(engines.ChildError, match="x gave no answer to 'load' within 0 s"):
         child.ask("load")
     assert child._process.returncode is not None
 
@@ -152,6 +151,6 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path, shape: Path) -> None
     assert done.returncode == 2 and "1.2 billion weights and the device is a CPU" in done.stderr
     other = tmp_path / "other.json"
     other.write_text(json.dumps({**TINY_SHAPE, "num_hidden_layers": 3}), encoding="utf-8")
-    gguf = compare_llama_cpp.random_file(tmp_path / "other.gguf", str(other))
+    gguf = engines.random_file(tmp_path / "other.gguf", str(other))
     with pytest.raises(gpu.UsageError, match=r"has the sizes .*'n_layers': 3.*expected those of a --random shape"):
         gpu.make_shapes([str(shape)], [gguf], plan())

@@ -49,7 +49,9 @@ def loaded(name: str) -> ModuleType:
 
 
 child = loaded("compare_child")
+engines = loaded("compare_engines")
 compare = loaded("compare_llama_cpp")
+quality = loaded("compare_quality")
 
 
 class Engine:
@@ -114,40 +116,33 @@ def test_what_is_scored_and_how_a_failure_is_told() -> None:
 def test_llmcl_answers_in_a_process_of_its_own(tmp_path: Path, default_device: Device) -> None:
     shape = tmp_path / "config.json"
     shape.write_text(json.dumps(TINY_SHAPE), encoding="utf-8")
-    path = compare.random_file(tmp_path / "tiny.gguf", str(shape))
+    path = engines.random_file(tmp_path / "tiny.gguf", str(shape))
     with open_checkpoint(str(path)) as checkpoint:
         assert checkpoint.config.dtype == "float16" and checkpoint.config.n_layers == 2
         assert checkpoint.array("model.layers.1.mlp.down_proj.weight").std() == pytest.approx(128**-0.5, rel=0.05)
     text = tmp_path / "text.txt"
     text.write_text("ab" * 300, encoding="utf-8")
-    settings = compare.Settings(
-        llama_python=sys.executable,
-        processors=os.sched_getaffinity(0),
-        rounds=1,
-        device=str(default_device.entry.index),
-        options={"dtype": "float32"},
-        text=text,
-        positions=30,
-        deep=False,
+    both = engines.Engines(
+        sys.executable, os.sched_getaffinity(0), str(default_device.entry.index), {"dtype": "float32"}
     )
-    with settings.child("llmcl") as process:
-        assert settings.load(process, path, 64) > 0
+    with both.child("llmcl") as process:
+        assert both.load(process, path, 64) > 0
         assert process.seconds("prefill", n=20) > 0 and process.seconds("decode", n=3, depth=20) > 0
-        windows = process.ask("windows", path=str(text), window=32, limit=2)["value"]
+        windows = engines.text_windows(process, text, 32, positions=30)
         assert [len(window) for window in windows] == [32, 32]
         assert len(process.ask("score", windows=windows)["top"]) == 2 * 15
         facts = process.ask("facts")
         assert facts["bandwidth"] > 1e8 and facts["weight_bytes"] > 0
-        with pytest.raises(compare.ChildError, match="llmcl failed at 'prefill': ContextLengthError"):
+        with pytest.raises(engines.ChildError, match="llmcl failed at 'prefill': ContextLengthError"):
             process.ask("prefill", n=65)
         assert process.end() > 50e6
 
 
-def test_a_process_that_dies_is_reported(tmp_path: Path) -> None:
-    settings = compare.Settings(sys.executable, os.sched_getaffinity(0), 1, None, {}, None, 1, False)
+def test_a_process_that_dies_is_reported() -> None:
+    both = engines.Engines(sys.executable, os.sched_getaffinity(0), None, {})
     with (
-        settings.child("llama.cpp") as process,
-        pytest.raises(compare.ChildError, match=r"(?s)llama.cpp ended at 'about'.*No module named 'llama_cpp'"),
+        both.child("llama.cpp") as process,
+        pytest.raises(engines.ChildError, match=r"(?s)llama.cpp ended at 'about'.*No module named 'llama_cpp'"),
     ):
         process.ask("about")
 
@@ -186,6 +181,41 @@ def test_tables_show_each_measurement_and_each_target() -> None:
     assert "| smollm2 Q4_0, first token | 1.0 s | 0.90 s | yes |" in text
     assert "| smollm2 Q4_0, peak memory of generate | 464 MiB | 500 MiB | no |" in text
     assert "d4096" not in text  # not measured
+
+
+def test_quality_is_that_of_each_contestant_against_the_widened_weights(
+    tmp_path: Path, default_device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape, text = tmp_path / "config.json", tmp_path / "text.txt"
+    shape.write_text(json.dumps({**TINY_SHAPE, "max_position_embeddings": 512}), encoding="utf-8")
+    text.write_text("ab" * 600, encoding="utf-8")
+    path = engines.random_file(tmp_path / "tiny.gguf", str(shape))
+    llmcl_only = {name: quality.Contestant("llmcl", {"dtype": "float32"}) for name in quality.CONTESTANTS}
+    llmcl_only["8 bits"] = quality.Contestant("llmcl", {"dtype": "bfloat16"})
+    monkeypatch.setattr(quality, "CONTESTANTS", llmcl_only)
+    both = engines.Engines(sys.executable, os.sched_getaffinity(0), str(default_device.entry.index), {})
+    measured = quality.measure(path, "F16", both, text, positions=255)
+    assert measured["positions"] == 255 and measured["stored"] == {"F16": 1.0}
+    perplexity = measured["perplexity"]
+    assert perplexity["float32"] == perplexity["llama.cpp"] == perplexity["dequantised"] != perplexity["8 bits"]
+    assert perplexity["8 bits"] == pytest.approx(perplexity["dequantised"], rel=0.05)
+    same = measured["top_1"]
+    assert same["llama.cpp, itself"] == same["float32, dequantised"] == 1.0 and 0 < same["8 bits, llama.cpp"] <= 1
+
+
+def test_quality_is_shown_against_its_targets() -> None:
+    perplexity = {"dequantised": 20.0, "float32": 20.04, "8 bits": 20.3, "llama.cpp": 20.1}
+    measured = {
+        "format": "Q4_0",
+        "stored": {"Q4_0": 0.79, "Q8_0": 0.21},
+        "perplexity": perplexity,
+        "top_1": {"8 bits, llama.cpp": 0.96, "llama.cpp, itself": 0.95},
+    }
+    text = quality.markdown([measured])
+    assert "| Q4_0 | Q4_0 79%, Q8_0 21% | 20.000 | 1.00200 | 1.01500 | 1.00500 | 96.00% | 95.00% |" in text
+    assert "| Q4_0, perplexity with float32 activations | within 0.3% | +0.200% | yes |" in text
+    assert "| Q4_0, perplexity with 8-bit activations | within 1.0% | +1.500% | no |" in text
+    assert "| Q4_0, same top 1 | 98% | 96.00% | no |" in text
 
 
 @pytest.mark.parametrize(

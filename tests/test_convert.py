@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +234,19 @@ def test_nothing_is_left_of_a_conversion_that_fails(folder: Path, tmp_path: Path
             with pytest.raises(error):
                 convert(str(folder), tmp_path / name, progress=fail)
             assert left_over(tmp_path) == []
+
+
+@pytest.mark.parametrize(("number", "left"), [(signal.SIGTERM, 0), (signal.SIGKILL, 1)])
+def test_a_killed_conversion_leaves_nothing_under_the_name(tmp_path: Path, number: int, left: int) -> None:
+    command = [sys.executable, "-m", "llmcl.cli", "convert", "smollm2", str(tmp_path / "model.gguf"), "-q"]
+    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)})
+    end = time.monotonic() + 60
+    while not any(path.stat().st_size > 1 << 20 for path in tmp_path.glob(".model.gguf.*")):
+        assert process.poll() is None and time.monotonic() < end
+        time.sleep(0.01)
+    process.send_signal(number)
+    assert process.wait(60) in (128 + number, -number)
+    assert not (tmp_path / "model.gguf").exists() and len(left_over(tmp_path)) == left  # SIGKILL leaves .NAME.PID.part
 
 
 def test_what_exists_is_replaced_only_by_force_and_only_by_the_whole_result(folder: Path, tmp_path: Path) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -60,10 +63,24 @@ def convert(
     """
     from llmcl.convert import convert as write
 
-    with progress_bar(quiet) as progress:
+    with ended_by_sigterm(), progress_bar(quiet) as progress:
         path = write(source, target, quantize=quantize, dtype=dtype, force=force, offline=offline, progress=progress)
     if not quiet:
         print(f"{path}: {_size(path) / 1e6:,.1f} MB", file=sys.stderr)
+
+
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM, too, unwinds the stack, so that what has been written is removed."""
+
+    def end(number: int, frame: object) -> NoReturn:
+        sys.exit(128 + number)  # as shells report it
+
+    previous = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def _size(path: Path) -> int:

@@ -1,0 +1,258 @@
+"""What the comparisons with llama.cpp share: a process for each engine, and files made by llama.cpp's quantiser."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from llmcl.errors import LlmclError, UsageError
+
+ROOT = Path(__file__).resolve().parent.parent
+CHILD = Path(__file__).with_name("compare_child.py")
+SHAPE_1B = "llama-3.2-1b"
+
+
+class ChildError(LlmclError):
+    """An engine's process failed; the message says at what."""
+
+
+class Child:
+    """An engine's process. A request that takes longer than `limit_s` ends it."""
+
+    def __init__(
+        self, engine: str, python: str, processors: set[int], script: Path = CHILD, limit_s: float | None = None
+    ):
+        paths = [] if engine == "llama.cpp" else [str(ROOT), os.environ.get("PYTHONPATH", "")]
+        self.engine = engine
+        self._limit_s = limit_s
+        self._said = None if engine == "llmcl" else tempfile.TemporaryFile()  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [python, str(script), engine],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        )
+        os.sched_setaffinity(self._process.pid, processors)
+
+    def ask(self, op: str, **arguments: Any) -> dict[str, Any]:
+        """Sends one request and waits for its answer; raises ChildError."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            print(json.dumps({"op": op, **arguments}), file=self._process.stdin, flush=True)
+            if not select.select([self._process.stdout], [], [], self._limit_s)[0]:
+                self.kill()
+                raise ChildError(f"{self.engine} gave no answer to {op!r} within {self._limit_s:.0f} s")
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            status = self._process.wait()
+            raise ChildError(f"the process of {self.engine} ended at {op!r} (status {status}). {self._last_words()}")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise ChildError(f"{self.engine} failed at {op!r}: {answer['error']}")
+        return answer
+
+    def seconds(self, op: str, **arguments: Any) -> float:
+        return float(self.ask(op, **arguments)["seconds"])
+
+    def end(self) -> int:
+        """Ends the process; its largest resident size in bytes."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        _, status, usage = os.wait4(self._process.pid, 0)
+        self._process.returncode = os.waitstatus_to_exitcode(status)
+        return usage.ru_maxrss * 1024
+
+    def kill(self) -> None:
+        if self._process.returncode is None:
+            self._process.kill()
+            self._process.wait()
+
+    def _last_words(self) -> str:
+        if self._said is None:
+            return ""
+        self._said.seek(max(0, self._said.seek(0, os.SEEK_END) - 1500))
+        return self._said.read().decode(errors="replace").strip()
+
+
+def option(*names: str, **settings: Any) -> Any:
+    return typer.Option(*names, rich_help_panel="Comparison", **settings)
+
+
+LlamaPython = Annotated[
+    str, option("--llama-python", metavar="PATH", help="A Python with llama-cpp-python; left out: this one.")
+]
+Work = Annotated[
+    Path | None, option("--work", metavar="FOLDER", help="Where the files are kept; left out: a temporary one.")
+]
+
+
+def processors_of(threads: int | None) -> set[int]:
+    """The processors that each engine may use: `threads` of them, all if None. Raises UsageError for too many."""
+    processors = sorted(os.sched_getaffinity(0))
+    if threads is not None and threads > len(processors):
+        raise UsageError(f"-t/--threads {threads}: this process may use {len(processors)} processors")
+    return set(processors[:threads])
+
+
+@dataclass
+class Engines:
+    """How both engines are started. options: of `llmcl.load`."""
+
+    llama_python: str
+    processors: set[int]
+    device: str | None
+    options: dict[str, Any]
+
+    @contextmanager
+    def child(self, engine: str) -> Iterator[Child]:
+        child = Child(engine, self.llama_python if engine == "llama.cpp" else sys.executable, self.processors)
+        try:
+            yield child
+        finally:
+            child.kill()
+
+    def load(self, child: Child, path: Path, context: int, **options: Any) -> float:
+        """Seconds until the model has computed a token. options: of this engine, in place of those of all."""
+        extra = {"device": self.device} if child.engine == "llmcl" else {}
+        if child.engine == "llmcl":
+            options = self.options | options
+        return child.seconds(
+            "load", path=str(path), context=context, threads=len(self.processors), options=options, **extra
+        )
+
+
+def check_text(path: Path) -> None:
+    """Raises UsageError if there is no such file."""
+    if not path.is_file():
+        raise UsageError(f"-f/--file {path}: there is no such file; expected a text in UTF-8")
+
+
+def text_windows(llmcl: Child, text: Path, window: int, positions: int) -> list[list[int]]:
+    """Windows of token ids, as `llmcl perplexity` cuts the text, that score `positions` tokens or a few more."""
+    limit = -(-positions // (window - 1 - window // 2))
+    windows: list[list[int]] = llmcl.ask("windows", path=str(text), window=window, limit=limit)["value"]
+    return windows
+
+
+def make_file(source: Path, format: str, folder: Path, model: str, engines: Engines) -> Path:
+    """The model in `format` by llama.cpp's own quantiser, kept in `folder` under a name of its own."""
+    target = folder / f"{model}-{source.stat().st_size}-{format}.gguf"
+    if not target.exists():
+        note(f"{model}: llama.cpp quantises to {format}")
+        part = target.with_suffix(".part")
+        with engines.child("llama.cpp") as child:
+            child.ask("quantize", source=str(source), target=str(part), ftype=format, threads=len(engines.processors))
+            child.end()
+        part.replace(target)
+    return target
+
+
+def random_file(path: Path, shape: str) -> Path:
+    """A GGUF file in float16 with random weights of a real shape, tied embeddings and a vocabulary of made-up words."""
+    import gguf
+    import numpy as np
+
+    from llmcl.random_shapes import random_shape_config
+
+    config = random_shape_config(shape)
+    needed = 2 * config.n_parameters()
+    if (free := shutil.disk_usage(path.parent).free) < 2 * needed:
+        raise UsageError(f"{path.parent} has {free / 1e9:.1f} GB free; {shape} needs {2 * needed / 1e9:.1f} GB")
+    part = path.with_suffix(".part")
+    writer = gguf.GGUFWriter(part, "llama")
+    writer.add_block_count(config.n_layers)
+    writer.add_context_length(config.max_position)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.n_q_heads)
+    writer.add_head_count_kv(config.n_kv_heads)
+    writer.add_rope_freq_base(config.rope_theta)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    words = ["a", "b", "ab", "\u010a", *(f"w{i}" for i in range(config.vocab_size - 4))]
+    writer.add_token_list(words)
+    writer.add_token_types([1] * len(words))
+    writer.add_token_merges(["a b"])
+    writer.add_eos_token_id(config.vocab_size - 1)
+
+    hidden, q, kv = config.hidden_size, config.n_q_heads * config.head_dim, config.n_kv_heads * config.head_dim
+    matrices = {"token_embd": (config.vocab_size, hidden)}
+    norms = ["output_norm"]
+    for i in range(config.n_layers):
+        layer = {
+            "attn_q": (q, hidden),
+            "attn_k": (kv, hidden),
+            "attn_v": (kv, hidden),
+            "attn_output": (hidden, q),
+            "ffn_gate": (config.intermediate_size, hidden),
+            "ffn_up": (config.intermediate_size, hidden),
+            "ffn_down": (hidden, config.intermediate_size),
+        }
+        matrices |= {f"blk.{i}.{name}": shape for name, shape in layer.items()}
+        norms += [f"blk.{i}.attn_norm", f"blk.{i}.ffn_norm"]
+    for name, (rows, k) in matrices.items():
+        writer.add_tensor_info(f"{name}.weight", [rows, k], np.dtype(np.float16), 2 * rows * k)
+    for name in norms:
+        writer.add_tensor_info(f"{name}.weight", [hidden], np.dtype(np.float32), 4 * hidden)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    rng = np.random.default_rng(0)
+    for rows, k in matrices.values():
+        values = rng.standard_normal((rows, k), np.float32) * np.float32(k**-0.5)
+        writer.write_tensor_data(values.astype(np.float16))
+    for _ in norms:
+        writer.write_tensor_data(np.ones(hidden, np.float32))
+    writer.close()
+    part.replace(path)
+    return path
+
+
+def check_llama_python(python: str) -> None:
+    """Raises UsageError if the interpreter cannot import llama_cpp and numpy."""
+    try:
+        done = subprocess.run([python, "-c", "import llama_cpp, numpy"], capture_output=True, text=True)
+        reason = done.stderr.strip().splitlines()[-1] if done.returncode else ""
+    except OSError as error:
+        reason = error.strerror or str(error)
+    if reason:
+        raise UsageError(
+            f"{python} has no llama-cpp-python ({reason}); build it natively, for instance with "
+            '`CMAKE_ARGS="-DGGML_NATIVE=ON" pip install --no-binary llama-cpp-python llama-cpp-python numpy` in an '
+            "environment of its own, and name its Python with --llama-python"
+        )
+
+
+def source_file(model: str, folder: Path) -> tuple[Path, str]:
+    """(the GGUF file to quantise, a name for it)."""
+    if model == SHAPE_1B:
+        path = folder / f"{model}-random-F16.gguf"
+        return (path if path.exists() else random_file(path, model)), model
+    from llmcl.checkpoint import open_checkpoint
+
+    with open_checkpoint(model) as checkpoint:
+        if checkpoint.gguf_metadata is None:
+            raise UsageError(f"-m/--model {model} is a folder; expected a GGUF file, which both engines can read")
+        return checkpoint.path, model if model == "smollm2" else checkpoint.path.stem
+
+
+def note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
