@@ -6,7 +6,7 @@ import numpy as np
 
 from llmcl.ops import step_state
 from llmcl.ops.dtype import KERNEL_NAMES, QUANTIZED, TILE_ROWS, is_16_bit, tile_bytes, weight_kernel_name
-from llmcl.ops.step_state import QUANTIZED_ROWS_MULTIPLE, StepState
+from llmcl.ops.step_state import CPU_ROWS_MULTIPLE, StepState
 from llmcl.ops.variant import Variant, largest_divisor, pick, power_of_two_at_most, variants
 from llmcl.ops.weight import Weight, WeightPart
 from llmcl.ops.work import linear_work, once, per_token
@@ -39,7 +39,9 @@ CPU_TILE_TOKENS = {1: 16, 2: 12, 3: 8, 4: 6}
 CPU_GROUP_TOKENS = 48
 # Tokens for which the 8-bit product keeps an integer and a float32 sum in registers: 32 of 512 bits, or 16 of 256.
 INT8_TILE_TOKENS = {1: 12, 2: 12, 3: 3}
-INT8_GROUP_TOKENS = QUANTIZED_ROWS_MULTIPLE
+INT8_GROUP_TOKENS = CPU_ROWS_MULTIPLE
+# 24 sums in registers beside two vectors of weights.
+BF16_TILE_COLUMNS, BF16_TILE_TOKENS = 2, 12
 NVIDIA_GROUP_WARPS = 16  # of kernels that stay on their compute unit
 NVIDIA_UNROLL = 4  # see nvidia/linear_decode.cl
 NVIDIA_WARP_TILES = 4  # see nvidia/linear_prefill.cl
@@ -103,6 +105,10 @@ def decode_variant(device: Device, dtype: str, k: int, name: str | None = None) 
 
 def _dot_form(device: Device, weight: Weight) -> int:
     return 0 if weight.exact_activations else device.dot_form
+
+
+def _bf16_dot_form(device: Device, weight: Weight) -> int:
+    return 0 if weight.exact_activations else device.bf16_dot_form
 
 
 def linear_decode(
@@ -183,6 +189,8 @@ def linear_prefill(
         n_tiles = part.n_tiles
         if chosen.name == "cpu" and part.dtype in QUANTIZED and (dot := _dot_form(device, weight)):
             launches += _prefill_int8(device, weight, part, constants, dot, args, step, _work(weight, part, epilogue))
+        elif chosen.name == "cpu" and part.dtype == "bfloat16" and (dot := _bf16_dot_form(device, weight)):
+            launches += _prefill_bf16(device, weight, part, constants, dot, args, step, _work(weight, part, epilogue))
         elif chosen.name == "cpu":
             columns = _cpu_tile_columns(n_tiles, epilogue)
             constants |= {
@@ -335,6 +343,49 @@ def _prefill_int8(
             constants,
             [buffer, xq, records, *rest],
             groups=lambda n: (part.n_tiles // columns, -(-n // INT8_GROUP_TOKENS)),
+            local=(1, 1),
+            work=work,
+        ),
+    ]
+
+
+def _prefill_bf16(
+    device: Device,
+    weight: Weight,
+    part: WeightPart,
+    constants: dict[str, object],
+    dot: int,
+    args: list[KernelArg],
+    step: StepState,
+    work: WorkOf,
+) -> list[Launch]:
+    """The product with activations rounded to bfloat16: one launch rounds, one multiplies. args: of linear_prefill."""
+    buffer, x, *rest = args
+    narrowed = step.narrowed_rows(weight.k)
+    columns = BF16_TILE_COLUMNS if part.n_tiles % BF16_TILE_COLUMNS == 0 else 1
+    del constants["WEIGHT"]
+    constants |= {
+        "DOT": dot,
+        "TILE_COLS": columns,
+        "TILE_TOKENS": BF16_TILE_TOKENS,
+        "GROUP_TOKENS": CPU_ROWS_MULTIPLE,
+    }
+    return [
+        device.launch(
+            "cpu/narrow_rows.cl",
+            "narrow_rows",
+            {"K": weight.k},
+            [x, narrowed],
+            groups=lambda n: (n,),
+            local=(1,),
+            work=per_token(6.0 * weight.k),
+        ),
+        device.launch(
+            "cpu/linear_prefill_bf16.cl",
+            "linear_prefill",
+            constants,
+            [buffer, narrowed, *rest],
+            groups=lambda n: (part.n_tiles // columns, -(-n // CPU_ROWS_MULTIPLE)),
             local=(1, 1),
             work=work,
         ),

@@ -11,8 +11,8 @@ from llmcl.runtime.device import Buffer, Device
 RING = 256
 EXPANDED_BYTES = 128 << 20
 # Kernels read rounded activations in blocks of tokens whose last may reach beyond the step's.
-QUANTIZED_ROWS_MULTIPLE = 96
-NARROWED_ROWS_MULTIPLE = 128
+CPU_ROWS_MULTIPLE = 96
+NVIDIA_ROWS_MULTIPLE = 128
 
 # Slots of the int32 buffer `state`, as the kernels know them.
 CONSTANTS = {
@@ -55,10 +55,14 @@ class StepState:
         else:
             self._device.write(self.state, np.asarray(pages, np.int32), offset)
 
+    def _rows_of(self, multiple: int) -> int:
+        """Rows for max_tokens that are a whole number of `multiple`."""
+        return -(-self.max_tokens // multiple) * multiple
+
     def quantized_rows(self, k: int) -> tuple[Buffer, Buffer]:
         """Working memory for a step's activations of k columns, rounded to 8 bits: see kernels/cpu/quantize_rows.cl."""
         if k not in self._quantized:
-            rows = -(-self.max_tokens // QUANTIZED_ROWS_MULTIPLE) * QUANTIZED_ROWS_MULTIPLE
+            rows = self._rows_of(CPU_ROWS_MULTIPLE)
             self._quantized[k] = (
                 self._device.zeros(rows * k, "rounded activations"),
                 self._device.zeros(rows * k // 32 * 16, "scales of the rounded activations"),
@@ -66,9 +70,9 @@ class StepState:
         return self._quantized[k]
 
     def narrowed_rows(self, k: int) -> Buffer:
-        """Working memory for a step's activations of k columns in 16 bits: see kernels/nvidia/narrow_rows.cl."""
+        """Working memory for a step's activations of k columns in 16 bits: see kernels/*/narrow_rows.cl."""
         if k not in self._narrowed:
-            rows = -(-self.max_tokens // NARROWED_ROWS_MULTIPLE) * NARROWED_ROWS_MULTIPLE
+            rows = max(self._rows_of(CPU_ROWS_MULTIPLE), self._rows_of(NVIDIA_ROWS_MULTIPLE))
             self._narrowed[k] = self._device.alloc(2 * rows * k, "activations in 16 bits")
         return self._narrowed[k]
 

@@ -12,7 +12,7 @@ from typing import Any, Union
 import numpy as np
 
 from llmcl.errors import DeviceError, LlmclError, OutOfDeviceMemoryError
-from llmcl.runtime.dot_product import NONE, dot_product
+from llmcl.runtime.dot_product import BFLOAT16, INT8, NONE, dot_product
 from llmcl.runtime.platforms import DeviceEntry, prepare_icd_loader, select_device
 
 prepare_icd_loader()  # before the first import of pyopencl anywhere
@@ -270,7 +270,12 @@ class Device:
     @cached_property
     def dot_form(self) -> int:
         """How kernels reach the processor's 8-bit dot product (runtime/dot_product.py); 0 where they cannot."""
-        return dot_product(self.entry) if self.is_cpu else NONE
+        return dot_product(self.entry, INT8) if self.is_cpu else NONE
+
+    @cached_property
+    def bf16_dot_form(self) -> int:
+        """The same for its dot product of bfloat16."""
+        return dot_product(self.entry, BFLOAT16) if self.is_cpu else NONE
 
     @property
     def has_wgmma(self) -> bool:

@@ -5,6 +5,8 @@ The twin computes with the weights as stored, so the tolerance, which covers flo
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from helpers import (
@@ -19,7 +21,8 @@ from helpers import (
 )
 
 from llmcl import reference
-from llmcl.ops.linear import CPU_GROUP_TOKENS, CPU_TILE_TOKENS, GATES, linear_prefill
+from llmcl.ops.linear import BF16_TILE_TOKENS, CPU_GROUP_TOKENS, CPU_TILE_TOKENS, GATES, linear_prefill
+from llmcl.ops.step_state import CPU_ROWS_MULTIPLE
 from llmcl.runtime.device import Device
 
 TOLERANCE = {"float32": 2e-6, "float16": 2e-6, "bfloat16": 2e-6}
@@ -32,7 +35,15 @@ small = pytest.mark.oclgrind
 
 
 def check(
-    device: Device, dtype: str, n: int, rows: int, k: int, *, epilogue: str = "store", tiles_per_part: int = 0
+    device: Device,
+    dtype: str,
+    n: int,
+    rows: int,
+    k: int,
+    *,
+    epilogue: str = "store",
+    tiles_per_part: int = 0,
+    exact: bool = False,
 ) -> None:
     rng = np.random.default_rng(n + rows * k)
     values = (rng.standard_normal((rows, k)) / np.sqrt(k)).astype(np.float32)
@@ -41,10 +52,13 @@ def check(
     before = rng.standard_normal((n, out_rows)).astype(np.float32)
 
     weight = weight_on_device(device, values, dtype, alternating=epilogue in GATES, tiles_per_part=tiles_per_part)
+    weight = dataclasses.replace(weight, exact_activations=exact)
     out = with_poison(device, before) if epilogue == "add" else poisoned(device, (n, out_rows))
     step = step_state_at(device, position=3, n_tokens=n)
     run(linear_prefill(device, weight, with_poison(device, x), out, step, epilogue=epilogue), n)
 
+    if dtype == "bfloat16" and device.is_cpu and device.bf16_dot_form and not exact:
+        x = reference.round_bfloat16(x).astype(np.float32)
     expected = reference.linear(x, reference.round_to(values, dtype))
     if epilogue == "add":
         expected = before + expected
@@ -91,6 +105,18 @@ def test_epilogue(target: Device, dtype: str, epilogue: str, rows: int) -> None:
 @pytest.mark.parametrize(("dtype", "epilogue", "rows"), [("float32", "add", 37), ("bfloat16", "swiglu", 64)])
 def test_few_columns(target: Device, dtype: str, epilogue: str, rows: int) -> None:
     check(target, dtype, 3, rows, 32, epilogue=epilogue)
+
+
+@pytest.mark.parametrize("n", [*around(BF16_TILE_TOKENS), *around(CPU_ROWS_MULTIPLE)])
+@pytest.mark.parametrize("rows", [131, 157])  # tiles one by one and in pairs
+def test_bfloat16_dot_products(target: Device, n: int, rows: int) -> None:
+    check(target, "bfloat16", n, rows, 80)
+
+
+def test_bfloat16_with_exact_activations(target: Device) -> None:
+    if target.entry.ptx_arch >= 80:
+        pytest.skip("the NVIDIA form always rounds")
+    check(target, "bfloat16", 50, 157, 80, exact=True)
 
 
 @pytest.mark.parametrize("rows", [1, 15])

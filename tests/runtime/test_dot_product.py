@@ -1,4 +1,4 @@
-"""The probe for 8-bit dot products: it runs elsewhere, remembers its answer, and takes a crash for a no."""
+"""The probe for dot products: it runs elsewhere, remembers its answer, and takes a crash for a no."""
 
 from __future__ import annotations
 
@@ -9,21 +9,24 @@ from typing import Any
 import pytest
 
 from llmcl.runtime import probe
-from llmcl.runtime.dot_product import INLINE_256, INLINE_512, INTRINSIC_512, NONE, dot_product
+from llmcl.runtime.dot_product import BFLOAT16, INT8, NONE, DotProduct, dot_product
 from llmcl.runtime.platforms import DeviceEntry
 
 
-def test_the_answer_is_remembered(cl_entry: DeviceEntry, empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = dot_product(cl_entry)
-    assert answer in (NONE, INTRINSIC_512, INLINE_512, INLINE_256)
-    if cl_entry.is_intel_cpu and "avx512_vnni" in Path("/proc/cpuinfo").read_text():
-        assert answer == INTRINSIC_512
+@pytest.mark.parametrize(("wanted", "flag"), [(INT8, "avx512_vnni"), (BFLOAT16, "avx512_bf16")])
+def test_the_answer_is_remembered(
+    cl_entry: DeviceEntry, empty_cache: Path, monkeypatch: pytest.MonkeyPatch, wanted: DotProduct, flag: str
+) -> None:
+    answer = dot_product(cl_entry, wanted)
+    forms = wanted.intel if cl_entry.is_intel_cpu else wanted.pocl if cl_entry.is_pocl else ()
+    has_it = flag in Path("/proc/cpuinfo").read_text()
+    assert answer in (NONE, *forms) and (answer != NONE) == (has_it and forms != ())
 
     def run(*args: Any, **options: Any) -> Any:
         raise AssertionError("the answer is in the cache")
 
     monkeypatch.setattr(probe.subprocess, "run", run)
-    assert dot_product(cl_entry) == answer
+    assert dot_product(cl_entry, wanted) == answer
 
 
 @pytest.mark.parametrize("outcome", [-4, 134, "timeout"])
@@ -36,4 +39,4 @@ def test_a_crash_or_a_hang_is_a_no(
         return subprocess.CompletedProcess(command, int(outcome))
 
     monkeypatch.setattr(probe.subprocess, "run", run)
-    assert dot_product(cl_entry) == NONE
+    assert dot_product(cl_entry, INT8) == NONE
