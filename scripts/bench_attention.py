@@ -394,19 +394,15 @@ def chosen_tables(text: Any) -> tuple[int, ...]:
     return tuple(one(part) for part in str(text).split(","))
 
 
-def _file(name: str, what: str) -> Any:
-    return typer.Option(name, metavar="FILE", rich_help_panel="Output", help=f"Also write {what} there.")
-
-
 def bench_attention(
     device: opt.Device = None,
     tables: Annotated[
-        Any, typer.Option("-t", "--tables", metavar="N,...", parser=chosen_tables, help="Which of the five tables.")
+        Any, opt.measurement("-t", "--tables", metavar="N,...", parser=chosen_tables, help="Which of the five tables.")
     ] = "1,2,3,4,5",
-    quick: Annotated[bool, typer.Option("--quick", help="Small shapes and few rounds: does it work here?")] = False,
-    markdown_file: Annotated[Path | None, _file("--markdown", "the tables")] = None,
-    csv_file: Annotated[Path | None, _file("--csv", "a line for each figure")] = None,
-    json_file: Annotated[Path | None, _file("--json", "an object")] = None,
+    quick: Annotated[bool, opt.measurement("--quick", help="Small shapes and few rounds: does it work here?")] = False,
+    markdown_file: Annotated[Path | None, opt.written("--markdown", "the tables")] = None,
+    csv_file: Annotated[Path | None, opt.written("--csv", "a line for each figure")] = None,
+    json_file: Annotated[Path | None, opt.written("--json", "an object")] = None,
 ) -> None:
     """Five tables of attention: decode, tiles, torch SDPA, unfused, flex variants and pages; then the targets."""
     writers = {markdown_file: markdown, csv_file: as_csv, json_file: as_json}

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
+from llmcl.cli import options as opt
 from llmcl.errors import LlmclError, UsageError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -90,15 +89,12 @@ class Child:
         return self._said.read().decode(errors="replace").strip()
 
 
-def option(*names: str, **settings: Any) -> Any:
-    return typer.Option(*names, rich_help_panel="Comparison", **settings)
-
-
 LlamaPython = Annotated[
-    str, option("--llama-python", metavar="PATH", help="A Python with llama-cpp-python; left out: this one.")
+    str, opt.measurement("--llama-python", metavar="PATH", help="A Python with llama-cpp-python; left out: this one.")
 ]
 Work = Annotated[
-    Path | None, option("--work", metavar="FOLDER", help="Where the files are kept; left out: a temporary one.")
+    Path | None,
+    opt.measurement("--work", metavar="FOLDER", help="Where the files are kept; left out: a temporary one."),
 ]
 
 

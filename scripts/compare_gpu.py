@@ -25,7 +25,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from attention_bench.measuring import grid
 from compare_engines import Child, ChildError
-from tbt_benchmark import numbers
 
 from llmcl import json_text
 from llmcl.benchmark import decode_bytes
@@ -342,43 +341,42 @@ def chosen_contestants(text: Any) -> tuple[str, ...]:
     return tuple(short[opt.one_of(*short)(name)] for name in str(text).split(","))
 
 
-def _option(*names: str, **settings: Any) -> Any:
-    return typer.Option(*names, rich_help_panel="Comparison", **settings)
-
-
-def _file(name: str, what: str) -> Any:
-    return typer.Option(name, metavar="FILE", rich_help_panel="Output", help=f"Also write {what} there.")
-
-
 def compare_gpu(
     random: Annotated[
-        list[str], _option("--random", metavar="SHAPE", help="A shape, or a config.json; may be repeated.")
+        list[str], opt.measurement("--random", metavar="SHAPE", help="A shape, or a config.json; may be repeated.")
     ] = ["llama-3.2-1b", "llama-3.1-8b"],  # noqa: B006
     n_prompt: Annotated[
-        Any, _option("-p", "--n-prompt", metavar="N,...", parser=numbers(1), help="Prefill lengths.")
+        Any, opt.measurement("-p", "--n-prompt", metavar="N,...", parser=opt.wholes(1), help="Prefill lengths.")
     ] = "2048",
-    n_gen: Annotated[Any, _option("-n", "--n-gen", metavar="N,...", parser=numbers(1), help="Decode lengths.")] = "128",
+    n_gen: Annotated[
+        Any, opt.measurement("-n", "--n-gen", metavar="N,...", parser=opt.wholes(1), help="Decode lengths.")
+    ] = "128",
     n_depth: Annotated[
-        Any, _option("-d", "--n-depth", metavar="N,...", parser=numbers(0), help="Context before the decodes.")
+        Any,
+        opt.measurement("-d", "--n-depth", metavar="N,...", parser=opt.wholes(0), help="Context before the decodes."),
     ] = "0,8192",
-    rounds: Annotated[int, _option("-r", "--rounds", metavar="N", min=1, help="Turns, after a warm-up.")] = 5,
+    rounds: Annotated[int, opt.measurement("-r", "--rounds", metavar="N", min=1, help="Turns, after a warm-up.")] = 5,
     contestants: Annotated[
         Any,
-        _option("--contestants", metavar="NAME,...", parser=chosen_contestants, help="Who takes part."),
+        opt.measurement("--contestants", metavar="NAME,...", parser=chosen_contestants, help="Who takes part."),
     ] = "llmcl,eager,compiled,llama.cpp",
     llama_bench: Annotated[
-        Path | None, _option("--llama-bench", metavar="PATH", help="llama.cpp's llama-bench, built for the GPU.")
+        Path | None,
+        opt.measurement("--llama-bench", metavar="PATH", help="llama.cpp's llama-bench, built for the GPU."),
     ] = None,
     gguf: Annotated[
         list[Path],
-        _option("--gguf", metavar="PATH", help="A file for it, of one of the shapes; may be repeated."),
+        opt.measurement("--gguf", metavar="PATH", help="A file for it, of one of the shapes; may be repeated."),
     ] = [],  # noqa: B006
     limit: Annotated[
-        float, _option("--limit", metavar="SECONDS", min=1, help="A contestant that takes longer at a step is stopped.")
+        float,
+        opt.measurement(
+            "--limit", metavar="SECONDS", min=1, help="A contestant that takes longer at a step is stopped."
+        ),
     ] = 180.0,
     device: opt.Device = None,
-    markdown_file: Annotated[Path | None, _file("--markdown", "the table")] = None,
-    json_file: Annotated[Path | None, _file("--json", "an object")] = None,
+    markdown_file: Annotated[Path | None, opt.written("--markdown", "the table")] = None,
+    json_file: Annotated[Path | None, opt.written("--json", "an object")] = None,
 ) -> None:
     """Ratios of PyTorch and llama.cpp to llmcl on random bfloat16 weights, and the shares of the GPU's ceilings."""
     outputs = [path for path in (markdown_file, json_file) if path is not None]

@@ -31,7 +31,6 @@ from compare_engines import (
     check_text,
     make_file,
     note,
-    option,
     processors_of,
     source_file,
     text_windows,
@@ -278,21 +277,30 @@ def _spread(values: dict[str, Any]) -> str:
 
 def compare_llama_cpp(
     model: Annotated[
-        str, option("-m", "--model", metavar="NAME|FILE", help="smollm2, a GGUF file, or a shape: " + SHAPE_1B + ".")
+        str,
+        opt.measurement(
+            "-m", "--model", metavar="NAME|FILE", help="smollm2, a GGUF file, or a shape: " + SHAPE_1B + "."
+        ),
     ] = "smollm2",
     formats: Annotated[
-        str, option("--formats", metavar="NAME,...", help="llama.cpp's names; the files are made by its quantiser.")
+        str,
+        opt.measurement(
+            "--formats", metavar="NAME,...", help="llama.cpp's names; the files are made by its quantiser."
+        ),
     ] = "Q4_0,Q4_K_M,Q8_0,BF16",
     llama_python: LlamaPython = sys.executable,
     text: Annotated[
-        Path | None, option("-f", "--file", metavar="FILE", help="Text for perplexity; left out: none is measured.")
+        Path | None,
+        opt.measurement("-f", "--file", metavar="FILE", help="Text for perplexity; left out: none is measured."),
     ] = None,
-    positions: Annotated[int, option("--positions", metavar="N", help="Tokens of the text to score.")] = 4096,
-    rounds: Annotated[int, option("-r", "--rounds", metavar="N", min=1, help="Turns, after a warm-up.")] = 5,
+    positions: Annotated[int, opt.measurement("--positions", metavar="N", help="Tokens of the text to score.")] = 4096,
+    rounds: Annotated[int, opt.measurement("-r", "--rounds", metavar="N", min=1, help="Turns, after a warm-up.")] = 5,
     threads: Annotated[
-        int | None, option("-t", "--threads", metavar="N", min=1, help="Processors for each; left out: all.")
+        int | None, opt.measurement("-t", "--threads", metavar="N", min=1, help="Processors for each; left out: all.")
     ] = None,
-    deep: Annotated[bool, option("--deep/--no-deep", help="Whether decode is measured at a depth of 4096 too.")] = True,
+    deep: Annotated[
+        bool, opt.measurement("--deep/--no-deep", help="Whether decode is measured at a depth of 4096 too.")
+    ] = True,
     work: Work = None,
     device: opt.Device = None,
     dtype: opt.Dtype = "auto",

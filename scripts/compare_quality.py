@@ -24,7 +24,6 @@ from compare_engines import (
     check_text,
     make_file,
     note,
-    option,
     processors_of,
     source_file,
     text_windows,
@@ -138,13 +137,20 @@ def targets(results: list[dict[str, Any]]) -> list[tuple[str, str, str, bool]]:
 
 
 def compare_quality(
-    text: Annotated[Path, option("-f", "--file", metavar="FILE", help="The text (UTF-8).")],
-    model: Annotated[str, option("-m", "--model", metavar="NAME|FILE", help="smollm2 or a GGUF file.")] = "smollm2",
+    text: Annotated[Path, opt.measurement("-f", "--file", metavar="FILE", help="The text (UTF-8).")],
+    model: Annotated[
+        str, opt.measurement("-m", "--model", metavar="NAME|FILE", help="smollm2 or a GGUF file.")
+    ] = "smollm2",
     formats: Annotated[
-        str, option("--formats", metavar="NAME,...", help="llama.cpp's names; the files are made by its quantiser.")
+        str,
+        opt.measurement(
+            "--formats", metavar="NAME,...", help="llama.cpp's names; the files are made by its quantiser."
+        ),
     ] = "Q8_0,Q4_0,Q4_1,Q5_0,Q5_1,Q4_K_S,Q5_K_S,Q6_K,Q4_K_M",
     llama_python: LlamaPython = sys.executable,
-    positions: Annotated[int, option("--positions", metavar="N", min=1, help="Tokens of the text to score.")] = 4096,
+    positions: Annotated[
+        int, opt.measurement("--positions", metavar="N", min=1, help="Tokens of the text to score.")
+    ] = 4096,
     work: Work = None,
     device: opt.Device = None,
     format: Annotated[

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,47 +27,15 @@ of bandwidth   GB/s over that of a streaming read measured in the same run
 TBT            time between two tokens on the host; stalls: above twice the median"""
 
 
-def numbers(low: int) -> Callable[[Any], tuple[int, ...]]:
-    """A parser of `512` or `512,2048`, each `low` or more."""
-    one = opt.number(int, f"whole numbers, {low} or more, separated by commas", lambda n: n >= low)
-
-    def parse(text: Any) -> tuple[int, ...]:
-        return tuple(one(part) for part in str(text).split(","))
-
-    return parse
-
-
-def _measurement(*names: str, **settings: Any) -> Any:
-    return typer.Option(*names, rich_help_panel="Measurement", **settings)
-
-
 def tbt_benchmark(
-    model: Annotated[
-        str | None, _measurement("-m", "--model", metavar="NAME|PATH", help="As for llmcl generate.")
-    ] = None,
-    random: Annotated[
-        str | None,
-        _measurement(
-            "--random",
-            metavar="SHAPE",
-            help="Instead of -m: random weights in the shape of llama-3.2-1b, llama-3.1-8b or a config.json.",
-        ),
-    ] = None,
-    n_prompt: Annotated[
-        Any,
-        _measurement("-p", "--n-prompt", metavar="N,...", parser=numbers(0), help="Prefill lengths; 0: none."),
-    ] = "512",
-    n_gen: Annotated[
-        Any,
-        _measurement("-n", "--n-gen", metavar="N,...", parser=numbers(0), help="Decode lengths; 0: none."),
-    ] = "128",
-    n_depth: Annotated[
-        Any,
-        _measurement("-d", "--n-depth", metavar="N,...", parser=numbers(0), help="Context before the decodes."),
-    ] = "0",
+    model: opt.OptionalModel = None,
+    random: opt.RandomShape = None,
+    n_prompt: opt.PromptLengths = "512",
+    n_gen: opt.GenLengths = "128",
+    n_depth: opt.Depths = "0",
     generate: Annotated[
         int,
-        _measurement(
+        opt.measurement(
             "-g",
             "--generate",
             metavar="N",
@@ -79,21 +46,21 @@ def tbt_benchmark(
     temp: opt.Temperature = 0.8,
     repetitions: Annotated[
         int,
-        _measurement(
+        opt.measurement(
             "-r",
             "--repetitions",
             metavar="N",
-            parser=opt.number(int, "a whole number, 1 or more", lambda n: n >= 1),
+            parser=opt.whole(1),
             help="Runs of each test, after a warm-up.",
         ),
     ] = 5,
     ctx_size: Annotated[
         int | None,
-        _measurement(
+        opt.measurement(
             "-c",
             "--ctx-size",
             metavar="TOKENS",
-            parser=opt.number(int, "a whole number of tokens, 1 or more", lambda n: n >= 1),
+            parser=opt.whole(1, "tokens"),
             help="Room for the longest test; left out: just that.",
         ),
     ] = None,

@@ -16,7 +16,7 @@ from llmcl.convert_gguf import gguf_plan
 from llmcl.perplexity import perplexity
 from llmcl.runtime.device import Device
 
-TEXT = (Path(__file__).parent.parent / "LICENSE").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
 WINDOW, WINDOWS = 256, 3
 # A format for the layers in turn; only the rows of ffn_down (1536 values) are whole super-blocks of the k formats.
 FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
@@ -70,6 +70,5 @@ def test_native_formats_keep_the_perplexity(mixed_file: Path, default_device: De
         assert {info.format for info in checkpoint.tensors.values()} == {*FORMATS, *SUPER_FORMATS, "F32"}
     widened = measured(dtype="float32")
     exact, rounded = measured(activation_dtype="float32"), measured()
-    print(widened, exact / widened, rounded / widened)
     assert exact == pytest.approx(widened, rel=0.003)
-    assert rounded == pytest.approx(widened, rel=0.02)  # few tokens: +-1% beside the 0.5% of 4096
+    assert rounded == pytest.approx(widened, rel=0.02)  # few tokens: within 1% over 4096 (docs/performance.md)

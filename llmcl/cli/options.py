@@ -46,6 +46,21 @@ def number(kind: type[N], expected: str, accept: Callable[[N], bool]) -> Callabl
     return parse
 
 
+def whole(low: int, of: str = "") -> Callable[[Any], int]:
+    """A parser of a whole number that is `low` or more; of: what it counts."""
+    return number(int, f"a whole number{of and ' of ' + of}, {low} or more", lambda n: n >= low)
+
+
+def wholes(low: int) -> Callable[[Any], tuple[int, ...]]:
+    """A parser of `512` or `512,2048`, each `low` or more."""
+    one = number(int, f"whole numbers, {low} or more, separated by commas", lambda n: n >= low)
+
+    def parse(text: Any) -> tuple[int, ...]:
+        return tuple(one(part) for part in str(text).split(","))
+
+    return parse
+
+
 def one_of(*names: str) -> Callable[[Any], str]:
     """A parser that accepts `names` and nothing else."""
 
@@ -62,6 +77,16 @@ def option(panel: str, *names: str, help: str, **settings: Any) -> Any:
     long_name = next(name for name in names if name.startswith("--"))
     env = "LLMCL_" + long_name[2:].replace("-", "_").upper()
     return typer.Option(*names, envvar=env, rich_help_panel=panel, help=help, **settings)
+
+
+def measurement(*names: str, help: str, **settings: Any) -> Any:
+    """An option of one measurement: read from no variable, which would change what later runs do."""
+    return typer.Option(*names, rich_help_panel="Measurement", help=help, **settings)
+
+
+def written(name: str, what: str) -> Any:
+    """An option that names a file to write."""
+    return typer.Option(name, metavar="FILE", rich_help_panel=OUTPUT_PANEL, help=f"Also write {what} there.")
 
 
 MODEL_PANEL, SAMPLING_PANEL, DEVICE_PANEL, OUTPUT_PANEL = "Model", "Sampling", "Device", "Output"
@@ -99,7 +124,7 @@ ContextSize = Annotated[
         "-c",
         "--ctx-size",
         metavar="TOKENS",
-        parser=number(int, "a whole number of tokens, 1 or more", lambda n: n >= 1),
+        parser=whole(1, "tokens"),
         help="Room for prompt and answer; left out: what the model was trained for, at most 4096.",
     ),
 ]
@@ -115,7 +140,7 @@ MaxTokens = Annotated[
         "-n",
         "--max-tokens",
         metavar="N",
-        parser=number(int, "a whole number, 1 or more", lambda n: n >= 1),
+        parser=whole(1),
         help="The answer ends after N tokens at the latest.",
     ),
 ]
@@ -278,15 +303,31 @@ Quiet = Annotated[
 ]
 
 
+COMBINATIONS = "ABCDEFGH"
 Combo = Annotated[
     str | None,
     option(
         DEVICE_PANEL,
         "--combo",
         metavar="A..H",
-        parser=one_of(*"ABCDEFGH"),
+        parser=one_of(*COMBINATIONS),
         help="Tile sizes of prefill's attention: a combination of `llmcl tune`; left out: the winner stored by it.",
     ),
+]
+
+
+PromptTokens = Annotated[
+    int,
+    measurement("-p", "--n-prompt", metavar="N", parser=whole(1), help="Tokens of prefill."),
+]
+PromptLengths = Annotated[
+    Any, measurement("-p", "--n-prompt", metavar="N,...", parser=wholes(0), help="Prefill lengths; 0: none.")
+]
+GenLengths = Annotated[
+    Any, measurement("-n", "--n-gen", metavar="N,...", parser=wholes(0), help="Decode lengths; 0: none.")
+]
+Depths = Annotated[
+    Any, measurement("-d", "--n-depth", metavar="N,...", parser=wholes(0), help="Context before the decodes.")
 ]
 
 

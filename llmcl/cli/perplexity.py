@@ -36,7 +36,7 @@ Window = Annotated[
         "-c",
         "--ctx-size",
         metavar="TOKENS",
-        parser=opt.number(int, "a whole number of tokens, 4 or more", lambda n: n >= 4),
+        parser=opt.whole(4, "tokens"),
         help="Tokens of a window.",
     ),
 ]
@@ -46,7 +46,7 @@ Chunks = Annotated[
         TEXT_PANEL,
         "--chunks",
         metavar="N",
-        parser=opt.number(int, "a whole number, 1 or more", lambda n: n >= 1),
+        parser=opt.whole(1),
         help="Only the first N windows; left out: all.",
     ),
 ]

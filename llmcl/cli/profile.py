@@ -43,27 +43,10 @@ OutputDir = Annotated[
 def profile(
     model: opt.OptionalModel = None,
     random: opt.RandomShape = None,
-    n_prompt: Annotated[
-        int,
-        opt.option(
-            "Measurement",
-            "-p",
-            "--n-prompt",
-            metavar="N",
-            parser=opt.number(int, "a whole number, 1 or more", lambda n: n >= 1),
-            help="Random tokens to prefill.",
-        ),
-    ] = 512,
+    n_prompt: opt.PromptTokens = 512,
     n_gen: Annotated[
         int,
-        opt.option(
-            "Measurement",
-            "-n",
-            "--n-gen",
-            metavar="N",
-            parser=opt.number(int, "a whole number, 0 or more", lambda n: n >= 0),
-            help="Tokens to decode after them.",
-        ),
+        opt.measurement("-n", "--n-gen", metavar="N", parser=opt.whole(0), help="Tokens to decode after them."),
     ] = 64,
     offline: opt.Offline = False,
     device: opt.Device = None,

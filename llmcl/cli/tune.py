@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from llmcl import json_text
 from llmcl.cli import options as opt
 from llmcl.errors import UsageError
@@ -32,41 +30,17 @@ The winners are stored for the device, driver, head_dim, KV dtype and kernel var
 later runs use them, unless --combo or kernel_options says otherwise."""
 
 
-def _option(*names: str, help: str, panel: str = "Measurement", **settings: Any) -> Any:
-    """An option of one run: a variable in the environment would change what later runs of llmcl do."""
-    return typer.Option(*names, rich_help_panel=panel, help=help, **settings)
-
-
-def _file(name: str, what: str) -> Any:
-    return _option(name, panel=opt.OUTPUT_PANEL, metavar="FILE", help=f"Also write the tables as {what}.")
-
-
 def tune(
     model: opt.OptionalModel = None,
     random: opt.RandomShape = None,
-    n_prompt: Annotated[
-        int,
-        _option(
-            "-p",
-            "--n-prompt",
-            metavar="N",
-            parser=opt.number(int, "a whole number, 1 or more", lambda n: n >= 1),
-            help="Tokens of prefill.",
-        ),
-    ] = 512,
+    n_prompt: opt.PromptTokens = 512,
     n_depth: Annotated[
         int,
-        _option(
-            "-d",
-            "--n-depth",
-            metavar="N",
-            parser=opt.number(int, "a whole number, 1 or more", lambda n: n >= 1),
-            help="Keys that decode attends to.",
-        ),
+        opt.measurement("-d", "--n-depth", metavar="N", parser=opt.whole(1), help="Keys that decode attends to."),
     ] = 1024,
     kernel: Annotated[
         str,
-        _option(
+        opt.measurement(
             "--kernel",
             metavar="all|prefill|decode",
             parser=opt.one_of("all", "prefill", "decode"),
@@ -75,27 +49,27 @@ def tune(
     ] = "all",
     variant: Annotated[
         str | None,
-        _option("--variant", metavar="NAME", help="A kernel variant; left out: the one this device uses."),
+        opt.measurement("--variant", metavar="NAME", help="A kernel variant; left out: the one this device uses."),
     ] = None,
     combo: Annotated[
         str | None,
-        _option(
+        opt.measurement(
             "--combo",
             metavar="A..H",
-            parser=opt.one_of(*"ABCDEFGH"),
+            parser=opt.one_of(*opt.COMBINATIONS),
             help="Time this combination of prefill only, beside G and the default, and store nothing.",
         ),
     ] = None,
     store: Annotated[
-        bool, _option("--store/--no-store", help="Keep the winners for later runs, or only show them.")
+        bool, opt.measurement("--store/--no-store", help="Keep the winners for later runs, or only show them.")
     ] = True,
     offline: opt.Offline = False,
     device: opt.Device = None,
     dtype: opt.Dtype = "auto",
     kv_dtype: opt.KvDtype = "auto",
-    markdown: Annotated[Path | None, _file("--markdown", "Markdown")] = None,
-    csv_file: Annotated[Path | None, _file("--csv", "CSV")] = None,
-    json_file: Annotated[Path | None, _file("--json", "JSON")] = None,
+    markdown: Annotated[Path | None, opt.written("--markdown", "the tables as Markdown")] = None,
+    csv_file: Annotated[Path | None, opt.written("--csv", "the tables as CSV")] = None,
+    json_file: Annotated[Path | None, opt.written("--json", "the tables as JSON")] = None,
     quiet: opt.Quiet = False,
 ) -> None:
     """Find the fastest tile sizes of attention for a model's heads on a device, and keep them for later runs."""
