@@ -40,8 +40,8 @@ CPU_GROUP_TOKENS = 48
 # Tokens for which the 8-bit product keeps an integer and a float32 sum in registers: 32 of 512 bits, or 16 of 256.
 INT8_TILE_TOKENS = {1: 12, 2: 12, 3: 3}
 INT8_GROUP_TOKENS = CPU_ROWS_MULTIPLE
-# 24 sums in registers beside two vectors of weights.
-BF16_TILE_COLUMNS, BF16_TILE_TOKENS = 2, 12
+# Tokens for which the bfloat16 product keeps a sum in registers: 32 of 512 bits, or 16 of 256.
+BF16_TILE_TOKENS = {1: 24, 2: 6}
 NVIDIA_GROUP_WARPS = 16  # of kernels that stay on their compute unit
 NVIDIA_UNROLL = 4  # see nvidia/linear_decode.cl
 NVIDIA_WARP_TILES = 4  # see nvidia/linear_prefill.cl
@@ -362,12 +362,12 @@ def _prefill_bf16(
     """The product with activations rounded to bfloat16: one launch rounds, one multiplies. args: of linear_prefill."""
     buffer, x, *rest = args
     narrowed = step.narrowed_rows(weight.k)
-    columns = BF16_TILE_COLUMNS if part.n_tiles % BF16_TILE_COLUMNS == 0 else 1
+    columns = 2 if constants["EPILOGUE"] == EPILOGUES["swiglu"] else 1
     del constants["WEIGHT"]
     constants |= {
         "DOT": dot,
         "TILE_COLS": columns,
-        "TILE_TOKENS": BF16_TILE_TOKENS,
+        "TILE_TOKENS": BF16_TILE_TOKENS[dot],
         "GROUP_TOKENS": CPU_ROWS_MULTIPLE,
     }
     return [

@@ -5,14 +5,14 @@
 // weight   N_TILES tiles (tiles.cl)     x  bfloat16 [n][K], with rows to read up to the next multiple of GROUP_TOKENS
 // out      float [n][OUT_STRIDE], columns out_row .. out_row + N - 1
 //
-// Index space: (N_TILES / TILE_COLS, ceil(n / GROUP_TOKENS)), local size 1; as in cpu/linear_prefill.cl. Of columns k, k + 1
-// a lane gets its row's two weights side by side, once for TILE_TOKENS tokens:
+// Index space: (N_TILES / TILE_COLS, ceil(n / GROUP_TOKENS)), local size 1. Of columns k, k + 1 a lane gets its row's two weights
+// side by side, once for TILE_TOKENS tokens, whose sums stay in registers:
 //
 //   k      r0 r1 ... r15
 //   k + 1  r0 r1 ... r15   ->   r0 r0 | r1 r1 | ... | r15 r15   16 lanes of 2 x 16 bits
 //
-// Build: K (even), N, N_TILES, OUT_STRIDE, EPILOGUE, DOT (cpu/dot2.cl), TILE_TOKENS, TILE_COLS (divides N_TILES; even with
-// SWIGLU), GROUP_TOKENS (a multiple of TILE_TOKENS). Accumulation: float32.
+// Build: K (even), N, N_TILES, OUT_STRIDE, EPILOGUE, DOT (cpu/dot2.cl), TILE_TOKENS, TILE_COLS (1; 2 with SWIGLU), GROUP_TOKENS
+// (a multiple of TILE_TOKENS). Accumulation: float32.
 #if !defined(K) || !defined(N) || !defined(N_TILES) || !defined(OUT_STRIDE) || !defined(EPILOGUE) || !defined(DOT) || \
     !defined(TILE_TOKENS) || !defined(TILE_COLS) || !defined(GROUP_TOKENS) || !defined(STATE_N_TOKENS)
 #error "cpu/linear_prefill_bf16.cl needs the build constants K, N, N_TILES, OUT_STRIDE, EPILOGUE, DOT, TILE_TOKENS, TILE_COLS, GROUP_TOKENS and those of the step state"
@@ -25,6 +25,19 @@ inline uint16 pairs(__global const bf16_t* w) {
     return WIDEN16(*(__global const ushort16*)w) | WIDEN16(*(__global const ushort16*)(w + 16)) << 16;
 }
 
+inline void multiply_tile(__global const bf16_t* tile, __global const uint* x, float16* acc) {
+    float16 sum[TILE_TOKENS];
+#pragma unroll
+    for (int i = 0; i < TILE_TOKENS; ++i) sum[i] = 0;
+    for (int k = 0; k < K / 2; ++k) {
+        const uint16 w = pairs(tile + k * 32);
+#pragma unroll
+        for (int i = 0; i < TILE_TOKENS; ++i) sum[i] = dot2(sum[i], w, x[i * (K / 2) + k]);
+    }
+#pragma unroll
+    for (int i = 0; i < TILE_TOKENS; ++i) acc[i] = sum[i];
+}
+
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void linear_prefill(__global const bf16_t* weight, __global const bf16_t* x, __global float* out,
                     __global const int* state, const int out_row) {
@@ -35,31 +48,14 @@ void linear_prefill(__global const bf16_t* weight, __global const bf16_t* x, __g
     out += out_row;
     for (int t = get_group_id(1) * GROUP_TOKENS; t < end; t += TILE_TOKENS) {
         __global const uint* rows = (__global const uint*)(x + (size_t)t * K);
-        float16 acc[TILE_TOKENS][TILE_COLS];
-#pragma unroll
-        for (int i = 0; i < TILE_TOKENS; ++i)
-#pragma unroll
-            for (int c = 0; c < TILE_COLS; ++c) acc[i][c] = 0;
-        for (int k = 0; k < K / 2; ++k) {
-            uint16 w[TILE_COLS];
-#pragma unroll
-            for (int c = 0; c < TILE_COLS; ++c) w[c] = pairs(weight + (size_t)c * K * 16 + k * 32);
-#pragma unroll
-            for (int i = 0; i < TILE_TOKENS; ++i)
-#pragma unroll
-                for (int c = 0; c < TILE_COLS; ++c) acc[i][c] = dot2(acc[i][c], w[c], rows[i * (K / 2) + k]);
-        }
-#pragma unroll
-        for (int i = 0; i < TILE_TOKENS; ++i) {
-            if (t + i >= end) break;
+        float16 acc[TILE_COLS][TILE_TOKENS];
+        for (int c = 0; c < TILE_COLS; ++c) multiply_tile(weight + (size_t)c * K * 16, rows, acc[c]);
+        for (int i = 0; i < TILE_TOKENS && t + i < end; ++i) {
             __global float* y = out + (size_t)(t + i) * OUT_STRIDE;
 #if EPILOGUE == EPILOGUE_SWIGLU
-#pragma unroll
-            for (int c = 0; c < TILE_COLS; c += 2)
-                store_rows(GATE_VALUE(acc[i][c], exp16) * acc[i][c + 1], y, (tile + c) / 2 * 16);
+            store_rows(GATE_VALUE(acc[0][i], exp16) * acc[1][i], y, tile / 2 * 16);
 #else
-#pragma unroll
-            for (int c = 0; c < TILE_COLS; ++c) store_rows(acc[i][c], y, (tile + c) * 16);
+            for (int c = 0; c < TILE_COLS; ++c) store_rows(acc[c][i], y, (tile + c) * 16);
 #endif
         }
     }
