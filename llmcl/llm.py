@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -88,15 +89,22 @@ def load(
     """
     start = time.perf_counter()
     checkpoint = open_checkpoint(model, offline=offline, progress=progress)
-    with checkpoint:
-        tokenizer = Tokenizer.from_checkpoint(checkpoint)
+    with checkpoint, ThreadPoolExecutor(1) as beside:
+        tokenizer = beside.submit(Tokenizer.from_checkpoint, checkpoint)  # while the device packs the weights
+
+        def on_progress(what: str, done: int, total: int) -> None:
+            if tokenizer.done():
+                tokenizer.result()  # its error now, and not after the last weight
+            if progress:
+                progress(what, done, total)
+
         types = _weight_types(checkpoint, dtype, quantize, activation_dtype)
         llm = _assemble(
             model,
             checkpoint.config,
-            tokenizer,
+            None,
             _open_device(device, kernel_options),
-            lambda dev: load_weights(dev, checkpoint, types, progress),
+            lambda dev: load_weights(dev, checkpoint, types, on_progress),
             types,
             kv_dtype,
             max_context,
@@ -105,6 +113,7 @@ def load(
             score_mod,
             mask_mod,
         )
+        llm.tokenizer = tokenizer.result()
     llm.load_ms = (time.perf_counter() - start) * 1e3
     return llm
 
