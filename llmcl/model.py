@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,7 +14,7 @@ from llmcl.attention.kernels import attention_decode, attention_prefill, decode_
 from llmcl.attention.mods import NO_MODS, Mods
 from llmcl.config import ModelConfig
 from llmcl.decode_layers import decode_layers, why_not
-from llmcl.errors import ContextLengthError, UsageError
+from llmcl.errors import ContextLengthError, KernelBuildError, UsageError
 from llmcl.kv_cache import KVCache
 from llmcl.model_weights import LayerWeights, ModelWeights
 from llmcl.ops.embed import embed
@@ -28,7 +29,10 @@ from llmcl.runtime.one_launch import OneLaunch
 from llmcl.runtime.one_launch import why_not as why_not_one_launch
 from llmcl.sampling import Sampler
 
+_log = logging.getLogger(__name__)
+
 LOGITS_CHUNK = 64
+FIRST_APART, MOST_APART = 32, 1024  # steps
 
 GATES = {"silu": "swiglu", "gelu_tanh": "geglu"}  # activation: epilogue of the product with gate and up
 
@@ -106,9 +110,10 @@ class Model:
         self._prefill = list(stack(self, PrefillOps(self)))
         self._head = list(head(self, DecodeOps(self), self.act.logits))
         self._decode = [*(decode_stack(self) if one_launch else stack(self, DecodeOps(self))), *self._head]
-        self._one_launch: OneLaunch | None = None
-        if one_launch and why_not_one_launch(device, self._decode) is None:
-            self._one_launch = OneLaunch(device, self._decode, self.act.logits)
+        self._one_launch = self._in_one_launch() if one_launch else None
+        self._apart = 0  # steps of separate launches that are still to come,
+        self._apart_next = FIRST_APART  # and their number after the next launch that gives up
+        self._together = 0  # steps in one launch since
         self._prepare()
         self.decode_steps = 0  # enqueued since the model was loaded
         self._all_logits: tuple[Buffer, list[Launch]] | None = None
@@ -128,6 +133,22 @@ class Model:
         self.cache.prepare(self.step, 1)
         self.decode_steps += 1
         self._run(self.decode_launches)
+        if self._apart:
+            self._apart -= 1
+        else:
+            self._together += 1
+
+    def _in_one_launch(self) -> OneLaunch | None:
+        """The decode step as one launch; None where the device has it in separate launches."""
+        if why_not_one_launch(self.device, self._decode) is not None:
+            return None
+        together = OneLaunch(self.device, self._decode, self.act.logits)
+        try:
+            together.launch.prepare()
+        except KernelBuildError as error:
+            warnings.warn(f"decoding with a launch for each kernel, which is slower: {error}", stacklevel=3)
+            return None
+        return together
 
     def _prepare(self) -> None:
         """Compiles all kernels and makes their objects, so that it is part of loading."""
@@ -139,21 +160,22 @@ class Model:
 
     @property
     def decode_launches(self) -> Sequence[Launch]:
-        """What a decode step enqueues before sampling."""
-        return [self._one_launch.launch] if self._one_launch else self._decode
+        """What the next decode step enqueues before sampling."""
+        return [self._one_launch.launch] if self._one_launch and not self._apart else self._decode
 
     def repeat_decode(self, n_sampled: int) -> bool:
-        """Repeats the last step, whose input is the cache's last token, if its one launch gave up, after which all
-        steps are separate launches; whether it did. n_sampled: tokens sampled before the step. Waits for the device.
+        """Repeats the last step, whose input is the cache's last token, if its one launch gave up; whether it did.
+
+        It does where others use the device, too. Then the next steps are separate launches: few at first, twice as many
+        each time unless it went well in between. n_sampled: tokens sampled before the step. Waits for the device.
         """
         if self._one_launch is None or not self._one_launch.gave_up():
             return False
-        self._one_launch = None
-        warnings.warn(
-            f"the work-groups of a decode step waited too long for each other on {self.device.name}, which may be very "
-            "busy; from now on each kernel is launched by itself: a little slower, with the same tokens",
-            stacklevel=2,
-        )
+        if self._together > 2 * self._apart_next:
+            self._apart_next = FIRST_APART
+        self._apart, self._together = self._apart_next, 0
+        self._apart_next = min(2 * self._apart_next, MOST_APART)
+        _log.info("others use %s, too: %d steps in separate launches", self.device.name, self._apart)
         self.step.write_tokens(self.cache.token_ids[-1:], len(self.cache.token_ids) - 1)
         self.step.restart_sampling(n_sampled)
         self._run(self._decode)

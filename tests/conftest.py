@@ -79,6 +79,11 @@ def pytest_configure(config: pytest.Config) -> None:
     if os.environ.setdefault("LLMCL_CACHE_DIR", str(own)) == str(own):
         shutil.rmtree(own / "findings", ignore_errors=True)  # tuned tiles, excluded kernels: no test is to meet them
 
+    # Tests share the processor with others: what they compute and count is not to depend on that.
+    from llmcl.runtime import one_launch
+
+    one_launch.SPARE_TURNS = one_launch.MOST_TURNS
+
 
 def pytest_sessionstart() -> None:
     absent = missing([name for name in os.environ.get("LLMCL_TEST_REQUIRE", "").split(",") if name])

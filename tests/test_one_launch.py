@@ -47,16 +47,25 @@ MODELS: dict[str, tuple[ModelConfig, dict[str, Any]]] = {
 
 @pytest.fixture
 def cpu(device: Device) -> Device:
-    if not device.is_cpu or device.entry.is_software:
-        pytest.skip("only a CPU runs a step in one launch of this kind")
+    if not one_launch.suits(device):
+        pytest.skip("only a processor runs a step in one launch of this kind")
     return device
 
 
-@pytest.fixture
-def small(cpu: Device, tmp_path: Path) -> Iterator[LLM]:
+@pytest.fixture(scope="module")
+def loaded(device: Device, tmp_path_factory: pytest.TempPathFactory) -> LLM:
     config = small_config()
-    folder = save_folder(tmp_path / "small", config, random_weights(config, seed=1))
-    yield llmcl.load(str(folder), device=cpu, dtype="bfloat16", max_context=128)
+    folder = save_folder(tmp_path_factory.mktemp("small"), config, random_weights(config, seed=1))
+    return llmcl.load(str(folder), device=device, dtype="bfloat16", max_context=128)
+
+
+@pytest.fixture
+def small(cpu: Device, loaded: LLM) -> Iterator[LLM]:
+    """A small model, whose one launch a test may break."""
+    model = loaded.model
+    loaded.model = Model(cpu, loaded.config, model.weights, model.cache)
+    yield loaded
+    loaded.model = model
 
 
 def step_logits(model: Model, n_prompt: int, n_steps: int) -> np.ndarray:
@@ -110,11 +119,39 @@ def test_a_step_that_gave_up_is_repeated_with_separate_launches(small: LLM) -> N
     together = small.model._one_launch
     assert together is not None
     small.device.write(together._sync, np.ones(1, np.uint32), 4 * one_launch.GAVE_UP)  # as a work-group does
-    with pytest.warns(UserWarning, match="waited too long for each other"):
-        found += [piece.token_id for piece in stream]
-    assert found == expected
+    found.append(next(stream).token_id)
+    found.append(next(stream).token_id)
     assert len(small.model.decode_launches) > 1
+    found += [piece.token_id for piece in stream]
+    assert found == expected
+    while small.model._apart:
+        assert small.generate(prompt, **SAMPLING).token_ids == expected
+    assert len(small.model.decode_launches) == 1
     assert small.generate(prompt, **SAMPLING).token_ids == expected
+
+
+def test_steps_apart_double_until_it_goes_well(small: LLM) -> None:
+    model = small.model
+    assert model._one_launch is not None
+    model.prefill([1, 2, 3])
+
+    def give_up() -> int:
+        model._apart = 0
+        small.device.write(model._one_launch._sync, np.ones(1, np.uint32), 4 * one_launch.GAVE_UP)
+        assert model.repeat_decode(0)
+        return model._apart
+
+    assert [give_up() for _ in range(7)] == [32, 64, 128, 256, 512, 1024, 1024]
+    model._together = 2049
+    assert give_up() == 32
+
+
+def test_a_driver_that_cannot_compile_it_has_separate_launches(small: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(one_launch, "_PLACE", "#error no\n")
+    model = small.model
+    with pytest.warns(UserWarning, match="a launch for each kernel.*one_launch.cl does not compile"):
+        other = Model(small.device, small.config, model.weights, model.cache)
+    assert len(other.decode_launches) > 1
 
 
 def test_gives_up_where_patience_ends_and_leaves_nan(cpu: Device) -> None:
@@ -131,7 +168,7 @@ def test_gives_up_where_patience_ends_and_leaves_nan(cpu: Device) -> None:
     together.launch.enqueue()
     assert np.isnan(cpu.read(out, np.float32, (rows,))).all()
     assert together.gave_up() and not together.gave_up()
-    together.launch.bind(len(together.launch.args) - 1, np.uint32(one_launch.PATIENCE))
+    together.launch.bind(len(together.launch.args) - 1, np.uint32(one_launch.MOST_TURNS))
     together.launch.enqueue()
     found = cpu.read(out, np.float32, (rows,))
     assert not together.gave_up()

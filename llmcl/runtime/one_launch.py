@@ -4,15 +4,15 @@ Handing a kernel to the driver and starting it costs microseconds, and a decode 
 kernels become functions of one kernel, `cpu/one_launch.cl`, and the launches a table that it reads: which function, how
 many work-groups, what arguments. Each work-group of a launch runs the same code as before, so the bits are the same.
 
-Work-groups take units of work in turn and wait for those taken before, so none waits for one that does not run. Where
-a wait takes longer than seconds all the same, all leave, the result is NaN and `OneLaunch.gave_up` says so; the caller
-goes on with the separate launches.
+Work-groups take units of work in turn and wait for those taken before, so none waits for one that does not run. But a
+thread that waits for one which the system has put aside for another process does so in vain: where the waits of a step
+take about as long as the step should, all leave, the result is NaN and `OneLaunch.gave_up` says so; the caller then has
+separate launches for a while, whose driver lets waiting threads sleep.
 """
 
 from __future__ import annotations
 
 import re
-import sys
 import weakref
 from collections.abc import Iterable, Sequence
 
@@ -24,7 +24,8 @@ from llmcl.runtime.program import constant_text, read_source
 
 FILE = "cpu/one_launch.cl"
 SHARED = "common.cl"  # stands once before the functions: nothing in it depends on build constants
-PATIENCE = 2**32 - 2  # turns of a waiting loop: seconds
+# The turns of its waiting loop that a work-group may take in a launch; a turn is some 0.6 ns.
+BYTES_PER_TURN, SPARE_TURNS, MOST_TURNS = 16, 1 << 20, 2**32 - 1
 SYNC_SLOTS, GAVE_UP = 48, 33  # of the buffer `sync`
 
 _FUNCTION = re.compile(r"\binline [\w\s*]*?(\w+)\(")
@@ -91,12 +92,12 @@ class OneLaunch:
             self._sync,
             result,
             np.int32(result.nbytes // 4),
-            np.uint32(PATIENCE),
+            np.uint32(min(SPARE_TURNS + int(self._work(1, 0).nbytes / BYTES_PER_TURN), MOST_TURNS)),
         ]
         self.launch = device.launch(
             FILE,
             "one_launch",
-            {"ENTRY_SLOTS": slots, "YIELD": sys.platform == "linux"},
+            {"ENTRY_SLOTS": slots},
             args,
             groups=(groups or min(device.compute_units, usable_cores()),),
             local=(1,),

@@ -6,15 +6,15 @@
 // kernel run at the same time, one or all, the list is done. Who computes a unit does not change its result.
 //
 // entries   ulong [n_entries][ENTRY_SLOTS]: which kernel, its work-groups in x and y, its arguments (addresses and ints)
-// sync      uint [SYNC_SLOTS], 0 before and after but for SYNC_GAVE_UP, which becomes 1 where a unit waited longer than
-//           `patience` turns of its loop: then all leave
+// sync      uint [SYNC_SLOTS], 0 before and after but for SYNC_GAVE_UP, which becomes 1 where the waits of a work-group took
+//           more than `patience` turns of their loop together: then all leave
 // result    float [n_result]: what the launches compute; filled with NaN where they gave up
 //
 // Index space: work-groups of one work-item, as many as there are threads that compute.
-// Build: ENTRY_SLOTS, YIELD (1 on Linux). The host puts the kernels in front of the file as functions, and the macro
+// Build: ENTRY_SLOTS. The host puts the kernels in front of the file as functions, and the macro
 // RUN_ENTRY(kernel, place, at): a switch over them. place: work-group in x and y, number of them in x and y; at: arguments.
-#if !defined(ENTRY_SLOTS) || !defined(YIELD) || !defined(RUN_ENTRY)
-#error "cpu/one_launch.cl needs the build constants ENTRY_SLOTS, YIELD and the macro RUN_ENTRY"
+#if !defined(ENTRY_SLOTS) || !defined(RUN_ENTRY)
+#error "cpu/one_launch.cl needs the build constant ENTRY_SLOTS and the macro RUN_ENTRY"
 #endif
 
 // In a cache line of its own is what all wait for, what all claim from, and the rest.
@@ -23,22 +23,10 @@
 #define SYNC_LEFT 32
 #define SYNC_GAVE_UP 33
 
-// Linux' sched_yield: a thread that waits does not keep the one it waits for from the core that both want.
-#define TURNS_BEFORE_YIELD 8192  // some 5 us
-#if defined(__x86_64__) && YIELD
-inline void yield(void) {
-    long number = 24;
-    __asm volatile("syscall" : "+a"(number) : : "rcx", "r11", "memory");
-}
-#else
-#define yield()
-#endif
-
-// Whether `units` are done before patience ran out.
-inline bool wait_for(volatile __global uint* sync, const uint units, const uint patience) {
-    for (uint turn = 0; sync[SYNC_DONE] < units; ++turn) {
-        if (turn % TURNS_BEFORE_YIELD == TURNS_BEFORE_YIELD - 1) yield();
-        if (turn >= patience) sync[SYNC_GAVE_UP] = 1;
+// Whether `units` are done before patience, the turns of this work-group's waits that are left, ran out.
+inline bool wait_for(volatile __global uint* sync, const uint units, uint* patience) {
+    for (; sync[SYNC_DONE] < units; --*patience) {
+        if (*patience == 0) sync[SYNC_GAVE_UP] = 1;
         if (sync[SYNC_GAVE_UP]) return false;
     }
     mem_fence(CLK_GLOBAL_MEM_FENCE);
@@ -47,7 +35,7 @@ inline bool wait_for(volatile __global uint* sync, const uint units, const uint 
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void one_launch(__global const ulong* entries, const int n_entries, volatile __global uint* sync, __global float* result,
-                const int n_result, const uint patience) {
+                const int n_result, uint patience) {
     uint first = 0;  // unit of the entry
     for (int entry = 0; entry < n_entries;) {
         const uint unit = atomic_inc(sync + SYNC_CLAIMED);
@@ -57,7 +45,7 @@ void one_launch(__global const ulong* entries, const int n_entries, volatile __g
             ++entry;
             at += ENTRY_SLOTS;
         }
-        if (entry == n_entries || !wait_for(sync, first, patience)) break;
+        if (entry == n_entries || !wait_for(sync, first, &patience)) break;
         const int i = unit - first, columns = (int)at[1];
         const int4 place = (int4)(i % columns, i / columns, columns, (int)at[2]);
         RUN_ENTRY((int)at[0], place, (at + 3));
