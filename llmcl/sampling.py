@@ -28,8 +28,9 @@ CONSTANTS = {
     "SAMPLING_WINDOW": 5,
     "SAMPLING_SEED_LO": 6,
     "SAMPLING_SEED_HI": 7,
-    "SAMPLING_THRESHOLD": 8,  # written by sample_threshold
+    "SAMPLING_THRESHOLD": 8,  # written by sample_select
 }
+BINS = 2048  # as sample.cl has it
 
 
 @dataclass(frozen=True)
@@ -87,24 +88,35 @@ class Sampler:
         self.last_seen = device.alloc(4 * vocab_size, "latest positions")
         self._params = device.zeros(4 * len(CONSTANTS), "sampling parameters")
         self._device.fill(self.last_seen, np.int32(-1))
-        width = power_of_two_at_most(min(256, device.entry.max_work_group_size))
-        # The threshold is one work-group's work: on a GPU the largest there is, on a CPU the one already compiled.
-        whole = width if device.is_cpu else power_of_two_at_most(min(1024, device.entry.max_work_group_size))
-        # Enough groups for a GPU, few enough for the one work-item that compares their best.
-        groups = min(max(2, device.compute_units), 32, -(-vocab_size // width))
+        width = power_of_two_at_most(min(256 if device.is_cpu else 1024, device.entry.max_work_group_size))
+        groups = min(max(2, device.compute_units), -(-vocab_size // width))
         best = device.alloc(8 * groups, "best scores")
-        constants = {**CONSTANTS, **step_state.CONSTANTS, "VOCAB": vocab_size, "N_GROUPS": groups}
+        bins = device.zeros(4 * (BINS + 1), "histogram of the logits")
+        candidates = device.alloc(8 * vocab_size, "candidates for the next token")
+        constants = {
+            **CONSTANTS,
+            **step_state.CONSTANTS,
+            "VOCAB": vocab_size,
+            "N_GROUPS": groups,
+            "LOCAL_SIZE": width,
+        }
 
-        def bind(name: str, args: list[Buffer], n_groups: int, local: int, built_for: int = width) -> Launch:
-            built: dict[str, object] = {**constants, "LOCAL_SIZE": built_for}
-            work = once(8 * groups if name == "sample_finish" else 8 * vocab_size)  # logits and latest positions
-            return device.launch("sample.cl", name, built, args, groups=(n_groups,), local=(local,), work=work)
+        def bind(name: str, args: list[Buffer], n_groups: int, n_bytes: int) -> Launch:
+            return device.launch(
+                "sample.cl", name, constants, args, groups=(n_groups,), local=(width,), work=once(n_bytes)
+            )
 
         inputs = [logits, self.last_seen, step.state, self._params]
-        self._threshold = [bind("sample_threshold", inputs, 1, whole, built_for=whole)]
+        outputs = [step.state, step.tokens, step.sampled]
+        read = 8 * vocab_size  # logits and latest positions
         self._choose = [
-            bind("sample_partial", [*inputs, best], groups, width),
-            bind("sample_finish", [best, step.state, step.tokens, step.sampled], 1, 1),
+            bind("sample_partial", [*inputs, best], groups, read),
+            bind("sample_finish", [best, *outputs], 1, 8 * groups),
+        ]
+        self._choose_above_threshold = [
+            bind("sample_histogram", [*inputs, best, bins], groups, read),
+            bind("sample_candidates", [*inputs, best, bins, candidates], groups, read),
+            bind("sample_select", [candidates, best, bins, self._params, *outputs], 1, 8 * groups),
         ]
         self.launches: list[Launch] = self._choose
 
@@ -128,7 +140,7 @@ class Sampler:
         ):
             slots[CONSTANTS["SAMPLING_" + name]] = value
         self._device.write(self._params, slots)
-        self.launches = self._threshold + self._choose if params.truncates else self._choose
+        self.launches = self._choose_above_threshold if params.truncates else self._choose
 
     def remember(self, token_ids: Sequence[int]) -> None:
         """The tokens that the cache holds from position 0 on are those seen so far."""

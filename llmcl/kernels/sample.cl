@@ -6,9 +6,18 @@
 // which is distributed as softmax(l / temperature) (Gumbel 1954; Maddison et al. 2014). u_i is a hash of seed, step
 // and token id, so a seed gives the same tokens again whatever the work-groups' order. Temperature 0 is greedy, g = 0.
 //
+// Without a threshold: sample_partial, sample_finish. With one: sample_histogram, sample_candidates, sample_select, of which
+// the first two share the vocabulary among all groups and leave the few logits that can be above the threshold to the last.
+//
 // logits     float [VOCAB]          last_seen  int [VOCAB], the latest position of each token, negative: never
 // state      see STATE_*            sampling   int [9], see SAMPLING_*; floats by their bits
-// best       float2 [N_GROUPS]: (score, token id by its bits)
+// best       float2 [N_GROUPS]: (score, token id by its bits), or of sample_histogram (largest logit, sum of exp(l - largest))
+// bins       uint [BINS + 1], 0 before and after a step: a measure of the logits by the upper bits of their keys, and the
+//            number of candidates
+// candidates float2 [VOCAB]: (penalised logit, token id by its bits), in any order
+// tokens     int [.]: the next step's input        sampled  int [STATE_RING]: tokens handed to the host, by step
+//
+// Index space: N_GROUPS groups of LOCAL_SIZE; one group for sample_select and sample_finish.
 // Build: VOCAB, LOCAL_SIZE (a power of two), N_GROUPS. The host must have checked the ranges of the parameters.
 #if !defined(VOCAB) || !defined(LOCAL_SIZE) || !defined(N_GROUPS) || !defined(STATE_STEP) || \
     !defined(SAMPLING_THRESHOLD)
@@ -25,14 +34,18 @@ inline float penalized(__global const float* logits, __global const int* last_se
     return l > 0.0f ? l / penalty : l * penalty;
 }
 
+// The part of the vocabulary that a group looks at.
+#define SHARE ((VOCAB + N_GROUPS - 1) / N_GROUPS)
+inline int2 share_of(const int group) { return (int2)(min(VOCAB, group * SHARE), min(VOCAB, (group + 1) * SHARE)); }
+
 // Logits of a work-item's next BATCH tokens, LOCAL_SIZE apart, all asked for before the first is used; past the end NaN.
-#define BATCH 8
+#define BATCH 4
 inline void next_logits(float l[BATCH], __global const float* logits, __global const int* last_seen,
-                        __global const int* sampling, const int position, const int first) {
+                        __global const int* sampling, const int position, const int first, const int end) {
 #pragma unroll
     for (int u = 0; u < BATCH; ++u) {
         const int i = first + u * LOCAL_SIZE;
-        l[u] = i < VOCAB ? penalized(logits, last_seen, sampling, position, i) : NAN;
+        l[u] = i < end ? penalized(logits, last_seen, sampling, position, i) : NAN;
     }
 }
 
@@ -47,117 +60,231 @@ inline uint key_of(float x) {
 
 inline float value_of(uint key) { return as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key); }
 
-inline float reduce_max(float v, __local float* scratch, const int lid) {
-    barrier(CLK_LOCAL_MEM_FENCE);
-    scratch[lid] = v;
-    for (int width = LOCAL_SIZE / 2; width > 0; width /= 2) {
-        barrier(CLK_LOCAL_MEM_FENCE);
-        if (lid < width) scratch[lid] = fmax(scratch[lid], scratch[lid + width]);
+#define REDUCE(name, type, join)                                                     \
+    inline type name(const type v, __local type* scratch, const int lid) {           \
+        barrier(CLK_LOCAL_MEM_FENCE);                                                \
+        scratch[lid] = v;                                                            \
+        for (int width = LOCAL_SIZE / 2; width > 0; width /= 2) {                    \
+            barrier(CLK_LOCAL_MEM_FENCE);                                            \
+            if (lid < width) scratch[lid] = join(scratch[lid], scratch[lid + width]); \
+        }                                                                            \
+        barrier(CLK_LOCAL_MEM_FENCE);                                                \
+        return scratch[0];                                                           \
     }
-    barrier(CLK_LOCAL_MEM_FENCE);
-    return scratch[0];
+#define SUM_OF(a, b) ((a) + (b))
+REDUCE(reduce_max, float, fmax)
+REDUCE(reduce_sum, float, SUM_OF)
+REDUCE(reduce_sum_ulong, ulong, SUM_OF)
+
+// Bins of logits by the upper 11 bits of their keys: sign, exponent, and a quarter of a power of two.
+#define BIN_SHIFT 21
+#define BINS 2048
+#define BLOCK 32  // bins that one work-item adds up
+inline float bin_low(const int bin) { return value_of((uint)bin << BIN_SHIFT); }
+inline float bin_high(const int bin) { return value_of(((uint)bin + 1u) * (1u << BIN_SHIFT) - 1u); }
+
+// With top-k a bin counts its logits. Otherwise it adds up their mass relative to its own upper edge, rounded down, in units
+// of which VOCAB fit: the largest logit of all is not known yet.
+#define BIN_UNIT (0x7fffffffu / VOCAB)
+inline bool counts(__global const int* sampling) {
+    return sampling[SAMPLING_TOP_K] > 0 && sampling[SAMPLING_TOP_K] < VOCAB;
+}
+inline uint measure_of(const float l, const int bin, const bool by_count) {
+    return by_count ? 1 : isinf(l) ? 0 : (uint)(exp(l - bin_high(bin)) * BIN_UNIT);
 }
 
-inline float reduce_sum(float v, __local float* scratch, const int lid) {
+// Adds the group's share to `bins`, and leaves its largest logit and the sum of exp(l - largest) in best[group].
+inline void histogram_share(const int group, __global const float* logits, __global const int* last_seen,
+                            __global const int* state, __global const int* sampling, __global float2* best,
+                            __global uint* bins, __local uint* own, __local float* scratch) {
+    const int lid = get_local_id(0), position = last_position(state);
+    const int2 share = share_of(group);
+    const bool by_count = counts(sampling);
+    for (int i = lid; i < BINS; i += LOCAL_SIZE) own[i] = 0;
     barrier(CLK_LOCAL_MEM_FENCE);
-    scratch[lid] = v;
-    for (int width = LOCAL_SIZE / 2; width > 0; width /= 2) {
-        barrier(CLK_LOCAL_MEM_FENCE);
-        if (lid < width) scratch[lid] += scratch[lid + width];
+    float top = -INFINITY;
+    for (int first = share.x + lid; first < share.y; first += BATCH * LOCAL_SIZE) {
+        float l[BATCH];
+        next_logits(l, logits, last_seen, sampling, position, first, share.y);
+#pragma unroll
+        for (int u = 0; u < BATCH; ++u) {
+            if (isnan(l[u])) continue;
+            top = fmax(top, l[u]);
+            const int bin = key_of(l[u]) >> BIN_SHIFT;
+            const uint measure = measure_of(l[u], bin, by_count);
+            if (measure > 0) atomic_add(own + bin, measure);
+        }
+    }
+    top = reduce_max(top, scratch, lid);
+    float sum = 0.0f;
+    for (int first = share.x + lid; first < share.y; first += BATCH * LOCAL_SIZE) {
+        float l[BATCH];
+        next_logits(l, logits, last_seen, sampling, position, first, share.y);
+#pragma unroll
+        for (int u = 0; u < BATCH; ++u)
+            if (l[u] > -INFINITY) sum += exp(l[u] - top);
+    }
+    sum = reduce_sum(sum, scratch, lid);
+    if (lid == 0) best[group] = (float2)(top, sum);
+    for (int i = lid; i < BINS; i += LOCAL_SIZE)
+        if (own[i] > 0) atomic_add(bins + i, own[i]);
+}
+
+// The largest logit of all.
+inline float top_of(__global const float2* best, __local float* scratch, const int lid) {
+    float top = -INFINITY;
+    for (int i = lid; i < N_GROUPS; i += LOCAL_SIZE) top = fmax(top, best[i].x);
+    return reduce_max(top, scratch, lid);
+}
+
+// The sum of exp(l - top) over the vocabulary.
+inline float whole_sum(__global const float2* best, const float top, __local float* scratch, const int lid) {
+    float sum = 0.0f;
+    for (int i = lid; i < N_GROUPS; i += LOCAL_SIZE)
+        if (best[i].x > -INFINITY) sum += best[i].y * exp(best[i].x - top);
+    return reduce_sum(sum, scratch, lid);
+}
+
+// The lowest bin in which a logit can be above the threshold.
+inline int lowest_bin(__global const int* sampling, __global const float2* best, __global const uint* bins,
+                      __local float* measures, __local float* scratch, __local int* found) {
+    const int lid = get_local_id(0);
+    const float top_p = as_float(sampling[SAMPLING_TOP_P]), min_p = as_float(sampling[SAMPLING_MIN_P]);
+    const float top = top_of(best, scratch, lid);
+    const float sum_of_all = whole_sum(best, top, scratch, lid);
+    const bool by_count = counts(sampling);
+    if (!by_count && top_p == 1.0f) return key_of(top + log(min_p)) >> BIN_SHIFT;
+    // A little more than the share, for what the sums are rounded by.
+    const float target = by_count ? (float)sampling[SAMPLING_TOP_K] : top_p * 1.00001f * sum_of_all * BIN_UNIT;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (int i = lid; i < BINS; i += LOCAL_SIZE) {
+        const uint measure = bins[i];
+        measures[i] = measure == 0 ? 0.0f : by_count ? measure : measure * exp(fmin(bin_high(i) - top, 80.0f));
     }
     barrier(CLK_LOCAL_MEM_FENCE);
-    return scratch[0];
+    for (int block = lid; block < BINS / BLOCK; block += LOCAL_SIZE) {
+        float sum = 0.0f;
+        for (int i = 0; i < BLOCK; ++i) sum += measures[block * BLOCK + i];
+        scratch[block] = sum;
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (lid == 0) {
+        float above = 0.0f;
+        int block = BINS / BLOCK - 1;
+        while (block > 0 && above + scratch[block] < target) above += scratch[block--];
+        int bin = block * BLOCK + BLOCK - 1;
+        while (bin > block * BLOCK && above + measures[bin] < target) above += measures[bin--];
+        *found = bin;
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    return *found;
+}
+
+// Appends to `candidates` what the group's share has in the lowest bin and above.
+inline void candidates_share(const int group, __global const float* logits, __global const int* last_seen,
+                             __global const int* state, __global const int* sampling, __global const float2* best,
+                             __global uint* bins, __global float2* candidates, __local float* measures,
+                             __local float* scratch, __local int* found) {
+    const int lid = get_local_id(0), position = last_position(state);
+    const int2 share = share_of(group);
+    const int lowest = lowest_bin(sampling, best, bins, measures, scratch, found);
+    __local uint* taken = (__local uint*)scratch;  // by the group so far in this turn, and the place of its first
+    for (int begin = share.x; begin < share.y; begin += BATCH * LOCAL_SIZE) {
+        float l[BATCH];
+        uint place[BATCH];
+        barrier(CLK_LOCAL_MEM_FENCE);
+        if (lid == 0) taken[0] = 0;
+        barrier(CLK_LOCAL_MEM_FENCE);
+        next_logits(l, logits, last_seen, sampling, position, begin + lid, share.y);
+#pragma unroll
+        for (int u = 0; u < BATCH; ++u) {
+            place[u] = VOCAB;
+            if (!isnan(l[u]) && (int)(key_of(l[u]) >> BIN_SHIFT) >= lowest) place[u] = atomic_inc(taken);
+        }
+        barrier(CLK_LOCAL_MEM_FENCE);
+        if (lid == 0 && taken[0] > 0) taken[1] = atomic_add(bins + BINS, taken[0]);
+        barrier(CLK_LOCAL_MEM_FENCE);
+#pragma unroll
+        for (int u = 0; u < BATCH; ++u)
+            if (place[u] < VOCAB)
+                candidates[taken[1] + place[u]] = (float2)(l[u], as_float(begin + lid + u * LOCAL_SIZE));
+    }
 }
 
 // Probabilities as integers whose sum over the vocabulary is close to 2^31: their sums do not depend on the order of
 // the atomic additions.
-inline uint mass_of(float l, float top, float inverse_sum) { return (uint)(exp(l - top) * inverse_sum * 0x1p31f); }
+inline uint mass_of(float l, float top, float inverse_sum) { return (uint)(exp(l - top) * inverse_sum * 0x1p31f + 0.5f); }
 
-// The largest key t for which the measure of { key >= t } reaches `target`, found digit by digit from the top (radix
-// selection). The measure of a set is its count, or with BY_MASS the mass of its members at or above `floor_key`.
-// target 0 stands for `share` of the whole measure.
-inline uint radix_threshold(__global const float* logits, __global const int* last_seen, __global const int* sampling,
-                            const int position, const bool by_mass, uint target, const float share,
+// The largest key t for which the measure of { key >= t } reaches `target` or the whole, found digit by digit from the top
+// (radix selection). The measure of a set is its count, or with by_mass the mass of its members at or above `floor_key`.
+inline uint radix_threshold(__global const float2* candidates, const int n, const bool by_mass, uint target,
                             const uint floor_key, const float top, const float inverse_sum, __local uint* histogram,
                             __local uint* found, const int lid) {
     uint prefix = 0, above = 0;
     for (int shift = 24; shift >= 0; shift -= 8) {
         for (int i = lid; i < 256; i += LOCAL_SIZE) histogram[i] = 0;
         barrier(CLK_LOCAL_MEM_FENCE);
-        for (int first = lid; first < VOCAB; first += BATCH * LOCAL_SIZE) {
-            float l[BATCH];
-            next_logits(l, logits, last_seen, sampling, position, first);
-#pragma unroll
-            for (int u = 0; u < BATCH; ++u) {
-                const uint key = key_of(l[u]);
-                if (isnan(l[u]) || key < floor_key || (shift < 24 && (key >> (shift + 8)) != prefix)) continue;
-                atomic_add(histogram + ((key >> shift) & 255u), by_mass ? mass_of(l[u], top, inverse_sum) : 1u);
-            }
+        for (int i = lid; i < n; i += LOCAL_SIZE) {
+            const float l = candidates[i].x;
+            const uint key = key_of(l);
+            if (key < floor_key || (shift < 24 && key >> (shift + 8) != prefix)) continue;
+            atomic_add(histogram + ((key >> shift) & 255u), by_mass ? mass_of(l, top, inverse_sum) : 1u);
+        }
+        barrier(CLK_LOCAL_MEM_FENCE);
+        for (int block = lid; block < 16; block += LOCAL_SIZE) {
+            uint sum = 0;
+            for (int i = 0; i < 16; ++i) sum += histogram[16 * block + i];
+            found[block] = sum;
         }
         barrier(CLK_LOCAL_MEM_FENCE);
         if (lid == 0) {
-            if (target == 0) {
+            if (shift == 24) {
                 uint whole = 0;
-                for (int i = 0; i < 256; ++i) whole += histogram[i];
-                target = max(1u, (uint)ceil(share * (float)whole));
+                for (int i = 0; i < 16; ++i) whole += found[i];
                 target = min(target, whole);
             }
-            int digit = 255;
-            while (digit > 0 && above + histogram[digit] < target) above += histogram[digit--];
-            found[0] = digit;
-            found[1] = above;
-            found[2] = target;
+            int block = 15;
+            while (block > 0 && above + found[block] < target) above += found[block--];
+            int digit = 16 * block + 15;
+            while (digit > 16 * block && above + histogram[digit] < target) above += histogram[digit--];
+            found[16] = digit;
+            found[17] = above;
+            found[18] = target;
         }
         barrier(CLK_LOCAL_MEM_FENCE);
-        prefix = (prefix << 8) | found[0];
-        above = found[1];
-        target = found[2];
+        prefix = (prefix << 8) | found[16];
+        above = found[17];
+        target = found[18];
         barrier(CLK_LOCAL_MEM_FENCE);
     }
     return prefix;
 }
+#define FOUND 19  // local words of radix_threshold beside the histogram
 
-// Writes sampling[SAMPLING_THRESHOLD]. One work-group; launched only when top-k, top-p or min-p is on.
-__kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
-void sample_threshold(__global const float* logits, __global const int* last_seen, __global const int* state,
-                      __global int* sampling) {
-    __local float scratch[LOCAL_SIZE];
-    __local uint histogram[256], found[3];
-    const int lid = get_local_id(0), position = last_position(state);
-    const int top_k = sampling[SAMPLING_TOP_K];
+// The threshold, from the candidates alone.
+inline float threshold_of(__global const float2* candidates, const int n, __global const int* sampling,
+                          __global const float2* best, __local uint* histogram, __local uint* found,
+                          __local ulong* scratch) {
+    const int lid = get_local_id(0);
     const float top_p = as_float(sampling[SAMPLING_TOP_P]), min_p = as_float(sampling[SAMPLING_MIN_P]);
-
-    float best = -INFINITY;
-    for (int first = lid; first < VOCAB; first += BATCH * LOCAL_SIZE) {
-        float l[BATCH];
-        next_logits(l, logits, last_seen, sampling, position, first);
-#pragma unroll
-        for (int u = 0; u < BATCH; ++u) best = fmax(best, l[u]);
-    }
-    best = reduce_max(best, scratch, lid);
-
+    __local float* floats = (__local float*)scratch;
+    const float top = top_of(best, floats, lid);
+    const float sum_of_all = whole_sum(best, top, floats, lid);
     uint key = 0;
-    if (top_k > 0 && top_k < VOCAB)
-        key = radix_threshold(logits, last_seen, sampling, position, false, top_k, 0.0f, 0, 0.0f, 0.0f, histogram,
-                              found, lid);
+    if (counts(sampling))
+        key = radix_threshold(candidates, n, false, sampling[SAMPLING_TOP_K], 0, 0.0f, 0.0f, histogram, found, lid);
     if (top_p < 1.0f) {
-        float sum = 0.0f;
-        for (int first = lid; first < VOCAB; first += BATCH * LOCAL_SIZE) {
-            float l[BATCH];
-            next_logits(l, logits, last_seen, sampling, position, first);
-#pragma unroll
-            for (int u = 0; u < BATCH; ++u)
-                if (!isnan(l[u]) && key_of(l[u]) >= key) sum += exp(l[u] - best);
-        }
-        sum = reduce_sum(sum, scratch, lid);
-        key = max(key, radix_threshold(logits, last_seen, sampling, position, true, 0, top_p, key, best, 1.0f / sum,
-                                       histogram, found, lid));
+        ulong units = 0;  // of the candidates, whose order changes: an integer
+        for (int i = lid; i < n; i += LOCAL_SIZE)
+            if (key_of(candidates[i].x) >= key) units += (ulong)(exp(candidates[i].x - top) * 0x1p40f);
+        const float sum_of_candidates = (float)reduce_sum_ulong(units, scratch, lid) * 0x1p-40f;
+        const float sum = key == 0 ? sum_of_all : sum_of_candidates;
+        const uint target = max(1u, (uint)ceil(top_p * 0x1p31f));
+        key = max(key, radix_threshold(candidates, n, true, target, key, top, 1.0f / sum, histogram, found, lid));
     }
-    if (lid == 0) {
-        float threshold = key == 0 ? -INFINITY : value_of(key);
-        if (min_p > 0.0f) threshold = fmax(threshold, best + log(min_p));
-        sampling[SAMPLING_THRESHOLD] = as_int(fmin(threshold, best));
-    }
+    float threshold = key == 0 ? -INFINITY : value_of(key);
+    if (min_p > 0.0f) threshold = fmax(threshold, top + log(min_p));
+    return fmin(threshold, top);
 }
 
 inline uint mix32(uint x) {
@@ -174,56 +301,126 @@ inline void keep_better(float* score, int* token, const float other, const int o
     }
 }
 
-// best[group] = the best score of the group's share of the vocabulary.
-__kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
-void sample_partial(__global const float* logits, __global const int* last_seen, __global const int* state,
-                    __global const int* sampling, __global float2* best) {
-    __local float scores[LOCAL_SIZE];
-    __local int tokens[LOCAL_SIZE];
-    const int lid = get_local_id(0), position = last_position(state);
-    const float temperature = as_float(sampling[SAMPLING_TEMPERATURE]);
-    const float threshold = as_float(sampling[SAMPLING_THRESHOLD]);
+// What the noise of a step's tokens is made of.
+inline uint2 noise_keys(__global const int* state, __global const int* sampling) {
     const uint token_key = mix32((uint)sampling[SAMPLING_SEED_LO] + 0x9e3779b9u);
-    const uint step_key =
-        mix32(mix32(token_key + (uint)sampling[SAMPLING_SEED_HI] + 0x85ebca6bu) ^ (uint)state[STATE_STEP]);
+    return (uint2)(token_key, mix32(mix32(token_key + (uint)sampling[SAMPLING_SEED_HI] + 0x85ebca6bu) ^
+                                    (uint)state[STATE_STEP]));
+}
 
-    float score = -INFINITY;
-    int token = VOCAB;
-    for (int i = get_global_id(0); i < VOCAB; i += N_GROUPS * LOCAL_SIZE) {
-        const float l = penalized(logits, last_seen, sampling, position, i);
-        if (!(l >= threshold)) continue;
-        float s = l;
-        if (temperature > 0.0f) {
-            const float u = ((float)(mix32(mix32((uint)i ^ token_key) + step_key) >> 9) + 0.5f) * 0x1p-23f;
-            s = l / temperature - log(-log(u));
-        }
-        keep_better(&score, &token, s, i);
-    }
-    scores[lid] = score;
-    tokens[lid] = token;
+inline float score_of(const float l, const int token, const float temperature, const uint2 keys) {
+    if (!(temperature > 0.0f)) return l;
+    const float u = ((float)(mix32(mix32((uint)token ^ keys.x) + keys.y) >> 9) + 0.5f) * 0x1p-23f;
+    return l / temperature - log(-log(u));
+}
+
+// The best of a group's (score, token); in work-item 0.
+inline float2 reduce_best(float score, int token, __local float2* scratch) {
+    const int lid = get_local_id(0);
+    barrier(CLK_LOCAL_MEM_FENCE);
+    scratch[lid] = (float2)(score, as_float(token));
     for (int width = LOCAL_SIZE / 2; width > 0; width /= 2) {
         barrier(CLK_LOCAL_MEM_FENCE);
         if (lid < width) {
-            keep_better(&score, &token, scores[lid + width], tokens[lid + width]);
-            scores[lid] = score;
-            tokens[lid] = token;
+            keep_better(&score, &token, scratch[lid + width].x, as_int(scratch[lid + width].y));
+            scratch[lid] = (float2)(score, as_float(token));
         }
     }
-    if (lid == 0) best[get_group_id(0)] = (float2)(score, as_float(token));
+    return (float2)(score, as_float(token));
 }
 
-// Takes the best of all, feeds it to the next step and moves the position on: the step's end. One work-item.
-// tokens  int [.]: the next step's input        sampled  int [STATE_RING]: tokens handed to the host, by step
-// If no logit is a number, the token is VOCAB and the host reports it.
-__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
-void sample_finish(__global const float2* best, __global int* state, __global int* tokens, __global int* sampled) {
+// best[group] = the best score of the group's share of the vocabulary.
+inline void partial_share(const int group, __global const float* logits, __global const int* last_seen,
+                          __global const int* state, __global const int* sampling, __global float2* best,
+                          __local float2* scratch) {
+    const int lid = get_local_id(0), position = last_position(state);
+    const int2 share = share_of(group);
+    const float temperature = as_float(sampling[SAMPLING_TEMPERATURE]);
+    const uint2 keys = noise_keys(state, sampling);
     float score = -INFINITY;
     int token = VOCAB;
-#pragma unroll 32
-    for (int g = 0; g < N_GROUPS; ++g) keep_better(&score, &token, best[g].x, as_int(best[g].y));
+    for (int first = share.x + lid; first < share.y; first += BATCH * LOCAL_SIZE) {
+        float l[BATCH];
+        next_logits(l, logits, last_seen, sampling, position, first, share.y);
+#pragma unroll
+        for (int u = 0; u < BATCH; ++u)
+            if (!isnan(l[u])) {
+                const int i = first + u * LOCAL_SIZE;
+                keep_better(&score, &token, score_of(l[u], i, temperature, keys), i);
+            }
+    }
+    const float2 found = reduce_best(score, token, scratch);
+    if (lid == 0) best[group] = found;
+}
+
+// Hands the token to the host and to the next step, and moves the position on: the step's end. One work-item.
+// If no logit is a number, the token is VOCAB and the host reports it.
+inline void end_step(const int token, __global int* state, __global int* tokens, __global int* sampled) {
     sampled[state[STATE_STEP] % STATE_RING] = token;
     tokens[0] = min(token, VOCAB - 1);
     state[STATE_POSITION] += state[STATE_N_TOKENS];
     state[STATE_N_TOKENS] = 1;
     state[STATE_STEP] += 1;
+}
+
+__kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
+void sample_partial(__global const float* logits, __global const int* last_seen, __global const int* state,
+                    __global const int* sampling, __global float2* best) {
+    __local float2 scratch[LOCAL_SIZE];
+    partial_share(get_group_id(0), logits, last_seen, state, sampling, best, scratch);
+}
+
+__kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
+void sample_finish(__global const float2* best, __global int* state, __global int* tokens, __global int* sampled) {
+    __local float2 scratch[LOCAL_SIZE];
+    const int lid = get_local_id(0);
+    float score = -INFINITY;
+    int token = VOCAB;
+    for (int i = lid; i < N_GROUPS; i += LOCAL_SIZE) keep_better(&score, &token, best[i].x, as_int(best[i].y));
+    token = as_int(reduce_best(score, token, scratch).y);
+    if (lid == 0) end_step(token, state, tokens, sampled);
+}
+
+__kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
+void sample_histogram(__global const float* logits, __global const int* last_seen, __global const int* state,
+                      __global const int* sampling, __global float2* best, __global uint* bins) {
+    __local uint own[BINS];
+    __local float scratch[LOCAL_SIZE];
+    histogram_share(get_group_id(0), logits, last_seen, state, sampling, best, bins, own, scratch);
+}
+
+#define BLOCK_FLOATS (LOCAL_SIZE > BINS / BLOCK ? LOCAL_SIZE : BINS / BLOCK)
+
+__kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
+void sample_candidates(__global const float* logits, __global const int* last_seen, __global const int* state,
+                       __global const int* sampling, __global const float2* best, __global uint* bins,
+                       __global float2* candidates) {
+    __local float measures[BINS], scratch[BLOCK_FLOATS];
+    __local int found;
+    candidates_share(get_group_id(0), logits, last_seen, state, sampling, best, bins, candidates, measures, scratch, &found);
+}
+
+// Writes sampling[SAMPLING_THRESHOLD], and the token of the best score above it. One group.
+__kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
+void sample_select(__global const float2* candidates, __global const float2* best, __global uint* bins,
+                   __global int* sampling, __global int* state, __global int* tokens, __global int* sampled) {
+    __local ulong scratch[LOCAL_SIZE];
+    __local uint histogram[256], found[FOUND];
+    const int lid = get_local_id(0), n = bins[BINS];
+    const float threshold = threshold_of(candidates, n, sampling, best, histogram, found, scratch);
+    const float temperature = as_float(sampling[SAMPLING_TEMPERATURE]);
+    const uint2 keys = noise_keys(state, sampling);
+    float score = -INFINITY;
+    int token = VOCAB;
+    for (int i = lid; i < n; i += LOCAL_SIZE) {
+        const float l = candidates[i].x;
+        const int candidate = as_int(candidates[i].y);
+        if (l >= threshold) keep_better(&score, &token, score_of(l, candidate, temperature, keys), candidate);
+    }
+    token = as_int(reduce_best(score, token, (__local float2*)scratch).y);
+    for (int i = lid; i <= BINS; i += LOCAL_SIZE) bins[i] = 0;
+    if (lid == 0) {
+        sampling[SAMPLING_THRESHOLD] = as_int(threshold);
+        end_step(token, state, tokens, sampled);
+    }
 }
