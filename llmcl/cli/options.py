@@ -261,8 +261,8 @@ ActivationDtype = Annotated[
         "--activation-dtype",
         metavar="|".join(ACTIVATION_DTYPES),
         parser=one_of(*ACTIVATION_DTYPES),
-        help="What meets the weights; auto rounds it to 8 bits (quantised weights) or bfloat16 (bfloat16 weights, prefill) "
-        "where the CPU has fast dot products for that.",
+        help="What meets the weights; auto rounds it to 8 bits (quantised weights) or bfloat16 (bfloat16 weights, "
+        "prefill) where the CPU has fast dot products for that.",
     ),
 ]
 KvDtype = Annotated[
