@@ -93,7 +93,7 @@ class Sampler:
         best = device.alloc(8 * groups, "best scores")
         bins = device.zeros(4 * (BINS + 1), "histogram of the logits")
         candidates = device.alloc(8 * vocab_size, "candidates for the next token")
-        constants = {
+        constants: dict[str, object] = {
             **CONSTANTS,
             **step_state.CONSTANTS,
             "VOCAB": vocab_size,
