@@ -401,7 +401,7 @@ class Device:
         self,
         file: str,
         name: str,
-        constants: dict[str, object],
+        constants: Mapping[str, object],
         args: Sequence[KernelArg],
         *,
         groups: Groups,
