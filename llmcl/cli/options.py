@@ -262,7 +262,7 @@ ActivationDtype = Annotated[
         metavar="|".join(ACTIVATION_DTYPES),
         parser=one_of(*ACTIVATION_DTYPES),
         help="What meets the weights; auto rounds it to 8 bits (quantised weights) or bfloat16 (bfloat16 weights, "
-        "prefill) where the CPU has fast dot products for that.",
+        "prefill) where the device has fast dot products for that.",
     ),
 ]
 KvDtype = Annotated[

@@ -107,12 +107,13 @@ inline uint narrow_bf16(const float a, const float b) {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(u) : "f"(b), "f"(a));
     return u;
 }
-inline uint narrow_f16(const float a, const float b) {
+inline uint pack_f16(const float a, const float b) {
     uint u;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;"
-        : "=r"(u)
-        : "f"(fabs(b) > 65504.0f ? copysign(65504.0f, b) : b), "f"(fabs(a) > 65504.0f ? copysign(65504.0f, a) : a));
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(u) : "f"(b), "f"(a));
     return u;
+}
+inline uint narrow_f16(const float a, const float b) {
+    return pack_f16(fabs(a) > 65504.0f ? copysign(65504.0f, a) : a, fabs(b) > 65504.0f ? copysign(65504.0f, b) : b);
 }
 
 // Four products of bytes, added to c: unsigned bytes of a, or signed ones, by the signed bytes of b (sm_61 and later).
