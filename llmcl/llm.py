@@ -72,7 +72,7 @@ def load(
     device: an index, part of a name, "gpu" or "cpu"; None takes the preferred one. Or a Device that is open.
     dtype: of the weights on the device: "float32", "bfloat16", "float16"; "auto" keeps what the checkpoint
     stores, quantised or not. quantize: "q8_0", "q4_0" or "q4_k" quantises the matrices while loading
-    (docs/quantization.md). activation_dtype: where a device has fast dot products for that, "auto" rounds what meets
+    (docs/quantization.md). activation_dtype: where a CPU has fast dot products for that, "auto" rounds what meets
     quantised weights to 8 bits and, in prefill, what meets bfloat16 weights to bfloat16; "float32" never. kv_dtype: of
     the cache; "auto" is float16, or float32 beside float32 weights. max_context: tokens of prompt and answer together;
     None: what the model was trained for, at most 4096. kv_page_tokens: keeps keys and values in pages of so many tokens
@@ -208,6 +208,7 @@ def _assemble(
         max_context = min(config.max_position, DEFAULT_CONTEXT)
     if max_context < 1:
         raise UsageError(f"max_context is {max_context}; expected 1 token or more")
+    compiled_before_s = device.compile_s
     mods = trace_layer_mods(config, max_context, score_mod, mask_mod)
     mods.check(config.n_q_heads, max_context)
     kv_tokens = capacity_for(max_context)
@@ -223,7 +224,9 @@ def _assemble(
     else:
         cache = PagedKVCache(device, config, max_context, kv_dtype, kv_page_tokens, kv_pages)
     weights = make_weights(device)
-    return LLM(name, Model(device, config, weights, cache, mods=mods.bind(device)), tokenizer, dtype, kv_dtype)
+    llm = LLM(name, Model(device, config, weights, cache, mods=mods.bind(device)), tokenizer, dtype, kv_dtype)
+    llm.compile_ms = (device.compile_s - compiled_before_s) * 1e3
+    return llm
 
 
 def forecast(
@@ -265,7 +268,8 @@ def check_memory(needed: dict[str, int], device: Device) -> None:
 class LLM:
     """A model on a device, ready to generate. Use it as a context manager, or call `close()`.
 
-    config, tokenizer (None for random weights), device, model_name, dtype, kv_dtype, max_context (tokens), load_ms.
+    config, tokenizer (None for random weights), device, model_name, dtype, kv_dtype, max_context (tokens), load_ms, and
+    compile_ms, the part of it that compiled kernels.
     One generation at a time: a second stream takes over the cache and ends what the first could still yield.
     """
 
@@ -278,7 +282,7 @@ class LLM:
         self.dtype = dtype
         self.kv_dtype = kv_dtype
         self.max_context = model.cache.max_context
-        self.load_ms = 0.0
+        self.load_ms = self.compile_ms = 0.0
         self._stream: Generator[Piece, None, None] | None = None
         self._prompts = model.cache.sequence()  # where everything goes that is no conversation
 
@@ -443,6 +447,7 @@ class LLM:
             ignore_eos=ignore_eos,
             reuse_cache=sequence is not None,
             load_ms=self.load_ms,
+            compile_ms=self.compile_ms,
         )
         return self._stream
 

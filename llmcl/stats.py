@@ -57,6 +57,7 @@ class GenerationStats:
     prompt_tokens: int
     generated_tokens: int
     load_ms: float | None
+    compile_ms: float | None
     ttft_ms: float | None
     prefill_tokens_per_s: float | None
     tbt_ms: dict[str, float | None]
@@ -80,6 +81,7 @@ class GenerationStats:
             ("model", model, ""),
             ("device", device, ""),
             ("load", _with_unit(self.load_ms, 0, "ms"), "until the model was ready on the device"),
+            ("compile", _with_unit(self.compile_ms or None, 0, "ms"), "of it for kernels not in the cache yet"),
             ("prompt", f"{self.prompt_tokens} tokens", ""),
             ("prefill", _with_unit(self.prefill_tokens_per_s, 1, "tokens/s"), "reading the prompt"),
             ("TTFT", _with_unit(self.ttft_ms, 1, "ms"), "time to first token, from the request on"),
@@ -145,6 +147,7 @@ class Recorder:
         self,
         *,
         load_ms: float | None = None,
+        compile_ms: float | None = None,
         decode_steps: int = 0,
         device_to_host_bytes: int = 0,
         host_to_device_bytes: int = 0,
@@ -160,6 +163,7 @@ class Recorder:
             prompt_tokens=self.prompt_tokens,
             generated_tokens=len(times),
             load_ms=load_ms,
+            compile_ms=compile_ms,
             ttft_ms=(times[0] - self._start_ns) / 1e6 if times else None,
             prefill_tokens_per_s=_ratio(1e9 * self.prefilled_tokens, prefill_ns),
             tbt_ms=summarize(tbt_ms),

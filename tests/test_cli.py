@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ STATS_FIELDS = {
     "prompt_tokens",
     "generated_tokens",
     "load_ms",
+    "compile_ms",
     "ttft_ms",
     "prefill_tokens_per_s",
     "tbt_ms",
@@ -119,6 +121,18 @@ def test_text_goes_to_stdout_and_everything_else_to_stderr(answer: dict[str, Any
 def test_quiet_leaves_standard_error_empty(answer: dict[str, Any]) -> None:
     done = generate("-n", "16", "-q")
     assert (done.stdout, done.stderr) == (answer["text"] + "\n", "")
+
+
+def test_verbose_shows_what_compiling_took(answer: dict[str, Any], tmp_path: Path) -> None:
+    """The first run compiles into an empty cache and says so, kernel by kernel and in its report; the second loads."""
+    for compiles in (True, False):
+        done = generate("-n", "1", "-v", LLMCL_CACHE_DIR=str(tmp_path))
+        lines = done.stderr.splitlines()
+        compiled = [line for line in lines if re.fullmatch(r"compiled attention_\w+ for .+ in \d+\.\d s", line)]
+        loaded = [line for line in lines if re.fullmatch(r"loaded attention_\w+ for .+ from .+", line)]
+        reported = [line for line in lines if re.match(r"compile +\d+ ms", line)]
+        assert [bool(found) for found in (compiled, loaded, reported)] == [compiles, not compiles, compiles], lines
+    assert "compiled" not in generate("-n", "1").stderr
 
 
 def test_prompt_from_file_pipe_and_dash_gives_the_same_answer(answer: dict[str, Any], tmp_path: Path) -> None:

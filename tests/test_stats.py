@@ -59,6 +59,7 @@ def test_recorder_computes_what_the_definitions_say(clock: list[int]) -> None:
     clock[0] += 10**9  # what happens after the last token does not count
     stats = recorder.finish(
         load_ms=250.0,
+        compile_ms=70.0,
         decode_steps=4,
         device_to_host_bytes=16,
         host_to_device_bytes=2,
@@ -69,6 +70,7 @@ def test_recorder_computes_what_the_definitions_say(clock: list[int]) -> None:
         "prompt_tokens": 50,
         "generated_tokens": 5,
         "load_ms": 250.0,
+        "compile_ms": 70.0,
         "ttft_ms": 130.0,
         "prefill_tokens_per_s": pytest.approx(200.0),
         "tbt_ms": pytest.approx(summarize([10, 10, 10, 30])),
@@ -114,13 +116,19 @@ def test_report_shows_every_quantity_with_its_unit(clock: list[int]) -> None:
     recorder = Recorder(50)
     recorded(clock, [100, 10, 10, 40], recorder)
     stats = recorder.finish(
-        load_ms=250.0, decode_steps=3, device_to_host_bytes=12, kernel_launches=450, peak_device_bytes=2**20
+        load_ms=250.0,
+        compile_ms=70.0,
+        decode_steps=3,
+        device_to_host_bytes=12,
+        kernel_launches=450,
+        peak_device_bytes=2**20,
     )
     lines = stats.report(device="Some GPU", model="smollm2").splitlines()
     shown = {line[:10].strip(): line[10:] for line in lines if line[:10].strip()}
     assert shown["model"] == "smollm2" and shown["device"] == "Some GPU"
     for label, expected in {
         "load": "250 ms",
+        "compile": "70 ms",
         "prompt": "50 tokens",
         "prefill": "500.0 tokens/s",
         "TTFT": "100.0 ms",

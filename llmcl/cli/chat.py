@@ -44,6 +44,7 @@ def chat(
     kv_page_size: opt.KvPageSize = None,
     combo: opt.Combo = None,
     quiet: opt.Quiet = False,
+    verbose: opt.Verbose = False,
 ) -> None:
     """Talk with a model; /help lists what can be typed. From a pipe, each line is one message."""
     request: dict[str, Any] = opt.sampling(

@@ -68,6 +68,7 @@ def generate(
     combo: opt.Combo = None,
     format: opt.Format = "text",
     quiet: opt.Quiet = False,
+    verbose: opt.Verbose = False,
 ) -> None:
     """Stream a model's answer to a prompt.
 

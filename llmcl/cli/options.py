@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import secrets
@@ -262,7 +263,7 @@ ActivationDtype = Annotated[
         metavar="|".join(ACTIVATION_DTYPES),
         parser=one_of(*ACTIVATION_DTYPES),
         help="What meets the weights; auto rounds it to 8 bits (quantised weights) or bfloat16 (bfloat16 weights, "
-        "prefill) where the device has fast dot products for that.",
+        "prefill) where the CPU has fast dot products for that.",
     ),
 ]
 KvDtype = Annotated[
@@ -295,6 +296,26 @@ Format = Annotated[
         metavar="text|json",
         parser=one_of("text", "json"),
         help="json prints one object when all is done.",
+    ),
+]
+
+
+def _log_to_stderr(wanted: bool) -> bool:
+    """The engine says what it does through `logging`; this is where a user of the command line sees it."""
+    if wanted:
+        logging.basicConfig(stream=sys.stderr, format="%(message)s")  # other libraries: warnings only
+        logging.getLogger("llmcl").setLevel(logging.INFO)
+    return wanted
+
+
+Verbose = Annotated[
+    bool,
+    option(
+        OUTPUT_PANEL,
+        "-v",
+        "--verbose",
+        callback=_log_to_stderr,
+        help="Say on standard error what is done, with the seconds that compiling each kernel takes.",
     ),
 ]
 Quiet = Annotated[

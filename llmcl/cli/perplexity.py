@@ -86,6 +86,7 @@ def perplexity(
     kv_dtype: opt.KvDtype = "auto",
     format: opt.Format = "text",
     quiet: opt.Quiet = False,
+    verbose: opt.Verbose = False,
 ) -> None:
     """Measure the perplexity of a text, and with --reference how far the model is from another."""
     text = read_prompt(None if file is not None else "-", file)

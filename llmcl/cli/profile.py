@@ -57,6 +57,7 @@ def profile(
     combo: opt.Combo = None,
     output_dir: OutputDir = Path("."),
     quiet: opt.Quiet = False,
+    verbose: opt.Verbose = False,
 ) -> None:
     """Show where the time of prefill and decode goes, kernel by kernel.
 

@@ -71,6 +71,7 @@ def tune(
     csv_file: Annotated[Path | None, opt.written("--csv", "the tables as CSV")] = None,
     json_file: Annotated[Path | None, opt.written("--json", "the tables as JSON")] = None,
     quiet: opt.Quiet = False,
+    verbose: opt.Verbose = False,
 ) -> None:
     """Find the fastest tile sizes of attention for a model's heads on a device, and keep them for later runs."""
     opt.check_model_or_random(model, random)

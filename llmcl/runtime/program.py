@@ -108,6 +108,7 @@ class ProgramCache:
                 warnings.simplefilter("ignore")
                 program = cl.Program(self._context, [self._device], [binary])
                 program.build()
+                _log.info("loaded %s for %s from %s", path.stem.rpartition("-")[0], self._device.name.strip(), path)
                 return program
         except cl.Error:
             path.unlink(missing_ok=True)  # a truncated or foreign file: compile again
