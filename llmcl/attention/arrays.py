@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -61,8 +62,19 @@ def check_device_arrays(device: Device, arrays: dict[str, Any]) -> None:
         )
 
 
-def new_device_array(device: Device, like: Any, shape: tuple[int, ...]) -> Any:
-    """An uninitialised float32 array on the device, from the allocator of `like` or else the device's."""
+def array_form(device: Device, shape: tuple[int, ...]) -> Any:
+    """A float32 array on the device without its memory, for `new_device_array`."""
     from pyopencl.array import Array
 
-    return Array(device.queue, shape, np.float32, allocator=like.allocator or device.allocator)
+    form = Array(device.queue, shape, np.float32, allocator=device.allocator)
+    form.base_data = None
+    return form
+
+
+def new_device_array(form: Any, allocator: Any) -> Any:
+    """An uninitialised array like `form`. A copy: checking a new array's shape takes longer than a small kernel."""
+    array = copy(form)
+    array.events = []
+    array.allocator = allocator
+    array.base_data = allocator(form.nbytes)
+    return array

@@ -110,7 +110,8 @@ def flex_attention(
         try:
             return _run_on_device(plan, arrays) if given_on_device else _run_on_host_arrays(plan, arrays)
         finally:
-            plans.trim(plan)
+            if not plan.kept:
+                plan.release()
 
 
 def _run_on_host_arrays(plan: FlexPlan, arrays: dict[str, np.ndarray]) -> Any:
@@ -123,11 +124,8 @@ def _run_on_host_arrays(plan: FlexPlan, arrays: dict[str, np.ndarray]) -> Any:
 
 
 def _run_on_device(plan: FlexPlan, arrays: dict[str, Any]) -> Any:
-    shapes = plan.problem.shapes()
-    results = {
-        name: new_device_array(plan.device, arrays["query"], shapes[name])
-        for name in (("out", "lse") if plan.problem.return_lse else ("out",))
-    }
+    allocator = arrays["query"].allocator or plan.device.allocator
+    results = {name: new_device_array(form, allocator) for name, form in plan.result_forms.items()}
     # The kernels have no argument for where in its memory an array begins.
     whole = {name: array if array.offset == 0 else array.copy() for name, array in arrays.items()}
     plan.run({name: array.base_data for name, array in {**whole, **results}.items()})

@@ -6,10 +6,12 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from llmcl.attention.arrays import array_form
 from llmcl.attention.block_mask import BlockMask
 from llmcl.attention.kernels import CAPACITY_MULTIPLE, PrefillTiles
 from llmcl.attention.mods import bind_mods
@@ -83,6 +85,7 @@ class FlexPlan:
         self.own: dict[str, Buffer] = {}
         self.launches: list[Launch] = []
         self._open: list[tuple[Launch, int, str]] = []  # arguments that the user's arrays take
+        self.kept = False  # by the PlanCache, which then releases it
         try:
             self._build(tiles, score_mod, block_mask)
         except BaseException:
@@ -96,6 +99,12 @@ class FlexPlan:
     def release(self) -> None:
         for buffer in self.buffers:
             buffer.release()
+
+    @cached_property
+    def result_forms(self) -> dict[str, Any]:
+        """Of the results on the device: arrays without memory, by name."""
+        names = ("out", "lse") if self.problem.return_lse else ("out",)
+        return {name: array_form(self.device, self.problem.shapes()[name]) for name in names}
 
     def run(self, arrays: dict[str, Any]) -> None:
         """Enqueues the launches; `arrays`: memory by name, where the plan has none of its own."""
@@ -228,7 +237,7 @@ class PlanCache:
     def __init__(self, device: Device):
         self.lock = threading.RLock()
         self._most_bytes = min(MOST_BYTES, device.entry.global_mem_bytes // 8)
-        self._plans: OrderedDict[Hashable, FlexPlan] = OrderedDict()
+        self._plans: OrderedDict[Hashable, FlexPlan] = OrderedDict()  # never with the key None
 
     @classmethod
     def of(cls, device: Device) -> PlanCache:
@@ -243,10 +252,11 @@ class PlanCache:
         return sum(plan.nbytes for plan in self._plans.values())
 
     def get(self, key: Hashable | None, make: Callable[[], FlexPlan]) -> FlexPlan:
-        """The plan of that key, made if there is none; with key None it is made and not kept."""
-        if key is not None and key in self._plans:
+        """The plan of that key, made if there is none; with key None, or too large, it is the caller's to release."""
+        plan = self._plans.get(key)
+        if plan is not None:
             self._plans.move_to_end(key)
-            return self._plans[key]
+            return plan
         try:
             plan = make()
         except OutOfDeviceMemoryError:
@@ -254,16 +264,12 @@ class PlanCache:
                 raise
             self.clear()
             plan = make()
-        if key is not None:
+        if key is not None and plan.nbytes <= self._most_bytes:
+            plan.kept = True
             self._plans[key] = plan
+            while len(self._plans) > MOST_PLANS or self.nbytes > self._most_bytes:
+                self._plans.popitem(last=False)[1].release()
         return plan
-
-    def trim(self, done: FlexPlan) -> None:
-        """After a run: gives back what is too much, and `done` if it is not kept."""
-        while self._plans and (len(self._plans) > MOST_PLANS or self.nbytes > self._most_bytes):
-            self._plans.popitem(last=False)[1].release()
-        if done not in self._plans.values():
-            done.release()
 
     def take_latest(self) -> FlexPlan:
         """The plan used last, which is the caller's to release from now on: to measure its kernels alone."""

@@ -130,7 +130,7 @@ class Launch:
     compares with the device's ceilings. The kernel object is made when it is first asked for.
     """
 
-    __slots__ = ("_device", "_groups", "_kernel", "_shares", "args", "local", "name", "source", "work")
+    __slots__ = ("_device", "_groups", "_kernel", "_shares", "_size", "args", "local", "name", "source", "work")
 
     def __init__(
         self,
@@ -150,6 +150,8 @@ class Launch:
         self._groups = groups
         self.local = local
         self.work = work
+        # Of groups that do not depend on the number of tokens, computed once.
+        self._size = None if callable(groups) else tuple(g * w for g, w in zip(groups, local, strict=True))
 
     @property
     def kernel(self) -> cl.Kernel:
@@ -181,7 +183,7 @@ class Launch:
         return self._groups(n_tokens) if callable(self._groups) else self._groups
 
     def global_size(self, n_tokens: int) -> tuple[int, ...]:
-        return tuple(g * w for g, w in zip(self.groups(n_tokens), self.local, strict=True))
+        return self._size or tuple(g * w for g, w in zip(self.groups(n_tokens), self.local, strict=True))
 
     def memory(self) -> KernelMemory:
         """What the driver says about the compiled kernel."""
@@ -401,7 +403,7 @@ class Device:
         self,
         file: str,
         name: str,
-        constants: Mapping[str, object],
+        constants: dict[str, object],
         args: Sequence[KernelArg],
         *,
         groups: Groups,
