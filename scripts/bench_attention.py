@@ -38,22 +38,12 @@ from attention_bench.ours import ours_causal, ours_decode, ours_flex, ours_on_ho
 
 import llmcl
 from llmcl.attention import and_masks, create_block_mask, flex_attention, masks
+from llmcl.attention.kernels import CAPACITY_MULTIPLE, AttentionShape
+from llmcl.attention.tuning import tune_prefill
 from llmcl.cli import options as opt
 from llmcl.cli.command import TYPER_SETTINGS, Command, run
 from llmcl.errors import UsageError
 from llmcl.runtime.device import Device
-
-COMBINATIONS = {
-    "A": (32, 32, 32),
-    "B": (32, 32, 64),
-    "C": (32, 64, 32),
-    "D": (32, 64, 64),
-    "E": (64, 32, 32),
-    "F": (64, 64, 64),
-    "G": (32, 32, 128),
-    "H": (32, 16, 16),
-}
-
 
 # ---- the tables --------------------------------------------------------------------------------------------------
 
@@ -136,39 +126,24 @@ def decode_steps_ms(device: Device, lengths: Sequence[int]) -> dict[int, float]:
 
 
 def table_combinations(bench: Bench) -> None:
-    """Table 2: the eight combinations of tile sizes."""
+    """Table 2: the eight combinations of tile sizes and the default, as `llmcl tune` measures them."""
     n, heads, kv_heads = (256, 4, 1) if bench.quick else (1024, 8, 2)
     table = bench.table(
         2,
         f"Prefill tiles: {n} tokens, {heads} query heads, {kv_heads} KV heads of 128, causal, float16 KV",
-        "Reference (phone GPU): 1.5-5x over G expected. `llmcl` names the constant to lower where one does not fit.",
+        "The fastest of several runs each. Reference (phone GPU): 1.5-5x over G expected. `llmcl` names the constant "
+        "to lower where a combination does not fit.",
     )
-    q, k, v = random_arrays((n, heads, 128), (n, kv_heads, 128), (n, kv_heads, 128))
-    k, v = (x.astype(np.float16).astype(np.float32) for x in (k, v))
-    rows = some_rows(n)
-    arrays = [x.swapaxes(0, 1)[None] for x in (q, k, v)]
-    expected = expected_rows(arrays, rows, mask_mod=masks.causal)[0].swapaxes(0, 1)
-    contestants, errors, refused = {}, {}, {}
-    for name, (block_m, block_n, dv_tile) in {**COMBINATIONS, "default": (None, None, None)}.items():
-        try:
-            contestant = ours_causal(
-                bench.device, q, k, v, "float16", block_m=block_m, block_n=block_n, dv_tile=dv_tile
-            )
-            errors[name] = check(f"combination {name}", contestant, expected, rows)
-            contestants[name] = contestant
-        except UsageError as error:
-            refused[name] = str(error)
-    times = measure(bench, contestants, 4.0)
-    winner = min((name for name in times if name != "default"), key=lambda name: times[name].ms)
-    baseline = times["G"].ms if "G" in times else None
-    for name, sizes in {**COMBINATIONS, "default": ("", "", "")}.items():
-        row: dict[str, Any] = {"": f"{name} (winner)" if name == winner else name}
-        row |= dict(zip(("BLOCK_M", "BLOCK_N", "DV_TILE"), sizes, strict=True))
-        if name in times:
-            speedup = f"{baseline / times[name].ms:.2f}x" if baseline else ""
-            row |= {"ms": str(times[name]), "against G": speedup, "error": f"{errors[name]:.0e}"}
+    shape = AttentionShape(heads, kv_heads, 128, CAPACITY_MULTIPLE, "float16")
+    tuning = tune_prefill(bench.device, shape, n, search=False)
+    for one in tuning.rows:
+        row: dict[str, Any] = {"": f"{one.label} (winner)" if one is tuning.winner else one.label}
+        row |= one.constants
+        if one.ms is not None and tuning.baseline_ms is not None:
+            speedup = f"{tuning.baseline_ms / one.ms:.2f}x"
+            row |= {"ms": f"{one.ms:.4g}", "against G": speedup, "error": f"{one.error:.0e}"}
         else:
-            row |= {"ms": refused[name], "against G": "", "error": ""}
+            row |= {"ms": one.refused, "against G": "", "error": ""}
         table.rows.append(row)
 
 

@@ -46,7 +46,8 @@ OTHER_ROWS = (8, 16, 32, 64, 128)
 
 @dataclass(frozen=True)
 class Measurement:
-    """One choice of constants. ms: the fastest of several runs, None where refused says why it was not timed."""
+    """One choice of constants. ms: the fastest of several runs, None where refused says why it was not timed; error:
+    the largest difference from the twin over the largest magnitude, None where it did not run."""
 
     kernel: str
     label: str
@@ -54,6 +55,7 @@ class Measurement:
     ms: float | None = None
     refused: str | None = None
     memory: KernelMemory | None = None
+    error: float | None = None
 
 
 @dataclass(frozen=True)
@@ -212,7 +214,7 @@ def _measure(
         ms = 1e3 * _seconds(trial, launches)
     else:
         refused = f"wrong: error {error_found:.1e} of the largest value"
-    return Measurement(kernel, label, constants, ms, refused, launches[0].memory())
+    return Measurement(kernel, label, constants, ms, refused, launches[0].memory(), error_found)
 
 
 def _seconds(trial: Trial, launches: Sequence[Launch]) -> float:
