@@ -292,7 +292,7 @@ def random_types(config: ModelConfig, dtype: str, *, exact_activations: bool = F
     Raises UsageError for a dtype that there is not, or whose blocks the model's rows are no multiple of.
     """
     if dtype not in QUANTIZED:
-        return WeightTypes(check_dtype(dtype, "dtype", *QUANTIZED), exact_activations=exact_activations)
+        return WeightTypes(check_dtype(dtype, "dtype", *QUANTIZED))
     formats = {}
     for name, shape in expected_tensors(config).items():
         kind = QUANTIZED["q8_0" if name in EMBEDDINGS else dtype]

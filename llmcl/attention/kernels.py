@@ -16,12 +16,14 @@ from llmcl.ops.variant import Variant, largest_divisor, local_size, pick, power_
 from llmcl.ops.work import attention_work, once, per_token
 from llmcl.runtime.device import Buffer, Device, Launch, WorkOf
 
+TENSOR_DTYPES = ("float32", "float16", "bfloat16")
 DECODE_VARIANTS = variants("attention_decode", nvidia=lambda dtype, d: is_16_bit(dtype) and d in (64, 128, 256))
-PREFILL_VARIANTS = variants("attention_prefill", nvidia=lambda dtype, d: is_16_bit(dtype) and d in (64, 128))
+PREFILL_VARIANTS = variants("attention_prefill", nvidia=lambda dtype, d: dtype in TENSOR_DTYPES and d in (64, 128))
 
 CAPACITY_MULTIPLE = 64  # every BLOCK_N divides it
 MAX_SPLITS = 256
 DECODE_BLOCK_N = (16, 32, 64)
+CPU_SUMS = 24  # vectors of sums that fit beside the operands in 32 vector registers
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,7 @@ def attention_decode(
     block_n = block_n or default_block_n(chosen.name, shape.group_size)
     if chosen.name == "cpu":
         rows = shape.group_size
-        constants |= {"ROWS": rows, "BLOCK_N": block_n, "DV_TILE": _dv_tile(shape.head_dim, rows)}
+        constants |= cpu_tile(rows, block_n, _dv_tile(shape.head_dim, rows))
         width = 1
     elif chosen.name == "nvidia":
         warps = _nvidia_decode_warps(device, shape)
@@ -228,14 +230,18 @@ class PrefillTiles:
     block_m: int
     block_n: int
     dv_tile: int
+    key_splits: int = 1  # of the nvidia form: warps that share rows and have different keys
 
     def constants(self) -> dict[str, object]:
-        rows = "ROWS" if self.variant.name == "cpu" else "BLOCK_M"
-        return {rows: self.block_m, "BLOCK_N": self.block_n, "DV_TILE": self.dv_tile}
+        if self.variant.name == "cpu":
+            return cpu_tile(self.block_m, self.block_n, self.dv_tile)
+        splits = {"KEY_SPLITS": self.key_splits} if self.variant.name == "nvidia" else {}
+        return {"BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "DV_TILE": self.dv_tile, **splits}
 
     @property
     def local(self) -> tuple[int, int, int]:
-        return {"cpu": (1, 1, 1), "nvidia": (128, 1, 1), "portable": (16, 8, 1)}[self.variant.name]
+        warps = (32 * self.block_m // 16 * self.key_splits, 1, 1)
+        return {"cpu": (1, 1, 1), "nvidia": warps, "portable": (16, 8, 1)}[self.variant.name]
 
 
 def prefill_tiles(
@@ -276,14 +282,18 @@ def prefill_tiles(
                     q_block=q_block,
                 )
     table = PREFILL_VARIANTS
-    if variant is None and (block_m not in (None, 64) or dv_tile not in (None, head_dim) or (q_block or 64) % 64):
-        table = tuple(row for row in table if row.name != "nvidia")  # 64 query rows, all columns in one pass
+    # Of the nvidia form: all columns in one pass; keys and values of a step in local memory, at least 48 KiB.
+    nvidia_rows = 32 if kv_dtype == "float32" and head_dim <= 64 else 64
+    nvidia_keys = (16, 32, 64) if kv_dtype != "float32" else (32, 64) if head_dim <= 64 else (32,)
+    fits = block_m in (None, nvidia_rows) and block_n in (None, *nvidia_keys) and dv_tile in (None, head_dim)
+    if variant is None and not (fits and (q_block or nvidia_rows) % nvidia_rows == 0):
+        table = tuple(row for row in table if row.name != "nvidia")
     chosen = pick(table, device, kv_dtype, head_dim, variant)
     if chosen.name == "nvidia":
-        block_m, block_n, dv_tile = block_m or 64, block_n or 64, dv_tile or head_dim
+        block_m, block_n, dv_tile = block_m or nvidia_rows, block_n or nvidia_keys[-1], dv_tile or head_dim
     elif chosen.name == "cpu":
-        # More keys a row save loads a multiply-add; with wide heads they no longer pay (docs/performance.md).
-        rows, keys = (6, 64) if head_dim <= 64 else (8, 32)
+        # Blocks of 6 rows by 4 vectors where operands are widened, of 4 by 4 where not (docs/performance.md).
+        rows, keys = 12 if is_16_bit(kv_dtype) else 16, 64 if head_dim <= 128 else 32
         block_m, block_n = block_m or largest_divisor(q_block or rows, rows), block_n or keys
         dv_tile = dv_tile or _dv_tile(head_dim, block_m)
     else:
@@ -308,7 +318,9 @@ def prefill_tiles(
     if dv_tile % 16 or head_dim % dv_tile:
         options = [d for d in range(16, head_dim + 1, 16) if head_dim % d == 0]
         raise UsageError(f"DV_TILE is {dv_tile}; expected a divisor of head_dim {head_dim}: {options}")
-    return PrefillTiles(chosen, block_m, block_n, dv_tile)
+    # Products of three parts take their time: more warps for the same rows.
+    splits = block_n // 16 if chosen.name == "nvidia" and kv_dtype == "float32" else 1
+    return PrefillTiles(chosen, block_m, block_n, dv_tile, splits)
 
 
 def attention_prefill(
@@ -371,9 +383,29 @@ def _nvidia_decode_warps(device: Device, shape: AttentionShape) -> int:
     return min(4, power_of_two_at_most(floats // (shape.head_dim + 18)))
 
 
+def cpu_tile(rows: int, block_n: int, dv_tile: int) -> dict[str, object]:
+    """Build constants of cpu/attention_tile.cl: blocks of rows whose sums fit the registers."""
+    return {
+        "ROWS": rows,
+        "SCORE_ROWS": _rows_in_registers(rows, block_n // 16),
+        "VALUE_ROWS": _rows_in_registers(rows, dv_tile // 16),
+        "BLOCK_N": block_n,
+        "DV_TILE": dv_tile,
+    }
+
+
+def _rows_in_registers(rows: int, vectors: int) -> int:
+    return largest_divisor(rows, max(1, CPU_SUMS // vectors))
+
+
 def _dv_tile(head_dim: int, rows: int) -> int:
-    """Output columns whose accumulators fit beside the operands in 32 vector registers."""
-    return 16 * largest_divisor(head_dim // 16, max(1, 24 // rows))
+    """Output columns with the most multiply-adds for each operand that a block of registers loads."""
+
+    def reuse(vectors: int) -> float:
+        height = _rows_in_registers(rows, vectors)
+        return height * vectors / (height + vectors)
+
+    return 16 * max((n for n in range(1, head_dim // 16 + 1) if head_dim // 16 % n == 0), key=reuse)
 
 
 def _largest_dv_tile(head_dim: int) -> int:

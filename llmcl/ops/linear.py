@@ -264,7 +264,7 @@ def _prefill_expanded(
     for first in range(0, part.n_tiles, most):
         count = min(most, part.n_tiles - first)
         constants = {"WEIGHT": weight_kernel_name(part.dtype), "K": weight.k, "LOCAL_SIZE": 256}
-        items = count * weight.k // 4  # of 4 rows and 16 columns
+        items = count * weight.k // 2  # of 4 rows and 8 columns
         launches.append(
             device.launch(
                 "nvidia/expand_weight.cl",

@@ -1,4 +1,4 @@
-"""exp16, sigmoid16 and tanh16 of common.cl: largest relative error, and what they make of limits."""
+"""exp16, exp2_below16, sigmoid16 and tanh16 of common.cl: largest relative error, and what they make of limits."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import pytest
 from llmcl.runtime.device import Device
 from llmcl.runtime.program import read_source
 
-TOLERANCE = {"exp": 3e-7, "sigmoid": 6e-7, "tanh": 1e-6}
+TOLERANCE = {"exp": 3e-7, "exp2_below": 2e-7, "sigmoid": 6e-7, "tanh": 1e-6}
 TWINS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "exp": np.exp,
+    "exp2_below": np.exp2,  # of numbers up to 0
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
     "tanh": np.tanh,
 }
@@ -35,10 +36,23 @@ def on_device(device: Device, name: str, x: np.ndarray) -> np.ndarray:
 def test_relative_error(device: Device, name: str) -> None:
     near, far = np.linspace(-1, 1, 1 << 14), np.linspace(-86, 88.6, 1 << 14)
     x = np.concatenate([near, far, np.geomspace(1e-20, 1, 1 << 10)]).astype(np.float32)
+    if name == "exp2_below":
+        x = -np.abs(x)
     expected = TWINS[name](x.astype(np.float64))
     found = on_device(device, name, x)
     error = np.abs(found - expected) / np.maximum(np.abs(expected), 1e-36)
     assert error.max() < TOLERANCE[name]
+
+
+@pytest.mark.filterwarnings("ignore::pyopencl.CompilerWarning")
+def test_exp2_of_hidden_scores_is_zero(device: Device) -> None:
+    """A key that is not seen has the weight 0, so that a row without keys sums to 0."""
+    if not device.is_cpu:
+        pytest.skip("only CPU forms use these functions; a GPU's maximum drops NaN")
+    x = np.array([-np.inf, -1e30, -1000, -127, -126, 0, np.nan, *[-np.inf] * 9], np.float32)
+    found = on_device(device, "exp2_below", x)
+    assert found[:4].tolist() == [0] * 4 and found[4] > 0 and found[5] == 1
+    assert np.isnan(found[6]) and not found[7:].any()
 
 
 @pytest.mark.filterwarnings("ignore::pyopencl.CompilerWarning")
@@ -50,5 +64,5 @@ def test_limits(device: Device, name: str, limits: tuple[float, float, float]) -
         pytest.skip("only CPU forms use these functions; a GPU's maximum drops NaN")
     x = np.array([-np.inf, np.inf, 0, np.nan, -1e30, 1e30, *[0] * 10], np.float32)
     found = on_device(device, name, x)
-    assert found[[0, 1, 2]].tolist() == list(limits) and found[[4, 5]].tolist() == list(limits[:2])
+    np.testing.assert_allclose(found[[0, 1, 2, 4, 5]], [*limits, *limits[:2]], rtol=TOLERANCE[name], atol=0)
     assert np.isnan(found[3])

@@ -51,7 +51,7 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
     attention_start(&attention);
     for (int r = 0; r < ROWS; ++r) {
         __global const float* q = qkv + (head * ROWS + r) * HEAD_DIM;
-        for (int i = 0; i < HEAD_DIM; ++i) attention.q[r * HEAD_DIM + i] = rope_element(q, rope, i) * SCALE;
+        for (int i = 0; i < HEAD_DIM; ++i) ((float*)attention.q[r])[i] = rope_element(q, rope, i) * QUERY_SCALE;
         attention.head[r] = head * ROWS + r;
         attention.q_idx[r] = position;
     }
@@ -67,13 +67,14 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
     }
     for (int r = 0; r < ROWS; ++r) {
         const int part = (head * ROWS + r) * N_SPLITS + split;
+        const float l = sum16(attention.l[r]);
         float norm = 1.0f;
 #if N_SPLITS > 1
-        part_ml[2 * part] = attention.m[r];
-        part_ml[2 * part + 1] = attention.l[r];
-        if (attention.l[r] == 0.0f) continue;
+        part_ml[2 * part] = attention.m[r] * LN_2;
+        part_ml[2 * part + 1] = l;
+        if (l == 0.0f) continue;
 #else
-        norm = softmax_norm(attention.l[r]);
+        norm = softmax_norm(l);
 #endif
         for (int c = 0; c < COLUMNS; ++c)
             store16_f32(attention.acc[r][c] * norm, part_acc + (size_t)part * HEAD_DIM + c * 16);

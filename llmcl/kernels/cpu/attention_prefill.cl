@@ -32,7 +32,8 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void attention_prefill(__global const float* q, __global const int* state, __global const CAT(KV, _t)* k_cache,
                        __global const CAT(KV, _t)* v_cache, __global float* out, __global float* lse,
                        __global const int* blocks MOD_PARAMS) {
-    const int head = get_group_id(0), t0 = get_group_id(1) * ROWS, batch = get_group_id(2);
+    const int head = get_group_id(0), batch = get_group_id(2);
+    const int t0 = (get_num_groups(1) - 1 - get_group_id(1)) * ROWS;  // the longest rows first: short ones fill the end
     const int position = state[STATE_POSITION], n = state[STATE_N_TOKENS];
     const int kv_head = head / (N_Q_HEADS / N_KV_HEADS);
     k_cache += ((size_t)batch * N_KV_HEADS + kv_head) * CAPACITY * HEAD_DIM;
@@ -44,7 +45,8 @@ void attention_prefill(__global const float* q, __global const int* state, __glo
     for (int r = 0; r < ROWS; ++r) {
         // Rows past the last token repeat it: computed, never stored.
         const int t = min(t0 + r, n - 1);
-        for (int i = 0; i < HEAD_DIM; ++i) attention.q[r * HEAD_DIM + i] = q[(size_t)t * Q_STRIDE + i] * SCALE;
+        for (int c = 0; c < COLUMNS; ++c)
+            attention.q[r][c] = load16_f32(q + (size_t)t * Q_STRIDE + c * 16) * QUERY_SCALE;
         attention.head[r] = head;
         attention.q_idx[r] = position + t;
     }
@@ -77,12 +79,11 @@ void attention_prefill(__global const float* q, __global const int* state, __glo
 #endif
     for (int r = 0; r < ROWS && t0 + r < n; ++r) {
         const size_t row = output_of(batch, head, t0 + r, n);
-        const float norm = softmax_norm(attention.l[r]);
+        const float l = sum16(attention.l[r]), norm = softmax_norm(l);
         for (int c = 0; c < COLUMNS; ++c)
             store16_f32(attention.acc[r][c] * norm, out + row + c * 16);
 #if LSE
-        lse[((size_t)batch * N_Q_HEADS + head) * n + t0 + r] =
-            attention.l[r] > 0.0f ? attention.m[r] + log(attention.l[r]) : -INFINITY;
+        lse[((size_t)batch * N_Q_HEADS + head) * n + t0 + r] = l > 0.0f ? attention.m[r] * LN_2 + log(l) : -INFINITY;
 #endif
     }
 }

@@ -4,12 +4,15 @@
 //   (Dao et al., "FlashAttention-2", algorithm 1)
 //
 // The same step serves decode (ROWS query heads that share a KV head) and prefill (ROWS positions of one head).
-// Keys lie in tiles [HEAD_DIM][16], so a vector holds the scores of 16 keys and needs no horizontal sum. The output
-// is accumulated in slices of DV_TILE columns, whose ROWS * DV_TILE / 16 vectors must fit the register file.
+// Keys lie in tiles [HEAD_DIM][16], so a vector holds the scores of 16 keys and needs no horizontal sum. Both products
+// are computed in blocks whose sums stay in registers: SCORE_ROWS rows by BLOCK_N keys, VALUE_ROWS rows by DV_TILE columns.
+// The blocks of a step follow each other while its keys, then its values, are in the first-level cache.
 //
-// Build: KV, HEAD_DIM, ROWS, BLOCK_N (a multiple of 16), DV_TILE (a multiple of 16 that divides HEAD_DIM).
-#if !defined(KV) || !defined(HEAD_DIM) || !defined(ROWS) || !defined(BLOCK_N) || !defined(DV_TILE)
-#error "cpu/attention_tile.cl needs the build constants KV, HEAD_DIM, ROWS, BLOCK_N, DV_TILE"
+// Build: KV, HEAD_DIM, ROWS, SCORE_ROWS and VALUE_ROWS (divide ROWS), BLOCK_N (a multiple of 16), DV_TILE (a multiple of 16
+// that divides HEAD_DIM).
+#if !defined(KV) || !defined(HEAD_DIM) || !defined(ROWS) || !defined(SCORE_ROWS) || !defined(VALUE_ROWS) || \
+    !defined(BLOCK_N) || !defined(DV_TILE)
+#error "cpu/attention_tile.cl needs the build constants KV, HEAD_DIM, ROWS, SCORE_ROWS, VALUE_ROWS, BLOCK_N, DV_TILE"
 #endif
 #include "common.cl"
 #include "online_softmax.cl"
@@ -18,10 +21,22 @@
 #define KEY_TILES (BLOCK_N / 16)
 #define COLUMNS (HEAD_DIM / 16)
 #define SLICE (DV_TILE / 16)
+#define HALF_TILES ((KEY_TILES + 1) / 2)
+#define ROW_VECTORS ((ROWS + 15) / 16)
+
+// Scores are in units of log2(e), so that exp2 gives the weights; a score_mod is asked in natural ones.
+#define LOG2_E 1.44269504f
+#define LN_2 0.693147181f
+#if HAS_SCORE_MOD
+#define QUERY_SCALE (SCALE)
+#else
+#define QUERY_SCALE (SCALE * LOG2_E)
+#endif
 
 typedef struct {
-    float q[ROWS * HEAD_DIM];  // already multiplied by the softmax scale
-    float m[ROWS], l[ROWS];
+    float16 q[ROWS][COLUMNS];  // already multiplied by QUERY_SCALE
+    float m[ROWS];             // in units of log2(e)
+    float16 l[ROWS];           // the sum of exponentials, spread over 16 lanes until the end
     float16 acc[ROWS][COLUMNS];
     int head[ROWS], q_idx[ROWS];  // for the mods
 } attention_state;
@@ -29,7 +44,7 @@ typedef struct {
 inline void attention_start(attention_state* state) {
     for (int r = 0; r < ROWS; ++r) {
         state->m[r] = -INFINITY;
-        state->l[r] = 0.0f;
+        state->l[r] = 0;
         for (int c = 0; c < COLUMNS; ++c) state->acc[r][c] = 0;
     }
 }
@@ -43,7 +58,7 @@ inline void apply_mods(float16* s, const int b, const int h, const int q_idx, co
     const int16 keys = key + (int16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     const int16 kv_idx = keys < last ? keys : (int16)(last);
 #if HAS_SCORE_MOD
-    *s = score_mod16(*s, b, h, q_idx, kv_idx MOD_ARGS);
+    *s = score_mod16(*s, b, h, q_idx, kv_idx MOD_ARGS) * LOG2_E;
 #endif
 #if HAS_MASK_MOD
     if (masked) *s = mask_mod16(b, h, q_idx, kv_idx MOD_ARGS) ? *s : (float16)(-INFINITY);
@@ -51,79 +66,120 @@ inline void apply_mods(float16* s, const int b, const int h, const int q_idx, co
 }
 #endif
 
+// The largest of 16 lanes, in all of them; only shuffles and operators, so that it stays in a register.
+inline float16 top_of_lanes(float16 v) {
+    v = max16(v, v.s89abcdef01234567);
+    v = max16(v, v.s456789abcdef0123);
+    v = max16(v, v.s23456789abcdef01);
+    return max16(v, v.s123456789abcdef0);
+}
+
+// Scores of the first `tiles` (a constant) of the KEY_TILES times 16 keys.
+inline void score_tiles(const attention_state* state, __global const CAT(KV, _t)* k, float16 (*p)[KEY_TILES],
+                        const int tiles) {
+    for (int r0 = 0; r0 < ROWS; r0 += SCORE_ROWS) {
+        float16 s[SCORE_ROWS][KEY_TILES];
+#pragma unroll
+        for (int r = 0; r < SCORE_ROWS; ++r)
+#pragma unroll
+            for (int t = 0; t < tiles; ++t) s[r][t] = 0;
+        for (int d = 0; d < HEAD_DIM; ++d) {
+            float16 key[KEY_TILES];
+#pragma unroll
+            for (int t = 0; t < tiles; ++t) key[t] = CAT(load16_, KV)(k + ((size_t)t * HEAD_DIM + d) * 16);
+#pragma unroll
+            for (int r = 0; r < SCORE_ROWS; ++r)
+#pragma unroll
+                for (int t = 0; t < tiles; ++t) s[r][t] += key[t] * ((const float*)state->q[r0 + r])[d];
+        }
+#pragma unroll
+        for (int r = 0; r < SCORE_ROWS; ++r)
+#pragma unroll
+            for (int t = 0; t < tiles; ++t) p[r0 + r][t] = s[r][t];
+    }
+}
+
+// Makes weights of the scores in the first `tiles` (a constant) of p; shrink: by how much each row's earlier sums shrink.
+inline void weigh_tiles(attention_state* state, float16 (*p)[KEY_TILES], float16* shrink, const int tiles) {
+    float16 sum[ROWS];
+    for (int r = 0; r < ROWS; ++r) {
+        float16 top = p[r][0];
+#pragma unroll
+        for (int t = 1; t < tiles; ++t) top = max16(top, p[r][t]);
+        top = max16(top_of_lanes(top), (float16)(state->m[r]));
+        // A row that has seen nothing yet: any finite reference makes its weights exp2(-inf) = 0.
+        const float16 reference = top == -INFINITY ? (float16)(0.0f) : top;
+        ((float*)shrink)[r] = state->m[r] - reference.s0;
+        state->m[r] = top.s0;
+        sum[r] = 0;
+#pragma unroll
+        for (int t = 0; t < tiles; ++t) {
+            p[r][t] = exp2_below16(p[r][t] - reference);
+            sum[r] += p[r][t];
+        }
+    }
+    for (int i = 0; i < ROW_VECTORS; ++i) shrink[i] = exp2_below16(shrink[i]);
+    for (int r = 0; r < ROWS; ++r) state->l[r] = state->l[r] * ((const float*)shrink)[r] + sum[r];
+}
+
+inline void add_values(attention_state* state, __global const CAT(KV, _t)* v, const float16 (*p)[KEY_TILES],
+                       const float* shrink, const int n_keys) {
+    for (int r0 = 0; r0 < ROWS; r0 += VALUE_ROWS) {
+        for (int c = 0; c < COLUMNS; c += SLICE) {
+            float16 acc[VALUE_ROWS][SLICE];
+#pragma unroll
+            for (int r = 0; r < VALUE_ROWS; ++r)
+#pragma unroll
+                for (int i = 0; i < SLICE; ++i) acc[r][i] = state->acc[r0 + r][c + i] * shrink[r0 + r];
+            for (int j = 0; j < n_keys; ++j) {
+                float16 value[SLICE];
+#pragma unroll
+                for (int i = 0; i < SLICE; ++i) value[i] = CAT(load16_, KV)(v + (size_t)j * HEAD_DIM + (c + i) * 16);
+#pragma unroll
+                for (int r = 0; r < VALUE_ROWS; ++r)
+#pragma unroll
+                    for (int i = 0; i < SLICE; ++i) acc[r][i] += value[i] * ((const float*)p[r0 + r])[j];
+            }
+#pragma unroll
+            for (int r = 0; r < VALUE_ROWS; ++r)
+#pragma unroll
+                for (int i = 0; i < SLICE; ++i) state->acc[r0 + r][c + i] = acc[r][i];
+        }
+    }
+}
+
 // k, v point at the first key of the tile, which is key `first_key` of the text; n_keys of its BLOCK_N keys exist; row r
-// sees the first visible[r] of them, and of those only what mask_mod lets it see if the tile is `masked`.
+// sees the first visible[r] of them (row 0 the fewest), and of those only what mask_mod lets it see if the tile is `masked`.
 // Keys that do not exist are computed with and discarded, values that do not exist are never read.
 inline void attention_tile(attention_state* state, __global const CAT(KV, _t)* k, __global const CAT(KV, _t)* v,
                            const int n_keys, const int* visible, const int batch, const int first_key,
                            const bool masked MOD_PARAMS) {
     const float16 lane = (float16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    float16 s[ROWS][KEY_TILES];
-#pragma unroll
-    for (int r = 0; r < ROWS; ++r)
-#pragma unroll
-        for (int t = 0; t < KEY_TILES; ++t) s[r][t] = 0;
-    for (int d = 0; d < HEAD_DIM; ++d) {
-        float16 key[KEY_TILES];
-#pragma unroll
-        for (int t = 0; t < KEY_TILES; ++t) key[t] = CAT(load16_, KV)(k + ((size_t)t * HEAD_DIM + d) * 16);
-#pragma unroll
-        for (int r = 0; r < ROWS; ++r)
-#pragma unroll
-            for (int t = 0; t < KEY_TILES; ++t) s[r][t] += key[t] * state->q[r * HEAD_DIM + d];
-    }
+    const int n_tiles = n_keys <= 16 * HALF_TILES ? HALF_TILES : KEY_TILES;  // at the end and the diagonal half of them do
+    float16 p[ROWS][KEY_TILES];  // scores, then weights
+    if (n_tiles < KEY_TILES)
+        score_tiles(state, k, p, HALF_TILES);
+    else
+        score_tiles(state, k, p, KEY_TILES);
 
 #if HAS_SCORE_MOD || HAS_MASK_MOD
     for (int r = 0; r < ROWS; ++r) {
         for (int t = 0; t < KEY_TILES; ++t) {
             if (16 * t >= n_keys) break;
-            apply_mods(&s[r][t], batch, state->head[r], state->q_idx[r], first_key + 16 * t, first_key + n_keys - 1,
+            apply_mods(&p[r][t], batch, state->head[r], state->q_idx[r], first_key + 16 * t, first_key + n_keys - 1,
                        masked MOD_ARGS);
         }
     }
 #endif
-    float16 p[ROWS][KEY_TILES];
-    float shrink[ROWS];
-#pragma unroll
-    for (int r = 0; r < ROWS; ++r) {
-        float16 top = (float16)(-INFINITY);
-#pragma unroll
-        for (int t = 0; t < KEY_TILES; ++t) {
-            s[r][t] = lane < (float)(visible[r] - 16 * t) ? s[r][t] : (float16)(-INFINITY);
-            top = max16(top, s[r][t]);
-        }
-        const float m = fmax(state->m[r], top16(top));
-        // A row that has seen nothing yet: any finite reference makes its probabilities exp(-inf) = 0.
-        const float reference = m == -INFINITY ? 0.0f : m;
-        shrink[r] = softmax_weight(state->m[r], m);
-        float16 sum = 0;
-#pragma unroll
-        for (int t = 0; t < KEY_TILES; ++t) {
-            p[r][t] = exp16(s[r][t] - reference);
-            sum += p[r][t];
-        }
-        state->l[r] = state->l[r] * shrink[r] + sum16(sum);
-        state->m[r] = m;
-    }
+    if (visible[0] < 16 * n_tiles)
+        for (int r = 0; r < ROWS; ++r)
+            for (int t = 0; t < n_tiles; ++t)
+                p[r][t] = lane < (float)(visible[r] - 16 * t) ? p[r][t] : (float16)(-INFINITY);
 
-    for (int c = 0; c < COLUMNS; c += SLICE) {
-        float16 acc[ROWS][SLICE];
-#pragma unroll
-        for (int r = 0; r < ROWS; ++r)
-#pragma unroll
-            for (int i = 0; i < SLICE; ++i) acc[r][i] = state->acc[r][c + i] * shrink[r];
-        for (int j = 0; j < n_keys; ++j) {
-            float16 value[SLICE];
-#pragma unroll
-            for (int i = 0; i < SLICE; ++i) value[i] = CAT(load16_, KV)(v + (size_t)j * HEAD_DIM + (c + i) * 16);
-#pragma unroll
-            for (int r = 0; r < ROWS; ++r)
-#pragma unroll
-                for (int i = 0; i < SLICE; ++i) acc[r][i] += value[i] * ((const float*)p[r])[j];
-        }
-#pragma unroll
-        for (int r = 0; r < ROWS; ++r)
-#pragma unroll
-            for (int i = 0; i < SLICE; ++i) state->acc[r][c + i] = acc[r][i];
-    }
+    float16 shrink[ROW_VECTORS];
+    if (n_tiles < KEY_TILES)
+        weigh_tiles(state, p, shrink, HALF_TILES);
+    else
+        weigh_tiles(state, p, shrink, KEY_TILES);
+    add_values(state, v, p, (const float*)shrink, n_keys);
 }

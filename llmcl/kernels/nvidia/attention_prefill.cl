@@ -1,24 +1,30 @@
 // Flash attention for the tokens of a step on the matrix units of NVIDIA GPUs (sm_80 and later).
-// Formula and arguments as in cpu/attention_prefill.cl; queries and softmax weights are rounded to the cache's 16 bits,
-// sums are float32.
+// Formula and arguments as in cpu/attention_prefill.cl. With a 16-bit cache queries and softmax weights are rounded to its
+// type. With a float32 cache an operand x is the sum of two tf32 numbers, h (x rounded) and x - h, and a product three of
+// them, h h' + h (x' - h') + (x - h) h', so that results are as those of float32 (Ootomo and Yokota, "Recovering single
+// precision accuracy from Tensor Cores", 2022); values must be finite. Sums are float32.
 //
-// A work-group of 4 warps takes BLOCK_M = 64 query rows of one head, a warp 16 of them: queries, scores, weights and output
-// of a row stay in its registers; keys and values go through local memory, the next keys while the values are multiplied.
+// A work-group takes BLOCK_M query rows of one head, a warp 16 of them: queries, scores, weights and output of a row stay in
+// its registers; keys and values go through local memory, the next keys while the values are multiplied. KEY_SPLITS warps
+// have the same rows and BLOCK_N / KEY_SPLITS of the keys of a step each; the states of a row are merged at the end.
 //
-//            local memory, 16-byte pieces:  K  key tile i, dimension d, half c at (i HEAD_DIM + d) 2 + (c ^ (d / 4) % 2)
-//                                           V  key j, piece c at j HEAD_DIM / 8 + (c ^ j % 8)
+//   local memory, 16-byte pieces, key tile i, dimension d, piece c of K's row, key j, piece c of V's row:
+//     16 bits  K  (i HEAD_DIM + d) 2 + (c ^ d / 4 % 2)           V  j HEAD_DIM / 8 + (c ^ j % 8)
+//     32 bits  K  (i HEAD_DIM + d) 4 + (c ^ d / 2 % 2 * 2)       V  j HEAD_DIM / 4 + (c ^ j / 2 % 4 * 2)
 //
-// Index space: groups (N_Q_HEADS, ceil(n / BLOCK_M), batch) of 128; the longest rows are taken first.
-// Build: KV (f16 or bf16), HEAD_DIM (a multiple of 64), N_KV_HEADS, those of query_address.cl, CAPACITY (a multiple of BLOCK_N),
-// SCALE, BLOCK_LISTS, LSE, BLOCK_M (64), BLOCK_N (a multiple of 16), DV_TILE (HEAD_DIM).
-// Local memory: 4 BLOCK_N HEAD_DIM bytes. For pages of keys and values see kv_address.cl.
+// Index space: groups (N_Q_HEADS, ceil(n / BLOCK_M), batch) of 2 BLOCK_M KEY_SPLITS; the longest rows are taken first.
+// Build: KV (f16, bf16 or f32), HEAD_DIM (a multiple of 64), N_KV_HEADS, those of query_address.cl, CAPACITY (a multiple of BLOCK_N),
+// SCALE, BLOCK_LISTS, LSE, BLOCK_M (32 or 64), BLOCK_N (a multiple of 16 KEY_SPLITS),
+// KEY_SPLITS, DV_TILE (HEAD_DIM).
+// Local memory: two tiles of BLOCK_N HEAD_DIM values, at least 4 BLOCK_M HEAD_DIM (KEY_SPLITS - 1) bytes; 32 bytes for each
+// row and further split. For pages of keys and values see kv_address.cl.
 #if !defined(KV) || !defined(HEAD_DIM) || !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(CAPACITY) || \
     !defined(SCALE) || !defined(BLOCK_M) || !defined(BLOCK_N) || !defined(Q_STRIDE) || !defined(BLOCK_LISTS) || \
-    !defined(LSE) || !defined(STATE_POSITION) || !defined(STATE_N_TOKENS)
+    !defined(LSE) || !defined(KEY_SPLITS) || !defined(STATE_POSITION) || !defined(STATE_N_TOKENS)
 #error "nvidia/attention_prefill.cl needs the build constants named in its head"
 #endif
-#if BLOCK_M != 64 || HEAD_DIM % 64 != 0
-#error "nvidia/attention_prefill.cl: BLOCK_M is 64, HEAD_DIM a multiple of 64"
+#if (BLOCK_M != 32 && BLOCK_M != 64) || HEAD_DIM % 64 != 0
+#error "nvidia/attention_prefill.cl: BLOCK_M is 32 or 64, HEAD_DIM a multiple of 64"
 #endif
 #include "common.cl"
 #include "nvidia/ptx.cl"
@@ -28,28 +34,176 @@
 #include "kv_address.cl"
 #include "query_address.cl"
 
-#define GROUP_ITEMS 128
-#define TILE_PIECES (BLOCK_N * HEAD_DIM / 8)
+#define SPLIT_ITEMS (2 * BLOCK_M)
+#define GROUP_ITEMS (SPLIT_ITEMS * KEY_SPLITS)
+#define OWN_KEYS (BLOCK_N / KEY_SPLITS)  // of a step, a warp's
+#define BYTES_f32 4
+#define BYTES_f16 2
+#define BYTES_bf16 2
+#define KV_BYTES CAT(BYTES_, KV)
+#define PIECE (16 / KV_BYTES)  // values in 16 bytes
+#define TILE_PIECES (BLOCK_N * HEAD_DIM / PIECE)
 
-// exp(a - b) as the special function unit gives it: far below the rounding of a weight to 16 bits.
+// exp(a - b) as the special function unit gives it: far below the rounding of a weight to 16 bits, and
+// of a float32 result for weights that count.
 inline float quick_weight(const float score, const float top) {
     return score == -INFINITY ? 0.0f : native_exp(score - top);
 }
 
-inline void fetch_keys(const uint to, __global const CAT(KV, _t)* tile) {
+// A work-item copies every GROUP_ITEMS-th piece of a tile: `from` is its first, and where that goes in local memory is
+// swapped_key_piece or swapped_value_piece; as many rows further on, the swapping is the same.
+#define COPIES (TILE_PIECES / GROUP_ITEMS)
+#define ROW_PIECES (HEAD_DIM / PIECE)
+#if GROUP_ITEMS / ROW_PIECES % 8 != 0 || TILE_PIECES % GROUP_ITEMS != 0
+#error "nvidia/attention_prefill.cl: a work-group copies a multiple of 8 rows of values at once, and whole tiles"
+#endif
+#if OWN_KEYS % 16 != 0
+#error "nvidia/attention_prefill.cl: BLOCK_N is a multiple of 16 KEY_SPLITS"
+#endif
+inline int swapped_key_piece(const int piece) { return piece ^ (KV_BYTES == 4 ? (piece >> 2) & 2 : (piece >> 3) & 1); }
+inline int swapped_value_piece(const int piece) { return piece ^ (piece / ROW_PIECES & (KV_BYTES == 4 ? 6 : 7)); }
+
+inline void fetch_keys(const uint to, __global const CAT(KV, _t)* from) {
 #pragma unroll
-    for (int piece = get_local_id(0); piece < TILE_PIECES; piece += GROUP_ITEMS)
-        copy16_async(to + (piece ^ ((piece >> 3) & 1)) * 16, tile + piece * 8, true);
+    for (int i = 0; i < COPIES; ++i) copy16_async(to + i * GROUP_ITEMS * 16, from + i * GROUP_ITEMS * PIECE, true);
 }
 
-// Rows past the last key become zero: a weight of 0 times whatever the cache holds there must be 0.
-inline void fetch_values(const uint to, __global const CAT(KV, _t)* tile, const int n_keys) {
+// Rows past the last key become zero: a weight of 0 times whatever the cache holds there must be 0. key: of the first piece.
+inline void fetch_values(const uint to, __global const CAT(KV, _t)* from, const int key, const int n_keys) {
 #pragma unroll
-    for (int piece = get_local_id(0); piece < TILE_PIECES; piece += GROUP_ITEMS) {
-        const int key = piece / (HEAD_DIM / 8);
-        copy16_async(to + (piece ^ (key & 7)) * 16, tile + piece * 8, key < n_keys);
+    for (int i = 0; i < COPIES; ++i)
+        copy16_async(to + i * GROUP_ITEMS * 16, from + i * GROUP_ITEMS * PIECE, key + i * (GROUP_ITEMS / ROW_PIECES) < n_keys);
+}
+
+// ---- the products of a warp: 16 queries by OWN_KEYS keys, and 16 queries by HEAD_DIM columns of the values ----
+
+#if KV_BYTES == 2
+#define QUERY_PARTS (HEAD_DIM / 16)
+typedef uint4 query_part;
+
+// a, b: the lane's two rows.
+inline query_part load_query(__global const float* a, __global const float* b, const int part, const int lane) {
+    const int i = part * 16 + 2 * (lane % 4);
+    return (uint4)(CAT(narrow_, KV)(a[i], a[i + 1]), CAT(narrow_, KV)(b[i], b[i + 1]), CAT(narrow_, KV)(a[i + 8], a[i + 9]),
+                   CAT(narrow_, KV)(b[i + 8], b[i + 9]));
+}
+
+inline void multiply_keys(float4* s, const query_part* q, const __local uint4* k_tile, const int lane) {
+    const uint ks = local_address(k_tile);
+    const int row_of = lane & 15, half_of = lane >> 4;
+#pragma unroll
+    for (int b = 0; b < OWN_KEYS / 16; ++b) {
+        s[2 * b] = s[2 * b + 1] = 0;
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM / 16; ++i) {
+            const int d = i * 16 + row_of;
+            const uint4 k = load_matrices_transposed(ks + ((b * HEAD_DIM + d) * 2 + (half_of ^ ((d >> 2) & 1))) * 16);
+            CAT(mma_, KV)(&s[2 * b], q[i], k.x, k.y);
+            CAT(mma_, KV)(&s[2 * b + 1], q[i], k.z, k.w);
+        }
     }
 }
+
+inline void multiply_values(float4* acc, const float4* s, const __local uint4* v_tile, const int lane) {
+    const uint vs = local_address(v_tile);
+    const int row_of = lane & 15, half_of = lane >> 4;
+#pragma unroll
+    for (int b = 0; b < OWN_KEYS / 16; ++b) {
+        const float4 left = s[2 * b], right = s[2 * b + 1];
+        const uint4 p = (uint4)(CAT(narrow_, KV)(left.x, left.y), CAT(narrow_, KV)(left.z, left.w),
+                                CAT(narrow_, KV)(right.x, right.y), CAT(narrow_, KV)(right.z, right.w));
+        const int key = b * 16 + row_of;
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM / 16; ++i) {
+            const uint4 v = load_matrices_transposed(vs + (key * (HEAD_DIM / 8) + ((i * 2 + half_of) ^ (key & 7))) * 16);
+            CAT(mma_, KV)(&acc[2 * i], p, v.x, v.y);
+            CAT(mma_, KV)(&acc[2 * i + 1], p, v.z, v.w);
+        }
+    }
+}
+#else
+#define QUERY_PARTS (HEAD_DIM / 8)
+typedef float4 query_part;
+
+inline query_part load_query(__global const float* a, __global const float* b, const int part, const int lane) {
+    const int i = part * 8 + lane % 4;
+    return (float4)(a[i], b[i], a[i + 4], b[i + 4]);
+}
+
+// c[n] += a[n parts / 8] b[n] for 8 blocks of 8 columns, one of the three terms after the other, so that no product waits for
+// the one before it.
+#define BLOCKS 8
+inline void multiply_float32(float4* c, const float4* a, const float2* b, const int parts) {
+    float4 high[BLOCKS];
+    float2 b_high[BLOCKS];
+#pragma unroll
+    for (int i = 0; i < parts; ++i) high[i] = near_tf32_4(a[i]);
+#pragma unroll
+    for (int n = 0; n < BLOCKS; ++n) b_high[n] = near_tf32_2(b[n]);
+#pragma unroll
+    for (int n = 0; n < BLOCKS; ++n) mma_tf32(&c[n], a[n * parts / BLOCKS] - high[n * parts / BLOCKS], b_high[n]);
+#pragma unroll
+    for (int n = 0; n < BLOCKS; ++n) mma_tf32(&c[n], high[n * parts / BLOCKS], b[n] - b_high[n]);
+#pragma unroll
+    for (int n = 0; n < BLOCKS; ++n) mma_tf32(&c[n], high[n * parts / BLOCKS], b_high[n]);
+}
+
+// Sums over every PARTS-th 8 dimensions are kept apart until the end, which makes 8 blocks of the few that a warp has.
+#define KEY_BLOCKS (OWN_KEYS / 8)
+#define PARTS (BLOCKS / KEY_BLOCKS)
+inline void multiply_keys(float4* s, const query_part* q, const __local uint4* k_tile, const int lane) {
+    const int t = lane % 4, swapped = (t & 2) * 4;
+    const __local float* lower = (const __local float*)k_tile + t * 16 + lane / 4 + swapped;  // keys 0 to 7 of 16
+    const __local float* upper = (const __local float*)k_tile + t * 16 + lane / 4 + (8 ^ swapped);
+    float4 sum[BLOCKS];
+#pragma unroll
+    for (int n = 0; n < BLOCKS; ++n) sum[n] = 0;
+#pragma unroll
+    for (int i = 0; i < HEAD_DIM / 8; i += PARTS) {
+        float2 k[BLOCKS];
+#pragma unroll
+        for (int n = 0; n < BLOCKS; ++n) {
+            const int block = n % KEY_BLOCKS, part = i + n / KEY_BLOCKS;
+            const __local float* key = (block % 2 ? upper : lower) + (block / 2 * HEAD_DIM + part * 8) * 16;
+            k[n] = (float2)(key[0], key[4 * 16]);
+        }
+        multiply_float32(sum, q + i, k, PARTS);
+    }
+#pragma unroll
+    for (int n = 0; n < KEY_BLOCKS; ++n) s[n] = sum[n];
+#pragma unroll
+    for (int n = KEY_BLOCKS; n < BLOCKS; ++n) s[n % KEY_BLOCKS] += sum[n];
+}
+
+// Within 8 keys the order of a sum is free: column t of the weights' fragment is key 2 t, column t + 4 key 2 t + 1, which are
+// what the lane has. The matrix units cut sums off where float32 would round them: they only make the sums of a step.
+inline void multiply_values(float4* acc, const float4* s, const __local uint4* v_tile, const int lane) {
+    const int t = lane % 4;
+    const __local float* values[4];  // by block of 8 columns % 4
+#pragma unroll
+    for (int n = 0; n < 4; ++n)
+        values[n] = (const __local float*)v_tile + 2 * t * HEAD_DIM + (n ^ t) * 8 + lane / 4;
+#pragma unroll
+    for (int i = 0; i < HEAD_DIM / 8; i += BLOCKS) {
+        float4 sum[BLOCKS];
+#pragma unroll
+        for (int n = 0; n < BLOCKS; ++n) sum[n] = 0;
+#pragma unroll
+        for (int b = 0; b < OWN_KEYS / 8; ++b) {
+            float2 v[BLOCKS];
+#pragma unroll
+            for (int n = 0; n < BLOCKS; ++n) {
+                const __local float* value = values[n % 4] + b * 8 * HEAD_DIM + (i + n) / 4 * 32;
+                v[n] = (float2)(value[0], value[HEAD_DIM]);
+            }
+            const float4 p = s[b].xzyw;
+            multiply_float32(sum, &p, v, 1);
+        }
+#pragma unroll
+        for (int n = 0; n < BLOCKS; ++n) acc[i + n] += sum[n];
+    }
+}
+#endif
 
 // The first tile at or after `from` that a query of the group sees a key of.
 inline int next_tile(const int batch, const int head, const int2 rows, int from, const int end, const bool partial MOD_PARAMS) {
@@ -65,35 +219,33 @@ __kernel __attribute__((reqd_work_group_size(GROUP_ITEMS, 1, 1)))
 void attention_prefill(__global const float* queries, __global const int* state, __global const CAT(KV, _t)* k_cache,
                        __global const CAT(KV, _t)* v_cache, __global float* out, __global float* lse,
                        __global const int* blocks MOD_PARAMS) {
-    __local uint4 k_tile[TILE_PIECES], v_tile[TILE_PIECES];
-    const uint ks = local_address(k_tile), vs = local_address(v_tile);
-    const int lane = get_local_id(0) % WARP, warp = get_local_id(0) / WARP;
+    __local uint4 tiles[2 * TILE_PIECES];
+    __local uint4 *k_tile = tiles, *v_tile = tiles + TILE_PIECES;
+    const int item = get_local_id(0), lane = item % WARP, warp = item % SPLIT_ITEMS / WARP;
+    const int first_key = KEY_SPLITS == 1 ? 0 : item / SPLIT_ITEMS * OWN_KEYS;  // of a step
+    const uint to_keys = local_address(k_tile + swapped_key_piece(item));
+    const uint to_values = local_address(v_tile + swapped_value_piece(item));
     const int head = get_group_id(0), batch = get_group_id(2);
     const int t0 = (get_num_groups(1) - 1 - get_group_id(1)) * BLOCK_M;
     const int position = state[STATE_POSITION], n = state[STATE_N_TOKENS];
     const int kv_head = head / (N_Q_HEADS / N_KV_HEADS);
-    k_cache += ((size_t)batch * N_KV_HEADS + kv_head) * CAPACITY * HEAD_DIM;
-    v_cache += ((size_t)batch * N_KV_HEADS + kv_head) * CAPACITY * HEAD_DIM;
+    k_cache += ((size_t)batch * N_KV_HEADS + kv_head) * CAPACITY * HEAD_DIM + item * PIECE;
+    v_cache += ((size_t)batch * N_KV_HEADS + kv_head) * CAPACITY * HEAD_DIM + item * PIECE;
     queries += first_query(batch, head, n);
     if (t0 >= n) return;
 
     // The lane's two rows, and the first of its two columns in every 8.
     const int t_first = t0 + warp * 16 + lane / 4, column = 2 * (lane % 4);
     const int rows[2] = {min(t_first, n - 1), min(t_first + 8, n - 1)};
-    uint4 q[HEAD_DIM / 16];
+    query_part q[QUERY_PARTS];
 #pragma unroll
-    for (int i = 0; i < HEAD_DIM / 16; ++i) {
-        __global const float* a = queries + (size_t)rows[0] * Q_STRIDE + i * 16 + column;
-        __global const float* b = queries + (size_t)rows[1] * Q_STRIDE + i * 16 + column;
-        q[i] = (uint4)(CAT(narrow_, KV)(a[0], a[1]), CAT(narrow_, KV)(b[0], b[1]), CAT(narrow_, KV)(a[8], a[9]),
-                       CAT(narrow_, KV)(b[8], b[9]));
-    }
+    for (int i = 0; i < QUERY_PARTS; ++i)
+        q[i] = load_query(queries + (size_t)rows[0] * Q_STRIDE, queries + (size_t)rows[1] * Q_STRIDE, i, lane);
     float m[2] = {-INFINITY, -INFINITY}, l[2] = {0.0f, 0.0f};  // l: of the lane's columns only
     float4 acc[HEAD_DIM / 8];
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 8; ++i) acc[i] = 0;
 
-    const int row_of = lane & 15, half_of = lane >> 4;
     const int2 group_rows = (int2)(position + t0, position + min(t0 + BLOCK_M, n) - 1);
 #if BLOCK_LISTS
     const block_list list = find_blocks(blocks, batch, head, t0, N_KEYS);
@@ -113,34 +265,25 @@ void attention_prefill(__global const float* queries, __global const int* state,
 #define NEXT_TILE(from) next_tile(batch, head, group_rows, from, keys.y, partial MOD_ARGS)
         int j = NEXT_TILE(keys.x);
         if (j >= keys.y) continue;
-        int row = kv_row(state, j);
+        int row = kv_row(state, j), next = NEXT_TILE(j + BLOCK_N);
+        int next_page = next < keys.y ? kv_page(state, next) : 0;
         barrier(CLK_LOCAL_MEM_FENCE);
-        fetch_keys(ks, k_cache + (size_t)row * HEAD_DIM);
+        fetch_keys(to_keys, k_cache + (size_t)row * HEAD_DIM);
         copy_commit();
         while (j < keys.y) {
             const int n_keys = min(BLOCK_N, keys.y - j);
             const int seen_as = partial ? tile_class(batch, head, 1, group_rows, j, j + n_keys MOD_ARGS) : TILE_VISIBLE;
-            fetch_values(vs, v_cache + (size_t)row * HEAD_DIM, n_keys);
+            fetch_values(to_values, v_cache + (size_t)row * HEAD_DIM, item / ROW_PIECES, n_keys);
             copy_commit();
-            // Looked up before the scores are computed, so that its latency is hidden behind them.
-            const int next = NEXT_TILE(j + BLOCK_N);
-            const int next_row = next < keys.y ? kv_row(state, next) : 0;
+            // A page is asked for a step before its address is needed.
+            const int next_row = opaque(row_in_page(next_page, next)), after_next = NEXT_TILE(next + BLOCK_N);
+            next_page = after_next < keys.y ? kv_page(state, after_next) : 0;
             COPY_WAIT(1);
             barrier(CLK_LOCAL_MEM_FENCE);
-            float4 s[BLOCK_N / 8];
-#pragma unroll
-            for (int b = 0; b < BLOCK_N / 16; ++b) {
-                s[2 * b] = s[2 * b + 1] = 0;
-#pragma unroll
-                for (int i = 0; i < HEAD_DIM / 16; ++i) {
-                    const int d = i * 16 + row_of;
-                    const uint4 k = load_matrices_transposed(ks + ((b * HEAD_DIM + d) * 2 + (half_of ^ ((d >> 2) & 1))) * 16);
-                    CAT(mma_, KV)(&s[2 * b], q[i], k.x, k.y);
-                    CAT(mma_, KV)(&s[2 * b + 1], q[i], k.z, k.w);
-                }
-            }
+            float4 s[OWN_KEYS / 8];
+            multiply_keys(s, q, k_tile + first_key * HEAD_DIM / PIECE, lane);
             barrier(CLK_LOCAL_MEM_FENCE);
-            if (next < keys.y) fetch_keys(ks, k_cache + (size_t)next_row * HEAD_DIM);
+            if (next < keys.y) fetch_keys(to_keys, k_cache + (size_t)next_row * HEAD_DIM);
             copy_commit();
 
 #if BLOCK_LISTS
@@ -150,10 +293,10 @@ void attention_prefill(__global const float* queries, __global const int* state,
 #endif
             float* scores = (float*)s;
 #pragma unroll
-            for (int i = 0; i < BLOCK_N / 2; ++i) {
+            for (int i = 0; i < OWN_KEYS / 2; ++i) {
                 scores[i] *= SCALE;
                 if (HAS_SCORE_MOD || !whole) {
-                    const int q_idx = position + rows[i / 2 % 2], key = i / 4 * 8 + column + i % 2;
+                    const int q_idx = position + rows[i / 2 % 2], key = first_key + i / 4 * 8 + column + i % 2;
 #if BLOCK_LISTS
                     bool seen = key < n_keys;
 #else
@@ -172,14 +315,14 @@ void attention_prefill(__global const float* queries, __global const int* state,
             for (int h = 0; h < 2; ++h) {
                 float top = m[h];
 #pragma unroll
-                for (int i = 0; i < BLOCK_N / 8; ++i) top = fmax(top, fmax(scores[4 * i + 2 * h], scores[4 * i + 2 * h + 1]));
+                for (int i = 0; i < OWN_KEYS / 8; ++i) top = fmax(top, fmax(scores[4 * i + 2 * h], scores[4 * i + 2 * h + 1]));
                 top = fmax(top, shuffle_xor(top, 1));
                 top = fmax(top, shuffle_xor(top, 2));
                 const float shrink = softmax_weight(m[h], top);
                 m[h] = top;
                 l[h] *= shrink;
 #pragma unroll
-                for (int i = 0; i < BLOCK_N / 8; ++i) {
+                for (int i = 0; i < OWN_KEYS / 8; ++i) {
                     const float a = quick_weight(scores[4 * i + 2 * h], top), b = quick_weight(scores[4 * i + 2 * h + 1], top);
                     scores[4 * i + 2 * h] = a;
                     scores[4 * i + 2 * h + 1] = b;
@@ -194,25 +337,41 @@ void attention_prefill(__global const float* queries, __global const int* state,
             }
             COPY_WAIT(1);
             barrier(CLK_LOCAL_MEM_FENCE);
-#pragma unroll
-            for (int b = 0; b < BLOCK_N / 16; ++b) {
-                const float4 left = s[2 * b], right = s[2 * b + 1];
-                const uint4 p = (uint4)(CAT(narrow_, KV)(left.x, left.y), CAT(narrow_, KV)(left.z, left.w),
-                                        CAT(narrow_, KV)(right.x, right.y), CAT(narrow_, KV)(right.z, right.w));
-                const int key = b * 16 + row_of;
-#pragma unroll
-                for (int i = 0; i < HEAD_DIM / 16; ++i) {
-                    const uint4 v =
-                        load_matrices_transposed(vs + (key * (HEAD_DIM / 8) + ((i * 2 + half_of) ^ (key & 7))) * 16);
-                    CAT(mma_, KV)(&acc[2 * i], p, v.x, v.y);
-                    CAT(mma_, KV)(&acc[2 * i + 1], p, v.z, v.w);
-                }
-            }
+            multiply_values(acc, s, v_tile + first_key * HEAD_DIM / PIECE, lane);
             barrier(CLK_LOCAL_MEM_FENCE);
             j = next;
             row = next_row;
+            next = after_next;
         }
     }
+#if KEY_SPLITS > 1
+    // The warps that had other keys give their states, work-item by work-item.
+    __local float4 states[GROUP_ITEMS - SPLIT_ITEMS];
+    __local float4* sums = (__local float4*)tiles + item % SPLIT_ITEMS;
+    const int split = item / SPLIT_ITEMS;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (split > 0) {
+        states[item - SPLIT_ITEMS] = (float4)(m[0], m[1], l[0], l[1]);
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM / 8; ++i) sums[((split - 1) * (HEAD_DIM / 8) + i) * SPLIT_ITEMS] = acc[i];
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (split > 0) return;
+#pragma unroll
+    for (int other = 0; other < KEY_SPLITS - 1; ++other) {
+        const float4 state = states[other * SPLIT_ITEMS + item];
+        const float2 top = fmax((float2)(m[0], m[1]), state.xy);
+        const float2 own = (float2)(softmax_weight(m[0], top.x), softmax_weight(m[1], top.y));
+        const float2 its = (float2)(softmax_weight(state.x, top.x), softmax_weight(state.y, top.y));
+        m[0] = top.x;
+        m[1] = top.y;
+        l[0] = l[0] * own.x + state.z * its.x;
+        l[1] = l[1] * own.y + state.w * its.y;
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM / 8; ++i)
+            acc[i] = acc[i] * own.xxyy + sums[(other * (HEAD_DIM / 8) + i) * SPLIT_ITEMS] * its.xxyy;
+    }
+#endif
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         float sum = l[h] + shuffle_xor(l[h], 1);

@@ -42,24 +42,20 @@
 #error "nvidia/decode_layers.cl: sizes are multiples of 16"
 #endif
 
-// A barrier of the whole grid in two halves. What is asked for between them, such as the next weights, comes while groups wait;
-// asked for before, it would hold up the fence, which waits for all that its work-item has asked for.
-inline void grid_arrive(__global uint* ticket) {
-    team_barrier(0, LOCAL_SIZE);
-    if (get_local_id(0) == 0) {  // its fence covers what the barrier orders before it
+// Waits until every group has come to its `nth` barrier, and sees what they wrote before.
+inline void grid_barrier(__global uint* ticket, const uint nth) {
+    barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
+    if (get_local_id(0) == 0) {  // its fences cover what the barriers order before and after them
         device_fence();
         atomic_inc(ticket);
-    }
-}
-
-// Waits until every group has come to its `nth` barrier, and sees what they wrote before.
-inline void grid_wait(__global const uint* ticket, const uint nth) {
-    if (get_local_id(0) == 0)
         while (load_acquire(ticket) < nth * N_GROUPS) {}
-    team_barrier(0, LOCAL_SIZE);
+        device_fence();
+    }
+    barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
 }
 
-// A product, and before it, while groups wait, the first weights that it needs, which do not depend on what the barrier orders.
+// A product, and before the barrier that it waits for the first weights that it needs: they do not depend on what the barrier
+// orders, so the memory is busy while groups wait.
 #define FIRST_UNIT(team) (group + warp / (team) * N_GROUPS)
 #if QUANTIZED
 #define UNIT_STRIDE(team) (N_GROUPS * (WARPS / (team)))
@@ -93,27 +89,22 @@ void decode_layers(__global const ulong* layers, __global float* x, __global flo
     for (int layer = 0; layer < N_LAYERS; ++layer) {
         __global const ulong* at = layers + layer * 8;
         PRODUCT(at[1], at[0], x, qkv, HIDDEN, QKV_SIZE, false, true, false, QKV_TEAM);
-        grid_arrive(ticket);
-        grid_wait(ticket, ++nth);
+        grid_barrier(ticket, ++nth);
         if (group < N_KV_HEADS * N_SPLITS)
             attend(group / N_SPLITS, group % N_SPLITS, qkv, rope, state, (__global CAT(KV, _t)*)at[2],
                    (__global CAT(KV, _t)*)at[3], part_ml, part_acc, attended, arrivals, scratch, &arrived MOD_ARGS);
-        grid_arrive(ticket);
         PREFETCH(at[4], Q_SIZE, HIDDEN / 16, false, OUT_TEAM);
-        grid_wait(ticket, ++nth);
+        grid_barrier(ticket, ++nth);
         PRODUCT(at[4], at[5], attended, x, Q_SIZE, HIDDEN, false, false, true, OUT_TEAM);
-        grid_arrive(ticket);
         PREFETCH(at[6], HIDDEN, FFN / 16, true, GATE_TEAM);
-        grid_wait(ticket, ++nth);
+        grid_barrier(ticket, ++nth);
         PRODUCT(at[6], at[5], x, ffn, HIDDEN, FFN, true, true, false, GATE_TEAM);
-        grid_arrive(ticket);
         PREFETCH(at[7], FFN, HIDDEN / 16, false, DOWN_TEAM);
-        grid_wait(ticket, ++nth);
+        grid_barrier(ticket, ++nth);
         PRODUCT(at[7], at[5], ffn, x, FFN, HIDDEN, false, false, true, DOWN_TEAM);
         if (layer == N_LAYERS - 1) break;
-        grid_arrive(ticket);
         PREFETCH(at[8 + 1], HIDDEN, QKV_SIZE / 16, false, QKV_TEAM);
-        grid_wait(ticket, ++nth);
+        grid_barrier(ticket, ++nth);
     }
     // The last group to leave makes the ticket 0 again; nobody waits on it any more.
     if (get_local_id(0) == 0 && atomic_inc(ticket) == BARRIERS * N_GROUPS + N_GROUPS - 1) *ticket = 0;

@@ -17,9 +17,9 @@
 //
 // Sums are the same to the bit for the same number of warps in a team.
 // Build: WEIGHT (quantised), DOT, EPS, WARPS (16, of a work-group), GATE where a unit is gated.
-#include "nvidia/quant_piece.cl"
+#include "tiles.cl"
+#include "nvidia/ptx.cl"
 
-#define RUNS 4    // groups of activations that a work-item asks for at once
 #define SLOTS 16  // tiles whose sums wait for the rest of the team
 // At most in a turn: as many as registers allow.
 #define PIECES ((WEIGHT_IS(q8_0) || WEIGHT_IS(q6_k) || WEIGHT_IS(q5_k) || WEIGHT_IS(q5_1) ? 1 : 2) * (DOT ? 2 : 1))
@@ -27,6 +27,23 @@
 #define ACTIVATION_FLOATS(columns) (DOT ? (columns) / 4 + (columns) / 32 : 0)
 // Local floats for the teams of a work-group.
 #define PRODUCT_FLOATS(columns) (WARPS + SLOTS * 16 * WARPS + ACTIVATION_FLOATS(columns))
+
+// What a lane reads of a group: its numbers and the scales of its four rows.
+typedef struct {
+    uint4 quants[2];
+#if WEIGHT_IS(q8_0)
+    uint4 last[2];  // of columns from 16 on
+#elif HAS_FIFTH_BIT || WEIGHT_IS(q6_k)
+    uint4 high[WEIGHT_IS(q6_k) ? 2 : 1];  // fifth bits; bit pairs of the first and of the last 16 columns
+#endif
+    uint2 d;
+#if HAS_MIN
+    uint2 m;
+#endif
+#if IS_SUPER
+    uint2 factors;  // sc and mn of q4_k and q5_k, the two sc of q6_k
+#endif
+} piece;
 
 typedef struct {
     piece pieces[PIECES];
@@ -69,17 +86,39 @@ inline __global const uchar* tile_at(__global const uchar* weight, const walk* w
     return weight + TILE_BYTES(w->columns) * (w->gated ? 2 * unit + i % 2 : unit);
 }
 
-// The piece of a step of a tile; past the tile's end one whose scales are 0.
-inline void load_step(piece* p, __global const uchar* tile, const walk* w, const int step) {
-    const int lane = get_local_id(0) % WARP, g = w->first_group + step * w->step_groups;
-    if (IS_WHOLE(w) || g < w->columns / 32) {
-        load_piece(p, tile, g, lane % 8 / 4, lane % 4);
-    } else {
+inline void load_piece(piece* p, __global const uchar* tile, const walk* w, const int step) {
+    const int lane = get_local_id(0) % WARP, quad = lane % 4, g = w->first_group + step * w->step_groups;
+    if (!IS_WHOLE(w) && g >= w->columns / 32) {
         p->d = 0;
 #if HAS_MIN
         p->m = 0;
 #endif
+        return;
     }
+    __global const uchar* group = tile + GROUP_AT(g);
+    __global const uchar* quants = group + SCALE_BYTES + lane % 8 / 4 * 128 + quad * 16;
+#pragma unroll
+    for (int v = 0; v < 2; ++v) {
+        p->quants[v] = stream16(quants + 64 * v);
+#if WEIGHT_IS(q8_0)
+        p->last[v] = stream16(quants + 256 + 64 * v);
+#elif WEIGHT_IS(q6_k)
+        p->high[v] = stream16(group + SCALE_BYTES + 256 + 64 * v + quad * 16);
+#endif
+    }
+#if HAS_FIFTH_BIT
+    p->high[0] = stream16(group + SCALE_BYTES + 256 + quad * 16);
+#endif
+#if IS_SUPER
+    __global const uchar* head = tile + g / 8 * SUPER_BYTES;
+    p->factors = (uint2)(load4_words(group + quad * 4), load4_words(group + 16 + quad * 4));
+#else
+    __global const uchar* head = group;
+#endif
+    p->d = load8_words(head + quad * 8);
+#if HAS_MIN
+    p->m = load8_words(head + 32 + quad * 8);
+#endif
 }
 
 // The pieces of tile i of a turn; `part` of the tile.
@@ -89,7 +128,7 @@ inline void load_pieces(weight_turn* turn, __global const uchar* weight, const w
     __global const uchar* tile = tile_at(weight, w, first_tile + i);
 #pragma unroll
     for (int s = 0; s < w->part_steps; ++s)
-        load_step(turn->pieces + i * w->part_steps + s, tile, w, part * w->part_steps + s);
+        load_piece(turn->pieces + i * w->part_steps + s, tile, w, part * w->part_steps + s);
 }
 
 // Asks for a warp's first turn, which does not depend on x.
@@ -101,6 +140,70 @@ inline void load_turn(weight_turn* turn, __global const uchar* weight, const int
 }
 
 // ---- a piece's product ----------------------------------------------------------------------------------
+
+inline uint word_of(const uint4 v, const int i) { return i < 2 ? (i == 0 ? v.x : v.y) : (i == 2 ? v.z : v.w); }
+
+// Row i's bytes of the 16 columns, in the order of the activations: two words of the first 16 columns, two of the last.
+inline void unpack(const piece* p, const int i, uint q[4]) {
+    const int h = get_local_id(0) % 8 / 4;
+#pragma unroll
+    for (int v = 0; v < 2; ++v) {
+        const uint u = word_of(p->quants[v], i);
+#if WEIGHT_IS(q8_0)
+        q[v] = u;
+        q[2 + v] = word_of(p->last[v], i);
+#else
+        q[v] = u & 0x0f0f0f0fu;
+        q[2 + v] = u >> 4 & 0x0f0f0f0fu;
+#endif
+#if HAS_FIFTH_BIT
+        const uint high = word_of(p->high[0], i) >> (2 * h);
+        q[v] |= (high >> v & 0x01010101u) << 4;
+        q[2 + v] |= high >> v & 0x10101010u;
+#elif WEIGHT_IS(q6_k)
+        q[v] |= word_of(p->high[0], i) >> (4 * h) << (4 - 2 * v) & 0x30303030u;
+        q[2 + v] |= word_of(p->high[1], i) >> (4 * h) << (4 - 2 * v) & 0x30303030u;
+#endif
+    }
+}
+
+inline void widen4(const uint2 u, float v[4]) {
+    const float2 a = widen_f16(u.x), b = widen_f16(u.y);
+    v[0] = a.x;
+    v[1] = a.y;
+    v[2] = b.x;
+    v[3] = b.y;
+}
+
+typedef struct {
+    float d[4], d_last[4], m[4];  // d_last: of the last 16 columns, with q6_k
+} scales4;
+
+inline scales4 scales_of(const piece* p) {
+    scales4 s;
+    widen4(p->d, s.d);
+#if HAS_MIN
+    widen4(p->m, s.m);
+#endif
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#if WEIGHT_IS(q6_k)
+        const float d = s.d[i];
+        s.d[i] = d * (float)(char)(p->factors.x >> (8 * i));
+        s.d_last[i] = d * (float)(char)(p->factors.y >> (8 * i));
+#elif IS_SUPER
+        s.d[i] *= (float)(uchar)(p->factors.x >> (8 * i));
+        s.m[i] *= -(float)(uchar)(p->factors.y >> (8 * i));
+#endif
+#if !WEIGHT_IS(q6_k)
+        s.d_last[i] = s.d[i];
+#endif
+#if !HAS_MIN
+        s.m[i] = 0.0f;
+#endif
+    }
+    return s;
+}
 
 #if DOT
 // An integer below 2^22 in size, added to the bits of this float, is its value.
@@ -122,7 +225,7 @@ inline void multiply_piece(const piece* p, const int4 x, const float scale, floa
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         uint q[4];
-        unpack(p, i, get_local_id(0) % 8 / 4, q);
+        unpack(p, i, q);
         const int last = dot4(q[3], x.w, dot4(q[2], x.z, start_last));
 #if WEIGHT_IS(q6_k)
         const int first = dot4(q[1], x.y, dot4(q[0], x.x, start));
@@ -136,6 +239,9 @@ inline void multiply_piece(const piece* p, const int4 x, const float scale, floa
     }
 }
 #else
+// Byte b without the offset: added to the bits of 2^23, a byte is a part of that float's value.
+#define BYTE_OF(u, b) (as_float(permute(u, 0x4b000000, 0x7440 + (b))) - (0x1p23f + OFFSET))
+
 inline void multiply_piece(const piece* p, const float x[16], float acc[4]) {
     const scales4 s = scales_of(p);
     float sum = 0.0f;
@@ -145,7 +251,7 @@ inline void multiply_piece(const piece* p, const float x[16], float acc[4]) {
     for (int i = 0; i < 4; ++i) {
         uint q[4];
         float y[2] = {0.0f, 0.0f};
-        unpack(p, i, get_local_id(0) % 8 / 4, q);
+        unpack(p, i, q);
 #pragma unroll
         for (int b = 0; b < 16; ++b) y[b / 8] += BYTE_OF(q[b / 4], b % 4) * x[b];
         acc[i] += WEIGHT_IS(q6_k) ? y[0] * s.d[i] + y[1] * s.d_last[i] : (y[0] + y[1]) * s.d[i];
@@ -180,34 +286,21 @@ inline void stage(__global const float* x, __global const float* norm, const int
                   __local int* xq, __local float* scales, __local float* squares) {
     float square = 0.0f;
 #if DOT
-    // A work-item takes columns 4j .. 4j+3 and 4j+16 .. 4j+19 of a group.
-    for (int first = 0; first < columns / 8; first += RUNS * WARPS * WARP) {
-        const int runs = min(RUNS, (columns / 8 - first + WARPS * WARP - 1) / (WARPS * WARP));
-        float4 v[RUNS][2];
-#pragma unroll
-        for (int r = 0; r < RUNS; ++r)
-            if (r < runs) {
-                const int at = first + r * WARPS * WARP + get_local_id(0), c = min(at, columns / 8 - 1);
-                float here = 0.0f;
-#pragma unroll
-                for (int i = 0; i < 2; ++i)
-                    v[r][i] = load_columns(x, norm, c / 4 * 32 + c % 4 * 4 + i * 16, normed, &here);
-                square += at == c ? here : 0.0f;
-            }
-#pragma unroll
-        for (int r = 0; r < RUNS; ++r)
-            if (r < runs) {
-                const int at = first + r * WARPS * WARP + get_local_id(0), c = min(at, columns / 8 - 1), g = c / 4, j = c % 4;
-                float largest = fmax(largest4(v[r][0]), largest4(v[r][1]));
-                largest = fmax(largest, shuffle_xor(largest, 1));
-                largest = fmax(largest, shuffle_xor(largest, 2));
-                const float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
-                if (at == c) {
-                    xq[8 * g + j / 2 * 4 + j % 2] = (int)pack4(v[r][0] * inverse);
-                    xq[8 * g + j / 2 * 4 + j % 2 + 2] = (int)pack4(v[r][1] * inverse);
-                    if (j == 0) scales[g] = largest / 127.0f;
-                }
-            }
+#pragma unroll 4
+    for (int first = 0; first < columns / 8; first += WARPS * WARP) {
+        const int at = first + get_local_id(0), c = min(at, columns / 8 - 1), g = c / 4, j = c % 4;
+        float squares_here = 0.0f;
+        const float4 a = load_columns(x, norm, 32 * g + 4 * j, normed, &squares_here);
+        const float4 b = load_columns(x, norm, 32 * g + 4 * j + 16, normed, &squares_here);
+        square += at == c ? squares_here : 0.0f;
+        float largest = fmax(largest4(a), largest4(b));
+        largest = fmax(largest, shuffle_xor(largest, 1));
+        largest = fmax(largest, shuffle_xor(largest, 2));
+        const float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
+        if (at != c) continue;
+        xq[8 * g + j / 2 * 4 + j % 2] = (int)pack4(a * inverse);
+        xq[8 * g + j / 2 * 4 + j % 2 + 2] = (int)pack4(b * inverse);
+        if (j == 0) scales[g] = largest / 127.0f;
     }
 #else
     if (normed)

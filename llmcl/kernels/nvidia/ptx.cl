@@ -1,8 +1,8 @@
 // NVIDIA's instructions that OpenCL C has no word for, as inline PTX: warp shuffles, asynchronous copies into local
-// memory, matrix fragments and products (mma.sync m16n8k16, float32 accumulation). PTX ISA 8, sections 9.7.8 to 9.7.14.
+// memory, matrix fragments and products (mma.sync, float32 accumulation). PTX ISA 8, sections 9.7.8 to 9.7.14.
 // Only for devices whose driver takes PTX (`ptx_arch` of DeviceEntry); matrix products need sm_80 and later.
 //
-// A fragment of a 16 x 16 matrix A, of B (16 x 8) and of the result (16 x 8), by lane, with g = lane / 4, t = 2 (lane % 4):
+// m16n8k16: a fragment of a 16 x 16 matrix A, of B (16 x 8) and of the result (16 x 8), by lane, with g = lane / 4, t = 2 (lane % 4):
 //   A  a0 (g, t), a1 (g + 8, t), a2 (g, t + 8), a3 (g + 8, t + 8): two neighbouring columns each
 //   B  b0 (t, g), b1 (t + 8, g): two neighbouring rows each
 //   C  c0, c1 (g, t), c2, c3 (g + 8, t)
@@ -107,13 +107,12 @@ inline uint narrow_bf16(const float a, const float b) {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(u) : "f"(b), "f"(a));
     return u;
 }
-inline uint pack_f16(const float a, const float b) {
-    uint u;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(u) : "f"(b), "f"(a));
-    return u;
-}
 inline uint narrow_f16(const float a, const float b) {
-    return pack_f16(fabs(a) > 65504.0f ? copysign(65504.0f, a) : a, fabs(b) > 65504.0f ? copysign(65504.0f, b) : b);
+    uint u;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;"
+        : "=r"(u)
+        : "f"(fabs(b) > 65504.0f ? copysign(65504.0f, b) : b), "f"(fabs(a) > 65504.0f ? copysign(65504.0f, a) : a));
+    return u;
 }
 
 // Four products of bytes, added to c: unsigned bytes of a, or signed ones, by the signed bytes of b (sm_61 and later).
@@ -133,6 +132,13 @@ inline uint permute(const uint a, const uint b, const uint choice) {
     uint r;
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(choice));
     return r;
+}
+
+// v, of which the compiler no longer knows where it comes from: knowing that addresses follow each other, it would carry one
+// for each copy through a loop instead of making them from one.
+inline int opaque(int v) {
+    asm volatile("" : "+r"(v));
+    return v;
 }
 
 // The 32-bit address of local memory that the instructions below want.
@@ -182,3 +188,16 @@ inline void mma_f16(float4* c, const uint4 a, const uint b0, const uint b1) {
                  : "+f"((*c).x), "+f"((*c).y), "+f"((*c).z), "+f"((*c).w)
                  : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
+
+// m16n8k8 on tf32: float32 with 10 bits of mantissa, the others being ignored. By lane, with g = lane / 4, t = lane % 4:
+//   A  a0 (g, t), a1 (g + 8, t), a2 (g, t + 4), a3 (g + 8, t + 4)     B  b0 (t, g), b1 (t + 4, g)     C as above
+inline void mma_tf32(float4* c, const float4 a, const float2 b) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"((*c).x), "+f"((*c).y), "+f"((*c).z), "+f"((*c).w)
+        : "r"(as_uint(a.x)), "r"(as_uint(a.y)), "r"(as_uint(a.z)), "r"(as_uint(a.w)), "r"(as_uint(b.x)), "r"(as_uint(b.y)));
+}
+
+// The nearest tf32 number; what it leaves, v - near_tf32(v), is exact.
+inline float4 near_tf32_4(const float4 v) { return as_float4((as_uint4(v) + 0x1000u) & 0xffffe000u); }
+inline float2 near_tf32_2(const float2 v) { return as_float2((as_uint2(v) + 0x1000u) & 0xffffe000u); }
