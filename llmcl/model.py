@@ -10,7 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llmcl.attention.kernels import attention_decode, attention_prefill, decode_splits, rope_append
+from llmcl.attention.kernels import (
+    attention_decode,
+    attention_prefill,
+    decode_splits,
+    leaves_narrow_rows,
+    rope_append,
+)
 from llmcl.attention.mods import NO_MODS, Mods
 from llmcl.config import ModelConfig
 from llmcl.decode_layers import decode_layers, why_not
@@ -18,9 +24,10 @@ from llmcl.errors import ContextLengthError, KernelBuildError, UsageError
 from llmcl.kv_cache import KVCache
 from llmcl.model_weights import LayerWeights, ModelWeights
 from llmcl.ops.embed import embed
-from llmcl.ops.linear import linear_decode, linear_prefill
+from llmcl.ops.linear import linear_decode, linear_prefill, narrow_dtype
+from llmcl.ops.narrow import NarrowRows
 from llmcl.ops.qkv_adjust import qkv_adjust
-from llmcl.ops.rms_norm import rms_norm
+from llmcl.ops.rms_norm import rms_norm, rms_norm_narrow
 from llmcl.ops.soft_cap import soft_cap
 from llmcl.ops.step_state import StepState
 from llmcl.ops.weight import Weight
@@ -33,6 +40,8 @@ _log = logging.getLogger(__name__)
 
 LOGITS_CHUNK = 64
 FIRST_APART, MOST_APART = 32, 1024  # steps
+
+Rows = Buffer | NarrowRows  # activations of a step's tokens
 
 GATES = {"silu": "swiglu", "gelu_tanh": "geglu"}  # activation: epilogue of the product with gate and up
 
@@ -255,12 +264,12 @@ def stack(model: Model, ops: DecodeOps | PrefillOps) -> Iterator[Launch]:
     for i, layer in enumerate(weights.layers):
         yield from ops.norm_linear(act.x, layer.attention_norm, layer.qkv, act.qkv)
         yield from ops.adjust(act.qkv, layer)
-        yield from ops.attention(act.qkv, act.rope, cache.k[i], cache.v[i], act.attended, model.mods[i])
-        yield from ops.add_linear(act.attended, layer.output, layer.attention_post_norm, act.x)
-        yield from ops.norm_linear(
-            act.x, layer.mlp_norm, layer.gate_up, act.ffn, epilogue=GATES[model.config.activation]
-        )
-        yield from ops.add_linear(act.ffn, layer.down, layer.mlp_post_norm, act.x)
+        attended = ops.attended(layer)
+        yield from ops.attention(act.qkv, act.rope, cache.k[i], cache.v[i], attended, model.mods[i])
+        yield from ops.add_linear(attended, layer.output, layer.attention_post_norm, act.x)
+        gated = ops.gated(layer)
+        yield from ops.norm_linear(act.x, layer.mlp_norm, layer.gate_up, gated, epilogue=GATES[model.config.activation])
+        yield from ops.add_linear(gated, layer.down, layer.mlp_post_norm, act.x)
 
 
 def decode_stack(model: Model) -> Iterator[Launch]:
@@ -305,10 +314,18 @@ class _Ops(ABC):
             eps=self._eps,
         )
 
-    @abstractmethod
-    def linear(self, x: Buffer, weight: Weight, out: Buffer, epilogue: str = "store") -> list[Launch]: ...
+    def attended(self, layer: LayerWeights) -> Rows:
+        """Where attention leaves its output, in the form that the layer's next product takes."""
+        return self._model.act.attended
 
-    def add_linear(self, x: Buffer, weight: Weight, post_norm: Buffer | None, residual: Buffer) -> list[Launch]:
+    def gated(self, layer: LayerWeights) -> Rows:
+        """The same of the product with gate and up."""
+        return self._model.act.ffn
+
+    @abstractmethod
+    def linear(self, x: Rows, weight: Weight, out: Buffer, epilogue: str = "store") -> list[Launch]: ...
+
+    def add_linear(self, x: Rows, weight: Weight, post_norm: Buffer | None, residual: Buffer) -> list[Launch]:
         """residual += W x, or with a post norm += rms_norm(W x)."""
         if post_norm is None:
             return self.linear(x, weight, residual, epilogue="add")
@@ -319,16 +336,17 @@ class _Ops(ABC):
 class DecodeOps(_Ops):
     """One token: normalisation, rotation and cache append are part of the kernels that need them."""
 
-    def norm_linear(
-        self, x: Buffer, norm: Buffer, weight: Weight, out: Buffer, epilogue: str = "store"
-    ) -> list[Launch]:
+    def norm_linear(self, x: Buffer, norm: Buffer, weight: Weight, out: Rows, epilogue: str = "store") -> list[Launch]:
+        assert isinstance(out, Buffer)
         return linear_decode(self._device, weight, x, out, self._step, norm=norm, eps=self._eps, epilogue=epilogue)
 
-    def linear(self, x: Buffer, weight: Weight, out: Buffer, epilogue: str = "store") -> list[Launch]:
+    def linear(self, x: Rows, weight: Weight, out: Buffer, epilogue: str = "store") -> list[Launch]:
+        assert isinstance(x, Buffer)
         return linear_decode(self._device, weight, x, out, self._step, epilogue=epilogue)
 
-    def attention(self, qkv: Buffer, rope: Buffer, k: Buffer, v: Buffer, out: Buffer, mods: Mods) -> list[Launch]:
+    def attention(self, qkv: Buffer, rope: Buffer, k: Buffer, v: Buffer, out: Rows, mods: Mods) -> list[Launch]:
         act = self._model.act
+        assert isinstance(out, Buffer)
         return attention_decode(
             self._device,
             self._model.cache.shape,
@@ -346,18 +364,34 @@ class DecodeOps(_Ops):
 
 
 class PrefillOps(_Ops):
-    """Many tokens: each op is a kernel of its own."""
+    """Many tokens: each op is a kernel of its own. What Hopper's matrix units multiply is left as they take it."""
 
-    def norm_linear(
-        self, x: Buffer, norm: Buffer, weight: Weight, out: Buffer, epilogue: str = "store"
-    ) -> list[Launch]:
-        normed = self._model.act.normed
-        return rms_norm(self._device, x, norm, normed, self._eps) + self.linear(normed, weight, out, epilogue)
+    def attended(self, layer: LayerWeights) -> Rows:
+        model = self._model
+        dtype = narrow_dtype(self._device, layer.output)
+        if dtype is None or not leaves_narrow_rows(self._device, model.cache.shape):
+            return model.act.attended
+        return NarrowRows(self._step.narrowed_rows(layer.output.k), dtype, layer.output.k)
 
-    def linear(self, x: Buffer, weight: Weight, out: Buffer, epilogue: str = "store") -> list[Launch]:
+    def gated(self, layer: LayerWeights) -> Rows:
+        dtype = narrow_dtype(self._device, layer.down)
+        if dtype is None or dtype != narrow_dtype(self._device, layer.gate_up):
+            return self._model.act.ffn
+        return NarrowRows(self._step.narrowed_rows(layer.down.k, "gated"), dtype, layer.down.k)
+
+    def norm_linear(self, x: Buffer, norm: Buffer, weight: Weight, out: Rows, epilogue: str = "store") -> list[Launch]:
+        dtype = narrow_dtype(self._device, weight)
+        if dtype is None:
+            normed = self._model.act.normed
+            return rms_norm(self._device, x, norm, normed, self._eps) + self.linear(normed, weight, out, epilogue)
+        narrow = NarrowRows(self._step.narrowed_rows(weight.k), dtype, weight.k)
+        launches = rms_norm_narrow(self._device, x, norm, narrow, self._eps, self._step)
+        return launches + self.linear(narrow, weight, out, epilogue)
+
+    def linear(self, x: Rows, weight: Weight, out: Rows, epilogue: str = "store") -> list[Launch]:
         return linear_prefill(self._device, weight, x, out, self._step, epilogue=epilogue)
 
-    def attention(self, qkv: Buffer, rope: Buffer, k: Buffer, v: Buffer, out: Buffer, mods: Mods) -> list[Launch]:
+    def attention(self, qkv: Buffer, rope: Buffer, k: Buffer, v: Buffer, out: Rows, mods: Mods) -> list[Launch]:
         shape = self._model.cache.shape
         return rope_append(self._device, shape, qkv, rope, self._step, k, v) + attention_prefill(
             self._device, shape, qkv, self._step, k, v, out, mods=mods

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from llmcl.config import ModelConfig, RopeScaling
 from llmcl.ops.dtype import TILE_ROWS
+from llmcl.ops.narrow import NarrowRows
 from llmcl.ops.step_state import StepState
 from llmcl.ops.weight import Weight, WeightPart
 from llmcl.reference import rope_table, round_bfloat16, to_tiles
@@ -278,6 +279,12 @@ def from_key_tiles(tiles: NDArray[Any]) -> NDArray[Any]:
     """The inverse of key_tiles."""
     heads, n_tiles, head_dim, _ = tiles.shape
     return np.ascontiguousarray(tiles.swapaxes(2, 3).reshape(heads, n_tiles * 16, head_dim))
+
+
+def read_narrow(device: Device, rows: NarrowRows, n: int) -> NDArray[np.float32]:
+    """The first n rows of activations in blocks of 8 x 8, [n, k]."""
+    bits = device.read(rows.buffer, np.uint16, (-(-n // 8), rows.k // 8, 8, 8))
+    return from_storage(bits.swapaxes(1, 2).reshape(-1, rows.k)[:n], rows.dtype)
 
 
 def rotations(head_dim: int, positions: NDArray[Any]) -> NDArray[np.float32]:

@@ -11,6 +11,7 @@ from llmcl.attention.mods import NO_MODS, Mods
 from llmcl.errors import UsageError
 from llmcl.ops import step_state
 from llmcl.ops.dtype import ITEM_BYTES, KERNEL_NAMES, is_16_bit
+from llmcl.ops.narrow import NarrowRows
 from llmcl.ops.step_state import StepState
 from llmcl.ops.variant import Variant, largest_divisor, local_size, pick, power_of_two_at_most, variants
 from llmcl.ops.work import attention_work, once, per_token
@@ -18,7 +19,11 @@ from llmcl.runtime.device import Buffer, Device, Launch, WorkOf
 
 TENSOR_DTYPES = ("float32", "float16", "bfloat16")
 DECODE_VARIANTS = variants("attention_decode", nvidia=lambda dtype, d: is_16_bit(dtype) and d in (64, 128, 256))
-PREFILL_VARIANTS = variants("attention_prefill", nvidia=lambda dtype, d: dtype in TENSOR_DTYPES and d in (64, 128))
+PREFILL_VARIANTS = variants(
+    "attention_prefill",
+    nvidia=lambda dtype, d: dtype in TENSOR_DTYPES and d in (64, 128),
+    hopper=lambda dtype, d: is_16_bit(dtype) and d in (64, 128),
+)
 
 CAPACITY_MULTIPLE = 64  # every BLOCK_N divides it
 MAX_SPLITS = 256
@@ -241,7 +246,8 @@ class PrefillTiles:
     @property
     def local(self) -> tuple[int, int, int]:
         warps = (32 * self.block_m // 16 * self.key_splits, 1, 1)
-        return {"cpu": (1, 1, 1), "nvidia": warps, "portable": (16, 8, 1)}[self.variant.name]
+        forms = {"cpu": (1, 1, 1), "hopper": (320, 1, 1), "nvidia": warps, "portable": (16, 8, 1)}
+        return forms[self.variant.name]
 
 
 def prefill_tiles(
@@ -282,6 +288,10 @@ def prefill_tiles(
                     q_block=q_block,
                 )
     table = PREFILL_VARIANTS
+    # Of Hopper's form: all columns in one pass, 128 query rows and keys.
+    fits = {block_m, block_n} <= {None, 128} and dv_tile in (None, head_dim)
+    if variant is None and not (fits and (q_block or 128) % 128 == 0):
+        table = tuple(row for row in table if row.name != "hopper")
     # Of the nvidia form: all columns in one pass; keys and values of a step in local memory, at least 48 KiB.
     nvidia_rows = 32 if kv_dtype == "float32" and head_dim <= 64 else 64
     nvidia_keys = (16, 32, 64) if kv_dtype != "float32" else (32, 64) if head_dim <= 64 else (32,)
@@ -289,7 +299,9 @@ def prefill_tiles(
     if variant is None and not (fits and (q_block or nvidia_rows) % nvidia_rows == 0):
         table = tuple(row for row in table if row.name != "nvidia")
     chosen = pick(table, device, kv_dtype, head_dim, variant)
-    if chosen.name == "nvidia":
+    if chosen.name == "hopper":
+        block_m, block_n, dv_tile = block_m or 128, block_n or 128, dv_tile or head_dim
+    elif chosen.name == "nvidia":
         block_m, block_n, dv_tile = block_m or nvidia_rows, block_n or nvidia_keys[-1], dv_tile or head_dim
     elif chosen.name == "cpu":
         # Blocks of 6 rows by 4 vectors where operands are widened, of 4 by 4 where not (docs/performance.md).
@@ -312,7 +324,7 @@ def prefill_tiles(
         _check_prefill_tiles(device, head_dim, kv_dtype, block_m, block_n)
     if q_block is not None and q_block % block_m:
         raise UsageError(f"BLOCK_M is {block_m}; expected a divisor of the block mask's {q_block} queries a block")
-    if block_n % 16 or CAPACITY_MULTIPLE % block_n:
+    if chosen.name != "hopper" and (block_n % 16 or CAPACITY_MULTIPLE % block_n):
         raise UsageError(f"BLOCK_N is {block_n}; expected 16, 32 or 64")
     dv_tile = min(dv_tile, head_dim)
     if dv_tile % 16 or head_dim % dv_tile:
@@ -323,6 +335,11 @@ def prefill_tiles(
     return PrefillTiles(chosen, block_m, block_n, dv_tile, splits)
 
 
+def leaves_narrow_rows(device: Device, shape: AttentionShape) -> bool:
+    """Whether attention_prefill can leave its output as NarrowRows."""
+    return prefill_tiles(device, shape.head_dim, shape.kv_dtype).variant.name == "hopper"
+
+
 def attention_prefill(
     device: Device,
     shape: AttentionShape,
@@ -330,7 +347,7 @@ def attention_prefill(
     step: StepState,
     k_cache: Buffer,
     v_cache: Buffer,
-    out: Buffer,
+    out: Buffer | NarrowRows,
     *,
     variant: str | None = None,
     block_m: int | None = None,
@@ -341,6 +358,7 @@ def attention_prefill(
     """Causal attention of every token of the step to the cache, which `rope_append` has filled.
 
     qkv float32 [n, n_q_heads + 2 n_kv_heads, head_dim]; out float32 [n, n_q_heads, head_dim].
+    NarrowRows [n, n_q_heads * head_dim] only where `leaves_narrow_rows` says so.
     block_m query rows, block_n keys a step, dv_tile output columns a pass; None: chosen for the device.
     mods: further rules for scores and visible keys.
     """
@@ -362,6 +380,11 @@ def attention_prefill(
         "BLOCK_LISTS": False,
         "LSE": False,
     }
+    if isinstance(out, NarrowRows):
+        if tiles.variant.name != "hopper":
+            raise TypeError(f"the {tiles.variant.name} form of attention_prefill leaves float32 rows")
+        constants |= {"NARROW_OUT": True, "OUT": KERNEL_NAMES[out.dtype]}
+        out = out.buffer
     unused = out  # the kernel's arguments for lse and blocks
     return [
         device.launch(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from llmcl.ops import step_state
-from llmcl.ops.dtype import KERNEL_NAMES, QUANTIZED, TILE_ROWS, is_16_bit, tile_bytes, weight_kernel_name
+from llmcl.ops.dtype import QUANTIZED, TILE_ROWS, is_16_bit, tile_bytes, weight_kernel_name
+from llmcl.ops.narrow import NarrowRows, narrow_rows
 from llmcl.ops.step_state import CPU_ROWS_MULTIPLE, StepState
 from llmcl.ops.variant import Variant, largest_divisor, pick, power_of_two_at_most, variants
 from llmcl.ops.weight import Weight, WeightPart
@@ -45,6 +46,7 @@ BF16_TILE_TOKENS = {1: 24, 2: 6}
 NVIDIA_GROUP_WARPS = 16  # of kernels that stay on their compute unit
 NVIDIA_UNROLL = 4  # see nvidia/linear_decode.cl
 NVIDIA_WARP_TILES = 4  # see nvidia/linear_prefill.cl
+HOPPER_TILES = 16  # of a work-group, see nvidia/linear_prefill_wgmma.cl
 
 
 def _shape_constants(weight: Weight, part: WeightPart, epilogue: str) -> tuple[dict[str, object], np.int32]:
@@ -163,11 +165,21 @@ def linear_decode(
     return launches
 
 
+def narrow_dtype(device: Device, weight: Weight) -> str | None:
+    """The dtype of the NarrowRows that linear_prefill takes for this weight, None where it takes float32 rows."""
+    taken = set()
+    for part in weight.parts:
+        widened = part.dtype in QUANTIZED and prefill_variant(device, part.dtype, weight.k).name == "nvidia"
+        dtype = "float16" if widened else part.dtype
+        taken.add(dtype if prefill_variant(device, dtype, weight.k).name == "hopper" else None)
+    return taken.pop() if len(taken) == 1 else None
+
+
 def linear_prefill(
     device: Device,
     weight: Weight,
-    x: Buffer,
-    out: Buffer,
+    x: Buffer | NarrowRows,
+    out: Buffer | NarrowRows,
     step: StepState,
     *,
     epilogue: str = "store",
@@ -176,7 +188,9 @@ def linear_prefill(
     """out[t] = epilogue(W x[t]) for every token t of the step.
 
     weight [rows, k]; x float32 [n, k]; out float32 [n, rows] ([n, rows / 2] with a gate); epilogue as in linear_decode.
+    NarrowRows only where `narrow_dtype` of the weight is theirs, and as `out` not to be added to.
     """
+    x_rows, out_rows = (rows.buffer if isinstance(rows, NarrowRows) else rows for rows in (x, out))
     launches = []
     for part in weight.parts:
         chosen = prefill_variant(device, part.dtype, weight.k, variant)
@@ -185,7 +199,9 @@ def linear_prefill(
             continue
         constants, first = _shape_constants(weight, part, epilogue)
         constants["OUT_STRIDE"] = weight.rows // (2 if epilogue in GATES else 1)
-        args: list[KernelArg] = [part.buffer, x, out, step.state, first]
+        if chosen.name != "hopper" and (isinstance(x, NarrowRows) or isinstance(out, NarrowRows)):
+            raise TypeError(f"the {chosen.name} form of linear_prefill takes and leaves float32 rows")
+        args: list[KernelArg] = [part.buffer, x_rows, out_rows, step.state, first]
         n_tiles = part.n_tiles
         if chosen.name == "cpu" and part.dtype in QUANTIZED and (dot := _dot_form(device, weight)):
             launches += _prefill_int8(device, weight, part, constants, dot, args, step, _work(weight, part, epilogue))
@@ -210,22 +226,24 @@ def linear_prefill(
                 )
             )
         elif chosen.name == "hopper":
-            launches += _narrow_rows(device, x, weight.k, part.dtype, step, blocks=True)
-            args[1] = step.narrowed_rows(weight.k)
-            constants["NARROW_OUT"] = False
+            if not isinstance(x, NarrowRows):
+                launches += narrow_rows(device, x, weight.k, part.dtype, step, blocks=True)
+                args[1] = step.narrowed_rows(weight.k)
+            constants["NARROW_OUT"] = isinstance(out, NarrowRows)
+            units = -(-n_tiles // HOPPER_TILES)
             launches.append(
                 device.launch(
                     chosen.file,
                     "linear_prefill",
                     constants,
                     args,
-                    groups=lambda n, tiles=-(-n_tiles // 16): (min(device.compute_units, -(-n // 128) * tiles),),  # type: ignore[misc]
+                    groups=lambda n, tiles=units: (min(device.compute_units, -(-n // 128) * tiles),),  # type: ignore[misc]
                     local=(256,),
                     work=_work(weight, part, epilogue),
                 )
             )
         elif chosen.name == "nvidia":
-            launches += _narrow_rows(device, x, weight.k, part.dtype, step)
+            launches += narrow_rows(device, x_rows, weight.k, part.dtype, step, blocks=False)
             args[1] = step.narrowed_rows(weight.k)
             constants["WARP_TILES"] = NVIDIA_WARP_TILES
             launches.append(
@@ -255,7 +273,13 @@ def linear_prefill(
 
 
 def _prefill_expanded(
-    device: Device, weight: Weight, part: WeightPart, x: Buffer, out: Buffer, step: StepState, epilogue: str
+    device: Device,
+    weight: Weight,
+    part: WeightPart,
+    x: Buffer | NarrowRows,
+    out: Buffer | NarrowRows,
+    step: StepState,
+    epilogue: str,
 ) -> list[Launch]:
     """The product with a weight that is widened to float16 first, as many tiles at once as the working memory holds."""
     expanded = step.expanded_weight()
@@ -280,23 +304,6 @@ def _prefill_expanded(
         whole = Weight(weight.name, weight.rows, weight.k, (wide,))
         launches += linear_prefill(device, whole, x, out, step, epilogue=epilogue)
     return launches
-
-
-def _narrow_rows(
-    device: Device, x: Buffer, k: int, dtype: str, step: StepState, *, blocks: bool = False
-) -> list[Launch]:
-    constants = {**step_state.CONSTANTS, "WEIGHT": KERNEL_NAMES[dtype], "K": k, "BLOCKS": blocks, "LOCAL_SIZE": 128}
-    return [
-        device.launch(
-            "nvidia/narrow_rows.cl",
-            "narrow_rows",
-            constants,
-            [x, step.narrowed_rows(k), step.state],
-            groups=(lambda n: (-(-k // 128), -(-n // 8))) if blocks else (lambda n: (-(-k // 1024), n)),
-            local=(128, 1),
-            work=per_token(6.0 * k),
-        )
-    ]
 
 
 def _work(weight: Weight, part: WeightPart, epilogue: str) -> WorkOf:

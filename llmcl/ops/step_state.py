@@ -39,7 +39,7 @@ class StepState:
         self.sampled = device.zeros(4 * RING, "sampled tokens")
         self.host_sampled = device.pinned(RING)
         self._quantized: dict[int, tuple[Buffer, Buffer]] = {}
-        self._narrowed: dict[int, Buffer] = {}
+        self._narrowed: dict[tuple[int, str], Buffer] = {}
         self._expanded: Buffer | None = None
 
     def write_tokens(self, token_ids: Sequence[int] | np.ndarray, position: int) -> None:
@@ -69,12 +69,15 @@ class StepState:
             )
         return self._quantized[k]
 
-    def narrowed_rows(self, k: int) -> Buffer:
-        """Working memory for a step's activations of k columns in 16 bits: see kernels/*/narrow_rows.cl."""
-        if k not in self._narrowed:
+    def narrowed_rows(self, k: int, use: str = "input") -> Buffer:
+        """Working memory for a step's activations of k columns in 16 bits: see kernels/*/narrow_rows.cl.
+
+        use: a name for what is needed at the same time as other activations of k columns.
+        """
+        if (k, use) not in self._narrowed:
             rows = max(self._rows_of(CPU_ROWS_MULTIPLE), self._rows_of(NVIDIA_ROWS_MULTIPLE))
-            self._narrowed[k] = self._device.alloc(2 * rows * k, "activations in 16 bits")
-        return self._narrowed[k]
+            self._narrowed[k, use] = self._device.alloc(2 * rows * k, "activations in 16 bits")
+        return self._narrowed[k, use]
 
     def expanded_weight(self) -> Buffer:
         """Working memory for tiles of a quantised weight in float16: see kernels/nvidia/expand_weight.cl."""

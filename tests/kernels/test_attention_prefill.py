@@ -28,6 +28,7 @@ from helpers import (
 from llmcl import reference
 from llmcl.attention.kernels import AttentionShape, attention_prefill
 from llmcl.errors import UsageError
+from llmcl.ops.variant import PTX_FORMS
 from llmcl.runtime.device import Device
 
 TOLERANCE = {"float32": 5e-6, "float16": 5e-6, "bfloat16": 5e-6}
@@ -111,6 +112,17 @@ def test_long(target: Device, dtype: str, heads: tuple[int, int, int], position:
 )
 def test_reduced_cache(target: Device, dtype: str, heads: tuple[int, int, int]) -> None:
     check(target, dtype, heads, 33, 100)
+
+
+@pytest.mark.parametrize(("dtype", "heads"), [("float16", (9, 3, 64)), ("bfloat16", (8, 1, 128))])
+@pytest.mark.parametrize("n", [63, 64, 65, 127, 128, 129, 300])
+@pytest.mark.parametrize("position", [0, 63, 130])
+def test_around_a_wide_tile(
+    target: Device, variant: str, dtype: str, heads: tuple[int, int, int], n: int, position: int
+) -> None:
+    if variant not in PTX_FORMS:
+        pytest.skip("this form's tiles are narrower")
+    check(target, dtype, heads, n, position)
 
 
 @heavy

@@ -52,6 +52,12 @@ inline ulong wgmma_operand(const uint address, const uint leading, const uint st
 
 // sums (float [N / 2] of a lane) = A B + KEEP sums, for N columns. TYPE: f16 or bf16; KEEP: 0 or 1; A and B: operands in local
 // memory, or for A uint4 of a lane's fragments (WGMMA_FRAGMENTS_N).
+#define WGMMA_128_(TYPE, s, a, b, KEEP) \
+    asm volatile("//sm_90a wgmma.mma_async.sync.aligned.m64n128k16.f32." #TYPE "." #TYPE " {" SUMS_FROM_0 ", " SUMS_FROM_32 \
+                 "}, %64, %65, " #KEEP ", 1, 1, 0, 1;" \
+                 : SUMS32(s, 0), SUMS32(s, 32) \
+                 : "l"(a), "l"(b))
+#define WGMMA_128(TYPE, s, a, b, KEEP) WGMMA_128_(TYPE, s, a, b, KEEP)
 #define WGMMA_256_(TYPE, s, a, b, KEEP) \
     asm volatile("//sm_90a wgmma.mma_async.sync.aligned.m64n256k16.f32." #TYPE "." #TYPE " {" SUMS_FROM_0 ", " SUMS_FROM_32 ", " SUMS_FROM_64 ", " SUMS_FROM_96 \
                  "}, %128, %129, " #KEEP ", 1, 1, 0, 1;" \
@@ -73,6 +79,23 @@ inline ulong wgmma_operand(const uint address, const uint leading, const uint st
 
 // After a wait, before ordinary use of the sums: keeps the compiler from moving that use ahead of the wait.
 #define WGMMA_SETTLE32(s, i) asm volatile("" : SUMS32(s, i))
+
+// Arrives at a team_barrier of others without waiting for them.
+inline void team_arrive(const int id, const int items) {
+    asm volatile("bar.arrive %0, %1;" : : "r"(id), "r"(items) : "memory");
+}
+
+inline bool warp_any(const int v) {
+    int r;
+    asm volatile("{.reg .pred p, q;\n setp.ne.s32 p, %1, 0;\n vote.sync.any.pred q, p, 0xffffffff;\n selp.s32 %0, 1, 0, q;}"
+                 : "=r"(r)
+                 : "r"(v));
+    return r;
+}
+
+inline void store4_local(const uint to, const uint v) {
+    asm volatile("st.shared.u32 [%0], %1;" : : "r"(to), "r"(v) : "memory");
+}
 
 // Barriers in local memory (8 bytes each) on which some work-items arrive and others wait. Each phase ends after `count`
 // arrivals; a waiter says of which parity the phase is that must have ended.

@@ -1,0 +1,101 @@
+"""Activations in 16 bits and blocks of 8 x 8, as one kernel leaves them for the next product on Hopper's matrix units.
+
+The rounding is exact where the kernel only rounds; else the error is relative to the largest expected magnitude.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import (
+    key_tiles,
+    poisoned,
+    read_guarded,
+    read_narrow,
+    relative_error,
+    run,
+    step_state_at,
+    to_storage,
+    weight_on_device,
+    with_poison,
+)
+
+from llmcl import reference
+from llmcl.attention.kernels import AttentionShape, attention_prefill, leaves_narrow_rows
+from llmcl.ops.linear import linear_prefill, narrow_dtype
+from llmcl.ops.narrow import NarrowRows, narrow_rows
+from llmcl.ops.rms_norm import rms_norm_narrow
+from llmcl.runtime.device import Device
+
+ROUNDING = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
+LENGTHS = [1, 7, 8, 9, 127, 129, 300]
+
+pytestmark = pytest.mark.parametrize("variant", ["hopper"])
+
+
+@pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("k", [32, 144, 1056])
+def test_narrow_rows(target: Device, dtype: str, n: int, k: int) -> None:
+    x = np.random.default_rng(n).standard_normal((n, k)).astype(np.float32)
+    step = step_state_at(target, position=0, n_tokens=n)
+    run(narrow_rows(target, with_poison(target, x), k, dtype, step, blocks=True), n)
+    rows = NarrowRows(step.narrowed_rows(k), dtype, k)
+    np.testing.assert_array_equal(read_narrow(target, rows, n), reference.round_to(x, dtype))
+
+
+@pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("k", [32, 144, 1056])
+def test_rms_norm_narrow(target: Device, dtype: str, n: int, k: int) -> None:
+    rng = np.random.default_rng(n)
+    x, weight = rng.standard_normal((n, k)).astype(np.float32), rng.standard_normal(k).astype(np.float32)
+    step = step_state_at(target, position=0, n_tokens=n)
+    rows = NarrowRows(step.narrowed_rows(k), dtype, k)
+    run(rms_norm_narrow(target, with_poison(target, x), target.upload(weight, "norm"), rows, 1e-5, step), n)
+    assert relative_error(read_narrow(target, rows, n), reference.rms_norm(x, weight, 1e-5)) < ROUNDING[dtype]
+
+
+@pytest.mark.parametrize(("dtype", "rows"), [("float16", 96), ("bfloat16", 704)])
+@pytest.mark.parametrize("n", LENGTHS)
+def test_a_product_takes_and_leaves_them(target: Device, dtype: str, rows: int, n: int) -> None:
+    """Two products in a row, the first with a gate, whose weights lie in several buffers."""
+    rng = np.random.default_rng(n)
+    k, inner = 64, rows // 2
+    x, gate_up, down = (
+        (rng.standard_normal(shape) / np.sqrt(shape[1])).astype(np.float32)
+        for shape in ((n, k), (rows, k), (80, inner))
+    )
+    first = weight_on_device(target, gate_up, dtype, alternating=True, tiles_per_part=6)
+    second = weight_on_device(target, down, dtype)
+    assert narrow_dtype(target, first) == narrow_dtype(target, second) == dtype
+    step = step_state_at(target, position=0, n_tokens=n)
+    gated = NarrowRows(step.narrowed_rows(inner, "gated"), dtype, inner)
+    out = poisoned(target, (n, 80))
+    run(linear_prefill(target, first, with_poison(target, x), gated, step, epilogue="swiglu"), n)
+    run(linear_prefill(target, second, gated, out, step), n)
+
+    halves = reference.linear(reference.round_to(x, dtype), reference.round_to(gate_up, dtype))
+    expected = reference.swiglu(halves[:, :inner], halves[:, inner:])
+    assert relative_error(read_narrow(target, gated, n), expected) < ROUNDING[dtype]
+    expected = reference.linear(read_narrow(target, gated, n), reference.round_to(down, dtype))
+    assert relative_error(read_guarded(target, out, np.float32, (n, 80)), expected) < 2e-6
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+def test_attention_leaves_them(target: Device, n: int) -> None:
+    """In the weights' dtype, whatever that of the cache is."""
+    n_heads, head_dim, capacity = 4, 64, 320
+    shape = AttentionShape(n_heads, 2, head_dim, capacity, "float16")
+    assert leaves_narrow_rows(target, shape)
+    rng = np.random.default_rng(n)
+    qkv = rng.standard_normal((n, n_heads + 4, head_dim)).astype(np.float32)
+    keys, values = (to_storage(rng.standard_normal((2, capacity, head_dim)), "float16") for _ in range(2))
+    step = step_state_at(target, position=0, n_tokens=n)
+    operands = [with_poison(target, qkv), step, with_poison(target, key_tiles(keys)), with_poison(target, values)]
+    plain = poisoned(target, (n, n_heads * head_dim))
+    narrow = NarrowRows(step.narrowed_rows(n_heads * head_dim), "bfloat16", n_heads * head_dim)
+    for out in (plain, narrow):
+        run(attention_prefill(target, shape, *operands, out), n)
+    expected = reference.round_to(read_guarded(target, plain, np.float32, (n, n_heads * head_dim)), "bfloat16")
+    np.testing.assert_array_equal(read_narrow(target, narrow, n), expected)
