@@ -24,6 +24,10 @@ PREFILL_VARIANTS = variants(
     nvidia=lambda dtype, d: dtype in TENSOR_DTYPES and d in (64, 128),
     hopper=lambda dtype, d: is_16_bit(dtype) and d in (64, 128),
 )
+ROPE_VARIANTS = (
+    Variant("nvidia", "nvidia/rope_append.cl", lambda device: device.entry.ptx_arch >= 80, lambda t, d: is_16_bit(t)),
+    Variant("shared", "rope_append.cl", lambda device: True),
+)
 
 CAPACITY_MULTIPLE = 64  # every BLOCK_N divides it
 MAX_SPLITS = 256
@@ -213,15 +217,18 @@ def rope_append(
     v_cache: Buffer,
 ) -> list[Launch]:
     """Rotates the queries of qkv float32 [n, n_q_heads + 2 n_kv_heads, head_dim] in place and fills the cache."""
-    size = local_size(device, 256)
+    chosen = pick(ROPE_VARIANTS, device, shape.kv_dtype, shape.head_dim)
+    by_tiles = chosen.name == "nvidia"  # of 16 positions and a head; else a group has a token
+    size = 128 if by_tiles else local_size(device, 256)
+    heads = shape.n_q_heads + 2 * shape.n_kv_heads
     return [
         device.launch(
-            "rope_append.cl",
+            chosen.file,
             "rope_append",
             {**shape.constants(), "LOCAL_SIZE": size},
             [qkv, rope, step.state, k_cache, v_cache],
-            groups=lambda n: (n,),
-            local=(size,),
+            groups=lambda n: ((n + 30) // 16, heads) if by_tiles else (n, 1),
+            local=(size, 1),
             work=per_token(shape.head_dim * (8 * shape.n_q_heads + 2 * shape.n_kv_heads * (4 + shape.item_bytes))),
         )
     ]

@@ -56,7 +56,7 @@ def test_rms_norm_narrow(target: Device, dtype: str, n: int, k: int) -> None:
     assert relative_error(read_narrow(target, rows, n), reference.rms_norm(x, weight, 1e-5)) < ROUNDING[dtype]
 
 
-@pytest.mark.parametrize(("dtype", "rows"), [("float16", 96), ("bfloat16", 704)])
+@pytest.mark.parametrize(("dtype", "rows"), [("float16", 128), ("bfloat16", 704)])
 @pytest.mark.parametrize("n", LENGTHS)
 def test_a_product_takes_and_leaves_them(target: Device, dtype: str, rows: int, n: int) -> None:
     """Two products in a row, the first with a gate, whose weights lie in several buffers."""

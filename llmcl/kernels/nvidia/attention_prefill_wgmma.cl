@@ -4,15 +4,14 @@
 // values are multiplied.
 //
 // A work-group takes BLOCK_M = 128 query rows of one head. Two warpgroups have 64 rows each; scores, weights and output of a
-// row stay in a warp's registers. They take turns in starting products, so that the softmax of one falls into the products of
-// the other. A further warp copies keys and values, BLOCK_N = 128 of them a tile, into STAGES buffers each in local memory; it
-// alone asks which tiles a mask hides.
+// row stay in a warp's registers. Two further warps copy keys and values, BLOCK_N = 128 of them a tile, into STAGES buffers
+// each in local memory; they alone ask which tiles a mask hides.
 //
 //            local memory:  Q  8 rows x 8 columns a block, [16][HEAD_DIM / 8][8][8]              (NO_SWIZZLE of wgmma.cl)
 //                           K  key tile i, dimension d at (i HEAD_DIM + d) 32, halves exchanged  (SWIZZLE_32)
 //                           V  columns 64 c to 64 c + 63 of key j at (BLOCK_N c + j) 128         (SWIZZLE_128)
 //
-// Index space: groups (N_Q_HEADS, ceil(n / BLOCK_M), batch) of 288; the longest rows are taken first.
+// Index space: groups (N_Q_HEADS, ceil(n / BLOCK_M), batch) of 320; the longest rows are taken first.
 // Build: KV (f16 or bf16), HEAD_DIM (64 or 128), N_KV_HEADS, those of query_address.cl, CAPACITY (a multiple of 64),
 // SCALE, BLOCK_LISTS, LSE, BLOCK_M (128), BLOCK_N (128), DV_TILE (HEAD_DIM). With NARROW_OUT (one batch, tokens first) out is
 // OUT (f16 or bf16) [ceil(n/128) 16][N_Q_HEADS HEAD_DIM / 8][8][8]: what the next product takes (narrow_rows.cl).
@@ -37,7 +36,7 @@
 #define STAGES 2
 #endif
 #define CONSUMER_WARPS 8
-#define GROUP_ITEMS (CONSUMER_WARPS * WARP + WARP)
+#define GROUP_ITEMS ((CONSUMER_WARPS + 2) * WARP)
 #define TILE_BYTES (BLOCK_N * HEAD_DIM * 2)
 #define PAGE_KEYS 64  // of a tile that surely lie in one page
 #define LOG2E 1.4426950408889634f
@@ -151,7 +150,8 @@ void attention_prefill(__global const float* queries, __global const int* state,
         }
     barrier(CLK_LOCAL_MEM_FENCE);
 
-    if (warp == CONSUMER_WARPS) {
+    if (warp >= CONSUMER_WARPS) {
+        const bool of_keys = warp == CONSUMER_WARPS;  // else of values
         const int kv_head = head / (N_Q_HEADS / N_KV_HEADS);
         k_cache += ((size_t)batch * N_KV_HEADS + kv_head) * CAPACITY * HEAD_DIM;
         v_cache += ((size_t)batch * N_KV_HEADS + kv_head) * CAPACITY * HEAD_DIM;
@@ -177,49 +177,55 @@ void attention_prefill(__global const float* queries, __global const int* state,
             for (int j = NEXT_TILE(keys.x); j < keys.y; j = NEXT_TILE(j + BLOCK_N)) {
                 const int n_keys = min(BLOCK_N, keys.y - j);
                 const int at[2] = {kv_row(state, j), n_keys > PAGE_KEYS ? kv_row(state, j + PAGE_KEYS) : 0};
-                meeting_wait(k_empty + 8 * stage, parity);
-                if (lane == 0) {
-                    tiles[stage].first = j;
-                    tiles[stage].n_keys = n_keys;
-                    tiles[stage].seen_as = partial ? tile_class(batch, head, 1, group_rows, j, j + n_keys MOD_ARGS) : TILE_VISIBLE;
-                    meeting_arrive(k_full + 8 * stage);
-                }
-                const uint k_to = ks + stage * TILE_BYTES + (lane ^ ((lane >> 3) & 1)) * 16;
-#pragma unroll
-                for (int half_of = 0; half_of < 2; ++half_of) {
-                    __global const CAT(KV, _t)* k = k_cache + (size_t)at[half_of] * HEAD_DIM + lane * 8;
-#pragma unroll
-                    for (int i = 0; i < TILE_BYTES / 1024; ++i)  // tiles of 16 keys without any need not be there
-                        copy16_async(k_to + half_of * (TILE_BYTES / 2) + i * 512, k + i * 256,
-                                     half_of * PAGE_KEYS + i / (HEAD_DIM / 16) * 16 < n_keys);
-                }
-                meeting_arrive_copied(k_full + 8 * stage);
-                // Rows past the last key become zero: a weight of 0 times whatever the cache holds there must be 0.
-                meeting_wait(v_empty + 8 * stage, parity);
-                const int key = lane / (HEAD_DIM / 8), c = lane % (HEAD_DIM / 8);
-                const uint v_to = vs + stage * TILE_BYTES + c / 8 * (BLOCK_N * 128) + key * 128;
-#pragma unroll
-                for (int half_of = 0; half_of < 2; ++half_of) {
-                    __global const CAT(KV, _t)* v = v_cache + (size_t)at[half_of] * HEAD_DIM + lane * 8;
-#pragma unroll
-                    for (int i = 0; i < TILE_BYTES / 1024; ++i) {
-                        const int to = half_of * PAGE_KEYS + i * (256 / HEAD_DIM);  // keys from the lane's first
-                        copy16_async(v_to + to * 128 + ((c ^ (to + key)) & 7) * 16, v + i * 256, to + key < n_keys);
+                if (of_keys) {
+                    meeting_wait(k_empty + 8 * stage, parity);
+                    if (lane == 0) {
+                        tiles[stage].first = j;
+                        tiles[stage].n_keys = n_keys;
+                        tiles[stage].seen_as =
+                            partial ? tile_class(batch, head, 1, group_rows, j, j + n_keys MOD_ARGS) : TILE_VISIBLE;
+                        meeting_arrive(k_full + 8 * stage);
                     }
+                    const uint to = ks + stage * TILE_BYTES + (lane ^ ((lane >> 3) & 1)) * 16;
+#pragma unroll
+                    for (int half_of = 0; half_of < 2; ++half_of) {
+                        __global const CAT(KV, _t)* k = k_cache + (size_t)at[half_of] * HEAD_DIM + lane * 8;
+#pragma unroll
+                        for (int i = 0; i < TILE_BYTES / 1024; ++i)  // tiles of 16 keys without any need not be there
+                            copy16_async(to + half_of * (TILE_BYTES / 2) + i * 512, k + i * 256,
+                                         half_of * PAGE_KEYS + i / (HEAD_DIM / 16) * 16 < n_keys);
+                    }
+                    meeting_arrive_copied(k_full + 8 * stage);
+                } else {
+                    // Rows past the last key become zero: a weight of 0 times whatever the cache holds there must be 0.
+                    meeting_wait(v_empty + 8 * stage, parity);
+                    const int key = lane / (HEAD_DIM / 8), c = lane % (HEAD_DIM / 8);
+                    const uint to = vs + stage * TILE_BYTES + c / 8 * (BLOCK_N * 128) + key * 128;
+#pragma unroll
+                    for (int half_of = 0; half_of < 2; ++half_of) {
+                        __global const CAT(KV, _t)* v = v_cache + (size_t)at[half_of] * HEAD_DIM + lane * 8;
+#pragma unroll
+                        for (int i = 0; i < TILE_BYTES / 1024; ++i) {
+                            const int row = half_of * PAGE_KEYS + i * (256 / HEAD_DIM);  // from the lane's first
+                            copy16_async(to + row * 128 + ((c ^ (row + key)) & 7) * 16, v + i * 256, row + key < n_keys);
+                        }
+                    }
+                    meeting_arrive_copied(v_full + 8 * stage);
                 }
-                meeting_arrive_copied(v_full + 8 * stage);
                 if (++stage == STAGES) {
                     stage = 0;
                     parity ^= 1;
                 }
             }
         }
-        meeting_wait(k_empty + 8 * stage, parity);
-        if (lane == 0) {
-            tiles[stage].first = -1;
-            meeting_arrive(k_full + 8 * stage);
+        if (of_keys) {
+            meeting_wait(k_empty + 8 * stage, parity);
+            if (lane == 0) {
+                tiles[stage].first = -1;
+                meeting_arrive(k_full + 8 * stage);
+            }
+            meeting_arrive_copied(k_full + 8 * stage);
         }
-        meeting_arrive_copied(k_full + 8 * stage);
         COPY_WAIT(0);
         return;
     }
@@ -265,12 +271,6 @@ void attention_prefill(__global const float* queries, __global const int* state,
 #define SETTLE_OUTPUT WGMMA_SETTLE32(acc, 0)
 #endif
 
-    // A warpgroup starts its products when the other has started its own.
-#define TURN_OF(warpgroup) (3 + (warpgroup))
-#define TAKE_TURN team_barrier(TURN_OF(warp / 4), 2 * WARPGROUP)
-#define GIVE_TURN team_arrive(TURN_OF(1 - warp / 4), 2 * WARPGROUP)
-    if (warp / 4 == 1) GIVE_TURN;
-
     int stage = 0;
     uint parity = 0;
     meeting_wait(k_full, 0);
@@ -294,11 +294,9 @@ void attention_prefill(__global const float* queries, __global const int* state,
             if (present.first < 0) break;
             meeting_wait(v_full + 8 * stage, parity);
             local_fence_async();
-            TAKE_TURN;
             wgmma_fence();
             MULTIPLY_KEYS(next_stage);
             MULTIPLY_VALUES_OF(stage);
-            GIVE_TURN;
             WGMMA_WAIT(1);
             WGMMA_SETTLE32(s, 0);
         WGMMA_SETTLE32(s, 32);
@@ -308,9 +306,8 @@ void attention_prefill(__global const float* queries, __global const int* state,
             WGMMA_WAIT(0);
             SETTLE_OUTPUT;
             if (lane == 0) meeting_arrive(v_empty + 8 * stage);
-            if (warp_any(shrink[0] != 1.0f || shrink[1] != 1.0f))  // seldom, once the largest scores have been met
 #pragma unroll
-                for (int i = 0; i < HEAD_DIM / 2; ++i) acc[i] *= shrink[i / 2 % 2];
+            for (int i = 0; i < HEAD_DIM / 2; ++i) acc[i] *= shrink[i / 2 % 2];
             narrow_weights(p, s);
             stage = next_stage;
             parity = next_parity;

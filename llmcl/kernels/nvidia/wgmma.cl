@@ -80,19 +80,6 @@ inline ulong wgmma_operand(const uint address, const uint leading, const uint st
 // After a wait, before ordinary use of the sums: keeps the compiler from moving that use ahead of the wait.
 #define WGMMA_SETTLE32(s, i) asm volatile("" : SUMS32(s, i))
 
-// Arrives at a team_barrier of others without waiting for them.
-inline void team_arrive(const int id, const int items) {
-    asm volatile("bar.arrive %0, %1;" : : "r"(id), "r"(items) : "memory");
-}
-
-inline bool warp_any(const int v) {
-    int r;
-    asm volatile("{.reg .pred p, q;\n setp.ne.s32 p, %1, 0;\n vote.sync.any.pred q, p, 0xffffffff;\n selp.s32 %0, 1, 0, q;}"
-                 : "=r"(r)
-                 : "r"(v));
-    return r;
-}
-
 inline void store4_local(const uint to, const uint v) {
     asm volatile("st.shared.u32 [%0], %1;" : : "r"(to), "r"(v) : "memory");
 }
