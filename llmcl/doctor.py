@@ -112,6 +112,7 @@ def checks() -> list[Check]:
         ("linear_prefill", linear.PREFILL_VARIANTS, _linear_prefill),
         ("attention_decode", attention.DECODE_VARIANTS, _attention_decode),
         ("attention_prefill", attention.PREFILL_VARIANTS, _attention_prefill),
+        ("rope_append", attention.ROPE_VARIANTS, _rope_append),
     ]
     found = [
         Check(kernel, variant, dtype, partial(run, variant=variant.name, dtype=dtype), table)
@@ -131,8 +132,7 @@ def checks() -> list[Check]:
         for dtype in QUANTIZED_DTYPES
         if variant.fits(dtype, SIZE)
     ]
-    for kernel, by_dtype in (("embed", _embed), ("rope_append", _rope_append)):
-        found += [Check(kernel, None, dtype, partial(by_dtype, dtype=dtype)) for dtype in DTYPES]
+    found += [Check("embed", None, dtype, partial(_embed, dtype=dtype)) for dtype in DTYPES]
     found += [Check("rms_norm", None, "float32", _rms_norm), Check("sample", None, "float32", _sample)]
     together = Variant("cpu", one_launch.FILE, one_launch.suits)
     found.append(Check("one_launch", together, "float32", _one_launch, (together,)))
@@ -214,7 +214,7 @@ def _embed(device: Device, *, dtype: str) -> float:
     )
 
 
-def _rope_append(device: Device, *, dtype: str) -> float:
+def _rope_append(device: Device, *, variant: str, dtype: str) -> float:
     rng = np.random.default_rng(0)
     shape, n, position = AttentionShape(4, 2, SIZE, 64, dtype), 19, 14
     qkv = reference.round_to(rng.standard_normal((n, 8, SIZE)), dtype)
@@ -226,7 +226,8 @@ def _rope_append(device: Device, *, dtype: str) -> float:
     step = StepState(device, n)
     device.write(step.state, np.array([position, n, 0], np.int32))
     queries = device.upload(qkv, "trial queries")
-    for launch in rope_append(device, shape, queries, device.upload(rope, "trial rotation"), step, k, v):
+    rotation = device.upload(rope, "trial rotation")
+    for launch in rope_append(device, shape, queries, rotation, step, k, v, variant=variant):
         launch.enqueue(n)
     rotated = reference.rope(qkv[:, :6], rope[:, :half], rope[:, half:])
     keys, values = np.zeros((2, 2, 64, SIZE), np.float32)

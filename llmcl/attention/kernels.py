@@ -215,9 +215,11 @@ def rope_append(
     step: StepState,
     k_cache: Buffer,
     v_cache: Buffer,
+    *,
+    variant: str | None = None,
 ) -> list[Launch]:
     """Rotates the queries of qkv float32 [n, n_q_heads + 2 n_kv_heads, head_dim] in place and fills the cache."""
-    chosen = pick(ROPE_VARIANTS, device, shape.kv_dtype, shape.head_dim)
+    chosen = pick(ROPE_VARIANTS, device, shape.kv_dtype, shape.head_dim, variant)
     by_tiles = chosen.name == "nvidia"  # of 16 positions and a head; else a group has a token
     size = 128 if by_tiles else local_size(device, 256)
     heads = shape.n_q_heads + 2 * shape.n_kv_heads
