@@ -107,7 +107,10 @@ def test_has_the_bits_of_separate_launches_with_the_demo_model(cpu: Device) -> N
     compare(llmcl.load("smollm2", device=cpu, max_context=128), 70, 6)  # its matrices are of several types
 
 
-SAMPLING: dict[str, Any] = {"max_tokens": 20, "temperature": 0.9, "repeat_penalty": 1.2, "seed": 3, "ignore_eos": True}
+SAMPLING: dict[str, Any] = {
+    **{"max_tokens": 20, "temperature": 0.9, "repeat_penalty": 1.2, "top_k": 30, "top_p": 0.95},
+    **{"seed": 3, "ignore_eos": True},
+}
 
 
 def test_a_step_that_gave_up_is_repeated_with_separate_launches(small: LLM) -> None:
