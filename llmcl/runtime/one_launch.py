@@ -26,7 +26,7 @@ FILE = "cpu/one_launch.cl"
 SHARED = "common.cl"  # stands once before the functions: nothing in it depends on build constants
 # The turns of its waiting loop that a work-group may take in a launch; a turn is some 0.6 ns.
 BYTES_PER_TURN, SPARE_TURNS, MOST_TURNS = 16, 1 << 20, 2**32 - 1
-SYNC_SLOTS, GAVE_UP = 48, 33  # of the buffer `sync`
+SYNC_SLOTS, CLAIMED, GAVE_UP = 48, 16, 33  # of the buffer `sync`
 
 _FUNCTION = re.compile(r"\binline [\w\s*]*?(\w+)\(")
 _KERNEL = re.compile(r"^__kernel __attribute__\(\(reqd_work_group_size\([^)]*\)\)\)\s+void (\w+)\(", re.MULTILINE)
