@@ -169,11 +169,20 @@ def decode_trial(device: Device, problem: AttentionProblem, copies: int = 1) -> 
 
 
 def linear_trial(
-    device: Device, rows: int, k: int, dtype: str, n: int, *, epilogue: str = "store", norm: bool = False
+    device: Device,
+    rows: int,
+    k: int,
+    dtype: str,
+    n: int,
+    *,
+    epilogue: str = "store",
+    norm: bool = False,
+    exact: bool = False,
 ) -> Trial:
     """A product with a weight [rows, k], whose halves are gate and up with "swiglu", for n tokens.
 
-    n = 1 is linear_decode, which takes norm; else linear_prefill. bind takes their variant.
+    n = 1 is linear_decode, which takes norm; else linear_prefill. bind takes their variant. exact: activations stay in
+    float32 even where the device would round them.
     """
     rng = np.random.default_rng(rows + k + n)
     values = reference.round_to(rng.standard_normal((rows, k)) / np.sqrt(k), dtype)
@@ -183,7 +192,7 @@ def linear_trial(
     if epilogue == "swiglu":  # gate and up tiles alternate
         tiles = np.ascontiguousarray(tiles.reshape(2, -1, k, 16).swapaxes(0, 1)).reshape(tiles.shape)
     part = WeightPart(device.upload(tiles, "trial weight"), 0, len(tiles), dtype)
-    weight = Weight("trial weight", rows, k, (part,))
+    weight = Weight("trial weight", rows, k, (part,), exact)
     inputs, norms = device.upload(x, "trial input"), device.upload(scale, "trial norm")
     step = state_at(device, 5, n)
     expected = reference.linear(reference.rms_norm(x, scale, EPS) if norm else x, values)
