@@ -39,7 +39,7 @@ from llmcl.sampling import Sampler
 _log = logging.getLogger(__name__)
 
 LOGITS_CHUNK = 64
-FIRST_APART, MOST_APART = 32, 1024  # steps
+FIRST_APART, MOST_APART = 8, 1024  # steps
 
 Rows = Buffer | NarrowRows  # activations of a step's tokens
 

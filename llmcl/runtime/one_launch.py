@@ -5,9 +5,9 @@ kernels become functions of one kernel, `cpu/one_launch.cl`, and the launches a 
 many work-groups, what arguments. Each work-group of a launch runs the same code as before, so the bits are the same.
 
 Work-groups take units of work in turn and wait for those taken before, so none waits for one that does not run. But a
-thread that waits for one which the system has put aside for another process does so in vain: where the waits of a step
-take about as long as the step should, all leave, the result is NaN and `OneLaunch.gave_up` says so; the caller then has
-separate launches for a while, whose driver lets waiting threads sleep.
+thread that waits for one which the system has put aside for another process does so in vain. Where the waits of a step
+take two or three times as long as the step should, all leave, the result is NaN and `OneLaunch.gave_up` says so; the
+caller then has separate launches for a while, whose driver lets waiting threads sleep.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from llmcl.runtime.program import constant_text, read_source
 
 FILE = "cpu/one_launch.cl"
 SHARED = "common.cl"  # stands once before the functions: nothing in it depends on build constants
-# The turns of its waiting loop that a work-group may take in a launch; a turn is some 0.6 ns.
-BYTES_PER_TURN, SPARE_TURNS, MOST_TURNS = 16, 1 << 20, 2**32 - 1
+# The turns of its waiting loop that a work-group may take in a launch: some 0.6 ns each, two or three times what a step
+# takes, which is about what it costs to give up. So a core that is taken away once does not end the launch.
+BYTES_PER_TURN, SPARE_TURNS, MOST_TURNS = 8, 1 << 22, 2**32 - 1
 SYNC_SLOTS, CLAIMED, GAVE_UP = 48, 16, 33  # of the buffer `sync`
 
 _FUNCTION = re.compile(r"\binline [\w\s*]*?(\w+)\(")
