@@ -48,7 +48,8 @@ typedef uint4 value_words;
 #endif
 
 
-inline void attend(const int head, const int split, __global const float* qkv, __global const float* rope,
+// position: state[STATE_POSITION].
+inline void attend(const int head, const int split, const int position, __global const float* qkv, __global const float* rope,
                    __global const int* state, __global CAT(KV, _t)* k_cache, __global CAT(KV, _t)* v_cache,
                    __global float* part_ml, __global float* part_acc, __global float* out, __global int* arrivals,
                    __local float* scratch, __local int* arrived MOD_PARAMS) {
@@ -58,7 +59,7 @@ inline void attend(const int head, const int split, __global const float* qkv, _
     __local float(*warp_m)[GROUP_SIZE] = (__local float(*)[GROUP_SIZE])&warp_acc[WARPS][0][0];
     __local float(*warp_l)[GROUP_SIZE] = &warp_m[WARPS];
     const int lid = get_local_id(0), lane = lid % WARP, warp = lid / WARP;
-    const int position = state[STATE_POSITION], kv_len = position + 1;
+    const int kv_len = position + 1;
     // The splits share what comes after the keys that mask_mod hides from the beginning on.
     const int2 query = (int2)(position);
     const int visible_from = first_visible(0, head * GROUP_SIZE, GROUP_SIZE, query, kv_len, KEY_RUN MOD_ARGS);
@@ -70,21 +71,25 @@ inline void attend(const int head, const int split, __global const float* qkv, _
     k_cache += (size_t)head * CAPACITY * HEAD_DIM;
     v_cache += (size_t)head * CAPACITY * HEAD_DIM;
 
-    if (first <= position && position < end) {
-        __global const float* k = qkv + (N_Q_HEADS + head) * HEAD_DIM;
-        __global const float* v = k + N_KV_HEADS * HEAD_DIM;
-        const int row = kv_row(state, position);
-        __global CAT(KV, _t)* k_new = k_cache + (size_t)(row / 16) * HEAD_DIM * 16 + row % 16;
-        __global CAT(KV, _t)* v_new = v_cache + (size_t)row * HEAD_DIM;
-        for (int i = lid; i < HEAD_DIM; i += LOCAL_SIZE) {
-            CAT(store1_, KV)(rope_element(k, rope, i), k_new + i * 16);
-            CAT(store1_, KV)(v[i], v_new + i);
+    // The head's queries, and in the split that has the new position its key and value: rows of one loop, so that all of them
+    // are asked for before the first has come.
+    const bool has_new = first <= position && position < end;
+    const int row_new = kv_row(state, position);
+    __global CAT(KV, _t)* k_new = k_cache + (size_t)(row_new / 16) * HEAD_DIM * 16 + row_new % 16;
+    __global CAT(KV, _t)* v_new = v_cache + (size_t)row_new * HEAD_DIM;
+#pragma unroll
+    for (int i = lid; i < (GROUP_SIZE + 2) * HEAD_DIM; i += LOCAL_SIZE) {
+        const int row = i / HEAD_DIM, column = i % HEAD_DIM;
+        if (row < GROUP_SIZE)
+            q[column][row] = rope_element(qkv + (head * GROUP_SIZE + row) * HEAD_DIM, rope, column) * SCALE;
+        else if (has_new) {
+            __global const float* x = qkv + (N_Q_HEADS + (row - GROUP_SIZE) * N_KV_HEADS + head) * HEAD_DIM;
+            if (row == GROUP_SIZE)
+                CAT(store1_, KV)(rope_element(x, rope, column), k_new + column * 16);
+            else
+                CAT(store1_, KV)(x[column], v_new + column);
         }
     }
-    if (first < end)
-        for (int i = lid; i < GROUP_SIZE * HEAD_DIM; i += LOCAL_SIZE)
-            q[i % HEAD_DIM][i / HEAD_DIM] =
-                rope_element(qkv + (head * GROUP_SIZE + i / HEAD_DIM) * HEAD_DIM, rope, i % HEAD_DIM) * SCALE;
     barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
 
     float m[GROUP_SIZE], l[GROUP_SIZE], acc[GROUP_SIZE][COLUMNS];  // l: of the lane's keys only
@@ -174,11 +179,14 @@ inline void attend(const int head, const int split, __global const float* qkv, _
         for (int c = 0; c < COLUMNS; ++c) warp_acc[warp][g][lane * COLUMNS + c] = acc[g][c];
     }
     barrier(CLK_LOCAL_MEM_FENCE);
+    const int n_warps = min(WARPS, (end - first + KEY_RUN - 1) / KEY_RUN);  // the others have no keys
     for (int i = lid; i < GROUP_SIZE * HEAD_DIM; i += LOCAL_SIZE) {
         const int g = i / HEAD_DIM, column = i % HEAD_DIM;
         float top = -INFINITY, whole = 0.0f, sum = 0.0f;
-        for (int w = 0; w < WARPS; ++w) top = fmax(top, warp_m[w][g]);
-        for (int w = 0; w < WARPS; ++w) {
+#pragma unroll 4
+        for (int w = 0; w < n_warps; ++w) top = fmax(top, warp_m[w][g]);
+#pragma unroll 4
+        for (int w = 0; w < n_warps; ++w) {
             const float weight = softmax_weight(warp_m[w][g], top);
             whole += weight * warp_l[w][g];
             sum += weight * warp_acc[w][g][column];

@@ -12,6 +12,6 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
                       __global int* arrivals MOD_PARAMS) {
     __local float scratch[ATTEND_FLOATS];
     __local int arrived;
-    attend(get_group_id(0), get_group_id(1), qkv, rope, state, k_cache, v_cache, part_ml, part_acc, out, arrivals, scratch,
-           &arrived MOD_ARGS);
+    attend(get_group_id(0), get_group_id(1), state[STATE_POSITION], qkv, rope, state, k_cache, v_cache, part_ml, part_acc, out,
+           arrivals, scratch, &arrived MOD_ARGS);
 }

@@ -82,7 +82,7 @@ void decode_layers(__global const ulong* layers, __global float* x, __global flo
                    __global float* part_acc, __global int* arrivals, __global uint* ticket MOD_PARAMS) {
     __local float __attribute__((aligned(16))) scratch[SCRATCH_FLOATS];
     __local int arrived;
-    const int group = get_group_id(0), warp = get_local_id(0) / WARP;
+    const int group = get_group_id(0), warp = get_local_id(0) / WARP, position = state[STATE_POSITION];
     uint nth = 0;
     weight_turn turn;
     PREFETCH(layers[1], HIDDEN, QKV_SIZE / 16, false, QKV_TEAM);
@@ -91,7 +91,7 @@ void decode_layers(__global const ulong* layers, __global float* x, __global flo
         PRODUCT(at[1], at[0], x, qkv, HIDDEN, QKV_SIZE, false, true, false, QKV_TEAM);
         grid_barrier(ticket, ++nth);
         if (group < N_KV_HEADS * N_SPLITS)
-            attend(group / N_SPLITS, group % N_SPLITS, qkv, rope, state, (__global CAT(KV, _t)*)at[2],
+            attend(group / N_SPLITS, group % N_SPLITS, position, qkv, rope, state, (__global CAT(KV, _t)*)at[2],
                    (__global CAT(KV, _t)*)at[3], part_ml, part_acc, attended, arrivals, scratch, &arrived MOD_ARGS);
         PREFETCH(at[4], Q_SIZE, HIDDEN / 16, false, OUT_TEAM);
         grid_barrier(ticket, ++nth);

@@ -34,10 +34,17 @@ inline float sum8(const float v[8], const int lane) {
     float a[4], b[2];
     const bool high = lane & 16, middle = lane & 8, low = lane & 4;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) a[i] = (high ? v[i + 4] : v[i]) + shuffle_xor(high ? v[i] : v[i + 4], 16);
+    for (int i = 0; i < 4; ++i) {
+        const float lower = v[i], upper = v[i + 4];  // not elements chosen by address: they would leave the registers
+        a[i] = (high ? upper : lower) + shuffle_xor(high ? lower : upper, 16);
+    }
 #pragma unroll
-    for (int i = 0; i < 2; ++i) b[i] = (middle ? a[i + 2] : a[i]) + shuffle_xor(middle ? a[i] : a[i + 2], 8);
-    const float c = (low ? b[1] : b[0]) + shuffle_xor(low ? b[0] : b[1], 4);
+    for (int i = 0; i < 2; ++i) {
+        const float lower = a[i], upper = a[i + 2];
+        b[i] = (middle ? upper : lower) + shuffle_xor(middle ? lower : upper, 8);
+    }
+    const float lower = b[0], upper = b[1];
+    const float c = (low ? upper : lower) + shuffle_xor(low ? lower : upper, 4);
     return c + shuffle_xor(c, 2);
 }
 
