@@ -24,7 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if (
             entry is not None
             and entry.is_software
-            and item.get_closest_marker("heavy")
+            and (item.get_closest_marker("heavy") or "attention" in item.nodeid)
             and parameters["variant"] == "cpu"
         ):
             item.add_marker(
