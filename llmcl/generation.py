@@ -129,7 +129,6 @@ def pieces(
     ignore_eos: bool = False,
     reuse_cache: bool = False,
     load_ms: float = 0.0,
-    compile_ms: float = 0.0,
 ) -> Generator[Piece, None, None]:
     """Yields a Piece a token; the last one says why it is the last and carries the statistics.
 
@@ -147,7 +146,7 @@ def pieces(
         moved = model.device.traffic.since(decode_start[0])
         return recorder.finish(
             load_ms=load_ms,
-            compile_ms=compile_ms,
+            compile_ms=1e3 * model.device.compile_s,
             decode_steps=model.decode_steps - decode_start[1],
             device_to_host_bytes=moved.device_to_host_bytes,
             host_to_device_bytes=moved.host_to_device_bytes,

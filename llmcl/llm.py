@@ -208,7 +208,6 @@ def _assemble(
         max_context = min(config.max_position, DEFAULT_CONTEXT)
     if max_context < 1:
         raise UsageError(f"max_context is {max_context}; expected 1 token or more")
-    compiled_before_s = device.compile_s
     mods = trace_layer_mods(config, max_context, score_mod, mask_mod)
     mods.check(config.n_q_heads, max_context)
     kv_tokens = capacity_for(max_context)
@@ -224,9 +223,7 @@ def _assemble(
     else:
         cache = PagedKVCache(device, config, max_context, kv_dtype, kv_page_tokens, kv_pages)
     weights = make_weights(device)
-    llm = LLM(name, Model(device, config, weights, cache, mods=mods.bind(device)), tokenizer, dtype, kv_dtype)
-    llm.compile_ms = (device.compile_s - compiled_before_s) * 1e3
-    return llm
+    return LLM(name, Model(device, config, weights, cache, mods=mods.bind(device)), tokenizer, dtype, kv_dtype)
 
 
 def forecast(
@@ -268,8 +265,7 @@ def check_memory(needed: dict[str, int], device: Device) -> None:
 class LLM:
     """A model on a device, ready to generate. Use it as a context manager, or call `close()`.
 
-    config, tokenizer (None for random weights), device, model_name, dtype, kv_dtype, max_context (tokens), load_ms, and
-    compile_ms, the part of it that compiled kernels.
+    config, tokenizer (None for random weights), device, model_name, dtype, kv_dtype, max_context (tokens), load_ms.
     One generation at a time: a second stream takes over the cache and ends what the first could still yield.
     """
 
@@ -282,7 +278,7 @@ class LLM:
         self.dtype = dtype
         self.kv_dtype = kv_dtype
         self.max_context = model.cache.max_context
-        self.load_ms = self.compile_ms = 0.0
+        self.load_ms = 0.0
         self._stream: Generator[Piece, None, None] | None = None
         self._prompts = model.cache.sequence()  # where everything goes that is no conversation
 
@@ -447,7 +443,6 @@ class LLM:
             ignore_eos=ignore_eos,
             reuse_cache=sequence is not None,
             load_ms=self.load_ms,
-            compile_ms=self.compile_ms,
         )
         return self._stream
 

@@ -51,7 +51,8 @@ def summarize(times_ms: Iterable[float]) -> dict[str, float | None]:
 class GenerationStats:
     """One generation. Times in milliseconds, sizes in bytes; None where a value does not exist.
 
-    The `_per_token` values count decode steps only, not the prefill.
+    The `_per_token` values count decode steps only, not the prefill. compile_ms: on the device since it was opened, for
+    kernels that were not in the cache.
     """
 
     prompt_tokens: int
@@ -81,7 +82,7 @@ class GenerationStats:
             ("model", model, ""),
             ("device", device, ""),
             ("load", _with_unit(self.load_ms, 0, "ms"), "until the model was ready on the device"),
-            ("compile", _with_unit(self.compile_ms or None, 0, "ms"), "of it for kernels not in the cache yet"),
+            ("compile", _with_unit(self.compile_ms or None, 0, "ms"), "for kernels that were not in the cache"),
             ("prompt", f"{self.prompt_tokens} tokens", ""),
             ("prefill", _with_unit(self.prefill_tokens_per_s, 1, "tokens/s"), "reading the prompt"),
             ("TTFT", _with_unit(self.ttft_ms, 1, "ms"), "time to first token, from the request on"),

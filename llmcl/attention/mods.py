@@ -29,7 +29,7 @@ def bind_mods(device: Device, score_mod: TracedMod | None, mask_mod: TracedMod |
     """Traced mods as OpenCL C functions `score_mod` and `mask_mod`, their captured arrays copied to the device."""
     if score_mod is None and mask_mod is None:
         return NO_MODS
-    functions, wide, params, args, buffers = [], [], "", "", []
+    head, scalar, wide, params, args, buffers = "", [], [], "", "", []
     for kind, mod in (("score", score_mod), ("mask", mask_mod)):
         if mod is None:
             continue
@@ -37,16 +37,17 @@ def bind_mods(device: Device, score_mod: TracedMod | None, mask_mod: TracedMod |
             params += f", __global const {'float' if capture.dtype == 'float32' else 'int'}* {capture.name}"
             args += f", {capture.name}"
             buffers.append(device.upload(capture.array, f"{capture.label} of a {kind}_mod"))
-        functions.append(f"#define HAS_{kind.upper()}_MOD 1\n" + _function(mod, 1))
+        head += f"#define HAS_{kind.upper()}_MOD 1\n"
+        scalar.append(_function(mod, 1).replace("\n", " "))
         wide.append(_function(mod, 16).replace("\n", " "))
         if kind == "mask":
-            functions.append(
+            head += (
                 f"#define MASK_PER_HEAD {int('h' in mod.depends)}\n{MASK_RANGE}"
                 "inline int mask_block(const int b, const int h, const int q_first, const int q_last, "
                 f"const int kv_first, const int kv_last MOD_PARAMS) {{\n{block_test(mod)}\n}}\n"
             )
-    head = f"#define MOD_PARAMS {params}\n#define MOD_ARGS {args}\n#define WIDE_MODS {' '.join(wide)}\n"
-    return Mods(head + "".join(functions), tuple(buffers))
+    hooks = f"#define SCALAR_MODS {' '.join(scalar)}\n#define WIDE_MODS {' '.join(wide)}\n"
+    return Mods(f"#define MOD_PARAMS {params}\n#define MOD_ARGS {args}\n{hooks}{head}", tuple(buffers))
 
 
 def _function(mod: TracedMod, lanes: int) -> str:

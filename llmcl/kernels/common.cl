@@ -93,19 +93,22 @@ inline float16 sigmoid16(float16 v) { return 1.0f / (1.0f + exp16(-v)); }
 
 // tanh(x) as a minimax quotient of polynomials in x^2, for |x| < 7.9 and constant beyond. Relative error below 1e-6 (5.4e-7 of it
 // at infinity), NaN for NaN.
-inline float16 tanh16(float16 x) {
-    float16 z = x < -7.9f ? (float16)(-7.9f) : x;
-    z = z > 7.9f ? (float16)(7.9f) : z;
-    const float16 y = z * z;
-    float16 p = y * -6.26374064e-9f + 7.2293974e-6f;
-    p = p * y + 2.7052525e-3f;
-    p = p * y + 0.127209723f;
-    p = p * y + 0.999999821f;
-    float16 q = y * 1.97884787e-4f + 2.28878651e-2f;
-    q = q * y + 0.460541487f;
-    q = q * y + 1.0f;
-    return z * p / q;
-}
+#define DEFINE_TANH(name, type)               \
+    inline type name(type x) {                \
+        type z = x < -7.9f ? (type)(-7.9f) : x; \
+        z = z > 7.9f ? (type)(7.9f) : z;      \
+        const type y = z * z;                 \
+        type p = y * -6.26374064e-9f + 7.2293974e-6f; \
+        p = p * y + 2.7052525e-3f;            \
+        p = p * y + 0.127209723f;             \
+        p = p * y + 0.999999821f;             \
+        type q = y * 1.97884787e-4f + 2.28878651e-2f; \
+        q = q * y + 0.460541487f;             \
+        q = q * y + 1.0f;                     \
+        return z * p / q;                     \
+    }
+DEFINE_TANH(tanh1, float)
+DEFINE_TANH(tanh16, float16)
 inline float16 max16(float16 a, float16 b) { return a > b ? a : b; }
 
 // Round to nearest even; NaN keeps a quiet bit so that it never rounds to infinity.

@@ -205,14 +205,44 @@ inline void multiply_values(float4* acc, const float4* s, const __local uint4* v
 }
 #endif
 
-// The first tile at or after `from` that a query of the group sees a key of.
-inline int next_tile(const int batch, const int head, const int2 rows, int from, const int end, const bool partial MOD_PARAMS) {
-#if HAS_MASK_MOD
-    if (partial)
-        while (from < end && tile_class(batch, head, 1, rows, from, min(from + BLOCK_N, end) MOD_ARGS) == TILE_HIDDEN)
-            from += BLOCK_N;
+// A tile of keys: from j on, in a block of keys that ends before `end`. Past the last tile: block >= n_blocks.
+typedef struct {
+    int block, j, end;
+} tile_place;
+
+#if BLOCK_LISTS
+#define IS_PARTIAL(block) ((block) < list.n_partial)
+#define LIST_PARAM , const block_list list
+#define LIST_ARG , list
+#else
+#define IS_PARTIAL(block) true
+#define LIST_PARAM
+#define LIST_ARG
 #endif
-    return from;
+
+// `at`, or the first tile after it that a query of the group sees a key of, across blocks: copies need not stop between them.
+inline tile_place seen_tile(tile_place at, const int n_blocks, const int batch, const int head,
+                            const int2 rows LIST_PARAM MOD_PARAMS) {
+    while (at.block < n_blocks) {
+        if (at.j >= at.end) {
+            ++at.block;
+#if BLOCK_LISTS
+            const int2 keys = at.block < n_blocks ? block_keys(list, at.block) : (int2)(0);
+            at.j = keys.x;
+            at.end = keys.y;
+#endif
+            continue;
+        }
+#if HAS_MASK_MOD
+        if (IS_PARTIAL(at.block) &&
+            tile_class(batch, head, 1, rows, at.j, min(at.j + BLOCK_N, at.end) MOD_ARGS) == TILE_HIDDEN) {
+            at.j += BLOCK_N;
+            continue;
+        }
+#endif
+        break;
+    }
+    return at;
 }
 
 __kernel __attribute__((reqd_work_group_size(GROUP_ITEMS, 1, 1)))
@@ -250,40 +280,37 @@ void attention_prefill(__global const float* queries, __global const int* state,
 #if BLOCK_LISTS
     const block_list list = find_blocks(blocks, batch, head, t0, N_KEYS);
     const int n_blocks = list.n_partial + list.n_full;
+    const tile_place first = {-1, 0, 0};
 #else
-    const int n_blocks = 1;
+    const int n_blocks = 1, end = position + min(t0 + BLOCK_M, n);  // keys that the last row sees
+    const tile_place first = {0, first_visible(batch, head, 1, group_rows, end, BLOCK_N MOD_ARGS), end};
 #endif
-    for (int block = 0; block < n_blocks; ++block) {
-#if BLOCK_LISTS
-        const int2 keys = block_keys(list, block);
-        const bool partial = block < list.n_partial;
-#else
-        const int end = position + min(t0 + BLOCK_M, n);  // keys that the last row sees
-        const int2 keys = (int2)(first_visible(batch, head, 1, group_rows, end, BLOCK_N MOD_ARGS), end);
-        const bool partial = true;
-#endif
-#define NEXT_TILE(from) next_tile(batch, head, group_rows, from, keys.y, partial MOD_ARGS)
-        int j = NEXT_TILE(keys.x);
-        if (j >= keys.y) continue;
-        int row = kv_row(state, j), next = NEXT_TILE(j + BLOCK_N);
-        int next_page = next < keys.y ? kv_page(state, next) : 0;
-        barrier(CLK_LOCAL_MEM_FENCE);
+#define SEEN_TILE(block, j, end) \
+    seen_tile((tile_place){block, j, end}, n_blocks, batch, head, group_rows LIST_ARG MOD_ARGS)
+#define PAGE_OF(tile) (tile.block < n_blocks ? kv_page(state, tile.j) : 0)
+    tile_place tile = SEEN_TILE(first.block, first.j, first.end);
+    if (tile.block < n_blocks) {
+        int row = kv_row(state, tile.j);
+        tile_place next = SEEN_TILE(tile.block, tile.j + BLOCK_N, tile.end);
+        int next_page = PAGE_OF(next);
         fetch_keys(to_keys, k_cache + (size_t)row * HEAD_DIM);
         copy_commit();
-        while (j < keys.y) {
-            const int n_keys = min(BLOCK_N, keys.y - j);
-            const int seen_as = partial ? tile_class(batch, head, 1, group_rows, j, j + n_keys MOD_ARGS) : TILE_VISIBLE;
+        while (tile.block < n_blocks) {
+            const int j = tile.j, n_keys = min(BLOCK_N, tile.end - j);
+            const int seen_as =
+                IS_PARTIAL(tile.block) ? tile_class(batch, head, 1, group_rows, j, j + n_keys MOD_ARGS) : TILE_VISIBLE;
             fetch_values(to_values, v_cache + (size_t)row * HEAD_DIM, item / ROW_PIECES, n_keys);
             copy_commit();
             // A page is asked for a step before its address is needed.
-            const int next_row = opaque(row_in_page(next_page, next)), after_next = NEXT_TILE(next + BLOCK_N);
-            next_page = after_next < keys.y ? kv_page(state, after_next) : 0;
+            const int next_row = opaque(row_in_page(next_page, next.j));
+            const tile_place after_next = SEEN_TILE(next.block, next.j + BLOCK_N, next.end);
+            next_page = PAGE_OF(after_next);
             COPY_WAIT(1);
             barrier(CLK_LOCAL_MEM_FENCE);
             float4 s[OWN_KEYS / 8];
             multiply_keys(s, q, k_tile + first_key * HEAD_DIM / PIECE, lane);
             barrier(CLK_LOCAL_MEM_FENCE);
-            if (next < keys.y) fetch_keys(to_keys, k_cache + (size_t)next_row * HEAD_DIM);
+            if (next.block < n_blocks) fetch_keys(to_keys, k_cache + (size_t)next_row * HEAD_DIM);
             copy_commit();
 
 #if BLOCK_LISTS
@@ -339,7 +366,7 @@ void attention_prefill(__global const float* queries, __global const int* state,
             barrier(CLK_LOCAL_MEM_FENCE);
             multiply_values(acc, s, v_tile + first_key * HEAD_DIM / PIECE, lane);
             barrier(CLK_LOCAL_MEM_FENCE);
-            j = next;
+            tile = next;
             row = next_row;
             next = after_next;
         }
