@@ -8,7 +8,7 @@ import numpy as np
 
 from llmcl.attention import kernels as attention
 from llmcl.ops import linear
-from llmcl.ops.dtype import QUANTIZED, weight_kernel_name
+from llmcl.ops.dtype import QUANTIZED, kernel_name
 from llmcl.ops.variant import pick
 from llmcl.ops.work import linear_work, together
 from llmcl.runtime.device import KernelArg, Launch, WorkOf
@@ -26,6 +26,8 @@ def why_not(model: Model) -> str | None:
     shape = model.cache.shape
     weights = [w for layer in layers for w in (layer.qkv, layer.output, layer.gate_up, layer.down)]
     dtype = weights[0].dtype
+    if shape.kv_dtype in QUANTIZED:
+        return f"its attention reads a cache of 16-bit numbers, this one is {shape.kv_dtype}"
     if any(len(weight.parts) > 1 or weight.dtype != dtype for weight in weights):
         return "the layers' weights differ in dtype, or one is in several buffers"
     chosen = (
@@ -62,7 +64,7 @@ def decode_layers(model: Model, gate_epilogue: str) -> list[Launch]:
     table = device.alloc(64 * config.n_layers, "addresses of the layers")
     constants: dict[str, object] = {
         **cache.shape.constants(),
-        "WEIGHT": weight_kernel_name(layers[0].qkv.dtype),
+        "WEIGHT": kernel_name(layers[0].qkv.dtype),
         "EPS": float(config.rms_norm_eps),
         "GATE": linear.GATES[gate_epilogue],
         "GROUP_SIZE": cache.shape.group_size,

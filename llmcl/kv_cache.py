@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from llmcl.attention.kernels import CAPACITY_MULTIPLE, AttentionShape
 from llmcl.config import ModelConfig
-from llmcl.ops.dtype import ITEM_BYTES
+from llmcl.ops.dtype import kv_row_bytes
 from llmcl.ops.step_state import StepState
 from llmcl.runtime.device import Buffer, Device
 
@@ -17,7 +17,7 @@ def capacity_for(max_context: int) -> int:
 
 
 def kv_bytes_per_position(config: ModelConfig, kv_dtype: str) -> int:
-    return 2 * config.n_layers * config.n_kv_heads * config.head_dim * ITEM_BYTES[kv_dtype]
+    return 2 * config.n_layers * config.n_kv_heads * kv_row_bytes(config.head_dim, kv_dtype)
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
@@ -39,14 +39,18 @@ class KVSequence:
 
 
 class KVCache:
-    """k[layer] [n_kv_heads, capacity/16, head_dim, 16] and v[layer] [n_kv_heads, capacity, head_dim] of kv_dtype.
+    """k[layer] [n_kv_heads, capacity/16, head_dim, 16] and v[layer] [n_kv_heads, capacity, head_dim] of kv_dtype; with
+    "q8_0" tiles of 16 keys or values as kernels/kv_cache.cl describes them.
 
     Room for one sequence, which is the `active` one; PagedKVCache has room for several.
     """
 
     table_entries = 0  # page table entries in the step state
 
-    def __init__(self, device: Device, config: ModelConfig, max_context: int, kv_dtype: str):
+    def __init__(
+        self, device: Device, config: ModelConfig, max_context: int, kv_dtype: str, *, exact_queries: bool = False
+    ):
+        """exact_queries: see AttentionShape."""
         shape = AttentionShape(
             config.n_q_heads,
             config.n_kv_heads,
@@ -54,6 +58,7 @@ class KVCache:
             capacity_for(max_context),
             kv_dtype,
             score_scale=config.attention_scale,
+            exact_queries=exact_queries,
         )
         self._allocate(device, config, max_context, shape)
         self._active = KVSequence()
@@ -61,7 +66,7 @@ class KVCache:
     def _allocate(self, device: Device, config: ModelConfig, max_context: int, shape: AttentionShape) -> None:
         self.max_context = max_context
         self.shape = shape
-        layer_bytes = config.n_kv_heads * shape.capacity * config.head_dim * ITEM_BYTES[shape.kv_dtype]
+        layer_bytes = config.n_kv_heads * shape.capacity * shape.row_bytes
         self.k = [device.alloc(layer_bytes, f"keys of layer {i}") for i in range(config.n_layers)]
         self.v = [device.alloc(layer_bytes, f"values of layer {i}") for i in range(config.n_layers)]
 

@@ -31,7 +31,7 @@ from llmcl.model_weights import (
     stored_formats,
     weights_bytes,
 )
-from llmcl.ops.dtype import ACTIVATION_DTYPES, QUANTIZED, check_dtype
+from llmcl.ops.dtype import ACTIVATION_DTYPES, QUANTIZED, check_dtype, check_kv_dtype
 from llmcl.ops.linear import expands
 from llmcl.ops.step_state import EXPANDED_BYTES
 from llmcl.ops.variant import check_shared_kernels
@@ -73,11 +73,12 @@ def load(
     dtype: of the weights on the device: "float32", "bfloat16", "float16"; "auto" keeps what the checkpoint
     stores, quantised or not. quantize: "q8_0", "q4_0" or "q4_k" quantises the matrices while loading
     (docs/quantization.md). activation_dtype: where a CPU has fast dot products for that, "auto" rounds what meets
-    quantised weights to 8 bits and, in prefill, what meets bfloat16 weights to bfloat16; "float32" never. kv_dtype: of
-    the cache; "auto" is float16, or float32 beside float32 weights. max_context: tokens of prompt and answer together;
-    None: what the model was trained for, at most 4096. kv_page_tokens: keeps keys and values in pages of so many tokens
-    (a multiple of 64), so that each conversation has a place of its own and those that begin alike share it; None: one
-    contiguous cache. kv_pages: pages for all conversations together; None: enough for one of max_context tokens.
+    quantised weights or keys to 8 bits and, in prefill, what meets bfloat16 weights to bfloat16; "float32" never.
+    kv_dtype: of the cache; "auto" is float16, or float32 beside float32 weights; "q8_0" takes half of float16's
+    memory. max_context: tokens of prompt and answer together; None: what the model was trained for, at most 4096.
+    kv_page_tokens: keeps keys and values in pages of so many tokens (a multiple of 64), so that each conversation has
+    a place of its own and those that begin alike share it; None: one contiguous cache. kv_pages: pages for all
+    conversations together; None: enough for one of max_context tokens.
     progress(description, done, total) is called while downloading and loading.
     score_mod(score, b, h, q_idx, kv_idx) and mask_mod(b, h, q_idx, kv_idx) -> bool: Python functions that are compiled
     into the attention of every layer, beside the causal mask (docs/attention.md); b is 0, h the query head, q_idx
@@ -203,7 +204,7 @@ def _assemble(
     dtype = types.name(config)
     if kv_dtype == "auto":
         kv_dtype = "float32" if dtype == "float32" else "float16"
-    check_dtype(kv_dtype, "kv_dtype")
+    check_kv_dtype(kv_dtype, config.head_dim)
     if max_context is None:
         max_context = min(config.max_position, DEFAULT_CONTEXT)
     if max_context < 1:
@@ -217,11 +218,12 @@ def _assemble(
         raise UsageError(f"kv_pages is {kv_pages} without kv_page_tokens; give the tokens of a page as well, e.g. 64")
     check_shared_kernels(device, "float32", kv_dtype, types.dtype)
     check_memory(forecast(config, types, kv_dtype, max_context, device, kv_tokens), device)
+    exact = types.exact_activations
     cache: KVCache  # first: it fails at once where a buffer is too large
     if kv_page_tokens is None:
-        cache = KVCache(device, config, max_context, kv_dtype)
+        cache = KVCache(device, config, max_context, kv_dtype, exact_queries=exact)
     else:
-        cache = PagedKVCache(device, config, max_context, kv_dtype, kv_page_tokens, kv_pages)
+        cache = PagedKVCache(device, config, max_context, kv_dtype, kv_page_tokens, kv_pages, exact_queries=exact)
     weights = make_weights(device)
     return LLM(name, Model(device, config, weights, cache, mods=mods.bind(device)), tokenizer, dtype, kv_dtype)
 

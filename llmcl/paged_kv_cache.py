@@ -16,7 +16,6 @@ from llmcl.attention.kernels import CAPACITY_MULTIPLE, AttentionShape
 from llmcl.config import ModelConfig
 from llmcl.errors import OutOfDeviceMemoryError, UsageError
 from llmcl.kv_cache import KVCache, KVSequence, capacity_for, common_prefix
-from llmcl.ops.dtype import ITEM_BYTES
 from llmcl.ops.step_state import StepState
 from llmcl.runtime.device import Device
 
@@ -113,6 +112,8 @@ class PagedKVCache(KVCache):
         kv_dtype: str,
         page_tokens: int,
         n_pages: int | None = None,
+        *,
+        exact_queries: bool = False,
     ):
         n_pages = pool_pages(max_context, page_tokens, n_pages)
         self.pool = PagePool(n_pages, page_tokens)
@@ -129,6 +130,7 @@ class PagedKVCache(KVCache):
                 kv_dtype,
                 page_tokens,
                 config.attention_scale,
+                exact_queries,
             ),
         )
         self._device = device
@@ -194,8 +196,7 @@ class PagedKVCache(KVCache):
 
     def _copy_page(self, source: int, target: int) -> None:
         shape = self.shape
-        key_bytes = shape.head_dim * ITEM_BYTES[shape.kv_dtype]
-        page_bytes = self.pool.page_tokens * key_bytes
+        page_bytes = self.pool.page_tokens * shape.row_bytes
         for buffer in self.buffers():
             self._device.copy_rows(
                 buffer,
@@ -203,5 +204,5 @@ class PagedKVCache(KVCache):
                 target * page_bytes,
                 row_bytes=page_bytes,
                 n_rows=shape.n_kv_heads,
-                pitch_bytes=shape.capacity * key_bytes,
+                pitch_bytes=shape.capacity * shape.row_bytes,
             )

@@ -23,6 +23,7 @@ from llmcl.ops.weight import Weight, WeightPart, alloc_weight, load_rows
 from llmcl.runtime.device import Buffer, Device, Launch
 
 EPS = 1e-5  # of normalisation
+ROUNDED_ACTIVATIONS = 2e-2  # the error of activations of 8 bits
 NAN = np.uint32(0x7FC07FC0)  # as float32 and, each half, as float16 and bfloat16
 
 
@@ -81,6 +82,15 @@ def stored(values: np.ndarray, dtype: str) -> np.ndarray:
     return rounded if dtype == "float32" else (rounded.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
 
 
+def cache_bytes(keys: np.ndarray, values: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarray]:
+    """float [heads, capacity, head_dim] each -> what a KV cache of dtype holds (kernels/kv_cache.cl)."""
+    if dtype in QUANTIZED:
+        return reference.pack_keys(keys), reference.pack_values(values)
+    heads, _, head_dim = keys.shape
+    tiles = np.ascontiguousarray(keys.reshape(heads, -1, 16, head_dim).swapaxes(2, 3))
+    return stored(tiles, dtype), stored(values, dtype)
+
+
 def state_at(device: Device, position: int, n_tokens: int) -> StepState:
     step = StepState(device, n_tokens)
     device.write(step.state, np.array([position, n_tokens, 0], np.int32))
@@ -111,9 +121,8 @@ class AttentionProblem:
         shape = self.shape
         caches = np.full((2, shape.n_kv_heads, shape.capacity, shape.head_dim), np.nan, np.float32)
         caches[:, :, :n_cached] = np.stack([self.keys, self.values])[:, :n_cached].swapaxes(1, 2)
-        tiles = caches[0].reshape(shape.n_kv_heads, -1, 16, shape.head_dim).swapaxes(2, 3)
-        k = device.upload(np.ascontiguousarray(stored(tiles, shape.kv_dtype)), "trial keys")
-        return k, device.upload(stored(caches[1], shape.kv_dtype), "trial values")
+        keys, values = cache_bytes(*caches, shape.kv_dtype)
+        return device.upload(keys, "trial keys"), device.upload(values, "trial values")
 
 
 def prefill_trial(device: Device, problem: AttentionProblem) -> Trial:

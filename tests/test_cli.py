@@ -503,7 +503,7 @@ def test_defaults_are_greedy(engine: Engine, invoke: Callable[..., int]) -> None
         (["-n", "2.5"], "--max-tokens", "2.5", "1 or more"),
         (["-c", "0"], "--ctx-size", "0", "1 or more"),
         (["--dtype", "int3"], "--dtype", "int3", "auto, float32, bfloat16, float16"),
-        (["--kv-dtype", "int3"], "--kv-dtype", "int3", "auto, float32, float16, bfloat16"),
+        (["--kv-dtype", "int3"], "--kv-dtype", "int3", "auto, float32, float16, bfloat16, q8_0"),
         (["--format", "xml"], "--format", "xml", "text, json"),
         (["--stop", ""], "--stop", "''", "at least one character"),
         (["--raw", "--system-prompt", "s"], "--raw", "--system-prompt", "one of the two"),

@@ -297,6 +297,7 @@ def test_the_forecast_is_what_loading_takes(folder: Path, default_device: Device
         {},
         {"dtype": "bfloat16", "kv_dtype": "float16", "max_context": 100},
         {"max_context": 100, "kv_page_tokens": 128, "kv_pages": 3},
+        {"max_context": 100, "kv_dtype": "q8_0"},
     ]
     for options in variations:
         with llmcl.load(str(folder), device=default_device.entry.index, **options) as llm:

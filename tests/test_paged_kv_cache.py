@@ -38,7 +38,7 @@ SHAPE = {
 PAGE, PAGES = 64, 16
 
 
-@pytest.fixture(scope="module", params=["as it is", "as a GPU"])
+@pytest.fixture(scope="module", params=["as it is", "as a GPU", "in 8 bits"])
 def pair(
     request: pytest.FixtureRequest, default_device: Device, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[LLM, LLM]]:
@@ -48,7 +48,7 @@ def pair(
     entry = default_device.entry
     if request.param == "as a GPU":
         entry = dataclasses.replace(entry, kind="gpu")
-    options = {"device": entry, "max_context": 768}
+    options = {"device": entry, "max_context": 768, "kv_dtype": "q8_0" if request.param == "in 8 bits" else "auto"}
     with (
         llmcl.load_random(str(shape), **options) as contiguous,  # type: ignore[arg-type]
         llmcl.load_random(str(shape), kv_page_tokens=PAGE, kv_pages=PAGES, **options) as paged,  # type: ignore[arg-type]
@@ -177,7 +177,7 @@ def test_free_pages_are_used_again_whatever_they_hold(pair: tuple[LLM, LLM], cac
     used = gone.pages
     del gone
     assert cache.pool.n_free > free_before
-    page_bytes = PAGE * 32 * 2
+    page_bytes = PAGE * cache.shape.row_bytes
     poison = np.full(page_bytes // 2, np.float16(np.nan))
     for buffer in cache.buffers():
         for head in range(2):

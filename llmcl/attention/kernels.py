@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from llmcl.attention.mods import NO_MODS, Mods
 from llmcl.errors import UsageError
 from llmcl.ops import step_state
-from llmcl.ops.dtype import ITEM_BYTES, KERNEL_NAMES, is_16_bit
+from llmcl.ops.dtype import ITEM_BYTES, QUANTIZED, is_16_bit, kernel_name, kv_row_bytes
 from llmcl.ops.narrow import NarrowRows
 from llmcl.ops.step_state import StepState
 from llmcl.ops.variant import Variant, largest_divisor, local_size, pick, power_of_two_at_most, variants
@@ -37,10 +37,12 @@ CPU_SUMS = 24  # vectors of sums that fit beside the operands in 32 vector regis
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """n_q_heads a multiple of n_kv_heads; head_dim a multiple of 16; capacity (keys) a multiple of 64.
+    """n_q_heads a multiple of n_kv_heads; head_dim of 16, or of 32 with q8_0; capacity (keys) of 64.
 
+    kv_dtype: as ops.dtype.KV_DTYPES; kernels/kv_cache.cl has the layouts.
     page_tokens: 0 where the cache is contiguous; else capacity is a pool of pages of that many keys (a multiple of 64).
     score_scale: factor of the scores; None for 1/sqrt(head_dim).
+    exact_queries: queries meet a quantised cache in float32 even where the device would round them to 8 bits.
     """
 
     n_q_heads: int
@@ -50,6 +52,7 @@ class AttentionShape:
     kv_dtype: str
     page_tokens: int = 0
     score_scale: float | None = None
+    exact_queries: bool = False
 
     @property
     def group_size(self) -> int:
@@ -60,16 +63,17 @@ class AttentionShape:
         return 1.0 / math.sqrt(self.head_dim) if self.score_scale is None else self.score_scale
 
     @property
-    def item_bytes(self) -> int:
-        return ITEM_BYTES[self.kv_dtype]
+    def row_bytes(self) -> int:
+        """Bytes of a key or a value of one head."""
+        return kv_row_bytes(self.head_dim, self.kv_dtype)
 
     def work(self) -> WorkOf:
-        return attention_work(self.n_q_heads, self.n_kv_heads, self.head_dim, self.item_bytes)
+        return attention_work(self.n_q_heads, self.n_kv_heads, self.head_dim, self.row_bytes)
 
     def constants(self) -> dict[str, object]:
         return {
             **step_state.CONSTANTS,
-            "KV": KERNEL_NAMES[self.kv_dtype],
+            "KV": kernel_name(self.kv_dtype),
             "N_Q_HEADS": self.n_q_heads,
             "N_KV_HEADS": self.n_kv_heads,
             "HEAD_DIM": self.head_dim,
@@ -158,6 +162,7 @@ def attention_decode(
     if chosen.name == "cpu":
         rows = shape.group_size
         constants |= cpu_tile(rows, block_n, _dv_tile(shape.head_dim, rows))
+        constants |= _dot_constant(device, shape)
         width = 1
     elif chosen.name == "nvidia":
         warps = _nvidia_decode_warps(device, shape)
@@ -231,7 +236,9 @@ def rope_append(
             [qkv, rope, step.state, k_cache, v_cache],
             groups=lambda n: ((n + 30) // 16, heads) if by_tiles else (n, 1),
             local=(size, 1),
-            work=per_token(shape.head_dim * (8 * shape.n_q_heads + 2 * shape.n_kv_heads * (4 + shape.item_bytes))),
+            work=per_token(
+                8 * shape.n_q_heads * shape.head_dim + 2 * shape.n_kv_heads * (4 * shape.head_dim + shape.row_bytes)
+            ),
         )
     ]
 
@@ -314,7 +321,7 @@ def prefill_tiles(
         block_m, block_n, dv_tile = block_m or nvidia_rows, block_n or nvidia_keys[-1], dv_tile or head_dim
     elif chosen.name == "cpu":
         # Blocks of 6 rows by 4 vectors where operands are widened, of 4 by 4 where not (docs/performance.md).
-        rows, keys = 12 if is_16_bit(kv_dtype) else 16, 64 if head_dim <= 128 else 32
+        rows, keys = 16 if kv_dtype == "float32" else 12, 64 if head_dim <= 128 else 32
         block_m, block_n = block_m or largest_divisor(q_block or rows, rows), block_n or keys
         dv_tile = dv_tile or _dv_tile(head_dim, block_m)
     else:
@@ -392,8 +399,10 @@ def attention_prefill(
     if isinstance(out, NarrowRows):
         if tiles.variant.name != "hopper":
             raise TypeError(f"the {tiles.variant.name} form of attention_prefill leaves float32 rows")
-        constants |= {"NARROW_OUT": True, "OUT": KERNEL_NAMES[out.dtype]}
+        constants |= {"NARROW_OUT": True, "OUT": kernel_name(out.dtype)}
         out = out.buffer
+    if tiles.variant.name == "cpu":
+        constants |= _dot_constant(device, shape)
     unused = out  # the kernel's arguments for lse and blocks
     return [
         device.launch(
@@ -407,6 +416,13 @@ def attention_prefill(
             work=shape.work(),
         )
     ]
+
+
+def _dot_constant(device: Device, shape: AttentionShape) -> dict[str, object]:
+    """How queries meet a quantised cache on a CPU (see cpu/q8_0_tile.cl)."""
+    if shape.kv_dtype not in QUANTIZED:
+        return {}
+    return {"DOT": 0 if shape.exact_queries else device.dot_form}
 
 
 def _nvidia_decode_warps(device: Device, shape: AttentionShape) -> int:
@@ -445,7 +461,8 @@ def _largest_dv_tile(head_dim: int) -> int:
 
 
 def _prefill_local_bytes(head_dim: int, kv_dtype: str, block_m: int, block_n: int) -> int:
-    return 4 * block_m * (head_dim + 1) + block_n * head_dim * ITEM_BYTES[kv_dtype] + 4 * block_m * (block_n + 1)
+    staged = ITEM_BYTES.get(kv_dtype, 4)  # quantised keys and values are staged as float32
+    return 4 * block_m * (head_dim + 1) + block_n * head_dim * staged + 4 * block_m * (block_n + 1)
 
 
 def _check_prefill_tiles(device: Device, head_dim: int, kv_dtype: str, block_m: int, block_n: int) -> None:

@@ -23,9 +23,10 @@ from llmcl.attention.kernels import (
     prefill_tiles,
 )
 from llmcl.errors import KernelBuildError, UsageError
+from llmcl.ops.dtype import QUANTIZED
 from llmcl.ops.variant import pick
 from llmcl.runtime.device import Device, KernelMemory, Launch
-from llmcl.trials import AttentionProblem, Trial, decode_trial, prefill_trial, tolerance
+from llmcl.trials import ROUNDED_ACTIVATIONS, AttentionProblem, Trial, decode_trial, prefill_trial, tolerance
 
 COMBINATIONS: dict[str, tuple[int, int, int]] = {  # BLOCK_M, BLOCK_N, DV_TILE
     "A": (32, 32, 32),
@@ -98,7 +99,7 @@ def tune_prefill(
 ) -> Tuning:
     """Times prefill of n_tokens after 37 others with each choice of tiles."""
     chosen = pick(PREFILL_VARIANTS, device, shape.kv_dtype, shape.head_dim, variant).name
-    allowed = tolerance(chosen, shape.kv_dtype)
+    allowed = ROUNDED_ACTIVATIONS if shape.kv_dtype in QUANTIZED else tolerance(chosen, shape.kv_dtype)
     problem = AttentionProblem.random(
         shape.n_q_heads, shape.n_kv_heads, shape.head_dim, shape.kv_dtype, n_tokens, position=37
     )
@@ -130,11 +131,11 @@ def tune_decode(
 ) -> Tuning:
     """Times one token's attention to n_keys keys with other splits and blocks."""
     chosen = pick(DECODE_VARIANTS, device, shape.kv_dtype, shape.head_dim, variant).name
-    allowed = tolerance(chosen, shape.kv_dtype)
+    allowed = ROUNDED_ACTIVATIONS if shape.kv_dtype in QUANTIZED else tolerance(chosen, shape.kv_dtype)
     problem = AttentionProblem.random(
         shape.n_q_heads, shape.n_kv_heads, shape.head_dim, shape.kv_dtype, 1, position=n_keys - 1
     )
-    cache_bytes = 2 * shape.n_kv_heads * n_keys * shape.head_dim * shape.item_bytes
+    cache_bytes = 2 * shape.n_kv_heads * n_keys * shape.row_bytes
     trial = decode_trial(device, problem, copies=max(1, min(64, COLD_BYTES // cache_bytes)))
 
     def measure(label: str, constants: Mapping[str, int]) -> Measurement:

@@ -110,7 +110,7 @@ def _shape(model: str | None, random: str | None, offline: bool, dtype: str, kv_
     """The heads of the model, whose weights need not be loaded, and the KV dtype that it would be loaded with."""
     from llmcl.attention.kernels import CAPACITY_MULTIPLE, AttentionShape
     from llmcl.checkpoint import open_checkpoint
-    from llmcl.ops.dtype import check_dtype
+    from llmcl.ops.dtype import check_kv_dtype
     from llmcl.random_shapes import random_shape_config
 
     if random is not None:
@@ -120,7 +120,7 @@ def _shape(model: str | None, random: str | None, offline: bool, dtype: str, kv_
             config = checkpoint.config
     if kv_dtype == "auto":
         kv_dtype = "float32" if "float32" in (dtype, config.dtype if dtype == "auto" else dtype) else "float16"
-    check_dtype(kv_dtype, "kv_dtype")
+    check_kv_dtype(kv_dtype, config.head_dim)
     return AttentionShape(config.n_q_heads, config.n_kv_heads, config.head_dim, CAPACITY_MULTIPLE, kv_dtype)
 
 

@@ -1,6 +1,6 @@
 // Shared by all kernels: storage types and how they widen to float32, epilogue names, exact helpers.
 //
-// A storage type is named by a build constant (WEIGHT, KV = f32 | f16 | bf16); arithmetic is float32 everywhere.
+// A storage type is named by a build constant (WEIGHT, KV = f32 | f16 | bf16 | q8_0 ...); arithmetic is float32 everywhere.
 // Weights and keys lie in tiles of 16 rows: [rows/16][columns][16], so that 16 lanes read 16 consecutive values
 // and sums over a row need no horizontal addition. A step's position and length live in the buffer `state`.
 
@@ -10,6 +10,7 @@
 typedef float f32_t;
 typedef ushort f16_t;   // half without cl_khr_fp16: storage only, read with the core function vload_half
 typedef ushort bf16_t;  // the upper half of a float32
+typedef uchar q8_0_t;   // blocks: see tiles.cl for weights, kv_cache.cl for keys and values
 
 inline float load1_f32(__global const f32_t* p) { return *p; }
 inline float load1_f16(__global const f16_t* p) { return vload_half(0, (__global const half*)p); }

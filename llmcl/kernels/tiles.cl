@@ -33,7 +33,6 @@
 #define WEIGHT_IS(name) (CAT(ID_, WEIGHT) == ID_##name)
 #define QUANTIZED (CAT(ID_, WEIGHT) >= ID_q8_0)
 
-typedef uchar q8_0_t;
 typedef uchar q4_0_t;
 typedef uchar q4_1_t;
 typedef uchar q5_0_t;

@@ -39,10 +39,11 @@ QUANTIZED = {
 NATIVE = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"} | {q.format: name for name, q in QUANTIZED.items()}
 
 ACTIVATION_DTYPES = ("auto", "float32")
+KV_DTYPES = (*KERNEL_NAMES, "q8_0")
 
 
-def weight_kernel_name(dtype: str) -> str:
-    """`dtype` as the build constant WEIGHT."""
+def kernel_name(dtype: str) -> str:
+    """`dtype` as the build constants WEIGHT and KV."""
     return KERNEL_NAMES.get(dtype, dtype)
 
 
@@ -51,6 +52,23 @@ def tile_bytes(k: int, dtype: str) -> int:
     if dtype in QUANTIZED:
         return k // QUANTIZED[dtype].block * QUANTIZED[dtype].tile_bytes
     return TILE_ROWS * k * ITEM_BYTES[dtype]
+
+
+def kv_row_bytes(head_dim: int, kv_dtype: str) -> int:
+    """Bytes of a key or a value of one head in the cache; 16 of them lie together (kernels/kv_cache.cl)."""
+    return tile_bytes(head_dim, kv_dtype) // TILE_ROWS
+
+
+def check_kv_dtype(kv_dtype: str, head_dim: int) -> str:
+    """Raises UsageError for what no cache can hold, or none for heads of that many dimensions."""
+    if kv_dtype not in KV_DTYPES:
+        raise UsageError(f"kv_dtype is {kv_dtype!r}; expected auto, {', '.join(KV_DTYPES)}")
+    if kv_dtype in QUANTIZED and head_dim % (block := QUANTIZED[kv_dtype].block):
+        raise UsageError(
+            f"the model has a head_dim of {head_dim}, which a {kv_dtype} KV cache cannot hold: it needs a multiple of "
+            f"{block}; use --kv-dtype float16 (kv_dtype)"
+        )
+    return kv_dtype
 
 
 def check_dtype(dtype: str, option: str, *others: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from llmcl.ops import step_state
-from llmcl.ops.dtype import TILE_ROWS, tile_bytes, weight_kernel_name
+from llmcl.ops.dtype import TILE_ROWS, kernel_name, tile_bytes
 from llmcl.ops.step_state import StepState
 from llmcl.ops.variant import local_size
 from llmcl.ops.weight import Weight
@@ -43,7 +43,7 @@ def embed(
             device.launch(
                 "embed.cl",
                 "embed",
-                constants | {"WEIGHT": weight_kernel_name(part.dtype)},
+                constants | {"WEIGHT": kernel_name(part.dtype)},
                 [
                     part.buffer,
                     step.tokens,

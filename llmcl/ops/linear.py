@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from llmcl.ops import step_state
-from llmcl.ops.dtype import QUANTIZED, TILE_ROWS, is_16_bit, tile_bytes, weight_kernel_name
+from llmcl.ops.dtype import QUANTIZED, TILE_ROWS, is_16_bit, kernel_name, tile_bytes
 from llmcl.ops.narrow import NarrowRows, narrow_rows
 from llmcl.ops.step_state import CPU_ROWS_MULTIPLE, StepState
 from llmcl.ops.variant import Variant, largest_divisor, pick, power_of_two_at_most, variants
@@ -56,7 +56,7 @@ def _shape_constants(weight: Weight, part: WeightPart, epilogue: str) -> tuple[d
     rows = min(part.n_tiles * TILE_ROWS // halves, weight.rows // halves - first)
     constants: dict[str, object] = {
         **step_state.CONSTANTS,
-        "WEIGHT": weight_kernel_name(part.dtype),
+        "WEIGHT": kernel_name(part.dtype),
         "K": weight.k,
         "N": rows,
         "N_TILES": part.n_tiles,
@@ -287,7 +287,7 @@ def _prefill_expanded(
     launches = []
     for first in range(0, part.n_tiles, most):
         count = min(most, part.n_tiles - first)
-        constants = {"WEIGHT": weight_kernel_name(part.dtype), "K": weight.k, "LOCAL_SIZE": 256}
+        constants = {"WEIGHT": kernel_name(part.dtype), "K": weight.k, "LOCAL_SIZE": 256}
         items = count * weight.k // 2  # of 4 rows and 8 columns
         launches.append(
             device.launch(

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from llmcl.ops.dtype import NATIVE, QUANTIZED, TILE_ROWS, tile_bytes, weight_kernel_name
+from llmcl.ops.dtype import NATIVE, QUANTIZED, TILE_ROWS, kernel_name, tile_bytes
 from llmcl.runtime.device import Buffer, Device
 
 STAGING_BYTES = 32 << 20
@@ -147,7 +147,7 @@ def load_rows(
                 device.launch(
                     f"{kernel}.cl",
                     kernel,
-                    constants | {"WEIGHT": weight_kernel_name(part.dtype)},
+                    constants | {"WEIGHT": kernel_name(part.dtype)},
                     [staging, part.buffer, flags, *map(np.int32, scalars)],
                     groups=(k // columns, stop - start),
                     local=(1, 1),
@@ -169,7 +169,7 @@ def fill_random(device: Device, weight: Weight, spread: float, seed: int) -> Non
         device.launch(
             "random_weight.cl",
             "random_weight",
-            {"WEIGHT": weight_kernel_name(part.dtype), "K": weight.k, "SPREAD": float(spread)},
+            {"WEIGHT": kernel_name(part.dtype), "K": weight.k, "SPREAD": float(spread)},
             [part.buffer, np.uint64(count), np.uint32(seed + part.first_tile)],
             groups=(device.compute_units * 64,),
             local=(width,),

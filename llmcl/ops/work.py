@@ -14,12 +14,15 @@ def linear_work(weight_bytes: int, rows: int, k: int, outputs: int) -> WorkOf:
     return lambda n, position: Work(weight_bytes + 4 * n * (k + outputs), 2.0 * rows * k * n)
 
 
-def attention_work(n_q_heads: int, n_kv_heads: int, head_dim: int, item_bytes: int) -> WorkOf:
-    """Causal attention of n tokens to the keys before them and to themselves; mods count nothing."""
+def attention_work(n_q_heads: int, n_kv_heads: int, head_dim: int, row_bytes: int) -> WorkOf:
+    """Causal attention of n tokens to the keys before them and to themselves; mods count nothing.
+
+    row_bytes: of a head's key, and of its value.
+    """
 
     def work(n: int, position: int) -> Work:
         pairs = n * position + n * (n + 1) // 2
-        cache = 2 * n_kv_heads * head_dim * item_bytes * (position + n)
+        cache = 2 * n_kv_heads * row_bytes * (position + n)
         return Work(cache + 8 * n * n_q_heads * head_dim, 4.0 * n_q_heads * head_dim * pairs)
 
     return work

@@ -7,6 +7,7 @@ it is itself tested against PyTorch, transformers and gguf. Clarity comes before
 Shapes: n tokens of one call, k the length of a matrix row, kv_len keys in the cache; heads as in the config.
 """
 
+from llmcl.reference.kv_cache import pack_keys, pack_values, unpack_keys, unpack_values
 from llmcl.reference.layers import embed, geglu, linear, qkv_adjust, rms_norm, rope, rope_table, soft_cap, swiglu
 from llmcl.reference.likelihood import kl_divergence, log_likelihood, log_softmax
 from llmcl.reference.model import forward
@@ -23,6 +24,7 @@ from llmcl.reference.storage import (
     TILE_ROWS,
     dequantize,
     from_tiles,
+    quantize_q8_0,
     round_bfloat16,
     round_to,
     to_tiles,
@@ -47,8 +49,11 @@ __all__ = [
     "log_likelihood",
     "log_softmax",
     "noise_bits",
+    "pack_keys",
+    "pack_values",
     "penalize",
     "qkv_adjust",
+    "quantize_q8_0",
     "rms_norm",
     "rope",
     "rope_table",
@@ -62,5 +67,7 @@ __all__ = [
     "swiglu",
     "to_tiles",
     "uniform",
+    "unpack_keys",
+    "unpack_values",
     "unpermute_rope_rows",
 ]

@@ -27,7 +27,7 @@ def forward(
     """Logits of every position: weights by Hugging Face names, token_ids int [n] -> dtype [n, vocab].
 
     dtype: what the results of the ops are stored as (each op computes in float64 whatever it is). kv_dtype:
-    what keys and values are stored as in the cache ("float32", "float16", "bfloat16"; None: as they are), to
+    what keys and values are stored as in the cache ("float32", "float16", "bfloat16", "q8_0"; None: as they are), to
     find the error that a reduced cache costs. Reduced weights: round_to() them before.
     """
 

@@ -24,12 +24,28 @@ def round_bfloat16(x: Array) -> Float32:
     return np.where(np.isnan(x32), x32, rounded.astype(np.uint32).view(np.float32))
 
 
+def quantize_q8_0(x: Array) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
+    """x [..., n], n a multiple of 32 -> q [..., n] and d [..., n/32], so that x is about q d: ggml's Q8_0.
+
+    A group with a value that is not finite has a scale that is not.
+    """
+    groups = np.asarray(x).astype(np.float32).reshape(*x.shape[:-1], -1, 32)
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        d = np.abs(groups).max(axis=-1, keepdims=True) / np.float32(127)
+        scaled = np.nan_to_num(groups * np.where(d > 0, np.float32(1) / d, np.float32(0)), nan=0.0)
+        q = np.trunc(scaled + np.copysign(np.float32(0.5), scaled)).astype(np.int8)  # halves away from zero
+        return q.reshape(x.shape), d[..., 0].astype(np.float16)
+
+
 def round_to(x: Array, dtype: str) -> Float32:
-    """The values after storage as "float32", "float16" or "bfloat16", widened to float32."""
+    """The values after storage as "float32", "float16", "bfloat16" or "q8_0", widened to float32."""
+    if dtype == "q8_0":
+        q, d = quantize_q8_0(x)
+        return (q.reshape(*d.shape, 32).astype(np.float32) * d[..., None].astype(np.float32)).reshape(x.shape)
     if dtype == "bfloat16":
         return round_bfloat16(x)
     if dtype not in ("float16", "float32"):
-        raise UsageError(f"round_to: unknown dtype {dtype!r}; expected float32, float16 or bfloat16")
+        raise UsageError(f"round_to: unknown dtype {dtype!r}; expected float32, float16, bfloat16 or q8_0")
     with np.errstate(over="ignore"):
         return np.asarray(x).astype(dtype).astype(np.float32)
 

@@ -3,7 +3,7 @@
 //   out[h] = softmax(scale q[h] K^T) V over keys 0 .. position, for the GROUP_SIZE query heads h of a KV head
 //
 // qkv      float [N_Q_HEADS + 2 N_KV_HEADS][HEAD_DIM], not rotated      rope  float [HEAD_DIM], from `embed`
-// k_cache  KV [N_KV_HEADS][CAPACITY/16][HEAD_DIM][16]                   v_cache  KV [N_KV_HEADS][CAPACITY][HEAD_DIM]
+// k_cache, v_cache  KV, of N_KV_HEADS heads: see kv_cache.cl
 // part_ml, part_acc  partial states [N_Q_HEADS][N_SPLITS] for `attention_merge`; with N_SPLITS = 1 part_acc is the output
 //
 //            keys 0 ......................... position          index space (N_KV_HEADS, N_SPLITS), local size 1
@@ -18,12 +18,11 @@
 #error "cpu/attention_decode.cl needs the build constants N_Q_HEADS, N_KV_HEADS, CAPACITY, N_SPLITS, SCALE and those of the step state"
 #endif
 #include "cpu/attention_tile.cl"
-#include "rope_row.cl"
-#include "kv_address.cl"
+#include "append_token.cl"
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void attention_decode(__global const float* qkv, __global const float* rope, __global const int* state,
-                      __global CAT(KV, _t)* k_cache, __global CAT(KV, _t)* v_cache,
+                      __global kv_t* k_cache, __global kv_t* v_cache,
                       __global float* part_ml, __global float* part_acc MOD_PARAMS) {
     const int head = get_group_id(0), split = get_group_id(1);
     const int position = state[STATE_POSITION], kv_len = position + 1;
@@ -32,20 +31,11 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
     const int visible_from = first_visible(0, head * ROWS, ROWS, query, kv_len, BLOCK_N MOD_ARGS);
     const int per_split = (kv_len - visible_from + N_SPLITS * BLOCK_N - 1) / (N_SPLITS * BLOCK_N) * BLOCK_N;
     const int first = visible_from + split * per_split, end = min(kv_len, first + per_split);
-    k_cache += (size_t)head * CAPACITY * HEAD_DIM;
-    v_cache += (size_t)head * CAPACITY * HEAD_DIM;
 
-    if (first <= position && position < end) {
-        __global const float* k = qkv + (N_Q_HEADS + head) * HEAD_DIM;
-        __global const float* v = k + N_KV_HEADS * HEAD_DIM;
-        const int row = kv_row(state, position);
-        __global CAT(KV, _t)* k_new = k_cache + (size_t)(row / 16) * HEAD_DIM * 16 + row % 16;
-        __global CAT(KV, _t)* v_new = v_cache + (size_t)row * HEAD_DIM;
-        for (int i = 0; i < HEAD_DIM; ++i) {
-            CAT(store1_, KV)(rope_element(k, rope, i), k_new + i * 16);
-            CAT(store1_, KV)(v[i], v_new + i);
-        }
-    }
+    if (first <= position && position < end)
+        append_token(qkv, rope, k_cache, v_cache, kv_row(state, position), head, 1, 0, 1);
+    k_cache += head * KV_HEAD_SIZE;
+    v_cache += head * KV_HEAD_SIZE;
 
     attention_state attention;
     attention_start(&attention);
@@ -55,14 +45,15 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
         attention.head[r] = head * ROWS + r;
         attention.q_idx[r] = position;
     }
+    round_queries(&attention);
     for (int j = first; j < end; j += BLOCK_N) {
         const int n_keys = min(BLOCK_N, end - j);
         const int seen = tile_class(0, head * ROWS, ROWS, query, j, j + n_keys MOD_ARGS);
         if (seen == TILE_HIDDEN) continue;
         int visible[ROWS];
         for (int r = 0; r < ROWS; ++r) visible[r] = n_keys;
-        const size_t row = kv_row(state, j);
-        attention_tile(&attention, k_cache + row * HEAD_DIM, v_cache + row * HEAD_DIM, n_keys, visible, 0, j,
+        const int row = kv_row(state, j);
+        attention_tile(&attention, KV_TILES_AT(k_cache, row), KV_TILES_AT(v_cache, row), n_keys, visible, 0, j,
                        seen == TILE_MIXED MOD_ARGS);
     }
     for (int r = 0; r < ROWS; ++r) {

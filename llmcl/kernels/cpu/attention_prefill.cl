@@ -6,7 +6,7 @@
 // query sees all N_KEYS keys of the blocks listed for it, those of partial blocks only as far as mask_mod lets it.
 //
 // q        float, see query_address.cl; rotated where the model rotates
-// k_cache  KV [batch][N_KV_HEADS][CAPACITY/16][HEAD_DIM][16]      v_cache  KV [batch][N_KV_HEADS][CAPACITY][HEAD_DIM]
+// k_cache, v_cache  KV, of [batch][N_KV_HEADS] heads: see kv_cache.cl
 // out      float, see query_address.cl
 // lse      float [batch][N_Q_HEADS][n], with LSE: log of the sum of exponentials, -inf for a query that sees no key
 // blocks   int, with BLOCK_LISTS: see block_list.cl
@@ -25,19 +25,18 @@
 #endif
 #include "cpu/attention_tile.cl"
 #include "block_list.cl"
-#include "kv_address.cl"
 #include "query_address.cl"
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
-void attention_prefill(__global const float* q, __global const int* state, __global const CAT(KV, _t)* k_cache,
-                       __global const CAT(KV, _t)* v_cache, __global float* out, __global float* lse,
+void attention_prefill(__global const float* q, __global const int* state, __global const kv_t* k_cache,
+                       __global const kv_t* v_cache, __global float* out, __global float* lse,
                        __global const int* blocks MOD_PARAMS) {
     const int head = get_group_id(0), batch = get_group_id(2);
     const int t0 = (get_num_groups(1) - 1 - get_group_id(1)) * ROWS;  // the longest rows first: short ones fill the end
     const int position = state[STATE_POSITION], n = state[STATE_N_TOKENS];
     const int kv_head = head / (N_Q_HEADS / N_KV_HEADS);
-    k_cache += ((size_t)batch * N_KV_HEADS + kv_head) * CAPACITY * HEAD_DIM;
-    v_cache += ((size_t)batch * N_KV_HEADS + kv_head) * CAPACITY * HEAD_DIM;
+    k_cache += (batch * N_KV_HEADS + kv_head) * KV_HEAD_SIZE;
+    v_cache += (batch * N_KV_HEADS + kv_head) * KV_HEAD_SIZE;
     q += first_query(batch, head, n);
 
     attention_state attention;
@@ -50,6 +49,7 @@ void attention_prefill(__global const float* q, __global const int* state, __glo
         attention.head[r] = head;
         attention.q_idx[r] = position + t;
     }
+    round_queries(&attention);
     int visible[ROWS];
     const int2 rows = (int2)(attention.q_idx[0], attention.q_idx[ROWS - 1]);
 #if BLOCK_LISTS
@@ -61,8 +61,8 @@ void attention_prefill(__global const float* q, __global const int* state, __glo
             const int seen = i < list.n_partial ? tile_class(batch, head, 1, rows, j, j + n_keys MOD_ARGS) : TILE_VISIBLE;
             if (seen == TILE_HIDDEN) continue;
             for (int r = 0; r < ROWS; ++r) visible[r] = n_keys;
-            const size_t row = kv_row(state, j);
-            attention_tile(&attention, k_cache + row * HEAD_DIM, v_cache + row * HEAD_DIM, n_keys, visible, batch, j,
+            const int row = kv_row(state, j);
+            attention_tile(&attention, KV_TILES_AT(k_cache, row), KV_TILES_AT(v_cache, row), n_keys, visible, batch, j,
                            seen == TILE_MIXED MOD_ARGS);
         }
     }
@@ -72,8 +72,8 @@ void attention_prefill(__global const float* q, __global const int* state, __glo
         const int seen = tile_class(batch, head, 1, rows, j, min(j + BLOCK_N, end) MOD_ARGS);
         if (seen == TILE_HIDDEN) continue;
         for (int r = 0; r < ROWS; ++r) visible[r] = clamp(attention.q_idx[r] + 1 - j, 0, BLOCK_N);
-        const size_t row = kv_row(state, j);
-        attention_tile(&attention, k_cache + row * HEAD_DIM, v_cache + row * HEAD_DIM, min(BLOCK_N, end - j), visible,
+        const int row = kv_row(state, j);
+        attention_tile(&attention, KV_TILES_AT(k_cache, row), KV_TILES_AT(v_cache, row), min(BLOCK_N, end - j), visible,
                        batch, j, seen == TILE_MIXED MOD_ARGS);
     }
 #endif

@@ -9,18 +9,19 @@
 // The blocks of a step follow each other while its keys, then its values, are in the first-level cache.
 //
 // Build: KV, HEAD_DIM, ROWS, SCORE_ROWS and VALUE_ROWS (divide ROWS), BLOCK_N (a multiple of 16), DV_TILE (a multiple of 16
-// that divides HEAD_DIM).
+// that divides HEAD_DIM); with KV q8_0 also those of cpu/q8_0_tile.cl.
 #if !defined(KV) || !defined(HEAD_DIM) || !defined(ROWS) || !defined(SCORE_ROWS) || !defined(VALUE_ROWS) || \
     !defined(BLOCK_N) || !defined(DV_TILE)
 #error "cpu/attention_tile.cl needs the build constants KV, HEAD_DIM, ROWS, SCORE_ROWS, VALUE_ROWS, BLOCK_N, DV_TILE"
 #endif
-#include "common.cl"
+#include "kv_cache.cl"
 #include "online_softmax.cl"
 #include "attention_mods.cl"
 
 #define KEY_TILES (BLOCK_N / 16)
 #define COLUMNS (HEAD_DIM / 16)
 #define SLICE (DV_TILE / 16)
+#define SLICE_GROUPS (SLICE % 2 ? SLICE / 2 + 1 : SLICE / 2)  // groups of 32 columns that a slice touches
 #define HALF_TILES ((KEY_TILES + 1) / 2)
 #define ROW_VECTORS ((ROWS + 15) / 16)
 
@@ -39,6 +40,11 @@ typedef struct {
     float16 l[ROWS];           // the sum of exponentials, spread over 16 lanes until the end
     float16 acc[ROWS][COLUMNS];
     int head[ROWS], q_idx[ROWS];  // for the mods
+#if KV_QUANTIZED
+    char q8[ROWS * HEAD_DIM] __attribute__((aligned(4)));  // the queries, rounded: see cpu/q8_0_tile.cl
+    float scale[ROWS][KV_GROUPS];
+    int offset[ROWS][KV_GROUPS];
+#endif
 } attention_state;
 
 inline void attention_start(attention_state* state) {
@@ -74,8 +80,13 @@ inline float16 top_of_lanes(float16 v) {
     return max16(v, v.s123456789abcdef0);
 }
 
+#if KV_QUANTIZED
+#include "cpu/q8_0_tile.cl"
+#else
+inline void round_queries(attention_state* state) {}
+
 // Scores of the first `tiles` (a constant) of the KEY_TILES times 16 keys.
-inline void score_tiles(const attention_state* state, __global const CAT(KV, _t)* k, float16 (*p)[KEY_TILES],
+inline void score_tiles(const attention_state* state, __global const kv_t* k, float16 (*p)[KEY_TILES],
                         const int tiles) {
     for (int r0 = 0; r0 < ROWS; r0 += SCORE_ROWS) {
         float16 s[SCORE_ROWS][KEY_TILES];
@@ -98,6 +109,11 @@ inline void score_tiles(const attention_state* state, __global const CAT(KV, _t)
             for (int t = 0; t < tiles; ++t) p[r0 + r][t] = s[r][t];
     }
 }
+
+inline float16 value16(__global const kv_t* tiles, const int j, const int column) {
+    return CAT(load16_, KV)(tiles + (size_t)j * HEAD_DIM + column);
+}
+#endif
 
 // Makes weights of the scores in the first `tiles` (a constant) of p; shrink: by how much each row's earlier sums shrink.
 inline void weigh_tiles(attention_state* state, float16 (*p)[KEY_TILES], float16* shrink, const int tiles) {
@@ -122,7 +138,7 @@ inline void weigh_tiles(attention_state* state, float16 (*p)[KEY_TILES], float16
     for (int r = 0; r < ROWS; ++r) state->l[r] = state->l[r] * ((const float*)shrink)[r] + sum[r];
 }
 
-inline void add_values(attention_state* state, __global const CAT(KV, _t)* v, const float16 (*p)[KEY_TILES],
+inline void add_values(attention_state* state, __global const kv_t* v, const float16 (*p)[KEY_TILES],
                        const float* shrink, const int n_keys) {
     for (int r0 = 0; r0 < ROWS; r0 += VALUE_ROWS) {
         for (int c = 0; c < COLUMNS; c += SLICE) {
@@ -131,14 +147,27 @@ inline void add_values(attention_state* state, __global const CAT(KV, _t)* v, co
             for (int r = 0; r < VALUE_ROWS; ++r)
 #pragma unroll
                 for (int i = 0; i < SLICE; ++i) acc[r][i] = state->acc[r0 + r][c + i] * shrink[r0 + r];
+#if KV_QUANTIZED
+            float16 scaled[SLICE_GROUPS][VALUE_ROWS][KEY_TILES];  // weights times the values' scales
+            for (int g = 0; g < SLICE_GROUPS; ++g) {
+                for (int t = 0; 16 * t < n_keys; ++t) {
+                    const float16 d = value_scales(v, t, min(c / 2 + g, KV_GROUPS - 1));
+#pragma unroll
+                    for (int r = 0; r < VALUE_ROWS; ++r) scaled[g][r][t] = p[r0 + r][t] * d;
+                }
+            }
+#define WEIGHTS(r, i) scaled[(c + (i)) / 2 - c / 2][r]
+#else
+#define WEIGHTS(r, i) p[r0 + (r)]
+#endif
             for (int j = 0; j < n_keys; ++j) {
                 float16 value[SLICE];
 #pragma unroll
-                for (int i = 0; i < SLICE; ++i) value[i] = CAT(load16_, KV)(v + (size_t)j * HEAD_DIM + (c + i) * 16);
+                for (int i = 0; i < SLICE; ++i) value[i] = value16(v, j, (c + i) * 16);
 #pragma unroll
                 for (int r = 0; r < VALUE_ROWS; ++r)
 #pragma unroll
-                    for (int i = 0; i < SLICE; ++i) acc[r][i] += value[i] * ((const float*)p[r0 + r])[j];
+                    for (int i = 0; i < SLICE; ++i) acc[r][i] += value[i] * ((const float*)WEIGHTS(r, i))[j];
             }
 #pragma unroll
             for (int r = 0; r < VALUE_ROWS; ++r)
@@ -151,7 +180,7 @@ inline void add_values(attention_state* state, __global const CAT(KV, _t)* v, co
 // k, v point at the first key of the tile, which is key `first_key` of the text; n_keys of its BLOCK_N keys exist; row r
 // sees the first visible[r] of them (row 0 the fewest), and of those only what mask_mod lets it see if the tile is `masked`.
 // Keys that do not exist are computed with and discarded, values that do not exist are never read.
-inline void attention_tile(attention_state* state, __global const CAT(KV, _t)* k, __global const CAT(KV, _t)* v,
+inline void attention_tile(attention_state* state, __global const kv_t* k, __global const kv_t* v,
                            const int n_keys, const int* visible, const int batch, const int first_key,
                            const bool masked MOD_PARAMS) {
     const float16 lane = (float16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);

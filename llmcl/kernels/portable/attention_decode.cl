@@ -14,17 +14,15 @@
     !defined(STATE_POSITION)
 #error "portable/attention_decode.cl needs the build constants KV, HEAD_DIM, N_Q_HEADS, N_KV_HEADS, GROUP_SIZE, CAPACITY, N_SPLITS, SCALE, BLOCK_N and those of the step state"
 #endif
-#include "common.cl"
+#include "append_token.cl"
 #include "online_softmax.cl"
 #include "attention_mods.cl"
-#include "rope_row.cl"
-#include "kv_address.cl"
 
 #define COLUMNS ((HEAD_DIM + BLOCK_N - 1) / BLOCK_N)
 
 __kernel __attribute__((reqd_work_group_size(BLOCK_N, 1, 1)))
 void attention_decode(__global const float* qkv, __global const float* rope, __global const int* state,
-                      __global CAT(KV, _t)* k_cache, __global CAT(KV, _t)* v_cache,
+                      __global kv_t* k_cache, __global kv_t* v_cache,
                       __global float* part_ml, __global float* part_acc MOD_PARAMS) {
     __local float q[GROUP_SIZE * HEAD_DIM];
     __local float p[GROUP_SIZE * BLOCK_N];
@@ -36,20 +34,11 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
     const int visible_from = first_visible(0, head * GROUP_SIZE, GROUP_SIZE, query, kv_len, BLOCK_N MOD_ARGS);
     const int per_split = (kv_len - visible_from + N_SPLITS * BLOCK_N - 1) / (N_SPLITS * BLOCK_N) * BLOCK_N;
     const int first = visible_from + split * per_split, end = min(kv_len, first + per_split);
-    k_cache += (size_t)head * CAPACITY * HEAD_DIM;
-    v_cache += (size_t)head * CAPACITY * HEAD_DIM;
 
-    if (first <= position && position < end) {
-        __global const float* k = qkv + (N_Q_HEADS + head) * HEAD_DIM;
-        __global const float* v = k + N_KV_HEADS * HEAD_DIM;
-        const int row = kv_row(state, position);
-        __global CAT(KV, _t)* k_new = k_cache + (size_t)(row / 16) * HEAD_DIM * 16 + row % 16;
-        __global CAT(KV, _t)* v_new = v_cache + (size_t)row * HEAD_DIM;
-        for (int i = lid; i < HEAD_DIM; i += BLOCK_N) {
-            CAT(store1_, KV)(rope_element(k, rope, i), k_new + i * 16);
-            CAT(store1_, KV)(v[i], v_new + i);
-        }
-    }
+    if (first <= position && position < end)
+        append_token(qkv, rope, k_cache, v_cache, kv_row(state, position), head, 1, lid, BLOCK_N);
+    k_cache += head * KV_HEAD_SIZE;
+    v_cache += head * KV_HEAD_SIZE;
     for (int i = lid; i < GROUP_SIZE * HEAD_DIM; i += BLOCK_N)
         q[i] = rope_element(qkv + (head * GROUP_SIZE + i / HEAD_DIM) * HEAD_DIM, rope, i % HEAD_DIM) * SCALE;
     barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
@@ -67,13 +56,14 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
         // Work-items past the last key repeat it: computed, then discarded. (Reading half precision in a branch that
         // not all work-items take gives wrong values with Intel's CPU compiler.)
         const int key = j + min(lid, n_keys - 1);
-        const int row = kv_row(state, j), key_row = row + key - j;
-        __global const CAT(KV, _t)* k = k_cache + (size_t)(key_row / 16) * HEAD_DIM * 16 + key_row % 16;
+        const int row = kv_row(state, j);
+        __global const kv_t* k = KV_TILES_AT(k_cache, row);
+        __global const kv_t* v = KV_TILES_AT(v_cache, row);
         float s[GROUP_SIZE];
         for (int g = 0; g < GROUP_SIZE; ++g) s[g] = 0.0f;
-        for (int d = 0; d < HEAD_DIM; ++d) {
-            const float value = CAT(load1_, KV)(k + d * 16);
-            for (int g = 0; g < GROUP_SIZE; ++g) s[g] += q[g * HEAD_DIM + d] * value;
+        for (int d = 0; d < HEAD_DIM; d += 4) {
+            const float4 value = key4_at(k, key - j, d);
+            for (int g = 0; g < GROUP_SIZE; ++g) s[g] += dot(vload4(0, q + g * HEAD_DIM + d), value);
         }
 #if HAS_SCORE_MOD
         for (int g = 0; g < GROUP_SIZE; ++g) s[g] = score_mod(s[g], 0, head * GROUP_SIZE + g, position, key MOD_ARGS);
@@ -110,7 +100,7 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
             for (int c = 0; c < COLUMNS; ++c) {
                 const int column = lid + c * BLOCK_N;
                 if (column >= HEAD_DIM) continue;
-                const float value = CAT(load1_, KV)(v_cache + (size_t)(row + i) * HEAD_DIM + column);
+                const float value = value_at(v, i, column);
                 for (int g = 0; g < GROUP_SIZE; ++g) acc[g][c] += p[g * BLOCK_N + i] * value;
             }
         }

@@ -10,23 +10,23 @@
 //   BLOCK_M  | S: rows ty + 8a |  -> local P ->  | O: rows ty + 8a |
 //   rows     |    keys tx + 16b|                 |  cols tx + 16c  |
 //            +-----------------+                 +-----------------+
-// Staged in local memory: the queries (float), a tile of keys or of a slice of values (as stored), P (float).
+// Staged in local memory: the queries (float), a tile of keys or of a slice of values (as stored; q8_0 as
+// float), P (float).
 //
 // Index space: groups (N_Q_HEADS, ceil(n / BLOCK_M), batch) of (16, 8).
 // Build: KV, HEAD_DIM, N_KV_HEADS, CAPACITY (a multiple of BLOCK_N), SCALE, BLOCK_LISTS, LSE, those of query_address.cl,
 // BLOCK_M (a multiple of 8), BLOCK_N and DV_TILE (multiples of 16; DV_TILE divides HEAD_DIM).
-// Local memory: 4 BLOCK_M (HEAD_DIM + 1) + BLOCK_N HEAD_DIM sizeof(KV) + 4 BLOCK_M (BLOCK_N + 1) bytes.
+// Local memory: 4 BLOCK_M (HEAD_DIM + 1) + BLOCK_N HEAD_DIM sizeof(KV; float with q8_0) + 4 BLOCK_M (BLOCK_N + 1) bytes.
 // For pages of keys and values see kv_address.cl.
 #if !defined(KV) || !defined(HEAD_DIM) || !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(CAPACITY) || \
     !defined(SCALE) || !defined(BLOCK_M) || !defined(BLOCK_N) || !defined(DV_TILE) || \
     !defined(BLOCK_LISTS) || !defined(LSE) || !defined(STATE_POSITION) || !defined(STATE_N_TOKENS)
 #error "portable/attention_prefill.cl needs the build constants named in its head"
 #endif
-#include "common.cl"
+#include "kv_cache.cl"
 #include "online_softmax.cl"
 #include "attention_mods.cl"
 #include "block_list.cl"
-#include "kv_address.cl"
 #include "query_address.cl"
 
 #define TX 16
@@ -35,19 +35,32 @@
 #define KEYS (BLOCK_N / TX)
 #define COLUMNS (DV_TILE / TX)
 
+// Element i of a run of keys as local memory has them, [keys/16][HEAD_DIM][16]; of DV_TILE columns of values, [values][DV_TILE].
+#if KV_QUANTIZED
+inline float staged_key(__global const kv_t* k, const int i) {
+    const int d = i / 16 % HEAD_DIM;
+    const float4 four = key4_at(k, i / (16 * HEAD_DIM) * 16 + i % 16, d & ~3);
+    return d & 2 ? (d & 1 ? four.w : four.z) : (d & 1 ? four.y : four.x);
+}
+#define staged_value(v, i, slice) value_at(v, (i) / DV_TILE, (slice) + (i) % DV_TILE)
+#else
+#define staged_key(k, i) ((k)[i])
+#define staged_value(v, i, slice) ((v)[(size_t)((i) / DV_TILE) * HEAD_DIM + (slice) + (i) % DV_TILE])
+#endif
+
 __kernel __attribute__((reqd_work_group_size(TX, TY, 1)))
-void attention_prefill(__global const float* queries, __global const int* state, __global const CAT(KV, _t)* k_cache,
-                       __global const CAT(KV, _t)* v_cache, __global float* out, __global float* lse,
+void attention_prefill(__global const float* queries, __global const int* state, __global const kv_t* k_cache,
+                       __global const kv_t* v_cache, __global float* out, __global float* lse,
                        __global const int* blocks MOD_PARAMS) {
     __local float q[BLOCK_M][HEAD_DIM + 1];
-    __local CAT(KV, _t) kv[BLOCK_N * HEAD_DIM];
+    __local CAT(KV_STAGED, _t) kv[BLOCK_N * HEAD_DIM];
     __local float p[BLOCK_M][BLOCK_N + 1];
     const int tx = get_local_id(0), ty = get_local_id(1), lid = ty * TX + tx;
     const int head = get_group_id(0), t0 = get_group_id(1) * BLOCK_M, batch = get_group_id(2);
     const int position = state[STATE_POSITION], n = state[STATE_N_TOKENS];
     const int kv_head = head / (N_Q_HEADS / N_KV_HEADS);
-    k_cache += ((size_t)batch * N_KV_HEADS + kv_head) * CAPACITY * HEAD_DIM;
-    v_cache += ((size_t)batch * N_KV_HEADS + kv_head) * CAPACITY * HEAD_DIM;
+    k_cache += (batch * N_KV_HEADS + kv_head) * KV_HEAD_SIZE;
+    v_cache += (batch * N_KV_HEADS + kv_head) * KV_HEAD_SIZE;
     queries += first_query(batch, head, n);
 
     for (int i = lid; i < BLOCK_M * HEAD_DIM; i += TX * TY) {
@@ -80,17 +93,19 @@ void attention_prefill(__global const float* queries, __global const int* state,
 #endif
             for (int j = keys.x; j < keys.y; j += BLOCK_N) {
                 const int n_keys = min(BLOCK_N, keys.y - j), row = kv_row(state, j);
+                __global const kv_t* k = KV_TILES_AT(k_cache, row);
+                __global const kv_t* v = KV_TILES_AT(v_cache, row);
                 const int seen_as = partial ? tile_class(batch, head, 1, rows, j, j + n_keys MOD_ARGS) : TILE_VISIBLE;
                 if (seen_as == TILE_HIDDEN) continue;
                 barrier(CLK_LOCAL_MEM_FENCE);
-                for (int i = lid; i < BLOCK_N * HEAD_DIM; i += TX * TY) kv[i] = k_cache[(size_t)row * HEAD_DIM + i];
+                for (int i = lid; i < BLOCK_N * HEAD_DIM; i += TX * TY) kv[i] = staged_key(k, i);
                 barrier(CLK_LOCAL_MEM_FENCE);
                 float s[ROWS][KEYS];
                 for (int a = 0; a < ROWS; ++a)
                     for (int b = 0; b < KEYS; ++b) s[a][b] = 0.0f;
                 for (int d = 0; d < HEAD_DIM; ++d) {
                     float key[KEYS];
-                    for (int b = 0; b < KEYS; ++b) key[b] = CAT(local1_, KV)(kv + (b * HEAD_DIM + d) * 16 + tx);
+                    for (int b = 0; b < KEYS; ++b) key[b] = CAT(local1_, KV_STAGED)(kv + (b * HEAD_DIM + d) * 16 + tx);
                     for (int a = 0; a < ROWS; ++a)
                         for (int b = 0; b < KEYS; ++b) s[a][b] += q[ty + TY * a][d] * key[b];
                 }
@@ -113,8 +128,7 @@ void attention_prefill(__global const float* queries, __global const int* state,
                     }
                 }
                 barrier(CLK_LOCAL_MEM_FENCE);
-                for (int i = lid; i < n_keys * DV_TILE; i += TX * TY)
-                    kv[i] = v_cache[(size_t)(row + i / DV_TILE) * HEAD_DIM + slice + i % DV_TILE];
+                for (int i = lid; i < n_keys * DV_TILE; i += TX * TY) kv[i] = staged_value(v, i, slice);
                 for (int a = 0; a < ROWS; ++a) {
                     // The 16 work-items of a row compute its state alike: cheaper than a reduction across them.
                     float top = m[a];
@@ -131,7 +145,7 @@ void attention_prefill(__global const float* queries, __global const int* state,
                 barrier(CLK_LOCAL_MEM_FENCE);
                 for (int i = 0; i < n_keys; ++i) {
                     float value[COLUMNS];
-                    for (int c = 0; c < COLUMNS; ++c) value[c] = CAT(local1_, KV)(kv + i * DV_TILE + tx + TX * c);
+                    for (int c = 0; c < COLUMNS; ++c) value[c] = CAT(local1_, KV_STAGED)(kv + i * DV_TILE + tx + TX * c);
                     for (int a = 0; a < ROWS; ++a) {
                         const float e = p[ty + TY * a][i];
                         l[a] += e;

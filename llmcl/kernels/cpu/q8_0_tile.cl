@@ -1,0 +1,106 @@
+// Scores and values of a q8_0 cache in attention on a CPU: what attention_tile.cl asks for with that KV dtype.
+//
+// With DOT > 0 the queries are rounded to 8 bits, too, 32 dimensions by 32 with a scale each as llama.cpp's, and the processor's
+// 8-bit dot product (cpu/dot4.cl) takes 4 dimensions of 16 keys at once:
+//   q . k[key] = sum over groups: s d[key] sum (q8 (k8 + 128) - 128 q8)        integers within a group, floats across groups
+// With DOT 0 keys are widened to float32 and queries stay as they are. Either way a tile of keys is read front to back, then the
+// next: several streams at once are slower (docs/performance.md).
+//
+// Build: those of attention_tile.cl and DOT.
+#if !defined(DOT)
+#error "cpu/q8_0_tile.cl needs the build constant DOT"
+#endif
+
+// Tiles are a multiple of 32 bytes, not of 64.
+typedef uint key_vector __attribute__((ext_vector_type(16), aligned(32)));
+inline uint16 key_bytes(__global const kv_t* tile, const int group, const int j) {
+    return *(__global const key_vector*)(tile + group * KV_GROUP_SIZE + 32 + 64 * j);
+}
+inline float16 key_scales(__global const kv_t* tile, const int group) {
+    return load16_f16((__global const f16_t*)(tile + group * KV_GROUP_SIZE));
+}
+
+#if DOT
+#include "cpu/dot4.cl"
+
+inline void round_queries(attention_state* state) {
+    for (int r = 0; r < ROWS; ++r) {
+        for (int g = 0; g < KV_GROUPS; ++g) {
+            const float* q = (const float*)state->q[r] + 32 * g;
+            char* q8 = state->q8 + r * HEAD_DIM + 32 * g;
+            const float scale = group_scale(q), inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+            int sum = 0;
+            for (int j = 0; j < 32; ++j) {
+                const int number = round_number(q[j] * inverse);
+                q8[j] = (char)number;
+                sum += number;
+            }
+            state->scale[r][g] = scale;
+            state->offset[r][g] = -128 * sum;
+        }
+    }
+}
+
+inline void score_tiles(const attention_state* state, __global const kv_t* k, float16 (*p)[KEY_TILES], const int tiles) {
+    for (int t = 0; t < tiles; ++t, k += KV_TILE) {
+        for (int r0 = 0; r0 < ROWS; r0 += SCORE_ROWS) {
+            float16 sum[SCORE_ROWS];
+#pragma unroll
+            for (int r = 0; r < SCORE_ROWS; ++r) sum[r] = 0;
+            for (int g = 0; g < KV_GROUPS; ++g) {
+                int16 products[SCORE_ROWS];
+#pragma unroll
+                for (int r = 0; r < SCORE_ROWS; ++r) products[r] = (int16)(state->offset[r0 + r][g]);
+#pragma unroll
+                for (int j = 0; j < 8; ++j) {
+                    const uint16 key = key_bytes(k, g, j);
+#pragma unroll
+                    for (int r = 0; r < SCORE_ROWS; ++r)
+                        products[r] = dot4(products[r], key, ((const int*)(state->q8 + (r0 + r) * HEAD_DIM))[8 * g + j]);
+                }
+                const float16 d = key_scales(k, g);
+#pragma unroll
+                for (int r = 0; r < SCORE_ROWS; ++r) sum[r] += CONVERT16(products[r], float) * (d * state->scale[r0 + r][g]);
+            }
+#pragma unroll
+            for (int r = 0; r < SCORE_ROWS; ++r) p[r0 + r][t] = sum[r];
+        }
+    }
+}
+#else
+inline void round_queries(attention_state* state) {}
+
+inline void score_tiles(const attention_state* state, __global const kv_t* k, float16 (*p)[KEY_TILES], const int tiles) {
+    for (int t = 0; t < tiles; ++t, k += KV_TILE) {
+        for (int r0 = 0; r0 < ROWS; r0 += SCORE_ROWS) {
+            float16 sum[SCORE_ROWS];
+#pragma unroll
+            for (int r = 0; r < SCORE_ROWS; ++r) sum[r] = 0;
+            for (int g = 0; g < KV_GROUPS; ++g) {
+                const float16 d = key_scales(k, g);
+                for (int j = 0; j < 8; ++j) {
+                    const uint16 bytes = key_bytes(k, g, j);
+#pragma unroll
+                    for (int b = 0; b < 4; ++b) {
+                        const float16 key = CONVERT16(as_int16(bytes >> (8 * b) & 0xffu) - 128, float) * d;
+#pragma unroll
+                        for (int r = 0; r < SCORE_ROWS; ++r)
+                            sum[r] += key * ((const float*)state->q[r0 + r])[32 * g + 4 * j + b];
+                    }
+                }
+            }
+#pragma unroll
+            for (int r = 0; r < SCORE_ROWS; ++r) p[r0 + r][t] = sum[r];
+        }
+    }
+}
+#endif
+
+// The numbers of 16 columns of value j, and the scales of 16 values.
+inline float16 value16(__global const kv_t* tiles, const int j, const int column) {
+    __global const kv_t* tile = tiles + j / 16 * KV_TILE + 32 * KV_GROUPS;
+    return CONVERT16(*(__global const char16*)(tile + j % 16 * HEAD_DIM + column), float);
+}
+inline float16 value_scales(__global const kv_t* tiles, const int t, const int group) {
+    return load16_f16((__global const f16_t*)(tiles + t * KV_TILE) + 16 * group);
+}
