@@ -20,6 +20,7 @@ from llmcl.model_weights import MatrixPlan, WeightTypes, load_weights, stored_fo
 from llmcl.runtime.device import Device
 
 SAME = 2e-5  # two orders of summation, both in float32
+FLOAT16 = 5e-3  # NVIDIA's prefill multiplies in float16
 N_HEADS = {"q_proj": 4, "k_proj": 2}
 
 # Perplexity relative to the same weights in float32.
@@ -61,7 +62,8 @@ def test_a_file_of_mixed_formats(hf_files: Any, gguf_files: Any, tmp_path: Path,
 
     ids = [int(i) for i in np.random.default_rng(0).integers(0, 50, 40)]
     expected = logits_of(default_device, path, WeightTypes("float32"), ids)
-    assert relative_error(logits_of(default_device, path, native, ids), expected) < SAME
+    allowed = FLOAT16 if default_device.entry.ptx_arch >= 80 else SAME
+    assert relative_error(logits_of(default_device, path, native, ids), expected) < allowed
     rounded = dataclasses.replace(native, exact_activations=False)
     assert relative_error(logits_of(default_device, path, rounded, ids), expected) < 0.05
 
