@@ -121,7 +121,7 @@ class AttentionProblem:
         shape = self.shape
         caches = np.full((2, shape.n_kv_heads, shape.capacity, shape.head_dim), np.nan, np.float32)
         caches[:, :, :n_cached] = np.stack([self.keys, self.values])[:, :n_cached].swapaxes(1, 2)
-        keys, values = cache_bytes(*caches, shape.kv_dtype)
+        keys, values = cache_bytes(caches[0], caches[1], shape.kv_dtype)
         return device.upload(keys, "trial keys"), device.upload(values, "trial values")
 
 
