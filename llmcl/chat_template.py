@@ -1,7 +1,7 @@
 """Chat templates: the Jinja program in a checkpoint that writes a conversation as the model learned it.
 
 A template comes with the checkpoint and is not trusted: it runs in Jinja's sandbox, sees plain data only, and
-has no loader, so it cannot read a file or include anything.
+has no loader, so it cannot read a file or include anything; its time and the length of its text are limited.
 """
 
 from __future__ import annotations
@@ -42,18 +42,16 @@ def render(
         special_tokens: names such as `bos_token` and their texts.
     Raises:
         UsageError: the messages are malformed, or the template refuses them (its reason is in the message).
-        CheckpointError: the template is malformed or fails.
+        CheckpointError: the template is malformed or fails, or goes beyond the limits of template_sandbox.py.
     """
+    # Jinja takes 50 ms to import, and a program that never meets a template need not wait for it.
+    from llmcl import template_sandbox
+
     compiled = _compiled(template)
     plain = plain_messages(messages)
+    generation: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, "tools": None, "documents": None}
     try:
-        return compiled.render(
-            messages=plain,
-            add_generation_prompt=add_generation_prompt,
-            tools=None,
-            documents=None,
-            **special_tokens,
-        )
+        return template_sandbox.render(compiled, {"messages": plain, **generation, **special_tokens})
     except _RefusedByTemplate as refusal:
         raise UsageError(f"The model's chat template does not accept these messages: {refusal}") from None
     except Exception as error:  # whatever Python operation the template tried: it is a program, not ours
@@ -84,28 +82,16 @@ def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
 
 @lru_cache(maxsize=4)
 def _compiled(template: str) -> Template:
-    # Jinja takes 50 ms to import, and a program that never meets a template need not wait for it.
     import jinja2
-    from jinja2.ext import Extension
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    class GenerationTag(Extension):
-        """`{% generation %}...{% endgeneration %}` marks what to train on; no effect here."""
+    from llmcl.template_sandbox import Sandbox
 
-        tags = {"generation"}  # noqa: RUF012 (Jinja's way to name an extension's tags)
-
-        def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", GenerationTag]
-    )
+    environment = Sandbox()
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     try:
-        return environment.from_string(template)
+        return environment.compiled(template)
     except Exception as error:  # a template nested too deeply is a RecursionError, not a TemplateError
         where = f" in line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
         raise CheckpointError(f"The model's chat template is not valid Jinja{where}: {error}. {_REMEDY}") from error

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from llmcl import chat_template
+from llmcl import chat_template, template_sandbox
 from llmcl.checkpoint import open_checkpoint
 from llmcl.errors import CheckpointError, UnsupportedModelError, UsageError
 from llmcl.gguf_tokenizer import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, build
@@ -634,6 +634,31 @@ def test_chat_template_has_what_transformers_gives_it(template: str, expected: s
 def test_chat_template_cannot_leave_the_sandbox(attack: str) -> None:
     with pytest.raises(CheckpointError, match="chat template failed"):
         render(attack)
+
+
+@pytest.mark.parametrize(
+    ("attack", "message"),
+    [
+        ("{% set r = range(99999) %}" + "{% for a in r %}" * 3 + "{% endfor %}" * 3, "it ran for more than 0.2 s"),
+        ("{% macro f(n) %}{% if n %}{{ f(n - 1) ~ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}", "it ran for more"),
+        ("{% for a in range(999) %}{{ 'x' * 999 }}{% endfor %}", "its text has more than 10000 characters"),
+        ("{{ 'x' * 10 ** 9 }}", r"`\*` would make a value of more than"),
+        ("{{ [[0]] * 999999999 }}", r"`\*` would make a value of more than"),
+        ("{{ 9 ** 999999999 }}", r"`\*\*` would make a value of more than"),
+        ("{{ lipsum(n=999999999) }}", "'lipsum' is undefined"),
+    ],
+)
+def test_chat_template_ends(attack: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_sandbox, "TIME_LIMIT_S", 0.2)
+    monkeypatch.setattr(template_sandbox, "MAX_CHARACTERS", 10000)
+    with pytest.raises(CheckpointError, match=f"chat template failed: .*{message}"):
+        render(attack)
+
+
+def test_chat_template_may_compute() -> None:
+    assert render("{% for a in [2, 3] %}{{ a ** 2 * 1.5 }}{{ '-' * a }}{{ a * [a] }}{% endfor %}") == (
+        "6.0--[2, 2]13.5---[3, 3, 3]"
+    )
 
 
 def test_chat_template_that_is_no_jinja_names_the_line() -> None:
