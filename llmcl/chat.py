@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
 
 from llmcl.errors import UsageError
 from llmcl.generation import Piece
-from llmcl.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from llmcl.llm import LLM
@@ -52,31 +51,18 @@ class Chat:
         text: str,
         *,
         max_tokens: int = 1024,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        repeat_penalty: float = 1.0,
-        seed: int | None = None,
-        stop: str | Sequence[str] = (),
-        ignore_eos: bool = False,
         system_prompt: str | None = None,
+        **options: Any,
     ) -> Generator[Piece, None, None]:
-        """Yields the answer's pieces, as `LLM.stream`; closing the generator keeps what was said so far.
+        """Yields the answer's pieces; closing the generator keeps what was said so far. Options as of `LLM.stream`.
 
         Raises ContextLengthError, and leaves the conversation as it was, if it no longer fits into the context.
         """
         turn = [*self.messages, {"role": "user", "content": text}]
         if system_prompt is not None and not self.messages:
             turn.insert(0, {"role": "system", "content": system_prompt})
-        stream = self._llm._start(
-            self._tokenizer.encode_chat(turn),
-            SamplingParams(temperature, top_k, top_p, min_p, repeat_penalty, seed=seed),
-            max_tokens,
-            stop,
-            ignore_eos,
-            sequence=self._sequence,
-        )
+        ids = self._tokenizer.encode_chat(turn)
+        stream = self._llm.stream(ids, max_tokens=max_tokens, sequence=self._sequence, **options)
         return self._take_turn(turn, stream)
 
     def _take_turn(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -42,6 +43,8 @@ from llmcl.runtime.device import Device
 from llmcl.sampling import SamplingParams
 from llmcl.text import StopMatcher
 from llmcl.tokenizer import Tokenizer
+
+_log = logging.getLogger(__name__)
 
 Message = Mapping[str, str]
 Prompt = str | Sequence[Message] | Sequence[int]
@@ -91,6 +94,15 @@ def load(
     start = time.perf_counter()
     checkpoint = open_checkpoint(model, offline=offline, progress=progress)
     with checkpoint, ThreadPoolExecutor(1) as beside:
+        trained = checkpoint.config.max_position
+        if max_context is not None and max_context > trained:
+            _log.warning(
+                "a context of %d tokens exceeds the %d that %s was trained for, and beyond them its answers may be no "
+                "good; lower it (--ctx-size, max_context)",
+                max_context,
+                trained,
+                model,
+            )
         tokenizer = beside.submit(Tokenizer.from_checkpoint, checkpoint)  # while the device packs the weights
 
         def on_progress(what: str, done: int, total: int) -> None:
@@ -318,22 +330,47 @@ class LLM:
         ignore_eos: bool = False,
         raw: bool = False,
         system_prompt: str | None = None,
+        sequence: KVSequence | None = None,
     ) -> Generator[Piece, None, None]:
         """Yields a Piece for each token as it is made; closing the generator stops the work.
 
         prompt: text, messages [{"role": ..., "content": ...}], or token ids. Sampling parameters: see SamplingParams.
-        stop: strings that end the answer and are not part of it. raw: no chat template.
+        stop: strings that end the answer and are not part of it. raw: no chat template. sequence: the place in the KV
+        cache to go on from (a conversation's); None: an empty context.
 
         Raises (before the first token) ContextLengthError for a prompt longer than the context, UsageError for a value
         out of range.
         """
-        return self._start(
-            self.encode(prompt, raw=raw, system_prompt=system_prompt),
-            SamplingParams(temperature, top_k, top_p, min_p, repeat_penalty, seed=seed),
-            max_tokens,
-            stop,
-            ignore_eos,
+        ids = self.encode(prompt, raw=raw, system_prompt=system_prompt)
+        params = SamplingParams(temperature, top_k, top_p, min_p, repeat_penalty, seed=seed)
+        if not ids:
+            raise UsageError("the prompt has no tokens; expected at least one")
+        if not isinstance(max_tokens, int) or max_tokens < 1:
+            raise UsageError(f"max_tokens is {max_tokens!r}; expected a whole number, 1 or more")
+        if len(ids) > self.max_context:
+            raise ContextLengthError(
+                f"the prompt has {len(ids)} tokens, the context {self.max_context}; shorten the prompt or raise the "
+                "context (--ctx-size, max_context)"
+            )
+        StopMatcher(stop)  # its errors, and those of the ids, now and not at the first token
+        self.model.check_vocabulary(ids)
+        if sequence is None:
+            self.reset()
+        else:
+            self._end_stream()
+            self.model.cache.activate(sequence, ids)
+        self._stream = pieces(
+            self.model,
+            self.tokenizer,
+            ids,
+            params.seeded(),
+            max_tokens=max_tokens,
+            stop=stop,
+            ignore_eos=ignore_eos,
+            reuse_cache=sequence is not None,
+            load_ms=self.load_ms,
         )
+        return self._stream
 
     def generate(self, prompt: Prompt, **options: Any) -> Generation:
         """The whole answer at once; arguments as in `stream`."""
@@ -406,47 +443,6 @@ class LLM:
 
     def _bench_tokens(self, n: int) -> list[int]:
         return [int(i) for i in np.random.default_rng(0).integers(0, self.config.vocab_size, n)]
-
-    # ---- generation ---------------------------------------------------------------------------------
-
-    def _start(
-        self,
-        ids: list[int],
-        params: SamplingParams,
-        max_tokens: int,
-        stop: str | Sequence[str],
-        ignore_eos: bool,
-        *,
-        sequence: KVSequence | None = None,
-    ) -> Generator[Piece, None, None]:
-        if not ids:
-            raise UsageError("the prompt has no tokens; expected at least one")
-        if not isinstance(max_tokens, int) or max_tokens < 1:
-            raise UsageError(f"max_tokens is {max_tokens!r}; expected a whole number, 1 or more")
-        if len(ids) > self.max_context:
-            raise ContextLengthError(
-                f"the prompt has {len(ids)} tokens, the context {self.max_context}; shorten the prompt or raise the "
-                "context (--ctx-size, max_context)"
-            )
-        StopMatcher(stop)  # its errors, and those of the ids, now and not at the first token
-        self.model.check_vocabulary(ids)
-        if sequence is None:
-            self.reset()
-        else:
-            self._end_stream()
-            self.model.cache.activate(sequence, ids)
-        self._stream = pieces(
-            self.model,
-            self.tokenizer,
-            ids,
-            params.seeded(),
-            max_tokens=max_tokens,
-            stop=stop,
-            ignore_eos=ignore_eos,
-            reuse_cache=sequence is not None,
-            load_ms=self.load_ms,
-        )
-        return self._stream
 
     def _end_stream(self) -> None:
         if self._stream is not None:

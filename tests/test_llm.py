@@ -343,6 +343,17 @@ def test_loading_reports_progress_and_the_defaults(default_device: Device, tmp_p
     assert done == sorted(done) and done[-1] == seen[-1][2] > 0
 
 
+def test_a_context_beyond_the_trained_one_is_warned_of(
+    default_device: Device, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = small_config(max_position=128)
+    folder = save_folder(tmp_path / "m", config, random_weights(config, seed=8))
+    for max_context, warned in (None, False), (128, False), (129, True):
+        caplog.clear()
+        llmcl.load(str(folder), device=default_device.entry.index, max_context=max_context).close()
+        assert ("context of 129 tokens exceeds the 128 that" in caplog.text) == warned
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
