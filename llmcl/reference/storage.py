@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from llmcl.checkpoint.formats import BLOCKS as BLOCK_SIZES
 from llmcl.errors import CheckpointError, UnsupportedModelError, UsageError
 from llmcl.reference.arrays import Array, Float32
 
@@ -48,22 +49,6 @@ def round_to(x: Array, dtype: str) -> Float32:
         raise UsageError(f"round_to: unknown dtype {dtype!r}; expected float32, float16, bfloat16 or q8_0")
     with np.errstate(over="ignore"):
         return np.asarray(x).astype(dtype).astype(np.float32)
-
-
-# Format -> (values in a block, bytes in a block).
-BLOCK_SIZES: dict[str, tuple[int, int]] = {
-    "F32": (1, 4),
-    "F16": (1, 2),
-    "BF16": (1, 2),
-    "Q8_0": (32, 34),
-    "Q4_0": (32, 18),
-    "Q4_1": (32, 20),
-    "Q5_0": (32, 22),
-    "Q5_1": (32, 24),
-    "Q4_K": (256, 144),
-    "Q5_K": (256, 176),
-    "Q6_K": (256, 210),
-}
 
 
 def _float16_at(blocks: NDArray[np.uint8], offset: int) -> Float32:
