@@ -26,7 +26,7 @@ demo: $(VENV)/.installed
 
 test: lint
 	@$(BIN)/python tests/check_oclgrind.py
-	@$(ALL_DRIVERS) $(BIN)/python -m pytest
+	@$(ALL_DRIVERS) $(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(VENV)/.installed-test
 	@$(BIN)/ruff check

@@ -76,7 +76,8 @@ def missing(names: list[str]) -> list[str]:
 def pytest_configure(config: pytest.Config) -> None:
     # Compiled kernels are kept between runs, away from the user's own cache.
     own = config.rootpath / ".pytest_cache" / "llmcl"
-    if os.environ.setdefault("LLMCL_CACHE_DIR", str(own)) == str(own):
+    is_worker = hasattr(config, "workerinput")  # one of pytest-xdist's, beside which others are at work
+    if os.environ.setdefault("LLMCL_CACHE_DIR", str(own)) == str(own) and not is_worker:
         shutil.rmtree(own / "findings", ignore_errors=True)  # tuned tiles, excluded kernels: no test is to meet them
 
     # Tests share the processor with others: what they compute and count is not to depend on that.
@@ -103,11 +104,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if not missing(["gpu"]):
-        return
+    """Smaller cases of a `heavy` test remain for software renderers; what they leave out is in the summary."""
+    no_gpu = bool(missing(["gpu"]))
     for item in items:
-        if item.get_closest_marker("gpu"):
+        parameters = getattr(getattr(item, "callspec", None), "params", {})
+        entry = parameters.get("cl_entry")
+        if no_gpu and item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="no GPU found"))
+        heavy = item.get_closest_marker("heavy") or "attention" in item.nodeid
+        if heavy and entry and entry.is_software and parameters.get("variant") == "cpu":
+            item.add_marker(
+                pytest.mark.skip(reason="the CPU form takes a software renderer tens of seconds to compile")
+            )
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

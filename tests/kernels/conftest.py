@@ -12,26 +12,6 @@ from llmcl.runtime.device import Device
 from llmcl.runtime.platforms import find_devices
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "heavy: its CPU form takes a software renderer tens of seconds to compile")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Smaller cases of the same form remain for software renderers; what they leave out is in the run's summary."""
-    for item in items:
-        parameters = getattr(getattr(item, "callspec", None), "params", {})
-        entry = parameters.get("cl_entry")
-        if (
-            entry is not None
-            and entry.is_software
-            and (item.get_closest_marker("heavy") or "attention" in item.nodeid)
-            and parameters["variant"] == "cpu"
-        ):
-            item.add_marker(
-                pytest.mark.skip(reason="the CPU form takes a software renderer tens of seconds to compile")
-            )
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """`variant` is the form of the kernel under test: the NVIDIA forms where such a GPU is among the devices."""
     chosen = any("variant" in marker.args[0] for marker in metafunc.definition.iter_markers("parametrize"))
