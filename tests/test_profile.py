@@ -76,7 +76,7 @@ def test_a_device_that_cannot_take_times(default_device: Device) -> None:
         ProfilingDevice(entry)
 
 
-def test_every_kernel_is_recorded_once(cl_entry: DeviceEntry, tmp_path: Path) -> None:
+def test_every_kernel_is_recorded_once(cl_entry: DeviceEntry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two chunks of prefill and three steps, whose launches the device counts too."""
     shape = tmp_path / "config.json"
     small: dict[str, Any] = {
@@ -87,17 +87,18 @@ def test_every_kernel_is_recorded_once(cl_entry: DeviceEntry, tmp_path: Path) ->
     }
     shape.write_text(json.dumps(small))
     device = ProfilingDevice(cl_entry)
-    with llmcl.load_random(str(shape), device=device, dtype="float32", max_context=600) as llm:
-        result = profile(llm, 520, 3)
+    monkeypatch.setattr("llmcl.model.prefill_chunk", lambda device: 64)
+    with llmcl.load_random(str(shape), device=device, dtype="float32", max_context=100) as llm:
+        result = profile(llm, 72, 3)
     calls = Counter((r.phase, r.name) for r in result.records)
     assert calls["prefill", "attention_prefill"] == 4 and calls["decode", "attention_decode"] == 6
     positions = [r.position for r in result.records if r.name in ("attention_prefill", "attention_decode")]
-    assert positions == [0, 0, 512, 512, 520, 520, 521, 521, 522, 522]
+    assert positions == [0, 0, 64, 64, 72, 72, 73, 73, 74, 74]
     for r in result.records:
         assert 0 < r.start <= r.end and r.work is not None and r.work.nbytes > 0, r
-    (first,) = {r.work for r in result.records if r.name == "attention_decode" and r.position == 520}
-    assert first is not None and first.flops == 4 * 4 * 32 * 521
-    assert [p.n_tokens for p in result.phases] == [520, 3]
+    (first,) = {r.work for r in result.records if r.name == "attention_decode" and r.position == 72}
+    assert first is not None and first.flops == 4 * 4 * 32 * 73
+    assert [p.n_tokens for p in result.phases] == [72, 3]
 
 
 def test_the_command_on_the_demo_model(tmp_path: Path) -> None:
