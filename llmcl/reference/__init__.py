@@ -20,7 +20,7 @@ from llmcl.reference.online_softmax import (
 )
 from llmcl.reference.sampling import gumbel, noise_bits, penalize, sample, sample_scores, sample_threshold, uniform
 from llmcl.reference.storage import (
-    BLOCK_SIZES,
+    BLOCKS,
     TILE_ROWS,
     dequantize,
     from_tiles,
@@ -32,7 +32,7 @@ from llmcl.reference.storage import (
 )
 
 __all__ = [
-    "BLOCK_SIZES",
+    "BLOCKS",
     "TILE_ROWS",
     "attention",
     "attention_decode",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcl.checkpoint.formats import BLOCKS as BLOCK_SIZES
+from llmcl.checkpoint.formats import BLOCKS
 from llmcl.errors import CheckpointError, UnsupportedModelError, UsageError
 from llmcl.reference.arrays import Array, Float32
 
@@ -127,9 +127,9 @@ def dequantize(format: str, data: NDArray[np.uint8]) -> Float32:
     Bit for bit what ggml defines: each product and sum is rounded to float32, none is contracted to a fused
     multiply-add. Raises UnsupportedModelError for an unknown format, CheckpointError for a broken block.
     """
-    if format not in BLOCK_SIZES:
-        raise UnsupportedModelError(f"tensor format {format!r} is not one of {', '.join(BLOCK_SIZES)}")
-    values, size = BLOCK_SIZES[format]
+    if format not in BLOCKS:
+        raise UnsupportedModelError(f"tensor format {format!r} is not one of {', '.join(BLOCKS)}")
+    values, size = BLOCKS[format]
     rows, row_bytes = data.shape
     if row_bytes % size:
         raise CheckpointError(f"rows of {row_bytes} bytes are no multiple of the {size} bytes of a {format} block")

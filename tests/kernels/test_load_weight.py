@@ -15,7 +15,7 @@ from llmcl.ops.dtype import TILE_ROWS
 from llmcl.ops.weight import Weight, WeightPart, alloc_weight, load_rows, weight_bytes
 from llmcl.runtime.device import Device
 
-FORMATS = tuple(reference.BLOCK_SIZES)
+FORMATS = tuple(reference.BLOCKS)
 small = pytest.mark.oclgrind
 
 
