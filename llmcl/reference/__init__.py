@@ -7,6 +7,7 @@ it is itself tested against PyTorch, transformers and gguf. Clarity comes before
 Shapes: n tokens of one call, k the length of a matrix row, kv_len keys in the cache; heads as in the config.
 """
 
+from llmcl.checkpoint.formats import BLOCKS
 from llmcl.reference.kv_cache import pack_keys, pack_values, unpack_keys, unpack_values
 from llmcl.reference.layers import embed, geglu, linear, qkv_adjust, rms_norm, rope, rope_table, soft_cap, swiglu
 from llmcl.reference.likelihood import kl_divergence, log_likelihood, log_softmax
@@ -20,7 +21,6 @@ from llmcl.reference.online_softmax import (
 )
 from llmcl.reference.sampling import gumbel, noise_bits, penalize, sample, sample_scores, sample_threshold, uniform
 from llmcl.reference.storage import (
-    BLOCKS,
     TILE_ROWS,
     dequantize,
     from_tiles,
