@@ -418,6 +418,7 @@ void sample_select(__global const float2* candidates, __global const float2* bes
         if (l >= threshold) keep_better(&score, &token, score_of(l, candidate, temperature, keys), candidate);
     }
     token = as_int(reduce_best(score, token, (__local float2*)scratch).y);
+    barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);  // all have read what is written now
     for (int i = lid; i <= BINS; i += LOCAL_SIZE) bins[i] = 0;
     if (lid == 0) {
         sampling[SAMPLING_THRESHOLD] = as_int(threshold);
