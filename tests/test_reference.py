@@ -216,7 +216,7 @@ def test_round_bfloat16_takes_every_float_dtype_and_shape() -> None:
 
 
 def test_round_to_refuses_an_unknown_dtype() -> None:
-    with pytest.raises(UsageError, match=r"int8.*float32, float16 or bfloat16"):
+    with pytest.raises(UsageError, match=r"int8.*float32, float16, bfloat16 or q8_0"):
         reference.round_to(np.zeros(3), "int8")
 
 

@@ -41,11 +41,12 @@ def bind_mods(device: Device, score_mod: TracedMod | None, mask_mod: TracedMod |
         scalar.append(_function(mod, 1).replace("\n", " "))
         wide.append(_function(mod, 16).replace("\n", " "))
         if kind == "mask":
-            head += (
-                f"#define MASK_PER_HEAD {int('h' in mod.depends)}\n{MASK_RANGE}"
-                "inline int mask_block(const int b, const int h, const int q_first, const int q_last, "
+            head += f"#define MASK_PER_HEAD {int('h' in mod.depends)}\n"
+            block = (
+                f"{MASK_RANGE}inline int mask_block(const int b, const int h, const int q_first, const int q_last, "
                 f"const int kv_first, const int kv_last MOD_PARAMS) {{\n{block_test(mod)}\n}}\n"
             )
+            scalar.append(block.replace("\n", " "))
     hooks = f"#define SCALAR_MODS {' '.join(scalar)}\n#define WIDE_MODS {' '.join(wide)}\n"
     return Mods(f"#define MOD_PARAMS {params}\n#define MOD_ARGS {args}\n{hooks}{head}", tuple(buffers))
 

@@ -5,8 +5,8 @@
 //
 // Source: Dong et al., "Flex Attention" (2024). The host traces Python functions into these and puts them in front of
 // the program, with HAS_SCORE_MOD or HAS_MASK_MOD; MOD_PARAMS and MOD_ARGS hand through the arrays that they look up;
-// SCALAR_MODS holds score_mod and mask_mod, WIDE_MODS score_mod16 and mask_mod16, the same for 16 keys, for a kernel that
-// wants them.
+// SCALAR_MODS holds score_mod, mask_mod and mask_block, WIDE_MODS score_mod16 and mask_mod16, the same for 16 keys, for a
+// kernel that wants them.
 #ifndef HAS_SCORE_MOD
 #define HAS_SCORE_MOD 0
 #endif
@@ -19,9 +19,7 @@
 #endif
 
 #if HAS_SCORE_MOD || HAS_MASK_MOD
-#define tanh tanh1  // of common.cl: the library's takes several times as long on a GPU
 SCALAR_MODS
-#undef tanh
 #endif
 
 #define TILE_HIDDEN 0   // no query of the tile sees a key of it: it is not visited

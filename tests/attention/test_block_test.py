@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from llmcl.attention import and_masks, masks, or_masks
 from llmcl.attention.mods import bind_mods, trace_mods
 from llmcl.runtime.device import Device
+from llmcl.runtime.program import read_source
 
 LENGTH, BLOCK_Q, BLOCK_KV = 160, 8, 32
 documents = np.repeat(np.arange(8, dtype=np.int32), 20)
@@ -28,6 +29,7 @@ FIXED: dict[str, Any] = {
     "floats": lambda b, h, q, k: (q - k) * 0.5 < 20.0,
     # Bounds of a block leave int32, which no value does.
     "large": lambda b, h, q, k: np.maximum(q - k, 0) * (200 - np.maximum(q - k, 0)) * 200_000 < 1_900_000_000,
+    "tanh": lambda b, h, q, k: q - k < 30 * np.tanh(h / 4),
     "where": lambda b, h, q, k: np.where(q < 80, k, -abs(q - k)) >= np.maximum(10, -30 + 8 * h),
 }
 DECIDES = {"causal", "window", "prefix", "documents", "table"}
@@ -40,7 +42,8 @@ def classes(device: Device, mod: Any, b: int, h: int) -> tuple[np.ndarray, np.nd
     mods = bind_mods(device, None, traced)
     n_q, n_kv = LENGTH // BLOCK_Q, LENGTH // BLOCK_KV
     out = device.zeros(4 * n_q * n_kv, "classes")
-    source = f"""{mods.prelude}
+    source = f"""{mods.prelude}{read_source("common.cl")}
+    SCALAR_MODS
     __kernel void classify(__global int* out, const int b, const int h MOD_PARAMS) {{
         const int q = get_global_id(0) * {BLOCK_Q}, kv = get_global_id(1) * {BLOCK_KV};
         out[get_global_id(0) * {n_kv} + get_global_id(1)] =
