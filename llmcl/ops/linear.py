@@ -11,7 +11,7 @@ from llmcl.ops.step_state import CPU_ROWS_MULTIPLE, StepState
 from llmcl.ops.variant import Variant, largest_divisor, pick, power_of_two_at_most, variants
 from llmcl.ops.weight import Weight, WeightPart
 from llmcl.ops.work import linear_work, once, per_token
-from llmcl.runtime.device import Buffer, Device, KernelArg, Launch, WorkOf
+from llmcl.runtime.device import Buffer, Device, Groups, KernelArg, Launch, WorkOf
 
 DECODE_VARIANTS = variants("linear_decode", nvidia=lambda dtype, k: is_16_bit(dtype))
 PREFILL_VARIANTS = variants(
@@ -190,86 +190,71 @@ def linear_prefill(
     weight [rows, k]; x float32 [n, k]; out float32 [n, rows] ([n, rows / 2] with a gate); epilogue as in linear_decode.
     NarrowRows only where `narrow_dtype` of the weight is theirs, and as `out` not to be added to.
     """
-    x_rows, out_rows = (rows.buffer if isinstance(rows, NarrowRows) else rows for rows in (x, out))
     launches = []
     for part in weight.parts:
         chosen = prefill_variant(device, part.dtype, weight.k, variant)
         if chosen.name == "nvidia" and part.dtype in QUANTIZED:
             launches += _prefill_expanded(device, weight, part, x, out, step, epilogue)
-            continue
-        constants, first = _shape_constants(weight, part, epilogue)
-        constants["OUT_STRIDE"] = weight.rows // (2 if epilogue in GATES else 1)
-        if chosen.name != "hopper" and (isinstance(x, NarrowRows) or isinstance(out, NarrowRows)):
-            raise TypeError(f"the {chosen.name} form of linear_prefill takes and leaves float32 rows")
-        args: list[KernelArg] = [part.buffer, x_rows, out_rows, step.state, first]
-        n_tiles = part.n_tiles
-        if chosen.name == "cpu" and part.dtype in QUANTIZED and (dot := _dot_form(device, weight)):
-            launches += _prefill_int8(device, weight, part, constants, dot, args, step, _work(weight, part, epilogue))
-        elif chosen.name == "cpu" and part.dtype == "bfloat16" and (dot := _bf16_dot_form(device, weight)):
-            launches += _prefill_bf16(device, weight, part, constants, dot, args, step, _work(weight, part, epilogue))
-        elif chosen.name == "cpu":
-            columns = _cpu_tile_columns(n_tiles, epilogue)
-            constants |= {
-                "TILE_COLS": columns,
-                "TILE_TOKENS": CPU_TILE_TOKENS[columns],
-                "GROUP_TOKENS": CPU_GROUP_TOKENS,
-            }
-            launches.append(
-                device.launch(
-                    chosen.file,
-                    "linear_prefill",
-                    constants,
-                    args,
-                    groups=lambda n, tiles=n_tiles // columns: (tiles, -(-n // CPU_GROUP_TOKENS)),  # type: ignore[misc]
-                    local=(1, 1),
-                    work=_work(weight, part, epilogue),
-                )
-            )
-        elif chosen.name == "hopper":
-            if not isinstance(x, NarrowRows):
-                launches += narrow_rows(device, x, weight.k, part.dtype, step, blocks=True)
-                args[1] = step.narrowed_rows(weight.k)
-            constants["NARROW_OUT"] = isinstance(out, NarrowRows)
-            units = -(-n_tiles // HOPPER_TILES)
-            launches.append(
-                device.launch(
-                    chosen.file,
-                    "linear_prefill",
-                    constants,
-                    args,
-                    groups=lambda n, tiles=units: (min(device.compute_units, -(-n // 128) * tiles),),  # type: ignore[misc]
-                    local=(256,),
-                    work=_work(weight, part, epilogue),
-                )
-            )
-        elif chosen.name == "nvidia":
-            launches += narrow_rows(device, x_rows, weight.k, part.dtype, step, blocks=False)
-            args[1] = step.narrowed_rows(weight.k)
-            constants["WARP_TILES"] = NVIDIA_WARP_TILES
-            launches.append(
-                device.launch(
-                    chosen.file,
-                    "linear_prefill",
-                    constants,
-                    args,
-                    groups=lambda n, tiles=-(-n_tiles // 8): (-(-n // 128), tiles),  # type: ignore[misc]
-                    local=(512 // NVIDIA_WARP_TILES, 1),
-                    work=_work(weight, part, epilogue),
-                )
-            )
         else:
-            launches.append(
-                device.launch(
-                    chosen.file,
-                    "linear_prefill",
-                    constants,
-                    args,
-                    groups=lambda n, tiles=-(-n_tiles // 4): (tiles, -(-n // 64)),  # type: ignore[misc]
-                    local=(16, 16),
-                    work=_work(weight, part, epilogue),
-                )
-            )
+            launches += _prefill_part(device, weight, part, chosen, x, out, step, epilogue)
     return launches
+
+
+def _prefill_part(
+    device: Device,
+    weight: Weight,
+    part: WeightPart,
+    chosen: Variant,
+    x: Buffer | NarrowRows,
+    out: Buffer | NarrowRows,
+    step: StepState,
+    epilogue: str,
+) -> list[Launch]:
+    """The product with one part of a weight as it is stored, after the launches that bring `x` into the form's type."""
+    if chosen.name != "hopper" and (isinstance(x, NarrowRows) or isinstance(out, NarrowRows)):
+        raise TypeError(f"the {chosen.name} form of linear_prefill takes and leaves float32 rows")
+    x_rows, out_rows = (rows.buffer if isinstance(rows, NarrowRows) else rows for rows in (x, out))
+    constants, first = _shape_constants(weight, part, epilogue)
+    constants["OUT_STRIDE"] = weight.rows // (2 if epilogue in GATES else 1)
+    file, n_tiles = chosen.file, part.n_tiles
+    rows: list[KernelArg] = [x_rows]
+    launches: list[Launch] = []
+    groups: Groups
+    local: tuple[int, ...]
+    if chosen.name == "cpu":
+        if part.dtype in QUANTIZED and (dot := _dot_form(device, weight)):
+            file, rows = "cpu/linear_prefill_int8.cl", [*step.quantized_rows(weight.k)]
+            constants["DOT"] = dot
+            rounding = {name: constants[name] for name in ("WEIGHT", "K", "DOT")}
+            launches = _round_rows(device, "quantize_rows", rounding, [x_rows, *rows], per_token(5.5 * weight.k))
+            columns, tile_tokens, group_tokens = _gate_columns(epilogue), INT8_TILE_TOKENS[dot], INT8_GROUP_TOKENS
+        elif part.dtype == "bfloat16" and (dot := _bf16_dot_form(device, weight)):
+            file, rows = "cpu/linear_prefill_bf16.cl", [step.narrowed_rows(weight.k)]
+            constants["DOT"] = dot
+            launches = _round_rows(device, "narrow_rows", {"K": weight.k}, [x_rows, *rows], per_token(6.0 * weight.k))
+            columns, tile_tokens, group_tokens = _gate_columns(epilogue), BF16_TILE_TOKENS[dot], CPU_ROWS_MULTIPLE
+        else:
+            columns = _cpu_tile_columns(n_tiles, epilogue)
+            tile_tokens, group_tokens = CPU_TILE_TOKENS[columns], CPU_GROUP_TOKENS
+        constants |= {"TILE_COLS": columns, "TILE_TOKENS": tile_tokens, "GROUP_TOKENS": group_tokens}
+        groups, local = lambda n: (n_tiles // columns, -(-n // group_tokens)), (1, 1)
+    elif chosen.name == "hopper":
+        if not isinstance(x, NarrowRows):
+            launches = narrow_rows(device, x, weight.k, part.dtype, step, blocks=True)
+            rows = [step.narrowed_rows(weight.k)]
+        constants["NARROW_OUT"] = isinstance(out, NarrowRows)
+        units = -(-n_tiles // HOPPER_TILES)
+        groups, local = lambda n: (min(device.compute_units, -(-n // 128) * units),), (256,)
+    elif chosen.name == "nvidia":
+        launches = narrow_rows(device, x_rows, weight.k, part.dtype, step, blocks=False)
+        rows = [step.narrowed_rows(weight.k)]
+        constants["WARP_TILES"] = NVIDIA_WARP_TILES
+        groups, local = lambda n: (-(-n // 128), -(-n_tiles // 8)), (512 // NVIDIA_WARP_TILES, 1)
+    else:
+        groups, local = lambda n: (-(-n_tiles // 4), -(-n // 64)), (16, 16)
+    args: list[KernelArg] = [part.buffer, *rows, out_rows, step.state, first]
+    work = _work(weight, part, epilogue)
+    return [*launches, device.launch(file, "linear_prefill", constants, args, groups=groups, local=local, work=work)]
 
 
 def _prefill_expanded(
@@ -313,90 +298,15 @@ def _work(weight: Weight, part: WeightPart, epilogue: str) -> WorkOf:
     return linear_work(part.buffer.nbytes, rows, weight.k, outputs)
 
 
-def _prefill_int8(
-    device: Device,
-    weight: Weight,
-    part: WeightPart,
-    constants: dict[str, object],
-    dot: int,
-    args: list[KernelArg],
-    step: StepState,
-    work: WorkOf,
+def _round_rows(
+    device: Device, kernel: str, constants: dict[str, object], args: list[KernelArg], work: WorkOf
 ) -> list[Launch]:
-    """The product with activations rounded to 8 bits: one launch rounds, one multiplies. args: of linear_prefill."""
-    buffer, x, *rest = args
-    xq, records = step.quantized_rows(weight.k)
-    columns = 2 if constants["EPILOGUE"] == EPILOGUES["swiglu"] else 1
-    rounding = {name: constants[name] for name in ("WEIGHT", "K")} | {"DOT": dot}
-    constants = constants | {
-        "DOT": dot,
-        "TILE_COLS": columns,
-        "TILE_TOKENS": INT8_TILE_TOKENS[dot],
-        "GROUP_TOKENS": INT8_GROUP_TOKENS,
-    }
-    return [
-        device.launch(
-            "cpu/quantize_rows.cl",
-            "quantize_rows",
-            rounding,
-            [x, xq, records],
-            groups=lambda n: (n,),
-            local=(1,),
-            work=per_token(5.5 * weight.k),
-        ),
-        device.launch(
-            "cpu/linear_prefill_int8.cl",
-            "linear_prefill",
-            constants,
-            [buffer, xq, records, *rest],
-            groups=lambda n: (part.n_tiles // columns, -(-n // INT8_GROUP_TOKENS)),
-            local=(1, 1),
-            work=work,
-        ),
-    ]
+    """Rounds the activations for a product of the CPU form: kernels/cpu/quantize_rows.cl or narrow_rows.cl."""
+    return [device.launch(f"cpu/{kernel}.cl", kernel, constants, args, groups=lambda n: (n,), local=(1,), work=work)]
 
 
-def _prefill_bf16(
-    device: Device,
-    weight: Weight,
-    part: WeightPart,
-    constants: dict[str, object],
-    dot: int,
-    args: list[KernelArg],
-    step: StepState,
-    work: WorkOf,
-) -> list[Launch]:
-    """The product with activations rounded to bfloat16: one launch rounds, one multiplies. args: of linear_prefill."""
-    buffer, x, *rest = args
-    narrowed = step.narrowed_rows(weight.k)
-    columns = 2 if constants["EPILOGUE"] == EPILOGUES["swiglu"] else 1
-    del constants["WEIGHT"]
-    constants |= {
-        "DOT": dot,
-        "TILE_COLS": columns,
-        "TILE_TOKENS": BF16_TILE_TOKENS[dot],
-        "GROUP_TOKENS": CPU_ROWS_MULTIPLE,
-    }
-    return [
-        device.launch(
-            "cpu/narrow_rows.cl",
-            "narrow_rows",
-            {"K": weight.k},
-            [x, narrowed],
-            groups=lambda n: (n,),
-            local=(1,),
-            work=per_token(6.0 * weight.k),
-        ),
-        device.launch(
-            "cpu/linear_prefill_bf16.cl",
-            "linear_prefill",
-            constants,
-            [buffer, narrowed, *rest],
-            groups=lambda n: (part.n_tiles // columns, -(-n // CPU_ROWS_MULTIPLE)),
-            local=(1, 1),
-            work=work,
-        ),
-    ]
+def _gate_columns(epilogue: str) -> int:
+    return 2 if epilogue in GATES else 1
 
 
 def _cpu_tile_columns(n_tiles: int, epilogue: str) -> int:
