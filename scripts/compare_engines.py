@@ -21,6 +21,7 @@ from llmcl.errors import LlmclError, UsageError
 ROOT = Path(__file__).resolve().parent.parent
 CHILD = Path(__file__).with_name("compare_child.py")
 SHAPE_1B = "llama-3.2-1b"
+TOP_1_TARGET = 0.98  # share of positions with the same likeliest token
 
 
 class ChildError(LlmclError):
@@ -91,6 +92,10 @@ class Child:
 
 LlamaPython = Annotated[
     str, opt.measurement("--llama-python", metavar="PATH", help="A Python with llama-cpp-python; left out: this one.")
+]
+Formats = Annotated[
+    str,
+    opt.measurement("--formats", metavar="NAME,...", help="llama.cpp's names; the files are made by its quantiser."),
 ]
 Work = Annotated[
     Path | None,

@@ -22,9 +22,11 @@ import typer
 from compare_engines import (
     ROOT,
     SHAPE_1B,
+    TOP_1_TARGET,
     Child,
     ChildError,
     Engines,
+    Formats,
     LlamaPython,
     Work,
     check_llama_python,
@@ -51,7 +53,6 @@ TARGETS: dict[tuple[str, str], dict[str, float]] = {
     (SHAPE_1B, "Q4_0"): {"decode": 1.3, "prefill": 2.0},
     (SHAPE_1B, "Q8_0"): {"decode": 1.3, "prefill": 2.0},
 }
-TOP_1_TARGET = 0.98
 FIRST_TOKEN_TARGET_S = 1.0  # Q4_0 of smollm2
 MEMORY_FACTOR, MEMORY_BYTES = 1.3, 350_000_000  # of `generate`: factor of the file's size, and what comes on top
 
@@ -282,12 +283,7 @@ def compare_llama_cpp(
             "-m", "--model", metavar="NAME|FILE", help="smollm2, a GGUF file, or a shape: " + SHAPE_1B + "."
         ),
     ] = "smollm2",
-    formats: Annotated[
-        str,
-        opt.measurement(
-            "--formats", metavar="NAME,...", help="llama.cpp's names; the files are made by its quantiser."
-        ),
-    ] = "Q4_0,Q4_K_M,Q8_0,BF16",
+    formats: Formats = "Q4_0,Q4_K_M,Q8_0,BF16",
     llama_python: LlamaPython = sys.executable,
     text: Annotated[
         Path | None,

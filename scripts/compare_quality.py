@@ -17,7 +17,9 @@ from typing import Annotated, Any
 
 import typer
 from compare_engines import (
+    TOP_1_TARGET,
     Engines,
+    Formats,
     LlamaPython,
     Work,
     check_llama_python,
@@ -35,7 +37,7 @@ from llmcl.cli import options as opt
 from llmcl.cli.command import TYPER_SETTINGS, Command, run
 
 WINDOW = 512
-WITHIN_FLOAT32, WITHIN_8_BIT, TOP_1_TARGET = 0.003, 0.01, 0.98
+WITHIN_FLOAT32, WITHIN_8_BIT = 0.003, 0.01
 F32 = 0  # of ggml_type
 
 EPILOG = """\b
@@ -141,12 +143,7 @@ def compare_quality(
     model: Annotated[
         str, opt.measurement("-m", "--model", metavar="NAME|FILE", help="smollm2 or a GGUF file.")
     ] = "smollm2",
-    formats: Annotated[
-        str,
-        opt.measurement(
-            "--formats", metavar="NAME,...", help="llama.cpp's names; the files are made by its quantiser."
-        ),
-    ] = "Q8_0,Q4_0,Q4_1,Q5_0,Q5_1,Q4_K_S,Q5_K_S,Q6_K,Q4_K_M",
+    formats: Formats = "Q8_0,Q4_0,Q4_1,Q5_0,Q5_1,Q4_K_S,Q5_K_S,Q6_K,Q4_K_M",
     llama_python: LlamaPython = sys.executable,
     positions: Annotated[
         int, opt.measurement("--positions", metavar="N", min=1, help="Tokens of the text to score.")
