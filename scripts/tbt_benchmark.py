@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from llmcl import benchmark
 from llmcl.cli import options as opt
 from llmcl.cli.command import TYPER_SETTINGS, Command, run
-from llmcl.cli.loading import progress_bar
+from llmcl.cli.loading import load_model
+from llmcl.cli.option_groups import LoadingOrRandom, with_groups
 from llmcl.errors import UsageError
 
 EPILOG = """\b
@@ -27,6 +28,7 @@ of bandwidth   GB/s over that of a streaming read measured in the same run
 TBT            time between two tokens on the host; stalls: above twice the median"""
 
 
+@with_groups
 def tbt_benchmark(
     model: opt.OptionalModel = None,
     random: opt.RandomShape = None,
@@ -64,12 +66,7 @@ def tbt_benchmark(
             help="Room for the longest test; left out: just that.",
         ),
     ] = None,
-    offline: opt.Offline = False,
-    device: opt.Device = None,
-    dtype: opt.DtypeOfAny = "auto",
-    quantize: opt.Quantize = None,
-    activation_dtype: opt.ActivationDtype = "auto",
-    kv_dtype: opt.KvDtype = "auto",
+    loading: LoadingOrRandom = LoadingOrRandom(),
     format: Annotated[
         str,
         typer.Option(
@@ -108,22 +105,9 @@ def tbt_benchmark(
         temperature=temp,
         repetitions=repetitions,
     )
-    check_request(plan, model, random, quantize, ctx_size, plot, output)
-    import llmcl
-
-    settings: dict[str, Any] = {
-        "device": device,
-        "dtype": dtype,
-        "activation_dtype": activation_dtype,
-        "kv_dtype": kv_dtype,
-        "max_context": ctx_size or plan.context_tokens(),
-    }
-    if random is not None:
-        llm = llmcl.load_random(random, **settings)
-    else:
-        with progress_bar(quiet=False) as progress:
-            llm = llmcl.load(str(model), offline=offline, progress=progress, quantize=quantize, **settings)
-    with llm:
+    check_request(plan, model, random, loading.quantize, ctx_size, plot, output)
+    context = ctx_size or plan.context_tokens()
+    with load_model(model, loading, random=random, ctx_size=context, quiet=False) as llm:
         result = benchmark.run(llm, plan, note=lambda text: print(text, file=sys.stderr, flush=True))
     text = benchmark.format_rows(result.rows, format)
     if output is None:

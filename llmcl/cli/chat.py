@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from llmcl.cli import options as opt
 from llmcl.cli.answer import Answer, show
 from llmcl.cli.loading import load_model
+from llmcl.cli.option_groups import Loading, Sampling, with_groups
 from llmcl.errors import ContextLengthError
 
 if TYPE_CHECKING:
@@ -22,48 +23,21 @@ HELP = """\
 A backslash at the end of a line continues the message on the next. Ctrl-C stops an answer."""
 
 
+@with_groups
 def chat(
     model: opt.Model,
     system_prompt: opt.SystemPrompt = None,
-    max_tokens: opt.MaxTokens = 1024,
-    temp: opt.Temperature = 0.0,
-    top_k: opt.TopK = 0,
-    top_p: opt.TopP = 1.0,
-    min_p: opt.MinP = 0.0,
-    repeat_penalty: opt.RepeatPenalty = 1.0,
-    seed: opt.Seed = None,
-    stop: opt.Stop = None,
-    ignore_eos: opt.IgnoreEos = False,
+    sampling: Sampling = Sampling(max_tokens=1024),
     ctx_size: opt.ContextSize = None,
-    offline: opt.Offline = False,
-    device: opt.Device = None,
-    dtype: opt.Dtype = "auto",
-    quantize: opt.Quantize = None,
-    activation_dtype: opt.ActivationDtype = "auto",
-    kv_dtype: opt.KvDtype = "auto",
+    loading: Loading = Loading(),
     kv_page_size: opt.KvPageSize = None,
     combo: opt.Combo = None,
     quiet: opt.Quiet = False,
     verbose: opt.Verbose = False,
 ) -> None:
     """Talk with a model; /help lists what can be typed. From a pipe, each line is one message."""
-    request: dict[str, Any] = opt.sampling(
-        max_tokens, temp, top_k, top_p, min_p, repeat_penalty, seed, stop, ignore_eos, quiet=quiet
-    )
-    request["system_prompt"] = system_prompt
-    with load_model(
-        model,
-        device=device,
-        dtype=dtype,
-        quantize=quantize,
-        activation_dtype=activation_dtype,
-        kv_dtype=kv_dtype,
-        ctx_size=ctx_size,
-        kv_page_size=kv_page_size,
-        offline=offline,
-        quiet=quiet,
-        combo=combo,
-    ) as llm:
+    request = sampling.arguments(quiet=quiet) | {"system_prompt": system_prompt}
+    with load_model(model, loading, ctx_size=ctx_size, kv_page_size=kv_page_size, combo=combo, quiet=quiet) as llm:
         if not quiet:
             print("/help lists the commands", file=sys.stderr)
         converse(llm.chat(), request)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -13,6 +13,7 @@ from llmcl import json_text
 from llmcl.cli import options as opt
 from llmcl.cli.answer import show
 from llmcl.cli.loading import load_model
+from llmcl.cli.option_groups import Loading, Sampling, with_groups
 from llmcl.errors import UsageError
 
 Prompt = Annotated[
@@ -41,6 +42,7 @@ Raw = Annotated[
 ]
 
 
+@with_groups
 def generate(
     ctx: typer.Context,
     model: opt.Model,
@@ -48,22 +50,9 @@ def generate(
     file: PromptFile = None,
     raw: Raw = False,
     system_prompt: opt.SystemPrompt = None,
-    max_tokens: opt.MaxTokens = 256,
-    temp: opt.Temperature = 0.0,
-    top_k: opt.TopK = 0,
-    top_p: opt.TopP = 1.0,
-    min_p: opt.MinP = 0.0,
-    repeat_penalty: opt.RepeatPenalty = 1.0,
-    seed: opt.Seed = None,
-    stop: opt.Stop = None,
-    ignore_eos: opt.IgnoreEos = False,
+    sampling: Sampling = Sampling(),
     ctx_size: opt.ContextSize = None,
-    offline: opt.Offline = False,
-    device: opt.Device = None,
-    dtype: opt.Dtype = "auto",
-    quantize: opt.Quantize = None,
-    activation_dtype: opt.ActivationDtype = "auto",
-    kv_dtype: opt.KvDtype = "auto",
+    loading: Loading = Loading(),
     kv_page_size: opt.KvPageSize = None,
     combo: opt.Combo = None,
     format: opt.Format = "text",
@@ -78,23 +67,8 @@ def generate(
     text = read_prompt(prompt, file)
     if raw and system_prompt is not None:
         raise UsageError("--raw leaves out the chat template, so --system-prompt has no place: give one of the two")
-    request: dict[str, Any] = opt.sampling(
-        max_tokens, temp, top_k, top_p, min_p, repeat_penalty, seed, stop, ignore_eos, quiet=quiet
-    )
-    request |= {"raw": raw, "system_prompt": system_prompt}
-    with load_model(
-        model,
-        device=device,
-        dtype=dtype,
-        quantize=quantize,
-        activation_dtype=activation_dtype,
-        kv_dtype=kv_dtype,
-        ctx_size=ctx_size,
-        kv_page_size=kv_page_size,
-        offline=offline,
-        quiet=quiet,
-        combo=combo,
-    ) as llm:
+    request = sampling.arguments(quiet=quiet) | {"raw": raw, "system_prompt": system_prompt}
+    with load_model(model, loading, ctx_size=ctx_size, kv_page_size=kv_page_size, combo=combo, quiet=quiet) as llm:
         if format == "json":
             result = llm.generate(text, **request)
             print(

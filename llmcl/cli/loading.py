@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from llmcl.cli.option_groups import Loading
     from llmcl.llm import LLM
     from llmcl.model_weights import Progress as ProgressCallback
     from llmcl.runtime.device import Device
@@ -36,30 +37,26 @@ def progress_bar(quiet: bool) -> Iterator[ProgressCallback | None]:
 
 def load_model(
     model: str | None,
+    loading: Loading,
     *,
     random: str | None = None,
-    device: Device | str | None,
-    dtype: str,
-    quantize: str | None = None,
-    activation_dtype: str = "auto",
-    kv_dtype: str,
+    device: Device | None = None,
     ctx_size: int | None,
     kv_page_size: int | None = None,
-    offline: bool,
-    quiet: bool,
     combo: str | None = None,
+    quiet: bool,
 ) -> LLM:
     """`llmcl.load` with a progress bar, or `llmcl.load_random` of the shape `random`.
 
-    Says on standard error what was loaded and where it runs.
+    device: in place of the one that `loading` names. Says on standard error what was loaded and where it runs.
     """
     import llmcl
 
     settings: dict[str, Any] = {
-        "device": device,
-        "dtype": dtype,
-        "activation_dtype": activation_dtype,
-        "kv_dtype": kv_dtype,
+        "device": device or loading.device,
+        "dtype": loading.dtype,
+        "activation_dtype": loading.activation_dtype,
+        "kv_dtype": loading.kv_dtype,
         "max_context": ctx_size,
         "kv_page_tokens": kv_page_size,
     }
@@ -71,7 +68,9 @@ def load_model(
         llm = llmcl.load_random(random, **settings)
     else:
         with progress_bar(quiet) as progress:
-            llm = llmcl.load(str(model), offline=offline, progress=progress, quantize=quantize, **settings)
+            llm = llmcl.load(
+                str(model), offline=loading.offline, progress=progress, quantize=loading.quantize, **settings
+            )
     if not quiet:
         print(f"model: {llm.model_name}, {llm.dtype}, context of {llm.max_context} tokens", file=sys.stderr)
         print(f"device: {llm.device.entry.label}", file=sys.stderr)

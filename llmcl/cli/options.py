@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
-import secrets
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
@@ -207,7 +205,7 @@ Seed = Annotated[
 ]
 Stop = Annotated[
     list[str] | None,
-    typer.Option(  # its variable is read in `stop_strings`: typer would split it at spaces
+    typer.Option(  # its variable is read in `option_groups`: typer would split it at spaces
         "--stop",
         metavar="TEXT",
         rich_help_panel=SAMPLING_PANEL,
@@ -358,42 +356,3 @@ def check_model_or_random(model: str | None, random: str | None, quantize: str |
         raise UsageError("give one of -m/--model NAME_OR_PATH and --random SHAPE")
     if random is not None and quantize is not None:
         raise UsageError(f"--quantize is for models that are loaded; for random weights give --dtype {quantize}")
-
-
-def stop_strings(given: list[str] | None, environment: str | None) -> tuple[str, ...]:
-    """The stop strings of the command line, or else the one of LLMCL_STOP; none may be empty."""
-    stops = tuple(given) if given else (environment,) if environment else ()
-    if "" in stops:
-        raise typer.BadParameter("'' given, expected at least one character", param_hint="'--stop'")
-    return stops
-
-
-def sampling(
-    max_tokens: int,
-    temp: float,
-    top_k: int,
-    top_p: float,
-    min_p: float,
-    repeat_penalty: float,
-    seed: int | None,
-    stop: list[str] | None,
-    ignore_eos: bool,
-    *,
-    quiet: bool,
-) -> dict[str, Any]:
-    """The arguments of `LLM.stream`; a seed drawn here is reported, so that the run can be repeated."""
-    if seed is None and temp > 0:
-        seed = secrets.randbelow(2**32)
-        if not quiet:
-            print(f"seed: {seed} (--seed {seed} draws the same tokens again)", file=sys.stderr)
-    return {
-        "max_tokens": max_tokens,
-        "temperature": temp,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "repeat_penalty": repeat_penalty,
-        "seed": seed,
-        "stop": stop_strings(stop, os.environ.get("LLMCL_STOP")),
-        "ignore_eos": ignore_eos,
-    }

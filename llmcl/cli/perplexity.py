@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from llmcl import json_text
 from llmcl.cli import options as opt
 from llmcl.cli.generate import read_prompt
 from llmcl.cli.loading import load_model
+from llmcl.cli.option_groups import Loading, with_groups
 
 if TYPE_CHECKING:
     from llmcl.llm import LLM
@@ -71,6 +73,7 @@ ReferenceDtype = Annotated[
 ]
 
 
+@with_groups
 def perplexity(
     model: opt.Model,
     file: TextFile = None,
@@ -78,12 +81,7 @@ def perplexity(
     chunks: Chunks = None,
     reference: Reference = None,
     reference_dtype: ReferenceDtype = None,
-    offline: opt.Offline = False,
-    device: opt.Device = None,
-    dtype: opt.Dtype = "auto",
-    quantize: opt.Quantize = None,
-    activation_dtype: opt.ActivationDtype = "auto",
-    kv_dtype: opt.KvDtype = "auto",
+    loading: Loading = Loading(),
     format: opt.Format = "text",
     quiet: opt.Quiet = False,
     verbose: opt.Verbose = False,
@@ -92,25 +90,13 @@ def perplexity(
     text = read_prompt(None if file is not None else "-", file)
     with ExitStack() as stack:
 
-        def loaded(name: str, dtype: str) -> LLM:
-            return stack.enter_context(
-                load_model(
-                    name,
-                    device=device,
-                    dtype=dtype,
-                    quantize=quantize,
-                    activation_dtype=activation_dtype,
-                    kv_dtype=kv_dtype,
-                    ctx_size=ctx_size,
-                    offline=offline,
-                    quiet=quiet,
-                )
-            )
+        def loaded(name: str, how: Loading) -> LLM:
+            return stack.enter_context(load_model(name, how, ctx_size=ctx_size, quiet=quiet))
 
-        llm = loaded(model, dtype)
+        llm = loaded(model, loading)
         other = None
         if reference is not None or reference_dtype is not None:
-            other = loaded(reference or model, reference_dtype or "auto")
+            other = loaded(reference or model, replace(loading, dtype=reference_dtype or "auto"))
         from llmcl.perplexity import perplexity as measure
 
         with scoring_bar(quiet) as progress:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from llmcl.cli import options as opt
+from llmcl.cli.option_groups import LoadingOrRandom, with_groups
 from llmcl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ OutputDir = Annotated[
 ]
 
 
+@with_groups
 def profile(
     model: opt.OptionalModel = None,
     random: opt.RandomShape = None,
@@ -48,12 +50,7 @@ def profile(
         int,
         opt.measurement("-n", "--n-gen", metavar="N", parser=opt.whole(0), help="Tokens to decode after them."),
     ] = 64,
-    offline: opt.Offline = False,
-    device: opt.Device = None,
-    dtype: opt.DtypeOfAny = "auto",
-    quantize: opt.Quantize = None,
-    activation_dtype: opt.ActivationDtype = "auto",
-    kv_dtype: opt.KvDtype = "auto",
+    loading: LoadingOrRandom = LoadingOrRandom(),
     combo: opt.Combo = None,
     output_dir: OutputDir = Path("."),
     quiet: opt.Quiet = False,
@@ -63,7 +60,7 @@ def profile(
 
     The tables go to standard output; every launch goes to two files in the output folder.
     """
-    opt.check_model_or_random(model, random, quantize)
+    opt.check_model_or_random(model, random, loading.quantize)
     check_output_dir(output_dir)
     from llmcl.cli.loading import load_model
     from llmcl.profiling import profile as run
@@ -71,16 +68,12 @@ def profile(
 
     with load_model(
         model,
+        loading,
         random=random,
-        device=ProfilingDevice.open(device),
-        dtype=dtype,
-        quantize=quantize,
-        activation_dtype=activation_dtype,
-        kv_dtype=kv_dtype,
+        device=ProfilingDevice.open(loading.device),
         ctx_size=n_prompt + n_gen + 1,
-        offline=offline,
-        quiet=quiet,
         combo=combo,
+        quiet=quiet,
     ) as llm:
         result = run(llm, n_prompt, n_gen)
         label = llm.device.entry.label

@@ -1,0 +1,96 @@
+"""Groups of options that commands share: a parameter whose default is a group stands for the options in it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import secrets
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from typing import Any, get_type_hints
+
+import typer
+
+from llmcl.cli import options as opt
+
+
+def with_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """A decorator of commands: typer sees the options of each group, the command the group of their values."""
+    signature = inspect.signature(command, eval_str=True)
+    parameters: list[inspect.Parameter] = []
+    groups: dict[str, Any] = {}
+    for parameter in signature.parameters.values():
+        group = parameter.default
+        if not is_dataclass(group):
+            parameters.append(parameter)
+            continue
+        groups[parameter.name] = group
+        annotations = get_type_hints(type(group), include_extras=True)
+        for field in fields(group):
+            values = {"default": getattr(group, field.name), "annotation": annotations[field.name]}
+            parameters.append(parameter.replace(name=field.name, **values))
+
+    @functools.wraps(command)
+    def called(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = type(group)(**{field.name: given.pop(field.name) for field in fields(group)})
+        command(**given)
+
+    called.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return called
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen and when an answer ends."""
+
+    max_tokens: opt.MaxTokens = 256
+    temp: opt.Temperature = 0.0
+    top_k: opt.TopK = 0
+    top_p: opt.TopP = 1.0
+    min_p: opt.MinP = 0.0
+    repeat_penalty: opt.RepeatPenalty = 1.0
+    seed: opt.Seed = None
+    stop: opt.Stop = None
+    ignore_eos: opt.IgnoreEos = False
+
+    def arguments(self, *, quiet: bool) -> dict[str, Any]:
+        """Those of `LLM.stream`; a seed drawn here is reported, so that the run can be repeated."""
+        given = asdict(self)
+        given["temperature"] = given.pop("temp")
+        given["stop"] = _stop_strings(self.stop, os.environ.get("LLMCL_STOP"))
+        if self.seed is None and self.temp > 0:
+            seed = given["seed"] = secrets.randbelow(2**32)
+            if not quiet:
+                print(f"seed: {seed} (--seed {seed} draws the same tokens again)", file=sys.stderr)
+        return given
+
+
+def _stop_strings(given: list[str] | None, environment: str | None) -> tuple[str, ...]:
+    """The stop strings of the command line, or else the one of LLMCL_STOP; none may be empty."""
+    stops = tuple(given) if given else (environment,) if environment else ()
+    if "" in stops:
+        raise typer.BadParameter("'' given, expected at least one character", param_hint="'--stop'")
+    return stops
+
+
+@dataclass(frozen=True)
+class Loading:
+    """Where a model runs and how its numbers are held."""
+
+    offline: opt.Offline = False
+    device: opt.Device = None
+    dtype: opt.Dtype = "auto"
+    quantize: opt.Quantize = None
+    activation_dtype: opt.ActivationDtype = "auto"
+    kv_dtype: opt.KvDtype = "auto"
+
+
+@dataclass(frozen=True)
+class LoadingOrRandom(Loading):
+    """The same where --random can stand for a model."""
+
+    dtype: opt.DtypeOfAny = "auto"
