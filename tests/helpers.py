@@ -47,6 +47,24 @@ def small_config(**changes: Any) -> ModelConfig:
     return ModelConfig(**(values | changes))
 
 
+def gemma2_config(windows: tuple[int | None, ...]) -> ModelConfig:
+    """A small Gemma 2, which has more of what sets families apart than any other. windows: of its layers."""
+    return small_config(
+        architecture="gemma2",
+        n_layers=len(windows),
+        head_dim=48,
+        tie_embeddings=True,
+        post_norms=True,
+        activation="gelu_tanh",
+        norm_offset=1.0,
+        embedding_scale=8.0,
+        attention_scale=40.0**-0.5,
+        attention_soft_cap=2.0,
+        logit_soft_cap=3.0,
+        windows=windows,
+    )
+
+
 def model_configs() -> dict[str, ModelConfig]:
     """The variations every implementation of the model is judged on, by name.
 

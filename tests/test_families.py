@@ -13,7 +13,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import random_weights, relative_error, save_folder, small_config, transformers_logits, transformers_model
+from helpers import (
+    gemma2_config,
+    random_weights,
+    relative_error,
+    save_folder,
+    small_config,
+    transformers_logits,
+    transformers_model,
+)
 
 import llmcl
 from llmcl import reference
@@ -35,20 +43,7 @@ FAMILIES: dict[str, ModelConfig] = {
         architecture="qwen2", qkv_bias=True, n_q_heads=4, head_dim=16, n_layers=3, windows=(None, WINDOW, WINDOW)
     ),
     "qwen3": small_config(architecture="qwen3", qk_norm=True, n_q_heads=6, n_kv_heads=2, hidden_size=96),
-    "gemma2": small_config(
-        architecture="gemma2",
-        n_layers=3,
-        head_dim=48,
-        tie_embeddings=True,
-        post_norms=True,
-        activation="gelu_tanh",
-        norm_offset=1.0,
-        embedding_scale=8.0,
-        attention_scale=40.0**-0.5,
-        attention_soft_cap=2.0,
-        logit_soft_cap=3.0,
-        windows=(WINDOW, None, WINDOW),
-    ),
+    "gemma2": gemma2_config(windows=(WINDOW, None, WINDOW)),
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import random_weights, save_folder, small_config
+from helpers import gemma2_config, random_weights, save_folder, small_config
 
 import llmcl
 from llmcl.attention.masks import alibi
@@ -21,20 +21,7 @@ from llmcl.ops.weight import alloc_weight, fill_random
 from llmcl.runtime import one_launch
 from llmcl.runtime.device import Device
 
-GEMMA2 = small_config(
-    architecture="gemma2",
-    n_layers=2,
-    head_dim=48,
-    tie_embeddings=True,
-    post_norms=True,
-    activation="gelu_tanh",
-    norm_offset=1.0,
-    embedding_scale=8.0,
-    attention_scale=40.0**-0.5,
-    attention_soft_cap=2.0,
-    logit_soft_cap=3.0,
-    windows=(20, None),
-)
+GEMMA2 = gemma2_config(windows=(20, None))
 QWEN2 = small_config(
     architecture="qwen2", qkv_bias=True, n_q_heads=4, head_dim=64, hidden_size=256, intermediate_size=512
 )
