@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 NONE = 0  # no form works
+PROBE = "cpu/dot_probe.cl"
 
 
 def _bytes(rng: np.random.Generator) -> tuple[Any, Any, Any]:
@@ -44,20 +45,21 @@ def _bfloat16(rng: np.random.Generator) -> tuple[Any, Any, Any]:
 
 @dataclass(frozen=True)
 class DotProduct:
-    """An instruction. probe: the kernel that tries it. intel, pocl: values of its build constant DOT, fastest first.
+    """An instruction, which adds up `width` products in each lane.
 
-    case: (w, x, sums [16]) from random numbers, as the probe takes and gives them.
+    intel, pocl: values of the build constant DOT that stand for it, fastest first.
+    case: (w, x, sums [16]) from random numbers, as kernels/cpu/dot_probe.cl takes and gives them.
     """
 
     name: str
-    probe: str
+    width: int
     intel: tuple[int, ...]
     pocl: tuple[int, ...]
     case: Callable[[np.random.Generator], tuple[Any, Any, Any]]
 
 
-INT8 = DotProduct("vpdpbusd", "dot_probe", intel=(1,), pocl=(2, 3), case=_bytes)  # kernels/cpu/dot4.cl
-BFLOAT16 = DotProduct("vdpbf16ps", "dot2_probe", intel=(1,), pocl=(2,), case=_bfloat16)  # kernels/cpu/dot2.cl
+INT8 = DotProduct("vpdpbusd", 4, intel=(1,), pocl=(2, 3), case=_bytes)  # kernels/cpu/dot4.cl
+BFLOAT16 = DotProduct("vdpbf16ps", 2, intel=(1,), pocl=(2,), case=_bfloat16)  # kernels/cpu/dot2.cl
 
 
 def dot_product(entry: DeviceEntry, wanted: DotProduct) -> int:
@@ -73,7 +75,8 @@ def dot_product(entry: DeviceEntry, wanted: DotProduct) -> int:
         "dot_product",
         entry,
         _processor(),
-        read_source(f"cpu/{wanted.probe}.cl"),
+        wanted.name,
+        read_source(PROBE),
         answer=lambda: next((form for form in forms if succeeds(__name__, entry, wanted.name, str(form))), NONE),
     )
 
@@ -96,13 +99,13 @@ def _probe(entry: DeviceEntry, wanted: DotProduct, form: int) -> bool:
 
     context = cl.Context([entry.device])
     queue = cl.CommandQueue(context)
-    program = cl.Program(context, read_source(f"cpu/{wanted.probe}.cl"))
-    program.build(["-cl-std=CL1.2", f"-DDOT={form}"], cache_dir=False)  # type: ignore[arg-type]
+    program = cl.Program(context, read_source(PROBE))
+    program.build(["-cl-std=CL1.2", f"-DWIDTH={wanted.width}", f"-DDOT={form}"], cache_dir=False)  # type: ignore[arg-type]
     w, x, expected = wanted.case(np.random.default_rng(form))
     out = np.zeros_like(expected)
     flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
     buffers = [cl.Buffer(context, flags, hostbuf=array) for array in (w, x, out)]
-    getattr(program, wanted.probe)(queue, (1,), (1,), *buffers)
+    program.dot_probe(queue, (1,), (1,), *buffers)
     cl.enqueue_copy(queue, out, buffers[2])
     return bool(np.array_equal(out, expected))
 

@@ -1,15 +1,24 @@
-// out[lane] = sum_i w[i][lane][0..3] . x[i][0..3], i < 64: does dot4 work here? Run in a child process only.
-// w  uchar [64][16][4]     x  char [64][4]     out  int [16]     One work-item. Build: DOT.
-#ifndef DOT
-#error "cpu/dot_probe.cl needs the build constant DOT"
+// out[lane] = sum_i w[i][lane] . x[i], i < 64: does dot4 (WIDTH 4) or dot2 (WIDTH 2) work here? Run in a child process only.
+// w  uchar or bfloat16 [64][16][WIDTH]     x  char or bfloat16 [64][WIDTH]     out  int or float [16]
+// One work-item. Build: WIDTH, DOT (cpu/dot4.cl, cpu/dot2.cl).
+#if !defined(WIDTH) || !defined(DOT)
+#error "cpu/dot_probe.cl needs the build constants WIDTH, DOT"
 #endif
+#if WIDTH == 4
 #include "cpu/dot4.cl"
+#define DOT_OF_LANES dot4
+typedef int16 sums_t;
+#else
+#include "cpu/dot2.cl"
+#define DOT_OF_LANES dot2
+typedef float16 sums_t;
+#endif
 
-__kernel void dot_probe(__global const uint16* w, __global const int* x, __global int16* out) {
-    int16 a = 0, b = 0;
+__kernel void dot_probe(__global const uint16* w, __global const int* x, __global sums_t* out) {
+    sums_t a = 0, b = 0;
     for (int i = 0; i < 64; i += 2) {
-        a = dot4(a, w[i], x[i]);
-        b = dot4(b, w[i + 1], x[i + 1]);
+        a = DOT_OF_LANES(a, w[i], x[i]);
+        b = DOT_OF_LANES(b, w[i + 1], x[i + 1]);
     }
     *out = a + b;
 }
