@@ -14,6 +14,7 @@
 #error "log_likelihood.cl needs the build constants VOCAB, LOCAL_SIZE"
 #endif
 #include "common.cl"
+#include "reduce.cl"
 
 #define PIECES (VOCAB / 8)
 #define TAIL (PIECES * 8)
@@ -30,47 +31,7 @@ inline float top8(float8 v) {
     return fmax(b.x, b.y);
 }
 
-inline float all_sum(float v, __local float* scratch, const int lid) {
-#if LOCAL_SIZE > 1
-    barrier(CLK_LOCAL_MEM_FENCE);
-    scratch[lid] = v;
-    for (int width = LOCAL_SIZE / 2; width > 0; width /= 2) {
-        barrier(CLK_LOCAL_MEM_FENCE);
-        if (lid < width) scratch[lid] += scratch[lid + width];
-    }
-    barrier(CLK_LOCAL_MEM_FENCE);
-    v = scratch[0];
-#endif
-    return v;
-}
-
-inline float all_max(float v, __local float* scratch, const int lid) {
-#if LOCAL_SIZE > 1
-    barrier(CLK_LOCAL_MEM_FENCE);
-    scratch[lid] = v;
-    for (int width = LOCAL_SIZE / 2; width > 0; width /= 2) {
-        barrier(CLK_LOCAL_MEM_FENCE);
-        if (lid < width) scratch[lid] = fmax(scratch[lid], scratch[lid + width]);
-    }
-    barrier(CLK_LOCAL_MEM_FENCE);
-    v = scratch[0];
-#endif
-    return v;
-}
-
-inline int all_min(int v, __local int* scratch, const int lid) {
-#if LOCAL_SIZE > 1
-    barrier(CLK_LOCAL_MEM_FENCE);
-    scratch[lid] = v;
-    for (int width = LOCAL_SIZE / 2; width > 0; width /= 2) {
-        barrier(CLK_LOCAL_MEM_FENCE);
-        if (lid < width) scratch[lid] = min(scratch[lid], scratch[lid + width]);
-    }
-    barrier(CLK_LOCAL_MEM_FENCE);
-    v = scratch[0];
-#endif
-    return v;
-}
+REDUCE(reduce_min, int, min)
 
 // log sum_i exp(row[i] - top), where top is the row's maximum.
 inline float log_sum(__global const float* row, const float top, __local float* scratch, const int lid) {
@@ -78,7 +39,7 @@ inline float log_sum(__global const float* row, const float top, __local float* 
     for (int i = lid; i < PIECES; i += LOCAL_SIZE) sums += exp(vload8(i, row) - top);
     float sum = sum8(sums);
     for (int i = TAIL + lid; i < VOCAB; i += LOCAL_SIZE) sum += exp(row[i] - top);
-    return log(all_sum(sum, scratch, lid));
+    return log(reduce_sum(sum, scratch, lid));
 }
 
 inline float row_top(__global const float* row, __local float* scratch, const int lid) {
@@ -86,7 +47,7 @@ inline float row_top(__global const float* row, __local float* scratch, const in
     for (int i = lid; i < PIECES; i += LOCAL_SIZE) tops = fmax(tops, vload8(i, row));
     float top = top8(tops);
     for (int i = TAIL + lid; i < VOCAB; i += LOCAL_SIZE) top = fmax(top, row[i]);
-    return all_max(top, scratch, lid);
+    return reduce_max(top, scratch, lid);
 }
 
 inline int first_index_of(__global const float* row, const float value, __local int* scratch, const int lid) {
@@ -96,7 +57,7 @@ inline int first_index_of(__global const float* row, const float value, __local 
             for (found = 8 * i; row[found] != value;) ++found;
     for (int i = TAIL + lid; i < VOCAB && found == VOCAB; i += LOCAL_SIZE)
         if (row[i] == value) found = i;
-    return all_min(found, scratch, lid);
+    return reduce_min(found, scratch, lid);
 }
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
@@ -130,7 +91,7 @@ void kl_divergence(__global const float* reference, __global const float* logits
         const float p = reference[i] - top_p - log_p;
         sum += exp(p) * (p - (logits[i] - top_q - log_q));
     }
-    sum = all_sum(sum, scratch, lid);
+    sum = reduce_sum(sum, scratch, lid);
     const int best_p = first_index_of(reference, top_p, indices, lid);
     const int best_q = first_index_of(logits, top_q, indices, lid);
     if (lid == 0) out[t] = (float2)(sum, best_p == best_q ? 1.0f : 0.0f);

@@ -24,6 +24,7 @@
 #error "sample.cl needs the build constants VOCAB, LOCAL_SIZE, N_GROUPS and those of the step state"
 #endif
 #include "common.cl"
+#include "reduce.cl"
 
 inline float penalized(__global const float* logits, __global const int* last_seen, __global const int* sampling,
                        const int position, const int i) {
@@ -60,27 +61,12 @@ inline uint key_of(float x) {
 
 inline float value_of(uint key) { return as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key); }
 
-#define REDUCE(name, type, join)                                                     \
-    inline type name(const type v, __local type* scratch, const int lid) {           \
-        barrier(CLK_LOCAL_MEM_FENCE);                                                \
-        scratch[lid] = v;                                                            \
-        for (int width = LOCAL_SIZE / 2; width > 0; width /= 2) {                    \
-            barrier(CLK_LOCAL_MEM_FENCE);                                            \
-            if (lid < width) scratch[lid] = join(scratch[lid], scratch[lid + width]); \
-        }                                                                            \
-        barrier(CLK_LOCAL_MEM_FENCE);                                                \
-        return scratch[0];                                                           \
-    }
-#define SUM_OF(a, b) ((a) + (b))
-REDUCE(reduce_max, float, fmax)
-REDUCE(reduce_sum, float, SUM_OF)
 REDUCE(reduce_sum_ulong, ulong, SUM_OF)
 
 // Bins of logits by the upper 11 bits of their keys: sign, exponent, and a quarter of a power of two.
 #define BIN_SHIFT 21
 #define BINS 2048
 #define BLOCK 32  // bins that one work-item adds up
-inline float bin_low(const int bin) { return value_of((uint)bin << BIN_SHIFT); }
 inline float bin_high(const int bin) { return value_of(((uint)bin + 1u) * (1u << BIN_SHIFT) - 1u); }
 
 // With top-k a bin counts its logits. Otherwise it adds up their mass relative to its own upper edge, rounded down, in units
