@@ -150,7 +150,6 @@ def weights_bytes(config: ModelConfig, types: WeightTypes) -> int:
 
 
 def build_weights(
-    device: Device,
     config: ModelConfig,
     matrix: Callable[[MatrixPlan], Weight],
     vector: Callable[..., Buffer],
@@ -268,7 +267,7 @@ def load_weights(
             parts.append(values if name.endswith(".bias") else values + np.float32(config.norm_offset))
         return device.upload(np.concatenate(parts), names[0])
 
-    weights = build_weights(device, config, matrix, vector)
+    weights = build_weights(config, matrix, vector)
     bad = np.flatnonzero(device.read(flags, np.int32, (len(names),)))
     flags.release()
     if bad.size:
@@ -325,4 +324,4 @@ def random_weights(device: Device, config: ModelConfig, types: WeightTypes, seed
         fills = [np.full(shapes[name], 0.0 if name.endswith(".bias") else 1.0, np.float32) for name in names]
         return device.upload(np.concatenate(fills), names[0])
 
-    return build_weights(device, config, matrix, vector)
+    return build_weights(config, matrix, vector)

@@ -130,12 +130,7 @@ class Recorder:
         self.prompt_tokens = prompt_tokens
         self.prefilled_tokens = prompt_tokens if prefilled_tokens is None else prefilled_tokens
         self._start_ns = time.perf_counter_ns() if start_ns is None else start_ns
-        self._prefill_ns = self._start_ns
         self._token_ns: list[int] = []
-
-    def prefill_started(self) -> None:
-        """Marks the start of the prefill. Otherwise the prefill rate counts from the start of the request."""
-        self._prefill_ns = time.perf_counter_ns()
 
     def token(self) -> float | None:
         """Marks a token id that reached the host. Returns its TBT in milliseconds, None for the first one."""
@@ -158,15 +153,15 @@ class Recorder:
         """The statistics so far. Bytes and launches are totals over the `decode_steps` after the prefill."""
         times = self._token_ns
         tbt_ms = [(after - before) / 1e6 for before, after in pairwise(times)]
-        prefill_ns = times[0] - self._prefill_ns if times else None
+        ttft_ns = times[0] - self._start_ns if times else None
         tpot_ms = (times[-1] - times[0]) / 1e6 / len(tbt_ms) if tbt_ms else None
         return GenerationStats(
             prompt_tokens=self.prompt_tokens,
             generated_tokens=len(times),
             load_ms=load_ms,
             compile_ms=compile_ms,
-            ttft_ms=(times[0] - self._start_ns) / 1e6 if times else None,
-            prefill_tokens_per_s=_ratio(1e9 * self.prefilled_tokens, prefill_ns),
+            ttft_ms=None if ttft_ns is None else ttft_ns / 1e6,
+            prefill_tokens_per_s=_ratio(1e9 * self.prefilled_tokens, ttft_ns),
             tbt_ms=summarize(tbt_ms),
             tpot_ms=tpot_ms,
             decode_tokens_per_s=_ratio(1e3, tpot_ms),

@@ -231,14 +231,14 @@ def quantized_trial(device: Device, rows: int, k: int, dtype: str, n: int, *, ex
     rng = np.random.default_rng(rows + k + n)
     values = (rng.standard_normal((rows, k)) / np.sqrt(k)).astype(np.float32)
     format = QUANTIZED[dtype].format
-    source = _Rows(format, quantize_rows(values, format), (rows, k))
+    source = StoredRows(format, quantize_rows(values, format), (rows, k))
     weight = alloc_weight(device, "trial weight", rows, k, dtype, exact_activations=exact)
     flags = device.zeros(4, "trial flags")
     for _ in load_rows(device, weight, source, flags, 0):
         pass
     x = rng.standard_normal((n, k)).astype(np.float32)
     inputs, step = device.upload(x, "trial input"), state_at(device, 5, n)
-    expected = reference.linear(x, reference.dequantize(format, source.data))
+    expected = reference.linear(x, source.values())
     out = device.alloc(4 * expected.size, "trial output")
 
     def bind(**choices: Any) -> list[Launch]:
@@ -249,7 +249,7 @@ def quantized_trial(device: Device, rows: int, k: int, dtype: str, n: int, *, ex
 
 
 @dataclass(frozen=True)
-class _Rows:
+class StoredRows:
     """Rows as a checkpoint stores them: uint8 [n, row_bytes]."""
 
     format: str
@@ -262,6 +262,9 @@ class _Rows:
 
     def rows(self, start: int, stop: int) -> np.ndarray:
         return self.data[start:stop]
+
+    def values(self) -> np.ndarray:
+        return reference.dequantize(self.format, self.data)
 
 
 def _causal_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, position: int) -> np.ndarray:

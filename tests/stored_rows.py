@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from helpers import GUARD_WORDS, POISON, poisoned, read_guarded, run, small_config, to_storage, with_poison
 
@@ -13,6 +11,7 @@ from llmcl.ops.embed import embed
 from llmcl.ops.step_state import StepState
 from llmcl.ops.weight import Weight, WeightPart, load_rows
 from llmcl.runtime.device import Device
+from llmcl.trials import StoredRows
 
 # Where a block's float16 values lie.
 HALVES = {
@@ -28,26 +27,7 @@ HALVES = {
 }
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Rows as a checkpoint stores them: uint8 [n, row_bytes]."""
-
-    format: str
-    data: np.ndarray
-    shape: tuple[int, ...]
-
-    @property
-    def row_bytes(self) -> int:
-        return int(self.data.shape[1])
-
-    def rows(self, start: int, stop: int) -> np.ndarray:
-        return self.data[start:stop]
-
-    def values(self) -> np.ndarray:
-        return reference.dequantize(self.format, self.data)
-
-
-def random_rows(format: str, n: int, k: int, seed: int = 0) -> Rows:
+def random_rows(format: str, n: int, k: int, seed: int = 0) -> StoredRows:
     """Every bit random, but for the floats, which are finite and of the size that weights have."""
     rng = np.random.default_rng(seed)
     per_block, size = reference.BLOCKS[format]
@@ -63,7 +43,7 @@ def random_rows(format: str, n: int, k: int, seed: int = 0) -> Rows:
             scales[0] = np.float16(2e-7)  # a subnormal one
             blocks[:, at : at + 2] = scales.view(np.uint8).reshape(-1, 2)
         data = blocks.reshape(n, -1)
-    return Rows(format, data.reshape(n, -1), (n, k))
+    return StoredRows(format, data.reshape(n, -1), (n, k))
 
 
 def quantized_weight(device: Device, rows: int, k: int, dtype: str, tiles_per_part: int = 0) -> Weight:
@@ -78,7 +58,7 @@ def quantized_weight(device: Device, rows: int, k: int, dtype: str, tiles_per_pa
     return Weight("test weight", rows, k, tuple(parts))
 
 
-def load(device: Device, weight: Weight, source: Rows, **options: int) -> np.ndarray:
+def load(device: Device, weight: Weight, source: StoredRows, **options: int) -> np.ndarray:
     flags = device.zeros(4 * 3, "flags")
     assert sum(load_rows(device, weight, source, flags, 1, **options)) == source.data.nbytes
     for part in weight.parts:

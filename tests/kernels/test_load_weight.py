@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 from helpers import DTYPES, GUARD_WORDS, poisoned, read_guarded, to_storage
-from stored_rows import Rows, random_rows
+from stored_rows import StoredRows, random_rows
 
 from llmcl import reference
 from llmcl.ops import weight as weight_module
@@ -19,8 +19,8 @@ FORMATS = tuple(reference.BLOCKS)
 small = pytest.mark.oclgrind
 
 
-def from_floats(values: np.ndarray) -> Rows:
-    return Rows("F32", values.astype(np.float32).view(np.uint8), values.shape)
+def from_floats(values: np.ndarray) -> StoredRows:
+    return StoredRows("F32", values.astype(np.float32).view(np.uint8), values.shape)
 
 
 def guarded_weight(device: Device, rows: int, k: int, dtype: str, tiles_per_part: int = 0) -> Weight:
@@ -41,14 +41,14 @@ def tiles_of(device: Device, weight: Weight) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def load(device: Device, weight: Weight, source: Rows, **options: int) -> np.ndarray:
+def load(device: Device, weight: Weight, source: StoredRows, **options: int) -> np.ndarray:
     """Loads all rows; returns the flags, of which number 1 is this tensor's."""
     flags = device.zeros(4 * 3, "flags")
     assert sum(load_rows(device, weight, source, flags, 1, **options)) == source.data.nbytes
     return device.read(flags, np.int32, (3,))
 
 
-def check(device: Device, dtype: str, source: Rows) -> None:
+def check(device: Device, dtype: str, source: StoredRows) -> None:
     rows, k = source.shape
     weight = guarded_weight(device, rows, k, dtype)
     np.testing.assert_array_equal(load(device, weight, source), [0, 0, 0])

@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from stored_rows import HALVES, Rows, load, quantized_weight, random_rows, values_of
+from stored_rows import HALVES, StoredRows, load, quantized_weight, random_rows, values_of
 
 from llmcl import reference
 from llmcl.ops.dtype import QUANTIZED, TILE_ROWS
@@ -55,7 +55,7 @@ def test_parts_of_several_types(device: Device) -> None:
     np.testing.assert_array_equal(values_of(device, weight), np.concatenate([s.values() for s in sources]))
 
 
-def load_mixed(device: Device, weight: Weight, source: Rows, first_row: int) -> np.ndarray:
+def load_mixed(device: Device, weight: Weight, source: StoredRows, first_row: int) -> np.ndarray:
     flags = device.zeros(4 * 3, "flags")
     assert sum(load_rows(device, weight, source, flags, 1, first_row=first_row)) == source.data.nbytes
     return device.read(flags, np.int32, (3,))

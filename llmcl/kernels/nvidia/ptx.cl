@@ -158,13 +158,6 @@ inline void copy16_async(const uint to, __global const void* from, const bool re
 inline void copy_commit(void) { asm volatile("cp.async.commit_group;" : : : "memory"); }
 #define COPY_WAIT(groups_in_flight) asm volatile("cp.async.wait_group %0;" : : "n"(groups_in_flight) : "memory")
 
-inline void store16_local(const uint to, const uint4 v) {
-    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};"
-                 :
-                 : "r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
-                 : "memory");
-}
-
 // Four 8 x 8 matrices of 16-bit values; lanes 8 i .. 8 i + 7 give the addresses of matrix i's rows of 16 bytes.
 inline uint4 load_matrices(const uint from) {
     uint4 v;
