@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -212,6 +213,19 @@ def transformers_class(config: ModelConfig) -> Any:
     return getattr(transformers, f"{name}ForCausalLM")(class_config)
 
 
+FLOAT64 = 1e-12  # between two float64 computations of the same formula in another order
+
+
+def normal(seed: int, *shape: int) -> NDArray[np.float64]:
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+def tensor(x: NDArray[Any]) -> Any:
+    import torch
+
+    return torch.from_numpy(np.ascontiguousarray(x))
+
+
 def relative_error(actual: NDArray[Any], expected: NDArray[Any]) -> float:
     """Largest absolute difference over the largest expected magnitude; infinite for NaN or infinities."""
     actual, expected = np.asarray(actual, dtype=np.float64), np.asarray(expected, dtype=np.float64)
@@ -394,3 +408,9 @@ def transformers_logits(model: Any, token_ids: Sequence[int]) -> NDArray[np.floa
     with torch.no_grad():
         logits: NDArray[np.float32] = model(torch.tensor([list(token_ids)])).logits[0].numpy()
     return logits
+
+
+def option_variables() -> list[str]:
+    """The variables of the tests' environment that would set options of the command line."""
+    kept = "LLMCL_CACHE_DIR", "LLMCL_SET_OCL_ICD_VENDORS"
+    return [name for name in os.environ if name.startswith("LLMCL_") and name not in kept]

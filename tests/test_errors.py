@@ -1,7 +1,7 @@
 """What a user can cause or meet, through the command line: each ends with its exit code, one message, no traceback.
 
-Bad option values, no or unknown devices, unknown models and prompts that are too long are in test_cli.py; every kind
-of damage to a checkpoint file is in checkpoint/.
+Bad option values, no or unknown devices, unknown models and prompts that are too long are in test_cli.py and
+test_cli_in_process.py; every kind of damage to a checkpoint file is in checkpoint/.
 """
 
 from __future__ import annotations

@@ -1,0 +1,387 @@
+"""The command line in detail, on an engine that answers at once."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from helpers import option_variables
+
+import llmcl
+from llmcl.cli import main
+from llmcl.cli.chat import read_message
+from llmcl.errors import UsageError
+from llmcl.generation import Piece
+from llmcl.stats import GenerationStats, summarize
+
+
+def stats(**changes: Any) -> GenerationStats:
+    values: dict[str, Any] = (
+        {field.name: 1 for field in fields(GenerationStats)} | {"tbt_ms": summarize([20.0, 21.0])} | changes
+    )
+    return GenerationStats(**values)
+
+
+class Engine:
+    """Stands in for LLM: echoes the prompt word by word and remembers how it was called."""
+
+    model_name = "echo"
+    max_context = 64
+    load_ms = 1.0
+    dtype = "float32"
+    device = SimpleNamespace(name="Echo Device", entry=SimpleNamespace(label="Echo Device (Echo OpenCL)"))
+
+    def __init__(self) -> None:
+        self.loaded: dict[str, Any] = {}
+        self.request: dict[str, Any] = {}
+        self.after: Callable[[int], None] = lambda n: None
+        self.closed_streams = 0
+        self.streams: list[Iterator[Piece]] = []  # held, so that only close() can end one before its time
+        self.stats = stats()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def stream(self, prompt: str, **request: Any) -> Iterator[Piece]:
+        self.request = request | {"prompt": prompt}
+        self.streams.append(self.pieces(prompt))
+        return self.streams[-1]
+
+    def pieces(self, prompt: str) -> Iterator[Piece]:
+        words = prompt.split()
+        try:
+            for n, word in enumerate(words, start=1):
+                last = n == len(words)
+                yield Piece(
+                    f"{word} ",
+                    n,
+                    20.0 if n > 1 else None,
+                    "stop" if last else None,
+                    self.stats if last else None,
+                )
+                self.after(n)
+        finally:
+            self.closed_streams += 1
+
+    def generate(self, prompt: str, **request: Any) -> SimpleNamespace:
+        pieces = list(self.stream(prompt, **request))
+        return SimpleNamespace(
+            text="".join(piece.text for piece in pieces),
+            token_ids=[piece.token_id for piece in pieces],
+            prompt_token_ids=[1],
+            finish_reason="stop",
+            stats=self.stats,
+        )
+
+    def chat(self) -> SimpleNamespace:
+        return SimpleNamespace(send=self.stream, reset=lambda: None, messages=[])
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
+    engine = Engine()
+
+    def load(model: str, **settings: Any) -> Engine:
+        engine.loaded = settings | {"model": model}
+        return engine
+
+    monkeypatch.setattr(llmcl, "load", load)
+    for name in option_variables():
+        monkeypatch.delenv(name)
+    return engine
+
+
+@pytest.fixture
+def invoke(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    def invoke(*arguments: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["llmcl", *arguments])
+        with pytest.raises(SystemExit) as exit:
+            main()
+        assert isinstance(exit.value.code, int)
+        return exit.value.code
+
+    return invoke
+
+
+def test_options_reach_the_engine(engine: Engine, invoke: Callable[..., int]) -> None:
+    options = "--temp 0.5 --top-k 3 --top-p 0.9 --min-p 0.1 --repeat-penalty 1.1 --seed 4"
+    ending = "--stop a --stop bc --ignore-eos"
+    loading = "-c 48 --device gpu --dtype float16 --kv-dtype float32 --offline"
+    quantized = "--quantize q4_0 --activation-dtype float32"
+    assert (
+        invoke(
+            "generate",
+            "-m",
+            "m",
+            "-p",
+            "x",
+            "-n",
+            "7",
+            "--system-prompt",
+            "s",
+            *options.split(),
+            *ending.split(),
+            *loading.split(),
+            *quantized.split(),
+        )
+        == 0
+    )
+    assert engine.request == {
+        "prompt": "x",
+        "max_tokens": 7,
+        "temperature": 0.5,
+        "top_k": 3,
+        "top_p": 0.9,
+        "min_p": 0.1,
+        "repeat_penalty": 1.1,
+        "seed": 4,
+        "stop": ("a", "bc"),
+        "ignore_eos": True,
+        "raw": False,
+        "system_prompt": "s",
+    }
+    assert (
+        engine.loaded.items()
+        >= {
+            "model": "m",
+            "max_context": 48,
+            "device": "gpu",
+            "dtype": "float16",
+            "quantize": "q4_0",
+            "activation_dtype": "float32",
+            "kv_dtype": "float32",
+            "offline": True,
+        }.items()
+    )
+
+
+def test_defaults_are_greedy(engine: Engine, invoke: Callable[..., int]) -> None:
+    assert invoke("generate", "-m", "m", "-p", "x") == 0
+    neutral = {
+        "max_tokens": 256,
+        "temperature": 0.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "min_p": 0.0,
+        "repeat_penalty": 1.0,
+    }
+    assert engine.request.items() >= (neutral | {"seed": None, "ignore_eos": False}).items()
+
+
+@pytest.mark.parametrize(
+    ("options", "named", "found", "expected"),
+    [
+        (["--temp", "-1"], "--temp", "-1", "0 or more"),
+        (["--temp", "nan"], "--temp", "nan", "0 or more"),
+        (["--temp", "hot"], "--temp", "hot", "0 or more"),
+        (["--top-k", "-5"], "--top-k", "-5", "0 (off) to 2^31 - 1"),
+        (["--top-p", "0"], "--top-p", "0", "above 0 and at most 1"),
+        (["--top-p", "1.01"], "--top-p", "1.01", "above 0 and at most 1"),
+        (["--min-p", "-0.1"], "--min-p", "-0.1", "from 0 (off) to 1"),
+        (["--min-p", "1.1"], "--min-p", "1.1", "from 0 (off) to 1"),
+        (["--repeat-penalty", "0"], "--repeat-penalty", "0", "above 0"),
+        (["--seed", "-1"], "--seed", "-1", "0 to 2^64 - 1"),
+        (["-n", "-1"], "--max-tokens", "-1", "1 or more"),
+        (["-n", "2.5"], "--max-tokens", "2.5", "1 or more"),
+        (["-c", "0"], "--ctx-size", "0", "1 or more"),
+        (["--dtype", "int3"], "--dtype", "int3", "auto, float32, bfloat16, float16"),
+        (["--kv-dtype", "int3"], "--kv-dtype", "int3", "auto, float32, float16, bfloat16, q8_0"),
+        (["--format", "xml"], "--format", "xml", "text, json"),
+        (["--stop", ""], "--stop", "''", "at least one character"),
+        (["--raw", "--system-prompt", "s"], "--raw", "--system-prompt", "one of the two"),
+        (["-f", "here.txt"], "--file", "here.txt", "one of the two"),
+    ],
+)
+def test_bad_values_are_refused_by_name_before_loading(
+    options: list[str],
+    named: str,
+    found: str,
+    expected: str,
+    engine: Engine,
+    invoke: Callable[..., int],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert invoke("generate", "-m", "m", "-p", "x", *options) == 2
+    out, errors = capsys.readouterr()
+    assert out == "" and engine.loaded == {}
+    for part in (named, found, expected):
+        assert part in errors
+
+
+def test_prompts_that_cannot_be_used(
+    engine: Engine, invoke: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    latin = tmp_path / "latin.txt"
+    latin.write_bytes("caf\u00e9".encode("latin-1"))
+    for options, message in (
+        (["-p", ""], "empty"),
+        (["-f", str(tmp_path / "none.txt")], "none.txt: cannot be read"),
+        (["-f", str(tmp_path)], "cannot be read"),
+        (["-f", str(latin)], "byte 3 is not UTF-8"),
+    ):
+        assert invoke("generate", "-m", "m", *options) == 2
+        assert message in capsys.readouterr().err
+    assert engine.loaded == {}
+
+
+def test_the_command_line_goes_before_the_other_options_variable(
+    engine: Engine, invoke: Callable[..., int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_text("from the file", encoding="utf-8")
+    monkeypatch.setenv("LLMCL_PROMPT", "from the variable")
+    assert invoke("generate", "-m", "m", "-f", str(file)) == 0
+    assert engine.request["prompt"] == "from the file"
+    monkeypatch.delenv("LLMCL_PROMPT")
+    monkeypatch.setenv("LLMCL_FILE", str(file))
+    assert invoke("generate", "-m", "m", "-p", "from the option") == 0
+    assert engine.request["prompt"] == "from the option"
+
+
+def test_no_prompt_at_a_terminal(
+    engine: Engine,
+    invoke: Callable[..., int],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    assert invoke("generate", "-m", "m") == 2
+    assert "-p/--prompt" in capsys.readouterr().err
+
+
+def test_a_missing_model_is_named(
+    engine: Engine, invoke: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke("generate", "-p", "x") == 2
+    errors = capsys.readouterr().err
+    assert "--model" in errors and "LLMCL_MODEL" in errors
+
+
+def test_json_stays_valid_when_a_figure_is_undefined(
+    engine: Engine, invoke: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine.stats = stats(tpot_ms=float("nan"), prefill_tokens_per_s=float("inf"))
+    assert invoke("generate", "-m", "m", "-p", 'quote " \u00e9 \U0001f600', "--format", "json") == 0
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    value = json.loads(capsys.readouterr().out, parse_constant=refuse)
+    assert value["text"] == 'quote " \u00e9 \U0001f600 '
+    assert value["stats"]["tpot_ms"] is None and value["stats"]["prefill_tokens_per_s"] is None
+
+
+def test_ctrl_c_lets_the_token_in_work_finish(
+    engine: Engine, invoke: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine.after = lambda n: signal.raise_signal(signal.SIGINT) if n == 2 else None
+    before = signal.getsignal(signal.SIGINT)
+    assert invoke("generate", "-m", "m", "-p", "one two three four") == 130
+    out, errors = capsys.readouterr()
+    assert out == "one two three \n"
+    assert "interrupted after 3 tokens" in errors and "p50 20" in errors
+    assert engine.closed_streams == 1
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_second_ctrl_c_ends_at_once(
+    engine: Engine, invoke: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def twice(n: int) -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    engine.after = twice
+    assert invoke("generate", "-m", "m", "-p", "one two three") == 130
+    assert capsys.readouterr().out == "one "
+    assert engine.closed_streams == 1
+
+
+def test_ctrl_c_in_chat_stops_the_answer_and_not_the_program(
+    engine: Engine,
+    invoke: Callable[..., int],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine.after = lambda n: signal.raise_signal(signal.SIGINT) if n == 1 else None
+    messages = iter(["one two three", "four five \\", "six seven", "/help", "/nonsense"])
+    monkeypatch.setattr("builtins.input", lambda prompt="": next(messages, None) or end_of_input())
+    assert invoke("chat", "-m", "m") == 0
+    out, errors = capsys.readouterr()
+    assert out == "one two \nfour five \n"
+    assert errors.count("stopped") == 2
+    assert engine.request["prompt"] == "four five \nsix seven"
+    assert "/reset" in errors and "/nonsense: no such command" in errors
+
+
+def end_of_input() -> str:
+    raise EOFError
+
+
+def test_ctrl_c_at_an_empty_prompt_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(prompt: str = "") -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("builtins.input", interrupt)
+    monkeypatch.setitem(sys.modules, "readline", SimpleNamespace(get_line_buffer=lambda: ""))
+    assert read_message() is None
+
+
+def test_ctrl_c_throws_away_a_half_typed_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = iter(["begun \\", KeyboardInterrupt, "anew"])
+
+    def type_next(prompt: str = "") -> str:
+        item = next(typed)
+        if item is KeyboardInterrupt:
+            raise KeyboardInterrupt
+        return str(item)
+
+    monkeypatch.setattr("builtins.input", type_next)
+    monkeypatch.setitem(sys.modules, "readline", SimpleNamespace(get_line_buffer=lambda: ""))
+    assert read_message() == "anew"
+
+
+def test_errors_of_ours_and_defects(
+    engine: Engine,
+    invoke: Callable[..., int],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def raising(error: Exception) -> Callable[..., Any]:
+        def load(model: str, **settings: Any) -> Any:
+            raise error
+
+        return load
+
+    monkeypatch.setattr(llmcl, "load", raising(UsageError("the thing is wrong: do that")))
+    assert invoke("generate", "-m", "m", "-p", "x") == 2
+    assert capsys.readouterr().err == "error: the thing is wrong: do that\n"
+    monkeypatch.setattr(llmcl, "load", raising(KeyError("gone")))
+    assert invoke("generate", "-m", "m", "-p", "x") == 1
+    errors = capsys.readouterr().err
+    assert "error: unexpected KeyError: 'gone'" in errors and "LLMCL_DEBUG=1" in errors and "Traceback" not in errors
+
+
+def test_help_is_complete(invoke: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke("generate", "--help") == 0
+    text = capsys.readouterr().out
+    for heading in ("Model:", "Prompt:", "Sampling:", "Device:", "Output:", "Metrics"):
+        assert heading in text
+    for word in ("TTFT", "TBT", "TPOT", "--repeat-penalty", "greedy", "standard error"):
+        assert word in text
+
+
+def test_version(invoke: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke("--version") == 0
+    name, version = capsys.readouterr().out.split()
+    assert name == "llmcl" and version[0].isdigit()

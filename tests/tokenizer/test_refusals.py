@@ -1,0 +1,109 @@
+"""Tokenizers that cannot be read or do not fit the model, and texts that cannot be encoded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+from made_tokenizers import from_gguf, gguf_of, save_folder, sentencepiece_gguf, source, trained
+from tokenizers import decoders, models
+
+from llmcl.errors import CheckpointError, UnsupportedModelError, UsageError
+from llmcl.tokenizer import Tokenizer
+
+
+def test_folder_without_tokenizer_json_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"no tokenizer\.json.*save_pretrained"):
+        Tokenizer.from_checkpoint(source(None, 10, tmp_path))
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"model": 1}', "\x00\xff"])
+def test_damaged_tokenizer_json_is_a_checkpoint_error(tmp_path: Path, content: str) -> None:
+    (tmp_path / "tokenizer.json").write_text(content, encoding="latin-1")
+    with pytest.raises(CheckpointError, match="cannot be read as a tokenizer"):
+        Tokenizer.from_checkpoint(source(None, 10, tmp_path))
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config", "special_tokens_map", "chat_template"])
+@pytest.mark.parametrize("content", ["{", "[1]", "[" * 100_000])
+def test_damaged_settings_are_a_checkpoint_error(tmp_path: Path, name: str, content: str) -> None:
+    with pytest.raises(CheckpointError, match=rf"{name}\.json"):
+        files: dict[str, Any] = {f"{name}__json": content}
+        save_folder(tmp_path, **files)
+
+
+def test_tokenizer_larger_than_the_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="501 tokens, but the model only 500 embeddings"):
+        save_folder(tmp_path, vocab_size=500)
+    metadata = sentencepiece_gguf()
+    with pytest.raises(CheckpointError, match="do not belong together"):
+        Tokenizer.from_checkpoint(source(metadata, 100, bos_token_id=1))
+
+
+def test_id_beyond_the_embedding_never_leaves_the_tokenizer() -> None:
+    tokenizer = Tokenizer(decodable(models.BPE({"a": 0, "b": 10**6}, [])), vocab_size=50)
+    assert tokenizer.encode("aa") == [0, 0]
+    with pytest.raises(CheckpointError, match="gave id 1000000, but the model has only 50 embeddings"):
+        tokenizer.encode("ab")
+
+
+def decodable(model: Any) -> tokenizers.Tokenizer:
+    backend = tokenizers.Tokenizer(model)
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def test_unknown_decoder_is_refused_by_name() -> None:
+    backend = trained("gpt-2")
+    backend.decoder = decoders.WordPiece()
+    with pytest.raises(UnsupportedModelError, match=r"WordPiece.*supported are byte-level"):
+        Tokenizer(backend, vocab_size=1000)
+    with pytest.raises(UnsupportedModelError, match="null"):
+        Tokenizer(tokenizers.Tokenizer(models.BPE()), vocab_size=1000)
+
+
+def test_text_that_is_not_unicode_is_refused(sentencepiece: tuple[Tokenizer, dict[str, Any]]) -> None:
+    with pytest.raises(UsageError, match=r"character 2 is .*half a surrogate"):
+        sentencepiece[0].encode("ab\udcff")
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"model": "t5"}, UnsupportedModelError, "model 't5' is not supported; supported are gpt2"),
+        ({"model": None}, UnsupportedModelError, "model None"),
+        (
+            {"pre": "tekken"},
+            UnsupportedModelError,
+            "pre-tokenizer 'tekken'; supported are gpt-2, default, smollm",
+        ),
+        ({"pre": None}, UnsupportedModelError, r"no tokenizer\.ggml\.pre"),
+        ({"pre": ["smollm"]}, UnsupportedModelError, "names the pre-tokenizer"),
+        ({"tokens": None}, CheckpointError, "tokens is missing"),
+        ({"tokens": []}, CheckpointError, "tokens is empty"),
+        ({"tokens": [1, 2]}, CheckpointError, "expected a list of strings"),
+        ({"merges": None}, CheckpointError, "merges is missing"),
+        ({"merges": ["ab"]}, CheckpointError, "expected two tokens with a space"),
+        ({"merges": ["no such"]}, CheckpointError, "do not fit together"),
+        ({"token_type": np.ones(3, np.int32)}, CheckpointError, "has 3 values, expected 501"),
+        ({"token_type": "111"}, CheckpointError, "has a str, expected 501"),
+        ({"token_type": ["x"] * 501}, CheckpointError, "expected 501 numbers"),
+        ({"add_bos_token": True}, CheckpointError, "bos_token_id is missing"),
+        ({"model": "llama"}, CheckpointError, "scores is missing"),
+    ],
+)
+def test_metadata_that_does_not_fit_is_refused(changes: dict[str, Any], error: type[Exception], message: str) -> None:
+    metadata = gguf_of(trained("smollm"), "smollm")
+    metadata |= {f"tokenizer.ggml.{key}": value for key, value in changes.items()}
+    with pytest.raises(error, match=message):
+        Tokenizer.from_checkpoint(source(metadata, 501))
+
+
+def test_token_that_stands_twice_is_refused() -> None:
+    metadata = sentencepiece_gguf()
+    metadata["tokenizer.ggml.tokens"][300] = metadata["tokenizer.ggml.tokens"][301]
+    with pytest.raises(CheckpointError, match="more than once"):
+        from_gguf(metadata, bos_token_id=1)
