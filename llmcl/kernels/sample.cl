@@ -139,7 +139,6 @@ inline int lowest_bin(__global const int* sampling, __global const float2* best,
     const float top = top_of(best, scratch, lid);
     const float sum_of_all = whole_sum(best, top, scratch, lid);
     const bool by_count = counts(sampling);
-    if (!by_count && top_p == 1.0f) return key_of(top + log(min_p)) >> BIN_SHIFT;
     // A little more than the share, for what the sums are rounded by.
     const float target = by_count ? (float)sampling[SAMPLING_TOP_K] : top_p * 1.00001f * sum_of_all * BIN_UNIT;
     barrier(CLK_LOCAL_MEM_FENCE);
@@ -160,7 +159,8 @@ inline int lowest_bin(__global const int* sampling, __global const float2* best,
         while (block > 0 && above + scratch[block] < target) above += scratch[block--];
         int bin = block * BLOCK + BLOCK - 1;
         while (bin > block * BLOCK && above + measures[bin] < target) above += measures[bin--];
-        *found = bin;
+        // Here and not as an early return: PoCL compiles what follows a branch around barriers once for each side.
+        *found = by_count || top_p < 1.0f ? bin : (int)(key_of(top + log(min_p)) >> BIN_SHIFT);
     }
     barrier(CLK_LOCAL_MEM_FENCE);
     return *found;
@@ -257,16 +257,16 @@ inline float threshold_of(__global const float2* candidates, const int n, __glob
     const float top = top_of(best, floats, lid);
     const float sum_of_all = whole_sum(best, top, floats, lid);
     uint key = 0;
-    if (counts(sampling))
-        key = radix_threshold(candidates, n, false, sampling[SAMPLING_TOP_K], 0, 0.0f, 0.0f, histogram, found, lid);
-    if (top_p < 1.0f) {
+    // Top-k, then top-p, if asked for. Turns of a loop, for the same reason as in lowest_bin.
+    for (int turn = counts(sampling) ? 0 : 1; turn < (top_p < 1.0f ? 2 : 1); ++turn) {
+        const bool by_mass = turn == 1;
         ulong units = 0;  // of the candidates, whose order changes: an integer
         for (int i = lid; i < n; i += LOCAL_SIZE)
             if (key_of(candidates[i].x) >= key) units += (ulong)(exp(candidates[i].x - top) * 0x1p40f);
         const float sum_of_candidates = (float)reduce_sum_ulong(units, scratch, lid) * 0x1p-40f;
         const float sum = key == 0 ? sum_of_all : sum_of_candidates;
-        const uint target = max(1u, (uint)ceil(top_p * 0x1p31f));
-        key = max(key, radix_threshold(candidates, n, true, target, key, top, 1.0f / sum, histogram, found, lid));
+        const uint target = by_mass ? max(1u, (uint)ceil(top_p * 0x1p31f)) : (uint)sampling[SAMPLING_TOP_K];
+        key = max(key, radix_threshold(candidates, n, by_mass, target, key, top, 1.0f / sum, histogram, found, lid));
     }
     float threshold = key == 0 ? -INFINITY : value_of(key);
     if (min_p > 0.0f) threshold = fmax(threshold, top + log(min_p));

@@ -51,6 +51,9 @@ class ProgramCache:
 
     The key covers the source, the options, the device, its driver and its platform, so that an updated
     driver never meets a binary of its predecessor.
+
+    PoCL keeps its own (in `~/.cache/pocl`). Asked for a binary it compiles every kernel of the program once more, for
+    work-groups of any size, which takes longer than all that is run.
     """
 
     def __init__(self, context: cl.Context, device: cl.Device):
@@ -65,6 +68,7 @@ class ProgramCache:
                 device.driver_version,
             )
         )
+        self._keeps_binaries = device.platform.name != "Portable Computing Language"
         self._programs: dict[tuple[str, str, str], cl.Program] = {}
         self._shared: dict[tuple[str, str, str, str], cl.Kernel] = {}
         self.compile_s = 0.0
@@ -130,17 +134,19 @@ class ProgramCache:
         _log.info("compiled %s for %s in %.1f s", Path(file).stem, self._device.name.strip(), seconds)
         self.compile_s += seconds
         self.compiled += 1
-        with suppress(OSError):  # a read-only home costs compile time, not the run
-            write_atomically(path, binary)
+        if self._keeps_binaries:
+            with suppress(OSError):  # a read-only home costs compile time, not the run
+                write_atomically(path, binary)
         return program
 
-    @staticmethod
-    def _build(program: cl.Program, options: str) -> tuple[cl.Program, bytes]:
-        """The program built, and its binary."""
+    def _build(self, program: cl.Program, options: str) -> tuple[cl.Program, bytes]:
+        """The program built, and its binary (empty where none is kept)."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             # False: pyopencl keeps no second cache of its own.
             program.build(options=options.split(), cache_dir=False)  # type: ignore[arg-type]
+        if not self._keeps_binaries:
+            return program, b""
         binaries: list[bytes] = program.get_info(cl.program_info.BINARIES)  # type: ignore[assignment]
         return program, binaries[0]
 
