@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 from helpers import option_variables
+from programs import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 MODEL = "smollm2"
 QUESTION = "Why is the sky blue?"
 STATS_FIELDS = {

@@ -5,24 +5,22 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from programs import run_llmcl
 
 import llmcl
 from llmcl import doctor
 from llmcl.errors import DeviceError
 from llmcl.ops import linear
 from llmcl.ops.variant import PTX_FORMS, pick
+from llmcl.runtime import one_launch
 from llmcl.runtime.device import Device
 from llmcl.runtime.findings import Findings
 from llmcl.runtime.platforms import DeviceEntry
-
-ROOT = Path(__file__).resolve().parent.parent
 
 # A worker in which one kernel file is changed before it is compiled, or a check does something else.
 WORKER = """
@@ -44,18 +42,6 @@ doctor.work(int(sys.argv[1]), [int(i) for i in sys.argv[2].split(",")])
 
 def worker(file: str = "", old: str = "", new: str = "", more: str = "") -> list[str]:
     return [sys.executable, "-c", WORKER.format(file=file, old=old, new=new, more=more)]
-
-
-def command(*arguments: str, cache: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "llmcl.cli", *arguments],
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        cwd=ROOT,
-        env={**os.environ, "PYTHONIOENCODING": "utf-8", **({"LLMCL_CACHE_DIR": str(cache)} if cache else {})},
-        timeout=240,
-    )
 
 
 @pytest.fixture
@@ -167,7 +153,7 @@ def test_a_wrong_kernel_without_another_form_refuses_models(default_device: Devi
 
 def test_the_command(tmp_path: Path, default_device: Device) -> None:
     index = str(default_device.entry.index)
-    done = command("doctor", "--device", index)
+    done = run_llmcl("doctor", "--device", index)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "checks passed; nothing is excluded" in done.stdout and "attention_prefill" in done.stdout
     assert default_device.name in done.stderr
@@ -181,14 +167,29 @@ def test_json_and_reset(tmp_path: Path, default_device: Device, monkeypatch: pyt
     findings = Findings(default_device.entry)
     findings.store_wrong({"cpu/linear_decode.cl float16": "wrong: error 1.0"})
     findings.store_tuned("key", {"BLOCK_M": 8})
-    reset = command("doctor", "--reset", "--device", index, cache=tmp_path)
+    reset = run_llmcl("doctor", "--reset", "--device", index, LLMCL_CACHE_DIR=str(tmp_path))
     assert reset.returncode == 0 and "nothing is excluded any more" in reset.stdout
     after = Findings(default_device.entry)
     assert after.wrong == {} and after.tuned == {"key": {"BLOCK_M": 8}}, "tuned tiles are no concern of the doctor"
     monkeypatch.undo()
-    done = command("doctor", "--json", "-q", "--device", index)
+    done = run_llmcl("doctor", "--json", "-q", "--device", index)
     assert done.returncode == 0 and done.stderr == ""
     report = json.loads(done.stdout)
     assert report["device"] == default_device.name
     assert {row["status"] for row in report["checks"]} <= {"pass", "not used"}
     assert {row["dtype"] for row in report["checks"] if row["in_use"]} == {*doctor.DTYPES, *doctor.QUANTIZED_DTYPES}
+
+
+def test_one_launch_that_gave_up_is_tried_again(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not one_launch.suits(device):
+        pytest.skip("only a processor runs a step in one launch of this kind")
+    check = next(check for check in doctor.checks() if check.kernel == "one_launch")
+    asked: list[bool] = []
+
+    def give_up(together: one_launch.OneLaunch) -> bool:
+        asked.append(len(asked) < 2)
+        return asked[-1]
+
+    monkeypatch.setattr(one_launch.OneLaunch, "gave_up", give_up)
+    assert check.run(device) < 1e-5
+    assert asked == [True, True, False]

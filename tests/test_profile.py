@@ -5,9 +5,6 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +12,7 @@ from typing import Any
 
 import pyopencl as cl
 import pytest
+from programs import run_llmcl
 
 import llmcl
 from llmcl.errors import DeviceError
@@ -23,20 +21,7 @@ from llmcl.runtime.device import Device, Work
 from llmcl.runtime.platforms import DeviceEntry
 from llmcl.runtime.profiler import LaunchRecord, ProfilingDevice, steps
 
-ROOT = Path(__file__).resolve().parent.parent
 STAGES = ("queued", "submit", "start", "end")
-
-
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "llmcl.cli", "profile", *arguments],
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        cwd=ROOT,
-        env={**os.environ, "PYTHONIOENCODING": "utf-8"},
-        timeout=120,
-    )
 
 
 def record(name: str, start: int, end: int, position: int, work: Work | None = None) -> LaunchRecord:
@@ -103,7 +88,7 @@ def test_every_kernel_is_recorded_once(cl_entry: DeviceEntry, tmp_path: Path, mo
 
 def test_the_command_on_the_demo_model(tmp_path: Path) -> None:
     folder = tmp_path / "made" / "here"
-    done = command("-m", "smollm2", "-p", "32", "-n", "4", "-o", str(folder))
+    done = run_llmcl("profile", "-m", "smollm2", "-p", "32", "-n", "4", "-o", str(folder))
     assert done.returncode == 0, done.stderr
     for part in ("prefill, 32 tokens", "decode, 4 tokens", "attention_prefill", "linear_decode", "of ceiling", "idle"):
         assert part in done.stdout
@@ -134,7 +119,7 @@ def test_the_command_on_the_demo_model(tmp_path: Path) -> None:
     ],
 )
 def test_bad_requests_are_refused(arguments: list[str], code: int, parts: list[str]) -> None:
-    done = command(*arguments)
+    done = run_llmcl("profile", *arguments)
     assert (done.returncode, done.stdout) == (code, "")
     for part in parts:
         assert part in done.stderr

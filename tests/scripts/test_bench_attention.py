@@ -4,28 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from programs import run_script
 
 from llmcl.runtime.device import Device
-
-ROOT = Path(__file__).resolve().parent.parent
-
-
-def python(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    return subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / script), *arguments],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path},
-    )
 
 
 def test_tables_in_every_format(default_device: Device, tmp_path: Path) -> None:
@@ -34,7 +20,7 @@ def test_tables_in_every_format(default_device: Device, tmp_path: Path) -> None:
         x for flag, file in zip(("--markdown", "--csv", "--json"), files, strict=True) for x in (flag, str(file))
     ]
     device = str(default_device.entry.index)
-    done = python("bench_attention.py", "--quick", "-t", "1,4", "--device", device, *outputs)
+    done = run_script("bench_attention.py", "--quick", "-t", "1,4", "--device", device, *outputs)
     assert done.returncode == 0, done.stderr
     text = files[0].read_text()
     assert text == done.stdout
@@ -50,12 +36,11 @@ def test_tables_in_every_format(default_device: Device, tmp_path: Path) -> None:
 
 def test_refusals() -> None:
     for arguments, message in [(["-t", "6"], "1 to 5"), (["--csv", "/no/such/folder/x"], "cannot be written")]:
-        done = python("bench_attention.py", *arguments)
+        done = run_script("bench_attention.py", *arguments)
         assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_wrong_result_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+def test_a_wrong_result_is_no_figure() -> None:
     from attention_bench.baselines import Contestant
     from attention_bench.measuring import WrongResultError, check, expected_rows
 
@@ -73,7 +58,7 @@ def test_a_wrong_result_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_example_changes_the_answers_of_the_demo_model(default_device: Device) -> None:
-    done = python("examples/custom_attention.py", "--device", str(default_device.entry.index), "-n", "16")
+    done = run_script("examples/custom_attention.py", "--device", str(default_device.entry.index), "-n", "16")
     assert done.returncode == 0, done.stderr
     answers = [line for line in done.stdout.splitlines() if line.startswith("    ")]
     assert len(answers) == 4 and len(set(answers)) == 4, done.stdout

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import compare_engines as engines
+import compare_gpu as gpu
+import compare_gpu_child as gpu_child
 import pytest
-from test_compare_llama_cpp import ROOT, TINY_SHAPE, engines, loaded
+from programs import TINY_SHAPE, run_script
 
 from llmcl.random_shapes import random_shape_config
 from llmcl.runtime.device import Device
-
-gpu = loaded("compare_gpu")
-gpu_child = loaded("compare_gpu_child")
 
 # A llama-bench that takes 20 ms for a prefill and 40 ms for decoding; the second micro-batch takes longer.
 LLAMA_BENCH = """#!{python}
@@ -52,24 +51,16 @@ def plan(**changes: Any) -> Any:
     return gpu.Plan(**{"tests": tests, "rounds": 1, "device": None, "on_cpu": True, "limit_s": 60.0} | changes)
 
 
-def script(*options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "compare_gpu.py"), *options],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        timeout=120,
-    )
-
-
 def test_a_whole_run(tmp_path: Path, shape: Path, default_device: Device) -> None:
     if not default_device.is_cpu:
         pytest.skip("its PyTorch runs on a CPU")
     gguf = engines.random_file(tmp_path / "tiny.gguf", str(shape))
-    done = script(
+    done = run_script(
+        "compare_gpu.py",
         *("--random", str(shape), "-p", "16", "-n", "4", "-d", "0,8", "-r", "2", "--json", str(tmp_path / "out.json")),
         *("--contestants", "llmcl,eager,llama.cpp", "--device", str(default_device.entry.index)),
         *("--llama-bench", str(llama_bench(tmp_path / "llama-bench")), "--gguf", str(gguf)),
+        OMP_NUM_THREADS="1",
     )
     assert done.returncode == 0, done.stderr
     (result,) = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["results"]
@@ -147,7 +138,7 @@ def test_shapes_load_together_where_they_fit(shape: Path) -> None:
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path: Path, shape: Path) -> None:
-    done = script("--random", "llama-3.2-1b", "--device", "cpu")
+    done = run_script("compare_gpu.py", "--random", "llama-3.2-1b", "--device", "cpu")
     assert done.returncode == 2 and "1.2 billion weights and the device is a CPU" in done.stderr
     other = tmp_path / "other.json"
     other.write_text(json.dumps({**TINY_SHAPE, "num_hidden_layers": 3}), encoding="utf-8")

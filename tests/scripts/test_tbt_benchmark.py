@@ -6,40 +6,17 @@ import csv
 import importlib.util
 import io
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from programs import TINY_SHAPE, run_script
 
 from llmcl import benchmark
 from llmcl.errors import ContextLengthError, OutOfDeviceMemoryError
 from llmcl.generation import Piece
-
-ROOT = Path(__file__).resolve().parent.parent
-TINY_SHAPE = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": 320,
-    "max_position_embeddings": 256,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "hidden_act": "silu",
-    "tie_word_embeddings": True,
-    "torch_dtype": "bfloat16",
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 
 
 class Engine:
@@ -194,19 +171,6 @@ def test_context_is_checked_before_measuring() -> None:
 # ---- the script ---------------------------------------------------------------------------------------
 
 
-def script(*arguments: str) -> subprocess.CompletedProcess[str]:
-    search_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    return subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "tbt_benchmark.py"), *arguments],
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        cwd=ROOT,
-        env=dict(os.environ) | {"PYTHONPATH": search_path, "PYTHONIOENCODING": "utf-8"},
-        timeout=240,
-    )
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "parts"),
     [
@@ -225,7 +189,7 @@ def script(*arguments: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_bad_requests_are_refused(arguments: list[str], code: int, parts: list[str]) -> None:
-    done = script(*arguments)
+    done = run_script("tbt_benchmark.py", *arguments)
     assert (done.returncode, done.stdout) == (code, "")
     for part in parts:
         assert part in done.stderr
@@ -237,9 +201,11 @@ def test_the_demo_model_is_measured(tmp_path: Path) -> None:
     has_matplotlib = importlib.util.find_spec("matplotlib") is not None
     options = ["-m", "smollm2", "-p", "32", "-n", "8", "-d", "0,64", "-g", "8", "-r", "2", "--format", "json"]
     if not has_matplotlib:
-        refused = script(*options, "--plot", str(picture))
+        refused = run_script("tbt_benchmark.py", *options, "--plot", str(picture))
         assert refused.returncode == 2 and "llmcl[plot]" in refused.stderr
-    done = script(*options, "-o", str(output), *(["--plot", str(picture)] if has_matplotlib else []))
+    done = run_script(
+        "tbt_benchmark.py", *options, "-o", str(output), *(["--plot", str(picture)] if has_matplotlib else [])
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
     rows = json.loads(output.read_text(encoding="utf-8"))
@@ -260,7 +226,7 @@ def test_random_weights_of_a_shape(tmp_path: Path) -> None:
     shape = tmp_path / "config.json"
     shape.write_text(json.dumps(TINY_SHAPE), encoding="utf-8")
     sizes = "-p", "16", "-n", "4", "-d", "8", "-g", "4", "-r", "1"
-    done = script("--random", str(shape), "--dtype", "q4_0", *sizes, "--format", "jsonl")
+    done = run_script("tbt_benchmark.py", "--random", str(shape), "--dtype", "q4_0", *sizes, "--format", "jsonl")
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert [row["test"] for row in rows] == ["pp16", "tg4 @ d8", "gen4"]

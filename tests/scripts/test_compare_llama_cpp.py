@@ -2,56 +2,24 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import compare_child as child
+import compare_engines as engines
+import compare_llama_cpp as compare
+import compare_quality as quality
 import numpy as np
 import pytest
+from programs import TINY_SHAPE, run_script
 
 from llmcl.checkpoint import open_checkpoint
 from llmcl.reference import log_likelihood
 from llmcl.runtime.device import Device
-
-ROOT = Path(__file__).resolve().parent.parent
-SCRIPT = ROOT / "scripts" / "compare_llama_cpp.py"
-TINY_SHAPE = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": 320,
-    "max_position_embeddings": 256,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": True,
-    "eos_token_id": 2,
-}
-
-
-def loaded(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-child = loaded("compare_child")
-engines = loaded("compare_engines")
-compare = loaded("compare_llama_cpp")
-quality = loaded("compare_quality")
 
 
 class Engine:
@@ -228,11 +196,5 @@ def test_quality_is_shown_against_its_targets() -> None:
     ],
 )
 def test_what_cannot_be_compared_is_refused(options: tuple[str, ...], message: str) -> None:
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), *options],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=60,
-    )
+    done = run_script("compare_llama_cpp.py", *options)
     assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
