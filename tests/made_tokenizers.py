@@ -14,8 +14,8 @@ import tokenizers
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from llmcl.gguf_tokenizer import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED
 from llmcl.tokenizer import Tokenizer
+from llmcl.tokenizer.gguf_tokenizer import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED
 
 TEXTS = [
     "",

@@ -17,17 +17,17 @@ from helpers import LINEAR_SCALING, LLAMA3_SCALING, random_weights, relative_err
 
 import llmcl
 from llmcl import convert as convert_module
-from llmcl import gguf_tokenizer
 from llmcl.checkpoint import open_checkpoint
 from llmcl.checkpoint.gguf import read_gguf
 from llmcl.checkpoint.quantize import quantize_rows
 from llmcl.cli import main
 from llmcl.config import ModelConfig
-from llmcl.convert import convert, encode
+from llmcl.convert import convert
+from llmcl.convert.tensors import encode
 from llmcl.errors import CheckpointError, UnsupportedModelError, UsageError
-from llmcl.gguf_tokenizer import BYTE, CONTROL, NORMAL, UNKNOWN
 from llmcl.runtime.device import Device
-from llmcl.tokenizer import Tokenizer
+from llmcl.tokenizer import Tokenizer, gguf_tokenizer
+from llmcl.tokenizer.gguf_tokenizer import BYTE, CONTROL, NORMAL, UNKNOWN
 
 TEXT = "The quick brown fox, 1234 times.\n  It's na\u00efve \u4f60\u597d"
 TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"

@@ -26,11 +26,11 @@ from helpers import (
 import llmcl
 from llmcl import reference
 from llmcl.attention.mods import NO_MODS
-from llmcl.chat_template import render
 from llmcl.config import ModelConfig
 from llmcl.errors import UsageError
 from llmcl.llm import LLM
 from llmcl.model_mods import trace_layer_mods
+from llmcl.tokenizer.chat_template import render
 
 BOUND = 1e-4
 N_TOKENS = 90

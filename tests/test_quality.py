@@ -12,7 +12,7 @@ from gguf import GGMLQuantizationType, quants
 
 import llmcl
 from llmcl.checkpoint import open_checkpoint, quantize
-from llmcl.convert_gguf import gguf_plan
+from llmcl.convert.gguf import gguf_plan
 from llmcl.perplexity import perplexity
 from llmcl.runtime.device import Device
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from made_tokenizers import FAMILIES, TEXTS, from_gguf, gguf_of, mixed_text, trained
 from tokenizers import AddedToken
 
-from llmcl.gguf_tokenizer import NORMAL, build
 from llmcl.tokenizer import Tokenizer
+from llmcl.tokenizer.gguf_tokenizer import NORMAL, build
 
 
 @pytest.fixture(scope="module")

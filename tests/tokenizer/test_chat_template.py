@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from llmcl import chat_template, template_sandbox
 from llmcl.errors import CheckpointError, UsageError
+from llmcl.tokenizer import chat_template, template_sandbox
 
 
 def render(template: str, content: Any = "Hi", **tokens: str) -> str:

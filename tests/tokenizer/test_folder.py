@@ -10,8 +10,8 @@ from made_tokenizers import TEXTS, save_folder, sentencepiece_gguf, source, trai
 from tokenizers import decoders
 
 from llmcl.errors import UsageError
-from llmcl.gguf_tokenizer import build
 from llmcl.tokenizer import Tokenizer
+from llmcl.tokenizer.gguf_tokenizer import build
 
 
 def test_folder_encodes_like_its_tokenizer_json_without_its_padding_and_truncation(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from llmcl import chat_template, gguf_tokenizer
 from llmcl.config import ModelConfig
 from llmcl.errors import CheckpointError, UnsupportedModelError, UsageError
 from llmcl.text import Detokenizer
+from llmcl.tokenizer import chat_template, gguf_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend

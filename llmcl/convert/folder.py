@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmcl import gguf_tokenizer
 from llmcl.checkpoint import Checkpoint
 from llmcl.checkpoint.files import read_json
 from llmcl.checkpoint.formats import FLOAT_FORMATS
 from llmcl.checkpoint.safetensors import WEIGHTS_FILE
 from llmcl.config import ModelConfig
-from llmcl.convert import OutTensor, Pieces, checkpoint_rows, write_safetensors
+from llmcl.convert.tensors import OutTensor, Pieces, checkpoint_rows, write_safetensors
 from llmcl.errors import UnsupportedModelError
+from llmcl.tokenizer import gguf_tokenizer
 
 _KEPT_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".md")
 _MAX_KEPT_BYTES = 64 << 20

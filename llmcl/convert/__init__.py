@@ -6,92 +6,28 @@ removed if anything goes wrong, and renamed at the end.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from llmcl.checkpoint import Checkpoint, open_checkpoint
-from llmcl.checkpoint.formats import FLOAT_FORMATS, row_bytes, to_float32
-from llmcl.checkpoint.quantize import check_quantize, quantize_rows, target_format
+from llmcl.checkpoint import open_checkpoint
+from llmcl.checkpoint.formats import FLOAT_FORMATS
+from llmcl.checkpoint.quantize import check_quantize, target_format
 from llmcl.checkpoint.safetensors import INDEX_FILE, WEIGHTS_FILE
-from llmcl.errors import CheckpointError, UsageError
+from llmcl.convert.folder import folder_plan
+from llmcl.convert.gguf import gguf_plan
+from llmcl.convert.tensors import OutTensor, Pieces
+from llmcl.errors import UsageError
 
 Progress = Callable[[str, int, int], None]
 
 DTYPE_FORMATS = {dtype: format for format, dtype in FLOAT_FORMATS.items()}
-CHUNK_VALUES = 1 << 22  # values converted at a time, so that host memory stays small
 # Beside the weights: metadata with a vocabulary, configuration.
 SMALL_FILES_BYTES = 64 << 20
-
-
-@dataclass(frozen=True)
-class OutTensor:
-    """A tensor to be written.
-
-    name, shape: in the result. format: a key of BLOCKS. source_format and rows(start, stop): the stored rows that it is
-    made of, uint8 [stop - start, row_bytes], in the order of the result.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    format: str
-    source_format: str
-    rows: Callable[[int, int], np.ndarray]
-
-    @property
-    def n_rows(self) -> int:
-        return self.shape[0] if len(self.shape) == 2 else 1
-
-    @property
-    def row_bytes(self) -> int:
-        return row_bytes(self.name, self.format, self.shape[-1])
-
-    @property
-    def nbytes(self) -> int:
-        return self.n_rows * self.row_bytes
-
-    def converted(self) -> Iterator[np.ndarray]:
-        """The rows in `format`, uint8 [n, row_bytes], some at a time. Raises CheckpointError for a value that is not
-        finite there."""
-        step = max(1, CHUNK_VALUES // self.shape[-1])
-        for start in range(0, self.n_rows, step):
-            rows = self.rows(start, min(self.n_rows, start + step))
-            if self.format == self.source_format:
-                yield rows
-                continue
-            values = to_float32(rows, self.source_format)
-            try:
-                yield encode(values, self.format)
-            except CheckpointError as error:
-                raise CheckpointError(f"tensor {self.name}: {error}") from error
-
-
-def encode(values: np.ndarray, format: str) -> np.ndarray:
-    """float32 [n, k] as stored rows of `format`, uint8 [n, row_bytes]; raises CheckpointError if one is not finite."""
-    if format not in FLOAT_FORMATS:
-        return quantize_rows(values, format)
-    stored: np.ndarray
-    if format == "BF16":
-        bits = values.view(np.uint32)
-        stored = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")  # to nearest, ties to even
-        finite = (stored & 0x7F80) != 0x7F80
-    else:
-        with np.errstate(over="ignore"):
-            stored = values.astype("<f4" if format == "F32" else "<f2")
-        finite = np.isfinite(stored)
-    if not (finite.all() and np.isfinite(values).all()):
-        raise CheckpointError(
-            f"a weight is NaN, infinite or too large for {FLOAT_FORMATS[format]}; expected finite weights"
-            + ("; use --dtype bfloat16" if format == "F16" else "")
-        )
-    return np.ascontiguousarray(stored).view(np.uint8).reshape(len(values), -1)
 
 
 def convert(
@@ -138,13 +74,9 @@ def convert(
             return wanted or DTYPE_FORMATS[dtype]
 
         if is_gguf:
-            from llmcl.convert_gguf import gguf_plan
-
             plan = gguf_plan(checkpoint, chosen)
             tensors: list[OutTensor] = plan.tensors
         else:
-            from llmcl.convert_folder import folder_plan
-
             folder = folder_plan(checkpoint, chosen, dtype)
             tensors = folder.tensors
         check_space(target, tensors)
@@ -155,9 +87,6 @@ def convert(
             else:
                 folder.write(temporary, pieces)
     return target
-
-
-Pieces = Iterable[tuple[OutTensor, Iterator[np.ndarray]]]
 
 
 def with_progress(tensors: list[OutTensor], progress: Progress | None) -> Pieces:
@@ -239,49 +168,3 @@ def _check_gguf_package() -> None:
         raise UsageError(
             'writing GGUF files needs the package gguf, which is not installed: pip install "llmcl[convert]"'
         ) from error
-
-
-def synced(path: Path) -> None:
-    """Waits until the file's content is on the disk, so that the renaming cannot come before it."""
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
-
-
-def write_safetensors(path: Path, pieces: Pieces, tensors: list[OutTensor]) -> None:
-    """One safetensors file (https://github.com/huggingface/safetensors): header length, JSON header, tensors."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for tensor in tensors:
-        header[tensor.name] = {
-            "dtype": tensor.format,
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, offset + tensor.nbytes],
-        }
-        offset += tensor.nbytes
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for _, rows in pieces:
-            for part in rows:
-                file.write(np.ascontiguousarray(part).data)
-    synced(path)
-
-
-def pairs_order(n_rows: int, head_dim: int, *, interleave: bool) -> np.ndarray:
-    """Where each row of the result comes from, int [n_rows]: rotary pairs half a head apart (Hugging Face) become
-    neighbours (GGUF's Llama) with interleave, and the other way round without."""
-    shape = (-1, 2, head_dim // 2) if interleave else (-1, head_dim // 2, 2)
-    order: np.ndarray = np.arange(n_rows).reshape(shape).swapaxes(1, 2).reshape(-1)
-    return order
-
-
-def checkpoint_rows(checkpoint: Checkpoint, name: str, *, interleaved: bool) -> Callable[[int, int], np.ndarray]:
-    """rows(start, stop) of a tensor of a checkpoint, with its rotary pairs as the target wants them."""
-    info = checkpoint.tensors[name]
-    wanted = interleaved and name.endswith((".q_proj.weight", ".k_proj.weight"))
-    if info.rope_interleaved == wanted:
-        return lambda start, stop: checkpoint.rows(name, start, stop)
-    order = pairs_order(info.n_rows, checkpoint.config.head_dim, interleave=wanted)
-    rows = checkpoint.rows(name, 0, info.n_rows)
-    return lambda start, stop: rows[order[start:stop]]

@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from llmcl import gguf_tokenizer
 from llmcl.checkpoint import Checkpoint
 from llmcl.checkpoint.gguf import LAYER_MODULE_NAMES, MODULE_NAMES, read_gguf
-from llmcl.convert import OutTensor, Pieces, checkpoint_rows, synced
+from llmcl.convert.tensors import OutTensor, Pieces, checkpoint_rows, synced
 from llmcl.errors import UnsupportedModelError
-from llmcl.tokenizer import Tokenizer
+from llmcl.tokenizer import Tokenizer, gguf_tokenizer
 
 ROPE_FACTORS = "rope_freqs.weight"
 _FOLDER_ARCHITECTURES = ("llama", "mistral")

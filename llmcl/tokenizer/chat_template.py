@@ -45,7 +45,7 @@ def render(
         CheckpointError: the template is malformed or fails, or goes beyond the limits of template_sandbox.py.
     """
     # Jinja takes 50 ms to import, and a program that never meets a template need not wait for it.
-    from llmcl import template_sandbox
+    from llmcl.tokenizer import template_sandbox
 
     compiled = _compiled(template)
     plain = plain_messages(messages)
@@ -84,7 +84,7 @@ def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
 def _compiled(template: str) -> Template:
     import jinja2
 
-    from llmcl.template_sandbox import Sandbox
+    from llmcl.tokenizer.template_sandbox import Sandbox
 
     environment = Sandbox()
     environment.filters["tojson"] = _to_json

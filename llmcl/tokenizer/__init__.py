@@ -1,0 +1,7 @@
+"""Text and conversations to token ids and back."""
+
+from __future__ import annotations
+
+from llmcl.tokenizer.tokenizer import Tokenizer, TokenizerSource
+
+__all__ = ["Tokenizer", "TokenizerSource"]
