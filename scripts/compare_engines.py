@@ -169,7 +169,7 @@ def random_file(path: Path, shape: str) -> Path:
     import gguf
     import numpy as np
 
-    from llmcl.random_shapes import random_shape_config
+    from llmcl.config.random_shapes import random_shape_config
 
     config = random_shape_config(shape)
     needed = 2 * config.n_parameters()

@@ -32,8 +32,8 @@ from llmcl.checkpoint import open_checkpoint
 from llmcl.cli import options as opt
 from llmcl.cli.command import TYPER_SETTINGS, Command, run
 from llmcl.config import ModelConfig
+from llmcl.config.random_shapes import random_shape_config, random_shape_json
 from llmcl.errors import UsageError
-from llmcl.random_shapes import random_shape_config, random_shape_json
 from llmcl.runtime.platforms import select_device
 
 CHILD = Path(__file__).with_name("compare_gpu_child.py")

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmcl.checkpoint import expected_tensors
-from llmcl.config import ModelConfig, RopeScaling
+from llmcl.config import ModelConfig, RopeScaling, config_from_gguf, config_from_hf
+from llmcl.config.families import FAMILIES
 from llmcl.errors import CheckpointError, UnsupportedModelError
-from llmcl.families import FAMILIES
 
 HF_CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -59,11 +59,11 @@ LLAMA3_SCALING = {
 
 
 def hf(**changes: Any) -> ModelConfig:
-    return ModelConfig.from_hf({**HF_CONFIG, **changes})
+    return config_from_hf({**HF_CONFIG, **changes})
 
 
 def from_gguf(changes: dict[str, Any] | None = None, **kwargs: Any) -> ModelConfig:
-    return ModelConfig.from_gguf({**GGUF_METADATA, **(changes or {})}, ["token_embd.weight"], **kwargs)
+    return config_from_gguf({**GGUF_METADATA, **(changes or {})}, ["token_embd.weight"], **kwargs)
 
 
 def test_hf_config_is_read():
@@ -98,7 +98,7 @@ def test_absent_keys_have_the_defaults_of_transformers():
 
     required = ("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
     sparse = {key: HF_CONFIG[key] for key in required} | {"num_attention_heads": 9}
-    config, reference = ModelConfig.from_hf(sparse), LlamaConfig(**sparse)
+    config, reference = config_from_hf(sparse), LlamaConfig(**sparse)
     assert config.n_kv_heads == reference.num_key_value_heads == 9
     assert config.head_dim == reference.head_dim == 64
     assert config.max_position == reference.max_position_embeddings
@@ -118,7 +118,7 @@ def test_absent_keys_have_the_defaults_of_transformers():
     ],
 )
 def test_generation_config_decides_which_ids_end_a_text(generation_config, expected):
-    assert ModelConfig.from_hf(HF_CONFIG, generation_config).eos_token_ids == expected
+    assert config_from_hf(HF_CONFIG, generation_config).eos_token_ids == expected
 
 
 def test_dtype_has_an_old_and_a_new_name():
@@ -140,7 +140,7 @@ def test_every_family_has_the_defaults_of_transformers():
     for model_type, family in FAMILIES.items():
         sparse = {key: HF_CONFIG[key] for key in required} | {"num_attention_heads": 32, "hidden_size": 2048}
         theirs = getattr(transformers, family.hf_class.replace("ForCausalLM", "Config"))(**sparse)
-        config = ModelConfig.from_hf({"model_type": model_type, **sparse})
+        config = config_from_hf({"model_type": model_type, **sparse})
         assert config.head_dim == getattr(theirs, "head_dim", 64), model_type
         assert config.n_kv_heads == theirs.num_key_value_heads, model_type
         assert config.max_position == theirs.max_position_embeddings, model_type
@@ -265,7 +265,7 @@ def test_gguf_factors_and_linear_scaling_multiply():
 
 def test_gguf_vocabulary_size_may_come_from_the_tokens():
     metadata = {key: value for key, value in GGUF_METADATA.items() if key != "llama.vocab_size"}
-    assert ModelConfig.from_gguf(metadata, []).vocab_size == 3
+    assert config_from_gguf(metadata, []).vocab_size == 3
 
 
 def test_gguf_end_of_turn_counts_beside_the_end_of_the_document():
@@ -399,24 +399,24 @@ def gguf_of(architecture: str, **changes: Any) -> dict[str, Any]:
 
 def test_a_window_in_a_gguf_file():
     assert from_gguf({"llama.attention.sliding_window": 4096}).windows == (4096,) * 30
-    gemma2 = ModelConfig.from_gguf(gguf_of("gemma2", **{"gemma2.attention.sliding_window": 64}), [])
+    gemma2 = config_from_gguf(gguf_of("gemma2", **{"gemma2.attention.sliding_window": 64}), [])
     assert gemma2.windows == (64, None) * 15
-    assert ModelConfig.from_gguf(gguf_of("gemma2"), []).windows == (4096, None) * 15
+    assert config_from_gguf(gguf_of("gemma2"), []).windows == (4096, None) * 15
     with pytest.raises(UnsupportedModelError, match=r"sliding-window.*qwen2\.attention\.sliding_window 64"):
-        ModelConfig.from_gguf(gguf_of("qwen2", **{"qwen2.attention.sliding_window": 64}), [])
+        config_from_gguf(gguf_of("qwen2", **{"qwen2.attention.sliding_window": 64}), [])
 
 
 def test_what_gguf_says_of_gemma2():
-    config = ModelConfig.from_gguf(gguf_of("gemma2"), [])
+    config = config_from_gguf(gguf_of("gemma2"), [])
     assert (config.attention_soft_cap, config.logit_soft_cap, config.norm_offset) == (50.0, 30.0, 0.0)
     assert (config.embedding_scale, config.activation, config.attention_scale) == (24.0, "gelu_tanh", None)
     caps = {"gemma2.attn_logit_softcapping": 20.0, "gemma2.final_logit_softcapping": 10.0}
-    config = ModelConfig.from_gguf(gguf_of("gemma2", **caps), [])
+    config = config_from_gguf(gguf_of("gemma2", **caps), [])
     assert (config.attention_soft_cap, config.logit_soft_cap) == (20.0, 10.0)
     # The size with 46 layers divides by hidden_size / heads, which the format cannot say.
     large = {"gemma2.block_count": 46, "gemma2.attention.head_count": 3, "gemma2.attention.key_length": 64}
     large |= {"gemma2.attention.value_length": 64}
-    config = ModelConfig.from_gguf(gguf_of("gemma2", **large), [])
+    config = config_from_gguf(gguf_of("gemma2", **large), [])
     assert config.attention_scale == 192**-0.5
 
 
@@ -437,7 +437,7 @@ JSON_VALUES = st.recursive(
 @given(st.dictionaries(st.sampled_from([*HF_CONFIG, "head_dim", "rope_parameters", "dtype"]), JSON_VALUES, max_size=3))
 def test_any_json_value_is_read_or_refused(changes):
     try:
-        config = ModelConfig.from_hf({**HF_CONFIG, **changes}, {**changes})
+        config = config_from_hf({**HF_CONFIG, **changes}, {**changes})
     except CheckpointError as error:
         assert str(error)
     else:

@@ -15,8 +15,8 @@ import pytest
 from helpers import ascii_tokenizer
 
 import llmcl
+from llmcl.config.random_shapes import RANDOM_SHAPES
 from llmcl.llm import LLM
-from llmcl.random_shapes import RANDOM_SHAPES
 from llmcl.runtime.device import Device
 
 N_PROMPT, N_TOKENS = 64, 64

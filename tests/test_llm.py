@@ -13,9 +13,9 @@ from helpers import random_weights, save_folder, small_config
 
 import llmcl
 from llmcl.checkpoint import open_checkpoint
+from llmcl.config.random_shapes import RANDOM_SHAPES, random_shape_config
 from llmcl.errors import ContextLengthError, UnsupportedModelError, UsageError
 from llmcl.llm import LLM
-from llmcl.random_shapes import RANDOM_SHAPES, random_shape_config
 from llmcl.runtime.device import Device
 
 QUESTION = "Why is the sky blue?"

@@ -21,7 +21,7 @@ from llmcl.checkpoint.files import MAX_HEADER_BYTES, map_file
 from llmcl.checkpoint.formats import BLOCKS, FLOAT_FORMATS, row_bytes, to_float32
 from llmcl.checkpoint.safetensors import check_no_overlap
 from llmcl.checkpoint.tensors import Checkpoint, StoredTensor
-from llmcl.config import ModelConfig
+from llmcl.config import config_from_gguf
 from llmcl.errors import CheckpointError, UnsupportedModelError
 
 MAGIC = b"GGUF"
@@ -86,7 +86,7 @@ def open_file(path: Path, name: str) -> Checkpoint:
             "the file is one part of a split GGUF; llmcl reads single files. Merge the parts with "
             "llama.cpp's `llama-gguf-split --merge`."
         )
-    config = ModelConfig.from_gguf(metadata, stored.keys(), _rope_factors(stored))
+    config = config_from_gguf(metadata, stored.keys(), _rope_factors(stored))
     layer_names = {**LAYER_MODULE_NAMES, **(_POST_NORM_MODULE_NAMES if config.post_norms else {})}
     by_hf_name: dict[str, StoredTensor] = {}
     for gguf_name, tensor in stored.items():

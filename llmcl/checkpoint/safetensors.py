@@ -14,7 +14,7 @@ from typing import Any, TypeGuard
 
 from llmcl.checkpoint.files import MAX_HEADER_BYTES, map_file, parse_json, read_json
 from llmcl.checkpoint.tensors import Checkpoint, StoredTensor
-from llmcl.config import ModelConfig
+from llmcl.config import config_from_hf
 from llmcl.errors import CheckpointError, UnsupportedModelError
 
 WEIGHTS_FILE = "model.safetensors"
@@ -38,7 +38,7 @@ def open_folder(folder: Path, name: str) -> Checkpoint:
         raise CheckpointError(f"the folder has no config.json. {hint}")
     generation_path = folder / "generation_config.json"
     generation_config = read_json(generation_path) if generation_path.is_file() else None
-    config = ModelConfig.from_hf(read_json(folder / "config.json"), generation_config)
+    config = config_from_hf(read_json(folder / "config.json"), generation_config)
     return Checkpoint(name, folder, config, _read_folder_tensors(folder))
 
 

@@ -110,8 +110,8 @@ def _shape(model: str | None, random: str | None, offline: bool, dtype: str, kv_
     """The heads of the model, whose weights need not be loaded, and the KV dtype that it would be loaded with."""
     from llmcl.attention.kernels import CAPACITY_MULTIPLE, AttentionShape
     from llmcl.checkpoint import open_checkpoint
+    from llmcl.config.random_shapes import random_shape_config
     from llmcl.ops.dtype import check_kv_dtype
-    from llmcl.random_shapes import random_shape_config
 
     if random is not None:
         config = random_shape_config(random)

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from llmcl.config import ModelConfig
+from llmcl.config.hf import config_from_hf
+from llmcl.config.model_config import ModelConfig
 from llmcl.errors import UsageError
 
 
@@ -130,7 +131,7 @@ RANDOM_SHAPES: dict[str, dict[str, Any]] = {
 
 def random_shape_config(shape: str) -> ModelConfig:
     """The configuration of a name in RANDOM_SHAPES or of a config.json; raises UsageError for anything else."""
-    return ModelConfig.from_hf(random_shape_json(shape))
+    return config_from_hf(random_shape_json(shape))
 
 
 def random_shape_json(shape: str) -> dict[str, Any]:

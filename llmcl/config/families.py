@@ -10,6 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
+
+from llmcl.config.limits import MAX_SOFT_CAP
+from llmcl.config.reader import Reader
+
 Activation = Literal["silu", "gelu_tanh"]
 # Which layers see only a sliding window: none, all, every other one from the first on, or (if use_sliding_window is
 # set) those from max_window_layers on. A list `layer_types` in config.json goes before it.
@@ -85,3 +90,30 @@ FAMILIES: dict[str, Family] = {
 
 # By GGUF's general.architecture. Mistral's files name Llama; a window in one is that of all layers.
 GGUF_ARCHITECTURES: tuple[str, ...] = ("llama", "qwen2", "qwen3", "gemma2")
+
+
+def family_fields(read: Reader, family: Family, prefix: str, hidden_size: int) -> dict[str, Any]:
+    """The fields that follow from the family, and those that both formats state under the same key."""
+
+    def soft_cap(key: str) -> float | None:
+        if not family.soft_caps or read.get(prefix + key) is None:
+            return None
+        return read.number(prefix + key, 0.0, MAX_SOFT_CAP)
+
+    return {
+        "qkv_bias": family.qkv_bias,
+        "qk_norm": family.qk_norm,
+        "post_norms": family.post_norms,
+        "activation": family.activation,
+        "embedding_scale": float(np.sqrt(np.float32(hidden_size))) if family.scaled_embedding else 1.0,
+        "attention_soft_cap": soft_cap("attn_logit_softcapping"),
+        "logit_soft_cap": soft_cap("final_logit_softcapping"),
+    }
+
+
+def windows_by_pattern(pattern: WindowPattern, window: int | None, n_layers: int, first: int) -> tuple[int | None, ...]:
+    """first: the first layer with a window, for the pattern "late"."""
+    if window is None or pattern == "none":
+        return ()
+    layers = {"all": range(n_layers), "even": range(0, n_layers, 2), "late": range(first, n_layers)}[pattern]
+    return tuple(window if layer in layers else None for layer in range(n_layers))

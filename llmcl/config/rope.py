@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llmcl.config_reader import Reader, unsupported
+from llmcl.config.limits import MAX_POSITION
+from llmcl.config.reader import Reader, unsupported
 from llmcl.errors import CheckpointError
 
-MAX_POSITION = 1 << 27
 # Keeps frequencies finite in float32.
 _MIN_ROPE_FACTOR, _MAX_ROPE_FACTOR = 1e-6, 1e6
 

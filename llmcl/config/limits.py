@@ -1,0 +1,15 @@
+"""How large the sizes that a checkpoint states may be."""
+
+from __future__ import annotations
+
+# Far above any published model of these families; a size beyond is damage or an attack, and would only end
+# in an allocation that cannot be had.
+MAX_HIDDEN = 1 << 17
+MAX_INTERMEDIATE = 1 << 20
+MAX_LAYERS = 1024
+MAX_HEADS = 4096
+MAX_HEAD_DIM = 1024
+MAX_VOCAB = 1 << 22
+MAX_WINDOW = 1 << 62
+MAX_SOFT_CAP = 1e6
+MAX_POSITION = 1 << 27
