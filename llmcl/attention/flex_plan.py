@@ -169,35 +169,8 @@ class FlexPlan:
             for name, shape in p.shapes().items():
                 if name != "lse" or p.return_lse:
                     self.own[name] = self._alloc(int(np.prod(shape)), dtypes[name], name)
-        q_heads, kv_heads = p.batch * p.n_q_heads, p.batch * p.n_kv_heads
-        query: KernelArg | str = "query"
-        key: KernelArg | str = "key"
-        value: KernelArg | str = "value"
-        out: KernelArg | str = "out"
-        padded = head_dim != p.width
-        if padded or p.q_dtype != "float32":
-            query = self._alloc(q_heads * p.n_queries * head_dim, "float32", "queries")
-            sizes = (p.n_queries, p.width, p.n_queries, head_dim)
-            self._pad("query", query, (p.q_dtype, "float32"), sizes, q_heads)
-        if padded:
-            key = self._alloc(kv_heads * p.n_keys * head_dim, p.kv_dtype, "keys")
-            self._pad("key", key, (p.kv_dtype, p.kv_dtype), (p.n_keys, p.width, p.n_keys, head_dim), kv_heads)
-            out = self._alloc(q_heads * p.n_queries * head_dim, "float32", "output")
-        if padded or capacity != p.n_keys:
-            value = self._alloc(kv_heads * capacity * head_dim, p.kv_dtype, "values")
-            self._pad("value", value, (p.kv_dtype, p.kv_dtype), (p.n_keys, p.width, capacity, head_dim), kv_heads)
-        # The kernels may read the scores of a whole tile past the last key.
-        k_tiles = self._alloc((kv_heads * capacity + CAPACITY_MULTIPLE) * head_dim, p.kv_dtype, "key tiles")
-        pack = next(variant for variant in PACK_KEYS if variant.suits(device))
-        n_tiles = capacity // 16
-        self._launch(
-            pack.file,
-            "pack_keys",
-            {"KV": KERNEL_NAMES[p.kv_dtype], "HEAD_DIM": head_dim},
-            [key, k_tiles, np.int32(p.n_keys), np.int32(capacity)],
-            groups=(n_tiles, kv_heads, 1) if pack.name == "cpu" else (head_dim, n_tiles, kv_heads),
-            local=(1, 1, 1) if pack.name == "cpu" else (16, 1, 1),
-        )
+        query, key, value, out = self._padded(capacity)
+        k_tiles = self._pack_keys(key, capacity)
         self._launch(
             tiles.variant.file,
             "attention_prefill",
@@ -223,9 +196,48 @@ class FlexPlan:
             local=tiles.local,
             prelude=mods.prelude,
         )
-        if padded:
+        if out != "out":
             sizes = (p.n_queries, head_dim, p.n_queries, p.width)
-            self._pad(out, "out", ("float32", "float32"), sizes, q_heads)
+            self._pad(out, "out", ("float32", "float32"), sizes, p.batch * p.n_q_heads)
+
+    def _padded(self, capacity: int) -> list[KernelArg | str]:
+        """query, key, value, out as the kernels take them: the user's arrays, or buffers with more rows or columns."""
+        p, head_dim = self.problem, self.problem.head_dim
+        q_heads, kv_heads = p.batch * p.n_q_heads, p.batch * p.n_kv_heads
+        query: KernelArg | str = "query"
+        key: KernelArg | str = "key"
+        value: KernelArg | str = "value"
+        out: KernelArg | str = "out"
+        padded = head_dim != p.width
+        if padded or p.q_dtype != "float32":
+            query = self._alloc(q_heads * p.n_queries * head_dim, "float32", "queries")
+            sizes = (p.n_queries, p.width, p.n_queries, head_dim)
+            self._pad("query", query, (p.q_dtype, "float32"), sizes, q_heads)
+        if padded:
+            key = self._alloc(kv_heads * p.n_keys * head_dim, p.kv_dtype, "keys")
+            self._pad("key", key, (p.kv_dtype, p.kv_dtype), (p.n_keys, p.width, p.n_keys, head_dim), kv_heads)
+            out = self._alloc(q_heads * p.n_queries * head_dim, "float32", "output")
+        if padded or capacity != p.n_keys:
+            value = self._alloc(kv_heads * capacity * head_dim, p.kv_dtype, "values")
+            self._pad("value", value, (p.kv_dtype, p.kv_dtype), (p.n_keys, p.width, capacity, head_dim), kv_heads)
+        return [query, key, value, out]
+
+    def _pack_keys(self, key: KernelArg | str, capacity: int) -> Buffer:
+        """The keys in tiles."""
+        p, head_dim, kv_heads = self.problem, self.problem.head_dim, self.problem.batch * self.problem.n_kv_heads
+        # The kernels may read the scores of a whole tile past the last key.
+        k_tiles = self._alloc((kv_heads * capacity + CAPACITY_MULTIPLE) * head_dim, p.kv_dtype, "key tiles")
+        pack = next(variant for variant in PACK_KEYS if variant.suits(self.device))
+        n_tiles = capacity // 16
+        self._launch(
+            pack.file,
+            "pack_keys",
+            {"KV": KERNEL_NAMES[p.kv_dtype], "HEAD_DIM": head_dim},
+            [key, k_tiles, np.int32(p.n_keys), np.int32(capacity)],
+            groups=(n_tiles, kv_heads, 1) if pack.name == "cpu" else (head_dim, n_tiles, kv_heads),
+            local=(1, 1, 1) if pack.name == "cpu" else (16, 1, 1),
+        )
+        return k_tiles
 
 
 class PlanCache:
