@@ -25,7 +25,7 @@ N_HEADS = {"q_proj": 4, "k_proj": 2}
 
 # Perplexity relative to the same weights in float32.
 EXACT_ACTIVATIONS = 0.003
-ROUNDED_ACTIVATIONS = 0.02  # few tokens: within 1% over 4096 (docs/performance.md)
+ROUNDED_ACTIVATIONS = 0.02  # few tokens: within 1% over 4096 (docs/performance/quantization.md)
 
 TEXT = """\
 The harbour had been quiet since the storm. Two boats lay on the sand with their sides broken open, and a third, which
