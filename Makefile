@@ -26,7 +26,7 @@ demo: $(VENV)/.installed
 
 test: lint
 	@$(BIN)/python tests/check_oclgrind.py
-	@$(ALL_DRIVERS) $(BIN)/python -m pytest -n 2 --dist loadfile
+	@$(ALL_DRIVERS) $(BIN)/python tests/run.py
 
 lint: $(VENV)/.installed-test
 	@$(BIN)/ruff check

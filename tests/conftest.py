@@ -74,11 +74,11 @@ def missing(names: list[str]) -> list[str]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Compiled kernels are kept between runs, away from the user's own cache.
-    own = config.rootpath / ".pytest_cache" / "llmcl"
-    is_worker = hasattr(config, "workerinput")  # one of pytest-xdist's, beside which others are at work
-    if os.environ.setdefault("LLMCL_CACHE_DIR", str(own)) == str(own) and not is_worker:
-        shutil.rmtree(own / "findings", ignore_errors=True)  # tuned tiles, excluded kernels: no test is to meet them
+    # Compiled kernels are kept between runs, away from the user's own; tuned tiles and excluded kernels are not.
+    if "LLMCL_CACHE_DIR" not in os.environ:  # tests/run.py sets it for the processes that it starts
+        own = config.rootpath / ".pytest_cache" / "llmcl"
+        os.environ["LLMCL_CACHE_DIR"] = str(own)
+        shutil.rmtree(own / "findings", ignore_errors=True)
 
     # Tests share the processor with others: what they compute and count is not to depend on that.
     from llmcl.runtime import one_launch
