@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import copy
-import ctypes
 import dataclasses
-import mmap
 import sys
 from collections.abc import Iterator
 
-import numpy as np
-import pyopencl as cl
 import pytest
+from guard_pages import alloc_guarded
 
 from llmcl.ops.variant import PTX_FORMS
 from llmcl.runtime.device import Buffer, Device
@@ -44,39 +41,15 @@ def target(device: Device, variant: str) -> Device:
     return taken_for
 
 
-class Pages(mmap.mmap):
-    """Memory that is given back only when the device has done what was enqueued."""
-
-    queue: cl.CommandQueue
-
-    def __del__(self) -> None:
-        self.queue.finish()
-
-
-def guarded(device: Device, nbytes: int) -> np.ndarray:
-    """Memory of NaNs that ends, but for what fills up 64 bytes, where a page begins that nobody may touch."""
-    size = -(-nbytes // 64) * 64
-    pages = Pages(-1, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE + mmap.PAGESIZE)
-    pages.queue = device.queue
-    memory = np.frombuffer(pages, np.uint8)
-    memory[:] = 0xFF
-    end = len(memory) - mmap.PAGESIZE
-    if ctypes.CDLL(None).mprotect(ctypes.c_void_p(memory.ctypes.data + end), ctypes.c_size_t(mmap.PAGESIZE), 0):
-        raise OSError("mprotect failed")
-    return memory[end - size :][:nbytes]
-
-
 @pytest.fixture(autouse=True, scope="session")
 def guard_pages() -> Iterator[None]:
     """With the CPU drivers from pip a kernel that runs past the end of a buffer ends the process."""
     plain = Device.alloc
 
     def alloc(self: Device, nbytes: int, name: str, *, streamed: bool = False) -> Buffer:
-        if not (self.entry.is_intel_cpu or self.entry.is_pocl):
-            return plain(self, nbytes, name, streamed=streamed)
-        memory = guarded(self, max(nbytes, 4))
-        flags = cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR
-        return Buffer(self, cl.Buffer(self.context, flags, hostbuf=memory), nbytes, name)
+        if self.entry.is_intel_cpu or self.entry.is_pocl:
+            return alloc_guarded(self, nbytes, name)
+        return plain(self, nbytes, name, streamed=streamed)
 
     with pytest.MonkeyPatch.context() as patch:
         if sys.platform == "linux":
