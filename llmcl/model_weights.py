@@ -167,6 +167,11 @@ def build_weights(
     return ModelWeights(top["embedding"], layers, vector("model.norm.weight"), top.get("head", top["embedding"]))
 
 
+def _alloc(device: Device, plan: MatrixPlan, types: WeightTypes) -> Weight:
+    exact = types.exact_activations
+    return alloc_weight(device, plan.name, plan.rows, plan.k, types.runs(plan), exact_activations=exact)
+
+
 @dataclass(frozen=True)
 class _TensorRows:
     """One tensor of a checkpoint as `load_rows` wants it; quantised anew if `format` is not the stored one."""
@@ -249,9 +254,7 @@ def load_weights(
 
     def matrix(plan: MatrixPlan) -> Weight:
         nonlocal done
-        weight = alloc_weight(
-            device, plan.name, plan.rows, plan.k, types.runs(plan), exact_activations=types.exact_activations
-        )
+        weight = _alloc(device, plan, types)
         for nbytes in fill(plan, weight):
             done += nbytes
             if progress:
@@ -311,9 +314,7 @@ def random_weights(device: Device, config: ModelConfig, types: WeightTypes, seed
     def matrix(plan: MatrixPlan) -> Weight:
         nonlocal count
         count += 1
-        weight = alloc_weight(
-            device, plan.name, plan.rows, plan.k, types.runs(plan), exact_activations=types.exact_activations
-        )
+        weight = _alloc(device, plan, types)
         # Uniform with the variance 1 / k keeps the activations of a deep stack of the order of one.
         fill_random(device, weight, (3.0 / plan.k) ** 0.5, seed * 1_000_003 + count)
         return weight
