@@ -7,6 +7,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from programs import run_llmcl
 
 import llmcl
 from llmcl import doctor
+from llmcl.cli import main
 from llmcl.errors import DeviceError
 from llmcl.ops import linear
 from llmcl.ops.variant import PTX_FORMS, pick
@@ -26,6 +28,7 @@ from llmcl.runtime.platforms import DeviceEntry
 WORKER = """
 import sys, os, time
 from llmcl import doctor
+from llmcl.cli import main
 from llmcl.runtime import program
 read = program.read_source
 def changed(name):
@@ -62,23 +65,28 @@ def statuses(outcomes: Sequence[doctor.Outcome]) -> dict[str, str]:
 
 
 def test_every_form_passes(cl_entry: DeviceEntry, default_device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = worker()
-    if cl_entry.index != default_device.entry.index:  # whose compiler may take a minute for all: a third of them
-        few = [c for c in doctor.checks() if c.dtype == "float16" or c.form == "shared"]
-        monkeypatch.setattr(doctor, "checks", lambda: few)
-        run = worker(
-            more="few = [c for c in doctor.checks() if c.dtype == 'float16' or c.form == 'shared']\n"
-            "doctor.checks = lambda: few"
-        )
+    """A third of the checks: a compiler may take a minute for all of them."""
+    if cl_entry.index == default_device.entry.index:
+        pytest.skip("test_json runs every check on this device")
+    few = [c for c in doctor.checks() if c.dtype == "float16" or c.form == "shared"]
+    monkeypatch.setattr(doctor, "checks", lambda: few)
+    run = worker(
+        more="few = [c for c in doctor.checks() if c.dtype == 'float16' or c.form == 'shared']\n"
+        "doctor.checks = lambda: few"
+    )
     outcomes = doctor.diagnose(cl_entry, worker=run)
     failed = [(o.check.kernel, o.check.form, o.check.dtype, o.status, o.detail) for o in outcomes]
     assert {row[3] for row in failed} <= {"pass", "not used"}, failed
     in_use = [o for o in outcomes if o.in_use]
     assert all(o.status == "pass" for o in in_use)
+    one_form_of_each_is_in_use([(o.check.kernel, o.check.dtype, o.in_use) for o in outcomes])
+
+
+def one_form_of_each_is_in_use(checks: Sequence[tuple[str, str, bool]]) -> None:
     for kernel in ("linear_decode", "linear_prefill", "attention_decode", "attention_prefill"):
-        used = [o.check.dtype for o in in_use if o.check.kernel == kernel]
-        tested = {o.check.dtype for o in outcomes if o.check.kernel == kernel}
-        assert sorted(used) == sorted(tested), "one form of each is in use"
+        used = [dtype for name, dtype, in_use in checks if name == kernel and in_use]
+        tested = {dtype for name, dtype, _ in checks if name == kernel}
+        assert tested and sorted(used) == sorted(tested), "one form of each is in use"
 
 
 @pytest.mark.usefixtures("only")
@@ -151,33 +159,42 @@ def test_a_wrong_kernel_without_another_form_refuses_models(default_device: Devi
         llmcl.load_random("smollm2-135m", device=device, dtype="float16", max_context=16)
 
 
-def test_the_command(tmp_path: Path, default_device: Device) -> None:
-    index = str(default_device.entry.index)
-    done = run_llmcl("doctor", "--device", index)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "checks passed; nothing is excluded" in done.stdout and "attention_prefill" in done.stdout
-    assert default_device.name in done.stderr
-    stored = Findings(default_device.entry)
-    assert stored.wrong == {}
+@pytest.mark.usefixtures("only")
+def test_the_command(
+    default_device: Device, empty_cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "diagnose", partial(doctor.diagnose, worker=worker(more=FEW)))
+    monkeypatch.setattr(sys, "argv", ["llmcl", "doctor", "--device", str(default_device.entry.index)])
+    with pytest.raises(SystemExit) as done:
+        main()
+    assert done.value.code == 0
+    shown = capsys.readouterr()
+    assert "checks passed; nothing is excluded" in shown.out and "linear_decode" in shown.out
+    assert default_device.name in shown.err
+    assert Findings(default_device.entry).wrong == {}
 
 
-def test_json_and_reset(tmp_path: Path, default_device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    index = str(default_device.entry.index)
-    monkeypatch.setenv("LLMCL_CACHE_DIR", str(tmp_path))
+def test_reset(default_device: Device, empty_cache: Path) -> None:
     findings = Findings(default_device.entry)
     findings.store_wrong({"cpu/linear_decode.cl float16": "wrong: error 1.0"})
     findings.store_tuned("key", {"BLOCK_M": 8})
-    reset = run_llmcl("doctor", "--reset", "--device", index, LLMCL_CACHE_DIR=str(tmp_path))
+    reset = run_llmcl("doctor", "--reset", "--device", str(default_device.entry.index))
     assert reset.returncode == 0 and "nothing is excluded any more" in reset.stdout
     after = Findings(default_device.entry)
     assert after.wrong == {} and after.tuned == {"key": {"BLOCK_M": 8}}, "tuned tiles are no concern of the doctor"
-    monkeypatch.undo()
-    done = run_llmcl("doctor", "--json", "-q", "--device", index)
-    assert done.returncode == 0 and done.stderr == ""
+
+
+def test_json(default_device: Device) -> None:
+    """A whole run of the command, with every check of the default device."""
+    done = run_llmcl("doctor", "--json", "-q", "--device", str(default_device.entry.index))
+    assert done.returncode == 0 and done.stderr == "", done.stdout + done.stderr
     report = json.loads(done.stdout)
     assert report["device"] == default_device.name
     assert {row["status"] for row in report["checks"]} <= {"pass", "not used"}
+    assert all(row["status"] == "pass" for row in report["checks"] if row["in_use"])
     assert {row["dtype"] for row in report["checks"] if row["in_use"]} == {*doctor.DTYPES, *doctor.QUANTIZED_DTYPES}
+    one_form_of_each_is_in_use([(row["kernel"], row["dtype"], row["in_use"]) for row in report["checks"]])
+    assert Findings(default_device.entry).wrong == {}
 
 
 def test_one_launch_that_gave_up_is_tried_again(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:

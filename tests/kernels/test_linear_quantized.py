@@ -156,6 +156,7 @@ def test_decode_norm_and_epilogue(target: Device, dtype: str, epilogue: str, row
     check_decode(target, dtype, rows, 512, epilogue=epilogue, norm=True, exact=True)
 
 
+@pytest.mark.heavy
 def test_decode_of_a_split_weight(target: Device) -> None:
     check_decode(target, "q6_k", 128, 256, epilogue="swiglu", tiles_per_part=2)
 
