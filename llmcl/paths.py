@@ -21,5 +21,10 @@ def write_atomically(path: Path, data: bytes) -> None:
     """Concurrent processes may write the same file; each reader sees a whole one or none. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        file.write(data)
-    os.replace(file.name, path)
+        partial = Path(file.name)
+    try:
+        partial.write_bytes(data)
+        partial.replace(path)
+    except BaseException:  # a full disk is not filled further by what could not be finished
+        partial.unlink()
+        raise

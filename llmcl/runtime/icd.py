@@ -154,7 +154,7 @@ def remembered_probe(library: str) -> str | None:
         return probe_in_child(library)  # a bare name, which only the dynamic linker can resolve
     identity = repr((os.path.realpath(library), file.st_size, file.st_mtime_ns, folder.st_mtime_ns))
     memo = cache_dir() / "icd" / f"works-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
-    if memo.exists():
+    if os.path.exists(memo):  # not Path.exists, which raises where the folder cannot be read
         return None
     problem = probe_in_child(library)
     if problem is None:

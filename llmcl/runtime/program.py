@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
+import sqlite3
 import time
 import warnings
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import cache
 from importlib import resources
 from pathlib import Path
 
 import pyopencl as cl
+from platformdirs import user_cache_dir
 
 from llmcl.errors import KernelBuildError
 from llmcl.paths import cache_dir, write_atomically
@@ -24,6 +25,8 @@ _log = logging.getLogger(__name__)
 # Denormals cost PoCL a factor of ten; every kernel tolerates contraction into multiply-adds except
 # the one that must reproduce a file format bit for bit, which turns it off itself.
 BUILD_OPTIONS = ("-cl-std=CL1.2", "-cl-denorms-are-zero", "-w")
+
+DIGEST_BYTES = 16
 
 _INCLUDE = re.compile(r'^#include "([^"]+)"$', re.MULTILINE)
 
@@ -89,10 +92,10 @@ class ProgramCache:
         if program is None:
             program = self._programs[file, defines, prelude] = self._load(file, defines, prelude)
         if not shared:
-            return cl.Kernel(program, name)
+            return _new_kernel(program, name)
         key = (file, defines, prelude, name)
         if key not in self._shared:
-            self._shared[key] = cl.Kernel(program, name)
+            self._shared[key] = _new_kernel(program, name)
         return self._shared[key]
 
     def _load(self, file: str, defines: str, prelude: str) -> cl.Program:
@@ -104,8 +107,11 @@ class ProgramCache:
 
     def _from_disk(self, path: Path) -> cl.Program | None:
         try:
-            binary = path.read_bytes()
+            stored = path.read_bytes()
         except OSError:
+            return None
+        digest, binary = stored[:DIGEST_BYTES], stored[DIGEST_BYTES:]
+        if digest != _digest(binary):  # damaged; a driver that is given such a binary may crash
             return None
         try:
             with warnings.catch_warnings():
@@ -115,8 +121,7 @@ class ProgramCache:
                 _log.info("loaded %s for %s from %s", path.stem.rpartition("-")[0], self._device.name.strip(), path)
                 return program
         except cl.Error:
-            path.unlink(missing_ok=True)  # a truncated or foreign file: compile again
-            return None
+            return None  # compiled again, which replaces the file
 
     def _compile(self, file: str, source: str, options: str, path: Path) -> cl.Program:
         start = time.perf_counter()
@@ -134,9 +139,18 @@ class ProgramCache:
         _log.info("compiled %s for %s in %.1f s", Path(file).stem, self._device.name.strip(), seconds)
         self.compile_s += seconds
         self.compiled += 1
-        if self._keeps_binaries:
-            with suppress(OSError):  # a read-only home costs compile time, not the run
-                write_atomically(path, binary)
+        if not self._keeps_binaries:
+            return program
+        try:
+            write_atomically(path, _digest(binary) + binary)
+        except OSError as error:  # costs compile time, not the run
+            if self.compiled == 1:
+                _log.warning(
+                    "compiled kernels cannot be kept in %s (%s), so each start compiles them anew; make the folder "
+                    "writable or set LLMCL_CACHE_DIR",
+                    path.parent,
+                    error.strerror,
+                )
         return program
 
     def _build(self, program: cl.Program, options: str) -> tuple[cl.Program, bytes]:
@@ -149,6 +163,21 @@ class ProgramCache:
             return program, b""
         binaries: list[bytes] = program.get_info(cl.program_info.BINARIES)  # type: ignore[assignment]
         return program, binaries[0]
+
+
+def _digest(binary: bytes) -> bytes:
+    return hashlib.blake2b(binary, digest_size=DIGEST_BYTES).digest()
+
+
+def _new_kernel(program: cl.Program, name: str) -> cl.Kernel:
+    """pyopencl looks a kernel up in a database in the user's cache folder; where it cannot, it has to do without."""
+    try:
+        if not cl._PYOPENCL_NO_CACHE:
+            Path(user_cache_dir("pytools", "pytools")).mkdir(parents=True, exist_ok=True)
+        return cl.Kernel(program, name)
+    except (OSError, sqlite3.Error):
+        cl._PYOPENCL_NO_CACHE = True
+        return cl.Kernel(program, name)
 
 
 def constant_text(value: object) -> str:
