@@ -341,5 +341,6 @@ def plot_tbt(result: Result, path: str) -> None:
     over_position.legend(fontsize="small")
     histogram.hist([ms for tbt_ms in result.generations_tbt_ms for ms in tbt_ms], bins=60)
     histogram.set(xlabel="time between tokens (ms)", ylabel="tokens")
+    histogram.yaxis.get_major_locator().set_params(integer=True)
     figure.suptitle(f"{row.model} ({row.dtype}) on {row.device}: {row.test}, {row.avg_ts:.1f} tokens/s")
     figure.savefig(path, dpi=120)

@@ -73,8 +73,11 @@ class GenerationStats:
         """The fields as plain values that JSON can hold."""
         return asdict(self)
 
-    def report(self, device: str | None = None, model: str | None = None) -> str:
-        """The report for people: each quantity with its unit and meaning; what does not exist is left out."""
+    def report(self, device: str | None = None, model: str | None = None, width: int | None = None) -> str:
+        """The report for people: each quantity with its unit and meaning; what does not exist is left out.
+
+        width: columns; a meaning that does not fit into them is left out, too.
+        """
         tbt = self.tbt_ms
         to_host = _with_unit(self.device_to_host_bytes_per_token, 1, "bytes to the host")
         to_device = _with_unit(self.host_to_device_bytes_per_token, 1, "to the device")
@@ -102,7 +105,13 @@ class GenerationStats:
         ]
         if self.generated_tokens < 2:
             rows = [row for row in rows if row[0] != "stalls"]
-        return "\n".join(f"{label:<9} {value:<48} {meaning}".rstrip() for label, value, meaning in rows if value)
+        given = [(label, value, meaning) for label, value, meaning in rows if value]
+        lines = [f"{label:<9} {value:<48} {meaning}".rstrip() for label, value, meaning in given]
+        if width is not None and max(map(len, lines)) > width:
+            narrow = [(f"{label:<9} {value:<16}", meaning) for label, value, meaning in given]
+            fits = [meaning if len(line) + 1 + len(meaning) <= width else "" for line, meaning in narrow]
+            lines = [f"{line} {meaning}".rstrip() for (line, _), meaning in zip(narrow, fits, strict=True)]
+        return "\n".join(lines)
 
 
 def _with_unit(value: float | None, digits: int, unit: str) -> str | None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
+import logging
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -15,7 +19,7 @@ import pytest
 from helpers import option_variables
 
 import llmcl
-from llmcl.cli import main
+from llmcl.cli import command, main
 from llmcl.cli.chat import read_message
 from llmcl.errors import UsageError
 from llmcl.generation import Piece
@@ -370,6 +374,99 @@ def test_errors_of_ours_and_defects(
     assert invoke("generate", "-m", "m", "-p", "x") == 1
     errors = capsys.readouterr().err
     assert "error: unexpected KeyError: 'gone'" in errors and "LLMCL_DEBUG=1" in errors and "Traceback" not in errors
+
+
+def test_a_full_disk_is_no_defect_of_ours(
+    engine: Engine, invoke: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(command, "_silence_stdout", lambda: None)
+    monkeypatch.setattr(llmcl, "load", full)
+    assert invoke("generate", "-m", "m", "-p", "x") == 1
+    assert capsys.readouterr().err == "error: the output cannot be written (No space left on device)\n"
+
+
+def test_a_closed_standard_error_does_not_reach_standard_output(
+    engine: Engine, invoke: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    assert invoke("generate", "-m", "m", "-p", "one two") == 0
+    sys.stderr.close()  # type: ignore[unreachable]  # what main put there
+    assert capsys.readouterr().out == "one two \n"
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_warnings_are_sentences_and_quiet_leaves_them_out(
+    quiet: bool, engine: Engine, invoke: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = io.StringIO()
+
+    def load(model: str, **settings: Any) -> Engine:
+        warnings.warn("a file is damaged", stacklevel=1)
+        logging.getLogger("llmcl.llm").warning("the context is long")
+        return engine
+
+    monkeypatch.setattr(llmcl, "load", load)
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    handler = logging.StreamHandler(shown)
+    logger = logging.getLogger("llmcl")
+    level = logger.level
+    logger.addHandler(handler)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("default", UserWarning)
+            monkeypatch.setattr(warnings, "showwarning", lambda *given: shown.write(warnings.formatwarning(*given[:4])))
+            assert invoke("generate", "-m", "m", "-p", "x", *(["-q"] if quiet else [])) == 0
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+    if quiet:
+        assert shown.getvalue() == ""
+    else:
+        assert "warning: a file is damaged\n" in shown.getvalue() and "the context is long\n" in shown.getvalue()
+
+
+def test_the_report_fits_a_narrow_terminal() -> None:
+    tbt = summarize([20.0, 21.0, 690.0])
+    figures = stats(tbt_ms=tbt, load_ms=4490.2, device_to_host_bytes_per_token=14.1)
+    wide, narrow = figures.report().splitlines(), figures.report(width=60).splitlines()
+    assert figures.report(width=120).splitlines() == wide
+    assert max(map(len, narrow)) <= 60 < max(map(len, wide))
+    assert [line[:10] for line in narrow] == [line[:10] for line in wide]
+    assert "reading the prompt" in figures.report(width=60)
+
+
+def test_an_answer_that_fills_the_context_says_so(
+    engine: Engine, invoke: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pieces(prompt: str, **request: Any) -> Iterator[Piece]:
+        yield Piece("one", 1, None, None, None)
+        yield Piece("two", 2, 20.0, "length", engine.stats)
+
+    monkeypatch.setattr(engine, "stream", pieces)
+    for n, is_cut in ((8, True), (2, False)):
+        assert invoke("generate", "-m", "m", "-p", "x", "-n", str(n)) == 0
+        assert ("the context is full" in capsys.readouterr().err) == is_cut
+
+
+def test_variables_of_other_commands_do_not_change_a_measurement(
+    invoke: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """LLMCL_CTX_SIZE is generate's room for an answer, perplexity's -c a window; LLMCL_DTYPE=auto is none to write."""
+    for name, options in (("perplexity", ("CTX_SIZE", "FILE")), ("convert", ("DTYPE", "QUANTIZE", "FORCE"))):
+        assert invoke(name, "--help") == 0
+        text = capsys.readouterr().out
+        assert not any(f"LLMCL_{option}" in text for option in options)
+
+
+def test_without_a_command_it_lists_them_whole(invoke: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke() == 2
+    shown = capsys.readouterr()
+    text = shown.out + shown.err
+    assert "Usage: llmcl" in text and "convert " in text and "..." not in text.partition("Commands:")[2]
 
 
 def test_help_is_complete(invoke: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:

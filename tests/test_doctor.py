@@ -186,7 +186,7 @@ def test_reset(default_device: Device, empty_cache: Path) -> None:
 
 def test_json(default_device: Device) -> None:
     """A whole run of the command, with every check of the default device."""
-    done = run_llmcl("doctor", "--json", "-q", "--device", str(default_device.entry.index))
+    done = run_llmcl("doctor", "--format", "json", "-q", "--device", str(default_device.entry.index))
     assert done.returncode == 0 and done.stderr == "", done.stdout + done.stderr
     report = json.loads(done.stdout)
     assert report["device"] == default_device.name

@@ -26,6 +26,7 @@ from llmcl.cli.tune import tune
 
 app = typer.Typer(
     **TYPER_SETTINGS,
+    no_args_is_help=True,
     help="Run language models on OpenCL devices.",
     epilog="Exit codes: 0 done, 1 unexpected failure, 2 usage, 3 device, 4 device memory, 5 kernel build, "
     "6 checkpoint, 7 model not supported, 8 hub, 9 context length, 130 Ctrl-C, 141 closed pipe. "
@@ -33,12 +34,12 @@ app = typer.Typer(
 )
 app.command(cls=Command, epilog=METRICS)(generate)
 app.command(cls=Command, epilog=METRICS)(chat)
-app.command(cls=Command, epilog=SCORED)(perplexity)
-app.command(cls=Command)(convert)
-app.command(cls=Command)(devices)
-app.command(cls=Command)(doctor)
-app.command(cls=Command, epilog=PROFILE_EPILOG)(profile)
-app.command(cls=Command, epilog=TUNE_EPILOG)(tune)
+app.command(cls=Command, epilog=SCORED, short_help="Measure how well a model predicts a text.")(perplexity)
+app.command(cls=Command, short_help="Write a model as GGUF or safetensors, quantised or not.")(convert)
+app.command(cls=Command, short_help="List OpenCL devices, and say which is used and why.")(devices)
+app.command(cls=Command, short_help="Check every kernel on a device against NumPy.")(doctor)
+app.command(cls=Command, epilog=PROFILE_EPILOG, short_help="Show where the time goes, kernel by kernel.")(profile)
+app.command(cls=Command, epilog=TUNE_EPILOG, short_help="Find and keep the fastest tile sizes of attention.")(tune)
 
 
 def _print_version(wanted: bool) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -20,12 +22,13 @@ class Answer:
     n_tokens: int = 0
     tbt_ms: list[float] = field(default_factory=list)
     stats: GenerationStats | None = None
+    finish_reason: str | None = None
     interrupted: bool = False
 
     def report(self) -> str:
         """The text report of the whole answer, or of the part that there is."""
         if self.stats is not None:
-            return self.stats.report()
+            return self.stats.report(width=_columns())
         report = f"interrupted after {self.n_tokens} tokens"
         if self.tbt_ms:
             from llmcl.stats import summarize
@@ -33,6 +36,22 @@ class Answer:
             tbt = summarize(self.tbt_ms)
             report += "\nTBT ms: " + ", ".join(f"{name} {value:.4g}" for name, value in tbt.items())
         return report
+
+    def why_cut(self, max_tokens: int) -> str | None:
+        """A sentence for an answer that neither ended by itself nor has the tokens asked for."""
+        if self.finish_reason == "length" and self.n_tokens < max_tokens:
+            return "the context is full, so the answer ends here; -c/--ctx-size makes it larger"
+        return None
+
+
+def _columns() -> int | None:
+    """The width of the terminal that standard error is shown on; None where it is none."""
+    if not sys.stderr.isatty():
+        return None
+    try:
+        return int(os.environ.get("COLUMNS") or os.get_terminal_size(sys.stderr.fileno()).columns) or None
+    except (OSError, ValueError):
+        return None
 
 
 def show(pieces: Generator[Piece, None, None]) -> Answer:
@@ -44,6 +63,7 @@ def show(pieces: Generator[Piece, None, None]) -> Answer:
             print(piece.text, end="", flush=True)
             answer.n_tokens += 1
             answer.stats = piece.stats
+            answer.finish_reason = piece.finish_reason
             if piece.tbt_ms is not None:
                 answer.tbt_ms.append(piece.tbt_ms)
             if answer.interrupted:

@@ -79,6 +79,8 @@ def _answer(conversation: Chat, message: str, request: dict[str, Any]) -> Answer
     print(flush=True)
     if answer.interrupted:
         _note("stopped")
+    elif (reason := answer.why_cut(request["max_tokens"])) is not None:
+        _note(f"{reason}, /reset starts anew")
     return answer
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
+import warnings
 from typing import Any
 
 import typer
@@ -14,6 +16,7 @@ from llmcl.errors import LlmclError
 
 INTERRUPTED_EXIT_CODE = 130  # 128 + SIGINT, as shells report it
 CLOSED_PIPE_EXIT_CODE = 141  # 128 + SIGPIPE
+CANNOT_WRITE = errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS
 
 TYPER_SETTINGS: dict[str, Any] = {
     "add_completion": False,
@@ -55,6 +58,10 @@ class Command(TyperCommand):
 
 def run(app: typer.Typer, name: str | None = None) -> None:
     """Runs the program; never returns. A traceback is shown only with LLMCL_DEBUG=1."""
+    for closed in ("stdout", "stderr"):
+        if getattr(sys, closed) is None:  # by who started us; print() would turn to the other one
+            setattr(sys, closed, open(os.devnull, "w"))  # noqa: SIM115  for as long as the process lives
+    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a narrow encoding must not end an answer
@@ -62,6 +69,10 @@ def run(app: typer.Typer, name: str | None = None) -> None:
         app(prog_name=name)
     except Exception as error:
         _show_traceback_if_wanted()
+        if isinstance(error, OSError) and error.errno in CANNOT_WRITE:
+            print(f"error: {error.filename or 'the output'} cannot be written ({error.strerror})", file=sys.stderr)
+            _silence_stdout()
+            sys.exit(1)
         print(
             f"error: unexpected {type(error).__name__}: {error}\n"
             "This is a defect of llmcl; LLMCL_DEBUG=1 shows where it happened.",
@@ -76,5 +87,5 @@ def _show_traceback_if_wanted() -> None:
 
 
 def _silence_stdout() -> None:
-    """The reader is gone; without this the interpreter would complain when it flushes at exit."""
+    """The reader is gone, or the disk is full; without this the interpreter would complain when it flushes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -21,10 +21,17 @@ DTYPES = tuple(name for name in opt.WEIGHT_DTYPES if name != "auto")
 Source = Annotated[
     str,
     typer.Argument(
-        metavar="SRC", help="smollm2, a GGUF file, a folder in Hugging Face format, or a hub name (owner/name)."
+        metavar="SRC",
+        rich_help_panel="Arguments",
+        help="smollm2, a GGUF file, a folder in Hugging Face format, or a hub name (owner/name).",
     ),
 ]
-Target = Annotated[str, typer.Argument(metavar="DST.gguf|DST_FOLDER", help="A GGUF file, or a folder of safetensors.")]
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="DST.gguf|DST_FOLDER", rich_help_panel="Arguments", help="A GGUF file, or a folder of safetensors."
+    ),
+]
 Quantize = Annotated[
     str | None,
     opt.option(
@@ -32,6 +39,7 @@ Quantize = Annotated[
         "--quantize",
         metavar="|".join(QUANTIZE_FORMATS),
         parser=opt.one_of(*QUANTIZE_FORMATS),
+        env=False,
         help="Quantise the matrices (GGUF only; embedding and output head stay at q8_0).",
     ),
 ]
@@ -42,10 +50,11 @@ Dtype = Annotated[
         "--dtype",
         metavar="|".join(DTYPES),
         parser=opt.one_of(*DTYPES),
+        env=False,
         help="Of the matrices that are not quantised.",
     ),
 ]
-Force = Annotated[bool, opt.option(RESULT_PANEL, "--force", help="Replace what is there.")]
+Force = Annotated[bool, opt.option(RESULT_PANEL, "--force", env=False, help="Replace what is there.")]
 
 
 def convert(

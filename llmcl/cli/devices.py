@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import textwrap
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -32,13 +33,14 @@ def devices(device: opt.Device = None, format: opt.Format = "text") -> None:
         listed = [_as_dict(entry) for entry in entries]
         print(json_text.dumps({"devices": listed, "selected": selected, "reason": reason}))
         return
+    width = min(WIDTH, shutil.get_terminal_size().columns)
     for entry in entries:
-        print(_described(entry) + "\n")
-    print(textwrap.fill(reason, WIDTH))
+        print(_described(entry, width) + "\n")
+    print(textwrap.fill(reason, width))
 
 
-def _described(entry: DeviceEntry) -> str:
-    """A paragraph of at most WIDTH columns: index and name, then a line for each subject."""
+def _described(entry: DeviceEntry, width: int) -> str:
+    """A paragraph of at most `width` columns: index and name, then a line for each subject."""
     version, c_version = (".".join(map(str, pair)) for pair in (entry.opencl_version, entry.opencl_c_version))
     memory = f"{_size(entry.global_mem_bytes)}, largest buffer {_size(entry.max_alloc_bytes)}"
     if entry.unified_memory:
@@ -58,13 +60,13 @@ def _described(entry: DeviceEntry) -> str:
     }
     if not entry.usable:
         lines["unusable"] = entry.why_not or ""
-    text = [_wrapped(f"{entry.index}: ", entry.name)]
-    text += [_wrapped(f"   {label:<{LABEL_WIDTH}} ", value) for label, value in lines.items()]
+    text = [_wrapped(f"{entry.index}: ", entry.name, width)]
+    text += [_wrapped(f"   {label:<{LABEL_WIDTH}} ", value, width) for label, value in lines.items()]
     return "\n".join(text)
 
 
-def _wrapped(label: str, value: str) -> str:
-    return textwrap.fill(value, WIDTH, initial_indent=label, subsequent_indent=" " * len(label))
+def _wrapped(label: str, value: str, width: int) -> str:
+    return textwrap.fill(value, width, initial_indent=label, subsequent_indent=" " * len(label))
 
 
 def _size(n_bytes: int) -> str:

@@ -34,9 +34,7 @@ def doctor(
             "--reset", rich_help_panel=opt.DEVICE_PANEL, help="Forget what was found to be wrong, and check nothing."
         ),
     ] = False,
-    json: Annotated[
-        bool, typer.Option("--json", rich_help_panel=opt.OUTPUT_PANEL, help="Print one JSON object.")
-    ] = False,
+    format: opt.Format = "text",
     quiet: opt.Quiet = False,
 ) -> None:
     """Check every kernel on a device against NumPy, and leave out of later runs what is wrong there.
@@ -69,7 +67,7 @@ def doctor(
     if wrong != findings.wrong:
         _store(findings, wrong)
     failed = [o for o in outcomes if o.in_use and o.status not in ("pass", "not used")]
-    if json:
+    if format == "json":
         print(json_text.dumps(_as_dict(entry, outcomes, findings)))
     else:
         _show(outcomes, findings)

@@ -89,6 +89,8 @@ def generate(
         answer = show(llm.stream(text, **request))
         print(flush=True)
         if not quiet:
+            if (reason := answer.why_cut(sampling.max_tokens)) is not None:
+                print(reason, file=sys.stderr)
             print(answer.report(), file=sys.stderr)
         if answer.interrupted:
             raise KeyboardInterrupt

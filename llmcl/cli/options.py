@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
@@ -71,16 +72,21 @@ def one_of(*names: str) -> Callable[[Any], str]:
     return parse
 
 
-def option(panel: str, *names: str, help: str, **settings: Any) -> Any:
-    """A typer option under the heading `panel`; `--some-name` is also read from LLMCL_SOME_NAME."""
+def option(panel: str, *names: str, help: str, env: bool = True, **settings: Any) -> Any:
+    """A typer option under the heading `panel`; with env, `--some-name` is also read from LLMCL_SOME_NAME.
+
+    Without: what is meant for one run, or has another meaning in another command.
+    """
+    if not env:
+        return typer.Option(*names, rich_help_panel=panel, help=help, **settings)
     long_name = next(name for name in names if name.startswith("--"))
-    env = "LLMCL_" + long_name[2:].replace("-", "_").upper()
-    return typer.Option(*names, envvar=env, rich_help_panel=panel, help=help, **settings)
+    variable = "LLMCL_" + long_name[2:].replace("-", "_").upper()
+    return typer.Option(*names, envvar=variable, rich_help_panel=panel, help=help, **settings)
 
 
 def measurement(*names: str, help: str, **settings: Any) -> Any:
-    """An option of one measurement: read from no variable, which would change what later runs do."""
-    return typer.Option(*names, rich_help_panel="Measurement", help=help, **settings)
+    """An option of one measurement."""
+    return option("Measurement", *names, help=help, env=False, **settings)
 
 
 def written(name: str, what: str) -> Any:
@@ -306,6 +312,13 @@ def _log_to_stderr(wanted: bool) -> bool:
     return wanted
 
 
+def _silence_warnings(wanted: bool) -> bool:
+    if wanted:
+        warnings.simplefilter("ignore")
+        logging.getLogger("llmcl").setLevel(logging.ERROR)
+    return wanted
+
+
 Verbose = Annotated[
     bool,
     option(
@@ -318,7 +331,13 @@ Verbose = Annotated[
 ]
 Quiet = Annotated[
     bool,
-    option(OUTPUT_PANEL, "-q", "--quiet", help="Nothing on standard error but errors: no device, no report."),
+    option(
+        OUTPUT_PANEL,
+        "-q",
+        "--quiet",
+        callback=_silence_warnings,
+        help="Nothing on standard error but errors: no device, no warning, no report.",
+    ),
 ]
 
 

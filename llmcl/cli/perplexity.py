@@ -29,7 +29,9 @@ window if the tokenizer begins texts with it. Special tokens written out in the 
 
 TextFile = Annotated[
     str | None,
-    opt.option(TEXT_PANEL, "-f", "--file", metavar="FILE", help="The text (UTF-8); left out: standard input."),
+    opt.option(
+        TEXT_PANEL, "-f", "--file", metavar="FILE", env=False, help="The text (UTF-8); left out: standard input."
+    ),
 ]
 Window = Annotated[
     int,
@@ -39,6 +41,7 @@ Window = Annotated[
         "--ctx-size",
         metavar="TOKENS",
         parser=opt.whole(4, "tokens"),
+        env=False,
         help="Tokens of a window.",
     ),
 ]
@@ -49,6 +52,7 @@ Chunks = Annotated[
         "--chunks",
         metavar="N",
         parser=opt.whole(1),
+        env=False,
         help="Only the first N windows; left out: all.",
     ),
 ]
@@ -58,6 +62,7 @@ Reference = Annotated[
         REFERENCE_PANEL,
         "--reference",
         metavar="NAME|PATH",
+        env=False,
         help="Compare with this model: mean KL divergence, share of equal likeliest tokens.",
     ),
 ]
@@ -68,6 +73,7 @@ ReferenceDtype = Annotated[
         "--reference-dtype",
         metavar="|".join(opt.WEIGHT_DTYPES),
         parser=opt.one_of(*opt.WEIGHT_DTYPES),
+        env=False,
         help="Its --dtype. Without --reference: compare with the same model held so.",
     ),
 ]

@@ -292,7 +292,8 @@ def choose_device(entries: Sequence[DeviceEntry], request: str | int | None = No
     """The device among `entries` that `request` names, the preferred one of several.
 
     `request` is an index (also as a string of digits), a kind ("gpu", "cpu", "accelerator"), or part of the
-    name of the device or its platform in upper or lower case; None or "" leaves the choice to the ranking.
+    name of the device or its platform, else of the platform's version, in upper or lower case; None or ""
+    leaves the choice to the ranking.
 
     Raises DeviceError, listing what was found, where there is no such device or where it lacks something.
     """
@@ -311,7 +312,8 @@ def choose_device(entries: Sequence[DeviceEntry], request: str | int | None = No
         )
     else:
         needle = text.lower()
-        matching = [e for e in ranked if needle in e.name.lower() or needle in e.platform_name.lower()]
+        named = [e for e in ranked if needle in e.name.lower() or needle in e.platform_name.lower()]
+        matching = named or [e for e in ranked if needle in e.platform_version.lower()]  # only there "PoCL", "CUDA"
         wanted = f"a device or platform with {text!r} in its name"
     if matching and matching[0].usable:
         return matching[0]

@@ -6,6 +6,7 @@ Every contestant is a `Contestant`: it can be run any number of times, and what 
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +48,9 @@ def repeated(launches: Sequence[Launch], n_tokens: int = 1) -> Callable[[int], N
 def build(device: Device, file: str, constants: dict[str, object]) -> cl.Program:
     source = (HERE / file).read_text(encoding="utf-8")
     program: cl.Program = cl.Program(device.context, source)
-    program.build([f"-D{name}={value}" for name, value in constants.items()])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # drivers chat about what they vectorised
+        program.build([f"-D{name}={value}" for name, value in constants.items()])
     return program
 
 

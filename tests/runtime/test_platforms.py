@@ -64,7 +64,9 @@ LARGER_GENERIC = entry("Card B", "gpu", "rusticl", global_mem_bytes=25 * GIB)
 INTEGRATED = entry("Chip graphics", "gpu", "Maker C", global_mem_bytes=48 * GIB, unified_memory=True)
 ACCELERATOR = entry("Board", "accelerator", "Maker D")
 INTEL_CPU = entry("Processor", "cpu", "Intel(R) OpenCL", is_intel_cpu=True)
-POCL = entry("pthread-Processor", "cpu", "Portable Computing Language", is_pocl=True)
+POCL = entry(
+    "pthread-Processor", "cpu", "Portable Computing Language", platform_version="OpenCL 3.0 PoCL 3.0", is_pocl=True
+)
 OTHER_CPU = entry("Processor", "cpu", "Maker E", compute_units=64)
 LLVMPIPE = entry("llvmpipe (LLVM 15)", "cpu", "rusticl", is_software=True, compute_units=128)
 TOO_OLD = entry("Old card", "gpu", "Maker F", usable=False, why_not="it offers OpenCL 1.1, and 1.2 is needed")
@@ -108,6 +110,7 @@ def test_equal_devices_keep_the_order_of_their_driver() -> None:
         ("accelerator", ACCELERATOR),
         ("card a", DISCRETE),
         ("portable", POCL),
+        ("pocl", POCL),
         ("llvmpipe", LLVMPIPE),
         ("rusticl", LARGER_GENERIC),
         ("processor", INTEL_CPU),
