@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -285,7 +285,7 @@ class LLM:
 
     def __init__(self, name: str, model: Model, tokenizer: Tokenizer | None, dtype: str, kv_dtype: str):
         self.model_name = name
-        self.model = model
+        self._model: Model | None = model
         self.config = model.config
         self.device = model.device
         self.tokenizer = tokenizer
@@ -296,8 +296,23 @@ class LLM:
         self._stream: Generator[Piece, None, None] | None = None
         self._prompts = model.cache.sequence()  # where everything goes that is no conversation
 
+    @property
+    def model(self) -> Model:
+        """The weights, the KV cache and the kernels. Raises UsageError once they were given back by `close`."""
+        if self._model is None:
+            raise UsageError(f"{self.model_name} was closed and gave its device memory back; load it again")
+        return self._model
+
+    @model.setter
+    def model(self, model: Model) -> None:
+        self._model = model
+
     def encode(self, prompt: Prompt, *, raw: bool = False, system_prompt: str | None = None) -> list[int]:
         """Token ids of a prompt: text (through the chat template unless `raw` or there is none), messages, or ids."""
+        if not isinstance(prompt, Iterable):
+            raise UsageError(
+                f"the prompt is {prompt!r}; expected text, messages [{{'role': ..., 'content': ...}}], or token ids"
+            )
         if not isinstance(prompt, str) and all(isinstance(part, (int, np.integer)) for part in prompt):
             ids: list[int] = np.asarray(prompt, np.int64).tolist()
             return ids
@@ -394,9 +409,10 @@ class LLM:
         self.model.cache.truncate(0)
 
     def close(self) -> None:
-        """Stops what is running and waits for the device."""
+        """Stops what is running, waits for the device, and gives its memory back; then nothing can be generated."""
         self._end_stream()
         self.device.close()
+        self._model = None
 
     def __enter__(self) -> LLM:
         return self
@@ -446,5 +462,11 @@ class LLM:
 
     def _end_stream(self) -> None:
         if self._stream is not None:
-            self._stream.close()
+            try:
+                self._stream.close()
+            except ValueError as error:  # a generator that runs cannot be closed
+                raise UsageError(
+                    f"{self.model_name} is generating in another thread, and has one generation at a time; wait for "
+                    "it (a threading.Lock), or load the model once for each thread"
+                ) from error
             self._stream = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from llmcl.errors import UsageError
 
@@ -55,10 +55,12 @@ class StopMatcher:
     Args:
         stop: the stop strings; none at all lets everything pass.
     Raises:
-        UsageError: a stop string is empty.
+        UsageError: a stop string is empty, or `stop` is something else.
     """
 
     def __init__(self, stop: str | Sequence[str]) -> None:
+        if not isinstance(stop, Iterable):
+            raise UsageError(f"stop is {stop!r}; expected a string or several")
         self._stop = (stop,) if isinstance(stop, str) else tuple(stop)
         if "" in self._stop:
             raise UsageError("A stop string is empty, which would stop before the first character: leave it out.")

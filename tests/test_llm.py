@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
-from collections.abc import Iterator
+import threading
+import weakref
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ import llmcl
 from llmcl.checkpoint import open_checkpoint
 from llmcl.config.random_shapes import RANDOM_SHAPES, random_shape_config
 from llmcl.errors import ContextLengthError, UnsupportedModelError, UsageError
+from llmcl.generation import Piece
 from llmcl.llm import LLM
 from llmcl.runtime.device import Device
 
@@ -215,6 +219,7 @@ def test_a_prompt_longer_than_the_context_is_refused(small: LLM) -> None:
         ({"min_p": 1.5}, "min_p is 1.5"),
         ({"repeat_penalty": 0.0}, "repeat_penalty is 0.0"),
         ({"seed": 1 << 64}, "seed is"),
+        ({"stop": 5}, "stop is 5"),
         ({"system_prompt": "Be brief."}, "no chat template"),
     ],
 )
@@ -230,6 +235,8 @@ def test_prompts_that_cannot_be_used(small: LLM) -> None:
         small.generate([{"role": "user", "content": "text"}])
     with pytest.raises(UsageError, match="no tokens"):
         small.generate([])
+    with pytest.raises(UsageError, match="the prompt is None; expected text"):
+        small.generate(None)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="stop string is empty"):
         small.generate("text", stop="")
     with pytest.raises(UsageError, match="no chat template"):
@@ -457,5 +464,32 @@ def test_closing_ends_the_stream(default_device: Device, tmp_path: Path) -> None
     with llmcl.load(str(folder), device=default_device.entry.index) as llm:
         stream = llm.stream([5, 6], max_tokens=100, ignore_eos=True)
         next(stream)
+        memory = [weakref.ref(part) for part in (llm.model, llm.model.cache, llm.model.weights)]
     assert next(stream, None) is None
     llm.close()
+    gc.collect()
+    assert [part() for part in memory] == [None, None, None]
+    for use in (llm.reset, lambda: llm.generate([5]), lambda: llm.logits([5]), lambda: llm.model):
+        with pytest.raises(UsageError, match="was closed"):
+            use()
+
+
+def test_a_second_thread_is_told_that_the_model_is_busy(small: LLM) -> None:
+    refused: list[UsageError] = []
+
+    def other() -> None:
+        try:
+            small.generate([5], max_tokens=1)
+        except UsageError as error:
+            refused.append(error)
+
+    def running() -> Generator[Piece, None, None]:
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        yield Piece("", 5, None, None, None)
+
+    small._stream = running()
+    next(small._stream)
+    small.reset()
+    assert "in another thread" in str(refused[0])
