@@ -114,7 +114,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         heavy = item.get_closest_marker("heavy") or "attention" in item.nodeid
         if heavy and entry and entry.is_software and parameters.get("variant") == "cpu":
             item.add_marker(
-                pytest.mark.skip(reason="the CPU form takes a software renderer tens of seconds to compile")
+                pytest.mark.skip(reason="the CPU form takes a software renderer up to tens of seconds to compile")
             )
 
 
