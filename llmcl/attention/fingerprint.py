@@ -72,7 +72,7 @@ def _of(value: Any, seen: dict[int, int]) -> Any:
 
 
 def _function(function: types.FunctionType, seen: dict[int, int]) -> Any:
-    own = function.__module__.partition(".")[0] == "llmcl" or is_library(function.__module__)
+    own = str(function.__module__).partition(".")[0] == "llmcl" or is_library(function.__module__)
     if own and not function.__closure__ and not function.__defaults__:
         return _Same(function)
     names = names_of(function)

@@ -221,6 +221,16 @@ def test_a_new_length_compiles_nothing(default_device: Any) -> None:
     assert compiled[0] == compiled[1] == compiled[2]
 
 
+def test_a_function_of_no_module(default_device: Any) -> None:
+    """Code that is executed in a namespace of its own makes functions whose __module__ is None."""
+    scope: dict[str, Any] = {}
+    exec("def mod(score, b, h, q_idx, kv_idx):\n    return score * 0.5", scope)
+    scope["mod"].__module__ = None
+    q, k, v = inputs((1, 2, 2, 17, 17, 32))
+    out = flex_attention(q, k, v, scope["mod"], device=default_device)
+    assert np.abs(out - flex_attention(q, k, v, scale=0.5 / math.sqrt(32), device=default_device)).max() < TOLERANCE
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
