@@ -164,7 +164,7 @@ class Model:
         if self.device.is_cpu:
             for launch in self._prefill:
                 launch.share_kernel()
-        for launch in (*self._prefill, *self._head, *self.decode_launches):
+        for launch in (*self._prefill, *self._head, *self.decode_launches, *self.sampler.launches):
             launch.prepare()
 
     @property
