@@ -18,8 +18,9 @@
 // ROPE_HEAD_DIM > 0: the rows are a q or k projection whose heads store the rotation pairs next to each other (GGUF).
 // TILE_STEP 2: gate and up projections alternate, one at TILE_OFFSET 0, one at 1 (tile_row.cl).
 //
-// Index space: (K / 16, n_rows), any local size. Build: FORMAT, WEIGHT, K (a multiple of 16; of 32 or 256 for blocks),
-// ROW_BYTES, ROPE_HEAD_DIM, TILE_STEP, TILE_OFFSET. Products and sums are rounded one by one, as the format defines.
+// Index space: (1 to K / 16, n_rows), any local size: the work-items of a row share its columns, 16 at a time. Build:
+// FORMAT, WEIGHT, K (a multiple of 16; of 32 or 256 for blocks), ROW_BYTES, ROPE_HEAD_DIM, TILE_STEP, TILE_OFFSET.
+// Products and sums are rounded one by one, as the format defines.
 #if !defined(FORMAT) || !defined(WEIGHT) || !defined(K) || !defined(ROW_BYTES) || !defined(ROPE_HEAD_DIM) || \
     !defined(TILE_STEP) || !defined(TILE_OFFSET)
 #error "load_weight.cl needs the build constants FORMAT, WEIGHT, K, ROW_BYTES, ROPE_HEAD_DIM, TILE_STEP, TILE_OFFSET"
@@ -118,20 +119,29 @@ inline void read_Q6_K(__global const uchar* row, int k, float* v) {
     }
 }
 
-__kernel void load_weight(__global const uchar* source, __global CAT(WEIGHT, _t)* tiles, __global int* flags,
-                          const int first_row, const int first_tile, const int n_tiles, const int flag) {
-    const int k = get_global_id(0) * 16;
-    const int row = tile_row(first_row + get_global_id(1));
+// The 16 values from column k of a row into its tile; false if one is not finite.
+inline bool load_columns(__global const uchar* row, int k, __global CAT(WEIGHT, _t)* tile, int r) {
     float v[16];
-    CAT(read_, FORMAT)(source + (size_t)get_global_id(1) * ROW_BYTES, k, v);
-    const int tile = row / 16 - first_tile;
-    if (tile < 0 || tile >= n_tiles) return;
-    tiles += ((size_t)tile * K + k) * 16 + row % 16;
+    CAT(read_, FORMAT)(row, k, v);
+    tile += (size_t)k * 16 + r;
     bool finite = true;
     for (int i = 0; i < 16; ++i) {
-        CAT(store1_, WEIGHT)(v[i], tiles + i * 16);
+        CAT(store1_, WEIGHT)(v[i], tile + i * 16);
         // Read back: a value can be finite and yet too large for the storage type.
-        finite = finite && isfinite(CAT(load1_, WEIGHT)(tiles + i * 16));
+        finite = finite && isfinite(CAT(load1_, WEIGHT)(tile + i * 16));
     }
+    return finite;
+}
+
+__kernel void load_weight(__global const uchar* source, __global CAT(WEIGHT, _t)* tiles, __global int* flags,
+                          const int first_row, const int first_tile, const int n_tiles, const int flag) {
+    const int row = tile_row(first_row + get_global_id(1));
+    const int tile = row / 16 - first_tile, r = row % 16;
+    if (tile < 0 || tile >= n_tiles) return;
+    source += (size_t)get_global_id(1) * ROW_BYTES;
+    tiles += (size_t)tile * K * 16;
+    bool finite = true;
+    for (int k = get_global_id(0) * 16; k < K; k += get_global_size(0) * 16)
+        finite = load_columns(source, k, tiles, r) && finite;
     if (!finite) flags[flag] = 1;
 }

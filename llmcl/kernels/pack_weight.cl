@@ -4,8 +4,8 @@
 // tiles, flags, first_row, first_tile, n_tiles, flag: as in load_weight.cl, which says how blocks are stored
 // ROPE_HEAD_DIM, TILE_STEP, TILE_OFFSET: as there; a flag is set where a scale is not finite
 //
-// Index space: (K / 32, n_rows), any local size: a work-item moves the 32 columns of a group. Build: WEIGHT, K, ROW_BYTES,
-// ROPE_HEAD_DIM, TILE_STEP, TILE_OFFSET.
+// Index space: (1 to K / 32, n_rows), any local size: the work-items of a row share its groups of 32 columns. Build:
+// WEIGHT, K, ROW_BYTES, ROPE_HEAD_DIM, TILE_STEP, TILE_OFFSET.
 #if !defined(WEIGHT) || !defined(K) || !defined(ROW_BYTES) || !defined(ROPE_HEAD_DIM) || !defined(TILE_STEP) || \
     !defined(TILE_OFFSET)
 #error "pack_weight.cl needs the build constants WEIGHT, K, ROW_BYTES, ROPE_HEAD_DIM, TILE_STEP, TILE_OFFSET"
@@ -80,19 +80,11 @@ inline bool copy_scales(__global const uchar* row, int g, __global uchar* tile, 
 #endif
 }
 
-__kernel void pack_weight(__global const uchar* source, __global uchar* tiles, __global int* flags, const int first_row,
-                          const int first_tile, const int n_tiles, const int flag) {
-    const int g = get_global_id(0);
-    const int row = tile_row(first_row + get_global_id(1));
-    const int tile = row / 16 - first_tile, r = row % 16;
-    if (tile < 0 || tile >= n_tiles) return;
-    source += (size_t)get_global_id(1) * ROW_BYTES;
-    tiles += (size_t)tile * TILE_SIZE;
-    if (!copy_scales(source, g, tiles, r)) flags[flag] = 1;
-
+// Group g of a row into its tile; false if a scale is not finite.
+inline bool pack_group(__global const uchar* row, int g, __global uchar* tile, int r) {
     uchar q[32];
-    read_quants(source, g, q);
-    __global uchar* quants = tiles + GROUP_AT(g) + SCALE_BYTES + 4 * r;
+    read_quants(row, g, q);
+    __global uchar* quants = tile + GROUP_AT(g) + SCALE_BYTES + 4 * r;
 #if WEIGHT_IS(q8_0)
     for (int j = 0; j < 8; ++j) vstore4(vload4(j, q), 0, quants + 64 * j);
 #else
@@ -110,4 +102,17 @@ __kernel void pack_weight(__global const uchar* source, __global uchar* tiles, _
     }
 #endif
 #endif
+    return copy_scales(row, g, tile, r);
+}
+
+__kernel void pack_weight(__global const uchar* source, __global uchar* tiles, __global int* flags, const int first_row,
+                          const int first_tile, const int n_tiles, const int flag) {
+    const int row = tile_row(first_row + get_global_id(1));
+    const int tile = row / 16 - first_tile, r = row % 16;
+    if (tile < 0 || tile >= n_tiles) return;
+    source += (size_t)get_global_id(1) * ROW_BYTES;
+    tiles += (size_t)tile * TILE_SIZE;
+    bool finite = true;
+    for (int g = get_global_id(0); g < K / 32; g += get_global_size(0)) finite = pack_group(source, g, tiles, r) && finite;
+    if (!finite) flags[flag] = 1;
 }

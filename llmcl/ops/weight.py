@@ -144,12 +144,13 @@ def load_rows(
                     constants["FORMAT"] = source.format
                 elif NATIVE[source.format] != part.dtype:
                     raise ValueError(f"{weight.name}: {source.format} rows for a part of {part.dtype}")
+                # On a CPU a work-group costs as much as packing 64 columns: one has a whole row.
                 device.launch(
                     f"{kernel}.cl",
                     kernel,
                     constants | {"WEIGHT": kernel_name(part.dtype)},
                     [staging, part.buffer, flags, *map(np.int32, scalars)],
-                    groups=(k // columns, stop - start),
+                    groups=(1 if device.is_cpu else k // columns, stop - start),
                     local=(1, 1),
                 ).share_kernel().enqueue()
             yield (stop - start) * source.row_bytes
