@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -312,3 +313,17 @@ def test_start_up_imports_no_engine() -> None:
     code = f"import sys, llmcl.cli; print([name for name in {heavy!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=environment())
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_a_start_imports_no_other_command() -> None:
+    code = (
+        "import sys; from llmcl.cli import main\n"
+        "try: main()\n"
+        "finally: print([name for name in sys.modules if name.startswith('llmcl.cli.')], file=sys.stderr)"
+    )
+    command = [sys.executable, "-c", code, "devices", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment())
+    assert done.returncode == 0 and "--format" in done.stdout, done.stderr
+    imported = set(ast.literal_eval(done.stderr.splitlines()[-1]))
+    commands = ("generate", "chat", "perplexity", "convert", "devices", "doctor", "profile", "tune")
+    assert imported & {f"llmcl.cli.{name}" for name in commands} == {"llmcl.cli.devices"}

@@ -21,6 +21,7 @@ HELP = """\
 /stats  the timing report of the last answer
 /exit   leave (so do Ctrl-D, and Ctrl-C on an empty line)
 A backslash at the end of a line continues the message on the next. Ctrl-C stops an answer."""
+EPILOG = opt.METRICS
 
 
 @with_groups

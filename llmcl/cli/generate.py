@@ -16,6 +16,8 @@ from llmcl.cli.loading import load_model
 from llmcl.cli.option_groups import Loading, Sampling, with_groups
 from llmcl.errors import UsageError
 
+EPILOG = opt.METRICS
+
 Prompt = Annotated[
     str | None,
     opt.option(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 TEXT_PANEL, REFERENCE_PANEL = "Text", "Reference"
 DEFAULT_WINDOW = 512
 
-SCORED = """\b
+EPILOG = """\b
 Which tokens are scored, as by llama-perplexity: the text is cut into windows of -c tokens that do not overlap, the
 rest is left out; of each window the tokens after the first half, from index c/2 + 1 on. BOS stands first in every
 window if the tokenizer begins texts with it. Special tokens written out in the text count as such."""
