@@ -80,7 +80,8 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["LLMCL_CACHE_DIR"] = str(own)
         shutil.rmtree(own / "findings", ignore_errors=True)
 
-    # Tests share the processor with others: what they compute and count is not to depend on that.
+    # Tests share the processor with others: what they compute and count is not to depend on that. A step whose
+    # work-groups do not meet gives up after 3 to 7 s (measured).
     from llmcl.runtime import one_launch
 
     one_launch.SPARE_TURNS = one_launch.MOST_TURNS

@@ -108,8 +108,11 @@ def test_a_step_that_gave_up_is_repeated_with_separate_launches(small: LLM) -> N
     together = small.model._one_launch
     assert together is not None
     small.device.write(together._sync, np.ones(1, np.uint32), 4 * one_launch.GAVE_UP)  # as a work-group does
+    before = small.device.traffic.copy()
     found.append(next(stream).token_id)
+    assert small.device.traffic.since(before).device_to_host_bytes == 4  # no more is asked for while all goes well
     found.append(next(stream).token_id)
+    assert small.device.traffic.since(before).device_to_host_bytes == 16  # NaN's id, the flag, the token
     assert len(small.model.decode_launches) > 1
     found += [piece.token_id for piece in stream]
     assert found == expected

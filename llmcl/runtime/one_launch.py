@@ -108,9 +108,9 @@ class OneLaunch:
 
     def gave_up(self) -> bool:
         """Whether a launch gave up since this was last asked. Waits for the device."""
-        found = bool(self._device.read(self._sync, np.uint32, (SYNC_SLOTS,))[GAVE_UP])
-        if found:
-            self._device.fill(self._sync, np.uint32(0))
+        found = bool(self._device.read(self._sync, np.uint32, (1,), 4 * GAVE_UP)[0])
+        if found:  # the kernel left the other slots 0
+            self._device.fill(self._sync, np.uint32(0), 4 * GAVE_UP, 4)
         return found
 
     def _work(self, n: int, position: int) -> Work:
