@@ -22,7 +22,7 @@ import numpy as np
 
 from llmcl import reference
 from llmcl.attention import kernels as attention
-from llmcl.attention.kernels import AttentionShape, rope_append
+from llmcl.attention.kernels import PAIRED, AttentionShape, prefill_dtype, rope_append
 from llmcl.errors import LlmclError
 from llmcl.ops import linear
 from llmcl.ops.embed import embed
@@ -187,6 +187,7 @@ def _attention_decode(device: Device, *, variant: str, dtype: str) -> float:
     return _exact_and_rounded(
         problem,
         lambda case: _worst((decode_trial(device, case), {"variant": variant, "n_splits": n}) for n in (1, 3)),
+        rounds=dtype in QUANTIZED_DTYPES,
     )
 
 
@@ -204,12 +205,18 @@ def _one_launch(device: Device) -> float:
 
 def _attention_prefill(device: Device, *, variant: str, dtype: str) -> float:
     problem = AttentionProblem.random(6, 2, SIZE, dtype, 70, position=37)
-    return _exact_and_rounded(problem, lambda case: _worst(iter([(prefill_trial(device, case), {"variant": variant})])))
+    return _exact_and_rounded(
+        problem,
+        lambda case: _worst(iter([(prefill_trial(device, case), {"variant": variant})])),
+        rounds=prefill_dtype(device, problem.shape, variant) in (*QUANTIZED_DTYPES, PAIRED),
+    )
 
 
-def _exact_and_rounded(problem: AttentionProblem, error_of: Callable[[AttentionProblem], float]) -> float:
+def _exact_and_rounded(
+    problem: AttentionProblem, error_of: Callable[[AttentionProblem], float], *, rounds: bool
+) -> float:
     """The error with exact queries; infinity where that with rounded ones is more than rounding explains."""
-    if problem.shape.kv_dtype not in QUANTIZED_DTYPES:
+    if not rounds:
         return error_of(problem)
     exact = replace(problem, shape=replace(problem.shape, exact_queries=True))
     return error_of(exact) if error_of(problem) < ROUNDED_ACTIVATIONS else float("inf")

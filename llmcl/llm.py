@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from llmcl.attention.kernels import check_kernel_options, decode_splits
+from llmcl.attention.kernels import AttentionShape, check_kernel_options, decode_splits, paired_bytes
 from llmcl.attention.mods import MaskMod, ScoreMod
 from llmcl.chat import Chat
 from llmcl.checkpoint import Checkpoint, open_checkpoint
@@ -33,7 +33,7 @@ from llmcl.model_weights import (
     stored_formats,
     weights_bytes,
 )
-from llmcl.ops.dtype import ACTIVATION_DTYPES, QUANTIZED, check_dtype, check_kv_dtype
+from llmcl.ops.dtype import ACTIVATION_DTYPES, QUANTIZED, check_dtype, check_kv_dtype, is_rounded
 from llmcl.ops.linear import expands
 from llmcl.ops.step_state import EXPANDED_BYTES
 from llmcl.ops.variant import check_shared_kernels
@@ -230,7 +230,7 @@ def _assemble(
         raise UsageError(f"kv_pages is {kv_pages} without kv_page_tokens; give the tokens of a page as well, e.g. 64")
     check_shared_kernels(device, "float32", kv_dtype, types.dtype)
     check_memory(forecast(config, types, kv_dtype, max_context, device, kv_tokens), device)
-    exact = types.exact_activations
+    exact = _exact_queries(types, kv_dtype)
     cache: KVCache  # first: it fails at once where a buffer is too large
     if kv_page_tokens is None:
         cache = KVCache(device, config, max_context, kv_dtype, exact_queries=exact)
@@ -238,6 +238,10 @@ def _assemble(
         cache = PagedKVCache(device, config, max_context, kv_dtype, kv_page_tokens, kv_pages, exact_queries=exact)
     weights = make_weights(device)
     return LLM(name, Model(device, config, weights, cache, mods=mods.bind(device)), tokenizer, dtype, kv_dtype)
+
+
+def _exact_queries(types: WeightTypes, kv_dtype: str) -> bool:
+    return types.exact_activations or not is_rounded(kv_dtype, types.dtype)
 
 
 def forecast(
@@ -250,6 +254,9 @@ def forecast(
     working = 4 * sum(int(np.prod(shape)) for shape in shapes.values())
     # Where products take their input rounded: 2 bytes a value at most, one buffer for each number of columns.
     working += 2 * chunk * sum({config.hidden_size, config.n_q_heads * config.head_dim, config.intermediate_size})
+    heads = config.n_q_heads, config.n_kv_heads, config.head_dim
+    cache = AttentionShape(*heads, kv_tokens, kv_dtype, exact_queries=_exact_queries(types, kv_dtype))
+    working += paired_bytes(device, cache)
     dtypes = {dtype for plan in all_plans(config) for _, dtype in types.runs(plan)}
     if any(expands(device, dtype) for dtype in dtypes):
         working += EXPANDED_BYTES

@@ -108,13 +108,15 @@ class AttentionProblem:
 
     @classmethod
     def random(
-        cls, n_q_heads: int, n_kv_heads: int, head_dim: int, kv_dtype: str, n: int, position: int
+        cls, n_q_heads: int, n_kv_heads: int, head_dim: int, kv_dtype: str, n: int, position: int, exact: bool = False
     ) -> AttentionProblem:
+        """exact: see AttentionShape.exact_queries."""
         rng = np.random.default_rng(n + position)
         capacity = -(-(position + n) // CAPACITY_MULTIPLE) * CAPACITY_MULTIPLE
         qkv = rng.standard_normal((n, n_q_heads + 2 * n_kv_heads, head_dim)).astype(np.float32)
         keys, values = reference.round_to(rng.standard_normal((2, position + n, n_kv_heads, head_dim)), kv_dtype)
-        return cls(AttentionShape(n_q_heads, n_kv_heads, head_dim, capacity, kv_dtype), qkv, keys, values)
+        shape = AttentionShape(n_q_heads, n_kv_heads, head_dim, capacity, kv_dtype, exact_queries=exact)
+        return cls(shape, qkv, keys, values)
 
     def upload(self, device: Device, n_cached: int) -> tuple[Buffer, Buffer]:
         """The caches, which hold the first n_cached keys and values."""

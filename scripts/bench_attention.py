@@ -134,7 +134,7 @@ def table_combinations(bench: Bench) -> None:
         "The fastest of several runs each. Reference (phone GPU): 1.5-5x over G expected. `llmcl` names the constant "
         "to lower where a combination does not fit.",
     )
-    shape = AttentionShape(heads, kv_heads, 128, CAPACITY_MULTIPLE, "float16")
+    shape = AttentionShape(heads, kv_heads, 128, CAPACITY_MULTIPLE, "float16", exact_queries=True)
     tuning = tune_prefill(bench.device, shape, n, search=False)
     for one in tuning.rows:
         row: dict[str, Any] = {"": f"{one.label} (winner)" if one is tuning.winner else one.label}

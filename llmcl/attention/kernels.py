@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llmcl.attention.mods import NO_MODS, Mods
 from llmcl.errors import UsageError
@@ -15,7 +15,7 @@ from llmcl.ops.narrow import NarrowRows
 from llmcl.ops.step_state import StepState
 from llmcl.ops.variant import Variant, largest_divisor, local_size, pick, power_of_two_at_most, variants
 from llmcl.ops.work import attention_work, once, per_token
-from llmcl.runtime.device import Buffer, Device, Launch, WorkOf
+from llmcl.runtime.device import Buffer, Device, Launch, Work, WorkOf
 
 TENSOR_DTYPES = ("float32", "float16", "bfloat16")
 DECODE_VARIANTS = variants("attention_decode", nvidia=lambda dtype, d: is_16_bit(dtype) and d in (64, 128, 256))
@@ -33,6 +33,10 @@ CAPACITY_MULTIPLE = 64  # every BLOCK_N divides it
 MAX_SPLITS = 256
 DECODE_BLOCK_N = (16, 32, 64)
 CPU_SUMS = 24  # vectors of sums that fit beside the operands in 32 vector registers
+PAIRED = "bf16x2"  # how prefill on a CPU meets keys and values that are rounded to bfloat16: see cpu/pair_cache.cl
+# Of its kernel, for each form of the dot product (32 registers of 512 bits, 16 of 256): vectors of sums, keys a step.
+PAIRED_SUMS = {1: CPU_SUMS, 2: 6}
+PAIRED_BLOCK_N = {1: 64, 2: 16}
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,8 @@ class AttentionShape:
     kv_dtype: as ops.dtype.KV_DTYPES; kernels/kv_cache.cl has the layouts.
     page_tokens: 0 where the cache is contiguous; else capacity is a pool of pages of that many keys (a multiple of 64).
     score_scale: factor of the scores; None for 1/sqrt(head_dim).
-    exact_queries: queries meet a quantised cache in float32 even where the device would round them to 8 bits.
+    exact_queries: attention is in float32 even where the device has it faster: queries rounded to 8 bits beside a
+    quantised cache; in prefill queries, keys and values rounded to bfloat16 beside one of 16 bits.
     """
 
     n_q_heads: int
@@ -252,10 +257,11 @@ class PrefillTiles:
     block_n: int
     dv_tile: int
     key_splits: int = 1  # of the nvidia form: warps that share rows and have different keys
+    sums: int = CPU_SUMS  # of the cpu form
 
     def constants(self) -> dict[str, object]:
         if self.variant.name == "cpu":
-            return cpu_tile(self.block_m, self.block_n, self.dv_tile)
+            return cpu_tile(self.block_m, self.block_n, self.dv_tile, self.sums)
         splits = {"KEY_SPLITS": self.key_splits} if self.variant.name == "nvidia" else {}
         return {"BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "DV_TILE": self.dv_tile, **splits}
 
@@ -264,6 +270,19 @@ class PrefillTiles:
         warps = (32 * self.block_m // 16 * self.key_splits, 1, 1)
         forms = {"cpu": (1, 1, 1), "hopper": (320, 1, 1), "nvidia": warps, "portable": (16, 8, 1)}
         return forms[self.variant.name]
+
+
+def prefill_dtype(device: Device, shape: AttentionShape, variant: str | None = None) -> str:
+    """As what prefill meets keys and values: PAIRED where a CPU rounds them to bfloat16, else the cache's dtype."""
+    if shape.exact_queries or not is_16_bit(shape.kv_dtype) or not device.bf16_dot_form:
+        return shape.kv_dtype
+    chosen = pick(PREFILL_VARIANTS, device, shape.kv_dtype, shape.head_dim, variant)
+    return PAIRED if chosen.name == "cpu" else shape.kv_dtype
+
+
+def paired_bytes(device: Device, shape: AttentionShape) -> int:
+    """Bytes of working memory that prefill takes for the rounded keys and values of shape.capacity keys."""
+    return 4 * shape.n_kv_heads * shape.head_dim * shape.capacity if prefill_dtype(device, shape) == PAIRED else 0
 
 
 def prefill_tiles(
@@ -315,15 +334,18 @@ def prefill_tiles(
     if variant is None and not (fits and (q_block or nvidia_rows) % nvidia_rows == 0):
         table = tuple(row for row in table if row.name != "nvidia")
     chosen = pick(table, device, kv_dtype, head_dim, variant)
+    sums = PAIRED_SUMS[device.bf16_dot_form] if kv_dtype == PAIRED else CPU_SUMS
     if chosen.name == "hopper":
         block_m, block_n, dv_tile = block_m or 128, block_n or 128, dv_tile or head_dim
     elif chosen.name == "nvidia":
         block_m, block_n, dv_tile = block_m or nvidia_rows, block_n or nvidia_keys[-1], dv_tile or head_dim
     elif chosen.name == "cpu":
         # Blocks of 6 rows by 4 vectors where operands are widened, of 4 by 4 where not (docs/performance.md).
-        rows, keys = 16 if kv_dtype == "float32" else 12, 64 if head_dim <= 128 else 32
+        rows, keys = 16 if kv_dtype in ("float32", PAIRED) else 12, 64 if head_dim <= 128 else 32
+        if kv_dtype == PAIRED:
+            keys = min(keys, PAIRED_BLOCK_N[device.bf16_dot_form])
         block_m, block_n = block_m or largest_divisor(q_block or rows, rows), block_n or keys
-        dv_tile = dv_tile or _dv_tile(head_dim, block_m)
+        dv_tile = dv_tile or _dv_tile(head_dim, block_m, sums)
     else:
         # On a device with little local memory the default shrinks until it fits; a size that was asked for does not.
         fixed = block_m is not None or block_n is not None
@@ -348,7 +370,7 @@ def prefill_tiles(
         raise UsageError(f"DV_TILE is {dv_tile}; expected a divisor of head_dim {head_dim}: {options}")
     # Products of three parts take their time: more warps for the same rows.
     splits = block_n // 16 if chosen.name == "nvidia" and kv_dtype == "float32" else 1
-    return PrefillTiles(chosen, block_m, block_n, dv_tile, splits)
+    return PrefillTiles(chosen, block_m, block_n, dv_tile, splits, sums)
 
 
 def leaves_narrow_rows(device: Device, shape: AttentionShape) -> bool:
@@ -378,10 +400,14 @@ def attention_prefill(
     block_m query rows, block_n keys a step, dv_tile output columns a pass; None: chosen for the device.
     mods: further rules for scores and visible keys.
     """
+    launches: list[Launch] = []
+    work, met = shape.work(), prefill_dtype(device, shape, variant)
+    if met == PAIRED:
+        shape, k_cache, v_cache, launches = _pair_cache(device, shape, step, k_cache, v_cache)
     tiles = prefill_tiles(
         device,
         shape.head_dim,
-        shape.kv_dtype,
+        met,
         variant=variant,
         block_m=block_m,
         block_n=block_n,
@@ -405,6 +431,7 @@ def attention_prefill(
         constants |= _dot_constant(device, shape)
     unused = out  # the kernel's arguments for lse and blocks
     return [
+        *launches,
         device.launch(
             tiles.variant.file,
             "attention_prefill",
@@ -413,13 +440,34 @@ def attention_prefill(
             groups=lambda n: (shape.n_q_heads, -(-n // tiles.block_m), 1),
             local=tiles.local,
             prelude=mods.prelude,
-            work=shape.work(),
-        )
+            work=work,
+        ),
     ]
 
 
+def _pair_cache(
+    device: Device, shape: AttentionShape, step: StepState, k_cache: Buffer, v_cache: Buffer
+) -> tuple[AttentionShape, Buffer, Buffer, list[Launch]]:
+    """The keys and values of the step's text, rounded and in pairs: their shape, themselves, and what makes them."""
+    paged = shape.page_tokens * step.n_pages
+    paired = replace(shape, capacity=paged or shape.capacity, kv_dtype=PAIRED, page_tokens=0)
+    keys, values = step.paired_cache(shape.n_kv_heads * paired.capacity * shape.head_dim)
+    launch = device.launch(
+        "cpu/pair_cache.cl",
+        "pair_cache",
+        {**shape.constants(), "PAIRED": paired.capacity},
+        [step.state, k_cache, v_cache, keys, values],
+        groups=(shape.n_kv_heads, 4 * device.compute_units),
+        local=(1, 1),
+        work=lambda n, position: Work(2.0 * shape.n_kv_heads * (shape.row_bytes + 2 * shape.head_dim) * (position + n)),
+    )
+    return paired, keys, values, [launch]
+
+
 def _dot_constant(device: Device, shape: AttentionShape) -> dict[str, object]:
-    """How queries meet a quantised cache on a CPU (see cpu/q8_0_tile.cl)."""
+    """How queries meet keys on a CPU: see cpu/q8_0_tile.cl and cpu/paired_tile.cl."""
+    if shape.kv_dtype == PAIRED:
+        return {"DOT": device.bf16_dot_form}
     if shape.kv_dtype not in QUANTIZED:
         return {}
     return {"DOT": 0 if shape.exact_queries else device.dot_form}
@@ -431,26 +479,26 @@ def _nvidia_decode_warps(device: Device, shape: AttentionShape) -> int:
     return min(4, power_of_two_at_most(floats // (shape.head_dim + 18)))
 
 
-def cpu_tile(rows: int, block_n: int, dv_tile: int) -> dict[str, object]:
-    """Build constants of cpu/attention_tile.cl: blocks of rows whose sums fit the registers."""
+def cpu_tile(rows: int, block_n: int, dv_tile: int, sums: int = CPU_SUMS) -> dict[str, object]:
+    """Build constants of cpu/attention_tile.cl: blocks of rows whose `sums`, in vectors, fit the registers."""
     return {
         "ROWS": rows,
-        "SCORE_ROWS": _rows_in_registers(rows, block_n // 16),
-        "VALUE_ROWS": _rows_in_registers(rows, dv_tile // 16),
+        "SCORE_ROWS": _rows_in_registers(rows, block_n // 16, sums),
+        "VALUE_ROWS": _rows_in_registers(rows, dv_tile // 16, sums),
         "BLOCK_N": block_n,
         "DV_TILE": dv_tile,
     }
 
 
-def _rows_in_registers(rows: int, vectors: int) -> int:
-    return largest_divisor(rows, max(1, CPU_SUMS // vectors))
+def _rows_in_registers(rows: int, vectors: int, sums: int) -> int:
+    return largest_divisor(rows, max(1, sums // vectors))
 
 
-def _dv_tile(head_dim: int, rows: int) -> int:
+def _dv_tile(head_dim: int, rows: int, sums: int = CPU_SUMS) -> int:
     """Output columns with the most multiply-adds for each operand that a block of registers loads."""
 
     def reuse(vectors: int) -> float:
-        height = _rows_in_registers(rows, vectors)
+        height = _rows_in_registers(rows, vectors, sums)
         return height * vectors / (height + vectors)
 
     return 16 * max((n for n in range(1, head_dim // 16 + 1) if head_dim // 16 % n == 0), key=reuse)

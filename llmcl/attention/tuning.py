@@ -14,11 +14,13 @@ from llmcl.attention.kernels import (
     DECODE_BLOCK_N,
     DECODE_VARIANTS,
     MAX_SPLITS,
+    PAIRED,
     PREFILL_VARIANTS,
     AttentionShape,
     decode_key,
     default_block_n,
     default_splits,
+    prefill_dtype,
     prefill_key,
     prefill_tiles,
 )
@@ -99,10 +101,10 @@ def tune_prefill(
 ) -> Tuning:
     """Times prefill of n_tokens after 37 others with each choice of tiles."""
     chosen = pick(PREFILL_VARIANTS, device, shape.kv_dtype, shape.head_dim, variant).name
-    allowed = ROUNDED_ACTIVATIONS if shape.kv_dtype in QUANTIZED else tolerance(chosen, shape.kv_dtype)
-    problem = AttentionProblem.random(
-        shape.n_q_heads, shape.n_kv_heads, shape.head_dim, shape.kv_dtype, n_tokens, position=37
-    )
+    met = prefill_dtype(device, shape, chosen)
+    allowed = ROUNDED_ACTIVATIONS if met in (*QUANTIZED, PAIRED) else tolerance(chosen, shape.kv_dtype)
+    heads = shape.n_q_heads, shape.n_kv_heads, shape.head_dim
+    problem = AttentionProblem.random(*heads, shape.kv_dtype, n_tokens, position=37, exact=shape.exact_queries)
     trial = prefill_trial(device, problem)
 
     def measure(label: str, constants: Mapping[str, int]) -> Measurement:
@@ -113,7 +115,7 @@ def tune_prefill(
         note(row)
         return row
 
-    default = prefill_tiles(device, shape.head_dim, shape.kv_dtype, variant=chosen, tuned=False)
+    default = prefill_tiles(device, shape.head_dim, met, variant=chosen, tuned=False)
     start = {"BLOCK_M": default.block_m, "BLOCK_N": default.block_n, "DV_TILE": default.dv_tile}
     rows = [measure(name, combination(name)) for name in combinations]
     rows.append(measure(DEFAULT, start))
@@ -123,7 +125,7 @@ def tune_prefill(
         _search(rows, values, measure)
     _repeat(rows, measure)
     trial.release()
-    return _tuning("attention_prefill", chosen, prefill_key(chosen, shape.head_dim, shape.kv_dtype), rows)
+    return _tuning("attention_prefill", chosen, prefill_key(chosen, shape.head_dim, met), rows)
 
 
 def tune_decode(
@@ -215,7 +217,8 @@ def _measure(
         ms = 1e3 * _seconds(trial, launches)
     else:
         refused = f"wrong: error {error_found:.1e} of the largest value"
-    return Measurement(kernel, label, constants, ms, refused, launches[0].memory(), error_found)
+    memory = next(launch for launch in launches if launch.name == kernel).memory()
+    return Measurement(kernel, label, constants, ms, refused, memory, error_found)
 
 
 def _seconds(trial: Trial, launches: Sequence[Launch]) -> float:

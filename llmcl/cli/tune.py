@@ -111,7 +111,7 @@ def _shape(model: str | None, random: str | None, offline: bool, dtype: str, kv_
     from llmcl.attention.kernels import CAPACITY_MULTIPLE, AttentionShape
     from llmcl.checkpoint import open_checkpoint
     from llmcl.config.random_shapes import random_shape_config
-    from llmcl.ops.dtype import check_kv_dtype
+    from llmcl.ops.dtype import check_kv_dtype, is_rounded
 
     if random is not None:
         config = random_shape_config(random)
@@ -121,7 +121,9 @@ def _shape(model: str | None, random: str | None, offline: bool, dtype: str, kv_
     if kv_dtype == "auto":
         kv_dtype = "float32" if "float32" in (dtype, config.dtype if dtype == "auto" else dtype) else "float16"
     check_kv_dtype(kv_dtype, config.head_dim)
-    return AttentionShape(config.n_q_heads, config.n_kv_heads, config.head_dim, CAPACITY_MULTIPLE, kv_dtype)
+    exact = not is_rounded(kv_dtype, config.dtype if dtype == "auto" else dtype)
+    heads = config.n_q_heads, config.n_kv_heads, config.head_dim
+    return AttentionShape(*heads, CAPACITY_MULTIPLE, kv_dtype, exact_queries=exact)
 
 
 def _title(tuning: Tuning, shape: AttentionShape, n_prompt: int, n_depth: int) -> str:

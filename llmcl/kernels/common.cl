@@ -10,6 +10,7 @@
 typedef float f32_t;
 typedef ushort f16_t;   // half without cl_khr_fp16: storage only, read with the core function vload_half
 typedef ushort bf16_t;  // the upper half of a float32
+typedef uint bf16x2_t;  // two of them
 typedef uchar q8_0_t;   // blocks: see tiles.cl for weights, kv_cache.cl for keys and values
 
 inline float load1_f32(__global const f32_t* p) { return *p; }
@@ -116,6 +117,12 @@ inline float16 max16(float16 a, float16 b) { return a > b ? a : b; }
 inline ushort round_bf16(float x) {
     const uint u = as_uint(x);
     return isnan(x) ? (ushort)((u >> 16) | 0x40u) : (ushort)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+}
+
+// The same of 16 numbers: the upper halves of the result.
+inline uint16 round16_bf16(float16 v) {
+    const uint16 u = as_uint16(v);
+    return v == v ? u + 0x7fffu + (u >> 16 & 1u) : u | 0x400000u;
 }
 
 inline void store1_f32(float x, __global f32_t* p) { *p = x; }

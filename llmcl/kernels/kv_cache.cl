@@ -5,7 +5,9 @@
 //       keys        [CAPACITY/16][HEAD_DIM/32] { 16 half d; 8 vectors: vector j = 16 keys x dimensions 4j .. 4j+3, q + 128 }
 //       values      [CAPACITY/16] { [HEAD_DIM/32][16] half d; [16][HEAD_DIM] q }
 //
-// Either way 16 keys are KV_TILE elements in a row, and so are 16 values, for each KV head. (docs/quantization.md has drawings;
+//   bf16x2          in prefill on a CPU, never of the cache itself: see cpu/pair_cache.cl
+//
+// In each of them 16 keys are KV_TILE elements in a row, and so are 16 values, for each KV head. (docs/quantization.md has drawings;
 // the keys of q8_0 lie as weights of that type do, see tiles.cl.) Below, `tiles` points at a tile, and row i is counted from it.
 // Source: ggml's Q8_0.
 //
@@ -18,6 +20,8 @@
 
 #define KV_QUANTIZED_q8_0 1
 #define KV_QUANTIZED (CAT(KV_QUANTIZED_, KV) == 1)
+#define KV_PAIRED_bf16x2 1
+#define KV_PAIRED (CAT(KV_PAIRED_, KV) == 1)
 #define kv_t CAT(KV, _t)
 
 #if KV_QUANTIZED
@@ -29,6 +33,8 @@
 #define KV_TILE (KV_GROUPS * KV_GROUP_SIZE)
 #define KV_RUN 32         // dimensions that are appended together
 #define KV_STAGED f32     // as what local memory holds keys and values
+#elif KV_PAIRED
+#define KV_TILE (HEAD_DIM * 8)
 #else
 #define KV_TILE (HEAD_DIM * 16)
 #define KV_RUN 1
@@ -78,7 +84,7 @@ inline void store_value(__global kv_t* tiles, const int i, const int d, const fl
     for (int j = 0; j < 32; ++j)
         tile[32 * KV_GROUPS + i % 16 * HEAD_DIM + d + j] = as_uchar((char)round_number(x[j] * inverse));
 }
-#else
+#elif !KV_PAIRED
 inline float4 key4_at(__global const kv_t* tiles, const int i, const int d) {
     __global const kv_t* k = tiles + (i / 16 * HEAD_DIM + d) * 16 + i % 16;
     return (float4)(CAT(load1_, KV)(k), CAT(load1_, KV)(k + 16), CAT(load1_, KV)(k + 32), CAT(load1_, KV)(k + 48));

@@ -59,6 +59,13 @@ def kv_row_bytes(head_dim: int, kv_dtype: str) -> int:
     return tile_bytes(head_dim, kv_dtype) // TILE_ROWS
 
 
+def is_rounded(kv_dtype: str, weight_dtype: str) -> bool:
+    """Whether attention may round what meets a cache (AttentionShape.exact_queries): to 8 bits beside a quantised one,
+    to bfloat16 where the products of prefill round activations, too, for "native" (as stored) and bfloat16 weights.
+    """
+    return kv_dtype in QUANTIZED or weight_dtype not in ("float32", "float16")
+
+
 def check_kv_dtype(kv_dtype: str, head_dim: int) -> str:
     """Raises UsageError for what no cache can hold, or none for heads of that many dimensions."""
     if kv_dtype not in KV_DTYPES:

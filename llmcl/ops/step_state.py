@@ -34,6 +34,7 @@ class StepState:
     def __init__(self, device: Device, max_tokens: int, n_pages: int = 0):
         self._device = device
         self.max_tokens = max_tokens
+        self.n_pages = n_pages
         self.state = device.zeros(4 * (N_SLOTS + n_pages), "step state")
         self.tokens = device.zeros(4 * max_tokens, "step tokens")
         self.sampled = device.zeros(4 * RING, "sampled tokens")
@@ -41,6 +42,7 @@ class StepState:
         self._quantized: dict[int, tuple[Buffer, Buffer]] = {}
         self._narrowed: dict[tuple[int, str], Buffer] = {}
         self._expanded: Buffer | None = None
+        self._paired: dict[int, tuple[Buffer, Buffer]] = {}
 
     def write_tokens(self, token_ids: Sequence[int] | np.ndarray, position: int) -> None:
         """Makes `token_ids` (at most max_tokens) the next step's input, at `position` of the cache."""
@@ -84,6 +86,13 @@ class StepState:
         if self._expanded is None:
             self._expanded = self._device.alloc(EXPANDED_BYTES, "tiles in 16 bits")
         return self._expanded
+
+    def paired_cache(self, values: int) -> tuple[Buffer, Buffer]:
+        """Working memory for as many keys' and values' numbers in bfloat16: see kernels/cpu/pair_cache.cl."""
+        if values not in self._paired:
+            keys = self._device.alloc(2 * values, "paired keys")
+            self._paired[values] = keys, self._device.alloc(2 * values, "paired values")
+        return self._paired[values]
 
     def read_sampled(self, i: int) -> Callable[[], int]:
         """Enqueues the reading of the i-th token sampled (4 bytes); the function returned waits for it."""

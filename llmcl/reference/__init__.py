@@ -8,7 +8,7 @@ Shapes: n tokens of one call, k the length of a matrix row, kv_len keys in the c
 """
 
 from llmcl.checkpoint.formats import BLOCKS
-from llmcl.reference.kv_cache import pack_keys, pack_values, unpack_keys, unpack_values
+from llmcl.reference.kv_cache import pack_keys, pack_values, pair_cache, unpack_keys, unpack_values
 from llmcl.reference.layers import embed, geglu, linear, qkv_adjust, rms_norm, rope, rope_table, soft_cap, swiglu
 from llmcl.reference.likelihood import kl_divergence, log_likelihood, log_softmax
 from llmcl.reference.model import forward
@@ -51,6 +51,7 @@ __all__ = [
     "noise_bits",
     "pack_keys",
     "pack_values",
+    "pair_cache",
     "penalize",
     "qkv_adjust",
     "quantize_q8_0",

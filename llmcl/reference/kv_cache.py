@@ -1,4 +1,4 @@
-"""The layouts of keys and values in the KV cache (kernels/kv_cache.cl), with storage type "q8_0"."""
+"""The layouts of keys and values with storage type "q8_0" (kernels/kv_cache.cl), and in pairs of bfloat16."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcl.reference.arrays import Array, Float32
-from llmcl.reference.storage import quantize_q8_0
+from llmcl.reference.storage import quantize_q8_0, round_bfloat16
 
 UInt8 = NDArray[np.uint8]
+UInt16 = NDArray[np.uint16]
 
 
 def pack_keys(keys: Array) -> UInt8:
@@ -30,6 +31,19 @@ def unpack_keys(tiles: UInt8) -> Float32:
     q = numbers.reshape(heads, n_tiles, 16, groups, 32).astype(np.float32) - 128.0
     with np.errstate(invalid="ignore"):  # a scale that is not finite
         return (q * d[..., None].astype(np.float32)).reshape(heads, n_tiles * 16, groups * 32)
+
+
+def pair_cache(keys: Array, values: Array) -> tuple[UInt16, UInt16]:
+    """Keys and values [heads, kv_len, head_dim], kv_len a multiple of 16, in bfloat16 and pairs (cpu/pair_cache.cl).
+
+    -> keys [heads, kv_len/16, head_dim/2, 16, 2], values [heads, kv_len/2, head_dim, 2], both as bits.
+    """
+    k, v = ((round_bfloat16(x).view(np.uint32) >> 16).astype(np.uint16) for x in (keys, values))
+    heads, kv_len, head_dim = k.shape
+    return (
+        np.ascontiguousarray(k.reshape(heads, kv_len // 16, 16, head_dim // 2, 2).swapaxes(2, 3)),
+        np.ascontiguousarray(v.reshape(heads, kv_len // 2, 2, head_dim).swapaxes(2, 3)),
+    )
 
 
 def pack_values(values: Array) -> UInt8:

@@ -1,7 +1,8 @@
 """attention_prefill: largest difference over the largest expected magnitude.
 
 The twin attends to keys and values as the cache stores them, so one tolerance, which covers float32 scores and sums,
-holds for every dtype of the cache.
+holds for every dtype of the cache. Where a CPU rounds queries, keys and values to bfloat16, the twin's are rounded,
+too, and the tolerance covers what rounding the weights adds.
 """
 
 from __future__ import annotations
@@ -26,13 +27,17 @@ from helpers import (
 )
 
 from llmcl import reference
-from llmcl.attention.kernels import AttentionShape, attention_prefill
+from llmcl.attention.kernels import PAIRED, AttentionShape, attention_prefill, prefill_dtype
+from llmcl.attention.masks import sliding_window, soft_cap
+from llmcl.attention.mods import bind_mods, trace_mods
 from llmcl.errors import UsageError
 from llmcl.ops.variant import PTX_FORMS
 from llmcl.runtime.device import Device
 
 TOLERANCE = {"float32": 5e-6, "float16": 5e-6, "bfloat16": 5e-6}
+ROUNDED_WEIGHTS = 2e-3
 CAPACITY = 640
+LOG2_E = np.log2(np.e)
 
 small, heavy = pytest.mark.oclgrind, pytest.mark.heavy
 
@@ -41,7 +46,14 @@ HEADS = [(3, 3, 32), *(pytest.param(heads, marks=heavy) for heads in [(9, 3, 64)
 
 @cache
 def case(
-    dtype: str, heads: tuple[int, int, int], n: int, position: int, capacity: int
+    dtype: str,
+    heads: tuple[int, int, int],
+    n: int,
+    position: int,
+    capacity: int,
+    rounds: bool = False,
+    window: int | None = None,
+    cap: float | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """qkv [n, heads, head_dim], keys and values as stored [n_kv_heads, capacity, head_dim], and the expected output."""
     n_q_heads, n_kv_heads, head_dim = heads
@@ -54,7 +66,12 @@ def case(
     keys[:, kv_len:] = values[:, kv_len:] = np.nan
     keys, values = to_storage(keys, dtype), to_storage(values, dtype)
     seen = [from_storage(rows[:, :kv_len], dtype).swapaxes(0, 1) for rows in (keys, values)]
-    return qkv, keys, values, reference.attention(qkv[:, :n_q_heads], *seen, position)
+    queries, scale = qkv[:, :n_q_heads], head_dim**-0.5
+    if rounds:  # the queries as the kernel holds them, with the scale in them and, without a score_mod, log2(e)
+        unit = 1.0 if cap else LOG2_E
+        queries, scale = reference.round_bfloat16(queries * np.float32(scale * unit)), 1.0 / unit
+        seen = [reference.round_bfloat16(rows) for rows in seen]
+    return qkv, keys, values, reference.attention(queries, *seen, position, scale, window=window, cap=cap)
 
 
 def check(
@@ -65,14 +82,24 @@ def check(
     position: int,
     *,
     capacity: int = CAPACITY,
+    exact: bool = True,
+    window: int | None = None,
+    cap: float | None = None,
     **tiles: Any,
 ) -> None:
     n_q_heads, n_kv_heads, head_dim = heads
-    qkv, keys, values, expected = case(dtype, heads, n, position, capacity)
+    shape = AttentionShape(n_q_heads, n_kv_heads, head_dim, capacity, dtype, exact_queries=exact)
+    tolerance = rounded_operands(device, dtype, TOLERANCE[dtype])
+    rounds = prefill_dtype(device, shape) == PAIRED
+    if rounds:
+        tolerance = ROUNDED_WEIGHTS
+    qkv, keys, values, expected = case(dtype, heads, n, position, capacity, rounds, window, cap)
+    if window and cap:
+        tiles["mods"] = bind_mods(device, *trace_mods(soft_cap(cap), sliding_window(window)))
     out = poisoned(device, (n, n_q_heads, head_dim))
     launches = attention_prefill(
         device,
-        AttentionShape(n_q_heads, n_kv_heads, head_dim, capacity, dtype),
+        shape,
         with_poison(device, qkv),
         step_state_at(device, position=position, n_tokens=n),
         with_poison(device, key_tiles(keys)),
@@ -81,9 +108,7 @@ def check(
         **tiles,
     )
     run(launches, n)
-    assert relative_error(read_guarded(device, out, np.float32, expected.shape), expected) < rounded_operands(
-        device, dtype, TOLERANCE[dtype]
-    )
+    assert relative_error(read_guarded(device, out, np.float32, expected.shape), expected) < tolerance
 
 
 @pytest.mark.parametrize("heads", HEADS)
@@ -112,6 +137,70 @@ def test_long(target: Device, dtype: str, heads: tuple[int, int, int], position:
 )
 def test_reduced_cache(target: Device, dtype: str, heads: tuple[int, int, int]) -> None:
     check(target, dtype, heads, 33, 100)
+
+
+@heavy
+@pytest.mark.parametrize("variant", ["cpu"])
+@pytest.mark.parametrize(
+    ("dtype", "heads", "n", "position"),
+    [
+        *(("float16", (3, 3, 32), n, position) for n in (1, 7, 33) for position in (0, 37)),
+        ("float16", (9, 3, 64), 577, 63),
+        ("bfloat16", (4, 1, 80), 33, 100),
+    ],
+)
+def test_rounded_to_bfloat16(target: Device, dtype: str, heads: tuple[int, int, int], n: int, position: int) -> None:
+    check(target, dtype, heads, n, position, exact=False)
+
+
+@heavy
+@pytest.mark.parametrize("variant", ["cpu"])
+def test_rounded_to_bfloat16_under_rules(target: Device) -> None:
+    """A window that hides whole tiles and parts of others, and a soft cap."""
+    check(target, "float16", (3, 3, 32), 90, 101, exact=False, window=70, cap=3.0)
+
+
+@heavy
+@pytest.mark.parametrize("variant", ["cpu"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("position", "n"), [(0, 1), (0, 33), (37, 12)])
+def test_pair_cache(target: Device, dtype: str, position: int, n: int) -> None:
+    """The rounded keys and values: bit for bit, and no value where there is no key."""
+    if not target.bf16_dot_form:
+        pytest.skip("the processor or the driver has no dot product of bfloat16")
+    heads, end = (2, 2, 32), position + n
+    qkv, keys, values, _ = case(dtype, heads, n, position, 64)
+    step = step_state_at(target, position=position, n_tokens=n)
+    operands = [with_poison(target, rows) for rows in (qkv, key_tiles(keys), values)]
+    launches = attention_prefill(
+        target, AttentionShape(*heads, 64, dtype), operands[0], step, *operands[1:], poisoned(target, (n, 2, 32))
+    )
+    paired = step.paired_cache(2 * 64 * 32)
+    for buffer in paired:
+        target.fill(buffer, np.uint32(0x7FC07FC0))
+    run(launches[:1], n)
+    rows = -(-end // 16) * 16
+    stored = [from_storage(x[:, :rows], dtype) for x in (keys, values)]
+    stored[1][:, end:] = 0.0
+    for buffer, expected in zip(paired, reference.pair_cache(*stored), strict=True):
+        found = target.read(buffer, np.uint16, (2, 64 * 32))[:, : rows * 32].reshape(expected.shape)
+        np.testing.assert_array_equal(found, expected)
+
+
+@heavy
+@pytest.mark.parametrize("variant", ["cpu"])
+@pytest.mark.parametrize("operand", ["query", "key", "value"])
+def test_what_is_not_a_number_shows(target: Device, operand: str) -> None:
+    heads, n = (1, 1, 32), 20
+    qkv, keys, values, _ = case("float16", heads, n, 0, 64)
+    qkv, keys, values = qkv.copy(), keys.copy(), values.copy()
+    {"query": qkv[:, 0], "key": keys[0], "value": values[0]}[operand][17, 5] = np.nan if operand == "query" else 0x7FFF
+    out = poisoned(target, (n, 1, 32))
+    operands = [with_poison(target, rows) for rows in (qkv, key_tiles(keys), values)]
+    step = step_state_at(target, position=0, n_tokens=n)
+    run(attention_prefill(target, AttentionShape(*heads, 64, "float16"), operands[0], step, *operands[1:], out), n)
+    found = read_guarded(target, out, np.float32, (n, 32))
+    assert np.all(np.isfinite(found[:16])) and np.any(np.isnan(found[17]))
 
 
 @pytest.mark.parametrize(("dtype", "heads"), [("float16", (9, 3, 64)), ("bfloat16", (8, 1, 128))])

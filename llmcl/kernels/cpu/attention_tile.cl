@@ -21,7 +21,6 @@
 #define KEY_TILES (BLOCK_N / 16)
 #define COLUMNS (HEAD_DIM / 16)
 #define SLICE (DV_TILE / 16)
-#define SLICE_GROUPS (SLICE % 2 ? SLICE / 2 + 1 : SLICE / 2)  // groups of 32 columns that a slice touches
 #define HALF_TILES ((KEY_TILES + 1) / 2)
 #define ROW_VECTORS ((ROWS + 15) / 16)
 
@@ -44,6 +43,9 @@ typedef struct {
     char q8[ROWS * HEAD_DIM] __attribute__((aligned(4)));  // the queries, rounded: see cpu/q8_0_tile.cl
     float scale[ROWS][KV_GROUPS];
     int offset[ROWS][KV_GROUPS];
+#elif KV_PAIRED
+    ushort16 q2[ROWS][COLUMNS];    // the queries, rounded: see cpu/paired_tile.cl
+    ushort16 p2[ROWS][KEY_TILES];  // a step's weights, rounded
 #endif
 } attention_state;
 
@@ -80,39 +82,13 @@ inline float16 top_of_lanes(float16 v) {
     return max16(v, v.s123456789abcdef0);
 }
 
+// round_queries, round_weights, score_tiles and multiply_values:
 #if KV_QUANTIZED
 #include "cpu/q8_0_tile.cl"
+#elif KV_PAIRED
+#include "cpu/paired_tile.cl"
 #else
-inline void round_queries(attention_state* state) {}
-
-// Scores of the first `tiles` (a constant) of the KEY_TILES times 16 keys.
-inline void score_tiles(const attention_state* state, __global const kv_t* k, float16 (*p)[KEY_TILES],
-                        const int tiles) {
-    for (int r0 = 0; r0 < ROWS; r0 += SCORE_ROWS) {
-        float16 s[SCORE_ROWS][KEY_TILES];
-#pragma unroll
-        for (int r = 0; r < SCORE_ROWS; ++r)
-#pragma unroll
-            for (int t = 0; t < tiles; ++t) s[r][t] = 0;
-        for (int d = 0; d < HEAD_DIM; ++d) {
-            float16 key[KEY_TILES];
-#pragma unroll
-            for (int t = 0; t < tiles; ++t) key[t] = CAT(load16_, KV)(k + ((size_t)t * HEAD_DIM + d) * 16);
-#pragma unroll
-            for (int r = 0; r < SCORE_ROWS; ++r)
-#pragma unroll
-                for (int t = 0; t < tiles; ++t) s[r][t] += key[t] * ((const float*)state->q[r0 + r])[d];
-        }
-#pragma unroll
-        for (int r = 0; r < SCORE_ROWS; ++r)
-#pragma unroll
-            for (int t = 0; t < tiles; ++t) p[r0 + r][t] = s[r][t];
-    }
-}
-
-inline float16 value16(__global const kv_t* tiles, const int j, const int column) {
-    return CAT(load16_, KV)(tiles + (size_t)j * HEAD_DIM + column);
-}
+#include "cpu/float_tile.cl"
 #endif
 
 // Makes weights of the scores in the first `tiles` (a constant) of p; shrink: by how much each row's earlier sums shrink.
@@ -147,28 +123,7 @@ inline void add_values(attention_state* state, __global const kv_t* v, const flo
             for (int r = 0; r < VALUE_ROWS; ++r)
 #pragma unroll
                 for (int i = 0; i < SLICE; ++i) acc[r][i] = state->acc[r0 + r][c + i] * shrink[r0 + r];
-#if KV_QUANTIZED
-            float16 scaled[SLICE_GROUPS][VALUE_ROWS][KEY_TILES];  // weights times the values' scales
-            for (int g = 0; g < SLICE_GROUPS; ++g) {
-                for (int t = 0; 16 * t < n_keys; ++t) {
-                    const float16 d = value_scales(v, t, min(c / 2 + g, KV_GROUPS - 1));
-#pragma unroll
-                    for (int r = 0; r < VALUE_ROWS; ++r) scaled[g][r][t] = p[r0 + r][t] * d;
-                }
-            }
-#define WEIGHTS(r, i) scaled[(c + (i)) / 2 - c / 2][r]
-#else
-#define WEIGHTS(r, i) p[r0 + (r)]
-#endif
-            for (int j = 0; j < n_keys; ++j) {
-                float16 value[SLICE];
-#pragma unroll
-                for (int i = 0; i < SLICE; ++i) value[i] = value16(v, j, (c + i) * 16);
-#pragma unroll
-                for (int r = 0; r < VALUE_ROWS; ++r)
-#pragma unroll
-                    for (int i = 0; i < SLICE; ++i) acc[r][i] += value[i] * ((const float*)WEIGHTS(r, i))[j];
-            }
+            multiply_values(state, v, p, r0, c, n_keys, acc);
 #pragma unroll
             for (int r = 0; r < VALUE_ROWS; ++r)
 #pragma unroll
@@ -210,5 +165,6 @@ inline void attention_tile(attention_state* state, __global const kv_t* k, __glo
         weigh_tiles(state, p, shrink, HALF_TILES);
     else
         weigh_tiles(state, p, shrink, KEY_TILES);
+    round_weights(state, p, n_tiles);
     add_values(state, v, p, (const float*)shrink, n_keys);
 }

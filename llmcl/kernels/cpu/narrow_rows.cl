@@ -13,10 +13,6 @@ void narrow_rows(__global const float* x, __global bf16_t* to) {
     x += t * K;
     to += t * K;
     for (int k = 0; k < K; k += 16) {
-        const float16 v = load16_f32(x + k);
-        const uint16 u = as_uint16(v);
-        uint16 rounded = u + 0x7fffu + (u >> 16 & 1u);
-        rounded = v == v ? rounded : u | 0x400000u;  // a NaN stays one
-        *(__global ushort16*)(to + k) = CONVERT16(rounded >> 16, ushort);
+        *(__global ushort16*)(to + k) = CONVERT16(round16_bf16(load16_f32(x + k)) >> 16, ushort);
     }
 }

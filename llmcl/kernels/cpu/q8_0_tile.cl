@@ -104,3 +104,30 @@ inline float16 value16(__global const kv_t* tiles, const int j, const int column
 inline float16 value_scales(__global const kv_t* tiles, const int t, const int group) {
     return load16_f16((__global const f16_t*)(tiles + t * KV_TILE) + 16 * group);
 }
+
+inline void round_weights(attention_state* state, const float16 (*p)[KEY_TILES], const int tiles) {}
+
+#define SLICE_GROUPS (SLICE % 2 ? SLICE / 2 + 1 : SLICE / 2)  // groups of 32 columns that a slice touches
+
+// As in float_tile.cl; the scales of the values go into the weights, once for all columns of a group.
+inline void multiply_values(const attention_state* state, __global const kv_t* v, const float16 (*p)[KEY_TILES],
+                            const int r0, const int c, const int n_keys, float16 (*acc)[SLICE]) {
+    float16 scaled[SLICE_GROUPS][VALUE_ROWS][KEY_TILES];
+    for (int g = 0; g < SLICE_GROUPS; ++g) {
+        for (int t = 0; 16 * t < n_keys; ++t) {
+            const float16 d = value_scales(v, t, min(c / 2 + g, KV_GROUPS - 1));
+#pragma unroll
+            for (int r = 0; r < VALUE_ROWS; ++r) scaled[g][r][t] = p[r0 + r][t] * d;
+        }
+    }
+    for (int j = 0; j < n_keys; ++j) {
+        float16 value[SLICE];
+#pragma unroll
+        for (int i = 0; i < SLICE; ++i) value[i] = value16(v, j, (c + i) * 16);
+#pragma unroll
+        for (int r = 0; r < VALUE_ROWS; ++r)
+#pragma unroll
+            for (int i = 0; i < SLICE; ++i)
+                acc[r][i] += value[i] * ((const float*)scaled[(c + i) / 2 - c / 2][r])[j];
+    }
+}

@@ -1,0 +1,45 @@
+// A layer's keys and values, rounded to bfloat16 and in pairs, as cpu/paired_tile.cl takes them for the tokens of a step.
+//
+// k_cache, v_cache  KV (f16 or bf16), of N_KV_HEADS heads, contiguous or in pages: see kv_cache.cl
+// keys      bfloat16 [N_KV_HEADS][PAIRED/16][HEAD_DIM/2][16][2]     a lane has two neighbouring dimensions of its key
+// values    bfloat16 [N_KV_HEADS][PAIRED/2][HEAD_DIM][2]            a lane has its column of two neighbouring keys
+//
+// Rounding is to nearest, ties to even. Of keys that do not exist the values are 0.
+//
+// Index space: (N_KV_HEADS, any number of runs), local size 1; the runs take tiles of 16 keys in turn.
+// Build: KV, N_KV_HEADS, HEAD_DIM, CAPACITY, PAIRED (keys that a text can have: a multiple of 64), those of the step state.
+#if !defined(KV) || !defined(HEAD_DIM) || !defined(CAPACITY) || !defined(PAIRED) || !defined(STATE_POSITION) || \
+    !defined(STATE_N_TOKENS)
+#error "cpu/pair_cache.cl needs the build constants KV, HEAD_DIM, CAPACITY, PAIRED and those of the step state"
+#endif
+#include "kv_cache.cl"
+
+#define load_row CAT(load16_, KV)
+
+inline uint16 pairs(const float16 first, const float16 second) {
+    return round16_bf16(first) >> 16 | (round16_bf16(second) & 0xffff0000u);
+}
+
+__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+void pair_cache(__global const int* state, __global const kv_t* k_cache, __global const kv_t* v_cache,
+                __global uint* keys, __global uint* values) {
+    const int head = get_group_id(0), end = state[STATE_POSITION] + state[STATE_N_TOKENS];
+    k_cache += head * KV_HEAD_SIZE;
+    v_cache += head * KV_HEAD_SIZE;
+    for (int j = 16 * get_group_id(1); j < end; j += 16 * get_num_groups(1)) {
+        const int row = kv_row(state, j);
+        __global const kv_t* k = KV_TILES_AT(k_cache, row);
+        __global const kv_t* v = KV_TILES_AT(v_cache, row);
+        const size_t tile = ((size_t)head * PAIRED + j) * (HEAD_DIM / 2);
+        for (int d = 0; d < HEAD_DIM; d += 2)
+            *(__global uint16*)(keys + tile + d * 8) = pairs(load_row(k + d * 16), load_row(k + d * 16 + 16));
+        for (int i = 0; i < 16; i += 2) {
+            for (int c = 0; c < HEAD_DIM; c += 16) {
+                uint16 pair = 0;
+                if (j + i < end) pair = round16_bf16(load_row(v + i * HEAD_DIM + c)) >> 16;
+                if (j + i + 1 < end) pair |= round16_bf16(load_row(v + (i + 1) * HEAD_DIM + c)) & 0xffff0000u;
+                *(__global uint16*)(values + tile + i / 2 * HEAD_DIM + c) = pair;
+            }
+        }
+    }
+}
