@@ -9,7 +9,7 @@
 // The blocks of a step follow each other while its keys, then its values, are in the first-level cache.
 //
 // Build: KV, HEAD_DIM, ROWS, SCORE_ROWS and VALUE_ROWS (divide ROWS), BLOCK_N (a multiple of 16), DV_TILE (a multiple of 16
-// that divides HEAD_DIM); with KV q8_0 also those of cpu/q8_0_tile.cl.
+// that divides HEAD_DIM); with KV q8_0 or bf16x2 also those of cpu/q8_0_tile.cl or cpu/paired_tile.cl.
 #if !defined(KV) || !defined(HEAD_DIM) || !defined(ROWS) || !defined(SCORE_ROWS) || !defined(VALUE_ROWS) || \
     !defined(BLOCK_N) || !defined(DV_TILE)
 #error "cpu/attention_tile.cl needs the build constants KV, HEAD_DIM, ROWS, SCORE_ROWS, VALUE_ROWS, BLOCK_N, DV_TILE"

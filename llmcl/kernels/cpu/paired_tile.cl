@@ -7,6 +7,9 @@
 // weights that normalise the output are those of the weights before they are rounded.
 //
 // Build: those of attention_tile.cl, DOT of cpu/dot2.cl.
+#if !defined(DOT)
+#error "cpu/paired_tile.cl needs the build constant DOT"
+#endif
 #include "cpu/dot2.cl"
 
 #define load_pairs(at) (*(__global const uint16*)(at))
