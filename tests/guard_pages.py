@@ -35,4 +35,6 @@ def alloc_guarded(device: Device, nbytes: int, name: str) -> Buffer:
         raise OSError("mprotect failed")
     flags = cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR
     part = memory[end - size :][: max(nbytes, 4)]
+    device.allocated_bytes += nbytes
+    device.peak_bytes = max(device.peak_bytes, device.allocated_bytes)
     return Buffer(device, cl.Buffer(device.context, flags, hostbuf=part), nbytes, name)

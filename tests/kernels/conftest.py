@@ -41,7 +41,7 @@ def target(device: Device, variant: str) -> Device:
     return taken_for
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="module")
 def guard_pages() -> Iterator[None]:
     """With the CPU drivers from pip a kernel that runs past the end of a buffer ends the process."""
     plain = Device.alloc
