@@ -166,6 +166,10 @@ class Model:
                 launch.share_kernel()
         for launch in (*self._prefill, *self._head, *self.decode_launches, *self.sampler.launches):
             launch.prepare()
+        if self._one_launch and self.device.stored_programs:
+            # The first start compiles what a step that gives up falls back to as well: not in the midst of an answer.
+            for launch in self._decode:
+                launch.compile()
 
     @property
     def decode_launches(self) -> Sequence[Launch]:

@@ -168,6 +168,20 @@ def test_gives_up_where_patience_ends_and_leaves_nan(cpu: Device) -> None:
     assert np.array_equal(found, cpu.read(out, np.float32, (rows,)))
 
 
+def test_the_first_start_compiles_what_a_step_falls_back_to(cpu: Device, tmp_path: Path, empty_cache: Path) -> None:
+    if cpu.entry.is_pocl:
+        pytest.skip("PoCL keeps its programs itself")
+    folder = save_folder(tmp_path / "small", small_config(), random_weights(small_config(), seed=1))
+    for compiles in (True, False):
+        with llmcl.load(str(folder), device=cpu.entry.index, dtype="bfloat16", max_context=128) as llm:
+            device = llm.device
+            assert (device.compile_s > 0) == compiles
+            seconds = device.compile_s
+            for launch in llm.model._decode:
+                launch.prepare()
+            assert device.compile_s == seconds, "a step that gives up would wait for the compiler"
+
+
 def test_any_number_of_work_groups_does(small: LLM) -> None:
     """None waits for one that has not begun: neither a single one nor more than there are threads stops for ever."""
     expected = step_logits(small.model, 20, 3)

@@ -166,6 +166,11 @@ class Launch:
         """Compiles the kernel and makes its object now, so that the first enqueue does not. Raises KernelBuildError."""
         assert self.kernel is not None
 
+    def compile(self) -> None:
+        """Compiles the kernel, so that later starts find it in the cache on disk, and makes no object of its own."""
+        if isinstance(self.source, KernelSource):
+            self._device.kernel(self.source, shared=True)
+
     def share_kernel(self) -> Launch:
         """From now on one kernel object serves this launch and others that share: for launches enqueued seldom.
 
@@ -288,6 +293,11 @@ class Device:
     def compile_s(self) -> float:
         """Seconds spent compiling kernels, those found in the cache on disk left out."""
         return self._programs.compile_s
+
+    @property
+    def stored_programs(self) -> int:
+        """Of the kernel files compiled, how many are now in the cache on disk."""
+        return self._programs.stored
 
     @property
     def n_programs(self) -> int:

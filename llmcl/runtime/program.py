@@ -75,7 +75,7 @@ class ProgramCache:
         self._programs: dict[tuple[str, str, str], cl.Program] = {}
         self._shared: dict[tuple[str, str, str, str], cl.Kernel] = {}
         self.compile_s = 0.0
-        self.compiled = 0
+        self.compiled = self.stored = 0  # the latter: of those, how many are kept on disk
 
     def __len__(self) -> int:
         return len(self._programs)
@@ -143,6 +143,7 @@ class ProgramCache:
             return program
         try:
             write_atomically(path, _digest(binary) + binary)
+            self.stored += 1
         except OSError as error:  # costs compile time, not the run
             if self.compiled == 1:
                 _log.warning(
