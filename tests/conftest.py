@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+from own_cache import use_own_cache
 
 from llmcl.runtime.platforms import DeviceEntry, find_devices
 
@@ -73,15 +74,11 @@ def missing(names: list[str]) -> list[str]:
     return [name for name in names if not any(known.startswith(name) for known in found)]
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    # Compiled kernels are kept between runs, away from the user's own; tuned tiles and excluded kernels are not.
-    if "LLMCL_CACHE_DIR" not in os.environ:  # tests/run.py sets it for the processes that it starts
-        own = config.rootpath / ".pytest_cache" / "llmcl"
-        os.environ["LLMCL_CACHE_DIR"] = str(own)
-        shutil.rmtree(own / "findings", ignore_errors=True)
+def pytest_configure() -> None:
+    use_own_cache()
 
     # Tests share the processor with others: what they compute and count is not to depend on that. A step whose
-    # work-groups do not meet gives up after 3 to 7 s (measured).
+    # work-groups do not meet gives up after some 7 s (Intel's driver).
     from llmcl.runtime import one_launch
 
     one_launch.SPARE_TURNS = one_launch.MOST_TURNS

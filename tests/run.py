@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +20,8 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
+
+from own_cache import use_own_cache
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES_A_PROCESS = 4
@@ -110,9 +111,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("-j", "--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time")
     options, arguments = parser.parse_known_args()
-    # Compiled kernels are kept between runs, away from the user's own; tuned tiles and excluded kernels are not.
-    cache = Path(os.environ.setdefault("LLMCL_CACHE_DIR", str(ROOT / ".pytest_cache" / "llmcl")))
-    shutil.rmtree(cache / "findings", ignore_errors=True)
+    use_own_cache()
     start, groups = time.monotonic(), chunks()
     outcomes = []
     with ThreadPoolExecutor(options.jobs) as pool:

@@ -261,7 +261,7 @@ inline float threshold_of(__global const float2* candidates, const int n, __glob
     for (int turn = counts(sampling) ? 0 : 1; turn < (top_p < 1.0f ? 2 : 1); ++turn) {
         const bool by_mass = turn == 1;
         ulong units = 0;  // of the candidates, whose order changes: an integer
-        for (int i = lid; i < n; i += LOCAL_SIZE)
+        for (int i = by_mass ? lid : n; i < n; i += LOCAL_SIZE)
             if (key_of(candidates[i].x) >= key) units += (ulong)(exp(candidates[i].x - top) * 0x1p40f);
         const float sum_of_candidates = (float)reduce_sum_ulong(units, scratch, lid) * 0x1p-40f;
         const float sum = key == 0 ? sum_of_all : sum_of_candidates;

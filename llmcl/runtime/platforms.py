@@ -30,6 +30,7 @@ __all__ = [
     "select_device",
 ]
 
+POCL = "Portable Computing Language"  # its platform's name
 KINDS = ("gpu", "accelerator", "cpu", "custom")  # in order of preference
 MINIMUM_VERSION = (1, 2)
 _SOFTWARE = re.compile(r"llvmpipe|softpipe|swrast|oclgrind|emulat", re.IGNORECASE)
@@ -146,7 +147,7 @@ def _describe(cl_platform: cl.Platform, device: cl.Device) -> DeviceEntry:
         ptx_arch=10 * _query(device, "compute_capability_major_nv", 0)
         + _query(device, "compute_capability_minor_nv", 0),
         is_intel_cpu=kind == "cpu" and not is_software and platform_name.startswith("Intel"),
-        is_pocl=platform_name == "Portable Computing Language",
+        is_pocl=platform_name == POCL,
         is_software=is_software,
         extensions=extensions,
         usable=why_not is None,

@@ -18,6 +18,7 @@ from platformdirs import user_cache_dir
 
 from llmcl.errors import KernelBuildError
 from llmcl.paths import cache_dir, write_atomically
+from llmcl.runtime.platforms import POCL
 from llmcl.runtime.ptx_splice import needs_splice, splice
 
 _log = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ class ProgramCache:
                 device.driver_version,
             )
         )
-        self._keeps_binaries = device.platform.name != "Portable Computing Language"
+        self._keeps_binaries = device.platform.name != POCL
         self._programs: dict[tuple[str, str, str], cl.Program] = {}
         self._shared: dict[tuple[str, str, str, str], cl.Kernel] = {}
         self.compile_s = 0.0

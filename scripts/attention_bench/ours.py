@@ -47,8 +47,8 @@ def step_at(device: Device, position: int, n_tokens: int, table: np.ndarray | No
 
 
 def shape_of(q_heads: int, k: np.ndarray, dtype: str, pages: bool) -> AttentionShape:
-    kv_len, kv_heads, head_dim = k.shape
     """Attention is in float32, as that of the baselines."""
+    kv_len, kv_heads, head_dim = k.shape
     capacity = capacity_for(kv_len)
     return AttentionShape(q_heads, kv_heads, head_dim, capacity, dtype, PAGE if pages else 0, exact_queries=True)
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import sys
 from collections.abc import Iterator
 
 import pytest
-from guard_pages import alloc_guarded
+from guard_pages import take_guarded
 
 from llmcl.ops.variant import PTX_FORMS
-from llmcl.runtime.device import Buffer, Device
+from llmcl.runtime.device import Device
+from llmcl.runtime.huge_pages import HugePages
 from llmcl.runtime.platforms import find_devices
 
 
@@ -44,14 +46,8 @@ def target(device: Device, variant: str) -> Device:
 @pytest.fixture(autouse=True, scope="module")
 def guard_pages() -> Iterator[None]:
     """With the CPU drivers from pip a kernel that runs past the end of a buffer ends the process."""
-    plain = Device.alloc
-
-    def alloc(self: Device, nbytes: int, name: str, *, streamed: bool = False) -> Buffer:
-        if self.entry.is_intel_cpu or self.entry.is_pocl:
-            return alloc_guarded(self, nbytes, name)
-        return plain(self, nbytes, name, streamed=streamed)
-
     with pytest.MonkeyPatch.context() as patch:
         if sys.platform == "linux":
-            patch.setattr(Device, "alloc", alloc)
+            patch.setattr(HugePages, "take", take_guarded)
+            patch.setattr(Device, "alloc", functools.partialmethod(Device.alloc, streamed=True))
         yield

@@ -85,9 +85,10 @@ inline float16 top_of_lanes(float16 v) {
 // round_queries, round_weights, score_tiles and multiply_values:
 #if KV_QUANTIZED
 #include "cpu/q8_0_tile.cl"
-#elif KV_PAIRED
-#include "cpu/paired_tile.cl"
 #else
+#if KV_PAIRED
+#include "cpu/paired_tile.cl"
+#endif
 #include "cpu/float_tile.cl"
 #endif
 

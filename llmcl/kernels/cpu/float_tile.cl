@@ -1,10 +1,21 @@
-// Scores and values of a cache of floats in attention on a CPU: what attention_tile.cl asks for with KV f32, f16 and bf16.
+// Scores and values of a cache of floats in attention on a CPU: what attention_tile.cl asks for with any KV but q8_0.
 //
-// Keys and values are widened to float32 as they are loaded; all products are float32 multiply-adds.
+// Every step of a sum takes an OPERAND of 16 keys or columns with a number of each row. With KV f32, f16 and bf16 they are
+// one key's or dimension's, widened to float32, and the products float32 multiply-adds; with bf16x2 two: cpu/paired_tile.cl.
 //
 // Build: those of attention_tile.cl.
+#if !KV_PAIRED
+#define OPERAND float16
+#define NUMBER float
+#define AT_ONCE 1  // dimensions of a score, keys of an output
+#define LOAD_OPERAND(at) CAT(load16_, KV)(at)
+#define ADD_PRODUCT(sum, operand, number) ((sum) + (operand) * (number))
+#define QUERY_NUMBERS(row) state->q[row]
+#define WEIGHT_NUMBERS(row) p[row]
+
 inline void round_queries(attention_state* state) {}
 inline void round_weights(attention_state* state, const float16 (*p)[KEY_TILES], const int tiles) {}
+#endif
 
 // Scores of the first `tiles` (a constant) of the KEY_TILES times 16 keys.
 inline void score_tiles(const attention_state* state, __global const kv_t* k, float16 (*p)[KEY_TILES],
@@ -15,14 +26,15 @@ inline void score_tiles(const attention_state* state, __global const kv_t* k, fl
         for (int r = 0; r < SCORE_ROWS; ++r)
 #pragma unroll
             for (int t = 0; t < tiles; ++t) s[r][t] = 0;
-        for (int d = 0; d < HEAD_DIM; ++d) {
-            float16 key[KEY_TILES];
+        for (int d = 0; d < HEAD_DIM / AT_ONCE; ++d) {
+            OPERAND key[KEY_TILES];
 #pragma unroll
-            for (int t = 0; t < tiles; ++t) key[t] = CAT(load16_, KV)(k + ((size_t)t * HEAD_DIM + d) * 16);
+            for (int t = 0; t < tiles; ++t) key[t] = LOAD_OPERAND(k + (size_t)t * KV_TILE + d * 16);
 #pragma unroll
             for (int r = 0; r < SCORE_ROWS; ++r)
 #pragma unroll
-                for (int t = 0; t < tiles; ++t) s[r][t] += key[t] * ((const float*)state->q[r0 + r])[d];
+                for (int t = 0; t < tiles; ++t)
+                    s[r][t] = ADD_PRODUCT(s[r][t], key[t], ((const NUMBER*)QUERY_NUMBERS(r0 + r))[d]);
         }
 #pragma unroll
         for (int r = 0; r < SCORE_ROWS; ++r)
@@ -31,16 +43,18 @@ inline void score_tiles(const attention_state* state, __global const kv_t* k, fl
     }
 }
 
-// Adds to acc what the values of n_keys keys are to VALUE_ROWS rows from r0 on in the columns from 16 c on.
+// Adds to acc what the values of n_keys keys are to VALUE_ROWS rows from r0 on in the columns from 16 c on. Where n_keys is
+// no multiple of AT_ONCE, the weight of the key behind the last is 0.
 inline void multiply_values(const attention_state* state, __global const kv_t* v, const float16 (*p)[KEY_TILES],
                             const int r0, const int c, const int n_keys, float16 (*acc)[SLICE]) {
-    for (int j = 0; j < n_keys; ++j) {
-        float16 value[SLICE];
+    for (int j = 0; AT_ONCE * j < n_keys; ++j) {
+        OPERAND value[SLICE];
 #pragma unroll
-        for (int i = 0; i < SLICE; ++i) value[i] = CAT(load16_, KV)(v + (size_t)j * HEAD_DIM + (c + i) * 16);
+        for (int i = 0; i < SLICE; ++i) value[i] = LOAD_OPERAND(v + (size_t)j * HEAD_DIM + (c + i) * 16);
 #pragma unroll
         for (int r = 0; r < VALUE_ROWS; ++r)
 #pragma unroll
-            for (int i = 0; i < SLICE; ++i) acc[r][i] += value[i] * ((const float*)p[r0 + r])[j];
+            for (int i = 0; i < SLICE; ++i)
+                acc[r][i] = ADD_PRODUCT(acc[r][i], value[i], ((const NUMBER*)WEIGHT_NUMBERS(r0 + r))[j]);
     }
 }
