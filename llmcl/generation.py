@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from llmcl.errors import DeviceError
 from llmcl.kv_cache import common_prefix
 from llmcl.model import Model
+from llmcl.progress import Progress
 from llmcl.sampling import SamplingParams
 from llmcl.stats import GenerationStats, Recorder
 from llmcl.text import StopMatcher
@@ -43,6 +44,7 @@ def token_ids(
     max_tokens: int,
     *,
     reuse_cache: bool = False,
+    progress: Progress | None = None,
     on_decode: Callable[[], None] = lambda: None,
 ) -> Generator[int, None, None]:
     """Prefills `prompt` and yields at most max_tokens sampled ids, the device one step ahead of the host.
@@ -58,7 +60,7 @@ def token_ids(
     model.sampler.remember(cache.token_ids)
     model.sampler.configure(params)
     step.restart_sampling()
-    model.prefill(prompt[len(cache.token_ids) :])
+    model.prefill(prompt[len(cache.token_ids) :], progress=progress)
 
     count = token_budget(model, prompt, max_tokens)
 
@@ -129,6 +131,7 @@ def pieces(
     ignore_eos: bool = False,
     reuse_cache: bool = False,
     load_ms: float = 0.0,
+    progress: Progress | None = None,
 ) -> Generator[Piece, None, None]:
     """Yields a Piece a token; the last one says why it is the last and carries the statistics.
 
@@ -158,7 +161,7 @@ def pieces(
     matcher = StopMatcher(stop)
     eos = tokenizer.eos_token_ids if tokenizer and not ignore_eos else frozenset()
     last = token_budget(model, prompt, max_tokens) - 1
-    ids = token_ids(model, prompt, params, max_tokens, reuse_cache=reuse_cache, on_decode=on_decode)
+    ids = token_ids(model, prompt, params, max_tokens, reuse_cache=reuse_cache, progress=progress, on_decode=on_decode)
     try:
         for i, token in enumerate(ids):
             tbt_ms = recorder.token()

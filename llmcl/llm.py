@@ -24,7 +24,6 @@ from llmcl.model import Model, activation_shapes, prefill_chunk
 from llmcl.model_mods import trace_layer_mods
 from llmcl.model_weights import (
     ModelWeights,
-    Progress,
     WeightTypes,
     all_plans,
     load_weights,
@@ -39,6 +38,7 @@ from llmcl.ops.step_state import EXPANDED_BYTES
 from llmcl.ops.variant import check_shared_kernels
 from llmcl.ops.weight import STAGING_BYTES
 from llmcl.paged_kv_cache import PagedKVCache, pool_pages
+from llmcl.progress import Progress
 from llmcl.runtime.device import Device
 from llmcl.sampling import SamplingParams
 from llmcl.text import StopMatcher
@@ -83,7 +83,7 @@ def load(
     kv_page_tokens: keeps keys and values in pages of so many tokens (a multiple of 64), so that each conversation has
     a place of its own and those that begin alike share it; None: one contiguous cache. kv_pages: pages for all
     conversations together; None: enough for one of max_context tokens.
-    progress(description, done, total) is called while downloading and loading.
+    progress(what, done, total) is called while downloading, loading (bytes) and compiling kernels (kernels).
     score_mod(score, b, h, q_idx, kv_idx) and mask_mod(b, h, q_idx, kv_idx) -> bool: Python functions that are compiled
     into the attention of every layer, beside the causal mask (docs/attention.md); b is 0, h the query head, q_idx
     and kv_idx are positions in the text.
@@ -126,6 +126,7 @@ def load(
             kv_pages,
             score_mod,
             mask_mod,
+            progress,
         )
         llm.tokenizer = tokenizer.result()
     llm.load_ms = (time.perf_counter() - start) * 1e3
@@ -143,6 +144,7 @@ def load_random(
     kv_page_tokens: int | None = None,
     kv_pages: int | None = None,
     kernel_options: Mapping[str, int] | None = None,
+    progress: Progress | None = None,
     seed: int = 0,
 ) -> LLM:
     """A model of real shape with random weights made on the device, to measure speed without a download.
@@ -166,6 +168,7 @@ def load_random(
         max_context,
         kv_page_tokens,
         kv_pages,
+        progress=progress,
     )
     llm.load_ms = (time.perf_counter() - start) * 1e3
     return llm
@@ -213,6 +216,7 @@ def _assemble(
     kv_pages: int | None = None,
     score_mod: ScoreMod | None = None,
     mask_mod: MaskMod | None = None,
+    progress: Progress | None = None,
 ) -> LLM:
     dtype = types.name(config)
     if kv_dtype == "auto":
@@ -238,7 +242,8 @@ def _assemble(
     else:
         cache = PagedKVCache(device, config, max_context, kv_dtype, kv_page_tokens, kv_pages, exact_queries=exact)
     weights = make_weights(device)
-    return LLM(name, Model(device, config, weights, cache, mods=mods.bind(device)), tokenizer, dtype, kv_dtype)
+    model = Model(device, config, weights, cache, mods=mods.bind(device), progress=progress)
+    return LLM(name, model, tokenizer, dtype, kv_dtype)
 
 
 def _exact_queries(types: WeightTypes, kv_dtype: str) -> bool:
@@ -354,12 +359,14 @@ class LLM:
         raw: bool = False,
         system_prompt: str | None = None,
         sequence: KVSequence | None = None,
+        progress: Progress | None = None,
     ) -> Generator[Piece, None, None]:
         """Yields a Piece for each token as it is made; closing the generator stops the work.
 
         prompt: text, messages [{"role": ..., "content": ...}], or token ids. Sampling parameters: see SamplingParams.
         stop: strings that end the answer and are not part of it. raw: no chat template. sequence: the place in the KV
-        cache to go on from (a conversation's); None: an empty context.
+        cache to go on from (a conversation's); None: an empty context. progress(what, done, total): called while the
+        prompt is read, with its tokens; reading waits for the device a few times more.
 
         Raises (before the first token) ContextLengthError for a prompt longer than the context, UsageError for a value
         out of range.
@@ -392,6 +399,7 @@ class LLM:
             ignore_eos=ignore_eos,
             reuse_cache=sequence is not None,
             load_ms=self.load_ms,
+            progress=progress,
         )
         return self._stream
 

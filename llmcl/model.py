@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,6 +31,7 @@ from llmcl.ops.rms_norm import rms_norm, rms_norm_narrow
 from llmcl.ops.soft_cap import soft_cap
 from llmcl.ops.step_state import StepState
 from llmcl.ops.weight import Weight
+from llmcl.progress import READING, Progress
 from llmcl.runtime.device import Buffer, Device, Launch, named_errors
 from llmcl.runtime.one_launch import OneLaunch
 from llmcl.runtime.one_launch import why_not as why_not_one_launch
@@ -40,6 +41,7 @@ _log = logging.getLogger(__name__)
 
 LOGITS_CHUNK = 64
 FIRST_APART, MOST_APART = 8, 1024  # steps
+PARTS = 8  # of a chunk of prefill, after which progress is reported
 
 Rows = Buffer | NarrowRows  # activations of a step's tokens
 
@@ -94,11 +96,12 @@ class Model:
         chunk: int | None = None,
         mods: Sequence[Mods] = (),
         one_launch: bool = True,
+        progress: Progress | None = None,
     ):
         """mods: what is added to the causal attention of each layer, by the model and the user; () for nothing.
 
         one_launch: decode in one launch where the device can: a GPU all layers (decode_layers.py), a CPU the whole step
-        (runtime/one_launch.py).
+        (runtime/one_launch.py). progress: called while kernels are compiled.
         """
         self.device = device
         self.mods = tuple(mods) or (NO_MODS,) * config.n_layers
@@ -119,23 +122,29 @@ class Model:
         self._prefill = list(stack(self, PrefillOps(self)))
         self._head = list(head(self, DecodeOps(self), self.act.logits))
         self._decode = [*(decode_stack(self) if one_launch else stack(self, DecodeOps(self))), *self._head]
-        self._one_launch = self._in_one_launch() if one_launch else None
+        self._one_launch: OneLaunch | None = None
+        if one_launch and why_not_one_launch(device, self._decode) is None:
+            self._one_launch = OneLaunch(device, self._decode, self.act.logits)
         self._apart = 0  # steps of separate launches that are still to come,
         self._apart_next = FIRST_APART  # and their number after the next launch that gives up
         self._together = 0  # steps in one launch since
-        self._prepare()
+        self._prepare(progress)
         self.decode_steps = 0  # enqueued since the model was loaded
         self._all_logits: tuple[Buffer, list[Launch]] | None = None
 
-    def prefill(self, token_ids: Sequence[int], *, chunk: int | None = None) -> None:
+    def prefill(self, token_ids: Sequence[int], *, chunk: int | None = None, progress: Progress | None = None) -> None:
         """Appends token_ids to the cache; `act.logits` then holds the logits after the last of them.
+
+        progress: called as the device gets on; without it the work is enqueued and not waited for.
 
         Raises ContextLengthError if they do not fit, UsageError if one is not in the vocabulary.
         """
         self._check_tokens(token_ids)
-        for _ in self._prefill_chunks(token_ids, min(chunk or self.chunk, self.chunk)):
+        for _ in self._prefill_chunks(token_ids, min(chunk or self.chunk, self.chunk), progress):
             pass
         self._run(self._head)
+        if progress is not None:
+            progress(READING, len(token_ids), len(token_ids))
 
     def decode(self) -> None:
         """One step with the input token that the device holds; sampling moves the device's position on."""
@@ -147,29 +156,26 @@ class Model:
         else:
             self._together += 1
 
-    def _in_one_launch(self) -> OneLaunch | None:
-        """The decode step as one launch; None where the device has it in separate launches."""
-        if why_not_one_launch(self.device, self._decode) is not None:
-            return None
-        together = OneLaunch(self.device, self._decode, self.act.logits)
-        try:
-            together.launch.prepare()
-        except KernelBuildError as error:
-            warnings.warn(f"decoding with a launch for each kernel, which is slower: {error}", stacklevel=3)
-            return None
-        return together
-
-    def _prepare(self) -> None:
+    def _prepare(self, progress: Progress | None) -> None:
         """Compiles all kernels and makes their objects, so that it is part of loading."""
         if self.device.is_cpu:
             for launch in self._prefill:
                 launch.share_kernel()
-        for launch in (*self._prefill, *self._head, *self.decode_launches, *self.sampler.launches):
-            launch.prepare()
-        if self._one_launch and self.device.stored_programs:
-            # The first start compiles what a step that gives up falls back to as well: not in the midst of an answer.
-            for launch in self._decode:
-                launch.compile()
+        others = *self._prefill, *self._head, *self.sampler.launches
+        with self.device.compile_progress((*self.decode_launches, *others, *self._decode), progress):
+            if self._one_launch:
+                try:
+                    self._one_launch.launch.prepare()
+                except KernelBuildError as error:
+                    warnings.warn(f"decoding with a launch for each kernel, which is slower: {error}", stacklevel=3)
+                    self._one_launch = None
+            for launch in (*others, *self.decode_launches):
+                launch.prepare()
+            if self._one_launch and self.device.stored_programs:
+                # The first start compiles what a step that gives up falls back to as well: not in the midst of an
+                # answer.
+                for launch in self._decode:
+                    launch.compile()
 
     @property
     def decode_launches(self) -> Sequence[Launch]:
@@ -229,14 +235,34 @@ class Model:
             self._run(launches, n)
             yield buffer, n
 
-    def _prefill_chunks(self, token_ids: Sequence[int], chunk: int) -> Iterator[int]:
+    def _prefill_chunks(self, token_ids: Sequence[int], chunk: int, progress: Progress | None = None) -> Iterator[int]:
         for start in range(0, len(token_ids), chunk):
             ids = token_ids[start : start + chunk]
             self.cache.prepare(self.step, len(ids))
             self.step.write_tokens(ids, self.cache.position)
-            self._run(self._prefill, len(ids))
+            if progress is None:
+                self._run(self._prefill, len(ids))
+            else:
+                for share in self._run_in_parts(self._prefill, len(ids)):
+                    if (done := start + int(share * len(ids))) < len(token_ids):
+                        progress(READING, done, len(token_ids))
             self.cache.token_ids.extend(ids)
             yield len(ids)
+
+    def _run_in_parts(self, launches: Sequence[Launch], n_tokens: int) -> Iterator[float]:
+        """Yields the share that is done as the device gets on; a GPU has the next part while the host waits for one."""
+        size = -(-len(launches) // PARTS)
+        part_before: Callable[[], None] | None = None
+        for start in range(0, len(launches), size):
+            self._run(launches[start : start + size], n_tokens)
+            if self.device.is_cpu:
+                self.device.finish()
+                yield min(1.0, (start + size) / len(launches))
+            else:
+                if part_before is not None:
+                    part_before()
+                part_before = self.device.marker()
+                yield start / len(launches)
 
     def _run(self, launches: Iterable[Launch], n_tokens: int = 1) -> None:
         with named_errors("running the model"):

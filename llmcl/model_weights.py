@@ -15,9 +15,8 @@ from llmcl.config import ModelConfig
 from llmcl.errors import CheckpointError, UsageError
 from llmcl.ops.dtype import NATIVE, QUANTIZED, TILE_ROWS, check_dtype
 from llmcl.ops.weight import Weight, alloc_weight, fill_random, load_rows, weight_bytes
+from llmcl.progress import Progress
 from llmcl.runtime.device import Buffer, Device
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)

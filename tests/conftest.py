@@ -8,15 +8,19 @@ which of the implementations that llmcl is tested on were not found.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from echo_engine import Engine
+from helpers import option_variables
 from hypothesis import settings
 from own_cache import use_own_cache
 
@@ -173,3 +177,38 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "cache"
     monkeypatch.setenv("LLMCL_CACHE_DIR", str(folder))
     return folder
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """Stands in for every model that the command line loads."""
+    import llmcl
+
+    engine = Engine()
+
+    def load(model: str, **settings: Any) -> Engine:
+        engine.loaded = settings | {"model": model}
+        return engine
+
+    monkeypatch.setattr(llmcl, "load", load)
+    for name in option_variables():
+        monkeypatch.delenv(name)
+    return engine
+
+
+@pytest.fixture
+def invoke(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., int]]:
+    """Runs `llmcl` with these arguments in this process; its exit code."""
+    from llmcl.cli import main
+
+    def invoke(*arguments: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["llmcl", *arguments])
+        with pytest.raises(SystemExit) as exit:
+            main()
+        assert isinstance(exit.value.code, int)
+        return exit.value.code
+
+    logger = logging.getLogger("llmcl")
+    level = logger.level
+    yield invoke
+    logger.setLevel(level)  # -q and -v change it

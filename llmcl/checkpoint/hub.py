@@ -12,9 +12,7 @@ from typing import Any
 
 from llmcl.checkpoint.safetensors import INDEX_FILE, WEIGHTS_FILE, no_weights_message, shard_files
 from llmcl.errors import CheckpointError, HubError, UnsupportedModelError
-
-# progress(what is being fetched, bytes done, bytes in all or 0 if unknown)
-Progress = Callable[[str, int, int], None]
+from llmcl.progress import Progress
 
 _CONFIG_FILE = "config.json"
 _SMALL_FILES = (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmcl.cli import options as opt
 from llmcl.cli.answer import Answer, show
-from llmcl.cli.loading import load_model
+from llmcl.cli.loading import load_model, reading_bar
 from llmcl.cli.option_groups import Loading, Sampling, with_groups
 from llmcl.errors import ContextLengthError
 
@@ -41,10 +41,10 @@ def chat(
     with load_model(model, loading, ctx_size=ctx_size, kv_page_size=kv_page_size, combo=combo, quiet=quiet) as llm:
         if not quiet:
             print("/help lists the commands", file=sys.stderr)
-        converse(llm.chat(), request)
+        converse(llm.chat(), request, quiet=quiet)
 
 
-def converse(conversation: Chat, request: dict[str, Any]) -> None:
+def converse(conversation: Chat, request: dict[str, Any], *, quiet: bool) -> None:
     """Reads messages and shows answers until the input ends or /exit."""
     with suppress(ImportError):  # not on every system
         import readline  # noqa: F401  gives input() line editing and history
@@ -64,13 +64,14 @@ def converse(conversation: Chat, request: dict[str, Any]) -> None:
         elif command.startswith("/") and command[1:].isalpha():
             _note(f"{command}: no such command; /help lists them")
         elif command:
-            last = _answer(conversation, message, request) or last
+            last = _answer(conversation, message, request, quiet) or last
 
 
-def _answer(conversation: Chat, message: str, request: dict[str, Any]) -> Answer | None:
+def _answer(conversation: Chat, message: str, request: dict[str, Any], quiet: bool) -> Answer | None:
     """Shows one answer; None when it was stopped before its first token or did not fit."""
     try:
-        answer = show(conversation.send(message, **request))
+        with reading_bar(quiet) as progress:
+            answer = show(conversation.send(message, progress=progress, **request))
     except KeyboardInterrupt:
         _note("stopped")
         return None

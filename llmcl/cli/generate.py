@@ -12,7 +12,7 @@ import typer
 from llmcl import json_text
 from llmcl.cli import options as opt
 from llmcl.cli.answer import show
-from llmcl.cli.loading import load_model
+from llmcl.cli.loading import load_model, reading_bar
 from llmcl.cli.option_groups import Loading, Sampling, with_groups
 from llmcl.errors import UsageError
 
@@ -72,7 +72,8 @@ def generate(
     request = sampling.arguments(quiet=quiet) | {"raw": raw, "system_prompt": system_prompt}
     with load_model(model, loading, ctx_size=ctx_size, kv_page_size=kv_page_size, combo=combo, quiet=quiet) as llm:
         if format == "json":
-            result = llm.generate(text, **request)
+            with reading_bar(quiet) as progress:
+                result = llm.generate(text, progress=progress, **request)
             print(
                 json_text.dumps(
                     {
@@ -88,7 +89,8 @@ def generate(
                 flush=True,
             )
             return
-        answer = show(llm.stream(text, **request))
+        with reading_bar(quiet) as progress:
+            answer = show(llm.stream(text, progress=progress, **request))
         print(flush=True)
         if not quiet:
             if (reason := answer.why_cut(sampling.max_tokens)) is not None:

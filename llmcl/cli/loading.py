@@ -1,36 +1,72 @@
-"""Loading a model for a command, with its progress on a terminal."""
+"""Loading a model for a command, and progress on a terminal."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from llmcl.progress import COUNTED, Progress
 
 if TYPE_CHECKING:
     from llmcl.cli.option_groups import Loading
     from llmcl.llm import LLM
-    from llmcl.model_weights import Progress as ProgressCallback
     from llmcl.runtime.device import Device
+
+READING_DELAY_S = 0.5  # a prompt that is read sooner shows no bar
 
 
 @contextmanager
-def progress_bar(quiet: bool) -> Iterator[ProgressCallback | None]:
-    """Yields `progress(what, done_bytes, total_bytes)`, drawn on standard error where that is a terminal."""
+def progress_bar(quiet: bool) -> Iterator[Progress | None]:
+    """Yields a progress function (llmcl/progress.py), drawn on standard error; None where that is no terminal."""
     if quiet or not sys.stderr.isatty():
         yield None
         return
+    from rich import progress as rich
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 
-    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        tasks: dict[str, TaskID] = {}
+    class Amount(rich.DownloadColumn):
+        """Bytes and their speed, or plain numbers."""
 
-        def progress(what: str, done_bytes: int, total_bytes: int) -> None:
+        def render(self, task: rich.Task) -> Any:
+            if task.description in COUNTED:
+                return f"{int(task.completed)}/{int(task.total or 0)}"
+            return super().render(task) + " " + rich.TransferSpeedColumn().render(task)
+
+    columns = rich.TextColumn("{task.description}"), rich.BarColumn(), Amount()
+    with rich.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        tasks: dict[str, rich.TaskID] = {}
+
+        def progress(what: str, done: int, total: int) -> None:
             if what not in tasks:
-                tasks[what] = bar.add_task(what, total=total_bytes)
-            bar.update(tasks[what], completed=done_bytes, total=total_bytes)
+                tasks[what] = bar.add_task(what, total=total)
+            bar.update(tasks[what], completed=done, total=total)
+
+        yield progress
+
+
+@contextmanager
+def reading_bar(quiet: bool) -> Iterator[Progress | None]:
+    """The same for reading a prompt: drawn where that takes its time, and gone when the answer begins."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    start = time.monotonic()
+    bar: Progress | None = None
+    with ExitStack() as drawn:
+
+        def progress(what: str, done: int, total: int) -> None:
+            nonlocal bar
+            if done == total:
+                drawn.close()
+                bar = None
+            elif bar is None and time.monotonic() - start > READING_DELAY_S:
+                bar = drawn.enter_context(progress_bar(quiet))
+            if bar is not None:
+                bar(what, done, total)
 
         yield progress
 
@@ -65,12 +101,11 @@ def load_model(
 
         settings["kernel_options"] = combination(combo)
     if random is not None:
-        llm = llmcl.load_random(random, **settings)
+        load: Any = partial(llmcl.load_random, random)
     else:
-        with progress_bar(quiet) as progress:
-            llm = llmcl.load(
-                str(model), offline=loading.offline, progress=progress, quantize=loading.quantize, **settings
-            )
+        load = partial(llmcl.load, str(model), offline=loading.offline, quantize=loading.quantize)
+    with progress_bar(quiet) as progress:
+        llm: LLM = load(progress=progress, **settings)
     if not quiet:
         print(f"model: {llm.model_name}, {llm.dtype}, context of {llm.max_context} tokens", file=sys.stderr)
         print(f"device: {llm.device.entry.label}", file=sys.stderr)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +12,7 @@ from typing import Any, Union
 import numpy as np
 
 from llmcl.errors import DeviceError, LlmclError, OutOfDeviceMemoryError
+from llmcl.progress import COMPILING, Progress
 from llmcl.runtime.dot_product import BFLOAT16, INT8, NONE, dot_product
 from llmcl.runtime.platforms import DeviceEntry, prepare_icd_loader, select_device
 
@@ -22,7 +23,7 @@ from pyopencl.tools import ImmediateAllocator, MemoryPool  # noqa: E402
 
 from llmcl.runtime.findings import Findings  # noqa: E402
 from llmcl.runtime.huge_pages import HugePages  # noqa: E402
-from llmcl.runtime.program import ProgramCache  # noqa: E402
+from llmcl.runtime.program import KernelSource, ProgramCache  # noqa: E402
 from llmcl.runtime.wgmma import has_wgmma  # noqa: E402
 
 KernelArg = Union["Buffer", np.generic]
@@ -110,16 +111,6 @@ class KernelMemory:
     private_bytes: int | None
     local_bytes: int | None
     spill_bytes: int | None
-
-
-@dataclass(frozen=True)
-class KernelSource:
-    """Which kernel: `name` of the file `kernels/<file>` behind `prelude`, built with `constants`."""
-
-    file: str
-    name: str
-    constants: Mapping[str, object]
-    prelude: str = ""
 
 
 class Launch:
@@ -294,6 +285,28 @@ class Device:
         """Seconds spent compiling kernels, those found in the cache on disk left out."""
         return self._programs.compile_s
 
+    @contextmanager
+    def compile_progress(self, launches: Iterable[Launch], progress: Progress | None) -> Iterator[None]:
+        """Within it progress(COMPILING, done, total) is called as kernels are compiled that these launches need."""
+        if progress is None:
+            yield
+            return
+        programs, before, total = self._programs, self._programs.compiled, 0
+
+        def report() -> None:
+            nonlocal total
+            sources = (launch.source for launch in launches)
+            total = total or programs.n_missing(source for source in sources if isinstance(source, KernelSource))
+            progress(COMPILING, min(programs.compiled - before, total), total)
+
+        programs.on_compile = report
+        try:
+            yield
+        finally:
+            programs.on_compile = None
+        if programs.compiled > before:
+            progress(COMPILING, total, total)
+
     @property
     def stored_programs(self) -> int:
         """Of the kernel files compiled, how many are now in the cache on disk."""
@@ -430,12 +443,24 @@ class Device:
 
     def kernel(self, source: KernelSource, shared: bool) -> cl.Kernel:
         """The compiled kernel: an object of its own, whose arguments nobody else sets, or the shared one."""
-        return self._programs.kernel(source.file, source.name, source.constants, source.prelude, shared=shared)
+        return self._programs.kernel(source, shared=shared)
 
     def flush(self) -> None:
         """Hands everything enqueued to the device without waiting for it."""
         with named_errors("submitting work"):
             self.queue.flush()
+
+    def marker(self) -> Callable[[], None]:
+        """Hands over everything enqueued; the function returned waits until it is done, and for nothing later."""
+        with named_errors("submitting work"):
+            event = cl.enqueue_marker(self.queue)
+            self.queue.flush()
+
+        def wait() -> None:
+            with named_errors("waiting for the device"):
+                event.wait()
+
+        return wait
 
     def finish(self) -> None:
         """Waits until the device has done everything enqueued."""

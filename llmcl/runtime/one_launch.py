@@ -19,8 +19,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from llmcl.runtime.cores import usable_cores
-from llmcl.runtime.device import Buffer, Device, KernelArg, KernelSource, Launch, Work
-from llmcl.runtime.program import constant_text, read_source
+from llmcl.runtime.device import Buffer, Device, KernelArg, Launch, Work
+from llmcl.runtime.program import KernelSource, constant_text, read_source
 
 FILE = "cpu/one_launch.cl"
 SHARED = "common.cl"  # stands once before the functions: nothing in it depends on build constants

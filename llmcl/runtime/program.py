@@ -8,7 +8,8 @@ import re
 import sqlite3
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -50,6 +51,24 @@ def read_source(name: str, without: tuple[str, ...] = ()) -> str:
     return expand(name)
 
 
+@dataclass(frozen=True)
+class KernelSource:
+    """Which kernel: `name` of the file `kernels/<file>` behind `prelude`, built with `constants`.
+
+    prelude: OpenCL C put in front of the file, such as the functions that it calls.
+    """
+
+    file: str
+    name: str
+    constants: Mapping[str, object]
+    prelude: str = ""
+
+    def program(self) -> tuple[str, str, str]:
+        """File, build constants as options, and prelude: what is compiled at once."""
+        constants = sorted(self.constants.items())
+        return self.file, " ".join(f"-D {key}={constant_text(value)}" for key, value in constants), self.prelude
+
+
 class ProgramCache:
     """Compiled programs of one device, in memory and on disk.
 
@@ -77,34 +96,37 @@ class ProgramCache:
         self._shared: dict[tuple[str, str, str, str], cl.Kernel] = {}
         self.compile_s = 0.0
         self.compiled = self.stored = 0  # the latter: of those, how many are kept on disk
+        self.on_compile: Callable[[], None] | None = None  # called before each
 
     def __len__(self) -> int:
         return len(self._programs)
 
-    def kernel(
-        self, file: str, name: str, constants: Mapping[str, object], prelude: str = "", *, shared: bool = False
-    ) -> cl.Kernel:
-        """A kernel object of `kernels/<file>` built with `constants`: a fresh one, or with `shared` always the same.
-
-        prelude: OpenCL C put in front of the file, such as the functions that it calls.
-        """
-        defines = " ".join(f"-D {key}={constant_text(value)}" for key, value in sorted(constants.items()))
-        program = self._programs.get((file, defines, prelude))
+    def kernel(self, source: KernelSource, *, shared: bool = False) -> cl.Kernel:
+        """A kernel object: a fresh one, or with `shared` always the same."""
+        key = source.program()
+        program = self._programs.get(key)
         if program is None:
-            program = self._programs[file, defines, prelude] = self._load(file, defines, prelude)
+            text, options, path = self._found(*key)
+            program = self._from_disk(path) or self._compile(source.file, text, options, path)
+            self._programs[key] = program
         if not shared:
-            return _new_kernel(program, name)
-        key = (file, defines, prelude, name)
-        if key not in self._shared:
-            self._shared[key] = _new_kernel(program, name)
-        return self._shared[key]
+            return _new_kernel(program, source.name)
+        named = (*key, source.name)
+        if named not in self._shared:
+            self._shared[named] = _new_kernel(program, source.name)
+        return self._shared[named]
 
-    def _load(self, file: str, defines: str, prelude: str) -> cl.Program:
+    def n_missing(self, sources: Iterable[KernelSource]) -> int:
+        """How many programs these need that are neither in memory nor on disk."""
+        keys = {source.program() for source in sources} - set(self._programs)
+        return sum(not self._found(*key)[2].exists() for key in keys)
+
+    def _found(self, file: str, defines: str, prelude: str) -> tuple[str, str, Path]:
+        """The source text of a program, its build options, and the file that is to hold it."""
         source = prelude + read_source(file)
         options = " ".join((*BUILD_OPTIONS, defines))
         key = hashlib.sha256("\0".join((self._identity, options, source)).encode()).hexdigest()[:32]
-        path = cache_dir() / "programs" / f"{Path(file).stem}-{key}.bin"
-        return self._from_disk(path) or self._compile(file, source, options, path)
+        return source, options, cache_dir() / "programs" / f"{Path(file).stem}-{key}.bin"
 
     def _from_disk(self, path: Path) -> cl.Program | None:
         try:
@@ -125,6 +147,8 @@ class ProgramCache:
             return None  # compiled again, which replaces the file
 
     def _compile(self, file: str, source: str, options: str, path: Path) -> cl.Program:
+        if self.on_compile is not None:
+            self.on_compile()
         start = time.perf_counter()
         try:
             program, binary = self._build(cl.Program(self._context, source), options)

@@ -13,7 +13,7 @@ import pytest
 from llmcl.paths import write_atomically
 from llmcl.runtime.device import Device
 from llmcl.runtime.icd import remembered_probe
-from llmcl.runtime.program import ProgramCache
+from llmcl.runtime.program import KernelSource, ProgramCache
 
 ROOT = Path(__file__).parents[2]
 FILE = "arithmetic_peak.cl"
@@ -23,7 +23,7 @@ CONSTANTS = {"WIDTH": 1, "CHAINS": 1, "ROUNDS": 16}
 def compiled(device: Device) -> int:
     """Loads one kernel with nothing in memory; how many programs had to be compiled for it."""
     programs = ProgramCache(device.context, device.entry.device)
-    programs.kernel(FILE, "arithmetic_peak", CONSTANTS)
+    programs.kernel(KernelSource(FILE, "arithmetic_peak", CONSTANTS))
     return programs.compiled
 
 
@@ -61,7 +61,7 @@ def test_a_cache_that_cannot_be_written_is_named_once(
         if not programs._keeps_binaries:
             pytest.skip("PoCL keeps its programs itself")
         for rounds in (16, 32):
-            programs.kernel(FILE, "arithmetic_peak", CONSTANTS | {"ROUNDS": rounds})
+            programs.kernel(KernelSource(FILE, "arithmetic_peak", CONSTANTS | {"ROUNDS": rounds}))
     assert programs.compiled == 2
     (message,) = caplog.messages
     assert str(cache) in message and "LLMCL_CACHE_DIR" in message
@@ -83,8 +83,9 @@ def test_a_home_that_cannot_be_written_costs_only_time(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.touch()
     code = (
-        "from llmcl.runtime.device import Device; from llmcl.runtime.program import ProgramCache; d = Device.open();"
-        f"ProgramCache(d.context, d.entry.device).kernel({FILE!r}, 'arithmetic_peak', {CONSTANTS!r})"
+        "from llmcl.runtime.device import Device; from llmcl.runtime.program import KernelSource, ProgramCache;"
+        "d = Device.open();"
+        f"ProgramCache(d.context, d.entry.device).kernel(KernelSource({FILE!r}, 'arithmetic_peak', {CONSTANTS!r}))"
     )
     variables = {"HOME": str(home), "LLMCL_CACHE_DIR": str(tmp_path / "cache")}
     left_out = "XDG_CACHE_HOME", "PYOPENCL_NO_CACHE"

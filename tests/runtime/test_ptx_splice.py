@@ -10,7 +10,7 @@ import pytest
 from llmcl.errors import KernelBuildError
 from llmcl.runtime.device import Device
 from llmcl.runtime.platforms import DeviceEntry
-from llmcl.runtime.program import ProgramCache, read_source
+from llmcl.runtime.program import KernelSource, ProgramCache, read_source
 from llmcl.runtime.ptx_splice import needs_splice, splice
 from llmcl.runtime.wgmma import PROBE, has_wgmma
 
@@ -86,7 +86,7 @@ def test_the_spliced_program_is_kept(device: Device, empty_cache: Path) -> None:
     out = device.upload(np.ones((64, 64), np.float32), "out")
     for expected in (1, 0):  # compiled, then found
         programs = ProgramCache(device.context, device.entry.device)
-        kernel = programs.kernel(PROBE, "wgmma_probe", {"APART_FROM_THE_PROBE": 1})
+        kernel = programs.kernel(KernelSource(PROBE, "wgmma_probe", {"APART_FROM_THE_PROBE": 1}))
         assert programs.compiled == expected
         kernel.set_args(operands[0].cl, operands[1].cl, out.cl)
     assert all(b"\n.target sm_90a" in kept.read_bytes() for kept in empty_cache.rglob("wgmma_probe-*.bin"))

@@ -1,0 +1,12 @@
+"""How far something that takes a while has come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+# progress(what, done, total): bytes, but for COUNTED kernels or tokens. total: 0 if unknown.
+Progress = Callable[[str, int, int], None]
+
+COMPILING = "compiling kernels"
+READING = "reading the prompt"
+COUNTED = COMPILING, READING

@@ -1,0 +1,81 @@
+"""An engine that answers at once, for tests of the command line in this process (the fixture `engine`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from types import SimpleNamespace
+from typing import Any
+
+from llmcl.generation import Piece
+from llmcl.progress import Progress
+from llmcl.stats import GenerationStats, summarize
+
+
+def stats(**changes: Any) -> GenerationStats:
+    values: dict[str, Any] = (
+        {field.name: 1 for field in fields(GenerationStats)} | {"tbt_ms": summarize([20.0, 21.0])} | changes
+    )
+    return GenerationStats(**values)
+
+
+class Engine:
+    """Stands in for LLM: echoes the prompt word by word and remembers how it was called."""
+
+    model_name = "echo"
+    max_context = 64
+    load_ms = 1.0
+    dtype = "float32"
+    device = SimpleNamespace(name="Echo Device", entry=SimpleNamespace(label="Echo Device (Echo OpenCL)"))
+
+    def __init__(self) -> None:
+        self.loaded: dict[str, Any] = {}
+        self.request: dict[str, Any] = {}
+        self.before: Callable[[], None] = lambda: None  # called before the first token
+        self.after: Callable[[int], None] = lambda n: None
+        self.closed_streams = 0
+        self.progress: Progress | None = None
+        self.streams: list[Iterator[Piece]] = []  # held, so that only close() can end one before its time
+        self.stats = stats()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def stream(self, prompt: str, *, progress: Progress | None = None, **request: Any) -> Iterator[Piece]:
+        self.progress = progress
+        self.request = request | {"prompt": prompt}
+        self.streams.append(self.pieces(prompt))
+        return self.streams[-1]
+
+    def pieces(self, prompt: str) -> Iterator[Piece]:
+        words = prompt.split()
+        self.before()
+        try:
+            for n, word in enumerate(words, start=1):
+                last = n == len(words)
+                yield Piece(
+                    f"{word} ",
+                    n,
+                    20.0 if n > 1 else None,
+                    "stop" if last else None,
+                    self.stats if last else None,
+                )
+                self.after(n)
+        finally:
+            self.closed_streams += 1
+
+    def generate(self, prompt: str, **request: Any) -> SimpleNamespace:
+        pieces = list(self.stream(prompt, **request))
+        return SimpleNamespace(
+            text="".join(piece.text for piece in pieces),
+            token_ids=[piece.token_id for piece in pieces],
+            prompt_token_ids=[1],
+            finish_reason="stop",
+            stats=self.stats,
+        )
+
+    def chat(self) -> SimpleNamespace:
+        return SimpleNamespace(send=self.stream, reset=lambda: None, messages=[])

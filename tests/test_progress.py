@@ -1,0 +1,73 @@
+"""Progress of what takes a while: the calls that the engine makes, and what the command line draws of them."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from echo_engine import Engine
+from helpers import random_weights, save_folder, small_config
+
+import llmcl
+from llmcl.cli import loading
+from llmcl.progress import READING
+from llmcl.runtime.device import Device
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_reading_a_prompt_is_reported_and_changes_nothing(device: Device, tmp_path: Path) -> None:
+    folder = save_folder(tmp_path / "m", small_config(), random_weights(small_config(), seed=8))
+    calls: list[tuple[str, int, int]] = []
+    with llmcl.load(str(folder), device=device.entry.index, max_context=128) as llm:
+        llm.model.chunk = 48
+        prompt = np.random.default_rng(0).integers(3, 131, 100).tolist()
+        expected = llm.generate(prompt, max_tokens=4).token_ids
+        assert llm.generate(prompt, max_tokens=4, progress=lambda *call: calls.append(call)).token_ids == expected
+    done = [call[1] for call in calls]
+    assert {(what, total) for what, _, total in calls} == {(READING, 100)}
+    assert done == sorted(done) and done.count(100) == 1 and done[-1] == 100
+    assert len({n // 48 for n in done}) == 3, "something is heard of every chunk"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "options", "shown"), [(0.0, [], True), (60.0, [], False), (0.0, ["-q"], False)], ids=str
+)
+def test_a_terminal_shows_a_prompt_that_takes_long(
+    engine: Engine,
+    invoke: Callable[..., int],
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: float,
+    options: list[str],
+    shown: bool,
+) -> None:
+    def read() -> None:
+        if engine.progress:
+            engine.progress(READING, 1536, 4096)
+            engine.progress(READING, 4096, 4096)
+            at_first_token.append(len(terminal.getvalue()))
+
+    at_first_token: list[int] = []
+    engine.before = read
+    monkeypatch.setattr(loading, "READING_DELAY_S", seconds)
+    for command in (["generate", "-p", "one two"], ["chat"]):
+        terminal = Terminal()
+        monkeypatch.setattr(sys, "stderr", terminal)
+        monkeypatch.setattr(sys, "stdin", io.StringIO("one two\n"))
+        assert invoke(*command, "-m", "m", *options) == 0
+        text = terminal.getvalue()
+        assert ("reading the prompt" in text and "1536/4096" in text) == shown
+        assert not shown or "/4096" not in text[at_first_token[-1] :], "it is gone before the answer"
+
+
+def test_a_pipe_shows_no_progress(engine: Engine, invoke: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    assert invoke("generate", "-m", "m", "-p", "one") == 0
+    assert engine.progress is None and engine.loaded["progress"] is None
