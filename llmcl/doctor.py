@@ -92,7 +92,7 @@ class Check:
             return True
         usable = [v for v in self.table if v.suits(device) and v.fits(self.dtype, SIZE)]
         left = [v for v in usable if v.key(self.dtype) not in device.findings.wrong]
-        return (left or usable[-1:])[0] == self.variant
+        return self.variant in (left or usable[-1:])[:1]
 
 
 @dataclass(frozen=True)

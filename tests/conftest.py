@@ -106,7 +106,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Smaller cases of a `heavy` test remain for software renderers; what they leave out is in the summary."""
+    """What a GPU or a software renderer would compile for minutes is left out; the summary says so."""
     no_gpu = bool(missing(["gpu"]))
     for item in items:
         parameters = getattr(getattr(item, "callspec", None), "params", {})
@@ -114,9 +114,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if no_gpu and item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="no GPU found"))
         heavy = item.get_closest_marker("heavy") or "attention" in item.nodeid
-        if heavy and entry and entry.is_software and parameters.get("variant") == "cpu":
+        if "cpu" not in (parameters.get("variant"), parameters.get("kind")):
+            continue
+        if heavy and entry and entry.is_software:
             item.add_marker(
                 pytest.mark.skip(reason="the CPU form takes a software renderer up to tens of seconds to compile")
+            )
+        entry = entry or next(iter(tested_devices().values()))
+        if entry.kind == "gpu" and not entry.is_software:
+            item.add_marker(
+                pytest.mark.skip(
+                    reason="no GPU chooses the CPU forms, and its compiler takes tens of seconds for their wide vectors"
+                )
             )
 
 

@@ -184,6 +184,16 @@ def test_reset(default_device: Device, empty_cache: Path) -> None:
     assert after.wrong == {} and after.tuned == {"key": {"BLOCK_M": 8}}, "tuned tiles are no concern of the doctor"
 
 
+def test_every_device_knows_which_forms_it_uses(default_device: Device) -> None:
+    """Also where a check has no form for it: a GPU has none of the one launch of a processor."""
+    for kind in ("cpu", "gpu"):
+        taken_for = copy.copy(default_device)
+        taken_for.entry = dataclasses.replace(default_device.entry, kind=kind)
+        used = [(check.kernel, check.dtype, check.in_use(taken_for)) for check in doctor.checks()]
+        one_form_of_each_is_in_use([row for row in used if row[0] != "one_launch"])
+        assert [row[2] for row in used if row[0] == "one_launch"] == [kind == "cpu"]
+
+
 def test_json(default_device: Device) -> None:
     """A whole run of the command, with every check of the default device."""
     done = run_llmcl("doctor", "--format", "json", "-q", "--device", str(default_device.entry.index))

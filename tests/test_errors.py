@@ -330,10 +330,11 @@ def test_a_cache_beyond_the_largest_allocation_is_named(
 def test_weights_beyond_the_largest_allocation_are_split(
     tied: bool, dtype: str, tmp_path: Path, default_device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = small_config(vocab_size=1003, intermediate_size=288, max_position=64, tie_embeddings=tied)
+    config = small_config(vocab_size=1003, hidden_size=128, intermediate_size=288, max_position=64, tie_embeddings=tied)
     folder = save_folder(tmp_path / "model", config, random_weights(config, seed=11))
     ids = [5, 997, 6, 1002, 0, 500, 31]
-    # Exact activations: room for rounded ones would be larger than these weights.
+    # Exact activations: room for rounded ones would be larger than these weights. NVIDIA's forms want 16 bits of
+    # them, in buffers of 73,728 bytes.
     exact = {"activation_dtype": "float32"}
     options: dict[str, Any] = {"dtype": dtype, "kv_dtype": "float32", "max_context": 8, **exact}
 
@@ -343,7 +344,7 @@ def test_weights_beyond_the_largest_allocation_are_split(
     with llmcl.load(str(folder), device=default_device.entry.index, **options) as llm:
         expected, answer = use(llm)
         largest = max(llm.model.weights.head.nbytes, llm.model.weights.layers[0].gate_up.nbytes)
-    limit = 40_000
+    limit = 80_000
     assert limit < largest
     # Staging stays far below what any real device allows.
     monkeypatch.setattr("llmcl.ops.weight.STAGING_BYTES", 10_000)

@@ -34,8 +34,6 @@ def target(device: Device, variant: str) -> Device:
         pytest.skip("the NVIDIA forms are made of PTX, which this device does not take")
     if variant == "hopper" and not device.has_wgmma:
         pytest.skip("the Hopper forms are made of wgmma, which this device does not take")
-    if variant == "cpu" and device.entry.kind == "gpu" and not device.entry.is_software:
-        pytest.skip("no GPU chooses the CPU forms, and its compiler takes tens of seconds for their wide vectors")
     taken_for = copy.copy(device)
     kind = "cpu" if variant == "cpu" else "gpu"
     ptx_arch = {"hopper": device.entry.ptx_arch, "nvidia": 80}.get(variant, 0)
