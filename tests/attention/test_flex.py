@@ -203,11 +203,12 @@ def test_ready_made_mods_agree_with_those_written_out(default_device: Any) -> No
         assert np.array_equal(a, b)
 
 
-def test_kernel_options(default_device: Any) -> None:
+@pytest.mark.parametrize("variant", ["cpu"])  # which takes any of these tiles
+def test_kernel_options(default_device: Any, variant: str) -> None:
     q, k, v = inputs((1, 2, 2, 100, 100, 64))
     plain = flex_attention(q, k, v, device=default_device)
     for options in ({"BLOCK_M": 4}, {"BLOCK_N": 64}, {"BLOCK_N": 16, "DV_TILE": 16}):
-        out = flex_attention(q, k, v, device=default_device, kernel_options=options, variant="cpu")
+        out = flex_attention(q, k, v, device=default_device, kernel_options=options, variant=variant)
         assert np.abs(out - plain).max() < TOLERANCE
 
 
