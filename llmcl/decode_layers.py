@@ -63,7 +63,7 @@ def decode_layers(model: Model, gate_epilogue: str) -> list[Launch]:
     groups = device.compute_units
     table = device.alloc(64 * config.n_layers, "addresses of the layers")
     constants: dict[str, object] = {
-        **cache.shape.constants(),
+        **cache.shape.constants(model.step),
         "WEIGHT": kernel_name(layers[0].qkv.dtype),
         "EPS": float(config.rms_norm_eps),
         "GATE": linear.GATES[gate_epilogue],

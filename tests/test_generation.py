@@ -164,9 +164,9 @@ def test_the_common_prefix_is_reused(held: int, small: LLM, monkeypatch: pytest.
     counts: list[int] = []
     prefill = small.model.prefill
 
-    def counted(new: Sequence[int]) -> None:
+    def counted(new: Sequence[int], **options: Any) -> None:
         counts.append(len(new))
-        prefill(new)
+        prefill(new, **options)
 
     monkeypatch.setattr(small.model, "prefill", counted)
     reused = list(token_ids(small.model, ids, SamplingParams(), 5, reuse_cache=True))

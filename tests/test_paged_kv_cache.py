@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -240,10 +241,10 @@ def test_conversations_on_the_demo_model(smollm2: LLM, monkeypatch: pytest.Monke
                 prefilled = 0
                 prefill = llm.model._prefill_chunks
 
-                def counted(ids: Sequence[int], chunk: int) -> Iterator[int]:
+                def counted(ids: Sequence[int], *options: Any) -> Iterator[int]:
                     nonlocal prefilled
                     prefilled += len(ids)
-                    return prefill(ids, chunk)
+                    return prefill(ids, *options)
 
                 monkeypatch.setattr(llm.model, "_prefill_chunks", counted)
                 text = "".join(piece.text for piece in chat.send(text, max_tokens=12, **system))

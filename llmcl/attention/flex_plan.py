@@ -22,8 +22,7 @@ from llmcl.ops.dtype import ITEM_BYTES, KERNEL_NAMES
 from llmcl.ops.variant import Variant
 from llmcl.runtime.device import Buffer, Device, KernelArg, Launch
 
-# The step state of attention on arrays; the lengths are no build constants, so no length compiles anew.
-N_KEYS, CAPACITY = step_state.N_SLOTS, step_state.N_SLOTS + 1
+N_KEYS = step_state.N_SLOTS  # in the state of attention on arrays
 EVERYTHING = 1 << 30  # a block that holds every query or key
 MOST_PLANS = 32
 MOST_BYTES = 1 << 28  # of working memory that all plans of a device keep, or an eighth of its memory
@@ -159,7 +158,7 @@ class FlexPlan:
         # Tiles of keys start at multiples of 16. Values that need no rows or columns more are read where they are.
         capacity = -(-p.n_keys // 16) * 16
         q_block, kv_block, blocks = block_lists(block_mask, p)
-        state = np.array([0, p.n_queries, 0, p.n_keys, capacity], np.int32)
+        state = np.array([0, p.n_queries, 0, capacity, 0, p.n_keys], np.int32)
         self._state = self._kept(device.upload(state, "attention state"))
         lists = self._kept(device.upload(blocks, "attention blocks"))
         mods = bind_mods(device, score_mod, None if block_mask is None else block_mask.traced)
@@ -181,7 +180,7 @@ class FlexPlan:
                 "N_Q_HEADS": p.n_q_heads,
                 "N_KV_HEADS": p.n_kv_heads,
                 "HEAD_DIM": head_dim,
-                "CAPACITY": f"state[{CAPACITY}]",
+                "CAPACITY": f"state[{step_state.CAPACITY}]",
                 "SCALE": p.scale,
                 "HEADS_FIRST": True,
                 "Q_STRIDE": head_dim,

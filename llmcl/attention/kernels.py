@@ -75,14 +75,16 @@ class AttentionShape:
     def work(self) -> WorkOf:
         return attention_work(self.n_q_heads, self.n_kv_heads, self.head_dim, self.row_bytes)
 
-    def constants(self) -> dict[str, object]:
+    def constants(self, step: StepState) -> dict[str, object]:
+        """Build constants of a kernel whose argument `state` is that of `step`, which is to hold the capacity."""
+        slot = step_state.PAIRED_CAPACITY if self.kv_dtype == PAIRED else step_state.CAPACITY
         return {
             **step_state.CONSTANTS,
             "KV": kernel_name(self.kv_dtype),
             "N_Q_HEADS": self.n_q_heads,
             "N_KV_HEADS": self.n_kv_heads,
             "HEAD_DIM": self.head_dim,
-            "CAPACITY": self.capacity,
+            "CAPACITY": step.capacity(slot, self.capacity),
             **({"KV_PAGE": self.page_tokens, "STATE_PAGES": step_state.N_SLOTS} if self.page_tokens else {}),
         }
 
@@ -155,7 +157,7 @@ def attention_decode(
     block_n: keys a step; None: as tuned, or chosen for the device.
     """
     chosen = pick(DECODE_VARIANTS, device, shape.kv_dtype, shape.head_dim, variant)
-    constants = {**shape.constants(), "N_SPLITS": n_splits, "SCALE": shape.scale}
+    constants = {**shape.constants(step), "N_SPLITS": n_splits, "SCALE": shape.scale}
     if block_n is None:
         key = decode_key(chosen.name, shape.n_kv_heads, shape.head_dim, shape.kv_dtype)
         tuned = device.findings.tuned.get(key, {}).get("BLOCK_N")
@@ -237,7 +239,7 @@ def rope_append(
         device.launch(
             chosen.file,
             "rope_append",
-            {**shape.constants(), "LOCAL_SIZE": size},
+            {**shape.constants(step), "LOCAL_SIZE": size},
             [qkv, rope, step.state, k_cache, v_cache],
             groups=lambda n: ((n + 30) // 16, heads) if by_tiles else (n, 1),
             local=(size, 1),
@@ -414,7 +416,7 @@ def attention_prefill(
         dv_tile=dv_tile,
     )
     constants = {
-        **shape.constants(),
+        **shape.constants(step),
         **tiles.constants(),
         "SCALE": shape.scale,
         "Q_STRIDE": (shape.n_q_heads + 2 * shape.n_kv_heads) * shape.head_dim,
@@ -455,7 +457,7 @@ def _pair_cache(
     launch = device.launch(
         "cpu/pair_cache.cl",
         "pair_cache",
-        {**shape.constants(), "PAIRED": paired.capacity},
+        {**shape.constants(step), "PAIRED": step.capacity(step_state.PAIRED_CAPACITY, paired.capacity)},
         [step.state, k_cache, v_cache, keys, values],
         groups=(shape.n_kv_heads, 4 * device.compute_units),
         local=(1, 1),

@@ -11,7 +11,7 @@
 // the keys of q8_0 lie as weights of that type do, see tiles.cl.) Below, `tiles` points at a tile, and row i is counted from it.
 // Source: ggml's Q8_0.
 //
-// Build: KV, HEAD_DIM (a multiple of 16, with q8_0 of 32), CAPACITY (a multiple of 16).
+// Build: KV, HEAD_DIM (a multiple of 16, with q8_0 of 32), CAPACITY (a multiple of 16; an expression of the kernel's `state`).
 #if !defined(KV) || !defined(HEAD_DIM)
 #error "kv_cache.cl needs the build constants KV, HEAD_DIM, CAPACITY"
 #endif

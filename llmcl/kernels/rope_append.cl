@@ -26,7 +26,7 @@ void rope_append(__global float* qkv, __global const float* rope, __global const
     qkv += (size_t)t * (N_Q_HEADS + 2 * N_KV_HEADS) * HEAD_DIM;
     rope += (size_t)t * HEAD_DIM;
 
-    append_token(qkv, rope, k_cache, v_cache, row, 0, N_KV_HEADS, lid, LOCAL_SIZE);
+    append_token(state, qkv, rope, k_cache, v_cache, row, 0, N_KV_HEADS, lid, LOCAL_SIZE);
     for (int unit = lid; unit < N_Q_HEADS * PIECES; unit += LOCAL_SIZE) {
         const int i = unit % PIECES * 8;
         __global float* x = qkv + unit / PIECES * HEAD_DIM;

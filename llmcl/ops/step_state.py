@@ -21,14 +21,15 @@ CONSTANTS = {
     "STATE_STEP": 2,  # tokens sampled since the generation began
     "STATE_RING": RING,  # not a slot: the length of `sampled`
 }
-N_SLOTS = 3
+CAPACITY, PAIRED_CAPACITY = 3, 4  # keys of a head: of the cache, of its copy in bfloat16 (kernels/cpu/pair_cache.cl)
+N_SLOTS = 5
 
 
 class StepState:
     """Position, length and input tokens of the next step, and the ring of sampled tokens.
 
-    state int32 [3 + n_pages], tokens int32 [max_tokens], sampled int32 [RING], all on the device; host_sampled int32
-    [RING]. n_pages: entries of the page table, 0 with a contiguous KV cache.
+    state int32 [N_SLOTS + n_pages], tokens int32 [max_tokens], sampled int32 [RING], all on the device;
+    host_sampled int32 [RING]. n_pages: entries of the page table, 0 with a contiguous KV cache.
     """
 
     def __init__(self, device: Device, max_tokens: int, n_pages: int = 0):
@@ -43,11 +44,21 @@ class StepState:
         self._narrowed: dict[tuple[int, str], Buffer] = {}
         self._expanded: Buffer | None = None
         self._paired: dict[int, tuple[Buffer, Buffer]] = {}
+        self._capacities: dict[int, int] = {}
 
     def write_tokens(self, token_ids: Sequence[int] | np.ndarray, position: int) -> None:
         """Makes `token_ids` (at most max_tokens) the next step's input, at `position` of the cache."""
         self._device.write(self.tokens, np.asarray(token_ids, np.int32))
         self._device.write(self.state, np.array([position, len(token_ids)], np.int32))
+
+    def capacity(self, slot: int, keys: int) -> str:
+        """What kernels know as the capacity of the KV cache, or of its copy: an expression, since with a build constant
+        each length of the context would be compiled anew. slot: CAPACITY or PAIRED_CAPACITY, the same `keys` each time.
+        """
+        if self._capacities.setdefault(slot, keys) != keys:
+            raise ValueError(f"a step state of {self._capacities[slot]} keys is used with {keys}")
+        self._device.write(self.state, np.array([keys], np.int32), 4 * slot)
+        return f"state[{slot}]"
 
     def write_pages(self, pages: Sequence[int], first: int = 0) -> None:
         """Puts `pages` into the page table of the active sequence, from entry `first` on."""

@@ -36,7 +36,7 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
     const int first = visible_from + split * per_split, end = min(kv_len, first + per_split);
 
     if (first <= position && position < end)
-        append_token(qkv, rope, k_cache, v_cache, kv_row(state, position), head, 1, lid, BLOCK_N);
+        append_token(state, qkv, rope, k_cache, v_cache, kv_row(state, position), head, 1, lid, BLOCK_N);
     k_cache += head * KV_HEAD_SIZE;
     v_cache += head * KV_HEAD_SIZE;
     for (int i = lid; i < GROUP_SIZE * HEAD_DIM; i += BLOCK_N)
