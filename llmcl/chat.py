@@ -23,8 +23,8 @@ class Chat:
     def __init__(self, llm: LLM):
         if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
             raise UsageError(
-                f"{llm.model_name} has no chat template, so it cannot hold a conversation; use generate, or a model "
-                "that was tuned for chat"
+                f"{llm.model_name} has no chat template, so it cannot hold a conversation; use generate, a model "
+                "that was tuned for chat, or give it a template (--chat-template-file, chat_template)"
             )
         self._llm = llm
         self._tokenizer = llm.tokenizer

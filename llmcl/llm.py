@@ -68,6 +68,7 @@ def load(
     score_mod: ScoreMod | None = None,
     mask_mod: MaskMod | None = None,
     kernel_options: Mapping[str, int] | None = None,
+    chat_template: str | None = None,
 ) -> LLM:
     """Loads a model onto a device.
 
@@ -88,6 +89,7 @@ def load(
     into the attention of every layer, beside the causal mask (docs/attention.md); b is 0, h the query head, q_idx
     and kv_idx are positions in the text.
     kernel_options: BLOCK_M, BLOCK_N, DV_TILE of prefill's attention, before those that `llmcl tune` stored.
+    chat_template: Jinja source, in place of the model's own or for a model that has none.
 
     Raises a subclass of LlmclError: unknown model or device, damaged or unsupported checkpoint, too little memory
     (forecast before anything is loaded).
@@ -129,6 +131,8 @@ def load(
             progress,
         )
         llm.tokenizer = tokenizer.result()
+        if chat_template is not None:
+            llm.tokenizer.chat_template = chat_template
     llm.load_ms = (time.perf_counter() - start) * 1e3
     return llm
 
@@ -307,6 +311,7 @@ class LLM:
         self.max_context = model.cache.max_context
         self.load_ms = 0.0
         self._stream: Generator[Piece, None, None] | None = None
+        self._said_no_template = False
         self._prompts = model.cache.sequence()  # where everything goes that is no conversation
 
     @property
@@ -336,6 +341,13 @@ class LLM:
                 if system_prompt is not None:
                     reason = "raw prompts" if raw else f"{self.model_name}, which has no chat template,"
                     raise UsageError(f"system_prompt has no place in {reason}; put it into the prompt")
+                if not raw and not self._said_no_template:
+                    self._said_no_template = True
+                    _log.warning(
+                        "%s has no chat template, so the prompt is given to it as it is; --raw (raw=True) says that "
+                        "this is meant, --chat-template-file (chat_template) gives it one",
+                        self.model_name,
+                    )
                 return self.tokenizer.encode(prompt)
             prompt = [{"role": "user", "content": prompt}]
         messages: list[Message] = [*prompt]

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from echo_engine import Engine
 
+from llmcl.cli.answer import Answer
 from llmcl.cli.chat import read_message
 
 
@@ -34,24 +35,48 @@ def end_of_input() -> str:
     raise EOFError
 
 
-def test_ctrl_c_at_an_empty_prompt_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(prompt: str = "") -> str:
-        raise KeyboardInterrupt
+def type_in(monkeypatch: pytest.MonkeyPatch, *items: str | type[BaseException], terminal: bool = True) -> None:
+    """Has input() give these lines, or raise; then the input ends."""
+    typed = iter(items)
 
-    monkeypatch.setattr("builtins.input", interrupt)
+    def type_next(prompt: str = "") -> str:
+        item = next(typed, EOFError)
+        if isinstance(item, str):
+            return item
+        raise item
+
+    monkeypatch.setattr("builtins.input", type_next)
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: terminal))
     monkeypatch.setitem(sys.modules, "readline", SimpleNamespace(get_line_buffer=lambda: ""))
+
+
+def test_ctrl_c_at_an_empty_prompt_hints_and_a_second_one_leaves(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    type_in(monkeypatch, KeyboardInterrupt, "hello", KeyboardInterrupt, KeyboardInterrupt, "never read")
+    assert (read_message(), read_message()) == ("hello", None)
+    assert capsys.readouterr().err.count("Ctrl-C once more leaves") == 2
+
+
+def test_ctrl_c_ends_the_reading_of_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    type_in(monkeypatch, KeyboardInterrupt, "never read", terminal=False)
     assert read_message() is None
 
 
 def test_ctrl_c_throws_away_a_half_typed_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    typed = iter(["begun \\", KeyboardInterrupt, "anew"])
-
-    def type_next(prompt: str = "") -> str:
-        item = next(typed)
-        if item is KeyboardInterrupt:
-            raise KeyboardInterrupt
-        return str(item)
-
-    monkeypatch.setattr("builtins.input", type_next)
-    monkeypatch.setitem(sys.modules, "readline", SimpleNamespace(get_line_buffer=lambda: ""))
+    type_in(monkeypatch, "begun \\", KeyboardInterrupt, "anew")
     assert read_message() == "anew"
+
+
+def test_ctrl_c_right_after_an_answer_goes_back_to_the_prompt(
+    engine: Engine, invoke: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(answer: Answer, max_tokens: int) -> str | None:
+        if answer.n_tokens == 2:
+            signal.raise_signal(signal.SIGINT)
+        return None
+
+    monkeypatch.setattr(Answer, "why_cut", interrupted)
+    type_in(monkeypatch, "one two", "three")
+    assert invoke("chat", "-m", "m") == 0
+    assert capsys.readouterr().out == "one two \nthree \n"

@@ -76,6 +76,28 @@ def test_options_reach_the_engine(engine: Engine, invoke: Callable[..., int]) ->
     )
 
 
+@pytest.mark.parametrize(
+    ("content", "expected"), [(b"{{ x }}\n", None), (b"\xff", "byte 0 is not UTF-8"), (None, "No such file")]
+)
+def test_a_chat_template_from_a_file(
+    engine: Engine,
+    invoke: Callable[..., int],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    content: bytes | None,
+    expected: str | None,
+) -> None:
+    file = tmp_path / "template.jinja"
+    if content is not None:
+        file.write_bytes(content)
+    code = invoke("generate", "-m", "m", "-p", "x", "--chat-template-file", str(file))
+    if expected is None:
+        assert code == 0 and engine.loaded["chat_template"] == "{{ x }}\n"
+    else:
+        error = capsys.readouterr().err
+        assert code == 2 and f"--chat-template-file {file}" in error and expected in error
+
+
 def test_defaults_are_greedy(engine: Engine, invoke: Callable[..., int]) -> None:
     assert invoke("generate", "-m", "m", "-p", "x") == 0
     neutral = {
@@ -328,6 +350,12 @@ def test_without_a_command_it_lists_them_whole(invoke: Callable[..., int], capsy
     shown = capsys.readouterr()
     text = shown.out + shown.err
     assert "Usage: llmcl" in text and "convert " in text and "..." not in text.partition("Commands:")[2]
+
+
+def test_arguments_are_shown_by_what_they_are(invoke: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke("convert", "--help") == 0
+    text = capsys.readouterr().out
+    assert "Usage: llmcl convert [OPTIONS] SRC DST.gguf|DST_FOLDER\n" in text and "<" not in text
 
 
 def test_help_is_complete(invoke: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:

@@ -278,6 +278,7 @@ def test_targets_that_make_no_sense_are_refused(folder: Path, gguf_file: Path, t
     (tmp_path / "file").write_text("mine")
     for target, options, message in [
         (tmp_path / "none" / "model.gguf", {}, "there is no folder"),
+        (Path("/proc/model.gguf"), {}, r"the folder /proc cannot be written \(.+\); write the result elsewhere"),
         (plain, {"force": True}, "is a folder without a model"),
         (tmp_path / "file", {"force": True}, "is no folder"),
         (tmp_path / "new", {"quantize": "q8_0"}, "a safetensors folder holds no q8_0 blocks"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import threading
 import weakref
 from collections.abc import Generator, Iterator
@@ -20,6 +21,7 @@ from llmcl.config.random_shapes import RANDOM_SHAPES, random_shape_config
 from llmcl.errors import ContextLengthError, UnsupportedModelError, UsageError
 from llmcl.generation import Piece
 from llmcl.llm import LLM
+from llmcl.progress import COMPILING
 from llmcl.runtime.device import Device
 
 QUESTION = "Why is the sky blue?"
@@ -243,6 +245,17 @@ def test_prompts_that_cannot_be_used(small: LLM) -> None:
         small.chat()
 
 
+def test_a_model_without_a_chat_template_says_so_once(small: LLM, caplog: pytest.LogCaptureFixture) -> None:
+    small._said_no_template = False
+    with caplog.at_level(logging.WARNING, "llmcl"):
+        raw = small.encode("text", raw=True)
+        assert not caplog.messages
+        assert small.encode("text") == small.encode("text") == raw
+    (message,) = caplog.messages
+    assert small.model_name in message and "no chat template" in message
+    assert "--raw (raw=True)" in message and "--chat-template-file (chat_template)" in message
+
+
 # ---- chat --------------------------------------------------------------------------------------------------------
 
 
@@ -342,12 +355,16 @@ def test_loading_reports_progress_and_the_defaults(default_device: Device, tmp_p
     config = small_config(max_position=8192)
     folder = save_folder(tmp_path / "m", config, random_weights(config, seed=8), "bfloat16")
     seen: list[tuple[str, int, int]] = []
-    with llmcl.load(str(folder), device=default_device.entry.index, progress=lambda *step: seen.append(step)) as llm:
+    settings: dict[str, Any] = {"chat_template": "{{ messages[0].content }}!", "progress": lambda *s: seen.append(s)}
+    with llmcl.load(str(folder), device=default_device.entry.index, **settings) as llm:
+        assert llm.encode("text") == llm.encode("text!", raw=True)
         assert (llm.dtype, llm.kv_dtype, llm.max_context) == ("bfloat16", "float16", 4096)
         assert llm.model_name == str(folder)
         assert llm.device.entry.label == default_device.entry.label
-    done = [step[1] for step in seen]
-    assert done == sorted(done) and done[-1] == seen[-1][2] > 0
+    for steps in ([step for step in seen if (step[0] == COMPILING) == compiling] for compiling in (False, True)):
+        done = [step[1] for step in steps]
+        assert done == sorted(done) and (not done or done[-1] == steps[-1][2] > 0)
+    assert seen[0][0] == "loading weights"
 
 
 def test_a_context_beyond_the_trained_one_is_warned_of(

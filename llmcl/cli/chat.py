@@ -19,7 +19,7 @@ HELP = """\
 /help   this list
 /reset  forget the conversation
 /stats  the timing report of the last answer
-/exit   leave (so do Ctrl-D, and Ctrl-C on an empty line)
+/exit   leave (so do Ctrl-D, and Ctrl-C twice on an empty line)
 A backslash at the end of a line continues the message on the next. Ctrl-C stops an answer."""
 EPILOG = opt.METRICS
 
@@ -28,6 +28,7 @@ EPILOG = opt.METRICS
 def chat(
     model: opt.Model,
     system_prompt: opt.SystemPrompt = None,
+    chat_template_file: opt.ChatTemplateFile = None,
     sampling: Sampling = Sampling(max_tokens=1024),
     ctx_size: opt.ContextSize = None,
     loading: Loading = Loading(),
@@ -38,7 +39,15 @@ def chat(
 ) -> None:
     """Talk with a model; /help lists what can be typed. From a pipe, each line is one message."""
     request = sampling.arguments(quiet=quiet) | {"system_prompt": system_prompt}
-    with load_model(model, loading, ctx_size=ctx_size, kv_page_size=kv_page_size, combo=combo, quiet=quiet) as llm:
+    with load_model(
+        model,
+        loading,
+        ctx_size=ctx_size,
+        kv_page_size=kv_page_size,
+        combo=combo,
+        chat_template_file=chat_template_file,
+        quiet=quiet,
+    ) as llm:
         if not quiet:
             print("/help lists the commands", file=sys.stderr)
         converse(llm.chat(), request, quiet=quiet)
@@ -51,20 +60,23 @@ def converse(conversation: Chat, request: dict[str, Any], *, quiet: bool) -> Non
     last: Answer | None = None
     while (message := read_message()) is not None:
         command = message.strip()
-        if command == "/exit":
-            return
-        if command == "/help":
-            _note(HELP)
-        elif command == "/reset":
-            conversation.reset()
-            last = None
-            _note("the conversation starts anew")
-        elif command == "/stats":
-            _note(last.report() if last else "no answer yet")
-        elif command.startswith("/") and command[1:].isalpha():
-            _note(f"{command}: no such command; /help lists them")
-        elif command:
-            last = _answer(conversation, message, request, quiet) or last
+        try:
+            if command == "/exit":
+                return
+            if command == "/help":
+                _note(HELP)
+            elif command == "/reset":
+                conversation.reset()
+                last = None
+                _note("the conversation starts anew")
+            elif command == "/stats":
+                _note(last.report() if last else "no answer yet")
+            elif command.startswith("/") and command[1:].isalpha():
+                _note(f"{command}: no such command; /help lists them")
+            elif command:
+                last = _answer(conversation, message, request, quiet) or last
+        except KeyboardInterrupt:  # between an answer's last token and the next prompt
+            _note("")
 
 
 def _answer(conversation: Chat, message: str, request: dict[str, Any], quiet: bool) -> Answer | None:
@@ -91,8 +103,9 @@ def _note(text: str) -> None:
 
 
 def read_message() -> str | None:
-    """One message, continued lines joined; None at the end of input or after Ctrl-C on an empty line."""
+    """One message, continued lines joined; None at the end of input or after a second Ctrl-C on an empty line."""
     lines: list[str] = []
+    asked = False  # whether to leave
     while True:
         try:
             line = _read_line("... " if lines else "> ")
@@ -100,8 +113,12 @@ def read_message() -> str | None:
             return "\n".join(lines) if lines else None
         except KeyboardInterrupt:
             _note("")
-            if not lines and not _typed_so_far():
+            nothing_typed = not lines and not _typed_so_far()
+            if nothing_typed and (asked or not sys.stdin.isatty()):
                 return None
+            if nothing_typed:
+                _note("Ctrl-C once more leaves, as /exit does")
+            asked = nothing_typed
             lines = []  # as in a shell, Ctrl-C throws away what was typed
             continue
         if not line.endswith("\\"):

@@ -35,10 +35,16 @@ class Command(TyperCommand):
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             if record is not None:
+                if parameter.param_type_name == "argument" and parameter.metavar:
+                    record = parameter.metavar, record[1]  # without the name of a Python type
                 groups.setdefault(getattr(parameter, "rich_help_panel", None) or "Other", []).append(record)
         for heading, records in groups.items():
             with formatter.section(heading):
                 formatter.write_dl(records)
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        arguments = [p.metavar or "" for p in self.get_params(ctx) if p.param_type_name == "argument"]
+        return [self.options_metavar or "", *arguments]
 
     def invoke(self, ctx: Any) -> Any:
         try:

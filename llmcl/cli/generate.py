@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,6 +13,7 @@ from llmcl.cli import options as opt
 from llmcl.cli.answer import show
 from llmcl.cli.loading import load_model, reading_bar
 from llmcl.cli.option_groups import Loading, Sampling, with_groups
+from llmcl.cli.text_files import decoded, read_text, without_last_newline
 from llmcl.errors import UsageError
 
 EPILOG = opt.METRICS
@@ -52,6 +52,7 @@ def generate(
     file: PromptFile = None,
     raw: Raw = False,
     system_prompt: opt.SystemPrompt = None,
+    chat_template_file: opt.ChatTemplateFile = None,
     sampling: Sampling = Sampling(),
     ctx_size: opt.ContextSize = None,
     loading: Loading = Loading(),
@@ -70,7 +71,15 @@ def generate(
     if raw and system_prompt is not None:
         raise UsageError("--raw leaves out the chat template, so --system-prompt has no place: give one of the two")
     request = sampling.arguments(quiet=quiet) | {"raw": raw, "system_prompt": system_prompt}
-    with load_model(model, loading, ctx_size=ctx_size, kv_page_size=kv_page_size, combo=combo, quiet=quiet) as llm:
+    with load_model(
+        model,
+        loading,
+        ctx_size=ctx_size,
+        kv_page_size=kv_page_size,
+        combo=combo,
+        chat_template_file=chat_template_file,
+        quiet=quiet,
+    ) as llm:
         if format == "json":
             with reading_bar(quiet) as progress:
                 result = llm.generate(text, progress=progress, **request)
@@ -125,28 +134,17 @@ def read_prompt(prompt: str | None, file: str | None) -> str:
         raise UsageError(f"-p/--prompt and -f/--file {file} both give a prompt: give one of the two")
     if file is not None:
         origin = f"-f/--file {file}"
-        try:
-            text = _decoded(Path(file).read_bytes(), origin)
-        except OSError as error:
-            raise UsageError(f"{origin}: cannot be read ({error.strerror}); expected a text file in UTF-8") from error
+        text = without_last_newline(read_text(file, origin))
     elif prompt is None or prompt == "-":
         if prompt is None and (sys.stdin is None or sys.stdin.isatty()):
             raise UsageError(
                 "no prompt: give -p/--prompt TEXT or -f/--file FILE, or pipe the prompt into standard input"
             )
         origin = "standard input"
-        text = _decoded(b"" if sys.stdin is None else sys.stdin.buffer.read(), origin)
+        text = without_last_newline(decoded(b"" if sys.stdin is None else sys.stdin.buffer.read(), origin))
     else:
         origin = "-p/--prompt"
-        text = _decoded(os.fsencode(prompt), origin)
+        text = decoded(os.fsencode(prompt), origin)
     if not text:
         raise UsageError(f"the prompt from {origin} is empty; expected at least one character")
     return text
-
-
-def _decoded(data: bytes, origin: str) -> str:
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{origin}: byte {error.start} is not UTF-8; expected text in UTF-8") from error
-    return text if origin == "-p/--prompt" else text.removesuffix("\n").removesuffix("\r")

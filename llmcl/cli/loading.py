@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from llmcl.cli.text_files import read_text
 from llmcl.progress import COUNTED, Progress
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ def load_model(
     ctx_size: int | None,
     kv_page_size: int | None = None,
     combo: str | None = None,
+    chat_template_file: str | None = None,
     quiet: bool,
 ) -> LLM:
     """`llmcl.load` with a progress bar, or `llmcl.load_random` of the shape `random`.
@@ -96,6 +98,8 @@ def load_model(
         "max_context": ctx_size,
         "kv_page_tokens": kv_page_size,
     }
+    if chat_template_file is not None:
+        settings["chat_template"] = read_text(chat_template_file, f"--chat-template-file {chat_template_file}")
     if combo is not None:
         from llmcl.attention.tuning import combination
 

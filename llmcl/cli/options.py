@@ -137,6 +137,15 @@ SystemPrompt = Annotated[
     str | None,
     option(MODEL_PANEL, "--system-prompt", metavar="TEXT", help="The chat template's system message."),
 ]
+ChatTemplateFile = Annotated[
+    str | None,
+    option(
+        MODEL_PANEL,
+        "--chat-template-file",
+        metavar="FILE",
+        help="A chat template (Jinja) in place of the model's own, or for a model that has none.",
+    ),
+]
 
 MaxTokens = Annotated[
     int,

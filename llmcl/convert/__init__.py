@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,8 +23,7 @@ from llmcl.convert.folder import folder_plan
 from llmcl.convert.gguf import gguf_plan
 from llmcl.convert.tensors import OutTensor, Pieces
 from llmcl.errors import UsageError
-
-Progress = Callable[[str, int, int], None]
+from llmcl.progress import Progress
 
 DTYPE_FORMATS = {dtype: format for format, dtype in FLOAT_FORMATS.items()}
 # Beside the weights: metadata with a vocabulary, configuration.
@@ -110,8 +110,12 @@ def check_target(target: Path, is_gguf: bool, force: bool) -> None:
     """Raises UsageError if `target` must not or cannot be written."""
     if not target.parent.is_dir():
         raise UsageError(f"{target}: there is no folder {target.parent}; make it first")
-    if not os.access(target.parent, os.W_OK):
-        raise UsageError(f"{target}: the folder {target.parent} cannot be written")
+    try:
+        tempfile.TemporaryFile(dir=target.parent).close()
+    except OSError as error:
+        raise UsageError(
+            f"{target}: the folder {target.parent} cannot be written ({error.strerror}); write the result elsewhere"
+        ) from error
     if not target.exists() and not target.is_symlink():
         return
     if not force:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 
-_REMEDY = "Give the prompt as plain text, without the template (raw), or use a checkpoint whose template works."
+_REMEDY = "Give the prompt as it is, without the template (raw, --raw), or another template (--chat-template-file)."
 
 
 class _RefusedByTemplate(Exception):
@@ -53,11 +53,9 @@ def render(
     try:
         return template_sandbox.render(compiled, {"messages": plain, **generation, **special_tokens})
     except _RefusedByTemplate as refusal:
-        raise UsageError(f"The model's chat template does not accept these messages: {refusal}") from None
+        raise UsageError(f"The chat template does not accept these messages: {refusal}") from None
     except Exception as error:  # whatever Python operation the template tried: it is a program, not ours
-        raise CheckpointError(
-            f"The model's chat template failed: {type(error).__name__}: {error}. {_REMEDY}"
-        ) from error
+        raise CheckpointError(f"The chat template failed: {type(error).__name__}: {error}. {_REMEDY}") from error
 
 
 def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -94,7 +92,7 @@ def _compiled(template: str) -> Template:
         return environment.compiled(template)
     except Exception as error:  # a template nested too deeply is a RecursionError, not a TemplateError
         where = f" in line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
-        raise CheckpointError(f"The model's chat template is not valid Jinja{where}: {error}. {_REMEDY}") from error
+        raise CheckpointError(f"The chat template is not valid Jinja{where}: {error}. {_REMEDY}") from error
 
 
 def _raise_exception(message: str) -> None:

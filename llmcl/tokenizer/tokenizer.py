@@ -69,7 +69,7 @@ class Tokenizer:
         self._backend = backend
         self._vocab_size = vocab_size
         self._prepends_bos = prepends_bos
-        self._chat_template = chat_template
+        self.chat_template = chat_template
         self._special_tokens = dict(special_tokens or {})
         self._token_bytes = TokenBytes(backend)
         self.n_vocab: int = backend.get_vocab_size(with_added_tokens=True)
@@ -94,14 +94,9 @@ class Tokenizer:
         return _from_folder(checkpoint.path, checkpoint.config)
 
     @property
-    def chat_template(self) -> str | None:
-        """The chat template's Jinja source, None if the model has none."""
-        return self._chat_template
-
-    @property
     def has_chat_template(self) -> bool:
         """Whether `render_chat` and `encode_chat` work."""
-        return self._chat_template is not None
+        return self.chat_template is not None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The ids of a text.
@@ -160,13 +155,13 @@ class Tokenizer:
             UsageError: there is no chat template, or it does not accept the messages.
             CheckpointError: the template is broken.
         """
-        if self._chat_template is None:
+        if self.chat_template is None:
             raise UsageError(
-                "The model has no chat template, so it does not take messages. Give the prompt as plain text "
-                "(raw), or use an instruction-tuned model."
+                "The model has no chat template, so it does not take messages. Give the prompt as plain text, "
+                "give it a template (chat_template), or use an instruction-tuned model."
             )
         return chat_template.render(
-            self._chat_template,
+            self.chat_template,
             messages,
             add_generation_prompt=add_generation_prompt,
             special_tokens=self._special_tokens,
