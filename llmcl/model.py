@@ -40,8 +40,9 @@ from llmcl.sampling import Sampler
 _log = logging.getLogger(__name__)
 
 LOGITS_CHUNK = 64
-FIRST_APART, MOST_APART = 8, 1024  # steps
 PARTS = 8  # of a chunk of prefill, after which progress is reported
+FIRST_APART, MOST_APART = 2, 1024  # steps in separate launches after one launch gave up
+SOON = 16  # steps: where it gives up again within so many, or twice those apart, others use the device all the time
 
 Rows = Buffer | NarrowRows  # activations of a step's tokens
 
@@ -162,7 +163,7 @@ class Model:
             for launch in self._prefill:
                 launch.share_kernel()
         others = *self._prefill, *self._head, *self.sampler.launches
-        with self.device.compile_progress((*self.decode_launches, *others, *self._decode), progress):
+        with self.device.compile_progress((*self.decode_launches, *others), progress):
             if self._one_launch:
                 try:
                     self._one_launch.launch.prepare()
@@ -171,33 +172,30 @@ class Model:
                     self._one_launch = None
             for launch in (*others, *self.decode_launches):
                 launch.prepare()
-            if self._one_launch and self.device.stored_programs:
-                # The first start compiles what a step that gives up falls back to as well: not in the midst of an
-                # answer.
-                for launch in self._decode:
-                    launch.compile()
 
     @property
     def decode_launches(self) -> Sequence[Launch]:
         """What the next decode step enqueues before sampling."""
-        return [self._one_launch.launch] if self._one_launch and not self._apart else self._decode
+        if self._one_launch is None:
+            return self._decode
+        return self._one_launch.apart if self._apart else [self._one_launch.launch]
 
     def repeat_decode(self, n_sampled: int) -> bool:
         """Repeats the last step, whose input is the cache's last token, if its one launch gave up; whether it did.
 
-        It does where others use the device, too. Then the next steps are separate launches: few at first, twice as many
+        It does where others use the device, too. Then the next steps are separate launches: two at first, twice as many
         each time unless it went well in between. n_sampled: tokens sampled before the step. Waits for the device.
         """
         if self._one_launch is None or not self._one_launch.gave_up():
             return False
-        if self._together > 2 * self._apart_next:
+        if self._together > max(2 * self._apart_next, SOON):
             self._apart_next = FIRST_APART
         self._apart, self._together = self._apart_next, 0
         self._apart_next = min(2 * self._apart_next, MOST_APART)
         _log.info("others use %s, too: %d steps in separate launches", self.device.name, self._apart)
         self.step.write_tokens(self.cache.token_ids[-1:], len(self.cache.token_ids) - 1)
         self.step.restart_sampling(n_sampled)
-        self._run(self._decode)
+        self._run(self._one_launch.apart)
         return True
 
     def decode_token(self, token_id: int) -> None:

@@ -118,10 +118,23 @@ class Launch:
 
     `groups` is the number of work-groups in each dimension, or a function from the number of tokens in
     the step to it; nothing else about a launch changes from step to step. `work` is what the profiler
-    compares with the device's ceilings. The kernel object is made when it is first asked for.
+    compares with the device's ceilings. The kernel object is made when it is first asked for. A kernel may be told by
+    the `offset` of its index space what it is to do.
     """
 
-    __slots__ = ("_device", "_groups", "_kernel", "_shares", "_size", "args", "local", "name", "source", "work")
+    __slots__ = (
+        "_device",
+        "_groups",
+        "_kernel",
+        "_offset",
+        "_shares",
+        "_size",
+        "args",
+        "local",
+        "name",
+        "source",
+        "work",
+    )
 
     def __init__(
         self,
@@ -131,8 +144,10 @@ class Launch:
         groups: Groups,
         local: tuple[int, ...],
         work: WorkOf | None = None,
+        offset: tuple[int, ...] | None = None,
     ):
         self._device = device
+        self._offset = offset
         self._kernel: cl.Kernel | None = None
         self._shares = False
         self.source = source
@@ -156,11 +171,6 @@ class Launch:
     def prepare(self) -> None:
         """Compiles the kernel and makes its object now, so that the first enqueue does not. Raises KernelBuildError."""
         assert self.kernel is not None
-
-    def compile(self) -> None:
-        """Compiles the kernel, so that later starts find it in the cache on disk, and makes no object of its own."""
-        if isinstance(self.source, KernelSource):
-            self._device.kernel(self.source, shared=True)
 
     def share_kernel(self) -> Launch:
         """From now on one kernel object serves this launch and others that share: for launches enqueued seldom.
@@ -205,7 +215,7 @@ class Launch:
         kernel, size = self.kernel, self.global_size(n_tokens)
         if self._shares:
             self._set_args(kernel)
-        return cl.enqueue_nd_range_kernel(self._device.queue, kernel, size, self.local)
+        return cl.enqueue_nd_range_kernel(self._device.queue, kernel, size, self.local, self._offset)
 
 
 class Device:
@@ -306,11 +316,6 @@ class Device:
             programs.on_compile = None
         if programs.compiled > before:
             progress(COMPILING, total, total)
-
-    @property
-    def stored_programs(self) -> int:
-        """Of the kernel files compiled, how many are now in the cache on disk."""
-        return self._programs.stored
 
     @property
     def n_programs(self) -> int:

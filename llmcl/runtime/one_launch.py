@@ -7,14 +7,17 @@ many work-groups, what arguments. Each work-group of a launch runs the same code
 Work-groups take units of work in turn and wait for those taken before, so none waits for one that does not run. But a
 thread that waits for one which the system has put aside for another process does so in vain. Where the waits of a step
 take two or three times as long as the step should, all leave, the result is NaN and `OneLaunch.gave_up` says so; the
-caller then has separate launches for a while, whose driver lets waiting threads sleep.
+caller then has `OneLaunch.apart` for a while: a launch for each entry of the table, whose driver lets waiting threads
+sleep. They are the same kernel told to run one entry, so nothing is compiled or bound when they are needed.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import weakref
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -105,6 +108,16 @@ class OneLaunch:
             prelude=_functions(firsts),
             work=self._work,
         )
+
+    @cached_property
+    def apart(self) -> Sequence[Launch]:
+        """The launches one by one: the kernel of `launch`, which an offset tells the entry that it is to run."""
+        return [
+            Launch(
+                self._device, self.launch.kernel, (), (math.prod(launch.groups(1)),), (1,), launch.work, offset=(entry,)
+            )
+            for entry, launch in enumerate(self._launches, 1)
+        ]
 
     def gave_up(self) -> bool:
         """Whether a launch gave up since this was last asked. Waits for the device."""

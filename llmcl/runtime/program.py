@@ -95,7 +95,7 @@ class ProgramCache:
         self._programs: dict[tuple[str, str, str], cl.Program] = {}
         self._shared: dict[tuple[str, str, str, str], cl.Kernel] = {}
         self.compile_s = 0.0
-        self.compiled = self.stored = 0  # the latter: of those, how many are kept on disk
+        self.compiled = 0
         self.on_compile: Callable[[], None] | None = None  # called before each
 
     def __len__(self) -> int:
@@ -168,7 +168,6 @@ class ProgramCache:
             return program
         try:
             write_atomically(path, _digest(binary) + binary)
-            self.stored += 1
         except OSError as error:  # costs compile time, not the run
             if self.compiled == 1:
                 _log.warning(

@@ -10,7 +10,9 @@
 //           more than `patience` turns of their loop together: then all leave
 // result    float [n_result]: what the launches compute; filled with NaN where they gave up
 //
-// Index space: work-groups of one work-item, as many as there are threads that compute.
+//
+// Index space: work-groups of one work-item, as many as there are threads that compute. With an offset of 1 + e: as many as entry e
+// has units, which is then run by itself without a look at `sync`.
 // Build: ENTRY_SLOTS. The host puts the kernels in front of the file as functions, and the macro
 // RUN_ENTRY(kernel, place, at): a switch over them. place: work-group in x and y, number of them in x and y; at: arguments.
 #if !defined(ENTRY_SLOTS) || !defined(RUN_ENTRY)
@@ -36,19 +38,21 @@ inline bool wait_for(volatile __global uint* sync, const uint units, uint* patie
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void one_launch(__global const ulong* entries, const int n_entries, volatile __global uint* sync, __global float* result,
                 const int n_result, uint patience) {
+    const int alone = (int)get_global_offset(0) - 1;
     uint first = 0;  // unit of the entry
-    for (int entry = 0; entry < n_entries;) {
-        const uint unit = atomic_inc(sync + SYNC_CLAIMED);
+    for (int entry = max(alone, 0); entry < n_entries;) {
+        const uint unit = alone < 0 ? atomic_inc(sync + SYNC_CLAIMED) : (uint)get_group_id(0);
         __global const ulong* at = entries + entry * ENTRY_SLOTS;
         while (entry < n_entries && unit - first >= (uint)(at[1] * at[2])) {
             first += (uint)(at[1] * at[2]);
             ++entry;
             at += ENTRY_SLOTS;
         }
-        if (entry == n_entries || !wait_for(sync, first, &patience)) break;
+        if (entry == n_entries || (alone < 0 && !wait_for(sync, first, &patience))) break;
         const int i = unit - first, columns = (int)at[1];
         const int4 place = (int4)(i % columns, i / columns, columns, (int)at[2]);
         RUN_ENTRY((int)at[0], place, (at + 3));
+        if (alone >= 0) return;
         mem_fence(CLK_GLOBAL_MEM_FENCE);
         atomic_inc(sync + SYNC_DONE);
     }
