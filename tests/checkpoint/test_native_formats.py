@@ -23,9 +23,13 @@ SAME = 2e-5  # two orders of summation, both in float32
 FLOAT16 = 5e-3  # NVIDIA's prefill multiplies in float16
 N_HEADS = {"q_proj": 4, "k_proj": 2}
 
-# Perplexity relative to the same weights in float32.
-EXACT_ACTIVATIONS = 0.003
-ROUNDED_ACTIVATIONS = 0.02  # few tokens: within 1% over 4096 (docs/performance/quantization.md)
+# How the log-likelihoods of a text's tokens differ from those with the same weights in float32: root mean square over
+# tokens, measured 0.001 and 0.07 to 0.08; and mean, which is what perplexity sees. The mean of rounded activations has a
+# standard error of 0.007 with 118 tokens (0.002 to 0.011 measured, by the order of attention's sums), so that it says
+# less than the spread does; over 4335 tokens it is 0.003 to 0.005 (docs/performance/quantization.md).
+SPREAD_EXACT, SPREAD_ROUNDED = 0.003, 0.12
+SPREAD_FLOAT16 = 0.03
+MEAN_EXACT, MEAN_ROUNDED = 0.003, 0.01
 
 TEXT = """\
 The harbour had been quiet since the storm. Two boats lay on the sand with their sides broken open, and a third, which
@@ -89,23 +93,31 @@ def test_quantising_while_loading(tmp_path: Path, default_device: Device, quanti
     assert seen == {"quantising weights"}
 
 
-def perplexity(llm: LLM, ids: list[int]) -> float:
+def log_likelihoods(llm: LLM, ids: list[int]) -> np.ndarray:
+    """Of each token but the first: float64 [len(ids) - 1]."""
     rows = llm.logits(ids).astype(np.float64)[:-1]
     top = rows.max(axis=-1, keepdims=True)
     log_sum = np.log(np.exp(rows - top).sum(axis=-1)) + top[:, 0]
-    return float(np.exp(np.mean(log_sum - rows[np.arange(len(rows)), ids[1:]])))
+    chosen: np.ndarray = rows[np.arange(len(rows)), ids[1:]] - log_sum
+    return chosen
 
 
 def test_the_demo_model_loses_nothing(smollm2: LLM, default_device: Device) -> None:
     """Its matrices are Q4_1, its embedding Q8_0; `smollm2` holds them in float32."""
     ids = smollm2.encode(TEXT, raw=True)
-    expected = perplexity(smollm2, ids)
-    for activation_dtype, bound in (("float32", EXACT_ACTIVATIONS), ("auto", ROUNDED_ACTIVATIONS)):
+    expected = log_likelihoods(smollm2, ids)
+    exact = SPREAD_FLOAT16 if default_device.entry.ptx_arch >= 80 else SPREAD_EXACT
+    for activation_dtype, spread, mean in (
+        ("float32", exact, MEAN_EXACT),
+        ("auto", SPREAD_ROUNDED, MEAN_ROUNDED),
+    ):
         with llmcl.load(
             "smollm2", device=default_device.entry.index, activation_dtype=activation_dtype, max_context=256
         ) as llm:
             assert llm.dtype == "q4_1" and llm.model.weights.head.dtype == "q8_0"
-            assert abs(perplexity(llm, ids) / expected - 1) < bound
+            difference = log_likelihoods(llm, ids) - expected
+        assert np.sqrt(np.mean(difference**2)) < spread
+        assert abs(difference.mean()) < mean + 2 * difference.std() / np.sqrt(len(difference))
 
 
 def test_what_cannot_be_combined(default_device: Device) -> None:
