@@ -332,7 +332,9 @@ def test_an_answer_that_fills_the_context_says_so(
     monkeypatch.setattr(engine, "stream", pieces)
     for n, is_cut in ((8, True), (2, False)):
         assert invoke("generate", "-m", "m", "-p", "x", "-n", str(n)) == 0
-        assert ("the context is full" in capsys.readouterr().err) == is_cut
+        error = capsys.readouterr().err
+        assert ("the context is full" in error) == is_cut
+        assert ("the answer ends here after 2 tokens; -n/--max-tokens" in error) == (not is_cut)
 
 
 def test_variables_of_other_commands_do_not_change_a_measurement(
@@ -350,6 +352,12 @@ def test_without_a_command_it_lists_them_whole(invoke: Callable[..., int], capsy
     shown = capsys.readouterr()
     text = shown.out + shown.err
     assert "Usage: llmcl" in text and "convert " in text and "..." not in text.partition("Commands:")[2]
+
+
+def test_help_fits_a_terminal(invoke: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("generate", "chat", "perplexity", "convert", "devices", "doctor", "profile", "tune"):
+        assert invoke(name, "--help") == 0
+        assert max(map(len, capsys.readouterr().out.splitlines())) <= 80, name
 
 
 def test_arguments_are_shown_by_what_they_are(invoke: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from helpers import random_weights, save_folder, small_config
 
 import llmcl
 from llmcl.cli import loading
-from llmcl.progress import READING
+from llmcl.progress import READING, Progress
 from llmcl.runtime.device import Device
 
 
@@ -38,13 +39,21 @@ def test_reading_a_prompt_is_reported_and_changes_nothing(device: Device, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("seconds", "options", "shown"), [(0.0, [], True), (60.0, [], False), (0.0, ["-q"], False)], ids=str
+    ("seconds", "terminal_type", "options", "shown"),
+    [
+        (0.0, "xterm", [], True),
+        (60.0, "xterm", [], False),
+        (0.0, "dumb", [], False),
+        (0.0, "xterm", ["-q"], False),
+    ],
+    ids=str,
 )
 def test_a_terminal_shows_a_prompt_that_takes_long(
     engine: Engine,
     invoke: Callable[..., int],
     monkeypatch: pytest.MonkeyPatch,
     seconds: float,
+    terminal_type: str,
     options: list[str],
     shown: bool,
 ) -> None:
@@ -57,6 +66,7 @@ def test_a_terminal_shows_a_prompt_that_takes_long(
     at_first_token: list[int] = []
     engine.before = read
     monkeypatch.setattr(loading, "READING_DELAY_S", seconds)
+    monkeypatch.setenv("TERM", terminal_type)
     for command in (["generate", "-p", "one two"], ["chat"]):
         terminal = Terminal()
         monkeypatch.setattr(sys, "stderr", terminal)
@@ -65,6 +75,26 @@ def test_a_terminal_shows_a_prompt_that_takes_long(
         text = terminal.getvalue()
         assert ("reading the prompt" in text and "1536/4096" in text) == shown
         assert not shown or "/4096" not in text[at_first_token[-1] :], "it is gone before the answer"
+
+
+def test_lines_of_the_log_stand_above_a_bar(
+    engine: Engine, invoke: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(model: str, progress: Progress, **settings: object) -> Engine:
+        progress("compiling kernels", 1, 2)
+        logging.getLogger("llmcl").info("compiled one")
+        written.append(terminal.getvalue())
+        return engine
+
+    terminal, written = Terminal(), list[str]()
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(llmcl, "load", load)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    assert invoke("generate", "-m", "m", "-p", "one", "-v") == 0
+    bar, line = written[0].rfind("compiling kernels"), written[0].find("compiled one")
+    assert 0 <= line < bar
 
 
 def test_a_pipe_shows_no_progress(engine: Engine, invoke: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> None:

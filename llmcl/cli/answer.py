@@ -37,10 +37,16 @@ class Answer:
             report += "\nTBT ms: " + ", ".join(f"{name} {value:.4g}" for name, value in tbt.items())
         return report
 
+    def fills_context(self, max_tokens: int) -> bool:
+        """Whether it ended with fewer tokens than it might have had because the context has no room for more."""
+        return self.finish_reason == "length" and self.n_tokens < max_tokens
+
     def why_cut(self, max_tokens: int) -> str | None:
-        """A sentence for an answer that neither ended by itself nor has the tokens asked for."""
-        if self.finish_reason == "length" and self.n_tokens < max_tokens:
+        """A sentence for an answer that did not end by itself."""
+        if self.fills_context(max_tokens):
             return "the context is full, so the answer ends here; -c/--ctx-size makes it larger"
+        if self.finish_reason == "length":
+            return f"the answer ends here after {max_tokens} tokens; -n/--max-tokens allows more"
         return None
 
 

@@ -94,7 +94,7 @@ def _answer(conversation: Chat, message: str, request: dict[str, Any], quiet: bo
     if answer.interrupted:
         _note("stopped")
     elif (reason := answer.why_cut(request["max_tokens"])) is not None:
-        _note(f"{reason}, /reset starts anew")
+        _note(f"{reason}, /reset starts anew" if answer.fills_context(request["max_tokens"]) else reason)
     return answer
 
 

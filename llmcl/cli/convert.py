@@ -23,7 +23,7 @@ Source = Annotated[
     typer.Argument(
         metavar="SRC",
         rich_help_panel="Arguments",
-        help="smollm2, a GGUF file, a folder in Hugging Face format, or a hub name (owner/name).",
+        help=opt.MODEL_HELP,
     ),
 ]
 Target = Annotated[

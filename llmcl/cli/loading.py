@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -20,14 +21,20 @@ if TYPE_CHECKING:
 READING_DELAY_S = 0.5  # a prompt that is read sooner shows no bar
 
 
+def draws_progress(quiet: bool) -> bool:
+    """Whether standard error is a terminal that can take back what it shows."""
+    return not quiet and sys.stderr.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+
+
 @contextmanager
 def progress_bar(quiet: bool) -> Iterator[Progress | None]:
-    """Yields a progress function (llmcl/progress.py), drawn on standard error; None where that is no terminal."""
-    if quiet or not sys.stderr.isatty():
+    """Yields a progress function (llmcl/progress.py), drawn on standard error; None where nothing is to be drawn."""
+    if not draws_progress(quiet):
         yield None
         return
     from rich import progress as rich
     from rich.console import Console
+    from rich.table import Column
 
     class Amount(rich.DownloadColumn):
         """Bytes and their speed, or plain numbers."""
@@ -37,7 +44,7 @@ def progress_bar(quiet: bool) -> Iterator[Progress | None]:
                 return f"{int(task.completed)}/{int(task.total or 0)}"
             return super().render(task) + " " + rich.TransferSpeedColumn().render(task)
 
-    columns = rich.TextColumn("{task.description}"), rich.BarColumn(), Amount()
+    columns = rich.TextColumn("{task.description}"), rich.BarColumn(), Amount(table_column=Column(no_wrap=True))
     with rich.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         tasks: dict[str, rich.TaskID] = {}
 
@@ -52,7 +59,7 @@ def progress_bar(quiet: bool) -> Iterator[Progress | None]:
 @contextmanager
 def reading_bar(quiet: bool) -> Iterator[Progress | None]:
     """The same for reading a prompt: drawn where that takes its time, and gone when the answer begins."""
-    if quiet or not sys.stderr.isatty():
+    if not draws_progress(quiet):
         yield None
         return
     start = time.monotonic()

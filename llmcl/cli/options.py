@@ -94,6 +94,10 @@ def written(name: str, what: str) -> Any:
     return typer.Option(name, metavar="FILE", rich_help_panel=OUTPUT_PANEL, help=f"Also write {what} there.")
 
 
+MODEL_HELP = (
+    "smollm2, a GGUF file, a folder in Hugging Face format, or a hub name (owner/name, or owner/name/file.gguf)."
+)
+
 MODEL_PANEL, SAMPLING_PANEL, DEVICE_PANEL, OUTPUT_PANEL = "Model", "Sampling", "Device", "Output"
 
 Model = Annotated[
@@ -103,7 +107,7 @@ Model = Annotated[
         "-m",
         "--model",
         metavar="NAME|PATH",
-        help="smollm2, a GGUF file, a folder in Hugging Face format, or a hub name (owner/name).",
+        help=MODEL_HELP,
     ),
 ]
 OptionalModel = Annotated[
@@ -313,10 +317,18 @@ Format = Annotated[
 ]
 
 
+class _ToStderr(logging.StreamHandler):  # type: ignore[type-arg]
+    """Writes to what standard error is at the time: a progress bar puts itself there and goes on below the line."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+
 def _log_to_stderr(wanted: bool) -> bool:
     """The engine says what it does through `logging`; this is where a user of the command line sees it."""
     if wanted:
-        logging.basicConfig(stream=sys.stderr, format="%(message)s")  # other libraries: warnings only
+        logging.basicConfig(handlers=[_ToStderr()], format="%(message)s")  # other libraries: warnings only
         logging.getLogger("llmcl").setLevel(logging.INFO)
     return wanted
 

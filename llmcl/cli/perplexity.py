@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from llmcl import json_text
 from llmcl.cli import options as opt
 from llmcl.cli.generate import read_prompt
-from llmcl.cli.loading import load_model
+from llmcl.cli.loading import draws_progress, load_model
 from llmcl.cli.option_groups import Loading, with_groups
 
 if TYPE_CHECKING:
@@ -23,9 +22,11 @@ TEXT_PANEL, REFERENCE_PANEL = "Text", "Reference"
 DEFAULT_WINDOW = 512
 
 EPILOG = """\b
-Which tokens are scored, as by llama-perplexity: the text is cut into windows of -c tokens that do not overlap, the
-rest is left out; of each window the tokens after the first half, from index c/2 + 1 on. BOS stands first in every
-window if the tokenizer begins texts with it. Special tokens written out in the text count as such."""
+Which tokens are scored, as by llama-perplexity: the text is cut into windows
+of -c tokens that do not overlap, the rest is left out; of each window the
+tokens after the first half, from index c/2 + 1 on. BOS stands first in every
+window if the tokenizer begins texts with it. Special tokens written out in
+the text count as such."""
 
 TextFile = Annotated[
     str | None,
@@ -136,7 +137,7 @@ def report(result: Perplexity) -> str:
 @contextmanager
 def scoring_bar(quiet: bool) -> Iterator[ProgressCallback | None]:
     """Yields a progress function, drawn on standard error where that is a terminal."""
-    if quiet or not sys.stderr.isatty():
+    if not draws_progress(quiet):
         yield None
         return
     from rich.console import Console

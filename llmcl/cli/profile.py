@@ -20,14 +20,17 @@ CSV_NAME, TRACE_NAME = "cl_profiling.csv", "cl_trace.json"
 
 EPILOG = f"""\b
 share       of the phase's kernel time
-GB/s        weights, keys, values and activations that the kernel must move, over its time
+GB/s        weights, keys, values and activations that the kernel must move,
+            over its time
 GFLOP/s     its float32 operations over its time
-of ceiling  the share of the nearer ceiling, both measured in this run: read bandwidth
-            or float32 arithmetic peak (above 100%: operands came from a cache, or were
-            multiplied in 8 or 16 bits)
-idle        between one kernel's end and the next one's start on the device's clock; without
-            profiling a CPU decodes in one launch a token, which has fewer such gaps
-{CSV_NAME}  one row a launch, times in ns; {TRACE_NAME} opens in ui.perfetto.dev or chrome://tracing"""
+of ceiling  the share of the nearer ceiling, both measured in this run: read
+            bandwidth or float32 arithmetic peak (above 100%: operands came
+            from a cache, or were multiplied in 8 or 16 bits)
+idle        between one kernel's end and the next one's start on the device's
+            clock; without profiling a CPU decodes in one launch a token,
+            which has fewer such gaps
+{CSV_NAME}  one row a launch, times in ns
+{TRACE_NAME}     for ui.perfetto.dev or chrome://tracing"""
 
 OutputDir = Annotated[
     Path,

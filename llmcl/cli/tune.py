@@ -18,16 +18,18 @@ if TYPE_CHECKING:
     from llmcl.attention.tuning import Measurement, Tuning
 
 EPILOG = """\b
-prefill  the combinations A to H of BLOCK_M/BLOCK_N/DV_TILE: A 32/32/32, B 32/32/64,
-         C 32/64/32, D 32/64/64, E 64/32/32, F 64/64/64, G 32/32/128, H 32/16/16
-         (DV_TILE at most head_dim), then one constant at a time from the fastest
+prefill  the combinations A to H of BLOCK_M/BLOCK_N/DV_TILE: A 32/32/32,
+         B 32/32/64, C 32/64/32, D 32/64/64, E 64/32/32, F 64/64/64,
+         G 32/32/128, H 32/16/16 (DV_TILE at most head_dim), then one
+         constant at a time from the fastest
 decode   N_SPLITS (into how many runs the keys are cut) and BLOCK_N
          Each is compared with NumPy in float64 before it is timed.
-vs G     speed-up over G, which cuts the output least; in decode over the default
-memory   bytes of a work-item (private, spill) and a work-group (local), where the driver
-         reports them
-The winners are stored for the device, driver, head_dim, KV dtype and kernel variant;
-later runs use them, unless --combo or kernel_options says otherwise."""
+vs G     speed-up over G, which cuts the output least; in decode over the
+         default
+memory   bytes of a work-item (private, spill) and a work-group (local),
+         where the driver reports them
+The winners are stored for the device, driver, head_dim, KV dtype and kernel
+variant; later runs use them, unless --combo or kernel_options says otherwise."""
 
 
 def tune(
