@@ -10,12 +10,15 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Any
 
 from llmcl.cli import options as opt
+from llmcl.config import ModelConfig
 from llmcl.errors import LlmclError, UsageError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -165,16 +168,25 @@ def make_file(source: Path, format: str, folder: Path, model: str, engines: Engi
 
 
 def random_file(path: Path, shape: str) -> Path:
-    """A GGUF file in float16 with random weights of a real shape, tied embeddings and a vocabulary of made-up words."""
-    import gguf
-    import numpy as np
+    """A GGUF file in float16 with random weights of a real shape, tied embeddings and a vocabulary of made-up words.
 
+    A process of its own writes it: what a process starts counts as at least as large as this process ever was.
+    """
     from llmcl.config.random_shapes import random_shape_config
 
     config = random_shape_config(shape)
     needed = 2 * config.n_parameters()
     if (free := shutil.disk_usage(path.parent).free) < 2 * needed:
         raise UsageError(f"{path.parent} has {free / 1e9:.1f} GB free; {shape} needs {2 * needed / 1e9:.1f} GB")
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as elsewhere:
+        elsewhere.submit(_write_random, path, config).result()
+    return path
+
+
+def _write_random(path: Path, config: ModelConfig) -> None:
+    import gguf
+    import numpy as np
+
     part = path.with_suffix(".part")
     writer = gguf.GGUFWriter(part, "llama")
     writer.add_block_count(config.n_layers)
@@ -224,7 +236,6 @@ def random_file(path: Path, shape: str) -> Path:
         writer.write_tensor_data(np.ones(hidden, np.float32))
     writer.close()
     part.replace(path)
-    return path
 
 
 def check_llama_python(python: str) -> None:

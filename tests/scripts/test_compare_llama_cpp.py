@@ -81,7 +81,12 @@ def test_what_is_scored_and_how_a_failure_is_told() -> None:
     assert about == {"version": "stand-in"} and failed == {"error": "ValueError: no"}
 
 
-def test_llmcl_answers_in_a_process_of_its_own(tmp_path: Path, default_device: Device) -> None:
+def test_llmcl_answers_in_a_process_of_its_own(
+    tmp_path: Path, default_device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(
+        sys.modules, "gguf", None
+    )  # another process makes the weights, or this one would count as large
     shape = tmp_path / "config.json"
     shape.write_text(json.dumps(TINY_SHAPE), encoding="utf-8")
     path = engines.random_file(tmp_path / "tiny.gguf", str(shape))
