@@ -14,6 +14,7 @@ import numpy as np
 from llmcl.attention.arrays import array_form
 from llmcl.attention.block_mask import BlockMask
 from llmcl.attention.kernels import CAPACITY_MULTIPLE, PrefillTiles
+from llmcl.attention.key_runs import KeyRuns, all_keys, key_runs
 from llmcl.attention.mods import bind_mods
 from llmcl.attention.trace import TracedMod
 from llmcl.errors import OutOfDeviceMemoryError, UsageError
@@ -22,8 +23,8 @@ from llmcl.ops.dtype import ITEM_BYTES, KERNEL_NAMES
 from llmcl.ops.variant import Variant
 from llmcl.runtime.device import Buffer, Device, KernelArg, Launch
 
-N_KEYS = step_state.N_SLOTS  # in the state of attention on arrays
-EVERYTHING = 1 << 30  # a block that holds every query or key
+# In the state of attention on arrays: see key_runs.cl.
+BATCH_RECORDS, HEAD_RECORDS, GROUP_RECORDS = range(step_state.N_SLOTS, step_state.N_SLOTS + 3)
 MOST_PLANS = 32
 MOST_BYTES = 1 << 28  # of working memory that all plans of a device keep, or an eighth of its memory
 
@@ -157,10 +158,10 @@ class FlexPlan:
         device, p, head_dim = self.device, self.problem, self.problem.head_dim
         # Tiles of keys start at multiples of 16. Values that need no rows or columns more are read where they are.
         capacity = -(-p.n_keys // 16) * 16
-        q_block, kv_block, blocks = block_lists(block_mask, p)
-        state = np.array([0, p.n_queries, 0, capacity, 0, p.n_keys], np.int32)
-        self._state = self._kept(device.upload(state, "attention state"))
-        lists = self._kept(device.upload(blocks, "attention blocks"))
+        runs = visible_runs(block_mask, p, tiles)
+        state = [0, p.n_queries, 0, capacity, 0, runs.batch_records, runs.head_records, runs.group_records]
+        self._state = self._kept(device.upload(np.array(state, np.int32), "attention state"))
+        lists = self._kept(device.upload(runs.runs, "attention key runs"))
         mods = bind_mods(device, score_mod, None if block_mask is None else block_mask.traced)
         self.buffers.extend(mods.buffers)
         dtypes = p.dtypes()
@@ -184,10 +185,10 @@ class FlexPlan:
                 "SCALE": p.scale,
                 "HEADS_FIRST": True,
                 "Q_STRIDE": head_dim,
-                "BLOCK_LISTS": True,
-                "Q_BLOCK": q_block,
-                "KV_BLOCK": kv_block,
-                "N_KEYS": f"state[{N_KEYS}]",
+                "KEY_RUNS": True,
+                "BATCH_RECORDS": f"state[{BATCH_RECORDS}]",
+                "HEAD_RECORDS": f"state[{HEAD_RECORDS}]",
+                "GROUP_RECORDS": f"state[{GROUP_RECORDS}]",
                 "LSE": p.return_lse,
             },
             [query, self._state, k_tiles, value, out, "lse" if p.return_lse else lists, lists, *mods.buffers],
@@ -292,29 +293,15 @@ class PlanCache:
         self._plans.clear()
 
 
-def block_lists(block_mask: BlockMask | None, problem: Problem) -> tuple[int, int, np.ndarray]:
-    """Queries and keys a block, and the lists as block_list.cl reads them."""
-    if block_mask is None:
-        return EVERYTHING, EVERYTHING, np.array([1, 1, 1, 1, 0, 1, 0], np.int32)
-    q_block, kv_block = block_mask.BLOCK_SIZE
-    if kv_block % 16:
-        raise UsageError(f"the block mask has {kv_block} keys a block; expected a multiple of 16")
-    b, h, q_len, kv_len = block_mask.shape
+def visible_runs(block_mask: BlockMask | None, problem: Problem, tiles: PrefillTiles) -> KeyRuns:
+    """The keys that each group of query rows sees."""
     batch, n_heads, n_queries, n_keys = problem.batch, problem.n_q_heads, problem.n_queries, problem.n_keys
+    if block_mask is None:
+        return all_keys(n_keys)
+    b, h, q_len, kv_len = block_mask.shape
     if (q_len, kv_len) != (n_queries, n_keys) or b not in (1, batch) or h not in (1, n_heads):
         raise UsageError(
             f"the block mask is for [B, H, Q_LEN, KV_LEN] = {[b, h, q_len, kv_len]}; expected "
             f"{[batch, n_heads, n_queries, n_keys]}, with B and H either these or 1: create it with these lengths"
         )
-    partial, full = block_mask.kv_num_blocks, block_mask.full_kv_num_blocks
-    most = max(1, int((partial + full).max()))
-    records = np.zeros((*partial.shape, 2 + most), np.int32)
-    records[..., 0], records[..., 1] = partial, full
-    for counts, indices, shift in (
-        (partial, block_mask.kv_indices, np.zeros_like(partial)),
-        (full, block_mask.full_kv_indices, partial),
-    ):
-        where = np.nonzero(np.arange(indices.shape[-1]) < counts[..., None])
-        records[(*where[:3], 2 + where[3] + shift[where[:3]])] = indices[where]
-    header = np.array([partial.shape[2], most, partial.shape[0], partial.shape[1]], np.int32)
-    return q_block, kv_block, np.concatenate([header, records.reshape(-1)])
+    return key_runs(block_mask, tiles.block_m, tiles.block_n)

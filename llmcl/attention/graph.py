@@ -391,7 +391,7 @@ class Emitter:
         if vector and self.lanes == 16 and node.op in WIDE_FUNCTIONS:
             return f"{node.op}16({args[0]})"
         if node.op == "tanh" and not vector:
-            return f"tanh1({args[0]})"  # of common.cl: the library's takes several times as long on a GPU
+            return f"TANH({args[0]})"  # a kernel may have one of its own
         form = FUNCTIONS[node.op][1] if node.op in FUNCTIONS else f"{node.op}({{}}, {{}})"
         return self._halves(form, "float", *node.args) if vector else f"({form.format(*args)})"
 

@@ -421,7 +421,7 @@ def attention_prefill(
         "SCALE": shape.scale,
         "Q_STRIDE": (shape.n_q_heads + 2 * shape.n_kv_heads) * shape.head_dim,
         "HEADS_FIRST": False,
-        "BLOCK_LISTS": False,
+        "KEY_RUNS": False,
         "LSE": False,
     }
     if isinstance(out, NarrowRows):
@@ -431,7 +431,7 @@ def attention_prefill(
         out = out.buffer
     if tiles.variant.name == "cpu":
         constants |= _dot_constant(device, shape)
-    unused = out  # the kernel's arguments for lse and blocks
+    unused = out  # the kernel's arguments for lse and runs
     return [
         *launches,
         device.launch(

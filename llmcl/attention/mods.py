@@ -29,7 +29,7 @@ def bind_mods(device: Device, score_mod: TracedMod | None, mask_mod: TracedMod |
     """Traced mods as OpenCL C functions `score_mod` and `mask_mod`, their captured arrays copied to the device."""
     if score_mod is None and mask_mod is None:
         return NO_MODS
-    head, scalar, wide, params, args, buffers = "", [], [], "", "", []
+    scalar, wide, flags, params, args, buffers = "", "", "", "", "", []
     for kind, mod in (("score", score_mod), ("mask", mask_mod)):
         if mod is None:
             continue
@@ -37,18 +37,22 @@ def bind_mods(device: Device, score_mod: TracedMod | None, mask_mod: TracedMod |
             params += f", __global const {'float' if capture.dtype == 'float32' else 'int'}* {capture.name}"
             args += f", {capture.name}"
             buffers.append(device.upload(capture.array, f"{capture.label} of a {kind}_mod"))
-        head += f"#define HAS_{kind.upper()}_MOD 1\n"
-        scalar.append(_function(mod, 1).replace("\n", " "))
-        wide.append(_function(mod, 16).replace("\n", " "))
-        if kind == "mask":
-            head += f"#define MASK_PER_HEAD {int('h' in mod.depends)}\n"
-            block = (
-                f"{MASK_RANGE}inline int mask_block(const int b, const int h, const int q_first, const int q_last, "
-                f"const int kv_first, const int kv_last MOD_PARAMS) {{\n{block_test(mod)}\n}}\n"
+        flags += f"#define HAS_{kind.upper()}_MOD 1\n"
+        wide += _function(mod, 16)
+        if kind == "score":
+            flags += _macro("SCORE_MOD_BODY", f"{{ {mod.source(1).body} }}")
+        else:
+            flags += f"#define MASK_PER_HEAD {int('h' in mod.depends)}\n"
+            scalar = (
+                f"{_function(mod, 1)}{MASK_RANGE}inline int mask_block(const int b, const int h, const int q_first, "
+                f"const int q_last, const int kv_first, const int kv_last MOD_PARAMS) {{\n{block_test(mod)}\n}}\n"
             )
-            scalar.append(block.replace("\n", " "))
-    hooks = f"#define SCALAR_MODS {' '.join(scalar)}\n#define WIDE_MODS {' '.join(wide)}\n"
-    return Mods(f"#define MOD_PARAMS {params}\n#define MOD_ARGS {args}\n{hooks}{head}", tuple(buffers))
+    defined = {"MOD_PARAMS": params, "MOD_ARGS": args, "SCALAR_MODS": scalar, "WIDE_MODS": wide}
+    return Mods("".join(_macro(name, text) for name, text in defined.items()) + flags, tuple(buffers))
+
+
+def _macro(name: str, text: str) -> str:
+    return f"#define {name} {text.replace(chr(10), ' ')}\n"
 
 
 def _function(mod: TracedMod, lanes: int) -> str:

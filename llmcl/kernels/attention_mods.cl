@@ -5,8 +5,8 @@
 //
 // Source: Dong et al., "Flex Attention" (2024). The host traces Python functions into these and puts them in front of
 // the program, with HAS_SCORE_MOD or HAS_MASK_MOD; MOD_PARAMS and MOD_ARGS hand through the arrays that they look up;
-// SCALAR_MODS holds score_mod, mask_mod and mask_block, WIDE_MODS score_mod16 and mask_mod16, the same for 16 keys, for a
-// kernel that wants them.
+// SCALAR_MODS holds mask_mod and mask_block, SCORE_MOD_BODY what score_mod does, WIDE_MODS score_mod16 and mask_mod16, the same for
+// 16 keys, for a kernel that wants them.
 #ifndef HAS_SCORE_MOD
 #define HAS_SCORE_MOD 0
 #endif
@@ -20,6 +20,9 @@
 
 #if HAS_SCORE_MOD || HAS_MASK_MOD
 SCALAR_MODS
+#endif
+#if HAS_SCORE_MOD
+inline float score_mod(const float score, const int b, const int h, const int q_idx, const int kv_idx MOD_PARAMS) SCORE_MOD_BODY
 #endif
 
 #define TILE_HIDDEN 0   // no query of the tile sees a key of it: it is not visited

@@ -16,10 +16,8 @@ from torch.nn.attention import flex_attention as flex
 
 import llmcl.attention.functions as F
 from llmcl.attention import masks
+from llmcl.attention.block_grid import EMPTY, FULL, PARTIAL
 from llmcl.attention.block_mask import (
-    EMPTY,
-    FULL,
-    PARTIAL,
     BlockMask,
     and_masks,
     check_mod,

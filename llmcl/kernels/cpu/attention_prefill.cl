@@ -2,14 +2,14 @@
 //
 //   out[b][t][h] = softmax(score_mod(scale q[b][t][h] K^T)) V over the keys that t sees
 //
-// Without BLOCK_LISTS a query at position p sees keys 0 .. p (and mask_mod), position being that of the step; with it, a
-// query sees all N_KEYS keys of the blocks listed for it, those of partial blocks only as far as mask_mod lets it.
+// Without KEY_RUNS a query at position p sees keys 0 .. p (and mask_mod), position being that of the step; with it, a
+// query sees the keys of the runs listed for its group, those of partial runs only as far as mask_mod lets it.
 //
 // q        float, see query_address.cl; rotated where the model rotates
 // k_cache, v_cache  KV, of [batch][N_KV_HEADS] heads: see kv_cache.cl
 // out      float, see query_address.cl
 // lse      float [batch][N_Q_HEADS][n], with LSE: log of the sum of exponentials, -inf for a query that sees no key
-// blocks   int, with BLOCK_LISTS: see block_list.cl
+// runs     int, with KEY_RUNS: see key_runs.cl
 //
 //                 keys 0 ...... position + t
 //   queries   t0  [########\    ]             index space (N_Q_HEADS, ceil(n / BLOCK_M), batch), local size 1
@@ -17,20 +17,20 @@
 //   rows      ..  [##########\  ]             never visited
 //
 // Build: those of cpu/attention_tile.cl with ROWS = BLOCK_M, and N_Q_HEADS, N_KV_HEADS, CAPACITY (a multiple of
-// BLOCK_N; with BLOCK_LISTS of 16), SCALE, BLOCK_LISTS, LSE, and those of query_address.cl.
+// BLOCK_N; with KEY_RUNS of 16), SCALE, KEY_RUNS, LSE, and those of query_address.cl.
 // For pages of keys and values see kv_address.cl.
 #if !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(CAPACITY) || !defined(SCALE) || \
-    !defined(BLOCK_LISTS) || !defined(LSE) || !defined(STATE_POSITION) || !defined(STATE_N_TOKENS)
-#error "cpu/attention_prefill.cl needs N_Q_HEADS, N_KV_HEADS, CAPACITY, SCALE, BLOCK_LISTS, LSE, the step state"
+    !defined(KEY_RUNS) || !defined(LSE) || !defined(STATE_POSITION) || !defined(STATE_N_TOKENS)
+#error "cpu/attention_prefill.cl needs N_Q_HEADS, N_KV_HEADS, CAPACITY, SCALE, KEY_RUNS, LSE, the step state"
 #endif
 #include "cpu/attention_tile.cl"
-#include "block_list.cl"
+#include "key_runs.cl"
 #include "query_address.cl"
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void attention_prefill(__global const float* q, __global const int* state, __global const kv_t* k_cache,
                        __global const kv_t* v_cache, __global float* out, __global float* lse,
-                       __global const int* blocks MOD_PARAMS) {
+                       __global const int* runs MOD_PARAMS) {
     const int head = get_group_id(0), batch = get_group_id(2);
     const int t0 = (get_num_groups(1) - 1 - get_group_id(1)) * ROWS;  // the longest rows first: short ones fill the end
     const int position = state[STATE_POSITION], n = state[STATE_N_TOKENS];
@@ -52,31 +52,23 @@ void attention_prefill(__global const float* q, __global const int* state, __glo
     round_queries(&attention);
     int visible[ROWS];
     const int2 rows = (int2)(attention.q_idx[0], attention.q_idx[ROWS - 1]);
-#if BLOCK_LISTS
-    const block_list list = find_blocks(blocks, batch, head, t0, N_KEYS);
-    for (int i = 0; i < list.n_partial + list.n_full; ++i) {
-        const int2 keys = block_keys(list, i);
-        for (int j = keys.x; j < keys.y; j += BLOCK_N) {
-            const int n_keys = min(BLOCK_N, keys.y - j);
-            const int seen = i < list.n_partial ? tile_class(batch, head, 1, rows, j, j + n_keys MOD_ARGS) : TILE_VISIBLE;
+#if KEY_RUNS
+    key_runs left = RUNS_OF(batch, head, t0 / ROWS);
+#else
+    const int end = position + min(t0 + ROWS, n);  // keys that the last row sees
+    key_runs left = one_run(first_visible(batch, head, 1, rows, end, BLOCK_N MOD_ARGS), end);
+#endif
+    for (int2 run = take_run(&left); run.y > 0; run = take_run(&left)) {
+        for (int j = RUN_FIRST(run); j < run.y; j += BLOCK_N) {
+            const int n_keys = min(BLOCK_N, run.y - j);
+            const int seen = class_in_run(run, batch, head, rows, j, j + n_keys MOD_ARGS);
             if (seen == TILE_HIDDEN) continue;
-            for (int r = 0; r < ROWS; ++r) visible[r] = n_keys;
+            for (int r = 0; r < ROWS; ++r) visible[r] = KEY_RUNS ? n_keys : clamp(attention.q_idx[r] + 1 - j, 0, BLOCK_N);
             const int row = kv_row(state, j);
             attention_tile(&attention, KV_TILES_AT(k_cache, row), KV_TILES_AT(v_cache, row), n_keys, visible, batch, j,
                            seen == TILE_MIXED MOD_ARGS);
         }
     }
-#else
-    const int end = position + min(t0 + ROWS, n);  // keys that the last row sees
-    for (int j = first_visible(batch, head, 1, rows, end, BLOCK_N MOD_ARGS); j < end; j += BLOCK_N) {
-        const int seen = tile_class(batch, head, 1, rows, j, min(j + BLOCK_N, end) MOD_ARGS);
-        if (seen == TILE_HIDDEN) continue;
-        for (int r = 0; r < ROWS; ++r) visible[r] = clamp(attention.q_idx[r] + 1 - j, 0, BLOCK_N);
-        const int row = kv_row(state, j);
-        attention_tile(&attention, KV_TILES_AT(k_cache, row), KV_TILES_AT(v_cache, row), min(BLOCK_N, end - j), visible,
-                       batch, j, seen == TILE_MIXED MOD_ARGS);
-    }
-#endif
     for (int r = 0; r < ROWS && t0 + r < n; ++r) {
         const size_t row = output_of(batch, head, t0 + r, n);
         const float l = sum16(attention.l[r]), norm = softmax_norm(l);

@@ -14,12 +14,12 @@
 //
 // Index space: groups (N_Q_HEADS, ceil(n / BLOCK_M), batch) of 2 BLOCK_M KEY_SPLITS; the longest rows are taken first.
 // Build: KV (f16, bf16 or f32), HEAD_DIM (a multiple of 64), N_KV_HEADS, those of query_address.cl, CAPACITY (a multiple of BLOCK_N),
-// SCALE, BLOCK_LISTS, LSE, BLOCK_M (32 or 64), BLOCK_N (a multiple of 16 KEY_SPLITS),
+// SCALE, KEY_RUNS, LSE, BLOCK_M (32 or 64), BLOCK_N (a multiple of 16 KEY_SPLITS),
 // KEY_SPLITS, DV_TILE (HEAD_DIM).
 // Local memory: two tiles of BLOCK_N HEAD_DIM values, at least 4 BLOCK_M HEAD_DIM (KEY_SPLITS - 1) bytes; 32 bytes for each
 // row and further split. For pages of keys and values see kv_address.cl.
 #if !defined(KV) || !defined(HEAD_DIM) || !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(CAPACITY) || \
-    !defined(SCALE) || !defined(BLOCK_M) || !defined(BLOCK_N) || !defined(Q_STRIDE) || !defined(BLOCK_LISTS) || \
+    !defined(SCALE) || !defined(BLOCK_M) || !defined(BLOCK_N) || !defined(Q_STRIDE) || !defined(KEY_RUNS) || \
     !defined(LSE) || !defined(KEY_SPLITS) || !defined(STATE_POSITION) || !defined(STATE_N_TOKENS)
 #error "nvidia/attention_prefill.cl needs the build constants named in its head"
 #endif
@@ -30,8 +30,9 @@
 #include "nvidia/ptx.cl"
 #include "online_softmax.cl"
 #include "attention_mods.cl"
-#include "block_list.cl"
+#include "key_runs.cl"
 #include "kv_address.cl"
+#include "nvidia/lane_scores.cl"
 #include "query_address.cl"
 
 #define SPLIT_ITEMS (2 * BLOCK_M)
@@ -205,50 +206,32 @@ inline void multiply_values(float4* acc, const float4* s, const __local uint4* v
 }
 #endif
 
-// A tile of keys: from j on, in a block of keys that ends before `end`. Past the last tile: block >= n_blocks.
+// A tile of keys: those from j on of a run of keys; none if the run is (0, 0).
 typedef struct {
-    int block, j, end;
+    int j;
+    int2 run;
 } tile_place;
 
-#if BLOCK_LISTS
-#define IS_PARTIAL(block) ((block) < list.n_partial)
-#define LIST_PARAM , const block_list list
-#define LIST_ARG , list
-#else
-#define IS_PARTIAL(block) true
-#define LIST_PARAM
-#define LIST_ARG
-#endif
+inline int class_of(const tile_place at, const int batch, const int head, const int2 rows MOD_PARAMS) {
+    return class_in_run(at.run, batch, head, rows, at.j, min(at.j + BLOCK_N, at.run.y) MOD_ARGS);
+}
 
-// `at`, or the first tile after it that a query of the group sees a key of, across blocks: copies need not stop between them.
-inline tile_place seen_tile(tile_place at, const int n_blocks, const int batch, const int head,
-                            const int2 rows LIST_PARAM MOD_PARAMS) {
-    while (at.block < n_blocks) {
-        if (at.j >= at.end) {
-            ++at.block;
-#if BLOCK_LISTS
-            const int2 keys = at.block < n_blocks ? block_keys(list, at.block) : (int2)(0);
-            at.j = keys.x;
-            at.end = keys.y;
-#endif
-            continue;
+// The first tile after `at` that a query of the group sees a key of, across runs: copies need not stop between them.
+inline tile_place tile_after(tile_place at, key_runs* left, const int batch, const int head, const int2 rows MOD_PARAMS) {
+    do {
+        at.j += BLOCK_N;
+        if (at.j >= at.run.y) {
+            at.run = take_run(left);
+            at.j = RUN_FIRST(at.run);
         }
-#if HAS_MASK_MOD
-        if (IS_PARTIAL(at.block) &&
-            tile_class(batch, head, 1, rows, at.j, min(at.j + BLOCK_N, at.end) MOD_ARGS) == TILE_HIDDEN) {
-            at.j += BLOCK_N;
-            continue;
-        }
-#endif
-        break;
-    }
+    } while (at.run.y > 0 && class_of(at, batch, head, rows MOD_ARGS) == TILE_HIDDEN);
     return at;
 }
 
 __kernel __attribute__((reqd_work_group_size(GROUP_ITEMS, 1, 1)))
 void attention_prefill(__global const float* queries, __global const int* state, __global const CAT(KV, _t)* k_cache,
                        __global const CAT(KV, _t)* v_cache, __global float* out, __global float* lse,
-                       __global const int* blocks MOD_PARAMS) {
+                       __global const int* runs MOD_PARAMS) {
     __local uint4 tiles[2 * TILE_PIECES];
     __local uint4 *k_tile = tiles, *v_tile = tiles + TILE_PIECES;
     const int item = get_local_id(0), lane = item % WARP, warp = item % SPLIT_ITEMS / WARP;
@@ -267,6 +250,7 @@ void attention_prefill(__global const float* queries, __global const int* state,
     // The lane's two rows, and the first of its two columns in every 8.
     const int t_first = t0 + warp * 16 + lane / 4, column = 2 * (lane % 4);
     const int rows[2] = {min(t_first, n - 1), min(t_first + 8, n - 1)};
+    const int seen_rows[2] = {position + rows[0], position + rows[1]};
     query_part q[QUERY_PARTS];
 #pragma unroll
     for (int i = 0; i < QUERY_PARTS; ++i)
@@ -277,67 +261,47 @@ void attention_prefill(__global const float* queries, __global const int* state,
     for (int i = 0; i < HEAD_DIM / 8; ++i) acc[i] = 0;
 
     const int2 group_rows = (int2)(position + t0, position + min(t0 + BLOCK_M, n) - 1);
-#if BLOCK_LISTS
-    const block_list list = find_blocks(blocks, batch, head, t0, N_KEYS);
-    const int n_blocks = list.n_partial + list.n_full;
-    const tile_place first = {-1, 0, 0};
+#if KEY_RUNS
+    key_runs left = RUNS_OF(batch, head, t0 / BLOCK_M);
 #else
-    const int n_blocks = 1, end = position + min(t0 + BLOCK_M, n);  // keys that the last row sees
-    const tile_place first = {0, first_visible(batch, head, 1, group_rows, end, BLOCK_N MOD_ARGS), end};
+    const int end = position + min(t0 + BLOCK_M, n);  // keys that the last row sees
+    key_runs left = one_run(first_visible(batch, head, 1, group_rows, end, BLOCK_N MOD_ARGS), end);
 #endif
-#define SEEN_TILE(block, j, end) \
-    seen_tile((tile_place){block, j, end}, n_blocks, batch, head, group_rows LIST_ARG MOD_ARGS)
-#define PAGE_OF(tile) (tile.block < n_blocks ? kv_page(state, tile.j) : 0)
-    tile_place tile = SEEN_TILE(first.block, first.j, first.end);
-    if (tile.block < n_blocks) {
+#define TILE_AFTER(at) tile_after(at, &left, batch, head, group_rows MOD_ARGS)
+#define PAGE_OF(tile) (tile.run.y > 0 ? kv_page(state, tile.j) : 0)
+    tile_place tile = {0, (int2)(0)};
+    tile = TILE_AFTER(tile);
+    if (tile.run.y > 0) {
         int row = kv_row(state, tile.j);
-        tile_place next = SEEN_TILE(tile.block, tile.j + BLOCK_N, tile.end);
+        tile_place next = TILE_AFTER(tile);
         int next_page = PAGE_OF(next);
         fetch_keys(to_keys, k_cache + (size_t)row * HEAD_DIM);
         copy_commit();
-        while (tile.block < n_blocks) {
-            const int j = tile.j, n_keys = min(BLOCK_N, tile.end - j);
-            const int seen_as =
-                IS_PARTIAL(tile.block) ? tile_class(batch, head, 1, group_rows, j, j + n_keys MOD_ARGS) : TILE_VISIBLE;
+        while (tile.run.y > 0) {
+            const int j = tile.j, n_keys = min(BLOCK_N, tile.run.y - j);
+            const int seen_as = class_of(tile, batch, head, group_rows MOD_ARGS);
             fetch_values(to_values, v_cache + (size_t)row * HEAD_DIM, item / ROW_PIECES, n_keys);
             copy_commit();
             // A page is asked for a step before its address is needed.
             const int next_row = opaque(row_in_page(next_page, next.j));
-            const tile_place after_next = SEEN_TILE(next.block, next.j + BLOCK_N, next.end);
+            const tile_place after_next = TILE_AFTER(next);
             next_page = PAGE_OF(after_next);
             COPY_WAIT(1);
             barrier(CLK_LOCAL_MEM_FENCE);
             float4 s[OWN_KEYS / 8];
             multiply_keys(s, q, k_tile + first_key * HEAD_DIM / PIECE, lane);
             barrier(CLK_LOCAL_MEM_FENCE);
-            if (next.block < n_blocks) fetch_keys(to_keys, k_cache + (size_t)next_row * HEAD_DIM);
+            if (next.run.y > 0) fetch_keys(to_keys, k_cache + (size_t)next_row * HEAD_DIM);
             copy_commit();
 
-#if BLOCK_LISTS
-            const bool whole = seen_as == TILE_VISIBLE && n_keys == BLOCK_N;
-#else
-            const bool whole = seen_as == TILE_VISIBLE && j + BLOCK_N <= position + t0 + warp * 16 + 1;
-#endif
             float* scores = (float*)s;
+            const bool whole =
+                seen_as == TILE_VISIBLE && (KEY_RUNS ? n_keys == BLOCK_N : j + BLOCK_N <= position + t0 + warp * 16 + 1);
 #pragma unroll
-            for (int i = 0; i < OWN_KEYS / 2; ++i) {
-                scores[i] *= SCALE;
-                if (HAS_SCORE_MOD || !whole) {
-                    const int q_idx = position + rows[i / 2 % 2], key = first_key + i / 4 * 8 + column + i % 2;
-#if BLOCK_LISTS
-                    bool seen = key < n_keys;
-#else
-                    bool seen = j + key <= q_idx;
-#endif
-#if HAS_MASK_MOD
-                    if (seen && seen_as == TILE_MIXED) seen = mask_mod(batch, head, q_idx, j + key MOD_ARGS);
-#endif
-#if HAS_SCORE_MOD
-                    if (seen) scores[i] = score_mod(scores[i], batch, head, q_idx, j + key MOD_ARGS);
-#endif
-                    if (!seen) scores[i] = -INFINITY;
-                }
-            }
+            for (int i = 0; i < OWN_KEYS / 2; ++i) scores[i] *= SCALE;
+            if (HAS_SCORE_MOD || !whole)
+                modify_scores(scores, OWN_KEYS / 2, 1.0f, batch, head, seen_rows, j + first_key + column, j + n_keys,
+                              seen_as MOD_ARGS);
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 float top = m[h];

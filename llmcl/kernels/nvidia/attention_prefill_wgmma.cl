@@ -13,11 +13,11 @@
 //
 // Index space: groups (N_Q_HEADS, ceil(n / BLOCK_M), batch) of 320; the longest rows are taken first.
 // Build: KV (f16 or bf16), HEAD_DIM (64 or 128), N_KV_HEADS, those of query_address.cl, CAPACITY (a multiple of 64),
-// SCALE, BLOCK_LISTS, LSE, BLOCK_M (128), BLOCK_N (128), DV_TILE (HEAD_DIM). With NARROW_OUT (one batch, tokens first) out is
+// SCALE, KEY_RUNS, LSE, BLOCK_M (128), BLOCK_N (128), DV_TILE (HEAD_DIM). With NARROW_OUT (one batch, tokens first) out is
 // OUT (f16 or bf16) [ceil(n/128) 16][N_Q_HEADS HEAD_DIM / 8][8][8]: what the next product takes (narrow_rows.cl).
 // Local memory: 256 HEAD_DIM (1 + 2 STAGES) bytes and a little. For pages of keys and values see kv_address.cl.
 #if !defined(KV) || !defined(HEAD_DIM) || !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(CAPACITY) || \
-    !defined(SCALE) || !defined(BLOCK_M) || !defined(BLOCK_N) || !defined(Q_STRIDE) || !defined(BLOCK_LISTS) || \
+    !defined(SCALE) || !defined(BLOCK_M) || !defined(BLOCK_N) || !defined(Q_STRIDE) || !defined(KEY_RUNS) || \
     !defined(LSE) || !defined(STATE_POSITION) || !defined(STATE_N_TOKENS)
 #error "nvidia/attention_prefill_wgmma.cl needs the build constants named in its head"
 #endif
@@ -28,8 +28,9 @@
 #include "nvidia/wgmma.cl"
 #include "online_softmax.cl"
 #include "attention_mods.cl"
-#include "block_list.cl"
+#include "key_runs.cl"
 #include "kv_address.cl"
+#include "nvidia/lane_scores.cl"
 #include "query_address.cl"
 
 #ifndef STAGES
@@ -57,41 +58,12 @@ inline float exp2_quick(const float x) {
     return r;
 }
 
-// The first tile at or after `from` that a query of the group sees a key of.
-inline int next_tile(const int batch, const int head, const int2 rows, int from, const int end, const bool partial MOD_PARAMS) {
-#if HAS_MASK_MOD
-    if (partial)
-        while (from < end && tile_class(batch, head, 1, rows, from, min(from + BLOCK_N, end) MOD_ARGS) == TILE_HIDDEN)
-            from += BLOCK_N;
-#endif
-    return from;
-}
-
 // The scores of a tile in base 2 (times log2 e), masked and modified.
 inline void mask_scores(float s[BLOCK_N / 2], const tile t, const int batch, const int head, const int rows[2], const int column,
                         const int first_row MOD_PARAMS) {
-#if BLOCK_LISTS
-    const bool whole = t.seen_as == TILE_VISIBLE && t.n_keys == BLOCK_N;
-#else
-    const bool whole = t.seen_as == TILE_VISIBLE && t.first + BLOCK_N <= first_row + 1;
-#endif
+    const bool whole = t.seen_as == TILE_VISIBLE && (KEY_RUNS ? t.n_keys == BLOCK_N : t.first + BLOCK_N <= first_row + 1);
     if (!HAS_SCORE_MOD && whole) return;
-#pragma unroll
-    for (int i = 0; i < BLOCK_N / 2; ++i) {
-        const int q_idx = rows[i / 2 % 2], key = i / 4 * 8 + column + i % 2;
-#if BLOCK_LISTS
-        bool seen = key < t.n_keys;
-#else
-        bool seen = t.first + key <= q_idx;
-#endif
-#if HAS_MASK_MOD
-        if (seen && t.seen_as == TILE_MIXED) seen = mask_mod(batch, head, q_idx, t.first + key MOD_ARGS);
-#endif
-#if HAS_SCORE_MOD
-        if (seen) s[i] = score_mod(s[i] / LOG2E, batch, head, q_idx, t.first + key MOD_ARGS) * LOG2E;
-#endif
-        if (!seen) s[i] = -INFINITY;
-    }
+    modify_scores(s, BLOCK_N / 2, 1.0f / LOG2E, batch, head, rows, t.first + column, t.first + t.n_keys, t.seen_as MOD_ARGS);
 }
 
 // Scores become softmax weights; m and l of the lane's two rows (l: of its columns only) move on, and with them
@@ -128,7 +100,7 @@ inline void narrow_weights(uint4 p[BLOCK_N / 16], const float s[BLOCK_N / 2]) {
 __kernel __attribute__((reqd_work_group_size(GROUP_ITEMS, 1, 1)))
 void attention_prefill(__global const float* queries, __global const int* state, __global const CAT(KV, _t)* k_cache,
                        __global const CAT(KV, _t)* v_cache, __global void* out, __global float* lse,
-                       __global const int* blocks MOD_PARAMS) {
+                       __global const int* runs MOD_PARAMS) {
     __local uint4 __attribute__((aligned(1024))) buffers[(BLOCK_M * HEAD_DIM * 2 + 2 * STAGES * TILE_BYTES) / 16];
     __local ulong meetings[4 * STAGES];
     __local tile tiles[STAGES];
@@ -158,32 +130,24 @@ void attention_prefill(__global const float* queries, __global const int* state,
         const int2 group_rows = (int2)(position + t0, position + min(t0 + BLOCK_M, n) - 1);
         int stage = 0;
         uint parity = 1;
-#if BLOCK_LISTS
-        const block_list list = find_blocks(blocks, batch, head, t0, N_KEYS);
-        const int n_blocks = list.n_partial + list.n_full;
+#if KEY_RUNS
+        key_runs left = RUNS_OF(batch, head, t0 / BLOCK_M);
 #else
-        const int n_blocks = 1;
+        const int end = position + min(t0 + BLOCK_M, n);  // keys that the last row sees
+        key_runs left = one_run(first_visible(batch, head, 1, group_rows, end, BLOCK_N MOD_ARGS), end);
 #endif
-        for (int block = 0; block < n_blocks; ++block) {
-#if BLOCK_LISTS
-            const int2 keys = block_keys(list, block);
-            const bool partial = block < list.n_partial;
-#else
-            const int end = position + min(t0 + BLOCK_M, n);  // keys that the last row sees
-            const int2 keys = (int2)(first_visible(batch, head, 1, group_rows, end, BLOCK_N MOD_ARGS), end);
-            const bool partial = true;
-#endif
-#define NEXT_TILE(from) next_tile(batch, head, group_rows, from, keys.y, partial MOD_ARGS)
-            for (int j = NEXT_TILE(keys.x); j < keys.y; j = NEXT_TILE(j + BLOCK_N)) {
-                const int n_keys = min(BLOCK_N, keys.y - j);
+        for (int2 run = take_run(&left); run.y > 0; run = take_run(&left)) {
+            for (int j = RUN_FIRST(run); j < run.y; j += BLOCK_N) {
+                const int n_keys = min(BLOCK_N, run.y - j);
+                const int seen_as = class_in_run(run, batch, head, group_rows, j, j + n_keys MOD_ARGS);
+                if (seen_as == TILE_HIDDEN) continue;
                 const int at[2] = {kv_row(state, j), n_keys > PAGE_KEYS ? kv_row(state, j + PAGE_KEYS) : 0};
                 if (of_keys) {
                     meeting_wait(k_empty + 8 * stage, parity);
                     if (lane == 0) {
                         tiles[stage].first = j;
                         tiles[stage].n_keys = n_keys;
-                        tiles[stage].seen_as =
-                            partial ? tile_class(batch, head, 1, group_rows, j, j + n_keys MOD_ARGS) : TILE_VISIBLE;
+                        tiles[stage].seen_as = seen_as;
                         meeting_arrive(k_full + 8 * stage);
                     }
                     const uint to = ks + stage * TILE_BYTES + (lane ^ ((lane >> 3) & 1)) * 16;

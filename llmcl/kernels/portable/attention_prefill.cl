@@ -14,19 +14,19 @@
 // float), P (float).
 //
 // Index space: groups (N_Q_HEADS, ceil(n / BLOCK_M), batch) of (16, 8).
-// Build: KV, HEAD_DIM, N_KV_HEADS, CAPACITY (a multiple of BLOCK_N), SCALE, BLOCK_LISTS, LSE, those of query_address.cl,
+// Build: KV, HEAD_DIM, N_KV_HEADS, CAPACITY (a multiple of BLOCK_N), SCALE, KEY_RUNS, LSE, those of query_address.cl,
 // BLOCK_M (a multiple of 8), BLOCK_N and DV_TILE (multiples of 16; DV_TILE divides HEAD_DIM).
 // Local memory: 4 BLOCK_M (HEAD_DIM + 1) + BLOCK_N HEAD_DIM sizeof(KV; float with q8_0) + 4 BLOCK_M (BLOCK_N + 1) bytes.
 // For pages of keys and values see kv_address.cl.
 #if !defined(KV) || !defined(HEAD_DIM) || !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(CAPACITY) || \
     !defined(SCALE) || !defined(BLOCK_M) || !defined(BLOCK_N) || !defined(DV_TILE) || \
-    !defined(BLOCK_LISTS) || !defined(LSE) || !defined(STATE_POSITION) || !defined(STATE_N_TOKENS)
+    !defined(KEY_RUNS) || !defined(LSE) || !defined(STATE_POSITION) || !defined(STATE_N_TOKENS)
 #error "portable/attention_prefill.cl needs the build constants named in its head"
 #endif
 #include "kv_cache.cl"
 #include "online_softmax.cl"
 #include "attention_mods.cl"
-#include "block_list.cl"
+#include "key_runs.cl"
 #include "query_address.cl"
 
 #define TX 16
@@ -51,7 +51,7 @@ inline float staged_key(__global const kv_t* k, const int i) {
 __kernel __attribute__((reqd_work_group_size(TX, TY, 1)))
 void attention_prefill(__global const float* queries, __global const int* state, __global const kv_t* k_cache,
                        __global const kv_t* v_cache, __global float* out, __global float* lse,
-                       __global const int* blocks MOD_PARAMS) {
+                       __global const int* runs MOD_PARAMS) {
     __local float q[BLOCK_M][HEAD_DIM + 1];
     __local CAT(KV_STAGED, _t) kv[BLOCK_N * HEAD_DIM];
     __local float p[BLOCK_M][BLOCK_N + 1];
@@ -76,26 +76,18 @@ void attention_prefill(__global const float* queries, __global const int* state,
             l[a] = 0.0f;
             for (int c = 0; c < COLUMNS; ++c) acc[a][c] = 0.0f;
         }
-#if BLOCK_LISTS
-        const block_list list = find_blocks(blocks, batch, head, t0, N_KEYS);
-        const int n_blocks = list.n_partial + list.n_full;
+#if KEY_RUNS
+        key_runs left = RUNS_OF(batch, head, t0 / BLOCK_M);
 #else
-        const int n_blocks = 1;
+        const int end = position + min(t0 + BLOCK_M, n);  // keys that the last row sees
+        key_runs left = one_run(first_visible(batch, head, 1, rows, end, BLOCK_N MOD_ARGS), end);
 #endif
-        for (int block = 0; block < n_blocks; ++block) {
-#if BLOCK_LISTS
-            const int2 keys = block_keys(list, block);
-            const bool partial = block < list.n_partial;
-#else
-            const int end = position + min(t0 + BLOCK_M, n);  // keys that the last row sees
-            const int2 keys = (int2)(first_visible(batch, head, 1, rows, end, BLOCK_N MOD_ARGS), end);
-            const bool partial = true;
-#endif
-            for (int j = keys.x; j < keys.y; j += BLOCK_N) {
-                const int n_keys = min(BLOCK_N, keys.y - j), row = kv_row(state, j);
+        for (int2 run = take_run(&left); run.y > 0; run = take_run(&left)) {
+            for (int j = RUN_FIRST(run); j < run.y; j += BLOCK_N) {
+                const int n_keys = min(BLOCK_N, run.y - j), row = kv_row(state, j);
                 __global const kv_t* k = KV_TILES_AT(k_cache, row);
                 __global const kv_t* v = KV_TILES_AT(v_cache, row);
-                const int seen_as = partial ? tile_class(batch, head, 1, rows, j, j + n_keys MOD_ARGS) : TILE_VISIBLE;
+                const int seen_as = class_in_run(run, batch, head, rows, j, j + n_keys MOD_ARGS);
                 if (seen_as == TILE_HIDDEN) continue;
                 barrier(CLK_LOCAL_MEM_FENCE);
                 for (int i = lid; i < BLOCK_N * HEAD_DIM; i += TX * TY) kv[i] = staged_key(k, i);
@@ -111,7 +103,7 @@ void attention_prefill(__global const float* queries, __global const int* state,
                 }
                 for (int a = 0; a < ROWS; ++a) {
                     const int q_idx = position + min(t0 + ty + TY * a, n - 1);
-#if BLOCK_LISTS
+#if KEY_RUNS
                     const int visible = n_keys;
 #else
                     const int visible = min(n_keys, q_idx + 1 - j);

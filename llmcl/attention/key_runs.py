@@ -1,0 +1,93 @@
+"""A BlockMask for the kernels: for each group of query rows the runs of keys that it sees, wholly or in part.
+
+What create_block_mask found for blocks is decided anew for the smaller tiles of a kernel, inside the partial blocks and
+from bounds alone; neighbouring tiles of one class make a run. So most masks are a few runs for a group at any length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmcl.attention.block_grid import BATCH, EMPTY, PARTIAL, UNDECIDED, Boxes, Grid
+from llmcl.attention.block_mask import BlockMask
+from llmcl.errors import UsageError
+
+Int32Array = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class KeyRuns:
+    """runs int32 [...] as key_runs.cl reads it, and how far apart in it the records of neighbouring batches, heads and
+    groups of rows are: 0 where they share one."""
+
+    runs: Int32Array
+    batch_records: int
+    head_records: int
+    group_records: int
+
+
+def all_keys(n_keys: int) -> KeyRuns:
+    """One run for all."""
+    return KeyRuns(np.array([0, n_keys, 0, 0], np.int32), 0, 0, 0)
+
+
+def key_runs(mask: BlockMask, block_m: int, block_n: int) -> KeyRuns:
+    """The runs of each `block_m` query rows, in tiles of `block_n` keys; block_m divides the mask's queries a block.
+
+    Raises UsageError for blocks of keys that are no multiple of 16.
+    """
+    if mask.BLOCK_SIZE[1] % 16:
+        raise UsageError(f"the block mask has {mask.BLOCK_SIZE[1]} keys a block; expected a multiple of 16")
+    shared = [stride == 0 for stride in mask.kv_num_blocks.strides[:2]]
+    batches, heads = (1 if same else size for same, size in zip(shared, mask.kv_num_blocks.shape, strict=False))
+    n_groups = -(-mask.seq_lengths[0] // block_m)
+    groups, runs = [], []
+    for number, (b, h) in enumerate(np.ndindex(batches, heads)):
+        for group, of_group in _runs_of_head(mask, b, h, block_m, block_n):
+            groups.append(number * n_groups + group)
+            runs.append(of_group)
+    group, run = np.concatenate(groups), np.concatenate(runs)
+    # A record holds the first run, how many follow and where; a group that sees nothing has the run (0, 0).
+    counts = np.bincount(group, minlength=batches * heads * n_groups)
+    starts = np.cumsum(counts) - counts
+    records = np.zeros((len(counts), 4), np.int32)
+    some = counts > 0
+    records[some, :2] = run[starts[some]]
+    records[some, 2], records[some, 3] = counts[some] - 1, 2 * len(counts) + starts[some] + 1
+    flat = np.concatenate([records.reshape(-1), run.reshape(-1)])
+    return KeyRuns(flat, 0 if batches == 1 else heads * n_groups, 0 if heads == 1 else n_groups, 1)
+
+
+def _runs_of_head(
+    mask: BlockMask, b: int, h: int, block_m: int, block_n: int
+) -> Iterator[tuple[NDArray[np.int64], Int32Array]]:
+    """Groups of rows and for each a run (first key | 1 if partial, end), both ascending; some groups at a time."""
+    (q_len, kv_len), (q_block, kv_block) = mask.seq_lengths, mask.BLOCK_SIZE
+    blocks = mask.classes_of_head(b, h)
+    in_block = np.arange(0, kv_block, block_n)
+    edges = (np.arange(blocks.shape[1])[:, None] * kv_block + in_block).reshape(-1)
+    edges = np.append(edges[edges < kv_len], kv_len)
+    grid = Grid(mask.traced, b + 1, h + 1, q_len, kv_len, (block_m, block_n))
+    step = max(1, BATCH // (q_block // block_m * (len(edges) - 1)))
+    for start in range(0, len(blocks), step):
+        strip = np.repeat(np.repeat(blocks[start : start + step], q_block // block_m, 0), len(in_block), 1)
+        first_group = start * (q_block // block_m)
+        strip = strip[: -(-q_len // block_m) - first_group, : len(edges) - 1]
+        rows, tiles = np.nonzero(strip == PARTIAL)
+        if rows.size:
+            q_first = (rows + first_group) * block_m
+            boxes = Boxes(q_first, np.minimum(q_first + block_m, q_len) - 1, edges[tiles], edges[tiles + 1] - 1)
+            state, unsafe = grid.classes_of(b, h, boxes)
+            strip[rows, tiles] = np.where(unsafe | (state == UNDECIDED), PARTIAL, state)
+        # An empty tile at both ends of a row parts it from its neighbours.
+        flat = np.pad(strip, ((0, 0), (1, 1))).reshape(-1)
+        changes = np.flatnonzero(flat[1:] != flat[:-1])
+        firsts = changes[flat[changes + 1] != EMPTY] + 1
+        lasts = changes[flat[changes] != EMPTY]
+        width = strip.shape[1] + 2
+        first_keys = edges[firsts % width - 1] | (flat[firsts] == PARTIAL)
+        yield firsts // width + first_group, np.stack([first_keys, edges[lasts % width]], 1).astype(np.int32)

@@ -1,0 +1,79 @@
+"""The runs of keys that kernels get: what they show of each pair is what the mask shows, in few runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmcl.attention import BlockMask, and_masks, create_block_mask, masks
+from llmcl.attention.key_runs import KeyRuns, all_keys, key_runs
+from llmcl.errors import UsageError
+
+RANDOM = np.random.default_rng(0).integers(0, 5, 400).astype(np.int32)
+SORTED = np.sort(RANDOM)
+MASKS: dict[str, Any] = {
+    "causal": masks.causal,
+    "window": masks.sliding_window(50),
+    "prefix": masks.prefix_lm(70),
+    "documents": masks.document(SORTED),
+    "causal documents": and_masks(masks.causal, masks.document(SORTED)),
+    "unsorted": masks.document(RANDOM),
+    "picture": masks.neighbourhood(20, 20, 3),
+    "by head": lambda b, h, q, k: (k <= q) & (q - k < 40 * (h + 1)) & (b == 0),
+    "nothing": lambda b, h, q, k: k < 0,
+}
+
+
+def runs_of(runs: KeyRuns, b: int, h: int, group: int) -> list[tuple[int, int, bool]]:
+    """First key, end and whether it is partial of each run, as key_runs.cl reads them."""
+    record = b * runs.batch_records + h * runs.head_records + group * runs.group_records
+    pairs = runs.runs.reshape(-1, 2)
+    first, more, at = pairs[2 * record], *map(int, pairs[2 * record + 1])
+    return [(int(x) & ~1, int(end), bool(x & 1)) for x, end in [first, *pairs[at : at + more]] if end > 0]
+
+
+def shown(runs: KeyRuns, seen: np.ndarray, block_m: int) -> np.ndarray:
+    """bool [B, H, Q, KV]: the pairs that a kernel shows which asks the mask `seen` in partial runs."""
+    result = np.zeros_like(seen)
+    for b, h, q in np.ndindex(*seen.shape[:3]):
+        end_before = 0
+        for first, end, partial in runs_of(runs, b, h, q // block_m):
+            assert first % 16 == 0 and end_before <= first < end <= seen.shape[3]
+            result[b, h, q, first:end] = seen[b, h, q, first:end] if partial else True
+            end_before = end
+    return result
+
+
+@pytest.mark.parametrize(("block_size", "block_m", "block_n"), [(128, 32, 64), ((96, 48), 16, 64), ((40, 80), 8, 16)])
+@pytest.mark.parametrize("name", MASKS)
+def test_shows_what_the_mask_shows(name: str, block_size: Any, block_m: int, block_n: int) -> None:
+    mask = create_block_mask(MASKS[name], 2, 3, 333, 400, block_size)
+    b, h = np.arange(2)[:, None, None, None], np.arange(3)[:, None, None]
+    seen = np.broadcast_to(MASKS[name](b, h, np.arange(333)[:, None], np.arange(400)), (2, 3, 333, 400))
+    runs = key_runs(mask, block_m, block_n)
+    np.testing.assert_array_equal(shown(runs, seen, block_m), seen)
+    assert (runs.head_records > 0) == (name == "by head")
+
+
+def test_runs_are_few_and_end_with_the_tile() -> None:
+    causal = key_runs(create_block_mask(masks.causal, None, None, 512, 512), 32, 64)
+    assert runs_of(causal, 0, 0, 5) == [(0, 128, False), (128, 192, True)]
+    assert runs_of(causal, 0, 0, 0) == [(0, 64, True)]
+    window = key_runs(create_block_mask(masks.sliding_window(200), None, None, 512, 512), 32, 64)
+    assert runs_of(window, 0, 0, 12) == [(128, 256, True), (256, 384, False), (384, 448, True)]
+    assert runs_of(all_keys(77), 1, 2, 3) == [(0, 77, False)]
+
+
+def test_only_listed_blocks_are_seen() -> None:
+    """Lists of a user's own: of the blocks listed as partial what the mask_mod shows, those listed as full wholly."""
+    listed = BlockMask.from_kv_blocks([[[1]]], [[[[1, 0, 0]]]], [[[1]]], [[[[2, 0, 0]]]], 64, masks.causal, (64, 192))
+    assert runs_of(key_runs(listed, 32, 32), 0, 0, 1) == [(128, 192, False)]
+    everything = BlockMask.from_kv_blocks([[[2]]], [[[[0, 1, 0]]]], BLOCK_SIZE=64, seq_lengths=(64, 180))
+    assert runs_of(key_runs(everything, 64, 32), 0, 0, 0) == [(0, 128, False)]
+
+
+def test_keys_of_a_block_are_whole_tiles() -> None:
+    with pytest.raises(UsageError, match="24 keys a block; expected a multiple of 16"):
+        key_runs(create_block_mask(masks.causal, None, None, 64, 64, (32, 24)), 32, 32)
