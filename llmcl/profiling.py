@@ -12,6 +12,7 @@ import numpy as np
 
 from llmcl.errors import UsageError
 from llmcl.generation import token_ids
+from llmcl.runtime.ceilings import arithmetic_peak, read_bandwidth
 from llmcl.runtime.profiler import LaunchRecord, ProfilingDevice, steps
 from llmcl.sampling import SamplingParams
 
@@ -79,7 +80,7 @@ def profile(llm: LLM, n_prompt: int, n_gen: int) -> Profile:
         raise UsageError(f"{llm.model_name} was loaded on an ordinary device; load it on a ProfilingDevice")
     if n_prompt < 1 or n_gen < 0:
         raise UsageError(f"{n_prompt} prompt tokens and {n_gen} decode steps; expected at least 1 and 0")
-    bandwidth, peak = device.measure_read_bandwidth(), device.measure_arithmetic_peak()
+    bandwidth, peak = read_bandwidth(device), arithmetic_peak(device)
     prompt = [int(i) for i in np.random.default_rng(0).integers(0, llm.config.vocab_size, n_prompt)]
     model = llm.model
 

@@ -136,10 +136,12 @@ class Llmcl:
 
     def facts(self) -> dict[str, Any]:
         """What only llmcl can say: the device, its read bandwidth in bytes/s, the bytes that a decode step reads."""
+        from llmcl.runtime.ceilings import read_bandwidth
+
         return {
             "device": self.llm.device.entry.label,
             "dtype": self.llm.dtype,
-            "bandwidth": self.llm.device.measure_read_bandwidth(),
+            "bandwidth": read_bandwidth(self.llm.device),
             "weight_bytes": self.llm.weight_bytes_per_token,
             "kv_bytes_per_position": self.llm.kv_bytes_per_position,
         }

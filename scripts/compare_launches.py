@@ -19,6 +19,7 @@ from statistics import median
 from llmcl.benchmark import decode_bytes
 from llmcl.llm import LLM, load
 from llmcl.model import Model
+from llmcl.runtime.ceilings import read_bandwidth
 
 TURNS, STEPS = 3, 48
 
@@ -57,7 +58,7 @@ def main() -> None:
     for name in args.model:
         first = median(first_token_s(name, args.device) for _ in range(TURNS))
         with load(name, device=args.device, max_context=max(args.depths) + 2 * STEPS) as llm:
-            bandwidth = llm.device.measure_read_bandwidth()
+            bandwidth = read_bandwidth(llm.device)
             for depth in args.depths:
                 one, separate = turns(llm, depth)
                 ratios = sorted(b / a for a, b in zip(one, separate, strict=True))

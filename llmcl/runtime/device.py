@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,7 +38,6 @@ class Work:
 
 
 KERNEL_SPILL_MEM_SIZE_INTEL = 0x4109  # of cl_intel_required_subgroup_size
-ARITHMETIC_CHAINS = 12  # independent sums: more than a multiply-add takes cycles
 
 WorkOf = Callable[[int, int], Work]  # of the number of tokens in the step and its position; for the profiler
 
@@ -471,66 +469,6 @@ class Device:
         """Waits until the device has done everything enqueued."""
         with named_errors("waiting for the device"):
             self.queue.finish()
-
-    def measure_read_bandwidth(self) -> float:
-        """Bytes a second of a streaming read, the ceiling of decode: the best of several passes over a large buffer."""
-        nbytes = min(self.entry.max_alloc_bytes, self.entry.global_mem_bytes // 8, 1 << (29 if self.is_cpu else 32))
-        nbytes -= nbytes % (1 << 20)
-        best = float("inf")
-        source = self.alloc(nbytes, "bandwidth probe", streamed=True)
-        self.fill(source, np.uint32(0))
-        # The best split of a stream differs between devices; the ceiling is what the best one reaches.
-        sizes = [(self.compute_units * f, 1) for f in (1, 2, 4)] if self.is_cpu else [(4096, 256), (16384, 256)]
-        result = self.alloc(4 * max(g * w for g, w in sizes), "bandwidth probe result")
-        try:
-            for groups, width in sizes:
-                launch = self.launch(
-                    "read_bandwidth.cl",
-                    "read_bandwidth",
-                    {"LOCAL_SIZE": width},
-                    [source, result, np.uint64(nbytes // 64)],
-                    groups=(groups,),
-                    local=(width,),
-                )
-                best = min(best, self._shortest(launch))
-        finally:
-            source.release()
-            result.release()
-        return nbytes / best
-
-    def measure_arithmetic_peak(self) -> float:
-        """Float32 operations a second of independent multiply-adds in registers: the ceiling of prefill."""
-        shapes = [(self.compute_units * f, 1) for f in (1, 4)] if self.is_cpu else [(self.compute_units * 32, 256)]
-        wide, rounds = (16, 1 << 16) if self.is_cpu else (1, 1 << 12)
-        best = 0.0
-        for groups, width in shapes:
-            width = min(width, self.entry.max_work_group_size)
-            result = self.alloc(4 * groups * width, "arithmetic probe result")
-            try:
-                launch = self.launch(
-                    "arithmetic_peak.cl",
-                    "arithmetic_peak",
-                    {"WIDTH": wide, "ROUNDS": rounds, "CHAINS": ARITHMETIC_CHAINS},
-                    [result, np.float32(0.5), np.float32(1.0)],
-                    groups=(groups,),
-                    local=(width,),
-                )
-                flops = 2 * wide * rounds * ARITHMETIC_CHAINS * groups * width
-                best = max(best, flops / self._shortest(launch))
-            finally:
-                result.release()
-        return best
-
-    def _shortest(self, launch: Launch) -> float:
-        """Seconds of the quickest of six runs."""
-        seconds = []
-        for _ in range(6):
-            self.finish()
-            start = time.perf_counter()
-            launch.enqueue()
-            self.finish()
-            seconds.append(time.perf_counter() - start)
-        return min(seconds)
 
     def close(self) -> None:
         """Waits for the queue; errors of a device that is gone are of no interest any more."""

@@ -17,6 +17,7 @@ from programs import TINY_SHAPE, run_script
 from llmcl import benchmark
 from llmcl.errors import ContextLengthError, OutOfDeviceMemoryError
 from llmcl.generation import Piece
+from llmcl.runtime import ceilings
 
 
 class Engine:
@@ -33,7 +34,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, int, int]] = []
-        self.device = SimpleNamespace(name="Steady Device", measure_read_bandwidth=lambda: 20e9)
+        self.device = SimpleNamespace(name="Steady Device", read_bandwidth=lambda: 20e9)
 
     def bench_prefill(self, n_tokens: int) -> float:
         self.calls.append(("pp", n_tokens, 0))
@@ -54,7 +55,9 @@ class Engine:
 
 
 def measure(engine: Any, plan: benchmark.Plan, note: Callable[[str], None] = lambda text: None) -> benchmark.Result:
-    return benchmark.run(engine, plan, note)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ceilings, "read_bandwidth", lambda device: device.read_bandwidth())
+        return benchmark.run(engine, plan, note)
 
 
 @pytest.fixture
@@ -106,7 +109,7 @@ def test_no_memory_for_the_probe_leaves_the_share_out() -> None:
     def refuse() -> float:
         raise OutOfDeviceMemoryError("full")
 
-    engine.device.measure_read_bandwidth = refuse
+    engine.device.read_bandwidth = refuse
     (row,) = measure(engine, benchmark.Plan((), (4,), (0,), 0, repetitions=1), notes.append).rows
     assert row.bandwidth_share is None and row.gb_per_s is not None
     assert any("full" in note for note in notes)
