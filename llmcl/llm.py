@@ -166,7 +166,7 @@ def load_random(
         config,
         None,
         _open_device(device, kernel_options),
-        lambda dev: random_weights(dev, config, types, seed),
+        lambda dev: random_weights(dev, config, types, seed, progress),
         types,
         kv_dtype,
         max_context,

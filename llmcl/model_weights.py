@@ -306,16 +306,23 @@ def random_types(config: ModelConfig, dtype: str, *, exact_activations: bool = F
     return WeightTypes("native", formats, exact_activations)
 
 
-def random_weights(device: Device, config: ModelConfig, types: WeightTypes, seed: int = 0) -> ModelWeights:
+def random_weights(
+    device: Device, config: ModelConfig, types: WeightTypes, seed: int = 0, progress: Progress | None = None
+) -> ModelWeights:
     """Weights of the real shapes with random values, made on the device; norms are ones, biases zeros."""
-    count = 0
+    count = done = 0
+    total = weights_bytes(config, types)
 
     def matrix(plan: MatrixPlan) -> Weight:
-        nonlocal count
+        nonlocal count, done
         count += 1
         weight = _alloc(device, plan, types)
         # Uniform with the variance 1 / k keeps the activations of a deep stack of the order of one.
         fill_random(device, weight, (3.0 / plan.k) ** 0.5, seed * 1_000_003 + count)
+        if progress:
+            device.finish()
+            done += sum(part.buffer.nbytes for part in weight.parts)
+            progress("making random weights", done, total)
         return weight
 
     shapes = expected_tensors(config)

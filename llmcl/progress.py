@@ -9,4 +9,5 @@ Progress = Callable[[str, int, int], None]
 
 COMPILING = "compiling kernels"
 READING = "reading the prompt"
-COUNTED = COMPILING, READING
+CHECKING = "checking kernels"
+COUNTED = COMPILING, READING, CHECKING

@@ -190,6 +190,8 @@ def test_no_prompt_at_a_terminal(
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
     assert invoke("generate", "-m", "m") == 2
     assert "-p/--prompt" in capsys.readouterr().err
+    assert invoke("perplexity", "-m", "m") == 2
+    assert "no text: give -f/--file" in capsys.readouterr().err
 
 
 def test_a_missing_model_is_named(

@@ -21,7 +21,7 @@ from llmcl.config.random_shapes import RANDOM_SHAPES, random_shape_config
 from llmcl.errors import ContextLengthError, UnsupportedModelError, UsageError
 from llmcl.generation import Piece
 from llmcl.llm import LLM
-from llmcl.progress import COMPILING
+from llmcl.progress import COMPILING, Progress
 from llmcl.runtime.device import Device
 
 QUESTION = "Why is the sky blue?"
@@ -409,7 +409,11 @@ def test_random_weights_of_a_config_file(default_device: Device, tmp_path: Path)
             }
         )
     )
-    with llmcl.load_random(str(file), device=default_device.entry.index) as llm:
+    calls: list[tuple[str, int, int]] = []
+    progress: Progress = lambda *call: calls.append(call)  # noqa: E731
+    with llmcl.load_random(str(file), device=default_device.entry.index, progress=progress) as llm:
+        last = [call for call in calls if call[0] == "making random weights"][-1]
+        assert 0 < last[1] == last[2]
         assert llm.tokenizer is None and (llm.dtype, llm.max_context) == ("bfloat16", 512)
         answer = llm.generate([1, 2, 3], max_tokens=5)
         assert len(answer.token_ids) == 5 and answer.text == "" and answer.finish_reason == "length"

@@ -10,7 +10,9 @@ import typer
 
 from llmcl import json_text
 from llmcl.cli import options as opt
+from llmcl.cli.loading import progress_bar
 from llmcl.errors import DeviceError
+from llmcl.progress import CHECKING
 
 if TYPE_CHECKING:
     from llmcl.doctor import Outcome
@@ -52,17 +54,23 @@ def doctor(
         _store(findings, {})
         print(f"{entry.label}: nothing is excluded any more")
         return
-    from llmcl.doctor import diagnose, excluded
+    from llmcl.doctor import checks, diagnose, excluded
 
     if not quiet:
         print(f"device: {entry.label}, driver {entry.driver_version}", file=sys.stderr)
+    done, total = 0, len(checks())
 
     def note(outcome: Outcome) -> None:
+        nonlocal done
+        done += 1
+        if progress is not None:
+            progress(CHECKING, done, total)
         if not quiet and outcome.status not in ("pass", "not used"):
             check = outcome.check
             print(f"{check.kernel} {check.form} {check.dtype}: {outcome.status}", file=sys.stderr, flush=True)
 
-    outcomes = diagnose(entry, everything=everything, note=note)
+    with progress_bar(quiet) as progress:
+        outcomes = diagnose(entry, everything=everything, note=note)
     wrong = excluded(outcomes)
     if wrong != findings.wrong:
         _store(findings, wrong)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -12,6 +13,7 @@ from llmcl.cli import options as opt
 from llmcl.cli.generate import read_prompt
 from llmcl.cli.loading import draws_progress, load_model
 from llmcl.cli.option_groups import Loading, with_groups
+from llmcl.errors import UsageError
 
 if TYPE_CHECKING:
     from llmcl.llm import LLM
@@ -94,6 +96,8 @@ def perplexity(
     verbose: opt.Verbose = False,
 ) -> None:
     """Measure the perplexity of a text, and with --reference how far the model is from another."""
+    if file is None and (sys.stdin is None or sys.stdin.isatty()):
+        raise UsageError("no text: give -f/--file FILE, or pipe the text into standard input")
     text = read_prompt(None if file is not None else "-", file)
     with ExitStack() as stack:
 
