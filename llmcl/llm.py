@@ -38,7 +38,7 @@ from llmcl.ops.step_state import EXPANDED_BYTES
 from llmcl.ops.variant import check_shared_kernels
 from llmcl.ops.weight import STAGING_BYTES
 from llmcl.paged_kv_cache import PagedKVCache, pool_pages
-from llmcl.progress import Progress
+from llmcl.progress import OPENING, Progress
 from llmcl.runtime.device import Device
 from llmcl.sampling import SamplingParams
 from llmcl.text import StopMatcher
@@ -115,6 +115,8 @@ def load(
                 progress(what, done, total)
 
         types = _weight_types(checkpoint, dtype, quantize, activation_dtype)
+        if progress:
+            progress(OPENING, 0, 0)
         llm = _assemble(
             model,
             checkpoint.config,
@@ -161,6 +163,8 @@ def load_random(
     config = random_shape_config(shape)
     exact = _is_exact(activation_dtype)
     types = random_types(config, config.dtype if dtype == "auto" else dtype, exact_activations=exact)
+    if progress:
+        progress(OPENING, 0, 0)
     llm = _assemble(
         f"random {shape}",
         config,

@@ -218,6 +218,7 @@ def invoke(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., int]]:
         return exit.value.code
 
     logger = logging.getLogger("llmcl")
-    level = logger.level
+    level, handlers = logger.level, logger.handlers
     yield invoke
     logger.setLevel(level)  # -q and -v change it
+    logger.handlers = handlers

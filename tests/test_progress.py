@@ -87,8 +87,6 @@ def test_lines_of_the_log_stand_above_a_bar(
         return engine
 
     terminal, written = Terminal(), list[str]()
-    root = logging.getLogger()
-    monkeypatch.setattr(root, "handlers", [])
     monkeypatch.setattr(llmcl, "load", load)
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")

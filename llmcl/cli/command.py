@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import logging
 import os
 import sys
 import traceback
@@ -63,12 +64,24 @@ class Command(TyperCommand):
             raise typer.Exit(CLOSED_PIPE_EXIT_CODE) from error
 
 
+class _ToStderr(logging.StreamHandler):  # type: ignore[type-arg]
+    """Writes to what standard error is at the time: a progress bar puts itself there and goes on below the line."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+    def format(self, record: logging.LogRecord) -> str:
+        return ("warning: " if record.levelno >= logging.WARNING else "") + super().format(record)
+
+
 def run(app: typer.Typer, name: str | None = None) -> None:
     """Runs the program; never returns. A traceback is shown only with LLMCL_DEBUG=1."""
     for closed in ("stdout", "stderr"):
         if getattr(sys, closed) is None:  # by who started us; print() would turn to the other one
             setattr(sys, closed, open(os.devnull, "w"))  # noqa: SIM115  for as long as the process lives
     warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
+    logging.getLogger("llmcl").handlers = [_ToStderr()]
     gc.set_threshold(50_000, 20, 100)  # what loading makes is kept: looking for garbage in it took 40 ms of a start
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):

@@ -37,9 +37,11 @@ def progress_bar(quiet: bool) -> Iterator[Progress | None]:
     from rich.table import Column
 
     class Amount(rich.DownloadColumn):
-        """Bytes and their speed, or plain numbers."""
+        """Bytes and their speed, or plain numbers; nothing of what is of unknown length and has not begun."""
 
         def render(self, task: rich.Task) -> Any:
+            if task.total is None and not task.completed:
+                return ""
             if task.description in COUNTED:
                 return f"{int(task.completed)}/{int(task.total or 0)}"
             return super().render(task) + " " + rich.TransferSpeedColumn().render(task)
@@ -50,8 +52,10 @@ def progress_bar(quiet: bool) -> Iterator[Progress | None]:
 
         def progress(what: str, done: int, total: int) -> None:
             if what not in tasks:
-                tasks[what] = bar.add_task(what, total=total)
-            bar.update(tasks[what], completed=done, total=total)
+                for before in tasks.values():
+                    bar.update(before, visible=False)
+                tasks[what] = bar.add_task(what, total=None)
+            bar.update(tasks[what], completed=done, total=total or None)
 
         yield progress
 

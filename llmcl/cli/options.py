@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
 import warnings
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
@@ -317,18 +316,9 @@ Format = Annotated[
 ]
 
 
-class _ToStderr(logging.StreamHandler):  # type: ignore[type-arg]
-    """Writes to what standard error is at the time: a progress bar puts itself there and goes on below the line."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.stream = sys.stderr
-        super().emit(record)
-
-
-def _log_to_stderr(wanted: bool) -> bool:
-    """The engine says what it does through `logging`; this is where a user of the command line sees it."""
+def _log_more(wanted: bool) -> bool:
+    """The engine says what it does through `logging`, which `command.run` shows on standard error."""
     if wanted:
-        logging.basicConfig(handlers=[_ToStderr()], format="%(message)s")  # other libraries: warnings only
         logging.getLogger("llmcl").setLevel(logging.INFO)
     return wanted
 
@@ -346,7 +336,7 @@ Verbose = Annotated[
         OUTPUT_PANEL,
         "-v",
         "--verbose",
-        callback=_log_to_stderr,
+        callback=_log_more,
         help="Say on standard error what is done, with the seconds that compiling each kernel takes.",
     ),
 ]
