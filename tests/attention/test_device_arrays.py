@@ -27,9 +27,9 @@ def moved(device: Any, host: list[np.ndarray]) -> list[Any]:
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("variant", ["cpu", "portable"])
+@pytest.mark.parametrize("variant", [None, "portable"], ids=["chosen", "portable"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_equal_those_of_the_host(device: Any, dtype: Any, variant: str) -> None:
+def test_equal_those_of_the_host(device: Any, dtype: Any, variant: Any) -> None:
     for length, width, n_keys in ((64, 32, 64), (33, 40, 70)):  # in place; and with columns and rows filled up
         host = arrays(length, width, dtype, n_keys)
         mask = create_block_mask(masks.prefix_lm(20), None, None, length, n_keys, BLOCK_SIZE=32)

@@ -111,8 +111,8 @@ inline void multiply_values(float4* acc, const float4* s, const __local uint4* v
 #pragma unroll
     for (int b = 0; b < OWN_KEYS / 16; ++b) {
         const float4 left = s[2 * b], right = s[2 * b + 1];
-        const uint4 p = (uint4)(CAT(narrow_, KV)(left.x, left.y), CAT(narrow_, KV)(left.z, left.w),
-                                CAT(narrow_, KV)(right.x, right.y), CAT(narrow_, KV)(right.z, right.w));
+        const uint4 p = (uint4)(CAT(narrow_weights_, KV)(left.x, left.y), CAT(narrow_weights_, KV)(left.z, left.w),
+                                CAT(narrow_weights_, KV)(right.x, right.y), CAT(narrow_weights_, KV)(right.z, right.w));
         const int key = b * 16 + row_of;
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 16; ++i) {

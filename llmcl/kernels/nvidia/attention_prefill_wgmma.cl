@@ -93,8 +93,8 @@ inline void soften(float s[BLOCK_N / 2], float m[2], float l[2], float shrink[2]
 inline void narrow_weights(uint4 p[BLOCK_N / 16], const float s[BLOCK_N / 2]) {
 #pragma unroll
     for (int i = 0; i < BLOCK_N / 16; ++i)
-        p[i] = (uint4)(CAT(narrow_, KV)(s[8 * i], s[8 * i + 1]), CAT(narrow_, KV)(s[8 * i + 2], s[8 * i + 3]),
-                       CAT(narrow_, KV)(s[8 * i + 4], s[8 * i + 5]), CAT(narrow_, KV)(s[8 * i + 6], s[8 * i + 7]));
+        p[i] = (uint4)(CAT(narrow_weights_, KV)(s[8 * i], s[8 * i + 1]), CAT(narrow_weights_, KV)(s[8 * i + 2], s[8 * i + 3]),
+                       CAT(narrow_weights_, KV)(s[8 * i + 4], s[8 * i + 5]), CAT(narrow_weights_, KV)(s[8 * i + 6], s[8 * i + 7]));
 }
 
 __kernel __attribute__((reqd_work_group_size(GROUP_ITEMS, 1, 1)))
@@ -137,11 +137,15 @@ void attention_prefill(__global const float* queries, __global const int* state,
         key_runs left = one_run(first_visible(batch, head, 1, group_rows, end, BLOCK_N MOD_ARGS), end);
 #endif
         for (int2 run = take_run(&left); run.y > 0; run = take_run(&left)) {
+            // The pages of a tile's halves are asked for a tile before their address is needed.
+#define PAGES_AT(j) (int2)(kv_page(state, min(j, run.y - 1)), kv_page(state, min((j) + PAGE_KEYS, run.y - 1)))
+            int2 pages = PAGES_AT(RUN_FIRST(run));
             for (int j = RUN_FIRST(run); j < run.y; j += BLOCK_N) {
                 const int n_keys = min(BLOCK_N, run.y - j);
+                const int at[2] = {row_in_page(pages.x, j), n_keys > PAGE_KEYS ? row_in_page(pages.y, j + PAGE_KEYS) : 0};
+                pages = PAGES_AT(j + BLOCK_N);
                 const int seen_as = class_in_run(run, batch, head, group_rows, j, j + n_keys MOD_ARGS);
                 if (seen_as == TILE_HIDDEN) continue;
-                const int at[2] = {kv_row(state, j), n_keys > PAGE_KEYS ? kv_row(state, j + PAGE_KEYS) : 0};
                 if (of_keys) {
                     meeting_wait(k_empty + 8 * stage, parity);
                     if (lane == 0) {

@@ -122,6 +122,14 @@ inline uint narrow_f16(const float a, const float b) {
     return u;
 }
 
+// The same of softmax weights, which are at most 1.
+#define narrow_weights_bf16 narrow_bf16
+inline uint narrow_weights_f16(const float a, const float b) {
+    uint u;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(u) : "f"(b), "f"(a));
+    return u;
+}
+
 // Four products of bytes, added to c: unsigned bytes of a, or signed ones, by the signed bytes of b (sm_61 and later).
 inline int dot4(const uint a, const int b, const int c) {
     int r;
