@@ -24,7 +24,7 @@ from llmcl.errors import ContextLengthError, KernelBuildError, UsageError
 from llmcl.kv_cache import KVCache
 from llmcl.model_weights import LayerWeights, ModelWeights
 from llmcl.ops.embed import embed
-from llmcl.ops.linear import linear_decode, linear_prefill, narrow_dtype
+from llmcl.ops.linear import linear_decode, linear_prefill, narrow_dtype, rounds_rows
 from llmcl.ops.narrow import NarrowRows
 from llmcl.ops.qkv_adjust import qkv_adjust
 from llmcl.ops.rms_norm import rms_norm, rms_norm_narrow
@@ -408,6 +408,10 @@ class PrefillOps(_Ops):
         return NarrowRows(self._step.narrowed_rows(layer.down.k, "gated"), dtype, layer.down.k)
 
     def norm_linear(self, x: Buffer, norm: Buffer, weight: Weight, out: Rows, epilogue: str = "store") -> list[Launch]:
+        if rounds_rows(self._device, weight):
+            return linear_prefill(
+                self._device, weight, x, out, self._step, norm=norm, eps=self._eps, epilogue=epilogue
+            )
         dtype = narrow_dtype(self._device, weight)
         if dtype is None:
             normed = self._model.act.normed

@@ -46,8 +46,8 @@ class AttentionShape:
     kv_dtype: as ops.dtype.KV_DTYPES; kernels/kv_cache.cl has the layouts.
     page_tokens: 0 where the cache is contiguous; else capacity is a pool of pages of that many keys (a multiple of 64).
     score_scale: factor of the scores; None for 1/sqrt(head_dim).
-    exact_queries: attention is in float32 even where the device has it faster: queries rounded to 8 bits beside a
-    quantised cache; in prefill queries, keys and values rounded to bfloat16 beside one of 16 bits.
+    exact_queries: attention is in float32 even where the device has it faster: in decode queries rounded to 8 bits beside
+    a quantised cache; in prefill queries, keys and values rounded to bfloat16 beside any but one of float32.
     """
 
     n_q_heads: int
@@ -276,7 +276,7 @@ class PrefillTiles:
 
 def prefill_dtype(device: Device, shape: AttentionShape, variant: str | None = None) -> str:
     """As what prefill meets keys and values: PAIRED where a CPU rounds them to bfloat16, else the cache's dtype."""
-    if shape.exact_queries or not is_16_bit(shape.kv_dtype) or not device.bf16_dot_form:
+    if shape.exact_queries or shape.kv_dtype == "float32" or not device.bf16_dot_form:
         return shape.kv_dtype
     chosen = pick(PREFILL_VARIANTS, device, shape.kv_dtype, shape.head_dim, variant)
     return PAIRED if chosen.name == "cpu" else shape.kv_dtype

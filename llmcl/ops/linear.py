@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from llmcl.ops import step_state
@@ -40,9 +42,8 @@ CPU_TILE_TOKENS = {1: 16, 2: 12, 3: 8, 4: 6}
 CPU_GROUP_TOKENS = 48
 # Tokens for which the 8-bit product keeps an integer and a float32 sum in registers: 32 of 512 bits, or 16 of 256.
 INT8_TILE_TOKENS = {1: 12, 2: 12, 3: 3}
-INT8_GROUP_TOKENS = CPU_ROWS_MULTIPLE
-# Tokens for which the bfloat16 product keeps a sum in registers: 32 of 512 bits, or 16 of 256.
-BF16_TILE_TOKENS = {1: 24, 2: 6}
+# Tokens for which the bfloat16 product keeps a sum in registers, 32 of 512 bits or 16 of 256; 16 divides a chunk.
+BF16_TILE_TOKENS = {1: 16, 2: 6}
 NVIDIA_GROUP_WARPS = 16  # of kernels that stay on their compute unit
 NVIDIA_UNROLL = 4  # see nvidia/linear_decode.cl
 NVIDIA_WARP_TILES = 4  # see nvidia/linear_prefill.cl
@@ -105,12 +106,23 @@ def decode_variant(device: Device, dtype: str, k: int, name: str | None = None) 
     return pick(QUANTIZED_DECODE_VARIANTS if dtype in QUANTIZED else DECODE_VARIANTS, device, dtype, k, name)
 
 
-def _dot_form(device: Device, weight: Weight) -> int:
-    return 0 if weight.exact_activations else device.dot_form
+@dataclass(frozen=True)
+class _Rounding:
+    """How prefill on a CPU rounds activations for weights of a dtype, and the product that takes them.
 
+    product: its kernel file; kernel: the name of the one that rounds; dot: form of the dot product (kernels/cpu/dot4.cl,
+    dot2.cl); tile_tokens: tokens whose sums stay in registers.
+    """
 
-def _bf16_dot_form(device: Device, weight: Weight) -> int:
-    return 0 if weight.exact_activations else device.bf16_dot_form
+    product: str
+    kernel: str
+    dtype: str
+    dot: int
+    tile_tokens: int
+
+    def rows(self, step: StepState, k: int) -> Buffer:
+        """Where the rounded activations of k columns go."""
+        return step.quantized_rows(k) if self.dtype in QUANTIZED else step.narrowed_rows(k)
 
 
 def linear_decode(
@@ -142,7 +154,7 @@ def linear_decode(
         if chosen.name == "cpu":
             groups, local = (min(units, device.compute_units),), (1,)
             if is_quantized:
-                constants["DOT"] = _dot_form(device, weight)
+                constants["DOT"] = 0 if weight.exact_activations else device.dot_form
         elif chosen.name == "nvidia" and is_quantized:
             team = nvidia_quantized_team(device, units, weight.k)
             count = min(-(-units // (NVIDIA_GROUP_WARPS // team)), device.compute_units)
@@ -175,6 +187,14 @@ def narrow_dtype(device: Device, weight: Weight) -> str | None:
     return taken.pop() if len(taken) == 1 else None
 
 
+def rounds_rows(device: Device, weight: Weight) -> bool:
+    """Whether linear_prefill rounds its float32 rows for this weight on a CPU, and so can normalise them as well."""
+    return all(
+        prefill_variant(device, part.dtype, weight.k).name == "cpu" and _rounding(device, weight, part)
+        for part in weight.parts
+    )
+
+
 def linear_prefill(
     device: Device,
     weight: Weight,
@@ -182,18 +202,31 @@ def linear_prefill(
     out: Buffer | NarrowRows,
     step: StepState,
     *,
+    norm: Buffer | None = None,
+    eps: float = 0.0,
     epilogue: str = "store",
     variant: str | None = None,
 ) -> list[Launch]:
-    """out[t] = epilogue(W x[t]) for every token t of the step.
+    """out[t] = epilogue(W rms_norm(x[t])) for every token t of the step; without `norm`, W x[t].
 
-    weight [rows, k]; x float32 [n, k]; out float32 [n, rows] ([n, rows / 2] with a gate); epilogue as in linear_decode.
+    weight [rows, k]; x float32 [n, k]; norm float32 [k], only where `rounds_rows` says so; out float32 [n, rows] ([n, rows / 2]
+    with a gate); epilogue as in linear_decode.
     NarrowRows only where `narrow_dtype` of the weight is theirs, and as `out` not to be added to.
     """
     launches = []
+    rounded: _Rounding | None = None  # for the part before, and so for the next if it takes the same
     for part in weight.parts:
         chosen = prefill_variant(device, part.dtype, weight.k, variant)
-        if chosen.name == "nvidia" and part.dtype in QUANTIZED:
+        rounding = _rounding(device, weight, part) if chosen.name == "cpu" else None
+        if norm is not None and rounding is None:
+            raise TypeError(f"the {chosen.name} form of linear_prefill does not normalise rows of {part.dtype}")
+        if rounding is not None and not isinstance(x, NarrowRows):
+            rows = rounding.rows(step, weight.k)
+            if rounding != rounded:
+                launches.append(_round_rows(device, rounding, x, rows, step, weight.k, norm, eps))
+            rounded = rounding
+            launches += _prefill_part(device, weight, part, chosen, rows, out, step, epilogue, rounding)
+        elif chosen.name == "nvidia" and part.dtype in QUANTIZED:
             launches += _prefill_expanded(device, weight, part, x, out, step, epilogue)
         else:
             launches += _prefill_part(device, weight, part, chosen, x, out, step, epilogue)
@@ -209,8 +242,12 @@ def _prefill_part(
     out: Buffer | NarrowRows,
     step: StepState,
     epilogue: str,
+    rounding: _Rounding | None = None,
 ) -> list[Launch]:
-    """The product with one part of a weight as it is stored, after the launches that bring `x` into the form's type."""
+    """The product with one part of a weight as it is stored, after the launches that bring `x` into the form's type.
+
+    rounding: how `x` is rounded already, on a CPU.
+    """
     if chosen.name != "hopper" and (isinstance(x, NarrowRows) or isinstance(out, NarrowRows)):
         raise TypeError(f"the {chosen.name} form of linear_prefill takes and leaves float32 rows")
     x_rows, out_rows = (rows.buffer if isinstance(rows, NarrowRows) else rows for rows in (x, out))
@@ -222,17 +259,10 @@ def _prefill_part(
     groups: Groups
     local: tuple[int, ...]
     if chosen.name == "cpu":
-        if part.dtype in QUANTIZED and (dot := _dot_form(device, weight)):
-            file, rows = "cpu/linear_prefill_int8.cl", [*step.quantized_rows(weight.k)]
-            constants["DOT"] = dot
-            rounding = {name: constants[name] for name in ("WEIGHT", "K", "DOT")}
-            launches = _round_rows(device, "quantize_rows", rounding, [x_rows, *rows], per_token(5.5 * weight.k))
-            columns, tile_tokens, group_tokens = _gate_columns(epilogue), INT8_TILE_TOKENS[dot], INT8_GROUP_TOKENS
-        elif part.dtype == "bfloat16" and (dot := _bf16_dot_form(device, weight)):
-            file, rows = "cpu/linear_prefill_bf16.cl", [step.narrowed_rows(weight.k)]
-            constants["DOT"] = dot
-            launches = _round_rows(device, "narrow_rows", {"K": weight.k}, [x_rows, *rows], per_token(6.0 * weight.k))
-            columns, tile_tokens, group_tokens = _gate_columns(epilogue), BF16_TILE_TOKENS[dot], CPU_ROWS_MULTIPLE
+        if rounding is not None:
+            file, columns = rounding.product, 2 if epilogue in GATES else 1
+            tile_tokens, group_tokens = rounding.tile_tokens, CPU_ROWS_MULTIPLE
+            constants["DOT"] = rounding.dot
         else:
             columns = _cpu_tile_columns(n_tiles, epilogue)
             tile_tokens, group_tokens = CPU_TILE_TOKENS[columns], CPU_GROUP_TOKENS
@@ -298,15 +328,46 @@ def _work(weight: Weight, part: WeightPart, epilogue: str) -> WorkOf:
     return linear_work(part.buffer.nbytes, rows, weight.k, outputs)
 
 
+def _rounding(device: Device, weight: Weight, part: WeightPart) -> _Rounding | None:
+    """How the CPU form rounds activations for this part; None where it leaves them in float32."""
+    if weight.exact_activations:
+        return None
+    if part.dtype in QUANTIZED and (dot := device.dot_form):
+        return _Rounding("cpu/linear_prefill_int8.cl", "quantize_rows", part.dtype, dot, INT8_TILE_TOKENS[dot])
+    if part.dtype == "bfloat16" and (dot := device.bf16_dot_form):
+        return _Rounding("cpu/linear_prefill_bf16.cl", "narrow_rows", part.dtype, dot, BF16_TILE_TOKENS[dot])
+    return None
+
+
 def _round_rows(
-    device: Device, kernel: str, constants: dict[str, object], args: list[KernelArg], work: WorkOf
-) -> list[Launch]:
-    """Rounds the activations for a product of the CPU form: kernels/cpu/quantize_rows.cl or narrow_rows.cl."""
-    return [device.launch(f"cpu/{kernel}.cl", kernel, constants, args, groups=lambda n: (n,), local=(1,), work=work)]
-
-
-def _gate_columns(epilogue: str) -> int:
-    return 2 if epilogue in GATES else 1
+    device: Device,
+    rounding: _Rounding,
+    x: Buffer,
+    rows: Buffer,
+    step: StepState,
+    k: int,
+    norm: Buffer | None,
+    eps: float,
+) -> Launch:
+    """Rounds x float32 [n, k], normalised with `norm`, into `rows`: kernels/cpu/quantize_rows.cl or narrow_rows.cl."""
+    constants = {
+        **step_state.CONSTANTS,
+        "WEIGHT": kernel_name(rounding.dtype),
+        "K": k,
+        "DOT": rounding.dot,
+        "TILE_TOKENS": rounding.tile_tokens,
+        "NORM": norm is not None,
+        "EPS": float(eps),
+    }
+    return device.launch(
+        f"cpu/{rounding.kernel}.cl",
+        rounding.kernel,
+        constants,
+        [x, x if norm is None else norm, rows, step.state],
+        groups=lambda n: (-(-n // rounding.tile_tokens),),
+        local=(1,),
+        work=per_token((5.5 if rounding.dtype in QUANTIZED else 6.0) * k),
+    )
 
 
 def _cpu_tile_columns(n_tiles: int, epilogue: str) -> int:

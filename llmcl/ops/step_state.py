@@ -40,7 +40,7 @@ class StepState:
         self.tokens = device.zeros(4 * max_tokens, "step tokens")
         self.sampled = device.zeros(4 * RING, "sampled tokens")
         self.host_sampled = device.pinned(RING)
-        self._quantized: dict[int, tuple[Buffer, Buffer]] = {}
+        self._quantized: dict[int, Buffer] = {}
         self._narrowed: dict[tuple[int, str], Buffer] = {}
         self._expanded: Buffer | None = None
         self._paired: dict[int, tuple[Buffer, Buffer]] = {}
@@ -72,18 +72,16 @@ class StepState:
         """Rows for max_tokens that are a whole number of `multiple`."""
         return -(-self.max_tokens // multiple) * multiple
 
-    def quantized_rows(self, k: int) -> tuple[Buffer, Buffer]:
-        """Working memory for a step's activations of k columns, rounded to 8 bits: see kernels/cpu/quantize_rows.cl."""
+    def quantized_rows(self, k: int) -> Buffer:
+        """Working memory for a step's activations of k columns, rounded to 8 bits: see kernels/cpu/rounded_rows.cl."""
         if k not in self._quantized:
-            rows = self._rows_of(CPU_ROWS_MULTIPLE)
-            self._quantized[k] = (
-                self._device.zeros(rows * k, "rounded activations"),
-                self._device.zeros(rows * k // 32 * 16, "scales of the rounded activations"),
-            )
+            nbytes = self._rows_of(CPU_ROWS_MULTIPLE) * (k // 32) * 48
+            self._quantized[k] = self._device.alloc(nbytes, "rounded activations")
         return self._quantized[k]
 
     def narrowed_rows(self, k: int, use: str = "input") -> Buffer:
-        """Working memory for a step's activations of k columns in 16 bits: see kernels/*/narrow_rows.cl.
+        """Working memory for a step's activations of k columns in 16 bits: see kernels/*/narrow_rows.cl and, on a
+        CPU, kernels/cpu/rounded_rows.cl.
 
         use: a name for what is needed at the same time as other activations of k columns.
         """

@@ -13,7 +13,8 @@ from stored_rows import load, quantized_weight, random_rows
 
 from llmcl import reference
 from llmcl.ops.dtype import QUANTIZED
-from llmcl.ops.linear import INT8_GROUP_TOKENS, linear_decode, linear_prefill
+from llmcl.ops.linear import linear_decode, linear_prefill, rounds_rows
+from llmcl.ops.step_state import CPU_ROWS_MULTIPLE
 from llmcl.ops.weight import Weight
 from llmcl.runtime.device import Device
 
@@ -102,7 +103,15 @@ def check_decode(
 
 
 def check_prefill(
-    device: Device, dtype: str, n: int, rows: int, k: int, *, epilogue: str = "store", exact: bool = False
+    device: Device,
+    dtype: str,
+    n: int,
+    rows: int,
+    k: int,
+    *,
+    epilogue: str = "store",
+    norm: bool = False,
+    exact: bool = False,
 ) -> None:
     alternating = epilogue == "swiglu"
     weight, values = make_weight(device, dtype, rows, k, alternating=alternating, tiles_per_part=4, exact=exact)
@@ -111,8 +120,13 @@ def check_prefill(
     before = np.random.default_rng(rows).standard_normal((n, out_rows)).astype(np.float32)
     out = with_poison(device, before) if epilogue == "add" else poisoned(device, (n, out_rows))
     step = step_state_at(device, position=3, n_tokens=n)
-    run(linear_prefill(device, weight, with_poison(device, x), out, step, epilogue=epilogue), n)
-    used = rounded if device.is_cpu and device.dot_form != 0 and not exact else x
+    norm_weight = np.exp2(np.random.default_rng(k).integers(-2, 3, k // 32)).repeat(32).astype(np.float32)
+    norm_buffer = with_poison(device, norm_weight) if norm else None
+    x_buffer = with_poison(device, x)
+    run(linear_prefill(device, weight, x_buffer, out, step, norm=norm_buffer, eps=EPS, epilogue=epilogue), n)
+    used = rounded if rounds_rows(device, weight) else x
+    if norm:
+        used = used * norm_weight / np.sqrt(np.mean(x.astype(np.float64) ** 2, axis=1, keepdims=True) + EPS)
     expected = finish(reference.linear(used, values), before, epilogue)
     allowed = FLOAT16_TOLERANCE if device.entry.ptx_arch >= 80 else TOLERANCE
     assert relative_error(read_guarded(device, out, np.float32, (n, out_rows)), expected) < allowed
@@ -187,7 +201,7 @@ def test_prefill_on_nvidia(target: Device, dtype: str) -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("n", [1, 11, 12, INT8_GROUP_TOKENS, INT8_GROUP_TOKENS + 1])
+@pytest.mark.parametrize("n", [1, 11, 12, CPU_ROWS_MULTIPLE, CPU_ROWS_MULTIPLE + 1])
 def test_prefill_lengths(target: Device, n: int) -> None:
     check_prefill(target, "q4_0", n, 37, 96)
 
@@ -196,6 +210,14 @@ def test_prefill_lengths(target: Device, n: int) -> None:
 @pytest.mark.parametrize(("dtype", "epilogue", "rows"), [("q4_1", "add", 37), ("q8_0", "swiglu", 160)])
 def test_prefill_epilogue(target: Device, dtype: str, epilogue: str, rows: int) -> None:
     check_prefill(target, dtype, 29, rows, 256, epilogue=epilogue)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("dtype", ["q4_1", "q6_k"])
+def test_prefill_norm(target: Device, dtype: str) -> None:
+    if not target.is_cpu or not target.dot_form:
+        pytest.skip("rows are normalised by the kernel that rounds them, where the processor's 8-bit dot product is reached")
+    check_prefill(target, dtype, 25, 64, 512, norm=True)
 
 
 @small

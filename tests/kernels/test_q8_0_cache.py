@@ -2,8 +2,8 @@
 
 What they append is held against the bound of the format: half a step, and the half-precision rounding of the step.
 Attention is held against the twin over the cache as it is then, so that one tolerance covers float32 scores and sums.
-Where the device rounds queries to 8 bits, the twin's are rounded, too; a query that the device's float32 rotation
-leaves on the other side of a tie costs one step.
+Where the device rounds queries to 8 bits, or in prefill queries, keys and values to bfloat16, the twin's are rounded, too;
+a query that the device's float32 rotation leaves on the other side of a tie costs one step.
 """
 
 from __future__ import annotations
@@ -15,7 +15,14 @@ import pytest
 from helpers import poisoned, read_guarded, relative_error, rotations, run, with_poison
 
 from llmcl import reference
-from llmcl.attention.kernels import AttentionShape, attention_decode, attention_prefill, rope_append
+from llmcl.attention.kernels import (
+    PAIRED,
+    AttentionShape,
+    attention_decode,
+    attention_prefill,
+    prefill_dtype,
+    rope_append,
+)
 from llmcl.attention.masks import sliding_window, soft_cap
 from llmcl.attention.mods import NO_MODS, bind_mods, trace_mods
 from llmcl.ops.step_state import StepState
@@ -142,10 +149,15 @@ def outputs(
     assert cache.untouched(position, n)
 
     queries = rotated[:, :n_q_heads]
-    rounds = rounds_queries(device, exact)
-    if rounds:
-        queries = eight_bits(queries)
     seen = [rows[:, : position + n].swapaxes(0, 1) for rows in (keys, values)]
+    in_pairs = n > 1 and prefill_dtype(device, cache.shape) == PAIRED
+    rounds = in_pairs or rounds_queries(device, exact)
+    if in_pairs:
+        unit = head_dim**-0.5 if ruled else head_dim**-0.5 * np.log2(np.e)  # as the kernel scales them before
+        queries = reference.round_bfloat16(queries * unit) / unit
+        seen = [reference.round_bfloat16(rows) for rows in seen]
+    elif rounds:
+        queries = eight_bits(queries)
     expected = reference.attention(queries, *seen, position, **rules)
     actual = read_guarded(device, out, np.float32, expected.shape)
     assert relative_error(actual, expected) < (ROUNDED if rounds else EXACT)
@@ -177,6 +189,26 @@ def test_rules_and_pages(target: Device, position: int, n: int) -> None:
     found = [outputs(target, heads, position, n, pages=pages, exact=True, ruled=True) for pages in (True, False)]
     for paged, contiguous in zip(*found, strict=True):
         np.testing.assert_array_equal(paged, contiguous)
+
+
+@pytest.mark.parametrize("variant", ["cpu"])
+def test_pair_cache(target: Device) -> None:
+    """The cache rounded to bfloat16 in pairs, from pages out of order: bit for bit."""
+    if not target.bf16_dot_form:
+        pytest.skip("the processor or the driver has no dot product of bfloat16")
+    heads, position, n = (2, 2, 64), 70, 20
+    cache = Cache(target, heads, position + n, True, False)
+    step = cache.step(position, n)
+    x, out = poisoned(target, (n, 6, 64)), poisoned(target, (n, 2, 64))
+    run(attention_prefill(target, cache.shape, x, step, cache.k, cache.v, out)[:1], n)
+    keys, values = cache.read()
+    values[:, position + n :] = 0.0
+    rows = -(-(position + n) // 16) * 16
+    expected = reference.pair_cache(keys[:, :rows], values[:, :rows])
+    for buffer, bits in zip(step.paired_cache(2 * CAPACITY * 64), expected, strict=True):
+        found = target.read(buffer, np.uint16, (2, CAPACITY * 64))[:, : rows * 64].reshape(bits.shape)
+        real = np.s_[:, : (position + n) // 16]  # keys that do not exist have scales of NaN
+        np.testing.assert_array_equal(found[real], bits[real])
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

@@ -2,7 +2,7 @@
 //
 //   y[t][r] = sum_k x[t][k] W[r][k], two k at a time;   EPILOGUE as in cpu/linear_decode.cl (SWIGLU: tiles alternate gate, up)
 //
-// weight   N_TILES tiles (tiles.cl)     x  bfloat16 [n][K], with rows to read up to the next multiple of GROUP_TOKENS
+// weight   N_TILES tiles (tiles.cl)     x  the step's activations in blocks of bfloat16 (cpu/rounded_rows.cl)
 // out      float [n][OUT_STRIDE], columns out_row .. out_row + N - 1
 //
 // Index space: (N_TILES / TILE_COLS, ceil(n / GROUP_TOKENS)), local size 1. Of columns k, k + 1 a lane gets its row's two weights
@@ -11,7 +11,7 @@
 //   k      r0 r1 ... r15
 //   k + 1  r0 r1 ... r15   ->   r0 r0 | r1 r1 | ... | r15 r15   16 lanes of 2 x 16 bits
 //
-// Build: K (even), N, N_TILES, OUT_STRIDE, EPILOGUE, DOT (cpu/dot2.cl), TILE_TOKENS, TILE_COLS (1; 2 with SWIGLU), GROUP_TOKENS
+// Build: K (a multiple of 16), N, N_TILES, OUT_STRIDE, EPILOGUE, DOT (cpu/dot2.cl), TILE_TOKENS, TILE_COLS (1; 2 with SWIGLU), GROUP_TOKENS
 // (a multiple of TILE_TOKENS). Accumulation: float32.
 #if !defined(K) || !defined(N) || !defined(N_TILES) || !defined(OUT_STRIDE) || !defined(EPILOGUE) || !defined(DOT) || \
     !defined(TILE_TOKENS) || !defined(TILE_COLS) || !defined(GROUP_TOKENS) || !defined(STATE_N_TOKENS)
@@ -19,27 +19,35 @@
 #endif
 #include "common.cl"
 #include "cpu/dot2.cl"
+#include "cpu/rounded_rows.cl"
 #include "cpu/store_rows.cl"
 
+typedef ushort ushort32 __attribute__((ext_vector_type(32), aligned(32)));
+
 inline uint16 pairs(__global const bf16_t* w) {
-    return WIDEN16(*(__global const ushort16*)w) | WIDEN16(*(__global const ushort16*)(w + 16)) << 16;
+    const ushort32 v = *(__global const ushort32*)w;
+    return __builtin_astype(__builtin_shufflevector(v, v, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23, 8, 24, 9, 25, 10, 26,
+                                                    11, 27, 12, 28, 13, 29, 14, 30, 15, 31), uint16);
 }
 
 inline void multiply_tile(__global const bf16_t* tile, __global const uint* x, float16* acc) {
     float16 sum[TILE_TOKENS];
 #pragma unroll
     for (int i = 0; i < TILE_TOKENS; ++i) sum[i] = 0;
-    for (int k = 0; k < K / 2; ++k) {
-        const uint16 w = pairs(tile + k * 32);
+    for (int k = 0; k < K; k += 16, x += NUMBERS) {
 #pragma unroll
-        for (int i = 0; i < TILE_TOKENS; ++i) sum[i] = dot2(sum[i], w, x[i * (K / 2) + k]);
+        for (int j = 0; j < 8; ++j) {
+            const uint16 w = pairs(tile + (k + 2 * j) * 16);
+#pragma unroll
+            for (int i = 0; i < TILE_TOKENS; ++i) sum[i] = dot2(sum[i], w, x[i * 8 + j]);
+        }
     }
 #pragma unroll
     for (int i = 0; i < TILE_TOKENS; ++i) acc[i] = sum[i];
 }
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
-void linear_prefill(__global const bf16_t* weight, __global const bf16_t* x, __global float* out,
+void linear_prefill(__global const bf16_t* weight, __global const uint* x, __global float* out,
                     __global const int* state, const int out_row) {
     const int n = state[STATE_N_TOKENS];
     const int tile = get_group_id(0) * TILE_COLS;
@@ -47,7 +55,7 @@ void linear_prefill(__global const bf16_t* weight, __global const bf16_t* x, __g
     weight += (size_t)tile * K * 16;
     out += out_row;
     for (int t = get_group_id(1) * GROUP_TOKENS; t < end; t += TILE_TOKENS) {
-        __global const uint* rows = (__global const uint*)(x + (size_t)t * K);
+        __global const uint* rows = x + (size_t)(t / TILE_TOKENS) * (K / 16) * NUMBERS;
         float16 acc[TILE_COLS][TILE_TOKENS];
         for (int c = 0; c < TILE_COLS; ++c) multiply_tile(weight + (size_t)c * K * 16, rows, acc[c]);
         for (int i = 0; i < TILE_TOKENS && t + i < end; ++i) {

@@ -1,6 +1,6 @@
 // A layer's keys and values, rounded to bfloat16 and in pairs, as cpu/paired_tile.cl takes them for the tokens of a step.
 //
-// k_cache, v_cache  KV (f16 or bf16), of N_KV_HEADS heads, contiguous or in pages: see kv_cache.cl
+// k_cache, v_cache  KV (f16, bf16 or q8_0), of N_KV_HEADS heads, contiguous or in pages: see kv_cache.cl
 // keys      bfloat16 [N_KV_HEADS][PAIRED/16][HEAD_DIM/2][16][2]     a lane has two neighbouring dimensions of its key
 // values    bfloat16 [N_KV_HEADS][PAIRED/2][HEAD_DIM][2]            a lane has its column of two neighbouring keys
 //
@@ -14,7 +14,25 @@
 #endif
 #include "kv_cache.cl"
 
-#define load_row CAT(load16_, KV)
+// Dimension d of the 16 keys of a tile; 16 dimensions from c on of value i of a tile.
+#if KV_QUANTIZED
+typedef uint key_vector __attribute__((ext_vector_type(16), aligned(32)));  // tiles are a multiple of 32 bytes, not of 64
+
+inline float16 load_key(__global const kv_t* tile, const int d) {
+    __global const kv_t* group = tile + d / 32 * KV_GROUP_SIZE;
+    const uint16 bytes = *(__global const key_vector*)(group + 32 + d % 32 / 4 * 64);
+    return CONVERT16(as_int16(bytes >> (8 * (d % 4)) & 0xffu) - 128, float) * load16_f16((__global const f16_t*)group);
+}
+inline float16 load_value(__global const kv_t* tile, const int i, const int c) {
+    const char16 numbers = *(__global const char16*)(tile + 32 * KV_GROUPS + i * HEAD_DIM + c);
+    return CONVERT16(numbers, float) * kv_scale(tile, c / 32 * 16 + i);
+}
+#else
+inline float16 load_key(__global const kv_t* tile, const int d) { return CAT(load16_, KV)(tile + d * 16); }
+inline float16 load_value(__global const kv_t* tile, const int i, const int c) {
+    return CAT(load16_, KV)(tile + i * HEAD_DIM + c);
+}
+#endif
 
 inline uint16 pairs(const float16 first, const float16 second) {
     return round16_bf16(first) >> 16 | (round16_bf16(second) & 0xffff0000u);
@@ -32,12 +50,12 @@ void pair_cache(__global const int* state, __global const kv_t* k_cache, __globa
         __global const kv_t* v = KV_TILES_AT(v_cache, row);
         const size_t tile = ((size_t)head * PAIRED + j) * (HEAD_DIM / 2);
         for (int d = 0; d < HEAD_DIM; d += 2)
-            *(__global uint16*)(keys + tile + d * 8) = pairs(load_row(k + d * 16), load_row(k + d * 16 + 16));
+            *(__global uint16*)(keys + tile + d * 8) = pairs(load_key(k, d), load_key(k, d + 1));
         for (int i = 0; i < 16; i += 2) {
             for (int c = 0; c < HEAD_DIM; c += 16) {
                 uint16 pair = 0;
-                if (j + i < end) pair = round16_bf16(load_row(v + i * HEAD_DIM + c)) >> 16;
-                if (j + i + 1 < end) pair |= round16_bf16(load_row(v + (i + 1) * HEAD_DIM + c)) & 0xffff0000u;
+                if (j + i < end) pair = round16_bf16(load_value(v, i, c)) >> 16;
+                if (j + i + 1 < end) pair |= round16_bf16(load_value(v, i + 1, c)) & 0xffff0000u;
                 *(__global uint16*)(values + tile + i / 2 * HEAD_DIM + c) = pair;
             }
         }

@@ -1,0 +1,37 @@
+// Where a token's activations lie that a kernel rounded for a product: in blocks of TILE_TOKENS tokens, one behind the other as the
+// product reads them.
+//
+//   8 bits     [ceil(n / TILE_TOKENS)][K/32] { numbers [TILE_TOKENS][32]; scale, start, second, unused [TILE_TOKENS], 4 bytes each }
+//   bfloat16   [ceil(n / TILE_TOKENS)][K/16] { numbers [TILE_TOKENS][16] }
+//
+// Of a group of 32 numbers q (cpu/quant_tile.cl): scale s; start: -OFFSET sum q as an int, with q6_k of the first 16;
+// second: s sum q, with q6_k -OFFSET times the sum of the last 16 as an int.
+//
+// With NORM the rows are normalised as in rms_norm.cl before they are rounded.
+//
+// Build: TILE_TOKENS; for rows_scale K, NORM, EPS.
+#if !defined(TILE_TOKENS)
+#error "cpu/rounded_rows.cl needs the build constant TILE_TOKENS"
+#endif
+#define NUMBERS (8 * TILE_TOKENS)  // ints of a block's numbers
+#define BLOCK8 (12 * TILE_TOKENS)  // ints of a block in 8 bits, with a gap: 16 numbers are stored at once, so blocks are aligned
+
+#ifdef NORM
+inline float row_scale(__global const float* x) {
+#if NORM
+    float16 squares = 0;
+    for (int k = 0; k < K; k += 16) squares += load16_f32(x + k) * load16_f32(x + k);
+    return 1.0f / sqrt(sum16(squares) / K + EPS);
+#else
+    return 1.0f;
+#endif
+}
+
+inline float16 load_row(__global const float* x, __global const float* norm, const int k) {
+#if NORM
+    return load16_f32(x + k) * load16_f32(norm + k);
+#else
+    return load16_f32(x + k);
+#endif
+}
+#endif
