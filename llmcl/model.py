@@ -24,6 +24,7 @@ from llmcl.errors import ContextLengthError, KernelBuildError, UsageError
 from llmcl.kv_cache import KVCache
 from llmcl.model_weights import LayerWeights, ModelWeights
 from llmcl.ops.embed import embed
+from llmcl.ops.last_token import last_token
 from llmcl.ops.linear import linear_decode, linear_prefill, narrow_dtype, rounds_rows
 from llmcl.ops.narrow import NarrowRows
 from llmcl.ops.qkv_adjust import qkv_adjust
@@ -120,7 +121,9 @@ class Model:
             }
         )
         self.sampler = Sampler(device, self.act.logits, config.vocab_size, self.step)
-        self._prefill = list(stack(self, PrefillOps(self)))
+        ops = PrefillOps(self)
+        self._prefill, self._last_layer = prefill_stack(self, ops)
+        self._last_token = ops.last_token()
         self._head = list(head(self, DecodeOps(self), self.act.logits))
         self._decode = [*(decode_stack(self) if one_launch else stack(self, DecodeOps(self))), *self._head]
         self._one_launch: OneLaunch | None = None
@@ -143,7 +146,8 @@ class Model:
         self._check_tokens(token_ids)
         for _ in self._prefill_chunks(token_ids, min(chunk or self.chunk, self.chunk), progress):
             pass
-        self._run(self._head)
+        # Of the last layer the others needed keys and values only.
+        self._run((*self._last_token, *self._last_layer, *self._head))
         if progress is not None:
             progress(READING, len(token_ids), len(token_ids))
 
@@ -160,9 +164,9 @@ class Model:
     def _prepare(self, progress: Progress | None) -> None:
         """Compiles all kernels and makes their objects, so that it is part of loading."""
         if self.device.is_cpu:
-            for launch in self._prefill:
+            for launch in (*self._prefill, *self._last_layer):
                 launch.share_kernel()
-        others = *self._prefill, *self._head, *self.sampler.launches
+        others = *self._prefill, *self._last_token, *self._last_layer, *self._head, *self.sampler.launches
         with self.device.compile_progress((*self.decode_launches, *others), progress):
             if self._one_launch:
                 try:
@@ -230,10 +234,11 @@ class Model:
         for _ in self._prefill_chunks(token_ids[:skip], self.chunk):
             pass
         for n in self._prefill_chunks(token_ids[skip:], rows):
-            self._run(launches, n)
+            self._run((*self._last_layer, *launches), n)
             yield buffer, n
 
     def _prefill_chunks(self, token_ids: Sequence[int], chunk: int, progress: Progress | None = None) -> Iterator[int]:
+        """Appends token_ids to the cache, and yields the tokens of each chunk when `_last_layer` can have its rows."""
         for start in range(0, len(token_ids), chunk):
             ids = token_ids[start : start + chunk]
             self.cache.prepare(self.step, len(ids))
@@ -286,18 +291,38 @@ class Model:
 
 def stack(model: Model, ops: DecodeOps | PrefillOps) -> Iterator[Launch]:
     """The forward pass, top to bottom: from the step's token ids to `x` after the last layer."""
-    weights, cache, act = model.weights, model.cache, model.act
+    yield from ops.embed(model.weights.embedding, model.act.x, model.act.rope)
+    for i in range(model.config.n_layers):
+        yield from layer_keys(model, ops, i)
+        yield from layer_rest(model, ops, i)
 
-    yield from ops.embed(weights.embedding, act.x, act.rope)
-    for i, layer in enumerate(weights.layers):
-        yield from ops.norm_linear(act.x, layer.attention_norm, layer.qkv, act.qkv)
-        yield from ops.adjust(act.qkv, layer)
-        attended = ops.attended(layer)
-        yield from ops.attention(act.qkv, act.rope, cache.k[i], cache.v[i], attended, model.mods[i])
-        yield from ops.add_linear(attended, layer.output, layer.attention_post_norm, act.x)
-        gated = ops.gated(layer)
-        yield from ops.norm_linear(act.x, layer.mlp_norm, layer.gate_up, gated, epilogue=GATES[model.config.activation])
-        yield from ops.add_linear(gated, layer.down, layer.mlp_post_norm, act.x)
+
+def layer_keys(model: Model, ops: DecodeOps | PrefillOps, i: int) -> Iterator[Launch]:
+    """Queries, keys and values of layer i; prefill leaves keys and values in the cache."""
+    layer, cache, act = model.weights.layers[i], model.cache, model.act
+    yield from ops.norm_linear(act.x, layer.attention_norm, layer.qkv, act.qkv)
+    yield from ops.adjust(act.qkv, layer)
+    yield from ops.append(act.qkv, act.rope, cache.k[i], cache.v[i])
+
+
+def layer_rest(model: Model, ops: DecodeOps | PrefillOps, i: int) -> Iterator[Launch]:
+    """Attention and MLP of layer i, added to `x`."""
+    layer, cache, act = model.weights.layers[i], model.cache, model.act
+    attended = ops.attended(layer)
+    yield from ops.attention(act.qkv, act.rope, cache.k[i], cache.v[i], attended, model.mods[i])
+    yield from ops.add_linear(attended, layer.output, layer.attention_post_norm, act.x)
+    gated = ops.gated(layer)
+    yield from ops.norm_linear(act.x, layer.mlp_norm, layer.gate_up, gated, epilogue=GATES[model.config.activation])
+    yield from ops.add_linear(gated, layer.down, layer.mlp_post_norm, act.x)
+
+
+def prefill_stack(model: Model, ops: PrefillOps) -> tuple[list[Launch], list[Launch]]:
+    """stack() for many tokens in two: up to the keys and values of the last layer, and what is left of that layer."""
+    last = model.config.n_layers - 1
+    first = list(ops.embed(model.weights.embedding, model.act.x, model.act.rope))
+    for i in range(last):
+        first += [*layer_keys(model, ops, i), *layer_rest(model, ops, i)]
+    return [*first, *layer_keys(model, ops, last)], list(layer_rest(model, ops, last))
 
 
 def decode_stack(model: Model) -> Iterator[Launch]:
@@ -349,6 +374,10 @@ class _Ops(ABC):
     def gated(self, layer: LayerWeights) -> Rows:
         """The same of the product with gate and up."""
         return self._model.act.ffn
+
+    def append(self, qkv: Buffer, rope: Buffer, k: Buffer, v: Buffer) -> list[Launch]:
+        """What leaves keys and values in the cache before attention."""
+        return []
 
     @abstractmethod
     def linear(self, x: Rows, weight: Weight, out: Buffer, epilogue: str = "store") -> list[Launch]: ...
@@ -409,9 +438,7 @@ class PrefillOps(_Ops):
 
     def norm_linear(self, x: Buffer, norm: Buffer, weight: Weight, out: Rows, epilogue: str = "store") -> list[Launch]:
         if rounds_rows(self._device, weight):
-            return linear_prefill(
-                self._device, weight, x, out, self._step, norm=norm, eps=self._eps, epilogue=epilogue
-            )
+            return linear_prefill(self._device, weight, x, out, self._step, norm=norm, eps=self._eps, epilogue=epilogue)
         dtype = narrow_dtype(self._device, weight)
         if dtype is None:
             normed = self._model.act.normed
@@ -424,7 +451,13 @@ class PrefillOps(_Ops):
         return linear_prefill(self._device, weight, x, out, self._step, epilogue=epilogue)
 
     def attention(self, qkv: Buffer, rope: Buffer, k: Buffer, v: Buffer, out: Rows, mods: Mods) -> list[Launch]:
-        shape = self._model.cache.shape
-        return rope_append(self._device, shape, qkv, rope, self._step, k, v) + attention_prefill(
-            self._device, shape, qkv, self._step, k, v, out, mods=mods
-        )
+        return attention_prefill(self._device, self._model.cache.shape, qkv, self._step, k, v, out, mods=mods)
+
+    def append(self, qkv: Buffer, rope: Buffer, k: Buffer, v: Buffer) -> list[Launch]:
+        return rope_append(self._device, self._model.cache.shape, qkv, rope, self._step, k, v)
+
+    def last_token(self) -> list[Launch]:
+        """Leaves the last of the step's tokens alone for what follows."""
+        act, shape, hidden = self._model.act, self._model.cache.shape, self._model.config.hidden_size
+        columns = (shape.n_q_heads + 2 * shape.n_kv_heads) * shape.head_dim
+        return last_token(self._device, self._step, act.x, act.qkv, hidden=hidden, columns=columns)

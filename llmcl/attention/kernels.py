@@ -26,6 +26,7 @@ PREFILL_VARIANTS = variants(
 )
 ROPE_VARIANTS = (
     Variant("nvidia", "nvidia/rope_append.cl", lambda device: device.entry.ptx_arch >= 80, lambda t, d: is_16_bit(t)),
+    Variant("cpu", "cpu/rope_append.cl", lambda device: device.is_cpu, lambda t, d: t not in QUANTIZED),
     Variant("shared", "rope_append.cl", lambda device: True),
 )
 
@@ -46,8 +47,8 @@ class AttentionShape:
     kv_dtype: as ops.dtype.KV_DTYPES; kernels/kv_cache.cl has the layouts.
     page_tokens: 0 where the cache is contiguous; else capacity is a pool of pages of that many keys (a multiple of 64).
     score_scale: factor of the scores; None for 1/sqrt(head_dim).
-    exact_queries: attention is in float32 even where the device has it faster: in decode queries rounded to 8 bits beside
-    a quantised cache; in prefill queries, keys and values rounded to bfloat16 beside any but one of float32.
+    exact_queries: attention is in float32 even where the device has it faster: in decode queries rounded to 8 bits
+    beside a quantised cache; in prefill queries, keys and values rounded to bfloat16 beside any but one of float32.
     """
 
     n_q_heads: int

@@ -38,15 +38,23 @@ inline float8 load8_bf16(__global const bf16_t* p) { return as_float8(convert_ui
 inline float16 load16_f32(__global const f32_t* p) { return *(__global const float16*)p; }
 #if defined(cl_khr_fp16)
 inline float16 load16_f16(__global const f16_t* p) { return vload_half16(0, (__global const half*)p); }
+inline void store16_f16(float16 v, __global f16_t* p) { vstore_half16_rte(v, 0, (__global half*)p); }
 #elif defined(__x86_64__) && defined(WIDEN16)
 // clang's storage type for half, where the processor's conversion is at hand but the extension is not offered (PoCL).
 typedef __fp16 half16_storage __attribute__((ext_vector_type(16)));
 inline float16 load16_f16(__global const f16_t* p) {
     return __builtin_convertvector(*(__global const half16_storage*)p, float16);
 }
+inline void store16_f16(float16 v, __global f16_t* p) {
+    *(__global half16_storage*)p = __builtin_convertvector(v, half16_storage);
+}
 #else
 inline float16 load16_f16(__global const f16_t* p) {
     return (float16)(vload_half8(0, (__global const half*)p), vload_half8(1, (__global const half*)p));
+}
+inline void store16_f16(float16 v, __global f16_t* p) {
+    vstore_half8_rte(v.lo, 0, (__global half*)p);
+    vstore_half8_rte(v.hi, 1, (__global half*)p);
 }
 #endif
 
@@ -58,7 +66,7 @@ inline float16 load16_f16(__global const f16_t* p) {
 #endif
 inline float16 load16_bf16(__global const bf16_t* p) { return as_float16(WIDEN16(*(__global const ushort16*)p) << 16); }
 
-inline void store16_f32(float16 v, __global float* p) { *(__global float16*)p = v; }
+inline void store16_f32(float16 v, __global f32_t* p) { *(__global float16*)p = v; }
 
 // exp(x) = 2^n exp(r), |r| <= ln(2) / 2, exp(r) by its Taylor polynomial of degree 6. Relative error below 3e-7; 0 below
 // -87.3, infinity above 88.72, NaN for NaN. Only operators, so that 16 values stay in a register.
@@ -124,6 +132,10 @@ inline ushort round_bf16(float x) {
 inline uint16 round16_bf16(float16 v) {
     const uint16 u = as_uint16(v);
     return v == v ? u + 0x7fffu + (u >> 16 & 1u) : u | 0x400000u;
+}
+
+inline void store16_bf16(float16 v, __global bf16_t* p) {
+    *(__global ushort16*)p = CONVERT16(round16_bf16(v) >> 16, ushort);
 }
 
 inline void store1_f32(float x, __global f32_t* p) { *p = x; }

@@ -110,8 +110,8 @@ def decode_variant(device: Device, dtype: str, k: int, name: str | None = None) 
 class _Rounding:
     """How prefill on a CPU rounds activations for weights of a dtype, and the product that takes them.
 
-    product: its kernel file; kernel: the name of the one that rounds; dot: form of the dot product (kernels/cpu/dot4.cl,
-    dot2.cl); tile_tokens: tokens whose sums stay in registers.
+    product: its kernel file; kernel: the name of the one that rounds; dot: form of the dot product (cpu/dot4.cl,
+    cpu/dot2.cl); tile_tokens: tokens whose sums stay in registers.
     """
 
     product: str
@@ -209,8 +209,8 @@ def linear_prefill(
 ) -> list[Launch]:
     """out[t] = epilogue(W rms_norm(x[t])) for every token t of the step; without `norm`, W x[t].
 
-    weight [rows, k]; x float32 [n, k]; norm float32 [k], only where `rounds_rows` says so; out float32 [n, rows] ([n, rows / 2]
-    with a gate); epilogue as in linear_decode.
+    weight [rows, k]; x float32 [n, k]; norm float32 [k], only where `rounds_rows` says so; out float32 [n, rows]
+    ([n, rows / 2] with a gate); epilogue as in linear_decode.
     NarrowRows only where `narrow_dtype` of the weight is theirs, and as `out` not to be added to.
     """
     launches = []

@@ -125,7 +125,7 @@ def test_bfloat16_dot_products(target: Device, n: int) -> None:
 def test_bfloat16_norm(target: Device) -> None:
     """Rows may round the other way where the twin's norm differs in its last bit."""
     if not target.is_cpu or not target.bf16_dot_form:
-        pytest.skip("rows are normalised by the kernel that rounds them, where the processor's dot product is reached")
+        pytest.skip("only the kernel that rounds rows to bfloat16 normalises them")
     check(target, "bfloat16", 50, 131, 80, norm=True)
 
 

@@ -216,7 +216,7 @@ def test_prefill_epilogue(target: Device, dtype: str, epilogue: str, rows: int) 
 @pytest.mark.parametrize("dtype", ["q4_1", "q6_k"])
 def test_prefill_norm(target: Device, dtype: str) -> None:
     if not target.is_cpu or not target.dot_form:
-        pytest.skip("rows are normalised by the kernel that rounds them, where the processor's 8-bit dot product is reached")
+        pytest.skip("only the kernel that rounds rows to 8 bits normalises them")
     check_prefill(target, dtype, 25, 64, 512, norm=True)
 
 

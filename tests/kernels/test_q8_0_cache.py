@@ -2,8 +2,8 @@
 
 What they append is held against the bound of the format: half a step, and the half-precision rounding of the step.
 Attention is held against the twin over the cache as it is then, so that one tolerance covers float32 scores and sums.
-Where the device rounds queries to 8 bits, or in prefill queries, keys and values to bfloat16, the twin's are rounded, too;
-a query that the device's float32 rotation leaves on the other side of a tie costs one step.
+Where the device rounds queries to 8 bits, or in prefill queries, keys and values to bfloat16, the twin's are rounded,
+too; a query that the device's float32 rotation leaves on the other side of a tie costs one step.
 """
 
 from __future__ import annotations

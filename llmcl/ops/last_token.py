@@ -1,0 +1,28 @@
+"""last_token: the last of a step's tokens becomes its only one."""
+
+from __future__ import annotations
+
+from llmcl.ops import step_state
+from llmcl.ops.step_state import StepState
+from llmcl.ops.variant import local_size
+from llmcl.ops.work import once
+from llmcl.runtime.device import Buffer, Device, Launch
+
+
+def last_token(device: Device, step: StepState, x: Buffer, qkv: Buffer, *, hidden: int, columns: int) -> list[Launch]:
+    """Moves the last rows of x float32 [n, hidden] and qkv float32 [n, columns] to row 0, and the step's state to them.
+
+    What is enqueued after it is for a step of one token at its position.
+    """
+    size = local_size(device, 256)
+    return [
+        device.launch(
+            "last_token.cl",
+            "last_token",
+            {**step_state.CONSTANTS, "HIDDEN": hidden, "QKV": columns, "LOCAL_SIZE": size},
+            [step.state, x, qkv],
+            groups=(1,),
+            local=(size,),
+            work=once(8 * (hidden + columns)),
+        )
+    ]
