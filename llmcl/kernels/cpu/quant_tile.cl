@@ -5,7 +5,8 @@
 // DOT is how four columns are multiplied and added at once:
 //   0  in float32, with the activations as they are;  1, 2, 3  with the processor's 8-bit dot product (cpu/dot4.cl)
 // With DOT > 0 the activations are rounded to 8 bits, group by group, as llama.cpp's q8_0:
-//   s = max |x| / 127,  x ~ s xq;   record (s, -OFFSET sum of the first 16 xq, of the last 16 (ints), s sum xq)
+//   s = max |x| / 127,  x ~ s xq;   record (s, -OFFSET sum xq, 0 (ints), s sum xq), with q6_k
+//   (s, -OFFSET sum of the first 16 xq, of the last 16, ...)
 //
 // Build: WEIGHT (quantised), K, DOT. Accumulation: int32 within a group (exact), float32 across groups.
 #if !defined(DOT)
@@ -89,7 +90,11 @@ inline float4 quantize_group(const float16 lo, const float16 hi, char16* q) {
     const int16 a = as_int16(lo * inverse + 0x1.8p23f) - 0x4b400000, b = as_int16(hi * inverse + 0x1.8p23f) - 0x4b400000;
     q[0] = CONVERT16(a, char);
     q[1] = CONVERT16(b, char);
+#if WEIGHT_IS(q6_k)
     const int first = sum16i(a), last = sum16i(b);
+#else
+    const int first = sum16i(a + b), last = 0;  // only their sum counts
+#endif
     return (float4)(scale, as_float(-OFFSET * first), as_float(-OFFSET * last), scale * (float)(first + last));
 }
 

@@ -25,11 +25,10 @@ void quantize_rows(__global const float* x, __global const float* norm, __global
             *(__global char16*)(block + 8 * i + 4) = q[1];
             __global int* records = block + NUMBERS + i;
             records[0] = as_int(record.x * scale);
-#if WEIGHT_IS(q6_k)
             records[TILE_TOKENS] = as_int(record.y);
+#if WEIGHT_IS(q6_k)
             records[2 * TILE_TOKENS] = as_int(record.z);
 #else
-            records[TILE_TOKENS] = as_int(record.y) + as_int(record.z);
             records[2 * TILE_TOKENS] = as_int(record.w * scale);
 #endif
         }
