@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 FILE = "nvidia/decode_layers.cl"
 WARPS = linear.NVIDIA_GROUP_WARPS
+# Local memory that a kernel may declare, by PTX architecture; OpenCL reports 48 KB, which goes for kernel arguments.
+LOCAL_BYTES = {80: 166912, 87: 166912, 90: 232448, 100: 232448}
+LEAST_LOCAL_BYTES = 101376
 
 
 def why_not(model: Model) -> str | None:
@@ -46,9 +49,9 @@ def why_not(model: Model) -> str | None:
         return "the layers differ in their attention rules"
     if device.compute_units < shape.n_kv_heads:
         return "the device has fewer compute units than the model KV heads"
-    needed = 4 * max(_attend_floats(model), *map(linear.nvidia_product_floats, weights)) + 4
-    if needed > device.entry.local_mem_bytes:
-        return f"it needs {needed:,} bytes of local memory, the device has {device.entry.local_mem_bytes:,}"
+    needed, limit = _local_bytes(model), LOCAL_BYTES.get(device.entry.ptx_arch, LEAST_LOCAL_BYTES)
+    if needed > limit:
+        return f"it needs {needed:,} bytes of local memory, the device has {limit:,}"
     return None
 
 
@@ -76,18 +79,8 @@ def decode_layers(model: Model, gate_epilogue: str) -> list[Launch]:
         "N_GROUPS": groups,
         "WARPS": WARPS,
     }
-    if is_quantized := layers[0].qkv.dtype in QUANTIZED:
+    if layers[0].qkv.dtype in QUANTIZED:
         constants["DOT"] = int(not layers[0].qkv.exact_activations)
-    else:
-        constants["UNROLL"] = linear.NVIDIA_UNROLL
-    warps_of = linear.nvidia_quantized_team if is_quantized else linear.nvidia_decode_warps
-    for name, weight, tiles in (
-        ("QKV", layers[0].qkv, 1),
-        ("OUT", layers[0].output, 1),
-        ("GATE", layers[0].gate_up, 2),
-        ("DOWN", layers[0].down, 1),
-    ):
-        constants[f"{name}_TEAM"] = warps_of(device, weight.n_tiles // tiles, weight.k)
     for i, layer in enumerate(layers):
         buffers = [
             layer.attention_norm,
@@ -103,18 +96,26 @@ def decode_layers(model: Model, gate_epilogue: str) -> list[Launch]:
         device.launch(
             FILE, "store_addresses", constants, bound, groups=(1,), local=(1,), prelude=mods.prelude
         ).enqueue()
+    n_splits = min(model.n_splits, groups // config.n_kv_heads)
+    part_values = cache.shape.group_size * (cache.shape.head_dim + 2)
+    tagged = model.tagged = {
+        name: device.zeros(4 * n, f"{name} with tags")
+        for name, n in (
+            ("qkv", layers[0].qkv.rows),
+            ("attended", layers[0].output.k),
+            ("mid", config.hidden_size),
+            ("ffn", config.intermediate_size),
+            ("x", config.hidden_size),
+        )
+    }
     args: list[KernelArg] = [
         table,
         act.x,
-        act.qkv,
-        act.attended,
-        act.ffn,
+        *tagged.values(),
         act.rope,
         model.step.state,
-        act.part_ml,
-        act.part_acc,
-        device.zeros(4 * config.n_kv_heads, "arrivals"),
-        device.zeros(4, "ticket of the grid's barriers"),
+        device.zeros(8 * config.n_kv_heads * n_splits * part_values, "states of the splits"),
+        device.zeros(12, "groups that have left, layers that were run, claimed units"),
         *mods.buffers,
     ]
     return [
@@ -131,9 +132,13 @@ def decode_layers(model: Model, gate_epilogue: str) -> list[Launch]:
     ]
 
 
-def _attend_floats(model: Model) -> int:
-    shape = model.cache.shape
-    return shape.group_size * (shape.head_dim + WARPS * (16 + 2 + shape.head_dim))
+def _local_bytes(model: Model) -> int:
+    shape, config = model.cache.shape, model.config
+    attend = shape.group_size * (shape.head_dim + WARPS * (16 + 2 + shape.head_dim))
+    columns = max(config.intermediate_size, config.hidden_size, config.n_q_heads * config.head_dim)
+    products = linear.nvidia_local_floats(model.weights.layers[0].qkv, columns)
+    residual = 16 * -(-config.hidden_size // (16 * model.device.compute_units))
+    return 4 * (attend + products + residual)
 
 
 def _work(model: Model) -> WorkOf:

@@ -120,6 +120,7 @@ class Model:
                 for name, shape in activation_shapes(config, self.chunk, self.n_splits).items()
             }
         )
+        self.tagged: dict[str, Buffer] = {}  # what decode_layers.py has instead of some activations
         self.sampler = Sampler(device, self.act.logits, config.vocab_size, self.step)
         ops = PrefillOps(self)
         self._prefill, self._last_layer = prefill_stack(self, ops)

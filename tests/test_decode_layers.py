@@ -51,6 +51,9 @@ def buffers(model: Model, config: ModelConfig, position: int) -> dict[str, np.nd
         "logits": config.vocab_size,
     }
     found = {name: device.read(getattr(model.act, name), np.float32, (n,)) for name, n in sizes.items()}
+    for name in ("qkv", "attended", "ffn"):
+        whole = device.read(model.tagged.get(name, getattr(model.act, name)), np.uint32, (sizes[name],))
+        found[name] = (whole & ~np.uint32(1)).view(np.float32)  # without tags
     for i, (k, v) in enumerate(zip(model.cache.k, model.cache.v, strict=True)):
         tiles = device.read(k, np.float16, (shape.n_kv_heads, shape.capacity // 16, shape.head_dim, 16))
         keys = tiles.swapaxes(2, 3).reshape(shape.n_kv_heads, shape.capacity, shape.head_dim)

@@ -45,7 +45,6 @@ INT8_TILE_TOKENS = {1: 12, 2: 12, 3: 3}
 # Tokens for which the bfloat16 product keeps a sum in registers, 32 of 512 bits or 16 of 256; 16 divides a chunk.
 BF16_TILE_TOKENS = {1: 16, 2: 6}
 NVIDIA_GROUP_WARPS = 16  # of kernels that stay on their compute unit
-NVIDIA_UNROLL = 4  # see nvidia/linear_decode.cl
 NVIDIA_WARP_TILES = 4  # see nvidia/linear_prefill.cl
 HOPPER_TILES = 16  # of a work-group, see nvidia/linear_prefill_wgmma.cl
 
@@ -70,25 +69,17 @@ def _shape_constants(weight: Weight, part: WeightPart, epilogue: str) -> tuple[d
 
 def nvidia_decode_warps(device: Device, units: int, k: int) -> int:
     """Warps that share the columns of a unit: the fewer units, the more, so that enough bytes are in flight."""
-    wanted = 16 if units <= 2 * device.compute_units else 8 if units <= 16 * device.compute_units else 4
-    return min(wanted, power_of_two_at_most(k // (16 * NVIDIA_UNROLL)))
+    wanted = NVIDIA_GROUP_WARPS if units <= 16 * device.compute_units else 4
+    return min(wanted, power_of_two_at_most(k // TILE_ROWS))
 
 
-def nvidia_quantized_team(device: Device, units: int, k: int) -> int:
-    """Warps that share the columns of a unit of quantised tiles: such that the busiest warp reads the least."""
-
-    def steps(team: int) -> int:
-        return -(-units // (device.compute_units * (NVIDIA_GROUP_WARPS // team))) * -(-k // (128 * team))
-
-    return min((16, 8, 4, 2), key=steps)
-
-
-def nvidia_product_floats(weight: Weight) -> int:
-    """Local floats of nvidia/product.cl, or of nvidia/product_quantized.cl."""
+def nvidia_local_floats(weight: Weight, columns: int) -> int:
+    """Local floats of nvidia/product.cl, or of nvidia/product_quantized.cl, for products of up to so many columns."""
     if weight.dtype not in QUANTIZED:
-        return 66 * NVIDIA_GROUP_WARPS
-    activations = 0 if weight.exact_activations else weight.k // 4 + weight.k // 32
-    return 257 * NVIDIA_GROUP_WARPS + activations
+        return 66 * NVIDIA_GROUP_WARPS + -(-columns // 2048) * 2048
+    steps = -(-columns // 2048)
+    groups = 4 * (steps + steps // 2 + 2)  # of a warp, at most
+    return NVIDIA_GROUP_WARPS * (2 * 257 + groups * (32 if weight.exact_activations else 9))
 
 
 def prefill_variant(device: Device, dtype: str, k: int, name: str | None = None) -> Variant:
@@ -156,14 +147,12 @@ def linear_decode(
             if is_quantized:
                 constants["DOT"] = 0 if weight.exact_activations else device.dot_form
         elif chosen.name == "nvidia" and is_quantized:
-            team = nvidia_quantized_team(device, units, weight.k)
-            count = min(-(-units // (NVIDIA_GROUP_WARPS // team)), device.compute_units)
-            constants |= {"DOT": int(not weight.exact_activations), "WARPS": NVIDIA_GROUP_WARPS}
-            constants |= {"TEAM": team, "N_GROUPS": count}
+            count = min(units, device.compute_units)
+            constants |= {"DOT": int(not weight.exact_activations), "WARPS": NVIDIA_GROUP_WARPS, "N_GROUPS": count}
             groups, local = (count,), (32 * NVIDIA_GROUP_WARPS,)
         elif chosen.name == "nvidia":
             warps = nvidia_decode_warps(device, units, weight.k)
-            constants |= {"WARPS": warps, "UNROLL": NVIDIA_UNROLL}
+            constants["WARPS"] = warps
             groups, local = (units,), (32 * warps,)
         else:
             size = min(256, power_of_two_at_most(device.entry.max_work_group_size))

@@ -1,6 +1,10 @@
 // Decode attention on NVIDIA GPUs: rotates the new token's queries and key, appends key and value, attends to the cache.
-// Formula, arguments and the split of the keys as in cpu/attention_decode.cl; `out`, `arrivals`, build constants and local
-// memory as in nvidia/attend.cl, which does the work.
+// Formula, arguments and the split of the keys as in cpu/attention_decode.cl; build constants as in nvidia/attend.cl, which does
+// the work. The last of a head's groups to finish merges the states of the splits, as attention_merge.cl does elsewhere: a
+// launch less.
+//
+// out       float [N_Q_HEADS][HEAD_DIM]
+// arrivals  int [N_KV_HEADS], 0 before and after: groups of the head that have left their state
 //
 // Index space: groups (N_KV_HEADS, N_SPLITS) of WARPS warps. For pages of keys and values see kv_address.cl.
 #include "nvidia/attend.cl"
@@ -10,8 +14,60 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
                       __global CAT(KV, _t)* k_cache, __global CAT(KV, _t)* v_cache,
                       __global float* part_ml, __global float* part_acc, __global float* out,
                       __global int* arrivals MOD_PARAMS) {
-    __local float scratch[ATTEND_FLOATS];
+    __local float __attribute__((aligned(16))) scratch[ATTEND_FLOATS];
     __local int arrived;
-    attend(get_group_id(0), get_group_id(1), state[STATE_POSITION], qkv, rope, state, k_cache, v_cache, part_ml, part_acc, out,
-           arrivals, scratch, &arrived MOD_ARGS);
+    const int head = get_group_id(0), split = get_group_id(1);
+    const int lid = get_local_id(0), lane = lid % WARP, warp = lid / WARP;
+    const key_share share = share_of_keys(head, split, state MOD_ARGS);
+    const int n_splits = share.n_splits;
+    if (split >= n_splits) return;
+    attend(&share, qkv, 0, false, rope, state, k_cache, v_cache, scratch MOD_ARGS);
+    for (int i = lid; i < GROUP_SIZE * HEAD_DIM; i += LOCAL_SIZE) {
+        const softmax_state all = warps_state(&share, i, scratch);
+        if (n_splits == 1) {
+            out[head * GROUP_SIZE * HEAD_DIM + i] = all.acc * softmax_norm(all.l);
+            continue;
+        }
+        const int part = (head * GROUP_SIZE + i / HEAD_DIM) * N_SPLITS + split;
+        if (i % HEAD_DIM == 0) {
+            part_ml[2 * part] = all.m;
+            part_ml[2 * part + 1] = all.l;
+        }
+        part_acc[(size_t)part * HEAD_DIM + i % HEAD_DIM] = all.acc;
+    }
+    if (n_splits == 1) return;
+    barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
+    if (lid == 0) {  // its fences cover what the barriers order before and after them
+        device_fence();
+        arrived = atomic_inc(arrivals + head);
+        if (arrived == n_splits - 1) arrivals[head] = 0;
+        device_fence();
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (arrived != n_splits - 1) return;
+    // The weight of every split's accumulator in the whole, a warp a query head.
+    __local float* weights = scratch + STATES_AT;
+    for (int g = warp; g < GROUP_SIZE; g += WARPS) {
+        __global const float* ml = part_ml + (size_t)(head * GROUP_SIZE + g) * N_SPLITS * 2;
+        float top = -INFINITY, whole = 0.0f;
+        for (int i = lane; i < n_splits; i += WARP) top = fmax(top, load_shared_float(ml + 2 * i));
+        top = warp_max(top);
+        for (int i = lane; i < n_splits; i += WARP) {
+            const float weight = softmax_weight(load_shared_float(ml + 2 * i), top);
+            weights[g * N_SPLITS + i] = weight;
+            whole += weight * load_shared_float(ml + 2 * i + 1);
+        }
+        const float norm = softmax_norm(warp_sum(whole));
+        for (int i = lane; i < n_splits; i += WARP) weights[g * N_SPLITS + i] *= norm;
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (int i = lid; i < GROUP_SIZE * HEAD_DIM; i += LOCAL_SIZE) {
+        const int g = i / HEAD_DIM, column = i % HEAD_DIM;
+        __global const float* acc_of = part_acc + (size_t)(head * GROUP_SIZE + g) * N_SPLITS * HEAD_DIM + column;
+        float sum = 0.0f;
+#pragma unroll 16
+        for (int split_of = 0; split_of < n_splits; ++split_of)
+            sum += weights[g * N_SPLITS + split_of] * load_shared_float(acc_of + split_of * HEAD_DIM);
+        out[(head * GROUP_SIZE + g) * HEAD_DIM + column] = sum;
+    }
 }

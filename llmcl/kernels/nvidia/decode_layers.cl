@@ -1,26 +1,36 @@
 // All layers of a decode step in one launch on an NVIDIA GPU: between `embed` and the output head.
 //
-//   for each layer:  qkv = W_qkv norm(x)  |  attend  |  x += W_o attended  |  ffn = gate(W_gate norm(x)) W_up norm(x)  |
-//                    x += W_down ffn       | : a barrier of the whole grid
+//   for each layer:  qkv = W_qkv norm(x)  |  attended  |  mid = x + W_o attended  |  ffn = gate(W_gate norm(mid)) W_up norm(mid)  |
+//                    x = mid + W_down ffn
 //
 // The work of each phase is that of nvidia/linear_decode.cl and nvidia/attention_decode.cl, by the same functions and, with
-// the same number of warps to a unit, with the same bits; the launches that it replaces are its twin.
+// the same number of warps to a group, with the same bits; the launches that it replaces are its twin.
+//
+// Groups wait for the values that they need (nvidia/tagged.cl), and for nothing else: the weights that a group takes first in the
+// next product are asked for before. Why a vector may be written anew in the next layer: a group sends its rows of a product
+// after it has all of the product's input, and a group without rows in it reads none. So whoever has one whole vector knows that
+// all readers of the one before have theirs. x of the next layer needs all of ffn, ffn all of mid, mid all of attended, each
+// head's attended all its groups' states, those the head's q, k and v, and qkv all of x.
 //
 // layers   ulong [N_LAYERS][8]: addresses of attention norm, W_qkv, K, V, W_o, MLP norm, W_gate_up, W_down, as
 //          `store_addresses` leaves them
-// x, qkv, attended, ffn, rope, part_ml, part_acc, state, arrivals   as in the separate kernels
-// ticket   uint [1], 0 before and after: arrivals at the grid's barriers
+// x        float [HIDDEN], in and out; rope, state: as in the separate kernels
+// qkv, attended, mid, ffn, next_x   float, the sizes of qkv, attended, HIDDEN, FFN, HIDDEN: tagged, this kernel's own
+// parts    ulong [N_KV_HEADS][N_SPLITS][PART_VALUES], the splits' states: tagged with a whole word
+// turns    uint [3]: groups that have left (0 before and after), layers that were run before this launch, claimed units of ffn
 //
 // Index space: N_GROUPS groups of 32 WARPS work-items, which must all run at the same time: one for each compute unit.
 // Build: that of nvidia/product.cl (nvidia/product_quantized.cl for quantised weights) and nvidia/attend.cl, and HIDDEN, FFN,
-// N_LAYERS, N_GROUPS, WARPS (16), and the warps of a team in each product: QKV_TEAM, OUT_TEAM, GATE_TEAM, DOWN_TEAM (divisors
-// of WARPS). Local memory: the larger of the two.
-#if !defined(HIDDEN) || !defined(FFN) || !defined(N_LAYERS) || !defined(N_GROUPS) || !defined(QKV_TEAM) || \
-    !defined(OUT_TEAM) || !defined(GATE_TEAM) || !defined(DOWN_TEAM)
+// N_LAYERS, N_GROUPS, WARPS (16). Local memory: that of products and attention together.
+#if !defined(HIDDEN) || !defined(FFN) || !defined(N_LAYERS) || !defined(N_GROUPS)
 #error "nvidia/decode_layers.cl needs the build constants named in its head"
 #endif
 #include "tiles.cl"
 #include "nvidia/ptx.cl"
+#include "nvidia/shares.cl"
+#define Q_SIZE (N_Q_HEADS * HEAD_DIM)
+#define LARGEST(a, b) ((a) > (b) ? (a) : (b))
+#define MOST_COLUMNS LARGEST(LARGEST(FFN, HIDDEN), Q_SIZE)
 #if QUANTIZED
 #include "nvidia/product_quantized.cl"
 #else
@@ -28,86 +38,141 @@
 #endif
 #include "nvidia/attend.cl"
 
-#define Q_SIZE (N_Q_HEADS * HEAD_DIM)
-#if QUANTIZED
-#define LARGEST(a, b) ((a) > (b) ? (a) : (b))
-#define PRODUCTS_FLOATS PRODUCT_FLOATS(LARGEST(LARGEST(FFN, HIDDEN), Q_SIZE))
-#else
-#define PRODUCTS_FLOATS PRODUCT_FLOATS(WARPS)
-#endif
-#define SCRATCH_FLOATS (ATTEND_FLOATS > PRODUCTS_FLOATS ? ATTEND_FLOATS : PRODUCTS_FLOATS)
 #define QKV_SIZE (Q_SIZE + 2 * N_KV_HEADS * HEAD_DIM)
-#define BARRIERS (5 * N_LAYERS - 1)
+#define OWN_UNITS ((HIDDEN / 16 + N_GROUPS - 1) / N_GROUPS)
+#define CLAIMS (FFN / 16 > 2 * N_GROUPS && !QUANTIZED)
+#define HEAD_VALUES (GROUP_SIZE * HEAD_DIM)
+#define PART_VALUES (HEAD_VALUES + 2 * GROUP_SIZE)  // accumulators, m and l of each query
 #if QKV_SIZE % 16 || HIDDEN % 16 || FFN % 16
 #error "nvidia/decode_layers.cl: sizes are multiples of 16"
 #endif
 
-// Waits until every group has come to its `nth` barrier, and sees what they wrote before.
-inline void grid_barrier(__global uint* ticket, const uint nth) {
-    barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
-    if (get_local_id(0) == 0) {  // its fences cover what the barriers order before and after them
-        device_fence();
-        atomic_inc(ticket);
-        while (load_acquire(ticket) < nth * N_GROUPS) {}
-        device_fence();
+// Sends what a head's groups have together. Each leaves the state of its split for the others, and merges a slice.
+inline void send_attended(const key_share* s, __global ulong* parts, __global float* attended, const uint turn,
+                          __local float* scratch) {
+    const int lid = get_local_id(0), n_splits = s->n_splits, slice = (HEAD_VALUES + n_splits - 1) / n_splits;
+    attended += s->head * HEAD_VALUES;
+    parts += s->head * N_SPLITS * PART_VALUES;
+    for (int i = lid; i < HEAD_VALUES; i += LOCAL_SIZE) {
+        const softmax_state all = warps_state(s, i, scratch);
+        if (n_splits == 1) {
+            send(attended + i, all.acc * softmax_norm(all.l), turn & 1);
+            continue;
+        }
+        __global ulong* part = parts + s->split * PART_VALUES;
+        send_pair(part + i, all.acc, turn);
+        if (i % HEAD_DIM == 0) {
+            send_pair(part + HEAD_VALUES + i / HEAD_DIM * 2, all.m, turn);
+            send_pair(part + HEAD_VALUES + i / HEAD_DIM * 2 + 1, all.l, turn);
+        }
     }
-    barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
+    warp_sync();  // nobody waits for what lanes of its own warp have yet to send
+    const int first = s->split * slice, count = min(slice, HEAD_VALUES - first);
+    if (n_splits == 1 || count <= 0) return;
+    barrier(CLK_LOCAL_MEM_FENCE);  // the warps' states have been read
+    __local float* ml = scratch + STATES_AT;           // [n_splits][GROUP_SIZE][2]
+    __local float* acc = ml + N_SPLITS * 2 * GROUP_SIZE;  // [n_splits][count]
+    const int n_ml = n_splits * 2 * GROUP_SIZE, n_acc = n_splits * count;
+    for (int i = lid; i / WARP * WARP < max(n_ml, n_acc); i += LOCAL_SIZE) {
+        const int j = min(i, n_ml - 1), k = min(i, n_acc - 1);
+        const float2 pair = receive_pairs(parts + j / (2 * GROUP_SIZE) * PART_VALUES + HEAD_VALUES + j % (2 * GROUP_SIZE),
+                                          parts + k / count * PART_VALUES + first + k % count, turn);
+        if (i < n_ml) ml[i] = pair.x;
+        if (i < n_acc) acc[i] = pair.y;
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (int i = lid; i < count; i += LOCAL_SIZE) {
+        const int g = (first + i) / HEAD_DIM;
+        float top = -INFINITY, whole = 0.0f, sum = 0.0f;
+#pragma unroll 4
+        for (int k = 0; k < n_splits; ++k) top = fmax(top, ml[(k * GROUP_SIZE + g) * 2]);
+#pragma unroll 4
+        for (int k = 0; k < n_splits; ++k) {
+            const float weight = softmax_weight(ml[(k * GROUP_SIZE + g) * 2], top);
+            whole += weight * ml[(k * GROUP_SIZE + g) * 2 + 1];
+            sum += weight * acc[k * count + i];
+        }
+        send(attended + first + i, sum * softmax_norm(whole), turn & 1);
+    }
 }
 
-// A product, and before the barrier that it waits for the first weights that it needs: they do not depend on what the barrier
-// orders, so the memory is busy while groups wait.
-#define FIRST_UNIT(team) (group + warp / (team) * N_GROUPS)
-#if QUANTIZED
-#define UNIT_STRIDE(team) (N_GROUPS * (WARPS / (team)))
-#define PREFETCH(weight, columns, units, gated, team)                                                           \
-    load_turn(&turn, (__global const uchar*)(weight), columns, gated, units, FIRST_UNIT(team), UNIT_STRIDE(team), team, \
-              warp % (team))
-#define PRODUCT(weight, norm, from, to, columns, rows, gated, normed, add, team)                                           \
-    product((__global const uchar*)(weight), from, (__global const float*)(norm), to, columns, rows, gated, normed, add,   \
-            ((rows) + 15) / 16, FIRST_UNIT(team), UNIT_STRIDE(team), team, warp % (team), 1 + warp / (team), &turn, scratch)
-#else
-#define PREFETCH(weight, columns, units, gated, team)                                                                      \
-    if (FIRST_UNIT(team) < (units))                                                                                        \
-    load_turn(&turn, (__global const CAT(WEIGHT, _t)*)(weight) + UNIT_OFFSET(FIRST_UNIT(team), columns, gated), columns,   \
-              gated, warp % (team) * RUN, (team) * RUN)
-#define PRODUCT(weight, norm, from, to, columns, rows, gated, normed, add, team)                                       \
-    product((__global const CAT(WEIGHT, _t)*)(weight), from, (__global const float*)(norm), to, columns, rows, gated,  \
-            normed, add, ((rows) + 15) / 16, FIRST_UNIT(team), N_GROUPS * (WARPS / (team)), team, warp % (team),       \
-            1 + warp / (team), &turn, true, scratch + warp / (team) * (team) * 66)
-#endif
+inline matrix share_of(const ulong weight, const int columns, const int units, const bool gated) {
+    const matrix m = {(__global const void*)weight, columns, units, (int)get_group_id(0), N_GROUPS, gated, 0, 0};
+    return m;
+}
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
 void decode_layers(__global const ulong* layers, __global float* x, __global float* qkv, __global float* attended,
-                   __global float* ffn, __global const float* rope, __global const int* state, __global float* part_ml,
-                   __global float* part_acc, __global int* arrivals, __global uint* ticket MOD_PARAMS) {
-    __local float __attribute__((aligned(16))) scratch[SCRATCH_FLOATS];
-    __local int arrived;
-    const int group = get_group_id(0), warp = get_local_id(0) / WARP, position = state[STATE_POSITION];
-    uint nth = 0;
+                   __global float* mid, __global float* ffn, __global float* next_x, __global const float* rope,
+                   __global const int* state, __global ulong* parts, __global uint* turns MOD_PARAMS) {
+    __local float __attribute__((aligned(16))) columns_of[WARPS][COLUMN_FLOATS];
+    __local float __attribute__((aligned(16))) sums[SUM_FLOATS];
+    __local float __attribute__((aligned(16))) scratch[ATTEND_FLOATS];
+    __local float residual[OWN_UNITS * 16];
+    const int lid = get_local_id(0), warp = lid / WARP, group = get_group_id(0);
+    __local float* columns = columns_of[warp];
+    const uint before = turns[1];
+    const bool attends = group < N_KV_HEADS * N_SPLITS;
+    const key_share share = share_of_keys(min(group / N_SPLITS, N_KV_HEADS - 1), group % N_SPLITS, state MOD_ARGS);
+    int parity = 0;
     weight_turn turn;
-    PREFETCH(layers[1], HIDDEN, QKV_SIZE / 16, false, QKV_TEAM);
+    matrix to_qkv = share_of(layers[1], HIDDEN, QKV_SIZE / 16, false);
+    load_first(&turn, &to_qkv);
+    for (int i = lid; i < OWN_UNITS * 16; i += LOCAL_SIZE) {
+        const int row = (group + i / 16 * N_GROUPS) * 16 + i % 16;
+        if (row < HIDDEN) residual[i] = x[row];
+    }
     for (int layer = 0; layer < N_LAYERS; ++layer) {
         __global const ulong* at = layers + layer * 8;
-        PRODUCT(at[1], at[0], x, qkv, HIDDEN, QKV_SIZE, false, true, false, QKV_TEAM);
-        grid_barrier(ticket, ++nth);
-        if (group < N_KV_HEADS * N_SPLITS)
-            attend(group / N_SPLITS, group % N_SPLITS, position, qkv, rope, state, (__global CAT(KV, _t)*)at[2],
-                   (__global CAT(KV, _t)*)at[3], part_ml, part_acc, attended, arrivals, scratch, &arrived MOD_ARGS);
-        PREFETCH(at[4], Q_SIZE, HIDDEN / 16, false, OUT_TEAM);
-        grid_barrier(ticket, ++nth);
-        PRODUCT(at[4], at[5], attended, x, Q_SIZE, HIDDEN, false, false, true, OUT_TEAM);
-        PREFETCH(at[6], HIDDEN, FFN / 16, true, GATE_TEAM);
-        grid_barrier(ticket, ++nth);
-        PRODUCT(at[6], at[5], x, ffn, HIDDEN, FFN, true, true, false, GATE_TEAM);
-        PREFETCH(at[7], FFN, HIDDEN / 16, false, DOWN_TEAM);
-        grid_barrier(ticket, ++nth);
-        PRODUCT(at[7], at[5], ffn, x, FFN, HIDDEN, false, false, true, DOWN_TEAM);
-        if (layer == N_LAYERS - 1) break;
-        PREFETCH(at[8 + 1], HIDDEN, QKV_SIZE / 16, false, QKV_TEAM);
-        grid_barrier(ticket, ++nth);
+        const bool is_first = layer == 0, is_last = layer == N_LAYERS - 1;
+        const uint number = before + layer + 1, tag = number & 1;
+        const matrix none = share_of(0, 16, 0, false);
+        const matrix to_out = share_of(at[4], Q_SIZE, HIDDEN / 16, false);
+        matrix to_ffn = share_of(at[6], HIDDEN, FFN / 16, true);
+#if CLAIMS
+        to_ffn.claims = turns + 2;
+        to_ffn.claimed = (number - 1) * (FFN / 16 - N_GROUPS);  // in a layer each unit but two of each group, and a miss of each
+#endif
+        const matrix to_x = share_of(at[7], FFN, HIDDEN / 16, false);
+        __global CAT(KV, _t)* k = (__global CAT(KV, _t)*)at[2];
+        __global CAT(KV, _t)* v = (__global CAT(KV, _t)*)at[3];
+        float square = 0.0f;
+
+        if (group < to_qkv.n_units)
+            square = receive(&to_qkv, is_first ? x : next_x, tag ^ 1, !is_first, (__global const float*)at[0], true, columns);
+        const target qkv_target = {qkv, 0, 0, tag, true, false};
+        product(&to_qkv, &none, &qkv_target, QKV_SIZE, true, square, columns, sums, &parity, &turn);
+
+        if (attends && share.split < share.n_splits) {
+            if (share.n_splits == 1) {  // over a long context it takes longer so
+                fetch_run(&share, state, k, v);
+                fetch_first(&to_out);
+            }
+            attend(&share, qkv, tag, true, rope, state, k, v, scratch MOD_ARGS);
+            send_attended(&share, parts, attended, number, scratch);
+        }
+        load_first(&turn, &to_out);
+
+        if (group < to_out.n_units) receive(&to_out, attended, tag, true, 0, false, columns);
+        const target mid_target = {mid, residual, 0, tag, true, true};
+        product(&to_out, &to_ffn, &mid_target, HIDDEN, false, 0.0f, columns, sums, &parity, &turn);
+
+        if (group < to_ffn.n_units)
+            square = receive(&to_ffn, mid, tag, true, (__global const float*)at[5], true, columns);
+        const target ffn_target = {ffn, 0, 0, tag, true, false};
+        product(&to_ffn, &to_x, &ffn_target, FFN, true, square, columns, sums, &parity, &turn);
+
+        if (group < to_x.n_units) receive(&to_x, ffn, tag, true, 0, false, columns);
+        const target x_target = {next_x, residual, is_last ? x : 0, tag, true, true};
+        to_qkv = share_of(is_last ? 0 : at[8 + 1], HIDDEN, is_last ? 0 : QKV_SIZE / 16, false);
+        product(&to_x, &to_qkv, &x_target, HIDDEN, false, 0.0f, columns, sums, &parity, &turn);
     }
-    // The last group to leave makes the ticket 0 again; nobody waits on it any more.
-    if (get_local_id(0) == 0 && atomic_inc(ticket) == BARRIERS * N_GROUPS + N_GROUPS - 1) *ticket = 0;
+    // The last group to leave counts the layers; all have read the count.
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (lid == 0 && atomic_inc(turns) == N_GROUPS - 1) {
+        turns[0] = 0;
+        turns[1] = before + N_LAYERS;
+    }
 }
 
 // layers[layer] = the addresses of these buffers, which stay where they are.

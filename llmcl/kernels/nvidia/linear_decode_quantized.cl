@@ -1,14 +1,14 @@
 // y = W x for one token on NVIDIA GPUs, quantised weights, as nvidia/product_quantized.cl says.
 // Formula, arguments and build constants as in cpu/linear_decode.cl (with DOT 0 or 1), and
-//   WARPS     16, of a work-group
-//   TEAM      warps that share a unit, a divisor of WARPS of 2 or more
+//   WARPS     of a work-group
 //   N_GROUPS  work-groups; each takes every N_GROUPS-th unit, so that a token's activations are staged once for many
 //
-// Index space: N_GROUPS groups of 32 WARPS. Local memory: 16.1 KB, and with DOT 1.125 K bytes.
+// Index space: N_GROUPS groups of 32 WARPS. Local memory: 2 KB a warp, and with DOT 1.125 K bytes, else 4 K.
 #if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(N_TILES) || !defined(NORM) || !defined(EPS) || \
-    !defined(EPILOGUE) || !defined(DOT) || !defined(WARPS) || !defined(TEAM) || !defined(N_GROUPS) || !defined(STATE_N_TOKENS)
+    !defined(EPILOGUE) || !defined(DOT) || !defined(WARPS) || !defined(N_GROUPS) || !defined(STATE_N_TOKENS)
 #error "nvidia/linear_decode_quantized.cl needs the build constants named in its head and those of the step state"
 #endif
+#define MOST_COLUMNS K
 #include "nvidia/product_quantized.cl"
 
 #define GATED (EPILOGUE == EPILOGUE_SWIGLU)
@@ -16,11 +16,16 @@
 __kernel __attribute__((reqd_work_group_size(WARP * WARPS, 1, 1)))
 void linear_decode(__global const uchar* weight, __global const float* x, __global const float* norm,
                    __global float* out, __global const int* state, const int out_row) {
-    __local float __attribute__((aligned(16))) scratch[PRODUCT_FLOATS(K)];
-    const int warp = get_local_id(0) / WARP, team = warp / TEAM, member = warp % TEAM;
-    const int units = N_TILES / (GATED ? 2 : 1), first_unit = get_group_id(0) + team * N_GROUPS;
+    __local float __attribute__((aligned(16))) columns_of[WARPS][COLUMN_FLOATS];
+    __local float __attribute__((aligned(16))) sums[SUM_FLOATS];
+    __local float* columns = columns_of[get_local_id(0) / WARP];
+    const matrix whole = {weight, K, N_TILES / (GATED ? 2 : 1), get_group_id(0), N_GROUPS, GATED, 0, 0};
+    const matrix none = {weight, K, 0, 0, 1, false, 0, 0};
+    const target to = {out + out_row, 0, 0, 0, false, EPILOGUE == EPILOGUE_ADD};
+    int parity = 0;
     weight_turn turn;
-    load_turn(&turn, weight, K, GATED, units, first_unit, N_GROUPS * (WARPS / TEAM), TEAM, member);
-    product(weight, x + (size_t)(state[STATE_N_TOKENS] - 1) * K, norm, out + out_row, K, N, GATED, NORM,
-            EPILOGUE == EPILOGUE_ADD, units, first_unit, N_GROUPS * (WARPS / TEAM), TEAM, member, 1 + team, &turn, scratch);
+    load_first(&turn, &whole);
+    const float square =
+        receive(&whole, x + (size_t)(state[STATE_N_TOKENS] - 1) * K, 0, false, norm, NORM, columns);
+    product(&whole, &none, &to, N, NORM, square, columns, sums, &parity, &turn);
 }

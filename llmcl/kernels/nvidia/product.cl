@@ -1,21 +1,66 @@
-// A product for one token, W x, by teams of warps: what nvidia/linear_decode.cl and nvidia/decode_layers.cl have in common.
+// A product for one token, W x, by a work-group: what nvidia/linear_decode.cl and nvidia/decode_layers.cl have in common.
 //
-// A team takes a unit, one 16-row tile or with `gated` two (gate and up), and its warps share the columns in runs of 16. A
-// warp reads a run of a tile, 512 consecutive bytes, 16 a lane: 8 rows of one column, as in the portable form. The squares of
-// x for the norm are summed on the way: each column is met once in a team.
+// A group takes a unit, one 16-row tile or with `gated` two (gate and up), and its warps share the columns in runs of 16. A
+// warp reads a run of a tile, 512 consecutive bytes, 16 a lane: 8 rows of one column, as in the portable form.
 //
 //     lane:        0        1        2        3      ...      31        tile memory, 16 values a column k:
 //     column k:    0        0        1        1               15       [ rows 0-7 | rows 8-15 ] [ rows 0-7 | ...
 //     rows:       0-7     8-15      0-7     8-15             8-15
 //
-// Sums are the same to the bit for the same number of warps in a team.
-// Build: WEIGHT (f16 or bf16), EPS, UNROLL (loads of a lane in flight), GATE where a unit is gated.
+// A turn of a warp is as many runs of a unit as registers allow, all on their way at once. As soon as a run is used the same run
+// of the next turn is asked for, after the last turn the first of the next product. A warp receives the columns of its runs, and
+// nobody else reads them, so that no barrier stands between x and its use. The norm's scale comes last, to a row's sum.
+//
+// Sums are the same to the bit for the same number of warps in a group.
+// Build: WEIGHT (f16 or bf16), EPS, WARPS (of a group), MOST_COLUMNS (of all products), GATE where a unit is gated.
 #include "common.cl"
 #include "nvidia/ptx.cl"
+#include "nvidia/shares.cl"
 
-#define RUN 16  // columns that a warp reads at once
-// Local floats for the teams of a work-group of `warps` warps.
-#define PRODUCT_FLOATS(warps) (2 * (warps) * 33)
+#define RUN 16    // columns that a warp reads at once
+#define PIECES 8  // 16-byte loads of a lane in flight
+// Local floats: of a warp's columns, and of the sums and squares of two units.
+#define COLUMN_FLOATS (((MOST_COLUMNS / RUN + WARPS - 1) / WARPS + 7) / 8 * 8 * RUN)
+#define SUM_FLOATS (2 * WARPS * 33 + 2)
+
+typedef struct {
+    uint4 words[PIECES];
+} weight_turn;
+
+#define WEIGHTS(m) ((__global const CAT(WEIGHT, _t)*)(m)->weight)
+#define STEPS(m) (((m)->columns / RUN + WARPS - 1) / WARPS)  // runs of a warp in a unit
+#define TURNS(m) ((STEPS(m) * TILES(m) + PIECES - 1) / PIECES)
+#define TURN_STEPS(m) ((STEPS(m) + TURNS(m) - 1) / TURNS(m))
+// Whether there is such a run: in a whole matrix always.
+#define HAS_RUN(m, step) \
+    ((m)->columns / RUN == TURNS(m) * TURN_STEPS(m) * WARPS || (step) * WARPS + WARP_ID < (m)->columns / RUN)
+
+inline void load_step(weight_turn* turn, const matrix* m, const int unit, const int step, const int slot) {
+    if (!HAS_RUN(m, step)) return;
+    __global const CAT(WEIGHT, _t)* w = WEIGHTS(m) + (size_t)unit * TILES(m) * m->columns * 16 +
+                                        (step * WARPS + WARP_ID) * RUN * 16 + get_local_id(0) % WARP * 8;
+#pragma unroll
+    for (int t = 0; t < TILES(m); ++t) turn->words[slot * TILES(m) + t] = stream16(w + (size_t)t * m->columns * 16);
+}
+
+// Asks for a warp's first turn, which does not depend on x.
+inline void load_first(weight_turn* turn, const matrix* m) {
+    if (m->first_unit >= m->n_units) return;
+#pragma unroll
+    for (int i = 0; i < TURN_STEPS(m); ++i) load_step(turn, m, m->first_unit, i, i);
+}
+
+// The same into the second-level cache only.
+inline void fetch_first(const matrix* m) {
+    if (m->first_unit >= m->n_units) return;
+#pragma unroll
+    for (int i = 0; i < TURN_STEPS(m) * TILES(m); ++i) {
+        const int run = i / TILES(m) * WARPS + WARP_ID;
+        if (!HAS_RUN(m, i / TILES(m))) continue;
+        const size_t column = ((size_t)m->first_unit * TILES(m) + i % TILES(m)) * m->columns + run * RUN;
+        fetch_line(WEIGHTS(m) + column * 16 + get_local_id(0) % WARP * 8);
+    }
+}
 
 inline void multiply(float acc[8], const uint4 w, const float x) {
     const uint words[4] = {w.x, w.y, w.z, w.w};
@@ -27,107 +72,100 @@ inline void multiply(float acc[8], const uint4 w, const float x) {
     }
 }
 
-// The weights of UNROLL runs of a unit, on their way.
-typedef struct {
-    uint4 words[2][UNROLL];
-} weight_turn;
-
-#define UNIT_OFFSET(unit, columns, gated) ((size_t)(unit) * ((gated) ? 2 : 1) * (columns) * 16)
-
-// Asks for a warp's turn that begins at column k; w is the unit's.
-inline void load_turn(weight_turn* turn, __global const CAT(WEIGHT, _t)* w, const int columns, const bool gated, const int k,
-                      const int stride) {
-    w += get_local_id(0) % WARP * 8;
-    if (k + (UNROLL - 1) * stride >= columns) return;  // dot_share takes runs one by one
+// Puts the warp's columns of x, times the norm's weights, into `columns` (local, the warp's own); the warp's sum of squares.
+inline float receive(const matrix* m, __global const float* x, const uint tag, const bool wait, __global const float* norm,
+                     const bool normed, __local float* columns) {
+    const int lane = (int)get_local_id(0) % WARP, most = (STEPS(m) + 7) / 8;  // a warp takes 8 runs at once, 4 lanes a run
+    const int first = (lane / 4 * WARPS + WARP_ID) * RUN + lane % 4 * 4, stride = 8 * WARPS * RUN;
+    const int count = first < m->columns ? (m->columns - first + stride - 1) / stride : 0;
+    uint4 words[COLUMN_FLOATS / 128];
+    float4 factors[2];
+    float square = 0.0f;
+    const int at_hand = normed ? min(most, 2) : 0;
 #pragma unroll
-    for (int t = 0; t < (gated ? 2 : 1); ++t)
+    for (int i = 0; i < at_hand; ++i)
+        if (i < count) factors[i] = vload4(0, norm + first + i * stride);
+    receive4(words, x + first, 2 * stride, stride, count, most, tag, wait);
 #pragma unroll
-        for (int u = 0; u < UNROLL; ++u)
-            turn->words[t][u] = stream16(w + ((size_t)t * columns + k + u * stride) * 16);
-}
-
-// Sums of a warp's share of a unit: acc[tile] of the lane's 8 rows, and the squares of its columns. at_hand: its first turn is
-// in `turn` already.
-inline void dot_share(__global const CAT(WEIGHT, _t)* w, __global const float* x, __global const float* norm,
-                      const int columns, const bool gated, const bool normed, const int first, const int stride,
-                      weight_turn* turn, bool at_hand, float acc[2][8], float* square) {
-    const int tiles = gated ? 2 : 1;
-    int k = first;
-    for (; k + (UNROLL - 1) * stride < columns; k += UNROLL * stride, at_hand = false) {
-        float v[UNROLL];
-        if (!at_hand) load_turn(turn, w, columns, gated, k, stride);
-#pragma unroll
-        for (int u = 0; u < UNROLL; ++u) {
-            v[u] = x[k + u * stride];
-            if (normed) {
-                *square += v[u] * v[u];
-                v[u] *= norm[k + u * stride];
-            }
-        }
-#pragma unroll
-        for (int u = 0; u < UNROLL; ++u)
-#pragma unroll
-            for (int t = 0; t < tiles; ++t) multiply(acc[t], turn->words[t][u], v[u]);
-    }
-    w += get_local_id(0) % WARP * 8;
-    for (; k < columns; k += stride) {
-        float v = x[k];
+    for (int i = 0; i < most; ++i) {
+        if (i >= count) continue;
+        float4 v = values_of(words[i]);
         if (normed) {
-            *square += v * v;
-            v *= norm[k];
+            square += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+            v *= i < at_hand ? factors[i] : vload4(0, norm + first + i * stride);
         }
-#pragma unroll
-        for (int t = 0; t < tiles; ++t) multiply(acc[t], stream16(w + ((size_t)t * columns + k) * 16), v);
+        vstore4(v, lane + i * WARP, columns);
     }
+    warp_sync();
+    return normed ? warp_sum(square) : 0.0f;
 }
 
-// out = epilogue(W rms_norm(x)) for the units from first_unit on, every unit_stride-th: the share of a team of `warps` warps,
-// of which this is `member`. `barrier_id` is the team's own, from 1 on. at_hand: the first turn of the first unit is in `turn`.
-// rows: of the output; scratch: 66 floats a warp.
-inline void product(__global const CAT(WEIGHT, _t)* weight, __global const float* x, __global const float* norm,
-                    __global float* out, const int columns, const int rows, const bool gated, const bool normed,
-                    const bool add, const int n_units, const int first_unit, const int unit_stride, const int warps,
-                    const int member, const int barrier_id, weight_turn* turn, bool at_hand,
-                    __local float* scratch) {
-    const int lane = get_local_id(0) % WARP, tiles = gated ? 2 : 1;
-    x += lane / 2;
-    norm += lane / 2;
-    int buffer = 0;  // the team's warps are at most one unit apart
-    for (int unit = first_unit; unit < n_units; unit += unit_stride, buffer ^= 1) {
-        float acc[2][8], square = 0.0f;
+// The share m of epilogue(W rms_norm(x)). columns, square: of receive. rows: of the output. turn: has the first turn, and is left
+// with that of `next`. sums: SUM_FLOATS, of which `parity` says which half is free.
+inline void product(const matrix* m, const matrix* next, const target* to, const int rows, const bool normed,
+                    const float square, __local const float* columns, __local float* sums, int* parity, weight_turn* turn) {
+    const int lane = (int)get_local_id(0) % WARP, warp = WARP_ID;
+    __local int* taken = (__local int*)(sums + 2 * WARPS * 33);  // a unit for each parity
+    if (m->first_unit >= m->n_units) load_first(turn, next);
+    int next_unit = m->first_unit + m->unit_stride, after_next, own = 0;
+    for (int unit = m->first_unit; unit < m->n_units; unit = next_unit, next_unit = after_next, *parity ^= 1, ++own) {
+        const bool claims = m->claims && next_unit < m->n_units;
+        uint claim = 0;
+        if (claims && get_local_id(0) == 0) claim = atomic_inc(m->claims) - m->claimed;
+        float acc[2][8];
 #pragma unroll
         for (int t = 0; t < 2; ++t)
 #pragma unroll
             for (int i = 0; i < 8; ++i) acc[t][i] = 0.0f;
-        dot_share(weight + UNIT_OFFSET(unit, columns, gated), x, norm, columns, gated, normed, member * RUN, warps * RUN, turn,
-                  at_hand, acc, &square);
-        at_hand = false;
-        __local float* sums = scratch + buffer * warps * 33;  // [warps][2][16], then the squares of each warp
+#pragma unroll 1
+        for (int part = 0; part < TURNS(m); ++part) {
+            const bool last = part == TURNS(m) - 1;
+            const int unit_then = last ? next_unit : unit, next_part = last ? 0 : part + 1;
+            const bool more = unit_then < m->n_units;
 #pragma unroll
-        for (int t = 0; t < tiles; ++t) {
+            for (int i = 0; i < TURN_STEPS(m); ++i) {
+                const int step = part * TURN_STEPS(m) + i;
+                if (HAS_RUN(m, step)) {
+                    const float v = columns[step * RUN + lane / 2];
+#pragma unroll
+                    for (int t = 0; t < TILES(m); ++t) multiply(acc[t], turn->words[i * TILES(m) + t], v);
+                }
+                if (more) load_step(turn, m, unit_then, next_part * TURN_STEPS(m) + i, i);
+            }
+        }
+        __local float* here = sums + *parity * WARPS * 33;  // [WARPS][2][16], then the squares of each warp
+#pragma unroll
+        for (int t = 0; t < TILES(m); ++t) {
             const float sum = sum8(acc[t], lane);
-            if (!(lane & 2)) sums[(member * 2 + t) * 16 + (lane & 1) * 8 + sum8_index(lane)] = sum;
+            if (!(lane & 2)) here[(warp * 2 + t) * 16 + (lane & 1) * 8 + sum8_index(lane)] = sum;
         }
-        if (normed) {
-            square = warp_sum(square);
-            if (lane == 0) sums[warps * 32 + member] = 0.5f * square;  // both parities met every column
-        }
-        team_barrier(barrier_id, warps * WARP);
-        const int row = unit * 16 + lane;
-        if (member > 0 || lane >= 16 || row >= rows) continue;
-        float y[2] = {0.0f, 0.0f}, scale = 1.0f;
+        if (normed && lane == 0) here[WARPS * 32 + warp] = square;
+        if (claims && get_local_id(0) == 0) taken[*parity] = 2 * m->unit_stride + claim;
+        barrier(CLK_LOCAL_MEM_FENCE);
+        after_next = claims ? taken[*parity] : next_unit + m->unit_stride;
+        if (warp == own % WARPS) {
+            // A half of the warp sums the gate's rows and one those of up, or each the sums of every second warp.
+            const int half_warp = lane / 16, row = unit * 16 + lane % 16;
+            float y = 0.0f, scale = 1.0f;
 #pragma unroll
-        for (int t = 0; t < tiles; ++t)
-            for (int i = 0; i < warps; ++i) y[t] += sums[(i * 2 + t) * 16 + lane];
-        if (normed) {
-            float sum = 0.0f;
-            for (int i = 0; i < warps; ++i) sum += sums[warps * 32 + i];
-            scale = 1.0f / sqrt(sum / columns + EPS);
-        }
-        float value = y[0] * scale;
+            for (int i = 0; i < WARPS; i += m->gated ? 1 : 2) {
+                const int from = m->gated ? i : i + half_warp;
+                if (from < WARPS) y += here[(from * 2 + (m->gated ? half_warp : 0)) * 16 + lane % 16];
+            }
+            const float other = shuffle_xor(y, 16);
+            if (normed) {
+                float sum = 0.0f;
+#pragma unroll
+                for (int i = 0; i < WARPS; ++i) sum += here[WARPS * 32 + i];
+                scale = rsqrt(sum / m->columns + EPS);
+            }
+            float value = (m->gated ? y : y + other) * scale;
 #ifdef GATE
-        if (gated) value = GATE_VALUE(value, exp) * (y[1] * scale);
+            if (m->gated) value = GATE_VALUE(value, exp) * (other * scale);
 #endif
-        out[row] = add ? out[row] + value : value;
+            if (lane < 16 && row < rows) deliver(to, row, own * 16 + lane, value);
+            warp_sync();  // nobody waits for what lanes of its own warp have yet to send
+        }
+        if (next_unit >= m->n_units) load_first(turn, next);
     }
 }

@@ -1,32 +1,38 @@
-// A product of a quantised weight with one token, W x, by teams of warps: what nvidia/linear_decode_quantized.cl and
+// A product of a quantised weight with one token, W x, by a work-group: what nvidia/linear_decode_quantized.cl and
 // nvidia/decode_layers.cl have in common. It takes the place of nvidia/product.cl, with the same functions.
 //
-// A team takes a unit, one 16-row tile or with `gated` two (gate and up). A quarter of a warp reads a group of a tile (tiles.cl),
-// a lane a piece of it: columns 8h .. 8h+7 and 8h+16 .. 8h+23 of four rows, 32 bytes of nibbles.
+// A quarter of a warp reads a group of a tile (tiles.cl), a lane a piece of it: columns 8h .. 8h+7 and 8h+16 .. 8h+23 of four
+// rows, 32 bytes of nibbles.
 //
 //     lane % 8:     0        1        2        3        4       ...     7        vectors 2h and 2h+1, h = lane % 8 / 4
 //     rows:        0-3      4-7      8-11    12-15     0-3     ...    12-15
 //     columns:    h = 0                               h = 1
 //
-// A step of a team is 4 groups for each of its warps. The pieces of a turn are on their way at once: those of several tiles, of
-// one, or of a part of one (`walk`). As soon as a piece is used the same piece of the next turn is asked for. A lane's sums are
-// added over the lanes that have the same rows at the end of a tile, and over the team's warps at the end of many tiles.
+// A step of a tile is 4 groups for each warp. The pieces of a turn are on their way at once: those of several tiles, of one, or of
+// a part of one (`walk`). As soon as a piece is used the same piece of the next turn is asked for, after the last turn the first of
+// the next product. A lane's sums are added over the lanes that have the same rows at the end of a tile, and over the warps at the
+// end of many tiles. A warp receives the columns of its own groups.
 //
 // DOT 1: activations are rounded to 8 bits for each group, as in cpu/quant_tile.cl, s = max |x| / 127, x ~ s xq, and four columns
 // are multiplied by dp4a. An exact integer of 16 columns times d s is added in float32. DOT 0: float32 throughout.
 //
-// Sums are the same to the bit for the same number of warps in a team.
-// Build: WEIGHT (quantised), DOT, EPS, WARPS (16, of a work-group), GATE where a unit is gated.
+// Sums are the same to the bit for the same number of warps in a group.
+// Build: WEIGHT (quantised), DOT, EPS, WARPS (of a group), MOST_COLUMNS (of all products), GATE where a unit is gated.
 #include "tiles.cl"
 #include "nvidia/ptx.cl"
+#include "nvidia/shares.cl"
 
-#define SLOTS 16  // tiles whose sums wait for the rest of the team
+#define SLOTS 16  // tiles whose sums wait for the other warps
 // At most in a turn: as many as registers allow.
 #define PIECES ((WEIGHT_IS(q8_0) || WEIGHT_IS(q6_k) || WEIGHT_IS(q5_k) || WEIGHT_IS(q5_1) ? 1 : 2) * (DOT ? 2 : 1))
 #define TILE_BYTES(columns) ((columns) / (IS_SUPER ? 256 : 32) * (size_t)(IS_SUPER ? SUPER_BYTES : GROUP_BYTES))
-#define ACTIVATION_FLOATS(columns) (DOT ? (columns) / 4 + (columns) / 32 : 0)
-// Local floats for the teams of a work-group.
-#define PRODUCT_FLOATS(columns) (WARPS + SLOTS * 16 * WARPS + ACTIVATION_FLOATS(columns))
+// Local floats: of a warp's columns, and of the sums and squares of the tiles that wait, twice.
+#define MOST_STEPS ((MOST_COLUMNS / 32 + 4 * WARPS - 1) / (4 * WARPS))
+#define MOST_PARTS ((MOST_STEPS + PIECES - 1) / PIECES)
+#define MOST_GROUPS (4 * (((MOST_STEPS + MOST_PARTS - 1) / MOST_PARTS * MOST_PARTS + 1) / 2 * 2))
+#define GROUP_FLOATS (DOT ? 9 : 32)
+#define COLUMN_FLOATS (MOST_GROUPS * GROUP_FLOATS)
+#define SUM_FLOATS (2 * WARPS * (SLOTS * 16 + 1))
 
 // What a lane reads of a group: its numbers and the scales of its four rows.
 typedef struct {
@@ -49,46 +55,38 @@ typedef struct {
     piece pieces[PIECES];
 } weight_turn;
 
-// How a team goes through its tiles. All but the numbers of units is fixed when a kernel is compiled.
+// How a group goes through its tiles. All but the number of tiles is fixed when a kernel is compiled.
 typedef struct {
-    int columns, warps, step_groups, steps;  // steps: of a tile
-    int parts, part_steps, turn_tiles;       // turns of a tile, their steps, or tiles of a turn
-    int first_group, first_unit, unit_stride, tiles, turns;
-    bool gated;
+    int steps, parts, part_steps, turn_tiles;  // steps of a tile; turns of a tile, their steps, or tiles of a turn
+    int first_group, tiles, turns;
 } walk;
+#define STEP_GROUPS (4 * WARPS)
 
-inline walk walk_of(const int columns, const bool gated, const int n_units, const int first_unit, const int unit_stride,
-                    const int warps, const int member) {
+inline walk walk_of(const matrix* m) {
     walk w;
-    w.columns = columns;
-    w.warps = warps;
-    w.step_groups = 4 * warps;
-    w.steps = (columns / 32 + w.step_groups - 1) / w.step_groups;
+    w.steps = (m->columns / 32 + STEP_GROUPS - 1) / STEP_GROUPS;
     w.parts = (w.steps + PIECES - 1) / PIECES;
     w.part_steps = (w.steps + w.parts - 1) / w.parts;
     w.turn_tiles = w.parts == 1 ? PIECES / w.steps : 1;
-    w.first_group = 4 * member + get_local_id(0) % WARP / 8;
-    w.first_unit = first_unit;
-    w.unit_stride = unit_stride;
-    const int units = first_unit < n_units ? (n_units - first_unit + unit_stride - 1) / unit_stride : 0;
-    w.tiles = gated ? 2 * units : units;
+    w.first_group = 4 * WARP_ID + (int)get_local_id(0) % WARP / 8;
+    const int units = m->first_unit < m->n_units ? (m->n_units - m->first_unit + m->unit_stride - 1) / m->unit_stride : 0;
+    w.tiles = TILES(m) * units;
     w.turns = (w.tiles + w.turn_tiles - 1) / w.turn_tiles * w.parts;
-    w.gated = gated;
     return w;
 }
 
 // Whether a tile has a group in every step of every turn; where not, a piece past its end has scales of 0.
-#define IS_WHOLE(w) ((w)->columns / 32 == (w)->parts * (w)->part_steps * (w)->step_groups)
+#define IS_WHOLE(m, w) ((m)->columns / 32 == (w)->parts * (w)->part_steps * STEP_GROUPS)
 
-// Where the i-th tile of a team begins.
-inline __global const uchar* tile_at(__global const uchar* weight, const walk* w, const int i) {
-    const int unit = w->first_unit + (w->gated ? i / 2 : i) * w->unit_stride;
-    return weight + TILE_BYTES(w->columns) * (w->gated ? 2 * unit + i % 2 : unit);
+// Where the i-th tile of a group begins.
+inline __global const uchar* tile_at(const matrix* m, const int i) {
+    const int unit = m->first_unit + (m->gated ? i / 2 : i) * m->unit_stride;
+    return (__global const uchar*)m->weight + TILE_BYTES(m->columns) * (m->gated ? 2 * unit + i % 2 : unit);
 }
 
-inline void load_piece(piece* p, __global const uchar* tile, const walk* w, const int step) {
-    const int lane = get_local_id(0) % WARP, quad = lane % 4, g = w->first_group + step * w->step_groups;
-    if (!IS_WHOLE(w) && g >= w->columns / 32) {
+inline void load_piece(piece* p, __global const uchar* tile, const matrix* m, const walk* w, const int step) {
+    const int lane = (int)get_local_id(0) % WARP, quad = lane % 4, g = w->first_group + step * STEP_GROUPS;
+    if (!IS_WHOLE(m, w) && g >= m->columns / 32) {
         p->d = 0;
 #if HAS_MIN
         p->m = 0;
@@ -122,21 +120,29 @@ inline void load_piece(piece* p, __global const uchar* tile, const walk* w, cons
 }
 
 // The pieces of tile i of a turn; `part` of the tile.
-inline void load_pieces(weight_turn* turn, __global const uchar* weight, const walk* w, const int first_tile, const int part,
-                        const int i) {
+inline void load_pieces(weight_turn* turn, const matrix* m, const walk* w, const int first_tile, const int part, const int i) {
     if (first_tile + i >= w->tiles) return;
-    __global const uchar* tile = tile_at(weight, w, first_tile + i);
+    __global const uchar* tile = tile_at(m, first_tile + i);
 #pragma unroll
     for (int s = 0; s < w->part_steps; ++s)
-        load_piece(turn->pieces + i * w->part_steps + s, tile, w, part * w->part_steps + s);
+        load_piece(turn->pieces + i * w->part_steps + s, tile, m, w, part * w->part_steps + s);
 }
 
 // Asks for a warp's first turn, which does not depend on x.
-inline void load_turn(weight_turn* turn, __global const uchar* weight, const int columns, const bool gated, const int n_units,
-                      const int first_unit, const int unit_stride, const int warps, const int member) {
-    const walk w = walk_of(columns, gated, n_units, first_unit, unit_stride, warps, member);
+inline void load_first(weight_turn* turn, const matrix* m) {
+    const walk w = walk_of(m);
 #pragma unroll
-    for (int i = 0; i < w.turn_tiles; ++i) load_pieces(turn, weight, &w, 0, 0, i);
+    for (int i = 0; i < w.turn_tiles; ++i) load_pieces(turn, m, &w, 0, 0, i);
+}
+
+// The numbers of the same into the second-level cache only.
+inline void fetch_first(const matrix* m) {
+    const walk w = walk_of(m);
+#pragma unroll
+    for (int i = 0; i < w.turn_tiles; ++i)
+        for (int s = 0; s < w.part_steps; ++s)
+            if (i < w.tiles && w.first_group + s * STEP_GROUPS < m->columns / 32)
+                fetch_line(tile_at(m, i) + GROUP_AT(w.first_group + s * STEP_GROUPS) + (int)get_local_id(0) % 8 * 32);
 }
 
 // ---- a piece's product ----------------------------------------------------------------------------------
@@ -145,7 +151,7 @@ inline uint word_of(const uint4 v, const int i) { return i < 2 ? (i == 0 ? v.x :
 
 // Row i's bytes of the 16 columns, in the order of the activations: two words of the first 16 columns, two of the last.
 inline void unpack(const piece* p, const int i, uint q[4]) {
-    const int h = get_local_id(0) % 8 / 4;
+    const int h = (int)get_local_id(0) % 8 / 4;
 #pragma unroll
     for (int v = 0; v < 2; ++v) {
         const uint u = word_of(p->quants[v], i);
@@ -262,14 +268,6 @@ inline void multiply_piece(const piece* p, const float x[16], float acc[4]) {
 
 // ---- the token ------------------------------------------------------------------------------------------
 
-// Four columns of x, or of norm * x. Adds the squares of x.
-inline float4 load_columns(__global const float* x, __global const float* norm, const int column, const bool normed,
-                           float* square) {
-    const float4 v = vload4(0, x + column);
-    *square += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
-    return normed ? v * vload4(0, norm + column) : v;
-}
-
 #if DOT
 // Rounded to the nearest integer, which is then the lower bits, in 8 bits each.
 inline uint pack4(const float4 v) {
@@ -279,38 +277,52 @@ inline uint pack4(const float4 v) {
 inline float largest4(const float4 v) { return fmax(fmax(fabs(v.x), fabs(v.y)), fmax(fabs(v.z), fabs(v.w))); }
 #endif
 
-// Puts the work-group's activations into local memory (rounded, with DOT), and the squares of x. For all work-items.
-//   xq     int4 [columns / 32][2], the words that a lane's columns make;  scales  float [columns / 32]
-//   squares  float [WARPS], the sum of squares of what each warp has met
-inline void stage(__global const float* x, __global const float* norm, const int columns, const bool normed,
-                  __local int* xq, __local float* scales, __local float* squares) {
+// Puts the columns of the warp's groups, times the norm's weights, into `columns` (local, the warp's own); their sum of squares.
+//   DOT    int4 [groups][2], the words that a lane's columns make, then float [groups], their scales
+//   else   float [groups][32]
+inline float receive(const matrix* m, __global const float* x, const uint tag, const bool wait, __global const float* norm,
+                     const bool normed, __local float* columns) {
+    const walk w = walk_of(m);
+    const int lane = (int)get_local_id(0) % WARP, j = lane % 4;
+    const int most = (w.parts * w.part_steps + 1) / 2;  // a warp takes the groups of two steps at once, 4 lanes a group
+    const int first_group = 4 * WARP_ID + lane / 4 % 4 + lane / 16 * STEP_GROUPS, groups = m->columns / 32;
+    const int stride = 2 * STEP_GROUPS * 32, first = 32 * first_group + 4 * j;
+    const int count = first_group < groups ? (groups - first_group + 2 * STEP_GROUPS - 1) / (2 * STEP_GROUPS) : 0;
+    uint4 words[MOST_GROUPS / 4];
+    float4 factors[4];
     float square = 0.0f;
+    const int at_hand = normed ? min(most, 2) : 0;
+#pragma unroll
+    for (int i = 0; i < 2 * at_hand; ++i)
+        if (i / 2 < count) factors[i] = vload4(0, norm + first + i / 2 * stride + i % 2 * 16);
+    receive4(words, x + first, stride, 16, 2 * count, 2 * most, tag, wait);
+#pragma unroll
+    for (int i = 0; i < most; ++i) {
+        float4 v[2] = {values_of(words[2 * i]), values_of(words[2 * i + 1])};  // 0 past the last group
+        if (normed) {
+#pragma unroll
+            for (int k = 0; k < 2; ++k) {
+                square += v[k].x * v[k].x + v[k].y * v[k].y + v[k].z * v[k].z + v[k].w * v[k].w;
+                if (i < count) v[k] *= i < at_hand ? factors[2 * i + k] : vload4(0, norm + first + i * stride + k * 16);
+            }
+        }
+        const int g = lane / 4 + 8 * i;  // of the warp's
 #if DOT
-#pragma unroll 4
-    for (int first = 0; first < columns / 8; first += WARPS * WARP) {
-        const int at = first + get_local_id(0), c = min(at, columns / 8 - 1), g = c / 4, j = c % 4;
-        float squares_here = 0.0f;
-        const float4 a = load_columns(x, norm, 32 * g + 4 * j, normed, &squares_here);
-        const float4 b = load_columns(x, norm, 32 * g + 4 * j + 16, normed, &squares_here);
-        square += at == c ? squares_here : 0.0f;
-        float largest = fmax(largest4(a), largest4(b));
+        float largest = fmax(largest4(v[0]), largest4(v[1]));
         largest = fmax(largest, shuffle_xor(largest, 1));
         largest = fmax(largest, shuffle_xor(largest, 2));
         const float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
-        if (at != c) continue;
-        xq[8 * g + j / 2 * 4 + j % 2] = (int)pack4(a * inverse);
-        xq[8 * g + j / 2 * 4 + j % 2 + 2] = (int)pack4(b * inverse);
-        if (j == 0) scales[g] = largest / 127.0f;
-    }
+        __local int* xq = (__local int*)columns + 8 * g + j / 2 * 4 + j % 2;
+        xq[0] = (int)pack4(v[0] * inverse);
+        xq[2] = (int)pack4(v[1] * inverse);
+        if (j == 0) columns[8 * MOST_GROUPS + g] = largest / 127.0f;
 #else
-    if (normed)
-        for (int c = get_local_id(0); c < columns; c += WARPS * WARP) square += x[c] * x[c];
+        vstore4(v[0], 0, columns + 32 * g + 4 * j);
+        vstore4(v[1], 0, columns + 32 * g + 4 * j + 16);
 #endif
-    if (normed) {
-        square = warp_sum(square);
-        if (get_local_id(0) % WARP == 0) squares[get_local_id(0) / WARP] = square;
     }
-    if (DOT || normed) barrier(CLK_LOCAL_MEM_FENCE);
+    warp_sync();
+    return normed ? warp_sum(square) : 0.0f;
 }
 
 // Sums 4 values over the 8 lanes of equal lane % 4. The lane ends with that of row `sum4_index(lane)`, as lane ^ 4 does.
@@ -323,45 +335,33 @@ inline float sum4(const float4 v, const int lane) {
 }
 inline int sum4_index(const int lane) { return lane % 4 * 4 + (lane >> 4) * 2 + ((lane >> 3) & 1); }
 
-// The rows of `count` tiles, whose sums are there: slots first .. first + count - 1 of each of the team's warps.
-inline void finish(__local const float* sums, const float scale, __global float* out, const int rows, const bool gated,
-                   const bool add, const int first, const int count, const int first_unit, const int unit_stride,
-                   const int warps, const int member) {
-    const int tiles = gated ? 2 : 1;
-    for (int i = member * WARP + get_local_id(0) % WARP; i < count / tiles * 16; i += warps * WARP) {
-        const int tile = first + i / 16 * tiles, row = (first_unit + tile / tiles * unit_stride) * 16 + i % 16;
+// The rows of `count` tiles from `first` on, whose sums are there.
+inline void finish(const matrix* m, const target* to, __local const float* sums, const float scale, const int rows,
+                   const int first, const int count) {
+    for (int i = get_local_id(0); i < count / TILES(m) * 16; i += WARPS * WARP) {
+        const int slot = i / 16 * TILES(m), own_unit = (first + slot) / TILES(m);
+        const int row = (m->first_unit + own_unit * m->unit_stride) * 16 + i % 16;
         float y[2] = {0.0f, 0.0f};
 #pragma unroll
-        for (int t = 0; t < tiles; ++t)
-            for (int k = 0; k < warps; ++k) y[t] += sums[(k * SLOTS + (tile + t) % SLOTS) * 16 + i % 16];
+        for (int t = 0; t < TILES(m); ++t)
+#pragma unroll
+            for (int k = 0; k < WARPS; ++k) y[t] += sums[(k * SLOTS + slot + t) * 16 + i % 16];
         if (row >= rows) continue;
         float value = y[0] * scale;
 #ifdef GATE
-        if (gated) value = GATE_VALUE(value, exp) * (y[1] * scale);
+        if (m->gated) value = GATE_VALUE(value, exp) * (y[1] * scale);
 #endif
-        out[row] = add ? out[row] + value : value;
+        deliver(to, row, own_unit * 16 + i % 16, value);
     }
 }
 
-// out = epilogue(W rms_norm(x)) for the units from first_unit on, every unit_stride-th: the share of a team of `warps` warps,
-// of which this is `member`. For all work-items of a group. `barrier_id` is the team's own, from 1 on. turn: of load_turn.
-// rows: of the output; scratch: PRODUCT_FLOATS of the whole group.
-inline void product(__global const uchar* weight, __global const float* x, __global const float* norm, __global float* out,
-                    const int columns, const int rows, const bool gated, const bool normed, const bool add, const int n_units,
-                    const int first_unit, const int unit_stride, const int warps, const int member, const int barrier_id,
-                    weight_turn* turn, __local float* scratch) {
-    const int lane = get_local_id(0) % WARP, h = lane % 8 / 4;
-    const walk w = walk_of(columns, gated, n_units, first_unit, unit_stride, warps, member);
-    __local float* sums = scratch + WARPS + (barrier_id - 1) * warps * SLOTS * 16;  // [warps][SLOTS][16]
-    __local int* xq = (__local int*)(scratch + WARPS + SLOTS * 16 * WARPS);
-    __local float* scales = scratch + WARPS + SLOTS * 16 * WARPS + columns / 4;
-    stage(x, norm, columns, normed, xq, scales, scratch);
-    float scale = 1.0f;
-    if (normed) {
-        float sum = 0.0f;
-        for (int i = 0; i < WARPS; ++i) sum += scratch[i];
-        scale = 1.0f / sqrt(sum / columns + EPS);
-    }
+// The share m of epilogue(W rms_norm(x)). columns, square: of receive. rows: of the output. turn: has the first turn, and is left
+// with that of `next`. sums: SUM_FLOATS, of which `parity` says which half is free.
+inline void product(const matrix* m, const matrix* next, const target* to, const int rows, const bool normed,
+                    const float square, __local const float* columns, __local float* sums, int* parity, weight_turn* turn) {
+    const int lane = (int)get_local_id(0) % WARP, h = lane % 8 / 4, warp = WARP_ID;
+    const walk w = walk_of(m);
+    if (w.turns == 0) load_first(turn, next);
     int part = 0, first_tile = 0, finished = 0;
     float acc[PIECES][4];
     for (int t = 0; t < w.turns; ++t) {
@@ -372,38 +372,46 @@ inline void product(__global const uchar* weight, __global const float* x, __glo
             if (part == 0) acc[i][0] = acc[i][1] = acc[i][2] = acc[i][3] = 0.0f;
 #pragma unroll
             for (int s = 0; s < w.part_steps; ++s) {
-                const int at = w.first_group + (part * w.part_steps + s) * w.step_groups;
-                const int g = IS_WHOLE(&w) ? at : min(at, columns / 32 - 1);
+                const int g = (part * w.part_steps + s) * 4 + lane / 8;  // of the warp's
                 const piece* p = turn->pieces + i * w.part_steps + s;
 #if DOT
-                multiply_piece(p, *(__local const int4*)(xq + 8 * g + 4 * h), scales[g], acc[i]);
+                multiply_piece(p, *(__local const int4*)(columns + 8 * g + 4 * h), columns[8 * MOST_GROUPS + g], acc[i]);
 #else
-                float v[16], square = 0.0f;
+                float v[16];
 #pragma unroll
                 for (int b = 0; b < 4; ++b)
-                    vstore4(load_columns(x, norm, 32 * g + 8 * h + b / 2 * 16 + b % 2 * 4, normed, &square), b, v);
+                    vstore4(vload4(0, columns + 32 * g + 8 * h + b / 2 * 16 + b % 2 * 4), b, v);
                 multiply_piece(p, v, acc[i]);
 #endif
             }
-            load_pieces(turn, weight, &w, next_tile, next_part, i);
+            load_pieces(turn, m, &w, next_tile, next_part, i);
         }
+        __local float* here = sums + *parity * WARPS * (SLOTS * 16 + 1);  // [WARPS][SLOTS][16], then the squares of each warp
+        if (t == w.turns - 1) load_first(turn, next);
         if (next_part == 0) {
 #pragma unroll
             for (int i = 0; i < w.turn_tiles; ++i) {
                 const float sum = sum4((float4)(acc[i][0], acc[i][1], acc[i][2], acc[i][3]), lane);
-                const int slot = (first_tile + i) % SLOTS;
-                if (!(lane & 4) && first_tile + i < w.tiles) sums[(member * SLOTS + slot) * 16 + sum4_index(lane)] = sum;
+                const int slot = first_tile + i - finished;
+                if (!(lane & 4) && first_tile + i < w.tiles) here[(warp * SLOTS + slot) * 16 + sum4_index(lane)] = sum;
             }
         }
         part = next_part;
         first_tile = next_tile;
-        // At most PIECES more tiles fit beside those that wait.
-        const int there = min(first_tile, w.tiles);
-        if (there - finished <= SLOTS - PIECES && t + 1 < w.turns) continue;
-        const int count = there - finished - (gated ? (there - finished) % 2 : 0);
-        team_barrier(barrier_id, warps * WARP);
-        finish(sums, scale, out, rows, gated, add, finished, count, first_unit, unit_stride, warps, member);
+        // Whole units; two more turns fit beside the tiles that wait.
+        const int count = min(first_tile, w.tiles) - finished;
+        if (t < w.turns - 1 && (count <= SLOTS - 2 * PIECES || count % TILES(m))) continue;
+        if (normed && lane == 0) here[WARPS * SLOTS * 16 + warp] = square;
+        barrier(CLK_LOCAL_MEM_FENCE);
+        float scale = 1.0f;
+        if (normed) {
+            float sum = 0.0f;
+            for (int i = 0; i < WARPS; ++i) sum += here[WARPS * SLOTS * 16 + i];
+            scale = rsqrt(sum / m->columns + EPS);
+        }
+        finish(m, to, here, scale, rows, finished, count);
         finished += count;
-        if (t + 1 < w.turns) team_barrier(barrier_id, warps * WARP);
+        *parity ^= 1;
+        warp_sync();  // nobody waits for what lanes of its own warp have yet to send
     }
 }

@@ -25,6 +25,17 @@ inline float warp_sum(float v) {
     return v;
 }
 
+// Whether it is so in any lane. A loop that goes on for all lanes or for none keeps the warp together, as shuffles and barriers
+// want it: lanes that wait apart may stay apart.
+inline bool warp_any(const bool here) {
+    uint any;
+    asm volatile("{.reg .pred p, q; setp.ne.u32 p, %1, 0; vote.sync.any.pred q, p, 0xffffffff; selp.u32 %0, 1, 0, q;}"
+                 : "=r"(any)
+                 : "r"((uint)here)
+                 : "memory");
+    return any != 0;
+}
+
 // Makes the lanes' writes to local memory visible to their own warp.
 inline void warp_sync(void) { asm volatile("bar.warp.sync 0xffffffff;" : : : "memory"); }
 
@@ -97,6 +108,9 @@ inline uint4 stream16(__global const void* p) {
                  : "l"(p));
     return v;
 }
+
+// Asks the second-level cache for the line that p lies in.
+inline void fetch_line(__global const void* p) { asm volatile("prefetch.global.L2 [%0];" : : "l"(p)); }
 
 // Two values of a 32-bit word, widened: the lower half first.
 inline float2 widen_bf16(const uint u) { return (float2)(as_float(u << 16), as_float(u & 0xffff0000u)); }
