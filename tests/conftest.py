@@ -81,12 +81,6 @@ def missing(names: list[str]) -> list[str]:
 def pytest_configure() -> None:
     use_own_cache()
 
-    # Tests share the processor with others: what they compute and count is not to depend on that. A step whose
-    # work-groups do not meet gives up after some 7 s (Intel's driver).
-    from llmcl.runtime import one_launch
-
-    one_launch.SPARE_TURNS = one_launch.MOST_TURNS
-
 
 def pytest_sessionstart() -> None:
     absent = missing([name for name in os.environ.get("LLMCL_TEST_REQUIRE", "").split(",") if name])
@@ -178,6 +172,19 @@ def smollm2(default_device: Device) -> Iterator[LLM]:
 
     with llmcl.load("smollm2", device=default_device.entry.index, dtype="float32", max_context=1024) as llm:
         yield llm
+
+
+@pytest.fixture(scope="module")
+def patient() -> Iterator[None]:
+    """No step of a model made from now on gives up (before some 7 s), though tests share the processor with others.
+
+    For tests that count launches; the others are quicker where a step that waits for a core gives up.
+    """
+    from llmcl.runtime import one_launch
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(one_launch, "SPARE_TURNS", one_launch.MOST_TURNS)
+        yield
 
 
 @pytest.fixture

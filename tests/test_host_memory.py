@@ -40,10 +40,6 @@ def test_loading_holds_little_more_than_a_tensor() -> None:
 GENERATE = """
 import re, sys
 from llmcl.cli import main
-from llmcl.runtime import one_launch
-
-# A step that gives up, as one may beside other tests, compiles the launches that it falls back to.
-one_launch.SPARE_TURNS = one_launch.MOST_TURNS
 sys.argv = ["llmcl", "generate", "-m", "smollm2", "-p", "Hi", "-n", "2", "-q"]
 try:
     main()

@@ -62,12 +62,7 @@ place in the chloroplasts, whose green pigment absorbs red and blue light.
 QUESTIONS = [
     "Why is the sky blue?",
     "Write a haiku about the sea.",
-    "What is 12 * 12?",
-    "Translate to French: The cat sleeps on the chair.",
-    "Name three planets and say which one is the largest.",
     "Write a Python function that reverses a string.",
-    "Explain photosynthesis to a child in two sentences.",
-    "Who wrote Romeo and Juliet, and when?",
 ]
 
 

@@ -22,6 +22,8 @@ from llmcl.progress import COMPILING
 from llmcl.runtime import one_launch
 from llmcl.runtime.device import Device
 
+pytestmark = pytest.mark.usefixtures("patient")
+
 GEMMA2 = gemma2_config(windows=(20, None))
 QWEN2 = small_config(
     architecture="qwen2", qkv_bias=True, n_q_heads=4, head_dim=64, hidden_size=256, intermediate_size=512
@@ -93,7 +95,9 @@ def test_has_the_bits_of_separate_launches(cpu: Device, name: str, tmp_path: Pat
     compare(llmcl.load(str(folder), device=cpu, max_context=192, **options), 60, 16)
 
 
-def test_has_the_bits_of_separate_launches_with_the_demo_model(cpu: Device) -> None:
+def test_has_the_bits_of_separate_launches_with_the_demo_model(cpu: Device, default_device: Device) -> None:
+    if cpu.entry.index != default_device.entry.index:
+        pytest.skip("small models of several types do on the other devices")
     compare(llmcl.load("smollm2", device=cpu, max_context=128), 70, 6)  # its matrices are of several types
 
 

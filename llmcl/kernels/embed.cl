@@ -28,8 +28,13 @@ void embed(__global const CAT(WEIGHT, _t)* table, __global const int* tokens, __
     const int position = state[STATE_POSITION] + t;
 
     table += row / 16 * TILE_SIZE;
-    for (int i = get_local_id(0); i < HIDDEN; i += LOCAL_SIZE)
-        x[(size_t)t * HIDDEN + i] = weight_at(table, i, row % 16) * X_SCALE;
+    x += (size_t)t * HIDDEN;
+#if QUANTIZED
+    for (int i = 4 * get_local_id(0); i < HIDDEN; i += 4 * LOCAL_SIZE)
+        vstore4(weights4_at(table, i, row % 16) * X_SCALE, 0, x + i);
+#else
+    for (int i = get_local_id(0); i < HIDDEN; i += LOCAL_SIZE) x[i] = weight_at(table, i, row % 16) * X_SCALE;
+#endif
     for (int i = get_local_id(0); i < HEAD_DIM / 2; i += LOCAL_SIZE) {
         const float angle = (float)position * inv_freq[i];
         rope[t * HEAD_DIM + i] = cos(angle);

@@ -14,13 +14,12 @@
 #error "qkv_adjust.cl needs N_Q_HEADS, N_KV_HEADS, HEAD_DIM, BIAS, HEAD_NORM, EPS, HEADS_PER_GROUP, LOCAL_SIZE"
 #endif
 #include "common.cl"
+#include "reduce.cl"
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
 void qkv_adjust(__global float* qkv, __global const float* bias, __global const float* norms) {
+    LOCAL_SCRATCH(float, scratch);
     const int lid = get_local_id(0);
-#if LOCAL_SIZE > 1
-    __local float partial[LOCAL_SIZE];
-#endif
     qkv += (size_t)get_group_id(1) * (N_Q_HEADS + 2 * N_KV_HEADS) * HEAD_DIM;
     for (int j = 0; j < HEADS_PER_GROUP; ++j) {
         const int head = get_group_id(0) * HEADS_PER_GROUP + j;
@@ -37,18 +36,7 @@ void qkv_adjust(__global float* qkv, __global const float* bias, __global const 
             const float16 v = load16_f32(x + i);
             squares += v * v;
         }
-        float sum = sum16(squares);
-#if LOCAL_SIZE > 1
-        partial[lid] = sum;
-        for (int width = LOCAL_SIZE / 2; width > 0; width /= 2) {
-            barrier(CLK_LOCAL_MEM_FENCE);
-            if (lid < width) partial[lid] += partial[lid + width];
-        }
-        barrier(CLK_LOCAL_MEM_FENCE);
-        sum = partial[0];
-        barrier(CLK_LOCAL_MEM_FENCE);
-#endif
-        const float scale = 1.0f / sqrt(sum / HEAD_DIM + EPS);
+        const float scale = 1.0f / sqrt(reduce_sum(sum16(squares), scratch, lid) / HEAD_DIM + EPS);
         for (int i = lid * 16; i < HEAD_DIM; i += LOCAL_SIZE * 16)
             store16_f32(load16_f32(x + i) * scale * load16_f32(norm + i), x + i);
 #endif

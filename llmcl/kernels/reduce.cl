@@ -1,10 +1,14 @@
-// REDUCE(name, type, join) defines name(v, scratch, lid) -> v of all work-items of a group joined in pairs, in each of them.
+// reduce_NAME(v, scratch, lid) -> v of all work-items of a group joined in pairs, in each of them. Another one is
 //
-// scratch  LOCAL_SIZE values in local memory, which may hold what is still read: a barrier comes before the first write.
-// Build: LOCAL_SIZE (a power of two).
+//     inline TYPE reduce_NAME(const TYPE v, __local TYPE* scratch, const int lid) REDUCED(JOIN)
+//
+// scratch  what LOCAL_SCRATCH declares at the head of a kernel; it may hold what is still read: a barrier comes before
+//          the first write.
+// Build: LOCAL_SIZE (a power of two). Local memory: LOCAL_SIZE values for each scratch, none with a LOCAL_SIZE of 1.
 #if LOCAL_SIZE > 1
-#define REDUCE(name, type, join)                                                      \
-    inline type name(const type v, __local type* scratch, const int lid) {            \
+#define LOCAL_SCRATCH(type, name) __local type name[LOCAL_SIZE]
+#define REDUCED(join)                                                                 \
+    {                                                                                 \
         barrier(CLK_LOCAL_MEM_FENCE);                                                 \
         scratch[lid] = v;                                                             \
         for (int width = LOCAL_SIZE / 2; width > 0; width /= 2) {                     \
@@ -15,9 +19,10 @@
         return scratch[0];                                                            \
     }
 #else
-#define REDUCE(name, type, join) \
-    inline type name(const type v, __local type* scratch, const int lid) { return v; }
+#define LOCAL_SCRATCH(type, name) __local type* const name = 0
+#define REDUCED(join) \
+    { return v; }
 #endif
 #define SUM_OF(a, b) ((a) + (b))
-REDUCE(reduce_max, float, fmax)
-REDUCE(reduce_sum, float, SUM_OF)
+inline float reduce_max(const float v, __local float* scratch, const int lid) REDUCED(fmax)
+inline float reduce_sum(const float v, __local float* scratch, const int lid) REDUCED(SUM_OF)

@@ -9,9 +9,11 @@
 #error "rms_norm.cl needs the build constants HIDDEN, EPS, ADD, LOCAL_SIZE"
 #endif
 #include "common.cl"
+#include "reduce.cl"
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
 void rms_norm(__global const float* x, __global const float* weight, __global float* out) {
+    LOCAL_SCRATCH(float, scratch);
     const int lid = get_local_id(0);
     x += (size_t)get_group_id(0) * HIDDEN;
     out += (size_t)get_group_id(0) * HIDDEN;
@@ -21,18 +23,7 @@ void rms_norm(__global const float* x, __global const float* weight, __global fl
         const float16 v = load16_f32(x + i * 16);
         squares += v * v;
     }
-    float sum = sum16(squares);
-#if LOCAL_SIZE > 1
-    __local float partial[LOCAL_SIZE];
-    partial[lid] = sum;
-    for (int width = LOCAL_SIZE / 2; width > 0; width /= 2) {
-        barrier(CLK_LOCAL_MEM_FENCE);
-        if (lid < width) partial[lid] += partial[lid + width];
-    }
-    barrier(CLK_LOCAL_MEM_FENCE);
-    sum = partial[0];
-#endif
-    const float scale = 1.0f / sqrt(sum / HIDDEN + EPS);
+    const float scale = 1.0f / sqrt(reduce_sum(sum16(squares), scratch, lid) / HIDDEN + EPS);
     for (int i = lid; i < HIDDEN / 16; i += LOCAL_SIZE) {
         float16 y = load16_f32(x + i * 16) * scale * load16_f32(weight + i * 16);
 #if ADD

@@ -61,7 +61,7 @@ inline uint key_of(float x) {
 
 inline float value_of(uint key) { return as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key); }
 
-REDUCE(reduce_sum_ulong, ulong, SUM_OF)
+inline ulong reduce_sum_ulong(const ulong v, __local ulong* scratch, const int lid) REDUCED(SUM_OF)
 
 // Bins of logits by the upper 11 bits of their keys: sign, exponent, and a quarter of a power of two.
 #define BIN_SHIFT 21

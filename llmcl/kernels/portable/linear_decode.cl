@@ -12,6 +12,7 @@
 #error "portable/linear_decode.cl needs the build constants WEIGHT, K, N, N_TILES, NORM, EPS, EPILOGUE, LOCAL_SIZE and those of the step state"
 #endif
 #include "common.cl"
+#include "reduce.cl"
 
 #define TILES_AT_ONCE (EPILOGUE == EPILOGUE_SWIGLU ? 2 : 1)
 #define STRIDE (LOCAL_SIZE / 2)
@@ -53,16 +54,10 @@ void linear_decode(__global const CAT(WEIGHT, _t)* weight, __global const float*
     x += (size_t)(state[STATE_N_TOKENS] - 1) * K;
     float scale = 1.0f;
 #if NORM
-    __local float partial[LOCAL_SIZE];
+    LOCAL_SCRATCH(float, partial);
     float squares = 0.0f;
     for (int k = lid; k < K; k += LOCAL_SIZE) squares += x[k] * x[k];
-    partial[lid] = squares;
-    for (int width = LOCAL_SIZE / 2; width > 0; width /= 2) {
-        barrier(CLK_LOCAL_MEM_FENCE);
-        if (lid < width) partial[lid] += partial[lid + width];
-    }
-    barrier(CLK_LOCAL_MEM_FENCE);
-    scale = 1.0f / sqrt(partial[0] / K + EPS);
+    scale = 1.0f / sqrt(reduce_sum(squares, partial, lid) / K + EPS);
 #endif
     float8 y = reduce_rows(dot_tile(w, x, norm, lid), scratch, lid) * scale;
 #if EPILOGUE == EPILOGUE_SWIGLU
