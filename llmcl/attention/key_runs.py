@@ -42,7 +42,8 @@ def key_runs(mask: BlockMask, block_m: int, block_n: int) -> KeyRuns:
     """
     if mask.BLOCK_SIZE[1] % 16:
         raise UsageError(f"the block mask has {mask.BLOCK_SIZE[1]} keys a block; expected a multiple of 16")
-    shared = [stride == 0 for stride in mask.kv_num_blocks.strides[:2]]
+    lists = mask.kv_num_blocks, mask.kv_indices, mask.full_kv_num_blocks, mask.full_kv_indices
+    shared = [all(array.strides[axis] == 0 for array in lists) for axis in (0, 1)]
     batches, heads = (1 if same else size for same, size in zip(shared, mask.kv_num_blocks.shape, strict=False))
     n_groups = -(-mask.seq_lengths[0] // block_m)
     groups, runs = [], []

@@ -74,6 +74,13 @@ def test_only_listed_blocks_are_seen() -> None:
     assert runs_of(key_runs(everything, 64, 32), 0, 0, 0) == [(0, 128, False)]
 
 
+def test_heads_may_have_as_many_blocks_and_others() -> None:
+    counts = np.broadcast_to(np.ones(2, np.int32), (1, 2, 2))
+    indices = np.array([[[[0], [0]], [[1], [1]]]])
+    runs = key_runs(BlockMask.from_kv_blocks(counts, indices, BLOCK_SIZE=64, seq_lengths=(128, 128)), 64, 64)
+    assert [runs_of(runs, 0, h, 0) for h in (0, 1)] == [[(0, 64, False)], [(64, 128, False)]]
+
+
 def test_keys_of_a_block_are_whole_tiles() -> None:
     with pytest.raises(UsageError, match="24 keys a block; expected a multiple of 16"):
         key_runs(create_block_mask(masks.causal, None, None, 64, 64, (32, 24)), 32, 32)
