@@ -42,7 +42,8 @@ def render(
         special_tokens: names such as `bos_token` and their texts.
     Raises:
         UsageError: the messages are malformed, or the template refuses them (its reason is in the message).
-        CheckpointError: the template is malformed or fails, or goes beyond the limits of template_sandbox.py.
+        CheckpointError: the template is malformed, fails, makes no text, or goes beyond the limits of
+            template_sandbox.py.
     """
     # Jinja takes 50 ms to import, and a program that never meets a template need not wait for it.
     from llmcl.tokenizer import template_sandbox
@@ -51,11 +52,14 @@ def render(
     plain = plain_messages(messages)
     generation: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, "tools": None, "documents": None}
     try:
-        return template_sandbox.render(compiled, {"messages": plain, **generation, **special_tokens})
+        text = template_sandbox.render(compiled, {"messages": plain, **generation, **special_tokens})
     except _RefusedByTemplate as refusal:
         raise UsageError(f"The chat template does not accept these messages: {refusal}") from None
     except Exception as error:  # whatever Python operation the template tried: it is a program, not ours
         raise CheckpointError(f"The chat template failed: {type(error).__name__}: {error}. {_REMEDY}") from error
+    if not text:
+        raise CheckpointError(f"The chat template made an empty text of these messages. {_REMEDY}")
+    return text
 
 
 def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -92,7 +96,8 @@ def _compiled(template: str) -> Template:
         return environment.compiled(template)
     except Exception as error:  # a template nested too deeply is a RecursionError, not a TemplateError
         where = f" in line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
-        raise CheckpointError(f"The chat template is not valid Jinja{where}: {error}. {_REMEDY}") from error
+        reason = str(error).rstrip(".")
+        raise CheckpointError(f"The chat template is not valid Jinja{where}: {reason}. {_REMEDY}") from error
 
 
 def _raise_exception(message: str) -> None:

@@ -89,6 +89,11 @@ def test_chat_template_that_is_no_jinja_names_the_line() -> None:
         render("fine\n{% if %}")
 
 
+def test_chat_template_that_makes_no_text_is_named() -> None:
+    with pytest.raises(CheckpointError, match=r"chat template made an empty text.*--chat-template-file"):
+        render("{% for message in [] %}{{ message }}{% endfor %}")
+
+
 def test_refusal_of_a_chat_template_is_the_users_to_mend() -> None:
     with pytest.raises(UsageError, match="does not accept these messages: roles must alternate"):
         render("{{ raise_exception('roles must alternate') }}")
