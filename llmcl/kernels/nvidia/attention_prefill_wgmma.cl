@@ -40,6 +40,13 @@
 #define GROUP_ITEMS ((CONSUMER_WARPS + 2) * WARP)
 #define TILE_BYTES (BLOCK_N * HEAD_DIM * 2)
 #define PAGE_KEYS 64  // of a tile that surely lie in one page
+// Where the second half of a tile lies. Without pages the compiler is not to see that it follows the first: it would carry an
+// address for each copy through the loop. With pages it cannot, and a choice would only cost time.
+#ifdef KV_PAGE
+#define SECOND_HALF(row) (row)
+#else
+#define SECOND_HALF(row) (n_keys > PAGE_KEYS ? (row) : 0)
+#endif
 #define LOG2E 1.4426950408889634f
 #if HEAD_DIM == 128
 #define MULTIPLY_VALUES WGMMA_FRAGMENTS_128
@@ -142,7 +149,7 @@ void attention_prefill(__global const float* queries, __global const int* state,
             int2 pages = PAGES_AT(RUN_FIRST(run));
             for (int j = RUN_FIRST(run); j < run.y; j += BLOCK_N) {
                 const int n_keys = min(BLOCK_N, run.y - j);
-                const int at[2] = {row_in_page(pages.x, j), n_keys > PAGE_KEYS ? row_in_page(pages.y, j + PAGE_KEYS) : 0};
+                const int at[2] = {row_in_page(pages.x, j), SECOND_HALF(row_in_page(pages.y, j + PAGE_KEYS))};
                 pages = PAGES_AT(j + BLOCK_N);
                 const int seen_as = class_in_run(run, batch, head, group_rows, j, j + n_keys MOD_ARGS);
                 if (seen_as == TILE_HIDDEN) continue;
