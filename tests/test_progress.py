@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,9 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_reading_a_prompt_is_reported_and_changes_nothing(device: Device, tmp_path: Path) -> None:
+def test_reading_a_prompt_is_reported_and_changes_nothing(
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = save_folder(tmp_path / "m", small_config(), random_weights(small_config(), seed=8))
     calls: list[tuple[str, int, int]] = []
     with llmcl.load(str(folder), device=device.entry.index, max_context=128) as llm:
@@ -32,10 +35,44 @@ def test_reading_a_prompt_is_reported_and_changes_nothing(device: Device, tmp_pa
         prompt = np.random.default_rng(0).integers(3, 131, 100).tolist()
         expected = llm.generate(prompt, max_tokens=4).token_ids
         assert llm.generate(prompt, max_tokens=4, progress=lambda *call: calls.append(call)).token_ids == expected
+        check_reading(calls, 100)
+        logits = llm.device.read(llm.model.act.logits, np.float32, (llm.config.vocab_size,))
+        monkeypatch.setattr(Device, "is_cpu", False)  # then the host is a part ahead, as with a GPU
+        calls.clear()
+        llm.reset()
+        llm.model.prefill([*prompt, *expected[:3]], progress=lambda *call: calls.append(call))
+        np.testing.assert_allclose(
+            llm.device.read(llm.model.act.logits, np.float32, logits.shape), logits, atol=1e-2 * np.abs(logits).max()
+        )
+        check_reading(calls, 103)
+
+
+def check_reading(calls: list[tuple[str, int, int]], n: int) -> None:
     done = [call[1] for call in calls]
-    assert {(what, total) for what, _, total in calls} == {(READING, 100)}
-    assert done == sorted(done) and done.count(100) == 1 and done[-1] == 100
+    assert {(what, total) for what, _, total in calls} == {(READING, n)}
+    assert done == sorted(done) and done.count(n) == 1 and done[-1] == n
     assert len({n // 48 for n in done}) == 3, "something is heard of every chunk"
+
+
+def test_a_callback_that_raises_leaves_a_conversation_as_it_was(default_device: Device, tmp_path: Path) -> None:
+    def stop(what: str, done: int, total: int) -> None:
+        if done >= stop_at:
+            raise KeyboardInterrupt
+
+    folder = save_folder(tmp_path / "m", small_config(), random_weights(small_config(), seed=8))
+    options: dict[str, Any] = {"temperature": 0.8, "seed": 3, "repeat_penalty": 1.3, "max_tokens": 6}
+    settings: dict[str, Any] = {"max_context": 256, "kv_page_tokens": 64}
+    with llmcl.load(str(folder), device=default_device.entry.index, **settings) as llm:
+        llm.model.chunk = 48
+        prompt = np.random.default_rng(0).integers(3, 131, 150).tolist()
+        expected = llm.generate(prompt, **options).token_ids
+        for stop_at in (0, 60, 150):  # before a chunk is whole, within the second, after the last
+            llm.reset()
+            sequence = llm.model.cache.sequence()
+            with pytest.raises(KeyboardInterrupt):
+                llm.generate(prompt, sequence=sequence, progress=stop, **options)
+            assert llm.model.cache.token_ids == prompt[: stop_at // 48 * 48] or stop_at == 150
+            assert llm.generate(prompt, sequence=sequence, **options).token_ids == expected
 
 
 @pytest.mark.parametrize(
