@@ -10,33 +10,29 @@ from typing import Any
 
 import numpy as np
 
-from llmcl.attention.kernels import AttentionShape, check_kernel_options, decode_splits, paired_bytes
+from llmcl.attention.kernels import check_kernel_options
 from llmcl.attention.mods import MaskMod, ScoreMod
 from llmcl.chat import Chat
 from llmcl.checkpoint import Checkpoint, open_checkpoint
 from llmcl.checkpoint.quantize import check_quantize
 from llmcl.config import ModelConfig
 from llmcl.config.random_shapes import random_shape_config
-from llmcl.errors import ContextLengthError, OutOfDeviceMemoryError, UsageError
+from llmcl.errors import ContextLengthError, UsageError
 from llmcl.generation import Generation, Piece, collect, pieces
 from llmcl.kv_cache import KVCache, KVSequence, capacity_for, kv_bytes_per_position
-from llmcl.model import Model, activation_shapes, prefill_chunk
+from llmcl.memory import check_memory, exact_queries, forecast
+from llmcl.model import Model
 from llmcl.model_mods import trace_layer_mods
 from llmcl.model_weights import (
     ModelWeights,
     WeightTypes,
-    all_plans,
     load_weights,
     random_types,
     random_weights,
     stored_formats,
-    weights_bytes,
 )
-from llmcl.ops.dtype import ACTIVATION_DTYPES, QUANTIZED, check_dtype, check_kv_dtype, is_rounded
-from llmcl.ops.linear import expands
-from llmcl.ops.step_state import EXPANDED_BYTES
+from llmcl.ops.dtype import ACTIVATION_DTYPES, QUANTIZED, check_dtype, check_kv_dtype
 from llmcl.ops.variant import check_shared_kernels
-from llmcl.ops.weight import STAGING_BYTES
 from llmcl.paged_kv_cache import PagedKVCache, pool_pages
 from llmcl.progress import OPENING, Progress
 from llmcl.runtime.device import Device
@@ -243,7 +239,7 @@ def _assemble(
         raise UsageError(f"kv_pages is {kv_pages} without kv_page_tokens; give the tokens of a page as well, e.g. 64")
     check_shared_kernels(device, "float32", kv_dtype, types.dtype)
     check_memory(forecast(config, types, kv_dtype, max_context, device, kv_tokens), device)
-    exact = _exact_queries(types, kv_dtype)
+    exact = exact_queries(types, kv_dtype)
     cache: KVCache  # first: it fails at once where a buffer is too large
     if kv_page_tokens is None:
         cache = KVCache(device, config, max_context, kv_dtype, exact_queries=exact)
@@ -252,49 +248,6 @@ def _assemble(
     weights = make_weights(device)
     model = Model(device, config, weights, cache, mods=mods.bind(device), progress=progress)
     return LLM(name, model, tokenizer, dtype, kv_dtype)
-
-
-def _exact_queries(types: WeightTypes, kv_dtype: str) -> bool:
-    return types.exact_activations or not is_rounded(kv_dtype, types.dtype)
-
-
-def forecast(
-    config: ModelConfig, types: WeightTypes, kv_dtype: str, max_context: int, device: Device, kv_tokens: int
-) -> dict[str, int]:
-    """Bytes of device memory that a model will take: weights, KV cache (kv_tokens of it), working buffers."""
-    n_splits = decode_splits(device, config.n_kv_heads, config.head_dim, kv_dtype)
-    chunk = min(prefill_chunk(device), max_context)
-    shapes = activation_shapes(config, chunk, n_splits)
-    working = 4 * sum(int(np.prod(shape)) for shape in shapes.values())
-    # Where products take their input rounded: 2 bytes a value at most, one buffer for each number of columns.
-    working += 2 * chunk * sum({config.hidden_size, config.n_q_heads * config.head_dim, config.intermediate_size})
-    heads = config.n_q_heads, config.n_kv_heads, config.head_dim
-    cache = AttentionShape(*heads, kv_tokens, kv_dtype, exact_queries=_exact_queries(types, kv_dtype))
-    working += paired_bytes(device, cache)
-    dtypes = {dtype for plan in all_plans(config) for _, dtype in types.runs(plan)}
-    if any(expands(device, dtype) for dtype in dtypes):
-        working += EXPANDED_BYTES
-    return {
-        "weights": weights_bytes(config, types),
-        "KV cache": kv_bytes_per_position(config, kv_dtype) * kv_tokens,
-        "working buffers": working + STAGING_BYTES,
-    }
-
-
-def check_memory(needed: dict[str, int], device: Device) -> None:
-    """Raises OutOfDeviceMemoryError, with the sizes, if the forecast exceeds what the device has."""
-    entry = device.entry
-    limits = [entry.global_mem_bytes]
-    if entry.host_available_bytes is not None:
-        limits.append(entry.host_available_bytes)
-    total, limit = sum(needed.values()), min(limits)
-    if total <= limit:
-        return
-    parts = ", ".join(f"{name} {size / 1e9:.2f} GB" for name, size in needed.items())
-    raise OutOfDeviceMemoryError(
-        f"the model needs {total / 1e9:.2f} GB ({parts}), but {device.name} has {limit / 1e9:.2f} GB; "
-        "use a smaller --ctx-size, --dtype or --kv-dtype, a smaller model, or another --device"
-    )
 
 
 class LLM:

@@ -36,7 +36,8 @@ from llmcl.errors import (
     UnsupportedModelError,
     UsageError,
 )
-from llmcl.llm import LLM, forecast
+from llmcl.llm import LLM
+from llmcl.memory import forecast
 from llmcl.model_weights import WeightTypes
 from llmcl.runtime import device as device_module
 from llmcl.runtime.device import Device

@@ -1,0 +1,61 @@
+"""What a model takes of a device's memory, told before anything is loaded."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from llmcl.attention.kernels import AttentionShape, decode_splits, paired_bytes
+from llmcl.config import ModelConfig
+from llmcl.errors import OutOfDeviceMemoryError
+from llmcl.kv_cache import kv_bytes_per_position
+from llmcl.model import activation_shapes, prefill_chunk
+from llmcl.model_weights import WeightTypes, all_plans, weights_bytes
+from llmcl.ops.dtype import is_rounded
+from llmcl.ops.linear import expands
+from llmcl.ops.step_state import EXPANDED_BYTES
+from llmcl.ops.weight import STAGING_BYTES
+from llmcl.runtime.device import Device
+
+
+def exact_queries(types: WeightTypes, kv_dtype: str) -> bool:
+    """Whether attention is to be in float32 throughout: see AttentionShape."""
+    return types.exact_activations or not is_rounded(kv_dtype, types.dtype)
+
+
+def forecast(
+    config: ModelConfig, types: WeightTypes, kv_dtype: str, max_context: int, device: Device, kv_tokens: int
+) -> dict[str, int]:
+    """Bytes of device memory that a model will take: weights, KV cache (kv_tokens of it), working buffers."""
+    n_splits = decode_splits(device, config.n_kv_heads, config.head_dim, kv_dtype)
+    chunk = min(prefill_chunk(device), max_context)
+    shapes = activation_shapes(config, chunk, n_splits)
+    working = 4 * sum(int(np.prod(shape)) for shape in shapes.values())
+    # Where products take their input rounded: 2 bytes a value at most, one buffer for each number of columns.
+    working += 2 * chunk * sum({config.hidden_size, config.n_q_heads * config.head_dim, config.intermediate_size})
+    heads = config.n_q_heads, config.n_kv_heads, config.head_dim
+    cache = AttentionShape(*heads, kv_tokens, kv_dtype, exact_queries=exact_queries(types, kv_dtype))
+    working += paired_bytes(device, cache)
+    dtypes = {dtype for plan in all_plans(config) for _, dtype in types.runs(plan)}
+    if any(expands(device, dtype) for dtype in dtypes):
+        working += EXPANDED_BYTES
+    return {
+        "weights": weights_bytes(config, types),
+        "KV cache": kv_bytes_per_position(config, kv_dtype) * kv_tokens,
+        "working buffers": working + STAGING_BYTES,
+    }
+
+
+def check_memory(needed: dict[str, int], device: Device) -> None:
+    """Raises OutOfDeviceMemoryError, with the sizes, if the forecast exceeds what the device has."""
+    entry = device.entry
+    limits = [entry.global_mem_bytes]
+    if entry.host_available_bytes is not None:
+        limits.append(entry.host_available_bytes)
+    total, limit = sum(needed.values()), min(limits)
+    if total <= limit:
+        return
+    parts = ", ".join(f"{name} {size / 1e9:.2f} GB" for name, size in needed.items())
+    raise OutOfDeviceMemoryError(
+        f"the model needs {total / 1e9:.2f} GB ({parts}), but {device.name} has {limit / 1e9:.2f} GB; "
+        "use a smaller --ctx-size, --dtype or --kv-dtype, a smaller model, or another --device"
+    )
