@@ -8,9 +8,17 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from llmcl.attention.mods import NO_MODS, Mods
+from llmcl.attention.tile_sizes import (
+    CPU_SUMS,
+    check_prefill_tiles,
+    cpu_tile,
+    dv_tile_for,
+    largest_dv_tile,
+    prefill_local_bytes,
+)
 from llmcl.errors import UsageError
 from llmcl.ops import step_state
-from llmcl.ops.dtype import ITEM_BYTES, QUANTIZED, is_16_bit, kernel_name, kv_row_bytes
+from llmcl.ops.dtype import QUANTIZED, is_16_bit, kernel_name, kv_row_bytes
 from llmcl.ops.narrow import NarrowRows
 from llmcl.ops.step_state import StepState
 from llmcl.ops.variant import Variant, largest_divisor, local_size, pick, power_of_two_at_most, variants
@@ -33,7 +41,6 @@ ROPE_VARIANTS = (
 CAPACITY_MULTIPLE = 64  # every BLOCK_N divides it
 MAX_SPLITS = 256
 DECODE_BLOCK_N = (16, 32, 64)
-CPU_SUMS = 24  # vectors of sums that fit beside the operands in 32 vector registers
 PAIRED = "bf16x2"  # how prefill on a CPU meets keys and values that are rounded to bfloat16: see cpu/pair_cache.cl
 # Of its kernel, for each form of the dot product (32 registers of 512 bits, 16 of 256): vectors of sums, keys a step.
 PAIRED_SUMS = {1: CPU_SUMS, 2: 6}
@@ -169,7 +176,7 @@ def attention_decode(
     block_n = block_n or default_block_n(chosen.name, shape.group_size)
     if chosen.name == "cpu":
         rows = shape.group_size
-        constants |= cpu_tile(rows, block_n, _dv_tile(shape.head_dim, rows))
+        constants |= cpu_tile(rows, block_n, dv_tile_for(shape.head_dim, rows))
         constants |= _dot_constant(device, shape)
         width = 1
     elif chosen.name == "nvidia":
@@ -348,21 +355,21 @@ def prefill_tiles(
         if kv_dtype == PAIRED:
             keys = min(keys, PAIRED_BLOCK_N[device.bf16_dot_form])
         block_m, block_n = block_m or largest_divisor(q_block or rows, rows), block_n or keys
-        dv_tile = dv_tile or _dv_tile(head_dim, block_m, sums)
+        dv_tile = dv_tile or dv_tile_for(head_dim, block_m, sums)
     else:
         # On a device with little local memory the default shrinks until it fits; a size that was asked for does not.
         fixed = block_m is not None or block_n is not None
         block_m = block_m or (8 if q_block is not None and q_block % 32 else 32)
-        block_n, dv_tile = block_n or 32, dv_tile or _largest_dv_tile(head_dim)
+        block_n, dv_tile = block_n or 32, dv_tile or largest_dv_tile(head_dim)
         limit = device.entry.local_mem_bytes
-        while not fixed and _prefill_local_bytes(head_dim, kv_dtype, block_m, block_n) > limit:
+        while not fixed and prefill_local_bytes(head_dim, kv_dtype, block_m, block_n) > limit:
             if block_m > 8:
                 block_m //= 2
             elif block_n > 16:
                 block_n //= 2
             else:
                 break
-        _check_prefill_tiles(device, head_dim, kv_dtype, block_m, block_n)
+        check_prefill_tiles(device, head_dim, kv_dtype, block_m, block_n)
     if q_block is not None and q_block % block_m:
         raise UsageError(f"BLOCK_M is {block_m}; expected a divisor of the block mask's {q_block} queries a block")
     if chosen.name != "hopper" and (block_n % 16 or CAPACITY_MULTIPLE % block_n):
@@ -480,49 +487,3 @@ def _nvidia_decode_warps(device: Device, shape: AttentionShape) -> int:
     """Warps of a work-group, as many as the local memory has room for (see nvidia/attention_decode.cl)."""
     floats = device.entry.local_mem_bytes // (4 * shape.group_size) - shape.head_dim
     return min(4, power_of_two_at_most(floats // (shape.head_dim + 18)))
-
-
-def cpu_tile(rows: int, block_n: int, dv_tile: int, sums: int = CPU_SUMS) -> dict[str, object]:
-    """Build constants of cpu/attention_tile.cl: blocks of rows whose `sums`, in vectors, fit the registers."""
-    return {
-        "ROWS": rows,
-        "SCORE_ROWS": _rows_in_registers(rows, block_n // 16, sums),
-        "VALUE_ROWS": _rows_in_registers(rows, dv_tile // 16, sums),
-        "BLOCK_N": block_n,
-        "DV_TILE": dv_tile,
-    }
-
-
-def _rows_in_registers(rows: int, vectors: int, sums: int) -> int:
-    return largest_divisor(rows, max(1, sums // vectors))
-
-
-def _dv_tile(head_dim: int, rows: int, sums: int = CPU_SUMS) -> int:
-    """Output columns with the most multiply-adds for each operand that a block of registers loads."""
-
-    def reuse(vectors: int) -> float:
-        height = _rows_in_registers(rows, vectors, sums)
-        return height * vectors / (height + vectors)
-
-    return 16 * max((n for n in range(1, head_dim // 16 + 1) if head_dim // 16 % n == 0), key=reuse)
-
-
-def _largest_dv_tile(head_dim: int) -> int:
-    return 16 * largest_divisor(head_dim // 16, 8)
-
-
-def _prefill_local_bytes(head_dim: int, kv_dtype: str, block_m: int, block_n: int) -> int:
-    staged = ITEM_BYTES.get(kv_dtype, 4)  # quantised keys and values are staged as float32
-    return 4 * block_m * (head_dim + 1) + block_n * head_dim * staged + 4 * block_m * (block_n + 1)
-
-
-def _check_prefill_tiles(device: Device, head_dim: int, kv_dtype: str, block_m: int, block_n: int) -> None:
-    if block_m % 8:
-        raise UsageError(f"BLOCK_M is {block_m}; expected a multiple of 8")
-    needed, limit = _prefill_local_bytes(head_dim, kv_dtype, block_m, block_n), device.entry.local_mem_bytes
-    if needed > limit:
-        larger = "BLOCK_M" if block_m >= block_n else "BLOCK_N"
-        raise UsageError(
-            f"attention tiles of BLOCK_M {block_m} and BLOCK_N {block_n} need {needed:,} bytes of local memory, "
-            f"{device.name} has {limit:,}; lower {larger}"
-        )
