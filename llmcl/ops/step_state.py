@@ -55,9 +55,11 @@ class StepState:
         """What kernels know as the capacity of the KV cache, or of its copy: an expression, since with a build constant
         each length of the context would be compiled anew. slot: CAPACITY or PAIRED_CAPACITY, the same `keys` each time.
         """
-        if self._capacities.setdefault(slot, keys) != keys:
+        if slot not in self._capacities:
+            self._capacities[slot] = keys
+            self._device.write(self.state, np.array([keys], np.int32), 4 * slot)
+        if self._capacities[slot] != keys:
             raise ValueError(f"a step state of {self._capacities[slot]} keys is used with {keys}")
-        self._device.write(self.state, np.array([keys], np.int32), 4 * slot)
         return f"state[{slot}]"
 
     def write_pages(self, pages: Sequence[int], first: int = 0) -> None:
