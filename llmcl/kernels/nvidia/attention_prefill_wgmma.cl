@@ -40,13 +40,6 @@
 #define GROUP_ITEMS ((CONSUMER_WARPS + 2) * WARP)
 #define TILE_BYTES (BLOCK_N * HEAD_DIM * 2)
 #define PAGE_KEYS 64  // of a tile that surely lie in one page
-// Where the second half of a tile lies. Without pages the compiler is not to see that it follows the first: it would carry an
-// address for each copy through the loop. With pages it cannot, and a choice would only cost time.
-#ifdef KV_PAGE
-#define SECOND_HALF(row) (row)
-#else
-#define SECOND_HALF(row) (n_keys > PAGE_KEYS ? (row) : 0)
-#endif
 #define LOG2E 1.4426950408889634f
 #if HEAD_DIM == 128
 #define MULTIPLY_VALUES WGMMA_FRAGMENTS_128
@@ -144,15 +137,11 @@ void attention_prefill(__global const float* queries, __global const int* state,
         key_runs left = one_run(first_visible(batch, head, 1, group_rows, end, BLOCK_N MOD_ARGS), end);
 #endif
         for (int2 run = take_run(&left); run.y > 0; run = take_run(&left)) {
-            // The pages of a tile's halves are asked for a tile before their address is needed.
-#define PAGES_AT(j) (int2)(kv_page(state, min(j, run.y - 1)), kv_page(state, min((j) + PAGE_KEYS, run.y - 1)))
-            int2 pages = PAGES_AT(RUN_FIRST(run));
             for (int j = RUN_FIRST(run); j < run.y; j += BLOCK_N) {
                 const int n_keys = min(BLOCK_N, run.y - j);
-                const int at[2] = {row_in_page(pages.x, j), SECOND_HALF(row_in_page(pages.y, j + PAGE_KEYS))};
-                pages = PAGES_AT(j + BLOCK_N);
                 const int seen_as = class_in_run(run, batch, head, group_rows, j, j + n_keys MOD_ARGS);
                 if (seen_as == TILE_HIDDEN) continue;
+                const int at[2] = {kv_row(state, j), n_keys > PAGE_KEYS ? kv_row(state, j + PAGE_KEYS) : 0};
                 if (of_keys) {
                     meeting_wait(k_empty + 8 * stage, parity);
                     if (lane == 0) {
