@@ -120,6 +120,7 @@ class Model:
                 for name, shape in activation_shapes(config, self.chunk, self.n_splits).items()
             }
         )
+        self.step_position = 0  # of the first token that the launches enqueued last compute
         self.tagged: dict[str, Buffer] = {}  # what decode_layers.py has instead of some activations
         self.sampler = Sampler(device, self.act.logits, config.vocab_size, self.step)
         ops = PrefillOps(self)
@@ -148,6 +149,7 @@ class Model:
         for _ in self._prefill_chunks(token_ids, min(chunk or self.chunk, self.chunk), progress):
             pass
         # Of the last layer the others needed keys and values only.
+        self.step_position = self.cache.position - 1
         self._run((*self._last_token, *self._last_layer, *self._head))
         if progress is not None:
             progress(READING, len(token_ids), len(token_ids))
@@ -155,6 +157,7 @@ class Model:
     def decode(self) -> None:
         """One step with the input token that the device holds; sampling moves the device's position on."""
         self.cache.prepare(self.step, 1)
+        self.step_position = self.cache.position
         self.decode_steps += 1
         self._run(self.decode_launches)
         if self._apart:
@@ -243,7 +246,8 @@ class Model:
         for start in range(0, len(token_ids), chunk):
             ids = token_ids[start : start + chunk]
             self.cache.prepare(self.step, len(ids))
-            self.step.write_tokens(ids, self.cache.position)
+            self.step_position = self.cache.position
+            self.step.write_tokens(ids, self.step_position)
             if progress is None:
                 self._run(self._prefill, len(ids))
             else:

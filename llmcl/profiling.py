@@ -96,7 +96,7 @@ def profile(llm: LLM, n_prompt: int, n_gen: int) -> Profile:
 
     run(min(n_gen, WARM_UP_TOKENS), "", "")
     device.pending.clear()
-    device.position = lambda: model.cache.position
+    device.position = lambda: model.step_position
     run(n_gen, "prefill", "decode")
     records = device.records()
     phases = [
