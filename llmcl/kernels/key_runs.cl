@@ -19,19 +19,22 @@ typedef struct {
     __global const int2* rest;
 } key_runs;
 
+// RUNS_OF: the runs of a group; without KEY_RUNS one, of the keys before `end`, which the group's last row sees. q as for
+// tile_class.
 #if KEY_RUNS
 inline key_runs runs_at(__global const int* runs, const int number) {
     const int4 record = ((__global const int4*)runs)[number];
     key_runs found = {record.xy, record.z, (__global const int2*)runs + record.w};
     return found;
 }
-#define RUNS_OF(batch, head, group) \
+#define RUNS_OF(batch, head, group, q, end) \
     runs_at(runs, (batch) * (BATCH_RECORDS) + (head) * (HEAD_RECORDS) + (group) * (GROUP_RECORDS))
 #else
 inline key_runs one_run(const int first, const int end) {
     key_runs found = {(int2)(first, end), 0, 0};
     return found;
 }
+#define RUNS_OF(batch, head, group, q, end) one_run(first_visible(batch, head, 1, q, end, BLOCK_N MOD_ARGS), end)
 #endif
 
 // The next run, (0, 0) after the last.

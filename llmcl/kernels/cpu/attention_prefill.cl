@@ -52,12 +52,7 @@ void attention_prefill(__global const float* q, __global const int* state, __glo
     round_queries(&attention);
     int visible[ROWS];
     const int2 rows = (int2)(attention.q_idx[0], attention.q_idx[ROWS - 1]);
-#if KEY_RUNS
-    key_runs left = RUNS_OF(batch, head, t0 / ROWS);
-#else
-    const int end = position + min(t0 + ROWS, n);  // keys that the last row sees
-    key_runs left = one_run(first_visible(batch, head, 1, rows, end, BLOCK_N MOD_ARGS), end);
-#endif
+    key_runs left = RUNS_OF(batch, head, t0 / ROWS, rows, position + min(t0 + ROWS, n));
     for (int2 run = take_run(&left); run.y > 0; run = take_run(&left)) {
         for (int j = RUN_FIRST(run); j < run.y; j += BLOCK_N) {
             const int n_keys = min(BLOCK_N, run.y - j);

@@ -261,12 +261,7 @@ void attention_prefill(__global const float* queries, __global const int* state,
     for (int i = 0; i < HEAD_DIM / 8; ++i) acc[i] = 0;
 
     const int2 group_rows = (int2)(position + t0, position + min(t0 + BLOCK_M, n) - 1);
-#if KEY_RUNS
-    key_runs left = RUNS_OF(batch, head, t0 / BLOCK_M);
-#else
-    const int end = position + min(t0 + BLOCK_M, n);  // keys that the last row sees
-    key_runs left = one_run(first_visible(batch, head, 1, group_rows, end, BLOCK_N MOD_ARGS), end);
-#endif
+    key_runs left = RUNS_OF(batch, head, t0 / BLOCK_M, group_rows, position + min(t0 + BLOCK_M, n));
 #define TILE_AFTER(at) tile_after(at, &left, batch, head, group_rows MOD_ARGS)
 #define PAGE_OF(tile) (tile.run.y > 0 ? kv_page(state, tile.j) : 0)
     tile_place tile = {0, (int2)(0)};

@@ -130,12 +130,7 @@ void attention_prefill(__global const float* queries, __global const int* state,
         const int2 group_rows = (int2)(position + t0, position + min(t0 + BLOCK_M, n) - 1);
         int stage = 0;
         uint parity = 1;
-#if KEY_RUNS
-        key_runs left = RUNS_OF(batch, head, t0 / BLOCK_M);
-#else
-        const int end = position + min(t0 + BLOCK_M, n);  // keys that the last row sees
-        key_runs left = one_run(first_visible(batch, head, 1, group_rows, end, BLOCK_N MOD_ARGS), end);
-#endif
+        key_runs left = RUNS_OF(batch, head, t0 / BLOCK_M, group_rows, position + min(t0 + BLOCK_M, n));
         for (int2 run = take_run(&left); run.y > 0; run = take_run(&left)) {
             for (int j = RUN_FIRST(run); j < run.y; j += BLOCK_N) {
                 const int n_keys = min(BLOCK_N, run.y - j);

@@ -69,12 +69,6 @@ inline void team_barrier(const int id, const int items) {
 // Orders a work-item's accesses to global memory for the whole device.
 inline void device_fence(void) { asm volatile("fence.acq_rel.gpu;" : : : "memory"); }
 
-inline uint load_acquire(__global const uint* p) {
-    uint v;
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-    return v;
-}
-
 // What another group has written in this launch: past the first-level cache, which knows nothing of it.
 inline float load_shared_float(__global const float* p) {
     float v;
