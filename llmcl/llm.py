@@ -102,7 +102,7 @@ def load(
                 trained,
                 model,
             )
-        tokenizer = beside.submit(Tokenizer.from_checkpoint, checkpoint)  # while the device packs the weights
+        tokenizer = beside.submit(_tokenizer, checkpoint, chat_template)  # while the device packs the weights
 
         def on_progress(what: str, done: int, total: int) -> None:
             if tokenizer.done():
@@ -129,8 +129,6 @@ def load(
             progress,
         )
         llm.tokenizer = tokenizer.result()
-        if chat_template is not None:
-            llm.tokenizer.chat_template = chat_template
     llm.load_ms = (time.perf_counter() - start) * 1e3
     return llm
 
@@ -176,6 +174,13 @@ def load_random(
     )
     llm.load_ms = (time.perf_counter() - start) * 1e3
     return llm
+
+
+def _tokenizer(checkpoint: Checkpoint, chat_template: str | None) -> Tokenizer:
+    tokenizer = Tokenizer.from_checkpoint(checkpoint)
+    if chat_template is not None:
+        tokenizer.use_chat_template(chat_template)
+    return tokenizer
 
 
 def _open_device(request: Device | str | int | None, kernel_options: Mapping[str, int] | None) -> Device:

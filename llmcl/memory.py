@@ -54,8 +54,8 @@ def check_memory(needed: dict[str, int], device: Device) -> None:
     total, limit = sum(needed.values()), min(limits)
     if total <= limit:
         return
-    parts = ", ".join(f"{name} {size / 1e9:.2f} GB" for name, size in needed.items())
+    parts = ", ".join(f"{name} {size / 2**30:.2f} GiB" for name, size in needed.items())
     raise OutOfDeviceMemoryError(
-        f"the model needs {total / 1e9:.2f} GB ({parts}), but {device.name} has {limit / 1e9:.2f} GB; "
+        f"the model needs {total / 2**30:.2f} GiB ({parts}), but {device.name} has {limit / 2**30:.2f} GiB; "
         "use a smaller --ctx-size, --dtype or --kv-dtype, a smaller model, or another --device"
     )

@@ -98,6 +98,29 @@ def test_a_chat_template_from_a_file(
         assert code == 2 and f"--chat-template-file {file}" in error and expected in error
 
 
+@pytest.mark.parametrize(
+    ("variables", "options", "raw", "system_prompt"),
+    [
+        ({"LLMCL_SYSTEM_PROMPT": "s"}, ["--raw"], True, None),
+        ({"LLMCL_RAW": "1"}, ["--system-prompt", "s"], False, "s"),
+        ({"LLMCL_RAW": "1"}, [], True, None),
+    ],
+)
+def test_raw_and_what_the_template_needs_go_by_where_they_are_given(
+    variables: dict[str, str],
+    options: list[str],
+    raw: bool,
+    system_prompt: str | None,
+    engine: Engine,
+    invoke: Callable[..., int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert invoke("generate", "-m", "m", "-p", "x", *options) == 0
+    assert engine.request.items() >= {"raw": raw, "system_prompt": system_prompt}.items()
+
+
 def test_defaults_are_greedy(engine: Engine, invoke: Callable[..., int]) -> None:
     assert invoke("generate", "-m", "m", "-p", "x") == 0
     neutral = {
@@ -128,10 +151,12 @@ def test_defaults_are_greedy(engine: Engine, invoke: Callable[..., int]) -> None
         (["-n", "2.5"], "--max-tokens", "2.5", "1 or more"),
         (["-c", "0"], "--ctx-size", "0", "1 or more"),
         (["--dtype", "int3"], "--dtype", "int3", "auto, float32, bfloat16, float16"),
+        (["--dtype", "q4_0"], "--dtype", "q4_0", "--quantize makes"),
         (["--kv-dtype", "int3"], "--kv-dtype", "int3", "auto, float32, float16, bfloat16, q8_0"),
         (["--format", "xml"], "--format", "xml", "text, json"),
         (["--stop", ""], "--stop", "''", "at least one character"),
         (["--raw", "--system-prompt", "s"], "--raw", "--system-prompt", "one of the two"),
+        (["--raw", "--chat-template-file", "t.jinja"], "--raw", "--chat-template-file", "one of the two"),
         (["-f", "here.txt"], "--file", "here.txt", "one of the two"),
     ],
 )

@@ -266,7 +266,7 @@ def test_a_context_beyond_the_memory_is_refused_before_loading(
     monkeypatch.setattr("llmcl.llm.load_weights", load_weights)
     message = fails(OutOfDeviceMemoryError, folder, "--ctx-size", "2000000000")
     # 2 (K and V) * 2 layers * 2 heads * 32 values * 4 bytes for each token
-    assert "KV cache 2048.00 GB" in message and "weights 0.00 GB" in message and "--ctx-size" in message
+    assert "KV cache 1907.35 GiB" in message and "weights 0.00 GiB" in message and "--ctx-size" in message
 
 
 @pytest.fixture
@@ -290,7 +290,7 @@ def test_weights_beyond_the_memory_are_refused_before_loading(
     for limit in ("global_mem_bytes", "host_available_bytes"):
         limited(**{limit: 500_000_000})
         message = fails(OutOfDeviceMemoryError, "smollm2", "--dtype", "float32", "-c", "512")
-        assert "weights 0.54 GB" in message and "has 0.50 GB" in message and "--dtype" in message
+        assert "weights 0.50 GiB" in message and "has 0.47 GiB" in message and "--dtype" in message
 
 
 def test_the_forecast_is_what_loading_takes(folder: Path, default_device: Device) -> None:

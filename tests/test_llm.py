@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import threading
+import time
 import weakref
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from helpers import random_weights, save_folder, small_config
 
 import llmcl
-from llmcl.errors import ContextLengthError, UsageError
+from llmcl.errors import CheckpointError, ContextLengthError, UsageError
 from llmcl.generation import Piece
 from llmcl.llm import LLM
 from llmcl.progress import COMPILING
@@ -362,6 +363,22 @@ def test_loading_reports_progress_and_the_defaults(default_device: Device, tmp_p
         done = [step[1] for step in steps]
         assert done == sorted(done) and (not done or done[-1] == steps[-1][2] > 0)
     assert [step[0] for step in seen[:2]] == ["opening the device", "loading weights"]
+
+
+def test_a_chat_template_of_the_users_is_checked_before_the_weights_are_loaded(
+    default_device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_folder(tmp_path / "m", small_config(), random_weights(small_config(), seed=8))
+
+    def load_weights(device: Device, checkpoint: Any, types: Any, progress: Any) -> None:
+        for _ in range(2000):
+            progress("loading weights", 0, 1)
+            time.sleep(0.005)
+        raise AssertionError("loaded whole before the template was looked at")
+
+    monkeypatch.setattr("llmcl.llm.load_weights", load_weights)
+    with pytest.raises(CheckpointError, match="not valid Jinja in line 2"):
+        llmcl.load(str(folder), device=default_device.entry.index, chat_template="x\n{{ x")
 
 
 def test_a_context_beyond_the_trained_one_is_warned_of(

@@ -41,7 +41,7 @@ def open_checkpoint(name_or_path: str, *, offline: bool = False, progress: Progr
     try:
         return safetensors.open_folder(path, name) if path.is_dir() else gguf.open_file(path, name)
     except CheckpointError as error:
-        raise type(error)(f"{name}: {error}") from error
+        raise type(error)(f"{name}: {str(error).removeprefix(f'{path.name} ')}") from error
     except OSError as error:  # no permission, a name too long for the file system
         raise CheckpointError(f"{name}: cannot be read ({error.strerror or error}).") from error
 

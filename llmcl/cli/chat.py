@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from llmcl.cli import options as opt
 from llmcl.cli.answer import Answer, show
-from llmcl.cli.loading import load_model, reading_bar
-from llmcl.cli.option_groups import Loading, Sampling, with_groups
+from llmcl.cli.loading import load_to_answer, reading_bar
+from llmcl.cli.option_groups import LoadingToAnswer, Sampling, with_groups
 from llmcl.errors import ContextLengthError
 
 if TYPE_CHECKING:
@@ -28,26 +28,14 @@ EPILOG = opt.METRICS
 def chat(
     model: opt.Model,
     system_prompt: opt.SystemPrompt = None,
-    chat_template_file: opt.ChatTemplateFile = None,
     sampling: Sampling = Sampling(max_tokens=1024),
-    ctx_size: opt.ContextSize = None,
-    loading: Loading = Loading(),
-    kv_page_size: opt.KvPageSize = None,
-    combo: opt.Combo = None,
+    loading: LoadingToAnswer = LoadingToAnswer(),
     quiet: opt.Quiet = False,
     verbose: opt.Verbose = False,
 ) -> None:
     """Talk with a model; /help lists what can be typed. From a pipe, each line is one message."""
     request = sampling.arguments(quiet=quiet) | {"system_prompt": system_prompt}
-    with load_model(
-        model,
-        loading,
-        ctx_size=ctx_size,
-        kv_page_size=kv_page_size,
-        combo=combo,
-        chat_template_file=chat_template_file,
-        quiet=quiet,
-    ) as llm:
+    with load_to_answer(model, loading, quiet=quiet) as llm:
         if not quiet:
             print("/help lists the commands", file=sys.stderr)
         converse(llm.chat(), request, quiet=quiet)

@@ -11,8 +11,8 @@ import typer
 from llmcl import json_text
 from llmcl.cli import options as opt
 from llmcl.cli.answer import show
-from llmcl.cli.loading import load_model, reading_bar
-from llmcl.cli.option_groups import Loading, Sampling, with_groups
+from llmcl.cli.loading import load_to_answer, reading_bar
+from llmcl.cli.option_groups import LoadingToAnswer, Sampling, with_groups
 from llmcl.cli.text_files import decoded, read_text, without_last_newline
 from llmcl.errors import UsageError
 
@@ -52,12 +52,8 @@ def generate(
     file: PromptFile = None,
     raw: Raw = False,
     system_prompt: opt.SystemPrompt = None,
-    chat_template_file: opt.ChatTemplateFile = None,
     sampling: Sampling = Sampling(),
-    ctx_size: opt.ContextSize = None,
-    loading: Loading = Loading(),
-    kv_page_size: opt.KvPageSize = None,
-    combo: opt.Combo = None,
+    loading: LoadingToAnswer = LoadingToAnswer(),
     format: opt.Format = "text",
     quiet: opt.Quiet = False,
     verbose: opt.Verbose = False,
@@ -68,18 +64,12 @@ def generate(
     """
     prompt, file = _given_on_command_line(ctx, prompt, file)
     text = read_prompt(prompt, file)
-    if raw and system_prompt is not None:
-        raise UsageError("--raw leaves out the chat template, so --system-prompt has no place: give one of the two")
+    for name, value in (("system_prompt", system_prompt), ("chat_template_file", loading.chat_template_file)):
+        raw = raw and (value is None or _leaves_out(ctx, name))
+    if raw:
+        system_prompt = None
     request = sampling.arguments(quiet=quiet) | {"raw": raw, "system_prompt": system_prompt}
-    with load_model(
-        model,
-        loading,
-        ctx_size=ctx_size,
-        kv_page_size=kv_page_size,
-        combo=combo,
-        chat_template_file=chat_template_file,
-        quiet=quiet,
-    ) as llm:
+    with load_to_answer(model, loading, quiet=quiet) as llm:
         if format == "json":
             with reading_bar(quiet) as progress:
                 result = llm.generate(text, progress=progress, **request)
@@ -118,6 +108,15 @@ def _given_on_command_line(ctx: typer.Context, prompt: str | None, file: str | N
         elif from_environment == {"file"}:
             file = None
     return prompt, file
+
+
+def _leaves_out(ctx: typer.Context, name: str) -> bool:
+    """Whether --raw goes before `name`, which the chat template would need: what the command line gives goes before
+    the environment. Raises UsageError where both are given alike."""
+    if _source(ctx, "raw") == _source(ctx, name):
+        option = "--" + name.replace("_", "-")
+        raise UsageError(f"--raw leaves out the chat template, so {option} has no place: give one of the two")
+    return _source(ctx, "raw") == "COMMANDLINE"
 
 
 def _source(ctx: typer.Context, parameter: str) -> str:

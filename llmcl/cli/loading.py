@@ -14,7 +14,7 @@ from llmcl.cli.text_files import read_text
 from llmcl.progress import COUNTED, Progress
 
 if TYPE_CHECKING:
-    from llmcl.cli.option_groups import Loading
+    from llmcl.cli.option_groups import Loading, LoadingToAnswer
     from llmcl.llm import LLM
     from llmcl.runtime.device import Device
 
@@ -81,6 +81,19 @@ def reading_bar(quiet: bool) -> Iterator[Progress | None]:
                 bar(what, done, total)
 
         yield progress
+
+
+def load_to_answer(model: str, loading: LoadingToAnswer, *, quiet: bool) -> LLM:
+    """`load_model` of a command that answers prompts."""
+    return load_model(
+        model,
+        loading,
+        ctx_size=loading.ctx_size,
+        kv_page_size=loading.kv_page_size,
+        combo=loading.combo,
+        chat_template_file=loading.chat_template_file,
+        quiet=quiet,
+    )
 
 
 def load_model(

@@ -90,6 +90,16 @@ class Loading:
 
 
 @dataclass(frozen=True)
+class LoadingToAnswer(Loading):
+    """The same of a model that answers: with room for the text, and what goes around a prompt."""
+
+    ctx_size: opt.ContextSize = None
+    chat_template_file: opt.ChatTemplateFile = None
+    kv_page_size: opt.KvPageSize = None
+    combo: opt.Combo = None
+
+
+@dataclass(frozen=True)
 class LoadingOrRandom(Loading):
     """The same where --random can stand for a model."""
 

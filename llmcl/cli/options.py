@@ -60,12 +60,12 @@ def wholes(low: int) -> Callable[[Any], tuple[int, ...]]:
     return parse
 
 
-def one_of(*names: str) -> Callable[[Any], str]:
-    """A parser that accepts `names` and nothing else."""
+def one_of(*names: str, hint: str = "") -> Callable[[Any], str]:
+    """A parser that accepts `names` and nothing else; hint: what else the user may have meant."""
 
     def parse(text: Any) -> str:
         if text not in names:
-            raise typer.BadParameter(f"{text!r} given, expected one of {', '.join(names)}")
+            raise typer.BadParameter(f"{text!r} given, expected one of {', '.join(names)}{hint and '; ' + hint}")
         return str(text)
 
     return parse
@@ -247,7 +247,7 @@ Dtype = Annotated[
         DEVICE_PANEL,
         "--dtype",
         metavar="|".join(WEIGHT_DTYPES),
-        parser=one_of(*WEIGHT_DTYPES),
+        parser=one_of(*WEIGHT_DTYPES, hint="--quantize makes 8-bit and 4-bit weights"),
         help="How the weights are held on the device; auto: as they are stored, quantised or not.",
     ),
 ]

@@ -62,6 +62,11 @@ def render(
     return text
 
 
+def check(template: str) -> None:
+    """Raises CheckpointError, with the line, where the template is not valid Jinja."""
+    _compiled(template)
+
+
 def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """A copy of plain dicts, lists, strings and numbers, because a template could call an object's methods.
 

@@ -98,6 +98,11 @@ class Tokenizer:
         """Whether `render_chat` and `encode_chat` work."""
         return self.chat_template is not None
 
+    def use_chat_template(self, source: str) -> None:
+        """Takes this template (Jinja) in place of the model's own. Raises CheckpointError where it is no Jinja."""
+        chat_template.check(source)
+        self.chat_template = source
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The ids of a text.
 

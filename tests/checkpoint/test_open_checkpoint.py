@@ -123,6 +123,9 @@ def test_errors_begin_with_the_name_that_was_asked_for(tmp_path):
     (tmp_path / "broken.gguf").write_bytes(b"GGUF")
     with pytest.raises(CheckpointError, match=r"broken\.gguf: not a sound GGUF file"):
         open_checkpoint(str(tmp_path / "broken.gguf"))
+    (tmp_path / "empty.gguf").touch()
+    with pytest.raises(CheckpointError, match=r"/empty\.gguf: is empty\. Fetch it again"):
+        open_checkpoint(str(tmp_path / "empty.gguf"))
     (tmp_path / "model.safetensors").write_bytes(bytes(8))
     with pytest.raises(CheckpointError, match="the folder that holds it"):
         open_checkpoint(str(tmp_path / "model.safetensors"))
