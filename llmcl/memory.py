@@ -11,7 +11,7 @@ from llmcl.kv_cache import kv_bytes_per_position
 from llmcl.model import activation_shapes, prefill_chunk
 from llmcl.model_weights import WeightTypes, all_plans, weights_bytes
 from llmcl.ops.dtype import is_rounded
-from llmcl.ops.linear import expands
+from llmcl.ops.linear import expands, rounded_input_bytes
 from llmcl.ops.step_state import EXPANDED_BYTES
 from llmcl.ops.weight import STAGING_BYTES
 from llmcl.runtime.device import Device
@@ -30,18 +30,19 @@ def forecast(
     chunk = min(prefill_chunk(device), max_context)
     shapes = activation_shapes(config, chunk, n_splits)
     working = 4 * sum(int(np.prod(shape)) for shape in shapes.values())
-    # Where products take their input rounded: 2 bytes a value at most, one buffer for each number of columns.
-    working += 2 * chunk * sum({config.hidden_size, config.n_q_heads * config.head_dim, config.intermediate_size})
+    matrices = {(dtype, plan.k) for plan in all_plans(config) for _, dtype in types.runs(plan)}
+    working += rounded_input_bytes(device, matrices, chunk, exact_activations=types.exact_activations)
     heads = config.n_q_heads, config.n_kv_heads, config.head_dim
     cache = AttentionShape(*heads, kv_tokens, kv_dtype, exact_queries=exact_queries(types, kv_dtype))
     working += paired_bytes(device, cache)
-    dtypes = {dtype for plan in all_plans(config) for _, dtype in types.runs(plan)}
-    if any(expands(device, dtype) for dtype in dtypes):
+    if any(expands(device, dtype) for dtype, _ in matrices):
         working += EXPANDED_BYTES
+    # Given back before the working buffers are made: room for what is not counted (norms, sampling, step state).
+    working += STAGING_BYTES
     return {
         "weights": weights_bytes(config, types),
         "KV cache": kv_bytes_per_position(config, kv_dtype) * kv_tokens,
-        "working buffers": working + STAGING_BYTES,
+        "working buffers": working,
     }
 
 

@@ -37,8 +37,8 @@ from llmcl.errors import (
     UsageError,
 )
 from llmcl.llm import LLM
-from llmcl.memory import forecast
-from llmcl.model_weights import WeightTypes
+from llmcl.model_weights import all_plans
+from llmcl.ops.linear import rounded_input_bytes
 from llmcl.runtime import device as device_module
 from llmcl.runtime.device import Device
 
@@ -293,28 +293,34 @@ def test_weights_beyond_the_memory_are_refused_before_loading(
         assert "weights 0.50 GiB" in message and "has 0.47 GiB" in message and "--dtype" in message
 
 
-def test_the_forecast_is_what_loading_takes(folder: Path, default_device: Device) -> None:
+def test_the_forecast_is_what_loading_takes(
+    folder: Path, default_device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forecasts: list[dict[str, int]] = []
+    monkeypatch.setattr("llmcl.llm.check_memory", lambda needed, device: forecasts.append(needed))
     variations: list[dict[str, Any]] = [
         {},
         {"dtype": "bfloat16", "kv_dtype": "float16", "max_context": 100},
         {"max_context": 100, "kv_page_tokens": 128, "kv_pages": 3},
         {"max_context": 100, "kv_dtype": "q8_0"},
+        {"max_context": 100, "quantize": "q8_0"},
+        {"max_context": 100, "quantize": "q8_0", "activation_dtype": "float32"},
     ]
     for options in variations:
         with llmcl.load(str(folder), device=default_device.entry.index, **options) as llm:
-            needed = forecast(
-                llm.config,
-                WeightTypes(llm.dtype),
-                llm.kv_dtype,
-                llm.max_context,
-                llm.device,
-                llm.model.cache.shape.capacity,
-            )
+            needed = forecasts.pop()
             weights, cache = llm.model.weights, llm.model.cache
             matrices = weights.decode_bytes() + weights.embedding.nbytes  # the embedding is not tied
             assert needed["weights"] == matrices
             assert needed["KV cache"] == sum(buffer.nbytes for buffer in cache.buffers())
             assert llm.device.peak_bytes <= sum(needed.values())
+            rounded = rounded_input_bytes(
+                llm.device,
+                {(llm.dtype, plan.k) for plan in all_plans(llm.config)},
+                llm.model.chunk,
+                exact_activations=options.get("activation_dtype") == "float32",
+            )
+            assert llm.model.step.rounded_bytes() == rounded
 
 
 def test_a_cache_beyond_the_largest_allocation_is_named(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,8 +10,8 @@ import numpy as np
 from llmcl.ops import step_state
 from llmcl.ops.dtype import QUANTIZED, TILE_ROWS, is_16_bit, kernel_name, tile_bytes
 from llmcl.ops.narrow import NarrowRows, narrow_rows
-from llmcl.ops.step_state import CPU_ROWS_MULTIPLE, StepState
-from llmcl.ops.variant import Variant, largest_divisor, pick, power_of_two_at_most, variants
+from llmcl.ops.step_state import CPU_ROWS_MULTIPLE, StepState, narrowed_rows_bytes, quantized_rows_bytes
+from llmcl.ops.variant import PTX_FORMS, Variant, largest_divisor, pick, power_of_two_at_most, variants
 from llmcl.ops.weight import Weight, WeightPart
 from llmcl.ops.work import linear_work, once, per_token
 from llmcl.runtime.device import Buffer, Device, Groups, KernelArg, Launch, WorkOf
@@ -90,6 +91,21 @@ def prefill_variant(device: Device, dtype: str, k: int, name: str | None = None)
 def expands(device: Device, dtype: str) -> bool:
     """Whether prefill widens a weight of this type first, for which it needs EXPANDED_BYTES."""
     return dtype in QUANTIZED and prefill_variant(device, dtype, 256).name == "nvidia"
+
+
+def rounded_input_bytes(
+    device: Device, matrices: Iterable[tuple[str, int]], max_tokens: int, *, exact_activations: bool
+) -> int:
+    """Working memory for what prefill multiplies in 8 or 16 bits with weights of these (dtype, k): see StepState."""
+    n_bytes: dict[tuple[bool, int], int] = {}
+    for dtype, k in set(matrices):
+        name = prefill_variant(device, dtype, k).name
+        rounding = _rounding(device, dtype, exact_activations) if name == "cpu" else None
+        if rounding is not None and rounding.dtype in QUANTIZED:
+            n_bytes[True, k] = quantized_rows_bytes(max_tokens, k)
+        elif rounding is not None or name in PTX_FORMS:
+            n_bytes[False, k] = narrowed_rows_bytes(max_tokens, k)
+    return sum(n_bytes.values())
 
 
 def decode_variant(device: Device, dtype: str, k: int, name: str | None = None) -> Variant:
@@ -179,7 +195,8 @@ def narrow_dtype(device: Device, weight: Weight) -> str | None:
 def rounds_rows(device: Device, weight: Weight) -> bool:
     """Whether linear_prefill rounds its float32 rows for this weight on a CPU, and so can normalise them as well."""
     return all(
-        prefill_variant(device, part.dtype, weight.k).name == "cpu" and _rounding(device, weight, part)
+        prefill_variant(device, part.dtype, weight.k).name == "cpu"
+        and _rounding(device, part.dtype, weight.exact_activations)
         for part in weight.parts
     )
 
@@ -206,7 +223,7 @@ def linear_prefill(
     rounded: _Rounding | None = None  # for the part before, and so for the next if it takes the same
     for part in weight.parts:
         chosen = prefill_variant(device, part.dtype, weight.k, variant)
-        rounding = _rounding(device, weight, part) if chosen.name == "cpu" else None
+        rounding = _rounding(device, part.dtype, weight.exact_activations) if chosen.name == "cpu" else None
         if norm is not None and rounding is None:
             raise TypeError(f"the {chosen.name} form of linear_prefill does not normalise rows of {part.dtype}")
         if rounding is not None and not isinstance(x, NarrowRows):
@@ -317,14 +334,14 @@ def _work(weight: Weight, part: WeightPart, epilogue: str) -> WorkOf:
     return linear_work(part.buffer.nbytes, rows, weight.k, outputs)
 
 
-def _rounding(device: Device, weight: Weight, part: WeightPart) -> _Rounding | None:
-    """How the CPU form rounds activations for this part; None where it leaves them in float32."""
-    if weight.exact_activations:
+def _rounding(device: Device, dtype: str, exact_activations: bool) -> _Rounding | None:
+    """How the CPU form rounds activations for a weight of this type; None where it leaves them in float32."""
+    if exact_activations:
         return None
-    if part.dtype in QUANTIZED and (dot := device.dot_form):
-        return _Rounding("cpu/linear_prefill_int8.cl", "quantize_rows", part.dtype, dot, INT8_TILE_TOKENS[dot])
-    if part.dtype == "bfloat16" and (dot := device.bf16_dot_form):
-        return _Rounding("cpu/linear_prefill_bf16.cl", "narrow_rows", part.dtype, dot, BF16_TILE_TOKENS[dot])
+    if dtype in QUANTIZED and (dot := device.dot_form):
+        return _Rounding("cpu/linear_prefill_int8.cl", "quantize_rows", dtype, dot, INT8_TILE_TOKENS[dot])
+    if dtype == "bfloat16" and (dot := device.bf16_dot_form):
+        return _Rounding("cpu/linear_prefill_bf16.cl", "narrow_rows", dtype, dot, BF16_TILE_TOKENS[dot])
     return None
 
 

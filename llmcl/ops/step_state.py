@@ -25,6 +25,21 @@ CAPACITY, PAIRED_CAPACITY = 3, 4  # keys of a head: of the cache, of its copy in
 N_SLOTS = 5
 
 
+def quantized_rows_bytes(max_tokens: int, k: int) -> int:
+    """Of `StepState.quantized_rows`."""
+    return _rows_of(max_tokens, CPU_ROWS_MULTIPLE) * (k // 32) * 48
+
+
+def narrowed_rows_bytes(max_tokens: int, k: int) -> int:
+    """Of `StepState.narrowed_rows`."""
+    return 2 * max(_rows_of(max_tokens, CPU_ROWS_MULTIPLE), _rows_of(max_tokens, NVIDIA_ROWS_MULTIPLE)) * k
+
+
+def _rows_of(max_tokens: int, multiple: int) -> int:
+    """Rows for max_tokens that are a whole number of `multiple`."""
+    return -(-max_tokens // multiple) * multiple
+
+
 class StepState:
     """Position, length and input tokens of the next step, and the ring of sampled tokens.
 
@@ -70,15 +85,10 @@ class StepState:
         else:
             self._device.write(self.state, np.asarray(pages, np.int32), offset)
 
-    def _rows_of(self, multiple: int) -> int:
-        """Rows for max_tokens that are a whole number of `multiple`."""
-        return -(-self.max_tokens // multiple) * multiple
-
     def quantized_rows(self, k: int) -> Buffer:
         """Working memory for a step's activations of k columns, rounded to 8 bits: see kernels/cpu/rounded_rows.cl."""
         if k not in self._quantized:
-            nbytes = self._rows_of(CPU_ROWS_MULTIPLE) * (k // 32) * 48
-            self._quantized[k] = self._device.alloc(nbytes, "rounded activations")
+            self._quantized[k] = self._device.alloc(quantized_rows_bytes(self.max_tokens, k), "rounded activations")
         return self._quantized[k]
 
     def narrowed_rows(self, k: int, use: str = "input") -> Buffer:
@@ -88,9 +98,13 @@ class StepState:
         use: a name for what is needed at the same time as other activations of k columns.
         """
         if (k, use) not in self._narrowed:
-            rows = max(self._rows_of(CPU_ROWS_MULTIPLE), self._rows_of(NVIDIA_ROWS_MULTIPLE))
-            self._narrowed[k, use] = self._device.alloc(2 * rows * k, "activations in 16 bits")
+            nbytes = narrowed_rows_bytes(self.max_tokens, k)
+            self._narrowed[k, use] = self._device.alloc(nbytes, "activations in 16 bits")
         return self._narrowed[k, use]
+
+    def rounded_bytes(self) -> int:
+        """Of all activations in 8 or 16 bits so far."""
+        return sum(buffer.nbytes for buffer in (*self._quantized.values(), *self._narrowed.values()))
 
     def expanded_weight(self) -> Buffer:
         """Working memory for tiles of a quantised weight in float16: see kernels/nvidia/expand_weight.cl."""
