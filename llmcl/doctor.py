@@ -1,4 +1,4 @@
-"""Which forms of the kernels give right results on a device: each is run against its NumPy twin, in another process.
+"""Which kernel variants give right results on a device: each is run against its NumPy twin, in another process.
 
 `checks()` is the list; the parent starts `python -m llmcl.doctor DEVICE NUMBERS`, which runs the checks of these
 numbers and prints a line of JSON after each. When it dies or hangs (a driver's compiler may), the parent notes which
@@ -28,7 +28,7 @@ from llmcl.ops import linear
 from llmcl.ops.embed import embed
 from llmcl.ops.rms_norm import rms_norm
 from llmcl.ops.step_state import RING, StepState
-from llmcl.ops.variant import PTX_FORMS, Variant
+from llmcl.ops.variant import PTX_VARIANTS, Variant
 from llmcl.ops.weight import Weight, WeightPart
 from llmcl.runtime import one_launch
 from llmcl.runtime.device import Device
@@ -62,9 +62,9 @@ PASS, WRONG, REFUSED, CRASHED, UNUSED = "pass", "wrong", "refused", "crashed", "
 
 @dataclass(frozen=True)
 class Check:
-    """One form of a kernel with one storage type. run(device) -> largest error over the largest expected magnitude.
+    """A variant of a kernel with one storage type. run(device) -> largest error over the largest expected magnitude.
 
-    variant: None for a kernel that has one form for every device. table: all forms of the kernel, the preferred first.
+    variant: None for a kernel that has one for every device. table: all variants of the kernel, the preferred first.
     """
 
     kernel: str
@@ -74,7 +74,7 @@ class Check:
     table: Sequence[Variant] = ()
 
     @property
-    def form(self) -> str:
+    def variant_name(self) -> str:
         return self.variant.name if self.variant else "shared"
 
     @property
@@ -83,7 +83,7 @@ class Check:
         return self.variant.key(self.dtype) if self.variant else f"{self.kernel}.cl {self.dtype}"
 
     def suits(self, device: Device) -> bool:
-        """Whether this form could be chosen on the device at all."""
+        """Whether this variant could be chosen on the device at all."""
         return self.variant is None or (self.variant.suits(device) and self.variant.fits(self.dtype, SIZE))
 
     def in_use(self, device: Device) -> bool:
@@ -110,8 +110,8 @@ class Outcome:
 
 
 def checks() -> list[Check]:
-    """Every kernel of the layer stack in every form and with every storage type."""
-    forms: list[tuple[str, Sequence[Variant], Callable[..., float], Sequence[str]]] = [
+    """Every kernel of the layer stack in every variant and with every storage type."""
+    tables: list[tuple[str, Sequence[Variant], Callable[..., float], Sequence[str]]] = [
         ("linear_decode", linear.DECODE_VARIANTS, _linear_decode, DTYPES),
         ("linear_prefill", linear.PREFILL_VARIANTS, _linear_prefill, DTYPES),
         ("attention_decode", attention.DECODE_VARIANTS, _attention_decode, KV_DTYPES),
@@ -120,7 +120,7 @@ def checks() -> list[Check]:
     ]
     found = [
         Check(kernel, variant, dtype, partial(run, variant=variant.name, dtype=dtype), table)
-        for kernel, table, run, dtypes in forms
+        for kernel, table, run, dtypes in tables
         for variant in table
         for dtype in dtypes
         if variant.fits(dtype, SIZE)
@@ -317,7 +317,7 @@ def diagnose(
     timeout_s: float = TIMEOUT_S,
     note: Callable[[Outcome], None] = lambda outcome: None,
 ) -> list[Outcome]:
-    """Runs every check that concerns the device (with `everything` also forms that it would never choose).
+    """Runs every check that concerns the device (with `everything` also variants that it would never choose).
 
     Raises OSError if no process can be started.
     """
@@ -332,10 +332,10 @@ def diagnose(
     wanted = []
     for i, check in enumerate(listed):
         # Inline PTX would only be refused by any other compiler.
-        if check.suits(device) or (everything and check.form not in PTX_FORMS):
+        if check.suits(device) or (everything and check.variant_name not in PTX_VARIANTS):
             wanted.append(i)
         else:
-            settle(i, UNUSED, None, f"{entry.name} never chooses this form")
+            settle(i, UNUSED, None, f"{entry.name} never chooses this variant")
     while wanted:
         done = _run_some(entry, wanted, worker, timeout_s, settle)
         wanted = wanted[done:]
@@ -402,7 +402,7 @@ def work(index: int, wanted: Sequence[int]) -> None:
     for i in wanted:
         try:
             error = listed[i].run(device)
-            allowed = tolerance(listed[i].form, listed[i].dtype)
+            allowed = tolerance(listed[i].variant_name, listed[i].dtype)
             status = PASS if error < allowed else WRONG
             detail = "" if status == PASS else f"error {error:.1e} of the largest value, allowed {allowed:.0e}"
             result = {"status": status, "error": error if np.isfinite(error) else None, "detail": detail}

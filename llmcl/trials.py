@@ -18,7 +18,7 @@ from llmcl.checkpoint.quantize import quantize_rows
 from llmcl.ops.dtype import QUANTIZED
 from llmcl.ops.linear import linear_decode, linear_prefill
 from llmcl.ops.step_state import StepState
-from llmcl.ops.variant import PTX_FORMS
+from llmcl.ops.variant import PTX_VARIANTS
 from llmcl.ops.weight import Weight, WeightPart, alloc_weight, load_rows
 from llmcl.runtime.device import Buffer, Device, Launch
 
@@ -61,9 +61,9 @@ class Trial:
             buffer.release()
 
 
-def tolerance(form: str, dtype: str) -> float:
-    """The error that a form of a kernel may make: float32 sums, or matrix units whose operands have 16 bits."""
-    if form not in PTX_FORMS or dtype == "float32":
+def tolerance(variant: str, dtype: str) -> float:
+    """The error that a variant of a kernel may make: float32 sums, or matrix units whose operands have 16 bits."""
+    if variant not in PTX_VARIANTS or dtype == "float32":
         return 2e-5
     return 2.0**-7 if dtype == "bfloat16" else 2.0**-10
 

@@ -112,13 +112,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             continue
         if heavy and entry and entry.is_software:
             item.add_marker(
-                pytest.mark.skip(reason="the CPU form takes a software renderer up to tens of seconds to compile")
+                pytest.mark.skip(reason="the CPU variant takes a software renderer up to tens of seconds to compile")
             )
         entry = entry or next(iter(tested_devices().values()))
         if entry.kind == "gpu" and not entry.is_software:
             item.add_marker(
                 pytest.mark.skip(
-                    reason="no GPU chooses the CPU forms, and its compiler takes tens of seconds for their wide vectors"
+                    reason="no GPU chooses the CPU variant, and its compiler takes tens of seconds for the wide vectors"
                 )
             )
 

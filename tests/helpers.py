@@ -237,7 +237,7 @@ def relative_error(actual: NDArray[Any], expected: NDArray[Any]) -> float:
 
 
 def rounded_operands(device: Device, dtype: str, exact: float, largest: float = 1.0) -> float:
-    """The tolerance `exact`, or where the device's form multiplies on matrix units, that of operands in `dtype`.
+    """The tolerance `exact`, or where the device's variant multiplies on matrix units, that of operands in `dtype`.
 
     largest: of what the tolerance is compared with, 1 for relative errors.
     """

@@ -18,7 +18,7 @@ from llmcl import doctor
 from llmcl.cli import main
 from llmcl.errors import DeviceError
 from llmcl.ops import linear
-from llmcl.ops.variant import PTX_FORMS, pick
+from llmcl.ops.variant import PTX_VARIANTS, pick
 from llmcl.runtime import one_launch
 from llmcl.runtime.device import Device
 from llmcl.runtime.findings import Findings
@@ -61,21 +61,25 @@ doctor.checks = lambda: few
 
 
 def statuses(outcomes: Sequence[doctor.Outcome]) -> dict[str, str]:
-    return {f"{o.check.kernel} {o.check.form}": o.status for o in outcomes if o.check.form not in PTX_FORMS}
+    return {
+        f"{o.check.kernel} {o.check.variant_name}": o.status
+        for o in outcomes
+        if o.check.variant_name not in PTX_VARIANTS
+    }
 
 
 def test_every_form_passes(cl_entry: DeviceEntry, default_device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """A third of the checks: a compiler may take a minute for all of them."""
     if cl_entry.index == default_device.entry.index:
         pytest.skip("test_json runs every check on this device")
-    few = [c for c in doctor.checks() if c.dtype == "float16" or c.form == "shared"]
+    few = [c for c in doctor.checks() if c.dtype == "float16" or c.variant_name == "shared"]
     monkeypatch.setattr(doctor, "checks", lambda: few)
     run = worker(
-        more="few = [c for c in doctor.checks() if c.dtype == 'float16' or c.form == 'shared']\n"
+        more="few = [c for c in doctor.checks() if c.dtype == 'float16' or c.variant_name == 'shared']\n"
         "doctor.checks = lambda: few"
     )
     outcomes = doctor.diagnose(cl_entry, worker=run)
-    failed = [(o.check.kernel, o.check.form, o.check.dtype, o.status, o.detail) for o in outcomes]
+    failed = [(o.check.kernel, o.check.variant_name, o.check.dtype, o.status, o.detail) for o in outcomes]
     assert {row[3] for row in failed} <= {"pass", "not used"}, failed
     in_use = [o for o in outcomes if o.in_use]
     assert all(o.status == "pass" for o in in_use)
@@ -86,7 +90,7 @@ def one_form_of_each_is_in_use(checks: Sequence[tuple[str, str, bool]]) -> None:
     for kernel in ("linear_decode", "linear_prefill", "attention_decode", "attention_prefill"):
         used = [dtype for name, dtype, in_use in checks if name == kernel and in_use]
         tested = {dtype for name, dtype, _ in checks if name == kernel}
-        assert tested and sorted(used) == sorted(tested), "one form of each is in use"
+        assert tested and sorted(used) == sorted(tested), "one variant of each is in use"
 
 
 @pytest.mark.usefixtures("only")
@@ -103,7 +107,7 @@ def test_a_wrong_kernel_is_found(default_device: Device, empty_cache: Path) -> N
 def test_a_compiler_that_refuses_is_reported_with_its_log(default_device: Device, empty_cache: Path) -> None:
     broken = worker("portable/linear_decode.cl", "__kernel", "no_such_type __kernel", FEW)
     found = doctor.diagnose(default_device.entry, worker=broken, everything=True)
-    (refused,) = (o for o in found if o.check.form == "portable")
+    (refused,) = (o for o in found if o.check.variant_name == "portable")
     assert refused.status == "refused" and "portable/linear_decode.cl does not compile" in refused.detail
     assert list(doctor.excluded(found)) == ["portable/linear_decode.cl float32"]
 
@@ -126,10 +130,10 @@ def test_a_crash_is_not_fatal(
     more = FEW + (
         "import dataclasses\n"
         f"def bad(device):\n    {what}\n"
-        "few = [dataclasses.replace(c, run=bad) if c.form == 'portable' else c for c in few]\n"
+        "few = [dataclasses.replace(c, run=bad) if c.variant_name == 'portable' else c for c in few]\n"
     )
     found = doctor.diagnose(default_device.entry, worker=worker(more=more), timeout_s=timeout_s)
-    (crashed,) = (o for o in found if o.check.form == "portable")
+    (crashed,) = (o for o in found if o.check.variant_name == "portable")
     assert crashed.status == "crashed" and said in crashed.detail
     assert statuses(found)["rms_norm shared"] == "pass", "the rest is still checked"
 
@@ -185,7 +189,7 @@ def test_reset(default_device: Device, empty_cache: Path) -> None:
 
 
 def test_every_device_knows_which_forms_it_uses(default_device: Device) -> None:
-    """Also where a check has no form for it: a GPU has none of the one launch of a processor."""
+    """Also where a check has no variant for it: a GPU has none of the one launch of a processor."""
     for kind in ("cpu", "gpu"):
         taken_for = copy.copy(default_device)
         taken_for.entry = dataclasses.replace(default_device.entry, kind=kind)

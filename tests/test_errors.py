@@ -340,7 +340,7 @@ def test_weights_beyond_the_largest_allocation_are_split(
     config = small_config(vocab_size=1003, hidden_size=128, intermediate_size=288, max_position=64, tie_embeddings=tied)
     folder = save_folder(tmp_path / "model", config, random_weights(config, seed=11))
     ids = [5, 997, 6, 1002, 0, 500, 31]
-    # Exact activations: room for rounded ones would be larger than these weights. NVIDIA's forms want 16 bits of
+    # Exact activations: room for rounded ones would be larger than these weights. NVIDIA's variants want 16 bits of
     # them, in buffers of 73,728 bytes.
     exact = {"activation_dtype": "float32"}
     options: dict[str, Any] = {"dtype": dtype, "kv_dtype": "float32", "max_context": 8, **exact}

@@ -43,7 +43,7 @@ PAGE, PAGES = 64, 16
 def pair(
     request: pytest.FixtureRequest, default_device: Device, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[LLM, LLM]]:
-    """The same model with a contiguous cache and with one in pages, for 768 tokens in both forms of the kernels."""
+    """The same model with a contiguous cache and with one in pages, for 768 tokens in both variants of the kernels."""
     shape = tmp_path_factory.mktemp("shape") / "config.json"
     shape.write_text(json.dumps(SHAPE))
     entry = default_device.entry

@@ -266,8 +266,8 @@ class PrefillTiles:
     block_m: int
     block_n: int
     dv_tile: int
-    key_splits: int = 1  # of the nvidia form: warps that share rows and have different keys
-    sums: int = CPU_SUMS  # of the cpu form
+    key_splits: int = 1  # of the nvidia variant: warps that share rows and have different keys
+    sums: int = CPU_SUMS  # of the cpu variant
 
     def constants(self) -> dict[str, object]:
         if self.variant.name == "cpu":
@@ -278,8 +278,8 @@ class PrefillTiles:
     @property
     def local(self) -> tuple[int, int, int]:
         warps = (32 * self.block_m // 16 * self.key_splits, 1, 1)
-        forms = {"cpu": (1, 1, 1), "hopper": (320, 1, 1), "nvidia": warps, "portable": (16, 8, 1)}
-        return forms[self.variant.name]
+        sizes = {"cpu": (1, 1, 1), "hopper": (320, 1, 1), "nvidia": warps, "portable": (16, 8, 1)}
+        return sizes[self.variant.name]
 
 
 def prefill_dtype(device: Device, shape: AttentionShape, variant: str | None = None) -> str:
@@ -333,11 +333,11 @@ def prefill_tiles(
                     q_block=q_block,
                 )
     table = PREFILL_VARIANTS
-    # Of Hopper's form: all columns in one pass, 128 query rows and keys.
+    # Of Hopper's variant: all columns in one pass, 128 query rows and keys.
     fits = {block_m, block_n} <= {None, 128} and dv_tile in (None, head_dim)
     if variant is None and not (fits and (q_block or 128) % 128 == 0):
         table = tuple(row for row in table if row.name != "hopper")
-    # Of the nvidia form: all columns in one pass; keys and values of a step in local memory, at least 48 KiB.
+    # Of the nvidia variant: all columns in one pass; keys and values of a step in local memory, at least 48 KiB.
     nvidia_rows = 32 if kv_dtype == "float32" and head_dim <= 64 else 64
     nvidia_keys = (16, 32, 64) if kv_dtype != "float32" else (32, 64) if head_dim <= 64 else (32,)
     fits = block_m in (None, nvidia_rows) and block_n in (None, *nvidia_keys) and dv_tile in (None, head_dim)
@@ -434,7 +434,7 @@ def attention_prefill(
     }
     if isinstance(out, NarrowRows):
         if tiles.variant.name != "hopper":
-            raise TypeError(f"the {tiles.variant.name} form of attention_prefill leaves float32 rows")
+            raise TypeError(f"the {tiles.variant.name} variant of attention_prefill leaves float32 rows")
         constants |= {"NARROW_OUT": True, "OUT": kernel_name(out.dtype)}
         out = out.buffer
     if tiles.variant.name == "cpu":

@@ -36,18 +36,18 @@ def dv_tile_for(head_dim: int, rows: int, sums: int = CPU_SUMS) -> int:
 
 
 def largest_dv_tile(head_dim: int) -> int:
-    """Output columns of the portable form: at most 128, and a divisor of head_dim."""
+    """Output columns of the portable variant: at most 128, and a divisor of head_dim."""
     return 16 * largest_divisor(head_dim // 16, 8)
 
 
 def prefill_local_bytes(head_dim: int, kv_dtype: str, block_m: int, block_n: int) -> int:
-    """Local memory of the portable form: see portable/attention_prefill.cl."""
+    """Local memory of the portable variant: see portable/attention_prefill.cl."""
     staged = ITEM_BYTES.get(kv_dtype, 4)  # quantised keys and values are staged as float32
     return 4 * block_m * (head_dim + 1) + block_n * head_dim * staged + 4 * block_m * (block_n + 1)
 
 
 def check_prefill_tiles(device: Device, head_dim: int, kv_dtype: str, block_m: int, block_n: int) -> None:
-    """Raises UsageError for tiles that the portable form cannot have on this device."""
+    """Raises UsageError for tiles that the portable variant cannot have on this device."""
     if block_m % 8:
         raise UsageError(f"BLOCK_M is {block_m}; expected a multiple of 8")
     needed, limit = prefill_local_bytes(head_dim, kv_dtype, block_m, block_n), device.entry.local_mem_bytes

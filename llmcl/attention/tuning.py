@@ -43,7 +43,7 @@ COMBINATIONS: dict[str, tuple[int, int, int]] = {  # BLOCK_M, BLOCK_N, DV_TILE
 BASELINE = "G"
 DEFAULT = "default"  # the label of what is used without tuning
 COLD_BYTES = 128 << 20  # a layer's keys and values come from memory, the weights having passed since they were used
-ROWS = {"cpu": (2, 4, 6, 8, 12, 16)}  # the CPU form's register tile wants few rows; other forms:
+ROWS = {"cpu": (2, 4, 6, 8, 12, 16)}  # the CPU variant's register tile wants few rows; other variants:
 OTHER_ROWS = (8, 16, 32, 64, 128)
 
 
@@ -110,7 +110,7 @@ def tune_prefill(
     def measure(label: str, constants: Mapping[str, int]) -> Measurement:
         constants = {**constants, "DV_TILE": min(constants["DV_TILE"], shape.head_dim)}
         options = {name.lower(): value for name, value in constants.items()}
-        # Where no variant is asked for, tiles that the device's own form lacks are timed in the portable one.
+        # Where no variant is asked for, tiles that the device's own variant lacks are timed in the portable one.
         row = _measure(trial, "attention_prefill", label, constants, {"variant": variant, **options}, allowed)
         note(row)
         return row

@@ -27,7 +27,7 @@ def doctor(
         typer.Option(
             "--all",
             rich_help_panel=opt.DEVICE_PANEL,
-            help="Also check forms of kernels that this device never chooses.",
+            help="Also check variants of kernels that this device never chooses.",
         ),
     ] = False,
     reset: Annotated[
@@ -41,8 +41,8 @@ def doctor(
 ) -> None:
     """Check every kernel on a device against NumPy, and leave out of later runs what is wrong there.
 
-    The checks run in another process, so that a driver that crashes is reported and not fatal. A form that is wrong, is
-    refused or crashes is excluded for this device and driver: another form of the kernel takes its place, and where
+    The checks run in another process, so that a driver that crashes is reported and not fatal. A variant that is wrong,
+    is refused or crashes is excluded for this device and driver: another of the kernel takes its place, and where
     there is none, models are refused with a message. The exit code is 3 if anything that was in use did not pass.
     """
     from llmcl.runtime.findings import Findings
@@ -67,7 +67,7 @@ def doctor(
             progress(CHECKING, done, total)
         if not quiet and outcome.status not in ("pass", "not used"):
             check = outcome.check
-            print(f"{check.kernel} {check.form} {check.dtype}: {outcome.status}", file=sys.stderr, flush=True)
+            print(f"{check.kernel} {check.variant_name} {check.dtype}: {outcome.status}", file=sys.stderr, flush=True)
 
     with progress_bar(quiet) as progress:
         outcomes = diagnose(entry, everything=everything, note=note)
@@ -101,7 +101,7 @@ def _as_dict(entry: DeviceEntry, outcomes: Sequence[Outcome], findings: Findings
         "checks": [
             {
                 "kernel": o.check.kernel,
-                "form": o.check.form,
+                "variant": o.check.variant_name,
                 "dtype": o.check.dtype,
                 "status": o.status,
                 "error": o.error,
@@ -124,21 +124,23 @@ def _show(outcomes: Sequence[Outcome], findings: Findings) -> None:
 
     console = Console(highlight=False)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
-    for name in ("kernel", "form", *DTYPES, *QUANTIZED_DTYPES):
+    for name in ("kernel", "variant", *DTYPES, *QUANTIZED_DTYPES):
         table.add_column(name, no_wrap=True)
     cells: dict[tuple[str, str], dict[str, str]] = {}
     for o in outcomes:
         shown = f"{o.error:.0e}" if o.status == PASS and o.error is not None else o.status
-        cells.setdefault((o.check.kernel, o.check.form), {})[o.check.dtype] = shown + ("*" if o.in_use else "")
-    for (kernel, form), by_dtype in cells.items():
+        cells.setdefault((o.check.kernel, o.check.variant_name), {})[o.check.dtype] = shown + ("*" if o.in_use else "")
+    for (kernel, variant), by_dtype in cells.items():
         if set(by_dtype.values()) != {UNUSED}:
-            table.add_row(kernel, form, *(by_dtype.get(dtype, "") for dtype in (*DTYPES, *QUANTIZED_DTYPES)))
+            table.add_row(kernel, variant, *(by_dtype.get(dtype, "") for dtype in (*DTYPES, *QUANTIZED_DTYPES)))
     console.print(table)
     console.print("a number: passed, with its largest error; *: in use when the check began", soft_wrap=True)
     failed = [o for o in outcomes if o.status not in (PASS, UNUSED)]
     for o in failed:
         check = o.check
-        console.print(f"\n{check.kernel}, {check.form} form, {check.dtype}: {o.status}, excluded from now on")
+        console.print(
+            f"\n{check.kernel}, {check.variant_name} variant, {check.dtype}: {o.status}, excluded from now on"
+        )
         console.print(o.detail, soft_wrap=True, markup=False)
     if failed:
         console.print(f"\nexclusions are kept in {findings.path}; `llmcl doctor --reset` forgets them", soft_wrap=True)

@@ -11,7 +11,7 @@ from llmcl.ops import step_state
 from llmcl.ops.dtype import QUANTIZED, TILE_ROWS, is_16_bit, kernel_name, tile_bytes
 from llmcl.ops.narrow import NarrowRows, narrow_rows
 from llmcl.ops.step_state import CPU_ROWS_MULTIPLE, StepState, narrowed_rows_bytes, quantized_rows_bytes
-from llmcl.ops.variant import PTX_FORMS, Variant, largest_divisor, pick, power_of_two_at_most, variants
+from llmcl.ops.variant import PTX_VARIANTS, Variant, largest_divisor, pick, power_of_two_at_most, variants
 from llmcl.ops.weight import Weight, WeightPart
 from llmcl.ops.work import linear_work, once, per_token
 from llmcl.runtime.device import Buffer, Device, Groups, KernelArg, Launch, WorkOf
@@ -84,7 +84,7 @@ def nvidia_local_floats(weight: Weight, columns: int) -> int:
 
 
 def prefill_variant(device: Device, dtype: str, k: int, name: str | None = None) -> Variant:
-    """The form of linear_prefill for a storage type and a number of columns; `name`: see `pick`."""
+    """The variant of linear_prefill for a storage type and a number of columns; `name`: see `pick`."""
     return pick(QUANTIZED_PREFILL_VARIANTS if dtype in QUANTIZED else PREFILL_VARIANTS, device, dtype, k, name)
 
 
@@ -103,13 +103,13 @@ def rounded_input_bytes(
         rounding = _rounding(device, dtype, exact_activations) if name == "cpu" else None
         if rounding is not None and rounding.dtype in QUANTIZED:
             n_bytes[True, k] = quantized_rows_bytes(max_tokens, k)
-        elif rounding is not None or name in PTX_FORMS:
+        elif rounding is not None or name in PTX_VARIANTS:
             n_bytes[False, k] = narrowed_rows_bytes(max_tokens, k)
     return sum(n_bytes.values())
 
 
 def decode_variant(device: Device, dtype: str, k: int, name: str | None = None) -> Variant:
-    """The form of linear_decode for a storage type and a number of columns; `name`: see `pick`."""
+    """The variant of linear_decode for a storage type and a number of columns; `name`: see `pick`."""
     return pick(QUANTIZED_DECODE_VARIANTS if dtype in QUANTIZED else DECODE_VARIANTS, device, dtype, k, name)
 
 
@@ -225,7 +225,7 @@ def linear_prefill(
         chosen = prefill_variant(device, part.dtype, weight.k, variant)
         rounding = _rounding(device, part.dtype, weight.exact_activations) if chosen.name == "cpu" else None
         if norm is not None and rounding is None:
-            raise TypeError(f"the {chosen.name} form of linear_prefill does not normalise rows of {part.dtype}")
+            raise TypeError(f"the {chosen.name} variant of linear_prefill does not normalise rows of {part.dtype}")
         if rounding is not None and not isinstance(x, NarrowRows):
             rows = rounding.rows(step, weight.k)
             if rounding != rounded:
@@ -250,12 +250,12 @@ def _prefill_part(
     epilogue: str,
     rounding: _Rounding | None = None,
 ) -> list[Launch]:
-    """The product with one part of a weight as it is stored, after the launches that bring `x` into the form's type.
+    """The product with one part of a weight as it is stored, after the launches that bring `x` into the variant's type.
 
     rounding: how `x` is rounded already, on a CPU.
     """
     if chosen.name != "hopper" and (isinstance(x, NarrowRows) or isinstance(out, NarrowRows)):
-        raise TypeError(f"the {chosen.name} form of linear_prefill takes and leaves float32 rows")
+        raise TypeError(f"the {chosen.name} variant of linear_prefill takes and leaves float32 rows")
     x_rows, out_rows = (rows.buffer if isinstance(rows, NarrowRows) else rows for rows in (x, out))
     constants, first = _shape_constants(weight, part, epilogue)
     constants["OUT_STRIDE"] = weight.rows // (2 if epilogue in GATES else 1)
@@ -335,7 +335,7 @@ def _work(weight: Weight, part: WeightPart, epilogue: str) -> WorkOf:
 
 
 def _rounding(device: Device, dtype: str, exact_activations: bool) -> _Rounding | None:
-    """How the CPU form rounds activations for a weight of this type; None where it leaves them in float32."""
+    """How the CPU variant rounds activations for a weight of this type; None where it leaves them in float32."""
     if exact_activations:
         return None
     if dtype in QUANTIZED and (dot := device.dot_form):

@@ -1,4 +1,4 @@
-"""Which form of a kernel a device gets: one row a variant, the first whose condition holds is used."""
+"""Which variant of a kernel a device gets: one row each, the first whose condition holds is used."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class Variant:
     fits: Callable[[str, int], bool] = lambda dtype, size: True
 
     def key(self, dtype: str) -> str:
-        """The name of this form for a storage type among a device's findings."""
+        """The name of this variant for a storage type among a device's findings."""
         return f"{self.file} {dtype}"
 
 
-PTX_FORMS = ("nvidia", "hopper")  # made of inline PTX, which other compilers refuse; matrix units round their operands
+PTX_VARIANTS = ("nvidia", "hopper")  # made of inline PTX, which others refuse; matrix units round their operands
 
 
 def variants(
     kernel: str, nvidia: Callable[[str, int], bool], hopper: Callable[[str, int], bool] | None = None
 ) -> tuple[Variant, ...]:
-    """The forms of a kernel that has one for each class of devices.
+    """The variants of a kernel that has one for each class of devices.
 
-    nvidia, hopper: what the forms for NVIDIA GPUs and for those with `wgmma` fit; None where there is no such form.
+    nvidia, hopper: what the variants for NVIDIA GPUs and for those with `wgmma` fit; None where there is none.
     """
     return (
         # Asynchronous matrix products of four warps, whose operands come from local memory.
@@ -51,7 +51,7 @@ def pick(table: Sequence[Variant], device: Device, dtype: str, size: int, name: 
     """The variant called `name`, whatever the device, or without a name the first that suits device and operand.
 
     What `llmcl doctor` found to be wrong on the device is left out. Raises UsageError for a name that the table lacks
-    or that cannot take `dtype` and `size`, DeviceError where every form is wrong.
+    or that cannot take `dtype` and `size`, DeviceError where every variant is wrong.
     """
     wrong = device.findings.wrong
     for variant in table:
@@ -67,7 +67,7 @@ def pick(table: Sequence[Variant], device: Device, dtype: str, size: int, name: 
 
 
 def check_shared_kernels(device: Device, *dtypes: str) -> None:
-    """Raises DeviceError where `llmcl doctor` found a kernel to be wrong that has one form for every device."""
+    """Raises DeviceError where `llmcl doctor` found a kernel to be wrong that has no variants."""
     for key in device.findings.wrong:
         file, _, dtype = key.partition(" ")
         if "/" not in file and dtype in dtypes:
@@ -77,7 +77,7 @@ def check_shared_kernels(device: Device, *dtypes: str) -> None:
 def wrong_kernel_error(device: Device, key: str) -> DeviceError:
     file, _, dtype = key.partition(" ")
     return DeviceError(
-        f"kernel {file} gives wrong results for {dtype} on {device.name} with this driver, and no other form of it is "
+        f"kernel {file} gives wrong results for {dtype} on {device.name} with this driver, and no other variant is "
         f"left: {device.findings.wrong.get(key, 'unknown')}; use another --device, --dtype or --kv-dtype, or update "
         "the driver (`llmcl doctor` checks again, `llmcl doctor --reset` forgets)"
     )

@@ -17,7 +17,7 @@ from llmcl.errors import UsageError
 
 TOLERANCE = 2e-5  # of float32 accumulation over some hundred keys, in an output of order 1
 # What the device would choose, and what runs everywhere.
-FORMS = [pytest.param(None, id="chosen"), "portable"]
+VARIANTS = [pytest.param(None, id="chosen"), "portable"]
 
 slopes = torch.tensor([2.0 ** -(i + 1) for i in range(8)])
 documents = np.repeat(np.arange(40, dtype=np.int32), 40)
@@ -96,7 +96,7 @@ def same_document_torch(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     return documents_torch[q_idx] == documents_torch[kv_idx]
 
 
-@pytest.mark.parametrize("variant", FORMS)
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(
     "shape",
@@ -115,7 +115,7 @@ def test_equals_pytorch(default_device: Any, shape: Any, case: str, variant: Any
     assert np.abs(lse - expected_lse).max() < 1e-4
 
 
-@pytest.mark.parametrize("variant", FORMS)
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_every_device(device: Any, variant: Any) -> None:
     q, k, v = inputs((1, 3, 1, 70, 70, 32))
     block_mask = create_block_mask(window, None, None, 70, 70, BLOCK_SIZE=32)
@@ -160,7 +160,7 @@ def test_masks_that_differ_by_batch_and_head(default_device: Any) -> None:
     assert np.abs(out - expected).max() < TOLERANCE
 
 
-@pytest.mark.parametrize("variant", FORMS)
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_a_query_without_keys_gives_zero(default_device: Any, variant: Any) -> None:
     def only_later(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return (q_idx >= 40) & (kv_idx <= q_idx)

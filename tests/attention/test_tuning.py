@@ -84,7 +84,7 @@ def test_every_choice_is_timed_or_refused_by_the_constant_to_lower(fresh: Device
 
 
 def test_what_is_wrong_is_never_timed_or_stored(fresh: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "tolerance", lambda form, dtype: 0.0)
+    monkeypatch.setattr(tuning, "tolerance", lambda variant, dtype: 0.0)
     result = tuning.tune_decode(fresh, SHAPE, 40)
     assert result.winner is None
     assert all(row.ms is None and str(row.refused).startswith("wrong: error ") for row in result.rows)

@@ -1,4 +1,4 @@
-"""Every kernel test runs on each OpenCL device (`device`) in each form of its kernel (`target`)."""
+"""Every kernel test runs on each OpenCL device (`device`) in each variant of its kernel (`target`)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from collections.abc import Iterator
 import pytest
 from guard_pages import take_guarded
 
-from llmcl.ops.variant import PTX_FORMS
+from llmcl.ops.variant import PTX_VARIANTS
 from llmcl.runtime.device import Device
 from llmcl.runtime.huge_pages import HugePages
 from llmcl.runtime.platforms import find_devices
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`variant` is the form of the kernel under test: the NVIDIA forms where such a GPU is among the devices."""
+    """`variant` names the one under test: those for NVIDIA GPUs where such a GPU is among the devices."""
     chosen = any("variant" in marker.args[0] for marker in metafunc.definition.iter_markers("parametrize"))
     if "variant" in metafunc.fixturenames and not chosen:
         archs = [entry.ptx_arch for entry in find_devices()]
@@ -29,11 +29,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def target(device: Device, variant: str) -> Device:
-    """The device, taken for a CPU or for a GPU: it chooses that form of every kernel, its work-group sizes included."""
-    if variant in PTX_FORMS and device.entry.ptx_arch < 80:
-        pytest.skip("the NVIDIA forms are made of PTX, which this device does not take")
+    """The device, taken for a CPU or a GPU: it chooses that variant of every kernel, its work-group sizes included."""
+    if variant in PTX_VARIANTS and device.entry.ptx_arch < 80:
+        pytest.skip("the NVIDIA variants are made of PTX, which this device does not take")
     if variant == "hopper" and not device.has_wgmma:
-        pytest.skip("the Hopper forms are made of wgmma, which this device does not take")
+        pytest.skip("the Hopper variants are made of wgmma, which this device does not take")
     taken_for = copy.copy(device)
     kind = "cpu" if variant == "cpu" else "gpu"
     ptx_arch = {"hopper": device.entry.ptx_arch, "nvidia": 80}.get(variant, 0)

@@ -31,7 +31,7 @@ from llmcl.attention.kernels import PAIRED, AttentionShape, attention_prefill, p
 from llmcl.attention.masks import sliding_window, soft_cap
 from llmcl.attention.mods import bind_mods, trace_mods
 from llmcl.errors import UsageError
-from llmcl.ops.variant import PTX_FORMS
+from llmcl.ops.variant import PTX_VARIANTS
 from llmcl.runtime.device import Device
 
 TOLERANCE = {"float32": 5e-6, "float16": 5e-6, "bfloat16": 5e-6}
@@ -209,8 +209,8 @@ def test_what_is_not_a_number_shows(target: Device, operand: str) -> None:
 def test_around_a_wide_tile(
     target: Device, variant: str, dtype: str, heads: tuple[int, int, int], n: int, position: int
 ) -> None:
-    if variant not in PTX_FORMS:
-        pytest.skip("this form's tiles are narrower")
+    if variant not in PTX_VARIANTS:
+        pytest.skip("this variant's tiles are narrower")
     check(target, dtype, heads, n, position)
 
 

@@ -132,7 +132,7 @@ def test_bfloat16_norm(target: Device) -> None:
 @heavy
 def test_bfloat16_with_exact_activations(target: Device) -> None:
     if target.entry.ptx_arch >= 80:
-        pytest.skip("the NVIDIA form always rounds")
+        pytest.skip("the NVIDIA variant always rounds")
     check(target, "bfloat16", 50, 157, 80, exact=True)
 
 

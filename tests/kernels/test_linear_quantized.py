@@ -132,7 +132,7 @@ def check_prefill(
     assert relative_error(read_guarded(device, out, np.float32, (n, out_rows)), expected) < allowed
 
 
-# The portable forms read values as `embed` does, which test_pack_weight has for every format.
+# The portable variants read values as `embed` does, which test_pack_weight has for every format.
 @pytest.mark.heavy
 @pytest.mark.parametrize("exact", [False, True], ids=["auto", "exact"])
 @pytest.mark.parametrize("dtype", QUANTIZED)

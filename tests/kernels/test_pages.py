@@ -25,7 +25,7 @@ HEADS = (6, 2, 32)
 TABLE = [7, 2, 11, 0, 5]  # of CAPACITY / PAGE pages in a pool of POOL
 
 small = pytest.mark.oclgrind
-pytestmark = pytest.mark.heavy  # attention in the CPU form
+pytestmark = pytest.mark.heavy  # attention in the CPU variant
 
 
 def state_at(device: Device, position: int, n_tokens: int, table: list[int]) -> StepState:

@@ -28,7 +28,7 @@ from llmcl.attention.mods import NO_MODS, bind_mods, trace_mods
 from llmcl.ops.step_state import StepState
 from llmcl.runtime.device import Device
 
-pytestmark = pytest.mark.heavy  # attention in the CPU form
+pytestmark = pytest.mark.heavy  # attention in the CPU variant
 EXACT, ROUNDED = 5e-6, 2e-3
 CAPACITY, PAGE = 192, 64
 TABLE = [4, 0, 3]  # of CAPACITY / PAGE pages in a pool of 5

@@ -48,7 +48,7 @@ def test_relative_error(device: Device, name: str) -> None:
 def test_exp2_of_hidden_scores_is_zero(device: Device) -> None:
     """A key that is not seen has the weight 0, so that a row without keys sums to 0."""
     if not device.is_cpu:
-        pytest.skip("only CPU forms use these functions; a GPU's maximum drops NaN")
+        pytest.skip("only CPU variants use these functions; a GPU's maximum drops NaN")
     x = np.array([-np.inf, -1e30, -1000, -127, -126, 0, np.nan, *[-np.inf] * 9], np.float32)
     found = on_device(device, "exp2_below", x)
     assert found[:4].tolist() == [0] * 4 and found[4] > 0 and found[5] == 1
@@ -61,7 +61,7 @@ def test_exp2_of_hidden_scores_is_zero(device: Device) -> None:
 )
 def test_limits(device: Device, name: str, limits: tuple[float, float, float]) -> None:
     if not device.is_cpu:
-        pytest.skip("only CPU forms use these functions; a GPU's maximum drops NaN")
+        pytest.skip("only CPU variants use these functions; a GPU's maximum drops NaN")
     x = np.array([-np.inf, np.inf, 0, np.nan, -1e30, 1e30, *[0] * 10], np.float32)
     found = on_device(device, name, x)
     np.testing.assert_allclose(found[[0, 1, 2, 4, 5]], [*limits, *limits[:2]], rtol=TOLERANCE[name], atol=0)
