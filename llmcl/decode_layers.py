@@ -71,7 +71,7 @@ def decode_layers(model: Model, gate_epilogue: str) -> list[Launch]:
         "EPS": float(config.rms_norm_eps),
         "GATE": linear.GATES[gate_epilogue],
         "GROUP_SIZE": cache.shape.group_size,
-        "N_SPLITS": min(model.n_splits, groups // config.n_kv_heads),
+        "N_SPLITS": _n_splits(model),
         "SCALE": cache.shape.scale,
         "HIDDEN": config.hidden_size,
         "FFN": config.intermediate_size,
@@ -96,7 +96,6 @@ def decode_layers(model: Model, gate_epilogue: str) -> list[Launch]:
         device.launch(
             FILE, "store_addresses", constants, bound, groups=(1,), local=(1,), prelude=mods.prelude
         ).enqueue()
-    n_splits = min(model.n_splits, groups // config.n_kv_heads)
     part_values = cache.shape.group_size * (cache.shape.head_dim + 2)
     tagged = model.tagged = {
         name: device.zeros(4 * n, f"{name} with tags")
@@ -114,7 +113,7 @@ def decode_layers(model: Model, gate_epilogue: str) -> list[Launch]:
         *tagged.values(),
         act.rope,
         model.step.state,
-        device.zeros(8 * config.n_kv_heads * n_splits * part_values, "states of the splits"),
+        device.zeros(8 * config.n_kv_heads * _n_splits(model) * part_values, "states of the splits"),
         device.zeros(12, "groups that have left, layers that were run, claimed units"),
         *mods.buffers,
     ]
@@ -134,11 +133,18 @@ def decode_layers(model: Model, gate_epilogue: str) -> list[Launch]:
 
 def _local_bytes(model: Model) -> int:
     shape, config = model.cache.shape, model.config
-    attend = shape.group_size * (shape.head_dim + WARPS * (16 + 2 + shape.head_dim))
     columns = max(config.intermediate_size, config.hidden_size, config.n_q_heads * config.head_dim)
-    products = linear.nvidia_local_floats(model.weights.layers[0].qkv, columns)
+    attend_own, attend_shared = attention.nvidia_decode_floats(shape)
+    product_own, product_shared = linear.nvidia_local_floats(model.weights.layers[0].qkv, columns)
+    own = -(-max(attend_own, product_own) // 4) * 4
+    splits = _n_splits(model)
+    parts = splits * (2 * shape.group_size + 1) + shape.group_size * shape.head_dim
     residual = 16 * -(-config.hidden_size // (16 * model.device.compute_units))
-    return 4 * (attend + products + residual)
+    return 4 * (WARPS * own + attend_shared + product_shared + parts + residual)
+
+
+def _n_splits(model: Model) -> int:
+    return min(model.n_splits, model.device.compute_units // model.config.n_kv_heads)
 
 
 def _work(model: Model) -> WorkOf:

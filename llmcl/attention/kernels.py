@@ -485,5 +485,11 @@ def _dot_constant(device: Device, shape: AttentionShape) -> dict[str, object]:
 
 def _nvidia_decode_warps(device: Device, shape: AttentionShape) -> int:
     """Warps of a work-group, as many as the local memory has room for (see nvidia/attention_decode.cl)."""
-    floats = device.entry.local_mem_bytes // (4 * shape.group_size) - shape.head_dim
-    return min(4, power_of_two_at_most(floats // (shape.head_dim + 18)))
+    own, shared = nvidia_decode_floats(shape)
+    return min(4, power_of_two_at_most((device.entry.local_mem_bytes // 4 - shared) // own))
+
+
+def nvidia_decode_floats(shape: AttentionShape) -> tuple[int, int]:
+    """Local floats of nvidia/attend.cl: of each warp, and of a group beside them."""
+    state = -(-shape.group_size * (shape.head_dim + 2) // 4) * 4
+    return max(8 * shape.head_dim, state), (-(-shape.group_size // 4) * 4 + 1) * shape.head_dim

@@ -74,13 +74,16 @@ def nvidia_decode_warps(device: Device, units: int, k: int) -> int:
     return min(wanted, power_of_two_at_most(k // TILE_ROWS))
 
 
-def nvidia_local_floats(weight: Weight, columns: int) -> int:
-    """Local floats of nvidia/product.cl, or of nvidia/product_quantized.cl, for products of up to so many columns."""
-    if weight.dtype not in QUANTIZED:
-        return 66 * NVIDIA_GROUP_WARPS + -(-columns // 2048) * 2048
+def nvidia_local_floats(weight: Weight, columns: int) -> tuple[int, int]:
+    """Local floats of nvidia/product.cl, or of nvidia/product_quantized.cl, for products of up to so many columns.
+
+    Of each warp, and of a group beside them.
+    """
     steps = -(-columns // 2048)
+    if weight.dtype not in QUANTIZED:
+        return 2048 // NVIDIA_GROUP_WARPS * steps, 66 * NVIDIA_GROUP_WARPS + 2
     groups = 4 * (steps + steps // 2 + 2)  # of a warp, at most
-    return NVIDIA_GROUP_WARPS * (2 * 257 + groups * (32 if weight.exact_activations else 9))
+    return groups * (32 if weight.exact_activations else 9), 2 * 257 * NVIDIA_GROUP_WARPS
 
 
 def prefill_variant(device: Device, dtype: str, k: int, name: str | None = None) -> Variant:

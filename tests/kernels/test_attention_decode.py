@@ -118,6 +118,17 @@ def test_reduced_cache(target: Device, dtype: str, kv_len: int) -> None:
     check(target, dtype, (9, 3, 64), kv_len, 1)
 
 
+@heavy
+@pytest.mark.parametrize(
+    ("dtype", "heads"),
+    [("float16", (8, 2, 128)), ("bfloat16", (12, 2, 64)), ("float16", (4, 1, 256)), ("bfloat16", (9, 1, 64))],
+)
+@pytest.mark.parametrize("kv_len", [2, 577])
+def test_groups_of_heads(target: Device, dtype: str, heads: tuple[int, int, int], kv_len: int) -> None:
+    """Group sizes 4, 6 and 9: one, two and three fragments of the matrix units' form."""
+    check(target, dtype, heads, kv_len, 2)
+
+
 @pytest.mark.parametrize(
     ("dtype", "heads", "n_splits"),
     [

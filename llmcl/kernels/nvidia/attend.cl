@@ -2,13 +2,20 @@
 // nvidia/decode_layers.cl have in common. Formula, layouts and the split of the keys as in cpu/attention_decode.cl.
 //
 // The warps of a group take the split's keys in runs of 16 by turns, each with an online-softmax state of its own, so that no
-// barrier stands in the loop. All keys and values of a run are asked for before the first is used:
-//   scores: a lane reads 8 keys (of parity lane % 2) of every 16th dimension; the lanes' sums give a lane one key
-//   values: lane i owns columns COLUMNS i .. COLUMNS i + COLUMNS - 1 of every value of the run
+// barrier stands in the loop. A run's keys are copied into the warp's own local memory and its values loaded into registers, the
+// first run's before the queries are there, the next one's as soon as this one's have been used. Both products are those of the
+// matrix units (mma.sync), keys and values their left operand. With g = lane / 4 and t = lane % 4:
+//
+//   keys    rows of a fragment: key g and g + 8 of the run, columns: dimensions, transposed as they are read (ldmatrix)
+//   values  rows: dimensions 64 h + 8 g + 2 r and + 2 r + 1, columns: keys 2 t, 2 t + 1, 2 t + 8, 2 t + 9, of each of which the lane
+//           reads 8 dimensions, a warp 128 neighbouring bytes of four keys; a permutation of bytes a register makes the pairs
+//
+// A query has two of the right operand's 8 columns: what rounding it to 16 bits gives, and what that leaves. So do the weights of
+// the values. Four queries fill a fragment (a quad), and a lane's scores, maximum, sum and accumulators are of query t of each quad.
 // At the end a group merges its warps' states; what becomes of the splits' states is the kernels'.
 //
-// Build: KV (f16 or bf16), HEAD_DIM (64, 128 or 256), N_Q_HEADS, N_KV_HEADS, GROUP_SIZE, CAPACITY (a multiple of 16),
-// N_SPLITS (at most WARPS HEAD_DIM), SCALE, WARPS. Local memory: ATTEND_FLOATS floats.
+// Build: KV (f16 or bf16), HEAD_DIM (64, 128 or 256), N_Q_HEADS, N_KV_HEADS, GROUP_SIZE, CAPACITY (a multiple of 16), N_SPLITS,
+// SCALE, WARPS. Local memory: attend_space.
 #if !defined(KV) || !defined(HEAD_DIM) || !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(GROUP_SIZE) || \
     !defined(CAPACITY) || !defined(N_SPLITS) || !defined(SCALE) || !defined(WARPS) || !defined(STATE_POSITION)
 #error "nvidia/attend.cl needs the build constants KV, HEAD_DIM, N_Q_HEADS, N_KV_HEADS, GROUP_SIZE, CAPACITY, N_SPLITS, SCALE, WARPS and those of the step state"
@@ -20,29 +27,19 @@
 #include "attention_mods.cl"
 #include "kv_address.cl"
 
-#define COLUMNS (HEAD_DIM / WARP)
 #define LOCAL_SIZE (WARP * WARPS)
 #define KEY_RUN 16  // keys of a warp at once
-// q, weights, m and l, accumulators
-#define ATTEND_FLOATS (GROUP_SIZE * (HEAD_DIM + WARPS * (KEY_RUN + 2 + HEAD_DIM)))
+#define QUADS ((GROUP_SIZE + 3) / 4)
+#define STEPS (HEAD_DIM / 16)  // products of a quad with a run's keys, and with its values
+#define WEIGHT_UNIT 16384.0f  // weights are at most 1: this many units, for those that float16 would round to nothing
 
-// Where the warps' accumulators begin in the scratch.
-#define STATES_AT (GROUP_SIZE * (HEAD_DIM + WARPS * KEY_RUN))
+#define QUERY_FLOATS (QUADS * 4 * HEAD_DIM)  // the queries' fragments
+// A warp's own: first a run's keys, at the end accumulators [GROUP_SIZE][HEAD_DIM], m and l of each query.
+#define RUN_FLOATS (KEY_RUN * HEAD_DIM / 2)
+#define STATE_FLOATS (GROUP_SIZE * (HEAD_DIM + 2))
+#define WARP_FLOATS (RUN_FLOATS > STATE_FLOATS ? RUN_FLOATS : (STATE_FLOATS + 3) / 4 * 4)
 
-#if N_SPLITS > WARPS * HEAD_DIM
-#error "nvidia/attend.cl: N_SPLITS is at most WARPS HEAD_DIM"
-#endif
-
-#if COLUMNS == 2
-typedef uint value_words;
-#define load_value load4_words
-#elif COLUMNS == 4
-typedef uint2 value_words;
-#define load_value load8_words
-#elif COLUMNS == 8
-typedef uint4 value_words;
-#define load_value load16_words
-#else
+#if HEAD_DIM % 64 || HEAD_DIM > 256
 #error "nvidia/attend.cl: HEAD_DIM is 64, 128 or 256"
 #endif
 
@@ -50,17 +47,14 @@ typedef uint4 value_words;
 typedef struct {
     int head, split, n_splits, position, first, end;
     bool has_new;  // whether the group appends the new position's key and value
-    int queries;   // that a warp takes: all of the head, or for few keys one, so that more warps work at once
     size_t row;    // of the cache, where the head begins
 } key_share;
-
-#define SLOTS_OF(queries) (WARPS / (GROUP_SIZE / (queries)))  // runs of keys that a group has in hand at once
 
 inline key_share share_of_keys(const int head, const int split, __global const int* state MOD_PARAMS) {
     const int position = state[STATE_POSITION], kv_len = position + 1;
     // The splits share what comes after the keys that mask_mod hides from the beginning on.
     const int visible_from = first_visible(0, head * GROUP_SIZE, GROUP_SIZE, (int2)(position), kv_len, KEY_RUN MOD_ARGS);
-    key_share s = {head, split, 1, position, visible_from, kv_len, true, GROUP_SIZE, (size_t)head * CAPACITY};
+    key_share s = {head, split, 1, position, visible_from, kv_len, true, (size_t)head * CAPACITY};
     if (visible_from >= kv_len) return s;  // one split, without keys
     // No more splits than there are keys for all their warps: a short context needs no merge.
     s.n_splits = min(N_SPLITS, (kv_len - visible_from + WARPS * KEY_RUN - 1) / (WARPS * KEY_RUN));
@@ -68,131 +62,217 @@ inline key_share share_of_keys(const int head, const int split, __global const i
     s.first = visible_from + split * per_split;
     s.end = min(kv_len, s.first + per_split);
     s.has_new = s.first <= position && position < s.end;
-    if (per_split <= 2 * KEY_RUN * SLOTS_OF(1)) s.queries = 1;
     return s;
 }
 
-// Asks the second-level cache for the keys and values of a warp's first run, which may be before the queries have come.
-inline void fetch_run(const key_share* s, __global const int* state, __global const CAT(KV, _t)* k_cache,
-                      __global const CAT(KV, _t)* v_cache) {
-    const int lid = get_local_id(0), j = s->first + lid / WARP * KEY_RUN;
+// A group's local memory.
+typedef struct {
+    __local float* queries;  // QUERY_FLOATS
+    __local ushort* fresh;   // [2][HEAD_DIM]: the new position's key and value, in the group that appends them
+    __local float* warps;    // WARPS times WARP_FLOATS, `stride` floats apart
+    int stride;
+} attend_space;
+
+#define VALUE_KEY(lane, i) ((lane) % 4 * 2 + (i) % 2 + (i) / 2 * 8)  // of a run: the lane's i-th of four
+
+// A run's values in registers.
+typedef struct {
+    uint4 of[HEAD_DIM / 64][4];
+} value_run;
+
+// Starts the copy of a run's keys, if there is such a run, into the warp's memory, which no lane reads any more. The two halves of
+// a dimension's 16 keys change places where they would lie in the same banks as those of the dimension four before.
+inline void copy_keys(__local float* own, const key_share* s, __global const int* state,
+                      __global const CAT(KV, _t)* k_cache, const int j, const int lane) {
+    if (j < s->end) {
+        __global const CAT(KV, _t)* k = k_cache + (s->row + kv_row(state, j)) * HEAD_DIM + lane * 8;
+        const uint to = local_address(own) + (lane ^ (lane / 8 & 1)) * 16;
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM / 16; ++i) copy16_async(to + i * 512, k + i * 256, true);
+    }
+    copy_commit();
+}
+
+inline void load_values(value_run* values, const key_share* s, __global const int* state,
+                        __global const CAT(KV, _t)* v_cache, const int j, const int lane) {
     if (j >= s->end) return;
-    const size_t at = (s->row + kv_row(state, j)) * HEAD_DIM;
-    for (int i = lid % WARP; i < HEAD_DIM / 4; i += WARP) {  // lines of 128 bytes
-        fetch_line(k_cache + at + i * 64);
-        fetch_line(v_cache + at + i * 64);
+    const int last = s->end - 1 - j;  // a key past the end has weight 0, but maybe no number
+    __global const CAT(KV, _t)* v = v_cache + (s->row + kv_row(state, j)) * HEAD_DIM + lane / 4 * 8;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const int key = min(VALUE_KEY(lane, i), last);
+#pragma unroll
+        for (int h = 0; h < HEAD_DIM / 64; ++h) values->of[h][i] = load16_words(v + key * HEAD_DIM + h * 64);
     }
 }
 
-// The states of the warps over the group's keys, `queries` of the head's queries to a warp: 1 or all.
-inline void attend_keys(const key_share* s, const int queries, __global const int* state,
-                        __global const CAT(KV, _t)* k_cache, __global const CAT(KV, _t)* v_cache,
-                        __local float* scratch MOD_PARAMS) {
-    __local float(*q)[GROUP_SIZE] = (__local float(*)[GROUP_SIZE])scratch;
-    __local float(*p)[KEY_RUN][GROUP_SIZE] = (__local float(*)[KEY_RUN][GROUP_SIZE])(scratch + HEAD_DIM * GROUP_SIZE);
-    __local float(*warp_acc)[GROUP_SIZE][HEAD_DIM] = (__local float(*)[GROUP_SIZE][HEAD_DIM])&p[WARPS][0][0];
-    __local float(*warp_m)[GROUP_SIZE] = (__local float(*)[GROUP_SIZE])&warp_acc[WARPS][0][0];
-    __local float(*warp_l)[GROUP_SIZE] = &warp_m[WARPS];
-    const int lid = get_local_id(0), lane = lid % WARP, warp = lid / WARP, head = s->head, position = s->position;
-    const bool all = queries == GROUP_SIZE;
-    const int slots = SLOTS_OF(queries), slot = all ? warp : warp % slots, first = all ? 0 : warp / slots;
-    if (first >= GROUP_SIZE) return;  // where the group's warps are no multiple of the queries
-    float m[GROUP_SIZE], l[GROUP_SIZE], acc[GROUP_SIZE][COLUMNS];  // l: of the lane's keys only
+// Puts the new key and value, key `place` of a run and its last, where the run's others are or are about to be.
+inline void put_fresh(value_run* values, __local float* own, __local const ushort* fresh, const int place, const int lane) {
+    COPY_WAIT(0);
+    warp_sync();
 #pragma unroll
-    for (int g = 0; g < queries; ++g) {
-        m[g] = -INFINITY;
-        l[g] = 0.0f;
+    for (int dim = lane; dim < HEAD_DIM; dim += WARP)
+        ((__local ushort*)own)[dim * 16 + (place ^ dim / 4 % 2 * 8)] = fresh[dim];
 #pragma unroll
-        for (int c = 0; c < COLUMNS; ++c) acc[g][c] = 0.0f;
+    for (int i = 0; i < 4; ++i) {
+        if (VALUE_KEY(lane, i) < place) continue;  // those past the end are to be numbers, too
+#pragma unroll
+        for (int h = 0; h < HEAD_DIM / 64; ++h)
+            values->of[h][i] = *(__local const uint4*)(fresh + HEAD_DIM + h * 64 + lane / 4 * 8);
     }
-    const int own_key = (lane & 1) * 8 + sum8_index(lane);
-    const bool owner = !(lane & 2);
-    for (int j = s->first + slot * KEY_RUN; j < s->end; j += slots * KEY_RUN) {
-        const int n_keys = min(KEY_RUN, s->end - j), row = kv_row(state, j);
-        const int seen_as = tile_class(0, head * GROUP_SIZE, GROUP_SIZE, (int2)(position), j, j + n_keys MOD_ARGS);
-        if (seen_as == TILE_HIDDEN) continue;
-        __global const CAT(KV, _t)* k = k_cache + (s->row + row) * HEAD_DIM + lane * 8;
-        __global const CAT(KV, _t)* v = v_cache + (s->row + row) * HEAD_DIM + lane * COLUMNS;
-        uint4 keys[HEAD_DIM / 16];
-        value_words values[KEY_RUN];
+}
+
+// A run of keys from `first` on, and what is seen of it (TILE_*); first is s->end or more where there is none.
+typedef struct {
+    int first, seen;
+} visible_run;
+
+// The warp's first run from key j on of which something is seen.
+inline visible_run run_from(const key_share* s, const int j MOD_PARAMS) {
+    visible_run run = {j, TILE_HIDDEN};
+    for (; run.first < s->end; run.first += WARPS * KEY_RUN) {
+        const int end = min(run.first + KEY_RUN, s->end);
+        run.seen = tile_class(0, s->head * GROUP_SIZE, GROUP_SIZE, (int2)(s->position), run.first, end MOD_ARGS);
+        if (run.seen != TILE_HIDDEN) break;
+    }
+    return run;
+}
+
+// Element 2 r of a and b, or element 2 r + 1, in one word.
+inline uint lower_halves(const uint a, const uint b) { return permute(a, b, 0x5410); }
+inline uint upper_halves(const uint a, const uint b) { return permute(a, b, 0x7632); }
+
+// A number rounded to 16 bits, in the lower half, and what that leaves.
+inline uint two_parts(const float v) {
+    const uint rounded = CAT(narrow_, KV)(v, 0.0f) & 0xffffu;
+    return CAT(narrow_, KV)(CAT(widen_, KV)(rounded).x, v - CAT(widen_, KV)(rounded).x);
+}
+
+// Puts an element of a query where the fragments of the keys' products have it: uint2 [QUADS][STEPS][WARP].
+inline void put_query(__local float* queries, const int query, const int dim, const float v) {
+    const int lane = query % 4 * 8 + dim % 8 / 2, half_word = dim % 16 / 8 * 2 + dim % 2;
+    __local ushort* at = (__local ushort*)queries + ((query / 4 * STEPS + dim / 16) * WARP + lane) * 4 + half_word;
+    const uint parts = two_parts(v);
+    at[0] = (ushort)parts;
+    at[4 * 4] = (ushort)(parts >> 16);  // the next column's lane
+}
+
+// The warp's state over its keys, left in its own memory. Its first run, `now`, is on its way there and into `values`.
+inline void attend_keys(const key_share* s, value_run* values, visible_run now, __global const int* state,
+                        __global const CAT(KV, _t)* k_cache, __global const CAT(KV, _t)* v_cache, __local float* own,
+                        __local const float* queries, const int lane MOD_PARAMS) {
+    __local const uint2(*q)[STEPS][WARP] = (__local const uint2(*)[STEPS][WARP])queries;
+    const int g = lane / 4, t = lane % 4;
+    // A lane names a row of one of four 8 x 8 matrices: 8 keys (lower or upper half) of a dimension.
+    const int dim = lane % 8 + lane / 16 * 8, half_row = (lane / 8 ^ dim / 4) & 1;
+    const uint keys_at = local_address(own) + dim * 32 + half_row * 16;
+    float m[QUADS], l[QUADS];  // l: of the lane's keys only
+    float4 acc[QUADS][STEPS];
 #pragma unroll
-        for (int i = 0; i < HEAD_DIM / 16; ++i) keys[i] = load16_words(k + i * 256);
+    for (int quad = 0; quad < QUADS; ++quad) {
+        m[quad] = -INFINITY;
+        l[quad] = 0.0f;
 #pragma unroll
-        for (int i = 0; i < KEY_RUN; ++i) values[i] = load_value(v + (size_t)min(i, n_keys - 1) * HEAD_DIM);
-        float dots[GROUP_SIZE][8];
+        for (int i = 0; i < STEPS; ++i) acc[quad][i] = (float4)(0.0f);
+    }
+    while (now.first < s->end) {
+        COPY_WAIT(0);
+        warp_sync();
+        float scores[QUADS][2];  // of keys g and g + 8
+        float4 products[QUADS][2];
 #pragma unroll
-        for (int g = 0; g < queries; ++g)
+        for (int quad = 0; quad < QUADS; ++quad) products[quad][0] = products[quad][1] = (float4)(0.0f);
 #pragma unroll
-            for (int i = 0; i < 8; ++i) dots[g][i] = 0.0f;
+        for (int i = 0; i < STEPS; ++i) {
+            const uint4 keys = load_matrices_transposed(keys_at + i * 512);
 #pragma unroll
-        for (int i = 0; i < HEAD_DIM / 16; ++i) {
-            const uint pairs[4] = {keys[i].x, keys[i].y, keys[i].z, keys[i].w};
-#pragma unroll
-            for (int c = 0; c < 4; ++c) {
-                const float2 key = CAT(widen_, KV)(pairs[c]);
-#pragma unroll
-                for (int g = 0; g < queries; ++g) {
-                    dots[g][2 * c] += q[i * 16 + lane / 2][first + g] * key.x;
-                    dots[g][2 * c + 1] += q[i * 16 + lane / 2][first + g] * key.y;
-                }
+            for (int quad = 0; quad < QUADS; ++quad) {
+                const uint2 queries = q[quad][i][lane];
+                CAT(mma_, KV)(&products[quad][i % 2], keys, queries.x, queries.y);
             }
         }
+        warp_sync();
+        const int key = now.first + g;
+        const visible_run next = run_from(s, now.first + WARPS * KEY_RUN MOD_ARGS);
+        copy_keys(own, s, state, k_cache, next.first, lane);
+        uint weights[QUADS][2];
 #pragma unroll
-        for (int g = 0; g < queries; ++g) {
-            float score = sum8(dots[g], lane);
-            bool seen = own_key < n_keys;
+        for (int quad = 0; quad < QUADS; ++quad) {
+            const float4 sums = products[quad][0] + products[quad][1];
+            const float pair[2] = {sums.x + sums.y, sums.z + sums.w};
+            const int query = s->head * GROUP_SIZE + min(quad * 4 + t, GROUP_SIZE - 1);
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                float score = pair[i];
+                bool seen = key + 8 * i < s->end;
 #if HAS_SCORE_MOD
-            score = score_mod(score, 0, head * GROUP_SIZE + first + g, position, j + own_key MOD_ARGS);
+                score = score_mod(score, 0, query, s->position, key + 8 * i MOD_ARGS);
 #endif
 #if HAS_MASK_MOD
-            if (seen && seen_as == TILE_MIXED)
-                seen = mask_mod(0, head * GROUP_SIZE + first + g, position, j + own_key MOD_ARGS);
+                if (seen && now.seen == TILE_MIXED) seen = mask_mod(0, query, s->position, key + 8 * i MOD_ARGS);
 #endif
-            if (!seen) score = -INFINITY;
-            const float top = fmax(m[g], warp_max(score));
-            const float e = softmax_weight(score, top), shrink = softmax_weight(m[g], top);
-            if (owner) p[warp][own_key][g] = e;
-            l[g] = l[g] * shrink + (owner ? e : 0.0f);
-            m[g] = top;
-#pragma unroll
-            for (int c = 0; c < COLUMNS; ++c) acc[g][c] *= shrink;
-        }
-        warp_sync();
-#pragma unroll
-        for (int i = 0; i < KEY_RUN; ++i) {
-            const uint* pairs = (const uint*)&values[i];
-#pragma unroll
-            for (int c = 0; c < COLUMNS / 2; ++c) {
-                const float2 value = CAT(widen_, KV)(pairs[c]);
-#pragma unroll
-                for (int g = 0; g < queries; ++g) {
-                    const float e = p[warp][i][g];  // 0 past the last key
-                    acc[g][2 * c] += e * value.x;
-                    acc[g][2 * c + 1] += e * value.y;
-                }
+                scores[quad][i] = seen ? score : -INFINITY;
             }
+            float top = fmax(m[quad], fmax(scores[quad][0], scores[quad][1]));
+            for (int other = 4; other < WARP; other *= 2) top = fmax(top, shuffle_xor(top, other));
+            const float shrink = softmax_weight(m[quad], top);
+            l[quad] *= shrink;
+            m[quad] = top;
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const float weight = softmax_weight(scores[quad][i], top);
+                l[quad] += weight;
+                weights[quad][i] = transpose_matrix(two_parts(weight * WEIGHT_UNIT));
+            }
+#pragma unroll
+            for (int i = 0; i < STEPS; ++i) acc[quad][i] *= shrink;
         }
-        warp_sync();
+#pragma unroll
+        for (int h = 0; h < HEAD_DIM / 64; ++h)
+#pragma unroll
+            for (int r = 0; r < 4; ++r) {
+                const uint a = word_of(values->of[h][0], r), b = word_of(values->of[h][1], r);
+                const uint c = word_of(values->of[h][2], r), d = word_of(values->of[h][3], r);
+                const uint4 pairs = {lower_halves(a, b), upper_halves(a, b), lower_halves(c, d), upper_halves(c, d)};
+#pragma unroll
+                for (int quad = 0; quad < QUADS; ++quad)
+                    CAT(mma_, KV)(&acc[quad][h * 4 + r], pairs, weights[quad][0], weights[quad][1]);
+            }
+        load_values(values, s, state, v_cache, next.first, lane);
+        now = next;
     }
 #pragma unroll
-    for (int g = 0; g < queries; ++g) {
-        const float sum = warp_sum(l[g]);
-        if (lane == 0) {
-            warp_m[slot][first + g] = m[g];
-            warp_l[slot][first + g] = sum;
+    for (int quad = 0; quad < QUADS; ++quad) {
+        float sum = l[quad];
+        for (int other = 4; other < WARP; other *= 2) sum += shuffle_xor(sum, other);
+        const int query = quad * 4 + t;
+        if (query >= GROUP_SIZE) continue;
+        if (g == 0) {
+            own[GROUP_SIZE * HEAD_DIM + query] = m[quad];
+            own[GROUP_SIZE * (HEAD_DIM + 1) + query] = sum;
         }
 #pragma unroll
-        for (int c = 0; c < COLUMNS; ++c) warp_acc[slot][first + g][lane * COLUMNS + c] = acc[g][c];
+        for (int i = 0; i < STEPS; ++i) {
+            const float4 parts = acc[quad][i] * (1.0f / WEIGHT_UNIT);
+            vstore2((float2)(parts.x + parts.y, parts.z + parts.w), 0,
+                    own + query * HEAD_DIM + i / 4 * 64 + g * 8 + i % 4 * 2);
+        }
     }
 }
 
-// The states of a group's warps over its share of the keys, left in `scratch` for warps_state. qkv: of the step, with tags if
+// The states of a group's warps over its share of the keys, left in `space` for warps_state. qkv: of the step, with tags if
 // `wait`. For all work-items of a group.
 inline void attend(const key_share* s, __global const float* qkv, const uint tag, const bool wait,
                    __global const float* rope, __global const int* state, __global CAT(KV, _t)* k_cache,
-                   __global CAT(KV, _t)* v_cache, __local float* scratch MOD_PARAMS) {
-    __local float(*q)[GROUP_SIZE] = (__local float(*)[GROUP_SIZE])scratch;
-    const int lid = get_local_id(0), head = s->head, position = s->position;
+                   __global CAT(KV, _t)* v_cache, const attend_space* space MOD_PARAMS) {
+    const int lid = this_item(), lane = lid % WARP, head = s->head, position = s->position;
+
+    // What the warp meets first, but for a key and a value that are yet to come.
+    __local float* own = space->warps + lid / WARP * space->stride;
+    value_run values;
+    const visible_run now = run_from(s, s->first + lid / WARP * KEY_RUN MOD_ARGS);
+    copy_keys(own, s, state, k_cache, now.first, lane);
+    load_values(&values, s, state, v_cache, now.first, lane);
 
     // The head's queries, and in the split that has the new position its key and value. An item has two elements of a row, which
     // rotate together.
@@ -207,22 +287,22 @@ inline void attend(const key_share* s, __global const float* qkv, const uint tag
         const float2 v = receive2(x, x + HEAD_DIM / 2, tag, wait);
         const float2 rotated = (float2)(v.x * c + -v.y * sine, v.y * c + v.x * sine);
         if (row < GROUP_SIZE) {
-            q[column][row] = rotated.x * SCALE;
-            q[column + HEAD_DIM / 2][row] = rotated.y * SCALE;
-        } else if (row == GROUP_SIZE) {
-            CAT(store1_, KV)(rotated.x, k_new + column * 16);
-            CAT(store1_, KV)(rotated.y, k_new + (column + HEAD_DIM / 2) * 16);
+            put_query(space->queries, row, column, rotated.x * SCALE);
+            put_query(space->queries, row, column + HEAD_DIM / 2, rotated.y * SCALE);
         } else {
-            CAT(store1_, KV)(v.x, v_new + column);
-            CAT(store1_, KV)(v.y, v_new + column + HEAD_DIM / 2);
+            const bool is_key = row == GROUP_SIZE;
+            const uint pair = CAT(narrow_, KV)(is_key ? rotated.x : v.x, is_key ? rotated.y : v.y);
+            __local ushort* fresh = space->fresh + (row - GROUP_SIZE) * HEAD_DIM + column;
+            __global ushort* to = (__global ushort*)(is_key ? k_new : v_new);
+            const int step = is_key ? 16 : 1;  // between the dimensions
+            to[column * step] = fresh[0] = (ushort)pair;
+            to[(column + HEAD_DIM / 2) * step] = fresh[HEAD_DIM / 2] = (ushort)(pair >> 16);
         }
     }
     barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
-
-    if (s->queries == GROUP_SIZE)
-        attend_keys(s, GROUP_SIZE, state, k_cache, v_cache, scratch MOD_ARGS);
-    else
-        attend_keys(s, 1, state, k_cache, v_cache, scratch MOD_ARGS);
+    if (s->has_new && now.first == position / KEY_RUN * KEY_RUN)
+        put_fresh(&values, own, space->fresh, position % KEY_RUN, lane);
+    attend_keys(s, &values, now, state, k_cache, v_cache, own, space->queries, lane MOD_ARGS);
     barrier(CLK_LOCAL_MEM_FENCE);
 }
 
@@ -231,21 +311,33 @@ typedef struct {
     float m, l, acc;
 } softmax_state;
 
-inline softmax_state warps_state(const key_share* s, const int i, __local const float* scratch) {
-    __local float(*warp_acc)[GROUP_SIZE][HEAD_DIM] = (__local float(*)[GROUP_SIZE][HEAD_DIM])(scratch + STATES_AT);
-    __local float(*warp_m)[GROUP_SIZE] = (__local float(*)[GROUP_SIZE])&warp_acc[WARPS][0][0];
-    __local float(*warp_l)[GROUP_SIZE] = &warp_m[WARPS];
-    const int slots = SLOTS_OF(s->queries);
-    const int n_warps = min(slots, (s->end - s->first + KEY_RUN - 1) / KEY_RUN);  // the others have no keys
-    const int g = i / HEAD_DIM, column = i % HEAD_DIM;
-    softmax_state all = {-INFINITY, 0.0f, 0.0f};
+// For whole warps, whose elements are of one query.
+inline softmax_state warps_state(const key_share* s, const int i, const attend_space* space) {
+    // The others have no keys.
+    const int n_warps = max(1, min(WARPS, (s->end - s->first + KEY_RUN - 1) / KEY_RUN));
+    const int lane = i % WARP, g = i / HEAD_DIM;
+    __local const float* m = space->warps + min(lane, n_warps - 1) * space->stride + GROUP_SIZE * HEAD_DIM + g;
+    softmax_state all = {warp_max(*m), 0.0f, 0.0f};
+    const float weight = lane < n_warps ? softmax_weight(*m, all.m) : 0.0f;  // of warp `lane`
+    all.l = warp_sum(weight * m[GROUP_SIZE]);
 #pragma unroll 4
-    for (int w = 0; w < n_warps; ++w) all.m = fmax(all.m, warp_m[w][g]);
-#pragma unroll 4
-    for (int w = 0; w < n_warps; ++w) {
-        const float weight = softmax_weight(warp_m[w][g], all.m);
-        all.l += weight * warp_l[w][g];
-        all.acc += weight * warp_acc[w][g][column];
-    }
+    for (int w = 0; w < n_warps; ++w) all.acc += shuffle_from(weight, w) * space->warps[w * space->stride + i];
     return all;
+}
+
+// ml: m and l [n_splits][GROUP_SIZE][2] of the splits; in the place of m what a split's accumulator counts in the whole. For all
+// work-items.
+inline void weigh_splits(__local float* ml, const int n_splits) {
+    const int lane = (int)get_local_id(0) % WARP;
+    for (int g = (int)get_local_id(0) / WARP; g < GROUP_SIZE; g += WARPS) {
+        __local float* of = ml + 2 * g;
+        float top = -INFINITY, whole = 0.0f;
+        for (int k = lane; k < n_splits; k += WARP) top = fmax(top, of[k * 2 * GROUP_SIZE]);
+        top = warp_max(top);
+        for (int k = lane; k < n_splits; k += WARP)
+            whole += softmax_weight(of[k * 2 * GROUP_SIZE], top) * of[k * 2 * GROUP_SIZE + 1];
+        const float norm = softmax_norm(warp_sum(whole));
+        for (int k = lane; k < n_splits; k += WARP)
+            of[k * 2 * GROUP_SIZE] = softmax_weight(of[k * 2 * GROUP_SIZE], top) * norm;
+    }
 }

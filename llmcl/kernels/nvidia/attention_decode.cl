@@ -9,21 +9,26 @@
 // Index space: groups (N_KV_HEADS, N_SPLITS) of WARPS warps. For pages of keys and values see kv_address.cl.
 #include "nvidia/attend.cl"
 
+#define LARGEST(a, b) ((a) > (b) ? (a) : (b))
+
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
 void attention_decode(__global const float* qkv, __global const float* rope, __global const int* state,
                       __global CAT(KV, _t)* k_cache, __global CAT(KV, _t)* v_cache,
                       __global float* part_ml, __global float* part_acc, __global float* out,
                       __global int* arrivals MOD_PARAMS) {
-    __local float __attribute__((aligned(16))) scratch[ATTEND_FLOATS];
+    __local float __attribute__((aligned(16))) queries[QUERY_FLOATS];
+    __local ushort __attribute__((aligned(16))) fresh[2 * HEAD_DIM];
+    __local float __attribute__((aligned(16))) warps[LARGEST(WARPS * WARP_FLOATS, 2 * N_SPLITS * GROUP_SIZE)];
     __local int arrived;
     const int head = get_group_id(0), split = get_group_id(1);
-    const int lid = get_local_id(0), lane = lid % WARP, warp = lid / WARP;
+    const int lid = get_local_id(0);
     const key_share share = share_of_keys(head, split, state MOD_ARGS);
     const int n_splits = share.n_splits;
     if (split >= n_splits) return;
-    attend(&share, qkv, 0, false, rope, state, k_cache, v_cache, scratch MOD_ARGS);
+    const attend_space space = {queries, fresh, warps, WARP_FLOATS};
+    attend(&share, qkv, 0, false, rope, state, k_cache, v_cache, &space MOD_ARGS);
     for (int i = lid; i < GROUP_SIZE * HEAD_DIM; i += LOCAL_SIZE) {
-        const softmax_state all = warps_state(&share, i, scratch);
+        const softmax_state all = warps_state(&share, i, &space);
         if (n_splits == 1) {
             out[head * GROUP_SIZE * HEAD_DIM + i] = all.acc * softmax_norm(all.l);
             continue;
@@ -45,29 +50,20 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
     }
     barrier(CLK_LOCAL_MEM_FENCE);
     if (arrived != n_splits - 1) return;
-    // The weight of every split's accumulator in the whole, a warp a query head.
-    __local float* weights = scratch + STATES_AT;
-    for (int g = warp; g < GROUP_SIZE; g += WARPS) {
-        __global const float* ml = part_ml + (size_t)(head * GROUP_SIZE + g) * N_SPLITS * 2;
-        float top = -INFINITY, whole = 0.0f;
-        for (int i = lane; i < n_splits; i += WARP) top = fmax(top, load_shared_float(ml + 2 * i));
-        top = warp_max(top);
-        for (int i = lane; i < n_splits; i += WARP) {
-            const float weight = softmax_weight(load_shared_float(ml + 2 * i), top);
-            weights[g * N_SPLITS + i] = weight;
-            whole += weight * load_shared_float(ml + 2 * i + 1);
-        }
-        const float norm = softmax_norm(warp_sum(whole));
-        for (int i = lane; i < n_splits; i += WARP) weights[g * N_SPLITS + i] *= norm;
+    __local float* ml = warps;
+    for (int i = lid; i < n_splits * GROUP_SIZE * 2; i += LOCAL_SIZE) {
+        const int k = i / 2 / GROUP_SIZE, g = i / 2 % GROUP_SIZE;
+        ml[i] = load_shared_float(part_ml + ((head * GROUP_SIZE + g) * N_SPLITS + k) * 2 + i % 2);
     }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    weigh_splits(ml, n_splits);
     barrier(CLK_LOCAL_MEM_FENCE);
     for (int i = lid; i < GROUP_SIZE * HEAD_DIM; i += LOCAL_SIZE) {
         const int g = i / HEAD_DIM, column = i % HEAD_DIM;
         __global const float* acc_of = part_acc + (size_t)(head * GROUP_SIZE + g) * N_SPLITS * HEAD_DIM + column;
         float sum = 0.0f;
 #pragma unroll 16
-        for (int split_of = 0; split_of < n_splits; ++split_of)
-            sum += weights[g * N_SPLITS + split_of] * load_shared_float(acc_of + split_of * HEAD_DIM);
+        for (int k = 0; k < n_splits; ++k) sum += ml[(k * GROUP_SIZE + g) * 2] * load_shared_float(acc_of + k * HEAD_DIM);
         out[(head * GROUP_SIZE + g) * HEAD_DIM + column] = sum;
     }
 }

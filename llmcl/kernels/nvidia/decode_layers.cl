@@ -43,18 +43,20 @@
 #define CLAIMS (FFN / 16 > 2 * N_GROUPS && !QUANTIZED)
 #define HEAD_VALUES (GROUP_SIZE * HEAD_DIM)
 #define PART_VALUES (HEAD_VALUES + 2 * GROUP_SIZE)  // accumulators, m and l of each query
+#define PARTS_FLOATS (N_SPLITS * 2 * GROUP_SIZE + HEAD_VALUES + N_SPLITS)  // m and l of all splits, a slice of their accumulators
+#define OWN_FLOATS ((LARGEST(COLUMN_FLOATS, WARP_FLOATS) + 3) / 4 * 4)    // of a warp: its columns, or what it attends with
 #if QKV_SIZE % 16 || HIDDEN % 16 || FFN % 16
 #error "nvidia/decode_layers.cl: sizes are multiples of 16"
 #endif
 
 // Sends what a head's groups have together. Each leaves the state of its split for the others, and merges a slice.
 inline void send_attended(const key_share* s, __global ulong* parts, __global float* attended, const uint turn,
-                          __local float* scratch) {
-    const int lid = get_local_id(0), n_splits = s->n_splits, slice = (HEAD_VALUES + n_splits - 1) / n_splits;
+                          const attend_space* space, __local float* ml) {
+    const int lid = this_item(), n_splits = s->n_splits, slice = (HEAD_VALUES + n_splits - 1) / n_splits;
     attended += s->head * HEAD_VALUES;
     parts += s->head * N_SPLITS * PART_VALUES;
     for (int i = lid; i < HEAD_VALUES; i += LOCAL_SIZE) {
-        const softmax_state all = warps_state(s, i, scratch);
+        const softmax_state all = warps_state(s, i, space);
         if (n_splits == 1) {
             send(attended + i, all.acc * softmax_norm(all.l), turn & 1);
             continue;
@@ -68,9 +70,9 @@ inline void send_attended(const key_share* s, __global ulong* parts, __global fl
     }
     warp_sync();  // nobody waits for what lanes of its own warp have yet to send
     const int first = s->split * slice, count = min(slice, HEAD_VALUES - first);
-    if (n_splits == 1 || count <= 0) return;
     barrier(CLK_LOCAL_MEM_FENCE);  // the warps' states have been read
-    __local float* ml = scratch + STATES_AT;           // [n_splits][GROUP_SIZE][2]
+    if (n_splits == 1 || count <= 0) return;
+    // ml: [n_splits][GROUP_SIZE][2]
     __local float* acc = ml + N_SPLITS * 2 * GROUP_SIZE;  // [n_splits][count]
     const int n_ml = n_splits * 2 * GROUP_SIZE, n_acc = n_splits * count;
     for (int i = lid; i / WARP * WARP < max(n_ml, n_acc); i += LOCAL_SIZE) {
@@ -81,18 +83,14 @@ inline void send_attended(const key_share* s, __global ulong* parts, __global fl
         if (i < n_acc) acc[i] = pair.y;
     }
     barrier(CLK_LOCAL_MEM_FENCE);
+    weigh_splits(ml, n_splits);
+    barrier(CLK_LOCAL_MEM_FENCE);
     for (int i = lid; i < count; i += LOCAL_SIZE) {
-        const int g = (first + i) / HEAD_DIM;
-        float top = -INFINITY, whole = 0.0f, sum = 0.0f;
+        __local const float* weights = ml + (first + i) / HEAD_DIM * 2;
+        float sum = 0.0f;
 #pragma unroll 4
-        for (int k = 0; k < n_splits; ++k) top = fmax(top, ml[(k * GROUP_SIZE + g) * 2]);
-#pragma unroll 4
-        for (int k = 0; k < n_splits; ++k) {
-            const float weight = softmax_weight(ml[(k * GROUP_SIZE + g) * 2], top);
-            whole += weight * ml[(k * GROUP_SIZE + g) * 2 + 1];
-            sum += weight * acc[k * count + i];
-        }
-        send(attended + first + i, sum * softmax_norm(whole), turn & 1);
+        for (int k = 0; k < n_splits; ++k) sum += weights[k * 2 * GROUP_SIZE] * acc[k * count + i];
+        send(attended + first + i, sum, turn & 1);
     }
 }
 
@@ -105,13 +103,16 @@ __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
 void decode_layers(__global const ulong* layers, __global float* x, __global float* qkv, __global float* attended,
                    __global float* mid, __global float* ffn, __global float* next_x, __global const float* rope,
                    __global const int* state, __global ulong* parts, __global uint* turns MOD_PARAMS) {
-    __local float __attribute__((aligned(16))) columns_of[WARPS][COLUMN_FLOATS];
+    __local float __attribute__((aligned(16))) own_of[WARPS][OWN_FLOATS];
     __local float __attribute__((aligned(16))) sums[SUM_FLOATS];
-    __local float __attribute__((aligned(16))) scratch[ATTEND_FLOATS];
+    __local float __attribute__((aligned(16))) queries[QUERY_FLOATS];
+    __local ushort __attribute__((aligned(16))) fresh[2 * HEAD_DIM];
+    __local float merged[PARTS_FLOATS];
     __local float residual[OWN_UNITS * 16];
     const int lid = get_local_id(0), warp = lid / WARP, group = get_group_id(0);
-    __local float* columns = columns_of[warp];
+    __local float* columns = own_of[warp];
     const uint before = turns[1];
+    const attend_space space = {queries, fresh, own_of[0], OWN_FLOATS};
     const bool attends = group < N_KV_HEADS * N_SPLITS;
     const key_share share = share_of_keys(min(group / N_SPLITS, N_KV_HEADS - 1), group % N_SPLITS, state MOD_ARGS);
     int parity = 0;
@@ -144,12 +145,9 @@ void decode_layers(__global const ulong* layers, __global float* x, __global flo
         product(&to_qkv, &none, &qkv_target, QKV_SIZE, true, square, columns, sums, &parity, &turn);
 
         if (attends && share.split < share.n_splits) {
-            if (share.n_splits == 1) {  // over a long context it takes longer so
-                fetch_run(&share, state, k, v);
-                fetch_first(&to_out);
-            }
-            attend(&share, qkv, tag, true, rope, state, k, v, scratch MOD_ARGS);
-            send_attended(&share, parts, attended, number, scratch);
+            if (share.n_splits == 1) fetch_first(&to_out);  // over a long context it takes longer so
+            attend(&share, qkv, tag, true, rope, state, k, v, &space MOD_ARGS);
+            send_attended(&share, parts, attended, number, &space, merged);
         }
         load_first(&turn, &to_out);
 

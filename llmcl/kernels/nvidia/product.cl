@@ -33,12 +33,13 @@ typedef struct {
 #define TURN_STEPS(m) ((STEPS(m) + TURNS(m) - 1) / TURNS(m))
 // Whether there is such a run: in a whole matrix always.
 #define HAS_RUN(m, step) \
-    ((m)->columns / RUN == TURNS(m) * TURN_STEPS(m) * WARPS || (step) * WARPS + WARP_ID < (m)->columns / RUN)
+    ((m)->columns / RUN == TURNS(m) * TURN_STEPS(m) * WARPS || (step) * WARPS + item / WARP < (m)->columns / RUN)
 
-inline void load_step(weight_turn* turn, const matrix* m, const int unit, const int step, const int slot) {
+inline void load_step(weight_turn* turn, const matrix* m, const int unit, const int step, const int slot,
+                      const int item) {
     if (!HAS_RUN(m, step)) return;
     __global const CAT(WEIGHT, _t)* w = WEIGHTS(m) + (size_t)unit * TILES(m) * m->columns * 16 +
-                                        (step * WARPS + WARP_ID) * RUN * 16 + get_local_id(0) % WARP * 8;
+                                        (step * WARPS + item / WARP) * RUN * 16 + item % WARP * 8;
 #pragma unroll
     for (int t = 0; t < TILES(m); ++t) turn->words[slot * TILES(m) + t] = stream16(w + (size_t)t * m->columns * 16);
 }
@@ -46,19 +47,21 @@ inline void load_step(weight_turn* turn, const matrix* m, const int unit, const 
 // Asks for a warp's first turn, which does not depend on x.
 inline void load_first(weight_turn* turn, const matrix* m) {
     if (m->first_unit >= m->n_units) return;
+    const int item = this_item();
 #pragma unroll
-    for (int i = 0; i < TURN_STEPS(m); ++i) load_step(turn, m, m->first_unit, i, i);
+    for (int i = 0; i < TURN_STEPS(m); ++i) load_step(turn, m, m->first_unit, i, i, item);
 }
 
 // The same into the second-level cache only.
 inline void fetch_first(const matrix* m) {
     if (m->first_unit >= m->n_units) return;
+    const int item = this_item();
 #pragma unroll
     for (int i = 0; i < TURN_STEPS(m) * TILES(m); ++i) {
-        const int run = i / TILES(m) * WARPS + WARP_ID;
+        const int run = i / TILES(m) * WARPS + item / WARP;
         if (!HAS_RUN(m, i / TILES(m))) continue;
         const size_t column = ((size_t)m->first_unit * TILES(m) + i % TILES(m)) * m->columns + run * RUN;
-        fetch_line(WEIGHTS(m) + column * 16 + get_local_id(0) % WARP * 8);
+        fetch_line(WEIGHTS(m) + column * 16 + item % WARP * 8);
     }
 }
 
@@ -75,8 +78,8 @@ inline void multiply(float acc[8], const uint4 w, const float x) {
 // Puts the warp's columns of x, times the norm's weights, into `columns` (local, the warp's own); the warp's sum of squares.
 inline float receive(const matrix* m, __global const float* x, const uint tag, const bool wait, __global const float* norm,
                      const bool normed, __local float* columns) {
-    const int lane = (int)get_local_id(0) % WARP, most = (STEPS(m) + 7) / 8;  // a warp takes 8 runs at once, 4 lanes a run
-    const int first = (lane / 4 * WARPS + WARP_ID) * RUN + lane % 4 * 4, stride = 8 * WARPS * RUN;
+    const int item = this_item(), lane = item % WARP, most = (STEPS(m) + 7) / 8;  // a warp takes 8 runs at once, 4 lanes a run
+    const int first = (lane / 4 * WARPS + item / WARP) * RUN + lane % 4 * 4, stride = 8 * WARPS * RUN;
     const int count = first < m->columns ? (m->columns - first + stride - 1) / stride : 0;
     uint4 words[COLUMN_FLOATS / 128];
     float4 factors[2];
@@ -104,14 +107,14 @@ inline float receive(const matrix* m, __global const float* x, const uint tag, c
 // with that of `next`. sums: SUM_FLOATS, of which `parity` says which half is free.
 inline void product(const matrix* m, const matrix* next, const target* to, const int rows, const bool normed,
                     const float square, __local const float* columns, __local float* sums, int* parity, weight_turn* turn) {
-    const int lane = (int)get_local_id(0) % WARP, warp = WARP_ID;
+    const int item = this_item(), lane = item % WARP, warp = item / WARP;
     __local int* taken = (__local int*)(sums + 2 * WARPS * 33);  // a unit for each parity
     if (m->first_unit >= m->n_units) load_first(turn, next);
     int next_unit = m->first_unit + m->unit_stride, after_next, own = 0;
     for (int unit = m->first_unit; unit < m->n_units; unit = next_unit, next_unit = after_next, *parity ^= 1, ++own) {
         const bool claims = m->claims && next_unit < m->n_units;
         uint claim = 0;
-        if (claims && get_local_id(0) == 0) claim = atomic_inc(m->claims) - m->claimed;
+        if (claims && item == 0) claim = atomic_inc(m->claims) - m->claimed;
         float acc[2][8];
 #pragma unroll
         for (int t = 0; t < 2; ++t)
@@ -130,7 +133,7 @@ inline void product(const matrix* m, const matrix* next, const target* to, const
 #pragma unroll
                     for (int t = 0; t < TILES(m); ++t) multiply(acc[t], turn->words[i * TILES(m) + t], v);
                 }
-                if (more) load_step(turn, m, unit_then, next_part * TURN_STEPS(m) + i, i);
+                if (more) load_step(turn, m, unit_then, next_part * TURN_STEPS(m) + i, i, item);
             }
         }
         __local float* here = sums + *parity * WARPS * 33;  // [WARPS][2][16], then the squares of each warp
@@ -140,7 +143,7 @@ inline void product(const matrix* m, const matrix* next, const target* to, const
             if (!(lane & 2)) here[(warp * 2 + t) * 16 + (lane & 1) * 8 + sum8_index(lane)] = sum;
         }
         if (normed && lane == 0) here[WARPS * 32 + warp] = square;
-        if (claims && get_local_id(0) == 0) taken[*parity] = 2 * m->unit_stride + claim;
+        if (claims && item == 0) taken[*parity] = 2 * m->unit_stride + claim;
         barrier(CLK_LOCAL_MEM_FENCE);
         after_next = claims ? taken[*parity] : next_unit + m->unit_stride;
         if (warp == own % WARPS) {

@@ -58,7 +58,7 @@ typedef struct {
 // How a group goes through its tiles. All but the number of tiles is fixed when a kernel is compiled.
 typedef struct {
     int steps, parts, part_steps, turn_tiles;  // steps of a tile; turns of a tile, their steps, or tiles of a turn
-    int first_group, tiles, turns;
+    int item, first_group, tiles, turns;  // item: the work-item
 } walk;
 #define STEP_GROUPS (4 * WARPS)
 
@@ -68,7 +68,8 @@ inline walk walk_of(const matrix* m) {
     w.parts = (w.steps + PIECES - 1) / PIECES;
     w.part_steps = (w.steps + w.parts - 1) / w.parts;
     w.turn_tiles = w.parts == 1 ? PIECES / w.steps : 1;
-    w.first_group = 4 * WARP_ID + (int)get_local_id(0) % WARP / 8;
+    w.item = this_item();
+    w.first_group = 4 * (w.item / WARP) + w.item % WARP / 8;
     const int units = m->first_unit < m->n_units ? (m->n_units - m->first_unit + m->unit_stride - 1) / m->unit_stride : 0;
     w.tiles = TILES(m) * units;
     w.turns = (w.tiles + w.turn_tiles - 1) / w.turn_tiles * w.parts;
@@ -85,7 +86,7 @@ inline __global const uchar* tile_at(const matrix* m, const int i) {
 }
 
 inline void load_piece(piece* p, __global const uchar* tile, const matrix* m, const walk* w, const int step) {
-    const int lane = (int)get_local_id(0) % WARP, quad = lane % 4, g = w->first_group + step * STEP_GROUPS;
+    const int lane = w->item % WARP, quad = lane % 4, g = w->first_group + step * STEP_GROUPS;
     if (!IS_WHOLE(m, w) && g >= m->columns / 32) {
         p->d = 0;
 #if HAS_MIN
@@ -142,16 +143,13 @@ inline void fetch_first(const matrix* m) {
     for (int i = 0; i < w.turn_tiles; ++i)
         for (int s = 0; s < w.part_steps; ++s)
             if (i < w.tiles && w.first_group + s * STEP_GROUPS < m->columns / 32)
-                fetch_line(tile_at(m, i) + GROUP_AT(w.first_group + s * STEP_GROUPS) + (int)get_local_id(0) % 8 * 32);
+                fetch_line(tile_at(m, i) + GROUP_AT(w.first_group + s * STEP_GROUPS) + w.item % 8 * 32);
 }
 
 // ---- a piece's product ----------------------------------------------------------------------------------
 
-inline uint word_of(const uint4 v, const int i) { return i < 2 ? (i == 0 ? v.x : v.y) : (i == 2 ? v.z : v.w); }
-
-// Row i's bytes of the 16 columns, in the order of the activations: two words of the first 16 columns, two of the last.
-inline void unpack(const piece* p, const int i, uint q[4]) {
-    const int h = (int)get_local_id(0) % 8 / 4;
+// Row i's bytes of the 16 columns of half h, in the order of the activations: two words of the first 16 columns, two of the last.
+inline void unpack(const piece* p, const int i, const int h, uint q[4]) {
 #pragma unroll
     for (int v = 0; v < 2; ++v) {
         const uint u = word_of(p->quants[v], i);
@@ -219,7 +217,7 @@ inline float integer_of(const int sum) { return as_float(sum) - 0x1.8p23f; }
 inline int start_of(const int x, const int sum) { return OFFSET ? dot4_signed(MINUS_OFFSET, x, sum) : sum; }
 
 // x: four words of rounded activations
-inline void multiply_piece(const piece* p, const int4 x, const float scale, float acc[4]) {
+inline void multiply_piece(const piece* p, const int4 x, const float scale, const int h, float acc[4]) {
     const scales4 s = scales_of(p);
     const int start = start_of(x.y, start_of(x.x, INTEGER_BITS));
     const int start_last = start_of(x.w, start_of(x.z, WEIGHT_IS(q6_k) ? INTEGER_BITS : start));
@@ -231,7 +229,7 @@ inline void multiply_piece(const piece* p, const int4 x, const float scale, floa
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         uint q[4];
-        unpack(p, i, q);
+        unpack(p, i, h, q);
         const int last = dot4(q[3], x.w, dot4(q[2], x.z, start_last));
 #if WEIGHT_IS(q6_k)
         const int first = dot4(q[1], x.y, dot4(q[0], x.x, start));
@@ -248,7 +246,7 @@ inline void multiply_piece(const piece* p, const int4 x, const float scale, floa
 // Byte b without the offset: added to the bits of 2^23, a byte is a part of that float's value.
 #define BYTE_OF(u, b) (as_float(permute(u, 0x4b000000, 0x7440 + (b))) - (0x1p23f + OFFSET))
 
-inline void multiply_piece(const piece* p, const float x[16], float acc[4]) {
+inline void multiply_piece(const piece* p, const float x[16], const int h, float acc[4]) {
     const scales4 s = scales_of(p);
     float sum = 0.0f;
 #pragma unroll
@@ -257,7 +255,7 @@ inline void multiply_piece(const piece* p, const float x[16], float acc[4]) {
     for (int i = 0; i < 4; ++i) {
         uint q[4];
         float y[2] = {0.0f, 0.0f};
-        unpack(p, i, q);
+        unpack(p, i, h, q);
 #pragma unroll
         for (int b = 0; b < 16; ++b) y[b / 8] += BYTE_OF(q[b / 4], b % 4) * x[b];
         acc[i] += WEIGHT_IS(q6_k) ? y[0] * s.d[i] + y[1] * s.d_last[i] : (y[0] + y[1]) * s.d[i];
@@ -283,9 +281,9 @@ inline float largest4(const float4 v) { return fmax(fmax(fabs(v.x), fabs(v.y)), 
 inline float receive(const matrix* m, __global const float* x, const uint tag, const bool wait, __global const float* norm,
                      const bool normed, __local float* columns) {
     const walk w = walk_of(m);
-    const int lane = (int)get_local_id(0) % WARP, j = lane % 4;
+    const int lane = w.item % WARP, j = lane % 4;
     const int most = (w.parts * w.part_steps + 1) / 2;  // a warp takes the groups of two steps at once, 4 lanes a group
-    const int first_group = 4 * WARP_ID + lane / 4 % 4 + lane / 16 * STEP_GROUPS, groups = m->columns / 32;
+    const int first_group = 4 * (w.item / WARP) + lane / 4 % 4 + lane / 16 * STEP_GROUPS, groups = m->columns / 32;
     const int stride = 2 * STEP_GROUPS * 32, first = 32 * first_group + 4 * j;
     const int count = first_group < groups ? (groups - first_group + 2 * STEP_GROUPS - 1) / (2 * STEP_GROUPS) : 0;
     uint4 words[MOST_GROUPS / 4];
@@ -338,7 +336,7 @@ inline int sum4_index(const int lane) { return lane % 4 * 4 + (lane >> 4) * 2 + 
 // The rows of `count` tiles from `first` on, whose sums are there.
 inline void finish(const matrix* m, const target* to, __local const float* sums, const float scale, const int rows,
                    const int first, const int count) {
-    for (int i = get_local_id(0); i < count / TILES(m) * 16; i += WARPS * WARP) {
+    for (int i = this_item(); i < count / TILES(m) * 16; i += WARPS * WARP) {
         const int slot = i / 16 * TILES(m), own_unit = (first + slot) / TILES(m);
         const int row = (m->first_unit + own_unit * m->unit_stride) * 16 + i % 16;
         float y[2] = {0.0f, 0.0f};
@@ -359,8 +357,8 @@ inline void finish(const matrix* m, const target* to, __local const float* sums,
 // with that of `next`. sums: SUM_FLOATS, of which `parity` says which half is free.
 inline void product(const matrix* m, const matrix* next, const target* to, const int rows, const bool normed,
                     const float square, __local const float* columns, __local float* sums, int* parity, weight_turn* turn) {
-    const int lane = (int)get_local_id(0) % WARP, h = lane % 8 / 4, warp = WARP_ID;
     const walk w = walk_of(m);
+    const int lane = w.item % WARP, h = lane % 8 / 4, warp = w.item / WARP;
     if (w.turns == 0) load_first(turn, next);
     int part = 0, first_tile = 0, finished = 0;
     float acc[PIECES][4];
@@ -375,13 +373,13 @@ inline void product(const matrix* m, const matrix* next, const target* to, const
                 const int g = (part * w.part_steps + s) * 4 + lane / 8;  // of the warp's
                 const piece* p = turn->pieces + i * w.part_steps + s;
 #if DOT
-                multiply_piece(p, *(__local const int4*)(columns + 8 * g + 4 * h), columns[8 * MOST_GROUPS + g], acc[i]);
+                multiply_piece(p, *(__local const int4*)(columns + 8 * g + 4 * h), columns[8 * MOST_GROUPS + g], h, acc[i]);
 #else
                 float v[16];
 #pragma unroll
                 for (int b = 0; b < 4; ++b)
                     vstore4(vload4(0, columns + 32 * g + 8 * h + b / 2 * 16 + b % 2 * 4), b, v);
-                multiply_piece(p, v, acc[i]);
+                multiply_piece(p, v, h, acc[i]);
 #endif
             }
             load_pieces(turn, m, &w, next_tile, next_part, i);

@@ -15,6 +15,12 @@ inline float shuffle_xor(const float v, const int mask) {
     return r;
 }
 
+inline float shuffle_from(const float v, const int lane) {
+    float r;
+    asm volatile("shfl.sync.idx.b32 %0, %1, %2, 31, 0xffffffff;" : "=f"(r) : "f"(v), "r"(lane));
+    return r;
+}
+
 inline float warp_max(float v) {
     for (int mask = 16; mask > 0; mask /= 2) v = fmax(v, shuffle_xor(v, mask));
     return v;
@@ -157,12 +163,19 @@ inline uint permute(const uint a, const uint b, const uint choice) {
     return r;
 }
 
+// Word i of v, without an address: v would leave the registers.
+inline uint word_of(const uint4 v, const int i) { return i < 2 ? (i == 0 ? v.x : v.y) : (i == 2 ? v.z : v.w); }
+
 // v, of which the compiler no longer knows where it comes from: knowing that addresses follow each other, it would carry one
 // for each copy through a loop instead of making them from one.
 inline int opaque(int v) {
     asm volatile("" : "+r"(v));
     return v;
 }
+
+// get_local_id(0), as if anew: what follows from it is computed where it is used. In a kernel of many phases the compiler would
+// otherwise compute the addresses of all of them at the start and keep them, in registers that it then lacks.
+inline int this_item(void) { return opaque(get_local_id(0)); }
 
 // The 32-bit address of local memory that the instructions below want.
 inline uint local_address(const __local void* p) { return (uint)(size_t)p; }
@@ -190,6 +203,13 @@ inline uint4 load_matrices_transposed(const uint from) {
                  : "r"(from)
                  : "memory");
     return v;
+}
+
+// Transposes an 8 x 8 matrix of 16-bit numbers: a lane has two neighbours of row lane / 4.
+inline uint transpose_matrix(const uint rows) {
+    uint columns;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(columns) : "r"(rows));
+    return columns;
 }
 
 inline void mma_bf16(float4* c, const uint4 a, const uint b0, const uint b1) {

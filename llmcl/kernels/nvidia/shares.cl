@@ -2,8 +2,6 @@
 // A unit is one 16-row tile, or with `gated` two (gate and up).
 #include "nvidia/tagged.cl"
 
-#define WARP_ID ((int)get_local_id(0) / WARP)
-
 // A group's share of a matrix: every unit_stride-th unit from first_unit on. Or, with claims, which counts units that groups have
 // taken, those two and then whichever are left: some compute units are slower by a seventh. `claimed`: the count before.
 typedef struct {
