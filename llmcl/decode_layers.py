@@ -137,10 +137,8 @@ def _local_bytes(model: Model) -> int:
     attend_own, attend_shared = attention.nvidia_decode_floats(shape)
     product_own, product_shared = linear.nvidia_local_floats(model.weights.layers[0].qkv, columns)
     own = -(-max(attend_own, product_own) // 4) * 4
-    splits = _n_splits(model)
-    parts = splits * (2 * shape.group_size + 1) + shape.group_size * shape.head_dim
     residual = 16 * -(-config.hidden_size // (16 * model.device.compute_units))
-    return 4 * (WARPS * own + attend_shared + product_shared + parts + residual)
+    return 4 * (WARPS * own + attend_shared + product_shared + residual)
 
 
 def _n_splits(model: Model) -> int:

@@ -492,4 +492,5 @@ def _nvidia_decode_warps(device: Device, shape: AttentionShape) -> int:
 def nvidia_decode_floats(shape: AttentionShape) -> tuple[int, int]:
     """Local floats of nvidia/attend.cl: of each warp, and of a group beside them."""
     state = -(-shape.group_size * (shape.head_dim + 2) // 4) * 4
-    return max(8 * shape.head_dim, state), (-(-shape.group_size // 4) * 4 + 1) * shape.head_dim
+    queries = -(-shape.group_size // 4) * 4 * shape.head_dim
+    return max(8 * shape.head_dim, state), queries + shape.head_dim // 2

@@ -2,9 +2,9 @@
 // nvidia/decode_layers.cl have in common. Formula, layouts and the split of the keys as in cpu/attention_decode.cl.
 //
 // The warps of a group take the split's keys in runs of 16 by turns, each with an online-softmax state of its own, so that no
-// barrier stands in the loop. A run's keys are copied into the warp's own local memory and its values loaded into registers, the
-// first run's before the queries are there, the next one's as soon as this one's have been used. Both products are those of the
-// matrix units (mma.sync), keys and values their left operand. With g = lane / 4 and t = lane % 4:
+// barrier stands in the loop. A run's keys are copied into the warp's own local memory and its values loaded into registers, as soon
+// as those of the run before have been used; the first run's keys, and its values into the second-level cache, before the queries are
+// there. Both products are those of the matrix units (mma.sync), keys and values their left operand. With g = lane / 4, t = lane % 4:
 //
 //   keys    rows of a fragment: key g and g + 8 of the run, columns: dimensions, transposed as they are read (ldmatrix)
 //   values  rows: dimensions 64 h + 8 g + 2 r and + 2 r + 1, columns: keys 2 t, 2 t + 1, 2 t + 8, 2 t + 9, of each of which the lane
@@ -68,7 +68,7 @@ inline key_share share_of_keys(const int head, const int split, __global const i
 // A group's local memory.
 typedef struct {
     __local float* queries;  // QUERY_FLOATS
-    __local ushort* fresh;   // [2][HEAD_DIM]: the new position's key and value, in the group that appends them
+    __local ushort* new_key; // [HEAD_DIM], in the group that appends it
     __local float* warps;    // WARPS times WARP_FLOATS, `stride` floats apart
     int stride;
 } attend_space;
@@ -106,20 +106,20 @@ inline void load_values(value_run* values, const key_share* s, __global const in
     }
 }
 
-// Puts the new key and value, key `place` of a run and its last, where the run's others are or are about to be.
-inline void put_fresh(value_run* values, __local float* own, __local const ushort* fresh, const int place, const int lane) {
+// Asks the second-level cache for a run's values.
+inline void fetch_values(const key_share* s, __global const int* state, __global const CAT(KV, _t)* v_cache, const int j,
+                         const int lane) {
+    if (j >= s->end) return;
+    __global const CAT(KV, _t)* v = v_cache + (s->row + kv_row(state, j)) * HEAD_DIM;
+    for (int i = lane; i < HEAD_DIM / 4; i += WARP) fetch_line(v + i * 64);  // of 128 bytes
+}
+
+// Puts the new key, key `place` of a run, where the run's others are or are about to be.
+inline void put_key(__local float* own, __local const ushort* key, const int place, const int lane) {
     COPY_WAIT(0);
     warp_sync();
-#pragma unroll
     for (int dim = lane; dim < HEAD_DIM; dim += WARP)
-        ((__local ushort*)own)[dim * 16 + (place ^ dim / 4 % 2 * 8)] = fresh[dim];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        if (VALUE_KEY(lane, i) < place) continue;  // those past the end are to be numbers, too
-#pragma unroll
-        for (int h = 0; h < HEAD_DIM / 64; ++h)
-            values->of[h][i] = *(__local const uint4*)(fresh + HEAD_DIM + h * 64 + lane / 4 * 8);
-    }
+        ((__local ushort*)own)[dim * 16 + (place ^ dim / 4 % 2 * 8)] = key[dim];
 }
 
 // A run of keys from `first` on, and what is seen of it (TILE_*); first is s->end or more where there is none.
@@ -269,10 +269,9 @@ inline void attend(const key_share* s, __global const float* qkv, const uint tag
 
     // What the warp meets first, but for a key and a value that are yet to come.
     __local float* own = space->warps + lid / WARP * space->stride;
-    value_run values;
     const visible_run now = run_from(s, s->first + lid / WARP * KEY_RUN MOD_ARGS);
     copy_keys(own, s, state, k_cache, now.first, lane);
-    load_values(&values, s, state, v_cache, now.first, lane);
+    fetch_values(s, state, v_cache, now.first, lane);
 
     // The head's queries, and in the split that has the new position its key and value. An item has two elements of a row, which
     // rotate together.
@@ -292,16 +291,21 @@ inline void attend(const key_share* s, __global const float* qkv, const uint tag
         } else {
             const bool is_key = row == GROUP_SIZE;
             const uint pair = CAT(narrow_, KV)(is_key ? rotated.x : v.x, is_key ? rotated.y : v.y);
-            __local ushort* fresh = space->fresh + (row - GROUP_SIZE) * HEAD_DIM + column;
             __global ushort* to = (__global ushort*)(is_key ? k_new : v_new);
             const int step = is_key ? 16 : 1;  // between the dimensions
-            to[column * step] = fresh[0] = (ushort)pair;
-            to[(column + HEAD_DIM / 2) * step] = fresh[HEAD_DIM / 2] = (ushort)(pair >> 16);
+            to[column * step] = (ushort)pair;
+            to[(column + HEAD_DIM / 2) * step] = (ushort)(pair >> 16);
+            if (is_key) {
+                space->new_key[column] = (ushort)pair;
+                space->new_key[column + HEAD_DIM / 2] = (ushort)(pair >> 16);
+            }
         }
     }
     barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
+    value_run values;
+    load_values(&values, s, state, v_cache, now.first, lane);
     if (s->has_new && now.first == position / KEY_RUN * KEY_RUN)
-        put_fresh(&values, own, space->fresh, position % KEY_RUN, lane);
+        put_key(own, space->new_key, position % KEY_RUN, lane);
     attend_keys(s, &values, now, state, k_cache, v_cache, own, space->queries, lane MOD_ARGS);
     barrier(CLK_LOCAL_MEM_FENCE);
 }

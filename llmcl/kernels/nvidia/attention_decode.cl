@@ -17,7 +17,7 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
                       __global float* part_ml, __global float* part_acc, __global float* out,
                       __global int* arrivals MOD_PARAMS) {
     __local float __attribute__((aligned(16))) queries[QUERY_FLOATS];
-    __local ushort __attribute__((aligned(16))) fresh[2 * HEAD_DIM];
+    __local ushort new_key[HEAD_DIM];
     __local float __attribute__((aligned(16))) warps[LARGEST(WARPS * WARP_FLOATS, 2 * N_SPLITS * GROUP_SIZE)];
     __local int arrived;
     const int head = get_group_id(0), split = get_group_id(1);
@@ -25,7 +25,7 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
     const key_share share = share_of_keys(head, split, state MOD_ARGS);
     const int n_splits = share.n_splits;
     if (split >= n_splits) return;
-    const attend_space space = {queries, fresh, warps, WARP_FLOATS};
+    const attend_space space = {queries, new_key, warps, WARP_FLOATS};
     attend(&share, qkv, 0, false, rope, state, k_cache, v_cache, &space MOD_ARGS);
     for (int i = lid; i < GROUP_SIZE * HEAD_DIM; i += LOCAL_SIZE) {
         const softmax_state all = warps_state(&share, i, &space);

@@ -43,7 +43,6 @@
 #define CLAIMS (FFN / 16 > 2 * N_GROUPS && !QUANTIZED)
 #define HEAD_VALUES (GROUP_SIZE * HEAD_DIM)
 #define PART_VALUES (HEAD_VALUES + 2 * GROUP_SIZE)  // accumulators, m and l of each query
-#define PARTS_FLOATS (N_SPLITS * 2 * GROUP_SIZE + HEAD_VALUES + N_SPLITS)  // m and l of all splits, a slice of their accumulators
 #define OWN_FLOATS ((LARGEST(COLUMN_FLOATS, WARP_FLOATS) + 3) / 4 * 4)    // of a warp: its columns, or what it attends with
 #if QKV_SIZE % 16 || HIDDEN % 16 || FFN % 16
 #error "nvidia/decode_layers.cl: sizes are multiples of 16"
@@ -51,7 +50,7 @@
 
 // Sends what a head's groups have together. Each leaves the state of its split for the others, and merges a slice.
 inline void send_attended(const key_share* s, __global ulong* parts, __global float* attended, const uint turn,
-                          const attend_space* space, __local float* ml) {
+                          const attend_space* space) {
     const int lid = this_item(), n_splits = s->n_splits, slice = (HEAD_VALUES + n_splits - 1) / n_splits;
     attended += s->head * HEAD_VALUES;
     parts += s->head * N_SPLITS * PART_VALUES;
@@ -72,7 +71,7 @@ inline void send_attended(const key_share* s, __global ulong* parts, __global fl
     const int first = s->split * slice, count = min(slice, HEAD_VALUES - first);
     barrier(CLK_LOCAL_MEM_FENCE);  // the warps' states have been read
     if (n_splits == 1 || count <= 0) return;
-    // ml: [n_splits][GROUP_SIZE][2]
+    __local float* ml = space->warps;                     // [n_splits][GROUP_SIZE][2]
     __local float* acc = ml + N_SPLITS * 2 * GROUP_SIZE;  // [n_splits][count]
     const int n_ml = n_splits * 2 * GROUP_SIZE, n_acc = n_splits * count;
     for (int i = lid; i / WARP * WARP < max(n_ml, n_acc); i += LOCAL_SIZE) {
@@ -92,6 +91,7 @@ inline void send_attended(const key_share* s, __global ulong* parts, __global fl
         for (int k = 0; k < n_splits; ++k) sum += weights[k * 2 * GROUP_SIZE] * acc[k * count + i];
         send(attended + first + i, sum, turn & 1);
     }
+    barrier(CLK_LOCAL_MEM_FENCE);  // the warps' memory is free
 }
 
 inline matrix share_of(const ulong weight, const int columns, const int units, const bool gated) {
@@ -106,13 +106,12 @@ void decode_layers(__global const ulong* layers, __global float* x, __global flo
     __local float __attribute__((aligned(16))) own_of[WARPS][OWN_FLOATS];
     __local float __attribute__((aligned(16))) sums[SUM_FLOATS];
     __local float __attribute__((aligned(16))) queries[QUERY_FLOATS];
-    __local ushort __attribute__((aligned(16))) fresh[2 * HEAD_DIM];
-    __local float merged[PARTS_FLOATS];
+    __local ushort new_key[HEAD_DIM];
     __local float residual[OWN_UNITS * 16];
     const int lid = get_local_id(0), warp = lid / WARP, group = get_group_id(0);
     __local float* columns = own_of[warp];
     const uint before = turns[1];
-    const attend_space space = {queries, fresh, own_of[0], OWN_FLOATS};
+    const attend_space space = {queries, new_key, own_of[0], OWN_FLOATS};
     const bool attends = group < N_KV_HEADS * N_SPLITS;
     const key_share share = share_of_keys(min(group / N_SPLITS, N_KV_HEADS - 1), group % N_SPLITS, state MOD_ARGS);
     int parity = 0;
@@ -147,7 +146,7 @@ void decode_layers(__global const ulong* layers, __global float* x, __global flo
         if (attends && share.split < share.n_splits) {
             if (share.n_splits == 1) fetch_first(&to_out);  // over a long context it takes longer so
             attend(&share, qkv, tag, true, rope, state, k, v, &space MOD_ARGS);
-            send_attended(&share, parts, attended, number, &space, merged);
+            send_attended(&share, parts, attended, number, &space);
         }
         load_first(&turn, &to_out);
 

@@ -175,7 +175,7 @@ inline int opaque(int v) {
 
 // get_local_id(0), as if anew: what follows from it is computed where it is used. In a kernel of many phases the compiler would
 // otherwise compute the addresses of all of them at the start and keep them, in registers that it then lacks.
-inline int this_item(void) { return opaque(get_local_id(0)); }
+inline int this_item(void) { return opaque(get_local_id(0)) & 1023; }  // 1023: that it is not negative
 
 // The 32-bit address of local memory that the instructions below want.
 inline uint local_address(const __local void* p) { return (uint)(size_t)p; }
