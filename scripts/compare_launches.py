@@ -1,27 +1,30 @@
 #!/usr/bin/env python
-"""Decode with a step in one launch against a launch for each kernel, in turn in one process; and a first token's time.
-
-    python scripts/compare_launches.py -m MODEL [-m MODEL ...] [-d DEVICE] [--depths 0,4096]
-
-One Markdown row a model and depth: tokens a second both ways (medians of the turns' median steps), their ratio with the
-least and most of the turns, and the share of the streaming read that was measured in the run.
-"""
+"""Decode with a step in one launch against a launch for each kernel, in turn in one process; and the first token."""
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 import time
 from pathlib import Path
 from statistics import median
+from typing import Annotated
+
+import typer
 
 from llmcl.benchmark import decode_bytes
+from llmcl.cli import options as opt
+from llmcl.cli.command import TYPER_SETTINGS, Command, run
 from llmcl.llm import LLM, load
 from llmcl.model import Model
 from llmcl.runtime.ceilings import read_bandwidth
 
 TURNS, STEPS = 3, 48
+EPILOG = """\b
+t/s           tokens a second: the median of the turns' median steps
+ratio         the time of separate launches over that of one: median of the turns (least - most)
+of bandwidth  bytes that a step in one launch reads, over its time, over a streaming read measured in the same run
+first token   from the start of `llmcl generate` to the first byte of its answer"""
 
 
 def first_token_s(model: str, device: str | None) -> float:
@@ -47,19 +50,21 @@ def turns(llm: LLM, depth: int) -> tuple[list[float], list[float]]:
     return times[together], times[separate]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-m", "--model", action="append", required=True)
-    parser.add_argument("-d", "--device")
-    parser.add_argument("--depths", default="0,4096", type=lambda text: [int(part) for part in text.split(",")])
-    args = parser.parse_args()
+def compare_launches(
+    models: Annotated[
+        list[str], opt.measurement("-m", "--model", metavar="NAME|PATH", help="As for llmcl generate; may be repeated.")
+    ],
+    depths: opt.Depths = "0,4096",
+    device: opt.Device = None,
+) -> None:
+    """Decode in one launch a step against a launch for each kernel, a row for each model and depth."""
     print("| model | depth | one launch, t/s | separate, t/s | ratio | of bandwidth | first token |")
     print("|---|---:|---:|---:|---:|---:|---:|")
-    for name in args.model:
-        first = median(first_token_s(name, args.device) for _ in range(TURNS))
-        with load(name, device=args.device, max_context=max(args.depths) + 2 * STEPS) as llm:
+    for name in models:
+        with load(name, device=device, max_context=max(depths) + 2 * STEPS) as llm:
+            first = median(first_token_s(name, device) for _ in range(TURNS))
             bandwidth = read_bandwidth(llm.device)
-            for depth in args.depths:
+            for depth in depths:
                 one, separate = turns(llm, depth)
                 ratios = sorted(b / a for a, b in zip(one, separate, strict=True))
                 nbytes = decode_bytes(llm.weight_bytes_per_token, llm.kv_bytes_per_position, depth, STEPS)
@@ -72,4 +77,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    app = typer.Typer(**TYPER_SETTINGS)
+    app.command(cls=Command, epilog=EPILOG)(compare_launches)
+    run(app)

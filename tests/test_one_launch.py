@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import compare_launches
 import numpy as np
 import pytest
 from helpers import gemma2_config, random_weights, save_folder, small_config
@@ -67,6 +68,25 @@ def step_logits(model: Model, n_prompt: int, n_steps: int) -> np.ndarray:
         model.decode_token(token)
         rows.append(model.device.read(model.act.logits, np.float32, (model.config.vocab_size,)))
     return np.stack(rows)
+
+
+def test_the_script_times_both_and_leaves_the_model(small: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare_launches, "TURNS", 2)
+    monkeypatch.setattr(compare_launches, "STEPS", 3)
+    model = small.model
+    counts: list[float] = []
+    bench = small.bench_decode
+
+    def bench_decode(n_tokens: int, depth: int) -> list[float]:
+        before = small.device.traffic.copy()
+        times = bench(n_tokens, depth)
+        counts.append(small.device.traffic.since(before).kernel_launches / n_tokens)
+        return times
+
+    monkeypatch.setattr(small, "bench_decode", bench_decode)
+    one, apart = compare_launches.turns(small, 0)
+    assert len(one) == len(apart) == 2 and min(*one, *apart) > 0 and small.model is model
+    assert counts[0] < 3 < min(counts[1::2]), counts
 
 
 def separate(llm: LLM) -> Model:
