@@ -213,7 +213,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
 
 
 @pytest.fixture
-def invoke(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., int]]:
+def invoke(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """Runs `llmcl` with these arguments in this process; its exit code."""
     from llmcl.cli import main
 
@@ -224,8 +224,14 @@ def invoke(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., int]]:
         assert isinstance(exit.value.code, int)
         return exit.value.code
 
+    return invoke
+
+
+@pytest.fixture(autouse=True)
+def logger_as_it_was() -> Iterator[None]:
+    """A command that is run in this process changes it (-q, -v), and a later test would miss a warning."""
     logger = logging.getLogger("llmcl")
     level, handlers = logger.level, logger.handlers
-    yield invoke
-    logger.setLevel(level)  # -q and -v change it
+    yield
+    logger.setLevel(level)
     logger.handlers = handlers
