@@ -5,6 +5,8 @@ A message names the thing, the value found, the value expected, and what to do a
 
 from __future__ import annotations
 
+from numbers import Integral
+
 
 class LlmclError(Exception):
     """Base class: `str(error)` is complete and fit to be shown to a user as it is."""
@@ -58,3 +60,9 @@ class ContextLengthError(LlmclError, ValueError):
     """A prompt that does not fit into the context."""
 
     exit_code = 9
+
+
+def check_whole(name: str, value: object) -> None:
+    """Raises UsageError unless `value` is a whole number, 1 or more."""
+    if not isinstance(value, Integral) or value < 1:
+        raise UsageError(f"{name} is {value!r}; expected a whole number, 1 or more")

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from llmcl.checkpoint import Checkpoint, open_checkpoint
 from llmcl.checkpoint.quantize import check_quantize
 from llmcl.config import ModelConfig
 from llmcl.config.random_shapes import random_shape_config
-from llmcl.errors import ContextLengthError, UsageError
+from llmcl.errors import ContextLengthError, UsageError, check_whole
 from llmcl.generation import Generation, Piece, collect, pieces
 from llmcl.kv_cache import KVCache, KVSequence, capacity_for, kv_bytes_per_position
 from llmcl.memory import check_memory, exact_queries, forecast
@@ -84,6 +85,7 @@ def load(
     score_mod(score, b, h, q_idx, kv_idx) and mask_mod(b, h, q_idx, kv_idx) -> bool: Python functions that are compiled
     into the attention of every layer, beside the causal mask (docs/attention.md); b is 0, h the query head, q_idx
     and kv_idx are positions in the text.
+    offline: takes models of the hub from the cache only.
     kernel_options: BLOCK_M, BLOCK_N, DV_TILE of prefill's attention, before those that `llmcl tune` stored.
     chat_template: Jinja source, in place of the model's own or for a model that has none.
 
@@ -91,6 +93,9 @@ def load(
     (forecast before anything is loaded).
     """
     start = time.perf_counter()
+    if not isinstance(model, (str, PathLike)) or not str(model):
+        raise UsageError(f"model is {model!r}; expected smollm2, a path, or a name of the hub")
+    _check_sizes(max_context, kv_page_tokens, kv_pages)
     checkpoint = open_checkpoint(model, offline=offline, progress=progress)
     with checkpoint, ThreadPoolExecutor(1) as beside:
         trained = checkpoint.config.max_position
@@ -152,8 +157,11 @@ def load_random(
     shape: a name in random_shapes.RANDOM_SHAPES, such as "llama-3.2-1b", or the path of a config.json. It has no
     tokenizer: prompts are token ids, and pieces have no text. dtype: as in `load`, or "q8_0", "q4_0" and the other
     quantised types (docs/quantization.md): random numbers and scales, embedding and output head of 8 bits.
+
+    Raises a subclass of LlmclError, as `load` does.
     """
     start = time.perf_counter()
+    _check_sizes(max_context, kv_page_tokens, kv_pages)
     config = random_shape_config(shape)
     exact = _is_exact(activation_dtype)
     types = random_types(config, config.dtype if dtype == "auto" else dtype, exact_activations=exact)
@@ -174,6 +182,12 @@ def load_random(
     )
     llm.load_ms = (time.perf_counter() - start) * 1e3
     return llm
+
+
+def _check_sizes(max_context: int | None, kv_page_tokens: int | None, kv_pages: int | None) -> None:
+    for name, size in (("max_context", max_context), ("kv_page_tokens", kv_page_tokens), ("kv_pages", kv_pages)):
+        if size is not None:
+            check_whole(name, size)
 
 
 def _tokenizer(checkpoint: Checkpoint, chat_template: str | None) -> Tokenizer:
@@ -233,8 +247,6 @@ def _assemble(
     check_kv_dtype(kv_dtype, config.head_dim)
     if max_context is None:
         max_context = min(config.max_position, DEFAULT_CONTEXT)
-    if max_context < 1:
-        raise UsageError(f"max_context is {max_context}; expected 1 token or more")
     mods = trace_layer_mods(config, max_context, score_mod, mask_mod)
     mods.check(config.n_q_heads, max_context)
     kv_tokens = capacity_for(max_context)
@@ -253,6 +265,10 @@ def _assemble(
     weights = make_weights(device)
     model = Model(device, config, weights, cache, mods=mods.bind(device), progress=progress)
     return LLM(name, model, tokenizer, dtype, kv_dtype)
+
+
+def _are_ids(prompt: Prompt) -> bool:
+    return not isinstance(prompt, str) and all(isinstance(part, (int, np.integer)) for part in prompt)
 
 
 class LLM:
@@ -289,11 +305,11 @@ class LLM:
 
     def encode(self, prompt: Prompt, *, raw: bool = False, system_prompt: str | None = None) -> list[int]:
         """Token ids of a prompt: text (through the chat template unless `raw` or there is none), messages, or ids."""
-        if not isinstance(prompt, Iterable):
+        if not isinstance(prompt, Iterable) or isinstance(prompt, (bytes, bytearray)):
             raise UsageError(
                 f"the prompt is {prompt!r}; expected text, messages [{{'role': ..., 'content': ...}}], or token ids"
             )
-        if not isinstance(prompt, str) and all(isinstance(part, (int, np.integer)) for part in prompt):
+        if _are_ids(prompt):
             ids: list[int] = np.asarray(prompt, np.int64).tolist()
             return ids
         if self.tokenizer is None:
@@ -349,8 +365,7 @@ class LLM:
         params = SamplingParams(temperature, top_k, top_p, min_p, repeat_penalty, seed=seed)
         if not ids:
             raise UsageError("the prompt has no tokens; expected at least one")
-        if not isinstance(max_tokens, int) or max_tokens < 1:
-            raise UsageError(f"max_tokens is {max_tokens!r}; expected a whole number, 1 or more")
+        check_whole("max_tokens", max_tokens)
         if len(ids) > self.max_context:
             raise ContextLengthError(
                 f"the prompt has {len(ids)} tokens, the context {self.max_context}; shorten the prompt or raise the "
@@ -388,7 +403,12 @@ class LLM:
         return Chat(self)
 
     def logits(self, token_ids: Sequence[int]) -> np.ndarray:
-        """Logits after every token of a text: token_ids int [n_tokens] -> float32 [n_tokens, vocab], for evaluation."""
+        """Logits after every token of a text: token_ids int [n_tokens] -> float32 [n_tokens, vocab], for evaluation.
+
+        Raises UsageError for no ids or ids that the vocabulary lacks, ContextLengthError for more than the context.
+        """
+        if not _are_ids(token_ids):
+            raise UsageError(f"token_ids is {token_ids!r:.80}; expected token ids, as `encode` gives them")
         self.reset()
         return self.model.logits(list(token_ids))
 

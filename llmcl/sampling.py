@@ -65,7 +65,8 @@ class SamplingParams:
         check("min_p", 0 <= self.min_p <= 1, "0 (off) to 1")
         check("repeat_penalty", self.repeat_penalty > 0, "more than 0; 1 is off")
         check("repeat_window", 0 <= self.repeat_window < 1 << 31, "0 or more tokens")
-        check("seed", self.seed is None or 0 <= self.seed < 1 << 64, "0 to 2^64 - 1")
+        is_seed = isinstance(self.seed, (int, np.integer)) and 0 <= self.seed < 1 << 64
+        check("seed", self.seed is None or is_seed, "a whole number, 0 to 2^64 - 1")
 
     @property
     def truncates(self) -> bool:

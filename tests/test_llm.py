@@ -219,6 +219,8 @@ def test_a_prompt_longer_than_the_context_is_refused(small: LLM) -> None:
         ({"min_p": 1.5}, "min_p is 1.5"),
         ({"repeat_penalty": 0.0}, "repeat_penalty is 0.0"),
         ({"seed": 1 << 64}, "seed is"),
+        ({"seed": "one"}, "seed is 'one'; expected a whole number"),
+        ({"seed": 1.5}, "seed is 1.5"),
         ({"stop": 5}, "stop is 5"),
         ({"system_prompt": "Be brief."}, "no chat template"),
     ],
@@ -237,6 +239,10 @@ def test_prompts_that_cannot_be_used(small: LLM) -> None:
         small.generate([])
     with pytest.raises(UsageError, match="the prompt is None; expected text"):
         small.generate(None)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="the prompt is b'text'; expected text"):
+        small.generate(b"text")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="token_ids is 'text'; expected token ids"):
+        small.logits("text")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="stop string is empty"):
         small.generate("text", stop="")
     with pytest.raises(UsageError, match="no chat template"):
@@ -397,13 +403,25 @@ def test_a_context_beyond_the_trained_one_is_warned_of(
     [
         ({"dtype": "int3"}, "dtype.*int3"),
         ({"kv_dtype": "int3"}, "kv_dtype.*int3"),
-        ({"max_context": 0}, "max_context is 0"),
+        ({"max_context": 0}, "max_context is 0; expected a whole number, 1 or more"),
+        ({"max_context": "100"}, "max_context is '100'"),
+        ({"max_context": 100.5}, "max_context is 100.5"),
+        ({"kv_page_tokens": "64"}, "kv_page_tokens is '64'"),
+        ({"kv_page_tokens": 64, "kv_pages": 1.5}, "kv_pages is 1.5"),
+        ({"kernel_options": 5}, "kernel_options is 5; expected a dict of BLOCK_M"),
+        ({"chat_template": 5}, "chat_template is 5; expected the text"),
         ({"dtype": "q4_0"}, "only random weights.*--quantize"),
     ],
 )
 def test_bad_settings_are_refused(options: dict[str, Any], message: str, default_device: Device) -> None:
     with pytest.raises(UsageError, match=message):
         llmcl.load("smollm2", device=default_device.entry.index, **options)
+
+
+@pytest.mark.parametrize("model", [None, 5, ""])
+def test_what_is_no_name_of_a_model_is_refused(model: Any) -> None:
+    with pytest.raises(UsageError, match=f"model is {model!r}; expected smollm2, a path"):
+        llmcl.load(model)
 
 
 def test_closing_ends_the_stream(default_device: Device, tmp_path: Path) -> None:

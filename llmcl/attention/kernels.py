@@ -102,6 +102,8 @@ KERNEL_OPTIONS = ("BLOCK_M", "BLOCK_N", "DV_TILE")
 
 def check_kernel_options(options: Mapping[str, int]) -> dict[str, int]:
     """Raises UsageError for anything but positive numbers for the constants that a user may choose."""
+    if not isinstance(options, Mapping):
+        raise UsageError(f"kernel_options is {options!r}; expected a dict of {', '.join(KERNEL_OPTIONS)}")
     if unknown := set(options) - set(KERNEL_OPTIONS):
         raise UsageError(f"kernel_options has {', '.join(sorted(unknown))}; expected {', '.join(KERNEL_OPTIONS)}")
     for name, value in options.items():

@@ -100,6 +100,8 @@ class Tokenizer:
 
     def use_chat_template(self, source: str) -> None:
         """Takes this template (Jinja) in place of the model's own. Raises CheckpointError where it is no Jinja."""
+        if not isinstance(source, str):
+            raise UsageError(f"chat_template is {source!r}; expected the text of a template (Jinja)")
         chat_template.check(source)
         self.chat_template = source
 
