@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
+Row = tuple[str, str | None, str]  # of a report: label, value (None: left out), meaning
 _PERCENTILES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
 
 
@@ -78,10 +79,9 @@ class GenerationStats:
 
         width: columns; a meaning that does not fit into them is left out, too.
         """
-        tbt = self.tbt_ms
         to_host = _with_unit(self.device_to_host_bytes_per_token, 1, "bytes to the host")
         to_device = _with_unit(self.host_to_device_bytes_per_token, 1, "to the device")
-        rows: list[tuple[str, str | None, str]] = [
+        rows: list[Row] = [
             ("model", model, ""),
             ("device", device, ""),
             ("load", _with_unit(self.load_ms, 0, "ms"), "until the model was ready on the device"),
@@ -92,26 +92,37 @@ class GenerationStats:
             ("answer", f"{self.generated_tokens} tokens", ""),
             ("decode", _with_unit(self.decode_tokens_per_s, 1, "tokens/s"), "writing the answer: 1 / TPOT"),
             ("TPOT", _with_unit(self.tpot_ms, 2, "ms"), "time per output token after the first"),
-            ("TBT", _in_ms(tbt, "mean", "std", "min", "max"), "time between two tokens"),
-            ("", _in_ms(tbt, *_PERCENTILES), "half are below p50, 90% below p90"),
-            (
-                "stalls",
-                f"{tbt['stalls']} of {self.generated_tokens - 1}",
-                "times between tokens above 2 x p50",
-            ),
+            *_tbt_rows(self.tbt_ms, self.generated_tokens),
             ("traffic", to_host and to_device and f"{to_host}, {to_device}", "per generated token"),
             ("launches", _with_unit(self.kernel_launches_per_token, 1, "kernels"), "per generated token"),
             ("memory", _with_unit(_mebi(self.peak_device_bytes), 1, "MiB"), "the most held on the device"),
         ]
-        if self.generated_tokens < 2:
-            rows = [row for row in rows if row[0] != "stalls"]
-        given = [(label, value, meaning) for label, value, meaning in rows if value]
-        lines = [f"{label:<9} {value:<48} {meaning}".rstrip() for label, value, meaning in given]
-        if width is not None and max(map(len, lines)) > width:
-            narrow = [(f"{label:<9} {value:<16}", meaning) for label, value, meaning in given]
-            fits = [meaning if len(line) + 1 + len(meaning) <= width else "" for line, meaning in narrow]
-            lines = [f"{line} {meaning}".rstrip() for (line, _), meaning in zip(narrow, fits, strict=True)]
-        return "\n".join(lines)
+        return _lines(rows, width)
+
+
+def report_so_far(tbt_ms: Sequence[float], n_tokens: int, width: int | None = None) -> str:
+    """The part of the report that there is of an answer which was stopped after n_tokens."""
+    rows: list[Row] = [("stopped", f"after {n_tokens} tokens", "")]
+    return _lines(rows + _tbt_rows(summarize(tbt_ms), n_tokens), width)
+
+
+def _tbt_rows(tbt: dict[str, float | None], n_tokens: int) -> list[Row]:
+    rows: list[Row] = [
+        ("TBT", _in_ms(tbt, "mean", "std", "min", "max"), "time between two tokens"),
+        ("", _in_ms(tbt, *_PERCENTILES), "half are below p50, 90% below p90"),
+        ("stalls", f"{tbt['stalls']} of {n_tokens - 1}", "times between tokens above 2 x p50"),
+    ]
+    return rows if n_tokens > 1 else rows[:-1]
+
+
+def _lines(rows: list[Row], width: int | None) -> str:
+    given = [(label, value, meaning) for label, value, meaning in rows if value]
+    lines = [f"{label:<9} {value:<48} {meaning}".rstrip() for label, value, meaning in given]
+    if width is not None and max(map(len, lines)) > width:
+        narrow = [(f"{label:<9} {value:<16}", meaning) for label, value, meaning in given]
+        fits = [meaning if len(line) + 1 + len(meaning) <= width else "" for line, meaning in narrow]
+        lines = [f"{line} {meaning}".rstrip() for (line, _), meaning in zip(narrow, fits, strict=True)]
+    return "\n".join(lines)
 
 
 def _with_unit(value: float | None, digits: int, unit: str) -> str | None:

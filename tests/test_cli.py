@@ -227,7 +227,7 @@ def test_ctrl_c_keeps_the_text_and_reports(endless: subprocess.Popen[bytes]) -> 
     assert endless.returncode == 130
     assert rest.endswith(b"\n")
     assert b"TBT" in errors and b"Traceback" not in errors
-    n_tokens = int(errors.split(b"interrupted after ")[1].split()[0])
+    n_tokens = int(errors.split(b"stopped   after ")[1].split()[0])
     assert n_tokens < 500, "text that is not flushed at once would have come after thousands of tokens"
 
 

@@ -249,7 +249,7 @@ def test_ctrl_c_lets_the_token_in_work_finish(
     assert invoke("generate", "-m", "m", "-p", "one two three four") == 130
     out, errors = capsys.readouterr()
     assert out == "one two three \n"
-    assert "interrupted after 3 tokens" in errors and "p50 20" in errors
+    assert "stopped   after 3 tokens\n" in errors and "p50 20.00" in errors and "stalls    0 of 2 " in errors
     assert engine.closed_streams == 1
     assert signal.getsignal(signal.SIGINT) is before
 

@@ -29,13 +29,9 @@ class Answer:
         """The text report of the whole answer, or of the part that there is."""
         if self.stats is not None:
             return self.stats.report(width=_columns())
-        report = f"interrupted after {self.n_tokens} tokens"
-        if self.tbt_ms:
-            from llmcl.stats import summarize
+        from llmcl.stats import report_so_far
 
-            tbt = summarize(self.tbt_ms)
-            report += "\nTBT ms: " + ", ".join(f"{name} {value:.4g}" for name, value in tbt.items())
-        return report
+        return report_so_far(self.tbt_ms, self.n_tokens, width=_columns())
 
     def fills_context(self, max_tokens: int) -> bool:
         """Whether it ended with fewer tokens than it might have had because the context has no room for more."""
