@@ -304,23 +304,20 @@ def test_the_forecast_is_what_loading_takes(
         {"max_context": 100, "kv_page_tokens": 128, "kv_pages": 3},
         {"max_context": 100, "kv_dtype": "q8_0"},
         {"max_context": 100, "quantize": "q8_0"},
-        {"max_context": 100, "quantize": "q8_0", "activation_dtype": "float32"},
     ]
     for options in variations:
         with llmcl.load(str(folder), device=default_device.entry.index, **options) as llm:
             needed = forecasts.pop()
             weights, cache = llm.model.weights, llm.model.cache
-            matrices = weights.decode_bytes() + weights.embedding.nbytes  # the embedding is not tied
-            assert needed["weights"] == matrices
+            n_bytes = weights.decode_bytes() + weights.embedding.nbytes  # the embedding is not tied
+            assert needed["weights"] == n_bytes
             assert needed["KV cache"] == sum(buffer.nbytes for buffer in cache.buffers())
             assert llm.device.peak_bytes <= sum(needed.values())
-            rounded = rounded_input_bytes(
-                llm.device,
-                {(llm.dtype, plan.k) for plan in all_plans(llm.config)},
-                llm.model.chunk,
-                exact_activations=options.get("activation_dtype") == "float32",
-            )
+            matrices, chunk = {(llm.dtype, plan.k) for plan in all_plans(llm.config)}, llm.model.chunk
+            rounded = rounded_input_bytes(llm.device, matrices, chunk, exact_activations=False)
             assert llm.model.step.rounded_bytes() == rounded
+            if llm.device.is_cpu:
+                assert rounded_input_bytes(llm.device, matrices, chunk, exact_activations=True) == 0
 
 
 def test_a_cache_beyond_the_largest_allocation_is_named(
