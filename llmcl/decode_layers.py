@@ -138,7 +138,7 @@ def _local_bytes(model: Model) -> int:
     product_own, product_shared = linear.nvidia_local_floats(model.weights.layers[0].qkv, columns)
     own = -(-max(attend_own, product_own) // 4) * 4
     residual = 16 * -(-config.hidden_size // (16 * model.device.compute_units))
-    return 4 * (WARPS * own + attend_shared + product_shared + residual)
+    return 4 * (WARPS * own + attend_shared + product_shared + residual) + 64 * config.n_layers
 
 
 def _n_splits(model: Model) -> int:

@@ -7,10 +7,12 @@
 // the same number of warps to a group, with the same bits; the launches that it replaces are its twin.
 //
 // Groups wait for the values that they need (nvidia/tagged.cl), and for nothing else: the weights that a group takes first in the
-// next product are asked for before. Why a vector may be written anew in the next layer: a group sends its rows of a product
-// after it has all of the product's input, and a group without rows in it reads none. So whoever has one whole vector knows that
-// all readers of the one before have theirs. x of the next layer needs all of ffn, ffn all of mid, mid all of attended, each
-// head's attended all its groups' states, those the head's q, k and v, and qkv all of x.
+// next product are asked for meanwhile. A compute unit's loads are answered in their order, so that whatever a phase reads from
+// global memory before its x is waited for too: the addresses of the layers lie in local memory. Why a vector may be written anew
+// in the next layer: a group sends its rows of a product after it has all of the product's input, and a group without rows in it
+// reads none. So whoever has one whole vector knows that all readers of the one before have theirs. x of the next layer needs all
+// of ffn, ffn all of mid, mid all of attended, each head's attended all its groups' states, those the head's q, k and v, and qkv
+// all of x.
 //
 // layers   ulong [N_LAYERS][8]: addresses of attention norm, W_qkv, K, V, W_o, MLP norm, W_gate_up, W_down, as
 //          `store_addresses` leaves them
@@ -108,6 +110,7 @@ void decode_layers(__global const ulong* layers, __global float* x, __global flo
     __local float __attribute__((aligned(16))) queries[QUERY_FLOATS];
     __local ushort new_key[HEAD_DIM];
     __local float residual[OWN_UNITS * 16];
+    __local ulong addresses[N_LAYERS * 8];  // `layers`
     const int lid = get_local_id(0), warp = lid / WARP, group = get_group_id(0);
     __local float* columns = own_of[warp];
     const uint before = turns[1];
@@ -117,49 +120,52 @@ void decode_layers(__global const ulong* layers, __global float* x, __global flo
     int parity = 0;
     weight_turn turn;
     matrix to_qkv = share_of(layers[1], HIDDEN, QKV_SIZE / 16, false);
-    load_first(&turn, &to_qkv);
+    load_early(&turn, &to_qkv);
+    for (int i = lid; i < N_LAYERS * 8; i += LOCAL_SIZE) addresses[i] = layers[i];
     for (int i = lid; i < OWN_UNITS * 16; i += LOCAL_SIZE) {
         const int row = (group + i / 16 * N_GROUPS) * 16 + i % 16;
         if (row < HIDDEN) residual[i] = x[row];
     }
+    barrier(CLK_LOCAL_MEM_FENCE);
     for (int layer = 0; layer < N_LAYERS; ++layer) {
-        __global const ulong* at = layers + layer * 8;
+        __local const ulong* at = addresses + layer * 8;
         const bool is_first = layer == 0, is_last = layer == N_LAYERS - 1;
         const uint number = before + layer + 1, tag = number & 1;
         const matrix none = share_of(0, 16, 0, false);
+        float square = 0.0f;
+
+        if (group < to_qkv.n_units)
+            square = receive(&turn, &to_qkv, is_first ? x : next_x, tag ^ 1, !is_first, (__global const float*)at[0], true,
+                             columns);
+        const target qkv_target = {qkv, 0, 0, tag, true, false};
+        product(&to_qkv, &none, &qkv_target, QKV_SIZE, true, square, columns, sums, &parity, &turn);
+
         const matrix to_out = share_of(at[4], Q_SIZE, HIDDEN / 16, false);
+        if (attends && share.split < share.n_splits) {
+            if (share.n_splits == 1) fetch_first(&to_out);  // over a long context it takes longer so
+            __global CAT(KV, _t)* k = (__global CAT(KV, _t)*)at[2];
+            __global CAT(KV, _t)* v = (__global CAT(KV, _t)*)at[3];
+            attend(&share, qkv, tag, true, rope, state, k, v, &space MOD_ARGS);
+            send_attended(&share, parts, attended, number, &space);
+        }
+        load_early(&turn, &to_out);
+
+        if (group < to_out.n_units) receive(&turn, &to_out, attended, tag, true, 0, false, columns);
         matrix to_ffn = share_of(at[6], HIDDEN, FFN / 16, true);
 #if CLAIMS
         to_ffn.claims = turns + 2;
         to_ffn.claimed = (number - 1) * (FFN / 16 - N_GROUPS);  // in a layer each unit but two of each group, and a miss of each
 #endif
-        const matrix to_x = share_of(at[7], FFN, HIDDEN / 16, false);
-        __global CAT(KV, _t)* k = (__global CAT(KV, _t)*)at[2];
-        __global CAT(KV, _t)* v = (__global CAT(KV, _t)*)at[3];
-        float square = 0.0f;
-
-        if (group < to_qkv.n_units)
-            square = receive(&to_qkv, is_first ? x : next_x, tag ^ 1, !is_first, (__global const float*)at[0], true, columns);
-        const target qkv_target = {qkv, 0, 0, tag, true, false};
-        product(&to_qkv, &none, &qkv_target, QKV_SIZE, true, square, columns, sums, &parity, &turn);
-
-        if (attends && share.split < share.n_splits) {
-            if (share.n_splits == 1) fetch_first(&to_out);  // over a long context it takes longer so
-            attend(&share, qkv, tag, true, rope, state, k, v, &space MOD_ARGS);
-            send_attended(&share, parts, attended, number, &space);
-        }
-        load_first(&turn, &to_out);
-
-        if (group < to_out.n_units) receive(&to_out, attended, tag, true, 0, false, columns);
         const target mid_target = {mid, residual, 0, tag, true, true};
         product(&to_out, &to_ffn, &mid_target, HIDDEN, false, 0.0f, columns, sums, &parity, &turn);
 
         if (group < to_ffn.n_units)
-            square = receive(&to_ffn, mid, tag, true, (__global const float*)at[5], true, columns);
+            square = receive(&turn, &to_ffn, mid, tag, true, (__global const float*)at[5], true, columns);
+        const matrix to_x = share_of(at[7], FFN, HIDDEN / 16, false);
         const target ffn_target = {ffn, 0, 0, tag, true, false};
         product(&to_ffn, &to_x, &ffn_target, FFN, true, square, columns, sums, &parity, &turn);
 
-        if (group < to_x.n_units) receive(&to_x, ffn, tag, true, 0, false, columns);
+        if (group < to_x.n_units) receive(&turn, &to_x, ffn, tag, true, 0, false, columns);
         const target x_target = {next_x, residual, is_last ? x : 0, tag, true, true};
         to_qkv = share_of(is_last ? 0 : at[8 + 1], HIDDEN, is_last ? 0 : QKV_SIZE / 16, false);
         product(&to_x, &to_qkv, &x_target, HIDDEN, false, 0.0f, columns, sums, &parity, &turn);

@@ -23,8 +23,7 @@ void linear_decode(__global const CAT(WEIGHT, _t)* weight, __global const float*
     const target to = {out + out_row, 0, 0, 0, false, EPILOGUE == EPILOGUE_ADD};
     int parity = 0;
     weight_turn turn;
-    load_first(&turn, &whole);
     x += (size_t)(state[STATE_N_TOKENS] - 1) * K;
-    const float square = receive(&whole, x, 0, false, norm, NORM, columns);
+    const float square = receive(&turn, &whole, x, 0, false, norm, NORM, columns);
     product(&whole, &none, &to, N, NORM, square, columns, sums, &parity, &turn);
 }

@@ -24,8 +24,8 @@ void linear_decode(__global const uchar* weight, __global const float* x, __glob
     const target to = {out + out_row, 0, 0, 0, false, EPILOGUE == EPILOGUE_ADD};
     int parity = 0;
     weight_turn turn;
-    load_first(&turn, &whole);
+    load_early(&turn, &whole);
     const float square =
-        receive(&whole, x + (size_t)(state[STATE_N_TOKENS] - 1) * K, 0, false, norm, NORM, columns);
+        receive(&turn, &whole, x + (size_t)(state[STATE_N_TOKENS] - 1) * K, 0, false, norm, NORM, columns);
     product(&whole, &none, &to, N, NORM, square, columns, sums, &parity, &turn);
 }

@@ -8,8 +8,11 @@
 //     rows:       0-7     8-15      0-7     8-15             8-15
 //
 // A turn of a warp is as many runs of a unit as registers allow, all on their way at once. As soon as a run is used the same run
-// of the next turn is asked for, after the last turn the first of the next product. A warp receives the columns of its runs, and
-// nobody else reads them, so that no barrier stands between x and its use. The norm's scale comes last, to a row's sum.
+// of the next turn is asked for. A warp receives the columns of its runs, and nobody else reads them, so that no barrier stands
+// between x and its use. The norm's scale comes last, to a row's sum.
+//
+// A product's first turn is asked for when the first answer for x has come, whether x is there or not: a compute unit's loads are
+// answered in their order, and x would be seen only after all weights asked for before it.
 //
 // Sums are the same to the bit for the same number of warps in a group.
 // Build: WEIGHT (f16 or bf16), EPS, WARPS (of a group), MOST_COLUMNS (of all products), GATE where a unit is gated.
@@ -44,15 +47,15 @@ inline void load_step(weight_turn* turn, const matrix* m, const int unit, const 
     for (int t = 0; t < TILES(m); ++t) turn->words[slot * TILES(m) + t] = stream16(w + (size_t)t * m->columns * 16);
 }
 
-// Asks for a warp's first turn, which does not depend on x.
+// Asks for a warp's first turn: at the end of the product before, as nvidia/product_quantized.cl does, or in `receive`.
+inline void load_early(weight_turn* turn, const matrix* m) {}
 inline void load_first(weight_turn* turn, const matrix* m) {
-    if (m->first_unit >= m->n_units) return;
     const int item = this_item();
 #pragma unroll
     for (int i = 0; i < TURN_STEPS(m); ++i) load_step(turn, m, m->first_unit, i, i, item);
 }
 
-// The same into the second-level cache only.
+// Asks the second-level cache for a warp's first turn.
 inline void fetch_first(const matrix* m) {
     if (m->first_unit >= m->n_units) return;
     const int item = this_item();
@@ -76,8 +79,9 @@ inline void multiply(float acc[8], const uint4 w, const float x) {
 }
 
 // Puts the warp's columns of x, times the norm's weights, into `columns` (local, the warp's own); the warp's sum of squares.
-inline float receive(const matrix* m, __global const float* x, const uint tag, const bool wait, __global const float* norm,
-                     const bool normed, __local float* columns) {
+// turn: is left with the first turn.
+inline float receive(weight_turn* turn, const matrix* m, __global const float* x, const uint tag, const bool wait,
+                     __global const float* norm, const bool normed, __local float* columns) {
     const int item = this_item(), lane = item % WARP, most = (STEPS(m) + 7) / 8;  // a warp takes 8 runs at once, 4 lanes a run
     const int first = (lane / 4 * WARPS + item / WARP) * RUN + lane % 4 * 4, stride = 8 * WARPS * RUN;
     const int count = first < m->columns ? (m->columns - first + stride - 1) / stride : 0;
@@ -88,7 +92,11 @@ inline float receive(const matrix* m, __global const float* x, const uint tag, c
 #pragma unroll
     for (int i = 0; i < at_hand; ++i)
         if (i < count) factors[i] = vload4(0, norm + first + i * stride);
-    receive4(words, x + first, 2 * stride, stride, count, most, tag, wait);
+    ask_first(words, x + first, 2 * stride, stride, count, most, tag);
+    const bool waiting = wait && ask_again(words, x + first, 2 * stride, stride, count, most, tag);
+    load_first(turn, m);
+    while (waiting && ask_again(words, x + first, 2 * stride, stride, count, most, tag)) {
+    }
 #pragma unroll
     for (int i = 0; i < most; ++i) {
         if (i >= count) continue;
@@ -103,13 +111,12 @@ inline float receive(const matrix* m, __global const float* x, const uint tag, c
     return normed ? warp_sum(square) : 0.0f;
 }
 
-// The share m of epilogue(W rms_norm(x)). columns, square: of receive. rows: of the output. turn: has the first turn, and is left
-// with that of `next`. sums: SUM_FLOATS, of which `parity` says which half is free.
+// The share m of epilogue(W rms_norm(x)). columns, square: of receive. rows: of the output. turn: has the first turn.
+// next: for nvidia/product_quantized.cl. sums: SUM_FLOATS, of which `parity` says which half is free.
 inline void product(const matrix* m, const matrix* next, const target* to, const int rows, const bool normed,
                     const float square, __local const float* columns, __local float* sums, int* parity, weight_turn* turn) {
     const int item = this_item(), lane = item % WARP, warp = item / WARP;
     __local int* taken = (__local int*)(sums + 2 * WARPS * 33);  // a unit for each parity
-    if (m->first_unit >= m->n_units) load_first(turn, next);
     int next_unit = m->first_unit + m->unit_stride, after_next, own = 0;
     for (int unit = m->first_unit; unit < m->n_units; unit = next_unit, next_unit = after_next, *parity ^= 1, ++own) {
         const bool claims = m->claims && next_unit < m->n_units;
@@ -169,6 +176,5 @@ inline void product(const matrix* m, const matrix* next, const target* to, const
             if (lane < 16 && row < rows) deliver(to, row, own * 16 + lane, value);
             warp_sync();  // nobody waits for what lanes of its own warp have yet to send
         }
-        if (next_unit >= m->n_units) load_first(turn, next);
     }
 }

@@ -130,7 +130,7 @@ inline void load_pieces(weight_turn* turn, const matrix* m, const walk* w, const
 }
 
 // Asks for a warp's first turn, which does not depend on x.
-inline void load_first(weight_turn* turn, const matrix* m) {
+inline void load_early(weight_turn* turn, const matrix* m) {
     const walk w = walk_of(m);
 #pragma unroll
     for (int i = 0; i < w.turn_tiles; ++i) load_pieces(turn, m, &w, 0, 0, i);
@@ -276,10 +276,11 @@ inline float largest4(const float4 v) { return fmax(fmax(fabs(v.x), fabs(v.y)), 
 #endif
 
 // Puts the columns of the warp's groups, times the norm's weights, into `columns` (local, the warp's own); their sum of squares.
+// turn: for nvidia/product.cl.
 //   DOT    int4 [groups][2], the words that a lane's columns make, then float [groups], their scales
 //   else   float [groups][32]
-inline float receive(const matrix* m, __global const float* x, const uint tag, const bool wait, __global const float* norm,
-                     const bool normed, __local float* columns) {
+inline float receive(weight_turn* turn, const matrix* m, __global const float* x, const uint tag, const bool wait,
+                     __global const float* norm, const bool normed, __local float* columns) {
     const walk w = walk_of(m);
     const int lane = w.item % WARP, j = lane % 4;
     const int most = (w.parts * w.part_steps + 1) / 2;  // a warp takes the groups of two steps at once, 4 lanes a group
@@ -359,7 +360,7 @@ inline void product(const matrix* m, const matrix* next, const target* to, const
                     const float square, __local const float* columns, __local float* sums, int* parity, weight_turn* turn) {
     const walk w = walk_of(m);
     const int lane = w.item % WARP, h = lane % 8 / 4, warp = w.item / WARP;
-    if (w.turns == 0) load_first(turn, next);
+    if (w.turns == 0) load_early(turn, next);
     int part = 0, first_tile = 0, finished = 0;
     float acc[PIECES][4];
     for (int t = 0; t < w.turns; ++t) {
@@ -385,7 +386,7 @@ inline void product(const matrix* m, const matrix* next, const target* to, const
             load_pieces(turn, m, &w, next_tile, next_part, i);
         }
         __local float* here = sums + *parity * WARPS * (SLOTS * 16 + 1);  // [WARPS][SLOTS][16], then the squares of each warp
-        if (t == w.turns - 1) load_first(turn, next);
+        if (t == w.turns - 1) load_early(turn, next);
         if (next_part == 0) {
 #pragma unroll
             for (int i = 0; i < w.turn_tiles; ++i) {

@@ -32,27 +32,32 @@ inline bool lacks4(const uint4 words, const uint tag) {
     return ((words.x ^ tag) | (words.y ^ tag) | (words.z ^ tag) | (words.w ^ tag)) & 1;
 }
 
-// words[i] = four values at from + i / 2 stride + i % 2 step, for i < count <= most, when they are there.
-// wait: whether values have tags.
 #define FOUR_AT(i) (from + (i) / 2 * stride + (i) % 2 * step)
-inline void receive4(uint4* words, __global const float* from, const int stride, const int step, const int count, const int most,
-                     const uint tag, const bool wait) {
+// Waits for the answers to ask_first or to the last call; whether values lacked, of any lane, which are asked for again.
+inline bool ask_again(uint4* words, __global const float* from, const int stride, const int step, const int count, const int most,
+                      const uint tag) {
+    bool waiting = false;
 #pragma unroll
     for (int i = 0; i < most; ++i) {
-        words[i] = (uint4)(0);
-        ask4(words + i, FOUR_AT(i), i < count);
+        const bool lacks = i < count && lacks4(words[i], tag);
+        ask4(words + i, FOUR_AT(i), lacks);
+        waiting |= lacks;
     }
-    if (!wait) return;
-    bool waiting;
-    do {
-        waiting = false;
+    return warp_any(waiting);
+}
+// Asks for four values at each FOUR_AT(i), i < count <= most; the other words become those of 0.
+inline void ask_first(uint4* words, __global const float* from, const int stride, const int step, const int count, const int most,
+                      const uint tag) {
 #pragma unroll
-        for (int i = 0; i < most; ++i) {
-            const bool lacks = i < count && lacks4(words[i], tag);
-            ask4(words + i, FOUR_AT(i), lacks);
-            waiting |= lacks;
-        }
-    } while (warp_any(waiting));
+    for (int i = 0; i < most; ++i) words[i] = (uint4)(tag ^ 1);
+    ask_again(words, from, stride, step, count, most, tag);
+}
+// Receives them. wait: whether values have tags.
+inline void receive4(uint4* words, __global const float* from, const int stride, const int step, const int count, const int most,
+                     const uint tag, const bool wait) {
+    ask_first(words, from, stride, step, count, most, tag);
+    while (wait && ask_again(words, from, stride, step, count, most, tag)) {
+    }
 }
 
 // Two values.
