@@ -54,8 +54,12 @@ def case(
     rounds: bool = False,
     window: int | None = None,
     cap: float | None = None,
+    slope: float = 0.0,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """qkv [n, heads, head_dim], keys and values as stored [n_kv_heads, capacity, head_dim], and the expected output."""
+    """qkv [n, heads, head_dim], keys and values as stored [n_kv_heads, capacity, head_dim], and the expected output.
+
+    slope: by how much each score is above that of the key before it, beside what is random.
+    """
     n_q_heads, n_kv_heads, head_dim = heads
     rng = np.random.default_rng(n + position)
     qkv = rng.standard_normal((n, n_q_heads + 2 * n_kv_heads, head_dim)).astype(np.float32)
@@ -63,6 +67,8 @@ def case(
     qkv[:, n_q_heads:] = np.nan  # keys and values come from the cache
     kv_len = position + n
     keys, values = rng.standard_normal((2, n_kv_heads, capacity, head_dim))
+    if slope:
+        qkv[:, :n_q_heads, 0], keys[:, :, 0] = head_dim**0.5, slope * np.arange(capacity)
     keys[:, kv_len:] = values[:, kv_len:] = np.nan
     keys, values = to_storage(keys, dtype), to_storage(values, dtype)
     seen = [from_storage(rows[:, :kv_len], dtype).swapaxes(0, 1) for rows in (keys, values)]
@@ -85,6 +91,7 @@ def check(
     exact: bool = True,
     window: int | None = None,
     cap: float | None = None,
+    slope: float = 0.0,
     **tiles: Any,
 ) -> None:
     n_q_heads, n_kv_heads, head_dim = heads
@@ -93,7 +100,7 @@ def check(
     rounds = prefill_dtype(device, shape) == PAIRED
     if rounds:
         tolerance = ROUNDED_WEIGHTS
-    qkv, keys, values, expected = case(dtype, heads, n, position, capacity, rounds, window, cap)
+    qkv, keys, values, expected = case(dtype, heads, n, position, capacity, rounds, window, cap, slope)
     if window and cap:
         tiles["mods"] = bind_mods(device, *trace_mods(soft_cap(cap), sliding_window(window)))
     out = poisoned(device, (n, n_q_heads, head_dim))
@@ -151,6 +158,15 @@ def test_reduced_cache(target: Device, dtype: str, heads: tuple[int, int, int]) 
 )
 def test_rounded_to_bfloat16(target: Device, dtype: str, heads: tuple[int, int, int], n: int, position: int) -> None:
     check(target, dtype, heads, n, position, exact=False)
+
+
+@heavy
+@pytest.mark.parametrize("variant", ["cpu"])
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("slope", [0.25, -0.25])
+def test_scores_that_rise_and_fall(target: Device, exact: bool, slope: float) -> None:
+    """By 16 a step of 64 keys: where they rise each step raises the reference of the rows, where they fall none does."""
+    check(target, "float16", (3, 3, 32), 33, 200, exact=exact, slope=slope)
 
 
 @heavy

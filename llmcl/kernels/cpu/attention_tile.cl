@@ -1,7 +1,7 @@
 // One step of attention on a CPU: ROWS queries meet BLOCK_N keys, and their online-softmax states take them in.
 //
 //   S = q K^T;  m' = max(m, rowmax S);  P = exp(S - m');  l = l exp(m - m') + rowsum P;  acc = acc exp(m - m') + P V
-//   (Dao et al., "FlashAttention-2", algorithm 1)
+//   (Dao et al., "FlashAttention-2", algorithm 1; m' = m unless a score is far above m: see "FlashAttention-4")
 //
 // The same step serves decode (ROWS query heads that share a KV head) and prefill (ROWS positions of one head).
 // Keys lie in tiles [HEAD_DIM][16], so a vector holds the scores of 16 keys and needs no horizontal sum. Both products
@@ -21,8 +21,7 @@
 #define KEY_TILES (BLOCK_N / 16)
 #define COLUMNS (HEAD_DIM / 16)
 #define SLICE (DV_TILE / 16)
-#define HALF_TILES ((KEY_TILES + 1) / 2)
-#define ROW_VECTORS ((ROWS + 15) / 16)
+#define SCORE_BLOCKS (ROWS / SCORE_ROWS)
 
 // Scores are in units of log2(e), so that exp2 gives the weights; a score_mod is asked in natural ones.
 #define LOG2_E 1.44269504f
@@ -33,10 +32,26 @@
 #define QUERY_SCALE (SCALE * LOG2_E)
 #endif
 
+// Where fewer keys than BLOCK_N are left, a step has a multiple of TILE_STEP tiles; each multiple is compiled apart, which takes
+// too long (1.3 instead of 0.5 s) for more than two of them where 24 sums fill the registers.
+#if KV_PAIRED
+#define TILE_STEP 1
+#define weight_vector ushort16
+#define exp2_weight16 exp2_short16
+#else
+#define TILE_STEP ((KEY_TILES + 1) / 2)
+#define weight_vector float16
+#define exp2_weight16 exp2_below16
+#endif
+
+#define RAISE_ABOVE 16.0f  // float32 sums of weights up to 2^16 are as exact as sums of weights up to 1
+
 typedef struct {
-    float16 q[ROWS][COLUMNS];  // already multiplied by QUERY_SCALE
-    float m[ROWS];             // in units of log2(e)
-    float16 l[ROWS];           // the sum of exponentials, spread over 16 lanes until the end
+    float16 q[ROWS][COLUMNS];   // already multiplied by QUERY_SCALE
+    float m[ROWS];              // the reference of the exponentials, in units of log2(e); -inf before the first key
+    float start[ROWS];          // -m, 0 before the first key
+    float limit[SCORE_BLOCKS];  // how far above its reference a score may be before the references of its block are raised
+    float16 l[ROWS];            // the sum of exponentials, spread over 16 lanes until the end
     float16 acc[ROWS][COLUMNS];
     int head[ROWS], q_idx[ROWS];  // for the mods
 #if KV_QUANTIZED
@@ -45,16 +60,17 @@ typedef struct {
     int offset[ROWS][KV_GROUPS];
 #elif KV_PAIRED
     ushort16 q2[ROWS][COLUMNS];    // the queries, rounded: see cpu/paired_tile.cl
-    ushort16 p2[ROWS][KEY_TILES];  // a step's weights, rounded
 #endif
 } attention_state;
 
 inline void attention_start(attention_state* state) {
     for (int r = 0; r < ROWS; ++r) {
         state->m[r] = -INFINITY;
+        state->start[r] = 0;
         state->l[r] = 0;
         for (int c = 0; c < COLUMNS; ++c) state->acc[r][c] = 0;
     }
+    for (int i = 0; i < SCORE_BLOCKS; ++i) state->limit[i] = -INFINITY;
 }
 
 #if HAS_SCORE_MOD || HAS_MASK_MOD
@@ -82,7 +98,20 @@ inline float16 top_of_lanes(float16 v) {
     return max16(v, v.s123456789abcdef0);
 }
 
-// round_queries, round_weights, score_tiles and multiply_values:
+#if !KV_PAIRED
+// Leaves a row's weights in p and adds them to its sum l.
+IN_REGISTERS inline void keep_weights(const float16* weights, weight_vector* p, float16* l, const int tiles) {
+    float16 sum = 0;
+#pragma unroll
+    for (int t = 0; t < tiles; ++t) {
+        p[t] = weights[t];
+        sum += weights[t];
+    }
+    *l += sum;
+}
+#endif
+
+// round_queries, add_scores, multiply_values and keep_weights:
 #if KV_QUANTIZED
 #include "cpu/q8_0_tile.cl"
 #else
@@ -92,39 +121,97 @@ inline float16 top_of_lanes(float16 v) {
 #include "cpu/float_tile.cl"
 #endif
 
-// Makes weights of the scores in the first `tiles` (a constant) of p; shrink: by how much each row's earlier sums shrink.
-inline void weigh_tiles(attention_state* state, float16 (*p)[KEY_TILES], float16* shrink, const int tiles) {
-    float16 sum[ROWS];
-    for (int r = 0; r < ROWS; ++r) {
-        float16 top = p[r][0];
+// Raises the references of SCORE_ROWS rows from r0 on to the largest of their scores s; what the rows have summed up shrinks.
+IN_REGISTERS inline void raise_references(attention_state* state, const int r0, float16 (*s)[KEY_TILES],
+                                          const int tiles) {
+    float16 shrink[(SCORE_ROWS + 15) / 16];
+    bool all_seen = true;
 #pragma unroll
-        for (int t = 1; t < tiles; ++t) top = max16(top, p[r][t]);
-        top = max16(top_of_lanes(top), (float16)(state->m[r]));
+    for (int r = 0; r < SCORE_ROWS; ++r) {
+        float16 top = s[r][0];
+#pragma unroll
+        for (int t = 1; t < tiles; ++t) top = max16(top, s[r][t]);
+        const float m = state->m[r0 + r], above = top_of_lanes(top).s0;
+        const float raised = m == -INFINITY ? above : above > 0.0f ? m + above : m;
         // A row that has seen nothing yet: any finite reference makes its weights exp2(-inf) = 0.
-        const float16 reference = top == -INFINITY ? (float16)(0.0f) : top;
-        ((float*)shrink)[r] = state->m[r] - reference.s0;
-        state->m[r] = top.s0;
-        sum[r] = 0;
+        const float start = raised == -INFINITY ? 0.0f : -raised, change = start - state->start[r0 + r];
+        state->m[r0 + r] = raised;
+        state->start[r0 + r] = start;
+        all_seen = all_seen && raised > -INFINITY;
+        ((float*)shrink)[r] = change < 0.0f ? change : 0.0f;  // above 0 only where there is nothing to shrink
 #pragma unroll
-        for (int t = 0; t < tiles; ++t) {
-            p[r][t] = exp2_below16(p[r][t] - reference);
-            sum[r] += p[r][t];
-        }
+        for (int t = 0; t < tiles; ++t) s[r][t] += change;
     }
-    for (int i = 0; i < ROW_VECTORS; ++i) shrink[i] = exp2_below16(shrink[i]);
-    for (int r = 0; r < ROWS; ++r) state->l[r] = state->l[r] * ((const float*)shrink)[r] + sum[r];
+    state->limit[r0 / SCORE_ROWS] = all_seen ? RAISE_ABOVE : -INFINITY;
+    for (int i = 0; i < (SCORE_ROWS + 15) / 16; ++i) shrink[i] = exp2_below16(shrink[i]);
+    for (int r = 0; r < SCORE_ROWS; ++r) {
+        state->l[r0 + r] *= ((const float*)shrink)[r];
+        for (int c = 0; c < COLUMNS; ++c) state->acc[r0 + r][c] *= ((const float*)shrink)[r];
+    }
 }
 
-inline void add_values(attention_state* state, __global const kv_t* v, const float16 (*p)[KEY_TILES],
-                       const float* shrink, const int n_keys) {
+// Makes the weights p that SCORE_ROWS rows from r0 on give the first `tiles` (a constant) times 16 keys of a step. The scores start
+// from minus the reference, so that nothing is to be subtracted from them, and the reference is seldom more than that of the first
+// step: a largest score is not looked for in each row but in all, and only where it is too high in each.
+IN_REGISTERS inline void weigh_keys(attention_state* state, __global const kv_t* k, weight_vector (*p)[KEY_TILES],
+                                    const int r0, const int tiles, const int n_keys, const int* visible,
+                                    const int batch, const int first_key, const bool masked MOD_PARAMS) {
+    const float16 lane = (float16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    float16 s[SCORE_ROWS][KEY_TILES];  // scores relative to the reference, then weights
+#pragma unroll
+    for (int r = 0; r < SCORE_ROWS; ++r)
+#pragma unroll
+        for (int t = 0; t < tiles; ++t) s[r][t] = HAS_SCORE_MOD ? 0.0f : state->start[r0 + r];
+    add_scores(state, k, r0, s, tiles);
+#if HAS_SCORE_MOD || HAS_MASK_MOD
+    if (HAS_SCORE_MOD || masked) {
+        float16 given[SCORE_ROWS][KEY_TILES];  // in memory, so that the mods are compiled once and not for each vector
+#pragma unroll
+        for (int r = 0; r < SCORE_ROWS; ++r)
+#pragma unroll
+            for (int t = 0; t < tiles; ++t) given[r][t] = s[r][t];
+        for (int r = 0; r < SCORE_ROWS; ++r)
+            for (int t = 0; 16 * t < n_keys; ++t)
+                apply_mods(&given[r][t], batch, state->head[r0 + r], state->q_idx[r0 + r], first_key + 16 * t,
+                           first_key + n_keys - 1, masked MOD_ARGS);
+#pragma unroll
+        for (int r = 0; r < SCORE_ROWS; ++r)
+#pragma unroll
+            for (int t = 0; t < tiles; ++t) s[r][t] = given[r][t] + (HAS_SCORE_MOD ? state->start[r0 + r] : 0.0f);
+    }
+#endif
+    if (visible[r0] < 16 * tiles) {
+#pragma unroll
+        for (int r = 0; r < SCORE_ROWS; ++r)
+#pragma unroll
+            for (int t = 0; t < tiles; ++t)
+                s[r][t] = lane < (float)(visible[r0 + r] - 16 * t) ? s[r][t] : (float16)(-INFINITY);
+    }
+    float16 top = s[0][0];
+#pragma unroll
+    for (int r = 0; r < SCORE_ROWS; ++r)
+#pragma unroll
+        for (int t = 0; t < tiles; ++t) top = max16(top, s[r][t]);
+    if (top_of_lanes(top).s0 > state->limit[r0 / SCORE_ROWS]) raise_references(state, r0, s, tiles);
+#pragma unroll
+    for (int r = 0; r < SCORE_ROWS; ++r) {
+#pragma unroll
+        for (int t = 0; t < tiles; ++t) s[r][t] = exp2_weight16(s[r][t]);
+        keep_weights(s[r], p[r0 + r], &state->l[r0 + r], tiles);
+    }
+}
+
+inline void add_values(attention_state* state, __global const kv_t* v, const weight_vector (*p)[KEY_TILES], const int n_keys,
+                       const int* visible) {
     for (int r0 = 0; r0 < ROWS; r0 += VALUE_ROWS) {
+        const int seen = visible[r0 + VALUE_ROWS - 1];
         for (int c = 0; c < COLUMNS; c += SLICE) {
             float16 acc[VALUE_ROWS][SLICE];
 #pragma unroll
             for (int r = 0; r < VALUE_ROWS; ++r)
 #pragma unroll
-                for (int i = 0; i < SLICE; ++i) acc[r][i] = state->acc[r0 + r][c + i] * shrink[r0 + r];
-            multiply_values(state, v, p, r0, c, n_keys, acc);
+                for (int i = 0; i < SLICE; ++i) acc[r][i] = state->acc[r0 + r][c + i];
+            multiply_values(state, v, p, r0, c, seen < n_keys ? seen : n_keys, acc);
 #pragma unroll
             for (int r = 0; r < VALUE_ROWS; ++r)
 #pragma unroll
@@ -139,33 +226,12 @@ inline void add_values(attention_state* state, __global const kv_t* v, const flo
 inline void attention_tile(attention_state* state, __global const kv_t* k, __global const kv_t* v,
                            const int n_keys, const int* visible, const int batch, const int first_key,
                            const bool masked MOD_PARAMS) {
-    const float16 lane = (float16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    const int n_tiles = n_keys <= 16 * HALF_TILES ? HALF_TILES : KEY_TILES;  // at the end and the diagonal half of them do
-    float16 p[ROWS][KEY_TILES];  // scores, then weights
-    if (n_tiles < KEY_TILES)
-        score_tiles(state, k, p, HALF_TILES);
-    else
-        score_tiles(state, k, p, KEY_TILES);
-
-#if HAS_SCORE_MOD || HAS_MASK_MOD
-    for (int r = 0; r < ROWS; ++r) {
-        for (int t = 0; t < KEY_TILES; ++t) {
-            if (16 * t >= n_keys) break;
-            apply_mods(&p[r][t], batch, state->head[r], state->q_idx[r], first_key + 16 * t, first_key + n_keys - 1,
-                       masked MOD_ARGS);
-        }
+    weight_vector p[ROWS][KEY_TILES];
+    const int n_tiles = (n_keys + 16 * TILE_STEP - 1) / (16 * TILE_STEP) * TILE_STEP;
+    for (int r0 = 0; r0 < ROWS; r0 += SCORE_ROWS) {
+#pragma unroll
+        for (int tiles = TILE_STEP; tiles <= KEY_TILES; tiles += TILE_STEP)
+            if (tiles == n_tiles) weigh_keys(state, k, p, r0, tiles, n_keys, visible, batch, first_key, masked MOD_ARGS);
     }
-#endif
-    if (visible[0] < 16 * n_tiles)
-        for (int r = 0; r < ROWS; ++r)
-            for (int t = 0; t < n_tiles; ++t)
-                p[r][t] = lane < (float)(visible[r] - 16 * t) ? p[r][t] : (float16)(-INFINITY);
-
-    float16 shrink[ROW_VECTORS];
-    if (n_tiles < KEY_TILES)
-        weigh_tiles(state, p, shrink, HALF_TILES);
-    else
-        weigh_tiles(state, p, shrink, KEY_TILES);
-    round_weights(state, p, n_tiles);
-    add_values(state, v, p, (const float*)shrink, n_keys);
+    add_values(state, v, p, n_keys, visible);
 }

@@ -14,39 +14,28 @@
 #define WEIGHT_NUMBERS(row) p[row]
 
 inline void round_queries(attention_state* state) {}
-inline void round_weights(attention_state* state, const float16 (*p)[KEY_TILES], const int tiles) {}
 #endif
 
-// Scores of the first `tiles` (a constant) of the KEY_TILES times 16 keys.
-inline void score_tiles(const attention_state* state, __global const kv_t* k, float16 (*p)[KEY_TILES],
-                        const int tiles) {
-    for (int r0 = 0; r0 < ROWS; r0 += SCORE_ROWS) {
-        float16 s[SCORE_ROWS][KEY_TILES];
+// Adds to s the scores of SCORE_ROWS rows from r0 on and the first `tiles` (a constant) of the KEY_TILES times 16 keys.
+IN_REGISTERS inline void add_scores(const attention_state* state, __global const kv_t* k, const int r0,
+                                    float16 (*s)[KEY_TILES], const int tiles) {
+    for (int d = 0; d < HEAD_DIM / AT_ONCE; ++d) {
+        OPERAND key[KEY_TILES];
+#pragma unroll
+        for (int t = 0; t < tiles; ++t) key[t] = LOAD_OPERAND(k + (size_t)t * KV_TILE + d * 16);
 #pragma unroll
         for (int r = 0; r < SCORE_ROWS; ++r)
 #pragma unroll
-            for (int t = 0; t < tiles; ++t) s[r][t] = 0;
-        for (int d = 0; d < HEAD_DIM / AT_ONCE; ++d) {
-            OPERAND key[KEY_TILES];
-#pragma unroll
-            for (int t = 0; t < tiles; ++t) key[t] = LOAD_OPERAND(k + (size_t)t * KV_TILE + d * 16);
-#pragma unroll
-            for (int r = 0; r < SCORE_ROWS; ++r)
-#pragma unroll
-                for (int t = 0; t < tiles; ++t)
-                    s[r][t] = ADD_PRODUCT(s[r][t], key[t], ((const NUMBER*)QUERY_NUMBERS(r0 + r))[d]);
-        }
-#pragma unroll
-        for (int r = 0; r < SCORE_ROWS; ++r)
-#pragma unroll
-            for (int t = 0; t < tiles; ++t) p[r0 + r][t] = s[r][t];
+            for (int t = 0; t < tiles; ++t)
+                s[r][t] = ADD_PRODUCT(s[r][t], key[t], ((const NUMBER*)QUERY_NUMBERS(r0 + r))[d]);
     }
 }
 
 // Adds to acc what the values of n_keys keys are to VALUE_ROWS rows from r0 on in the columns from 16 c on. Where n_keys is
 // no multiple of AT_ONCE, the weight of the key behind the last is 0.
-inline void multiply_values(const attention_state* state, __global const kv_t* v, const float16 (*p)[KEY_TILES],
-                            const int r0, const int c, const int n_keys, float16 (*acc)[SLICE]) {
+IN_REGISTERS inline void multiply_values(const attention_state* state, __global const kv_t* v,
+                                         const weight_vector (*p)[KEY_TILES], const int r0, const int c,
+                                         const int n_keys, float16 (*acc)[SLICE]) {
     for (int j = 0; AT_ONCE * j < n_keys; ++j) {
         OPERAND value[SLICE];
 #pragma unroll

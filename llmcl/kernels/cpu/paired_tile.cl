@@ -3,8 +3,8 @@
 //   s[r][key] = sum over pairs of dimensions: q[r][d, d+1] . k[key][d, d+1]
 //   acc[r][column] += sum over pairs of keys: p[r][j, j+1] . v[j, j+1][column]
 //
-// cpu/pair_cache.cl has rounded keys and values; queries are rounded here, once, and a step's weights once a step. The sums of
-// weights that normalise the output are those of the weights before they are rounded.
+// cpu/pair_cache.cl has rounded keys and values; queries are rounded here, once, and a step's weights once a step. What normalises
+// the output is the sum of the rounded weights, so that a key that has nearly all the weight counts in full.
 //
 // Build: those of attention_tile.cl, DOT of cpu/dot2.cl.
 #if !defined(DOT)
@@ -18,17 +18,20 @@
 #define LOAD_OPERAND(at) (*(__global const uint16*)(at))
 #define ADD_PRODUCT(sum, operand, number) dot2(sum, operand, number)
 #define QUERY_NUMBERS(row) state->q2[row]
-#define WEIGHT_NUMBERS(row) state->p2[row]
+#define WEIGHT_NUMBERS(row) p[row]
 
 inline void round_queries(attention_state* state) {
     for (int r = 0; r < ROWS; ++r)
         for (int c = 0; c < COLUMNS; ++c)
-            state->q2[r][c] = CONVERT16(round16_bf16(state->q[r][c]) >> 16, ushort);
+            state->q2[r][c] = narrow16(state->q[r][c]);
 }
 
-// Weights are not negative; halves are rounded up, and a NaN, which comes of rounded numbers, stays one.
-inline void round_weights(attention_state* state, const float16 (*p)[KEY_TILES], const int tiles) {
-    for (int r = 0; r < ROWS; ++r)
-        for (int t = 0; t < tiles; ++t)
-            state->p2[r][t] = CONVERT16((as_uint16(p[r][t]) + 0x8000u) >> 16, ushort);
+IN_REGISTERS inline void keep_weights(const float16* weights, weight_vector* p, float16* l, const int tiles) {
+    float8 sum = 0;
+#pragma unroll
+    for (int t = 0; t < tiles; ++t) {
+        p[t] = narrow16(weights[t]);
+        sum = sum2(sum, p[t]);
+    }
+    l->lo += sum;
 }

@@ -41,57 +41,57 @@ inline void round_queries(attention_state* state) {
     }
 }
 
-inline void score_tiles(const attention_state* state, __global const kv_t* k, float16 (*p)[KEY_TILES], const int tiles) {
+inline void add_scores(const attention_state* state, __global const kv_t* k, const int r0, float16 (*s)[KEY_TILES],
+                       const int tiles) {
+#pragma nounroll
     for (int t = 0; t < tiles; ++t, k += KV_TILE) {
-        for (int r0 = 0; r0 < ROWS; r0 += SCORE_ROWS) {
-            float16 sum[SCORE_ROWS];
+        float16 sum[SCORE_ROWS];
 #pragma unroll
-            for (int r = 0; r < SCORE_ROWS; ++r) sum[r] = 0;
-            for (int g = 0; g < KV_GROUPS; ++g) {
-                int16 products[SCORE_ROWS];
+        for (int r = 0; r < SCORE_ROWS; ++r) sum[r] = s[r][t];
+        for (int g = 0; g < KV_GROUPS; ++g) {
+            int16 products[SCORE_ROWS];
 #pragma unroll
-                for (int r = 0; r < SCORE_ROWS; ++r) products[r] = (int16)(state->offset[r0 + r][g]);
+            for (int r = 0; r < SCORE_ROWS; ++r) products[r] = (int16)(state->offset[r0 + r][g]);
 #pragma unroll
-                for (int j = 0; j < 8; ++j) {
-                    const uint16 key = key_bytes(k, g, j);
+            for (int j = 0; j < 8; ++j) {
+                const uint16 key = key_bytes(k, g, j);
 #pragma unroll
-                    for (int r = 0; r < SCORE_ROWS; ++r)
-                        products[r] = dot4(products[r], key, ((const int*)(state->q8 + (r0 + r) * HEAD_DIM))[8 * g + j]);
-                }
-                const float16 d = key_scales(k, g);
-#pragma unroll
-                for (int r = 0; r < SCORE_ROWS; ++r) sum[r] += CONVERT16(products[r], float) * (d * state->scale[r0 + r][g]);
+                for (int r = 0; r < SCORE_ROWS; ++r)
+                    products[r] = dot4(products[r], key, ((const int*)(state->q8 + (r0 + r) * HEAD_DIM))[8 * g + j]);
             }
+            const float16 d = key_scales(k, g);
 #pragma unroll
-            for (int r = 0; r < SCORE_ROWS; ++r) p[r0 + r][t] = sum[r];
+            for (int r = 0; r < SCORE_ROWS; ++r) sum[r] += CONVERT16(products[r], float) * (d * state->scale[r0 + r][g]);
         }
+#pragma unroll
+        for (int r = 0; r < SCORE_ROWS; ++r) s[r][t] = sum[r];
     }
 }
 #else
 inline void round_queries(attention_state* state) {}
 
-inline void score_tiles(const attention_state* state, __global const kv_t* k, float16 (*p)[KEY_TILES], const int tiles) {
+inline void add_scores(const attention_state* state, __global const kv_t* k, const int r0, float16 (*s)[KEY_TILES],
+                       const int tiles) {
+#pragma nounroll
     for (int t = 0; t < tiles; ++t, k += KV_TILE) {
-        for (int r0 = 0; r0 < ROWS; r0 += SCORE_ROWS) {
-            float16 sum[SCORE_ROWS];
+        float16 sum[SCORE_ROWS];
 #pragma unroll
-            for (int r = 0; r < SCORE_ROWS; ++r) sum[r] = 0;
-            for (int g = 0; g < KV_GROUPS; ++g) {
-                const float16 d = key_scales(k, g);
-                for (int j = 0; j < 8; ++j) {
-                    const uint16 bytes = key_bytes(k, g, j);
+        for (int r = 0; r < SCORE_ROWS; ++r) sum[r] = s[r][t];
+        for (int g = 0; g < KV_GROUPS; ++g) {
+            const float16 d = key_scales(k, g);
+            for (int j = 0; j < 8; ++j) {
+                const uint16 bytes = key_bytes(k, g, j);
 #pragma unroll
-                    for (int b = 0; b < 4; ++b) {
-                        const float16 key = CONVERT16(as_int16(bytes >> (8 * b) & 0xffu) - 128, float) * d;
+                for (int b = 0; b < 4; ++b) {
+                    const float16 key = CONVERT16(as_int16(bytes >> (8 * b) & 0xffu) - 128, float) * d;
 #pragma unroll
-                        for (int r = 0; r < SCORE_ROWS; ++r)
-                            sum[r] += key * ((const float*)state->q[r0 + r])[32 * g + 4 * j + b];
-                    }
+                    for (int r = 0; r < SCORE_ROWS; ++r)
+                        sum[r] += key * ((const float*)state->q[r0 + r])[32 * g + 4 * j + b];
                 }
             }
-#pragma unroll
-            for (int r = 0; r < SCORE_ROWS; ++r) p[r0 + r][t] = sum[r];
         }
+#pragma unroll
+        for (int r = 0; r < SCORE_ROWS; ++r) s[r][t] = sum[r];
     }
 }
 #endif
@@ -105,13 +105,12 @@ inline float16 value_scales(__global const kv_t* tiles, const int t, const int g
     return load16_f16((__global const f16_t*)(tiles + t * KV_TILE) + 16 * group);
 }
 
-inline void round_weights(attention_state* state, const float16 (*p)[KEY_TILES], const int tiles) {}
-
 #define SLICE_GROUPS (SLICE % 2 ? SLICE / 2 + 1 : SLICE / 2)  // groups of 32 columns that a slice touches
 
 // As in float_tile.cl; the scales of the values go into the weights, once for all columns of a group.
-inline void multiply_values(const attention_state* state, __global const kv_t* v, const float16 (*p)[KEY_TILES],
-                            const int r0, const int c, const int n_keys, float16 (*acc)[SLICE]) {
+IN_REGISTERS inline void multiply_values(const attention_state* state, __global const kv_t* v,
+                                         const weight_vector (*p)[KEY_TILES], const int r0, const int c,
+                                         const int n_keys, float16 (*acc)[SLICE]) {
     float16 scaled[SLICE_GROUPS][VALUE_ROWS][KEY_TILES];
     for (int g = 0; g < SLICE_GROUPS; ++g) {
         for (int t = 0; 16 * t < n_keys; ++t) {
