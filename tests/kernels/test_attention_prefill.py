@@ -165,7 +165,7 @@ def test_rounded_to_bfloat16(target: Device, dtype: str, heads: tuple[int, int, 
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("slope", [0.25, -0.25])
 def test_scores_that_rise_and_fall(target: Device, exact: bool, slope: float) -> None:
-    """By 16 a step of 64 keys: where they rise each step raises the reference of the rows, where they fall none does."""
+    """By 16 a step of 64 keys: where they rise each step raises the references, where they fall none does."""
     check(target, "float16", (3, 3, 32), 33, 200, exact=exact, slope=slope)
 
 

@@ -1,4 +1,4 @@
-"""exp16, exp2_below16, exp2_short16, sigmoid16 and tanh16 of common.cl: largest relative error, and what they make of limits."""
+"""Vector functions of common.cl (exp16, tanh16 ...): largest relative error, and what they make of limits."""
 
 from __future__ import annotations
 
