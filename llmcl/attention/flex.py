@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import cache
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,7 @@ def flex_attention(
     arrays = {"query": query, "key": key, "value": value}
     given_on_device = on_device(arrays)
     batch, n_q_heads, n_queries, width = _checked_shapes(query, key, value, enable_gqa)
+    _check_kinds(block_mask, scale, device)
     device = device or default_device()
     if given_on_device:
         check_device_arrays(device, arrays)
@@ -112,6 +114,17 @@ def flex_attention(
         finally:
             if not plan.kept:
                 plan.release()
+
+
+def _check_kinds(block_mask: Any, scale: Any, device: Any) -> None:
+    if not isinstance(block_mask, BlockMask | None):
+        raise UsageError(
+            f"block_mask is {block_mask!r}; expected a BlockMask: create_block_mask makes one of a mask_mod"
+        )
+    if not isinstance(scale, Real | None):
+        raise UsageError(f"scale is {scale!r}; expected a number, or None for 1/sqrt(D)")
+    if not isinstance(device, Device | None):
+        raise UsageError(f"device is {device!r}; expected an open device: llmcl.Device.open({device!r})")
 
 
 def _run_on_host_arrays(plan: FlexPlan, arrays: dict[str, np.ndarray]) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,9 @@ MaskMod = Callable[[Any, Any, Any, Any], Any]
 ScoreMod = Callable[[Any, Any, Any, Any, Any], Any]
 
 
-def _positive(name: str, value: float) -> None:
-    if not value > 0:
-        raise UsageError(f"{name} is {value!r}; expected more than 0")
+def _positive(name: str, value: Any) -> None:
+    if not isinstance(value, Real) or not value > 0:
+        raise UsageError(f"{name} is {value!r}; expected a number above 0")
 
 
 def causal(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:

@@ -255,9 +255,18 @@ def test_a_function_of_no_module(default_device: Any) -> None:
         ({"kernel_options": {"BLOCK_N": 24}}, "BLOCK_N is 24"),
         ({"kernel_options": {"DV_TILE": 24}}, "DV_TILE is 24"),
         ({"block_mask": create_block_mask(causal, None, None, 8, 9)}, "create it with these lengths"),
+        ({"block_mask": causal}, "expected a BlockMask: create_block_mask makes one of a mask_mod"),
+        ({"scale": "small"}, "scale is 'small'; expected a number"),
+        ({"device": "intel"}, r"device is 'intel'; expected an open device: llmcl.Device.open\('intel'\)"),
     ],
 )
 def test_errors_name_what_is_wrong(default_device: Any, change: dict[str, Any], message: str) -> None:
     arguments: dict[str, Any] = dict.fromkeys(("query", "key", "value"), np.zeros((1, 2, 8, 32), np.float32))
     with pytest.raises(UsageError, match=message):
-        flex_attention(**(arguments | change), device=default_device)
+        flex_attention(**({**arguments, "device": default_device} | change))
+
+
+@pytest.mark.parametrize("window", [0, "wide"])
+def test_a_window_is_a_number_above_0(window: Any) -> None:
+    with pytest.raises(UsageError, match=f"window is {window!r}; expected a number above 0"):
+        masks.sliding_window(window)
