@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -19,8 +18,8 @@ MaskMod = Callable[[Any, Any, Any, Any], Any]
 ScoreMod = Callable[[Any, Any, Any, Any, Any], Any]
 
 
-def _positive(name: str, value: Any) -> None:
-    if not isinstance(value, Real) or not value > 0:
+def _positive(name: str, value: object) -> None:
+    if not isinstance(value, (int, float, np.number)) or not value > 0:
         raise UsageError(f"{name} is {value!r}; expected a number above 0")
 
 
