@@ -151,13 +151,6 @@ inline float sum16(float16 v) {
     return c.x + c.y;
 }
 
-inline float top16(float16 v) {
-    const float8 a = fmax(v.lo, v.hi);
-    const float4 b = fmax(a.lo, a.hi);
-    const float2 c = fmax(b.lo, b.hi);
-    return fmax(c.x, c.y);
-}
-
 #define EPILOGUE_STORE 0
 #define EPILOGUE_ADD 1
 #define EPILOGUE_SWIGLU 2  // gate(g) up; GATE says which gate
