@@ -11,8 +11,8 @@
 // of the next turn is asked for. A warp receives the columns of its runs, and nobody else reads them, so that no barrier stands
 // between x and its use. The norm's scale comes last, to a row's sum.
 //
-// A product's first turn is asked for when the first answer for x has come, whether x is there or not: a compute unit's loads are
-// answered in their order, and x would be seen only after all weights asked for before it.
+// A product's first turn is asked for when the first answer for x has come, whether x is there or not: as measured, a compute unit's
+// loads are answered in their order, and x would be seen only after all weights asked for before it.
 //
 // Sums are the same to the bit for the same number of warps in a group.
 // Build: WEIGHT (f16 or bf16), EPS, WARPS (of a group), MOST_COLUMNS (of all products), GATE where a unit is gated.
