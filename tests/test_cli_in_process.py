@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import logging
+import os
 import signal
 import sys
 import warnings
@@ -333,6 +334,16 @@ def test_warnings_are_sentences_and_quiet_leaves_them_out(
         assert (
             "warning: a file is damaged\n" in shown.getvalue() and "warning: the context is long\n" in shown.getvalue()
         )
+
+
+def test_a_table_for_a_reader_that_has_gone_ends_as_other_text_does() -> None:
+    from llmcl.cli.tables import console
+
+    read, write = os.pipe()
+    os.close(read)
+    out = console()
+    with open(write, "w") as out.file, pytest.raises(BrokenPipeError):
+        out.print("row\n" * 10_000)
 
 
 def test_the_report_fits_a_narrow_terminal() -> None:

@@ -116,14 +116,11 @@ def _as_dict(entry: DeviceEntry, outcomes: Sequence[Outcome], findings: Findings
 
 
 def _show(outcomes: Sequence[Outcome], findings: Findings) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
+    from llmcl.cli.tables import console, new_table
     from llmcl.doctor import DTYPES, PASS, QUANTIZED_DTYPES, UNUSED
 
-    console = Console(highlight=False)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    out = console()
+    table = new_table()
     for name in ("kernel", "variant", *DTYPES, *QUANTIZED_DTYPES):
         table.add_column(name, no_wrap=True)
     cells: dict[tuple[str, str], dict[str, str]] = {}
@@ -133,17 +130,15 @@ def _show(outcomes: Sequence[Outcome], findings: Findings) -> None:
     for (kernel, variant), by_dtype in cells.items():
         if set(by_dtype.values()) != {UNUSED}:
             table.add_row(kernel, variant, *(by_dtype.get(dtype, "") for dtype in (*DTYPES, *QUANTIZED_DTYPES)))
-    console.print(table)
-    console.print("a number: passed, with its largest error; *: in use when the check began", soft_wrap=True)
+    out.print(table)
+    out.print("a number: passed, with its largest error; *: in use when the check began", soft_wrap=True)
     failed = [o for o in outcomes if o.status not in (PASS, UNUSED)]
     for o in failed:
         check = o.check
-        console.print(
-            f"\n{check.kernel}, {check.variant_name} variant, {check.dtype}: {o.status}, excluded from now on"
-        )
-        console.print(o.detail, soft_wrap=True, markup=False)
+        out.print(f"\n{check.kernel}, {check.variant_name} variant, {check.dtype}: {o.status}, excluded from now on")
+        out.print(o.detail, soft_wrap=True, markup=False)
     if failed:
-        console.print(f"\nexclusions are kept in {findings.path}; `llmcl doctor --reset` forgets them", soft_wrap=True)
+        out.print(f"\nexclusions are kept in {findings.path}; `llmcl doctor --reset` forgets them", soft_wrap=True)
         return
     ran = sum(o.status == PASS for o in outcomes)
-    console.print(f"all {ran} checks passed; nothing is excluded", soft_wrap=True)
+    out.print(f"all {ran} checks passed; nothing is excluded", soft_wrap=True)

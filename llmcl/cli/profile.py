@@ -103,14 +103,14 @@ def check_output_dir(folder: Path) -> None:
 
 
 def show(result: Profile) -> None:
-    from rich.console import Console
+    from llmcl.cli.tables import console
 
-    console = Console(highlight=False)
+    out = console()
     for phase in result.phases:
-        console.print(_table(phase))
-        console.print(_summary(phase), soft_wrap=True)
-        console.print()
-    console.print(
+        out.print(_table(phase))
+        out.print(_summary(phase), soft_wrap=True)
+        out.print()
+    out.print(
         f"ceilings: streaming read {result.bandwidth / 1e9:.1f} GB/s, "
         f"float32 multiply-adds {result.arithmetic_peak / 1e9:.0f} GFLOP/s",
         soft_wrap=True,
@@ -118,13 +118,10 @@ def show(result: Profile) -> None:
 
 
 def _table(phase: PhaseProfile) -> Table:
-    from rich import box
-    from rich.table import Table
+    from llmcl.cli.tables import new_table
 
     title = f"{phase.phase}, {phase.n_tokens} {'token' if phase.n_tokens == 1 else 'tokens'}"
-    table = Table(
-        title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0)
-    )
+    table = new_table(title)
     table.add_column("kernel", no_wrap=True)
     for name in ("calls", "total ms", "mean us", "share", "GB/s", "GFLOP/s", "of ceiling"):
         table.add_column(name, justify="right", no_wrap=True)

@@ -169,22 +169,20 @@ def _refusals(tuning: Tuning) -> list[str]:
 
 
 def _show(tunings: Sequence[Tuning], titles: Sequence[str]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
+    from llmcl.cli.tables import console, new_table
 
-    console = Console(highlight=False)
+    out = console()
     for tuning, title in zip(tunings, titles, strict=True):
-        console.print(title, soft_wrap=True)
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+        out.print(title, soft_wrap=True)
+        table = new_table()
         for i, name in enumerate(_header(tuning)):
             table.add_column(name, justify="left" if i < 2 else "right", no_wrap=True)
         for row in _cells(tuning):
             table.add_row(*row)
-        console.print(table)
+        out.print(table)
         for line in _refusals(tuning):
-            console.print(line, soft_wrap=True)
-        console.print()
+            out.print(line, soft_wrap=True)
+        out.print()
 
 
 def _keep(device: Any, tunings: Sequence[Tuning], store: bool) -> None:
