@@ -138,9 +138,9 @@ def default_splits(device: Device, n_kv_heads: int) -> int:
     return max(1, min(32, 2 * device.compute_units // n_kv_heads))
 
 
-def default_block_n(variant: str, group_size: int) -> int:
-    """Keys a step of decode: on a CPU as many as leave the scores of all query heads in registers."""
-    return 64 if variant != "cpu" or group_size <= 4 else 32 if group_size <= 8 else 16
+def default_block_n(variant: str) -> int:
+    """Keys a step of decode: on a CPU one tile, so that the memory is read from front to back, not in several places."""
+    return 16 if variant == "cpu" else 64
 
 
 def attention_decode(
@@ -175,7 +175,7 @@ def attention_decode(
     elif block_n not in DECODE_BLOCK_N:
         expected = ", ".join(map(str, DECODE_BLOCK_N))
         raise UsageError(f"BLOCK_N is {block_n}; expected one of {expected}")
-    block_n = block_n or default_block_n(chosen.name, shape.group_size)
+    block_n = block_n or default_block_n(chosen.name)
     if chosen.name == "cpu":
         rows = shape.group_size
         constants |= cpu_tile(rows, block_n, dv_tile_for(shape.head_dim, rows))

@@ -151,7 +151,7 @@ def tune_decode(
     default = {"N_SPLITS": splits}
     values: dict[str, Sequence[int]] = {"N_SPLITS": _powers(most)}
     if chosen != "nvidia":  # whose block is fixed
-        default["BLOCK_N"] = default_block_n(chosen, shape.group_size)
+        default["BLOCK_N"] = default_block_n(chosen)
         values["BLOCK_N"] = DECODE_BLOCK_N
     rows = [measure(DEFAULT, default)]
     _search(rows, values, measure)
