@@ -116,7 +116,8 @@ void decode_layers(__global const ulong* layers, __global float* x, __global flo
     const uint before = turns[1];
     const attend_space space = {queries, new_key, own_of[0], OWN_FLOATS};
     const bool attends = group < N_KV_HEADS * N_SPLITS;
-    const key_share share = share_of_keys(min(group / N_SPLITS, N_KV_HEADS - 1), group % N_SPLITS, state MOD_ARGS);
+    __local key_share kept;
+    if (lid == 0) kept = share_of_keys(min(group / N_SPLITS, N_KV_HEADS - 1), group % N_SPLITS, state MOD_ARGS);
     int parity = 0;
     weight_turn turn;
     matrix to_qkv = share_of(layers[1], HIDDEN, QKV_SIZE / 16, false);
@@ -132,43 +133,43 @@ void decode_layers(__global const ulong* layers, __global float* x, __global flo
         const bool is_first = layer == 0, is_last = layer == N_LAYERS - 1;
         const uint number = before + layer + 1, tag = number & 1;
         const matrix none = share_of(0, 16, 0, false);
-        float square = 0.0f;
 
         if (group < to_qkv.n_units)
-            square = receive(&turn, &to_qkv, is_first ? x : next_x, tag ^ 1, !is_first, (__global const float*)at[0], true,
-                             columns);
+            receive(&turn, &to_qkv, is_first ? x : next_x, tag ^ 1, !is_first, (__global const float*)at[0], true, columns, sums);
         const target qkv_target = {qkv, 0, 0, tag, true, false};
-        product(&to_qkv, &none, &qkv_target, QKV_SIZE, true, square, columns, sums, &parity, &turn);
+        product(&to_qkv, &none, &qkv_target, QKV_SIZE, true, columns, sums, &parity, &turn);
 
-        const matrix to_out = share_of(at[4], Q_SIZE, HIDDEN / 16, false);
+        const key_share share = kept;
         if (attends && share.split < share.n_splits) {
-            if (share.n_splits == 1) fetch_first(&to_out);  // over a long context it takes longer so
+            const matrix ahead = share_of(at[4], Q_SIZE, HIDDEN / 16, false);
+            if (share.n_splits == 1) fetch_first(&ahead);  // over a long context it takes longer so
             __global CAT(KV, _t)* k = (__global CAT(KV, _t)*)at[2];
             __global CAT(KV, _t)* v = (__global CAT(KV, _t)*)at[3];
             attend(&share, qkv, tag, true, rope, state, k, v, &space MOD_ARGS);
             send_attended(&share, parts, attended, number, &space);
         }
+        const matrix to_out = share_of(at[4], Q_SIZE, HIDDEN / 16, false);
         load_early(&turn, &to_out);
 
-        if (group < to_out.n_units) receive(&turn, &to_out, attended, tag, true, 0, false, columns);
+        if (group < to_out.n_units) receive(&turn, &to_out, attended, tag, true, 0, false, columns, sums);
         matrix to_ffn = share_of(at[6], HIDDEN, FFN / 16, true);
 #if CLAIMS
         to_ffn.claims = turns + 2;
         to_ffn.claimed = (number - 1) * (FFN / 16 - N_GROUPS);  // in a layer each unit but two of each group, and a miss of each
 #endif
         const target mid_target = {mid, residual, 0, tag, true, true};
-        product(&to_out, &to_ffn, &mid_target, HIDDEN, false, 0.0f, columns, sums, &parity, &turn);
+        product(&to_out, &to_ffn, &mid_target, HIDDEN, false, columns, sums, &parity, &turn);
 
         if (group < to_ffn.n_units)
-            square = receive(&turn, &to_ffn, mid, tag, true, (__global const float*)at[5], true, columns);
+            receive(&turn, &to_ffn, mid, tag, true, (__global const float*)at[5], true, columns, sums);
         const matrix to_x = share_of(at[7], FFN, HIDDEN / 16, false);
         const target ffn_target = {ffn, 0, 0, tag, true, false};
-        product(&to_ffn, &to_x, &ffn_target, FFN, true, square, columns, sums, &parity, &turn);
+        product(&to_ffn, &to_x, &ffn_target, FFN, true, columns, sums, &parity, &turn);
 
-        if (group < to_x.n_units) receive(&turn, &to_x, ffn, tag, true, 0, false, columns);
+        if (group < to_x.n_units) receive(&turn, &to_x, ffn, tag, true, 0, false, columns, sums);
         const target x_target = {next_x, residual, is_last ? x : 0, tag, true, true};
         to_qkv = share_of(is_last ? 0 : at[8 + 1], HIDDEN, is_last ? 0 : QKV_SIZE / 16, false);
-        product(&to_x, &to_qkv, &x_target, HIDDEN, false, 0.0f, columns, sums, &parity, &turn);
+        product(&to_x, &to_qkv, &x_target, HIDDEN, false, columns, sums, &parity, &turn);
     }
     // The last group to leave counts the layers; all have read the count.
     barrier(CLK_LOCAL_MEM_FENCE);

@@ -24,6 +24,6 @@ void linear_decode(__global const CAT(WEIGHT, _t)* weight, __global const float*
     int parity = 0;
     weight_turn turn;
     x += (size_t)(state[STATE_N_TOKENS] - 1) * K;
-    const float square = receive(&turn, &whole, x, 0, false, norm, NORM, columns);
-    product(&whole, &none, &to, N, NORM, square, columns, sums, &parity, &turn);
+    receive(&turn, &whole, x, 0, false, norm, NORM, columns, sums);
+    product(&whole, &none, &to, N, NORM, columns, sums, &parity, &turn);
 }

@@ -25,7 +25,6 @@ void linear_decode(__global const uchar* weight, __global const float* x, __glob
     int parity = 0;
     weight_turn turn;
     load_early(&turn, &whole);
-    const float square =
-        receive(&turn, &whole, x + (size_t)(state[STATE_N_TOKENS] - 1) * K, 0, false, norm, NORM, columns);
-    product(&whole, &none, &to, N, NORM, square, columns, sums, &parity, &turn);
+    receive(&turn, &whole, x + (size_t)(state[STATE_N_TOKENS] - 1) * K, 0, false, norm, NORM, columns, sums);
+    product(&whole, &none, &to, N, NORM, columns, sums, &parity, &turn);
 }

@@ -22,9 +22,10 @@
 
 #define RUN 16    // columns that a warp reads at once
 #define PIECES 8  // 16-byte loads of a lane in flight
-// Local floats: of a warp's columns, and of the sums and squares of two units.
+// Local floats: of a warp's columns; of the sums of two units, the warps' sums of squares and two numbers of units.
 #define COLUMN_FLOATS (((MOST_COLUMNS / RUN + WARPS - 1) / WARPS + 7) / 8 * 8 * RUN)
-#define SUM_FLOATS (2 * WARPS * 33 + 2)
+#define SQUARES_AT (WARPS * 64)
+#define SUM_FLOATS (SQUARES_AT + WARPS + 2)
 
 typedef struct {
     uint4 words[PIECES];
@@ -78,23 +79,23 @@ inline void multiply(float acc[8], const uint4 w, const float x) {
     }
 }
 
-// Puts the warp's columns of x, times the norm's weights, into `columns` (local, the warp's own); the warp's sum of squares.
+// Puts the warp's columns of x, times the norm's weights, into `columns` (local, the warp's own), its sum of squares into `sums`.
 // turn: is left with the first turn.
-inline float receive(weight_turn* turn, const matrix* m, __global const float* x, const uint tag, const bool wait,
-                     __global const float* norm, const bool normed, __local float* columns) {
+inline void receive(weight_turn* turn, const matrix* m, __global const float* x, const uint tag, const bool wait,
+                    __global const float* norm, const bool normed, __local float* columns, __local float* sums) {
     const int item = this_item(), lane = item % WARP, most = (STEPS(m) + 7) / 8;  // a warp takes 8 runs at once, 4 lanes a run
     const int first = (lane / 4 * WARPS + item / WARP) * RUN + lane % 4 * 4, stride = 8 * WARPS * RUN;
     const int count = first < m->columns ? (m->columns - first + stride - 1) / stride : 0;
     uint4 words[COLUMN_FLOATS / 128];
-    float4 factors[2];
+    float4 factors[COLUMN_FLOATS / 128];
     float square = 0.0f;
-    const int at_hand = normed ? min(most, 2) : 0;
-#pragma unroll
-    for (int i = 0; i < at_hand; ++i)
-        if (i < count) factors[i] = vload4(0, norm + first + i * stride);
     ask_first(words, x + first, 2 * stride, stride, count, most, tag);
+#pragma unroll
+    for (int i = 0; i < (normed ? most : 0); ++i) factors[i] = vload4(0, norm + min(first + i * stride, m->columns - 4));
     const bool waiting = wait && ask_again(words, x + first, 2 * stride, stride, count, most, tag);
     load_first(turn, m);
+#pragma unroll
+    for (int i = 0; i < (normed ? most : 0); ++i) vstore4(factors[i], lane + i * WARP, columns);  // not in registers meanwhile
     while (waiting && ask_again(words, x + first, 2 * stride, stride, count, most, tag)) {
     }
 #pragma unroll
@@ -103,20 +104,23 @@ inline float receive(weight_turn* turn, const matrix* m, __global const float* x
         float4 v = values_of(words[i]);
         if (normed) {
             square += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
-            v *= i < at_hand ? factors[i] : vload4(0, norm + first + i * stride);
+            v *= vload4(lane + i * WARP, columns);
         }
         vstore4(v, lane + i * WARP, columns);
     }
     warp_sync();
-    return normed ? warp_sum(square) : 0.0f;
+    if (normed) {
+        square = warp_sum(square);
+        if (lane == 0) sums[SQUARES_AT + item / WARP] = square;
+    }
 }
 
-// The share m of epilogue(W rms_norm(x)). columns, square: of receive. rows: of the output. turn: has the first turn.
+// The share m of epilogue(W rms_norm(x)). columns: of receive. rows: of the output. turn: has the first turn.
 // next: for nvidia/product_quantized.cl. sums: SUM_FLOATS, of which `parity` says which half is free.
 inline void product(const matrix* m, const matrix* next, const target* to, const int rows, const bool normed,
-                    const float square, __local const float* columns, __local float* sums, int* parity, weight_turn* turn) {
+                    __local const float* columns, __local float* sums, int* parity, weight_turn* turn) {
     const int item = this_item(), lane = item % WARP, warp = item / WARP;
-    __local int* taken = (__local int*)(sums + 2 * WARPS * 33);  // a unit for each parity
+    __local int* taken = (__local int*)(sums + SQUARES_AT + WARPS);  // a unit for each parity
     int next_unit = m->first_unit + m->unit_stride, after_next, own = 0;
     for (int unit = m->first_unit; unit < m->n_units; unit = next_unit, next_unit = after_next, *parity ^= 1, ++own) {
         const bool claims = m->claims && next_unit < m->n_units;
@@ -143,13 +147,12 @@ inline void product(const matrix* m, const matrix* next, const target* to, const
                 if (more) load_step(turn, m, unit_then, next_part * TURN_STEPS(m) + i, i, item);
             }
         }
-        __local float* here = sums + *parity * WARPS * 33;  // [WARPS][2][16], then the squares of each warp
+        __local float* here = sums + *parity * WARPS * 32;  // [WARPS][2][16]
 #pragma unroll
         for (int t = 0; t < TILES(m); ++t) {
             const float sum = sum8(acc[t], lane);
             if (!(lane & 2)) here[(warp * 2 + t) * 16 + (lane & 1) * 8 + sum8_index(lane)] = sum;
         }
-        if (normed && lane == 0) here[WARPS * 32 + warp] = square;
         if (claims && item == 0) taken[*parity] = 2 * m->unit_stride + claim;
         barrier(CLK_LOCAL_MEM_FENCE);
         after_next = claims ? taken[*parity] : next_unit + m->unit_stride;
@@ -166,7 +169,7 @@ inline void product(const matrix* m, const matrix* next, const target* to, const
             if (normed) {
                 float sum = 0.0f;
 #pragma unroll
-                for (int i = 0; i < WARPS; ++i) sum += here[WARPS * 32 + i];
+                for (int i = 0; i < WARPS; ++i) sum += sums[SQUARES_AT + i];
                 scale = rsqrt(sum / m->columns + EPS);
             }
             float value = (m->gated ? y : y + other) * scale;

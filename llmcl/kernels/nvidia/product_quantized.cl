@@ -26,13 +26,14 @@
 // At most in a turn: as many as registers allow.
 #define PIECES ((WEIGHT_IS(q8_0) || WEIGHT_IS(q6_k) || WEIGHT_IS(q5_k) || WEIGHT_IS(q5_1) ? 1 : 2) * (DOT ? 2 : 1))
 #define TILE_BYTES(columns) ((columns) / (IS_SUPER ? 256 : 32) * (size_t)(IS_SUPER ? SUPER_BYTES : GROUP_BYTES))
-// Local floats: of a warp's columns, and of the sums and squares of the tiles that wait, twice.
+// Local floats: of a warp's columns; of the sums of the tiles that wait, twice, and of the warps' sums of squares.
 #define MOST_STEPS ((MOST_COLUMNS / 32 + 4 * WARPS - 1) / (4 * WARPS))
 #define MOST_PARTS ((MOST_STEPS + PIECES - 1) / PIECES)
 #define MOST_GROUPS (4 * (((MOST_STEPS + MOST_PARTS - 1) / MOST_PARTS * MOST_PARTS + 1) / 2 * 2))
 #define GROUP_FLOATS (DOT ? 9 : 32)
 #define COLUMN_FLOATS (MOST_GROUPS * GROUP_FLOATS)
-#define SUM_FLOATS (2 * WARPS * (SLOTS * 16 + 1))
+#define SQUARES_AT (2 * WARPS * SLOTS * 16)
+#define SUM_FLOATS (SQUARES_AT + WARPS)
 
 // What a lane reads of a group: its numbers and the scales of its four rows.
 typedef struct {
@@ -275,12 +276,12 @@ inline uint pack4(const float4 v) {
 inline float largest4(const float4 v) { return fmax(fmax(fabs(v.x), fabs(v.y)), fmax(fabs(v.z), fabs(v.w))); }
 #endif
 
-// Puts the columns of the warp's groups, times the norm's weights, into `columns` (local, the warp's own); their sum of squares.
-// turn: for nvidia/product.cl.
+// Puts the columns of the warp's groups, times the norm's weights, into `columns` (local, the warp's own), and their sum of squares
+// into `sums`. turn: for nvidia/product.cl.
 //   DOT    int4 [groups][2], the words that a lane's columns make, then float [groups], their scales
 //   else   float [groups][32]
-inline float receive(weight_turn* turn, const matrix* m, __global const float* x, const uint tag, const bool wait,
-                     __global const float* norm, const bool normed, __local float* columns) {
+inline void receive(weight_turn* turn, const matrix* m, __global const float* x, const uint tag, const bool wait,
+                    __global const float* norm, const bool normed, __local float* columns, __local float* sums) {
     const walk w = walk_of(m);
     const int lane = w.item % WARP, j = lane % 4;
     const int most = (w.parts * w.part_steps + 1) / 2;  // a warp takes the groups of two steps at once, 4 lanes a group
@@ -321,7 +322,10 @@ inline float receive(weight_turn* turn, const matrix* m, __global const float* x
 #endif
     }
     warp_sync();
-    return normed ? warp_sum(square) : 0.0f;
+    if (normed) {
+        square = warp_sum(square);
+        if (lane == 0) sums[SQUARES_AT + w.item / WARP] = square;
+    }
 }
 
 // Sums 4 values over the 8 lanes of equal lane % 4. The lane ends with that of row `sum4_index(lane)`, as lane ^ 4 does.
@@ -354,10 +358,10 @@ inline void finish(const matrix* m, const target* to, __local const float* sums,
     }
 }
 
-// The share m of epilogue(W rms_norm(x)). columns, square: of receive. rows: of the output. turn: has the first turn, and is left
+// The share m of epilogue(W rms_norm(x)). columns: of receive. rows: of the output. turn: has the first turn, and is left
 // with that of `next`. sums: SUM_FLOATS, of which `parity` says which half is free.
 inline void product(const matrix* m, const matrix* next, const target* to, const int rows, const bool normed,
-                    const float square, __local const float* columns, __local float* sums, int* parity, weight_turn* turn) {
+                    __local const float* columns, __local float* sums, int* parity, weight_turn* turn) {
     const walk w = walk_of(m);
     const int lane = w.item % WARP, h = lane % 8 / 4, warp = w.item / WARP;
     if (w.turns == 0) load_early(turn, next);
@@ -385,7 +389,7 @@ inline void product(const matrix* m, const matrix* next, const target* to, const
             }
             load_pieces(turn, m, &w, next_tile, next_part, i);
         }
-        __local float* here = sums + *parity * WARPS * (SLOTS * 16 + 1);  // [WARPS][SLOTS][16], then the squares of each warp
+        __local float* here = sums + *parity * WARPS * SLOTS * 16;  // [WARPS][SLOTS][16]
         if (t == w.turns - 1) load_early(turn, next);
         if (next_part == 0) {
 #pragma unroll
@@ -400,12 +404,11 @@ inline void product(const matrix* m, const matrix* next, const target* to, const
         // Whole units; two more turns fit beside the tiles that wait.
         const int count = min(first_tile, w.tiles) - finished;
         if (t < w.turns - 1 && (count <= SLOTS - 2 * PIECES || count % TILES(m))) continue;
-        if (normed && lane == 0) here[WARPS * SLOTS * 16 + warp] = square;
         barrier(CLK_LOCAL_MEM_FENCE);
         float scale = 1.0f;
         if (normed) {
             float sum = 0.0f;
-            for (int i = 0; i < WARPS; ++i) sum += here[WARPS * SLOTS * 16 + i];
+            for (int i = 0; i < WARPS; ++i) sum += sums[SQUARES_AT + i];
             scale = rsqrt(sum / m->columns + EPS);
         }
         finish(m, to, here, scale, rows, finished, count);
