@@ -139,7 +139,7 @@ def default_splits(device: Device, n_kv_heads: int) -> int:
 
 
 def default_block_n(variant: str) -> int:
-    """Keys a step of decode: on a CPU one tile, so that the memory is read from front to back, not in several places."""
+    """Keys a step of decode: on a CPU one tile, so that memory is read from front to back, not in several places."""
     return 16 if variant == "cpu" else 64
 
 
