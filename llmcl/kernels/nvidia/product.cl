@@ -1,7 +1,7 @@
 // A product for one token, W x, by a work-group: what nvidia/linear_decode.cl and nvidia/decode_layers.cl have in common.
 //
 // A group takes a unit, one 16-row tile or with `gated` two (gate and up), and its warps share the columns in runs of 16. A
-// warp reads a run of a tile, 512 consecutive bytes, 16 a lane: 8 rows of one column, as in the portable form.
+// warp reads a run of a tile, 512 consecutive bytes, 16 a lane: 8 rows of one column, as in the portable variant.
 //
 //     lane:        0        1        2        3      ...      31        tile memory, 16 values a column k:
 //     column k:    0        0        1        1               15       [ rows 0-7 | rows 8-15 ] [ rows 0-7 | ...
