@@ -6,6 +6,7 @@
 
 #define CAT_(a, b) a##b
 #define CAT(a, b) CAT_(a, b)
+#define LARGEST(a, b) ((a) > (b) ? (a) : (b))  // of numbers or, element by element, of vectors
 #define IN_REGISTERS __attribute__((always_inline))  // of functions that hand on arrays which are to stay in registers
 
 typedef float f32_t;

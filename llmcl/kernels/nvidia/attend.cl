@@ -37,7 +37,7 @@
 // A warp's own: first a run's keys, at the end accumulators [GROUP_SIZE][HEAD_DIM], m and l of each query.
 #define RUN_FLOATS (KEY_RUN * HEAD_DIM / 2)
 #define STATE_FLOATS (GROUP_SIZE * (HEAD_DIM + 2))
-#define WARP_FLOATS (RUN_FLOATS > STATE_FLOATS ? RUN_FLOATS : (STATE_FLOATS + 3) / 4 * 4)
+#define WARP_FLOATS LARGEST(RUN_FLOATS, (STATE_FLOATS + 3) / 4 * 4)
 
 #if HEAD_DIM % 64 || HEAD_DIM > 256
 #error "nvidia/attend.cl: HEAD_DIM is 64, 128 or 256"
@@ -68,7 +68,7 @@ inline key_share share_of_keys(const int head, const int split, __global const i
 // A group's local memory.
 typedef struct {
     __local float* queries;  // QUERY_FLOATS
-    __local ushort* new_key; // [HEAD_DIM], in the group that appends it
+    __local ushort* new_key;  // [HEAD_DIM], in the group that appends it
     __local float* warps;    // WARPS times WARP_FLOATS, `stride` floats apart
     int stride;
 } attend_space;

@@ -9,8 +9,6 @@
 // Index space: groups (N_KV_HEADS, N_SPLITS) of WARPS warps. For pages of keys and values see kv_address.cl.
 #include "nvidia/attend.cl"
 
-#define LARGEST(a, b) ((a) > (b) ? (a) : (b))
-
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
 void attention_decode(__global const float* qkv, __global const float* rope, __global const int* state,
                       __global CAT(KV, _t)* k_cache, __global CAT(KV, _t)* v_cache,

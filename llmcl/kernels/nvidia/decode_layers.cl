@@ -31,7 +31,6 @@
 #include "nvidia/ptx.cl"
 #include "nvidia/shares.cl"
 #define Q_SIZE (N_Q_HEADS * HEAD_DIM)
-#define LARGEST(a, b) ((a) > (b) ? (a) : (b))
 #define MOST_COLUMNS LARGEST(LARGEST(FFN, HIDDEN), Q_SIZE)
 #if QUANTIZED
 #include "nvidia/product_quantized.cl"
@@ -141,6 +140,7 @@ void decode_layers(__global const ulong* layers, __global float* x, __global flo
 
         const key_share share = kept;
         if (attends && share.split < share.n_splits) {
+            // As to_out, which is made after attention: its registers are wanted there.
             const matrix ahead = share_of(at[4], Q_SIZE, HIDDEN / 16, false);
             if (share.n_splits == 1) fetch_first(&ahead);  // over a long context it takes longer so
             __global CAT(KV, _t)* k = (__global CAT(KV, _t)*)at[2];
