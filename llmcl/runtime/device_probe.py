@@ -5,8 +5,7 @@ or hang. The answer is remembered; one that speaks against the driver for a day 
 since what was missing may be installed by then.
 
 Run as a program by `ask`, it says what is wrong. `BROKEN`=WORDS=HOW spoils the probe of the devices with these words in
-their name, platform or its version: what is done with a broken driver can be tried without one. HOW: refuses, wrong,
-crashes or hangs.
+their name, platform or its version: what is done with a broken driver can be tried without one.
 """
 
 from __future__ import annotations
@@ -17,12 +16,26 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+from llmcl.errors import UsageError
 from llmcl.runtime.platforms import DeviceEntry
-from llmcl.runtime.probe import A_DAY, CRASHED, HUNG, LASTS_S, NO, answer_parent, ask, digest, remembered, what_failed
+from llmcl.runtime.probe import (
+    A_DAY,
+    CRASHED,
+    HUNG,
+    LASTS_S,
+    NO,
+    answer_parent,
+    ask,
+    digest,
+    is_taken,
+    remembered,
+    what_failed,
+)
 from llmcl.runtime.program import BUILD_OPTIONS, read_source
 
 PROBE = "device_probe.cl"
 BROKEN = "LLMCL_TEST_BROKEN_DRIVER"
+HOW = ("refuses", "wrong", "crashes", "hangs")
 GROUPS = 4
 _SPOILT = {"refuses": f"#error refused by {BROKEN}\n", "wrong": "#define exp(x) (x)\n"}
 
@@ -68,9 +81,9 @@ def _probe(entry: DeviceEntry, _: Sequence[str]) -> str | None:
         time.sleep(1)
     try:
         right = _computes(entry, _SPOILT.get(how, "") + read_source(PROBE))
-    except cl.MemoryError:
-        raise
     except cl.Error as error:
+        if is_taken(error):
+            raise
         what = "compile" if isinstance(error, cl.RuntimeError) else "run"
         return f"its driver cannot {what} a small kernel ({what_failed(str(error))})"
     return None if right else "its driver computes wrong values"
@@ -97,7 +110,10 @@ def _computes(entry: DeviceEntry, source: str) -> bool:
 
 def _broken(entry: DeviceEntry) -> str:
     """How the probe of this device is to be spoilt; "": not at all."""
-    words, _, how = os.environ.get(BROKEN, "").partition("=")
+    wanted = os.environ.get(BROKEN, "")
+    words, _, how = wanted.rpartition("=")
+    if wanted and not (words and how in HOW):
+        raise UsageError(f"{BROKEN} is {wanted!r}; expected part of a name, '=', and one of {', '.join(HOW)}")
     return how if words.lower() in f"{entry.label}, {entry.platform_version}".lower() else ""
 
 

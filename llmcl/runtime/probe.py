@@ -178,14 +178,27 @@ def answer_parent(probe: Callable[[DeviceEntry, Sequence[str]], str | None]) -> 
         try:
             problem = probe(entry, arguments)
             code, reason = (0, "") if problem is None else (_NO_CODE, problem)
-        except (MemoryError, cl.MemoryError, OutOfDeviceMemoryError) as error:
-            reason = f"out of memory: {error}"
         except (cl.Error, LlmclError) as error:
-            code, reason = _NO_CODE, str(error)
-        except Exception as error:
+            reason = str(error)
+            if not (isinstance(error, OutOfDeviceMemoryError) or is_taken(error)):
+                code = _NO_CODE
+        except Exception as error:  # MemoryError, or a mistake of ours
             reason = repr(error)
     print("\n" + what_failed(reason), flush=True)
     os._exit(code)  # at once: what a driver does as the interpreter ends was not asked
+
+
+def is_taken(error: Exception) -> bool:
+    """Whether OpenCL says that the device or memory cannot be had, for which another process may be the cause."""
+    import pyopencl as cl
+
+    codes = cl.status_code
+    return isinstance(error, cl.Error) and error.code in (
+        codes.DEVICE_NOT_AVAILABLE,
+        codes.MEM_OBJECT_ALLOCATION_FAILURE,
+        codes.OUT_OF_RESOURCES,
+        codes.OUT_OF_HOST_MEMORY,
+    )
 
 
 def what_failed(log: str) -> str:

@@ -11,11 +11,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pyopencl as cl
 import pytest
 from programs import ROOT
 from which_devices import chosen_devices, device_id, named_devices
 
-from llmcl.errors import DeviceError
+from llmcl.errors import DeviceError, UsageError
 from llmcl.runtime import device_probe, probe
 from llmcl.runtime.device_probe import BROKEN, checked, fault
 from llmcl.runtime.platforms import DeviceEntry, find_devices, select_device
@@ -71,6 +72,24 @@ def test_a_probe_that_is_ended_from_outside_leaves_the_device_as_it_was(
     monkeypatch.setattr(device_probe, "ask", lambda *_: probe.Ending(probe.UNKNOWN, "SIGKILL"))
     assert fault(default_entry) is None
     assert not (empty_cache / "device_probe").exists()
+
+
+def test_a_device_that_another_process_holds_has_no_fault(default_entry: DeviceEntry) -> None:
+    codes = cl.status_code
+    taken = [
+        probe.is_taken(cl.Error(cl._cl._ErrorRecord("taken", code, "clCreateContext")))
+        for code in (codes.DEVICE_NOT_AVAILABLE, codes.OUT_OF_RESOURCES, codes.BUILD_PROGRAM_FAILURE)
+    ]
+    assert taken == [True, True, False]
+
+
+@pytest.mark.parametrize("value", ["pocl", "pocl=breaks", "=refuses"])
+def test_a_mistake_in_the_switch_is_named(
+    default_entry: DeviceEntry, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv(BROKEN, value)
+    with pytest.raises(UsageError, match=f"{BROKEN} is '{value}'"):
+        fault(default_entry)
 
 
 def test_devices_are_checked_in_their_order(default_entry: DeviceEntry, monkeypatch: pytest.MonkeyPatch) -> None:
