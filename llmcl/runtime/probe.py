@@ -83,8 +83,8 @@ def _stored(path: Path) -> str | None:
         stored = json.loads(path.read_bytes())
         answer, until = stored["answer"], stored["until"]
         # One that lasts longer than any was written before the clock was set back.
-        fresh = until is None or 0 < until - time.time() <= A_DAY
-    except (OSError, ValueError, KeyError, TypeError):
+        fresh = until is None or 0 < until - time.time() < A_DAY + 1
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return answer if fresh and isinstance(answer, str) else None
 
@@ -123,7 +123,10 @@ def _ask_once(module: str, entry: DeviceEntry, arguments: Sequence[str]) -> Endi
     paths = [str(Path(__file__).parents[2]), *filter(None, [*sys.path, os.environ.get("PYTHONPATH")])]
     try:
         # For its output, not a pipe: what a driver leaves running would hold that open. And for files that it leaves.
-        with tempfile.TemporaryDirectory(prefix="llmcl-probe-") as folder, open(f"{folder}/said", "w+b") as said:
+        with (
+            tempfile.TemporaryDirectory(prefix="llmcl-probe-", ignore_cleanup_errors=True) as folder,
+            open(f"{folder}/said", "w+b") as said,
+        ):
             code: int | None
             try:
                 code = subprocess.run(
@@ -167,7 +170,7 @@ def answer_parent(probe: Callable[[DeviceEntry, Sequence[str]], str | None]) -> 
     """The child: probe(device, further arguments) gives what is wrong, one line, or None."""
     import pyopencl as cl
 
-    from llmcl.errors import LlmclError, OutOfDeviceMemoryError
+    from llmcl.errors import LlmclError
 
     code, reason = _UNKNOWN_CODE, "the device was not found"
     index, label, *arguments = sys.argv[1:]
@@ -180,7 +183,7 @@ def answer_parent(probe: Callable[[DeviceEntry, Sequence[str]], str | None]) -> 
             code, reason = (0, "") if problem is None else (_NO_CODE, problem)
         except (cl.Error, LlmclError) as error:
             reason = str(error)
-            if not (isinstance(error, OutOfDeviceMemoryError) or is_taken(error)):
+            if not is_taken(error):
                 code = _NO_CODE
         except Exception as error:  # MemoryError, or a mistake of ours
             reason = repr(error)
@@ -193,7 +196,8 @@ def is_taken(error: Exception) -> bool:
     import pyopencl as cl
 
     codes = cl.status_code
-    return isinstance(error, cl.Error) and error.code in (
+    cause = error if isinstance(error, cl.Error) else error.__cause__  # ours name what was being done
+    return isinstance(cause, cl.Error) and cause.code in (
         codes.DEVICE_NOT_AVAILABLE,
         codes.MEM_OBJECT_ALLOCATION_FAILURE,
         codes.OUT_OF_RESOURCES,

@@ -18,6 +18,7 @@ from which_devices import chosen_devices, device_id, named_devices
 
 from llmcl.errors import DeviceError, UsageError
 from llmcl.runtime import device_probe, probe
+from llmcl.runtime.device import named_errors
 from llmcl.runtime.device_probe import BROKEN, checked, fault
 from llmcl.runtime.platforms import DeviceEntry, find_devices, select_device
 
@@ -74,13 +75,19 @@ def test_a_probe_that_is_ended_from_outside_leaves_the_device_as_it_was(
     assert not (empty_cache / "device_probe").exists()
 
 
-def test_a_device_that_another_process_holds_has_no_fault(default_entry: DeviceEntry) -> None:
+def test_a_device_that_another_process_holds_has_no_fault() -> None:
     codes = cl.status_code
-    taken = [
-        probe.is_taken(cl.Error(cl._cl._ErrorRecord("taken", code, "clCreateContext")))
-        for code in (codes.DEVICE_NOT_AVAILABLE, codes.OUT_OF_RESOURCES, codes.BUILD_PROGRAM_FAILURE)
-    ]
-    assert taken == [True, True, False]
+    for code, taken in (
+        (codes.DEVICE_NOT_AVAILABLE, True),
+        (codes.OUT_OF_RESOURCES, True),
+        (codes.BUILD_PROGRAM_FAILURE, False),
+    ):
+        error = cl.Error(cl._cl._ErrorRecord("failed", code, "clCreateContext"))
+        assert probe.is_taken(error) is taken
+        with pytest.raises(DeviceError) as caught, named_errors("opening it"):
+            raise error
+        assert probe.is_taken(caught.value) is taken
+    assert not probe.is_taken(DeviceError("no such device"))
 
 
 @pytest.mark.parametrize("value", ["pocl", "pocl=breaks", "=refuses"])

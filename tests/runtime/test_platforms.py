@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmcl.errors import DeviceError
+from llmcl.runtime.device_probe import checked
 from llmcl.runtime.platforms import (
     KINDS,
     DeviceEntry,
@@ -239,8 +240,9 @@ def test_the_list_is_ranked_and_stable() -> None:
     first, second = find_devices(), find_devices()
     assert [(e.index, e.label) for e in first] == [(e.index, e.label) for e in second]
     assert [e.index for e in first] == list(range(len(first)))
-    assert select_device().label == first[0].label
-    assert select_device(len(first) - 1 if first[-1].usable else 0).usable
+    usable = [entry for entry in checked(first) if entry.usable]
+    assert select_device().index == usable[0].index
+    assert select_device(usable[-1].index).label == usable[-1].label
 
 
 def write_machine(root: Path, meminfo_kb: int, group: str, files: dict[str, str]) -> Path:
