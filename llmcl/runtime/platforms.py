@@ -103,7 +103,10 @@ class DeviceEntry:
         if self.lacks:
             return "update its driver or choose another device"
         if self.is_pocl:
-            return "install another PoCL, such as the system's package pocl-opencl-icd, or choose another device"
+            return (
+                "install another PoCL, such as the system's package (Debian and Ubuntu: `apt-get install "
+                "pocl-opencl-icd`), or choose another device"
+            )
         return "update or reinstall its driver, or choose another device"
 
 
