@@ -37,7 +37,7 @@ def devices(device: opt.Device = None, format: opt.Format = "text") -> None:
     width = min(WIDTH, shutil.get_terminal_size().columns)
     for entry in entries:
         print(_described(entry, width) + "\n")
-    print(textwrap.fill(reason, width))
+    print(_wrapped("", reason, width))
 
 
 def _described(entry: DeviceEntry, width: int) -> str:
@@ -67,7 +67,8 @@ def _described(entry: DeviceEntry, width: int) -> str:
 
 
 def _wrapped(label: str, value: str, width: int) -> str:
-    return textwrap.fill(value, width, initial_indent=label, subsequent_indent=" " * len(label))
+    indent = " " * len(label)  # no break at a hyphen: a command is to be copied
+    return textwrap.fill(value, width, initial_indent=label, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def _size(n_bytes: int) -> str:
