@@ -3,14 +3,14 @@
 A test with the fixture `device` (or `cl_entry`) runs once on each OpenCL device found, and its id names it.
 `LLMCL_TEST_DEVICE=pocl,gpu` keeps to the devices whose id, name or platform holds one of these words;
 `LLMCL_TEST_REQUIRE=pocl,llvmpipe` makes it an error when one of these is missing. The end of a run says
-which of the implementations that llmcl is tested on were not found.
+which of the implementations that llmcl is tested on were not found, and which devices have a driver that does not work.
+Of several PoCLs the preferred one is tested; a word for another alone (`pocl-2`, `3.1+debian`) asks for that.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -23,7 +23,9 @@ from echo_engine import Engine
 from helpers import option_variables
 from hypothesis import settings
 from own_cache import use_own_cache
+from which_devices import chosen_devices, named_devices
 
+from llmcl.runtime.device_probe import checked
 from llmcl.runtime.platforms import DeviceEntry, find_devices
 
 # A shared machine makes single examples slow at times, which is no defect.
@@ -43,34 +45,20 @@ EXPECTED = {
 }
 
 
-def device_id(entry: DeviceEntry) -> str:
-    """A short name of what is under test: the implementation, or for a GPU its model."""
-    if entry.is_software:
-        return "oclgrind" if "Oclgrind" in entry.platform_name else entry.name.split(" ")[0].lower()
-    if entry.kind == "cpu" and (entry.is_intel_cpu or entry.is_pocl):
-        return "intel-cpu" if entry.is_intel_cpu else "pocl"
-    return f"{entry.kind}-" + re.sub(r"[^a-z0-9]+", "-", f"{entry.name} {entry.platform_name}".lower()).strip("-")
+@cache
+def all_devices() -> list[DeviceEntry]:
+    return checked(find_devices())
 
 
 @cache
 def found_devices() -> dict[str, DeviceEntry]:
     """Every usable device by its id."""
-    devices: dict[str, DeviceEntry] = {}
-    for entry in find_devices():
-        if entry.usable:
-            name = device_id(entry)
-            devices[f"{name}-{entry.index}" if name in devices else name] = entry
-    return devices
+    return named_devices(all_devices())
 
 
 @cache
 def tested_devices() -> dict[str, DeviceEntry]:
-    words = [word.lower() for word in os.environ.get("LLMCL_TEST_DEVICE", "").split(",") if word]
-    return {
-        name: entry
-        for name, entry in found_devices().items()
-        if not words or any(word in f"{name} {entry.name} {entry.platform_name}".lower() for word in words)
-    }
+    return chosen_devices(found_devices(), os.environ.get("LLMCL_TEST_DEVICE", ""))
 
 
 def missing(names: list[str]) -> list[str]:
@@ -85,7 +73,12 @@ def pytest_configure() -> None:
 def pytest_sessionstart() -> None:
     absent = missing([name for name in os.environ.get("LLMCL_TEST_REQUIRE", "").split(",") if name])
     if absent:
-        raise pytest.UsageError(f"LLMCL_TEST_REQUIRE names OpenCL implementations not found: {', '.join(absent)}")
+        unusable = "".join(
+            f"\n{entry.label} is not usable: {entry.why_not}" for entry in all_devices() if entry.why_not
+        )
+        raise pytest.UsageError(
+            f"LLMCL_TEST_REQUIRE names OpenCL implementations not found: {', '.join(absent)}{unusable}"
+        )
     if not tested_devices():
         raise pytest.UsageError(
             f"no OpenCL device to test on (LLMCL_TEST_DEVICE={os.environ.get('LLMCL_TEST_DEVICE', '')!r}); "
@@ -129,11 +122,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.line(f"tested on {name}: {entry.label}, {entry.platform_version}")
     if tuple(found_devices()) == ("oclgrind",):
         return  # the simulator hides the others
-    for name in found_devices().keys() - tested_devices().keys():
-        terminalreporter.line(f"left out by LLMCL_TEST_DEVICE: {name}")
-    for entry in find_devices():
+    for name, entry in found_devices().items():
+        if name not in tested_devices():
+            other = entry.is_pocl and name != "pocl"
+            reason = (
+                f"another PoCL is tested; LLMCL_TEST_DEVICE={name} asks for this" if other else "by LLMCL_TEST_DEVICE"
+            )
+            terminalreporter.line(f"left out: {name}, {entry.label}, {entry.driver_version} ({reason})")
+    for entry in all_devices():
         if not entry.usable:
-            terminalreporter.line(f"not usable: {entry.label}: {entry.why_not}")
+            terminalreporter.line(f"not usable: {entry.label}, {entry.driver_version}: {entry.why_not}")
     for name in missing([*EXPECTED]):
         terminalreporter.line(f"not found: {name} ({EXPECTED[name]})")
 
@@ -156,11 +154,17 @@ def device(cl_entry: DeviceEntry) -> Iterator[Device]:
 
 
 @pytest.fixture(scope="session")
-def default_device() -> Iterator[Device]:
-    """The one device that llmcl would choose, for tests whose subject is not the device."""
+def default_entry() -> DeviceEntry:
+    """The one device that llmcl would choose, as `find_devices()` describes it."""
+    return next(iter(tested_devices().values()))
+
+
+@pytest.fixture(scope="session")
+def default_device(default_entry: DeviceEntry) -> Iterator[Device]:
+    """The same, opened: for tests whose subject is not the device."""
     from llmcl.runtime.device import Device
 
-    opened = Device.open(next(iter(tested_devices().values())))
+    opened = Device.open(default_entry)
     yield opened
     opened.close()
 

@@ -412,5 +412,5 @@ def transformers_logits(model: Any, token_ids: Sequence[int]) -> NDArray[np.floa
 
 def option_variables() -> list[str]:
     """The variables of the tests' environment that would set options of the command line."""
-    kept = "LLMCL_CACHE_DIR", "LLMCL_SET_OCL_ICD_VENDORS"
+    kept = "LLMCL_CACHE_DIR", "LLMCL_SET_OCL_ICD_VENDORS", "LLMCL_TEST_BROKEN_DRIVER"
     return [name for name in os.environ if name.startswith("LLMCL_") and name not in kept]

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import ascii_tokenizer, random_weights, relative_error, save_folder, small_config
+from helpers import ascii_tokenizer, option_variables, random_weights, relative_error, save_folder, small_config
 
 import llmcl
 from llmcl.checkpoint import open_checkpoint
@@ -53,9 +53,8 @@ def fails(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, default_device: Device
 ) -> Iterator[Failing]:
     """fails(error class, model, *options) runs `llmcl generate` and gives the message of the error it ends with."""
-    for name in os.environ:
-        if name.startswith("LLMCL_") and name not in ("LLMCL_CACHE_DIR", "LLMCL_SET_OCL_ICD_VENDORS"):
-            monkeypatch.delenv(name)
+    for name in option_variables():
+        monkeypatch.delenv(name)
 
     def run(error: type[LlmclError], model: object, *options: str, prompt: str = "Hello.") -> str:
         device = () if "--device" in options else ("--device", str(default_device.entry.index))

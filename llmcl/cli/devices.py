@@ -19,16 +19,17 @@ LABEL_WIDTH = 13
 
 def devices(device: opt.Device = None, format: opt.Format = "text") -> None:
     """List every OpenCL device with its limits and capabilities, and say which one is used and why."""
+    from llmcl.runtime.device_probe import checked
     from llmcl.runtime.platforms import choose_device, explain_choice, find_devices
 
-    entries = find_devices()
+    entries = checked(find_devices(), again=True)
     if device or not entries:
         chosen = choose_device(entries, device)  # raises where there is none, saying what to install
         reason = f"Device {chosen.index} would be used, {chosen.label}: --device {device} names it."
         selected: int | None = chosen.index
     else:
         reason = explain_choice(entries)
-        selected = 0 if entries[0].usable else None
+        selected = next((entry.index for entry in entries if entry.usable), None)
     if format == "json":
         listed = [_as_dict(entry) for entry in entries]
         print(json_text.dumps({"devices": listed, "selected": selected, "reason": reason}))
@@ -36,7 +37,7 @@ def devices(device: opt.Device = None, format: opt.Format = "text") -> None:
     width = min(WIDTH, shutil.get_terminal_size().columns)
     for entry in entries:
         print(_described(entry, width) + "\n")
-    print(textwrap.fill(reason, width))
+    print(_wrapped("", reason, width))
 
 
 def _described(entry: DeviceEntry, width: int) -> str:
@@ -59,14 +60,15 @@ def _described(entry: DeviceEntry, width: int) -> str:
         "features": ", ".join(name for name, present in features.items() if present) or "none beyond the core",
     }
     if not entry.usable:
-        lines["unusable"] = entry.why_not or ""
+        lines["unusable"] = f"{entry.why_not}; {entry.remedy}"
     text = [_wrapped(f"{entry.index}: ", entry.name, width)]
     text += [_wrapped(f"   {label:<{LABEL_WIDTH}} ", value, width) for label, value in lines.items()]
     return "\n".join(text)
 
 
 def _wrapped(label: str, value: str, width: int) -> str:
-    return textwrap.fill(value, width, initial_indent=label, subsequent_indent=" " * len(label))
+    indent = " " * len(label)  # no break at a hyphen: a command is to be copied
+    return textwrap.fill(value, width, initial_indent=label, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def _size(n_bytes: int) -> str:
@@ -77,7 +79,8 @@ def _size(n_bytes: int) -> str:
 
 
 def _as_dict(entry: DeviceEntry) -> dict[str, Any]:
-    values = {field.name: getattr(entry, field.name) for field in fields(entry) if field.name != "device"}
+    names = [field.name for field in fields(entry) if field.name not in ("lacks", "device", "fault")]
+    values = {name: getattr(entry, name) for name in (*names, "usable", "why_not", "remedy")}
     for name in ("opencl_version", "opencl_c_version"):
         values[name] = ".".join(map(str, values[name]))
     return values

@@ -1,23 +1,23 @@
 """Whether a CPU device's kernels can reach the processor's dot products of narrow numbers, and how.
 
 OpenCL has no portable way to them that is fast on CPUs, so kernels name LLVM's intrinsic or write the instruction. With
-the wrong form a driver's compiler aborts the process, or the processor meets an instruction that it does not have:
-every form is tried in a child process, and the answer is remembered for this driver and processor.
+the wrong form a driver's compiler refuses the kernel or aborts the process, or the processor meets an instruction that
+it does not have: forms are tried in child processes, and the answer is remembered for this driver and processor.
 
-Run as a program with an index of `find_devices()`, its label, an instruction and a form, it exits 0 if that is right.
+Run as a program by `ask` with an instruction and a form, it says whether that is right on the device.
 """
 
 from __future__ import annotations
 
+import math
 import platform
-import sys
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmcl.runtime.platforms import DeviceEntry
-from llmcl.runtime.probe import probed_entry, remembered, succeeds
+from llmcl.runtime.probe import LASTS_S, YES, answer_parent, ask, processor, remembered
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,74 +47,71 @@ def _bfloat16(rng: np.random.Generator) -> tuple[Any, Any, Any]:
 class DotProduct:
     """An instruction, which adds up `width` products in each lane.
 
-    intel, pocl: values of the build constant DOT that stand for it, fastest first.
+    flag: of the processors that have it, in Linux's words. forms: values of the build constant DOT, fastest first.
     case: (w, x, sums [16]) from random numbers, as kernels/cpu/dot_probe.cl takes and gives them.
     """
 
     name: str
     width: int
-    intel: tuple[int, ...]
-    pocl: tuple[int, ...]
+    flag: str
+    forms: tuple[int, ...]
     case: Callable[[np.random.Generator], tuple[Any, Any, Any]]
 
 
-INT8 = DotProduct("vpdpbusd", 4, intel=(1,), pocl=(2, 3), case=_bytes)  # kernels/cpu/dot4.cl
-BFLOAT16 = DotProduct("vdpbf16ps", 2, intel=(1,), pocl=(2,), case=_bfloat16)  # kernels/cpu/dot2.cl
+INTRINSIC = 1  # the form with LLVM's intrinsic; in the others the instruction is written out
+INT8 = DotProduct("vpdpbusd", 4, "avx512_vnni", forms=(INTRINSIC, 2, 3), case=_bytes)  # kernels/cpu/dot4.cl
+BFLOAT16 = DotProduct("vdpbf16ps", 2, "avx512_bf16", forms=(INTRINSIC, 2), case=_bfloat16)  # kernels/cpu/dot2.cl
 
 
 def dot_product(entry: DeviceEntry, wanted: DotProduct) -> int:
     """The fastest form of a dot product that is right on a CPU device; NONE where there is none."""
     from llmcl.runtime.program import read_source
 
-    if platform.machine().lower() not in ("x86_64", "amd64"):
+    if platform.machine().lower() not in ("x86_64", "amd64") or not _may_have(wanted.flag):
         return NONE
-    forms = wanted.intel if entry.is_intel_cpu else wanted.pocl if entry.is_pocl else ()
-    if not forms:
-        return NONE
-    return remembered(
-        "dot_product",
-        entry,
-        _processor(),
-        wanted.name,
-        read_source(PROBE),
-        answer=lambda: next((form for form in forms if succeeds(__name__, entry, wanted.name, str(form))), NONE),
-    )
+    # PoCL aborts at an intrinsic that its LLVM does not know for the processor, so there this form is tried last.
+    forms = sorted(wanted.forms, key=lambda form: entry.is_pocl and form == INTRINSIC)
+
+    def answer() -> tuple[str, float]:
+        lasts_s = math.inf
+        for form in forms:
+            verdict = ask(__name__, entry, wanted.name, str(form)).verdict
+            if verdict == YES:
+                return str(form), lasts_s
+            lasts_s = min(lasts_s, LASTS_S[verdict])
+        return str(NONE), lasts_s
+
+    found = remembered("dot_product", entry, wanted.name, read_source(PROBE), answer=answer)
+    return next((form for form in forms if str(form) == found), NONE)
 
 
-def _processor() -> str:
-    """What distinguishes this processor from another behind the same driver's device name."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return "\n".join(next((line for line in lines if line.startswith(key)), "") for key in ("model name", "flags"))
+def _may_have(flag: str) -> bool:
+    """Whether the processor has this feature; True where the system does not list its features."""
+    listed = re.search(r"^flags\s*:(.*)$", processor(), re.MULTILINE)
+    return listed is None or flag in listed[1].split()
 
 
-def _probe(entry: DeviceEntry, wanted: DotProduct, form: int) -> bool:
+def _probe(entry: DeviceEntry, arguments: Sequence[str]) -> str | None:
     """Compares the sums of 64 products in each of 16 lanes with NumPy's."""
     import numpy as np
     import pyopencl as cl
 
     from llmcl.runtime.program import read_source
 
+    name, form = arguments
+    wanted = next(product for product in (INT8, BFLOAT16) if product.name == name)
     context = cl.Context([entry.device])
     queue = cl.CommandQueue(context)
     program = cl.Program(context, read_source(PROBE))
     program.build(["-cl-std=CL1.2", f"-DWIDTH={wanted.width}", f"-DDOT={form}"], cache_dir=False)  # type: ignore[arg-type]
-    w, x, expected = wanted.case(np.random.default_rng(form))
+    w, x, expected = wanted.case(np.random.default_rng(int(form)))
     out = np.zeros_like(expected)
     flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
     buffers = [cl.Buffer(context, flags, hostbuf=array) for array in (w, x, out)]
     program.dot_probe(queue, (1,), (1,), *buffers)
     cl.enqueue_copy(queue, out, buffers[2])
-    return bool(np.array_equal(out, expected))
-
-
-def main(arguments: list[str]) -> int:
-    entry = probed_entry(arguments)
-    wanted = next(product for product in (INT8, BFLOAT16) if product.name == arguments[2])
-    return 0 if entry and _probe(entry, wanted, int(arguments[3])) else 1
+    return None if np.array_equal(out, expected) else "the sums are wrong"
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    answer_parent(_probe)

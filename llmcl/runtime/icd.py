@@ -168,9 +168,9 @@ def remembered_probe(library: str) -> str | None:
 
 def probe_in_child(library: str) -> str | None:
     """Opens a context with the driver `library` in a child process (about 50 ms). None if that worked."""
-    program = sys.executable or ""
-    if getattr(sys, "frozen", False) or not re.match("python|pypy", os.path.basename(program)):
-        return None  # a program that embeds Python: starting it again would not start an interpreter
+    program = interpreter()
+    if program is None:
+        return None
     script = str(Path(__file__).with_name("icd_probe.py"))
     try:
         child = subprocess.run(
@@ -189,6 +189,13 @@ def probe_in_child(library: str) -> str | None:
         return f"it ended the process with signal {-child.returncode}"
     lines = child.stderr.decode(errors="replace").strip().splitlines()
     return None if child.returncode == 0 else (lines[-1] if lines else f"exit code {child.returncode}")
+
+
+def interpreter() -> str | None:
+    """The Python that runs this; None in a program that embeds it: starting that again would start no interpreter."""
+    program = sys.executable or ""
+    embedded = getattr(sys, "frozen", False) or not re.match("python|pypy", os.path.basename(program))
+    return None if embedded else program
 
 
 def half_installed() -> str | None:

@@ -1,11 +1,13 @@
 """Which OpenCL devices there are, what each can do, and which one is used.
 
 No device is on a list of allowed ones: OpenCL 1.2 with a compiler and ordinary float32 is enough. Nothing
-here opens a context, so listing devices is cheap and leaves no trace on them.
+here opens a context, so listing devices is cheap and leaves no trace on them; whether a driver's compiler works
+is found out in another process (device_probe.py), and remembered.
 """
 
 from __future__ import annotations
 
+import logging
 import platform
 import re
 import sys
@@ -30,6 +32,8 @@ __all__ = [
     "select_device",
 ]
 
+_log = logging.getLogger(__name__)
+
 POCL = "Portable Computing Language"  # its platform's name
 KINDS = ("gpu", "accelerator", "cpu", "custom")  # in order of preference
 MINIMUM_VERSION = (1, 2)
@@ -42,7 +46,7 @@ class DeviceEntry:
     """One device of one platform; the same hardware has an entry for each driver that offers it."""
 
     index: int
-    """Position in `find_devices()`, which lists the preferred device first."""
+    """Position in `find_devices()`, which lists the preferred device first; a fault does not change it."""
     name: str
     kind: str
     """One of KINDS; simulators and software renderers are "cpu", whatever they claim."""
@@ -72,23 +76,47 @@ class DeviceEntry:
     is_software: bool
     """A simulator or a software renderer: made to be correct, not fast."""
     extensions: tuple[str, ...]
-    usable: bool
-    why_not: str | None
-    """What an unusable device lacks."""
+    lacks: str | None
+    """What the device does not have and llmcl needs."""
     device: cl.Device = field(repr=False, compare=False)
+    fault: str | None = None
+    """How its driver failed at a small kernel; None: it did not, or was not asked (see `device_probe.checked`)."""
 
     @property
     def label(self) -> str:
         return f"{self.name} ({self.platform_name})"
+
+    @property
+    def why_not(self) -> str | None:
+        """Why the device cannot be used."""
+        return self.lacks or self.fault
+
+    @property
+    def usable(self) -> bool:
+        return self.why_not is None
+
+    @property
+    def remedy(self) -> str | None:
+        """What makes it usable, or serves instead."""
+        if self.usable:
+            return None
+        if self.lacks:
+            return "update its driver or choose another device"
+        if self.is_pocl:
+            return (
+                "install another PoCL, such as the system's package (Debian and Ubuntu: `apt-get install "
+                "pocl-opencl-icd`), or choose another device"
+            )
+        return "update or reinstall its driver, or choose another device"
 
 
 # ---- finding ----------------------------------------------------------------------------------------------
 
 
 def find_devices() -> list[DeviceEntry]:
-    """Every device of every platform, the preferred one first, unusable ones last; [] where there is none.
+    """Every device of every platform, the preferred one first, those that lack something last; [] if there is none.
 
-    Raises DeviceError where pyopencl itself cannot be imported.
+    Their drivers are not tried here. Raises DeviceError where pyopencl itself cannot be imported.
     """
     prepare_icd_loader()
     try:
@@ -121,7 +149,6 @@ def _describe(cl_platform: cl.Platform, device: cl.Device) -> DeviceEntry:
     kind = "cpu" if is_software else _kind(device.type)
     unified = bool(device.host_unified_memory) or kind == "cpu"
     extensions = tuple(device.extensions.split())
-    why_not = _why_not(device)
     return DeviceEntry(
         index=0,
         name=name,
@@ -150,13 +177,12 @@ def _describe(cl_platform: cl.Platform, device: cl.Device) -> DeviceEntry:
         is_pocl=platform_name == POCL,
         is_software=is_software,
         extensions=extensions,
-        usable=why_not is None,
-        why_not=why_not,
+        lacks=_lacks(device),
         device=device,
     )
 
 
-def _why_not(device: cl.Device) -> str | None:
+def _lacks(device: cl.Device) -> str | None:
     import pyopencl as cl
 
     version = min(_version(device.version), _version(device.opencl_c_version))
@@ -260,7 +286,7 @@ def _cgroup_folders(root: Path) -> list[tuple[Path, str, str]]:
 # What decides between two devices, in this order: the smaller value wins. The sentence is for
 # `explain_choice`.
 _CRITERIA: tuple[tuple[Callable[[DeviceEntry], Any], str], ...] = (
-    (lambda e: not e.usable, "it is the only one that meets the minimum"),
+    (lambda e: e.lacks is not None, "it is the only one that meets the minimum"),
     (lambda e: e.is_software, "software renderers and simulators come last"),
     (lambda e: KINDS.index(e.kind), "a GPU is preferred to an accelerator, an accelerator to a CPU"),
     (
@@ -285,18 +311,28 @@ def rank_devices(entries: Sequence[DeviceEntry]) -> list[DeviceEntry]:
 
 
 def select_device(request: str | int | None = None) -> DeviceEntry:
-    """The device to use: the preferred one, or the one that `request` names (see `choose_device`)."""
-    return choose_device(find_devices(), request)
+    """The device to use: the preferred one, or the one that `request` names (see `choose_device`).
+
+    Drivers are tried in the order of preference until one works.
+    """
+    from llmcl.runtime.device_probe import fault
+
+    return choose_device(find_devices(), request, fault=fault)
 
 
-def choose_device(entries: Sequence[DeviceEntry], request: str | int | None = None) -> DeviceEntry:
-    """The device among `entries` that `request` names, the preferred one of several.
+def choose_device(
+    entries: Sequence[DeviceEntry],
+    request: str | int | None = None,
+    *,
+    fault: Callable[[DeviceEntry], str | None] = lambda entry: entry.fault,
+) -> DeviceEntry:
+    """The device among `entries` that `request` names: of several the preferred one whose driver has no fault.
 
     `request` is an index (also as a string of digits), a kind ("gpu", "cpu", "accelerator"), or part of the
     name of the device or its platform, else of the platform's version, in upper or lower case; None or ""
-    leaves the choice to the ranking.
+    leaves the choice to the ranking. A warning names each device that was preferred but has a fault.
 
-    Raises DeviceError, listing what was found, where there is no such device or where it lacks something.
+    Raises DeviceError, listing what was found, where there is no such device or where it cannot be used.
     """
     ranked = rank_devices(entries)
     if not ranked:
@@ -316,14 +352,22 @@ def choose_device(entries: Sequence[DeviceEntry], request: str | int | None = No
         named = [e for e in ranked if needle in e.name.lower() or needle in e.platform_name.lower()]
         matching = named or [e for e in ranked if needle in e.platform_version.lower()]  # only there "PoCL", "CUDA"
         wanted = f"a device or platform with {text!r} in its name"
-    if matching and matching[0].usable:
-        return matching[0]
+    passed_over: list[DeviceEntry] = []
+    for entry in matching:
+        found = replace(entry, fault=None if entry.lacks else fault(entry))
+        if found.usable:
+            for other in passed_over:
+                _log.warning(
+                    "%s cannot be used: %s; %s. Using %s", other.label, other.why_not, other.remedy, found.label
+                )
+            return found
+        passed_over.append(found)
+    faults = {entry.index: entry for entry in passed_over}
+    ranked = [faults.get(entry.index, entry) for entry in ranked]
     listing = "\n".join(_line(entry) for entry in ranked)
-    if matching:
-        raise DeviceError(
-            f"{matching[0].label} cannot be used: {matching[0].why_not}; "
-            f"update its driver or choose another device. Found:\n{listing}"
-        )
+    if passed_over:
+        first = passed_over[0]
+        raise DeviceError(f"{first.label} cannot be used: {first.why_not}; {first.remedy}. Found:\n{listing}")
     notes = "".join(f"\n{note}" for note in prepare_icd_loader())
     raise DeviceError(
         f"{wanted} was not found; choose with --device an index, a kind (gpu, cpu) or part of a name. "
@@ -333,16 +377,24 @@ def choose_device(entries: Sequence[DeviceEntry], request: str | int | None = No
 
 def explain_choice(entries: Sequence[DeviceEntry] | None = None) -> str:
     """One sentence: which device would be used without a request, and why."""
-    ranked = rank_devices(find_devices() if entries is None else entries)
+    if entries is None:
+        from llmcl.runtime.device_probe import checked
+
+        entries = checked(find_devices())
+    ranked = rank_devices(entries)
     if not ranked:
         return f"No OpenCL device was found; {_advice_without_device()}"
-    first = ranked[0]
-    if not first.usable:
-        return f"No device can be used: of {first.label}, {first.why_not}."
-    if len(ranked) == 1:
-        return f"Device 0 would be used, {first.label}: it is the only one."
-    reason = next((reason for value, reason in _CRITERIA if value(first) != value(ranked[1])), _CRITERIA[-1][1])
-    return f"Device 0 would be used, {first.label}: {reason}."
+    usable = [entry for entry in ranked if entry.usable]
+    if not usable:
+        return f"No device can be used: of {ranked[0].label}, {ranked[0].why_not}; {ranked[0].remedy}."
+    first = usable[0]
+    if first.index > 0:
+        reason = f"device 0, {ranked[0].label}, is preferred but cannot be used"
+    elif len(ranked) == 1:
+        reason = "it is the only one"
+    else:
+        reason = next((reason for value, reason in _CRITERIA if value(first) != value(ranked[1])), _CRITERIA[-1][1])
+    return f"Device {first.index} would be used, {first.label}: {reason}."
 
 
 def _line(entry: DeviceEntry) -> str:

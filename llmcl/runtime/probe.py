@@ -2,62 +2,220 @@
 
 With the wrong instructions a driver's compiler may abort the process, or the device may fault and take its
 context along.
+
+What a child says itself is remembered for ever. A crash is asked about a second time, since a compiler that finds no
+memory crashes as well, and then remembered for a day; a child that hangs, which a busy machine may make of any, for ten
+minutes. What was ended from outside says nothing about the driver and is not remembered at all.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 import os
+import platform
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import NoReturn
 
-from llmcl.paths import cache_dir
+from llmcl.paths import cache_dir, write_atomically
+from llmcl.runtime.icd import interpreter
 from llmcl.runtime.platforms import DeviceEntry, find_devices
 
-_TIMEOUT_S = 60.0
+TIMEOUT_S = 60.0
+A_DAY = 86400.0
+YES, NO, CRASHED, HUNG, UNKNOWN = "yes", "no", "crashed", "hung", "unknown"
+LASTS_S: Mapping[str, float] = {YES: math.inf, NO: math.inf, CRASHED: A_DAY, HUNG: 600.0, UNKNOWN: 0.0}
+
+_STARTED = "the probe starts"  # printed by the child: what ended it before is not the kernel's doing
+_NO_CODE, _UNKNOWN_CODE = 65, 75  # exit codes; sysexits.h calls them "data error" and "temporary failure"
+_CRASHES = {"SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGSYS", "SIGTRAP"}
+_CPU_KEYS = ("vendor_id", "model name", "flags", "CPU implementer", "CPU part", "Features")
 
 
-def remembered(kind: str, entry: DeviceEntry, *identity: str, answer: Callable[[], int]) -> int:
-    """`answer()`, or what it was before on this device with this driver.
+@dataclass(frozen=True)
+class Ending:
+    """How a child process ended. verdict: YES, NO, CRASHED, HUNG or UNKNOWN. reason: why not YES, one line."""
+
+    verdict: str
+    reason: str = ""
+
+
+def remembered(
+    kind: str,
+    entry: DeviceEntry,
+    *identity: str,
+    answer: Callable[[], tuple[str, float]],
+    counts: Callable[[str], bool] = lambda stored: True,
+) -> str:
+    """The answer that was given before on this device with this driver and processor, or that of `answer()`.
 
     kind: a folder of the cache. identity: what else the answer depends on, such as the probe's source.
+    answer: gives the answer and for how many seconds it is to be remembered. counts: whether an earlier one still does.
     """
-    parts = (entry.platform_name, entry.platform_version, entry.name, entry.driver_version, *identity)
-    path = cache_dir() / kind / hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+    path = cache_dir() / kind / digest(entry, *identity)
+    stored = _stored(path)
+    if stored is not None and counts(stored):
+        return stored
+    found, lasts_s = answer()
     try:
-        return int(path.read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        pass
-    found = answer()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(str(found), encoding="ascii")
+        if lasts_s > 0:
+            until = None if math.isinf(lasts_s) else time.time() + lasts_s
+            write_atomically(path, json.dumps({"answer": found, "until": until}).encode())
+        else:
+            path.unlink(missing_ok=True)
     except OSError:
         pass  # a read-only home: probed again next time
     return found
 
 
-def succeeds(module: str, entry: DeviceEntry, *arguments: str) -> bool:
-    """Whether `python -m module` exits 0, given what `probed_entry` needs to find the device, and the arguments."""
-    package_root = str(Path(__file__).parents[2])
-    paths = [package_root, *filter(None, [os.environ.get("PYTHONPATH")])]
+def _stored(path: Path) -> str | None:
+    """The answer in a file, unless it is damaged or its time is over."""
     try:
-        result = subprocess.run(
-            [sys.executable, "-m", module, str(entry.index), entry.label, *arguments],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return False
-    return result.returncode == 0
+        stored = json.loads(path.read_bytes())
+        answer, until = stored["answer"], stored["until"]
+        # One that lasts longer than any was written before the clock was set back.
+        fresh = until is None or 0 < until - time.time() < A_DAY + 1
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return answer if fresh and isinstance(answer, str) else None
 
 
-def probed_entry(arguments: Sequence[str]) -> DeviceEntry | None:
-    """In the child: the device that the first two arguments name."""
-    index, label = arguments[:2]
-    return next((entry for entry in find_devices() if entry.index == int(index) and entry.label == label), None)
+def digest(entry: DeviceEntry, *identity: str) -> str:
+    """A name for what the answers of a device depend on: its driver, the processor, and `identity`."""
+    parts = (entry.platform_name, entry.platform_version, entry.name, entry.driver_version, processor(), *identity)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+@cache
+def processor() -> str:
+    """What distinguishes this processor from another behind the same device name: machines may share a home."""
+    lines = []
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            for line in file:  # of the first core only: the whole file takes long to make where there are hundreds
+                if not line.strip():
+                    break
+                lines.append(line.strip())
+    except (OSError, UnicodeDecodeError):
+        return platform.processor()
+    return "\n".join(line for line in lines if line.startswith(_CPU_KEYS))
+
+
+def ask(module: str, entry: DeviceEntry, *arguments: str) -> Ending:
+    """What `python -m module` says of the device: its main is to be `answer_parent`. A crash counts when repeated."""
+    ending = _ask_once(module, entry, arguments)
+    return _ask_once(module, entry, arguments) if ending.verdict == CRASHED else ending
+
+
+def _ask_once(module: str, entry: DeviceEntry, arguments: Sequence[str]) -> Ending:
+    program = interpreter()
+    if program is None:
+        return Ending(UNKNOWN, "no Python process can be started")
+    paths = [str(Path(__file__).parents[2]), *filter(None, [*sys.path, os.environ.get("PYTHONPATH")])]
+    try:
+        # For its output, not a pipe: what a driver leaves running would hold that open. And for files that it leaves.
+        with (
+            tempfile.TemporaryDirectory(prefix="llmcl-probe-", ignore_cleanup_errors=True) as folder,
+            open(f"{folder}/said", "w+b") as said,
+        ):
+            code: int | None
+            try:
+                code = subprocess.run(
+                    [program, "-m", module, str(entry.index), entry.label, *arguments],
+                    env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TMPDIR": folder},
+                    stdin=subprocess.DEVNULL,
+                    stdout=said,
+                    stderr=subprocess.DEVNULL,
+                    timeout=TIMEOUT_S,
+                    check=False,
+                ).returncode
+            except subprocess.TimeoutExpired:
+                code = None
+            said.seek(0)
+            lines = said.read().decode(errors="replace").strip().splitlines()
+    except (OSError, subprocess.SubprocessError) as error:
+        return Ending(UNKNOWN, str(error))
+    return ending_of(code, lines)
+
+
+def ending_of(code: int | None, lines: Sequence[str]) -> Ending:
+    """What it means that a child ended with this exit code (None: it was ended for taking too long) and said this."""
+    if _STARTED not in lines or code == _UNKNOWN_CODE:
+        return Ending(UNKNOWN, lines[-1] if lines else f"exit code {code}")
+    if code is None:
+        return Ending(HUNG, f"no end within {TIMEOUT_S:.0f} s")
+    if code == 0:
+        return Ending(YES)
+    if code == _NO_CODE:
+        return Ending(NO, lines[-1])
+    if code > 0:  # not ours: the driver ended the process
+        return Ending(CRASHED, f"exit code {code}")
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return Ending(CRASHED if name in _CRASHES else UNKNOWN, name)
+
+
+def answer_parent(probe: Callable[[DeviceEntry, Sequence[str]], str | None]) -> NoReturn:
+    """The child: probe(device, further arguments) gives what is wrong, one line, or None."""
+    import pyopencl as cl
+
+    from llmcl.errors import LlmclError
+
+    code, reason = _UNKNOWN_CODE, "the device was not found"
+    index, label, *arguments = sys.argv[1:]
+    entry = next((entry for entry in find_devices() if entry.index == int(index) and entry.label == label), None)
+    if entry is not None:
+        _leave_no_core_file()
+        print(_STARTED, flush=True)
+        try:
+            problem = probe(entry, arguments)
+            code, reason = (0, "") if problem is None else (_NO_CODE, problem)
+        except (cl.Error, LlmclError) as error:
+            reason = str(error)
+            if not is_taken(error):
+                code = _NO_CODE
+        except Exception as error:  # MemoryError, or a mistake of ours
+            reason = repr(error)
+    print("\n" + what_failed(reason), flush=True)
+    os._exit(code)  # at once: what a driver does as the interpreter ends was not asked
+
+
+def is_taken(error: Exception) -> bool:
+    """Whether OpenCL says that the device or memory cannot be had, for which another process may be the cause."""
+    import pyopencl as cl
+
+    codes = cl.status_code
+    cause = error if isinstance(error, cl.Error) else error.__cause__  # ours name what was being done
+    return isinstance(cause, cl.Error) and cause.code in (
+        codes.DEVICE_NOT_AVAILABLE,
+        codes.MEM_OBJECT_ALLOCATION_FAILURE,
+        codes.OUT_OF_RESOURCES,
+        codes.OUT_OF_HOST_MEMORY,
+    )
+
+
+def what_failed(log: str) -> str:
+    """The line of a compiler's log that names the error, cut and fit to be shown."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    named = [line for line in lines if "error" in line.lower() and "BUILD_PROGRAM_FAILURE" not in line]
+    line = (named or lines or [""])[0]
+    return "".join(c if c.isprintable() else " " for c in line)[:200]
+
+
+def _leave_no_core_file() -> None:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))

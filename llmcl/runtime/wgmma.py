@@ -1,15 +1,15 @@
 """Whether a device takes Hopper's asynchronous matrix products, which its OpenCL compiler refuses (ptx_splice.py).
 
-Run as a program with what `probed_entry` needs, it exits 0 if one such product is right on that device.
+Run as a program by `ask`, it says whether one such product is right on the device.
 """
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Sequence
 from functools import cache
 
 from llmcl.runtime.platforms import DeviceEntry
-from llmcl.runtime.probe import probed_entry, remembered, succeeds
+from llmcl.runtime.probe import LASTS_S, YES, answer_parent, ask, remembered
 
 PROBE = "nvidia/wgmma_probe.cl"
 
@@ -21,11 +21,15 @@ def has_wgmma(entry: DeviceEntry) -> bool:
 
     if entry.ptx_arch != 90:
         return False
-    answer = remembered("wgmma", entry, read_source(PROBE), answer=lambda: int(succeeds(__name__, entry)))
-    return bool(answer)
+
+    def answer() -> tuple[str, float]:
+        verdict = ask(__name__, entry).verdict
+        return verdict, LASTS_S[verdict]
+
+    return remembered("wgmma", entry, read_source(PROBE), answer=answer) == YES
 
 
-def _probe(entry: DeviceEntry) -> bool:
+def _probe(entry: DeviceEntry, _: Sequence[str]) -> str | None:
     """Compares a product of small whole numbers, which is exact, with NumPy's."""
     import numpy as np
 
@@ -48,13 +52,8 @@ def _probe(entry: DeviceEntry) -> bool:
         local=(128,),
     ).enqueue()
     product = device.read(out, np.float32, (64, 64))
-    return bool(np.array_equal(product, a.astype(np.float32) @ b.astype(np.float32).T))
-
-
-def main(arguments: list[str]) -> int:
-    entry = probed_entry(arguments)
-    return 0 if entry and _probe(entry) else 1
+    return None if np.array_equal(product, a.astype(np.float32) @ b.astype(np.float32).T) else "the product is wrong"
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    answer_parent(_probe)

@@ -2,41 +2,114 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from llmcl.runtime import dot_product as dot_module
 from llmcl.runtime import probe
-from llmcl.runtime.dot_product import BFLOAT16, INT8, NONE, DotProduct, dot_product
+from llmcl.runtime.dot_product import BFLOAT16, INT8, INTRINSIC, NONE, DotProduct, dot_product
 from llmcl.runtime.platforms import DeviceEntry
 
 
-@pytest.mark.parametrize(("wanted", "flag"), [(INT8, "avx512_vnni"), (BFLOAT16, "avx512_bf16")])
+@pytest.fixture
+def cpu_entry(cl_entry: DeviceEntry) -> DeviceEntry:
+    if cl_entry.kind != "cpu" or cl_entry.is_software:
+        pytest.skip("only processors are asked")
+    return cl_entry
+
+
+@pytest.mark.parametrize("wanted", [INT8, BFLOAT16], ids=lambda wanted: wanted.name)
 def test_the_answer_is_remembered(
-    cl_entry: DeviceEntry, empty_cache: Path, monkeypatch: pytest.MonkeyPatch, wanted: DotProduct, flag: str
+    cpu_entry: DeviceEntry, empty_cache: Path, monkeypatch: pytest.MonkeyPatch, wanted: DotProduct
 ) -> None:
-    answer = dot_product(cl_entry, wanted)
-    forms = wanted.intel if cl_entry.is_intel_cpu else wanted.pocl if cl_entry.is_pocl else ()
-    has_it = flag in Path("/proc/cpuinfo").read_text()
-    assert answer in (NONE, *forms) and (answer != NONE) == (has_it and forms != ())
+    answer = dot_product(cpu_entry, wanted)
+    has_it = wanted.flag in Path("/proc/cpuinfo").read_text()
+    assert answer in (NONE, *wanted.forms) and (answer != NONE) == has_it
 
     def run(*args: Any, **options: Any) -> Any:
         raise AssertionError("the answer is in the cache")
 
     monkeypatch.setattr(probe.subprocess, "run", run)
-    assert dot_product(cl_entry, wanted) == answer
+    assert dot_product(cpu_entry, wanted) == answer
 
 
-@pytest.mark.parametrize("outcome", [-4, 134, "timeout"])
-def test_a_crash_or_a_hang_is_a_no(
-    cl_entry: DeviceEntry, empty_cache: Path, monkeypatch: pytest.MonkeyPatch, outcome: int | str
-) -> None:
+@pytest.fixture
+def outcomes(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[int | str]:
+    """What the next child processes end with; they have to be asked for in this order."""
+    codes: list[int | str] = []
+
     def run(command: list[str], **options: Any) -> Any:
-        if outcome == "timeout":
+        options["stdout"].write(b"the probe starts\n")
+        code = codes.pop(0)
+        if code == "timeout":
             raise subprocess.TimeoutExpired(command, 1.0)
-        return subprocess.CompletedProcess(command, int(outcome))
+        return subprocess.CompletedProcess(command, int(code))
 
     monkeypatch.setattr(probe.subprocess, "run", run)
-    assert dot_product(cl_entry, INT8) == NONE
+    monkeypatch.setattr(dot_module, "_may_have", lambda flag: True)
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    return codes
+
+
+@pytest.mark.parametrize("outcome", [-4, 134, "timeout", -9, 65])
+def test_whatever_ends_a_form_the_next_is_tried(
+    default_entry: DeviceEntry, outcomes: list[int | str], outcome: int | str
+) -> None:
+    tries = [outcome, outcome] if outcome in (-4, 134) else [outcome]  # a crash is tried again
+    outcomes[:] = [*tries, 0]
+    assert dot_product(default_entry, INT8) == sorted(INT8.forms, key=lambda f: default_entry.is_pocl and f == 1)[1]
+    assert outcomes == []
+
+
+@pytest.mark.parametrize("killed", [-9, -15, 75])
+def test_a_probe_that_was_killed_is_asked_again(
+    default_entry: DeviceEntry, outcomes: list[int | str], killed: int
+) -> None:
+    outcomes[:] = [killed, 65, 65]
+    assert dot_product(default_entry, INT8) == NONE
+    outcomes[:] = [0]  # the next start
+    first = dot_product(default_entry, INT8)
+    assert first != NONE and dot_product(default_entry, INT8) == first
+
+
+def test_a_form_found_behind_one_that_crashed_lasts_a_day(
+    default_entry: DeviceEntry, outcomes: list[int | str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes[:] = [-6, -6, 0]
+    behind = dot_product(default_entry, INT8)
+    assert dot_product(default_entry, INT8) == behind
+    now = probe.time.time()
+    monkeypatch.setattr(probe.time, "time", lambda: now + probe.A_DAY + 60)
+    outcomes[:] = [0]
+    assert dot_product(default_entry, INT8) != behind
+
+
+def test_any_processors_driver_is_asked_with_every_form(
+    default_entry: DeviceEntry, outcomes: list[int | str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def ask(module: str, entry: DeviceEntry, *arguments: str) -> probe.Ending:
+        asked.append(arguments)
+        return probe.Ending(probe.NO)
+
+    monkeypatch.setattr(dot_module, "ask", ask)
+    for name, is_pocl in (("a driver of tomorrow", False), ("a PoCL", True)):
+        entry = dataclasses.replace(default_entry, name=name, is_intel_cpu=False, is_pocl=is_pocl)
+        assert dot_product(entry, INT8) == dot_product(entry, BFLOAT16) == NONE
+    forms = [("vpdpbusd", "1"), ("vpdpbusd", "2"), ("vpdpbusd", "3"), ("vdpbf16ps", "1"), ("vdpbf16ps", "2")]
+    assert asked[:5] == forms
+    assert sorted(asked[5:]) == sorted(forms)
+    assert asked[7] == ("vpdpbusd", str(INTRINSIC))
+
+
+def test_a_processor_without_the_instruction_is_not_asked(
+    default_entry: DeviceEntry, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dot_module, "processor", lambda: "model name\t: any\nflags\t\t: fpu avx2 avx512f")
+    monkeypatch.setattr(dot_module, "ask", None)
+    assert dot_product(default_entry, INT8) == NONE

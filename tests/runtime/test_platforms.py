@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmcl.errors import DeviceError
+from llmcl.runtime.device_probe import checked
 from llmcl.runtime.platforms import (
     KINDS,
     DeviceEntry,
@@ -51,8 +53,7 @@ def entry(name: str, kind: str, platform: str, **changes: Any) -> DeviceEntry:
         "is_pocl": False,
         "is_software": False,
         "extensions": (),
-        "usable": True,
-        "why_not": None,
+        "lacks": None,
         "device": None,
     }
     return DeviceEntry(**{**values, **changes})
@@ -69,7 +70,7 @@ POCL = entry(
 )
 OTHER_CPU = entry("Processor", "cpu", "Maker E", compute_units=64)
 LLVMPIPE = entry("llvmpipe (LLVM 15)", "cpu", "rusticl", is_software=True, compute_units=128)
-TOO_OLD = entry("Old card", "gpu", "Maker F", usable=False, why_not="it offers OpenCL 1.1, and 1.2 is needed")
+TOO_OLD = entry("Old card", "gpu", "Maker F", lacks="it offers OpenCL 1.1, and 1.2 is needed")
 IN_ORDER = [
     LARGER,
     DISCRETE,
@@ -145,6 +146,50 @@ def test_only_unusable_devices_are_no_devices() -> None:
     assert "Old card" in explain_choice([TOO_OLD])
 
 
+REFUSING = "its driver cannot compile a small kernel (error: unknown target CPU 'generic')"
+BROKEN_POCL = dataclasses.replace(POCL, fault=REFUSING)
+
+
+@pytest.mark.parametrize("request_", [None, "cpu", "processor"])
+def test_a_driver_with_a_fault_is_passed_over(request_: str | None, caplog: pytest.LogCaptureFixture) -> None:
+    """The others keep their places; those after the first that works are not asked."""
+    asked: list[str] = []
+
+    def fault(entry: DeviceEntry) -> str | None:
+        asked.append(entry.platform_name)
+        return REFUSING if entry.is_intel_cpu else None
+
+    chosen = choose_device([INTEL_CPU, POCL, OTHER_CPU], request_, fault=fault)
+    assert chosen.is_pocl and chosen.index == 1 and chosen.usable
+    assert asked == ["Intel(R) OpenCL", "Portable Computing Language"]
+    (message,) = caplog.messages
+    assert REFUSING in message and message.endswith(f"Using {POCL.label}")
+
+
+@pytest.mark.parametrize("request_", [1, "pocl", "pthread"])
+def test_a_request_for_a_driver_with_a_fault_says_what_is_wrong_and_what_to_do(request_: str | int) -> None:
+    with pytest.raises(DeviceError) as caught:
+        choose_device([INTEL_CPU, BROKEN_POCL, OTHER_CPU], request_)
+    first, *listed = str(caught.value).splitlines()
+    assert first.startswith(f"{POCL.label} cannot be used: {REFUSING}; install")
+    assert "pocl-opencl-icd" in first
+    assert caught.value.exit_code == 3
+    assert [REFUSING in line for line in listed] == [False, True, False]
+
+
+def test_of_two_drivers_with_a_name_the_one_that_works_is_taken(caplog: pytest.LogCaptureFixture) -> None:
+    newer = dataclasses.replace(POCL, name="pthread-skylake", platform_version="OpenCL 3.0 PoCL 3.1")
+    assert choose_device([BROKEN_POCL, newer], "pocl").name == "pthread-skylake"
+    assert REFUSING in caplog.text
+
+
+def test_the_explanation_passes_over_what_has_a_fault() -> None:
+    broken = dataclasses.replace(INTEL_CPU, fault=REFUSING)
+    sentence = explain_choice([broken, POCL])
+    assert sentence.startswith(f"Device 1 would be used, {POCL.label}: device 0, {INTEL_CPU.label}, is preferred but")
+    assert "pocl-opencl-icd" in explain_choice([BROKEN_POCL])
+
+
 def test_no_device_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DeviceError, match=r"no OpenCL device was found; install .*driver"):
         choose_device([])
@@ -195,8 +240,9 @@ def test_the_list_is_ranked_and_stable() -> None:
     first, second = find_devices(), find_devices()
     assert [(e.index, e.label) for e in first] == [(e.index, e.label) for e in second]
     assert [e.index for e in first] == list(range(len(first)))
-    assert select_device().label == first[0].label
-    assert select_device(len(first) - 1 if first[-1].usable else 0).usable
+    usable = [entry for entry in checked(first) if entry.usable]
+    assert select_device().index == usable[0].index
+    assert select_device(usable[-1].index).label == usable[-1].label
 
 
 def write_machine(root: Path, meminfo_kb: int, group: str, files: dict[str, str]) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from llmcl.errors import KernelBuildError
 from llmcl.runtime.device import Device
 from llmcl.runtime.platforms import DeviceEntry
+from llmcl.runtime.probe import NO, UNKNOWN, YES, Ending
 from llmcl.runtime.program import KernelSource, ProgramCache, read_source
 from llmcl.runtime.ptx_splice import needs_splice, splice
 from llmcl.runtime.wgmma import PROBE, has_wgmma
@@ -62,11 +64,28 @@ def test_only_hopper_has_wgmma(cl_entry: DeviceEntry, monkeypatch: pytest.Monkey
     if cl_entry.ptx_arch == 90:
         pytest.skip("this device may have it")
 
-    def succeeds(*args: object) -> bool:
+    def ask(*args: object) -> Ending:
         raise AssertionError("nothing to try on this device")
 
-    monkeypatch.setattr("llmcl.runtime.wgmma.succeeds", succeeds)
+    monkeypatch.setattr("llmcl.runtime.wgmma.ask", ask)
     assert not has_wgmma.__wrapped__(cl_entry)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "kept", "expected"), [(YES, True, True), (NO, True, False), (UNKNOWN, False, False)]
+)
+def test_a_probe_of_wgmma_that_was_killed_is_not_remembered(
+    default_entry: DeviceEntry,
+    empty_cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    verdict: str,
+    kept: bool,
+    expected: bool,
+) -> None:
+    entry = dataclasses.replace(default_entry, ptx_arch=90)
+    monkeypatch.setattr("llmcl.runtime.wgmma.ask", lambda *_: Ending(verdict))
+    assert has_wgmma.__wrapped__(entry) is expected
+    assert (empty_cache / "wgmma").exists() is kept
 
 
 def test_a_driver_without_ptx_is_named(default_device: Device, empty_cache: Path) -> None:

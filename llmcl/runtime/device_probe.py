@@ -1,0 +1,121 @@
+"""Whether a driver can use its device: one small kernel, compiled and run in a child process when the two first meet.
+
+A driver may list a device and then refuse every kernel (an LLVM older than the processor), compute wrong values, crash
+or hang. The answer is remembered; one that speaks against the driver for a day at most, and `llmcl devices` asks again,
+since what was missing may be installed by then.
+
+Run as a program by `ask`, it says what is wrong. `BROKEN`=WORDS=HOW spoils the probe of the devices with these words in
+their name, platform or its version: what is done with a broken driver can be tried without one.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from llmcl.errors import UsageError
+from llmcl.runtime.platforms import DeviceEntry
+from llmcl.runtime.probe import (
+    A_DAY,
+    CRASHED,
+    HUNG,
+    LASTS_S,
+    NO,
+    answer_parent,
+    ask,
+    digest,
+    is_taken,
+    remembered,
+    what_failed,
+)
+from llmcl.runtime.program import BUILD_OPTIONS, read_source
+
+PROBE = "device_probe.cl"
+BROKEN = "LLMCL_TEST_BROKEN_DRIVER"
+HOW = ("refuses", "wrong", "crashes", "hangs")
+GROUPS = 4
+_SPOILT = {"refuses": f"#error refused by {BROKEN}\n", "wrong": "#define exp(x) (x)\n"}
+
+
+def checked(entries: Sequence[DeviceEntry], *, again: bool = False) -> list[DeviceEntry]:
+    """The entries, each with the `fault` of its driver. again: drivers that failed before are asked once more."""
+    kinds = {digest(entry): entry for entry in entries if entry.lacks is None}  # equal cards are asked as one
+    with ThreadPoolExecutor(max(len(kinds), 1)) as pool:
+        faults = dict(zip(kinds, pool.map(lambda entry: fault(entry, again=again), kinds.values()), strict=True))
+    return [replace(entry, fault=faults.get(digest(entry))) for entry in entries]
+
+
+def fault(entry: DeviceEntry, *, again: bool = False) -> str | None:
+    """What is wrong with the driver of a device that lacks nothing; None: it works, or could not be asked."""
+    said = remembered(
+        "device_probe",
+        entry,
+        read_source(PROBE),
+        _broken(entry),
+        answer=lambda: _asked(entry),
+        counts=lambda stored: not (stored and again),
+    )
+    return said or None
+
+
+def _asked(entry: DeviceEntry) -> tuple[str, float]:
+    ending = ask(__name__, entry)
+    said = {
+        NO: ending.reason,
+        CRASHED: f"its driver ended the process with a small kernel ({ending.reason})",
+        HUNG: f"its driver did not come to an end with a small kernel ({ending.reason})",
+    }
+    return said.get(ending.verdict, ""), A_DAY if ending.verdict == NO else LASTS_S[ending.verdict]
+
+
+def _probe(entry: DeviceEntry, _: Sequence[str]) -> str | None:
+    import pyopencl as cl
+
+    how = _broken(entry)
+    if how == "crashes":
+        os.abort()
+    while how == "hangs":
+        time.sleep(1)
+    try:
+        right = _computes(entry, _SPOILT.get(how, "") + read_source(PROBE))
+    except cl.Error as error:
+        if is_taken(error):
+            raise
+        what = "compile" if isinstance(error, cl.RuntimeError) else "run"
+        return f"its driver cannot {what} a small kernel ({what_failed(str(error))})"
+    return None if right else "its driver computes wrong values"
+
+
+def _computes(entry: DeviceEntry, source: str) -> bool:
+    import numpy as np
+    import pyopencl as cl
+
+    salt = int(digest(entry)[:8], 16) % 10000
+    context = cl.Context([entry.device])
+    queue = cl.CommandQueue(context)
+    program = cl.Program(context, source)
+    program.build([*BUILD_OPTIONS, f"-DSALT={salt}"], cache_dir=False)  # type: ignore[arg-type]
+    x = np.linspace(-2, 2, 16 * GROUPS, dtype=np.float32)
+    out = np.zeros_like(x)
+    flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
+    buffers = [cl.Buffer(context, flags, hostbuf=array) for array in (x, out)]
+    program.device_probe(queue, x.shape, (16,), *buffers)
+    cl.enqueue_copy(queue, out, buffers[1])
+    expected = np.exp(x.astype(np.float64)) + x.reshape(GROUPS, 16).sum(axis=1).repeat(16) + salt
+    return np.allclose(out, expected, rtol=1e-6, atol=1e-2)
+
+
+def _broken(entry: DeviceEntry) -> str:
+    """How the probe of this device is to be spoilt; "": not at all."""
+    wanted = os.environ.get(BROKEN, "")
+    words, _, how = wanted.rpartition("=")
+    if wanted and not (words and how in HOW):
+        raise UsageError(f"{BROKEN} is {wanted!r}; expected part of a name, '=', and one of {', '.join(HOW)}")
+    return how if words.lower() in f"{entry.label}, {entry.platform_version}".lower() else ""
+
+
+if __name__ == "__main__":
+    answer_parent(_probe)

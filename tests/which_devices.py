@@ -1,0 +1,43 @@
+"""Which of the devices found the tests run on, and what they are called in the ids of tests."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from llmcl.runtime.platforms import DeviceEntry
+
+
+def device_id(entry: DeviceEntry) -> str:
+    """A short name of what is under test: the implementation, or for a GPU its model."""
+    if entry.is_software:
+        return "oclgrind" if "Oclgrind" in entry.platform_name else entry.name.split(" ")[0].lower()
+    if entry.kind == "cpu" and (entry.is_intel_cpu or entry.is_pocl):
+        return "intel-cpu" if entry.is_intel_cpu else "pocl"
+    return f"{entry.kind}-" + re.sub(r"[^a-z0-9]+", "-", f"{entry.name} {entry.platform_name}".lower()).strip("-")
+
+
+def named_devices(entries: Sequence[DeviceEntry]) -> dict[str, DeviceEntry]:
+    """The usable devices by their ids."""
+    devices: dict[str, DeviceEntry] = {}
+    for entry in entries:
+        if entry.usable:
+            name = device_id(entry)
+            devices[f"{name}-{entry.index}" if name in devices else name] = entry
+    return devices
+
+
+def chosen_devices(found: dict[str, DeviceEntry], wanted: str) -> dict[str, DeviceEntry]:
+    """Those that a list of words asks for: all without one, but one PoCL, unless a word is for another alone."""
+    words = [word.lower() for word in wanted.split(",") if word]
+
+    def named_by(name: str) -> set[str]:
+        entry = found[name]
+        text = f"{name} {entry.name} {entry.platform_name} {entry.platform_version}".lower()
+        return {word for word in words if word in text}
+
+    return {
+        name: entry
+        for name, entry in found.items()
+        if (named_by(name) - named_by("pocl") if entry.is_pocl and name != "pocl" else named_by(name) or not words)
+    }
