@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from llmcl.attention.kernels import check_kernel_options
 from llmcl.attention.mods import MaskMod, ScoreMod
+from llmcl.attention.tile_sizes import check_kernel_options
 from llmcl.chat import Chat
 from llmcl.checkpoint import Checkpoint, open_checkpoint
 from llmcl.checkpoint.quantize import check_quantize

@@ -77,6 +77,7 @@ def dot_product(entry: DeviceEntry, wanted: DotProduct) -> int:
         _processor(),
         wanted.name,
         read_source(PROBE),
+        answers=(NONE, *forms),
         answer=lambda: next((form for form in forms if succeeds(__name__, entry, wanted.name, str(form))), NONE),
     )
 

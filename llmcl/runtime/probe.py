@@ -10,32 +10,32 @@ import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from llmcl.paths import cache_dir
+from llmcl.paths import cache_dir, read_cached, write_cached
 from llmcl.runtime.platforms import DeviceEntry, find_devices
 
 _TIMEOUT_S = 60.0
 
 
-def remembered(kind: str, entry: DeviceEntry, *identity: str, answer: Callable[[], int]) -> int:
-    """`answer()`, or what it was before on this device with this driver.
+def remembered(
+    kind: str, entry: DeviceEntry, *identity: str, answers: Container[int], answer: Callable[[], int]
+) -> int:
+    """`answer()`, one of `answers`, or what it was before on this device with this driver.
 
     kind: a folder of the cache. identity: what else the answer depends on, such as the probe's source.
     """
     parts = (entry.platform_name, entry.platform_version, entry.name, entry.driver_version, *identity)
     path = cache_dir() / kind / hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
-    try:
-        return int(path.read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        pass
+    stored = read_cached(path, most=16)
+    with suppress(ValueError):
+        if stored is not None and int(stored) in answers:
+            return int(stored)
     found = answer()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(str(found), encoding="ascii")
-    except OSError:
-        pass  # a read-only home: probed again next time
+    with suppress(OSError):  # a read-only home: probed again next time
+        write_cached(path, str(found).encode())
     return found
 
 

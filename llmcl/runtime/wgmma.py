@@ -21,8 +21,8 @@ def has_wgmma(entry: DeviceEntry) -> bool:
 
     if entry.ptx_arch != 90:
         return False
-    answer = remembered("wgmma", entry, read_source(PROBE), answer=lambda: int(succeeds(__name__, entry)))
-    return bool(answer)
+    probe = read_source(PROBE)
+    return bool(remembered("wgmma", entry, probe, answers=(0, 1), answer=lambda: int(succeeds(__name__, entry))))
 
 
 def _probe(entry: DeviceEntry) -> bool:
