@@ -55,12 +55,12 @@ def is_trusted(folder: Path) -> bool:
         return True  # Windows keeps a user's folders from others itself
     found = [path.stat() for path in (folder, *folder.absolute().parents)]
     marks = [(each.st_dev, each.st_ino, each.st_mode, each.st_uid) for each in found]
-    return _judge(folder.absolute(), cache_dir().absolute(), *marks)
+    return _judge(folder.absolute(), cache_dir().absolute(), os.geteuid(), *marks)
 
 
 @lru_cache
-def _judge(named: Path, root: Path, *marks: tuple[int, ...]) -> bool:
-    """is_trusted(). marks: what the folder and those it lies in are, so that a change is noticed."""
+def _judge(named: Path, root: Path, user: int, *marks: tuple[int, ...]) -> bool:
+    """is_trusted() for a user. marks: what the folder and those it lies in are, so that a change is noticed."""
     # As it is named, for links that others may turn elsewhere, and as it really lies.
     real = Path(os.path.realpath(named))
     cache = [path for path in (*reversed(named.parents), named) if path == root or root in path.parents]
