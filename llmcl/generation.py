@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from llmcl.errors import DeviceError
 from llmcl.kv_cache import common_prefix
 from llmcl.model import Model
+from llmcl.no_token import why_no_token
 from llmcl.progress import Progress
 from llmcl.sampling import SamplingParams
 from llmcl.stats import GenerationStats, Recorder
@@ -101,10 +102,7 @@ def _sample(model: Model, i: int) -> Callable[[], int]:
         if not 0 <= choice < model.config.vocab_size and model.repeat_decode(i):
             return _sample(model, i)()
         if not 0 <= choice < model.config.vocab_size:
-            raise DeviceError(
-                "no logit is a number, so no token can be chosen; the weights or the device are at fault: "
-                "try --dtype float32 or another --device"
-            )
+            raise DeviceError(why_no_token(model))
         return choice
 
     return token

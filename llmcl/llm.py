@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from llmcl.attention.kernels import check_kernel_options
 from llmcl.attention.mods import MaskMod, ScoreMod
+from llmcl.attention.tile_sizes import check_kernel_options
 from llmcl.chat import Chat
 from llmcl.checkpoint import Checkpoint, open_checkpoint
 from llmcl.checkpoint.quantize import check_quantize
@@ -75,7 +75,8 @@ def load(
     stores, quantised or not. quantize: "q8_0", "q4_0" or "q4_k" quantises the matrices while loading
     (docs/quantization.md). activation_dtype: where a CPU has fast dot products for that, "auto" rounds what meets
     quantised weights or keys to 8 bits and, in prefill, what meets bfloat16 weights to bfloat16, attention with such
-    or quantised weights included; "float32" never.
+    or quantised weights included; "float32" never. Rounded, a greedy answer may also depend on the number of cores and
+    on what the cache held before (docs/quantization.md).
     kv_dtype: of the cache; "auto" is float16, or float32 beside float32 weights; "q8_0" takes half of float16's
     memory. max_context: tokens of prompt and answer together; None: what the model was trained for, at most 4096.
     kv_page_tokens: keeps keys and values in pages of so many tokens (a multiple of 64), so that each conversation has

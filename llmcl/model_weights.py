@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ from llmcl.ops.dtype import NATIVE, QUANTIZED, TILE_ROWS, check_dtype
 from llmcl.ops.weight import Weight, alloc_weight, fill_random, load_rows, weight_bytes
 from llmcl.progress import Progress
 from llmcl.runtime.device import Buffer, Device
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -274,7 +277,22 @@ def load_weights(
     flags.release()
     if bad.size:
         raise CheckpointError(_not_finite([names[i] for i in bad], types.dtype))
+    for name in ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"):
+        if name in checkpoint.tensors and _is_zero(checkpoint, name, config):
+            _log.warning(
+                "%s holds nothing but zeros, so all logits are equal and every answer is arbitrary; the checkpoint is "
+                "damaged or not trained: download or convert it again",
+                name,
+            )
     return weights
+
+
+def _is_zero(checkpoint: Checkpoint, name: str, config: ModelConfig) -> bool:
+    """Whether a tensor, or the norm that it stands for, is 0 everywhere; quick where its first rows are not."""
+    info = checkpoint.tensors[name]
+    if len(info.shape) == 1:
+        return not (checkpoint.array(name) + config.norm_offset).any()
+    return not any(checkpoint.rows(name, i, min(i + 64, info.n_rows)).any() for i in range(0, info.n_rows, 64))
 
 
 def _not_finite(names: list[str], dtype: str) -> str:

@@ -1,30 +1,164 @@
-"""Where llmcl keeps what it can make again: compiled kernels, ICD files, probe results, findings about devices."""
+"""Where llmcl keeps what it can make again: compiled kernels, ICD files, probe results, findings about devices.
+
+Drivers run what lies there as their own code. So the folders are made for their owner alone, and nothing is taken from
+a folder or a file that others own or may write.
+"""
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
+import stat
 import tempfile
+from functools import lru_cache
 from pathlib import Path
+
+from llmcl.errors import UsageError
+
+_log = logging.getLogger(__name__)
+
+MOST_BYTES = 256 << 20  # of a file: several times the largest compiled program
+NOBODY = 65534  # how a container shows what belongs to a user outside of it, such as root
+_named: set[str] = set()  # what warnings have been about
+
+
+class UnusableError(OSError):
+    """A folder or a file that is not used because of what it is, or of what others could do to it."""
 
 
 def cache_dir() -> Path:
     """The folder `LLMCL_CACHE_DIR`, or the per-user cache folder of this system. It may not exist yet."""
     chosen = os.environ.get("LLMCL_CACHE_DIR")
     if chosen:
-        return Path(chosen).expanduser()
+        try:
+            return Path(chosen).expanduser()
+        except RuntimeError as error:
+            raise UsageError(
+                f"LLMCL_CACHE_DIR is {chosen!r}, and that home folder is not known; expected the path of a folder"
+            ) from error
     from platformdirs import user_cache_dir
 
-    return Path(user_cache_dir("llmcl", appauthor=False))
+    try:
+        folder = Path(user_cache_dir("llmcl", appauthor=False))
+    except RuntimeError:  # a container without HOME whose user has no entry; older versions give a folder named ~
+        folder = Path("~")
+    return folder if folder.is_absolute() else Path(tempfile.gettempdir()) / f"llmcl-{os.getuid()}"
+
+
+def is_trusted(folder: Path) -> bool:
+    """Whether what lies in this folder of the cache may be used. False, after a warning, where others may write to it.
+
+    Raises OSError where it does not exist or cannot be looked at.
+    """
+    if not hasattr(os, "geteuid"):
+        return True  # Windows keeps a user's folders from others itself
+    found = [path.stat() for path in (folder, *folder.absolute().parents)]
+    marks = [(each.st_dev, each.st_ino, each.st_mode, each.st_uid) for each in found]
+    return _judge(folder.absolute(), cache_dir().absolute(), os.geteuid(), *marks)
+
+
+@lru_cache
+def _judge(named: Path, root: Path, user: int, *marks: tuple[int, ...]) -> bool:
+    """is_trusted() for a user. marks: what the folder and those it lies in are, so that a change is noticed."""
+    # As it is named, for links that others may turn elsewhere, and as it really lies.
+    real = Path(os.path.realpath(named))
+    cache = [path for path in (*reversed(named.parents), named) if path == root or root in path.parents]
+    ours = {*cache, *(Path(os.path.realpath(path)) for path in cache)}
+    for path in dict.fromkeys((*reversed(named.parents), named, *reversed(real.parents), real)):
+        if (reason := _why_not(path.lstat(), is_ours=path in ours)) is not None:
+            _warn(
+                path,
+                f"{reason}, so nothing is kept in {root}, which makes starts slow; take others' rights away "
+                "(chmod go-w), or set LLMCL_CACHE_DIR to a folder that only you may write",
+            )
+            return False
+    return True
+
+
+def read_cached(path: Path, most: int = MOST_BYTES) -> bytes | None:
+    """The content of a file of the cache, of at most `most` bytes; None, with a warning, if it may not be used."""
+    try:
+        return read_plain(path, most, trusted=True) if is_trusted(path.parent) else None
+    except UnusableError as error:
+        _warn(path, f"{error.strerror}; remove it")
+    except OSError:
+        pass
+    return None
+
+
+def read_plain(path: Path, most: int, *, trusted: bool = False) -> bytes:
+    """The content of a file of at most `most` bytes; a pipe or a device in its place is not waited for.
+
+    trusted: only if no one else could have written it. Raises OSError, and UnusableError for what is not such a file.
+    """
+    file = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        found = os.fstat(file)
+        reason = None
+        if not stat.S_ISREG(found.st_mode):
+            reason = "it is no plain file"
+        elif found.st_size > most:
+            reason = f"it has {found.st_size:,} bytes, expected at most {most:,}"
+        elif trusted and hasattr(os, "geteuid"):
+            reason = _why_not(found, is_ours=True)
+        if reason is not None:
+            raise UnusableError(errno.EPERM, reason, str(path))
+        with open(file, "rb", closefd=False) as content:
+            return content.read()
+    finally:
+        os.close(file)
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder of the cache, for its owner alone. Raises OSError, and UnusableError where others may write."""
+    missing = []
+    while not folder.exists():
+        missing.append(folder)
+        folder = folder.parent
+    for child in (None, *reversed(missing)):
+        if child is not None:
+            folder = child
+            folder.mkdir(mode=0o700, exist_ok=True)
+        if not is_trusted(folder):
+            raise UnusableError(errno.EPERM, "others could write to it", str(folder))
+
+
+def write_cached(path: Path, data: bytes) -> None:
+    """Concurrent processes may write the same file; each reader sees a whole one or none. Raises OSError."""
+    make_folder(path.parent)
+    write_atomically(path, data)
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Concurrent processes may write the same file; each reader sees a whole one or none. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """`write_cached` in a folder that is there. Raises OSError."""
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
         partial = Path(file.name)
     try:
         partial.write_bytes(data)
         partial.replace(path)
     except BaseException:  # a full disk is not filled further by what could not be finished
-        partial.unlink()
+        partial.unlink(missing_ok=True)
         raise
+
+
+def _why_not(found: os.stat_result, *, is_ours: bool) -> str | None:
+    """What speaks against a file, a folder or a link, or None. is_ours: part of the cache, not on the way to it.
+
+    On the way a folder that all may write is fine if each can rename only what is his own, as in /tmp; and so is one
+    that a group may write: what its members put in the cache's place would be theirs.
+    """
+    owners = {0, os.geteuid()} | (set() if is_ours else {NOBODY})
+    if found.st_uid not in owners:
+        return f"it belongs to user {found.st_uid} and not to user {os.geteuid()}, who runs this"
+    if stat.S_ISLNK(found.st_mode):
+        return None
+    if is_ours:
+        return "others may write to it" if found.st_mode & 0o022 else None
+    return "all may write to it" if found.st_mode & 0o002 and not found.st_mode & stat.S_ISVTX else None
+
+
+def _warn(path: Path, reason: str) -> None:
+    if str(path) not in _named:
+        _named.add(str(path))
+        _log.warning("%s is not used: %s", path, reason)

@@ -17,6 +17,11 @@ from llmcl.ops.work import once
 from llmcl.runtime.device import Buffer, Device, Launch
 
 REPEAT_WINDOW = 64
+RANGE = 1e-30, 1e30  # of a temperature; a logit of 100 with the largest penalty over the smallest temperature is finite
+PENALTY_RANGE = 1e-6, 1e6
+WHOLE = (int, np.integer)
+NUMBERS = (int, float, np.integer, np.floating)
+MOST_INT = (1 << 31) - 1
 
 # Slots of the int32 buffer `sampling`; floats by their bits.
 CONSTANTS = {
@@ -40,7 +45,7 @@ class SamplingParams:
     temperature 0 takes the most likely token. top_k 0, top_p 1, min_p 0 and repeat_penalty 1 are off. The penalty
     looks at the last repeat_window tokens, prompt included. seed None draws one (`seeded()`).
 
-    Raises UsageError when a value is out of its range.
+    Raises UsageError when a value is out of its range, or would be 0 or infinite in float32.
     """
 
     temperature: float = 0.0
@@ -58,14 +63,18 @@ class SamplingParams:
 
         for name in ("temperature", "top_p", "min_p", "repeat_penalty"):
             value = getattr(self, name)
-            check(name, isinstance(value, (int, float)) and math.isfinite(value), "a number")
-        check("temperature", self.temperature >= 0, "0 (the most likely token) or more")
-        check("top_k", isinstance(self.top_k, int) and 0 <= self.top_k < 1 << 31, "0 (off) or more")
+            check(name, isinstance(value, NUMBERS) and bool(-math.inf < value < math.inf), "a number")
+        for name in ("top_k", "repeat_window"):
+            check(name, isinstance(getattr(self, name), WHOLE) and getattr(self, name) >= 0, "0 (off) or more")
+        # The device has float32: what is smaller would be 0, and quotients of logits would be infinite.
+        least, most = RANGE
+        is_warm = least <= self.temperature <= most
+        check("temperature", self.temperature == 0 or is_warm, f"0 (the most likely token), or {least} to {most}")
         check("top_p", 0 < self.top_p <= 1, "more than 0 and at most 1 (off)")
-        check("min_p", 0 <= self.min_p <= 1, "0 (off) to 1")
-        check("repeat_penalty", self.repeat_penalty > 0, "more than 0; 1 is off")
-        check("repeat_window", 0 <= self.repeat_window < 1 << 31, "0 or more tokens")
-        is_seed = isinstance(self.seed, (int, np.integer)) and 0 <= self.seed < 1 << 64
+        check("min_p", self.min_p == 0 or least <= self.min_p <= 1, f"0 (off), or {least} to 1")
+        least, most = PENALTY_RANGE
+        check("repeat_penalty", least <= self.repeat_penalty <= most, f"{least} to {most}; 1 is off")
+        is_seed = isinstance(self.seed, WHOLE) and 0 <= self.seed < 1 << 64
         check("seed", self.seed is None or is_seed, "a whole number, 0 to 2^64 - 1")
 
     @property
@@ -124,17 +133,19 @@ class Sampler:
     def configure(self, params: SamplingParams) -> None:
         """Takes over the parameters of a generation (36 bytes to the device)."""
         floats = np.array(
-            [params.temperature, params.top_p, params.min_p, params.repeat_penalty, -np.inf], np.float32
+            # One token alone reaches either top_p: its probability is at least 1 / vocabulary.
+            [params.temperature, max(params.top_p, RANGE[0]), params.min_p, params.repeat_penalty, -np.inf],
+            np.float32,
         ).view(np.int32)
         seed = np.array([params.seed or 0], np.uint64).view(np.int32)
         slots = np.zeros(len(CONSTANTS), np.int32)
         for name, value in (
             ("TEMPERATURE", floats[0]),
-            ("TOP_K", params.top_k),
+            ("TOP_K", min(params.top_k, MOST_INT)),
             ("TOP_P", floats[1]),
             ("MIN_P", floats[2]),
             ("PENALTY", floats[3]),
-            ("WINDOW", params.repeat_window),
+            ("WINDOW", min(params.repeat_window, MOST_INT)),
             ("SEED_LO", seed[0]),
             ("SEED_HI", seed[1]),
             ("THRESHOLD", floats[4]),

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
-FOLDER = Path(__file__).resolve().parent.parent / ".pytest_cache" / "llmcl"
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / ".pytest_cache" / "llmcl"
+if hasattr(os, "geteuid") and ROOT.stat().st_uid not in (0, os.geteuid()):
+    FOLDER = Path(tempfile.gettempdir()) / f"llmcl-tests-{os.geteuid()}"  # no cache lies in what belongs to another
 
 
 def use_own_cache() -> None:

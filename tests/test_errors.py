@@ -223,8 +223,52 @@ def test_weights_too_large_for_float16_are_named(copy: Path, fails: Failing, def
 
 def test_logits_that_are_no_numbers_end_the_answer(copy: Path, fails: Failing) -> None:
     change_tensors(copy, **{LAYER_TENSOR.replace(".", "__"): lambda values: np.full_like(values, 3e38)})
-    assert "no logit is a number" in fails(DeviceError, copy)
-    assert "no logit is a number" in fails(DeviceError, copy, "--temp", "1", "--top-p", "0.9")
+    for options in [], ["--temp", "1", "--top-p", "0.9"]:
+        message = fails(DeviceError, copy, *options)
+        assert "no token can be chosen: all 131 logits are NaN; " in message and "another --device" in message
+
+
+def scaled(factor: float) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda values: (values * factor).astype(np.float32)
+
+
+@pytest.mark.parametrize("paged", [(), ("--kv-page-size", "64")])
+@pytest.mark.parametrize(("name", "what"), [("k", "keys"), ("v", "values")])
+def test_a_cache_whose_numbers_are_too_small_is_named(
+    copy: Path, fails: Failing, default_device: Device, paged: tuple[str, ...], name: str, what: str
+) -> None:
+    change_tensors(copy, **{f"model__layers__1__self_attn__{name}_proj__weight": scaled(1e8)})
+    message = fails(DeviceError, copy, "--dtype", "bfloat16", *paged)
+    assert f"{what} of layer 1 exceed 65504" in message and "--kv-dtype bfloat16" in message
+    with llmcl.load(str(copy), device=default_device.entry.index, dtype="bfloat16", kv_dtype="bfloat16") as llm:
+        assert llm.generate([5, 6, 7], max_tokens=2, ignore_eos=True).token_ids
+
+
+@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16"])
+def test_squares_that_overflow_are_named(copy: Path, fails: Failing, kv_dtype: str) -> None:
+    change_tensors(copy, model__embed_tokens__weight=scaled(1e25))
+    message = fails(DeviceError, copy, "--kv-dtype", kv_dtype)
+    assert "all 131 logits are NaN" in message and "keys of layer 0 are the first that are no finite" in message
+    assert "exceed 1.8e+19" in message
+
+
+def test_infinite_logits_are_named(copy: Path, fails: Failing) -> None:
+    change_tensors(copy, lm_head__weight=scaled(3e38), model__norm__weight=scaled(1e5))
+    for options in [], ["--temp", "1", "--top-k", "5"]:
+        message = fails(DeviceError, copy, *options)
+        assert "of 131 logits are infinite" in message or "logits are NaN" in message
+        assert "all keys and values are finite" in message
+
+
+@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"])
+def test_weights_of_zeros_are_named(
+    copy: Path, name: str, default_device: Device, caplog: pytest.LogCaptureFixture
+) -> None:
+    change_tensors(copy, **{name.replace(".", "__"): np.zeros_like})
+    with llmcl.load(str(copy), device=default_device.entry.index) as llm:
+        assert llm.generate([5, 6, 7], max_tokens=2, ignore_eos=True).token_ids == [0, 0]
+    (message,) = caplog.messages
+    assert message.startswith(f"{name} holds nothing but zeros")
 
 
 def test_a_tokenizer_that_belongs_to_another_model(copy: Path, fails: Failing) -> None:

@@ -14,8 +14,9 @@ from llmcl.attention.arrays import check_device_arrays, new_device_array, on_dev
 from llmcl.attention.block_mask import BlockMask, check_mod
 from llmcl.attention.fingerprint import fingerprint
 from llmcl.attention.flex_plan import FlexPlan, PlanCache, Problem
-from llmcl.attention.kernels import check_kernel_options, prefill_tiles
+from llmcl.attention.kernels import prefill_tiles
 from llmcl.attention.mods import ScoreMod
+from llmcl.attention.tile_sizes import check_kernel_options
 from llmcl.attention.trace import trace_score_mod
 from llmcl.errors import UsageError
 from llmcl.runtime.device import Device

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from llmcl.attention.mods import NO_MODS, Mods
 from llmcl.attention.tile_sizes import (
     CPU_SUMS,
+    KERNEL_OPTIONS,
+    MOST_ROWS,
     check_prefill_tiles,
     cpu_tile,
     dv_tile_for,
     largest_dv_tile,
     prefill_local_bytes,
+    tuned_constants,
 )
 from llmcl.errors import UsageError
 from llmcl.ops import step_state
@@ -39,7 +41,6 @@ ROPE_VARIANTS = (
 )
 
 CAPACITY_MULTIPLE = 64  # every BLOCK_N divides it
-MAX_SPLITS = 256
 DECODE_BLOCK_N = (16, 32, 64)
 PAIRED = "bf16x2"  # how prefill on a CPU meets keys and values that are rounded to bfloat16: see cpu/pair_cache.cl
 # Of its kernel, for each form of the dot product (32 registers of 512 bits, 16 of 256): vectors of sums, keys a step.
@@ -97,21 +98,6 @@ class AttentionShape:
         }
 
 
-KERNEL_OPTIONS = ("BLOCK_M", "BLOCK_N", "DV_TILE")
-
-
-def check_kernel_options(options: Mapping[str, int]) -> dict[str, int]:
-    """Raises UsageError for anything but positive numbers for the constants that a user may choose."""
-    if not isinstance(options, Mapping):
-        raise UsageError(f"kernel_options is {options!r}; expected a dict of {', '.join(KERNEL_OPTIONS)}")
-    if unknown := set(options) - set(KERNEL_OPTIONS):
-        raise UsageError(f"kernel_options has {', '.join(sorted(unknown))}; expected {', '.join(KERNEL_OPTIONS)}")
-    for name, value in options.items():
-        if not isinstance(value, int) or value < 1:
-            raise UsageError(f"kernel_options has {name} {value!r}; expected a whole number, 1 or more")
-    return dict(options)
-
-
 def prefill_key(variant: str, head_dim: int, kv_dtype: str) -> str:
     """The name of the tuned tiles of prefill among a device's findings."""
     return f"attention_prefill {variant} head_dim {head_dim} {kv_dtype}"
@@ -125,10 +111,8 @@ def decode_key(variant: str, n_kv_heads: int, head_dim: int, kv_dtype: str) -> s
 def decode_splits(device: Device, n_kv_heads: int, head_dim: int, kv_dtype: str) -> int:
     """Into how many runs the keys of a head are cut in decode: as tuned, or by default."""
     variant = pick(DECODE_VARIANTS, device, kv_dtype, head_dim).name
-    tuned = device.findings.tuned.get(decode_key(variant, n_kv_heads, head_dim, kv_dtype), {})
-    if 1 <= tuned.get("N_SPLITS", 0) <= MAX_SPLITS:
-        return tuned["N_SPLITS"]
-    return default_splits(device, n_kv_heads)
+    tuned = tuned_constants(device, decode_key(variant, n_kv_heads, head_dim, kv_dtype))
+    return tuned.get("N_SPLITS") or default_splits(device, n_kv_heads)
 
 
 def default_splits(device: Device, n_kv_heads: int) -> int:
@@ -170,7 +154,7 @@ def attention_decode(
     constants = {**shape.constants(step), "N_SPLITS": n_splits, "SCALE": shape.scale}
     if block_n is None:
         key = decode_key(chosen.name, shape.n_kv_heads, shape.head_dim, shape.kv_dtype)
-        tuned = device.findings.tuned.get(key, {}).get("BLOCK_N")
+        tuned = tuned_constants(device, key).get("BLOCK_N")
         block_n = tuned if tuned in DECODE_BLOCK_N else None
     elif block_n not in DECODE_BLOCK_N:
         expected = ", ".join(map(str, DECODE_BLOCK_N))
@@ -321,7 +305,7 @@ def prefill_tiles(
         given = device.kernel_options
         block_m, block_n, dv_tile = (given.get(name) for name in KERNEL_OPTIONS)
         usual = pick(PREFILL_VARIANTS, device, kv_dtype, head_dim, variant).name
-        sizes = None if given else device.findings.tuned.get(prefill_key(usual, head_dim, kv_dtype))
+        sizes = None if given else tuned_constants(device, prefill_key(usual, head_dim, kv_dtype))
         if sizes:
             with suppress(UsageError):  # tuned tiles may not fit this use: then the defaults do
                 return prefill_tiles(
@@ -334,6 +318,8 @@ def prefill_tiles(
                     dv_tile=sizes.get("DV_TILE"),
                     q_block=q_block,
                 )
+    if block_m is not None and not 1 <= block_m <= MOST_ROWS:
+        raise UsageError(f"BLOCK_M is {block_m}; expected 1 to {MOST_ROWS}")
     table = PREFILL_VARIANTS
     # Of Hopper's variant: all columns in one pass, 128 query rows and keys.
     fits = {block_m, block_n} <= {None, 128} and dv_tile in (None, head_dim)
@@ -374,10 +360,10 @@ def prefill_tiles(
         check_prefill_tiles(device, head_dim, kv_dtype, block_m, block_n)
     if q_block is not None and q_block % block_m:
         raise UsageError(f"BLOCK_M is {block_m}; expected a divisor of the block mask's {q_block} queries a block")
-    if chosen.name != "hopper" and (block_n % 16 or CAPACITY_MULTIPLE % block_n):
+    if chosen.name != "hopper" and block_n not in (16, 32, 64):
         raise UsageError(f"BLOCK_N is {block_n}; expected 16, 32 or 64")
     dv_tile = min(dv_tile, head_dim)
-    if dv_tile % 16 or head_dim % dv_tile:
+    if dv_tile < 16 or dv_tile % 16 or head_dim % dv_tile:
         options = [d for d in range(16, head_dim + 1, 16) if head_dim % d == 0]
         raise UsageError(f"DV_TILE is {dv_tile}; expected a divisor of head_dim {head_dim}: {options}")
     # Products of three parts take their time: more warps for the same rows.

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
+
 from llmcl.errors import UsageError
 from llmcl.ops.dtype import ITEM_BYTES
 from llmcl.ops.variant import largest_divisor
 from llmcl.runtime.device import Device
 
+_log = logging.getLogger(__name__)
+
+KERNEL_OPTIONS = ("BLOCK_M", "BLOCK_N", "DV_TILE")
+MOST_ROWS = 128  # of a block of queries
+MOST_SPLITS = 256
 CPU_SUMS = 24  # vectors of sums that fit beside the operands in 32 vector registers
 
 
@@ -57,3 +65,39 @@ def check_prefill_tiles(device: Device, head_dim: int, kv_dtype: str, block_m: i
             f"attention tiles of BLOCK_M {block_m} and BLOCK_N {block_n} need {needed:,} bytes of local memory, "
             f"{device.name} has {limit:,}; lower {larger}"
         )
+
+
+def check_kernel_options(options: Mapping[str, int]) -> dict[str, int]:
+    """Raises UsageError for anything but positive numbers for the constants that a user may choose."""
+    if not isinstance(options, Mapping):
+        raise UsageError(f"kernel_options is {options!r}; expected a dict of {', '.join(KERNEL_OPTIONS)}")
+    if unknown := set(options) - set(KERNEL_OPTIONS):
+        raise UsageError(f"kernel_options has {', '.join(sorted(unknown))}; expected {', '.join(KERNEL_OPTIONS)}")
+    for name, value in options.items():
+        if not isinstance(value, int) or value < 1:
+            raise UsageError(f"kernel_options has {name} {value!r}; expected a whole number, 1 or more")
+    return dict(options)
+
+
+def most_splits(device: Device) -> int:
+    """Into how many runs the keys of a head may be cut: more would only wait for each other."""
+    return min(MOST_SPLITS, max(8, 4 * device.compute_units))
+
+
+def tuned_constants(device: Device, key: str) -> Mapping[str, int]:
+    """What `llmcl tune` stored under `key`; nothing, after a warning, where it could not have stored that."""
+    found = device.findings.tuned.get(key, {})
+    most = {"BLOCK_M": MOST_ROWS, "BLOCK_N": MOST_ROWS, "DV_TILE": 1024, "N_SPLITS": most_splits(device)}
+    for name, value in found.items():
+        if not 1 <= value <= most.get(name, 0):
+            _log.warning(
+                "%s has %s %d for %s, expected 1 to %d, and is not used for it; `llmcl tune` writes it anew",
+                device.findings.path,
+                name[:20],
+                value,
+                key,
+                most.get(name, 0),
+            )
+            del device.findings.tuned[key]
+            return {}
+    return found

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from llmcl.attention.kernels import (
     DECODE_BLOCK_N,
     DECODE_VARIANTS,
-    MAX_SPLITS,
     PAIRED,
     PREFILL_VARIANTS,
     AttentionShape,
@@ -24,6 +23,7 @@ from llmcl.attention.kernels import (
     prefill_key,
     prefill_tiles,
 )
+from llmcl.attention.tile_sizes import most_splits
 from llmcl.errors import KernelBuildError, UsageError
 from llmcl.ops.dtype import QUANTIZED
 from llmcl.ops.variant import pick
@@ -147,7 +147,7 @@ def tune_decode(
         return row
 
     splits = default_splits(device, shape.n_kv_heads)
-    most = min(MAX_SPLITS, max(8, 4 * device.compute_units), -(-n_keys // 16))
+    most = min(most_splits(device), -(-n_keys // 16))
     default = {"N_SPLITS": splits}
     values: dict[str, Sequence[int]] = {"N_SPLITS": _powers(most)}
     if chosen != "nvidia":  # whose block is fixed

@@ -1,16 +1,14 @@
 """Writing a model in another form: a GGUF file, quantised or not, or a Hugging Face folder.
 
-What is written appears under its name only when it is whole: it is made beside it under a temporary name, which is
-removed if anything goes wrong, and renamed at the end.
+What is written appears under its name only when it is whole (target.py). What the user has there stays his: only what a
+conversion writes is ever replaced, and only if he says so.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +16,10 @@ import numpy as np
 from llmcl.checkpoint import open_checkpoint
 from llmcl.checkpoint.formats import FLOAT_FORMATS
 from llmcl.checkpoint.quantize import check_quantize, target_format
-from llmcl.checkpoint.safetensors import INDEX_FILE, WEIGHTS_FILE
+from llmcl.checkpoint.safetensors import WEIGHTS_FILE
 from llmcl.convert.folder import folder_plan
 from llmcl.convert.gguf import gguf_plan
+from llmcl.convert.target import appearing, check_replaceable, check_target
 from llmcl.convert.tensors import OutTensor, Pieces
 from llmcl.errors import UsageError
 from llmcl.progress import Progress
@@ -45,12 +44,15 @@ def convert(
     target: a name that ends with .gguf, or a folder, which gets config.json, the tokenizer and safetensors.
     quantize: "q8_0", "q4_0" or "q4_k" for the matrices of a GGUF file (the embedding and the output head stay at q8_0).
     dtype: of the matrices otherwise: "float32", "bfloat16", "float16". Norms keep the dtype they have (GGUF: float32).
-    force: replace what is there; a folder only if it holds a model. progress(description, done_bytes, total_bytes).
+    force: replace what is there; a folder only if it holds a model and nothing that this would not write.
+    progress(description, done_bytes, total_bytes).
 
     Raises UsageError (a target that exists, too little disk space, a format that cannot hold the rows), CheckpointError
     and UnsupportedModelError (a source that cannot be read, or of which the target cannot say something).
     """
-    target = Path(target).expanduser()
+    target = Path(os.path.expanduser(target))  # an unknown ~name is left as it is, and then there is no such folder
+    if target.name in ("", ".."):
+        target = target.resolve()
     is_gguf = target.suffix.lower() == ".gguf"
     if dtype not in DTYPE_FORMATS:
         raise UsageError(f"dtype is {dtype!r}; expected one of {', '.join(DTYPE_FORMATS)}")
@@ -64,6 +66,8 @@ def convert(
     if is_gguf:
         _check_gguf_package()
     check_target(target, is_gguf, force)
+    if not is_gguf:
+        check_replaceable(target)  # before anything is downloaded
     with open_checkpoint(source, offline=offline, progress=progress) as checkpoint:
         if target.exists() and target.samefile(checkpoint.path):
             raise UsageError(f"{target} is the model that is to be read; give another name for the result")
@@ -79,8 +83,9 @@ def convert(
         else:
             folder = folder_plan(checkpoint, chosen, dtype)
             tensors = folder.tensors
+            check_replaceable(target, [*folder.files, WEIGHTS_FILE])
         check_space(target, tensors)
-        with appearing(target, force) as temporary:
+        with appearing(target, is_gguf, force) as temporary:
             pieces = with_progress(tensors, progress)
             if is_gguf:
                 plan.write(temporary, pieces)
@@ -106,30 +111,6 @@ def with_progress(tensors: list[OutTensor], progress: Progress | None) -> Pieces
         yield tensor, counted(tensor)
 
 
-def check_target(target: Path, is_gguf: bool, force: bool) -> None:
-    """Raises UsageError if `target` must not or cannot be written."""
-    if not target.parent.is_dir():
-        raise UsageError(f"{target}: there is no folder {target.parent}; make it first")
-    try:
-        tempfile.TemporaryFile(dir=target.parent).close()
-    except OSError as error:
-        raise UsageError(
-            f"{target}: the folder {target.parent} cannot be written ({error.strerror}); write the result elsewhere"
-        ) from error
-    if not target.exists() and not target.is_symlink():
-        return
-    if not force:
-        raise UsageError(f"{target} exists; give another name, or --force to replace it")
-    if is_gguf != target.is_file():
-        raise UsageError(f"{target} is {'a folder' if target.is_dir() else 'no folder'}; --force would not replace it")
-    if not is_gguf and not ((target / "config.json").is_file() and _holds_weights(target)):
-        raise UsageError(f"{target} is a folder without a model; --force replaces only folders that hold one")
-
-
-def _holds_weights(folder: Path) -> bool:
-    return (folder / WEIGHTS_FILE).is_file() or (folder / INDEX_FILE).is_file()
-
-
 def check_space(target: Path, tensors: list[OutTensor]) -> None:
     """Raises UsageError if the result does not fit on the disk."""
     needed = sum(tensor.nbytes for tensor in tensors) + SMALL_FILES_BYTES
@@ -139,30 +120,6 @@ def check_space(target: Path, tensors: list[OutTensor]) -> None:
             f"{target} needs {needed / 1e9:.2f} GB, but its disk has {free / 1e9:.2f} GB free; free some space or "
             "write it elsewhere"
         )
-
-
-@contextmanager
-def appearing(target: Path, force: bool) -> Iterator[Path]:
-    """Yields a temporary path beside `target`, which is renamed to it at the end, or removed on any exception."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
-    replaced = target.with_name(f".{target.name}.{os.getpid()}.old")
-    try:
-        yield temporary
-        if target.exists() and not force:  # made by someone else meanwhile
-            raise UsageError(f"{target} exists; give another name, or --force to replace it")
-        if target.is_dir():  # a folder cannot be renamed onto another
-            target.rename(replaced)
-        temporary.rename(target)
-    except BaseException:
-        if replaced.exists() and not target.exists():
-            replaced.rename(target)
-        raise
-    finally:
-        for path in (temporary, replaced):
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
 
 
 def _check_gguf_package() -> None:

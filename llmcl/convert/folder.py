@@ -14,7 +14,7 @@ from llmcl.checkpoint.files import read_json
 from llmcl.checkpoint.formats import FLOAT_FORMATS
 from llmcl.checkpoint.safetensors import WEIGHTS_FILE
 from llmcl.config import ModelConfig
-from llmcl.convert.tensors import OutTensor, Pieces, checkpoint_rows, write_safetensors
+from llmcl.convert.tensors import OutTensor, Pieces, checkpoint_rows, synced, write_safetensors
 from llmcl.errors import UnsupportedModelError
 from llmcl.tokenizer import gguf_tokenizer
 
@@ -24,18 +24,18 @@ _MAX_KEPT_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class FolderPlan:
-    """What the folder will hold. files: name -> text, or the path of a file to copy."""
+    """What the folder will hold, which is there and empty. files: name -> text, or the path of a file to copy."""
 
     tensors: list[OutTensor]
     files: dict[str, str | Path]
 
     def write(self, folder: Path, pieces: Pieces) -> None:
-        folder.mkdir()
         for name, content in self.files.items():
             if isinstance(content, Path):
                 shutil.copyfile(content, folder / name)
             else:
                 (folder / name).write_text(content, encoding="utf-8")
+            synced(folder / name)
         write_safetensors(folder / WEIGHTS_FILE, pieces, self.tensors)
 
 
@@ -56,15 +56,19 @@ def folder_plan(checkpoint: Checkpoint, chosen: Callable[[str, tuple[int, ...]],
     return FolderPlan(tensors, files)
 
 
+def is_kept(name: str) -> bool:
+    """Whether a file of that name is taken over from one folder to another."""
+    is_hidden = name.startswith(".") or name.endswith(".index.json")
+    return not is_hidden and (name.endswith(_KEPT_SUFFIXES) or name.startswith("LICENSE"))
+
+
 def _files_of_folder(folder: Path, dtype: str) -> dict[str, str | Path]:
     """The source's own files; only the dtype in config.json changes."""
     config = read_json(folder / "config.json")
     config["dtype" if "dtype" in config else "torch_dtype"] = dtype
     files: dict[str, str | Path] = {}
     for path in sorted(folder.iterdir()):
-        is_kept = path.name.endswith(_KEPT_SUFFIXES) or path.name.startswith("LICENSE")
-        is_hidden = path.name.startswith(".") or path.name.endswith(".index.json")
-        if is_kept and not is_hidden and path.is_file() and path.stat().st_size <= _MAX_KEPT_BYTES:
+        if is_kept(path.name) and path.is_file() and path.stat().st_size <= _MAX_KEPT_BYTES:
             files[path.name] = path
     return files | {"config.json": _json(config)}
 

@@ -36,7 +36,8 @@ void qkv_adjust(__global float* qkv, __global const float* bias, __global const 
             const float16 v = load16_f32(x + i);
             squares += v * v;
         }
-        const float scale = 1.0f / sqrt(reduce_sum(sum16(squares), scratch, lid) / HEAD_DIM + EPS);
+        const float sum = reduce_sum(sum16(squares), scratch, lid);
+        const float scale = 1.0f / sqrt(NO_OVERFLOW(sum) / HEAD_DIM + EPS);
         for (int i = lid * 16; i < HEAD_DIM; i += LOCAL_SIZE * 16)
             store16_f32(load16_f32(x + i) * scale * load16_f32(norm + i), x + i);
 #endif

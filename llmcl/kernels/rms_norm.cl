@@ -1,5 +1,7 @@
 // out[t] = x[t] / sqrt(mean(x[t]^2) + EPS) * weight          (Zhang and Sennrich, "Root Mean Square Layer Normalization")
 //
+// A token whose squares overflow becomes NaN (common.cl).
+//
 // With ADD, out[t] += that: the norm of what a layer's attention or MLP gives, added to the residual.
 //
 // x, out  float [n][HIDDEN]      weight  float [HIDDEN]
@@ -23,7 +25,8 @@ void rms_norm(__global const float* x, __global const float* weight, __global fl
         const float16 v = load16_f32(x + i * 16);
         squares += v * v;
     }
-    const float scale = 1.0f / sqrt(reduce_sum(sum16(squares), scratch, lid) / HIDDEN + EPS);
+    const float sum = reduce_sum(sum16(squares), scratch, lid);
+    const float scale = 1.0f / sqrt(NO_OVERFLOW(sum) / HIDDEN + EPS);
     for (int i = lid; i < HIDDEN / 16; i += LOCAL_SIZE) {
         float16 y = load16_f32(x + i * 16) * scale * load16_f32(weight + i * 16);
 #if ADD

@@ -340,8 +340,9 @@ inline void partial_share(const int group, __global const float* logits, __globa
 }
 
 // Hands the token to the host and to the next step, and moves the position on: the step's end. One work-item.
-// If no logit is a number, the token is VOCAB and the host reports it.
-inline void end_step(const int token, __global int* state, __global int* tokens, __global int* sampled) {
+// If no logit is a number, or the best score is infinite, the token is VOCAB and the host reports it.
+inline void end_step(const float2 best, __global int* state, __global int* tokens, __global int* sampled) {
+    const int token = isinf(best.x) ? VOCAB : as_int(best.y);
     sampled[state[STATE_STEP] % STATE_RING] = token;
     tokens[0] = min(token, VOCAB - 1);
     state[STATE_POSITION] += state[STATE_N_TOKENS];
@@ -363,8 +364,8 @@ void sample_finish(__global const float2* best, __global int* state, __global in
     float score = -INFINITY;
     int token = VOCAB;
     for (int i = lid; i < N_GROUPS; i += LOCAL_SIZE) keep_better(&score, &token, best[i].x, as_int(best[i].y));
-    token = as_int(reduce_best(score, token, scratch).y);
-    if (lid == 0) end_step(token, state, tokens, sampled);
+    const float2 found = reduce_best(score, token, scratch);
+    if (lid == 0) end_step(found, state, tokens, sampled);
 }
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
@@ -403,11 +404,11 @@ void sample_select(__global const float2* candidates, __global const float2* bes
         const int candidate = as_int(candidates[i].y);
         if (l >= threshold) keep_better(&score, &token, score_of(l, candidate, temperature, keys), candidate);
     }
-    token = as_int(reduce_best(score, token, (__local float2*)scratch).y);
+    const float2 chosen = reduce_best(score, token, (__local float2*)scratch);
     barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);  // all have read what is written now
     for (int i = lid; i <= BINS; i += LOCAL_SIZE) bins[i] = 0;
     if (lid == 0) {
         sampling[SAMPLING_THRESHOLD] = as_int(threshold);
-        end_step(token, state, tokens, sampled);
+        end_step(chosen, state, tokens, sampled);
     }
 }

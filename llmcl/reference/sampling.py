@@ -125,6 +125,10 @@ def sample_scores(logits: Array, temperature: float, threshold: Scalar, seed: in
 def sample(logits: Array, temperature: float, threshold: Scalar, seed: int, step: int) -> int:
     """The token with the largest logit / temperature + gumbel among logits >= threshold; ties: the lowest id.
 
-    logits [vocab] after penalize(), threshold from sample_threshold(); temperature 0: the largest logit.
+    logits [vocab] after penalize(), threshold from sample_threshold(); temperature 0: the largest logit. NaN is never
+    chosen. vocab, which is no token, where no logit is a number or the largest score is infinite.
     """
-    return int(np.argmax(sample_scores(logits, temperature, threshold, seed, step)))
+    scores = sample_scores(logits, temperature, threshold, seed, step)
+    scores = np.where(np.isnan(scores), -np.inf, scores)
+    best = int(np.argmax(scores))
+    return best if np.isfinite(scores[best]) else scores.size

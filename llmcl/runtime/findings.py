@@ -15,8 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from llmcl import __version__
-from llmcl.paths import cache_dir, write_atomically
+from llmcl.paths import cache_dir, read_cached, write_cached
 from llmcl.runtime.platforms import DeviceEntry
+
+MOST_BYTES = 1 << 20  # of the file
+MOST = 1024  # of a tuned constant
 
 
 class Findings:
@@ -50,14 +53,13 @@ class Findings:
         self._write()
 
     def _read(self) -> None:
-        try:
-            text = self.path.read_bytes()
-        except OSError:
+        text = read_cached(self.path, MOST_BYTES)
+        if text is None:
             return
         try:
             found = json.loads(text)
             self.tuned, self.wrong = _tuned(found["tuned"]), _wrong(found["wrong"])
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             warnings.warn(
                 f"{self.path} is damaged ({type(error).__name__}: {error}) and is ignored; "
                 "`llmcl tune` and `llmcl doctor` write it anew",
@@ -66,11 +68,17 @@ class Findings:
 
     def _write(self) -> None:
         content = {**self._identity, "tuned": self.tuned, "wrong": self.wrong}
-        write_atomically(self.path, (json.dumps(content, indent=2, sort_keys=True) + "\n").encode())
+        write_cached(self.path, (json.dumps(content, indent=2, sort_keys=True) + "\n").encode())
 
 
 def _tuned(value: Any) -> dict[str, dict[str, int]]:
-    return {str(key): {str(name): int(number) for name, number in row.items()} for key, row in value.items()}
+    return {str(key): {str(name): _whole(name, number) for name, number in row.items()} for key, row in value.items()}
+
+
+def _whole(name: str, number: Any) -> int:
+    if type(number) is not int or not 1 <= number <= MOST:
+        raise ValueError(f"{name} is {str(number)[:20]}, expected a whole number, 1 to {MOST}")
+    return number
 
 
 def _wrong(value: Any) -> dict[str, str]:

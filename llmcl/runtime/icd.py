@@ -21,10 +21,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from llmcl.paths import cache_dir
+from llmcl.paths import cache_dir, make_folder, read_cached, read_plain, write_atomically, write_cached
 
 INTEL_CPU_LIBRARY = "libintelocl.so"
 OUR_ENTRY = "llmcl-intel-cpu.icd"
@@ -32,6 +33,7 @@ SYSTEM_VENDORS = Path("/etc/OpenCL/vendors")
 USER_VARIABLES = ("OCL_ICD_VENDORS", "OCL_ICD_FILENAMES", "OPENCL_VENDOR_PATH")
 # Holds the value of OCL_ICD_VENDORS that we set, so that a child process does not take it for the user's.
 OUR_MARK = "LLMCL_SET_OCL_ICD_VENDORS"
+MOST_BYTES = 1 << 16  # of an ICD file
 PROBE_TIMEOUT_S = 30.0
 REINSTALL = "reinstall it with `pip install --force-reinstall intel-opencl-rt intel-cmplr-lib-rt`"
 
@@ -118,7 +120,7 @@ def read_vendor_folder(folder: Path) -> dict[str, str]:
         return {}
     for file in files:
         try:
-            library = file.read_text(encoding="utf-8").partition("\n")[0].strip()
+            library = read_plain(file, MOST_BYTES).decode().partition("\n")[0].strip()
         except (OSError, UnicodeDecodeError):
             continue
         if library and (not os.path.isabs(library) or os.path.isfile(library)):
@@ -132,8 +134,9 @@ def write_entries(root: Path, entries: Mapping[str, str]) -> Path:
     digest = hashlib.sha256(repr(content).encode()).hexdigest()[:16]
     folder = root / digest
     try:
-        if not folder.is_dir():
-            folder.mkdir(parents=True, exist_ok=True)
+        is_new = not folder.is_dir()
+        make_folder(folder)
+        if is_new:
             _remove_stale(root, keep=folder)
         _fill(folder, content)
     except OSError:
@@ -154,15 +157,12 @@ def remembered_probe(library: str) -> str | None:
         return probe_in_child(library)  # a bare name, which only the dynamic linker can resolve
     identity = repr((os.path.realpath(library), file.st_size, file.st_mtime_ns, folder.st_mtime_ns))
     memo = cache_dir() / "icd" / f"works-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
-    if os.path.exists(memo):  # not Path.exists, which raises where the folder cannot be read
+    if read_cached(memo, most=0) is not None:
         return None
     problem = probe_in_child(library)
     if problem is None:
-        try:
-            memo.parent.mkdir(parents=True, exist_ok=True)
-            memo.touch()
-        except OSError:
-            pass  # a read-only home costs a probe at each start
+        with suppress(OSError):  # a read-only home costs a probe at each start
+            write_cached(memo, b"")
     return problem
 
 
@@ -219,10 +219,13 @@ def _fill(folder: Path, content: Mapping[str, str]) -> None:
     """Writes what differs, each file in one step, and removes every other ICD file."""
     for name, text in content.items():
         file = folder / name
-        if not file.is_file() or file.read_text(encoding="utf-8", errors="replace") != text:
-            with tempfile.NamedTemporaryFile("w", dir=folder, encoding="utf-8", delete=False) as partial:
-                partial.write(text)
-            os.replace(partial.name, file)
+        data = text.encode()
+        try:
+            is_same = read_plain(file, len(data), trusted=True) == data
+        except OSError:
+            is_same = False
+        if not is_same:
+            write_atomically(file, data)
     for file in folder.glob("*.icd"):
         if file.name not in content:
             file.unlink(missing_ok=True)

@@ -26,7 +26,7 @@ from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
-from llmcl.paths import cache_dir, write_atomically
+from llmcl.paths import cache_dir, read_cached, write_cached
 from llmcl.runtime.icd import interpreter
 from llmcl.runtime.platforms import DeviceEntry, find_devices
 
@@ -69,7 +69,7 @@ def remembered(
     try:
         if lasts_s > 0:
             until = None if math.isinf(lasts_s) else time.time() + lasts_s
-            write_atomically(path, json.dumps({"answer": found, "until": until}).encode())
+            write_cached(path, json.dumps({"answer": found, "until": until}).encode())
         else:
             path.unlink(missing_ok=True)
     except OSError:
@@ -80,7 +80,7 @@ def remembered(
 def _stored(path: Path) -> str | None:
     """The answer in a file, unless it is damaged or its time is over."""
     try:
-        stored = json.loads(path.read_bytes())
+        stored = json.loads(read_cached(path, most=4096) or b"")
         answer, until = stored["answer"], stored["until"]
         # One that lasts longer than any was written before the clock was set back.
         fresh = until is None or 0 < until - time.time() < A_DAY + 1

@@ -18,7 +18,7 @@ import pyopencl as cl
 from platformdirs import user_cache_dir
 
 from llmcl.errors import KernelBuildError
-from llmcl.paths import cache_dir, write_atomically
+from llmcl.paths import UnusableError, cache_dir, is_trusted, read_cached, write_cached
 from llmcl.runtime.platforms import POCL
 from llmcl.runtime.ptx_splice import needs_splice, splice
 
@@ -119,7 +119,11 @@ class ProgramCache:
     def n_missing(self, sources: Iterable[KernelSource]) -> int:
         """How many programs these need that are neither in memory nor on disk."""
         keys = {source.program() for source in sources} - set(self._programs)
-        return sum(not self._found(*key)[2].exists() for key in keys)
+        paths = [self._found(*key)[2] for key in keys]
+        try:
+            return sum(not path.exists() for path in paths) if paths and is_trusted(paths[0].parent) else len(paths)
+        except OSError:
+            return len(paths)
 
     def _found(self, file: str, defines: str, prelude: str) -> tuple[str, str, Path]:
         """The source text of a program, its build options, and the file that is to hold it."""
@@ -129,12 +133,11 @@ class ProgramCache:
         return source, options, cache_dir() / "programs" / f"{Path(file).stem}-{key}.bin"
 
     def _from_disk(self, path: Path) -> cl.Program | None:
-        try:
-            stored = path.read_bytes()
-        except OSError:
+        stored = read_cached(path)
+        if stored is None:
             return None
         digest, binary = stored[:DIGEST_BYTES], stored[DIGEST_BYTES:]
-        if digest != _digest(binary):  # damaged; a driver that is given such a binary may crash
+        if digest != _digest(path, binary):  # damaged, or another's; a driver that is given such a binary may crash
             return None
         try:
             with warnings.catch_warnings():
@@ -167,9 +170,9 @@ class ProgramCache:
         if not self._keeps_binaries:
             return program
         try:
-            write_atomically(path, _digest(binary) + binary)
+            write_cached(path, _digest(path, binary) + binary)
         except OSError as error:  # costs compile time, not the run
-            if self.compiled == 1:
+            if self.compiled == 1 and not isinstance(error, UnusableError):  # which a warning has named
                 _log.warning(
                     "compiled kernels cannot be kept in %s (%s), so each start compiles them anew; make the folder "
                     "writable or set LLMCL_CACHE_DIR",
@@ -190,8 +193,9 @@ class ProgramCache:
         return program, binaries[0]
 
 
-def _digest(binary: bytes) -> bytes:
-    return hashlib.blake2b(binary, digest_size=DIGEST_BYTES).digest()
+def _digest(path: Path, binary: bytes) -> bytes:
+    """Of a binary and of what it was compiled from, which its file's name stands for: a renamed file is none."""
+    return hashlib.blake2b(path.stem.encode() + b"\0" + binary, digest_size=DIGEST_BYTES).digest()
 
 
 def _new_kernel(program: cl.Program, name: str) -> cl.Kernel:
@@ -200,7 +204,7 @@ def _new_kernel(program: cl.Program, name: str) -> cl.Kernel:
         if not cl._PYOPENCL_NO_CACHE:
             Path(user_cache_dir("pytools", "pytools")).mkdir(parents=True, exist_ok=True)
         return cl.Kernel(program, name)
-    except (OSError, sqlite3.Error):
+    except (OSError, RuntimeError, sqlite3.Error):  # RuntimeError: no home folder is known
         cl._PYOPENCL_NO_CACHE = True
         return cl.Kernel(program, name)
 

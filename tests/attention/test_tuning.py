@@ -126,7 +126,20 @@ def test_another_driver_is_judged_anew(fresh: Device) -> None:
     assert Findings(updated).tuned == {} and Findings(fresh.entry).tuned == {"key": {"BLOCK_M": 8}}
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"tuned": {"x": 1}, "wrong": {}}', '{"tuned": {"x": {"y": "z"}}}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"tuned": {"x": 1}, "wrong": {}}',
+        '{"tuned": {"x": {"y": "z"}}}',
+        *(
+            f'{{"tuned": {{"x": {{"BLOCK_M": {n}}}}}, "wrong": {{}}}}'
+            for n in ("-8", "2000", "Infinity", "8.5", "true")
+        ),
+    ],
+)
 def test_a_damaged_file_is_ignored_with_a_warning(fresh: Device, text: str) -> None:
     path = fresh.findings.path
     path.parent.mkdir(parents=True)
@@ -136,8 +149,42 @@ def test_a_damaged_file_is_ignored_with_a_warning(fresh: Device, text: str) -> N
 
 
 @pytest.mark.parametrize(
+    ("constants", "named"),
+    [({"N_SPLITS": 300}, "N_SPLITS 300"), ({"BLOCK_M": 200}, "BLOCK_M 200"), ({"BLOCK": 1}, "BLOCK 1")],
+)
+def test_what_the_tuner_could_not_have_stored_is_not_used(
+    fresh: Device, constants: dict[str, int], named: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = prefill_tiles(fresh, 32, "float16").variant.name
+    decode, prefill = decode_key(name, 2, 32, "float16"), prefill_key(name, 32, "float16")
+    default = decode_splits(fresh, 2, 32, "float16"), sizes(prefill_tiles(fresh, 32, "float16"))
+    fresh.findings.tuned = {decode: constants, prefill: constants}
+    for _ in range(2):
+        assert (decode_splits(fresh, 2, 32, "float16"), sizes(prefill_tiles(fresh, 32, "float16"))) == default
+    assert len(caplog.messages) == 2 and all(f"has {named} for attention_" in text for text in caplog.messages)
+
+
+@pytest.mark.parametrize("variant", ["cpu", "portable"])
+@pytest.mark.parametrize(
+    ("tile", "message"),
+    [
+        ({"block_m": -8}, "BLOCK_M is -8"),
+        ({"block_m": 1 << 30}, "BLOCK_M is 1073741824; expected 1 to 128"),
+        ({"block_n": -16}, "BLOCK_N is -16; expected 16, 32 or 64"),
+        ({"dv_tile": -16}, r"DV_TILE is -16; expected a divisor of head_dim 32: \[16, 32\]"),
+    ],
+)
+def test_tiles_that_no_kernel_has_are_refused(
+    default_device: Device, variant: str, tile: dict[str, int], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        prefill_tiles(default_device, 32, "float16", variant=variant, **tile)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"BLOCK_M": 1 << 30}, "BLOCK_M is 1073741824; expected 1 to 128"),
         ({"BLOCK": 8}, "kernel_options has BLOCK; expected BLOCK_M, BLOCK_N, DV_TILE"),
         ({"BLOCK_M": 0}, "kernel_options has BLOCK_M 0; expected a whole number, 1 or more"),
         ({"BLOCK_N": 24}, "BLOCK_N is 24; expected 16, 32 or 64"),

@@ -104,6 +104,18 @@ def test_norm_and_epilogue_on_few_columns(target: Device, epilogue: str, rows: i
     check(target, "bfloat16", rows, 64, epilogue=epilogue, norm=True)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_squares_that_overflow_give_no_zeros(target: Device, dtype: str) -> None:
+    x = np.ones((1, 576), np.float32)
+    x[0, 5] = 1e20
+    out = poisoned(target, (131,))
+    weight = weight_on_device(target, np.ones((131, 576), np.float32), dtype)
+    norm = with_poison(target, np.ones(576, np.float32))
+    state = step_state_at(target, position=5, n_tokens=1)
+    run(linear_decode(target, weight, with_poison(target, x), out, state, norm=norm, eps=EPS))
+    assert np.isnan(read_guarded(target, out, np.float32, (131,))).all()
+
+
 def test_the_last_token_of_a_step_is_taken(target: Device) -> None:
     check(target, "float32", 131, 576, norm=True, n_tokens=4)
 

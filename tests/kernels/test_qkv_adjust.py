@@ -45,6 +45,15 @@ def test_qkv_adjust(
     assert relative_error(read_guarded(target, buffer, np.float32, shape), expected) < TOLERANCE
 
 
+def test_squares_that_overflow_give_no_zeros(target: Device) -> None:
+    qkv = np.ones((1, 3, 16), np.float32)
+    qkv[0, 1, 3] = 1e20
+    buffer, norms = with_poison(target, qkv), with_poison(target, np.ones((2, 16), np.float32))
+    run(qkv_adjust(target, buffer, None, norms, n_q_heads=1, n_kv_heads=1, head_dim=16, eps=EPS), 1)
+    actual = read_guarded(target, buffer, np.float32, qkv.shape)[0]
+    assert np.isfinite(actual[0]).all() and np.isnan(actual[1]).all() and (actual[2] == 1.0).all()
+
+
 def test_nothing_is_launched_for_nothing(target: Device) -> None:
     buffer = with_poison(target, np.zeros((1, 3, 16), np.float32))
     assert qkv_adjust(target, buffer, None, None, n_q_heads=1, n_kv_heads=1, head_dim=16, eps=EPS) == []

@@ -36,6 +36,14 @@ def test_eps_counts_where_x_is_small(target: Device) -> None:
     assert np.all(normed(target, np.zeros_like(x), weight, 1e-5) == 0.0)
 
 
+def test_squares_that_overflow_give_no_zeros(target: Device) -> None:
+    """The twin has the right result, in float64; float32 cannot tell it from others, and says so."""
+    x = np.ones((3, 64), np.float32)
+    x[1, 40] = 1e20
+    actual = normed(target, x, np.ones(64, np.float32), 1e-5)
+    assert np.isnan(actual[1]).all() and np.isfinite(actual[[0, 2]]).all()
+
+
 def test_added_to_what_is_there(target: Device) -> None:
     rng = np.random.default_rng(4)
     x, before = (rng.standard_normal((17, 144)).astype(np.float32) for _ in range(2))

@@ -111,11 +111,16 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "top_p_0.9": {"top_p": 0.9},
     "top_p_tiny": {"top_p": 1e-6},
     "top_p_0.5": {"top_p": 0.5},
+    "top_p_0_in_float32": {"top_p": 1e-50},
+    "top_k_huge": {"top_k": 1 << 40, "repeat_window": 1 << 40},
+    "cold": {"temperature": 1e-30},
+    "heat_and_small_min_p": {"temperature": 1e30, "min_p": 1e-30},
     "min_p": {"min_p": 0.05},
     "min_p_1": {"min_p": 1.0},
     "all": {"top_k": 50, "top_p": 0.95, "min_p": 0.02, "repeat_penalty": 1.3, "repeat_window": 16},
     "k_of_p": {"top_k": 20, "top_p": 0.8},
     "penalty": {"repeat_penalty": 1.5, "repeat_window": 16},
+    "most_penalty": {"temperature": 1e-30, "repeat_penalty": 1e-6, "repeat_window": 16},
     "greedy_penalty": {"temperature": 0.0, "repeat_penalty": 1.5, "repeat_window": 16},
     "reward": {"repeat_penalty": 0.7, "repeat_window": 16, "top_k": 5},
 }
@@ -218,6 +223,17 @@ def test_a_place_in_the_cache_that_was_forgotten(target: Device) -> None:
 def test_logits_that_are_no_numbers(target: Device, name: str, vocab: int) -> None:
     """The token is VOCAB, which the host reports; the next step's input stays inside the vocabulary."""
     assert Bench(target, np.full(vocab, np.nan), parameters(name), recent_tokens(vocab)).sample(0) == vocab
+
+
+@pytest.mark.parametrize("name", ["greedy", "temperature", "top_k_40", "top_p_0.9", "min_p", "all"])
+@pytest.mark.parametrize("infinite", ["all", "one", "all below"])
+def test_a_token_is_never_chosen_for_an_infinite_logit(target: Device, name: str, infinite: str) -> None:
+    logits = random_logits(SMALL)
+    logits[5 if infinite == "one" else ...] = -np.inf if infinite == "all below" else np.inf
+    bench = Bench(target, logits, parameters(name), recent_tokens(SMALL))
+    assert bench.sample(0) == SMALL == reference.sample(bench.penalized(), bench.params.temperature, -np.inf, 7, 0)
+    bench = Bench(target, random_logits(SMALL), parameters(name), recent_tokens(SMALL))
+    bench.check(1)  # nothing is left that would matter to the next
 
 
 @pytest.mark.parametrize("name", ["greedy", "temperature"])

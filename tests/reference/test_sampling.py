@@ -160,7 +160,10 @@ def test_sample_temperature_zero_ties_and_threshold() -> None:
     logits = np.array([0.5, 2.0, -1.0, 2.0], dtype=np.float32)
     assert {reference.sample(logits, 0.0, -np.inf, seed, 0) for seed in range(20)} == {1}
     assert {reference.sample(logits, 1.0, 2.0, seed, 0) for seed in range(40)} == {1, 3}
-    assert reference.sample(np.full(5, -np.inf), 0.0, -np.inf, 0, 0) == 0
+    for nothing in (-np.inf, np.inf, np.nan):
+        assert {reference.sample(np.full(5, nothing), temperature, -np.inf, 0, 0) for temperature in (0.0, 1.0)} == {5}
+    assert reference.sample(np.array([1.0, np.inf, 2.0]), 1.0, -np.inf, 0, 0) == 3
+    assert reference.sample(np.array([1.0, np.nan, 2.0]), 0.0, -np.inf, 0, 0) == 2
     # A survivor is drawn even where every other token would win.
     assert reference.sample(np.array([9.0, 1.0, 9.5]), 1.0, 9.5, 0, 0) == 2
 

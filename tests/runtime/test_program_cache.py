@@ -22,8 +22,12 @@ CONSTANTS = {"WIDTH": 1, "CHAINS": 1, "ROUNDS": 16}
 
 def compiled(device: Device) -> int:
     """Loads one kernel with nothing in memory; how many programs had to be compiled for it."""
+    return compiled_with(device, 16)
+
+
+def compiled_with(device: Device, rounds: int) -> int:
     programs = ProgramCache(device.context, device.entry.device)
-    programs.kernel(KernelSource(FILE, "arithmetic_peak", CONSTANTS))
+    programs.kernel(KernelSource(FILE, "arithmetic_peak", CONSTANTS | {"ROUNDS": rounds}))
     return programs.compiled
 
 
@@ -50,6 +54,32 @@ def test_a_damaged_program_is_compiled_anew(device: Device, cache: Path, how: st
     whole = file.read_bytes()
     file.write_bytes(damage(whole, how))
     assert (compiled(device), compiled(device)) == (1, 0)
+
+
+def test_a_program_under_another_ones_name_is_compiled_anew(device: Device, cache: Path) -> None:
+    if not ProgramCache(device.context, device.entry.device)._keeps_binaries:
+        pytest.skip("PoCL keeps its programs itself")
+    for rounds in (16, 32):
+        programs = ProgramCache(device.context, device.entry.device)
+        programs.kernel(KernelSource(FILE, "arithmetic_peak", CONSTANTS | {"ROUNDS": rounds}))
+    first, second = (cache / "programs").iterdir()
+    first.write_bytes(second.read_bytes())
+    assert sum(compiled_with(device, rounds) for rounds in (16, 32)) == 1
+
+
+def test_programs_that_others_could_have_written_are_compiled_anew(
+    default_device: Device, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    if not ProgramCache(default_device.context, default_device.entry.device)._keeps_binaries:
+        pytest.skip("PoCL keeps its programs itself")
+    assert (compiled(default_device), compiled(default_device)) == (1, 0)
+    programs = ProgramCache(default_device.context, default_device.entry.device)
+    sources = [KernelSource(FILE, "arithmetic_peak", CONSTANTS)]
+    assert programs.n_missing(sources) == 0
+    cache.chmod(0o770)
+    assert (programs.n_missing(sources), compiled(default_device), compiled(default_device)) == (1, 1, 1)
+    (message,) = caplog.messages
+    assert message.startswith(f"{cache} is not used: others may write to it") and "LLMCL_CACHE_DIR" in message
 
 
 def test_a_cache_that_cannot_be_written_is_named_once(
@@ -94,16 +124,17 @@ def test_a_home_that_cannot_be_written_costs_only_time(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_cache_that_cannot_be_read_is_probed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_read_is_probed_again(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     library = tmp_path / "libintelocl.so"
     library.touch()
 
-    def denied(path: object, **_: object) -> os.stat_result:
-        if "works-" in str(path):
-            raise PermissionError(13, "Permission denied")
-        return stat(path)  # type: ignore[call-overload, no-any-return]
+    def denied(path: Path, most: int, *, trusted: bool = False) -> bytes:
+        raise PermissionError(13, "Permission denied")
 
-    stat = os.stat
-    monkeypatch.setattr(os, "stat", denied)
+    monkeypatch.setattr("llmcl.paths.read_plain", denied)
+    monkeypatch.setattr("llmcl.runtime.icd.probe_in_child", lambda path: None)
+    assert remembered_probe(str(library)) is None
     monkeypatch.setattr("llmcl.runtime.icd.probe_in_child", lambda path: "probed")
     assert remembered_probe(str(library)) == "probed"

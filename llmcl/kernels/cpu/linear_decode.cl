@@ -66,7 +66,8 @@ void linear_decode(__global const CAT(WEIGHT, _t)* weight, __global const float*
 #if NORM
     float16 squares = 0;
     for (int i = 0; i < K; i += 16) squares += load16_f32(x + i) * load16_f32(x + i);
-    const float scale = 1.0f / sqrt(sum16(squares) / K + EPS);
+    const float sum = sum16(squares);
+    const float scale = 1.0f / sqrt(NO_OVERFLOW(sum) / K + EPS);
 #else
     const float scale = 1.0f;
 #endif

@@ -21,7 +21,8 @@ inline float row_scale(__global const float* x) {
 #if NORM
     float16 squares = 0;
     for (int k = 0; k < K; k += 16) squares += load16_f32(x + k) * load16_f32(x + k);
-    return 1.0f / sqrt(sum16(squares) / K + EPS);
+    const float sum = sum16(squares);
+    return 1.0f / sqrt(NO_OVERFLOW(sum) / K + EPS);
 #else
     return 1.0f;
 #endif

@@ -170,7 +170,7 @@ inline void product(const matrix* m, const matrix* next, const target* to, const
                 float sum = 0.0f;
 #pragma unroll
                 for (int i = 0; i < WARPS; ++i) sum += sums[SQUARES_AT + i];
-                scale = rsqrt(sum / m->columns + EPS);
+                scale = rsqrt(NO_OVERFLOW(sum) / m->columns + EPS);
             }
             float value = (m->gated ? y : y + other) * scale;
 #ifdef GATE

@@ -409,7 +409,7 @@ inline void product(const matrix* m, const matrix* next, const target* to, const
         if (normed) {
             float sum = 0.0f;
             for (int i = 0; i < WARPS; ++i) sum += sums[SQUARES_AT + i];
-            scale = rsqrt(sum / m->columns + EPS);
+            scale = rsqrt(NO_OVERFLOW(sum) / m->columns + EPS);
         }
         finish(m, to, here, scale, rows, finished, count);
         finished += count;

@@ -26,7 +26,7 @@ void rms_norm(__global const float* x, __global const float* weight, __global ui
         sum += half_sum.x + half_sum.y + half_sum.z + half_sum.w;
     }
     sum = warp_sum(sum);
-    if (lane == 0) scales[warp] = 1.0f / sqrt(sum / HIDDEN + EPS);
+    if (lane == 0) scales[warp] = 1.0f / sqrt(NO_OVERFLOW(sum) / HIDDEN + EPS);
     barrier(CLK_LOCAL_MEM_FENCE);
 
     const float scale = scales[lid % 8];

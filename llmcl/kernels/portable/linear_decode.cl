@@ -57,7 +57,8 @@ void linear_decode(__global const CAT(WEIGHT, _t)* weight, __global const float*
     LOCAL_SCRATCH(float, partial);
     float squares = 0.0f;
     for (int k = lid; k < K; k += LOCAL_SIZE) squares += x[k] * x[k];
-    scale = 1.0f / sqrt(reduce_sum(squares, partial, lid) / K + EPS);
+    squares = reduce_sum(squares, partial, lid);
+    scale = 1.0f / sqrt(NO_OVERFLOW(squares) / K + EPS);
 #endif
     float8 y = reduce_rows(dot_tile(w, x, norm, lid), scratch, lid) * scale;
 #if EPILOGUE == EPILOGUE_SWIGLU

@@ -53,7 +53,8 @@ void linear_decode(__global const uchar* weight, __global const float* x, __glob
 #if NORM
     float squares = 0.0f;
     for (int k = lid; k < K; k += LOCAL_SIZE) squares += x[k] * x[k];
-    scale = 1.0f / sqrt(reduce(squares, scratch, lid, 1) / K + EPS);
+    squares = reduce(squares, scratch, lid, 1);
+    scale = 1.0f / sqrt(NO_OVERFLOW(squares) / K + EPS);
 #endif
     float y = reduce(dot_tile(w, x, norm, lid), scratch, lid, 16) * scale;
 #if EPILOGUE == EPILOGUE_SWIGLU
