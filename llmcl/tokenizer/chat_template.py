@@ -91,12 +91,11 @@ def _ask(template: str, variables: Mapping[str, Any] | None) -> str:
     reason = _shown(text)
     if kind == "R":
         raise UsageError(f"The chat template does not accept these messages: {reason}")
-    if kind == "S":
-        raise CheckpointError(f"The chat template is not valid Jinja{reason}. {_REMEDY}")
-    raise CheckpointError(f"The chat template failed: {reason}. {_REMEDY}")
+    what = "is not valid Jinja" if kind == "S" else "failed: "
+    raise CheckpointError(f"The chat template {what}{reason.removesuffix('.')}. {_REMEDY}")
 
 
 def _shown(text: str) -> str:
     """A template's own words as a part of a message: cut, and without what would steer a terminal."""
-    cut = text[:MAX_REASON].rstrip(".") + ("..." if len(text) > MAX_REASON else "")
+    cut = text[:MAX_REASON] + ("..." if len(text) > MAX_REASON else "")
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in cut)

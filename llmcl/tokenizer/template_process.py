@@ -56,10 +56,11 @@ class _Process:
             if package is None or package.origin is None:
                 raise _cannot_start(f"the package {name} is not installed")
             folders.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(package.origin))))
+        options = ["-I", "-S", *(["-B"] if sys.dont_write_bytecode else [])]  # -I leaves the environment out
         limits = str(MEMORY_LIMIT), str(2 * TIME_LIMIT_S)
         try:
             self._process = subprocess.Popen(
-                [python_program(), "-I", "-S", "-c", _PROGRAM, *limits, *folders],
+                [python_program(), *options, "-c", _PROGRAM, *limits, *folders],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -81,7 +82,7 @@ class _Process:
                     raise _cannot_start(f"no answer in {START_LIMIT_S:g} s" if self._late.is_set() else self._reason())
             self._starts = False
         with self._ended_after(TIME_LIMIT_S):
-            with suppress(BrokenPipeError):  # it may have answered before it ended
+            with suppress(OSError):  # it may have answered before it ended
                 self._requests.write(len(request).to_bytes(8, "big"))
                 self._requests.write(request)
                 self._requests.flush()
