@@ -1,27 +1,21 @@
 """Chat templates: the Jinja program in a checkpoint that writes a conversation as the model learned it.
 
-A template comes with the checkpoint and is not trusted: it runs in Jinja's sandbox, sees plain data only, and
-has no loader, so it cannot read a file or include anything; its time and the length of its text are limited.
+A template comes with the checkpoint and is not trusted: it runs in a process of its own with limits of time and memory
+(template_process.py), there in Jinja's sandbox (template_sandbox.py), sees plain data only, and cannot read a file.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llmcl.errors import CheckpointError, UsageError
 
-if TYPE_CHECKING:
-    from jinja2 import Template
-
+MAX_CHARACTERS = 1_000_000  # published templates have up to some ten thousand
+MAX_REASON = 400  # of a template's own words in a message
 
 _REMEDY = "Give the prompt as it is, without the template (raw, --raw), or another template (--chat-template-file)."
-
-
-class _RefusedByTemplate(Exception):
-    """The template called `raise_exception`: the conversation is not one that this model takes."""
 
 
 def render(
@@ -31,7 +25,7 @@ def render(
     add_generation_prompt: bool,
     special_tokens: Mapping[str, str],
 ) -> str:
-    """The conversation as one text, special tokens included.
+    """The conversation as one text, special tokens included. Any number of threads may call it.
 
     Args:
         template: Jinja source. It sees what transformers shows it: `messages`, `add_generation_prompt`,
@@ -42,21 +36,14 @@ def render(
         special_tokens: names such as `bos_token` and their texts.
     Raises:
         UsageError: the messages are malformed, or the template refuses them (its reason is in the message).
-        CheckpointError: the template is malformed, fails, makes no text, or goes beyond the limits of
-            template_sandbox.py.
+        CheckpointError: the template is malformed, fails, makes no text, or goes beyond a limit: MAX_CHARACTERS,
+            or those of template_process.py.
+        LlmclError: no process can be started here.
     """
-    # Jinja takes 50 ms to import, and a program that never meets a template need not wait for it.
-    from llmcl.tokenizer import template_sandbox
-
-    compiled = _compiled(template)
-    plain = plain_messages(messages)
+    _check_messages(messages)
     generation: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, "tools": None, "documents": None}
-    try:
-        text = template_sandbox.render(compiled, {"messages": plain, **generation, **special_tokens})
-    except _RefusedByTemplate as refusal:
-        raise UsageError(f"The chat template does not accept these messages: {refusal}") from None
-    except Exception as error:  # whatever Python operation the template tried: it is a program, not ours
-        raise CheckpointError(f"The chat template failed: {type(error).__name__}: {error}. {_REMEDY}") from error
+    plain = [dict(message) for message in messages]
+    text = _ask(template, {"messages": plain, **generation, **special_tokens})
     if not text:
         raise CheckpointError(f"The chat template made an empty text of these messages. {_REMEDY}")
     return text
@@ -64,15 +51,17 @@ def render(
 
 def check(template: str) -> None:
     """Raises CheckpointError, with the line, where the template is not valid Jinja."""
-    _compiled(template)
+    _ask(template, None)
 
 
-def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A copy of plain dicts, lists, strings and numbers, because a template could call an object's methods.
+def start() -> None:
+    """Starts the process that renders, without waiting for it: importing Jinja takes longer than a short prompt."""
+    from llmcl.tokenizer import template_process
 
-    Raises:
-        UsageError: not a list of dicts with a `role` and a `content`, or a value that is no plain data.
-    """
+    template_process.start()
+
+
+def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
     if isinstance(messages, (str, bytes, Mapping)) or not messages:
         raise UsageError(f'messages: got {messages!r}, expected a list like [{{"role": "user", "content": "Hello"}}].')
     for index, message in enumerate(messages):
@@ -80,46 +69,33 @@ def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
             raise UsageError(
                 f'messages[{index}]: got {message!r}, expected a dict like {{"role": "user", "content": "Hello"}}.'
             )
+
+
+def _ask(template: str, variables: Mapping[str, Any] | None) -> str:
+    from llmcl.tokenizer import template_process  # which a program that never meets a template need not import
+
+    if len(template) > MAX_CHARACTERS:
+        raise CheckpointError(
+            f"The chat template has {len(template)} characters, expected at most {MAX_CHARACTERS}. {_REMEDY}"
+        )
     try:
-        plain: list[dict[str, Any]] = json.loads(json.dumps([dict(message) for message in messages]))
-    except (TypeError, ValueError) as error:
+        request = json.dumps({"template": template, "variables": variables}).encode("ascii")
+    except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"messages: only strings, numbers, lists and dicts are allowed: {error}.") from None
-    return plain
-
-
-@lru_cache(maxsize=4)
-def _compiled(template: str) -> Template:
-    import jinja2
-
-    from llmcl.tokenizer.template_sandbox import Sandbox
-
-    environment = Sandbox()
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
     try:
-        return environment.compiled(template)
-    except Exception as error:  # a template nested too deeply is a RecursionError, not a TemplateError
-        where = f" in line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
-        reason = str(error).rstrip(".")
-        raise CheckpointError(f"The chat template is not valid Jinja{where}: {reason}. {_REMEDY}") from error
+        kind, text = template_process.ask(request)
+    except template_process.LimitError as error:
+        kind, text = "F", str(error)
+    if kind == "T":
+        return text
+    reason = _shown(text)
+    if kind == "R":
+        raise UsageError(f"The chat template does not accept these messages: {reason}")
+    what = "is not valid Jinja" if kind == "S" else "failed: "
+    raise CheckpointError(f"The chat template {what}{reason.removesuffix('.')}. {_REMEDY}")
 
 
-def _raise_exception(message: str) -> None:
-    raise _RefusedByTemplate(message)
-
-
-def _strftime_now(format: str) -> str:
-    from datetime import datetime
-
-    return datetime.now().strftime(format)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+def _shown(text: str) -> str:
+    """A template's own words as a part of a message: cut, and without what would steer a terminal."""
+    cut = text[:MAX_REASON] + ("..." if len(text) > MAX_REASON else "")
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in cut)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from llmcl.errors import CheckpointError, UsageError
-from llmcl.tokenizer import chat_template, template_sandbox
+from llmcl.tokenizer import chat_template
 
 
 def render(template: str, content: Any = "Hi", **tokens: str) -> str:
@@ -36,6 +36,51 @@ def test_chat_template_has_what_transformers_gives_it(template: str, expected: s
     assert render(template, "<é&'>", bos_token="<s>") == expected
 
 
+# What published templates are made of.
+CONSTRUCTS = [
+    "{% set ns = namespace(n=0, s='') %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% set ns.s = ns.s ~ m.role %}"
+    "{% endfor %}{{ ns.n }}{{ ns.s }}",
+    "{%- macro turn(m, end='\n') -%}{{ '<' + m['role'] + '>' }}{{ caller() if caller else '' }}{{ end }}"
+    "{%- endmacro -%}"
+    "{% for m in messages %}{% call turn(m) %}{{ m.content }}{% endcall %}{% endfor %}{{ turn(messages[0]) }}",
+    "{% for m in messages[1:] %}{% if loop.first %}{% continue %}{% endif %}{{ loop.index0 }}{{ loop.last }}"
+    "{% break %}{% else %}none{% endfor %}{{ messages[::-1] | length }}{{ messages[-1].role }}",
+    "{{ messages | tojson }}{{ messages | tojson(indent=4) }}{{ {'b': '<é>'} | tojson(separators=(',', ':')) }}",
+    "{% set c = messages[2].content %}{{ c.split('</think>')[-1].lstrip('\n') }}{{ c.strip().startswith('<think>') }}"
+    "{{ c.replace('hm', 'a').rstrip().endswith('i') }}{{ c.upper()[2:7] }}{{ c.title() }}",
+    "{{ tools is defined and tools is not none }}{{ x is defined }}{{ messages is string }}{{ messages is iterable }}"
+    "{{ messages[0] is mapping }}{{ 1 is number }}{{ false is false }}{{ x | default('d') }}{{ x }}",
+    "{% for k, v in messages[0].items() %}{{ k }}={{ v }};{% endfor %}{{ messages[0].get('no', 'none') }}"
+    "{{ dict(a=1, **{'b': 2}) }}{{ messages[0] | dictsort }}{{ messages[0] | items | list }}",
+    "{{ ([1] + [2, 3]) | join(', ') }}{{ messages | selectattr('role', 'equalto', 'user') | list | length }}"
+    "{{ messages | rejectattr('role', 'in', ['user', 'system']) | map(attribute='content') | first | trim }}",
+    "{{ '%s and %d' % ('a', 2) }}{{ '{} {x}'.format('a', x='b') }}{{ 'a' 'b' }}{{ 1.0 }}{{ 7 // 2 }}{{ none }}"
+    "{{ '-' * 3 }}",
+    "x\n  {% if true %}  \n  {%- set a %}block {{ bos_token }}{% endset %}\n{{ a | upper }}  {#- gone #}\n"
+    "{% endif %} \n\n",
+    "{% generation %}{{ messages[1].content }}{% endgeneration %}{{ eos_token }}{{ strftime_now('%Y-%m') }}",
+    "{{ 'a b c' | wordwrap(2) }}{{ [1, [2]] | pprint }}{{ '<é>' | e }}{{ 'x' | center(5) }}{{ lipsum() is string }}"
+    "{{ 'é'.encode('utf-8') }}{{ 'a,b' | list | unique | sort(reverse=true) }}{{ range(3) | sum }}",
+    "{% filter trim %}  {% raw %}{{ raw }}{% endraw %} {% endfilter %}{% with y = 1 %}{{ y }}{% endwith %}{{ not 1 }}",
+]
+
+
+@pytest.mark.parametrize("number", range(len(CONSTRUCTS)))
+def test_chat_template_writes_what_transformers_writes(number: int) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    talk = [
+        {"role": "system", "content": "Be brief & <b>clear</b>. \ud800"},
+        {"role": "user", "content": " Hé\n"},
+        {"role": "assistant", "content": "<think>\nhm\n</think>\n\nHi"},
+        {"role": "user", "content": "Bye 😀", "n": 1.5, "more": [None, True, {"a": []}]},
+    ]
+    tokens = {"bos_token": "<s>", "eos_token": "</s>"}
+    theirs = render_jinja_template([talk], chat_template=CONSTRUCTS[number], add_generation_prompt=True, **tokens)
+    ours = chat_template.render(CONSTRUCTS[number], talk, add_generation_prompt=True, special_tokens=tokens)
+    assert ours == theirs[0][0] != ""
+
+
 @pytest.mark.parametrize(
     "attack",
     [
@@ -59,25 +104,6 @@ def test_chat_template_cannot_leave_the_sandbox(attack: str) -> None:
         render(attack)
 
 
-@pytest.mark.parametrize(
-    ("attack", "message"),
-    [
-        ("{% set r = range(99999) %}" + "{% for a in r %}" * 3 + "{% endfor %}" * 3, "it ran for more than 0.2 s"),
-        ("{% macro f(n) %}{% if n %}{{ f(n - 1) ~ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}", "it ran for more"),
-        ("{% for a in range(999) %}{{ 'x' * 999 }}{% endfor %}", "its text has more than 10000 characters"),
-        ("{{ 'x' * 10 ** 9 }}", r"`\*` would make a value of more than"),
-        ("{{ [[0]] * 999999999 }}", r"`\*` would make a value of more than"),
-        ("{{ 9 ** 999999999 }}", r"`\*\*` would make a value of more than"),
-        ("{{ lipsum(n=999999999) }}", "'lipsum' is undefined"),
-    ],
-)
-def test_chat_template_ends(attack: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_sandbox, "TIME_LIMIT_S", 0.2)
-    monkeypatch.setattr(template_sandbox, "MAX_CHARACTERS", 10000)
-    with pytest.raises(CheckpointError, match=f"chat template failed: .*{message}"):
-        render(attack)
-
-
 def test_chat_template_may_compute() -> None:
     assert render("{% for a in [2, 3] %}{{ a ** 2 * 1.5 }}{{ '-' * a }}{{ a * [a] }}{% endfor %}") == (
         "6.0--[2, 2]13.5---[3, 3, 3]"
@@ -94,9 +120,33 @@ def test_chat_template_that_makes_no_text_is_named() -> None:
         render("{% for message in [] %}{{ message }}{% endfor %}")
 
 
+@pytest.mark.parametrize("length", [chat_template.MAX_CHARACTERS + 1, 34_000_000])
+def test_chat_template_that_is_too_long_is_refused(length: int) -> None:
+    message = f"template has {length} characters, expected at most 1000000.*--chat-template-file"
+    with pytest.raises(CheckpointError, match=message):
+        render("x" * length)
+    with pytest.raises(CheckpointError, match=message):
+        chat_template.check("x" * length)
+
+
+def test_a_chat_templates_own_words_are_cut_and_escaped() -> None:
+    with pytest.raises(UsageError) as refusal:
+        render("{{ raise_exception('é\x1b[31m\n' ~ 'x' * 9999) }}")
+    assert "messages: é\\x1b[31m\\nxxx" in str(refusal.value) and len(str(refusal.value)) < 500
+    with pytest.raises(CheckpointError) as failure:
+        render("{{ messages['\x1b' * 9999]() }}")
+    assert "failed: UndefinedError: " in str(failure.value) and len(str(failure.value)) < 700
+    assert str(failure.value).isprintable()
+
+
+def test_a_refusal_that_is_a_huge_number_is_named() -> None:
+    with pytest.raises(UsageError, match="does not accept these messages: Exceeds the limit"):
+        render("{% set n = 10 %}{{ raise_exception(n ** 5000) }}")
+
+
 def test_refusal_of_a_chat_template_is_the_users_to_mend() -> None:
-    with pytest.raises(UsageError, match="does not accept these messages: roles must alternate"):
-        render("{{ raise_exception('roles must alternate') }}")
+    with pytest.raises(UsageError, match=r"does not accept these messages: roles must alternate/\.\.\.$"):
+        render("{{ raise_exception('roles must alternate/...') }}")
 
 
 @pytest.mark.parametrize(
@@ -110,6 +160,7 @@ def test_refusal_of_a_chat_template_is_the_users_to_mend() -> None:
         ([{"role": 1, "content": "b"}], r"messages\[0\]"),
         ([{"role": "user"}], r"messages\[0\]"),
         ([{"role": "user", "content": object()}], "only strings, numbers, lists and dicts"),
+        ([{"role": "user", "content": 10**5000}], "only strings, numbers, lists and dicts"),
     ],
 )
 def test_malformed_messages_are_refused(messages: Any, expected: str) -> None:
