@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from llmcl.errors import UsageError
+from llmcl.errors import UsageError, shown
 from llmcl.ops import step_state
 from llmcl.ops.step_state import StepState
 from llmcl.ops.variant import power_of_two_at_most
@@ -54,11 +53,11 @@ class SamplingParams:
     def __post_init__(self) -> None:
         def check(name: str, holds: bool, expected: str) -> None:
             if not holds:
-                raise UsageError(f"{name} is {getattr(self, name)!r}; expected {expected}")
+                raise UsageError(f"{name} is {shown(getattr(self, name))}; expected {expected}")
 
         for name in ("temperature", "top_p", "min_p", "repeat_penalty"):
             value = getattr(self, name)
-            check(name, isinstance(value, (int, float)) and math.isfinite(value), "a number")
+            check(name, isinstance(value, (int, float)) and abs(value) < 1 << 64, "a number below 2^64")
         check("temperature", self.temperature >= 0, "0 (the most likely token) or more")
         check("top_k", isinstance(self.top_k, int) and 0 <= self.top_k < 1 << 31, "0 (off) or more")
         check("top_p", 0 < self.top_p <= 1, "more than 0 and at most 1 (off)")

@@ -23,6 +23,7 @@ from llmcl.convert.folder import folder_plan
 from llmcl.convert.gguf import gguf_plan
 from llmcl.convert.tensors import OutTensor, Pieces
 from llmcl.errors import UsageError
+from llmcl.paths import expanded
 from llmcl.progress import Progress
 
 DTYPE_FORMATS = {dtype: format for format, dtype in FLOAT_FORMATS.items()}
@@ -50,7 +51,7 @@ def convert(
     Raises UsageError (a target that exists, too little disk space, a format that cannot hold the rows), CheckpointError
     and UnsupportedModelError (a source that cannot be read, or of which the target cannot say something).
     """
-    target = Path(target).expanduser()
+    target = expanded(target, "the target")
     is_gguf = target.suffix.lower() == ".gguf"
     if dtype not in DTYPE_FORMATS:
         raise UsageError(f"dtype is {dtype!r}; expected one of {', '.join(DTYPE_FORMATS)}")

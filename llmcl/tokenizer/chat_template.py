@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from llmcl.errors import CheckpointError, UsageError
+from llmcl.checkpoint.files import is_unicode
+from llmcl.errors import CheckpointError, UsageError, one_line, shown
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -56,7 +57,11 @@ def render(
     except _RefusedByTemplate as refusal:
         raise UsageError(f"The chat template does not accept these messages: {refusal}") from None
     except Exception as error:  # whatever Python operation the template tried: it is a program, not ours
-        raise CheckpointError(f"The chat template failed: {type(error).__name__}: {error}. {_REMEDY}") from error
+        raise CheckpointError(
+            f"The chat template failed: {type(error).__name__}: {one_line(error)}. {_REMEDY}"
+        ) from error
+    if not is_unicode(text):
+        raise CheckpointError(f"The chat template made a text with half a surrogate pair, expected Unicode. {_REMEDY}")
     if not text:
         raise CheckpointError(f"The chat template made an empty text of these messages. {_REMEDY}")
     return text
@@ -74,16 +79,23 @@ def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
         UsageError: not a list of dicts with a `role` and a `content`, or a value that is no plain data.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not messages:
-        raise UsageError(f'messages: got {messages!r}, expected a list like [{{"role": "user", "content": "Hello"}}].')
+        raise UsageError(
+            f'messages: got {shown(messages)}, expected a list like [{{"role": "user", "content": "Hello"}}].'
+        )
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
             raise UsageError(
-                f'messages[{index}]: got {message!r}, expected a dict like {{"role": "user", "content": "Hello"}}.'
+                f'messages[{index}]: got {shown(message)}, expected a dict like {{"role": "user", "content": "Hello"}}.'
             )
     try:
-        plain: list[dict[str, Any]] = json.loads(json.dumps([dict(message) for message in messages]))
+        text = json.dumps([dict(message) for message in messages], ensure_ascii=False)
+        plain: list[dict[str, Any]] = json.loads(text)
     except (TypeError, ValueError) as error:
         raise UsageError(f"messages: only strings, numbers, lists and dicts are allowed: {error}.") from None
+    if not is_unicode(text):
+        raise UsageError(
+            "messages: a string holds half a surrogate pair. It comes from input that is not UTF-8: convert it first."
+        )
     return plain
 
 
@@ -101,12 +113,12 @@ def _compiled(template: str) -> Template:
         return environment.compiled(template)
     except Exception as error:  # a template nested too deeply is a RecursionError, not a TemplateError
         where = f" in line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
-        reason = str(error).rstrip(".")
+        reason = one_line(error).rstrip(".")
         raise CheckpointError(f"The chat template is not valid Jinja{where}: {reason}. {_REMEDY}") from error
 
 
-def _raise_exception(message: str) -> None:
-    raise _RefusedByTemplate(message)
+def _raise_exception(message: object) -> None:
+    raise _RefusedByTemplate(one_line(message, 400) if isinstance(message, str) else shown(message))
 
 
 def _strftime_now(format: str) -> str:
