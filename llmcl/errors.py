@@ -5,7 +5,13 @@ A message names the thing, the value found, the value expected, and what to do a
 
 from __future__ import annotations
 
+import reprlib
 from numbers import Integral
+from typing import Any
+
+# What a user can ask for in numbers: sizes in bytes that are made of it are still whole numbers of 128 bits.
+LARGEST_NUMBER = 1 << 62
+_SHOWN_CHARACTERS = 80
 
 
 class LlmclError(Exception):
@@ -63,6 +69,41 @@ class ContextLengthError(LlmclError, ValueError):
 
 
 def check_whole(name: str, value: object) -> None:
-    """Raises UsageError unless `value` is a whole number, 1 or more."""
-    if not isinstance(value, Integral) or value < 1:
-        raise UsageError(f"{name} is {value!r}; expected a whole number, 1 or more")
+    """Raises UsageError unless `value` is a whole number, 1 to LARGEST_NUMBER."""
+    if not isinstance(value, Integral) or not 1 <= int(value) <= LARGEST_NUMBER:
+        raise UsageError(f"{name} is {shown(value)}; expected a whole number, 1 or more and at most 2^62")
+
+
+def shown(value: object) -> str:
+    """A value of a checkpoint or of a user, for a message: as Python writes it, on one line and cut.
+
+    Messages end on terminals and in logs: a control character or a change of the writing direction in what strangers
+    wrote would let them say something else there.
+    """
+    return one_line(_Cut().repr(value), _SHOWN_CHARACTERS)
+
+
+def one_line(text: object, length: int = 200) -> str:
+    """The text of another program's error on one line, at most `length` characters, unprintable ones escaped."""
+    start = str(text)[: length + 1]
+    line = "".join(char if char.isprintable() else repr(char)[1:-1] for char in start)
+    return line if len(line) <= length else line[: length - 3] + "..."
+
+
+class _Cut(reprlib.Repr):
+    """`repr` whose time and length do not grow with the value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 3
+        self.maxother = _SHOWN_CHARACTERS
+
+    def repr_str(self, x: str, level: int) -> str:
+        return repr(x[: _SHOWN_CHARACTERS + 1])
+
+    def repr_int(self, x: int, level: int) -> str:
+        n_digits = int(x.bit_length() * 0.30103) + 1  # writing them all takes quadratic time, or is refused
+        return repr(x) if n_digits < 40 else f"a number of {n_digits} digits"
+
+    def repr_ndarray(self, x: Any, level: int) -> str:
+        return f"{type(x).__name__} of {x.size} values"

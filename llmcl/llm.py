@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from os import PathLike
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from llmcl.checkpoint import Checkpoint, open_checkpoint
 from llmcl.checkpoint.quantize import check_quantize
 from llmcl.config import ModelConfig
 from llmcl.config.random_shapes import random_shape_config
-from llmcl.errors import ContextLengthError, UsageError, check_whole
+from llmcl.errors import ContextLengthError, UsageError, check_whole, shown
 from llmcl.generation import Generation, Piece, collect, pieces
 from llmcl.kv_cache import KVCache, KVSequence, capacity_for, kv_bytes_per_position
 from llmcl.memory import check_memory, exact_queries, forecast
@@ -95,10 +96,10 @@ def load(
     """
     start = time.perf_counter()
     if not isinstance(model, (str, PathLike)) or not str(model):
-        raise UsageError(f"model is {model!r}; expected smollm2, a path, or a name of the hub")
+        raise UsageError(f"model is {shown(model)}; expected smollm2, a path, or a name of the hub")
     _check_sizes(max_context, kv_page_tokens, kv_pages)
     checkpoint = open_checkpoint(model, offline=offline, progress=progress)
-    with checkpoint, ThreadPoolExecutor(1) as beside:
+    with checkpoint:
         trained = checkpoint.config.max_position
         if max_context is not None and max_context > trained:
             _log.warning(
@@ -108,7 +109,7 @@ def load(
                 trained,
                 model,
             )
-        tokenizer = beside.submit(_tokenizer, checkpoint, chat_template)  # while the device packs the weights
+        tokenizer = _tokenizer_beside(checkpoint, chat_template)  # while the device packs the weights
 
         def on_progress(what: str, done: int, total: int) -> None:
             if tokenizer.done():
@@ -191,11 +192,21 @@ def _check_sizes(max_context: int | None, kv_page_tokens: int | None, kv_pages: 
             check_whole(name, size)
 
 
-def _tokenizer(checkpoint: Checkpoint, chat_template: str | None) -> Tokenizer:
-    tokenizer = Tokenizer.from_checkpoint(checkpoint)
-    if chat_template is not None:
-        tokenizer.use_chat_template(chat_template)
-    return tokenizer
+def _tokenizer_beside(checkpoint: Checkpoint, chat_template: str | None) -> Future[Tokenizer]:
+    """Makes the tokenizer in a thread of its own, for which neither Ctrl-C nor the end of the program waits."""
+    future: Future[Tokenizer] = Future()
+
+    def make() -> None:
+        try:
+            tokenizer = Tokenizer.from_checkpoint(checkpoint)
+            if chat_template is not None:
+                tokenizer.use_chat_template(chat_template)
+            future.set_result(tokenizer)
+        except BaseException as error:  # it is raised where the result is asked for
+            future.set_exception(error)
+
+    Thread(target=make, name="tokenizer", daemon=True).start()
+    return future
 
 
 def _open_device(request: Device | str | int | None, kernel_options: Mapping[str, int] | None) -> Device:
@@ -308,7 +319,8 @@ class LLM:
         """Token ids of a prompt: text (through the chat template unless `raw` or there is none), messages, or ids."""
         if not isinstance(prompt, Iterable) or isinstance(prompt, (bytes, bytearray)):
             raise UsageError(
-                f"the prompt is {prompt!r}; expected text, messages [{{'role': ..., 'content': ...}}], or token ids"
+                f"the prompt is {shown(prompt)}; expected text, messages [{{'role': ..., 'content': ...}}], or "
+                "token ids"
             )
         if _are_ids(prompt):
             ids: list[int] = np.asarray(prompt, np.int64).tolist()
@@ -409,7 +421,7 @@ class LLM:
         Raises UsageError for no ids or ids that the vocabulary lacks, ContextLengthError for more than the context.
         """
         if not _are_ids(token_ids):
-            raise UsageError(f"token_ids is {token_ids!r:.80}; expected token ids, as `encode` gives them")
+            raise UsageError(f"token_ids is {shown(token_ids)}; expected token ids, as `encode` gives them")
         self.reset()
         return self.model.logits(list(token_ids))
 

@@ -14,7 +14,7 @@ import tempfile
 from functools import lru_cache
 from pathlib import Path
 
-from llmcl.errors import UsageError
+from llmcl.errors import UsageError, shown
 
 _log = logging.getLogger(__name__)
 
@@ -31,12 +31,7 @@ def cache_dir() -> Path:
     """The folder `LLMCL_CACHE_DIR`, or the per-user cache folder of this system. It may not exist yet."""
     chosen = os.environ.get("LLMCL_CACHE_DIR")
     if chosen:
-        try:
-            return Path(chosen).expanduser()
-        except RuntimeError as error:
-            raise UsageError(
-                f"LLMCL_CACHE_DIR is {chosen!r}, and that home folder is not known; expected the path of a folder"
-            ) from error
+        return expanded(chosen, "LLMCL_CACHE_DIR")
     from platformdirs import user_cache_dir
 
     try:
@@ -44,6 +39,17 @@ def cache_dir() -> Path:
     except RuntimeError:  # a container without HOME whose user has no entry; older versions give a folder named ~
         folder = Path("~")
     return folder if folder.is_absolute() else Path(tempfile.gettempdir()) / f"llmcl-{os.getuid()}"
+
+
+def expanded(path: str | os.PathLike[str], name: str) -> Path:
+    """The path with `~` and `~user` replaced. Raises UsageError, which begins with `name`, if there is no such home."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise UsageError(
+            f"{name} is {shown(os.fspath(path))}, and no home folder is known for its ~; give a path without ~, or set "
+            "HOME"
+        ) from error
 
 
 def is_trusted(folder: Path) -> bool:

@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ import llmcl
 from llmcl.cli import command
 from llmcl.errors import UsageError
 from llmcl.generation import Piece
+from llmcl.paths import cache_dir
 from llmcl.stats import summarize
 
 
@@ -157,6 +159,13 @@ def test_defaults_are_greedy(engine: Engine, invoke: Callable[..., int]) -> None
         (["--format", "xml"], "--format", "xml", "text, json"),
         (["--stop", ""], "--stop", "''", "at least one character"),
         (["--raw", "--system-prompt", "s"], "--raw", "--system-prompt", "one of the two"),
+        (["-n", "9" * 400], "--max-tokens", "'99", "expected a whole number, 1 or more"),
+        (["-n", "9" * 5000], "--max-tokens", "99... given", "expected a whole number"),
+        (["-c", str(1 << 63)], "--ctx-size", "9223372036854775808", "expected a whole number of tokens"),
+        (["--seed", "9" * 400], "--seed", "99... given", "2^64 - 1"),
+        (["--temp", "9" * 400], "--temp", "99... given", "expected a number"),
+        (["--kv-page-size", "6" * 400], "--kv-page-size", "66... given", "a multiple of 64"),
+        (["--dtype", "\x1b[2J" + "x" * 999], "--dtype", r"'\x1b[2Jxxx", "expected one of"),
         (["--raw", "--chat-template-file", "t.jinja"], "--raw", "--chat-template-file", "one of the two"),
         (["-f", "here.txt"], "--file", "here.txt", "one of the two"),
     ],
@@ -191,6 +200,52 @@ def test_prompts_that_cannot_be_used(
         assert invoke("generate", "-m", "m", *options) == 2
         assert message in capsys.readouterr().err
     assert engine.loaded == {}
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs the device /dev/zero")
+def test_a_text_without_an_end_is_refused(
+    engine: Engine, invoke: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llmcl.cli.text_files.MAX_TEXT_BYTES", 1 << 20)
+    message = "/dev/zero: has more than 1048576 bytes; expected a shorter text"
+    for options in (["-f", "/dev/zero"], ["-p", "x", "--chat-template-file", "/dev/zero"]):
+        assert invoke("generate", "-m", "m", *options) == 2
+        assert message in capsys.readouterr().err
+    with open("/dev/zero", "rb") as zeros:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(zeros))
+        assert invoke("generate", "-m", "m") == 2
+    assert "standard input: has more than" in capsys.readouterr().err
+
+
+def test_a_pipe_is_a_prompt_as_good_as_a_file(engine: Engine, invoke: Callable[..., int], tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")  # as `-f <(command)` gives one
+    writer = threading.Thread(target=(tmp_path / "pipe").write_text, args=("from the pipe",))
+    writer.start()
+    assert invoke("generate", "-m", "m", "-f", str(tmp_path / "pipe")) == 0
+    writer.join()
+    assert engine.request["prompt"] == "from the pipe"
+
+
+def test_no_home_folder_is_said(
+    invoke: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pwd = pytest.importorskip("pwd")
+    for name in ("HOME", "LLMCL_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    with pytest.raises(
+        UsageError,
+        match=r"no folder for compiled kernels, because no home folder is known; set LLMCL_CACHE_DIR or HOME",
+    ):
+        cache_dir()
+    monkeypatch.setenv("LLMCL_CACHE_DIR", "~nobody-of-this-name/x")
+    with pytest.raises(UsageError, match=r"LLMCL_CACHE_DIR is '~nobody-of-this-name/x', and no home folder"):
+        cache_dir()
+    assert invoke("convert", "smollm2", "~/x.gguf") == 2
+    assert "the target is '~/x.gguf', and no home folder is known" in capsys.readouterr().err
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", "~/.cache/huggingface/hub")
+    assert invoke("convert", "org/name", str(tmp_path / "x.gguf"), "--offline") == 8
+    assert "no home folder is known for its ~; set HF_HOME" in capsys.readouterr().err
 
 
 def test_the_command_line_goes_before_the_other_options_variable(

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf_reference import assert_read_as_by_gguf
 from helpers import LINEAR_SCALING, LLAMA3_SCALING, random_weights, relative_error, save_folder, small_config
 
 import llmcl
@@ -151,6 +152,7 @@ def test_matrices_are_quantised_and_nothing_else_changes(
     gguf_file: Path, tmp_path: Path, default_device: Device, quantize: str
 ) -> None:
     target = convert(str(gguf_file), tmp_path / "model.gguf", quantize=quantize)
+    assert_read_as_by_gguf(target)
     source_metadata, source = read_gguf(gguf_file)
     metadata, stored = read_gguf(target)
     assert list(stored) == list(source)

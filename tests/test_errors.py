@@ -14,6 +14,8 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -35,12 +37,15 @@ from llmcl.errors import (
     OutOfDeviceMemoryError,
     UnsupportedModelError,
     UsageError,
+    one_line,
+    shown,
 )
 from llmcl.llm import LLM
 from llmcl.model_weights import all_plans
 from llmcl.ops.linear import rounded_input_bytes
 from llmcl.runtime import device as device_module
 from llmcl.runtime.device import Device
+from llmcl.tokenizer import Tokenizer
 
 LAYER_TENSOR = "model.layers.1.mlp.down_proj.weight"
 NORM_TENSOR = "model.layers.0.input_layernorm.weight"
@@ -118,6 +123,28 @@ def test_the_sound_model_runs(folder: Path, default_device: Device) -> None:
         assert llm.generate("Hello.", max_tokens=3, ignore_eos=True).finish_reason == "length"
 
 
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("a", "'a'"),
+        ("\x1b[31m\u202e\n\ud800", r"'\x1b[31m\u202e\n\ud800'"),
+        ("x" * 10**6, "'" + "x" * 76 + "..."),
+        (10**400, "a number of 401 digits"),
+        ([10**5000, {"a": ["\n"]}], r"[a number of 5001 digits, {'a': ['\n']}]"),
+        (np.zeros(10**6), "ndarray of 1000000 values"),
+        ([[["x" * 99] * 9] * 9], "[[['" + "x" * 73 + "..."),
+        (None, "None"),
+    ],
+)
+def test_values_in_messages_are_cut_and_escaped(value: object, text: str) -> None:
+    assert shown(value) == text
+
+
+def test_other_programs_messages_are_put_on_one_line() -> None:
+    assert one_line(ValueError("a\n\x1b[2Jb")) == r"a\n\x1b[2Jb"
+    assert one_line("\x07" * 10**6, 50) == r"\x07" * 11 + r"\x0" + "..."
+
+
 # ---- files -------------------------------------------------------------------------------------------------------
 
 
@@ -142,6 +169,51 @@ def test_hostile_safetensors(copy: Path, fails: Failing) -> None:
         assert "model.safetensors" in fails(CheckpointError, copy)
     file.write_bytes(struct.pack("<Q", 1 << 63) + bytes(100))
     assert str(1 << 63) in fails(CheckpointError, copy)
+
+
+def test_a_file_that_shrinks_while_it_is_loaded(copy: Path, default_device: Device) -> None:
+    """To read on in its mapping would end the process."""
+
+    def progress(what: str, done: int, total: int) -> None:
+        if what == "loading weights":
+            os.truncate(copy / "model.safetensors", 4096)
+
+    with pytest.raises(CheckpointError, match=r"the file had \d+ bytes when it was opened and has 4096 now"):
+        llmcl.load(str(copy), device=default_device.entry.index, progress=progress)
+
+
+def test_values_of_another_type_in_the_tokenizer(copy: Path, fails: Failing) -> None:
+    """All of them are in checkpoint/test_hostile_values.py."""
+    (copy / "tokenizer_config.json").write_text('{"chat_template": [{"name": {}, "template": "x"}]}')
+    assert "the name of a chat_template is {}, expected a string" in fails(CheckpointError, copy)
+    (copy / "tokenizer_config.json").unlink()
+    tokenizer = json.loads((copy / "tokenizer.json").read_text())
+    tokenizer["model"]["merges"] = [["<unk>", "<unk>"]]  # longer than any token: the library panics
+    (copy / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert "cannot be read as a tokenizer: range end index" in fails(CheckpointError, copy)
+
+
+@pytest.mark.parametrize("name", ["a--b/c", "org/" + "n" * 200])
+def test_names_that_no_hub_has(name: str, fails: Failing) -> None:
+    message = fails(HubError, name, "--offline")
+    assert "is no name of a model of a hub" in message and len(message) < 500
+
+
+def test_ctrl_c_does_not_wait_for_the_tokenizer(
+    folder: Path, default_device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = threading.Event()
+    monkeypatch.setattr(Tokenizer, "from_checkpoint", lambda checkpoint: done.wait(20))
+
+    def interrupt(what: str, n_done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        llmcl.load(str(folder), device=default_device.entry.index, progress=interrupt)
+    assert time.monotonic() - start < 5
+    assert not any(thread.name == "tokenizer" and not thread.daemon for thread in threading.enumerate())
+    done.set()
 
 
 def test_an_index_that_names_a_file_elsewhere(copy: Path, fails: Failing) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf_reference import assert_read_as_by_gguf
 from helpers import (
     gemma2_config,
     random_weights,
@@ -140,6 +141,7 @@ def save_gguf(path: Path, config: ModelConfig, weights: Mapping[str, np.ndarray]
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    assert_read_as_by_gguf(path)
     return path
 
 

@@ -94,7 +94,7 @@ def test_unknown_random_shapes_are_refused(tmp_path: Path) -> None:
         random_shape_config("no-such-shape")
     file = tmp_path / "config.json"
     for content, error, message in (
-        ("[1, 2]", UsageError, "holds a list"),
+        ("[1, 2]", UsageError, "holds a JSON list"),
         ("{", UsageError, "readable config.json"),
         ("\xff", UsageError, "readable config.json"),
         ('{"model_type": "mamba"}', UnsupportedModelError, "mamba"),

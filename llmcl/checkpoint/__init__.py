@@ -9,7 +9,7 @@ from pathlib import Path
 from llmcl.checkpoint import gguf, safetensors
 from llmcl.checkpoint.hub import Hub
 from llmcl.checkpoint.tensors import Checkpoint, TensorInfo, expected_tensors
-from llmcl.errors import CheckpointError
+from llmcl.errors import CheckpointError, one_line
 from llmcl.progress import Progress
 
 __all__ = ["Checkpoint", "TensorInfo", "expected_tensors", "open_checkpoint"]
@@ -38,12 +38,13 @@ def open_checkpoint(name_or_path: str, *, offline: bool = False, progress: Progr
     answer).
     """
     path, name = _resolve(name_or_path, offline, progress), str(name_or_path)
+    label = one_line(name)
     try:
         return safetensors.open_folder(path, name) if path.is_dir() else gguf.open_file(path, name)
     except CheckpointError as error:
-        raise type(error)(f"{name}: {str(error).removeprefix(f'{path.name} ')}") from error
+        raise type(error)(f"{label}: {str(error).removeprefix(f'{path.name} ')}") from error
     except OSError as error:  # no permission, a name too long for the file system
-        raise CheckpointError(f"{name}: cannot be read ({error.strerror or error}).") from error
+        raise CheckpointError(f"{label}: cannot be read ({error.strerror or error}).") from error
 
 
 def _resolve(name: str, offline: bool, progress: Progress | None) -> Path:
@@ -56,14 +57,16 @@ def _resolve(name: str, offline: bool, progress: Progress | None) -> Path:
     path = _existing_path(name)
     if path is not None:
         if path.suffix == ".safetensors":
-            raise CheckpointError(f"{name}: a safetensors file alone is no model. Give the folder that holds it.")
+            raise CheckpointError(
+                f"{one_line(name)}: a safetensors file alone is no model. Give the folder that holds it."
+            )
         return path
     if match := _HUB_FILE.fullmatch(name):
         return Hub(match[1], offline=offline, progress=progress).fetch_file(match[2])
     if _HUB_MODEL.fullmatch(name) and not name.endswith((".gguf", ".safetensors")):
         return Hub(name, offline=offline, progress=progress).fetch_folder()
     raise CheckpointError(
-        f"{name}: there is no such file or folder, and it is not the name of a model. Give {DEMO_MODEL}, the "
+        f"{one_line(name)}: there is no such file or folder, and it is not the name of a model. Give {DEMO_MODEL}, the "
         "path of a .gguf file or of a folder with config.json and model.safetensors, or a model of the hub "
         "(organisation/name)."
     )

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from llmcl.errors import CheckpointError
+from llmcl.errors import CheckpointError, one_line, shown
 
-# Headers describe tensors and vocabularies: 1 MB is common, 20 MB is the largest known. What is beyond is
+# Headers describe tensors and vocabularies: 1 MB is common, 35 MB is the largest known. What is beyond is
 # damage or an attack, and is refused before it is read.
 MAX_HEADER_BYTES = 100_000_000
+MAX_SETTINGS_BYTES = 16_000_000  # the same for files without a vocabulary; 1 MB is the largest known
 
 _LFS_POINTER = b"version https://git-lfs"
 
@@ -23,7 +25,7 @@ def map_file(path: Path) -> np.ndarray:
 
     Raises CheckpointError for a file that is missing, unreadable, empty, or a Git LFS pointer.
     """
-    _check_is_file(path)
+    check_is_file(path)
     try:
         with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -44,42 +46,88 @@ def drop_pages(view: np.ndarray) -> None:
     As long as they are mapped they count as memory of the process. All of the file's: what is read is mapped together
     with its neighbours. No effect where the system cannot do it.
     """
+    mapped = _mapping(view)
+    if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
+        mapped.madvise(mmap.MADV_DONTNEED)
+
+
+def check_not_shrunk(view: np.ndarray) -> None:
+    """Raises CheckpointError if the mapped file that `view` is of is shorter than when it was mapped.
+
+    To read beyond the end of a mapped file ends the process (SIGBUS); so this is asked right before a tensor is read.
+    """
+    mapped = _mapping(view)
+    if mapped is not None and (size := mapped.size()) < len(mapped):
+        raise CheckpointError(
+            f"the file had {len(mapped)} bytes when it was opened and has {size} now: something writes to it. "
+            "Wait until that is done, or fetch the file again."
+        )
+
+
+def _mapping(view: np.ndarray) -> mmap.mmap | None:
     base: Any = view
     while isinstance(base, np.ndarray):
         base = base.base
     mapped = base.obj if isinstance(base, memoryview) else None
-    if isinstance(mapped, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
-        mapped.madvise(mmap.MADV_DONTNEED)
+    return mapped if isinstance(mapped, mmap.mmap) else None
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; raises as `parse_json` and `map_file` do."""
-    _check_is_file(path)
+def read_json(path: Path, limit: int = MAX_SETTINGS_BYTES) -> dict[str, Any]:
+    """The object in a JSON file of at most `limit` bytes; raises as `parse_json` and `read_bytes` do."""
+    return parse_json(read_bytes(path, limit), path.name)
+
+
+def optional_json(path: Path) -> dict[str, Any]:
+    """The same; {} where nothing has that name."""
+    return read_json(path) if os.path.lexists(path) else {}
+
+
+def read_bytes(path: Path, limit: int = MAX_SETTINGS_BYTES) -> bytes:
+    """A small file. Raises CheckpointError if it is missing, unreadable, no regular file, or longer than `limit`."""
+    check_is_file(path, limit)
     try:
-        if (size := path.stat().st_size) > MAX_HEADER_BYTES:
-            raise CheckpointError(
-                f"{path.name} has {size} bytes, expected at most {MAX_HEADER_BYTES}. It is not what it claims to be."
-            )
-        return parse_json(path.read_bytes(), path.name)
+        with path.open("rb") as file:
+            return file.read(limit)
     except OSError as error:
         raise CheckpointError(f"{path.name} cannot be read: {error.strerror or error}.") from None
 
 
 def parse_json(data: bytes, what: str, unique_keys: bool = False) -> dict[str, Any]:
-    """The JSON object in `data`. Raises CheckpointError if there is none.
+    """The JSON object in `data`. Raises CheckpointError if there is none, or if one of its strings is no Unicode.
 
     unique_keys: refuse a key that appears twice, on which readers differ which one counts.
     """
     try:
         value = json.loads(data.decode("utf-8"), object_pairs_hook=_unique_keys if unique_keys else None)
+        damaged = _half_pair(value) if b"\\u" in data else None  # only an escape can make one
     except _DuplicateKeyError as error:
         raise CheckpointError(f"{what}: {error} appears twice. The file is damaged or hostile.") from None
     except (ValueError, RecursionError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
+        reason = "nested too deeply" if isinstance(error, RecursionError) else one_line(error)
         raise CheckpointError(f"{what} is not valid JSON ({reason}). Fetch it again.") from None
     if not isinstance(value, dict):
         raise CheckpointError(f"{what} holds a JSON {type(value).__name__}, expected an object. Fetch it again.")
+    if damaged is not None:
+        raise CheckpointError(
+            f"{what} holds {shown(damaged)}, with half a surrogate pair, expected Unicode. Fetch it again."
+        )
     return value
+
+
+def _half_pair(value: Any) -> str | None:
+    """A string in a JSON value that has no UTF-8, because half a surrogate pair was written with an escape."""
+    if isinstance(value, str):
+        return None if value.isascii() or is_unicode(value) else value
+    items = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return next((text for item in items if (text := _half_pair(item)) is not None), None)
+
+
+def is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 class _DuplicateKeyError(Exception):
@@ -91,11 +139,21 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(result) != len(pairs):
         seen: set[str] = set()
         duplicate = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise _DuplicateKeyError(f"{duplicate!r:.80}")
+        raise _DuplicateKeyError(shown(duplicate))
     return result
 
 
-def _check_is_file(path: Path) -> None:
-    if not path.is_file():  # a pipe or a device would block or never end
-        found = "is not a regular file" if path.exists() else "is missing"
-        raise CheckpointError(f"{path.name} {found} (looked for {path}). Check the path, or fetch the model again.")
+def check_is_file(path: Path, limit: int | None = None) -> None:
+    """Raises CheckpointError unless this is a regular file, of at most `limit` bytes."""
+    try:
+        if not path.is_file():  # a pipe or a device would block or never end
+            found = "is not a regular file" if path.exists() else "is missing"
+            raise CheckpointError(
+                f"{path.name} {found} (looked for {one_line(path)}). Check the path, or fetch the model again."
+            )
+        if limit is not None and (size := path.stat().st_size) > limit:
+            raise CheckpointError(
+                f"{path.name} has {size} bytes, expected at most {limit}. It is damaged or hostile; fetch it again."
+            )
+    except OSError as error:  # a name too long, no permission
+        raise CheckpointError(f"{one_line(path.name)} cannot be read: {error.strerror or error}.") from None

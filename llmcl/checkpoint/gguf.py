@@ -19,10 +19,9 @@ import numpy as np
 
 from llmcl.checkpoint.files import MAX_HEADER_BYTES, map_file
 from llmcl.checkpoint.formats import BLOCKS, FLOAT_FORMATS, row_bytes, to_float32
-from llmcl.checkpoint.safetensors import check_no_overlap
 from llmcl.checkpoint.tensors import Checkpoint, StoredTensor
 from llmcl.config import config_from_gguf
-from llmcl.errors import CheckpointError, UnsupportedModelError
+from llmcl.errors import CheckpointError, UnsupportedModelError, shown
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -93,7 +92,7 @@ def open_file(path: Path, name: str) -> Checkpoint:
         if gguf_name == _ROPE_FACTORS:
             continue
         if (hf_name := _hf_name(gguf_name, layer_names)) in by_hf_name:
-            raise CheckpointError(f"tensor {gguf_name!r:.100} is there twice. The file is damaged.")
+            raise CheckpointError(f"tensor {shown(gguf_name)} is there twice. The file is damaged.")
         by_hf_name[hf_name] = tensor
     return Checkpoint(name, path, config, by_hf_name, gguf_metadata=metadata)
 
@@ -118,29 +117,45 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
     for index in range(n_entries):
         key = cursor.text(f"the key of metadata entry {index}")
         if key in metadata:
-            _fail(f"the metadata key {key!r:.100} appears twice")
-        metadata[key] = _read_value(cursor, cursor.number("<I", f"the type of {key!r:.100}"), f"{key!r:.100}")
+            _fail(f"the metadata key {shown(key)} appears twice")
+        metadata[key] = _read_value(cursor, cursor.number("<I", f"the type of {shown(key)}"), f"{shown(key)}")
 
     table = [_read_tensor_entry(cursor, index) for index in range(n_tensors)]
     alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or not 1 <= alignment <= 1 << 20 or alignment & (alignment - 1):
-        _fail(f"general.alignment is {alignment!r:.80}, expected a power of two")
+        _fail(f"general.alignment is {shown(alignment)}, expected a power of two")
     content = data[-(-cursor.at // alignment) * alignment :]
 
     stored: dict[str, StoredTensor] = {}
     ranges = []
     for name, shape, format, offset in table:
-        end = offset + math.prod(shape[:-1]) * row_bytes(name, format, shape[-1])
+        end = offset + math.prod(shape[:-1]) * row_bytes(shown(name), format, shape[-1])
         if offset % alignment:
-            _fail(f"tensor {name!r:.100} begins at {offset}, which is not a multiple of {alignment}")
+            _fail(f"tensor {shown(name)} begins at {offset}, which is not a multiple of {alignment}")
         if end > len(content):
-            _fail(f"tensor {name!r:.100} ends at byte {end} of {len(content)}, so the file is truncated")
+            _fail(f"tensor {shown(name)} ends at byte {end} of {len(content)}, so the file is truncated")
         if name in stored:
-            _fail(f"tensor {name!r:.100} is there twice")
+            _fail(f"tensor {shown(name)} is there twice")
         stored[name] = StoredTensor(shape, format, content[offset:end])
         ranges.append((offset, end, name))
-    check_no_overlap(ranges, path.name)
+    _check_no_holes(ranges, len(content), alignment)
     return metadata, stored
+
+
+def _check_no_holes(ranges: list[tuple[int, int, str]], n_content: int, alignment: int) -> None:
+    """Raises CheckpointError unless the byte ranges (begin, end, tensor name) fill the content one after the other.
+
+    Between two of them and at the end there is padding to the alignment alone. Anything else means that a type, a shape
+    or an offset is not the one with which the file was written.
+    """
+    expected, before = 0, "the header"
+    for begin, end, name in sorted(ranges):
+        if begin != expected:
+            how = "overlap" if begin < expected else "leave a hole"
+            _fail(f"tensor {shown(name)} begins at {begin}, expected {expected}: it and {before} {how}")
+        expected, before = -(-end // alignment) * alignment, f"tensor {shown(name)}"
+    if ranges and n_content > expected:
+        _fail(f"{before} ends at byte {expected} and the file at {n_content}, expected nothing behind the last tensor")
 
 
 class _Cursor:
@@ -219,7 +234,7 @@ def _read_value(cursor: _Cursor, type_number: int, what: str, depth: int = 0) ->
 def _read_tensor_entry(cursor: _Cursor, index: int) -> tuple[str, tuple[int, ...], str, int]:
     """(name, row-major shape, format, offset) of the next entry of the tensor table."""
     name = cursor.text(f"the name of tensor {index}")
-    what = f"tensor {name!r:.100}"
+    what = f"tensor {shown(name)}"
     n_dimensions = cursor.number("<I", what)
     if not 1 <= n_dimensions <= _MAX_DIMENSIONS:
         _fail(f"{what} has {n_dimensions} dimensions, expected 1 to {_MAX_DIMENSIONS}")
@@ -242,7 +257,7 @@ def _hf_name(gguf_name: str, layer_names: Mapping[str, str]) -> str:
         return f"model.layers.{index}.{layer_names.get(module, module)}.{suffix}"
     module, _, suffix = gguf_name.rpartition(".")
     if module not in MODULE_NAMES:
-        raise UnsupportedModelError(f"tensor {gguf_name!r:.100} is not part of any architecture that llmcl supports.")
+        raise UnsupportedModelError(f"tensor {shown(gguf_name)} is not part of any architecture that llmcl supports.")
     return f"{MODULE_NAMES[module]}.{suffix}"
 
 

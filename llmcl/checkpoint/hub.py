@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from llmcl.checkpoint.safetensors import INDEX_FILE, WEIGHTS_FILE, no_weights_message, shard_files
-from llmcl.errors import CheckpointError, HubError, UnsupportedModelError
+from llmcl.errors import CheckpointError, HubError, UnsupportedModelError, one_line, shown
 from llmcl.progress import Progress
 
 _CONFIG_FILE = "config.json"
@@ -41,12 +41,24 @@ class Hub:
         cache_dir: Path | None = None,
     ):
         from huggingface_hub import constants
+        from huggingface_hub.errors import HFValidationError
+        from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
+        try:
+            validate_repo_id(repo_id)
+        except HFValidationError as error:
+            raise HubError(
+                f"{shown(repo_id)} is no name of a model of a hub: {one_line(error)} Check the spelling."
+            ) from None
         self.repo_id = repo_id
         self.offline = offline
         self.progress = progress
         self.endpoint = endpoint or constants.ENDPOINT
         self.cache_dir = str(cache_dir or constants.HF_HUB_CACHE)
+        if self.cache_dir.startswith("~"):
+            raise HubError(
+                f"the cache of the hub is {self.cache_dir}, and no home folder is known for its ~; set HF_HOME."
+            )
 
     def fetch_folder(self) -> Path:
         """A local folder with the model's configuration, tokenizer and safetensors files. Raises HubError."""
@@ -85,7 +97,7 @@ class Hub:
         if _CONFIG_FILE not in sizes:
             hint = "It is not a transformers model."
             if gguf_files := sorted(file for file in sizes if file.endswith(".gguf")):
-                hint = f"It has GGUF files: name one of them, for example {self.repo_id}/{gguf_files[0]}."
+                hint = f"It has GGUF files: name one of them, for example {self.repo_id}/{one_line(gguf_files[0], 80)}."
             raise HubError(f"the model {self.repo_id} on the hub has no {_CONFIG_FILE}. {hint}")
         if WEIGHTS_FILE in sizes:
             weights = [WEIGHTS_FILE]
@@ -95,7 +107,9 @@ class Hub:
         else:
             raise UnsupportedModelError(f"{self.repo_id}: {no_weights_message(sizes)}")
         if missing := [file for file in weights if file not in sizes]:
-            raise HubError(f"the model {self.repo_id} on the hub lacks {missing[0]}, which its {INDEX_FILE} names.")
+            raise HubError(
+                f"the model {self.repo_id} on the hub lacks {one_line(missing[0], 80)}, which its {INDEX_FILE} names."
+            )
         for file in [*(file for file in _SMALL_FILES if file in sizes), *weights]:
             path = self._download(file, sizes[file], commit)
         self._remember(_CONFIG_FILE, commit)
@@ -104,7 +118,7 @@ class Hub:
     def _download_file(self, file: str) -> Path:
         sizes, commit = self._list_files()
         if file not in sizes:
-            there = ", ".join(sorted(name for name in sizes if name.endswith(".gguf"))[:12]) or "none"
+            there = one_line(", ".join(sorted(name for name in sizes if name.endswith(".gguf"))[:12]) or "none", 800)
             raise HubError(f"the model {self.repo_id} on the hub has no file {file}; its GGUF files: {there}.")
         path = self._download(file, sizes[file], commit)
         self._remember(file, commit)
@@ -198,7 +212,7 @@ def _http_status(error: Exception) -> int | None:
 
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]:.200}"
+    return f"{type(error).__name__}: {one_line(lines[0])}"
 
 
 def _bar_class(progress: Progress | None, what: str, total_bytes: int) -> Any:

@@ -1,58 +1,51 @@
 """Hugging Face folders: config.json and one or several safetensors files.
 
 A safetensors file is a header length (8 bytes, little endian), a JSON object of that length, which gives each
-tensor its dtype, shape and byte range, and then the bytes (https://huggingface.co/docs/safetensors). Nothing
-that the header says is believed before it is checked against the size of the file.
+tensor its dtype, shape and byte range, and then the bytes (https://huggingface.co/docs/safetensors). The library
+`safetensors` reads and checks the header: the tensors follow each other without holes from its end to the end of the
+file. So where each one lies follows from the order, shapes and dtypes that the library gives.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeGuard
 
-from llmcl.checkpoint.files import MAX_HEADER_BYTES, map_file, parse_json, read_json
+import numpy as np
+
+from llmcl.checkpoint.files import MAX_HEADER_BYTES, map_file, optional_json, parse_json, read_json
 from llmcl.checkpoint.tensors import Checkpoint, StoredTensor
 from llmcl.config import config_from_hf
-from llmcl.errors import CheckpointError, UnsupportedModelError
+from llmcl.errors import CheckpointError, UnsupportedModelError, one_line, shown
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
-# Bytes of one value; also of dtypes that no model tensor may have, so that every byte range can be checked.
-_ITEM_BYTES = {
-    "F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
-    "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
-}  # fmt: skip
-_MAX_DIMENSIONS = 8
-_MAX_COUNT = 1 << 62  # keeps sizes within what a file offset can be
-
 
 def open_folder(folder: Path, name: str) -> Checkpoint:
     """The checkpoint in a Hugging Face folder. Raises CheckpointError or UnsupportedModelError."""
-    if not (folder / "config.json").is_file():
+    if not (folder / "config.json").exists():
         hint = "Give the folder that holds config.json and model.safetensors."
         if gguf_files := sorted(path.name for path in folder.glob("*.gguf")):
-            hint = f"It holds {', '.join(gguf_files[:5])}: give the path of that file."
+            hint = f"It holds {one_line(', '.join(gguf_files[:5]))}: give the path of that file."
         raise CheckpointError(f"the folder has no config.json. {hint}")
-    generation_path = folder / "generation_config.json"
-    generation_config = read_json(generation_path) if generation_path.is_file() else None
+    generation_config = optional_json(folder / "generation_config.json")
     config = config_from_hf(read_json(folder / "config.json"), generation_config)
     return Checkpoint(name, folder, config, _read_folder_tensors(folder))
 
 
 def shard_files(index_path: Path) -> dict[str, str]:
-    """The index of a sharded checkpoint, {tensor name: file name}; each name is that of a file beside the "
-    "index."""
-    weight_map = read_json(index_path).get("weight_map")
+    """The index of a sharded checkpoint, {tensor name: file name}; each name is that of a file beside the index."""
+    weight_map = read_json(index_path, MAX_HEADER_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index_path.name}: weight_map is missing or empty. Fetch the file again.")
     for file in weight_map.values():
         is_plain = isinstance(file, str) and file.endswith(".safetensors") and not set(file) & set("/\\:\0")
         if not is_plain or file.startswith("."):
             raise CheckpointError(
-                f"{index_path.name}: weight_map names the file {file!r:.100}, expected the plain name of a "
+                f"{index_path.name}: weight_map names the file {shown(file)}, expected the plain name of a "
                 ".safetensors file beside it. The checkpoint is damaged or hostile."
             )
     return weight_map
@@ -67,14 +60,16 @@ def _read_folder_tensors(folder: Path) -> dict[str, StoredTensor]:
     files = sorted(set(weight_map.values()))
     if missing := [file for file in files if not (folder / file).is_file()]:
         raise CheckpointError(
-            f"{len(missing)} of {len(files)} weight files are missing, the first is {missing[0]}. Fetch the "
-            "model again."
+            f"{len(missing)} of {len(files)} weight files are missing, the first is {one_line(missing[0], 80)}. "
+            "Fetch the model again."
         )
     shards = {file: read_file_tensors(folder / file) for file in files}
     stored = {}
     for name, file in weight_map.items():
         if name not in shards[file]:
-            raise CheckpointError(f"tensor {name!r:.100} is not in {file}, where {INDEX_FILE} says it is.")
+            raise CheckpointError(
+                f"tensor {shown(name)} is not in {one_line(file, 80)}, where {INDEX_FILE} says it is."
+            )
         stored[name] = shards[file][name]
     return stored
 
@@ -89,69 +84,84 @@ def no_weights_message(files: Iterable[str]) -> str:
             "or use a version of the model that has model.safetensors."
         )
     if gguf_files := sorted(file for file in files if file.endswith(".gguf")):
-        there = ", ".join(gguf_files[:8])
+        there = one_line(", ".join(gguf_files[:8]))
         return f"there is no {WEIGHTS_FILE}, but there are GGUF files: name one of them ({there})."
     return f"there is neither {WEIGHTS_FILE} nor {INDEX_FILE}. The model is incomplete or not a text model."
 
 
 def read_file_tensors(path: Path) -> dict[str, StoredTensor]:
     """All tensors of one safetensors file. Raises CheckpointError for anything that does not add up."""
-    data = map_file(path)
-    if len(data) < 8:
-        raise CheckpointError(f"{path.name} has {len(data)} bytes, expected at least 8. Fetch it again.")
-    header_bytes = int.from_bytes(data[:8].tobytes(), "little")
-    if header_bytes > min(MAX_HEADER_BYTES, len(data) - 8):
-        raise CheckpointError(
-            f"{path.name}: its header claims {header_bytes} bytes; the file has {len(data)} and a header at "
-            f"most {MAX_HEADER_BYTES}. It is truncated or not a safetensors file; fetch it again."
-        )
-    header = parse_json(data[8 : 8 + header_bytes].tobytes(), f"the header of {path.name}", unique_keys=True)
-    header.pop("__metadata__", None)
-    content = data[8 + header_bytes :]
+    from safetensors import SafetensorError, safe_open
 
-    stored, ranges = {}, []
-    for name, entry in header.items():
-        where = f"{path.name}: tensor {name!r:.100}"
-        dtype, shape, begin, end = _checked_entry(entry, where)
-        if end > len(content):
-            raise CheckpointError(
-                f"{where} ends at byte {end} of {len(content)}. The file is truncated; fetch it again."
-            )
-        if end - begin != math.prod(shape) * _ITEM_BYTES[dtype]:
-            raise CheckpointError(
-                f"{where} has {end - begin} bytes, expected {math.prod(shape) * _ITEM_BYTES[dtype]} for "
-                f"{dtype} {list(shape)}. The file is damaged."
-            )
-        stored[name] = StoredTensor(shape, dtype, content[begin:end])
-        ranges.append((begin, end, name))
-    check_no_overlap(ranges, path.name)
+    data = map_file(path)
+    try:
+        with safe_open(path, framework="numpy") as file:
+            slices = [(name, file.get_slice(name)) for name in file.offset_keys()]
+            entries = [(name, tuple(one.get_shape()), one.get_dtype()) for name, one in slices]
+    except SafetensorError as error:
+        raise _refusal(path.name, data, str(error)) from error
+    except OSError as error:
+        raise CheckpointError(f"{path.name} cannot be read: {error.strerror or error}.") from None
+    parse_json(_header(data), f"the header of {path.name}", unique_keys=True)  # of two, the library takes the last
+
+    at, stored = 8 + len(_header(data)), {}
+    for name, shape, dtype in entries:
+        end = at + math.prod(shape) * _bits(dtype) // 8
+        stored[name] = StoredTensor(shape, dtype, data[at:end])
+        at = end
+    if at != len(data):
+        raise CheckpointError(f"{path.name} changed while it was opened. Wait until nothing writes to it.")
     return stored
 
 
-def _checked_entry(entry: Any, where: str) -> tuple[str, tuple[int, ...], int, int]:
-    """(dtype, shape, begin, end) of a header entry, its types and signs checked."""
-    if not isinstance(entry, dict):
-        raise CheckpointError(f"{where}: its entry is {entry!r:.80}, expected an object. The file is damaged.")
-    dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
-    if not isinstance(dtype, str) or dtype not in _ITEM_BYTES:
-        raise UnsupportedModelError(f"{where} has the dtype {dtype!r:.80}; llmcl supports BF16, F16 and F32.")
-    if not _is_list_of_counts(shape) or len(shape) > _MAX_DIMENSIONS:
-        raise CheckpointError(f"{where} has no sensible shape. The file is damaged.")
-    if not _is_list_of_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise CheckpointError(f"{where} has no sensible data_offsets. The file is damaged.")
-    return dtype, tuple(shape), offsets[0], offsets[1]
+def _header(data: np.ndarray) -> bytes:
+    return data[8 : 8 + int.from_bytes(data[:8].tobytes(), "little")].tobytes()
 
 
-def _is_list_of_counts(value: Any) -> TypeGuard[list[int]]:
-    return isinstance(value, list) and all(type(item) is int and 0 <= item <= _MAX_COUNT for item in value)
+def _bits(dtype: str) -> int:
+    """Of one value; the names of the format's dtypes, such as BF16 and F8_E4M3, say it."""
+    size = re.match(r"[A-Z]+([0-9]+)", dtype)
+    return int(size[1]) if size else 8  # BOOL
 
 
-def check_no_overlap(ranges: list[tuple[int, int, str]], file: str) -> None:
-    """Raises CheckpointError if two byte ranges (begin, end, tensor name) share a byte."""
-    end_before, name_before = 0, ""
-    for begin, end, name in sorted(item for item in ranges if item[0] < item[1]):
-        if begin < end_before:
-            raise CheckpointError(
-                f"{file}: tensors {name_before!r:.100} and {name!r:.100} overlap. The file is damaged."
+def _refusal(file: str, data: np.ndarray, reason: str) -> CheckpointError:
+    """What the library found wrong with a file, with what it leaves out: the value, and what is expected."""
+    n_header = int.from_bytes(data[:8].tobytes(), "little")
+    if len(data) < 8:
+        return CheckpointError(f"{file} has {len(data)} bytes, expected at least 8. Fetch it again.")
+    if n_header > min(MAX_HEADER_BYTES, len(data) - 8):
+        return CheckpointError(
+            f"{file}: its header claims {n_header} bytes; the file has {len(data)} and a header at "
+            f"most {MAX_HEADER_BYTES}. It is truncated or not a safetensors file; fetch it again."
+        )
+    header, reason = _header(data), reason.rpartition("deserializing header: ")[2]
+    if unknown := re.search(r"unknown variant (`.*`), expected one of (.*) at line", reason, re.DOTALL):
+        return UnsupportedModelError(
+            f"{file}: a tensor has the dtype {one_line(unknown[1], 80)}, expected one of {one_line(unknown[2], 300)}. "
+            "Use a version of the model in BF16, F16 or F32."
+        )
+    if place := re.search(r" at line (\d+) column (\d+)", reason):
+        line = header.split(b"\n")[int(place[1]) - 1].decode("utf-8", "replace")
+        before = line[: int(place[2])][-60:]
+        return CheckpointError(
+            f"{file}: its header is damaged behind {shown(before)}: {one_line(reason)}. Fetch the file again."
+        )
+    if "UTF-8" in reason:
+        return CheckpointError(f"{file}: its header is not valid JSON: {one_line(reason)}. Fetch the file again.")
+    sizes_differ, end_of_all = reason.endswith("tensor") or "overflow" in reason, 0
+    for name, entry in parse_json(header, f"the header of {file}", unique_keys=True).items():
+        if name == "__metadata__":
+            continue
+        begin, end = entry["data_offsets"]
+        n_bytes = math.prod(entry["shape"]) * _bits(entry["dtype"]) // 8
+        if reason.endswith(f"tensor `{name}`") or (sizes_differ and end - begin != n_bytes):
+            return CheckpointError(
+                f"{file}: tensor {shown(name)} is {entry['dtype']} {shown(entry['shape'])} and lies at bytes "
+                f"{shown(begin)} to {shown(end)}, expected {shown(n_bytes)} bytes that begin where the tensor before "
+                "it ends. The file is damaged; fetch it again."
             )
-        end_before, name_before = end, name
+        end_of_all = max(end_of_all, end)
+    return CheckpointError(
+        f"{file}: its tensors end at byte {shown(end_of_all)} of {len(data) - 8 - n_header}, expected the end of the "
+        f"file ({one_line(reason)}). It is truncated or damaged; fetch it again."
+    )

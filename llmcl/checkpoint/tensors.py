@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from llmcl.checkpoint.files import drop_pages
+from llmcl.checkpoint.files import check_not_shrunk, drop_pages
 from llmcl.checkpoint.formats import BLOCKS, FLOAT_FORMATS, row_bytes, to_float32
 from llmcl.config import ModelConfig
 from llmcl.config.families import FAMILIES
-from llmcl.errors import CheckpointError, UnsupportedModelError
+from llmcl.errors import CheckpointError, UnsupportedModelError, shown
 
 # A tensor under one of these names belongs to what llmcl computes. If it is not one of the expected tensors,
 # the model has a feature (a bias, a further norm, one more layer) that would silently be left out.
@@ -26,8 +26,7 @@ _IGNORED_SUFFIX = "rotary_emb.inv_freq"  # a constant that old checkpoints carry
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor as a file reader found it. shape: row-major; data: uint8 [n_bytes], a view of the mapped "
-    "file."""
+    """A tensor as a file reader found it. shape: row-major; data: uint8 [n_bytes], a view of the mapped file."""
 
     shape: tuple[int, ...]
     format: str
@@ -88,11 +87,14 @@ class Checkpoint:
         }
 
     def rows(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Rows start..stop-1 as stored, uint8 [stop - start, row_bytes]: a read-only view, nothing is "
-        "copied."""
+        """Rows start..stop-1 as stored, uint8 [stop - start, row_bytes]: a read-only view, nothing is copied.
+
+        Raises CheckpointError if the file has become shorter since it was opened.
+        """
         rows = self._rows[name]
         if not 0 <= start <= stop <= len(rows):
             raise IndexError(f"rows {start}:{stop} of {name}, which has {len(rows)}")
+        check_not_shrunk(rows)
         return rows[start:stop]
 
     def drop(self, name: str) -> None:
@@ -105,7 +107,7 @@ class Checkpoint:
         Meant for norms and for tests: NumPy decodes quantised formats slowly.
         """
         info = self.tensors[name]
-        values = to_float32(self._rows[name], info.format).reshape(info.shape)
+        values = to_float32(self.rows(name, 0, info.n_rows), info.format).reshape(info.shape)
         if info.rope_interleaved:
             pairs = values.reshape(-1, self.config.head_dim // 2, 2, info.shape[1])
             values = pairs.swapaxes(1, 2).reshape(info.shape)
@@ -180,7 +182,7 @@ def select_tensors(stored: Mapping[str, StoredTensor], config: ModelConfig, is_g
             )
         if tensor.shape != shape:
             raise CheckpointError(
-                f"tensor {name} has the shape {list(tensor.shape)}, expected {list(shape)} by the "
+                f"tensor {name} has the shape {shown(list(tensor.shape))}, expected {list(shape)} by the "
                 "configuration. The configuration belongs to another model, or the file is damaged."
             )
         if len(shape) == 1 and tensor.format not in FLOAT_FORMATS:
@@ -198,7 +200,7 @@ def select_tensors(stored: Mapping[str, StoredTensor], config: ModelConfig, is_g
             continue
         if name.startswith(_COMPUTED_PARTS):
             raise UnsupportedModelError(
-                f"tensor {name!r:.100} is not part of the {config.architecture} architecture of "
+                f"tensor {shown(name)} is not part of the {config.architecture} architecture of "
                 f"{config.n_layers} layers that the configuration describes; llmcl would compute the model without it, "
                 "so it refuses."
             )

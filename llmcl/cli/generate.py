@@ -13,7 +13,7 @@ from llmcl.cli import options as opt
 from llmcl.cli.answer import show
 from llmcl.cli.loading import load_to_answer, reading_bar
 from llmcl.cli.option_groups import LoadingToAnswer, Sampling, with_groups
-from llmcl.cli.text_files import decoded, read_text, without_last_newline
+from llmcl.cli.text_files import decoded, read_text, stream_text, without_last_newline
 from llmcl.errors import UsageError
 
 EPILOG = opt.METRICS
@@ -140,7 +140,7 @@ def read_prompt(prompt: str | None, file: str | None) -> str:
                 "no prompt: give -p/--prompt TEXT or -f/--file FILE, or pipe the prompt into standard input"
             )
         origin = "standard input"
-        text = without_last_newline(decoded(b"" if sys.stdin is None else sys.stdin.buffer.read(), origin))
+        text = without_last_newline("" if sys.stdin is None else stream_text(sys.stdin.buffer, origin))
     else:
         origin = "-p/--prompt"
         text = decoded(os.fsencode(prompt), origin)

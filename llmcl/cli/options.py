@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from llmcl.errors import UsageError
+from llmcl.errors import LARGEST_NUMBER, UsageError, shown
 
 N = TypeVar("N", int, float)
 
@@ -38,21 +38,30 @@ def number(kind: type[N], expected: str, accept: Callable[[N], bool]) -> Callabl
             value = kind(text)
         except ValueError:
             value = None
-        if value is None or not math.isfinite(value) or not accept(value):
-            raise typer.BadParameter(f"{text!r} given, expected {expected}")
+        if value is None or not _is_usable(value) or not accept(value):
+            raise typer.BadParameter(f"{shown(text)} given, expected {expected}")
         return value
 
     return parse
 
 
+def _is_usable(value: float) -> bool:
+    """Whether it is finite and, if it is a whole number, of no more digits than any option has a use for."""
+    return abs(value) < 1 << 64 if isinstance(value, int) else math.isfinite(value)
+
+
 def whole(low: int, of: str = "") -> Callable[[Any], int]:
     """A parser of a whole number that is `low` or more; of: what it counts."""
-    return number(int, f"a whole number{of and ' of ' + of}, {low} or more", lambda n: n >= low)
+    return number(
+        int, f"a whole number{of and ' of ' + of}, {low} or more (2^62 at most)", lambda n: low <= n <= LARGEST_NUMBER
+    )
 
 
 def wholes(low: int) -> Callable[[Any], tuple[int, ...]]:
     """A parser of `512` or `512,2048`, each `low` or more."""
-    one = number(int, f"whole numbers, {low} or more, separated by commas", lambda n: n >= low)
+    one = number(
+        int, f"whole numbers, {low} or more (2^62 at most), separated by commas", lambda n: low <= n <= LARGEST_NUMBER
+    )
 
     def parse(text: Any) -> tuple[int, ...]:
         return tuple(one(part) for part in str(text).split(","))
@@ -65,7 +74,7 @@ def one_of(*names: str, hint: str = "") -> Callable[[Any], str]:
 
     def parse(text: Any) -> str:
         if text not in names:
-            raise typer.BadParameter(f"{text!r} given, expected one of {', '.join(names)}{hint and '; ' + hint}")
+            raise typer.BadParameter(f"{shown(text)} given, expected one of {', '.join(names)}{hint and '; ' + hint}")
         return str(text)
 
     return parse
@@ -299,7 +308,7 @@ KvPageSize = Annotated[
         DEVICE_PANEL,
         "--kv-page-size",
         metavar="TOKENS",
-        parser=number(int, "a multiple of 64", lambda n: n >= 64 and n % 64 == 0),
+        parser=number(int, "a multiple of 64 (2^62 at most)", lambda n: 64 <= n <= LARGEST_NUMBER and n % 64 == 0),
         help="Keep keys and values in pages of so many tokens; left out: one contiguous cache.",
     ),
 ]

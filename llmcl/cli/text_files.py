@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import BinaryIO
 
 from llmcl.errors import UsageError
+
+MAX_TEXT_BYTES = 1 << 28  # longer than any context; a device such as /dev/zero has no end
 
 
 def read_text(file: str, origin: str) -> str:
     """The text of a file. Raises UsageError, which begins with `origin`, if it cannot be read or is not UTF-8."""
     try:
-        return decoded(Path(file).read_bytes(), origin)
+        with Path(file).open("rb") as stream:
+            return stream_text(stream, origin)
     except OSError as error:
         raise UsageError(f"{origin}: cannot be read ({error.strerror}); expected a text file in UTF-8") from error
+
+
+def stream_text(stream: BinaryIO, origin: str) -> str:
+    """The text that is left in a stream; raises as `read_text` does."""
+    data = stream.read(MAX_TEXT_BYTES + 1)
+    if len(data) > MAX_TEXT_BYTES:
+        raise UsageError(f"{origin}: has more than {MAX_TEXT_BYTES} bytes; expected a shorter text")
+    return decoded(data, origin)
 
 
 def decoded(data: bytes, origin: str) -> str:

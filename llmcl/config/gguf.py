@@ -10,7 +10,7 @@ from llmcl.config.families import FAMILIES, GGUF_ARCHITECTURES, Family, family_f
 from llmcl.config.model_config import ModelConfig, checked
 from llmcl.config.reader import Reader, unsupported
 from llmcl.config.rope import scaling_from_gguf
-from llmcl.errors import CheckpointError
+from llmcl.errors import CheckpointError, shown
 
 # Tokens that end a turn in chat models whose GGUF metadata names only the end of the document.
 _END_OF_TURN_TOKENS = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>")
@@ -31,7 +31,7 @@ def config_from_gguf(
     """
     arch = Reader(metadata, "GGUF metadata").text("general.architecture")
     if arch not in GGUF_ARCHITECTURES:
-        unsupported(f"the GGUF architecture {arch!r}", f"it supports {', '.join(GGUF_ARCHITECTURES)}")
+        unsupported(f"the GGUF architecture {shown(arch)}", f"it supports {', '.join(GGUF_ARCHITECTURES)}")
     family = FAMILIES[arch]
     defaults = {f"{arch}.{key}": family.defaults[key] for key in _SOFT_CAPS if key in family.defaults}
     read = Reader({**defaults, **metadata}, "GGUF metadata")

@@ -10,6 +10,7 @@ from llmcl.config.families import FAMILIES, Activation, Family, family_fields, w
 from llmcl.config.model_config import ModelConfig, checked
 from llmcl.config.reader import Reader, unsupported
 from llmcl.config.rope import rope_from_hf
+from llmcl.errors import shown
 
 _DTYPES = ("float32", "float16", "bfloat16")
 _ACTIVATIONS: dict[Activation, tuple[str, tuple[str, ...]]] = {
@@ -26,7 +27,7 @@ def config_from_hf(config: Mapping[str, Any], generation_config: Mapping[str, An
     """
     model_type = Reader(config, "config.json").text("model_type")
     if model_type not in FAMILIES:
-        unsupported(f"the architecture {model_type!r}", f"it supports {', '.join(FAMILIES)}")
+        unsupported(f"the architecture {shown(model_type)}", f"it supports {', '.join(FAMILIES)}")
     family = FAMILIES[model_type]
     read = Reader({**family.defaults, **config}, "config.json")
     _refuse_features(read, family)
@@ -93,7 +94,7 @@ def _windows(read: Reader, family: Family, n_layers: int, max_position: int) -> 
         read.fail("layer_types", layer_types, "a list")
     for layer_type in layer_types:
         if layer_type not in ("full_attention", "sliding_attention"):
-            unsupported(f"layers of type {layer_type!r} (layer_types)", "it supports full and sliding attention")
+            unsupported(f"layers of type {shown(layer_type)} (layer_types)", "it supports full and sliding attention")
     if not layer_types:
         return windows_by_pattern(family.windows, window, n_layers, first)
     if "sliding_attention" not in layer_types:
@@ -111,7 +112,7 @@ def _refuse_features(read: Reader, family: Family) -> None:
     """Raises UnsupportedModelError for what config.json can ask of this architecture and llmcl does not compute."""
     architectures = read.get("architectures", [])
     if architectures and architectures != [family.hf_class]:
-        unsupported(f"the architecture {architectures}", f"it supports {family.hf_class}")
+        unsupported(f"the architecture {shown(architectures)}", f"it supports {family.hf_class}")
     for key in ("attention_bias", "mlp_bias"):
         if read.flag(key, default=False):
             unsupported(f"projections with a bias ({key} true)")
@@ -119,21 +120,21 @@ def _refuse_features(read: Reader, family: Family) -> None:
         unsupported("attention to later tokens (use_bidirectional_attention)")
     key, known = _ACTIVATIONS[family.activation]
     if (activation := read.text(key, default=known[0])) not in known:
-        unsupported(f"the activation {activation!r} ({key})", f"it supports {known[0]}")
+        unsupported(f"the activation {shown(activation)} ({key})", f"it supports {known[0]}")
     if (quantization := read.table("quantization_config")) is not None:
         method = quantization.get("quant_method", "unknown")
         unsupported(
-            f"safetensors quantised by {method!r} (quantization_config)",
+            f"safetensors quantised by {shown(method)} (quantization_config)",
             "use the original bfloat16 or float16 checkpoint, or a GGUF file",
         )
     for key in ("num_local_experts", "num_experts"):
         if read.get(key, 0) not in (0, 1):
-            unsupported(f"mixture of experts ({key} {read.get(key)})")
+            unsupported(f"mixture of experts ({key} {shown(read.get(key))})")
 
 
 def _dtype(read: Reader) -> str:
     key = "dtype" if read.get("dtype") is not None else "torch_dtype"
     dtype = read.text(key, default="float32")
     if dtype not in _DTYPES:
-        unsupported(f"the dtype {dtype!r} ({key})", f"it supports {', '.join(_DTYPES)}")
+        unsupported(f"the dtype {shown(dtype)} ({key})", f"it supports {', '.join(_DTYPES)}")
     return dtype

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from llmcl.config.hf import config_from_hf
 from llmcl.config.model_config import ModelConfig
-from llmcl.errors import UsageError
+from llmcl.errors import CheckpointError, UsageError, shown
 
 
 def _llama3(rope_factor: float, **sizes: Any) -> dict[str, Any]:
@@ -138,12 +137,12 @@ def random_shape_json(shape: str) -> dict[str, Any]:
     """What `random_shape_config` reads: the object of the shape's config.json."""
     if shape in RANDOM_SHAPES:
         return RANDOM_SHAPES[shape]
+    from llmcl.checkpoint.files import read_json
+
     try:
-        config = json.loads(Path(shape).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return read_json(Path(shape))
+    except (CheckpointError, ValueError) as error:
         raise UsageError(
-            f"random shape {shape!r} is neither one of {', '.join(RANDOM_SHAPES)} nor a readable config.json ({error})"
+            f"random shape {shown(shape)} is neither one of {', '.join(RANDOM_SHAPES)} nor a readable config.json "
+            f"({error})"
         ) from error
-    if not isinstance(config, dict):
-        raise UsageError(f"{shape} holds a {type(config).__name__}; expected the object of a config.json")
-    return config

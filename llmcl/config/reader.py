@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from llmcl.errors import CheckpointError, UnsupportedModelError
+from llmcl.errors import CheckpointError, UnsupportedModelError, shown
 
 
 def unsupported(feature: str, remedy: str = "") -> NoReturn:
@@ -27,10 +27,8 @@ class Reader:
         return default if value is None else value
 
     def fail(self, key: str, value: object, expected: str) -> NoReturn:
-        shown = repr(value)
-        shown = shown if len(shown) <= 80 else shown[:77] + "..."
         raise CheckpointError(
-            f"{self.source}: {key} is {shown}, expected {expected}. The checkpoint is damaged or not what it "
+            f"{self.source}: {key} is {shown(value)}, expected {expected}. The checkpoint is damaged or not what it "
             "claims to be; fetch or convert it again."
         )
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from llmcl.config.limits import MAX_POSITION
 from llmcl.config.reader import Reader, unsupported
-from llmcl.errors import CheckpointError
+from llmcl.errors import CheckpointError, shown
 
 # Keeps frequencies finite in float32.
 _MIN_ROPE_FACTOR, _MAX_ROPE_FACTOR = 1e-6, 1e6
@@ -80,7 +80,7 @@ def rope_from_hf(read: Reader, max_position: int) -> tuple[float, RopeScaling | 
     if kind == "default":
         return theta, None
     if kind not in ("linear", "llama3"):
-        unsupported(f"the rotary scaling {kind!r}", "it supports default, linear and llama3")
+        unsupported(f"the rotary scaling {shown(kind)}", "it supports default, linear and llama3")
     factor = rope.number("factor", _MIN_ROPE_FACTOR, _MAX_ROPE_FACTOR)
     if kind == "linear":
         return theta, RopeScaling("linear", factor)
@@ -99,7 +99,9 @@ def scaling_from_gguf(
 ) -> RopeScaling | None:
     kind = read.text(f"{architecture}.rope.scaling.type", default="none")
     if kind not in ("none", "linear"):
-        unsupported(f"the rotary scaling {kind!r} ({architecture}.rope.scaling.type)", "it supports none and linear")
+        unsupported(
+            f"the rotary scaling {shown(kind)} ({architecture}.rope.scaling.type)", "it supports none and linear"
+        )
     # Files of 2023 have only the older key.
     old_factor = read.number(f"{architecture}.rope.scale_linear", _MIN_ROPE_FACTOR, _MAX_ROPE_FACTOR, default=1.0)
     factor = (

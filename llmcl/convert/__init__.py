@@ -6,7 +6,6 @@ conversion writes is ever replaced, and only if he says so.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from llmcl.convert.gguf import gguf_plan
 from llmcl.convert.target import appearing, check_replaceable, check_target
 from llmcl.convert.tensors import OutTensor, Pieces
 from llmcl.errors import UsageError
+from llmcl.paths import expanded
 from llmcl.progress import Progress
 
 DTYPE_FORMATS = {dtype: format for format, dtype in FLOAT_FORMATS.items()}
@@ -50,7 +50,7 @@ def convert(
     Raises UsageError (a target that exists, too little disk space, a format that cannot hold the rows), CheckpointError
     and UnsupportedModelError (a source that cannot be read, or of which the target cannot say something).
     """
-    target = Path(os.path.expanduser(target))  # an unknown ~name is left as it is, and then there is no such folder
+    target = expanded(target, "the target")
     if target.name in ("", ".."):
         target = target.resolve()
     is_gguf = target.suffix.lower() == ".gguf"

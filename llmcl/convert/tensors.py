@@ -127,5 +127,4 @@ def checkpoint_rows(checkpoint: Checkpoint, name: str, *, interleaved: bool) -> 
     if info.rope_interleaved == wanted:
         return lambda start, stop: checkpoint.rows(name, start, stop)
     order = pairs_order(info.n_rows, checkpoint.config.head_dim, interleave=wanted)
-    rows = checkpoint.rows(name, 0, info.n_rows)
-    return lambda start, stop: rows[order[start:stop]]
+    return lambda start, stop: checkpoint.rows(name, 0, info.n_rows)[order[start:stop]]

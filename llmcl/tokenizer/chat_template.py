@@ -10,12 +10,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llmcl.errors import CheckpointError, UsageError
+from llmcl.checkpoint.files import is_unicode
+from llmcl.errors import CheckpointError, UsageError, one_line, shown
 
 MAX_CHARACTERS = 1_000_000  # published templates have up to some ten thousand
-MAX_REASON = 400  # of a template's own words in a message
+MAX_REASON = 200  # of a template's own words in a message
 
 _REMEDY = "Give the prompt as it is, without the template (raw, --raw), or another template (--chat-template-file)."
+_OTHERS = "Give other messages, or the prompt as it is (raw, --raw)"
 
 
 def render(
@@ -44,6 +46,8 @@ def render(
     generation: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, "tools": None, "documents": None}
     plain = [dict(message) for message in messages]
     text = _ask(template, {"messages": plain, **generation, **special_tokens})
+    if not is_unicode(text) and is_unicode(json.dumps(plain, ensure_ascii=False)):  # else `encode` refuses it
+        raise CheckpointError(f"The chat template made a text with half a surrogate pair, expected Unicode. {_REMEDY}")
     if not text:
         raise CheckpointError(f"The chat template made an empty text of these messages. {_REMEDY}")
     return text
@@ -63,11 +67,13 @@ def start() -> None:
 
 def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
     if isinstance(messages, (str, bytes, Mapping)) or not messages:
-        raise UsageError(f'messages: got {messages!r}, expected a list like [{{"role": "user", "content": "Hello"}}].')
+        raise UsageError(
+            f'messages: got {shown(messages)}, expected a list like [{{"role": "user", "content": "Hello"}}].'
+        )
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
             raise UsageError(
-                f'messages[{index}]: got {message!r}, expected a dict like {{"role": "user", "content": "Hello"}}.'
+                f'messages[{index}]: got {shown(message)}, expected a dict like {{"role": "user", "content": "Hello"}}.'
             )
 
 
@@ -81,21 +87,17 @@ def _ask(template: str, variables: Mapping[str, Any] | None) -> str:
     try:
         request = json.dumps({"template": template, "variables": variables}).encode("ascii")
     except (TypeError, ValueError, RecursionError) as error:
-        raise UsageError(f"messages: only strings, numbers, lists and dicts are allowed: {error}.") from None
+        raise UsageError(f"messages: only strings, numbers, lists and dicts are allowed: {one_line(error)}.") from None
     try:
         kind, text = template_process.ask(request)
     except template_process.LimitError as error:
         kind, text = "F", str(error)
     if kind == "T":
         return text
-    reason = _shown(text)
+    reason = one_line(text, MAX_REASON)
     if kind == "R":
-        raise UsageError(f"The chat template does not accept these messages: {reason}")
+        raise UsageError(f"{_OTHERS}: the chat template does not accept these messages: {reason}")
+    if kind == "S":
+        reason = reason.partition(". ")[0]  # Jinja adds for which tags it was looking
     what = "is not valid Jinja" if kind == "S" else "failed: "
     raise CheckpointError(f"The chat template {what}{reason.removesuffix('.')}. {_REMEDY}")
-
-
-def _shown(text: str) -> str:
-    """A template's own words as a part of a message: cut, and without what would steer a terminal."""
-    cut = text[:MAX_REASON] + ("..." if len(text) > MAX_REASON else "")
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in cut)

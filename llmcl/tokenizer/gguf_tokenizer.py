@@ -14,7 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from llmcl.errors import CheckpointError, UnsupportedModelError
+from llmcl.config.reader import Reader
+from llmcl.errors import CheckpointError, UnsupportedModelError, shown
+from llmcl.tokenizer.library import refusing
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -22,6 +24,10 @@ if TYPE_CHECKING:
     from tokenizers.pre_tokenizers import PreTokenizer
 
 SPACE = "\u2581"  # SentencePiece's visible space
+
+# Of SentencePiece, where all cuts of a token are tried: beyond any vocabulary known (48 characters, 600 000 merges).
+_MAX_TOKEN_CHARACTERS = 1024
+_MAX_MERGES = 1 << 22
 
 # `tokenizer.ggml.token_type`
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -92,17 +98,17 @@ def build(metadata: Mapping[str, Any]) -> tuple[Tokenizer, bool]:
     if not tokens:
         raise CheckpointError("GGUF metadata: tokenizer.ggml.tokens is empty. Convert the file again.")
     types = _numbers(metadata, "tokenizer.ggml.token_type", len(tokens)) or [NORMAL] * len(tokens)
+    if not isinstance(model, str) or model not in ("gpt2", "llama"):
+        raise UnsupportedModelError(
+            f"GGUF tokenizer model {shown(model)} (tokenizer.ggml.model) is not supported; supported are gpt2 "
+            "(byte-level BPE) and llama (SentencePiece). Use the model's Hugging Face folder."
+        )
     if model == "gpt2":
         tokenizer, adds_bos = _byte_level(metadata, tokens)
-    elif model == "llama":
-        tokenizer, adds_bos = _sentencepiece(metadata, tokens, types)
     else:
-        raise UnsupportedModelError(
-            f"GGUF tokenizer model {model!r} is not supported; supported are gpt2 (byte-level BPE) and "
-            "llama (SentencePiece). Use the model's Hugging Face folder."
-        )
+        tokenizer, adds_bos = _sentencepiece(metadata, tokens, types)
     _add_special_tokens(tokenizer, tokens, types)
-    return tokenizer, flag(metadata, "tokenizer.ggml.add_bos_token", adds_bos)
+    return tokenizer, Reader(metadata, "GGUF metadata").flag("tokenizer.ggml.add_bos_token", adds_bos)
 
 
 def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> tuple[Tokenizer, bool]:
@@ -110,7 +116,7 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> tuple[Tokeniz
 
     pre = metadata.get("tokenizer.ggml.pre")
     if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
-        found = "has no tokenizer.ggml.pre" if pre is None else f"names the pre-tokenizer {pre!r}"
+        found = "has no tokenizer.ggml.pre" if pre is None else f"names the pre-tokenizer {shown(pre)}"
         raise UnsupportedModelError(
             f"The GGUF file {found}; supported are {', '.join(PRE_TOKENIZERS)}. "
             "Use the model's Hugging Face folder, or a file from a current converter if the name is missing."
@@ -121,7 +127,7 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> tuple[Tokeniz
         left, space, right = merge.partition(" ")
         if not space:
             raise CheckpointError(
-                f"GGUF metadata: tokenizer.ggml.merges has {merge!r}, expected two tokens with a space "
+                f"GGUF metadata: tokenizer.ggml.merges has {shown(merge)}, expected two tokens with a space "
                 "between. The file is damaged; get it again."
             )
         merges.append((left, right))
@@ -160,7 +166,7 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], types: list[i
     tokenizer = Tokenizer(model)
     visible_space = normalizers.Replace(" ", SPACE)
     as_space = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    if flag(metadata, "tokenizer.ggml.add_space_prefix", True):
+    if Reader(metadata, "GGUF metadata").flag("tokenizer.ggml.add_space_prefix", True):
         tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), visible_space])
         as_space.append(decoders.Strip(" ", 1, 0))
     else:
@@ -175,14 +181,25 @@ def merges_from_scores(tokens: list[str], scores: list[float], types: list[int])
     SentencePiece has no merges: it joins whatever neighbours make the token with the highest score. A BPE
     with these merges in this order does the same. Control, byte and user-defined tokens are never joined.
     """
-    normal = {token for token, kind in zip(tokens, types, strict=True) if kind == NORMAL}
+    normal = {token: token for token, kind in zip(tokens, types, strict=True) if kind == NORMAL}
+    longest = max(normal, key=len, default="")
+    if len(longest) > _MAX_TOKEN_CHARACTERS:
+        raise CheckpointError(
+            f"GGUF metadata: tokenizer.ggml.tokens has a token of {len(longest)} characters ({shown(longest)}), "
+            f"expected at most {_MAX_TOKEN_CHARACTERS}. The file is damaged; get it again."
+        )
     found = []
     for token, score in zip(tokens, scores, strict=True):
         if token in normal:
             for cut in range(len(token) - 1, 0, -1):
-                left, right = token[:cut], token[cut:]
-                if left in normal and right in normal:
+                left, right = normal.get(token[:cut]), normal.get(token[cut:])
+                if left is not None and right is not None:
                     found.append((-score, -cut, left, right))
+        if len(found) > _MAX_MERGES:
+            raise CheckpointError(
+                f"GGUF metadata: the tokens of tokenizer.ggml.tokens can be joined in {len(found)} ways up to "
+                f"{shown(token)}, expected at most {_MAX_MERGES} in all. The file is damaged; get it again."
+            )
     found.sort()
     return [(left, right) for _, _, left, right in found]
 
@@ -201,13 +218,9 @@ def _add_special_tokens(tokenizer: Tokenizer, tokens: list[str], types: list[int
 
 
 def _checked(model: type[BPE], vocabulary: dict[str, int], merges: list[tuple[str, str]], **options: Any) -> BPE:
-    try:
+    problem = "GGUF metadata: the tokenizer's vocabulary and merges do not fit together"
+    with refusing(problem, "The file is damaged; get it again."):
         return model(vocabulary, merges, **options)
-    except Exception as error:  # `tokenizers` raises nothing more specific
-        raise CheckpointError(
-            f"GGUF metadata: the tokenizer's vocabulary and merges do not fit together: {error}. "
-            "The file is damaged; get it again."
-        ) from error
 
 
 def _vocabulary(tokens: list[str]) -> dict[str, int]:
@@ -215,16 +228,10 @@ def _vocabulary(tokens: list[str]) -> dict[str, int]:
     if len(vocabulary) != len(tokens):
         twice = next(token for index, token in enumerate(tokens) if vocabulary[token] != index)
         raise CheckpointError(
-            f"GGUF metadata: tokenizer.ggml.tokens has {twice!r} more than once, so ids and texts do not "
+            f"GGUF metadata: tokenizer.ggml.tokens has {shown(twice)} more than once, so ids and texts do not "
             "correspond. The file is damaged; get it again or convert it again."
         )
     return vocabulary
-
-
-def flag(metadata: Mapping[str, Any], key: str, default: bool) -> bool:
-    """A metadata value that is true or false."""
-    value = metadata.get(key)
-    return default if value is None else bool(value)
 
 
 def _strings(metadata: Mapping[str, Any], key: str) -> list[str]:

@@ -7,18 +7,26 @@ the BOS token, special tokens in a text, the chat template, and decoding that ca
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from llmcl.checkpoint.files import MAX_HEADER_BYTES, optional_json, read_bytes
 from llmcl.config import ModelConfig
-from llmcl.errors import CheckpointError, UnsupportedModelError, UsageError
+from llmcl.config.reader import Reader
+from llmcl.errors import CheckpointError, UnsupportedModelError, UsageError, one_line, shown
 from llmcl.text import Detokenizer
 from llmcl.tokenizer import chat_template, gguf_tokenizer
+from llmcl.tokenizer.library import refusing
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
 
+_MAX_TEMPLATE_BYTES = 1 << 20  # 30 000 is the longest known
+# With a prefix the library `tokenizers` cuts merges between the bytes of a character, and may end the process.
+_SUBWORD_PREFIX = re.compile(rb'"continuing_subword_prefix"\s*:\s*"([^"])')
+_ESCAPED_ASCII = re.compile(rb"\\u00([2-7][0-9a-fA-F])")
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -89,9 +97,10 @@ class Tokenizer:
             CheckpointError: no tokenizer, or one that is damaged; the message says what to do.
             UnsupportedModelError: a kind of tokenizer that is not known here, named in the message.
         """
-        if checkpoint.gguf_metadata is not None:
-            return _from_gguf(checkpoint.gguf_metadata, checkpoint.config)
-        return _from_folder(checkpoint.path, checkpoint.config)
+        with refusing("The tokenizer cannot be made", "The checkpoint is damaged; fetch or convert it again."):
+            if checkpoint.gguf_metadata is not None:
+                return _from_gguf(checkpoint.gguf_metadata, checkpoint.config)
+            return _from_folder(checkpoint.path, checkpoint.config)
 
     @property
     def has_chat_template(self) -> bool:
@@ -101,7 +110,7 @@ class Tokenizer:
     def use_chat_template(self, source: str) -> None:
         """Takes this template (Jinja) in place of the model's own. Raises CheckpointError where it is no Jinja."""
         if not isinstance(source, str):
-            raise UsageError(f"chat_template is {source!r}; expected the text of a template (Jinja)")
+            raise UsageError(f"chat_template is {shown(source)}; expected the text of a template (Jinja)")
         chat_template.check(source)
         self.chat_template = source
 
@@ -121,10 +130,8 @@ class Tokenizer:
             CheckpointError: the tokenizer gave an id that the model has no embedding for.
         """
         _check_unicode(text)
-        try:
+        with refusing("The tokenizer failed", "The checkpoint's tokenizer is damaged; fetch it again."):
             ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-        except Exception as error:  # `tokenizers` raises nothing more specific
-            raise CheckpointError(f"The tokenizer failed: {error}. The checkpoint's tokenizer is damaged.") from error
         bos = self.bos_token_id
         if add_special_tokens and self._prepends_bos and bos is not None:
             ids = [bos, *ids]
@@ -226,7 +233,7 @@ class TokenBytes:
                 pass
             case _:
                 raise UnsupportedModelError(
-                    f"The tokenizer's decoder {json.dumps(decoder)} is not supported; supported are "
+                    f"The tokenizer's decoder {one_line(json.dumps(decoder), 80)} is not supported; supported are "
                     "byte-level BPE (ByteLevel) and SentencePiece (Metaspace, or Replace, ByteFallback, "
                     "Fuse, Strip)."
                 )
@@ -269,32 +276,41 @@ def _check_unicode(text: str) -> None:
 
 
 def _from_gguf(metadata: Mapping[str, Any], config: ModelConfig) -> Tokenizer:
-    template = metadata.get("tokenizer.chat_template")
-    if isinstance(template, str):
+    read = Reader(metadata, "GGUF metadata")
+    template = read.text("tokenizer.chat_template", default="") or None
+    if template is not None:
         chat_template.start()  # its process starts while the tokenizer is built and the weights are loaded
     backend, adds_bos = gguf_tokenizer.build(metadata)
     if adds_bos and config.bos_token_id is None:
         raise CheckpointError(
             "GGUF metadata: texts are to begin with BOS, but tokenizer.ggml.bos_token_id is missing. Convert it again."
         )
+    tokens = metadata["tokenizer.ggml.tokens"]
     ids = {
         "bos_token": config.bos_token_id,
         "eos_token": next(iter(config.eos_token_ids), None),
-        "unk_token": metadata.get("tokenizer.ggml.unknown_token_id"),
-        "pad_token": metadata.get("tokenizer.ggml.padding_token_id"),
+        "unk_token": _id(read, "tokenizer.ggml.unknown_token_id"),
+        "pad_token": _id(read, "tokenizer.ggml.padding_token_id"),
     }
-    tokens = metadata["tokenizer.ggml.tokens"]
     return Tokenizer(
         backend,
         vocab_size=config.vocab_size,
         bos_token_id=config.bos_token_id,
         eos_token_ids=config.eos_token_ids,
         prepends_bos=adds_bos,
-        chat_template=template if isinstance(template, str) else None,
+        chat_template=template,
         special_tokens={
             name: tokens[index] for name, index in ids.items() if index is not None and 0 <= index < len(tokens)
         },
     )
+
+
+def _id(read: Reader, key: str) -> int | None:
+    """A token id that is only for the chat template: one outside of the vocabulary stands for none."""
+    value = read.get(key)
+    if value is not None and type(value) is not int:
+        read.fail(key, value, "a token id")
+    return value
 
 
 # ---- a Hugging Face folder ------------------------------------------------------------------------------
@@ -304,22 +320,29 @@ def _from_folder(folder: Path, config: ModelConfig) -> Tokenizer:
     from tokenizers import Tokenizer as Backend
 
     file = folder / "tokenizer.json"
-    if not file.is_file():
+    if not file.exists():
         raise CheckpointError(
             f"{folder} has no tokenizer.json. If it has a tokenizer in another form (tokenizer.model, "
             "vocab.json), write "
             "the file with transformers: "
             f'AutoTokenizer.from_pretrained("{folder}").save_pretrained("{folder}").'
         )
-    settings = _read_json(folder / "special_tokens_map.json") | _read_json(folder / "tokenizer_config.json")
+    settings = optional_json(folder / "special_tokens_map.json") | optional_json(folder / "tokenizer_config.json")
     template = _folder_template(folder, settings)
     if template is not None:
         chat_template.start()
-    try:
-        backend = Backend.from_file(str(file))
-    except Exception as error:  # `tokenizers` raises plain Exception
-        raise CheckpointError(f"{file} cannot be read as a tokenizer: {error}. Get the file again.") from error
-    special_tokens = {name: text for name in _SPECIAL_TOKENS if (text := _token_text(settings.get(name))) is not None}
+    data = read_bytes(file, MAX_HEADER_BYTES)
+    plain = _ESCAPED_ASCII.sub(lambda escape: bytes.fromhex(escape[1].decode()), data) if b"\\u00" in data else data
+    if found := _SUBWORD_PREFIX.search(plain):
+        raise UnsupportedModelError(
+            f"{file}: continuing_subword_prefix begins with {shown(found[1].decode('latin-1'))}, expected none, as in "
+            "all tokenizers that llmcl supports. Get the file again."
+        )
+    with refusing(f"{file} cannot be read as a tokenizer", "Get the file again."):
+        backend = Backend.from_buffer(data)
+    special_tokens = {
+        name: text for name in _SPECIAL_TOKENS if (text := _token_text(name, settings.get(name))) is not None
+    }
     bos, eos = (backend.token_to_id(special_tokens.get(name, "")) for name in ("bos_token", "eos_token"))
     return Tokenizer(
         backend,
@@ -334,36 +357,33 @@ def _from_folder(folder: Path, config: ModelConfig) -> Tokenizer:
 def _folder_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
     """The chat template: its own file before the entry in tokenizer_config.json, as transformers does."""
     file = folder / "chat_template.jinja"
-    if file.is_file():
-        return _read_text(file)
-    template = _read_json(folder / "chat_template.json").get("chat_template", settings.get("chat_template"))
+    if file.exists():
+        return _decoded(read_bytes(file, _MAX_TEMPLATE_BYTES), file)
+    template = optional_json(folder / "chat_template.json").get("chat_template", settings.get("chat_template"))
     if isinstance(template, list):  # several, by name
-        named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
+        named = [item for item in template if isinstance(item, dict)]
+        if wrong := [item.get("name") for item in named if not isinstance(item.get("name"), str)]:
+            raise CheckpointError(_unexpected("the name of a chat_template", wrong[0], "a string"))
+        template = next((item.get("template") for item in named if item["name"] == "default"), None)
+    if template is not None and not isinstance(template, str):
+        raise CheckpointError(_unexpected("chat_template", template, "a string, or a list of named ones"))
+    return template
 
 
-def _token_text(value: Any) -> str | None:
+def _token_text(name: str, value: Any) -> str | None:
     """A special token is written as its text or as an object with its text and properties."""
     text = value.get("content") if isinstance(value, dict) else value
-    return text if isinstance(text, str) else None
+    if text is not None and not isinstance(text, str):
+        raise CheckpointError(_unexpected(name, value, "a string, or an object with a string `content`"))
+    return text
 
 
-def _read_json(file: Path) -> dict[str, Any]:
-    """The object in a file; {} where there is no such file."""
-    if not file.is_file():
-        return {}
+def _unexpected(entry: str, value: object, expected: str) -> str:
+    return f"The tokenizer's settings: {entry} is {shown(value)}, expected {expected}. Get tokenizer_config.json again."
+
+
+def _decoded(data: bytes, file: Path) -> str:
     try:
-        value = json.loads(_read_text(file))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file} is not valid JSON: {error}. Get the file again.") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{file} holds a {type(value).__name__}, expected a JSON object. Get the file again.")
-    return value
-
-
-def _read_text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
         raise CheckpointError(f"{file} cannot be read: {error}. Get the file again.") from error

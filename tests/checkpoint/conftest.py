@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf_reference import assert_read_as_by_gguf
 
 # Every kind of tensor, and rows that are whole blocks of 32.
 HF_CONFIG: dict[str, Any] = {
@@ -123,7 +124,7 @@ class GgufFiles:
             if key == "general.architecture":
                 continue  # the writer has it already
             if isinstance(value, (list, np.ndarray)):
-                writer.add_array(key, list(value))
+                writer.add_array(key, value.tolist() if isinstance(value, np.ndarray) else value)
             elif isinstance(value, (str, bool, float)):
                 {str: writer.add_string, bool: writer.add_bool, float: writer.add_float32}[type(value)](key, value)
             else:
@@ -136,6 +137,7 @@ class GgufFiles:
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
+        assert_read_as_by_gguf(path)
         return path
 
     def string(self, text: str | bytes) -> bytes:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf_reference import assert_read_as_by_gguf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -104,6 +105,7 @@ def test_k_quants_are_read(hf_files, gguf_files, tmp_path, format):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    assert_read_as_by_gguf(tmp_path / "model.gguf")
     checkpoint = open_checkpoint(str(tmp_path / "model.gguf"))
     down = "model.layers.0.mlp.down_proj.weight"
     assert checkpoint.tensors[down].format == format
@@ -118,7 +120,7 @@ def test_block_sizes_are_those_of_the_gguf_package():
 
 
 def test_every_type_of_metadata_is_read_as_the_gguf_package_reads_it(gguf_files, tmp_path):
-    from gguf import GGUFReader, GGUFWriter
+    from gguf import GGUFWriter
 
     path = tmp_path / "metadata.gguf"
     writer = GGUFWriter(path, "llama")
@@ -144,13 +146,9 @@ def test_every_type_of_metadata_is_read_as_the_gguf_package_reads_it(gguf_files,
     writer.write_tensors_to_file()
     writer.close()
 
+    assert_read_as_by_gguf(path)
     metadata, stored = read_gguf(path)
     assert stored == {}
-    fields = {key: field for key, field in GGUFReader(path).fields.items() if not key.startswith("GGUF.")}
-    assert list(metadata) == list(fields)
-    for key, field in fields.items():
-        value = metadata[key]
-        assert (value.tolist() if isinstance(value, np.ndarray) else value) == field.contents(), key
     assert isinstance(metadata["texts"], list)
     assert (metadata["i32s"].dtype, metadata["f32s"].dtype) == (np.int32, np.float32)
     assert metadata["bools"].dtype == np.bool_
@@ -168,15 +166,18 @@ def test_arrays_of_arrays_are_read(gguf_files, read_bytes):
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_both_versions_and_any_alignment_are_read(gguf_files, read_bytes, version):
+def test_both_versions_and_any_alignment_are_read(gguf_files, read_bytes, tmp_path, version):
     alignment = gguf_files.entry("general.alignment", UINT32, struct.pack("<I", 256))
     content = np.arange(64, dtype="<f4").tobytes() + np.ones(2, "<f4").tobytes()
     table = [gguf_files.tensor("a", (16, 4), 0, 0), gguf_files.tensor("b", (2,), 0, 256)]
-    metadata, stored = read_bytes(gguf_files.raw([alignment], table, content, version=version, alignment=256))
+    data = gguf_files.raw([alignment], table, content + bytes(-len(content) % 256), version=version, alignment=256)
+    metadata, stored = read_bytes(data)
+    (tmp_path / "padded.gguf").write_bytes(data)
+    assert_read_as_by_gguf(tmp_path / "padded.gguf")
     assert metadata == {"general.alignment": 256}
     assert stored["a"].shape == (4, 16)
     assert stored["a"].data.tobytes() == content[:256]
-    assert stored["b"].data.tobytes() == content[256:]
+    assert stored["b"].data.tobytes() == content[256:264]
 
 
 def test_tied_and_untied_embeddings(hf_files, gguf_files, tmp_path):
@@ -294,7 +295,7 @@ HOSTILE: dict[str, tuple[Callable[[Any], bytes], str]] = {
     "type 999": (lambda w: w.raw(table=[w.tensor("t", (256,), 999, 0)]), "type 999"),
     "half a block": (
         lambda w: w.raw(table=[w.tensor("t", (40, 4), 2, 0)], content=bytes(200)),
-        "tensor t: rows of 40",
+        "tensor 't': rows of 40",
     ),
     "offset beyond": (lambda w: w.raw(table=[w.tensor("t", (8,), 0, 2**62)], content=bytes(64)), "truncated"),
     "truncated": (
@@ -312,7 +313,27 @@ HOSTILE: dict[str, tuple[Callable[[Any], bytes], str]] = {
     ),
     "overlap": (
         lambda w: w.raw(table=[w.tensor("t", (16,), 0, 0), w.tensor("u", (8,), 0, 32)], content=bytes(64)),
-        "overlap",
+        "'u' begins at 32, expected 64: it and tensor 't' overlap",
+    ),
+    "a hole between tensors": (
+        lambda w: w.raw(table=[w.tensor("u", (8,), 0, 64), w.tensor("t", (8,), 0, 0)], content=bytes(96)),
+        "'u' begins at 64, expected 32: it and tensor 't' leave a hole",
+    ),
+    "a hole before the first": (
+        lambda w: w.raw(table=[w.tensor("t", (8,), 0, 32)], content=bytes(64)),
+        "'t' begins at 32, expected 0: it and the header leave a hole",
+    ),
+    "bytes behind the last": (
+        lambda w: w.raw(table=[w.tensor("t", (8,), 0, 0)], content=bytes(33)),
+        "'t' ends at byte 32 and the file at 33",
+    ),
+    "a type of fewer bytes": (  # 64 values of Q4_1 are 40 bytes, of F32 256
+        lambda w: w.raw(table=[w.tensor("t", (64,), 3, 0), w.tensor("u", (8,), 0, 256)], content=bytes(288)),
+        "'u' begins at 256, expected 64",
+    ),
+    "a name for terminals": (
+        lambda w: w.raw(table=[w.tensor("\x1b[2J\u202e\n" + "x" * 500, (8,), 0, 64)], content=bytes(96)),
+        r"tensor '\\x1b\[2J\\u202e\\nx+\.\.\. begins",
     ),
 }
 

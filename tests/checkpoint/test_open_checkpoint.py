@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf_reference import assert_read_as_by_gguf
 
 import llmcl.checkpoint
 from llmcl.checkpoint import open_checkpoint
@@ -56,6 +57,11 @@ def test_the_demo_model():
     assert checkpoint.gguf_metadata is not None
     assert len(checkpoint.gguf_metadata["tokenizer.ggml.tokens"]) == 49152
     assert 0 < np.abs(checkpoint.array("model.layers.29.mlp.down_proj.weight")).max() < 10
+
+
+@needs_demo_model
+def test_the_demo_model_is_read_as_the_gguf_package_reads_it():
+    assert_read_as_by_gguf(open_checkpoint("smollm2").path)
 
 
 @needs_demo_model

@@ -261,27 +261,27 @@ def entry(dtype: Any = "F32", shape: Any = (2,), offsets: Any = (0, 8)) -> dict[
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        (entry(offsets=[0, 16]), "ends at byte 16 of 8"),
-        (entry(offsets=[2**60, 2**60 + 8]), "ends at byte"),
-        (entry(offsets=[8, 0]), "data_offsets"),
+        (entry(offsets=[0, 16]), r"tensor 't' is F32 \[2\] and lies at bytes 0 to 16, expected 8 bytes"),
+        (entry(offsets=[2**60, 2**60 + 8]), "begin where the tensor before it ends"),
+        (entry(offsets=[8, 0]), "lies at bytes 8 to 0"),
         (entry(offsets=[-8, 0]), "data_offsets"),
         (entry(offsets=[0]), "data_offsets"),
         (entry(offsets=[0, 8.0]), "data_offsets"),
         (entry(offsets="ab"), "data_offsets"),
-        (entry(offsets=[0, 10**400]), "data_offsets"),
-        (entry(offsets=[0, 4]), "has 4 bytes, expected 8"),
-        (entry(shape=[3]), "has 8 bytes, expected 12"),
-        (entry(shape=[2**40, 2**40]), "has 8 bytes"),
+        (entry(offsets=[0, 10**400]), "number out of range"),
+        (entry(offsets=[0, 4]), "bytes 0 to 4, expected 8 bytes"),
+        (entry(shape=[3]), "bytes 0 to 8, expected 12 bytes"),
+        (entry(shape=[2**40, 2**40]), "bytes 0 to 8, expected 4835703278458516698824704 bytes"),
         (entry(shape=[-2]), "shape"),
         (entry(shape=[2.0]), "shape"),
         (entry(shape=[True, 2]), "shape"),
         (entry(shape="2"), "shape"),
-        (entry(shape=[1] * 10**5), "shape"),
+        (entry(shape=[2] * 10**5), "tensor 't' is F32 .*bytes 0 to 8, expected a number of"),
         (entry(shape=None), "shape"),
-        (entry(dtype="Q4"), "dtype 'Q4'"),
+        (entry(dtype="Q4"), "dtype `Q4`, expected one of `BOOL`"),
         (entry(dtype=["F32"]), "dtype"),
-        (7, "expected an object"),
-        ({}, "dtype None"),
+        (7, "integer `7`, expected struct TensorInfo"),
+        ({}, "missing field `dtype`"),
     ],
 )
 def test_hostile_entries_are_refused_before_any_read(read_bytes, header, message):
@@ -301,13 +301,24 @@ def test_hostile_entries_are_refused_before_any_read(read_bytes, header, message
         (safetensors_bytes({}, header_bytes=3), "header claims 3|not valid JSON"),
         (safetensors_bytes({}, header_bytes=2**63), "header claims"),
         (safetensors_bytes({}, header_bytes=100), "header claims 100 bytes"),
-        (safetensors_bytes(b"{"), "not valid JSON"),
+        (safetensors_bytes(b"{"), "header is damaged behind '{': invalid JSON"),
         (safetensors_bytes(b"\xff\xff"), "not valid JSON"),
-        (safetensors_bytes(b"[]"), "expected an object"),
-        (safetensors_bytes(b"[" * 10**6), "nested too deeply"),
-        (safetensors_bytes(b'{"t": {}, "t": {}}'), "'t' appears twice"),
-        (safetensors_bytes({"a": entry(), "b": entry(offsets=[4, 12])}, bytes(12)), "overlap"),
-        (safetensors_bytes({"a": entry(), "b": entry()}, bytes(8)), "overlap"),
+        (safetensors_bytes(b"[]"), "invalid type: sequence"),
+        (safetensors_bytes(b"[" * 10**6), "invalid type: sequence"),
+        (
+            safetensors_bytes(b'{"t": %b, "t": %b}' % (2 * (json.dumps(entry()).encode(),)), bytes(8)),
+            "'t' appears twice",
+        ),
+        (
+            safetensors_bytes({"a": entry(), "b": entry(offsets=[4, 12])}, bytes(12)),
+            r"'b' is F32 \[2\] and lies at bytes 4 to 12",
+        ),
+        (safetensors_bytes({"a": entry(), "b": entry(offsets=[12, 20])}, bytes(20)), "'b' .* bytes 12 to 20"),
+        (safetensors_bytes({"a": entry(offsets=[4, 12])}, bytes(12)), "'a' .* bytes 4 to 12"),
+        (safetensors_bytes({"a": entry()}, bytes(16)), "end at byte 8 of 16, expected the end of the file"),
+        (safetensors_bytes({"a": entry()}, bytes(7)), "end at byte 8 of 7, expected the end of the file"),
+        (safetensors_bytes({"a\x1b[31m\n": entry(shape=[3])}, bytes(8)), r"tensor 'a\\x1b\[31m\\n' is F32"),
+        (safetensors_bytes({"a": entry(), "b": entry()}, bytes(8)), "begin where the tensor before it ends"),
     ],
 )
 def test_hostile_headers_are_refused(read_bytes, data, message):
@@ -316,11 +327,25 @@ def test_hostile_headers_are_refused(read_bytes, data, message):
 
 
 def test_metadata_and_empty_tensors_are_no_obstacle(read_bytes):
-    header = {"__metadata__": {"format": "pt"}, "a": entry(), "empty": entry(shape=[0, 4], offsets=[4, 4])}
-    stored = read_bytes(safetensors_bytes(header, bytes(range(8))))
-    assert set(stored) == {"a", "empty"}
+    header = {"__metadata__": {"format": "pt"}, "b": entry("F16", [], [8, 10]), "a": entry()}
+    header |= {"empty": entry(shape=[0, 4], offsets=[8, 8]), "also": entry(shape=[0], offsets=[0, 0])}
+    stored = read_bytes(safetensors_bytes(header, bytes(range(10))))
+    assert set(stored) == {"a", "b", "empty", "also"}
     assert stored["a"].data.tobytes() == bytes(range(8))
-    assert len(stored["empty"].data) == 0
+    assert (stored["b"].shape, stored["b"].data.tobytes()) == ((), bytes([8, 9]))
+    assert len(stored["empty"].data) == len(stored["also"].data) == 0
+
+
+def test_every_dtype_of_the_format_has_its_place(read_bytes):
+    sizes = {"BOOL": 8, "F4": 4, "F6_E2M3": 6, "U8": 8, "F8_E4M3": 8, "BF16": 16, "I32": 32, "C64": 64, "F64": 64}
+    header, at = {}, 0
+    for dtype, bits in sizes.items():
+        header[dtype] = entry(dtype, [4], [at, at + bits // 2])
+        at += bits // 2
+    stored = read_bytes(safetensors_bytes(header, bytes(range(at))))
+    for dtype, tensor in stored.items():
+        begin, end = header[dtype]["data_offsets"]
+        assert tensor.data.tobytes() == bytes(range(begin, end)), dtype
 
 
 @pytest.fixture(scope="module")

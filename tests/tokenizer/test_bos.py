@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from made_tokenizers import from_gguf, gguf_of, save_folder, sentencepiece_gguf, sentencepiece_reference, trained
 
@@ -18,7 +17,7 @@ from llmcl.tokenizer import Tokenizer
         ("llama", None, True),
         ("llama", False, False),
         ("llama-bpe", None, True),
-        ("llama-bpe", np.bool_(False), False),
+        ("llama-bpe", False, False),
         ("gpt-2", None, False),
         ("gpt-2", True, True),
         ("smollm", None, False),

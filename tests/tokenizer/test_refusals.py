@@ -73,7 +73,7 @@ def test_text_that_is_not_unicode_is_refused(sentencepiece: tuple[Tokenizer, dic
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"model": "t5"}, UnsupportedModelError, "model 't5' is not supported; supported are gpt2"),
+        ({"model": "t5"}, UnsupportedModelError, "model 't5' .* is not supported; supported are gpt2"),
         ({"model": None}, UnsupportedModelError, "model None"),
         (
             {"pre": "tekken"},
