@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import pwd
 import sys
@@ -150,14 +152,15 @@ def test_icd_files_do_not_lie_where_others_may_write(empty_cache: Path) -> None:
 
 @pytest.mark.parametrize("text", [b"", b"9", b"-1", b"many", b"1" * 17])
 def test_an_answer_that_is_none_is_asked_for_again(cl_entry: DeviceEntry, empty_cache: Path, text: bytes) -> None:
-    def ask() -> int:
-        return remembered("kind", cl_entry, answers=(0, 1), answer=lambda: 1)
+    def ask() -> str:
+        return remembered("kind", cl_entry, answer=lambda: ("yes", math.inf))
 
     ask()
     (stored,) = (empty_cache / "kind").iterdir()
-    assert stored.read_bytes() == b"1"
+    whole = stored.read_bytes()
+    assert json.loads(whole)["answer"] == "yes"
     write_cached(stored, text)
-    assert (ask(), stored.read_bytes()) == (1, b"1")
+    assert (ask(), stored.read_bytes()) == ("yes", whole)
 
 
 def test_a_user_without_a_home_has_a_temporary_cache(monkeypatch: pytest.MonkeyPatch) -> None:
