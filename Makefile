@@ -1,6 +1,7 @@
 # Two commands need nothing but Python 3.10 or newer and a package index: `make demo` and `make test`.
 
 PYTHON ?= python3
+SECONDS ?= 3600
 PROMPT ?= Explain in two sentences why the sky is blue.
 
 VENV := .venv
@@ -11,11 +12,12 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Rusticl lists its software renderer only when asked to.
 ALL_DRIVERS := RUSTICL_ENABLE=$${RUSTICL_ENABLE:-llvmpipe}
 
-.PHONY: help demo test lint format clean
+.PHONY: help demo test fuzz lint format clean
 
 help:
 	@echo "make demo    set up $(VENV), then stream an answer of SmolLM2-135M-Instruct and report its TBT"
 	@echo "make test    set up $(VENV) with the test tools, then run every check and every test"
+	@echo "make fuzz    feed llmcl with damaged and hostile input for an hour, or SECONDS=600"
 	@echo "make lint    the checks alone: ruff and mypy"
 	@echo "make format  put the sources into ruff's format"
 	@echo "make clean   remove $(VENV) and the tools' caches"
@@ -27,6 +29,9 @@ demo: $(VENV)/.installed
 test: lint
 	@$(BIN)/python tests/check_oclgrind.py
 	@$(ALL_DRIVERS) $(BIN)/python tests/run.py
+
+fuzz: $(VENV)/.installed-test
+	@PYTHONPATH=tests $(BIN)/python -m fuzz --seconds $(SECONDS)
 
 lint: $(VENV)/.installed-test
 	@$(BIN)/ruff check

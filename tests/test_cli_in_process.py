@@ -344,6 +344,20 @@ def test_errors_of_ours_and_defects(
     assert "error: unexpected KeyError: 'gone'" in errors and "LLMCL_DEBUG=1" in errors and "Traceback" not in errors
 
 
+def test_messages_do_not_steer_the_terminal(
+    engine: Engine, invoke: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    assert invoke("generate", "-m", "m", "-p", "x", "-f", "\x1b[2J\u202e") == 2
+    assert r"--file \x1b[2J\u202e both" in capsys.readouterr().err
+    monkeypatch.setattr(engine, "model_name", "m\x1b[2J")
+    monkeypatch.setattr(engine, "before", lambda: logging.getLogger("llmcl.llm").warning("is \x9b odd"))
+    assert invoke("generate", "-m", "m", "-p", "x") == 0
+    errors = capsys.readouterr().err
+    assert r"model: m\x1b[2J," in errors and r"warning: is \x9b odd" in errors
+    assert warnings.formatwarning(UserWarning("a\x1b\nb"), UserWarning, "", 1) == "warning: a\\x1b\nb\n"
+
+
 def test_a_full_disk_is_no_defect_of_ours(
     engine: Engine, invoke: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,7 +44,7 @@ def open_checkpoint(name_or_path: str, *, offline: bool = False, progress: Progr
     except CheckpointError as error:
         raise type(error)(f"{label}: {str(error).removeprefix(f'{path.name} ')}") from error
     except OSError as error:  # no permission, a name too long for the file system
-        raise CheckpointError(f"{label}: cannot be read ({error.strerror or error}).") from error
+        raise CheckpointError(f"{label}: cannot be read ({error.strerror or error}). Check the path.") from error
 
 
 def _resolve(name: str, offline: bool, progress: Progress | None) -> Path:

@@ -32,7 +32,7 @@ def map_file(path: Path) -> np.ndarray:
     except ValueError:
         raise CheckpointError(f"{path.name} is empty. Fetch it again.") from None
     except OSError as error:
-        raise CheckpointError(f"{path.name} cannot be read: {error.strerror or error}.") from None
+        raise CheckpointError(f"{path.name} cannot be read: {error.strerror or error}. Check the path.") from None
     if mapped[: len(_LFS_POINTER)] == _LFS_POINTER:
         raise CheckpointError(
             f"{path.name} is a Git LFS pointer, not the file itself. Run `git lfs pull` in its folder."
@@ -89,7 +89,7 @@ def read_bytes(path: Path, limit: int = MAX_SETTINGS_BYTES) -> bytes:
         with path.open("rb") as file:
             return file.read(limit)
     except OSError as error:
-        raise CheckpointError(f"{path.name} cannot be read: {error.strerror or error}.") from None
+        raise CheckpointError(f"{path.name} cannot be read: {error.strerror or error}. Check the path.") from None
 
 
 def parse_json(data: bytes, what: str, unique_keys: bool = False) -> dict[str, Any]:
@@ -101,7 +101,9 @@ def parse_json(data: bytes, what: str, unique_keys: bool = False) -> dict[str, A
         value = json.loads(data.decode("utf-8"), object_pairs_hook=_unique_keys if unique_keys else None)
         damaged = _half_pair(value) if b"\\u" in data else None  # only an escape can make one
     except _DuplicateKeyError as error:
-        raise CheckpointError(f"{what}: {error} appears twice. The file is damaged or hostile.") from None
+        raise CheckpointError(
+            f"{what}: {error} appears twice. The file is damaged or hostile; fetch it again."
+        ) from None
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else one_line(error)
         raise CheckpointError(f"{what} is not valid JSON ({reason}). Fetch it again.") from None
@@ -156,4 +158,6 @@ def check_is_file(path: Path, limit: int | None = None) -> None:
                 f"{path.name} has {size} bytes, expected at most {limit}. It is damaged or hostile; fetch it again."
             )
     except OSError as error:  # a name too long, no permission
-        raise CheckpointError(f"{one_line(path.name)} cannot be read: {error.strerror or error}.") from None
+        raise CheckpointError(
+            f"{one_line(path.name)} cannot be read: {error.strerror or error}. Check the path."
+        ) from None

@@ -31,7 +31,7 @@ def row_bytes(name: str, format: str, n_values: int) -> int:
     if n_values % block_values:
         raise CheckpointError(
             f"tensor {name}: rows of {n_values} values are not a whole number of {format} blocks of "
-            f"{block_values}. The file is damaged or was written by a faulty converter."
+            f"{block_values}. The file is damaged or badly converted; fetch it again."
         )
     return n_values // block_values * block_bytes
 

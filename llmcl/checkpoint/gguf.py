@@ -92,7 +92,7 @@ def open_file(path: Path, name: str) -> Checkpoint:
         if gguf_name == _ROPE_FACTORS:
             continue
         if (hf_name := _hf_name(gguf_name, layer_names)) in by_hf_name:
-            raise CheckpointError(f"tensor {shown(gguf_name)} is there twice. The file is damaged.")
+            raise CheckpointError(f"tensor {shown(gguf_name)} is there twice. The file is damaged; fetch it again.")
         by_hf_name[hf_name] = tensor
     return Checkpoint(name, path, config, by_hf_name, gguf_metadata=metadata)
 

@@ -68,7 +68,8 @@ def _read_folder_tensors(folder: Path) -> dict[str, StoredTensor]:
     for name, file in weight_map.items():
         if name not in shards[file]:
             raise CheckpointError(
-                f"tensor {shown(name)} is not in {one_line(file, 80)}, where {INDEX_FILE} says it is."
+                f"tensor {shown(name)} is not in {one_line(file, 80)}, where {INDEX_FILE} says it is; "
+                "fetch the model again."
             )
         stored[name] = shards[file][name]
     return stored
@@ -101,7 +102,7 @@ def read_file_tensors(path: Path) -> dict[str, StoredTensor]:
     except SafetensorError as error:
         raise _refusal(path.name, data, str(error)) from error
     except OSError as error:
-        raise CheckpointError(f"{path.name} cannot be read: {error.strerror or error}.") from None
+        raise CheckpointError(f"{path.name} cannot be read: {error.strerror or error}. Check the path.") from None
     parse_json(_header(data), f"the header of {path.name}", unique_keys=True)  # of two, the library takes the last
 
     at, stored = 8 + len(_header(data)), {}

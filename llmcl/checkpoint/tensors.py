@@ -202,7 +202,7 @@ def select_tensors(stored: Mapping[str, StoredTensor], config: ModelConfig, is_g
             raise UnsupportedModelError(
                 f"tensor {shown(name)} is not part of the {config.architecture} architecture of "
                 f"{config.n_layers} layers that the configuration describes; llmcl would compute the model without it, "
-                "so it refuses."
+                "so it refuses; use another model."
             )
     return selected
 

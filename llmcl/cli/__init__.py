@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from llmcl import __version__
-from llmcl.cli.command import TYPER_SETTINGS, Command, run
+from llmcl.cli.command import TYPER_SETTINGS, Command, fit_for_terminal, run
 
 # Each command and its line in `llmcl --help`; None: the first of its docstring. The function and its module have the
 # command's name, and the module's EPILOG ends its --help.
@@ -50,6 +50,14 @@ class _Commands(Mapping[str, Any]):
 class _Group(TyperGroup):
     def __init__(self, **settings: Any):
         super().__init__(**settings | {"commands": _Commands()})
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            if isinstance(getattr(error, "message", None), str):  # typer's own: it repeats what was typed
+                error.message = fit_for_terminal(error.message)  # type: ignore[attr-defined]
+            raise
 
 
 app = typer.Typer(

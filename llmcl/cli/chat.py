@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmcl.cli import options as opt
 from llmcl.cli.answer import Answer, show
+from llmcl.cli.command import fit_for_terminal
 from llmcl.cli.loading import load_to_answer, reading_bar
 from llmcl.cli.option_groups import LoadingToAnswer, Sampling, with_groups
 from llmcl.errors import ContextLengthError
@@ -60,7 +61,7 @@ def converse(conversation: Chat, request: dict[str, Any], *, quiet: bool) -> Non
             elif command == "/stats":
                 _note(last.report() if last else "no answer yet")
             elif command.startswith("/") and command[1:].isalpha():
-                _note(f"{command}: no such command; /help lists them")
+                _note(f"{fit_for_terminal(command)}: no such command; /help lists them")
             elif command:
                 last = _answer(conversation, message, request, quiet) or last
         except KeyboardInterrupt:  # between an answer's last token and the next prompt
@@ -76,7 +77,7 @@ def _answer(conversation: Chat, message: str, request: dict[str, Any], quiet: bo
         _note("stopped")
         return None
     except ContextLengthError as error:
-        _note(f"error: {error} (/reset starts anew)")
+        _note(f"error: {fit_for_terminal(error)} (/reset starts anew)")
         return None
     print(flush=True)
     if answer.interrupted:

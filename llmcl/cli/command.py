@@ -55,7 +55,7 @@ class Command(TyperCommand):
             return result
         except LlmclError as error:
             _show_traceback_if_wanted()
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {fit_for_terminal(error)}", file=sys.stderr)
             raise typer.Exit(error.exit_code) from error
         except KeyboardInterrupt as interrupt:
             raise typer.Exit(INTERRUPTED_EXIT_CODE) from interrupt
@@ -72,7 +72,7 @@ class _ToStderr(logging.StreamHandler):  # type: ignore[type-arg]
         super().emit(record)
 
     def format(self, record: logging.LogRecord) -> str:
-        return ("warning: " if record.levelno >= logging.WARNING else "") + super().format(record)
+        return ("warning: " if record.levelno >= logging.WARNING else "") + fit_for_terminal(super().format(record))
 
 
 def run(app: typer.Typer, name: str | None = None) -> None:
@@ -80,7 +80,7 @@ def run(app: typer.Typer, name: str | None = None) -> None:
     for closed in ("stdout", "stderr"):
         if getattr(sys, closed) is None:  # by who started us; print() would turn to the other one
             setattr(sys, closed, open(os.devnull, "w"))  # noqa: SIM115  for as long as the process lives
-    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
+    warnings.formatwarning = lambda message, *_: f"warning: {fit_for_terminal(message)}\n"
     logging.getLogger("llmcl").handlers = [_ToStderr()]
     gc.set_threshold(50_000, 20, 100)  # what loading makes is kept: looking for garbage in it took 40 ms of a start
     for stream in (sys.stdin, sys.stdout, sys.stderr):
@@ -95,11 +95,16 @@ def run(app: typer.Typer, name: str | None = None) -> None:
             _silence_stdout()
             sys.exit(1)
         print(
-            f"error: unexpected {type(error).__name__}: {error}\n"
+            f"error: unexpected {type(error).__name__}: {fit_for_terminal(error)}\n"
             "This is a defect of llmcl; LLMCL_DEBUG=1 shows where it happened.",
             file=sys.stderr,
         )
         sys.exit(1)
+
+
+def fit_for_terminal(message: object) -> str:
+    """The message with its control characters escaped: the name of a file may hold what steers a terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in str(message))
 
 
 def _show_traceback_if_wanted() -> None:

@@ -12,6 +12,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from llmcl.cli import options as opt
+from llmcl.cli.command import fit_for_terminal
 from llmcl.cli.loading import progress_bar
 
 RESULT_PANEL = "Result"
@@ -75,7 +76,7 @@ def convert(
     with ended_by_sigterm(), progress_bar(quiet) as progress:
         path = write(source, target, quantize=quantize, dtype=dtype, force=force, offline=offline, progress=progress)
     if not quiet:
-        print(f"{path}: {_size(path) / 1e6:,.1f} MB", file=sys.stderr)
+        print(f"{fit_for_terminal(path)}: {_size(path) / 1e6:,.1f} MB", file=sys.stderr)
 
 
 @contextmanager

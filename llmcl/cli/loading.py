@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from llmcl.cli.command import fit_for_terminal
 from llmcl.cli.text_files import read_text
 from llmcl.progress import COUNTED, Progress
 
@@ -135,6 +136,7 @@ def load_model(
     with progress_bar(quiet) as progress:
         llm: LLM = load(progress=progress, **settings)
     if not quiet:
-        print(f"model: {llm.model_name}, {llm.dtype}, context of {llm.max_context} tokens", file=sys.stderr)
+        name = fit_for_terminal(llm.model_name)
+        print(f"model: {name}, {llm.dtype}, context of {llm.max_context} tokens", file=sys.stderr)
         print(f"device: {llm.device.entry.label}", file=sys.stderr)
     return llm

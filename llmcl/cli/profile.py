@@ -85,7 +85,9 @@ def profile(
         write_csv(result.records, files[0])
         write_trace(result.records, files[1], label)
     except OSError as error:
-        raise UsageError(f"-o/--output-dir {output_dir}: cannot be written ({error.strerror})") from error
+        raise UsageError(
+            f"-o/--output-dir {output_dir}: cannot be written ({error.strerror}); give another folder"
+        ) from error
     show(result)
     if not quiet:
         print(f"{len(result.records)} launches in {files[0]}, a trace in {files[1]}", file=sys.stderr)

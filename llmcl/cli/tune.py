@@ -207,7 +207,9 @@ def _check_writable(option: str, path: Path) -> None:
     try:
         path.open("a").close()
     except OSError as error:
-        raise UsageError(f"{option} {path}: cannot be written ({error.strerror})") from error
+        raise UsageError(
+            f"{option} {path}: cannot be written ({error.strerror}); give a file in a folder that can"
+        ) from error
 
 
 def _write(files: dict[str, Path | None], tunings: Sequence[Tuning], titles: Sequence[str], device: str) -> None:

@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 from llmcl.errors import CheckpointError, UnsupportedModelError, shown
 
 
-def unsupported(feature: str, remedy: str = "") -> NoReturn:
-    raise UnsupportedModelError(f"llmcl does not support {feature}" + (f"; {remedy}." if remedy else "."))
+def unsupported(feature: str, remedy: str = "use another model") -> NoReturn:
+    raise UnsupportedModelError(f"llmcl does not support {feature}; {remedy}.")
 
 
 class Reader:
@@ -35,7 +35,9 @@ class Reader:
     def _required(self, key: str, default: Any) -> Any:
         value = self.get(key, default)
         if value is None:
-            raise CheckpointError(f"{self.source}: {key} is missing. Without it the model cannot be computed.")
+            raise CheckpointError(
+                f"{self.source}: {key} is missing. Without it the model cannot be computed; fetch or convert it again."
+            )
         return value
 
     def text(self, key: str, default: str | None = None) -> str:

@@ -116,7 +116,7 @@ def scaling_from_gguf(
             )
         if not all(_MIN_ROPE_FACTOR < value <= _MAX_ROPE_FACTOR for value in rope_factors):
             raise CheckpointError(
-                "rope_freqs.weight: a value is not finite and positive, or absurd. The file is damaged."
+                "rope_freqs.weight: a value is not finite and positive, or absurd; fetch or convert the file again."
             )
         return RopeScaling("factors", factor, factors=tuple(float(value) for value in rope_factors))
     return None if factor == 1.0 else RopeScaling("linear", factor)
