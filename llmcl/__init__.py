@@ -13,24 +13,24 @@ from typing import TYPE_CHECKING, Any
 from llmcl.errors import LlmclError
 
 if TYPE_CHECKING:
-    from llmcl.chat import Chat
-    from llmcl.generation import Generation, Piece
-    from llmcl.llm import LLM, load, load_random
+    from llmcl.engine.chat import Chat
+    from llmcl.engine.generation import Generation, Piece
+    from llmcl.engine.llm import LLM, load, load_random
+    from llmcl.engine.stats import GenerationStats
     from llmcl.runtime.device import Device
-    from llmcl.stats import GenerationStats
 
 __version__ = "0.1.0"
 __all__ = ["LLM", "Chat", "Device", "Generation", "GenerationStats", "LlmclError", "Piece", "load", "load_random"]
 
 _HOMES = {
-    "LLM": "llmcl.llm",
-    "Chat": "llmcl.chat",
+    "LLM": "llmcl.engine.llm",
+    "Chat": "llmcl.engine.chat",
     "Device": "llmcl.runtime.device",
-    "load": "llmcl.llm",
-    "load_random": "llmcl.llm",
-    "Generation": "llmcl.generation",
-    "Piece": "llmcl.generation",
-    "GenerationStats": "llmcl.stats",
+    "load": "llmcl.engine.llm",
+    "load_random": "llmcl.engine.llm",
+    "Generation": "llmcl.engine.generation",
+    "Piece": "llmcl.engine.generation",
+    "GenerationStats": "llmcl.engine.stats",
 }
 
 

@@ -38,12 +38,12 @@ from attention_bench.ours import ours_causal, ours_decode, ours_flex, ours_on_ho
 
 import llmcl
 from llmcl.attention import and_masks, create_block_mask, flex_attention, masks
-from llmcl.attention.kernels import CAPACITY_MULTIPLE, AttentionShape
-from llmcl.attention.tuning import tune_prefill
 from llmcl.cli import options as opt
 from llmcl.cli.command import TYPER_SETTINGS, Command, run
 from llmcl.errors import UsageError
+from llmcl.ops.attention import CAPACITY_MULTIPLE, AttentionShape
 from llmcl.runtime.device import Device
+from llmcl.tools.tune import tune_prefill
 
 # ---- the tables --------------------------------------------------------------------------------------------------
 

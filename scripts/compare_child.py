@@ -147,7 +147,7 @@ class Llmcl:
         }
 
     def windows(self, path: str, window: int, limit: int) -> list[list[int]]:
-        from llmcl.perplexity import cut, leading_bos
+        from llmcl.tools.perplexity import cut, leading_bos
 
         with open(path, encoding="utf-8") as file:
             ids = self.llm.encode(file.read(), raw=True)

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from llmcl.cli import options as opt
-from llmcl.config import ModelConfig
 from llmcl.errors import LlmclError, UsageError
+from llmcl.models.config import ModelConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 CHILD = Path(__file__).with_name("compare_child.py")
@@ -172,7 +172,7 @@ def random_file(path: Path, shape: str) -> Path:
 
     A process of its own writes it: what a process starts counts as at least as large as this process ever was.
     """
-    from llmcl.config.random_shapes import random_shape_config
+    from llmcl.models.config.random_shapes import random_shape_config
 
     config = random_shape_config(shape)
     needed = 2 * config.n_parameters()

@@ -26,15 +26,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from attention_bench.measuring import grid
 from compare_engines import Child, ChildError
 
-from llmcl import json_text
-from llmcl.benchmark import decode_bytes
 from llmcl.checkpoint import open_checkpoint
 from llmcl.cli import options as opt
 from llmcl.cli.command import TYPER_SETTINGS, Command, run
-from llmcl.config import ModelConfig
-from llmcl.config.random_shapes import random_shape_config, random_shape_json
 from llmcl.errors import UsageError
+from llmcl.models.config import ModelConfig
+from llmcl.models.config.random_shapes import random_shape_config, random_shape_json
 from llmcl.runtime.platforms import select_device
+from llmcl.tools import json_text
+from llmcl.tools.benchmark import decode_bytes
 
 CHILD = Path(__file__).with_name("compare_gpu_child.py")
 OURS, EAGER, COMPILED, LLAMA = "llmcl", "PyTorch eager", "PyTorch compiled", "llama.cpp"

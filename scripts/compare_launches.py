@@ -12,12 +12,12 @@ from typing import Annotated
 
 import typer
 
-from llmcl.benchmark import decode_bytes
 from llmcl.cli import options as opt
 from llmcl.cli.command import TYPER_SETTINGS, Command, run
-from llmcl.llm import LLM, load
-from llmcl.model import Model
+from llmcl.engine.llm import LLM, load
+from llmcl.models.model import Model
 from llmcl.runtime.ceilings import read_bandwidth
+from llmcl.tools.benchmark import decode_bytes
 
 TURNS, STEPS = 3, 48
 EPILOG = """\b

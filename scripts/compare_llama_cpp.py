@@ -38,9 +38,9 @@ from compare_engines import (
     text_windows,
 )
 
-from llmcl import json_text
 from llmcl.cli import options as opt
 from llmcl.cli.command import TYPER_SETTINGS, Command, run
+from llmcl.tools import json_text
 
 PREFILL, DECODE, DEPTH, WINDOW = 512, 64, 4096, 512
 

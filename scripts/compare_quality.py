@@ -31,10 +31,10 @@ from compare_engines import (
     text_windows,
 )
 
-from llmcl import json_text
 from llmcl.checkpoint import open_checkpoint
 from llmcl.cli import options as opt
 from llmcl.cli.command import TYPER_SETTINGS, Command, run
+from llmcl.tools import json_text
 
 WINDOW = 512
 WITHIN_FLOAT32, WITHIN_8_BIT = 0.003, 0.01

@@ -9,12 +9,12 @@ from typing import Annotated
 
 import typer
 
-from llmcl import benchmark
 from llmcl.cli import options as opt
 from llmcl.cli.command import TYPER_SETTINGS, Command, run
 from llmcl.cli.loading import load_model
 from llmcl.cli.option_groups import LoadingOrRandom, with_groups
 from llmcl.errors import UsageError
+from llmcl.tools import benchmark
 
 EPILOG = """\b
 pp512          512 random tokens prefilled: no tokenisation, no sampling

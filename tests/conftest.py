@@ -33,7 +33,7 @@ settings.register_profile("llmcl", settings(), deadline=None)
 settings.load_profile("llmcl")
 
 if TYPE_CHECKING:
-    from llmcl.llm import LLM
+    from llmcl.engine.llm import LLM
     from llmcl.runtime.device import Device
 
 EXPECTED = {

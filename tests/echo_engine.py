@@ -7,9 +7,9 @@ from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
-from llmcl.generation import Piece
+from llmcl.engine.generation import Piece
+from llmcl.engine.stats import GenerationStats, summarize
 from llmcl.progress import Progress
-from llmcl.stats import GenerationStats, summarize
 
 
 def stats(**changes: Any) -> GenerationStats:

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcl.config import ModelConfig, RopeScaling
-from llmcl.ops.dtype import TILE_ROWS
+from llmcl.kernels.common.dtype import TILE_ROWS
+from llmcl.kernels.common.step_state import StepState
+from llmcl.kernels.common.weight import Weight, WeightPart
+from llmcl.models.config import ModelConfig, RopeScaling
 from llmcl.ops.narrow import NarrowRows
-from llmcl.ops.step_state import StepState
-from llmcl.ops.weight import Weight, WeightPart
 from llmcl.reference import rope_table, round_bfloat16, to_tiles
 from llmcl.runtime.device import Buffer, Device, Launch
 

@@ -6,12 +6,12 @@ import numpy as np
 from helpers import GUARD_WORDS, POISON, poisoned, read_guarded, run, small_config, to_storage, with_poison
 
 from llmcl import reference
-from llmcl.ops.dtype import TILE_ROWS, tile_bytes
+from llmcl.kernels.common.dtype import TILE_ROWS, tile_bytes
+from llmcl.kernels.common.step_state import StepState
+from llmcl.kernels.common.weight import Weight, WeightPart, load_rows
 from llmcl.ops.embed import embed
-from llmcl.ops.step_state import StepState
-from llmcl.ops.weight import Weight, WeightPart, load_rows
 from llmcl.runtime.device import Device
-from llmcl.trials import StoredRows
+from llmcl.tools.trials import StoredRows
 
 # Where a block's float16 values lie.
 HALVES = {

@@ -27,6 +27,7 @@ from helpers import ascii_tokenizer, option_variables, random_weights, relative_
 import llmcl
 from llmcl.checkpoint import open_checkpoint
 from llmcl.cli import main
+from llmcl.engine.llm import LLM
 from llmcl.errors import (
     CheckpointError,
     ContextLengthError,
@@ -40,8 +41,7 @@ from llmcl.errors import (
     one_line,
     shown,
 )
-from llmcl.llm import LLM
-from llmcl.model_weights import all_plans
+from llmcl.models.weights import all_plans
 from llmcl.ops.linear import rounded_input_bytes
 from llmcl.runtime import device as device_module
 from llmcl.runtime.device import Device
@@ -378,7 +378,7 @@ def test_a_context_beyond_the_memory_is_refused_before_loading(
     def load_weights(*args: Any) -> Any:
         raise AssertionError("the forecast comes before loading")
 
-    monkeypatch.setattr("llmcl.llm.load_weights", load_weights)
+    monkeypatch.setattr("llmcl.engine.llm.load_weights", load_weights)
     message = fails(OutOfDeviceMemoryError, folder, "--ctx-size", "2000000000")
     # 2 (K and V) * 2 layers * 2 heads * 32 values * 4 bytes for each token
     assert "KV cache 1907.35 GiB" in message and "weights 0.00 GiB" in message and "--ctx-size" in message
@@ -401,7 +401,7 @@ def test_weights_beyond_the_memory_are_refused_before_loading(
     def load_weights(*args: Any) -> Any:
         raise AssertionError("the forecast comes before loading")
 
-    monkeypatch.setattr("llmcl.llm.load_weights", load_weights)
+    monkeypatch.setattr("llmcl.engine.llm.load_weights", load_weights)
     for limit in ("global_mem_bytes", "host_available_bytes"):
         limited(**{limit: 500_000_000})
         message = fails(OutOfDeviceMemoryError, "smollm2", "--dtype", "float32", "-c", "512")
@@ -412,7 +412,7 @@ def test_the_forecast_is_what_loading_takes(
     folder: Path, default_device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forecasts: list[dict[str, int]] = []
-    monkeypatch.setattr("llmcl.llm.check_memory", lambda needed, device: forecasts.append(needed))
+    monkeypatch.setattr("llmcl.engine.llm.check_memory", lambda needed, device: forecasts.append(needed))
     variations: list[dict[str, Any]] = [
         {},
         {"dtype": "bfloat16", "kv_dtype": "float16", "max_context": 100},
@@ -466,7 +466,7 @@ def test_weights_beyond_the_largest_allocation_are_split(
     limit = 80_000
     assert limit < largest
     # Staging stays far below what any real device allows.
-    monkeypatch.setattr("llmcl.ops.weight.STAGING_BYTES", 10_000)
+    monkeypatch.setattr("llmcl.kernels.common.weight.STAGING_BYTES", 10_000)
     entry = dataclasses.replace(default_device.entry, max_alloc_bytes=limit)
     with llmcl.load(str(folder), device=entry, **options) as llm:  # type: ignore[arg-type]
         weights = llm.model.weights

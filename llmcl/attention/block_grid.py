@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcl.attention.graph import Array
-from llmcl.attention.intervals import bounds
-from llmcl.attention.trace import TracedMod
+from llmcl.attention.tracing.graph import Array
+from llmcl.attention.tracing.intervals import bounds
+from llmcl.attention.tracing.trace import TracedMod
 
 EMPTY, PARTIAL, FULL, UNDECIDED = 0, 1, 2, 3
 # Elements of one NumPy temporary, of up to 8 bytes; an expression has about ten of them alive.

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcl.attention.block_grid import EMPTY, FULL, PARTIAL, Grid
-from llmcl.attention.graph import Array
-from llmcl.attention.trace import TracedMod, trace_mask_mod
+from llmcl.attention.tracing.graph import Array
+from llmcl.attention.tracing.trace import TracedMod, trace_mask_mod
 from llmcl.errors import UsageError
 
 MaskMod = Callable[[Any, Any, Any, Any], Any]

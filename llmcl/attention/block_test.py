@@ -10,8 +10,8 @@ What the rules do not know (floats, tables of long ranges) may be anything, so t
 
 from __future__ import annotations
 
-from llmcl.attention.graph import C_TYPES, Emitter, Node
-from llmcl.attention.trace import TracedMod
+from llmcl.attention.tracing.graph import C_TYPES, Emitter, Node
+from llmcl.attention.tracing.trace import TracedMod
 
 Pair = tuple[str, str]
 # Least and greatest of a few elements; of many it costs less to know nothing.

@@ -12,13 +12,13 @@ import numpy as np
 
 from llmcl.attention.arrays import check_device_arrays, new_device_array, on_device
 from llmcl.attention.block_mask import BlockMask, check_mod
-from llmcl.attention.fingerprint import fingerprint
 from llmcl.attention.flex_plan import FlexPlan, PlanCache, Problem
-from llmcl.attention.kernels import prefill_tiles
 from llmcl.attention.mods import ScoreMod
-from llmcl.attention.tile_sizes import check_kernel_options
-from llmcl.attention.trace import trace_score_mod
+from llmcl.attention.tracing.fingerprint import fingerprint
+from llmcl.attention.tracing.trace import trace_score_mod
 from llmcl.errors import UsageError
+from llmcl.ops.attention import prefill_tiles
+from llmcl.ops.attention_tiles import check_kernel_options
 from llmcl.runtime.device import Device
 
 

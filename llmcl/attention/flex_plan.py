@@ -13,14 +13,14 @@ import numpy as np
 
 from llmcl.attention.arrays import array_form
 from llmcl.attention.block_mask import BlockMask
-from llmcl.attention.kernels import CAPACITY_MULTIPLE, PrefillTiles
 from llmcl.attention.key_runs import KeyRuns, all_keys, key_runs
 from llmcl.attention.mods import bind_mods
-from llmcl.attention.trace import TracedMod
+from llmcl.attention.tracing.trace import TracedMod
 from llmcl.errors import OutOfDeviceMemoryError, UsageError
-from llmcl.ops import step_state
-from llmcl.ops.dtype import ITEM_BYTES, KERNEL_NAMES
-from llmcl.ops.variant import Variant
+from llmcl.kernels.common import step_state
+from llmcl.kernels.common.dtype import ITEM_BYTES, KERNEL_NAMES
+from llmcl.kernels.variant import Variant
+from llmcl.ops.attention import CAPACITY_MULTIPLE, PrefillTiles
 from llmcl.runtime.device import Buffer, Device, KernelArg, Launch
 
 # In the state of attention on arrays: see key_runs.cl.
@@ -141,7 +141,7 @@ class FlexPlan:
         """sizes: rows and columns of `array`, then of `to`."""
         rows, columns, to_rows, to_columns = sizes
         self._launch(
-            "pad_rows.cl",
+            "portable/pad_rows.cl",
             "pad_rows",
             {
                 "FROM": KERNEL_NAMES[dtypes[0]],

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from llmcl.attention.symbols import Symbol, apply
+from llmcl.attention.tracing.symbols import Symbol, apply
 
 
 def _call(name: str, *args: Any) -> Any:

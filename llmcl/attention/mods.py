@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmcl.attention.block_test import MASK_RANGE, block_test
-from llmcl.attention.trace import TracedMod, trace_mask_mod, trace_score_mod
+from llmcl.attention.tracing.trace import TracedMod, trace_mask_mod, trace_score_mod
 from llmcl.runtime.device import Buffer, Device
 
 ScoreMod = Callable[..., Any]

@@ -20,8 +20,8 @@ import numpy as np
 from llmcl.checkpoint.files import MAX_HEADER_BYTES, map_file
 from llmcl.checkpoint.formats import BLOCKS, FLOAT_FORMATS, row_bytes, to_float32
 from llmcl.checkpoint.tensors import Checkpoint, StoredTensor
-from llmcl.config import config_from_gguf
 from llmcl.errors import CheckpointError, UnsupportedModelError, shown
+from llmcl.models.config import config_from_gguf
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)

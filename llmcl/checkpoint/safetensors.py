@@ -17,8 +17,8 @@ import numpy as np
 
 from llmcl.checkpoint.files import MAX_HEADER_BYTES, map_file, optional_json, parse_json, read_json
 from llmcl.checkpoint.tensors import Checkpoint, StoredTensor
-from llmcl.config import config_from_hf
 from llmcl.errors import CheckpointError, UnsupportedModelError, one_line, shown
+from llmcl.models.config import config_from_hf
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"

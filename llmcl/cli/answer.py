@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from llmcl.generation import Piece
-    from llmcl.stats import GenerationStats
+    from llmcl.engine.generation import Piece
+    from llmcl.engine.stats import GenerationStats
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Answer:
         """The text report of the whole answer, or of the part that there is."""
         if self.stats is not None:
             return self.stats.report(width=_columns())
-        from llmcl.stats import report_so_far
+        from llmcl.engine.stats import report_so_far
 
         return report_so_far(self.tbt_ms, self.n_tokens, width=_columns())
 

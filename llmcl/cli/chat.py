@@ -14,7 +14,7 @@ from llmcl.cli.option_groups import LoadingToAnswer, Sampling, with_groups
 from llmcl.errors import ContextLengthError
 
 if TYPE_CHECKING:
-    from llmcl.chat import Chat
+    from llmcl.engine.chat import Chat
 
 HELP = """\
 /help   this list

@@ -7,8 +7,8 @@ import textwrap
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from llmcl import json_text
 from llmcl.cli import options as opt
+from llmcl.tools import json_text
 
 if TYPE_CHECKING:
     from llmcl.runtime.platforms import DeviceEntry

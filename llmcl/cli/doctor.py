@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmcl import json_text
 from llmcl.cli import options as opt
 from llmcl.cli.loading import progress_bar
 from llmcl.errors import DeviceError
 from llmcl.progress import CHECKING
+from llmcl.tools import json_text
 
 if TYPE_CHECKING:
-    from llmcl.doctor import Outcome
     from llmcl.runtime.findings import Findings
     from llmcl.runtime.platforms import DeviceEntry
+    from llmcl.tools.doctor import Outcome
 
 
 def doctor(
@@ -54,7 +54,7 @@ def doctor(
         _store(findings, {})
         print(f"{entry.label}: nothing is excluded any more")
         return
-    from llmcl.doctor import checks, diagnose, excluded
+    from llmcl.tools.doctor import checks, diagnose, excluded
 
     if not quiet:
         print(f"device: {entry.label}, driver {entry.driver_version}", file=sys.stderr)
@@ -117,7 +117,7 @@ def _as_dict(entry: DeviceEntry, outcomes: Sequence[Outcome], findings: Findings
 
 def _show(outcomes: Sequence[Outcome], findings: Findings) -> None:
     from llmcl.cli.tables import console, new_table
-    from llmcl.doctor import DTYPES, PASS, QUANTIZED_DTYPES, UNUSED
+    from llmcl.tools.doctor import DTYPES, PASS, QUANTIZED_DTYPES, UNUSED
 
     out = console()
     table = new_table()

@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 
-from llmcl import json_text
 from llmcl.cli import options as opt
 from llmcl.cli.answer import show
 from llmcl.cli.loading import load_to_answer, reading_bar
 from llmcl.cli.option_groups import LoadingToAnswer, Sampling, with_groups
 from llmcl.cli.text_files import decoded, read_text, stream_text, without_last_newline
 from llmcl.errors import UsageError
+from llmcl.tools import json_text
 
 EPILOG = opt.METRICS
 

@@ -16,7 +16,7 @@ from llmcl.progress import COUNTED, Progress
 
 if TYPE_CHECKING:
     from llmcl.cli.option_groups import Loading, LoadingToAnswer
-    from llmcl.llm import LLM
+    from llmcl.engine.llm import LLM
     from llmcl.runtime.device import Device
 
 READING_DELAY_S = 0.5  # a prompt that is read sooner shows no bar
@@ -126,7 +126,7 @@ def load_model(
     if chat_template_file is not None:
         settings["chat_template"] = read_text(chat_template_file, f"--chat-template-file {chat_template_file}")
     if combo is not None:
-        from llmcl.attention.tuning import combination
+        from llmcl.tools.tune import combination
 
         settings["kernel_options"] = combination(combo)
     if random is not None:

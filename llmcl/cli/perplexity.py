@@ -8,17 +8,17 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
-from llmcl import json_text
 from llmcl.cli import options as opt
 from llmcl.cli.generate import read_prompt
 from llmcl.cli.loading import draws_progress, load_model
 from llmcl.cli.option_groups import Loading, with_groups
 from llmcl.errors import UsageError
+from llmcl.tools import json_text
 
 if TYPE_CHECKING:
-    from llmcl.llm import LLM
-    from llmcl.perplexity import Perplexity
-    from llmcl.perplexity import Progress as ProgressCallback
+    from llmcl.engine.llm import LLM
+    from llmcl.tools.perplexity import Perplexity
+    from llmcl.tools.perplexity import Progress as ProgressCallback
 
 TEXT_PANEL, REFERENCE_PANEL = "Text", "Reference"
 DEFAULT_WINDOW = 512
@@ -108,7 +108,7 @@ def perplexity(
         other = None
         if reference is not None or reference_dtype is not None:
             other = loaded(reference or model, replace(loading, dtype=reference_dtype or "auto"))
-        from llmcl.perplexity import perplexity as measure
+        from llmcl.tools.perplexity import perplexity as measure
 
         with scoring_bar(quiet) as progress:
             result = measure(llm, text, window=ctx_size, max_windows=chunks, reference=other, progress=progress)

@@ -14,7 +14,7 @@ from llmcl.errors import UsageError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from llmcl.profiling import PhaseProfile, Profile
+    from llmcl.tools.profile import PhaseProfile, Profile
 
 CSV_NAME, TRACE_NAME = "cl_profiling.csv", "cl_trace.json"
 
@@ -66,8 +66,8 @@ def profile(
     opt.check_model_or_random(model, random, loading.quantize)
     check_output_dir(output_dir)
     from llmcl.cli.loading import load_model
-    from llmcl.profiling import profile as run
     from llmcl.runtime.profiler import ProfilingDevice, write_csv, write_trace
+    from llmcl.tools.profile import profile as run
 
     with load_model(
         model,

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from llmcl import json_text
 from llmcl.cli import options as opt
 from llmcl.errors import UsageError
+from llmcl.tools import json_text
 
 if TYPE_CHECKING:
-    from llmcl.attention.kernels import AttentionShape
-    from llmcl.attention.tuning import Measurement, Tuning
+    from llmcl.ops.attention import AttentionShape
+    from llmcl.tools.tune import Measurement, Tuning
 
 EPILOG = """\b
 prefill  the combinations A to H of BLOCK_M/BLOCK_N/DV_TILE: A 32/32/32,
@@ -81,8 +81,8 @@ def tune(
     for option, path in files.items():
         if path is not None:
             _check_writable(option, path)
-    from llmcl.attention.tuning import COMBINATIONS, tune_decode, tune_prefill
     from llmcl.runtime.device import Device
+    from llmcl.tools.tune import COMBINATIONS, tune_decode, tune_prefill
 
     shape = _shape(model, random, offline, dtype, kv_dtype)
     opened = Device.open(device)
@@ -110,10 +110,10 @@ def tune(
 
 def _shape(model: str | None, random: str | None, offline: bool, dtype: str, kv_dtype: str) -> AttentionShape:
     """The heads of the model, whose weights need not be loaded, and the KV dtype that it would be loaded with."""
-    from llmcl.attention.kernels import CAPACITY_MULTIPLE, AttentionShape
     from llmcl.checkpoint import open_checkpoint
-    from llmcl.config.random_shapes import random_shape_config
-    from llmcl.ops.dtype import check_kv_dtype, is_rounded
+    from llmcl.kernels.common.dtype import check_kv_dtype, is_rounded
+    from llmcl.models.config.random_shapes import random_shape_config
+    from llmcl.ops.attention import CAPACITY_MULTIPLE, AttentionShape
 
     if random is not None:
         config = random_shape_config(random)

@@ -21,8 +21,8 @@ from llmcl.convert.gguf import gguf_plan
 from llmcl.convert.target import appearing, check_replaceable, check_target
 from llmcl.convert.tensors import OutTensor, Pieces
 from llmcl.errors import UsageError
-from llmcl.paths import expanded
 from llmcl.progress import Progress
+from llmcl.runtime.cache_files import expanded
 
 DTYPE_FORMATS = {dtype: format for format, dtype in FLOAT_FORMATS.items()}
 # Beside the weights: metadata with a vocabulary, configuration.

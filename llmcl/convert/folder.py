@@ -13,9 +13,9 @@ from llmcl.checkpoint import Checkpoint
 from llmcl.checkpoint.files import read_json
 from llmcl.checkpoint.formats import FLOAT_FORMATS
 from llmcl.checkpoint.safetensors import WEIGHTS_FILE
-from llmcl.config import ModelConfig
 from llmcl.convert.tensors import OutTensor, Pieces, checkpoint_rows, synced, write_safetensors
 from llmcl.errors import UnsupportedModelError
+from llmcl.models.config import ModelConfig
 from llmcl.tokenizer import gguf_tokenizer
 
 _KEPT_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".md")

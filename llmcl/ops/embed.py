@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from llmcl.ops import step_state
-from llmcl.ops.dtype import TILE_ROWS, kernel_name, tile_bytes
-from llmcl.ops.step_state import StepState
-from llmcl.ops.variant import local_size
-from llmcl.ops.weight import Weight
-from llmcl.ops.work import per_token
+from llmcl.kernels.common import step_state
+from llmcl.kernels.common.dtype import TILE_ROWS, kernel_name, tile_bytes
+from llmcl.kernels.common.step_state import StepState
+from llmcl.kernels.common.weight import Weight
+from llmcl.kernels.common.work import per_token
+from llmcl.kernels.variant import local_size
 from llmcl.runtime.device import Buffer, Device, Launch
 
 
@@ -41,7 +41,7 @@ def embed(
         rows = min(part.n_tiles * TILE_ROWS, table.rows - first)
         launches.append(
             device.launch(
-                "embed.cl",
+                "portable/embed.cl",
                 "embed",
                 constants | {"WEIGHT": kernel_name(part.dtype)},
                 [

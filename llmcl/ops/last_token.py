@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from llmcl.ops import step_state
-from llmcl.ops.step_state import StepState
-from llmcl.ops.variant import local_size
-from llmcl.ops.work import once
+from llmcl.kernels.common import step_state
+from llmcl.kernels.common.step_state import StepState
+from llmcl.kernels.common.work import once
+from llmcl.kernels.variant import local_size
 from llmcl.runtime.device import Buffer, Device, Launch
 
 
@@ -17,7 +17,7 @@ def last_token(device: Device, step: StepState, x: Buffer, qkv: Buffer, *, hidde
     size = local_size(device, 256)
     return [
         device.launch(
-            "last_token.cl",
+            "portable/last_token.cl",
             "last_token",
             {**step_state.CONSTANTS, "HIDDEN": hidden, "QKV": columns, "LOCAL_SIZE": size},
             [step.state, x, qkv],

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llmcl.ops import step_state
-from llmcl.ops.dtype import QUANTIZED, TILE_ROWS, is_16_bit, kernel_name, tile_bytes
+from llmcl.kernels.common import step_state
+from llmcl.kernels.common.dtype import QUANTIZED, TILE_ROWS, is_16_bit, kernel_name, tile_bytes
+from llmcl.kernels.common.step_state import CPU_ROWS_MULTIPLE, StepState, narrowed_rows_bytes, quantized_rows_bytes
+from llmcl.kernels.common.weight import Weight, WeightPart
+from llmcl.kernels.common.work import linear_work, once, per_token
+from llmcl.kernels.variant import PTX_VARIANTS, Variant, largest_divisor, pick, power_of_two_at_most, variants
 from llmcl.ops.narrow import NarrowRows, narrow_rows
-from llmcl.ops.step_state import CPU_ROWS_MULTIPLE, StepState, narrowed_rows_bytes, quantized_rows_bytes
-from llmcl.ops.variant import PTX_VARIANTS, Variant, largest_divisor, pick, power_of_two_at_most, variants
-from llmcl.ops.weight import Weight, WeightPart
-from llmcl.ops.work import linear_work, once, per_token
 from llmcl.runtime.device import Buffer, Device, Groups, KernelArg, Launch, WorkOf
 
 DECODE_VARIANTS = variants("linear_decode", nvidia=lambda dtype, k: is_16_bit(dtype))

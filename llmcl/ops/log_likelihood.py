@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from llmcl.ops.variant import local_size
+from llmcl.kernels.variant import local_size
 from llmcl.runtime.device import Buffer, Device, Launch
 
 
@@ -25,4 +25,6 @@ def kl_divergence(device: Device, vocab_size: int, reference: Buffer, logits: Bu
 def _bind(device: Device, name: str, vocab_size: int, args: list[Buffer | np.generic]) -> Launch:
     size = local_size(device, 256)
     constants: dict[str, object] = {"VOCAB": vocab_size, "LOCAL_SIZE": size}
-    return device.launch("log_likelihood.cl", name, constants, args, groups=lambda n_rows: (n_rows,), local=(size,))
+    return device.launch(
+        "portable/log_likelihood.cl", name, constants, args, groups=lambda n_rows: (n_rows,), local=(size,)
+    )

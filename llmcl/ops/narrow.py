@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llmcl.ops import step_state
-from llmcl.ops.dtype import KERNEL_NAMES
-from llmcl.ops.step_state import StepState
-from llmcl.ops.work import per_token
+from llmcl.kernels.common import step_state
+from llmcl.kernels.common.dtype import KERNEL_NAMES
+from llmcl.kernels.common.step_state import StepState
+from llmcl.kernels.common.work import per_token
 from llmcl.runtime.device import Buffer, Device, Launch
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from llmcl.ops.variant import local_size
-from llmcl.ops.work import per_token
+from llmcl.kernels.common.work import per_token
+from llmcl.kernels.variant import local_size
 from llmcl.runtime.device import Buffer, Device, Launch
 
 
@@ -40,7 +40,7 @@ def qkv_adjust(
     }
     return [
         device.launch(
-            "qkv_adjust.cl",
+            "portable/qkv_adjust.cl",
             "qkv_adjust",
             constants,
             [qkv, bias or qkv, head_norms or qkv],

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from llmcl.ops import step_state
-from llmcl.ops.dtype import KERNEL_NAMES
+from llmcl.kernels.common import step_state
+from llmcl.kernels.common.dtype import KERNEL_NAMES
+from llmcl.kernels.common.step_state import StepState
+from llmcl.kernels.common.work import per_token
+from llmcl.kernels.variant import local_size
 from llmcl.ops.narrow import NarrowRows
-from llmcl.ops.step_state import StepState
-from llmcl.ops.variant import local_size
-from llmcl.ops.work import per_token
 from llmcl.runtime.device import Buffer, Device, Launch
 
 
@@ -16,7 +16,7 @@ def rms_norm(device: Device, x: Buffer, weight: Buffer, out: Buffer, eps: float,
     size = local_size(device, 64)
     return [
         device.launch(
-            "rms_norm.cl",
+            "portable/rms_norm.cl",
             "rms_norm",
             {"HIDDEN": weight.nbytes // 4, "EPS": float(eps), "ADD": add, "LOCAL_SIZE": size},
             [x, weight, out],

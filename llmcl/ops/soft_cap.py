@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from llmcl.ops.variant import local_size
-from llmcl.ops.work import per_token
+from llmcl.kernels.common.work import per_token
+from llmcl.kernels.variant import local_size
 from llmcl.runtime.device import Buffer, Device, Launch
 
 _CPU_RUN = 128
@@ -17,7 +17,7 @@ def soft_cap(device: Device, x: Buffer, row: int, cap: float | None) -> list[Lau
     run = _CPU_RUN if device.is_cpu else size
     return [
         device.launch(
-            "soft_cap.cl",
+            "portable/soft_cap.cl",
             "soft_cap",
             {"N": row, "CAP": float(cap), "RUN": run, "LOCAL_SIZE": size},
             [x],

@@ -1,4 +1,4 @@
-"""The layouts of keys and values with storage type "q8_0" (kernels/kv_cache.cl), and in pairs of bfloat16."""
+"""The layouts of keys and values with storage type "q8_0" (kernels/common/kv_cache.cl), and in pairs of bfloat16."""
 
 from __future__ import annotations
 

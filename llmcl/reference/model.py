@@ -14,7 +14,7 @@ from llmcl.reference.online_softmax import attention
 from llmcl.reference.storage import round_to
 
 if TYPE_CHECKING:
-    from llmcl.config import ModelConfig
+    from llmcl.models.config import ModelConfig
 
 
 def forward(

@@ -24,7 +24,7 @@ def read_bandwidth(device: Device) -> float:
     try:
         for groups, width in sizes:
             launch = device.launch(
-                "read_bandwidth.cl",
+                "portable/read_bandwidth.cl",
                 "read_bandwidth",
                 {"LOCAL_SIZE": width},
                 [source, result, np.uint64(nbytes // 64)],
@@ -48,7 +48,7 @@ def arithmetic_peak(device: Device) -> float:
         result = device.alloc(4 * groups * width, "arithmetic probe result")
         try:
             launch = device.launch(
-                "arithmetic_peak.cl",
+                "portable/arithmetic_peak.cl",
                 "arithmetic_peak",
                 {"WIDTH": wide, "ROUNDS": rounds, "CHAINS": CHAINS},
                 [result, np.float32(0.5), np.float32(1.0)],

@@ -33,7 +33,7 @@ from llmcl.runtime.probe import (
 )
 from llmcl.runtime.program import BUILD_OPTIONS, read_source
 
-PROBE = "device_probe.cl"
+PROBE = "portable/device_probe.cl"
 BROKEN = "LLMCL_TEST_BROKEN_DRIVER"
 HOW = ("refuses", "wrong", "crashes", "hangs")
 GROUPS = 4

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from llmcl import __version__
-from llmcl.paths import cache_dir, read_cached, write_cached
+from llmcl.runtime.cache_files import cache_dir, read_cached, write_cached
 from llmcl.runtime.platforms import DeviceEntry
 
 MOST_BYTES = 1 << 20  # of the file

@@ -25,7 +25,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from llmcl.paths import cache_dir, make_folder, read_cached, read_plain, write_atomically, write_cached
+from llmcl.runtime.cache_files import cache_dir, make_folder, read_cached, read_plain, write_atomically, write_cached
 
 INTEL_CPU_LIBRARY = "libintelocl.so"
 OUR_ENTRY = "llmcl-intel-cpu.icd"

@@ -26,7 +26,7 @@ from llmcl.runtime.device import Buffer, Device, KernelArg, Launch, Work
 from llmcl.runtime.program import KernelSource, constant_text, read_source
 
 FILE = "cpu/one_launch.cl"
-SHARED = "common.cl"  # stands once before the functions: nothing in it depends on build constants
+SHARED = "common/common.cl"  # stands once before the functions: nothing in it depends on build constants
 # The turns of its waiting loop that a work-group may take in a launch: some 0.6 ns each, two or three times what a step
 # takes, which is about what it costs to give up. So a core that is taken away once does not end the launch.
 BYTES_PER_TURN, SPARE_TURNS, MOST_TURNS = 8, 1 << 22, 2**32 - 1

@@ -26,7 +26,7 @@ from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
-from llmcl.paths import cache_dir, read_cached, write_cached
+from llmcl.runtime.cache_files import cache_dir, read_cached, write_cached
 from llmcl.runtime.icd import interpreter
 from llmcl.runtime.platforms import DeviceEntry, find_devices
 

@@ -18,7 +18,7 @@ import pyopencl as cl
 from platformdirs import user_cache_dir
 
 from llmcl.errors import KernelBuildError
-from llmcl.paths import UnusableError, cache_dir, is_trusted, read_cached, write_cached
+from llmcl.runtime.cache_files import UnusableError, cache_dir, is_trusted, read_cached, write_cached
 from llmcl.runtime.platforms import POCL
 from llmcl.runtime.ptx_splice import needs_splice, splice
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from llmcl.config.reader import Reader
 from llmcl.errors import CheckpointError, UnsupportedModelError, shown
+from llmcl.models.config.reader import Reader
 from llmcl.tokenizer.library import refusing
 
 if TYPE_CHECKING:

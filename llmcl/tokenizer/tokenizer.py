@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from llmcl.checkpoint.files import MAX_HEADER_BYTES, optional_json, read_bytes
-from llmcl.config import ModelConfig
-from llmcl.config.reader import Reader
 from llmcl.errors import CheckpointError, UnsupportedModelError, UsageError, one_line, shown
-from llmcl.text import Detokenizer
+from llmcl.models.config import ModelConfig
+from llmcl.models.config.reader import Reader
 from llmcl.tokenizer import chat_template, gguf_tokenizer
 from llmcl.tokenizer.library import refusing
+from llmcl.tokenizer.text import Detokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from attention_bench.baselines import Contestant
-from llmcl import json_text
 from llmcl.errors import LlmclError
 from llmcl.runtime.device import Device
+from llmcl.tools import json_text
 
 TURN_S = 0.05  # shorter turns measure how threads wake and caches fill
 PAUSE_S = 0.02  # until idle threads of the contestant before (OpenMP's, the driver's) no longer spin on the processors

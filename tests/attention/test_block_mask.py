@@ -24,7 +24,7 @@ from llmcl.attention.block_mask import (
     create_block_mask,
     or_masks,
 )
-from llmcl.attention.trace import trace_mask_mod, trace_score_mod
+from llmcl.attention.tracing.trace import trace_mask_mod, trace_score_mod
 from llmcl.errors import UsageError
 
 

@@ -42,7 +42,7 @@ def classes(device: Device, mod: Any, b: int, h: int) -> tuple[np.ndarray, np.nd
     mods = bind_mods(device, None, traced)
     n_q, n_kv = LENGTH // BLOCK_Q, LENGTH // BLOCK_KV
     out = device.zeros(4 * n_q * n_kv, "classes")
-    source = f"""{mods.prelude}{read_source("common.cl")}
+    source = f"""{mods.prelude}{read_source("common/common.cl")}
     SCALAR_MODS
     __kernel void classify(__global int* out, const int b, const int h MOD_PARAMS) {{
         const int q = get_global_id(0) * {BLOCK_Q}, kv = get_global_id(1) * {BLOCK_KV};

@@ -19,7 +19,7 @@ from torch.nn.attention import flex_attention as flex
 import llmcl.attention.functions as F
 from llmcl.attention import masks
 from llmcl.attention.block_mask import and_masks, or_masks
-from llmcl.attention.trace import TracedMod, trace_mask_mod, trace_score_mod
+from llmcl.attention.tracing.trace import TracedMod, trace_mask_mod, trace_score_mod
 from llmcl.errors import UsageError
 from llmcl.runtime.device import Device
 from llmcl.runtime.program import read_source
@@ -278,7 +278,7 @@ def run_on_device(device: Device, traced: TracedMod, lanes: int) -> np.ndarray[A
         }}
     }}"""
     context, queue = device.context, device.queue
-    program = cl.Program(context, read_source("common.cl") + text).build(["-cl-std=CL1.2", "-w"])
+    program = cl.Program(context, read_source("common/common.cl") + text).build(["-cl-std=CL1.2", "-w"])
     flags = cl.mem_flags.READ_ONLY | cl.mem_flags.COPY_HOST_PTR
     out = cl.Buffer(context, cl.mem_flags.WRITE_ONLY, size=4 * B * H * Q * KV)
     inputs = [grid()[0].astype(np.float32), *(capture.array for capture in traced.captures)]

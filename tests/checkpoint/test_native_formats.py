@@ -12,11 +12,11 @@ from helpers import random_weights, relative_error, save_folder, small_config
 
 import llmcl
 from llmcl.checkpoint import open_checkpoint
+from llmcl.engine.llm import LLM
 from llmcl.errors import UsageError
-from llmcl.kv_cache import KVCache
-from llmcl.llm import LLM
-from llmcl.model import Model
-from llmcl.model_weights import MatrixPlan, WeightTypes, load_weights, stored_formats
+from llmcl.models.kv_cache import KVCache
+from llmcl.models.model import Model
+from llmcl.models.weights import MatrixPlan, WeightTypes, load_weights, stored_formats
 from llmcl.progress import COMPILING, OPENING
 from llmcl.runtime.device import Device
 

@@ -86,7 +86,7 @@ class Models:
 
     def load(self, path: str, **settings: Any) -> Any:
         """`llmcl.load`. Raises Unreached before the weights of a model that needs other kernels."""
-        from llmcl import llm
+        from llmcl.engine import llm
         from llmcl.runtime.device import Device
         from llmcl.runtime.platforms import find_devices, select_device
 
@@ -220,9 +220,11 @@ def _is_named(file: str, named: list[str]) -> bool:
 
 
 def _command(given: Any, home: Path, place: Path, tracebacks: list[str], models: Models) -> tuple[int, str, str]:
-    from llmcl import cli, doctor, profiling
-    from llmcl.attention import tuning
+    from llmcl import cli
     from llmcl.cli import command
+    from llmcl.tools import doctor
+    from llmcl.tools import profile as profiling
+    from llmcl.tools import tune as tuning
 
     def load(model: str, **settings: Any) -> Any:
         if model != MODEL_FILE or not isinstance(settings.get("device"), str | None):

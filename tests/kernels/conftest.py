@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from guard_pages import take_guarded
 
-from llmcl.ops.variant import PTX_VARIANTS
+from llmcl.kernels.variant import PTX_VARIANTS
 from llmcl.runtime.device import Device
 from llmcl.runtime.huge_pages import HugePages
 from llmcl.runtime.platforms import find_devices

@@ -16,7 +16,7 @@ def test_arithmetic_peak(device: Device, width: int, rounds: int) -> None:
     n = 6
     result = poisoned(device, (n,))
     launch = device.launch(
-        "arithmetic_peak.cl",
+        "portable/arithmetic_peak.cl",
         "arithmetic_peak",
         {"WIDTH": width, "ROUNDS": rounds, "CHAINS": CHAINS},
         [result, np.float32(0.5), np.float32(3.0)],

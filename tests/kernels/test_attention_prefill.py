@@ -27,11 +27,11 @@ from helpers import (
 )
 
 from llmcl import reference
-from llmcl.attention.kernels import PAIRED, AttentionShape, attention_prefill, prefill_dtype
 from llmcl.attention.masks import sliding_window, soft_cap
 from llmcl.attention.mods import bind_mods, trace_mods
 from llmcl.errors import UsageError
-from llmcl.ops.variant import PTX_VARIANTS
+from llmcl.kernels.variant import PTX_VARIANTS
+from llmcl.ops.attention import PAIRED, AttentionShape, attention_prefill, prefill_dtype
 from llmcl.runtime.device import Device
 
 TOLERANCE = {"float32": 5e-6, "float16": 5e-6, "bfloat16": 5e-6}

@@ -7,8 +7,8 @@ import pytest
 from helpers import DTYPES, poisoned, read_guarded, run, small_config, weight_on_device, with_poison
 
 from llmcl import reference
+from llmcl.kernels.common.step_state import StepState
 from llmcl.ops.embed import embed
-from llmcl.ops.step_state import StepState
 from llmcl.runtime.device import Device
 
 ROPE_TOLERANCE = 1e-6  # absolute, of cosines and sines

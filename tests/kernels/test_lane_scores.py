@@ -19,7 +19,7 @@ CAP = 20.0
 @pytest.mark.parametrize("unit", [1.0, 0.5])
 def test_soft_cap(device: Device, unit: float) -> None:
     mods = bind_mods(device, *trace_mods(masks.soft_cap(CAP), None))
-    files = ("common.cl", "attention_mods.cl", "key_runs.cl", "nvidia/lane_scores.cl")
+    files = ("common/common.cl", "common/attention_mods.cl", "common/key_runs.cl", "nvidia/lane_scores.cl")
     source = "".join(
         (
             "#define KEY_RUNS 0\n",

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from helpers import read_guarded, run, with_poison
 
+from llmcl.kernels.common.step_state import StepState
 from llmcl.ops.last_token import last_token
-from llmcl.ops.step_state import StepState
 from llmcl.runtime.device import Device
 
 

@@ -21,8 +21,8 @@ from helpers import (
 )
 
 from llmcl import reference
+from llmcl.kernels.common.step_state import CPU_ROWS_MULTIPLE
 from llmcl.ops.linear import BF16_TILE_TOKENS, CPU_GROUP_TOKENS, CPU_TILE_TOKENS, GATES, linear_prefill
-from llmcl.ops.step_state import CPU_ROWS_MULTIPLE
 from llmcl.runtime.device import Device
 
 EPS = 1e-5

@@ -12,10 +12,10 @@ from helpers import poisoned, read_guarded, relative_error, run, step_state_at, 
 from stored_rows import load, quantized_weight, random_rows
 
 from llmcl import reference
-from llmcl.ops.dtype import QUANTIZED
+from llmcl.kernels.common.dtype import QUANTIZED
+from llmcl.kernels.common.step_state import CPU_ROWS_MULTIPLE
+from llmcl.kernels.common.weight import Weight
 from llmcl.ops.linear import linear_decode, linear_prefill, rounds_rows
-from llmcl.ops.step_state import CPU_ROWS_MULTIPLE
-from llmcl.ops.weight import Weight
 from llmcl.runtime.device import Device
 
 TOLERANCE = 3e-6

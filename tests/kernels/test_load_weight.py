@@ -10,9 +10,9 @@ from helpers import DTYPES, GUARD_WORDS, poisoned, read_guarded, to_storage
 from stored_rows import StoredRows, random_rows
 
 from llmcl import reference
-from llmcl.ops import weight as weight_module
-from llmcl.ops.dtype import TILE_ROWS
-from llmcl.ops.weight import Weight, WeightPart, alloc_weight, load_rows, weight_bytes
+from llmcl.kernels.common import weight as weight_module
+from llmcl.kernels.common.dtype import TILE_ROWS
+from llmcl.kernels.common.weight import Weight, WeightPart, alloc_weight, load_rows, weight_bytes
 from llmcl.runtime.device import Device
 
 FORMATS = tuple(reference.BLOCKS)

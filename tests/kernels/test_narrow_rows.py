@@ -21,7 +21,7 @@ from helpers import (
 )
 
 from llmcl import reference
-from llmcl.attention.kernels import AttentionShape, attention_prefill, leaves_narrow_rows
+from llmcl.ops.attention import AttentionShape, attention_prefill, leaves_narrow_rows
 from llmcl.ops.linear import linear_prefill, narrow_dtype
 from llmcl.ops.narrow import NarrowRows, narrow_rows
 from llmcl.ops.rms_norm import rms_norm_narrow

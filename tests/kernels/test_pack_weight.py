@@ -9,8 +9,8 @@ import pytest
 from stored_rows import HALVES, StoredRows, load, quantized_weight, random_rows, values_of
 
 from llmcl import reference
-from llmcl.ops.dtype import QUANTIZED, TILE_ROWS
-from llmcl.ops.weight import Weight, alloc_weight, load_rows, weight_bytes
+from llmcl.kernels.common.dtype import QUANTIZED, TILE_ROWS
+from llmcl.kernels.common.weight import Weight, alloc_weight, load_rows, weight_bytes
 from llmcl.runtime.device import Device
 
 small = pytest.mark.oclgrind

@@ -15,7 +15,10 @@ import pytest
 from helpers import poisoned, read_guarded, relative_error, rotations, run, with_poison
 
 from llmcl import reference
-from llmcl.attention.kernels import (
+from llmcl.attention.masks import sliding_window, soft_cap
+from llmcl.attention.mods import NO_MODS, bind_mods, trace_mods
+from llmcl.kernels.common.step_state import StepState
+from llmcl.ops.attention import (
     PAIRED,
     AttentionShape,
     attention_decode,
@@ -23,9 +26,6 @@ from llmcl.attention.kernels import (
     prefill_dtype,
     rope_append,
 )
-from llmcl.attention.masks import sliding_window, soft_cap
-from llmcl.attention.mods import NO_MODS, bind_mods, trace_mods
-from llmcl.ops.step_state import StepState
 from llmcl.runtime.device import Device
 
 pytestmark = pytest.mark.heavy  # attention in the CPU variant

@@ -7,8 +7,8 @@ import pytest
 from helpers import DTYPES, poisoned, read_guarded, storage_type, to_storage, with_poison
 from stored_rows import values_of
 
-from llmcl.ops.dtype import QUANTIZED, TILE_ROWS, tile_bytes
-from llmcl.ops.weight import Weight, WeightPart, alloc_weight, fill_random
+from llmcl.kernels.common.dtype import QUANTIZED, TILE_ROWS, tile_bytes
+from llmcl.kernels.common.weight import Weight, WeightPart, alloc_weight, fill_random
 from llmcl.runtime.device import Device
 
 

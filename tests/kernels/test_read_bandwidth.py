@@ -18,7 +18,7 @@ def test_read_bandwidth(device: Device, n: int, groups: int, width: int) -> None
     words = np.random.default_rng(n).integers(0, 1 << 32, n * 16, np.uint32)
     result = poisoned(device, (groups * width,))
     launch = device.launch(
-        "read_bandwidth.cl",
+        "portable/read_bandwidth.cl",
         "read_bandwidth",
         {"LOCAL_SIZE": width},
         [with_poison(device, words), result, np.uint64(n)],

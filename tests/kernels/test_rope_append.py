@@ -23,7 +23,7 @@ from helpers import (
 )
 
 from llmcl import reference
-from llmcl.attention.kernels import AttentionShape, rope_append
+from llmcl.ops.attention import AttentionShape, rope_append
 from llmcl.runtime.device import Device
 
 QUERY_TOLERANCE = 1e-6

@@ -15,9 +15,9 @@ import pytest
 from helpers import poisoned, read_guarded, run, with_poison
 
 from llmcl import reference
-from llmcl.ops.step_state import RING, StepState
+from llmcl.kernels.common.step_state import RING, StepState
+from llmcl.ops.sample import CONSTANTS, Sampler, SamplingParams
 from llmcl.runtime.device import Device
-from llmcl.sampling import CONSTANTS, Sampler, SamplingParams
 
 THRESHOLD_TOLERANCE = 1e-6
 MASS_TOLERANCE = 1e-5

@@ -22,7 +22,7 @@ TWINS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def on_device(device: Device, name: str, x: np.ndarray) -> np.ndarray:
-    source = read_source("common.cl") + (
+    source = read_source("common/common.cl") + (
         "__kernel void f(__global const float* x, __global float* y) {"
         f"const size_t i = get_global_id(0) * 16; store16_f32({name}16(load16_f32(x + i)), y + i); }}"
     )

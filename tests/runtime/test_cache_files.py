@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from llmcl.errors import UsageError
-from llmcl.paths import UnusableError, cache_dir, read_cached, write_cached
 from llmcl.runtime import icd
+from llmcl.runtime.cache_files import UnusableError, cache_dir, read_cached, write_cached
 from llmcl.runtime.platforms import DeviceEntry
 from llmcl.runtime.probe import remembered
 

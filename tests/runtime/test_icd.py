@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from llmcl.paths import cache_dir
 from llmcl.runtime import icd
+from llmcl.runtime.cache_files import cache_dir
 
 
 class Machine:

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from llmcl.paths import write_atomically
+from llmcl.runtime.cache_files import write_atomically
 from llmcl.runtime.device import Device
 from llmcl.runtime.icd import remembered_probe
 from llmcl.runtime.program import KernelSource, ProgramCache
 
 ROOT = Path(__file__).parents[2]
-FILE = "arithmetic_peak.cl"
+FILE = "portable/arithmetic_peak.cl"
 CONSTANTS = {"WIDTH": 1, "CHAINS": 1, "ROUNDS": 16}
 
 
@@ -133,7 +133,7 @@ def test_a_cache_that_cannot_be_read_is_probed_again(
     def denied(path: Path, most: int, *, trusted: bool = False) -> bytes:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("llmcl.paths.read_plain", denied)
+    monkeypatch.setattr("llmcl.runtime.cache_files.read_plain", denied)
     monkeypatch.setattr("llmcl.runtime.icd.probe_in_child", lambda path: None)
     assert remembered_probe(str(library)) is None
     monkeypatch.setattr("llmcl.runtime.icd.probe_in_child", lambda path: "probed")

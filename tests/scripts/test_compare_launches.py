@@ -1,4 +1,4 @@
-"""scripts/compare_launches.py: its table. What it compares is in tests/test_one_launch.py."""
+"""scripts/compare_launches.py: its table. What it compares is in tests/kernels/test_one_launch.py."""
 
 from __future__ import annotations
 

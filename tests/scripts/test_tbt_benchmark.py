@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from programs import TINY_SHAPE, run_script
 
-from llmcl import benchmark
+from llmcl.engine.generation import Piece
 from llmcl.errors import ContextLengthError, OutOfDeviceMemoryError
-from llmcl.generation import Piece
 from llmcl.runtime import ceilings
+from llmcl.tools import benchmark
 
 
 class Engine:

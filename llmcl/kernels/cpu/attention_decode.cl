@@ -18,7 +18,7 @@
 #error "cpu/attention_decode.cl needs the build constants N_Q_HEADS, N_KV_HEADS, CAPACITY, N_SPLITS, SCALE and those of the step state"
 #endif
 #include "cpu/attention_tile.cl"
-#include "append_token.cl"
+#include "common/append_token.cl"
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void attention_decode(__global const float* qkv, __global const float* rope, __global const int* state,

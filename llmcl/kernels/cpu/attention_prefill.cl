@@ -24,8 +24,8 @@
 #error "cpu/attention_prefill.cl needs N_Q_HEADS, N_KV_HEADS, CAPACITY, SCALE, KEY_RUNS, LSE, the step state"
 #endif
 #include "cpu/attention_tile.cl"
-#include "key_runs.cl"
-#include "query_address.cl"
+#include "common/key_runs.cl"
+#include "common/query_address.cl"
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void attention_prefill(__global const float* q, __global const int* state, __global const kv_t* k_cache,

@@ -14,9 +14,9 @@
     !defined(BLOCK_N) || !defined(DV_TILE)
 #error "cpu/attention_tile.cl needs the build constants KV, HEAD_DIM, ROWS, SCORE_ROWS, VALUE_ROWS, BLOCK_N, DV_TILE"
 #endif
-#include "kv_cache.cl"
-#include "online_softmax.cl"
-#include "attention_mods.cl"
+#include "common/kv_cache.cl"
+#include "common/online_softmax.cl"
+#include "common/attention_mods.cl"
 
 #define KEY_TILES (BLOCK_N / 16)
 #define COLUMNS (HEAD_DIM / 16)

@@ -12,7 +12,7 @@
     !defined(EPILOGUE) || !defined(STATE_N_TOKENS)
 #error "cpu/linear_decode.cl needs the build constants WEIGHT, K, N, N_TILES, NORM, EPS, EPILOGUE and those of the step state"
 #endif
-#include "tiles.cl"
+#include "common/tiles.cl"
 #include "cpu/store_rows.cl"
 #if QUANTIZED
 #include "cpu/quant_tile.cl"

@@ -19,7 +19,7 @@
     !defined(STATE_N_TOKENS)
 #error "cpu/linear_prefill.cl needs the build constants WEIGHT, K, N, N_TILES, OUT_STRIDE, EPILOGUE, TILE_TOKENS, TILE_COLS, GROUP_TOKENS and those of the step state"
 #endif
-#include "tiles.cl"
+#include "common/tiles.cl"
 #include "cpu/store_rows.cl"
 #if QUANTIZED
 #define DOT 0

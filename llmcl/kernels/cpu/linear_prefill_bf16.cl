@@ -17,7 +17,7 @@
     !defined(TILE_TOKENS) || !defined(TILE_COLS) || !defined(GROUP_TOKENS) || !defined(STATE_N_TOKENS)
 #error "cpu/linear_prefill_bf16.cl needs the build constants K, N, N_TILES, OUT_STRIDE, EPILOGUE, DOT, TILE_TOKENS, TILE_COLS, GROUP_TOKENS and those of the step state"
 #endif
-#include "common.cl"
+#include "common/common.cl"
 #include "cpu/dot2.cl"
 #include "cpu/rounded_rows.cl"
 #include "cpu/store_rows.cl"

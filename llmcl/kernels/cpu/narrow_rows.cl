@@ -6,7 +6,7 @@
 #if !defined(K) || !defined(NORM) || !defined(EPS) || !defined(STATE_N_TOKENS)
 #error "cpu/narrow_rows.cl needs the build constants K, NORM, EPS and those of the step state"
 #endif
-#include "common.cl"
+#include "common/common.cl"
 #include "cpu/rounded_rows.cl"
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))

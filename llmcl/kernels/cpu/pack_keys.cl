@@ -10,7 +10,7 @@
 #if !defined(KV) || !defined(HEAD_DIM)
 #error "cpu/pack_keys.cl needs the build constants KV, HEAD_DIM"
 #endif
-#include "common.cl"
+#include "common/common.cl"
 
 #define VECTOR_f32 float16
 #define VECTOR_f16 ushort16

@@ -12,7 +12,7 @@
     !defined(STATE_N_TOKENS)
 #error "cpu/pair_cache.cl needs the build constants KV, HEAD_DIM, CAPACITY, PAIRED and those of the step state"
 #endif
-#include "kv_cache.cl"
+#include "common/kv_cache.cl"
 
 // Dimension d of the 16 keys of a tile; 16 dimensions from c on of value i of a tile.
 #if KV_QUANTIZED

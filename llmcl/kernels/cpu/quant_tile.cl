@@ -12,7 +12,7 @@
 #if !defined(DOT)
 #error "cpu/quant_tile.cl needs the build constant DOT"
 #endif
-#include "tiles.cl"
+#include "common/tiles.cl"
 #if QUANTIZED
 
 // Tiles are a multiple of 32 bytes, not of 64.

@@ -5,7 +5,7 @@
     !defined(STATE_POSITION)
 #error "cpu/rope_append.cl needs the build constants of rope_append.cl"
 #endif
-#include "kv_cache.cl"
+#include "common/kv_cache.cl"
 
 // Rotates x into `to`, 8 pairs at a time.
 inline void rotate_head(__global const float* x, __global const float* rope, float* to) {

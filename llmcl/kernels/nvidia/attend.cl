@@ -20,12 +20,12 @@
     !defined(CAPACITY) || !defined(N_SPLITS) || !defined(SCALE) || !defined(WARPS) || !defined(STATE_POSITION)
 #error "nvidia/attend.cl needs the build constants KV, HEAD_DIM, N_Q_HEADS, N_KV_HEADS, GROUP_SIZE, CAPACITY, N_SPLITS, SCALE, WARPS and those of the step state"
 #endif
-#include "common.cl"
+#include "common/common.cl"
 #include "nvidia/ptx.cl"
 #include "nvidia/tagged.cl"
-#include "online_softmax.cl"
-#include "attention_mods.cl"
-#include "kv_address.cl"
+#include "common/online_softmax.cl"
+#include "common/attention_mods.cl"
+#include "common/kv_address.cl"
 
 #define LOCAL_SIZE (WARP * WARPS)
 #define KEY_RUN 16  // keys of a warp at once

@@ -26,14 +26,14 @@
 #if (BLOCK_M != 32 && BLOCK_M != 64) || HEAD_DIM % 64 != 0
 #error "nvidia/attention_prefill.cl: BLOCK_M is 32 or 64, HEAD_DIM a multiple of 64"
 #endif
-#include "common.cl"
+#include "common/common.cl"
 #include "nvidia/ptx.cl"
-#include "online_softmax.cl"
-#include "attention_mods.cl"
-#include "key_runs.cl"
-#include "kv_address.cl"
+#include "common/online_softmax.cl"
+#include "common/attention_mods.cl"
+#include "common/key_runs.cl"
+#include "common/kv_address.cl"
 #include "nvidia/lane_scores.cl"
-#include "query_address.cl"
+#include "common/query_address.cl"
 
 #define SPLIT_ITEMS (2 * BLOCK_M)
 #define GROUP_ITEMS (SPLIT_ITEMS * KEY_SPLITS)

@@ -24,14 +24,14 @@
 #if BLOCK_M != 128 || BLOCK_N != 128 || (HEAD_DIM != 64 && HEAD_DIM != 128)
 #error "nvidia/attention_prefill_wgmma.cl: BLOCK_M and BLOCK_N are 128, HEAD_DIM 64 or 128"
 #endif
-#include "common.cl"
+#include "common/common.cl"
 #include "nvidia/wgmma.cl"
-#include "online_softmax.cl"
-#include "attention_mods.cl"
-#include "key_runs.cl"
-#include "kv_address.cl"
+#include "common/online_softmax.cl"
+#include "common/attention_mods.cl"
+#include "common/key_runs.cl"
+#include "common/kv_address.cl"
 #include "nvidia/lane_scores.cl"
-#include "query_address.cl"
+#include "common/query_address.cl"
 
 #ifndef STAGES
 #define STAGES 2

@@ -27,7 +27,7 @@
 #if !defined(HIDDEN) || !defined(FFN) || !defined(N_LAYERS) || !defined(N_GROUPS)
 #error "nvidia/decode_layers.cl needs the build constants named in its head"
 #endif
-#include "tiles.cl"
+#include "common/tiles.cl"
 #include "nvidia/ptx.cl"
 #include "nvidia/shares.cl"
 #define Q_SIZE (N_Q_HEADS * HEAD_DIM)

@@ -9,7 +9,7 @@
 #if !defined(WEIGHT) || !defined(K) || !defined(LOCAL_SIZE)
 #error "nvidia/expand_weight.cl needs the build constants WEIGHT, K, LOCAL_SIZE"
 #endif
-#include "tiles.cl"
+#include "common/tiles.cl"
 #include "nvidia/ptx.cl"
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))

@@ -20,7 +20,7 @@
     !defined(WARP_TILES) || !defined(STATE_N_TOKENS)
 #error "nvidia/linear_prefill.cl needs the build constants WEIGHT, K, N, N_TILES, OUT_STRIDE, EPILOGUE, WARP_TILES and those of the step state"
 #endif
-#include "common.cl"
+#include "common/common.cl"
 #include "nvidia/ptx.cl"
 
 #define STAGES 3

@@ -21,7 +21,7 @@
     !defined(NARROW_OUT) || !defined(STATE_N_TOKENS)
 #error "nvidia/linear_prefill_wgmma.cl needs the build constants named in its head"
 #endif
-#include "common.cl"
+#include "common/common.cl"
 #include "nvidia/wgmma.cl"
 
 #define STAGES 6

@@ -8,7 +8,7 @@
 #if !defined(WEIGHT) || !defined(K) || !defined(BLOCKS) || !defined(LOCAL_SIZE) || !defined(STATE_N_TOKENS)
 #error "nvidia/narrow_rows.cl needs the build constants WEIGHT, K, BLOCKS, LOCAL_SIZE and those of the step state"
 #endif
-#include "common.cl"
+#include "common/common.cl"
 #include "nvidia/ptx.cl"
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))

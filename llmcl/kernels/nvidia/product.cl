@@ -16,7 +16,7 @@
 //
 // Sums are the same to the bit for the same number of warps in a group.
 // Build: WEIGHT (f16 or bf16), EPS, WARPS (of a group), MOST_COLUMNS (of all products), GATE where a unit is gated.
-#include "common.cl"
+#include "common/common.cl"
 #include "nvidia/ptx.cl"
 #include "nvidia/shares.cl"
 

@@ -18,7 +18,7 @@
 //
 // Sums are the same to the bit for the same number of warps in a group.
 // Build: WEIGHT (quantised), DOT, EPS, WARPS (of a group), MOST_COLUMNS (of all products), GATE where a unit is gated.
-#include "tiles.cl"
+#include "common/tiles.cl"
 #include "nvidia/ptx.cl"
 #include "nvidia/shares.cl"
 

@@ -7,7 +7,7 @@
 #if !defined(OUT) || !defined(HIDDEN) || !defined(EPS) || !defined(STATE_N_TOKENS)
 #error "nvidia/rms_norm_blocks.cl needs the build constants OUT, HIDDEN, EPS and those of the step state"
 #endif
-#include "common.cl"
+#include "common/common.cl"
 #include "nvidia/ptx.cl"
 
 #define GROUP_ITEMS 256

@@ -7,9 +7,9 @@
     !defined(LOCAL_SIZE) || !defined(STATE_POSITION) || !defined(STATE_N_TOKENS)
 #error "nvidia/rope_append.cl needs the build constants of rope_append.cl"
 #endif
-#include "common.cl"
+#include "common/common.cl"
 #include "nvidia/ptx.cl"
-#include "kv_address.cl"
+#include "common/kv_address.cl"
 
 #define QUADS (HEAD_DIM / 8)  // of neighbouring dimensions in half a head
 

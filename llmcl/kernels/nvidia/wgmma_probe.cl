@@ -3,7 +3,7 @@
 // a    half fragments of A [64][32]: uint4 [2 steps][128]         b  half [4 tiles][32][16]: B [32][64] in tiles of 16 columns
 // out  float [64][64]
 // Index space: one group of 128. Build: none. Local memory: 4096 bytes.
-#include "common.cl"
+#include "common/common.cl"
 #include "nvidia/wgmma.cl"
 
 __kernel __attribute__((reqd_work_group_size(WARPGROUP, 1, 1)))

@@ -14,9 +14,9 @@
     !defined(STATE_POSITION)
 #error "portable/attention_decode.cl needs the build constants KV, HEAD_DIM, N_Q_HEADS, N_KV_HEADS, GROUP_SIZE, CAPACITY, N_SPLITS, SCALE, BLOCK_N and those of the step state"
 #endif
-#include "append_token.cl"
-#include "online_softmax.cl"
-#include "attention_mods.cl"
+#include "common/append_token.cl"
+#include "common/online_softmax.cl"
+#include "common/attention_mods.cl"
 
 #define COLUMNS ((HEAD_DIM + BLOCK_N - 1) / BLOCK_N)
 

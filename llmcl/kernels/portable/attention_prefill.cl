@@ -23,11 +23,11 @@
     !defined(KEY_RUNS) || !defined(LSE) || !defined(STATE_POSITION) || !defined(STATE_N_TOKENS)
 #error "portable/attention_prefill.cl needs the build constants named in its head"
 #endif
-#include "kv_cache.cl"
-#include "online_softmax.cl"
-#include "attention_mods.cl"
-#include "key_runs.cl"
-#include "query_address.cl"
+#include "common/kv_cache.cl"
+#include "common/online_softmax.cl"
+#include "common/attention_mods.cl"
+#include "common/key_runs.cl"
+#include "common/query_address.cl"
 
 #define TX 16
 #define TY 8

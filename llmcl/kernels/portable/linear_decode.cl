@@ -11,8 +11,8 @@
     !defined(EPILOGUE) || !defined(LOCAL_SIZE) || !defined(STATE_N_TOKENS)
 #error "portable/linear_decode.cl needs the build constants WEIGHT, K, N, N_TILES, NORM, EPS, EPILOGUE, LOCAL_SIZE and those of the step state"
 #endif
-#include "common.cl"
-#include "reduce.cl"
+#include "common/common.cl"
+#include "common/reduce.cl"
 
 #define TILES_AT_ONCE (EPILOGUE == EPILOGUE_SWIGLU ? 2 : 1)
 #define STRIDE (LOCAL_SIZE / 2)

@@ -10,7 +10,7 @@
     !defined(EPILOGUE) || !defined(LOCAL_SIZE) || !defined(STATE_N_TOKENS)
 #error "portable/linear_decode_quantized.cl needs the build constants WEIGHT, K, N, N_TILES, NORM, EPS, EPILOGUE, LOCAL_SIZE and those of the step state"
 #endif
-#include "tiles.cl"
+#include "common/tiles.cl"
 
 #define TILES_AT_ONCE (EPILOGUE == EPILOGUE_SWIGLU ? 2 : 1)
 

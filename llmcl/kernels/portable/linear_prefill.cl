@@ -13,7 +13,7 @@
     !defined(EPILOGUE) || !defined(STATE_N_TOKENS)
 #error "portable/linear_prefill.cl needs the build constants WEIGHT, K, N, N_TILES, OUT_STRIDE, EPILOGUE and those of the step state"
 #endif
-#include "tiles.cl"
+#include "common/tiles.cl"
 
 #define BLOCK_K 16
 #define BLOCK_TOKENS 64

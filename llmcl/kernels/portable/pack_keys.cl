@@ -5,7 +5,7 @@
 #if !defined(KV) || !defined(HEAD_DIM)
 #error "portable/pack_keys.cl needs the build constants KV, HEAD_DIM"
 #endif
-#include "common.cl"
+#include "common/common.cl"
 
 __kernel __attribute__((reqd_work_group_size(16, 1, 1)))
 void pack_keys(__global const CAT(KV, _t)* keys, __global CAT(KV, _t)* tiles, const int n_keys, const int capacity) {

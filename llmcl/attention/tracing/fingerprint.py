@@ -1,0 +1,101 @@
+"""Whether a mod is the same as one seen before: its code and every value that it reaches, as one hashable value."""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import Any
+
+import numpy as np
+
+from llmcl.attention.tracing.symbols import is_array
+from llmcl.attention.tracing.trace import TracedMod, is_library, names_of
+
+LARGEST_ARRAY = 1 << 16  # bytes; comparing more takes longer than it saves
+
+
+class _Unknown(Exception):
+    """Something whose changes cannot be seen from outside, such as an object of a user's class."""
+
+
+class _Same:
+    """Equal for the same object only, which it keeps alive."""
+
+    def __init__(self, value: object):
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.value is other.value
+
+
+def fingerprint(mod: object) -> Any:
+    """Equal for functions of equal code that reach equal values now; None where that cannot be known.
+
+    A function is traced again when its fingerprint changed: a closure, default or global has another value, an array
+    other contents.
+    """
+    try:
+        return _of(mod, {})
+    except _Unknown:
+        return None
+
+
+def _of(value: Any, seen: dict[int, int]) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str, bytes, np.generic)):
+        return type(value), repr(value)
+    if is_array(value):
+        array = value if isinstance(value, np.ndarray) else _torch_array(value)
+        if array.nbytes > LARGEST_ARRAY or array.dtype.hasobject:
+            raise _Unknown
+        return "array", array.dtype.str, array.shape, array.tobytes()
+    if id(value) in seen:
+        return "again", seen[id(value)]
+    seen[id(value)] = len(seen)
+    if isinstance(value, types.FunctionType):
+        return _function(value, seen)
+    if isinstance(value, functools.partial):
+        return "partial", _of([value.func, list(value.args), value.keywords], seen)
+    if type(value) in (list, tuple):
+        return type(value), tuple(_of(item, seen) for item in value)
+    if type(value) is dict:
+        return dict, tuple((_of(k, seen), _of(item, seen)) for k, item in value.items())
+    if isinstance(value, TracedMod):
+        return _Same(value)
+    home = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
+    fixed = (types.ModuleType, type, types.BuiltinFunctionType, np.ufunc)
+    if isinstance(value, fixed) and (is_library(home) or str(home).partition(".")[0] == "llmcl"):
+        return _Same(value)
+    raise _Unknown
+
+
+def _function(function: types.FunctionType, seen: dict[int, int]) -> Any:
+    own = str(function.__module__).partition(".")[0] == "llmcl" or is_library(function.__module__)
+    if own and not function.__closure__ and not function.__defaults__:
+        return _Same(function)
+    names = names_of(function)
+    reached = [
+        *(_contents(cell) for cell in function.__closure__ or ()),
+        function.__defaults__,
+        function.__kwdefaults__,
+    ]
+    if not own:
+        scope = function.__globals__
+        reached += [scope[name] for name in sorted(names & scope.keys())]
+    return function.__code__, tuple(_of(item, seen) for item in reached)
+
+
+def _contents(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # still empty
+        raise _Unknown from None
+
+
+def _torch_array(tensor: Any) -> np.ndarray:
+    if tensor.device.type != "cpu" or "bfloat16" in str(tensor.dtype):
+        raise _Unknown
+    array: np.ndarray = tensor.detach().numpy()
+    return array

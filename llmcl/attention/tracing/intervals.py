@@ -1,0 +1,277 @@
+"""Bounds of a traced graph over boxes of positions: what a mod can be anywhere in a block, without visiting it.
+
+A value is known as [low, high], arrays with an element for each block; a bool as (certain, possible). Bounds of
+floats are computed in the precision of the values: rounding is monotone, so that they hold for every rounded value
+too. A float of which nothing is known, because it may be NaN or infinite, has NaN as its bounds; every comparison with
+NaN is undecided. Source of the method: Moore, "Interval Analysis" (1966).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from llmcl.attention.tracing.graph import FUNCTIONS, INT_MAX, INT_MIN, MAY_OVERFLOW, OPERATIONS, Array, Graph, Node
+
+Interval = tuple[Array, Array]
+
+EXACT_FUNCTIONS = frozenset({"sqrt", "floor", "ceil", "rint", "trunc"})  # correctly rounded, therefore monotone
+UNKNOWN_FUNCTIONS = frozenset({"sin", "cos"})
+# Larger captures are bounded as a whole: the tables over ranges of them would outgrow the memory of a block mask.
+MAX_RANGE_ELEMENTS = 1 << 20
+
+
+def bounds(
+    graph: Graph, root: int, ranges: Mapping[str, Interval], float_dtype: type[np.floating[Any]]
+) -> tuple[Array, Array, Array]:
+    """(low, high, unsafe) of the root when each input named in `ranges` is anywhere in its interval.
+
+    Integer intervals are int64. unsafe marks the blocks in which an index may lie outside its capture, or an integer
+    may leave int32: there the bounds say nothing, and `evaluate` tells.
+    """
+    values: dict[int, Interval] = {}
+    unsafe: Array = np.zeros((), np.bool_)
+    order = graph.reachable([root])
+    last_use = {arg: number for number in order for arg in graph.nodes[number].args}
+    with np.errstate(all="ignore"):
+        for number in order:
+            node = graph.nodes[number]
+            args = [values[arg] for arg in node.args]
+            if node.op == "input":
+                low, high = ranges[str(node.value)]
+            elif node.op == "const":
+                dtype = {"bool": np.bool_, "int32": np.int64, "float32": float_dtype}[node.dtype]
+                low = high = np.asarray(node.value, dtype)
+            elif node.op == "load":
+                low, high, outside = _load(graph, node, args, float_dtype)
+                unsafe = unsafe | outside
+            else:
+                low, high = _operation(graph, node, args, float_dtype)
+                if node.dtype == "int32" and node.op in MAY_OVERFLOW:
+                    unsafe = unsafe | (low < INT_MIN) | (high > INT_MAX)
+                    if node.op == "shl":
+                        unsafe = unsafe | (args[1][0] < 0) | (args[1][1] > 31)
+                    low, high = np.clip(low, INT_MIN, INT_MAX), np.clip(high, INT_MIN, INT_MAX)
+            values[number] = low, high
+            del args
+            for arg in node.args:
+                if last_use[arg] == number:
+                    values.pop(arg, None)
+    return *values[root], unsafe
+
+
+def _operation(graph: Graph, node: Node, args: list[Interval], float_dtype: type[np.floating[Any]]) -> Interval:
+    if node.op == "cast":
+        return _cast(graph.nodes[node.args[0]].dtype, node.dtype, args[0], float_dtype)
+    if node.op in ("lt", "le", "eq", "ne"):
+        return _compare(node.op, *args)
+    if node.op == "where":
+        return _where(*args)
+    if node.dtype == "bool":
+        return _logic(node.op, args)
+    if node.op in ("min", "max"):
+        (a, b), pick = args, OPERATIONS[node.op]
+        return pick(a[0], b[0]), pick(a[1], b[1])
+    if node.op == "neg":
+        return -args[0][1], -args[0][0]
+    if node.op == "abs":
+        return _abs(*args)
+    if node.dtype == "int32":
+        return INTEGER[node.op](*args)
+    if node.op in FUNCTIONS:
+        return _finite(*_function(node.op, args[0]))
+    if node.op in ("add", "sub", "mul", "div"):
+        low, high = _corners(node.op, *args)
+        if node.op == "div":
+            through_zero = (args[1][0] <= 0) & (args[1][1] >= 0)
+            low = np.where(through_zero, np.nan, low).astype(low.dtype)
+        return _finite(low, high)
+    shape = np.broadcast_shapes(*(np.shape(bound) for arg in args for bound in arg))
+    unknown = np.full(shape, np.nan, float_dtype)
+    return unknown, unknown
+
+
+def _finite(low: Array, high: Array) -> Interval:
+    """Unknown where a bound is infinite or NaN: inside, infinities may have met and made NaN."""
+    known = np.isfinite(low) & np.isfinite(high)
+    return np.where(known, low, low.dtype.type(np.nan)), np.where(known, high, high.dtype.type(np.nan))
+
+
+def _corners(op: str, a: Interval, b: Interval) -> Interval:
+    """For an operation that is monotone in each operand, whatever the direction."""
+    function = OPERATIONS[op]
+    if op == "add":
+        return function(a[0], b[0]), function(a[1], b[1])
+    if op == "sub":
+        return function(a[0], b[1]), function(a[1], b[0])
+    corners = [function(x, y) for x in a for y in b]
+    low = np.minimum(np.minimum(corners[0], corners[1]), np.minimum(corners[2], corners[3]))
+    high = np.maximum(np.maximum(corners[0], corners[1]), np.maximum(corners[2], corners[3]))
+    return low, high
+
+
+def _abs(a: Interval) -> Interval:
+    low, high = np.abs(a[0]), np.abs(a[1])
+    through_zero = (a[0] <= 0) & (a[1] >= 0)
+    return np.where(through_zero, low.dtype.type(0), np.minimum(low, high)), np.maximum(low, high)
+
+
+def _cast(source: str, target: str, a: Interval, float_dtype: type[np.floating[Any]]) -> Interval:
+    low, high = a
+    if target == "bool":
+        zero = low.dtype.type(0)
+        return _compare("ne", a, (zero, zero))
+    if target == "float32":
+        return low.astype(float_dtype), high.astype(float_dtype)
+    if source == "bool":
+        return low.astype(np.int64), high.astype(np.int64)
+    # Unknown and huge floats become more than int32 holds, which marks the block as unsafe.
+    known = (low >= INT_MIN) & (high <= INT_MAX)
+    low = np.where(known, low, 2.0 * INT_MIN).astype(np.int64)
+    return low, np.where(known, high, 2.0 * INT_MAX).astype(np.int64)
+
+
+def _compare(op: str, a: Interval, b: Interval) -> Interval:
+    if op in ("lt", "le"):
+        below, not_above = (np.less, np.greater_equal) if op == "lt" else (np.less_equal, np.greater)
+        return below(a[1], b[0]), ~not_above(a[0], b[1])
+    equal = (a[0] == b[1]) & (a[1] == b[0])
+    apart = (a[1] < b[0]) | (a[0] > b[1])
+    return (equal, ~apart) if op == "eq" else (apart, ~equal)
+
+
+def _where(condition: Interval, a: Interval, b: Interval) -> Interval:
+    certain, possible = condition
+
+    def choose(x: Array, y: Array, join: Callable[[Array, Array], Array]) -> Array:
+        return np.where(certain, x, np.where(possible, join(x, y), y))
+
+    return choose(a[0], b[0], np.minimum), choose(a[1], b[1], np.maximum)
+
+
+def _logic(op: str, args: list[Interval]) -> Interval:
+    (a, *rest) = args
+    if op == "not":
+        return ~a[1], ~a[0]
+    (b,) = rest
+    if op == "and":
+        return a[0] & b[0], a[1] & b[1]
+    if op == "or":
+        return a[0] | b[0], a[1] | b[1]
+    # xor: certain where both are decided and differ, impossible where both are decided and agree.
+    return (a[0] & ~b[1]) | (~a[1] & b[0]), ~((a[0] & b[0]) | (~a[1] & ~b[1]))
+
+
+def _function(op: str, a: Interval) -> Interval:
+    if op in UNKNOWN_FUNCTIONS:
+        return np.full_like(a[0], np.nan), np.full_like(a[1], np.nan)
+    function = FUNCTIONS[op][0]
+    low, high = function(a[0]), function(a[1])
+    if op == "rsqrt":
+        low, high = high, low
+    if op in EXACT_FUNCTIONS:
+        return low, high
+    # These are rounded to within a few units in the last place, and not always monotonically.
+    margin = 16 * np.finfo(low.dtype).eps
+    return low - np.abs(low) * margin, high + np.abs(high) * margin
+
+
+# Integers
+
+
+def _floordiv(a: Interval, b: Interval) -> Interval:
+    low, high = _corners("floordiv", a, b)
+    most = np.maximum(np.abs(a[0]), np.abs(a[1]))
+    through_zero = (b[0] <= 0) & (b[1] >= 0)
+    return np.where(through_zero, -most, low), np.where(through_zero, most, high)
+
+
+def _remainder(a: Interval, b: Interval) -> Interval:
+    low, high = np.minimum(b[0] + 1, 0), np.maximum(b[1] - 1, 0)
+    # Within one period of a known divisor the remainder only grows.
+    one_period = (b[0] == b[1]) & (np.floor_divide(a[0], b[0]) == np.floor_divide(a[1], b[0])) & (b[0] != 0)
+    return (
+        np.where(one_period, np.remainder(a[0], b[0]), low),
+        np.where(one_period, np.remainder(a[1], b[0]), high),
+    )
+
+
+def _bits(a: Interval, b: Interval) -> Interval:
+    """Of |, ^ and in general &: no more bits than the longer operand has."""
+    largest = np.maximum(np.maximum(a[1], ~a[0]), np.maximum(b[1], ~b[0])).clip(0, INT_MAX)
+    mask = np.asarray(largest)
+    for shift in (1, 2, 4, 8, 16):
+        mask = mask | (mask >> shift)
+    return np.where((a[0] >= 0) & (b[0] >= 0), 0, ~mask), mask
+
+
+def _and(a: Interval, b: Interval) -> Interval:
+    low, high = _bits(a, b)
+    high = np.where(a[0] >= 0, np.minimum(high, a[1]), high)
+    high = np.where(b[0] >= 0, np.minimum(high, b[1]), high)
+    return np.where((a[0] >= 0) | (b[0] >= 0), 0, low), high
+
+
+def _shift(op: str) -> Callable[[Interval, Interval], Interval]:
+    def shifted(a: Interval, b: Interval) -> Interval:
+        return _corners(op, a, (np.clip(b[0], 0, 31), np.clip(b[1], 0, 31)))
+
+    return shifted
+
+
+INTEGER: dict[str, Callable[..., Interval]] = {
+    "add": lambda a, b: _corners("add", a, b),
+    "sub": lambda a, b: _corners("sub", a, b),
+    "mul": lambda a, b: _corners("mul", a, b),
+    "floordiv": _floordiv,
+    "mod": _remainder,
+    "and": _and,
+    "or": _bits,
+    "xor": _bits,
+    "not": lambda a: (~a[1], ~a[0]),
+    "shl": _shift("shl"),
+    "shr": _shift("shr"),
+}
+
+
+# Captured arrays
+
+
+def _load(
+    graph: Graph, node: Node, indices: list[Interval], float_dtype: type[np.floating[Any]]
+) -> tuple[Array, Array, Array]:
+    """Least and largest value in the captured box, or in the run of elements from its first to its last corner."""
+    assert isinstance(node.value, int)
+    array = graph.captures[node.value].array
+    outside: Array = np.zeros((), np.bool_)
+    first: Array = np.zeros((), np.int64)
+    last: Array = np.zeros((), np.int64)
+    for (low, high), size in zip(indices, array.shape, strict=True):
+        outside = outside | (low < 0) | (high >= size)
+        first = first * size + np.clip(low, 0, size - 1)
+        last = last * size + np.clip(high, 0, size - 1)
+    least, most = range_extremes(array.reshape(-1), first, last)
+    dtype = float_dtype if array.dtype == np.float32 else np.int64
+    return least.astype(dtype), most.astype(dtype), outside
+
+
+def range_extremes(values: Array, first: Array, last: Array) -> Interval:
+    """min and max of values[first : last + 1] for each pair, first <= last, by runs of 1, 2, 4, ... elements."""
+    if values.size > MAX_RANGE_ELEMENTS:
+        shape = np.broadcast_shapes(first.shape, last.shape)
+        return np.broadcast_to(values.min(), shape), np.broadcast_to(values.max(), shape)
+    first, last = np.broadcast_arrays(first, last)
+    level = np.floor(np.log2(last - first + 1)).astype(np.int64)
+    least, most = np.empty(first.shape, values.dtype), np.empty(first.shape, values.dtype)
+    low = high = values
+    for k in range(int(level.max(initial=0)) + 1):
+        if k:
+            half = 1 << (k - 1)
+            low, high = np.minimum(low[:-half], low[half:]), np.maximum(high[:-half], high[half:])
+        chosen = level == k
+        # Two runs of 2^k elements cover the range, from its start and up to its end.
+        start, end = first[chosen], last[chosen] - (1 << k) + 1
+        least[chosen], most[chosen] = np.minimum(low[start], low[end]), np.maximum(high[start], high[end])
+    return least, most

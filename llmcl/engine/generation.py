@@ -1,0 +1,193 @@
+"""Three nested generators: token ids from the device, pieces of text with times and stop rules, the whole answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass
+
+from llmcl.engine.no_token import why_no_token
+from llmcl.engine.stats import GenerationStats, Recorder
+from llmcl.errors import DeviceError
+from llmcl.models.kv_cache import common_prefix
+from llmcl.models.model import Model
+from llmcl.ops.sample import SamplingParams
+from llmcl.progress import Progress
+from llmcl.tokenizer import Tokenizer
+from llmcl.tokenizer.text import StopMatcher
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One token of an answer and the text that became final with it (possibly none yet, or held-back text too)."""
+
+    text: str
+    token_id: int
+    tbt_ms: float | None  # since the token before; None for the first
+    finish_reason: str | None = None  # "stop" or "length" on the last piece
+    stats: GenerationStats | None = None  # on the last piece
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A whole answer. token_ids includes the end-of-text token that ended it; text does not."""
+
+    text: str
+    token_ids: list[int]
+    prompt_token_ids: list[int]
+    finish_reason: str
+    stats: GenerationStats
+
+
+def token_ids(
+    model: Model,
+    prompt: Sequence[int],
+    params: SamplingParams,
+    max_tokens: int,
+    *,
+    reuse_cache: bool = False,
+    progress: Progress | None = None,
+    on_decode: Callable[[], None] = lambda: None,
+) -> Generator[int, None, None]:
+    """Prefills `prompt` and yields at most max_tokens sampled ids, the device one step ahead of the host.
+
+    Step n + 1 takes token n from the device's own memory, so a GPU gets it before the host has read token n. A CPU
+    device computes with the very thread that waits for token n, and would not hand it out before step n + 1 is done:
+    there the step follows the reading. Either way the host receives 4 bytes a token, and the device works while the
+    caller handles the token. With reuse_cache the longest common prefix of prompt and cache is kept.
+    Stops early, without an error, when the context is full. on_decode is called when the prompt's work is enqueued.
+    """
+    cache, step = model.cache, model.step
+    cache.truncate(reusable_prefix(model, prompt) if reuse_cache else 0)
+    model.sampler.remember(cache.token_ids)
+    model.sampler.configure(params)
+    step.restart_sampling()
+    model.prefill(prompt[len(cache.token_ids) :], progress=progress)
+
+    count = token_budget(model, prompt, max_tokens)
+
+    def step_after(i: int) -> Callable[[], int]:
+        model.decode()
+        return _sample(model, i + 1)
+
+    runs_ahead = not model.device.is_cpu
+    reading = _sample(model, 0)
+    on_decode()
+    for i in range(count - 1):
+        ahead = step_after(i) if runs_ahead else None
+        token = reading()
+        reading = ahead or step_after(i)
+        cache.token_ids.append(token)  # step i + 1 is writing its key and value
+        yield token
+    yield reading()
+
+
+def reusable_prefix(model: Model, prompt: Sequence[int]) -> int:
+    """How many of the prompt's first tokens the cache holds already, the last one never: its logits are not kept."""
+    return min(len(prompt) - 1, common_prefix(prompt, model.cache.token_ids))
+
+
+def token_budget(model: Model, prompt: Sequence[int], max_tokens: int) -> int:
+    """How many tokens can follow the prompt: the last one sampled needs no place in the cache."""
+    return min(max_tokens, model.cache.max_context - len(prompt) + 1)
+
+
+def _sample(model: Model, i: int) -> Callable[[], int]:
+    """Enqueues the choice of token i and the reading of its id; the function returned waits for it."""
+    model.sample()
+    wait = model.step.read_sampled(i)
+    model.device.flush()
+
+    def token() -> int:
+        choice = wait()
+        if not 0 <= choice < model.config.vocab_size and model.repeat_decode(i):
+            return _sample(model, i)()
+        if not 0 <= choice < model.config.vocab_size:
+            raise DeviceError(why_no_token(model))
+        return choice
+
+    return token
+
+
+class NoText:
+    """Detokenizer of a model without a tokenizer (random weights): its tokens have no text."""
+
+    def push(self, token_id: int) -> str:
+        return ""
+
+    def flush(self) -> str:
+        return ""
+
+
+def pieces(
+    model: Model,
+    tokenizer: Tokenizer | None,
+    prompt: Sequence[int],
+    params: SamplingParams,
+    *,
+    max_tokens: int,
+    stop: str | Sequence[str] = (),
+    ignore_eos: bool = False,
+    reuse_cache: bool = False,
+    load_ms: float = 0.0,
+    progress: Progress | None = None,
+) -> Generator[Piece, None, None]:
+    """Yields a Piece a token; the last one says why it is the last and carries the statistics.
+
+    Text goes out as soon as no later token can change it: whole characters, and nothing that may become a stop string.
+    """
+    reused = reusable_prefix(model, prompt) if reuse_cache else 0
+    recorder = Recorder(len(prompt), prefilled_tokens=len(prompt) - reused)
+    decode_start = model.device.traffic.copy(), model.decode_steps
+
+    def on_decode() -> None:
+        nonlocal decode_start
+        decode_start = model.device.traffic.copy(), model.decode_steps
+
+    def stats() -> GenerationStats:
+        moved = model.device.traffic.since(decode_start[0])
+        return recorder.finish(
+            load_ms=load_ms,
+            compile_ms=1e3 * model.device.compile_s,
+            decode_steps=model.decode_steps - decode_start[1],
+            device_to_host_bytes=moved.device_to_host_bytes,
+            host_to_device_bytes=moved.host_to_device_bytes,
+            kernel_launches=moved.kernel_launches,
+            peak_device_bytes=model.device.peak_bytes,
+        )
+
+    detokenizer = tokenizer.detokenizer() if tokenizer else NoText()
+    matcher = StopMatcher(stop)
+    eos = tokenizer.eos_token_ids if tokenizer and not ignore_eos else frozenset()
+    last = token_budget(model, prompt, max_tokens) - 1
+    ids = token_ids(model, prompt, params, max_tokens, reuse_cache=reuse_cache, progress=progress, on_decode=on_decode)
+    try:
+        for i, token in enumerate(ids):
+            tbt_ms = recorder.token()
+            at_end = token in eos
+            text, stopped = matcher.push("" if at_end else detokenizer.push(token))
+            if not stopped and (at_end or i == last):
+                tail, stopped = matcher.push(detokenizer.flush())
+                text += tail + matcher.flush()
+            if stopped or at_end:
+                yield Piece(text, token, tbt_ms, "stop", stats())
+                return
+            if i == last:
+                yield Piece(text, token, tbt_ms, "length", stats())
+                return
+            yield Piece(text, token, tbt_ms)
+    finally:
+        ids.close()
+
+
+def collect(prompt: Sequence[int], stream: Iterable[Piece]) -> Generation:
+    """The whole answer of a stream of pieces."""
+    parts = list(stream)
+    last = parts[-1]
+    assert last.finish_reason is not None and last.stats is not None
+    return Generation(
+        "".join(piece.text for piece in parts),
+        [piece.token_id for piece in parts],
+        list(prompt),
+        last.finish_reason,
+        last.stats,
+    )

@@ -1,0 +1,71 @@
+"""Why no token could be chosen: looked into on the host once that has happened, so that no other step pays for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from llmcl.kernels.common.dtype import QUANTIZED
+from llmcl.models.model import Model
+from llmcl.models.paged_kv_cache import PagedKVCache
+
+LARGEST_SQUARE = 1.8e19  # beyond it a square overflows float32
+FLOAT16_MOST = 65504
+
+
+def why_no_token(model: Model) -> str:
+    """A message for the user: what the logits are, where that began, and what may help."""
+    logits = model.device.read(model.act.logits, np.float32, (model.config.vocab_size,))
+    return f"no token can be chosen: {_logits(logits)}; {_cause(model)}"
+
+
+def _logits(logits: np.ndarray) -> str:
+    for what, found in ("NaN", np.isnan(logits)), ("infinite", np.isposinf(logits)), ("-infinity", np.isneginf(logits)):
+        if found.any():
+            count = "all" if found.all() else f"{int(found.sum())} of"
+            return f"{count} {logits.size} logits are {what}"
+    return "the scores of the tokens overflow float32"
+
+
+def _cause(model: Model) -> str:
+    remedy = _remedy({part.dtype for layer in model.weights.layers for part in layer.qkv.parts})
+    for i, cached in enumerate(_cached(model)):
+        for name, numbers in cached.items():
+            if model.cache.shape.kv_dtype == "float16" and np.isinf(numbers).any():
+                return (
+                    f"{name} of layer {i} exceed {FLOAT16_MOST}, the largest number of the float16 KV cache: use "
+                    "--kv-dtype bfloat16 (kv_dtype)"
+                )
+            if not np.isfinite(numbers).all():
+                return (
+                    f"{name} of layer {i} are the first that are no finite numbers, so what goes into that layer may "
+                    f"exceed {LARGEST_SQUARE}, the largest number whose square float32 holds: {remedy}"
+                )
+    return f"all keys and values are finite, so the last layers, the weights or the device are at fault: {remedy}"
+
+
+def _cached(model: Model) -> Iterator[dict[str, np.ndarray]]:
+    """Keys and values of each layer, [n_kv_heads, n, head_dim], of the text so far; none of a quantised cache."""
+    cache, shape = model.cache, model.cache.shape
+    if shape.kv_dtype in QUANTIZED:
+        return
+    at = np.arange(len(cache.token_ids))
+    if isinstance(cache, PagedKVCache):
+        at = np.asarray(cache.active.pages)[at // shape.page_tokens] * shape.page_tokens + at % shape.page_tokens
+    stored = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}[shape.kv_dtype]
+    heads, dim = shape.n_kv_heads, shape.head_dim
+    for k, v in zip(cache.k, cache.v, strict=True):
+        keys = model.device.read(k, stored, (heads, shape.capacity // 16, dim, 16)).swapaxes(2, 3)
+        values = model.device.read(v, stored, (heads, shape.capacity, dim))
+        found = {"keys": keys.reshape(heads, shape.capacity, dim)[:, at], "values": values[:, at]}
+        if shape.kv_dtype == "bfloat16":
+            found = {name: (bits.astype(np.uint32) << 16).view(np.float32) for name, bits in found.items()}
+        yield found
+
+
+def _remedy(dtypes: set[str]) -> str:
+    if "float16" in dtypes:
+        return "use --dtype bfloat16 or float32 (dtype)"
+    others = "another --device (`llmcl doctor` checks its kernels), or another checkpoint"
+    return f"try {others}" if dtypes == {"float32"} else f"try --dtype float32 (dtype), {others}"

@@ -1,0 +1,1 @@
+"""What the kernels of every device class share: storage types, weights, the state of a step."""

@@ -1,0 +1,85 @@
+"""Storage types of weights and KV cache, by their public names and as kernels name them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llmcl.errors import UsageError
+
+TILE_ROWS = 16
+
+KERNEL_NAMES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+def is_16_bit(dtype: str) -> bool:
+    return dtype in ("float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class BlockType:
+    """A quantised weight on the device (kernels/common/tiles.cl): its checkpoint format, bytes of 16 rows by a block."""
+
+    format: str
+    block: int
+    tile_bytes: int
+
+
+QUANTIZED = {
+    "q8_0": BlockType("Q8_0", 32, 544),
+    "q4_0": BlockType("Q4_0", 32, 288),
+    "q4_1": BlockType("Q4_1", 32, 320),
+    "q5_0": BlockType("Q5_0", 32, 352),
+    "q5_1": BlockType("Q5_1", 32, 384),
+    "q4_k": BlockType("Q4_K", 256, 64 + 8 * 288),
+    "q5_k": BlockType("Q5_K", 256, 64 + 8 * 352),
+    "q6_k": BlockType("Q6_K", 256, 32 + 8 * 416),
+}
+# The storage type in which a checkpoint's format is held as it is.
+NATIVE = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"} | {q.format: name for name, q in QUANTIZED.items()}
+
+ACTIVATION_DTYPES = ("auto", "float32")
+KV_DTYPES = (*KERNEL_NAMES, "q8_0")
+
+
+def kernel_name(dtype: str) -> str:
+    """`dtype` as the build constants WEIGHT and KV."""
+    return KERNEL_NAMES.get(dtype, dtype)
+
+
+def tile_bytes(k: int, dtype: str) -> int:
+    """Bytes of 16 rows of k columns."""
+    if dtype in QUANTIZED:
+        return k // QUANTIZED[dtype].block * QUANTIZED[dtype].tile_bytes
+    return TILE_ROWS * k * ITEM_BYTES[dtype]
+
+
+def kv_row_bytes(head_dim: int, kv_dtype: str) -> int:
+    """Bytes of a key or a value of one head in the cache; 16 of them lie together (kernels/common/kv_cache.cl)."""
+    return tile_bytes(head_dim, kv_dtype) // TILE_ROWS
+
+
+def is_rounded(kv_dtype: str, weight_dtype: str) -> bool:
+    """Whether attention may round what meets a cache (AttentionShape.exact_queries): to 8 bits beside a quantised one,
+    to bfloat16 where the products of prefill round activations, too, for "native" (as stored) and bfloat16 weights.
+    """
+    return kv_dtype in QUANTIZED or weight_dtype not in ("float32", "float16")
+
+
+def check_kv_dtype(kv_dtype: str, head_dim: int) -> str:
+    """Raises UsageError for what no cache can hold, or none for heads of that many dimensions."""
+    if kv_dtype not in KV_DTYPES:
+        raise UsageError(f"kv_dtype is {kv_dtype!r}; expected auto, {', '.join(KV_DTYPES)}")
+    if kv_dtype in QUANTIZED and head_dim % (block := QUANTIZED[kv_dtype].block):
+        raise UsageError(
+            f"the model has a head_dim of {head_dim}, which a {kv_dtype} KV cache cannot hold: it needs a multiple of "
+            f"{block}; use --kv-dtype float16 (kv_dtype)"
+        )
+    return kv_dtype
+
+
+def check_dtype(dtype: str, option: str, *others: str) -> str:
+    """`dtype` if it is a floating-point type; raises UsageError otherwise, naming `others` as expected, too."""
+    if dtype not in KERNEL_NAMES:
+        raise UsageError(f"{option} is {dtype!r}; expected auto, {', '.join([*KERNEL_NAMES, *others])}")
+    return dtype

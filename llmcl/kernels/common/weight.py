@@ -1,0 +1,177 @@
+"""Matrices on the device, in the one layout that every product kernel reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from llmcl.kernels.common.dtype import NATIVE, QUANTIZED, TILE_ROWS, kernel_name, tile_bytes
+from llmcl.runtime.device import Buffer, Device
+
+STAGING_BYTES = 32 << 20
+
+
+@dataclass(frozen=True)
+class WeightPart:
+    """Some consecutive tiles of a weight in one buffer, all of one storage type."""
+
+    buffer: Buffer
+    first_tile: int
+    n_tiles: int
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A matrix [rows, k] as tiles of 16 rows (kernels/common/tiles.cl), missing rows zero.
+
+    Split over several parts where the device's largest allocation is too small for it, and where the matrices it
+    is made of are stored in different types. Of two matrices of equal size the tiles may alternate (gate and up), so
+    that one kernel has both at hand. exact_activations: quantised weights meet float32 activations even where the
+    device would rather round those to 8 bits.
+    """
+
+    name: str
+    rows: int
+    k: int
+    parts: tuple[WeightPart, ...]
+    exact_activations: bool = False
+
+    @property
+    def dtype(self) -> str:
+        """The storage type; of several "mixed"."""
+        dtypes = {part.dtype for part in self.parts}
+        return dtypes.pop() if len(dtypes) == 1 else "mixed"
+
+    @property
+    def n_tiles(self) -> int:
+        return sum(part.n_tiles for part in self.parts)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.buffer.nbytes for part in self.parts)
+
+
+def weight_bytes(rows: int, k: int, dtype: str) -> int:
+    return -(-rows // TILE_ROWS) * tile_bytes(k, dtype)
+
+
+def alloc_weight(
+    device: Device,
+    name: str,
+    rows: int,
+    k: int,
+    dtype: str | Sequence[tuple[int, str]],
+    *,
+    exact_activations: bool = False,
+) -> Weight:
+    """An uninitialised weight [rows, k]; its padding rows are zero.
+
+    dtype: one storage type, or the runs of rows that have one each, [(rows, dtype)], all but the last whole tiles.
+    """
+    runs = [(rows, dtype)] if isinstance(dtype, str) else dtype
+    parts: list[WeightPart] = []
+    first = 0
+    for run_rows, run_dtype in runs:
+        # An even number of tiles a part, so that a gate tile and its up tile are never separated.
+        most = max(2, device.entry.max_alloc_bytes // tile_bytes(k, run_dtype) // 2 * 2)
+        end = first + -(-run_rows // TILE_ROWS)
+        for start in range(first, end, most):
+            count = min(most, end - start)
+            buffer = device.alloc(count * tile_bytes(k, run_dtype), name, streamed=True)
+            parts.append(WeightPart(buffer, start, count, run_dtype))
+        first = end
+    if rows % TILE_ROWS:
+        device.fill(parts[-1].buffer, np.uint32(0))
+    return Weight(name, rows, k, tuple(parts), exact_activations)
+
+
+class RowSource(Protocol):
+    """Where a matrix comes from: rows as the checkpoint stores them."""
+
+    @property
+    def format(self) -> str: ...
+    @property
+    def row_bytes(self) -> int: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def rows(self, start: int, stop: int) -> np.ndarray: ...
+
+
+def load_rows(
+    device: Device,
+    weight: Weight,
+    source: RowSource,
+    flags: Buffer,
+    flag: int,
+    *,
+    first_row: int = 0,
+    tile_step: int = 1,
+    tile_offset: int = 0,
+    rope_head_dim: int = 0,
+) -> Iterator[int]:
+    """Copies `source` [n, k] into rows first_row.. of `weight`, on the device; yields bytes done.
+
+    Into a quantised part goes a source of that very format, number for number; into any other it is dequantised.
+    flags[flag] becomes 1 if a value is not finite. tile_step 2 fills every other tile, from tile_offset on.
+    rope_head_dim > 0 restores Hugging Face's row order within each head (see load_weight.cl).
+    """
+    n_rows, k = source.shape
+    per_chunk = max(1, min(n_rows, STAGING_BYTES // source.row_bytes))
+    staging = device.alloc(per_chunk * source.row_bytes, "weight staging")
+    first_tile = first_row // TILE_ROWS * tile_step + tile_offset
+    last_tile = (first_row + n_rows - 1) // TILE_ROWS * tile_step + tile_offset
+    parts = [p for p in weight.parts if p.first_tile <= last_tile and first_tile < p.first_tile + p.n_tiles]
+    constants: dict[str, object] = {
+        "K": k,
+        "ROW_BYTES": source.row_bytes,
+        "ROPE_HEAD_DIM": rope_head_dim,
+        "TILE_STEP": tile_step,
+        "TILE_OFFSET": tile_offset,
+    }
+    try:
+        for start in range(0, n_rows, per_chunk):
+            stop = min(n_rows, start + per_chunk)
+            device.write(staging, source.rows(start, stop))
+            for part in parts:
+                scalars = (first_row + start, part.first_tile, part.n_tiles, flag)
+                kernel, columns = ("pack_weight", 32) if part.dtype in QUANTIZED else ("load_weight", 16)
+                if kernel == "load_weight":
+                    constants["FORMAT"] = source.format
+                elif NATIVE[source.format] != part.dtype:
+                    raise ValueError(f"{weight.name}: {source.format} rows for a part of {part.dtype}")
+                # On a CPU a work-group costs as much as packing 64 columns: one has a whole row.
+                device.launch(
+                    f"{kernel}.cl",
+                    kernel,
+                    constants | {"WEIGHT": kernel_name(part.dtype)},
+                    [staging, part.buffer, flags, *map(np.int32, scalars)],
+                    groups=(1 if device.is_cpu else k // columns, stop - start),
+                    local=(1, 1),
+                ).share_kernel().enqueue()
+            yield (stop - start) * source.row_bytes
+    finally:
+        staging.release()
+
+
+def fill_random(device: Device, weight: Weight, spread: float, seed: int) -> None:
+    """Values around 0 of variance spread^2 / 3, made on the device: uniform in [-spread, spread), or random quants.
+
+    Padding rows are filled as well; no kernel stores theirs.
+    """
+    for part in weight.parts:
+        width = 1 if device.is_cpu else 64
+        values = part.n_tiles * TILE_ROWS * weight.k
+        count = values // (32 * TILE_ROWS) if part.dtype in QUANTIZED else values
+        device.launch(
+            "portable/random_weight.cl",
+            "random_weight",
+            {"WEIGHT": kernel_name(part.dtype), "K": weight.k, "SPREAD": float(spread)},
+            [part.buffer, np.uint64(count), np.uint32(seed + part.first_tile)],
+            groups=(device.compute_units * 64,),
+            local=(width,),
+        ).enqueue()

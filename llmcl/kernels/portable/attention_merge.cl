@@ -1,0 +1,48 @@
+// Merges the partial online-softmax states that decode attention left for each split of the keys.
+//
+//   m = max_s m_s;   out = sum_s exp(m_s - m) acc_s / sum_s exp(m_s - m) l_s
+//
+// part_ml  float [N_Q_HEADS][N_SPLITS][2] (m, l)    part_acc  float [N_Q_HEADS][N_SPLITS][HEAD_DIM]
+// out      float [N_Q_HEADS][HEAD_DIM]
+// Index space: one work-group of LOCAL_SIZE a query head; work-items share its columns, COLUMNS at a time.
+// Build: N_SPLITS, HEAD_DIM, COLUMNS (1 or 16), LOCAL_SIZE.
+#if !defined(N_SPLITS) || !defined(HEAD_DIM) || !defined(COLUMNS) || !defined(LOCAL_SIZE)
+#error "attention_merge.cl needs the build constants N_SPLITS, HEAD_DIM, COLUMNS, LOCAL_SIZE"
+#endif
+#include "common/common.cl"
+#include "common/online_softmax.cl"
+
+#if COLUMNS == 16
+typedef float16 columns_t;
+#define load_columns load16_f32
+#define store_columns store16_f32
+#else
+typedef float columns_t;
+#define load_columns load1_f32
+#define store_columns store1_f32
+#endif
+
+__kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
+void attention_merge(__global const float* part_ml, __global const float* part_acc, __global float* out) {
+    const int head = get_group_id(0);
+    part_ml += head * N_SPLITS * 2;
+    part_acc += (size_t)head * N_SPLITS * HEAD_DIM;
+
+    float m = -INFINITY, l = 0.0f;
+#pragma unroll 32
+    for (int s = 0; s < N_SPLITS; ++s) m = fmax(m, part_ml[2 * s]);
+#pragma unroll 32
+    for (int s = 0; s < N_SPLITS; ++s) l += softmax_weight(part_ml[2 * s], m) * part_ml[2 * s + 1];
+    const float norm = softmax_norm(l);
+    for (int i = get_local_id(0) * COLUMNS; i < HEAD_DIM; i += LOCAL_SIZE * COLUMNS) {
+        columns_t acc = 0;
+#pragma unroll 32
+        for (int s = 0; s < N_SPLITS; ++s) {
+            const float weight = softmax_weight(part_ml[2 * s], m);
+            const columns_t part = load_columns(part_acc + s * HEAD_DIM + i);
+            // An empty split wrote no accumulator: what lies there may be no number.
+            acc += weight > 0.0f ? weight * part : (columns_t)(0.0f);
+        }
+        store_columns(acc * norm, out + head * HEAD_DIM + i);
+    }
+}

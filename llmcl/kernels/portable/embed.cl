@@ -1,0 +1,44 @@
+// The embedding row and the rotation of each token of a step.
+//
+//   x[t] = X_SCALE table[tokens[t]];   rope[t] = (cos a_i, sin a_i),  a_i = float(position + t) * inv_freq[i]
+//
+// table      tiles of WEIGHT (tiles.cl), rows first_row .. first_row + n_rows - 1 of the vocabulary
+// tokens     int [n]                    state      see STATE_*
+// inv_freq   float [HEAD_DIM/2]         x          float [n][HIDDEN]
+// rope       float [n][HEAD_DIM]: HEAD_DIM/2 cosines, then the sines
+// last_seen  int [vocab]: the latest position of each token, for the repetition penalty
+//
+// Index space: one work-group of LOCAL_SIZE a token. Build: WEIGHT, HIDDEN, HEAD_DIM, X_SCALE, LOCAL_SIZE.
+// The host must have checked that 0 <= tokens[t] < vocab. The angle is rounded to float32, as in transformers.
+#if !defined(WEIGHT) || !defined(HIDDEN) || !defined(HEAD_DIM) || !defined(X_SCALE) || !defined(LOCAL_SIZE) || \
+    !defined(STATE_POSITION)
+#error "embed.cl needs the build constants WEIGHT, HIDDEN, HEAD_DIM, X_SCALE, LOCAL_SIZE and those of the step state"
+#endif
+#define K HIDDEN
+#include "common/tiles.cl"
+
+__kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
+void embed(__global const CAT(WEIGHT, _t)* table, __global const int* tokens, __global const int* state,
+           __global const float* inv_freq, __global float* x, __global float* rope, __global int* last_seen,
+           const int first_row, const int n_rows) {
+    const int t = get_group_id(0);
+    const int token = tokens[t];
+    const int row = token - first_row;
+    if (row < 0 || row >= n_rows) return;
+    const int position = state[STATE_POSITION] + t;
+
+    table += row / 16 * TILE_SIZE;
+    x += (size_t)t * HIDDEN;
+#if QUANTIZED
+    for (int i = 4 * get_local_id(0); i < HIDDEN; i += 4 * LOCAL_SIZE)
+        vstore4(weights4_at(table, i, row % 16) * X_SCALE, 0, x + i);
+#else
+    for (int i = get_local_id(0); i < HIDDEN; i += LOCAL_SIZE) x[i] = weight_at(table, i, row % 16) * X_SCALE;
+#endif
+    for (int i = get_local_id(0); i < HEAD_DIM / 2; i += LOCAL_SIZE) {
+        const float angle = (float)position * inv_freq[i];
+        rope[t * HEAD_DIM + i] = cos(angle);
+        rope[t * HEAD_DIM + HEAD_DIM / 2 + i] = sin(angle);
+    }
+    if (get_local_id(0) == 0) atomic_max(last_seen + token, position);
+}

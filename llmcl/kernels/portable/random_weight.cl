@@ -1,0 +1,72 @@
+// Weights drawn on the device, for measuring speed without a checkpoint: of variance SPREAD^2 / 3, a pure function of seed
+// and index.
+//
+// Floating-point tiles are uniform in [-SPREAD, SPREAD). Of quantised tiles (tiles.cl) every bit is random, but for the scales:
+// with S = 2 SPREAD / 2^bits and u uniform in [0, 1), from the bits that lie where the scale goes,
+//
+//   d = S (0.75 + u / 2)        m = -d (2^bits - 1) / 2        k formats: sc in 32 .. 63, mn = sc, dmin = d (2^bits - 1) / 2
+//
+// where d is divided by the mean of sc; q6_k has sc in -95 .. -32 and 32 .. 95. Without m, d has a random sign, since the numbers
+// have a mean of -1/2. All are finite, whatever the bits.
+//
+// tiles  floating-point: WEIGHT [n]; quantised: n groups of 16 rows x 32 columns, whole tiles
+// Index space: any; each work-item takes every global-size-th value or group. Build: WEIGHT, K, SPREAD.
+#if !defined(WEIGHT) || !defined(K) || !defined(SPREAD)
+#error "random_weight.cl needs the build constants WEIGHT, K, SPREAD"
+#endif
+#include "common/tiles.cl"
+
+inline uint random_bits(const ulong i, const uint seed) {
+    uint x = (uint)i * 0x9e3779b9u + (uint)(i >> 32) * 0x85ebca6bu + seed;
+    x = (x ^ (x >> 16)) * 0x21f0aaadu;
+    x = (x ^ (x >> 15)) * 0xd35a2d97u;
+    return x ^ (x >> 15);
+}
+
+#if !QUANTIZED
+__kernel void random_weight(__global CAT(WEIGHT, _t)* tiles, const ulong n, const uint seed) {
+    for (ulong i = get_global_id(0); i < n; i += get_global_size(0))
+        CAT(store1_, WEIGHT)(((float)(random_bits(i, seed) >> 8) * 0x1p-23f - 1.0f) * SPREAD, tiles + i);
+}
+#else
+#define LEVELS (WEIGHT_IS(q8_0) ? 256.0f : WEIGHT_IS(q6_k) ? 64.0f : HAS_FIFTH_BIT ? 32.0f : 16.0f)
+#define MEAN_SCALE (WEIGHT_IS(q6_k) ? 63.5f : IS_SUPER ? 47.5f : 1.0f)
+
+// 16 scales where random bits lie, and their minima after them.
+inline void make_scales(__global uchar* at) {
+    for (int r = 0; r < 16; ++r) {
+        const ushort bits = ((__global const ushort*)at)[r];
+        const float size = 2.0f * SPREAD / LEVELS / MEAN_SCALE * (0.75f + (float)bits * 0x1p-17f);
+        vstore_half_rte(HAS_MIN || bits % 2 ? size : -size, r, (__global half*)at);
+#if HAS_MIN
+        vstore_half_rte((IS_SUPER ? 0.5f : -0.5f) * (LEVELS - 1.0f) * half_of(at + 2 * r), r, (__global half*)(at + 32));
+#endif
+    }
+}
+
+__kernel void random_weight(__global uchar* tiles, const ulong n, const uint seed) {
+    for (ulong i = get_global_id(0); i < n; i += get_global_size(0)) {
+        const ulong g = i % (K / 32), first = i / (K / 32) * TILE_SIZE + GROUP_AT(g);
+        for (int b = 0; b < GROUP_BYTES; b += 4)
+            *(__global uint*)(tiles + first + b) = random_bits((first + b) / 4, seed);
+#if IS_SUPER
+        if (g % 8 == 0) {
+            for (int b = 0; b < HEAD_BYTES; b += 4)
+                *(__global uint*)(tiles + first - HEAD_BYTES + b) = random_bits((first - HEAD_BYTES + b) / 4, seed);
+            make_scales(tiles + first - HEAD_BYTES);
+        }
+        for (int r = 0; r < 16; ++r) {
+            __global uchar* sc = tiles + first + r;
+#if HAS_MIN
+            sc[0] = sc[16] = 32 + sc[0] % 32;
+#else
+            for (int half_index = 0; half_index < 32; half_index += 16)
+                sc[half_index] = sc[half_index] < 128 ? 32 + sc[half_index] % 64 : 224 - sc[half_index] % 64;
+#endif
+        }
+#else
+        make_scales(tiles + first);
+#endif
+    }
+}
+#endif

@@ -1,0 +1,1 @@
+"""From a checkpoint to a stack on the device: configuration, layers, weights, KV cache, forecast of memory."""

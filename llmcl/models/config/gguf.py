@@ -1,0 +1,108 @@
+"""ModelConfig from GGUF metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from llmcl.errors import CheckpointError, shown
+from llmcl.models.config import limits
+from llmcl.models.config.families import FAMILIES, GGUF_ARCHITECTURES, Family, family_fields, windows_by_pattern
+from llmcl.models.config.model_config import ModelConfig, checked
+from llmcl.models.config.reader import Reader, unsupported
+from llmcl.models.config.rope import scaling_from_gguf
+
+# Tokens that end a turn in chat models whose GGUF metadata names only the end of the document.
+_END_OF_TURN_TOKENS = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>")
+_SOFT_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+_GEMMA2_27B_LAYERS = 46
+
+
+def config_from_gguf(
+    metadata: Mapping[str, Any],
+    tensor_names: Collection[str],
+    rope_factors: Sequence[float] | None = None,
+) -> ModelConfig:
+    """The model described by GGUF metadata.
+
+    tensor_names: names as the file has them (an absent output.weight means tied embeddings).
+    rope_factors: the values of the tensor rope_freqs.weight, float [head_dim / 2], where there is one.
+    `dtype` is "quantized"; who knows the tensors' formats replaces it. Raises as `config_from_hf` does.
+    """
+    arch = Reader(metadata, "GGUF metadata").text("general.architecture")
+    if arch not in GGUF_ARCHITECTURES:
+        unsupported(f"the GGUF architecture {shown(arch)}", f"it supports {', '.join(GGUF_ARCHITECTURES)}")
+    family = FAMILIES[arch]
+    defaults = {f"{arch}.{key}": family.defaults[key] for key in _SOFT_CAPS if key in family.defaults}
+    read = Reader({**defaults, **metadata}, "GGUF metadata")
+    if (n_experts := read.size(f"{arch}.expert_count", limits.MAX_HEADS, default=0, minimum=0)) > 1:
+        unsupported(f"mixture of experts ({arch}.expert_count {n_experts})")
+
+    hidden_size = read.size(f"{arch}.embedding_length", limits.MAX_HIDDEN)
+    n_layers = read.size(f"{arch}.block_count", limits.MAX_LAYERS)
+    n_q_heads = read.size(f"{arch}.attention.head_count", limits.MAX_HEADS)
+    default_head_dim = max(hidden_size // n_q_heads, 1)
+    head_dim = read.size(f"{arch}.attention.key_length", limits.MAX_HEAD_DIM, default=default_head_dim)
+    value_dim = read.size(f"{arch}.attention.value_length", limits.MAX_HEAD_DIM, default=head_dim)
+    if value_dim != head_dim:
+        unsupported(f"values of another size than keys (value_length {value_dim}, key_length {head_dim})")
+    rope_dim = read.size(f"{arch}.rope.dimension_count", limits.MAX_HEAD_DIM, default=head_dim)
+    if rope_dim != head_dim:
+        unsupported(f"partial rotary embeddings ({arch}.rope.dimension_count {rope_dim} of {head_dim})")
+    max_position = read.size(f"{arch}.context_length", limits.MAX_POSITION)
+
+    tokens = read.get("tokenizer.ggml.tokens", [])
+    if not isinstance(tokens, list) or (tokens and not isinstance(tokens[0], str)):
+        read.fail("tokenizer.ggml.tokens", tokens, "a list of strings")
+    vocab_size = read.size(f"{arch}.vocab_size", limits.MAX_VOCAB, default=len(tokens) or None)
+    if len(tokens) > vocab_size:
+        raise CheckpointError(
+            f"GGUF metadata: tokenizer.ggml.tokens has {len(tokens)} tokens, but {arch}.vocab_size is "
+            f"{vocab_size}. The file is inconsistent; convert it again."
+        )
+    attention_scale = None
+    if family.soft_caps and n_layers == _GEMMA2_27B_LAYERS:
+        # The format has no key for query_pre_attn_scalar; it is head_dim in all sizes but this one (as llama.cpp).
+        attention_scale = (hidden_size / n_q_heads) ** -0.5
+    return checked(
+        ModelConfig(
+            architecture=arch,
+            hidden_size=hidden_size,
+            intermediate_size=read.size(f"{arch}.feed_forward_length", limits.MAX_INTERMEDIATE),
+            n_layers=n_layers,
+            n_q_heads=n_q_heads,
+            n_kv_heads=read.size(f"{arch}.attention.head_count_kv", limits.MAX_HEADS, default=n_q_heads),
+            head_dim=head_dim,
+            vocab_size=vocab_size,
+            max_position=max_position,
+            rms_norm_eps=read.number(f"{arch}.attention.layer_norm_rms_epsilon", 0.0, 1.0),
+            rope_theta=read.number(f"{arch}.rope.freq_base", 1.0, 1e15, default=10000.0),
+            rope_scaling=scaling_from_gguf(read, arch, rope_factors, head_dim),
+            tie_embeddings="output.weight" not in tensor_names,
+            dtype="quantized",
+            bos_token_id=next(iter(read.token_ids("tokenizer.ggml.bos_token_id", vocab_size)), None),
+            eos_token_ids=_eos_token_ids(read, tokens, vocab_size),
+            attention_scale=attention_scale,
+            windows=_windows(read, arch, family, n_layers, max_position),
+            **family_fields(read, family, f"{arch}.", hidden_size),
+        ),
+        "GGUF metadata",
+    )
+
+
+def _windows(read: Reader, arch: str, family: Family, n_layers: int, max_position: int) -> tuple[int | None, ...]:
+    key = f"{arch}.attention.sliding_window"
+    default = family.defaults.get("sliding_window", 0) if family.windows == "even" else 0
+    window = read.size(key, limits.MAX_WINDOW, default=default, minimum=0) or None
+    if family.windows == "late":
+        if window is not None and window < max_position:
+            unsupported(f"sliding-window attention in a GGUF file of this architecture ({key} {window})")
+        return ()
+    return windows_by_pattern("all" if family.windows == "none" else family.windows, window, n_layers, 0)
+
+
+def _eos_token_ids(read: Reader, tokens: list[str], vocab_size: int) -> tuple[int, ...]:
+    ids = list(read.token_ids("tokenizer.ggml.eos_token_id", vocab_size))
+    ids += read.token_ids("tokenizer.ggml.eot_token_id", vocab_size)
+    ids += [tokens.index(text) for text in _END_OF_TURN_TOKENS if text in tokens]
+    return tuple(dict.fromkeys(ids))

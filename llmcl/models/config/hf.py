@@ -1,0 +1,140 @@
+"""ModelConfig from a Hugging Face config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from llmcl.errors import shown
+from llmcl.models.config import limits
+from llmcl.models.config.families import FAMILIES, Activation, Family, family_fields, windows_by_pattern
+from llmcl.models.config.model_config import ModelConfig, checked
+from llmcl.models.config.reader import Reader, unsupported
+from llmcl.models.config.rope import rope_from_hf
+
+_DTYPES = ("float32", "float16", "bfloat16")
+_ACTIVATIONS: dict[Activation, tuple[str, tuple[str, ...]]] = {
+    "silu": ("hidden_act", ("silu", "swish")),
+    "gelu_tanh": ("hidden_activation", ("gelu_pytorch_tanh",)),
+}
+
+
+def config_from_hf(config: Mapping[str, Any], generation_config: Mapping[str, Any] | None = None) -> ModelConfig:
+    """The model of a Hugging Face config.json; generation_config.json says which ids end a text.
+
+    Raises CheckpointError for a missing or senseless value and UnsupportedModelError for a feature that
+    llmcl does not have; both name the key.
+    """
+    model_type = Reader(config, "config.json").text("model_type")
+    if model_type not in FAMILIES:
+        unsupported(f"the architecture {shown(model_type)}", f"it supports {', '.join(FAMILIES)}")
+    family = FAMILIES[model_type]
+    read = Reader({**family.defaults, **config}, "config.json")
+    _refuse_features(read, family)
+
+    hidden_size = read.size("hidden_size", limits.MAX_HIDDEN)
+    n_layers = read.size("num_hidden_layers", limits.MAX_LAYERS)
+    n_q_heads = read.size("num_attention_heads", limits.MAX_HEADS)
+    default_head_dim = max(hidden_size // n_q_heads, 1)
+    max_position = read.size("max_position_embeddings", limits.MAX_POSITION, default=2048)
+    vocab_size = read.size("vocab_size", limits.MAX_VOCAB)
+    rope_theta, rope_scaling = rope_from_hf(read, max_position)
+    generation = Reader(generation_config or {}, "generation_config.json")
+    eos_token_ids = generation.token_ids("eos_token_id", vocab_size)
+    bos_token_ids = read.token_ids("bos_token_id", vocab_size)
+    bos_token_ids = bos_token_ids or generation.token_ids("bos_token_id", vocab_size)
+    attention_scale = None
+    if family.soft_caps:
+        attention_scale = read.number("query_pre_attn_scalar", 0.0, limits.MAX_INTERMEDIATE) ** -0.5
+    return checked(
+        ModelConfig(
+            architecture=model_type,
+            hidden_size=hidden_size,
+            intermediate_size=read.size("intermediate_size", limits.MAX_INTERMEDIATE),
+            n_layers=n_layers,
+            n_q_heads=n_q_heads,
+            n_kv_heads=read.size("num_key_value_heads", limits.MAX_HEADS, default=n_q_heads),
+            head_dim=read.size("head_dim", limits.MAX_HEAD_DIM, default=default_head_dim),
+            vocab_size=vocab_size,
+            max_position=max_position,
+            rms_norm_eps=read.number("rms_norm_eps", 0.0, 1.0, default=1e-6),
+            rope_theta=rope_theta,
+            rope_scaling=rope_scaling,
+            tie_embeddings=read.flag("tie_word_embeddings", default=False),
+            dtype=_dtype(read),
+            bos_token_id=bos_token_ids[0] if bos_token_ids else None,
+            eos_token_ids=eos_token_ids or read.token_ids("eos_token_id", vocab_size),
+            norm_offset=family.norm_offset,
+            attention_scale=attention_scale,
+            windows=_windows(read, family, n_layers, max_position),
+            **family_fields(read, family, "", hidden_size),
+        ),
+        "config.json",
+    )
+
+
+def _windows(read: Reader, family: Family, n_layers: int, max_position: int) -> tuple[int | None, ...]:
+    """The window of each layer; () where no layer has one."""
+    window = None
+    if read.get("sliding_window") is not None:
+        window = read.size("sliding_window", limits.MAX_WINDOW)
+    if family.windows == "none" and window is not None and window < max_position:
+        unsupported(
+            f"sliding-window attention in this architecture (sliding_window {window} below max_position_embeddings "
+            f"{max_position})",
+            "use a version of the model without a window",
+        )
+    if family.windows == "late" and not read.flag("use_sliding_window", default=False):
+        window = None
+    first = read.size("max_window_layers", limits.MAX_LAYERS, default=0, minimum=0) if family.windows == "late" else 0
+    layer_types = read.get("layer_types")
+    if layer_types is None:
+        return windows_by_pattern(family.windows, window, n_layers, first)
+    if not isinstance(layer_types, list):
+        read.fail("layer_types", layer_types, "a list")
+    for layer_type in layer_types:
+        if layer_type not in ("full_attention", "sliding_attention"):
+            unsupported(f"layers of type {shown(layer_type)} (layer_types)", "it supports full and sliding attention")
+    if not layer_types:
+        return windows_by_pattern(family.windows, window, n_layers, first)
+    if "sliding_attention" not in layer_types:
+        return ()
+    if family.windows == "none":
+        unsupported("layers of type 'sliding_attention' (layer_types) in this architecture")
+    if len(layer_types) != n_layers:
+        read.fail("layer_types", layer_types, f"the types of {n_layers} layers")
+    if window is None:
+        read.fail("sliding_window", None, "the window of the layers of type sliding_attention")
+    return tuple(window if layer_type == "sliding_attention" else None for layer_type in layer_types)
+
+
+def _refuse_features(read: Reader, family: Family) -> None:
+    """Raises UnsupportedModelError for what config.json can ask of this architecture and llmcl does not compute."""
+    architectures = read.get("architectures", [])
+    if architectures and architectures != [family.hf_class]:
+        unsupported(f"the architecture {shown(architectures)}", f"it supports {family.hf_class}")
+    for key in ("attention_bias", "mlp_bias"):
+        if read.flag(key, default=False):
+            unsupported(f"projections with a bias ({key} true)")
+    if read.get("use_bidirectional_attention", False) is not False:
+        unsupported("attention to later tokens (use_bidirectional_attention)")
+    key, known = _ACTIVATIONS[family.activation]
+    if (activation := read.text(key, default=known[0])) not in known:
+        unsupported(f"the activation {shown(activation)} ({key})", f"it supports {known[0]}")
+    if (quantization := read.table("quantization_config")) is not None:
+        method = quantization.get("quant_method", "unknown")
+        unsupported(
+            f"safetensors quantised by {shown(method)} (quantization_config)",
+            "use the original bfloat16 or float16 checkpoint, or a GGUF file",
+        )
+    for key in ("num_local_experts", "num_experts"):
+        if read.get(key, 0) not in (0, 1):
+            unsupported(f"mixture of experts ({key} {shown(read.get(key))})")
+
+
+def _dtype(read: Reader) -> str:
+    key = "dtype" if read.get("dtype") is not None else "torch_dtype"
+    dtype = read.text(key, default="float32")
+    if dtype not in _DTYPES:
+        unsupported(f"the dtype {shown(dtype)} ({key})", f"it supports {', '.join(_DTYPES)}")
+    return dtype

@@ -1,0 +1,105 @@
+"""Keys and values of every layer, on the device, and how many tokens they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llmcl.kernels.common.dtype import kv_row_bytes
+from llmcl.kernels.common.step_state import StepState
+from llmcl.models.config import ModelConfig
+from llmcl.ops.attention import CAPACITY_MULTIPLE, AttentionShape
+from llmcl.runtime.device import Buffer, Device
+
+
+def capacity_for(max_context: int) -> int:
+    """Keys that a cache for max_context tokens has room for: the kernels' tiles divide it."""
+    return -(-max_context // CAPACITY_MULTIPLE) * CAPACITY_MULTIPLE
+
+
+def kv_bytes_per_position(config: ModelConfig, kv_dtype: str) -> int:
+    return 2 * config.n_layers * config.n_kv_heads * kv_row_bytes(config.head_dim, kv_dtype)
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many of their first items two lists have in common."""
+    n = min(len(a), len(b))
+    return next((i for i in range(n) if a[i] != b[i]), n)
+
+
+class KVSequence:
+    """A text in the cache. It owns the position: `token_ids` are the tokens whose keys and values the cache holds (a
+    sampled token is held from the step on that takes it as input)."""
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+
+    def truncate(self, position: int) -> None:
+        """Forgets everything from `position` on; what follows overwrites it."""
+        del self.token_ids[position:]
+
+
+class KVCache:
+    """k[layer] [n_kv_heads, capacity/16, head_dim, 16] and v[layer] [n_kv_heads, capacity, head_dim] of kv_dtype; with
+    "q8_0" tiles of 16 keys or values as kernels/common/kv_cache.cl describes them.
+
+    Room for one sequence, which is the `active` one; PagedKVCache has room for several.
+    """
+
+    table_entries = 0  # page table entries in the step state
+
+    def __init__(
+        self, device: Device, config: ModelConfig, max_context: int, kv_dtype: str, *, exact_queries: bool = False
+    ):
+        """exact_queries: see AttentionShape."""
+        shape = AttentionShape(
+            config.n_q_heads,
+            config.n_kv_heads,
+            config.head_dim,
+            capacity_for(max_context),
+            kv_dtype,
+            score_scale=config.attention_scale,
+            exact_queries=exact_queries,
+        )
+        self._allocate(device, config, max_context, shape)
+        self._active = KVSequence()
+
+    def _allocate(self, device: Device, config: ModelConfig, max_context: int, shape: AttentionShape) -> None:
+        self.max_context = max_context
+        self.shape = shape
+        layer_bytes = config.n_kv_heads * shape.capacity * shape.row_bytes
+        self.k = [device.alloc(layer_bytes, f"keys of layer {i}") for i in range(config.n_layers)]
+        self.v = [device.alloc(layer_bytes, f"values of layer {i}") for i in range(config.n_layers)]
+
+    @property
+    def active(self) -> KVSequence:
+        """The sequence that steps extend."""
+        return self._active
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.active.token_ids
+
+    @property
+    def position(self) -> int:
+        return len(self.active.token_ids)
+
+    def truncate(self, position: int) -> None:
+        """Forgets everything of the active sequence from `position` on."""
+        self.active.truncate(position)
+
+    def sequence(self) -> KVSequence:
+        """Where a new text goes: here the one sequence there is, whatever it holds."""
+        return self._active
+
+    def fork(self, sequence: KVSequence) -> KVSequence:
+        """Where a text goes that continues `sequence` in another way."""
+        return sequence
+
+    def activate(self, sequence: KVSequence, prompt: Sequence[int] = ()) -> None:
+        """Makes `sequence` the one that steps extend. prompt: the tokens it is about to hold, if it may share them."""
+
+    def prepare(self, step: StepState, n_tokens: int) -> None:
+        """Makes room for the next n_tokens of the active sequence, which fit into max_context."""
+
+    def buffers(self) -> list[Buffer]:
+        return [*self.k, *self.v]

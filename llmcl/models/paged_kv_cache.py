@@ -1,0 +1,208 @@
+"""A KV cache in pages, in which several sequences live and share what they have in common.
+
+    page tables (host)          pool (device, per layer and KV head)
+    sequence A: 2 0 5           | page 0 | page 1 | page 2 | page 3 | page 4 | page 5 |
+    fork of A:  2 0 3             A, fork  free     A, fork  fork     free     A
+
+Source: Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention" (2023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from weakref import WeakSet
+
+from llmcl.errors import OutOfDeviceMemoryError, UsageError
+from llmcl.kernels.common.step_state import StepState
+from llmcl.models.config import ModelConfig
+from llmcl.models.kv_cache import KVCache, KVSequence, capacity_for, common_prefix
+from llmcl.ops.attention import CAPACITY_MULTIPLE, AttentionShape
+from llmcl.runtime.device import Device
+
+
+def pool_pages(max_context: int, page_tokens: int, n_pages: int | None = None) -> int:
+    """Pages in the pool: n_pages, or where None enough for one sequence of max_context tokens.
+
+    Raises UsageError for sizes that no pool can have.
+    """
+    if page_tokens < 1 or page_tokens % CAPACITY_MULTIPLE:
+        raise UsageError(
+            f"{page_tokens} tokens a page of the KV cache (--kv-page-size, kv_page_tokens); expected a multiple of "
+            f"{CAPACITY_MULTIPLE}"
+        )
+    if n_pages is not None and n_pages < 1:
+        raise UsageError(f"{n_pages} pages of the KV cache (kv_pages); expected 1 or more")
+    return -(-capacity_for(max_context) // page_tokens) if n_pages is None else n_pages
+
+
+class PagePool:
+    """Which pages are in use, and by how many sequences."""
+
+    def __init__(self, n_pages: int, page_tokens: int):
+        self.page_tokens = page_tokens
+        self.users = [0] * n_pages
+        self._free = list(reversed(range(n_pages)))
+
+    @property
+    def n_free(self) -> int:
+        return len(self._free)
+
+    def pages_for(self, n_tokens: int) -> int:
+        return -(-n_tokens // self.page_tokens)
+
+    def allocate(self) -> int:
+        page = self._free.pop()
+        self.users[page] = 1
+        return page
+
+    def share(self, pages: Sequence[int]) -> None:
+        for page in pages:
+            self.users[page] += 1
+
+    def release(self, pages: Sequence[int]) -> None:
+        for page in pages:
+            self.users[page] -= 1
+            if not self.users[page]:
+                self._free.append(page)
+
+
+class PagedSequence(KVSequence):
+    """A sequence with its page table: key i lies in page `pages[i // page_tokens]`.
+
+    Its pages are given back when nothing refers to it any more.
+    """
+
+    def __init__(self, pool: PagePool):
+        super().__init__()
+        self.pool = pool
+        self.pages: list[int] = []
+
+    def truncate(self, position: int) -> None:
+        """Forgets everything from `position` on and gives the pages back that held nothing else."""
+        super().truncate(position)
+        kept = self.pool.pages_for(len(self.token_ids))
+        self.pool.release(self.pages[kept:])
+        del self.pages[kept:]
+
+    def share(self, other: PagedSequence, n_tokens: int) -> None:
+        """Becomes the first n_tokens tokens of `other`, in the very same pages."""
+        pages = other.pages[: self.pool.pages_for(n_tokens)]
+        self.pool.share(pages)
+        self.truncate(0)
+        self.pages = pages
+        self.token_ids = other.token_ids[:n_tokens]
+
+    def __del__(self) -> None:
+        self.pool.release(self.pages)
+
+
+class PagedKVCache(KVCache):
+    """A pool of n_pages pages of page_tokens tokens: k[layer], v[layer] as in KVCache, capacity being the whole pool.
+    Each sequence has up to max_context tokens.
+
+    A step reads the page table of the active sequence from the step state. Pages are taken as tokens come. A page that
+    several sequences share is copied before one of them appends to it.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        config: ModelConfig,
+        max_context: int,
+        kv_dtype: str,
+        page_tokens: int,
+        n_pages: int | None = None,
+        *,
+        exact_queries: bool = False,
+    ):
+        n_pages = pool_pages(max_context, page_tokens, n_pages)
+        self.pool = PagePool(n_pages, page_tokens)
+        self.table_entries = self.pool.pages_for(max_context)
+        self._allocate(
+            device,
+            config,
+            max_context,
+            AttentionShape(
+                config.n_q_heads,
+                config.n_kv_heads,
+                config.head_dim,
+                n_pages * page_tokens,
+                kv_dtype,
+                page_tokens,
+                config.attention_scale,
+                exact_queries,
+            ),
+        )
+        self._device = device
+        self._sequences: WeakSet[PagedSequence] = WeakSet()
+        self._paged = self.sequence()
+        self._written: list[int] = []  # the page table that the device has
+
+    @property
+    def active(self) -> PagedSequence:
+        return self._paged
+
+    def sequence(self) -> PagedSequence:
+        """An empty sequence."""
+        sequence = PagedSequence(self.pool)
+        self._sequences.add(sequence)
+        return sequence
+
+    def fork(self, sequence: KVSequence) -> PagedSequence:
+        """A second sequence with the same tokens, in the same pages."""
+        other = self.sequence()
+        other.share(self._own(sequence), len(sequence.token_ids))
+        return other
+
+    def activate(self, sequence: KVSequence, prompt: Sequence[int] = ()) -> None:
+        """Makes `sequence` the one that steps extend. Where another sequence holds more of the prompt's beginning, its
+        pages are shared."""
+        self._paged = own = self._own(sequence)
+        best = max(self._sequences, key=lambda other: (common_prefix(other.token_ids, prompt), other is own))
+        if best is not own:
+            own.share(best, common_prefix(best.token_ids, prompt))
+
+    def prepare(self, step: StepState, n_tokens: int) -> None:
+        """Gives the active sequence pages of its own for its next n_tokens, and the device its page table.
+
+        Raises OutOfDeviceMemoryError, and changes nothing, if the pool has too few pages left.
+        """
+        sequence, pool = self._paged, self.pool
+        first, filled = divmod(len(sequence.token_ids), pool.page_tokens)
+        copies = filled > 0 and pool.users[sequence.pages[first]] > 1
+        missing = max(0, pool.pages_for(len(sequence.token_ids) + n_tokens) - len(sequence.pages))
+        if missing + copies > pool.n_free:
+            raise OutOfDeviceMemoryError(
+                f"{n_tokens} more tokens after {len(sequence.token_ids)} need {missing + copies} pages of "
+                f"{pool.page_tokens} tokens, but {pool.n_free} of the KV cache's {len(pool.users)} are free "
+                f"({sum(1 for other in self._sequences if other.pages)} sequences hold the others): drop or reset a "
+                "conversation, or load with more pages (kv_pages)"
+            )
+        if copies:
+            shared = sequence.pages[first]
+            sequence.pages[first] = pool.allocate()
+            self._copy_page(shared, sequence.pages[first])
+            pool.release([shared])
+        sequence.pages += [pool.allocate() for _ in range(missing)]
+        same = common_prefix(self._written, sequence.pages)
+        if same < len(sequence.pages):
+            step.write_pages(sequence.pages[same:], same)
+            self._written = [*sequence.pages]
+
+    def _own(self, sequence: KVSequence) -> PagedSequence:
+        if not isinstance(sequence, PagedSequence) or sequence.pool is not self.pool:
+            raise UsageError("the sequence is of another KV cache; expected one that this cache made")
+        return sequence
+
+    def _copy_page(self, source: int, target: int) -> None:
+        shape = self.shape
+        page_bytes = self.pool.page_tokens * shape.row_bytes
+        for buffer in self.buffers():
+            self._device.copy_rows(
+                buffer,
+                source * page_bytes,
+                target * page_bytes,
+                row_bytes=page_bytes,
+                n_rows=shape.n_kv_heads,
+                pitch_bytes=shape.capacity * shape.row_bytes,
+            )

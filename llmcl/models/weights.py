@@ -1,0 +1,352 @@
+"""From a checkpoint's tensors to the weights on the device: what is fused, loaded, checked and forecast."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from llmcl.checkpoint import Checkpoint, expected_tensors
+from llmcl.checkpoint.formats import row_bytes, to_float32
+from llmcl.checkpoint.quantize import EMBEDDINGS, quantize_rows, target_format
+from llmcl.errors import CheckpointError, UsageError
+from llmcl.kernels.common.dtype import NATIVE, QUANTIZED, TILE_ROWS, check_dtype
+from llmcl.kernels.common.weight import Weight, alloc_weight, fill_random, load_rows, weight_bytes
+from llmcl.models.config import ModelConfig
+from llmcl.progress import Progress
+from llmcl.runtime.device import Buffer, Device
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    attention_norm: Buffer  # float32 [hidden]
+    qkv: Weight  # [(n_q_heads + 2 n_kv_heads) head_dim, hidden]
+    output: Weight  # [hidden, n_q_heads head_dim]
+    mlp_norm: Buffer  # float32 [hidden]
+    gate_up: Weight  # [2 intermediate, hidden], tiles alternate
+    down: Weight  # [hidden, intermediate]
+    # What only some families have.
+    qkv_bias: Buffer | None  # float32 [(n_q_heads + 2 n_kv_heads) head_dim]
+    head_norms: Buffer | None  # float32 [2, head_dim], of query heads and of key heads
+    attention_post_norm: Buffer | None  # float32 [hidden]
+    mlp_post_norm: Buffer | None  # float32 [hidden]
+
+
+@dataclass(frozen=True)
+class ModelWeights:
+    embedding: Weight  # [vocab, hidden]
+    layers: list[LayerWeights]
+    final_norm: Buffer  # float32 [hidden]
+    head: Weight  # [vocab, hidden]; the embedding itself where they are tied
+
+    def decode_bytes(self) -> int:
+        """Bytes that one decode step reads: all but an embedding that is only looked up."""
+        per_layer = (
+            weight.nbytes for layer in self.layers for weight in (layer.qkv, layer.output, layer.gate_up, layer.down)
+        )
+        return sum(per_layer) + self.head.nbytes
+
+
+@dataclass(frozen=True)
+class MatrixPlan:
+    """One weight [rows, k] and the tensors it is made of, one below the other or tile by tile in turn."""
+
+    name: str
+    rows: int
+    k: int
+    tensors: tuple[str, ...]
+    tensor_rows: tuple[int, ...]
+    alternate: bool = False
+
+
+def layer_plans(config: ModelConfig, i: int) -> dict[str, MatrixPlan]:
+    hidden, ffn, layer = config.hidden_size, config.intermediate_size, f"model.layers.{i}."
+    q, kv = config.n_q_heads * config.head_dim, config.n_kv_heads * config.head_dim
+
+    def tensors(prefix: str, *names: str) -> tuple[str, ...]:
+        return tuple(f"{layer}{prefix}.{name}_proj.weight" for name in names)
+
+    return {
+        "qkv": MatrixPlan(f"layer {i} qkv", q + 2 * kv, hidden, tensors("self_attn", "q", "k", "v"), (q, kv, kv)),
+        "output": MatrixPlan(f"layer {i} output", hidden, q, tensors("self_attn", "o"), (hidden,)),
+        "gate_up": MatrixPlan(
+            f"layer {i} gate and up", 2 * ffn, hidden, tensors("mlp", "gate", "up"), (ffn, ffn), alternate=True
+        ),
+        "down": MatrixPlan(f"layer {i} down", hidden, ffn, tensors("mlp", "down"), (hidden,)),
+    }
+
+
+def layer_vectors(config: ModelConfig) -> dict[str, tuple[str, ...]]:
+    """The vectors of `LayerWeights` and the tensors that each is joined from; () for what the model does not have."""
+
+    def norm(name: str, has: bool = True) -> tuple[str, ...]:
+        return (f"{name}_layernorm.weight",) if has else ()
+
+    has_posts = config.post_norms
+    return {
+        "attention_norm": norm("input"),
+        "attention_post_norm": norm("post_attention", has_posts),
+        "mlp_norm": norm("pre_feedforward" if has_posts else "post_attention"),
+        "mlp_post_norm": norm("post_feedforward", has_posts),
+        "qkv_bias": tuple(f"self_attn.{name}_proj.bias" for name in "qkv" if config.qkv_bias),
+        "head_norms": tuple(f"self_attn.{name}_norm.weight" for name in "qk" if config.qk_norm),
+    }
+
+
+def embedding_plans(config: ModelConfig) -> dict[str, MatrixPlan]:
+    vocab, hidden = config.vocab_size, config.hidden_size
+    plans = {"embedding": MatrixPlan("embedding", vocab, hidden, ("model.embed_tokens.weight",), (vocab,))}
+    if not config.tie_embeddings:
+        plans["head"] = MatrixPlan("output head", vocab, hidden, ("lm_head.weight",), (vocab,))
+    return plans
+
+
+@dataclass(frozen=True)
+class WeightTypes:
+    """In which storage type each matrix is held on the device.
+
+    dtype: one type for all, or "native": quantised and other tensors as `formats` (format by tensor name) says they are
+    stored. exact_activations: see `ops.weight.Weight`.
+    """
+
+    dtype: str
+    formats: Mapping[str, str] = field(default_factory=dict)
+    exact_activations: bool = False
+
+    def runs(self, plan: MatrixPlan) -> list[tuple[int, str]]:
+        """The rows of a matrix that share a type: [(rows, dtype)]."""
+        if self.dtype != "native":
+            return [(plan.rows, self.dtype)]
+        dtypes = [NATIVE[self.formats[tensor]] for tensor in plan.tensors]
+        if len(set(dtypes)) == 1:
+            return [(plan.rows, dtypes[0])]
+        if plan.alternate or any(rows % TILE_ROWS for rows in plan.tensor_rows[:-1]):
+            return [(plan.rows, "float32")]  # tiles of two types cannot alternate or share rows; float32 is exact
+        return [*zip(plan.tensor_rows, dtypes, strict=True)]
+
+    def n_bytes(self, plan: MatrixPlan) -> int:
+        return sum(weight_bytes(rows, plan.k, dtype) for rows, dtype in self.runs(plan))
+
+    def name(self, config: ModelConfig) -> str:
+        """The type that holds most of the weights."""
+        n_bytes: Counter[str] = Counter()
+        for plan in all_plans(config):
+            for rows, dtype in self.runs(plan):
+                n_bytes[dtype] += rows * plan.k
+        return n_bytes.most_common(1)[0][0]
+
+
+def all_plans(config: ModelConfig) -> list[MatrixPlan]:
+    layers = (layer_plans(config, i).values() for i in range(config.n_layers))
+    return [*embedding_plans(config).values(), *(plan for layer in layers for plan in layer)]
+
+
+def weights_bytes(config: ModelConfig, types: WeightTypes) -> int:
+    """Device memory that the matrices take."""
+    return sum(types.n_bytes(plan) for plan in all_plans(config))
+
+
+def build_weights(
+    config: ModelConfig,
+    matrix: Callable[[MatrixPlan], Weight],
+    vector: Callable[..., Buffer],
+) -> ModelWeights:
+    """Assembles the model's weights from two makers: of matrices, and of norms and biases (by tensor names)."""
+    top = {name: matrix(plan) for name, plan in embedding_plans(config).items()}
+    layers = []
+    for i in range(config.n_layers):
+        matrices = {name: matrix(plan) for name, plan in layer_plans(config, i).items()}
+        vectors = {
+            name: vector(*(f"model.layers.{i}.{tensor}" for tensor in tensors)) if tensors else None
+            for name, tensors in layer_vectors(config).items()
+        }
+        layers.append(LayerWeights(**matrices, **vectors))  # type: ignore[arg-type]
+    return ModelWeights(top["embedding"], layers, vector("model.norm.weight"), top.get("head", top["embedding"]))
+
+
+def _alloc(device: Device, plan: MatrixPlan, types: WeightTypes) -> Weight:
+    exact = types.exact_activations
+    return alloc_weight(device, plan.name, plan.rows, plan.k, types.runs(plan), exact_activations=exact)
+
+
+@dataclass(frozen=True)
+class _TensorRows:
+    """One tensor of a checkpoint as `load_rows` wants it; quantised anew if `format` is not the stored one."""
+
+    checkpoint: Checkpoint
+    name: str
+    format: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.checkpoint.tensors[self.name].shape
+
+    @property
+    def row_bytes(self) -> int:
+        return row_bytes(self.name, self.format, self.shape[1])
+
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        stored, format = self.checkpoint.rows(self.name, start, stop), self.checkpoint.tensors[self.name].format
+        if format == self.format:
+            return stored
+        try:
+            return quantize_rows(to_float32(stored, format), self.format)
+        except CheckpointError as error:
+            raise CheckpointError(f"tensor {self.name}: {error}") from error
+
+
+def stored_formats(checkpoint: Checkpoint, quantize: str | None = None) -> dict[str, str]:
+    """Format of each tensor by name, as stored or, with `quantize` (see `quantize.QUANTIZE_FORMATS`), quantised anew.
+
+    Raises UsageError, with the tensor's name, for rows that the format cannot hold.
+    """
+    return {
+        name: (target_format(name, info.shape, quantize) if quantize else None) or info.format
+        for name, info in checkpoint.tensors.items()
+    }
+
+
+def load_weights(
+    device: Device,
+    checkpoint: Checkpoint,
+    types: WeightTypes,
+    progress: Progress | None = None,
+) -> ModelWeights:
+    """Reads, converts and uploads every tensor, one at a time.
+
+    Raises CheckpointError, naming the tensors, if a weight or a scale is not finite (or not in the type it is held in).
+    """
+    config = checkpoint.config
+    names = list(checkpoint.tensors)
+    flags = device.zeros(4 * len(names), "finite flags")
+    formats = types.formats or stored_formats(checkpoint)
+    sources = {
+        name: _TensorRows(checkpoint, name, formats[name])
+        for name, info in checkpoint.tensors.items()
+        if len(info.shape) == 2
+    }
+    total = sum(source.row_bytes * source.shape[0] for source in sources.values())
+    done = 0
+    is_quantizing = any(formats[name] != checkpoint.tensors[name].format for name in sources)
+    doing = "quantising weights" if is_quantizing else "loading weights"
+
+    def fill(plan: MatrixPlan, weight: Weight) -> Iterator[int]:
+        row = 0
+        for offset, name in enumerate(plan.tensors):
+            info = checkpoint.tensors[name]
+            for nbytes in load_rows(
+                device,
+                weight,
+                sources[name],
+                flags,
+                names.index(name),
+                first_row=row,
+                tile_step=len(plan.tensors) if plan.alternate else 1,
+                tile_offset=offset if plan.alternate else 0,
+                rope_head_dim=config.head_dim if info.rope_interleaved else 0,
+            ):
+                checkpoint.drop(name)
+                yield nbytes
+            row += 0 if plan.alternate else info.shape[0]
+
+    def matrix(plan: MatrixPlan) -> Weight:
+        nonlocal done
+        weight = _alloc(device, plan, types)
+        for nbytes in fill(plan, weight):
+            done += nbytes
+            if progress:
+                progress(doing, done, total)
+        return weight
+
+    def vector(*names: str) -> Buffer:
+        parts = []
+        for name in names:
+            values = checkpoint.array(name).astype(np.float32)
+            if not np.isfinite(values).all():
+                raise CheckpointError(_not_finite([name], "float32"))
+            parts.append(values if name.endswith(".bias") else values + np.float32(config.norm_offset))
+        return device.upload(np.concatenate(parts), names[0])
+
+    weights = build_weights(config, matrix, vector)
+    bad = np.flatnonzero(device.read(flags, np.int32, (len(names),)))
+    flags.release()
+    if bad.size:
+        raise CheckpointError(_not_finite([names[i] for i in bad], types.dtype))
+    for name in ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"):
+        if name in checkpoint.tensors and _is_zero(checkpoint, name, config):
+            _log.warning(
+                "%s holds nothing but zeros, so all logits are equal and every answer is arbitrary; the checkpoint is "
+                "damaged or not trained: download or convert it again",
+                name,
+            )
+    return weights
+
+
+def _is_zero(checkpoint: Checkpoint, name: str, config: ModelConfig) -> bool:
+    """Whether a tensor, or the norm that it stands for, is 0 everywhere; quick where its first rows are not."""
+    info = checkpoint.tensors[name]
+    if len(info.shape) == 1:
+        return not (checkpoint.array(name) + config.norm_offset).any()
+    return not any(checkpoint.rows(name, i, min(i + 64, info.n_rows)).any() for i in range(0, info.n_rows, 64))
+
+
+def _not_finite(names: list[str], dtype: str) -> str:
+    listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    where = "as stored" if dtype == "native" else f"as {dtype}"
+    return (
+        f"{listed}: some weights are NaN or infinite {where}; the checkpoint is damaged"
+        + (" or its values need --dtype bfloat16 or float32" if dtype == "float16" else "")
+        + ", expected finite numbers; download or convert it again"
+    )
+
+
+def random_types(config: ModelConfig, dtype: str, *, exact_activations: bool = False) -> WeightTypes:
+    """Types of random weights: all of `dtype`; beside a quantised one the embedding and the head have 8 bits.
+
+    Raises UsageError for a dtype that there is not, or whose blocks the model's rows are no multiple of.
+    """
+    if dtype not in QUANTIZED:
+        return WeightTypes(check_dtype(dtype, "dtype", *QUANTIZED))
+    formats = {}
+    for name, shape in expected_tensors(config).items():
+        kind = QUANTIZED["q8_0" if name in EMBEDDINGS else dtype]
+        if len(shape) == 2 and shape[1] % kind.block:
+            raise UsageError(
+                f"tensor {name} has rows of {shape[1]} values, which {dtype} cannot hold: it needs a multiple of "
+                f"{kind.block}; use another dtype"
+            )
+        formats[name] = kind.format
+    return WeightTypes("native", formats, exact_activations)
+
+
+def random_weights(
+    device: Device, config: ModelConfig, types: WeightTypes, seed: int = 0, progress: Progress | None = None
+) -> ModelWeights:
+    """Weights of the real shapes with random values, made on the device; norms are ones, biases zeros."""
+    count = done = 0
+    total = weights_bytes(config, types)
+
+    def matrix(plan: MatrixPlan) -> Weight:
+        nonlocal count, done
+        count += 1
+        weight = _alloc(device, plan, types)
+        # Uniform with the variance 1 / k keeps the activations of a deep stack of the order of one.
+        fill_random(device, weight, (3.0 / plan.k) ** 0.5, seed * 1_000_003 + count)
+        if progress:
+            device.finish()
+            done += sum(part.buffer.nbytes for part in weight.parts)
+            progress("making random weights", done, total)
+        return weight
+
+    shapes = expected_tensors(config)
+
+    def vector(*names: str) -> Buffer:
+        fills = [np.full(shapes[name], 0.0 if name.endswith(".bias") else 1.0, np.float32) for name in names]
+        return device.upload(np.concatenate(fills), names[0])
+
+    return build_weights(config, matrix, vector)

@@ -1,0 +1,163 @@
+"""How the next token is chosen: parameters, and the kernels that choose it on the device."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from llmcl.errors import UsageError
+from llmcl.kernels.common import step_state
+from llmcl.kernels.common.step_state import StepState
+from llmcl.kernels.common.work import once
+from llmcl.kernels.variant import power_of_two_at_most
+from llmcl.runtime.device import Buffer, Device, Launch
+
+REPEAT_WINDOW = 64
+RANGE = 1e-30, 1e30  # of a temperature; a logit of 100 with the largest penalty over the smallest temperature is finite
+PENALTY_RANGE = 1e-6, 1e6
+WHOLE = (int, np.integer)
+NUMBERS = (int, float, np.integer, np.floating)
+MOST_INT = (1 << 31) - 1
+
+# Slots of the int32 buffer `sampling`; floats by their bits.
+CONSTANTS = {
+    "SAMPLING_TEMPERATURE": 0,
+    "SAMPLING_TOP_K": 1,
+    "SAMPLING_TOP_P": 2,
+    "SAMPLING_MIN_P": 3,
+    "SAMPLING_PENALTY": 4,
+    "SAMPLING_WINDOW": 5,
+    "SAMPLING_SEED_LO": 6,
+    "SAMPLING_SEED_HI": 7,
+    "SAMPLING_THRESHOLD": 8,  # written by sample_select
+}
+BINS = 2048  # as sample.cl has it
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """What users of llama.cpp know, in its order: penalty, top-k, top-p, min-p, temperature.
+
+    temperature 0 takes the most likely token. top_k 0, top_p 1, min_p 0 and repeat_penalty 1 are off. The penalty
+    looks at the last repeat_window tokens, prompt included. seed None draws one (`seeded()`).
+
+    Raises UsageError when a value is out of its range, or would be 0 or infinite in float32.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repeat_penalty: float = 1.0
+    repeat_window: int = REPEAT_WINDOW
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        def check(name: str, holds: bool, expected: str) -> None:
+            if not holds:
+                raise UsageError(f"{name} is {getattr(self, name)!r}; expected {expected}")
+
+        for name in ("temperature", "top_p", "min_p", "repeat_penalty"):
+            value = getattr(self, name)
+            check(name, isinstance(value, NUMBERS) and bool(-math.inf < value < math.inf), "a number")
+        for name in ("top_k", "repeat_window"):
+            check(name, isinstance(getattr(self, name), WHOLE) and getattr(self, name) >= 0, "0 (off) or more")
+        # The device has float32: what is smaller would be 0, and quotients of logits would be infinite.
+        least, most = RANGE
+        is_warm = least <= self.temperature <= most
+        check("temperature", self.temperature == 0 or is_warm, f"0 (the most likely token), or {least} to {most}")
+        check("top_p", 0 < self.top_p <= 1, "more than 0 and at most 1 (off)")
+        check("min_p", self.min_p == 0 or least <= self.min_p <= 1, f"0 (off), or {least} to 1")
+        least, most = PENALTY_RANGE
+        check("repeat_penalty", least <= self.repeat_penalty <= most, f"{least} to {most}; 1 is off")
+        is_seed = isinstance(self.seed, WHOLE) and 0 <= self.seed < 1 << 64
+        check("seed", self.seed is None or is_seed, "a whole number, 0 to 2^64 - 1")
+
+    @property
+    def truncates(self) -> bool:
+        """Whether a threshold on the logits is needed."""
+        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
+
+    def seeded(self) -> SamplingParams:
+        """These parameters with a seed, drawn if there is none."""
+        if self.seed is not None:
+            return self
+        return SamplingParams(**{**self.__dict__, "seed": secrets.randbits(32)})
+
+
+class Sampler:
+    """The sampling kernels of one model, bound once. `last_seen` int32 [vocab] is kept by the embedding kernel."""
+
+    def __init__(self, device: Device, logits: Buffer, vocab_size: int, step: StepState):
+        self._device = device
+        self._vocab_size = vocab_size
+        self.last_seen = device.alloc(4 * vocab_size, "latest positions")
+        self._params = device.zeros(4 * len(CONSTANTS), "sampling parameters")
+        self._device.fill(self.last_seen, np.int32(-1))
+        width = power_of_two_at_most(min(256 if device.is_cpu else 1024, device.entry.max_work_group_size))
+        groups = min(max(2, device.compute_units), -(-vocab_size // width))
+        best = device.alloc(8 * groups, "best scores")
+        bins = device.zeros(4 * (BINS + 1), "histogram of the logits")
+        candidates = device.alloc(8 * vocab_size, "candidates for the next token")
+        constants: dict[str, object] = {
+            **CONSTANTS,
+            **step_state.CONSTANTS,
+            "VOCAB": vocab_size,
+            "N_GROUPS": groups,
+            "LOCAL_SIZE": width,
+        }
+
+        def bind(name: str, args: list[Buffer], n_groups: int, n_bytes: int) -> Launch:
+            return device.launch(
+                "portable/sample.cl", name, constants, args, groups=(n_groups,), local=(width,), work=once(n_bytes)
+            )
+
+        inputs = [logits, self.last_seen, step.state, self._params]
+        outputs = [step.state, step.tokens, step.sampled]
+        read = 8 * vocab_size  # logits and latest positions
+        self._choose = [
+            bind("sample_partial", [*inputs, best], groups, read),
+            bind("sample_finish", [best, *outputs], 1, 8 * groups),
+        ]
+        self._choose_above_threshold = [
+            bind("sample_histogram", [*inputs, best, bins], groups, read),
+            bind("sample_candidates", [*inputs, best, bins, candidates], groups, read),
+            bind("sample_select", [candidates, best, bins, self._params, *outputs], 1, 8 * groups),
+        ]
+        self.launches: list[Launch] = self._choose
+
+    def configure(self, params: SamplingParams) -> None:
+        """Takes over the parameters of a generation (36 bytes to the device)."""
+        floats = np.array(
+            # One token alone reaches either top_p: its probability is at least 1 / vocabulary.
+            [params.temperature, max(params.top_p, RANGE[0]), params.min_p, params.repeat_penalty, -np.inf],
+            np.float32,
+        ).view(np.int32)
+        seed = np.array([params.seed or 0], np.uint64).view(np.int32)
+        slots = np.zeros(len(CONSTANTS), np.int32)
+        for name, value in (
+            ("TEMPERATURE", floats[0]),
+            ("TOP_K", min(params.top_k, MOST_INT)),
+            ("TOP_P", floats[1]),
+            ("MIN_P", floats[2]),
+            ("PENALTY", floats[3]),
+            ("WINDOW", min(params.repeat_window, MOST_INT)),
+            ("SEED_LO", seed[0]),
+            ("SEED_HI", seed[1]),
+            ("THRESHOLD", floats[4]),
+        ):
+            slots[CONSTANTS["SAMPLING_" + name]] = value
+        self._device.write(self._params, slots)
+        self.launches = self._choose_above_threshold if params.truncates else self._choose
+
+    def remember(self, token_ids: Sequence[int]) -> None:
+        """The tokens that the cache holds from position 0 on are those seen so far."""
+        self._device.fill(self.last_seen, np.int32(-1))
+        if token_ids:
+            latest = np.full(self._vocab_size, -1, np.int32)
+            latest[np.asarray(token_ids)] = np.arange(len(token_ids))
+            self._device.write(self.last_seen, latest)

@@ -1,0 +1,421 @@
+"""Which kernel variants give right results on a device: each is run against its NumPy twin, in another process.
+
+`checks()` is the list; the parent starts `python -m llmcl.tools.doctor DEVICE NUMBERS`, which runs the checks of these
+numbers and prints a line of JSON after each. When it dies or hangs (a driver's compiler may), the parent notes which
+check that was and starts another process for the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from llmcl import reference
+from llmcl.errors import LlmclError
+from llmcl.kernels.common.step_state import RING, StepState
+from llmcl.kernels.common.weight import Weight, WeightPart
+from llmcl.kernels.variant import PTX_VARIANTS, Variant
+from llmcl.ops import attention as attention
+from llmcl.ops import linear
+from llmcl.ops.attention import PAIRED, AttentionShape, prefill_dtype, rope_append
+from llmcl.ops.embed import embed
+from llmcl.ops.rms_norm import rms_norm
+from llmcl.ops.sample import Sampler, SamplingParams
+from llmcl.runtime import one_launch
+from llmcl.runtime.device import Device
+from llmcl.runtime.platforms import DeviceEntry
+from llmcl.tools.trials import (
+    ROUNDED_ACTIVATIONS,
+    AttentionProblem,
+    Trial,
+    cache_bytes,
+    decode_trial,
+    linear_trial,
+    prefill_trial,
+    quantized_trial,
+    relative_error,
+    stored,
+    tolerance,
+)
+
+DTYPES = ("float32", "float16", "bfloat16")
+QUANTIZED_DTYPES = ("q8_0", "q4_0", "q4_k")
+ROUNDED_TO_BFLOAT16 = 2.0**-7
+KV_DTYPES = (*DTYPES, "q8_0")
+TIMEOUT_S = 120.0  # of one check, compilation included
+
+ATTEMPTS = 20  # of one_launch, which leaves NaN and is right to where other processes keep a core to themselves
+SIZE = 64  # the columns of a product, the dimensions of a head
+
+PASS, WRONG, REFUSED, CRASHED, UNUSED = "pass", "wrong", "refused", "crashed", "not used"
+
+
+@dataclass(frozen=True)
+class Check:
+    """A variant of a kernel with one storage type. run(device) -> largest error over the largest expected magnitude.
+
+    variant: None for a kernel that has one for every device. table: all variants of the kernel, the preferred first.
+    """
+
+    kernel: str
+    variant: Variant | None
+    dtype: str
+    run: Callable[[Device], float]
+    table: Sequence[Variant] = ()
+
+    @property
+    def variant_name(self) -> str:
+        return self.variant.name if self.variant else "shared"
+
+    @property
+    def key(self) -> str:
+        """Its name among a device's findings."""
+        return self.variant.key(self.dtype) if self.variant else f"{self.kernel}.cl {self.dtype}"
+
+    def suits(self, device: Device) -> bool:
+        """Whether this variant could be chosen on the device at all."""
+        return self.variant is None or (self.variant.suits(device) and self.variant.fits(self.dtype, SIZE))
+
+    def in_use(self, device: Device) -> bool:
+        """Whether it is what runs with this storage type, what is known to be wrong left out."""
+        if self.variant is None:
+            return True
+        usable = [v for v in self.table if v.suits(device) and v.fits(self.dtype, SIZE)]
+        left = [v for v in usable if v.key(self.dtype) not in device.findings.wrong]
+        return self.variant in (left or usable[-1:])[:1]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a check. error: None unless it ran to its end."""
+
+    check: Check
+    status: str
+    error: float | None
+    detail: str
+    in_use: bool
+
+
+# ---- the checks ---------------------------------------------------------------------------------------
+
+
+def checks() -> list[Check]:
+    """Every kernel of the layer stack in every variant and with every storage type."""
+    tables: list[tuple[str, Sequence[Variant], Callable[..., float], Sequence[str]]] = [
+        ("linear_decode", linear.DECODE_VARIANTS, _linear_decode, DTYPES),
+        ("linear_prefill", linear.PREFILL_VARIANTS, _linear_prefill, DTYPES),
+        ("attention_decode", attention.DECODE_VARIANTS, _attention_decode, KV_DTYPES),
+        ("attention_prefill", attention.PREFILL_VARIANTS, _attention_prefill, KV_DTYPES),
+        ("rope_append", attention.ROPE_VARIANTS, _rope_append, KV_DTYPES),
+    ]
+    found = [
+        Check(kernel, variant, dtype, partial(run, variant=variant.name, dtype=dtype), table)
+        for kernel, table, run, dtypes in tables
+        for variant in table
+        for dtype in dtypes
+        if variant.fits(dtype, SIZE)
+    ]
+    quantized = [
+        ("linear_decode", linear.QUANTIZED_DECODE_VARIANTS),
+        ("linear_prefill", linear.QUANTIZED_PREFILL_VARIANTS),
+    ]
+    found += [
+        Check(kernel, variant, dtype, partial(_quantized, kernel=kernel, variant=variant.name, dtype=dtype), table)
+        for kernel, table in quantized
+        for variant in table
+        for dtype in QUANTIZED_DTYPES
+        if variant.fits(dtype, SIZE)
+    ]
+    found += [Check("embed", None, dtype, partial(_embed, dtype=dtype)) for dtype in DTYPES]
+    found += [Check("rms_norm", None, "float32", _rms_norm), Check("sample", None, "float32", _sample)]
+    together = Variant("cpu", one_launch.FILE, one_launch.suits)
+    found.append(Check("one_launch", together, "float32", _one_launch, (together,)))
+    return found
+
+
+def _worst(trials: Iterator[tuple[Trial, dict[str, object]]]) -> float:
+    errors = []
+    for trial, choices in trials:
+        errors.append(trial.error(trial.bind(**choices)))
+        trial.release()
+    return max(errors)
+
+
+def _linear_decode(device: Device, *, variant: str, dtype: str) -> float:
+    cases = [("swiglu", True), ("add", False)]
+    return _worst(
+        (linear_trial(device, 160, SIZE * 5, dtype, 1, epilogue=epilogue, norm=norm), {"variant": variant})
+        for epilogue, norm in cases
+    )
+
+
+def _linear_prefill(device: Device, *, variant: str, dtype: str) -> float:
+    """As `_quantized`: bfloat16 weights may meet rounded activations on a CPU, too."""
+    errors = [
+        _worst(
+            (linear_trial(device, 160, SIZE * 5, dtype, 33, epilogue=epilogue, exact=exact), {"variant": variant})
+            for epilogue in ("swiglu", "add")
+        )
+        for exact in (True, False)
+    ]
+    return errors[0] if errors[1] < ROUNDED_TO_BFLOAT16 else float("inf")
+
+
+def _quantized(device: Device, *, kernel: str, variant: str, dtype: str) -> float:
+    """The error with exact activations; infinity where that with rounded ones is more than rounding explains."""
+    n = 1 if kernel == "linear_decode" else 33
+    errors = []
+    for exact in (True, False):
+        trial = quantized_trial(device, 96, 512, dtype, n, exact=exact)
+        errors.append(trial.error(trial.bind(variant=variant)))
+        trial.release()
+    return errors[0] if errors[1] < ROUNDED_ACTIVATIONS else float("inf")
+
+
+def _attention_decode(device: Device, *, variant: str, dtype: str) -> float:
+    problem = AttentionProblem.random(6, 2, SIZE, dtype, 1, position=130)
+    return _exact_and_rounded(
+        problem,
+        lambda case: _worst((decode_trial(device, case), {"variant": variant, "n_splits": n}) for n in (1, 3)),
+        rounds=dtype in QUANTIZED_DTYPES,
+    )
+
+
+def _one_launch(device: Device) -> float:
+    problem = AttentionProblem.random(6, 2, SIZE, "float32", 1, position=130)
+    trial = decode_trial(device, problem)
+    together = one_launch.OneLaunch(device, trial.bind(variant="cpu", n_splits=3), device.zeros(4, "trial result"))
+    for _ in range(ATTEMPTS):
+        error = trial.error([together.launch])
+        if not together.gave_up():
+            break
+    trial.release()
+    return error
+
+
+def _attention_prefill(device: Device, *, variant: str, dtype: str) -> float:
+    problem = AttentionProblem.random(6, 2, SIZE, dtype, 70, position=37)
+    return _exact_and_rounded(
+        problem,
+        lambda case: _worst(iter([(prefill_trial(device, case), {"variant": variant})])),
+        rounds=prefill_dtype(device, problem.shape, variant) in (*QUANTIZED_DTYPES, PAIRED),
+    )
+
+
+def _exact_and_rounded(
+    problem: AttentionProblem, error_of: Callable[[AttentionProblem], float], *, rounds: bool
+) -> float:
+    """The error with exact queries; infinity where that with rounded ones is more than rounding explains."""
+    if not rounds:
+        return error_of(problem)
+    exact = replace(problem, shape=replace(problem.shape, exact_queries=True))
+    return error_of(exact) if error_of(problem) < ROUNDED_ACTIVATIONS else float("inf")
+
+
+def _embed(device: Device, *, dtype: str) -> float:
+    rng = np.random.default_rng(0)
+    vocab, hidden, n, position = 67, 48, 5, 9
+    values = rng.standard_normal((vocab, hidden)).astype(np.float32)
+    tokens = rng.integers(0, vocab, n)
+    table = device.upload(reference.to_tiles(stored(values, dtype)), "trial embedding")
+    weight = Weight("trial embedding", vocab, hidden, (WeightPart(table, 0, -(-vocab // 16), dtype),))
+    step = StepState(device, n)
+    step.write_tokens(tokens, position)
+    inv_freq = (10000.0 ** -(np.arange(16) / 16)).astype(np.float32)
+    x, rope = device.alloc(4 * n * hidden, "trial rows"), device.alloc(4 * n * 32, "trial rotations")
+    seen = device.upload(np.full(vocab, -1, np.int32), "trial positions")
+    for launch in embed(device, weight, step, device.upload(inv_freq, "trial frequencies"), x, rope, seen):
+        launch.enqueue(n)
+    rows = device.read(x, np.float32, (n, hidden))
+    rotation = np.concatenate(reference.rope_table(position + np.arange(n), inv_freq), axis=1)
+    return max(
+        relative_error(rows, reference.embed(reference.round_to(values, dtype), tokens)),
+        relative_error(device.read(rope, np.float32, (n, 32)), rotation),
+    )
+
+
+def _rope_append(device: Device, *, variant: str, dtype: str) -> float:
+    rng = np.random.default_rng(0)
+    shape, n, position = AttentionShape(4, 2, SIZE, 64, dtype), 19, 14
+    qkv = reference.round_to(rng.standard_normal((n, 8, SIZE)), dtype)
+    half = SIZE // 2
+    rope = np.zeros((n, SIZE), np.float32)
+    rope[:, half:] = 1.0  # a right angle, exact in every dtype
+    n_bytes = 2 * 64 * shape.row_bytes
+    k, v = device.zeros(n_bytes, "trial keys"), device.zeros(n_bytes, "trial values")
+    step = StepState(device, n)
+    device.write(step.state, np.array([position, n, 0], np.int32))
+    queries = device.upload(qkv, "trial queries")
+    rotation = device.upload(rope, "trial rotation")
+    for launch in rope_append(device, shape, queries, rotation, step, k, v, variant=variant):
+        launch.enqueue(n)
+    rotated = reference.rope(qkv[:, :6], rope[:, :half], rope[:, half:])
+    keys, values = np.zeros((2, 2, 64, SIZE), np.float32)
+    keys[:, position : position + n] = rotated[:, 4:].swapaxes(0, 1)
+    values[:, position : position + n] = qkv[:, 6:].swapaxes(0, 1)
+    tiles, bits = cache_bytes(keys, values, dtype)
+    found = device.read(k, tiles.dtype, tiles.shape), device.read(v, bits.dtype, bits.shape)
+    if (
+        dtype in QUANTIZED_DTYPES
+    ):  # zeros, which the cache holds where nothing was appended, can be stored in several ways
+        same = np.array_equal(reference.unpack_keys(found[0]), keys)
+        same = same and np.array_equal(reference.unpack_values(found[1]), values)
+    else:
+        same = np.array_equal(found[0], tiles) and np.array_equal(found[1], bits)
+    after = device.read(queries, np.float32, qkv.shape)
+    return relative_error(after[:, :4], rotated[:, :4]) if same else float("inf")
+
+
+def _rms_norm(device: Device) -> float:
+    rng = np.random.default_rng(0)
+    x, weight = rng.standard_normal((7, 96)).astype(np.float32), rng.standard_normal(96).astype(np.float32)
+    out = device.alloc(x.nbytes, "trial output")
+    for launch in rms_norm(device, device.upload(x, "trial rows"), device.upload(weight, "trial norm"), out, 1e-5):
+        launch.enqueue(7)
+    return relative_error(device.read(out, np.float32, x.shape), reference.rms_norm(x, weight, 1e-5))
+
+
+def _sample(device: Device) -> float:
+    """0 where greedy choice and a draw among the likeliest 20 give the twin's tokens, else infinity."""
+    rng = np.random.default_rng(0)
+    vocab = 1031
+    logits = rng.standard_normal(vocab).astype(np.float32) * 3
+    buffer = device.upload(logits, "trial logits")
+    for params in (SamplingParams(), SamplingParams(temperature=0.8, top_k=20, seed=7)):
+        step = StepState(device, 1)
+        sampler = Sampler(device, buffer, vocab, step)
+        sampler.configure(params)
+        threshold = reference.sample_threshold(logits, params.top_k) if params.truncates else np.float32(-np.inf)
+        for i in range(4):
+            device.write(step.state, np.array([5, 1, i], np.int32))
+            for launch in sampler.launches:
+                launch.enqueue()
+            token = int(device.read(step.sampled, np.int32, (RING,))[i])
+            if token != reference.sample(logits, params.temperature, threshold, params.seed or 0, i):
+                return float("inf")
+    return 0.0
+
+
+# ---- running them -------------------------------------------------------------------------------------
+
+
+def diagnose(
+    entry: DeviceEntry,
+    *,
+    everything: bool = False,
+    worker: Sequence[str] = (sys.executable, "-m", "llmcl.tools.doctor"),
+    timeout_s: float = TIMEOUT_S,
+    note: Callable[[Outcome], None] = lambda outcome: None,
+) -> list[Outcome]:
+    """Runs every check that concerns the device (with `everything` also variants that it would never choose).
+
+    Raises OSError if no process can be started.
+    """
+    device = Device(entry)
+    outcomes: dict[int, Outcome] = {}
+
+    def settle(i: int, status: str, error: float | None, detail: str) -> None:
+        outcomes[i] = Outcome(listed[i], status, error, detail, listed[i].in_use(device))
+        note(outcomes[i])
+
+    listed = checks()
+    wanted = []
+    for i, check in enumerate(listed):
+        # Inline PTX would only be refused by any other compiler.
+        if check.suits(device) or (everything and check.variant_name not in PTX_VARIANTS):
+            wanted.append(i)
+        else:
+            settle(i, UNUSED, None, f"{entry.name} never chooses this variant")
+    while wanted:
+        done = _run_some(entry, wanted, worker, timeout_s, settle)
+        wanted = wanted[done:]
+    return [outcomes[i] for i in range(len(listed))]
+
+
+def _run_some(
+    entry: DeviceEntry,
+    wanted: Sequence[int],
+    worker: Sequence[str],
+    timeout_s: float,
+    settle: Callable[[int, str, float | None, str], None],
+) -> int:
+    """Runs checks in one process until it ends; how many are settled, at least one."""
+    search_path = os.pathsep.join(filter(None, [*sys.path, os.environ.get("PYTHONPATH")]))
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
+        process = subprocess.Popen(
+            [*worker, str(entry.index), ",".join(map(str, wanted))],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env={**os.environ, "PYTHONPATH": search_path},
+        )
+        assert process.stdout is not None
+        lines: queue.Queue[str] = queue.Queue()
+        reader = threading.Thread(target=_forward, args=(process.stdout, lines), daemon=True)
+        reader.start()
+        for done, i in enumerate(wanted):
+            try:
+                line = lines.get(timeout=timeout_s)
+            except queue.Empty:
+                line = ""
+            if line:
+                result = json.loads(line)
+                settle(i, result["status"], result["error"], result["detail"])
+                continue
+            hung = process.poll() is None and reader.is_alive()
+            process.kill()
+            code = process.wait()
+            errors.seek(0)
+            last = (errors.read().strip().splitlines() or [""])[-1]
+            how = f"did not end within {timeout_s:.0f} s" if hung else f"ended the process (exit status {code})"
+            settle(i, CRASHED, None, f"the driver {how}" + (f": {last}" if last else ""))
+            process.stdout.close()
+            return done + 1
+        process.wait()
+        process.stdout.close()
+    return len(wanted)
+
+
+def _forward(stream: Iterator[str], lines: queue.Queue[str]) -> None:
+    """The lines of results; an empty one at the end. Drivers may print to standard output, too."""
+    for line in stream:
+        if line.startswith("{"):
+            lines.put(line)
+    lines.put("")
+
+
+def work(index: int, wanted: Sequence[int]) -> None:
+    """The child: runs the checks and prints a line of JSON for each."""
+    device = Device.open(index)
+    listed = checks()
+    for i in wanted:
+        try:
+            error = listed[i].run(device)
+            allowed = tolerance(listed[i].variant_name, listed[i].dtype)
+            status = PASS if error < allowed else WRONG
+            detail = "" if status == PASS else f"error {error:.1e} of the largest value, allowed {allowed:.0e}"
+            result = {"status": status, "error": error if np.isfinite(error) else None, "detail": detail}
+        except LlmclError as refusal:
+            result = {"status": REFUSED, "error": None, "detail": str(refusal)}
+        print(json.dumps(result), flush=True)
+
+
+def excluded(outcomes: Sequence[Outcome]) -> dict[str, str]:
+    """What later runs are to leave out: reasons by name, of everything that did not pass."""
+    failed = (o for o in outcomes if o.status in (WRONG, REFUSED, CRASHED))
+    return {o.check.key: f"{o.status}: {o.detail.splitlines()[0] if o.detail else ''}" for o in failed}
+
+
+if __name__ == "__main__":
+    work(int(sys.argv[1]), [int(i) for i in sys.argv[2].split(",")])

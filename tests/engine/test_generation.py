@@ -1,0 +1,194 @@
+"""What generation moves and computes: 4 bytes a token to the host, nothing to the device, nothing twice."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import random_weights, save_folder, small_config
+
+import llmcl
+from llmcl.engine.generation import token_ids
+from llmcl.engine.llm import LLM
+from llmcl.kernels.common.step_state import RING
+from llmcl.models.model import Model
+from llmcl.ops.sample import SamplingParams
+from llmcl.runtime import one_launch
+from llmcl.runtime.device import Device
+
+SAMPLINGS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sampled": {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.02, "repeat_penalty": 1.1, "seed": 3},
+}
+
+
+@pytest.fixture(scope="module", params=["as it is", "as a GPU"])
+def small(
+    request: pytest.FixtureRequest, default_device: Device, tmp_path_factory: pytest.TempPathFactory, patient: None
+) -> Iterator[LLM]:
+    """A small model with room for 2048 tokens, in float32.
+
+    "as a GPU" takes the kernels for GPUs and lets the device run a step ahead of the host, whatever it is.
+    """
+    config = small_config(max_position=2048)
+    folder = save_folder(tmp_path_factory.mktemp("small"), config, random_weights(config, seed=6))
+    entry = default_device.entry
+    if request.param == "as a GPU":
+        entry = dataclasses.replace(entry, kind="gpu")
+    with llmcl.load(str(folder), device=entry) as llm:  # type: ignore[arg-type]
+        yield llm
+
+
+def prompt(n: int) -> list[int]:
+    return [int(i) for i in np.random.default_rng(n).integers(3, 131, n)]
+
+
+class Crossings:
+    """Bytes between host and device as the OpenCL calls move them, not as llmcl counts them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        import pyopencl as cl  # llmcl has made the loader find its drivers by now
+
+        self.to_host = self.to_device = 0
+        copy = cl.enqueue_copy
+
+        def counted(queue: Any, target: Any, source: Any, **options: Any) -> Any:
+            if isinstance(target, np.ndarray):
+                self.to_host += target.nbytes
+            if isinstance(source, np.ndarray):
+                self.to_device += source.nbytes
+            return copy(queue, target, source, **options)
+
+        def refused(*args: Any, **options: Any) -> Any:
+            raise AssertionError("generation neither maps nor fills buffers")
+
+        monkeypatch.setattr(cl, "enqueue_copy", counted)
+        monkeypatch.setattr(cl, "enqueue_map_buffer", refused)
+        monkeypatch.setattr(cl, "enqueue_fill_buffer", refused)
+
+
+@pytest.mark.parametrize("n_prompt", [3, 1500])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_each_token_brings_four_bytes_to_the_host_and_none_to_the_device(
+    sampling: str, n_prompt: int, small: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = small.stream(prompt(n_prompt), max_tokens=40, ignore_eos=True, **SAMPLINGS[sampling])
+    next(stream)
+    next(stream)
+    crossings = Crossings(monkeypatch)
+    before, steps = small.device.traffic.copy(), small.model.decode_steps
+    for n in range(1, 31):
+        next(stream)
+        moved = small.device.traffic.since(before)
+        assert (moved.device_to_host_bytes, moved.host_to_device_bytes) == (4 * n, 0)
+        assert (crossings.to_host, crossings.to_device) == (4 * n, 0)
+        assert small.model.decode_steps - steps == n
+    monkeypatch.undo()
+    stream.close()
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_launches_per_token_do_not_depend_on_the_context(
+    sampling: str, small: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pyopencl as cl
+
+    launched: list[int] = []
+    enqueue = cl.enqueue_nd_range_kernel
+
+    def counted(*args: Any, **options: Any) -> Any:
+        launched[-1] += 1
+        return enqueue(*args, **options)
+
+    for n_prompt in (3, 1500):
+        stream = small.stream(prompt(n_prompt), max_tokens=12, ignore_eos=True, **SAMPLINGS[sampling])
+        next(stream)
+        next(stream)
+        monkeypatch.setattr(cl, "enqueue_nd_range_kernel", counted)
+        for _ in range(8):
+            launched.append(0)
+            next(stream)
+        monkeypatch.undo()
+        stats = list(stream)[-1].stats
+        assert stats is not None and stats.kernel_launches_per_token == launched[0]
+    assert len(set(launched)) == 1, launched
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.usefixtures("patient")
+def test_the_demo_model_reports_its_traffic(sampling: str, smollm2: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model(smollm2.device, smollm2.config, smollm2.model.weights, smollm2.model.cache)
+    monkeypatch.setattr(smollm2, "model", model)
+    for n_prompt in (2, 900):
+        answer = smollm2.generate(prompt(n_prompt), max_tokens=4, ignore_eos=True, **SAMPLINGS[sampling])
+        stats = answer.stats
+        assert (stats.device_to_host_bytes_per_token, stats.host_to_device_bytes_per_token) == (4.0, 0.0)
+        # A CPU has the whole step in one launch. Elsewhere there are five or six kernels a layer, embedding and head,
+        # or all layers in one launch.
+        assert stats.kernel_launches_per_token == len(model.decode_launches) + len(model.sampler.launches)
+        if one_launch.suits(smollm2.device):
+            assert len(model.decode_launches) == 1
+
+
+def test_a_single_token_has_no_traffic_per_token(small: LLM) -> None:
+    stats = small.generate(prompt(5), max_tokens=1).stats
+    assert stats.generated_tokens == 1
+    assert stats.device_to_host_bytes_per_token is None and stats.kernel_launches_per_token is None
+
+
+def test_answers_longer_than_the_ring_of_sampled_tokens(small: LLM) -> None:
+    """The device keeps the last RING ids only; the host must have read each before it is overwritten."""
+    answer = small.generate(prompt(9), max_tokens=2 * RING + 10, ignore_eos=True).token_ids
+    assert len(answer) == 2 * RING + 10
+    logits = small.logits(prompt(9) + answer)[8:-1]
+    chosen = logits[np.arange(len(answer)), answer]
+    np.testing.assert_allclose(chosen, logits.max(axis=-1), atol=1e-4)
+
+
+def test_a_closed_generation_leaves_a_cache_that_can_be_built_on(small: LLM) -> None:
+    fresh = small.generate(prompt(40), max_tokens=12, ignore_eos=True).token_ids
+    begun = token_ids(small.model, prompt(40), SamplingParams(), 100)
+    told = [next(begun) for _ in range(5)]
+    begun.close()
+    assert told == fresh[:5]
+    assert small.model.cache.token_ids == prompt(40) + told
+    going_on = token_ids(small.model, [*prompt(40), *told], SamplingParams(), 7, reuse_cache=True)
+    assert list(going_on) == fresh[5:]
+
+
+@pytest.mark.parametrize("held", [0, 1, 25, 39, 40, 41])
+def test_the_common_prefix_is_reused(held: int, small: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = prompt(40)
+    small.logits(ids[:held] + [0] * 10 if held < 40 else ids[:held] + [7] * (held - 40))
+    counts: list[int] = []
+    prefill = small.model.prefill
+
+    def counted(new: Sequence[int], **options: Any) -> None:
+        counts.append(len(new))
+        prefill(new, **options)
+
+    monkeypatch.setattr(small.model, "prefill", counted)
+    reused = list(token_ids(small.model, ids, SamplingParams(), 5, reuse_cache=True))
+    assert counts == [max(1, 40 - held)]  # the last token's logits are not kept
+    assert reused == list(token_ids(small.model, ids, SamplingParams(), 5))
+
+
+def test_the_device_makes_no_more_steps_than_tokens_need(small: LLM) -> None:
+    steps = small.model.decode_steps
+    assert len(small.generate(prompt(4), max_tokens=7, ignore_eos=True).token_ids) == 7
+    assert small.model.decode_steps - steps == 6
+
+
+def test_memory_does_not_grow_with_use(small: LLM, tmp_path: Path) -> None:
+    def use() -> int:
+        small.generate(prompt(700), max_tokens=5, temperature=1.0, top_p=0.9)
+        small.logits(prompt(100))
+        return small.device.allocated_bytes
+
+    held = use()
+    assert all(use() == held for _ in range(3))
+    assert small.device.peak_bytes >= held

@@ -1,0 +1,314 @@
+"""Each supported architecture against transformers on random weights, from a Hugging Face folder and from GGUF.
+
+Errors are the largest difference over the largest reference logit, in float32. The texts are longer than the windows,
+so that a window that is missing, or off by one, shows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf_reference import assert_read_as_by_gguf
+from helpers import (
+    gemma2_config,
+    random_weights,
+    relative_error,
+    save_folder,
+    small_config,
+    transformers_logits,
+    transformers_model,
+)
+
+import llmcl
+from llmcl import reference
+from llmcl.attention.mods import NO_MODS
+from llmcl.engine.llm import LLM
+from llmcl.errors import UsageError
+from llmcl.models.config import ModelConfig
+from llmcl.models.layer_mods import trace_layer_mods
+from llmcl.tokenizer.chat_template import render
+
+BOUND = 1e-4
+N_TOKENS = 90
+WINDOW = 20  # no multiple of a tile of keys
+
+FAMILIES: dict[str, ModelConfig] = {
+    "mistral": small_config(architecture="mistral", windows=(WINDOW, WINDOW)),
+    "qwen2": small_config(architecture="qwen2", qkv_bias=True, n_q_heads=4, head_dim=16, tie_embeddings=True),
+    "qwen2-windows": small_config(
+        architecture="qwen2", qkv_bias=True, n_q_heads=4, head_dim=16, n_layers=3, windows=(None, WINDOW, WINDOW)
+    ),
+    "qwen3": small_config(architecture="qwen3", qk_norm=True, n_q_heads=6, n_kv_heads=2, hidden_size=96),
+    "gemma2": gemma2_config(windows=(WINDOW, None, WINDOW)),
+}
+
+
+def ids_for(config: ModelConfig) -> list[int]:
+    return np.random.default_rng(7).integers(0, config.vocab_size, N_TOKENS).tolist()
+
+
+def decode(llm: LLM, ids: Sequence[int], from_position: int, chunk: int | None = None) -> np.ndarray:
+    """Logits of every position from from_position - 1 on: what is before it is prefilled."""
+    llm.model.cache.truncate(0)
+    llm.model.prefill(ids[:from_position], chunk=chunk)
+    rows = [last_logits(llm)]
+    for token in ids[from_position:]:
+        llm.model.decode_token(token)
+        rows.append(last_logits(llm))
+    return np.stack(rows)
+
+
+def last_logits(llm: LLM) -> np.ndarray:
+    return llm.device.read(llm.model.act.logits, np.float32, (llm.config.vocab_size,))
+
+
+@pytest.fixture(params=["cpu", "gpu"])
+def kind(request: pytest.FixtureRequest, default_device: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The kernels of a CPU, and as a GPU the portable ones on the same device."""
+    from llmcl.runtime import device as device_module
+
+    entry = dataclasses.replace(default_device.entry, kind=request.param)
+    monkeypatch.setattr(device_module, "select_device", lambda request: entry)
+    name: str = request.param
+    return name
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_folder_of_the_family_computes_what_transformers_does(name: str, kind: str, tmp_path: Path) -> None:
+    config = FAMILIES[name]
+    weights = random_weights(config, seed=1)
+    model = transformers_model(config, weights)
+    ids = ids_for(config)
+    expected = transformers_logits(model, ids)
+    with llmcl.load(str(save_folder(tmp_path / "model", config, weights)), dtype="float32", max_context=128) as llm:
+        assert llm.config == config
+        assert relative_error(llm.logits(ids), expected) < BOUND
+        assert relative_error(decode(llm, ids, 60), expected[59:]) < BOUND
+        assert relative_error(decode(llm, ids, 80, chunk=7), expected[79:]) < BOUND
+        prompt = ids[:33]
+        answer = llm.generate(prompt, max_tokens=40, ignore_eos=True)
+    choices = transformers_logits(model, [*prompt, *answer.token_ids])[len(prompt) - 1 : -1].argmax(axis=-1)
+    assert answer.token_ids == choices.tolist()
+
+
+def save_gguf(path: Path, config: ModelConfig, weights: Mapping[str, np.ndarray]) -> Path:
+    """The model as llama.cpp's converter writes it, with names from the package `gguf`.
+
+    Llama's and Mistral's q and k have their rotary pairs next to each other, Gemma's norm weights the 1 in them.
+    """
+    import gguf
+
+    arch = {"mistral": "llama"}.get(config.architecture, config.architecture)
+    kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(kinds[arch], config.n_layers)
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_block_count(config.n_layers)
+    writer.add_context_length(config.max_position)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.n_q_heads)
+    writer.add_head_count_kv(config.n_kv_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_theta)
+    if config.windows:
+        writer.add_sliding_window(WINDOW)
+    if config.attention_soft_cap is not None and config.logit_soft_cap is not None:
+        writer.add_attn_logit_softcapping(config.attention_soft_cap)
+        writer.add_final_logit_softcapping(config.logit_soft_cap)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    tokens = ["a", "b", "ab", *(f"<token {i}>" for i in range(3, config.vocab_size))]
+    writer.add_token_list(tokens)
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    for name, values in weights.items():
+        stored = values + np.float32(config.norm_offset) if name.endswith("norm.weight") else values
+        if arch == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
+            halves = stored.reshape(-1, 2, config.head_dim // 2, stored.shape[1])
+            stored = halves.swapaxes(1, 2).reshape(stored.shape)
+        gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert gguf_name is not None, name
+        writer.add_tensor(gguf_name, np.ascontiguousarray(stored))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert_read_as_by_gguf(path)
+    return path
+
+
+@pytest.mark.parametrize("name", ["mistral", "qwen2", "qwen3", "gemma2"])
+def test_a_gguf_file_of_the_family_computes_what_transformers_does(
+    name: str, default_device: Any, tmp_path: Path
+) -> None:
+    config = FAMILIES[name]
+    if config.architecture == "gemma2":  # the format has no key for another scale
+        config = dataclasses.replace(config, attention_scale=config.head_dim**-0.5)
+    weights = random_weights(config, seed=3)
+    ids = ids_for(config)
+    expected = transformers_logits(transformers_model(config, weights), ids)
+    path = save_gguf(tmp_path / "model.gguf", config, weights)
+    with llmcl.load(str(path), device=default_device.entry.index, dtype="float32", max_context=128) as llm:
+        assert relative_error(llm.logits(ids), expected) < BOUND
+        assert relative_error(decode(llm, ids, 80), expected[79:]) < BOUND
+
+
+def test_pages_hold_what_a_contiguous_cache_does(tmp_path: Path) -> None:
+    config = FAMILIES["gemma2"]
+    folder = str(save_folder(tmp_path / "model", config, random_weights(config, seed=1)))
+    logits = []
+    for page_tokens in (None, 64):
+        with llmcl.load(folder, dtype="float32", max_context=128, kv_page_tokens=page_tokens) as llm:
+            logits.append(decode(llm, ids_for(config), 60))
+    assert relative_error(logits[1], logits[0]) < 2e-5
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_twin_computes_what_transformers_does(name: str) -> None:
+    config = FAMILIES[name]
+    weights = random_weights(config, seed=2)
+    expected = transformers_logits(transformers_model(config, weights, "float64"), ids_for(config))
+    assert relative_error(reference.forward(config, weights, ids_for(config)), expected) < 1e-5
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_part_of_a_family_shows(name: str) -> None:
+    """A text on which leaving a part out changes nothing would not show that llmcl has it."""
+    config = FAMILIES[name]
+    weights = random_weights(config, seed=1)
+    if config.qkv_bias:  # the shapes stay those of the configuration
+        without_bias = {key: 0.0 * value if key.endswith(".bias") else value for key, value in weights.items()}
+    logits = reference.forward(config, weights, ids_for(config))
+    plain = small_config()
+    for field in (
+        "activation",
+        "embedding_scale",
+        "attention_scale",
+        "attention_soft_cap",
+        "logit_soft_cap",
+        "windows",
+    ):
+        if getattr(config, field) != getattr(plain, field):
+            changed = dataclasses.replace(config, **{field: getattr(plain, field)})
+            assert relative_error(reference.forward(changed, weights, ids_for(config)), logits) > 100 * BOUND, field
+    if config.qkv_bias:
+        assert relative_error(reference.forward(config, without_bias, ids_for(config)), logits) > 100 * BOUND
+    if config.windows:
+        off_by_one = tuple(window and window + 1 for window in config.windows)
+        changed = dataclasses.replace(config, windows=off_by_one)
+        assert relative_error(reference.forward(changed, weights, ids_for(config)), logits) > 10 * BOUND
+
+
+# ---- the user's rules on top of the model's ----------------------------------------------------------------------
+
+slopes = np.array([0.5, 0.1, 0.02, 0.0], np.float32)
+
+
+def farther_counts_less(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return score * 3.0 + slopes[h] * (kv_idx - q_idx)
+
+
+def no_multiple_of_five(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return (kv_idx % 5 != 0) | (kv_idx == q_idx)
+
+
+def test_a_users_functions_come_after_those_of_the_model(default_device: Any, tmp_path: Path) -> None:
+    """Against transformers with the same rules: what its attention makes of scores, and its masks, are changed."""
+    import torch
+
+    config = FAMILIES["gemma2"]
+    weights = random_weights(config, seed=4)
+    ids = ids_for(config)
+    model = transformers_model(config, weights)
+    distance = torch.arange(N_TOKENS)[:, None] - torch.arange(N_TOKENS)[None, :]
+    unseen = torch.tensor([[k % 5 == 0 and k != q for k in range(N_TOKENS)] for q in range(N_TOKENS)])
+
+    def attention(module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float, **kwargs: Any) -> Any:
+        group = query.shape[1] // key.shape[1]
+        key, value = (x.repeat_interleave(group, dim=1) for x in (key, value))
+        scores = query @ key.transpose(2, 3) * scaling
+        scores = config.attention_soft_cap * torch.tanh(scores / config.attention_soft_cap)
+        scores = scores * 3.0 - torch.from_numpy(slopes)[None, :, None, None] * distance
+        window = config.window(module.layer_idx) or N_TOKENS
+        scores = scores.masked_fill(unseen | (distance < 0) | (distance >= window), -torch.inf)
+        return (scores.softmax(dim=-1) @ value).transpose(1, 2), None
+
+    from transformers import AttentionInterface
+
+    AttentionInterface.register("llmcl_test", attention)
+    model.set_attn_implementation("llmcl_test")
+    expected = transformers_logits(model, ids)
+    folder = str(save_folder(tmp_path / "model", config, weights))
+    options: dict[str, Any] = {"score_mod": farther_counts_less, "mask_mod": no_multiple_of_five}
+    with llmcl.load(folder, device=default_device.entry.index, dtype="float32", max_context=128, **options) as llm:
+        assert relative_error(llm.logits(ids), expected) < BOUND
+        assert relative_error(decode(llm, ids, 80), expected[79:]) < BOUND
+
+
+def test_layers_of_the_same_rules_share_a_program(default_device: Any) -> None:
+    """One program for all windows, one for layers without, however many layers there are."""
+    config = dataclasses.replace(FAMILIES["mistral"], n_layers=6, windows=(20, None, 20, None, 20, None))
+    mods = trace_layer_mods(config, 128).bind(default_device)
+    assert len({mod.prelude for mod in mods}) == 2
+    assert mods[0] is mods[2] is mods[4] and mods[1] is mods[3] is mods[5]
+
+
+def test_a_window_that_no_text_reaches_costs_nothing(default_device: Any) -> None:
+    assert set(trace_layer_mods(FAMILIES["mistral"], WINDOW).bind(default_device)) == {NO_MODS}
+
+
+# ---- chat templates, which come from the checkpoints -------------------------------------------------------------
+
+TEMPLATES = {
+    "mistral": "{{ bos_token }}{% for message in messages %}"
+    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
+    "{% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + ' [/INST]' }}"
+    "{% elif message['role'] == 'assistant' %}{{ message['content'] + eos_token}}{% endif %}{% endfor %}",
+    "gemma2": "{{ bos_token }}{% if messages[0]['role'] == 'system' %}"
+    "{{ raise_exception('System role not supported') }}"
+    "{% endif %}{% for message in messages %}{% if (message['role'] == 'assistant') %}{% set role = 'model' %}"
+    "{% else %}"
+    "{% set role = message['role'] %}{% endif %}{{ '<start_of_turn>' + role + '\n' + message['content'] | trim + "
+    "'<end_of_turn>\n' }}{% endfor %}{% if add_generation_prompt %}{{'<start_of_turn>model\n'}}{% endif %}",
+    "qwen3": "{%- set ns = namespace(multi_step_tool=true, last_query_index=messages|length - 1) %}"
+    "{%- for message in messages[::-1] %}{%- set index = (messages|length - 1) - loop.index0 %}"
+    "{%- if ns.multi_step_tool and message.role == 'user' and message.content is string %}"
+    "{%- set ns.multi_step_tool = false %}{%- set ns.last_query_index = index %}{%- endif %}{%- endfor %}"
+    "{%- for message in messages %}{%- set content = message.content.split('</think>')[-1].lstrip('\n') %}"
+    "{{- '<|im_start|>' + message.role + '\n' + content + '<|im_end|>' + '\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}"
+    "{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}"
+    "{%- endif %}",
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_chat_templates_give_what_transformers_makes_of_them(name: str) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    messages = [
+        {"role": "user", "content": "Hello "},
+        {"role": "assistant", "content": "<think>\nhm\n</think>\n\nHi"},
+        {"role": "user", "content": "Bye"},
+    ]
+    special = {"bos_token": "<s>", "eos_token": "</s>"}
+    theirs = render_jinja_template([messages], chat_template=TEMPLATES[name], add_generation_prompt=True, **special)
+    ours = render(TEMPLATES[name], messages, add_generation_prompt=True, special_tokens=special)
+    assert ours == theirs[0][0]
+    if name == "gemma2":
+        with pytest.raises(UsageError, match="System role not supported"):
+            render(
+                TEMPLATES[name],
+                [{"role": "system", "content": "x"}],
+                add_generation_prompt=True,
+                special_tokens=special,
+            )

@@ -1,0 +1,63 @@
+"""What the host holds while a model is loaded: tensors go to the device one at a time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from llmcl.checkpoint import open_checkpoint
+
+# A CPU device's buffers are the process's own memory and are left out; pages of mapped files are not anonymous.
+PROGRAM = """
+import re
+import llmcl.engine.llm as engine
+
+def anonymous_bytes():
+    return int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
+
+peak = 0
+def progress(what, done, total):
+    global peak
+    peak = max(peak, anonymous_bytes())
+
+llm = engine.load("smollm2", progress=progress)
+llm.generate("Hi", max_tokens=2)
+print(max(peak, anonymous_bytes()) - llm.model.weights.decode_bytes())
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc, which only Linux has")
+def test_loading_holds_little_more_than_a_tensor() -> None:
+    result = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    largest_tensor = 49152 * 576 * 20 // 32  # the embedding in Q4_1
+    assert int(result.stdout) < largest_tensor + 300e6
+
+
+GENERATE = """
+import re, sys
+from llmcl.cli import main
+sys.argv = ["llmcl", "generate", "-m", "smollm2", "-p", "Hi", "-n", "2", "-q"]
+try:
+    main()
+finally:
+    print(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc, which only Linux has")
+def test_a_generation_takes_little_more_memory_than_its_file() -> None:
+    """The largest resident size of the process: device buffers, libraries and what is mapped of the file included."""
+    # Mesa's software renderer, which the tests ask for, brings a compiler of 90 MB into every process.
+    environment = {name: value for name, value in os.environ.items() if name != "RUSTICL_ENABLE"}
+    for _ in range(2):  # the first may compile kernels
+        result = subprocess.run(
+            [sys.executable, "-c", GENERATE], capture_output=True, text=True, check=True, env=environment
+        )
+    peak = int(result.stdout.split()[-1]) * 1024
+    with open_checkpoint("smollm2") as checkpoint:
+        file_bytes = checkpoint.path.stat().st_size
+    assert peak < 1.3 * file_bytes + 350e6, f"{peak / 1e6:.0f} MB for a file of {file_bytes / 1e6:.0f} MB"

@@ -1,0 +1,290 @@
+"""The whole model against transformers, and its ways of reading a text (whole, in chunks, token by token) against
+each other.
+
+Errors are the largest difference over the largest reference logit. With float32 weights and cache, or weights
+rounded the same way on both sides, the bound is 1e-4. What rounding itself costs on real text is bounded for the
+demo model by TOLERANCES.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import (
+    model_configs,
+    random_weights,
+    relative_error,
+    rounded,
+    save_folder,
+    small_config,
+    transformers_logits,
+    transformers_model,
+)
+
+import llmcl
+from llmcl.checkpoint import open_checkpoint
+from llmcl.engine.llm import LLM
+from llmcl.errors import ContextLengthError, UsageError
+from llmcl.models.model import LOGITS_CHUNK
+from llmcl.runtime.device import Device
+
+BOUND = 1e-4
+SAME = 2e-5  # two orders of summation, both in float32
+
+# (weights, KV cache) of the demo model -> largest error on real text against float32 weights and cache.
+TOLERANCES = {
+    ("float16", "float32"): 2e-3,
+    ("bfloat16", "float32"): 2e-2,
+    ("float32", "float16"): 2e-3,
+    ("float32", "bfloat16"): 1e-2,
+}
+
+TEXT = """\
+The harbour had been quiet since the storm. Two boats lay on the sand with their sides broken open, and a third, \
+which belonged to the old pilot, was still tied to the pier by a single rope. "You can't repair that," said the \
+boy. The pilot counted on his fingers: 3 planks at $14.50, a new mast, 200 nails, and paint. "By the 21st of \
+June," he answered, "she'll be sailing to Vardø."
+
+def fibonacci(n):
+    a, b = 0, 1
+    for _ in range(n):
+        a, b = b, a + b
+    return a
+
+Photosynthesis turns carbon dioxide and water into sugar and oxygen: 6 CO2 + 6 H2O -> C6H12O6 + 6 O2. It takes \
+place in the chloroplasts, whose green pigment absorbs red and blue light.
+"""
+
+QUESTIONS = [
+    "Why is the sky blue?",
+    "Write a haiku about the sea.",
+    "Write a Python function that reverses a string.",
+]
+
+
+# ---- random models, from files that transformers wrote -----------------------------------------------------------
+
+
+@pytest.fixture
+def load_folder(tmp_path: Path, default_device: Device) -> Iterator[Callable[..., LLM]]:
+    """Writes a model (arguments of `save_folder`) and loads it as a user would; options go to `llmcl.load`."""
+    loaded: list[LLM] = []
+
+    def load(config: Any, weights: Any, dtype: str = "float32", max_shard_size: str = "1GB", **options: Any) -> LLM:
+        folder = save_folder(tmp_path / f"model{len(loaded)}", config, weights, dtype, max_shard_size)
+        loaded.append(llmcl.load(str(folder), device=default_device.entry.index, **options))
+        return loaded[-1]
+
+    yield load
+    for llm in loaded:
+        llm.close()
+
+
+def random_ids(n: int, vocab_size: int = 131) -> list[int]:
+    return [int(i) for i in np.random.default_rng(n).integers(0, vocab_size, n)]
+
+
+@pytest.mark.parametrize("name", model_configs())
+def test_random_models_agree_with_transformers(name: str, load_folder: Callable[..., LLM]) -> None:
+    config = model_configs()[name]
+    weights = random_weights(config, seed=1)
+    llm = load_folder(config, weights)
+    assert (llm.dtype, llm.kv_dtype) == ("float32", "float32")
+    ids = random_ids(2 * LOGITS_CHUNK + 13)
+    reference = transformers_logits(transformers_model(config, weights), ids)
+    logits = llm.logits(ids)
+    assert logits.dtype == np.float32 and logits.shape == (len(ids), config.vocab_size)
+    assert relative_error(logits, reference) <= BOUND
+    # The decode kernels are others than those of the prefill.
+    llm.model.cache.truncate(len(ids) - 3)
+    for i in range(len(ids) - 3, len(ids)):
+        llm.model.decode_token(ids[i])
+        assert relative_error(last_logits(llm), reference[i]) <= BOUND
+
+
+@pytest.mark.parametrize("name", ["gqa3_dim64_untied", "gqa8_dim128_llama3_tied"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_weights_are_exactly_those_of_the_file(dtype: str, name: str, load_folder: Callable[..., LLM]) -> None:
+    config = model_configs()[name]
+    weights = random_weights(config, seed=2)
+    llm = load_folder(config, weights, dtype, max_shard_size="60KB", kv_dtype="float32")
+    assert llm.dtype == dtype
+    ids = random_ids(70)
+
+    def step(token: int) -> np.ndarray:  # decode rounds nothing but weights, on a GPU's matrix units prefill does
+        llm.model.decode_token(token)
+        return last_logits(llm)
+
+    logits = np.stack([step(token) for token in ids])
+    assert (
+        relative_error(logits, transformers_logits(transformers_model(config, rounded(weights, dtype)), ids)) <= BOUND
+    )
+    assert relative_error(logits, transformers_logits(transformers_model(config, weights), ids)) > BOUND
+
+
+def test_sharded_and_single_files_are_the_same_model(load_folder: Callable[..., LLM], tmp_path: Path) -> None:
+    config = model_configs()["gqa4_dim64_llama3"]
+    weights = random_weights(config, seed=3)
+    single, sharded = load_folder(config, weights), load_folder(config, weights, max_shard_size="100KB")
+    assert len(list((tmp_path / "model1").glob("*.safetensors"))) > 2
+    ids = random_ids(20)
+    np.testing.assert_array_equal(single.logits(ids), sharded.logits(ids))
+
+
+def test_a_prompt_longer_than_a_prefill_chunk(load_folder: Callable[..., LLM]) -> None:
+    config = small_config(max_position=4096)
+    weights = random_weights(config, seed=4)
+    llm = load_folder(config, weights)
+    ids = random_ids(llm.model.chunk + 89)
+    reference = transformers_logits(transformers_model(config, weights), ids)
+    assert relative_error(llm.logits(ids), reference) <= BOUND
+    llm.model.cache.truncate(0)
+    llm.model.prefill(ids)
+    assert relative_error(last_logits(llm), reference[-1]) <= BOUND
+    answer = llm.generate(ids, max_tokens=2)
+    assert answer.token_ids[0] == int(np.argmax(reference[-1]))
+    assert answer.stats.prompt_tokens == len(ids)
+
+
+# ---- one text, read in different ways ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def small(default_device: Device, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    """A small model with a ratio of 3 query heads to a KV head, in float32."""
+    config = model_configs()["gqa3_dim64_untied"]
+    folder = save_folder(tmp_path_factory.mktemp("small"), config, random_weights(config, seed=5))
+    with llmcl.load(str(folder), device=default_device.entry.index) as llm:
+        yield llm
+
+
+def last_logits(llm: LLM) -> np.ndarray:
+    return llm.device.read(llm.model.act.logits, np.float32, (llm.config.vocab_size,))
+
+
+def after_prefill(llm: LLM, ids: Sequence[int], chunk: int | None = None) -> np.ndarray:
+    llm.model.cache.truncate(0)
+    llm.model.prefill(ids, chunk=chunk)
+    return last_logits(llm)
+
+
+@pytest.mark.parametrize("n", [1, 2, 15, 16, 17, 100])
+def test_prefill_equals_single_steps(n: int, small: LLM) -> None:
+    ids = random_ids(n)
+    whole = after_prefill(small, ids)
+    small.model.cache.truncate(0)
+    for token in ids:
+        small.model.decode_token(token)
+    assert relative_error(last_logits(small), whole) <= SAME
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_chunks_equal_the_whole(chunk: int, small: LLM) -> None:
+    ids = random_ids(150)
+    assert relative_error(after_prefill(small, ids, chunk), after_prefill(small, ids)) <= SAME
+
+
+def test_chunks_and_steps_of_the_demo_model_equal_the_whole(smollm2: LLM) -> None:
+    assert smollm2.tokenizer is not None
+    ids = smollm2.tokenizer.encode(TEXT)[:80]
+    whole = after_prefill(smollm2, ids)
+    assert relative_error(after_prefill(smollm2, ids, 7), whole) <= SAME
+    smollm2.model.cache.truncate(60)
+    for token in ids[60:]:
+        smollm2.model.decode_token(token)
+    assert relative_error(last_logits(smollm2), whole) <= SAME
+
+
+@pytest.mark.parametrize("kept", [1, 63, 64, 65])
+def test_after_truncation_nothing_of_what_followed_is_seen(kept: int, small: LLM) -> None:
+    ids, other = random_ids(140), random_ids(33)
+    expected = after_prefill(small, [*ids[:kept], *other])
+    after_prefill(small, ids)
+    small.model.cache.truncate(kept)
+    small.model.prefill(other)
+    assert small.model.cache.token_ids == [*ids[:kept], *other]
+    assert relative_error(last_logits(small), expected) <= SAME
+
+
+def test_the_cache_takes_exactly_what_fits(small: LLM) -> None:
+    ids = random_ids(small.max_context)
+    after_prefill(small, ids)
+    for one_more in (small.model.prefill, lambda ids: small.model.decode_token(ids[0])):
+        with pytest.raises(ContextLengthError, match=f"1 tokens after {len(ids)} .* {small.max_context} tokens"):
+            one_more([3])
+    assert small.model.cache.token_ids == ids
+
+
+@pytest.mark.parametrize("token", [-1, 131])
+def test_ids_outside_the_vocabulary_are_refused(token: int, small: LLM) -> None:
+    for use in (small.logits, small.model.prefill, lambda ids: small.model.decode_token(ids[-1]), small.generate):
+        with pytest.raises(UsageError, match=f"token id {token} is not in the vocabulary; expected 0 to 130"):
+            use([5, token])
+    with pytest.raises(UsageError, match="no tokens"):
+        small.logits([])
+
+
+# ---- the demo model ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def demo_weights() -> dict[str, np.ndarray]:
+    with open_checkpoint("smollm2") as checkpoint:
+        return {name: checkpoint.array(name) for name in checkpoint.tensors}
+
+
+@pytest.fixture(scope="module")
+def demo_reference(smollm2: LLM, demo_weights: dict[str, np.ndarray]) -> Any:
+    return transformers_model(smollm2.config, demo_weights)
+
+
+@pytest.fixture(scope="module")
+def demo_text(smollm2: LLM) -> list[int]:
+    assert smollm2.tokenizer is not None
+    ids = smollm2.tokenizer.encode(TEXT)
+    assert len(ids) >= 200
+    return ids
+
+
+def test_the_demo_model_agrees_with_transformers(smollm2: LLM, demo_reference: Any, demo_text: list[int]) -> None:
+    assert relative_error(smollm2.logits(demo_text), transformers_logits(demo_reference, demo_text)) <= BOUND
+
+
+def test_greedy_answers_are_those_of_transformers(smollm2: LLM, demo_reference: Any) -> None:
+    """If every token of our answer is transformers' choice after all before it, its greedy answer is the same."""
+    for question in QUESTIONS:
+        answer = smollm2.generate(question, max_tokens=64, ignore_eos=True)
+        assert len(answer.token_ids) == 64
+        logits = transformers_logits(demo_reference, answer.prompt_token_ids + answer.token_ids)
+        choices = logits[len(answer.prompt_token_ids) - 1 : -1].argmax(axis=-1)
+        assert answer.token_ids == choices.tolist(), question
+
+
+@pytest.mark.parametrize(("dtype", "kv_dtype"), TOLERANCES)
+def test_smaller_dtypes_cost_what_is_documented(
+    dtype: str,
+    kv_dtype: str,
+    smollm2: LLM,
+    demo_reference: Any,
+    demo_text: list[int],
+    demo_weights: dict[str, np.ndarray],
+) -> None:
+    with llmcl.load(
+        "smollm2",
+        device=smollm2.device.entry.index,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        activation_dtype="float32",  # rounded ones are another matter
+        max_context=512,
+    ) as llm:
+        logits = llm.logits(demo_text)
+    error = relative_error(logits, transformers_logits(demo_reference, demo_text))
+    assert BOUND < error <= TOLERANCES[dtype, kv_dtype]
+    if dtype != "float32":  # and nothing but the rounding of the matrices causes it
+        matrices = {name: value for name, value in demo_weights.items() if value.ndim == 2}
+        reference = transformers_model(llm.config, {**demo_weights, **rounded(matrices, dtype)})
+        assert relative_error(logits, transformers_logits(reference, demo_text)) <= BOUND

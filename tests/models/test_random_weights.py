@@ -1,0 +1,104 @@
+"""Models of a real shape with random weights: `load_random`, and the shapes that it knows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import llmcl
+from llmcl.checkpoint import open_checkpoint
+from llmcl.errors import UnsupportedModelError, UsageError
+from llmcl.models.config.random_shapes import RANDOM_SHAPES, random_shape_config
+from llmcl.progress import Progress
+from llmcl.runtime.device import Device
+
+
+def test_random_weights_of_a_config_file(default_device: Device, tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(
+        json.dumps(
+            {
+                "model_type": "llama",
+                "hidden_size": 64,
+                "intermediate_size": 96,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "vocab_size": 300,
+                "max_position_embeddings": 512,
+                "rms_norm_eps": 1e-5,
+            }
+        )
+    )
+    calls: list[tuple[str, int, int]] = []
+    progress: Progress = lambda *call: calls.append(call)  # noqa: E731
+    with llmcl.load_random(str(file), device=default_device.entry.index, progress=progress) as llm:
+        last = [call for call in calls if call[0] == "making random weights"][-1]
+        assert 0 < last[1] == last[2]
+        assert llm.tokenizer is None and (llm.dtype, llm.max_context) == ("bfloat16", 512)
+        answer = llm.generate([1, 2, 3], max_tokens=5)
+        assert len(answer.token_ids) == 5 and answer.text == "" and answer.finish_reason == "length"
+        logits = llm.logits([1, 2, 3])
+        assert np.isfinite(logits).all() and 0.1 < logits.std() < 10
+        assert llm.bench_prefill(100) > 0 and llm.model.cache.position == 100
+        times = llm.bench_decode(5, depth=30)
+        assert len(times) == 5 and min(times) > 0 and llm.model.cache.position == 35
+        with pytest.raises(UsageError, match="no tokenizer"):
+            llm.generate("text")
+        with pytest.raises(UsageError, match="no chat template"):
+            llm.chat()
+        with llmcl.load_random(str(file), device=default_device.entry.index, seed=1) as other:
+            assert not np.allclose(other.logits([1, 2, 3]), logits)
+
+
+@pytest.mark.parametrize("dtype", ["q4_0", "q6_k"])
+def test_random_quantized_weights(default_device: Device, tmp_path: Path, dtype: str) -> None:
+    file = tmp_path / "config.json"
+    shape = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 300}
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "max_position_embeddings": 512, "rms_norm_eps": 1e-5}
+    file.write_text(json.dumps({"model_type": "llama", "torch_dtype": "bfloat16"} | shape | sizes))
+    options: dict[str, Any] = {"device": default_device.entry.index, "dtype": dtype}
+    with llmcl.load_random(str(file), **options, activation_dtype="float32") as llm:
+        assert llm.dtype == dtype and llm.model.weights.head.dtype == "q8_0"
+        logits = llm.logits([1, 2, 3])
+        assert np.isfinite(logits).all() and 0.1 < logits.std() < 10
+        with llmcl.load_random(str(file), **options) as rounded:
+            error = np.abs(rounded.logits([1, 2, 3]) - logits).max() / np.abs(logits).max()
+            assert 0 <= error < 0.05
+    file.write_text(
+        json.dumps({"model_type": "llama", "torch_dtype": "bfloat16"} | shape | sizes | {"intermediate_size": 528})
+    )
+    with pytest.raises(UsageError, match=r"528 values.*multiple of"):
+        llmcl.load_random(str(file), **options)
+    with pytest.raises(UsageError, match=r"q9_0.*q4_0"):
+        llmcl.load_random(str(file), device=default_device.entry.index, dtype="q9_0")
+
+
+def test_random_shapes_have_the_published_sizes() -> None:
+    assert random_shape_config("llama-3.2-1b").n_parameters() == 1_235_814_400
+    assert random_shape_config("llama-3.1-8b").n_parameters() == 8_030_261_248
+    assert random_shape_config("mistral-7b").n_parameters() == 7_241_732_096
+    assert random_shape_config("qwen2.5-0.5b").n_parameters() == 494_032_768
+    assert random_shape_config("qwen3-0.6b").n_parameters() == 596_049_920
+    assert random_shape_config("gemma-2-2b").n_parameters() == 2_614_341_888
+    with open_checkpoint("smollm2") as demo:
+        assert random_shape_config("smollm2-135m").n_parameters() == demo.config.n_parameters()
+
+
+def test_unknown_random_shapes_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no-such-shape.*neither one of " + ", ".join(RANDOM_SHAPES)):
+        random_shape_config("no-such-shape")
+    file = tmp_path / "config.json"
+    for content, error, message in (
+        ("[1, 2]", UsageError, "holds a JSON list"),
+        ("{", UsageError, "readable config.json"),
+        ("\xff", UsageError, "readable config.json"),
+        ('{"model_type": "mamba"}', UnsupportedModelError, "mamba"),
+    ):
+        file.write_bytes(content.encode("latin-1"))
+        with pytest.raises(error, match=message):
+            random_shape_config(str(file))

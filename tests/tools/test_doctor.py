@@ -1,0 +1,230 @@
+"""The doctor: working devices, a kernel made wrong, a driver that crashes or hangs, and what follows from each."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+from programs import run_llmcl
+
+import llmcl
+from llmcl.cli import main
+from llmcl.errors import DeviceError
+from llmcl.kernels.variant import PTX_VARIANTS, pick
+from llmcl.ops import linear
+from llmcl.runtime import one_launch
+from llmcl.runtime.device import Device
+from llmcl.runtime.findings import Findings
+from llmcl.runtime.platforms import DeviceEntry
+from llmcl.tools import doctor
+
+# A worker in which one kernel file is changed before it is compiled, or a check does something else.
+WORKER = """
+import sys, os, time
+from llmcl import doctor
+from llmcl.cli import main
+from llmcl.runtime import program
+read = program.read_source
+def changed(name):
+    text = read(name)
+    if {file!r} and name == {file!r}:
+        assert {old!r} in text
+        text = text.replace({old!r}, {new!r})
+    return text
+program.read_source = changed
+{more}
+doctor.work(int(sys.argv[1]), [int(i) for i in sys.argv[2].split(",")])
+"""
+
+
+def worker(file: str = "", old: str = "", new: str = "", more: str = "") -> list[str]:
+    return [sys.executable, "-c", WORKER.format(file=file, old=old, new=new, more=more)]
+
+
+@pytest.fixture
+def only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few checks, for tests whose subject is what becomes of them."""
+    few = [c for c in doctor.checks() if c.dtype == "float32" and c.kernel in ("linear_decode", "rms_norm")]
+    monkeypatch.setattr(doctor, "checks", lambda: few)
+
+
+FEW = """
+few = [c for c in doctor.checks() if c.dtype == "float32" and c.kernel in ("linear_decode", "rms_norm")]
+doctor.checks = lambda: few
+"""
+
+
+def statuses(outcomes: Sequence[doctor.Outcome]) -> dict[str, str]:
+    return {
+        f"{o.check.kernel} {o.check.variant_name}": o.status
+        for o in outcomes
+        if o.check.variant_name not in PTX_VARIANTS
+    }
+
+
+def test_every_form_passes(cl_entry: DeviceEntry, default_device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A third of the checks: a compiler may take a minute for all of them."""
+    if cl_entry.index == default_device.entry.index:
+        pytest.skip("test_json runs every check on this device")
+    few = [c for c in doctor.checks() if c.dtype == "float16" or c.variant_name == "shared"]
+    monkeypatch.setattr(doctor, "checks", lambda: few)
+    run = worker(
+        more="few = [c for c in doctor.checks() if c.dtype == 'float16' or c.variant_name == 'shared']\n"
+        "doctor.checks = lambda: few"
+    )
+    outcomes = doctor.diagnose(cl_entry, worker=run)
+    failed = [(o.check.kernel, o.check.variant_name, o.check.dtype, o.status, o.detail) for o in outcomes]
+    assert {row[3] for row in failed} <= {"pass", "not used"}, failed
+    in_use = [o for o in outcomes if o.in_use]
+    assert all(o.status == "pass" for o in in_use)
+    one_form_of_each_is_in_use([(o.check.kernel, o.check.dtype, o.in_use) for o in outcomes])
+
+
+def one_form_of_each_is_in_use(checks: Sequence[tuple[str, str, bool]]) -> None:
+    for kernel in ("linear_decode", "linear_prefill", "attention_decode", "attention_prefill"):
+        used = [dtype for name, dtype, in_use in checks if name == kernel and in_use]
+        tested = {dtype for name, dtype, _ in checks if name == kernel}
+        assert tested and sorted(used) == sorted(tested), "one variant of each is in use"
+
+
+@pytest.mark.usefixtures("only")
+def test_a_wrong_kernel_is_found(default_device: Device, empty_cache: Path) -> None:
+    wrong = worker("portable/rms_norm.cl", " / HIDDEN", " * 1.01f / HIDDEN", FEW)
+    found = doctor.diagnose(default_device.entry, worker=wrong, everything=True)
+    assert statuses(found)["rms_norm shared"] == "wrong"
+    assert {s for name, s in statuses(found).items() if "linear" in name} == {"pass"}
+    reasons = doctor.excluded(found)
+    assert (
+        list(reasons) == ["portable/rms_norm.cl float32"] and "allowed 2e-05" in reasons["portable/rms_norm.cl float32"]
+    )
+
+
+@pytest.mark.usefixtures("only")
+def test_a_compiler_that_refuses_is_reported_with_its_log(default_device: Device, empty_cache: Path) -> None:
+    broken = worker("portable/linear_decode.cl", "__kernel", "no_such_type __kernel", FEW)
+    found = doctor.diagnose(default_device.entry, worker=broken, everything=True)
+    (refused,) = (o for o in found if o.check.variant_name == "portable")
+    assert refused.status == "refused" and "portable/linear_decode.cl does not compile" in refused.detail
+    assert list(doctor.excluded(found)) == ["portable/linear_decode.cl float32"]
+
+
+@pytest.mark.usefixtures("only")
+@pytest.mark.parametrize(
+    ("what", "timeout_s", "said"),
+    [
+        (
+            "print('driver: bad day', file=sys.stderr, flush=True); os._exit(11)",
+            60,
+            "(exit status 11): driver: bad day",
+        ),
+        ("time.sleep(60)", 5, "did not end within 5 s"),
+    ],
+)
+def test_a_crash_is_not_fatal(
+    default_device: Device, empty_cache: Path, what: str, timeout_s: float, said: str
+) -> None:
+    more = FEW + (
+        "import dataclasses\n"
+        f"def bad(device):\n    {what}\n"
+        "few = [dataclasses.replace(c, run=bad) if c.variant_name == 'portable' else c for c in few]\n"
+    )
+    found = doctor.diagnose(default_device.entry, worker=worker(more=more), timeout_s=timeout_s)
+    (crashed,) = (o for o in found if o.check.variant_name == "portable")
+    assert crashed.status == "crashed" and said in crashed.detail
+    assert statuses(found)["rms_norm shared"] == "pass", "the rest is still checked"
+
+
+def test_what_is_excluded_is_passed_over(default_device: Device, empty_cache: Path) -> None:
+    device = copy.copy(default_device)
+    device.entry = dataclasses.replace(device.entry, kind="cpu", is_software=False, ptx_arch=0)
+    findings = Findings(device.entry)
+    findings.store_wrong({"cpu/linear_decode.cl float16": "wrong: error 1.0"})
+    device.findings = Findings(device.entry)  # as another run reads it
+    assert pick(linear.DECODE_VARIANTS, device, "float16", 64).name == "portable"
+    assert pick(linear.DECODE_VARIANTS, device, "float32", 64).name == "cpu"
+    assert pick(linear.DECODE_VARIANTS, device, "float16", 64, "cpu").name == "cpu", "by name it can still be tested"
+    findings.store_wrong(
+        {"cpu/linear_decode.cl float16": "wrong: error 1.0", "portable/linear_decode.cl float16": "wrong: error 2.0"}
+    )
+    device.findings = Findings(device.entry)
+    with pytest.raises(DeviceError, match=r"portable/linear_decode.cl gives wrong .* error 2.0; use another --device"):
+        pick(linear.DECODE_VARIANTS, device, "float16", 64)
+
+
+def test_a_wrong_kernel_without_another_form_refuses_models(default_device: Device, empty_cache: Path) -> None:
+    device = copy.copy(default_device)
+    device.findings = Findings(device.entry)
+    device.findings.store_wrong(
+        {"portable/rms_norm.cl float32": "wrong: error 0.3", "portable/embed.cl bfloat16": "wrong: error 0.1"}
+    )
+    with pytest.raises(DeviceError, match=r"kernel rms_norm.cl gives wrong results for float32 .* error 0.3"):
+        llmcl.load_random("smollm2-135m", device=device, dtype="float16", max_context=16)
+
+
+@pytest.mark.usefixtures("only")
+def test_the_command(
+    default_device: Device, empty_cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "diagnose", partial(doctor.diagnose, worker=worker(more=FEW)))
+    monkeypatch.setattr(sys, "argv", ["llmcl", "doctor", "--device", str(default_device.entry.index)])
+    with pytest.raises(SystemExit) as done:
+        main()
+    assert done.value.code == 0
+    shown = capsys.readouterr()
+    assert "checks passed; nothing is excluded" in shown.out and "linear_decode" in shown.out
+    assert default_device.name in shown.err
+    assert Findings(default_device.entry).wrong == {}
+
+
+def test_reset(default_device: Device, empty_cache: Path) -> None:
+    findings = Findings(default_device.entry)
+    findings.store_wrong({"cpu/linear_decode.cl float16": "wrong: error 1.0"})
+    findings.store_tuned("key", {"BLOCK_M": 8})
+    reset = run_llmcl("doctor", "--reset", "--device", str(default_device.entry.index))
+    assert reset.returncode == 0 and "nothing is excluded any more" in reset.stdout
+    after = Findings(default_device.entry)
+    assert after.wrong == {} and after.tuned == {"key": {"BLOCK_M": 8}}, "tuned tiles are no concern of the doctor"
+
+
+def test_every_device_knows_which_forms_it_uses(default_device: Device) -> None:
+    """Also where a check has no variant for it: a GPU has none of the one launch of a processor."""
+    for kind in ("cpu", "gpu"):
+        taken_for = copy.copy(default_device)
+        taken_for.entry = dataclasses.replace(default_device.entry, kind=kind)
+        used = [(check.kernel, check.dtype, check.in_use(taken_for)) for check in doctor.checks()]
+        one_form_of_each_is_in_use([row for row in used if row[0] != "one_launch"])
+        assert [row[2] for row in used if row[0] == "one_launch"] == [kind == "cpu"]
+
+
+def test_json(default_device: Device) -> None:
+    """A whole run of the command, with every check of the default device."""
+    done = run_llmcl("doctor", "--format", "json", "-q", "--device", str(default_device.entry.index))
+    assert done.returncode == 0 and done.stderr == "", done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert report["device"] == default_device.name
+    assert {row["status"] for row in report["checks"]} <= {"pass", "not used"}
+    assert all(row["status"] == "pass" for row in report["checks"] if row["in_use"])
+    assert {row["dtype"] for row in report["checks"] if row["in_use"]} == {*doctor.DTYPES, *doctor.QUANTIZED_DTYPES}
+    one_form_of_each_is_in_use([(row["kernel"], row["dtype"], row["in_use"]) for row in report["checks"]])
+    assert Findings(default_device.entry).wrong == {}
+
+
+def test_one_launch_that_gave_up_is_tried_again(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not one_launch.suits(device):
+        pytest.skip("only a processor runs a step in one launch of this kind")
+    check = next(check for check in doctor.checks() if check.kernel == "one_launch")
+    asked: list[bool] = []
+
+    def give_up(together: one_launch.OneLaunch) -> bool:
+        asked.append(len(asked) < 2)
+        return asked[-1]
+
+    monkeypatch.setattr(one_launch.OneLaunch, "gave_up", give_up)
+    assert check.run(device) < 1e-5
+    assert asked == [True, True, False]

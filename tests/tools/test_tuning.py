@@ -1,0 +1,282 @@
+"""The tuner: what it refuses, what it stores, who uses that, and the command as a user runs it."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import llmcl
+from llmcl import reference
+from llmcl.attention import flex_attention
+from llmcl.engine.llm import LLM
+from llmcl.errors import UsageError
+from llmcl.ops.attention import (
+    AttentionShape,
+    decode_key,
+    decode_splits,
+    default_splits,
+    prefill_key,
+    prefill_tiles,
+)
+from llmcl.runtime.device import Device
+from llmcl.runtime.findings import Findings
+from llmcl.tools import tune as tuning
+from llmcl.tools.trials import AttentionProblem, decode_trial, prefill_trial
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SHAPE = AttentionShape(4, 2, 32, 64, "float16")
+
+
+@pytest.fixture
+def fresh(default_device: Device, empty_cache: Path) -> Device:
+    """The default device as if nothing had ever been found out about it."""
+    device = copy.copy(default_device)
+    device.findings = Findings(device.entry)
+    return device
+
+
+def sizes(tiles: object) -> tuple[int, int, int]:
+    return tiles.block_m, tiles.block_n, tiles.dv_tile  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("variant", ["cpu", "portable"])
+def test_trials_agree_with_the_twin_and_see_what_is_wrong(device: Device, variant: str) -> None:
+    problem = AttentionProblem.random(4, 2, 32, "bfloat16", 19, position=37, exact=True)
+    prefill = prefill_trial(device, problem)
+    decode = decode_trial(device, AttentionProblem.random(4, 2, 32, "bfloat16", 1, position=50), copies=2)
+    for trial, options in (prefill, {}), (decode, {"n_splits": 3}):
+        launches = trial.bind(variant=variant, **options)
+        assert trial.error(launches) < 1e-5
+        assert trial.error([]) == float("inf"), "an output that nobody wrote passed"
+        changed = dataclasses.replace(trial, expected=trial.expected * 1.01)
+        assert 1e-3 < changed.error(launches) < 1e-1
+        trial.release()
+
+
+def test_the_trials_own_twin_is_that_of_the_kernels() -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((n, heads, 16)) for n, heads in ((5, 4), (9, 2), (9, 2)))
+    from llmcl.tools.trials import _causal_attention
+
+    np.testing.assert_allclose(_causal_attention(q, k, v, 4), reference.attention(q, k, v, 4), rtol=1e-12)
+
+
+def test_every_choice_is_timed_or_refused_by_the_constant_to_lower(fresh: Device) -> None:
+    small = copy.copy(fresh)
+    small.entry = dataclasses.replace(fresh.entry, local_mem_bytes=16384)
+    result = tuning.tune_prefill(small, SHAPE, 33, variant="portable", search=False)
+    rows = {row.label: row for row in result.rows}
+    assert list(rows) == [*"ABCDEFGH", "default"]
+    assert rows["G"].constants == {"BLOCK_M": 32, "BLOCK_N": 32, "DV_TILE": 32}, "DV_TILE is at most head_dim"
+    assert rows["A"].ms is not None and rows["A"].memory is not None
+    refused = rows["F"]
+    assert refused.ms is None and "bytes of local memory" in str(refused.refused)
+    assert str(refused.refused).endswith("lower BLOCK_M")
+    assert result.winner is not None and result.winner.ms is not None and result.baseline_ms == rows["G"].ms
+
+
+def test_what_is_wrong_is_never_timed_or_stored(fresh: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "tolerance", lambda variant, dtype: 0.0)
+    result = tuning.tune_decode(fresh, SHAPE, 40)
+    assert result.winner is None
+    assert all(row.ms is None and str(row.refused).startswith("wrong: error ") for row in result.rows)
+
+
+def test_decode_is_searched_from_its_default(fresh: Device) -> None:
+    result = tuning.tune_decode(fresh, SHAPE, 64)
+    assert result.rows[0].label == "default"
+    assert result.rows[0].constants["N_SPLITS"] == default_splits(fresh, SHAPE.n_kv_heads)
+    tried = [tuple(row.constants.values()) for row in result.rows]
+    assert len(set(tried)) == len(tried) and len(tried) >= 5
+    assert result.winner is not None and result.winner.ms == min(row.ms for row in result.rows if row.ms is not None)
+
+
+def test_a_stored_winner_is_used_and_overridden(fresh: Device) -> None:
+    name = prefill_tiles(fresh, 32, "float16").variant.name
+    default = sizes(prefill_tiles(fresh, 32, "float16"))
+    fresh.findings.store_tuned(prefill_key(name, 32, "float16"), {"BLOCK_M": 16, "BLOCK_N": 64, "DV_TILE": 16})
+    fresh.findings.store_tuned(decode_key(name, 2, 32, "float16"), {"N_SPLITS": 5, "BLOCK_N": 16})
+    later = copy.copy(fresh)
+    later.findings = Findings(fresh.entry)  # another run reads the file
+    assert sizes(prefill_tiles(later, 32, "float16")) == (16, 64, 16)
+    assert decode_splits(later, 2, 32, "float16") == 5
+    for other in ({"head_dim": 64, "kv_dtype": "float16"}, {"head_dim": 32, "kv_dtype": "float32"}):
+        assert sizes(prefill_tiles(later, **other)) != (16, 64, 16)  # type: ignore[arg-type]
+    assert sizes(prefill_tiles(later, 32, "float16", tuned=False)) == default
+    assert sizes(prefill_tiles(later, 32, "float16", block_m=8)) == (
+        8,
+        *sizes(prefill_tiles(fresh, 32, "float16", block_m=8))[1:],
+    )
+    assert 8 % prefill_tiles(later, 32, "float16", q_block=8).block_m == 0, "a block mask of 8 queries cannot take 16"
+    later.kernel_options = {"BLOCK_M": 32, "BLOCK_N": 16, "DV_TILE": 128}
+    assert sizes(prefill_tiles(later, 32, "float16")) == (32, 16, 32)
+
+
+def test_another_driver_is_judged_anew(fresh: Device) -> None:
+    updated = dataclasses.replace(fresh.entry, driver_version=fresh.entry.driver_version + ".1")
+    fresh.findings.store_tuned("key", {"BLOCK_M": 8})
+    assert Findings(updated).tuned == {} and Findings(fresh.entry).tuned == {"key": {"BLOCK_M": 8}}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"tuned": {"x": 1}, "wrong": {}}',
+        '{"tuned": {"x": {"y": "z"}}}',
+        *(
+            f'{{"tuned": {{"x": {{"BLOCK_M": {n}}}}}, "wrong": {{}}}}'
+            for n in ("-8", "2000", "Infinity", "8.5", "true")
+        ),
+    ],
+)
+def test_a_damaged_file_is_ignored_with_a_warning(fresh: Device, text: str) -> None:
+    path = fresh.findings.path
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    with pytest.warns(UserWarning, match=f"{path.name} is damaged"):
+        assert Findings(fresh.entry).tuned == {}
+
+
+@pytest.mark.parametrize(
+    ("constants", "named"),
+    [({"N_SPLITS": 300}, "N_SPLITS 300"), ({"BLOCK_M": 200}, "BLOCK_M 200"), ({"BLOCK": 1}, "BLOCK 1")],
+)
+def test_what_the_tuner_could_not_have_stored_is_not_used(
+    fresh: Device, constants: dict[str, int], named: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = prefill_tiles(fresh, 32, "float16").variant.name
+    decode, prefill = decode_key(name, 2, 32, "float16"), prefill_key(name, 32, "float16")
+    default = decode_splits(fresh, 2, 32, "float16"), sizes(prefill_tiles(fresh, 32, "float16"))
+    fresh.findings.tuned = {decode: constants, prefill: constants}
+    for _ in range(2):
+        assert (decode_splits(fresh, 2, 32, "float16"), sizes(prefill_tiles(fresh, 32, "float16"))) == default
+    assert len(caplog.messages) == 2 and all(f"has {named} for attention_" in text for text in caplog.messages)
+
+
+@pytest.mark.parametrize("variant", ["cpu", "portable"])
+@pytest.mark.parametrize(
+    ("tile", "message"),
+    [
+        ({"block_m": -8}, "BLOCK_M is -8"),
+        ({"block_m": 1 << 30}, "BLOCK_M is 1073741824; expected 1 to 128"),
+        ({"block_n": -16}, "BLOCK_N is -16; expected 16, 32 or 64"),
+        ({"dv_tile": -16}, r"DV_TILE is -16; expected a divisor of head_dim 32: \[16, 32\]"),
+    ],
+)
+def test_tiles_that_no_kernel_has_are_refused(
+    default_device: Device, variant: str, tile: dict[str, int], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        prefill_tiles(default_device, 32, "float16", variant=variant, **tile)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"BLOCK_M": 1 << 30}, "BLOCK_M is 1073741824; expected 1 to 128"),
+        ({"BLOCK": 8}, "kernel_options has BLOCK; expected BLOCK_M, BLOCK_N, DV_TILE"),
+        ({"BLOCK_M": 0}, "kernel_options has BLOCK_M 0; expected a whole number, 1 or more"),
+        ({"BLOCK_N": 24}, "BLOCK_N is 24; expected 16, 32 or 64"),
+    ],
+)
+def test_kernel_options_are_checked(default_device: Device, options: dict[str, int], message: str) -> None:
+    x = np.zeros((1, 1, 4, 16), np.float32)
+    with pytest.raises(UsageError, match=message):
+        flex_attention(x, x, x, kernel_options=options, device=default_device)
+    with pytest.raises(UsageError, match=message):
+        llmcl.load_random("smollm2-135m", device=default_device.entry.index, max_context=16, kernel_options=options)
+
+
+def run(name: str, *arguments: str, cache: Path | None = None) -> subprocess.CompletedProcess[str]:
+    script = [str(ROOT / "scripts" / "tune_prefill.py")] if name == "script" else ["-m", "llmcl.cli", name]
+    search_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return subprocess.run(
+        [sys.executable, *script, *arguments],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "PYTHONPATH": search_path,
+            "PYTHONIOENCODING": "utf-8",
+            **({"LLMCL_CACHE_DIR": str(cache)} if cache else {}),
+        },
+        timeout=240,
+    )
+
+
+def test_the_command_stores_the_winner(tmp_path: Path) -> None:
+    cache, files = tmp_path / "cache", [tmp_path / f"table.{kind}" for kind in ("md", "csv", "json")]
+    written = [text for pair in zip(("--markdown", "--csv", "--json"), map(str, files), strict=True) for text in pair]
+    done = run("tune", "-m", "smollm2", "--kernel", "decode", "-d", "64", *written, cache=cache)
+    assert done.returncode == 0, done.stderr
+    for part in ("attention_decode", "vs default", "fastest attention_decode (*): N_SPLITS", "stored in"):
+        assert part in done.stdout
+    assert "attention_decode default (N_SPLITS" in done.stderr
+    (stored,) = (cache / "findings").iterdir()
+    ((key, constants),) = json.loads(stored.read_text())["tuned"].items()
+    assert key.startswith("attention_decode ") and key.endswith("kv_heads 3 head_dim 64 float16")
+    rows = json.loads(files[2].read_text(encoding="utf-8"))
+    (winner,) = (row for row in rows if row["winner"])
+    assert {name: winner[name] for name in constants} == constants and winner["ms"] > 0
+    assert [row["choice"] for row in csv.DictReader(files[1].read_text().splitlines())] == [r["choice"] for r in rows]
+    assert files[0].read_text(encoding="utf-8").count("\n| ") == len(rows) + 2
+    again = run("generate", "-m", "smollm2", "-p", "Hi", "-n", "4", "-q", cache=cache)
+    assert again.returncode == 0, again.stderr
+
+
+def test_the_script_times_one_combination(tmp_path: Path) -> None:
+    done = run("script", "-m", "smollm2", "--combo", "D", "-p", "32", "-q", cache=tmp_path)
+    assert done.returncode == 0, done.stderr
+    labels = [line.split(" ")[0] for line in done.stdout.splitlines()[3:6]]
+    assert labels == ["D", "G", "default"] and done.stderr == ""
+    assert not (tmp_path / "findings").exists(), "a single combination is no winner"
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "code", "parts"),
+    [
+        ("tune", [], 2, ["--model", "--random"]),
+        ("tune", ["-m", "smollm2", "--combo", "X"], 2, ["--combo", "'X'", "A, B"]),
+        ("tune", ["-m", "smollm2", "--variant", "fast", "-q"], 2, ["'fast'", "cpu, portable"]),
+        ("tune", ["-m", "smollm2", "--csv", "no/such/folder/x"], 2, ["--csv", "no/such/folder/x"]),
+        ("generate", ["-m", "smollm2", "-p", "Hi", "--combo", "X"], 2, ["--combo", "'X'"]),
+    ],
+)
+def test_bad_requests_are_refused(command: str, arguments: list[str], code: int, parts: list[str]) -> None:
+    done = run(command, *arguments)
+    assert (done.returncode, done.stdout) == (code, "")
+    for part in parts:
+        assert part in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_combination_gives_the_same_logits(smollm2: LLM) -> None:
+    """Not the same text: a last bit of attention's sums may choose another of two tokens that are as likely."""
+    tiles = tuning.combination("D")
+    ids = smollm2.encode("Why is the sky blue?")
+    with llmcl.load(
+        "smollm2", device=smollm2.device.entry.index, dtype="float32", max_context=1024, kernel_options=tiles
+    ) as other:
+        used = [sizes(prefill_tiles(llm.device, llm.config.head_dim, llm.kv_dtype)) for llm in (other, smollm2)]
+        assert used[0] == (tiles["BLOCK_M"], tiles["BLOCK_N"], tiles["DV_TILE"]) != used[1]
+        expected, actual = smollm2.logits(ids), other.logits(ids)
+    assert np.abs(actual - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+def test_the_command_takes_a_combination() -> None:
+    done = run("generate", "-m", "smollm2", "-p", "Hi", "-n", "2", "--combo", "D")
+    assert done.returncode == 0 and done.stdout.strip(), done.stderr
