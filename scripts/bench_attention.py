@@ -41,7 +41,7 @@ from llmcl.attention import and_masks, create_block_mask, flex_attention, masks
 from llmcl.cli import options as opt
 from llmcl.cli.command import TYPER_SETTINGS, Command, run
 from llmcl.errors import UsageError
-from llmcl.ops.attention import CAPACITY_MULTIPLE, AttentionShape
+from llmcl.kernels.common.attention import CAPACITY_MULTIPLE, AttentionShape
 from llmcl.runtime.device import Device
 from llmcl.tools.tune import tune_prefill
 

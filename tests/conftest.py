@@ -184,7 +184,7 @@ def patient() -> Iterator[None]:
 
     For tests that count launches; the others are quicker where a step that waits for a core gives up.
     """
-    from llmcl.runtime import one_launch
+    from llmcl.kernels.cpu import one_launch
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(one_launch, "SPARE_TURNS", one_launch.MOST_TURNS)

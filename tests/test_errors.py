@@ -42,7 +42,8 @@ from llmcl.errors import (
     shown,
 )
 from llmcl.models.weights import all_plans
-from llmcl.ops.linear import rounded_input_bytes
+from llmcl.ops.attention import prefill_implementation
+from llmcl.ops.linear import linear_scratch_bytes
 from llmcl.runtime import device as device_module
 from llmcl.runtime.device import Device
 from llmcl.tokenizer import Tokenizer
@@ -429,10 +430,11 @@ def test_the_forecast_is_what_loading_takes(
             assert needed["KV cache"] == sum(buffer.nbytes for buffer in cache.buffers())
             assert llm.device.peak_bytes <= sum(needed.values())
             matrices, chunk = {(llm.dtype, plan.k) for plan in all_plans(llm.config)}, llm.model.chunk
-            rounded = rounded_input_bytes(llm.device, matrices, chunk, exact_activations=False)
-            assert llm.model.step.rounded_bytes() == rounded
+            rounded = linear_scratch_bytes(llm.device, matrices, chunk, exact_activations=False)
+            paired = prefill_implementation(llm.device, cache.shape).scratch_bytes(llm.device, cache.shape)
+            assert llm.model.step.scratch_bytes == rounded + paired
             if llm.device.is_cpu:
-                assert rounded_input_bytes(llm.device, matrices, chunk, exact_activations=True) == 0
+                assert linear_scratch_bytes(llm.device, matrices, chunk, exact_activations=True) == 0
 
 
 def test_a_cache_beyond_the_largest_allocation_is_named(

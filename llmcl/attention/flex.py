@@ -17,8 +17,9 @@ from llmcl.attention.mods import ScoreMod
 from llmcl.attention.tracing.fingerprint import fingerprint
 from llmcl.attention.tracing.trace import trace_score_mod
 from llmcl.errors import UsageError
+from llmcl.kernels.common.attention import TileRequest
 from llmcl.ops.attention import prefill_tiles
-from llmcl.ops.attention_tiles import check_kernel_options
+from llmcl.ops.attention_sizes import check_kernel_options
 from llmcl.runtime.device import Device
 
 
@@ -98,10 +99,7 @@ def flex_attention(
             problem.head_dim,
             problem.kv_dtype,
             variant=variant,
-            block_m=options.get("BLOCK_M"),
-            block_n=options.get("BLOCK_N"),
-            dv_tile=options.get("DV_TILE"),
-            q_block=None if block_mask is None else block_mask.BLOCK_SIZE[0],
+            request=TileRequest.of(options, None if block_mask is None else block_mask.BLOCK_SIZE[0]),
         )
         if traced is not None:
             check_mod(traced, batch, n_q_heads, n_queries, problem.n_keys)

@@ -17,21 +17,16 @@ from llmcl.attention.key_runs import KeyRuns, all_keys, key_runs
 from llmcl.attention.mods import bind_mods
 from llmcl.attention.tracing.trace import TracedMod
 from llmcl.errors import OutOfDeviceMemoryError, UsageError
+from llmcl.kernels import table
 from llmcl.kernels.common import step_state
+from llmcl.kernels.common.attention import CAPACITY_MULTIPLE, PackKeys, PrefillTiles
 from llmcl.kernels.common.dtype import ITEM_BYTES, KERNEL_NAMES
-from llmcl.kernels.variant import Variant
-from llmcl.ops.attention import CAPACITY_MULTIPLE, PrefillTiles
 from llmcl.runtime.device import Buffer, Device, KernelArg, Launch
 
 # In the state of attention on arrays: see key_runs.cl.
 BATCH_RECORDS, HEAD_RECORDS, GROUP_RECORDS = range(step_state.N_SLOTS, step_state.N_SLOTS + 3)
 MOST_PLANS = 32
 MOST_BYTES = 1 << 28  # of working memory that all plans of a device keep, or an eighth of its memory
-
-PACK_KEYS = (
-    Variant("cpu", "cpu/pack_keys.cl", lambda device: device.is_cpu),
-    Variant("portable", "portable/pack_keys.cl", lambda device: True),
-)
 
 
 @dataclass(frozen=True)
@@ -172,7 +167,7 @@ class FlexPlan:
         query, key, value, out = self._padded(capacity)
         k_tiles = self._pack_keys(key, capacity)
         self._launch(
-            tiles.variant.file,
+            tiles.implementation.file,
             "attention_prefill",
             {
                 **step_state.CONSTANTS,
@@ -227,15 +222,15 @@ class FlexPlan:
         p, head_dim, kv_heads = self.problem, self.problem.head_dim, self.problem.batch * self.problem.n_kv_heads
         # The kernels may read the scores of a whole tile past the last key.
         k_tiles = self._alloc((kv_heads * capacity + CAPACITY_MULTIPLE) * head_dim, p.kv_dtype, "key tiles")
-        pack = next(variant for variant in PACK_KEYS if variant.suits(self.device))
-        n_tiles = capacity // 16
+        pack = table.pick(PackKeys, self.device, p.kv_dtype, head_dim)
+        own, groups, local = pack.size(head_dim, capacity // 16, kv_heads)
         self._launch(
             pack.file,
             "pack_keys",
-            {"KV": KERNEL_NAMES[p.kv_dtype], "HEAD_DIM": head_dim},
+            {"KV": KERNEL_NAMES[p.kv_dtype], "HEAD_DIM": head_dim, **own},
             [key, k_tiles, np.int32(p.n_keys), np.int32(capacity)],
-            groups=(n_tiles, kv_heads, 1) if pack.name == "cpu" else (head_dim, n_tiles, kv_heads),
-            local=(1, 1, 1) if pack.name == "cpu" else (16, 1, 1),
+            groups=groups,
+            local=local,
         )
         return k_tiles
 

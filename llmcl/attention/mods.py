@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from llmcl.attention.block_test import MASK_RANGE, block_test
 from llmcl.attention.tracing.trace import TracedMod, trace_mask_mod, trace_score_mod
-from llmcl.runtime.device import Buffer, Device
+from llmcl.kernels.common.attention import NO_MODS, Mods
+from llmcl.runtime.device import Device
 
 ScoreMod = Callable[..., Any]
 MaskMod = Callable[..., Any]
-
-
-@dataclass(frozen=True)
-class Mods:
-    """What a launch needs: OpenCL C in front of the kernel, and the arrays that it looks up as further arguments."""
-
-    prelude: str = ""
-    buffers: tuple[Buffer, ...] = ()
-
-
-NO_MODS = Mods()
 
 
 def bind_mods(device: Device, score_mod: TracedMod | None, mask_mod: TracedMod | None) -> Mods:

@@ -14,7 +14,7 @@ from llmcl.errors import UsageError
 from llmcl.tools import json_text
 
 if TYPE_CHECKING:
-    from llmcl.ops.attention import AttentionShape
+    from llmcl.kernels.common.attention import AttentionShape
     from llmcl.tools.tune import Measurement, Tuning
 
 EPILOG = """\b
@@ -111,9 +111,9 @@ def tune(
 def _shape(model: str | None, random: str | None, offline: bool, dtype: str, kv_dtype: str) -> AttentionShape:
     """The heads of the model, whose weights need not be loaded, and the KV dtype that it would be loaded with."""
     from llmcl.checkpoint import open_checkpoint
+    from llmcl.kernels.common.attention import CAPACITY_MULTIPLE, AttentionShape
     from llmcl.kernels.common.dtype import check_kv_dtype, is_rounded
     from llmcl.models.config.random_shapes import random_shape_config
-    from llmcl.ops.attention import CAPACITY_MULTIPLE, AttentionShape
 
     if random is not None:
         config = random_shape_config(random)

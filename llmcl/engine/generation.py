@@ -69,11 +69,10 @@ def token_ids(
         model.decode()
         return _sample(model, i + 1)
 
-    runs_ahead = not model.device.is_cpu
     reading = _sample(model, 0)
     on_decode()
     for i in range(count - 1):
-        ahead = step_after(i) if runs_ahead else None
+        ahead = step_after(i) if model.device.runs_ahead else None
         token = reading()
         reading = ahead or step_after(i)
         cache.token_ids.append(token)  # step i + 1 is writing its key and value

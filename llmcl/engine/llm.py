@@ -19,7 +19,7 @@ from llmcl.engine.chat import Chat
 from llmcl.engine.generation import Generation, Piece, collect, pieces
 from llmcl.errors import ContextLengthError, UsageError, check_whole, shown
 from llmcl.kernels.common.dtype import ACTIVATION_DTYPES, QUANTIZED, check_dtype, check_kv_dtype
-from llmcl.kernels.variant import check_shared_kernels
+from llmcl.kernels.implementation import check_only_kernels
 from llmcl.models.config import ModelConfig
 from llmcl.models.config.random_shapes import random_shape_config
 from llmcl.models.kv_cache import KVCache, KVSequence, capacity_for, kv_bytes_per_position
@@ -35,7 +35,7 @@ from llmcl.models.weights import (
     random_weights,
     stored_formats,
 )
-from llmcl.ops.attention_tiles import check_kernel_options
+from llmcl.ops.attention_sizes import check_kernel_options
 from llmcl.ops.sample import SamplingParams
 from llmcl.progress import OPENING, Progress
 from llmcl.runtime.device import Device
@@ -266,7 +266,7 @@ def _assemble(
         kv_tokens = kv_page_tokens * pool_pages(max_context, kv_page_tokens, kv_pages)
     elif kv_pages is not None:
         raise UsageError(f"kv_pages is {kv_pages} without kv_page_tokens; give the tokens of a page as well, e.g. 64")
-    check_shared_kernels(device, "float32", kv_dtype, types.dtype)
+    check_only_kernels(device, "float32", kv_dtype, types.dtype)
     check_memory(forecast(config, types, kv_dtype, max_context, device, kv_tokens), device)
     exact = exact_queries(types, kv_dtype)
     cache: KVCache  # first: it fails at once where a buffer is too large

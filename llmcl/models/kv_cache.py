@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from llmcl.kernels.common.attention import CAPACITY_MULTIPLE, AttentionShape
 from llmcl.kernels.common.dtype import kv_row_bytes
 from llmcl.kernels.common.step_state import StepState
 from llmcl.models.config import ModelConfig
-from llmcl.ops.attention import CAPACITY_MULTIPLE, AttentionShape
 from llmcl.runtime.device import Buffer, Device
 
 

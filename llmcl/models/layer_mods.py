@@ -8,8 +8,9 @@ from typing import Any
 
 from llmcl.attention.block_mask import and_masks, check_mod
 from llmcl.attention.masks import sliding_window, soft_cap
-from llmcl.attention.mods import MaskMod, Mods, ScoreMod, bind_mods, trace_mods
+from llmcl.attention.mods import MaskMod, ScoreMod, bind_mods, trace_mods
 from llmcl.attention.tracing.trace import TracedMod
+from llmcl.kernels.common.attention import Mods
 from llmcl.models.config import ModelConfig
 from llmcl.runtime.device import Device
 

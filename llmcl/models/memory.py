@@ -5,15 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from llmcl.errors import OutOfDeviceMemoryError
+from llmcl.kernels.common.attention import AttentionShape
 from llmcl.kernels.common.dtype import is_rounded
-from llmcl.kernels.common.step_state import EXPANDED_BYTES
+from llmcl.kernels.common.sizes import prefill_chunk
 from llmcl.kernels.common.weight import STAGING_BYTES
 from llmcl.models.config import ModelConfig
 from llmcl.models.kv_cache import kv_bytes_per_position
-from llmcl.models.model import activation_shapes, prefill_chunk
+from llmcl.models.model import activation_shapes
 from llmcl.models.weights import WeightTypes, all_plans, weights_bytes
-from llmcl.ops.attention import AttentionShape, decode_splits, paired_bytes
-from llmcl.ops.linear import expands, rounded_input_bytes
+from llmcl.ops.attention import decode_splits, prefill_implementation
+from llmcl.ops.linear import linear_scratch_bytes
 from llmcl.runtime.device import Device
 
 
@@ -31,12 +32,10 @@ def forecast(
     shapes = activation_shapes(config, chunk, n_splits)
     working = 4 * sum(int(np.prod(shape)) for shape in shapes.values())
     matrices = {(dtype, plan.k) for plan in all_plans(config) for _, dtype in types.runs(plan)}
-    working += rounded_input_bytes(device, matrices, chunk, exact_activations=types.exact_activations)
+    working += linear_scratch_bytes(device, matrices, chunk, exact_activations=types.exact_activations)
     heads = config.n_q_heads, config.n_kv_heads, config.head_dim
     cache = AttentionShape(*heads, kv_tokens, kv_dtype, exact_queries=exact_queries(types, kv_dtype))
-    working += paired_bytes(device, cache)
-    if any(expands(device, dtype) for dtype, _ in matrices):
-        working += EXPANDED_BYTES
+    working += prefill_implementation(device, cache).scratch_bytes(device, cache)
     # Given back before the working buffers are made: room for what is not counted (norms, sampling, step state).
     working += STAGING_BYTES
     return {

@@ -5,38 +5,34 @@ from __future__ import annotations
 import logging
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from llmcl.attention.mods import NO_MODS, Mods
 from llmcl.errors import ContextLengthError, KernelBuildError, UsageError
+from llmcl.kernels import table
+from llmcl.kernels.common.attention import NO_MODS, Mods
+from llmcl.kernels.common.linear import Rows
+from llmcl.kernels.common.persistent import DecodeLayer, DecodeLayers, PersistentLayers
+from llmcl.kernels.common.sizes import prefill_chunk
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight
+from llmcl.kernels.cpu.one_launch import OneLaunch
+from llmcl.kernels.cpu.one_launch import why_not as why_not_one_launch
 from llmcl.models.config import ModelConfig
-from llmcl.models.decode_layers import decode_layers, why_not
 from llmcl.models.kv_cache import KVCache
 from llmcl.models.weights import LayerWeights, ModelWeights
-from llmcl.ops.attention import (
-    attention_decode,
-    attention_prefill,
-    decode_splits,
-    leaves_narrow_rows,
-    rope_append,
-)
+from llmcl.ops.attention import attention_decode, attention_leaves, attention_prefill, decode_splits, rope_append
 from llmcl.ops.embed import embed
 from llmcl.ops.last_token import last_token
-from llmcl.ops.linear import linear_decode, linear_prefill, narrow_dtype, rounds_rows
-from llmcl.ops.narrow import NarrowRows
+from llmcl.ops.linear import leaves_form, linear_decode, linear_prefill, passed_form
 from llmcl.ops.qkv_adjust import qkv_adjust
-from llmcl.ops.rms_norm import rms_norm, rms_norm_narrow
+from llmcl.ops.rms_norm import rms_norm
 from llmcl.ops.sample import Sampler
 from llmcl.ops.soft_cap import soft_cap
 from llmcl.progress import READING, Progress
 from llmcl.runtime.device import Buffer, Device, Launch, named_errors
-from llmcl.runtime.one_launch import OneLaunch
-from llmcl.runtime.one_launch import why_not as why_not_one_launch
 
 _log = logging.getLogger(__name__)
 
@@ -44,8 +40,6 @@ LOGITS_CHUNK = 64
 PARTS = 8  # of a chunk of prefill, after which progress is reported
 FIRST_APART, MOST_APART = 2, 1024  # steps in separate launches after one launch gave up
 SOON = 16  # steps: where it gives up again within so many, or twice those apart, others use the device all the time
-
-Rows = Buffer | NarrowRows  # activations of a step's tokens
 
 GATES = {"silu": "swiglu", "gelu_tanh": "geglu"}  # activation: epilogue of the product with gate and up
 
@@ -63,11 +57,6 @@ class Activations:
     part_ml: Buffer  # [n_q_heads, n_splits, 2]
     part_acc: Buffer  # [n_q_heads, n_splits, head_dim]
     logits: Buffer  # [vocab], of the step's last token
-
-
-def prefill_chunk(device: Device) -> int:
-    """Tokens that prefill takes at once: enough to read each weight seldom, few enough for small working buffers."""
-    return 512 if device.is_cpu else 2048
 
 
 def activation_shapes(config: ModelConfig, chunk: int, n_splits: int) -> dict[str, tuple[int, ...]]:
@@ -102,8 +91,8 @@ class Model:
     ):
         """mods: what is added to the causal attention of each layer, by the model and the user; () for nothing.
 
-        one_launch: decode in one launch where the device can: a GPU all layers (models/decode_layers.py), a CPU the whole step
-        (runtime/one_launch.py). progress: called while kernels are compiled.
+        one_launch: decode in one launch where the device can: all layers (kernels/nvidia/decode_layers.py) or the whole
+        step (kernels/cpu/one_launch.py). progress: called while kernels are compiled.
         """
         self.device = device
         self.mods = tuple(mods) or (NO_MODS,) * config.n_layers
@@ -121,7 +110,7 @@ class Model:
             }
         )
         self.step_position = 0  # of the first token that the launches enqueued last compute
-        self.tagged: dict[str, Buffer] = {}  # what models/decode_layers.py has instead of some activations
+        self.stand_ins: Mapping[str, Buffer] = {}  # for activations, where persistent layers have others in their place
         self.sampler = Sampler(device, self.act.logits, config.vocab_size, self.step)
         ops = PrefillOps(self)
         self._prefill, self._last_layer = prefill_stack(self, ops)
@@ -167,9 +156,8 @@ class Model:
 
     def _prepare(self, progress: Progress | None) -> None:
         """Compiles all kernels and makes their objects, so that it is part of loading."""
-        if self.device.is_cpu:
-            for launch in (*self._prefill, *self._last_layer):
-                launch.share_kernel()
+        for launch in (*self._prefill, *self._last_layer):
+            launch.share_seldom_used()
         others = *self._prefill, *self._last_token, *self._last_layer, *self._head, *self.sampler.launches
         with self.device.compile_progress((*self.decode_launches, *others), progress):
             if self._one_launch:
@@ -263,7 +251,7 @@ class Model:
         part_before: Callable[[], None] | None = None
         for start in range(0, len(launches), size):
             self._run(launches[start : start + size], n_tokens)
-            if self.device.is_cpu:
+            if not self.device.runs_ahead:
                 self.device.finish()
                 yield min(1.0, (start + size) / len(launches))
             else:
@@ -332,12 +320,39 @@ def prefill_stack(model: Model, ops: PrefillOps) -> tuple[list[Launch], list[Lau
 
 def decode_stack(model: Model) -> Iterator[Launch]:
     """stack() for one token, its layers in one launch if the device can run them so."""
-    ops, act = DecodeOps(model), model.act
-    if why_not(model) is not None:
-        yield from stack(model, ops)
-        return
-    yield from ops.embed(model.weights.embedding, act.x, act.rope)
-    yield from decode_layers(model, GATES[model.config.activation])
+    ops, act, device = DecodeOps(model), model.act, model.device
+    layers = decode_layers(model)
+    for row in table.implementations(PersistentLayers):
+        if row.suits(device) and row.why_not(device, layers) is None:
+            bound = row.bind(device, layers)
+            model.stand_ins = bound.intermediates
+            yield from ops.embed(model.weights.embedding, act.x, act.rope)
+            yield from bound.launches
+            return
+    yield from stack(model, ops)
+
+
+def decode_layers(model: Model) -> DecodeLayers:
+    """The layers of a decode step, for kernels that run all of them."""
+    config, cache, act = model.config, model.cache, model.act
+    layers = []
+    for i, layer in enumerate(model.weights.layers):
+        extras = (layer.qkv_bias, layer.head_norms, layer.attention_post_norm, layer.mlp_post_norm)
+        rest = (layer.qkv, layer.output, layer.mlp_norm, layer.gate_up, layer.down, cache.k[i], cache.v[i])
+        is_plain = all(extra is None for extra in extras)
+        layers.append(DecodeLayer(layer.attention_norm, *rest, model.mods[i], is_plain))
+    return DecodeLayers(
+        layers,
+        cache.shape,
+        model.step,
+        config.hidden_size,
+        config.intermediate_size,
+        config.rms_norm_eps,
+        GATES[config.activation],
+        model.n_splits,
+        act.x,
+        act.rope,
+    )
 
 
 def head(model: Model, ops: DecodeOps | PrefillOps, logits: Buffer) -> Iterator[Launch]:
@@ -426,31 +441,33 @@ class DecodeOps(_Ops):
 
 
 class PrefillOps(_Ops):
-    """Many tokens: each op is a kernel of its own. What Hopper's matrix units multiply is left as they take it."""
+    """Many tokens: each op is a kernel of its own. What a product packs is left so where a kernel can."""
 
     def attended(self, layer: LayerWeights) -> Rows:
         model = self._model
-        dtype = narrow_dtype(self._device, layer.output)
-        if dtype is None or not leaves_narrow_rows(self._device, model.cache.shape):
+        form = passed_form(self._device, layer.output)
+        if form is None or not attention_leaves(self._device, model.cache.shape, form):
             return model.act.attended
-        return NarrowRows(self._step.narrowed_rows(layer.output.k), dtype, layer.output.k)
+        return form.rows(self._step, layer.output.k)
 
     def gated(self, layer: LayerWeights) -> Rows:
-        dtype = narrow_dtype(self._device, layer.down)
-        if dtype is None or dtype != narrow_dtype(self._device, layer.gate_up):
+        form = passed_form(self._device, layer.down)
+        if form is None or not leaves_form(self._device, layer.gate_up, form):
             return self._model.act.ffn
-        return NarrowRows(self._step.narrowed_rows(layer.down.k, "gated"), dtype, layer.down.k)
+        return form.rows(self._step, layer.down.k, "gated")
 
     def norm_linear(self, x: Buffer, norm: Buffer, weight: Weight, out: Rows, epilogue: str = "store") -> list[Launch]:
-        if rounds_rows(self._device, weight):
-            return linear_prefill(self._device, weight, x, out, self._step, norm=norm, eps=self._eps, epilogue=epilogue)
-        dtype = narrow_dtype(self._device, weight)
-        if dtype is None:
-            normed = self._model.act.normed
-            return rms_norm(self._device, x, norm, normed, self._eps) + self.linear(normed, weight, out, epilogue)
-        narrow = NarrowRows(self._step.narrowed_rows(weight.k), dtype, weight.k)
-        launches = rms_norm_narrow(self._device, x, norm, narrow, self._eps, self._step)
-        return launches + self.linear(narrow, weight, out, epilogue)
+        return linear_prefill(
+            self._device,
+            weight,
+            x,
+            out,
+            self._step,
+            norm=norm,
+            normed=self._model.act.normed,
+            eps=self._eps,
+            epilogue=epilogue,
+        )
 
     def linear(self, x: Rows, weight: Weight, out: Rows, epilogue: str = "store") -> list[Launch]:
         return linear_prefill(self._device, weight, x, out, self._step, epilogue=epilogue)

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from weakref import WeakSet
 
 from llmcl.errors import OutOfDeviceMemoryError, UsageError
+from llmcl.kernels.common.attention import CAPACITY_MULTIPLE, AttentionShape
 from llmcl.kernels.common.step_state import StepState
 from llmcl.models.config import ModelConfig
 from llmcl.models.kv_cache import KVCache, KVSequence, capacity_for, common_prefix
-from llmcl.ops.attention import CAPACITY_MULTIPLE, AttentionShape
 from llmcl.runtime.device import Device
 
 

@@ -6,10 +6,10 @@ import numpy as np
 
 from llmcl.kernels.common import step_state
 from llmcl.kernels.common.dtype import TILE_ROWS, kernel_name, tile_bytes
+from llmcl.kernels.common.sizes import local_size
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight
 from llmcl.kernels.common.work import per_token
-from llmcl.kernels.variant import local_size
 from llmcl.runtime.device import Buffer, Device, Launch
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from llmcl.kernels.common import step_state
+from llmcl.kernels.common.sizes import local_size
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.work import once
-from llmcl.kernels.variant import local_size
 from llmcl.runtime.device import Buffer, Device, Launch
 
 

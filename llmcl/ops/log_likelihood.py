@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from llmcl.kernels.variant import local_size
+from llmcl.kernels.common.sizes import local_size
 from llmcl.runtime.device import Buffer, Device, Launch
 
 

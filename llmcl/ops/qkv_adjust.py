@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from llmcl.kernels.common.sizes import local_size, run_of
 from llmcl.kernels.common.work import per_token
-from llmcl.kernels.variant import local_size
 from llmcl.runtime.device import Buffer, Device, Launch
 
 
@@ -27,7 +27,7 @@ def qkv_adjust(
         return []
     size = local_size(device, 8)
     heads = n_q_heads + (n_kv_heads if bias is None else 2 * n_kv_heads)
-    heads_per_group = heads if device.is_cpu else 1
+    heads_per_group = run_of(device, heads)
     constants: dict[str, object] = {
         "N_Q_HEADS": n_q_heads,
         "N_KV_HEADS": n_kv_heads,

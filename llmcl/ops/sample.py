@@ -11,9 +11,9 @@ import numpy as np
 
 from llmcl.errors import UsageError
 from llmcl.kernels.common import step_state
+from llmcl.kernels.common.sizes import widest_group
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.work import once
-from llmcl.kernels.variant import power_of_two_at_most
 from llmcl.runtime.device import Buffer, Device, Launch
 
 REPEAT_WINDOW = 64
@@ -98,7 +98,7 @@ class Sampler:
         self.last_seen = device.alloc(4 * vocab_size, "latest positions")
         self._params = device.zeros(4 * len(CONSTANTS), "sampling parameters")
         self._device.fill(self.last_seen, np.int32(-1))
-        width = power_of_two_at_most(min(256 if device.is_cpu else 1024, device.entry.max_work_group_size))
+        width = widest_group(device)
         groups = min(max(2, device.compute_units), -(-vocab_size // width))
         best = device.alloc(8 * groups, "best scores")
         bins = device.zeros(4 * (BINS + 1), "histogram of the logits")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from llmcl.kernels.common.sizes import local_size, run_of
 from llmcl.kernels.common.work import per_token
-from llmcl.kernels.variant import local_size
 from llmcl.runtime.device import Buffer, Device, Launch
 
-_CPU_RUN = 128
+_LONG_RUN = 128
 
 
 def soft_cap(device: Device, x: Buffer, row: int, cap: float | None) -> list[Launch]:
@@ -14,7 +14,7 @@ def soft_cap(device: Device, x: Buffer, row: int, cap: float | None) -> list[Lau
     if cap is None:
         return []
     size = local_size(device, 64)
-    run = _CPU_RUN if device.is_cpu else size
+    run = run_of(device, _LONG_RUN, size)
     return [
         device.launch(
             "portable/soft_cap.cl",

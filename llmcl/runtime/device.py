@@ -12,7 +12,6 @@ import numpy as np
 
 from llmcl.errors import DeviceError, LlmclError, OutOfDeviceMemoryError
 from llmcl.progress import COMPILING, Progress
-from llmcl.runtime.dot_product import BFLOAT16, INT8, NONE, dot_product
 from llmcl.runtime.platforms import DeviceEntry, prepare_icd_loader, select_device
 
 prepare_icd_loader()  # before the first import of pyopencl anywhere
@@ -23,7 +22,6 @@ from pyopencl.tools import ImmediateAllocator, MemoryPool  # noqa: E402
 from llmcl.runtime.findings import Findings  # noqa: E402
 from llmcl.runtime.huge_pages import HugePages  # noqa: E402
 from llmcl.runtime.program import KernelSource, ProgramCache  # noqa: E402
-from llmcl.runtime.wgmma import has_wgmma  # noqa: E402
 
 KernelArg = Union["Buffer", np.generic]
 Groups = tuple[int, ...] | Callable[[int], tuple[int, ...]]
@@ -170,6 +168,11 @@ class Launch:
         """Compiles the kernel and makes its object now, so that the first enqueue does not. Raises KernelBuildError."""
         assert self.kernel is not None
 
+    def share_seldom_used(self) -> None:
+        """Shares the kernel object of a launch of prefill where that pays: on a CPU, which sets arguments quickly."""
+        if self._device.is_cpu:
+            self.share_kernel()
+
     def share_kernel(self) -> Launch:
         """From now on one kernel object serves this launch and others that share: for launches enqueued seldom.
 
@@ -265,6 +268,13 @@ class Device:
         return self.entry.kind == "cpu" and not self.entry.is_software
 
     @property
+    def runs_ahead(self) -> bool:
+        """Whether the host learns of a step's end while the next one runs. A CPU device computes with the very thread
+        that waits for a token, and would not hand it out before the next step is done, too.
+        """
+        return not self.is_cpu
+
+    @property
     def compute_units(self) -> int:
         return self.entry.compute_units
 
@@ -272,21 +282,6 @@ class Device:
     def allocator(self) -> MemoryPool:
         """For arrays of pyopencl (`allocator=device.allocator`): memory that an array gave back serves the next one."""
         return MemoryPool(ImmediateAllocator(self.queue))
-
-    @cached_property
-    def dot_form(self) -> int:
-        """How kernels reach the processor's 8-bit dot product (runtime/dot_product.py); 0 where they cannot."""
-        return dot_product(self.entry, INT8) if self.is_cpu else NONE
-
-    @cached_property
-    def bf16_dot_form(self) -> int:
-        """The same for its dot product of bfloat16."""
-        return dot_product(self.entry, BFLOAT16) if self.is_cpu else NONE
-
-    @property
-    def has_wgmma(self) -> bool:
-        """Whether kernels can have Hopper's asynchronous matrix products (runtime/wgmma.py)."""
-        return has_wgmma(self.entry)
 
     @property
     def compile_s(self) -> float:

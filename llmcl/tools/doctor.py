@@ -22,16 +22,17 @@ import numpy as np
 
 from llmcl import reference
 from llmcl.errors import LlmclError
+from llmcl.kernels import table
+from llmcl.kernels.common.attention import AttentionDecode, AttentionPrefill, AttentionShape, RopeAppend
+from llmcl.kernels.common.linear import LinearDecode, LinearPrefill
 from llmcl.kernels.common.step_state import RING, StepState
 from llmcl.kernels.common.weight import Weight, WeightPart
-from llmcl.kernels.variant import PTX_VARIANTS, Variant
-from llmcl.ops import attention as attention
-from llmcl.ops import linear
-from llmcl.ops.attention import PAIRED, AttentionShape, prefill_dtype, rope_append
+from llmcl.kernels.cpu import one_launch
+from llmcl.kernels.implementation import Implementation
+from llmcl.ops.attention import prefill_dtype, rope_append
 from llmcl.ops.embed import embed
 from llmcl.ops.rms_norm import rms_norm
 from llmcl.ops.sample import Sampler, SamplingParams
-from llmcl.runtime import one_launch
 from llmcl.runtime.device import Device
 from llmcl.runtime.platforms import DeviceEntry
 from llmcl.tools.trials import (
@@ -62,35 +63,40 @@ PASS, WRONG, REFUSED, CRASHED, UNUSED = "pass", "wrong", "refused", "crashed", "
 
 @dataclass(frozen=True)
 class Check:
-    """A variant of a kernel with one storage type. run(device) -> largest error over the largest expected magnitude.
+    """An implementation with one storage type. run(device) -> largest error over the largest expected magnitude.
 
-    variant: None for a kernel that has one for every device. table: all variants of the kernel, the preferred first.
+    variant: None for a kernel that has one for every device. rows: all implementations, the preferred first.
     """
 
     kernel: str
-    variant: Variant | None
+    variant: Implementation | None
     dtype: str
     run: Callable[[Device], float]
-    table: Sequence[Variant] = ()
+    rows: Sequence[Implementation] = ()
 
     @property
     def variant_name(self) -> str:
         return self.variant.name if self.variant else "shared"
 
     @property
+    def runs_anywhere(self) -> bool:
+        """Whether every compiler takes the kernel; inline PTX is refused by all but one."""
+        return self.variant is None or self.variant.runs_anywhere
+
+    @property
     def key(self) -> str:
         """Its name among a device's findings."""
-        return self.variant.key(self.dtype) if self.variant else f"{self.kernel}.cl {self.dtype}"
+        return self.variant.key(self.dtype) if self.variant else f"portable/{self.kernel}.cl {self.dtype}"
 
     def suits(self, device: Device) -> bool:
         """Whether this variant could be chosen on the device at all."""
-        return self.variant is None or (self.variant.suits(device) and self.variant.fits(self.dtype, SIZE))
+        return self.variant is None or (self.variant.suits(device) and self.variant.takes(self.dtype, SIZE))
 
     def in_use(self, device: Device) -> bool:
         """Whether it is what runs with this storage type, what is known to be wrong left out."""
         if self.variant is None:
             return True
-        usable = [v for v in self.table if v.suits(device) and v.fits(self.dtype, SIZE)]
+        usable = [v for v in self.rows if v.suits(device) and v.takes(self.dtype, SIZE)]
         left = [v for v in usable if v.key(self.dtype) not in device.findings.wrong]
         return self.variant in (left or usable[-1:])[:1]
 
@@ -111,34 +117,25 @@ class Outcome:
 
 def checks() -> list[Check]:
     """Every kernel of the layer stack in every variant and with every storage type."""
-    tables: list[tuple[str, Sequence[Variant], Callable[..., float], Sequence[str]]] = [
-        ("linear_decode", linear.DECODE_VARIANTS, _linear_decode, DTYPES),
-        ("linear_prefill", linear.PREFILL_VARIANTS, _linear_prefill, DTYPES),
-        ("attention_decode", attention.DECODE_VARIANTS, _attention_decode, KV_DTYPES),
-        ("attention_prefill", attention.PREFILL_VARIANTS, _attention_prefill, KV_DTYPES),
-        ("rope_append", attention.ROPE_VARIANTS, _rope_append, KV_DTYPES),
+    kinds: list[tuple[str, Sequence[Implementation], Callable[..., float], Sequence[str]]] = [
+        ("linear_decode", table.implementations(LinearDecode), _linear_decode, DTYPES),
+        ("linear_prefill", table.implementations(LinearPrefill), _linear_prefill, DTYPES),
+        ("linear_decode", table.implementations(LinearDecode), partial(_quantized, n=1), QUANTIZED_DTYPES),
+        ("linear_prefill", table.implementations(LinearPrefill), partial(_quantized, n=33), QUANTIZED_DTYPES),
+        ("attention_decode", table.implementations(AttentionDecode), _attention_decode, KV_DTYPES),
+        ("attention_prefill", table.implementations(AttentionPrefill), _attention_prefill, KV_DTYPES),
+        ("rope_append", table.implementations(RopeAppend), _rope_append, KV_DTYPES),
     ]
     found = [
-        Check(kernel, variant, dtype, partial(run, variant=variant.name, dtype=dtype), table)
-        for kernel, table, run, dtypes in tables
-        for variant in table
+        Check(kernel, row, dtype, partial(run, variant=row.name, dtype=dtype), rows)
+        for kernel, rows, run, dtypes in kinds
+        for row in rows
         for dtype in dtypes
-        if variant.fits(dtype, SIZE)
-    ]
-    quantized = [
-        ("linear_decode", linear.QUANTIZED_DECODE_VARIANTS),
-        ("linear_prefill", linear.QUANTIZED_PREFILL_VARIANTS),
-    ]
-    found += [
-        Check(kernel, variant, dtype, partial(_quantized, kernel=kernel, variant=variant.name, dtype=dtype), table)
-        for kernel, table in quantized
-        for variant in table
-        for dtype in QUANTIZED_DTYPES
-        if variant.fits(dtype, SIZE)
+        if row.takes(dtype, SIZE)
     ]
     found += [Check("embed", None, dtype, partial(_embed, dtype=dtype)) for dtype in DTYPES]
     found += [Check("rms_norm", None, "float32", _rms_norm), Check("sample", None, "float32", _sample)]
-    together = Variant("cpu", one_launch.FILE, one_launch.suits)
+    together = one_launch.CpuOneLaunch()
     found.append(Check("one_launch", together, "float32", _one_launch, (together,)))
     return found
 
@@ -171,9 +168,8 @@ def _linear_prefill(device: Device, *, variant: str, dtype: str) -> float:
     return errors[0] if errors[1] < ROUNDED_TO_BFLOAT16 else float("inf")
 
 
-def _quantized(device: Device, *, kernel: str, variant: str, dtype: str) -> float:
+def _quantized(device: Device, *, n: int, variant: str, dtype: str) -> float:
     """The error with exact activations; infinity where that with rounded ones is more than rounding explains."""
-    n = 1 if kernel == "linear_decode" else 33
     errors = []
     for exact in (True, False):
         trial = quantized_trial(device, 96, 512, dtype, n, exact=exact)
@@ -208,7 +204,7 @@ def _attention_prefill(device: Device, *, variant: str, dtype: str) -> float:
     return _exact_and_rounded(
         problem,
         lambda case: _worst(iter([(prefill_trial(device, case), {"variant": variant})])),
-        rounds=prefill_dtype(device, problem.shape, variant) in (*QUANTIZED_DTYPES, PAIRED),
+        rounds=dtype in QUANTIZED_DTYPES or prefill_dtype(device, problem.shape, variant) != dtype,
     )
 
 
@@ -331,8 +327,7 @@ def diagnose(
     listed = checks()
     wanted = []
     for i, check in enumerate(listed):
-        # Inline PTX would only be refused by any other compiler.
-        if check.suits(device) or (everything and check.variant_name not in PTX_VARIANTS):
+        if check.suits(device) or (everything and check.runs_anywhere):
             wanted.append(i)
         else:
             settle(i, UNUSED, None, f"{entry.name} never chooses this variant")
@@ -402,7 +397,7 @@ def work(index: int, wanted: Sequence[int]) -> None:
     for i in wanted:
         try:
             error = listed[i].run(device)
-            allowed = tolerance(listed[i].variant_name, listed[i].dtype)
+            allowed = tolerance(listed[i].variant, listed[i].dtype)
             status = PASS if error < allowed else WRONG
             detail = "" if status == PASS else f"error {error:.1e} of the largest value, allowed {allowed:.0e}"
             result = {"status": status, "error": error if np.isfinite(error) else None, "detail": detail}

@@ -14,11 +14,12 @@ import numpy as np
 
 from llmcl import reference
 from llmcl.checkpoint.quantize import quantize_rows
+from llmcl.kernels.common.attention import CAPACITY_MULTIPLE, AttentionShape
 from llmcl.kernels.common.dtype import QUANTIZED
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight, WeightPart, alloc_weight, load_rows
-from llmcl.kernels.variant import PTX_VARIANTS
-from llmcl.ops.attention import CAPACITY_MULTIPLE, AttentionShape, attention_decode, attention_prefill
+from llmcl.kernels.implementation import Implementation
+from llmcl.ops.attention import attention_decode, attention_prefill
 from llmcl.ops.linear import linear_decode, linear_prefill
 from llmcl.runtime.device import Buffer, Device, Launch
 
@@ -61,9 +62,9 @@ class Trial:
             buffer.release()
 
 
-def tolerance(variant: str, dtype: str) -> float:
-    """The error that a variant of a kernel may make: float32 sums, or matrix units whose operands have 16 bits."""
-    if variant not in PTX_VARIANTS or dtype == "float32":
+def tolerance(implementation: Implementation | None, dtype: str) -> float:
+    """The error that a kernel may make: that of float32 sums, or of matrix units whose operands have 16 bits."""
+    if implementation is None or not implementation.rounds_to_16_bits or dtype == "float32":
         return 2e-5
     return 2.0**-7 if dtype == "bfloat16" else 2.0**-10
 
@@ -128,7 +129,7 @@ class AttentionProblem:
 
 
 def prefill_trial(device: Device, problem: AttentionProblem) -> Trial:
-    """n tokens after those in the cache. bind takes attention_prefill's variant, block_m, block_n, dv_tile."""
+    """n tokens after those in the cache. bind takes attention_prefill's variant and request."""
     shape, n = problem.shape, problem.qkv.shape[0]
     position = problem.keys.shape[0] - n
     k, v = problem.upload(device, position + n)

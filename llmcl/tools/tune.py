@@ -11,22 +11,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from llmcl.errors import KernelBuildError, UsageError
+from llmcl.kernels import table
+from llmcl.kernels.common.attention import AttentionDecode, AttentionShape, TileRequest
 from llmcl.kernels.common.dtype import QUANTIZED
-from llmcl.kernels.variant import pick
 from llmcl.ops.attention import (
-    DECODE_BLOCK_N,
-    DECODE_VARIANTS,
-    PAIRED,
-    PREFILL_VARIANTS,
-    AttentionShape,
     decode_key,
-    default_block_n,
-    default_splits,
-    prefill_dtype,
+    prefill_implementation,
     prefill_key,
     prefill_tiles,
 )
-from llmcl.ops.attention_tiles import most_splits
+from llmcl.ops.attention_sizes import most_splits
 from llmcl.runtime.device import Device, KernelMemory, Launch
 from llmcl.tools.trials import ROUNDED_ACTIVATIONS, AttentionProblem, Trial, decode_trial, prefill_trial, tolerance
 
@@ -43,8 +37,6 @@ COMBINATIONS: dict[str, tuple[int, int, int]] = {  # BLOCK_M, BLOCK_N, DV_TILE
 BASELINE = "G"
 DEFAULT = "default"  # the label of what is used without tuning
 COLD_BYTES = 128 << 20  # a layer's keys and values come from memory, the weights having passed since they were used
-ROWS = {"cpu": (2, 4, 6, 8, 12, 16)}  # the CPU variant's register tile wants few rows; other variants:
-OTHER_ROWS = (8, 16, 32, 64, 128)
 
 
 @dataclass(frozen=True)
@@ -100,39 +92,40 @@ def tune_prefill(
     note: Note = lambda row: None,
 ) -> Tuning:
     """Times prefill of n_tokens after 37 others with each choice of tiles."""
-    chosen = pick(PREFILL_VARIANTS, device, shape.kv_dtype, shape.head_dim, variant).name
-    met = prefill_dtype(device, shape, chosen)
-    allowed = ROUNDED_ACTIVATIONS if met in (*QUANTIZED, PAIRED) else tolerance(chosen, shape.kv_dtype)
+    chosen = prefill_implementation(device, shape, variant)
+    met = chosen.met_dtype(device, shape)
+    rounds = met != shape.kv_dtype or met in QUANTIZED
+    allowed = ROUNDED_ACTIVATIONS if rounds else tolerance(chosen, shape.kv_dtype)
     heads = shape.n_q_heads, shape.n_kv_heads, shape.head_dim
     problem = AttentionProblem.random(*heads, shape.kv_dtype, n_tokens, position=37, exact=shape.exact_queries)
     trial = prefill_trial(device, problem)
 
     def measure(label: str, constants: Mapping[str, int]) -> Measurement:
         constants = {**constants, "DV_TILE": min(constants["DV_TILE"], shape.head_dim)}
-        options = {name.lower(): value for name, value in constants.items()}
+        request = TileRequest.of(constants)
         # Where no variant is asked for, tiles that the device's own variant lacks are timed in the portable one.
-        row = _measure(trial, "attention_prefill", label, constants, {"variant": variant, **options}, allowed)
+        row = _measure(trial, "attention_prefill", label, constants, {"variant": variant, "request": request}, allowed)
         note(row)
         return row
 
-    default = prefill_tiles(device, shape.head_dim, met, variant=chosen, tuned=False)
+    default = prefill_tiles(device, shape.head_dim, met, variant=chosen.name, tuned=False)
     start = {"BLOCK_M": default.block_m, "BLOCK_N": default.block_n, "DV_TILE": default.dv_tile}
     rows = [measure(name, combination(name)) for name in combinations]
     rows.append(measure(DEFAULT, start))
     if search:
         columns = [d for d in range(16, min(shape.head_dim, 256) + 1, 16) if shape.head_dim % d == 0]
-        values = {"BLOCK_M": ROWS.get(chosen, OTHER_ROWS), "DV_TILE": columns, "BLOCK_N": (16, 32, 64)}
+        values = {"BLOCK_M": chosen.block_m_choices, "DV_TILE": columns, "BLOCK_N": (16, 32, 64)}
         _search(rows, values, measure)
     _repeat(rows, measure)
     trial.release()
-    return _tuning("attention_prefill", chosen, prefill_key(chosen, shape.head_dim, met), rows)
+    return _tuning("attention_prefill", chosen.name, prefill_key(chosen.name, shape.head_dim, met), rows)
 
 
 def tune_decode(
     device: Device, shape: AttentionShape, n_keys: int, *, variant: str | None = None, note: Note = lambda row: None
 ) -> Tuning:
     """Times one token's attention to n_keys keys with other splits and blocks."""
-    chosen = pick(DECODE_VARIANTS, device, shape.kv_dtype, shape.head_dim, variant).name
+    chosen = table.pick(AttentionDecode, device, shape.kv_dtype, shape.head_dim, variant)
     allowed = ROUNDED_ACTIVATIONS if shape.kv_dtype in QUANTIZED else tolerance(chosen, shape.kv_dtype)
     problem = AttentionProblem.random(
         shape.n_q_heads, shape.n_kv_heads, shape.head_dim, shape.kv_dtype, 1, position=n_keys - 1
@@ -142,23 +135,23 @@ def tune_decode(
 
     def measure(label: str, constants: Mapping[str, int]) -> Measurement:
         options = {"n_splits": constants["N_SPLITS"], "block_n": constants.get("BLOCK_N")}
-        row = _measure(trial, "attention_decode", label, constants, {"variant": chosen, **options}, allowed)
+        row = _measure(trial, "attention_decode", label, constants, {"variant": chosen.name, **options}, allowed)
         note(row)
         return row
 
-    splits = default_splits(device, shape.n_kv_heads)
+    splits = chosen.default_splits(device, shape.n_kv_heads)
     most = min(most_splits(device), -(-n_keys // 16))
     default = {"N_SPLITS": splits}
     values: dict[str, Sequence[int]] = {"N_SPLITS": _powers(most)}
-    if chosen != "nvidia":  # whose block is fixed
-        default["BLOCK_N"] = default_block_n(chosen)
-        values["BLOCK_N"] = DECODE_BLOCK_N
+    if chosen.block_n_choices:
+        default["BLOCK_N"] = chosen.default_block_n
+        values["BLOCK_N"] = chosen.block_n_choices
     rows = [measure(DEFAULT, default)]
     _search(rows, values, measure)
     _repeat(rows, measure)
     trial.release()
-    key = decode_key(chosen, shape.n_kv_heads, shape.head_dim, shape.kv_dtype)
-    return _tuning("attention_decode", chosen, key, rows)
+    key = decode_key(chosen.name, shape.n_kv_heads, shape.head_dim, shape.kv_dtype)
+    return _tuning("attention_decode", chosen.name, key, rows)
 
 
 def _powers(limit: int) -> Sequence[int]:

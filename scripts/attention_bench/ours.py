@@ -10,9 +10,10 @@ from pyopencl.array import to_device
 from attention_bench.baselines import Contestant, repeated
 from llmcl.attention import flex_attention
 from llmcl.attention.flex_plan import PlanCache
+from llmcl.kernels.common.attention import AttentionShape
 from llmcl.kernels.common.step_state import StepState
 from llmcl.models.kv_cache import capacity_for
-from llmcl.ops.attention import AttentionShape, attention_decode, attention_prefill, decode_splits
+from llmcl.ops.attention import attention_decode, attention_prefill, decode_splits
 from llmcl.runtime.device import Buffer, Device
 
 PAGE = 64

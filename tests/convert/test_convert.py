@@ -243,7 +243,7 @@ def test_nothing_is_left_of_a_conversion_that_fails(folder: Path, tmp_path: Path
 @pytest.mark.parametrize(("number", "left"), [(signal.SIGTERM, 0), (signal.SIGKILL, 1)])
 def test_a_killed_conversion_leaves_nothing_under_the_name(tmp_path: Path, number: int, left: int) -> None:
     command = [sys.executable, "-m", "llmcl.cli", "convert", "smollm2", str(tmp_path / "model.gguf"), "-q"]
-    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)})
+    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])})
     end = time.monotonic() + 60
     while not any(path.stat().st_size > 1 << 20 for path in tmp_path.glob(".model.gguf.*")):
         assert process.poll() is None and time.monotonic() < end

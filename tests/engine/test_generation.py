@@ -15,9 +15,9 @@ import llmcl
 from llmcl.engine.generation import token_ids
 from llmcl.engine.llm import LLM
 from llmcl.kernels.common.step_state import RING
+from llmcl.kernels.cpu import one_launch
 from llmcl.models.model import Model
 from llmcl.ops.sample import SamplingParams
-from llmcl.runtime import one_launch
 from llmcl.runtime.device import Device
 
 SAMPLINGS: dict[str, dict[str, Any]] = {

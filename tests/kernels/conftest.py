@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import pytest
 from guard_pages import take_guarded
 
-from llmcl.kernels.variant import PTX_VARIANTS
+from llmcl.kernels.nvidia import VARIANTS as PTX_VARIANTS
+from llmcl.kernels.nvidia.wgmma import has_wgmma
 from llmcl.runtime.device import Device
 from llmcl.runtime.huge_pages import HugePages
 from llmcl.runtime.platforms import find_devices
@@ -32,7 +33,7 @@ def target(device: Device, variant: str) -> Device:
     """The device, taken for a CPU or a GPU: it chooses that variant of every kernel, its work-group sizes included."""
     if variant in PTX_VARIANTS and device.entry.ptx_arch < 80:
         pytest.skip("the NVIDIA variants are made of PTX, which this device does not take")
-    if variant == "hopper" and not device.has_wgmma:
+    if variant == "hopper" and not has_wgmma(device.entry):
         pytest.skip("the Hopper variants are made of wgmma, which this device does not take")
     taken_for = copy.copy(device)
     kind = "cpu" if variant == "cpu" else "gpu"

@@ -23,7 +23,8 @@ from helpers import (
 )
 
 from llmcl import reference
-from llmcl.ops.attention import AttentionShape, attention_decode, attention_merge
+from llmcl.kernels.common.attention import AttentionShape
+from llmcl.ops.attention import attention_decode, attention_merge
 from llmcl.runtime.device import Device
 
 TOLERANCE = {"float32": 5e-6, "float16": 5e-6, "bfloat16": 5e-6}

@@ -8,7 +8,6 @@ too, and the tolerance covers what rounding the weights adds.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from helpers import (
     DTYPES,
     from_storage,
     key_tiles,
+    paired_buffers,
     poisoned,
     read_guarded,
     relative_error,
@@ -30,8 +30,11 @@ from llmcl import reference
 from llmcl.attention.masks import sliding_window, soft_cap
 from llmcl.attention.mods import bind_mods, trace_mods
 from llmcl.errors import UsageError
-from llmcl.kernels.variant import PTX_VARIANTS
-from llmcl.ops.attention import PAIRED, AttentionShape, attention_prefill, prefill_dtype
+from llmcl.kernels.common.attention import NO_MODS, AttentionShape, TileRequest
+from llmcl.kernels.cpu.attention import PAIRED
+from llmcl.kernels.cpu.dot_product import bf16_dot_form
+from llmcl.kernels.nvidia import VARIANTS as PTX_VARIANTS
+from llmcl.ops.attention import attention_prefill, prefill_dtype
 from llmcl.runtime.device import Device
 
 TOLERANCE = {"float32": 5e-6, "float16": 5e-6, "bfloat16": 5e-6}
@@ -92,7 +95,7 @@ def check(
     window: int | None = None,
     cap: float | None = None,
     slope: float = 0.0,
-    **tiles: Any,
+    **tiles: int,
 ) -> None:
     n_q_heads, n_kv_heads, head_dim = heads
     shape = AttentionShape(n_q_heads, n_kv_heads, head_dim, capacity, dtype, exact_queries=exact)
@@ -101,8 +104,7 @@ def check(
     if rounds:
         tolerance = ROUNDED_WEIGHTS
     qkv, keys, values, expected = case(dtype, heads, n, position, capacity, rounds, window, cap, slope)
-    if window and cap:
-        tiles["mods"] = bind_mods(device, *trace_mods(soft_cap(cap), sliding_window(window)))
+    mods = bind_mods(device, *trace_mods(soft_cap(cap), sliding_window(window))) if window and cap else NO_MODS
     out = poisoned(device, (n, n_q_heads, head_dim))
     launches = attention_prefill(
         device,
@@ -112,7 +114,8 @@ def check(
         with_poison(device, key_tiles(keys)),
         with_poison(device, values),
         out,
-        **tiles,
+        request=TileRequest(**tiles) if tiles else None,
+        mods=mods,
     )
     run(launches, n)
     assert relative_error(read_guarded(device, out, np.float32, expected.shape), expected) < tolerance
@@ -182,7 +185,7 @@ def test_rounded_to_bfloat16_under_rules(target: Device) -> None:
 @pytest.mark.parametrize(("position", "n"), [(0, 1), (0, 33), (37, 12)])
 def test_pair_cache(target: Device, dtype: str, position: int, n: int) -> None:
     """The rounded keys and values: bit for bit, and no value where there is no key."""
-    if not target.bf16_dot_form:
+    if not bf16_dot_form(target):
         pytest.skip("the processor or the driver has no dot product of bfloat16")
     heads, end = (2, 2, 32), position + n
     qkv, keys, values, _ = case(dtype, heads, n, position, 64)
@@ -191,7 +194,7 @@ def test_pair_cache(target: Device, dtype: str, position: int, n: int) -> None:
     launches = attention_prefill(
         target, AttentionShape(*heads, 64, dtype), operands[0], step, *operands[1:], poisoned(target, (n, 2, 32))
     )
-    paired = step.paired_cache(2 * 64 * 32)
+    paired = paired_buffers(step, 2 * 64 * 32)
     for buffer in paired:
         target.fill(buffer, np.uint32(0x7FC07FC0))
     run(launches[:1], n)

@@ -20,7 +20,8 @@ from helpers import (
 
 from llmcl import reference
 from llmcl.errors import UsageError
-from llmcl.ops.linear import GATES, linear_decode
+from llmcl.kernels.common.linear import GATES
+from llmcl.ops.linear import linear_decode
 from llmcl.runtime.device import Device
 
 TOLERANCE = {"float32": 2e-6, "float16": 2e-6, "bfloat16": 2e-6}

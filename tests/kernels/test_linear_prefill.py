@@ -21,8 +21,10 @@ from helpers import (
 )
 
 from llmcl import reference
-from llmcl.kernels.common.step_state import CPU_ROWS_MULTIPLE
-from llmcl.ops.linear import BF16_TILE_TOKENS, CPU_GROUP_TOKENS, CPU_TILE_TOKENS, GATES, linear_prefill
+from llmcl.kernels.common.linear import GATES
+from llmcl.kernels.cpu.dot_product import bf16_dot_form
+from llmcl.kernels.cpu.linear import BF16_TILE_TOKENS, GROUP_TOKENS, ROUNDED_GROUP_TOKENS, TILE_TOKENS
+from llmcl.ops.linear import linear_prefill
 from llmcl.runtime.device import Device
 
 EPS = 1e-5
@@ -64,7 +66,7 @@ def check(
 
     if norm:
         x = reference.rms_norm(x, norm_weight, EPS).astype(np.float32)
-    if dtype == "bfloat16" and device.is_cpu and device.bf16_dot_form and not exact:
+    if dtype == "bfloat16" and device.is_cpu and bf16_dot_form(device) and not exact:
         x = reference.round_bfloat16(x).astype(np.float32)
     expected = reference.linear(x, reference.round_to(values, dtype))
     if epilogue == "add":
@@ -81,7 +83,7 @@ def around(tile: int) -> list[int]:
 
 
 @pytest.mark.parametrize("columns", [*(pytest.param(columns, marks=heavy) for columns in (1, 2, 3)), 4])
-@pytest.mark.parametrize("n", [1, *around(CPU_GROUP_TOKENS), *around(PORTABLE_TOKENS), 577])
+@pytest.mark.parametrize("n", [1, *around(GROUP_TOKENS), *around(PORTABLE_TOKENS), 577])
 def test_linear_prefill(target: Device, columns: int, n: int) -> None:
     check(target, "float16", n, ROWS_BY_COLUMNS[columns], 80)
 
@@ -89,7 +91,7 @@ def test_linear_prefill(target: Device, columns: int, n: int) -> None:
 @pytest.mark.parametrize("columns", [*(pytest.param(columns, marks=heavy) for columns in (1, 2, 3)), 4])
 @pytest.mark.parametrize("offset", [-1, 0, 1])
 def test_around_a_register_tile(target: Device, columns: int, offset: int) -> None:
-    check(target, "float16", CPU_TILE_TOKENS[columns] + offset, ROWS_BY_COLUMNS[columns], 80)
+    check(target, "float16", TILE_TOKENS[columns] + offset, ROWS_BY_COLUMNS[columns], 80)
 
 
 @heavy
@@ -116,7 +118,7 @@ def test_few_columns(target: Device, dtype: str, epilogue: str, rows: int) -> No
 
 
 @heavy
-@pytest.mark.parametrize("n", [*around(BF16_TILE_TOKENS[1]), *around(CPU_ROWS_MULTIPLE)])
+@pytest.mark.parametrize("n", [*around(BF16_TILE_TOKENS[1]), *around(ROUNDED_GROUP_TOKENS)])
 def test_bfloat16_dot_products(target: Device, n: int) -> None:
     check(target, "bfloat16", n, 131, 80)
 
@@ -124,7 +126,7 @@ def test_bfloat16_dot_products(target: Device, n: int) -> None:
 @heavy
 def test_bfloat16_norm(target: Device) -> None:
     """Rows may round the other way where the twin's norm differs in its last bit."""
-    if not target.is_cpu or not target.bf16_dot_form:
+    if not target.is_cpu or not bf16_dot_form(target):
         pytest.skip("only the kernel that rounds rows to bfloat16 normalises them")
     check(target, "bfloat16", 50, 131, 80, norm=True)
 

@@ -13,9 +13,12 @@ from stored_rows import load, quantized_weight, random_rows
 
 from llmcl import reference
 from llmcl.kernels.common.dtype import QUANTIZED
-from llmcl.kernels.common.step_state import CPU_ROWS_MULTIPLE
+from llmcl.kernels.common.linear import LinearPrefill
 from llmcl.kernels.common.weight import Weight
-from llmcl.ops.linear import linear_decode, linear_prefill, rounds_rows
+from llmcl.kernels.cpu.dot_product import dot_form
+from llmcl.kernels.cpu.linear import ROUNDED_GROUP_TOKENS, RoundedRows
+from llmcl.kernels.table import pick
+from llmcl.ops.linear import linear_decode, linear_prefill
 from llmcl.runtime.device import Device
 
 TOLERANCE = 3e-6
@@ -94,7 +97,7 @@ def check_decode(
         epilogue=epilogue,
     )
     run(launches)
-    is_rounded = device.entry.ptx_arch >= 80 or (device.is_cpu and device.dot_form != 0)
+    is_rounded = device.entry.ptx_arch >= 80 or (device.is_cpu and dot_form(device) != 0)
     used = (rounded if is_rounded and not exact else x.astype(np.float64))[-1:]
     if norm:
         used = used * norm_weight / np.sqrt(np.mean(x[-1].astype(np.float64) ** 2) + EPS)
@@ -124,7 +127,8 @@ def check_prefill(
     norm_buffer = with_poison(device, norm_weight) if norm else None
     x_buffer = with_poison(device, x)
     run(linear_prefill(device, weight, x_buffer, out, step, norm=norm_buffer, eps=EPS, epilogue=epilogue), n)
-    used = rounded if rounds_rows(device, weight) else x
+    forms = [pick(LinearPrefill, device, part.dtype, k).form(device, part.dtype, k, exact) for part in weight.parts]
+    used = rounded if all(isinstance(form, RoundedRows) for form in forms) else x
     if norm:
         used = used * norm_weight / np.sqrt(np.mean(x.astype(np.float64) ** 2, axis=1, keepdims=True) + EPS)
     expected = finish(reference.linear(used, values), before, epilogue)
@@ -201,7 +205,7 @@ def test_prefill_on_nvidia(target: Device, dtype: str) -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("n", [1, 11, 12, CPU_ROWS_MULTIPLE, CPU_ROWS_MULTIPLE + 1])
+@pytest.mark.parametrize("n", [1, 11, 12, ROUNDED_GROUP_TOKENS, ROUNDED_GROUP_TOKENS + 1])
 def test_prefill_lengths(target: Device, n: int) -> None:
     check_prefill(target, "q4_0", n, 37, 96)
 
@@ -215,7 +219,7 @@ def test_prefill_epilogue(target: Device, dtype: str, epilogue: str, rows: int) 
 @pytest.mark.heavy
 @pytest.mark.parametrize("dtype", ["q4_1", "q6_k"])
 def test_prefill_norm(target: Device, dtype: str) -> None:
-    if not target.is_cpu or not target.dot_form:
+    if not target.is_cpu or not dot_form(target):
         pytest.skip("only the kernel that rounds rows to 8 bits normalises them")
     check_prefill(target, dtype, 25, 64, 512, norm=True)
 

@@ -21,10 +21,10 @@ from helpers import (
 )
 
 from llmcl import reference
-from llmcl.ops.attention import AttentionShape, attention_prefill, leaves_narrow_rows
-from llmcl.ops.linear import linear_prefill, narrow_dtype
-from llmcl.ops.narrow import NarrowRows, narrow_rows
-from llmcl.ops.rms_norm import rms_norm_narrow
+from llmcl.kernels.common.attention import AttentionShape
+from llmcl.kernels.nvidia.linear import HalfRows
+from llmcl.ops.attention import attention_leaves, attention_prefill
+from llmcl.ops.linear import leaves_form, linear_prefill, passed_form
 from llmcl.runtime.device import Device
 
 ROUNDING = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
@@ -39,8 +39,9 @@ pytestmark = pytest.mark.parametrize("variant", ["hopper"])
 def test_narrow_rows(target: Device, dtype: str, n: int, k: int) -> None:
     x = np.random.default_rng(n).standard_normal((n, k)).astype(np.float32)
     step = step_state_at(target, position=0, n_tokens=n)
-    run(narrow_rows(target, with_poison(target, x), k, dtype, step, blocks=True), n)
-    rows = NarrowRows(step.narrowed_rows(k), dtype, k)
+    form = HalfRows(dtype, blocks=True)
+    rows = form.rows(step, k)
+    run([form.pack(target, with_poison(target, x), rows, step, None, 0.0)], n)
     np.testing.assert_array_equal(read_narrow(target, rows, n), reference.round_to(x, dtype))
 
 
@@ -51,8 +52,9 @@ def test_rms_norm_narrow(target: Device, dtype: str, n: int, k: int) -> None:
     rng = np.random.default_rng(n)
     x, weight = rng.standard_normal((n, k)).astype(np.float32), rng.standard_normal(k).astype(np.float32)
     step = step_state_at(target, position=0, n_tokens=n)
-    rows = NarrowRows(step.narrowed_rows(k), dtype, k)
-    run(rms_norm_narrow(target, with_poison(target, x), target.upload(weight, "norm"), rows, 1e-5, step), n)
+    form = HalfRows(dtype, blocks=True)
+    rows = form.rows(step, k)
+    run([form.pack(target, with_poison(target, x), rows, step, target.upload(weight, "norm"), 1e-5)], n)
     assert relative_error(read_narrow(target, rows, n), reference.rms_norm(x, weight, 1e-5)) < ROUNDING[dtype]
 
 
@@ -68,9 +70,10 @@ def test_a_product_takes_and_leaves_them(target: Device, dtype: str, rows: int, 
     )
     first = weight_on_device(target, gate_up, dtype, alternating=True, tiles_per_part=6)
     second = weight_on_device(target, down, dtype)
-    assert narrow_dtype(target, first) == narrow_dtype(target, second) == dtype
+    form = HalfRows(dtype, blocks=True)
+    assert passed_form(target, second) == form and leaves_form(target, first, form)
     step = step_state_at(target, position=0, n_tokens=n)
-    gated = NarrowRows(step.narrowed_rows(inner, "gated"), dtype, inner)
+    gated = form.rows(step, inner, "gated")
     out = poisoned(target, (n, 80))
     run(linear_prefill(target, first, with_poison(target, x), gated, step, epilogue="swiglu"), n)
     run(linear_prefill(target, second, gated, out, step), n)
@@ -87,14 +90,15 @@ def test_attention_leaves_them(target: Device, n: int) -> None:
     """In the weights' dtype, whatever that of the cache is."""
     n_heads, head_dim, capacity = 4, 64, 320
     shape = AttentionShape(n_heads, 2, head_dim, capacity, "float16")
-    assert leaves_narrow_rows(target, shape)
+    form = HalfRows("bfloat16", blocks=True)
+    assert attention_leaves(target, shape, form)
     rng = np.random.default_rng(n)
     qkv = rng.standard_normal((n, n_heads + 4, head_dim)).astype(np.float32)
     keys, values = (to_storage(rng.standard_normal((2, capacity, head_dim)), "float16") for _ in range(2))
     step = step_state_at(target, position=0, n_tokens=n)
     operands = [with_poison(target, qkv), step, with_poison(target, key_tiles(keys)), with_poison(target, values)]
     plain = poisoned(target, (n, n_heads * head_dim))
-    narrow = NarrowRows(step.narrowed_rows(n_heads * head_dim), "bfloat16", n_heads * head_dim)
+    narrow = form.rows(step, n_heads * head_dim)
     for out in (plain, narrow):
         run(attention_prefill(target, shape, *operands, out), n)
     expected = reference.round_to(read_guarded(target, plain, np.float32, (n, n_heads * head_dim)), "bfloat16")

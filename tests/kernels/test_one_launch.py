@@ -16,11 +16,11 @@ from llmcl.attention.masks import alibi
 from llmcl.engine.llm import LLM
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import alloc_weight, fill_random
+from llmcl.kernels.cpu import one_launch
 from llmcl.models.config import ModelConfig
 from llmcl.models.model import Model
 from llmcl.ops.linear import linear_decode
 from llmcl.progress import COMPILING
-from llmcl.runtime import one_launch
 from llmcl.runtime.device import Device
 
 pytestmark = pytest.mark.usefixtures("patient")
@@ -37,7 +37,7 @@ MODELS: dict[str, tuple[ModelConfig, dict[str, Any]]] = {
 
 @pytest.fixture
 def cpu(device: Device) -> Device:
-    if not one_launch.suits(device):
+    if not one_launch.CpuOneLaunch().suits(device):
         pytest.skip("only a processor runs a step in one launch of this kind")
     return device
 

@@ -16,8 +16,9 @@ from helpers import (
     with_poison,
 )
 
+from llmcl.kernels.common.attention import AttentionShape
 from llmcl.kernels.common.step_state import StepState
-from llmcl.ops.attention import AttentionShape, attention_decode, attention_prefill, rope_append
+from llmcl.ops.attention import attention_decode, attention_prefill, rope_append
 from llmcl.runtime.device import Device
 
 PAGE, POOL, CAPACITY = 64, 12, 320

@@ -12,20 +12,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import poisoned, read_guarded, relative_error, rotations, run, with_poison
+from helpers import paired_buffers, poisoned, read_guarded, relative_error, rotations, run, with_poison
 
 from llmcl import reference
 from llmcl.attention.masks import sliding_window, soft_cap
-from llmcl.attention.mods import NO_MODS, bind_mods, trace_mods
+from llmcl.attention.mods import bind_mods, trace_mods
+from llmcl.kernels.common.attention import NO_MODS, AttentionShape
 from llmcl.kernels.common.step_state import StepState
-from llmcl.ops.attention import (
-    PAIRED,
-    AttentionShape,
-    attention_decode,
-    attention_prefill,
-    prefill_dtype,
-    rope_append,
-)
+from llmcl.kernels.cpu.attention import PAIRED
+from llmcl.kernels.cpu.dot_product import bf16_dot_form, dot_form
+from llmcl.ops.attention import attention_decode, attention_prefill, prefill_dtype, rope_append
 from llmcl.runtime.device import Device
 
 pytestmark = pytest.mark.heavy  # attention in the CPU variant
@@ -50,7 +46,7 @@ def eight_bits(x: np.ndarray) -> np.ndarray:
 
 
 def rounds_queries(device: Device, exact: bool) -> bool:
-    return device.is_cpu and device.dot_form > 0 and not exact
+    return device.is_cpu and dot_form(device) > 0 and not exact
 
 
 def within_the_format(actual: np.ndarray, x: np.ndarray) -> bool:
@@ -194,7 +190,7 @@ def test_rules_and_pages(target: Device, position: int, n: int) -> None:
 @pytest.mark.parametrize("variant", ["cpu"])
 def test_pair_cache(target: Device) -> None:
     """The cache rounded to bfloat16 in pairs, from pages out of order: bit for bit."""
-    if not target.bf16_dot_form:
+    if not bf16_dot_form(target):
         pytest.skip("the processor or the driver has no dot product of bfloat16")
     heads, position, n = (2, 2, 64), 70, 20
     cache = Cache(target, heads, position + n, True, False)
@@ -205,7 +201,7 @@ def test_pair_cache(target: Device) -> None:
     values[:, position + n :] = 0.0
     rows = -(-(position + n) // 16) * 16
     expected = reference.pair_cache(keys[:, :rows], values[:, :rows])
-    for buffer, bits in zip(step.paired_cache(2 * CAPACITY * 64), expected, strict=True):
+    for buffer, bits in zip(paired_buffers(step, 2 * CAPACITY * 64), expected, strict=True):
         found = target.read(buffer, np.uint16, (2, CAPACITY * 64))[:, : rows * 64].reshape(bits.shape)
         real = np.s_[:, : (position + n) // 16]  # keys that do not exist have scales of NaN
         np.testing.assert_array_equal(found[real], bits[real])

@@ -23,7 +23,8 @@ from helpers import (
 )
 
 from llmcl import reference
-from llmcl.ops.attention import AttentionShape, rope_append
+from llmcl.kernels.common.attention import AttentionShape
+from llmcl.ops.attention import rope_append
 from llmcl.runtime.device import Device
 
 QUERY_TOLERANCE = 1e-6

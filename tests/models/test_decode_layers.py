@@ -12,10 +12,10 @@ import pytest
 from llmcl.attention.masks import alibi, sliding_window
 from llmcl.attention.mods import bind_mods, trace_mods
 from llmcl.engine.llm import load_random
+from llmcl.kernels.nvidia.decode_layers import NvidiaDecodeLayers
 from llmcl.models.config import ModelConfig
-from llmcl.models.decode_layers import why_not
 from llmcl.models.kv_cache import KVCache
-from llmcl.models.model import Model
+from llmcl.models.model import Model, decode_layers
 from llmcl.runtime.device import Device
 
 SHAPES = {
@@ -23,6 +23,11 @@ SHAPES = {
     "gqa3": {"hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9, "num_key_value_heads": 3},
     "wide": {"hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 8, "num_key_value_heads": 8},
 }
+
+
+def why_not(model: Model) -> str | None:
+    row = NvidiaDecodeLayers()
+    return row.why_not(model.device, decode_layers(model)) if row.suits(model.device) else "the device is not NVIDIA's"
 
 
 def config_file(folder: Path, shape: dict[str, Any]) -> str:
@@ -52,7 +57,7 @@ def buffers(model: Model, config: ModelConfig, position: int) -> dict[str, np.nd
     }
     found = {name: device.read(getattr(model.act, name), np.float32, (n,)) for name, n in sizes.items()}
     for name in ("qkv", "attended", "ffn"):
-        whole = device.read(model.tagged.get(name, getattr(model.act, name)), np.uint32, (sizes[name],))
+        whole = device.read(model.stand_ins.get(name, getattr(model.act, name)), np.uint32, (sizes[name],))
         found[name] = (whole & ~np.uint32(1)).view(np.float32)  # without tags
     for i, (k, v) in enumerate(zip(model.cache.k, model.cache.v, strict=True)):
         tiles = device.read(k, np.float16, (shape.n_kv_heads, shape.capacity // 16, shape.head_dim, 16))

@@ -26,9 +26,9 @@ from helpers import (
 
 import llmcl
 from llmcl import reference
-from llmcl.attention.mods import NO_MODS
 from llmcl.engine.llm import LLM
 from llmcl.errors import UsageError
+from llmcl.kernels.common.attention import NO_MODS
 from llmcl.models.config import ModelConfig
 from llmcl.models.layer_mods import trace_layer_mods
 from llmcl.tokenizer.chat_template import render

@@ -15,7 +15,8 @@ from llmcl import reference
 from llmcl.checkpoint.quantize import quantize_rows
 from llmcl.engine.llm import LLM
 from llmcl.errors import UsageError
-from llmcl.models.decode_layers import why_not
+from llmcl.kernels.nvidia.decode_layers import NvidiaDecodeLayers
+from llmcl.models.model import decode_layers
 from llmcl.runtime.device import Device
 
 TEXT = (
@@ -80,5 +81,5 @@ def test_heads_that_the_format_cannot_hold_are_refused(tmp_path: Path, default_d
 
 def test_the_one_launch_of_nvidia_is_refused(default_device: Device) -> None:
     with llmcl.load_random("smollm2-135m", device=default_device, kv_dtype="q8_0", max_context=64) as llm:
-        reason = why_not(llm.model)
+        reason = NvidiaDecodeLayers().why_not(llm.device, decode_layers(llm.model))
     assert reason is not None and "16-bit" in reason and "q8_0" in reason

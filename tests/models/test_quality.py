@@ -16,7 +16,7 @@ from llmcl.convert.gguf import gguf_plan
 from llmcl.runtime.device import Device
 from llmcl.tools.perplexity import perplexity
 
-TEXT = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
 WINDOW, WINDOWS = 256, 3
 # A format for the layers in turn; only the rows of ffn_down (1536 values) are whole super-blocks of the k formats.
 FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from llmcl.runtime import dot_product as dot_module
+from llmcl.kernels.cpu import dot_product as dot_module
+from llmcl.kernels.cpu.dot_product import BFLOAT16, INT8, INTRINSIC, NONE, DotProduct, dot_product
 from llmcl.runtime import probe
-from llmcl.runtime.dot_product import BFLOAT16, INT8, INTRINSIC, NONE, DotProduct, dot_product
 from llmcl.runtime.platforms import DeviceEntry
 
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from llmcl.errors import KernelBuildError
+from llmcl.kernels.nvidia.wgmma import PROBE, has_wgmma
 from llmcl.runtime.device import Device
 from llmcl.runtime.platforms import DeviceEntry
 from llmcl.runtime.probe import NO, UNKNOWN, YES, Ending
 from llmcl.runtime.program import KernelSource, ProgramCache, read_source
 from llmcl.runtime.ptx_splice import needs_splice, splice
-from llmcl.runtime.wgmma import PROBE, has_wgmma
 
 PTX = """.version 9.0
 .target sm_90, texmode_independent
@@ -67,7 +67,7 @@ def test_only_hopper_has_wgmma(cl_entry: DeviceEntry, monkeypatch: pytest.Monkey
     def ask(*args: object) -> Ending:
         raise AssertionError("nothing to try on this device")
 
-    monkeypatch.setattr("llmcl.runtime.wgmma.ask", ask)
+    monkeypatch.setattr("llmcl.kernels.nvidia.wgmma.ask", ask)
     assert not has_wgmma.__wrapped__(cl_entry)
 
 
@@ -83,7 +83,7 @@ def test_a_probe_of_wgmma_that_was_killed_is_not_remembered(
     expected: bool,
 ) -> None:
     entry = dataclasses.replace(default_entry, ptx_arch=90)
-    monkeypatch.setattr("llmcl.runtime.wgmma.ask", lambda *_: Ending(verdict))
+    monkeypatch.setattr("llmcl.kernels.nvidia.wgmma.ask", lambda *_: Ending(verdict))
     assert has_wgmma.__wrapped__(entry) is expected
     assert (empty_cache / "wgmma").exists() is kept
 
@@ -99,7 +99,7 @@ def test_a_driver_without_ptx_is_named(default_device: Device, empty_cache: Path
 
 
 def test_the_spliced_program_is_kept(device: Device, empty_cache: Path) -> None:
-    if not device.has_wgmma:
+    if not has_wgmma(device.entry):
         pytest.skip("the device has no wgmma")
     operands = [device.zeros(4 * 64 * 64, name) for name in ("a", "b")]
     out = device.upload(np.ones((64, 64), np.float32), "out")

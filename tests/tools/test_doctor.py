@@ -16,9 +16,10 @@ from programs import run_llmcl
 import llmcl
 from llmcl.cli import main
 from llmcl.errors import DeviceError
-from llmcl.kernels.variant import PTX_VARIANTS, pick
-from llmcl.ops import linear
-from llmcl.runtime import one_launch
+from llmcl.kernels.common.linear import LinearDecode
+from llmcl.kernels.cpu import one_launch
+from llmcl.kernels.nvidia import VARIANTS as PTX_VARIANTS
+from llmcl.kernels.table import pick
 from llmcl.runtime.device import Device
 from llmcl.runtime.findings import Findings
 from llmcl.runtime.platforms import DeviceEntry
@@ -27,7 +28,7 @@ from llmcl.tools import doctor
 # A worker in which one kernel file is changed before it is compiled, or a check does something else.
 WORKER = """
 import sys, os, time
-from llmcl import doctor
+from llmcl.tools import doctor
 from llmcl.cli import main
 from llmcl.runtime import program
 read = program.read_source
@@ -146,15 +147,15 @@ def test_what_is_excluded_is_passed_over(default_device: Device, empty_cache: Pa
     findings = Findings(device.entry)
     findings.store_wrong({"cpu/linear_decode.cl float16": "wrong: error 1.0"})
     device.findings = Findings(device.entry)  # as another run reads it
-    assert pick(linear.DECODE_VARIANTS, device, "float16", 64).name == "portable"
-    assert pick(linear.DECODE_VARIANTS, device, "float32", 64).name == "cpu"
-    assert pick(linear.DECODE_VARIANTS, device, "float16", 64, "cpu").name == "cpu", "by name it can still be tested"
+    assert pick(LinearDecode, device, "float16", 64).name == "portable"
+    assert pick(LinearDecode, device, "float32", 64).name == "cpu"
+    assert pick(LinearDecode, device, "float16", 64, "cpu").name == "cpu", "by name it can still be tested"
     findings.store_wrong(
         {"cpu/linear_decode.cl float16": "wrong: error 1.0", "portable/linear_decode.cl float16": "wrong: error 2.0"}
     )
     device.findings = Findings(device.entry)
     with pytest.raises(DeviceError, match=r"portable/linear_decode.cl gives wrong .* error 2.0; use another --device"):
-        pick(linear.DECODE_VARIANTS, device, "float16", 64)
+        pick(LinearDecode, device, "float16", 64)
 
 
 def test_a_wrong_kernel_without_another_form_refuses_models(default_device: Device, empty_cache: Path) -> None:
@@ -163,7 +164,7 @@ def test_a_wrong_kernel_without_another_form_refuses_models(default_device: Devi
     device.findings.store_wrong(
         {"portable/rms_norm.cl float32": "wrong: error 0.3", "portable/embed.cl bfloat16": "wrong: error 0.1"}
     )
-    with pytest.raises(DeviceError, match=r"kernel rms_norm.cl gives wrong results for float32 .* error 0.3"):
+    with pytest.raises(DeviceError, match=r"kernel portable/rms_norm.cl gives wrong results for float32 .* error 0.3"):
         llmcl.load_random("smollm2-135m", device=device, dtype="float16", max_context=16)
 
 
@@ -216,7 +217,7 @@ def test_json(default_device: Device) -> None:
 
 
 def test_one_launch_that_gave_up_is_tried_again(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not one_launch.suits(device):
+    if not one_launch.CpuOneLaunch().suits(device):
         pytest.skip("only a processor runs a step in one launch of this kind")
     check = next(check for check in doctor.checks() if check.kernel == "one_launch")
     asked: list[bool] = []

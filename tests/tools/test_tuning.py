@@ -19,14 +19,9 @@ from llmcl import reference
 from llmcl.attention import flex_attention
 from llmcl.engine.llm import LLM
 from llmcl.errors import UsageError
-from llmcl.ops.attention import (
-    AttentionShape,
-    decode_key,
-    decode_splits,
-    default_splits,
-    prefill_key,
-    prefill_tiles,
-)
+from llmcl.kernels.common.attention import AttentionDecode, AttentionShape, TileRequest
+from llmcl.kernels.table import pick
+from llmcl.ops.attention import decode_key, decode_splits, prefill_key, prefill_tiles
 from llmcl.runtime.device import Device
 from llmcl.runtime.findings import Findings
 from llmcl.tools import tune as tuning
@@ -94,14 +89,15 @@ def test_what_is_wrong_is_never_timed_or_stored(fresh: Device, monkeypatch: pyte
 def test_decode_is_searched_from_its_default(fresh: Device) -> None:
     result = tuning.tune_decode(fresh, SHAPE, 64)
     assert result.rows[0].label == "default"
-    assert result.rows[0].constants["N_SPLITS"] == default_splits(fresh, SHAPE.n_kv_heads)
+    chosen = pick(AttentionDecode, fresh, SHAPE.kv_dtype, SHAPE.head_dim)
+    assert result.rows[0].constants["N_SPLITS"] == chosen.default_splits(fresh, SHAPE.n_kv_heads)
     tried = [tuple(row.constants.values()) for row in result.rows]
     assert len(set(tried)) == len(tried) and len(tried) >= 5
     assert result.winner is not None and result.winner.ms == min(row.ms for row in result.rows if row.ms is not None)
 
 
 def test_a_stored_winner_is_used_and_overridden(fresh: Device) -> None:
-    name = prefill_tiles(fresh, 32, "float16").variant.name
+    name = prefill_tiles(fresh, 32, "float16").implementation.name
     default = sizes(prefill_tiles(fresh, 32, "float16"))
     fresh.findings.store_tuned(prefill_key(name, 32, "float16"), {"BLOCK_M": 16, "BLOCK_N": 64, "DV_TILE": 16})
     fresh.findings.store_tuned(decode_key(name, 2, 32, "float16"), {"N_SPLITS": 5, "BLOCK_N": 16})
@@ -112,11 +108,12 @@ def test_a_stored_winner_is_used_and_overridden(fresh: Device) -> None:
     for other in ({"head_dim": 64, "kv_dtype": "float16"}, {"head_dim": 32, "kv_dtype": "float32"}):
         assert sizes(prefill_tiles(later, **other)) != (16, 64, 16)  # type: ignore[arg-type]
     assert sizes(prefill_tiles(later, 32, "float16", tuned=False)) == default
-    assert sizes(prefill_tiles(later, 32, "float16", block_m=8)) == (
+    assert sizes(prefill_tiles(later, 32, "float16", request=TileRequest(8))) == (
         8,
-        *sizes(prefill_tiles(fresh, 32, "float16", block_m=8))[1:],
+        *sizes(prefill_tiles(fresh, 32, "float16", request=TileRequest(8)))[1:],
     )
-    assert 8 % prefill_tiles(later, 32, "float16", q_block=8).block_m == 0, "a block mask of 8 queries cannot take 16"
+    masked = prefill_tiles(later, 32, "float16", request=TileRequest(q_block=8))
+    assert 8 % masked.block_m == 0, "a block mask of 8 queries cannot take 16"
     later.kernel_options = {"BLOCK_M": 32, "BLOCK_N": 16, "DV_TILE": 128}
     assert sizes(prefill_tiles(later, 32, "float16")) == (32, 16, 32)
 

@@ -18,7 +18,7 @@ def is_16_bit(dtype: str) -> bool:
 
 @dataclass(frozen=True)
 class BlockType:
-    """A quantised weight on the device (kernels/common/tiles.cl): its checkpoint format, bytes of 16 rows by a block."""
+    """A quantised weight on the device (kernels/common/tiles.cl): checkpoint format, bytes of 16 rows by a block."""
 
     format: str
     block: int

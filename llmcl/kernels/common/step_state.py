@@ -9,10 +9,6 @@ import numpy as np
 from llmcl.runtime.device import Buffer, Device
 
 RING = 256
-EXPANDED_BYTES = 128 << 20
-# Kernels read rounded activations in blocks of tokens whose last may reach beyond the step's.
-CPU_ROWS_MULTIPLE = 96
-NVIDIA_ROWS_MULTIPLE = 128
 
 # Slots of the int32 buffer `state`, as the kernels know them.
 CONSTANTS = {
@@ -21,23 +17,8 @@ CONSTANTS = {
     "STATE_STEP": 2,  # tokens sampled since the generation began
     "STATE_RING": RING,  # not a slot: the length of `sampled`
 }
-CAPACITY, PAIRED_CAPACITY = 3, 4  # keys of a head: of the cache, of its copy in bfloat16 (kernels/cpu/pair_cache.cl)
+CAPACITY, COPY_CAPACITY = 3, 4  # keys of a head: of the cache, of a copy that an implementation makes of it
 N_SLOTS = 5
-
-
-def quantized_rows_bytes(max_tokens: int, k: int) -> int:
-    """Of `StepState.quantized_rows`."""
-    return _rows_of(max_tokens, CPU_ROWS_MULTIPLE) * (k // 32) * 48
-
-
-def narrowed_rows_bytes(max_tokens: int, k: int) -> int:
-    """Of `StepState.narrowed_rows`."""
-    return 2 * max(_rows_of(max_tokens, CPU_ROWS_MULTIPLE), _rows_of(max_tokens, NVIDIA_ROWS_MULTIPLE)) * k
-
-
-def _rows_of(max_tokens: int, multiple: int) -> int:
-    """Rows for max_tokens that are a whole number of `multiple`."""
-    return -(-max_tokens // multiple) * multiple
 
 
 class StepState:
@@ -55,10 +36,7 @@ class StepState:
         self.tokens = device.zeros(4 * max_tokens, "step tokens")
         self.sampled = device.zeros(4 * RING, "sampled tokens")
         self.host_sampled = device.pinned(RING)
-        self._quantized: dict[int, Buffer] = {}
-        self._narrowed: dict[tuple[int, str], Buffer] = {}
-        self._expanded: Buffer | None = None
-        self._paired: dict[int, tuple[Buffer, Buffer]] = {}
+        self._scratch: dict[str, Buffer] = {}
         self._capacities: dict[int, int] = {}
 
     def write_tokens(self, token_ids: Sequence[int] | np.ndarray, position: int) -> None:
@@ -68,7 +46,7 @@ class StepState:
 
     def capacity(self, slot: int, keys: int) -> str:
         """What kernels know as the capacity of the KV cache, or of its copy: an expression, since with a build constant
-        each length of the context would be compiled anew. slot: CAPACITY or PAIRED_CAPACITY, the same `keys` each time.
+        each length of the context would be compiled anew. slot: CAPACITY or COPY_CAPACITY, the same `keys` each time.
         """
         if slot not in self._capacities:
             self._capacities[slot] = keys
@@ -85,39 +63,15 @@ class StepState:
         else:
             self._device.write(self.state, np.asarray(pages, np.int32), offset)
 
-    def quantized_rows(self, k: int) -> Buffer:
-        """Working memory for a step's activations of k columns, rounded to 8 bits: see kernels/cpu/rounded_rows.cl."""
-        if k not in self._quantized:
-            self._quantized[k] = self._device.alloc(quantized_rows_bytes(self.max_tokens, k), "rounded activations")
-        return self._quantized[k]
+    def scratch(self, name: str, nbytes: int) -> Buffer:
+        """Working memory of a step by name, made when it is first asked for; the same size each time."""
+        if name not in self._scratch:
+            self._scratch[name] = self._device.alloc(nbytes, name)
+        return self._scratch[name]
 
-    def narrowed_rows(self, k: int, use: str = "input") -> Buffer:
-        """Working memory for a step's activations of k columns in 16 bits: see kernels/*/narrow_rows.cl and, on a
-        CPU, kernels/cpu/rounded_rows.cl.
-
-        use: a name for what is needed at the same time as other activations of k columns.
-        """
-        if (k, use) not in self._narrowed:
-            nbytes = narrowed_rows_bytes(self.max_tokens, k)
-            self._narrowed[k, use] = self._device.alloc(nbytes, "activations in 16 bits")
-        return self._narrowed[k, use]
-
-    def rounded_bytes(self) -> int:
-        """Of all activations in 8 or 16 bits so far."""
-        return sum(buffer.nbytes for buffer in (*self._quantized.values(), *self._narrowed.values()))
-
-    def expanded_weight(self) -> Buffer:
-        """Working memory for tiles of a quantised weight in float16: see kernels/nvidia/expand_weight.cl."""
-        if self._expanded is None:
-            self._expanded = self._device.alloc(EXPANDED_BYTES, "tiles in 16 bits")
-        return self._expanded
-
-    def paired_cache(self, values: int) -> tuple[Buffer, Buffer]:
-        """Working memory for as many keys' and values' numbers in bfloat16: see kernels/cpu/pair_cache.cl."""
-        if values not in self._paired:
-            keys = self._device.alloc(2 * values, "paired keys")
-            self._paired[values] = keys, self._device.alloc(2 * values, "paired values")
-        return self._paired[values]
+    @property
+    def scratch_bytes(self) -> int:
+        return sum(buffer.nbytes for buffer in self._scratch.values())
 
     def read_sampled(self, i: int) -> Callable[[], int]:
         """Enqueues the reading of the i-th token sampled (4 bytes); the function returned waits for it."""

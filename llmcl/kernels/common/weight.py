@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from llmcl.kernels.common.dtype import NATIVE, QUANTIZED, TILE_ROWS, kernel_name, tile_bytes
+from llmcl.kernels.common.sizes import local_size, run_of
 from llmcl.runtime.device import Buffer, Device
 
 STAGING_BYTES = 32 << 20
@@ -144,13 +145,12 @@ def load_rows(
                     constants["FORMAT"] = source.format
                 elif NATIVE[source.format] != part.dtype:
                     raise ValueError(f"{weight.name}: {source.format} rows for a part of {part.dtype}")
-                # On a CPU a work-group costs as much as packing 64 columns: one has a whole row.
                 device.launch(
-                    f"{kernel}.cl",
+                    f"portable/{kernel}.cl",
                     kernel,
                     constants | {"WEIGHT": kernel_name(part.dtype)},
                     [staging, part.buffer, flags, *map(np.int32, scalars)],
-                    groups=(1 if device.is_cpu else k // columns, stop - start),
+                    groups=(k // run_of(device, k, columns), stop - start),
                     local=(1, 1),
                 ).share_kernel().enqueue()
             yield (stop - start) * source.row_bytes
@@ -164,7 +164,7 @@ def fill_random(device: Device, weight: Weight, spread: float, seed: int) -> Non
     Padding rows are filled as well; no kernel stores theirs.
     """
     for part in weight.parts:
-        width = 1 if device.is_cpu else 64
+        width = local_size(device, 64)
         values = part.n_tiles * TILE_ROWS * weight.k
         count = values // (32 * TILE_ROWS) if part.dtype in QUANTIZED else values
         device.launch(

@@ -1,4 +1,4 @@
-"""Whether a device takes Hopper's asynchronous matrix products, which its OpenCL compiler refuses (ptx_splice.py).
+"""Whether a device takes Hopper's asynchronous matrix products: its OpenCL compiler refuses them (ptx_splice.py).
 
 Run as a program by `ask`, it says whether one such product is right on the device.
 """

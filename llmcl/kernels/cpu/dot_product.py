@@ -14,8 +14,10 @@ import platform
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from llmcl.runtime.device import Device
 from llmcl.runtime.platforms import DeviceEntry
 from llmcl.runtime.probe import LASTS_S, YES, answer_parent, ask, processor, remembered
 
@@ -83,6 +85,21 @@ def dot_product(entry: DeviceEntry, wanted: DotProduct) -> int:
 
     found = remembered("dot_product", entry, wanted.name, read_source(PROBE), answer=answer)
     return next((form for form in forms if str(form) == found), NONE)
+
+
+def dot_form(device: Device) -> int:
+    """How kernels reach the processor's 8-bit dot product; NONE where they cannot."""
+    return _form(device.entry, INT8)
+
+
+def bf16_dot_form(device: Device) -> int:
+    """The same for its dot product of bfloat16."""
+    return _form(device.entry, BFLOAT16)
+
+
+@cache
+def _form(entry: DeviceEntry, wanted: DotProduct) -> int:
+    return dot_product(entry, wanted) if entry.kind == "cpu" and not entry.is_software else NONE
 
 
 def _may_have(flag: str) -> bool:

@@ -21,6 +21,7 @@ from functools import cached_property
 
 import numpy as np
 
+from llmcl.kernels.implementation import Implementation
 from llmcl.runtime.cores import usable_cores
 from llmcl.runtime.device import Buffer, Device, KernelArg, Launch, Work
 from llmcl.runtime.program import KernelSource, constant_text, read_source
@@ -43,14 +44,19 @@ _PLACE = """\
 """
 
 
-def suits(device: Device) -> bool:
-    """Whether it is a processor whose kernels may use the addresses of buffers that are not their arguments."""
-    return device.is_cpu and not device.entry.is_software
+class CpuOneLaunch(Implementation):
+    """A step of decode in one launch, as `llmcl doctor` checks it."""
+
+    name, file = "cpu", FILE
+
+    def suits(self, device: Device) -> bool:
+        """Whether it is a processor whose kernels may use the addresses of buffers that are not their arguments."""
+        return device.is_cpu
 
 
 def why_not(device: Device, launches: Sequence[Launch]) -> str | None:
     """What keeps these launches from being one on this device; None: nothing."""
-    if not suits(device):
+    if not CpuOneLaunch().suits(device):
         return "the device is not a processor"
     if device.queue_properties:
         return "each kernel is timed"

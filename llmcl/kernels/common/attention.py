@@ -1,0 +1,209 @@
+"""What the attention kernels of every device class share: shapes, tile sizes, and a user's functions in a kernel."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from llmcl.errors import UsageError
+from llmcl.kernels.common import step_state
+from llmcl.kernels.common.dtype import kernel_name, kv_row_bytes
+from llmcl.kernels.common.linear import PackedRows, RowForm, Rows, Size
+from llmcl.kernels.common.step_state import StepState
+from llmcl.kernels.common.work import attention_work
+from llmcl.kernels.implementation import Implementation
+from llmcl.runtime.device import Buffer, Device, Launch, WorkOf
+
+CAPACITY_MULTIPLE = 64  # every BLOCK_N divides it
+DECODE_BLOCK_N = (16, 32, 64)
+KERNEL_OPTIONS = ("BLOCK_M", "BLOCK_N", "DV_TILE")
+MOST_ROWS = 128  # of a block of queries
+
+
+@dataclass(frozen=True)
+class Mods:
+    """A user's functions in a kernel: OpenCL C in front of it, and the arrays that they look up, as arguments."""
+
+    prelude: str = ""
+    buffers: tuple[Buffer, ...] = ()
+
+
+NO_MODS = Mods()
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """n_q_heads a multiple of n_kv_heads; head_dim of 16, or of 32 with q8_0; capacity (keys) of 64.
+
+    kv_dtype: one of dtype.KV_DTYPES; kernels/common/kv_cache.cl has the layouts.
+    page_tokens: 0 where the cache is contiguous; else capacity is a pool of pages of that many keys (a multiple of 64).
+    score_scale: factor of the scores; None for 1/sqrt(head_dim).
+    exact_queries: attention is in float32 even where the device has it faster: in decode queries rounded to 8 bits
+    beside a quantised cache; in prefill queries, keys and values rounded to bfloat16 beside any but one of float32.
+    """
+
+    n_q_heads: int
+    n_kv_heads: int
+    head_dim: int
+    capacity: int
+    kv_dtype: str
+    page_tokens: int = 0
+    score_scale: float | None = None
+    exact_queries: bool = False
+
+    @property
+    def group_size(self) -> int:
+        return self.n_q_heads // self.n_kv_heads
+
+    @property
+    def scale(self) -> float:
+        return 1.0 / math.sqrt(self.head_dim) if self.score_scale is None else self.score_scale
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a key or a value of one head."""
+        return kv_row_bytes(self.head_dim, self.kv_dtype)
+
+    def work(self) -> WorkOf:
+        return attention_work(self.n_q_heads, self.n_kv_heads, self.head_dim, self.row_bytes)
+
+    def constants(self, step: StepState, slot: int = step_state.CAPACITY) -> dict[str, object]:
+        """Build constants of a kernel with the argument `state` of `step`, which is to hold the capacity in `slot`."""
+        return {
+            **step_state.CONSTANTS,
+            "KV": kernel_name(self.kv_dtype),
+            "N_Q_HEADS": self.n_q_heads,
+            "N_KV_HEADS": self.n_kv_heads,
+            "HEAD_DIM": self.head_dim,
+            "CAPACITY": step.capacity(slot, self.capacity),
+            **({"KV_PAGE": self.page_tokens, "STATE_PAGES": step_state.N_SLOTS} if self.page_tokens else {}),
+        }
+
+
+class AttentionDecode(Implementation):
+    """One query token against the cache. merges: the kernel joins the states of its splits itself."""
+
+    default_block_n = 64
+    merges = False
+
+    @abstractmethod
+    def size(self, device: Device, shape: AttentionShape, block_n: int) -> tuple[Mapping[str, object], int]:
+        """Build constants of its own, and work-items of a group."""
+
+    def default_splits(self, device: Device, n_kv_heads: int) -> int:
+        """Runs of keys of a head, such that every compute unit has an equal share."""
+        return max(1, min(32, 2 * device.compute_units // n_kv_heads))
+
+    @property
+    def block_n_choices(self) -> Sequence[int]:
+        """Keys a step that `llmcl tune` may try; () where the kernel has one size."""
+        return DECODE_BLOCK_N
+
+
+@dataclass(frozen=True)
+class TileRequest:
+    """Tile sizes that were asked for; None where the implementation chooses. q_block: a multiple of the query rows."""
+
+    block_m: int | None = None
+    block_n: int | None = None
+    dv_tile: int | None = None
+    q_block: int | None = None
+
+    @classmethod
+    def of(cls, constants: Mapping[str, int], q_block: int | None = None) -> TileRequest:
+        """From build constants by name, such as a user's kernel_options."""
+        block_m, block_n, dv_tile = (constants.get(name) for name in KERNEL_OPTIONS)
+        return cls(block_m, block_n, dv_tile, q_block)
+
+    @property
+    def is_open(self) -> bool:
+        return self.block_m is self.block_n is self.dv_tile is None
+
+
+@dataclass(frozen=True)
+class PrefillTiles:
+    """BLOCK_M query rows, BLOCK_N keys a step, DV_TILE output columns a pass, and the implementation they are for."""
+
+    implementation: AttentionPrefill
+    block_m: int
+    block_n: int
+    dv_tile: int
+    extra: Mapping[str, object] = field(default_factory=dict, hash=False)  # constants that follow from the sizes
+    local: tuple[int, int, int] = (1, 1, 1)
+
+    def constants(self) -> dict[str, object]:
+        return {"BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "DV_TILE": self.dv_tile, **self.extra}
+
+
+class AttentionPrefill(Implementation):
+    """Many query tokens against the cache, tile by tile."""
+
+    block_m_choices: Sequence[int] = (8, 16, 32, 64, 128)
+    """Query rows that `llmcl tune` tries."""
+
+    def met_dtype(self, device: Device, shape: AttentionShape) -> str:
+        """As what queries meet keys and values: the cache's dtype, or that of a copy which `prepare` makes."""
+        return shape.kv_dtype
+
+    def prepare(
+        self, device: Device, shape: AttentionShape, step: StepState, k: Buffer, v: Buffer
+    ) -> tuple[AttentionShape, Buffer, Buffer, dict[str, object], list[Launch]]:
+        """The keys and values that the kernel reads: shape, buffers, build constants, and launches that make them."""
+        return shape, k, v, shape.constants(step), []
+
+    def scratch_bytes(self, device: Device, shape: AttentionShape) -> int:
+        """Working memory of `prepare`, for the forecast of memory."""
+        return 0
+
+    def can_have(self, head_dim: int, dtype: str, request: TileRequest) -> bool:
+        """Whether it has tiles of the sizes that were asked for."""
+        return True
+
+    @abstractmethod
+    def tiles(self, device: Device, head_dim: int, dtype: str, request: TileRequest) -> PrefillTiles:
+        """Tile sizes, those of `request` where given. Raises UsageError for sizes that it cannot have."""
+
+    def leaves(self, form: RowForm) -> bool:
+        """Whether it can leave its output in this form."""
+        return False
+
+    def out_constants(self, out: Rows) -> dict[str, object]:
+        """Build constants for rows in a form that it leaves."""
+        if isinstance(out, PackedRows):
+            raise TypeError(f"the {self.name} variant of attention_prefill leaves float32 rows")
+        return {}
+
+
+def check_block_sizes(
+    head_dim: int,
+    block_m: int,
+    block_n: int,
+    dv_tile: int,
+    q_block: int | None,
+    largest_block_n: int = CAPACITY_MULTIPLE,
+) -> None:
+    """Raises UsageError, naming the constant to change, for tiles that no implementation can have."""
+    if q_block is not None and q_block % block_m:
+        raise UsageError(f"BLOCK_M is {block_m}; expected a divisor of the block mask's {q_block} queries a block")
+    if block_n < 16 or block_n % 16 or largest_block_n % block_n:
+        choices = [size for size in (16, 32, 64, 128) if largest_block_n % size == 0]
+        raise UsageError(f"BLOCK_N is {block_n}; expected {', '.join(map(str, choices[:-1]))} or {choices[-1]}")
+    if dv_tile < 16 or dv_tile % 16 or head_dim % dv_tile:
+        options = [d for d in range(16, head_dim + 1, 16) if head_dim % d == 0]
+        raise UsageError(f"DV_TILE is {dv_tile}; expected a divisor of head_dim {head_dim}: {options}")
+
+
+class RopeAppend(Implementation):
+    """Rotates the queries of a step and fills the cache with its keys and values."""
+
+    @abstractmethod
+    def size(self, device: Device, shape: AttentionShape) -> Size: ...
+
+
+class PackKeys(Implementation):
+    """Keys [heads, rows, head_dim] into tiles of 16."""
+
+    @abstractmethod
+    def size(self, head_dim: int, n_tiles: int, heads: int) -> Size: ...

@@ -1,0 +1,175 @@
+"""What the products of every device class share: operands, epilogues, and how activations lie for a product."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from llmcl.kernels.common import step_state
+from llmcl.kernels.common.dtype import TILE_ROWS, kernel_name
+from llmcl.kernels.common.step_state import StepState
+from llmcl.kernels.common.weight import Weight, WeightPart
+from llmcl.kernels.common.work import linear_work
+from llmcl.kernels.implementation import Implementation
+from llmcl.runtime.device import Buffer, Device, Groups, KernelArg, Launch, WorkOf
+
+EPILOGUES = {"store": "EPILOGUE_STORE", "add": "EPILOGUE_ADD", "swiglu": "EPILOGUE_SWIGLU", "geglu": "EPILOGUE_SWIGLU"}
+# The epilogues of a weight whose tiles alternate gate and up, and what they make of the gate.
+GATES = {"swiglu": "GATE_SILU", "geglu": "GATE_GELU_TANH"}
+
+Size = tuple[Mapping[str, object], Groups, tuple[int, ...]]
+"""Build constants of an implementation's own, work-groups, and work-items of a group."""
+
+
+class RowForm(ABC):
+    """How a product takes a step's activations of k columns, where that is not float32 [n, k].
+
+    passes_on: a kernel may leave its result so for the next product. normalises: `pack` can normalise the rows as well.
+    label: forms with the same label share their working memory, one being packed when the other was used. Equal forms
+    are interchangeable.
+    """
+
+    passes_on = False
+    normalises = False
+
+    @property
+    @abstractmethod
+    def label(self) -> str: ...
+
+    @abstractmethod
+    def nbytes(self, max_tokens: int, k: int) -> int:
+        """Of the rows of a step."""
+
+    @abstractmethod
+    def pack(
+        self, device: Device, x: Buffer, rows: PackedRows, step: StepState, norm: Buffer | None, eps: float
+    ) -> Launch:
+        """Brings x float32 [n, k] into this form, normalised first where there is a `norm` float32 [k]."""
+
+    def rows(self, step: StepState, k: int, use: str = "input") -> PackedRows:
+        """Working memory of the step for rows of this form.
+
+        use: a name for what is needed at the same time as other rows of k columns.
+        """
+        return PackedRows(step.scratch(self.scratch_name(k, use), self.nbytes(step.max_tokens, k)), self, k)
+
+    def scratch_name(self, k: int, use: str = "input") -> str:
+        return f"{self.label}, {k} columns, {use}"
+
+
+@dataclass(frozen=True)
+class PackedRows:
+    """A step's activations of k columns in a form other than float32 [n, k]."""
+
+    buffer: Buffer
+    form: RowForm
+    k: int
+
+
+Rows = Buffer | PackedRows
+"""A step's activations: float32 [n, k], or packed for a product."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """out = epilogue(W x) with one part of a weight.
+
+    epilogue: "store", "add" (out += ...), "swiglu" or "geglu" (silu or tanh-approximated gelu of the gate; the weight
+    alternates gate and up tiles, and out has half as many columns).
+    """
+
+    weight: Weight
+    part: WeightPart
+    out: Rows
+    epilogue: str
+
+    @property
+    def tiles_at_once(self) -> int:
+        """Tiles that an epilogue needs together."""
+        return 2 if self.epilogue in GATES else 1
+
+    @property
+    def units(self) -> int:
+        """What a work-group can compute by itself: tiles, or pairs of a gate and an up tile."""
+        return self.part.n_tiles // self.tiles_at_once
+
+    @property
+    def first_row(self) -> np.int32:
+        """The first column of `out` that this part computes."""
+        return np.int32(self.part.first_tile * TILE_ROWS // self.tiles_at_once)
+
+    def constants(self) -> dict[str, object]:
+        halves = self.tiles_at_once
+        rows = min(self.part.n_tiles * TILE_ROWS // halves, self.weight.rows // halves - int(self.first_row))
+        constants: dict[str, object] = {
+            **step_state.CONSTANTS,
+            "WEIGHT": kernel_name(self.part.dtype),
+            "K": self.weight.k,
+            "N": rows,
+            "N_TILES": self.part.n_tiles,
+            "EPILOGUE": EPILOGUES[self.epilogue],
+        }
+        return constants | ({"GATE": GATES[self.epilogue]} if self.epilogue in GATES else {})
+
+    def work(self) -> WorkOf:
+        rows = self.part.n_tiles * TILE_ROWS
+        # "add" reads what it adds to, a gate leaves one value for two rows.
+        outputs = rows // 2 if self.epilogue in GATES else 2 * rows if self.epilogue == "add" else rows
+        return linear_work(self.part.buffer.nbytes, rows, self.weight.k, outputs)
+
+
+class LinearDecode(Implementation):
+    """A product for the last token of a step, which may normalise its input first."""
+
+    @abstractmethod
+    def size(self, device: Device, product: Product) -> Size: ...
+
+    def launch(
+        self, device: Device, product: Product, x: Buffer, step: StepState, norm: Buffer | None, eps: float
+    ) -> Launch:
+        assert isinstance(product.out, Buffer)
+        own, groups, local = self.size(device, product)
+        constants = {**product.constants(), "NORM": norm is not None, "EPS": float(eps), **own}
+        inputs = [x, x if norm is None else norm]
+        args: list[KernelArg] = [product.part.buffer, *inputs, product.out, step.state, product.first_row]
+        return device.launch(
+            self.file, "linear_decode", constants, args, groups=groups, local=local, work=product.work()
+        )
+
+
+class LinearPrefill(Implementation):
+    """A product for every token of a step."""
+
+    def form(self, device: Device, dtype: str, k: int, exact_activations: bool) -> RowForm | None:
+        """How it takes activations beside a weight of this dtype; None: as float32 [n, k]."""
+        return None
+
+    def leaves(self, form: RowForm) -> bool:
+        """Whether it can leave its result in this form."""
+        return False
+
+    @abstractmethod
+    def size(self, device: Device, product: Product, form: RowForm | None) -> Size: ...
+
+    def kernel_file(self, form: RowForm | None) -> str:
+        return self.file
+
+    def launches(self, device: Device, product: Product, x: Rows, step: StepState) -> list[Launch]:
+        """x: in the form that `form` names."""
+        weight, form = product.weight, x.form if isinstance(x, PackedRows) else None
+        own, groups, local = self.size(device, product, form)
+        constants = {**product.constants(), "OUT_STRIDE": weight.rows // product.tiles_at_once, **own}
+        buffers = [rows.buffer if isinstance(rows, PackedRows) else rows for rows in (x, product.out)]
+        args: list[KernelArg] = [product.part.buffer, *buffers, step.state, product.first_row]
+        file, work = self.kernel_file(form), product.work()
+        return [device.launch(file, "linear_prefill", constants, args, groups=groups, local=local, work=work)]
+
+    def scratch(
+        self, device: Device, dtype: str, k: int, exact_activations: bool, max_tokens: int
+    ) -> Mapping[str, int]:
+        """Bytes of working memory by name, equal names shared: for the forecast of memory."""
+        form = self.form(device, dtype, k, exact_activations)
+        return {} if form is None else {form.scratch_name(k): form.nbytes(max_tokens, k)}

@@ -1,0 +1,73 @@
+"""Persistent kernels: what a device class needs to know of a decode step to run all its layers in one launch."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from llmcl.kernels.common.attention import AttentionShape, Mods
+from llmcl.kernels.common.step_state import StepState
+from llmcl.kernels.common.weight import Weight
+from llmcl.kernels.implementation import Implementation
+from llmcl.runtime.device import Buffer, Device, Launch
+
+
+@dataclass(frozen=True)
+class DecodeLayer:
+    """Weights and cache of a layer. is_plain: nothing but norm, QKV, attention, output, norm, gate and up, down."""
+
+    attention_norm: Buffer
+    qkv: Weight
+    output: Weight
+    mlp_norm: Buffer
+    gate_up: Weight
+    down: Weight
+    k: Buffer
+    v: Buffer
+    mods: Mods
+    is_plain: bool
+
+    @property
+    def products(self) -> tuple[Weight, ...]:
+        return self.qkv, self.output, self.gate_up, self.down
+
+
+@dataclass(frozen=True)
+class DecodeLayers:
+    """All layers of a decode step, from x float32 [hidden] to x.
+
+    hidden, ffn: sizes of the residual stream and of the gated MLP; gate: "swiglu" or "geglu"; n_splits: runs of keys of
+    a head; rope float32 [head_dim].
+    """
+
+    layers: Sequence[DecodeLayer]
+    shape: AttentionShape
+    step: StepState
+    hidden: int
+    ffn: int
+    eps: float
+    gate: str
+    n_splits: int
+    x: Buffer
+    rope: Buffer
+
+
+@dataclass(frozen=True)
+class BoundLayers:
+    """Persistent layers. intermediates: buffers by name that stand in for those of separate launches."""
+
+    launches: list[Launch]
+    intermediates: Mapping[str, Buffer] = field(default_factory=dict)
+
+
+class PersistentLayers(Implementation):
+    """All layers of a decode step in one launch; the separate launches are its twin."""
+
+    @abstractmethod
+    def why_not(self, device: Device, step: DecodeLayers) -> str | None:
+        """What keeps this device from running these layers in one launch; None: nothing."""
+
+    @abstractmethod
+    def bind(self, device: Device, step: DecodeLayers) -> BoundLayers:
+        """`why_not` must have said None."""

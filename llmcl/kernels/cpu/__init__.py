@@ -1,0 +1,25 @@
+"""Kernels for CPUs: one work-item a group, explicit vectors of 16."""
+
+from __future__ import annotations
+
+from llmcl.kernels.cpu.attention import (
+    CpuAttentionDecode,
+    CpuAttentionPrefill,
+    CpuPackKeys,
+    CpuRopeAppend,
+)
+from llmcl.kernels.cpu.linear import (
+    CpuLinearDecode,
+    CpuLinearPrefill,
+)
+from llmcl.kernels.implementation import Implementation
+
+IMPLEMENTATIONS: tuple[Implementation, ...] = (
+    CpuLinearDecode(),
+    CpuLinearPrefill(),
+    CpuAttentionDecode(),
+    CpuAttentionPrefill(),
+    CpuRopeAppend(),
+    CpuPackKeys(),
+)
+"""Of two that take the same, the first goes before."""

@@ -1,0 +1,149 @@
+"""Attention on a CPU: one work-item a group, register tiles of explicit vectors, and the narrow dot products."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from llmcl.kernels.common import step_state
+from llmcl.kernels.common.attention import (
+    AttentionDecode,
+    AttentionPrefill,
+    AttentionShape,
+    PackKeys,
+    PrefillTiles,
+    RopeAppend,
+    TileRequest,
+    check_block_sizes,
+)
+from llmcl.kernels.common.dtype import QUANTIZED
+from llmcl.kernels.common.linear import Size
+from llmcl.kernels.common.sizes import largest_divisor
+from llmcl.kernels.common.step_state import StepState
+from llmcl.kernels.cpu.dot_product import bf16_dot_form, dot_form
+from llmcl.runtime.device import Buffer, Device, Launch, Work
+
+SUMS = 24  # vectors of sums that fit beside the operands in 32 vector registers
+PAIRED = "bf16x2"  # keys and values that are rounded to bfloat16, two to a word: see cpu/pair_cache.cl
+# For each form of the dot product (32 registers of 512 bits, 16 of 256): vectors of sums, keys a step.
+PAIRED_SUMS = {1: SUMS, 2: 6}
+PAIRED_BLOCK_N = {1: 64, 2: 16}
+
+
+def tile_constants(rows: int, block_n: int, dv_tile: int, sums: int = SUMS) -> dict[str, object]:
+    """Build constants of cpu/attention_tile.cl: blocks of rows whose `sums`, in vectors, fit the registers."""
+    return {
+        "ROWS": rows,
+        "SCORE_ROWS": _rows_in_registers(rows, block_n // 16, sums),
+        "VALUE_ROWS": _rows_in_registers(rows, dv_tile // 16, sums),
+        "BLOCK_N": block_n,
+        "DV_TILE": dv_tile,
+    }
+
+
+def _rows_in_registers(rows: int, vectors: int, sums: int) -> int:
+    return largest_divisor(rows, max(1, sums // vectors))
+
+
+def dv_tile_for(head_dim: int, rows: int, sums: int = SUMS) -> int:
+    """Output columns with the most multiply-adds for each operand that a block of registers loads."""
+
+    def reuse(vectors: int) -> float:
+        height = _rows_in_registers(rows, vectors, sums)
+        return height * vectors / (height + vectors)
+
+    return 16 * max((n for n in range(1, head_dim // 16 + 1) if head_dim // 16 % n == 0), key=reuse)
+
+
+def _dot_constant(device: Device, shape: AttentionShape) -> dict[str, object]:
+    """How queries meet quantised keys: see cpu/q8_0_tile.cl."""
+    return {"DOT": 0 if shape.exact_queries else dot_form(device)} if shape.kv_dtype in QUANTIZED else {}
+
+
+class CpuAttentionDecode(AttentionDecode):
+    name, file = "cpu", "cpu/attention_decode.cl"
+    default_block_n = 16  # one tile of keys, so that memory is read from front to back, not in several places
+
+    def suits(self, device: Device) -> bool:
+        return device.is_cpu
+
+    def default_splits(self, device: Device, n_kv_heads: int) -> int:
+        return math.lcm(n_kv_heads, device.compute_units) // n_kv_heads
+
+    def size(self, device: Device, shape: AttentionShape, block_n: int) -> tuple[dict[str, object], int]:
+        rows = shape.group_size
+        own = tile_constants(rows, block_n, dv_tile_for(shape.head_dim, rows))
+        return own | _dot_constant(device, shape), 1
+
+
+class CpuAttentionPrefill(AttentionPrefill):
+    name, file = "cpu", "cpu/attention_prefill.cl"
+    block_m_choices = (2, 4, 6, 8, 12, 16)  # the register tile wants few rows
+
+    def suits(self, device: Device) -> bool:
+        return device.is_cpu
+
+    def met_dtype(self, device: Device, shape: AttentionShape) -> str:
+        exact = shape.exact_queries or shape.kv_dtype == "float32" or not bf16_dot_form(device)
+        return shape.kv_dtype if exact else PAIRED
+
+    def prepare(
+        self, device: Device, shape: AttentionShape, step: StepState, k: Buffer, v: Buffer
+    ) -> tuple[AttentionShape, Buffer, Buffer, dict[str, object], list[Launch]]:
+        if self.met_dtype(device, shape) != PAIRED:
+            return shape, k, v, shape.constants(step) | _dot_constant(device, shape), []
+        paged = shape.page_tokens * step.n_pages
+        paired = replace(shape, capacity=paged or shape.capacity, kv_dtype=PAIRED, page_tokens=0)
+        nbytes = self.scratch_bytes(device, replace(shape, capacity=paired.capacity)) // 2
+        keys, values = (step.scratch(f"paired {name}, {nbytes} bytes", nbytes) for name in ("keys", "values"))
+        constants = paired.constants(step, step_state.COPY_CAPACITY)
+        launch = device.launch(
+            "cpu/pair_cache.cl",
+            "pair_cache",
+            {**shape.constants(step), "PAIRED": constants["CAPACITY"]},
+            [step.state, k, v, keys, values],
+            groups=(shape.n_kv_heads, 4 * device.compute_units),
+            local=(1, 1),
+            work=lambda n, position: Work(
+                2.0 * shape.n_kv_heads * (shape.row_bytes + 2 * shape.head_dim) * (position + n)
+            ),
+        )
+        return paired, keys, values, constants | {"DOT": bf16_dot_form(device)}, [launch]
+
+    def scratch_bytes(self, device: Device, shape: AttentionShape) -> int:
+        paired = self.met_dtype(device, shape) == PAIRED
+        return 4 * shape.n_kv_heads * shape.head_dim * shape.capacity if paired else 0
+
+    def tiles(self, device: Device, head_dim: int, dtype: str, request: TileRequest) -> PrefillTiles:
+        # Blocks of 6 rows by 4 vectors where operands are widened, of 4 by 4 where not (docs/performance/cpu.md).
+        rows, keys = 16 if dtype in ("float32", PAIRED) else 12, 64 if head_dim <= 128 else 32
+        sums = SUMS
+        if dtype == PAIRED:
+            sums, keys = PAIRED_SUMS[bf16_dot_form(device)], min(keys, PAIRED_BLOCK_N[bf16_dot_form(device)])
+        block_m, block_n = request.block_m or largest_divisor(request.q_block or rows, rows), request.block_n or keys
+        dv_tile = min(request.dv_tile or dv_tile_for(head_dim, block_m, sums), head_dim)
+        check_block_sizes(head_dim, block_m, block_n, dv_tile, request.q_block)
+        return PrefillTiles(self, block_m, block_n, dv_tile, tile_constants(block_m, block_n, dv_tile, sums))
+
+
+class CpuRopeAppend(RopeAppend):
+    name, file = "cpu", "cpu/rope_append.cl"
+
+    def suits(self, device: Device) -> bool:
+        return device.is_cpu
+
+    def takes(self, dtype: str, size: int) -> bool:
+        return dtype not in QUANTIZED
+
+    def size(self, device: Device, shape: AttentionShape) -> Size:
+        return {"LOCAL_SIZE": 1}, lambda n: (n, 1), (1, 1)
+
+
+class CpuPackKeys(PackKeys):
+    name, file = "cpu", "cpu/pack_keys.cl"
+
+    def suits(self, device: Device) -> bool:
+        return device.is_cpu
+
+    def size(self, head_dim: int, n_tiles: int, heads: int) -> Size:
+        return {}, (n_tiles, heads, 1), (1, 1, 1)

@@ -1,0 +1,125 @@
+"""Products on a CPU: one work-item a group, vectors of 16 rows, and the processor's narrow dot products."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llmcl.kernels.common import step_state
+from llmcl.kernels.common.dtype import QUANTIZED, kernel_name
+from llmcl.kernels.common.linear import LinearDecode, LinearPrefill, PackedRows, Product, RowForm, Size
+from llmcl.kernels.common.sizes import largest_divisor
+from llmcl.kernels.common.step_state import StepState
+from llmcl.kernels.common.work import per_token
+from llmcl.kernels.cpu.dot_product import bf16_dot_form, dot_form
+from llmcl.runtime.device import Buffer, Device, Launch
+
+# Accumulator vectors that fit beside the operands in 32 vector registers: tokens for each number of tile columns.
+TILE_TOKENS = {1: 16, 2: 12, 3: 8, 4: 6}
+GROUP_TOKENS = 48
+# Tokens for which the 8-bit product keeps an integer and a float32 sum in registers: 32 of 512 bits, or 16 of 256.
+INT8_TILE_TOKENS = {1: 12, 2: 12, 3: 3}
+# Tokens for which the bfloat16 product keeps a sum in registers, 32 of 512 bits or 16 of 256; 16 divides a chunk.
+BF16_TILE_TOKENS = {1: 16, 2: 6}
+ROUNDED_GROUP_TOKENS = 96  # of a product with rounded rows: a multiple of every number of tile tokens
+
+
+@dataclass(frozen=True)
+class RoundedRows(RowForm):
+    """Activations rounded for the dot products with weights of `dtype`: kernels/cpu/rounded_rows.cl.
+
+    dot: form of the dot product (cpu/dot4.cl, cpu/dot2.cl); tile_tokens: tokens whose sums stay in registers.
+    """
+
+    dtype: str
+    dot: int
+    tile_tokens: int
+
+    normalises = True
+
+    @property
+    def is_int8(self) -> bool:
+        return self.dtype in QUANTIZED
+
+    @property
+    def label(self) -> str:
+        return f"activations rounded to {8 if self.is_int8 else 16} bits"
+
+    @property
+    def product_file(self) -> str:
+        return "cpu/linear_prefill_int8.cl" if self.is_int8 else "cpu/linear_prefill_bf16.cl"
+
+    def nbytes(self, max_tokens: int, k: int) -> int:
+        rows = -(-max_tokens // ROUNDED_GROUP_TOKENS) * ROUNDED_GROUP_TOKENS
+        return rows * (k // 32) * 48 if self.is_int8 else 2 * rows * k
+
+    def pack(
+        self, device: Device, x: Buffer, rows: PackedRows, step: StepState, norm: Buffer | None, eps: float
+    ) -> Launch:
+        kernel = "quantize_rows" if self.is_int8 else "narrow_rows"
+        constants = {
+            **step_state.CONSTANTS,
+            "WEIGHT": kernel_name(self.dtype),
+            "K": rows.k,
+            "DOT": self.dot,
+            "TILE_TOKENS": self.tile_tokens,
+            "NORM": norm is not None,
+            "EPS": float(eps),
+        }
+        return device.launch(
+            f"cpu/{kernel}.cl",
+            kernel,
+            constants,
+            [x, x if norm is None else norm, rows.buffer, step.state],
+            groups=lambda n: (-(-n // self.tile_tokens),),
+            local=(1,),
+            work=per_token((5.5 if self.is_int8 else 6.0) * rows.k),
+        )
+
+
+class CpuLinearDecode(LinearDecode):
+    name, file = "cpu", "cpu/linear_decode.cl"
+
+    def suits(self, device: Device) -> bool:
+        return device.is_cpu
+
+    def size(self, device: Device, product: Product) -> Size:
+        exact = product.weight.exact_activations
+        own = {"DOT": 0 if exact else dot_form(device)} if product.part.dtype in QUANTIZED else {}
+        return own, (min(product.units, device.compute_units),), (1,)
+
+
+class CpuLinearPrefill(LinearPrefill):
+    name, file = "cpu", "cpu/linear_prefill.cl"
+
+    def suits(self, device: Device) -> bool:
+        return device.is_cpu
+
+    def form(self, device: Device, dtype: str, k: int, exact_activations: bool) -> RowForm | None:
+        if exact_activations:
+            return None
+        if dtype in QUANTIZED and (dot := dot_form(device)):
+            return RoundedRows(dtype, dot, INT8_TILE_TOKENS[dot])
+        if dtype == "bfloat16" and (dot := bf16_dot_form(device)):
+            return RoundedRows(dtype, dot, BF16_TILE_TOKENS[dot])
+        return None
+
+    def kernel_file(self, form: RowForm | None) -> str:
+        return form.product_file if isinstance(form, RoundedRows) else self.file
+
+    def size(self, device: Device, product: Product, form: RowForm | None) -> Size:
+        n_tiles = product.part.n_tiles
+        if isinstance(form, RoundedRows):
+            columns, tile_tokens, group_tokens = product.tiles_at_once, form.tile_tokens, ROUNDED_GROUP_TOKENS
+        else:
+            columns = _tile_columns(n_tiles, product.tiles_at_once)
+            tile_tokens, group_tokens = TILE_TOKENS[columns], GROUP_TOKENS
+        own: dict[str, object] = {"TILE_COLS": columns, "TILE_TOKENS": tile_tokens, "GROUP_TOKENS": group_tokens}
+        if isinstance(form, RoundedRows):
+            own["DOT"] = form.dot
+        return own, lambda n: (n_tiles // columns, -(-n // group_tokens)), (1, 1)
+
+
+def _tile_columns(n_tiles: int, at_once: int) -> int:
+    if at_once == 2:  # gate and up tiles alternate: an even number of columns
+        return 2 * largest_divisor(n_tiles // 2, 2)
+    return 3 if n_tiles % 3 == 0 else largest_divisor(n_tiles, 4)

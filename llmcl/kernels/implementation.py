@@ -1,0 +1,86 @@
+"""What every device class offers for an op, and which implementation of it a device gets."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TypeVar
+
+from llmcl.errors import DeviceError, UsageError
+from llmcl.runtime.device import Device
+
+
+class Implementation(ABC):
+    """One way to run an op: a kernel file, the devices and operands that it suits, and the launches that it binds.
+
+    name: what users and tests call it; two implementations of an op share a name where they take different dtypes.
+    file: the kernel, relative to `kernels/`.
+    """
+
+    name: str
+    file: str
+
+    @abstractmethod
+    def suits(self, device: Device) -> bool:
+        """Whether the device can run the kernel."""
+
+    def takes(self, dtype: str, size: int) -> bool:
+        """Whether it takes a storage type and a size: the columns of a product, the dimensions of a head."""
+        return True
+
+    rounds_to_16_bits = False
+    """Whether its matrix units round float32 operands, so that results differ by more than the order of sums."""
+
+    runs_anywhere = True
+    """Whether every OpenCL compiler takes the kernel, though other devices would not choose it."""
+
+    def key(self, dtype: str) -> str:
+        """The name of this implementation for a storage type among a device's findings."""
+        return f"{self.file} {dtype}"
+
+
+Row = TypeVar("Row", bound=Implementation)
+
+
+def pick(rows: Sequence[Row], device: Device, dtype: str, size: int, name: str | None = None) -> Row:
+    """The first of `rows` that suits device and operand; with `name` the one called so, whatever the device.
+
+    What `llmcl doctor` found to be wrong on the device is left out. Raises UsageError for a name that no row has
+    or that does not take `dtype` and `size`, DeviceError where every row is wrong.
+    """
+    wrong = device.findings.wrong
+    if name is not None:
+        named = [row for row in rows if row.name == name]
+        for row in named:
+            if row.takes(dtype, size):
+                return row
+        if named:
+            raise UsageError(f"kernel variant {name!r} does not take {dtype} of size {size}; leave the choice to llmcl")
+        there = ", ".join(dict.fromkeys(row.name for row in rows))
+        raise UsageError(f"no kernel variant is called {name!r}; there are {there}")
+    fitting = [row for row in rows if row.suits(device) and row.takes(dtype, size)]
+    for row in fitting:
+        if row.key(dtype) not in wrong:
+            return row
+    raise wrong_kernel_error(device, fitting[-1].key(dtype))
+
+
+ONLY = ("portable/embed.cl", "portable/rms_norm.cl", "portable/sample.cl")
+"""Kernels that `llmcl doctor` checks and that have one implementation, for every device class."""
+
+
+def check_only_kernels(device: Device, *dtypes: str) -> None:
+    """Raises DeviceError where `llmcl doctor` found a kernel to be wrong that has one implementation."""
+    for key in device.findings.wrong:
+        file, _, dtype = key.partition(" ")
+        if file in ONLY and dtype in dtypes:
+            raise wrong_kernel_error(device, key)
+
+
+def wrong_kernel_error(device: Device, key: str) -> DeviceError:
+    file, _, dtype = key.partition(" ")
+    return DeviceError(
+        f"kernel {file} gives wrong results for {dtype} on {device.name} with this driver, and no other variant is "
+        f"left: {device.findings.wrong.get(key, 'unknown')}; use another --device, --dtype or --kv-dtype, or update "
+        "the driver (`llmcl doctor` checks again, `llmcl doctor --reset` forgets)"
+    )

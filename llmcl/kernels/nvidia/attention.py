@@ -1,0 +1,136 @@
+"""Attention on NVIDIA GPUs: warps and matrix units, and on Hopper those of four warps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llmcl.kernels.common.attention import (
+    AttentionDecode,
+    AttentionPrefill,
+    AttentionShape,
+    PrefillTiles,
+    RopeAppend,
+    TileRequest,
+    check_block_sizes,
+)
+from llmcl.kernels.common.dtype import is_16_bit, kernel_name
+from llmcl.kernels.common.linear import PackedRows, RowForm, Rows, Size
+from llmcl.kernels.common.sizes import power_of_two_at_most
+from llmcl.kernels.nvidia.linear import HalfRows, takes_ptx
+from llmcl.kernels.nvidia.wgmma import has_wgmma
+from llmcl.runtime.device import Device
+
+TENSOR_DTYPES = ("float32", "float16", "bfloat16")
+
+
+def decode_floats(shape: AttentionShape) -> tuple[int, int]:
+    """Local floats of nvidia/attend.cl: of each warp, and of a group beside them."""
+    state = -(-shape.group_size * (shape.head_dim + 2) // 4) * 4
+    queries = -(-shape.group_size // 4) * 4 * shape.head_dim
+    return max(8 * shape.head_dim, state), queries + shape.head_dim // 2
+
+
+class NvidiaAttentionDecode(AttentionDecode):
+    name, file = "nvidia", "nvidia/attention_decode.cl"
+    rounds_to_16_bits = True
+    runs_anywhere = False
+    merges = True
+    block_n_choices: Sequence[int] = ()
+
+    def suits(self, device: Device) -> bool:
+        return takes_ptx(device)
+
+    def takes(self, dtype: str, size: int) -> bool:
+        return is_16_bit(dtype) and size in (64, 128, 256)
+
+    def size(self, device: Device, shape: AttentionShape, block_n: int) -> tuple[dict[str, object], int]:
+        """As many warps as the local memory has room for (see nvidia/attention_decode.cl)."""
+        own, shared = decode_floats(shape)
+        warps = min(4, power_of_two_at_most((device.entry.local_mem_bytes // 4 - shared) // own))
+        return {"GROUP_SIZE": shape.group_size, "WARPS": warps}, 32 * warps
+
+
+class NvidiaAttentionPrefill(AttentionPrefill):
+    """All columns in one pass; keys and values of a step in local memory, at least 48 KiB."""
+
+    name, file = "nvidia", "nvidia/attention_prefill.cl"
+    rounds_to_16_bits = True
+    runs_anywhere = False
+
+    def suits(self, device: Device) -> bool:
+        return takes_ptx(device)
+
+    def takes(self, dtype: str, size: int) -> bool:
+        return dtype in TENSOR_DTYPES and size in (64, 128)
+
+    def can_have(self, head_dim: int, dtype: str, request: TileRequest) -> bool:
+        rows, keys = _rows(head_dim, dtype), _keys(head_dim, dtype)
+        fits = request.block_m in (None, rows) and request.block_n in (None, *keys)
+        return fits and request.dv_tile in (None, head_dim) and (request.q_block or rows) % rows == 0
+
+    def tiles(self, device: Device, head_dim: int, dtype: str, request: TileRequest) -> PrefillTiles:
+        block_m = request.block_m or _rows(head_dim, dtype)
+        block_n, dv_tile = request.block_n or _keys(head_dim, dtype)[-1], min(request.dv_tile or head_dim, head_dim)
+        check_block_sizes(head_dim, block_m, block_n, dv_tile, request.q_block)
+        # Products of three parts take their time: more warps, which share rows and have different keys.
+        splits = block_n // 16 if dtype == "float32" else 1
+        local = (32 * block_m // 16 * splits, 1, 1)
+        return PrefillTiles(self, block_m, block_n, dv_tile, {"KEY_SPLITS": splits}, local)
+
+
+def _rows(head_dim: int, dtype: str) -> int:
+    return 32 if dtype == "float32" and head_dim <= 64 else 64
+
+
+def _keys(head_dim: int, dtype: str) -> tuple[int, ...]:
+    if dtype != "float32":
+        return (16, 32, 64)
+    return (32, 64) if head_dim <= 64 else (32,)
+
+
+class HopperAttentionPrefill(NvidiaAttentionPrefill):
+    """All columns in one pass, 128 query rows and keys."""
+
+    name, file = "hopper", "nvidia/attention_prefill_wgmma.cl"
+
+    def suits(self, device: Device) -> bool:
+        return has_wgmma(device.entry)
+
+    def takes(self, dtype: str, size: int) -> bool:
+        return is_16_bit(dtype) and size in (64, 128)
+
+    def can_have(self, head_dim: int, dtype: str, request: TileRequest) -> bool:
+        fits = {request.block_m, request.block_n} <= {None, 128} and request.dv_tile in (None, head_dim)
+        return fits and (request.q_block or 128) % 128 == 0
+
+    def tiles(self, device: Device, head_dim: int, dtype: str, request: TileRequest) -> PrefillTiles:
+        block_m, block_n = request.block_m or 128, request.block_n or 128
+        dv_tile = min(request.dv_tile or head_dim, head_dim)
+        check_block_sizes(head_dim, block_m, block_n, dv_tile, request.q_block, largest_block_n=128)
+        return PrefillTiles(self, block_m, block_n, dv_tile, local=(320, 1, 1))
+
+    def leaves(self, form: RowForm) -> bool:
+        return isinstance(form, HalfRows) and form.blocks
+
+    def out_constants(self, out: Rows) -> dict[str, object]:
+        if not isinstance(out, PackedRows):
+            return {}
+        assert isinstance(out.form, HalfRows)
+        return {"NARROW_OUT": True, "OUT": kernel_name(out.form.dtype)}
+
+
+class NvidiaRopeAppend(RopeAppend):
+    """Work-groups of 16 positions and a head."""
+
+    name, file = "nvidia", "nvidia/rope_append.cl"
+    runs_anywhere = False
+
+    def suits(self, device: Device) -> bool:
+        return takes_ptx(device)
+
+    def takes(self, dtype: str, size: int) -> bool:
+        return is_16_bit(dtype)
+
+    def size(self, device: Device, shape: AttentionShape) -> Size:
+        heads = shape.n_q_heads + 2 * shape.n_kv_heads
+        return {"LOCAL_SIZE": 128}, lambda n: ((n + 30) // 16, heads), (128, 1)

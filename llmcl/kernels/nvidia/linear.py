@@ -1,0 +1,222 @@
+"""Products on NVIDIA GPUs: warps, the matrix units, and on Hopper those of four warps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from llmcl.kernels.common import step_state
+from llmcl.kernels.common.dtype import KERNEL_NAMES, QUANTIZED, TILE_ROWS, is_16_bit, kernel_name, tile_bytes
+from llmcl.kernels.common.linear import LinearDecode, LinearPrefill, PackedRows, Product, RowForm, Rows, Size
+from llmcl.kernels.common.sizes import power_of_two_at_most
+from llmcl.kernels.common.step_state import StepState
+from llmcl.kernels.common.weight import Weight, WeightPart
+from llmcl.kernels.common.work import once, per_token
+from llmcl.kernels.implementation import pick
+from llmcl.kernels.nvidia.wgmma import has_wgmma
+from llmcl.runtime.device import Buffer, Device, Launch
+
+GROUP_WARPS = 16  # of kernels that stay on their compute unit
+WARP_TILES = 4  # see nvidia/linear_prefill.cl
+HOPPER_TILES = 16  # of a work-group, see nvidia/linear_prefill_wgmma.cl
+ROWS_MULTIPLE = 128  # the last block of tokens may reach beyond the step's
+EXPANDED_BYTES = 128 << 20
+
+
+def takes_ptx(device: Device) -> bool:
+    """Whether the driver takes inline PTX with asynchronous copies and matrix units of 16 bits."""
+    return device.entry.ptx_arch >= 80
+
+
+def decode_warps(device: Device, units: int, k: int) -> int:
+    """Warps that share the columns of a unit: the fewer units, the more, so that enough bytes are in flight."""
+    wanted = GROUP_WARPS if units <= 16 * device.compute_units else 4
+    return min(wanted, power_of_two_at_most(k // TILE_ROWS))
+
+
+def local_floats(weight: Weight, columns: int) -> tuple[int, int]:
+    """Local floats of nvidia/product.cl, or of nvidia/product_quantized.cl, for products of up to so many columns.
+
+    Of each warp, and of a group beside them.
+    """
+    steps = -(-columns // 2048)
+    if weight.dtype not in QUANTIZED:
+        return 2048 // GROUP_WARPS * steps, 66 * GROUP_WARPS + 2
+    groups = 4 * (steps + steps // 2 + 2)  # of a warp, at most
+    return groups * (32 if weight.exact_activations else 9), 2 * 257 * GROUP_WARPS
+
+
+@dataclass(frozen=True)
+class HalfRows(RowForm):
+    """Activations of 16 bits for the matrix units: [n, k], or in blocks [ceil(n/8), k/8, 8, 8] for Hopper's.
+
+    The buffer has rows for a multiple of 128 tokens; those past the step's may hold anything. Blocks can be left by the
+    kernel that computes them.
+    """
+
+    dtype: str
+    blocks: bool
+    label = "activations in 16 bits"
+
+    @property
+    def passes_on(self) -> bool:  # type: ignore[override]
+        return self.blocks
+
+    @property
+    def normalises(self) -> bool:  # type: ignore[override]
+        return self.blocks
+
+    def nbytes(self, max_tokens: int, k: int) -> int:
+        return 2 * -(-max_tokens // ROWS_MULTIPLE) * ROWS_MULTIPLE * k
+
+    def pack(
+        self, device: Device, x: Buffer, rows: PackedRows, step: StepState, norm: Buffer | None, eps: float
+    ) -> Launch:
+        k = rows.k
+        if norm is not None:
+            constants = {**step_state.CONSTANTS, "OUT": KERNEL_NAMES[self.dtype], "HIDDEN": k, "EPS": float(eps)}
+            return device.launch(
+                "nvidia/rms_norm_blocks.cl",
+                "rms_norm",
+                constants,
+                [x, norm, rows.buffer, step.state],
+                groups=lambda n: (-(-n // 8),),
+                local=(256,),
+                work=per_token(6.0 * k),
+            )
+        constants = {
+            **step_state.CONSTANTS,
+            "WEIGHT": KERNEL_NAMES[self.dtype],
+            "K": k,
+            "BLOCKS": self.blocks,
+            "LOCAL_SIZE": 128,
+        }
+        return device.launch(
+            "nvidia/narrow_rows.cl",
+            "narrow_rows",
+            constants,
+            [x, rows.buffer, step.state],
+            groups=(lambda n: (-(-k // 128), -(-n // 8))) if self.blocks else (lambda n: (-(-k // 1024), n)),
+            local=(128, 1),
+            work=per_token(6.0 * k),
+        )
+
+
+class NvidiaLinearDecode(LinearDecode):
+    name, file = "nvidia", "nvidia/linear_decode.cl"
+    rounds_to_16_bits = True
+    runs_anywhere = False
+
+    def suits(self, device: Device) -> bool:
+        return takes_ptx(device)
+
+    def takes(self, dtype: str, size: int) -> bool:
+        return is_16_bit(dtype)
+
+    def size(self, device: Device, product: Product) -> Size:
+        warps = decode_warps(device, product.units, product.weight.k)
+        return {"WARPS": warps}, (product.units,), (32 * warps,)
+
+
+class NvidiaLinearDecodeQuantized(NvidiaLinearDecode):
+    file = "nvidia/linear_decode_quantized.cl"
+
+    def takes(self, dtype: str, size: int) -> bool:
+        return dtype in QUANTIZED
+
+    def size(self, device: Device, product: Product) -> Size:
+        groups = min(product.units, device.compute_units)
+        own = {"DOT": int(not product.weight.exact_activations), "WARPS": GROUP_WARPS, "N_GROUPS": groups}
+        return own, (groups,), (32 * GROUP_WARPS,)
+
+
+class NvidiaLinearPrefill(LinearPrefill):
+    name, file = "nvidia", "nvidia/linear_prefill.cl"
+    rounds_to_16_bits = True
+    runs_anywhere = False
+
+    def suits(self, device: Device) -> bool:
+        return takes_ptx(device)
+
+    def takes(self, dtype: str, size: int) -> bool:
+        return is_16_bit(dtype) and size % 32 == 0
+
+    def form(self, device: Device, dtype: str, k: int, exact_activations: bool) -> RowForm | None:
+        return HalfRows(dtype, blocks=False)
+
+    def size(self, device: Device, product: Product, form: RowForm | None) -> Size:
+        n_tiles = product.part.n_tiles
+        return {"WARP_TILES": WARP_TILES}, lambda n: (-(-n // 128), -(-n_tiles // 8)), (512 // WARP_TILES, 1)
+
+
+class HopperLinearPrefill(NvidiaLinearPrefill):
+    name, file = "hopper", "nvidia/linear_prefill_wgmma.cl"
+
+    def suits(self, device: Device) -> bool:
+        return has_wgmma(device.entry)
+
+    def form(self, device: Device, dtype: str, k: int, exact_activations: bool) -> RowForm | None:
+        return HalfRows(dtype, blocks=True)
+
+    def leaves(self, form: RowForm) -> bool:
+        return isinstance(form, HalfRows) and form.blocks
+
+    def size(self, device: Device, product: Product, form: RowForm | None) -> Size:
+        units = -(-product.part.n_tiles // HOPPER_TILES)
+        own = {"NARROW_OUT": isinstance(product.out, PackedRows)}
+        return own, lambda n: (min(device.compute_units, -(-n // 128) * units),), (256,)
+
+
+WIDE = (HopperLinearPrefill(), NvidiaLinearPrefill())
+
+
+class NvidiaLinearPrefillQuantized(NvidiaLinearPrefill):
+    """Widens the weight to float16 first, as many tiles at once as the working memory holds."""
+
+    file = "nvidia/expand_weight.cl"
+
+    def suits(self, device: Device) -> bool:
+        wrong = device.findings.wrong
+        return any(row.suits(device) and row.key("float16") not in wrong for row in WIDE)
+
+    def takes(self, dtype: str, size: int) -> bool:
+        return dtype in QUANTIZED
+
+    def form(self, device: Device, dtype: str, k: int, exact_activations: bool) -> RowForm | None:
+        return pick(WIDE, device, "float16", k).form(device, "float16", k, exact_activations)
+
+    def leaves(self, form: RowForm) -> bool:
+        return WIDE[0].leaves(form)
+
+    def launches(self, device: Device, product: Product, x: Rows, step: StepState) -> list[Launch]:
+        weight, part = product.weight, product.part
+        expanded = step.scratch("tiles in 16 bits", EXPANDED_BYTES)
+        most = expanded.nbytes // (2 * TILE_ROWS * weight.k) // 2 * 2
+        wide = pick(WIDE, device, "float16", weight.k)
+        launches = []
+        for first in range(0, part.n_tiles, most):
+            count = min(most, part.n_tiles - first)
+            constants = {"WEIGHT": kernel_name(part.dtype), "K": weight.k, "LOCAL_SIZE": 256}
+            items = count * weight.k // 2  # of 4 rows and 8 columns
+            launches.append(
+                device.launch(
+                    self.file,
+                    "expand_weight",
+                    constants,
+                    [part.buffer, expanded, np.int32(first), np.int32(items)],
+                    groups=(-(-items // 256),),
+                    local=(256,),
+                    work=once(count * (tile_bytes(weight.k, part.dtype) + 2 * TILE_ROWS * weight.k)),
+                )
+            )
+            tiles = WeightPart(expanded, part.first_tile + first, count, "float16")
+            launches += wide.launches(device, replace(product, part=tiles), x, step)
+        return launches
+
+    def scratch(
+        self, device: Device, dtype: str, k: int, exact_activations: bool, max_tokens: int
+    ) -> Mapping[str, int]:
+        rows = super().scratch(device, dtype, k, exact_activations, max_tokens)
+        return {**rows, "tiles in 16 bits": EXPANDED_BYTES}

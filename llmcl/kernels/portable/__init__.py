@@ -1,0 +1,27 @@
+"""Kernels for any device: work-groups and local memory, OpenCL C 1.2 and nothing else."""
+
+from __future__ import annotations
+
+from llmcl.kernels.implementation import Implementation
+from llmcl.kernels.portable.attention import (
+    PortableAttentionDecode,
+    PortableAttentionPrefill,
+    PortablePackKeys,
+    PortableRopeAppend,
+)
+from llmcl.kernels.portable.linear import (
+    PortableLinearDecode,
+    PortableLinearDecodeQuantized,
+    PortableLinearPrefill,
+)
+
+IMPLEMENTATIONS: tuple[Implementation, ...] = (
+    PortableLinearDecode(),
+    PortableLinearDecodeQuantized(),
+    PortableLinearPrefill(),
+    PortableAttentionDecode(),
+    PortableAttentionPrefill(),
+    PortableRopeAppend(),
+    PortablePackKeys(),
+)
+"""Of two that take the same, the first goes before."""

@@ -1,0 +1,92 @@
+"""Attention in work-groups and local memory, for any device."""
+
+from __future__ import annotations
+
+from llmcl.errors import UsageError
+from llmcl.kernels.common.attention import (
+    AttentionDecode,
+    AttentionPrefill,
+    AttentionShape,
+    PackKeys,
+    PrefillTiles,
+    RopeAppend,
+    TileRequest,
+    check_block_sizes,
+)
+from llmcl.kernels.common.dtype import ITEM_BYTES
+from llmcl.kernels.common.linear import Size
+from llmcl.kernels.common.sizes import largest_divisor, local_size
+from llmcl.runtime.device import Device
+
+
+class PortableAttentionDecode(AttentionDecode):
+    name, file = "portable", "portable/attention_decode.cl"
+
+    def suits(self, device: Device) -> bool:
+        return True
+
+    def size(self, device: Device, shape: AttentionShape, block_n: int) -> tuple[dict[str, object], int]:
+        return {"GROUP_SIZE": shape.group_size, "BLOCK_N": block_n}, block_n
+
+
+class PortableAttentionPrefill(AttentionPrefill):
+    name, file = "portable", "portable/attention_prefill.cl"
+
+    def suits(self, device: Device) -> bool:
+        return True
+
+    def can_have(self, head_dim: int, dtype: str, request: TileRequest) -> bool:
+        return request.q_block is None or request.q_block % 8 == 0
+
+    def tiles(self, device: Device, head_dim: int, dtype: str, request: TileRequest) -> PrefillTiles:
+        # On a device with little local memory the default shrinks until it fits; a size that was asked for does not.
+        fixed = request.block_m is not None or request.block_n is not None
+        block_m = request.block_m or (8 if request.q_block is not None and request.q_block % 32 else 32)
+        block_n = request.block_n or 32
+        dv_tile = min(request.dv_tile or 16 * largest_divisor(head_dim // 16, 8), head_dim)
+        limit = device.entry.local_mem_bytes
+        while not fixed and local_bytes(head_dim, dtype, block_m, block_n) > limit:
+            if block_m > 8:
+                block_m //= 2
+            elif block_n > 16:
+                block_n //= 2
+            else:
+                break
+        if block_m % 8:
+            raise UsageError(f"BLOCK_M is {block_m}; expected a multiple of 8")
+        needed = local_bytes(head_dim, dtype, block_m, block_n)
+        if needed > limit:
+            larger = "BLOCK_M" if block_m >= block_n else "BLOCK_N"
+            raise UsageError(
+                f"attention tiles of BLOCK_M {block_m} and BLOCK_N {block_n} need {needed:,} bytes of local memory, "
+                f"{device.name} has {limit:,}; lower {larger}"
+            )
+        check_block_sizes(head_dim, block_m, block_n, dv_tile, request.q_block)
+        return PrefillTiles(self, block_m, block_n, dv_tile, local=(16, 8, 1))
+
+
+def local_bytes(head_dim: int, dtype: str, block_m: int, block_n: int) -> int:
+    """Local memory of portable/attention_prefill.cl."""
+    staged = ITEM_BYTES.get(dtype, 4)  # quantised keys and values are staged as float32
+    return 4 * block_m * (head_dim + 1) + block_n * head_dim * staged + 4 * block_m * (block_n + 1)
+
+
+class PortableRopeAppend(RopeAppend):
+    name, file = "portable", "portable/rope_append.cl"
+
+    def suits(self, device: Device) -> bool:
+        return True
+
+    def size(self, device: Device, shape: AttentionShape) -> Size:
+        width = local_size(device, 256)
+        return {"LOCAL_SIZE": width}, lambda n: (n, 1), (width, 1)
+
+
+class PortablePackKeys(PackKeys):
+    name, file = "portable", "portable/pack_keys.cl"
+
+    def suits(self, device: Device) -> bool:
+        return True
+
+    def size(self, head_dim: int, n_tiles: int, heads: int) -> Size:
+        return {}, (head_dim, n_tiles, heads), (16, 1, 1)

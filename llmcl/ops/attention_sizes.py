@@ -1,0 +1,50 @@
+"""Sizes of attention that a user chose or `llmcl tune` stored: what may be used of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from llmcl.errors import UsageError
+from llmcl.kernels.common.attention import KERNEL_OPTIONS, MOST_ROWS
+from llmcl.runtime.device import Device
+
+_log = logging.getLogger(__name__)
+
+MOST_SPLITS = 256
+
+
+def check_kernel_options(options: Mapping[str, int]) -> dict[str, int]:
+    """Raises UsageError for anything but positive numbers for the constants that a user may choose."""
+    if not isinstance(options, Mapping):
+        raise UsageError(f"kernel_options is {options!r}; expected a dict of {', '.join(KERNEL_OPTIONS)}")
+    if unknown := set(options) - set(KERNEL_OPTIONS):
+        raise UsageError(f"kernel_options has {', '.join(sorted(unknown))}; expected {', '.join(KERNEL_OPTIONS)}")
+    for name, value in options.items():
+        if not isinstance(value, int) or value < 1:
+            raise UsageError(f"kernel_options has {name} {value!r}; expected a whole number, 1 or more")
+    return dict(options)
+
+
+def most_splits(device: Device) -> int:
+    """Into how many runs the keys of a head may be cut: more would only wait for each other."""
+    return min(MOST_SPLITS, max(8, 4 * device.compute_units))
+
+
+def tuned_constants(device: Device, key: str) -> Mapping[str, int]:
+    """What `llmcl tune` stored under `key`; nothing, after a warning, where it could not have stored that."""
+    found = device.findings.tuned.get(key, {})
+    most = {"BLOCK_M": MOST_ROWS, "BLOCK_N": MOST_ROWS, "DV_TILE": 1024, "N_SPLITS": most_splits(device)}
+    for name, value in found.items():
+        if not 1 <= value <= most.get(name, 0):
+            _log.warning(
+                "%s has %s %d for %s, expected 1 to %d, and is not used for it; `llmcl tune` writes it anew",
+                device.findings.path,
+                name[:20],
+                value,
+                key,
+                most.get(name, 0),
+            )
+            del device.findings.tuned[key]
+            return {}
+    return found
