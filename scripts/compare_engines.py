@@ -172,7 +172,7 @@ def random_file(path: Path, shape: str) -> Path:
 
     A process of its own writes it: what a process starts counts as at least as large as this process ever was.
     """
-    from llmcl.models.config.random_shapes import random_shape_config
+    from llmcl.models.random_shapes import random_shape_config
 
     config = random_shape_config(shape)
     needed = 2 * config.n_parameters()

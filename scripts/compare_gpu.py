@@ -31,8 +31,8 @@ from llmcl.cli import options as opt
 from llmcl.cli.command import TYPER_SETTINGS, Command, run
 from llmcl.errors import UsageError
 from llmcl.models.config import ModelConfig
-from llmcl.models.config.random_shapes import random_shape_config, random_shape_json
-from llmcl.runtime.platforms import select_device
+from llmcl.models.random_shapes import random_shape_config, random_shape_json
+from llmcl.runtime.selection import select_device
 from llmcl.tools import json_text
 from llmcl.tools.benchmark import decode_bytes
 

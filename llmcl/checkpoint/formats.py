@@ -1,8 +1,6 @@
-"""How numbers are stored in checkpoints: block sizes, and the float32 values of stored rows."""
+"""How numbers are stored in checkpoints: block sizes."""
 
 from __future__ import annotations
-
-import numpy as np
 
 from llmcl.errors import CheckpointError
 
@@ -34,15 +32,3 @@ def row_bytes(name: str, format: str, n_values: int) -> int:
             f"{block_values}. The file is damaged or badly converted; fetch it again."
         )
     return n_values // block_values * block_bytes
-
-
-def to_float32(rows: np.ndarray, format: str) -> np.ndarray:
-    """Stored rows, uint8 [n_rows, row_bytes], as float32 [n_rows, n_values]: what the format defines, bit for bit.
-
-    NumPy, for norms, for quantising anew and for tests; a model's matrices are decoded on the device.
-    """
-    if format == "F32":
-        return rows.view("<f4").astype(np.float32)
-    from llmcl.reference import dequantize
-
-    return dequantize(format, rows)

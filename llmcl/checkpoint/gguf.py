@@ -17,8 +17,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from llmcl.checkpoint.dequantize import to_float32
 from llmcl.checkpoint.files import MAX_HEADER_BYTES, map_file
-from llmcl.checkpoint.formats import BLOCKS, FLOAT_FORMATS, row_bytes, to_float32
+from llmcl.checkpoint.formats import BLOCKS, FLOAT_FORMATS, row_bytes
 from llmcl.checkpoint.tensors import Checkpoint, StoredTensor
 from llmcl.errors import CheckpointError, UnsupportedModelError, shown
 from llmcl.models.config import config_from_gguf

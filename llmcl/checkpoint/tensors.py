@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from llmcl.checkpoint.dequantize import to_float32
 from llmcl.checkpoint.files import check_not_shrunk, drop_pages
-from llmcl.checkpoint.formats import BLOCKS, FLOAT_FORMATS, row_bytes, to_float32
+from llmcl.checkpoint.formats import BLOCKS, FLOAT_FORMATS, row_bytes
 from llmcl.errors import CheckpointError, UnsupportedModelError, shown
 from llmcl.models.config import ModelConfig
-from llmcl.models.config.families import FAMILIES
+from llmcl.models.families import FAMILIES
 
 # A tensor under one of these names belongs to what llmcl computes. If it is not one of the expected tensors,
 # the model has a feature (a bias, a further norm, one more layer) that would silently be left out.

@@ -20,7 +20,8 @@ LABEL_WIDTH = 13
 def devices(device: opt.Device = None, format: opt.Format = "text") -> None:
     """List every OpenCL device with its limits and capabilities, and say which one is used and why."""
     from llmcl.runtime.device_probe import checked
-    from llmcl.runtime.platforms import choose_device, explain_choice, find_devices
+    from llmcl.runtime.platforms import find_devices
+    from llmcl.runtime.selection import choose_device, explain_choice
 
     entries = checked(find_devices(), again=True)
     if device or not entries:

@@ -46,7 +46,7 @@ def doctor(
     there is none, models are refused with a message. The exit code is 3 if anything that was in use did not pass.
     """
     from llmcl.runtime.findings import Findings
-    from llmcl.runtime.platforms import select_device
+    from llmcl.runtime.selection import select_device
 
     entry = select_device(device)
     findings = Findings(entry)

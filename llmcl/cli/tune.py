@@ -113,7 +113,7 @@ def _shape(model: str | None, random: str | None, offline: bool, dtype: str, kv_
     from llmcl.checkpoint import open_checkpoint
     from llmcl.kernels.common.attention import CAPACITY_MULTIPLE, AttentionShape
     from llmcl.kernels.common.dtype import check_kv_dtype, is_rounded
-    from llmcl.models.config.random_shapes import random_shape_config
+    from llmcl.models.random_shapes import random_shape_config
 
     if random is not None:
         config = random_shape_config(random)

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from llmcl.checkpoint import Checkpoint
-from llmcl.checkpoint.formats import FLOAT_FORMATS, row_bytes, to_float32
+from llmcl.checkpoint.dequantize import to_float32
+from llmcl.checkpoint.formats import FLOAT_FORMATS, row_bytes
 from llmcl.checkpoint.quantize import quantize_rows
 from llmcl.errors import CheckpointError
 

@@ -21,12 +21,12 @@ from llmcl.errors import ContextLengthError, UsageError, check_whole, shown
 from llmcl.kernels.common.dtype import ACTIVATION_DTYPES, QUANTIZED, check_dtype, check_kv_dtype
 from llmcl.kernels.implementation import check_only_kernels
 from llmcl.models.config import ModelConfig
-from llmcl.models.config.random_shapes import random_shape_config
 from llmcl.models.kv_cache import KVCache, KVSequence, capacity_for, kv_bytes_per_position
 from llmcl.models.layer_mods import trace_layer_mods
 from llmcl.models.memory import check_memory, exact_queries, forecast
 from llmcl.models.model import Model
 from llmcl.models.paged_kv_cache import PagedKVCache, pool_pages
+from llmcl.models.random_shapes import random_shape_config
 from llmcl.models.weights import (
     ModelWeights,
     WeightTypes,

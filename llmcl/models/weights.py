@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from llmcl.checkpoint import Checkpoint, expected_tensors
-from llmcl.checkpoint.formats import row_bytes, to_float32
+from llmcl.checkpoint.dequantize import to_float32
+from llmcl.checkpoint.formats import row_bytes
 from llmcl.checkpoint.quantize import EMBEDDINGS, quantize_rows, target_format
 from llmcl.errors import CheckpointError, UsageError
 from llmcl.kernels.common.dtype import NATIVE, QUANTIZED, TILE_ROWS, check_dtype

@@ -1,12 +1,13 @@
 """The NumPy twin of every op and of the whole model: what the kernels must compute, written to be read.
 
 A twin has the name of its kernel, takes arrays of any float dtype, computes in float64 and returns float64
-unless it says otherwise. The engine calls nothing of it but `dequantize`, where NumPy serves; the kernel tests do, and
+unless it says otherwise. The engine calls nothing of it; the kernel tests do, and
 it is itself tested against PyTorch, transformers and gguf. Clarity comes before speed here.
 
 Shapes: n tokens of one call, k the length of a matrix row, kv_len keys in the cache; heads as in the config.
 """
 
+from llmcl.checkpoint.dequantize import dequantize
 from llmcl.checkpoint.formats import BLOCKS
 from llmcl.reference.kv_cache import pack_keys, pack_values, pair_cache, unpack_keys, unpack_values
 from llmcl.reference.layers import embed, geglu, linear, qkv_adjust, rms_norm, rope, rope_table, soft_cap, swiglu
@@ -22,7 +23,6 @@ from llmcl.reference.online_softmax import (
 from llmcl.reference.sampling import gumbel, noise_bits, penalize, sample, sample_scores, sample_threshold, uniform
 from llmcl.reference.storage import (
     TILE_ROWS,
-    dequantize,
     from_tiles,
     quantize_q8_0,
     round_bfloat16,

@@ -12,7 +12,9 @@ import numpy as np
 
 from llmcl.errors import DeviceError, LlmclError, OutOfDeviceMemoryError
 from llmcl.progress import COMPILING, Progress
-from llmcl.runtime.platforms import DeviceEntry, prepare_icd_loader, select_device
+from llmcl.runtime.icd import prepare_icd_loader
+from llmcl.runtime.platforms import DeviceEntry
+from llmcl.runtime.selection import select_device
 
 prepare_icd_loader()  # before the first import of pyopencl anywhere
 

@@ -8,29 +8,17 @@ is found out in another process (device_probe.py), and remembered.
 from __future__ import annotations
 
 import logging
-import platform
 import re
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmcl.errors import DeviceError
-from llmcl.runtime.icd import half_installed, prepare_icd_loader
+from llmcl.runtime.icd import prepare_icd_loader
 
 if TYPE_CHECKING:
     import pyopencl as cl
-
-__all__ = [
-    "DeviceEntry",
-    "choose_device",
-    "explain_choice",
-    "find_devices",
-    "prepare_icd_loader",
-    "rank_devices",
-    "select_device",
-]
 
 _log = logging.getLogger(__name__)
 
@@ -281,11 +269,11 @@ def _cgroup_folders(root: Path) -> list[tuple[Path, str, str]]:
     return folders
 
 
-# ---- choosing ---------------------------------------------------------------------------------------------
+# ---- ranking ----------------------------------------------------------------------------------------------
 
 # What decides between two devices, in this order: the smaller value wins. The sentence is for
 # `explain_choice`.
-_CRITERIA: tuple[tuple[Callable[[DeviceEntry], Any], str], ...] = (
+CRITERIA: tuple[tuple[Callable[[DeviceEntry], Any], str], ...] = (
     (lambda e: e.lacks is not None, "it is the only one that meets the minimum"),
     (lambda e: e.is_software, "software renderers and simulators come last"),
     (lambda e: KINDS.index(e.kind), "a GPU is preferred to an accelerator, an accelerator to a CPU"),
@@ -306,112 +294,5 @@ _CRITERIA: tuple[tuple[Callable[[DeviceEntry], Any], str], ...] = (
 
 def rank_devices(entries: Sequence[DeviceEntry]) -> list[DeviceEntry]:
     """The entries in order of preference, `index` set to their position; equals keep their order."""
-    ranked = sorted(entries, key=lambda entry: tuple(value(entry) for value, _ in _CRITERIA))
+    ranked = sorted(entries, key=lambda entry: tuple(value(entry) for value, _ in CRITERIA))
     return [replace(entry, index=index) for index, entry in enumerate(ranked)]
-
-
-def select_device(request: str | int | None = None) -> DeviceEntry:
-    """The device to use: the preferred one, or the one that `request` names (see `choose_device`).
-
-    Drivers are tried in the order of preference until one works.
-    """
-    from llmcl.runtime.device_probe import fault
-
-    return choose_device(find_devices(), request, fault=fault)
-
-
-def choose_device(
-    entries: Sequence[DeviceEntry],
-    request: str | int | None = None,
-    *,
-    fault: Callable[[DeviceEntry], str | None] = lambda entry: entry.fault,
-) -> DeviceEntry:
-    """The device among `entries` that `request` names: of several the preferred one whose driver has no fault.
-
-    `request` is an index (also as a string of digits), a kind ("gpu", "cpu", "accelerator"), or part of the
-    name of the device or its platform, else of the platform's version, in upper or lower case; None or ""
-    leaves the choice to the ranking. A warning names each device that was preferred but has a fault.
-
-    Raises DeviceError, listing what was found, where there is no such device or where it cannot be used.
-    """
-    ranked = rank_devices(entries)
-    if not ranked:
-        raise DeviceError(f"no OpenCL device was found; {_advice_without_device()}")
-    text = "" if request is None else str(request).strip()
-    if text == "":
-        matching, wanted = ranked, "a device that llmcl can use"
-    elif re.fullmatch(r"-?[0-9]+", text):
-        matching, wanted = [entry for entry in ranked if entry.index == int(text)], f"device {text}"
-    elif text.lower() in KINDS:
-        matching, wanted = (
-            [entry for entry in ranked if entry.kind == text.lower()],
-            f"a device of kind {text.lower()}",
-        )
-    else:
-        needle = text.lower()
-        named = [e for e in ranked if needle in e.name.lower() or needle in e.platform_name.lower()]
-        matching = named or [e for e in ranked if needle in e.platform_version.lower()]  # only there "PoCL", "CUDA"
-        wanted = f"a device or platform with {text!r} in its name"
-    passed_over: list[DeviceEntry] = []
-    for entry in matching:
-        found = replace(entry, fault=None if entry.lacks else fault(entry))
-        if found.usable:
-            for other in passed_over:
-                _log.warning(
-                    "%s cannot be used: %s; %s. Using %s", other.label, other.why_not, other.remedy, found.label
-                )
-            return found
-        passed_over.append(found)
-    faults = {entry.index: entry for entry in passed_over}
-    ranked = [faults.get(entry.index, entry) for entry in ranked]
-    listing = "\n".join(_line(entry) for entry in ranked)
-    if passed_over:
-        first = passed_over[0]
-        raise DeviceError(f"{first.label} cannot be used: {first.why_not}; {first.remedy}. Found:\n{listing}")
-    notes = "".join(f"\n{note}" for note in prepare_icd_loader())
-    raise DeviceError(
-        f"{wanted} was not found; choose with --device an index, a kind (gpu, cpu) or part of a name. "
-        f"Found:\n{listing}{notes}"
-    )
-
-
-def explain_choice(entries: Sequence[DeviceEntry] | None = None) -> str:
-    """One sentence: which device would be used without a request, and why."""
-    if entries is None:
-        from llmcl.runtime.device_probe import checked
-
-        entries = checked(find_devices())
-    ranked = rank_devices(entries)
-    if not ranked:
-        return f"No OpenCL device was found; {_advice_without_device()}"
-    usable = [entry for entry in ranked if entry.usable]
-    if not usable:
-        return f"No device can be used: of {ranked[0].label}, {ranked[0].why_not}; {ranked[0].remedy}."
-    first = usable[0]
-    if first.index > 0:
-        reason = f"device 0, {ranked[0].label}, is preferred but cannot be used"
-    elif len(ranked) == 1:
-        reason = "it is the only one"
-    else:
-        reason = next((reason for value, reason in _CRITERIA if value(first) != value(ranked[1])), _CRITERIA[-1][1])
-    return f"Device {first.index} would be used, {first.label}: {reason}."
-
-
-def _line(entry: DeviceEntry) -> str:
-    return f"  {entry.index}: {entry.name}, {entry.platform_name}, {entry.kind}" + (
-        "" if entry.usable else f" (cannot be used: {entry.why_not})"
-    )
-
-
-def _advice_without_device() -> str:
-    if sys.platform.startswith("linux") and platform.machine() == "x86_64":
-        install = (
-            'install a driver for the CPU with `pip install "llmcl[cpu]"`, or the OpenCL driver of your GPU\'s vendor'
-        )
-    else:
-        install = (
-            "install your GPU vendor's OpenCL driver, or PoCL for the CPU from the system's package manager "
-            "(Debian and Ubuntu: `apt-get install pocl-opencl-icd`)"
-        )
-    notes = [*prepare_icd_loader(), half_installed()]
-    return " ".join([f"{install}.", *filter(None, notes)])

@@ -7,7 +7,7 @@ import pytest
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
-from llmcl.checkpoint.formats import to_float32
+from llmcl.checkpoint.dequantize import to_float32
 from llmcl.checkpoint.quantize import quantize_rows, target_format
 from llmcl.errors import CheckpointError, UsageError
 

@@ -88,7 +88,8 @@ class Models:
         """`llmcl.load`. Raises Unreached before the weights of a model that needs other kernels."""
         from llmcl.engine import llm
         from llmcl.runtime.device import Device
-        from llmcl.runtime.platforms import find_devices, select_device
+        from llmcl.runtime.platforms import find_devices
+        from llmcl.runtime.selection import select_device
 
         if self.device is None:
             has_cpu = any(entry.kind == "cpu" and entry.usable for entry in find_devices())

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from llmcl.checkpoint import expected_tensors
 from llmcl.errors import CheckpointError, UnsupportedModelError
 from llmcl.models.config import ModelConfig, RopeScaling, config_from_gguf, config_from_hf
-from llmcl.models.config.families import FAMILIES
+from llmcl.models.families import FAMILIES
 
 HF_CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -295,7 +295,7 @@ def test_n_parameters(tied):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "phi3"}, "architecture 'phi3'; it supports llama, mistral, qwen2, qwen3, gemma2"),
+        ({"model_type": "phi3"}, "architecture 'phi3'; it supports gemma2, llama, mistral, qwen2, qwen3"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
         ({"attention_bias": True}, "attention_bias"),
         ({"mlp_bias": True}, "mlp_bias"),
@@ -372,7 +372,7 @@ def test_senseless_values_are_damage_and_named(key, value):
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"general.architecture": "phi3"}, UnsupportedModelError, "'phi3'; it supports llama, qwen2, qwen3, gemma2"),
+        ({"general.architecture": "phi3"}, UnsupportedModelError, "'phi3'; it supports gemma2, llama, qwen2, qwen3"),
         ({"llama.expert_count": 8}, UnsupportedModelError, "experts"),
         ({"llama.expert_count": np.array([8, 8])}, CheckpointError, "llama.expert_count"),
         ({"llama.rope.dimension_count": 32}, UnsupportedModelError, "partial rotary"),

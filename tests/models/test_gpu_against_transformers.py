@@ -16,7 +16,7 @@ from helpers import ascii_tokenizer
 
 import llmcl
 from llmcl.engine.llm import LLM
-from llmcl.models.config.random_shapes import RANDOM_SHAPES
+from llmcl.models.random_shapes import RANDOM_SHAPES
 from llmcl.runtime.device import Device
 
 N_PROMPT, N_TOKENS = 64, 64

@@ -12,7 +12,7 @@ import pytest
 import llmcl
 from llmcl.checkpoint import open_checkpoint
 from llmcl.errors import UnsupportedModelError, UsageError
-from llmcl.models.config.random_shapes import RANDOM_SHAPES, random_shape_config
+from llmcl.models.random_shapes import RANDOM_SHAPES, random_shape_config
 from llmcl.progress import Progress
 from llmcl.runtime.device import Device
 

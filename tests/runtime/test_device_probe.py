@@ -20,7 +20,8 @@ from llmcl.errors import DeviceError, UsageError
 from llmcl.runtime import device_probe, probe
 from llmcl.runtime.device import named_errors
 from llmcl.runtime.device_probe import BROKEN, checked, fault
-from llmcl.runtime.platforms import DeviceEntry, find_devices, select_device
+from llmcl.runtime.platforms import DeviceEntry, find_devices
+from llmcl.runtime.selection import select_device
 
 
 def test_a_driver_that_works_is_asked_once(

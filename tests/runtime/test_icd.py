@@ -193,7 +193,8 @@ def test_a_package_without_its_libraries_is_named(tmp_path: Path, monkeypatch: p
 
 LIST_PLATFORMS = """
 import os
-from llmcl.runtime.platforms import find_devices, select_device
+from llmcl.runtime.platforms import find_devices
+from llmcl.runtime.selection import select_device
 for entry in find_devices():
     print(entry.platform_name)
 print("vendors:", os.environ.get("OCL_ICD_VENDORS"))
@@ -229,7 +230,7 @@ def test_a_pip_installed_driver_needs_no_environment_variable(tmp_path: Path) ->
 def test_a_users_choice_of_drivers_is_respected(tmp_path: Path, variable: str) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
-    code = LIST_PLATFORMS + "from llmcl.runtime.platforms import explain_choice; print(explain_choice([]))"
+    code = LIST_PLATFORMS + "from llmcl.runtime.selection import explain_choice; print(explain_choice([]))"
     lines = run_python(code, tmp_path / "cache", **{variable: str(empty)}).stdout.splitlines()
     assert not any(line.startswith("Intel") for line in lines)
     assert not (tmp_path / "cache").exists()
@@ -260,7 +261,7 @@ print(icd.prepare_icd_loader())
 def test_a_child_process_makes_its_own_choice(tmp_path: Path) -> None:
     code = f"""
 import os, subprocess, sys
-from llmcl.runtime.platforms import prepare_icd_loader
+from llmcl.runtime.icd import prepare_icd_loader
 prepare_icd_loader()
 os.environ["LLMCL_CACHE_DIR"] = {str(tmp_path / "child")!r}
 subprocess.run([sys.executable, "-c", {LIST_PLATFORMS!r}], check=True)
@@ -286,7 +287,8 @@ def test_listing_devices_opens_none_of_them(tmp_path: Path) -> None:
 import pyopencl as cl
 opened = []
 cl.Context = lambda *args, **kwargs: opened.append(args)
-from llmcl.runtime.platforms import explain_choice, find_devices
+from llmcl.runtime.platforms import find_devices
+from llmcl.runtime.selection import explain_choice
 find_devices(), explain_choice()
 assert not opened
 """

@@ -13,16 +13,8 @@ from hypothesis import strategies as st
 
 from llmcl.errors import DeviceError
 from llmcl.runtime.device_probe import checked
-from llmcl.runtime.platforms import (
-    KINDS,
-    DeviceEntry,
-    choose_device,
-    explain_choice,
-    find_devices,
-    host_available_bytes,
-    rank_devices,
-    select_device,
-)
+from llmcl.runtime.platforms import KINDS, DeviceEntry, find_devices, host_available_bytes, rank_devices
+from llmcl.runtime.selection import choose_device, explain_choice, select_device
 
 GIB = 1 << 30
 

@@ -14,7 +14,7 @@ import compare_gpu_child as gpu_child
 import pytest
 from programs import TINY_SHAPE, run_script
 
-from llmcl.models.config.random_shapes import random_shape_config
+from llmcl.models.random_shapes import random_shape_config
 from llmcl.runtime.device import Device
 
 # A llama-bench that takes 20 ms for a prefill and 40 ms for decoding; the second micro-batch takes longer.

@@ -7,10 +7,12 @@ from typing import Any
 
 from llmcl.errors import CheckpointError, shown
 from llmcl.models.config import limits
-from llmcl.models.config.families import FAMILIES, GGUF_ARCHITECTURES, Family, family_fields, windows_by_pattern
+from llmcl.models.config.family_fields import family_fields, windows_by_pattern
 from llmcl.models.config.model_config import ModelConfig, checked
 from llmcl.models.config.reader import Reader, unsupported
 from llmcl.models.config.rope import scaling_from_gguf
+from llmcl.models.families import FAMILIES, GGUF_FAMILIES
+from llmcl.models.families.family import Family
 
 # Tokens that end a turn in chat models whose GGUF metadata names only the end of the document.
 _END_OF_TURN_TOKENS = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>")
@@ -30,9 +32,10 @@ def config_from_gguf(
     `dtype` is "quantized"; who knows the tensors' formats replaces it. Raises as `config_from_hf` does.
     """
     arch = Reader(metadata, "GGUF metadata").text("general.architecture")
-    if arch not in GGUF_ARCHITECTURES:
-        unsupported(f"the GGUF architecture {shown(arch)}", f"it supports {', '.join(GGUF_ARCHITECTURES)}")
-    family = FAMILIES[arch]
+    if arch not in GGUF_FAMILIES:
+        unsupported(f"the GGUF architecture {shown(arch)}", f"it supports {', '.join(GGUF_FAMILIES)}")
+    architecture = GGUF_FAMILIES[arch]
+    family = FAMILIES[architecture]
     defaults = {f"{arch}.{key}": family.defaults[key] for key in _SOFT_CAPS if key in family.defaults}
     read = Reader({**defaults, **metadata}, "GGUF metadata")
     if (n_experts := read.size(f"{arch}.expert_count", limits.MAX_HEADS, default=0, minimum=0)) > 1:
@@ -66,7 +69,7 @@ def config_from_gguf(
         attention_scale = (hidden_size / n_q_heads) ** -0.5
     return checked(
         ModelConfig(
-            architecture=arch,
+            architecture=architecture,
             hidden_size=hidden_size,
             intermediate_size=read.size(f"{arch}.feed_forward_length", limits.MAX_INTERMEDIATE),
             n_layers=n_layers,

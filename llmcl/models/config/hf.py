@@ -7,10 +7,12 @@ from typing import Any
 
 from llmcl.errors import shown
 from llmcl.models.config import limits
-from llmcl.models.config.families import FAMILIES, Activation, Family, family_fields, windows_by_pattern
+from llmcl.models.config.family_fields import family_fields, windows_by_pattern
 from llmcl.models.config.model_config import ModelConfig, checked
 from llmcl.models.config.reader import Reader, unsupported
 from llmcl.models.config.rope import rope_from_hf
+from llmcl.models.families import FAMILIES
+from llmcl.models.families.family import Activation, Family
 
 _DTYPES = ("float32", "float16", "bfloat16")
 _ACTIVATIONS: dict[Activation, tuple[str, tuple[str, ...]]] = {

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from llmcl.errors import CheckpointError
-from llmcl.models.config.families import Activation
 from llmcl.models.config.limits import MAX_INTERMEDIATE
 from llmcl.models.config.reader import unsupported
 from llmcl.models.config.rope import RopeScaling, inverse_frequencies
+from llmcl.models.families.family import Activation
 
 # Kernels read rows in vectors of 16.
 _SIZE_MULTIPLE = 16

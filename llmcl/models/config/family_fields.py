@@ -1,0 +1,38 @@
+"""The fields of a ModelConfig that follow from its family."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from llmcl.models.config.limits import MAX_SOFT_CAP
+from llmcl.models.config.reader import Reader
+from llmcl.models.families.family import Family, WindowPattern
+
+
+def family_fields(read: Reader, family: Family, prefix: str, hidden_size: int) -> dict[str, Any]:
+    """The fields that follow from the family, and those that both formats state under the same key."""
+
+    def soft_cap(key: str) -> float | None:
+        if not family.soft_caps or read.get(prefix + key) is None:
+            return None
+        return read.number(prefix + key, 0.0, MAX_SOFT_CAP)
+
+    return {
+        "qkv_bias": family.qkv_bias,
+        "qk_norm": family.qk_norm,
+        "post_norms": family.post_norms,
+        "activation": family.activation,
+        "embedding_scale": float(np.sqrt(np.float32(hidden_size))) if family.scaled_embedding else 1.0,
+        "attention_soft_cap": soft_cap("attn_logit_softcapping"),
+        "logit_soft_cap": soft_cap("final_logit_softcapping"),
+    }
+
+
+def windows_by_pattern(pattern: WindowPattern, window: int | None, n_layers: int, first: int) -> tuple[int | None, ...]:
+    """first: the first layer with a window, for the pattern "late"."""
+    if window is None or pattern == "none":
+        return ()
+    layers = {"all": range(n_layers), "even": range(0, n_layers, 2), "late": range(first, n_layers)}[pattern]
+    return tuple(window if layer in layers else None for layer in range(n_layers))

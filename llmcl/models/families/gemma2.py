@@ -1,0 +1,28 @@
+"""Gemma 2: norms after attention and MLP, soft caps, windows in every other layer, a scaled embedding."""
+
+from __future__ import annotations
+
+from llmcl.models.families.family import Family
+
+FAMILY = Family(
+    "Gemma2ForCausalLM",
+    "gemma2",
+    post_norms=True,
+    activation="gelu_tanh",
+    norm_offset=1.0,
+    scaled_embedding=True,
+    soft_caps=True,
+    windows="even",
+    defaults={
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+        "sliding_window": 4096,
+        "query_pre_attn_scalar": 256,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "bos_token_id": 2,
+        "eos_token_id": 1,
+    },
+)

@@ -1,0 +1,7 @@
+"""Llama 1 to 3.2, and what is built like it: SmolLM2, TinyLlama."""
+
+from __future__ import annotations
+
+from llmcl.models.families.family import Family
+
+FAMILY = Family("LlamaForCausalLM", "llama", gguf_interleaves_rope=True)

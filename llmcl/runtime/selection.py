@@ -1,0 +1,120 @@
+"""Which device is used: the preferred one, or the one that is asked for, if its driver works."""
+
+from __future__ import annotations
+
+import logging
+import platform
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from llmcl.errors import DeviceError
+from llmcl.runtime.device_probe import checked, fault
+from llmcl.runtime.icd import half_installed, prepare_icd_loader
+from llmcl.runtime.platforms import CRITERIA, KINDS, DeviceEntry, find_devices, rank_devices
+
+_log = logging.getLogger(__name__)
+
+
+def select_device(request: str | int | None = None) -> DeviceEntry:
+    """The device to use: the preferred one, or the one that `request` names (see `choose_device`).
+
+    Drivers are tried in the order of preference until one works.
+    """
+    return choose_device(find_devices(), request, fault=fault)
+
+
+def choose_device(
+    entries: Sequence[DeviceEntry],
+    request: str | int | None = None,
+    *,
+    fault: Callable[[DeviceEntry], str | None] = lambda entry: entry.fault,
+) -> DeviceEntry:
+    """The device among `entries` that `request` names: of several the preferred one whose driver has no fault.
+
+    `request` is an index (also as a string of digits), a kind ("gpu", "cpu", "accelerator"), or part of the
+    name of the device or its platform, else of the platform's version, in upper or lower case; None or ""
+    leaves the choice to the ranking. A warning names each device that was preferred but has a fault.
+
+    Raises DeviceError, listing what was found, where there is no such device or where it cannot be used.
+    """
+    ranked = rank_devices(entries)
+    if not ranked:
+        raise DeviceError(f"no OpenCL device was found; {_advice_without_device()}")
+    text = "" if request is None else str(request).strip()
+    if text == "":
+        matching, wanted = ranked, "a device that llmcl can use"
+    elif re.fullmatch(r"-?[0-9]+", text):
+        matching, wanted = [entry for entry in ranked if entry.index == int(text)], f"device {text}"
+    elif text.lower() in KINDS:
+        matching, wanted = (
+            [entry for entry in ranked if entry.kind == text.lower()],
+            f"a device of kind {text.lower()}",
+        )
+    else:
+        needle = text.lower()
+        named = [e for e in ranked if needle in e.name.lower() or needle in e.platform_name.lower()]
+        matching = named or [e for e in ranked if needle in e.platform_version.lower()]  # only there "PoCL", "CUDA"
+        wanted = f"a device or platform with {text!r} in its name"
+    passed_over: list[DeviceEntry] = []
+    for entry in matching:
+        found = replace(entry, fault=None if entry.lacks else fault(entry))
+        if found.usable:
+            for other in passed_over:
+                _log.warning(
+                    "%s cannot be used: %s; %s. Using %s", other.label, other.why_not, other.remedy, found.label
+                )
+            return found
+        passed_over.append(found)
+    faults = {entry.index: entry for entry in passed_over}
+    ranked = [faults.get(entry.index, entry) for entry in ranked]
+    listing = "\n".join(_line(entry) for entry in ranked)
+    if passed_over:
+        first = passed_over[0]
+        raise DeviceError(f"{first.label} cannot be used: {first.why_not}; {first.remedy}. Found:\n{listing}")
+    notes = "".join(f"\n{note}" for note in prepare_icd_loader())
+    raise DeviceError(
+        f"{wanted} was not found; choose with --device an index, a kind (gpu, cpu) or part of a name. "
+        f"Found:\n{listing}{notes}"
+    )
+
+
+def explain_choice(entries: Sequence[DeviceEntry] | None = None) -> str:
+    """One sentence: which device would be used without a request, and why."""
+    if entries is None:
+        entries = checked(find_devices())
+    ranked = rank_devices(entries)
+    if not ranked:
+        return f"No OpenCL device was found; {_advice_without_device()}"
+    usable = [entry for entry in ranked if entry.usable]
+    if not usable:
+        return f"No device can be used: of {ranked[0].label}, {ranked[0].why_not}; {ranked[0].remedy}."
+    first = usable[0]
+    if first.index > 0:
+        reason = f"device 0, {ranked[0].label}, is preferred but cannot be used"
+    elif len(ranked) == 1:
+        reason = "it is the only one"
+    else:
+        reason = next((reason for value, reason in CRITERIA if value(first) != value(ranked[1])), CRITERIA[-1][1])
+    return f"Device {first.index} would be used, {first.label}: {reason}."
+
+
+def _line(entry: DeviceEntry) -> str:
+    return f"  {entry.index}: {entry.name}, {entry.platform_name}, {entry.kind}" + (
+        "" if entry.usable else f" (cannot be used: {entry.why_not})"
+    )
+
+
+def _advice_without_device() -> str:
+    if sys.platform.startswith("linux") and platform.machine() == "x86_64":
+        install = (
+            'install a driver for the CPU with `pip install "llmcl[cpu]"`, or the OpenCL driver of your GPU\'s vendor'
+        )
+    else:
+        install = (
+            "install your GPU vendor's OpenCL driver, or PoCL for the CPU from the system's package manager "
+            "(Debian and Ubuntu: `apt-get install pocl-opencl-icd`)"
+        )
+    notes = [*prepare_icd_loader(), half_installed()]
+    return " ".join([f"{install}.", *filter(None, notes)])
