@@ -269,14 +269,12 @@ def _check_unicode(text: str) -> None:
 
 
 def _from_gguf(metadata: Mapping[str, Any], config: ModelConfig) -> Tokenizer:
-    template = metadata.get("tokenizer.chat_template")
-    if isinstance(template, str):
-        chat_template.start()  # its process starts while the tokenizer is built and the weights are loaded
     backend, adds_bos = gguf_tokenizer.build(metadata)
     if adds_bos and config.bos_token_id is None:
         raise CheckpointError(
             "GGUF metadata: texts are to begin with BOS, but tokenizer.ggml.bos_token_id is missing. Convert it again."
         )
+    template = metadata.get("tokenizer.chat_template")
     ids = {
         "bos_token": config.bos_token_id,
         "eos_token": next(iter(config.eos_token_ids), None),
@@ -311,14 +309,11 @@ def _from_folder(folder: Path, config: ModelConfig) -> Tokenizer:
             "the file with transformers: "
             f'AutoTokenizer.from_pretrained("{folder}").save_pretrained("{folder}").'
         )
-    settings = _read_json(folder / "special_tokens_map.json") | _read_json(folder / "tokenizer_config.json")
-    template = _folder_template(folder, settings)
-    if template is not None:
-        chat_template.start()
     try:
         backend = Backend.from_file(str(file))
     except Exception as error:  # `tokenizers` raises plain Exception
         raise CheckpointError(f"{file} cannot be read as a tokenizer: {error}. Get the file again.") from error
+    settings = _read_json(folder / "special_tokens_map.json") | _read_json(folder / "tokenizer_config.json")
     special_tokens = {name: text for name in _SPECIAL_TOKENS if (text := _token_text(settings.get(name))) is not None}
     bos, eos = (backend.token_to_id(special_tokens.get(name, "")) for name in ("bos_token", "eos_token"))
     return Tokenizer(
@@ -326,7 +321,7 @@ def _from_folder(folder: Path, config: ModelConfig) -> Tokenizer:
         vocab_size=config.vocab_size,
         bos_token_id=config.bos_token_id if bos is None else bos,
         eos_token_ids=(*config.eos_token_ids, *(() if eos is None else (eos,))),
-        chat_template=template,
+        chat_template=_folder_template(folder, settings),
         special_tokens=special_tokens,
     )
 
