@@ -41,6 +41,7 @@ from llmcl.runtime.device import Device
 from llmcl.sampling import SamplingParams
 from llmcl.text import StopMatcher
 from llmcl.tokenizer import Tokenizer
+from llmcl.tokenizer import chat_template as templates
 
 _log = logging.getLogger(__name__)
 
@@ -98,6 +99,7 @@ def load(
     if not isinstance(model, (str, PathLike)) or not str(model):
         raise UsageError(f"model is {shown(model)}; expected smollm2, a path, or a name of the hub")
     _check_sizes(max_context, kv_page_tokens, kv_pages)
+    templates.start()  # before all cores pack weights
     checkpoint = open_checkpoint(model, offline=offline, progress=progress)
     with checkpoint:
         trained = checkpoint.config.max_position
