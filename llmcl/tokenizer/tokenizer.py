@@ -326,7 +326,6 @@ def _from_folder(folder: Path, config: ModelConfig) -> Tokenizer:
             f'AutoTokenizer.from_pretrained("{folder}").save_pretrained("{folder}").'
         )
     settings = optional_json(folder / "special_tokens_map.json") | optional_json(folder / "tokenizer_config.json")
-    template = _folder_template(folder, settings)
     data = read_bytes(file, MAX_HEADER_BYTES)
     plain = _ESCAPED_ASCII.sub(lambda escape: bytes.fromhex(escape[1].decode()), data) if b"\\u00" in data else data
     if found := _SUBWORD_PREFIX.search(plain):
