@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 from llmcl.errors import UsageError
 from llmcl.generation import Piece
 
 if TYPE_CHECKING:
-    from llmcl.llm import LLM
+    from llmcl.llm import LLM, Answer
+    from llmcl.turns import Turn
 
 
 class Chat:
@@ -29,22 +31,31 @@ class Chat:
         self._llm = llm
         self._tokenizer = llm.tokenizer
         self._sequence = llm.model.cache.sequence()
+        self._answer: Callable[[], Turn[Piece] | None] = lambda: None  # weak
         self.messages: list[dict[str, str]] = []
 
-    def reset(self) -> None:
-        """Forgets the conversation."""
-        self.messages.clear()
-        self._sequence = self._llm.model.cache.sequence()
+    def reset(self, *, wait: bool = False) -> None:
+        """Forgets the conversation; an answer of it that is under way ends. wait: as in `LLM.stream`."""
+        sequence = self._llm.model.cache.sequence()
+        answer = self._answer()
+        if answer is not None and not answer.over:
+            self._llm.reset(wait=wait)
+        self.messages, self._sequence = [], sequence
 
-    def fork(self) -> Chat:
+    def fork(self, *, wait: bool = False) -> Chat:
         """A second conversation that begins with all that was said in this one; each goes on by itself.
 
-        With a KV cache in pages (load(..., kv_page_tokens=64)) both share the pages of what they have in common.
+        With a KV cache in pages (load(..., kv_page_tokens=64)) both share the pages of what they have in common. An
+        answer under way goes on, and is no part of the second. wait: as in `LLM.stream`.
         """
-        other = Chat(self._llm)
-        other.messages = [dict(message) for message in self.messages]
-        other._sequence = self._llm.model.cache.fork(self._sequence)
-        return other
+
+        def work() -> Chat:
+            other = Chat(self._llm)
+            other.messages = [dict(message) for message in self.messages]
+            other._sequence = self._llm.model.cache.fork(self._sequence)
+            return other
+
+        return self._llm.turns.call(work, wait=wait, beside=True)
 
     def send(
         self,
@@ -53,20 +64,30 @@ class Chat:
         max_tokens: int = 1024,
         system_prompt: str | None = None,
         **options: Any,
-    ) -> Generator[Piece, None, None]:
+    ) -> Turn[Piece]:
         """Yields the answer's pieces; closing the generator keeps what was said so far. Options as of `LLM.stream`.
 
         Raises ContextLengthError, and leaves the conversation as it was, if it no longer fits into the context.
         """
-        turn = [*self.messages, {"role": "user", "content": text}]
-        if system_prompt is not None and not self.messages:
-            turn.insert(0, {"role": "system", "content": system_prompt})
-        ids = self._tokenizer.encode_chat(turn)
-        stream = self._llm.stream(ids, max_tokens=max_tokens, sequence=self._sequence, **options)
-        return self._take_turn(turn, stream)
 
-    def _take_turn(
-        self, turn: list[dict[str, str]], stream: Generator[Piece, None, None]
+        def turn() -> list[dict[str, str]]:
+            first = [{"role": "system", "content": system_prompt}] if system_prompt is not None else []
+            return [*(self.messages or first), {"role": "user", "content": text}]
+
+        expected = turn()
+        ids = self._tokenizer.encode_chat(expected)
+
+        def begin(answer: Answer) -> Generator[Piece, None, None]:
+            asked = turn()  # more was said meanwhile if this ended an answer, or waited for one
+            pieces = answer(ids if asked == expected else self._tokenizer.encode_chat(asked), self._sequence)
+            return self._said(asked, self.messages, pieces)
+
+        stream = self._llm.stream(ids, max_tokens=max_tokens, begin=begin, **options)
+        self._answer = ref(stream)
+        return stream
+
+    def _said(
+        self, asked: list[dict[str, str]], before: list[dict[str, str]], stream: Generator[Piece, None, None]
     ) -> Generator[Piece, None, None]:
         said: list[str] = []
         try:
@@ -75,5 +96,6 @@ class Chat:
                 yield piece
         finally:
             stream.close()
-            if any(said):  # interrupted before the first token, the turn never happened
-                self.messages = [*turn, {"role": "assistant", "content": "".join(said)}]
+            # Interrupted before the first token, the turn never happened; nor did it if the conversation was reset.
+            if any(said) and self.messages is before:
+                self.messages = [*asked, {"role": "assistant", "content": "".join(said)}]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 
-from llmcl.errors import DeviceError
+from llmcl.errors import DeviceError, UsageError
 from llmcl.kv_cache import common_prefix
 from llmcl.model import Model
 from llmcl.no_token import why_no_token
@@ -25,6 +25,10 @@ class Piece:
     tbt_ms: float | None  # since the token before; None for the first
     finish_reason: str | None = None  # "stop" or "length" on the last piece
     stats: GenerationStats | None = None  # on the last piece
+
+
+def is_last(piece: Piece) -> bool:
+    return piece.finish_reason is not None
 
 
 @dataclass(frozen=True)
@@ -182,8 +186,11 @@ def pieces(
 def collect(prompt: Sequence[int], stream: Iterable[Piece]) -> Generation:
     """The whole answer of a stream of pieces."""
     parts = list(stream)
-    last = parts[-1]
-    assert last.finish_reason is not None and last.stats is not None
+    last = parts[-1] if parts else None
+    if last is None or last.finish_reason is None or last.stats is None:
+        raise UsageError(
+            "the answer was ended before its last token (by reset, close or another call); generate it again"
+        )
     return Generation(
         "".join(piece.text for piece in parts),
         [piece.token_id for piece in parts],

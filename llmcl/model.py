@@ -33,7 +33,8 @@ from llmcl.ops.soft_cap import soft_cap
 from llmcl.ops.step_state import StepState
 from llmcl.ops.weight import Weight
 from llmcl.progress import READING, Progress
-from llmcl.runtime.device import Buffer, Device, Launch, named_errors
+from llmcl.runtime.device import Buffer, Device, Launch
+from llmcl.runtime.driver_calls import named_errors
 from llmcl.runtime.one_launch import OneLaunch
 from llmcl.runtime.one_launch import why_not as why_not_one_launch
 from llmcl.sampling import Sampler
