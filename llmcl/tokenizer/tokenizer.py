@@ -284,7 +284,6 @@ def _from_gguf(metadata: Mapping[str, Any], config: ModelConfig) -> Tokenizer:
             "GGUF metadata: texts are to begin with BOS, but tokenizer.ggml.bos_token_id is missing. Convert it again."
         )
     tokens = metadata["tokenizer.ggml.tokens"]
-    read = Reader(metadata, "GGUF metadata")
     ids = {
         "bos_token": config.bos_token_id,
         "eos_token": next(iter(config.eos_token_ids), None),
