@@ -31,15 +31,16 @@ TINY_SHAPE = {
 
 def run_llmcl(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """`llmcl` with these arguments. variables: of the environment, besides the tests' own."""
-    return _run_python("-m", "llmcl.cli", *arguments, **variables)
+    return run_python("-m", "llmcl.cli", *arguments, **variables)
 
 
 def run_script(name: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """scripts/`name`; as run_llmcl."""
-    return _run_python(str(ROOT / "scripts" / name), *arguments, **variables)
+    return run_python(str(ROOT / "scripts" / name), *arguments, **variables)
 
 
-def _run_python(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def run_python(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Python with these arguments; as run_llmcl."""
     search_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return subprocess.run(
         [sys.executable, *arguments],

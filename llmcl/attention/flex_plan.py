@@ -22,6 +22,7 @@ from llmcl.kernels.common import step_state
 from llmcl.kernels.common.attention import CAPACITY_MULTIPLE, PackKeys, PrefillTiles
 from llmcl.kernels.common.dtype import ITEM_BYTES, KERNEL_NAMES
 from llmcl.runtime.device import Buffer, Device, KernelArg, Launch
+from llmcl.runtime.driver_calls import check
 
 # In the state of attention on arrays: see key_runs.cl.
 BATCH_RECORDS, HEAD_RECORDS, GROUP_RECORDS = range(step_state.N_SLOTS, step_state.N_SLOTS + 3)
@@ -248,6 +249,7 @@ class PlanCache:
 
     @classmethod
     def of(cls, device: Device) -> PlanCache:
+        check()
         plans: PlanCache = device.kept.setdefault("flex_attention", cls(device))
         return plans
 

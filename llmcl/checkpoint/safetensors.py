@@ -22,6 +22,7 @@ from llmcl.models.config import config_from_hf
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+_MOST_SIZES = 64  # of a shape that is multiplied for a message; the product of a million takes hours
 
 
 def open_folder(folder: Path, name: str) -> Checkpoint:
@@ -42,8 +43,8 @@ def shard_files(index_path: Path) -> dict[str, str]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index_path.name}: weight_map is missing or empty. Fetch the file again.")
     for file in weight_map.values():
-        is_plain = isinstance(file, str) and file.endswith(".safetensors") and not set(file) & set("/\\:\0")
-        if not is_plain or file.startswith("."):
+        is_plain = isinstance(file, str) and file.endswith(".safetensors") and not set(file) & set("/\\:")
+        if not is_plain or file.startswith(".") or not file.isprintable():
             raise CheckpointError(
                 f"{index_path.name}: weight_map names the file {shown(file)}, expected the plain name of a "
                 ".safetensors file beside it. The checkpoint is damaged or hostile."
@@ -142,8 +143,8 @@ def _refusal(file: str, data: np.ndarray, reason: str) -> CheckpointError:
             "Use a version of the model in BF16, F16 or F32."
         )
     if place := re.search(r" at line (\d+) column (\d+)", reason):
-        line = header.split(b"\n")[int(place[1]) - 1].decode("utf-8", "replace")
-        before = line[: int(place[2])][-60:]
+        line = header.split(b"\n")[int(place[1]) - 1]
+        before = line[: int(place[2])][-60:].decode("utf-8", "replace")
         return CheckpointError(
             f"{file}: its header is damaged behind {shown(before)}: {one_line(reason)}. Fetch the file again."
         )
@@ -154,7 +155,7 @@ def _refusal(file: str, data: np.ndarray, reason: str) -> CheckpointError:
         if name == "__metadata__":
             continue
         begin, end = entry["data_offsets"]
-        n_bytes = math.prod(entry["shape"]) * _bits(entry["dtype"]) // 8
+        n_bytes = math.prod(entry["shape"][:_MOST_SIZES]) * _bits(entry["dtype"]) // 8
         if reason.endswith(f"tensor `{name}`") or (sizes_differ and end - begin != n_bytes):
             return CheckpointError(
                 f"{file}: tensor {shown(name)} is {entry['dtype']} {shown(entry['shape'])} and lies at bytes "

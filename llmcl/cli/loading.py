@@ -86,6 +86,9 @@ def reading_bar(quiet: bool) -> Iterator[Progress | None]:
 
 def load_to_answer(model: str, loading: LoadingToAnswer, *, quiet: bool) -> LLM:
     """`load_model` of a command that answers prompts."""
+    from llmcl.tokenizer import chat_template
+
+    chat_template.start()  # while this process imports the engine, which keeps one core busy
     return load_model(
         model,
         loading,

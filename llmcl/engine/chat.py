@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator
+from typing import Any, Protocol
+from weakref import ref
 
-from llmcl.engine.generation import Piece
+from llmcl.engine.generation import Answer, Piece
+from llmcl.engine.turns import Turn, Turns
 from llmcl.errors import UsageError
+from llmcl.models.model import Model
+from llmcl.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    from llmcl.engine.llm import LLM
+
+class Speaker(Protocol):
+    """What a conversation needs of an `LLM`."""
+
+    model_name: str
+    tokenizer: Tokenizer | None
+    turns: Turns
+
+    @property
+    def model(self) -> Model: ...
+    @property
+    def stream(self) -> Callable[..., Turn[Piece]]: ...
+    def reset(self, *, wait: bool) -> None: ...
 
 
 class Chat:
@@ -20,7 +35,7 @@ class Chat:
     messages: what was said so far, [{"role": ..., "content": ...}].
     """
 
-    def __init__(self, llm: LLM):
+    def __init__(self, llm: Speaker):
         if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
             raise UsageError(
                 f"{llm.model_name} has no chat template, so it cannot hold a conversation; use generate, a model "
@@ -29,22 +44,31 @@ class Chat:
         self._llm = llm
         self._tokenizer = llm.tokenizer
         self._sequence = llm.model.cache.sequence()
+        self._answer: Callable[[], Turn[Piece] | None] = lambda: None  # weak
         self.messages: list[dict[str, str]] = []
 
-    def reset(self) -> None:
-        """Forgets the conversation."""
-        self.messages.clear()
-        self._sequence = self._llm.model.cache.sequence()
+    def reset(self, *, wait: bool = False) -> None:
+        """Forgets the conversation; an answer of it that is under way ends. wait: as in `LLM.stream`."""
+        sequence = self._llm.model.cache.sequence()
+        answer = self._answer()
+        if answer is not None and not answer.over:
+            self._llm.reset(wait=wait)
+        self.messages, self._sequence = [], sequence
 
-    def fork(self) -> Chat:
+    def fork(self, *, wait: bool = False) -> Chat:
         """A second conversation that begins with all that was said in this one; each goes on by itself.
 
-        With a KV cache in pages (load(..., kv_page_tokens=64)) both share the pages of what they have in common.
+        With a KV cache in pages (load(..., kv_page_tokens=64)) both share the pages of what they have in common. An
+        answer under way goes on, and is no part of the second. wait: as in `LLM.stream`.
         """
-        other = Chat(self._llm)
-        other.messages = [dict(message) for message in self.messages]
-        other._sequence = self._llm.model.cache.fork(self._sequence)
-        return other
+
+        def work() -> Chat:
+            other = Chat(self._llm)
+            other.messages = [dict(message) for message in self.messages]
+            other._sequence = self._llm.model.cache.fork(self._sequence)
+            return other
+
+        return self._llm.turns.call(work, wait=wait, beside=True)
 
     def send(
         self,
@@ -53,20 +77,30 @@ class Chat:
         max_tokens: int = 1024,
         system_prompt: str | None = None,
         **options: Any,
-    ) -> Generator[Piece, None, None]:
+    ) -> Turn[Piece]:
         """Yields the answer's pieces; closing the generator keeps what was said so far. Options as of `LLM.stream`.
 
         Raises ContextLengthError, and leaves the conversation as it was, if it no longer fits into the context.
         """
-        turn = [*self.messages, {"role": "user", "content": text}]
-        if system_prompt is not None and not self.messages:
-            turn.insert(0, {"role": "system", "content": system_prompt})
-        ids = self._tokenizer.encode_chat(turn)
-        stream = self._llm.stream(ids, max_tokens=max_tokens, sequence=self._sequence, **options)
-        return self._take_turn(turn, stream)
 
-    def _take_turn(
-        self, turn: list[dict[str, str]], stream: Generator[Piece, None, None]
+        def turn() -> list[dict[str, str]]:
+            first = [{"role": "system", "content": system_prompt}] if system_prompt is not None else []
+            return [*(self.messages or first), {"role": "user", "content": text}]
+
+        expected = turn()
+        ids = self._tokenizer.encode_chat(expected)
+
+        def begin(answer: Answer) -> Generator[Piece, None, None]:
+            asked = turn()  # more was said meanwhile if this ended an answer, or waited for one
+            pieces = answer(ids if asked == expected else self._tokenizer.encode_chat(asked), self._sequence)
+            return self._said(asked, self.messages, pieces)
+
+        stream = self._llm.stream(ids, max_tokens=max_tokens, begin=begin, **options)
+        self._answer = ref(stream)
+        return stream
+
+    def _said(
+        self, asked: list[dict[str, str]], before: list[dict[str, str]], stream: Generator[Piece, None, None]
     ) -> Generator[Piece, None, None]:
         said: list[str] = []
         try:
@@ -75,5 +109,6 @@ class Chat:
                 yield piece
         finally:
             stream.close()
-            if any(said):  # interrupted before the first token, the turn never happened
-                self.messages = [*turn, {"role": "assistant", "content": "".join(said)}]
+            # Interrupted before the first token, the turn never happened; nor did it if the conversation was reset.
+            if any(said) and self.messages is before:
+                self.messages = [*asked, {"role": "assistant", "content": "".join(said)}]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from llmcl.engine.no_token import why_no_token
 from llmcl.engine.stats import GenerationStats, Recorder
-from llmcl.errors import DeviceError
-from llmcl.models.kv_cache import common_prefix
+from llmcl.errors import DeviceError, UsageError
+from llmcl.models.kv_cache import KVSequence, common_prefix
 from llmcl.models.model import Model
 from llmcl.ops.sample import SamplingParams
 from llmcl.progress import Progress
@@ -25,6 +25,17 @@ class Piece:
     tbt_ms: float | None  # since the token before; None for the first
     finish_reason: str | None = None  # "stop" or "length" on the last piece
     stats: GenerationStats | None = None  # on the last piece
+
+
+def is_last(piece: Piece) -> bool:
+    return piece.finish_reason is not None
+
+
+Answer = Callable[[list[int], KVSequence | None], Generator[Piece, None, None]]
+"""What makes the answer to a prompt, in a place of the KV cache or (None) with an empty context."""
+
+Begin = Callable[[Answer], Generator[Piece, None, None]]
+"""What a conversation does with it once nothing else is under way."""
 
 
 @dataclass(frozen=True)
@@ -181,8 +192,11 @@ def pieces(
 def collect(prompt: Sequence[int], stream: Iterable[Piece]) -> Generation:
     """The whole answer of a stream of pieces."""
     parts = list(stream)
-    last = parts[-1]
-    assert last.finish_reason is not None and last.stats is not None
+    last = parts[-1] if parts else None
+    if last is None or last.finish_reason is None or last.stats is None:
+        raise UsageError(
+            "the answer was ended before its last token (by reset, close or another call); generate it again"
+        )
     return Generation(
         "".join(piece.text for piece in parts),
         [piece.token_id for piece in parts],

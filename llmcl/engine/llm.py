@@ -16,7 +16,8 @@ from llmcl.attention.mods import MaskMod, ScoreMod
 from llmcl.checkpoint import Checkpoint, open_checkpoint
 from llmcl.checkpoint.quantize import check_quantize
 from llmcl.engine.chat import Chat
-from llmcl.engine.generation import Generation, Piece, collect, pieces
+from llmcl.engine.generation import Begin, Generation, Piece, collect, is_last, pieces
+from llmcl.engine.turns import Turn, Turns
 from llmcl.errors import ContextLengthError, UsageError, check_whole, shown
 from llmcl.kernels.common.dtype import ACTIVATION_DTYPES, QUANTIZED, check_dtype, check_kv_dtype
 from llmcl.kernels.implementation import check_only_kernels
@@ -40,6 +41,7 @@ from llmcl.ops.sample import SamplingParams
 from llmcl.progress import OPENING, Progress
 from llmcl.runtime.device import Device
 from llmcl.tokenizer import Tokenizer
+from llmcl.tokenizer import chat_template as templates
 from llmcl.tokenizer.text import StopMatcher
 
 _log = logging.getLogger(__name__)
@@ -98,6 +100,7 @@ def load(
     if not isinstance(model, (str, PathLike)) or not str(model):
         raise UsageError(f"model is {shown(model)}; expected smollm2, a path, or a name of the hub")
     _check_sizes(max_context, kv_page_tokens, kv_pages)
+    templates.start()  # before all cores pack weights
     checkpoint = open_checkpoint(model, offline=offline, progress=progress)
     with checkpoint:
         trained = checkpoint.config.max_position
@@ -287,7 +290,8 @@ class LLM:
     """A model on a device, ready to generate. Use it as a context manager, or call `close()`.
 
     config, tokenizer (None for random weights), device, model_name, dtype, kv_dtype, max_context (tokens), load_ms.
-    One generation at a time: a second stream takes over the cache and ends what the first could still yield.
+    One thing at a time: the next call of the thread that reads an answer ends what could still come of it. For other
+    threads the model is busy until the answer ends, is closed or is collected: UsageError, or with wait=True they wait.
     """
 
     def __init__(self, name: str, model: Model, tokenizer: Tokenizer | None, dtype: str, kv_dtype: str):
@@ -300,16 +304,16 @@ class LLM:
         self.kv_dtype = kv_dtype
         self.max_context = model.cache.max_context
         self.load_ms = 0.0
-        self._stream: Generator[Piece, None, None] | None = None
+        self.turns = Turns(name)
         self._said_no_template = False
         self._prompts = model.cache.sequence()  # where everything goes that is no conversation
 
     @property
     def model(self) -> Model:
         """The weights, the KV cache and the kernels. Raises UsageError once they were given back by `close`."""
-        if self._model is None:
-            raise UsageError(f"{self.model_name} was closed and gave its device memory back; load it again")
-        return self._model
+        if (model := self._model) is None:
+            raise self.turns.closed_error()
+        return model
 
     @model.setter
     def model(self, model: Model) -> None:
@@ -363,47 +367,56 @@ class LLM:
         system_prompt: str | None = None,
         sequence: KVSequence | None = None,
         progress: Progress | None = None,
-    ) -> Generator[Piece, None, None]:
+        wait: bool = False,
+        begin: Begin | None = None,
+    ) -> Turn[Piece]:
         """Yields a Piece for each token as it is made; closing the generator stops the work.
 
         prompt: text, messages [{"role": ..., "content": ...}], or token ids. Sampling parameters: see SamplingParams.
         stop: strings that end the answer and are not part of it. raw: no chat template. sequence: the place in the KV
         cache to go on from (a conversation's); None: an empty context. progress(what, done, total): called while the
-        prompt is read, with its tokens; reading waits for the device a few times more.
+        prompt is read, with its tokens; reading waits for the device a few times more. wait: until no other thread
+        generates. begin: for conversations, called with what makes the answer once nothing else is under way.
 
         Raises (before the first token) ContextLengthError for a prompt longer than the context, UsageError for a value
-        out of range.
+        out of range, or where another thread generates.
         """
         ids = self.encode(prompt, raw=raw, system_prompt=system_prompt)
         params = SamplingParams(temperature, top_k, top_p, min_p, repeat_penalty, seed=seed)
+        check_whole("max_tokens", max_tokens)
+        StopMatcher(stop)  # its errors, and those of the ids, now and not at the first token
+        self._check_prompt(ids)
+
+        def answer(ids: list[int], sequence: KVSequence | None) -> Generator[Piece, None, None]:
+            self._check_prompt(ids)
+            if sequence is None:
+                self.clear()
+            else:
+                self.model.cache.activate(sequence, ids)
+            return pieces(
+                self.model,
+                self.tokenizer,
+                ids,
+                params.seeded(),
+                max_tokens=max_tokens,
+                stop=stop,
+                ignore_eos=ignore_eos,
+                reuse_cache=sequence is not None,
+                load_ms=self.load_ms,
+                progress=progress,
+            )
+
+        return self.turns.begin(lambda: begin(answer) if begin else answer(ids, sequence), is_last, wait=wait)
+
+    def _check_prompt(self, ids: list[int]) -> None:
         if not ids:
             raise UsageError("the prompt has no tokens; expected at least one")
-        check_whole("max_tokens", max_tokens)
         if len(ids) > self.max_context:
             raise ContextLengthError(
                 f"the prompt has {len(ids)} tokens, the context {self.max_context}; shorten the prompt or raise the "
                 "context (--ctx-size, max_context)"
             )
-        StopMatcher(stop)  # its errors, and those of the ids, now and not at the first token
         self.model.check_vocabulary(ids)
-        if sequence is None:
-            self.reset()
-        else:
-            self._end_stream()
-            self.model.cache.activate(sequence, ids)
-        self._stream = pieces(
-            self.model,
-            self.tokenizer,
-            ids,
-            params.seeded(),
-            max_tokens=max_tokens,
-            stop=stop,
-            ignore_eos=ignore_eos,
-            reuse_cache=sequence is not None,
-            load_ms=self.load_ms,
-            progress=progress,
-        )
-        return self._stream
 
     def generate(self, prompt: Prompt, **options: Any) -> Generation:
         """The whole answer at once; arguments as in `stream`."""
@@ -415,25 +428,37 @@ class LLM:
         """A conversation that keeps its KV cache from turn to turn."""
         return Chat(self)
 
-    def logits(self, token_ids: Sequence[int]) -> np.ndarray:
+    def logits(self, token_ids: Sequence[int], *, wait: bool = False) -> np.ndarray:
         """Logits after every token of a text: token_ids int [n_tokens] -> float32 [n_tokens, vocab], for evaluation.
 
         Raises UsageError for no ids or ids that the vocabulary lacks, ContextLengthError for more than the context.
+        wait: as in `stream`.
         """
         if not _are_ids(token_ids):
             raise UsageError(f"token_ids is {shown(token_ids)}; expected token ids, as `encode` gives them")
-        self.reset()
-        return self.model.logits(list(token_ids))
+        ids = list(token_ids)
 
-    def reset(self) -> None:
-        """Ends what is being generated; what comes next starts with an empty context."""
-        self._end_stream()
+        def work() -> np.ndarray:
+            self.clear()
+            return self.model.logits(ids)
+
+        return self.turns.call(work, wait=wait)
+
+    def reset(self, *, wait: bool = False) -> None:
+        """Ends what this thread generates; what comes next starts with an empty context. wait: as in `stream`."""
+        self.turns.call(self.clear, wait=wait)
+
+    def clear(self) -> None:
+        """Within a turn: what comes next starts with an empty context."""
         self.model.cache.activate(self._prompts)
         self.model.cache.truncate(0)
 
     def close(self) -> None:
-        """Stops what is running, waits for the device, and gives its memory back; then nothing can be generated."""
-        self._end_stream()
+        """Ends what is generated, after its step, and gives the device's memory back; then nothing can be generated.
+
+        Another thread that reads an answer gets UsageError.
+        """
+        self.turns.close()
         self.device.close()
         self._model = None
 
@@ -458,38 +483,31 @@ class LLM:
     def bench_prefill(self, n_tokens: int) -> float:
         """Seconds to prefill n_tokens random tokens into an empty context, as llama-bench's pp test."""
         ids = self._bench_tokens(n_tokens)
-        self.reset()
-        self.device.finish()
-        start = time.perf_counter()
-        self.model.prefill(ids)
-        self.device.finish()
-        return time.perf_counter() - start
+
+        def work() -> float:
+            self.clear()
+            return self._seconds(self.model.prefill, ids)
+
+        return self.turns.call(work)
 
     def bench_decode(self, n_tokens: int, depth: int = 0) -> list[float]:
         """Seconds of each of n_tokens single-token decodes after `depth` tokens: llama-bench's tg test, no sampling."""
         ids = self._bench_tokens(n_tokens + depth)
-        self.reset()
-        if depth:
-            self.model.prefill(ids[:depth])
-        times = []
-        for token in ids[depth:]:
-            self.device.finish()
-            start = time.perf_counter()
-            self.model.decode_token(token)
-            self.device.finish()
-            times.append(time.perf_counter() - start)
-        return times
+
+        def work() -> list[float]:
+            self.clear()
+            if depth:
+                self.model.prefill(ids[:depth])
+            return [self._seconds(self.model.decode_token, token) for token in ids[depth:]]
+
+        return self.turns.call(work)
+
+    def _seconds(self, step: Callable[[Any], None], tokens: Any) -> float:
+        self.device.finish()
+        start = time.perf_counter()
+        step(tokens)
+        self.device.finish()
+        return time.perf_counter() - start
 
     def _bench_tokens(self, n: int) -> list[int]:
         return [int(i) for i in np.random.default_rng(0).integers(0, self.config.vocab_size, n)]
-
-    def _end_stream(self) -> None:
-        if self._stream is not None:
-            try:
-                self._stream.close()
-            except ValueError as error:  # a generator that runs cannot be closed
-                raise UsageError(
-                    f"{self.model_name} is generating in another thread, and has one generation at a time; wait for "
-                    "it (a threading.Lock), or load the model once for each thread"
-                ) from error
-            self._stream = None

@@ -32,7 +32,8 @@ from llmcl.ops.rms_norm import rms_norm
 from llmcl.ops.sample import Sampler
 from llmcl.ops.soft_cap import soft_cap
 from llmcl.progress import READING, Progress
-from llmcl.runtime.device import Buffer, Device, Launch, named_errors
+from llmcl.runtime.device import Buffer, Device, Launch
+from llmcl.runtime.driver_calls import named_errors
 
 _log = logging.getLogger(__name__)
 

@@ -36,40 +36,31 @@ def pool_pages(max_context: int, page_tokens: int, n_pages: int | None = None) -
 
 
 class PagePool:
-    """Which pages are in use, and by how many sequences."""
+    """Pages, and the sequences that hold them. Which are free is looked up each time: nothing can be miscounted."""
 
     def __init__(self, n_pages: int, page_tokens: int):
         self.page_tokens = page_tokens
-        self.users = [0] * n_pages
-        self._free = list(reversed(range(n_pages)))
+        self.order = list(range(n_pages))  # in which pages are given out
+        self.sequences: WeakSet[PagedSequence] = WeakSet()
 
-    @property
-    def n_free(self) -> int:
-        return len(self._free)
+    def free(self) -> list[int]:
+        used = {page for sequence in self.sequences for page in sequence.pages}
+        return [page for page in self.order if page not in used]
 
     def pages_for(self, n_tokens: int) -> int:
         return -(-n_tokens // self.page_tokens)
 
-    def allocate(self) -> int:
-        page = self._free.pop()
-        self.users[page] = 1
-        return page
-
-    def share(self, pages: Sequence[int]) -> None:
-        for page in pages:
-            self.users[page] += 1
-
-    def release(self, pages: Sequence[int]) -> None:
-        for page in pages:
-            self.users[page] -= 1
-            if not self.users[page]:
-                self._free.append(page)
+    def is_shared(self, sequence: PagedSequence, index: int) -> bool:
+        """Whether another sequence has the page of this index, too: then it has it at the same index."""
+        page = sequence.pages[index : index + 1]
+        return any(page == other.pages[index : index + 1] for other in self.sequences if other is not sequence)
 
 
 class PagedSequence(KVSequence):
     """A sequence with its page table: key i lies in page `pages[i // page_tokens]`.
 
-    Its pages are given back when nothing refers to it any more.
+    Its pages are free again when nothing refers to it any more. An interrupt may leave it more pages than its tokens
+    need, never fewer.
     """
 
     def __init__(self, pool: PagePool):
@@ -80,20 +71,13 @@ class PagedSequence(KVSequence):
     def truncate(self, position: int) -> None:
         """Forgets everything from `position` on and gives the pages back that held nothing else."""
         super().truncate(position)
-        kept = self.pool.pages_for(len(self.token_ids))
-        self.pool.release(self.pages[kept:])
-        del self.pages[kept:]
+        del self.pages[self.pool.pages_for(len(self.token_ids)) :]
 
     def share(self, other: PagedSequence, n_tokens: int) -> None:
         """Becomes the first n_tokens tokens of `other`, in the very same pages."""
-        pages = other.pages[: self.pool.pages_for(n_tokens)]
-        self.pool.share(pages)
         self.truncate(0)
-        self.pages = pages
+        self.pages = other.pages[: self.pool.pages_for(n_tokens)]
         self.token_ids = other.token_ids[:n_tokens]
-
-    def __del__(self) -> None:
-        self.pool.release(self.pages)
 
 
 class PagedKVCache(KVCache):
@@ -134,9 +118,8 @@ class PagedKVCache(KVCache):
             ),
         )
         self._device = device
-        self._sequences: WeakSet[PagedSequence] = WeakSet()
-        self._paged = self.sequence()
-        self._written: list[int] = []  # the page table that the device has
+        self._paged = self._own(self.sequence())
+        self._written: list[int] = []  # the beginning of the page table that the device has
 
     @property
     def active(self) -> PagedSequence:
@@ -144,13 +127,11 @@ class PagedKVCache(KVCache):
 
     def sequence(self) -> PagedSequence:
         """An empty sequence."""
-        sequence = PagedSequence(self.pool)
-        self._sequences.add(sequence)
-        return sequence
+        return PagedSequence(self.pool)
 
     def fork(self, sequence: KVSequence) -> PagedSequence:
         """A second sequence with the same tokens, in the same pages."""
-        other = self.sequence()
+        other = self._own(self.sequence())
         other.share(self._own(sequence), len(sequence.token_ids))
         return other
 
@@ -158,7 +139,7 @@ class PagedKVCache(KVCache):
         """Makes `sequence` the one that steps extend. Where another sequence holds more of the prompt's beginning, its
         pages are shared."""
         self._paged = own = self._own(sequence)
-        best = max(self._sequences, key=lambda other: (common_prefix(other.token_ids, prompt), other is own))
+        best = max(self.pool.sequences, key=lambda other: (common_prefix(other.token_ids, prompt), other is own))
         if best is not own:
             own.share(best, common_prefix(best.token_ids, prompt))
 
@@ -168,30 +149,33 @@ class PagedKVCache(KVCache):
         Raises OutOfDeviceMemoryError, and changes nothing, if the pool has too few pages left.
         """
         sequence, pool = self._paged, self.pool
+        sequence.truncate(len(sequence.token_ids))  # pages too many, which may be shared
         first, filled = divmod(len(sequence.token_ids), pool.page_tokens)
-        copies = filled > 0 and pool.users[sequence.pages[first]] > 1
+        copies = filled > 0 and pool.is_shared(sequence, first)
         missing = max(0, pool.pages_for(len(sequence.token_ids) + n_tokens) - len(sequence.pages))
-        if missing + copies > pool.n_free:
-            raise OutOfDeviceMemoryError(
-                f"{n_tokens} more tokens after {len(sequence.token_ids)} need {missing + copies} pages of "
-                f"{pool.page_tokens} tokens, but {pool.n_free} of the KV cache's {len(pool.users)} are free "
-                f"({sum(1 for other in self._sequences if other.pages)} sequences hold the others): drop or reset a "
-                "conversation, or load with more pages (kv_pages)"
-            )
-        if copies:
-            shared = sequence.pages[first]
-            sequence.pages[first] = pool.allocate()
-            self._copy_page(shared, sequence.pages[first])
-            pool.release([shared])
-        sequence.pages += [pool.allocate() for _ in range(missing)]
+        if missing or copies:
+            free = pool.free()
+            if missing + copies > len(free):
+                raise OutOfDeviceMemoryError(
+                    f"{n_tokens} more tokens after {len(sequence.token_ids)} need {missing + copies} pages of "
+                    f"{pool.page_tokens} tokens, but {len(free)} of the KV cache's {len(pool.order)} are free "
+                    f"({sum(1 for other in pool.sequences if other.pages)} sequences hold the others): drop or reset a "
+                    "conversation, or load with more pages (kv_pages)"
+                )
+            if copies:
+                self._copy_page(sequence.pages[first], free[missing])
+                sequence.pages[first] = free[missing]
+            sequence.pages += free[:missing]
         same = common_prefix(self._written, sequence.pages)
         if same < len(sequence.pages):
+            del self._written[same:]  # should this be interrupted, nobody knows what the device has there
             step.write_pages(sequence.pages[same:], same)
             self._written = [*sequence.pages]
 
     def _own(self, sequence: KVSequence) -> PagedSequence:
         if not isinstance(sequence, PagedSequence) or sequence.pool is not self.pool:
             raise UsageError("the sequence is of another KV cache; expected one that this cache made")
+        self.pool.sequences.add(sequence)
         return sequence
 
     def _copy_page(self, source: int, target: int) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Union
 
 import numpy as np
 
-from llmcl.errors import DeviceError, LlmclError, OutOfDeviceMemoryError
+from llmcl.errors import OutOfDeviceMemoryError
 from llmcl.progress import COMPILING, Progress
 from llmcl.runtime.icd import prepare_icd_loader
 from llmcl.runtime.platforms import DeviceEntry
@@ -21,6 +22,7 @@ prepare_icd_loader()  # before the first import of pyopencl anywhere
 import pyopencl as cl  # noqa: E402
 from pyopencl.tools import ImmediateAllocator, MemoryPool  # noqa: E402
 
+from llmcl.runtime.driver_calls import DriverCall, finish_quietly, forked, named_errors, note_open  # noqa: E402
 from llmcl.runtime.findings import Findings  # noqa: E402
 from llmcl.runtime.huge_pages import HugePages  # noqa: E402
 from llmcl.runtime.program import KernelSource, ProgramCache  # noqa: E402
@@ -61,23 +63,6 @@ class Traffic:
         return Traffic(self.host_to_device_bytes, self.device_to_host_bytes, self.kernel_launches)
 
 
-@contextmanager
-def named_errors(action: str) -> Iterator[None]:
-    """Turns OpenCL's status codes into errors that say what was being done."""
-    try:
-        yield
-    except cl.MemoryError as error:
-        raise OutOfDeviceMemoryError(
-            f"the device ran out of memory while {action} ({error}); "
-            "use a smaller --ctx-size or a smaller --dtype, or free memory on the device"
-        ) from error
-    except cl.Error as error:
-        raise DeviceError(
-            f"the device failed while {action}: {error}; it may have been reset or removed: check it with "
-            "`llmcl devices`, or choose another with --device"
-        ) from error
-
-
 class Buffer:
     """Device memory with a name. `release()` gives it back at once rather than at garbage collection."""
 
@@ -96,10 +81,11 @@ class Buffer:
         return self._memory
 
     def release(self) -> None:
-        if self._memory is not None:
-            self._memory.release()
-            self._memory = None
-            self._device.allocated_bytes -= self.nbytes
+        if self._memory is not None and not forked():
+            with self._device.lock:
+                self._memory.release()
+                self._memory = None
+                self._device.allocated_bytes -= self.nbytes
 
 
 @dataclass(frozen=True)
@@ -163,7 +149,8 @@ class Launch:
         if self._kernel is None:
             source = self.source
             self._kernel = self._device.kernel(source, self._shares) if isinstance(source, KernelSource) else source
-            self._set_args(self._kernel)
+            if not self._shares:  # otherwise another thread may have set its own, and not enqueued yet
+                self._set_args(self._kernel)
         return self._kernel
 
     def prepare(self) -> None:
@@ -216,15 +203,18 @@ class Launch:
     def enqueue(self, n_tokens: int = 1) -> cl.Event:
         self._device.traffic.kernel_launches += 1
         kernel, size = self.kernel, self.global_size(n_tokens)
-        if self._shares:
+        if not self._shares:
+            return cl.enqueue_nd_range_kernel(self._device.queue, kernel, size, self.local, self._offset)
+        with self._device.lock:
             self._set_args(kernel)
-        return cl.enqueue_nd_range_kernel(self._device.queue, kernel, size, self.local, self._offset)
+            return cl.enqueue_nd_range_kernel(self._device.queue, kernel, size, self.local, self._offset)
 
 
 class Device:
     """An opened device: an in-order queue, and for a GPU one for reads beside it.
 
-    Every transfer goes through `write` and `read` and is counted.
+    Every transfer goes through `write` and `read` and is counted. Several models may be on it, each used by a thread of
+    its own; `lock` is held for moments, where they meet.
     """
 
     launch_type: type[Launch] = Launch
@@ -232,19 +222,23 @@ class Device:
 
     def __init__(self, entry: DeviceEntry):
         self.entry = entry
+        self.lock = threading.RLock()
         with named_errors(f"opening {entry.name}"):
             self.context = cl.Context([entry.device])
             properties = self.queue_properties
             self.queue = cl.CommandQueue(self.context, entry.device, properties)  # type: ignore[arg-type]
             # A GPU hands tokens over beside the next step's kernels; a CPU copies with the threads that compute.
             self._reads = self.queue if entry.kind == "cpu" else cl.CommandQueue(self.context, entry.device)
+        note_open(self)
         self._programs = ProgramCache(self.context, entry.device)
         self.findings = Findings(entry)
         self.kernel_options: dict[str, int] = {}  # constants of attention that a user chose, before any tuned ones
         self.traffic = Traffic()
         self.allocated_bytes = 0
         self.peak_bytes = 0
-        self._huge_pages = HugePages(self.close) if entry.kind == "cpu" and not entry.is_software else None
+        # The queue, not the device: no collector sees a cycle that leads through an array of NumPy.
+        before_freeing = partial(finish_quietly, self.queue)
+        self._huge_pages = HugePages(before_freeing) if entry.kind == "cpu" and not entry.is_software else None
         self.kept: dict[str, Any] = {}  # what an operation keeps from call to call, under its name
 
     @classmethod
@@ -330,14 +324,14 @@ class Device:
                 f"{self.entry.max_alloc_bytes:,} bytes in a single allocation; use a smaller --ctx-size, --dtype or "
                 "--kv-dtype"
             )
-        with named_errors(f"allocating {nbytes:,} bytes for {name}"):
+        with named_errors(f"allocating {nbytes:,} bytes for {name}"), self.lock:
             pages = self._huge_pages.take(max(nbytes, 4)) if streamed and self._huge_pages else None
             if pages is None:
                 memory = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, max(nbytes, 4))
             else:
                 memory = cl.Buffer(self.context, cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR, hostbuf=pages)
-        self.allocated_bytes += nbytes
-        self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
+            self.allocated_bytes += nbytes
+            self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
         return Buffer(self, memory, nbytes, name)
 
     def zeros(self, nbytes: int, name: str) -> Buffer:
@@ -443,7 +437,8 @@ class Device:
 
     def kernel(self, source: KernelSource, shared: bool) -> cl.Kernel:
         """The compiled kernel: an object of its own, whose arguments nobody else sets, or the shared one."""
-        return self._programs.kernel(source, shared=shared)
+        with DriverCall():
+            return self._programs.kernel(source, shared=shared)
 
     def flush(self) -> None:
         """Hands everything enqueued to the device without waiting for it."""
@@ -469,7 +464,4 @@ class Device:
 
     def close(self) -> None:
         """Waits for the queue; errors of a device that is gone are of no interest any more."""
-        try:
-            self.finish()
-        except LlmclError:
-            return
+        finish_quietly(self.queue)

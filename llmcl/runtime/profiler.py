@@ -15,7 +15,8 @@ from pathlib import Path
 import pyopencl as cl
 
 from llmcl.errors import DeviceError
-from llmcl.runtime.device import Device, Launch, Work, named_errors
+from llmcl.runtime.device import Device, Launch, Work
+from llmcl.runtime.driver_calls import named_errors
 from llmcl.runtime.platforms import DeviceEntry
 
 CSV_COLUMNS = (

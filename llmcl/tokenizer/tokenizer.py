@@ -278,8 +278,6 @@ def _check_unicode(text: str) -> None:
 def _from_gguf(metadata: Mapping[str, Any], config: ModelConfig) -> Tokenizer:
     read = Reader(metadata, "GGUF metadata")
     template = read.text("tokenizer.chat_template", default="") or None
-    if template is not None:
-        chat_template.start()  # its process starts while the tokenizer is built and the weights are loaded
     backend, adds_bos = gguf_tokenizer.build(metadata)
     if adds_bos and config.bos_token_id is None:
         raise CheckpointError(
@@ -328,9 +326,6 @@ def _from_folder(folder: Path, config: ModelConfig) -> Tokenizer:
             f'AutoTokenizer.from_pretrained("{folder}").save_pretrained("{folder}").'
         )
     settings = optional_json(folder / "special_tokens_map.json") | optional_json(folder / "tokenizer_config.json")
-    template = _folder_template(folder, settings)
-    if template is not None:
-        chat_template.start()
     data = read_bytes(file, MAX_HEADER_BYTES)
     plain = _ESCAPED_ASCII.sub(lambda escape: bytes.fromhex(escape[1].decode()), data) if b"\\u00" in data else data
     if found := _SUBWORD_PREFIX.search(plain):
@@ -349,7 +344,7 @@ def _from_folder(folder: Path, config: ModelConfig) -> Tokenizer:
         vocab_size=config.vocab_size,
         bos_token_id=config.bos_token_id if bos is None else bos,
         eos_token_ids=(*config.eos_token_ids, *(() if eos is None else (eos,))),
-        chat_template=template,
+        chat_template=_folder_template(folder, settings),
         special_tokens=special_tokens,
     )
 

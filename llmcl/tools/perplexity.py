@@ -88,7 +88,7 @@ def perplexity(
     running generation of either model ends.
 
     Raises UsageError for a text of fewer tokens than a window, for a senseless window, and for a reference whose
-    vocabulary or tokenizer is another.
+    vocabulary or tokenizer is another, and where another thread generates with one of them.
     """
     check_window(window, llm)
     ids = _token_ids(llm, text)
@@ -97,6 +97,15 @@ def perplexity(
         check_window(window, reference)
         _check_same_tokens(llm, reference, text)
     windows = cut(ids, window, bos, max_windows)
+
+    def work() -> Perplexity:
+        return _score(llm, windows, reference, progress)
+
+    return llm.turns.call(work if reference is None else lambda: reference.turns.call(work))
+
+
+def _score(llm: LLM, windows: list[list[int]], reference: LLM | None, progress: Progress | None) -> Perplexity:
+    window = len(windows[0])
     scorer = _Scorer(llm)
     comparison = None if reference is None else _Comparison(scorer, _Scorer(reference))
     start = time.perf_counter()
@@ -158,7 +167,7 @@ class _Scorer:
     def score(self, window_ids: Sequence[int]) -> Iterator[tuple[Buffer, int]]:
         """Scores the second half of a window; yields (logits on the device, rows) as it goes."""
         model, device = self.llm.model, self.llm.device
-        self.llm.reset()
+        self.llm.clear()
         first = len(window_ids) // 2
         targets = np.asarray(window_ids[first + 1 :], np.int32)
         done = 0

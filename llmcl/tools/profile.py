@@ -73,13 +73,17 @@ class Profile:
 def profile(llm: LLM, n_prompt: int, n_gen: int) -> Profile:
     """Prefills n_prompt random tokens and decodes n_gen greedily, as generation does it, after a short warm-up.
 
-    llm: loaded on a ProfilingDevice. Raises UsageError when both are 0.
+    llm: loaded on a ProfilingDevice. Raises UsageError when both are 0, and where another thread generates with it.
     """
     device = llm.device
     if not isinstance(device, ProfilingDevice):
         raise UsageError(f"{llm.model_name} was loaded on an ordinary device; load it on a ProfilingDevice")
     if n_prompt < 1 or n_gen < 0:
         raise UsageError(f"{n_prompt} prompt tokens and {n_gen} decode steps; expected at least 1 and 0")
+    return llm.turns.call(lambda: _profile(llm, device, n_prompt, n_gen))
+
+
+def _profile(llm: LLM, device: ProfilingDevice, n_prompt: int, n_gen: int) -> Profile:
     bandwidth, peak = read_bandwidth(device), arithmetic_peak(device)
     prompt = [int(i) for i in np.random.default_rng(0).integers(0, llm.config.vocab_size, n_prompt)]
     model = llm.model

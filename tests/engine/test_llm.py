@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import gc
 import logging
-import threading
 import time
 import weakref
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ import pytest
 from helpers import random_weights, save_folder, small_config
 
 import llmcl
-from llmcl.engine.generation import Piece
 from llmcl.engine.llm import LLM
 from llmcl.errors import CheckpointError, ContextLengthError, UsageError
 from llmcl.progress import COMPILING
@@ -448,24 +446,3 @@ def test_closing_ends_the_stream(default_device: Device, tmp_path: Path) -> None
     for use in (llm.reset, lambda: llm.generate([5]), lambda: llm.logits([5]), lambda: llm.model):
         with pytest.raises(UsageError, match="was closed"):
             use()
-
-
-def test_a_second_thread_is_told_that_the_model_is_busy(small: LLM) -> None:
-    refused: list[UsageError] = []
-
-    def other() -> None:
-        try:
-            small.generate([5], max_tokens=1)
-        except UsageError as error:
-            refused.append(error)
-
-    def running() -> Generator[Piece, None, None]:
-        thread = threading.Thread(target=other)
-        thread.start()
-        thread.join()
-        yield Piece("", 5, None, None, None)
-
-    small._stream = running()
-    next(small._stream)
-    small.reset()
-    assert "in another thread" in str(refused[0])

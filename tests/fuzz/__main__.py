@@ -23,7 +23,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=3600, help="how long (default: an hour)")
     parser.add_argument("--subject", action="append", choices=[*STRATEGIES], help="only this one; may be repeated")
     parser.add_argument("--seed", type=int, help="of the first batch; the default is drawn, and printed")
-    parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds that a case may take")
+    parser.add_argument("--limit", type=float, default=2 * LIMIT_S, help="seconds that a case may take")
     parser.add_argument("--case", type=Path, help="run the case kept in this folder, and nothing else")
     options = parser.parse_args()
     use_own_cache()
@@ -55,6 +55,7 @@ def fuzz(child: Child, options: argparse.Namespace) -> int:
                     for cause in session.failures.keys() - known:
                         print(session.failures[cause], end="\n\n", flush=True)
                 number += 1
+                child.close()  # compilers hold on to memory
         except KeyboardInterrupt:
             print("stopped")
     print(session.table())

@@ -36,7 +36,7 @@ from llmcl.checkpoint import open_checkpoint
 from llmcl.errors import LlmclError
 from llmcl.tokenizer import Tokenizer
 
-HEADROOM_BYTES = 2 << 30  # beyond what the process has mapped when the device is open
+HEADROOM_BYTES = 2 << 30  # of a case
 WORKED, REFUSED, FAILED = "worked", "refused", "failed"
 ANSWERED, LOADED = "answered", "loaded"
 TEMPLATE_LIMIT_S = 1.0  # in place of that of llmcl, since many templates here run as long as they may
@@ -56,9 +56,12 @@ class Failure(Exception):
         self.where = where
 
 
-def limit_memory() -> None:
-    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (mapped + HEADROOM_BYTES, resource.RLIM_INFINITY))
+def limit_memory(headroom_bytes: int | None) -> None:
+    """Lets the process map so many more bytes than it has now; None: as many as it likes."""
+    limit = most = resource.getrlimit(resource.RLIMIT_AS)[1]
+    if headroom_bytes is not None:
+        limit = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + headroom_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit, most))
 
 
 class Models:
@@ -92,9 +95,9 @@ class Models:
         from llmcl.runtime.selection import select_device
 
         if self.device is None:
+            limit_memory(None)  # of the first case: a driver maps what it likes, and kernels are compiled
             has_cpu = any(entry.kind == "cpu" and entry.usable for entry in find_devices())
             self.device = Device.open("cpu" if has_cpu else None)
-            limit_memory()
         select_device(settings.get("device"))
         with open_checkpoint(path) as checkpoint:
             kernels = replace(
@@ -352,10 +355,9 @@ def _outcome(outcome: str, error: BaseException, where: str, details: str = "") 
 
 
 def main() -> None:
-    limit_s, compiles = float(sys.argv[1]), sys.argv[2] == "compile"
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what a library prints is no answer
-    models, templates = Models(compiles=compiles), Templates()
+    models, templates = Models(compiles=sys.argv[1] == "compile"), Templates()
     subjects: dict[str, Callable[[Path, Any], str | None]] = {
         "gguf": lambda folder, _: models.run(folder / "model.gguf"),
         "safetensors": lambda folder, _: models.run(folder),
@@ -365,12 +367,13 @@ def main() -> None:
         "command": lambda folder, described: command_case(folder, described, models),
         "misbehave": misbehave,
     }
-    limit_memory()
     for line in sys.stdin:
-        folder = Path(line.rstrip("\n"))
-        os.ftruncate(2, 0)
+        limit, _, name = line.rstrip("\n").partition(" ")
+        folder = Path(name)
+        os.ftruncate(2, os.lseek(2, 0, os.SEEK_SET))
+        limit_memory(HEADROOM_BYTES)
         described = read_description(folder)
-        faulthandler.dump_traceback_later(limit_s, exit=True)
+        faulthandler.dump_traceback_later(float(limit), exit=True)
         outcome = outcome_of(lambda f=folder, d=described: subjects[d["subject"]](f, d))
         faulthandler.cancel_dump_traceback_later()
         answers.write(json.dumps(outcome) + "\n")

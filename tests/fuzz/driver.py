@@ -28,6 +28,7 @@ from hypothesis.strategies import SearchStrategy
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = ROOT / "build" / "fuzz"
 LIMIT_S = 30.0  # of a case; one takes some hundredths of a second
+COMPILING_LIMIT_S = 600.0  # of a sound one, the first to compile kernels
 KEPT_A_CAUSE = 3
 
 STRATEGIES: dict[str, Callable[[Folders], SearchStrategy[Case]]] = {
@@ -49,27 +50,28 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  for as long as the child runs
 
-    def run(self, folder: Path) -> dict[str, str]:
-        """What came of the case in the folder: see child.outcome_of."""
+    def run(self, folder: Path, limit_s: float | None = None) -> dict[str, str]:
+        """What came of the case in the folder: see child.outcome_of. limit_s: in place of the usual one."""
+        limit_s = limit_s or self.limit_s
         process = self._started()
         assert process.stdin is not None and process.stdout is not None
         try:
-            process.stdin.write(f"{folder}\n".encode())
+            process.stdin.write(f"{limit_s} {folder}\n".encode())
             process.stdin.flush()
-            if select.select([process.stdout], [], [], 2 * self.limit_s + 60)[0]:
+            if select.select([process.stdout], [], [], 2 * limit_s + 60)[0]:
                 line = process.stdout.readline()
                 if line.endswith(b"\n"):
                     outcome: dict[str, str] = json.loads(line)
                     return outcome
         except BrokenPipeError:
             pass
-        return self._death(process)
+        return self._death(process, limit_s)
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None:
             paths = [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "fuzz.child", str(self.limit_s), self._mode],
+                [sys.executable, "-m", "fuzz.child", self._mode],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
@@ -77,7 +79,7 @@ class Child:
             )
         return self._process
 
-    def _death(self, process: subprocess.Popen[bytes]) -> dict[str, str]:
+    def _death(self, process: subprocess.Popen[bytes], limit_s: float) -> dict[str, str]:
         if hangs := process.poll() is None and not _ended(process):
             process.kill()
         code = process.wait()
@@ -89,7 +91,7 @@ class Child:
         frames = re.findall(r'File ".*?/(llmcl/[^"]+)", line (\d+)', text)
         where = ":".join(frames[0]) if frames else ""
         if hangs or "Timeout (" in text:
-            what = f"it took more than {self.limit_s:g} s"
+            what = f"it took more than {limit_s:g} s"
         else:
             what = f"the process ended by {signal.Signals(-code).name}" if code < 0 else f"the process ended ({code})"
         return {"outcome": "failed", "error": what, "message": "", "where": where, "details": text[-3000:]}
@@ -156,7 +158,7 @@ class Session:
         ]
         for case in sound:
             case.write(self.work / "case")
-            outcome = self.child.run(self.work / "case")
+            outcome = self.child.run(self.work / "case", COMPILING_LIMIT_S)
             is_model = case.subject in ("config", "gguf")
             if outcome["outcome"] != "worked" or is_model != (outcome["message"] == "answered"):
                 raise RuntimeError(f"the sound {case.subject} does not work: {outcome}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 from fuzz.messages import FOREIGN
@@ -66,7 +67,8 @@ def change_json(draw: Draw, tree: Any, known: dict[str, list[Any]]) -> str:
     with values to try besides the hostile ones."""
     if known and draw(st.booleans()):
         key = draw(st.sampled_from(sorted(known)))
-        tree[key] = draw(st.sampled_from(known[key]) if known[key] and draw(st.integers(0, 2)) else json_values)
+        values = st.sampled_from(known[key]) if known[key] and draw(st.integers(0, 2)) else json_values
+        tree[key] = deepcopy(draw(values))  # a next change may be made in it
         return f"{key} = {shown(tree[key])}"
     parent, key, path = _place(draw, tree)
     what = draw(st.sampled_from(["value", "value", "like", "like", "like", "drop", "rename", "copy", "nest"]))
@@ -85,7 +87,7 @@ def change_json(draw: Draw, tree: Any, known: dict[str, list[Any]]) -> str:
     if what == "nest":
         parent[key] = draw(st.sampled_from([[parent[key]], {"a": parent[key]}, str(parent[key])[:50]]))
     else:
-        parent[key] = _like(draw, parent[key]) if what == "like" else draw(json_values)
+        parent[key] = _like(draw, parent[key]) if what == "like" else deepcopy(draw(json_values))
     return f"{path} = {shown(parent[key])}"
 
 

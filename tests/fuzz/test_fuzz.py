@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from fuzz.cases import Case
 from fuzz.driver import STRATEGIES, Child, Session
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the child's limits are Linux's")
 
 N_CASES = {"gguf": 240, "safetensors": 130, "config": 180, "tokenizer": 170, "template": 130, "command": 150}
 

@@ -65,8 +65,8 @@ def cache(pair: tuple[LLM, LLM]) -> PagedKVCache:
     assert isinstance(cache, PagedKVCache)
     cache.activate(cache.sequence())
     llm._prompts.truncate(0)
-    assert cache.pool.n_free == PAGES and not any(cache.pool.users)
-    np.random.default_rng(1).shuffle(cache.pool._free)
+    assert len(cache.pool.free()) == PAGES
+    np.random.default_rng(1).shuffle(cache.pool.order)
     for buffer in cache.buffers():
         llm.device.fill(buffer, POISON)
     return cache
@@ -121,11 +121,11 @@ def test_a_fork_shares_pages_and_diverges(pair: tuple[LLM, LLM], cache: PagedKVC
     trunk = cache.sequence()
     extend(paged, trunk, prefix)
     fork = cache.fork(trunk)
-    assert fork.pages == trunk.pages and cache.pool.n_free == PAGES - 3
+    assert fork.pages == trunk.pages and len(cache.pool.free()) == PAGES - 3
     np.testing.assert_array_equal(extend(paged, fork, b, decode=True), expected(contiguous, (prefix, False), (b, True)))
     assert fork.pages[:2] == trunk.pages[:2] and fork.pages[2] != trunk.pages[2]
     np.testing.assert_array_equal(extend(paged, trunk, a), expected(contiguous, (prefix, False), (a, False)))
-    assert cache.pool.n_free == PAGES - 2 - 2 - 2
+    assert len(cache.pool.free()) == PAGES - 2 - 2 - 2
     more = random_ids(20, seed=3)
     np.testing.assert_array_equal(
         extend(paged, fork, more), expected(contiguous, (prefix, False), (b, True), (more, False))
@@ -137,7 +137,7 @@ def test_a_fork_at_the_end_of_a_page_copies_nothing(pair: tuple[LLM, LLM], cache
     extend(pair[1], trunk, random_ids(2 * PAGE))
     fork = cache.fork(trunk)
     extend(pair[1], fork, [5], decode=True)
-    assert fork.pages[:2] == trunk.pages and cache.pool.n_free == PAGES - 3
+    assert fork.pages[:2] == trunk.pages and len(cache.pool.free()) == PAGES - 3
 
 
 def test_going_back_into_a_shared_page_leaves_the_other_alone(pair: tuple[LLM, LLM], cache: PagedKVCache) -> None:
@@ -172,12 +172,12 @@ def test_free_pages_are_used_again_whatever_they_hold(pair: tuple[LLM, LLM], cac
     sequence, gone = cache.sequence(), cache.sequence()
     extend(paged, gone, random_ids(500, seed=2))
     extend(paged, sequence, kept[:100])
-    free_before = cache.pool.n_free
+    free_before = len(cache.pool.free())
     extend(paged, gone, random_ids(20, seed=3))
     cache.activate(sequence)
     used = gone.pages
     del gone
-    assert cache.pool.n_free > free_before
+    assert len(cache.pool.free()) > free_before
     page_bytes = PAGE * cache.shape.row_bytes
     poison = np.full(page_bytes // 2, np.float16(np.nan))
     for buffer in cache.buffers():
@@ -198,13 +198,13 @@ def test_an_exhausted_pool_is_an_error_that_changes_nothing(pair: tuple[LLM, LLM
     extend(paged, first, random_ids(700))
     with pytest.raises(OutOfDeviceMemoryError, match=r"need 6 pages of 64 tokens, but 5 of .* 16 are free.*kv_pages"):
         extend(paged, second, random_ids(321))
-    assert second.pages == [] and second.token_ids == [] and cache.pool.n_free == 5
+    assert second.pages == [] and second.token_ids == [] and len(cache.pool.free()) == 5
     extend(paged, second, random_ids(320))
     with pytest.raises(OutOfDeviceMemoryError, match="need 1 pages of 64 tokens, but 0"):
         extend(paged, second, [5], decode=True)
     first.truncate(64)
     extend(paged, second, [5], decode=True)
-    assert cache.pool.n_free == PAGES - 1 - 6
+    assert len(cache.pool.free()) == PAGES - 1 - 6
 
 
 def test_prompts_share_what_a_living_sequence_holds(pair: tuple[LLM, LLM], cache: PagedKVCache) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+import llmcl
 from llmcl.errors import CheckpointError, LlmclError
 from llmcl.tokenizer import chat_template, template_process
 
@@ -236,6 +237,12 @@ def test_a_template_does_not_outlive_its_program() -> None:
     while runs() and time.monotonic() < end:
         time.sleep(0.05)
     assert not runs()
+
+
+def test_it_starts_before_the_model_is_loaded(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError):
+        llmcl.load(str(tmp_path / "none.gguf"))
+    assert template_process._idle is not None
 
 
 def test_importing_llmcl_starts_no_process() -> None:

@@ -153,7 +153,7 @@ def test_a_damaged_file_is_ignored_with_a_warning(fresh: Device, text: str) -> N
 def test_what_the_tuner_could_not_have_stored_is_not_used(
     fresh: Device, constants: dict[str, int], named: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    name = prefill_tiles(fresh, 32, "float16").variant.name
+    name = prefill_tiles(fresh, 32, "float16").implementation.name
     decode, prefill = decode_key(name, 2, 32, "float16"), prefill_key(name, 32, "float16")
     default = decode_splits(fresh, 2, 32, "float16"), sizes(prefill_tiles(fresh, 32, "float16"))
     fresh.findings.tuned = {decode: constants, prefill: constants}
@@ -176,7 +176,7 @@ def test_tiles_that_no_kernel_has_are_refused(
     default_device: Device, variant: str, tile: dict[str, int], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        prefill_tiles(default_device, 32, "float16", variant=variant, **tile)  # type: ignore[arg-type]
+        prefill_tiles(default_device, 32, "float16", variant=variant, request=TileRequest(**tile))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import math
 import re
 import weakref
 from collections.abc import Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -96,13 +96,14 @@ class OneLaunch:
                 firsts.append(launch)
             values = [addresses[id(arg)] if isinstance(arg, Buffer) else int(arg) for arg in launch.args]
             row[: 3 + len(values)] = kinds[key], *(*launch.groups(1), 1)[:2], *values
+        work = partial(_work, self._launches)  # no method, which would make a cycle with `launch`
         args: list[KernelArg] = [
             device.upload(table, "entries of one launch"),
             np.int32(len(launches)),
             self._sync,
             result,
             np.int32(result.nbytes // 4),
-            np.uint32(min(SPARE_TURNS + int(self._work(1, 0).nbytes / BYTES_PER_TURN), MOST_TURNS)),
+            np.uint32(min(SPARE_TURNS + int(work(1, 0).nbytes / BYTES_PER_TURN), MOST_TURNS)),
         ]
         self.launch = device.launch(
             FILE,
@@ -112,7 +113,7 @@ class OneLaunch:
             groups=(groups or min(device.compute_units, usable_cores()),),
             local=(1,),
             prelude=_functions(firsts),
-            work=self._work,
+            work=work,
         )
 
     @cached_property
@@ -132,9 +133,10 @@ class OneLaunch:
             self._device.fill(self._sync, np.uint32(0), 4 * GAVE_UP, 4)
         return found
 
-    def _work(self, n: int, position: int) -> Work:
-        works = [launch.work(n, position) for launch in self._launches if launch.work]
-        return Work(sum(work.nbytes for work in works), sum(work.flops for work in works))
+
+def _work(launches: Sequence[Launch], n: int, position: int) -> Work:
+    works = [launch.work(n, position) for launch in launches if launch.work]
+    return Work(sum(work.nbytes for work in works), sum(work.flops for work in works))
 
 
 def _source(launch: Launch) -> KernelSource:

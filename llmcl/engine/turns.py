@@ -1,0 +1,205 @@
+"""Turns: a model does one thing at a time, whichever threads ask.
+
+A turn is a generator, and the model is its own from `Turns.begin` on until it ends, is closed or is collected. The
+thread that began it or read it last takes over with its next call, which ends it; others are refused, or wait. Whether
+a turn runs, rests or is over is what the interpreter knows of its generator: no interrupt leaves a flag behind.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Generator, Iterable
+from contextlib import suppress
+from inspect import GEN_CLOSED, GEN_RUNNING, getgeneratorstate
+from typing import Any, TypeVar
+
+from llmcl.errors import UsageError
+from llmcl.runtime import driver_calls
+
+Item = TypeVar("Item")
+RECHECK_S = 0.05  # a wait looks this often, should nobody have told it
+
+
+def _steps(start: Callable[[], Iterable[Item]]) -> Generator[Any, None, None]:
+    items = start()
+    yield  # begun
+    yield from items
+
+
+class Turn(Generator[Item, None, None]):
+    """What has a model until it is over."""
+
+    def __init__(self, turns: Turns, start: Callable[[], Iterable[Item]], is_last: Callable[[Item], bool]):
+        self._turns = turns
+        self._is_last = is_last
+        self._steps = _steps(start)
+        self._began = self._last = threading.current_thread()
+        self._cut_short = False  # by another thread, which closed the model
+
+    @property
+    def over(self) -> bool:
+        return getgeneratorstate(self._steps) == GEN_CLOSED
+
+    @property
+    def is_mine(self) -> bool:
+        return threading.current_thread() in (self._began, self._last)
+
+    @property
+    def runs(self) -> bool:
+        return getgeneratorstate(self._steps) == GEN_RUNNING
+
+    def send(self, value: None) -> Item:
+        if self.runs:
+            raise self._turns.busy()
+        self._last = threading.current_thread()
+        try:
+            item: Item = next(self._steps)
+        except BaseException as error:
+            self._turns.wake()
+            if self._cut_short and isinstance(error, StopIteration):
+                raise self._turns.closed_error() from None
+            raise
+        if self._is_last(item):
+            self.end()
+        elif self._turns.closed:
+            self.end(cut_short=True)
+        return item
+
+    def throw(self, *error: Any) -> Item:
+        self.close()
+        return super().throw(*error)
+
+    def close(self) -> None:
+        if not self.end():
+            raise self._turns.busy()
+
+    def end(self, *, cut_short: bool = False) -> bool:
+        """Ends it; False while another thread runs it. Raises UsageError where it runs in this very thread."""
+        if self.runs and self._last is threading.current_thread():
+            raise UsageError(f"{self._turns.name} is used from within its own work (by a callback); use it afterwards")
+        self._cut_short |= cut_short
+        try:
+            self._steps.close()
+        except ValueError:  # it runs
+            return self.over
+        self._turns.wake()
+        return True
+
+    def __del__(self) -> None:
+        with suppress(AttributeError):  # interrupted in __init__
+            self.end()
+
+
+class Turns:
+    """Who has the model of this name, and who waits for it: first come, first served.
+
+    A turn has a seat, and gets it by being the first to write its own into the seat before, which is one step of the
+    interpreter. So there is no lock that an interrupt could leave closed, or that a collector could meet closed.
+    """
+
+    def __init__(self, name: str):
+        self.name = name
+        self.closed = False
+        self._seat: dict[str, Any] = {"turn": lambda: None}  # the last one, or one before it
+        self._waiting: list[weakref.ref[Any]] = []  # a lock each, whose release wakes the thread that holds it
+
+    def begin(
+        self,
+        start: Callable[[], Iterable[Item]],
+        is_last: Callable[[Item], bool] = lambda item: False,
+        *,
+        wait: bool = False,
+    ) -> Turn[Item]:
+        """A turn over the items of what `start` returns, which is called now, with the model in hand.
+
+        is_last: of an item, whether it ends the turn, so that nobody need ask for another.
+
+        Raises UsageError where another thread has the model (unless `wait`: then it waits) or where that was closed.
+        """
+        driver_calls.check()
+        turn = Turn(self, start, is_last)
+        gate: Any = None
+        try:
+            while not self._taken(turn, gate):
+                if not wait:
+                    raise self.busy()
+                if gate is None:
+                    gate = threading.Lock()
+                    gate.acquire()
+                    self._waiting.append(weakref.ref(gate))
+                gate.acquire(timeout=RECHECK_S)
+            next(turn._steps)
+        except BaseException:
+            gate = None  # or the traceback would keep a place for who waits no more
+            turn.end()
+            raise
+        return turn
+
+    def call(self, work: Callable[[], Item], *, wait: bool = False, beside: bool = False) -> Item:
+        """What `work` returns with the model in hand. beside: what rests in this thread goes on afterwards."""
+        holder = self._last()["turn"]()
+        if beside and holder is not None and holder.is_mine and not (holder.over or holder.runs):
+            return work()
+        (result,) = self.begin(lambda: (work(),), wait=wait)
+        return result
+
+    def close(self) -> None:
+        """Ends what goes on, after its step, and refuses everything from then on."""
+        nobody = {"turn": lambda: None}
+        while not driver_calls.forked():  # there it goes on in another process
+            seat = self._last()
+            holder = seat["turn"]()
+            over = holder is None or holder.end(cut_short=not holder.is_mine)
+            self.closed = True
+            if over and seat.setdefault("next", nobody) is nobody:
+                return
+            time.sleep(RECHECK_S)
+
+    def wake(self) -> None:
+        """Has the first that waits look."""
+        gate = self._first_waiting()
+        if gate is not None:
+            with suppress(RuntimeError):  # it was told already
+                gate.release()
+
+    def busy(self) -> UsageError:
+        return UsageError(
+            f"{self.name} is generating in another thread, or that one has not read its answer to the end; use "
+            "wait=True, which waits for it, or load the model once for each thread"
+        )
+
+    def closed_error(self) -> UsageError:
+        return UsageError(f"{self.name} was closed and gave its device memory back; load it again")
+
+    def _taken(self, turn: Turn[Any], gate: Any) -> bool:
+        """Whether the turn could take its seat. gate: of this thread, where it waits."""
+        if self.closed:
+            raise self.closed_error()
+        seat, first = self._last(), self._first_waiting()
+        holder = seat["turn"]()
+        if holder is None or holder.over:
+            if first is not None and first is not gate:
+                return False
+        elif not holder.is_mine or not holder.end():
+            return False
+        own = {"turn": weakref.ref(turn)}
+        if seat.setdefault("next", own) is not own:
+            return False
+        self._seat = own
+        return True
+
+    def _last(self) -> dict[str, Any]:
+        seat = self._seat
+        while "next" in seat:
+            seat = seat["next"]
+        return seat
+
+    def _first_waiting(self) -> Any:
+        for waiting in list(self._waiting):
+            if (gate := waiting()) is not None:
+                return gate
+            with suppress(ValueError):  # it waits no more, and another thread may just have seen that
+                self._waiting.remove(waiting)
+        return None

@@ -1,0 +1,131 @@
+"""Which threads are inside an OpenCL driver, and when none may enter any more.
+
+Two things a driver does not survive. In a child of `fork` its threads are missing, and what waits for them waits for
+ever. And a daemon thread that Python stops inside a driver, as the process ends, takes the whole process down.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import os
+import threading
+import time
+from types import FunctionType
+from typing import Protocol
+from weakref import WeakSet
+
+import pyopencl as cl
+
+from llmcl.errors import DeviceError, LlmclError, OutOfDeviceMemoryError
+
+
+class Open(Protocol):
+    """A device, which is to come to rest before the process ends."""
+
+    def close(self) -> None: ...
+
+
+_inside: list[int] = []  # the thread of each call under way
+_open: WeakSet[Open] = WeakSet()
+_called = False  # whether this process ever called a driver
+_forked = False  # from a process that did
+_last: int | None = None  # the only thread that may go on, as Python ends
+
+
+class DriverCall:
+    """A context within which this thread calls a driver. Raises DeviceError in a child of fork."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        global _called
+        check()
+        _called = True
+        _inside.append(threading.get_ident())  # before the look at `_last`, which is set before the look at `_inside`
+        if _last is not None and threading.get_ident() != _last:
+            _inside.remove(threading.get_ident())
+            raise SystemExit  # ends the thread, silently: Python is about to do the same less gently
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        _inside.remove(threading.get_ident())
+
+
+class named_errors(DriverCall):
+    """A call of the driver. Turns OpenCL's status codes into errors that say what was being done."""
+
+    __slots__ = ("_action",)
+
+    def __init__(self, action: str):
+        self._action = action
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        super().__exit__(kind, error, traceback)
+        if isinstance(error, cl.MemoryError):
+            raise OutOfDeviceMemoryError(
+                f"the device ran out of memory while {self._action} ({error}); "
+                "use a smaller --ctx-size or a smaller --dtype, or free memory on the device"
+            ) from error
+        if isinstance(error, cl.Error):
+            raise DeviceError(
+                f"the device failed while {self._action}: {error}; it may have been reset or removed: check it with "
+                "`llmcl devices`, or choose another with --device"
+            ) from error
+
+
+def finish_quietly(queue: cl.CommandQueue) -> None:
+    """Waits for the queue; errors of a device that is gone are of no interest any more."""
+    try:
+        with named_errors("waiting for the device"):
+            queue.finish()
+    except LlmclError:
+        return
+
+
+def check() -> None:
+    """Raises DeviceError where `forked`."""
+    if _forked:
+        raise DeviceError(
+            "this process was forked from one that had opened an OpenCL device, and a driver does not survive a fork; "
+            "start it in another way (multiprocessing's start method spawn or forkserver), or open no device before "
+            "the fork and load the model in the child"
+        )
+
+
+def forked() -> bool:
+    """Whether this process was forked from one that had opened a device."""
+    return _forked
+
+
+def note_open(device: Open) -> None:
+    """Notes a device that is open."""
+    _open.add(device)
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked |= _called
+    _inside[:] = [thread for thread in _inside if thread == threading.get_ident()]  # the others are not here
+    if _forked:  # buffers and queues are never given back, which would call the driver, too
+        kept = [thing for thing in gc.get_objects() if _module(thing).partition(".")[0] in ("llmcl", "pyopencl")]
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+
+
+def _module(thing: object) -> str:
+    return str(thing.__module__ if isinstance(thing, FunctionType) else type(thing).__module__)
+
+
+def _at_exit() -> None:
+    """Lets calls that are under way come to their end, and no other thread begin one."""
+    global _last
+    _last = threading.get_ident()
+    while any(thread != _last for thread in list(_inside)):
+        time.sleep(0.001)
+    for device in list(_open):
+        device.close()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_at_exit)
