@@ -98,8 +98,6 @@ def _sample(model: Model, i: int) -> Callable[[], int]:
 
     def token() -> int:
         choice = wait()
-        if not 0 <= choice < model.config.vocab_size and model.repeat_decode(i):
-            return _sample(model, i)()
         if not 0 <= choice < model.config.vocab_size:
             raise DeviceError(
                 "no logit is a number, so no token can be chosen; the weights or the device are at fault: "

@@ -13,11 +13,11 @@ import platform
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmcl.runtime.platforms import DeviceEntry
 from llmcl.runtime.probe import probed_entry, remembered, succeeds
+from llmcl.runtime.processor import processor
 
 if TYPE_CHECKING:
     import numpy as np
@@ -74,20 +74,11 @@ def dot_product(entry: DeviceEntry, wanted: DotProduct) -> int:
     return remembered(
         "dot_product",
         entry,
-        _processor(),
+        processor(),
         wanted.name,
         read_source(PROBE),
         answer=lambda: next((form for form in forms if succeeds(__name__, entry, wanted.name, str(form))), NONE),
     )
-
-
-def _processor() -> str:
-    """What distinguishes this processor from another behind the same driver's device name."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return "\n".join(next((line for line in lines if line.startswith(key)), "") for key in ("model name", "flags"))
 
 
 def _probe(entry: DeviceEntry, wanted: DotProduct, form: int) -> bool:
