@@ -178,19 +178,6 @@ def smollm2(default_device: Device) -> Iterator[LLM]:
         yield llm
 
 
-@pytest.fixture(scope="module")
-def patient() -> Iterator[None]:
-    """No step of a model made from now on gives up (before some 7 s), though tests share the processor with others.
-
-    For tests that count launches; the others are quicker where a step that waits for a core gives up.
-    """
-    from llmcl.runtime import one_launch
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(one_launch, "SPARE_TURNS", one_launch.MOST_TURNS)
-        yield
-
-
 @pytest.fixture
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache folder for this test and the programs it starts."""

@@ -19,7 +19,6 @@ from llmcl.cli import main
 from llmcl.errors import DeviceError
 from llmcl.ops import linear
 from llmcl.ops.variant import PTX_VARIANTS, pick
-from llmcl.runtime import one_launch
 from llmcl.runtime.device import Device
 from llmcl.runtime.findings import Findings
 from llmcl.runtime.platforms import DeviceEntry
@@ -209,18 +208,3 @@ def test_json(default_device: Device) -> None:
     assert {row["dtype"] for row in report["checks"] if row["in_use"]} == {*doctor.DTYPES, *doctor.QUANTIZED_DTYPES}
     one_form_of_each_is_in_use([(row["kernel"], row["dtype"], row["in_use"]) for row in report["checks"]])
     assert Findings(default_device.entry).wrong == {}
-
-
-def test_one_launch_that_gave_up_is_tried_again(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not one_launch.suits(device):
-        pytest.skip("only a processor runs a step in one launch of this kind")
-    check = next(check for check in doctor.checks() if check.kernel == "one_launch")
-    asked: list[bool] = []
-
-    def give_up(together: one_launch.OneLaunch) -> bool:
-        asked.append(len(asked) < 2)
-        return asked[-1]
-
-    monkeypatch.setattr(one_launch.OneLaunch, "gave_up", give_up)
-    assert check.run(device) < 1e-5
-    assert asked == [True, True, False]
