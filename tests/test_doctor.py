@@ -197,6 +197,7 @@ def test_every_device_knows_which_forms_it_uses(default_device: Device) -> None:
         assert [row[2] for row in used if row[0] == "one_launch"] == [kind == "cpu"]
 
 
+@pytest.mark.full
 def test_json(default_device: Device) -> None:
     """A whole run of the command, with every check of the default device."""
     done = run_llmcl("doctor", "--format", "json", "-q", "--device", str(default_device.entry.index))

@@ -118,6 +118,7 @@ def test_launches_per_token_do_not_depend_on_the_context(
     assert len(set(launched)) == 1, launched
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_the_demo_model_reports_its_traffic(sampling: str, smollm2: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model(smollm2.device, smollm2.config, smollm2.model.weights, smollm2.model.cache)
