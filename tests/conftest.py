@@ -5,6 +5,8 @@ A test with the fixture `device` (or `cl_entry`) runs once on each OpenCL device
 `LLMCL_TEST_REQUIRE=pocl,llvmpipe` makes it an error when one of these is missing. The end of a run says
 which of the implementations that llmcl is tested on were not found, and which devices have a driver that does not work.
 Of several PoCLs the preferred one is tested; a word for another alone (`pocl-2`, `3.1+debian`) asks for that.
+
+`--quick` (what `make test` runs) leaves cases to the full run, by the rule of `left_to_the_full_run`.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from llmcl.engine.llm import LLM
     from llmcl.runtime.device import Device
 
+LEFT = pytest.StashKey[int]()  # the number of cases that `--quick` leaves out
 EXPECTED = {
     "intel-cpu": 'pip install "llmcl[cpu]", x86-64 only',
     "pocl": 'pip install "llmcl[pocl]", or the system package pocl-opencl-icd',
@@ -66,6 +69,10 @@ def missing(names: list[str]) -> list[str]:
     return [name for name in names if not any(known.startswith(name) for known in found)]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="leave most of the matrix to the full run")
+
+
 def pytest_configure() -> None:
     use_own_cache()
 
@@ -92,7 +99,34 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("cl_entry", devices.values(), ids=devices.keys(), indirect=True, scope="session")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def left_to_the_full_run(items: list[pytest.Item]) -> set[pytest.Item]:
+    """The cases that `--quick` leaves out.
+
+    A test runs with all its cases on the first device, or on none where it takes no device. One marked `matrix` runs
+    with its first case and its last in each variant of its kernel, one marked `full` not at all. On every other
+    device the first case of each file of tests/kernels runs, in each variant.
+    """
+    first = next(iter(tested_devices().values())).index
+    on_the_first: dict[tuple[str, object], list[pytest.Item]] = {}  # by test and variant
+    on_another: dict[tuple[str, object, int], list[pytest.Item]] = {}  # by file, variant and device
+    for item in items:
+        parameters = getattr(getattr(item, "callspec", None), "params", {})
+        variant = parameters.get("variant", parameters.get("kind"))
+        device = parameters["cl_entry"].index if "cl_entry" in parameters else first
+        if device == first:
+            on_the_first.setdefault((item.nodeid.partition("[")[0], variant), []).append(item)
+        elif item.nodeid.startswith("tests/kernels/"):
+            on_another.setdefault((item.nodeid.partition("::")[0], variant, device), []).append(item)
+    kept: set[pytest.Item] = set()
+    for cases in on_the_first.values():
+        if not cases[0].get_closest_marker("full"):
+            kept.update([cases[0], cases[-1]] if cases[0].get_closest_marker("matrix") else cases)
+    for cases in on_another.values():
+        kept.add(next((case for case in cases if not case.get_closest_marker("skip")), cases[0]))
+    return {item for item in items if item not in kept}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What a GPU or a software renderer would compile for minutes is left out; the summary says so."""
     no_gpu = bool(missing(["gpu"]))
     for item in items:
@@ -114,9 +148,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                     reason="no GPU chooses the CPU variant, and its compiler takes tens of seconds for the wide vectors"
                 )
             )
+    if config.option.quick:
+        left = left_to_the_full_run(items)
+        config.stash[LEFT] = len(left)
+        config.hook.pytest_deselected(items=[*left])
+        items[:] = [item for item in items if item not in left]
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.option.quick:
+        terminalreporter.line(f"left to the full run: {config.stash.get(LEFT, 0)} cases")
     terminalreporter.section("OpenCL implementations")
     for name, entry in tested_devices().items():
         terminalreporter.line(f"tested on {name}: {entry.label}, {entry.platform_version}")
@@ -176,19 +217,6 @@ def smollm2(default_device: Device) -> Iterator[LLM]:
 
     with llmcl.load("smollm2", device=default_device.entry.index, dtype="float32", max_context=1024) as llm:
         yield llm
-
-
-@pytest.fixture(scope="module")
-def patient() -> Iterator[None]:
-    """No step of a model made from now on gives up (before some 7 s), though tests share the processor with others.
-
-    For tests that count launches; the others are quicker where a step that waits for a core gives up.
-    """
-    from llmcl.kernels.cpu import one_launch
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(one_launch, "SPARE_TURNS", one_launch.MOST_TURNS)
-        yield
 
 
 @pytest.fixture

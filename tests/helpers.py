@@ -156,8 +156,9 @@ def transformers_model(config: ModelConfig, weights: Mapping[str, NDArray[Any]],
 
 
 def transformers_class(config: ModelConfig) -> Any:
-    """transformers' model of the configuration, with weights of its own choice."""
+    """transformers' model of the configuration, with weights yet to be loaded."""
     import transformers
+    from transformers.initialization import no_init_weights
 
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}
     scaling = config.rope_scaling
@@ -210,7 +211,10 @@ def transformers_class(config: ModelConfig) -> Any:
         pad_token_id=None,
         **options,
     )
-    return getattr(transformers, f"{name}ForCausalLM")(class_config)
+    with no_init_weights():  # random ones of a whole model take seconds
+        model = getattr(transformers, f"{name}ForCausalLM")(class_config)
+    model.tie_weights()
+    return model
 
 
 FLOAT64 = 1e-12  # between two float64 computations of the same formula in another order

@@ -1,18 +1,23 @@
-"""Runs all tests, some files to a process, as many processes at a time as there are cores.
+"""Runs mypy, the checks under Oclgrind and all tests, as many processes at a time as there are cores.
 
-`python tests/run.py [-j JOBS] [pytest arguments]`. A process ends after a few files: the compilers of three OpenCL
-drivers hold on to gigabytes otherwise, and what goes wrong in one takes little with it. A process that hangs is ended
-and counts as failed. One that dies (a compiler's crash) is run a second time, which the summary says; a kernel that
-crashes does so again.
+`python tests/run.py [-j JOBS] [pytest arguments]` (with arguments: the tests alone). A process runs some files and
+ends: the compilers of three OpenCL drivers hold on to gigabytes otherwise, and what goes wrong in one takes little
+with it. All are forked from one that has imported PyTorch and transformers, which takes seconds. A process that
+hangs is ended and counts as failed. One that dies (a compiler's crash) is run a second time, which the summary says;
+a kernel that crashes does so again.
+
+Cases of the full matrix are left out (`--quick` in conftest.py) unless LLMCL_TEST_FULL=1 is set; the summary counts
+them.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import re
+import runpy
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,7 +32,11 @@ ROOT = Path(__file__).resolve().parent.parent
 FILES_A_PROCESS = 4
 LIMIT_S = 1200
 TOO_LONG = f"did not end within {LIMIT_S} s"
+FULL = "LLMCL_TEST_FULL"
 SECTION = "OpenCL implementations"
+PROCESSES = multiprocessing.get_context("forkserver")
+IMPORTED_ONCE = ["pytest", "transformers.models.llama.modeling_llama"]
+IGNORED = "ignore:Module already imported:pytest.PytestAssertRewriteWarning"  # a plugin, with transformers
 PASSED, NO_TESTS = 0, 5  # of pytest's exit codes
 
 
@@ -61,29 +70,38 @@ def chunks() -> list[list[str]]:
     return [[str(path.relative_to(ROOT)) for path in files[i::n]] for i in range(n)]
 
 
-def run(files: list[str], arguments: list[str]) -> Outcome:
-    outcome = attempt(files, arguments)
+def run(program: str, arguments: list[str], files: list[str]) -> Outcome:
+    outcome = attempt(program, arguments, files)
     if outcome.crashed and not outcome.output.endswith(TOO_LONG):
         print(outcome.output, f"{outcome.how}; once more: {' '.join(files)}", sep="\n", flush=True)
-        first, outcome = outcome.how, attempt(files, arguments)
+        first, outcome = outcome.how, attempt(program, arguments, files)
         outcome.first_crash = first
     return outcome
 
 
-def attempt(files: list[str], arguments: list[str]) -> Outcome:
-    # Only Python's output is captured: what a driver prints as it crashes is to be seen.
-    command = [sys.executable, "-m", "pytest", "-q", "--capture=sys", "-p", "no:cacheprovider", *arguments, *files]
-    with tempfile.TemporaryFile("w+", errors="replace") as written:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=written, stderr=subprocess.STDOUT)
+def attempt(program: str, arguments: list[str], files: list[str]) -> Outcome:
+    with tempfile.NamedTemporaryFile("r", errors="replace") as written:
+        process = PROCESSES.Process(target=work, args=(program, [*arguments, *files], written.name))
+        process.start()
+        process.join(LIMIT_S)
         too_long = ""
-        try:
-            process.wait(LIMIT_S)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGABRT)  # pytest's fault handler prints where it was
-            process.wait()
+        if process.exitcode is None:
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGABRT)  # pytest's fault handler prints where it was
+            process.join()
             too_long = f"\n{TOO_LONG}"
-        written.seek(0)
-        return Outcome(files, process.returncode, written.read() + too_long)
+        assert process.exitcode is not None
+        return Outcome(files, process.exitcode, written.read() + too_long)
+
+
+def work(program: str, arguments: list[str], output: str) -> None:
+    """Runs a module or a file of Python as `python` would, with all that it and a driver print in the file."""
+    with open(output, "w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.argv = [program, *arguments]
+    run_program = runpy.run_path if program.endswith(".py") else runpy.run_module
+    run_program(program, run_name="__main__")
 
 
 def summary(outcomes: list[Outcome]) -> list[str]:
@@ -92,6 +110,7 @@ def summary(outcomes: list[Outcome]) -> list[str]:
     skipped: Counter[str] = Counter()
     for number, reason in re.findall(r"^SKIPPED \[(\d+)\] \S+: (.*)$", text, re.MULTILINE):
         skipped[reason] += int(number)
+    left = sum(int(number) for number in re.findall(r"^left to the full run: (\d+)", text, re.MULTILINE))
     sections = re.findall(rf"^=+ {SECTION} =+\n(.*?)(?=^=|^\d+ |\Z)", text, re.MULTILINE | re.DOTALL)
     implementations = dict.fromkeys(line for section in sections for line in section.splitlines() if line)
     totals: Counter[str] = Counter()
@@ -100,6 +119,7 @@ def summary(outcomes: list[Outcome]) -> list[str]:
             totals[what.rstrip("s") if what == "errors" else what] += int(number)
     return [
         *(f"skipped {number}: {reason}" for reason, number in skipped.most_common()),
+        *([f"{left:,} cases of the full matrix are left to {FULL}=1"] if left else []),
         *implementations,
         *(f"run twice, at first {done.first_crash}: {' '.join(done.files)}" for done in outcomes if done.first_crash),
         *(f"FAILED ({done.how}): {' '.join(done.files)}" for done in outcomes if done.failed),
@@ -112,15 +132,24 @@ def main() -> int:
     parser.add_argument("-j", "--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time")
     options, arguments = parser.parse_known_args()
     use_own_cache()
-    start, groups = time.monotonic(), chunks()
-    outcomes = []
+    # Threads of PyTorch and NumPy that wait keep a core busy, which another process could use.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // options.jobs)))
+    os.chdir(ROOT)
+    PROCESSES.set_forkserver_preload(IMPORTED_ONCE)
+    quick = ["--quick"] if os.environ.get(FULL, "0") in ("", "0") else []
+    # Only Python's output is captured: what a driver prints as it crashes is to be seen.
+    pytest = ["-q", "--capture=sys", "-p", "no:cacheprovider", "-W", IGNORED, *quick, *arguments]
+    todo = [("pytest", pytest, files) for files in chunks()]
+    if not arguments:
+        todo += [("mypy", [], ["llmcl", "scripts"]), ("tests/check_oclgrind.py", [], [])]
+    start, outcomes = time.monotonic(), []
     with ThreadPoolExecutor(options.jobs) as pool:
-        for done in as_completed([pool.submit(run, files, arguments) for files in groups]):
+        for done in as_completed([pool.submit(run, *work) for work in todo]):
             outcome = done.result()
             outcomes.append(outcome)
             if outcome.failed:
                 print(outcome.output)
-            print(f"[{len(outcomes)}/{len(groups)}] {outcome.how}: {' '.join(outcome.files)}", flush=True)
+            print(f"[{len(outcomes)}/{len(todo)}] {outcome.how}: {' '.join(outcome.files)}", flush=True)
     print("\n".join(summary(outcomes)))
     failed = any(outcome.failed for outcome in outcomes)
     print(f"tests {'FAILED' if failed else 'passed'} in {time.monotonic() - start:.0f} s")

@@ -446,6 +446,7 @@ def test_a_cache_beyond_the_largest_allocation_is_named(
     assert "--ctx-size" in message and "--kv-dtype" in message
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("tied", [False, True])
 def test_weights_beyond_the_largest_allocation_are_split(

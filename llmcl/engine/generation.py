@@ -109,8 +109,6 @@ def _sample(model: Model, i: int) -> Callable[[], int]:
 
     def token() -> int:
         choice = wait()
-        if not 0 <= choice < model.config.vocab_size and model.repeat_decode(i):
-            return _sample(model, i)()
         if not 0 <= choice < model.config.vocab_size:
             raise DeviceError(why_no_token(model))
         return choice

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,12 +34,8 @@ from llmcl.progress import READING, Progress
 from llmcl.runtime.device import Buffer, Device, Launch
 from llmcl.runtime.driver_calls import named_errors
 
-_log = logging.getLogger(__name__)
-
 LOGITS_CHUNK = 64
 PARTS = 8  # of a chunk of prefill, after which progress is reported
-FIRST_APART, MOST_APART = 2, 1024  # steps in separate launches after one launch gave up
-SOON = 16  # steps: where it gives up again within so many, or twice those apart, others use the device all the time
 
 GATES = {"silu": "swiglu", "gelu_tanh": "geglu"}  # activation: epilogue of the product with gate and up
 
@@ -120,10 +115,7 @@ class Model:
         self._decode = [*(decode_stack(self) if one_launch else stack(self, DecodeOps(self))), *self._head]
         self._one_launch: OneLaunch | None = None
         if one_launch and why_not_one_launch(device, self._decode) is None:
-            self._one_launch = OneLaunch(device, self._decode, self.act.logits)
-        self._apart = 0  # steps of separate launches that are still to come,
-        self._apart_next = FIRST_APART  # and their number after the next launch that gives up
-        self._together = 0  # steps in one launch since
+            self._one_launch = OneLaunch(device, self._decode, cache.max_context)
         self._prepare(progress)
         self.decode_steps = 0  # enqueued since the model was loaded
         self._all_logits: tuple[Buffer, list[Launch]] | None = None
@@ -150,10 +142,6 @@ class Model:
         self.step_position = self.cache.position
         self.decode_steps += 1
         self._run(self.decode_launches)
-        if self._apart:
-            self._apart -= 1
-        else:
-            self._together += 1
 
     def _prepare(self, progress: Progress | None) -> None:
         """Compiles all kernels and makes their objects, so that it is part of loading."""
@@ -163,7 +151,7 @@ class Model:
         with self.device.compile_progress((*self.decode_launches, *others), progress):
             if self._one_launch:
                 try:
-                    self._one_launch.launch.prepare()
+                    self._one_launch.parts[0].prepare()
                 except KernelBuildError as error:
                     warnings.warn(f"decoding with a launch for each kernel, which is slower: {error}", stacklevel=3)
                     self._one_launch = None
@@ -172,28 +160,8 @@ class Model:
 
     @property
     def decode_launches(self) -> Sequence[Launch]:
-        """What the next decode step enqueues before sampling."""
-        if self._one_launch is None:
-            return self._decode
-        return self._one_launch.apart if self._apart else [self._one_launch.launch]
-
-    def repeat_decode(self, n_sampled: int) -> bool:
-        """Repeats the last step, whose input is the cache's last token, if its one launch gave up; whether it did.
-
-        It does where others use the device, too. Then the next steps are separate launches: two at first, twice as many
-        each time unless it went well in between. n_sampled: tokens sampled before the step. Waits for the device.
-        """
-        if self._one_launch is None or not self._one_launch.gave_up():
-            return False
-        if self._together > max(2 * self._apart_next, SOON):
-            self._apart_next = FIRST_APART
-        self._apart, self._together = self._apart_next, 0
-        self._apart_next = min(2 * self._apart_next, MOST_APART)
-        _log.info("others use %s, too: %d steps in separate launches", self.device.name, self._apart)
-        self.step.write_tokens(self.cache.token_ids[-1:], len(self.cache.token_ids) - 1)
-        self.step.restart_sampling(n_sampled)
-        self._run(self._one_launch.apart)
-        return True
+        """What a decode step enqueues before sampling."""
+        return self._decode if self._one_launch is None else self._one_launch.parts
 
     def decode_token(self, token_id: int) -> None:
         """One step through the decode kernels with a given token, for evaluation and tests."""
@@ -201,7 +169,6 @@ class Model:
         self.step.write_tokens([token_id], self.cache.position)
         self.decode()
         self.cache.token_ids.append(token_id)
-        self.repeat_decode(0)
 
     def sample(self) -> None:
         """Chooses the next token from `act.logits` and makes it the device's next input."""

@@ -9,8 +9,8 @@ Source: Kwon et al., "Efficient Memory Management for Large Language Model Servi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from weakref import WeakSet
+from collections.abc import Callable, Sequence
+from weakref import WeakSet, ref
 
 from llmcl.errors import OutOfDeviceMemoryError, UsageError
 from llmcl.kernels.common.attention import CAPACITY_MULTIPLE, AttentionShape
@@ -119,7 +119,8 @@ class PagedKVCache(KVCache):
         )
         self._device = device
         self._paged = self._own(self.sequence())
-        self._written: list[int] = []  # the beginning of the page table that the device has
+        self._written: list[int] = []  # the beginning of the page table that the device has, in the state of this step
+        self._written_to: Callable[[], StepState | None] = lambda: None
 
     @property
     def active(self) -> PagedSequence:
@@ -166,6 +167,8 @@ class PagedKVCache(KVCache):
                 self._copy_page(sequence.pages[first], free[missing])
                 sequence.pages[first] = free[missing]
             sequence.pages += free[:missing]
+        if self._written_to() is not step:
+            self._written_to, self._written = ref(step), []
         same = common_prefix(self._written, sequence.pages)
         if same < len(sequence.pages):
             del self._written[same:]  # should this be interrupted, nobody knows what the device has there

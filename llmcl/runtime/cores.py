@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from functools import lru_cache
 from pathlib import Path
 
 
@@ -14,6 +16,16 @@ def usable_cores(root: Path = Path("/")) -> int:
         if quota is not None:
             cores = min(cores, max(1, int(quota)))
     return cores
+
+
+def cores_now() -> int:
+    """`usable_cores()` of at most a second ago: cheap enough for every step, since cores may come and go."""
+    return _cores_in(int(time.monotonic()))
+
+
+@lru_cache(maxsize=1)
+def _cores_in(second: int) -> int:
+    return usable_cores()
 
 
 def _cpu_groups(root: Path) -> list[Path]:

@@ -12,6 +12,7 @@ import gc
 import os
 import threading
 import time
+from contextlib import suppress
 from types import FunctionType
 from typing import Protocol
 from weakref import WeakSet
@@ -110,6 +111,17 @@ def _after_fork() -> None:
     if _forked:  # buffers and queues are never given back, which would call the driver, too
         kept = [thing for thing in gc.get_objects() if _module(thing).partition(".")[0] in ("llmcl", "pyopencl")]
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+        _end_without_handlers()
+
+
+def _end_without_handlers() -> None:
+    """Of a driver's: they wait, at the end of a process, for threads that a child lacks. What is last added runs first.
+
+    Nothing where the C library is not GNU's.
+    """
+    with suppress(AttributeError, OSError):
+        library = ctypes.CDLL(None)
+        library.on_exit(ctypes.cast(library._exit, ctypes.c_void_p), None)
 
 
 def _module(thing: object) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 from llmcl import __version__
 from llmcl.runtime.cache_files import cache_dir, read_cached, write_cached
 from llmcl.runtime.platforms import DeviceEntry
+from llmcl.runtime.processor import processor
 
 MOST_BYTES = 1 << 20  # of the file
 MOST = 1024  # of a tuned constant
@@ -31,6 +32,7 @@ class Findings:
             "driver": entry.driver_version,
             "llmcl": __version__,
             "platform": f"{entry.platform_name}, {entry.platform_version}",
+            "processor": hashlib.sha256(processor().encode()).hexdigest()[:12] if entry.kind == "cpu" else "",
         }
         name = re.sub(r"[^a-z0-9]+", "-", entry.name.lower()).strip("-")
         digest = hashlib.sha256("\0".join(identity.values()).encode()).hexdigest()[:12]

@@ -14,7 +14,6 @@ import hashlib
 import json
 import math
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -22,13 +21,13 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
 from llmcl.runtime.cache_files import cache_dir, read_cached, write_cached
 from llmcl.runtime.icd import interpreter
 from llmcl.runtime.platforms import DeviceEntry, find_devices
+from llmcl.runtime.processor import processor
 
 TIMEOUT_S = 60.0
 A_DAY = 86400.0
@@ -38,7 +37,6 @@ LASTS_S: Mapping[str, float] = {YES: math.inf, NO: math.inf, CRASHED: A_DAY, HUN
 _STARTED = "the probe starts"  # printed by the child: what ended it before is not the kernel's doing
 _NO_CODE, _UNKNOWN_CODE = 65, 75  # exit codes; sysexits.h calls them "data error" and "temporary failure"
 _CRASHES = {"SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGSYS", "SIGTRAP"}
-_CPU_KEYS = ("vendor_id", "model name", "flags", "CPU implementer", "CPU part", "Features")
 
 
 @dataclass(frozen=True)
@@ -93,21 +91,6 @@ def digest(entry: DeviceEntry, *identity: str) -> str:
     """A name for what the answers of a device depend on: its driver, the processor, and `identity`."""
     parts = (entry.platform_name, entry.platform_version, entry.name, entry.driver_version, processor(), *identity)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
-
-
-@cache
-def processor() -> str:
-    """What distinguishes this processor from another behind the same device name: machines may share a home."""
-    lines = []
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            for line in file:  # of the first core only: the whole file takes long to make where there are hundreds
-                if not line.strip():
-                    break
-                lines.append(line.strip())
-    except (OSError, UnicodeDecodeError):
-        return platform.processor()
-    return "\n".join(line for line in lines if line.startswith(_CPU_KEYS))
 
 
 def ask(module: str, entry: DeviceEntry, *arguments: str) -> Ending:

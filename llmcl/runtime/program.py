@@ -20,6 +20,7 @@ from platformdirs import user_cache_dir
 from llmcl.errors import KernelBuildError
 from llmcl.runtime.cache_files import UnusableError, cache_dir, is_trusted, read_cached, write_cached
 from llmcl.runtime.platforms import POCL
+from llmcl.runtime.processor import processor
 from llmcl.runtime.ptx_splice import needs_splice, splice
 
 _log = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ class ProgramCache:
     """Compiled programs of one device, in memory and on disk.
 
     The key covers the source, the options, the device, its driver and its platform, so that an updated
-    driver never meets a binary of its predecessor.
+    driver never meets a binary of its predecessor; and the processor, so that none meets instructions that it lacks.
 
     PoCL keeps its own (in `~/.cache/pocl`). Asked for a binary it compiles every kernel of the program once more, for
     work-groups of any size, which takes longer than all that is run.
@@ -89,6 +90,7 @@ class ProgramCache:
                 device.name,
                 device.version,
                 device.driver_version,
+                processor() if device.type & cl.device_type.CPU else "",
             )
         )
         self._keeps_binaries = device.platform.name != POCL

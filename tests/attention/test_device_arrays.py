@@ -26,6 +26,7 @@ def moved(device: Any, host: list[np.ndarray]) -> list[Any]:
     return [to_device(device.queue, x, allocator=device.allocator) for x in host]
 
 
+@pytest.mark.matrix
 @pytest.mark.heavy
 @pytest.mark.parametrize("variant", [None, "portable"], ids=["chosen", "portable"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])

@@ -96,6 +96,7 @@ def same_document_torch(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     return documents_torch[q_idx] == documents_torch[kv_idx]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(
@@ -124,6 +125,7 @@ def test_every_device(device: Any, variant: Any) -> None:
     assert np.abs(out - expected).max() < TOLERANCE
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(
     "shape", [(1, 6, 2, 577, 577, 64), (2, 2, 1, 200, 200, 128)], ids=lambda s: "x".join(map(str, s))

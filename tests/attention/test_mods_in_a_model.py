@@ -24,6 +24,7 @@ def far_keys_count_less(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> 
     return score - 0.05 * far * distance_penalty[far // 32]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])  # as a GPU the same device gets the portable kernels
 @pytest.mark.parametrize("rule", ["window", "score"])
 def test_prefill_and_decode_follow_the_rule(

@@ -73,6 +73,7 @@ def test_a_file_of_mixed_formats(hf_files: Any, gguf_files: Any, tmp_path: Path,
     assert relative_error(logits_of(default_device, path, rounded, ids), expected) < 0.05
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("quantize", ["q8_0", "q4_0", "q4_k"])
 def test_quantising_while_loading(tmp_path: Path, default_device: Device, quantize: str) -> None:
     config = small_config(hidden_size=256, intermediate_size=256, n_q_heads=8, tie_embeddings=True)
@@ -103,6 +104,7 @@ def log_likelihoods(llm: LLM, ids: list[int]) -> np.ndarray:
     return chosen
 
 
+@pytest.mark.full
 def test_the_demo_model_loses_nothing(smollm2: LLM, default_device: Device) -> None:
     """Its matrices are Q4_1, its embedding Q8_0; `smollm2` holds them in float32."""
     ids = smollm2.encode(TEXT, raw=True)

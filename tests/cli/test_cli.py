@@ -109,6 +109,7 @@ def test_quiet_leaves_standard_error_empty(answer: dict[str, Any]) -> None:
     assert (done.stdout, done.stderr) == (answer["text"] + "\n", "")
 
 
+@pytest.mark.full
 def test_verbose_shows_what_compiling_took(answer: dict[str, Any], tmp_path: Path) -> None:
     """The first run compiles into an empty cache and says so, kernel by kernel and in its report; the second loads."""
     for compiles in (True, False):

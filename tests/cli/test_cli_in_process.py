@@ -233,11 +233,7 @@ def test_no_home_folder_is_said(
     for name in ("HOME", "LLMCL_CACHE_DIR", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
-    with pytest.raises(
-        UsageError,
-        match=r"no folder for compiled kernels, because no home folder is known; set LLMCL_CACHE_DIR or HOME",
-    ):
-        cache_dir()
+    assert cache_dir().is_absolute()  # a temporary one
     monkeypatch.setenv("LLMCL_CACHE_DIR", "~nobody-of-this-name/x")
     with pytest.raises(UsageError, match=r"LLMCL_CACHE_DIR is '~nobody-of-this-name/x', and no home folder"):
         cache_dir()

@@ -136,6 +136,7 @@ def check_prefill(
     assert relative_error(read_guarded(device, out, np.float32, (n, out_rows)), expected) < allowed
 
 
+@pytest.mark.matrix
 # The portable variants read values as `embed` does, which test_pack_weight has for every format.
 @pytest.mark.heavy
 @pytest.mark.parametrize("exact", [False, True], ids=["auto", "exact"])
@@ -184,6 +185,7 @@ def test_decode_of_few_columns(target: Device) -> None:
     check_decode(target, "q4_0", 21, 32, norm=True)
 
 
+@pytest.mark.matrix
 @pytest.mark.heavy
 @pytest.mark.parametrize("exact", [False, True], ids=["auto", "exact"])
 @pytest.mark.parametrize("dtype", QUANTIZED)

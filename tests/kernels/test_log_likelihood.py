@@ -28,6 +28,7 @@ def computed_kl(device: Device, other: np.ndarray, logits: np.ndarray) -> np.nda
     return read_guarded(device, out, np.float32, (n, 2))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("n", [1, 9])
 @pytest.mark.parametrize("vocab", VOCABULARIES)
 def test_log_likelihood(target: Device, n: int, vocab: int) -> None:

@@ -1,7 +1,10 @@
-"""A decode step in one launch on a CPU: the bits of separate launches, and what happens if its groups do not meet."""
+"""A decode step in one launch on a CPU: the bits of separate launches, whoever computes."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,21 +17,17 @@ from helpers import gemma2_config, random_weights, save_folder, small_config
 import llmcl
 from llmcl.attention.masks import alibi
 from llmcl.engine.llm import LLM
-from llmcl.kernels.common.step_state import StepState
-from llmcl.kernels.common.weight import alloc_weight, fill_random
 from llmcl.kernels.cpu import one_launch
 from llmcl.models.config import ModelConfig
 from llmcl.models.model import Model
-from llmcl.ops.linear import linear_decode
 from llmcl.progress import COMPILING
-from llmcl.runtime.device import Device
-
-pytestmark = pytest.mark.usefixtures("patient")
+from llmcl.runtime.device import Buffer, Device
 
 GEMMA2 = gemma2_config(windows=(20, None))
 QWEN2 = small_config(
     architecture="qwen2", qkv_bias=True, n_q_heads=4, head_dim=64, hidden_size=256, intermediate_size=512
 )
+CLAIMED, LEFT = 16, 32  # slots of the counters
 MODELS: dict[str, tuple[ModelConfig, dict[str, Any]]] = {
     "float16 with mods": (GEMMA2, {"dtype": "float16", "score_mod": alibi(4)}),
     "q4_k in pages": (QWEN2, {"quantize": "q4_k", "kv_page_tokens": 64, "kv_dtype": "bfloat16"}),
@@ -95,14 +94,14 @@ def separate(llm: LLM) -> Model:
     return Model(llm.device, llm.config, model.weights, model.cache, mods=model.mods, one_launch=False)
 
 
+def in_one(model: Model, groups: int) -> one_launch.OneLaunch:
+    return one_launch.OneLaunch(model.device, model.decode_launches, model.cache.max_context, groups=groups)
+
+
 def compare(llm: LLM, n_prompt: int, n_steps: int) -> None:
     assert len(llm.model.decode_launches) == 1
     found = step_logits(llm.model, n_prompt, n_steps)
-    assert len(llm.model.decode_launches) == 1, "its work-groups did not meet"
     assert np.isfinite(found).all()
-    llm.model._apart = n_steps
-    assert len(llm.model.decode_launches) > 5 * llm.config.n_layers
-    assert np.array_equal(found.view(np.int32), step_logits(llm.model, n_prompt, n_steps).view(np.int32))
     twin = separate(llm)
     assert len(twin.decode_launches) > 5 * llm.config.n_layers
     assert np.array_equal(found.view(np.int32), step_logits(twin, n_prompt, n_steps).view(np.int32))
@@ -121,82 +120,12 @@ def test_has_the_bits_of_separate_launches_with_the_demo_model(cpu: Device, defa
     compare(llmcl.load("smollm2", device=cpu, max_context=128), 70, 6)  # its matrices are of several types
 
 
-SAMPLING: dict[str, Any] = {
-    **{"max_tokens": 20, "temperature": 0.9, "repeat_penalty": 1.2, "top_k": 30, "top_p": 0.95},
-    **{"seed": 3, "ignore_eos": True},
-}
-
-
-def test_a_step_that_gave_up_is_repeated_with_separate_launches(small: LLM) -> None:
-    prompt = list(range(3, 20))
-    expected = small.generate(prompt, **SAMPLING).token_ids
-    stream = small.stream(prompt, **SAMPLING)
-    found = [next(stream).token_id for _ in range(5)]
-    assert len(small.model.decode_launches) == 1
-    together = small.model._one_launch
-    assert together is not None
-    small.device.write(together._sync, np.ones(1, np.uint32), 4 * one_launch.GAVE_UP)  # as a work-group does
-    before, programs = small.device.traffic.copy(), small.device.n_programs
-    found.append(next(stream).token_id)
-    assert small.device.traffic.since(before).device_to_host_bytes == 4  # no more is asked for while all goes well
-    found.append(next(stream).token_id)
-    assert small.device.traffic.since(before).device_to_host_bytes == 16  # NaN's id, the flag, the token
-    assert len(small.model.decode_launches) > 1
-    assert small.device.n_programs == programs, "it waited for the compiler"
-    found += [piece.token_id for piece in stream]
-    assert found == expected
-    while small.model._apart:
-        assert small.generate(prompt, **SAMPLING).token_ids == expected
-    assert len(small.model.decode_launches) == 1
-    assert small.generate(prompt, **SAMPLING).token_ids == expected
-
-
-def test_steps_apart_double_until_it_goes_well(small: LLM) -> None:
-    model = small.model
-    assert model._one_launch is not None
-    model.prefill([1, 2, 3])
-
-    def give_up() -> int:
-        model._apart = 0
-        small.device.write(model._one_launch._sync, np.ones(1, np.uint32), 4 * one_launch.GAVE_UP)
-        assert model.repeat_decode(0)
-        return model._apart
-
-    assert [give_up() for _ in range(11)] == [2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 1024]
-    model._together = 2049
-    assert give_up() == 2
-    model._together = 16
-    assert give_up() == 4
-
-
 def test_a_driver_that_cannot_compile_it_has_separate_launches(small: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(one_launch, "_PLACE", "#error no\n")
     model = small.model
     with pytest.warns(UserWarning, match="a launch for each kernel.*one_launch.cl does not compile"):
         other = Model(small.device, small.config, model.weights, model.cache)
     assert len(other.decode_launches) > 1
-
-
-def test_gives_up_where_patience_ends_and_leaves_nan(cpu: Device) -> None:
-    rows = k = 64
-    weight = alloc_weight(cpu, "weight", rows, k, "bfloat16")
-    fill_random(cpu, weight, 0.1, 1)
-    step, x, out = StepState(cpu, 1), cpu.upload(np.ones(k, np.float32), "x"), cpu.zeros(4 * rows, "out")
-    step.write_tokens([0], 0)
-    launches = [launch for _ in range(3) for launch in linear_decode(cpu, weight, x, out, step)]
-    together = one_launch.OneLaunch(cpu, launches, out)
-    together.launch.bind(len(together.launch.args) - 1, np.uint32(1000))
-    claimed = np.ones(1, np.uint32)  # unit 0, by a work-group that never comes to its end
-    cpu.write(together._sync, claimed, 4 * one_launch.CLAIMED)
-    together.launch.enqueue()
-    assert np.isnan(cpu.read(out, np.float32, (rows,))).all()
-    assert together.gave_up() and not together.gave_up()
-    together.launch.bind(len(together.launch.args) - 1, np.uint32(one_launch.MOST_TURNS))
-    together.launch.enqueue()
-    found = cpu.read(out, np.float32, (rows,))
-    assert not together.gave_up()
-    launches[0].enqueue()
-    assert np.array_equal(found, cpu.read(out, np.float32, (rows,)))
 
 
 def test_the_first_start_reports_what_it_compiles(cpu: Device, tmp_path: Path, empty_cache: Path) -> None:
@@ -221,14 +150,59 @@ def test_the_first_start_reports_what_it_compiles(cpu: Device, tmp_path: Path, e
 def test_any_number_of_work_groups_does(small: LLM) -> None:
     """None waits for one that has not begun: neither a single one nor more than there are threads stops for ever."""
     expected = step_logits(small.model, 20, 3)
-    for groups in (1, 4 * small.device.compute_units + 1):
+    for groups in (1, 4 * small.device.compute_units + 1, 64):
         crowded = separate(small)
-        crowded._one_launch = one_launch.OneLaunch(
-            small.device, crowded.decode_launches, crowded.act.logits, groups=groups
-        )
+        crowded._one_launch = in_one(crowded, groups)
         assert len(crowded.decode_launches) == 1
         assert np.array_equal(step_logits(crowded, 20, 3), expected)
-        assert len(crowded.decode_launches) == 1, "a wait took too long"
+
+
+def test_whoever_waits_may_leave(small: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without patience each wait ends at once, and those that are left do the rest: in one launch and in several."""
+    expected = step_logits(small.model, 20, 40)
+    monkeypatch.setattr(one_launch, "LEAST_TURNS", 0)
+    monkeypatch.setattr(one_launch, "BYTES_PER_TURN", 1 << 40)
+    parts = []
+    for part_bytes in (one_launch.PART_BYTES, 1000, 0):
+        monkeypatch.setattr(one_launch, "PART_BYTES", part_bytes)
+        hasty = separate(small)
+        hasty._one_launch = in_one(hasty, 3)
+        parts.append(len(hasty.decode_launches))
+        assert np.array_equal(step_logits(hasty, 20, 40), expected)
+    assert 1 == parts[0] < parts[1] < parts[2], parts
+
+
+def test_who_waits_for_a_core_that_was_taken_away_leaves(small: LLM) -> None:
+    (launch,) = in_one(separate(small), 2).parts
+    sync = launch.args[2]
+    assert isinstance(sync, Buffer)
+    small.device.write(sync, np.ones(1, np.uint32), 4 * CLAIMED)  # unit 0, by a thread that does not come back
+    launch.enqueue()
+    assert small.device.read(sync, np.uint32, (LEFT + 1,))[[0, CLAIMED, LEFT]].tolist() == [0, 1, 2]
+
+
+def test_beside_processes_that_keep_the_cores_to_themselves(small: LLM) -> None:
+    expected = step_logits(small.model, 20, 3)
+    spin = "import time; end = time.monotonic() + 10\nwhile time.monotonic() < end: pass"
+    others = [subprocess.Popen([sys.executable, "-S", "-c", spin]) for _ in range(small.device.compute_units)]
+    try:
+        end, rounds = time.monotonic() + 1, 0
+        while time.monotonic() < end or rounds < 3:
+            assert np.array_equal(step_logits(small.model, 20, 3), expected)
+            rounds += 1
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+def test_has_a_work_group_for_each_core_of_the_time(small: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = step_logits(small.model, 20, 3)
+    (launch,) = small.model.decode_launches
+    for cores in (1, 2, 1000):
+        monkeypatch.setattr(one_launch, "cores_now", lambda cores=cores: cores)
+        assert launch.global_size(1) == (min(cores, small.device.compute_units),)
+        assert np.array_equal(step_logits(small.model, 20, 3), expected)
 
 
 def test_a_kernel_becomes_a_function_with_names_of_its_own() -> None:

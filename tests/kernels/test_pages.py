@@ -73,6 +73,7 @@ def outputs(
     )
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize(
     ("position", "n"),

@@ -78,6 +78,7 @@ def kind(request: pytest.FixtureRequest, default_device: Any, monkeypatch: pytes
     return name
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_folder_of_the_family_computes_what_transformers_does(name: str, kind: str, tmp_path: Path) -> None:
     config = FAMILIES[name]
@@ -145,6 +146,7 @@ def save_gguf(path: Path, config: ModelConfig, weights: Mapping[str, np.ndarray]
     return path
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", ["mistral", "qwen2", "qwen3", "gemma2"])
 def test_a_gguf_file_of_the_family_computes_what_transformers_does(
     name: str, default_device: Any, tmp_path: Path

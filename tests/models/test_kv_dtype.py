@@ -57,6 +57,7 @@ def test_a_model_with_a_rounded_cache_is_its_twin(tmp_path: Path, default_device
     assert relative_error(decoded, twin[-1]) < 2e-3
 
 
+@pytest.mark.full
 def test_the_demo_model_is_as_good_as_with_float16(smollm2: LLM) -> None:
     ids = smollm2.encode(TEXT, raw=True)
     with llmcl.load(

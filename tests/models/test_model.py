@@ -88,6 +88,7 @@ def random_ids(n: int, vocab_size: int = 131) -> list[int]:
     return [int(i) for i in np.random.default_rng(n).integers(0, vocab_size, n)]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", model_configs())
 def test_random_models_agree_with_transformers(name: str, load_folder: Callable[..., LLM]) -> None:
     config = model_configs()[name]
@@ -106,6 +107,7 @@ def test_random_models_agree_with_transformers(name: str, load_folder: Callable[
         assert relative_error(last_logits(llm), reference[i]) <= BOUND
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", ["gqa3_dim64_untied", "gqa8_dim128_llama3_tied"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_weights_are_exactly_those_of_the_file(dtype: str, name: str, load_folder: Callable[..., LLM]) -> None:
@@ -264,6 +266,7 @@ def test_greedy_answers_are_those_of_transformers(smollm2: LLM, demo_reference: 
         assert answer.token_ids == choices.tolist(), question
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("dtype", "kv_dtype"), TOLERANCES)
 def test_smaller_dtypes_cost_what_is_documented(
     dtype: str,

@@ -96,6 +96,7 @@ def expected(llm: LLM, *parts: tuple[list[int], bool]) -> np.ndarray:
     return logits
 
 
+@pytest.mark.matrix
 def test_logits_are_those_of_a_contiguous_cache(pair: tuple[LLM, LLM], cache: PagedKVCache) -> None:
     contiguous, paged = pair
     ids = random_ids(700)
@@ -228,6 +229,7 @@ def test_sizes_that_make_no_sense() -> None:
             llmcl.load_random("smollm2-135m", **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.full
 def test_conversations_on_the_demo_model(smollm2: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each conversation keeps its place: a turn prefills only what is new and answers the same."""
     system = {"system_prompt": "You are a pirate. Answer in one short sentence."}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -48,3 +49,14 @@ def test_the_first_version_of_control_groups(root: Path) -> None:
 
 def test_this_process_has_a_core() -> None:
     assert 1 <= cores.usable_cores() <= (os.cpu_count() or 1)
+
+
+def test_the_cores_of_now_are_asked_for_each_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, asked = 100.2, iter((4, 2))
+    monkeypatch.setattr(cores, "usable_cores", lambda: next(asked))
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    cores._cores_in.cache_clear()
+    assert [cores.cores_now(), cores.cores_now()] == [4, 4]
+    now = 101.1
+    assert [cores.cores_now(), cores.cores_now()] == [2, 2]
+    cores._cores_in.cache_clear()

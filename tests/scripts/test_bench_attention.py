@@ -57,6 +57,7 @@ def test_a_wrong_result_is_no_figure() -> None:
             check("wrong", contestant(wrong), right)
 
 
+@pytest.mark.full
 def test_the_example_changes_the_answers_of_the_demo_model(default_device: Device) -> None:
     done = run_script("examples/custom_attention.py", "--device", str(default_device.entry.index), "-n", "16")
     assert done.returncode == 0, done.stderr

@@ -51,6 +51,7 @@ def plan(**changes: Any) -> Any:
     return gpu.Plan(**{"tests": tests, "rounds": 1, "device": None, "on_cpu": True, "limit_s": 60.0} | changes)
 
 
+@pytest.mark.full
 def test_a_whole_run(tmp_path: Path, shape: Path, default_device: Device) -> None:
     if not default_device.is_cpu:
         pytest.skip("its PyTorch runs on a CPU")

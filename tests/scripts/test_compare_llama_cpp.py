@@ -156,6 +156,7 @@ def test_tables_show_each_measurement_and_each_target() -> None:
     assert "d4096" not in text  # not measured
 
 
+@pytest.mark.full
 def test_quality_is_that_of_each_contestant_against_the_widened_weights(
     tmp_path: Path, default_device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

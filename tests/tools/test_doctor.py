@@ -17,7 +17,6 @@ import llmcl
 from llmcl.cli import main
 from llmcl.errors import DeviceError
 from llmcl.kernels.common.linear import LinearDecode
-from llmcl.kernels.cpu import one_launch
 from llmcl.kernels.nvidia import VARIANTS as PTX_VARIANTS
 from llmcl.kernels.table import pick
 from llmcl.runtime.device import Device
@@ -203,6 +202,7 @@ def test_every_device_knows_which_forms_it_uses(default_device: Device) -> None:
         assert [row[2] for row in used if row[0] == "one_launch"] == [kind == "cpu"]
 
 
+@pytest.mark.full
 def test_json(default_device: Device) -> None:
     """A whole run of the command, with every check of the default device."""
     done = run_llmcl("doctor", "--format", "json", "-q", "--device", str(default_device.entry.index))
@@ -214,18 +214,3 @@ def test_json(default_device: Device) -> None:
     assert {row["dtype"] for row in report["checks"] if row["in_use"]} == {*doctor.DTYPES, *doctor.QUANTIZED_DTYPES}
     one_form_of_each_is_in_use([(row["kernel"], row["dtype"], row["in_use"]) for row in report["checks"]])
     assert Findings(default_device.entry).wrong == {}
-
-
-def test_one_launch_that_gave_up_is_tried_again(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not one_launch.CpuOneLaunch().suits(device):
-        pytest.skip("only a processor runs a step in one launch of this kind")
-    check = next(check for check in doctor.checks() if check.kernel == "one_launch")
-    asked: list[bool] = []
-
-    def give_up(together: one_launch.OneLaunch) -> bool:
-        asked.append(len(asked) < 2)
-        return asked[-1]
-
-    monkeypatch.setattr(one_launch.OneLaunch, "gave_up", give_up)
-    assert check.run(device) < 1e-5
-    assert asked == [True, True, False]

@@ -215,6 +215,7 @@ def run(name: str, *arguments: str, cache: Path | None = None) -> subprocess.Com
     )
 
 
+@pytest.mark.full
 def test_the_command_stores_the_winner(tmp_path: Path) -> None:
     cache, files = tmp_path / "cache", [tmp_path / f"table.{kind}" for kind in ("md", "csv", "json")]
     written = [text for pair in zip(("--markdown", "--csv", "--json"), map(str, files), strict=True) for text in pair]

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from llmcl.runtime.device import Device
 from llmcl.runtime.platforms import DeviceEntry
-from llmcl.runtime.probe import LASTS_S, YES, answer_parent, ask, processor, remembered
+from llmcl.runtime.probe import LASTS_S, YES, answer_parent, ask, remembered
+from llmcl.runtime.processor import processor
 
 if TYPE_CHECKING:
     import numpy as np

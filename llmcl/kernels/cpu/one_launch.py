@@ -4,34 +4,32 @@ Handing a kernel to the driver and starting it costs microseconds, and a decode 
 kernels become functions of one kernel, `cpu/one_launch.cl`, and the launches a table that it reads: which function, how
 many work-groups, what arguments. Each work-group of a launch runs the same code as before, so the bits are the same.
 
-Work-groups take units of work in turn and wait for those taken before, so none waits for one that does not run. But a
-thread that waits for one which the system has put aside for another process does so in vain. Where the waits of a step
-take two or three times as long as the step should, all leave, the result is NaN and `OneLaunch.gave_up` says so; the
-caller then has `OneLaunch.apart` for a while: a launch for each entry of the table, whose driver lets waiting threads
-sleep. They are the same kernel told to run one entry, so nothing is compiled or bound when they are needed.
+Work-groups take units of work in turn. Where one waits in vain for another, whose core the system gave to another
+process, it leaves: its thread sleeps, its core is free, and the rest is done by those that are left. All take part
+again in the next launch, so a list that takes long is several.
 """
 
 from __future__ import annotations
 
-import math
 import re
 import weakref
 from collections.abc import Iterable, Sequence
-from functools import cached_property, partial
 
 import numpy as np
 
 from llmcl.kernels.implementation import Implementation
-from llmcl.runtime.cores import usable_cores
-from llmcl.runtime.device import Buffer, Device, KernelArg, Launch, Work
+from llmcl.runtime.cores import cores_now
+from llmcl.runtime.device import Buffer, Device, Launch
 from llmcl.runtime.program import KernelSource, constant_text, read_source
 
 FILE = "cpu/one_launch.cl"
 SHARED = "common/common.cl"  # stands once before the functions: nothing in it depends on build constants
-# The turns of its waiting loop that a work-group may take in a launch: some 0.6 ns each, two or three times what a step
-# takes, which is about what it costs to give up. So a core that is taken away once does not end the launch.
-BYTES_PER_TURN, SPARE_TURNS, MOST_TURNS = 8, 1 << 22, 2**32 - 1
-SYNC_SLOTS, CLAIMED, GAVE_UP = 48, 16, 33  # of the buffer `sync`
+# The turns of its waiting loop, some 0.6 ns each, after which a work-group leaves: far more than a core that computes
+# makes others wait, which depends on the bytes that it reads.
+LEAST_TURNS = 200_000
+BYTES_PER_TURN = 8
+PART_BYTES = 64 << 20  # that a core reads in a launch, some 2 to 4 ms
+SYNC_SLOTS = 48
 
 _FUNCTION = re.compile(r"\binline [\w\s*]*?(\w+)\(")
 _KERNEL = re.compile(r"^__kernel __attribute__\(\(reqd_work_group_size\([^)]*\)\)\)\s+void (\w+)\(", re.MULTILINE)
@@ -68,75 +66,46 @@ def why_not(device: Device, launches: Sequence[Launch]) -> str | None:
 
 
 class OneLaunch:
-    """Launches bound into one, `launch`. It leaves NaN in its result after a launch that gave up."""
+    """Launches bound into few, `parts`: one for every PART_BYTES that each core reads."""
 
-    def __init__(
-        self,
-        device: Device,
-        launches: Sequence[Launch],
-        result: Buffer,
-        *,
-        groups: int | None = None,
-    ):
-        """result: float32, what the launches compute. groups: work-groups; None: one for each core that may be used."""
+    def __init__(self, device: Device, launches: Sequence[Launch], max_position: int, *, groups: int | None = None):
+        """max_position: of a step. groups: work-groups; None: one for each core that may be used at the time."""
         kinds: dict[tuple[str, str, str], int] = {}
         firsts: list[Launch] = []
-        self._device = device
         self._launches = tuple(launches)  # holds the buffers: the driver does not know that the kernel uses them
         weakref.finalize(self, device.close)  # so a launch that runs comes to its end before they go
-        self._sync = device.zeros(4 * SYNC_SLOTS, "counters of one launch")
-        slots = 3 + max(len(launch.args) for launch in launches)
+        slots = 4 + max(len(launch.args) for launch in launches)
         addresses = _addresses(device, (arg for launch in launches for arg in launch.args if isinstance(arg, Buffer)))
         table = np.zeros((len(launches), slots), np.int64)
-        for row, launch in zip(table, launches, strict=True):
+        ends, part_bytes, turns = [], 0.0, LEAST_TURNS
+        for i, launch in enumerate(launches):
             source = _source(launch)
             key = (source.file, source.prelude, repr(sorted(source.constants.items())))
             if key not in kinds:
                 kinds[key] = len(kinds)
                 firsts.append(launch)
             values = [addresses[id(arg)] if isinstance(arg, Buffer) else int(arg) for arg in launch.args]
-            row[: 3 + len(values)] = kinds[key], *(*launch.groups(1), 1)[:2], *values
-        work = partial(_work, self._launches)  # no method, which would make a cycle with `launch`
-        args: list[KernelArg] = [
+            table[i, : 4 + len(values)] = kinds[key], *(*launch.groups(1), 1)[:2], turns, *values
+            turns = LEAST_TURNS + int(_bytes(launch, max_position) / BYTES_PER_TURN)
+            part_bytes += _bytes(launch, 0)
+            if part_bytes > PART_BYTES * device.compute_units or i == len(launches) - 1:
+                ends.append(i + 1)
+                part_bytes = 0
+        args = (
             device.upload(table, "entries of one launch"),
             np.int32(len(launches)),
-            self._sync,
-            result,
-            np.int32(result.nbytes // 4),
-            np.uint32(min(SPARE_TURNS + int(work(1, 0).nbytes / BYTES_PER_TURN), MOST_TURNS)),
-        ]
-        self.launch = device.launch(
-            FILE,
-            "one_launch",
-            {"ENTRY_SLOTS": slots},
-            args,
-            groups=(groups or min(device.compute_units, usable_cores()),),
-            local=(1,),
-            prelude=_functions(firsts),
-            work=work,
+            device.zeros(4 * SYNC_SLOTS, "counters of one launch"),
         )
+        together = KernelSource(FILE, "one_launch", {"ENTRY_SLOTS": slots}, _functions(firsts))
 
-    @cached_property
-    def apart(self) -> Sequence[Launch]:
-        """The launches one by one: the kernel of `launch`, which an offset tells the entry that it is to run."""
-        return [
-            Launch(
-                self._device, self.launch.kernel, (), (math.prod(launch.groups(1)),), (1,), launch.work, offset=(entry,)
-            )
-            for entry, launch in enumerate(self._launches, 1)
-        ]
+        def groups_now(n_tokens: int) -> tuple[int]:
+            return (groups or min(device.compute_units, cores_now()),)
 
-    def gave_up(self) -> bool:
-        """Whether a launch gave up since this was last asked. Waits for the device."""
-        found = bool(self._device.read(self._sync, np.uint32, (1,), 4 * GAVE_UP)[0])
-        if found:  # the kernel left the other slots 0
-            self._device.fill(self._sync, np.uint32(0), 4 * GAVE_UP, 4)
-        return found
+        self.parts = [Launch(device, together, args, groups_now, (1,), offset=(end,)) for end in ends]
 
 
-def _work(launches: Sequence[Launch], n: int, position: int) -> Work:
-    works = [launch.work(n, position) for launch in launches if launch.work]
-    return Work(sum(work.nbytes for work in works), sum(work.flops for work in works))
+def _bytes(launch: Launch, position: int) -> float:
+    return launch.work(1, position).nbytes if launch.work else 0
 
 
 def _source(launch: Launch) -> KernelSource:
