@@ -1,6 +1,6 @@
 """Quantising rows of floats to ggml's block formats, in NumPy: for `--quantize` and `llmcl convert`.
 
-The formats are those of `formats.BLOCKS` (drawn in docs/quantization.md). Q8_0 and Q4_0 are bit for bit what
+The formats are those of `formats.BLOCKS` (drawn in docs/design/layouts.md). Q8_0 and Q4_0 are bit for bit what
 llama.cpp's reference quantiser makes; Q4_K chooses its scales by least squares in a search of its own.
 """
 

@@ -76,7 +76,7 @@ def load(
     device: an index, part of a name, "gpu" or "cpu"; None takes the preferred one. Or a Device that is open.
     dtype: of the weights on the device: "float32", "bfloat16", "float16"; "auto" keeps what the checkpoint
     stores, quantised or not. quantize: "q8_0", "q4_0" or "q4_k" quantises the matrices while loading
-    (docs/quantization.md). activation_dtype: where a CPU has fast dot products for that, "auto" rounds what meets
+    (docs/guide/quantization.md). activation_dtype: where a CPU has fast dot products for that, "auto" rounds what meets
     quantised weights or keys to 8 bits and, in prefill, what meets bfloat16 weights to bfloat16, attention with such
     or quantised weights included; "float32" never. Rounded, a greedy answer may also depend on the number of cores and
     on what the cache held before (docs/quantization.md).
@@ -87,7 +87,7 @@ def load(
     conversations together; None: enough for one of max_context tokens.
     progress(what, done, total) is called while downloading, loading (bytes) and compiling kernels (kernels).
     score_mod(score, b, h, q_idx, kv_idx) and mask_mod(b, h, q_idx, kv_idx) -> bool: Python functions that are compiled
-    into the attention of every layer, beside the causal mask (docs/attention.md); b is 0, h the query head, q_idx
+    into the attention of every layer, beside the causal mask (docs/guide/attention.md); b is 0, h the query head, q_idx
     and kv_idx are positions in the text.
     offline: takes models of the hub from the cache only.
     kernel_options: BLOCK_M, BLOCK_N, DV_TILE of prefill's attention, before those that `llmcl tune` stored.
@@ -161,7 +161,7 @@ def load_random(
 
     shape: a name in random_shapes.RANDOM_SHAPES, such as "llama-3.2-1b", or the path of a config.json. It has no
     tokenizer: prompts are token ids, and pieces have no text. dtype: as in `load`, or "q8_0", "q4_0" and the other
-    quantised types (docs/quantization.md): random numbers and scales, embedding and output head of 8 bits.
+    quantised types (docs/guide/quantization.md): random numbers and scales, embedding and output head of 8 bits.
 
     Raises a subclass of LlmclError, as `load` does.
     """

@@ -7,7 +7,7 @@
 //
 //   bf16x2          in prefill on a CPU, never of the cache itself: see cpu/pair_cache.cl
 //
-// In each of them 16 keys are KV_TILE elements in a row, and so are 16 values, for each KV head. (docs/quantization.md has drawings;
+// In each of them 16 keys are KV_TILE elements in a row, and so are 16 values, for each KV head. (docs/design/layouts.md has drawings;
 // the keys of q8_0 lie as weights of that type do, see tiles.cl.) Below, `tiles` points at a tile, and row i is counted from it.
 // Source: ggml's Q8_0.
 //

@@ -1,7 +1,7 @@
 // A weight's tiles on the device, for every storage type: where a tile begins, and a single value of it.
 //
 // Floating-point tiles are [K][16]. Quantised tiles keep ggml's numbers and scales exactly and reorder them
-// (docs/quantization.md has the drawings). Along k they are cut into groups of 32; a group of 16 rows is
+// (docs/design/layouts.md has the drawings). Along k they are cut into groups of 32; a group of 16 rows is
 //
 //   { scales of the 16 rows; quants: vector j of 64 bytes = 16 rows x 4 columns 4j .. 4j+3 }
 //

@@ -115,7 +115,7 @@ class CpuAttentionPrefill(AttentionPrefill):
         return 4 * shape.n_kv_heads * shape.head_dim * shape.capacity if paired else 0
 
     def tiles(self, device: Device, head_dim: int, dtype: str, request: TileRequest) -> PrefillTiles:
-        # Blocks of 6 rows by 4 vectors where operands are widened, of 4 by 4 where not (docs/performance/cpu.md).
+        # Blocks of 6 rows by 4 vectors where operands are widened, of 4 by 4 where not (docs/notes/cpu.md).
         rows, keys = 16 if dtype in ("float32", PAIRED) else 12, 64 if head_dim <= 128 else 32
         sums = SUMS
         if dtype == PAIRED:

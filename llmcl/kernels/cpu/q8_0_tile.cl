@@ -4,7 +4,7 @@
 // 8-bit dot product (cpu/dot4.cl) takes 4 dimensions of 16 keys at once:
 //   q . k[key] = sum over groups: s d[key] sum (q8 (k8 + 128) - 128 q8)        integers within a group, floats across groups
 // With DOT 0 keys are widened to float32 and queries stay as they are. Either way a tile of keys is read front to back, then the
-// next: several streams at once are slower (docs/performance/cpu.md).
+// next: several streams at once are slower (docs/notes/cpu.md).
 //
 // Build: those of attention_tile.cl and DOT.
 #if !defined(DOT)

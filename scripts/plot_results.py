@@ -1,0 +1,258 @@
+#!/usr/bin/env python
+"""Draws docs/images/ from docs/results/*.json, and writes the tables of README.md and docs/performance.md.
+
+A result has a title, device, driver, date, command (how to measure it again), notes and panels. A panel has a name, a
+unit, whether higher is better, the names of its rows, and for each series a value a row. Where a page says
+`<!-- table: NAME -->`, the lines up to `<!-- end -->` are the table of docs/results/NAME.json; `speed` is the table of
+the README. With --check nothing is written: the exit code is 1 if a table is not that of its result.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llmcl.cli.command import TYPER_SETTINGS, Command, run
+from llmcl.errors import UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS, IMAGES = ROOT / "docs" / "results", ROOT / "docs" / "images"
+PAGES = ROOT / "README.md", ROOT / "docs" / "performance.md"
+SPEED = "speed"  # the table and the chart of the README: llmcl beside the best peer of each test
+SPEED_ROWS = (  # label, result, panel, row, peer
+    ("H200, 1B bf16, decode", "h200_llama_cpp", 0, 0, "llama.cpp"),
+    ("H200, 8B bf16, decode", "h200_llama_cpp", 0, 1, "llama.cpp"),
+    ("H200, 8B Q4_0, decode", "h200_llama_cpp", 0, 3, "llama.cpp"),
+    ("H200, 1B bf16, prefill", "h200_pytorch", 1, 1, "PyTorch compiled"),
+    ("H200, 8B bf16, prefill", "h200_pytorch", 2, 0, "PyTorch compiled"),
+    ("H200, 8B Q4_0, prefill", "h200_llama_cpp", 1, 2, "llama.cpp"),
+    ("2-core Zen 4, 135M BF16, decode", "cpu_llama_cpp", 0, 3, "llama.cpp"),
+    ("2-core Zen 4, 135M Q8_0, decode", "cpu_llama_cpp", 0, 2, "llama.cpp"),
+    ("2-core Zen 4, 135M BF16, prefill", "cpu_llama_cpp", 2, 3, "llama.cpp"),
+    ("2-core Zen 5, 135M Q4_0, decode", "cpu_zen5_peers", 0, 0, "llama.cpp"),
+    ("2-core Zen 5, 135M Q4_0, prefill", "cpu_zen5_peers", 0, 1, "OpenVINO GenAI"),
+)
+
+INK, PAPER = "#24292f", "#ffffff"
+OURS = "llmcl"
+COLORS = {OURS: "#0969da", "llama.cpp": "#b0b7c0", "PyTorch compiled": "#d9a441", "torch.compile": "#d9a441"}
+OTHER_COLORS = ("#1a7f64", "#9a6fb0")
+MARK = re.compile(r"<!-- table: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Panel:
+    name: str
+    unit: str
+    higher_is_better: bool
+    rows: list[str]
+    series: dict[str, list[float]]
+
+    def ratio(self, row: int, peer: str) -> float:
+        """How many times as fast llmcl is as `peer`; a panel in times holds just that."""
+        if self.unit == "times":
+            return self.series[peer][row]
+        ours, theirs = self.series[OURS][row], self.series[peer][row]
+        return ours / theirs if self.higher_is_better else theirs / ours
+
+    @property
+    def first_peer(self) -> str | None:
+        """Whom llmcl's speed is compared with; None where nobody's is."""
+        if OURS not in self.series or self.unit == "%":
+            return None
+        return next((name for name in self.series if name != OURS), None)
+
+
+@dataclass(frozen=True)
+class Result:
+    title: str
+    device: str
+    driver: str
+    date: str
+    command: str
+    notes: str
+    panels: list[Panel]
+
+
+def read_results() -> dict[str, Result]:
+    """Every result by its name. Raises UsageError for a file that is none, naming it."""
+    results = {}
+    for path in sorted(RESULTS.glob("*.json")):
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            result = Result(**values | {"panels": [Panel(**panel) for panel in values["panels"]]})
+        except (ValueError, TypeError, KeyError) as error:
+            raise UsageError(
+                f"{path} is no result ({error!r}); the head of scripts/plot_results.py says what is"
+            ) from error
+        for panel in result.panels:
+            if any(len(values) != len(panel.rows) for values in panel.series.values()):
+                raise UsageError(f"{path}: {panel.name!r} has {len(panel.rows)} rows, and a series of another length")
+        results[path.stem] = result
+    return results
+
+
+# ---- tables -----------------------------------------------------------------------------------------------
+
+
+def table(result: Result) -> str:
+    """A line for each row of each panel, and how many times as fast llmcl is as the first of its peers."""
+    names = list(dict.fromkeys(name for panel in result.panels for name in panel.series))
+    compared = next((panel.first_peer for panel in result.panels if panel.first_peer), None)
+    lines = [_row(["", *names, "unit", *([f"speed over {compared}'s"] if compared else [])])]
+    lines.append("|---|" + "---:|" * len(names) + "---|" + ("---:|" if compared else ""))
+    for panel in result.panels:
+        for i, row in enumerate(panel.rows):
+            values = [f"{panel.series[name][i]:g}" if name in panel.series else "" for name in names]
+            ratio = [f"{panel.ratio(i, compared):.2f}x"] if compared else []
+            lines.append(_row([f"{panel.name}, {row}", *values, panel.unit, *ratio]))
+    origin = f"{result.device[0].upper()}{result.device[1:]}; {result.driver}; {result.date}. {result.notes}"
+    return "\n".join([*lines, "", origin, "", "```text", result.command, "```"])
+
+
+def speed_table(results: dict[str, Result]) -> str:
+    """The README's table: a line for each of SPEED_ROWS."""
+    lines = [_row(["", OURS, "best peer", "", "faster by"]), "|---|---:|---:|---|---:|"]
+    for label, name, panel_number, row, peer in SPEED_ROWS:
+        panel = results[name].panels[panel_number]
+        times = panel.unit == "times"
+        values = (
+            ["", peer, ""]
+            if times
+            else [f"{panel.series[OURS][row]:g}", f"{panel.series[peer][row]:g} ({peer})", panel.unit]
+        )
+        lines.append(_row([label, *values, f"**{panel.ratio(row, peer):.1f}x**"]))
+    return "\n".join(lines)
+
+
+def _row(cells: list[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def with_tables(text: str, results: dict[str, Result]) -> str:
+    """A page with the tables that it marks renewed. Raises UsageError for a mark without a result."""
+
+    def renewed(match: re.Match[str]) -> str:
+        name = match[1]
+        if name != SPEED and name not in results:
+            raise UsageError(f"a page asks for the table {name}; there are {', '.join([SPEED, *results])}")
+        body = speed_table(results) if name == SPEED else table(results[name])
+        return f"<!-- table: {name} -->\n{body}\n<!-- end -->"
+
+    return MARK.sub(renewed, text)
+
+
+# ---- charts -----------------------------------------------------------------------------------------------
+
+
+def draw(result: Result, path: Path) -> None:
+    """A panel beside the other, bars that lie: a group for each row."""
+    import matplotlib.pyplot as plt
+
+    rows = max(len(panel.rows) * (len(panel.series) + 0.8) for panel in result.panels)
+    figure, axes = plt.subplots(
+        1, len(result.panels), figsize=(max(6.0, 4.4 * len(result.panels)), 1.6 + 0.26 * rows), squeeze=False
+    )
+    for axis, panel in zip(axes[0], result.panels, strict=True):
+        bars(axis, panel)
+    drawn = {label: bar for axis in axes[0] for bar, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    if len(drawn) > 1:
+        figure.legend(drawn.values(), drawn.keys(), loc="upper right", ncols=len(drawn), frameon=False, fontsize=8)
+    figure.suptitle(result.title, x=0.01, ha="left", fontweight="bold")
+    figure.text(0.01, 0.01, f"{result.device}; {result.driver}; {result.date}", fontsize=7, color="#6e7781")
+    figure.tight_layout(rect=(0, 0.03, 1, 1))
+    _save(figure, path)
+
+
+def bars(axis: Axes, panel: Panel) -> None:
+    names = list(panel.series)
+    height = 0.8 / len(names)
+    for n, name in enumerate(names):
+        at = [i + (n - (len(names) - 1) / 2) * height for i in range(len(panel.rows))]
+        color = COLORS.get(name) or OTHER_COLORS[n % len(OTHER_COLORS)]
+        drawn = axis.barh(at, panel.series[name], height * 0.92, label=name, color=color)
+        axis.bar_label(drawn, labels=[f"{value:g}" for value in panel.series[name]], padding=2, fontsize=8)
+    axis.set_yticks(range(len(panel.rows)), panel.rows)
+    axis.invert_yaxis()
+    better = "higher" if panel.higher_is_better else "lower"
+    axis.set_title(f"{panel.name}, {panel.unit} ({better} is better)", fontsize=9, loc="left")
+    axis.margins(x=0.16)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def draw_speed(results: dict[str, Result], path: Path) -> None:
+    """How many times as fast as the best peer: a bar for each row of the README's table."""
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(8, 0.6 + 0.32 * len(SPEED_ROWS)))
+    for i, (label, name, panel_number, row, peer) in enumerate(SPEED_ROWS):
+        ratio = results[name].panels[panel_number].ratio(row, peer)
+        color = COLORS[OURS] if label.startswith(SPEED_ROWS[0][0][:4]) else OTHER_COLORS[0]
+        drawn = axis.barh(i, ratio, 0.7, color=color)
+        axis.bar_label(drawn, labels=[f"{ratio:.1f}x  {peer}"], padding=3, fontsize=8)
+    axis.set_yticks(range(len(SPEED_ROWS)), [label for label, *_ in SPEED_ROWS])
+    axis.invert_yaxis()
+    axis.axvline(1, color=INK, linewidth=1)
+    axis.margins(x=0.25, y=0.01)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.set_xlabel("speed of llmcl over that of the fastest other engine measured there (the line: equally fast)")
+    figure.tight_layout()
+    _save(figure, path)
+
+
+def _save(figure: object, path: Path) -> None:
+    import matplotlib.pyplot as plt
+
+    # Without a date and with fixed names an unchanged chart is an unchanged file.
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=130)  # type: ignore[attr-defined]
+    plt.close("all")
+
+
+def plot_results(
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing; say which tables are not their result's.")
+    ] = False,
+    format: Annotated[str, typer.Option("--format", metavar="svg|png", help="Of the charts.")] = "svg",
+    output: Annotated[Path, typer.Option("-o", "--output-dir", help="Where the charts are written.")] = IMAGES,
+) -> None:
+    """Draw the charts of docs/results/*.json (needs the extra `plot`), and renew the tables of the pages."""
+    results = read_results()
+    stale = [
+        page for page in PAGES if with_tables(page.read_text(encoding="utf-8"), results) != page.read_text("utf-8")
+    ]
+    if check:
+        for page in stale:
+            print(f"{page.relative_to(ROOT)}: a table is not that of its result; run scripts/plot_results.py")
+        raise typer.Exit(1 if stale else 0)
+    for page in stale:
+        page.write_text(with_tables(page.read_text(encoding="utf-8"), results), encoding="utf-8")
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise UsageError('matplotlib is missing, which draws the charts; pip install ".[plot]"') from error
+    matplotlib.use("Agg")
+    matplotlib.rc("svg", hashsalt="llmcl", fonttype="none")
+    matplotlib.rc("font", family="sans-serif", size=9)
+    matplotlib.rc("figure", facecolor=PAPER)
+    matplotlib.rc("axes", edgecolor="#8c959f")
+    matplotlib.rc("text", color=INK)
+    output.mkdir(parents=True, exist_ok=True)
+    for name, result in results.items():
+        draw(result, output / f"{name}.{format}")
+    draw_speed(results, output / f"{SPEED}.{format}")
+    print(f"{len(results) + 1} charts in {output}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    app = typer.Typer(**TYPER_SETTINGS)
+    app.command(cls=Command)(plot_results)
+    run(app)
