@@ -100,6 +100,7 @@ def work(program: str, arguments: list[str], output: str) -> None:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     sys.argv = [program, *arguments]
+    sys.path.insert(0, str(ROOT))  # as `python -m` does: the package need not be installed
     run_program = runpy.run_path if program.endswith(".py") else runpy.run_module
     run_program(program, run_name="__main__")
 
