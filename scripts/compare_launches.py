@@ -40,7 +40,7 @@ def first_token_s(model: str, device: str | None) -> float:
 def turns(llm: LLM, depth: int) -> tuple[list[float], list[float]]:
     """Seconds of a step in one launch, and in separate launches, for each turn."""
     together = llm.model
-    separate = Model(llm.device, llm.config, together.weights, together.cache, mods=together.mods, one_launch=False)
+    separate = Model(llm.device, llm.config, together.weights, together.cache, mods=together.mods, persistent=False)
     times: dict[Model, list[float]] = {together: [], separate: []}
     for _ in range(TURNS):
         for model, found in times.items():

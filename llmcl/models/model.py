@@ -13,12 +13,10 @@ from llmcl.errors import ContextLengthError, KernelBuildError, UsageError
 from llmcl.kernels import table
 from llmcl.kernels.common.attention import NO_MODS, Mods
 from llmcl.kernels.common.linear import Rows
-from llmcl.kernels.common.persistent import DecodeLayer, DecodeLayers, PersistentLayers
+from llmcl.kernels.common.persistent import BoundStep, DecodeLayer, DecodeLayers, PersistentLayers, PersistentStep
 from llmcl.kernels.common.sizes import prefill_chunk
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight
-from llmcl.kernels.cpu.one_launch import OneLaunch
-from llmcl.kernels.cpu.one_launch import why_not as why_not_one_launch
 from llmcl.models.config import ModelConfig
 from llmcl.models.kv_cache import KVCache
 from llmcl.models.weights import LayerWeights, ModelWeights
@@ -82,13 +80,13 @@ class Model:
         *,
         chunk: int | None = None,
         mods: Sequence[Mods] = (),
-        one_launch: bool = True,
+        persistent: bool = True,
         progress: Progress | None = None,
     ):
         """mods: what is added to the causal attention of each layer, by the model and the user; () for nothing.
 
-        one_launch: decode in one launch where the device can: all layers (kernels/nvidia/decode_layers.py) or the whole
-        step (kernels/cpu/one_launch.py). progress: called while kernels are compiled.
+        persistent: decode with a persistent kernel where the device has one, for all layers or for the whole step
+        (kernels/common/persistent.py). progress: called while kernels are compiled.
         """
         self.device = device
         self.mods = tuple(mods) or (NO_MODS,) * config.n_layers
@@ -112,10 +110,12 @@ class Model:
         self._prefill, self._last_layer = prefill_stack(self, ops)
         self._last_token = ops.last_token()
         self._head = list(head(self, DecodeOps(self), self.act.logits))
-        self._decode = [*(decode_stack(self) if one_launch else stack(self, DecodeOps(self))), *self._head]
-        self._one_launch: OneLaunch | None = None
-        if one_launch and why_not_one_launch(device, self._decode) is None:
-            self._one_launch = OneLaunch(device, self._decode, cache.max_context)
+        self._decode = [*(decode_stack(self) if persistent else stack(self, DecodeOps(self))), *self._head]
+        self._persistent: BoundStep | None = None
+        for row in table.implementations(PersistentStep) if persistent else ():
+            if row.suits(device) and row.why_not(device, self._decode) is None:
+                self._persistent = row.bind(device, self._decode, cache.max_context)
+                break
         self._prepare(progress)
         self.decode_steps = 0  # enqueued since the model was loaded
         self._all_logits: tuple[Buffer, list[Launch]] | None = None
@@ -149,19 +149,19 @@ class Model:
             launch.share_seldom_used()
         others = *self._prefill, *self._last_token, *self._last_layer, *self._head, *self.sampler.launches
         with self.device.compile_progress((*self.decode_launches, *others), progress):
-            if self._one_launch:
+            if self._persistent:
                 try:
-                    self._one_launch.parts[0].prepare()
+                    self._persistent.parts[0].prepare()
                 except KernelBuildError as error:
                     warnings.warn(f"decoding with a launch for each kernel, which is slower: {error}", stacklevel=3)
-                    self._one_launch = None
+                    self._persistent = None
             for launch in (*others, *self.decode_launches):
                 launch.prepare()
 
     @property
     def decode_launches(self) -> Sequence[Launch]:
         """What a decode step enqueues before sampling."""
-        return self._decode if self._one_launch is None else self._one_launch.parts
+        return self._decode if self._persistent is None else self._persistent.parts
 
     def decode_token(self, token_id: int) -> None:
         """One step through the decode kernels with a given token, for evaluation and tests."""

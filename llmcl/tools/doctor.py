@@ -25,9 +25,9 @@ from llmcl.errors import LlmclError
 from llmcl.kernels import table
 from llmcl.kernels.common.attention import AttentionDecode, AttentionPrefill, AttentionShape, RopeAppend
 from llmcl.kernels.common.linear import LinearDecode, LinearPrefill
+from llmcl.kernels.common.persistent import PersistentStep
 from llmcl.kernels.common.step_state import RING, StepState
 from llmcl.kernels.common.weight import Weight, WeightPart
-from llmcl.kernels.cpu import one_launch
 from llmcl.kernels.implementation import Implementation
 from llmcl.ops.attention import prefill_dtype, rope_append
 from llmcl.ops.embed import embed
@@ -133,8 +133,8 @@ def checks() -> list[Check]:
     ]
     found += [Check("embed", None, dtype, partial(_embed, dtype=dtype)) for dtype in DTYPES]
     found += [Check("rms_norm", None, "float32", _rms_norm), Check("sample", None, "float32", _sample)]
-    together = one_launch.CpuOneLaunch()
-    found.append(Check("one_launch", together, "float32", _one_launch, (together,)))
+    steps = table.implementations(PersistentStep)
+    found += [Check("one_launch", row, "float32", partial(_persistent_step, row=row), steps) for row in steps]
     return found
 
 
@@ -185,10 +185,10 @@ def _attention_decode(device: Device, *, variant: str, dtype: str) -> float:
     )
 
 
-def _one_launch(device: Device) -> float:
+def _persistent_step(device: Device, *, row: PersistentStep) -> float:
     problem = AttentionProblem.random(6, 2, SIZE, "float32", 1, position=130)
     trial = decode_trial(device, problem)
-    together = one_launch.OneLaunch(device, trial.bind(variant="cpu", n_splits=3), len(problem.keys))
+    together = row.bind(device, trial.bind(variant=row.name, n_splits=3), len(problem.keys))
     error = trial.error(together.parts)
     trial.release()
     return error

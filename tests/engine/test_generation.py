@@ -130,7 +130,7 @@ def test_the_demo_model_reports_its_traffic(sampling: str, smollm2: LLM, monkeyp
         # A CPU has the whole step in a few launches. Elsewhere there are five or six kernels a layer, embedding and
         # head, or all layers in one launch.
         assert stats.kernel_launches_per_token == len(model.decode_launches) + len(model.sampler.launches)
-        if one_launch.CpuOneLaunch().suits(smollm2.device):
+        if one_launch.CpuPersistentStep().suits(smollm2.device):
             assert len(model.decode_launches) < 9
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 from guard_pages import take_guarded
 
+from llmcl.kernels import table
 from llmcl.kernels.nvidia import VARIANTS as PTX_VARIANTS
 from llmcl.kernels.nvidia.wgmma import has_wgmma
 from llmcl.runtime.device import Device
@@ -23,9 +24,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     chosen = any("variant" in marker.args[0] for marker in metafunc.definition.iter_markers("parametrize"))
     if "variant" in metafunc.fixturenames and not chosen:
         archs = [entry.ptx_arch for entry in find_devices()]
-        nvidia = ["nvidia"] if max(archs) >= 80 else []
-        hopper = ["hopper"] if 90 in archs else []
-        metafunc.parametrize("variant", ["cpu", "portable", *nvidia, *hopper])
+        least = {"hopper": 90, "nvidia": 80}
+        names = dict.fromkeys(row.name for row in table.ROWS)
+        metafunc.parametrize("variant", [name for name in names if max(archs) >= least.get(name, 0)])
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ MODELS: dict[str, tuple[ModelConfig, dict[str, Any]]] = {
 
 @pytest.fixture
 def cpu(device: Device) -> Device:
-    if not one_launch.CpuOneLaunch().suits(device):
+    if not one_launch.CpuPersistentStep().suits(device):
         pytest.skip("only a processor runs a step in one launch of this kind")
     return device
 
@@ -91,7 +91,7 @@ def test_the_script_times_both_and_leaves_the_model(small: LLM, monkeypatch: pyt
 def separate(llm: LLM) -> Model:
     """The model with a launch for each kernel, on the same cache."""
     model = llm.model
-    return Model(llm.device, llm.config, model.weights, model.cache, mods=model.mods, one_launch=False)
+    return Model(llm.device, llm.config, model.weights, model.cache, mods=model.mods, persistent=False)
 
 
 def in_one(model: Model, groups: int) -> one_launch.OneLaunch:
@@ -152,7 +152,7 @@ def test_any_number_of_work_groups_does(small: LLM) -> None:
     expected = step_logits(small.model, 20, 3)
     for groups in (1, 4 * small.device.compute_units + 1, 64):
         crowded = separate(small)
-        crowded._one_launch = in_one(crowded, groups)
+        crowded._persistent = in_one(crowded, groups)
         assert len(crowded.decode_launches) == 1
         assert np.array_equal(step_logits(crowded, 20, 3), expected)
 
@@ -166,7 +166,7 @@ def test_whoever_waits_may_leave(small: LLM, monkeypatch: pytest.MonkeyPatch) ->
     for part_bytes in (one_launch.PART_BYTES, 1000, 0):
         monkeypatch.setattr(one_launch, "PART_BYTES", part_bytes)
         hasty = separate(small)
-        hasty._one_launch = in_one(hasty, 3)
+        hasty._persistent = in_one(hasty, 3)
         parts.append(len(hasty.decode_launches))
         assert np.array_equal(step_logits(hasty, 20, 40), expected)
     assert 1 == parts[0] < parts[1] < parts[2], parts

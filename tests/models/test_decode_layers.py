@@ -87,7 +87,7 @@ def test_equals_the_separate_launches(device: Device, tmp_path: Path, shape: str
 
     def model(one_launch: bool) -> Model:
         cache = KVCache(device, config, 1024, "float16")
-        return Model(device, config, weights, cache, mods=mods, one_launch=one_launch)
+        return Model(device, config, weights, cache, mods=mods, persistent=one_launch)
 
     one, separate = model(True), model(False)
     assert why_not(one) is None
@@ -118,7 +118,7 @@ def test_rounded_activations_are_the_same_to_the_bit(device: Device, tmp_path: P
     config, weights = loaded.config, loaded.model.weights
     found = []
     for one_launch in (True, False):
-        model = Model(device, config, weights, KVCache(device, config, 64, "float16"), one_launch=one_launch)
+        model = Model(device, config, weights, KVCache(device, config, 64, "float16"), persistent=one_launch)
         assert why_not(model) is None
         model.decode_token(5)
         found.append(buffers(model, config, 1))

@@ -1,10 +1,11 @@
-"""Persistent kernels: what a device class needs to know of a decode step to run all its layers in one launch."""
+"""Persistent kernels: what a device class needs to know of a decode step to run it, or its layers, in one launch."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from llmcl.kernels.common.attention import AttentionShape, Mods
 from llmcl.kernels.common.step_state import StepState
@@ -71,3 +72,21 @@ class PersistentLayers(Implementation):
     @abstractmethod
     def bind(self, device: Device, step: DecodeLayers) -> BoundLayers:
         """`why_not` must have said None."""
+
+
+class BoundStep(Protocol):
+    """Launches that do what a longer list does; it keeps alive what they use."""
+
+    parts: list[Launch]
+
+
+class PersistentStep(Implementation):
+    """Any list of launches of one token, such as a whole decode step, as few; the list is its twin."""
+
+    @abstractmethod
+    def why_not(self, device: Device, launches: Sequence[Launch]) -> str | None:
+        """What keeps these launches from being few on this device; None: nothing."""
+
+    @abstractmethod
+    def bind(self, device: Device, launches: Sequence[Launch], max_position: int) -> BoundStep:
+        """`why_not` must have said None. max_position: the largest of a step."""

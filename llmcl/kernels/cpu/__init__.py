@@ -12,6 +12,7 @@ from llmcl.kernels.cpu.linear import (
     CpuLinearDecode,
     CpuLinearPrefill,
 )
+from llmcl.kernels.cpu.one_launch import CpuPersistentStep
 from llmcl.kernels.implementation import Implementation
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
@@ -21,5 +22,6 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     CpuAttentionPrefill(),
     CpuRopeAppend(),
     CpuPackKeys(),
+    CpuPersistentStep(),
 )
 """Of two that take the same, the first goes before."""

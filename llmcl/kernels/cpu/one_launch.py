@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from llmcl.kernels.implementation import Implementation
+from llmcl.kernels.common.persistent import PersistentStep
 from llmcl.runtime.cores import cores_now
 from llmcl.runtime.device import Buffer, Device, Launch
 from llmcl.runtime.program import KernelSource, constant_text, read_source
@@ -42,27 +42,24 @@ _PLACE = """\
 """
 
 
-class CpuOneLaunch(Implementation):
-    """A step of decode in one launch, as `llmcl doctor` checks it."""
-
+class CpuPersistentStep(PersistentStep):
     name, file = "cpu", FILE
 
     def suits(self, device: Device) -> bool:
         """Whether it is a processor whose kernels may use the addresses of buffers that are not their arguments."""
         return device.is_cpu
 
+    def why_not(self, device: Device, launches: Sequence[Launch]) -> str | None:
+        if device.queue_properties:
+            return "each kernel is timed"
+        if self.key("float32") in device.findings.wrong:
+            return "llmcl doctor found it to be wrong"
+        if any(max(launch.local) > 1 or len(launch.local) > 2 for launch in launches):
+            return "a kernel has several work-items in a work-group"
+        return None
 
-def why_not(device: Device, launches: Sequence[Launch]) -> str | None:
-    """What keeps these launches from being one on this device; None: nothing."""
-    if not CpuOneLaunch().suits(device):
-        return "the device is not a processor"
-    if device.queue_properties:
-        return "each kernel is timed"
-    if f"{FILE} float32" in device.findings.wrong:
-        return "llmcl doctor found it to be wrong"
-    if any(max(launch.local) > 1 or len(launch.local) > 2 for launch in launches):
-        return "a kernel has several work-items in a work-group"
-    return None
+    def bind(self, device: Device, launches: Sequence[Launch], max_position: int) -> OneLaunch:
+        return OneLaunch(device, launches, max_position)
 
 
 class OneLaunch:
