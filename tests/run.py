@@ -35,8 +35,8 @@ TOO_LONG = f"did not end within {LIMIT_S} s"
 FULL = "LLMCL_TEST_FULL"
 SECTION = "OpenCL implementations"
 PROCESSES = multiprocessing.get_context("forkserver")
-IMPORTED_ONCE = ["pytest", "transformers.models.llama.modeling_llama"]
-IGNORED = "ignore:Module already imported:pytest.PytestAssertRewriteWarning"  # a plugin, with transformers
+IMPORTED_ONCE = ["hypothesis", "pytest", "transformers.models.llama.modeling_llama"]
+IGNORED = "ignore:Module already imported:pytest.PytestAssertRewriteWarning"  # hypothesis
 PASSED, NO_TESTS = 0, 5  # of pytest's exit codes
 
 
