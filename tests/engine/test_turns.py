@@ -280,7 +280,7 @@ class Lines:
 
     def __call__(self, frame: FrameType, event: str, arg: object) -> Any:
         file = Path(frame.f_code.co_filename)
-        return self.line if file.parent.name in ("engine", "models") and file.name in FILES else None
+        return self.line if f"{file.parent.name}/{file.name}" in FILES else None
 
     def line(self, frame: FrameType, event: str, arg: object) -> Any:
         if event == "line":
