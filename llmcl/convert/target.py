@@ -56,7 +56,7 @@ def check_target(target: Path, is_gguf: bool, force: bool) -> None:
     if is_gguf != stat.S_ISREG(there.st_mode) or not (is_gguf or target.is_dir()):
         found = "a folder" if target.is_dir() else "a file" if target.is_file() else "neither a file nor a folder"
         wanted = "a file" if is_gguf else "a folder (a name that ends with .gguf makes a file)"
-        raise UsageError(f"{target} is {found}; --force would not replace it with {wanted}")
+        raise UsageError(f"{target} is {found}; --force would not replace it with {wanted}: give another name")
     if os.path.ismount(target):
         raise UsageError(f"{target} is where a disk is mounted, which cannot be replaced; give a folder on it")
 
@@ -73,7 +73,7 @@ def check_replaceable(folder: Path, names: Collection[str] | None = None) -> Non
     if found and not {"config.json", WEIGHTS_FILE} <= set(found):
         raise UsageError(
             f"{folder} is a folder without a model as a conversion writes it (config.json and {WEIGHTS_FILE}); --force "
-            "replaces only such folders"
+            "replaces only such folders: give another name"
         )
     others = [file.name for file in there if not is_written(file) or (names is not None and file.name not in names)]
     if others:

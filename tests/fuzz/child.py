@@ -39,7 +39,7 @@ from llmcl.tokenizer import Tokenizer
 HEADROOM_BYTES = 2 << 30  # of a case
 WORKED, REFUSED, FAILED = "worked", "refused", "failed"
 ANSWERED, LOADED = "answered", "loaded"
-TEMPLATE_LIMIT_S = 1.0  # in place of that of llmcl, since many templates here run as long as they may
+TEMPLATE_LIMIT_S = 0.4  # in place of that of llmcl, since many templates here run as long as they may
 DOCUMENTED_CODES = {0, *range(2, 10)}
 _MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
 
@@ -174,7 +174,7 @@ def command_case(folder: Path, described: Any, models: Models) -> None:
         place.mkdir()
         for file in folder.iterdir():
             (place / file.name).write_bytes(file.read_bytes())
-        code, out, errors = _command(given, home, place, tracebacks, models)
+        code, out, errors = _command(given, home, place, folder.parent / "cache", tracebacks, models)
         named = [*given["arguments"], *given["variables"].values()]
         strays = [path for path in home.rglob("*") if path.parts[len(home.parts)] not in (".cache", "cache", "x")]
         strays += [p for p in place.iterdir() if not (folder / p.name).exists() and not _is_named(p.name, named)]
@@ -223,7 +223,9 @@ def _is_named(file: str, named: list[str]) -> bool:
     return any(file in value for value in named) or file in ("cl_profiling.csv", "cl_trace.json")
 
 
-def _command(given: Any, home: Path, place: Path, tracebacks: list[str], models: Models) -> tuple[int, str, str]:
+def _command(
+    given: Any, home: Path, place: Path, cache: Path, tracebacks: list[str], models: Models
+) -> tuple[int, str, str]:
     from llmcl import cli
     from llmcl.cli import command
     from llmcl.tools import doctor
@@ -242,7 +244,7 @@ def _command(given: Any, home: Path, place: Path, tracebacks: list[str], models:
         tracebacks.append(traceback.format_exc())
 
     variables = {name: value for name, value in os.environ.items() if not name.startswith("LLMCL_")}
-    variables |= {"HOME": str(home), "LLMCL_CACHE_DIR": str(home / "cache"), "XDG_CACHE_HOME": str(home / ".cache")}
+    variables |= {"HOME": str(home), "LLMCL_CACHE_DIR": str(cache), "XDG_CACHE_HOME": str(home / ".cache")}
     variables |= {"LLMCL_MAX_TOKENS": "3"} | given["variables"] | {"HF_HUB_OFFLINE": "1", "COLUMNS": "100"}
     stdin = io.TextIOWrapper(io.BytesIO(given["stdin"].encode()))
     before, level = os.getcwd(), logging.getLogger("llmcl").level

@@ -11,6 +11,8 @@ from fuzz.mutations import TEXTS, Draw, shown
 from fuzz.seeds import Folders
 from hypothesis import strategies as st
 
+from llmcl.cli import _COMMANDS, _Commands
+
 # What is there for a command to read, and where it may write: relative names in an empty folder.
 MODEL_FILE, TEXT_FILE, LATIN_FILE = "tiny.gguf", "text.txt", "latin.txt"
 _PATHS = [MODEL_FILE, TEXT_FILE, LATIN_FILE, "none.txt", "out.gguf", "out", "a/b/c", ".", "", "/dev/null", "/dev/zero"]
@@ -68,18 +70,14 @@ _any_value = st.one_of(
 
 
 @cache
-def _parameters(command: str) -> list[Any]:
-    from llmcl.cli import _Commands
-
+def parameters_of(command: str) -> list[Any]:
     return [parameter for parameter in _Commands()[command].params if parameter.name != "help"]
 
 
 @st.composite
 def command_cases(draw: Draw, folders: Folders) -> Case:
-    from llmcl.cli import _COMMANDS
-
     command = draw(st.sampled_from(sorted(_COMMANDS)) | st.sampled_from(["generate", "generate", "tune"]))
-    parameters = _parameters(command)
+    parameters = parameters_of(command)
     arguments: list[str] = []
     variables: dict[str, str] = {}
     wanted = draw(st.lists(st.sampled_from(parameters), max_size=3))

@@ -17,19 +17,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fuzz.cases import Case, keep
-from fuzz.command_cases import command_cases
+from fuzz.command_cases import command_cases, parameters_of
 from fuzz.model_cases import config_cases, gguf_cases, safetensors_cases
-from fuzz.seeds import Folders
+from fuzz.seeds import Folders, gguf_file, tokenizers_json, weights
 from fuzz.template_cases import template_cases
 from fuzz.tokenizer_cases import tokenizer_cases
 from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis.internal.conjecture import providers
 from hypothesis.strategies import SearchStrategy
+
+from llmcl.cli import _COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = ROOT / "build" / "fuzz"
 LIMIT_S = 30.0  # of a case; one takes some hundredths of a second
 COMPILING_LIMIT_S = 600.0  # of a sound one, the first to compile kernels
 KEPT_A_CAUSE = 3
+
+# Hypothesis also draws constants that it finds in the modules imported so far; with every change of llmcl a seed would
+# stand for other cases.
+providers.is_local_module_file = lambda path: False
 
 STRATEGIES: dict[str, Callable[[Folders], SearchStrategy[Case]]] = {
     "gguf": gguf_cases,
@@ -187,8 +194,19 @@ class Session:
             known.folders.append(self.kept / f"{name}-{len(known.folders)}")
             keep(folder, known.folders[-1])
 
+    @staticmethod
+    def prepare() -> None:
+        """Makes and imports what the strategies look at: what happens while they draw would change what they draw."""
+        tokenizers_json()
+        weights()
+        for kind in ("gpt2", "llama"):
+            gguf_file(kind)
+        for command in _COMMANDS:
+            parameters_of(command)
+
     def batch(self, subject: str, n: int, seed_number: int) -> None:
-        """Draws and runs n cases; the same ones for the same seed."""
+        """Draws and runs n cases; the same ones for the same seed in a process that drew nothing else."""
+        self.prepare()
 
         @seed(seed_number)
         @settings(

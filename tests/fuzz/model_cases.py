@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from functools import cache
 from typing import Any
 
 from fuzz import seeds
@@ -39,14 +38,9 @@ _GGUF_KEYS = {
 _how_many = st.sampled_from([1, 1, 1, 2, 3])
 
 
-@cache
-def _gguf(kind: str) -> GgufFile:
-    return seeds.gguf_file(kind)
-
-
 @st.composite
 def gguf_cases(draw: Draw, folders: Folders) -> Case:
-    file = copy.deepcopy(_gguf(draw(st.sampled_from(["gpt2", "gpt2", "llama"]))))
+    file = copy.deepcopy(seeds.gguf_file(draw(st.sampled_from(["gpt2", "gpt2", "llama"]))))
     changes = [*[_change_entry] * 5, *[_change_array] * 3, *[_change_tensor] * 3, _change_counts]
     level = draw(st.sampled_from(["parts", "parts", "parts", "bytes"]))
     notes = [draw(st.sampled_from(changes))(draw, file) for _ in range(draw(_how_many) * (level == "parts"))]

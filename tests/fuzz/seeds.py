@@ -210,6 +210,7 @@ def packed(type: int, value: Any) -> bytes:
     return (int(value) & (1 << 8 * size) - 1).to_bytes(size, "little")
 
 
+@cache
 def gguf_file(kind: str) -> GgufFile:
     """The model with a tokenizer of this kind: "gpt2", or "llama", whose matrices are Q8_0."""
     metadata = gguf_of(trained("smollm"), "smollm") if kind == "gpt2" else sentencepiece_gguf()

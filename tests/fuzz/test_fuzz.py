@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from fuzz.cases import Case
-from fuzz.driver import STRATEGIES, Child, Session
+from fuzz.driver import ROOT, Child
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the child's limits are Linux's")
 
-N_CASES = {"gguf": 240, "safetensors": 130, "config": 180, "tokenizer": 170, "template": 130, "command": 150}
+
+# What Hypothesis draws depends on what the process drew before, so each has a process of its own.
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+    return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=900)
 
 
-@pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
-    child = Child()
-    yield Session(child, tmp_path_factory.mktemp("fuzz"))
-    child.close()
+def test_a_thousand_odd_inputs_work_or_are_refused() -> None:
+    done = run("-m", "fuzz", "--thousand")
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    print(done.stdout)
 
 
-@pytest.mark.parametrize("subject", STRATEGIES)
-def test_odd_input_works_or_is_refused(session: Session, subject: str) -> None:
-    session.batch(subject, N_CASES[subject], seed_number=1)
-    failures = [failed for failed in session.failures.values() if failed.subject == subject]
-    assert not failures, "\n\n".join(map(str, failures))
-    assert session.counts[subject, "worked"] > 0 and session.counts[subject, "refused"] > 0
+def test_a_seed_stands_for_the_same_cases_whatever_was_imported() -> None:
+    draw = (
+        "from types import SimpleNamespace; from fuzz.driver import Session; cases = []\n"
+        "Session.batch(SimpleNamespace(folders=None, run=cases.append, prepare=Session.prepare), 'gguf', 150, 1)\n"
+        "print([case.notes for case in cases])"
+    )
+    alone, beside = (run("-c", imports + draw).stdout for imports in ("", "import llmcl; llmcl.load\n"))
+    assert alone == beside and alone.count("dropped") > 0
 
 
 @pytest.mark.parametrize(
