@@ -27,7 +27,7 @@ GEMMA2 = gemma2_config(windows=(20, None))
 QWEN2 = small_config(
     architecture="qwen2", qkv_bias=True, n_q_heads=4, head_dim=64, hidden_size=256, intermediate_size=512
 )
-CLAIMED, LEFT = 16, 32  # slots of the counters
+UNITS, LEFT = 0, 16  # slots of the counters
 MODELS: dict[str, tuple[ModelConfig, dict[str, Any]]] = {
     "float16 with mods": (GEMMA2, {"dtype": "float16", "score_mod": alibi(4)}),
     "q4_k in pages": (QWEN2, {"quantize": "q4_k", "kv_page_tokens": 64, "kv_dtype": "bfloat16"}),
@@ -176,9 +176,9 @@ def test_who_waits_for_a_core_that_was_taken_away_leaves(small: LLM) -> None:
     (launch,) = in_one(separate(small), 2).parts
     sync = launch.args[2]
     assert isinstance(sync, Buffer)
-    small.device.write(sync, np.ones(1, np.uint32), 4 * CLAIMED)  # unit 0, by a thread that does not come back
+    small.device.write(sync, np.ones(1, np.uint32), 4 * UNITS)  # unit 0, by a thread that does not come back
     launch.enqueue()
-    assert small.device.read(sync, np.uint32, (LEFT + 1,))[[0, CLAIMED, LEFT]].tolist() == [0, 1, 2]
+    assert small.device.read(sync, np.uint32, (LEFT + 1,))[[UNITS, LEFT]].tolist() == [1, 2]
 
 
 def test_beside_processes_that_keep_the_cores_to_themselves(small: LLM) -> None:

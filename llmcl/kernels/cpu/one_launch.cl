@@ -1,7 +1,7 @@
 // A list of launches in one, on a CPU: each entry of the list begins when all work-groups of the entries before it are done.
 //
 //   repeat: look at the next unit (a work-group of an entry)  |  wait until the entries before its own are done  |
-//           claim it, or look again where another was quicker  |  RUN_ENTRY  |  count it as done
+//           claim it and count the unit before as done, or look again where another was quicker  |  RUN_ENTRY
 //
 // Who waits holds no unit, and waits for units that others hold. So it may leave: who holds one goes on when that is done, if need be
 // alone. Whichever work-groups of this kernel run, and however seldom, the list is done; who computes a unit does not change its result.
@@ -13,49 +13,52 @@
 //
 // Index space: work-groups of one work-item, as many as there are threads that compute. Its offset: the entries that are done at the end;
 // those done by the launch before are not done again.
-// Build: ENTRY_SLOTS. The host puts the kernels in front of the file as functions, and the macro
+// Build: ENTRY_SLOTS; MAX_GROUPS, above the number of work-groups, a power of two. The host puts the kernels in front of the file as functions, and the macro
 // RUN_ENTRY(kernel, place, at): a switch over them. place: work-group in x and y, number of them in x and y; at: arguments.
-#if !defined(ENTRY_SLOTS) || !defined(RUN_ENTRY)
-#error "cpu/one_launch.cl needs the build constant ENTRY_SLOTS and the macro RUN_ENTRY"
+#if !defined(ENTRY_SLOTS) || !defined(MAX_GROUPS) || !defined(RUN_ENTRY)
+#error "cpu/one_launch.cl needs the build constants ENTRY_SLOTS and MAX_GROUPS and the macro RUN_ENTRY"
 #endif
 
-// Units that are done, units that are claimed, and work-groups that left; each in a cache line of its own.
-#define SYNC_DONE 0
-#define SYNC_CLAIMED 16
-#define SYNC_LEFT 32
+// SYNC_UNITS: units that are done times DONE_ONE, plus units that are claimed and not done. Both are in one word, so that one
+// atomic operation counts a unit as done and claims the next. SYNC_LEFT: work-groups that left, in a cache line of their own.
+#define SYNC_UNITS 0
+#define SYNC_LEFT 16
+#define DONE_ONE ((uint)MAX_GROUPS)
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void one_launch(__global const ulong* entries, const int n_entries, volatile __global uint* sync) {
     const int end = (int)get_global_offset(0);
+    __global const ulong* at = entries;
     uint first = 0;  // unit of the entry
     uint left = 0;   // work-groups, when this one began to wait
+    uint ended = 0;  // units that this work-group has to count as done
     ulong waited = 0;
     for (int entry = 0;;) {
-        const uint unit = sync[SYNC_CLAIMED];
-        __global const ulong* at = entries + entry * ENTRY_SLOTS;
+        const uint seen = sync[SYNC_UNITS];
+        const uint units = seen + ended * (DONE_ONE - 1u), done = units / DONE_ONE, unit = done + units % DONE_ONE;
         for (; entry < end && unit - first >= (uint)(at[1] * at[2]); ++entry, at += ENTRY_SLOTS)
             first += (uint)(at[1] * at[2]);
-        if (entry == end) break;
-        if (sync[SYNC_DONE] < first) {
+        const bool claims = entry < end && done >= first;
+        if (!claims && !ended) {
+            if (entry == end) break;
             if (waited == 0) left = sync[SYNC_LEFT];
             if (++waited <= at[3]) continue;
             if (atomic_cmpxchg(sync + SYNC_LEFT, left, left + 1) == left) return;
             waited = 0;  // another left: the core that it left may be enough
             continue;
         }
-        waited = 0;
-        if (atomic_cmpxchg(sync + SYNC_CLAIMED, unit, unit + 1) != unit) continue;
+        mem_fence(CLK_GLOBAL_MEM_FENCE);
+        if (atomic_cmpxchg(sync + SYNC_UNITS, seen, units + claims) != seen) continue;
+        waited = ended = 0;
+        if (!claims) continue;
         mem_fence(CLK_GLOBAL_MEM_FENCE);
         const int i = unit - first, columns = (int)at[1];
         const int4 place = (int4)(i % columns, i / columns, columns, (int)at[2]);
         RUN_ENTRY((int)at[0], place, (at + 4));
-        mem_fence(CLK_GLOBAL_MEM_FENCE);
-        atomic_inc(sync + SYNC_DONE);
+        ended = 1;
     }
     // The last work-group to leave makes the counters 0 again, which nobody looks at any more.
     if (atomic_inc(sync + SYNC_LEFT) != get_num_groups(0) - 1) return;
     sync[SYNC_LEFT] = 0;
-    if (end < n_entries) return;
-    sync[SYNC_DONE] = 0;
-    sync[SYNC_CLAIMED] = 0;
+    if (end == n_entries) sync[SYNC_UNITS] = 0;
 }

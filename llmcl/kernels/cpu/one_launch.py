@@ -11,6 +11,7 @@ again in the next launch, so a list that takes long is several.
 
 from __future__ import annotations
 
+import math
 import re
 import weakref
 from collections.abc import Iterable, Sequence
@@ -29,7 +30,9 @@ SHARED = "common/common.cl"  # stands once before the functions: nothing in it d
 LEAST_TURNS = 200_000
 BYTES_PER_TURN = 8
 PART_BYTES = 64 << 20  # that a core reads in a launch, some 2 to 4 ms
-SYNC_SLOTS = 48
+SYNC_SLOTS = 32
+MAX_GROUPS = 1 << 12  # what one word counts, with the units beside it
+MAX_UNITS = 1 << 20
 
 _FUNCTION = re.compile(r"\binline [\w\s*]*?(\w+)\(")
 _KERNEL = re.compile(r"^__kernel __attribute__\(\(reqd_work_group_size\([^)]*\)\)\)\s+void (\w+)\(", re.MULTILINE)
@@ -56,6 +59,8 @@ class CpuPersistentStep(PersistentStep):
             return "llmcl doctor found it to be wrong"
         if any(max(launch.local) > 1 or len(launch.local) > 2 for launch in launches):
             return "a kernel has several work-items in a work-group"
+        if device.compute_units >= MAX_GROUPS or sum(map(_units, launches)) >= MAX_UNITS:
+            return "it has too many work-groups to count"
         return None
 
     def bind(self, device: Device, launches: Sequence[Launch], max_position: int) -> OneLaunch:
@@ -93,12 +98,18 @@ class OneLaunch:
             np.int32(len(launches)),
             device.zeros(4 * SYNC_SLOTS, "counters of one launch"),
         )
-        together = KernelSource(FILE, "one_launch", {"ENTRY_SLOTS": slots}, _functions(firsts))
+        together = KernelSource(
+            FILE, "one_launch", {"ENTRY_SLOTS": slots, "MAX_GROUPS": MAX_GROUPS}, _functions(firsts)
+        )
 
         def groups_now(n_tokens: int) -> tuple[int]:
             return (groups or min(device.compute_units, cores_now()),)
 
         self.parts = [Launch(device, together, args, groups_now, (1,), offset=(end,)) for end in ends]
+
+
+def _units(launch: Launch) -> int:
+    return math.prod(launch.groups(1))
 
 
 def _bytes(launch: Launch, position: int) -> float:
