@@ -15,7 +15,8 @@ from llmcl.errors import LlmclError
 if TYPE_CHECKING:
     from llmcl.engine.chat import Chat
     from llmcl.engine.generation import Generation, Piece
-    from llmcl.engine.llm import LLM, load, load_random
+    from llmcl.engine.llm import LLM
+    from llmcl.engine.loading import load, load_random
     from llmcl.engine.stats import GenerationStats
     from llmcl.runtime.device import Device
 
@@ -26,8 +27,8 @@ _HOMES = {
     "LLM": "llmcl.engine.llm",
     "Chat": "llmcl.engine.chat",
     "Device": "llmcl.runtime.device",
-    "load": "llmcl.engine.llm",
-    "load_random": "llmcl.engine.llm",
+    "load": "llmcl.engine.loading",
+    "load_random": "llmcl.engine.loading",
     "Generation": "llmcl.engine.generation",
     "Piece": "llmcl.engine.generation",
     "GenerationStats": "llmcl.engine.stats",

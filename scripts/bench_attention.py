@@ -112,13 +112,13 @@ def decode_steps_ms(device: Device, lengths: Sequence[int]) -> dict[int, float]:
             llm.device.fill(buffer, np.uint32(0x3C003C00))
         for length in lengths:
             llm.reset()
-            llm.model.cache.token_ids[:] = [1] * (length - 1)
+            llm.sequence.token_ids[:] = [1] * (length - 1)
             times = []
             for _ in range(9):
-                llm.model.cache.truncate(length - 1)
+                llm.model.cache.truncate(llm.sequence, length - 1)
                 llm.device.finish()
                 start = time.perf_counter()
-                llm.model.decode_token(1)
+                llm.model.decode_token(llm.sequence, 1)
                 llm.device.finish()
                 times.append(1e3 * (time.perf_counter() - start))
             result[length] = statistics.median(times[1:])

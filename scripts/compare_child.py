@@ -121,17 +121,17 @@ class Llmcl:
         self.vocab_size = self.llm.config.vocab_size
 
     def truncate(self, position: int) -> None:
-        self.model.cache.truncate(position)
+        self.model.cache.truncate(self.llm.sequence, position)
 
     def append(self, ids: list[int]) -> None:
         if len(ids) == 1:
-            self.model.decode_token(ids[0])
+            self.model.decode_token(self.llm.sequence, ids[0])
         else:
-            self.model.prefill(ids)
+            self.model.prefill(self.llm.sequence, ids)
         self.llm.device.finish()
 
     def logits(self, ids: list[int], skip: int) -> Iterator[np.ndarray]:
-        for buffer, n in self.model.logit_chunks(ids, skip=skip):
+        for buffer, n in self.model.logit_chunks(self.llm.sequence, ids, skip=skip):
             yield self.llm.device.read(buffer, np.float32, (n, self.vocab_size))
 
     def facts(self) -> dict[str, Any]:

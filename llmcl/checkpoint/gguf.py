@@ -23,6 +23,7 @@ from llmcl.checkpoint.formats import BLOCKS, FLOAT_FORMATS, row_bytes
 from llmcl.checkpoint.tensors import Checkpoint, StoredTensor
 from llmcl.errors import CheckpointError, UnsupportedModelError, shown
 from llmcl.models.config import config_from_gguf
+from llmcl.models.families import FAMILIES
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -67,12 +68,6 @@ LAYER_MODULE_NAMES = {
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
 }
-# Where the names of a layer's norms before and after attention and MLP differ from Llama's.
-_POST_NORM_MODULE_NAMES = {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
 _LAYER_TENSOR = re.compile(r"blk\.(0|[1-9][0-9]{0,8})\.(.+)\.(weight|bias|scale)")
 _ROPE_FACTORS = "rope_freqs.weight"
 
@@ -87,7 +82,7 @@ def open_file(path: Path, name: str) -> Checkpoint:
             "llama.cpp's `llama-gguf-split --merge`."
         )
     config = config_from_gguf(metadata, stored.keys(), _rope_factors(stored))
-    layer_names = {**LAYER_MODULE_NAMES, **(_POST_NORM_MODULE_NAMES if config.post_norms else {})}
+    layer_names = {**LAYER_MODULE_NAMES, **FAMILIES[config.architecture].gguf_modules}
     by_hf_name: dict[str, StoredTensor] = {}
     for gguf_name, tensor in stored.items():
         if gguf_name == _ROPE_FACTORS:

@@ -125,41 +125,6 @@ class Checkpoint:
         self.close()
 
 
-def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor that the model uses, in the order in which it uses them."""
-    hidden, q_size, kv_size = (
-        config.hidden_size,
-        config.n_q_heads * config.head_dim,
-        config.n_kv_heads * config.head_dim,
-    )
-    layer: dict[str, tuple[int, ...]] = {
-        "input_layernorm.weight": (hidden,),
-        "self_attn.q_proj.weight": (q_size, hidden),
-        "self_attn.k_proj.weight": (kv_size, hidden),
-        "self_attn.v_proj.weight": (kv_size, hidden),
-    }
-    if config.qkv_bias:
-        layer |= {f"self_attn.{name}_proj.bias": (q_size if name == "q" else kv_size,) for name in "qkv"}
-    if config.qk_norm:
-        layer |= {f"self_attn.{name}_norm.weight": (config.head_dim,) for name in "qk"}
-    layer |= {
-        "self_attn.o_proj.weight": (hidden, q_size),
-        "post_attention_layernorm.weight": (hidden,),
-        "mlp.gate_proj.weight": (config.intermediate_size, hidden),
-        "mlp.up_proj.weight": (config.intermediate_size, hidden),
-        "mlp.down_proj.weight": (hidden, config.intermediate_size),
-    }
-    if config.post_norms:
-        layer |= {f"{name}_feedforward_layernorm.weight": (hidden,) for name in ("pre", "post")}
-    tensors: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
-    for index in range(config.n_layers):
-        tensors |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
-    tensors["model.norm.weight"] = (hidden,)
-    if not config.tie_embeddings:
-        tensors["lm_head.weight"] = (config.vocab_size, hidden)
-    return tensors
-
-
 def select_tensors(stored: Mapping[str, StoredTensor], config: ModelConfig, is_gguf: bool) -> dict[str, TensorInfo]:
     """The tensors of the model among those of a file.
 
@@ -167,7 +132,7 @@ def select_tensors(stored: Mapping[str, StoredTensor], config: ModelConfig, is_g
     UnsupportedModelError for a format that llmcl cannot read or a tensor that it would leave out of the
     computation.
     """
-    expected = expected_tensors(config)
+    expected = config.tensors()
     interleaves_rope = is_gguf and FAMILIES[config.architecture].gguf_interleaves_rope
     selected = {}
     for name, shape in expected.items():

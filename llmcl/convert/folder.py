@@ -109,7 +109,7 @@ def hf_config(config: ModelConfig, dtype: str) -> dict[str, Any]:
             f"a folder cannot be made from a GGUF file of the architecture {config.architecture!r}, only of llama; "
             "convert it to another GGUF file, or fetch the model's own folder"
         )
-    if config.windows:
+    if config.has_windows:
         raise UnsupportedModelError(
             "the GGUF file has attention windows, which config.json of a llama model cannot say; convert it to another "
             "GGUF file, or fetch the model's own folder"

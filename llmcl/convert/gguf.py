@@ -118,8 +118,8 @@ def _from_folder(checkpoint: Checkpoint, chosen: Callable[[str, tuple[int, ...]]
     from gguf import GGUFValueType as Kind
 
     config = checkpoint.config
-    if config.architecture not in _FOLDER_ARCHITECTURES or config.windows:
-        windows = " with attention windows" if config.windows else ""
+    if config.architecture not in _FOLDER_ARCHITECTURES or config.has_windows:
+        windows = " with attention windows" if config.has_windows else ""
         raise UnsupportedModelError(
             f"a GGUF file cannot be made from a folder of the architecture {config.architecture!r}{windows}, only "
             f"of {' and '.join(_FOLDER_ARCHITECTURES)} without; use llama.cpp's convert_hf_to_gguf.py instead"

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from llmcl.engine.no_token import why_no_token
 from llmcl.engine.stats import GenerationStats, Recorder
 from llmcl.errors import DeviceError, UsageError
-from llmcl.models.kv_cache import KVSequence, common_prefix
+from llmcl.models.kv_cache import common_prefix
 from llmcl.models.model import Model
+from llmcl.models.sequence import SequenceState
 from llmcl.ops.sample import SamplingParams
 from llmcl.progress import Progress
 from llmcl.tokenizer import Tokenizer
@@ -31,8 +32,8 @@ def is_last(piece: Piece) -> bool:
     return piece.finish_reason is not None
 
 
-Answer = Callable[[list[int], KVSequence | None], Generator[Piece, None, None]]
-"""What makes the answer to a prompt, in a place of the KV cache or (None) with an empty context."""
+Answer = Callable[[list[int], SequenceState | None], Generator[Piece, None, None]]
+"""What makes the answer to a prompt, in a sequence or (None) with an empty context."""
 
 Begin = Callable[[Answer], Generator[Piece, None, None]]
 """What a conversation does with it once nothing else is under way."""
@@ -51,11 +52,11 @@ class Generation:
 
 def token_ids(
     model: Model,
+    sequence: SequenceState,
     prompt: Sequence[int],
     params: SamplingParams,
     max_tokens: int,
     *,
-    reuse_cache: bool = False,
     progress: Progress | None = None,
     on_decode: Callable[[], None] = lambda: None,
 ) -> Generator[int, None, None]:
@@ -64,36 +65,34 @@ def token_ids(
     Step n + 1 takes token n from the device's own memory, so a GPU gets it before the host has read token n. A CPU
     device computes with the very thread that waits for token n, and would not hand it out before step n + 1 is done:
     there the step follows the reading. Either way the host receives 4 bytes a token, and the device works while the
-    caller handles the token. With reuse_cache the longest common prefix of prompt and cache is kept.
+    caller handles the token. What the sequence holds of the prompt's beginning is kept.
     Stops early, without an error, when the context is full. on_decode is called when the prompt's work is enqueued.
     """
-    cache, step = model.cache, model.step
-    cache.truncate(reusable_prefix(model, prompt) if reuse_cache else 0)
-    model.sampler.remember(cache.token_ids)
-    model.sampler.configure(params)
-    step.restart_sampling()
-    model.prefill(prompt[len(cache.token_ids) :], progress=progress)
+    model.cache.truncate(sequence, reusable_prefix(sequence, prompt))
+    sequence.sampling, sequence.n_sampled = params, 0
+    model.start_sampling(sequence)
+    model.prefill(sequence, prompt[sequence.position :], progress=progress)
 
     count = token_budget(model, prompt, max_tokens)
 
-    def step_after(i: int) -> Callable[[], int]:
-        model.decode()
-        return _sample(model, i + 1)
+    def next_step() -> Callable[[], int]:
+        model.decode(sequence)
+        return _sample(model, sequence)
 
-    reading = _sample(model, 0)
+    reading = _sample(model, sequence)
     on_decode()
-    for i in range(count - 1):
-        ahead = step_after(i) if model.device.runs_ahead else None
+    for _ in range(count - 1):
+        ahead = next_step() if model.device.runs_ahead else None
         token = reading()
-        reading = ahead or step_after(i)
-        cache.token_ids.append(token)  # step i + 1 is writing its key and value
+        reading = ahead or next_step()
+        sequence.token_ids.append(token)  # the step under way is writing its key and value
         yield token
     yield reading()
 
 
-def reusable_prefix(model: Model, prompt: Sequence[int]) -> int:
-    """How many of the prompt's first tokens the cache holds already, the last one never: its logits are not kept."""
-    return min(len(prompt) - 1, common_prefix(prompt, model.cache.token_ids))
+def reusable_prefix(sequence: SequenceState, prompt: Sequence[int]) -> int:
+    """How many of the prompt's first tokens a sequence holds already, the last one never: its logits are not kept."""
+    return min(len(prompt) - 1, common_prefix(prompt, sequence.token_ids))
 
 
 def token_budget(model: Model, prompt: Sequence[int], max_tokens: int) -> int:
@@ -101,16 +100,14 @@ def token_budget(model: Model, prompt: Sequence[int], max_tokens: int) -> int:
     return min(max_tokens, model.cache.max_context - len(prompt) + 1)
 
 
-def _sample(model: Model, i: int) -> Callable[[], int]:
-    """Enqueues the choice of token i and the reading of its id; the function returned waits for it."""
-    model.sample()
-    wait = model.step.read_sampled(i)
-    model.device.flush()
+def _sample(model: Model, sequence: SequenceState) -> Callable[[], int]:
+    """Enqueues the choice of the next token and the reading of its id; the function returned waits for it."""
+    wait = model.sample(sequence)
 
     def token() -> int:
         choice = wait()
         if not 0 <= choice < model.config.vocab_size:
-            raise DeviceError(why_no_token(model))
+            raise DeviceError(why_no_token(model, sequence))
         return choice
 
     return token
@@ -129,13 +126,13 @@ class NoText:
 def pieces(
     model: Model,
     tokenizer: Tokenizer | None,
+    sequence: SequenceState,
     prompt: Sequence[int],
     params: SamplingParams,
     *,
     max_tokens: int,
     stop: str | Sequence[str] = (),
     ignore_eos: bool = False,
-    reuse_cache: bool = False,
     load_ms: float = 0.0,
     progress: Progress | None = None,
 ) -> Generator[Piece, None, None]:
@@ -143,8 +140,7 @@ def pieces(
 
     Text goes out as soon as no later token can change it: whole characters, and nothing that may become a stop string.
     """
-    reused = reusable_prefix(model, prompt) if reuse_cache else 0
-    recorder = Recorder(len(prompt), prefilled_tokens=len(prompt) - reused)
+    recorder = Recorder(len(prompt), prefilled_tokens=len(prompt) - reusable_prefix(sequence, prompt))
     decode_start = model.device.traffic.copy(), model.decode_steps
 
     def on_decode() -> None:
@@ -167,7 +163,7 @@ def pieces(
     matcher = StopMatcher(stop)
     eos = tokenizer.eos_token_ids if tokenizer and not ignore_eos else frozenset()
     last = token_budget(model, prompt, max_tokens) - 1
-    ids = token_ids(model, prompt, params, max_tokens, reuse_cache=reuse_cache, progress=progress, on_decode=on_decode)
+    ids = token_ids(model, sequence, prompt, params, max_tokens, progress=progress, on_decode=on_decode)
     try:
         for i, token in enumerate(ids):
             tbt_ms = recorder.token()

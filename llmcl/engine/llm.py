@@ -1,285 +1,30 @@
-"""LLM: what a Python user holds. Loading, streaming, conversations, logits."""
+"""LLM: what a Python user holds. Streaming, conversations, logits, measuring."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from concurrent.futures import Future
-from os import PathLike
-from threading import Thread
 from typing import Any
 
 import numpy as np
 
-from llmcl.attention.mods import MaskMod, ScoreMod
-from llmcl.checkpoint import Checkpoint, open_checkpoint
-from llmcl.checkpoint.quantize import check_quantize
 from llmcl.engine.chat import Chat
 from llmcl.engine.generation import Begin, Generation, Piece, collect, is_last, pieces
 from llmcl.engine.turns import Turn, Turns
 from llmcl.errors import ContextLengthError, UsageError, check_whole, shown
-from llmcl.kernels.common.dtype import ACTIVATION_DTYPES, QUANTIZED, check_dtype, check_kv_dtype
-from llmcl.kernels.implementation import check_only_kernels
-from llmcl.models.config import ModelConfig
-from llmcl.models.kv_cache import KVCache, KVSequence, capacity_for, kv_bytes_per_position
-from llmcl.models.layer_mods import trace_layer_mods
-from llmcl.models.memory import check_memory, exact_queries, forecast
+from llmcl.models.kv_cache import kv_bytes_per_position
 from llmcl.models.model import Model
-from llmcl.models.paged_kv_cache import PagedKVCache, pool_pages
-from llmcl.models.random_shapes import random_shape_config
-from llmcl.models.weights import (
-    ModelWeights,
-    WeightTypes,
-    load_weights,
-    random_types,
-    random_weights,
-    stored_formats,
-)
-from llmcl.ops.attention_sizes import check_kernel_options
+from llmcl.models.sequence import SequenceState
 from llmcl.ops.sample import SamplingParams
-from llmcl.progress import OPENING, Progress
-from llmcl.runtime.device import Device
+from llmcl.progress import Progress
 from llmcl.tokenizer import Tokenizer
-from llmcl.tokenizer import chat_template as templates
 from llmcl.tokenizer.text import StopMatcher
 
 _log = logging.getLogger(__name__)
 
 Message = Mapping[str, str]
 Prompt = str | Sequence[Message] | Sequence[int]
-
-DEFAULT_CONTEXT = 4096
-
-
-def load(
-    model: str,
-    *,
-    device: Device | str | int | None = None,
-    dtype: str = "auto",
-    quantize: str | None = None,
-    activation_dtype: str = "auto",
-    kv_dtype: str = "auto",
-    max_context: int | None = None,
-    kv_page_tokens: int | None = None,
-    kv_pages: int | None = None,
-    offline: bool = False,
-    progress: Progress | None = None,
-    score_mod: ScoreMod | None = None,
-    mask_mod: MaskMod | None = None,
-    kernel_options: Mapping[str, int] | None = None,
-    chat_template: str | None = None,
-) -> LLM:
-    """Loads a model onto a device.
-
-    model: "smollm2", a folder with safetensors, a .gguf file, or a hub name such as "org/name".
-    device: an index, part of a name, "gpu" or "cpu"; None takes the preferred one. Or a Device that is open.
-    dtype: of the weights on the device: "float32", "bfloat16", "float16"; "auto" keeps what the checkpoint
-    stores, quantised or not. quantize: "q8_0", "q4_0" or "q4_k" quantises the matrices while loading
-    (docs/guide/quantization.md). activation_dtype: where a CPU has fast dot products for that, "auto" rounds what meets
-    quantised weights or keys to 8 bits and, in prefill, what meets bfloat16 weights to bfloat16, attention with such
-    or quantised weights included; "float32" never. Rounded, a greedy answer may also depend on the number of cores and
-    on what the cache held before (docs/guide/quantization.md).
-    kv_dtype: of the cache; "auto" is float16, or float32 beside float32 weights; "q8_0" takes half of float16's
-    memory. max_context: tokens of prompt and answer together; None: what the model was trained for, at most 4096.
-    kv_page_tokens: keeps keys and values in pages of so many tokens (a multiple of 64), so that each conversation has
-    a place of its own and those that begin alike share it; None: one contiguous cache. kv_pages: pages for all
-    conversations together; None: enough for one of max_context tokens.
-    progress(what, done, total) is called while downloading, loading (bytes) and compiling kernels (kernels).
-    score_mod(score, b, h, q_idx, kv_idx) and mask_mod(b, h, q_idx, kv_idx) -> bool: Python functions that are compiled
-    into the attention of every layer, beside the causal mask (docs/guide/attention.md); b is 0, h the query head, q_idx
-    and kv_idx are positions in the text.
-    offline: takes models of the hub from the cache only.
-    kernel_options: BLOCK_M, BLOCK_N, DV_TILE of prefill's attention, before those that `llmcl tune` stored.
-    chat_template: Jinja source, in place of the model's own or for a model that has none.
-
-    Raises a subclass of LlmclError: unknown model or device, damaged or unsupported checkpoint, too little memory
-    (forecast before anything is loaded).
-    """
-    start = time.perf_counter()
-    if not isinstance(model, (str, PathLike)) or not str(model):
-        raise UsageError(f"model is {shown(model)}; expected smollm2, a path, or a name of the hub")
-    _check_sizes(max_context, kv_page_tokens, kv_pages)
-    templates.start()  # before all cores pack weights
-    checkpoint = open_checkpoint(model, offline=offline, progress=progress)
-    with checkpoint:
-        trained = checkpoint.config.max_position
-        if max_context is not None and max_context > trained:
-            _log.warning(
-                "a context of %d tokens exceeds the %d that %s was trained for, and beyond them its answers may be no "
-                "good; lower it (--ctx-size, max_context)",
-                max_context,
-                trained,
-                model,
-            )
-        tokenizer = _tokenizer_beside(checkpoint, chat_template)  # while the device packs the weights
-
-        def on_progress(what: str, done: int, total: int) -> None:
-            if tokenizer.done():
-                tokenizer.result()  # its error now, and not after the last weight
-            if progress:
-                progress(what, done, total)
-
-        types = _weight_types(checkpoint, dtype, quantize, activation_dtype)
-        if progress:
-            progress(OPENING, 0, 0)
-        llm = _assemble(
-            model,
-            checkpoint.config,
-            None,
-            _open_device(device, kernel_options),
-            lambda dev: load_weights(dev, checkpoint, types, on_progress),
-            types,
-            kv_dtype,
-            max_context,
-            kv_page_tokens,
-            kv_pages,
-            score_mod,
-            mask_mod,
-            progress,
-        )
-        llm.tokenizer = tokenizer.result()
-    llm.load_ms = (time.perf_counter() - start) * 1e3
-    return llm
-
-
-def load_random(
-    shape: str,
-    *,
-    device: Device | str | int | None = None,
-    dtype: str = "bfloat16",
-    activation_dtype: str = "auto",
-    kv_dtype: str = "auto",
-    max_context: int | None = None,
-    kv_page_tokens: int | None = None,
-    kv_pages: int | None = None,
-    kernel_options: Mapping[str, int] | None = None,
-    progress: Progress | None = None,
-    seed: int = 0,
-) -> LLM:
-    """A model of real shape with random weights made on the device, to measure speed without a download.
-
-    shape: a name in random_shapes.RANDOM_SHAPES, such as "llama-3.2-1b", or the path of a config.json. It has no
-    tokenizer: prompts are token ids, and pieces have no text. dtype: as in `load`, or "q8_0", "q4_0" and the other
-    quantised types (docs/guide/quantization.md): random numbers and scales, embedding and output head of 8 bits.
-
-    Raises a subclass of LlmclError, as `load` does.
-    """
-    start = time.perf_counter()
-    _check_sizes(max_context, kv_page_tokens, kv_pages)
-    config = random_shape_config(shape)
-    exact = _is_exact(activation_dtype)
-    types = random_types(config, config.dtype if dtype == "auto" else dtype, exact_activations=exact)
-    if progress:
-        progress(OPENING, 0, 0)
-    llm = _assemble(
-        f"random {shape}",
-        config,
-        None,
-        _open_device(device, kernel_options),
-        lambda dev: random_weights(dev, config, types, seed, progress),
-        types,
-        kv_dtype,
-        max_context,
-        kv_page_tokens,
-        kv_pages,
-        progress=progress,
-    )
-    llm.load_ms = (time.perf_counter() - start) * 1e3
-    return llm
-
-
-def _check_sizes(max_context: int | None, kv_page_tokens: int | None, kv_pages: int | None) -> None:
-    for name, size in (("max_context", max_context), ("kv_page_tokens", kv_page_tokens), ("kv_pages", kv_pages)):
-        if size is not None:
-            check_whole(name, size)
-
-
-def _tokenizer_beside(checkpoint: Checkpoint, chat_template: str | None) -> Future[Tokenizer]:
-    """Makes the tokenizer in a thread of its own, for which neither Ctrl-C nor the end of the program waits."""
-    future: Future[Tokenizer] = Future()
-
-    def make() -> None:
-        try:
-            tokenizer = Tokenizer.from_checkpoint(checkpoint)
-            if chat_template is not None:
-                tokenizer.use_chat_template(chat_template)
-            future.set_result(tokenizer)
-        except BaseException as error:  # it is raised where the result is asked for
-            future.set_exception(error)
-
-    Thread(target=make, name="tokenizer", daemon=True).start()
-    return future
-
-
-def _open_device(request: Device | str | int | None, kernel_options: Mapping[str, int] | None) -> Device:
-    device = Device.open(request)
-    device.kernel_options = check_kernel_options(kernel_options or {})
-    return device
-
-
-def _weight_types(checkpoint: Checkpoint, dtype: str, quantize: str | None, activation_dtype: str) -> WeightTypes:
-    if dtype in QUANTIZED:
-        raise UsageError(
-            f"dtype is {dtype!r}, which only random weights can be; quantize (--quantize) {dtype} quantises"
-        )
-    if dtype != "auto":
-        check_dtype(dtype, "dtype")
-    exact = _is_exact(activation_dtype)
-    if quantize is not None:
-        check_quantize(quantize)
-        if dtype != "auto":
-            raise UsageError(f"dtype is {dtype!r} with quantize {quantize!r}; give one of them, the other left out")
-    elif dtype != "auto" or checkpoint.config.dtype != "quantized":
-        return WeightTypes(checkpoint.config.dtype if dtype == "auto" else dtype, exact_activations=exact)
-    return WeightTypes("native", stored_formats(checkpoint, quantize), exact)
-
-
-def _is_exact(activation_dtype: str) -> bool:
-    if activation_dtype not in ACTIVATION_DTYPES:
-        raise UsageError(f"activation_dtype is {activation_dtype!r}; expected {' or '.join(ACTIVATION_DTYPES)}")
-    return activation_dtype == "float32"
-
-
-def _assemble(
-    name: str,
-    config: ModelConfig,
-    tokenizer: Tokenizer | None,
-    device: Device,
-    make_weights: Callable[[Device], ModelWeights],
-    types: WeightTypes,
-    kv_dtype: str,
-    max_context: int | None,
-    kv_page_tokens: int | None = None,
-    kv_pages: int | None = None,
-    score_mod: ScoreMod | None = None,
-    mask_mod: MaskMod | None = None,
-    progress: Progress | None = None,
-) -> LLM:
-    dtype = types.name(config)
-    if kv_dtype == "auto":
-        kv_dtype = "float32" if dtype == "float32" else "float16"
-    check_kv_dtype(kv_dtype, config.head_dim)
-    if max_context is None:
-        max_context = min(config.max_position, DEFAULT_CONTEXT)
-    mods = trace_layer_mods(config, max_context, score_mod, mask_mod)
-    mods.check(config.n_q_heads, max_context)
-    kv_tokens = capacity_for(max_context)
-    if kv_page_tokens is not None:
-        kv_tokens = kv_page_tokens * pool_pages(max_context, kv_page_tokens, kv_pages)
-    elif kv_pages is not None:
-        raise UsageError(f"kv_pages is {kv_pages} without kv_page_tokens; give the tokens of a page as well, e.g. 64")
-    check_only_kernels(device, "float32", kv_dtype, types.dtype)
-    check_memory(forecast(config, types, kv_dtype, max_context, device, kv_tokens), device)
-    exact = exact_queries(types, kv_dtype)
-    cache: KVCache  # first: it fails at once where a buffer is too large
-    if kv_page_tokens is None:
-        cache = KVCache(device, config, max_context, kv_dtype, exact_queries=exact)
-    else:
-        cache = PagedKVCache(device, config, max_context, kv_dtype, kv_page_tokens, kv_pages, exact_queries=exact)
-    weights = make_weights(device)
-    model = Model(device, config, weights, cache, mods=mods.bind(device), progress=progress)
-    return LLM(name, model, tokenizer, dtype, kv_dtype)
 
 
 def _are_ids(prompt: Prompt) -> bool:
@@ -294,19 +39,19 @@ class LLM:
     threads the model is busy until the answer ends, is closed or is collected: UsageError, or with wait=True they wait.
     """
 
-    def __init__(self, name: str, model: Model, tokenizer: Tokenizer | None, dtype: str, kv_dtype: str):
+    def __init__(self, name: str, model: Model, dtype: str, kv_dtype: str):
         self.model_name = name
         self._model: Model | None = model
         self.config = model.config
         self.device = model.device
-        self.tokenizer = tokenizer
+        self.tokenizer: Tokenizer | None = None  # `load` sets it
         self.dtype = dtype
         self.kv_dtype = kv_dtype
         self.max_context = model.cache.max_context
         self.load_ms = 0.0
         self.turns = Turns(name)
         self._said_no_template = False
-        self._prompts = model.cache.sequence()  # where everything goes that is no conversation
+        self.sequence = model.cache.sequence()  # where everything goes that is no conversation
 
     @property
     def model(self) -> Model:
@@ -365,7 +110,7 @@ class LLM:
         ignore_eos: bool = False,
         raw: bool = False,
         system_prompt: str | None = None,
-        sequence: KVSequence | None = None,
+        sequence: SequenceState | None = None,
         progress: Progress | None = None,
         wait: bool = False,
         begin: Begin | None = None,
@@ -387,21 +132,22 @@ class LLM:
         StopMatcher(stop)  # its errors, and those of the ids, now and not at the first token
         self._check_prompt(ids)
 
-        def answer(ids: list[int], sequence: KVSequence | None) -> Generator[Piece, None, None]:
-            self._check_prompt(ids)
+        def answer(asked: list[int], sequence: SequenceState | None) -> Generator[Piece, None, None]:
+            if asked is not ids:
+                self._check_prompt(asked)
             if sequence is None:
                 self.clear()
             else:
-                self.model.cache.activate(sequence, ids)
+                self.model.cache.share_prefix(sequence, asked)
             return pieces(
                 self.model,
                 self.tokenizer,
-                ids,
+                sequence or self.sequence,
+                asked,
                 params.seeded(),
                 max_tokens=max_tokens,
                 stop=stop,
                 ignore_eos=ignore_eos,
-                reuse_cache=sequence is not None,
                 load_ms=self.load_ms,
                 progress=progress,
             )
@@ -440,7 +186,7 @@ class LLM:
 
         def work() -> np.ndarray:
             self.clear()
-            return self.model.logits(ids)
+            return self.model.logits(self.sequence, ids)
 
         return self.turns.call(work, wait=wait)
 
@@ -450,8 +196,7 @@ class LLM:
 
     def clear(self) -> None:
         """Within a turn: what comes next starts with an empty context."""
-        self.model.cache.activate(self._prompts)
-        self.model.cache.truncate(0)
+        self.model.cache.truncate(self.sequence, 0)
 
     def close(self) -> None:
         """Ends what is generated, after its step, and gives the device's memory back; then nothing can be generated.
@@ -497,15 +242,15 @@ class LLM:
         def work() -> list[float]:
             self.clear()
             if depth:
-                self.model.prefill(ids[:depth])
+                self.model.prefill(self.sequence, ids[:depth])
             return [self._seconds(self.model.decode_token, token) for token in ids[depth:]]
 
         return self.turns.call(work)
 
-    def _seconds(self, step: Callable[[Any], None], tokens: Any) -> float:
+    def _seconds(self, step: Callable[[SequenceState, Any], None], tokens: Any) -> float:
         self.device.finish()
         start = time.perf_counter()
-        step(tokens)
+        step(self.sequence, tokens)
         self.device.finish()
         return time.perf_counter() - start
 

@@ -9,15 +9,16 @@ import numpy as np
 from llmcl.kernels.common.dtype import QUANTIZED
 from llmcl.models.model import Model
 from llmcl.models.paged_kv_cache import PagedKVCache
+from llmcl.models.sequence import SequenceState
 
 LARGEST_SQUARE = 1.8e19  # beyond it a square overflows float32
 FLOAT16_MOST = 65504
 
 
-def why_no_token(model: Model) -> str:
+def why_no_token(model: Model, sequence: SequenceState) -> str:
     """A message for the user: what the logits are, where that began, and what may help."""
     logits = model.device.read(model.act.logits, np.float32, (model.config.vocab_size,))
-    return f"no token can be chosen: {_logits(logits)}; {_cause(model)}"
+    return f"no token can be chosen: {_logits(logits)}; {_cause(model, sequence)}"
 
 
 def _logits(logits: np.ndarray) -> str:
@@ -28,9 +29,10 @@ def _logits(logits: np.ndarray) -> str:
     return "the scores of the tokens overflow float32"
 
 
-def _cause(model: Model) -> str:
-    remedy = _remedy({part.dtype for layer in model.weights.layers for part in layer.qkv.parts})
-    for i, cached in enumerate(_cached(model)):
+def _cause(model: Model, sequence: SequenceState) -> str:
+    blocks = (block for layer in model.weights.layers for block in layer)
+    remedy = _remedy({part.dtype for block in blocks for weight in block.matrices for part in weight.parts})
+    for i, cached in enumerate(_cached(model, sequence)):
         for name, numbers in cached.items():
             if model.cache.shape.kv_dtype == "float16" and np.isinf(numbers).any():
                 return (
@@ -45,14 +47,14 @@ def _cause(model: Model) -> str:
     return f"all keys and values are finite, so the last layers, the weights or the device are at fault: {remedy}"
 
 
-def _cached(model: Model) -> Iterator[dict[str, np.ndarray]]:
+def _cached(model: Model, sequence: SequenceState) -> Iterator[dict[str, np.ndarray]]:
     """Keys and values of each layer, [n_kv_heads, n, head_dim], of the text so far; none of a quantised cache."""
     cache, shape = model.cache, model.cache.shape
     if shape.kv_dtype in QUANTIZED:
         return
-    at = np.arange(len(cache.token_ids))
+    at = np.arange(sequence.position)
     if isinstance(cache, PagedKVCache):
-        at = np.asarray(cache.active.pages)[at // shape.page_tokens] * shape.page_tokens + at % shape.page_tokens
+        at = np.asarray(sequence.pages)[at // shape.page_tokens] * shape.page_tokens + at % shape.page_tokens
     stored = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}[shape.kv_dtype]
     heads, dim = shape.n_kv_heads, shape.head_dim
     for k, v in zip(cache.k, cache.v, strict=True):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from llmcl.errors import UsageError
 from llmcl.kernels.common.attention import CAPACITY_MULTIPLE, AttentionShape
 from llmcl.kernels.common.dtype import kv_row_bytes
 from llmcl.kernels.common.step_state import StepState
 from llmcl.models.config import ModelConfig
+from llmcl.models.sequence import SequenceState
 from llmcl.runtime.device import Buffer, Device
 
 
@@ -26,23 +28,11 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i in range(n) if a[i] != b[i]), n)
 
 
-class KVSequence:
-    """A text in the cache. It owns the position: `token_ids` are the tokens whose keys and values the cache holds (a
-    sampled token is held from the step on that takes it as input)."""
-
-    def __init__(self) -> None:
-        self.token_ids: list[int] = []
-
-    def truncate(self, position: int) -> None:
-        """Forgets everything from `position` on; what follows overwrites it."""
-        del self.token_ids[position:]
-
-
 class KVCache:
     """k[layer] [n_kv_heads, capacity/16, head_dim, 16] and v[layer] [n_kv_heads, capacity, head_dim] of kv_dtype; with
     "q8_0" tiles of 16 keys or values as kernels/common/kv_cache.cl describes them.
 
-    Room for one sequence, which is the `active` one; PagedKVCache has room for several.
+    Room for one sequence; PagedKVCache has room for several.
     """
 
     table_entries = 0  # page table entries in the step state
@@ -61,45 +51,40 @@ class KVCache:
             exact_queries=exact_queries,
         )
         self._allocate(device, config, max_context, shape)
-        self._active = KVSequence()
+        self._only = SequenceState(self._key)
 
     def _allocate(self, device: Device, config: ModelConfig, max_context: int, shape: AttentionShape) -> None:
         self.max_context = max_context
         self.shape = shape
+        self._key = object()  # by which it knows its sequences
         layer_bytes = config.n_kv_heads * shape.capacity * shape.row_bytes
         self.k = [device.alloc(layer_bytes, f"keys of layer {i}") for i in range(config.n_layers)]
         self.v = [device.alloc(layer_bytes, f"values of layer {i}") for i in range(config.n_layers)]
 
-    @property
-    def active(self) -> KVSequence:
-        """The sequence that steps extend."""
-        return self._active
-
-    @property
-    def token_ids(self) -> list[int]:
-        return self.active.token_ids
-
-    @property
-    def position(self) -> int:
-        return len(self.active.token_ids)
-
-    def truncate(self, position: int) -> None:
-        """Forgets everything of the active sequence from `position` on."""
-        self.active.truncate(position)
-
-    def sequence(self) -> KVSequence:
+    def sequence(self) -> SequenceState:
         """Where a new text goes: here the one sequence there is, whatever it holds."""
-        return self._active
+        return self._only
 
-    def fork(self, sequence: KVSequence) -> KVSequence:
+    def fork(self, sequence: SequenceState) -> SequenceState:
         """Where a text goes that continues `sequence` in another way."""
+        return self.own(sequence)
+
+    def truncate(self, sequence: SequenceState, position: int) -> None:
+        """Forgets everything of the sequence from `position` on; what follows overwrites it."""
+        del self.own(sequence).token_ids[position:]
+
+    def share_prefix(self, sequence: SequenceState, prompt: Sequence[int]) -> None:
+        """Before a sequence becomes `prompt`: takes over what another sequence holds of its beginning."""
+
+    def prepare(self, step: StepState, sequence: SequenceState, n_tokens: int) -> None:
+        """Makes room for the next n_tokens of the sequence, which fit into max_context, and tells the device where."""
+        self.own(sequence)
+
+    def own(self, sequence: SequenceState) -> SequenceState:
+        """Raises UsageError for a sequence that another cache made."""
+        if sequence.cache_key is not self._key:
+            raise UsageError("the sequence is of another KV cache; expected one that this cache made")
         return sequence
-
-    def activate(self, sequence: KVSequence, prompt: Sequence[int] = ()) -> None:
-        """Makes `sequence` the one that steps extend. prompt: the tokens it is about to hold, if it may share them."""
-
-    def prepare(self, step: StepState, n_tokens: int) -> None:
-        """Makes room for the next n_tokens of the active sequence, which fit into max_context."""
 
     def buffers(self) -> list[Buffer]:
         return [*self.k, *self.v]

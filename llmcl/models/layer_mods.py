@@ -14,6 +14,7 @@ from llmcl.kernels.common.attention import Mods
 from llmcl.models.config import ModelConfig
 from llmcl.runtime.device import Device
 
+_Rules = tuple[int | None, float | None]  # window and soft cap
 _Traced = tuple[TracedMod | None, TracedMod | None]
 
 
@@ -21,8 +22,8 @@ _Traced = tuple[TracedMod | None, TracedMod | None]
 class LayerMods:
     """Traced mods of every layer, shared between layers of the same rules."""
 
-    traced: dict[int | None, _Traced]  # by window
-    windows: tuple[int | None, ...]  # of each layer
+    traced: dict[_Rules, _Traced]
+    rules: tuple[_Rules, ...]  # of each layer
 
     def check(self, n_q_heads: int, max_context: int) -> None:
         """Raises UsageError when a lookup could leave its array."""
@@ -32,8 +33,8 @@ class LayerMods:
 
     def bind(self, device: Device) -> tuple[Mods, ...]:
         """One Mods for each layer; layers with the same rules have the same, and so one program."""
-        bound = {window: bind_mods(device, *mods) for window, mods in self.traced.items()}
-        return tuple(bound[window] for window in self.windows)
+        bound = {rules: bind_mods(device, *mods) for rules, mods in self.traced.items()}
+        return tuple(bound[rules] for rules in self.rules)
 
 
 def trace_layer_mods(
@@ -45,12 +46,12 @@ def trace_layer_mods(
     Raises UsageError, with file and line, for a function of the user's that cannot be traced.
     """
     own = trace_mods(score_mod, mask_mod)  # alone first, so that an error names the user's function
-    windows = tuple(_reached(config.window(i), max_context) for i in range(config.n_layers))
-    cap = config.attention_soft_cap
-    traced: dict[int | None, _Traced] = {}
-    for window in set(windows):
+    blocks = [config.attention(i) for i in range(config.n_layers)]
+    rules = tuple((_reached(block.window, max_context), block.soft_cap) for block in blocks)
+    traced: dict[_Rules, _Traced] = {}
+    for window, cap in set(rules):
         if cap is None and window is None:
-            traced[window] = own
+            traced[window, cap] = own
             continue
         score: Any = score_mod if cap is None else soft_cap(cap)
         if cap is not None and score_mod is not None:
@@ -58,8 +59,8 @@ def trace_layer_mods(
         mask: Any = mask_mod if window is None else sliding_window(window)
         if window is not None and mask_mod is not None:
             mask = and_masks(sliding_window(window), mask_mod)
-        traced[window] = trace_mods(score, mask)
-    return LayerMods(traced, windows)
+        traced[window, cap] = trace_mods(score, mask)
+    return LayerMods(traced, rules)
 
 
 def _reached(window: int | None, max_context: int) -> int | None:

@@ -11,7 +11,7 @@ from llmcl.kernels.common.sizes import prefill_chunk
 from llmcl.kernels.common.weight import STAGING_BYTES
 from llmcl.models.config import ModelConfig
 from llmcl.models.kv_cache import kv_bytes_per_position
-from llmcl.models.model import activation_shapes
+from llmcl.models.layer_ops import activation_shapes
 from llmcl.models.weights import WeightTypes, all_plans, weights_bytes
 from llmcl.ops.attention import decode_splits, prefill_implementation
 from llmcl.ops.linear import linear_scratch_bytes

@@ -16,7 +16,8 @@ from llmcl.errors import OutOfDeviceMemoryError, UsageError
 from llmcl.kernels.common.attention import CAPACITY_MULTIPLE, AttentionShape
 from llmcl.kernels.common.step_state import StepState
 from llmcl.models.config import ModelConfig
-from llmcl.models.kv_cache import KVCache, KVSequence, capacity_for, common_prefix
+from llmcl.models.kv_cache import KVCache, capacity_for, common_prefix
+from llmcl.models.sequence import SequenceState
 from llmcl.runtime.device import Device
 
 
@@ -35,57 +36,13 @@ def pool_pages(max_context: int, page_tokens: int, n_pages: int | None = None) -
     return -(-capacity_for(max_context) // page_tokens) if n_pages is None else n_pages
 
 
-class PagePool:
-    """Pages, and the sequences that hold them. Which are free is looked up each time: nothing can be miscounted."""
-
-    def __init__(self, n_pages: int, page_tokens: int):
-        self.page_tokens = page_tokens
-        self.order = list(range(n_pages))  # in which pages are given out
-        self.sequences: WeakSet[PagedSequence] = WeakSet()
-
-    def free(self) -> list[int]:
-        used = {page for sequence in self.sequences for page in sequence.pages}
-        return [page for page in self.order if page not in used]
-
-    def pages_for(self, n_tokens: int) -> int:
-        return -(-n_tokens // self.page_tokens)
-
-    def is_shared(self, sequence: PagedSequence, index: int) -> bool:
-        """Whether another sequence has the page of this index, too: then it has it at the same index."""
-        page = sequence.pages[index : index + 1]
-        return any(page == other.pages[index : index + 1] for other in self.sequences if other is not sequence)
-
-
-class PagedSequence(KVSequence):
-    """A sequence with its page table: key i lies in page `pages[i // page_tokens]`.
-
-    Its pages are free again when nothing refers to it any more. An interrupt may leave it more pages than its tokens
-    need, never fewer.
-    """
-
-    def __init__(self, pool: PagePool):
-        super().__init__()
-        self.pool = pool
-        self.pages: list[int] = []
-
-    def truncate(self, position: int) -> None:
-        """Forgets everything from `position` on and gives the pages back that held nothing else."""
-        super().truncate(position)
-        del self.pages[self.pool.pages_for(len(self.token_ids)) :]
-
-    def share(self, other: PagedSequence, n_tokens: int) -> None:
-        """Becomes the first n_tokens tokens of `other`, in the very same pages."""
-        self.truncate(0)
-        self.pages = other.pages[: self.pool.pages_for(n_tokens)]
-        self.token_ids = other.token_ids[:n_tokens]
-
-
 class PagedKVCache(KVCache):
     """A pool of n_pages pages of page_tokens tokens: k[layer], v[layer] as in KVCache, capacity being the whole pool.
     Each sequence has up to max_context tokens.
 
-    A step reads the page table of the active sequence from the step state. Pages are taken as tokens come. A page that
-    several sequences share is copied before one of them appends to it.
+    A step reads the page table of its sequence from the step state. Pages are taken as tokens come. A page that several
+    sequences share is copied before one of them appends to it. Which pages are free is looked up each time: nothing can
+    be miscounted, and those of a sequence are free when nothing refers to it any more.
     """
 
     def __init__(
@@ -100,8 +57,10 @@ class PagedKVCache(KVCache):
         exact_queries: bool = False,
     ):
         n_pages = pool_pages(max_context, page_tokens, n_pages)
-        self.pool = PagePool(n_pages, page_tokens)
-        self.table_entries = self.pool.pages_for(max_context)
+        self.page_tokens = page_tokens
+        self.sequences: WeakSet[SequenceState] = WeakSet()
+        self.order = list(range(n_pages))  # in which pages are given out
+        self.table_entries = self.pages_for(max_context)
         self._allocate(
             device,
             config,
@@ -118,49 +77,55 @@ class PagedKVCache(KVCache):
             ),
         )
         self._device = device
-        self._paged = self._own(self.sequence())
         self._written: list[int] = []  # the beginning of the page table that the device has, in the state of this step
         self._written_to: Callable[[], StepState | None] = lambda: None
 
-    @property
-    def active(self) -> PagedSequence:
-        return self._paged
-
-    def sequence(self) -> PagedSequence:
+    def sequence(self) -> SequenceState:
         """An empty sequence."""
-        return PagedSequence(self.pool)
+        return SequenceState(self._key)
 
-    def fork(self, sequence: KVSequence) -> PagedSequence:
+    def fork(self, sequence: SequenceState) -> SequenceState:
         """A second sequence with the same tokens, in the same pages."""
-        other = self._own(self.sequence())
-        other.share(self._own(sequence), len(sequence.token_ids))
+        other = self.own(self.sequence())
+        self._share(other, self.own(sequence), len(sequence.token_ids))
         return other
 
-    def activate(self, sequence: KVSequence, prompt: Sequence[int] = ()) -> None:
-        """Makes `sequence` the one that steps extend. Where another sequence holds more of the prompt's beginning, its
-        pages are shared."""
-        self._paged = own = self._own(sequence)
-        best = max(self.pool.sequences, key=lambda other: (common_prefix(other.token_ids, prompt), other is own))
-        if best is not own:
-            own.share(best, common_prefix(best.token_ids, prompt))
+    def truncate(self, sequence: SequenceState, position: int) -> None:
+        """Forgets everything from `position` on and gives the pages back that held nothing else."""
+        super().truncate(sequence, position)
+        del sequence.pages[self.pages_for(len(sequence.token_ids)) :]
 
-    def prepare(self, step: StepState, n_tokens: int) -> None:
-        """Gives the active sequence pages of its own for its next n_tokens, and the device its page table.
+    def share_prefix(self, sequence: SequenceState, prompt: Sequence[int]) -> None:
+        """Where another sequence holds more of the prompt's beginning, its pages are shared."""
+        own = self.own(sequence)
+        best = max(self.sequences, key=lambda other: (common_prefix(other.token_ids, prompt), other is own))
+        if best is not own:
+            self._share(own, best, common_prefix(best.token_ids, prompt))
+
+    def free(self) -> list[int]:
+        """Pages that no sequence has, in the order in which they are given out."""
+        used = {page for sequence in self.sequences for page in sequence.pages}
+        return [page for page in self.order if page not in used]
+
+    def pages_for(self, n_tokens: int) -> int:
+        return -(-n_tokens // self.page_tokens)
+
+    def prepare(self, step: StepState, sequence: SequenceState, n_tokens: int) -> None:
+        """Gives the sequence pages of its own for its next n_tokens, and the device its page table.
 
         Raises OutOfDeviceMemoryError, and changes nothing, if the pool has too few pages left.
         """
-        sequence, pool = self._paged, self.pool
-        sequence.truncate(len(sequence.token_ids))  # pages too many, which may be shared
-        first, filled = divmod(len(sequence.token_ids), pool.page_tokens)
-        copies = filled > 0 and pool.is_shared(sequence, first)
-        missing = max(0, pool.pages_for(len(sequence.token_ids) + n_tokens) - len(sequence.pages))
+        self.truncate(sequence, sequence.position)  # pages too many, which may be shared
+        first, filled = divmod(sequence.position, self.page_tokens)
+        copies = filled > 0 and self._is_shared(sequence, first)
+        missing = max(0, self.pages_for(sequence.position + n_tokens) - len(sequence.pages))
         if missing or copies:
-            free = pool.free()
+            free = self.free()
             if missing + copies > len(free):
                 raise OutOfDeviceMemoryError(
-                    f"{n_tokens} more tokens after {len(sequence.token_ids)} need {missing + copies} pages of "
-                    f"{pool.page_tokens} tokens, but {len(free)} of the KV cache's {len(pool.order)} are free "
-                    f"({sum(1 for other in pool.sequences if other.pages)} sequences hold the others): drop or reset a "
+                    f"{n_tokens} more tokens after {sequence.position} need {missing + copies} pages of "
+                    f"{self.page_tokens} tokens, but {len(free)} of the KV cache's {len(self.order)} are free "
+                    f"({sum(1 for other in self.sequences if other.pages)} sequences hold the others): drop or reset a "
                     "conversation, or load with more pages (kv_pages)"
                 )
             if copies:
@@ -175,15 +140,24 @@ class PagedKVCache(KVCache):
             step.write_pages(sequence.pages[same:], same)
             self._written = [*sequence.pages]
 
-    def _own(self, sequence: KVSequence) -> PagedSequence:
-        if not isinstance(sequence, PagedSequence) or sequence.pool is not self.pool:
-            raise UsageError("the sequence is of another KV cache; expected one that this cache made")
-        self.pool.sequences.add(sequence)
+    def own(self, sequence: SequenceState) -> SequenceState:
+        self.sequences.add(super().own(sequence))
         return sequence
+
+    def _share(self, sequence: SequenceState, other: SequenceState, n_tokens: int) -> None:
+        """Makes `sequence` the first n_tokens tokens of `other`, in the very same pages."""
+        self.truncate(sequence, 0)
+        sequence.pages = other.pages[: self.pages_for(n_tokens)]
+        sequence.token_ids = other.token_ids[:n_tokens]
+
+    def _is_shared(self, sequence: SequenceState, index: int) -> bool:
+        """Whether another sequence has the page of this index, too: then it has it at the same index."""
+        page = sequence.pages[index : index + 1]
+        return any(page == other.pages[index : index + 1] for other in self.sequences if other is not sequence)
 
     def _copy_page(self, source: int, target: int) -> None:
         shape = self.shape
-        page_bytes = self.pool.page_tokens * shape.row_bytes
+        page_bytes = self.page_tokens * shape.row_bytes
         for buffer in self.buffers():
             self._device.copy_rows(
                 buffer,

@@ -9,14 +9,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from llmcl.checkpoint import Checkpoint, expected_tensors
+from llmcl.checkpoint import Checkpoint
 from llmcl.checkpoint.dequantize import to_float32
 from llmcl.checkpoint.formats import row_bytes
 from llmcl.checkpoint.quantize import EMBEDDINGS, quantize_rows, target_format
 from llmcl.errors import CheckpointError, UsageError
 from llmcl.kernels.common.dtype import NATIVE, QUANTIZED, TILE_ROWS, check_dtype
 from llmcl.kernels.common.weight import Weight, alloc_weight, fill_random, load_rows, weight_bytes
+from llmcl.models.blocks import WEIGHTS, BlockWeights
 from llmcl.models.config import ModelConfig
+from llmcl.models.config.model_config import FINAL_NORM
+from llmcl.models.families.blocks import MatrixPlan, layer_name
 from llmcl.progress import Progress
 from llmcl.runtime.device import Buffer, Device
 
@@ -24,87 +27,16 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class LayerWeights:
-    attention_norm: Buffer  # float32 [hidden]
-    qkv: Weight  # [(n_q_heads + 2 n_kv_heads) head_dim, hidden]
-    output: Weight  # [hidden, n_q_heads head_dim]
-    mlp_norm: Buffer  # float32 [hidden]
-    gate_up: Weight  # [2 intermediate, hidden], tiles alternate
-    down: Weight  # [hidden, intermediate]
-    # What only some families have.
-    qkv_bias: Buffer | None  # float32 [(n_q_heads + 2 n_kv_heads) head_dim]
-    head_norms: Buffer | None  # float32 [2, head_dim], of query heads and of key heads
-    attention_post_norm: Buffer | None  # float32 [hidden]
-    mlp_post_norm: Buffer | None  # float32 [hidden]
-
-
-@dataclass(frozen=True)
 class ModelWeights:
     embedding: Weight  # [vocab, hidden]
-    layers: list[LayerWeights]
+    layers: list[list[BlockWeights]]  # of each block of each layer
     final_norm: Buffer  # float32 [hidden]
     head: Weight  # [vocab, hidden]; the embedding itself where they are tied
 
     def decode_bytes(self) -> int:
         """Bytes that one decode step reads: all but an embedding that is only looked up."""
-        per_layer = (
-            weight.nbytes for layer in self.layers for weight in (layer.qkv, layer.output, layer.gate_up, layer.down)
-        )
-        return sum(per_layer) + self.head.nbytes
-
-
-@dataclass(frozen=True)
-class MatrixPlan:
-    """One weight [rows, k] and the tensors it is made of, one below the other or tile by tile in turn."""
-
-    name: str
-    rows: int
-    k: int
-    tensors: tuple[str, ...]
-    tensor_rows: tuple[int, ...]
-    alternate: bool = False
-
-
-def layer_plans(config: ModelConfig, i: int) -> dict[str, MatrixPlan]:
-    hidden, ffn, layer = config.hidden_size, config.intermediate_size, f"model.layers.{i}."
-    q, kv = config.n_q_heads * config.head_dim, config.n_kv_heads * config.head_dim
-
-    def tensors(prefix: str, *names: str) -> tuple[str, ...]:
-        return tuple(f"{layer}{prefix}.{name}_proj.weight" for name in names)
-
-    return {
-        "qkv": MatrixPlan(f"layer {i} qkv", q + 2 * kv, hidden, tensors("self_attn", "q", "k", "v"), (q, kv, kv)),
-        "output": MatrixPlan(f"layer {i} output", hidden, q, tensors("self_attn", "o"), (hidden,)),
-        "gate_up": MatrixPlan(
-            f"layer {i} gate and up", 2 * ffn, hidden, tensors("mlp", "gate", "up"), (ffn, ffn), alternate=True
-        ),
-        "down": MatrixPlan(f"layer {i} down", hidden, ffn, tensors("mlp", "down"), (hidden,)),
-    }
-
-
-def layer_vectors(config: ModelConfig) -> dict[str, tuple[str, ...]]:
-    """The vectors of `LayerWeights` and the tensors that each is joined from; () for what the model does not have."""
-
-    def norm(name: str, has: bool = True) -> tuple[str, ...]:
-        return (f"{name}_layernorm.weight",) if has else ()
-
-    has_posts = config.post_norms
-    return {
-        "attention_norm": norm("input"),
-        "attention_post_norm": norm("post_attention", has_posts),
-        "mlp_norm": norm("pre_feedforward" if has_posts else "post_attention"),
-        "mlp_post_norm": norm("post_feedforward", has_posts),
-        "qkv_bias": tuple(f"self_attn.{name}_proj.bias" for name in "qkv" if config.qkv_bias),
-        "head_norms": tuple(f"self_attn.{name}_norm.weight" for name in "qk" if config.qk_norm),
-    }
-
-
-def embedding_plans(config: ModelConfig) -> dict[str, MatrixPlan]:
-    vocab, hidden = config.vocab_size, config.hidden_size
-    plans = {"embedding": MatrixPlan("embedding", vocab, hidden, ("model.embed_tokens.weight",), (vocab,))}
-    if not config.tie_embeddings:
-        plans["head"] = MatrixPlan("output head", vocab, hidden, ("lm_head.weight",), (vocab,))
-    return plans
+        blocks = (block for layer in self.layers for block in layer)
+        return sum(weight.nbytes for block in blocks for weight in block.matrices) + self.head.nbytes
 
 
 @dataclass(frozen=True)
@@ -143,8 +75,10 @@ class WeightTypes:
 
 
 def all_plans(config: ModelConfig) -> list[MatrixPlan]:
-    layers = (layer_plans(config, i).values() for i in range(config.n_layers))
-    return [*embedding_plans(config).values(), *(plan for layer in layers for plan in layer)]
+    plans = [*config.top_matrices().values()]
+    for i, blocks in enumerate(config.layers):
+        plans += [plan.of_layer(i) for block in blocks for plan in block.matrices(config).values()]
+    return plans
 
 
 def weights_bytes(config: ModelConfig, types: WeightTypes) -> int:
@@ -158,16 +92,18 @@ def build_weights(
     vector: Callable[..., Buffer],
 ) -> ModelWeights:
     """Assembles the model's weights from two makers: of matrices, and of norms and biases (by tensor names)."""
-    top = {name: matrix(plan) for name, plan in embedding_plans(config).items()}
-    layers = []
-    for i in range(config.n_layers):
-        matrices = {name: matrix(plan) for name, plan in layer_plans(config, i).items()}
-        vectors = {
-            name: vector(*(f"model.layers.{i}.{tensor}" for tensor in tensors)) if tensors else None
-            for name, tensors in layer_vectors(config).items()
-        }
-        layers.append(LayerWeights(**matrices, **vectors))  # type: ignore[arg-type]
-    return ModelWeights(top["embedding"], layers, vector("model.norm.weight"), top.get("head", top["embedding"]))
+    top = {name: matrix(plan) for name, plan in config.top_matrices().items()}
+    layers: list[list[BlockWeights]] = []
+    for i, blocks in enumerate(config.layers):
+        layers.append([])
+        for block in blocks:
+            matrices = {name: matrix(plan.of_layer(i)) for name, plan in block.matrices(config).items()}
+            vectors = {
+                name: vector(*(layer_name(i, tensor) for tensor in tensors)) if tensors else None
+                for name, tensors in block.vectors(config).items()
+            }
+            layers[-1].append(WEIGHTS[type(block)](**matrices, **vectors))
+    return ModelWeights(top["embedding"], layers, vector(FINAL_NORM), top.get("head", top["embedding"]))
 
 
 def _alloc(device: Device, plan: MatrixPlan, types: WeightTypes) -> Weight:
@@ -278,7 +214,7 @@ def load_weights(
     flags.release()
     if bad.size:
         raise CheckpointError(_not_finite([names[i] for i in bad], types.dtype))
-    for name in ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"):
+    for name in ("model.embed_tokens.weight", FINAL_NORM, "lm_head.weight"):
         if name in checkpoint.tensors and _is_zero(checkpoint, name, config):
             _log.warning(
                 "%s holds nothing but zeros, so all logits are equal and every answer is arbitrary; the checkpoint is "
@@ -314,7 +250,7 @@ def random_types(config: ModelConfig, dtype: str, *, exact_activations: bool = F
     if dtype not in QUANTIZED:
         return WeightTypes(check_dtype(dtype, "dtype", *QUANTIZED))
     formats = {}
-    for name, shape in expected_tensors(config).items():
+    for name, shape in config.tensors().items():
         kind = QUANTIZED["q8_0" if name in EMBEDDINGS else dtype]
         if len(shape) == 2 and shape[1] % kind.block:
             raise UsageError(
@@ -344,7 +280,7 @@ def random_weights(
             progress("making random weights", done, total)
         return weight
 
-    shapes = expected_tensors(config)
+    shapes = config.tensors()
 
     def vector(*names: str) -> Buffer:
         fills = [np.full(shapes[name], 0.0 if name.endswith(".bias") else 1.0, np.float32) for name in names]

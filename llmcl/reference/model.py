@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
+from llmcl.models.families.blocks import Attention, Block, GatedMlp, layer_name
 from llmcl.reference.arrays import Array, wide
 from llmcl.reference.layers import embed, geglu, linear, rms_norm, rope, rope_table, soft_cap, swiglu
 from llmcl.reference.online_softmax import attention
@@ -38,41 +39,40 @@ def forward(
         return x if kv_dtype is None else round_to(x, kv_dtype)
 
     def norm(x: Array, name: str) -> Array:
-        return stored(rms_norm(x, wide(weights[name]) + config.norm_offset, config.rms_norm_eps))
+        return stored(rms_norm(x, wide(weights[f"{name}.weight"]) + config.norm_offset, config.rms_norm_eps))
 
     def project(x: Array, name: str) -> Array:
         y = linear(x, weights[f"{name}_proj.weight"])
         return stored(y + wide(weights[f"{name}_proj.bias"]) if f"{name}_proj.bias" in weights else y)
 
     n, head_dim = len(token_ids), config.head_dim
-    gate_up = {"silu": swiglu, "gelu_tanh": geglu}[config.activation]
-    mlp_norm = "pre_feedforward" if config.post_norms else "post_attention"
     cos, sin = rope_table(np.arange(n), config.inv_freq())
-    hidden = stored(embed(weights["model.embed_tokens.weight"], token_ids) * config.embedding_scale)
-    for i in range(config.n_layers):
-        layer = f"model.layers.{i}."
-        x = norm(hidden, layer + "input_layernorm.weight")
+
+    def attend(block: Attention, layer: str, x: Array) -> Array:
         q, k, v = (project(x, f"{layer}self_attn.{name}").reshape(n, -1, head_dim) for name in "qkv")
-        if config.qk_norm:
-            q, k = norm(q, layer + "self_attn.q_norm.weight"), norm(k, layer + "self_attn.k_norm.weight")
+        if block.head_norms:
+            q, k = norm(q, layer + "self_attn.q_norm"), norm(k, layer + "self_attn.k_norm")
         q, k = stored(rope(q, cos, sin)), stored(rope(k, cos, sin))
-        x = attention(
-            q, cached(k), cached(v), 0, config.attention_scale, window=config.window(i), cap=config.attention_soft_cap
-        )
-        x = stored(x).reshape(n, -1)
-        x = linear(x, weights[layer + "self_attn.o_proj.weight"])
-        if config.post_norms:
-            x = norm(stored(x), layer + "post_attention_layernorm.weight")
-        hidden = stored(hidden + x)
+        scale, window, cap = config.attention_scale, block.window, block.soft_cap
+        x = attention(q, cached(k), cached(v), 0, scale, window=window, cap=cap)
+        return linear(stored(x).reshape(n, -1), weights[layer + "self_attn.o_proj.weight"])
 
-        x = norm(hidden, f"{layer}{mlp_norm}_layernorm.weight")
+    def gated_mlp(block: GatedMlp, layer: str, x: Array) -> Array:
         gate, up = (project(x, f"{layer}mlp.{name}") for name in ("gate", "up"))
-        x = linear(stored(gate_up(gate, up)), weights[layer + "mlp.down_proj.weight"])
-        if config.post_norms:
-            x = norm(stored(x), layer + "post_feedforward_layernorm.weight")
-        hidden = stored(hidden + x)
+        gated = {"silu": swiglu, "gelu_tanh": geglu}[block.activation](gate, up)
+        return linear(stored(gated), weights[layer + "mlp.down_proj.weight"])
 
-    hidden = norm(hidden, "model.norm.weight")
+    compute: dict[type[Block], Any] = {Attention: attend, GatedMlp: gated_mlp}
+    hidden = stored(embed(weights["model.embed_tokens.weight"], token_ids) * config.embedding_scale)
+    for i, blocks in enumerate(config.layers):
+        for block in blocks:
+            layer = layer_name(i, "")
+            x = compute[type(block)](block, layer, norm(hidden, layer + block.norm))
+            if block.post_norm is not None:
+                x = norm(stored(x), layer + block.post_norm)
+            hidden = stored(hidden + x)
+
+    hidden = norm(hidden, "model.norm")
     head = "model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"
     logits = linear(hidden, weights[head])
     return stored(logits if config.logit_soft_cap is None else soft_cap(logits, config.logit_soft_cap))

@@ -171,7 +171,7 @@ class _Scorer:
         first = len(window_ids) // 2
         targets = np.asarray(window_ids[first + 1 :], np.int32)
         done = 0
-        for logits, n in model.logit_chunks(window_ids[:-1], skip=first):
+        for logits, n in model.logit_chunks(self.llm.sequence, window_ids[:-1], skip=first):
             if self._launch is None:
                 self._launch = log_likelihood(device, model.config.vocab_size, logits, self._targets, self._out)
             device.write(self._targets, targets[done : done + n])

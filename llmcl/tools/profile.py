@@ -92,8 +92,9 @@ def _profile(llm: LLM, device: ProfilingDevice, n_prompt: int, n_gen: int) -> Pr
         def on_decode() -> None:
             device.phase = next_phase
 
+        llm.clear()
         device.phase = phase
-        for _ in token_ids(model, prompt, SamplingParams(), n + 1, on_decode=on_decode):
+        for _ in token_ids(model, llm.sequence, prompt, SamplingParams(), n + 1, on_decode=on_decode):
             pass
         device.finish()
         device.phase = ""

@@ -55,10 +55,10 @@ def test_prefill_and_decode_follow_the_rule(
         expected = model(torch.tensor([ids]), attention_mask=mask).logits[0].numpy()
     with llmcl.load(str(folder), dtype="float32", max_context=128, **options) as llm:
         assert relative_error(llm.logits(ids), expected) < 1e-4
-        llm.model.cache.truncate(0)
-        llm.model.prefill(ids[:60])
+        llm.model.cache.truncate(llm.sequence, 0)
+        llm.model.prefill(llm.sequence, ids[:60])
         for token in ids[60:]:
-            llm.model.decode_token(token)
+            llm.model.decode_token(llm.sequence, token)
         decoded = llm.device.read(llm.model.act.logits, np.float32, (config.vocab_size,))
         assert relative_error(decoded, expected[-1]) < 1e-4
 
@@ -71,8 +71,8 @@ def test_a_window_in_chunks_is_the_window_in_one_piece(tmp_path: Path) -> None:
     with llmcl.load(str(folder), dtype="float32", max_context=128, mask_mod=window) as llm:
         logits = {}
         for chunk in (N_TOKENS, 1, 7, 16, 33, 64):
-            llm.model.cache.truncate(0)
-            llm.model.prefill(ids, chunk=chunk)
+            llm.model.cache.truncate(llm.sequence, 0)
+            llm.model.prefill(llm.sequence, ids, chunk=chunk)
             logits[chunk] = llm.device.read(llm.model.act.logits, np.float32, (config.vocab_size,))
             assert relative_error(logits[chunk], logits[N_TOKENS]) < 1e-5, chunk
 

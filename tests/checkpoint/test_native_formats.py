@@ -44,7 +44,7 @@ def logits_of(device: Device, path: Path, types: WeightTypes, ids: list[int]) ->
     with open_checkpoint(str(path)) as checkpoint:
         weights = load_weights(device, checkpoint, types)
         model = Model(device, checkpoint.config, weights, KVCache(device, checkpoint.config, 64, "float32"))
-    return model.logits(ids)
+    return model.logits(model.cache.sequence(), ids)
 
 
 # q and k, v in one matrix of several types; gate and up of two types cannot alternate and are held in float32.

@@ -40,7 +40,7 @@ def test_reading_a_prompt_is_reported_and_changes_nothing(
         monkeypatch.setattr(Device, "is_cpu", False)  # then the host is a part ahead, as with a GPU
         calls.clear()
         llm.reset()
-        llm.model.prefill([*prompt, *expected[:3]], progress=lambda *call: calls.append(call))
+        llm.model.prefill(llm.sequence, [*prompt, *expected[:3]], progress=lambda *call: calls.append(call))
         np.testing.assert_allclose(
             llm.device.read(llm.model.act.logits, np.float32, logits.shape), logits, atol=1e-2 * np.abs(logits).max()
         )
@@ -71,7 +71,7 @@ def test_a_callback_that_raises_leaves_a_conversation_as_it_was(default_device: 
             sequence = llm.model.cache.sequence()
             with pytest.raises(KeyboardInterrupt):
                 llm.generate(prompt, sequence=sequence, progress=stop, **options)
-            assert llm.model.cache.token_ids == prompt[: stop_at // 48 * 48] or stop_at == 150
+            assert sequence.token_ids == prompt[: stop_at // 48 * 48] or stop_at == 150
             assert llm.generate(prompt, sequence=sequence, **options).token_ids == expected
 
 

@@ -17,6 +17,7 @@ from llmcl.engine.llm import LLM
 from llmcl.kernels.common.step_state import RING
 from llmcl.kernels.cpu import one_launch
 from llmcl.models.model import Model
+from llmcl.models.sequence import SequenceState
 from llmcl.ops.sample import SamplingParams
 from llmcl.runtime.device import Device
 
@@ -151,12 +152,13 @@ def test_answers_longer_than_the_ring_of_sampled_tokens(small: LLM) -> None:
 
 def test_a_closed_generation_leaves_a_cache_that_can_be_built_on(small: LLM) -> None:
     fresh = small.generate(prompt(40), max_tokens=12, ignore_eos=True).token_ids
-    begun = token_ids(small.model, prompt(40), SamplingParams(), 100)
+    small.clear()
+    begun = token_ids(small.model, small.sequence, prompt(40), SamplingParams(), 100)
     told = [next(begun) for _ in range(5)]
     begun.close()
     assert told == fresh[:5]
-    assert small.model.cache.token_ids == prompt(40) + told
-    going_on = token_ids(small.model, [*prompt(40), *told], SamplingParams(), 7, reuse_cache=True)
+    assert small.sequence.token_ids == prompt(40) + told
+    going_on = token_ids(small.model, small.sequence, [*prompt(40), *told], SamplingParams(), 7)
     assert list(going_on) == fresh[5:]
 
 
@@ -167,14 +169,15 @@ def test_the_common_prefix_is_reused(held: int, small: LLM, monkeypatch: pytest.
     counts: list[int] = []
     prefill = small.model.prefill
 
-    def counted(new: Sequence[int], **options: Any) -> None:
+    def counted(sequence: SequenceState, new: Sequence[int], **options: Any) -> None:
         counts.append(len(new))
-        prefill(new, **options)
+        prefill(sequence, new, **options)
 
     monkeypatch.setattr(small.model, "prefill", counted)
-    reused = list(token_ids(small.model, ids, SamplingParams(), 5, reuse_cache=True))
+    reused = list(token_ids(small.model, small.sequence, ids, SamplingParams(), 5))
     assert counts == [max(1, 40 - held)]  # the last token's logits are not kept
-    assert reused == list(token_ids(small.model, ids, SamplingParams(), 5))
+    small.clear()
+    assert reused == list(token_ids(small.model, small.sequence, ids, SamplingParams(), 5))
 
 
 def test_the_device_makes_no_more_steps_than_tokens_need(small: LLM) -> None:

@@ -38,9 +38,9 @@ def prefilled(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
     prefill = llm.model.prefill
 
-    def counted(token_ids: Any, **options: Any) -> None:
+    def counted(sequence: Any, token_ids: Any, **options: Any) -> None:
         counts.append(len(token_ids))
-        prefill(token_ids, **options)
+        prefill(sequence, token_ids, **options)
 
     monkeypatch.setattr(llm.model, "prefill", counted)
     return counts
@@ -388,7 +388,7 @@ def test_a_chat_template_of_the_users_is_checked_before_the_weights_are_loaded(
             time.sleep(0.005)
         raise AssertionError("loaded whole before the template was looked at")
 
-    monkeypatch.setattr("llmcl.engine.llm.load_weights", load_weights)
+    monkeypatch.setattr("llmcl.engine.loading.load_weights", load_weights)
     with pytest.raises(CheckpointError, match="not valid Jinja in line 2"):
         llmcl.load(str(folder), device=default_device.entry.index, chat_template="x\n{{ x")
 

@@ -326,4 +326,4 @@ def test_an_interrupt_at_a_line_leaves_a_model_that_answers_right(llm: LLM, monk
     gc.collect()
     llm.reset()
     if isinstance(llm.model.cache, PagedKVCache):
-        assert len(llm.model.cache.pool.free()) == PAGES
+        assert len(llm.model.cache.free()) == PAGES

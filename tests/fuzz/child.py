@@ -89,7 +89,7 @@ class Models:
 
     def load(self, path: str, **settings: Any) -> Any:
         """`llmcl.load`. Raises Unreached before the weights of a model that needs other kernels."""
-        from llmcl.engine import llm
+        from llmcl.engine import loading
         from llmcl.runtime.device import Device
         from llmcl.runtime.platforms import find_devices
         from llmcl.runtime.selection import select_device
@@ -113,8 +113,8 @@ class Models:
         usual = all(settings.get(name) in (None, "auto", "float32") for name in _CHOOSE_KERNELS)
         with ExitStack() as limits:
             if not self.compiles and (what != self.first or not usual):
-                limits.enter_context(mock.patch.object(llm, "load_weights", _raise_unreached))
-            return llm.load(path, **settings | {"device": self.device})
+                limits.enter_context(mock.patch.object(loading, "load_weights", _raise_unreached))
+            return loading.load(path, **settings | {"device": self.device})
 
 
 _CHOOSE_KERNELS = "dtype", "quantize", "activation_dtype", "kv_dtype", "kv_page_tokens", "kernel_options"

@@ -24,9 +24,7 @@ from llmcl.progress import COMPILING
 from llmcl.runtime.device import Buffer, Device
 
 GEMMA2 = gemma2_config(windows=(20, None))
-QWEN2 = small_config(
-    architecture="qwen2", qkv_bias=True, n_q_heads=4, head_dim=64, hidden_size=256, intermediate_size=512
-)
+QWEN2 = small_config(architecture="qwen2", n_q_heads=4, head_dim=64, hidden_size=256, intermediate_size=512)
 UNITS, LEFT = 0, 16  # slots of the counters
 MODELS: dict[str, tuple[ModelConfig, dict[str, Any]]] = {
     "float16 with mods": (GEMMA2, {"dtype": "float16", "score_mod": alibi(4)}),
@@ -60,11 +58,12 @@ def small(cpu: Device, loaded: LLM) -> Iterator[LLM]:
 def step_logits(model: Model, n_prompt: int, n_steps: int) -> np.ndarray:
     """Logits of n_steps decode steps after a prompt: float32 [n_steps, vocab]."""
     ids = np.random.default_rng(5).integers(0, model.config.vocab_size, n_prompt + n_steps).tolist()
-    model.cache.truncate(0)
-    model.prefill(ids[:n_prompt])
+    sequence = model.cache.sequence()
+    model.cache.truncate(sequence, 0)
+    model.prefill(sequence, ids[:n_prompt])
     rows = []
     for token in ids[n_prompt:]:
-        model.decode_token(token)
+        model.decode_token(sequence, token)
         rows.append(model.device.read(model.act.logits, np.float32, (model.config.vocab_size,)))
     return np.stack(rows)
 

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers import windows_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmcl.checkpoint import expected_tensors
 from llmcl.errors import CheckpointError, UnsupportedModelError
 from llmcl.models.config import ModelConfig, RopeScaling, config_from_gguf, config_from_hf
 from llmcl.models.families import FAMILIES
+from llmcl.models.families.blocks import Attention, GatedMlp
 
 HF_CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -71,7 +72,7 @@ def test_hf_config_is_read():
         architecture="llama",
         hidden_size=576,
         intermediate_size=1536,
-        n_layers=30,
+        layers=((Attention(), GatedMlp()),) * 30,
         n_q_heads=9,
         n_kv_heads=3,
         head_dim=64,
@@ -147,22 +148,22 @@ def test_every_family_has_the_defaults_of_transformers():
         assert config.tie_embeddings == theirs.tie_word_embeddings, model_type
         assert config.rms_norm_eps == theirs.rms_norm_eps, model_type
         assert config.rope_theta == theirs.rope_parameters["rope_theta"], model_type
-        assert config.attention_soft_cap == getattr(theirs, "attn_logit_softcapping", None), model_type
+        assert config.attention(0).soft_cap == getattr(theirs, "attn_logit_softcapping", None), model_type
         assert config.logit_soft_cap == getattr(theirs, "final_logit_softcapping", None), model_type
         scalar = getattr(theirs, "query_pre_attn_scalar", None)
         assert config.attention_scale == (None if scalar is None else scalar**-0.5), model_type
         window = getattr(theirs, "sliding_window", None)
         types = getattr(theirs, "layer_types", None) or ["sliding_attention"] * 30
         windows = tuple(window if kind == "sliding_attention" else None for kind in types)
-        assert [config.window(i) for i in range(30)] == list(windows), model_type
+        assert windows_of(config) == windows, model_type
 
 
 @pytest.mark.parametrize(
     ("changes", "windows"),
     [
         ({"model_type": "mistral", "sliding_window": 100}, (100, 100, 100)),
-        ({"model_type": "mistral", "sliding_window": None}, ()),
-        ({"model_type": "qwen2", "sliding_window": 100, "max_window_layers": 1}, ()),
+        ({"model_type": "mistral", "sliding_window": None}, (None,) * 3),
+        ({"model_type": "qwen2", "sliding_window": 100, "max_window_layers": 1}, (None,) * 3),
         (
             {"model_type": "qwen2", "sliding_window": 100, "max_window_layers": 1, "use_sliding_window": True},
             (None, 100, 100),
@@ -179,7 +180,7 @@ def test_every_family_has_the_defaults_of_transformers():
     ],
 )
 def test_the_window_of_each_layer(changes, windows):
-    assert hf(architectures=None, num_hidden_layers=3, **changes).windows == windows
+    assert windows_of(hf(architectures=None, num_hidden_layers=3, **changes)) == windows
 
 
 @pytest.mark.parametrize(
@@ -287,9 +288,9 @@ def test_n_parameters(tied):
     config = hf(**sizes, tie_word_embeddings=tied)
     model = LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=tied))
     assert config.n_parameters() == model.num_parameters()
-    assert config.n_parameters() == sum(math.prod(shape) for shape in expected_tensors(config).values())
+    assert config.n_parameters() == sum(math.prod(shape) for shape in config.tensors().values())
     names = {name for name, _ in model.named_parameters()}
-    assert set(expected_tensors(config)) == names
+    assert set(config.tensors()) == names
 
 
 @pytest.mark.parametrize(
@@ -398,21 +399,21 @@ def gguf_of(architecture: str, **changes: Any) -> dict[str, Any]:
 
 
 def test_a_window_in_a_gguf_file():
-    assert from_gguf({"llama.attention.sliding_window": 4096}).windows == (4096,) * 30
+    assert windows_of(from_gguf({"llama.attention.sliding_window": 4096})) == (4096,) * 30
     gemma2 = config_from_gguf(gguf_of("gemma2", **{"gemma2.attention.sliding_window": 64}), [])
-    assert gemma2.windows == (64, None) * 15
-    assert config_from_gguf(gguf_of("gemma2"), []).windows == (4096, None) * 15
+    assert windows_of(gemma2) == (64, None) * 15
+    assert windows_of(config_from_gguf(gguf_of("gemma2"), [])) == (4096, None) * 15
     with pytest.raises(UnsupportedModelError, match=r"sliding-window.*qwen2\.attention\.sliding_window 64"):
         config_from_gguf(gguf_of("qwen2", **{"qwen2.attention.sliding_window": 64}), [])
 
 
 def test_what_gguf_says_of_gemma2():
     config = config_from_gguf(gguf_of("gemma2"), [])
-    assert (config.attention_soft_cap, config.logit_soft_cap, config.norm_offset) == (50.0, 30.0, 0.0)
-    assert (config.embedding_scale, config.activation, config.attention_scale) == (24.0, "gelu_tanh", None)
+    assert (config.attention(0).soft_cap, config.logit_soft_cap, config.norm_offset) == (50.0, 30.0, 0.0)
+    assert (config.embedding_scale, config.attention_scale) == (24.0, None)
     caps = {"gemma2.attn_logit_softcapping": 20.0, "gemma2.final_logit_softcapping": 10.0}
     config = config_from_gguf(gguf_of("gemma2", **caps), [])
-    assert (config.attention_soft_cap, config.logit_soft_cap) == (20.0, 10.0)
+    assert (config.attention(0).soft_cap, config.logit_soft_cap) == (20.0, 10.0)
     # The size with 46 layers divides by hidden_size / heads, which the format cannot say.
     large = {"gemma2.block_count": 46, "gemma2.attention.head_count": 3, "gemma2.attention.key_length": 64}
     large |= {"gemma2.attention.value_length": 64}

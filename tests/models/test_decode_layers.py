@@ -11,11 +11,12 @@ import pytest
 
 from llmcl.attention.masks import alibi, sliding_window
 from llmcl.attention.mods import bind_mods, trace_mods
-from llmcl.engine.llm import load_random
+from llmcl.engine.loading import load_random
 from llmcl.kernels.nvidia.decode_layers import NvidiaDecodeLayers
 from llmcl.models.config import ModelConfig
 from llmcl.models.kv_cache import KVCache
-from llmcl.models.model import Model, decode_layers
+from llmcl.models.model import Model
+from llmcl.models.stack import decode_layers
 from llmcl.runtime.device import Device
 
 SHAPES = {
@@ -27,7 +28,11 @@ SHAPES = {
 
 def why_not(model: Model) -> str | None:
     row = NvidiaDecodeLayers()
-    return row.why_not(model.device, decode_layers(model)) if row.suits(model.device) else "the device is not NVIDIA's"
+    if not row.suits(model.device):
+        return "the device is not NVIDIA's"
+    layers = decode_layers(model.layers, model.decode_ops)
+    assert layers is not None
+    return row.why_not(model.device, layers)
 
 
 def config_file(folder: Path, shape: dict[str, Any]) -> str:
@@ -94,14 +99,14 @@ def test_equals_the_separate_launches(device: Device, tmp_path: Path, shape: str
     rng = np.random.default_rng(1)
     prompt = rng.integers(0, 320, 577).tolist()
     for which in (one, separate):
-        which.prefill(prompt)
+        which.prefill(which.cache.sequence(), prompt)
     for step in range(40):
         token = int(rng.integers(0, 320))
         for which in (one, separate):
-            which.decode_token(token)
+            which.decode_token(which.cache.sequence(), token)
         if step % 13:
             continue
-        position = one.cache.position
+        position = one.cache.sequence().position
         expected = buffers(separate, config, position)
         for name, found in buffers(one, config, position).items():
             error = np.abs(found - expected[name]).max() / np.abs(expected[name]).max()
@@ -120,7 +125,7 @@ def test_rounded_activations_are_the_same_to_the_bit(device: Device, tmp_path: P
     for one_launch in (True, False):
         model = Model(device, config, weights, KVCache(device, config, 64, "float16"), persistent=one_launch)
         assert why_not(model) is None
-        model.decode_token(5)
+        model.decode_token(model.cache.sequence(), 5)
         found.append(buffers(model, config, 1))
     for name in found[0]:
         np.testing.assert_array_equal(found[0][name], found[1][name], err_msg=name)

@@ -22,6 +22,7 @@ from helpers import (
     small_config,
     transformers_logits,
     transformers_model,
+    with_blocks,
 )
 
 import llmcl
@@ -39,11 +40,9 @@ WINDOW = 20  # no multiple of a tile of keys
 
 FAMILIES: dict[str, ModelConfig] = {
     "mistral": small_config(architecture="mistral", windows=(WINDOW, WINDOW)),
-    "qwen2": small_config(architecture="qwen2", qkv_bias=True, n_q_heads=4, head_dim=16, tie_embeddings=True),
-    "qwen2-windows": small_config(
-        architecture="qwen2", qkv_bias=True, n_q_heads=4, head_dim=16, n_layers=3, windows=(None, WINDOW, WINDOW)
-    ),
-    "qwen3": small_config(architecture="qwen3", qk_norm=True, n_q_heads=6, n_kv_heads=2, hidden_size=96),
+    "qwen2": small_config(architecture="qwen2", n_q_heads=4, head_dim=16, tie_embeddings=True),
+    "qwen2-windows": small_config(architecture="qwen2", n_q_heads=4, head_dim=16, windows=(None, WINDOW, WINDOW)),
+    "qwen3": small_config(architecture="qwen3", n_q_heads=6, n_kv_heads=2, hidden_size=96),
     "gemma2": gemma2_config(windows=(WINDOW, None, WINDOW)),
 }
 
@@ -54,11 +53,11 @@ def ids_for(config: ModelConfig) -> list[int]:
 
 def decode(llm: LLM, ids: Sequence[int], from_position: int, chunk: int | None = None) -> np.ndarray:
     """Logits of every position from from_position - 1 on: what is before it is prefilled."""
-    llm.model.cache.truncate(0)
-    llm.model.prefill(ids[:from_position], chunk=chunk)
+    llm.model.cache.truncate(llm.sequence, 0)
+    llm.model.prefill(llm.sequence, ids[:from_position], chunk=chunk)
     rows = [last_logits(llm)]
     for token in ids[from_position:]:
-        llm.model.decode_token(token)
+        llm.model.decode_token(llm.sequence, token)
         rows.append(last_logits(llm))
     return np.stack(rows)
 
@@ -118,10 +117,10 @@ def save_gguf(path: Path, config: ModelConfig, weights: Mapping[str, np.ndarray]
     writer.add_value_length(config.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_theta)
-    if config.windows:
+    if config.has_windows:
         writer.add_sliding_window(WINDOW)
-    if config.attention_soft_cap is not None and config.logit_soft_cap is not None:
-        writer.add_attn_logit_softcapping(config.attention_soft_cap)
+    if (cap := config.attention(0).soft_cap) is not None and config.logit_soft_cap is not None:
+        writer.add_attn_logit_softcapping(cap)
         writer.add_final_logit_softcapping(config.logit_soft_cap)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("default")
@@ -181,31 +180,31 @@ def test_the_twin_computes_what_transformers_does(name: str) -> None:
     assert relative_error(reference.forward(config, weights, ids_for(config)), expected) < 1e-5
 
 
+def has_window(block: Any) -> bool:
+    return getattr(block, "window", None) is not None
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_part_of_a_family_shows(name: str) -> None:
     """A text on which leaving a part out changes nothing would not show that llmcl has it."""
     config = FAMILIES[name]
     weights = random_weights(config, seed=1)
-    if config.qkv_bias:  # the shapes stay those of the configuration
-        without_bias = {key: 0.0 * value if key.endswith(".bias") else value for key, value in weights.items()}
+    without_bias = {key: 0.0 * value if key.endswith(".bias") else value for key, value in weights.items()}
     logits = reference.forward(config, weights, ids_for(config))
     plain = small_config()
-    for field in (
-        "activation",
-        "embedding_scale",
-        "attention_scale",
-        "attention_soft_cap",
-        "logit_soft_cap",
-        "windows",
-    ):
+    for field in ("embedding_scale", "attention_scale", "logit_soft_cap"):
         if getattr(config, field) != getattr(plain, field):
             changed = dataclasses.replace(config, **{field: getattr(plain, field)})
             assert relative_error(reference.forward(changed, weights, ids_for(config)), logits) > 100 * BOUND, field
-    if config.qkv_bias:
+    usual: dict[str, Any] = {"activation": "silu", "soft_cap": None, "window": None, "head_norms": False}
+    for field, value in usual.items():
+        changed = with_blocks(config, lambda block: {field: value} if hasattr(block, field) else {})  # noqa: B023
+        if changed != config:
+            assert relative_error(reference.forward(changed, weights, ids_for(config)), logits) > 100 * BOUND, field
+    if any(name.endswith(".bias") for name in weights):
         assert relative_error(reference.forward(config, without_bias, ids_for(config)), logits) > 100 * BOUND
-    if config.windows:
-        off_by_one = tuple(window and window + 1 for window in config.windows)
-        changed = dataclasses.replace(config, windows=off_by_one)
+    if config.has_windows:
+        changed = with_blocks(config, lambda block: {"window": block.window + 1} if has_window(block) else {})
         assert relative_error(reference.forward(changed, weights, ids_for(config)), logits) > 10 * BOUND
 
 
@@ -237,9 +236,10 @@ def test_a_users_functions_come_after_those_of_the_model(default_device: Any, tm
         group = query.shape[1] // key.shape[1]
         key, value = (x.repeat_interleave(group, dim=1) for x in (key, value))
         scores = query @ key.transpose(2, 3) * scaling
-        scores = config.attention_soft_cap * torch.tanh(scores / config.attention_soft_cap)
+        block = config.attention(module.layer_idx)
+        scores = block.soft_cap * torch.tanh(scores / block.soft_cap)
         scores = scores * 3.0 - torch.from_numpy(slopes)[None, :, None, None] * distance
-        window = config.window(module.layer_idx) or N_TOKENS
+        window = block.window or N_TOKENS
         scores = scores.masked_fill(unseen | (distance < 0) | (distance >= window), -torch.inf)
         return (scores.softmax(dim=-1) @ value).transpose(1, 2), None
 
@@ -257,7 +257,7 @@ def test_a_users_functions_come_after_those_of_the_model(default_device: Any, tm
 
 def test_layers_of_the_same_rules_share_a_program(default_device: Any) -> None:
     """One program for all windows, one for layers without, however many layers there are."""
-    config = dataclasses.replace(FAMILIES["mistral"], n_layers=6, windows=(20, None, 20, None, 20, None))
+    config = small_config("mistral", windows=(20, None, 20, None, 20, None))
     mods = trace_layer_mods(config, 128).bind(default_device)
     assert len({mod.prelude for mod in mods}) == 2
     assert mods[0] is mods[2] is mods[4] and mods[1] is mods[3] is mods[5]

@@ -58,7 +58,7 @@ def step_logits(llm: LLM, ids: list[int]) -> np.ndarray:
     """Logits after each of `ids`, one decode step each, after those of the prompt that the cache holds."""
     found = []
     for token in ids:
-        llm.model.decode_token(token)
+        llm.model.decode_token(llm.sequence, token)
         found.append(llm.device.read(llm.model.act.logits, np.float32, (llm.config.vocab_size,)))
     return np.stack(found)
 
@@ -80,7 +80,7 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(
         assert behind.max() <= tolerance * largest
 
         llm.reset()
-        llm.model.prefill(prompt)
+        llm.model.prefill(llm.sequence, prompt)
         steps = step_logits(llm, answer)
         assert np.abs(steps - expected[N_PROMPT:]).max() <= tolerance * largest
         llm.reset()

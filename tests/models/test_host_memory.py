@@ -14,7 +14,7 @@ from llmcl.checkpoint import open_checkpoint
 # A CPU device's buffers are the process's own memory and are left out; pages of mapped files are not anonymous.
 PROGRAM = """
 import re
-import llmcl.engine.llm as engine
+import llmcl.engine.loading as engine
 
 def anonymous_bytes():
     return int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024

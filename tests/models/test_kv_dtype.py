@@ -16,7 +16,7 @@ from llmcl.checkpoint.quantize import quantize_rows
 from llmcl.engine.llm import LLM
 from llmcl.errors import UsageError
 from llmcl.kernels.nvidia.decode_layers import NvidiaDecodeLayers
-from llmcl.models.model import decode_layers
+from llmcl.models.stack import decode_layers
 from llmcl.runtime.device import Device
 
 TEXT = (
@@ -48,9 +48,9 @@ def test_a_model_with_a_rounded_cache_is_its_twin(tmp_path: Path, default_device
     ) as llm:
         prefilled = llm.logits(ids)
         llm.reset()
-        llm.model.prefill(ids[:40])
+        llm.model.prefill(llm.sequence, ids[:40])
         for token in ids[40:]:
-            llm.model.decode_token(token)
+            llm.model.decode_token(llm.sequence, token)
         decoded = llm.device.read(llm.model.act.logits, np.float32, (config.vocab_size,))
     # Where float32 and float64 round to different sides, a number of the cache is one step off.
     assert relative_error(prefilled, twin) < 2e-3 < relative_error(unrounded, twin)
@@ -82,5 +82,7 @@ def test_heads_that_the_format_cannot_hold_are_refused(tmp_path: Path, default_d
 
 def test_the_one_launch_of_nvidia_is_refused(default_device: Device) -> None:
     with llmcl.load_random("smollm2-135m", device=default_device, kv_dtype="q8_0", max_context=64) as llm:
-        reason = NvidiaDecodeLayers().why_not(llm.device, decode_layers(llm.model))
+        layers = decode_layers(llm.model.layers, llm.model.decode_ops)
+        assert layers is not None
+        reason = NvidiaDecodeLayers().why_not(llm.device, layers)
     assert reason is not None and "16-bit" in reason and "q8_0" in reason

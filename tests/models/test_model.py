@@ -101,9 +101,9 @@ def test_random_models_agree_with_transformers(name: str, load_folder: Callable[
     assert logits.dtype == np.float32 and logits.shape == (len(ids), config.vocab_size)
     assert relative_error(logits, reference) <= BOUND
     # The decode kernels are others than those of the prefill.
-    llm.model.cache.truncate(len(ids) - 3)
+    llm.model.cache.truncate(llm.sequence, len(ids) - 3)
     for i in range(len(ids) - 3, len(ids)):
-        llm.model.decode_token(ids[i])
+        llm.model.decode_token(llm.sequence, ids[i])
         assert relative_error(last_logits(llm), reference[i]) <= BOUND
 
 
@@ -118,7 +118,7 @@ def test_weights_are_exactly_those_of_the_file(dtype: str, name: str, load_folde
     ids = random_ids(70)
 
     def step(token: int) -> np.ndarray:  # decode rounds nothing but weights, on a GPU's matrix units prefill does
-        llm.model.decode_token(token)
+        llm.model.decode_token(llm.sequence, token)
         return last_logits(llm)
 
     logits = np.stack([step(token) for token in ids])
@@ -144,8 +144,8 @@ def test_a_prompt_longer_than_a_prefill_chunk(load_folder: Callable[..., LLM]) -
     ids = random_ids(llm.model.chunk + 89)
     reference = transformers_logits(transformers_model(config, weights), ids)
     assert relative_error(llm.logits(ids), reference) <= BOUND
-    llm.model.cache.truncate(0)
-    llm.model.prefill(ids)
+    llm.model.cache.truncate(llm.sequence, 0)
+    llm.model.prefill(llm.sequence, ids)
     assert relative_error(last_logits(llm), reference[-1]) <= BOUND
     answer = llm.generate(ids, max_tokens=2)
     assert answer.token_ids[0] == int(np.argmax(reference[-1]))
@@ -169,8 +169,8 @@ def last_logits(llm: LLM) -> np.ndarray:
 
 
 def after_prefill(llm: LLM, ids: Sequence[int], chunk: int | None = None) -> np.ndarray:
-    llm.model.cache.truncate(0)
-    llm.model.prefill(ids, chunk=chunk)
+    llm.model.cache.truncate(llm.sequence, 0)
+    llm.model.prefill(llm.sequence, ids, chunk=chunk)
     return last_logits(llm)
 
 
@@ -178,9 +178,9 @@ def after_prefill(llm: LLM, ids: Sequence[int], chunk: int | None = None) -> np.
 def test_prefill_equals_single_steps(n: int, small: LLM) -> None:
     ids = random_ids(n)
     whole = after_prefill(small, ids)
-    small.model.cache.truncate(0)
+    small.model.cache.truncate(small.sequence, 0)
     for token in ids:
-        small.model.decode_token(token)
+        small.model.decode_token(small.sequence, token)
     assert relative_error(last_logits(small), whole) <= SAME
 
 
@@ -195,9 +195,9 @@ def test_chunks_and_steps_of_the_demo_model_equal_the_whole(smollm2: LLM) -> Non
     ids = smollm2.tokenizer.encode(TEXT)[:80]
     whole = after_prefill(smollm2, ids)
     assert relative_error(after_prefill(smollm2, ids, 7), whole) <= SAME
-    smollm2.model.cache.truncate(60)
+    smollm2.model.cache.truncate(smollm2.sequence, 60)
     for token in ids[60:]:
-        smollm2.model.decode_token(token)
+        smollm2.model.decode_token(smollm2.sequence, token)
     assert relative_error(last_logits(smollm2), whole) <= SAME
 
 
@@ -206,24 +206,27 @@ def test_after_truncation_nothing_of_what_followed_is_seen(kept: int, small: LLM
     ids, other = random_ids(140), random_ids(33)
     expected = after_prefill(small, [*ids[:kept], *other])
     after_prefill(small, ids)
-    small.model.cache.truncate(kept)
-    small.model.prefill(other)
-    assert small.model.cache.token_ids == [*ids[:kept], *other]
+    small.model.cache.truncate(small.sequence, kept)
+    small.model.prefill(small.sequence, other)
+    assert small.sequence.token_ids == [*ids[:kept], *other]
     assert relative_error(last_logits(small), expected) <= SAME
 
 
 def test_the_cache_takes_exactly_what_fits(small: LLM) -> None:
     ids = random_ids(small.max_context)
     after_prefill(small, ids)
-    for one_more in (small.model.prefill, lambda ids: small.model.decode_token(ids[0])):
+    model, sequence = small.model, small.sequence
+    for one_more in (lambda: model.prefill(sequence, [3]), lambda: model.decode_token(sequence, 3)):
         with pytest.raises(ContextLengthError, match=f"1 tokens after {len(ids)} .* {small.max_context} tokens"):
-            one_more([3])
-    assert small.model.cache.token_ids == ids
+            one_more()
+    assert small.sequence.token_ids == ids
 
 
 @pytest.mark.parametrize("token", [-1, 131])
 def test_ids_outside_the_vocabulary_are_refused(token: int, small: LLM) -> None:
-    for use in (small.logits, small.model.prefill, lambda ids: small.model.decode_token(ids[-1]), small.generate):
+    model, sequence = small.model, small.sequence
+    passes = (lambda ids: model.prefill(sequence, ids), lambda ids: model.decode_token(sequence, ids[-1]))
+    for use in (small.logits, *passes, small.generate):
         with pytest.raises(UsageError, match=f"token id {token} is not in the vocabulary; expected 0 to 130"):
             use([5, token])
     with pytest.raises(UsageError, match="no tokens"):

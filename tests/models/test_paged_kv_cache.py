@@ -14,8 +14,8 @@ from helpers import POISON
 import llmcl
 from llmcl.engine.llm import LLM
 from llmcl.errors import OutOfDeviceMemoryError, UsageError
-from llmcl.models.kv_cache import KVSequence
 from llmcl.models.paged_kv_cache import PagedKVCache
+from llmcl.models.sequence import SequenceState, Step
 from llmcl.runtime.device import Device
 
 SHAPE = {
@@ -63,10 +63,9 @@ def cache(pair: tuple[LLM, LLM]) -> PagedKVCache:
     llm = pair[1]
     cache = llm.model.cache
     assert isinstance(cache, PagedKVCache)
-    cache.activate(cache.sequence())
-    llm._prompts.truncate(0)
-    assert len(cache.pool.free()) == PAGES
-    np.random.default_rng(1).shuffle(cache.pool.order)
+    cache.truncate(llm.sequence, 0)
+    assert len(cache.free()) == PAGES
+    np.random.default_rng(1).shuffle(cache.order)
     for buffer in cache.buffers():
         llm.device.fill(buffer, POISON)
     return cache
@@ -76,23 +75,21 @@ def random_ids(n: int, seed: int = 0) -> list[int]:
     return [int(i) for i in np.random.default_rng(seed).integers(3, 320, n)]
 
 
-def extend(llm: LLM, sequence: KVSequence, ids: list[int], *, decode: bool = False) -> np.ndarray:
+def extend(llm: LLM, sequence: SequenceState, ids: list[int], *, decode: bool = False) -> np.ndarray:
     """Logits after `ids`, appended to the sequence by the prefill or by the decode kernels."""
-    llm.model.cache.activate(sequence)
     if decode:
         for token in ids:
-            llm.model.decode_token(token)
+            llm.model.decode_token(sequence, token)
     else:
-        llm.model.prefill(ids)
+        llm.model.prefill(sequence, ids)
     return llm.device.read(llm.model.act.logits, np.float32, (llm.config.vocab_size,))
 
 
 def expected(llm: LLM, *parts: tuple[list[int], bool]) -> np.ndarray:
     """The same on the contiguous cache, from the beginning: (ids, by decode) each."""
-    sequence = llm.model.cache.sequence()
-    sequence.truncate(0)
+    llm.model.cache.truncate(llm.sequence, 0)
     for ids, decode in parts:
-        logits = extend(llm, sequence, ids, decode=decode)
+        logits = extend(llm, llm.sequence, ids, decode=decode)
     return logits
 
 
@@ -101,12 +98,12 @@ def test_logits_are_those_of_a_contiguous_cache(pair: tuple[LLM, LLM], cache: Pa
     contiguous, paged = pair
     ids = random_ids(700)
     np.testing.assert_array_equal(paged.logits(ids), contiguous.logits(ids))
-    assert cache.active.pages != sorted(cache.active.pages)
+    assert paged.sequence.pages != sorted(paged.sequence.pages)
     more = random_ids(68, seed=1)
-    actual = extend(paged, cache.active, more, decode=True)
-    assert np.all(np.isfinite(actual)) and cache.position == 768
+    actual = extend(paged, paged.sequence, more, decode=True)
+    assert np.all(np.isfinite(actual)) and paged.sequence.position == 768
     # `logits` takes chunks of its own, so the reference does as well.
-    np.testing.assert_array_equal(actual, extend(contiguous, contiguous.model.cache.active, more, decode=True))
+    np.testing.assert_array_equal(actual, extend(contiguous, contiguous.sequence, more, decode=True))
 
 
 def test_generation_is_that_of_a_contiguous_cache(pair: tuple[LLM, LLM], cache: PagedKVCache) -> None:
@@ -122,11 +119,11 @@ def test_a_fork_shares_pages_and_diverges(pair: tuple[LLM, LLM], cache: PagedKVC
     trunk = cache.sequence()
     extend(paged, trunk, prefix)
     fork = cache.fork(trunk)
-    assert fork.pages == trunk.pages and len(cache.pool.free()) == PAGES - 3
+    assert fork.pages == trunk.pages and len(cache.free()) == PAGES - 3
     np.testing.assert_array_equal(extend(paged, fork, b, decode=True), expected(contiguous, (prefix, False), (b, True)))
     assert fork.pages[:2] == trunk.pages[:2] and fork.pages[2] != trunk.pages[2]
     np.testing.assert_array_equal(extend(paged, trunk, a), expected(contiguous, (prefix, False), (a, False)))
-    assert len(cache.pool.free()) == PAGES - 2 - 2 - 2
+    assert len(cache.free()) == PAGES - 2 - 2 - 2
     more = random_ids(20, seed=3)
     np.testing.assert_array_equal(
         extend(paged, fork, more), expected(contiguous, (prefix, False), (b, True), (more, False))
@@ -138,7 +135,7 @@ def test_a_fork_at_the_end_of_a_page_copies_nothing(pair: tuple[LLM, LLM], cache
     extend(pair[1], trunk, random_ids(2 * PAGE))
     fork = cache.fork(trunk)
     extend(pair[1], fork, [5], decode=True)
-    assert fork.pages[:2] == trunk.pages and len(cache.pool.free()) == PAGES - 3
+    assert fork.pages[:2] == trunk.pages and len(cache.free()) == PAGES - 3
 
 
 def test_going_back_into_a_shared_page_leaves_the_other_alone(pair: tuple[LLM, LLM], cache: PagedKVCache) -> None:
@@ -147,7 +144,7 @@ def test_going_back_into_a_shared_page_leaves_the_other_alone(pair: tuple[LLM, L
     trunk = cache.sequence()
     extend(paged, trunk, ids)
     fork = cache.fork(trunk)
-    fork.truncate(40)
+    cache.truncate(fork, 40)
     extend(paged, fork, other)
     np.testing.assert_array_equal(
         extend(paged, trunk, other, decode=True), expected(contiguous, (ids, False), (other, True))
@@ -173,12 +170,11 @@ def test_free_pages_are_used_again_whatever_they_hold(pair: tuple[LLM, LLM], cac
     sequence, gone = cache.sequence(), cache.sequence()
     extend(paged, gone, random_ids(500, seed=2))
     extend(paged, sequence, kept[:100])
-    free_before = len(cache.pool.free())
+    free_before = len(cache.free())
     extend(paged, gone, random_ids(20, seed=3))
-    cache.activate(sequence)
     used = gone.pages
     del gone
-    assert len(cache.pool.free()) > free_before
+    assert len(cache.free()) > free_before
     page_bytes = PAGE * cache.shape.row_bytes
     poison = np.full(page_bytes // 2, np.float16(np.nan))
     for buffer in cache.buffers():
@@ -199,13 +195,13 @@ def test_an_exhausted_pool_is_an_error_that_changes_nothing(pair: tuple[LLM, LLM
     extend(paged, first, random_ids(700))
     with pytest.raises(OutOfDeviceMemoryError, match=r"need 6 pages of 64 tokens, but 5 of .* 16 are free.*kv_pages"):
         extend(paged, second, random_ids(321))
-    assert second.pages == [] and second.token_ids == [] and len(cache.pool.free()) == 5
+    assert second.pages == [] and second.token_ids == [] and len(cache.free()) == 5
     extend(paged, second, random_ids(320))
     with pytest.raises(OutOfDeviceMemoryError, match="need 1 pages of 64 tokens, but 0"):
         extend(paged, second, [5], decode=True)
-    first.truncate(64)
+    cache.truncate(first, 64)
     extend(paged, second, [5], decode=True)
-    assert len(cache.pool.free()) == PAGES - 1 - 6
+    assert len(cache.free()) == PAGES - 1 - 6
 
 
 def test_prompts_share_what_a_living_sequence_holds(pair: tuple[LLM, LLM], cache: PagedKVCache) -> None:
@@ -214,7 +210,7 @@ def test_prompts_share_what_a_living_sequence_holds(pair: tuple[LLM, LLM], cache
     held = cache.sequence()
     extend(paged, held, ids)
     new = cache.sequence()
-    cache.activate(new, [*ids[:130], 7, 8])
+    cache.share_prefix(new, [*ids[:130], 7, 8])
     assert new.token_ids == ids[:130] and new.pages == held.pages[:3]
 
 
@@ -241,14 +237,14 @@ def test_conversations_on_the_demo_model(smollm2: LLM, monkeypatch: pytest.Monke
         def said(llm: LLM) -> list[tuple[str, int]]:
             def turn(chat: llmcl.Chat, text: str) -> tuple[str, int]:
                 prefilled = 0
-                prefill = llm.model._prefill_chunks
+                prefill = llm.model._prefill_steps
 
-                def counted(ids: Sequence[int], *options: Any) -> Iterator[int]:
+                def counted(sequence: SequenceState, ids: Sequence[int], *options: Any) -> Iterator[Step]:
                     nonlocal prefilled
                     prefilled += len(ids)
-                    return prefill(ids, *options)
+                    return prefill(sequence, ids, *options)
 
-                monkeypatch.setattr(llm.model, "_prefill_chunks", counted)
+                monkeypatch.setattr(llm.model, "_prefill_steps", counted)
                 text = "".join(piece.text for piece in chat.send(text, max_tokens=12, **system))
                 monkeypatch.undo()
                 return text, prefilled

@@ -44,9 +44,9 @@ def test_random_weights_of_a_config_file(default_device: Device, tmp_path: Path)
         assert len(answer.token_ids) == 5 and answer.text == "" and answer.finish_reason == "length"
         logits = llm.logits([1, 2, 3])
         assert np.isfinite(logits).all() and 0.1 < logits.std() < 10
-        assert llm.bench_prefill(100) > 0 and llm.model.cache.position == 100
+        assert llm.bench_prefill(100) > 0 and llm.sequence.position == 100
         times = llm.bench_decode(5, depth=30)
-        assert len(times) == 5 and min(times) > 0 and llm.model.cache.position == 35
+        assert len(times) == 5 and min(times) > 0 and llm.sequence.position == 35
         with pytest.raises(UsageError, match="no tokenizer"):
             llm.generate("text")
         with pytest.raises(UsageError, match="no chat template"):

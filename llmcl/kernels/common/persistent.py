@@ -16,7 +16,10 @@ from llmcl.runtime.device import Buffer, Device, Launch
 
 @dataclass(frozen=True)
 class DecodeLayer:
-    """Weights and cache of a layer. is_plain: nothing but norm, QKV, attention, output, norm, gate and up, down."""
+    """Weights and cache of a layer.
+
+    gate: "swiglu" or "geglu". is_plain: it is nothing but norm, QKV, attention, output, norm, gate and up, down.
+    """
 
     attention_norm: Buffer
     qkv: Weight
@@ -27,6 +30,7 @@ class DecodeLayer:
     k: Buffer
     v: Buffer
     mods: Mods
+    gate: str
     is_plain: bool
 
     @property
@@ -38,8 +42,8 @@ class DecodeLayer:
 class DecodeLayers:
     """All layers of a decode step, from x float32 [hidden] to x.
 
-    hidden, ffn: sizes of the residual stream and of the gated MLP; gate: "swiglu" or "geglu"; n_splits: runs of keys of
-    a head; rope float32 [head_dim].
+    hidden, ffn: sizes of the residual stream and of the gated MLP; n_splits: runs of keys of a head; rope float32
+    [head_dim].
     """
 
     layers: Sequence[DecodeLayer]
@@ -48,7 +52,6 @@ class DecodeLayers:
     hidden: int
     ffn: int
     eps: float
-    gate: str
     n_splits: int
     x: Buffer
     rope: Buffer

@@ -56,7 +56,7 @@ class StepState:
         return f"state[{slot}]"
 
     def write_pages(self, pages: Sequence[int], first: int = 0) -> None:
-        """Puts `pages` into the page table of the active sequence, from entry `first` on."""
+        """Puts `pages` into the page table of the step's sequence, from entry `first` on."""
         offset = 4 * (N_SLOTS + first)
         if len(pages) == 1:  # as decode goes on: a write would wait for the steps that are under way
             self._device.fill(self.state, np.int32(pages[0]), offset, 4)

@@ -47,8 +47,8 @@ class NvidiaDecodeLayers(PersistentLayers):
             return "the device's kernels for this dtype are not NVIDIA's"
         if not all(layer.is_plain for layer in layers):
             return "the layers have biases or further norms"
-        if any(layer.mods is not layers[0].mods for layer in layers):
-            return "the layers differ in their attention rules"
+        if any(layer.mods is not layers[0].mods or layer.gate != layers[0].gate for layer in layers):
+            return "the layers differ in their attention rules or activations"
         if device.compute_units < shape.n_kv_heads:
             return "the device has fewer compute units than the model KV heads"
         needed, limit = _local_bytes(device, step), LOCAL_BYTES.get(device.entry.ptx_arch, LEAST_LOCAL_BYTES)
@@ -65,7 +65,7 @@ class NvidiaDecodeLayers(PersistentLayers):
             **shape.constants(step.step),
             "WEIGHT": kernel_name(layers[0].qkv.dtype),
             "EPS": float(step.eps),
-            "GATE": GATES[step.gate],
+            "GATE": GATES[layers[0].gate],
             "GROUP_SIZE": shape.group_size,
             "N_SPLITS": n_splits,
             "SCALE": shape.scale,

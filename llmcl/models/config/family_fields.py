@@ -8,10 +8,12 @@ import numpy as np
 
 from llmcl.models.config.limits import MAX_SOFT_CAP
 from llmcl.models.config.reader import Reader
-from llmcl.models.families.family import Family, WindowPattern
+from llmcl.models.families.family import Family, LayerSettings, WindowPattern
+
+Windows = tuple[int | None, ...]  # the window of each layer, None for the whole text
 
 
-def family_fields(read: Reader, family: Family, prefix: str, hidden_size: int) -> dict[str, Any]:
+def family_fields(read: Reader, family: Family, prefix: str, hidden_size: int, windows: Windows) -> dict[str, Any]:
     """The fields that follow from the family, and those that both formats state under the same key."""
 
     def soft_cap(key: str) -> float | None:
@@ -19,20 +21,16 @@ def family_fields(read: Reader, family: Family, prefix: str, hidden_size: int) -
             return None
         return read.number(prefix + key, 0.0, MAX_SOFT_CAP)
 
+    cap = soft_cap("attn_logit_softcapping")
     return {
-        "qkv_bias": family.qkv_bias,
-        "qk_norm": family.qk_norm,
-        "post_norms": family.post_norms,
-        "activation": family.activation,
+        "layers": tuple(family.layer(LayerSettings(window, cap)) for window in windows),
         "embedding_scale": float(np.sqrt(np.float32(hidden_size))) if family.scaled_embedding else 1.0,
-        "attention_soft_cap": soft_cap("attn_logit_softcapping"),
         "logit_soft_cap": soft_cap("final_logit_softcapping"),
     }
 
 
-def windows_by_pattern(pattern: WindowPattern, window: int | None, n_layers: int, first: int) -> tuple[int | None, ...]:
+def windows_by_pattern(pattern: WindowPattern, window: int | None, n_layers: int, first: int) -> Windows:
     """first: the first layer with a window, for the pattern "late"."""
-    if window is None or pattern == "none":
-        return ()
-    layers = {"all": range(n_layers), "even": range(0, n_layers, 2), "late": range(first, n_layers)}[pattern]
+    every = range(n_layers)
+    layers = {"none": (), "all": every, "even": every[::2], "late": every[first:]}[pattern]
     return tuple(window if layer in layers else None for layer in range(n_layers))

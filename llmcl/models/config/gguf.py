@@ -7,7 +7,7 @@ from typing import Any
 
 from llmcl.errors import CheckpointError, shown
 from llmcl.models.config import limits
-from llmcl.models.config.family_fields import family_fields, windows_by_pattern
+from llmcl.models.config.family_fields import Windows, family_fields, windows_by_pattern
 from llmcl.models.config.model_config import ModelConfig, checked
 from llmcl.models.config.reader import Reader, unsupported
 from llmcl.models.config.rope import scaling_from_gguf
@@ -67,12 +67,12 @@ def config_from_gguf(
     if family.soft_caps and n_layers == _GEMMA2_27B_LAYERS:
         # The format has no key for query_pre_attn_scalar; it is head_dim in all sizes but this one (as llama.cpp).
         attention_scale = (hidden_size / n_q_heads) ** -0.5
+    windows = _windows(read, arch, family, n_layers, max_position)
     return checked(
         ModelConfig(
             architecture=architecture,
             hidden_size=hidden_size,
             intermediate_size=read.size(f"{arch}.feed_forward_length", limits.MAX_INTERMEDIATE),
-            n_layers=n_layers,
             n_q_heads=n_q_heads,
             n_kv_heads=read.size(f"{arch}.attention.head_count_kv", limits.MAX_HEADS, default=n_q_heads),
             head_dim=head_dim,
@@ -86,21 +86,20 @@ def config_from_gguf(
             bos_token_id=next(iter(read.token_ids("tokenizer.ggml.bos_token_id", vocab_size)), None),
             eos_token_ids=_eos_token_ids(read, tokens, vocab_size),
             attention_scale=attention_scale,
-            windows=_windows(read, arch, family, n_layers, max_position),
-            **family_fields(read, family, f"{arch}.", hidden_size),
+            **family_fields(read, family, f"{arch}.", hidden_size, windows),
         ),
         "GGUF metadata",
     )
 
 
-def _windows(read: Reader, arch: str, family: Family, n_layers: int, max_position: int) -> tuple[int | None, ...]:
+def _windows(read: Reader, arch: str, family: Family, n_layers: int, max_position: int) -> Windows:
     key = f"{arch}.attention.sliding_window"
     default = family.defaults.get("sliding_window", 0) if family.windows == "even" else 0
     window = read.size(key, limits.MAX_WINDOW, default=default, minimum=0) or None
     if family.windows == "late":
         if window is not None and window < max_position:
             unsupported(f"sliding-window attention in a GGUF file of this architecture ({key} {window})")
-        return ()
+        return (None,) * n_layers
     return windows_by_pattern("all" if family.windows == "none" else family.windows, window, n_layers, 0)
 
 

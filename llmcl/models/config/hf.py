@@ -7,12 +7,13 @@ from typing import Any
 
 from llmcl.errors import shown
 from llmcl.models.config import limits
-from llmcl.models.config.family_fields import family_fields, windows_by_pattern
+from llmcl.models.config.family_fields import Windows, family_fields, windows_by_pattern
 from llmcl.models.config.model_config import ModelConfig, checked
 from llmcl.models.config.reader import Reader, unsupported
 from llmcl.models.config.rope import rope_from_hf
 from llmcl.models.families import FAMILIES
-from llmcl.models.families.family import Activation, Family
+from llmcl.models.families.blocks import Activation, GatedMlp
+from llmcl.models.families.family import Family, LayerSettings
 
 _DTYPES = ("float32", "float16", "bfloat16")
 _ACTIVATIONS: dict[Activation, tuple[str, tuple[str, ...]]] = {
@@ -53,7 +54,6 @@ def config_from_hf(config: Mapping[str, Any], generation_config: Mapping[str, An
             architecture=model_type,
             hidden_size=hidden_size,
             intermediate_size=read.size("intermediate_size", limits.MAX_INTERMEDIATE),
-            n_layers=n_layers,
             n_q_heads=n_q_heads,
             n_kv_heads=read.size("num_key_value_heads", limits.MAX_HEADS, default=n_q_heads),
             head_dim=read.size("head_dim", limits.MAX_HEAD_DIM, default=default_head_dim),
@@ -68,15 +68,14 @@ def config_from_hf(config: Mapping[str, Any], generation_config: Mapping[str, An
             eos_token_ids=eos_token_ids or read.token_ids("eos_token_id", vocab_size),
             norm_offset=family.norm_offset,
             attention_scale=attention_scale,
-            windows=_windows(read, family, n_layers, max_position),
-            **family_fields(read, family, "", hidden_size),
+            **family_fields(read, family, "", hidden_size, _windows(read, family, n_layers, max_position)),
         ),
         "config.json",
     )
 
 
-def _windows(read: Reader, family: Family, n_layers: int, max_position: int) -> tuple[int | None, ...]:
-    """The window of each layer; () where no layer has one."""
+def _windows(read: Reader, family: Family, n_layers: int, max_position: int) -> Windows:
+    """The window of each layer."""
     window = None
     if read.get("sliding_window") is not None:
         window = read.size("sliding_window", limits.MAX_WINDOW)
@@ -100,7 +99,7 @@ def _windows(read: Reader, family: Family, n_layers: int, max_position: int) -> 
     if not layer_types:
         return windows_by_pattern(family.windows, window, n_layers, first)
     if "sliding_attention" not in layer_types:
-        return ()
+        return (None,) * n_layers
     if family.windows == "none":
         unsupported("layers of type 'sliding_attention' (layer_types) in this architecture")
     if len(layer_types) != n_layers:
@@ -120,7 +119,8 @@ def _refuse_features(read: Reader, family: Family) -> None:
             unsupported(f"projections with a bias ({key} true)")
     if read.get("use_bidirectional_attention", False) is not False:
         unsupported("attention to later tokens (use_bidirectional_attention)")
-    key, known = _ACTIVATIONS[family.activation]
+    mlp = next(block for block in family.layer(LayerSettings(None, None)) if isinstance(block, GatedMlp))
+    key, known = _ACTIVATIONS[mlp.activation]
     if (activation := read.text(key, default=known[0])) not in known:
         unsupported(f"the activation {shown(activation)} ({key})", f"it supports {known[0]}")
     if (quantization := read.table("quantization_config")) is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
@@ -10,10 +11,11 @@ from llmcl.errors import CheckpointError
 from llmcl.models.config.limits import MAX_INTERMEDIATE
 from llmcl.models.config.reader import unsupported
 from llmcl.models.config.rope import RopeScaling, inverse_frequencies
-from llmcl.models.families.family import Activation
+from llmcl.models.families.blocks import Attention, Layer, MatrixPlan, layer_name
 
 # Kernels read rows in vectors of 16.
 _SIZE_MULTIPLE = 16
+FINAL_NORM = "model.norm.weight"
 
 
 @dataclass(frozen=True)
@@ -23,16 +25,17 @@ class ModelConfig:
     max_position: trained context length in tokens. dtype: what the checkpoint stores, one of "float32", "float16",
     "bfloat16", "quantized". bos_token_id and eos_token_ids lie within the vocabulary.
 
-    The fields with defaults are what Llama does not have. qkv_bias, qk_norm, post_norms, activation, norm_offset: see
-    `families.Family`. embedding_scale: factor of the embeddings. attention_scale: factor of the scores, None for
-    1/sqrt(head_dim). attention_soft_cap, logit_soft_cap: c in c tanh(x / c), of scores and of logits. windows: tokens
-    that each layer sees back, itself included, None for all; () where no layer has a window.
+    layers: the blocks of each layer, as the family declares them (`families/blocks.py`).
+
+    The fields with defaults are what Llama does not have. norm_offset: see `families.Family`. embedding_scale: factor
+    of the embeddings. attention_scale: factor of the scores, None for 1/sqrt(head_dim). logit_soft_cap: c in
+    c tanh(logit / c).
     """
 
     architecture: str
     hidden_size: int
     intermediate_size: int
-    n_layers: int
+    layers: tuple[Layer, ...]
     n_q_heads: int
     n_kv_heads: int
     head_dim: int
@@ -45,34 +48,49 @@ class ModelConfig:
     dtype: str
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
-    qkv_bias: bool = False
-    qk_norm: bool = False
-    post_norms: bool = False
-    activation: Activation = "silu"
     norm_offset: float = 0.0
     embedding_scale: float = 1.0
     attention_scale: float | None = None
-    attention_soft_cap: float | None = None
     logit_soft_cap: float | None = None
-    windows: tuple[int | None, ...] = ()
+
+    @property
+    def n_layers(self) -> int:
+        return len(self.layers)
 
     def inv_freq(self) -> np.ndarray:
         """Rotary frequencies in radians per position, float32 [head_dim / 2]."""
         return inverse_frequencies(self.head_dim, self.rope_theta, self.rope_scaling)
 
-    def window(self, layer: int) -> int | None:
-        """Tokens that a layer's queries see back, themselves included; None for all."""
-        return self.windows[layer] if self.windows else None
+    def attention(self, layer: int) -> Attention:
+        """The attention block of a layer; each has one."""
+        return next(block for block in self.layers[layer] if isinstance(block, Attention))
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether the attention of a layer sees less than the whole text."""
+        return any(self.attention(i).window is not None for i in range(self.n_layers))
+
+    def top_matrices(self) -> dict[str, MatrixPlan]:
+        """The matrices that belong to no layer: the embedding, and the output head where that is another."""
+        names = {"embedding": "model.embed_tokens.weight", "head": "lm_head.weight"}
+        if self.tie_embeddings:
+            del names["head"]
+        rows = (self.vocab_size,)
+        return {what: MatrixPlan(what, self.hidden_size, (name,), rows) for what, name in names.items()}
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Name, as Hugging Face names it, and shape of every tensor that the model uses, in the order of their use."""
+        embedding, *head = (dict.fromkeys(plan.tensors, (plan.rows, plan.k)) for plan in self.top_matrices().values())
+        shapes: dict[str, tuple[int, ...]] = {**embedding}
+        for i, blocks in enumerate(self.layers):
+            for block in blocks:
+                shapes |= {layer_name(i, name): shape for name, shape in block.tensors(self).items()}
+        shapes[FINAL_NORM] = (self.hidden_size,)
+        return shapes | (head[0] if head else {})
 
     def n_parameters(self) -> int:
         """Number of weights, embeddings included; tied embeddings count once."""
-        q_size, kv_size = self.n_q_heads * self.head_dim, self.n_kv_heads * self.head_dim
-        attention = self.hidden_size * (2 * q_size + 2 * kv_size)
-        attention += (q_size + 2 * kv_size) * self.qkv_bias + 2 * self.head_dim * self.qk_norm
-        mlp = 3 * self.hidden_size * self.intermediate_size
-        layer = attention + mlp + (4 if self.post_norms else 2) * self.hidden_size
-        embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
-        return embeddings + self.n_layers * layer + self.hidden_size
+        return sum(map(prod, self.tensors().values()))
 
 
 def checked(config: ModelConfig, source: str) -> ModelConfig:

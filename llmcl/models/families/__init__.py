@@ -1,4 +1,7 @@
-"""The supported model families: a file each, whose name is config.json's `model_type` and which declares `FAMILY`."""
+"""The supported model families: a file each, whose name is config.json's `model_type` and which declares `FAMILY`.
+
+`blocks.py` has what a layer can be made of, `family.py` what a family declares.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,12 @@ from pkgutil import iter_modules
 
 from llmcl.models.families.family import Family
 
+_NO_FAMILIES = ("blocks", "family")
+
 FAMILIES: dict[str, Family] = {
-    name: import_module(f"{__name__}.{name}").FAMILY for _, name, _ in iter_modules(__path__) if name != "family"
+    name: import_module(f"{__name__}.{name}").FAMILY
+    for _, name, _ in iter_modules(__path__)
+    if name not in _NO_FAMILIES
 }
 
 # By GGUF's general.architecture.

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from llmcl.models.families.family import Family
+from llmcl.models.families.blocks import Attention, GatedMlp, Layer
+from llmcl.models.families.family import Family, LayerSettings
+
+
+def layer(settings: LayerSettings) -> Layer:
+    return (
+        Attention(post_norm="post_attention_layernorm", window=settings.window, soft_cap=settings.soft_cap),
+        GatedMlp("pre_feedforward_layernorm", post_norm="post_feedforward_layernorm", activation="gelu_tanh"),
+    )
+
 
 FAMILY = Family(
     "Gemma2ForCausalLM",
     "gemma2",
-    post_norms=True,
-    activation="gelu_tanh",
+    layer,
     norm_offset=1.0,
     scaled_embedding=True,
     soft_caps=True,
     windows="even",
+    gguf_modules={
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    },
     defaults={
         "num_key_value_heads": 4,
         "head_dim": 256,

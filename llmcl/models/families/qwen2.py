@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from llmcl.models.families.family import Family
+from llmcl.models.families.blocks import Attention, GatedMlp, Layer
+from llmcl.models.families.family import Family, LayerSettings
+
+
+def layer(settings: LayerSettings) -> Layer:
+    return Attention(bias=True, window=settings.window), GatedMlp()
+
 
 FAMILY = Family(
     "Qwen2ForCausalLM",
     "qwen2",
-    qkv_bias=True,
+    layer,
     windows="late",
     defaults={
         "num_key_value_heads": 32,

@@ -1,0 +1,282 @@
+"""From a name to an LLM: opens checkpoint and device, checks that there is room, loads the weights."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from os import PathLike
+from threading import Thread
+
+from llmcl.attention.mods import MaskMod, ScoreMod
+from llmcl.checkpoint import Checkpoint, open_checkpoint
+from llmcl.checkpoint.quantize import check_quantize
+from llmcl.engine.llm import LLM
+from llmcl.errors import UsageError, check_whole, shown
+from llmcl.kernels.common.dtype import ACTIVATION_DTYPES, QUANTIZED, check_dtype, check_kv_dtype
+from llmcl.kernels.implementation import check_only_kernels
+from llmcl.models.config import ModelConfig
+from llmcl.models.kv_cache import KVCache, capacity_for
+from llmcl.models.layer_mods import trace_layer_mods
+from llmcl.models.memory import check_memory, exact_queries, forecast
+from llmcl.models.model import Model
+from llmcl.models.paged_kv_cache import PagedKVCache, pool_pages
+from llmcl.models.random_shapes import random_shape_config
+from llmcl.models.weights import (
+    ModelWeights,
+    WeightTypes,
+    load_weights,
+    random_types,
+    random_weights,
+    stored_formats,
+)
+from llmcl.ops.attention_sizes import check_kernel_options
+from llmcl.progress import OPENING, Progress
+from llmcl.runtime.device import Device
+from llmcl.tokenizer import Tokenizer
+from llmcl.tokenizer import chat_template as templates
+
+_log = logging.getLogger(__name__)
+
+DEFAULT_CONTEXT = 4096
+
+
+@dataclass(frozen=True)
+class CacheRequest:
+    """What a caller asked of the KV cache: see `load`. Raises UsageError for what no cache can be."""
+
+    kv_dtype: str
+    max_context: int | None
+    page_tokens: int | None
+    pages: int | None
+
+    def __post_init__(self) -> None:
+        sizes = ("max_context", self.max_context), ("kv_page_tokens", self.page_tokens), ("kv_pages", self.pages)
+        for name, size in sizes:
+            if size is not None:
+                check_whole(name, size)
+        if self.pages is not None and self.page_tokens is None:
+            raise UsageError(
+                f"kv_pages is {self.pages} without kv_page_tokens; give the tokens of a page as well, e.g. 64"
+            )
+
+    def dtype(self, weights: str) -> str:
+        if self.kv_dtype == "auto":
+            return "float32" if weights == "float32" else "float16"
+        return self.kv_dtype
+
+    def context(self, config: ModelConfig) -> int:
+        """Tokens of a text."""
+        return min(config.max_position, DEFAULT_CONTEXT) if self.max_context is None else self.max_context
+
+    def tokens(self, max_context: int) -> int:
+        """Tokens of all texts."""
+        if self.page_tokens is None:
+            return capacity_for(max_context)
+        return self.page_tokens * pool_pages(max_context, self.page_tokens, self.pages)
+
+
+def load(
+    model: str,
+    *,
+    device: Device | str | int | None = None,
+    dtype: str = "auto",
+    quantize: str | None = None,
+    activation_dtype: str = "auto",
+    kv_dtype: str = "auto",
+    max_context: int | None = None,
+    kv_page_tokens: int | None = None,
+    kv_pages: int | None = None,
+    offline: bool = False,
+    progress: Progress | None = None,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
+    kernel_options: Mapping[str, int] | None = None,
+    chat_template: str | None = None,
+) -> LLM:
+    """Loads a model onto a device.
+
+    model: "smollm2", a folder with safetensors, a .gguf file, or a hub name such as "org/name".
+    device: an index, part of a name, "gpu" or "cpu"; None takes the preferred one. Or a Device that is open.
+    dtype: of the weights on the device: "float32", "bfloat16", "float16"; "auto" keeps what the checkpoint
+    stores, quantised or not. quantize: "q8_0", "q4_0" or "q4_k" quantises the matrices while loading
+    (docs/guide/quantization.md). activation_dtype: where a CPU has fast dot products for that, "auto" rounds what meets
+    quantised weights or keys to 8 bits and, in prefill, what meets bfloat16 weights to bfloat16, attention with such
+    or quantised weights included; "float32" never. Rounded, a greedy answer may also depend on the number of cores and
+    on what the cache held before (docs/guide/quantization.md).
+    kv_dtype: of the cache; "auto" is float16, or float32 beside float32 weights; "q8_0" takes half of float16's
+    memory. max_context: tokens of prompt and answer together; None: what the model was trained for, at most 4096.
+    kv_page_tokens: keeps keys and values in pages of so many tokens (a multiple of 64), so that each conversation has
+    a place of its own and those that begin alike share it; None: one contiguous cache. kv_pages: pages for all
+    conversations together; None: enough for one of max_context tokens.
+    progress(what, done, total) is called while downloading, loading (bytes) and compiling kernels (kernels).
+    score_mod(score, b, h, q_idx, kv_idx) and mask_mod(b, h, q_idx, kv_idx) -> bool: Python functions that are compiled
+    into the attention of every layer, beside the causal mask (docs/guide/attention.md); b is 0, h the query head, q_idx
+    and kv_idx are positions in the text.
+    offline: takes models of the hub from the cache only.
+    kernel_options: BLOCK_M, BLOCK_N, DV_TILE of prefill's attention, before those that `llmcl tune` stored.
+    chat_template: Jinja source, in place of the model's own or for a model that has none.
+
+    Raises a subclass of LlmclError: unknown model or device, damaged or unsupported checkpoint, too little memory
+    (forecast before anything is loaded).
+    """
+    start = time.perf_counter()
+    if not isinstance(model, (str, PathLike)) or not str(model):
+        raise UsageError(f"model is {shown(model)}; expected smollm2, a path, or a name of the hub")
+    cache = CacheRequest(kv_dtype, max_context, kv_page_tokens, kv_pages)
+    templates.start()  # before all cores pack weights
+    checkpoint = open_checkpoint(model, offline=offline, progress=progress)
+    with checkpoint:
+        trained = checkpoint.config.max_position
+        if max_context is not None and max_context > trained:
+            _log.warning(
+                "a context of %d tokens exceeds the %d that %s was trained for, and beyond them its answers may be no "
+                "good; lower it (--ctx-size, max_context)",
+                max_context,
+                trained,
+                model,
+            )
+        tokenizer = _tokenizer_beside(checkpoint, chat_template)  # while the device packs the weights
+
+        def on_progress(what: str, done: int, total: int) -> None:
+            if tokenizer.done():
+                tokenizer.result()  # its error now, and not after the last weight
+            if progress:
+                progress(what, done, total)
+
+        types = _weight_types(checkpoint, dtype, quantize, activation_dtype)
+        if progress:
+            progress(OPENING, 0, 0)
+        llm = _assemble(
+            model,
+            checkpoint.config,
+            _open_device(device, kernel_options),
+            lambda dev: load_weights(dev, checkpoint, types, on_progress),
+            types,
+            cache,
+            score_mod,
+            mask_mod,
+            progress,
+        )
+        llm.tokenizer = tokenizer.result()
+    llm.load_ms = (time.perf_counter() - start) * 1e3
+    return llm
+
+
+def load_random(
+    shape: str,
+    *,
+    device: Device | str | int | None = None,
+    dtype: str = "bfloat16",
+    activation_dtype: str = "auto",
+    kv_dtype: str = "auto",
+    max_context: int | None = None,
+    kv_page_tokens: int | None = None,
+    kv_pages: int | None = None,
+    kernel_options: Mapping[str, int] | None = None,
+    progress: Progress | None = None,
+    seed: int = 0,
+) -> LLM:
+    """A model of real shape with random weights made on the device, to measure speed without a download.
+
+    shape: a name in random_shapes.RANDOM_SHAPES, such as "llama-3.2-1b", or the path of a config.json. It has no
+    tokenizer: prompts are token ids, and pieces have no text. dtype: as in `load`, or "q8_0", "q4_0" and the other
+    quantised types (docs/guide/quantization.md): random numbers and scales, embedding and output head of 8 bits.
+
+    Raises a subclass of LlmclError, as `load` does.
+    """
+    start = time.perf_counter()
+    cache = CacheRequest(kv_dtype, max_context, kv_page_tokens, kv_pages)
+    config = random_shape_config(shape)
+    exact = _is_exact(activation_dtype)
+    types = random_types(config, config.dtype if dtype == "auto" else dtype, exact_activations=exact)
+    if progress:
+        progress(OPENING, 0, 0)
+    llm = _assemble(
+        f"random {shape}",
+        config,
+        _open_device(device, kernel_options),
+        lambda dev: random_weights(dev, config, types, seed, progress),
+        types,
+        cache,
+        progress=progress,
+    )
+    llm.load_ms = (time.perf_counter() - start) * 1e3
+    return llm
+
+
+def _tokenizer_beside(checkpoint: Checkpoint, chat_template: str | None) -> Future[Tokenizer]:
+    """Makes the tokenizer in a thread of its own, for which neither Ctrl-C nor the end of the program waits."""
+    future: Future[Tokenizer] = Future()
+
+    def make() -> None:
+        try:
+            tokenizer = Tokenizer.from_checkpoint(checkpoint)
+            if chat_template is not None:
+                tokenizer.use_chat_template(chat_template)
+            future.set_result(tokenizer)
+        except BaseException as error:  # it is raised where the result is asked for
+            future.set_exception(error)
+
+    Thread(target=make, name="tokenizer", daemon=True).start()
+    return future
+
+
+def _open_device(request: Device | str | int | None, kernel_options: Mapping[str, int] | None) -> Device:
+    device = Device.open(request)
+    device.kernel_options = check_kernel_options(kernel_options or {})
+    return device
+
+
+def _weight_types(checkpoint: Checkpoint, dtype: str, quantize: str | None, activation_dtype: str) -> WeightTypes:
+    if dtype in QUANTIZED:
+        raise UsageError(
+            f"dtype is {dtype!r}, which only random weights can be; quantize (--quantize) {dtype} quantises"
+        )
+    if dtype != "auto":
+        check_dtype(dtype, "dtype")
+    exact = _is_exact(activation_dtype)
+    if quantize is not None:
+        check_quantize(quantize)
+        if dtype != "auto":
+            raise UsageError(f"dtype is {dtype!r} with quantize {quantize!r}; give one of them, the other left out")
+    elif dtype != "auto" or checkpoint.config.dtype != "quantized":
+        return WeightTypes(checkpoint.config.dtype if dtype == "auto" else dtype, exact_activations=exact)
+    return WeightTypes("native", stored_formats(checkpoint, quantize), exact)
+
+
+def _is_exact(activation_dtype: str) -> bool:
+    if activation_dtype not in ACTIVATION_DTYPES:
+        raise UsageError(f"activation_dtype is {activation_dtype!r}; expected {' or '.join(ACTIVATION_DTYPES)}")
+    return activation_dtype == "float32"
+
+
+def _assemble(
+    name: str,
+    config: ModelConfig,
+    device: Device,
+    make_weights: Callable[[Device], ModelWeights],
+    types: WeightTypes,
+    request: CacheRequest,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
+    progress: Progress | None = None,
+) -> LLM:
+    dtype, max_context = types.name(config), request.context(config)
+    kv_dtype = check_kv_dtype(request.dtype(dtype), config.head_dim)
+    mods = trace_layer_mods(config, max_context, score_mod, mask_mod)
+    mods.check(config.n_q_heads, max_context)
+    check_only_kernels(device, "float32", kv_dtype, types.dtype)
+    check_memory(forecast(config, types, kv_dtype, max_context, device, request.tokens(max_context)), device)
+    exact = exact_queries(types, kv_dtype)
+    cache: KVCache  # first: it fails at once where a buffer is too large
+    if request.page_tokens is None:
+        cache = KVCache(device, config, max_context, kv_dtype, exact_queries=exact)
+    else:
+        paging = request.page_tokens, request.pages
+        cache = PagedKVCache(device, config, max_context, kv_dtype, *paging, exact_queries=exact)
+    weights = make_weights(device)
+    model = Model(device, config, weights, cache, mods=mods.bind(device), progress=progress)
+    return LLM(name, model, dtype, kv_dtype)

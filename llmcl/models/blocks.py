@@ -1,0 +1,117 @@
+"""Blocks on the device: the weights of each that a family can declare, and its launches.
+
+A block's launches are of two kinds. `keep` leaves in the cache what later tokens need of these tokens. `add` computes
+the block and adds its output to the residual stream x; it may need what `keep` left in the activations.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from llmcl.kernels.common.attention import Mods
+from llmcl.kernels.common.weight import Weight
+from llmcl.models.families import blocks
+from llmcl.models.layer_ops import LayerOps
+from llmcl.runtime.device import Buffer, Launch
+
+GATES = {"silu": "swiglu", "gelu_tanh": "geglu"}  # activation: epilogue of the product with gate and up
+
+
+@dataclass(frozen=True)
+class BlockWeights:
+    """norm, post_norm: float32 [hidden]; None: the block has none."""
+
+    norm: Buffer
+    post_norm: Buffer | None
+
+    @property
+    def matrices(self) -> list[Weight]:
+        return [value for value in vars(self).values() if isinstance(value, Weight)]
+
+
+@dataclass(frozen=True)
+class AttentionWeights(BlockWeights):
+    qkv: Weight  # [(n_q_heads + 2 n_kv_heads) head_dim, hidden]
+    output: Weight  # [hidden, n_q_heads head_dim]
+    bias: Buffer | None  # float32 [(n_q_heads + 2 n_kv_heads) head_dim]
+    head_norms: Buffer | None  # float32 [2, head_dim], of query heads and of key heads
+
+
+@dataclass(frozen=True)
+class MlpWeights(BlockWeights):
+    gate_up: Weight  # [2 intermediate, hidden], tiles alternate
+    down: Weight  # [hidden, intermediate]
+
+
+class BoundBlock(ABC):
+    """A block with its weights, and with its part of the cache if it has one."""
+
+    keeps: ClassVar[bool]  # whether later tokens need something of these
+    weights: BlockWeights
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has no norms or biases beyond Llama's: kernels that run all layers know no others."""
+        return self.weights.post_norm is None
+
+    def keep(self, ops: LayerOps) -> Iterator[Launch]:
+        yield from ()
+
+    @abstractmethod
+    def add(self, ops: LayerOps) -> Iterator[Launch]: ...
+
+
+@dataclass(frozen=True)
+class AttentionBlock(BoundBlock):
+    """k, v: keys and values of the layer, as the KV cache has them. mods: rules beside the causal one."""
+
+    keeps = True
+    weights: AttentionWeights
+    k: Buffer
+    v: Buffer
+    mods: Mods
+
+    @property
+    def is_plain(self) -> bool:
+        return super().is_plain and self.weights.bias is None and self.weights.head_norms is None
+
+    def keep(self, ops: LayerOps) -> Iterator[Launch]:
+        weights = self.weights
+        yield from ops.norm_linear(weights.norm, weights.qkv, ops.act.qkv)
+        yield from ops.adjust(weights.bias, weights.head_norms)
+        yield from ops.append(self.k, self.v)
+
+    def add(self, ops: LayerOps) -> Iterator[Launch]:
+        attended = ops.attended(self.weights.output)
+        yield from ops.attention(self.k, self.v, attended, self.mods)
+        yield from ops.add_linear(attended, self.weights.output, self.weights.post_norm)
+
+
+@dataclass(frozen=True)
+class MlpBlock(BoundBlock):
+    """gate: "swiglu" or "geglu"."""
+
+    keeps = False
+    weights: MlpWeights
+    gate: str
+
+    def add(self, ops: LayerOps) -> Iterator[Launch]:
+        weights = self.weights
+        gated = ops.gated(weights.gate_up, weights.down)
+        yield from ops.norm_linear(weights.norm, weights.gate_up, gated, epilogue=self.gate)
+        yield from ops.add_linear(gated, weights.down, weights.post_norm)
+
+
+WEIGHTS: dict[type[blocks.Block], Any] = {blocks.Attention: AttentionWeights, blocks.GatedMlp: MlpWeights}
+"""The weights of each block, made with what its `matrices` and `vectors` name."""
+
+
+def bind_block(block: blocks.Block, weights: BlockWeights, k: Buffer, v: Buffer, mods: Mods) -> BoundBlock:
+    """k, v, mods: of the layer, for the block that attends."""
+    if isinstance(weights, AttentionWeights):
+        return AttentionBlock(weights, k, v, mods)
+    assert isinstance(block, blocks.GatedMlp) and isinstance(weights, MlpWeights)
+    return MlpBlock(weights, GATES[block.activation])

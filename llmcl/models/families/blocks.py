@@ -1,0 +1,132 @@
+"""Blocks: what a layer can be made of. A family declares the blocks of its layers.
+
+A block adds to the residual stream: x += output(norm(x)). It says which tensors of a checkpoint it is made of, and how
+they lie on the device as matrices. `llmcl/models/blocks.py` computes it, and `llmcl/reference/model.py` is the twin.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+Activation = Literal["silu", "gelu_tanh"]
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+class Sizes(Protocol):
+    """What blocks need to know of a model: `ModelConfig` has it."""
+
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def intermediate_size(self) -> int: ...
+    @property
+    def n_q_heads(self) -> int: ...
+    @property
+    def n_kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class MatrixPlan:
+    """One weight [rows, k] and the tensors it is made of, one below the other or tile by tile in turn."""
+
+    name: str
+    k: int
+    tensors: tuple[str, ...]
+    tensor_rows: tuple[int, ...]
+    alternate: bool = False
+
+    @property
+    def rows(self) -> int:
+        return sum(self.tensor_rows)
+
+    def of_layer(self, i: int) -> MatrixPlan:
+        """The plan with the full names of layer i's tensors."""
+        tensors = tuple(layer_name(i, name) for name in self.tensors)
+        return replace(self, name=f"layer {i} {self.name}", tensors=tensors)
+
+
+def layer_name(i: int, tensor: str) -> str:
+    """The full name of a tensor of layer i."""
+    return f"model.layers.{i}.{tensor}"
+
+
+@dataclass(frozen=True)
+class Block(ABC):
+    """norm: the module of the RMS norm before the block. post_norm: that of its output; None: there is none."""
+
+    norm: str
+    post_norm: str | None = None
+
+    @abstractmethod
+    def matrices(self, sizes: Sizes) -> dict[str, MatrixPlan]:
+        """Its weights by the names that `llmcl/models/blocks.py` knows; tensors without the layer's prefix."""
+
+    def vectors(self, sizes: Sizes) -> dict[str, Shapes]:
+        """Its norms and biases, float32: the shapes of the tensors that each is joined from, {} for none."""
+        hidden = (sizes.hidden_size,)
+        post = {} if self.post_norm is None else {f"{self.post_norm}.weight": hidden}
+        return {"norm": {f"{self.norm}.weight": hidden}, "post_norm": post}
+
+    def tensors(self, sizes: Sizes) -> dict[str, tuple[int, ...]]:
+        """Name and shape of every tensor, without the layer's prefix."""
+        shapes = {name: shape for vector in self.vectors(sizes).values() for name, shape in vector.items()}
+        for plan in self.matrices(sizes).values():
+            shapes |= {name: (rows, plan.k) for name, rows in zip(plan.tensors, plan.tensor_rows, strict=True)}
+        return shapes
+
+
+@dataclass(frozen=True)
+class Attention(Block):
+    """Causal attention with rotary embeddings over the KV cache.
+
+    bias: the query, key and value projections add one. head_norms: an RMS norm of every query and key head before the
+    rotation. window: tokens that a query sees back, itself included; None for all. soft_cap: c in c tanh(score / c).
+    """
+
+    norm: str = "input_layernorm"
+    bias: bool = False
+    head_norms: bool = False
+    window: int | None = None
+    soft_cap: float | None = None
+
+    def matrices(self, sizes: Sizes) -> dict[str, MatrixPlan]:
+        q, kv = self._rows(sizes)
+        names = tuple(f"self_attn.{name}_proj.weight" for name in "qkv")
+        return {
+            "qkv": MatrixPlan("qkv", sizes.hidden_size, names, (q, kv, kv)),
+            "output": MatrixPlan("output", q, ("self_attn.o_proj.weight",), (sizes.hidden_size,)),
+        }
+
+    def vectors(self, sizes: Sizes) -> dict[str, Shapes]:
+        q, kv = self._rows(sizes)
+        biases = {f"self_attn.{name}_proj.bias": (rows,) for name, rows in zip("qkv", (q, kv, kv), strict=True)}
+        norms = {f"self_attn.{name}_norm.weight": (sizes.head_dim,) for name in "qk"}
+        own: dict[str, Shapes] = {"bias": biases if self.bias else {}, "head_norms": norms if self.head_norms else {}}
+        return super().vectors(sizes) | own
+
+    def _rows(self, sizes: Sizes) -> tuple[int, int]:
+        return sizes.n_q_heads * sizes.head_dim, sizes.n_kv_heads * sizes.head_dim
+
+
+@dataclass(frozen=True)
+class GatedMlp(Block):
+    """down(activation(gate(x)) * up(x))."""
+
+    norm: str = "post_attention_layernorm"
+    activation: Activation = "silu"
+
+    def matrices(self, sizes: Sizes) -> dict[str, MatrixPlan]:
+        hidden, ffn = sizes.hidden_size, sizes.intermediate_size
+        gate_up = ("mlp.gate_proj.weight", "mlp.up_proj.weight")
+        return {
+            "gate_up": MatrixPlan("gate and up", hidden, gate_up, (ffn, ffn), alternate=True),
+            "down": MatrixPlan("down", ffn, ("mlp.down_proj.weight",), (hidden,)),
+        }
+
+
+Layer = tuple[Block, ...]

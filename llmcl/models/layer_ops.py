@@ -1,0 +1,190 @@
+"""The ops of a layer as launches, in two forms: for one token (decode) and for many (prefill)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+
+from llmcl.kernels.common.attention import AttentionShape, Mods
+from llmcl.kernels.common.linear import Rows
+from llmcl.kernels.common.step_state import StepState
+from llmcl.kernels.common.weight import Weight
+from llmcl.models.config import ModelConfig
+from llmcl.ops.attention import attention_decode, attention_leaves, attention_prefill, rope_append
+from llmcl.ops.embed import embed
+from llmcl.ops.last_token import last_token
+from llmcl.ops.linear import leaves_form, linear_decode, linear_prefill, passed_form
+from llmcl.ops.qkv_adjust import qkv_adjust
+from llmcl.ops.rms_norm import rms_norm
+from llmcl.runtime.device import Buffer, Device, Launch
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Every intermediate result of a step, allocated once; n is the tokens of a chunk. All float32."""
+
+    x: Buffer  # [n, hidden]
+    normed: Buffer  # [n, hidden], input of a product in prefill; before a post norm, output of one
+    rope: Buffer  # [n, head_dim]
+    qkv: Buffer  # [n, n_q_heads + 2 n_kv_heads, head_dim]
+    attended: Buffer  # [n, n_q_heads, head_dim]
+    ffn: Buffer  # [n, intermediate]
+    part_ml: Buffer  # [n_q_heads, n_splits, 2]
+    part_acc: Buffer  # [n_q_heads, n_splits, head_dim]
+    logits: Buffer  # [vocab], of the step's last token
+
+    @classmethod
+    def alloc(cls, device: Device, config: ModelConfig, chunk: int, n_splits: int) -> Activations:
+        shapes = activation_shapes(config, chunk, n_splits)
+        return cls(**{name: device.alloc(4 * int(np.prod(shape)), name) for name, shape in shapes.items()})
+
+
+def activation_shapes(config: ModelConfig, chunk: int, n_splits: int) -> dict[str, tuple[int, ...]]:
+    heads = config.n_q_heads + 2 * config.n_kv_heads
+    return {
+        "x": (chunk, config.hidden_size),
+        "normed": (chunk, config.hidden_size),
+        "rope": (chunk, config.head_dim),
+        "qkv": (chunk, heads, config.head_dim),
+        "attended": (chunk, config.n_q_heads, config.head_dim),
+        "ffn": (chunk, config.intermediate_size),
+        "part_ml": (config.n_q_heads, n_splits, 2),
+        "part_acc": (config.n_q_heads, n_splits, config.head_dim),
+        "logits": (config.vocab_size,),
+    }
+
+
+@dataclass(frozen=True)
+class LayerOps(ABC):
+    """Launches of each op. shape: of the KV cache. n_splits: runs of keys of a head in decode. inv_freq float32
+    [head_dim / 2]. last_seen int32 [vocab]: see `Sampler`.
+    """
+
+    device: Device
+    config: ModelConfig
+    step: StepState
+    act: Activations
+    shape: AttentionShape
+    n_splits: int
+    inv_freq: Buffer
+    last_seen: Buffer
+
+    def embed(self, table: Weight) -> list[Launch]:
+        act, scale = self.act, self.config.embedding_scale
+        return embed(self.device, table, self.step, self.inv_freq, act.x, act.rope, self.last_seen, scale=scale)
+
+    @abstractmethod
+    def norm_linear(self, norm: Buffer, weight: Weight, out: Rows, epilogue: str = "store") -> list[Launch]:
+        """out = W rms_norm(x)."""
+
+    @abstractmethod
+    def linear(self, x: Rows, weight: Weight, out: Buffer, epilogue: str = "store") -> list[Launch]: ...
+
+    def add_linear(self, x: Rows, weight: Weight, post_norm: Buffer | None) -> list[Launch]:
+        """act.x += W x, or with a post norm += rms_norm(W x)."""
+        act = self.act
+        if post_norm is None:
+            return self.linear(x, weight, act.x, epilogue="add")
+        normed = rms_norm(self.device, act.normed, post_norm, act.x, self.config.rms_norm_eps, add=True)
+        return self.linear(x, weight, act.normed) + normed
+
+    def adjust(self, bias: Buffer | None, head_norms: Buffer | None) -> list[Launch]:
+        """Adds the bias of queries, keys and values, and normalises their heads."""
+        heads = {"n_q_heads": self.shape.n_q_heads, "n_kv_heads": self.shape.n_kv_heads}
+        size = self.shape.head_dim
+        return qkv_adjust(
+            self.device, self.act.qkv, bias, head_norms, **heads, head_dim=size, eps=self.config.rms_norm_eps
+        )
+
+    def append(self, k: Buffer, v: Buffer) -> list[Launch]:
+        """What leaves keys and values in the cache before attention."""
+        return []
+
+    @abstractmethod
+    def attention(self, k: Buffer, v: Buffer, out: Rows, mods: Mods) -> list[Launch]: ...
+
+    def attended(self, output: Weight) -> Rows:
+        """Where attention leaves its output, in the form that the product with `output` takes."""
+        return self.act.attended
+
+    def gated(self, gate_up: Weight, down: Weight) -> Rows:
+        """The same of the product with gate and up."""
+        return self.act.ffn
+
+
+class DecodeOps(LayerOps):
+    """One token: normalisation, rotation and cache append are part of the kernels that need them."""
+
+    def norm_linear(self, norm: Buffer, weight: Weight, out: Rows, epilogue: str = "store") -> list[Launch]:
+        assert isinstance(out, Buffer)
+        eps = self.config.rms_norm_eps
+        return linear_decode(self.device, weight, self.act.x, out, self.step, norm=norm, eps=eps, epilogue=epilogue)
+
+    def linear(self, x: Rows, weight: Weight, out: Buffer, epilogue: str = "store") -> list[Launch]:
+        assert isinstance(x, Buffer)
+        return linear_decode(self.device, weight, x, out, self.step, epilogue=epilogue)
+
+    def attention(self, k: Buffer, v: Buffer, out: Rows, mods: Mods) -> list[Launch]:
+        act = self.act
+        assert isinstance(out, Buffer)
+        return attention_decode(
+            self.device,
+            self.shape,
+            act.qkv,
+            act.rope,
+            self.step,
+            k,
+            v,
+            act.part_ml,
+            act.part_acc,
+            out,
+            n_splits=self.n_splits,
+            mods=mods,
+        )
+
+
+class PrefillOps(LayerOps):
+    """Many tokens: each op is a kernel of its own. What a product packs is left so where a kernel can."""
+
+    def attended(self, output: Weight) -> Rows:
+        form = passed_form(self.device, output)
+        if form is None or not attention_leaves(self.device, self.shape, form):
+            return self.act.attended
+        return form.rows(self.step, output.k)
+
+    def gated(self, gate_up: Weight, down: Weight) -> Rows:
+        form = passed_form(self.device, down)
+        if form is None or not leaves_form(self.device, gate_up, form):
+            return self.act.ffn
+        return form.rows(self.step, down.k, "gated")
+
+    def norm_linear(self, norm: Buffer, weight: Weight, out: Rows, epilogue: str = "store") -> list[Launch]:
+        return linear_prefill(
+            self.device,
+            weight,
+            self.act.x,
+            out,
+            self.step,
+            norm=norm,
+            normed=self.act.normed,
+            eps=self.config.rms_norm_eps,
+            epilogue=epilogue,
+        )
+
+    def linear(self, x: Rows, weight: Weight, out: Rows, epilogue: str = "store") -> list[Launch]:
+        return linear_prefill(self.device, weight, x, out, self.step, epilogue=epilogue)
+
+    def attention(self, k: Buffer, v: Buffer, out: Rows, mods: Mods) -> list[Launch]:
+        return attention_prefill(self.device, self.shape, self.act.qkv, self.step, k, v, out, mods=mods)
+
+    def append(self, k: Buffer, v: Buffer) -> list[Launch]:
+        return rope_append(self.device, self.shape, self.act.qkv, self.act.rope, self.step, k, v)
+
+    def last_token(self) -> list[Launch]:
+        """Leaves the last of the step's tokens alone for what follows."""
+        columns = (self.shape.n_q_heads + 2 * self.shape.n_kv_heads) * self.shape.head_dim
+        return last_token(
+            self.device, self.step, self.act.x, self.act.qkv, hidden=self.config.hidden_size, columns=columns
+        )

@@ -1,0 +1,87 @@
+"""The forward pass as launches: embedding, the blocks of each layer, output head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from llmcl.kernels import table
+from llmcl.kernels.common.persistent import DecodeLayer, DecodeLayers, PersistentLayers
+from llmcl.models.blocks import AttentionBlock, BoundBlock, MlpBlock
+from llmcl.models.layer_ops import DecodeOps, LayerOps, PrefillOps
+from llmcl.models.weights import ModelWeights
+from llmcl.ops.soft_cap import soft_cap
+from llmcl.runtime.device import Buffer, Launch
+
+Layers = Sequence[Sequence[BoundBlock]]
+
+
+def stack(weights: ModelWeights, layers: Layers, ops: LayerOps) -> Iterator[Launch]:
+    """The forward pass, top to bottom: from the step's token ids to `x` after the last layer."""
+    yield from ops.embed(weights.embedding)
+    for blocks in layers:
+        for block in blocks:
+            yield from block.keep(ops)
+            yield from block.add(ops)
+
+
+def prefill_stack(weights: ModelWeights, layers: Layers, ops: PrefillOps) -> tuple[list[Launch], list[Launch]]:
+    """stack() for many tokens in two: what every token needs, and what only a token whose logits are wanted needs.
+
+    The second begins where the last block has left in the cache what it keeps.
+    """
+    blocks = [block for layer in layers for block in layer]
+    last = max(i for i, block in enumerate(blocks) if block.keeps)
+    every = list(ops.embed(weights.embedding))
+    for block in blocks[:last]:
+        every += [*block.keep(ops), *block.add(ops)]
+    every += blocks[last].keep(ops)
+    rest = list(blocks[last].add(ops))
+    for block in blocks[last + 1 :]:
+        rest += block.add(ops)
+    return every, rest
+
+
+def decode_stack(
+    weights: ModelWeights, layers: Layers, ops: DecodeOps, *, persistent: bool
+) -> tuple[list[Launch], Mapping[str, Buffer]]:
+    """stack() for one token, its layers in one launch if the device can run them so.
+
+    And the activations, by name, in whose place that launch has others.
+    """
+    whole = decode_layers(layers, ops) if persistent else None
+    for row in table.implementations(PersistentLayers) if whole else ():
+        if whole and row.suits(ops.device) and row.why_not(ops.device, whole) is None:
+            bound = row.bind(ops.device, whole)
+            return [*ops.embed(weights.embedding), *bound.launches], bound.intermediates
+    return list(stack(weights, layers, ops)), {}
+
+
+def head(weights: ModelWeights, ops: LayerOps, logits: Buffer) -> list[Launch]:
+    """From `x` after the last layer to logits."""
+    product = ops.norm_linear(weights.final_norm, weights.head, logits)
+    return [*product, *soft_cap(ops.device, logits, ops.config.vocab_size, ops.config.logit_soft_cap)]
+
+
+def decode_layers(layers: Layers, ops: DecodeOps) -> DecodeLayers | None:
+    """The layers of a decode step, for kernels that run all of them; None if they are not attention and MLP in turn."""
+    found = []
+    for blocks in layers:
+        match blocks:
+            case [AttentionBlock(weights=a) as attention, MlpBlock(weights=m, gate=gate)]:
+                products = (a.norm, a.qkv, a.output, m.norm, m.gate_up, m.down)
+                is_plain = all(block.is_plain for block in blocks)
+                found.append(DecodeLayer(*products, attention.k, attention.v, attention.mods, gate, is_plain))
+            case _:
+                return None
+    config, act = ops.config, ops.act
+    return DecodeLayers(
+        found,
+        ops.shape,
+        ops.step,
+        config.hidden_size,
+        config.intermediate_size,
+        config.rms_norm_eps,
+        ops.n_splits,
+        act.x,
+        act.rope,
+    )
