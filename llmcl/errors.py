@@ -10,7 +10,7 @@ from numbers import Integral
 from typing import Any
 
 # What a user can ask for in numbers: sizes in bytes that are made of it are still whole numbers of 128 bits.
-LARGEST_NUMBER = 1 << 62
+MAX_NUMBER = 1 << 62
 _SHOWN_CHARACTERS = 80
 
 
@@ -69,8 +69,8 @@ class ContextLengthError(LlmclError, ValueError):
 
 
 def check_whole(name: str, value: object) -> None:
-    """Raises UsageError unless `value` is a whole number, 1 to LARGEST_NUMBER."""
-    if not isinstance(value, Integral) or not 1 <= int(value) <= LARGEST_NUMBER:
+    """Raises UsageError unless `value` is a whole number, 1 to MAX_NUMBER."""
+    if not isinstance(value, Integral) or not 1 <= int(value) <= MAX_NUMBER:
         raise UsageError(f"{name} is {shown(value)}; expected a whole number, 1 or more and at most 2^62")
 
 

@@ -136,7 +136,7 @@ class Llmcl:
 
     def facts(self) -> dict[str, Any]:
         """What only llmcl can say: the device, its read bandwidth in bytes/s, the bytes that a decode step reads."""
-        from llmcl.runtime.ceilings import read_bandwidth
+        from llmcl.runtime.roofline import read_bandwidth
 
         return {
             "device": self.llm.device.entry.label,

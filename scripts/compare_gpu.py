@@ -39,7 +39,7 @@ from llmcl.tools.benchmark import decode_bytes
 CHILD = Path(__file__).with_name("compare_gpu_child.py")
 OURS, EAGER, COMPILED, LLAMA = "llmcl", "PyTorch eager", "PyTorch compiled", "llama.cpp"
 CONTESTANTS = (OURS, EAGER, COMPILED, LLAMA)
-LARGEST_ON_CPU = 200_000_000  # weights
+MAX_ON_CPU = 200_000_000  # weights
 BYTES_PER_WEIGHT = 2  # bfloat16
 
 EPILOG = """\b
@@ -404,7 +404,7 @@ def make_shapes(names: Sequence[str], ggufs: Sequence[Path], plan: Plan) -> list
     configs = {name: random_shape_config(name) for name in names}
     if plan.on_cpu:
         for name, config in configs.items():
-            if config.n_parameters() > LARGEST_ON_CPU:
+            if config.n_parameters() > MAX_ON_CPU:
                 raise UsageError(
                     f"--random {name} has {config.n_parameters() / 1e9:.1f} billion weights and the device is a CPU; "
                     "name a GPU with --device, take a small config.json, or use scripts/compare_llama_cpp.py"

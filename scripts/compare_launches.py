@@ -17,13 +17,13 @@ from llmcl.cli.command import TYPER_SETTINGS, Command, run
 from llmcl.engine.llm import LLM
 from llmcl.engine.loading import load
 from llmcl.models.model import Model
-from llmcl.runtime.ceilings import read_bandwidth
+from llmcl.runtime.roofline import read_bandwidth
 from llmcl.tools.benchmark import decode_bytes
 
-TURNS, STEPS = 3, 48
+ROUNDS, STEPS = 3, 48
 EPILOG = """\b
-t/s           tokens a second: the median of the turns' median steps
-ratio         the time of separate launches over that of one: median of the turns (least - most)
+t/s           tokens a second: the median of the rounds' median steps
+ratio         the time of separate launches over that of one: median of the rounds (least - most)
 of bandwidth  bytes that a step in one launch reads, over its time, over a streaming read measured in the same run
 first token   from the start of `llmcl generate` to the first byte of its answer"""
 
@@ -38,17 +38,19 @@ def first_token_s(model: str, device: str | None) -> float:
         return time.perf_counter() - start
 
 
-def turns(llm: LLM, depth: int) -> tuple[list[float], list[float]]:
-    """Seconds of a step in one launch, and in separate launches, for each turn."""
-    together = llm.model
-    separate = Model(llm.device, llm.config, together.weights, together.cache, mods=together.mods, persistent=False)
-    times: dict[Model, list[float]] = {together: [], separate: []}
-    for _ in range(TURNS):
+def rounds(llm: LLM, depth: int) -> tuple[list[float], list[float]]:
+    """Seconds of a step in one launch, and in separate launches, for each round."""
+    persistent = llm.model
+    separate = Model(
+        llm.device, llm.config, persistent.weights, persistent.cache, mods=persistent.mods, persistent=False
+    )
+    times: dict[Model, list[float]] = {persistent: [], separate: []}
+    for _ in range(ROUNDS):
         for model, found in times.items():
             llm.model = model
             found.append(median(llm.bench_decode(STEPS, depth)))
-    llm.model = together
-    return times[together], times[separate]
+    llm.model = persistent
+    return times[persistent], times[separate]
 
 
 def compare_launches(
@@ -59,14 +61,14 @@ def compare_launches(
     device: opt.Device = None,
 ) -> None:
     """Decode in one launch a step against a launch for each kernel, a row for each model and depth."""
-    print("| model | depth | one launch, t/s | separate, t/s | ratio | of bandwidth | first token |")
+    print("| model | depth | persistent, t/s | separate, t/s | ratio | of bandwidth | first token |")
     print("|---|---:|---:|---:|---:|---:|---:|")
     for name in models:
         with load(name, device=device, max_context=max(depths) + 2 * STEPS) as llm:
-            first = median(first_token_s(name, device) for _ in range(TURNS))
+            first = median(first_token_s(name, device) for _ in range(ROUNDS))
             bandwidth = read_bandwidth(llm.device)
             for depth in depths:
-                one, separate = turns(llm, depth)
+                one, separate = rounds(llm, depth)
                 ratios = sorted(b / a for a, b in zip(one, separate, strict=True))
                 nbytes = decode_bytes(llm.weight_bytes_per_token, llm.kv_bytes_per_position, depth, STEPS)
                 share = nbytes / median(one) / bandwidth

@@ -84,7 +84,9 @@ def pytest_sessionstart() -> None:
     absent = missing([name for name in os.environ.get("LLMCL_TEST_REQUIRE", "").split(",") if name])
     if absent:
         unusable = "".join(
-            f"\n{entry.label} is not usable: {entry.why_not}" for entry in all_devices() if entry.why_not
+            f"\n{entry.label} is not usable: {entry.unusable_reason}"
+            for entry in all_devices()
+            if entry.unusable_reason
         )
         raise pytest.UsageError(
             f"LLMCL_TEST_REQUIRE names OpenCL implementations not found: {', '.join(absent)}{unusable}"
@@ -175,7 +177,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
             terminalreporter.line(f"left out: {name}, {entry.label}, {entry.driver_version} ({reason})")
     for entry in all_devices():
         if not entry.usable:
-            terminalreporter.line(f"not usable: {entry.label}, {entry.driver_version}: {entry.why_not}")
+            terminalreporter.line(f"not usable: {entry.label}, {entry.driver_version}: {entry.unusable_reason}")
     for name in missing([*EXPECTED]):
         terminalreporter.line(f"not found: {name} ({EXPECTED[name]})")
 

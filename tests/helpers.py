@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcl.kernels.common.dtype import TILE_ROWS
-from llmcl.kernels.common.linear import PackedRows
+from llmcl.kernels.common.linear import PackedActivations
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight, WeightPart
 from llmcl.models.config import ModelConfig, RopeScaling
@@ -337,10 +337,10 @@ def from_key_tiles(tiles: NDArray[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(tiles.swapaxes(2, 3).reshape(heads, n_tiles * 16, head_dim))
 
 
-def read_narrow(device: Device, rows: PackedRows, n: int) -> NDArray[np.float32]:
+def read_packed(device: Device, rows: PackedActivations, n: int) -> NDArray[np.float32]:
     """The first n rows of activations in blocks of 8 x 8, [n, k]."""
     bits = device.read(rows.buffer, np.uint16, (-(-n // 8), rows.k // 8, 8, 8))
-    return from_storage(bits.swapaxes(1, 2).reshape(-1, rows.k)[:n], rows.form.dtype)
+    return from_storage(bits.swapaxes(1, 2).reshape(-1, rows.k)[:n], rows.layout.dtype)
 
 
 def paired_buffers(step: StepState, values: int) -> list[Buffer]:

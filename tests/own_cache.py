@@ -20,4 +20,4 @@ def use_own_cache() -> None:
     """
     if "LLMCL_CACHE_DIR" not in os.environ:
         os.environ["LLMCL_CACHE_DIR"] = str(FOLDER)
-        shutil.rmtree(FOLDER / "findings", ignore_errors=True)
+        shutil.rmtree(FOLDER / "devices", ignore_errors=True)

@@ -175,8 +175,8 @@ def _compare(op: str, a: Pair, b: Pair) -> Pair:
         sign = "<" if op == "lt" else "<="
         return f"({a[1]} {sign} {b[0]})", f"({a[0]} {sign} {b[1]})"
     equal = f"({a[0]} == {b[1]} && {a[1]} == {b[0]})"
-    apart = f"({a[1]} < {b[0]} || {a[0]} > {b[1]})"
-    return (equal, f"!{apart}") if op == "eq" else (apart, f"!{equal}")
+    disjoint = f"({a[1]} < {b[0]} || {a[0]} > {b[1]})"
+    return (equal, f"!{disjoint}") if op == "eq" else (disjoint, f"!{equal}")
 
 
 def _logic(op: str, args: list[Pair]) -> Pair:

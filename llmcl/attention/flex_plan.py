@@ -13,7 +13,7 @@ import numpy as np
 
 from llmcl.attention.arrays import array_form
 from llmcl.attention.block_mask import BlockMask
-from llmcl.attention.key_runs import KeyRuns, all_keys, key_runs
+from llmcl.attention.kv_block_ranges import KVBlockRanges, all_keys, kv_block_ranges
 from llmcl.attention.mods import bind_mods
 from llmcl.attention.tracing.trace import TracedMod
 from llmcl.errors import OutOfDeviceMemoryError, UsageError
@@ -24,10 +24,10 @@ from llmcl.kernels.common.dtype import ITEM_BYTES, KERNEL_NAMES
 from llmcl.runtime.device import Buffer, Device, KernelArg, Launch
 from llmcl.runtime.driver_calls import check
 
-# In the state of attention on arrays: see key_runs.cl.
+# In the state of attention on arrays: see kv_block_ranges.cl.
 BATCH_RECORDS, HEAD_RECORDS, GROUP_RECORDS = range(step_state.N_SLOTS, step_state.N_SLOTS + 3)
-MOST_PLANS = 32
-MOST_BYTES = 1 << 28  # of working memory that all plans of a device keep, or an eighth of its memory
+MAX_PLANS = 32
+MAX_BYTES = 1 << 28  # of working memory that all plans of a device keep, or an eighth of its memory
 
 
 @dataclass(frozen=True)
@@ -154,10 +154,10 @@ class FlexPlan:
         device, p, head_dim = self.device, self.problem, self.problem.head_dim
         # Tiles of keys start at multiples of 16. Values that need no rows or columns more are read where they are.
         capacity = -(-p.n_keys // 16) * 16
-        runs = visible_runs(block_mask, p, tiles)
-        state = [0, p.n_queries, 0, capacity, 0, runs.batch_records, runs.head_records, runs.group_records]
+        ranges = visible_ranges(block_mask, p, tiles)
+        state = [0, p.n_queries, 0, capacity, 0, ranges.batch_records, ranges.head_records, ranges.group_records]
         self._state = self._kept(device.upload(np.array(state, np.int32), "attention state"))
-        lists = self._kept(device.upload(runs.runs, "attention key runs"))
+        lists = self._kept(device.upload(ranges.ranges, "attention KV block ranges"))
         mods = bind_mods(device, score_mod, None if block_mask is None else block_mask.traced)
         self.buffers.extend(mods.buffers)
         dtypes = p.dtypes()
@@ -181,7 +181,7 @@ class FlexPlan:
                 "SCALE": p.scale,
                 "HEADS_FIRST": True,
                 "Q_STRIDE": head_dim,
-                "KEY_RUNS": True,
+                "KV_BLOCK_RANGES": True,
                 "BATCH_RECORDS": f"state[{BATCH_RECORDS}]",
                 "HEAD_RECORDS": f"state[{HEAD_RECORDS}]",
                 "GROUP_RECORDS": f"state[{GROUP_RECORDS}]",
@@ -237,14 +237,14 @@ class FlexPlan:
 
 
 class PlanCache:
-    """The plans of one device, least recently used first, within MOST_PLANS and MOST_BYTES.
+    """The plans of one device, least recently used first, within MAX_PLANS and MAX_BYTES.
 
     `lock` is held while a plan runs: its working memory serves one call at a time.
     """
 
     def __init__(self, device: Device):
         self.lock = threading.RLock()
-        self._most_bytes = min(MOST_BYTES, device.entry.global_mem_bytes // 8)
+        self._max_bytes = min(MAX_BYTES, device.entry.global_mem_bytes // 8)
         self._plans: OrderedDict[Hashable, FlexPlan] = OrderedDict()  # never with the key None
 
     @classmethod
@@ -273,10 +273,10 @@ class PlanCache:
                 raise
             self.clear()
             plan = make()
-        if key is not None and plan.nbytes <= self._most_bytes:
+        if key is not None and plan.nbytes <= self._max_bytes:
             plan.kept = True
             self._plans[key] = plan
-            while len(self._plans) > MOST_PLANS or self.nbytes > self._most_bytes:
+            while len(self._plans) > MAX_PLANS or self.nbytes > self._max_bytes:
                 self._plans.popitem(last=False)[1].release()
         return plan
 
@@ -290,7 +290,7 @@ class PlanCache:
         self._plans.clear()
 
 
-def visible_runs(block_mask: BlockMask | None, problem: Problem, tiles: PrefillTiles) -> KeyRuns:
+def visible_ranges(block_mask: BlockMask | None, problem: Problem, tiles: PrefillTiles) -> KVBlockRanges:
     """The keys that each group of query rows sees."""
     batch, n_heads, n_queries, n_keys = problem.batch, problem.n_q_heads, problem.n_queries, problem.n_keys
     if block_mask is None:
@@ -301,4 +301,4 @@ def visible_runs(block_mask: BlockMask | None, problem: Problem, tiles: PrefillT
             f"the block mask is for [B, H, Q_LEN, KV_LEN] = {[b, h, q_len, kv_len]}; expected "
             f"{[batch, n_heads, n_queries, n_keys]}, with B and H either these or 1: create it with these lengths"
         )
-    return key_runs(block_mask, tiles.block_m, tiles.block_n)
+    return kv_block_ranges(block_mask, tiles.block_m, tiles.block_n)

@@ -22,7 +22,7 @@ from llmcl.models.config import config_from_hf
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-_MOST_SIZES = 64  # of a shape that is multiplied for a message; the product of a million takes hours
+_MAX_SIZES = 64  # of a shape that is multiplied for a message; the product of a million takes hours
 
 
 def open_folder(folder: Path, name: str) -> Checkpoint:
@@ -155,7 +155,7 @@ def _refusal(file: str, data: np.ndarray, reason: str) -> CheckpointError:
         if name == "__metadata__":
             continue
         begin, end = entry["data_offsets"]
-        n_bytes = math.prod(entry["shape"][:_MOST_SIZES]) * _bits(entry["dtype"]) // 8
+        n_bytes = math.prod(entry["shape"][:_MAX_SIZES]) * _bits(entry["dtype"]) // 8
         if reason.endswith(f"tensor `{name}`") or (sizes_differ and end - begin != n_bytes):
             return CheckpointError(
                 f"{file}: tensor {shown(name)} is {entry['dtype']} {shown(entry['shape'])} and lies at bytes "

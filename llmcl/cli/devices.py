@@ -61,7 +61,7 @@ def _described(entry: DeviceEntry, width: int) -> str:
         "features": ", ".join(name for name, present in features.items() if present) or "none beyond the core",
     }
     if not entry.usable:
-        lines["unusable"] = f"{entry.why_not}; {entry.remedy}"
+        lines["unusable"] = f"{entry.unusable_reason}; {entry.remedy}"
     text = [_wrapped(f"{entry.index}: ", entry.name, width)]
     text += [_wrapped(f"   {label:<{LABEL_WIDTH}} ", value, width) for label, value in lines.items()]
     return "\n".join(text)
@@ -81,7 +81,8 @@ def _size(n_bytes: int) -> str:
 
 def _as_dict(entry: DeviceEntry) -> dict[str, Any]:
     names = [field.name for field in fields(entry) if field.name not in ("lacks", "device", "fault")]
-    values = {name: getattr(entry, name) for name in (*names, "usable", "why_not", "remedy")}
+    values = {name: getattr(entry, name) for name in (*names, "usable", "remedy")}
+    values["why_not"] = entry.unusable_reason  # programs read this name
     for name in ("opencl_version", "opencl_c_version"):
         values[name] = ".".join(map(str, values[name]))
     return values

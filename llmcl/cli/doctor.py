@@ -15,7 +15,7 @@ from llmcl.progress import CHECKING
 from llmcl.tools import json_text
 
 if TYPE_CHECKING:
-    from llmcl.runtime.findings import Findings
+    from llmcl.runtime.device_cache import DeviceCache
     from llmcl.runtime.platforms import DeviceEntry
     from llmcl.tools.doctor import Outcome
 
@@ -45,13 +45,13 @@ def doctor(
     is refused or crashes is excluded for this device and driver: another of the kernel takes its place, and where
     there is none, models are refused with a message. The exit code is 3 if anything that was in use did not pass.
     """
-    from llmcl.runtime.findings import Findings
+    from llmcl.runtime.device_cache import DeviceCache
     from llmcl.runtime.selection import select_device
 
     entry = select_device(device)
-    findings = Findings(entry)
+    cache = DeviceCache(entry)
     if reset:
-        _store(findings, {})
+        _store(cache, {})
         print(f"{entry.label}: nothing is excluded any more")
         return
     from llmcl.tools.doctor import checks, diagnose, excluded
@@ -72,28 +72,28 @@ def doctor(
     with progress_bar(quiet) as progress:
         outcomes = diagnose(entry, everything=everything, note=note)
     wrong = excluded(outcomes)
-    if wrong != findings.wrong:
-        _store(findings, wrong)
+    if wrong != cache.excluded:
+        _store(cache, wrong)
     failed = [o for o in outcomes if o.in_use and o.status not in ("pass", "not used")]
     if format == "json":
-        print(json_text.dumps(_as_dict(entry, outcomes, findings)))
+        print(json_text.dumps(_as_dict(entry, outcomes, cache)))
     else:
-        _show(outcomes, findings)
+        _show(outcomes, cache)
     if failed:
         raise typer.Exit(DeviceError.exit_code)
 
 
-def _store(findings: Findings, wrong: dict[str, str]) -> None:
+def _store(cache: DeviceCache, wrong: dict[str, str]) -> None:
     try:
-        findings.store_wrong(wrong)
+        cache.store_excluded(wrong)
     except OSError as error:
         raise DeviceError(
-            f"what was found cannot be stored in {findings.path} ({error.strerror}); make the folder writable or set "
+            f"what was found cannot be stored in {cache.path} ({error.strerror}); make the folder writable or set "
             "LLMCL_CACHE_DIR"
         ) from error
 
 
-def _as_dict(entry: DeviceEntry, outcomes: Sequence[Outcome], findings: Findings) -> dict[str, Any]:
+def _as_dict(entry: DeviceEntry, outcomes: Sequence[Outcome], cache: DeviceCache) -> dict[str, Any]:
     return {
         "device": entry.name,
         "platform": entry.platform_name,
@@ -107,15 +107,15 @@ def _as_dict(entry: DeviceEntry, outcomes: Sequence[Outcome], findings: Findings
                 "error": o.error,
                 "detail": o.detail,
                 "in_use": o.in_use,
-                "excluded": o.check.key in findings.wrong,
+                "excluded": o.check.key in cache.excluded,
             }
             for o in outcomes
         ],
-        "findings": str(findings.path),
+        "findings": str(cache.path),  # programs read this name
     }
 
 
-def _show(outcomes: Sequence[Outcome], findings: Findings) -> None:
+def _show(outcomes: Sequence[Outcome], cache: DeviceCache) -> None:
     from llmcl.cli.tables import console, new_table
     from llmcl.tools.doctor import DTYPES, PASS, QUANTIZED_DTYPES, UNUSED
 
@@ -138,7 +138,7 @@ def _show(outcomes: Sequence[Outcome], findings: Findings) -> None:
         out.print(f"\n{check.kernel}, {check.variant_name} variant, {check.dtype}: {o.status}, excluded from now on")
         out.print(o.detail, soft_wrap=True, markup=False)
     if failed:
-        out.print(f"\nexclusions are kept in {findings.path}; `llmcl doctor --reset` forgets them", soft_wrap=True)
+        out.print(f"\nexclusions are kept in {cache.path}; `llmcl doctor --reset` forgets them", soft_wrap=True)
         return
     ran = sum(o.status == PASS for o in outcomes)
     out.print(f"all {ran} checks passed; nothing is excluded", soft_wrap=True)

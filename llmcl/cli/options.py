@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from llmcl.errors import LARGEST_NUMBER, UsageError, shown
+from llmcl.errors import MAX_NUMBER, UsageError, shown
 
 N = TypeVar("N", int, float)
 
@@ -53,14 +53,14 @@ def _is_usable(value: float) -> bool:
 def whole(low: int, of: str = "") -> Callable[[Any], int]:
     """A parser of a whole number that is `low` or more; of: what it counts."""
     return number(
-        int, f"a whole number{of and ' of ' + of}, {low} or more (2^62 at most)", lambda n: low <= n <= LARGEST_NUMBER
+        int, f"a whole number{of and ' of ' + of}, {low} or more (2^62 at most)", lambda n: low <= n <= MAX_NUMBER
     )
 
 
 def wholes(low: int) -> Callable[[Any], tuple[int, ...]]:
     """A parser of `512` or `512,2048`, each `low` or more."""
     one = number(
-        int, f"whole numbers, {low} or more (2^62 at most), separated by commas", lambda n: low <= n <= LARGEST_NUMBER
+        int, f"whole numbers, {low} or more (2^62 at most), separated by commas", lambda n: low <= n <= MAX_NUMBER
     )
 
     def parse(text: Any) -> tuple[int, ...]:
@@ -308,7 +308,7 @@ KvPageSize = Annotated[
         DEVICE_PANEL,
         "--kv-page-size",
         metavar="TOKENS",
-        parser=number(int, "a multiple of 64 (2^62 at most)", lambda n: 64 <= n <= LARGEST_NUMBER and n % 64 == 0),
+        parser=number(int, "a multiple of 64 (2^62 at most)", lambda n: 64 <= n <= MAX_NUMBER and n % 64 == 0),
         help="Keep keys and values in pages of so many tokens; left out: one contiguous cache.",
     ),
 ]

@@ -193,14 +193,14 @@ def _keep(device: Any, tunings: Sequence[Tuning], store: bool) -> None:
         print(f"fastest {tuning.kernel} (*): {_constants(tuning.winner)}")
         if store:
             try:
-                device.findings.store_tuned(tuning.key, tuning.winner.constants)
+                device.cache.store_tuned(tuning.key, tuning.winner.constants)
             except OSError as error:
                 raise UsageError(
-                    f"the winner cannot be stored in {device.findings.path} ({error.strerror}); make the folder "
+                    f"the winner cannot be stored in {device.cache.path} ({error.strerror}); make the folder "
                     "writable, set LLMCL_CACHE_DIR, or give --no-store"
                 ) from error
     if store:
-        print(f"stored in {device.findings.path}")
+        print(f"stored in {device.cache.path}")
 
 
 def _check_writable(option: str, path: Path) -> None:

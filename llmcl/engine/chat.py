@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from weakref import ref
 
 from llmcl.engine.generation import Answer, Piece
-from llmcl.engine.turns import Turn, Turns
+from llmcl.engine.leases import Lease, Leases
 from llmcl.errors import UsageError
 from llmcl.models.model import Model
 from llmcl.tokenizer import Tokenizer
@@ -18,12 +18,12 @@ class Speaker(Protocol):
 
     model_name: str
     tokenizer: Tokenizer | None
-    turns: Turns
+    leases: Leases
 
     @property
     def model(self) -> Model: ...
     @property
-    def stream(self) -> Callable[..., Turn[Piece]]: ...
+    def stream(self) -> Callable[..., Lease[Piece]]: ...
     def reset(self, *, wait: bool) -> None: ...
 
 
@@ -44,7 +44,7 @@ class Chat:
         self._llm = llm
         self._tokenizer = llm.tokenizer
         self._sequence = llm.model.cache.sequence()
-        self._answer: Callable[[], Turn[Piece] | None] = lambda: None  # weak
+        self._answer: Callable[[], Lease[Piece] | None] = lambda: None  # weak
         self.messages: list[dict[str, str]] = []
 
     def reset(self, *, wait: bool = False) -> None:
@@ -68,7 +68,7 @@ class Chat:
             other._sequence = self._llm.model.cache.fork(self._sequence)
             return other
 
-        return self._llm.turns.call(work, wait=wait, beside=True)
+        return self._llm.leases.call(work, wait=wait, beside=True)
 
     def send(
         self,
@@ -77,7 +77,7 @@ class Chat:
         max_tokens: int = 1024,
         system_prompt: str | None = None,
         **options: Any,
-    ) -> Turn[Piece]:
+    ) -> Lease[Piece]:
         """Yields the answer's pieces; closing the generator keeps what was said so far. Options as of `LLM.stream`.
 
         Raises ContextLengthError, and leaves the conversation as it was, if it no longer fits into the context.
@@ -93,13 +93,13 @@ class Chat:
         def begin(answer: Answer) -> Generator[Piece, None, None]:
             asked = turn()  # more was said meanwhile if this ended an answer, or waited for one
             pieces = answer(ids if asked == expected else self._tokenizer.encode_chat(asked), self._sequence)
-            return self._said(asked, self.messages, pieces)
+            return self._record(asked, self.messages, pieces)
 
         stream = self._llm.stream(ids, max_tokens=max_tokens, begin=begin, **options)
         self._answer = ref(stream)
         return stream
 
-    def _said(
+    def _record(
         self, asked: list[dict[str, str]], before: list[dict[str, str]], stream: Generator[Piece, None, None]
     ) -> Generator[Piece, None, None]:
         said: list[str] = []

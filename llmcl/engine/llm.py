@@ -11,7 +11,7 @@ import numpy as np
 
 from llmcl.engine.chat import Chat
 from llmcl.engine.generation import Begin, Generation, Piece, collect, is_last, pieces
-from llmcl.engine.turns import Turn, Turns
+from llmcl.engine.leases import Lease, Leases
 from llmcl.errors import ContextLengthError, UsageError, check_whole, shown
 from llmcl.models.kv_cache import kv_bytes_per_position
 from llmcl.models.model import Model
@@ -49,15 +49,15 @@ class LLM:
         self.kv_dtype = kv_dtype
         self.max_context = model.cache.max_context
         self.load_ms = 0.0
-        self.turns = Turns(name)
-        self._said_no_template = False
+        self.leases = Leases(name)
+        self._warned_no_template = False
         self.sequence = model.cache.sequence()  # where everything goes that is no conversation
 
     @property
     def model(self) -> Model:
         """The weights, the KV cache and the kernels. Raises UsageError once they were given back by `close`."""
         if (model := self._model) is None:
-            raise self.turns.closed_error()
+            raise self.leases.closed_error()
         return model
 
     @model.setter
@@ -81,8 +81,8 @@ class LLM:
                 if system_prompt is not None:
                     reason = "raw prompts" if raw else f"{self.model_name}, which has no chat template,"
                     raise UsageError(f"system_prompt has no place in {reason}; put it into the prompt")
-                if not raw and not self._said_no_template:
-                    self._said_no_template = True
+                if not raw and not self._warned_no_template:
+                    self._warned_no_template = True
                     _log.warning(
                         "%s has no chat template, so the prompt is given to it as it is; --raw (raw=True) says that "
                         "this is meant, --chat-template-file (chat_template) gives it one",
@@ -114,7 +114,7 @@ class LLM:
         progress: Progress | None = None,
         wait: bool = False,
         begin: Begin | None = None,
-    ) -> Turn[Piece]:
+    ) -> Lease[Piece]:
         """Yields a Piece for each token as it is made; closing the generator stops the work.
 
         prompt: text, messages [{"role": ..., "content": ...}], or token ids. Sampling parameters: see SamplingParams.
@@ -152,7 +152,7 @@ class LLM:
                 progress=progress,
             )
 
-        return self.turns.begin(lambda: begin(answer) if begin else answer(ids, sequence), is_last, wait=wait)
+        return self.leases.begin(lambda: begin(answer) if begin else answer(ids, sequence), is_last, wait=wait)
 
     def _check_prompt(self, ids: list[int]) -> None:
         if not ids:
@@ -188,11 +188,11 @@ class LLM:
             self.clear()
             return self.model.logits(self.sequence, ids)
 
-        return self.turns.call(work, wait=wait)
+        return self.leases.call(work, wait=wait)
 
     def reset(self, *, wait: bool = False) -> None:
         """Ends what this thread generates; what comes next starts with an empty context. wait: as in `stream`."""
-        self.turns.call(self.clear, wait=wait)
+        self.leases.call(self.clear, wait=wait)
 
     def clear(self) -> None:
         """Within a turn: what comes next starts with an empty context."""
@@ -203,7 +203,7 @@ class LLM:
 
         Another thread that reads an answer gets UsageError.
         """
-        self.turns.close()
+        self.leases.close()
         self.device.close()
         self._model = None
 
@@ -233,7 +233,7 @@ class LLM:
             self.clear()
             return self._seconds(self.model.prefill, ids)
 
-        return self.turns.call(work)
+        return self.leases.call(work)
 
     def bench_decode(self, n_tokens: int, depth: int = 0) -> list[float]:
         """Seconds of each of n_tokens single-token decodes after `depth` tokens: llama-bench's tg test, no sampling."""
@@ -245,7 +245,7 @@ class LLM:
                 self.model.prefill(self.sequence, ids[:depth])
             return [self._seconds(self.model.decode_token, token) for token in ids[depth:]]
 
-        return self.turns.call(work)
+        return self.leases.call(work)
 
     def _seconds(self, step: Callable[[SequenceState, Any], None], tokens: Any) -> float:
         self.device.finish()

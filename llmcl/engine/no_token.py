@@ -11,7 +11,7 @@ from llmcl.models.model import Model
 from llmcl.models.paged_kv_cache import PagedKVCache
 from llmcl.models.sequence import SequenceState
 
-LARGEST_SQUARE = 1.8e19  # beyond it a square overflows float32
+MAX_SQUARE = 1.8e19  # beyond it a square overflows float32
 FLOAT16_MOST = 65504
 
 
@@ -42,7 +42,7 @@ def _cause(model: Model, sequence: SequenceState) -> str:
             if not np.isfinite(numbers).all():
                 return (
                     f"{name} of layer {i} are the first that are no finite numbers, so what goes into that layer may "
-                    f"exceed {LARGEST_SQUARE}, the largest number whose square float32 holds: {remedy}"
+                    f"exceed {MAX_SQUARE}, the largest number whose square float32 holds: {remedy}"
                 )
     return f"all keys and values are finite, so the last layers, the weights or the device are at fault: {remedy}"
 

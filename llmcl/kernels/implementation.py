@@ -21,10 +21,10 @@ class Implementation(ABC):
     file: str
 
     @abstractmethod
-    def suits(self, device: Device) -> bool:
+    def supports_device(self, device: Device) -> bool:
         """Whether the device can run the kernel."""
 
-    def takes(self, dtype: str, size: int) -> bool:
+    def supports(self, dtype: str, size: int) -> bool:
         """Whether it takes a storage type and a size: the columns of a product, the dimensions of a head."""
         return True
 
@@ -35,7 +35,7 @@ class Implementation(ABC):
     """Whether every OpenCL compiler takes the kernel, though other devices would not choose it."""
 
     def key(self, dtype: str) -> str:
-        """The name of this implementation for a storage type among a device's findings."""
+        """The name of this implementation for a storage type in a device's cache."""
         return f"{self.file} {dtype}"
 
 
@@ -48,17 +48,17 @@ def pick(rows: Sequence[Row], device: Device, dtype: str, size: int, name: str |
     What `llmcl doctor` found to be wrong on the device is left out. Raises UsageError for a name that no row has
     or that does not take `dtype` and `size`, DeviceError where every row is wrong.
     """
-    wrong = device.findings.wrong
+    wrong = device.cache.excluded
     if name is not None:
         named = [row for row in rows if row.name == name]
         for row in named:
-            if row.takes(dtype, size):
+            if row.supports(dtype, size):
                 return row
         if named:
             raise UsageError(f"kernel variant {name!r} does not take {dtype} of size {size}; leave the choice to llmcl")
         there = ", ".join(dict.fromkeys(row.name for row in rows))
         raise UsageError(f"no kernel variant is called {name!r}; there are {there}")
-    fitting = [row for row in rows if row.suits(device) and row.takes(dtype, size)]
+    fitting = [row for row in rows if row.supports_device(device) and row.supports(dtype, size)]
     for row in fitting:
         if row.key(dtype) not in wrong:
             return row
@@ -71,7 +71,7 @@ ONLY = ("portable/embed.cl", "portable/rms_norm.cl", "portable/sample.cl")
 
 def check_only_kernels(device: Device, *dtypes: str) -> None:
     """Raises DeviceError where `llmcl doctor` found a kernel to be wrong that has one implementation."""
-    for key in device.findings.wrong:
+    for key in device.cache.excluded:
         file, _, dtype = key.partition(" ")
         if file in ONLY and dtype in dtypes:
             raise wrong_kernel_error(device, key)
@@ -81,6 +81,6 @@ def wrong_kernel_error(device: Device, key: str) -> DeviceError:
     file, _, dtype = key.partition(" ")
     return DeviceError(
         f"kernel {file} gives wrong results for {dtype} on {device.name} with this driver, and no other variant is "
-        f"left: {device.findings.wrong.get(key, 'unknown')}; use another --device, --dtype or --kv-dtype, or update "
+        f"left: {device.cache.excluded.get(key, 'unknown')}; use another --device, --dtype or --kv-dtype, or update "
         "the driver (`llmcl doctor` checks again, `llmcl doctor --reset` forgets)"
     )

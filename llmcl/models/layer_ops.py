@@ -1,4 +1,4 @@
-"""The ops of a layer as launches, in two forms: for one token (decode) and for many (prefill)."""
+"""The ops of a layer as launches, in two layouts: for one token (decode) and for many (prefill)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from llmcl.kernels.common.attention import AttentionShape, Mods
-from llmcl.kernels.common.linear import Rows
+from llmcl.kernels.common.linear import ActivationOperand
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight
 from llmcl.models.config import ModelConfig
-from llmcl.ops.attention import attention_decode, attention_leaves, attention_prefill, rope_append
+from llmcl.ops.attention import attention_decode, attention_prefill, attention_supports_output, rope_append
 from llmcl.ops.embed import embed
 from llmcl.ops.last_token import last_token
-from llmcl.ops.linear import leaves_form, linear_decode, linear_prefill, passed_form
+from llmcl.ops.linear import input_layout, linear_decode, linear_prefill, linear_supports_output
 from llmcl.ops.qkv_adjust import qkv_adjust
 from llmcl.ops.rms_norm import rms_norm
 from llmcl.runtime.device import Buffer, Device, Launch
@@ -76,13 +76,15 @@ class LayerOps(ABC):
         return embed(self.device, table, self.step, self.inv_freq, act.x, act.rope, self.last_seen, scale=scale)
 
     @abstractmethod
-    def norm_linear(self, norm: Buffer, weight: Weight, out: Rows, epilogue: str = "store") -> list[Launch]:
+    def norm_linear(
+        self, norm: Buffer, weight: Weight, out: ActivationOperand, epilogue: str = "store"
+    ) -> list[Launch]:
         """out = W rms_norm(x)."""
 
     @abstractmethod
-    def linear(self, x: Rows, weight: Weight, out: Buffer, epilogue: str = "store") -> list[Launch]: ...
+    def linear(self, x: ActivationOperand, weight: Weight, out: Buffer, epilogue: str = "store") -> list[Launch]: ...
 
-    def add_linear(self, x: Rows, weight: Weight, post_norm: Buffer | None) -> list[Launch]:
+    def add_linear(self, x: ActivationOperand, weight: Weight, post_norm: Buffer | None) -> list[Launch]:
         """act.x += W x, or with a post norm += rms_norm(W x)."""
         act = self.act
         if post_norm is None:
@@ -103,13 +105,13 @@ class LayerOps(ABC):
         return []
 
     @abstractmethod
-    def attention(self, k: Buffer, v: Buffer, out: Rows, mods: Mods) -> list[Launch]: ...
+    def attention(self, k: Buffer, v: Buffer, out: ActivationOperand, mods: Mods) -> list[Launch]: ...
 
-    def attended(self, output: Weight) -> Rows:
-        """Where attention leaves its output, in the form that the product with `output` takes."""
+    def attended(self, output: Weight) -> ActivationOperand:
+        """Where attention leaves its output, in the layout that the product with `output` takes."""
         return self.act.attended
 
-    def gated(self, gate_up: Weight, down: Weight) -> Rows:
+    def gated(self, gate_up: Weight, down: Weight) -> ActivationOperand:
         """The same of the product with gate and up."""
         return self.act.ffn
 
@@ -117,16 +119,18 @@ class LayerOps(ABC):
 class DecodeOps(LayerOps):
     """One token: normalisation, rotation and cache append are part of the kernels that need them."""
 
-    def norm_linear(self, norm: Buffer, weight: Weight, out: Rows, epilogue: str = "store") -> list[Launch]:
+    def norm_linear(
+        self, norm: Buffer, weight: Weight, out: ActivationOperand, epilogue: str = "store"
+    ) -> list[Launch]:
         assert isinstance(out, Buffer)
         eps = self.config.rms_norm_eps
         return linear_decode(self.device, weight, self.act.x, out, self.step, norm=norm, eps=eps, epilogue=epilogue)
 
-    def linear(self, x: Rows, weight: Weight, out: Buffer, epilogue: str = "store") -> list[Launch]:
+    def linear(self, x: ActivationOperand, weight: Weight, out: Buffer, epilogue: str = "store") -> list[Launch]:
         assert isinstance(x, Buffer)
         return linear_decode(self.device, weight, x, out, self.step, epilogue=epilogue)
 
-    def attention(self, k: Buffer, v: Buffer, out: Rows, mods: Mods) -> list[Launch]:
+    def attention(self, k: Buffer, v: Buffer, out: ActivationOperand, mods: Mods) -> list[Launch]:
         act = self.act
         assert isinstance(out, Buffer)
         return attention_decode(
@@ -148,19 +152,21 @@ class DecodeOps(LayerOps):
 class PrefillOps(LayerOps):
     """Many tokens: each op is a kernel of its own. What a product packs is left so where a kernel can."""
 
-    def attended(self, output: Weight) -> Rows:
-        form = passed_form(self.device, output)
-        if form is None or not attention_leaves(self.device, self.shape, form):
+    def attended(self, output: Weight) -> ActivationOperand:
+        layout = input_layout(self.device, output)
+        if layout is None or not attention_supports_output(self.device, self.shape, layout):
             return self.act.attended
-        return form.rows(self.step, output.k)
+        return layout.packed(self.step, output.k)
 
-    def gated(self, gate_up: Weight, down: Weight) -> Rows:
-        form = passed_form(self.device, down)
-        if form is None or not leaves_form(self.device, gate_up, form):
+    def gated(self, gate_up: Weight, down: Weight) -> ActivationOperand:
+        layout = input_layout(self.device, down)
+        if layout is None or not linear_supports_output(self.device, gate_up, layout):
             return self.act.ffn
-        return form.rows(self.step, down.k, "gated")
+        return layout.packed(self.step, down.k, "gated")
 
-    def norm_linear(self, norm: Buffer, weight: Weight, out: Rows, epilogue: str = "store") -> list[Launch]:
+    def norm_linear(
+        self, norm: Buffer, weight: Weight, out: ActivationOperand, epilogue: str = "store"
+    ) -> list[Launch]:
         return linear_prefill(
             self.device,
             weight,
@@ -173,10 +179,12 @@ class PrefillOps(LayerOps):
             epilogue=epilogue,
         )
 
-    def linear(self, x: Rows, weight: Weight, out: Rows, epilogue: str = "store") -> list[Launch]:
+    def linear(
+        self, x: ActivationOperand, weight: Weight, out: ActivationOperand, epilogue: str = "store"
+    ) -> list[Launch]:
         return linear_prefill(self.device, weight, x, out, self.step, epilogue=epilogue)
 
-    def attention(self, k: Buffer, v: Buffer, out: Rows, mods: Mods) -> list[Launch]:
+    def attention(self, k: Buffer, v: Buffer, out: ActivationOperand, mods: Mods) -> list[Launch]:
         return attention_prefill(self.device, self.shape, self.act.qkv, self.step, k, v, out, mods=mods)
 
     def append(self, k: Buffer, v: Buffer) -> list[Launch]:

@@ -77,11 +77,13 @@ class Model:
         self._prefill, self._last_layer = prefill_stack(weights, self.layers, self.prefill_ops)
         self._last_token = self.prefill_ops.last_token()
         self._head = head(weights, self.decode_ops, self.act.logits)
-        layers, self.stand_ins = decode_stack(weights, self.layers, self.decode_ops, persistent=persistent)
+        layers, self.persistent_intermediates = decode_stack(
+            weights, self.layers, self.decode_ops, persistent=persistent
+        )
         self._decode = [*layers, *self._head]
         self._persistent: BoundStep | None = None
         for row in table.implementations(PersistentStep) if persistent else ():
-            if row.suits(device) and row.why_not(device, self._decode) is None:
+            if row.supports_device(device) and row.unsupported_reason(device, self._decode) is None:
                 self._persistent = row.bind(device, self._decode, cache.max_context)
                 break
         self._prepare(progress)

@@ -50,7 +50,7 @@ def decode_stack(
     """
     whole = decode_layers(layers, ops) if persistent else None
     for row in table.implementations(PersistentLayers) if whole else ():
-        if whole and row.suits(ops.device) and row.why_not(ops.device, whole) is None:
+        if whole and row.supports_device(ops.device) and row.unsupported_reason(ops.device, whole) is None:
             bound = row.bind(ops.device, whole)
             return [*ops.embed(weights.embedding), *bound.launches], bound.intermediates
     return list(stack(weights, layers, ops)), {}

@@ -8,7 +8,7 @@ from llmcl.errors import UsageError
 from llmcl.kernels import table
 from llmcl.kernels.common.attention import (
     DECODE_BLOCK_N,
-    MOST_ROWS,
+    MAX_ROWS,
     NO_MODS,
     AttentionDecode,
     AttentionPrefill,
@@ -18,27 +18,27 @@ from llmcl.kernels.common.attention import (
     RopeAppend,
     TileRequest,
 )
-from llmcl.kernels.common.linear import RowForm, Rows
+from llmcl.kernels.common.cost import once, per_token
+from llmcl.kernels.common.linear import ActivationLayout, ActivationOperand
 from llmcl.kernels.common.sizes import columns_a_work_item, local_size
 from llmcl.kernels.common.step_state import StepState
-from llmcl.kernels.common.work import once, per_token
 from llmcl.kernels.implementation import pick
 from llmcl.ops.attention_sizes import tuned_constants
 from llmcl.runtime.device import Buffer, Device, Launch
 
 
 def prefill_key(variant: str, head_dim: int, kv_dtype: str) -> str:
-    """The name of the tuned tiles of prefill among a device's findings."""
+    """The name of the tuned tiles of prefill in a device's cache."""
     return f"attention_prefill {variant} head_dim {head_dim} {kv_dtype}"
 
 
 def decode_key(variant: str, n_kv_heads: int, head_dim: int, kv_dtype: str) -> str:
-    """The name of the tuned constants of decode among a device's findings."""
+    """The name of the tuned constants of decode in a device's cache."""
     return f"attention_decode {variant} kv_heads {n_kv_heads} head_dim {head_dim} {kv_dtype}"
 
 
 def decode_splits(device: Device, n_kv_heads: int, head_dim: int, kv_dtype: str) -> int:
-    """Into how many runs the keys of a head are cut in decode: as tuned, or by default."""
+    """Into how many KV block ranges the keys of a head are cut in decode: as tuned, or by default."""
     chosen = table.pick(AttentionDecode, device, kv_dtype, head_dim)
     tuned = tuned_constants(device, decode_key(chosen.name, n_kv_heads, head_dim, kv_dtype))
     return tuned.get("N_SPLITS") or chosen.default_splits(device, n_kv_heads)
@@ -90,7 +90,7 @@ def attention_decode(
             groups=(shape.n_kv_heads, n_splits),
             local=(width, 1),
             prelude=mods.prelude,
-            work=shape.work(),
+            cost=shape.cost(),
         )
     ]
     if n_splits > 1 and not chosen.merges:
@@ -117,7 +117,7 @@ def attention_merge(
             [part_ml, part_acc, out],
             groups=(shape.n_q_heads,),
             local=(size,),
-            work=once(4 * shape.n_q_heads * (n_splits * (2 + shape.head_dim) + shape.head_dim)),
+            cost=once(4 * shape.n_q_heads * (n_splits * (2 + shape.head_dim) + shape.head_dim)),
         )
     ]
 
@@ -144,7 +144,7 @@ def rope_append(
             [qkv, rope, step.state, k_cache, v_cache],
             groups=groups,
             local=local,
-            work=per_token(
+            cost=per_token(
                 8 * shape.n_q_heads * shape.head_dim + 2 * shape.n_kv_heads * (4 * shape.head_dim + shape.row_bytes)
             ),
         )
@@ -158,7 +158,7 @@ def prefill_implementation(device: Device, shape: AttentionShape, variant: str |
 
 def prefill_dtype(device: Device, shape: AttentionShape, variant: str | None = None) -> str:
     """As what prefill meets keys and values: the cache's dtype, or that of a rounded copy."""
-    return prefill_implementation(device, shape, variant).met_dtype(device, shape)
+    return prefill_implementation(device, shape, variant).operand_dtype(device, shape)
 
 
 def prefill_tiles(
@@ -186,21 +186,23 @@ def prefill_tiles(
             with suppress(UsageError):  # tuned tiles may not fit this use: then the defaults do
                 return prefill_tiles(device, head_dim, kv_dtype, variant=variant, request=stored, tuned=False)
         request = TileRequest.of(given, request.q_block)
-    if request.block_m is not None and not 1 <= request.block_m <= MOST_ROWS:
-        raise UsageError(f"BLOCK_M is {request.block_m}; expected 1 to {MOST_ROWS}")
+    if request.block_m is not None and not 1 <= request.block_m <= MAX_ROWS:
+        raise UsageError(f"BLOCK_M is {request.block_m}; expected 1 to {MAX_ROWS}")
     rows = table.implementations(AttentionPrefill)
     if variant is None:
-        rows = tuple(row for row in rows if row.takes(kv_dtype, head_dim) and row.can_have(head_dim, kv_dtype, request))
+        rows = tuple(
+            row for row in rows if row.supports(kv_dtype, head_dim) and row.supports_tiles(head_dim, kv_dtype, request)
+        )
         if not any(
-            row.suits(device) for row in rows
+            row.supports_device(device) for row in rows
         ):  # only kernels for other devices have such tiles, and run here, too
             variant = rows[0].name
     return pick(rows, device, kv_dtype, head_dim, variant).tiles(device, head_dim, kv_dtype, request)
 
 
-def attention_leaves(device: Device, shape: AttentionShape, form: RowForm) -> bool:
-    """Whether attention_prefill can leave its output in `form`."""
-    return prefill_tiles(device, shape.head_dim, shape.kv_dtype).implementation.leaves(form)
+def attention_supports_output(device: Device, shape: AttentionShape, layout: ActivationLayout) -> bool:
+    """Whether attention_prefill can leave its output in `layout`."""
+    return prefill_tiles(device, shape.head_dim, shape.kv_dtype).implementation.supports_output(layout)
 
 
 def attention_prefill(
@@ -210,7 +212,7 @@ def attention_prefill(
     step: StepState,
     k_cache: Buffer,
     v_cache: Buffer,
-    out: Rows,
+    out: ActivationOperand,
     *,
     variant: str | None = None,
     request: TileRequest | None = None,
@@ -218,11 +220,11 @@ def attention_prefill(
 ) -> list[Launch]:
     """Causal attention of every token of the step to the cache, which `rope_append` has filled.
 
-    qkv float32 [n, n_q_heads + 2 n_kv_heads, head_dim]; out float32 [n, n_q_heads, head_dim], or PackedRows
-    [n, n_q_heads * head_dim] where `attention_leaves` says so. request: tile sizes; None: chosen for the device.
-    mods: further rules for scores and visible keys.
+    qkv float32 [n, n_q_heads + 2 n_kv_heads, head_dim]; out float32 [n, n_q_heads, head_dim], or PackedActivations
+    [n, n_q_heads * head_dim] where `attention_supports_output` says so. request: tile sizes; None: chosen for the
+    device. mods: further rules for scores and visible keys.
     """
-    work = shape.work()
+    cost = shape.cost()
     usual = prefill_implementation(device, shape, variant)
     met, keys, values, cache_constants, launches = usual.prepare(device, shape, step, k_cache, v_cache)
     tiles = prefill_tiles(device, shape.head_dim, met.kv_dtype, variant=variant, request=request)
@@ -232,12 +234,12 @@ def attention_prefill(
         "SCALE": shape.scale,
         "Q_STRIDE": (shape.n_q_heads + 2 * shape.n_kv_heads) * shape.head_dim,
         "HEADS_FIRST": False,
-        "KEY_RUNS": False,
+        "KV_BLOCK_RANGES": False,
         "LSE": False,
         **tiles.implementation.out_constants(out),
     }
     result = out if isinstance(out, Buffer) else out.buffer
-    unused = result  # the kernel's arguments for lse and runs
+    unused = result  # the kernel's arguments for lse and ranges
     return [
         *launches,
         device.launch(
@@ -248,6 +250,6 @@ def attention_prefill(
             groups=lambda n: (shape.n_q_heads, -(-n // tiles.block_m), 1),
             local=tiles.local,
             prelude=mods.prelude,
-            work=work,
+            cost=cost,
         ),
     ]

@@ -6,12 +6,12 @@ import logging
 from collections.abc import Mapping
 
 from llmcl.errors import UsageError
-from llmcl.kernels.common.attention import KERNEL_OPTIONS, MOST_ROWS
+from llmcl.kernels.common.attention import KERNEL_OPTIONS, MAX_ROWS
 from llmcl.runtime.device import Device
 
 _log = logging.getLogger(__name__)
 
-MOST_SPLITS = 256
+MAX_SPLITS = 256
 
 
 def check_kernel_options(options: Mapping[str, int]) -> dict[str, int]:
@@ -26,25 +26,25 @@ def check_kernel_options(options: Mapping[str, int]) -> dict[str, int]:
     return dict(options)
 
 
-def most_splits(device: Device) -> int:
-    """Into how many runs the keys of a head may be cut: more would only wait for each other."""
-    return min(MOST_SPLITS, max(8, 4 * device.compute_units))
+def max_splits(device: Device) -> int:
+    """Into how many KV block ranges the keys of a head may be cut: more would only wait for each other."""
+    return min(MAX_SPLITS, max(8, 4 * device.compute_units))
 
 
 def tuned_constants(device: Device, key: str) -> Mapping[str, int]:
     """What `llmcl tune` stored under `key`; nothing, after a warning, where it could not have stored that."""
-    found = device.findings.tuned.get(key, {})
-    most = {"BLOCK_M": MOST_ROWS, "BLOCK_N": MOST_ROWS, "DV_TILE": 1024, "N_SPLITS": most_splits(device)}
+    found = device.cache.tuned.get(key, {})
+    most = {"BLOCK_M": MAX_ROWS, "BLOCK_N": MAX_ROWS, "DV_TILE": 1024, "N_SPLITS": max_splits(device)}
     for name, value in found.items():
         if not 1 <= value <= most.get(name, 0):
             _log.warning(
                 "%s has %s %d for %s, expected 1 to %d, and is not used for it; `llmcl tune` writes it anew",
-                device.findings.path,
+                device.cache.path,
                 name[:20],
                 value,
                 key,
                 most.get(name, 0),
             )
-            del device.findings.tuned[key]
+            del device.cache.tuned[key]
             return {}
     return found

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from llmcl.kernels.common import step_state
+from llmcl.kernels.common.cost import per_token
 from llmcl.kernels.common.dtype import TILE_ROWS, kernel_name, tile_bytes
 from llmcl.kernels.common.sizes import local_size
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight
-from llmcl.kernels.common.work import per_token
 from llmcl.runtime.device import Buffer, Device, Launch
 
 
@@ -57,7 +57,7 @@ def embed(
                 ],
                 groups=lambda n: (n,),
                 local=(local_size(device, 256),),
-                work=per_token(4 * table.k + tile_bytes(table.k, part.dtype) / TILE_ROWS),
+                cost=per_token(4 * table.k + tile_bytes(table.k, part.dtype) / TILE_ROWS),
             )
         )
     return launches

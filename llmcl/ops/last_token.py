@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from llmcl.kernels.common import step_state
+from llmcl.kernels.common.cost import once
 from llmcl.kernels.common.sizes import local_size
 from llmcl.kernels.common.step_state import StepState
-from llmcl.kernels.common.work import once
 from llmcl.runtime.device import Buffer, Device, Launch
 
 
@@ -23,6 +23,6 @@ def last_token(device: Device, step: StepState, x: Buffer, qkv: Buffer, *, hidde
             [step.state, x, qkv],
             groups=(1,),
             local=(size,),
-            work=once(8 * (hidden + columns)),
+            cost=once(8 * (hidden + columns)),
         )
     ]

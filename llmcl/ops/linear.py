@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from llmcl.kernels import table
-from llmcl.kernels.common.linear import LinearDecode, LinearPrefill, PackedRows, Product, RowForm, Rows
+from llmcl.kernels.common.linear import (
+    ActivationLayout,
+    ActivationOperand,
+    LinearDecode,
+    LinearPrefill,
+    PackedActivations,
+    Product,
+)
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight
 from llmcl.ops.rms_norm import rms_norm
@@ -41,8 +48,8 @@ def linear_decode(
 def linear_prefill(
     device: Device,
     weight: Weight,
-    x: Rows,
-    out: Rows,
+    x: ActivationOperand,
+    out: ActivationOperand,
     step: StepState,
     *,
     norm: Buffer | None = None,
@@ -55,51 +62,52 @@ def linear_prefill(
 
     weight [rows, k]; x float32 [n, k]; norm float32 [k]; out float32 [n, rows] ([n, rows / 2] with a gate); normed:
     working memory as x, needed beside a norm; epilogue and variant as in linear_decode.
-    PackedRows as x are in the form that the weight's product takes, as `out` in one that it leaves (`passed_form`).
+    PackedActivations as x are in the layout that the weight's product takes, as `out` in one that it leaves
+    (`input_layout`).
     """
     chosen = [table.pick(LinearPrefill, device, part.dtype, weight.k, variant) for part in weight.parts]
-    forms = [
-        row.form(device, part.dtype, weight.k, weight.exact_activations)
+    layouts = [
+        row.activation_layout(device, part.dtype, weight.k, weight.exact_activations)
         for row, part in zip(chosen, weight.parts, strict=True)
     ]
     launches: list[Launch] = []
-    if norm is not None and not all(form is not None and form.normalises for form in forms):
+    if norm is not None and not all(layout is not None and layout.fuses_norm for layout in layouts):
         assert isinstance(x, Buffer) and normed is not None
         launches += rms_norm(device, x, norm, normed, eps)
         x, norm = normed, None
-    packed: PackedRows | None = x if isinstance(x, PackedRows) else None
-    for row, form, part in zip(chosen, forms, weight.parts, strict=True):
+    packed: PackedActivations | None = x if isinstance(x, PackedActivations) else None
+    for row, layout, part in zip(chosen, layouts, weight.parts, strict=True):
         rows = x
-        if form is not None:
-            if packed is None or packed.form != form:
-                if isinstance(x, PackedRows):
-                    raise TypeError(f"the {row.name} variant of linear_prefill does not take {x.form}")
-                packed = form.rows(step, weight.k)
-                launches.append(form.pack(device, x, packed, step, norm, eps))
+        if layout is not None:
+            if packed is None or packed.layout != layout:
+                if isinstance(x, PackedActivations):
+                    raise TypeError(f"the {row.name} variant of linear_prefill does not take {x.layout}")
+                packed = layout.packed(step, weight.k)
+                launches.append(layout.pack(device, x, packed, step, norm, eps))
             rows = packed
-        elif isinstance(x, PackedRows):
+        elif isinstance(x, PackedActivations):
             raise TypeError(f"the {row.name} variant of linear_prefill takes float32 rows")
-        if isinstance(out, PackedRows) and not row.leaves(out.form):
-            raise TypeError(f"the {row.name} variant of linear_prefill does not leave {out.form}")
+        if isinstance(out, PackedActivations) and not row.supports_output(out.layout):
+            raise TypeError(f"the {row.name} variant of linear_prefill does not leave {out.layout}")
         launches += row.launches(device, Product(weight, part, out, epilogue), rows, step)
     return launches
 
 
-def passed_form(device: Device, weight: Weight) -> RowForm | None:
-    """The form in which the kernel before may leave the rows of x for this product; None: float32 rows."""
-    forms = {
-        table.pick(LinearPrefill, device, part.dtype, weight.k).form(
+def input_layout(device: Device, weight: Weight) -> ActivationLayout | None:
+    """The layout in which the kernel before may leave the rows of x for this product; None: float32 rows."""
+    layouts = {
+        table.pick(LinearPrefill, device, part.dtype, weight.k).activation_layout(
             device, part.dtype, weight.k, weight.exact_activations
         )
         for part in weight.parts
     }
-    form = forms.pop() if len(forms) == 1 else None
-    return form if form is not None and form.passes_on else None
+    layout = layouts.pop() if len(layouts) == 1 else None
+    return layout if layout is not None and layout.can_be_output else None
 
 
-def leaves_form(device: Device, weight: Weight, form: RowForm) -> bool:
-    """Whether linear_prefill with this weight can leave its result in `form`."""
-    return all(table.pick(LinearPrefill, device, part.dtype, weight.k).leaves(form) for part in weight.parts)
+def linear_supports_output(device: Device, weight: Weight, layout: ActivationLayout) -> bool:
+    """Whether linear_prefill with this weight can leave its result in `layout`."""
+    return all(table.pick(LinearPrefill, device, part.dtype, weight.k).supports_output(layout) for part in weight.parts)
 
 
 def linear_scratch_bytes(

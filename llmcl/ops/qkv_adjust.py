@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from llmcl.kernels.common.cost import per_token
 from llmcl.kernels.common.sizes import local_size, run_of
-from llmcl.kernels.common.work import per_token
 from llmcl.runtime.device import Buffer, Device, Launch
 
 
@@ -46,6 +46,6 @@ def qkv_adjust(
             [qkv, bias or qkv, head_norms or qkv],
             groups=lambda n: (heads // heads_per_group, n),
             local=(size, 1),
-            work=per_token(8 * heads * head_dim),
+            cost=per_token(8 * heads * head_dim),
         )
     ]

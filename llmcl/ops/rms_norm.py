@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from llmcl.kernels.common.cost import per_token
 from llmcl.kernels.common.sizes import local_size
-from llmcl.kernels.common.work import per_token
 from llmcl.runtime.device import Buffer, Device, Launch
 
 
@@ -18,6 +18,6 @@ def rms_norm(device: Device, x: Buffer, weight: Buffer, out: Buffer, eps: float,
             [x, weight, out],
             groups=lambda n: (n,),
             local=(size,),
-            work=per_token((3 if add else 2) * weight.nbytes),
+            cost=per_token((3 if add else 2) * weight.nbytes),
         )
     ]

@@ -11,9 +11,9 @@ import numpy as np
 
 from llmcl.errors import UsageError
 from llmcl.kernels.common import step_state
+from llmcl.kernels.common.cost import once
 from llmcl.kernels.common.sizes import widest_group
 from llmcl.kernels.common.step_state import StepState
-from llmcl.kernels.common.work import once
 from llmcl.runtime.device import Buffer, Device, Launch
 
 REPEAT_WINDOW = 64
@@ -21,7 +21,7 @@ RANGE = 1e-30, 1e30  # of a temperature; a logit of 100 with the largest penalty
 PENALTY_RANGE = 1e-6, 1e6
 WHOLE = (int, np.integer)
 NUMBERS = (int, float, np.integer, np.floating)
-MOST_INT = (1 << 31) - 1
+MAX_INT = (1 << 31) - 1
 
 # Slots of the int32 buffer `sampling`; floats by their bits.
 CONSTANTS = {
@@ -113,7 +113,7 @@ class Sampler:
 
         def bind(name: str, args: list[Buffer], n_groups: int, n_bytes: int) -> Launch:
             return device.launch(
-                "portable/sample.cl", name, constants, args, groups=(n_groups,), local=(width,), work=once(n_bytes)
+                "portable/sample.cl", name, constants, args, groups=(n_groups,), local=(width,), cost=once(n_bytes)
             )
 
         inputs = [logits, self.last_seen, step.state, self._params]
@@ -141,11 +141,11 @@ class Sampler:
         slots = np.zeros(len(CONSTANTS), np.int32)
         for name, value in (
             ("TEMPERATURE", floats[0]),
-            ("TOP_K", min(params.top_k, MOST_INT)),
+            ("TOP_K", min(params.top_k, MAX_INT)),
             ("TOP_P", floats[1]),
             ("MIN_P", floats[2]),
             ("PENALTY", floats[3]),
-            ("WINDOW", min(params.repeat_window, MOST_INT)),
+            ("WINDOW", min(params.repeat_window, MAX_INT)),
             ("SEED_LO", seed[0]),
             ("SEED_HI", seed[1]),
             ("THRESHOLD", floats[4]),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from llmcl.kernels.common.cost import per_token
 from llmcl.kernels.common.sizes import local_size, run_of
-from llmcl.kernels.common.work import per_token
 from llmcl.runtime.device import Buffer, Device, Launch
 
 _LONG_RUN = 128
@@ -23,6 +23,6 @@ def soft_cap(device: Device, x: Buffer, row: int, cap: float | None) -> list[Lau
             [x],
             groups=lambda n: (-(-row // (8 * run)), n),
             local=(size, 1),
-            work=per_token(8 * row),
+            cost=per_token(8 * row),
         )
     ]

@@ -1,4 +1,5 @@
-"""Where llmcl keeps what it can make again: compiled kernels, ICD files, probe results, findings about devices.
+"""Where llmcl keeps what it can make again: compiled kernels, ICD files, probe results, tuning and exclusions of
+devices.
 
 Drivers run what lies there as their own code. So the folders are made for their owner alone, and nothing is taken from
 a folder or a file that others own or may write.
@@ -18,7 +19,7 @@ from llmcl.errors import UsageError, shown
 
 _log = logging.getLogger(__name__)
 
-MOST_BYTES = 256 << 20  # of a file: several times the largest compiled program
+MAX_BYTES = 256 << 20  # of a file: several times the largest compiled program
 NOBODY = 65534  # how a container shows what belongs to a user outside of it, such as root
 _named: set[str] = set()  # what warnings have been about
 
@@ -72,7 +73,7 @@ def _judge(named: Path, root: Path, user: int, *marks: tuple[int, ...]) -> bool:
     cache = [path for path in (*reversed(named.parents), named) if path == root or root in path.parents]
     ours = {*cache, *(Path(os.path.realpath(path)) for path in cache)}
     for path in dict.fromkeys((*reversed(named.parents), named, *reversed(real.parents), real)):
-        if (reason := _why_not(path.lstat(), is_ours=path in ours)) is not None:
+        if (reason := _distrust_reason(path.lstat(), is_ours=path in ours)) is not None:
             _warn(
                 path,
                 f"{reason}, so nothing is kept in {root}, which makes starts slow; take others' rights away "
@@ -82,7 +83,7 @@ def _judge(named: Path, root: Path, user: int, *marks: tuple[int, ...]) -> bool:
     return True
 
 
-def read_cached(path: Path, most: int = MOST_BYTES) -> bytes | None:
+def read_cached(path: Path, most: int = MAX_BYTES) -> bytes | None:
     """The content of a file of the cache, of at most `most` bytes; None, with a warning, if it may not be used."""
     try:
         return read_plain(path, most, trusted=True) if is_trusted(path.parent) else None
@@ -107,7 +108,7 @@ def read_plain(path: Path, most: int, *, trusted: bool = False) -> bytes:
         elif found.st_size > most:
             reason = f"it has {found.st_size:,} bytes, expected at most {most:,}"
         elif trusted and hasattr(os, "geteuid"):
-            reason = _why_not(found, is_ours=True)
+            reason = _distrust_reason(found, is_ours=True)
         if reason is not None:
             raise UnusableError(errno.EPERM, reason, str(path))
         with open(file, "rb", closefd=False) as content:
@@ -148,7 +149,7 @@ def write_atomically(path: Path, data: bytes) -> None:
         raise
 
 
-def _why_not(found: os.stat_result, *, is_ours: bool) -> str | None:
+def _distrust_reason(found: os.stat_result, *, is_ours: bool) -> str | None:
     """What speaks against a file, a folder or a link, or None. is_ours: part of the cache, not on the way to it.
 
     On the way a folder that all may write is fine if each can rename only what is his own, as in /tmp; and so is one

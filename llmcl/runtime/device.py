@@ -22,8 +22,8 @@ prepare_icd_loader()  # before the first import of pyopencl anywhere
 import pyopencl as cl  # noqa: E402
 from pyopencl.tools import ImmediateAllocator, MemoryPool  # noqa: E402
 
+from llmcl.runtime.device_cache import DeviceCache  # noqa: E402
 from llmcl.runtime.driver_calls import DriverCall, finish_quietly, forked, named_errors, note_open  # noqa: E402
-from llmcl.runtime.findings import Findings  # noqa: E402
 from llmcl.runtime.huge_pages import HugePages  # noqa: E402
 from llmcl.runtime.program import KernelSource, ProgramCache  # noqa: E402
 
@@ -32,7 +32,7 @@ Groups = tuple[int, ...] | Callable[[int], tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Work:
+class Cost:
     """What a launch cannot do without: bytes read and written once, floating-point operations (2 a multiply-add)."""
 
     nbytes: float
@@ -41,7 +41,7 @@ class Work:
 
 KERNEL_SPILL_MEM_SIZE_INTEL = 0x4109  # of cl_intel_required_subgroup_size
 
-WorkOf = Callable[[int, int], Work]  # of the number of tokens in the step and its position; for the profiler
+CostModel = Callable[[int, int], Cost]  # of the number of tokens in the step and its position; for the profiler
 
 
 @dataclass
@@ -101,7 +101,7 @@ class Launch:
     """A kernel with its arguments set once, ready to be enqueued again and again.
 
     `groups` is the number of work-groups in each dimension, or a function from the number of tokens in
-    the step to it; nothing else about a launch changes from step to step. `work` is what the profiler
+    the step to it; nothing else about a launch changes from step to step. `cost` is what the profiler
     compares with the device's ceilings. The kernel object is made when it is first asked for. A kernel may be told by
     the `offset` of its index space what it is to do.
     """
@@ -114,10 +114,10 @@ class Launch:
         "_shares",
         "_size",
         "args",
+        "cost",
         "local",
         "name",
         "source",
-        "work",
     )
 
     def __init__(
@@ -127,7 +127,7 @@ class Launch:
         args: Sequence[KernelArg],
         groups: Groups,
         local: tuple[int, ...],
-        work: WorkOf | None = None,
+        cost: CostModel | None = None,
         offset: tuple[int, ...] | None = None,
     ):
         self._device = device
@@ -139,7 +139,7 @@ class Launch:
         self.args = tuple(args)  # clSetKernelArg does not keep buffers alive
         self._groups = groups
         self.local = local
-        self.work = work
+        self.cost = cost
         # Of groups that do not depend on the number of tokens, computed once.
         self._size = None if callable(groups) else tuple(g * w for g, w in zip(groups, local, strict=True))
 
@@ -231,7 +231,7 @@ class Device:
             self._reads = self.queue if entry.kind == "cpu" else cl.CommandQueue(self.context, entry.device)
         note_open(self)
         self._programs = ProgramCache(self.context, entry.device)
-        self.findings = Findings(entry)
+        self.cache = DeviceCache(entry)
         self.kernel_options: dict[str, int] = {}  # constants of attention that a user chose, before any tuned ones
         self.traffic = Traffic()
         self.allocated_bytes = 0
@@ -426,14 +426,14 @@ class Device:
         groups: Groups,
         local: tuple[int, ...],
         prelude: str = "",
-        work: WorkOf | None = None,
+        cost: CostModel | None = None,
     ) -> Launch:
         """Kernel `name` of `kernels/<file>`, built with `constants`, with `args` (Buffer or NumPy scalar).
 
-        prelude: OpenCL C in front of the file, such as functions that it calls. work: what a launch moves and
+        prelude: OpenCL C in front of the file, such as functions that it calls. cost: what a launch moves and
         computes, for the profiler.
         """
-        return self.launch_type(self, KernelSource(file, name, constants, prelude), args, groups, local, work)
+        return self.launch_type(self, KernelSource(file, name, constants, prelude), args, groups, local, cost)
 
     def kernel(self, source: KernelSource, shared: bool) -> cl.Kernel:
         """The compiled kernel: an object of its own, whose arguments nobody else sets, or the shared one."""

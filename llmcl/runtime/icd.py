@@ -33,7 +33,7 @@ SYSTEM_VENDORS = Path("/etc/OpenCL/vendors")
 USER_VARIABLES = ("OCL_ICD_VENDORS", "OCL_ICD_FILENAMES", "OPENCL_VENDOR_PATH")
 # Holds the value of OCL_ICD_VENDORS that we set, so that a child process does not take it for the user's.
 OUR_MARK = "LLMCL_SET_OCL_ICD_VENDORS"
-MOST_BYTES = 1 << 16  # of an ICD file
+MAX_BYTES = 1 << 16  # of an ICD file
 PROBE_TIMEOUT_S = 30.0
 REINSTALL = "reinstall it with `pip install --force-reinstall intel-opencl-rt intel-cmplr-lib-rt`"
 
@@ -120,7 +120,7 @@ def read_vendor_folder(folder: Path) -> dict[str, str]:
         return {}
     for file in files:
         try:
-            library = read_plain(file, MOST_BYTES).decode().partition("\n")[0].strip()
+            library = read_plain(file, MAX_BYTES).decode().partition("\n")[0].strip()
         except (OSError, UnicodeDecodeError):
             continue
         if library and (not os.path.isabs(library) or os.path.isfile(library)):

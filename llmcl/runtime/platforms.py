@@ -75,13 +75,13 @@ class DeviceEntry:
         return f"{self.name} ({self.platform_name})"
 
     @property
-    def why_not(self) -> str | None:
+    def unusable_reason(self) -> str | None:
         """Why the device cannot be used."""
         return self.lacks or self.fault
 
     @property
     def usable(self) -> bool:
-        return self.why_not is None
+        return self.unusable_reason is None
 
     @property
     def remedy(self) -> str | None:

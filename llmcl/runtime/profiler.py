@@ -15,7 +15,7 @@ from pathlib import Path
 import pyopencl as cl
 
 from llmcl.errors import DeviceError
-from llmcl.runtime.device import Device, Launch, Work
+from llmcl.runtime.device import Cost, Device, Launch
 from llmcl.runtime.driver_calls import named_errors
 from llmcl.runtime.platforms import DeviceEntry
 
@@ -39,7 +39,7 @@ class LaunchRecord:
     phase: str
     position: int  # tokens in the cache before the step
     n_tokens: int  # tokens of the step
-    work: Work | None
+    cost: Cost | None
 
     @property
     def duration(self) -> int:
@@ -107,7 +107,7 @@ def _record(launch: Launch, event: cl.Event, n_tokens: int, phase: str, position
         phase,
         position,
         n_tokens,
-        None if launch.work is None else launch.work(n_tokens, position),
+        None if launch.cost is None else launch.cost(n_tokens, position),
     )
 
 

@@ -63,7 +63,7 @@ def choose_device(
         if found.usable:
             for other in passed_over:
                 _log.warning(
-                    "%s cannot be used: %s; %s. Using %s", other.label, other.why_not, other.remedy, found.label
+                    "%s cannot be used: %s; %s. Using %s", other.label, other.unusable_reason, other.remedy, found.label
                 )
             return found
         passed_over.append(found)
@@ -72,7 +72,7 @@ def choose_device(
     listing = "\n".join(_line(entry) for entry in ranked)
     if passed_over:
         first = passed_over[0]
-        raise DeviceError(f"{first.label} cannot be used: {first.why_not}; {first.remedy}. Found:\n{listing}")
+        raise DeviceError(f"{first.label} cannot be used: {first.unusable_reason}; {first.remedy}. Found:\n{listing}")
     notes = "".join(f"\n{note}" for note in prepare_icd_loader())
     raise DeviceError(
         f"{wanted} was not found; choose with --device an index, a kind (gpu, cpu) or part of a name. "
@@ -89,7 +89,7 @@ def explain_choice(entries: Sequence[DeviceEntry] | None = None) -> str:
         return f"No OpenCL device was found; {_advice_without_device()}"
     usable = [entry for entry in ranked if entry.usable]
     if not usable:
-        return f"No device can be used: of {ranked[0].label}, {ranked[0].why_not}; {ranked[0].remedy}."
+        return f"No device can be used: of {ranked[0].label}, {ranked[0].unusable_reason}; {ranked[0].remedy}."
     first = usable[0]
     if first.index > 0:
         reason = f"device 0, {ranked[0].label}, is preferred but cannot be used"
@@ -102,7 +102,7 @@ def explain_choice(entries: Sequence[DeviceEntry] | None = None) -> str:
 
 def _line(entry: DeviceEntry) -> str:
     return f"  {entry.index}: {entry.name}, {entry.platform_name}, {entry.kind}" + (
-        "" if entry.usable else f" (cannot be used: {entry.why_not})"
+        "" if entry.usable else f" (cannot be used: {entry.unusable_reason})"
     )
 
 

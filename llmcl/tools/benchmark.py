@@ -123,10 +123,10 @@ def run(llm: LLM, plan: Plan, note: Callable[[str], None] = lambda text: None) -
 
 def measured_bandwidth(llm: LLM, note: Callable[[str], None]) -> float | None:
     """Bytes a second of a streaming read; None where the model has left no memory for the probe."""
-    from llmcl.runtime import ceilings
+    from llmcl.runtime import roofline
 
     try:
-        return ceilings.read_bandwidth(llm.device)
+        return roofline.read_bandwidth(llm.device)
     except OutOfDeviceMemoryError as error:
         note(f"no read bandwidth, so no share of it: {error}")
         return None

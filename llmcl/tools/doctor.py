@@ -83,19 +83,21 @@ class Check:
 
     @property
     def key(self) -> str:
-        """Its name among a device's findings."""
+        """Its name in a device's cache."""
         return self.variant.key(self.dtype) if self.variant else f"portable/{self.kernel}.cl {self.dtype}"
 
-    def suits(self, device: Device) -> bool:
+    def supports_device(self, device: Device) -> bool:
         """Whether this variant could be chosen on the device at all."""
-        return self.variant is None or (self.variant.suits(device) and self.variant.takes(self.dtype, SIZE))
+        return self.variant is None or (
+            self.variant.supports_device(device) and self.variant.supports(self.dtype, SIZE)
+        )
 
     def in_use(self, device: Device) -> bool:
         """Whether it is what runs with this storage type, what is known to be wrong left out."""
         if self.variant is None:
             return True
-        usable = [v for v in self.rows if v.suits(device) and v.takes(self.dtype, SIZE)]
-        left = [v for v in usable if v.key(self.dtype) not in device.findings.wrong]
+        usable = [v for v in self.rows if v.supports_device(device) and v.supports(self.dtype, SIZE)]
+        left = [v for v in usable if v.key(self.dtype) not in device.cache.excluded]
         return self.variant in (left or usable[-1:])[:1]
 
 
@@ -129,12 +131,12 @@ def checks() -> list[Check]:
         for kernel, rows, run, dtypes in kinds
         for row in rows
         for dtype in dtypes
-        if row.takes(dtype, SIZE)
+        if row.supports(dtype, SIZE)
     ]
     found += [Check("embed", None, dtype, partial(_embed, dtype=dtype)) for dtype in DTYPES]
     found += [Check("rms_norm", None, "float32", _rms_norm), Check("sample", None, "float32", _sample)]
     steps = table.implementations(PersistentStep)
-    found += [Check("one_launch", row, "float32", partial(_persistent_step, row=row), steps) for row in steps]
+    found += [Check("persistent_step", row, "float32", partial(_persistent_step, row=row), steps) for row in steps]
     return found
 
 
@@ -188,8 +190,8 @@ def _attention_decode(device: Device, *, variant: str, dtype: str) -> float:
 def _persistent_step(device: Device, *, row: PersistentStep) -> float:
     problem = AttentionProblem.random(6, 2, SIZE, "float32", 1, position=130)
     trial = decode_trial(device, problem)
-    together = row.bind(device, trial.bind(variant=row.name, n_splits=3), len(problem.keys))
-    error = trial.error(together.parts)
+    persistent = row.bind(device, trial.bind(variant=row.name, n_splits=3), len(problem.keys))
+    error = trial.error(persistent.parts)
     trial.release()
     return error
 
@@ -322,7 +324,7 @@ def diagnose(
     listed = checks()
     wanted = []
     for i, check in enumerate(listed):
-        if check.suits(device) or (everything and check.runs_anywhere):
+        if check.supports_device(device) or (everything and check.runs_anywhere):
             wanted.append(i)
         else:
             settle(i, UNUSED, None, f"{entry.name} never chooses this variant")

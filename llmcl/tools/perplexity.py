@@ -101,7 +101,7 @@ def perplexity(
     def work() -> Perplexity:
         return _score(llm, windows, reference, progress)
 
-    return llm.turns.call(work if reference is None else lambda: reference.turns.call(work))
+    return llm.leases.call(work if reference is None else lambda: reference.leases.call(work))
 
 
 def _score(llm: LLM, windows: list[list[int]], reference: LLM | None, progress: Progress | None) -> Perplexity:

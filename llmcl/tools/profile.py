@@ -13,8 +13,8 @@ import numpy as np
 from llmcl.engine.generation import token_ids
 from llmcl.errors import UsageError
 from llmcl.ops.sample import SamplingParams
-from llmcl.runtime.ceilings import arithmetic_peak, read_bandwidth
 from llmcl.runtime.profiler import LaunchRecord, ProfilingDevice, steps
+from llmcl.runtime.roofline import arithmetic_peak, read_bandwidth
 
 if TYPE_CHECKING:
     from llmcl.engine.llm import LLM
@@ -80,7 +80,7 @@ def profile(llm: LLM, n_prompt: int, n_gen: int) -> Profile:
         raise UsageError(f"{llm.model_name} was loaded on an ordinary device; load it on a ProfilingDevice")
     if n_prompt < 1 or n_gen < 0:
         raise UsageError(f"{n_prompt} prompt tokens and {n_gen} decode steps; expected at least 1 and 0")
-    return llm.turns.call(lambda: _profile(llm, device, n_prompt, n_gen))
+    return llm.leases.call(lambda: _profile(llm, device, n_prompt, n_gen))
 
 
 def _profile(llm: LLM, device: ProfilingDevice, n_prompt: int, n_gen: int) -> Profile:
@@ -135,8 +135,8 @@ def summarize(records: Sequence[LaunchRecord], n_tokens: int, bandwidth: float, 
 
 def _row(launches: Sequence[LaunchRecord], phase_ns: int, bandwidth: float, arithmetic_peak: float) -> KernelRow:
     total_s = max(1, sum(r.duration for r in launches)) / 1e9
-    bytes_per_s = sum(r.work.nbytes for r in launches if r.work) / total_s
-    flops_per_s = sum(r.work.flops for r in launches if r.work) / total_s
+    bytes_per_s = sum(r.cost.nbytes for r in launches if r.cost) / total_s
+    flops_per_s = sum(r.cost.flops for r in launches if r.cost) / total_s
     shares = {"bandwidth": bytes_per_s / bandwidth, "arithmetic": flops_per_s / arithmetic_peak}
     ceiling = max(shares, key=lambda name: shares[name])
     return KernelRow(

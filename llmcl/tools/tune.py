@@ -20,7 +20,7 @@ from llmcl.ops.attention import (
     prefill_key,
     prefill_tiles,
 )
-from llmcl.ops.attention_sizes import most_splits
+from llmcl.ops.attention_sizes import max_splits
 from llmcl.runtime.device import Device, KernelMemory, Launch
 from llmcl.tools.trials import ROUNDED_ACTIVATIONS, AttentionProblem, Trial, decode_trial, prefill_trial, tolerance
 
@@ -55,7 +55,8 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Tuning:
-    """All measurements of one kernel; winner is None where no choice was correct. key: its name among findings."""
+    """All measurements of one kernel; winner is None where no choice was correct. key: its name in the device's
+    cache."""
 
     kernel: str
     variant: str
@@ -93,7 +94,7 @@ def tune_prefill(
 ) -> Tuning:
     """Times prefill of n_tokens after 37 others with each choice of tiles."""
     chosen = prefill_implementation(device, shape, variant)
-    met = chosen.met_dtype(device, shape)
+    met = chosen.operand_dtype(device, shape)
     rounds = met != shape.kv_dtype or met in QUANTIZED
     allowed = ROUNDED_ACTIVATIONS if rounds else tolerance(chosen, shape.kv_dtype)
     heads = shape.n_q_heads, shape.n_kv_heads, shape.head_dim
@@ -140,7 +141,7 @@ def tune_decode(
         return row
 
     splits = chosen.default_splits(device, shape.n_kv_heads)
-    most = min(most_splits(device), -(-n_keys // 16))
+    most = min(max_splits(device), -(-n_keys // 16))
     default = {"N_SPLITS": splits}
     values: dict[str, Sequence[int]] = {"N_SPLITS": _powers(most)}
     if chosen.block_n_choices:

@@ -12,7 +12,7 @@ from pyopencl.array import Array, to_device
 
 import llmcl
 from llmcl.attention import create_block_mask, flex_attention, masks, release_memory
-from llmcl.attention.flex_plan import MOST_PLANS, PlanCache
+from llmcl.attention.flex_plan import MAX_PLANS, PlanCache
 from llmcl.errors import UsageError
 
 
@@ -127,8 +127,8 @@ def test_equal_calls_share_a_plan_and_many_stay_within_bounds(default_device: An
     for _ in range(3):  # a closure made anew each time, with the same values
         flex_attention(*host, masks.soft_cap(20.0), enable_gqa=True, device=default_device)
     assert len(plans) == 1
-    for length in range(1, MOST_PLANS + 10):
+    for length in range(1, MAX_PLANS + 10):
         flex_attention(*arrays(length), enable_gqa=True, device=default_device)
-    assert len(plans) == MOST_PLANS and default_device.allocated_bytes - before == plans.nbytes
+    assert len(plans) == MAX_PLANS and default_device.allocated_bytes - before == plans.nbytes
     release_memory(default_device)
     assert len(plans) == 0 and default_device.allocated_bytes == before

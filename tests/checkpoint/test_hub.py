@@ -29,7 +29,7 @@ REFUSALS = {
 }
 
 
-class StandIn(ThreadingHTTPServer):
+class FakeServer(ThreadingHTTPServer):
     """Serves models = {repo id: {file: bytes}}; `requests` records (method, path)."""
 
     daemon_threads = True
@@ -56,7 +56,7 @@ class StandIn(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    server: StandIn
+    server: FakeServer
 
     def do_HEAD(self) -> None:
         self.answer()
@@ -139,8 +139,8 @@ def models(hf_files, gguf_files, tmp_path_factory) -> dict[str, dict[str, bytes]
 
 
 @pytest.fixture
-def server(models) -> Iterator[StandIn]:
-    server = StandIn(models)
+def server(models) -> Iterator[FakeServer]:
+    server = FakeServer(models)
     yield server
     server.stop()
 

@@ -15,7 +15,7 @@ import llmcl
 from llmcl.engine.generation import token_ids
 from llmcl.engine.llm import LLM
 from llmcl.kernels.common.step_state import RING
-from llmcl.kernels.cpu import one_launch
+from llmcl.kernels.cpu import persistent_step
 from llmcl.models.model import Model
 from llmcl.models.sequence import SequenceState
 from llmcl.ops.sample import SamplingParams
@@ -131,7 +131,7 @@ def test_the_demo_model_reports_its_traffic(sampling: str, smollm2: LLM, monkeyp
         # A CPU has the whole step in a few launches. Elsewhere there are five or six kernels a layer, embedding and
         # head, or all layers in one launch.
         assert stats.kernel_launches_per_token == len(model.decode_launches) + len(model.sampler.launches)
-        if one_launch.CpuPersistentStep().suits(smollm2.device):
+        if persistent_step.CpuPersistentStep().supports_device(smollm2.device):
             assert len(model.decode_launches) < 9
 
 

@@ -256,7 +256,7 @@ def test_prompts_that_cannot_be_used(small: LLM) -> None:
 
 
 def test_a_model_without_a_chat_template_says_so_once(small: LLM, caplog: pytest.LogCaptureFixture) -> None:
-    small._said_no_template = False
+    small._warned_no_template = False
     with caplog.at_level(logging.WARNING, "llmcl"):
         raw = small.encode("text", raw=True)
         assert not caplog.messages

@@ -181,7 +181,7 @@ def command_case(folder: Path, described: Any, models: Models) -> None:
         strays += [path for path in Path(outer).iterdir() if path not in (home, place)]
     where = next((line for line in reversed(tracebacks) if line), "")
     if code not in DOCUMENTED_CODES and "cannot be written" not in errors:
-        raise Failure(f"exit code {code}: {errors[-300:]}\n{''.join(tracebacks)}", _last_place(where))
+        raise Failure(f"exit code {code}: {errors[-300:]}\n{''.join(tracebacks)}", _last_location(where))
     if "Traceback" in errors:
         raise Failure(f"a traceback: {errors[-2000:]}")
     if strays:
@@ -194,7 +194,7 @@ def command_case(folder: Path, described: Any, models: Models) -> None:
         return
     for line in lines:
         if line.startswith("error: "):
-            raise Refusal(_without(named, line.removeprefix("error: ")), code, _last_place(where))
+            raise Refusal(_without(named, line.removeprefix("error: ")), code, _last_location(where))
         if line.startswith("Error: "):  # typer's, after a line that tells of --help
             raise Refusal(_without(named, line) + "; see --help, and give another", code, "")
     if lines or out:  # llmcl without a command shows its help
@@ -284,7 +284,7 @@ def _command(
         return code, texts[0], texts[1]
 
 
-def _last_place(text: str) -> str:
+def _last_location(text: str) -> str:
     """file:line of the last frame of llmcl in a traceback."""
     found = [line.split('"') for line in text.splitlines() if line.startswith("  File") and "/llmcl/" in line]
     return f"{found[-1][1].rpartition('/llmcl/')[2]}{found[-1][2].partition(', in ')[0]}" if found else ""
@@ -337,14 +337,14 @@ def outcome_of(run: Callable[[], str | None]) -> dict[str, str]:
         first: BaseException = error
         while isinstance(first.__cause__, LlmclError):
             first = first.__cause__
-        where = getattr(error, "where", "") or _last_place("".join(traceback.format_tb(first.__traceback__)))
+        where = getattr(error, "where", "") or _last_location("".join(traceback.format_tb(first.__traceback__)))
         wrong = complaint(str(error))
         if wrong is not None:
             return _outcome(FAILED, error, f"{wrong.rstrip('0123456789')} ({where})", wrong)
         return _outcome(REFUSED, error, where)
     except BaseException as error:  # what is not our error is a failure, a panic of a library too
         text = "".join(traceback.format_exception(error))
-        return _outcome(FAILED, error, _last_place(text), text[-3000:])
+        return _outcome(FAILED, error, _last_location(text), text[-3000:])
     for text in [*log.texts, *(str(warning.message) for warning in warned)]:
         if (wrong := complaint(text, needs_remedy=False)) is not None:
             return _outcome(FAILED, UserWarning(text), "a warning: " + wrong, wrong)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from helpers import poisoned, read_guarded, relative_error, run
 
-from llmcl.runtime.ceilings import CHAINS, arithmetic_peak
 from llmcl.runtime.device import Device
+from llmcl.runtime.roofline import CHAINS, arithmetic_peak
 
 
 @pytest.mark.parametrize("width", [1, 16])

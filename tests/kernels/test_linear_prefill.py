@@ -23,7 +23,7 @@ from helpers import (
 from llmcl import reference
 from llmcl.kernels.common.linear import GATES
 from llmcl.kernels.cpu.dot_product import bf16_dot_form
-from llmcl.kernels.cpu.linear import BF16_TILE_TOKENS, GROUP_TOKENS, ROUNDED_GROUP_TOKENS, TILE_TOKENS
+from llmcl.kernels.cpu.linear import BF16_TILE_TOKENS, GROUP_TOKENS, PACKED_GROUP_TOKENS, TILE_TOKENS
 from llmcl.ops.linear import linear_prefill
 from llmcl.runtime.device import Device
 
@@ -118,7 +118,7 @@ def test_few_columns(target: Device, dtype: str, epilogue: str, rows: int) -> No
 
 
 @heavy
-@pytest.mark.parametrize("n", [*around(BF16_TILE_TOKENS[1]), *around(ROUNDED_GROUP_TOKENS)])
+@pytest.mark.parametrize("n", [*around(BF16_TILE_TOKENS[1]), *around(PACKED_GROUP_TOKENS)])
 def test_bfloat16_dot_products(target: Device, n: int) -> None:
     check(target, "bfloat16", n, 131, 80)
 

@@ -16,7 +16,7 @@ from llmcl.kernels.common.dtype import QUANTIZED
 from llmcl.kernels.common.linear import LinearPrefill
 from llmcl.kernels.common.weight import Weight
 from llmcl.kernels.cpu.dot_product import dot_form
-from llmcl.kernels.cpu.linear import ROUNDED_GROUP_TOKENS, RoundedRows
+from llmcl.kernels.cpu.linear import PACKED_GROUP_TOKENS, DotProductLayout
 from llmcl.kernels.table import pick
 from llmcl.ops.linear import linear_decode, linear_prefill
 from llmcl.runtime.device import Device
@@ -127,8 +127,11 @@ def check_prefill(
     norm_buffer = with_poison(device, norm_weight) if norm else None
     x_buffer = with_poison(device, x)
     run(linear_prefill(device, weight, x_buffer, out, step, norm=norm_buffer, eps=EPS, epilogue=epilogue), n)
-    forms = [pick(LinearPrefill, device, part.dtype, k).form(device, part.dtype, k, exact) for part in weight.parts]
-    used = rounded if all(isinstance(form, RoundedRows) for form in forms) else x
+    layouts = [
+        pick(LinearPrefill, device, part.dtype, k).activation_layout(device, part.dtype, k, exact)
+        for part in weight.parts
+    ]
+    used = rounded if all(isinstance(layout, DotProductLayout) for layout in layouts) else x
     if norm:
         used = used * norm_weight / np.sqrt(np.mean(x.astype(np.float64) ** 2, axis=1, keepdims=True) + EPS)
     expected = finish(reference.linear(used, values), before, epilogue)
@@ -207,7 +210,7 @@ def test_prefill_on_nvidia(target: Device, dtype: str) -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("n", [1, 11, 12, ROUNDED_GROUP_TOKENS, ROUNDED_GROUP_TOKENS + 1])
+@pytest.mark.parametrize("n", [1, 11, 12, PACKED_GROUP_TOKENS, PACKED_GROUP_TOKENS + 1])
 def test_prefill_lengths(target: Device, n: int) -> None:
     check_prefill(target, "q4_0", n, 37, 96)
 

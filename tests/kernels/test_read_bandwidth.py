@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from helpers import poisoned, read_guarded, run, with_poison
 
-from llmcl.runtime.ceilings import read_bandwidth
 from llmcl.runtime.device import Device
+from llmcl.runtime.roofline import read_bandwidth
 
 
 @pytest.mark.parametrize("width", [1, 64])

@@ -15,7 +15,7 @@ from llmcl import reference
 from llmcl.checkpoint.quantize import quantize_rows
 from llmcl.engine.llm import LLM
 from llmcl.errors import UsageError
-from llmcl.kernels.nvidia.decode_layers import NvidiaDecodeLayers
+from llmcl.kernels.nvidia.persistent_layers import NvidiaPersistentLayers
 from llmcl.models.stack import decode_layers
 from llmcl.runtime.device import Device
 
@@ -80,9 +80,9 @@ def test_heads_that_the_format_cannot_hold_are_refused(tmp_path: Path, default_d
         llmcl.load_random(str(shape), device=default_device, kv_dtype="q8_0", max_context=64)
 
 
-def test_the_one_launch_of_nvidia_is_refused(default_device: Device) -> None:
+def test_the_persistent_kernel_of_nvidia_is_refused(default_device: Device) -> None:
     with llmcl.load_random("smollm2-135m", device=default_device, kv_dtype="q8_0", max_context=64) as llm:
         layers = decode_layers(llm.model.layers, llm.model.decode_ops)
         assert layers is not None
-        reason = NvidiaDecodeLayers().why_not(llm.device, layers)
+        reason = NvidiaPersistentLayers().unsupported_reason(llm.device, layers)
     assert reason is not None and "16-bit" in reason and "q8_0" in reason

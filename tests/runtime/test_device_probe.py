@@ -117,7 +117,7 @@ def test_devices_are_checked_in_their_order(default_entry: DeviceEntry, monkeypa
     ]
     found = checked(entries)
     assert [entry.name for entry in found] == names and sorted(asked) == ["broken", "card"]
-    assert [entry.why_not for entry in found] == [None, "it is broken", None, "it is old"]
+    assert [entry.unusable_reason for entry in found] == [None, "it is broken", None, "it is old"]
     assert [entry.index for entry in found] == [0, 1, 2, 3]
 
 

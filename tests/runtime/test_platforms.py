@@ -216,7 +216,7 @@ def test_the_explanation_names_what_decided(entries: list[DeviceEntry], reason: 
 
 
 def test_every_device_found_is_described(cl_entry: DeviceEntry) -> None:
-    assert cl_entry.usable and cl_entry.why_not is None
+    assert cl_entry.usable and cl_entry.unusable_reason is None
     assert cl_entry.kind in KINDS
     assert cl_entry.opencl_version >= (1, 2) and cl_entry.opencl_c_version >= (1, 2)
     assert cl_entry.compute_units >= 1 and cl_entry.max_work_group_size >= 1

@@ -79,7 +79,7 @@ def test_a_closed_model_leaves_nothing_behind(default_device: Device, shape: str
         stream = llm.stream([5])
         next(stream)
         llm.close()
-        return [weakref.ref(part) for part in (llm, llm.device, llm.turns)]
+        return [weakref.ref(part) for part in (llm, llm.device, llm.leases)]
 
     gc.disable()
     try:

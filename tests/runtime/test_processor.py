@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from llmcl.runtime.device import Device
-from llmcl.runtime.findings import Findings
+from llmcl.runtime.device_cache import DeviceCache
 from llmcl.runtime.processor import processor
 from llmcl.runtime.program import KernelSource, ProgramCache
 
@@ -46,7 +46,7 @@ def test_a_variable_that_hides_instructions_has_programs_of_its_own(
     key = KernelSource("portable/rms_norm.cl", "rms_norm", {}).program()
 
     def kept() -> tuple[Path, Path]:
-        return ProgramCache(device.context, device.entry.device)._found(*key)[2], Findings(device.entry).path
+        return ProgramCache(device.context, device.entry.device)._found(*key)[2], DeviceCache(device.entry).path
 
     before = kept()
     assert kept() == before

@@ -1,4 +1,4 @@
-"""scripts/compare_launches.py: its table. What it compares is in tests/kernels/test_one_launch.py."""
+"""scripts/compare_launches.py: its table. What it compares is in tests/kernels/test_persistent_step.py."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_a_row_for_each_depth(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     monkeypatch.setattr(compare_launches, "read_bandwidth", lambda device: 2e10)
     monkeypatch.setattr(compare_launches, "first_token_s", lambda model, device: 0.5)
     steps = {0: ([0.01, 0.01, 0.01], [0.011, 0.012, 0.013]), 16: ([0.02] * 3, [0.02] * 3)}
-    monkeypatch.setattr(compare_launches, "turns", lambda llm, depth: steps[depth])
+    monkeypatch.setattr(compare_launches, "rounds", lambda llm, depth: steps[depth])
     compare_launches.compare_launches(["folder/small"], (0, 16))
     head, rule, *rows = capsys.readouterr().out.splitlines()
     assert head.count("|") == rule.count("|")

@@ -16,7 +16,7 @@ from programs import TINY_SHAPE, run_script
 
 from llmcl.engine.generation import Piece
 from llmcl.errors import ContextLengthError, OutOfDeviceMemoryError
-from llmcl.runtime import ceilings
+from llmcl.runtime import roofline
 from llmcl.tools import benchmark
 
 
@@ -56,7 +56,7 @@ class Engine:
 
 def measure(engine: Any, plan: benchmark.Plan, note: Callable[[str], None] = lambda text: None) -> benchmark.Result:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ceilings, "read_bandwidth", lambda device: device.read_bandwidth())
+        patch.setattr(roofline, "read_bandwidth", lambda device: device.read_bandwidth())
         return benchmark.run(engine, plan, note)
 
 

@@ -20,7 +20,7 @@ from llmcl.kernels.common.linear import LinearDecode
 from llmcl.kernels.nvidia import VARIANTS as PTX_VARIANTS
 from llmcl.kernels.table import pick
 from llmcl.runtime.device import Device
-from llmcl.runtime.findings import Findings
+from llmcl.runtime.device_cache import DeviceCache
 from llmcl.runtime.platforms import DeviceEntry
 from llmcl.tools import doctor
 
@@ -143,24 +143,24 @@ def test_a_crash_is_not_fatal(
 def test_what_is_excluded_is_passed_over(default_device: Device, empty_cache: Path) -> None:
     device = copy.copy(default_device)
     device.entry = dataclasses.replace(device.entry, kind="cpu", is_software=False, ptx_arch=0)
-    findings = Findings(device.entry)
-    findings.store_wrong({"cpu/linear_decode.cl float16": "wrong: error 1.0"})
-    device.findings = Findings(device.entry)  # as another run reads it
+    cache = DeviceCache(device.entry)
+    cache.store_excluded({"cpu/linear_decode.cl float16": "wrong: error 1.0"})
+    device.cache = DeviceCache(device.entry)  # as another run reads it
     assert pick(LinearDecode, device, "float16", 64).name == "portable"
     assert pick(LinearDecode, device, "float32", 64).name == "cpu"
     assert pick(LinearDecode, device, "float16", 64, "cpu").name == "cpu", "by name it can still be tested"
-    findings.store_wrong(
+    cache.store_excluded(
         {"cpu/linear_decode.cl float16": "wrong: error 1.0", "portable/linear_decode.cl float16": "wrong: error 2.0"}
     )
-    device.findings = Findings(device.entry)
+    device.cache = DeviceCache(device.entry)
     with pytest.raises(DeviceError, match=r"portable/linear_decode.cl gives wrong .* error 2.0; use another --device"):
         pick(LinearDecode, device, "float16", 64)
 
 
 def test_a_wrong_kernel_without_another_form_refuses_models(default_device: Device, empty_cache: Path) -> None:
     device = copy.copy(default_device)
-    device.findings = Findings(device.entry)
-    device.findings.store_wrong(
+    device.cache = DeviceCache(device.entry)
+    device.cache.store_excluded(
         {"portable/rms_norm.cl float32": "wrong: error 0.3", "portable/embed.cl bfloat16": "wrong: error 0.1"}
     )
     with pytest.raises(DeviceError, match=r"kernel portable/rms_norm.cl gives wrong results for float32 .* error 0.3"):
@@ -179,17 +179,17 @@ def test_the_command(
     shown = capsys.readouterr()
     assert "checks passed; nothing is excluded" in shown.out and "linear_decode" in shown.out
     assert default_device.name in shown.err
-    assert Findings(default_device.entry).wrong == {}
+    assert DeviceCache(default_device.entry).excluded == {}
 
 
 def test_reset(default_device: Device, empty_cache: Path) -> None:
-    findings = Findings(default_device.entry)
-    findings.store_wrong({"cpu/linear_decode.cl float16": "wrong: error 1.0"})
-    findings.store_tuned("key", {"BLOCK_M": 8})
+    cache = DeviceCache(default_device.entry)
+    cache.store_excluded({"cpu/linear_decode.cl float16": "wrong: error 1.0"})
+    cache.store_tuned("key", {"BLOCK_M": 8})
     reset = run_llmcl("doctor", "--reset", "--device", str(default_device.entry.index))
     assert reset.returncode == 0 and "nothing is excluded any more" in reset.stdout
-    after = Findings(default_device.entry)
-    assert after.wrong == {} and after.tuned == {"key": {"BLOCK_M": 8}}, "tuned tiles are no concern of the doctor"
+    after = DeviceCache(default_device.entry)
+    assert after.excluded == {} and after.tuned == {"key": {"BLOCK_M": 8}}, "tuned tiles are no concern of the doctor"
 
 
 def test_every_device_knows_which_forms_it_uses(default_device: Device) -> None:
@@ -198,8 +198,8 @@ def test_every_device_knows_which_forms_it_uses(default_device: Device) -> None:
         taken_for = copy.copy(default_device)
         taken_for.entry = dataclasses.replace(default_device.entry, kind=kind)
         used = [(check.kernel, check.dtype, check.in_use(taken_for)) for check in doctor.checks()]
-        one_form_of_each_is_in_use([row for row in used if row[0] != "one_launch"])
-        assert [row[2] for row in used if row[0] == "one_launch"] == [kind == "cpu"]
+        one_form_of_each_is_in_use([row for row in used if row[0] != "persistent_step"])
+        assert [row[2] for row in used if row[0] == "persistent_step"] == [kind == "cpu"]
 
 
 @pytest.mark.full
@@ -213,4 +213,4 @@ def test_json(default_device: Device) -> None:
     assert all(row["status"] == "pass" for row in report["checks"] if row["in_use"])
     assert {row["dtype"] for row in report["checks"] if row["in_use"]} == {*doctor.DTYPES, *doctor.QUANTIZED_DTYPES}
     one_form_of_each_is_in_use([(row["kernel"], row["dtype"], row["in_use"]) for row in report["checks"]])
-    assert Findings(default_device.entry).wrong == {}
+    assert DeviceCache(default_device.entry).excluded == {}

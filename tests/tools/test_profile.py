@@ -16,7 +16,7 @@ from programs import run_llmcl
 
 import llmcl
 from llmcl.errors import DeviceError
-from llmcl.runtime.device import Device, Work
+from llmcl.runtime.device import Cost, Device
 from llmcl.runtime.platforms import DeviceEntry
 from llmcl.runtime.profiler import LaunchRecord, ProfilingDevice, steps
 from llmcl.tools.profile import profile, summarize
@@ -24,15 +24,15 @@ from llmcl.tools.profile import profile, summarize
 STAGES = ("queued", "submit", "start", "end")
 
 
-def record(name: str, start: int, end: int, position: int, work: Work | None = None) -> LaunchRecord:
-    return LaunchRecord(name, start - 5, start - 2, start, end, (64,), (8,), "decode", position, 1, work)
+def record(name: str, start: int, end: int, position: int, cost: Cost | None = None) -> LaunchRecord:
+    return LaunchRecord(name, start - 5, start - 2, start, end, (64,), (8,), "decode", position, 1, cost)
 
 
 def test_figures_follow_from_the_times() -> None:
     records = [
-        record("a", 1000, 2000, 7, Work(500, 4000.0)),
+        record("a", 1000, 2000, 7, Cost(500, 4000.0)),
         record("b", 2100, 2400, 7),
-        record("a", 3400, 4400, 8, Work(1500, 0.0)),
+        record("a", 3400, 4400, 8, Cost(1500, 0.0)),
         record("b", 4400, 4700, 8),
     ]
     phase = summarize(records, 2, bandwidth=4e9, arithmetic_peak=4e9)
@@ -80,8 +80,8 @@ def test_every_kernel_is_recorded_once(cl_entry: DeviceEntry, tmp_path: Path, mo
     positions = [r.position for r in result.records if r.name in ("attention_prefill", "attention_decode")]
     assert positions == [0, 64, 71, 72, 72, 73, 73, 74, 74]  # of the last layer the last token alone
     for r in result.records:
-        assert 0 < r.start <= r.end and r.work is not None and r.work.nbytes > 0, r
-    (first,) = {r.work for r in result.records if r.name == "attention_decode" and r.position == 72}
+        assert 0 < r.start <= r.end and r.cost is not None and r.cost.nbytes > 0, r
+    (first,) = {r.cost for r in result.records if r.name == "attention_decode" and r.position == 72}
     assert first is not None and first.flops == 4 * 4 * 32 * 73
     assert [p.n_tokens for p in result.phases] == [72, 3]
 

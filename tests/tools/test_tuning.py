@@ -23,7 +23,7 @@ from llmcl.kernels.common.attention import AttentionDecode, AttentionShape, Tile
 from llmcl.kernels.table import pick
 from llmcl.ops.attention import decode_key, decode_splits, prefill_key, prefill_tiles
 from llmcl.runtime.device import Device
-from llmcl.runtime.findings import Findings
+from llmcl.runtime.device_cache import DeviceCache
 from llmcl.tools import tune as tuning
 from llmcl.tools.trials import AttentionProblem, decode_trial, prefill_trial
 
@@ -35,7 +35,7 @@ SHAPE = AttentionShape(4, 2, 32, 64, "float16")
 def fresh(default_device: Device, empty_cache: Path) -> Device:
     """The default device as if nothing had ever been found out about it."""
     device = copy.copy(default_device)
-    device.findings = Findings(device.entry)
+    device.cache = DeviceCache(device.entry)
     return device
 
 
@@ -99,10 +99,10 @@ def test_decode_is_searched_from_its_default(fresh: Device) -> None:
 def test_a_stored_winner_is_used_and_overridden(fresh: Device) -> None:
     name = prefill_tiles(fresh, 32, "float16").implementation.name
     default = sizes(prefill_tiles(fresh, 32, "float16"))
-    fresh.findings.store_tuned(prefill_key(name, 32, "float16"), {"BLOCK_M": 16, "BLOCK_N": 64, "DV_TILE": 16})
-    fresh.findings.store_tuned(decode_key(name, 2, 32, "float16"), {"N_SPLITS": 5, "BLOCK_N": 16})
+    fresh.cache.store_tuned(prefill_key(name, 32, "float16"), {"BLOCK_M": 16, "BLOCK_N": 64, "DV_TILE": 16})
+    fresh.cache.store_tuned(decode_key(name, 2, 32, "float16"), {"N_SPLITS": 5, "BLOCK_N": 16})
     later = copy.copy(fresh)
-    later.findings = Findings(fresh.entry)  # another run reads the file
+    later.cache = DeviceCache(fresh.entry)  # another run reads the file
     assert sizes(prefill_tiles(later, 32, "float16")) == (16, 64, 16)
     assert decode_splits(later, 2, 32, "float16") == 5
     for other in ({"head_dim": 64, "kv_dtype": "float16"}, {"head_dim": 32, "kv_dtype": "float32"}):
@@ -120,8 +120,8 @@ def test_a_stored_winner_is_used_and_overridden(fresh: Device) -> None:
 
 def test_another_driver_is_judged_anew(fresh: Device) -> None:
     updated = dataclasses.replace(fresh.entry, driver_version=fresh.entry.driver_version + ".1")
-    fresh.findings.store_tuned("key", {"BLOCK_M": 8})
-    assert Findings(updated).tuned == {} and Findings(fresh.entry).tuned == {"key": {"BLOCK_M": 8}}
+    fresh.cache.store_tuned("key", {"BLOCK_M": 8})
+    assert DeviceCache(updated).tuned == {} and DeviceCache(fresh.entry).tuned == {"key": {"BLOCK_M": 8}}
 
 
 @pytest.mark.parametrize(
@@ -130,20 +130,20 @@ def test_another_driver_is_judged_anew(fresh: Device) -> None:
         "",
         "{",
         "[]",
-        '{"tuned": {"x": 1}, "wrong": {}}',
+        '{"tuned": {"x": 1}, "excluded": {}}',
         '{"tuned": {"x": {"y": "z"}}}',
         *(
-            f'{{"tuned": {{"x": {{"BLOCK_M": {n}}}}}, "wrong": {{}}}}'
+            f'{{"tuned": {{"x": {{"BLOCK_M": {n}}}}}, "excluded": {{}}}}'
             for n in ("-8", "2000", "Infinity", "8.5", "true")
         ),
     ],
 )
 def test_a_damaged_file_is_ignored_with_a_warning(fresh: Device, text: str) -> None:
-    path = fresh.findings.path
+    path = fresh.cache.path
     path.parent.mkdir(parents=True)
     path.write_text(text)
     with pytest.warns(UserWarning, match=f"{path.name} is damaged"):
-        assert Findings(fresh.entry).tuned == {}
+        assert DeviceCache(fresh.entry).tuned == {}
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_what_the_tuner_could_not_have_stored_is_not_used(
     name = prefill_tiles(fresh, 32, "float16").implementation.name
     decode, prefill = decode_key(name, 2, 32, "float16"), prefill_key(name, 32, "float16")
     default = decode_splits(fresh, 2, 32, "float16"), sizes(prefill_tiles(fresh, 32, "float16"))
-    fresh.findings.tuned = {decode: constants, prefill: constants}
+    fresh.cache.tuned = {decode: constants, prefill: constants}
     for _ in range(2):
         assert (decode_splits(fresh, 2, 32, "float16"), sizes(prefill_tiles(fresh, 32, "float16"))) == default
     assert len(caplog.messages) == 2 and all(f"has {named} for attention_" in text for text in caplog.messages)
@@ -224,7 +224,7 @@ def test_the_command_stores_the_winner(tmp_path: Path) -> None:
     for part in ("attention_decode", "vs default", "fastest attention_decode (*): N_SPLITS", "stored in"):
         assert part in done.stdout
     assert "attention_decode default (N_SPLITS" in done.stderr
-    (stored,) = (cache / "findings").iterdir()
+    (stored,) = (cache / "devices").iterdir()
     ((key, constants),) = json.loads(stored.read_text())["tuned"].items()
     assert key.startswith("attention_decode ") and key.endswith("kv_heads 3 head_dim 64 float16")
     rows = json.loads(files[2].read_text(encoding="utf-8"))
@@ -241,7 +241,7 @@ def test_the_script_times_one_combination(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     labels = [line.split(" ")[0] for line in done.stdout.splitlines()[3:6]]
     assert labels == ["D", "G", "default"] and done.stderr == ""
-    assert not (tmp_path / "findings").exists(), "a single combination is no winner"
+    assert not (tmp_path / "devices").exists(), "a single combination is no winner"
 
 
 @pytest.mark.parametrize(

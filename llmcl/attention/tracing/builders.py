@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from llmcl.attention.tracing.graph import FUNCTIONS, Dtype, Graph
-from llmcl.attention.tracing.places import here, mod_error
+from llmcl.attention.tracing.source_locations import current_location, mod_error
 
 
 def cast(graph: Graph, number: int, dtype: Dtype) -> int:
@@ -18,7 +18,7 @@ def cast(graph: Graph, number: int, dtype: Dtype) -> int:
         return number
     if source == "bool" and dtype == "float32":
         number = cast(graph, number, "int32")
-    return graph.add("cast", (number,), dtype, here())
+    return graph.add("cast", (number,), dtype, current_location())
 
 
 def common(graph: Graph, *numbers: int, least: Dtype = "int32") -> tuple[tuple[int, ...], Dtype]:
@@ -32,7 +32,7 @@ def common(graph: Graph, *numbers: int, least: Dtype = "int32") -> tuple[tuple[i
 def _arithmetic(op: str) -> Callable[[Graph, int, int], int]:
     def build(graph: Graph, a: int, b: int) -> int:
         args, dtype = common(graph, a, b)
-        return graph.add(op, args, dtype, here())
+        return graph.add(op, args, dtype, current_location())
 
     return build
 
@@ -41,12 +41,12 @@ def _div(graph: Graph, a: int, b: int, rounding_mode: str | None = None) -> int:
     if rounding_mode == "floor":
         return _floordiv(graph, a, b)
     args, _ = common(graph, a, b, least="float32")
-    quotient = graph.add("div", args, "float32", here())
+    quotient = graph.add("div", args, "float32", current_location())
     if rounding_mode is None:
         return quotient
     if rounding_mode != "trunc" or common(graph, a, b)[1] == "int32":
         raise mod_error(f"div with rounding_mode={rounding_mode!r}; use // for floor, or .trunc() of a float")
-    return graph.add("trunc", (quotient,), "float32", here())
+    return graph.add("trunc", (quotient,), "float32", current_location())
 
 
 def _floordiv(graph: Graph, a: int, b: int) -> int:
@@ -62,7 +62,7 @@ def _mod(graph: Graph, a: int, b: int) -> int:
     (a, b), dtype = common(graph, a, b)
     if dtype == "int32":
         return _integer_division(graph, "mod", a, b)
-    rest, zero = _add("fmod", graph, a, b), graph.constant(0.0, "float32", here())
+    rest, zero = _add("fmod", graph, a, b), graph.constant(0.0, "float32", current_location())
     signs_differ = _bitwise("xor")(graph, _compare("lt")(graph, rest, zero), _compare("lt")(graph, b, zero))
     wrong = _bitwise("and")(graph, signs_differ, _compare("ne")(graph, rest, zero))
     return _where(graph, wrong, _add("add", graph, rest, b), rest)
@@ -70,27 +70,27 @@ def _mod(graph: Graph, a: int, b: int) -> int:
 
 def _integer_division(graph: Graph, op: str, a: int, b: int) -> int:
     """x // 0 = x % 0 = 0, as in NumPy: no kernel may divide by zero, nor INT_MIN by -1, which stops a CPU."""
-    place = here()
-    zero = graph.constant(0, "int32", place)
+    location = current_location()
+    zero = graph.constant(0, "int32", location)
     if graph.nodes[b].op == "const":
         divisor = graph.nodes[b].value
         if divisor == 0:
             raise mod_error("a division by the constant 0")
         if divisor in (1, -1):
-            return zero if op == "mod" else a if divisor == 1 else graph.add("neg", (a,), "int32", place)
-        return graph.add(op, (a, b), "int32", place)
+            return zero if op == "mod" else a if divisor == 1 else graph.add("neg", (a,), "int32", location)
+        return graph.add(op, (a, b), "int32", location)
     is_zero = _compare("eq")(graph, b, zero)
-    is_minus_one = _compare("eq")(graph, b, graph.constant(-1, "int32", place))
+    is_minus_one = _compare("eq")(graph, b, graph.constant(-1, "int32", location))
     special = _bitwise("or")(graph, is_zero, is_minus_one)
-    divisor = graph.add("where", (special, graph.constant(1, "int32", place), b), "int32", place)
-    result = graph.add(op, (a, divisor), "int32", place)
+    divisor = graph.add("where", (special, graph.constant(1, "int32", location), b), "int32", location)
+    result = graph.add(op, (a, divisor), "int32", location)
     if op == "mod":
         return _where(graph, special, zero, result)
-    return _where(graph, is_zero, zero, _where(graph, is_minus_one, graph.add("neg", (a,), "int32", place), result))
+    return _where(graph, is_zero, zero, _where(graph, is_minus_one, graph.add("neg", (a,), "int32", location), result))
 
 
 def _add(op: str, graph: Graph, a: int, b: int) -> int:
-    return graph.add(op, (a, b), graph.nodes[a].dtype, here())
+    return graph.add(op, (a, b), graph.nodes[a].dtype, current_location())
 
 
 def _pow(graph: Graph, a: int, b: int) -> int:
@@ -109,12 +109,12 @@ def _pow(graph: Graph, a: int, b: int) -> int:
         return _float(graph, "sqrt", a)
     if graph.nodes[a].op == "const" and graph.nodes[a].value == 2.0:
         return _float(graph, "exp2", b)
-    return graph.add("pow", (a, b), "float32", here())
+    return graph.add("pow", (a, b), "float32", current_location())
 
 
 def _whole_power(graph: Graph, a: int, exponent: int, dtype: Dtype) -> int:
     if exponent == 0:
-        return graph.constant(1, dtype, here())
+        return graph.constant(1, dtype, current_location())
     half = _whole_power(graph, a, exponent // 2, dtype) if exponent > 1 else None
     if half is None:
         return a
@@ -123,7 +123,7 @@ def _whole_power(graph: Graph, a: int, exponent: int, dtype: Dtype) -> int:
 
 
 def _float(graph: Graph, op: str, a: int) -> int:
-    return graph.add(op, (cast(graph, a, "float32"),), "float32", here())
+    return graph.add(op, (cast(graph, a, "float32"),), "float32", current_location())
 
 
 def _function(op: str) -> Callable[[Graph, int], int]:
@@ -136,17 +136,17 @@ def _rounding(op: str) -> Callable[[Graph, int], int]:
 
 def _neg(graph: Graph, a: int) -> int:
     (a,), dtype = common(graph, a)
-    return graph.add("neg", (a,), dtype, here())
+    return graph.add("neg", (a,), dtype, current_location())
 
 
 def _abs(graph: Graph, a: int) -> int:
     (a,), dtype = common(graph, a)
-    return graph.add("abs", (a,), dtype, here())
+    return graph.add("abs", (a,), dtype, current_location())
 
 
 def _sign(graph: Graph, a: int) -> int:
     (a,), dtype = common(graph, a)
-    zero, one, minus = (graph.constant(value, dtype, here()) for value in (0, 1, -1))
+    zero, one, minus = (graph.constant(value, dtype, current_location()) for value in (0, 1, -1))
     negative = _where(graph, _compare("lt")(graph, a, zero), minus, zero)
     return _where(graph, _compare("lt")(graph, zero, a), one, negative)
 
@@ -160,7 +160,7 @@ def _clamp(graph: Graph, a: int, low: int | None = None, high: int | None = None
 def _compare(op: str, *, swap: bool = False) -> Callable[[Graph, int, int], int]:
     def build(graph: Graph, a: int, b: int) -> int:
         args, _ = common(graph, a, b)
-        return graph.add(op, args[::-1] if swap else args, "bool", here())
+        return graph.add(op, args[::-1] if swap else args, "bool", current_location())
 
     return build
 
@@ -175,7 +175,7 @@ def _bitwise(op: str) -> Callable[[Graph, int, int], int]:
                 value = graph.nodes[one].value if graph.nodes[one].op == "const" else None
                 if value is not None and op in ("and", "or"):
                     return other if bool(value) == (op == "and") else one
-        return graph.add(op, (a, b), dtype, here())
+        return graph.add(op, (a, b), dtype, current_location())
 
     return build
 
@@ -187,7 +187,7 @@ def _logical(op: str) -> Callable[[Graph, int, int], int]:
 def _invert(graph: Graph, a: int) -> int:
     if graph.nodes[a].dtype == "float32":
         raise mod_error("`~` on a float; compare it first")
-    return graph.add("not", (a,), graph.nodes[a].dtype, here())
+    return graph.add("not", (a,), graph.nodes[a].dtype, current_location())
 
 
 def _logical_not(graph: Graph, a: int) -> int:
@@ -202,7 +202,7 @@ def _shift(op: str) -> Callable[[Graph, int, int], int]:
         count = graph.nodes[b].value if graph.nodes[b].op == "const" else 0
         if not isinstance(count, int) or not 0 <= count <= 31:
             raise mod_error(f"a shift by {count} bits; kernels compute in int32, so shift by 0 to 31")
-        return graph.add(op, (a, b), dtype, here())
+        return graph.add(op, (a, b), dtype, current_location())
 
     return build
 
@@ -210,12 +210,12 @@ def _shift(op: str) -> Callable[[Graph, int, int], int]:
 def _where(graph: Graph, condition: int, a: int, b: int) -> int:
     condition = cast(graph, condition, "bool")
     (a, b), dtype = common(graph, a, b, least="bool")
-    return a if a == b else graph.add("where", (condition, a, b), dtype, here())
+    return a if a == b else graph.add("where", (condition, a, b), dtype, current_location())
 
 
 def _is_nan(graph: Graph, a: int) -> int:
     a = cast(graph, a, "float32")
-    return graph.add("ne", (a, a), "bool", here())
+    return graph.add("ne", (a, a), "bool", current_location())
 
 
 def _same(graph: Graph, a: int) -> int:
@@ -245,8 +245,8 @@ BUILDERS: dict[str, Callable[..., int]] = {
     "abs": _abs,
     "sign": _sign,
     "square": lambda graph, a: _arithmetic("mul")(graph, a, a),
-    "reciprocal": lambda graph, a: _div(graph, graph.constant(1.0, "float32", here()), a),
-    "relu": lambda graph, a: _arithmetic("max")(graph, a, graph.constant(0, "int32", here())),
+    "reciprocal": lambda graph, a: _div(graph, graph.constant(1.0, "float32", current_location()), a),
+    "relu": lambda graph, a: _arithmetic("max")(graph, a, graph.constant(0, "int32", current_location())),
     "minimum": _arithmetic("min"),
     "maximum": _arithmetic("max"),
     "clamp": _clamp,
@@ -268,8 +268,8 @@ BUILDERS: dict[str, Callable[..., int]] = {
     "rshift": _shift("shr"),
     "where": _where,
     "isnan": _is_nan,
-    "zeros_like": lambda graph, a: graph.constant(0, graph.nodes[a].dtype, here()),
-    "ones_like": lambda graph, a: graph.constant(1, graph.nodes[a].dtype, here()),
+    "zeros_like": lambda graph, a: graph.constant(0, graph.nodes[a].dtype, current_location()),
+    "ones_like": lambda graph, a: graph.constant(1, graph.nodes[a].dtype, current_location()),
     "full_like": _full_like,
     "clone": _same,
     "contiguous": _same,

@@ -11,7 +11,7 @@ import numpy as np
 from llmcl.attention.tracing.symbols import is_array
 from llmcl.attention.tracing.trace import TracedMod, is_library, names_of
 
-LARGEST_ARRAY = 1 << 16  # bytes; comparing more takes longer than it saves
+MAX_ARRAY = 1 << 16  # bytes; comparing more takes longer than it saves
 
 
 class _Unknown(Exception):
@@ -48,7 +48,7 @@ def _of(value: Any, seen: dict[int, int]) -> Any:
         return type(value), repr(value)
     if is_array(value):
         array = value if isinstance(value, np.ndarray) else _torch_array(value)
-        if array.nbytes > LARGEST_ARRAY or array.dtype.hasobject:
+        if array.nbytes > MAX_ARRAY or array.dtype.hasobject:
             raise _Unknown
         return "array", array.dtype.str, array.shape, array.tobytes()
     if id(value) in seen:

@@ -138,8 +138,8 @@ def _compare(op: str, a: Interval, b: Interval) -> Interval:
         below, not_above = (np.less, np.greater_equal) if op == "lt" else (np.less_equal, np.greater)
         return below(a[1], b[0]), ~not_above(a[0], b[1])
     equal = (a[0] == b[1]) & (a[1] == b[0])
-    apart = (a[1] < b[0]) | (a[0] > b[1])
-    return (equal, ~apart) if op == "eq" else (apart, ~equal)
+    disjoint = (a[1] < b[0]) | (a[0] > b[1])
+    return (equal, ~disjoint) if op == "eq" else (disjoint, ~equal)
 
 
 def _where(condition: Interval, a: Interval, b: Interval) -> Interval:

@@ -15,7 +15,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from llmcl.attention.tracing.builders import ALIASES, BUILDERS, SUPPORTED, cast
 from llmcl.attention.tracing.graph import INT_MAX, INT_MIN, Array, Capture, Dtype, Graph, capture_name
-from llmcl.attention.tracing.places import here, mod_error
+from llmcl.attention.tracing.source_locations import current_location, mod_error
 
 _NO_TRUTH_VALUE = (
     "a value that depends on the position has no truth value while the function is traced, so `if`, `and`, `or`, "
@@ -92,11 +92,11 @@ def lift(graph: Graph, value: Any) -> int:
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, bool):
-        return graph.constant(value, "bool", here())
+        return graph.constant(value, "bool", current_location())
     if isinstance(value, int):
-        return graph.constant(value, "int32", here())
+        return graph.constant(value, "int32", current_location())
     if isinstance(value, float):
-        return graph.constant(value, "float32", here())
+        return graph.constant(value, "float32", current_location())
     raise mod_error(f"{value!r} ({type(value).__name__}) is no operand; use numbers, bools and captured arrays")
 
 
@@ -348,7 +348,7 @@ class CapturedArray(NDArrayOperatorsMixin):
         return self._load(indices)
 
     def _load(self, indices: tuple[Any, ...]) -> Symbol:
-        graph, place = self._graph, here()
+        graph, location = self._graph, current_location()
         number, capture = _capture(graph, self._value, self._label)
         nodes = []
         for item, size in zip(indices, capture.shape, strict=True):
@@ -357,10 +357,10 @@ class CapturedArray(NDArrayOperatorsMixin):
                 raise mod_error(f"the captured array `{self._label}` is indexed with a float; use // or .int()")
             value = graph.nodes[node].value
             if graph.nodes[node].op == "const" and isinstance(value, int) and value < 0:
-                node = graph.constant(value + size, "int32", place)  # a constant counts from the end, as in Python
+                node = graph.constant(value + size, "int32", location)  # a constant counts from the end, as in Python
             nodes.append(cast(graph, node, "int32"))
         dtype: Dtype = "float32" if capture.dtype == "float32" else "int32"
-        load = graph.add("load", tuple(nodes), dtype, place, number)
+        load = graph.add("load", tuple(nodes), dtype, location, number)
         return Symbol(graph, cast(graph, load, "bool") if capture.is_bool else load)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:

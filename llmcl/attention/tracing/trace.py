@@ -21,7 +21,7 @@ import numpy as np
 
 from llmcl.attention.tracing.builders import SUPPORTED, cast
 from llmcl.attention.tracing.graph import INPUTS, Array, Capture, Emitter, Graph, Source
-from llmcl.attention.tracing.places import UNKNOWN_PLACE, call_method, definition, traceback_place
+from llmcl.attention.tracing.source_locations import UNKNOWN_LOCATION, call_method, definition, traceback_location
 from llmcl.attention.tracing.symbols import CapturedArray, Symbol, is_array, lift
 from llmcl.errors import UsageError
 
@@ -134,10 +134,10 @@ def _trace(fn: Mod | TracedMod, kind: Kind, prefix: str) -> TracedMod:
     try:
         result = traced(*symbols)
     except UsageError as error:
-        raise UsageError(str(error).replace(UNKNOWN_PLACE, home)) from None
+        raise UsageError(str(error).replace(UNKNOWN_LOCATION, home)) from None
     except Exception as error:
         raise UsageError(
-            f"{traceback_place(error) or home}: {type(error).__name__}: {error}; this happened while the {kind} "
+            f"{traceback_location(error) or home}: {type(error).__name__}: {error}; this happened while the {kind} "
             f"`{name}` was traced with symbols in place of numbers. It may use operators, {SUPPORTED}"
         ) from error
     return TracedMod(kind, name, graph, _check_result(graph, result, kind, name, home))
@@ -164,7 +164,7 @@ def _check_result(graph: Graph, result: object, kind: Kind, name: str, home: str
         root = lift(graph, result)
     except UsageError as error:
         raise UsageError(
-            f"{home}: the {kind} `{name}` returns {type(result).__name__}: {_without_place(error)}"
+            f"{home}: the {kind} `{name}` returns {type(result).__name__}: {_without_location(error)}"
         ) from None
     node = graph.nodes[root]
     where = home if node.op in ("input", "const") else node.where
@@ -181,8 +181,8 @@ def _check_result(graph: Graph, result: object, kind: Kind, name: str, home: str
     return root if node.dtype == "bool" else cast(graph, root, "float32")
 
 
-def _without_place(error: UsageError) -> str:
-    return str(error).removeprefix(f"{UNKNOWN_PLACE}: ")
+def _without_location(error: UsageError) -> str:
+    return str(error).removeprefix(f"{UNKNOWN_LOCATION}: ")
 
 
 # Finding the arrays that a function reaches

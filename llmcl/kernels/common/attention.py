@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 
 from llmcl.errors import UsageError
 from llmcl.kernels.common import step_state
+from llmcl.kernels.common.cost import attention_cost
 from llmcl.kernels.common.dtype import kernel_name, kv_row_bytes
-from llmcl.kernels.common.linear import PackedRows, RowForm, Rows, Size
+from llmcl.kernels.common.linear import ActivationLayout, ActivationOperand, PackedActivations, Size
 from llmcl.kernels.common.step_state import StepState
-from llmcl.kernels.common.work import attention_work
 from llmcl.kernels.implementation import Implementation
-from llmcl.runtime.device import Buffer, Device, Launch, WorkOf
+from llmcl.runtime.device import Buffer, CostModel, Device, Launch
 
 CAPACITY_MULTIPLE = 64  # every BLOCK_N divides it
 DECODE_BLOCK_N = (16, 32, 64)
 KERNEL_OPTIONS = ("BLOCK_M", "BLOCK_N", "DV_TILE")
-MOST_ROWS = 128  # of a block of queries
+MAX_ROWS = 128  # of a block of queries
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ class AttentionShape:
         """Bytes of a key or a value of one head."""
         return kv_row_bytes(self.head_dim, self.kv_dtype)
 
-    def work(self) -> WorkOf:
-        return attention_work(self.n_q_heads, self.n_kv_heads, self.head_dim, self.row_bytes)
+    def cost(self) -> CostModel:
+        return attention_cost(self.n_q_heads, self.n_kv_heads, self.head_dim, self.row_bytes)
 
     def constants(self, step: StepState, slot: int = step_state.CAPACITY) -> dict[str, object]:
         """Build constants of a kernel with the argument `state` of `step`, which is to hold the capacity in `slot`."""
@@ -93,7 +93,7 @@ class AttentionDecode(Implementation):
         """Build constants of its own, and work-items of a group."""
 
     def default_splits(self, device: Device, n_kv_heads: int) -> int:
-        """Runs of keys of a head, such that every compute unit has an equal share."""
+        """KV block ranges of a head, such that every compute unit has an equal share."""
         return max(1, min(32, 2 * device.compute_units // n_kv_heads))
 
     @property
@@ -143,7 +143,7 @@ class AttentionPrefill(Implementation):
     block_m_choices: Sequence[int] = (8, 16, 32, 64, 128)
     """Query rows that `llmcl tune` tries."""
 
-    def met_dtype(self, device: Device, shape: AttentionShape) -> str:
+    def operand_dtype(self, device: Device, shape: AttentionShape) -> str:
         """As what queries meet keys and values: the cache's dtype, or that of a copy which `prepare` makes."""
         return shape.kv_dtype
 
@@ -157,7 +157,7 @@ class AttentionPrefill(Implementation):
         """Working memory of `prepare`, for the forecast of memory."""
         return 0
 
-    def can_have(self, head_dim: int, dtype: str, request: TileRequest) -> bool:
+    def supports_tiles(self, head_dim: int, dtype: str, request: TileRequest) -> bool:
         """Whether it has tiles of the sizes that were asked for."""
         return True
 
@@ -165,13 +165,13 @@ class AttentionPrefill(Implementation):
     def tiles(self, device: Device, head_dim: int, dtype: str, request: TileRequest) -> PrefillTiles:
         """Tile sizes, those of `request` where given. Raises UsageError for sizes that it cannot have."""
 
-    def leaves(self, form: RowForm) -> bool:
-        """Whether it can leave its output in this form."""
+    def supports_output(self, layout: ActivationLayout) -> bool:
+        """Whether it can leave its output in this layout."""
         return False
 
-    def out_constants(self, out: Rows) -> dict[str, object]:
-        """Build constants for rows in a form that it leaves."""
-        if isinstance(out, PackedRows):
+    def out_constants(self, out: ActivationOperand) -> dict[str, object]:
+        """Build constants for rows in a layout that it leaves."""
+        if isinstance(out, PackedActivations):
             raise TypeError(f"the {self.name} variant of attention_prefill leaves float32 rows")
         return {}
 

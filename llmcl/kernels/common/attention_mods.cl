@@ -25,9 +25,9 @@ SCALAR_MODS
 inline float score_mod(const float score, const int b, const int h, const int q_idx, const int kv_idx MOD_PARAMS) SCORE_MOD_BODY
 #endif
 
-#define TILE_HIDDEN 0   // no query of the tile sees a key of it: it is not visited
-#define TILE_MIXED 1    // mask_mod is asked for each pair
-#define TILE_VISIBLE 2  // all pairs are seen
+#define TILE_EMPTY 0    // no query of the tile sees a key of it: it is not visited
+#define TILE_PARTIAL 1  // mask_mod is asked for each pair
+#define TILE_FULL 2     // all pairs are seen
 
 // Of queries q.x to q.y (both included) of n_heads heads from h, and keys kv_first to before kv_end.
 inline int tile_class(const int b, const int h, const int n_heads, const int2 q, const int kv_first,
@@ -36,11 +36,11 @@ inline int tile_class(const int b, const int h, const int n_heads, const int2 q,
     const int seen = mask_block(b, h, q.x, q.y, kv_first, kv_end - 1 MOD_ARGS);
 #if MASK_PER_HEAD
     for (int i = 1; i < n_heads; ++i)
-        if (mask_block(b, h + i, q.x, q.y, kv_first, kv_end - 1 MOD_ARGS) != seen) return TILE_MIXED;
+        if (mask_block(b, h + i, q.x, q.y, kv_first, kv_end - 1 MOD_ARGS) != seen) return TILE_PARTIAL;
 #endif
     return seen;
 #else
-    return TILE_VISIBLE;
+    return TILE_FULL;
 #endif
 }
 
@@ -50,7 +50,7 @@ inline int first_visible(const int b, const int h, const int n_heads, const int2
     int first = 0;
 #if HAS_MASK_MOD
     for (int step = 4096; step >= tile; step /= 4)
-        while (first < kv_end && tile_class(b, h, n_heads, q, first, min(first + step, kv_end) MOD_ARGS) == TILE_HIDDEN)
+        while (first < kv_end && tile_class(b, h, n_heads, q, first, min(first + step, kv_end) MOD_ARGS) == TILE_EMPTY)
             first += step;
 #endif
     return min(first, (kv_end - 1) / tile * tile);

@@ -6,7 +6,7 @@
 
 #define CAT_(a, b) a##b
 #define CAT(a, b) CAT_(a, b)
-#define LARGEST(a, b) ((a) > (b) ? (a) : (b))  // of numbers or, element by element, of vectors
+#define MAX(a, b) ((a) > (b) ? (a) : (b))  // of numbers or, element by element, of vectors
 // A sum of squares; NaN if it overflowed, so that a norm of numbers beyond 1e19 gives no zeros, which would look like results.
 #define NO_OVERFLOW(sum) (isinf(sum) ? NAN : (sum))
 #define IN_REGISTERS __attribute__((always_inline))  // of functions that hand on arrays which are to stay in registers

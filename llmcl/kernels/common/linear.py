@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from llmcl.kernels.common import step_state
+from llmcl.kernels.common.cost import linear_cost
 from llmcl.kernels.common.dtype import TILE_ROWS, kernel_name
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight, WeightPart
-from llmcl.kernels.common.work import linear_work
 from llmcl.kernels.implementation import Implementation
-from llmcl.runtime.device import Buffer, Device, Groups, KernelArg, Launch, WorkOf
+from llmcl.runtime.device import Buffer, CostModel, Device, Groups, KernelArg, Launch
 
 EPILOGUES = {"store": "EPILOGUE_STORE", "add": "EPILOGUE_ADD", "swiglu": "EPILOGUE_SWIGLU", "geglu": "EPILOGUE_SWIGLU"}
 # The epilogues of a weight whose tiles alternate gate and up, and what they make of the gate.
@@ -24,16 +24,16 @@ Size = tuple[Mapping[str, object], Groups, tuple[int, ...]]
 """Build constants of an implementation's own, work-groups, and work-items of a group."""
 
 
-class RowForm(ABC):
+class ActivationLayout(ABC):
     """How a product takes a step's activations of k columns, where that is not float32 [n, k].
 
-    passes_on: a kernel may leave its result so for the next product. normalises: `pack` can normalise the rows as well.
-    label: forms with the same label share their working memory, one being packed when the other was used. Equal forms
-    are interchangeable.
+    can_be_output: a kernel may leave its result so for the next product. fuses_norm: `pack` can normalise the rows as
+    well. label: layouts with the same label share their working memory, one being packed when the other was used. Equal
+    layouts are interchangeable.
     """
 
-    passes_on = False
-    normalises = False
+    can_be_output = False
+    fuses_norm = False
 
     @property
     @abstractmethod
@@ -45,31 +45,31 @@ class RowForm(ABC):
 
     @abstractmethod
     def pack(
-        self, device: Device, x: Buffer, rows: PackedRows, step: StepState, norm: Buffer | None, eps: float
+        self, device: Device, x: Buffer, rows: PackedActivations, step: StepState, norm: Buffer | None, eps: float
     ) -> Launch:
-        """Brings x float32 [n, k] into this form, normalised first where there is a `norm` float32 [k]."""
+        """Brings x float32 [n, k] into this layout, normalised first where there is a `norm` float32 [k]."""
 
-    def rows(self, step: StepState, k: int, use: str = "input") -> PackedRows:
-        """Working memory of the step for rows of this form.
+    def packed(self, step: StepState, k: int, use: str = "input") -> PackedActivations:
+        """Working memory of the step for rows of this layout.
 
         use: a name for what is needed at the same time as other rows of k columns.
         """
-        return PackedRows(step.scratch(self.scratch_name(k, use), self.nbytes(step.max_tokens, k)), self, k)
+        return PackedActivations(step.scratch(self.scratch_name(k, use), self.nbytes(step.max_tokens, k)), self, k)
 
     def scratch_name(self, k: int, use: str = "input") -> str:
         return f"{self.label}, {k} columns, {use}"
 
 
 @dataclass(frozen=True)
-class PackedRows:
-    """A step's activations of k columns in a form other than float32 [n, k]."""
+class PackedActivations:
+    """A step's activations of k columns in a layout other than float32 [n, k]."""
 
     buffer: Buffer
-    form: RowForm
+    layout: ActivationLayout
     k: int
 
 
-Rows = Buffer | PackedRows
+ActivationOperand = Buffer | PackedActivations
 """A step's activations: float32 [n, k], or packed for a product."""
 
 
@@ -83,7 +83,7 @@ class Product:
 
     weight: Weight
     part: WeightPart
-    out: Rows
+    out: ActivationOperand
     epilogue: str
 
     @property
@@ -114,11 +114,11 @@ class Product:
         }
         return constants | ({"GATE": GATES[self.epilogue]} if self.epilogue in GATES else {})
 
-    def work(self) -> WorkOf:
+    def cost(self) -> CostModel:
         rows = self.part.n_tiles * TILE_ROWS
         # "add" reads what it adds to, a gate leaves one value for two rows.
         outputs = rows // 2 if self.epilogue in GATES else 2 * rows if self.epilogue == "add" else rows
-        return linear_work(self.part.buffer.nbytes, rows, self.weight.k, outputs)
+        return linear_cost(self.part.buffer.nbytes, rows, self.weight.k, outputs)
 
 
 class LinearDecode(Implementation):
@@ -136,40 +136,40 @@ class LinearDecode(Implementation):
         inputs = [x, x if norm is None else norm]
         args: list[KernelArg] = [product.part.buffer, *inputs, product.out, step.state, product.first_row]
         return device.launch(
-            self.file, "linear_decode", constants, args, groups=groups, local=local, work=product.work()
+            self.file, "linear_decode", constants, args, groups=groups, local=local, cost=product.cost()
         )
 
 
 class LinearPrefill(Implementation):
     """A product for every token of a step."""
 
-    def form(self, device: Device, dtype: str, k: int, exact_activations: bool) -> RowForm | None:
+    def activation_layout(self, device: Device, dtype: str, k: int, exact_activations: bool) -> ActivationLayout | None:
         """How it takes activations beside a weight of this dtype; None: as float32 [n, k]."""
         return None
 
-    def leaves(self, form: RowForm) -> bool:
-        """Whether it can leave its result in this form."""
+    def supports_output(self, layout: ActivationLayout) -> bool:
+        """Whether it can leave its result in this layout."""
         return False
 
     @abstractmethod
-    def size(self, device: Device, product: Product, form: RowForm | None) -> Size: ...
+    def size(self, device: Device, product: Product, layout: ActivationLayout | None) -> Size: ...
 
-    def kernel_file(self, form: RowForm | None) -> str:
+    def kernel_file(self, layout: ActivationLayout | None) -> str:
         return self.file
 
-    def launches(self, device: Device, product: Product, x: Rows, step: StepState) -> list[Launch]:
-        """x: in the form that `form` names."""
-        weight, form = product.weight, x.form if isinstance(x, PackedRows) else None
-        own, groups, local = self.size(device, product, form)
+    def launches(self, device: Device, product: Product, x: ActivationOperand, step: StepState) -> list[Launch]:
+        """x: in the layout that `activation_layout` names."""
+        weight, layout = product.weight, x.layout if isinstance(x, PackedActivations) else None
+        own, groups, local = self.size(device, product, layout)
         constants = {**product.constants(), "OUT_STRIDE": weight.rows // product.tiles_at_once, **own}
-        buffers = [rows.buffer if isinstance(rows, PackedRows) else rows for rows in (x, product.out)]
+        buffers = [rows.buffer if isinstance(rows, PackedActivations) else rows for rows in (x, product.out)]
         args: list[KernelArg] = [product.part.buffer, *buffers, step.state, product.first_row]
-        file, work = self.kernel_file(form), product.work()
-        return [device.launch(file, "linear_prefill", constants, args, groups=groups, local=local, work=work)]
+        file, cost = self.kernel_file(layout), product.cost()
+        return [device.launch(file, "linear_prefill", constants, args, groups=groups, local=local, cost=cost)]
 
     def scratch(
         self, device: Device, dtype: str, k: int, exact_activations: bool, max_tokens: int
     ) -> Mapping[str, int]:
         """Bytes of working memory by name, equal names shared: for the forecast of memory."""
-        form = self.form(device, dtype, k, exact_activations)
-        return {} if form is None else {form.scratch_name(k): form.nbytes(max_tokens, k)}
+        layout = self.activation_layout(device, dtype, k, exact_activations)
+        return {} if layout is None else {layout.scratch_name(k): layout.nbytes(max_tokens, k)}

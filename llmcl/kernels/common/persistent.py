@@ -42,7 +42,7 @@ class DecodeLayer:
 class DecodeLayers:
     """All layers of a decode step, from x float32 [hidden] to x.
 
-    hidden, ffn: sizes of the residual stream and of the gated MLP; n_splits: runs of keys of a head; rope float32
+    hidden, ffn: sizes of the residual stream and of the gated MLP; n_splits: KV block ranges of a head; rope float32
     [head_dim].
     """
 
@@ -69,12 +69,12 @@ class PersistentLayers(Implementation):
     """All layers of a decode step in one launch; the separate launches are its twin."""
 
     @abstractmethod
-    def why_not(self, device: Device, step: DecodeLayers) -> str | None:
+    def unsupported_reason(self, device: Device, step: DecodeLayers) -> str | None:
         """What keeps this device from running these layers in one launch; None: nothing."""
 
     @abstractmethod
     def bind(self, device: Device, step: DecodeLayers) -> BoundLayers:
-        """`why_not` must have said None."""
+        """`unsupported_reason` must have said None."""
 
 
 class BoundStep(Protocol):
@@ -87,9 +87,9 @@ class PersistentStep(Implementation):
     """Any list of launches of one token, such as a whole decode step, as few; the list is its twin."""
 
     @abstractmethod
-    def why_not(self, device: Device, launches: Sequence[Launch]) -> str | None:
+    def unsupported_reason(self, device: Device, launches: Sequence[Launch]) -> str | None:
         """What keeps these launches from being few on this device; None: nothing."""
 
     @abstractmethod
     def bind(self, device: Device, launches: Sequence[Launch], max_position: int) -> BoundStep:
-        """`why_not` must have said None. max_position: the largest of a step."""
+        """`unsupported_reason` must have said None. max_position: the largest of a step."""

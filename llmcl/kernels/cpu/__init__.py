@@ -12,7 +12,7 @@ from llmcl.kernels.cpu.linear import (
     CpuLinearDecode,
     CpuLinearPrefill,
 )
-from llmcl.kernels.cpu.one_launch import CpuPersistentStep
+from llmcl.kernels.cpu.persistent_step import CpuPersistentStep
 from llmcl.kernels.implementation import Implementation
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = (

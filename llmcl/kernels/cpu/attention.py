@@ -21,7 +21,7 @@ from llmcl.kernels.common.linear import Size
 from llmcl.kernels.common.sizes import largest_divisor
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.cpu.dot_product import bf16_dot_form, dot_form
-from llmcl.runtime.device import Buffer, Device, Launch, Work
+from llmcl.runtime.device import Buffer, Cost, Device, Launch
 
 SUMS = 24  # vectors of sums that fit beside the operands in 32 vector registers
 PAIRED = "bf16x2"  # keys and values that are rounded to bfloat16, two to a word: see cpu/pair_cache.cl
@@ -64,7 +64,7 @@ class CpuAttentionDecode(AttentionDecode):
     name, file = "cpu", "cpu/attention_decode.cl"
     default_block_n = 16  # one tile of keys, so that memory is read from front to back, not in several places
 
-    def suits(self, device: Device) -> bool:
+    def supports_device(self, device: Device) -> bool:
         return device.is_cpu
 
     def default_splits(self, device: Device, n_kv_heads: int) -> int:
@@ -80,17 +80,17 @@ class CpuAttentionPrefill(AttentionPrefill):
     name, file = "cpu", "cpu/attention_prefill.cl"
     block_m_choices = (2, 4, 6, 8, 12, 16)  # the register tile wants few rows
 
-    def suits(self, device: Device) -> bool:
+    def supports_device(self, device: Device) -> bool:
         return device.is_cpu
 
-    def met_dtype(self, device: Device, shape: AttentionShape) -> str:
+    def operand_dtype(self, device: Device, shape: AttentionShape) -> str:
         exact = shape.exact_queries or shape.kv_dtype == "float32" or not bf16_dot_form(device)
         return shape.kv_dtype if exact else PAIRED
 
     def prepare(
         self, device: Device, shape: AttentionShape, step: StepState, k: Buffer, v: Buffer
     ) -> tuple[AttentionShape, Buffer, Buffer, dict[str, object], list[Launch]]:
-        if self.met_dtype(device, shape) != PAIRED:
+        if self.operand_dtype(device, shape) != PAIRED:
             return shape, k, v, shape.constants(step) | _dot_constant(device, shape), []
         paged = shape.page_tokens * step.n_pages
         paired = replace(shape, capacity=paged or shape.capacity, kv_dtype=PAIRED, page_tokens=0)
@@ -104,14 +104,14 @@ class CpuAttentionPrefill(AttentionPrefill):
             [step.state, k, v, keys, values],
             groups=(shape.n_kv_heads, 4 * device.compute_units),
             local=(1, 1),
-            work=lambda n, position: Work(
+            cost=lambda n, position: Cost(
                 2.0 * shape.n_kv_heads * (shape.row_bytes + 2 * shape.head_dim) * (position + n)
             ),
         )
         return paired, keys, values, constants | {"DOT": bf16_dot_form(device)}, [launch]
 
     def scratch_bytes(self, device: Device, shape: AttentionShape) -> int:
-        paired = self.met_dtype(device, shape) == PAIRED
+        paired = self.operand_dtype(device, shape) == PAIRED
         return 4 * shape.n_kv_heads * shape.head_dim * shape.capacity if paired else 0
 
     def tiles(self, device: Device, head_dim: int, dtype: str, request: TileRequest) -> PrefillTiles:
@@ -129,10 +129,10 @@ class CpuAttentionPrefill(AttentionPrefill):
 class CpuRopeAppend(RopeAppend):
     name, file = "cpu", "cpu/rope_append.cl"
 
-    def suits(self, device: Device) -> bool:
+    def supports_device(self, device: Device) -> bool:
         return device.is_cpu
 
-    def takes(self, dtype: str, size: int) -> bool:
+    def supports(self, dtype: str, size: int) -> bool:
         return dtype not in QUANTIZED
 
     def size(self, device: Device, shape: AttentionShape) -> Size:
@@ -142,7 +142,7 @@ class CpuRopeAppend(RopeAppend):
 class CpuPackKeys(PackKeys):
     name, file = "cpu", "cpu/pack_keys.cl"
 
-    def suits(self, device: Device) -> bool:
+    def supports_device(self, device: Device) -> bool:
         return device.is_cpu
 
     def size(self, head_dim: int, n_tiles: int, heads: int) -> Size:

@@ -49,12 +49,12 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
     for (int j = first; j < end; j += BLOCK_N) {
         const int n_keys = min(BLOCK_N, end - j);
         const int seen = tile_class(0, head * ROWS, ROWS, query, j, j + n_keys MOD_ARGS);
-        if (seen == TILE_HIDDEN) continue;
+        if (seen == TILE_EMPTY) continue;
         int visible[ROWS];
         for (int r = 0; r < ROWS; ++r) visible[r] = n_keys;
         const int row = kv_row(state, j);
         attention_tile(&attention, KV_TILES_AT(k_cache, row), KV_TILES_AT(v_cache, row), n_keys, visible, 0, j,
-                       seen == TILE_MIXED MOD_ARGS);
+                       seen == TILE_PARTIAL MOD_ARGS);
     }
     for (int r = 0; r < ROWS; ++r) {
         const int part = (head * ROWS + r) * N_SPLITS + split;

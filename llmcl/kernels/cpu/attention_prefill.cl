@@ -2,14 +2,14 @@
 //
 //   out[b][t][h] = softmax(score_mod(scale q[b][t][h] K^T)) V over the keys that t sees
 //
-// Without KEY_RUNS a query at position p sees keys 0 .. p (and mask_mod), position being that of the step; with it, a
-// query sees the keys of the runs listed for its group, those of partial runs only as far as mask_mod lets it.
+// Without KV_BLOCK_RANGES a query at position p sees keys 0 .. p (and mask_mod), position being that of the step; with it, a
+// query sees the keys of the ranges listed for its group, those of partial ranges only as far as mask_mod lets it.
 //
 // q        float, see query_address.cl; rotated where the model rotates
 // k_cache, v_cache  KV, of [batch][N_KV_HEADS] heads: see kv_cache.cl
 // out      float, see query_address.cl
 // lse      float [batch][N_Q_HEADS][n], with LSE: log of the sum of exponentials, -inf for a query that sees no key
-// runs     int, with KEY_RUNS: see key_runs.cl
+// ranges   int, with KV_BLOCK_RANGES: see kv_block_ranges.cl
 //
 //                 keys 0 ...... position + t
 //   queries   t0  [########\    ]             index space (N_Q_HEADS, ceil(n / BLOCK_M), batch), local size 1
@@ -17,20 +17,20 @@
 //   rows      ..  [##########\  ]             never visited
 //
 // Build: those of cpu/attention_tile.cl with ROWS = BLOCK_M, and N_Q_HEADS, N_KV_HEADS, CAPACITY (a multiple of
-// BLOCK_N; with KEY_RUNS of 16), SCALE, KEY_RUNS, LSE, and those of query_address.cl.
+// BLOCK_N; with KV_BLOCK_RANGES of 16), SCALE, KV_BLOCK_RANGES, LSE, and those of query_address.cl.
 // For pages of keys and values see kv_address.cl.
 #if !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(CAPACITY) || !defined(SCALE) || \
-    !defined(KEY_RUNS) || !defined(LSE) || !defined(STATE_POSITION) || !defined(STATE_N_TOKENS)
-#error "cpu/attention_prefill.cl needs N_Q_HEADS, N_KV_HEADS, CAPACITY, SCALE, KEY_RUNS, LSE, the step state"
+    !defined(KV_BLOCK_RANGES) || !defined(LSE) || !defined(STATE_POSITION) || !defined(STATE_N_TOKENS)
+#error "cpu/attention_prefill.cl needs N_Q_HEADS, N_KV_HEADS, CAPACITY, SCALE, KV_BLOCK_RANGES, LSE, the step state"
 #endif
 #include "cpu/attention_tile.cl"
-#include "common/key_runs.cl"
+#include "common/kv_block_ranges.cl"
 #include "common/query_address.cl"
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void attention_prefill(__global const float* q, __global const int* state, __global const kv_t* k_cache,
                        __global const kv_t* v_cache, __global float* out, __global float* lse,
-                       __global const int* runs MOD_PARAMS) {
+                       __global const int* ranges MOD_PARAMS) {
     const int head = get_group_id(0), batch = get_group_id(2);
     const int t0 = (get_num_groups(1) - 1 - get_group_id(1)) * ROWS;  // the longest rows first: short ones fill the end
     const int position = state[STATE_POSITION], n = state[STATE_N_TOKENS];
@@ -52,16 +52,16 @@ void attention_prefill(__global const float* q, __global const int* state, __glo
     round_queries(&attention);
     int visible[ROWS];
     const int2 rows = (int2)(attention.q_idx[0], attention.q_idx[ROWS - 1]);
-    key_runs left = RUNS_OF(batch, head, t0 / ROWS, rows, position + min(t0 + ROWS, n));
-    for (int2 run = take_run(&left); run.y > 0; run = take_run(&left)) {
-        for (int j = RUN_FIRST(run); j < run.y; j += BLOCK_N) {
-            const int n_keys = min(BLOCK_N, run.y - j);
-            const int seen = class_in_run(run, batch, head, rows, j, j + n_keys MOD_ARGS);
-            if (seen == TILE_HIDDEN) continue;
-            for (int r = 0; r < ROWS; ++r) visible[r] = KEY_RUNS ? n_keys : clamp(attention.q_idx[r] + 1 - j, 0, BLOCK_N);
+    kv_block_ranges left = RANGES_OF(batch, head, t0 / ROWS, rows, position + min(t0 + ROWS, n));
+    for (int2 range = take_range(&left); range.y > 0; range = take_range(&left)) {
+        for (int j = RANGE_FIRST(range); j < range.y; j += BLOCK_N) {
+            const int n_keys = min(BLOCK_N, range.y - j);
+            const int seen = class_in_range(range, batch, head, rows, j, j + n_keys MOD_ARGS);
+            if (seen == TILE_EMPTY) continue;
+            for (int r = 0; r < ROWS; ++r) visible[r] = KV_BLOCK_RANGES ? n_keys : clamp(attention.q_idx[r] + 1 - j, 0, BLOCK_N);
             const int row = kv_row(state, j);
             attention_tile(&attention, KV_TILES_AT(k_cache, row), KV_TILES_AT(v_cache, row), n_keys, visible, batch, j,
-                           seen == TILE_MIXED MOD_ARGS);
+                           seen == TILE_PARTIAL MOD_ARGS);
         }
     }
     for (int r = 0; r < ROWS && t0 + r < n; ++r) {

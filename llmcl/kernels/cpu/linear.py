@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from llmcl.kernels.common import step_state
+from llmcl.kernels.common.cost import per_token
 from llmcl.kernels.common.dtype import QUANTIZED, kernel_name
-from llmcl.kernels.common.linear import LinearDecode, LinearPrefill, PackedRows, Product, RowForm, Size
+from llmcl.kernels.common.linear import ActivationLayout, LinearDecode, LinearPrefill, PackedActivations, Product, Size
 from llmcl.kernels.common.sizes import largest_divisor
 from llmcl.kernels.common.step_state import StepState
-from llmcl.kernels.common.work import per_token
 from llmcl.kernels.cpu.dot_product import bf16_dot_form, dot_form
 from llmcl.runtime.device import Buffer, Device, Launch
 
@@ -20,12 +20,12 @@ GROUP_TOKENS = 48
 INT8_TILE_TOKENS = {1: 12, 2: 12, 3: 3}
 # Tokens for which the bfloat16 product keeps a sum in registers, 32 of 512 bits or 16 of 256; 16 divides a chunk.
 BF16_TILE_TOKENS = {1: 16, 2: 6}
-ROUNDED_GROUP_TOKENS = 96  # of a product with rounded rows: a multiple of every number of tile tokens
+PACKED_GROUP_TOKENS = 96  # of a product with rounded rows: a multiple of every number of tile tokens
 
 
 @dataclass(frozen=True)
-class RoundedRows(RowForm):
-    """Activations rounded for the dot products with weights of `dtype`: kernels/cpu/rounded_rows.cl.
+class DotProductLayout(ActivationLayout):
+    """Activations rounded for the dot products with weights of `dtype`: kernels/cpu/packed_activations.cl.
 
     dot: form of the dot product (cpu/dot4.cl, cpu/dot2.cl); tile_tokens: tokens whose sums stay in registers.
     """
@@ -34,7 +34,7 @@ class RoundedRows(RowForm):
     dot: int
     tile_tokens: int
 
-    normalises = True
+    fuses_norm = True
 
     @property
     def is_int8(self) -> bool:
@@ -49,13 +49,13 @@ class RoundedRows(RowForm):
         return "cpu/linear_prefill_int8.cl" if self.is_int8 else "cpu/linear_prefill_bf16.cl"
 
     def nbytes(self, max_tokens: int, k: int) -> int:
-        rows = -(-max_tokens // ROUNDED_GROUP_TOKENS) * ROUNDED_GROUP_TOKENS
+        rows = -(-max_tokens // PACKED_GROUP_TOKENS) * PACKED_GROUP_TOKENS
         return rows * (k // 32) * 48 if self.is_int8 else 2 * rows * k
 
     def pack(
-        self, device: Device, x: Buffer, rows: PackedRows, step: StepState, norm: Buffer | None, eps: float
+        self, device: Device, x: Buffer, rows: PackedActivations, step: StepState, norm: Buffer | None, eps: float
     ) -> Launch:
-        kernel = "quantize_rows" if self.is_int8 else "narrow_rows"
+        kernel = "quantize_activations" if self.is_int8 else "pack_activations"
         constants = {
             **step_state.CONSTANTS,
             "WEIGHT": kernel_name(self.dtype),
@@ -72,14 +72,14 @@ class RoundedRows(RowForm):
             [x, x if norm is None else norm, rows.buffer, step.state],
             groups=lambda n: (-(-n // self.tile_tokens),),
             local=(1,),
-            work=per_token((5.5 if self.is_int8 else 6.0) * rows.k),
+            cost=per_token((5.5 if self.is_int8 else 6.0) * rows.k),
         )
 
 
 class CpuLinearDecode(LinearDecode):
     name, file = "cpu", "cpu/linear_decode.cl"
 
-    def suits(self, device: Device) -> bool:
+    def supports_device(self, device: Device) -> bool:
         return device.is_cpu
 
     def size(self, device: Device, product: Product) -> Size:
@@ -91,31 +91,31 @@ class CpuLinearDecode(LinearDecode):
 class CpuLinearPrefill(LinearPrefill):
     name, file = "cpu", "cpu/linear_prefill.cl"
 
-    def suits(self, device: Device) -> bool:
+    def supports_device(self, device: Device) -> bool:
         return device.is_cpu
 
-    def form(self, device: Device, dtype: str, k: int, exact_activations: bool) -> RowForm | None:
+    def activation_layout(self, device: Device, dtype: str, k: int, exact_activations: bool) -> ActivationLayout | None:
         if exact_activations:
             return None
         if dtype in QUANTIZED and (dot := dot_form(device)):
-            return RoundedRows(dtype, dot, INT8_TILE_TOKENS[dot])
+            return DotProductLayout(dtype, dot, INT8_TILE_TOKENS[dot])
         if dtype == "bfloat16" and (dot := bf16_dot_form(device)):
-            return RoundedRows(dtype, dot, BF16_TILE_TOKENS[dot])
+            return DotProductLayout(dtype, dot, BF16_TILE_TOKENS[dot])
         return None
 
-    def kernel_file(self, form: RowForm | None) -> str:
-        return form.product_file if isinstance(form, RoundedRows) else self.file
+    def kernel_file(self, layout: ActivationLayout | None) -> str:
+        return layout.product_file if isinstance(layout, DotProductLayout) else self.file
 
-    def size(self, device: Device, product: Product, form: RowForm | None) -> Size:
+    def size(self, device: Device, product: Product, layout: ActivationLayout | None) -> Size:
         n_tiles = product.part.n_tiles
-        if isinstance(form, RoundedRows):
-            columns, tile_tokens, group_tokens = product.tiles_at_once, form.tile_tokens, ROUNDED_GROUP_TOKENS
+        if isinstance(layout, DotProductLayout):
+            columns, tile_tokens, group_tokens = product.tiles_at_once, layout.tile_tokens, PACKED_GROUP_TOKENS
         else:
             columns = _tile_columns(n_tiles, product.tiles_at_once)
             tile_tokens, group_tokens = TILE_TOKENS[columns], GROUP_TOKENS
         own: dict[str, object] = {"TILE_COLS": columns, "TILE_TOKENS": tile_tokens, "GROUP_TOKENS": group_tokens}
-        if isinstance(form, RoundedRows):
-            own["DOT"] = form.dot
+        if isinstance(layout, DotProductLayout):
+            own["DOT"] = layout.dot
         return own, lambda n: (n_tiles // columns, -(-n // group_tokens)), (1, 1)
 
 

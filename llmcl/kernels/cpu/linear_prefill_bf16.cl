@@ -1,8 +1,8 @@
-// Y = X W^T for the tokens of a step on a CPU with bfloat16 dot products: weights in bfloat16, activations of narrow_rows.
+// Y = X W^T for the tokens of a step on a CPU with bfloat16 dot products: weights in bfloat16, activations of pack_activations.
 //
 //   y[t][r] = sum_k x[t][k] W[r][k], two k at a time;   EPILOGUE as in cpu/linear_decode.cl (SWIGLU: tiles alternate gate, up)
 //
-// weight   N_TILES tiles (tiles.cl)     x  the step's activations in blocks of bfloat16 (cpu/rounded_rows.cl)
+// weight   N_TILES tiles (tiles.cl)     x  the step's activations in blocks of bfloat16 (cpu/packed_activations.cl)
 // out      float [n][OUT_STRIDE], columns out_row .. out_row + N - 1
 //
 // Index space: (N_TILES / TILE_COLS, ceil(n / GROUP_TOKENS)), local size 1. Of columns k, k + 1 a lane gets its row's two weights
@@ -19,7 +19,7 @@
 #endif
 #include "common/common.cl"
 #include "cpu/dot2.cl"
-#include "cpu/rounded_rows.cl"
+#include "cpu/packed_activations.cl"
 #include "cpu/store_rows.cl"
 
 typedef ushort ushort32 __attribute__((ext_vector_type(32), aligned(32)));

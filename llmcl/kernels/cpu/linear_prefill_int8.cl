@@ -1,8 +1,8 @@
-// Y = X W^T for the tokens of a step on a CPU with 8-bit dot products: quantised weights, activations of quantize_rows.
+// Y = X W^T for the tokens of a step on a CPU with 8-bit dot products: quantised weights, activations of quantize_activations.
 //
 //   y[t][r] as in cpu/quant_tile.cl;   EPILOGUE as in cpu/linear_decode.cl (SWIGLU: tiles alternate gate, up)
 //
-// weight   tiles of WEIGHT (tiles.cl)      x  the step's activations in blocks of 8 bits (cpu/rounded_rows.cl)
+// weight   tiles of WEIGHT (tiles.cl)      x  the step's activations in blocks of 8 bits (cpu/packed_activations.cl)
 // out      float [n][OUT_STRIDE], columns out_row .. out_row + N - 1
 //
 // Index space: (N_TILES / TILE_COLS, ceil(n / GROUP_TOKENS)), local size 1. Four columns of 16 rows are unpacked once and
@@ -16,7 +16,7 @@
 #error "cpu/linear_prefill_int8.cl needs the build constants WEIGHT, K, N, N_TILES, OUT_STRIDE, EPILOGUE, DOT, TILE_TOKENS, TILE_COLS, GROUP_TOKENS and those of the step state"
 #endif
 #include "cpu/quant_tile.cl"
-#include "cpu/rounded_rows.cl"
+#include "cpu/packed_activations.cl"
 #include "cpu/store_rows.cl"
 
 inline void multiply_tile(__global const uchar* tile, __global const int* x, float16* acc) {

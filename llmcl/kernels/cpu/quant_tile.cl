@@ -78,11 +78,11 @@ inline int sum16i(int16 v) {
 // Rounds the 32 activations lo, hi of a group to q; returns their record.
 inline float4 quantize_group(const float16 lo, const float16 hi, char16* q) {
     // The largest of the bits, which order as magnitudes do.
-    const uint16 low = as_uint16(lo) & 0x7fffffffu, high = as_uint16(hi) & 0x7fffffffu, either = LARGEST(low, high);
-    const uint8 top8 = LARGEST(either.lo, either.hi);
-    const uint4 top4 = LARGEST(top8.lo, top8.hi);
-    const uint2 top2 = LARGEST(top4.lo, top4.hi);
-    const float largest = as_float(LARGEST(top2.x, top2.y));
+    const uint16 low = as_uint16(lo) & 0x7fffffffu, high = as_uint16(hi) & 0x7fffffffu, either = MAX(low, high);
+    const uint8 top8 = MAX(either.lo, either.hi);
+    const uint4 top4 = MAX(top8.lo, top8.hi);
+    const uint2 top2 = MAX(top4.lo, top4.hi);
+    const float largest = as_float(MAX(top2.x, top2.y));
     const float scale = largest / 127.0f, inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
     // Adding 1.5 x 2^23 rounds to the nearest integer, which is then the lower bits.
     const int16 a = as_int16(lo * inverse + 0x1.8p23f) - 0x4b400000, b = as_int16(hi * inverse + 0x1.8p23f) - 0x4b400000;

@@ -9,7 +9,6 @@ from llmcl.kernels.nvidia.attention import (
     NvidiaAttentionPrefill,
     NvidiaRopeAppend,
 )
-from llmcl.kernels.nvidia.decode_layers import NvidiaDecodeLayers
 from llmcl.kernels.nvidia.linear import (
     HopperLinearPrefill,
     NvidiaLinearDecode,
@@ -17,6 +16,7 @@ from llmcl.kernels.nvidia.linear import (
     NvidiaLinearPrefill,
     NvidiaLinearPrefillQuantized,
 )
+from llmcl.kernels.nvidia.persistent_layers import NvidiaPersistentLayers
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
     HopperLinearPrefill(),
@@ -28,7 +28,7 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     NvidiaAttentionDecode(),
     NvidiaAttentionPrefill(),
     NvidiaRopeAppend(),
-    NvidiaDecodeLayers(),
+    NvidiaPersistentLayers(),
 )
 """Of two that take the same, the first goes before."""
 

@@ -1,12 +1,13 @@
 // Decode attention of one work-group, for a KV head and a split of its keys: what nvidia/attention_decode.cl and
-// nvidia/decode_layers.cl have in common. Formula, layouts and the split of the keys as in cpu/attention_decode.cl.
+// nvidia/persistent_layers.cl have in common. Formula, layouts and the split of the keys as in cpu/attention_decode.cl.
 //
-// The warps of a group take the split's keys in runs of 16 by turns, each with an online-softmax state of its own, so that no
-// barrier stands in the loop. A run's keys are copied into the warp's own local memory and its values loaded into registers, as soon
-// as those of the run before have been used; the first run's keys, and its values into the second-level cache, before the queries are
-// there. Both products are those of the matrix units (mma.sync), keys and values their left operand. With g = lane / 4, t = lane % 4:
+// The warps of a group take the split's keys in tiles of 16 by turns, each with an online-softmax state of its own, so that no
+// barrier stands in the loop. A tile's keys are copied into the warp's own local memory and its values loaded into registers, as
+// soon as those of the tile before have been used; the first tile's keys, and its values into the second-level cache, before the
+// queries are there. Both products are those of the matrix units (mma.sync), keys and values their left operand. With g = lane / 4,
+// t = lane % 4:
 //
-//   keys    rows of a fragment: key g and g + 8 of the run, columns: dimensions, transposed as they are read (ldmatrix)
+//   keys    rows of a fragment: key g and g + 8 of the tile, columns: dimensions, transposed as they are read (ldmatrix)
 //   values  rows: dimensions 64 h + 8 g + 2 r and + 2 r + 1, columns: keys 2 t, 2 t + 1, 2 t + 8, 2 t + 9, of each of which the lane
 //           reads 8 dimensions, a warp 128 neighbouring bytes of four keys; a permutation of bytes a register makes the pairs
 //
@@ -22,43 +23,43 @@
 #endif
 #include "common/common.cl"
 #include "nvidia/ptx.cl"
-#include "nvidia/tagged.cl"
+#include "nvidia/flag_in_data.cl"
 #include "common/online_softmax.cl"
 #include "common/attention_mods.cl"
 #include "common/kv_address.cl"
 
 #define LOCAL_SIZE (WARP * WARPS)
-#define KEY_RUN 16  // keys of a warp at once
+#define KEY_TILE 16  // keys of a warp at once
 #define QUADS ((GROUP_SIZE + 3) / 4)
-#define STEPS (HEAD_DIM / 16)  // products of a quad with a run's keys, and with its values
+#define STEPS (HEAD_DIM / 16)  // products of a quad with a tile's keys, and with its values
 #define WEIGHT_UNIT 16384.0f  // weights are at most 1: this many units, for those that float16 would round to nothing
 
 #define QUERY_FLOATS (QUADS * 4 * HEAD_DIM)  // the queries' fragments
-// A warp's own: first a run's keys, at the end accumulators [GROUP_SIZE][HEAD_DIM], m and l of each query.
-#define RUN_FLOATS (KEY_RUN * HEAD_DIM / 2)
+// A warp's own: first a tile's keys, at the end accumulators [GROUP_SIZE][HEAD_DIM], m and l of each query.
+#define KEY_TILE_FLOATS (KEY_TILE * HEAD_DIM / 2)
 #define STATE_FLOATS (GROUP_SIZE * (HEAD_DIM + 2))
-#define WARP_FLOATS LARGEST(RUN_FLOATS, (STATE_FLOATS + 3) / 4 * 4)
+#define WARP_FLOATS MAX(KEY_TILE_FLOATS, (STATE_FLOATS + 3) / 4 * 4)
 
 #if HEAD_DIM % 64 || HEAD_DIM > 256
 #error "nvidia/attend.cl: HEAD_DIM is 64, 128 or 256"
 #endif
 
-// A group's share of a head's keys: `split` of n_splits, which has keys if it is below it.
+// A group's KV block range: `split` of n_splits, which has keys if it is below it.
 typedef struct {
     int head, split, n_splits, position, first, end;
     bool has_new;  // whether the group appends the new position's key and value
     size_t row;    // of the cache, where the head begins
-} key_share;
+} kv_block_range;
 
-inline key_share share_of_keys(const int head, const int split, __global const int* state MOD_PARAMS) {
+inline kv_block_range range_of_keys(const int head, const int split, __global const int* state MOD_PARAMS) {
     const int position = state[STATE_POSITION], kv_len = position + 1;
     // The splits share what comes after the keys that mask_mod hides from the beginning on.
-    const int visible_from = first_visible(0, head * GROUP_SIZE, GROUP_SIZE, (int2)(position), kv_len, KEY_RUN MOD_ARGS);
-    key_share s = {head, split, 1, position, visible_from, kv_len, true, (size_t)head * CAPACITY};
+    const int visible_from = first_visible(0, head * GROUP_SIZE, GROUP_SIZE, (int2)(position), kv_len, KEY_TILE MOD_ARGS);
+    kv_block_range s = {head, split, 1, position, visible_from, kv_len, true, (size_t)head * CAPACITY};
     if (visible_from >= kv_len) return s;  // one split, without keys
     // No more splits than there are keys for all their warps: a short context needs no merge.
-    s.n_splits = min(N_SPLITS, (kv_len - visible_from + WARPS * KEY_RUN - 1) / (WARPS * KEY_RUN));
-    const int per_split = (kv_len - visible_from + s.n_splits * KEY_RUN - 1) / (s.n_splits * KEY_RUN) * KEY_RUN;
+    s.n_splits = min(N_SPLITS, (kv_len - visible_from + WARPS * KEY_TILE - 1) / (WARPS * KEY_TILE));
+    const int per_split = (kv_len - visible_from + s.n_splits * KEY_TILE - 1) / (s.n_splits * KEY_TILE) * KEY_TILE;
     s.first = visible_from + split * per_split;
     s.end = min(kv_len, s.first + per_split);
     s.has_new = s.first <= position && position < s.end;
@@ -73,16 +74,16 @@ typedef struct {
     int stride;
 } attend_space;
 
-#define VALUE_KEY(lane, i) ((lane) % 4 * 2 + (i) % 2 + (i) / 2 * 8)  // of a run: the lane's i-th of four
+#define VALUE_KEY(lane, i) ((lane) % 4 * 2 + (i) % 2 + (i) / 2 * 8)  // of a tile: the lane's i-th of four
 
-// A run's values in registers.
+// A tile's values in registers.
 typedef struct {
     uint4 of[HEAD_DIM / 64][4];
-} value_run;
+} value_tile;
 
-// Starts the copy of a run's keys, if there is such a run, into the warp's memory, which no lane reads any more. The two halves of
-// a dimension's 16 keys change places where they would lie in the same banks as those of the dimension four before.
-inline void copy_keys(__local float* own, const key_share* s, __global const int* state,
+// Starts the copy of a tile's keys, if there is such a tile, into the warp's memory, which no lane reads any more. The two halves
+// of a dimension's 16 keys change places where they would lie in the same banks as those of the dimension four before.
+inline void copy_keys(__local float* own, const kv_block_range* s, __global const int* state,
                       __global const CAT(KV, _t)* k_cache, const int j, const int lane) {
     if (j < s->end) {
         __global const CAT(KV, _t)* k = k_cache + (s->row + kv_row(state, j)) * HEAD_DIM + lane * 8;
@@ -93,7 +94,7 @@ inline void copy_keys(__local float* own, const key_share* s, __global const int
     copy_commit();
 }
 
-inline void load_values(value_run* values, const key_share* s, __global const int* state,
+inline void load_values(value_tile* values, const kv_block_range* s, __global const int* state,
                         __global const CAT(KV, _t)* v_cache, const int j, const int lane) {
     if (j >= s->end) return;
     const int last = s->end - 1 - j;  // a key past the end has weight 0, but maybe no number
@@ -106,15 +107,15 @@ inline void load_values(value_run* values, const key_share* s, __global const in
     }
 }
 
-// Asks the second-level cache for a run's values.
-inline void fetch_values(const key_share* s, __global const int* state, __global const CAT(KV, _t)* v_cache, const int j,
+// Asks the second-level cache for a tile's values.
+inline void fetch_values(const kv_block_range* s, __global const int* state, __global const CAT(KV, _t)* v_cache, const int j,
                          const int lane) {
     if (j >= s->end) return;
     __global const CAT(KV, _t)* v = v_cache + (s->row + kv_row(state, j)) * HEAD_DIM;
     for (int i = lane; i < HEAD_DIM / 4; i += WARP) fetch_line(v + i * 64);  // of 128 bytes
 }
 
-// Puts the new key, key `place` of a run, where the run's others are or are about to be.
+// Puts the new key, key `place` of a tile, where the tile's others are or are about to be.
 inline void put_key(__local float* own, __local const ushort* key, const int place, const int lane) {
     COPY_WAIT(0);
     warp_sync();
@@ -122,20 +123,20 @@ inline void put_key(__local float* own, __local const ushort* key, const int pla
         ((__local ushort*)own)[dim * 16 + (place ^ dim / 4 % 2 * 8)] = key[dim];
 }
 
-// A run of keys from `first` on, and what is seen of it (TILE_*); first is s->end or more where there is none.
+// A tile of keys from `first` on, and what is seen of it (TILE_*); first is s->end or more where there is none.
 typedef struct {
     int first, seen;
-} visible_run;
+} visible_tile;
 
-// The warp's first run from key j on of which something is seen.
-inline visible_run run_from(const key_share* s, const int j MOD_PARAMS) {
-    visible_run run = {j, TILE_HIDDEN};
-    for (; run.first < s->end; run.first += WARPS * KEY_RUN) {
-        const int end = min(run.first + KEY_RUN, s->end);
-        run.seen = tile_class(0, s->head * GROUP_SIZE, GROUP_SIZE, (int2)(s->position), run.first, end MOD_ARGS);
-        if (run.seen != TILE_HIDDEN) break;
+// The warp's first tile from key j on of which something is seen.
+inline visible_tile tile_from(const kv_block_range* s, const int j MOD_PARAMS) {
+    visible_tile tile = {j, TILE_EMPTY};
+    for (; tile.first < s->end; tile.first += WARPS * KEY_TILE) {
+        const int end = min(tile.first + KEY_TILE, s->end);
+        tile.seen = tile_class(0, s->head * GROUP_SIZE, GROUP_SIZE, (int2)(s->position), tile.first, end MOD_ARGS);
+        if (tile.seen != TILE_EMPTY) break;
     }
-    return run;
+    return tile;
 }
 
 // Element 2 r of a and b, or element 2 r + 1, in one word.
@@ -157,8 +158,8 @@ inline void put_query(__local float* queries, const int query, const int dim, co
     at[4 * 4] = (ushort)(parts >> 16);  // the next column's lane
 }
 
-// The warp's state over its keys, left in its own memory. Its first run, `now`, is on its way there and into `values`.
-inline void attend_keys(const key_share* s, value_run* values, visible_run now, __global const int* state,
+// The warp's state over its keys, left in its own memory. Its first tile, `now`, is on its way there and into `values`.
+inline void attend_keys(const kv_block_range* s, value_tile* values, visible_tile now, __global const int* state,
                         __global const CAT(KV, _t)* k_cache, __global const CAT(KV, _t)* v_cache, __local float* own,
                         __local const float* queries, const int lane MOD_PARAMS) {
     __local const uint2(*q)[STEPS][WARP] = (__local const uint2(*)[STEPS][WARP])queries;
@@ -193,7 +194,7 @@ inline void attend_keys(const key_share* s, value_run* values, visible_run now, 
         }
         warp_sync();
         const int key = now.first + g;
-        const visible_run next = run_from(s, now.first + WARPS * KEY_RUN MOD_ARGS);
+        const visible_tile next = tile_from(s, now.first + WARPS * KEY_TILE MOD_ARGS);
         copy_keys(own, s, state, k_cache, next.first, lane);
         uint weights[QUADS][2];
 #pragma unroll
@@ -209,7 +210,7 @@ inline void attend_keys(const key_share* s, value_run* values, visible_run now, 
                 score = score_mod(score, 0, query, s->position, key + 8 * i MOD_ARGS);
 #endif
 #if HAS_MASK_MOD
-                if (seen && now.seen == TILE_MIXED) seen = mask_mod(0, query, s->position, key + 8 * i MOD_ARGS);
+                if (seen && now.seen == TILE_PARTIAL) seen = mask_mod(0, query, s->position, key + 8 * i MOD_ARGS);
 #endif
                 scores[quad][i] = seen ? score : -INFINITY;
             }
@@ -260,16 +261,16 @@ inline void attend_keys(const key_share* s, value_run* values, visible_run now, 
     }
 }
 
-// The states of a group's warps over its share of the keys, left in `space` for warps_state. qkv: of the step, with tags if
+// The states of a group's warps over its KV block range, left in `space` for warps_state. qkv: of the step, with flags if
 // `wait`. For all work-items of a group.
-inline void attend(const key_share* s, __global const float* qkv, const uint tag, const bool wait,
+inline void attend(const kv_block_range* s, __global const float* qkv, const uint flag, const bool wait,
                    __global const float* rope, __global const int* state, __global CAT(KV, _t)* k_cache,
                    __global CAT(KV, _t)* v_cache, const attend_space* space MOD_PARAMS) {
     const int lid = this_item(), lane = lid % WARP, head = s->head, position = s->position;
 
     // What the warp meets first, but for a key and a value that are yet to come.
     __local float* own = space->warps + lid / WARP * space->stride;
-    const visible_run now = run_from(s, s->first + lid / WARP * KEY_RUN MOD_ARGS);
+    const visible_tile now = tile_from(s, s->first + lid / WARP * KEY_TILE MOD_ARGS);
     copy_keys(own, s, state, k_cache, now.first, lane);
     fetch_values(s, state, v_cache, now.first, lane);
 
@@ -283,7 +284,7 @@ inline void attend(const key_share* s, __global const float* qkv, const uint tag
         const float c = rope[column], sine = rope[HEAD_DIM / 2 + column];
         const int source = row < GROUP_SIZE ? head * GROUP_SIZE + row : N_Q_HEADS + (row - GROUP_SIZE) * N_KV_HEADS + head;
         __global const float* x = qkv + source * HEAD_DIM + column;
-        const float2 v = receive2(x, x + HEAD_DIM / 2, tag, wait);
+        const float2 v = receive2(x, x + HEAD_DIM / 2, flag, wait);
         const float2 rotated = (float2)(v.x * c + -v.y * sine, v.y * c + v.x * sine);
         if (row < GROUP_SIZE) {
             put_query(space->queries, row, column, rotated.x * SCALE);
@@ -302,10 +303,10 @@ inline void attend(const key_share* s, __global const float* qkv, const uint tag
         }
     }
     barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
-    value_run values;
+    value_tile values;
     load_values(&values, s, state, v_cache, now.first, lane);
-    if (s->has_new && now.first == position / KEY_RUN * KEY_RUN)
-        put_key(own, space->new_key, position % KEY_RUN, lane);
+    if (s->has_new && now.first == position / KEY_TILE * KEY_TILE)
+        put_key(own, space->new_key, position % KEY_TILE, lane);
     attend_keys(s, &values, now, state, k_cache, v_cache, own, space->queries, lane MOD_ARGS);
     barrier(CLK_LOCAL_MEM_FENCE);
 }
@@ -316,9 +317,9 @@ typedef struct {
 } softmax_state;
 
 // For whole warps, whose elements are of one query.
-inline softmax_state warps_state(const key_share* s, const int i, const attend_space* space) {
+inline softmax_state warps_state(const kv_block_range* s, const int i, const attend_space* space) {
     // The others have no keys.
-    const int n_warps = max(1, min(WARPS, (s->end - s->first + KEY_RUN - 1) / KEY_RUN));
+    const int n_warps = max(1, min(WARPS, (s->end - s->first + KEY_TILE - 1) / KEY_TILE));
     const int lane = i % WARP, g = i / HEAD_DIM;
     __local const float* m = space->warps + min(lane, n_warps - 1) * space->stride + GROUP_SIZE * HEAD_DIM + g;
     softmax_state all = {warp_max(*m), 0.0f, 0.0f};

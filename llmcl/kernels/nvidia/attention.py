@@ -14,9 +14,9 @@ from llmcl.kernels.common.attention import (
     check_block_sizes,
 )
 from llmcl.kernels.common.dtype import is_16_bit, kernel_name
-from llmcl.kernels.common.linear import PackedRows, RowForm, Rows, Size
+from llmcl.kernels.common.linear import ActivationLayout, ActivationOperand, PackedActivations, Size
 from llmcl.kernels.common.sizes import power_of_two_at_most
-from llmcl.kernels.nvidia.linear import HalfRows, takes_ptx
+from llmcl.kernels.nvidia.linear import TensorCoreLayout, supports_ptx
 from llmcl.kernels.nvidia.wgmma import has_wgmma
 from llmcl.runtime.device import Device
 
@@ -37,10 +37,10 @@ class NvidiaAttentionDecode(AttentionDecode):
     merges = True
     block_n_choices: Sequence[int] = ()
 
-    def suits(self, device: Device) -> bool:
-        return takes_ptx(device)
+    def supports_device(self, device: Device) -> bool:
+        return supports_ptx(device)
 
-    def takes(self, dtype: str, size: int) -> bool:
+    def supports(self, dtype: str, size: int) -> bool:
         return is_16_bit(dtype) and size in (64, 128, 256)
 
     def size(self, device: Device, shape: AttentionShape, block_n: int) -> tuple[dict[str, object], int]:
@@ -57,13 +57,13 @@ class NvidiaAttentionPrefill(AttentionPrefill):
     rounds_to_16_bits = True
     runs_anywhere = False
 
-    def suits(self, device: Device) -> bool:
-        return takes_ptx(device)
+    def supports_device(self, device: Device) -> bool:
+        return supports_ptx(device)
 
-    def takes(self, dtype: str, size: int) -> bool:
+    def supports(self, dtype: str, size: int) -> bool:
         return dtype in TENSOR_DTYPES and size in (64, 128)
 
-    def can_have(self, head_dim: int, dtype: str, request: TileRequest) -> bool:
+    def supports_tiles(self, head_dim: int, dtype: str, request: TileRequest) -> bool:
         rows, keys = _rows(head_dim, dtype), _keys(head_dim, dtype)
         fits = request.block_m in (None, rows) and request.block_n in (None, *keys)
         return fits and request.dv_tile in (None, head_dim) and (request.q_block or rows) % rows == 0
@@ -93,13 +93,13 @@ class HopperAttentionPrefill(NvidiaAttentionPrefill):
 
     name, file = "hopper", "nvidia/attention_prefill_wgmma.cl"
 
-    def suits(self, device: Device) -> bool:
+    def supports_device(self, device: Device) -> bool:
         return has_wgmma(device.entry)
 
-    def takes(self, dtype: str, size: int) -> bool:
+    def supports(self, dtype: str, size: int) -> bool:
         return is_16_bit(dtype) and size in (64, 128)
 
-    def can_have(self, head_dim: int, dtype: str, request: TileRequest) -> bool:
+    def supports_tiles(self, head_dim: int, dtype: str, request: TileRequest) -> bool:
         fits = {request.block_m, request.block_n} <= {None, 128} and request.dv_tile in (None, head_dim)
         return fits and (request.q_block or 128) % 128 == 0
 
@@ -109,14 +109,14 @@ class HopperAttentionPrefill(NvidiaAttentionPrefill):
         check_block_sizes(head_dim, block_m, block_n, dv_tile, request.q_block, largest_block_n=128)
         return PrefillTiles(self, block_m, block_n, dv_tile, local=(320, 1, 1))
 
-    def leaves(self, form: RowForm) -> bool:
-        return isinstance(form, HalfRows) and form.blocks
+    def supports_output(self, layout: ActivationLayout) -> bool:
+        return isinstance(layout, TensorCoreLayout) and layout.blocks
 
-    def out_constants(self, out: Rows) -> dict[str, object]:
-        if not isinstance(out, PackedRows):
+    def out_constants(self, out: ActivationOperand) -> dict[str, object]:
+        if not isinstance(out, PackedActivations):
             return {}
-        assert isinstance(out.form, HalfRows)
-        return {"NARROW_OUT": True, "OUT": kernel_name(out.form.dtype)}
+        assert isinstance(out.layout, TensorCoreLayout)
+        return {"PACKED_OUT": True, "OUT": kernel_name(out.layout.dtype)}
 
 
 class NvidiaRopeAppend(RopeAppend):
@@ -125,10 +125,10 @@ class NvidiaRopeAppend(RopeAppend):
     name, file = "nvidia", "nvidia/rope_append.cl"
     runs_anywhere = False
 
-    def suits(self, device: Device) -> bool:
-        return takes_ptx(device)
+    def supports_device(self, device: Device) -> bool:
+        return supports_ptx(device)
 
-    def takes(self, dtype: str, size: int) -> bool:
+    def supports(self, dtype: str, size: int) -> bool:
         return is_16_bit(dtype)
 
     def size(self, device: Device, shape: AttentionShape) -> Size:

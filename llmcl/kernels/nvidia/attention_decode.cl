@@ -16,17 +16,17 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
                       __global int* arrivals MOD_PARAMS) {
     __local float __attribute__((aligned(16))) queries[QUERY_FLOATS];
     __local ushort new_key[HEAD_DIM];
-    __local float __attribute__((aligned(16))) warps[LARGEST(WARPS * WARP_FLOATS, 2 * N_SPLITS * GROUP_SIZE)];
+    __local float __attribute__((aligned(16))) warps[MAX(WARPS * WARP_FLOATS, 2 * N_SPLITS * GROUP_SIZE)];
     __local int arrived;
     const int head = get_group_id(0), split = get_group_id(1);
     const int lid = get_local_id(0);
-    const key_share share = share_of_keys(head, split, state MOD_ARGS);
-    const int n_splits = share.n_splits;
+    const kv_block_range range = range_of_keys(head, split, state MOD_ARGS);
+    const int n_splits = range.n_splits;
     if (split >= n_splits) return;
     const attend_space space = {queries, new_key, warps, WARP_FLOATS};
-    attend(&share, qkv, 0, false, rope, state, k_cache, v_cache, &space MOD_ARGS);
+    attend(&range, qkv, 0, false, rope, state, k_cache, v_cache, &space MOD_ARGS);
     for (int i = lid; i < GROUP_SIZE * HEAD_DIM; i += LOCAL_SIZE) {
-        const softmax_state all = warps_state(&share, i, &space);
+        const softmax_state all = warps_state(&range, i, &space);
         if (n_splits == 1) {
             out[head * GROUP_SIZE * HEAD_DIM + i] = all.acc * softmax_norm(all.l);
             continue;

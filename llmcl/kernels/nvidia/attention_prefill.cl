@@ -14,12 +14,12 @@
 //
 // Index space: groups (N_Q_HEADS, ceil(n / BLOCK_M), batch) of 2 BLOCK_M KEY_SPLITS; the longest rows are taken first.
 // Build: KV (f16, bf16 or f32), HEAD_DIM (a multiple of 64), N_KV_HEADS, those of query_address.cl, CAPACITY (a multiple of BLOCK_N),
-// SCALE, KEY_RUNS, LSE, BLOCK_M (32 or 64), BLOCK_N (a multiple of 16 KEY_SPLITS),
+// SCALE, KV_BLOCK_RANGES, LSE, BLOCK_M (32 or 64), BLOCK_N (a multiple of 16 KEY_SPLITS),
 // KEY_SPLITS, DV_TILE (HEAD_DIM).
 // Local memory: two tiles of BLOCK_N HEAD_DIM values, at least 4 BLOCK_M HEAD_DIM (KEY_SPLITS - 1) bytes; 32 bytes for each
 // row and further split. For pages of keys and values see kv_address.cl.
 #if !defined(KV) || !defined(HEAD_DIM) || !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(CAPACITY) || \
-    !defined(SCALE) || !defined(BLOCK_M) || !defined(BLOCK_N) || !defined(Q_STRIDE) || !defined(KEY_RUNS) || \
+    !defined(SCALE) || !defined(BLOCK_M) || !defined(BLOCK_N) || !defined(Q_STRIDE) || !defined(KV_BLOCK_RANGES) || \
     !defined(LSE) || !defined(KEY_SPLITS) || !defined(STATE_POSITION) || !defined(STATE_N_TOKENS)
 #error "nvidia/attention_prefill.cl needs the build constants named in its head"
 #endif
@@ -30,9 +30,9 @@
 #include "nvidia/ptx.cl"
 #include "common/online_softmax.cl"
 #include "common/attention_mods.cl"
-#include "common/key_runs.cl"
+#include "common/kv_block_ranges.cl"
 #include "common/kv_address.cl"
-#include "nvidia/lane_scores.cl"
+#include "nvidia/fragment_scores.cl"
 #include "common/query_address.cl"
 
 #define SPLIT_ITEMS (2 * BLOCK_M)
@@ -206,32 +206,32 @@ inline void multiply_values(float4* acc, const float4* s, const __local uint4* v
 }
 #endif
 
-// A tile of keys: those from j on of a run of keys; none if the run is (0, 0).
+// A tile of keys: those from j on of a range of keys; none if the range is (0, 0).
 typedef struct {
     int j;
-    int2 run;
-} tile_place;
+    int2 range;
+} tile_coord;
 
-inline int class_of(const tile_place at, const int batch, const int head, const int2 rows MOD_PARAMS) {
-    return class_in_run(at.run, batch, head, rows, at.j, min(at.j + BLOCK_N, at.run.y) MOD_ARGS);
+inline int class_of(const tile_coord at, const int batch, const int head, const int2 rows MOD_PARAMS) {
+    return class_in_range(at.range, batch, head, rows, at.j, min(at.j + BLOCK_N, at.range.y) MOD_ARGS);
 }
 
-// The first tile after `at` that a query of the group sees a key of, across runs: copies need not stop between them.
-inline tile_place tile_after(tile_place at, key_runs* left, const int batch, const int head, const int2 rows MOD_PARAMS) {
+// The first tile after `at` that a query of the group sees a key of, across ranges: copies need not stop between them.
+inline tile_coord tile_after(tile_coord at, kv_block_ranges* left, const int batch, const int head, const int2 rows MOD_PARAMS) {
     do {
         at.j += BLOCK_N;
-        if (at.j >= at.run.y) {
-            at.run = take_run(left);
-            at.j = RUN_FIRST(at.run);
+        if (at.j >= at.range.y) {
+            at.range = take_range(left);
+            at.j = RANGE_FIRST(at.range);
         }
-    } while (at.run.y > 0 && class_of(at, batch, head, rows MOD_ARGS) == TILE_HIDDEN);
+    } while (at.range.y > 0 && class_of(at, batch, head, rows MOD_ARGS) == TILE_EMPTY);
     return at;
 }
 
 __kernel __attribute__((reqd_work_group_size(GROUP_ITEMS, 1, 1)))
 void attention_prefill(__global const float* queries, __global const int* state, __global const CAT(KV, _t)* k_cache,
                        __global const CAT(KV, _t)* v_cache, __global float* out, __global float* lse,
-                       __global const int* runs MOD_PARAMS) {
+                       __global const int* ranges MOD_PARAMS) {
     __local uint4 tiles[2 * TILE_PIECES];
     __local uint4 *k_tile = tiles, *v_tile = tiles + TILE_PIECES;
     const int item = get_local_id(0), lane = item % WARP, warp = item % SPLIT_ITEMS / WARP;
@@ -261,37 +261,37 @@ void attention_prefill(__global const float* queries, __global const int* state,
     for (int i = 0; i < HEAD_DIM / 8; ++i) acc[i] = 0;
 
     const int2 group_rows = (int2)(position + t0, position + min(t0 + BLOCK_M, n) - 1);
-    key_runs left = RUNS_OF(batch, head, t0 / BLOCK_M, group_rows, position + min(t0 + BLOCK_M, n));
+    kv_block_ranges left = RANGES_OF(batch, head, t0 / BLOCK_M, group_rows, position + min(t0 + BLOCK_M, n));
 #define TILE_AFTER(at) tile_after(at, &left, batch, head, group_rows MOD_ARGS)
-#define PAGE_OF(tile) (tile.run.y > 0 ? kv_page(state, tile.j) : 0)
-    tile_place tile = {0, (int2)(0)};
+#define PAGE_OF(tile) (tile.range.y > 0 ? kv_page(state, tile.j) : 0)
+    tile_coord tile = {0, (int2)(0)};
     tile = TILE_AFTER(tile);
-    if (tile.run.y > 0) {
+    if (tile.range.y > 0) {
         int row = kv_row(state, tile.j);
-        tile_place next = TILE_AFTER(tile);
+        tile_coord next = TILE_AFTER(tile);
         int next_page = PAGE_OF(next);
         fetch_keys(to_keys, k_cache + (size_t)row * HEAD_DIM);
         copy_commit();
-        while (tile.run.y > 0) {
-            const int j = tile.j, n_keys = min(BLOCK_N, tile.run.y - j);
+        while (tile.range.y > 0) {
+            const int j = tile.j, n_keys = min(BLOCK_N, tile.range.y - j);
             const int seen_as = class_of(tile, batch, head, group_rows MOD_ARGS);
             fetch_values(to_values, v_cache + (size_t)row * HEAD_DIM, item / ROW_PIECES, n_keys);
             copy_commit();
             // A page is asked for a step before its address is needed.
             const int next_row = opaque(row_in_page(next_page, next.j));
-            const tile_place after_next = TILE_AFTER(next);
+            const tile_coord after_next = TILE_AFTER(next);
             next_page = PAGE_OF(after_next);
             COPY_WAIT(1);
             barrier(CLK_LOCAL_MEM_FENCE);
             float4 s[OWN_KEYS / 8];
             multiply_keys(s, q, k_tile + first_key * HEAD_DIM / PIECE, lane);
             barrier(CLK_LOCAL_MEM_FENCE);
-            if (next.run.y > 0) fetch_keys(to_keys, k_cache + (size_t)next_row * HEAD_DIM);
+            if (next.range.y > 0) fetch_keys(to_keys, k_cache + (size_t)next_row * HEAD_DIM);
             copy_commit();
 
             float* scores = (float*)s;
             const bool whole =
-                seen_as == TILE_VISIBLE && (KEY_RUNS ? n_keys == BLOCK_N : j + BLOCK_N <= position + t0 + warp * 16 + 1);
+                seen_as == TILE_FULL && (KV_BLOCK_RANGES ? n_keys == BLOCK_N : j + BLOCK_N <= position + t0 + warp * 16 + 1);
 #pragma unroll
             for (int i = 0; i < OWN_KEYS / 2; ++i) scores[i] *= SCALE;
             if (HAS_SCORE_MOD || !whole)

@@ -13,11 +13,11 @@
 //
 // Index space: groups (N_Q_HEADS, ceil(n / BLOCK_M), batch) of 320; the longest rows are taken first.
 // Build: KV (f16 or bf16), HEAD_DIM (64 or 128), N_KV_HEADS, those of query_address.cl, CAPACITY (a multiple of 64),
-// SCALE, KEY_RUNS, LSE, BLOCK_M (128), BLOCK_N (128), DV_TILE (HEAD_DIM). With NARROW_OUT (one batch, tokens first) out is
-// OUT (f16 or bf16) [ceil(n/128) 16][N_Q_HEADS HEAD_DIM / 8][8][8]: what the next product takes (narrow_rows.cl).
+// SCALE, KV_BLOCK_RANGES, LSE, BLOCK_M (128), BLOCK_N (128), DV_TILE (HEAD_DIM). With PACKED_OUT (one batch, tokens first) out is
+// OUT (f16 or bf16) [ceil(n/128) 16][N_Q_HEADS HEAD_DIM / 8][8][8]: what the next product takes (pack_activations.cl).
 // Local memory: 256 HEAD_DIM (1 + 2 STAGES) bytes and a little. For pages of keys and values see kv_address.cl.
 #if !defined(KV) || !defined(HEAD_DIM) || !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(CAPACITY) || \
-    !defined(SCALE) || !defined(BLOCK_M) || !defined(BLOCK_N) || !defined(Q_STRIDE) || !defined(KEY_RUNS) || \
+    !defined(SCALE) || !defined(BLOCK_M) || !defined(BLOCK_N) || !defined(Q_STRIDE) || !defined(KV_BLOCK_RANGES) || \
     !defined(LSE) || !defined(STATE_POSITION) || !defined(STATE_N_TOKENS)
 #error "nvidia/attention_prefill_wgmma.cl needs the build constants named in its head"
 #endif
@@ -28,9 +28,9 @@
 #include "nvidia/wgmma.cl"
 #include "common/online_softmax.cl"
 #include "common/attention_mods.cl"
-#include "common/key_runs.cl"
+#include "common/kv_block_ranges.cl"
 #include "common/kv_address.cl"
-#include "nvidia/lane_scores.cl"
+#include "nvidia/fragment_scores.cl"
 #include "common/query_address.cl"
 
 #ifndef STAGES
@@ -61,14 +61,14 @@ inline float exp2_quick(const float x) {
 // The scores of a tile in base 2 (times log2 e), masked and modified.
 inline void mask_scores(float s[BLOCK_N / 2], const tile t, const int batch, const int head, const int rows[2], const int column,
                         const int first_row MOD_PARAMS) {
-    const bool whole = t.seen_as == TILE_VISIBLE && (KEY_RUNS ? t.n_keys == BLOCK_N : t.first + BLOCK_N <= first_row + 1);
+    const bool whole = t.seen_as == TILE_FULL && (KV_BLOCK_RANGES ? t.n_keys == BLOCK_N : t.first + BLOCK_N <= first_row + 1);
     if (!HAS_SCORE_MOD && whole) return;
     modify_scores(s, BLOCK_N / 2, 1.0f / LOG2E, batch, head, rows, t.first + column, t.first + t.n_keys, t.seen_as MOD_ARGS);
 }
 
 // Scores become softmax weights; m and l of the lane's two rows (l: of its columns only) move on, and with them
 // `shrink`, what the output so far is to be multiplied by.
-inline void soften(float s[BLOCK_N / 2], float m[2], float l[2], float shrink[2]) {
+inline void update_softmax(float s[BLOCK_N / 2], float m[2], float l[2], float shrink[2]) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         float top = m[h];
@@ -100,13 +100,13 @@ inline void narrow_weights(uint4 p[BLOCK_N / 16], const float s[BLOCK_N / 2]) {
 __kernel __attribute__((reqd_work_group_size(GROUP_ITEMS, 1, 1)))
 void attention_prefill(__global const float* queries, __global const int* state, __global const CAT(KV, _t)* k_cache,
                        __global const CAT(KV, _t)* v_cache, __global void* out, __global float* lse,
-                       __global const int* runs MOD_PARAMS) {
+                       __global const int* ranges MOD_PARAMS) {
     __local uint4 __attribute__((aligned(1024))) buffers[(BLOCK_M * HEAD_DIM * 2 + 2 * STAGES * TILE_BYTES) / 16];
-    __local ulong meetings[4 * STAGES];
+    __local ulong mbarriers[4 * STAGES];
     __local tile tiles[STAGES];
     const uint qs = local_address(buffers), ks = qs + BLOCK_M * HEAD_DIM * 2, vs = ks + STAGES * TILE_BYTES;
     // Keys and values of a stage there, and done with.
-    const uint k_full = local_address(meetings), k_empty = k_full + 8 * STAGES, v_full = k_empty + 8 * STAGES;
+    const uint k_full = local_address(mbarriers), k_empty = k_full + 8 * STAGES, v_full = k_empty + 8 * STAGES;
     const uint v_empty = v_full + 8 * STAGES;
     const int lane = get_local_id(0) % WARP, warp = get_local_id(0) / WARP;
     const int head = get_group_id(0), batch = get_group_id(2);
@@ -115,10 +115,10 @@ void attention_prefill(__global const float* queries, __global const int* state,
     if (t0 >= n) return;
     if (get_local_id(0) == 0)
         for (int i = 0; i < STAGES; ++i) {
-            meeting_create(k_full + 8 * i, WARP + 1);
-            meeting_create(v_full + 8 * i, WARP);
-            meeting_create(k_empty + 8 * i, CONSUMER_WARPS);
-            meeting_create(v_empty + 8 * i, CONSUMER_WARPS);
+            mbarrier_init(k_full + 8 * i, WARP + 1);
+            mbarrier_init(v_full + 8 * i, WARP);
+            mbarrier_init(k_empty + 8 * i, CONSUMER_WARPS);
+            mbarrier_init(v_empty + 8 * i, CONSUMER_WARPS);
         }
     barrier(CLK_LOCAL_MEM_FENCE);
 
@@ -130,20 +130,20 @@ void attention_prefill(__global const float* queries, __global const int* state,
         const int2 group_rows = (int2)(position + t0, position + min(t0 + BLOCK_M, n) - 1);
         int stage = 0;
         uint parity = 1;
-        key_runs left = RUNS_OF(batch, head, t0 / BLOCK_M, group_rows, position + min(t0 + BLOCK_M, n));
-        for (int2 run = take_run(&left); run.y > 0; run = take_run(&left)) {
-            for (int j = RUN_FIRST(run); j < run.y; j += BLOCK_N) {
-                const int n_keys = min(BLOCK_N, run.y - j);
-                const int seen_as = class_in_run(run, batch, head, group_rows, j, j + n_keys MOD_ARGS);
-                if (seen_as == TILE_HIDDEN) continue;
+        kv_block_ranges left = RANGES_OF(batch, head, t0 / BLOCK_M, group_rows, position + min(t0 + BLOCK_M, n));
+        for (int2 range = take_range(&left); range.y > 0; range = take_range(&left)) {
+            for (int j = RANGE_FIRST(range); j < range.y; j += BLOCK_N) {
+                const int n_keys = min(BLOCK_N, range.y - j);
+                const int seen_as = class_in_range(range, batch, head, group_rows, j, j + n_keys MOD_ARGS);
+                if (seen_as == TILE_EMPTY) continue;
                 const int at[2] = {kv_row(state, j), n_keys > PAGE_KEYS ? kv_row(state, j + PAGE_KEYS) : 0};
                 if (of_keys) {
-                    meeting_wait(k_empty + 8 * stage, parity);
+                    mbarrier_wait(k_empty + 8 * stage, parity);
                     if (lane == 0) {
                         tiles[stage].first = j;
                         tiles[stage].n_keys = n_keys;
                         tiles[stage].seen_as = seen_as;
-                        meeting_arrive(k_full + 8 * stage);
+                        mbarrier_arrive(k_full + 8 * stage);
                     }
                     const uint to = ks + stage * TILE_BYTES + (lane ^ ((lane >> 3) & 1)) * 16;
 #pragma unroll
@@ -154,10 +154,10 @@ void attention_prefill(__global const float* queries, __global const int* state,
                             copy16_async(to + half_of * (TILE_BYTES / 2) + i * 512, k + i * 256,
                                          half_of * PAGE_KEYS + i / (HEAD_DIM / 16) * 16 < n_keys);
                     }
-                    meeting_arrive_copied(k_full + 8 * stage);
+                    mbarrier_arrive_copied(k_full + 8 * stage);
                 } else {
                     // Rows past the last key become zero: a weight of 0 times whatever the cache holds there must be 0.
-                    meeting_wait(v_empty + 8 * stage, parity);
+                    mbarrier_wait(v_empty + 8 * stage, parity);
                     const int key = lane / (HEAD_DIM / 8), c = lane % (HEAD_DIM / 8);
                     const uint to = vs + stage * TILE_BYTES + c / 8 * (BLOCK_N * 128) + key * 128;
 #pragma unroll
@@ -169,7 +169,7 @@ void attention_prefill(__global const float* queries, __global const int* state,
                             copy16_async(to + row * 128 + ((c ^ (row + key)) & 7) * 16, v + i * 256, row + key < n_keys);
                         }
                     }
-                    meeting_arrive_copied(v_full + 8 * stage);
+                    mbarrier_arrive_copied(v_full + 8 * stage);
                 }
                 if (++stage == STAGES) {
                     stage = 0;
@@ -178,12 +178,12 @@ void attention_prefill(__global const float* queries, __global const int* state,
             }
         }
         if (of_keys) {
-            meeting_wait(k_empty + 8 * stage, parity);
+            mbarrier_wait(k_empty + 8 * stage, parity);
             if (lane == 0) {
                 tiles[stage].first = -1;
-                meeting_arrive(k_full + 8 * stage);
+                mbarrier_arrive(k_full + 8 * stage);
             }
-            meeting_arrive_copied(k_full + 8 * stage);
+            mbarrier_arrive_copied(k_full + 8 * stage);
         }
         COPY_WAIT(0);
         return;
@@ -204,7 +204,7 @@ void attention_prefill(__global const float* queries, __global const int* state,
         }
     }
     local_fence_async();
-    team_barrier(1 + warp / 4, WARPGROUP);
+    named_barrier(1 + warp / 4, WARPGROUP);
     const ulong q_operand = wgmma_operand(qs + warp / 4 * (64 * HEAD_DIM * 2), 128, HEAD_DIM * 16, NO_SWIZZLE);
     const ulong k_operand = wgmma_operand(ks, HEAD_DIM * 32, 256, SWIZZLE_32);
     const ulong v_operand = wgmma_operand(vs, BLOCK_N * 128, 1024, SWIZZLE_128);
@@ -232,7 +232,7 @@ void attention_prefill(__global const float* queries, __global const int* state,
 
     int stage = 0;
     uint parity = 0;
-    meeting_wait(k_full, 0);
+    mbarrier_wait(k_full, 0);
     tile present = tiles[0];
     if (present.first >= 0) {
         local_fence_async();
@@ -241,17 +241,17 @@ void attention_prefill(__global const float* queries, __global const int* state,
         WGMMA_WAIT(0);
         WGMMA_SETTLE32(s, 0);
         WGMMA_SETTLE32(s, 32);
-        if (lane == 0) meeting_arrive(k_empty);
+        if (lane == 0) mbarrier_arrive(k_empty);
         mask_scores(s, present, batch, head, rows, column, position + t0 + warp * 16 MOD_ARGS);
-        soften(s, m, l, shrink);
+        update_softmax(s, m, l, shrink);
         narrow_weights(p, s);
         while (true) {
             const int next_stage = stage + 1 == STAGES ? 0 : stage + 1;
             const uint next_parity = stage + 1 == STAGES ? parity ^ 1 : parity;
-            meeting_wait(k_full + 8 * next_stage, next_parity);
+            mbarrier_wait(k_full + 8 * next_stage, next_parity);
             present = tiles[next_stage];
             if (present.first < 0) break;
-            meeting_wait(v_full + 8 * stage, parity);
+            mbarrier_wait(v_full + 8 * stage, parity);
             local_fence_async();
             wgmma_fence();
             MULTIPLY_KEYS(next_stage);
@@ -259,19 +259,19 @@ void attention_prefill(__global const float* queries, __global const int* state,
             WGMMA_WAIT(1);
             WGMMA_SETTLE32(s, 0);
         WGMMA_SETTLE32(s, 32);
-            if (lane == 0) meeting_arrive(k_empty + 8 * next_stage);
+            if (lane == 0) mbarrier_arrive(k_empty + 8 * next_stage);
             mask_scores(s, present, batch, head, rows, column, position + t0 + warp * 16 MOD_ARGS);
-            soften(s, m, l, shrink);
+            update_softmax(s, m, l, shrink);
             WGMMA_WAIT(0);
             SETTLE_OUTPUT;
-            if (lane == 0) meeting_arrive(v_empty + 8 * stage);
+            if (lane == 0) mbarrier_arrive(v_empty + 8 * stage);
 #pragma unroll
             for (int i = 0; i < HEAD_DIM / 2; ++i) acc[i] *= shrink[i / 2 % 2];
             narrow_weights(p, s);
             stage = next_stage;
             parity = next_parity;
         }
-        meeting_wait(v_full + 8 * stage, parity);
+        mbarrier_wait(v_full + 8 * stage, parity);
         local_fence_async();
         wgmma_fence();
         MULTIPLY_VALUES_OF(stage);
@@ -284,7 +284,7 @@ void attention_prefill(__global const float* queries, __global const int* state,
         sum += shuffle_xor(sum, 2);
         const int t = t_first + 8 * h;
         const float norm = softmax_norm(sum);
-#if NARROW_OUT
+#if PACKED_OUT
         __global uint* y = (__global uint*)out + ((size_t)(t / 8) * (N_Q_HEADS * HEAD_DIM / 8) + head * (HEAD_DIM / 8)) * WARP + lane;
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 8; ++i)

@@ -8,12 +8,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from llmcl.kernels.common import step_state
+from llmcl.kernels.common.cost import once, per_token
 from llmcl.kernels.common.dtype import KERNEL_NAMES, QUANTIZED, TILE_ROWS, is_16_bit, kernel_name, tile_bytes
-from llmcl.kernels.common.linear import LinearDecode, LinearPrefill, PackedRows, Product, RowForm, Rows, Size
+from llmcl.kernels.common.linear import (
+    ActivationLayout,
+    ActivationOperand,
+    LinearDecode,
+    LinearPrefill,
+    PackedActivations,
+    Product,
+    Size,
+)
 from llmcl.kernels.common.sizes import power_of_two_at_most
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight, WeightPart
-from llmcl.kernels.common.work import once, per_token
 from llmcl.kernels.implementation import pick
 from llmcl.kernels.nvidia.wgmma import has_wgmma
 from llmcl.runtime.device import Buffer, Device, Launch
@@ -22,10 +30,10 @@ GROUP_WARPS = 16  # of kernels that stay on their compute unit
 WARP_TILES = 4  # see nvidia/linear_prefill.cl
 HOPPER_TILES = 16  # of a work-group, see nvidia/linear_prefill_wgmma.cl
 ROWS_MULTIPLE = 128  # the last block of tokens may reach beyond the step's
-EXPANDED_BYTES = 128 << 20
+DEQUANTIZED_BYTES = 128 << 20
 
 
-def takes_ptx(device: Device) -> bool:
+def supports_ptx(device: Device) -> bool:
     """Whether the driver takes inline PTX with asynchronous copies and matrix units of 16 bits."""
     return device.entry.ptx_arch >= 80
 
@@ -49,7 +57,7 @@ def local_floats(weight: Weight, columns: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class HalfRows(RowForm):
+class TensorCoreLayout(ActivationLayout):
     """Activations of 16 bits for the matrix units: [n, k], or in blocks [ceil(n/8), k/8, 8, 8] for Hopper's.
 
     The buffer has rows for a multiple of 128 tokens; those past the step's may hold anything. Blocks can be left by the
@@ -61,18 +69,18 @@ class HalfRows(RowForm):
     label = "activations in 16 bits"
 
     @property
-    def passes_on(self) -> bool:  # type: ignore[override]
+    def can_be_output(self) -> bool:  # type: ignore[override]
         return self.blocks
 
     @property
-    def normalises(self) -> bool:  # type: ignore[override]
+    def fuses_norm(self) -> bool:  # type: ignore[override]
         return self.blocks
 
     def nbytes(self, max_tokens: int, k: int) -> int:
         return 2 * -(-max_tokens // ROWS_MULTIPLE) * ROWS_MULTIPLE * k
 
     def pack(
-        self, device: Device, x: Buffer, rows: PackedRows, step: StepState, norm: Buffer | None, eps: float
+        self, device: Device, x: Buffer, rows: PackedActivations, step: StepState, norm: Buffer | None, eps: float
     ) -> Launch:
         k = rows.k
         if norm is not None:
@@ -84,7 +92,7 @@ class HalfRows(RowForm):
                 [x, norm, rows.buffer, step.state],
                 groups=lambda n: (-(-n // 8),),
                 local=(256,),
-                work=per_token(6.0 * k),
+                cost=per_token(6.0 * k),
             )
         constants = {
             **step_state.CONSTANTS,
@@ -94,13 +102,13 @@ class HalfRows(RowForm):
             "LOCAL_SIZE": 128,
         }
         return device.launch(
-            "nvidia/narrow_rows.cl",
-            "narrow_rows",
+            "nvidia/pack_activations.cl",
+            "pack_activations",
             constants,
             [x, rows.buffer, step.state],
             groups=(lambda n: (-(-k // 128), -(-n // 8))) if self.blocks else (lambda n: (-(-k // 1024), n)),
             local=(128, 1),
-            work=per_token(6.0 * k),
+            cost=per_token(6.0 * k),
         )
 
 
@@ -109,10 +117,10 @@ class NvidiaLinearDecode(LinearDecode):
     rounds_to_16_bits = True
     runs_anywhere = False
 
-    def suits(self, device: Device) -> bool:
-        return takes_ptx(device)
+    def supports_device(self, device: Device) -> bool:
+        return supports_ptx(device)
 
-    def takes(self, dtype: str, size: int) -> bool:
+    def supports(self, dtype: str, size: int) -> bool:
         return is_16_bit(dtype)
 
     def size(self, device: Device, product: Product) -> Size:
@@ -123,7 +131,7 @@ class NvidiaLinearDecode(LinearDecode):
 class NvidiaLinearDecodeQuantized(NvidiaLinearDecode):
     file = "nvidia/linear_decode_quantized.cl"
 
-    def takes(self, dtype: str, size: int) -> bool:
+    def supports(self, dtype: str, size: int) -> bool:
         return dtype in QUANTIZED
 
     def size(self, device: Device, product: Product) -> Size:
@@ -137,16 +145,16 @@ class NvidiaLinearPrefill(LinearPrefill):
     rounds_to_16_bits = True
     runs_anywhere = False
 
-    def suits(self, device: Device) -> bool:
-        return takes_ptx(device)
+    def supports_device(self, device: Device) -> bool:
+        return supports_ptx(device)
 
-    def takes(self, dtype: str, size: int) -> bool:
+    def supports(self, dtype: str, size: int) -> bool:
         return is_16_bit(dtype) and size % 32 == 0
 
-    def form(self, device: Device, dtype: str, k: int, exact_activations: bool) -> RowForm | None:
-        return HalfRows(dtype, blocks=False)
+    def activation_layout(self, device: Device, dtype: str, k: int, exact_activations: bool) -> ActivationLayout | None:
+        return TensorCoreLayout(dtype, blocks=False)
 
-    def size(self, device: Device, product: Product, form: RowForm | None) -> Size:
+    def size(self, device: Device, product: Product, layout: ActivationLayout | None) -> Size:
         n_tiles = product.part.n_tiles
         return {"WARP_TILES": WARP_TILES}, lambda n: (-(-n // 128), -(-n_tiles // 8)), (512 // WARP_TILES, 1)
 
@@ -154,18 +162,18 @@ class NvidiaLinearPrefill(LinearPrefill):
 class HopperLinearPrefill(NvidiaLinearPrefill):
     name, file = "hopper", "nvidia/linear_prefill_wgmma.cl"
 
-    def suits(self, device: Device) -> bool:
+    def supports_device(self, device: Device) -> bool:
         return has_wgmma(device.entry)
 
-    def form(self, device: Device, dtype: str, k: int, exact_activations: bool) -> RowForm | None:
-        return HalfRows(dtype, blocks=True)
+    def activation_layout(self, device: Device, dtype: str, k: int, exact_activations: bool) -> ActivationLayout | None:
+        return TensorCoreLayout(dtype, blocks=True)
 
-    def leaves(self, form: RowForm) -> bool:
-        return isinstance(form, HalfRows) and form.blocks
+    def supports_output(self, layout: ActivationLayout) -> bool:
+        return isinstance(layout, TensorCoreLayout) and layout.blocks
 
-    def size(self, device: Device, product: Product, form: RowForm | None) -> Size:
+    def size(self, device: Device, product: Product, layout: ActivationLayout | None) -> Size:
         units = -(-product.part.n_tiles // HOPPER_TILES)
-        own = {"NARROW_OUT": isinstance(product.out, PackedRows)}
+        own = {"PACKED_OUT": isinstance(product.out, PackedActivations)}
         return own, lambda n: (min(device.compute_units, -(-n // 128) * units),), (256,)
 
 
@@ -175,25 +183,25 @@ WIDE = (HopperLinearPrefill(), NvidiaLinearPrefill())
 class NvidiaLinearPrefillQuantized(NvidiaLinearPrefill):
     """Widens the weight to float16 first, as many tiles at once as the working memory holds."""
 
-    file = "nvidia/expand_weight.cl"
+    file = "nvidia/dequantize_weight.cl"
 
-    def suits(self, device: Device) -> bool:
-        wrong = device.findings.wrong
-        return any(row.suits(device) and row.key("float16") not in wrong for row in WIDE)
+    def supports_device(self, device: Device) -> bool:
+        wrong = device.cache.excluded
+        return any(row.supports_device(device) and row.key("float16") not in wrong for row in WIDE)
 
-    def takes(self, dtype: str, size: int) -> bool:
+    def supports(self, dtype: str, size: int) -> bool:
         return dtype in QUANTIZED
 
-    def form(self, device: Device, dtype: str, k: int, exact_activations: bool) -> RowForm | None:
-        return pick(WIDE, device, "float16", k).form(device, "float16", k, exact_activations)
+    def activation_layout(self, device: Device, dtype: str, k: int, exact_activations: bool) -> ActivationLayout | None:
+        return pick(WIDE, device, "float16", k).activation_layout(device, "float16", k, exact_activations)
 
-    def leaves(self, form: RowForm) -> bool:
-        return WIDE[0].leaves(form)
+    def supports_output(self, layout: ActivationLayout) -> bool:
+        return WIDE[0].supports_output(layout)
 
-    def launches(self, device: Device, product: Product, x: Rows, step: StepState) -> list[Launch]:
+    def launches(self, device: Device, product: Product, x: ActivationOperand, step: StepState) -> list[Launch]:
         weight, part = product.weight, product.part
-        expanded = step.scratch("tiles in 16 bits", EXPANDED_BYTES)
-        most = expanded.nbytes // (2 * TILE_ROWS * weight.k) // 2 * 2
+        dequantized = step.scratch("tiles in 16 bits", DEQUANTIZED_BYTES)
+        most = dequantized.nbytes // (2 * TILE_ROWS * weight.k) // 2 * 2
         wide = pick(WIDE, device, "float16", weight.k)
         launches = []
         for first in range(0, part.n_tiles, most):
@@ -203,15 +211,15 @@ class NvidiaLinearPrefillQuantized(NvidiaLinearPrefill):
             launches.append(
                 device.launch(
                     self.file,
-                    "expand_weight",
+                    "dequantize_weight",
                     constants,
-                    [part.buffer, expanded, np.int32(first), np.int32(items)],
+                    [part.buffer, dequantized, np.int32(first), np.int32(items)],
                     groups=(-(-items // 256),),
                     local=(256,),
-                    work=once(count * (tile_bytes(weight.k, part.dtype) + 2 * TILE_ROWS * weight.k)),
+                    cost=once(count * (tile_bytes(weight.k, part.dtype) + 2 * TILE_ROWS * weight.k)),
                 )
             )
-            tiles = WeightPart(expanded, part.first_tile + first, count, "float16")
+            tiles = WeightPart(dequantized, part.first_tile + first, count, "float16")
             launches += wide.launches(device, replace(product, part=tiles), x, step)
         return launches
 
@@ -219,4 +227,4 @@ class NvidiaLinearPrefillQuantized(NvidiaLinearPrefill):
         self, device: Device, dtype: str, k: int, exact_activations: bool, max_tokens: int
     ) -> Mapping[str, int]:
         rows = super().scratch(device, dtype, k, exact_activations, max_tokens)
-        return {**rows, "tiles in 16 bits": EXPANDED_BYTES}
+        return {**rows, "tiles in 16 bits": DEQUANTIZED_BYTES}

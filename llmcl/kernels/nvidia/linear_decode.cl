@@ -8,7 +8,7 @@
     !defined(EPILOGUE) || !defined(WARPS) || !defined(STATE_N_TOKENS)
 #error "nvidia/linear_decode.cl needs the build constants WEIGHT, K, N, N_TILES, NORM, EPS, EPILOGUE, WARPS and those of the step state"
 #endif
-#define MOST_COLUMNS K
+#define MAX_COLUMNS K
 #include "nvidia/product.cl"
 
 __kernel __attribute__((reqd_work_group_size(WARP * WARPS, 1, 1)))
@@ -22,8 +22,8 @@ void linear_decode(__global const CAT(WEIGHT, _t)* weight, __global const float*
     const matrix none = {weight, K, 0, 0, 1, false, 0, 0};
     const target to = {out + out_row, 0, 0, 0, false, EPILOGUE == EPILOGUE_ADD};
     int parity = 0;
-    weight_turn turn;
+    weight_fragment fragment;
     x += (size_t)(state[STATE_N_TOKENS] - 1) * K;
-    receive(&turn, &whole, x, 0, false, norm, NORM, columns, sums);
-    product(&whole, &none, &to, N, NORM, columns, sums, &parity, &turn);
+    receive(&fragment, &whole, x, 0, false, norm, NORM, columns, sums);
+    product(&whole, &none, &to, N, NORM, columns, sums, &parity, &fragment);
 }

@@ -8,7 +8,7 @@
     !defined(EPILOGUE) || !defined(DOT) || !defined(WARPS) || !defined(N_GROUPS) || !defined(STATE_N_TOKENS)
 #error "nvidia/linear_decode_quantized.cl needs the build constants named in its head and those of the step state"
 #endif
-#define MOST_COLUMNS K
+#define MAX_COLUMNS K
 #include "nvidia/product_quantized.cl"
 
 #define GATED (EPILOGUE == EPILOGUE_SWIGLU)
@@ -23,8 +23,8 @@ void linear_decode(__global const uchar* weight, __global const float* x, __glob
     const matrix none = {weight, K, 0, 0, 1, false, 0, 0};
     const target to = {out + out_row, 0, 0, 0, false, EPILOGUE == EPILOGUE_ADD};
     int parity = 0;
-    weight_turn turn;
-    load_early(&turn, &whole);
-    receive(&turn, &whole, x + (size_t)(state[STATE_N_TOKENS] - 1) * K, 0, false, norm, NORM, columns, sums);
-    product(&whole, &none, &to, N, NORM, columns, sums, &parity, &turn);
+    weight_fragment fragment;
+    load_early(&fragment, &whole);
+    receive(&fragment, &whole, x + (size_t)(state[STATE_N_TOKENS] - 1) * K, 0, false, norm, NORM, columns, sums);
+    product(&whole, &none, &to, N, NORM, columns, sums, &parity, &fragment);
 }

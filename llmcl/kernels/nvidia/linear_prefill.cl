@@ -1,5 +1,5 @@
 // Y = X W^T for all tokens of a step on the matrix units of NVIDIA GPUs (sm_80 and later).
-// Formula and arguments as in cpu/linear_prefill.cl, except that x is WEIGHT [n][K], from `narrow_rows`: products of 16-bit
+// Formula and arguments as in cpu/linear_prefill.cl, except that x is WEIGHT [n][K], from `pack_activations`: products of 16-bit
 // operands, float32 sums.
 //
 // A work-group takes 128 tokens and 8 weight tiles (128 rows), a warp 64 tokens and WARP_TILES tiles. Steps of 32 columns

@@ -1,6 +1,6 @@
 // Y = X W^T for all tokens of a step on the matrix units of Hopper GPUs, by asynchronous warpgroup products (wgmma).
-// Formula and arguments as in cpu/linear_prefill.cl, except that x is WEIGHT in blocks of 8 x 8 (`narrow_rows`): products of
-// 16-bit operands, float32 sums. With NARROW_OUT the output is of that form, too: what the next product takes.
+// Formula and arguments as in cpu/linear_prefill.cl, except that x is WEIGHT in blocks of 8 x 8 (`pack_activations`): products of
+// 16-bit operands, float32 sums. With PACKED_OUT the output is of that form, too: what the next product takes.
 //
 // A work-group takes units of 128 tokens and 16 weight tiles (256 rows), one after the other; each of its two warpgroups has
 // 64 of the tokens and all rows. Steps of 32 columns come through STAGES buffers in local memory, copied while earlier ones
@@ -14,11 +14,11 @@
 //              +---------------------------+
 //
 // Index space: any number of groups of 256; a unit's tokens change fastest, so that groups share weights while they run.
-// Build: WEIGHT (f16 or bf16), K (a multiple of 32), N, N_TILES, OUT_STRIDE, EPILOGUE, NARROW_OUT (OUT_STRIDE a multiple of 32,
-// EPILOGUE not the one that adds). x, and out with NARROW_OUT, have tokens to a multiple of 128; what lies past n is anything.
+// Build: WEIGHT (f16 or bf16), K (a multiple of 32), N, N_TILES, OUT_STRIDE, EPILOGUE, PACKED_OUT (OUT_STRIDE a multiple of 32,
+// EPILOGUE not the one that adds). x, and out with PACKED_OUT, have tokens to a multiple of 128; what lies past n is anything.
 // Local memory: 24576 STAGES bytes.
 #if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(N_TILES) || !defined(OUT_STRIDE) || !defined(EPILOGUE) || \
-    !defined(NARROW_OUT) || !defined(STATE_N_TOKENS)
+    !defined(PACKED_OUT) || !defined(STATE_N_TOKENS)
 #error "nvidia/linear_prefill_wgmma.cl needs the build constants named in its head"
 #endif
 #include "common/common.cl"
@@ -89,7 +89,7 @@ inline void fetch(source* from, const uint to_x, const uint to_w, __global const
 #define BLOCK_OUT (BLOCK_TILES * 16)
 #endif
 #define EXISTS(row) (N % BLOCK_OUT == 0 || (row) + 2 * ((int)get_local_id(0) % 4) < N)
-#if NARROW_OUT
+#if PACKED_OUT
 inline void write2(__global uint* y, const int row, const float2 v) {  // a warp the 128 bytes of a block
     if (EXISTS(row)) y[(uint)row / 8 * WARP] = CAT(narrow_, WEIGHT)(v.x, v.y);
 }
@@ -157,7 +157,7 @@ void linear_prefill(__global const CAT(WEIGHT, _t)* weight, __global const CAT(W
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const int token = first_token + warp * 16 + h * 8 + lane / 4;
-#if NARROW_OUT
+#if PACKED_OUT
             __global uint* y = (__global uint*)out + (size_t)(token / 8) * (OUT_STRIDE * 4) + (uint)out_row / 8 * WARP + lane;
 #else
             if (token >= n) continue;

@@ -1,4 +1,4 @@
-// A product for one token, W x, by a work-group: what nvidia/linear_decode.cl and nvidia/decode_layers.cl have in common.
+// A product for one token, W x, by a work-group: what nvidia/linear_decode.cl and nvidia/persistent_layers.cl have in common.
 //
 // A group takes a unit, one 16-row tile or with `gated` two (gate and up), and its warps share the columns in runs of 16. A
 // warp reads a run of a tile, 512 consecutive bytes, 16 a lane: 8 rows of one column, as in the portable variant.
@@ -7,61 +7,61 @@
 //     column k:    0        0        1        1               15       [ rows 0-7 | rows 8-15 ] [ rows 0-7 | ...
 //     rows:       0-7     8-15      0-7     8-15             8-15
 //
-// A turn of a warp is as many runs of a unit as registers allow, all on their way at once. As soon as a run is used the same run
-// of the next turn is asked for. A warp receives the columns of its runs, and nobody else reads them, so that no barrier stands
-// between x and its use. The norm's scale comes last, to a row's sum.
+// A fragment of a warp is as many runs of a unit as registers allow, all on their way at once. As soon as a run is used the same
+// run of the next fragment is asked for. A warp receives the columns of its runs, and nobody else reads them, so that no barrier
+// stands between x and its use. The norm's scale comes last, to a row's sum.
 //
-// A product's first turn is asked for when the first answer for x has come, whether x is there or not: as measured, a compute unit's
-// loads are answered in their order, and x would be seen only after all weights asked for before it.
+// A product's first fragment is asked for when the first answer for x has come, whether x is there or not: as measured, a compute
+// unit's loads are answered in their order, and x would be seen only after all weights asked for before it.
 //
 // Sums are the same to the bit for the same number of warps in a group.
-// Build: WEIGHT (f16 or bf16), EPS, WARPS (of a group), MOST_COLUMNS (of all products), GATE where a unit is gated.
+// Build: WEIGHT (f16 or bf16), EPS, WARPS (of a group), MAX_COLUMNS (of all products), GATE where a unit is gated.
 #include "common/common.cl"
 #include "nvidia/ptx.cl"
-#include "nvidia/shares.cl"
+#include "nvidia/partition.cl"
 
 #define RUN 16    // columns that a warp reads at once
 #define PIECES 8  // 16-byte loads of a lane in flight
 // Local floats: of a warp's columns; of the sums of two units, the warps' sums of squares and two numbers of units.
-#define COLUMN_FLOATS (((MOST_COLUMNS / RUN + WARPS - 1) / WARPS + 7) / 8 * 8 * RUN)
+#define COLUMN_FLOATS (((MAX_COLUMNS / RUN + WARPS - 1) / WARPS + 7) / 8 * 8 * RUN)
 #define SQUARES_AT (WARPS * 64)
 #define SUM_FLOATS (SQUARES_AT + WARPS + 2)
 
 typedef struct {
     uint4 words[PIECES];
-} weight_turn;
+} weight_fragment;
 
 #define WEIGHTS(m) ((__global const CAT(WEIGHT, _t)*)(m)->weight)
 #define STEPS(m) (((m)->columns / RUN + WARPS - 1) / WARPS)  // runs of a warp in a unit
-#define TURNS(m) ((STEPS(m) * TILES(m) + PIECES - 1) / PIECES)
-#define TURN_STEPS(m) ((STEPS(m) + TURNS(m) - 1) / TURNS(m))
+#define FRAGMENTS(m) ((STEPS(m) * TILES(m) + PIECES - 1) / PIECES)
+#define FRAGMENT_STEPS(m) ((STEPS(m) + FRAGMENTS(m) - 1) / FRAGMENTS(m))
 // Whether there is such a run: in a whole matrix always.
 #define HAS_RUN(m, step) \
-    ((m)->columns / RUN == TURNS(m) * TURN_STEPS(m) * WARPS || (step) * WARPS + item / WARP < (m)->columns / RUN)
+    ((m)->columns / RUN == FRAGMENTS(m) * FRAGMENT_STEPS(m) * WARPS || (step) * WARPS + item / WARP < (m)->columns / RUN)
 
-inline void load_step(weight_turn* turn, const matrix* m, const int unit, const int step, const int slot,
+inline void load_step(weight_fragment* fragment, const matrix* m, const int unit, const int step, const int slot,
                       const int item) {
     if (!HAS_RUN(m, step)) return;
     __global const CAT(WEIGHT, _t)* w = WEIGHTS(m) + (size_t)unit * TILES(m) * m->columns * 16 +
                                         (step * WARPS + item / WARP) * RUN * 16 + item % WARP * 8;
 #pragma unroll
-    for (int t = 0; t < TILES(m); ++t) turn->words[slot * TILES(m) + t] = stream16(w + (size_t)t * m->columns * 16);
+    for (int t = 0; t < TILES(m); ++t) fragment->words[slot * TILES(m) + t] = stream16(w + (size_t)t * m->columns * 16);
 }
 
-// Asks for a warp's first turn: at the end of the product before, as nvidia/product_quantized.cl does, or in `receive`.
-inline void load_early(weight_turn* turn, const matrix* m) {}
-inline void load_first(weight_turn* turn, const matrix* m) {
+// Asks for a warp's first fragment: at the end of the product before, as nvidia/product_quantized.cl does, or in `receive`.
+inline void load_early(weight_fragment* fragment, const matrix* m) {}
+inline void load_first(weight_fragment* fragment, const matrix* m) {
     const int item = this_item();
 #pragma unroll
-    for (int i = 0; i < TURN_STEPS(m); ++i) load_step(turn, m, m->first_unit, i, i, item);
+    for (int i = 0; i < FRAGMENT_STEPS(m); ++i) load_step(fragment, m, m->first_unit, i, i, item);
 }
 
-// Asks the second-level cache for a warp's first turn.
+// Asks the second-level cache for a warp's first fragment.
 inline void fetch_first(const matrix* m) {
     if (m->first_unit >= m->n_units) return;
     const int item = this_item();
 #pragma unroll
-    for (int i = 0; i < TURN_STEPS(m) * TILES(m); ++i) {
+    for (int i = 0; i < FRAGMENT_STEPS(m) * TILES(m); ++i) {
         const int run = i / TILES(m) * WARPS + item / WARP;
         if (!HAS_RUN(m, i / TILES(m))) continue;
         const size_t column = ((size_t)m->first_unit * TILES(m) + i % TILES(m)) * m->columns + run * RUN;
@@ -80,8 +80,8 @@ inline void multiply(float acc[8], const uint4 w, const float x) {
 }
 
 // Puts the warp's columns of x, times the norm's weights, into `columns` (local, the warp's own), its sum of squares into `sums`.
-// turn: is left with the first turn.
-inline void receive(weight_turn* turn, const matrix* m, __global const float* x, const uint tag, const bool wait,
+// fragment: is left with the first fragment.
+inline void receive(weight_fragment* fragment, const matrix* m, __global const float* x, const uint flag, const bool wait,
                     __global const float* norm, const bool normed, __local float* columns, __local float* sums) {
     const int item = this_item(), lane = item % WARP, most = (STEPS(m) + 7) / 8;  // a warp takes 8 runs at once, 4 lanes a run
     const int first = (lane / 4 * WARPS + item / WARP) * RUN + lane % 4 * 4, stride = 8 * WARPS * RUN;
@@ -89,14 +89,14 @@ inline void receive(weight_turn* turn, const matrix* m, __global const float* x,
     uint4 words[COLUMN_FLOATS / 128];
     float4 factors[COLUMN_FLOATS / 128];
     float square = 0.0f;
-    ask_first(words, x + first, 2 * stride, stride, count, most, tag);
+    poll_first(words, x + first, 2 * stride, stride, count, most, flag);
 #pragma unroll
     for (int i = 0; i < (normed ? most : 0); ++i) factors[i] = vload4(0, norm + min(first + i * stride, m->columns - 4));
-    const bool waiting = wait && ask_again(words, x + first, 2 * stride, stride, count, most, tag);
-    load_first(turn, m);
+    const bool waiting = wait && poll_again(words, x + first, 2 * stride, stride, count, most, flag);
+    load_first(fragment, m);
 #pragma unroll
     for (int i = 0; i < (normed ? most : 0); ++i) vstore4(factors[i], lane + i * WARP, columns);  // not in registers meanwhile
-    while (waiting && ask_again(words, x + first, 2 * stride, stride, count, most, tag)) {
+    while (waiting && poll_again(words, x + first, 2 * stride, stride, count, most, flag)) {
     }
 #pragma unroll
     for (int i = 0; i < most; ++i) {
@@ -115,10 +115,10 @@ inline void receive(weight_turn* turn, const matrix* m, __global const float* x,
     }
 }
 
-// The share m of epilogue(W rms_norm(x)). columns: of receive. rows: of the output. turn: has the first turn.
+// The partition m of epilogue(W rms_norm(x)). columns: of receive. rows: of the output. fragment: has the first fragment.
 // next: for nvidia/product_quantized.cl. sums: SUM_FLOATS, of which `parity` says which half is free.
 inline void product(const matrix* m, const matrix* next, const target* to, const int rows, const bool normed,
-                    __local const float* columns, __local float* sums, int* parity, weight_turn* turn) {
+                    __local const float* columns, __local float* sums, int* parity, weight_fragment* fragment) {
     const int item = this_item(), lane = item % WARP, warp = item / WARP;
     __local int* taken = (__local int*)(sums + SQUARES_AT + WARPS);  // a unit for each parity
     int next_unit = m->first_unit + m->unit_stride, after_next, own = 0;
@@ -132,19 +132,19 @@ inline void product(const matrix* m, const matrix* next, const target* to, const
 #pragma unroll
             for (int i = 0; i < 8; ++i) acc[t][i] = 0.0f;
 #pragma unroll 1
-        for (int part = 0; part < TURNS(m); ++part) {
-            const bool last = part == TURNS(m) - 1;
+        for (int part = 0; part < FRAGMENTS(m); ++part) {
+            const bool last = part == FRAGMENTS(m) - 1;
             const int unit_then = last ? next_unit : unit, next_part = last ? 0 : part + 1;
             const bool more = unit_then < m->n_units;
 #pragma unroll
-            for (int i = 0; i < TURN_STEPS(m); ++i) {
-                const int step = part * TURN_STEPS(m) + i;
+            for (int i = 0; i < FRAGMENT_STEPS(m); ++i) {
+                const int step = part * FRAGMENT_STEPS(m) + i;
                 if (HAS_RUN(m, step)) {
                     const float v = columns[step * RUN + lane / 2];
 #pragma unroll
-                    for (int t = 0; t < TILES(m); ++t) multiply(acc[t], turn->words[i * TILES(m) + t], v);
+                    for (int t = 0; t < TILES(m); ++t) multiply(acc[t], fragment->words[i * TILES(m) + t], v);
                 }
-                if (more) load_step(turn, m, unit_then, next_part * TURN_STEPS(m) + i, i, item);
+                if (more) load_step(fragment, m, unit_then, next_part * FRAGMENT_STEPS(m) + i, i, item);
             }
         }
         __local float* here = sums + *parity * WARPS * 32;  // [WARPS][2][16]

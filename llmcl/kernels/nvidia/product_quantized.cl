@@ -1,5 +1,5 @@
 // A product of a quantised weight with one token, W x, by a work-group: what nvidia/linear_decode_quantized.cl and
-// nvidia/decode_layers.cl have in common. It takes the place of nvidia/product.cl, with the same functions.
+// nvidia/persistent_layers.cl have in common. It takes the place of nvidia/product.cl, with the same functions.
 //
 // A quarter of a warp reads a group of a tile (tiles.cl), a lane a piece of it: columns 8h .. 8h+7 and 8h+16 .. 8h+23 of four
 // rows, 32 bytes of nibbles.
@@ -8,30 +8,30 @@
 //     rows:        0-3      4-7      8-11    12-15     0-3     ...    12-15
 //     columns:    h = 0                               h = 1
 //
-// A step of a tile is 4 groups for each warp. The pieces of a turn are on their way at once: those of several tiles, of one, or of
-// a part of one (`walk`). As soon as a piece is used the same piece of the next turn is asked for, after the last turn the first of
-// the next product. A lane's sums are added over the lanes that have the same rows at the end of a tile, and over the warps at the
-// end of many tiles. A warp receives the columns of its own groups.
+// A step of a tile is 4 groups for each warp. The pieces of a fragment are on their way at once: those of several tiles, of one, or
+// of a part of one (`walk`). As soon as a piece is used the same piece of the next fragment is asked for, after the last fragment
+// the first of the next product. A lane's sums are added over the lanes that have the same rows at the end of a tile, and over the
+// warps at the end of many tiles. A warp receives the columns of its own groups.
 //
 // DOT 1: activations are rounded to 8 bits for each group, as in cpu/quant_tile.cl, s = max |x| / 127, x ~ s xq, and four columns
 // are multiplied by dp4a. An exact integer of 16 columns times d s is added in float32. DOT 0: float32 throughout.
 //
 // Sums are the same to the bit for the same number of warps in a group.
-// Build: WEIGHT (quantised), DOT, EPS, WARPS (of a group), MOST_COLUMNS (of all products), GATE where a unit is gated.
+// Build: WEIGHT (quantised), DOT, EPS, WARPS (of a group), MAX_COLUMNS (of all products), GATE where a unit is gated.
 #include "common/tiles.cl"
 #include "nvidia/ptx.cl"
-#include "nvidia/shares.cl"
+#include "nvidia/partition.cl"
 
 #define SLOTS 16  // tiles whose sums wait for the other warps
-// At most in a turn: as many as registers allow.
+// At most in a fragment: as many as registers allow.
 #define PIECES ((WEIGHT_IS(q8_0) || WEIGHT_IS(q6_k) || WEIGHT_IS(q5_k) || WEIGHT_IS(q5_1) ? 1 : 2) * (DOT ? 2 : 1))
 #define TILE_BYTES(columns) ((columns) / (IS_SUPER ? 256 : 32) * (size_t)(IS_SUPER ? SUPER_BYTES : GROUP_BYTES))
 // Local floats: of a warp's columns; of the sums of the tiles that wait, twice, and of the warps' sums of squares.
-#define MOST_STEPS ((MOST_COLUMNS / 32 + 4 * WARPS - 1) / (4 * WARPS))
-#define MOST_PARTS ((MOST_STEPS + PIECES - 1) / PIECES)
-#define MOST_GROUPS (4 * (((MOST_STEPS + MOST_PARTS - 1) / MOST_PARTS * MOST_PARTS + 1) / 2 * 2))
+#define MAX_STEPS ((MAX_COLUMNS / 32 + 4 * WARPS - 1) / (4 * WARPS))
+#define MAX_PARTS ((MAX_STEPS + PIECES - 1) / PIECES)
+#define MAX_GROUPS (4 * (((MAX_STEPS + MAX_PARTS - 1) / MAX_PARTS * MAX_PARTS + 1) / 2 * 2))
 #define GROUP_FLOATS (DOT ? 9 : 32)
-#define COLUMN_FLOATS (MOST_GROUPS * GROUP_FLOATS)
+#define COLUMN_FLOATS (MAX_GROUPS * GROUP_FLOATS)
 #define SQUARES_AT (2 * WARPS * SLOTS * 16)
 #define SUM_FLOATS (SQUARES_AT + WARPS)
 
@@ -54,12 +54,12 @@ typedef struct {
 
 typedef struct {
     piece pieces[PIECES];
-} weight_turn;
+} weight_fragment;
 
 // How a group goes through its tiles. All but the number of tiles is fixed when a kernel is compiled.
 typedef struct {
-    int steps, parts, part_steps, turn_tiles;  // steps of a tile; turns of a tile, their steps, or tiles of a turn
-    int item, first_group, tiles, turns;  // item: the work-item
+    int steps, parts, part_steps, fragment_tiles;  // steps of a tile; fragments of a tile, their steps, or tiles of a fragment
+    int item, first_group, tiles, fragments;  // item: the work-item
 } walk;
 #define STEP_GROUPS (4 * WARPS)
 
@@ -68,16 +68,16 @@ inline walk walk_of(const matrix* m) {
     w.steps = (m->columns / 32 + STEP_GROUPS - 1) / STEP_GROUPS;
     w.parts = (w.steps + PIECES - 1) / PIECES;
     w.part_steps = (w.steps + w.parts - 1) / w.parts;
-    w.turn_tiles = w.parts == 1 ? PIECES / w.steps : 1;
+    w.fragment_tiles = w.parts == 1 ? PIECES / w.steps : 1;
     w.item = this_item();
     w.first_group = 4 * (w.item / WARP) + w.item % WARP / 8;
     const int units = m->first_unit < m->n_units ? (m->n_units - m->first_unit + m->unit_stride - 1) / m->unit_stride : 0;
     w.tiles = TILES(m) * units;
-    w.turns = (w.tiles + w.turn_tiles - 1) / w.turn_tiles * w.parts;
+    w.fragments = (w.tiles + w.fragment_tiles - 1) / w.fragment_tiles * w.parts;
     return w;
 }
 
-// Whether a tile has a group in every step of every turn; where not, a piece past its end has scales of 0.
+// Whether a tile has a group in every step of every fragment; where not, a piece past its end has scales of 0.
 #define IS_WHOLE(m, w) ((m)->columns / 32 == (w)->parts * (w)->part_steps * STEP_GROUPS)
 
 // Where the i-th tile of a group begins.
@@ -121,27 +121,27 @@ inline void load_piece(piece* p, __global const uchar* tile, const matrix* m, co
 #endif
 }
 
-// The pieces of tile i of a turn; `part` of the tile.
-inline void load_pieces(weight_turn* turn, const matrix* m, const walk* w, const int first_tile, const int part, const int i) {
+// The pieces of tile i of a fragment; `part` of the tile.
+inline void load_pieces(weight_fragment* fragment, const matrix* m, const walk* w, const int first_tile, const int part, const int i) {
     if (first_tile + i >= w->tiles) return;
     __global const uchar* tile = tile_at(m, first_tile + i);
 #pragma unroll
     for (int s = 0; s < w->part_steps; ++s)
-        load_piece(turn->pieces + i * w->part_steps + s, tile, m, w, part * w->part_steps + s);
+        load_piece(fragment->pieces + i * w->part_steps + s, tile, m, w, part * w->part_steps + s);
 }
 
-// Asks for a warp's first turn, which does not depend on x.
-inline void load_early(weight_turn* turn, const matrix* m) {
+// Asks for a warp's first fragment, which does not depend on x.
+inline void load_early(weight_fragment* fragment, const matrix* m) {
     const walk w = walk_of(m);
 #pragma unroll
-    for (int i = 0; i < w.turn_tiles; ++i) load_pieces(turn, m, &w, 0, 0, i);
+    for (int i = 0; i < w.fragment_tiles; ++i) load_pieces(fragment, m, &w, 0, 0, i);
 }
 
 // The numbers of the same into the second-level cache only.
 inline void fetch_first(const matrix* m) {
     const walk w = walk_of(m);
 #pragma unroll
-    for (int i = 0; i < w.turn_tiles; ++i)
+    for (int i = 0; i < w.fragment_tiles; ++i)
         for (int s = 0; s < w.part_steps; ++s)
             if (i < w.tiles && w.first_group + s * STEP_GROUPS < m->columns / 32)
                 fetch_line(tile_at(m, i) + GROUP_AT(w.first_group + s * STEP_GROUPS) + w.item % 8 * 32);
@@ -277,10 +277,10 @@ inline float largest4(const float4 v) { return fmax(fmax(fabs(v.x), fabs(v.y)), 
 #endif
 
 // Puts the columns of the warp's groups, times the norm's weights, into `columns` (local, the warp's own), and their sum of squares
-// into `sums`. turn: for nvidia/product.cl.
+// into `sums`. fragment: for nvidia/product.cl.
 //   DOT    int4 [groups][2], the words that a lane's columns make, then float [groups], their scales
 //   else   float [groups][32]
-inline void receive(weight_turn* turn, const matrix* m, __global const float* x, const uint tag, const bool wait,
+inline void receive(weight_fragment* fragment, const matrix* m, __global const float* x, const uint flag, const bool wait,
                     __global const float* norm, const bool normed, __local float* columns, __local float* sums) {
     const walk w = walk_of(m);
     const int lane = w.item % WARP, j = lane % 4;
@@ -288,14 +288,14 @@ inline void receive(weight_turn* turn, const matrix* m, __global const float* x,
     const int first_group = 4 * (w.item / WARP) + lane / 4 % 4 + lane / 16 * STEP_GROUPS, groups = m->columns / 32;
     const int stride = 2 * STEP_GROUPS * 32, first = 32 * first_group + 4 * j;
     const int count = first_group < groups ? (groups - first_group + 2 * STEP_GROUPS - 1) / (2 * STEP_GROUPS) : 0;
-    uint4 words[MOST_GROUPS / 4];
+    uint4 words[MAX_GROUPS / 4];
     float4 factors[4];
     float square = 0.0f;
     const int at_hand = normed ? min(most, 2) : 0;
 #pragma unroll
     for (int i = 0; i < 2 * at_hand; ++i)
         if (i / 2 < count) factors[i] = vload4(0, norm + first + i / 2 * stride + i % 2 * 16);
-    receive4(words, x + first, stride, 16, 2 * count, 2 * most, tag, wait);
+    receive4(words, x + first, stride, 16, 2 * count, 2 * most, flag, wait);
 #pragma unroll
     for (int i = 0; i < most; ++i) {
         float4 v[2] = {values_of(words[2 * i]), values_of(words[2 * i + 1])};  // 0 past the last group
@@ -315,7 +315,7 @@ inline void receive(weight_turn* turn, const matrix* m, __global const float* x,
         __local int* xq = (__local int*)columns + 8 * g + j / 2 * 4 + j % 2;
         xq[0] = (int)pack4(v[0] * inverse);
         xq[2] = (int)pack4(v[1] * inverse);
-        if (j == 0) columns[8 * MOST_GROUPS + g] = largest / 127.0f;
+        if (j == 0) columns[8 * MAX_GROUPS + g] = largest / 127.0f;
 #else
         vstore4(v[0], 0, columns + 32 * g + 4 * j);
         vstore4(v[1], 0, columns + 32 * g + 4 * j + 16);
@@ -358,27 +358,27 @@ inline void finish(const matrix* m, const target* to, __local const float* sums,
     }
 }
 
-// The share m of epilogue(W rms_norm(x)). columns: of receive. rows: of the output. turn: has the first turn, and is left
-// with that of `next`. sums: SUM_FLOATS, of which `parity` says which half is free.
+// The partition m of epilogue(W rms_norm(x)). columns: of receive. rows: of the output. fragment: has the first fragment, and is
+// left with that of `next`. sums: SUM_FLOATS, of which `parity` says which half is free.
 inline void product(const matrix* m, const matrix* next, const target* to, const int rows, const bool normed,
-                    __local const float* columns, __local float* sums, int* parity, weight_turn* turn) {
+                    __local const float* columns, __local float* sums, int* parity, weight_fragment* fragment) {
     const walk w = walk_of(m);
     const int lane = w.item % WARP, h = lane % 8 / 4, warp = w.item / WARP;
-    if (w.turns == 0) load_early(turn, next);
+    if (w.fragments == 0) load_early(fragment, next);
     int part = 0, first_tile = 0, finished = 0;
     float acc[PIECES][4];
-    for (int t = 0; t < w.turns; ++t) {
+    for (int t = 0; t < w.fragments; ++t) {
         const int next_part = part + 1 == w.parts ? 0 : part + 1;
-        const int next_tile = next_part == 0 ? first_tile + w.turn_tiles : first_tile;
+        const int next_tile = next_part == 0 ? first_tile + w.fragment_tiles : first_tile;
 #pragma unroll
-        for (int i = 0; i < w.turn_tiles; ++i) {
+        for (int i = 0; i < w.fragment_tiles; ++i) {
             if (part == 0) acc[i][0] = acc[i][1] = acc[i][2] = acc[i][3] = 0.0f;
 #pragma unroll
             for (int s = 0; s < w.part_steps; ++s) {
                 const int g = (part * w.part_steps + s) * 4 + lane / 8;  // of the warp's
-                const piece* p = turn->pieces + i * w.part_steps + s;
+                const piece* p = fragment->pieces + i * w.part_steps + s;
 #if DOT
-                multiply_piece(p, *(__local const int4*)(columns + 8 * g + 4 * h), columns[8 * MOST_GROUPS + g], h, acc[i]);
+                multiply_piece(p, *(__local const int4*)(columns + 8 * g + 4 * h), columns[8 * MAX_GROUPS + g], h, acc[i]);
 #else
                 float v[16];
 #pragma unroll
@@ -387,13 +387,13 @@ inline void product(const matrix* m, const matrix* next, const target* to, const
                 multiply_piece(p, v, h, acc[i]);
 #endif
             }
-            load_pieces(turn, m, &w, next_tile, next_part, i);
+            load_pieces(fragment, m, &w, next_tile, next_part, i);
         }
         __local float* here = sums + *parity * WARPS * SLOTS * 16;  // [WARPS][SLOTS][16]
-        if (t == w.turns - 1) load_early(turn, next);
+        if (t == w.fragments - 1) load_early(fragment, next);
         if (next_part == 0) {
 #pragma unroll
-            for (int i = 0; i < w.turn_tiles; ++i) {
+            for (int i = 0; i < w.fragment_tiles; ++i) {
                 const float sum = sum4((float4)(acc[i][0], acc[i][1], acc[i][2], acc[i][3]), lane);
                 const int slot = first_tile + i - finished;
                 if (!(lane & 4) && first_tile + i < w.tiles) here[(warp * SLOTS + slot) * 16 + sum4_index(lane)] = sum;
@@ -401,9 +401,9 @@ inline void product(const matrix* m, const matrix* next, const target* to, const
         }
         part = next_part;
         first_tile = next_tile;
-        // Whole units; two more turns fit beside the tiles that wait.
+        // Whole units; two more fragments fit beside the tiles that wait.
         const int count = min(first_tile, w.tiles) - finished;
-        if (t < w.turns - 1 && (count <= SLOTS - 2 * PIECES || count % TILES(m))) continue;
+        if (t < w.fragments - 1 && (count <= SLOTS - 2 * PIECES || count % TILES(m))) continue;
         barrier(CLK_LOCAL_MEM_FENCE);
         float scale = 1.0f;
         if (normed) {

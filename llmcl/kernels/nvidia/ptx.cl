@@ -68,7 +68,7 @@ inline float sum8(const float v[8], const int lane) {
 inline int sum8_index(const int lane) { return (lane >> 4) * 4 + ((lane >> 3) & 1) * 2 + ((lane >> 2) & 1); }
 
 // A barrier of some of a work-group's warps, `items` work-items in all; id 0 is that of barrier().
-inline void team_barrier(const int id, const int items) {
+inline void named_barrier(const int id, const int items) {
     asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(items) : "memory");
 }
 

@@ -86,18 +86,18 @@ inline void store4_local(const uint to, const uint v) {
 
 // Barriers in local memory (8 bytes each) on which some work-items arrive and others wait. Each phase ends after `count`
 // arrivals; a waiter says of which parity the phase is that must have ended.
-inline void meeting_create(const uint at, const uint count) {
+inline void mbarrier_init(const uint at, const uint count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(at), "r"(count) : "memory");
 }
-inline void meeting_arrive(const uint at) {
+inline void mbarrier_arrive(const uint at) {
     asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" : : "r"(at) : "memory");
 }
 // Arrives when the asynchronous copies that the work-item has begun are complete.
-inline void meeting_arrive_copied(const uint at) {
+inline void mbarrier_arrive_copied(const uint at) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" : : "r"(at) : "memory");
 }
 // Bounded, so that a defect shows as wrong numbers and not as a device that hangs.
-inline void meeting_wait(const uint at, const uint parity) {
+inline void mbarrier_wait(const uint at, const uint parity) {
     for (uint tries = 0, over = 0; !over && tries < 1 << 22; ++tries)
         asm volatile("{.reg .pred p;\n mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;}"
                      : "=r"(over)

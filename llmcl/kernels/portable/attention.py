@@ -22,7 +22,7 @@ from llmcl.runtime.device import Device
 class PortableAttentionDecode(AttentionDecode):
     name, file = "portable", "portable/attention_decode.cl"
 
-    def suits(self, device: Device) -> bool:
+    def supports_device(self, device: Device) -> bool:
         return True
 
     def size(self, device: Device, shape: AttentionShape, block_n: int) -> tuple[dict[str, object], int]:
@@ -32,10 +32,10 @@ class PortableAttentionDecode(AttentionDecode):
 class PortableAttentionPrefill(AttentionPrefill):
     name, file = "portable", "portable/attention_prefill.cl"
 
-    def suits(self, device: Device) -> bool:
+    def supports_device(self, device: Device) -> bool:
         return True
 
-    def can_have(self, head_dim: int, dtype: str, request: TileRequest) -> bool:
+    def supports_tiles(self, head_dim: int, dtype: str, request: TileRequest) -> bool:
         return request.q_block is None or request.q_block % 8 == 0
 
     def tiles(self, device: Device, head_dim: int, dtype: str, request: TileRequest) -> PrefillTiles:
@@ -74,7 +74,7 @@ def local_bytes(head_dim: int, dtype: str, block_m: int, block_n: int) -> int:
 class PortableRopeAppend(RopeAppend):
     name, file = "portable", "portable/rope_append.cl"
 
-    def suits(self, device: Device) -> bool:
+    def supports_device(self, device: Device) -> bool:
         return True
 
     def size(self, device: Device, shape: AttentionShape) -> Size:
@@ -85,7 +85,7 @@ class PortableRopeAppend(RopeAppend):
 class PortablePackKeys(PackKeys):
     name, file = "portable", "portable/pack_keys.cl"
 
-    def suits(self, device: Device) -> bool:
+    def supports_device(self, device: Device) -> bool:
         return True
 
     def size(self, head_dim: int, n_tiles: int, heads: int) -> Size:

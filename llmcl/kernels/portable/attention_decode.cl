@@ -52,7 +52,7 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
     for (int j = first; j < end; j += BLOCK_N) {
         const int n_keys = min(BLOCK_N, end - j);
         const int seen = tile_class(0, head * GROUP_SIZE, GROUP_SIZE, query, j, j + n_keys MOD_ARGS);
-        if (seen == TILE_HIDDEN) continue;
+        if (seen == TILE_EMPTY) continue;
         // Work-items past the last key repeat it: computed, then discarded. (Reading half precision in a branch that
         // not all work-items take gives wrong values with Intel's CPU compiler.)
         const int key = j + min(lid, n_keys - 1);
@@ -70,7 +70,7 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
 #endif
 #if HAS_MASK_MOD
         for (int g = 0; g < GROUP_SIZE; ++g)
-            if (seen == TILE_MIXED && !mask_mod(0, head * GROUP_SIZE + g, position, key MOD_ARGS)) s[g] = -INFINITY;
+            if (seen == TILE_PARTIAL && !mask_mod(0, head * GROUP_SIZE + g, position, key MOD_ARGS)) s[g] = -INFINITY;
 #endif
         for (int g = 0; g < GROUP_SIZE; ++g) {
             if (lid >= n_keys) s[g] = -INFINITY;

@@ -14,19 +14,19 @@
 // float), P (float).
 //
 // Index space: groups (N_Q_HEADS, ceil(n / BLOCK_M), batch) of (16, 8).
-// Build: KV, HEAD_DIM, N_KV_HEADS, CAPACITY (a multiple of BLOCK_N), SCALE, KEY_RUNS, LSE, those of query_address.cl,
+// Build: KV, HEAD_DIM, N_KV_HEADS, CAPACITY (a multiple of BLOCK_N), SCALE, KV_BLOCK_RANGES, LSE, those of query_address.cl,
 // BLOCK_M (a multiple of 8), BLOCK_N and DV_TILE (multiples of 16; DV_TILE divides HEAD_DIM).
 // Local memory: 4 BLOCK_M (HEAD_DIM + 1) + BLOCK_N HEAD_DIM sizeof(KV; float with q8_0) + 4 BLOCK_M (BLOCK_N + 1) bytes.
 // For pages of keys and values see kv_address.cl.
 #if !defined(KV) || !defined(HEAD_DIM) || !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(CAPACITY) || \
     !defined(SCALE) || !defined(BLOCK_M) || !defined(BLOCK_N) || !defined(DV_TILE) || \
-    !defined(KEY_RUNS) || !defined(LSE) || !defined(STATE_POSITION) || !defined(STATE_N_TOKENS)
+    !defined(KV_BLOCK_RANGES) || !defined(LSE) || !defined(STATE_POSITION) || !defined(STATE_N_TOKENS)
 #error "portable/attention_prefill.cl needs the build constants named in its head"
 #endif
 #include "common/kv_cache.cl"
 #include "common/online_softmax.cl"
 #include "common/attention_mods.cl"
-#include "common/key_runs.cl"
+#include "common/kv_block_ranges.cl"
 #include "common/query_address.cl"
 
 #define TX 16
@@ -35,7 +35,7 @@
 #define KEYS (BLOCK_N / TX)
 #define COLUMNS (DV_TILE / TX)
 
-// Element i of a run of keys as local memory has them, [keys/16][HEAD_DIM][16]; of DV_TILE columns of values, [values][DV_TILE].
+// Element i of a range of keys as local memory has them, [keys/16][HEAD_DIM][16]; of DV_TILE columns of values, [values][DV_TILE].
 #if KV_QUANTIZED
 inline float staged_key(__global const kv_t* k, const int i) {
     const int d = i / 16 % HEAD_DIM;
@@ -51,7 +51,7 @@ inline float staged_key(__global const kv_t* k, const int i) {
 __kernel __attribute__((reqd_work_group_size(TX, TY, 1)))
 void attention_prefill(__global const float* queries, __global const int* state, __global const kv_t* k_cache,
                        __global const kv_t* v_cache, __global float* out, __global float* lse,
-                       __global const int* runs MOD_PARAMS) {
+                       __global const int* ranges MOD_PARAMS) {
     __local float q[BLOCK_M][HEAD_DIM + 1];
     __local CAT(KV_STAGED, _t) kv[BLOCK_N * HEAD_DIM];
     __local float p[BLOCK_M][BLOCK_N + 1];
@@ -76,14 +76,14 @@ void attention_prefill(__global const float* queries, __global const int* state,
             l[a] = 0.0f;
             for (int c = 0; c < COLUMNS; ++c) acc[a][c] = 0.0f;
         }
-        key_runs left = RUNS_OF(batch, head, t0 / BLOCK_M, rows, position + min(t0 + BLOCK_M, n));
-        for (int2 run = take_run(&left); run.y > 0; run = take_run(&left)) {
-            for (int j = RUN_FIRST(run); j < run.y; j += BLOCK_N) {
-                const int n_keys = min(BLOCK_N, run.y - j), row = kv_row(state, j);
+        kv_block_ranges left = RANGES_OF(batch, head, t0 / BLOCK_M, rows, position + min(t0 + BLOCK_M, n));
+        for (int2 range = take_range(&left); range.y > 0; range = take_range(&left)) {
+            for (int j = RANGE_FIRST(range); j < range.y; j += BLOCK_N) {
+                const int n_keys = min(BLOCK_N, range.y - j), row = kv_row(state, j);
                 __global const kv_t* k = KV_TILES_AT(k_cache, row);
                 __global const kv_t* v = KV_TILES_AT(v_cache, row);
-                const int seen_as = class_in_run(run, batch, head, rows, j, j + n_keys MOD_ARGS);
-                if (seen_as == TILE_HIDDEN) continue;
+                const int seen_as = class_in_range(range, batch, head, rows, j, j + n_keys MOD_ARGS);
+                if (seen_as == TILE_EMPTY) continue;
                 barrier(CLK_LOCAL_MEM_FENCE);
                 for (int i = lid; i < BLOCK_N * HEAD_DIM; i += TX * TY) kv[i] = staged_key(k, i);
                 barrier(CLK_LOCAL_MEM_FENCE);
@@ -98,7 +98,7 @@ void attention_prefill(__global const float* queries, __global const int* state,
                 }
                 for (int a = 0; a < ROWS; ++a) {
                     const int q_idx = position + min(t0 + ty + TY * a, n - 1);
-#if KEY_RUNS
+#if KV_BLOCK_RANGES
                     const int visible = n_keys;
 #else
                     const int visible = min(n_keys, q_idx + 1 - j);
@@ -106,7 +106,7 @@ void attention_prefill(__global const float* queries, __global const int* state,
                     for (int b = 0; b < KEYS; ++b) {
                         bool seen = tx + 16 * b < visible;
 #if HAS_MASK_MOD
-                        if (seen && seen_as == TILE_MIXED) seen = mask_mod(batch, head, q_idx, j + tx + 16 * b MOD_ARGS);
+                        if (seen && seen_as == TILE_PARTIAL) seen = mask_mod(batch, head, q_idx, j + tx + 16 * b MOD_ARGS);
 #endif
 #if HAS_SCORE_MOD
                         if (seen) s[a][b] = score_mod(s[a][b], batch, head, q_idx, j + tx + 16 * b MOD_ARGS);

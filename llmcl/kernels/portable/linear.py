@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llmcl.kernels.common.dtype import QUANTIZED
-from llmcl.kernels.common.linear import LinearDecode, LinearPrefill, Product, RowForm, Size
+from llmcl.kernels.common.linear import ActivationLayout, LinearDecode, LinearPrefill, Product, Size
 from llmcl.kernels.common.sizes import power_of_two_at_most
 from llmcl.runtime.device import Device
 
@@ -11,10 +11,10 @@ from llmcl.runtime.device import Device
 class PortableLinearDecode(LinearDecode):
     name, file = "portable", "portable/linear_decode.cl"
 
-    def suits(self, device: Device) -> bool:
+    def supports_device(self, device: Device) -> bool:
         return True
 
-    def takes(self, dtype: str, size: int) -> bool:
+    def supports(self, dtype: str, size: int) -> bool:
         return dtype not in QUANTIZED
 
     def size(self, device: Device, product: Product) -> Size:
@@ -25,16 +25,16 @@ class PortableLinearDecode(LinearDecode):
 class PortableLinearDecodeQuantized(PortableLinearDecode):
     file = "portable/linear_decode_quantized.cl"
 
-    def takes(self, dtype: str, size: int) -> bool:
+    def supports(self, dtype: str, size: int) -> bool:
         return dtype in QUANTIZED
 
 
 class PortableLinearPrefill(LinearPrefill):
     name, file = "portable", "portable/linear_prefill.cl"
 
-    def suits(self, device: Device) -> bool:
+    def supports_device(self, device: Device) -> bool:
         return True
 
-    def size(self, device: Device, product: Product, form: RowForm | None) -> Size:
+    def size(self, device: Device, product: Product, layout: ActivationLayout | None) -> Size:
         n_tiles = product.part.n_tiles
         return {}, lambda n: (-(-n_tiles // 4), -(-n // 64)), (16, 16)

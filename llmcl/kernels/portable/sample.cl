@@ -36,8 +36,8 @@ inline float penalized(__global const float* logits, __global const int* last_se
 }
 
 // The part of the vocabulary that a group looks at.
-#define SHARE ((VOCAB + N_GROUPS - 1) / N_GROUPS)
-inline int2 share_of(const int group) { return (int2)(min(VOCAB, group * SHARE), min(VOCAB, (group + 1) * SHARE)); }
+#define PARTITION ((VOCAB + N_GROUPS - 1) / N_GROUPS)
+inline int2 partition_of(const int group) { return (int2)(min(VOCAB, group * PARTITION), min(VOCAB, (group + 1) * PARTITION)); }
 
 // Logits of a work-item's next BATCH tokens, LOCAL_SIZE apart, all asked for before the first is used; past the end NaN.
 #define BATCH 4
@@ -79,19 +79,19 @@ inline uint measure_of(const float l, const int bin, const bool by_count) {
     return by_count ? 1 : isinf(l) ? 0 : (uint)(exp(l - bin_high(bin)) * BIN_UNIT);
 }
 
-// Adds the group's share to `bins`, and leaves its largest logit and the sum of exp(l - largest) in best[group].
-inline void histogram_share(const int group, __global const float* logits, __global const int* last_seen,
-                            __global const int* state, __global const int* sampling, __global float2* best,
-                            __global uint* bins, __local uint* own, __local float* scratch) {
+// Adds the group's partition to `bins`, and leaves its largest logit and the sum of exp(l - largest) in best[group].
+inline void histogram_of_partition(const int group, __global const float* logits, __global const int* last_seen,
+                                   __global const int* state, __global const int* sampling, __global float2* best,
+                                   __global uint* bins, __local uint* own, __local float* scratch) {
     const int lid = get_local_id(0), position = last_position(state);
-    const int2 share = share_of(group);
+    const int2 partition = partition_of(group);
     const bool by_count = counts(sampling);
     for (int i = lid; i < BINS; i += LOCAL_SIZE) own[i] = 0;
     barrier(CLK_LOCAL_MEM_FENCE);
     float top = -INFINITY;
-    for (int first = share.x + lid; first < share.y; first += BATCH * LOCAL_SIZE) {
+    for (int first = partition.x + lid; first < partition.y; first += BATCH * LOCAL_SIZE) {
         float l[BATCH];
-        next_logits(l, logits, last_seen, sampling, position, first, share.y);
+        next_logits(l, logits, last_seen, sampling, position, first, partition.y);
 #pragma unroll
         for (int u = 0; u < BATCH; ++u) {
             if (isnan(l[u])) continue;
@@ -103,9 +103,9 @@ inline void histogram_share(const int group, __global const float* logits, __glo
     }
     top = reduce_max(top, scratch, lid);
     float sum = 0.0f;
-    for (int first = share.x + lid; first < share.y; first += BATCH * LOCAL_SIZE) {
+    for (int first = partition.x + lid; first < partition.y; first += BATCH * LOCAL_SIZE) {
         float l[BATCH];
-        next_logits(l, logits, last_seen, sampling, position, first, share.y);
+        next_logits(l, logits, last_seen, sampling, position, first, partition.y);
 #pragma unroll
         for (int u = 0; u < BATCH; ++u)
             if (l[u] > -INFINITY) sum += exp(l[u] - top);
@@ -166,22 +166,22 @@ inline int lowest_bin(__global const int* sampling, __global const float2* best,
     return *found;
 }
 
-// Appends to `candidates` what the group's share has in the lowest bin and above.
-inline void candidates_share(const int group, __global const float* logits, __global const int* last_seen,
-                             __global const int* state, __global const int* sampling, __global const float2* best,
-                             __global uint* bins, __global float2* candidates, __local float* measures,
-                             __local float* scratch, __local int* found) {
+// Appends to `candidates` what the group's partition has in the lowest bin and above.
+inline void candidates_of_partition(const int group, __global const float* logits, __global const int* last_seen,
+                                    __global const int* state, __global const int* sampling, __global const float2* best,
+                                    __global uint* bins, __global float2* candidates, __local float* measures,
+                                    __local float* scratch, __local int* found) {
     const int lid = get_local_id(0), position = last_position(state);
-    const int2 share = share_of(group);
+    const int2 partition = partition_of(group);
     const int lowest = lowest_bin(sampling, best, bins, measures, scratch, found);
-    __local uint* taken = (__local uint*)scratch;  // by the group so far in this turn, and the place of its first
-    for (int begin = share.x; begin < share.y; begin += BATCH * LOCAL_SIZE) {
+    __local uint* taken = (__local uint*)scratch;  // by the group so far in this pass, and the place of its first
+    for (int begin = partition.x; begin < partition.y; begin += BATCH * LOCAL_SIZE) {
         float l[BATCH];
         uint place[BATCH];
         barrier(CLK_LOCAL_MEM_FENCE);
         if (lid == 0) taken[0] = 0;
         barrier(CLK_LOCAL_MEM_FENCE);
-        next_logits(l, logits, last_seen, sampling, position, begin + lid, share.y);
+        next_logits(l, logits, last_seen, sampling, position, begin + lid, partition.y);
 #pragma unroll
         for (int u = 0; u < BATCH; ++u) {
             place[u] = VOCAB;
@@ -257,9 +257,9 @@ inline float threshold_of(__global const float2* candidates, const int n, __glob
     const float top = top_of(best, floats, lid);
     const float sum_of_all = whole_sum(best, top, floats, lid);
     uint key = 0;
-    // Top-k, then top-p, if asked for. Turns of a loop, for the same reason as in lowest_bin.
-    for (int turn = counts(sampling) ? 0 : 1; turn < (top_p < 1.0f ? 2 : 1); ++turn) {
-        const bool by_mass = turn == 1;
+    // Top-k, then top-p, if asked for. Passes of a loop, for the same reason as in lowest_bin.
+    for (int pass = counts(sampling) ? 0 : 1; pass < (top_p < 1.0f ? 2 : 1); ++pass) {
+        const bool by_mass = pass == 1;
         ulong units = 0;  // of the candidates, whose order changes: an integer
         for (int i = by_mass ? lid : n; i < n; i += LOCAL_SIZE)
             if (key_of(candidates[i].x) >= key) units += (ulong)(exp(candidates[i].x - top) * 0x1p40f);
@@ -315,19 +315,19 @@ inline float2 reduce_best(float score, int token, __local float2* scratch) {
     return (float2)(score, as_float(token));
 }
 
-// best[group] = the best score of the group's share of the vocabulary.
-inline void partial_share(const int group, __global const float* logits, __global const int* last_seen,
-                          __global const int* state, __global const int* sampling, __global float2* best,
-                          __local float2* scratch) {
+// best[group] = the best score of the group's partition of the vocabulary.
+inline void best_of_partition(const int group, __global const float* logits, __global const int* last_seen,
+                              __global const int* state, __global const int* sampling, __global float2* best,
+                              __local float2* scratch) {
     const int lid = get_local_id(0), position = last_position(state);
-    const int2 share = share_of(group);
+    const int2 partition = partition_of(group);
     const float temperature = as_float(sampling[SAMPLING_TEMPERATURE]);
     const uint2 keys = noise_keys(state, sampling);
     float score = -INFINITY;
     int token = VOCAB;
-    for (int first = share.x + lid; first < share.y; first += BATCH * LOCAL_SIZE) {
+    for (int first = partition.x + lid; first < partition.y; first += BATCH * LOCAL_SIZE) {
         float l[BATCH];
-        next_logits(l, logits, last_seen, sampling, position, first, share.y);
+        next_logits(l, logits, last_seen, sampling, position, first, partition.y);
 #pragma unroll
         for (int u = 0; u < BATCH; ++u)
             if (!isnan(l[u])) {
@@ -354,7 +354,7 @@ __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
 void sample_partial(__global const float* logits, __global const int* last_seen, __global const int* state,
                     __global const int* sampling, __global float2* best) {
     __local float2 scratch[LOCAL_SIZE];
-    partial_share(get_group_id(0), logits, last_seen, state, sampling, best, scratch);
+    best_of_partition(get_group_id(0), logits, last_seen, state, sampling, best, scratch);
 }
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
@@ -373,7 +373,7 @@ void sample_histogram(__global const float* logits, __global const int* last_see
                       __global const int* sampling, __global float2* best, __global uint* bins) {
     __local uint own[BINS];
     __local float scratch[LOCAL_SIZE];
-    histogram_share(get_group_id(0), logits, last_seen, state, sampling, best, bins, own, scratch);
+    histogram_of_partition(get_group_id(0), logits, last_seen, state, sampling, best, bins, own, scratch);
 }
 
 #define BLOCK_FLOATS (LOCAL_SIZE > BINS / BLOCK ? LOCAL_SIZE : BINS / BLOCK)
@@ -384,7 +384,7 @@ void sample_candidates(__global const float* logits, __global const int* last_se
                        __global float2* candidates) {
     __local float measures[BINS], scratch[BLOCK_FLOATS];
     __local int found;
-    candidates_share(get_group_id(0), logits, last_seen, state, sampling, best, bins, candidates, measures, scratch, &found);
+    candidates_of_partition(get_group_id(0), logits, last_seen, state, sampling, best, bins, candidates, measures, scratch, &found);
 }
 
 // Writes sampling[SAMPLING_THRESHOLD], and the token of the best score above it. One group.

@@ -19,12 +19,12 @@ from llmcl.runtime.cache_files import cache_dir, read_cached, write_cached
 from llmcl.runtime.platforms import DeviceEntry
 from llmcl.runtime.processor import processor
 
-MOST_BYTES = 1 << 20  # of the file
-MOST = 1024  # of a tuned constant
+MAX_BYTES = 1 << 20  # of the file
+MAX_CONSTANT = 1024  # of a tuned constant
 
 
-class Findings:
-    """tuned: constants by what they are for (see `tuned_key`); wrong: what was found, by kernel and dtype."""
+class DeviceCache:
+    """tuned: constants by what they are for (see `tuned_key`); excluded: what was found, by kernel and dtype."""
 
     def __init__(self, entry: DeviceEntry):
         identity = {
@@ -37,9 +37,9 @@ class Findings:
         name = re.sub(r"[^a-z0-9]+", "-", entry.name.lower()).strip("-")
         digest = hashlib.sha256("\0".join(identity.values()).encode()).hexdigest()[:12]
         self._identity = identity
-        self.path: Path = cache_dir() / "findings" / f"{name}-{digest}.json"
+        self.path: Path = cache_dir() / "devices" / f"{name}-{digest}.json"
         self.tuned: dict[str, dict[str, int]] = {}
-        self.wrong: dict[str, str] = {}
+        self.excluded: dict[str, str] = {}
         self._read()
 
     def store_tuned(self, key: str, constants: Mapping[str, int]) -> None:
@@ -48,19 +48,19 @@ class Findings:
         self.tuned[key] = dict(constants)
         self._write()
 
-    def store_wrong(self, wrong: Mapping[str, str]) -> None:
+    def store_excluded(self, excluded: Mapping[str, str]) -> None:
         """Replaces what is known to be wrong. Raises OSError where the cache folder cannot be written."""
         self._read()
-        self.wrong = dict(wrong)
+        self.excluded = dict(excluded)
         self._write()
 
     def _read(self) -> None:
-        text = read_cached(self.path, MOST_BYTES)
+        text = read_cached(self.path, MAX_BYTES)
         if text is None:
             return
         try:
             found = json.loads(text)
-            self.tuned, self.wrong = _tuned(found["tuned"]), _wrong(found["wrong"])
+            self.tuned, self.excluded = _tuned(found["tuned"]), _excluded(found["excluded"])
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             warnings.warn(
                 f"{self.path} is damaged ({type(error).__name__}: {error}) and is ignored; "
@@ -69,7 +69,7 @@ class Findings:
             )
 
     def _write(self) -> None:
-        content = {**self._identity, "tuned": self.tuned, "wrong": self.wrong}
+        content = {**self._identity, "tuned": self.tuned, "excluded": self.excluded}
         write_cached(self.path, (json.dumps(content, indent=2, sort_keys=True) + "\n").encode())
 
 
@@ -78,10 +78,10 @@ def _tuned(value: Any) -> dict[str, dict[str, int]]:
 
 
 def _whole(name: str, number: Any) -> int:
-    if type(number) is not int or not 1 <= number <= MOST:
-        raise ValueError(f"{name} is {str(number)[:20]}, expected a whole number, 1 to {MOST}")
+    if type(number) is not int or not 1 <= number <= MAX_CONSTANT:
+        raise ValueError(f"{name} is {str(number)[:20]}, expected a whole number, 1 to {MAX_CONSTANT}")
     return number
 
 
-def _wrong(value: Any) -> dict[str, str]:
+def _excluded(value: Any) -> dict[str, str]:
     return {str(key): str(reason) for key, reason in value.items()}

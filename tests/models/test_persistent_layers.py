@@ -12,7 +12,7 @@ import pytest
 from llmcl.attention.masks import alibi, sliding_window
 from llmcl.attention.mods import bind_mods, trace_mods
 from llmcl.engine.loading import load_random
-from llmcl.kernels.nvidia.decode_layers import NvidiaDecodeLayers
+from llmcl.kernels.nvidia.persistent_layers import NvidiaPersistentLayers
 from llmcl.models.config import ModelConfig
 from llmcl.models.kv_cache import KVCache
 from llmcl.models.model import Model
@@ -26,13 +26,13 @@ SHAPES = {
 }
 
 
-def why_not(model: Model) -> str | None:
-    row = NvidiaDecodeLayers()
-    if not row.suits(model.device):
+def unsupported_reason(model: Model) -> str | None:
+    row = NvidiaPersistentLayers()
+    if not row.supports_device(model.device):
         return "the device is not NVIDIA's"
     layers = decode_layers(model.layers, model.decode_ops)
     assert layers is not None
-    return row.why_not(model.device, layers)
+    return row.unsupported_reason(model.device, layers)
 
 
 def config_file(folder: Path, shape: dict[str, Any]) -> str:
@@ -62,8 +62,10 @@ def buffers(model: Model, config: ModelConfig, position: int) -> dict[str, np.nd
     }
     found = {name: device.read(getattr(model.act, name), np.float32, (n,)) for name, n in sizes.items()}
     for name in ("qkv", "attended", "ffn"):
-        whole = device.read(model.stand_ins.get(name, getattr(model.act, name)), np.uint32, (sizes[name],))
-        found[name] = (whole & ~np.uint32(1)).view(np.float32)  # without tags
+        whole = device.read(
+            model.persistent_intermediates.get(name, getattr(model.act, name)), np.uint32, (sizes[name],)
+        )
+        found[name] = (whole & ~np.uint32(1)).view(np.float32)  # without flags
     for i, (k, v) in enumerate(zip(model.cache.k, model.cache.v, strict=True)):
         tiles = device.read(k, np.float16, (shape.n_kv_heads, shape.capacity // 16, shape.head_dim, 16))
         keys = tiles.swapaxes(2, 3).reshape(shape.n_kv_heads, shape.capacity, shape.head_dim)
@@ -90,12 +92,12 @@ def test_equals_the_separate_launches(device: Device, tmp_path: Path, shape: str
     if with_mods:
         mods = (bind_mods(device, *trace_mods(alibi(config.n_q_heads), sliding_window(300))),) * config.n_layers
 
-    def model(one_launch: bool) -> Model:
+    def model(persistent: bool) -> Model:
         cache = KVCache(device, config, 1024, "float16")
-        return Model(device, config, weights, cache, mods=mods, persistent=one_launch)
+        return Model(device, config, weights, cache, mods=mods, persistent=persistent)
 
     one, separate = model(True), model(False)
-    assert why_not(one) is None
+    assert unsupported_reason(one) is None
     rng = np.random.default_rng(1)
     prompt = rng.integers(0, 320, 577).tolist()
     for which in (one, separate):
@@ -122,9 +124,9 @@ def test_rounded_activations_are_the_same_to_the_bit(device: Device, tmp_path: P
     loaded = load_random(config_file(tmp_path, SHAPES[shape]), device=device, dtype=dtype, max_context=64)
     config, weights = loaded.config, loaded.model.weights
     found = []
-    for one_launch in (True, False):
-        model = Model(device, config, weights, KVCache(device, config, 64, "float16"), persistent=one_launch)
-        assert why_not(model) is None
+    for persistent in (True, False):
+        model = Model(device, config, weights, KVCache(device, config, 64, "float16"), persistent=persistent)
+        assert unsupported_reason(model) is None
         model.decode_token(model.cache.sequence(), 5)
         found.append(buffers(model, config, 1))
     for name in found[0]:
@@ -145,4 +147,4 @@ def test_other_devices_keep_separate_launches(default_device: Device, tmp_path: 
     if default_device.entry.ptx_arch >= 80:
         pytest.skip("this device is an NVIDIA GPU")
     llm = load_random(config_file(tmp_path, SHAPES["gqa4"]), device=default_device, max_context=64)
-    assert "NVIDIA" in str(why_not(llm.model))
+    assert "NVIDIA" in str(unsupported_reason(llm.model))

@@ -6,8 +6,8 @@
 // The work of each phase is that of nvidia/linear_decode.cl and nvidia/attention_decode.cl, by the same functions and, with
 // the same number of warps to a group, with the same bits; the launches that it replaces are its twin.
 //
-// Groups wait for the values that they need (nvidia/tagged.cl), and for nothing else: the weights that a group takes first in the
-// next product are asked for meanwhile. A compute unit's loads are answered in their order, so that whatever a phase reads from
+// Groups wait for the values that they need (nvidia/flag_in_data.cl), and for nothing else: the weights that a group takes first in
+// the next product are asked for meanwhile. A compute unit's loads are answered in their order, so that whatever a phase reads from
 // global memory before its x is waited for too: the addresses of the layers lie in local memory. Why a vector may be written anew
 // in the next layer: a group sends its rows of a product after it has all of the product's input, and a group without rows in it
 // reads none. So whoever has one whole vector knows that all readers of the one before have theirs. x of the next layer needs all
@@ -17,21 +17,21 @@
 // layers   ulong [N_LAYERS][8]: addresses of attention norm, W_qkv, K, V, W_o, MLP norm, W_gate_up, W_down, as
 //          `store_addresses` leaves them
 // x        float [HIDDEN], in and out; rope, state: as in the separate kernels
-// qkv, attended, mid, ffn, next_x   float, the sizes of qkv, attended, HIDDEN, FFN, HIDDEN: tagged, this kernel's own
-// parts    ulong [N_KV_HEADS][N_SPLITS][PART_VALUES], the splits' states: tagged with a whole word
-// turns    uint [3]: groups that have left (0 before and after), layers that were run before this launch, claimed units of ffn
+// qkv, attended, mid, ffn, next_x   float, the sizes of qkv, attended, HIDDEN, FFN, HIDDEN: flagged, this kernel's own
+// parts    ulong [N_KV_HEADS][N_SPLITS][PART_VALUES], the splits' states: flagged with a whole word
+// counters uint [3]: groups that have left (0 before and after), layers that were run before this launch, claimed units of ffn
 //
 // Index space: N_GROUPS groups of 32 WARPS work-items, which must all run at the same time: one for each compute unit.
 // Build: that of nvidia/product.cl (nvidia/product_quantized.cl for quantised weights) and nvidia/attend.cl, and HIDDEN, FFN,
 // N_LAYERS, N_GROUPS, WARPS (16). Local memory: that of products and attention together.
 #if !defined(HIDDEN) || !defined(FFN) || !defined(N_LAYERS) || !defined(N_GROUPS)
-#error "nvidia/decode_layers.cl needs the build constants named in its head"
+#error "nvidia/persistent_layers.cl needs the build constants named in its head"
 #endif
 #include "common/tiles.cl"
 #include "nvidia/ptx.cl"
-#include "nvidia/shares.cl"
+#include "nvidia/partition.cl"
 #define Q_SIZE (N_Q_HEADS * HEAD_DIM)
-#define MOST_COLUMNS LARGEST(LARGEST(FFN, HIDDEN), Q_SIZE)
+#define MAX_COLUMNS MAX(MAX(FFN, HIDDEN), Q_SIZE)
 #if QUANTIZED
 #include "nvidia/product_quantized.cl"
 #else
@@ -44,13 +44,13 @@
 #define CLAIMS (FFN / 16 > 2 * N_GROUPS && !QUANTIZED)
 #define HEAD_VALUES (GROUP_SIZE * HEAD_DIM)
 #define PART_VALUES (HEAD_VALUES + 2 * GROUP_SIZE)  // accumulators, m and l of each query
-#define OWN_FLOATS ((LARGEST(COLUMN_FLOATS, WARP_FLOATS) + 3) / 4 * 4)    // of a warp: its columns, or what it attends with
+#define OWN_FLOATS ((MAX(COLUMN_FLOATS, WARP_FLOATS) + 3) / 4 * 4)    // of a warp: its columns, or what it attends with
 #if QKV_SIZE % 16 || HIDDEN % 16 || FFN % 16
-#error "nvidia/decode_layers.cl: sizes are multiples of 16"
+#error "nvidia/persistent_layers.cl: sizes are multiples of 16"
 #endif
 
 // Sends what a head's groups have together. Each leaves the state of its split for the others, and merges a slice.
-inline void send_attended(const key_share* s, __global ulong* parts, __global float* attended, const uint turn,
+inline void send_attended(const kv_block_range* s, __global ulong* parts, __global float* attended, const uint epoch,
                           const attend_space* space) {
     const int lid = this_item(), n_splits = s->n_splits, slice = (HEAD_VALUES + n_splits - 1) / n_splits;
     attended += s->head * HEAD_VALUES;
@@ -58,14 +58,14 @@ inline void send_attended(const key_share* s, __global ulong* parts, __global fl
     for (int i = lid; i < HEAD_VALUES; i += LOCAL_SIZE) {
         const softmax_state all = warps_state(s, i, space);
         if (n_splits == 1) {
-            send(attended + i, all.acc * softmax_norm(all.l), turn & 1);
+            send(attended + i, all.acc * softmax_norm(all.l), epoch & 1);
             continue;
         }
         __global ulong* part = parts + s->split * PART_VALUES;
-        send_pair(part + i, all.acc, turn);
+        send_pair(part + i, all.acc, epoch);
         if (i % HEAD_DIM == 0) {
-            send_pair(part + HEAD_VALUES + i / HEAD_DIM * 2, all.m, turn);
-            send_pair(part + HEAD_VALUES + i / HEAD_DIM * 2 + 1, all.l, turn);
+            send_pair(part + HEAD_VALUES + i / HEAD_DIM * 2, all.m, epoch);
+            send_pair(part + HEAD_VALUES + i / HEAD_DIM * 2 + 1, all.l, epoch);
         }
     }
     warp_sync();  // nobody waits for what lanes of its own warp have yet to send
@@ -78,7 +78,7 @@ inline void send_attended(const key_share* s, __global ulong* parts, __global fl
     for (int i = lid; i / WARP * WARP < max(n_ml, n_acc); i += LOCAL_SIZE) {
         const int j = min(i, n_ml - 1), k = min(i, n_acc - 1);
         const float2 pair = receive_pairs(parts + j / (2 * GROUP_SIZE) * PART_VALUES + HEAD_VALUES + j % (2 * GROUP_SIZE),
-                                          parts + k / count * PART_VALUES + first + k % count, turn);
+                                          parts + k / count * PART_VALUES + first + k % count, epoch);
         if (i < n_ml) ml[i] = pair.x;
         if (i < n_acc) acc[i] = pair.y;
     }
@@ -90,20 +90,20 @@ inline void send_attended(const key_share* s, __global ulong* parts, __global fl
         float sum = 0.0f;
 #pragma unroll 4
         for (int k = 0; k < n_splits; ++k) sum += weights[k * 2 * GROUP_SIZE] * acc[k * count + i];
-        send(attended + first + i, sum, turn & 1);
+        send(attended + first + i, sum, epoch & 1);
     }
     barrier(CLK_LOCAL_MEM_FENCE);  // the warps' memory is free
 }
 
-inline matrix share_of(const ulong weight, const int columns, const int units, const bool gated) {
+inline matrix partition_of(const ulong weight, const int columns, const int units, const bool gated) {
     const matrix m = {(__global const void*)weight, columns, units, (int)get_group_id(0), N_GROUPS, gated, 0, 0};
     return m;
 }
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
-void decode_layers(__global const ulong* layers, __global float* x, __global float* qkv, __global float* attended,
-                   __global float* mid, __global float* ffn, __global float* next_x, __global const float* rope,
-                   __global const int* state, __global ulong* parts, __global uint* turns MOD_PARAMS) {
+void persistent_layers(__global const ulong* layers, __global float* x, __global float* qkv, __global float* attended,
+                       __global float* mid, __global float* ffn, __global float* next_x, __global const float* rope,
+                       __global const int* state, __global ulong* parts, __global uint* counters MOD_PARAMS) {
     __local float __attribute__((aligned(16))) own_of[WARPS][OWN_FLOATS];
     __local float __attribute__((aligned(16))) sums[SUM_FLOATS];
     __local float __attribute__((aligned(16))) queries[QUERY_FLOATS];
@@ -112,15 +112,15 @@ void decode_layers(__global const ulong* layers, __global float* x, __global flo
     __local ulong addresses[N_LAYERS * 8];  // `layers`
     const int lid = get_local_id(0), warp = lid / WARP, group = get_group_id(0);
     __local float* columns = own_of[warp];
-    const uint before = turns[1];
+    const uint before = counters[1];
     const attend_space space = {queries, new_key, own_of[0], OWN_FLOATS};
     const bool attends = group < N_KV_HEADS * N_SPLITS;
-    __local key_share kept;
-    if (lid == 0) kept = share_of_keys(min(group / N_SPLITS, N_KV_HEADS - 1), group % N_SPLITS, state MOD_ARGS);
+    __local kv_block_range kept;
+    if (lid == 0) kept = range_of_keys(min(group / N_SPLITS, N_KV_HEADS - 1), group % N_SPLITS, state MOD_ARGS);
     int parity = 0;
-    weight_turn turn;
-    matrix to_qkv = share_of(layers[1], HIDDEN, QKV_SIZE / 16, false);
-    load_early(&turn, &to_qkv);
+    weight_fragment fragment;
+    matrix to_qkv = partition_of(layers[1], HIDDEN, QKV_SIZE / 16, false);
+    load_early(&fragment, &to_qkv);
     for (int i = lid; i < N_LAYERS * 8; i += LOCAL_SIZE) addresses[i] = layers[i];
     for (int i = lid; i < OWN_UNITS * 16; i += LOCAL_SIZE) {
         const int row = (group + i / 16 * N_GROUPS) * 16 + i % 16;
@@ -130,52 +130,52 @@ void decode_layers(__global const ulong* layers, __global float* x, __global flo
     for (int layer = 0; layer < N_LAYERS; ++layer) {
         __local const ulong* at = addresses + layer * 8;
         const bool is_first = layer == 0, is_last = layer == N_LAYERS - 1;
-        const uint number = before + layer + 1, tag = number & 1;
-        const matrix none = share_of(0, 16, 0, false);
+        const uint number = before + layer + 1, flag = number & 1;
+        const matrix none = partition_of(0, 16, 0, false);
 
         if (group < to_qkv.n_units)
-            receive(&turn, &to_qkv, is_first ? x : next_x, tag ^ 1, !is_first, (__global const float*)at[0], true, columns, sums);
-        const target qkv_target = {qkv, 0, 0, tag, true, false};
-        product(&to_qkv, &none, &qkv_target, QKV_SIZE, true, columns, sums, &parity, &turn);
+            receive(&fragment, &to_qkv, is_first ? x : next_x, flag ^ 1, !is_first, (__global const float*)at[0], true, columns, sums);
+        const target qkv_target = {qkv, 0, 0, flag, true, false};
+        product(&to_qkv, &none, &qkv_target, QKV_SIZE, true, columns, sums, &parity, &fragment);
 
-        const key_share share = kept;
-        if (attends && share.split < share.n_splits) {
+        const kv_block_range range = kept;
+        if (attends && range.split < range.n_splits) {
             // As to_out, which is made after attention: its registers are wanted there.
-            const matrix ahead = share_of(at[4], Q_SIZE, HIDDEN / 16, false);
-            if (share.n_splits == 1) fetch_first(&ahead);  // over a long context it takes longer so
+            const matrix ahead = partition_of(at[4], Q_SIZE, HIDDEN / 16, false);
+            if (range.n_splits == 1) fetch_first(&ahead);  // over a long context it takes longer so
             __global CAT(KV, _t)* k = (__global CAT(KV, _t)*)at[2];
             __global CAT(KV, _t)* v = (__global CAT(KV, _t)*)at[3];
-            attend(&share, qkv, tag, true, rope, state, k, v, &space MOD_ARGS);
-            send_attended(&share, parts, attended, number, &space);
+            attend(&range, qkv, flag, true, rope, state, k, v, &space MOD_ARGS);
+            send_attended(&range, parts, attended, number, &space);
         }
-        const matrix to_out = share_of(at[4], Q_SIZE, HIDDEN / 16, false);
-        load_early(&turn, &to_out);
+        const matrix to_out = partition_of(at[4], Q_SIZE, HIDDEN / 16, false);
+        load_early(&fragment, &to_out);
 
-        if (group < to_out.n_units) receive(&turn, &to_out, attended, tag, true, 0, false, columns, sums);
-        matrix to_ffn = share_of(at[6], HIDDEN, FFN / 16, true);
+        if (group < to_out.n_units) receive(&fragment, &to_out, attended, flag, true, 0, false, columns, sums);
+        matrix to_ffn = partition_of(at[6], HIDDEN, FFN / 16, true);
 #if CLAIMS
-        to_ffn.claims = turns + 2;
+        to_ffn.claims = counters + 2;
         to_ffn.claimed = (number - 1) * (FFN / 16 - N_GROUPS);  // in a layer each unit but two of each group, and a miss of each
 #endif
-        const target mid_target = {mid, residual, 0, tag, true, true};
-        product(&to_out, &to_ffn, &mid_target, HIDDEN, false, columns, sums, &parity, &turn);
+        const target mid_target = {mid, residual, 0, flag, true, true};
+        product(&to_out, &to_ffn, &mid_target, HIDDEN, false, columns, sums, &parity, &fragment);
 
         if (group < to_ffn.n_units)
-            receive(&turn, &to_ffn, mid, tag, true, (__global const float*)at[5], true, columns, sums);
-        const matrix to_x = share_of(at[7], FFN, HIDDEN / 16, false);
-        const target ffn_target = {ffn, 0, 0, tag, true, false};
-        product(&to_ffn, &to_x, &ffn_target, FFN, true, columns, sums, &parity, &turn);
+            receive(&fragment, &to_ffn, mid, flag, true, (__global const float*)at[5], true, columns, sums);
+        const matrix to_x = partition_of(at[7], FFN, HIDDEN / 16, false);
+        const target ffn_target = {ffn, 0, 0, flag, true, false};
+        product(&to_ffn, &to_x, &ffn_target, FFN, true, columns, sums, &parity, &fragment);
 
-        if (group < to_x.n_units) receive(&turn, &to_x, ffn, tag, true, 0, false, columns, sums);
-        const target x_target = {next_x, residual, is_last ? x : 0, tag, true, true};
-        to_qkv = share_of(is_last ? 0 : at[8 + 1], HIDDEN, is_last ? 0 : QKV_SIZE / 16, false);
-        product(&to_x, &to_qkv, &x_target, HIDDEN, false, columns, sums, &parity, &turn);
+        if (group < to_x.n_units) receive(&fragment, &to_x, ffn, flag, true, 0, false, columns, sums);
+        const target x_target = {next_x, residual, is_last ? x : 0, flag, true, true};
+        to_qkv = partition_of(is_last ? 0 : at[8 + 1], HIDDEN, is_last ? 0 : QKV_SIZE / 16, false);
+        product(&to_x, &to_qkv, &x_target, HIDDEN, false, columns, sums, &parity, &fragment);
     }
     // The last group to leave counts the layers; all have read the count.
     barrier(CLK_LOCAL_MEM_FENCE);
-    if (lid == 0 && atomic_inc(turns) == N_GROUPS - 1) {
-        turns[0] = 0;
-        turns[1] = before + N_LAYERS;
+    if (lid == 0 && atomic_inc(counters) == N_GROUPS - 1) {
+        counters[0] = 0;
+        counters[1] = before + N_LAYERS;
     }
 }
 

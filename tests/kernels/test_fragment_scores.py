@@ -19,16 +19,16 @@ CAP = 20.0
 @pytest.mark.parametrize("unit", [1.0, 0.5])
 def test_soft_cap(device: Device, unit: float) -> None:
     mods = bind_mods(device, *trace_mods(masks.soft_cap(CAP), None))
-    files = ("common/common.cl", "common/attention_mods.cl", "common/key_runs.cl", "nvidia/lane_scores.cl")
+    files = ("common/common.cl", "common/attention_mods.cl", "common/kv_block_ranges.cl", "nvidia/fragment_scores.cl")
     source = "".join(
         (
-            "#define KEY_RUNS 0\n",
+            "#define KV_BLOCK_RANGES 0\n",
             mods.prelude,
             *map(read_source, files),
             "__kernel void f(__global float* x) {"
             "float s[8]; const int rows[2] = {100, 3}; x += 8 * get_global_id(0);"
             "for (int i = 0; i < 8; ++i) s[i] = x[i];"
-            f"modify_scores(s, 8, {unit}f, 0, 0, rows, 0, 100, TILE_VISIBLE);"
+            f"modify_scores(s, 8, {unit}f, 0, 0, rows, 0, 100, TILE_FULL);"
             "for (int i = 0; i < 8; ++i) x[i] = s[i]; }",
         )
     )

@@ -7,13 +7,13 @@
 //
 // Index space: one work-item a piece, neighbours in the order of the quants. Build: WEIGHT, K, LOCAL_SIZE.
 #if !defined(WEIGHT) || !defined(K) || !defined(LOCAL_SIZE)
-#error "nvidia/expand_weight.cl needs the build constants WEIGHT, K, LOCAL_SIZE"
+#error "nvidia/dequantize_weight.cl needs the build constants WEIGHT, K, LOCAL_SIZE"
 #endif
 #include "common/tiles.cl"
 #include "nvidia/ptx.cl"
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
-void expand_weight(__global const uchar* tiles, __global uint2* to, const int first_tile, const int n) {
+void dequantize_weight(__global const uchar* tiles, __global uint2* to, const int first_tile, const int n) {
     const int i = get_global_id(0);
     if (i >= n) return;
     const int quad = i % 4, j = i / 4 % 4, g = i / 16 % (K / 32), tile = i / (K / 2);

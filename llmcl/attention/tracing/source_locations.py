@@ -15,7 +15,7 @@ from llmcl.errors import UsageError
 # The mods of masks.py are traced like a user's.
 _TRACE_FILE = str(Path(__file__).with_name("trace.py"))
 _OWN_FILES = frozenset(str(path) for path in Path(__file__).parent.glob("*.py") if path.name != "masks.py")
-UNKNOWN_PLACE = "<the traced function>"
+UNKNOWN_LOCATION = "<the traced function>"
 
 
 def _is_users(filename: str) -> bool:
@@ -30,12 +30,12 @@ def _torch_folder() -> str:
     return str(Path(torch.__file__).parent) if torch is not None and torch.__file__ else ""
 
 
-def _place(filename: str, line: int) -> str:
+def _location(filename: str, line: int) -> str:
     text = linecache.getline(filename, line).strip()
     return f"{filename}:{line}: `{text}`" if text else f"{filename}:{line}"
 
 
-def here() -> str:
+def current_location() -> str:
     """File, line and text of the user's expression that is being traced."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -43,20 +43,20 @@ def here() -> str:
         if filename == _TRACE_FILE and frame.f_code.co_name == "_trace":  # what called that is not traced
             break
         if _is_users(filename):
-            return _place(filename, frame.f_lineno)
+            return _location(filename, frame.f_lineno)
         frame = frame.f_back
-    return UNKNOWN_PLACE
+    return UNKNOWN_LOCATION
 
 
-def traceback_place(error: BaseException) -> str | None:
-    place = None
+def traceback_location(error: BaseException) -> str | None:
+    location = None
     traceback = error.__traceback__
     while traceback is not None:
         filename = traceback.tb_frame.f_code.co_filename
         if _is_users(filename):
-            place = _place(filename, traceback.tb_lineno)
+            location = _location(filename, traceback.tb_lineno)
         traceback = traceback.tb_next
-    return place
+    return location
 
 
 def definition(fn: object) -> str:
@@ -64,7 +64,7 @@ def definition(fn: object) -> str:
         fn = fn.func
     function = fn if isinstance(fn, (types.FunctionType, types.MethodType)) else call_method(fn)
     code = getattr(function, "__code__", None)
-    return _place(code.co_filename, code.co_firstlineno) if code is not None else repr(fn)
+    return _location(code.co_filename, code.co_firstlineno) if code is not None else repr(fn)
 
 
 def call_method(value: object) -> object:
@@ -73,4 +73,4 @@ def call_method(value: object) -> object:
 
 
 def mod_error(message: str) -> UsageError:
-    return UsageError(f"{here()}: {message}")
+    return UsageError(f"{current_location()}: {message}")

@@ -7,16 +7,16 @@
 // alone. Whichever work-groups of this kernel run, and however seldom, the list is done; who computes a unit does not change its result.
 // One leaves when a wait is so long that the system must have taken a core away: it leaves its own to the one that all wait for.
 //
-// entries   ulong [n_entries][ENTRY_SLOTS]: which kernel, its work-groups in x and y, the turns of its loop that a wait for the entries
+// entries   ulong [n_entries][ENTRY_SLOTS]: which kernel, its work-groups in x and y, the spins that a wait for the entries
 //           before may take, its arguments (addresses and ints)
 // sync      uint [SYNC_SLOTS], 0 before the first entry and after the last
 //
 // Index space: work-groups of one work-item, as many as there are threads that compute. Its offset: the entries that are done at the end;
 // those done by the launch before are not done again.
 // Build: ENTRY_SLOTS; MAX_GROUPS, above the number of work-groups, a power of two. The host puts the kernels in front of the file as functions, and the macro
-// RUN_ENTRY(kernel, place, at): a switch over them. place: work-group in x and y, number of them in x and y; at: arguments.
+// RUN_ENTRY(kernel, work_group, at): a switch over them. work_group: its x and y, number of them in x and y; at: arguments.
 #if !defined(ENTRY_SLOTS) || !defined(MAX_GROUPS) || !defined(RUN_ENTRY)
-#error "cpu/one_launch.cl needs the build constants ENTRY_SLOTS and MAX_GROUPS and the macro RUN_ENTRY"
+#error "cpu/persistent_step.cl needs the build constants ENTRY_SLOTS and MAX_GROUPS and the macro RUN_ENTRY"
 #endif
 
 // SYNC_UNITS: units that are done times DONE_ONE, plus units that are claimed and not done. Both are in one word, so that one
@@ -26,7 +26,7 @@
 #define DONE_ONE ((uint)MAX_GROUPS)
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
-void one_launch(__global const ulong* entries, const int n_entries, volatile __global uint* sync) {
+void persistent_step(__global const ulong* entries, const int n_entries, volatile __global uint* sync) {
     const int end = (int)get_global_offset(0);
     __global const ulong* at = entries;
     uint first = 0;  // unit of the entry
@@ -53,8 +53,8 @@ void one_launch(__global const ulong* entries, const int n_entries, volatile __g
         if (!claims) continue;
         mem_fence(CLK_GLOBAL_MEM_FENCE);
         const int i = unit - first, columns = (int)at[1];
-        const int4 place = (int4)(i % columns, i / columns, columns, (int)at[2]);
-        RUN_ENTRY((int)at[0], place, (at + 4));
+        const int4 work_group = (int4)(i % columns, i / columns, columns, (int)at[2]);
+        RUN_ENTRY((int)at[0], work_group, (at + 4));
         ended = 1;
     }
     // The last work-group to leave makes the counters 0 again, which nobody looks at any more.

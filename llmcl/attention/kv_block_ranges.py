@@ -1,7 +1,8 @@
-"""A BlockMask for the kernels: for each group of query rows the runs of keys that it sees, wholly or in part.
+"""A BlockMask for the kernels: for each group of query rows the ranges of keys that it sees, wholly or in part.
 
 What create_block_mask found for blocks is decided anew for the smaller tiles of a kernel, inside the partial blocks and
-from bounds alone; neighbouring tiles of one class make a run. So most masks are a few runs for a group at any length.
+from bounds alone; neighbouring tiles of one class make a range. So most masks are a few ranges for a group at any
+length.
 """
 
 from __future__ import annotations
@@ -20,23 +21,23 @@ Int32Array = NDArray[np.int32]
 
 
 @dataclass(frozen=True)
-class KeyRuns:
-    """runs int32 [...] as key_runs.cl reads it, and how far apart in it the records of neighbouring batches, heads and
-    groups of rows are: 0 where they share one."""
+class KVBlockRanges:
+    """ranges int32 [...] as kv_block_ranges.cl reads it, and how far apart in it the records of neighbouring batches,
+    heads and groups of rows are: 0 where they share one."""
 
-    runs: Int32Array
+    ranges: Int32Array
     batch_records: int
     head_records: int
     group_records: int
 
 
-def all_keys(n_keys: int) -> KeyRuns:
-    """One run for all."""
-    return KeyRuns(np.array([0, n_keys, 0, 0], np.int32), 0, 0, 0)
+def all_keys(n_keys: int) -> KVBlockRanges:
+    """One range for all."""
+    return KVBlockRanges(np.array([0, n_keys, 0, 0], np.int32), 0, 0, 0)
 
 
-def key_runs(mask: BlockMask, block_m: int, block_n: int) -> KeyRuns:
-    """The runs of each `block_m` query rows, in tiles of `block_n` keys; block_m divides the mask's queries a block.
+def kv_block_ranges(mask: BlockMask, block_m: int, block_n: int) -> KVBlockRanges:
+    """The ranges of each `block_m` query rows, in tiles of `block_n` keys; block_m divides the mask's queries a block.
 
     Raises UsageError for blocks of keys that are no multiple of 16.
     """
@@ -46,27 +47,27 @@ def key_runs(mask: BlockMask, block_m: int, block_n: int) -> KeyRuns:
     shared = [all(array.strides[axis] == 0 for array in lists) for axis in (0, 1)]
     batches, heads = (1 if same else size for same, size in zip(shared, mask.kv_num_blocks.shape, strict=False))
     n_groups = -(-mask.seq_lengths[0] // block_m)
-    groups, runs = [], []
+    groups, ranges = [], []
     for number, (b, h) in enumerate(np.ndindex(batches, heads)):
-        for group, of_group in _runs_of_head(mask, b, h, block_m, block_n):
+        for group, of_group in _ranges_of_head(mask, b, h, block_m, block_n):
             groups.append(number * n_groups + group)
-            runs.append(of_group)
-    group, run = np.concatenate(groups), np.concatenate(runs)
-    # A record holds the first run, how many follow and where; a group that sees nothing has the run (0, 0).
+            ranges.append(of_group)
+    group, kv_range = np.concatenate(groups), np.concatenate(ranges)
+    # A record holds the first range, how many follow and where; a group that sees nothing has the range (0, 0).
     counts = np.bincount(group, minlength=batches * heads * n_groups)
     starts = np.cumsum(counts) - counts
     records = np.zeros((len(counts), 4), np.int32)
     some = counts > 0
-    records[some, :2] = run[starts[some]]
+    records[some, :2] = kv_range[starts[some]]
     records[some, 2], records[some, 3] = counts[some] - 1, 2 * len(counts) + starts[some] + 1
-    flat = np.concatenate([records.reshape(-1), run.reshape(-1)])
-    return KeyRuns(flat, 0 if batches == 1 else heads * n_groups, 0 if heads == 1 else n_groups, 1)
+    flat = np.concatenate([records.reshape(-1), kv_range.reshape(-1)])
+    return KVBlockRanges(flat, 0 if batches == 1 else heads * n_groups, 0 if heads == 1 else n_groups, 1)
 
 
-def _runs_of_head(
+def _ranges_of_head(
     mask: BlockMask, b: int, h: int, block_m: int, block_n: int
 ) -> Iterator[tuple[NDArray[np.int64], Int32Array]]:
-    """Groups of rows and for each a run (first key | 1 if partial, end), both ascending; some groups at a time."""
+    """Groups of rows and for each a range (first key | 1 if partial, end), both ascending; some groups at a time."""
     (q_len, kv_len), (q_block, kv_block) = mask.seq_lengths, mask.BLOCK_SIZE
     blocks = mask.classes_of_head(b, h)
     in_block = np.arange(0, kv_block, block_n)

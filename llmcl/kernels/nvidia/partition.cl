@@ -1,9 +1,9 @@
 // What a work-group has of a product, W x, and where its rows go: common to nvidia/product.cl and nvidia/product_quantized.cl.
 // A unit is one 16-row tile, or with `gated` two (gate and up).
-#include "nvidia/tagged.cl"
+#include "nvidia/flag_in_data.cl"
 
-// A group's share of a matrix: every unit_stride-th unit from first_unit on. Or, with claims, which counts units that groups have
-// taken, those two and then whichever are left: some compute units are slower by a seventh. `claimed`: the count before.
+// A group's partition of a matrix: every unit_stride-th unit from first_unit on. Or, with claims, which counts units that groups
+// have taken, those two and then whichever are left: some compute units are slower by a seventh. `claimed`: the count before.
 typedef struct {
     __global const void* weight;
     int columns, n_units, first_unit, unit_stride;
@@ -17,19 +17,19 @@ typedef struct {
 // Where a row's value goes.
 typedef struct {
     __global float* out;
-    __local float* residual;  // of the group's units, where values are tagged and added
-    __global float* last;     // as `out`, without tags; 0 for none
-    uint tag;
-    bool tagged, add;
+    __local float* residual;  // of the group's units, where values are flagged and added
+    __global float* last;     // as `out`, without flags; 0 for none
+    uint flag;
+    bool flagged, add;
 } target;
 
 inline void deliver(const target* to, const int row, const int own_row, float value) {
-    if (to->tagged) {
+    if (to->flagged) {
         if (to->add) {
             value += to->residual[own_row];
             to->residual[own_row] = value;
         }
-        send(to->out + row, value, to->tag);
+        send(to->out + row, value, to->flag);
         if (to->last) to->last[row] = value;
     } else
         to->out[row] = to->add ? to->out[row] + value : value;

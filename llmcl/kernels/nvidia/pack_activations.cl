@@ -6,13 +6,13 @@
 // Index space: one work-item 8 values; groups (ceil(K / 8 / LOCAL_SIZE), n), with BLOCKS (ceil(K / LOCAL_SIZE), ceil(n / 8)).
 // Build: WEIGHT (f16 or bf16), K (a multiple of 8), BLOCKS, LOCAL_SIZE.
 #if !defined(WEIGHT) || !defined(K) || !defined(BLOCKS) || !defined(LOCAL_SIZE) || !defined(STATE_N_TOKENS)
-#error "nvidia/narrow_rows.cl needs the build constants WEIGHT, K, BLOCKS, LOCAL_SIZE and those of the step state"
+#error "nvidia/pack_activations.cl needs the build constants WEIGHT, K, BLOCKS, LOCAL_SIZE and those of the step state"
 #endif
 #include "common/common.cl"
 #include "nvidia/ptx.cl"
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
-void narrow_rows(__global const float* x, __global uint4* to, __global const int* state) {
+void pack_activations(__global const float* x, __global uint4* to, __global const int* state) {
     const int piece = get_global_id(0);
 #if BLOCKS
     if (piece >= K) return;

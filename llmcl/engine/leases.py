@@ -1,8 +1,8 @@
-"""Turns: a model does one thing at a time, whichever threads ask.
+"""Leases: a model does one thing at a time, whichever threads ask.
 
-A turn is a generator, and the model is its own from `Turns.begin` on until it ends, is closed or is collected. The
+A lease is a generator, and the model is its own from `Leases.begin` on until it ends, is closed or is collected. The
 thread that began it or read it last takes over with its next call, which ends it; others are refused, or wait. Whether
-a turn runs, rests or is over is what the interpreter knows of its generator: no interrupt leaves a flag behind.
+a lease runs, rests or is over is what the interpreter knows of its generator: no interrupt leaves a flag behind.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def _steps(start: Callable[[], Iterable[Item]]) -> Generator[Any, None, None]:
     yield from items
 
 
-class Turn(Generator[Item, None, None]):
+class Lease(Generator[Item, None, None]):
     """What has a model until it is over."""
 
-    def __init__(self, turns: Turns, start: Callable[[], Iterable[Item]], is_last: Callable[[Item], bool]):
-        self._turns = turns
+    def __init__(self, leases: Leases, start: Callable[[], Iterable[Item]], is_last: Callable[[Item], bool]):
+        self._leases = leases
         self._is_last = is_last
         self._steps = _steps(start)
         self._began = self._last = threading.current_thread()
@@ -52,18 +52,18 @@ class Turn(Generator[Item, None, None]):
 
     def send(self, value: None) -> Item:
         if self.runs:
-            raise self._turns.busy()
+            raise self._leases.busy()
         self._last = threading.current_thread()
         try:
             item: Item = next(self._steps)
         except BaseException as error:
-            self._turns.wake()
+            self._leases.wake()
             if self._cut_short and isinstance(error, StopIteration):
-                raise self._turns.closed_error() from None
+                raise self._leases.closed_error() from None
             raise
         if self._is_last(item):
             self.end()
-        elif self._turns.closed:
+        elif self._leases.closed:
             self.end(cut_short=True)
         return item
 
@@ -73,18 +73,18 @@ class Turn(Generator[Item, None, None]):
 
     def close(self) -> None:
         if not self.end():
-            raise self._turns.busy()
+            raise self._leases.busy()
 
     def end(self, *, cut_short: bool = False) -> bool:
         """Ends it; False while another thread runs it. Raises UsageError where it runs in this very thread."""
         if self.runs and self._last is threading.current_thread():
-            raise UsageError(f"{self._turns.name} is used from within its own work (by a callback); use it afterwards")
+            raise UsageError(f"{self._leases.name} is used from within its own work (by a callback); use it afterwards")
         self._cut_short |= cut_short
         try:
             self._steps.close()
         except ValueError:  # it runs
             return self.over
-        self._turns.wake()
+        self._leases.wake()
         return True
 
     def __del__(self) -> None:
@@ -92,17 +92,17 @@ class Turn(Generator[Item, None, None]):
             self.end()
 
 
-class Turns:
+class Leases:
     """Who has the model of this name, and who waits for it: first come, first served.
 
-    A turn has a seat, and gets it by being the first to write its own into the seat before, which is one step of the
+    A lease has a seat, and gets it by being the first to write its own into the seat before, which is one step of the
     interpreter. So there is no lock that an interrupt could leave closed, or that a collector could meet closed.
     """
 
     def __init__(self, name: str):
         self.name = name
         self.closed = False
-        self._seat: dict[str, Any] = {"turn": lambda: None}  # the last one, or one before it
+        self._seat: dict[str, Any] = {"lease": lambda: None}  # the last one, or one before it
         self._waiting: list[weakref.ref[Any]] = []  # a lock each, whose release wakes the thread that holds it
 
     def begin(
@@ -111,18 +111,18 @@ class Turns:
         is_last: Callable[[Item], bool] = lambda item: False,
         *,
         wait: bool = False,
-    ) -> Turn[Item]:
-        """A turn over the items of what `start` returns, which is called now, with the model in hand.
+    ) -> Lease[Item]:
+        """A lease over the items of what `start` returns, which is called now, with the model in hand.
 
-        is_last: of an item, whether it ends the turn, so that nobody need ask for another.
+        is_last: of an item, whether it ends the lease, so that nobody need ask for another.
 
         Raises UsageError where another thread has the model (unless `wait`: then it waits) or where that was closed.
         """
         driver_calls.check()
-        turn = Turn(self, start, is_last)
+        lease = Lease(self, start, is_last)
         gate: Any = None
         try:
-            while not self._taken(turn, gate):
+            while not self._taken(lease, gate):
                 if not wait:
                     raise self.busy()
                 if gate is None:
@@ -130,16 +130,16 @@ class Turns:
                     gate.acquire()
                     self._waiting.append(weakref.ref(gate))
                 gate.acquire(timeout=RECHECK_S)
-            next(turn._steps)
+            next(lease._steps)
         except BaseException:
             gate = None  # or the traceback would keep a place for who waits no more
-            turn.end()
+            lease.end()
             raise
-        return turn
+        return lease
 
     def call(self, work: Callable[[], Item], *, wait: bool = False, beside: bool = False) -> Item:
         """What `work` returns with the model in hand. beside: what rests in this thread goes on afterwards."""
-        holder = self._last()["turn"]()
+        holder = self._last()["lease"]()
         if beside and holder is not None and holder.is_mine and not (holder.over or holder.runs):
             return work()
         (result,) = self.begin(lambda: (work(),), wait=wait)
@@ -147,10 +147,10 @@ class Turns:
 
     def close(self) -> None:
         """Ends what goes on, after its step, and refuses everything from then on."""
-        nobody = {"turn": lambda: None}
+        nobody = {"lease": lambda: None}
         while not driver_calls.forked():  # there it goes on in another process
             seat = self._last()
-            holder = seat["turn"]()
+            holder = seat["lease"]()
             over = holder is None or holder.end(cut_short=not holder.is_mine)
             self.closed = True
             if over and seat.setdefault("next", nobody) is nobody:
@@ -173,18 +173,18 @@ class Turns:
     def closed_error(self) -> UsageError:
         return UsageError(f"{self.name} was closed and gave its device memory back; load it again")
 
-    def _taken(self, turn: Turn[Any], gate: Any) -> bool:
-        """Whether the turn could take its seat. gate: of this thread, where it waits."""
+    def _taken(self, lease: Lease[Any], gate: Any) -> bool:
+        """Whether the lease could take its seat. gate: of this thread, where it waits."""
         if self.closed:
             raise self.closed_error()
         seat, first = self._last(), self._first_waiting()
-        holder = seat["turn"]()
+        holder = seat["lease"]()
         if holder is None or holder.over:
             if first is not None and first is not gate:
                 return False
         elif not holder.is_mine or not holder.end():
             return False
-        own = {"turn": weakref.ref(turn)}
+        own = {"lease": weakref.ref(lease)}
         if seat.setdefault("next", own) is not own:
             return False
         self._seat = own

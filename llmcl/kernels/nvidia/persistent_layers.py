@@ -1,39 +1,39 @@
-"""decode_layers: every layer of a decode step in one launch, a work-group for each compute unit."""
+"""persistent_layers: every layer of a decode step in one launch, a work-group for each compute unit."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from llmcl.kernels.common.cost import fused_cost, linear_cost
 from llmcl.kernels.common.dtype import QUANTIZED, kernel_name
 from llmcl.kernels.common.linear import GATES
 from llmcl.kernels.common.persistent import BoundLayers, DecodeLayers, PersistentLayers
-from llmcl.kernels.common.work import linear_work, together
 from llmcl.kernels.nvidia.attention import NvidiaAttentionDecode, decode_floats
 from llmcl.kernels.nvidia.linear import (
     GROUP_WARPS,
     NvidiaLinearDecode,
     NvidiaLinearDecodeQuantized,
     local_floats,
-    takes_ptx,
+    supports_ptx,
 )
-from llmcl.runtime.device import Device, KernelArg, WorkOf
+from llmcl.runtime.device import CostModel, Device, KernelArg
 
 WARPS = GROUP_WARPS
 # Local memory that a kernel may declare, by PTX architecture; OpenCL reports 48 KB, which goes for kernel arguments.
 LOCAL_BYTES = {80: 166912, 87: 166912, 90: 232448, 100: 232448}
-LEAST_LOCAL_BYTES = 101376
+MIN_LOCAL_BYTES = 101376
 
 
-class NvidiaDecodeLayers(PersistentLayers):
-    name, file = "nvidia", "nvidia/decode_layers.cl"
+class NvidiaPersistentLayers(PersistentLayers):
+    name, file = "nvidia", "nvidia/persistent_layers.cl"
     rounds_to_16_bits = True
     runs_anywhere = False
 
-    def suits(self, device: Device) -> bool:
-        return takes_ptx(device)
+    def supports_device(self, device: Device) -> bool:
+        return supports_ptx(device)
 
-    def why_not(self, device: Device, step: DecodeLayers) -> str | None:
-        layers, shape, wrong = step.layers, step.shape, device.findings.wrong
+    def unsupported_reason(self, device: Device, step: DecodeLayers) -> str | None:
+        layers, shape, wrong = step.layers, step.shape, device.cache.excluded
         weights = [weight for layer in layers for weight in layer.products]
         dtype = weights[0].dtype
         if shape.kv_dtype in QUANTIZED:
@@ -42,7 +42,7 @@ class NvidiaDecodeLayers(PersistentLayers):
             return "the layers' weights differ in dtype, or one is in several buffers"
         product = NvidiaLinearDecodeQuantized() if dtype in QUANTIZED else NvidiaLinearDecode()
         attention = NvidiaAttentionDecode()
-        fits = product.takes(dtype, step.hidden) and attention.takes(shape.kv_dtype, shape.head_dim)
+        fits = product.supports(dtype, step.hidden) and attention.supports(shape.kv_dtype, shape.head_dim)
         if not fits or {product.key(dtype), attention.key(shape.kv_dtype)} & set(wrong):
             return "the device's kernels for this dtype are not NVIDIA's"
         if not all(layer.is_plain for layer in layers):
@@ -51,7 +51,7 @@ class NvidiaDecodeLayers(PersistentLayers):
             return "the layers differ in their attention rules or activations"
         if device.compute_units < shape.n_kv_heads:
             return "the device has fewer compute units than the model KV heads"
-        needed, limit = _local_bytes(device, step), LOCAL_BYTES.get(device.entry.ptx_arch, LEAST_LOCAL_BYTES)
+        needed, limit = _local_bytes(device, step), LOCAL_BYTES.get(device.entry.ptx_arch, MIN_LOCAL_BYTES)
         if needed > limit:
             return f"it needs {needed:,} bytes of local memory, the device has {limit:,}"
         return None
@@ -93,8 +93,8 @@ class NvidiaDecodeLayers(PersistentLayers):
                 self.file, "store_addresses", constants, bound, groups=(1,), local=(1,), prelude=mods.prelude
             ).enqueue()
         part_values = shape.group_size * (shape.head_dim + 2)
-        tagged = {
-            name: device.zeros(4 * n, f"{name} with tags")
+        flagged = {
+            name: device.zeros(4 * n, f"{name} with flags")
             for name, n in (
                 ("qkv", layers[0].qkv.rows),
                 ("attended", layers[0].output.k),
@@ -106,7 +106,7 @@ class NvidiaDecodeLayers(PersistentLayers):
         args: list[KernelArg] = [
             table,
             step.x,
-            *tagged.values(),
+            *flagged.values(),
             step.rope,
             step.step.state,
             device.zeros(8 * shape.n_kv_heads * n_splits * part_values, "states of the splits"),
@@ -115,15 +115,15 @@ class NvidiaDecodeLayers(PersistentLayers):
         ]
         launch = device.launch(
             self.file,
-            "decode_layers",
+            "persistent_layers",
             constants,
             args,
             groups=(groups,),
             local=(32 * WARPS,),
             prelude=mods.prelude,
-            work=_work(step),
+            cost=_cost(step),
         )
-        return BoundLayers([launch], tagged)
+        return BoundLayers([launch], flagged)
 
 
 def _local_bytes(device: Device, step: DecodeLayers) -> int:
@@ -139,8 +139,8 @@ def _n_splits(device: Device, step: DecodeLayers) -> int:
     return min(step.n_splits, device.compute_units // step.shape.n_kv_heads)
 
 
-def _work(step: DecodeLayers) -> WorkOf:
-    works = [step.shape.work() for _ in step.layers]
+def _cost(step: DecodeLayers) -> CostModel:
+    costs = [step.shape.cost() for _ in step.layers]
     for layer in step.layers:
         for weight, outputs in (
             (layer.qkv, layer.qkv.rows),
@@ -148,5 +148,5 @@ def _work(step: DecodeLayers) -> WorkOf:
             (layer.gate_up, layer.gate_up.rows // 2),
             (layer.down, 2 * layer.down.rows),
         ):
-            works.append(linear_work(weight.nbytes, weight.rows, weight.k, outputs))
-    return together(*works)
+            costs.append(linear_cost(weight.nbytes, weight.rows, weight.k, outputs))
+    return fused_cost(*costs)

@@ -1,17 +1,17 @@
 // The activations of a step, rounded to 8 bits for products with quantised weights (see cpu/quant_tile.cl).
 //
-// x  float [n][K]     norm  float [K], with NORM     rows  blocks in 8 bits: see cpu/rounded_rows.cl
+// x  float [n][K]     norm  float [K], with NORM     rows  blocks in 8 bits: see cpu/packed_activations.cl
 //
 // Index space: one work-group of one work-item a block of TILE_TOKENS tokens; those past the last repeat it.
 // Build: WEIGHT (for its OFFSET), K, DOT > 0, TILE_TOKENS, NORM, EPS.
 #if !defined(WEIGHT) || !defined(K) || !defined(DOT) || !defined(NORM) || !defined(EPS) || !defined(STATE_N_TOKENS)
-#error "cpu/quantize_rows.cl needs the build constants WEIGHT, K, DOT, NORM, EPS and those of the step state"
+#error "cpu/quantize_activations.cl needs the build constants WEIGHT, K, DOT, NORM, EPS and those of the step state"
 #endif
 #include "cpu/quant_tile.cl"
-#include "cpu/rounded_rows.cl"
+#include "cpu/packed_activations.cl"
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
-void quantize_rows(__global const float* x, __global const float* norm, __global int* rows, __global const int* state) {
+void quantize_activations(__global const float* x, __global const float* norm, __global int* rows, __global const int* state) {
     const int first = get_group_id(0) * TILE_TOKENS, last = state[STATE_N_TOKENS] - 1;
     rows += (size_t)get_group_id(0) * (K / 32) * BLOCK8;
     for (int i = 0; i < TILE_TOKENS; ++i) {

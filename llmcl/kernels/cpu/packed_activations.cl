@@ -11,7 +11,7 @@
 //
 // Build: TILE_TOKENS; for rows_scale K, NORM, EPS.
 #if !defined(TILE_TOKENS)
-#error "cpu/rounded_rows.cl needs the build constant TILE_TOKENS"
+#error "cpu/packed_activations.cl needs the build constant TILE_TOKENS"
 #endif
 #define NUMBERS (8 * TILE_TOKENS)  // ints of a block's numbers
 #define BLOCK8 (12 * TILE_TOKENS)  // ints of a block in 8 bits, with a gap: 16 numbers are stored at once, so blocks are aligned

@@ -11,7 +11,7 @@ from helpers import (
     key_tiles,
     poisoned,
     read_guarded,
-    read_narrow,
+    read_packed,
     relative_error,
     run,
     step_state_at,
@@ -22,9 +22,9 @@ from helpers import (
 
 from llmcl import reference
 from llmcl.kernels.common.attention import AttentionShape
-from llmcl.kernels.nvidia.linear import HalfRows
-from llmcl.ops.attention import attention_leaves, attention_prefill
-from llmcl.ops.linear import leaves_form, linear_prefill, passed_form
+from llmcl.kernels.nvidia.linear import TensorCoreLayout
+from llmcl.ops.attention import attention_prefill, attention_supports_output
+from llmcl.ops.linear import input_layout, linear_prefill, linear_supports_output
 from llmcl.runtime.device import Device
 
 ROUNDING = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
@@ -36,13 +36,13 @@ pytestmark = pytest.mark.parametrize("variant", ["hopper"])
 @pytest.mark.parametrize("dtype", ROUNDING)
 @pytest.mark.parametrize("n", LENGTHS)
 @pytest.mark.parametrize("k", [32, 144, 1056])
-def test_narrow_rows(target: Device, dtype: str, n: int, k: int) -> None:
+def test_pack_activations(target: Device, dtype: str, n: int, k: int) -> None:
     x = np.random.default_rng(n).standard_normal((n, k)).astype(np.float32)
     step = step_state_at(target, position=0, n_tokens=n)
-    form = HalfRows(dtype, blocks=True)
-    rows = form.rows(step, k)
-    run([form.pack(target, with_poison(target, x), rows, step, None, 0.0)], n)
-    np.testing.assert_array_equal(read_narrow(target, rows, n), reference.round_to(x, dtype))
+    layout = TensorCoreLayout(dtype, blocks=True)
+    rows = layout.packed(step, k)
+    run([layout.pack(target, with_poison(target, x), rows, step, None, 0.0)], n)
+    np.testing.assert_array_equal(read_packed(target, rows, n), reference.round_to(x, dtype))
 
 
 @pytest.mark.parametrize("dtype", ROUNDING)
@@ -52,10 +52,10 @@ def test_rms_norm_narrow(target: Device, dtype: str, n: int, k: int) -> None:
     rng = np.random.default_rng(n)
     x, weight = rng.standard_normal((n, k)).astype(np.float32), rng.standard_normal(k).astype(np.float32)
     step = step_state_at(target, position=0, n_tokens=n)
-    form = HalfRows(dtype, blocks=True)
-    rows = form.rows(step, k)
-    run([form.pack(target, with_poison(target, x), rows, step, target.upload(weight, "norm"), 1e-5)], n)
-    assert relative_error(read_narrow(target, rows, n), reference.rms_norm(x, weight, 1e-5)) < ROUNDING[dtype]
+    layout = TensorCoreLayout(dtype, blocks=True)
+    rows = layout.packed(step, k)
+    run([layout.pack(target, with_poison(target, x), rows, step, target.upload(weight, "norm"), 1e-5)], n)
+    assert relative_error(read_packed(target, rows, n), reference.rms_norm(x, weight, 1e-5)) < ROUNDING[dtype]
 
 
 @pytest.mark.parametrize(("dtype", "rows"), [("float16", 128), ("bfloat16", 704)])
@@ -70,18 +70,18 @@ def test_a_product_takes_and_leaves_them(target: Device, dtype: str, rows: int, 
     )
     first = weight_on_device(target, gate_up, dtype, alternating=True, tiles_per_part=6)
     second = weight_on_device(target, down, dtype)
-    form = HalfRows(dtype, blocks=True)
-    assert passed_form(target, second) == form and leaves_form(target, first, form)
+    layout = TensorCoreLayout(dtype, blocks=True)
+    assert input_layout(target, second) == layout and linear_supports_output(target, first, layout)
     step = step_state_at(target, position=0, n_tokens=n)
-    gated = form.rows(step, inner, "gated")
+    gated = layout.packed(step, inner, "gated")
     out = poisoned(target, (n, 80))
     run(linear_prefill(target, first, with_poison(target, x), gated, step, epilogue="swiglu"), n)
     run(linear_prefill(target, second, gated, out, step), n)
 
     halves = reference.linear(reference.round_to(x, dtype), reference.round_to(gate_up, dtype))
     expected = reference.swiglu(halves[:, :inner], halves[:, inner:])
-    assert relative_error(read_narrow(target, gated, n), expected) < ROUNDING[dtype]
-    expected = reference.linear(read_narrow(target, gated, n), reference.round_to(down, dtype))
+    assert relative_error(read_packed(target, gated, n), expected) < ROUNDING[dtype]
+    expected = reference.linear(read_packed(target, gated, n), reference.round_to(down, dtype))
     assert relative_error(read_guarded(target, out, np.float32, (n, 80)), expected) < 2e-6
 
 
@@ -90,16 +90,16 @@ def test_attention_leaves_them(target: Device, n: int) -> None:
     """In the weights' dtype, whatever that of the cache is."""
     n_heads, head_dim, capacity = 4, 64, 320
     shape = AttentionShape(n_heads, 2, head_dim, capacity, "float16")
-    form = HalfRows("bfloat16", blocks=True)
-    assert attention_leaves(target, shape, form)
+    layout = TensorCoreLayout("bfloat16", blocks=True)
+    assert attention_supports_output(target, shape, layout)
     rng = np.random.default_rng(n)
     qkv = rng.standard_normal((n, n_heads + 4, head_dim)).astype(np.float32)
     keys, values = (to_storage(rng.standard_normal((2, capacity, head_dim)), "float16") for _ in range(2))
     step = step_state_at(target, position=0, n_tokens=n)
     operands = [with_poison(target, qkv), step, with_poison(target, key_tiles(keys)), with_poison(target, values)]
     plain = poisoned(target, (n, n_heads * head_dim))
-    narrow = form.rows(step, n_heads * head_dim)
+    narrow = layout.packed(step, n_heads * head_dim)
     for out in (plain, narrow):
         run(attention_prefill(target, shape, *operands, out), n)
     expected = reference.round_to(read_guarded(target, plain, np.float32, (n, n_heads * head_dim)), "bfloat16")
-    np.testing.assert_array_equal(read_narrow(target, narrow, n), expected)
+    np.testing.assert_array_equal(read_packed(target, narrow, n), expected)

@@ -20,8 +20,8 @@ from helpers import random_weights, save_folder, small_config
 from programs import TINY_SHAPE
 
 import llmcl
+from llmcl.engine.leases import Leases
 from llmcl.engine.llm import LLM
-from llmcl.engine.turns import Turns
 from llmcl.errors import UsageError
 from llmcl.models.paged_kv_cache import PagedKVCache
 from llmcl.runtime.device import Device
@@ -232,9 +232,9 @@ def test_waiting_can_be_interrupted(llm: LLM) -> None:
 
 def test_a_turn_costs_little() -> None:
     """Below 2 us a token on an idle machine; a step of the demo model takes 3500."""
-    turn = Turns("model").begin(lambda: range(20000))
+    lease = Leases("model").begin(lambda: range(20000))
     start = time.perf_counter()
-    for _ in turn:
+    for _ in lease:
         pass
     assert (time.perf_counter() - start) / 20000 < 20e-6  # with room for a machine that does other things as well
 
@@ -268,7 +268,7 @@ def test_the_next_turn_knows_of_an_answer_half_read(llm: LLM) -> None:
 
 # ---- interrupts --------------------------------------------------------------------------------------------------
 
-FILES = "engine/turns.py", "models/paged_kv_cache.py", "models/kv_cache.py", "engine/generation.py", "engine/chat.py"
+FILES = "engine/leases.py", "models/paged_kv_cache.py", "models/kv_cache.py", "engine/generation.py", "engine/chat.py"
 
 
 class Lines:

@@ -17,7 +17,7 @@ from helpers import gemma2_config, random_weights, save_folder, small_config
 import llmcl
 from llmcl.attention.masks import alibi
 from llmcl.engine.llm import LLM
-from llmcl.kernels.cpu import one_launch
+from llmcl.kernels.cpu import persistent_step
 from llmcl.models.config import ModelConfig
 from llmcl.models.model import Model
 from llmcl.progress import COMPILING
@@ -34,7 +34,7 @@ MODELS: dict[str, tuple[ModelConfig, dict[str, Any]]] = {
 
 @pytest.fixture
 def cpu(device: Device) -> Device:
-    if not one_launch.CpuPersistentStep().suits(device):
+    if not persistent_step.CpuPersistentStep().supports_device(device):
         pytest.skip("only a processor runs a step in one launch of this kind")
     return device
 
@@ -69,7 +69,7 @@ def step_logits(model: Model, n_prompt: int, n_steps: int) -> np.ndarray:
 
 
 def test_the_script_times_both_and_leaves_the_model(small: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compare_launches, "TURNS", 2)
+    monkeypatch.setattr(compare_launches, "ROUNDS", 2)
     monkeypatch.setattr(compare_launches, "STEPS", 3)
     model = small.model
     counts: list[float] = []
@@ -82,8 +82,8 @@ def test_the_script_times_both_and_leaves_the_model(small: LLM, monkeypatch: pyt
         return times
 
     monkeypatch.setattr(small, "bench_decode", bench_decode)
-    one, apart = compare_launches.turns(small, 0)
-    assert len(one) == len(apart) == 2 and min(*one, *apart) > 0 and small.model is model
+    one, separate = compare_launches.rounds(small, 0)
+    assert len(one) == len(separate) == 2 and min(*one, *separate) > 0 and small.model is model
     assert counts[0] < 3 < min(counts[1::2]), counts
 
 
@@ -93,8 +93,8 @@ def separate(llm: LLM) -> Model:
     return Model(llm.device, llm.config, model.weights, model.cache, mods=model.mods, persistent=False)
 
 
-def in_one(model: Model, groups: int) -> one_launch.OneLaunch:
-    return one_launch.OneLaunch(model.device, model.decode_launches, model.cache.max_context, groups=groups)
+def in_one(model: Model, groups: int) -> persistent_step.PersistentKernel:
+    return persistent_step.PersistentKernel(model.device, model.decode_launches, model.cache.max_context, groups=groups)
 
 
 def compare(llm: LLM, n_prompt: int, n_steps: int) -> None:
@@ -120,9 +120,9 @@ def test_has_the_bits_of_separate_launches_with_the_demo_model(cpu: Device, defa
 
 
 def test_a_driver_that_cannot_compile_it_has_separate_launches(small: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(one_launch, "_PLACE", "#error no\n")
+    monkeypatch.setattr(persistent_step, "_WORK_GROUP", "#error no\n")
     model = small.model
-    with pytest.warns(UserWarning, match="a launch for each kernel.*one_launch.cl does not compile"):
+    with pytest.warns(UserWarning, match="a launch for each kernel.*persistent_step.cl does not compile"):
         other = Model(small.device, small.config, model.weights, model.cache)
     assert len(other.decode_launches) > 1
 
@@ -159,11 +159,11 @@ def test_any_number_of_work_groups_does(small: LLM) -> None:
 def test_whoever_waits_may_leave(small: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without patience each wait ends at once, and those that are left do the rest: in one launch and in several."""
     expected = step_logits(small.model, 20, 40)
-    monkeypatch.setattr(one_launch, "LEAST_TURNS", 0)
-    monkeypatch.setattr(one_launch, "BYTES_PER_TURN", 1 << 40)
+    monkeypatch.setattr(persistent_step, "MIN_SPINS", 0)
+    monkeypatch.setattr(persistent_step, "BYTES_PER_SPIN", 1 << 40)
     parts = []
-    for part_bytes in (one_launch.PART_BYTES, 1000, 0):
-        monkeypatch.setattr(one_launch, "PART_BYTES", part_bytes)
+    for part_bytes in (persistent_step.PART_BYTES, 1000, 0):
+        monkeypatch.setattr(persistent_step, "PART_BYTES", part_bytes)
         hasty = separate(small)
         hasty._persistent = in_one(hasty, 3)
         parts.append(len(hasty.decode_launches))
@@ -199,7 +199,7 @@ def test_has_a_work_group_for_each_core_of_the_time(small: LLM, monkeypatch: pyt
     expected = step_logits(small.model, 20, 3)
     (launch,) = small.model.decode_launches
     for cores in (1, 2, 1000):
-        monkeypatch.setattr(one_launch, "cores_now", lambda cores=cores: cores)
+        monkeypatch.setattr(persistent_step, "cores_now", lambda cores=cores: cores)
         assert launch.global_size(1) == (min(cores, small.device.compute_units),)
         assert np.array_equal(step_logits(small.model, 20, 3), expected)
 
@@ -208,8 +208,8 @@ def test_a_kernel_becomes_a_function_with_names_of_its_own() -> None:
     from llmcl.runtime.program import KernelSource
 
     constants = {"K": 64, "WEIGHT": "q4_0", "EPS": 1e-5}
-    text = one_launch.as_function(KernelSource("cpu/linear_decode.cl", "linear_decode", constants), "_7")
-    assert "__kernel" not in text and "inline void linear_decode_7(const int4 place, " in text
+    text = persistent_step.as_function(KernelSource("cpu/linear_decode.cl", "linear_decode", constants), "_7")
+    assert "__kernel" not in text and "inline void linear_decode_7(const int4 work_group, " in text
     assert "dot_quant_tile_7(" in text and "} activations_7;" in text
     assert text.startswith("#define EPS 1e-05f\n#define K 64\n")
     assert "#undef K\n" in text and "#undef TILE_SIZE\n" in text

@@ -1,8 +1,9 @@
 """Several launches of a CPU device as one: work-groups go through them together and wait for each other in between.
 
 Handing a kernel to the driver and starting it costs microseconds, and a decode step has some 180 of them. Here the
-kernels become functions of one kernel, `cpu/one_launch.cl`, and the launches a table that it reads: which function, how
-many work-groups, what arguments. Each work-group of a launch runs the same code as before, so the bits are the same.
+kernels become functions of one kernel, `cpu/persistent_step.cl`, and the launches a table that it reads: which
+function, how many work-groups, what arguments. Each work-group of a launch runs the same code as before, so the bits
+are the same.
 
 Work-groups take units of work in turn. Where one waits in vain for another, whose core the system gave to another
 process, it leaves: its thread sleeps, its core is free, and the rest is done by those that are left. All take part
@@ -23,12 +24,12 @@ from llmcl.runtime.cores import cores_now
 from llmcl.runtime.device import Buffer, Device, Launch
 from llmcl.runtime.program import KernelSource, constant_text, read_source
 
-FILE = "cpu/one_launch.cl"
+FILE = "cpu/persistent_step.cl"
 SHARED = "common/common.cl"  # stands once before the functions: nothing in it depends on build constants
-# The turns of its waiting loop, some 0.6 ns each, after which a work-group leaves: far more than a core that computes
+# The spins of its waiting loop, some 0.6 ns each, after which a work-group leaves: far more than a core that computes
 # makes others wait, which depends on the bytes that it reads.
-LEAST_TURNS = 200_000
-BYTES_PER_TURN = 8
+MIN_SPINS = 200_000
+BYTES_PER_SPIN = 8
 PART_BYTES = 64 << 20  # that a core reads in a launch, some 2 to 4 ms
 SYNC_SLOTS = 32
 MAX_GROUPS = 1 << 12  # what one word counts, with the units beside it
@@ -38,9 +39,9 @@ _FUNCTION = re.compile(r"\binline [\w\s*]*?(\w+)\(")
 _KERNEL = re.compile(r"^__kernel __attribute__\(\(reqd_work_group_size\([^)]*\)\)\)\s+void (\w+)\(", re.MULTILINE)
 _STRUCT = re.compile(r"^\} (\w+);", re.MULTILINE)
 _MACRO = re.compile(r"^#define (\w+)", re.MULTILINE)
-_PLACE = """\
-#define get_group_id(d) ((d) == 0 ? place.x : place.y)
-#define get_num_groups(d) ((d) == 0 ? place.z : place.w)
+_WORK_GROUP = """\
+#define get_group_id(d) ((d) == 0 ? work_group.x : work_group.y)
+#define get_num_groups(d) ((d) == 0 ? work_group.z : work_group.w)
 #define get_local_id(d) 0
 """
 
@@ -48,14 +49,14 @@ _PLACE = """\
 class CpuPersistentStep(PersistentStep):
     name, file = "cpu", FILE
 
-    def suits(self, device: Device) -> bool:
+    def supports_device(self, device: Device) -> bool:
         """Whether it is a processor whose kernels may use the addresses of buffers that are not their arguments."""
         return device.is_cpu
 
-    def why_not(self, device: Device, launches: Sequence[Launch]) -> str | None:
+    def unsupported_reason(self, device: Device, launches: Sequence[Launch]) -> str | None:
         if device.queue_properties:
             return "each kernel is timed"
-        if self.key("float32") in device.findings.wrong:
+        if self.key("float32") in device.cache.excluded:
             return "llmcl doctor found it to be wrong"
         if any(max(launch.local) > 1 or len(launch.local) > 2 for launch in launches):
             return "a kernel has several work-items in a work-group"
@@ -63,11 +64,11 @@ class CpuPersistentStep(PersistentStep):
             return "it has too many work-groups to count"
         return None
 
-    def bind(self, device: Device, launches: Sequence[Launch], max_position: int) -> OneLaunch:
-        return OneLaunch(device, launches, max_position)
+    def bind(self, device: Device, launches: Sequence[Launch], max_position: int) -> PersistentKernel:
+        return PersistentKernel(device, launches, max_position)
 
 
-class OneLaunch:
+class PersistentKernel:
     """Launches bound into few, `parts`: one for every PART_BYTES that each core reads."""
 
     def __init__(self, device: Device, launches: Sequence[Launch], max_position: int, *, groups: int | None = None):
@@ -79,7 +80,7 @@ class OneLaunch:
         slots = 4 + max(len(launch.args) for launch in launches)
         addresses = _addresses(device, (arg for launch in launches for arg in launch.args if isinstance(arg, Buffer)))
         table = np.zeros((len(launches), slots), np.int64)
-        ends, part_bytes, turns = [], 0.0, LEAST_TURNS
+        ends, part_bytes, spins = [], 0.0, MIN_SPINS
         for i, launch in enumerate(launches):
             source = _source(launch)
             key = (source.file, source.prelude, repr(sorted(source.constants.items())))
@@ -87,25 +88,25 @@ class OneLaunch:
                 kinds[key] = len(kinds)
                 firsts.append(launch)
             values = [addresses[id(arg)] if isinstance(arg, Buffer) else int(arg) for arg in launch.args]
-            table[i, : 4 + len(values)] = kinds[key], *(*launch.groups(1), 1)[:2], turns, *values
-            turns = LEAST_TURNS + int(_bytes(launch, max_position) / BYTES_PER_TURN)
+            table[i, : 4 + len(values)] = kinds[key], *(*launch.groups(1), 1)[:2], spins, *values
+            spins = MIN_SPINS + int(_bytes(launch, max_position) / BYTES_PER_SPIN)
             part_bytes += _bytes(launch, 0)
             if part_bytes > PART_BYTES * device.compute_units or i == len(launches) - 1:
                 ends.append(i + 1)
                 part_bytes = 0
         args = (
-            device.upload(table, "entries of one launch"),
+            device.upload(table, "entries of a persistent step"),
             np.int32(len(launches)),
-            device.zeros(4 * SYNC_SLOTS, "counters of one launch"),
+            device.zeros(4 * SYNC_SLOTS, "counters of a persistent step"),
         )
-        together = KernelSource(
-            FILE, "one_launch", {"ENTRY_SLOTS": slots, "MAX_GROUPS": MAX_GROUPS}, _functions(firsts)
+        merged = KernelSource(
+            FILE, "persistent_step", {"ENTRY_SLOTS": slots, "MAX_GROUPS": MAX_GROUPS}, _functions(firsts)
         )
 
         def groups_now(n_tokens: int) -> tuple[int]:
             return (groups or min(device.compute_units, cores_now()),)
 
-        self.parts = [Launch(device, together, args, groups_now, (1,), offset=(end,)) for end in ends]
+        self.parts = [Launch(device, merged, args, groups_now, (1,), offset=(end,)) for end in ends]
 
 
 def _units(launch: Launch) -> int:
@@ -113,7 +114,7 @@ def _units(launch: Launch) -> int:
 
 
 def _bytes(launch: Launch, position: int) -> float:
-    return launch.work(1, position).nbytes if launch.work else 0
+    return launch.cost(1, position).nbytes if launch.cost else 0
 
 
 def _source(launch: Launch) -> KernelSource:
@@ -129,26 +130,27 @@ def _functions(launches: Sequence[Launch]) -> str:
             f", (__global void*)(at)[{i}]" if isinstance(arg, Buffer) else f", (int)(at)[{i}]"
             for i, arg in enumerate(launch.args)
         )
-        cases += f" case {number}: {launch.name}_{number}(place{args}); break;"
+        cases += f" case {number}: {launch.name}_{number}(work_group{args}); break;"
     functions = "".join(as_function(_source(launch), f"_{number}") for number, launch in enumerate(launches))
-    return f"{read_source(SHARED)}{functions}#define RUN_ENTRY(kernel, place, at) switch (kernel) {{{cases} }}\n"
+    return f"{read_source(SHARED)}{functions}#define RUN_ENTRY(kernel, work_group, at) switch (kernel) {{{cases} }}\n"
 
 
 def as_function(source: KernelSource, suffix: str) -> str:
-    """A kernel of one work-item a group as a function that is told its place: name + suffix (int4 place, arguments).
+    """A kernel of one work-item a group as a function that is told its work-group: name + suffix (int4 work_group,
+    arguments).
 
     OpenCL C has no templates: the file's functions and structures get names of their own, and its macros end with it.
     So a program can have a kernel for several shapes and storage types. `common.cl` is to stand before it.
     """
     text = source.prelude + read_source(source.file, (SHARED,))
     names = {*_FUNCTION.findall(text), *_KERNEL.findall(text), *_STRUCT.findall(text)}
-    text = _KERNEL.sub(r"inline void \1(const int4 place, ", text)
+    text = _KERNEL.sub(r"inline void \1(const int4 work_group, ", text)
     text = re.sub(rf"\b({'|'.join(sorted(names))})\b", rf"\1{suffix}", text)
     constants = {name: constant_text(value) for name, value in sorted(source.constants.items())}
-    macros = sorted({*_MACRO.findall(_PLACE + text), *constants})
+    macros = sorted({*_MACRO.findall(_WORK_GROUP + text), *constants})
     return (
         "".join(f"#define {name} {value}\n" for name, value in constants.items())
-        + _PLACE
+        + _WORK_GROUP
         + text
         + "".join(f"\n#undef {name}" for name in macros)
         + "\n"

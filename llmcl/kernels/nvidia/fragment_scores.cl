@@ -4,7 +4,7 @@
 // functions that run at an eighth of the rate; otherwise the 8 are computed anew with tanh1 of common.cl.
 
 #define NEAR_0 0.75f
-#define LANE_SCORES 8  // of 16 keys and two rows
+#define FRAGMENT_SCORES 8  // of 16 keys and two rows
 
 #if HAS_SCORE_MOD
 // tanh(x) as x + x^3 P(x^2), P minimax. Relative error below 1.1e-7 for |x| < NEAR_0.
@@ -28,30 +28,31 @@ inline float near_score_mod(const float score, const int b, const int h, const i
 #endif
 
 // s[i] is the score of query rows[i / 2 % 2] and of key `first` + i / 4 * 8 + i % 2, divided by `unit`; becomes the modified one, or
-// -infinity. Keys before `end` exist, and the queries see them as far as seen_as (TILE_*) and without KEY_RUNS their position say.
+// -infinity. Keys before `end` exist, and the queries see them as far as seen_as (TILE_*) and without KV_BLOCK_RANGES their
+// position say.
 inline void modify_scores(float* s, const int count, const float unit, const int batch, const int head, const int rows[2],
                           const int first, const int end, const int seen_as MOD_PARAMS) {
 #define Q_IDX rows[i / 2 % 2]
 #define KV_IDX (first + i / 4 * 8 + i % 2)
 #if HAS_SCORE_MOD
 #pragma unroll
-    for (int at = 0; at < count; at += LANE_SCORES) {
+    for (int at = 0; at < count; at += FRAGMENT_SCORES) {
         // Of hidden keys, too: a branch for each would cost more.
-        float modified[LANE_SCORES], largest = 0.0f;
+        float modified[FRAGMENT_SCORES], largest = 0.0f;
 #pragma unroll
-        for (int i = at; i < at + LANE_SCORES; ++i)
+        for (int i = at; i < at + FRAGMENT_SCORES; ++i)
             modified[i - at] = near_score_mod(s[i] * unit, batch, head, Q_IDX, min(KV_IDX, end - 1), &largest MOD_ARGS);
         if (largest >= NEAR_0) {
 #pragma unroll
-            for (int i = at; i < at + LANE_SCORES; ++i)
+            for (int i = at; i < at + FRAGMENT_SCORES; ++i)
                 modified[i - at] = score_mod(s[i] * unit, batch, head, Q_IDX, min(KV_IDX, end - 1) MOD_ARGS);
         }
 #pragma unroll
-        for (int i = at; i < at + LANE_SCORES; ++i) s[i] = modified[i - at] * (1.0f / unit);
+        for (int i = at; i < at + FRAGMENT_SCORES; ++i) s[i] = modified[i - at] * (1.0f / unit);
     }
 #endif
 #if HAS_MASK_MOD
-    if (seen_as == TILE_MIXED) {
+    if (seen_as == TILE_PARTIAL) {
 #pragma unroll
         for (int i = 0; i < count; ++i)
             if (!mask_mod(batch, head, Q_IDX, min(KV_IDX, end - 1) MOD_ARGS)) s[i] = -INFINITY;
@@ -59,7 +60,7 @@ inline void modify_scores(float* s, const int count, const float unit, const int
 #endif
 #pragma unroll
     for (int i = 0; i < count; ++i)
-        if (KEY_RUNS ? KV_IDX >= end : KV_IDX > Q_IDX) s[i] = -INFINITY;
+        if (KV_BLOCK_RANGES ? KV_IDX >= end : KV_IDX > Q_IDX) s[i] = -INFINITY;
 #undef Q_IDX
 #undef KV_IDX
 }
