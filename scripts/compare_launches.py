@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Decode with a step in one launch against a launch for each kernel, in turn in one process; and the first token."""
+"""Decode with a persistent kernel against a launch for each kernel, in turn in one process; and the first token."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from llmcl.tools.benchmark import decode_bytes
 ROUNDS, STEPS = 3, 48
 EPILOG = """\b
 t/s           tokens a second: the median of the rounds' median steps
-ratio         the time of separate launches over that of one: median of the rounds (least - most)
-of bandwidth  bytes that a step in one launch reads, over its time, over a streaming read measured in the same run
+ratio         the time of separate launches over the persistent kernel's: median of the rounds (least - most)
+of bandwidth  bytes that a step with it reads, over its time, over a streaming read measured in the same run
 first token   from the start of `llmcl generate` to the first byte of its answer"""
 
 
@@ -39,7 +39,7 @@ def first_token_s(model: str, device: str | None) -> float:
 
 
 def rounds(llm: LLM, depth: int) -> tuple[list[float], list[float]]:
-    """Seconds of a step in one launch, and in separate launches, for each round."""
+    """Seconds of a step with the persistent kernel, and with separate launches, for each round."""
     persistent = llm.model
     separate = Model(
         llm.device, llm.config, persistent.weights, persistent.cache, mods=persistent.mods, persistent=False
@@ -60,7 +60,7 @@ def compare_launches(
     depths: opt.Depths = "0,4096",
     device: opt.Device = None,
 ) -> None:
-    """Decode in one launch a step against a launch for each kernel, a row for each model and depth."""
+    """Decode with a persistent kernel against a launch for each kernel, a row for each model and depth."""
     print("| model | depth | persistent, t/s | separate, t/s | ratio | of bandwidth | first token |")
     print("|---|---:|---:|---:|---:|---:|---:|")
     for name in models:

@@ -27,7 +27,7 @@ of ceiling  the share of the nearer ceiling, both measured in this run: read
             bandwidth or float32 arithmetic peak (above 100%: operands came
             from a cache, or were multiplied in 8 or 16 bits)
 idle        between one kernel's end and the next one's start on the device's
-            clock; without profiling a CPU decodes in one launch a token,
+            clock; without profiling a CPU decodes with a persistent kernel,
             which has fewer such gaps
 {CSV_NAME}  one row a launch, times in ns
 {TRACE_NAME}     for ui.perfetto.dev or chrome://tracing"""

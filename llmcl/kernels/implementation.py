@@ -11,7 +11,7 @@ from llmcl.runtime.device import Device
 
 
 class Implementation(ABC):
-    """One way to run an op: a kernel file, the devices and operands that it suits, and the launches that it binds.
+    """One way to run an op: a kernel file, the devices and operands that it supports, the launches that it binds.
 
     name: what users and tests call it; two implementations of an op share a name where they take different dtypes.
     file: the kernel, relative to `kernels/`.
@@ -25,7 +25,7 @@ class Implementation(ABC):
         """Whether the device can run the kernel."""
 
     def supports(self, dtype: str, size: int) -> bool:
-        """Whether it takes a storage type and a size: the columns of a product, the dimensions of a head."""
+        """Whether it supports a storage type and a size: the columns of a product, the dimensions of a head."""
         return True
 
     rounds_to_16_bits = False
@@ -43,7 +43,7 @@ Row = TypeVar("Row", bound=Implementation)
 
 
 def pick(rows: Sequence[Row], device: Device, dtype: str, size: int, name: str | None = None) -> Row:
-    """The first of `rows` that suits device and operand; with `name` the one called so, whatever the device.
+    """The first of `rows` that supports device and operand; with `name` the one called so, whatever the device.
 
     What `llmcl doctor` found to be wrong on the device is left out. Raises UsageError for a name that no row has
     or that does not take `dtype` and `size`, DeviceError where every row is wrong.

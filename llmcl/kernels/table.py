@@ -7,7 +7,7 @@ from llmcl.kernels import implementation as base
 from llmcl.kernels.implementation import Row
 from llmcl.runtime.device import Device
 
-CLASSES = (nvidia, cpu, portable)  # the last one suits every device
+CLASSES = (nvidia, cpu, portable)  # the last one supports every device
 
 
 ROWS: tuple[base.Implementation, ...] = tuple(row for folder in CLASSES for row in folder.IMPLEMENTATIONS)

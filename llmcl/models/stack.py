@@ -44,7 +44,7 @@ def prefill_stack(weights: ModelWeights, layers: Layers, ops: PrefillOps) -> tup
 def decode_stack(
     weights: ModelWeights, layers: Layers, ops: DecodeOps, *, persistent: bool
 ) -> tuple[list[Launch], Mapping[str, Buffer]]:
-    """stack() for one token, its layers in one launch if the device can run them so.
+    """stack() for one token, its layers as a persistent kernel if the device has one for them.
 
     And the activations, by name, in whose place that launch has others.
     """

@@ -33,7 +33,7 @@ Groups = tuple[int, ...] | Callable[[int], tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Cost:
-    """What a launch cannot do without: bytes read and written once, floating-point operations (2 a multiply-add)."""
+    """The bytes that a launch must read and write, once, and its floating-point operations (2 a multiply-add)."""
 
     nbytes: float
     flops: float = 0.0

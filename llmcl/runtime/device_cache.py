@@ -1,4 +1,4 @@
-"""What earlier runs found out about a device with its driver: tuned kernel constants, kernels that are wrong there.
+"""What is kept for a device with its driver: tuned kernel constants, and kernels that are excluded, being wrong there.
 
 One JSON file a device, driver and version of llmcl in the cache folder, so that an updated driver and changed kernels
 are judged anew. It is read once a run; `llmcl tune` and `llmcl doctor` write it.
@@ -24,7 +24,7 @@ MAX_CONSTANT = 1024  # of a tuned constant
 
 
 class DeviceCache:
-    """tuned: constants by what they are for (see `tuned_key`); excluded: what was found, by kernel and dtype."""
+    """tuned: constants by what they are for (see ops/attention.py); excluded: reasons by kernel and dtype."""
 
     def __init__(self, entry: DeviceEntry):
         identity = {

@@ -129,7 +129,7 @@ def test_the_demo_model_reports_its_traffic(sampling: str, smollm2: LLM, monkeyp
         stats = answer.stats
         assert (stats.device_to_host_bytes_per_token, stats.host_to_device_bytes_per_token) == (4.0, 0.0)
         # A CPU has the whole step in a few launches. Elsewhere there are five or six kernels a layer, embedding and
-        # head, or all layers in one launch.
+        # head, or all layers in a persistent kernel.
         assert stats.kernel_launches_per_token == len(model.decode_launches) + len(model.sampler.launches)
         if persistent_step.CpuPersistentStep().supports_device(smollm2.device):
             assert len(model.decode_launches) < 9

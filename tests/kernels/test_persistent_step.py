@@ -1,4 +1,4 @@
-"""A decode step in one launch on a CPU: the bits of separate launches, whoever computes."""
+"""A decode step as a persistent kernel on a CPU: the bits of separate launches, whoever computes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MODELS: dict[str, tuple[ModelConfig, dict[str, Any]]] = {
 @pytest.fixture
 def cpu(device: Device) -> Device:
     if not persistent_step.CpuPersistentStep().supports_device(device):
-        pytest.skip("only a processor runs a step in one launch of this kind")
+        pytest.skip("only a processor runs a step in a persistent kernel of this kind")
     return device
 
 
@@ -48,7 +48,7 @@ def loaded(device: Device, tmp_path_factory: pytest.TempPathFactory) -> LLM:
 
 @pytest.fixture
 def small(cpu: Device, loaded: LLM) -> Iterator[LLM]:
-    """A small model, whose one launch a test may break."""
+    """A small model, whose persistent kernel a test may break."""
     model = loaded.model
     loaded.model = Model(cpu, loaded.config, model.weights, model.cache)
     yield loaded
@@ -157,7 +157,7 @@ def test_any_number_of_work_groups_does(small: LLM) -> None:
 
 
 def test_whoever_waits_may_leave(small: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without patience each wait ends at once, and those that are left do the rest: in one launch and in several."""
+    """Without patience each wait ends at once, and those that are left do the rest: in one part and in several."""
     expected = step_logits(small.model, 20, 40)
     monkeypatch.setattr(persistent_step, "MIN_SPINS", 0)
     monkeypatch.setattr(persistent_step, "BYTES_PER_SPIN", 1 << 40)

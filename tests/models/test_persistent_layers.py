@@ -1,4 +1,4 @@
-"""All layers of a decode step in one launch against the separate launches: every buffer that they leave."""
+"""All layers of a decode step in a persistent kernel against the separate launches: every buffer that they leave."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def buffers(model: Model, config: ModelConfig, position: int) -> dict[str, np.nd
 )
 def test_equals_the_separate_launches(device: Device, tmp_path: Path, shape: str, dtype: str, with_mods: bool) -> None:
     if device.entry.ptx_arch < 80:
-        pytest.skip("only NVIDIA GPUs run a model's layers in one launch")
+        pytest.skip("only NVIDIA GPUs run a model's layers in a persistent kernel")
     # Rounding to 8 bits would make a step of the smallest difference.
     options: dict[str, Any] = {"dtype": dtype, "activation_dtype": "float32", "max_context": 1024}
     loaded = load_random(config_file(tmp_path, SHAPES[shape]), device=device, **options)
@@ -120,7 +120,7 @@ def test_equals_the_separate_launches(device: Device, tmp_path: Path, shape: str
 def test_rounded_activations_are_the_same_to_the_bit(device: Device, tmp_path: Path, shape: str, dtype: str) -> None:
     """A first token, whose attention is the same however the keys are split."""
     if device.entry.ptx_arch < 80:
-        pytest.skip("only NVIDIA GPUs run a model's layers in one launch")
+        pytest.skip("only NVIDIA GPUs run a model's layers in a persistent kernel")
     loaded = load_random(config_file(tmp_path, SHAPES[shape]), device=device, dtype=dtype, max_context=64)
     config, weights = loaded.config, loaded.model.weights
     found = []
@@ -136,7 +136,7 @@ def test_rounded_activations_are_the_same_to_the_bit(device: Device, tmp_path: P
 @pytest.mark.parametrize("dtype", ["bfloat16", "q4_0"])
 def test_decodes_the_same_twice(device: Device, tmp_path: Path, dtype: str) -> None:
     if device.entry.ptx_arch < 80:
-        pytest.skip("only NVIDIA GPUs run a model's layers in one launch")
+        pytest.skip("only NVIDIA GPUs run a model's layers in a persistent kernel")
     llm = load_random(config_file(tmp_path, SHAPES["wide"]), device=device, dtype=dtype, max_context=512)
     prompt = list(range(100))
     first = llm.generate(prompt, max_tokens=200, ignore_eos=True).token_ids

@@ -193,7 +193,7 @@ def test_reset(default_device: Device, empty_cache: Path) -> None:
 
 
 def test_every_device_knows_which_forms_it_uses(default_device: Device) -> None:
-    """Also where a check has no variant for it: a GPU has none of the one launch of a processor."""
+    """Also where a check has no variant for it: a GPU has none of the persistent kernel of a processor."""
     for kind in ("cpu", "gpu"):
         taken_for = copy.copy(default_device)
         taken_for.entry = dataclasses.replace(default_device.entry, kind=kind)

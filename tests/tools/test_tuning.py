@@ -131,6 +131,7 @@ def test_another_driver_is_judged_anew(fresh: Device) -> None:
         "{",
         "[]",
         '{"tuned": {"x": 1}, "excluded": {}}',
+        '{"tuned": {"x": {"BLOCK_M": 8}}, "wrong": {}}',  # as it was called once
         '{"tuned": {"x": {"y": "z"}}}',
         *(
             f'{{"tuned": {{"x": {{"BLOCK_M": {n}}}}}, "excluded": {{}}}}'

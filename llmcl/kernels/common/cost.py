@@ -1,4 +1,4 @@
-"""What each kernel cannot do without, for the profiler: bytes that must be moved once, and operations.
+"""What each kernel must move and compute, for the profiler's roofline: bytes, once, and FLOPs.
 
 Weights, keys and values as stored, activations in float32. A kernel that reads something twice gets no credit for it:
 the share of a ceiling says how far a kernel is from what the device could do.
@@ -39,7 +39,7 @@ def once(nbytes: float) -> CostModel:
 
 
 def fused_cost(*costs: CostModel) -> CostModel:
-    """What several kernels cannot do without, done by one launch."""
+    """The cost of several kernels, done by one launch."""
 
     def cost(n: int, position: int) -> Cost:
         parts = [cost_of(n, position) for cost_of in costs]

@@ -1,4 +1,4 @@
-"""Persistent kernels: what a device class needs to know of a decode step to run it, or its layers, in one launch."""
+"""Persistent kernels: what a device class needs to know of a decode step to run it, or its layers, in one."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ class BoundLayers:
 
 
 class PersistentLayers(Implementation):
-    """All layers of a decode step in one launch; the separate launches are its twin."""
+    """All layers of a decode step in one kernel; the separate launches are its twin."""
 
     @abstractmethod
     def unsupported_reason(self, device: Device, step: DecodeLayers) -> str | None:
-        """What keeps this device from running these layers in one launch; None: nothing."""
+        """What keeps this device from running these layers in one kernel; None: nothing."""
 
     @abstractmethod
     def bind(self, device: Device, step: DecodeLayers) -> BoundLayers:

@@ -20,7 +20,7 @@ GROUP_TOKENS = 48
 INT8_TILE_TOKENS = {1: 12, 2: 12, 3: 3}
 # Tokens for which the bfloat16 product keeps a sum in registers, 32 of 512 bits or 16 of 256; 16 divides a chunk.
 BF16_TILE_TOKENS = {1: 16, 2: 6}
-PACKED_GROUP_TOKENS = 96  # of a product with rounded rows: a multiple of every number of tile tokens
+PACKED_GROUP_TOKENS = 96  # of a product with packed activations: a multiple of every number of tile tokens
 
 
 @dataclass(frozen=True)

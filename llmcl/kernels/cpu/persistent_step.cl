@@ -1,4 +1,4 @@
-// A list of launches in one, on a CPU: each entry of the list begins when all work-groups of the entries before it are done.
+// A persistent kernel for CPUs, a list of launches in one: each entry begins when all work-groups of those before it are done.
 //
 //   repeat: look at the next unit (a work-group of an entry)  |  wait until the entries before its own are done  |
 //           claim it and count the unit before as done, or look again where another was quicker  |  RUN_ENTRY

@@ -1,4 +1,4 @@
-"""Several launches of a CPU device as one: work-groups go through them together and wait for each other in between.
+"""A persistent kernel for CPUs: work-groups go through several launches together and wait for each other in between.
 
 Handing a kernel to the driver and starting it costs microseconds, and a decode step has some 180 of them. Here the
 kernels become functions of one kernel, `cpu/persistent_step.cl`, and the launches a table that it reads: which

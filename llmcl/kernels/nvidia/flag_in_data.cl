@@ -1,7 +1,8 @@
-// Vectors that pass between the work-groups of one launch, each value with its own sign of being there.
+// Flag-in-data synchronisation, as in NCCL's LL protocol: vectors that pass between the work-groups of a persistent kernel, each
+// value with its own sign of being there.
 //
-// Bit 0 of a float that a group leaves for others is a flag, the parity of how often the value has been written: a reader asks
-// for a value until its flag is the one it waits for. Value and flag are one word, so no fence stands between them, no group waits
+// Bit 0 of a float that a group leaves for others is a flag, the parity of how often the value has been written: a reader polls
+// a value until its flag is the one it waits for. Value and flag are one word, so no fence stands between them, no group waits
 // for another but for the values that it needs, and there is no barrier of all groups. Whoever reads a vector, flagged or not,
 // takes bit 0 for 0 (`value_of`), so that both kinds give the same bits.
 //
@@ -15,7 +16,7 @@ inline void send(__global float* to, const float value, const uint flag) {
     asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" : : "l"(to), "r"((as_uint(value) & ~1u) | flag) : "memory");
 }
 
-// Asks again where a value lacks.
+// Polls where a value is missing.
 inline void poll4(uint4* words, __global const float* from, const bool missing) {
     asm volatile("{.reg .pred p; setp.ne.u32 p, %5, 0; @p ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];}"
                  : "+r"((*words).x), "+r"((*words).y), "+r"((*words).z), "+r"((*words).w)
@@ -33,7 +34,7 @@ inline bool missing4(const uint4 words, const uint flag) {
 }
 
 #define FOUR_AT(i) (from + (i) / 2 * stride + (i) % 2 * step)
-// Waits for the answers to poll_first or to the last call; whether values lacked, of any lane, which are asked for again.
+// Waits for the answers to poll_first or to the last call; whether values are missing, of any lane, which are polled again.
 inline bool poll_again(uint4* words, __global const float* from, const int stride, const int step, const int count, const int most,
                        const uint flag) {
     bool waiting = false;
@@ -45,7 +46,7 @@ inline bool poll_again(uint4* words, __global const float* from, const int strid
     }
     return warp_any(waiting);
 }
-// Asks for four values at each FOUR_AT(i), i < count <= most; the other words become those of 0.
+// Polls four values at each FOUR_AT(i), i < count <= most; the other words become those of 0.
 inline void poll_first(uint4* words, __global const float* from, const int stride, const int step, const int count, const int most,
                        const uint flag) {
 #pragma unroll

@@ -58,7 +58,7 @@ def local_floats(weight: Weight, columns: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class TensorCoreLayout(ActivationLayout):
-    """Activations of 16 bits for the matrix units: [n, k], or in blocks [ceil(n/8), k/8, 8, 8] for Hopper's.
+    """Activations of 16 bits for the tensor cores: [n, k], or in blocks [ceil(n/8), k/8, 8, 8] for Hopper's.
 
     The buffer has rows for a multiple of 128 tokens; those past the step's may hold anything. Blocks can be left by the
     kernel that computes them.

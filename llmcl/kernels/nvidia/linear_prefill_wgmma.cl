@@ -1,6 +1,6 @@
 // Y = X W^T for all tokens of a step on the matrix units of Hopper GPUs, by asynchronous warpgroup products (wgmma).
 // Formula and arguments as in cpu/linear_prefill.cl, except that x is WEIGHT in blocks of 8 x 8 (`pack_activations`): products of
-// 16-bit operands, float32 sums. With PACKED_OUT the output is of that form, too: what the next product takes.
+// 16-bit operands, float32 sums. With PACKED_OUT the output is in that layout, too: what the next product takes.
 //
 // A work-group takes units of 128 tokens and 16 weight tiles (256 rows), one after the other; each of its two warpgroups has
 // 64 of the tokens and all rows. Steps of 32 columns come through STAGES buffers in local memory, copied while earlier ones

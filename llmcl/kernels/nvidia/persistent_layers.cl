@@ -1,4 +1,4 @@
-// All layers of a decode step in one launch on an NVIDIA GPU: between `embed` and the output head.
+// A persistent kernel for NVIDIA GPUs: all layers of a decode step in one launch, between `embed` and the output head.
 //
 //   for each layer:  qkv = W_qkv norm(x)  |  attended  |  mid = x + W_o attended  |  ffn = gate(W_gate norm(mid)) W_up norm(mid)  |
 //                    x = mid + W_down ffn

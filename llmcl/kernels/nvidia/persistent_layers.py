@@ -1,4 +1,4 @@
-"""persistent_layers: every layer of a decode step in one launch, a work-group for each compute unit."""
+"""persistent_layers: a persistent kernel for every layer of a decode step, a work-group for each compute unit."""
 
 from __future__ import annotations
 
