@@ -76,11 +76,7 @@ def _existing_path(name: str) -> Path | None:
     try:
         path = Path(name).expanduser()
         return path if name and path.exists() else None
-    except (
-        OSError,
-        ValueError,
-        RuntimeError,
-    ):  # too long, a null character, or a home folder that is unknown
+    except (OSError, ValueError, RuntimeError):  # too long, a null character, or a home folder that is unknown
         return None
 
 

@@ -1,4 +1,4 @@
-"""The values of stored rows: every format of a checkpoint as float32, in NumPy: the twin of what loads weights."""
+"""Every format of a checkpoint as float32, in NumPy. The twin of the kernels that load weights."""
 
 from __future__ import annotations
 
@@ -49,10 +49,7 @@ def _dequantize_blocks(format: str, blocks: NDArray[np.uint8]) -> Float32:
         return _float16_at(blocks, 0) * (_nibbles(blocks[:, 2:]).astype(np.float32) - 8)
     if format == "Q4_1":  # float16 d, float16 m, 16 bytes of nibbles: d q + m
         return _float16_at(blocks, 0) * _nibbles(blocks[:, 4:]).astype(np.float32) + _float16_at(blocks, 2)
-    if format in (
-        "Q5_0",
-        "Q5_1",
-    ):  # as Q4_0 / Q4_1 with 4 bytes before the nibbles: bit i is bit 4 of value i
+    if format in ("Q5_0", "Q5_1"):  # as Q4_0 / Q4_1 with 4 bytes before the nibbles: bit i is bit 4 of value i
         high_at = 2 if format == "Q5_0" else 4
         high = np.unpackbits(blocks[:, high_at : high_at + 4], axis=1, bitorder="little")
         q = (_nibbles(blocks[:, high_at + 4 :]) | (high << 4)).astype(np.float32)

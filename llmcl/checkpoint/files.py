@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import mmap
 import os
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +30,10 @@ def map_file(path: Path) -> np.ndarray:
     """
     check_is_file(path)
     try:
-        with path.open("rb") as file:
+        with reading(path), path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except ValueError:
         raise CheckpointError(f"{path.name} is empty. Fetch it again.") from None
-    except OSError as error:
-        raise CheckpointError(f"{path.name} cannot be read: {error.strerror or error}. Check the path.") from None
     if mapped[: len(_LFS_POINTER)] == _LFS_POINTER:
         raise CheckpointError(
             f"{path.name} is a Git LFS pointer, not the file itself. Run `git lfs pull` in its folder."
@@ -41,10 +42,10 @@ def map_file(path: Path) -> np.ndarray:
 
 
 def drop_pages(view: np.ndarray) -> None:
-    """Takes the pages of the mapped file that `view` is of out of the process; they come back if they are read again.
+    """Takes the pages of a mapped file out of this process, where they count as its memory. view: a part of the file.
 
-    As long as they are mapped they count as memory of the process. All of the file's: what is read is mapped together
-    with its neighbours. No effect where the system cannot do it.
+    All pages of the file go, because the neighbours of what is read are mapped with it. They come back when they are
+    read. Does nothing where the system cannot do it.
     """
     mapped = _mapping(view)
     if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
@@ -54,7 +55,7 @@ def drop_pages(view: np.ndarray) -> None:
 def check_not_shrunk(view: np.ndarray) -> None:
     """Raises CheckpointError if the mapped file that `view` is of is shorter than when it was mapped.
 
-    To read beyond the end of a mapped file ends the process (SIGBUS); so this is asked right before a tensor is read.
+    A read beyond the end of a mapped file ends the process (SIGBUS), so this is called right before a tensor is read.
     """
     mapped = _mapping(view)
     if mapped is not None and (size := mapped.size()) < len(mapped):
@@ -85,17 +86,14 @@ def optional_json(path: Path) -> dict[str, Any]:
 def read_bytes(path: Path, limit: int = MAX_SETTINGS_BYTES) -> bytes:
     """A small file. Raises CheckpointError if it is missing, unreadable, no regular file, or longer than `limit`."""
     check_is_file(path, limit)
-    try:
-        with path.open("rb") as file:
-            return file.read(limit)
-    except OSError as error:
-        raise CheckpointError(f"{path.name} cannot be read: {error.strerror or error}. Check the path.") from None
+    with reading(path), path.open("rb") as file:
+        return file.read(limit)
 
 
 def parse_json(data: bytes, what: str, unique_keys: bool = False) -> dict[str, Any]:
     """The JSON object in `data`. Raises CheckpointError if there is none, or if one of its strings is no Unicode.
 
-    unique_keys: refuse a key that appears twice, on which readers differ which one counts.
+    unique_keys: refuse a key that appears twice, because readers differ on which one counts.
     """
     try:
         value = json.loads(data.decode("utf-8"), object_pairs_hook=_unique_keys if unique_keys else None)
@@ -117,7 +115,7 @@ def parse_json(data: bytes, what: str, unique_keys: bool = False) -> dict[str, A
 
 
 def _half_pair(value: Any) -> str | None:
-    """A string in a JSON value that has no UTF-8, because half a surrogate pair was written with an escape."""
+    """A string in a JSON value that has no UTF-8, because an escape in it makes half a surrogate pair."""
     if isinstance(value, str):
         return None if value.isascii() or is_unicode(value) else value
     items = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else ()
@@ -139,15 +137,14 @@ class _DuplicateKeyError(Exception):
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        seen: set[str] = set()
-        duplicate = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        ((duplicate, _),) = Counter(key for key, _ in pairs).most_common(1)
         raise _DuplicateKeyError(shown(duplicate))
     return result
 
 
 def check_is_file(path: Path, limit: int | None = None) -> None:
     """Raises CheckpointError unless this is a regular file, of at most `limit` bytes."""
-    try:
+    with reading(path):
         if not path.is_file():  # a pipe or a device would block or never end
             found = "is not a regular file" if path.exists() else "is missing"
             raise CheckpointError(
@@ -157,7 +154,14 @@ def check_is_file(path: Path, limit: int | None = None) -> None:
             raise CheckpointError(
                 f"{path.name} has {size} bytes, expected at most {limit}. It is damaged or hostile; fetch it again."
             )
-    except OSError as error:  # a name too long, no permission
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turns OSError (no permission, a name too long) into a CheckpointError that names the file."""
+    try:
+        yield
+    except OSError as error:
         raise CheckpointError(
             f"{one_line(path.name)} cannot be read: {error.strerror or error}. Check the path."
         ) from None

@@ -23,8 +23,7 @@ FLOAT_FORMATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 def row_bytes(name: str, format: str, n_values: int) -> int:
-    """Bytes of one row of `n_values` values. Raises CheckpointError, with the tensor's name, for half a "
-    "block."""
+    """Bytes of one row of `n_values` values. Raises CheckpointError, with the tensor's name, for half a block."""
     block_values, block_bytes = BLOCKS[format]
     if n_values % block_values:
         raise CheckpointError(

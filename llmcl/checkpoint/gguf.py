@@ -44,17 +44,13 @@ _NUMBERS = {
 }  # fmt: skip
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 
-# Many times what real files have; they bound the Python objects that a hostile file can ask for.
+# Many times what real files have. They bound the Python objects that a hostile file can make.
 _MAX_ENTRIES = 1 << 16
 _MAX_TENSORS = 1 << 16
 _MAX_ARRAY_DEPTH = 3
 _MAX_DIMENSIONS = 4
 
-MODULE_NAMES = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
+MODULE_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 LAYER_MODULE_NAMES = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -101,7 +97,7 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
         raise CheckpointError("it is not a GGUF file (it does not begin with the letters GGUF). Check the path.")
     version = cursor.number("<I", "the version")
     if version not in _VERSIONS:
-        if version.to_bytes(4, "little")[0] == 0 and int.from_bytes(version.to_bytes(4, "little"), "big") in _VERSIONS:
+        if int.from_bytes(version.to_bytes(4, "little"), "big") in _VERSIONS:
             raise UnsupportedModelError("llmcl does not support big-endian GGUF files; use the little-endian one.")
         raise UnsupportedModelError(
             f"llmcl does not support GGUF version {version}; it supports {_VERSIONS[0]} and {_VERSIONS[1]}."

@@ -86,9 +86,7 @@ class Hub:
             raise self._unreachable(failure) from failure
         if failure is not None:
             _log.warning(
-                "the hub at %s does not answer; using the copy of %s in the cache",
-                self.endpoint,
-                self.repo_id,
+                "the hub at %s does not answer; using the copy of %s in the cache", self.endpoint, self.repo_id
             )
         return path
 
@@ -137,20 +135,13 @@ class Hub:
         from huggingface_hub import hf_hub_download
 
         bar = _bar_class(self.progress, f"downloading {file}", n_bytes)
-        return Path(
-            hf_hub_download(
-                self.repo_id,
-                file,
-                revision=commit,
-                endpoint=self.endpoint,
-                cache_dir=self.cache_dir,
-                tqdm_class=bar,
-            )
+        path = hf_hub_download(
+            self.repo_id, file, revision=commit, endpoint=self.endpoint, cache_dir=self.cache_dir, tqdm_class=bar
         )
+        return Path(path)
 
     def _remember(self, file: str, commit: str) -> None:
-        """Makes the cache's `main` point to this commit, as the last step: then all that belongs to it is "
-        "there."""
+        """Makes the cache's `main` point to this commit. It is the last step: by then all of the commit is there."""
         from huggingface_hub import hf_hub_download
 
         cached = self._cached(file)

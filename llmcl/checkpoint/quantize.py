@@ -111,21 +111,21 @@ def _q4_k(blocks: np.ndarray) -> np.ndarray:
     return np.concatenate([halves, packed, nibbles], axis=1)
 
 
-def _scale_and_min(x: np.ndarray, levels: int = 15, rounds: int = 6) -> tuple[np.ndarray, np.ndarray]:
-    """(scale, minimum >= 0) [..., groups] with x ~ q scale - minimum, q in 0..levels: weighted least squares.
+def _scale_and_min(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(scale, minimum >= 0) [..., groups] with x ~ q scale - minimum, q in 0..15: weighted least squares.
 
     Starts from several ranges that cut off the extremes a little; each is refined by refitting scale and minimum to the
     q that they give, and the best of all is kept. A value's weight is its magnitude plus that of its group.
     """
     weight = np.abs(x) + np.sqrt(np.mean(x * x, axis=-1, keepdims=True))
     low, high = np.minimum(x.min(axis=-1), 0), np.maximum(x.max(axis=-1), 0)
-    best_scale, best_min = (high - low) / np.float32(levels), -low
+    best_scale, best_min = (high - low) / np.float32(15), -low
     best_error = np.full(low.shape, np.inf, np.float32)
     sum_w, sum_wx = weight.sum(-1), (weight * x).sum(-1)
-    for cut in np.linspace(-1.0, 1.0, rounds, dtype=np.float32):
-        scale, minimum = (high - low) / (np.float32(levels) + cut), -low
+    for cut in np.linspace(-1.0, 1.0, 6, dtype=np.float32):
+        scale, minimum = (high - low) / (np.float32(15) + cut), -low
         for refit in (True, False):
-            q = np.clip(np.rint((x + minimum[..., None]) * _inverse(scale)[..., None]), 0, levels)
+            q = np.clip(np.rint((x + minimum[..., None]) * _inverse(scale)[..., None]), 0, 15)
             error = (weight * (q * scale[..., None] - minimum[..., None] - x) ** 2).sum(-1)
             better = error < best_error
             best_error = np.where(better, error, best_error)

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import numpy as np
 
-from llmcl.checkpoint.files import MAX_HEADER_BYTES, map_file, optional_json, parse_json, read_json
+from llmcl.checkpoint.files import MAX_HEADER_BYTES, map_file, optional_json, parse_json, read_json, reading
 from llmcl.checkpoint.tensors import Checkpoint, StoredTensor
 from llmcl.errors import CheckpointError, UnsupportedModelError, one_line, shown
 from llmcl.models.config import config_from_hf
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-_MAX_SIZES = 64  # of a shape that is multiplied for a message; the product of a million takes hours
+_MAX_SIZES = 64  # dimensions that are multiplied for a message; a million of them take hours
 
 
 def open_folder(folder: Path, name: str) -> Checkpoint:
@@ -97,14 +97,13 @@ def read_file_tensors(path: Path) -> dict[str, StoredTensor]:
 
     data = map_file(path)
     try:
-        with safe_open(path, framework="numpy") as file:
+        with reading(path), safe_open(path, framework="numpy") as file:
             slices = [(name, file.get_slice(name)) for name in file.offset_keys()]
             entries = [(name, tuple(one.get_shape()), one.get_dtype()) for name, one in slices]
     except SafetensorError as error:
         raise _refusal(path.name, data, str(error)) from error
-    except OSError as error:
-        raise CheckpointError(f"{path.name} cannot be read: {error.strerror or error}. Check the path.") from None
-    parse_json(_header(data), f"the header of {path.name}", unique_keys=True)  # of two, the library takes the last
+    # Of two equal keys the library takes the last.
+    parse_json(_header(data), f"the header of {path.name}", unique_keys=True)
 
     at, stored = 8 + len(_header(data)), {}
     for name, shape, dtype in entries:
@@ -121,13 +120,13 @@ def _header(data: np.ndarray) -> bytes:
 
 
 def _bits(dtype: str) -> int:
-    """Of one value; the names of the format's dtypes, such as BF16 and F8_E4M3, say it."""
+    """Bits of one value. The name of the dtype says it, as in BF16 and F8_E4M3."""
     size = re.match(r"[A-Z]+([0-9]+)", dtype)
     return int(size[1]) if size else 8  # BOOL
 
 
 def _refusal(file: str, data: np.ndarray, reason: str) -> CheckpointError:
-    """What the library found wrong with a file, with what it leaves out: the value, and what is expected."""
+    """The error for what the library refused, with what it leaves out: the value found and the one expected."""
     n_header = int.from_bytes(data[:8].tobytes(), "little")
     if len(data) < 8:
         return CheckpointError(f"{file} has {len(data)} bytes, expected at least 8. Fetch it again.")
