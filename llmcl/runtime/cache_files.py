@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 MAX_BYTES = 256 << 20  # of a file: several times the largest compiled program
 NOBODY = 65534  # how a container shows what belongs to a user outside of it, such as root
-_named: set[str] = set()  # what warnings have been about
+_named: set[str] = set()  # the paths that a warning has named
 
 
 class UnusableError(OSError):
@@ -67,8 +67,8 @@ def is_trusted(folder: Path) -> bool:
 
 @lru_cache
 def _judge(named: Path, root: Path, user: int, *marks: tuple[int, ...]) -> bool:
-    """is_trusted() for a user. marks: what the folder and those it lies in are, so that a change is noticed."""
-    # As it is named, for links that others may turn elsewhere, and as it really lies.
+    """is_trusted() for a user. marks: what is known of the folder and of those around it; a change is judged anew."""
+    # Both paths count: the one that is named, whose links others may turn elsewhere, and the one it leads to.
     real = Path(os.path.realpath(named))
     cache = [path for path in (*reversed(named.parents), named) if path == root or root in path.parents]
     ours = {*cache, *(Path(os.path.realpath(path)) for path in cache)}
@@ -138,22 +138,23 @@ def write_cached(path: Path, data: bytes) -> None:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """`write_cached` in a folder that is there. Raises OSError."""
+    """As `write_cached`, in a folder that exists. Raises OSError."""
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
         partial = Path(file.name)
     try:
         partial.write_bytes(data)
         partial.replace(path)
-    except BaseException:  # a full disk is not filled further by what could not be finished
+    except BaseException:  # what is not complete must not fill a full disk
         partial.unlink(missing_ok=True)
         raise
 
 
 def _distrust_reason(found: os.stat_result, *, is_ours: bool) -> str | None:
-    """What speaks against a file, a folder or a link, or None. is_ours: part of the cache, not on the way to it.
+    """What speaks against a file, a folder or a link; None if nothing does.
 
-    On the way a folder that all may write is fine if each can rename only what is his own, as in /tmp; and so is one
-    that a group may write: what its members put in the cache's place would be theirs.
+    is_ours: it is part of the cache, and not a folder on the way to it. Two folders on the way are accepted. In one
+    that all may write, such as /tmp, nobody can rename what belongs to others. In one that a group may write, whatever
+    its members put in the cache's place belongs to them, and is refused for that.
     """
     owners = {0, os.geteuid()} | (set() if is_ours else {NOBODY})
     if found.st_uid not in owners:

@@ -7,11 +7,13 @@ import time
 from functools import lru_cache
 from pathlib import Path
 
+from llmcl.runtime.control_groups import group_folders
+
 
 def usable_cores(root: Path = Path("/")) -> int:
     """At least 1. A quota of 1.5 cores counts as 1: more threads than that do not always run at the same time."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    for folder in _cpu_groups(root):
+    for folder in group_folders("cpu", root):
         quota = _quota(folder)
         if quota is not None:
             cores = min(cores, max(1, int(quota)))
@@ -26,22 +28,6 @@ def cores_now() -> int:
 @lru_cache(maxsize=1)
 def _cores_in(second: int) -> int:
     return usable_cores()
-
-
-def _cpu_groups(root: Path) -> list[Path]:
-    """The folders of this process's control group for the processor and of those around it."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    folders = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "" or "cpu" in controllers.split(","):
-            base = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
-            group = Path(path.strip("/"))
-            folders += [base / part for part in dict.fromkeys([group, *group.parents, Path(".")])]
-    return folders
 
 
 def _quota(folder: Path) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Union
 
@@ -23,7 +23,7 @@ import pyopencl as cl  # noqa: E402
 from pyopencl.tools import ImmediateAllocator, MemoryPool  # noqa: E402
 
 from llmcl.runtime.device_cache import DeviceCache  # noqa: E402
-from llmcl.runtime.driver_calls import DriverCall, finish_quietly, forked, named_errors, note_open  # noqa: E402
+from llmcl.runtime.driver_calls import DriverCall, finish_quietly, forked, named_errors, open_devices  # noqa: E402
 from llmcl.runtime.huge_pages import HugePages  # noqa: E402
 from llmcl.runtime.program import KernelSource, ProgramCache  # noqa: E402
 
@@ -60,7 +60,7 @@ class Traffic:
         )
 
     def copy(self) -> Traffic:
-        return Traffic(self.host_to_device_bytes, self.device_to_host_bytes, self.kernel_launches)
+        return replace(self)
 
 
 class Buffer:
@@ -90,7 +90,10 @@ class Buffer:
 
 @dataclass(frozen=True)
 class KernelMemory:
-    """Bytes of a work-item (private, and of that spilled from registers) and of a group; None: the driver is silent."""
+    """What a work-item takes (private, and of that what its registers could not hold: spill) and a work-group (local).
+
+    None where the driver does not say.
+    """
 
     private_bytes: int | None
     local_bytes: int | None
@@ -102,8 +105,8 @@ class Launch:
 
     `groups` is the number of work-groups in each dimension, or a function from the number of tokens in
     the step to it; nothing else about a launch changes from step to step. `cost` is what the profiler
-    compares with the device's ceilings. The kernel object is made when it is first asked for. A kernel may be told by
-    the `offset` of its index space what it is to do.
+    compares with the device's ceilings. The kernel object is made when it is first asked for. The `offset` of the index
+    space may tell a kernel what to do.
     """
 
     __slots__ = (
@@ -140,7 +143,7 @@ class Launch:
         self._groups = groups
         self.local = local
         self.cost = cost
-        # Of groups that do not depend on the number of tokens, computed once.
+        # The global size, computed once where it does not depend on the number of tokens.
         self._size = None if callable(groups) else tuple(g * w for g, w in zip(groups, local, strict=True))
 
     @property
@@ -149,7 +152,7 @@ class Launch:
         if self._kernel is None:
             source = self.source
             self._kernel = self._device.kernel(source, self._shares) if isinstance(source, KernelSource) else source
-            if not self._shares:  # otherwise another thread may have set its own, and not enqueued yet
+            if not self._shares:  # a shared one may hold arguments of another thread that it has not enqueued yet
                 self._set_args(self._kernel)
         return self._kernel
 
@@ -163,9 +166,9 @@ class Launch:
             self.share_kernel()
 
     def share_kernel(self) -> Launch:
-        """From now on one kernel object serves this launch and others that share: for launches enqueued seldom.
+        """From now on this launch uses the kernel object that others share, too. For launches that are enqueued seldom.
 
-        Making an object takes a third of a millisecond, setting the arguments at each enqueue a few microseconds.
+        It takes a third of a millisecond to make an object, and microseconds to set the arguments at each enqueue.
         """
         self._shares = True
         return self
@@ -229,14 +232,14 @@ class Device:
             self.queue = cl.CommandQueue(self.context, entry.device, properties)  # type: ignore[arg-type]
             # A GPU hands tokens over beside the next step's kernels; a CPU copies with the threads that compute.
             self._reads = self.queue if entry.kind == "cpu" else cl.CommandQueue(self.context, entry.device)
-        note_open(self)
+        open_devices.add(self)
         self._programs = ProgramCache(self.context, entry.device)
         self.cache = DeviceCache(entry)
         self.kernel_options: dict[str, int] = {}  # constants of attention that a user chose, before any tuned ones
         self.traffic = Traffic()
         self.allocated_bytes = 0
         self.peak_bytes = 0
-        # The queue, not the device: no collector sees a cycle that leads through an array of NumPy.
+        # It holds the queue and not the device: the collector sees no cycle that leads through a NumPy array.
         before_freeing = partial(finish_quietly, self.queue)
         self._huge_pages = HugePages(before_freeing) if entry.kind == "cpu" and not entry.is_software else None
         self.kept: dict[str, Any] = {}  # what an operation keeps from call to call, under its name
@@ -257,16 +260,19 @@ class Device:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether a work-item is a thread with vectors of its own. Not so with software renderers (llvmpipe): they run
-        neighbouring work-items in the lanes of a vector, as GPUs do, and end its loops when they made 65535 iterations
-        in all (Mesa's LP_MAX_TGSI_LOOP_ITERATIONS), so one work-item must not do the work of many.
+        """Whether a work-item is a thread with vectors of its own.
+
+        Software renderers (llvmpipe) do not count: they run neighbouring work-items in the lanes of a vector, as GPUs
+        do. They also end the loops of a work-item after 65535 iterations in all (Mesa's LP_MAX_TGSI_LOOP_ITERATIONS),
+        so it must not do the work of many.
         """
         return self.entry.kind == "cpu" and not self.entry.is_software
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether the host learns of a step's end while the next one runs. A CPU device computes with the very thread
-        that waits for a token, and would not hand it out before the next step is done, too.
+        """Whether the host can learn that a step has ended while the next one runs.
+
+        On a CPU the thread that waits for a token also computes, so the token would only come after the next step.
         """
         return not self.is_cpu
 
@@ -393,9 +399,9 @@ class Device:
         return array  # the mapping, and with it the memory, lives as long as the array
 
     def read_async(self, buffer: Buffer, array: np.ndarray, offset_bytes: int = 0) -> Callable[[], None]:
-        """Enqueues a copy into `array` of what was enqueued before leaves; the function returned waits for it.
+        """Enqueues a copy of the buffer, as the work enqueued so far leaves it. Returns a function that waits for it.
 
-        On a GPU what is enqueued later may overtake the copy: it must not write there.
+        On a GPU, work that is enqueued later may run before the copy, so it must not write to the buffer.
         """
         with named_errors(f"reading {array.nbytes:,} bytes from {buffer.name}"):
             after = []
@@ -407,12 +413,7 @@ class Device:
             )
             self._reads.flush()
         self.traffic.device_to_host_bytes += array.nbytes
-
-        def wait() -> None:
-            with named_errors("waiting for the device"):
-                event.wait()
-
-        return wait
+        return partial(_wait, event)
 
     # ---- kernels ------------------------------------------------------------------------------------
 
@@ -446,16 +447,11 @@ class Device:
             self.queue.flush()
 
     def marker(self) -> Callable[[], None]:
-        """Hands over everything enqueued; the function returned waits until it is done, and for nothing later."""
+        """Hands over everything enqueued. Returns a function that waits until it is done, but for nothing later."""
         with named_errors("submitting work"):
             event = cl.enqueue_marker(self.queue)
             self.queue.flush()
-
-        def wait() -> None:
-            with named_errors("waiting for the device"):
-                event.wait()
-
-        return wait
+        return partial(_wait, event)
 
     def finish(self) -> None:
         """Waits until the device has done everything enqueued."""
@@ -463,5 +459,10 @@ class Device:
             self.queue.finish()
 
     def close(self) -> None:
-        """Waits for the queue; errors of a device that is gone are of no interest any more."""
+        """Waits for the queue. Nobody needs the errors of a device that is gone."""
         finish_quietly(self.queue)
+
+
+def _wait(event: cl.Event) -> None:
+    with named_errors("waiting for the device"):
+        event.wait()

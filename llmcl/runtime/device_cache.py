@@ -1,7 +1,7 @@
 """What is kept for a device with its driver: tuned kernel constants, and kernels that are excluded, being wrong there.
 
-One JSON file a device, driver and version of llmcl in the cache folder, so that an updated driver and changed kernels
-are judged anew. It is read once a run; `llmcl tune` and `llmcl doctor` write it.
+The cache folder has a JSON file for each device, driver and version of llmcl, so that an updated driver and changed
+kernels are judged anew. It is read once a run; `llmcl tune` and `llmcl doctor` write it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Whether a driver can use its device: one small kernel, compiled and run in a child process when the two first meet.
 
 A driver may list a device and then refuse every kernel (an LLVM older than the processor), compute wrong values, crash
-or hang. The answer is remembered; one that speaks against the driver for a day at most, and `llmcl devices` asks again,
-since what was missing may be installed by then.
+or hang. The answer is remembered. An answer against the driver counts for a day at most, and `llmcl devices` asks anew:
+what was missing may be installed by then.
 
-Run as a program by `ask`, it says what is wrong. `BROKEN`=WORDS=HOW spoils the probe of the devices with these words in
-their name, platform or its version: what is done with a broken driver can be tried without one.
+`ask` runs this module as a program, which says what is wrong. The variable `BROKEN`, as WORDS=HOW, spoils the probe of
+devices with these words in their name, platform or platform version. So a broken driver can be tried without one.
 """
 
 from __future__ import annotations

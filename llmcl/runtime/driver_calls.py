@@ -14,22 +14,15 @@ import threading
 import time
 from contextlib import suppress
 from types import FunctionType
-from typing import Protocol
+from typing import Any
 from weakref import WeakSet
 
 import pyopencl as cl
 
 from llmcl.errors import DeviceError, LlmclError, OutOfDeviceMemoryError
 
-
-class Open(Protocol):
-    """A device, which is to come to rest before the process ends."""
-
-    def close(self) -> None: ...
-
-
 _inside: list[int] = []  # the thread of each call under way
-_open: WeakSet[Open] = WeakSet()
+open_devices: WeakSet[Any] = WeakSet()  # those of device.Device, which come to rest before the process ends
 _called = False  # whether this process ever called a driver
 _forked = False  # from a process that did
 _last: int | None = None  # the only thread that may go on, as Python ends
@@ -76,7 +69,7 @@ class named_errors(DriverCall):
 
 
 def finish_quietly(queue: cl.CommandQueue) -> None:
-    """Waits for the queue; errors of a device that is gone are of no interest any more."""
+    """Waits for the queue. Nobody needs the errors of a device that is gone."""
     try:
         with named_errors("waiting for the device"):
             queue.finish()
@@ -99,25 +92,20 @@ def forked() -> bool:
     return _forked
 
 
-def note_open(device: Open) -> None:
-    """Notes a device that is open."""
-    _open.add(device)
-
-
 def _after_fork() -> None:
     global _forked
     _forked |= _called
     _inside[:] = [thread for thread in _inside if thread == threading.get_ident()]  # the others are not here
-    if _forked:  # buffers and queues are never given back, which would call the driver, too
+    if _forked:  # to give buffers and queues back would call the driver, so they are kept for ever
         kept = [thing for thing in gc.get_objects() if _module(thing).partition(".")[0] in ("llmcl", "pyopencl")]
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
         _end_without_handlers()
 
 
 def _end_without_handlers() -> None:
-    """Of a driver's: they wait, at the end of a process, for threads that a child lacks. What is last added runs first.
+    """Lets this process end without the exit handlers of drivers, which wait for threads that a child lacks.
 
-    Nothing where the C library is not GNU's.
+    on_exit runs first what was added last, and that ends the process. Only GNU's C library has it.
     """
     with suppress(AttributeError, OSError):
         library = ctypes.CDLL(None)
@@ -129,12 +117,12 @@ def _module(thing: object) -> str:
 
 
 def _at_exit() -> None:
-    """Lets calls that are under way come to their end, and no other thread begin one."""
+    """Lets the calls that are under way end. No other thread can begin one."""
     global _last
     _last = threading.get_ident()
     while any(thread != _last for thread in list(_inside)):
         time.sleep(0.001)
-    for device in list(_open):
+    for device in list(open_devices):
         device.close()
 
 

@@ -15,9 +15,7 @@ from __future__ import annotations
 import atexit
 import hashlib
 import os
-import re
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,6 +23,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from llmcl.runtime import child_process
 from llmcl.runtime.cache_files import cache_dir, make_folder, read_cached, read_plain, write_atomically, write_cached
 
 INTEL_CPU_LIBRARY = "libintelocl.so"
@@ -168,34 +167,16 @@ def remembered_probe(library: str) -> str | None:
 
 def probe_in_child(library: str) -> str | None:
     """Opens a context with the driver `library` in a child process (about 50 ms). None if that worked."""
-    program = interpreter()
-    if program is None:
-        return None
     script = str(Path(__file__).with_name("icd_probe.py"))
     try:
-        child = subprocess.run(
-            [program, "-I", "-S", script, library],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            timeout=PROBE_TIMEOUT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return f"no answer within {PROBE_TIMEOUT_S:.0f} s"
+        code, said = child_process.run(["-I", "-S", script, library], PROBE_TIMEOUT_S, stream="stderr")
     except OSError:
         return None  # no process can be started here: let the loader try
-    if child.returncode < 0:
-        return f"it ended the process with signal {-child.returncode}"
-    lines = child.stderr.decode(errors="replace").strip().splitlines()
-    return None if child.returncode == 0 else (lines[-1] if lines else f"exit code {child.returncode}")
-
-
-def interpreter() -> str | None:
-    """The Python that runs this; None in a program that embeds it: starting that again would start no interpreter."""
-    program = sys.executable or ""
-    embedded = getattr(sys, "frozen", False) or not re.match("python|pypy", os.path.basename(program))
-    return None if embedded else program
+    if code is None:
+        return f"no answer within {PROBE_TIMEOUT_S:.0f} s"
+    if code < 0:
+        return f"it ended the process with signal {-code}"
+    return None if code == 0 else (said.splitlines() or [f"exit code {code}"])[-1]
 
 
 def half_installed() -> str | None:

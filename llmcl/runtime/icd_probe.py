@@ -24,14 +24,7 @@ def probe(path: str) -> str | None:
     try:
         library.clGetPlatformIDs.argtypes = [uint, handles, counted]
         library.clGetDeviceIDs.argtypes = [handle, ctypes.c_uint64, uint, handles, counted]
-        library.clCreateContext.argtypes = [
-            handle,
-            uint,
-            handles,
-            handle,
-            handle,
-            ctypes.POINTER(ctypes.c_int),
-        ]
+        library.clCreateContext.argtypes = [handle, uint, handles, handle, handle, ctypes.POINTER(ctypes.c_int)]
         library.clCreateContext.restype = handle
     except AttributeError as error:
         return str(error)

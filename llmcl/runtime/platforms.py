@@ -11,10 +11,10 @@ import logging
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmcl.errors import DeviceError
+from llmcl.runtime.host_memory import host_available_bytes
 from llmcl.runtime.icd import prepare_icd_loader
 
 if TYPE_CHECKING:
@@ -210,11 +210,6 @@ def _clean(text: str) -> str:
     return " ".join(text.replace("\0", " ").split())
 
 
-def _ptx_arch(device: cl.Device) -> int:
-    major, minor = (_query(device, f"compute_capability_{part}_nv", 0) for part in ("major", "minor"))
-    return int(10 * major + minor)
-
-
 def _query(device: cl.Device, name: str, default: Any) -> Any:
     """A property that older drivers do not know."""
     import pyopencl as cl
@@ -223,50 +218,6 @@ def _query(device: cl.Device, name: str, default: Any) -> Any:
         return getattr(device, name)
     except (cl.Error, AttributeError):
         return default
-
-
-def host_available_bytes(root: Path = Path("/")) -> int | None:
-    """Bytes of host memory to be had without swapping, within the limits of this process's control group.
-
-    None where the system does not say (it does on Linux).
-    """
-    try:
-        meminfo = (root / "proc/meminfo").read_text(encoding="ascii")
-    except OSError:
-        return None
-    match = re.search(r"^MemAvailable:\s*(\d+) kB", meminfo, re.MULTILINE)
-    available = int(match[1]) * 1024 if match else None
-    for folder, limit_file, usage_file in _cgroup_folders(root):
-        try:
-            limit = int((folder / limit_file).read_text())
-            usage = int((folder / usage_file).read_text())
-            statistics = (folder / "memory.stat").read_text()
-        except (OSError, ValueError):  # no such group, or "max": no limit
-            continue
-        cached = re.search(r"^(?:total_)?inactive_file (\d+)", statistics, re.MULTILINE)
-        free = max(limit - usage + (int(cached[1]) if cached else 0), 0)  # cached pages of files give way
-        available = free if available is None else min(available, free)
-    return available
-
-
-def _cgroup_folders(root: Path) -> list[tuple[Path, str, str]]:
-    """This process's memory control groups, innermost first: folder, names of its limit and usage files."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    folders: list[tuple[Path, str, str]] = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            base, names = root / "sys/fs/cgroup", ("memory.max", "memory.current")
-        elif "memory" in controllers.split(","):
-            base, names = root / "sys/fs/cgroup/memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        else:
-            continue
-        group = Path(path.strip("/"))
-        folders.extend((base / part, *names) for part in dict.fromkeys([group, *group.parents, Path(".")]))
-    return folders
 
 
 # ---- ranking ----------------------------------------------------------------------------------------------

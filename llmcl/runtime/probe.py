@@ -3,9 +3,9 @@
 With the wrong instructions a driver's compiler may abort the process, or the device may fault and take its
 context along.
 
-What a child says itself is remembered for ever. A crash is asked about a second time, since a compiler that finds no
-memory crashes as well, and then remembered for a day; a child that hangs, which a busy machine may make of any, for ten
-minutes. What was ended from outside says nothing about the driver and is not remembered at all.
+What a child says itself is remembered for ever. A crash may also come from a lack of memory. So the question is asked a
+second time, and a second crash is remembered for a day. A child that hangs may run on a busy machine, so that is
+remembered for ten minutes. A child that was ended from outside says nothing about the driver; nothing is remembered.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import json
 import math
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from llmcl.runtime import child_process
 from llmcl.runtime.cache_files import cache_dir, read_cached, write_cached
-from llmcl.runtime.icd import interpreter
 from llmcl.runtime.platforms import DeviceEntry, find_devices
 from llmcl.runtime.processor import processor
 
@@ -94,44 +93,27 @@ def digest(entry: DeviceEntry, *identity: str) -> str:
 
 
 def ask(module: str, entry: DeviceEntry, *arguments: str) -> Ending:
-    """What `python -m module` says of the device: its main is to be `answer_parent`. A crash counts when repeated."""
+    """What `python -m module` says about the device; `answer_parent` is its main. A crash counts if it is repeated."""
     ending = _ask_once(module, entry, arguments)
     return _ask_once(module, entry, arguments) if ending.verdict == CRASHED else ending
 
 
 def _ask_once(module: str, entry: DeviceEntry, arguments: Sequence[str]) -> Ending:
-    program = interpreter()
-    if program is None:
-        return Ending(UNKNOWN, "no Python process can be started")
-    paths = [str(Path(__file__).parents[2]), *filter(None, [*sys.path, os.environ.get("PYTHONPATH")])]
     try:
-        # For its output, not a pipe: what a driver leaves running would hold that open. And for files that it leaves.
-        with (
-            tempfile.TemporaryDirectory(prefix="llmcl-probe-", ignore_cleanup_errors=True) as folder,
-            open(f"{folder}/said", "w+b") as said,
-        ):
-            code: int | None
-            try:
-                code = subprocess.run(
-                    [program, "-m", module, str(entry.index), entry.label, *arguments],
-                    env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TMPDIR": folder},
-                    stdin=subprocess.DEVNULL,
-                    stdout=said,
-                    stderr=subprocess.DEVNULL,
-                    timeout=TIMEOUT_S,
-                    check=False,
-                ).returncode
-            except subprocess.TimeoutExpired:
-                code = None
-            said.seek(0)
-            lines = said.read().decode(errors="replace").strip().splitlines()
-    except (OSError, subprocess.SubprocessError) as error:
+        # A folder of its own for the files that a driver leaves.
+        with tempfile.TemporaryDirectory(prefix="llmcl-probe-", ignore_cleanup_errors=True) as folder:
+            code, said = child_process.run(
+                ["-m", module, str(entry.index), entry.label, *arguments],
+                TIMEOUT_S,
+                env={**child_process.environment(), "TMPDIR": folder},
+            )
+    except OSError as error:
         return Ending(UNKNOWN, str(error))
-    return ending_of(code, lines)
+    return ending_of(code, said.splitlines())
 
 
 def ending_of(code: int | None, lines: Sequence[str]) -> Ending:
-    """What it means that a child ended with this exit code (None: it was ended for taking too long) and said this."""
+    """What it means that a child said this and ended with this exit code (None: it took too long and was ended)."""
     if _STARTED not in lines or code == _UNKNOWN_CODE:
         return Ending(UNKNOWN, lines[-1] if lines else f"exit code {code}")
     if code is None:

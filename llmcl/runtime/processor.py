@@ -11,7 +11,7 @@ import re
 from itertools import takewhile
 from pathlib import Path
 
-# x86-64's and AArch64's lines of /proc/cpuinfo.
+# The lines of /proc/cpuinfo that say it, on x86-64 and on AArch64.
 _LINES = ("model name", "flags", "CPU implementer", "CPU part", "Features")
 # Intel's driver and PoCL: the variables that choose an architecture or pass options on to the compiler.
 _VARIABLES = re.compile(r"CL_CONFIG_\w+|POCL_(LLVM|EXTRA|KERNELLIB)_\w+")

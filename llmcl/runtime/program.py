@@ -26,7 +26,7 @@ from llmcl.runtime.ptx_splice import needs_splice, splice
 _log = logging.getLogger(__name__)
 
 # Denormals cost PoCL a factor of ten; every kernel tolerates contraction into multiply-adds except
-# the one that must reproduce a file format bit for bit, which turns it off itself.
+# the one that must reproduce a file format bit for bit. That one turns it off itself.
 BUILD_OPTIONS = ("-cl-std=CL1.2", "-cl-denorms-are-zero", "-w")
 
 DIGEST_BYTES = 16
@@ -38,7 +38,7 @@ _INCLUDE = re.compile(r'^#include "([^"]+)"$', re.MULTILINE)
 def read_source(name: str, without: tuple[str, ...] = ()) -> str:
     """The text of `kernels/<name>` with its `#include "..."` lines (relative to `kernels/`) resolved once each.
 
-    without: files left out, which the text is put behind.
+    without: files that are left out, because the text is put behind them.
     """
     included = set(without)
 
@@ -76,8 +76,8 @@ class ProgramCache:
     The key covers the source, the options, the device, its driver and its platform, so that an updated
     driver never meets a binary of its predecessor; and the processor, so that none meets instructions that it lacks.
 
-    PoCL keeps its own (in `~/.cache/pocl`). Asked for a binary it compiles every kernel of the program once more, for
-    work-groups of any size, which takes longer than all that is run.
+    PoCL has a cache of its own (in `~/.cache/pocl`), so its binaries are not kept here. When it is asked for one, it
+    compiles every kernel of the program once more, for work-groups of any size. That takes longer than all that is run.
     """
 
     def __init__(self, context: cl.Context, device: cl.Device):
@@ -98,7 +98,7 @@ class ProgramCache:
         self._shared: dict[tuple[str, str, str, str], cl.Kernel] = {}
         self.compile_s = 0.0
         self.compiled = 0
-        self.on_compile: Callable[[], None] | None = None  # called before each
+        self.on_compile: Callable[[], None] | None = None  # called before a program is compiled
 
     def __len__(self) -> int:
         return len(self._programs)
@@ -196,12 +196,12 @@ class ProgramCache:
 
 
 def _digest(path: Path, binary: bytes) -> bytes:
-    """Of a binary and of what it was compiled from, which its file's name stands for: a renamed file is none."""
+    """Covers the binary and its file's name, which stands for what it was compiled from. A renamed file is refused."""
     return hashlib.blake2b(path.stem.encode() + b"\0" + binary, digest_size=DIGEST_BYTES).digest()
 
 
 def _new_kernel(program: cl.Program, name: str) -> cl.Kernel:
-    """pyopencl looks a kernel up in a database in the user's cache folder; where it cannot, it has to do without."""
+    """A kernel object. pyopencl looks kernels up in a database in the user's cache folder, if there can be one."""
     try:
         if not cl._PYOPENCL_NO_CACHE:
             Path(user_cache_dir("pytools", "pytools")).mkdir(parents=True, exist_ok=True)

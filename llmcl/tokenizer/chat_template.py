@@ -1,7 +1,7 @@
 """Chat templates: the Jinja program in a checkpoint that writes a conversation as the model learned it.
 
-A template comes with the checkpoint and is not trusted: it runs in a process of its own with limits of time and memory
-(template_process.py), there in Jinja's sandbox (template_sandbox.py), sees plain data only, and cannot read a file.
+A template comes with the checkpoint and is not trusted. It runs in a process of its own with limits of time and memory
+(template_process.py), and there in Jinja's sandbox (template_sandbox.py). It sees plain data only and reads no file.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def render(
     generation: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, "tools": None, "documents": None}
     plain = [dict(message) for message in messages]
     text = _ask(template, {"messages": plain, **generation, **special_tokens})
-    if not is_unicode(text) and is_unicode(json.dumps(plain, ensure_ascii=False)):  # else `encode` refuses it
+    # Half a pair in the messages themselves is what `encode` refuses.
+    if not is_unicode(text) and is_unicode(json.dumps(plain, ensure_ascii=False)):
         raise CheckpointError(f"The chat template made a text with half a surrogate pair, expected Unicode. {_REMEDY}")
     if not text:
         raise CheckpointError(f"The chat template made an empty text of these messages. {_REMEDY}")
@@ -59,7 +60,7 @@ def check(template: str) -> None:
 
 
 def start() -> None:
-    """Starts the process that renders, without waiting for it: importing Jinja takes longer than a short prompt."""
+    """Starts the process that renders, without waiting for it: to import Jinja takes longer than a short prompt."""
     from llmcl.tokenizer import template_process
 
     template_process.start()

@@ -1,4 +1,4 @@
-"""Errors of the library `tokenizers`, which runs what a checkpoint describes."""
+"""Errors of the library `tokenizers`, which does what a checkpoint describes."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ def refusing(problem: str, remedy: str) -> Iterator[None]:
         yield
     except (LlmclError, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
-    except BaseException as error:  # plain Exception, or a panic of Rust code, which is none
+    except BaseException as error:  # also a panic of Rust code, which is no Exception
         raise CheckpointError(f"{problem}: {one_line(error)}. {remedy}") from error

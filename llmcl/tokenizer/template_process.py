@@ -1,9 +1,9 @@
 """The process in which chat templates are rendered: one for all models of a program, started early and kept.
 
-A template is a program from a checkpoint, and nothing inside a process bounds what one operation of it takes: a filter
-over a long range, a doubled string. So it runs in a process that may take MEMORY_LIMIT (where the system can limit an
-address space: Linux and other Unix, not macOS and not Windows), and that is ended after TIME_LIMIT_S. What comes back
-is a text of at most TEXT_LIMIT bytes and never an object, and the next request gets a new process where one ended.
+A template is a program from a checkpoint. Nothing inside a process bounds what one operation of it takes, such as a
+filter over a long range or a doubled string. So it runs in a process that may take MEMORY_LIMIT bytes, where the system
+can limit an address space (Linux and other Unix, but not macOS and not Windows). After TIME_LIMIT_S it is ended. A text
+of at most TEXT_LIMIT bytes comes back, and never an object. Where a process ended, the next request gets a new one.
 """
 
 from __future__ import annotations
@@ -11,29 +11,28 @@ from __future__ import annotations
 import atexit
 import importlib.util
 import os
-import re
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 from llmcl.errors import LlmclError
+from llmcl.runtime.child_process import interpreter
 
 TIME_LIMIT_S = 5.0
 START_LIMIT_S = 60.0  # for a machine with much else to do
 MEMORY_LIMIT = 512 << 20  # of which Python and Jinja take 25
 TEXT_LIMIT = 1 << 26  # far more than any context takes
 
-# Behind the standard library, so that nothing beside these modules takes the place of one of its own.
+# The folders stand behind the standard library, so that no module in them takes the place of one of its own.
 _PROGRAM = """
 import sys
 sys.path.extend(sys.argv[3:])
 from template_sandbox import serve
 serve(int(sys.argv[1]), float(sys.argv[2]))
 """
-# All that goes over from the environment: no keys, no tokens. The time zone is for strftime_now.
+# All that the process gets of the environment: no keys, no tokens. The time zone is for strftime_now.
 _ENVIRONMENT = ("TZ", "TZDIR", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")
 
 
@@ -60,7 +59,7 @@ class _Process:
         limits = str(MEMORY_LIMIT), str(2 * TIME_LIMIT_S)
         try:
             self._process = subprocess.Popen(
-                [python_program(), *options, "-c", _PROGRAM, *limits, *folders],
+                [interpreter(), *options, "-c", _PROGRAM, *limits, *folders],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -109,7 +108,7 @@ class _Process:
                 pipe.close()
 
     def leave_to_parent(self) -> None:
-        """For a copy of this program made by `fork`: the process belongs to the original."""
+        """For a copy of this program that `fork` made: the process belongs to the original."""
         self._process.returncode = 0
         self.close()
 
@@ -129,7 +128,7 @@ class _Process:
 
     @contextmanager
     def _ended_after(self, seconds: float) -> Iterator[None]:
-        self._late = late = threading.Event()  # one for each request: a clock may strike when it is no longer asked
+        self._late = late = threading.Event()  # one for each request: the timer of the last one may still fire
 
         def end() -> None:
             late.set()
@@ -190,20 +189,6 @@ def stop() -> None:
     process, _idle = _idle, None
     if process is not None:
         process.stop()
-
-
-def python_program() -> str:
-    """The interpreter to start: this one, or where Python is embedded, that of the same version it belongs to.
-
-    Raises LlmclError where there is none, as in a program frozen into one file.
-    """
-    if not getattr(sys, "frozen", False):
-        version = f"{sys.version_info.major}.{sys.version_info.minor}"
-        folder = Path(sys.base_prefix)
-        for program in (sys.executable or "", str(folder / "bin" / f"python{version}"), str(folder / "python.exe")):
-            if re.match("python|pypy", os.path.basename(program)) and os.path.isfile(program):
-                return program
-    raise _cannot_start(f"{sys.executable or 'this program'} embeds Python, and no interpreter is beside it")
 
 
 def _cannot_start(reason: str) -> LlmclError:

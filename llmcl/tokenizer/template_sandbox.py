@@ -1,7 +1,7 @@
 """Renders chat templates in a process of its own, started by template_process.py; the package does not import it.
 
-The process is what bounds a template: it limits its own memory, may open no file and start no process, and is ended
-when it takes too long. Inside it Jinja's sandbox shows a template plain data only.
+The process bounds a template: it limits its own memory, may open no file and start no process, and is ended when it
+takes too long. Inside it Jinja's sandbox shows a template plain data only.
 
 A request is its length (8 bytes, the greatest first) and JSON: `template`, and `variables`, null to compile it only. An
 answer is a letter, the length and UTF-8: T the text, R the template's reason to refuse the messages, F how it failed,
@@ -45,7 +45,7 @@ class GenerationTag(Extension):
 def serve(memory: int, seconds: float) -> None:
     """Answers requests until their end, one after the other, in at most `memory` bytes of address space.
 
-    `seconds` is for a request that nobody waits for any more; who waits looks at a clock of their own.
+    seconds: ends a request that nobody waits for any more. Whoever waits has a clock of their own.
     """
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes of a terminal

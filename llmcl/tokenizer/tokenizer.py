@@ -1,7 +1,7 @@
 """Text to token ids and back, and conversations to token ids, from a Hugging Face folder or a GGUF file.
 
-The algorithms are those of the library `tokenizers`; here is what a checkpoint's files leave to the program:
-the BOS token, special tokens in a text, the chat template, and decoding that can go token by token.
+The library `tokenizers` has the algorithms. Here is what a checkpoint's files leave to the program: the BOS token,
+special tokens in a text, the chat template, and decoding that can go token by token.
 """
 
 from __future__ import annotations
@@ -117,9 +117,8 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The ids of a text.
 
-        A special token written out in the text (such as `<|im_end|>` or `</s>`) becomes that token, as
-        transformers and llama.cpp's completion do. Who passes on text of others and does not want that must
-        remove it first.
+        A special token written out in the text (such as `<|im_end|>` or `</s>`) becomes that token, as in
+        transformers and llama.cpp's completion. Remove it first from the text of others if you do not want that.
 
         Args:
             text: any string; "" gives no ids or BOS alone.
@@ -304,7 +303,7 @@ def _from_gguf(metadata: Mapping[str, Any], config: ModelConfig) -> Tokenizer:
 
 
 def _id(read: Reader, key: str) -> int | None:
-    """A token id that is only for the chat template: one outside of the vocabulary stands for none."""
+    """A token id that only the chat template uses. One outside the vocabulary counts as none."""
     value = read.get(key)
     if value is not None and type(value) is not int:
         read.fail(key, value, "a token id")
@@ -320,9 +319,8 @@ def _from_folder(folder: Path, config: ModelConfig) -> Tokenizer:
     file = folder / "tokenizer.json"
     if not file.exists():
         raise CheckpointError(
-            f"{folder} has no tokenizer.json. If it has a tokenizer in another form (tokenizer.model, "
-            "vocab.json), write "
-            "the file with transformers: "
+            f"{folder} has no tokenizer.json. If it has a tokenizer in another form (tokenizer.model, vocab.json), "
+            "write the file with transformers: "
             f'AutoTokenizer.from_pretrained("{folder}").save_pretrained("{folder}").'
         )
     settings = optional_json(folder / "special_tokens_map.json") | optional_json(folder / "tokenizer_config.json")

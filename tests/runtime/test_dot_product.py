@@ -33,7 +33,7 @@ def test_the_answer_is_remembered(
     def run(*args: Any, **options: Any) -> Any:
         raise AssertionError("the answer is in the cache")
 
-    monkeypatch.setattr(probe.subprocess, "run", run)
+    monkeypatch.setattr("llmcl.runtime.child_process.subprocess.run", run)
     assert dot_product(cpu_entry, wanted) == answer
 
 
@@ -49,7 +49,7 @@ def outcomes(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[int | s
             raise subprocess.TimeoutExpired(command, 1.0)
         return subprocess.CompletedProcess(command, int(code))
 
-    monkeypatch.setattr(probe.subprocess, "run", run)
+    monkeypatch.setattr("llmcl.runtime.child_process.subprocess.run", run)
     monkeypatch.setattr(dot_module, "_may_have", lambda flag: True)
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     return codes

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from llmcl.errors import DeviceError
 from llmcl.runtime.device_probe import checked
-from llmcl.runtime.platforms import KINDS, DeviceEntry, find_devices, host_available_bytes, rank_devices
+from llmcl.runtime.host_memory import host_available_bytes
+from llmcl.runtime.platforms import KINDS, DeviceEntry, find_devices, rank_devices
 from llmcl.runtime.selection import choose_device, explain_choice, select_device
 
 GIB = 1 << 30

@@ -101,18 +101,20 @@ def test_a_crash_is_asked_about_twice(default_entry: DeviceEntry, monkeypatch: p
         options["stdout"].write(STARTED.encode() + b"\n")
         return subprocess.CompletedProcess(command, codes.pop(0))
 
-    monkeypatch.setattr(probe.subprocess, "run", run)
+    monkeypatch.setattr("llmcl.runtime.child_process.subprocess.run", run)
     assert ask("module", default_entry) == Ending(YES)
     assert ask("module", default_entry) == Ending(CRASHED, "SIGILL")
     assert ask("module", default_entry).verdict == UNKNOWN
     assert codes == []
 
 
-def test_a_program_that_embeds_python_is_not_started_again(
+def test_where_no_python_can_be_started_nothing_is_known(
     default_entry: DeviceEntry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.executable", "/usr/bin/editor")
-    assert ask("module", default_entry).verdict == UNKNOWN
+    monkeypatch.setattr("sys.frozen", True, raising=False)
+    reason = "/usr/bin/editor embeds Python, and no interpreter is beside it"
+    assert ask("module", default_entry) == Ending(UNKNOWN, reason)
 
 
 def test_the_line_of_a_log_that_names_the_error() -> None:

@@ -1,0 +1,34 @@
+"""How much of the host's memory this process may still take."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from llmcl.runtime.control_groups import group_folders
+
+# The files of a control group that hold its limit and its use: of version 2 and of version 1.
+_FILES = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
+
+
+def host_available_bytes(root: Path = Path("/")) -> int | None:
+    """Bytes of host memory that can be had without swapping, within the limits of this process's control groups.
+
+    None where the system does not say. Linux does.
+    """
+    try:
+        meminfo = (root / "proc/meminfo").read_text(encoding="ascii")
+    except OSError:
+        return None
+    match = re.search(r"^MemAvailable:\s*(\d+) kB", meminfo, re.MULTILINE)
+    free = [int(match[1]) * 1024] if match else []
+    for folder in group_folders("memory", root):
+        for limit_file, usage_file in _FILES:
+            try:
+                left = int((folder / limit_file).read_text()) - int((folder / usage_file).read_text())
+                statistics = (folder / "memory.stat").read_text()
+            except (OSError, ValueError):  # no such group, or "max": no limit
+                continue
+            cached = re.search(r"^(?:total_)?inactive_file (\d+)", statistics, re.MULTILINE)
+            free.append(max(left + (int(cached[1]) if cached else 0), 0))  # cached pages of files give way
+    return min(free, default=None)
