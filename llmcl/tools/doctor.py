@@ -1,20 +1,19 @@
 """Which kernel variants give right results on a device: each is run against its NumPy twin, in another process.
 
-`checks()` is the list; the parent starts `python -m llmcl.tools.doctor DEVICE NUMBERS`, which runs the checks of these
-numbers and prints a line of JSON after each. When it dies or hangs (a driver's compiler may), the parent notes which
+`checks()` is the list. The parent starts `python -m llmcl.tools.doctor DEVICE NUMBERS`, which runs the checks of these
+numbers and prints a line of JSON after each. A driver's compiler may make it die or hang. Then the parent notes which
 check that was and starts another process for the rest.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import queue
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -33,6 +32,7 @@ from llmcl.ops.attention import prefill_dtype, rope_append
 from llmcl.ops.embed import embed
 from llmcl.ops.rms_norm import rms_norm
 from llmcl.ops.sample import Sampler, SamplingParams
+from llmcl.runtime import child_process
 from llmcl.runtime.device import Device
 from llmcl.runtime.platforms import DeviceEntry
 from llmcl.tools.trials import (
@@ -45,6 +45,7 @@ from llmcl.tools.trials import (
     prefill_trial,
     quantized_trial,
     relative_error,
+    state_at,
     stored,
     tolerance,
 )
@@ -93,7 +94,7 @@ class Check:
         )
 
     def in_use(self, device: Device) -> bool:
-        """Whether it is what runs with this storage type, what is known to be wrong left out."""
+        """Whether it is what runs with this storage type, apart from what is known to be wrong."""
         if self.variant is None:
             return True
         usable = [v for v in self.rows if v.supports_device(device) and v.supports(self.dtype, SIZE)]
@@ -140,51 +141,51 @@ def checks() -> list[Check]:
     return found
 
 
-def _worst(trials: Iterator[tuple[Trial, dict[str, object]]]) -> float:
+def _worst(trials: Iterable[Trial], **choices: object) -> float:
     errors = []
-    for trial, choices in trials:
+    for trial in trials:
         errors.append(trial.error(trial.bind(**choices)))
         trial.release()
     return max(errors)
 
 
+def _if_rounding_explains(rounded: float, allowed: float, error: Callable[[], float]) -> float:
+    """`error()`, with exact operands; infinity if the error with rounded ones is more than allowed."""
+    return error() if rounded < allowed else float("inf")
+
+
 def _linear_decode(device: Device, *, variant: str, dtype: str) -> float:
     cases = [("swiglu", True), ("add", False)]
-    return _worst(
-        (linear_trial(device, 160, SIZE * 5, dtype, 1, epilogue=epilogue, norm=norm), {"variant": variant})
-        for epilogue, norm in cases
-    )
+    trials = (linear_trial(device, 160, SIZE * 5, dtype, 1, epilogue=epilogue, norm=norm) for epilogue, norm in cases)
+    return _worst(trials, variant=variant)
 
 
 def _linear_prefill(device: Device, *, variant: str, dtype: str) -> float:
-    """As `_quantized`: bfloat16 weights may meet rounded activations on a CPU, too."""
-    errors = [
-        _worst(
-            (linear_trial(device, 160, SIZE * 5, dtype, 33, epilogue=epilogue, exact=exact), {"variant": variant})
+    """A CPU may round activations that meet bfloat16 weights."""
+
+    def error(exact: bool) -> float:
+        trials = (
+            linear_trial(device, 160, SIZE * 5, dtype, 33, epilogue=epilogue, exact=exact)
             for epilogue in ("swiglu", "add")
         )
-        for exact in (True, False)
-    ]
-    return errors[0] if errors[1] < ROUNDED_TO_BFLOAT16 else float("inf")
+        return _worst(trials, variant=variant)
+
+    return _if_rounding_explains(error(exact=False), ROUNDED_TO_BFLOAT16, lambda: error(exact=True))
 
 
 def _quantized(device: Device, *, n: int, variant: str, dtype: str) -> float:
-    """The error with exact activations; infinity where that with rounded ones is more than rounding explains."""
-    errors = []
-    for exact in (True, False):
-        trial = quantized_trial(device, 96, 512, dtype, n, exact=exact)
-        errors.append(trial.error(trial.bind(variant=variant)))
-        trial.release()
-    return errors[0] if errors[1] < ROUNDED_ACTIVATIONS else float("inf")
+    def error(exact: bool) -> float:
+        return _worst([quantized_trial(device, 96, 512, dtype, n, exact=exact)], variant=variant)
+
+    return _if_rounding_explains(error(exact=False), ROUNDED_ACTIVATIONS, lambda: error(exact=True))
 
 
 def _attention_decode(device: Device, *, variant: str, dtype: str) -> float:
+    def error(problem: AttentionProblem) -> float:
+        return max(_worst([decode_trial(device, problem)], variant=variant, n_splits=n) for n in (1, 3))
+
     problem = AttentionProblem.random(6, 2, SIZE, dtype, 1, position=130)
-    return _exact_and_rounded(
-        problem,
-        lambda case: _worst((decode_trial(device, case), {"variant": variant, "n_splits": n}) for n in (1, 3)),
-        rounds=dtype in QUANTIZED_DTYPES,
-    )
+    return _attention_error(problem, error, rounds=dtype in QUANTIZED_DTYPES)
 
 
 def _persistent_step(device: Device, *, row: PersistentStep) -> float:
@@ -198,21 +199,19 @@ def _persistent_step(device: Device, *, row: PersistentStep) -> float:
 
 def _attention_prefill(device: Device, *, variant: str, dtype: str) -> float:
     problem = AttentionProblem.random(6, 2, SIZE, dtype, 70, position=37)
-    return _exact_and_rounded(
+    return _attention_error(
         problem,
-        lambda case: _worst(iter([(prefill_trial(device, case), {"variant": variant})])),
+        lambda case: _worst([prefill_trial(device, case)], variant=variant),
         rounds=dtype in QUANTIZED_DTYPES or prefill_dtype(device, problem.shape, variant) != dtype,
     )
 
 
-def _exact_and_rounded(
-    problem: AttentionProblem, error_of: Callable[[AttentionProblem], float], *, rounds: bool
-) -> float:
-    """The error with exact queries; infinity where that with rounded ones is more than rounding explains."""
+def _attention_error(problem: AttentionProblem, error: Callable[[AttentionProblem], float], *, rounds: bool) -> float:
+    """The error of a problem; where the kernel rounds queries, that with exact ones if rounding explains the rest."""
     if not rounds:
-        return error_of(problem)
+        return error(problem)
     exact = replace(problem, shape=replace(problem.shape, exact_queries=True))
-    return error_of(exact) if error_of(problem) < ROUNDED_ACTIVATIONS else float("inf")
+    return _if_rounding_explains(error(problem), ROUNDED_ACTIVATIONS, lambda: error(exact))
 
 
 def _embed(device: Device, *, dtype: str) -> float:
@@ -246,8 +245,7 @@ def _rope_append(device: Device, *, variant: str, dtype: str) -> float:
     rope[:, half:] = 1.0  # a right angle, exact in every dtype
     n_bytes = 2 * 64 * shape.row_bytes
     k, v = device.zeros(n_bytes, "trial keys"), device.zeros(n_bytes, "trial values")
-    step = StepState(device, n)
-    device.write(step.state, np.array([position, n, 0], np.int32))
+    step = state_at(device, position, n)
     queries = device.upload(qkv, "trial queries")
     rotation = device.upload(rope, "trial rotation")
     for launch in rope_append(device, shape, queries, rotation, step, k, v, variant=variant):
@@ -258,9 +256,7 @@ def _rope_append(device: Device, *, variant: str, dtype: str) -> float:
     values[:, position : position + n] = qkv[:, 6:].swapaxes(0, 1)
     tiles, bits = cache_bytes(keys, values, dtype)
     found = device.read(k, tiles.dtype, tiles.shape), device.read(v, bits.dtype, bits.shape)
-    if (
-        dtype in QUANTIZED_DTYPES
-    ):  # zeros, which the cache holds where nothing was appended, can be stored in several ways
+    if dtype in QUANTIZED_DTYPES:  # zeros, where nothing was appended, can be stored in several ways
         same = np.array_equal(reference.unpack_keys(found[0]), keys)
         same = same and np.array_equal(reference.unpack_values(found[1]), values)
     else:
@@ -306,13 +302,13 @@ def diagnose(
     entry: DeviceEntry,
     *,
     everything: bool = False,
-    worker: Sequence[str] = (sys.executable, "-m", "llmcl.tools.doctor"),
+    worker: Sequence[str] = ("-m", "llmcl.tools.doctor"),
     timeout_s: float = TIMEOUT_S,
     note: Callable[[Outcome], None] = lambda outcome: None,
 ) -> list[Outcome]:
-    """Runs every check that concerns the device (with `everything` also variants that it would never choose).
+    """Runs every check that concerns the device, and with `everything` also variants that it would never choose.
 
-    Raises OSError if no process can be started.
+    worker: what Python is started with. Raises OSError if no process can be started.
     """
     device = Device(entry)
     outcomes: dict[int, Outcome] = {}
@@ -342,15 +338,14 @@ def _run_some(
     settle: Callable[[int, str, float | None, str], None],
 ) -> int:
     """Runs checks in one process until it ends; how many are settled, at least one."""
-    search_path = os.pathsep.join(filter(None, [*sys.path, os.environ.get("PYTHONPATH")]))
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
         process = subprocess.Popen(
-            [*worker, str(entry.index), ",".join(map(str, wanted))],
+            [child_process.interpreter(), *worker, str(entry.index), ",".join(map(str, wanted))],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            env={**os.environ, "PYTHONPATH": search_path},
+            env=child_process.environment(),
         )
         assert process.stdout is not None
         lines: queue.Queue[str] = queue.Queue()
@@ -404,7 +399,7 @@ def work(index: int, wanted: Sequence[int]) -> None:
 
 
 def excluded(outcomes: Sequence[Outcome]) -> dict[str, str]:
-    """What later runs are to leave out: reasons by name, of everything that did not pass."""
+    """What later runs leave out: everything that did not pass, by name, with the reason."""
     failed = (o for o in outcomes if o.status in (WRONG, REFUSED, CRASHED))
     return {o.check.key: f"{o.status}: {o.detail.splitlines()[0] if o.detail else ''}" for o in failed}
 

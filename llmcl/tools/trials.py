@@ -1,4 +1,4 @@
-"""How a kernel is run against its NumPy twin outside the test-suite: `llmcl tune` and `llmcl doctor` ask it.
+"""How a kernel is run against its NumPy twin outside the test-suite: for `llmcl tune` and `llmcl doctor`.
 
 A `Trial` is one problem on a device: its inputs, what the twin makes of them, and the launches that a choice of variant
 and constants binds. Errors are the largest difference over the largest expected magnitude.
@@ -30,14 +30,15 @@ NAN = np.uint32(0x7FC07FC0)  # as float32 and, each half, as float16 and bfloat1
 
 @dataclass(frozen=True)
 class Trial:
-    """bind(**choices) -> launches that write `out`, float32, which is to hold `expected`, `copies` times over.
+    """bind(**choices) -> launches that write `out`, float32, which is then to hold `expected`.
 
-    before: what `out` must hold before, for launches that add to it.
+    step: its tokens. buffers: what else is released at the end. copies: how often the launches do the work. before:
+    what `out` must hold before, for launches that add to it.
     """
 
     device: Device
     bind: Callable[..., list[Launch]]
-    n_tokens: int
+    step: StepState
     out: Buffer
     expected: np.ndarray
     buffers: Sequence[Buffer] = ()
@@ -46,7 +47,7 @@ class Trial:
 
     def run(self, launches: Sequence[Launch]) -> None:
         for launch in launches:
-            launch.enqueue(self.n_tokens)
+            launch.enqueue(self.step.max_tokens)
 
     def error(self, launches: Sequence[Launch]) -> float:
         """Runs them once on an output full of NaN, or of `before`; infinity where the result is not finite."""
@@ -58,7 +59,7 @@ class Trial:
         return relative_error(self.device.read(self.out, np.float32, self.expected.shape), self.expected)
 
     def release(self) -> None:
-        for buffer in (self.out, *self.buffers):
+        for buffer in (self.out, self.step.state, self.step.tokens, self.step.sampled, *self.buffers):
             buffer.release()
 
 
@@ -141,14 +142,14 @@ def prefill_trial(device: Device, problem: AttentionProblem) -> Trial:
     def bind(**choices: Any) -> list[Launch]:
         return attention_prefill(device, shape, qkv, step, k, v, out, **choices)
 
-    return Trial(device, bind, n, out, expected, (qkv, k, v, step.state, step.tokens, step.sampled))
+    return Trial(device, bind, step, out, expected, (qkv, k, v))
 
 
 def decode_trial(device: Device, problem: AttentionProblem, copies: int = 1) -> Trial:
     """One token, which the kernel rotates by a right angle (exact in every dtype) and appends.
 
-    copies: caches to attend to, one after the other, so that none is found in the processor's. bind takes
-    attention_decode's n_splits, variant and block_n.
+    copies: how many KV caches it attends to, one after the other, so that none is found in the processor's cache. bind
+    takes attention_decode's n_splits, variant and block_n.
     """
     shape = problem.shape
     q_heads, kv_heads, half = shape.n_q_heads, shape.n_kv_heads, shape.head_dim // 2
@@ -176,8 +177,8 @@ def decode_trial(device: Device, problem: AttentionProblem, copies: int = 1) -> 
             for launch in attention_decode(device, shape, uploaded, turned, step, k, v, part_ml, part_acc, out, **given)
         ]
 
-    kept = (uploaded, turned, *(buffer for pair in caches for buffer in pair), step.state, step.tokens, step.sampled)
-    return Trial(device, bind, 1, out, expected, kept, copies)
+    kept = (uploaded, turned, *(buffer for pair in caches for buffer in pair))
+    return Trial(device, bind, step, out, expected, kept, copies)
 
 
 def linear_trial(
@@ -191,7 +192,7 @@ def linear_trial(
     norm: bool = False,
     exact: bool = False,
 ) -> Trial:
-    """A product with a weight [rows, k], whose halves are gate and up with "swiglu", for n tokens.
+    """A product with a weight [rows, k] for n tokens; with "swiglu" the halves of the rows are gate and up.
 
     n = 1 is linear_decode, which takes norm; else linear_prefill. bind takes their variant. exact: activations stay in
     float32 even where the device would round them.
@@ -205,8 +206,7 @@ def linear_trial(
         tiles = np.ascontiguousarray(tiles.reshape(2, -1, k, 16).swapaxes(0, 1)).reshape(tiles.shape)
     part = WeightPart(device.upload(tiles, "trial weight"), 0, len(tiles), dtype)
     weight = Weight("trial weight", rows, k, (part,), exact)
-    inputs, norms = device.upload(x, "trial input"), device.upload(scale, "trial norm")
-    step = state_at(device, 5, n)
+    norms = device.upload(scale, "trial norm")
     expected = reference.linear(reference.rms_norm(x, scale, EPS) if norm else x, values)
     before = None
     if epilogue == "swiglu":
@@ -214,16 +214,10 @@ def linear_trial(
     elif epilogue == "add":
         before = rng.standard_normal((n, rows)).astype(np.float32)
         expected = expected + before
-    out = device.alloc(4 * expected.size, "trial output")
-
-    def bind(**choices: Any) -> list[Launch]:
-        if n > 1:
-            return linear_prefill(device, weight, inputs, out, step, epilogue=epilogue, **choices)
-        given = {"norm": norms if norm else None, "eps": EPS, "epilogue": epilogue, **choices}
-        return linear_decode(device, weight, inputs, out, step, **given)
-
-    kept = (part.buffer, inputs, norms, step.state, step.tokens, step.sampled)
-    return Trial(device, bind, n, out, expected, kept, before=before)
+    fixed: dict[str, Any] = {"epilogue": epilogue}
+    if n == 1:
+        fixed |= {"norm": norms if norm else None, "eps": EPS}
+    return _product_trial(device, weight, x, expected, before=before, buffers=(norms,), **fixed)
 
 
 def quantized_trial(device: Device, rows: int, k: int, dtype: str, n: int, *, exact: bool) -> Trial:
@@ -240,15 +234,29 @@ def quantized_trial(device: Device, rows: int, k: int, dtype: str, n: int, *, ex
     for _ in load_rows(device, weight, source, flags, 0):
         pass
     x = rng.standard_normal((n, k)).astype(np.float32)
-    inputs, step = device.upload(x, "trial input"), state_at(device, 5, n)
-    expected = reference.linear(x, source.values())
+    return _product_trial(device, weight, x, reference.linear(x, source.values()), buffers=(flags,))
+
+
+def _product_trial(
+    device: Device,
+    weight: Weight,
+    x: np.ndarray,
+    expected: np.ndarray,
+    *,
+    before: np.ndarray | None = None,
+    buffers: Sequence[Buffer] = (),
+    **fixed: Any,
+) -> Trial:
+    """The product of x, float32 [n, k], with a weight. bind takes what `fixed` does not give to the op."""
+    inputs, step = device.upload(x, "trial input"), state_at(device, 5, len(x))
     out = device.alloc(4 * expected.size, "trial output")
+    product = linear_decode if len(x) == 1 else linear_prefill
 
     def bind(**choices: Any) -> list[Launch]:
-        return (linear_decode if n == 1 else linear_prefill)(device, weight, inputs, out, step, **choices)
+        return product(device, weight, inputs, out, step, **fixed, **choices)
 
-    kept = (*(part.buffer for part in weight.parts), flags, inputs, step.state, step.tokens, step.sampled)
-    return Trial(device, bind, n, out, expected, kept)
+    kept = (*(part.buffer for part in weight.parts), inputs, *buffers)
+    return Trial(device, bind, step, out, expected, kept, before=before)
 
 
 @dataclass(frozen=True)

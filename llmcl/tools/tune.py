@@ -14,12 +14,7 @@ from llmcl.errors import KernelBuildError, UsageError
 from llmcl.kernels import table
 from llmcl.kernels.common.attention import AttentionDecode, AttentionShape, TileRequest
 from llmcl.kernels.common.dtype import QUANTIZED
-from llmcl.ops.attention import (
-    decode_key,
-    prefill_implementation,
-    prefill_key,
-    prefill_tiles,
-)
+from llmcl.ops.attention import decode_key, prefill_implementation, prefill_key, prefill_tiles
 from llmcl.ops.attention_sizes import max_splits
 from llmcl.runtime.device import Device, KernelMemory, Launch
 from llmcl.tools.trials import ROUNDED_ACTIVATIONS, AttentionProblem, Trial, decode_trial, prefill_trial, tolerance
@@ -36,13 +31,16 @@ COMBINATIONS: dict[str, tuple[int, int, int]] = {  # BLOCK_M, BLOCK_N, DV_TILE
 }
 BASELINE = "G"
 DEFAULT = "default"  # the label of what is used without tuning
-COLD_BYTES = 128 << 20  # a layer's keys and values come from memory, the weights having passed since they were used
+COLD_BYTES = 128 << 20  # weights have passed since a layer's keys and values were used, so those come from memory
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One choice of constants. ms: the fastest of several runs, None where refused says why it was not timed; error:
-    the largest difference from the twin over the largest magnitude, None where it did not run."""
+    """One choice of constants.
+
+    ms: the fastest of several runs; None if it was not timed, and `refused` says why. error: the largest difference
+    from the twin over the largest magnitude; None if it did not run.
+    """
 
     kernel: str
     label: str
@@ -119,7 +117,8 @@ def tune_prefill(
         _search(rows, values, measure)
     _repeat(rows, measure)
     trial.release()
-    return _tuning("attention_prefill", chosen.name, prefill_key(chosen.name, shape.head_dim, met), rows)
+    key = prefill_key(chosen.name, shape.head_dim, met)
+    return Tuning("attention_prefill", chosen.name, key, rows, _best(rows))
 
 
 def tune_decode(
@@ -152,7 +151,7 @@ def tune_decode(
     _repeat(rows, measure)
     trial.release()
     key = decode_key(chosen.name, shape.n_kv_heads, shape.head_dim, shape.kv_dtype)
-    return _tuning("attention_decode", chosen.name, key, rows)
+    return Tuning("attention_decode", chosen.name, key, rows, _best(rows))
 
 
 def _powers(limit: int) -> Sequence[int]:
@@ -164,7 +163,7 @@ def _search(
     values: Mapping[str, Sequence[int]],
     measure: Callable[[str, Mapping[str, int]], Measurement],
 ) -> None:
-    """One constant after another takes each of its values, the others as in the best so far; nothing is timed twice."""
+    """Each constant in turn takes each of its values, the others as in the best so far. Nothing is timed twice."""
     tried = [dict(row.constants) for row in rows]
     for name, choices in values.items():
         best = _best(rows)
@@ -178,7 +177,7 @@ def _search(
 
 
 def _repeat(rows: list[Measurement], measure: Callable[[str, Mapping[str, int]], Measurement]) -> None:
-    """Times the three fastest and the first in use again, so that a quiet moment of the machine chooses no winner."""
+    """Times the three fastest and the default again, so that a quiet moment of the machine chooses no winner."""
     timed = sorted((row for row in rows if row.ms is not None), key=lambda row: row.ms or 0.0)
     for row in dict.fromkeys((*map(rows.index, timed[:3]), *(i for i, row in enumerate(rows) if row.label == DEFAULT))):
         first = rows[row]
@@ -191,10 +190,6 @@ def _repeat(rows: list[Measurement], measure: Callable[[str, Mapping[str, int]],
 def _best(rows: Sequence[Measurement]) -> Measurement | None:
     timed = [row for row in rows if row.ms is not None]
     return min(timed, key=lambda row: row.ms or 0.0) if timed else None
-
-
-def _tuning(kernel: str, variant: str, key: str, rows: list[Measurement]) -> Tuning:
-    return Tuning(kernel, variant, key, rows, _best(rows))
 
 
 def _measure(
