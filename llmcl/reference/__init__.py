@@ -1,8 +1,8 @@
 """The NumPy twin of every op and of the whole model: what the kernels must compute, written to be read.
 
 A twin has the name of its kernel, takes arrays of any float dtype, computes in float64 and returns float64
-unless it says otherwise. The engine calls nothing of it; the kernel tests do, and
-it is itself tested against PyTorch, transformers and gguf. Clarity comes before speed here.
+unless it says otherwise. The engine calls no twin. The kernel tests, `llmcl doctor` and `llmcl tune` do. The twins
+are themselves tested against PyTorch, transformers and gguf. Clarity comes before speed here.
 
 Shapes: n tokens of one call, k the length of a matrix row, kv_len keys in the cache; heads as in the config.
 """

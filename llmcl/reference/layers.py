@@ -72,9 +72,8 @@ def rope_table(positions: Sequence[int] | Array, inv_freq: Array) -> tuple[Float
     transformers computes it: at position 100000 its rounding is worth 4e-3 radians, so a twin with exact
     angles would call a right kernel wrong.
     """
-    angle = np.asarray(positions).astype(np.float32)[:, None] * np.asarray(inv_freq, dtype=np.float32)[None, :]
-    wide = angle.astype(np.float64)
-    return np.cos(wide), np.sin(wide)
+    angle = wide(np.asarray(positions).astype(np.float32)[:, None] * np.asarray(inv_freq, dtype=np.float32)[None, :])
+    return np.cos(angle), np.sin(angle)
 
 
 def rope(x: Array, cos: Array, sin: Array) -> Float64:

@@ -57,35 +57,10 @@ def _mix32(x: NDArray[np.uint32]) -> NDArray[np.uint32]:
 def noise_bits(seed: int, step: int, token_ids: Array) -> NDArray[np.uint32]:
     """32 random bits for each token of a step: token_ids uint32 [n] -> uint32 [n]; the same on any device.
 
-    The same in OpenCL C (32-bit unsigned arithmetic only; the keys are the same for all tokens of a step):
-
-        uint mix32(uint x)
-        {
-            x = (x ^ (x >> 16)) * 0x21f0aaadu;
-            x = (x ^ (x >> 15)) * 0xd35a2d97u;
-            return x ^ (x >> 15);
-        }
-
-        uint noise_bits(uint seed_lo, uint seed_hi, uint step, uint token_id)
-        {
-            const uint token_key = mix32(seed_lo + 0x9e3779b9u);
-            const uint step_key = mix32(mix32(token_key + seed_hi + 0x85ebca6bu) ^ step);
-            return mix32(mix32(token_id ^ token_key) + step_key);
-        }
-
-        float noise_uniform(uint seed_lo, uint seed_hi, uint step, uint token_id)
-        {
-            return ((float)(noise_bits(seed_lo, seed_hi, step, token_id) >> 9) + 0.5f) * 0x1p-23f;
-        }
-
-        float noise_gumbel(uint seed_lo, uint seed_hi, uint step, uint token_id)
-        {
-            return -log(-log(noise_uniform(seed_lo, seed_hi, step, token_id)));
-        }
-
-    (`uniform` is a reserved word of OpenCL C.) Two keys, because with one the noise of two steps or seeds
-    would be the same sequence in another order whenever their keys are close. mix32's constants come from the
-    hash prospector project's search for mixers of two multiplications with the smallest bias.
+    kernels/portable/sample.cl computes the same (noise_keys, score_of). It needs 32-bit unsigned arithmetic alone, and
+    the two keys are the same for all tokens of a step. With one key, the noise of two steps or seeds whose keys are
+    close would be the same sequence in another order. mix32's constants come from the hash prospector project's search
+    for mixers of two multiplications with the smallest bias.
     """
     bits = seed & 0xFFFFFFFFFFFFFFFF
     # Arrays of one element: NumPy wraps arrays silently and warns about scalars.
