@@ -1,7 +1,7 @@
 """Writing a model in another form: a GGUF file, quantised or not, or a Hugging Face folder.
 
-What is written appears under its name only when it is whole (target.py). What the user has there stays his: only what a
-conversion writes is ever replaced, and only if he says so.
+What is written appears under its name only when it is whole (target.py). Of what is there already, only what a
+conversion writes is replaced, and only if the user says so.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from llmcl.checkpoint import open_checkpoint
 from llmcl.checkpoint.formats import FLOAT_FORMATS
 from llmcl.checkpoint.quantize import check_quantize, target_format
 from llmcl.checkpoint.safetensors import WEIGHTS_FILE
-from llmcl.convert.folder import folder_plan
-from llmcl.convert.gguf import gguf_plan
+from llmcl.convert.folder import FolderPlan, folder_plan
+from llmcl.convert.gguf import GgufPlan, gguf_plan
 from llmcl.convert.target import appearing, check_replaceable, check_target
 from llmcl.convert.tensors import OutTensor, Pieces
 from llmcl.errors import UsageError
@@ -25,8 +25,7 @@ from llmcl.progress import Progress
 from llmcl.runtime.cache_files import expanded
 
 DTYPE_FORMATS = {dtype: format for format, dtype in FLOAT_FORMATS.items()}
-# Beside the weights: metadata with a vocabulary, configuration.
-SMALL_FILES_BYTES = 64 << 20
+SMALL_FILES_BYTES = 64 << 20  # beside the weights: metadata with a vocabulary, configuration
 
 
 def convert(
@@ -66,8 +65,6 @@ def convert(
     if is_gguf:
         _check_gguf_package()
     check_target(target, is_gguf, force)
-    if not is_gguf:
-        check_replaceable(target)  # before anything is downloaded
     with open_checkpoint(source, offline=offline, progress=progress) as checkpoint:
         if target.exists() and target.samefile(checkpoint.path):
             raise UsageError(f"{target} is the model that is to be read; give another name for the result")
@@ -77,25 +74,20 @@ def convert(
             wanted = target_format(name, shape, quantize) if quantize else None
             return wanted or DTYPE_FORMATS[dtype]
 
+        plan: GgufPlan | FolderPlan
         if is_gguf:
             plan = gguf_plan(checkpoint, chosen)
-            tensors: list[OutTensor] = plan.tensors
         else:
-            folder = folder_plan(checkpoint, chosen, dtype)
-            tensors = folder.tensors
-            check_replaceable(target, [*folder.files, WEIGHTS_FILE])
-        check_space(target, tensors)
+            plan = folder_plan(checkpoint, chosen, dtype)
+            check_replaceable(target, [*plan.files, WEIGHTS_FILE])
+        check_space(target, plan.tensors)
         with appearing(target, is_gguf, force) as temporary:
-            pieces = with_progress(tensors, progress)
-            if is_gguf:
-                plan.write(temporary, pieces)
-            else:
-                folder.write(temporary, pieces)
+            plan.write(temporary, with_progress(plan.tensors, progress))
     return target
 
 
 def with_progress(tensors: list[OutTensor], progress: Progress | None) -> Pieces:
-    """Each tensor with its converted rows; reports what has been taken."""
+    """Each tensor with its converted rows. Reports how much of them was taken."""
     total = sum(tensor.nbytes for tensor in tensors)
     done = 0
 

@@ -24,7 +24,7 @@ _MAX_KEPT_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class FolderPlan:
-    """What the folder will hold, which is there and empty. files: name -> text, or the path of a file to copy."""
+    """What an empty folder will hold. files: name -> text, or the path of a file to copy."""
 
     tensors: list[OutTensor]
     files: dict[str, str | Path]
@@ -74,7 +74,7 @@ def _files_of_folder(folder: Path, dtype: str) -> dict[str, str | Path]:
 
 
 def _files_of_gguf(checkpoint: Checkpoint, dtype: str) -> dict[str, str | Path]:
-    """config.json and the tokenizer from the metadata: what llmcl itself computes with."""
+    """config.json and the tokenizer, from the metadata that llmcl itself computes with."""
     metadata, config = checkpoint.gguf_metadata or {}, checkpoint.config
     backend, adds_bos = gguf_tokenizer.build(metadata)
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]

@@ -85,7 +85,7 @@ def gguf_plan(checkpoint: Checkpoint, chosen: Callable[[str, tuple[int, ...]], s
 
 
 def _from_gguf(checkpoint: Checkpoint, chosen: Callable[[str, tuple[int, ...]], str]) -> GgufPlan:
-    """Everything is taken over but the matrices' format. `checkpoint` has checked the file."""
+    """Takes over everything but the format of the matrices. `checkpoint` has checked the file."""
     from gguf import GGUFReader, GGUFValueType
 
     hf_names = {f"{gguf}.weight": f"{hf}.weight" for gguf, hf in MODULE_NAMES.items()}
@@ -226,7 +226,7 @@ def _unsayable(reason: str) -> UnsupportedModelError:
 
 
 def _vocabulary(source: Mapping[str, Any], vocab_size: int) -> tuple[list[str], list[int]]:
-    """(token texts, their types) by id; ids that nothing stands for get a text of their own and the type UNUSED."""
+    """(token texts, their types) by id. An id without a token gets a text of its own and the type UNUSED."""
     tokens = [f"[PAD{i}]" for i in range(vocab_size)]
     types = [gguf_tokenizer.UNUSED] * vocab_size
     unknown = source["model"].get("unk_token")
@@ -243,7 +243,7 @@ def _vocabulary(source: Mapping[str, Any], vocab_size: int) -> tuple[list[str], 
 
 
 def _scores(tokens: list[str], types: list[int], merges: list[str]) -> list[float]:
-    """SentencePiece's scores: the sooner a token is made by a merge, the higher; characters are never made."""
+    """SentencePiece's scores: the earlier a merge makes a token, the higher. No merge makes a character."""
     ranks: dict[str, int] = {}
     for rank, merge in enumerate(merges):
         ranks.setdefault(merge.replace(" ", "", 1), rank)

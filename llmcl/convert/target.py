@@ -33,7 +33,7 @@ _NOT_THERE = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP}  # what a file system w
 
 
 def check_target(target: Path, is_gguf: bool, force: bool) -> None:
-    """Clears up what a killed conversion left. Raises UsageError if `target` must not or cannot be written."""
+    """Removes what a killed conversion left. Raises UsageError if `target` must not or cannot be written."""
     if not target.parent.is_dir():
         raise UsageError(f"{target}: there is no folder {target.parent}; make it first")
     try:
@@ -59,12 +59,14 @@ def check_target(target: Path, is_gguf: bool, force: bool) -> None:
         raise UsageError(f"{target} is {found}; --force would not replace it with {wanted}: give another name")
     if os.path.ismount(target):
         raise UsageError(f"{target} is where a disk is mounted, which cannot be replaced; give a folder on it")
+    if not is_gguf:
+        check_replaceable(target)
 
 
 def check_replaceable(folder: Path, names: Collection[str] | None = None) -> None:
-    """Raises UsageError if a folder is there with anything but a model whose files, of these names, are written again.
+    """Raises UsageError if a folder is there that holds more than a conversion writes again.
 
-    names: None for all that a conversion may write.
+    names: the files that this conversion writes; None: all that one may write.
     """
     if not folder.exists():
         return
@@ -86,7 +88,7 @@ def check_replaceable(folder: Path, names: Collection[str] | None = None) -> Non
 
 @contextmanager
 def appearing(target: Path, is_gguf: bool, force: bool) -> Iterator[Path]:
-    """Yields an empty file or folder beside `target`, which takes its name at the end, or is removed on any exception.
+    """Yields an empty file or folder beside `target`. At the end it takes that name; on any exception it is removed.
 
     Raises UsageError where the disk is full or cannot be written for another reason.
     """
@@ -115,7 +117,7 @@ def appearing(target: Path, is_gguf: bool, force: bool) -> Iterator[Path]:
 
 
 def _put_in_place(temporary: Path, target: Path, force: bool) -> None:
-    """`temporary` becomes `target`; a folder that was there has the temporary name then."""
+    """`temporary` becomes `target`. A folder that was there gets the temporary name."""
     if not force:
         if _rename(temporary, target, _NO_REPLACE):
             return
@@ -199,7 +201,7 @@ def _remove_left_over(target: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Removes a temporary file, or a folder with what conversions write; it is named if something else came into it."""
+    """Removes a temporary file, or a folder with what conversions write. A folder that holds more is named and left."""
     if not path.is_dir():
         path.unlink(missing_ok=True)
         return

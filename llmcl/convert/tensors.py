@@ -1,4 +1,4 @@
-"""The tensors of a model that is written: their rows in another format and order, and the safetensors file."""
+"""The tensors of a model to be written: their rows in another format and order, and the safetensors file."""
 
 from __future__ import annotations
 
@@ -47,8 +47,10 @@ class OutTensor:
         return self.n_rows * self.row_bytes
 
     def converted(self) -> Iterator[np.ndarray]:
-        """The rows in `format`, uint8 [n, row_bytes], some at a time. Raises CheckpointError for a value that is not
-        finite there."""
+        """The rows in `format`, uint8 [n, row_bytes], some at a time.
+
+        Raises CheckpointError for a value that is not finite in that format.
+        """
         step = max(1, CHUNK_VALUES // self.shape[-1])
         for start in range(0, self.n_rows, step):
             rows = self.rows(start, min(self.n_rows, start + step))
@@ -114,8 +116,11 @@ def write_safetensors(path: Path, pieces: Pieces, tensors: list[OutTensor]) -> N
 
 
 def pairs_order(n_rows: int, head_dim: int, *, interleave: bool) -> np.ndarray:
-    """Where each row of the result comes from, int [n_rows]: rotary pairs half a head apart (Hugging Face) become
-    neighbours (GGUF's Llama) with interleave, and the other way round without."""
+    """Where each row of the result comes from, int [n_rows].
+
+    In Hugging Face's order a rotary pair is half a head apart, in that of GGUF's Llama its rows are neighbours.
+    interleave: from the first to the second; otherwise from the second to the first.
+    """
     shape = (-1, 2, head_dim // 2) if interleave else (-1, head_dim // 2, 2)
     order: np.ndarray = np.arange(n_rows).reshape(shape).swapaxes(1, 2).reshape(-1)
     return order
