@@ -10,7 +10,7 @@ Names and meanings are those of torch.nn.attention.flex_attention.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcl.attention.block_grid import EMPTY, FULL, PARTIAL, Grid
+from llmcl.attention.masks import MaskMod
 from llmcl.attention.tracing.graph import Array
 from llmcl.attention.tracing.trace import TracedMod, trace_mask_mod
 from llmcl.errors import UsageError
 
-MaskMod = Callable[[Any, Any, Any, Any], Any]
 Int32Array = NDArray[np.int32]
 
 DEFAULT_BLOCK_SIZE = 128
@@ -97,8 +97,9 @@ def create_block_mask(
 
 
 def check_mod(traced: TracedMod, B: int, H: int, Q_LEN: int, KV_LEN: int) -> None:
-    """Raises UsageError when a mod would index a captured array out of its bounds, or an integer would leave int32,
-    for any b < B, h < H, q_idx < Q_LEN, kv_idx < KV_LEN. Costs about as much as a block mask; a score is unknown.
+    """Raises UsageError when a mod would index a captured array out of its bounds, or an integer would leave int32.
+
+    It covers any b < B, h < H, q_idx < Q_LEN, kv_idx < KV_LEN, and any score. Costs about as much as a block mask.
     """
     block_size = (max(DEFAULT_BLOCK_SIZE, -(-Q_LEN // 512)), max(DEFAULT_BLOCK_SIZE, -(-KV_LEN // 512)))
     Grid(traced, B, H, Q_LEN, KV_LEN, block_size).check()
@@ -198,8 +199,10 @@ class BlockMask:
         return b * h * q * kv
 
     def sparsity(self) -> float:
-        """Percentage of the pairs whose blocks are not visited, as PyTorch counts: negative where blocks reach far past
-        the lengths."""
+        """Percentage of the pairs whose blocks are not visited, as PyTorch counts them.
+
+        It is negative where blocks reach far past the lengths.
+        """
         visited = int(self.kv_num_blocks.sum(dtype=np.int64)) + int(self.full_kv_num_blocks.sum(dtype=np.int64))
         return 100 * (1 - visited * self.BLOCK_SIZE[0] * self.BLOCK_SIZE[1] / self.numel())
 
@@ -231,22 +234,12 @@ class BlockMask:
         items = index if isinstance(index, tuple) else (index,)
         if len(items) > 3:
             raise UsageError(f"a block mask is indexed by [b, h, q_blocks]; found {len(items)} indices")
-        chosen = [
-            _numbers(item, size, name)
-            for item, size, name in zip(
-                (*items, *[slice(None)] * (3 - len(items))),
-                self.kv_num_blocks.shape,
-                ("b", "h", "q block"),
-                strict=True,
-            )
-        ]
+        items = (*items, *[slice(None)] * (3 - len(items)))
+        sizes = self.kv_num_blocks.shape
+        chosen = [_numbers(*one) for one in zip(items, sizes, ("b", "h", "q block"), strict=True)]
         part = np.ix_(*chosen)
-        mod = self.mask_mod
-        if any(
-            numbers.size != size or (np.diff(numbers, prepend=-1) != 1).any()
-            for numbers, size in zip(chosen, self.kv_num_blocks.shape, strict=True)
-        ):
-            mod = self._part_of_mask(*chosen)
+        is_whole = all(np.array_equal(numbers, np.arange(size)) for numbers, size in zip(chosen, sizes, strict=True))
+        mod = self.mask_mod if is_whole else self._part_of_mask(*chosen)
         last_rows = min(self.BLOCK_SIZE[0], self.seq_lengths[0] - int(chosen[2][-1]) * self.BLOCK_SIZE[0])
         return BlockMask(
             ((len(chosen[2]) - 1) * self.BLOCK_SIZE[0] + last_rows, self.seq_lengths[1]),
@@ -256,12 +249,14 @@ class BlockMask:
             self.full_kv_indices[part],
             self.BLOCK_SIZE,
             mod,
-            self.traced if mod is self.mask_mod else trace_mask_mod(mod),
+            self.traced if is_whole else trace_mask_mod(mod),
         )
 
     def _part_of_mask(self, b_numbers: Array, h_numbers: Array, q_blocks: Array) -> MaskMod:
-        """The mask_mod in the numbering of a part. The numbers are captured arrays, so that the code is the same for
-        all parts of one shape."""
+        """The mask_mod in the numbering of a part.
+
+        The numbers are captured arrays, so that the code is the same for all parts of one shape.
+        """
         mask_mod, block_q = self.mask_mod, self.BLOCK_SIZE[0]
         n_q_blocks = self.kv_num_blocks.shape[2]
         if self.seq_lengths[0] % block_q and (q_blocks[:-1] == n_q_blocks - 1).any():

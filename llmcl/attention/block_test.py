@@ -2,10 +2,10 @@
 
 The same rules as `intervals.bounds`, written out as code that a kernel runs once for each tile of keys, so that decode
 and prefill skip tiles at any position without a list of blocks. Batch and head are numbers, q_idx and kv_idx ranges.
-A value is two names: of its least and greatest value, or of a bool that is certain and of one that is possible; all are
-int. Sums and products of bounds saturate: kernels compute in int32 and stay inside it, so what is beyond is of operands
-that never meet. (In long they were wrong with Mesa 22, which compares a widened int with a constant wrongly.)
-What the rules do not know (floats, tables of long ranges) may be anything, so the tile is tested key by key.
+Every value has two names, both int: of its least and its greatest value, or of a bool that is certain and of one that
+is possible. Sums and products of bounds saturate. Kernels compute in int32 and stay inside it, so a bound beyond comes
+from operands that never meet. (Bounds in long went wrong with Mesa 22, which compares a widened int with a constant
+wrongly.) What the rules do not know (floats, tables of long ranges) may be anything. Then each key of a tile is tested.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from llmcl.attention.tracing.graph import C_TYPES, Emitter, Node
 from llmcl.attention.tracing.trace import TracedMod
 
 Pair = tuple[str, str]
-# Least and greatest of a few elements; of many it costs less to know nothing.
+# Least and greatest of a few elements. For many it costs less to know nothing.
 MASK_RANGE = """inline int2 mask_range(__global const int* x, const int first, const int last) {
     if (last - first >= 64) return (int2)(INT_MIN, INT_MAX);
     int2 range = (int2)(x[first]);
@@ -23,7 +23,7 @@ MASK_RANGE = """inline int2 mask_range(__global const int* x, const int first, c
 }
 """
 RANGES = {"q_idx": ("q_first", "q_last"), "kv_idx": ("kv_first", "kv_last")}
-# Of these with one operand a number, the range runs from one value that is taken to another.
+# If one operand of these is a number, both ends of the range are values that occur.
 ATTAINED = frozenset({"input", "add", "sub", "mul", "floordiv", "shr", "min", "max"})
 
 
@@ -134,16 +134,14 @@ class _Writer:
 
     def _load(self, node: Node) -> Pair:
         """Least and greatest element between the first and the last index, if they are few; all indices exist."""
-        assert isinstance(node.value, int)
-        capture = self.graph.captures[node.value]
+        capture = self.graph.capture_of(node)
         *outer, inner = node.args
         if node.dtype != "int32" or not all(self._is_number(arg) for arg in outer) or not self._attained(inner):
             return _anything(node)
-        row = 0 if not outer else None
         offset = "0"
-        if row is None:
-            for arg, size in zip(outer, capture.shape, strict=False):
-                offset = f"({offset} * {size} + {self.numbers.texts[arg]})"
+        for arg, size in zip(outer, capture.shape, strict=False):
+            offset = f"({offset} * {size} + {self.numbers.texts[arg]})"
+        if outer:
             offset = f"{offset} * {capture.shape[-1]}"
         first, last = (f"{offset} + {bound}" for bound in self._pair(inner))
         name = f"{self.graph.prefix}_l{len(self.lines)}"

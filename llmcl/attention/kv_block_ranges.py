@@ -1,8 +1,7 @@
 """A BlockMask for the kernels: for each group of query rows the ranges of keys that it sees, wholly or in part.
 
-What create_block_mask found for blocks is decided anew for the smaller tiles of a kernel, inside the partial blocks and
-from bounds alone; neighbouring tiles of one class make a range. So most masks are a few ranges for a group at any
-length.
+create_block_mask decided about blocks. Inside the partial ones the smaller tiles of a kernel are decided anew, from
+bounds alone. Neighbouring tiles of one class make a range, so most masks are a few ranges for a group at any length.
 """
 
 from __future__ import annotations
@@ -22,8 +21,11 @@ Int32Array = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class KVBlockRanges:
-    """ranges int32 [...] as kv_block_ranges.cl reads it, and how far apart in it the records of neighbouring batches,
-    heads and groups of rows are: 0 where they share one."""
+    """ranges: int32 [...] as kv_block_ranges.cl reads it.
+
+    The others: how far apart in it the records of neighbouring batches, heads and groups of rows are; 0 where one
+    serves all.
+    """
 
     ranges: Int32Array
     batch_records: int

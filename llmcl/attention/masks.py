@@ -65,8 +65,7 @@ def document(document_ids: Any) -> MaskMod:
 
 
 def neighbourhood(width: int, height: int, radius: int) -> MaskMod:
-    """Positions are pixels of a width x height image, row by row; a query sees the keys at most radius rows and columns
-    away.
+    """Positions are pixels of a width x height image, row by row. A query sees keys up to radius rows and columns away.
 
     As in NATTEN, a window that would leave the image is moved inside, so every query sees (2 radius + 1)^2 keys where
     the image is that large.

@@ -29,7 +29,7 @@ def bind_mods(device: Device, score_mod: TracedMod | None, mask_mod: TracedMod |
         flags += f"#define HAS_{kind.upper()}_MOD 1\n"
         wide += _function(mod, 16)
         if kind == "score":
-            flags += _macro("SCORE_MOD_BODY", f"{{ {mod.source(1).body} }}")
+            flags += _macro("SCORE_MOD_BODY", f"{{ {mod.body()} }}")
         else:
             flags += f"#define MASK_PER_HEAD {int('h' in mod.depends)}\n"
             scalar = (
@@ -50,7 +50,7 @@ def _function(mod: TracedMod, lanes: int) -> str:
     first = f"const float{width} score, " if mod.kind == "score_mod" else ""
     return (
         f"inline {'float' if mod.kind == 'score_mod' else 'int'}{width} {mod.kind}{width}({first}const int b, "
-        f"const int h, const int q_idx, const int{width} kv_idx MOD_PARAMS) {{\n{mod.source(lanes).body}\n}}\n"
+        f"const int h, const int q_idx, const int{width} kv_idx MOD_PARAMS) {{\n{mod.body(lanes)}\n}}\n"
     )
 
 

@@ -55,17 +55,17 @@ def _floordiv(graph: Graph, a: int, b: int) -> int:
         return _integer_division(graph, "floordiv", a, b)
     rest = _mod(graph, a, b)
     # a - rest is a multiple of b but for rounding, so that rint removes the rounding and nothing else.
-    return _float(graph, "rint", _div(graph, _add("sub", graph, a, rest), b))
+    return _float(graph, "rint", _div(graph, _arithmetic("sub")(graph, a, rest), b))
 
 
 def _mod(graph: Graph, a: int, b: int) -> int:
     (a, b), dtype = common(graph, a, b)
     if dtype == "int32":
         return _integer_division(graph, "mod", a, b)
-    rest, zero = _add("fmod", graph, a, b), graph.constant(0.0, "float32", current_location())
+    rest, zero = _arithmetic("fmod")(graph, a, b), graph.constant(0.0, "float32", current_location())
     signs_differ = _bitwise("xor")(graph, _compare("lt")(graph, rest, zero), _compare("lt")(graph, b, zero))
     wrong = _bitwise("and")(graph, signs_differ, _compare("ne")(graph, rest, zero))
-    return _where(graph, wrong, _add("add", graph, rest, b), rest)
+    return _where(graph, wrong, _arithmetic("add")(graph, rest, b), rest)
 
 
 def _integer_division(graph: Graph, op: str, a: int, b: int) -> int:
@@ -87,10 +87,6 @@ def _integer_division(graph: Graph, op: str, a: int, b: int) -> int:
     if op == "mod":
         return _where(graph, special, zero, result)
     return _where(graph, is_zero, zero, _where(graph, is_minus_one, graph.add("neg", (a,), "int32", location), result))
-
-
-def _add(op: str, graph: Graph, a: int, b: int) -> int:
-    return graph.add(op, (a, b), graph.nodes[a].dtype, current_location())
 
 
 def _pow(graph: Graph, a: int, b: int) -> int:
@@ -118,8 +114,8 @@ def _whole_power(graph: Graph, a: int, exponent: int, dtype: Dtype) -> int:
     half = _whole_power(graph, a, exponent // 2, dtype) if exponent > 1 else None
     if half is None:
         return a
-    square = _add("mul", graph, half, half)
-    return _add("mul", graph, square, a) if exponent % 2 else square
+    square = _arithmetic("mul")(graph, half, half)
+    return _arithmetic("mul")(graph, square, a) if exponent % 2 else square
 
 
 def _float(graph: Graph, op: str, a: int) -> int:
@@ -134,14 +130,12 @@ def _rounding(op: str) -> Callable[[Graph, int], int]:
     return lambda graph, a: _float(graph, op, a) if graph.nodes[a].dtype == "float32" else a
 
 
-def _neg(graph: Graph, a: int) -> int:
-    (a,), dtype = common(graph, a)
-    return graph.add("neg", (a,), dtype, current_location())
+def _unary(op: str) -> Callable[[Graph, int], int]:
+    def build(graph: Graph, a: int) -> int:
+        args, dtype = common(graph, a)
+        return graph.add(op, args, dtype, current_location())
 
-
-def _abs(graph: Graph, a: int) -> int:
-    (a,), dtype = common(graph, a)
-    return graph.add("abs", (a,), dtype, current_location())
+    return build
 
 
 def _sign(graph: Graph, a: int) -> int:
@@ -241,8 +235,8 @@ BUILDERS: dict[str, Callable[..., int]] = {
     "rsub": _swapped(_arithmetic("sub")),
     "rdiv": _swapped(_div),
     "rpow": _swapped(_pow),
-    "neg": _neg,
-    "abs": _abs,
+    "neg": _unary("neg"),
+    "abs": _unary("abs"),
     "sign": _sign,
     "square": lambda graph, a: _arithmetic("mul")(graph, a, a),
     "reciprocal": lambda graph, a: _div(graph, graph.constant(1.0, "float32", current_location()), a),

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmcl.errors import UsageError
 
+T = TypeVar("T")
 Dtype = Literal["bool", "int32", "float32"]
 Array = NDArray[Any]
 Value = bool | int | float | str | None  # int and float are not the same here
@@ -109,9 +110,14 @@ class Node:
     where: str
     depends: frozenset[str]
 
+    @property
+    def per_key(self) -> bool:
+        """Whether it differs from key to key."""
+        return not self.depends.isdisjoint(("score", "kv_idx"))
+
 
 class Graph:
-    """Nodes, each after its arguments, and the captures that loads refer to."""
+    """Nodes, each after its arguments, and the captures that loads read."""
 
     def __init__(self, prefix: str):
         self.prefix = prefix
@@ -122,7 +128,7 @@ class Graph:
         self._numbers: dict[tuple[object, ...], int] = {}
 
     def renamed(self, prefix: str) -> Graph:
-        """The same nodes and captures under names of another prefix; nothing is to be added to it."""
+        """The same nodes and captures, with names of another prefix. No node may be added to it."""
         graph = Graph(prefix)
         graph.nodes = self.nodes
         graph.captures = [replace(c, name=capture_name(prefix, i)) for i, c in enumerate(self.captures)]
@@ -154,8 +160,8 @@ class Graph:
 
     def _fold(self, op: str, args: tuple[int, ...], dtype: Dtype, where: str) -> int:
         with np.errstate(all="ignore"):
-            operands = [np.asarray(self.nodes[arg].value, _numpy_dtype(self.nodes[arg].dtype)) for arg in args]
-            result = _compute(op, operands, _numpy_dtype(dtype))
+            operands = [np.asarray(self.nodes[arg].value, numpy_dtype(self.nodes[arg].dtype)) for arg in args]
+            result = _compute(op, operands, numpy_dtype(dtype))
         return self.constant(result.item(), dtype, where)
 
     def reachable(self, roots: Sequence[int]) -> list[int]:
@@ -169,6 +175,20 @@ class Graph:
                     stack.append(arg)
         return sorted(seen)
 
+    def walk(self, root: int, compute: Callable[[Node, list[T]], T]) -> T:
+        """What compute(node, values of its arguments) gives for the root, with a value kept until its last use."""
+        order = self.reachable([root])
+        last_use = {arg: number for number in order for arg in self.nodes[number].args}
+        values: dict[int, T] = {}
+        with np.errstate(all="ignore"):
+            for number in order:
+                args = self.nodes[number].args
+                values[number] = compute(self.nodes[number], [values[arg] for arg in args])
+                for arg in args:
+                    if last_use[arg] == number:
+                        values.pop(arg, None)
+        return values[root]
+
     def evaluate(
         self, root: int, inputs: Mapping[str, Array], float_dtype: type[np.floating[Any]], *, check_overflow: bool
     ) -> Array:
@@ -176,32 +196,28 @@ class Graph:
 
         Raises UsageError when an index lies outside its capture, and with check_overflow when an integer leaves int32.
         """
-        order = self.reachable([root])
-        last_use = {arg: number for number in order for arg in self.nodes[number].args}
-        values: dict[int, Array] = {}
-        with np.errstate(all="ignore"):
-            for number in order:
-                node = self.nodes[number]
-                args = [values[arg] for arg in node.args]
-                if node.op == "input":
-                    dtype = float_dtype if node.dtype == "float32" else np.int64
-                    values[number] = np.asarray(inputs[str(node.value)], dtype)
-                elif node.op == "const":
-                    values[number] = np.asarray(node.value, _numpy_dtype(node.dtype, float_dtype))
-                elif node.op == "load":
-                    values[number] = self._load(node, args, float_dtype)
-                else:
-                    values[number] = _compute(node.op, args, _numpy_dtype(node.dtype, float_dtype))
-                    if check_overflow and node.dtype == "int32" and node.op in MAY_OVERFLOW:
-                        self._check_overflow(node, values[number], args)
-                del args
-                for arg in node.args:
-                    if last_use[arg] == number:
-                        values.pop(arg, None)
-        return values[root]
 
-    def _load(self, node: Node, indices: list[Array], float_dtype: type[np.floating[Any]]) -> Array:
-        capture = self.captures[_capture_number(node)]
+        def compute(node: Node, args: list[Array]) -> Array:
+            dtype = numpy_dtype(node.dtype, float_dtype)
+            if node.op == "input":
+                return np.asarray(inputs[str(node.value)], dtype)
+            if node.op == "const":
+                return np.asarray(node.value, dtype)
+            if node.op == "load":
+                return self._load(node, args).astype(dtype, copy=False)
+            value = _compute(node.op, args, dtype)
+            if check_overflow and node.dtype == "int32" and node.op in MAY_OVERFLOW:
+                self._check_overflow(node, value, args)
+            return value
+
+        return self.walk(root, compute)
+
+    def capture_of(self, load: Node) -> Capture:
+        assert isinstance(load.value, int)
+        return self.captures[load.value]
+
+    def _load(self, node: Node, indices: list[Array]) -> Array:
+        capture = self.capture_of(node)
         for axis, (index, size) in enumerate(zip(indices, capture.shape, strict=True)):
             if index.size and (index.min() < 0 or index.max() >= size):
                 raise UsageError(
@@ -209,8 +225,7 @@ class Graph:
                     f"{index.min()} to {index.max()} along axis {axis}, whose indices are 0 to {size - 1}; make the "
                     "array longer, or keep the index inside with minimum and maximum"
                 )
-        dtype = float_dtype if capture.dtype == "float32" else np.int64
-        return np.asarray(capture.array[tuple(indices)], dtype)
+        return np.asarray(capture.array[tuple(indices)])
 
     @staticmethod
     def _check_overflow(node: Node, value: Array, args: list[Array]) -> None:
@@ -230,42 +245,13 @@ def capture_name(prefix: str, number: int) -> str:
     return f"{prefix}_{number}"
 
 
-def _capture_number(node: Node) -> int:
-    assert isinstance(node.value, int)
-    return node.value
-
-
-def _numpy_dtype(dtype: Dtype, float_dtype: type[np.floating[Any]] = np.float32) -> type[np.generic]:
+def numpy_dtype(dtype: Dtype, float_dtype: type[np.floating[Any]] = np.float32) -> type[np.generic]:
     return {"bool": np.bool_, "int32": np.int64, "float32": float_dtype}[dtype]
 
 
 def _compute(op: str, args: list[Array], dtype: type[np.generic]) -> Array:
     result: Array = args[0] if op == "cast" else OPERATIONS[op](*args)
     return np.asarray(result).astype(dtype, copy=False)
-
-
-@dataclass(frozen=True)
-class Source:
-    """OpenCL C of a graph: declarations, each using only earlier ones, then an expression.
-
-    row_statements depend on b, h and q_idx alone and may stand outside the loop over keys. With one lane `score` is
-    a float and the other inputs are ints; the expression is a float (score_mod), or an int 0 or 1 (mask_mod). With
-    more lanes `score` is a float vector and `kv_idx` an int vector of that many lanes, b, h and q_idx stay scalar, and
-    the expression is a float vector, or an int vector of 0 and -1, whether it depends on `kv_idx` or not.
-    """
-
-    row_statements: tuple[str, ...]
-    element_statements: tuple[str, ...]
-    expression: str
-
-    @property
-    def statements(self) -> tuple[str, ...]:
-        return self.row_statements + self.element_statements
-
-    @property
-    def body(self) -> str:
-        """The statements and `return expression;`, a line each: the body of a function."""
-        return "\n".join((*self.statements, f"return {self.expression};"))
 
 
 C_TYPES: dict[Dtype, str] = {"bool": "int", "int32": "int", "float32": "float"}
@@ -289,7 +275,12 @@ NEEDS_NAMES = frozenset({"floordiv", "mod", "min", "max", "abs"})
 
 
 class Emitter:
-    """Writes the graph under `root` as OpenCL C for `lanes` keys at a time (1 or an even number up to 16)."""
+    """Writes the graph under `root` as OpenCL C for `lanes` keys at a time (1 or an even number up to 16).
+
+    With one lane `score` is a float and the other inputs are ints; the result is a float (score_mod), or an int 0 or 1
+    (mask_mod). With more, `score` is a float vector and `kv_idx` an int vector of that many lanes; b, h and q_idx stay
+    scalar. The result is then a float vector, or an int vector of 0 and -1, even if it does not depend on `kv_idx`.
+    """
 
     def __init__(self, graph: Graph, root: int, lanes: int):
         self.graph = graph
@@ -299,28 +290,23 @@ class Emitter:
         self.texts: dict[int, str] = {}
         self.nonnegative = _nonnegative(graph, self.order)
 
-    def source(self) -> Source:
-        row: list[str] = []
-        element: list[str] = []
+    def body(self) -> str:
+        """Declarations, each using only earlier ones, and `return expression;`: a line each."""
+        lines: list[str] = []
         named = self._named()
         for number in self.order:
             node = self.graph.nodes[number]
             text = self._text(node)
             if number in named:
-                name = f"{self.graph.prefix}_t{len(row) + len(element)}"
-                lanes = str(self.lanes) if self._is_vector(number) else ""
-                (element if self._per_key(number) else row).append(
-                    f"const {C_TYPES[node.dtype]}{lanes} {name} = {text};"
-                )
+                name = f"{self.graph.prefix}_t{len(lines)}"
+                lanes = str(self.lanes) if self._is_vector(node) else ""
+                lines.append(f"const {C_TYPES[node.dtype]}{lanes} {name} = {text};")
                 text = name
             self.texts[number] = text
-        return Source(tuple(row), tuple(element), self._wide(self.root))
+        return "\n".join((*lines, f"return {self._wide(self.root)};"))
 
-    def _per_key(self, number: int) -> bool:
-        return not self.graph.nodes[number].depends.isdisjoint(("score", "kv_idx"))
-
-    def _is_vector(self, number: int) -> bool:
-        return self.lanes > 1 and self._per_key(number)
+    def _is_vector(self, node: Node) -> bool:
+        return self.lanes > 1 and node.per_key
 
     def _named(self) -> set[int]:
         """Nodes with a declaration: used twice, needed by name, or computed once a row for a use at every key."""
@@ -329,10 +315,10 @@ class Emitter:
         for number in self.order:
             node = self.graph.nodes[number]
             by_name = node.op in NEEDS_NAMES or (
-                self._is_vector(number) and (node.op in ("cast", "load", "pow", "fmod") or node.op in FUNCTIONS)
+                self._is_vector(node) and (node.op in ("cast", "load", "pow", "fmod") or node.op in FUNCTIONS)
             )
             for arg in node.args:
-                hoisted = self._per_key(number) and not self._per_key(arg)
+                hoisted = node.per_key and not self.graph.nodes[arg].per_key
                 if arg in seen or by_name or hoisted:
                     named.add(arg)
                 seen.add(arg)
@@ -340,27 +326,25 @@ class Emitter:
 
     def _wide(self, number: int) -> str:
         """The text with all lanes, where there are lanes: a scalar is spread over them."""
-        text = self.texts[number]
-        if self.lanes == 1 or self._is_vector(number):
+        node, text = self.graph.nodes[number], self.texts[number]
+        if self.lanes == 1 or node.per_key:
             return text
-        dtype = self.graph.nodes[number].dtype
         # A comparison of vectors gives -1 for true, one of scalars 1.
-        return f"({C_TYPES[dtype]}{self.lanes})({f'-({text})' if dtype == 'bool' else text})"
+        return f"({C_TYPES[node.dtype]}{self.lanes})({f'-({text})' if node.dtype == 'bool' else text})"
 
     def _halves(self, form: str, result: str, *args: int) -> str:
         """`form` on both halves of its arguments: no vector of 16 may cross a call into the driver's library."""
         half = self.lanes // 2
 
         def part(arg: int, which: str) -> str:
-            if self._is_vector(arg):
-                return f"{self.texts[arg]}.{which}"
-            return f"({C_TYPES[self.graph.nodes[arg].dtype]}{half})({self.texts[arg]})"
+            node = self.graph.nodes[arg]
+            return f"{self.texts[arg]}.{which}" if node.per_key else f"({C_TYPES[node.dtype]}{half})({self.texts[arg]})"
 
         parts = ", ".join(form.format(*(part(arg, which) for arg in args)) for which in ("lo", "hi"))
         return f"({result}{self.lanes})({parts})"
 
     def _text(self, node: Node) -> str:
-        vector = self.lanes > 1 and not node.depends.isdisjoint(("score", "kv_idx"))
+        vector = self._is_vector(node)
         args = [self.texts[arg] for arg in node.args]
         wide = [self._wide(arg) for arg in node.args] if vector else args
         if node.op == "input":
@@ -406,13 +390,13 @@ class Emitter:
         return self._halves(f"convert_{kind}{self.lanes // 2}({{}})", kind, arg) if vector else f"({kind})({text})"
 
     def _load_text(self, node: Node, vector: bool) -> str:
-        capture = self.graph.captures[_capture_number(node)]
+        capture = self.graph.capture_of(node)
         strides = _row_major_strides(capture.array)
 
         def at(lane: str) -> str:
             terms = []
             for arg, stride in zip(node.args, strides, strict=True):
-                text = self.texts[arg] + (lane if self._is_vector(arg) else "")
+                text = self.texts[arg] + (lane if self.graph.nodes[arg].per_key else "")
                 terms.append(text if stride == 1 else f"{text} * {stride}")
             return f"{capture.name}[{' + '.join(terms)}]"
 

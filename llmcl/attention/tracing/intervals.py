@@ -13,7 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from llmcl.attention.tracing.graph import FUNCTIONS, INT_MAX, INT_MIN, MAY_OVERFLOW, OPERATIONS, Array, Graph, Node
+from llmcl.attention.tracing.graph import (
+    FUNCTIONS,
+    INT_MAX,
+    INT_MIN,
+    MAY_OVERFLOW,
+    OPERATIONS,
+    Array,
+    Graph,
+    Node,
+    numpy_dtype,
+)
 
 Interval = tuple[Array, Array]
 
@@ -31,35 +41,29 @@ def bounds(
     Integer intervals are int64. unsafe marks the blocks in which an index may lie outside its capture, or an integer
     may leave int32: there the bounds say nothing, and `evaluate` tells.
     """
-    values: dict[int, Interval] = {}
     unsafe: Array = np.zeros((), np.bool_)
-    order = graph.reachable([root])
-    last_use = {arg: number for number in order for arg in graph.nodes[number].args}
-    with np.errstate(all="ignore"):
-        for number in order:
-            node = graph.nodes[number]
-            args = [values[arg] for arg in node.args]
-            if node.op == "input":
-                low, high = ranges[str(node.value)]
-            elif node.op == "const":
-                dtype = {"bool": np.bool_, "int32": np.int64, "float32": float_dtype}[node.dtype]
-                low = high = np.asarray(node.value, dtype)
-            elif node.op == "load":
-                low, high, outside = _load(graph, node, args, float_dtype)
-                unsafe = unsafe | outside
-            else:
-                low, high = _operation(graph, node, args, float_dtype)
-                if node.dtype == "int32" and node.op in MAY_OVERFLOW:
-                    unsafe = unsafe | (low < INT_MIN) | (high > INT_MAX)
-                    if node.op == "shl":
-                        unsafe = unsafe | (args[1][0] < 0) | (args[1][1] > 31)
-                    low, high = np.clip(low, INT_MIN, INT_MAX), np.clip(high, INT_MIN, INT_MAX)
-            values[number] = low, high
-            del args
-            for arg in node.args:
-                if last_use[arg] == number:
-                    values.pop(arg, None)
-    return *values[root], unsafe
+
+    def compute(node: Node, args: list[Interval]) -> Interval:
+        nonlocal unsafe
+        if node.op == "input":
+            return ranges[str(node.value)]
+        if node.op == "const":
+            value = np.asarray(node.value, numpy_dtype(node.dtype, float_dtype))
+            return value, value
+        if node.op == "load":
+            low, high, outside = _load(graph, node, args, float_dtype)
+            unsafe = unsafe | outside
+            return low, high
+        low, high = _operation(graph, node, args, float_dtype)
+        if node.dtype == "int32" and node.op in MAY_OVERFLOW:
+            unsafe = unsafe | (low < INT_MIN) | (high > INT_MAX)
+            if node.op == "shl":
+                unsafe = unsafe | (args[1][0] < 0) | (args[1][1] > 31)
+            low, high = np.clip(low, INT_MIN, INT_MAX), np.clip(high, INT_MIN, INT_MAX)
+        return low, high
+
+    low, high = graph.walk(root, compute)
+    return low, high, unsafe
 
 
 def _operation(graph: Graph, node: Node, args: list[Interval], float_dtype: type[np.floating[Any]]) -> Interval:
@@ -178,7 +182,7 @@ def _function(op: str, a: Interval) -> Interval:
     return low - np.abs(low) * margin, high + np.abs(high) * margin
 
 
-# Integers
+# ---- integers ---------------------------------------------------------------------------------------------
 
 
 def _floordiv(a: Interval, b: Interval) -> Interval:
@@ -192,10 +196,7 @@ def _remainder(a: Interval, b: Interval) -> Interval:
     low, high = np.minimum(b[0] + 1, 0), np.maximum(b[1] - 1, 0)
     # Within one period of a known divisor the remainder only grows.
     one_period = (b[0] == b[1]) & (np.floor_divide(a[0], b[0]) == np.floor_divide(a[1], b[0])) & (b[0] != 0)
-    return (
-        np.where(one_period, np.remainder(a[0], b[0]), low),
-        np.where(one_period, np.remainder(a[1], b[0]), high),
-    )
+    return np.where(one_period, np.remainder(a[0], b[0]), low), np.where(one_period, np.remainder(a[1], b[0]), high)
 
 
 def _bits(a: Interval, b: Interval) -> Interval:
@@ -236,15 +237,14 @@ INTEGER: dict[str, Callable[..., Interval]] = {
 }
 
 
-# Captured arrays
+# ---- captured arrays --------------------------------------------------------------------------------------
 
 
 def _load(
     graph: Graph, node: Node, indices: list[Interval], float_dtype: type[np.floating[Any]]
 ) -> tuple[Array, Array, Array]:
     """Least and largest value in the captured box, or in the run of elements from its first to its last corner."""
-    assert isinstance(node.value, int)
-    array = graph.captures[node.value].array
+    array = graph.capture_of(node).array
     outside: Array = np.zeros((), np.bool_)
     first: Array = np.zeros((), np.int64)
     last: Array = np.zeros((), np.int64)
@@ -253,7 +253,7 @@ def _load(
         first = first * size + np.clip(low, 0, size - 1)
         last = last * size + np.clip(high, 0, size - 1)
     least, most = range_extremes(array.reshape(-1), first, last)
-    dtype = float_dtype if array.dtype == np.float32 else np.int64
+    dtype = numpy_dtype(node.dtype, float_dtype)
     return least.astype(dtype), most.astype(dtype), outside
 
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from llmcl.errors import UsageError
 
-# The mods of masks.py are traced like a user's.
 _TRACE_FILE = str(Path(__file__).with_name("trace.py"))
-_OWN_FILES = frozenset(str(path) for path in Path(__file__).parent.glob("*.py") if path.name != "masks.py")
+# The mods of masks.py are traced like a user's.
+_OWN_FILES = frozenset(str(path) for path in Path(__file__).parents[1].rglob("*.py") if path.name != "masks.py")
 UNKNOWN_LOCATION = "<the traced function>"
 
 

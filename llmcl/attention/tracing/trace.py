@@ -8,19 +8,17 @@ replaced by `CapturedArray`s in a copy of the function before it is called.
 from __future__ import annotations
 
 import functools
-import hashlib
 import inspect
 import sys
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 
 from llmcl.attention.tracing.builders import SUPPORTED, cast
-from llmcl.attention.tracing.graph import INPUTS, Array, Capture, Emitter, Graph, Source
+from llmcl.attention.tracing.graph import INPUTS, Array, Capture, Emitter, Graph
 from llmcl.attention.tracing.source_locations import UNKNOWN_LOCATION, call_method, definition, traceback_location
 from llmcl.attention.tracing.symbols import CapturedArray, Symbol, is_array, lift
 from llmcl.errors import UsageError
@@ -34,10 +32,8 @@ PARAMETERS: dict[str, tuple[str, ...]] = {"score_mod": tuple(INPUTS), "mask_mod"
 class TracedMod:
     """A traced function: its OpenCL C, the arrays it looks up, and its evaluation in NumPy.
 
-    statements are declarations such as `const float mod_t0 = ...;` that `expression` uses, over the identifiers
-    `score, b, h, q_idx, kv_idx` and the names of the captures: a float for a score_mod, an int 0 or 1 for a mask_mod.
-    `source(16)` is the same for 16 keys at a time. Indices are not clamped: b, h, q_idx and kv_idx must lie in the
-    ranges that `block_mask.check_mod` was called with.
+    `body` uses the identifiers `score, b, h, q_idx, kv_idx` and the names of the captures. Indices are not clamped: b,
+    h, q_idx and kv_idx must lie in the ranges that `block_mask.check_mod` was called with.
     """
 
     kind: Kind
@@ -55,31 +51,9 @@ class TracedMod:
         """The inputs that the result depends on."""
         return self.graph.nodes[self.root].depends
 
-    def source(self, lanes: int = 1) -> Source:
-        """OpenCL C for one key, or for 2, 4, 8 or 16 keys at a time."""
-        return Emitter(self.graph, self.root, lanes).source()
-
-    @cached_property
-    def _scalar_source(self) -> Source:
-        return self.source()
-
-    @property
-    def statements(self) -> tuple[str, ...]:
-        return self._scalar_source.statements
-
-    @property
-    def expression(self) -> str:
-        return self._scalar_source.expression
-
-    @property
-    def body(self) -> str:
-        return self._scalar_source.body
-
-    @cached_property
-    def key(self) -> str:
-        """Equal for equal code with captures of equal dtypes and shapes, whatever they hold."""
-        captures = [f"{capture.name} {capture.dtype} {capture.shape}" for capture in self.captures]
-        return hashlib.sha256("\n".join((self.kind, self.body, *captures)).encode()).hexdigest()[:32]
+    def body(self, lanes: int = 1) -> str:
+        """OpenCL C for one key, or for 2, 4, 8 or 16 keys at a time: the statements of a function, `return` last."""
+        return Emitter(self.graph, self.root, lanes).body()
 
     def evaluate(
         self,
@@ -185,10 +159,7 @@ def _without_location(error: UsageError) -> str:
     return str(error).removeprefix(f"{UNKNOWN_LOCATION}: ")
 
 
-# Finding the arrays that a function reaches
-
-
-_OWN_MODULES = frozenset(f"llmcl.attention.{name}" for name in ("graph", "builders", "symbols", "functions"))
+# ---- finding the arrays that a function reaches -----------------------------------------------------------
 
 
 class _Wrapper:
@@ -225,7 +196,8 @@ class _Wrapper:
         return wrapped
 
     def _function(self, function: types.FunctionType) -> types.FunctionType:
-        if function.__module__ in _OWN_MODULES or (is_library(function.__module__) and not function.__closure__):
+        is_ours = function.__module__ == "llmcl.attention.functions"  # which take symbols as they are
+        if is_ours or (is_library(function.__module__) and not function.__closure__):
             return function
         if id(function) in self.done:
             copied = self.done[id(function)][1]
