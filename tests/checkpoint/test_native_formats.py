@@ -14,9 +14,10 @@ import llmcl
 from llmcl.checkpoint import open_checkpoint
 from llmcl.engine.llm import LLM
 from llmcl.errors import UsageError
+from llmcl.models.families.blocks import MatrixPlan
 from llmcl.models.kv_cache import KVCache
 from llmcl.models.model import Model
-from llmcl.models.weights import MatrixPlan, WeightTypes, load_weights, stored_formats
+from llmcl.models.weights import WeightTypes, load_weights, stored_formats
 from llmcl.progress import COMPILING, OPENING
 from llmcl.runtime.device import Device
 
@@ -60,10 +61,10 @@ def test_a_file_of_mixed_formats(hf_files: Any, gguf_files: Any, tmp_path: Path,
     path = gguf_files.write(tmp_path / "m.gguf", gguf_tensors, formats, {"llama.attention.key_length": 32})
     with open_checkpoint(str(path)) as checkpoint:
         native = WeightTypes("native", stored_formats(checkpoint), exact_activations=True)
-    qkv = MatrixPlan("qkv", 256, 64, tuple(f"model.layers.0.self_attn.{n}_proj.weight" for n in "qkv"), (128, 64, 64))
+    qkv = MatrixPlan("qkv", 64, tuple(f"model.layers.0.self_attn.{n}_proj.weight" for n in "qkv"), (128, 64, 64))
     assert native.runs(qkv) == [(128, "q4_0"), (64, "q4_0"), (64, "q8_0")]
     gate_up = tuple(f"model.layers.0.mlp.{n}_proj.weight" for n in ("gate", "up"))
-    assert native.runs(MatrixPlan("gate and up", 192, 64, gate_up, (96, 96), True)) == [(192, "float32")]
+    assert native.runs(MatrixPlan("gate and up", 64, gate_up, (96, 96), True)) == [(192, "float32")]
 
     ids = [int(i) for i in np.random.default_rng(0).integers(0, 50, 40)]
     expected = logits_of(default_device, path, WeightTypes("float32"), ids)
