@@ -30,7 +30,7 @@ HALVES = {
 def random_rows(format: str, n: int, k: int, seed: int = 0) -> StoredRows:
     """Every bit random, but for the floats, which are finite and of the size that weights have."""
     rng = np.random.default_rng(seed)
-    per_block, size = reference.BLOCKS[format]
+    per_block, size = reference.FORMATS[format].block, reference.FORMATS[format].nbytes
     floats = rng.standard_normal((n, k)).astype(np.float32)
     if format == "F32":
         data = floats.view(np.uint8)

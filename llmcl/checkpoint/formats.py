@@ -1,33 +1,177 @@
-"""How numbers are stored in checkpoints: block sizes."""
+"""How numbers are stored in checkpoints, and their values in NumPy: the twin of what loads weights.
+
+A format is a row of FORMATS. Its blocks on the device are drawn in kernels/common/tiles.cl, and
+kernels/common/stored_blocks.cl reads what is stored.
+"""
 
 from __future__ import annotations
 
-from llmcl.errors import CheckpointError
+from collections.abc import Callable
+from dataclasses import dataclass
 
-# format: (values in a block, bytes of a block). A row of a matrix is a whole number of blocks.
-BLOCKS = {
-    "F32": (1, 4),
-    "F16": (1, 2),
-    "BF16": (1, 2),
-    "Q8_0": (32, 34),
-    "Q4_0": (32, 18),
-    "Q4_1": (32, 20),
-    "Q5_0": (32, 22),
-    "Q5_1": (32, 24),
-    "Q4_K": (256, 144),
-    "Q5_K": (256, 176),
-    "Q6_K": (256, 210),
-}
+import numpy as np
+from numpy.typing import NDArray
 
-FLOAT_FORMATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+from llmcl.errors import CheckpointError, UnsupportedModelError
+
+Float32 = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Format:
+    """gguf: its number in GGUF files. block: values in a block; a row of a matrix is a whole number of blocks.
+
+    nbytes: of a block. values: uint8 [n_blocks, nbytes] -> float32 [n_blocks, block], bit for bit what ggml defines:
+    each product and sum is rounded to float32, none is contracted to a fused multiply-add. tile_bytes: of 16 rows by a
+    block on the device, 0 for floating-point numbers.
+    """
+
+    gguf: int
+    block: int
+    nbytes: int
+    values: Callable[[Bytes], Float32]
+    tile_bytes: int = 0
 
 
 def row_bytes(name: str, format: str, n_values: int) -> int:
     """Bytes of one row of `n_values` values. Raises CheckpointError, with the tensor's name, for half a block."""
-    block_values, block_bytes = BLOCKS[format]
-    if n_values % block_values:
+    stored = FORMATS[format]
+    if n_values % stored.block:
         raise CheckpointError(
             f"tensor {name}: rows of {n_values} values are not a whole number of {format} blocks of "
-            f"{block_values}. The file is damaged or badly converted; fetch it again."
+            f"{stored.block}. The file is damaged or badly converted; fetch it again."
         )
-    return n_values // block_values * block_bytes
+    return n_values // stored.block * stored.nbytes
+
+
+def dequantize(format: str, data: Bytes) -> Float32:
+    """The values of stored rows: uint8 [rows, row_bytes] -> float32 [rows, k].
+
+    NumPy, for norms, for quantising anew and for tests; a model's matrices are decoded on the device.
+
+    Raises UnsupportedModelError for an unknown format, CheckpointError for a broken block.
+    """
+    if format not in FORMATS:
+        raise UnsupportedModelError(f"tensor format {format!r} is not one of {', '.join(FORMATS)}")
+    stored = FORMATS[format]
+    rows, size = data.shape
+    if size % stored.nbytes:
+        raise CheckpointError(f"rows of {size} bytes are no multiple of the {stored.nbytes} bytes of a {format} block")
+    blocks = np.ascontiguousarray(data).reshape(-1, stored.nbytes)
+    return stored.values(blocks).reshape(rows, size // stored.nbytes * stored.block)
+
+
+def _float16_at(blocks: Bytes, offset: int) -> Float32:
+    """The little-endian float16 at a byte offset of each block: [n_blocks, size] -> float32 [n_blocks, 1]."""
+    return np.ascontiguousarray(blocks[:, offset : offset + 2]).view("<f2").astype(np.float32)
+
+
+def _nibbles(packed: Bytes) -> Bytes:
+    """All low halves, then all high halves: [..., n] bytes -> [..., 2n] values 0..15."""
+    return np.concatenate([packed & 15, packed >> 4], axis=-1)
+
+
+def _five_bits(blocks: Bytes, at: int) -> Float32:
+    """4 bytes of high bits (bit i is bit 4 of value i), then 16 of nibbles, from byte `at` on: values 0..31."""
+    high = np.unpackbits(blocks[:, at : at + 4], axis=1, bitorder="little")
+    return (_nibbles(blocks[:, at + 4 :]) | (high << 4)).astype(np.float32)
+
+
+def _f32(blocks: Bytes) -> Float32:
+    return blocks.view("<f4").astype(np.float32)
+
+
+def _f16(blocks: Bytes) -> Float32:
+    return blocks.view("<f2").astype(np.float32)
+
+
+def _bf16(blocks: Bytes) -> Float32:
+    return (blocks.view("<u2").astype(np.uint32) << 16).view(np.float32)
+
+
+def _q8_0(blocks: Bytes) -> Float32:
+    """float16 d, 32 x int8: d q."""
+    return _float16_at(blocks, 0) * blocks[:, 2:].view(np.int8).astype(np.float32)
+
+
+def _q4_0(blocks: Bytes) -> Float32:
+    """float16 d, 16 bytes of nibbles: d (q - 8)."""
+    return _float16_at(blocks, 0) * (_nibbles(blocks[:, 2:]).astype(np.float32) - 8)
+
+
+def _q4_1(blocks: Bytes) -> Float32:
+    """float16 d, float16 m, 16 bytes of nibbles: d q + m."""
+    return _float16_at(blocks, 0) * _nibbles(blocks[:, 4:]).astype(np.float32) + _float16_at(blocks, 2)
+
+
+def _q5_0(blocks: Bytes) -> Float32:
+    """As Q4_0, with a fifth bit: d (q - 16)."""
+    return _float16_at(blocks, 0) * (_five_bits(blocks, 2) - 16)
+
+
+def _q5_1(blocks: Bytes) -> Float32:
+    """As Q4_1, with a fifth bit."""
+    return _float16_at(blocks, 0) * _five_bits(blocks, 4) + _float16_at(blocks, 2)
+
+
+def _k_scales(packed: Bytes) -> tuple[Bytes, Bytes]:
+    """The 6-bit scales and minima of Q4_K and Q5_K: uint8 [n_blocks, 12] -> each [n_blocks, 8].
+
+    Sub-blocks 0..3 have their scale in the low six bits of bytes 0..3 and their minimum in those of bytes
+    4..7; for sub-blocks 4..7 the low four bits are the halves of bytes 8..11 (scale low, minimum high), the
+    top two bits those of bytes 0..3 (scale) and 4..7 (minimum).
+    """
+    first, second, third = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
+    scales = np.concatenate([first & 63, (third & 15) | ((first >> 6) << 4)], axis=1)
+    minima = np.concatenate([second & 63, (third >> 4) | ((second >> 6) << 4)], axis=1)
+    return scales, minima
+
+
+def _q4_k(blocks: Bytes, high: Bytes | int = 0) -> Float32:
+    """float16 d, float16 dmin, 12 bytes of scales, 128 bytes of nibbles; 8 sub-blocks of 32: d scale q - dmin minimum.
+
+    32 bytes of nibbles serve sub-blocks 2c (low) and 2c + 1 (high). high: the fifth bits of Q5_K, in place.
+    """
+    n = blocks.shape[0]
+    scales, minima = _k_scales(blocks[:, 4:16])
+    q = _nibbles(blocks[:, -128:].reshape(n, 4, 32)).reshape(n, 8, 32) | high
+    step = (_float16_at(blocks, 0) * scales.astype(np.float32))[:, :, None]
+    offset = (_float16_at(blocks, 2) * minima.astype(np.float32))[:, :, None]
+    return (step * q.astype(np.float32) - offset).reshape(n, 256)
+
+
+def _q5_k(blocks: Bytes) -> Float32:
+    """As Q4_K, with 32 bytes before the nibbles: bit s of byte i is bit 4 of value i of sub-block s."""
+    top = blocks[:, 16:48].reshape(-1, 1, 32) >> np.arange(8, dtype=np.uint8).reshape(1, 8, 1)
+    return _q4_k(blocks, ((top & 1) << 4).astype(np.uint8))
+
+
+def _q6_k(blocks: Bytes) -> Float32:
+    """128 bytes of low nibbles, 64 of top bit pairs, 16 int8 scales, float16 d: d scale (q - 32).
+
+    Each half of 128 values: nibbles of 64 bytes (all low, then all high); bit pair j of top byte i belongs to value
+    32 j + i.
+    """
+    n = blocks.shape[0]
+    low = _nibbles(blocks[:, :128].reshape(n, 2, 64)).reshape(n, 2, 4, 32)
+    top = blocks[:, 128:192].reshape(n, 2, 1, 32) >> np.array([0, 2, 4, 6], dtype=np.uint8).reshape(1, 1, 4, 1)
+    q = (low | ((top & 3) << 4)).astype(np.float32).reshape(n, 16, 16) - 32
+    step = _float16_at(blocks, 208) * blocks[:, 192:208].view(np.int8).astype(np.float32)
+    return (step[:, :, None] * q).reshape(n, 256)
+
+
+FORMATS = {
+    "F32": Format(0, 1, 4, _f32),
+    "F16": Format(1, 1, 2, _f16),
+    "BF16": Format(30, 1, 2, _bf16),
+    "Q8_0": Format(8, 32, 34, _q8_0, 544),
+    "Q4_0": Format(2, 32, 18, _q4_0, 288),
+    "Q4_1": Format(3, 32, 20, _q4_1, 320),
+    "Q5_0": Format(6, 32, 22, _q5_0, 352),
+    "Q5_1": Format(7, 32, 24, _q5_1, 384),
+    "Q4_K": Format(12, 256, 144, _q4_k, 64 + 8 * 288),
+    "Q5_K": Format(13, 256, 176, _q5_k, 64 + 8 * 352),
+    "Q6_K": Format(14, 256, 210, _q6_k, 32 + 8 * 416),
+}
+FLOAT_FORMATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}

@@ -17,9 +17,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from llmcl.checkpoint.dequantize import to_float32
 from llmcl.checkpoint.files import MAX_HEADER_BYTES, map_file
-from llmcl.checkpoint.formats import BLOCKS, FLOAT_FORMATS, row_bytes
+from llmcl.checkpoint.formats import FLOAT_FORMATS, FORMATS, dequantize, row_bytes
 from llmcl.checkpoint.tensors import Checkpoint, StoredTensor
 from llmcl.errors import CheckpointError, UnsupportedModelError, shown
 from llmcl.models.config import config_from_gguf
@@ -28,10 +27,7 @@ from llmcl.models.families import FAMILIES
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 
-_SUPPORTED_TYPES = {
-    0: "F32", 1: "F16", 30: "BF16", 8: "Q8_0", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 12: "Q4_K",
-    13: "Q5_K", 14: "Q6_K",
-}  # fmt: skip
+_SUPPORTED_TYPES = {format.gguf: name for name, format in FORMATS.items()}
 _OTHER_TYPES = {
     9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
     20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64",
@@ -237,7 +233,7 @@ def _read_tensor_entry(cursor: _Cursor, index: int) -> tuple[str, tuple[int, ...
     if type_number not in _SUPPORTED_TYPES:
         raise UnsupportedModelError(
             f"{what} has the type {_OTHER_TYPES.get(type_number, type_number)}; llmcl supports "
-            f"{', '.join(BLOCKS)}. Use another quantisation of the model."
+            f"{', '.join(FORMATS)}. Use another quantisation of the model."
         )
     return name, shape, _SUPPORTED_TYPES[type_number], cursor.number("<Q", what)
 
@@ -261,7 +257,7 @@ def _rope_factors(stored: dict[str, StoredTensor]) -> list[float] | None:
         raise CheckpointError(
             f"tensor {_ROPE_FACTORS} is {tensor.format} {list(tensor.shape)}, expected F32 [head_dim / 2]."
         )
-    return [float(value) for value in to_float32(tensor.data[np.newaxis], tensor.format)[0]]
+    return [float(value) for value in dequantize(tensor.format, tensor.data[np.newaxis])[0]]
 
 
 def _fail(problem: str) -> NoReturn:

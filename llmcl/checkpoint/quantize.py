@@ -1,6 +1,6 @@
 """Quantising rows of floats to ggml's block formats, in NumPy: for `--quantize` and `llmcl convert`.
 
-The formats are those of `formats.BLOCKS` (drawn in docs/design/layouts.md). Q8_0 and Q4_0 are bit for bit what
+The formats are those of `formats.FORMATS` (drawn in docs/design/layouts.md). Q8_0 and Q4_0 are bit for bit what
 llama.cpp's reference quantiser makes; Q4_K chooses its scales by least squares in a search of its own.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from llmcl.checkpoint.formats import BLOCKS
+from llmcl.checkpoint.formats import FORMATS
 from llmcl.errors import CheckpointError, UsageError
 
 # What `--quantize` accepts, and the format of the file that it makes.
@@ -35,9 +35,9 @@ def target_format(tensor: str, shape: tuple[int, ...], quantize: str) -> str | N
     if len(shape) != 2:
         return None
     format = EMBEDDING_FORMAT if tensor in EMBEDDINGS else QUANTIZE_FORMATS[check_quantize(quantize)]
-    block = BLOCKS[format][0]
+    block = FORMATS[format].block
     if shape[1] % block:
-        others = [name for name, other in QUANTIZE_FORMATS.items() if shape[1] % BLOCKS[other][0] == 0]
+        others = [name for name, other in QUANTIZE_FORMATS.items() if shape[1] % FORMATS[other].block == 0]
         raise UsageError(
             f"tensor {tensor} has rows of {shape[1]} values, which {quantize} cannot hold: it needs a multiple of "
             f"{block}; " + (f"use --quantize {' or '.join(others)}" if others else "load it without --quantize")
@@ -51,7 +51,7 @@ def quantize_rows(values: np.ndarray, format: str) -> np.ndarray:
     Raises CheckpointError for values that are not finite or too large for the float16 scales.
     """
     n_rows = len(values)
-    per_block, _ = BLOCKS[format]
+    per_block = FORMATS[format].block
     blocks = np.ascontiguousarray(values, np.float32).reshape(-1, per_block)
     with np.errstate(over="ignore", invalid="ignore"):
         largest = np.max(np.abs(blocks), initial=0.0)

@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from llmcl.checkpoint.dequantize import to_float32
 from llmcl.checkpoint.files import check_not_shrunk, drop_pages
-from llmcl.checkpoint.formats import BLOCKS, FLOAT_FORMATS, row_bytes
+from llmcl.checkpoint.formats import FLOAT_FORMATS, FORMATS, dequantize, row_bytes
 from llmcl.errors import CheckpointError, UnsupportedModelError, shown
 from llmcl.models.config import ModelConfig
 from llmcl.models.families import FAMILIES
@@ -39,7 +38,7 @@ class TensorInfo:
     """A tensor of the model.
 
     name: as Hugging Face names it. shape: [out_features, in_features] for a matrix, [n] for a norm or a bias,
-    which counts as one row. format: a key of `formats.BLOCKS`. rope_interleaved: the rows of each head are
+    which counts as one row. format: a key of `formats.FORMATS`. rope_interleaved: the rows of each head are
     stored so that rotary pairs are neighbours (2i, 2i+1), as GGUF has Llama's q_proj and k_proj, and not half a
     head apart.
     """
@@ -108,7 +107,7 @@ class Checkpoint:
         Meant for norms and for tests: NumPy decodes quantised formats slowly.
         """
         info = self.tensors[name]
-        values = to_float32(self.rows(name, 0, info.n_rows), info.format).reshape(info.shape)
+        values = dequantize(info.format, self.rows(name, 0, info.n_rows)).reshape(info.shape)
         if info.rope_interleaved:
             pairs = values.reshape(-1, self.config.head_dim // 2, 2, info.shape[1])
             values = pairs.swapaxes(1, 2).reshape(info.shape)
@@ -142,9 +141,9 @@ def select_tensors(stored: Mapping[str, StoredTensor], config: ModelConfig, is_g
                 f"tensor {name} is missing; the configuration asks for it. The checkpoint is incomplete; "
                 "fetch it again."
             )
-        if tensor.format not in BLOCKS:
+        if tensor.format not in FORMATS:
             raise UnsupportedModelError(
-                f"tensor {name} has the format {tensor.format}; llmcl supports {', '.join(BLOCKS)}."
+                f"tensor {name} has the format {tensor.format}; llmcl supports {', '.join(FORMATS)}."
             )
         if tensor.shape != shape:
             raise CheckpointError(
@@ -178,7 +177,7 @@ def _stored_dtype(tensors: Mapping[str, TensorInfo]) -> str:
     n_bytes: Counter[str] = Counter()
     for info in tensors.values():
         if len(info.shape) == 2:
-            n_bytes[info.format] += math.prod(info.shape) * BLOCKS[info.format][1]
+            n_bytes[info.format] += math.prod(info.shape) * FORMATS[info.format].nbytes
     if any(format not in FLOAT_FORMATS for format in n_bytes):
         return "quantized"
     return FLOAT_FORMATS[n_bytes.most_common(1)[0][0]]

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from llmcl.checkpoint import Checkpoint
-from llmcl.checkpoint.dequantize import to_float32
-from llmcl.checkpoint.formats import FLOAT_FORMATS, row_bytes
+from llmcl.checkpoint.formats import FLOAT_FORMATS, dequantize, row_bytes
 from llmcl.checkpoint.quantize import quantize_rows
 from llmcl.errors import CheckpointError
 
@@ -24,7 +23,7 @@ CHUNK_VALUES = 1 << 22  # values converted at a time, so that host memory stays 
 class OutTensor:
     """A tensor to be written.
 
-    name, shape: in the result. format: a key of BLOCKS. source_format and rows(start, stop): the stored rows that it is
+    name, shape: in the result. format: a key of FORMATS. source_format, rows(start, stop): the stored rows that it is
     made of, uint8 [stop - start, row_bytes], in the order of the result.
     """
 
@@ -57,7 +56,7 @@ class OutTensor:
             if self.format == self.source_format:
                 yield rows
                 continue
-            values = to_float32(rows, self.source_format)
+            values = dequantize(self.source_format, rows)
             try:
                 yield encode(values, self.format)
             except CheckpointError as error:

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from llmcl.checkpoint import Checkpoint
-from llmcl.checkpoint.dequantize import to_float32
-from llmcl.checkpoint.formats import row_bytes
+from llmcl.checkpoint.formats import dequantize, row_bytes
 from llmcl.checkpoint.quantize import EMBEDDINGS, quantize_rows, target_format
 from llmcl.errors import CheckpointError, UsageError
 from llmcl.kernels.common.dtype import NATIVE, QUANTIZED, TILE_ROWS, check_dtype
@@ -132,7 +131,7 @@ class _TensorRows:
         if format == self.format:
             return stored
         try:
-            return quantize_rows(to_float32(stored, format), self.format)
+            return quantize_rows(dequantize(format, stored), self.format)
         except CheckpointError as error:
             raise CheckpointError(f"tensor {self.name}: {error}") from error
 

@@ -7,8 +7,7 @@ are themselves tested against PyTorch, transformers and gguf. Clarity comes befo
 Shapes: n tokens of one call, k the length of a matrix row, kv_len keys in the cache; heads as in the config.
 """
 
-from llmcl.checkpoint.dequantize import dequantize
-from llmcl.checkpoint.formats import BLOCKS
+from llmcl.checkpoint.formats import FORMATS, dequantize
 from llmcl.reference.kv_cache import pack_keys, pack_values, pair_cache, unpack_keys, unpack_values
 from llmcl.reference.layers import embed, geglu, linear, qkv_adjust, rms_norm, rope, rope_table, soft_cap, swiglu
 from llmcl.reference.likelihood import kl_divergence, log_likelihood, log_softmax
@@ -32,7 +31,7 @@ from llmcl.reference.storage import (
 )
 
 __all__ = [
-    "BLOCKS",
+    "FORMATS",
     "TILE_ROWS",
     "attention",
     "attention_decode",

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmcl.checkpoint import open_checkpoint
-from llmcl.checkpoint.formats import BLOCKS
+from llmcl.checkpoint.formats import FORMATS
 from llmcl.checkpoint.gguf import read_gguf
 from llmcl.errors import CheckpointError, UnsupportedModelError
 
@@ -98,7 +98,7 @@ def test_k_quants_are_read(hf_files, gguf_files, tmp_path, format):
         if values.ndim == 1:
             writer.add_tensor(name, values)
             continue
-        raw = rng.integers(0, 64, (len(values), values.shape[1] // 256 * BLOCKS[format][1]), dtype=np.uint8)
+        raw = rng.integers(0, 64, (len(values), values.shape[1] // 256 * FORMATS[format].nbytes), dtype=np.uint8)
         blocks[name] = raw
         writer.add_tensor(name, raw, raw_dtype=GGMLQuantizationType[format])
     writer.write_header_to_file()
@@ -116,7 +116,8 @@ def test_k_quants_are_read(hf_files, gguf_files, tmp_path, format):
 def test_block_sizes_are_those_of_the_gguf_package():
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-    assert {format: GGML_QUANT_SIZES[GGMLQuantizationType[format]] for format in BLOCKS} == BLOCKS
+    sizes = {name: (format.block, format.nbytes) for name, format in FORMATS.items()}
+    assert {name: GGML_QUANT_SIZES[GGMLQuantizationType[name]] for name in FORMATS} == sizes
 
 
 def test_every_type_of_metadata_is_read_as_the_gguf_package_reads_it(gguf_files, tmp_path):

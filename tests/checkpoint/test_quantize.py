@@ -7,7 +7,7 @@ import pytest
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
-from llmcl.checkpoint.dequantize import to_float32
+from llmcl.checkpoint import formats
 from llmcl.checkpoint.quantize import quantize_rows, target_format
 from llmcl.errors import CheckpointError, UsageError
 
@@ -31,7 +31,7 @@ def test_q4_k_is_close_and_decoded_alike_by_gguf() -> None:
     x = values()
     data = quantize_rows(x, "Q4_K")
     decoded = dequantize(data, GGMLQuantizationType.Q4_K)
-    np.testing.assert_array_equal(decoded, to_float32(data, "Q4_K"))
+    np.testing.assert_array_equal(decoded, formats.dequantize("Q4_K", data))
     assert np.all(decoded[0] == 0)
     error = np.sqrt(np.mean((decoded[4:] - x[4:]) ** 2) / np.mean(x[4:] ** 2))
     assert error < Q4_K_ERROR

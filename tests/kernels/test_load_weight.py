@@ -15,7 +15,7 @@ from llmcl.kernels.common.dtype import TILE_ROWS
 from llmcl.kernels.common.weight import Weight, WeightPart, alloc_weight, load_rows, weight_bytes
 from llmcl.runtime.device import Device
 
-FORMATS = tuple(reference.BLOCKS)
+FORMATS = tuple(reference.FORMATS)
 small = pytest.mark.oclgrind
 
 

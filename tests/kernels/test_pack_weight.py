@@ -68,7 +68,7 @@ def test_a_scale_that_is_not_finite_is_found(device: Device, dtype: str, bad: fl
     for at in HALVES[format]:
         source = random_rows(format, 20, 512)
         data = source.data.copy()
-        size = reference.BLOCKS[format][1]
+        size = reference.FORMATS[format].nbytes
         data[19, size + at : size + at + 2] = np.frombuffer(np.float16(bad).tobytes(), np.uint8)
         flags = load(device, quantized_weight(device, 20, 512, dtype), dataclasses.replace(source, data=data))
         np.testing.assert_array_equal(flags, [0, 1, 0])

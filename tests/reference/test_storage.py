@@ -68,7 +68,7 @@ SCALES = {
 def random_blocks(format: str, rows: int, blocks: int) -> NDArray[np.uint8]:
     """Rows of random blocks with finite scales: uint8 [rows, blocks * block bytes]."""
     rng = np.random.default_rng(13)
-    size = reference.BLOCKS[format][1]
+    size = reference.FORMATS[format].nbytes
     data = rng.integers(0, 256, (rows, blocks, size), dtype=np.uint8)
     if format in ("F32", "BF16"):
         data[..., -1] &= 0xBF  # exponents of 0x3f.. at most: no infinity, no NaN
@@ -81,7 +81,8 @@ def random_blocks(format: str, rows: int, blocks: int) -> NDArray[np.uint8]:
 @pytest.mark.parametrize("format", list(SCALES))
 def test_dequantize_is_that_of_gguf_bit_for_bit(format: str) -> None:
     gguf = pytest.importorskip("gguf")
-    assert reference.BLOCKS[format] == gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[format]]
+    stored, kind = reference.FORMATS[format], gguf.GGMLQuantizationType[format]
+    assert (stored.block, stored.nbytes) == gguf.GGML_QUANT_SIZES[kind] and stored.gguf == kind
     data = random_blocks(format, rows=5, blocks=16)
     expected = gguf.quants.dequantize(data, gguf.GGMLQuantizationType[format])
     actual = reference.dequantize(format, data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from llmcl.checkpoint.formats import FLOAT_FORMATS, FORMATS
 from llmcl.errors import UsageError
 
 TILE_ROWS = 16
@@ -26,17 +27,12 @@ class BlockType:
 
 
 QUANTIZED = {
-    "q8_0": BlockType("Q8_0", 32, 544),
-    "q4_0": BlockType("Q4_0", 32, 288),
-    "q4_1": BlockType("Q4_1", 32, 320),
-    "q5_0": BlockType("Q5_0", 32, 352),
-    "q5_1": BlockType("Q5_1", 32, 384),
-    "q4_k": BlockType("Q4_K", 256, 64 + 8 * 288),
-    "q5_k": BlockType("Q5_K", 256, 64 + 8 * 352),
-    "q6_k": BlockType("Q6_K", 256, 32 + 8 * 416),
+    format.lower(): BlockType(format, stored.block, stored.tile_bytes)
+    for format, stored in FORMATS.items()
+    if stored.tile_bytes
 }
 # The storage type in which a checkpoint's format is held as it is.
-NATIVE = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"} | {q.format: name for name, q in QUANTIZED.items()}
+NATIVE = FLOAT_FORMATS | {q.format: name for name, q in QUANTIZED.items()}
 
 ACTIVATION_DTYPES = ("auto", "float32")
 KV_DTYPES = (*KERNEL_NAMES, "q8_0")

@@ -128,6 +128,7 @@ def load_rows(
     last_tile = (first_row + n_rows - 1) // TILE_ROWS * tile_step + tile_offset
     parts = [p for p in weight.parts if p.first_tile <= last_tile and first_tile < p.first_tile + p.n_tiles]
     constants: dict[str, object] = {
+        "FORMAT": source.format,
         "K": k,
         "ROW_BYTES": source.row_bytes,
         "ROPE_HEAD_DIM": rope_head_dim,
@@ -141,9 +142,7 @@ def load_rows(
             for part in parts:
                 scalars = (first_row + start, part.first_tile, part.n_tiles, flag)
                 kernel, columns = ("pack_weight", 32) if part.dtype in QUANTIZED else ("load_weight", 16)
-                if kernel == "load_weight":
-                    constants["FORMAT"] = source.format
-                elif NATIVE[source.format] != part.dtype:
+                if kernel == "pack_weight" and NATIVE[source.format] != part.dtype:
                     raise ValueError(f"{weight.name}: {source.format} rows for a part of {part.dtype}")
                 device.launch(
                     f"portable/{kernel}.cl",

@@ -1,51 +1,18 @@
 // A quantised tensor's rows as a checkpoint stores them -> the device's quantised tiles (tiles.cl), number for number.
 //
 // source      uchar [n_rows][ROW_BYTES] of the format of the same name, a run of source rows
-// tiles, flags, first_row, first_tile, n_tiles, flag: as in load_weight.cl, which says how blocks are stored
+// tiles, flags, first_row, first_tile, n_tiles, flag: as in load_weight.cl
 // ROPE_HEAD_DIM, TILE_STEP, TILE_OFFSET: as there; a flag is set where a scale is not finite
 //
 // Index space: (1 to K / 32, n_rows), any local size: the work-items of a row share its groups of 32 columns. Build:
-// WEIGHT, K, ROW_BYTES, ROPE_HEAD_DIM, TILE_STEP, TILE_OFFSET.
-#if !defined(WEIGHT) || !defined(K) || !defined(ROW_BYTES) || !defined(ROPE_HEAD_DIM) || !defined(TILE_STEP) || \
+// FORMAT, WEIGHT, K, ROW_BYTES, ROPE_HEAD_DIM, TILE_STEP, TILE_OFFSET.
+#if !defined(FORMAT) || !defined(WEIGHT) || !defined(K) || !defined(ROW_BYTES) || !defined(ROPE_HEAD_DIM) || !defined(TILE_STEP) || \
     !defined(TILE_OFFSET)
-#error "pack_weight.cl needs the build constants WEIGHT, K, ROW_BYTES, ROPE_HEAD_DIM, TILE_STEP, TILE_OFFSET"
+#error "pack_weight.cl needs the build constants FORMAT, WEIGHT, K, ROW_BYTES, ROPE_HEAD_DIM, TILE_STEP, TILE_OFFSET"
 #endif
 #include "common/tiles.cl"
+#include "common/stored_blocks.cl"
 #include "common/tile_row.cl"
-
-inline uint bits_at(__global const uchar* p) { return p[0] | p[1] << 8 | p[2] << 16 | (uint)p[3] << 24; }
-
-// The numbers of the g-th 32 columns of a row, as the tiles store them.
-inline void read_quants(__global const uchar* row, int g, uchar* q) {
-#if WEIGHT_IS(q8_0)
-    for (int i = 0; i < 32; ++i) q[i] = row[g * 34 + 2 + i] ^ 0x80;
-#elif WEIGHT_IS(q4_0) || WEIGHT_IS(q4_1) || WEIGHT_IS(q5_0) || WEIGHT_IS(q5_1)
-    const int before = HAS_MIN ? 4 : 2;
-    __global const uchar* block = row + g * (before + (HAS_FIFTH_BIT ? 20 : 16));
-    __global const uchar* nibbles = block + before + (HAS_FIFTH_BIT ? 4 : 0);
-    for (int i = 0; i < 16; ++i) {
-        q[i] = nibbles[i] & 15;
-        q[i + 16] = nibbles[i] >> 4;
-    }
-#if HAS_FIFTH_BIT
-    const uint high = bits_at(block + before);
-    for (int i = 0; i < 32; ++i) q[i] |= (high >> i & 1u) << 4;
-#endif
-#elif WEIGHT_IS(q4_k) || WEIGHT_IS(q5_k)
-    __global const uchar* block = row + g / 8 * (WEIGHT_IS(q5_k) ? 176 : 144);
-    __global const uchar* nibbles = block + (WEIGHT_IS(q5_k) ? 48 : 16) + g % 8 / 2 * 32;
-    for (int i = 0; i < 32; ++i) {
-        q[i] = g % 2 ? nibbles[i] >> 4 : nibbles[i] & 15;
-        if (HAS_FIFTH_BIT) q[i] |= (block[16 + i] >> (g % 8) & 1) << 4;
-    }
-#else
-    __global const uchar* block = row + g / 8 * 210;
-    const int j = g % 4;
-    __global const uchar* low = block + g % 8 / 4 * 64 + (j & 1) * 32;
-    __global const uchar* high = block + 128 + g % 8 / 4 * 32;
-    for (int i = 0; i < 32; ++i) q[i] = (j < 2 ? low[i] & 15 : low[i] >> 4) | (high[i] >> (2 * j) & 3) << 4;
-#endif
-}
 
 inline bool copy_half(__global const uchar* from, __global uchar* to) {
     to[0] = from[0];
@@ -56,34 +23,24 @@ inline bool copy_half(__global const uchar* from, __global uchar* to) {
 // The scales of group g of row r; false if one is not finite.
 inline bool copy_scales(__global const uchar* row, int g, __global uchar* tile, int r) {
     __global uchar* group = tile + GROUP_AT(g);
+    __global const uchar* d = stored_block(row, 32 * g) + STORED_D;
 #if IS_SUPER
-    __global uchar* head = tile + g / 8 * SUPER_BYTES + 2 * r;
-    const int j = g % 8;
-#if WEIGHT_IS(q6_k)
-    __global const uchar* block = row + g / 8 * 210;
-    group[r] = block[192 + 2 * j];
-    group[16 + r] = block[193 + 2 * j];
-    return copy_half(block + 208, head);
+    const int2 first = stored_sub_scale(row, 32 * g), second = stored_sub_scale(row, 32 * g + 16);
+    group[r] = (uchar)first.x;
+    group[16 + r] = (uchar)(HAS_MIN ? first.y : second.x);
+    __global uchar* to = tile + g / 8 * SUPER_BYTES + 2 * r;
 #else
-    __global const uchar* block = row + g / 8 * (WEIGHT_IS(q5_k) ? 176 : 144);
-    __global const uchar* packed = block + 4;
-    group[r] = j < 4 ? packed[j] & 63 : (packed[j + 4] & 15) | packed[j - 4] >> 6 << 4;
-    group[16 + r] = j < 4 ? packed[j + 4] & 63 : packed[j + 4] >> 4 | packed[j] >> 6 << 4;
-    const bool d = copy_half(block, head), m = copy_half(block + 2, head + 32);
-    return d && m;
+    __global uchar* to = group + 2 * r;
 #endif
-#else
-    __global const uchar* block = row + g * (ROW_BYTES / (K / 32));
-    bool finite = copy_half(block, group + 2 * r);
-    if (HAS_MIN) finite = copy_half(block + 2, group + 32 + 2 * r) && finite;
-    return finite;
-#endif
+    const bool finite = copy_half(d, to);
+    return HAS_MIN ? copy_half(d + 2, to + 32) && finite : finite;
 }
 
 // Group g of a row into its tile; false if a scale is not finite.
 inline bool pack_group(__global const uchar* row, int g, __global uchar* tile, int r) {
     uchar q[32];
-    read_quants(row, g, q);
+    stored_numbers(row, 32 * g, q);
+    stored_numbers(row, 32 * g + 16, q + 16);
     __global uchar* quants = tile + GROUP_AT(g) + SCALE_BYTES + 4 * r;
 #if WEIGHT_IS(q8_0)
     for (int j = 0; j < 8; ++j) vstore4(vload4(j, q), 0, quants + 64 * j);
