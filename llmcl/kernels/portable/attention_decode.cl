@@ -61,6 +61,7 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
         __global const kv_t* v = KV_TILES_AT(v_cache, row);
         float s[GROUP_SIZE];
         for (int g = 0; g < GROUP_SIZE; ++g) s[g] = 0.0f;
+#pragma unroll 4  // where all of it is, AMD's compiler asks for every key at once and spills registers
         for (int d = 0; d < HEAD_DIM; d += 4) {
             const float4 value = key4_at(k, key - j, d);
             for (int g = 0; g < GROUP_SIZE; ++g) s[g] += dot(vload4(0, q + g * HEAD_DIM + d), value);
