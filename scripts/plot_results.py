@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, IMAGES = ROOT / "docs" / "results", ROOT / "docs" / "images"
+NO_MEASUREMENT = "compilers.json"  # tests/check_compilers.py writes it, and the tables of its page
 PAGES = ROOT / "README.md", ROOT / "docs" / "performance.md"
 SPEED = "speed"  # the table and the chart of the README: llmcl beside the best peer of each test
 SPEED_ROWS = (  # label, result, panel, row, peer
@@ -87,6 +88,8 @@ def read_results() -> dict[str, Result]:
     """Every result by its name. Raises UsageError for a file that is none, naming it."""
     results = {}
     for path in sorted(RESULTS.glob("*.json")):
+        if path.name == NO_MEASUREMENT:
+            continue
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
             result = Result(**values | {"panels": [Panel(**panel) for panel in values["panels"]]})

@@ -143,6 +143,7 @@ def main() -> int:
     todo = [("pytest", pytest, files) for files in chunks()]
     if not arguments:
         todo += [("mypy", [], ["llmcl", "scripts"]), ("tests/check_oclgrind.py", [], [])]
+        todo += [("tests/check_compilers.py", [], [])]
     start, outcomes = time.monotonic(), []
     with ThreadPoolExecutor(options.jobs) as pool:
         for done in as_completed([pool.submit(run, *work) for work in todo]):

@@ -1,0 +1,95 @@
+"""The real models whose kernels are compiled, and the storage types in which people have them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from llmcl.checkpoint.formats import BLOCKS
+from llmcl.checkpoint.quantize import EMBEDDINGS
+from llmcl.models.config import ModelConfig
+from llmcl.models.config.hf import config_from_hf
+from llmcl.models.random_shapes import RANDOM_SHAPES
+
+# As their published config.json states them.
+OTHER_SHAPES: dict[str, dict[str, Any]] = {
+    "qwen3-4b": {
+        "model_type": "qwen3",
+        "hidden_size": 2560,
+        "intermediate_size": 9728,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "tie_word_embeddings": True,
+        "vocab_size": 151936,
+        "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "torch_dtype": "bfloat16",
+        "eos_token_id": 151645,
+    },
+    "qwen2.5-7b": {
+        "model_type": "qwen2",
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "tie_word_embeddings": False,
+        "vocab_size": 152064,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "torch_dtype": "bfloat16",
+        "eos_token_id": 151645,
+    },
+}
+# The first is what a quick run compiles of a kernel that all of them have.
+MODELS = ("llama-3.1-8b", "gemma-2-2b", "qwen3-4b", "qwen2.5-7b", "llama-3.2-1b", "smollm2-135m")
+DTYPES = ("bfloat16", "float16", "q8_0", "q4_0", "q4_k")
+KV_DTYPES = ("float16", "q8_0")
+PAGE_TOKENS = (None, 64)
+FLOATS = {"bfloat16": "BF16", "float16": "F16"}
+LAYERS = 2  # all kinds of layers that these models have lie among the first two
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A model as a file of `dtype` holds it: a folder of safetensors, or GGUF where it is quantised."""
+
+    model: str
+    dtype: str
+
+    @property
+    def from_gguf(self) -> bool:
+        return self.dtype not in FLOATS
+
+    def config(self) -> ModelConfig:
+        whole = config_from_hf(RANDOM_SHAPES[self.model] if self.model in RANDOM_SHAPES else OTHER_SHAPES[self.model])
+        assert {whole.window(i) for i in range(whole.n_layers)} == {whole.window(i) for i in range(LAYERS)}
+        return replace(whole, n_layers=LAYERS, windows=whole.windows[:LAYERS])
+
+    def format(self, tensor: str) -> str:
+        """Of a matrix. Beside 4-bit numbers the embedding has more, and with q4_k some values and down projections:
+        as in the files that llama.cpp calls Q4_K_M.
+        """
+        if self.dtype in FLOATS:
+            return FLOATS[self.dtype]
+        if self.dtype == "q4_k" and (
+            tensor in EMBEDDINGS or tensor.endswith(("0.self_attn.v_proj.weight", "0.mlp.down_proj.weight"))
+        ):
+            return "Q6_K"
+        return "Q8_0" if tensor in EMBEDDINGS else self.dtype.upper()
+
+
+def stored_models() -> Iterator[Stored]:
+    """Every model in every type whose blocks fit its rows."""
+    for model in MODELS:
+        for dtype in DTYPES:
+            stored = Stored(model, dtype)
+            config = stored.config()
+            block = BLOCKS[FLOATS.get(dtype, dtype.upper())][0]
+            if config.hidden_size % block == 0 and config.intermediate_size % block == 0:
+                yield stored

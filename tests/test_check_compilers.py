@@ -1,0 +1,219 @@
+"""What tests/check_compilers.py collects, reads from compilers, and takes for worse."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import check_compilers
+import pytest
+from compilers.chosen import DECODE, Program, programs_of
+from compilers.compiling import Compiled, Job
+from compilers.gpus import GPUS
+from compilers.page import PAGE, with_tables
+from compilers.table import Table, problems
+from compilers.toolchains import TOOLCHAINS, CompilerError, Figures, Toolchain, figures_of_binary, figures_of_remarks
+
+from llmcl.kernels.table import ROWS
+from llmcl.runtime.program import read_source
+
+FIGURES = Figures(registers=53, spilled=0, scratch_bytes=0, local_bytes=9216, occupancy=12)
+REMARKS = """\
+k.cl:9:1: remark: Function Name: one [-Rpass-analysis=kernel-resource-usage]
+k.cl:9:1: remark:     SGPRs: 34 [-Rpass-analysis=kernel-resource-usage]
+k.cl:9:1: remark:     VGPRs: 256 [-Rpass-analysis=kernel-resource-usage]
+k.cl:9:1: remark:     ScratchSize [bytes/lane]: 1136 [-Rpass-analysis=kernel-resource-usage]
+k.cl:9:1: remark:     Dynamic Stack: False [-Rpass-analysis=kernel-resource-usage]
+k.cl:9:1: remark:     Occupancy [waves/SIMD]: 5 [-Rpass-analysis=kernel-resource-usage]
+k.cl:9:1: remark:     SGPRs Spill: 2 [-Rpass-analysis=kernel-resource-usage]
+k.cl:9:1: remark:     VGPRs Spill: 285 [-Rpass-analysis=kernel-resource-usage]
+k.cl:9:1: remark:     LDS Size [bytes/block]: 3328 [-Rpass-analysis=kernel-resource-usage]
+"""
+ZE_INFO = b"""\x00---
+version:         '1.20'
+kernels:
+  - name:            one
+    execution_env:
+      grf_count:       128
+      simd_size:       16
+      slm_size:        3328
+    payload_arguments:
+      - arg_type:        global_id_offset
+        offset:          0
+        size:            12
+    per_thread_memory_buffers:
+      - type:            global
+        usage:           private_space
+        size:            1200
+        is_simt_thread:  true
+      - type:            scratch
+        usage:           spill_fill_space
+        size:            320
+  - name:            two
+    execution_env:
+      grf_count:       128
+      simd_size:       32
+kernels_misc_info:
+  - name:            one
+    args_info:
+      - index:           0
+        size:            8
+...
+\x00"""
+COUNTING = "__kernel void count(__global float* x) { x[get_global_id(0)] = sqrt(x[get_global_id(0)]) + N; }"
+
+
+@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.target)
+def test_a_gpu_would_run_every_portable_implementation(gpu: object) -> None:
+    programs = programs_of(gpu.entry)  # type: ignore[attr-defined]
+    files = {program.file for program in programs}
+    assert files >= {row.file for row in ROWS if row.name == "portable"}
+    assert not any(file.startswith(("cpu/", "nvidia/")) for file in files)
+    in_decode = {program.file for program in programs if DECODE in program.kernels.values()}
+    assert in_decode >= {"portable/embed.cl", "portable/sample.cl", "portable/attention_decode.cl"}
+    keys = [(program.file, program.options, program.prelude) for program in programs]
+    assert len(set(keys)) == len(keys)
+
+
+def test_kinds_leave_sizes_out() -> None:
+    constants: dict[str, object] = {"WEIGHT": "bf16", "K": 64, "N": 32, "EPILOGUE": "EPILOGUE_ADD", "NORM": True}
+    program = Program("portable/linear_decode.cl", constants, "")
+    assert program.kind("linear_decode") == "linear_decode bf16 add norm"
+    assert Program("portable/sample.cl", {"VOCAB": 9}, "").kind("sample_finish") == "sample_finish"
+
+
+def test_what_clang_says_of_amd() -> None:
+    assert figures_of_remarks(REMARKS) == {"one": Figures(256, 287, 1136, 3328, 5)}
+
+
+def test_what_intels_binary_says() -> None:
+    assert figures_of_binary(ZE_INFO) == {"one": Figures(128, 320, 1220, 3328, 16), "two": Figures(128, 0, 0, 0, 32)}
+
+
+def table_of(figures: Figures | None, use: str = "prefill") -> Table:
+    table = Table(versions={"amd": "clang 1"}, programs={"gfx1": 1})
+    table.add("gfx1", "a kind", use, figures)
+    return table
+
+
+def found_problems(known: Table, found: Table, *, everything: bool = False) -> list[str]:
+    return problems(known, found, {target: set(rows) for target, rows in found.firsts.items()}, everything=everything)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"spilled": 3}, ["gfx1: a kind became worse: registers or bytes spilled 0 -> 3"]),
+        ({"scratch_bytes": 8}, ["gfx1: a kind became worse: bytes of private memory 0 -> 8"]),
+        ({"occupancy": 11}, ["gfx1: a kind became worse: occupancy 12 -> 11"]),
+        ({"occupancy": 16, "registers": 60, "local_bytes": 0}, []),
+    ],
+)
+@pytest.mark.parametrize("everything", [False, True])
+def test_the_table_may_not_worsen(change: dict[str, int], said: list[str], everything: bool) -> None:
+    assert found_problems(table_of(FIGURES), table_of(replace(FIGURES, **change)), everything=everything) == said
+
+
+def test_decode_may_not_spill_whatever_the_table_says() -> None:
+    spilling = table_of(replace(FIGURES, spilled=3), DECODE)
+    said = "gfx1: a kind spills registers (3), and no kernel of the decode path may"
+    assert found_problems(spilling, spilling) == [said]
+
+
+def test_new_and_gone_kinds_are_named() -> None:
+    known, found = table_of(FIGURES), Table()
+    found.add("gfx1", "another", "load", FIGURES)
+    said = found_problems(known, found)
+    assert said == ["gfx1: another is not in the table", "gfx1: a kind is in the table, and no device runs it"]
+
+
+def test_figures_of_another_compiler_are_not_compared() -> None:
+    known = table_of(FIGURES)
+    known.forget({"gfx1"})
+    assert found_problems(known, table_of(replace(FIGURES, occupancy=1))) == []
+
+
+def test_a_quick_run_compares_first_programs_and_a_full_one_the_worst() -> None:
+    known, found = table_of(FIGURES), table_of(FIGURES)
+    found.add("gfx1", "a kind", "prefill", replace(FIGURES, occupancy=7))
+    assert found_problems(known, found) == []
+    assert found_problems(known, found, everything=True) == ["gfx1: a kind became worse: occupancy 12 -> 7"]
+
+
+def test_the_table_is_read_as_it_is_written(tmp_path: Path) -> None:
+    table = table_of(FIGURES)
+    table.add("gfx1", "a kind", "prefill", replace(FIGURES, occupancy=7))
+    table.add("Mali", "a kind", "prefill", None)
+    table.write(tmp_path / "table.json")
+    assert Table.read(tmp_path / "table.json") == table
+    again = table_of(FIGURES)
+    again.keep_worst(table)
+    assert again.worst["gfx1"]["a kind"] == replace(FIGURES, occupancy=7)
+
+
+def test_the_page_has_the_tables_of_the_result() -> None:
+    text, table = PAGE.read_text(encoding="utf-8"), Table.read()
+    assert with_tables(text, table) == text, "run `python tests/check_compilers.py --update`"
+    assert {gpu.target for gpu in GPUS} == set(table.firsts)
+    assert not [
+        kind
+        for rows in table.worst.values()
+        for kind, row in rows.items()
+        if row and row.spilled and table.uses[kind] == DECODE
+    ]
+
+
+def test_an_error_is_reported_with_its_program() -> None:
+    gpu = GPUS[-1]
+    job = Job(gpu, Faulty(), Program("portable/embed.cl", {"HIDDEN": 64}, "", {"embed": DECODE}, ["a model"]))
+    table, errors = check_compilers.collect([job], [Compiled({}, "no such type")])
+    assert errors == [f"{gpu.target}: portable/embed.cl of a model with -DHIDDEN=64 does not compile: no such type"]
+    assert table.firsts == {gpu.target: {"embed": None}}
+
+
+class Faulty(Toolchain):
+    version = "faulty 1"
+
+    @classmethod
+    def find(cls) -> None:
+        return None
+
+    def compile(self, gpu: object, program: Program, folder: Path) -> dict[str, Figures]:
+        raise CompilerError("no such type")
+
+
+def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(check_compilers, "TOOLCHAINS", dict.fromkeys(TOOLCHAINS, Faulty))
+    monkeypatch.setattr(Faulty, "packages", ("a-compiler",), raising=False)
+    monkeypatch.delenv("LLMCL_TEST_REQUIRE", raising=False)
+    assert check_compilers.main([]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert "nothing was compiled" in last and "Mali-G78, Adreno 740: install a-compiler" in last
+    monkeypatch.setenv("LLMCL_TEST_REQUIRE", "pocl,compilers")
+    assert check_compilers.main([]) == 1
+
+
+@pytest.mark.parametrize("vendor", TOOLCHAINS)
+def test_an_installed_compiler_takes_a_kernel_and_refuses_a_fault(
+    vendor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toolchain = TOOLCHAINS[vendor].find()
+    if toolchain is None:
+        pytest.skip(f"not installed: {' '.join(TOOLCHAINS[vendor].packages)}")
+    gpu = next(gpu for gpu in GPUS if gpu.vendor == vendor)
+    for source, fault in ((COUNTING, False), (COUNTING.replace("sqrt(", "square_root("), True)):
+        monkeypatch.setattr(Program, "text", source)
+        folder = tmp_path / str(fault)
+        folder.mkdir()
+        program = Program("count.cl", {"N": 3}, "", {"count": DECODE})
+        if fault:
+            with pytest.raises(CompilerError, match="square_root"):
+                toolchain.compile(gpu, program, folder)
+        else:
+            figures = toolchain.compile(gpu, program, folder)
+            assert set(figures) == ({"count"} if toolchain.knows_targets else set())
+
+
+def test_sources_are_those_that_are_run() -> None:
+    program = next(program for program in programs_of(GPUS[0].entry) if program.file == "portable/embed.cl")
+    assert program.text == read_source("portable/embed.cl") and "-DHIDDEN=4096" in program.options
