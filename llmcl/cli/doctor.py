@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from llmcl.cli import options as opt
 from llmcl.cli.loading import progress_bar
-from llmcl.errors import DeviceError
+from llmcl.cli.text_files import check_writable
+from llmcl.errors import DeviceError, UsageError
 from llmcl.progress import CHECKING
 from llmcl.tools import json_text
 
@@ -37,6 +40,7 @@ def doctor(
         ),
     ] = False,
     format: opt.Format = "text",
+    report: Annotated[Path | None, opt.written("--report", "a report to send to others, as Markdown,")] = None,
     quiet: opt.Quiet = False,
 ) -> None:
     """Check every kernel on a device against NumPy, and leave out of later runs what is wrong there.
@@ -48,6 +52,10 @@ def doctor(
     from llmcl.runtime.device_cache import DeviceCache
     from llmcl.runtime.selection import select_device
 
+    if report is not None:
+        if reset:
+            raise UsageError("--reset checks nothing, so --report has nothing to report; give one of them")
+        check_writable("--report", report)
     entry = select_device(device)
     cache = DeviceCache(entry)
     if reset:
@@ -69,8 +77,13 @@ def doctor(
             check = outcome.check
             print(f"{check.kernel} {check.variant_name} {check.dtype}: {outcome.status}", file=sys.stderr, flush=True)
 
+    start = time.monotonic()
     with progress_bar(quiet) as progress:
         outcomes = diagnose(entry, everything=everything, note=note)
+    if report is not None:
+        from llmcl.tools.device_report import device_report
+
+        report.write_text(device_report(entry, outcomes, time.monotonic() - start), encoding="utf-8")
     wrong = excluded(outcomes)
     if wrong != cache.excluded:
         _store(cache, wrong)

@@ -1,4 +1,4 @@
-"""Text that a user hands over, in UTF-8."""
+"""Text that a user hands over or asks for, in UTF-8."""
 
 from __future__ import annotations
 
@@ -38,3 +38,13 @@ def decoded(data: bytes, origin: str) -> str:
 def without_last_newline(text: str) -> str:
     """What an editor puts at the end of a file is not part of a prompt."""
     return text.removesuffix("\n").removesuffix("\r")
+
+
+def check_writable(option: str, path: Path) -> None:
+    """Raises UsageError for a file that an option names and that cannot be written; before long work, not after it."""
+    try:
+        path.open("a").close()
+    except OSError as error:
+        raise UsageError(
+            f"{option} {path}: cannot be written ({error.strerror}); give a file in a folder that can"
+        ) from error

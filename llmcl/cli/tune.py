@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from llmcl.cli import options as opt
+from llmcl.cli.text_files import check_writable
 from llmcl.errors import UsageError
 from llmcl.tools import json_text
 
@@ -80,7 +81,7 @@ def tune(
     files = {"--markdown": markdown, "--csv": csv_file, "--json": json_file}
     for option, path in files.items():
         if path is not None:
-            _check_writable(option, path)
+            check_writable(option, path)
     from llmcl.runtime.device import Device
     from llmcl.tools.tune import COMBINATIONS, tune_decode, tune_prefill
 
@@ -201,15 +202,6 @@ def _keep(device: Any, tunings: Sequence[Tuning], store: bool) -> None:
                 ) from error
     if store:
         print(f"stored in {device.cache.path}")
-
-
-def _check_writable(option: str, path: Path) -> None:
-    try:
-        path.open("a").close()
-    except OSError as error:
-        raise UsageError(
-            f"{option} {path}: cannot be written ({error.strerror}); give a file in a folder that can"
-        ) from error
 
 
 def _write(files: dict[str, Path | None], tunings: Sequence[Tuning], titles: Sequence[str], device: str) -> None:

@@ -22,7 +22,7 @@ from llmcl.kernels.table import pick
 from llmcl.runtime.device import Device
 from llmcl.runtime.device_cache import DeviceCache
 from llmcl.runtime.platforms import DeviceEntry
-from llmcl.tools import doctor
+from llmcl.tools import device_report, doctor
 
 # A worker in which one kernel file is changed before it is compiled, or a check does something else.
 WORKER = """
@@ -180,6 +180,48 @@ def test_the_command(
     assert "checks passed; nothing is excluded" in shown.out and "linear_decode" in shown.out
     assert default_device.name in shown.err
     assert DeviceCache(default_device.entry).excluded == {}
+
+
+@pytest.mark.usefixtures("only")
+def test_the_report(default_device: Device, empty_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What did not pass comes first, with its log, and nothing names the user or the machine."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(device_report.platform, "node", lambda: "machine-of-mine")
+    more = FEW + (
+        "import dataclasses\n"
+        "from llmcl.errors import KernelBuildError\n"
+        f"def bad(device):\n    raise KernelBuildError('{tmp_path}/.cache/x.cl on machine-of-mine: | no')\n"
+        "few = [dataclasses.replace(c, run=bad) if c.kernel == 'rms_norm' else c for c in few]\n"
+    )
+    monkeypatch.setattr(doctor, "diagnose", partial(doctor.diagnose, worker=worker(more=more)))
+    file, number = tmp_path / "report.md", str(default_device.entry.index)
+    monkeypatch.setattr(sys, "argv", ["llmcl", "doctor", "-q", "--device", number, "--report", str(file)])
+    with pytest.raises(SystemExit) as done:
+        main()
+    assert done.value.code == DeviceError.exit_code
+    text = file.read_text(encoding="utf-8")
+    entry = default_device.entry
+    for part in (entry.name, entry.driver_version, entry.platform_version, llmcl.__version__, "GB/s", "GFLOP/s"):
+        assert part in text, part
+    assert "1 did not" in text and "## rms_norm, shared, float32: refused" in text
+    assert "~/.cache/x.cl on HOST: | no" in text
+    assert str(tmp_path) not in text and "machine-of-mine" not in text
+    tables = [line for line in text.splitlines() if line.startswith("| ") and line.endswith(" |")]
+    assert {line.count("|") for line in tables} <= {3, 7}, "a | in a cell would begin another"
+
+
+def test_rates_that_cannot_be_measured_are_no_obstacle(default_device: Device) -> None:
+    missing = dataclasses.replace(default_device.entry, index=99)
+    assert list(device_report.measured_rates(missing)) == ["rates"]
+    slow = device_report.measured_rates(default_device.entry, timeout_s=0.01)
+    assert slow == {"rates": "not measured: no end within 0 s"}
+
+
+def test_a_report_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
+    done = run_llmcl("doctor", "--report", str(tmp_path / "no folder" / "report.md"))
+    assert done.returncode == 2 and "--report" in done.stderr and "cannot be written" in done.stderr
+    both = run_llmcl("doctor", "--reset", "--report", str(tmp_path / "report.md"))
+    assert both.returncode == 2 and "--reset checks nothing" in both.stderr
 
 
 def test_reset(default_device: Device, empty_cache: Path) -> None:

@@ -1,0 +1,131 @@
+"""What `llmcl doctor --report` writes: a device, its limits, what passed and how fast it reads, to be sent to others.
+
+The rates are measured in another process (`python -m llmcl.tools.device_report DEVICE` prints them), since a driver may
+crash or hang there as in any check.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from llmcl import __version__
+from llmcl.runtime.device import Device
+from llmcl.runtime.platforms import DeviceEntry
+from llmcl.runtime.probe import what_failed
+from llmcl.runtime.roofline import arithmetic_peak, read_bandwidth
+from llmcl.tools.doctor import PASS, UNUSED, Outcome
+
+TIMEOUT_S = 120.0
+PACKAGES = ("pyopencl", "numpy")
+
+
+def device_report(entry: DeviceEntry, outcomes: Sequence[Outcome], seconds: float) -> str:
+    """Markdown. outcomes: of `doctor.diagnose`, which took so many seconds. Measures the device's rates (seconds)."""
+    memory = f"{_gib(entry.global_mem_bytes)}, largest buffer {_gib(entry.max_alloc_bytes)}"
+    kind = "software renderer or simulator" if entry.is_software else entry.kind
+    passed, failed = (
+        [o for o in outcomes if (o.status == PASS) is good and o.status != UNUSED] for good in (True, False)
+    )
+    rows = {
+        "device": f"{entry.name}, {kind}, {entry.vendor}",
+        "platform": f"{entry.platform_name}, {entry.platform_version}",
+        "driver": entry.driver_version,
+        "OpenCL": f"{_dotted(entry.opencl_version)}, OpenCL C {_dotted(entry.opencl_c_version)}",
+        "compute units": str(entry.compute_units),
+        "work-group": f"at most {entry.max_work_group_size} work-items, {entry.local_mem_bytes:,} bytes of its own",
+        "memory": memory + (", shared with the host" if entry.unified_memory else ""),
+        **measured_rates(entry),
+        "checks": f"{len(passed)} passed, {len(failed)} did not, in {seconds:.0f} s with compilation",
+        "llmcl": f"{__version__}, Python {platform.python_version()}, {', '.join(map(_package, PACKAGES))}",
+        "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
+        "extensions": " ".join(entry.extensions),
+    }
+    lines = [f"# llmcl on {entry.name}", "", "| | |", "|---|---|"]
+    lines += [_row([name, value]) for name, value in rows.items()]
+    lines += ["", "| kernel | variant | type | result | error | used |", "|---|---|---|---|---:|---|"]
+    for o in (*failed, *passed):
+        error = "" if o.error is None else f"{o.error:.0e}"
+        check = o.check
+        lines.append(
+            _row([check.kernel, check.variant_name, check.dtype, o.status, error, "yes" if o.in_use else "no"])
+        )
+    for o in failed:
+        title = f"{o.check.kernel}, {o.check.variant_name}, {o.check.dtype}: {o.status}"
+        lines += ["", f"## {title}", "", "```text", o.detail.replace("```", "'''"), "```"]
+    return without_names("\n".join(lines)) + "\n"
+
+
+def measured_rates(entry: DeviceEntry, timeout_s: float = TIMEOUT_S) -> dict[str, str]:
+    """Read bandwidth and arithmetic peak in words, or why there are none."""
+    search_path = os.pathsep.join(filter(None, [*sys.path, os.environ.get("PYTHONPATH")]))
+    rates: Mapping[str, float] = {}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", __name__, str(entry.index)],
+            env={**os.environ, "PYTHONPATH": search_path},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+        )
+        found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        rates = found[-1] if found else {}
+        why = what_failed(done.stderr) or f"exit status {done.returncode}"
+    except subprocess.TimeoutExpired:
+        why = f"no end within {timeout_s:.0f} s"
+    except (OSError, ValueError) as error:
+        why = str(error)
+    if not rates:
+        return {"rates": f"not measured: {why}"}
+    return {
+        "read bandwidth": f"{rates['bytes_per_s'] / 1e9:,.1f} GB/s",
+        "arithmetic peak": f"{rates['flops'] / 1e9:,.0f} GFLOP/s in float32",
+    }
+
+
+def without_names(text: str) -> str:
+    """A text without the names of this user and machine, which paths in a driver's messages hold."""
+    try:
+        user = getpass.getuser()
+    except (ImportError, KeyError, OSError):  # a process without an account
+        user = ""
+    names = {str(Path.home()): "~", platform.node(): "HOST", user: "USER"}
+    for name, stand_in in names.items():
+        if len(name) > 2 and name != "root":
+            text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", stand_in, text)
+    return text
+
+
+def _package(name: str) -> str:
+    try:
+        return f"{name} {version(name)}"
+    except PackageNotFoundError:
+        return f"{name} of an unknown version"
+
+
+def _dotted(number: tuple[int, int]) -> str:
+    return ".".join(map(str, number))
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / 2**30:.1f} GiB"
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |"
+
+
+if __name__ == "__main__":
+    opened = Device.open(int(sys.argv[1]))
+    print(json.dumps({"bytes_per_s": read_bandwidth(opened), "flops": arithmetic_peak(opened)}), flush=True)
