@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 
 from compilers.recording import RecordingDevice, ShapeCheckpoint
-from compilers.shapes import KV_DTYPES, PAGE_TOKENS, Stored, stored_models
+from compilers.shapes import DTYPES, KV_DTYPES, MODELS, PAGE_TOKENS, Stored, stored_models
 from llmcl.attention import and_masks, create_block_mask, flex_attention
 from llmcl.attention.masks import alibi, causal, document, sliding_window, soft_cap
 from llmcl.models.kv_cache import KVCache
@@ -18,15 +19,17 @@ from llmcl.models.layer_mods import trace_layer_mods
 from llmcl.models.memory import exact_queries
 from llmcl.models.model import Model
 from llmcl.models.paged_kv_cache import PagedKVCache
-from llmcl.models.weights import WeightTypes, load_weights, stored_formats
+from llmcl.models.weights import WeightTypes, load_weights, random_types, random_weights, stored_formats
 from llmcl.ops.log_likelihood import kl_divergence, log_likelihood
 from llmcl.ops.sample import SamplingParams
+from llmcl.runtime.device_probe import PROBE
 from llmcl.runtime.platforms import DeviceEntry
 from llmcl.runtime.program import KernelSource, constant_text, read_source
+from llmcl.runtime.roofline import arithmetic_peak, read_bandwidth
 
 CONTEXT = 8192
-DECODE, PREFILL, LOAD, ATTENTION = "decode", "prefill", "load", "flex_attention"
-USES = (DECODE, PREFILL, LOAD, ATTENTION)  # where two use a program, the first counts
+DECODE, PREFILL, LOAD, ATTENTION, TOOLS = "decode", "prefill", "load", "flex_attention", "tools"
+USES = (DECODE, PREFILL, LOAD, ATTENTION, TOOLS)  # where two use a program, the first counts
 WORD = re.compile(r"[A-Za-z_]\w*")
 # Build constants that say what a kernel does; of those that are left, sizes, a kind of kernel has many.
 TYPES = ("FORMAT", "FROM", "TO", "WEIGHT", "KV")
@@ -92,13 +95,9 @@ class Collection:
                 program.models.append(model)
 
 
-_known_words: dict[str, set[str]] = {}
-
-
-def _words(file: str) -> set[str]:
-    if file not in _known_words:
-        _known_words[file] = set(WORD.findall(read_source(file)))
-    return _known_words[file]
+@cache
+def _words(file: str) -> frozenset[str]:
+    return frozenset(WORD.findall(read_source(file)))
 
 
 def programs_of(entry: DeviceEntry) -> list[Program]:
@@ -108,6 +107,7 @@ def programs_of(entry: DeviceEntry) -> list[Program]:
         _load_and_run(found, entry, stored)
     for name, sources in _flex_calls(entry):
         found.add(name, ATTENTION, sources)
+    found.add("every model", TOOLS, _tools(entry))
     return [*found.programs.values()]
 
 
@@ -137,6 +137,16 @@ def _load_and_run(found: Collection, entry: DeviceEntry, stored: Stored) -> None
             log_likelihood(device, config.vocab_size, logits, logits, logits)
             kl_divergence(device, config.vocab_size, logits, logits, logits)
             found.add(name, PREFILL, device.take())
+
+
+def _tools(entry: DeviceEntry) -> list[KernelSource]:
+    """What tries a device, measures its ceilings, and makes random weights."""
+    device, config = RecordingDevice(entry), Stored(MODELS[0], DTYPES[0]).config()
+    read_bandwidth(device)
+    arithmetic_peak(device)
+    for dtype in DTYPES:
+        random_weights(device, config, random_types(config, dtype))
+    return [KernelSource(PROBE, "device_probe", {"SALT": 1}), *device.take()]
 
 
 def _flex_calls(entry: DeviceEntry) -> Iterator[tuple[str, list[KernelSource]]]:

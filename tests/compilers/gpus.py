@@ -126,4 +126,4 @@ GPUS = (
         extensions=ADRENO,
     ),
 )
-"""Work-group and memory limits as published device reports have them; sizes of memory of a common board or phone."""
+"""Limits near those that drivers of such devices report; sizes of memory of a common board or phone."""
