@@ -131,7 +131,7 @@ def _load_and_run(found: Collection, entry: DeviceEntry, stored: Stored) -> None
                 model.sampler.configure(params)
                 decode += model.sampler.launches
             found.add(name, DECODE, [launch.source for launch in decode if isinstance(launch.source, KernelSource)])
-            for _ in model.logit_chunks([1, 2]):
+            for _ in model.logit_chunks(model.cache.sequence(), [1, 2]):
                 break
             logits = model.act.logits
             log_likelihood(device, config.vocab_size, logits, logits, logits)

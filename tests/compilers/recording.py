@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from llmcl.checkpoint.formats import row_bytes
-from llmcl.checkpoint.tensors import Checkpoint, TensorInfo, expected_tensors
+from llmcl.checkpoint.tensors import Checkpoint, TensorInfo
 from llmcl.errors import OutOfDeviceMemoryError
 from llmcl.models.config import ModelConfig
 from llmcl.models.families import FAMILIES
@@ -99,7 +99,7 @@ class ShapeCheckpoint(Checkpoint):
     def __init__(self, config: ModelConfig, formats: Callable[[str], str], *, from_gguf: bool = False):
         self.config = config
         self.tensors = {}
-        for name, shape in expected_tensors(config).items():
+        for name, shape in config.tensors().items():
             format = formats(name) if len(shape) == 2 else "F32"
             swapped = from_gguf and FAMILIES[config.architecture].gguf_interleaves_rope
             swapped = swapped and name.endswith((".q_proj.weight", ".k_proj.weight"))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from llmcl.checkpoint.formats import BLOCKS
+from llmcl.checkpoint.formats import FORMATS
 from llmcl.checkpoint.quantize import EMBEDDINGS
 from llmcl.models.config import ModelConfig
 from llmcl.models.config.hf import config_from_hf
@@ -68,8 +68,8 @@ class Stored:
 
     def config(self) -> ModelConfig:
         whole = config_from_hf(RANDOM_SHAPES[self.model] if self.model in RANDOM_SHAPES else OTHER_SHAPES[self.model])
-        assert {whole.window(i) for i in range(whole.n_layers)} == {whole.window(i) for i in range(LAYERS)}
-        return replace(whole, n_layers=LAYERS, windows=whole.windows[:LAYERS])
+        assert {*whole.layers} == {*whole.layers[:LAYERS]}
+        return replace(whole, layers=whole.layers[:LAYERS])
 
     def format(self, tensor: str) -> str:
         """Of a matrix. Beside 4-bit numbers the embedding has more, and with q4_k some values and down projections:
@@ -90,6 +90,6 @@ def stored_models() -> Iterator[Stored]:
         for dtype in DTYPES:
             stored = Stored(model, dtype)
             config = stored.config()
-            block = BLOCKS[FLOATS.get(dtype, dtype.upper())][0]
+            block = FORMATS[FLOATS.get(dtype, dtype.upper())].block
             if config.hidden_size % block == 0 and config.intermediate_size % block == 0:
                 yield stored
