@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+
+from llmcl.errors import UsageError, shown
 from llmcl.kernels import cpu, nvidia, portable
 from llmcl.kernels import implementation as base
 from llmcl.kernels.implementation import Row
@@ -13,9 +16,21 @@ CLASSES = (nvidia, cpu, portable)  # the last one supports every device
 ROWS: tuple[base.Implementation, ...] = tuple(row for folder in CLASSES for row in folder.IMPLEMENTATIONS)
 
 
+def only_portable() -> bool:
+    """Whether the user keeps the choice to the portable variants: LLMCL_VARIANT=portable.
+
+    Raises UsageError for another value.
+    """
+    value = os.environ.get("LLMCL_VARIANT", "")
+    if value not in ("", "portable"):
+        raise UsageError(f"LLMCL_VARIANT is {shown(value)}; expected portable; unset it to leave the choice to llmcl")
+    return value == "portable"
+
+
 def implementations(kind: type[Row]) -> tuple[Row, ...]:
-    """All implementations of an op, such as `LinearDecode`, in the order in which they are preferred."""
-    return tuple(row for row in ROWS if isinstance(row, kind))
+    """The implementations of an op, such as `LinearDecode`, in the order in which they are preferred."""
+    rows = portable.IMPLEMENTATIONS if only_portable() else ROWS
+    return tuple(row for row in rows if isinstance(row, kind))
 
 
 def pick(kind: type[Row], device: Device, dtype: str, size: int, name: str | None = None) -> Row:
