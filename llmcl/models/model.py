@@ -115,7 +115,7 @@ class Model:
         """One step with the input token that the device holds; sampling moves the device's position on."""
         self._begin(Step(sequence, None, sequence.position))
         self.decode_steps += 1
-        self._run(self.decode_launches)
+        self._run(launch for launch in self.decode_launches if launch.first_position <= self.step_position)
 
     def decode_token(self, sequence: SequenceState, token_id: int) -> None:
         """One step through the decode kernels with a given token, for evaluation and tests."""

@@ -6,6 +6,7 @@ from contextlib import suppress
 
 from llmcl.errors import UsageError
 from llmcl.kernels import table
+from llmcl.kernels.common import step_state
 from llmcl.kernels.common.attention import (
     DECODE_BLOCK_N,
     MAX_ROWS,
@@ -77,7 +78,10 @@ def attention_decode(
         raise UsageError(f"BLOCK_N is {block_n}; expected one of {expected}")
     own, width = chosen.size(device, shape, block_n or chosen.default_block_n)
     constants = {**shape.constants(step), "N_SPLITS": n_splits, "SCALE": shape.scale, **own}
-    if chosen.merges:
+    if chosen.one_split_keys:
+        constants["ONE_SPLIT_KEYS"] = chosen.one_split_keys
+        results = [part_acc, out]
+    elif chosen.merges:
         results = [part_acc, out, device.zeros(4 * shape.n_kv_heads, "arrivals")]
     else:
         results = [out if n_splits == 1 else part_acc]
@@ -94,17 +98,33 @@ def attention_decode(
         )
     ]
     if n_splits > 1 and not chosen.merges:
-        launches += attention_merge(device, shape, part_ml, part_acc, out, n_splits=n_splits)
+        merge = attention_merge(
+            device, shape, part_ml, part_acc, out, step, n_splits=n_splits, one_split_keys=chosen.one_split_keys
+        )
+        launches += merge
     return launches
 
 
 def attention_merge(
-    device: Device, shape: AttentionShape, part_ml: Buffer, part_acc: Buffer, out: Buffer, *, n_splits: int
+    device: Device,
+    shape: AttentionShape,
+    part_ml: Buffer,
+    part_acc: Buffer,
+    out: Buffer,
+    step: StepState,
+    *,
+    n_splits: int,
+    one_split_keys: int = 0,
 ) -> list[Launch]:
-    """Merges the partial online-softmax states of decode; shapes as in attention_decode."""
+    """Merges the partial online-softmax states of decode; shapes as in attention_decode.
+
+    one_split_keys: up to so many keys it leaves `out` as it is, and its launch may be left out.
+    """
     size = local_size(device, 64)
     constants: dict[str, object] = {
+        **step_state.CONSTANTS,
         "N_SPLITS": n_splits,
+        "ONE_SPLIT_KEYS": one_split_keys,
         "HEAD_DIM": shape.head_dim,
         "COLUMNS": columns_a_work_item(device),  # one: the loads of all its splits are under way together
         "LOCAL_SIZE": size,
@@ -114,11 +134,11 @@ def attention_merge(
             "portable/attention_merge.cl",
             "attention_merge",
             constants,
-            [part_ml, part_acc, out],
+            [part_ml, part_acc, out, step.state],
             groups=(shape.n_q_heads,),
             local=(size,),
             cost=once(4 * shape.n_q_heads * (n_splits * (2 + shape.head_dim) + shape.head_dim)),
-        )
+        ).needed_from(one_split_keys)
     ]
 
 

@@ -118,6 +118,7 @@ class Launch:
         "_size",
         "args",
         "cost",
+        "first_position",
         "local",
         "name",
         "source",
@@ -137,6 +138,7 @@ class Launch:
         self._offset = offset
         self._kernel: cl.Kernel | None = None
         self._shares = False
+        self.first_position = 0
         self.source = source
         self.name = source.name if isinstance(source, KernelSource) else source.function_name
         self.args = tuple(args)  # clSetKernelArg does not keep buffers alive
@@ -159,6 +161,11 @@ class Launch:
     def prepare(self) -> None:
         """Compiles the kernel and makes its object now, so that the first enqueue does not. Raises KernelBuildError."""
         assert self.kernel is not None
+
+    def needed_from(self, position: int) -> Launch:
+        """Notes that the kernel has nothing to do in a decode step before this position of the cache."""
+        self.first_position = position
+        return self
 
     def share_seldom_used(self) -> None:
         """Shares the kernel object of a launch of prefill where that pays: on a CPU, which sets arguments quickly."""

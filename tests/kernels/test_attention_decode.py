@@ -24,8 +24,9 @@ from helpers import (
 
 from llmcl import reference
 from llmcl.kernels.common.attention import AttentionShape
+from llmcl.kernels.portable.attention import PortableAttentionDecode
 from llmcl.ops.attention import attention_decode, attention_merge
-from llmcl.runtime.device import Device
+from llmcl.runtime.device import Device, Launch
 
 TOLERANCE = {"float32": 5e-6, "float16": 5e-6, "bfloat16": 5e-6}
 # The float32 rotation may round to the cache's type the other way: one unit of that type.
@@ -153,6 +154,43 @@ def test_few_keys(target: Device, dtype: str, n_splits: int, kv_len: int) -> Non
     check(target, dtype, (4, 1, 32), kv_len, n_splits, capacity=64)
 
 
+@small
+@pytest.mark.parametrize("variant", ["portable"])
+@pytest.mark.parametrize(("dtype", "heads", "kv_len"), [("float16", (4, 1, 32), 33), ("float32", (3, 3, 80), 65)])
+@pytest.mark.parametrize("one_split_keys", [1, 32])
+def test_few_keys_in_splits(
+    target: Device,
+    dtype: str,
+    heads: tuple[int, int, int],
+    kv_len: int,
+    one_split_keys: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where the first split has all keys of a short context, a lower limit shows the others and their merge."""
+    monkeypatch.setattr(PortableAttentionDecode, "one_split_keys", one_split_keys)
+    check(target, dtype, heads, kv_len, 2, capacity=128)
+
+
+@pytest.mark.parametrize("variant", ["portable"])
+@pytest.mark.parametrize("heads", [(3, 3, 16), (24, 1, 128), (16, 1, 256), (6, 1, 160)])
+@pytest.mark.parametrize("kv_len", [65, 577])
+def test_sizes_that_follow_from_the_shape(target: Device, heads: tuple[int, int, int], kv_len: int) -> None:
+    check(target, "bfloat16", heads, kv_len, 3)
+
+
+@pytest.mark.parametrize("variant", ["portable"])
+def test_merge_is_left_out_of_a_short_context(target: Device) -> None:
+    assert [launch.first_position for launch in decode_launches(target, n_splits=3)] == [0, 256]
+    assert [launch.first_position for launch in decode_launches(target, n_splits=1)] == [0]
+
+
+def decode_launches(device: Device, n_splits: int) -> list[Launch]:
+    shape = AttentionShape(4, 2, 32, CAPACITY, "float16")
+    buffer = poisoned(device, (1,))
+    step = step_state_at(device, position=0, n_tokens=1)
+    return attention_decode(device, shape, *[buffer] * 2, step, *[buffer] * 5, n_splits=n_splits)
+
+
 @pytest.mark.parametrize("n_splits", [1, 7])
 def test_the_last_place_of_the_cache(target: Device, n_splits: int) -> None:
     check(target, "float32", (9, 3, 64), CAPACITY, n_splits)
@@ -177,7 +215,8 @@ def test_attention_merge(target: Device, n_splits: int, head_dim: int) -> None:
     shape = AttentionShape(n_heads, n_heads, head_dim, CAPACITY, "float32")
     out = poisoned(target, (n_heads, head_dim))
     part_ml = with_poison(target, np.stack([m, total], axis=2))
-    run(attention_merge(target, shape, part_ml, with_poison(target, acc), out, n_splits=n_splits))
+    step = step_state_at(target, position=0, n_tokens=1)
+    run(attention_merge(target, shape, part_ml, with_poison(target, acc), out, step, n_splits=n_splits))
     actual = read_guarded(target, out, np.float32, (n_heads, head_dim))
     assert relative_error(actual, reference.attention_merge(m, total, acc)) < MERGE_TOLERANCE
     assert np.all(actual[0] == 0.0)

@@ -83,10 +83,14 @@ class AttentionShape:
 
 
 class AttentionDecode(Implementation):
-    """One query token against the cache. merges: the kernel joins the states of its splits itself."""
+    """One query token against the cache. merges: the kernel joins the states of its splits itself.
+
+    one_split_keys: up to so many keys one split has all of them, and no states need joining.
+    """
 
     default_block_n = 64
     merges = False
+    one_split_keys = 0
 
     @abstractmethod
     def size(self, device: Device, shape: AttentionShape, block_n: int) -> tuple[Mapping[str, object], int]:

@@ -34,6 +34,10 @@ def power_of_two_at_most(limit: int) -> int:
     return 1 << (max(1, limit).bit_length() - 1)
 
 
+def power_of_two_at_least(limit: int) -> int:
+    return 1 << max(0, limit - 1).bit_length()
+
+
 def largest_divisor(n: int, limit: int) -> int:
     """The largest divisor of n that is at most limit."""
     return next(d for d in range(min(n, max(1, limit)), 0, -1) if n % d == 0)

@@ -11,13 +11,11 @@ from llmcl.kernels.portable.attention import (
 )
 from llmcl.kernels.portable.linear import (
     PortableLinearDecode,
-    PortableLinearDecodeQuantized,
     PortableLinearPrefill,
 )
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
     PortableLinearDecode(),
-    PortableLinearDecodeQuantized(),
     PortableLinearPrefill(),
     PortableAttentionDecode(),
     PortableAttentionPrefill(),

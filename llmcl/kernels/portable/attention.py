@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from llmcl.errors import UsageError
 from llmcl.kernels.common.attention import (
+    DECODE_BLOCK_N,
     AttentionDecode,
     AttentionPrefill,
     AttentionShape,
@@ -15,7 +16,7 @@ from llmcl.kernels.common.attention import (
 )
 from llmcl.kernels.common.dtype import ITEM_BYTES
 from llmcl.kernels.common.linear import Size
-from llmcl.kernels.common.sizes import largest_divisor, local_size
+from llmcl.kernels.common.sizes import largest_divisor, local_size, power_of_two_at_least, power_of_two_at_most
 from llmcl.runtime.device import Device
 
 
@@ -25,8 +26,20 @@ class PortableAttentionDecode(AttentionDecode):
     def supports_device(self, device: Device) -> bool:
         return True
 
+    one_split_keys = 256
+
     def size(self, device: Device, shape: AttentionShape, block_n: int) -> tuple[dict[str, object], int]:
-        return {"GROUP_SIZE": shape.group_size, "BLOCK_N": block_n}, block_n
+        # Enough work-items that each has few loads of a block, and all of them on their way at once.
+        most = power_of_two_at_most(min(512, device.entry.max_work_group_size))
+        width = min(most, max(64, power_of_two_at_least(2 * shape.head_dim)))
+        while decode_local_bytes(shape, width, block_n) > device.entry.local_mem_bytes:
+            if width > max(block_n, power_of_two_at_least(shape.head_dim // 4)):
+                width //= 2
+            elif block_n > DECODE_BLOCK_N[0]:
+                block_n //= 2
+            else:
+                break
+        return {"GROUP_SIZE": shape.group_size, "BLOCK_N": block_n, "LOCAL_SIZE": width}, width
 
 
 class PortableAttentionPrefill(AttentionPrefill):
@@ -63,6 +76,12 @@ class PortableAttentionPrefill(AttentionPrefill):
             )
         check_block_sizes(head_dim, block_m, block_n, dv_tile, request.q_block)
         return PrefillTiles(self, block_m, block_n, dv_tile, local=(16, 8, 1))
+
+
+def decode_local_bytes(shape: AttentionShape, width: int, block_n: int) -> int:
+    """Local memory of portable/attention_decode.cl."""
+    rows_at_once = width // (shape.head_dim // 4)
+    return 4 * shape.group_size * (4 * width + shape.head_dim + 2 * block_n + 1 + rows_at_once)
 
 
 def local_bytes(head_dim: int, dtype: str, block_m: int, block_n: int) -> int:

@@ -1,126 +1,231 @@
 // Decode attention on any device: rotates the new token's queries and key, appends key and value, attends to the cache.
-// Formula, arguments and the split of the keys as in cpu/attention_decode.cl.
+// Formula, arguments and the split of the keys as in cpu/attention_decode.cl, but: up to ONE_SPLIT_KEYS keys the first split takes
+// all of them, and writes `out`; beyond, each split leaves its state in part_ml and part_acc for attention_merge.
 //
-// Index space: groups (N_KV_HEADS, N_SPLITS) of LOCAL_SIZE = BLOCK_N work-items. In a tile of BLOCK_N keys
-//   scores: work-item i owns key i, for all GROUP_SIZE query heads; neighbours read neighbouring keys (16 a tile)
-//   values: work-item i owns columns i, i + LOCAL_SIZE, ...; neighbours read neighbouring columns
-// Each key and value is read once for all query heads of its KV head.
+// Index space: groups (N_KV_HEADS, N_SPLITS) of LOCAL_SIZE work-items. BLOCK_N keys at a time, for all GROUP_SIZE query heads:
 //
-// Build: KV, HEAD_DIM, N_Q_HEADS, N_KV_HEADS, GROUP_SIZE, CAPACITY (a multiple of BLOCK_N), N_SPLITS, SCALE,
-// BLOCK_N (a power of two). Local memory: 4 GROUP_SIZE (HEAD_DIM + BLOCK_N) + 4 BLOCK_N bytes.
-// For pages of keys and values see kv_address.cl.
-#if !defined(KV) || !defined(HEAD_DIM) || !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || \
-    !defined(GROUP_SIZE) || !defined(CAPACITY) || !defined(N_SPLITS) || !defined(SCALE) || !defined(BLOCK_N) || \
-    !defined(STATE_POSITION)
-#error "portable/attention_decode.cl needs the build constants KV, HEAD_DIM, N_Q_HEADS, N_KV_HEADS, GROUP_SIZE, CAPACITY, N_SPLITS, SCALE, BLOCK_N and those of the step state"
+//   scores  a work-item has four neighbouring keys and every SLICES-th dimension (a piece, of four dimensions with q8_0)
+//           work-item:  quad = i % 4 | slice = i / 4 % SLICES | 16 keys = i / (4 SLICES)     neighbours read neighbouring bytes
+//           the slices' sums meet in local memory; a work-item then has one key of every HEADS_AT_ONCE-th head
+//   values  a work-item has four neighbouring columns and every ROWS_AT_ONCE-th key; sums of the keys meet at the end
+//
+// The values are asked for with the keys, before anything waits. Three barriers a block: sums of slices, scores, weights.
+//
+// part_ml, part_acc  as in attention_merge.cl (unused with one split)      out  float [N_Q_HEADS][HEAD_DIM]
+// Build: KV, HEAD_DIM, N_Q_HEADS, N_KV_HEADS, GROUP_SIZE, CAPACITY (a multiple of BLOCK_N), N_SPLITS, ONE_SPLIT_KEYS, SCALE,
+// BLOCK_N (16, 32 or 64), LOCAL_SIZE (a power of two, from BLOCK_N and HEAD_DIM / 4 on). For pages see kv_address.cl.
+// Local memory: 4 GROUP_SIZE (4 LOCAL_SIZE + HEAD_DIM + 2 BLOCK_N + 1) + 16 GROUP_SIZE LOCAL_SIZE / HEAD_DIM bytes.
+#if !defined(KV) || !defined(HEAD_DIM) || !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(GROUP_SIZE) || \
+    !defined(CAPACITY) || !defined(N_SPLITS) || !defined(ONE_SPLIT_KEYS) || !defined(SCALE) || !defined(BLOCK_N) || \
+    !defined(LOCAL_SIZE) || !defined(STATE_POSITION)
+#error "portable/attention_decode.cl needs the build constants KV, HEAD_DIM, N_Q_HEADS, N_KV_HEADS, GROUP_SIZE, CAPACITY, N_SPLITS, ONE_SPLIT_KEYS, SCALE, BLOCK_N, LOCAL_SIZE and those of the step state"
 #endif
 #include "common/append_token.cl"
 #include "common/online_softmax.cl"
 #include "common/attention_mods.cl"
+#include "portable/widen.cl"
 
-#define COLUMNS ((HEAD_DIM + BLOCK_N - 1) / BLOCK_N)
+#define SLICES (LOCAL_SIZE / (BLOCK_N / 4))
+#define HEADS_AT_ONCE (LOCAL_SIZE / BLOCK_N)
+#define OWN_HEADS ((GROUP_SIZE + HEADS_AT_ONCE - 1) / HEADS_AT_ONCE)
+#define ROW_ITEMS (HEAD_DIM / 4)
+#define ROWS_AT_ONCE (LOCAL_SIZE / ROW_ITEMS)
+#define OWN_ROWS ((BLOCK_N + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE)
+#if KV_QUANTIZED
+#define PIECE_DIMS 4
+#else
+#define PIECE_DIMS 1
+#endif
+#define PIECES (HEAD_DIM / PIECE_DIMS)
+#define OWN_PIECES ((PIECES + SLICES - 1) / SLICES)
+#define HAS_PIECE(p) (PIECES % SLICES == 0 || (p) < PIECES)
+#define HAS_ROWS (LOCAL_SIZE % ROW_ITEMS == 0 || lid < ROWS_AT_ONCE * ROW_ITEMS)
 
-__kernel __attribute__((reqd_work_group_size(BLOCK_N, 1, 1)))
+// Four keys of one piece of dimensions. key: the first, a multiple of 4, counted from the tile `k`.
+#if KV_QUANTIZED
+typedef struct {
+    uint4 numbers;  // a key a word
+    uint2 scales;
+} key_piece;
+inline key_piece load_keys(__global const kv_t* k, const int key, const int piece) {
+    __global const kv_t* group = k + (key / 16 * KV_GROUPS + piece / 8) * KV_GROUP_SIZE;
+    const key_piece found = {*(__global const uint4*)(group + 32 + piece % 8 * 64 + key % 16 * 4),
+                             *(__global const uint2*)(group + key % 16 * 2)};
+    return found;
+}
+#define NUMBERS(word) (convert_float4(as_uchar4(word)) - 128.0f)
+#define ADD_SCORES(s, keys, q, piece)                                                                       \
+    {                                                                                                       \
+        const float4 a = NUMBERS(keys.numbers.x), b = NUMBERS(keys.numbers.y), c = NUMBERS(keys.numbers.z), \
+                     d = NUMBERS(keys.numbers.w);                                                           \
+        const float4 scales = (float4)(widen_f16(keys.scales.x), widen_f16(keys.scales.y));                 \
+        for (int g = 0; g < GROUP_SIZE; ++g) {                                                              \
+            __local const float* at = q + (piece) * 4 * GROUP_SIZE + g;                                     \
+            const float4 v = (float4)(at[0], at[GROUP_SIZE], at[2 * GROUP_SIZE], at[3 * GROUP_SIZE]);       \
+            s[g] += (float4)(dot(a, v), dot(b, v), dot(c, v), dot(d, v)) * scales;                          \
+        }                                                                                                   \
+    }
+#else
+typedef float4 key_piece;
+inline key_piece load_keys(__global const kv_t* k, const int key, const int piece) {
+    return CAT(four_, KV)(k + (key / 16 * HEAD_DIM + piece) * 16 + key % 16);
+}
+#define ADD_SCORES(s, keys, q, piece) \
+    for (int g = 0; g < GROUP_SIZE; ++g) s[g] += keys * q[(piece) * GROUP_SIZE + g];
+#endif
+
+// Columns c .. c+3 of value `row`, counted from the tile `v`.
+#if KV_QUANTIZED
+inline float4 load_values(__global const kv_t* v, const int row, const int c) {
+    __global const kv_t* tile = v + row / 16 * KV_TILE;
+    const uint numbers = *(__global const uint*)(tile + 32 * KV_GROUPS + row % 16 * HEAD_DIM + c);
+    return convert_float4(as_char4(numbers)) * kv_scale(tile, c / 32 * 16 + row % 16);
+}
+#else
+inline float4 load_values(__global const kv_t* v, const int row, const int c) {
+    return CAT(four_, KV)(v + row * HEAD_DIM + c);
+}
+#endif
+
+__kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
 void attention_decode(__global const float* qkv, __global const float* rope, __global const int* state,
-                      __global kv_t* k_cache, __global kv_t* v_cache,
-                      __global float* part_ml, __global float* part_acc MOD_PARAMS) {
-    __local float q[GROUP_SIZE * HEAD_DIM];
-    __local float p[GROUP_SIZE * BLOCK_N];
-    __local float scratch[BLOCK_N];
+                      __global kv_t* k_cache, __global kv_t* v_cache, __global float* part_ml,
+                      __global float* part_acc, __global float* out MOD_PARAMS) {
+    __local float q[HEAD_DIM * GROUP_SIZE];      // [dimension][head]
+    __local float sums[4 * LOCAL_SIZE * GROUP_SIZE] __attribute__((aligned(16)));  // [slice][head][key], later [row][head][column]
+    __local float scores[GROUP_SIZE * BLOCK_N] __attribute__((aligned(16)));       // [head][key]
+    __local float weights[BLOCK_N * GROUP_SIZE];    // [key][head]
+    __local float shrinks[GROUP_SIZE];
+    __local float row_sums[ROWS_AT_ONCE * GROUP_SIZE];
     const int lid = get_local_id(0), head = get_group_id(0), split = get_group_id(1);
     const int position = state[STATE_POSITION], kv_len = position + 1;
+    const int n_splits = kv_len > ONE_SPLIT_KEYS ? N_SPLITS : 1;
+    if (split >= n_splits) return;
     // The splits share what comes after the keys that mask_mod hides from the beginning on.
     const int2 query = (int2)(position);
     const int visible_from = first_visible(0, head * GROUP_SIZE, GROUP_SIZE, query, kv_len, BLOCK_N MOD_ARGS);
-    const int per_split = (kv_len - visible_from + N_SPLITS * BLOCK_N - 1) / (N_SPLITS * BLOCK_N) * BLOCK_N;
+    const int per_split = (kv_len - visible_from + n_splits * BLOCK_N - 1) / (n_splits * BLOCK_N) * BLOCK_N;
     const int first = visible_from + split * per_split, end = min(kv_len, first + per_split);
 
     if (first <= position && position < end)
-        append_token(state, qkv, rope, k_cache, v_cache, kv_row(state, position), head, 1, lid, BLOCK_N);
+        append_token(state, qkv, rope, k_cache, v_cache, kv_row(state, position), head, 1, lid, LOCAL_SIZE);
     k_cache += head * KV_HEAD_SIZE;
     v_cache += head * KV_HEAD_SIZE;
-    for (int i = lid; i < GROUP_SIZE * HEAD_DIM; i += BLOCK_N)
-        q[i] = rope_element(qkv + (head * GROUP_SIZE + i / HEAD_DIM) * HEAD_DIM, rope, i % HEAD_DIM) * SCALE;
+    if (first < end)
+        for (int i = lid; i < GROUP_SIZE * HEAD_DIM; i += LOCAL_SIZE)
+            q[i % HEAD_DIM * GROUP_SIZE + i / HEAD_DIM] =
+                rope_element(qkv + (head * GROUP_SIZE + i / HEAD_DIM) * HEAD_DIM, rope, i % HEAD_DIM) * SCALE;
     barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
 
-    float m[GROUP_SIZE], l[GROUP_SIZE], acc[GROUP_SIZE][COLUMNS];
+    const int quad = lid / (4 * SLICES) * 16 + lid % 4 * 4, slice = lid / 4 % SLICES;
+    const int own_key = lid % BLOCK_N, own_head = lid / BLOCK_N;
+    const int column = lid % ROW_ITEMS * 4, own_row = lid / ROW_ITEMS;
+    float m[OWN_HEADS], l[GROUP_SIZE];
+    float4 acc[GROUP_SIZE];
+    for (int h = 0; h < OWN_HEADS; ++h) m[h] = -INFINITY;
     for (int g = 0; g < GROUP_SIZE; ++g) {
-        m[g] = -INFINITY;
         l[g] = 0.0f;
-        for (int c = 0; c < COLUMNS; ++c) acc[g][c] = 0.0f;
+        acc[g] = 0.0f;
     }
     for (int j = first; j < end; j += BLOCK_N) {
         const int n_keys = min(BLOCK_N, end - j);
         const int seen = tile_class(0, head * GROUP_SIZE, GROUP_SIZE, query, j, j + n_keys MOD_ARGS);
         if (seen == TILE_EMPTY) continue;
-        // Work-items past the last key repeat it: computed, then discarded. (Reading half precision in a branch that
-        // not all work-items take gives wrong values with Intel's CPU compiler.)
-        const int key = j + min(lid, n_keys - 1);
         const int row = kv_row(state, j);
         __global const kv_t* k = KV_TILES_AT(k_cache, row);
         __global const kv_t* v = KV_TILES_AT(v_cache, row);
-        float s[GROUP_SIZE];
+
+        // Keys past the last one are read, then discarded; values past it are not, since nothing times 0 makes NaN 0.
+        key_piece keys[OWN_PIECES];
+#pragma unroll
+        for (int i = 0; i < OWN_PIECES; ++i)
+            if (HAS_PIECE(slice + i * SLICES)) keys[i] = load_keys(k, quad, slice + i * SLICES);
+        float4 values[OWN_ROWS];
+#pragma unroll
+        for (int i = 0; i < OWN_ROWS; ++i) {
+            const int at = own_row + i * ROWS_AT_ONCE;
+            values[i] = load_values(v, min(at, n_keys - 1), column);
+        }
+        float4 s[GROUP_SIZE];
         for (int g = 0; g < GROUP_SIZE; ++g) s[g] = 0.0f;
-#pragma unroll 4  // where all of it is, AMD's compiler asks for every key at once and spills registers
-        for (int d = 0; d < HEAD_DIM; d += 4) {
-            const float4 value = key4_at(k, key - j, d);
-            for (int g = 0; g < GROUP_SIZE; ++g) s[g] += dot(vload4(0, q + g * HEAD_DIM + d), value);
-        }
-#if HAS_SCORE_MOD
-        for (int g = 0; g < GROUP_SIZE; ++g) s[g] = score_mod(s[g], 0, head * GROUP_SIZE + g, position, key MOD_ARGS);
-#endif
-#if HAS_MASK_MOD
+#pragma unroll
+        for (int i = 0; i < OWN_PIECES; ++i)
+            if (HAS_PIECE(slice + i * SLICES)) ADD_SCORES(s, keys[i], q, slice + i * SLICES)
         for (int g = 0; g < GROUP_SIZE; ++g)
-            if (seen == TILE_PARTIAL && !mask_mod(0, head * GROUP_SIZE + g, position, key MOD_ARGS)) s[g] = -INFINITY;
+            *(__local float4*)(sums + (slice * GROUP_SIZE + g) * BLOCK_N + quad) = s[g];
+        barrier(CLK_LOCAL_MEM_FENCE);
+
+        float own_scores[OWN_HEADS];
+        for (int h = 0; h < OWN_HEADS; ++h) {
+            const int g = own_head + h * HEADS_AT_ONCE;
+            if (g >= GROUP_SIZE) continue;
+            float score = 0.0f;
+            for (int i = 0; i < SLICES; ++i) score += sums[(i * GROUP_SIZE + g) * BLOCK_N + own_key];
+#if HAS_SCORE_MOD
+            score = score_mod(score, 0, head * GROUP_SIZE + g, position, j + min(own_key, n_keys - 1) MOD_ARGS);
 #endif
-        for (int g = 0; g < GROUP_SIZE; ++g) {
-            if (lid >= n_keys) s[g] = -INFINITY;
-            scratch[lid] = s[g];
-            for (int width = BLOCK_N / 2; width > 0; width /= 2) {
-                barrier(CLK_LOCAL_MEM_FENCE);
-                if (lid < width) scratch[lid] = fmax(scratch[lid], scratch[lid + width]);
-            }
-            barrier(CLK_LOCAL_MEM_FENCE);
-            const float top = fmax(m[g], scratch[0]);
-            barrier(CLK_LOCAL_MEM_FENCE);
-            const float e = softmax_weight(s[g], top);
-            const float shrink = softmax_weight(m[g], top);
-            p[g * BLOCK_N + lid] = e;
-            scratch[lid] = e;
-            for (int width = BLOCK_N / 2; width > 0; width /= 2) {
-                barrier(CLK_LOCAL_MEM_FENCE);
-                if (lid < width) scratch[lid] += scratch[lid + width];
-            }
-            barrier(CLK_LOCAL_MEM_FENCE);
-            l[g] = l[g] * shrink + scratch[0];
-            m[g] = top;
-            for (int c = 0; c < COLUMNS; ++c) acc[g][c] *= shrink;
-            barrier(CLK_LOCAL_MEM_FENCE);
-        }
-        for (int i = 0; i < n_keys; ++i) {
-            for (int c = 0; c < COLUMNS; ++c) {
-                const int column = lid + c * BLOCK_N;
-                if (column >= HEAD_DIM) continue;
-                const float value = value_at(v, i, column);
-                for (int g = 0; g < GROUP_SIZE; ++g) acc[g][c] += p[g * BLOCK_N + i] * value;
-            }
+            bool is_seen = own_key < n_keys;
+#if HAS_MASK_MOD
+            if (is_seen && seen == TILE_PARTIAL) is_seen = mask_mod(0, head * GROUP_SIZE + g, position, j + own_key MOD_ARGS);
+#endif
+            own_scores[h] = is_seen ? score : -INFINITY;
+            scores[g * BLOCK_N + own_key] = own_scores[h];
         }
         barrier(CLK_LOCAL_MEM_FENCE);
+
+        for (int h = 0; h < OWN_HEADS; ++h) {
+            const int g = own_head + h * HEADS_AT_ONCE;
+            if (g >= GROUP_SIZE) continue;
+            // All work-items of a head find its maximum: cheaper than the barriers of a reduction.
+            float4 tops = (float4)(m[h]);
+            for (int i = 0; i < BLOCK_N; i += 4) tops = fmax(tops, *(__local const float4*)(scores + g * BLOCK_N + i));
+            const float top = fmax(fmax(tops.x, tops.y), fmax(tops.z, tops.w));
+            weights[own_key * GROUP_SIZE + g] = softmax_weight(own_scores[h], top);
+            if (own_key == 0) shrinks[g] = softmax_weight(m[h], top);
+            m[h] = top;
+        }
+        barrier(CLK_LOCAL_MEM_FENCE);
+
+        for (int g = 0; g < GROUP_SIZE; ++g) {
+            const float shrink = shrinks[g];
+            l[g] *= shrink;
+            acc[g] *= shrink;
+        }
+#pragma unroll
+        for (int i = 0; i < OWN_ROWS; ++i) {
+            const int at = own_row + i * ROWS_AT_ONCE;
+            if (at >= n_keys) continue;
+            for (int g = 0; g < GROUP_SIZE; ++g) {
+                const float weight = weights[at * GROUP_SIZE + g];
+                l[g] += weight;
+                acc[g] += weight * values[i];
+            }
+        }
     }
-    for (int g = 0; g < GROUP_SIZE; ++g) {
-        const int part = (head * GROUP_SIZE + g) * N_SPLITS + split;
-        float norm = 1.0f;
-#if N_SPLITS > 1
-        if (lid == 0) {
-            part_ml[2 * part] = m[g];
-            part_ml[2 * part + 1] = l[g];
+
+    // The sums over the keys: of [row % ROWS_AT_ONCE][head][column].
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (HAS_ROWS)
+        for (int g = 0; g < GROUP_SIZE; ++g) {
+            *(__local float4*)(sums + (own_row * GROUP_SIZE + g) * HEAD_DIM + column) = acc[g];
+            if (column == 0) row_sums[own_row * GROUP_SIZE + g] = l[g];
         }
-#else
-        norm = softmax_norm(l[g]);
-#endif
-        for (int c = 0; c < COLUMNS; ++c) {
-            const int column = lid + c * BLOCK_N;
-            if (column < HEAD_DIM && l[g] > 0.0f) part_acc[(size_t)part * HEAD_DIM + column] = acc[g][c] * norm;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    const bool is_whole = n_splits == 1;
+    for (int i = lid; i < GROUP_SIZE * HEAD_DIM; i += LOCAL_SIZE) {
+        const int g = i / HEAD_DIM;
+        float sum = 0.0f, norm = 0.0f;
+        for (int r = 0; r < ROWS_AT_ONCE; ++r) {
+            sum += sums[r * GROUP_SIZE * HEAD_DIM + i];
+            norm += row_sums[r * GROUP_SIZE + g];
         }
+        const int to = (head * GROUP_SIZE + g) * HEAD_DIM + i % HEAD_DIM;
+        if (is_whole) out[to] = sum * softmax_norm(norm);
+        else if (norm > 0.0f) part_acc[((size_t)(head * GROUP_SIZE + g) * N_SPLITS + split) * HEAD_DIM + i % HEAD_DIM] = sum;
+        if (!is_whole && i % HEAD_DIM == 0) part_ml[2 * ((head * GROUP_SIZE + g) * N_SPLITS + split) + 1] = norm;
+    }
+    for (int h = 0; h < OWN_HEADS; ++h) {
+        const int g = own_head + h * HEADS_AT_ONCE;
+        if (!is_whole && g < GROUP_SIZE && own_key == 0) part_ml[2 * ((head * GROUP_SIZE + g) * N_SPLITS + split)] = m[h];
     }
 }

@@ -3,11 +3,13 @@
 //   m = max_s m_s;   out = sum_s exp(m_s - m) acc_s / sum_s exp(m_s - m) l_s
 //
 // part_ml  float [N_Q_HEADS][N_SPLITS][2] (m, l)    part_acc  float [N_Q_HEADS][N_SPLITS][HEAD_DIM]
-// out      float [N_Q_HEADS][HEAD_DIM]
+// out      float [N_Q_HEADS][HEAD_DIM]               state    see STATE_*
+// Up to ONE_SPLIT_KEYS keys `out` is there already, and stays as it is.
 // Index space: one work-group of LOCAL_SIZE a query head; work-items share its columns, COLUMNS at a time.
-// Build: N_SPLITS, HEAD_DIM, COLUMNS (1 or 16), LOCAL_SIZE.
-#if !defined(N_SPLITS) || !defined(HEAD_DIM) || !defined(COLUMNS) || !defined(LOCAL_SIZE)
-#error "attention_merge.cl needs the build constants N_SPLITS, HEAD_DIM, COLUMNS, LOCAL_SIZE"
+// Build: N_SPLITS, HEAD_DIM, ONE_SPLIT_KEYS, COLUMNS (1 or 16), LOCAL_SIZE.
+#if !defined(N_SPLITS) || !defined(HEAD_DIM) || !defined(ONE_SPLIT_KEYS) || !defined(COLUMNS) || \
+    !defined(LOCAL_SIZE) || !defined(STATE_POSITION)
+#error "attention_merge.cl needs the build constants N_SPLITS, HEAD_DIM, ONE_SPLIT_KEYS, COLUMNS, LOCAL_SIZE and those of the step state"
 #endif
 #include "common/common.cl"
 #include "common/online_softmax.cl"
@@ -23,7 +25,9 @@ typedef float columns_t;
 #endif
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
-void attention_merge(__global const float* part_ml, __global const float* part_acc, __global float* out) {
+void attention_merge(__global const float* part_ml, __global const float* part_acc, __global float* out,
+                     __global const int* state) {
+    if (state[STATE_POSITION] < ONE_SPLIT_KEYS) return;
     const int head = get_group_id(0);
     part_ml += head * N_SPLITS * 2;
     part_acc += (size_t)head * N_SPLITS * HEAD_DIM;

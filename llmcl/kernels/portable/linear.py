@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from llmcl.kernels.common.dtype import QUANTIZED
+from llmcl.kernels.common.dtype import ITEM_BYTES, QUANTIZED, TILE_ROWS
 from llmcl.kernels.common.linear import ActivationLayout, LinearDecode, LinearPrefill, Product, Size
 from llmcl.kernels.common.sizes import power_of_two_at_most
 from llmcl.runtime.device import Device
+
+UNIT_ITEMS = 3584  # work-items for each compute unit: more than run at once, so that the last groups are small
+LARGE_BLOCK_BYTES = 33 << 10  # of portable/linear_prefill.cl with 128 tokens by 128 rows
+LOCAL_BYTES = 40  # of a work-item of portable/linear_decode.cl, at most
 
 
 class PortableLinearDecode(LinearDecode):
@@ -14,19 +18,14 @@ class PortableLinearDecode(LinearDecode):
     def supports_device(self, device: Device) -> bool:
         return True
 
-    def supports(self, dtype: str, size: int) -> bool:
-        return dtype not in QUANTIZED
-
     def size(self, device: Device, product: Product) -> Size:
-        width = min(256, power_of_two_at_most(device.entry.max_work_group_size))
-        return {"LOCAL_SIZE": width}, (product.units,), (width,)
-
-
-class PortableLinearDecodeQuantized(PortableLinearDecode):
-    file = "portable/linear_decode_quantized.cl"
-
-    def supports(self, dtype: str, size: int) -> bool:
-        return dtype in QUANTIZED
+        """The fewer the tiles, the more work-items share one: enough that all compute units have bytes on their way."""
+        is_quantized = product.part.dtype in QUANTIZED
+        pieces = product.weight.k * TILE_ROWS // (32 if is_quantized else 16 // ITEM_BYTES[product.part.dtype])
+        wanted = max(128, min(512, UNIT_ITEMS * device.compute_units // product.part.n_tiles))
+        fitting = min(device.entry.max_work_group_size, device.entry.local_mem_bytes // LOCAL_BYTES)
+        width = max(16, power_of_two_at_most(min(wanted, fitting, pieces // 4)))
+        return {"LOCAL_SIZE": width, "AT_ONCE": 2 if is_quantized else 4}, (product.units,), (width,)
 
 
 class PortableLinearPrefill(LinearPrefill):
@@ -36,5 +35,9 @@ class PortableLinearPrefill(LinearPrefill):
         return True
 
     def size(self, device: Device, product: Product, layout: ActivationLayout | None) -> Size:
+        # 8 by 8 sums fill the registers of a GPU; a software renderer has few, and some local memories are small.
+        is_small = device.entry.is_software or device.entry.local_mem_bytes < LARGE_BLOCK_BYTES
+        item = 4 if is_small else 8
         n_tiles = product.part.n_tiles
-        return {}, lambda n: (-(-n_tiles // 4), -(-n // 64)), (16, 16)
+        own = {"ITEM_TOKENS": item, "ITEM_ROWS": item}
+        return own, lambda n: (-(-n_tiles // item), -(-n // (16 * item))), (16, 16)

@@ -1,79 +1,112 @@
-// y = W x for one token on any device: one work-group a 16-row tile (two tiles with SWIGLU), its work-items share K.
-// Formula, arguments and build constants as in cpu/linear_decode.cl, and
-//   LOCAL_SIZE  work-items of a group, a power of two >= 2
+// y = W x for one token on any device: one work-group a 16-row tile (two tiles with SWIGLU), its work-items share the columns.
+// Formula, arguments and build constants as in cpu/linear_decode.cl, but DOT: x stays float32; and
+//   LOCAL_SIZE  work-items of a group, a power of two >= 16
+//   AT_ONCE     pieces of a work-item on their way at once, a multiple of the tiles of a group
 //
-//     work-item:   0        1        2        3      ...        tile memory, 16 values a column k:
-//     column k:    0        0        1        1                 [ rows 0-7 | rows 8-15 ] [ rows 0-7 | ...
-//     rows:       0-7     8-15      0-7     8-15                neighbours read neighbouring 8 values
+// A tile is cut into pieces of PIECE_ROWS rows by one column or some (float_piece.cl, quant_piece.cl); work-item i takes the
+// pieces i, i + LOCAL_SIZE, ..., and always the same rows, whose sums it keeps in registers. It asks for AT_ONCE pieces
+// before it uses the first, and for one more whenever it used one. The sums over the work-items are taken once, at the end:
 //
-// Local memory: 36 LOCAL_SIZE bytes.
+//     sums of the work-items      16 rows of slice 0 | 16 rows of slice 1 | ...      a slice: 16 / PIECE_ROWS neighbours
+//     work-item i adds up         row i % 16 of every LOCAL_SIZE / 16-th slice, then work-item i < 16 row i of these sums
+//
+// The sum of squares for the norm comes along: the norm's scale is a factor of the sums.
+// Local memory: 4 LOCAL_SIZE (PIECE_ROWS + 2) bytes, PIECE_ROWS 8 with weights of 16 bits, otherwise 4.
 #if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(N_TILES) || !defined(NORM) || !defined(EPS) || \
-    !defined(EPILOGUE) || !defined(LOCAL_SIZE) || !defined(STATE_N_TOKENS)
-#error "portable/linear_decode.cl needs the build constants WEIGHT, K, N, N_TILES, NORM, EPS, EPILOGUE, LOCAL_SIZE and those of the step state"
+    !defined(EPILOGUE) || !defined(LOCAL_SIZE) || !defined(AT_ONCE) || !defined(STATE_N_TOKENS)
+#error "portable/linear_decode.cl needs the build constants WEIGHT, K, N, N_TILES, NORM, EPS, EPILOGUE, LOCAL_SIZE, AT_ONCE and those of the step state"
 #endif
-#include "common/common.cl"
-#include "common/reduce.cl"
+#include "common/tiles.cl"
+#include "portable/widen.cl"
+#if QUANTIZED
+#include "portable/quant_piece.cl"
+#else
+#include "portable/float_piece.cl"
+#endif
 
 #define TILES_AT_ONCE (EPILOGUE == EPILOGUE_SWIGLU ? 2 : 1)
-#define STRIDE (LOCAL_SIZE / 2)
+#define TURN (AT_ONCE / TILES_AT_ONCE)  // pieces of a tile at once
+#define IN_TILE(p) (N_PIECES % (TURN * LOCAL_SIZE) == 0 || (p) < N_PIECES)
+#define PARTS (LOCAL_SIZE / 16)
 
-// Sums 8 rows over the work-items of equal parity; work-items 0 and 1 end with rows 0-7 and 8-15.
-inline float8 reduce_rows(float8 v, __local float* scratch, int lid) {
-    vstore8(v, lid, scratch);
-    for (int width = LOCAL_SIZE / 2; width > 1; width /= 2) {
-        barrier(CLK_LOCAL_MEM_FENCE);
-        if (lid < width) vstore8(vload8(lid, scratch) + vload8(lid + width, scratch), lid, scratch);
-    }
+// The sums over all work-items: of row i in work-item i < 16.
+inline float sum_of_rows(const float* own, __local float* sums, __local float* parts, const int lid) {
+#pragma unroll
+    for (int i = 0; i < PIECE_ROWS; i += 4)
+        *(__local float4*)(sums + lid * PIECE_ROWS + i) = (float4)(own[i], own[i + 1], own[i + 2], own[i + 3]);
     barrier(CLK_LOCAL_MEM_FENCE);
-    v = vload8(lid & 1, scratch);
+    float part = 0.0f;
+#pragma unroll
+    for (int i = 0; i < PIECE_ROWS; ++i) part += sums[lid + i * LOCAL_SIZE];
+    parts[lid] = part;
     barrier(CLK_LOCAL_MEM_FENCE);
-    return v;
-}
-
-inline float8 dot_tile(__global const CAT(WEIGHT, _t)* w, __global const float* x, __global const float* norm, int lid) {
-    float8 sum = 0;
-    w += (lid & 1) * 8;
-#pragma unroll 4
-    for (int k = lid / 2; k < K; k += STRIDE) {
-#if NORM
-        const float v = x[k] * norm[k];
-#else
-        const float v = x[k];
-#endif
-        sum += CAT(load8_, WEIGHT)(w + (size_t)k * 16) * v;
-    }
+    float sum = 0.0f;
+    if (lid < 16)
+        for (int i = 0; i < PARTS; ++i) sum += parts[lid + 16 * i];
     return sum;
 }
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
 void linear_decode(__global const CAT(WEIGHT, _t)* weight, __global const float* x, __global const float* norm,
                    __global float* out, __global const int* state, const int out_row) {
-    __local float scratch[LOCAL_SIZE * 8];
+    __local float sums[LOCAL_SIZE * PIECE_ROWS] __attribute__((aligned(16)));
+    __local float parts[LOCAL_SIZE];
     const int lid = get_local_id(0), unit = get_group_id(0);
-    __global const CAT(WEIGHT, _t)* w = weight + (size_t)unit * TILES_AT_ONCE * K * 16;
-    x += (size_t)(state[STATE_N_TOKENS] - 1) * K;
+    __global const CAT(WEIGHT, _t)* tile = weight + (size_t)unit * TILES_AT_ONCE * TILE_SIZE;
+    const int n = state[STATE_N_TOKENS];
+    const uint big = 0x4b000000u | (uint)n >> 31;  // n is above 0, which the compiler does not know: see quant_piece.cl
+    x += (size_t)(n - 1) * K;
+
+    float own[TILES_AT_ONCE][PIECE_ROWS], square = 0.0f;
+#pragma unroll
+    for (int t = 0; t < TILES_AT_ONCE; ++t)
+#pragma unroll
+        for (int i = 0; i < PIECE_ROWS; ++i) own[t][i] = 0.0f;
+    piece pieces[TURN][TILES_AT_ONCE];
+#pragma unroll
+    for (int u = 0; u < TURN; ++u)
+        if (IN_TILE(lid + u * LOCAL_SIZE))
+#pragma unroll
+            for (int t = 0; t < TILES_AT_ONCE; ++t) pieces[u][t] = load_piece(tile + t * TILE_SIZE, lid + u * LOCAL_SIZE);
+    for (int first = lid; first < N_PIECES; first += TURN * LOCAL_SIZE) {
+#pragma unroll
+        for (int u = 0; u < TURN; ++u) {
+            const int p = first + u * LOCAL_SIZE, next = p + TURN * LOCAL_SIZE;
+            if (!IN_TILE(p)) continue;
+            const columns c = load_columns(x, norm, p, &square, big);
+#pragma unroll
+            for (int t = 0; t < TILES_AT_ONCE; ++t) {
+                add_piece(own[t], &pieces[u][t], &c, p);
+                if (next < N_PIECES) pieces[u][t] = load_piece(tile + t * TILE_SIZE, next);
+            }
+        }
+    }
+
     float scale = 1.0f;
 #if NORM
-    LOCAL_SCRATCH(float, partial);
-    float squares = 0.0f;
-    for (int k = lid; k < K; k += LOCAL_SIZE) squares += x[k] * x[k];
-    squares = reduce_sum(squares, partial, lid);
-    scale = 1.0f / sqrt(NO_OVERFLOW(squares) / K + EPS);
+    __local float squares[PARTS];
+    parts[lid] = square;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (lid < PARTS) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 16; ++i) sum += parts[lid * 16 + i];
+        squares[lid] = sum;
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    float sum = 0.0f;
+    for (int i = 0; i < PARTS; ++i) sum += squares[i];
+    scale = 1.0f / sqrt(NO_OVERFLOW(sum) / (TWINS * K) + EPS);
 #endif
-    float8 y = reduce_rows(dot_tile(w, x, norm, lid), scratch, lid) * scale;
+    float y = sum_of_rows(own[0], sums, parts, lid) * scale;
 #if EPILOGUE == EPILOGUE_SWIGLU
-    const float8 up = reduce_rows(dot_tile(w + K * 16, x, norm, lid), scratch, lid) * scale;
+    const float up = sum_of_rows(own[1], sums, parts, lid) * scale;
     y = GATE_VALUE(y, exp) * up;
 #endif
-    if (lid >= 2) return;
-    float rows[8];
-    vstore8(y, 0, rows);
-    for (int i = 0; i < 8; ++i) {
-        const int row = unit * 16 + lid * 8 + i;
-        if (row >= N) return;
+    const int row = unit * 16 + lid;
+    if (lid >= 16 || row >= N) return;
 #if EPILOGUE == EPILOGUE_ADD
-        rows[i] += out[out_row + row];
+    y += out[out_row + row];
 #endif
-        out[out_row + row] = rows[i];
-    }
+    out[out_row + row] = y;
 }

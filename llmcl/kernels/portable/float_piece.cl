@@ -1,0 +1,56 @@
+// A piece of a tile of floating-point weights: 16 bytes of one column, what a work-item reads at once.
+//
+//     piece p:         0          1          2          3     ...     tile memory, 16 values a column (here of 16 bits):
+//     column:          0          0          1          1             [ rows 0-7 | rows 8-15 ] [ rows 0-7 | ...
+//     rows:           0-7        8-15       0-7        8-15           neighbours read neighbouring 16 bytes
+//
+// portable/quant_piece.cl has the same for quantised weights. After portable/widen.cl. Build: WEIGHT, K, NORM.
+#define PIECE_ROWS (16 / (int)sizeof(CAT(WEIGHT, _t)))
+#define TWINS (16 / PIECE_ROWS)  // pieces with the same columns
+#define N_PIECES (K * TWINS)     // of a tile
+
+typedef uint4 piece;
+typedef float columns;
+
+// A pointer to a vector says that the address is a multiple of 16: one load, where vload8 may become eight.
+inline piece load_piece(__global const CAT(WEIGHT, _t)* tile, const int p) { return ((__global const uint4*)tile)[p]; }
+
+// What a piece is multiplied by. squares: gets the squares of the columns added. big: for
+// quantised weights.
+inline columns load_columns(__global const float* x, __global const float* norm, const int p, float* squares,
+                            const uint big) {
+    const float v = x[p / TWINS];
+#if NORM
+    *squares += v * v;
+    return v * norm[p / TWINS];
+#else
+    return v;
+#endif
+}
+
+#define ADD_PAIR(widen, i, word)    \
+    {                               \
+        const float2 v = widen(word); \
+        sums[2 * i] += v.x * x;     \
+        sums[2 * i + 1] += v.y * x; \
+    }
+#define ADD_PAIRS(widen)      \
+    {                         \
+        ADD_PAIR(widen, 0, w.x) \
+        ADD_PAIR(widen, 1, w.y) \
+        ADD_PAIR(widen, 2, w.z) \
+        ADD_PAIR(widen, 3, w.w) \
+    }
+inline void add_piece_f16(float* sums, const piece w, const float x) ADD_PAIRS(widen_f16)
+inline void add_piece_bf16(float* sums, const piece w, const float x) ADD_PAIRS(widen_bf16)
+inline void add_piece_f32(float* sums, const piece w, const float x) {
+    sums[0] += as_float(w.x) * x;
+    sums[1] += as_float(w.y) * x;
+    sums[2] += as_float(w.z) * x;
+    sums[3] += as_float(w.w) * x;
+}
+
+// sums[i] += row i of piece number p, times its column.
+inline void add_piece(float* sums, const piece* w, const columns* x, const int p) {
+    CAT(add_piece_, WEIGHT)(sums, *w, *x);
+}
