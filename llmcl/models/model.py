@@ -113,17 +113,18 @@ class Model:
 
     def decode(self, sequence: SequenceState) -> None:
         """One step with the input token that the device holds; sampling moves the device's position on."""
-        self._begin(Step(sequence, None, sequence.position))
-        self.decode_steps += 1
-        self._run(launch for launch in self.decode_launches if launch.first_position <= self.step_position)
+        self._decode_step(Step(sequence, None, sequence.position))
 
     def decode_token(self, sequence: SequenceState, token_id: int) -> None:
         """One step through the decode kernels with a given token, for evaluation and tests."""
         self._check_tokens(sequence, [token_id])
-        self._begin(Step(sequence, [token_id], sequence.position))
-        self.decode_steps += 1
-        self._run(self.decode_launches)
+        self._decode_step(Step(sequence, [token_id], sequence.position))
         sequence.token_ids.append(token_id)
+
+    def _decode_step(self, step: Step) -> None:
+        self._begin(step)
+        self.decode_steps += 1
+        self._run(launch for launch in self.decode_launches if launch.first_position <= step.position)
 
     def _begin(self, step: Step) -> None:
         """Gives the device what differs from step to step: pages, and the tokens that it does not have yet."""
