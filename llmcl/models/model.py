@@ -86,6 +86,7 @@ class Model:
             if row.supports_device(device) and row.unsupported_reason(device, self._decode) is None:
                 self._persistent = row.bind(device, self._decode, cache.max_context)
                 break
+        self._all_needed_from = max(launch.first_position for launch in self.decode_launches)
         self._prepare(progress)
         self._all_logits: tuple[Buffer, list[Launch]] | None = None
 
@@ -124,7 +125,10 @@ class Model:
     def _decode_step(self, step: Step) -> None:
         self._begin(step)
         self.decode_steps += 1
-        self._run(launch for launch in self.decode_launches if launch.first_position <= step.position)
+        launches = self.decode_launches
+        if step.position < self._all_needed_from:
+            launches = [launch for launch in launches if launch.first_position <= step.position]
+        self._run(launches)
 
     def _begin(self, step: Step) -> None:
         """Gives the device what differs from step to step: pages, and the tokens that it does not have yet."""
