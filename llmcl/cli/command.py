@@ -9,6 +9,7 @@ import os
 import sys
 import traceback
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import typer
@@ -75,14 +76,21 @@ class _ToStderr(logging.StreamHandler):  # type: ignore[type-arg]
         return ("warning: " if record.levelno >= logging.WARNING else "") + fit_for_terminal(super().format(record))
 
 
+def run_script(command: Callable[..., None], epilog: str | None = None) -> None:
+    """Runs a script that is one command; never returns."""
+    app = typer.Typer(**TYPER_SETTINGS)
+    app.command(cls=Command, epilog=epilog)(command)
+    run(app)
+
+
 def run(app: typer.Typer, name: str | None = None) -> None:
     """Runs the program; never returns. A traceback is shown only with LLMCL_DEBUG=1."""
     for closed in ("stdout", "stderr"):
-        if getattr(sys, closed) is None:  # by who started us; print() would turn to the other one
+        if getattr(sys, closed) is None:  # by whoever started us; print() would use the other one
             setattr(sys, closed, open(os.devnull, "w"))  # noqa: SIM115  for as long as the process lives
     warnings.formatwarning = lambda message, *_: f"warning: {fit_for_terminal(message)}\n"
     logging.getLogger("llmcl").handlers = [_ToStderr()]
-    gc.set_threshold(50_000, 20, 100)  # what loading makes is kept: looking for garbage in it took 40 ms of a start
+    gc.set_threshold(50_000, 20, 100)  # loading makes little garbage, and to look for it took 40 ms of a start
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a narrow encoding must not end an answer

@@ -16,17 +16,9 @@ from llmcl.cli.command import fit_for_terminal
 from llmcl.cli.loading import progress_bar
 
 RESULT_PANEL = "Result"
-QUANTIZE_FORMATS = ("q8_0", "q4_0", "q4_k")
 DTYPES = tuple(name for name in opt.WEIGHT_DTYPES if name != "auto")
 
-Source = Annotated[
-    str,
-    typer.Argument(
-        metavar="SRC",
-        rich_help_panel="Arguments",
-        help=opt.MODEL_HELP,
-    ),
-]
+Source = Annotated[str, typer.Argument(metavar="SRC", rich_help_panel="Arguments", help=opt.MODEL_HELP)]
 Target = Annotated[
     str,
     typer.Argument(
@@ -35,25 +27,16 @@ Target = Annotated[
 ]
 Quantize = Annotated[
     str | None,
-    opt.option(
+    opt.choice(
         RESULT_PANEL,
         "--quantize",
-        metavar="|".join(QUANTIZE_FORMATS),
-        parser=opt.one_of(*QUANTIZE_FORMATS),
+        opt.QUANTIZE_FORMATS,
         env=False,
         help="Quantise the matrices (GGUF only; embedding and output head stay at q8_0).",
     ),
 ]
 Dtype = Annotated[
-    str,
-    opt.option(
-        RESULT_PANEL,
-        "--dtype",
-        metavar="|".join(DTYPES),
-        parser=opt.one_of(*DTYPES),
-        env=False,
-        help="Of the matrices that are not quantised.",
-    ),
+    str, opt.choice(RESULT_PANEL, "--dtype", DTYPES, env=False, help="Of the matrices that are not quantised.")
 ]
 Force = Annotated[bool, opt.option(RESULT_PANEL, "--force", env=False, help="Replace what is there.")]
 
@@ -81,7 +64,7 @@ def convert(
 
 @contextmanager
 def ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM, too, unwinds the stack, so that what has been written is removed."""
+    """Lets SIGTERM unwind the stack, so that what has been written is removed."""
 
     def end(number: int, frame: object) -> NoReturn:
         sys.exit(128 + number)  # as shells report it

@@ -73,7 +73,7 @@ def doctor(
         done += 1
         if progress is not None:
             progress(CHECKING, done, total)
-        if not quiet and outcome.status not in ("pass", "not used"):
+        if not quiet and outcome.failed:
             check = outcome.check
             print(f"{check.kernel} {check.variant_name} {check.dtype}: {outcome.status}", file=sys.stderr, flush=True)
 
@@ -87,12 +87,11 @@ def doctor(
     wrong = excluded(outcomes)
     if wrong != cache.excluded:
         _store(cache, wrong)
-    failed = [o for o in outcomes if o.in_use and o.status not in ("pass", "not used")]
     if format == "json":
         print(json_text.dumps(_as_dict(entry, outcomes, cache)))
     else:
         _show(outcomes, cache)
-    if failed:
+    if any(o.failed and o.in_use for o in outcomes):
         raise typer.Exit(DeviceError.exit_code)
 
 
@@ -145,7 +144,7 @@ def _show(outcomes: Sequence[Outcome], cache: DeviceCache) -> None:
             table.add_row(kernel, variant, *(by_dtype.get(dtype, "") for dtype in (*DTYPES, *QUANTIZED_DTYPES)))
     out.print(table)
     out.print("a number: passed, with its largest error; *: in use when the check began", soft_wrap=True)
-    failed = [o for o in outcomes if o.status not in (PASS, UNUSED)]
+    failed = [o for o in outcomes if o.failed]
     for o in failed:
         check = o.check
         out.print(f"\n{check.kernel}, {check.variant_name} variant, {check.dtype}: {o.status}, excluded from now on")

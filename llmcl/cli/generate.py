@@ -21,11 +21,7 @@ EPILOG = opt.METRICS
 Prompt = Annotated[
     str | None,
     opt.option(
-        "Prompt",
-        "-p",
-        "--prompt",
-        metavar="TEXT",
-        help="The prompt; '-' reads it from standard input, as a pipe does.",
+        "Prompt", "-p", "--prompt", metavar="TEXT", help="The prompt; '-' reads it from standard input, as a pipe does."
     ),
 ]
 PromptFile = Annotated[
@@ -39,8 +35,7 @@ PromptFile = Annotated[
     ),
 ]
 Raw = Annotated[
-    bool,
-    opt.option("Prompt", "--raw", help="Give the prompt to the model as it is, without the chat template."),
+    bool, opt.option("Prompt", "--raw", help="Give the prompt to the model as it is, without the chat template.")
 ]
 
 
@@ -111,8 +106,10 @@ def _given_on_command_line(ctx: typer.Context, prompt: str | None, file: str | N
 
 
 def _leaves_out(ctx: typer.Context, name: str) -> bool:
-    """Whether --raw goes before `name`, which the chat template would need: what the command line gives goes before
-    the environment. Raises UsageError where both are given alike."""
+    """Whether --raw counts and not `name`, which needs the chat template: the command line goes before the environment.
+
+    Raises UsageError where both are given in the same place.
+    """
     if _source(ctx, "raw") == _source(ctx, name):
         option = "--" + name.replace("_", "-")
         raise UsageError(f"--raw leaves out the chat template, so {option} has no place: give one of the two")

@@ -38,7 +38,7 @@ def progress_bar(quiet: bool) -> Iterator[Progress | None]:
     from rich.table import Column
 
     class Amount(rich.DownloadColumn):
-        """Bytes and their speed, or plain numbers; nothing of what is of unknown length and has not begun."""
+        """Bytes and their speed, or plain numbers. Nothing for what has not begun and has no known length."""
 
         def render(self, task: rich.Task) -> Any:
             if task.total is None and not task.completed:
@@ -63,7 +63,7 @@ def progress_bar(quiet: bool) -> Iterator[Progress | None]:
 
 @contextmanager
 def reading_bar(quiet: bool) -> Iterator[Progress | None]:
-    """The same for reading a prompt: drawn where that takes its time, and gone when the answer begins."""
+    """As `progress_bar`, for reading a prompt: drawn only if that takes long, and gone when the answer begins."""
     if not draws_progress(quiet):
         yield None
         return
@@ -85,7 +85,7 @@ def reading_bar(quiet: bool) -> Iterator[Progress | None]:
 
 
 def load_to_answer(model: str, loading: LoadingToAnswer, *, quiet: bool) -> LLM:
-    """`load_model` of a command that answers prompts."""
+    """As `load_model`, for a command that answers prompts."""
     from llmcl.tokenizer import chat_template
 
     chat_template.start()  # while this process imports the engine, which keeps one core busy

@@ -17,7 +17,7 @@ from llmcl.cli import options as opt
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """A decorator of commands: typer sees the options of each group, the command the group of their values."""
+    """A decorator of commands. Typer sees the options of each group; the command gets a group with their values."""
     signature = inspect.signature(command, eval_str=True)
     parameters: list[inspect.Parameter] = []
     groups: dict[str, Any] = {}
@@ -91,7 +91,7 @@ class Loading:
 
 @dataclass(frozen=True)
 class LoadingToAnswer(Loading):
-    """The same of a model that answers: with room for the text, and what goes around a prompt."""
+    """As `Loading`, for a model that answers: the room for the text, and the template around a prompt."""
 
     ctx_size: opt.ContextSize = None
     chat_template_file: opt.ChatTemplateFile = None
@@ -101,6 +101,6 @@ class LoadingToAnswer(Loading):
 
 @dataclass(frozen=True)
 class LoadingOrRandom(Loading):
-    """The same where --random can stand for a model."""
+    """As `Loading`, where --random can stand for a model."""
 
     dtype: opt.DtypeOfAny = "auto"

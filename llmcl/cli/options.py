@@ -83,13 +83,18 @@ def one_of(*names: str, hint: str = "") -> Callable[[Any], str]:
 def option(panel: str, *names: str, help: str, env: bool = True, **settings: Any) -> Any:
     """A typer option under the heading `panel`; with env, `--some-name` is also read from LLMCL_SOME_NAME.
 
-    Without: what is meant for one run, or has another meaning in another command.
+    An option that is meant for one run, or that has another meaning in another command, is not.
     """
     if not env:
         return typer.Option(*names, rich_help_panel=panel, help=help, **settings)
     long_name = next(name for name in names if name.startswith("--"))
     variable = "LLMCL_" + long_name[2:].replace("-", "_").upper()
     return typer.Option(*names, envvar=variable, rich_help_panel=panel, help=help, **settings)
+
+
+def choice(panel: str, name: str, names: tuple[str, ...], *, help: str, hint: str = "", **settings: Any) -> Any:
+    """An option whose value is one of `names`; hint: what else the user may have meant."""
+    return option(panel, name, metavar="|".join(names), parser=one_of(*names, hint=hint), help=help, **settings)
 
 
 def measurement(*names: str, help: str, **settings: Any) -> Any:
@@ -108,19 +113,9 @@ MODEL_HELP = (
 
 MODEL_PANEL, SAMPLING_PANEL, DEVICE_PANEL, OUTPUT_PANEL = "Model", "Sampling", "Device", "Output"
 
-Model = Annotated[
-    str,
-    option(
-        MODEL_PANEL,
-        "-m",
-        "--model",
-        metavar="NAME|PATH",
-        help=MODEL_HELP,
-    ),
-]
+Model = Annotated[str, option(MODEL_PANEL, "-m", "--model", metavar="NAME|PATH", help=MODEL_HELP)]
 OptionalModel = Annotated[
-    str | None,
-    option(MODEL_PANEL, "-m", "--model", metavar="NAME|PATH", help="As for llmcl generate."),
+    str | None, option(MODEL_PANEL, "-m", "--model", metavar="NAME|PATH", help="As for llmcl generate.")
 ]
 RandomShape = Annotated[
     str | None,
@@ -146,8 +141,7 @@ ContextSize = Annotated[
     ),
 ]
 SystemPrompt = Annotated[
-    str | None,
-    option(MODEL_PANEL, "--system-prompt", metavar="TEXT", help="The chat template's system message."),
+    str | None, option(MODEL_PANEL, "--system-prompt", metavar="TEXT", help="The chat template's system message.")
 ]
 ChatTemplateFile = Annotated[
     str | None,
@@ -252,11 +246,11 @@ Device = Annotated[
 ]
 Dtype = Annotated[
     str,
-    option(
+    choice(
         DEVICE_PANEL,
         "--dtype",
-        metavar="|".join(WEIGHT_DTYPES),
-        parser=one_of(*WEIGHT_DTYPES, hint="--quantize makes 8-bit and 4-bit weights"),
+        WEIGHT_DTYPES,
+        hint="--quantize makes 8-bit and 4-bit weights",
         help="How the weights are held on the device; auto: as they are stored, quantised or not.",
     ),
 ]
@@ -272,32 +266,29 @@ DtypeOfAny = Annotated[
 ]
 Quantize = Annotated[
     str | None,
-    option(
+    choice(
         DEVICE_PANEL,
         "--quantize",
-        metavar="|".join(QUANTIZE_FORMATS),
-        parser=one_of(*QUANTIZE_FORMATS),
+        QUANTIZE_FORMATS,
         help="Quantise the weights while loading; embedding and output head to 8 bits.",
     ),
 ]
 ActivationDtype = Annotated[
     str,
-    option(
+    choice(
         DEVICE_PANEL,
         "--activation-dtype",
-        metavar="|".join(ACTIVATION_DTYPES),
-        parser=one_of(*ACTIVATION_DTYPES),
+        ACTIVATION_DTYPES,
         help="What meets weights and keys; auto rounds it to 8 bits (quantised ones) or bfloat16 (bfloat16 weights, "
         "prefill) where the CPU has fast dot products for that.",
     ),
 ]
 KvDtype = Annotated[
     str,
-    option(
+    choice(
         DEVICE_PANEL,
         "--kv-dtype",
-        metavar="|".join(KV_DTYPES),
-        parser=one_of(*KV_DTYPES),
+        KV_DTYPES,
         help="How keys and values are held on the device; q8_0 (8 bits) takes half the memory of float16.",
     ),
 ]
@@ -314,14 +305,7 @@ KvPageSize = Annotated[
 ]
 
 Format = Annotated[
-    str,
-    option(
-        OUTPUT_PANEL,
-        "--format",
-        metavar="text|json",
-        parser=one_of("text", "json"),
-        help="json prints one object when all is done.",
-    ),
+    str, choice(OUTPUT_PANEL, "--format", ("text", "json"), help="json prints one object when all is done.")
 ]
 
 
@@ -360,7 +344,6 @@ Quiet = Annotated[
     ),
 ]
 
-
 COMBINATIONS = "ABCDEFGH"
 Combo = Annotated[
     str | None,
@@ -373,11 +356,7 @@ Combo = Annotated[
     ),
 ]
 
-
-PromptTokens = Annotated[
-    int,
-    measurement("-p", "--n-prompt", metavar="N", parser=whole(1), help="Tokens of prefill."),
-]
+PromptTokens = Annotated[int, measurement("-p", "--n-prompt", metavar="N", parser=whole(1), help="Tokens of prefill.")]
 PromptLengths = Annotated[
     Any, measurement("-p", "--n-prompt", metavar="N,...", parser=wholes(0), help="Prefill lengths; 0: none.")
 ]

@@ -71,11 +71,10 @@ Reference = Annotated[
 ]
 ReferenceDtype = Annotated[
     str | None,
-    opt.option(
+    opt.choice(
         REFERENCE_PANEL,
         "--reference-dtype",
-        metavar="|".join(opt.WEIGHT_DTYPES),
-        parser=opt.one_of(*opt.WEIGHT_DTYPES),
+        opt.WEIGHT_DTYPES,
         env=False,
         help="Its --dtype. Without --reference: compare with the same model held so.",
     ),

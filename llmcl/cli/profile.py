@@ -50,8 +50,7 @@ def profile(
     random: opt.RandomShape = None,
     n_prompt: opt.PromptTokens = 512,
     n_gen: Annotated[
-        int,
-        opt.measurement("-n", "--n-gen", metavar="N", parser=opt.whole(0), help="Tokens to decode after them."),
+        int, opt.measurement("-n", "--n-gen", metavar="N", parser=opt.whole(0), help="Tokens to decode after them.")
     ] = 64,
     loading: LoadingOrRandom = LoadingOrRandom(),
     combo: opt.Combo = None,

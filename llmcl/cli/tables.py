@@ -13,7 +13,7 @@ class _Console(Console):
 
 
 def console() -> Console:
-    """What prints tables, as wide as the terminal."""
+    """A console that prints tables, as wide as the terminal."""
     return _Console(highlight=False)
 
 

@@ -36,15 +36,16 @@ def decoded(data: bytes, origin: str) -> str:
 
 
 def without_last_newline(text: str) -> str:
-    """What an editor puts at the end of a file is not part of a prompt."""
+    """The text without the newline that an editor puts at the end of a file."""
     return text.removesuffix("\n").removesuffix("\r")
 
 
-def check_writable(option: str, path: Path) -> None:
-    """Raises UsageError for a file that an option names and that cannot be written; before long work, not after it."""
-    try:
-        path.open("a").close()
-    except OSError as error:
-        raise UsageError(
-            f"{option} {path}: cannot be written ({error.strerror}); give a file in a folder that can"
-        ) from error
+def check_writable(option: str, path: Path | None) -> None:
+    """Raises UsageError, before long work and not after it, if the file that an option names cannot be written."""
+    if path is not None:
+        try:
+            path.open("a").close()
+        except OSError as error:
+            raise UsageError(
+                f"{option} {path}: cannot be written ({error.strerror}); give a file in a folder that can"
+            ) from error

@@ -38,17 +38,10 @@ def tune(
     random: opt.RandomShape = None,
     n_prompt: opt.PromptTokens = 512,
     n_depth: Annotated[
-        int,
-        opt.measurement("-d", "--n-depth", metavar="N", parser=opt.whole(1), help="Keys that decode attends to."),
+        int, opt.measurement("-d", "--n-depth", metavar="N", parser=opt.whole(1), help="Keys that decode attends to.")
     ] = 1024,
     kernel: Annotated[
-        str,
-        opt.measurement(
-            "--kernel",
-            metavar="all|prefill|decode",
-            parser=opt.one_of("all", "prefill", "decode"),
-            help="What to tune.",
-        ),
+        str, opt.choice("Measurement", "--kernel", ("all", "prefill", "decode"), env=False, help="What to tune.")
     ] = "all",
     variant: Annotated[
         str | None,
@@ -80,8 +73,7 @@ def tune(
     opt.check_model_or_random(model, random)
     files = {"--markdown": markdown, "--csv": csv_file, "--json": json_file}
     for option, path in files.items():
-        if path is not None:
-            check_writable(option, path)
+        check_writable(option, path)
     from llmcl.runtime.device import Device
     from llmcl.tools.tune import COMBINATIONS, tune_decode, tune_prefill
 
@@ -135,9 +127,6 @@ def _title(tuning: Tuning, shape: AttentionShape, n_prompt: int, n_depth: int) -
     return f"{tuning.kernel}, {tuning.variant} variant: {work}, {heads}, KV {shape.kv_dtype}"
 
 
-HEADER = ("choice", "constants", "ms", "vs G", "private B", "local B", "spill B")
-
-
 def _constants(row: Measurement) -> str:
     return " ".join(f"{name} {value}" for name, value in row.constants.items())
 
@@ -162,7 +151,7 @@ def _memory(row: Measurement) -> dict[str, int | None]:
 def _header(tuning: Tuning) -> list[str]:
     against = "vs G" if tuning.kernel == "attention_prefill" else "vs default"
     constants = "/".join(tuning.rows[0].constants)
-    return [HEADER[0], constants, HEADER[2], against, *HEADER[4:]]
+    return ["choice", constants, "ms", against, "private B", "local B", "spill B"]
 
 
 def _refusals(tuning: Tuning) -> list[str]:

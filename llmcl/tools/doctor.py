@@ -112,6 +112,10 @@ class Outcome:
     detail: str
     in_use: bool
 
+    @property
+    def failed(self) -> bool:
+        return self.status not in (PASS, UNUSED)
+
 
 # ---- the checks ---------------------------------------------------------------------------------------
 
@@ -400,8 +404,7 @@ def work(index: int, wanted: Sequence[int]) -> None:
 
 def excluded(outcomes: Sequence[Outcome]) -> dict[str, str]:
     """What later runs leave out: everything that did not pass, by name, with the reason."""
-    failed = (o for o in outcomes if o.status in (WRONG, REFUSED, CRASHED))
-    return {o.check.key: f"{o.status}: {o.detail.splitlines()[0] if o.detail else ''}" for o in failed}
+    return {o.check.key: f"{o.status}: {o.detail.splitlines()[0] if o.detail else ''}" for o in outcomes if o.failed}
 
 
 if __name__ == "__main__":

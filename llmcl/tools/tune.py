@@ -64,7 +64,7 @@ class Tuning:
 
     @property
     def baseline_ms(self) -> float | None:
-        """Of combination G in prefill, of the default in decode."""
+        """The time of combination G in prefill, and of the default in decode."""
         label = BASELINE if self.kernel == "attention_prefill" else DEFAULT
         return next((row.ms for row in self.rows if row.label == label), None)
 
