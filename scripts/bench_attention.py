@@ -8,17 +8,12 @@ take turns, warm, with half the interquartile range as the spread. Keys and valu
 from __future__ import annotations
 
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import typer
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
 from attention_bench.baselines import host_fallback, three_phase, torch_sdpa, unfused
 from attention_bench.measuring import (
     BOUND,
@@ -39,8 +34,8 @@ from attention_bench.ours import ours_causal, ours_decode, ours_flex, ours_on_ho
 import llmcl
 from llmcl.attention import and_masks, create_block_mask, flex_attention, masks
 from llmcl.cli import options as opt
-from llmcl.cli.command import TYPER_SETTINGS, Command, run
-from llmcl.errors import UsageError
+from llmcl.cli.command import run_script
+from llmcl.cli.text_files import check_writable
 from llmcl.kernels.common.attention import CAPACITY_MULTIPLE, AttentionShape
 from llmcl.runtime.device import Device
 from llmcl.tools.tune import tune_prefill
@@ -380,22 +375,17 @@ def bench_attention(
     json_file: Annotated[Path | None, opt.written("--json", "an object")] = None,
 ) -> None:
     """Five tables of attention: decode, tiles, torch SDPA, unfused, flex variants and pages; then the targets."""
-    writers = {markdown_file: markdown, csv_file: as_csv, json_file: as_json}
-    outputs = [(path, write) for path, write in writers.items() if path is not None]
-    for path, _ in outputs:
-        try:
-            path.open("a").close()
-        except OSError as error:
-            raise UsageError(f"{path}: cannot be written ({error.strerror})") from error
+    outputs = {"--markdown": (markdown_file, markdown), "--csv": (csv_file, as_csv), "--json": (json_file, as_json)}
+    for option, (path, _) in outputs.items():
+        check_writable(option, path)
     bench = Bench(Device.open(device), quick)
     for number in tables:
         TABLES[number](bench)
     print(markdown(bench), end="", flush=True)
-    for path, write in outputs:
-        path.write_text(write(bench), encoding="utf-8")
+    for path, write in outputs.values():
+        if path is not None:
+            path.write_text(write(bench), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    app = typer.Typer(**TYPER_SETTINGS)
-    app.command(cls=Command)(bench_attention)
-    run(app)
+    run_script(bench_attention)

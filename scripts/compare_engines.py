@@ -9,19 +9,24 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
+
 from llmcl.cli import options as opt
+from llmcl.convert import with_progress
+from llmcl.convert.gguf import GgufPlan, gguf_name, model_metadata, typed
+from llmcl.convert.tensors import OutTensor
 from llmcl.errors import LlmclError, UsageError
 from llmcl.models.config import ModelConfig
+from llmcl.runtime.child_process import environment
 
-ROOT = Path(__file__).resolve().parent.parent
 CHILD = Path(__file__).with_name("compare_child.py")
 SHAPE_1B = "llama-3.2-1b"
 TOP_1_TARGET = 0.98  # share of positions with the same likeliest token
@@ -37,7 +42,6 @@ class Child:
     def __init__(
         self, engine: str, python: str, processors: set[int], script: Path = CHILD, limit_s: float | None = None
     ):
-        paths = [] if engine == "llama.cpp" else [str(ROOT), os.environ.get("PYTHONPATH", "")]
         self.engine = engine
         self._limit_s = limit_s
         self._said = None if engine == "llmcl" else tempfile.TemporaryFile()  # noqa: SIM115
@@ -47,7 +51,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=self._said,
             text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+            env={**os.environ, "PYTHONPATH": ""} if engine == "llama.cpp" else environment(),
         )
         os.sched_setaffinity(self._process.pid, processors)
 
@@ -99,6 +103,9 @@ LlamaPython = Annotated[
 Formats = Annotated[
     str,
     opt.measurement("--formats", metavar="NAME,...", help="llama.cpp's names; the files are made by its quantiser."),
+]
+Format = Annotated[
+    str, opt.choice(opt.OUTPUT_PANEL, "--format", ("md", "json"), env=False, help="json prints one object at the end.")
 ]
 Work = Annotated[
     Path | None,
@@ -184,57 +191,36 @@ def random_file(path: Path, shape: str) -> Path:
 
 
 def _write_random(path: Path, config: ModelConfig) -> None:
-    import gguf
-    import numpy as np
+    from gguf import GGUFValueType
 
-    part = path.with_suffix(".part")
-    writer = gguf.GGUFWriter(part, "llama")
-    writer.add_block_count(config.n_layers)
-    writer.add_context_length(config.max_position)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.n_q_heads)
-    writer.add_head_count_kv(config.n_kv_heads)
-    writer.add_rope_freq_base(config.rope_theta)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
     words = ["a", "b", "ab", "\u010a", *(f"w{i}" for i in range(config.vocab_size - 4))]
-    writer.add_token_list(words)
-    writer.add_token_types([1] * len(words))
-    writer.add_token_merges(["a b"])
-    writer.add_eos_token_id(config.vocab_size - 1)
-
-    hidden, q, kv = config.hidden_size, config.n_q_heads * config.head_dim, config.n_kv_heads * config.head_dim
-    matrices = {"token_embd": (config.vocab_size, hidden)}
-    norms = ["output_norm"]
-    for i in range(config.n_layers):
-        layer = {
-            "attn_q": (q, hidden),
-            "attn_k": (kv, hidden),
-            "attn_v": (kv, hidden),
-            "attn_output": (hidden, q),
-            "ffn_gate": (config.intermediate_size, hidden),
-            "ffn_up": (config.intermediate_size, hidden),
-            "ffn_down": (hidden, config.intermediate_size),
-        }
-        matrices |= {f"blk.{i}.{name}": shape for name, shape in layer.items()}
-        norms += [f"blk.{i}.attn_norm", f"blk.{i}.ffn_norm"]
-    for name, (rows, k) in matrices.items():
-        writer.add_tensor_info(f"{name}.weight", [rows, k], np.dtype(np.float16), 2 * rows * k)
-    for name in norms:
-        writer.add_tensor_info(f"{name}.weight", [hidden], np.dtype(np.float32), 4 * hidden)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
+    tokenizer = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": words,
+        "tokenizer.ggml.token_type": [1] * len(words),
+        "tokenizer.ggml.merges": ["a b"],
+    }
+    last = config.vocab_size - 1, GGUFValueType.UINT32, None
+    metadata = model_metadata(config) | typed(tokenizer) | {"tokenizer.ggml.eos_token_id": last}
     rng = np.random.default_rng(0)
-    for rows, k in matrices.values():
-        values = rng.standard_normal((rows, k), np.float32) * np.float32(k**-0.5)
-        writer.write_tensor_data(values.astype(np.float16))
-    for _ in norms:
-        writer.write_tensor_data(np.ones(hidden, np.float32))
-    writer.close()
+
+    def norm(start: int, stop: int) -> np.ndarray:
+        return np.ones((1, config.hidden_size), np.float32).view(np.uint8)
+
+    def matrix(k: int) -> Callable[[int, int], np.ndarray]:
+        def rows(start: int, stop: int) -> np.ndarray:
+            values = rng.standard_normal((stop - start, k), np.float32) * np.float32(k**-0.5)
+            return values.astype(np.float16).view(np.uint8)
+
+        return rows
+
+    tensors = []
+    for name, shape in replace(config, tie_embeddings=True).tensors().items():
+        format, rows = ("F32", norm) if len(shape) == 1 else ("F16", matrix(shape[1]))
+        tensors.append(OutTensor(gguf_name(name), shape, format, format, rows))
+    part = path.with_suffix(".part")
+    GgufPlan("llama", metadata, tensors).write(part, with_progress(tensors, None))
     part.replace(path)
 
 
@@ -264,6 +250,12 @@ def source_file(model: str, folder: Path) -> tuple[Path, str]:
         if checkpoint.gguf_metadata is None:
             raise UsageError(f"-m/--model {model} is a folder; expected a GGUF file, which both engines can read")
         return checkpoint.path, model if model == "smollm2" else checkpoint.path.stem
+
+
+def target_lines(targets: list[tuple[str, str, str, bool]]) -> list[str]:
+    """A Markdown table of (what, aim, measured, met), an empty line before it."""
+    lines = ["", "| target | aim | measured | met |", "|---|---:|---:|---|"]
+    return lines + [f"| {what} | {aim} | {found} | {'yes' if met else 'no'} |" for what, aim, found, met in targets]
 
 
 def note(text: str) -> None:

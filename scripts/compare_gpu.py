@@ -19,16 +19,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
 from attention_bench.measuring import grid
-from compare_engines import Child, ChildError
+from compare_engines import Child, ChildError, note
 
 from llmcl.checkpoint import open_checkpoint
 from llmcl.cli import options as opt
-from llmcl.cli.command import TYPER_SETTINGS, Command, run
+from llmcl.cli.command import run_script
+from llmcl.cli.text_files import check_writable
 from llmcl.errors import UsageError
 from llmcl.models.config import ModelConfig
 from llmcl.models.random_shapes import random_shape_config, random_shape_json
@@ -276,10 +273,6 @@ def prefill_operations(config: ModelConfig, n: int) -> float:
     return 2 * (layers * n + attention + head)
 
 
-def note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def batches(shapes: list[Shape], device_bytes: int) -> list[list[Shape]]:
     """All shapes at once where the copies of all contestants fit, so that all compile at once; otherwise one by one."""
     needed = 0
@@ -357,8 +350,7 @@ def compare_gpu(
     ] = "0,8192",
     rounds: Annotated[int, opt.measurement("-r", "--rounds", metavar="N", min=1, help="Turns, after a warm-up.")] = 5,
     contestants: Annotated[
-        Any,
-        opt.measurement("--contestants", metavar="NAME,...", parser=chosen_contestants, help="Who takes part."),
+        Any, opt.measurement("--contestants", metavar="NAME,...", parser=chosen_contestants, help="Who takes part.")
     ] = "llmcl,eager,compiled,llama.cpp",
     llama_bench: Annotated[
         Path | None,
@@ -379,12 +371,8 @@ def compare_gpu(
     json_file: Annotated[Path | None, opt.written("--json", "an object")] = None,
 ) -> None:
     """Ratios of PyTorch and llama.cpp to llmcl on random bfloat16 weights, and the shares of the GPU's ceilings."""
-    outputs = [path for path in (markdown_file, json_file) if path is not None]
-    for path in outputs:
-        try:
-            path.open("a").close()
-        except OSError as error:
-            raise UsageError(f"{path}: cannot be written ({error.strerror})") from error
+    check_writable("--markdown", markdown_file)
+    check_writable("--json", json_file)
     entry = select_device(device)
     tests = [Test(n) for n in n_prompt] + [Test(n, depth) for depth in n_depth for n in n_gen]
     plan = Plan(tests, rounds, device, entry.kind == "cpu", limit, contestants, llama_bench)
@@ -436,6 +424,4 @@ def sizes(config: ModelConfig) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    app = typer.Typer(**TYPER_SETTINGS)
-    app.command(cls=Command, epilog=EPILOG)(compare_gpu)
-    run(app)
+    run_script(compare_gpu, EPILOG)

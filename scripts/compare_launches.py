@@ -10,10 +10,8 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated
 
-import typer
-
 from llmcl.cli import options as opt
-from llmcl.cli.command import TYPER_SETTINGS, Command, run
+from llmcl.cli.command import run_script
 from llmcl.engine.llm import LLM
 from llmcl.engine.loading import load
 from llmcl.models.model import Model
@@ -80,6 +78,4 @@ def compare_launches(
 
 
 if __name__ == "__main__":
-    app = typer.Typer(**TYPER_SETTINGS)
-    app.command(cls=Command, epilog=EPILOG)(compare_launches)
-    run(app)
+    run_script(compare_launches, EPILOG)

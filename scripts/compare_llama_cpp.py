@@ -7,6 +7,7 @@ the two take turns, so that what slows the machine slows both, and the ratio of 
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import statistics
@@ -18,14 +19,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from compare_engines import (
-    ROOT,
     SHAPE_1B,
     TOP_1_TARGET,
     Child,
     ChildError,
     Engines,
+    Format,
     Formats,
     LlamaPython,
     Work,
@@ -35,11 +35,13 @@ from compare_engines import (
     note,
     processors_of,
     source_file,
+    target_lines,
     text_windows,
 )
 
 from llmcl.cli import options as opt
-from llmcl.cli.command import TYPER_SETTINGS, Command, run
+from llmcl.cli.command import run_script
+from llmcl.runtime.child_process import environment
 from llmcl.tools import json_text
 
 PREFILL, DECODE, DEPTH, WINDOW = 512, 64, 4096, 512
@@ -157,8 +159,6 @@ def compare(path: Path, model: str, format: str, settings: Settings) -> dict[str
 
 def quality(peer: Child, ours: Child, text: Path, positions: int) -> dict[str, Any]:
     """Perplexities on the same tokens, and the share of equal likeliest tokens."""
-    import math
-
     windows = text_windows(ours, text, WINDOW, positions)
     scores = {name: child.ask("score", windows=windows) for name, child in (("llama.cpp", peer), ("llmcl", ours))}
     tops = [scores[name]["top"] for name in ("llama.cpp", "llmcl")]
@@ -172,26 +172,14 @@ def quality(peer: Child, ours: Child, text: Path, positions: int) -> dict[str, A
 
 def generate(path: Path, engines: Engines, rounds: int) -> dict[str, Any]:
     """`llmcl generate` as a user starts it: seconds to the end of the first token, and the peak memory of 32 tokens."""
-    command = [
-        sys.executable,
-        "-m",
-        "llmcl.cli",
-        "generate",
-        "-m",
-        str(path),
-        "-p",
-        "Why is the sky blue?",
-        "--raw",
-        "-q",
-    ]
-    command += ["--device", engines.device] if engines.device else []
+    command = [sys.executable, "-m", "llmcl.cli", "generate", "-m", str(path), "-p", "Why is the sky blue?"]
+    command += ["--raw", "-q", *(["--device", engines.device] if engines.device else [])]
     for name, value in engines.options.items():
         command += [f"--{name.replace('_', '-')}", str(value)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
 
     def once(n_tokens: int) -> tuple[float, int]:
         start = time.perf_counter()
-        process = subprocess.Popen([*command, "-n", str(n_tokens)], stdout=subprocess.DEVNULL, env=environment)
+        process = subprocess.Popen([*command, "-n", str(n_tokens)], stdout=subprocess.DEVNULL, env=environment())
         os.sched_setaffinity(process.pid, engines.processors)
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
@@ -232,11 +220,7 @@ def markdown(results: list[dict[str, Any]]) -> str:
             label = f"perplexity, {quality['positions']} positions"
             lines.append(f"| {name} | {label} | {both[0]} | {both[1]} | top 1 {quality['top_1']:.2%} |")
         lines.append(f"| {name} | decode, of bandwidth | | {result['bandwidth']:.1%} | |")
-    lines += ["", "| target | aim | measured | met |", "|---|---:|---:|---|"]
-    lines += [
-        f"| {name} | {aim} | {measured} | {'yes' if met else 'no'} |" for name, aim, measured, met in targets(results)
-    ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines + target_lines(targets(results))) + "\n"
 
 
 TESTS = {"prefill": f"prefill {PREFILL}", "decode": f"decode {DECODE}", "decode_deep": f"decode {DECODE} @ d{DEPTH}"}
@@ -302,9 +286,7 @@ def compare_llama_cpp(
     dtype: opt.Dtype = "auto",
     activation_dtype: opt.ActivationDtype = "auto",
     kv_dtype: opt.KvDtype = "auto",
-    format: Annotated[
-        str, typer.Option("--format", metavar="md|json", parser=opt.one_of("md", "json"), rich_help_panel="Output")
-    ] = "md",
+    format: Format = "md",
 ) -> None:
     """Ratios of llmcl to llama.cpp on the same files, and how they stand to the targets."""
     if text is not None:
@@ -336,6 +318,4 @@ def compare_llama_cpp(
 
 
 if __name__ == "__main__":
-    app = typer.Typer(**TYPER_SETTINGS)
-    app.command(cls=Command, epilog=EPILOG)(compare_llama_cpp)
-    run(app)
+    run_script(compare_llama_cpp, EPILOG)

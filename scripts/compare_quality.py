@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from compare_engines import (
     TOP_1_TARGET,
     Engines,
+    Format,
     Formats,
     LlamaPython,
     Work,
@@ -28,12 +28,13 @@ from compare_engines import (
     note,
     processors_of,
     source_file,
+    target_lines,
     text_windows,
 )
 
 from llmcl.checkpoint import open_checkpoint
 from llmcl.cli import options as opt
-from llmcl.cli.command import TYPER_SETTINGS, Command, run
+from llmcl.cli.command import run_script
 from llmcl.tools import json_text
 
 WINDOW = 512
@@ -119,9 +120,7 @@ def markdown(results: list[dict[str, Any]]) -> str:
         ratios = [f"{result['perplexity'][name] / base:.5f}" for name in ("float32", "8 bits", "llama.cpp")]
         same = [f"{result['top_1'][pair]:.2%}" for pair in ("8 bits, llama.cpp", "llama.cpp, itself")]
         lines.append("| " + " | ".join([result["format"], stored, f"{base:.3f}", *ratios, *same]) + " |")
-    lines += ["", "| target | aim | measured | met |", "|---|---:|---:|---|"]
-    lines += [f"| {name} | {aim} | {found} | {'yes' if met else 'no'} |" for name, aim, found, met in targets(results)]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines + target_lines(targets(results))) + "\n"
 
 
 def targets(results: list[dict[str, Any]]) -> list[tuple[str, str, str, bool]]:
@@ -150,9 +149,7 @@ def compare_quality(
     ] = 4096,
     work: Work = None,
     device: opt.Device = None,
-    format: Annotated[
-        str, typer.Option("--format", metavar="md|json", parser=opt.one_of("md", "json"), rich_help_panel="Output")
-    ] = "md",
+    format: Format = "md",
 ) -> None:
     """Perplexity and likeliest tokens of each format, and how they stand to the targets."""
     check_text(text)
@@ -171,6 +168,4 @@ def compare_quality(
 
 
 if __name__ == "__main__":
-    app = typer.Typer(**TYPER_SETTINGS)
-    app.command(cls=Command, epilog=EPILOG)(compare_quality)
-    run(app)
+    run_script(compare_quality, EPILOG)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmcl.cli.command import TYPER_SETTINGS, Command, run
+from llmcl.cli.command import run_script
 from llmcl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -256,6 +256,4 @@ def plot_results(
 
 
 if __name__ == "__main__":
-    app = typer.Typer(**TYPER_SETTINGS)
-    app.command(cls=Command)(plot_results)
-    run(app)
+    run_script(plot_results)

@@ -10,9 +10,10 @@ from typing import Annotated
 import typer
 
 from llmcl.cli import options as opt
-from llmcl.cli.command import TYPER_SETTINGS, Command, run
+from llmcl.cli.command import run_script
 from llmcl.cli.loading import load_model
 from llmcl.cli.option_groups import LoadingOrRandom, with_groups
+from llmcl.cli.text_files import check_writable
 from llmcl.errors import UsageError
 from llmcl.tools import benchmark
 
@@ -49,11 +50,7 @@ def tbt_benchmark(
     repetitions: Annotated[
         int,
         opt.measurement(
-            "-r",
-            "--repetitions",
-            metavar="N",
-            parser=opt.whole(1),
-            help="Runs of each test, after a warm-up.",
+            "-r", "--repetitions", metavar="N", parser=opt.whole(1), help="Runs of each test, after a warm-up."
         ),
     ] = 5,
     ctx_size: Annotated[
@@ -68,22 +65,12 @@ def tbt_benchmark(
     ] = None,
     loading: LoadingOrRandom = LoadingOrRandom(),
     format: Annotated[
-        str,
-        typer.Option(
-            "--format",
-            metavar="|".join(benchmark.FORMATS),
-            parser=opt.one_of(*benchmark.FORMATS),
-            rich_help_panel="Output",
-        ),
+        str, opt.choice(opt.OUTPUT_PANEL, "--format", benchmark.FORMATS, env=False, help="How the rows are written.")
     ] = "md",
     output: Annotated[
         Path | None,
         typer.Option(
-            "-o",
-            "--output",
-            metavar="FILE",
-            help="Write there, not to standard output.",
-            rich_help_panel="Output",
+            "-o", "--output", metavar="FILE", help="Write there, not to standard output.", rich_help_panel="Output"
         ),
     ] = None,
     plot: Annotated[
@@ -138,14 +125,8 @@ def check_request(
         if not plan.generate_tokens:
             raise UsageError("--plot draws real generation, which -g 0 leaves out: set -g/--generate above 0")
         benchmark.check_plot(plot)
-    if output is not None:
-        try:
-            output.open("a").close()
-        except OSError as error:
-            raise UsageError(f"-o/--output {output}: cannot be written ({error.strerror})") from error
+    check_writable("-o/--output", output)
 
 
 if __name__ == "__main__":
-    app = typer.Typer(**TYPER_SETTINGS)
-    app.command(cls=Command, epilog=EPILOG)(tbt_benchmark)
-    run(app)
+    run_script(tbt_benchmark, EPILOG)

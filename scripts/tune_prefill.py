@@ -3,12 +3,8 @@
 
 from __future__ import annotations
 
-import typer
-
-from llmcl.cli.command import TYPER_SETTINGS, Command, run
+from llmcl.cli.command import run_script
 from llmcl.cli.tune import EPILOG, tune
 
 if __name__ == "__main__":
-    app = typer.Typer(**TYPER_SETTINGS)
-    app.command(cls=Command, epilog=EPILOG)(tune)
-    run(app)
+    run_script(tune, EPILOG)

@@ -15,6 +15,7 @@ from llmcl.checkpoint import Checkpoint
 from llmcl.checkpoint.gguf import LAYER_MODULE_NAMES, MODULE_NAMES, read_gguf
 from llmcl.convert.tensors import OutTensor, Pieces, checkpoint_rows, synced
 from llmcl.errors import UnsupportedModelError
+from llmcl.models.config import ModelConfig
 from llmcl.tokenizer import Tokenizer, gguf_tokenizer
 
 ROPE_FACTORS = "rope_freqs.weight"
@@ -33,12 +34,16 @@ PROBES = (
 )
 
 
+# key -> (value, type of the package gguf, type of an array's items)
+Metadata = dict[str, tuple[Any, Any, Any]]
+
+
 @dataclass(frozen=True)
 class GgufPlan:
-    """What the file will hold. metadata: key -> (value, type of the package gguf, type of an array's items)."""
+    """What the file will hold."""
 
     architecture: str
-    metadata: dict[str, tuple[Any, Any, Any]]
+    metadata: Metadata
     tensors: list[OutTensor]
 
     def write(self, path: Path, pieces: Pieces) -> None:
@@ -124,23 +129,7 @@ def _from_folder(checkpoint: Checkpoint, chosen: Callable[[str, tuple[int, ...]]
             f"a GGUF file cannot be made from a folder of the architecture {config.architecture!r}{windows}, only "
             f"of {' and '.join(_FOLDER_ARCHITECTURES)} without; use llama.cpp's convert_hf_to_gguf.py instead"
         )
-    numbers: dict[str, int | float] = {
-        "block_count": config.n_layers,
-        "context_length": config.max_position,
-        "embedding_length": config.hidden_size,
-        "feed_forward_length": config.intermediate_size,
-        "attention.head_count": config.n_q_heads,
-        "attention.head_count_kv": config.n_kv_heads,
-        "attention.key_length": config.head_dim,
-        "attention.value_length": config.head_dim,
-        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-        "rope.dimension_count": config.head_dim,
-        "rope.freq_base": config.rope_theta,
-        "vocab_size": config.vocab_size,
-    }
-    metadata: dict[str, tuple[Any, Any, Any]] = {"general.name": (checkpoint.path.name, Kind.STRING, None)}
-    for key, value in numbers.items():
-        metadata[f"llama.{key}"] = value, Kind.FLOAT32 if isinstance(value, float) else Kind.UINT32, None
+    metadata = {"general.name": (checkpoint.path.name, Kind.STRING, None), **model_metadata(config)}
     tensors = []
     scaling = config.rope_scaling
     if scaling is not None and scaling.kind == "linear":
@@ -166,6 +155,28 @@ def _from_folder(checkpoint: Checkpoint, chosen: Callable[[str, tuple[int, ...]]
     return GgufPlan("llama", metadata | tokenizer_metadata(checkpoint), tensors)
 
 
+def model_metadata(config: ModelConfig) -> Metadata:
+    """The keys `llama.*` of a model, without its rotary scaling."""
+    from gguf import GGUFValueType as Kind
+
+    numbers: dict[str, int | float] = {
+        "block_count": config.n_layers,
+        "context_length": config.max_position,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.n_q_heads,
+        "attention.head_count_kv": config.n_kv_heads,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "rope.dimension_count": config.head_dim,
+        "rope.freq_base": config.rope_theta,
+        "vocab_size": config.vocab_size,
+    }
+    kinds = {int: Kind.UINT32, float: Kind.FLOAT32}
+    return {f"llama.{key}": (value, kinds[type(value)], None) for key, value in numbers.items()}
+
+
 def gguf_name(hf_name: str) -> str:
     """model.layers.3.self_attn.q_proj.weight -> blk.3.attn_q.weight."""
     module, _, suffix = hf_name.rpartition(".")
@@ -176,7 +187,7 @@ def gguf_name(hf_name: str) -> str:
     return f"{next(gguf for gguf, hf in MODULE_NAMES.items() if hf == module)}.{suffix}"
 
 
-def tokenizer_metadata(checkpoint: Checkpoint) -> dict[str, tuple[Any, Any, Any]]:
+def tokenizer_metadata(checkpoint: Checkpoint) -> Metadata:
     """The keys `tokenizer.*` for a folder's tokenizer.json.
 
     Raises UnsupportedModelError where no set of keys known here gives the same token ids again.
@@ -211,7 +222,7 @@ def tokenizer_metadata(checkpoint: Checkpoint) -> dict[str, tuple[Any, Any, Any]
     ids = {"bos": tokenizer.bos_token_id}
     ends = checkpoint.config.eos_token_ids or tuple(tokenizer.eos_token_ids)
     ids |= dict(zip(("eos", "eot"), ends, strict=False))
-    result = {key: _typed(key, value, Kind) for key, value in found.items()}
+    result = typed(found)
     result |= {f"tokenizer.ggml.{name}_token_id": (i, Kind.UINT32, None) for name, i in ids.items() if i is not None}
     if tokenizer.chat_template is not None:
         result["tokenizer.chat_template"] = tokenizer.chat_template, Kind.STRING, None
@@ -262,8 +273,13 @@ def _agrees(tokenizer: Tokenizer, values: Mapping[str, Any]) -> bool:
     )
 
 
-def _typed(key: str, value: Any, kinds: Any) -> tuple[Any, Any, Any]:
-    if isinstance(value, list):
-        item = {str: kinds.STRING, int: kinds.INT32, float: kinds.FLOAT32}[type(value[0])]
-        return value, kinds.ARRAY, item
-    return value, kinds.BOOL if isinstance(value, bool) else kinds.STRING, None
+def typed(values: Mapping[str, Any]) -> Metadata:
+    """Bools, strings and lists, with the types that they have in GGUF."""
+    from gguf import GGUFValueType as Kind
+
+    def one(value: Any) -> tuple[Any, Any, Any]:
+        if isinstance(value, list):
+            return value, Kind.ARRAY, {str: Kind.STRING, int: Kind.INT32, float: Kind.FLOAT32}[type(value[0])]
+        return value, Kind.BOOL if isinstance(value, bool) else Kind.STRING, None
+
+    return {key: one(value) for key, value in values.items()}
