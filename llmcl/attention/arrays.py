@@ -11,11 +11,11 @@ import numpy as np
 from llmcl.errors import UsageError
 from llmcl.runtime.device import Device
 
-DTYPES = (np.dtype(np.float32), np.dtype(np.float16))  # of arrays on the device
+DTYPES = (np.dtype(np.float32), np.dtype(np.float16))  # that arrays on the device may have
 
 
 def is_device_array(value: object) -> bool:
-    module = sys.modules.get("pyopencl.array")  # who never imported it has none of its arrays
+    module = sys.modules.get("pyopencl.array")  # without it there are none of its arrays
     return module is not None and isinstance(value, module.Array)
 
 
@@ -37,7 +37,7 @@ def on_device(arrays: dict[str, Any]) -> bool:
 
 
 def check_device_arrays(device: Device, arrays: dict[str, Any]) -> None:
-    """Raises UsageError for arrays that kernels cannot read as they are, or not in order."""
+    """Raises UsageError for arrays that kernels cannot read as they are, or whose work another queue does."""
     for name, array in arrays.items():
         if array.context != device.context:
             raise UsageError(
@@ -72,7 +72,7 @@ def array_form(device: Device, shape: tuple[int, ...]) -> Any:
 
 
 def new_device_array(form: Any, allocator: Any) -> Any:
-    """An uninitialised array like `form`. A copy: checking a new array's shape takes longer than a small kernel."""
+    """An uninitialised array like `form`, a copy: pyopencl checks a new one for longer than a small kernel runs."""
     array = copy(form)
     array.events = []
     array.allocator = allocator

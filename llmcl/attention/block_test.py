@@ -1,7 +1,7 @@
-"""A mask_mod over a block of positions, in OpenCL C: whether it hides, shows or has to be asked for every key in it.
+"""A mask_mod over a block of positions, in OpenCL C: whether it hides all of its keys, shows all, or must be asked.
 
-The same rules as `intervals.bounds`, written out as code that a kernel runs once for each tile of keys, so that decode
-and prefill skip tiles at any position without a list of blocks. Batch and head are numbers, q_idx and kv_idx ranges.
+The rules are those of `intervals.bounds`, as code that a kernel runs once for each tile of keys. So decode and prefill
+skip tiles at any position without a list of blocks. Batch and head are numbers, q_idx and kv_idx ranges.
 Every value has two names, both int: of its least and its greatest value, or of a bool that is certain and of one that
 is possible. Sums and products of bounds saturate. Kernels compute in int32 and stay inside it, so a bound beyond comes
 from operands that never meet. (Bounds in long went wrong with Mesa 22, which compares a widened int with a constant

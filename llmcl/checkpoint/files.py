@@ -79,7 +79,7 @@ def read_json(path: Path, limit: int = MAX_SETTINGS_BYTES) -> dict[str, Any]:
 
 
 def optional_json(path: Path) -> dict[str, Any]:
-    """The same; {} where nothing has that name."""
+    """As `read_json`; {} if nothing has that name."""
     return read_json(path) if os.path.lexists(path) else {}
 
 

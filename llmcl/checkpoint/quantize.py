@@ -99,7 +99,7 @@ def _q4_k(blocks: np.ndarray) -> np.ndarray:
     sc = np.rint(scale * _inverse(d)[:, None]).astype(np.uint8)
     mn = np.rint(minimum * _inverse(d_min)[:, None]).astype(np.uint8)
     halves = np.concatenate([_halves(d), _halves(d_min)], axis=1)
-    stored = halves.view("<f2").astype(np.float32)  # what a reader will have
+    stored = halves.view("<f2").astype(np.float32)  # the scales that a reader will have
     step, offset = stored[:, :1] * sc, stored[:, 1:] * mn
     q = np.clip(np.rint((x + offset[..., None]) * _inverse(step)[..., None]), 0, 15).astype(np.uint8)
 

@@ -10,7 +10,7 @@ Shapes: n tokens of one call, k the length of a matrix row, kv_len keys in the c
 from llmcl.checkpoint.formats import FORMATS, dequantize
 from llmcl.reference.kv_cache import pack_keys, pack_values, pair_cache, unpack_keys, unpack_values
 from llmcl.reference.layers import embed, geglu, linear, qkv_adjust, rms_norm, rope, rope_table, soft_cap, swiglu
-from llmcl.reference.likelihood import kl_divergence, log_likelihood, log_softmax
+from llmcl.reference.likelihood import kl_divergence, log_likelihood
 from llmcl.reference.model import forward
 from llmcl.reference.online_softmax import (
     attention,
@@ -23,7 +23,6 @@ from llmcl.reference.sampling import gumbel, noise_bits, penalize, sample, sampl
 from llmcl.reference.storage import (
     TILE_ROWS,
     from_tiles,
-    quantize_q8_0,
     round_bfloat16,
     round_to,
     to_tiles,
@@ -46,14 +45,12 @@ __all__ = [
     "kl_divergence",
     "linear",
     "log_likelihood",
-    "log_softmax",
     "noise_bits",
     "pack_keys",
     "pack_values",
     "pair_cache",
     "penalize",
     "qkv_adjust",
-    "quantize_q8_0",
     "rms_norm",
     "rope",
     "rope_table",

@@ -119,16 +119,11 @@ def read_plain(path: Path, most: int, *, trusted: bool = False) -> bytes:
 
 def make_folder(folder: Path) -> None:
     """Makes a folder of the cache, for its owner alone. Raises OSError, and UnusableError where others may write."""
-    missing = []
-    while not folder.exists():
-        missing.append(folder)
-        folder = folder.parent
-    for child in (None, *reversed(missing)):
-        if child is not None:
-            folder = child
-            folder.mkdir(mode=0o700, exist_ok=True)
-        if not is_trusted(folder):
-            raise UnusableError(errno.EPERM, "others could write to it", str(folder))
+    if not folder.exists():
+        make_folder(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+    if not is_trusted(folder):
+        raise UnusableError(errno.EPERM, "others could write to it", str(folder))
 
 
 def write_cached(path: Path, data: bytes) -> None:

@@ -39,7 +39,7 @@ class Cost:
     flops: float = 0.0
 
 
-KERNEL_SPILL_MEM_SIZE_INTEL = 0x4109  # of cl_intel_required_subgroup_size
+KERNEL_SPILL_MEM_SIZE_INTEL = 0x4109  # a query of cl_intel_required_subgroup_size
 
 CostModel = Callable[[int, int], Cost]  # of the number of tokens in the step and its position; for the profiler
 
@@ -207,7 +207,7 @@ class Launch:
         )
 
     def bind(self, index: int, memory: Any) -> None:
-        """Sets an argument again, to memory of the user's (cl.Buffer or of a pool) that lives until it is enqueued."""
+        """Sets an argument again, to the user's memory (cl.Buffer, or of a pool). It must live until the enqueue."""
         self.kernel.set_arg(index, memory)
 
     def enqueue(self, n_tokens: int = 1) -> cl.Event:
@@ -221,7 +221,7 @@ class Launch:
 
 
 class Device:
-    """An opened device: an in-order queue, and for a GPU one for reads beside it.
+    """An opened device: an in-order queue, and on a GPU a second one for reads.
 
     Every transfer goes through `write` and `read` and is counted. Several models may be on it, each used by a thread of
     its own; `lock` is held for moments, where they meet.
@@ -294,12 +294,12 @@ class Device:
 
     @property
     def compile_s(self) -> float:
-        """Seconds spent compiling kernels, those found in the cache on disk left out."""
+        """Seconds spent compiling kernels, apart from those that the cache on disk had."""
         return self._programs.compile_s
 
     @contextmanager
     def compile_progress(self, launches: Iterable[Launch], progress: Progress | None) -> Iterator[None]:
-        """Within it progress(COMPILING, done, total) is called as kernels are compiled that these launches need."""
+        """While it is open, progress(COMPILING, done, total) is called for each kernel compiled for these launches."""
         if progress is None:
             yield
             return
@@ -318,11 +318,6 @@ class Device:
             programs.on_compile = None
         if programs.compiled > before:
             progress(COMPILING, total, total)
-
-    @property
-    def n_programs(self) -> int:
-        """Programs in use, compiled or found in the cache on disk."""
-        return len(self._programs)
 
     # ---- memory -------------------------------------------------------------------------------------
 

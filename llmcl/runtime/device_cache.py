@@ -20,7 +20,7 @@ from llmcl.runtime.platforms import DeviceEntry
 from llmcl.runtime.processor import processor
 
 MAX_BYTES = 1 << 20  # of the file
-MAX_CONSTANT = 1024  # of a tuned constant
+MAX_CONSTANT = 1024
 
 
 class DeviceCache:

@@ -1,6 +1,6 @@
 """Which threads are inside an OpenCL driver, and when none may enter any more.
 
-Two things a driver does not survive. In a child of `fork` its threads are missing, and what waits for them waits for
+A driver does not survive two things. In a child of `fork` its threads are missing, and what waits for them waits for
 ever. And a daemon thread that Python stops inside a driver, as the process ends, takes the whole process down.
 """
 
@@ -24,7 +24,7 @@ from llmcl.errors import DeviceError, LlmclError, OutOfDeviceMemoryError
 _inside: list[int] = []  # the thread of each call under way
 open_devices: WeakSet[Any] = WeakSet()  # those of device.Device, which come to rest before the process ends
 _called = False  # whether this process ever called a driver
-_forked = False  # from a process that did
+_forked = False  # whether it was forked from a process that did
 _last: int | None = None  # the only thread that may go on, as Python ends
 
 

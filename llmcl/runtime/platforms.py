@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-POCL = "Portable Computing Language"  # its platform's name
+POCL = "Portable Computing Language"  # the name of its platform
 KINDS = ("gpu", "accelerator", "cpu", "custom")  # in order of preference
 MINIMUM_VERSION = (1, 2)
 _SOFTWARE = re.compile(r"llvmpipe|softpipe|swrast|oclgrind|emulat", re.IGNORECASE)
@@ -191,14 +191,8 @@ def _lacks(device: cl.Device) -> str | None:
 def _kind(device_type: int) -> str:
     import pyopencl as cl
 
-    for kind, bit in (
-        ("cpu", cl.device_type.CPU),
-        ("gpu", cl.device_type.GPU),
-        ("accelerator", cl.device_type.ACCELERATOR),
-    ):
-        if device_type & bit:
-            return kind
-    return "custom"
+    kinds = ("cpu", "gpu", "accelerator")
+    return next((kind for kind in kinds if device_type & getattr(cl.device_type, kind.upper())), "custom")
 
 
 def _version(text: str) -> tuple[int, int]:

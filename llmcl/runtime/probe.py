@@ -161,7 +161,7 @@ def is_taken(error: Exception) -> bool:
     import pyopencl as cl
 
     codes = cl.status_code
-    cause = error if isinstance(error, cl.Error) else error.__cause__  # ours name what was being done
+    cause = error if isinstance(error, cl.Error) else error.__cause__  # an error of ours has OpenCL's as its cause
     return isinstance(cause, cl.Error) and cause.code in (
         codes.DEVICE_NOT_AVAILABLE,
         codes.MEM_OBJECT_ALLOCATION_FAILURE,

@@ -174,7 +174,7 @@ class ProgramCache:
         try:
             write_cached(path, _digest(path, binary) + binary)
         except OSError as error:  # costs compile time, not the run
-            if self.compiled == 1 and not isinstance(error, UnusableError):  # which a warning has named
+            if self.compiled == 1 and not isinstance(error, UnusableError):  # a warning has named that
                 _log.warning(
                     "compiled kernels cannot be kept in %s (%s), so each start compiles them anew; make the folder "
                     "writable or set LLMCL_CACHE_DIR",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from llmcl.errors import DeviceError
-from llmcl.runtime.device_probe import checked, fault
+from llmcl.runtime.device_probe import fault
 from llmcl.runtime.icd import half_installed, prepare_icd_loader
 from llmcl.runtime.platforms import CRITERIA, KINDS, DeviceEntry, find_devices, rank_devices
 
@@ -80,10 +80,8 @@ def choose_device(
     )
 
 
-def explain_choice(entries: Sequence[DeviceEntry] | None = None) -> str:
-    """One sentence: which device would be used without a request, and why."""
-    if entries is None:
-        entries = checked(find_devices())
+def explain_choice(entries: Sequence[DeviceEntry]) -> str:
+    """One sentence: which of these devices would be used without a request, and why."""
     ranked = rank_devices(entries)
     if not ranked:
         return f"No OpenCL device was found; {_advice_without_device()}"

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from llmcl.tokenizer.tokenizer import Tokenizer, TokenizerSource
+from llmcl.tokenizer.tokenizer import Tokenizer
 
-__all__ = ["Tokenizer", "TokenizerSource"]
+__all__ = ["Tokenizer"]

@@ -14,7 +14,7 @@ from llmcl.checkpoint.files import is_unicode
 from llmcl.errors import CheckpointError, UsageError, one_line, shown
 
 MAX_CHARACTERS = 1_000_000  # published templates have up to some ten thousand
-MAX_REASON = 200  # of a template's own words in a message
+MAX_REASON = 200  # characters of a template's own words in a message
 
 _REMEDY = "Give the prompt as it is, without the template (raw, --raw), or another template (--chat-template-file)."
 _OTHERS = "Give other messages, or the prompt as it is (raw, --raw)"
@@ -79,7 +79,7 @@ def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _ask(template: str, variables: Mapping[str, Any] | None) -> str:
-    from llmcl.tokenizer import template_process  # which a program that never meets a template need not import
+    from llmcl.tokenizer import template_process  # late, for programs that never meet a template
 
     if len(template) > MAX_CHARACTERS:
         raise CheckpointError(

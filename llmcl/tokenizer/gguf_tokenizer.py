@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SPACE = "\u2581"  # SentencePiece's visible space
 
-# Of SentencePiece, where all cuts of a token are tried: beyond any vocabulary known (48 characters, 600 000 merges).
+# Limits for SentencePiece, where all cuts of a token are tried. Known vocabularies have 48 characters, 600 000 merges.
 _MAX_TOKEN_CHARACTERS = 1024
 _MAX_MERGES = 1 << 22
 
@@ -131,7 +131,7 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> tuple[Tokeniz
                 "between. The file is damaged; get it again."
             )
         merges.append((left, right))
-    # Llama 3 takes a word that is a token as it is, also where its merges would not lead to it.
+    # Llama 3 takes a word that is a token as that token, even if its merges do not lead there.
     tokenizer = Tokenizer(_checked(models.BPE, _vocabulary(tokens), merges, ignore_merges=is_llama3))
     if PRE_TOKENIZERS[pre] is _qwen2_words:
         tokenizer.normalizer = normalizers.NFC()

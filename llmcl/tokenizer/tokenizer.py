@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from llmcl.checkpoint.files import MAX_HEADER_BYTES, optional_json, read_bytes
 from llmcl.errors import CheckpointError, UnsupportedModelError, UsageError, one_line, shown
@@ -23,27 +23,13 @@ from llmcl.tokenizer.text import Detokenizer
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
 
+    from llmcl.checkpoint import Checkpoint
+
 _MAX_TEMPLATE_BYTES = 1 << 20  # 30 000 is the longest known
 # With a prefix the library `tokenizers` cuts merges between the bytes of a character, and may end the process.
 _SUBWORD_PREFIX = re.compile(rb'"continuing_subword_prefix"\s*:\s*"([^"])')
 _ESCAPED_ASCII = re.compile(rb"\\u00([2-7][0-9a-fA-F])")
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-
-
-class TokenizerSource(Protocol):
-    """The parts of a Checkpoint that a tokenizer is made from."""
-
-    @property
-    def path(self) -> Path:
-        """The Hugging Face folder; not read when there is GGUF metadata."""
-
-    @property
-    def config(self) -> ModelConfig:
-        """For the vocabulary's size and the ids of BOS and EOS."""
-
-    @property
-    def gguf_metadata(self) -> Mapping[str, Any] | None:
-        """The metadata of a GGUF file, None for a folder."""
 
 
 class Tokenizer:
@@ -90,8 +76,8 @@ class Tokenizer:
             )
 
     @classmethod
-    def from_checkpoint(cls, checkpoint: TokenizerSource) -> Tokenizer:
-        """The tokenizer of an open checkpoint.
+    def from_checkpoint(cls, checkpoint: Checkpoint) -> Tokenizer:
+        """The tokenizer of an open checkpoint, from the metadata of a GGUF file or the files of a folder.
 
         Raises:
             CheckpointError: no tokenizer, or one that is damaged; the message says what to do.

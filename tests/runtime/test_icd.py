@@ -288,8 +288,9 @@ import pyopencl as cl
 opened = []
 cl.Context = lambda *args, **kwargs: opened.append(args)
 from llmcl.runtime.platforms import find_devices
+from llmcl.runtime.device_probe import checked
 from llmcl.runtime.selection import explain_choice
-find_devices(), explain_choice()
+explain_choice(checked(find_devices()))
 assert not opened
 """
     run_python(code, tmp_path, **{name: os.environ[name] for name in ("LD_PRELOAD",) if name in os.environ})

@@ -19,7 +19,7 @@ class _Unknown(Exception):
 
 
 class _Same:
-    """Equal for the same object only, which it keeps alive."""
+    """Equal only to a wrapper of the same object, which it keeps alive."""
 
     def __init__(self, value: object):
         self.value = value

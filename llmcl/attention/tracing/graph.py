@@ -6,7 +6,7 @@ nodes are stored once. Values are int32, float32 or bool; conversions between th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
@@ -43,7 +43,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Array], Array], str]] = {
     "rint": (np.rint, "rint({})"),
     "trunc": (np.trunc, "trunc({})"),
 }
-# Those that common.cl has for 16 values.
+# The functions that common.cl has for 16 values.
 WIDE_FUNCTIONS = frozenset({"exp", "sigmoid", "tanh"})
 OPERATIONS: dict[str, Callable[..., Array]] = {
     "add": np.add,
@@ -79,7 +79,7 @@ class Capture:
     """An array that a mod looks values up in: an argument of the kernels compiled from it.
 
     name is the identifier in the expression; label is what the user calls it. array is C-contiguous, float32 or
-    int32 (is_bool: 0 and 1), and shares memory with the user's array where that was so already.
+    int32 (is_bool: 0 and 1). It is the user's own if that has this form.
     """
 
     name: str
@@ -164,20 +164,18 @@ class Graph:
             result = _compute(op, operands, numpy_dtype(dtype))
         return self.constant(result.item(), dtype, where)
 
-    def reachable(self, roots: Sequence[int]) -> list[int]:
-        """The numbers of the nodes that the roots are computed from, in order."""
-        seen = set(roots)
-        stack = list(roots)
+    def reachable(self, root: int) -> list[int]:
+        """The numbers of the nodes that the root is computed from, in order."""
+        seen, stack = {root}, [root]
         while stack:
-            for arg in self.nodes[stack.pop()].args:
-                if arg not in seen:
-                    seen.add(arg)
-                    stack.append(arg)
+            new = set(self.nodes[stack.pop()].args) - seen
+            seen |= new
+            stack += new
         return sorted(seen)
 
     def walk(self, root: int, compute: Callable[[Node, list[T]], T]) -> T:
         """What compute(node, values of its arguments) gives for the root, with a value kept until its last use."""
-        order = self.reachable([root])
+        order = self.reachable(root)
         last_use = {arg: number for number in order for arg in self.nodes[number].args}
         values: dict[int, T] = {}
         with np.errstate(all="ignore"):
@@ -270,7 +268,7 @@ C_OPERATORS = {
     "shl": "<<",
     "shr": ">>",
 }
-# Their text repeats an argument, which therefore has to be a name.
+# Operations whose text repeats an argument, which therefore must be a name.
 NEEDS_NAMES = frozenset({"floordiv", "mod", "min", "max", "abs"})
 
 
@@ -286,7 +284,7 @@ class Emitter:
         self.graph = graph
         self.root = root
         self.lanes = lanes
-        self.order = graph.reachable([root])
+        self.order = graph.reachable(root)
         self.texts: dict[int, str] = {}
         self.nonnegative = _nonnegative(graph, self.order)
 
@@ -325,7 +323,7 @@ class Emitter:
         return {number for number in named if self.graph.nodes[number].op not in ("const", "input")}
 
     def _wide(self, number: int) -> str:
-        """The text with all lanes, where there are lanes: a scalar is spread over them."""
+        """The text of a node with all lanes: a scalar is spread over them."""
         node, text = self.graph.nodes[number], self.texts[number]
         if self.lanes == 1 or node.per_key:
             return text
@@ -375,7 +373,7 @@ class Emitter:
         if vector and self.lanes == 16 and node.op in WIDE_FUNCTIONS:
             return f"{node.op}16({args[0]})"
         if node.op == "tanh" and not vector:
-            return f"TANH({args[0]})"  # a kernel may have one of its own
+            return f"TANH({args[0]})"  # a macro, since a kernel may have its own tanh
         form = FUNCTIONS[node.op][1] if node.op in FUNCTIONS else f"{node.op}({{}}, {{}})"
         return self._halves(form, "float", *node.args) if vector else f"({form.format(*args)})"
 
@@ -424,7 +422,7 @@ class Emitter:
 
 
 def _nonnegative(graph: Graph, order: list[int]) -> dict[int, bool]:
-    """Which int32 nodes cannot be negative, as far as it is plain to see; positions and heads are not."""
+    """Which int32 nodes are plainly never negative. Positions and heads never are."""
     known: dict[int, bool] = {}
     for number in order:
         node = graph.nodes[number]
@@ -445,7 +443,7 @@ def _nonnegative(graph: Graph, order: list[int]) -> dict[int, bool]:
 
 
 def _row_major_strides(array: Array) -> list[int]:
-    """In elements, whatever NumPy says of axes of length 1."""
+    """Strides in elements. NumPy's own may differ for axes of length 1."""
     return [int(np.prod(array.shape[axis + 1 :], dtype=np.int64)) for axis in range(array.ndim)]
 
 

@@ -104,7 +104,7 @@ def _finite(low: Array, high: Array) -> Interval:
 
 
 def _corners(op: str, a: Interval, b: Interval) -> Interval:
-    """For an operation that is monotone in each operand, whatever the direction."""
+    """Bounds of an operation that is monotone in each operand, in whatever direction."""
     function = OPERATIONS[op]
     if op == "add":
         return function(a[0], b[0]), function(a[1], b[1])
@@ -200,7 +200,7 @@ def _remainder(a: Interval, b: Interval) -> Interval:
 
 
 def _bits(a: Interval, b: Interval) -> Interval:
-    """Of |, ^ and in general &: no more bits than the longer operand has."""
+    """Bounds of |, ^ and &: the result has no more bits than the longer operand."""
     largest = np.maximum(np.maximum(a[1], ~a[0]), np.maximum(b[1], ~b[0])).clip(0, INT_MAX)
     mask = np.asarray(largest)
     for shift in (1, 2, 4, 8, 16):

@@ -19,7 +19,7 @@ UNKNOWN_LOCATION = "<the traced function>"
 
 
 def _is_users(filename: str) -> bool:
-    """Whether the file is neither ours nor a library's through which a call came to us."""
+    """Whether the file is the user's: neither ours, nor that of a library through which a call came to us."""
     if filename in _OWN_FILES or filename == functools.__file__ or filename.startswith("<frozen"):
         return False
     return not any(filename.startswith(folder) for folder in (str(Path(np.__file__).parent), _torch_folder()) if folder)
@@ -40,7 +40,7 @@ def current_location() -> str:
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         filename = frame.f_code.co_filename
-        if filename == _TRACE_FILE and frame.f_code.co_name == "_trace":  # what called that is not traced
+        if filename == _TRACE_FILE and frame.f_code.co_name == "_trace":  # its callers are not traced
             break
         if _is_users(filename):
             return _location(filename, frame.f_lineno)

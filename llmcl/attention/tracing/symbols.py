@@ -100,7 +100,7 @@ def lift(graph: Graph, value: Any) -> int:
     raise mod_error(f"{value!r} ({type(value).__name__}) is no operand; use numbers, bools and captured arrays")
 
 
-# Keyword arguments that are operands, in the order of their positions; and those that may be given but change nothing.
+# Keyword arguments that are operands, in the order of their positions; then those that change nothing.
 _OPERANDS = (
     "condition",
     "input",

@@ -120,7 +120,7 @@ def _trace(fn: Mod | TracedMod, kind: Kind, prefix: str) -> TracedMod:
 def _check_parameters(fn: Mod, kind: Kind, name: str, home: str) -> None:
     try:
         signature = inspect.signature(fn)
-    except (TypeError, ValueError):  # a built-in function that does not tell
+    except (TypeError, ValueError):  # a built-in function that has no signature
         return
     try:
         signature.bind(*PARAMETERS[kind])
@@ -227,7 +227,7 @@ class _Wrapper:
         return copied
 
     def _object(self, value: Any, label: str, names: frozenset[str]) -> Any:
-        """An object whose attributes are arrays, or one that is called: a view of it that wraps what it hands out."""
+        """The object. If its attributes are arrays, or if it can be called: a view that wraps what it hands out."""
         if isinstance(value, (type, types.ModuleType, types.BuiltinFunctionType, str, bytes, int, float, complex)):
             return value
         if value is None or isinstance(value, (np.generic, np.ufunc, Symbol)):
