@@ -19,6 +19,8 @@ from llmcl.kernels.common.linear import Size
 from llmcl.kernels.common.sizes import largest_divisor, local_size, power_of_two_at_least, power_of_two_at_most
 from llmcl.runtime.device import Device
 
+ITEM_ROWS = 4  # of a work-item of portable/attention_prefill.cl
+
 
 class PortableAttentionDecode(AttentionDecode):
     name, file = "portable", "portable/attention_decode.cl"
@@ -54,12 +56,14 @@ class PortableAttentionPrefill(AttentionPrefill):
     def tiles(self, device: Device, head_dim: int, dtype: str, request: TileRequest) -> PrefillTiles:
         # On a device with little local memory the default shrinks until it fits; a size that was asked for does not.
         fixed = request.block_m is not None or request.block_n is not None
-        block_m = request.block_m or (8 if request.q_block is not None and request.q_block % 32 else 32)
-        block_n = request.block_n or 32
+        block_m = request.block_m or 8 * largest_divisor((request.q_block or 32) // 8, 4)
+        block_n = request.block_n or (32 if device.entry.is_software else 64)
         dv_tile = min(request.dv_tile or 16 * largest_divisor(head_dim // 16, 8), head_dim)
         limit = device.entry.local_mem_bytes
         while not fixed and local_bytes(head_dim, dtype, block_m, block_n) > limit:
-            if block_m > 8:
+            if block_n > 32:
+                block_n //= 2
+            elif block_m % 16 == 0:
                 block_m //= 2
             elif block_n > 16:
                 block_n //= 2
@@ -75,7 +79,13 @@ class PortableAttentionPrefill(AttentionPrefill):
                 f"{device.name} has {limit:,}; lower {larger}"
             )
         check_block_sizes(head_dim, block_m, block_n, dv_tile, request.q_block)
-        return PrefillTiles(self, block_m, block_n, dv_tile, local=(16, 8, 1))
+        items = 16 * block_m // ITEM_ROWS
+        if items > device.entry.max_work_group_size:
+            raise UsageError(
+                f"BLOCK_M is {block_m}, which takes groups of {items} work-items; {device.name} has at most "
+                f"{device.entry.max_work_group_size}; lower BLOCK_M"
+            )
+        return PrefillTiles(self, block_m, block_n, dv_tile, local=(16, block_m // ITEM_ROWS, 1))
 
 
 def decode_local_bytes(shape: AttentionShape, width: int, block_n: int) -> int:
@@ -87,7 +97,7 @@ def decode_local_bytes(shape: AttentionShape, width: int, block_n: int) -> int:
 def local_bytes(head_dim: int, dtype: str, block_m: int, block_n: int) -> int:
     """Local memory of portable/attention_prefill.cl."""
     staged = ITEM_BYTES.get(dtype, 4)  # quantised keys and values are staged as float32
-    return 4 * block_m * (head_dim + 1) + block_n * head_dim * staged + 4 * block_m * (block_n + 1)
+    return 4 * (head_dim + block_n) * (block_m + 4) + block_n * head_dim * staged + 64 * block_m
 
 
 class PortableRopeAppend(RopeAppend):

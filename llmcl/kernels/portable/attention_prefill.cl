@@ -1,22 +1,23 @@
 // Flash attention for the tokens of a step on any device, with the output in slices of DV_TILE columns.
 // Formula and arguments as in cpu/attention_prefill.cl.
 //
-// A work-group of 16 x 8 work-items (tx, ty) takes BLOCK_M query rows of one head. For each slice of DV_TILE output
-// columns it walks the keys again: the scores are recomputed HEAD_DIM / DV_TILE times, and the accumulator of a
-// work-item shrinks to BLOCK_M / 8 * DV_TILE / 16 registers.
+// A work-group of 16 x BLOCK_M / ROWS work-items (tx, ty) takes BLOCK_M query rows of one head, a work-item ROWS of them.
+// For each slice of DV_TILE output columns it walks the keys again: the scores are recomputed HEAD_DIM / DV_TILE times, and the
+// accumulator of a work-item is ROWS * DV_TILE / 16 registers.
 //
-//                 BLOCK_N keys                      DV_TILE columns
-//            +-----------------+                 +-----------------+
-//   BLOCK_M  | S: rows ty + 8a |  -> local P ->  | O: rows ty + 8a |
-//   rows     |    keys tx + 16b|                 |  cols tx + 16c  |
-//            +-----------------+                 +-----------------+
-// Staged in local memory: the queries (float), a tile of keys or of a slice of values (as stored; q8_0 as
-// float), P (float).
+//                 BLOCK_N keys                          DV_TILE columns
+//            +---------------------+                 +---------------------+
+//   BLOCK_M  | S: rows ROWS ty + a |  -> local P ->  | O: rows ROWS ty + a |
+//   rows     |    keys KEYS tx + b |                 |  cols COLUMN_OF(c)  |
+//            +---------------------+                 +---------------------+
+// Local memory: the queries, transposed (float); a tile of keys [dimension][key] or of a slice of values [key][column] (as stored;
+// q8_0 as float); P, transposed (float); what the work-items of a row know of it. A row's maximum is taken over its 16 work-items
+// for each tile, its sum once at the end. Four barriers a tile.
 //
-// Index space: groups (N_Q_HEADS, ceil(n / BLOCK_M), batch) of (16, 8).
+// Index space: groups (N_Q_HEADS, ceil(n / BLOCK_M), batch) of (16, BLOCK_M / ROWS).
 // Build: KV, HEAD_DIM, N_KV_HEADS, CAPACITY (a multiple of BLOCK_N), SCALE, KV_BLOCK_RANGES, LSE, those of query_address.cl,
-// BLOCK_M (a multiple of 8), BLOCK_N and DV_TILE (multiples of 16; DV_TILE divides HEAD_DIM).
-// Local memory: 4 BLOCK_M (HEAD_DIM + 1) + BLOCK_N HEAD_DIM sizeof(KV; float with q8_0) + 4 BLOCK_M (BLOCK_N + 1) bytes.
+// BLOCK_M (a multiple of 8), BLOCK_N (16, 32 or 64) and DV_TILE (a multiple of 16 that divides HEAD_DIM).
+// Local memory: 4 (HEAD_DIM + BLOCK_N) (BLOCK_M + 4) + BLOCK_N HEAD_DIM sizeof(KV; float with q8_0) + 64 BLOCK_M bytes.
 // For pages of keys and values see kv_address.cl.
 #if !defined(KV) || !defined(HEAD_DIM) || !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(CAPACITY) || \
     !defined(SCALE) || !defined(BLOCK_M) || !defined(BLOCK_N) || !defined(DV_TILE) || \
@@ -28,34 +29,110 @@
 #include "common/attention_mods.cl"
 #include "common/kv_block_ranges.cl"
 #include "common/query_address.cl"
+#include "portable/widen.cl"
 
 #define TX 16
-#define TY 8
-#define ROWS (BLOCK_M / TY)
-#define KEYS (BLOCK_N / TX)
-#define COLUMNS (DV_TILE / TX)
+#define ROWS 4
+#define TY (BLOCK_M / ROWS)
+#define ITEMS (TX * TY)
+#define ROW_STRIDE (BLOCK_M + 4)
+#define staged_t CAT(KV_STAGED, _t)
+#define PIECE (16 / (int)sizeof(staged_t))  // elements of 16 bytes
 
-// Element i of a range of keys as local memory has them, [keys/16][HEAD_DIM][16]; of DV_TILE columns of values, [values][DV_TILE].
-#if KV_QUANTIZED
-inline float staged_key(__global const kv_t* k, const int i) {
-    const int d = i / 16 % HEAD_DIM;
-    const float4 four = key4_at(k, i / (16 * HEAD_DIM) * 16 + i % 16, d & ~3);
-    return d & 2 ? (d & 1 ? four.w : four.z) : (d & 1 ? four.y : four.x);
-}
-#define staged_value(v, i, slice) value_at(v, (i) / DV_TILE, (slice) + (i) % DV_TILE)
+// A work-item's keys, and its columns in vectors of COLUMN_RUN.
+#if BLOCK_N == 64
+typedef float4 keys_t;
+#define KEYS 4
+#define KEYS_AT CAT(local4_, KV_STAGED)
+#define STORE_KEYS(v, to) vstore4(v, 0, to)
+#elif BLOCK_N == 32
+typedef float2 keys_t;
+#define KEYS 2
+#define KEYS_AT(p) ((float2)(CAT(local1_, KV_STAGED)(p), CAT(local1_, KV_STAGED)((p) + 1)))
+#define STORE_KEYS(v, to) vstore2(v, 0, to)
 #else
-#define staged_key(k, i) ((k)[i])
-#define staged_value(v, i, slice) ((v)[(size_t)((i) / DV_TILE) * HEAD_DIM + (slice) + (i) % DV_TILE])
+typedef float keys_t;
+#define KEYS 1
+#define KEYS_AT CAT(local1_, KV_STAGED)
+#define STORE_KEYS(v, to) ((to)[0] = (v))
 #endif
+#if DV_TILE % 64 == 0
+typedef float4 columns_t;
+#define COLUMN_RUN 4
+#define COLUMNS_AT CAT(local4_, KV_STAGED)
+#define STORE_COLUMNS(v, to) vstore4(v, 0, to)
+#else
+typedef float columns_t;
+#define COLUMN_RUN 1
+#define COLUMNS_AT CAT(local1_, KV_STAGED)
+#define STORE_COLUMNS(v, to) ((to)[0] = (v))
+#endif
+#define RUNS (DV_TILE / TX / COLUMN_RUN)
+#define COLUMN_OF(c) (((c) * TX + tx) * COLUMN_RUN)
+
+inline float4 local4_f32(__local const f32_t* p) { return *(__local const float4*)p; }
+inline float4 local4_f16(__local const f16_t* p) {
+    const uint2 w = *(__local const uint2*)p;
+    return (float4)(widen_f16(w.x), widen_f16(w.y));
+}
+inline float4 local4_bf16(__local const bf16_t* p) {
+    const uint2 w = *(__local const uint2*)p;
+    return (float4)(widen_bf16(w.x), widen_bf16(w.y));
+}
+
+// BLOCK_N keys from the tile `k` on, into local memory.
+inline void stage_keys(__global const kv_t* k, __local staged_t* to, const int lid) {
+#if KV_QUANTIZED
+    for (int i = lid; i < BLOCK_N * (HEAD_DIM / 4); i += ITEMS) {
+        const int key = i % BLOCK_N, d = i / BLOCK_N * 4;
+        const float4 v = key4_at(k, key, d);
+        to[d * BLOCK_N + key] = v.x;
+        to[(d + 1) * BLOCK_N + key] = v.y;
+        to[(d + 2) * BLOCK_N + key] = v.z;
+        to[(d + 3) * BLOCK_N + key] = v.w;
+    }
+#else
+    for (int i = lid; i < BLOCK_N * HEAD_DIM / PIECE; i += ITEMS) {
+        const int key = i % (BLOCK_N / PIECE) * PIECE, d = i / (BLOCK_N / PIECE);
+        *(__local uint4*)(to + d * BLOCK_N + key) =
+            *(__global const uint4*)(k + (key / 16 * HEAD_DIM + d) * 16 + key % 16);
+    }
+#endif
+}
+
+// Columns slice .. slice + DV_TILE - 1 of n_keys values from the tile `v` on.
+inline void stage_values(__global const kv_t* v, __local staged_t* to, const int slice, const int n_keys, const int lid) {
+#if KV_QUANTIZED
+    for (int i = lid; i < n_keys * DV_TILE; i += ITEMS) to[i] = value_at(v, i / DV_TILE, slice + i % DV_TILE);
+#else
+    for (int i = lid; i < n_keys * (DV_TILE / PIECE); i += ITEMS) {
+        const int key = i / (DV_TILE / PIECE), c = i % (DV_TILE / PIECE) * PIECE;
+        *(__local uint4*)(to + key * DV_TILE + c) = *(__global const uint4*)(v + (size_t)key * HEAD_DIM + slice + c);
+    }
+#endif
+}
+
+// The ROWS values of a work-item in a column of local memory.
+inline void load_rows(float rows[ROWS], __local const float* p) {
+    const float4 v = *(__local const float4*)p;
+    rows[0] = v.x;
+    rows[1] = v.y;
+    rows[2] = v.z;
+    rows[3] = v.w;
+}
+inline void store_rows(const float rows[ROWS], __local float* p) {
+    *(__local float4*)p = (float4)(rows[0], rows[1], rows[2], rows[3]);
+}
 
 __kernel __attribute__((reqd_work_group_size(TX, TY, 1)))
 void attention_prefill(__global const float* queries, __global const int* state, __global const kv_t* k_cache,
                        __global const kv_t* v_cache, __global float* out, __global float* lse,
                        __global const int* ranges MOD_PARAMS) {
-    __local float q[BLOCK_M][HEAD_DIM + 1];
-    __local CAT(KV_STAGED, _t) kv[BLOCK_N * HEAD_DIM];
-    __local float p[BLOCK_M][BLOCK_N + 1];
-    const int tx = get_local_id(0), ty = get_local_id(1), lid = ty * TX + tx;
+    __local float q[HEAD_DIM * ROW_STRIDE] __attribute__((aligned(16)));  // [dimension][row]
+    __local staged_t kv[BLOCK_N * HEAD_DIM] __attribute__((aligned(16)));
+    __local float p[BLOCK_N * ROW_STRIDE] __attribute__((aligned(16)));  // [key][row]
+    __local float parts[TX * BLOCK_M] __attribute__((aligned(16)));      // [tx][row]: of maxima, at the end of sums
+    const int tx = get_local_id(0), ty = get_local_id(1), lid = ty * TX + tx, own = ROWS * ty;
     const int head = get_group_id(0), t0 = get_group_id(1) * BLOCK_M, batch = get_group_id(2);
     const int position = state[STATE_POSITION], n = state[STATE_N_TOKENS];
     const int kv_head = head / (N_Q_HEADS / N_KV_HEADS);
@@ -63,93 +140,129 @@ void attention_prefill(__global const float* queries, __global const int* state,
     v_cache += (batch * N_KV_HEADS + kv_head) * KV_HEAD_SIZE;
     queries += first_query(batch, head, n);
 
-    for (int i = lid; i < BLOCK_M * HEAD_DIM; i += TX * TY) {
+    for (int i = lid; i < BLOCK_M * HEAD_DIM; i += ITEMS) {
         const int token = min(t0 + i / HEAD_DIM, n - 1);
-        q[i / HEAD_DIM][i % HEAD_DIM] =
-            queries[(size_t)token * Q_STRIDE + i % HEAD_DIM] * SCALE;
+        q[i % HEAD_DIM * ROW_STRIDE + i / HEAD_DIM] = queries[(size_t)token * Q_STRIDE + i % HEAD_DIM] * SCALE;
     }
     const int2 rows = (int2)(position + t0, position + min(t0 + BLOCK_M, n) - 1);
     for (int slice = 0; slice < HEAD_DIM; slice += DV_TILE) {
-        float m[ROWS], l[ROWS], acc[ROWS][COLUMNS];
+        float m[ROWS], l[ROWS];
+        columns_t acc[ROWS][RUNS];
+#pragma unroll
         for (int a = 0; a < ROWS; ++a) {
             m[a] = -INFINITY;
             l[a] = 0.0f;
-            for (int c = 0; c < COLUMNS; ++c) acc[a][c] = 0.0f;
+#pragma unroll
+            for (int c = 0; c < RUNS; ++c) acc[a][c] = 0.0f;
         }
         kv_block_ranges left = RANGES_OF(batch, head, t0 / BLOCK_M, rows, position + min(t0 + BLOCK_M, n));
         for (int2 range = take_range(&left); range.y > 0; range = take_range(&left)) {
             for (int j = RANGE_FIRST(range); j < range.y; j += BLOCK_N) {
                 const int n_keys = min(BLOCK_N, range.y - j), row = kv_row(state, j);
-                __global const kv_t* k = KV_TILES_AT(k_cache, row);
-                __global const kv_t* v = KV_TILES_AT(v_cache, row);
                 const int seen_as = class_in_range(range, batch, head, rows, j, j + n_keys MOD_ARGS);
                 if (seen_as == TILE_EMPTY) continue;
                 barrier(CLK_LOCAL_MEM_FENCE);
-                for (int i = lid; i < BLOCK_N * HEAD_DIM; i += TX * TY) kv[i] = staged_key(k, i);
+                stage_keys(KV_TILES_AT(k_cache, row), kv, lid);
                 barrier(CLK_LOCAL_MEM_FENCE);
-                float s[ROWS][KEYS];
-                for (int a = 0; a < ROWS; ++a)
-                    for (int b = 0; b < KEYS; ++b) s[a][b] = 0.0f;
+
+                keys_t s[ROWS];
+#pragma unroll
+                for (int a = 0; a < ROWS; ++a) s[a] = 0.0f;
+#pragma unroll 4
                 for (int d = 0; d < HEAD_DIM; ++d) {
-                    float key[KEYS];
-                    for (int b = 0; b < KEYS; ++b) key[b] = CAT(local1_, KV_STAGED)(kv + (b * HEAD_DIM + d) * 16 + tx);
-                    for (int a = 0; a < ROWS; ++a)
-                        for (int b = 0; b < KEYS; ++b) s[a][b] += q[ty + TY * a][d] * key[b];
+                    const keys_t key = KEYS_AT(kv + d * BLOCK_N + KEYS * tx);
+                    float query[ROWS];
+                    load_rows(query, q + d * ROW_STRIDE + own);
+#pragma unroll
+                    for (int a = 0; a < ROWS; ++a) s[a] += query[a] * key;
                 }
+                float scores[KEYS][ROWS], top[ROWS];
+#pragma unroll
                 for (int a = 0; a < ROWS; ++a) {
-                    const int q_idx = position + min(t0 + ty + TY * a, n - 1);
+                    const int q_idx = position + min(t0 + own + a, n - 1);
 #if KV_BLOCK_RANGES
                     const int visible = n_keys;
 #else
                     const int visible = min(n_keys, q_idx + 1 - j);
 #endif
+                    float of_row[KEYS];
+                    STORE_KEYS(s[a], of_row);
+                    top[a] = -INFINITY;
+#pragma unroll
                     for (int b = 0; b < KEYS; ++b) {
-                        bool seen = tx + 16 * b < visible;
+                        const int key = KEYS * tx + b;
+                        bool seen = key < visible;
 #if HAS_MASK_MOD
-                        if (seen && seen_as == TILE_PARTIAL) seen = mask_mod(batch, head, q_idx, j + tx + 16 * b MOD_ARGS);
+                        if (seen && seen_as == TILE_PARTIAL) seen = mask_mod(batch, head, q_idx, j + key MOD_ARGS);
 #endif
 #if HAS_SCORE_MOD
-                        if (seen) s[a][b] = score_mod(s[a][b], batch, head, q_idx, j + tx + 16 * b MOD_ARGS);
+                        if (seen) of_row[b] = score_mod(of_row[b], batch, head, q_idx, j + key MOD_ARGS);
 #endif
-                        p[ty + TY * a][tx + 16 * b] = seen ? s[a][b] : -INFINITY;
+                        scores[b][a] = seen ? of_row[b] : -INFINITY;
+                        top[a] = fmax(top[a], scores[b][a]);
                     }
                 }
+                store_rows(top, parts + tx * BLOCK_M + own);
                 barrier(CLK_LOCAL_MEM_FENCE);
-                for (int i = lid; i < n_keys * DV_TILE; i += TX * TY) kv[i] = staged_value(v, i, slice);
+
+                stage_values(KV_TILES_AT(v_cache, row), kv, slice, n_keys, lid);
+#pragma unroll
+                for (int a = 0; a < ROWS; ++a) top[a] = m[a];
+                for (int i = 0; i < TX; ++i) {
+                    float other[ROWS];
+                    load_rows(other, parts + i * BLOCK_M + own);
+#pragma unroll
+                    for (int a = 0; a < ROWS; ++a) top[a] = fmax(top[a], other[a]);
+                }
+#pragma unroll
                 for (int a = 0; a < ROWS; ++a) {
-                    // The 16 work-items of a row compute its state alike: cheaper than a reduction across them.
-                    float top = m[a];
-                    for (int i = 0; i < n_keys; ++i) top = fmax(top, p[ty + TY * a][i]);
-                    const float shrink = softmax_weight(m[a], top);
-                    m[a] = top;
+                    const float shrink = softmax_weight(m[a], top[a]);
+                    m[a] = top[a];
                     l[a] *= shrink;
-                    for (int c = 0; c < COLUMNS; ++c) acc[a][c] *= shrink;
-                }
-                barrier(CLK_LOCAL_MEM_FENCE);
-                for (int a = 0; a < ROWS; ++a)
-                    for (int b = 0; b < KEYS; ++b)
-                        p[ty + TY * a][tx + 16 * b] = softmax_weight(p[ty + TY * a][tx + 16 * b], m[a]);
-                barrier(CLK_LOCAL_MEM_FENCE);
-                for (int i = 0; i < n_keys; ++i) {
-                    float value[COLUMNS];
-                    for (int c = 0; c < COLUMNS; ++c) value[c] = CAT(local1_, KV_STAGED)(kv + i * DV_TILE + tx + TX * c);
-                    for (int a = 0; a < ROWS; ++a) {
-                        const float e = p[ty + TY * a][i];
-                        l[a] += e;
-                        for (int c = 0; c < COLUMNS; ++c) acc[a][c] += e * value[c];
+#pragma unroll
+                    for (int c = 0; c < RUNS; ++c) acc[a][c] *= shrink;
+#pragma unroll
+                    for (int b = 0; b < KEYS; ++b) {
+                        scores[b][a] = softmax_weight(scores[b][a], top[a]);
+                        l[a] += scores[b][a];
                     }
+                }
+#pragma unroll
+                for (int b = 0; b < KEYS; ++b) store_rows(scores[b], p + (KEYS * tx + b) * ROW_STRIDE + own);
+                barrier(CLK_LOCAL_MEM_FENCE);
+
+#pragma unroll 2
+                for (int i = 0; i < n_keys; ++i) {
+                    columns_t value[RUNS];
+#pragma unroll
+                    for (int c = 0; c < RUNS; ++c) value[c] = COLUMNS_AT(kv + i * DV_TILE + COLUMN_OF(c));
+                    float weight[ROWS];
+                    load_rows(weight, p + i * ROW_STRIDE + own);
+#pragma unroll
+                    for (int a = 0; a < ROWS; ++a)
+#pragma unroll
+                        for (int c = 0; c < RUNS; ++c) acc[a][c] += weight[a] * value[c];
                 }
             }
         }
+        barrier(CLK_LOCAL_MEM_FENCE);  // a last tile's maxima have been read
+        store_rows(l, parts + tx * BLOCK_M + own);
+        barrier(CLK_LOCAL_MEM_FENCE);
         for (int a = 0; a < ROWS; ++a) {
-            const int t = t0 + ty + TY * a;
+            const int t = t0 + own + a;
             if (t >= n) continue;
+            float sum = 0.0f;
+            for (int i = 0; i < TX; ++i) sum += parts[i * BLOCK_M + own + a];
 #if LSE
             if (slice == 0 && tx == 0)
-                lse[((size_t)batch * N_Q_HEADS + head) * n + t] = l[a] > 0.0f ? m[a] + log(l[a]) : -INFINITY;
+                lse[((size_t)batch * N_Q_HEADS + head) * n + t] = sum > 0.0f ? m[a] + log(sum) : -INFINITY;
 #endif
-            for (int c = 0; c < COLUMNS; ++c)
-                out[output_of(batch, head, t, n) + slice + tx + TX * c] = acc[a][c] * softmax_norm(l[a]);
+            const float norm = softmax_norm(sum);
+            for (int c = 0; c < RUNS; ++c) {
+                float values[COLUMN_RUN];
+                STORE_COLUMNS(acc[a][c] * norm, values);
+                for (int i = 0; i < COLUMN_RUN; ++i) out[output_of(batch, head, t, n) + slice + COLUMN_OF(c) + i] = values[i];
+            }
         }
     }
 }

@@ -7,7 +7,8 @@ from llmcl.kernels.common.linear import ActivationLayout, LinearDecode, LinearPr
 from llmcl.kernels.common.sizes import power_of_two_at_most
 from llmcl.runtime.device import Device
 
-UNIT_ITEMS = 3584  # work-items for each compute unit: more than run at once, so that the last groups are small
+MAX_ITEMS = 512  # of a group
+UNIT_ITEMS = 3584  # of a compute unit, in all: more than run at once, so that the last groups are small
 LARGE_BLOCK_BYTES = 33 << 10  # of portable/linear_prefill.cl with 128 tokens by 128 rows
 LOCAL_BYTES = 40  # of a work-item of portable/linear_decode.cl, at most
 
@@ -22,10 +23,11 @@ class PortableLinearDecode(LinearDecode):
         """The fewer the tiles, the more work-items share one: enough that all compute units have bytes on their way."""
         is_quantized = product.part.dtype in QUANTIZED
         pieces = product.weight.k * TILE_ROWS // (32 if is_quantized else 16 // ITEM_BYTES[product.part.dtype])
-        wanted = max(128, min(512, UNIT_ITEMS * device.compute_units // product.part.n_tiles))
+        wanted = max(128, UNIT_ITEMS * device.compute_units // product.part.n_tiles)
         fitting = min(device.entry.max_work_group_size, device.entry.local_mem_bytes // LOCAL_BYTES)
-        width = max(16, power_of_two_at_most(min(wanted, fitting, pieces // 4)))
-        return {"LOCAL_SIZE": width, "AT_ONCE": 2 if is_quantized else 4}, (product.units,), (width,)
+        width = max(16, power_of_two_at_most(min(wanted, MAX_ITEMS, fitting, pieces // 4)))
+        own = {"LOCAL_SIZE": width, "AT_ONCE": 2 if is_quantized else 4, "AHEAD": wanted < MAX_ITEMS}
+        return own, (product.units,), (width,)
 
 
 class PortableLinearPrefill(LinearPrefill):

@@ -1,11 +1,12 @@
 // y = W x for one token on any device: one work-group a 16-row tile (two tiles with SWIGLU), its work-items share the columns.
 // Formula, arguments and build constants as in cpu/linear_decode.cl, but DOT: x stays float32; and
 //   LOCAL_SIZE  work-items of a group, a power of two >= 16
-//   AT_ONCE     pieces of a work-item on their way at once, a multiple of the tiles of a group
+//   AT_ONCE     pieces of a work-item on their way at once, a turn; a multiple of the tiles of a group
+//   AHEAD       1: asks for the next turn's piece whenever one was used, which suits many groups; 0: for a turn at once
 //
 // A tile is cut into pieces of PIECE_ROWS rows by one column or some (float_piece.cl, quant_piece.cl); work-item i takes the
-// pieces i, i + LOCAL_SIZE, ..., and always the same rows, whose sums it keeps in registers. It asks for AT_ONCE pieces
-// before it uses the first, and for one more whenever it used one. The sums over the work-items are taken once, at the end:
+// pieces i, i + LOCAL_SIZE, ..., and always the same rows, whose sums it keeps in registers. The sums over the work-items are
+// taken once, at the end:
 //
 //     sums of the work-items      16 rows of slice 0 | 16 rows of slice 1 | ...      a slice: 16 / PIECE_ROWS neighbours
 //     work-item i adds up         row i % 16 of every LOCAL_SIZE / 16-th slice, then work-item i < 16 row i of these sums
@@ -13,8 +14,9 @@
 // The sum of squares for the norm comes along: the norm's scale is a factor of the sums.
 // Local memory: 4 LOCAL_SIZE (PIECE_ROWS + 2) bytes, PIECE_ROWS 8 with weights of 16 bits, otherwise 4.
 #if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(N_TILES) || !defined(NORM) || !defined(EPS) || \
-    !defined(EPILOGUE) || !defined(LOCAL_SIZE) || !defined(AT_ONCE) || !defined(STATE_N_TOKENS)
-#error "portable/linear_decode.cl needs the build constants WEIGHT, K, N, N_TILES, NORM, EPS, EPILOGUE, LOCAL_SIZE, AT_ONCE and those of the step state"
+    !defined(EPILOGUE) || !defined(LOCAL_SIZE) || !defined(AT_ONCE) || !defined(AHEAD) || \
+    !defined(STATE_N_TOKENS)
+#error "portable/linear_decode.cl needs the build constants WEIGHT, K, N, N_TILES, NORM, EPS, EPILOGUE, LOCAL_SIZE, AT_ONCE, AHEAD and those of the step state"
 #endif
 #include "common/tiles.cl"
 #include "portable/widen.cl"
@@ -46,6 +48,15 @@ inline float sum_of_rows(const float* own, __local float* sums, __local float* p
     return sum;
 }
 
+inline void load_turn(piece pieces[TURN][TILES_AT_ONCE], __global const CAT(WEIGHT, _t)* tile, const int first) {
+#pragma unroll
+    for (int u = 0; u < TURN; ++u)
+        if (IN_TILE(first + u * LOCAL_SIZE))
+#pragma unroll
+            for (int t = 0; t < TILES_AT_ONCE; ++t)
+                pieces[u][t] = load_piece(tile + t * TILE_SIZE, first + u * LOCAL_SIZE);
+}
+
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
 void linear_decode(__global const CAT(WEIGHT, _t)* weight, __global const float* x, __global const float* norm,
                    __global float* out, __global const int* state, const int out_row) {
@@ -63,21 +74,25 @@ void linear_decode(__global const CAT(WEIGHT, _t)* weight, __global const float*
 #pragma unroll
         for (int i = 0; i < PIECE_ROWS; ++i) own[t][i] = 0.0f;
     piece pieces[TURN][TILES_AT_ONCE];
-#pragma unroll
-    for (int u = 0; u < TURN; ++u)
-        if (IN_TILE(lid + u * LOCAL_SIZE))
-#pragma unroll
-            for (int t = 0; t < TILES_AT_ONCE; ++t) pieces[u][t] = load_piece(tile + t * TILE_SIZE, lid + u * LOCAL_SIZE);
+#if AHEAD
+    load_turn(pieces, tile, lid);
+#endif
     for (int first = lid; first < N_PIECES; first += TURN * LOCAL_SIZE) {
+#if !AHEAD
+        load_turn(pieces, tile, first);
+#endif
 #pragma unroll
         for (int u = 0; u < TURN; ++u) {
-            const int p = first + u * LOCAL_SIZE, next = p + TURN * LOCAL_SIZE;
+            const int p = first + u * LOCAL_SIZE;
             if (!IN_TILE(p)) continue;
             const columns c = load_columns(x, norm, p, &square, big);
 #pragma unroll
             for (int t = 0; t < TILES_AT_ONCE; ++t) {
                 add_piece(own[t], &pieces[u][t], &c, p);
+#if AHEAD
+                const int next = p + TURN * LOCAL_SIZE;
                 if (next < N_PIECES) pieces[u][t] = load_piece(tile + t * TILE_SIZE, next);
+#endif
             }
         }
     }
