@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from copy import copy
 from typing import Any
 
 import numpy as np
@@ -37,7 +36,7 @@ def on_device(arrays: dict[str, Any]) -> bool:
 
 
 def check_device_arrays(device: Device, arrays: dict[str, Any]) -> None:
-    """Raises UsageError for arrays that kernels cannot read as they are, or whose work another queue does."""
+    """Raises UsageError for arrays that kernels cannot read, or whose work another queue does."""
     for name, array in arrays.items():
         if array.context != device.context:
             raise UsageError(
@@ -54,26 +53,42 @@ def check_device_arrays(device: Device, arrays: dict[str, Any]) -> None:
             raise UsageError(
                 f"{name} is {array.dtype}; expected {' or '.join(map(str, DTYPES))}: array.astype(numpy.float32)"
             )
-        if not array.flags.c_contiguous:
-            raise UsageError(f"{name} has strides {array.strides}; expected C order: array.copy(order='C')")
     if arrays["key"].dtype != arrays["value"].dtype:
         raise UsageError(
             f"key is {arrays['key'].dtype}, value {arrays['value'].dtype}; expected the same: value.astype(key.dtype)"
         )
 
 
-def array_form(device: Device, shape: tuple[int, ...]) -> Any:
-    """A float32 array on the device without its memory, for `new_device_array`."""
+def check_order(arrays: dict[str, Any]) -> None:
+    """Raises UsageError for arrays that are not in C order, for kernels that read no others."""
+    for name, array in arrays.items():
+        if not array.flags.c_contiguous:
+            raise UsageError(f"{name} has strides {array.strides}; expected C order: array.copy(order='C')")
+
+
+def element_strides(array: Any) -> tuple[int, int, int] | None:
+    """How many elements apart batches, heads and rows of [B, H, L, D] are; None where a row is not in one piece of
+    memory, or where rows do not begin at multiples of 16 bytes."""
+    *outer, inner = array.strides
+    if inner != array.dtype.itemsize or any(stride < 0 or stride % 16 for stride in outer):
+        return None
+    batch, head, row = (stride // array.dtype.itemsize for stride in outer)
+    return batch, head, row
+
+
+def array_form(device: Device, shape: tuple[int, ...], dtype: str) -> Any:
+    """An array on the device without its memory, for `new_device_array`."""
     from pyopencl.array import Array
 
-    form = Array(device.queue, shape, np.float32, allocator=device.allocator)
+    form = Array(device.queue, shape, np.dtype(dtype), allocator=device.allocator)
     form.base_data = None
     return form
 
 
 def new_device_array(form: Any, allocator: Any) -> Any:
-    """An uninitialised array like `form`, a copy: pyopencl checks a new one for longer than a small kernel runs."""
-    array = copy(form)
+    """An uninitialised array like `form`. Its attributes copied: making an array takes longer than a small kernel."""
+    array = object.__new__(type(form))
+    array.__dict__.update(form.__dict__)
     array.events = []
     array.allocator = allocator
     array.base_data = allocator(form.nbytes)

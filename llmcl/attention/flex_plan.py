@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -25,14 +25,15 @@ from llmcl.runtime.device import Buffer, Device, KernelArg, Launch
 from llmcl.runtime.driver_calls import check
 
 # In the state of attention on arrays: see kv_block_ranges.cl.
-BATCH_RECORDS, HEAD_RECORDS, GROUP_RECORDS = range(step_state.N_SLOTS, step_state.N_SLOTS + 3)
+BATCH_RECORDS, HEAD_RECORDS, GROUP_RECORDS, ORDER, STRIDES = range(step_state.N_SLOTS, step_state.N_SLOTS + 5)
 MAX_PLANS = 32
 MAX_BYTES = 1 << 28  # of working memory that all plans of a device keep, or an eighth of its memory
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Sizes of a call; dtypes as given for queries and for keys and values. own_inputs: arrays come from the host."""
+    """Sizes of a call; dtypes as given for queries and for keys and values, and as wanted for the output. own_inputs:
+    arrays come from the host."""
 
     batch: int
     n_q_heads: int
@@ -42,6 +43,7 @@ class Problem:
     width: int
     q_dtype: str
     kv_dtype: str
+    out_dtype: str
     scale: float
     return_lse: bool
     own_inputs: bool
@@ -55,8 +57,14 @@ class Problem:
         kv = (self.batch, self.n_kv_heads, self.n_keys, self.width)
         return {"query": q, "key": kv, "value": kv, "out": q, "lse": q[:3]}
 
-    def dtypes(self) -> dict[str, str]:
-        return {"query": self.q_dtype, "key": self.kv_dtype, "value": self.kv_dtype, "out": "float32", "lse": "float32"}
+    def strides(self) -> list[tuple[int, int, int] | None]:
+        """As `element_strides` of query, key and value in C order."""
+        shapes = self.shapes()
+        return [(heads * n * d, n * d, d) for _, heads, n, d in (shapes[name] for name in ("query", "key", "value"))]
+
+    def read_in_place(self, tiles: PrefillTiles) -> bool:
+        """Whether the kernel with these tiles reads arrays of these dtypes and this width as they lie."""
+        return self.q_dtype == self.kv_dtype and tiles.implementation.reads_arrays(self.kv_dtype, self.width)
 
 
 class FlexPlan:
@@ -73,9 +81,16 @@ class FlexPlan:
         tiles: PrefillTiles,
         score_mod: TracedMod | None,
         block_mask: BlockMask | None,
+        strides: Sequence[tuple[int, int, int] | None] | None = None,
     ):
+        """strides: of query, key and value as they lie, for a kernel that reads them so (`Problem.read_in_place`)."""
         self.device = device
         self.problem = problem
+        # Arrays of the host are converted there.
+        q_dtype = "float32" if problem.own_inputs and strides is None else problem.q_dtype
+        out_dtype = "float32" if problem.own_inputs and strides is None else problem.out_dtype
+        self.dtypes = dict.fromkeys(("key", "value"), problem.kv_dtype) | {"lse": "float32"}
+        self.dtypes |= {"query": q_dtype, "out": out_dtype}
         self.block_mask = block_mask  # keeps it, and so its id, alive
         self.buffers: list[Buffer] = []
         self.own: dict[str, Buffer] = {}
@@ -83,7 +98,7 @@ class FlexPlan:
         self._open: list[tuple[Launch, int, str]] = []  # arguments that the user's arrays take
         self.kept = False  # by the PlanCache, which then releases it
         try:
-            self._build(tiles, score_mod, block_mask)
+            self._build(tiles, score_mod, block_mask, strides)
         except BaseException:
             self.release()
             raise
@@ -100,12 +115,17 @@ class FlexPlan:
     def result_forms(self) -> dict[str, Any]:
         """Of the results on the device: arrays without memory, by name."""
         names = ("out", "lse") if self.problem.return_lse else ("out",)
-        return {name: array_form(self.device, self.problem.shapes()[name]) for name in names}
+        return {name: array_form(self.device, self.problem.shapes()[name], self.dtypes[name]) for name in names}
+
+    @cached_property
+    def _binds(self) -> list[tuple[Callable[[int, Any], None], int, str]]:
+        """What sets each argument that is the user's array: looked up once."""
+        return [(launch.kernel.set_arg, index, name) for launch, index, name in self._open]
 
     def run(self, arrays: dict[str, Any]) -> None:
         """Enqueues the launches; `arrays`: memory by name, where the plan has none of its own."""
-        for launch, index, name in self._open:
-            launch.bind(index, arrays[name])
+        for bind, index, name in self._binds:
+            bind(index, arrays[name])
         for launch in self.launches:
             launch.enqueue()
 
@@ -150,23 +170,42 @@ class FlexPlan:
             local=(16, 1, 1),
         )
 
-    def _build(self, tiles: PrefillTiles, score_mod: TracedMod | None, block_mask: BlockMask | None) -> None:
+    def _build(
+        self,
+        tiles: PrefillTiles,
+        score_mod: TracedMod | None,
+        block_mask: BlockMask | None,
+        strides: Sequence[tuple[int, int, int] | None] | None,
+    ) -> None:
         device, p, head_dim = self.device, self.problem, self.problem.head_dim
         # Tiles of keys start at multiples of 16. Values that need no rows or columns more are read where they are.
         capacity = -(-p.n_keys // 16) * 16
         ranges = visible_ranges(block_mask, p, tiles)
-        state = [0, p.n_queries, 0, capacity, 0, ranges.batch_records, ranges.head_records, ranges.group_records]
+        own: dict[str, object] = {}
+        visited = ranges.ranges
+        if tiles.implementation.takes_turns:
+            own["ORDER"] = f"state[{ORDER}]"
+            order = ranges.longest_first(p.n_q_heads, -(-p.n_queries // tiles.block_m))
+            visited = np.concatenate([visited, order])
+        records = [ranges.batch_records, ranges.head_records, ranges.group_records, len(ranges.ranges)]
+        state = [0, p.n_queries, 0, capacity, 0, *records]
+        for of_array in strides or ():
+            state += of_array or ()
         self._state = self._kept(device.upload(np.array(state, np.int32), "attention state"))
-        lists = self._kept(device.upload(ranges.ranges, "attention KV block ranges"))
+        lists = self._kept(device.upload(visited, "attention KV block ranges"))
         mods = bind_mods(device, score_mod, None if block_mask is None else block_mask.traced)
         self.buffers.extend(mods.buffers)
-        dtypes = p.dtypes()
         if p.own_inputs:
             for name, shape in p.shapes().items():
                 if name != "lse" or p.return_lse:
-                    self.own[name] = self._alloc(int(np.prod(shape)), dtypes[name], name)
-        query, key, value, out = self._padded(capacity)
-        k_tiles = self._pack_keys(key, capacity)
+                    self.own[name] = self._alloc(int(np.prod(shape)), self.dtypes[name], name)
+        arrays: list[KernelArg | str] = ["query", "key", "value", "out"]
+        if strides is not None:
+            own |= {"ARRAYS": True, "STRIDES": STRIDES, "OUT": KERNEL_NAMES[self.dtypes["out"]]}
+        else:
+            arrays = self._padded(capacity)
+            arrays[1] = self._pack_keys(arrays[1], capacity)
+        query, key, value, out = arrays
         self._launch(
             tiles.implementation.file,
             "attention_prefill",
@@ -186,15 +225,16 @@ class FlexPlan:
                 "HEAD_RECORDS": f"state[{HEAD_RECORDS}]",
                 "GROUP_RECORDS": f"state[{GROUP_RECORDS}]",
                 "LSE": p.return_lse,
+                **own,
             },
-            [query, self._state, k_tiles, value, out, "lse" if p.return_lse else lists, lists, *mods.buffers],
-            groups=(p.n_q_heads, -(-p.n_queries // tiles.block_m), p.batch),
+            [query, self._state, key, value, out, "lse" if p.return_lse else lists, lists, *mods.buffers],
+            groups=tiles.implementation.groups(device, tiles, p.n_q_heads, p.n_queries, p.batch),
             local=tiles.local,
             prelude=mods.prelude,
         )
         if out != "out":
             sizes = (p.n_queries, head_dim, p.n_queries, p.width)
-            self._pad(out, "out", ("float32", "float32"), sizes, p.batch * p.n_q_heads)
+            self._pad(out, "out", ("float32", self.dtypes["out"]), sizes, p.batch * p.n_q_heads)
 
     def _padded(self, capacity: int) -> list[KernelArg | str]:
         """query, key, value, out as the kernels take them: the user's arrays, or buffers with more rows or columns."""
@@ -205,13 +245,14 @@ class FlexPlan:
         value: KernelArg | str = "value"
         out: KernelArg | str = "out"
         padded = head_dim != p.width
-        if padded or p.q_dtype != "float32":
+        if padded or self.dtypes["query"] != "float32":
             query = self._alloc(q_heads * p.n_queries * head_dim, "float32", "queries")
             sizes = (p.n_queries, p.width, p.n_queries, head_dim)
-            self._pad("query", query, (p.q_dtype, "float32"), sizes, q_heads)
+            self._pad("query", query, (self.dtypes["query"], "float32"), sizes, q_heads)
         if padded:
             key = self._alloc(kv_heads * p.n_keys * head_dim, p.kv_dtype, "keys")
             self._pad("key", key, (p.kv_dtype, p.kv_dtype), (p.n_keys, p.width, p.n_keys, head_dim), kv_heads)
+        if padded or self.dtypes["out"] != "float32":
             out = self._alloc(q_heads * p.n_queries * head_dim, "float32", "output")
         if padded or capacity != p.n_keys:
             value = self._alloc(kv_heads * capacity * head_dim, p.kv_dtype, "values")
@@ -250,7 +291,9 @@ class PlanCache:
     @classmethod
     def of(cls, device: Device) -> PlanCache:
         check()
-        plans: PlanCache = device.kept.setdefault("flex_attention", cls(device))
+        plans: PlanCache | None = device.kept.get("flex_attention")
+        if plans is None:
+            plans = device.kept.setdefault("flex_attention", cls(device))
         return plans
 
     def __len__(self) -> int:

@@ -21,7 +21,7 @@ Int32Array = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class KVBlockRanges:
-    """ranges: int32 [...] as kv_block_ranges.cl reads it.
+    """ranges: int32 [...] as kv_block_ranges.cl reads it. tiles: int64 [records], how many tiles of keys each visits.
 
     The others: how far apart in it the records of neighbouring batches, heads and groups of rows are; 0 where one
     serves all.
@@ -31,11 +31,21 @@ class KVBlockRanges:
     batch_records: int
     head_records: int
     group_records: int
+    tiles: NDArray[np.int64]
+
+    def longest_first(self, n_heads: int, n_groups: int) -> Int32Array:
+        """The groups of rows of all heads, each as group n_heads + head: first those that visit most tiles (in the
+        first batch, for all). Where all visit as many, one head after the other, so that its keys stay in a cache."""
+        numbers = np.arange(n_groups * n_heads, dtype=np.int32).reshape(n_groups, n_heads)
+        if len(self.tiles) == 1:
+            return numbers.T.reshape(-1)
+        records = np.arange(n_groups)[:, None] * self.group_records + np.arange(n_heads) * self.head_records
+        return numbers.reshape(-1)[np.argsort(-self.tiles[records].reshape(-1), kind="stable")]
 
 
 def all_keys(n_keys: int) -> KVBlockRanges:
     """One range for all."""
-    return KVBlockRanges(np.array([0, n_keys, 0, 0], np.int32), 0, 0, 0)
+    return KVBlockRanges(np.array([0, n_keys, 0, 0], np.int32), 0, 0, 0, np.ones(1, np.int64))
 
 
 def kv_block_ranges(mask: BlockMask, block_m: int, block_n: int) -> KVBlockRanges:
@@ -63,7 +73,9 @@ def kv_block_ranges(mask: BlockMask, block_m: int, block_n: int) -> KVBlockRange
     records[some, :2] = kv_range[starts[some]]
     records[some, 2], records[some, 3] = counts[some] - 1, 2 * len(counts) + starts[some] + 1
     flat = np.concatenate([records.reshape(-1), kv_range.reshape(-1)])
-    return KVBlockRanges(flat, 0 if batches == 1 else heads * n_groups, 0 if heads == 1 else n_groups, 1)
+    tiles = np.zeros(len(counts), np.int64)
+    np.add.at(tiles, group, -(-(kv_range[:, 1] - (kv_range[:, 0] & ~1)) // block_n))
+    return KVBlockRanges(flat, 0 if batches == 1 else heads * n_groups, 0 if heads == 1 else n_groups, 1, tiles)
 
 
 def _ranges_of_head(

@@ -267,7 +267,7 @@ def attention_prefill(
             "attention_prefill",
             constants,
             [qkv, step.state, keys, values, result, unused, unused, *mods.buffers],
-            groups=lambda n: (shape.n_q_heads, -(-n // tiles.block_m), 1),
+            groups=lambda n: tiles.implementation.groups(device, tiles, shape.n_q_heads, n),
             local=tiles.local,
             prelude=mods.prelude,
             cost=cost,

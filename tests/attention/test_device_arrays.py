@@ -12,6 +12,7 @@ from pyopencl.array import Array, to_device
 
 import llmcl
 from llmcl.attention import create_block_mask, flex_attention, masks, release_memory
+from llmcl.attention.arrays import element_strides
 from llmcl.attention.flex_plan import MAX_PLANS, PlanCache
 from llmcl.errors import UsageError
 
@@ -37,7 +38,8 @@ def test_equal_those_of_the_host(device: Any, dtype: Any, variant: Any) -> None:
         options = {"block_mask": mask, "enable_gqa": True, "return_lse": True, "device": device, "variant": variant}
         expected, expected_lse = flex_attention(*host, **options)
         out, lse = flex_attention(*moved(device, host), **options)
-        assert isinstance(out, Array) and isinstance(lse, Array) and out.dtype == lse.dtype == np.float32
+        assert isinstance(out, Array) and isinstance(lse, Array) and lse.dtype == np.float32
+        assert out.dtype == expected.dtype == dtype
         assert np.array_equal(out.get(), expected) and np.array_equal(lse.get(), expected_lse)
 
 
@@ -56,6 +58,21 @@ def test_no_copy_to_or_from_the_host(default_device: Any) -> None:
     flex_attention(*on_device, enable_gqa=True, device=default_device).get()
     since = default_device.traffic.since(before)
     assert (since.host_to_device_bytes, since.device_to_host_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda x: x, (4 * 6 * 8, 6 * 8, 8)),
+        (lambda x: x.transpose((0, 2, 1, 3)), (4 * 6 * 8, 8, 6 * 8)),
+        (lambda x: x[:, :, ::2], (4 * 6 * 8, 6 * 8, 16)),
+        (lambda x: x.transpose((0, 1, 3, 2)), None),  # a row in pieces
+        (lambda x: x[..., :6], (4 * 6 * 8, 6 * 8, 8)),
+        (lambda x: x.reshape((2, 4, 16, 3)), None),  # rows of 6 bytes
+    ],
+)
+def test_how_far_rows_are_apart(change: Any, expected: Any) -> None:
+    assert element_strides(change(np.zeros((2, 4, 6, 8), np.float16))) == expected
 
 
 def test_an_array_within_another(default_device: Any) -> None:

@@ -197,8 +197,18 @@ def test_half_precision_keys_and_wide_heads(default_device: Any) -> None:
     q, k, v = inputs((1, 4, 2, 50, 50, 256), dtype=np.float16)
     expected, _ = torch_result(*(x.astype(np.float32) for x in (q, k, v)), None, causal)
     block_mask = create_block_mask(causal, None, None, 50, 50)
-    out = flex_attention(q, k, v, block_mask=block_mask, enable_gqa=True, device=default_device)
-    assert np.abs(out - expected).max() < TOLERANCE
+    options = {"block_mask": block_mask, "enable_gqa": True, "device": default_device}
+    exact = flex_attention(q, k, v, **options, out_dtype="float32")
+    assert exact.dtype == np.float32 and np.abs(exact - expected).max() < TOLERANCE
+    out = flex_attention(q, k, v, **options)  # as PyTorch: of the query's dtype
+    assert out.dtype == np.float16 and np.array_equal(out, exact.astype(np.float16))
+
+
+def test_float16_results_of_float32_queries(default_device: Any) -> None:
+    q, k, v = inputs((1, 2, 2, 50, 50, 64))
+    exact = flex_attention(q, k, v, device=default_device)
+    out = flex_attention(q, k, v, device=default_device, out_dtype="float16")
+    assert out.dtype == np.float16 and np.array_equal(out, exact.astype(np.float16))
 
 
 def test_scale_and_odd_width(default_device: Any) -> None:
@@ -259,6 +269,8 @@ def test_a_function_of_no_module(default_device: Any) -> None:
         ({"block_mask": create_block_mask(causal, None, None, 8, 9)}, "create it with these lengths"),
         ({"block_mask": causal}, "expected a BlockMask: create_block_mask makes one of a mask_mod"),
         ({"scale": "small"}, "scale is 'small'; expected a number"),
+        ({"scale": [1.0]}, r"scale is \[1.0\]; expected a number"),
+        ({"out_dtype": "int8"}, "out_dtype is 'int8'; expected float32, float16 or None"),
         ({"device": "intel"}, r"device is 'intel'; expected an open device: llmcl.Device.open\('intel'\)"),
     ],
 )

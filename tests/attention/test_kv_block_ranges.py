@@ -84,3 +84,27 @@ def test_heads_may_have_as_many_blocks_and_others() -> None:
 def test_keys_of_a_block_are_whole_tiles() -> None:
     with pytest.raises(UsageError, match="24 keys a block; expected a multiple of 16"):
         kv_block_ranges(create_block_mask(masks.causal, None, None, 64, 64, (32, 24)), 32, 32)
+
+
+def test_the_blocks_that_visit_most_tiles_come_first() -> None:
+    def per_head(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return (kv_idx <= q_idx) & (q_idx - kv_idx < 40 * (h + 1))
+
+    n_heads, length, block_m, block_n = 3, 300, 32, 16
+    ranges = kv_block_ranges(
+        create_block_mask(per_head, None, n_heads, length, length, BLOCK_SIZE=32), block_m, block_n
+    )
+    n_groups = -(-length // block_m)
+    order = ranges.longest_first(n_heads, n_groups)
+    assert sorted(order) == list(range(n_heads * n_groups))
+    tiles = []
+    for at in order:
+        group, head = divmod(int(at), n_heads)
+        rows = np.arange(group * block_m, min((group + 1) * block_m, length))[:, None]
+        seen = per_head(0, head, rows, np.arange(length)[None, :]).any(0)
+        tiles.append(len(np.unique(np.nonzero(seen)[0] // block_n)))
+    assert tiles == sorted(tiles, reverse=True) and tiles[0] > tiles[-1]
+
+
+def test_without_a_mask_heads_follow_each_other() -> None:
+    assert all_keys(500).longest_first(2, 3).tolist() == [0, 2, 4, 1, 3, 5]

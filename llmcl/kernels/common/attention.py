@@ -144,6 +144,9 @@ class PrefillTiles:
 class AttentionPrefill(Implementation):
     """Many query tokens against the cache, tile by tile."""
 
+    takes_turns = False
+    """Whether its work-groups take blocks of queries one after the other, in the order that ORDER gives."""
+
     block_m_choices: Sequence[int] = (8, 16, 32, 64, 128)
     """Query rows that `llmcl tune` tries."""
 
@@ -168,6 +171,16 @@ class AttentionPrefill(Implementation):
     @abstractmethod
     def tiles(self, device: Device, head_dim: int, dtype: str, request: TileRequest) -> PrefillTiles:
         """Tile sizes, those of `request` where given. Raises UsageError for sizes that it cannot have."""
+
+    def groups(self, device: Device, tiles: PrefillTiles, n_q_heads: int, n: int, batch: int = 1) -> tuple[int, ...]:
+        """Work-groups of a launch for n query tokens."""
+        return n_q_heads, -(-n // tiles.block_m), batch
+
+    def reads_arrays(self, dtype: str, width: int) -> bool:
+        """Whether it has a layout for attention on arrays: queries, keys and values of one dtype [B, H, L, width] where
+        they lie, the output of any dtype. Build constants are then ARRAYS, OUT and STRIDES, a slot of `state`: from it
+        on lie how many elements apart batches, heads and rows of the queries, of the keys and of the values are."""
+        return False
 
     def supports_output(self, layout: ActivationLayout) -> bool:
         """Whether it can leave its output in this layout."""

@@ -77,6 +77,9 @@ class NvidiaAttentionPrefill(AttentionPrefill):
         local = (32 * block_m // 16 * splits, 1, 1)
         return PrefillTiles(self, block_m, block_n, dv_tile, {"KEY_SPLITS": splits}, local)
 
+    def reads_arrays(self, dtype: str, width: int) -> bool:
+        return dtype == "float32" and self.supports(dtype, width)
+
 
 def _rows(head_dim: int, dtype: str) -> int:
     return 32 if dtype == "float32" and head_dim <= 64 else 64
@@ -92,6 +95,7 @@ class HopperAttentionPrefill(NvidiaAttentionPrefill):
     """All columns in one pass, 128 query rows and keys."""
 
     name, file = "hopper", "nvidia/attention_prefill_wgmma.cl"
+    takes_turns = True
 
     def supports_device(self, device: Device) -> bool:
         return has_wgmma(device.entry)
@@ -107,7 +111,14 @@ class HopperAttentionPrefill(NvidiaAttentionPrefill):
         block_m, block_n = request.block_m or 128, request.block_n or 128
         dv_tile = min(request.dv_tile or head_dim, head_dim)
         check_block_sizes(head_dim, block_m, block_n, dv_tile, request.q_block, largest_block_n=128)
-        return PrefillTiles(self, block_m, block_n, dv_tile, local=(320, 1, 1))
+        return PrefillTiles(self, block_m, block_n, dv_tile, local=(384, 1, 1))
+
+    def groups(self, device: Device, tiles: PrefillTiles, n_q_heads: int, n: int, batch: int = 1) -> tuple[int, ...]:
+        """One for a compute unit, which takes one part of the work after the other."""
+        return min(device.compute_units, n_q_heads * -(-n // tiles.block_m)), 1, batch
+
+    def reads_arrays(self, dtype: str, width: int) -> bool:
+        return self.supports(dtype, width)
 
     def supports_output(self, layout: ActivationLayout) -> bool:
         return isinstance(layout, TensorCoreLayout) and layout.blocks

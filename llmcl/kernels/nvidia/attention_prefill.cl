@@ -11,6 +11,10 @@
 //   local memory, 16-byte pieces, key tile i, dimension d, piece c of K's row, key j, piece c of V's row:
 //     16 bits  K  (i HEAD_DIM + d) 2 + (c ^ d / 4 % 2)           V  j HEAD_DIM / 8 + (c ^ j % 8)
 //     32 bits  K  (i HEAD_DIM + d) 4 + (c ^ d / 2 % 2 * 2)       V  j HEAD_DIM / 4 + (c ^ j / 2 % 4 * 2)
+//              K of arrays, key j, piece c of its row:  j HEAD_DIM / 4 + (c ^ j % 8)
+//
+// With ARRAYS, queries, keys and values are f32 [batch][heads][rows][HEAD_DIM] as they lie in memory: see
+// nvidia/attention_arrays.cl.
 //
 // Index space: groups (N_Q_HEADS, ceil(n / BLOCK_M), batch) of 2 BLOCK_M KEY_SPLITS; the longest rows are taken first.
 // Build: KV (f16, bf16 or f32), HEAD_DIM (a multiple of 64), N_KV_HEADS, those of query_address.cl, CAPACITY (a multiple of BLOCK_N),
@@ -23,6 +27,12 @@
     !defined(LSE) || !defined(KEY_SPLITS) || !defined(STATE_POSITION) || !defined(STATE_N_TOKENS)
 #error "nvidia/attention_prefill.cl needs the build constants named in its head"
 #endif
+#ifndef ARRAYS
+#define ARRAYS 0
+#endif
+#ifndef OUT
+#define OUT f32
+#endif
 #if (BLOCK_M != 32 && BLOCK_M != 64) || HEAD_DIM % 64 != 0
 #error "nvidia/attention_prefill.cl: BLOCK_M is 32 or 64, HEAD_DIM a multiple of 64"
 #endif
@@ -32,8 +42,9 @@
 #include "common/attention_mods.cl"
 #include "common/kv_block_ranges.cl"
 #include "common/kv_address.cl"
+#include "nvidia/key_tiles.cl"
 #include "nvidia/fragment_scores.cl"
-#include "common/query_address.cl"
+#include "nvidia/attention_arrays.cl"
 
 #define SPLIT_ITEMS (2 * BLOCK_M)
 #define GROUP_ITEMS (SPLIT_ITEMS * KEY_SPLITS)
@@ -61,19 +72,25 @@ inline float quick_weight(const float score, const float top) {
 #if OWN_KEYS % 16 != 0
 #error "nvidia/attention_prefill.cl: BLOCK_N is a multiple of 16 KEY_SPLITS"
 #endif
-inline int swapped_key_piece(const int piece) { return piece ^ (KV_BYTES == 4 ? (piece >> 2) & 2 : (piece >> 3) & 1); }
+#define COPY_ROWS (GROUP_ITEMS / ROW_PIECES)  // of all work-items at once
+inline int swapped_key_piece(const int piece) {
+    return piece ^ (ARRAYS ? piece / ROW_PIECES & 7 : KV_BYTES == 4 ? (piece >> 2) & 2 : (piece >> 3) & 1);
+}
 inline int swapped_value_piece(const int piece) { return piece ^ (piece / ROW_PIECES & (KV_BYTES == 4 ? 6 : 7)); }
 
+#if !ARRAYS
 inline void fetch_keys(const uint to, __global const CAT(KV, _t)* from) {
 #pragma unroll
     for (int i = 0; i < COPIES; ++i) copy16_async(to + i * GROUP_ITEMS * 16, from + i * GROUP_ITEMS * PIECE, true);
 }
+#endif
 
-// Rows past the last key become zero: a weight of 0 times whatever the cache holds there must be 0. key: of the first piece.
-inline void fetch_values(const uint to, __global const CAT(KV, _t)* from, const int key, const int n_keys) {
+// Rows, `stride` values apart. Those past the last one become zero: a weight of 0 times whatever the cache holds there must be
+// 0. key: of the first piece.
+inline void fetch_rows(const uint to, __global const CAT(KV, _t)* from, const int stride, const int key, const int n_keys) {
 #pragma unroll
     for (int i = 0; i < COPIES; ++i)
-        copy16_async(to + i * GROUP_ITEMS * 16, from + i * GROUP_ITEMS * PIECE, key + i * (GROUP_ITEMS / ROW_PIECES) < n_keys);
+        copy16_async(to + i * GROUP_ITEMS * 16, from + (long)stride * (i * COPY_ROWS), key + i * COPY_ROWS < n_keys);
 }
 
 // ---- the products of a warp: 16 queries by OWN_KEYS keys, and 16 queries by HEAD_DIM columns of the values ----
@@ -154,8 +171,14 @@ inline void multiply_float32(float4* c, const float4* a, const float2* b, const 
 #define PARTS (BLOCKS / KEY_BLOCKS)
 inline void multiply_keys(float4* s, const query_part* q, const __local uint4* k_tile, const int lane) {
     const int t = lane % 4, swapped = (t & 2) * 4;
+#if ARRAYS
+    const __local float* pieces[8];  // of the lane's key in 8, by piece of a row % 8
+#pragma unroll
+    for (int n = 0; n < 8; ++n) pieces[n] = (const __local float*)k_tile + lane / 4 * HEAD_DIM + (n ^ lane / 4) * 4 + t;
+#else
     const __local float* lower = (const __local float*)k_tile + t * 16 + lane / 4 + swapped;  // keys 0 to 7 of 16
     const __local float* upper = (const __local float*)k_tile + t * 16 + lane / 4 + (8 ^ swapped);
+#endif
     float4 sum[BLOCKS];
 #pragma unroll
     for (int n = 0; n < BLOCKS; ++n) sum[n] = 0;
@@ -165,8 +188,13 @@ inline void multiply_keys(float4* s, const query_part* q, const __local uint4* k
 #pragma unroll
         for (int n = 0; n < BLOCKS; ++n) {
             const int block = n % KEY_BLOCKS, part = i + n / KEY_BLOCKS;
+#if ARRAYS
+            const int at = block * 8 * HEAD_DIM + part / 4 * 32;
+            k[n] = (float2)(pieces[part % 4 * 2][at], pieces[part % 4 * 2 + 1][at]);
+#else
             const __local float* key = (block % 2 ? upper : lower) + (block / 2 * HEAD_DIM + part * 8) * 16;
             k[n] = (float2)(key[0], key[4 * 16]);
+#endif
         }
         multiply_float32(sum, q + i, k, PARTS);
     }
@@ -206,31 +234,9 @@ inline void multiply_values(float4* acc, const float4* s, const __local uint4* v
 }
 #endif
 
-// A tile of keys: those from j on of a range of keys; none if the range is (0, 0).
-typedef struct {
-    int j;
-    int2 range;
-} tile_coord;
-
-inline int class_of(const tile_coord at, const int batch, const int head, const int2 rows MOD_PARAMS) {
-    return class_in_range(at.range, batch, head, rows, at.j, min(at.j + BLOCK_N, at.range.y) MOD_ARGS);
-}
-
-// The first tile after `at` that a query of the group sees a key of, across ranges: copies need not stop between them.
-inline tile_coord tile_after(tile_coord at, kv_block_ranges* left, const int batch, const int head, const int2 rows MOD_PARAMS) {
-    do {
-        at.j += BLOCK_N;
-        if (at.j >= at.range.y) {
-            at.range = take_range(left);
-            at.j = RANGE_FIRST(at.range);
-        }
-    } while (at.range.y > 0 && class_of(at, batch, head, rows MOD_ARGS) == TILE_EMPTY);
-    return at;
-}
-
 __kernel __attribute__((reqd_work_group_size(GROUP_ITEMS, 1, 1)))
 void attention_prefill(__global const float* queries, __global const int* state, __global const CAT(KV, _t)* k_cache,
-                       __global const CAT(KV, _t)* v_cache, __global float* out, __global float* lse,
+                       __global const CAT(KV, _t)* v_cache, __global CAT(OUT, _t)* out, __global float* lse,
                        __global const int* ranges MOD_PARAMS) {
     __local uint4 tiles[2 * TILE_PIECES];
     __local uint4 *k_tile = tiles, *v_tile = tiles + TILE_PIECES;
@@ -242,9 +248,21 @@ void attention_prefill(__global const float* queries, __global const int* state,
     const int t0 = (get_num_groups(1) - 1 - get_group_id(1)) * BLOCK_M;
     const int position = state[STATE_POSITION], n = state[STATE_N_TOKENS];
     const int kv_head = head / (N_Q_HEADS / N_KV_HEADS);
-    k_cache += ((size_t)batch * N_KV_HEADS + kv_head) * CAPACITY * HEAD_DIM + item * PIECE;
-    v_cache += ((size_t)batch * N_KV_HEADS + kv_head) * CAPACITY * HEAD_DIM + item * PIECE;
+    const int key_of_item = item / ROW_PIECES;  // in a tile, of the first piece that it copies
+    const int k_stride = ROW_STRIDE(KEYS), v_stride = ROW_STRIDE(VALUES);
+    k_cache += first_row(KEYS, batch, kv_head);
+    v_cache += first_row(VALUES, batch, kv_head);
+#if ARRAYS
+    k_cache += (long)key_of_item * k_stride + item % ROW_PIECES * PIECE;
+    v_cache += (long)key_of_item * v_stride + item % ROW_PIECES * PIECE;
+    queries += first_row(QUERIES, batch, head);
+#define FETCH_KEYS(row, n_keys) fetch_rows(to_keys, k_cache + (long)(row) * k_stride, k_stride, key_of_item, n_keys)
+#else
+    k_cache += item * PIECE;
+    v_cache += item * PIECE;
     queries += first_query(batch, head, n);
+#define FETCH_KEYS(row, n_keys) fetch_keys(to_keys, k_cache + (size_t)(row) * HEAD_DIM)
+#endif
     if (t0 >= n) return;
 
     // The lane's two rows, and the first of its two columns in every 8.
@@ -254,7 +272,7 @@ void attention_prefill(__global const float* queries, __global const int* state,
     query_part q[QUERY_PARTS];
 #pragma unroll
     for (int i = 0; i < QUERY_PARTS; ++i)
-        q[i] = load_query(queries + (size_t)rows[0] * Q_STRIDE, queries + (size_t)rows[1] * Q_STRIDE, i, lane);
+        q[i] = load_query(queries + (size_t)rows[0] * ROW_STRIDE(QUERIES), queries + (size_t)rows[1] * ROW_STRIDE(QUERIES), i, lane);
     float m[2] = {-INFINITY, -INFINITY}, l[2] = {0.0f, 0.0f};  // l: of the lane's columns only
     float4 acc[HEAD_DIM / 8];
 #pragma unroll
@@ -270,12 +288,12 @@ void attention_prefill(__global const float* queries, __global const int* state,
         int row = kv_row(state, tile.j);
         tile_coord next = TILE_AFTER(tile);
         int next_page = PAGE_OF(next);
-        fetch_keys(to_keys, k_cache + (size_t)row * HEAD_DIM);
+        FETCH_KEYS(row, tile.range.y - tile.j);
         copy_commit();
         while (tile.range.y > 0) {
             const int j = tile.j, n_keys = min(BLOCK_N, tile.range.y - j);
             const int seen_as = class_of(tile, batch, head, group_rows MOD_ARGS);
-            fetch_values(to_values, v_cache + (size_t)row * HEAD_DIM, item / ROW_PIECES, n_keys);
+            fetch_rows(to_values, v_cache + (long)row * v_stride, v_stride, key_of_item, n_keys);
             copy_commit();
             // A page is asked for a step before its address is needed.
             const int next_row = opaque(row_in_page(next_page, next.j));
@@ -286,7 +304,7 @@ void attention_prefill(__global const float* queries, __global const int* state,
             float4 s[OWN_KEYS / 8];
             multiply_keys(s, q, k_tile + first_key * HEAD_DIM / PIECE, lane);
             barrier(CLK_LOCAL_MEM_FENCE);
-            if (next.range.y > 0) fetch_keys(to_keys, k_cache + (size_t)next_row * HEAD_DIM);
+            if (next.range.y > 0) FETCH_KEYS(next_row, next.range.y - next.j);
             copy_commit();
 
             float* scores = (float*)s;
@@ -296,7 +314,7 @@ void attention_prefill(__global const float* queries, __global const int* state,
             for (int i = 0; i < OWN_KEYS / 2; ++i) scores[i] *= SCALE;
             if (HAS_SCORE_MOD || !whole)
                 modify_scores(scores, OWN_KEYS / 2, 1.0f, batch, head, seen_rows, j + first_key + column, j + n_keys,
-                              seen_as MOD_ARGS);
+                              seen_as, whole MOD_ARGS);
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 float top = m[h];
@@ -369,11 +387,11 @@ void attention_prefill(__global const float* queries, __global const int* state,
             lse[((size_t)batch * N_Q_HEADS + head) * n + t] = sum > 0.0f ? m[h] + log(sum) : -INFINITY;
 #endif
         const float norm = softmax_norm(sum);
-        __global float* y = out + output_of(batch, head, t, n) + column;
+        __global CAT(OUT, _t)* y = out + output_of(batch, head, t, n) + column;
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 8; ++i) {
             const float* o = (const float*)&acc[i];
-            *(__global float2*)(y + i * 8) = (float2)(o[2 * h], o[2 * h + 1]) * norm;
+            CAT(store_pair_, OUT)(y + i * 8, o[2 * h] * norm, o[2 * h + 1] * norm);
         }
     }
 }

@@ -1,24 +1,30 @@
 // Flash attention for the tokens of a step on the matrix units of Hopper GPUs, by asynchronous warpgroup products (wgmma).
-// Formula and arguments as in cpu/attention_prefill.cl; queries and softmax weights are rounded to the cache's 16 bits,
-// sums are float32. Source: Shah et al., "FlashAttention-3" (2024): scores of the next keys are computed while the present
-// values are multiplied.
+// Formula and arguments as in cpu/attention_prefill.cl; queries and softmax weights are rounded to the 16 bits of keys and
+// values, sums are float32. Source: Shah et al., "FlashAttention-3" (2024): scores of the next keys are computed while the
+// present values are multiplied, and the softmax of one warpgroup ranges beside the products of the other.
 //
-// A work-group takes BLOCK_M = 128 query rows of one head. Two warpgroups have 64 rows each; scores, weights and output of a
-// row stay in a warp's registers. Two further warps copy keys and values, BLOCK_N = 128 of them a tile, into STAGES buffers
-// each in local memory; they alone ask which tiles a mask hides.
+// Each work-group stays on its compute unit and takes one item after the other: BLOCK_M = 128 query rows of one head. Two
+// warpgroups have 64 rows each; scores, weights and output of a row stay in a warp's registers. A third one copies keys and
+// values, BLOCK_N = 128 of them a tile, into STAGES buffers each in local memory, those of the next item, too, while the
+// output of an item is written; it alone asks which tiles a mask hides.
 //
 //            local memory:  Q  8 rows x 8 columns a block, [16][HEAD_DIM / 8][8][8]              (NO_SWIZZLE of wgmma.cl)
-//                           K  key tile i, dimension d at (i HEAD_DIM + d) 32, halves exchanged  (SWIZZLE_32)
-//                           V  columns 64 c to 64 c + 63 of key j at (BLOCK_N c + j) 128         (SWIZZLE_128)
+//                           K  of a cache: key tile i, dimension d at (i HEAD_DIM + d) 32, halves exchanged  (SWIZZLE_32)
+//                              of arrays: columns 64 c to 64 c + 63 of key j at (BLOCK_N c + j) 128          (ROWS_128)
+//                           V  columns 64 c to 64 c + 63 of key j at (BLOCK_N c + j) 128                     (SWIZZLE_128)
 //
-// Index space: groups (N_Q_HEADS, ceil(n / BLOCK_M), batch) of 320; the longest rows are taken first.
+// With ARRAYS, queries, keys and values are KV [batch][heads][rows][HEAD_DIM] as they lie in memory: see
+// nvidia/attention_arrays.cl.
+//
+// Index space: groups (any number, 1, batch) of 384; each takes items in turns, those with the longest rows first. With ORDER (an
+// expression; needs KV_BLOCK_RANGES) they are block N_Q_HEADS + head in ranges[ORDER ..].
 // Build: KV (f16 or bf16), HEAD_DIM (64 or 128), N_KV_HEADS, those of query_address.cl, CAPACITY (a multiple of 64),
 // SCALE, KV_BLOCK_RANGES, LSE, BLOCK_M (128), BLOCK_N (128), DV_TILE (HEAD_DIM). With PACKED_OUT (one batch, tokens first) out is
 // OUT (f16 or bf16) [ceil(n/128) 16][N_Q_HEADS HEAD_DIM / 8][8][8]: what the next product takes (pack_activations.cl).
 // Local memory: 256 HEAD_DIM (1 + 2 STAGES) bytes and a little. For pages of keys and values see kv_address.cl.
 #if !defined(KV) || !defined(HEAD_DIM) || !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(CAPACITY) || \
     !defined(SCALE) || !defined(BLOCK_M) || !defined(BLOCK_N) || !defined(Q_STRIDE) || !defined(KV_BLOCK_RANGES) || \
-    !defined(LSE) || !defined(STATE_POSITION) || !defined(STATE_N_TOKENS)
+    !defined(LSE) || !defined(STATE_POSITION) || !defined(STATE_N_TOKENS) || (ARRAYS && (!defined(STRIDES) || !defined(OUT)))
 #error "nvidia/attention_prefill_wgmma.cl needs the build constants named in its head"
 #endif
 #if BLOCK_M != 128 || BLOCK_N != 128 || (HEAD_DIM != 64 && HEAD_DIM != 128)
@@ -30,27 +36,63 @@
 #include "common/attention_mods.cl"
 #include "common/kv_block_ranges.cl"
 #include "common/kv_address.cl"
+#include "nvidia/key_tiles.cl"
 #include "nvidia/fragment_scores.cl"
-#include "common/query_address.cl"
+#include "nvidia/attention_arrays.cl"
 
-#ifndef STAGES
-#define STAGES 2
+#ifndef OUT
+#define OUT f32
 #endif
+#ifndef ARRAYS
+#define ARRAYS 0
+#endif
+#define STAGES 2
 #define CONSUMER_WARPS 8
-#define GROUP_ITEMS ((CONSUMER_WARPS + 2) * WARP)
+#define PRODUCER_WARPS 4
+#define MORE_REGISTERS 232  // of a consumer's work-item; with FEWER_REGISTERS of a producer's they are those of a compute unit
+#define FEWER_REGISTERS 40
+#define GROUP_ITEMS ((CONSUMER_WARPS + PRODUCER_WARPS) * WARP)
 #define TILE_BYTES (BLOCK_N * HEAD_DIM * 2)
-#define PAGE_KEYS 64  // of a tile that surely lie in one page
+#define PART_KEYS (BLOCK_N * 2 / PRODUCER_WARPS)  // of a tile that a warp copies; at most 64, they surely lie in one page
+#define COPY_ROWS (256 / HEAD_DIM)  // that a warp copies at once
 #define LOG2E 1.4426950408889634f
 #if HEAD_DIM == 128
 #define MULTIPLY_VALUES WGMMA_FRAGMENTS_128
 #else
 #define MULTIPLY_VALUES WGMMA_FRAGMENTS_64
 #endif
+// The unit of scores in the matrix units' sums: without a score_mod they need no factor but that of the exponential.
+#define SCALED_FIRST (HAS_SCORE_MOD || !(SCALE > 0.0f))
+#define EXPONENT_SCALE (SCALED_FIRST ? LOG2E : (float)(SCALE)*LOG2E)
 
-// A tile of keys: its first position, how many are there, and which of them are seen (TILE_*); first < 0 after the last.
+// A tile of keys: its first position, how many are there, which of them are seen (TILE_*), and whether it is an item's last.
 typedef struct {
-    int first, n_keys, seen_as;
+    int first, n_keys, seen_as, last;
 } tile;
+
+// What a group does: rows from t0 on of a head.
+typedef struct {
+    int head, t0;
+} item;
+
+// The item that a group takes in its turn number `turn`, if there is one; t0 < 0: none. Items are dealt to and fro, so that
+// groups have equal shares where they become smaller and smaller.
+inline item item_of(const int turn, const int n, __global const int* state, __global const int* ranges) {
+    const int groups = get_num_groups(0), group = get_group_id(0), blocks = (n + BLOCK_M - 1) / BLOCK_M;
+    const int number = turn * groups + (turn & 1 ? groups - 1 - group : group);
+    item it = {0, -1};
+    if (number < blocks * N_Q_HEADS) {
+#ifdef ORDER
+        const int at = ranges[(ORDER) + number];
+#else
+        const int at = blocks * N_Q_HEADS - 1 - number;  // rows that see more keys come first
+#endif
+        it.head = at % N_Q_HEADS;
+        it.t0 = at / N_Q_HEADS * BLOCK_M;
+    }
+    return it;
+}
+#define TAKE(turn) item_of(turn, n, state, ranges)
 
 inline float exp2_quick(const float x) {
     float r;
@@ -58,36 +100,45 @@ inline float exp2_quick(const float x) {
     return r;
 }
 
-// The scores of a tile in base 2 (times log2 e), masked and modified.
+// The scores of a tile, in units of EXPONENT_SCALE, masked and modified.
 inline void mask_scores(float s[BLOCK_N / 2], const tile t, const int batch, const int head, const int rows[2], const int column,
                         const int first_row MOD_PARAMS) {
     const bool whole = t.seen_as == TILE_FULL && (KV_BLOCK_RANGES ? t.n_keys == BLOCK_N : t.first + BLOCK_N <= first_row + 1);
+    if (!HAS_SCORE_MOD && SCALED_FIRST) {
+#pragma unroll
+        for (int i = 0; i < BLOCK_N / 2; ++i) s[i] *= (float)(SCALE);
+    }
     if (!HAS_SCORE_MOD && whole) return;
-    modify_scores(s, BLOCK_N / 2, 1.0f / LOG2E, batch, head, rows, t.first + column, t.first + t.n_keys, t.seen_as MOD_ARGS);
+    modify_scores(s, BLOCK_N / 2, SCALE, batch, head, rows, t.first + column, t.first + t.n_keys, t.seen_as, whole MOD_ARGS);
 }
 
 // Scores become softmax weights; m and l of the lane's two rows (l: of its columns only) move on, and with them
 // `shrink`, what the output so far is to be multiplied by.
 inline void update_softmax(float s[BLOCK_N / 2], float m[2], float l[2], float shrink[2]) {
+    float top[4] = {m[0], m[1], s[1], s[3]}, from[2], sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < BLOCK_N / 8; ++i)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            top[h] = fmax(top[h], s[4 * i + 2 * h]);
+            top[2 + h] = fmax(top[2 + h], s[4 * i + 2 * h + 1]);
+        }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-        float top = m[h];
-#pragma unroll
-        for (int i = 0; i < BLOCK_N / 8; ++i) top = fmax(top, fmax(s[4 * i + 2 * h], s[4 * i + 2 * h + 1]));
-        top = fmax(top, shuffle_xor(top, 1));
-        top = fmax(top, shuffle_xor(top, 2));
-        const float from = top == -INFINITY ? 0.0f : top;  // a row that has seen no key yet
-        shrink[h] = exp2_quick(m[h] - from);
-        m[h] = top;
-        float sum = 0.0f;
-#pragma unroll
-        for (int i = 0; i < BLOCK_N / 8; ++i) {
-            s[4 * i + 2 * h] = exp2_quick(s[4 * i + 2 * h] - from);
-            s[4 * i + 2 * h + 1] = exp2_quick(s[4 * i + 2 * h + 1] - from);
-            sum += s[4 * i + 2 * h] + s[4 * i + 2 * h + 1];
-        }
-        l[h] = l[h] * shrink[h] + sum;
+        top[h] = fmax(top[h], top[2 + h]);
+        top[h] = fmax(top[h], shuffle_xor(top[h], 1));
+        top[h] = fmax(top[h], shuffle_xor(top[h], 2));
+        from[h] = top[h] == -INFINITY ? 0.0f : top[h] * EXPONENT_SCALE;  // a row that has seen no key yet
+        shrink[h] = exp2_quick(m[h] * EXPONENT_SCALE - from[h]);
+        m[h] = top[h];
     }
+#pragma unroll
+    for (int i = 0; i < BLOCK_N / 2; ++i) {
+        s[i] = exp2_quick(fma(s[i], EXPONENT_SCALE, -from[i / 2 % 2]));
+        sums[i % 4] += s[i];
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) l[h] = l[h] * shrink[h] + (sums[2 * h] + sums[2 * h + 1]);
 }
 
 inline void narrow_weights(uint4 p[BLOCK_N / 16], const float s[BLOCK_N / 2]) {
@@ -97,187 +148,83 @@ inline void narrow_weights(uint4 p[BLOCK_N / 16], const float s[BLOCK_N / 2]) {
                        CAT(narrow_weights_, KV)(s[8 * i + 4], s[8 * i + 5]), CAT(narrow_weights_, KV)(s[8 * i + 6], s[8 * i + 7]));
 }
 
-__kernel __attribute__((reqd_work_group_size(GROUP_ITEMS, 1, 1)))
-void attention_prefill(__global const float* queries, __global const int* state, __global const CAT(KV, _t)* k_cache,
-                       __global const CAT(KV, _t)* v_cache, __global void* out, __global float* lse,
-                       __global const int* ranges MOD_PARAMS) {
-    __local uint4 __attribute__((aligned(1024))) buffers[(BLOCK_M * HEAD_DIM * 2 + 2 * STAGES * TILE_BYTES) / 16];
-    __local ulong mbarriers[4 * STAGES];
-    __local tile tiles[STAGES];
-    const uint qs = local_address(buffers), ks = qs + BLOCK_M * HEAD_DIM * 2, vs = ks + STAGES * TILE_BYTES;
-    // Keys and values of a stage there, and done with.
-    const uint k_full = local_address(mbarriers), k_empty = k_full + 8 * STAGES, v_full = k_empty + 8 * STAGES;
-    const uint v_empty = v_full + 8 * STAGES;
-    const int lane = get_local_id(0) % WARP, warp = get_local_id(0) / WARP;
-    const int head = get_group_id(0), batch = get_group_id(2);
-    const int t0 = (get_num_groups(1) - 1 - get_group_id(1)) * BLOCK_M;
-    const int position = state[STATE_POSITION], n = state[STATE_N_TOKENS];
-    if (t0 >= n) return;
-    if (get_local_id(0) == 0)
-        for (int i = 0; i < STAGES; ++i) {
-            mbarrier_init(k_full + 8 * i, WARP + 1);
-            mbarrier_init(v_full + 8 * i, WARP);
-            mbarrier_init(k_empty + 8 * i, CONSUMER_WARPS);
-            mbarrier_init(v_empty + 8 * i, CONSUMER_WARPS);
-        }
-    barrier(CLK_LOCAL_MEM_FENCE);
+// ---- copies of a warp ----
 
-    if (warp >= CONSUMER_WARPS) {
-        const bool of_keys = warp == CONSUMER_WARPS;  // else of values
-        const int kv_head = head / (N_Q_HEADS / N_KV_HEADS);
-        k_cache += ((size_t)batch * N_KV_HEADS + kv_head) * CAPACITY * HEAD_DIM;
-        v_cache += ((size_t)batch * N_KV_HEADS + kv_head) * CAPACITY * HEAD_DIM;
-        const int2 group_rows = (int2)(position + t0, position + min(t0 + BLOCK_M, n) - 1);
-        int stage = 0;
-        uint parity = 1;
-        kv_block_ranges left = RANGES_OF(batch, head, t0 / BLOCK_M, group_rows, position + min(t0 + BLOCK_M, n));
-        for (int2 range = take_range(&left); range.y > 0; range = take_range(&left)) {
-            for (int j = RANGE_FIRST(range); j < range.y; j += BLOCK_N) {
-                const int n_keys = min(BLOCK_N, range.y - j);
-                const int seen_as = class_in_range(range, batch, head, group_rows, j, j + n_keys MOD_ARGS);
-                if (seen_as == TILE_EMPTY) continue;
-                const int at[2] = {kv_row(state, j), n_keys > PAGE_KEYS ? kv_row(state, j + PAGE_KEYS) : 0};
-                if (of_keys) {
-                    mbarrier_wait(k_empty + 8 * stage, parity);
-                    if (lane == 0) {
-                        tiles[stage].first = j;
-                        tiles[stage].n_keys = n_keys;
-                        tiles[stage].seen_as = seen_as;
-                        mbarrier_arrive(k_full + 8 * stage);
-                    }
-                    const uint to = ks + stage * TILE_BYTES + (lane ^ ((lane >> 3) & 1)) * 16;
+// PART_KEYS rows of HEAD_DIM values, `stride` values apart, to where row 0 is to be, as ROWS_128 and SWIZZLE_128 have them. Rows
+// past the last one become zero: a weight of 0 times whatever memory holds there must be 0.
+inline void copy_rows(const uint to, __global const CAT(KV, _t)* from, const int stride, const int n_rows, const int lane) {
+    const int first = lane / (HEAD_DIM / 8), c = lane % (HEAD_DIM / 8);
+    const uint to_column = to + c / 8 * (BLOCK_N * 128) + first * 128;
+    __global const CAT(KV, _t)* from_column = from + (long)first * stride + c * 8;
+    const int place = (c ^ first) & 7, left = n_rows - first;
 #pragma unroll
-                    for (int half_of = 0; half_of < 2; ++half_of) {
-                        __global const CAT(KV, _t)* k = k_cache + (size_t)at[half_of] * HEAD_DIM + lane * 8;
-#pragma unroll
-                        for (int i = 0; i < TILE_BYTES / 1024; ++i)  // tiles of 16 keys without any need not be there
-                            copy16_async(to + half_of * (TILE_BYTES / 2) + i * 512, k + i * 256,
-                                         half_of * PAGE_KEYS + i / (HEAD_DIM / 16) * 16 < n_keys);
-                    }
-                    mbarrier_arrive_copied(k_full + 8 * stage);
-                } else {
-                    // Rows past the last key become zero: a weight of 0 times whatever the cache holds there must be 0.
-                    mbarrier_wait(v_empty + 8 * stage, parity);
-                    const int key = lane / (HEAD_DIM / 8), c = lane % (HEAD_DIM / 8);
-                    const uint to = vs + stage * TILE_BYTES + c / 8 * (BLOCK_N * 128) + key * 128;
-#pragma unroll
-                    for (int half_of = 0; half_of < 2; ++half_of) {
-                        __global const CAT(KV, _t)* v = v_cache + (size_t)at[half_of] * HEAD_DIM + lane * 8;
-#pragma unroll
-                        for (int i = 0; i < TILE_BYTES / 1024; ++i) {
-                            const int row = half_of * PAGE_KEYS + i * (256 / HEAD_DIM);  // from the lane's first
-                            copy16_async(to + row * 128 + ((c ^ (row + key)) & 7) * 16, v + i * 256, row + key < n_keys);
-                        }
-                    }
-                    mbarrier_arrive_copied(v_full + 8 * stage);
-                }
-                if (++stage == STAGES) {
-                    stage = 0;
-                    parity ^= 1;
-                }
-            }
-        }
-        if (of_keys) {
-            mbarrier_wait(k_empty + 8 * stage, parity);
-            if (lane == 0) {
-                tiles[stage].first = -1;
-                mbarrier_arrive(k_full + 8 * stage);
-            }
-            mbarrier_arrive_copied(k_full + 8 * stage);
-        }
-        COPY_WAIT(0);
-        return;
-    }
+    for (int i = 0; i < PART_KEYS / COPY_ROWS; ++i)
+        copy16_async(to_column + i * COPY_ROWS * 128 + (place ^ (i * COPY_ROWS & 7)) * 16,
+                     from_column + (long)opaque(stride) * (i * COPY_ROWS), i * COPY_ROWS < left);
+}
 
-    // The lane's two rows, and the first of its two columns in every 8.
-    queries += first_query(batch, head, n);
-    const int t_first = t0 + warp * 16 + lane / 4, column = 2 * (lane % 4);
-    const int rows[2] = {position + min(t_first, n - 1), position + min(t_first + 8, n - 1)};
-    const uint q_to = qs + (warp * 2 * (HEAD_DIM / 8) * WARP + lane) * 4;  // a block is 128 bytes, a lane's share 4
+// PART_KEYS keys of a cache's tiles, as SWIZZLE_32 has them. Tiles without any key need not be there.
+inline void copy_key_tiles(const uint to, __global const CAT(KV, _t)* from, const int n_keys, const int lane) {
+    const uint to_piece = to + (lane ^ ((lane >> 3) & 1)) * 16;
+#pragma unroll
+    for (int i = 0; i < PART_KEYS * HEAD_DIM / 256; ++i)
+        copy16_async(to_piece + i * 512, from + lane * 8 + i * 256, i / (HEAD_DIM / 16) * 16 < n_keys);
+}
+
+// ---- a warp's 16 queries: rows lane / 4 and 8 further on in float32, or as they lie 8 rows x 4 pieces of 16 bytes at once ----
+
+#define QUERY_WORDS (HEAD_DIM / 4)
+#if ARRAYS
+inline void load_queries(uint q[QUERY_WORDS], __global const CAT(KV, _t)* queries, __global const int* state, const int batch,
+                         const item it, const int first, const int n, const int lane) {
+    queries += first_row(QUERIES, batch, it.head) + lane / 8 * 8;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-        __global const float2* from = (__global const float2*)(queries + (size_t)min(t_first + 8 * h, n - 1) * Q_STRIDE + column);
+        __global const CAT(KV, _t)* from = queries + (size_t)min(first + 8 * h + lane % 8, n - 1) * ROW_STRIDE(QUERIES);
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM / 32; ++i) {
+            const uint4 v = load16_words(from + i * 32);
+            const int at = (h * (HEAD_DIM / 32) + i) * 4;
+            q[at] = v.x;
+            q[at + 1] = v.y;
+            q[at + 2] = v.z;
+            q[at + 3] = v.w;
+        }
+    }
+}
+inline void put_queries(const uint to, const uint q[QUERY_WORDS], const int lane) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM / 32; ++i) {
+            const int at = (h * (HEAD_DIM / 32) + i) * 4;
+            store16_local(to + ((h * (HEAD_DIM / 8) + i * 4 + lane / 8) * 8 + lane % 8) * 16,
+                          (uint4)(q[at], q[at + 1], q[at + 2], q[at + 3]));
+        }
+}
+#else
+inline void load_queries(uint q[QUERY_WORDS], __global const float* queries, __global const int* state, const int batch,
+                         const item it, const int first, const int n, const int lane) {
+    queries += first_query(batch, it.head, n) + 2 * (lane % 4);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        __global const float2* from = (__global const float2*)(queries + (size_t)min(first + 8 * h + lane / 4, n - 1) * Q_STRIDE);
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 8; ++i) {
-            const float2 v = from[4 * i] * (SCALE * LOG2E);
-            store4_local(q_to + (h * (HEAD_DIM / 8) + i) * 128, CAT(narrow_, KV)(v.x, v.y));
+            const float2 v = from[4 * i];
+            q[h * (HEAD_DIM / 8) + i] = CAT(narrow_, KV)(v.x, v.y);
         }
     }
-    local_fence_async();
-    named_barrier(1 + warp / 4, WARPGROUP);
-    const ulong q_operand = wgmma_operand(qs + warp / 4 * (64 * HEAD_DIM * 2), 128, HEAD_DIM * 16, NO_SWIZZLE);
-    const ulong k_operand = wgmma_operand(ks, HEAD_DIM * 32, 256, SWIZZLE_32);
-    const ulong v_operand = wgmma_operand(vs, BLOCK_N * 128, 1024, SWIZZLE_128);
-    float s[BLOCK_N / 2], acc[HEAD_DIM / 2], m[2] = {-INFINITY, -INFINITY}, l[2] = {0.0f, 0.0f}, shrink[2];
-    uint4 p[BLOCK_N / 16];
+}
+inline void put_queries(const uint to, const uint q[QUERY_WORDS], const int lane) {
 #pragma unroll
-    for (int i = 0; i < HEAD_DIM / 2; ++i) acc[i] = 0;
-
-#define MULTIPLY_KEYS(at)                                                                                        \
-    WGMMA_128(KV, s, q_operand, k_operand + (at) * (TILE_BYTES / 16), 0);                                        \
-    _Pragma("unroll") for (int i = 1; i < HEAD_DIM / 16; ++i)                                                    \
-        WGMMA_128(KV, s, q_operand + i * 16, k_operand + (at) * (TILE_BYTES / 16) + i * 32, 1);                  \
-    wgmma_commit()
-#define MULTIPLY_VALUES_OF(at)                                                                                   \
-    _Pragma("unroll") for (int i = 0; i < BLOCK_N / 16; ++i)                                                     \
-        MULTIPLY_VALUES(KV, acc, p[i], v_operand + (at) * (TILE_BYTES / 16) + i * 128, 1);                       \
-    wgmma_commit()
-#if HEAD_DIM == 128
-#define SETTLE_OUTPUT        \
-    WGMMA_SETTLE32(acc, 0); \
-    WGMMA_SETTLE32(acc, 32)
-#else
-#define SETTLE_OUTPUT WGMMA_SETTLE32(acc, 0)
+    for (int i = 0; i < QUERY_WORDS; ++i) store4_local(to + i * 128 + lane * 4, q[i]);  // a block is 128 bytes
+}
 #endif
 
-    int stage = 0;
-    uint parity = 0;
-    mbarrier_wait(k_full, 0);
-    tile present = tiles[0];
-    if (present.first >= 0) {
-        local_fence_async();
-        wgmma_fence();
-        MULTIPLY_KEYS(0);
-        WGMMA_WAIT(0);
-        WGMMA_SETTLE32(s, 0);
-        WGMMA_SETTLE32(s, 32);
-        if (lane == 0) mbarrier_arrive(k_empty);
-        mask_scores(s, present, batch, head, rows, column, position + t0 + warp * 16 MOD_ARGS);
-        update_softmax(s, m, l, shrink);
-        narrow_weights(p, s);
-        while (true) {
-            const int next_stage = stage + 1 == STAGES ? 0 : stage + 1;
-            const uint next_parity = stage + 1 == STAGES ? parity ^ 1 : parity;
-            mbarrier_wait(k_full + 8 * next_stage, next_parity);
-            present = tiles[next_stage];
-            if (present.first < 0) break;
-            mbarrier_wait(v_full + 8 * stage, parity);
-            local_fence_async();
-            wgmma_fence();
-            MULTIPLY_KEYS(next_stage);
-            MULTIPLY_VALUES_OF(stage);
-            WGMMA_WAIT(1);
-            WGMMA_SETTLE32(s, 0);
-        WGMMA_SETTLE32(s, 32);
-            if (lane == 0) mbarrier_arrive(k_empty + 8 * next_stage);
-            mask_scores(s, present, batch, head, rows, column, position + t0 + warp * 16 MOD_ARGS);
-            update_softmax(s, m, l, shrink);
-            WGMMA_WAIT(0);
-            SETTLE_OUTPUT;
-            if (lane == 0) mbarrier_arrive(v_empty + 8 * stage);
-#pragma unroll
-            for (int i = 0; i < HEAD_DIM / 2; ++i) acc[i] *= shrink[i / 2 % 2];
-            narrow_weights(p, s);
-            stage = next_stage;
-            parity = next_parity;
-        }
-        mbarrier_wait(v_full + 8 * stage, parity);
-        local_fence_async();
-        wgmma_fence();
-        MULTIPLY_VALUES_OF(stage);
-        WGMMA_WAIT(0);
-        SETTLE_OUTPUT;
-    }
+// Output and lse of the lane's rows t and t + 8; their states become those of rows that have seen no key.
+inline void write_rows(float acc[HEAD_DIM / 2], float m[2], float l[2], __global void* out, __global float* lse, const int batch,
+                       const int head, const int t_first, const int n, const int lane) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         float sum = l[h] + shuffle_xor(l[h], 1);
@@ -290,15 +237,230 @@ void attention_prefill(__global const float* queries, __global const int* state,
         for (int i = 0; i < HEAD_DIM / 8; ++i)
             y[i * WARP] = CAT(narrow_, OUT)(acc[4 * i + 2 * h] * norm, acc[4 * i + 2 * h + 1] * norm);
 #else
-        if (t >= n) continue;
-        __global float* y = (__global float*)out + output_of(batch, head, t, n) + column;
+        if (t < n) {
+            __global CAT(OUT, _t)* y = (__global CAT(OUT, _t)*)out + output_of(batch, head, t, n) + 2 * (lane % 4);
 #pragma unroll
-        for (int i = 0; i < HEAD_DIM / 8; ++i)
-            *(__global float2*)(y + i * 8) = (float2)(acc[4 * i + 2 * h], acc[4 * i + 2 * h + 1]) * norm;
+            for (int i = 0; i < HEAD_DIM / 8; ++i)
+                CAT(store_pair_, OUT)(y + i * 8, acc[4 * i + 2 * h] * norm, acc[4 * i + 2 * h + 1] * norm);
+        }
 #endif
 #if LSE
         if (t < n && lane % 4 == 0)
-            lse[((size_t)batch * N_Q_HEADS + head) * n + t] = sum > 0.0f ? m[h] / LOG2E + log(sum) : -INFINITY;
+            lse[((size_t)batch * N_Q_HEADS + head) * n + t] =
+                sum > 0.0f ? m[h] * (EXPONENT_SCALE / LOG2E) + log(sum) : -INFINITY;
 #endif
+        m[h] = -INFINITY;
+        l[h] = 0.0f;
+    }
+}
+#define WRITE(it, t) write_rows(acc, m, l, out, lse, batch, (it).head, t, n, lane)
+
+#if ARRAYS
+#define QUERY_T CAT(KV, _t)
+#else
+#define QUERY_T float
+#endif
+__kernel __attribute__((reqd_work_group_size(GROUP_ITEMS, 1, 1)))
+void attention_prefill(__global const QUERY_T* queries, __global const int* state, __global const CAT(KV, _t)* k_cache,
+                       __global const CAT(KV, _t)* v_cache, __global void* out, __global float* lse,
+                       __global const int* ranges MOD_PARAMS) {
+    __local uint4 __attribute__((aligned(1024))) buffers[(BLOCK_M * HEAD_DIM * 2 + 2 * STAGES * TILE_BYTES) / 16];
+    __local ulong mbarriers[4 * STAGES];
+    __local tile tiles[STAGES];
+    const uint qs = local_address(buffers), ks = qs + BLOCK_M * HEAD_DIM * 2, vs = ks + STAGES * TILE_BYTES;
+    // Keys and values of a stage there, and done with.
+    const uint k_full = local_address(mbarriers), k_empty = k_full + 8 * STAGES, v_full = k_empty + 8 * STAGES;
+    const uint v_empty = v_full + 8 * STAGES;
+    const int lane = get_local_id(0) % WARP, warp = get_local_id(0) / WARP;
+    const int position = state[STATE_POSITION], n = state[STATE_N_TOKENS];
+    const int batch = get_group_id(2);
+    if (get_local_id(0) == 0)
+        for (int i = 0; i < STAGES; ++i) {
+            mbarrier_init(k_full + 8 * i, PRODUCER_WARPS / 2 * WARP);
+            mbarrier_init(v_full + 8 * i, PRODUCER_WARPS / 2 * WARP);
+            mbarrier_init(k_empty + 8 * i, CONSUMER_WARPS);
+            mbarrier_init(v_empty + 8 * i, CONSUMER_WARPS);
+        }
+    barrier(CLK_LOCAL_MEM_FENCE);
+
+    if (warp >= CONSUMER_WARPS) {
+        WGMMA_FEWER_REGISTERS(FEWER_REGISTERS);
+        const bool of_keys = warp < CONSUMER_WARPS + PRODUCER_WARPS / 2;  // else of values
+        const int part = warp % (PRODUCER_WARPS / 2) * PART_KEYS;
+        const int row_stride = of_keys ? ROW_STRIDE(KEYS) : ROW_STRIDE(VALUES);
+        const uint to = (of_keys ? ks : vs) + part * (of_keys && !ARRAYS ? HEAD_DIM * 2 : 128);
+        const uint full = of_keys ? k_full : v_full, empty = of_keys ? k_empty : v_empty;
+        int stage = 0;
+        uint parity = 1;
+        item next_item = TAKE(0);
+        for (int turn = 1; next_item.t0 >= 0; ++turn) {
+            const item it = next_item;
+            next_item = TAKE(turn);  // asked for before it is needed
+            const int kv_head = it.head / (N_Q_HEADS / N_KV_HEADS);
+            __global const CAT(KV, _t)* from = of_keys ? k_cache : v_cache;
+            from += of_keys ? first_row(KEYS, batch, kv_head) : first_row(VALUES, batch, kv_head);
+            const int end = position + min(it.t0 + BLOCK_M, n);
+            const int2 group_rows = (int2)(position + it.t0, end - 1);
+            kv_block_ranges left = RANGES_OF(batch, it.head, it.t0 / BLOCK_M, group_rows, end);
+            tile_coord at = {0, (int2)(0)};
+            at = tile_after(at, &left, batch, it.head, group_rows MOD_ARGS);
+            int last;
+            do {  // once without any key, too: the consumers wait for a tile
+                const int n_keys = at.range.y > 0 ? min(BLOCK_N, at.range.y - at.j) : 0;
+                const int row = n_keys > part ? kv_row(state, at.j + part) : 0;
+                tile_coord next = at;
+                if (n_keys > 0) next = tile_after(at, &left, batch, it.head, group_rows MOD_ARGS);
+                last = n_keys == 0 || next.range.y == 0;
+                mbarrier_wait(empty + 8 * stage, parity);
+                if (warp == CONSUMER_WARPS && lane == 0) {
+                    tiles[stage].first = at.j;
+                    tiles[stage].n_keys = n_keys;
+                    tiles[stage].seen_as = n_keys > 0 ? class_of(at, batch, it.head, group_rows MOD_ARGS) : TILE_PARTIAL;
+                    tiles[stage].last = last;
+                }
+                if (of_keys && !ARRAYS)
+                    copy_key_tiles(to + stage * TILE_BYTES, from + (size_t)row * HEAD_DIM, n_keys - part, lane);
+                else
+                    copy_rows(to + stage * TILE_BYTES, from + (size_t)row * row_stride, row_stride, n_keys - part, lane);
+                COPY_WAIT_ALL;
+                local_fence_async();
+                mbarrier_arrive(full + 8 * stage);
+                at = next;
+                if (++stage == STAGES) {
+                    stage = 0;
+                    parity ^= 1;
+                }
+            } while (!last);
+        }
+        return;
+    }
+
+    WGMMA_MORE_REGISTERS(MORE_REGISTERS);
+    const int team = warp / 4, column = 2 * (lane % 4);  // the first of the lane's two columns in every 8
+#define ROWS_BARRIER (1 + team)
+    const uint q_low = OPERAND_LOW(qs + team * (64 * HEAD_DIM * 2), 128);
+#define Q_OPERAND(i) OPERAND(q_low + (i) * 16, HEAD_DIM * 16, NO_SWIZZLE)
+#if ARRAYS
+    const uint k_low = OPERAND_LOW(ks, 16);
+#define K_OPERAND(at, i) \
+    OPERAND(k_low + (at) * (TILE_BYTES / 16) + (i) / 4 * (BLOCK_N * 128 / 16) + (i) % 4 * 2, 1024, ROWS_128)
+#define MULTIPLY_KEYS_NEW WGMMA_ROWS_128_NEW
+#define MULTIPLY_KEYS_MORE WGMMA_ROWS_128
+#else
+    const uint k_low = OPERAND_LOW(ks, HEAD_DIM * 32);
+#define K_OPERAND(at, i) OPERAND(k_low + (at) * (TILE_BYTES / 16) + (i) * 32, 256, SWIZZLE_32)
+#define MULTIPLY_KEYS_NEW WGMMA_128_NEW
+#define MULTIPLY_KEYS_MORE WGMMA_128
+#endif
+    const uint v_low = OPERAND_LOW(vs, BLOCK_N * 128);
+#define V_OPERAND(at, i) OPERAND(v_low + (at) * (TILE_BYTES / 16) + (i) * 128, 1024, SWIZZLE_128)
+    float s[BLOCK_N / 2], acc[HEAD_DIM / 2], m[2], l[2], shrink[2];
+    uint4 p[BLOCK_N / 16];
+    uint q[QUERY_WORDS];
+    const uint q_to = qs + warp * 2 * HEAD_DIM * 16;
+
+#define MULTIPLY_KEYS(at)                                             \
+    MULTIPLY_KEYS_NEW(KV, s, Q_OPERAND(0), K_OPERAND(at, 0));         \
+    _Pragma("unroll") for (int i = 1; i < HEAD_DIM / 16; ++i)         \
+        MULTIPLY_KEYS_MORE(KV, s, Q_OPERAND(i), K_OPERAND(at, i), 1); \
+    wgmma_commit()
+#define MULTIPLY_VALUES_OF(at)                               \
+    _Pragma("unroll") for (int i = 0; i < BLOCK_N / 16; ++i) \
+        MULTIPLY_VALUES(KV, acc, p[i], V_OPERAND(at, i), 1); \
+    wgmma_commit()
+#define SETTLE_SCORES     \
+    WGMMA_SETTLE32(s, 0); \
+    WGMMA_SETTLE32(s, 32)
+#if HEAD_DIM == 128
+#define SETTLE_OUTPUT       \
+    WGMMA_SETTLE32(acc, 0); \
+    WGMMA_SETTLE32(acc, 32)
+#else
+#define SETTLE_OUTPUT WGMMA_SETTLE32(acc, 0)
+#endif
+
+    item it = TAKE(0);
+    if (it.t0 < 0) return;
+    int stage = 0;
+    uint parity = 0;
+    load_queries(q, queries, state, batch, it, it.t0 + warp * 16, n, lane);
+    put_queries(q_to, q, lane);
+    local_fence_async();
+    named_barrier(ROWS_BARRIER, WARPGROUP);
+    m[0] = m[1] = -INFINITY;
+    l[0] = l[1] = 0.0f;
+    mbarrier_wait(k_full, 0);
+    wgmma_fence();
+    MULTIPLY_KEYS(0);
+    WGMMA_WAIT(0);
+    SETTLE_SCORES;
+    for (int turn = 1;; ++turn) {
+        // The scores of the item's first keys are there.
+        const item present = it;
+        const int t_first = present.t0 + warp * 16 + lane / 4;
+        const int rows[2] = {position + min(t_first, n - 1), position + min(t_first + 8, n - 1)};
+        const int first_row = position + present.t0 + warp * 16;
+        it = TAKE(turn);  // asked for before it is needed
+        tile keys = tiles[stage];
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM / 2; ++i) acc[i] = 0.0f;  // while no product is under way
+        if (lane == 0) mbarrier_arrive(k_empty + 8 * stage);
+        mask_scores(s, keys, batch, present.head, rows, column, first_row MOD_ARGS);
+        update_softmax(s, m, l, shrink);
+        narrow_weights(p, s);
+        while (!keys.last) {
+            const int next_stage = stage + 1 == STAGES ? 0 : stage + 1;
+            const uint next_parity = stage + 1 == STAGES ? parity ^ 1 : parity;
+            mbarrier_wait(k_full + 8 * next_stage, next_parity);
+            keys = tiles[next_stage];
+            mbarrier_wait(v_full + 8 * stage, parity);
+            wgmma_fence();
+            MULTIPLY_KEYS(next_stage);
+            MULTIPLY_VALUES_OF(stage);
+            WGMMA_WAIT(1);
+            SETTLE_SCORES;
+            if (lane == 0) mbarrier_arrive(k_empty + 8 * next_stage);
+            mask_scores(s, keys, batch, present.head, rows, column, first_row MOD_ARGS);
+            update_softmax(s, m, l, shrink);
+            WGMMA_WAIT(0);
+            SETTLE_OUTPUT;
+            if (lane == 0) mbarrier_arrive(v_empty + 8 * stage);
+            if (warp_any(shrink[0] != 1.0f || shrink[1] != 1.0f)) {
+#pragma unroll
+                for (int i = 0; i < HEAD_DIM / 2; ++i) acc[i] *= shrink[i / 2 % 2];
+            }
+            narrow_weights(p, s);
+            stage = next_stage;
+            parity = next_parity;
+        }
+        // The last values, and the first keys of the next item.
+        const int v_stage = stage;
+        mbarrier_wait(v_full + 8 * stage, parity);
+        wgmma_fence();
+        MULTIPLY_VALUES_OF(v_stage);
+        if (++stage == STAGES) {
+            stage = 0;
+            parity ^= 1;
+        }
+        if (it.t0 < 0) {
+            WGMMA_WAIT(0);
+            SETTLE_OUTPUT;
+            WRITE(present, t_first);
+            return;
+        }
+        load_queries(q, queries, state, batch, it, it.t0 + warp * 16, n, lane);
+        named_barrier(ROWS_BARRIER, WARPGROUP);  // all of the team's products with the queries before are done
+        put_queries(q_to, q, lane);
+        local_fence_async();
+        named_barrier(ROWS_BARRIER, WARPGROUP);
+        mbarrier_wait(k_full + 8 * stage, parity);
+        wgmma_fence();
+        MULTIPLY_KEYS(stage);
+        WGMMA_WAIT(1);
+        SETTLE_OUTPUT;
+        if (lane == 0) mbarrier_arrive(v_empty + 8 * v_stage);
+        WRITE(present, t_first);
+        WGMMA_WAIT(0);
+        SETTLE_SCORES;
     }
 }

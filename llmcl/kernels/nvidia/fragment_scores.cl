@@ -27,40 +27,55 @@ inline float near_score_mod(const float score, const int b, const int h, const i
 #define TANH tanh1
 #endif
 
-// s[i] is the score of query rows[i / 2 % 2] and of key `first` + i / 4 * 8 + i % 2, divided by `unit`; becomes the modified one, or
-// -infinity. Keys before `end` exist, and the queries see them as far as seen_as (TILE_*) and without KV_BLOCK_RANGES their
-// position say.
-inline void modify_scores(float* s, const int count, const float unit, const int batch, const int head, const int rows[2],
-                          const int first, const int end, const int seen_as MOD_PARAMS) {
+// s[i] times `unit` is the score of query rows[i / 2 % 2] and of key `first` + i / 4 * 8 + i % 2; becomes the modified one.
 #define Q_IDX rows[i / 2 % 2]
 #define KV_IDX (first + i / 4 * 8 + i % 2)
+#define SEEN_KV_IDX min(KV_IDX, last)  // of a key that exists: arrays of the user's have no element for others
 #if HAS_SCORE_MOD
-#pragma unroll
-    for (int at = 0; at < count; at += FRAGMENT_SCORES) {
-        // Of hidden keys, too: a branch for each would cost more.
-        float modified[FRAGMENT_SCORES], largest = 0.0f;
-#pragma unroll
-        for (int i = at; i < at + FRAGMENT_SCORES; ++i)
-            modified[i - at] = near_score_mod(s[i] * unit, batch, head, Q_IDX, min(KV_IDX, end - 1), &largest MOD_ARGS);
-        if (largest >= NEAR_0) {
-#pragma unroll
-            for (int i = at; i < at + FRAGMENT_SCORES; ++i)
-                modified[i - at] = score_mod(s[i] * unit, batch, head, Q_IDX, min(KV_IDX, end - 1) MOD_ARGS);
-        }
-#pragma unroll
-        for (int i = at; i < at + FRAGMENT_SCORES; ++i) s[i] = modified[i - at] * (1.0f / unit);
+#define DEFINE_SCORE_LANES(name, KEY)                                                                                   \
+    inline void name(float* s, const int count, const float unit, const int batch, const int head, const int rows[2],  \
+                     const int first, const int last MOD_PARAMS) {                                                      \
+        _Pragma("unroll") for (int at = 0; at < count; at += FRAGMENT_SCORES) {                                             \
+            /* Of hidden keys, too: a branch for each would cost more. */                                               \
+            float modified[FRAGMENT_SCORES], largest = 0.0f;                                                                \
+            _Pragma("unroll") for (int i = at; i < at + FRAGMENT_SCORES; ++i)                                               \
+                modified[i - at] = near_score_mod(s[i] * unit, batch, head, Q_IDX, KEY, &largest MOD_ARGS);             \
+            if (largest >= NEAR_0) {                                                                                    \
+                _Pragma("unroll") for (int i = at; i < at + FRAGMENT_SCORES; ++i)                                           \
+                    modified[i - at] = score_mod(s[i] * unit, batch, head, Q_IDX, KEY MOD_ARGS);                        \
+            }                                                                                                           \
+            _Pragma("unroll") for (int i = at; i < at + FRAGMENT_SCORES; ++i) s[i] = modified[i - at];                      \
+        }                                                                                                               \
     }
+DEFINE_SCORE_LANES(score_lanes, KV_IDX)
+DEFINE_SCORE_LANES(score_lanes_to_last, SEEN_KV_IDX)
+#endif
+
+// The same, and -infinity for keys that a query does not see. Keys before `end` exist, and the queries see them as far as
+// seen_as (TILE_*) and without KV_BLOCK_RANGES their position say; whole: they see all `count` of them.
+inline void modify_scores(float* s, const int count, const float unit, const int batch, const int head, const int rows[2],
+                          const int first, const int end, const int seen_as, const bool whole MOD_PARAMS) {
+    const int last = max(end - 1, 0);
+    if (whole) {
+#if HAS_SCORE_MOD
+        score_lanes(s, count, unit, batch, head, rows, first, last MOD_ARGS);
+#endif
+        return;
+    }
+#if HAS_SCORE_MOD
+    score_lanes_to_last(s, count, unit, batch, head, rows, first, last MOD_ARGS);
 #endif
 #if HAS_MASK_MOD
     if (seen_as == TILE_PARTIAL) {
 #pragma unroll
         for (int i = 0; i < count; ++i)
-            if (!mask_mod(batch, head, Q_IDX, min(KV_IDX, end - 1) MOD_ARGS)) s[i] = -INFINITY;
+            if (!mask_mod(batch, head, Q_IDX, SEEN_KV_IDX MOD_ARGS)) s[i] = -INFINITY;
     }
 #endif
 #pragma unroll
     for (int i = 0; i < count; ++i)
         if (KV_BLOCK_RANGES ? KV_IDX >= end : KV_IDX > Q_IDX) s[i] = -INFINITY;
+}
 #undef Q_IDX
 #undef KV_IDX
-}
+#undef SEEN_KV_IDX

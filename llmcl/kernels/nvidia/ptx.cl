@@ -72,6 +72,11 @@ inline void named_barrier(const int id, const int items) {
     asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(items) : "memory");
 }
 
+// Counts its warps at a barrier where others wait.
+inline void team_arrive(const int id, const int items) {
+    asm volatile("bar.arrive %0, %1;" : : "r"(id), "r"(items) : "memory");
+}
+
 // Orders a work-item's accesses to global memory for the whole device.
 inline void device_fence(void) { asm volatile("fence.acq_rel.gpu;" : : : "memory"); }
 
@@ -185,6 +190,7 @@ inline void copy16_async(const uint to, __global const void* from, const bool re
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(to), "l"(from), "r"(read ? 16 : 0) : "memory");
 }
 inline void copy_commit(void) { asm volatile("cp.async.commit_group;" : : : "memory"); }
+#define COPY_WAIT_ALL asm volatile("cp.async.wait_all;" : : : "memory")
 #define COPY_WAIT(groups_in_flight) asm volatile("cp.async.wait_group %0;" : : "n"(groups_in_flight) : "memory")
 
 // Four 8 x 8 matrices of 16-bit values; lanes 8 i .. 8 i + 7 give the addresses of matrix i's rows of 16 bytes.

@@ -26,12 +26,21 @@ inline void wgmma_commit(void) { asm volatile("//sm_90a wgmma.commit_group.sync.
 //               The halves of 16 bytes change places where k / 4 is odd.
 //   SWIZZLE_128 B, as values lie: 128 bytes for each k, 64 columns; leading: to the next 64 columns, stride: 8 k.
 //               A piece c of 16 bytes is at place c ^ (k % 8).
+//   ROWS_128    B as its columns lie, 64 k in 128 bytes of each (WGMMA_ROWS_N); stride: 8 columns; 16 k further on is 32 bytes.
+//               A piece c of 16 bytes is at place c ^ (column % 8).
 #define NO_SWIZZLE 0
 #define SWIZZLE_128 1
+#define ROWS_128 1
 #define SWIZZLE_32 3
+#define OPERAND_LOW(address, leading) (((address) & 0x3ffff) >> 4 | (leading) >> 4 << 16)
+#define OPERAND(low, stride, swizzle) ((ulong)(low) | (ulong)((stride) >> 4 | (swizzle) << 30) << 32)
 inline ulong wgmma_operand(const uint address, const uint leading, const uint stride, const int swizzle) {
     return (ulong)((address & 0x3ffff) >> 4) | (ulong)(leading >> 4) << 16 | (ulong)(stride >> 4) << 32 | (ulong)swizzle << 62;
 }
+
+// How many registers a work-item of the calling warpgroup has from now on: a multiple of 8, which others gave up before.
+#define WGMMA_FEWER_REGISTERS(n) asm volatile("//sm_90a setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(n) : "memory")
+#define WGMMA_MORE_REGISTERS(n) asm volatile("//sm_90a setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(n) : "memory")
 
 #define SUMS_FROM_0 \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
@@ -48,16 +57,26 @@ inline ulong wgmma_operand(const uint address, const uint leading, const uint st
 #define SUMS8(s, i) \
     "+f"((s)[i]), "+f"((s)[i + 1]), "+f"((s)[i + 2]), "+f"((s)[i + 3]), "+f"((s)[i + 4]), "+f"((s)[i + 5]), "+f"((s)[i + 6]), \
         "+f"((s)[i + 7])
+#define NEW8(s, i) \
+    "=f"((s)[i]), "=f"((s)[i + 1]), "=f"((s)[i + 2]), "=f"((s)[i + 3]), "=f"((s)[i + 4]), "=f"((s)[i + 5]), "=f"((s)[i + 6]), \
+        "=f"((s)[i + 7])
+#define NEW32(s, i) NEW8(s, i), NEW8(s, i + 8), NEW8(s, i + 16), NEW8(s, i + 24)
+#define NEW64(s) NEW32(s, 0), NEW32(s, 32)
+#define KEPT64(s) SUMS32(s, 0), SUMS32(s, 32)
 #define SUMS32(s, i) SUMS8(s, i), SUMS8(s, i + 8), SUMS8(s, i + 16), SUMS8(s, i + 24)
 
 // sums (float [N / 2] of a lane) = A B + KEEP sums, for N columns. TYPE: f16 or bf16; KEEP: 0 or 1; A and B: operands in local
 // memory, or for A uint4 of a lane's fragments (WGMMA_FRAGMENTS_N).
-#define WGMMA_128_(TYPE, s, a, b, KEEP) \
+#define WGMMA_128_(TYPE, a, b, KEEP, TRANSPOSED_B, SUMS)                                                               \
     asm volatile("//sm_90a wgmma.mma_async.sync.aligned.m64n128k16.f32." #TYPE "." #TYPE " {" SUMS_FROM_0 ", " SUMS_FROM_32 \
-                 "}, %64, %65, " #KEEP ", 1, 1, 0, 1;" \
-                 : SUMS32(s, 0), SUMS32(s, 32) \
+                 "}, %64, %65, " #KEEP ", 1, 1, 0, " #TRANSPOSED_B ";"                                               \
+                 : SUMS                                                                                              \
                  : "l"(a), "l"(b))
-#define WGMMA_128(TYPE, s, a, b, KEEP) WGMMA_128_(TYPE, s, a, b, KEEP)
+#define WGMMA_128(TYPE, s, a, b, KEEP) WGMMA_128_(TYPE, a, b, KEEP, 1, KEPT64(s))
+#define WGMMA_ROWS_128(TYPE, s, a, b, KEEP) WGMMA_128_(TYPE, a, b, KEEP, 0, KEPT64(s))
+// sums = A B, whatever they were: until then they take no registers.
+#define WGMMA_128_NEW(TYPE, s, a, b) WGMMA_128_(TYPE, a, b, 0, 1, NEW64(s))
+#define WGMMA_ROWS_128_NEW(TYPE, s, a, b) WGMMA_128_(TYPE, a, b, 0, 0, NEW64(s))
 #define WGMMA_256_(TYPE, s, a, b, KEEP) \
     asm volatile("//sm_90a wgmma.mma_async.sync.aligned.m64n256k16.f32." #TYPE "." #TYPE " {" SUMS_FROM_0 ", " SUMS_FROM_32 ", " SUMS_FROM_64 ", " SUMS_FROM_96 \
                  "}, %128, %129, " #KEEP ", 1, 1, 0, 1;" \
@@ -82,6 +101,10 @@ inline ulong wgmma_operand(const uint address, const uint leading, const uint st
 
 inline void store4_local(const uint to, const uint v) {
     asm volatile("st.shared.u32 [%0], %1;" : : "r"(to), "r"(v) : "memory");
+}
+
+inline void store16_local(const uint to, const uint4 v) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" : : "r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 
 // Barriers in local memory (8 bytes each) on which some work-items arrive and others wait. Each phase ends after `count`
