@@ -1,0 +1,106 @@
+"""PyTorch's compiled flex_attention and scaled_dot_product_attention on the GPU, and the variants both sides have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from attention_bench.baselines import Contestant
+from llmcl.attention import and_masks, masks
+
+CAP, WINDOW, DOCUMENTS = 30.0, 1024, 16
+
+
+@dataclass(frozen=True)
+class Variant:
+    """ours: (score_mod, mask_mod); theirs: the same of a torch module, made on its device. sdpa: whether
+    scaled_dot_product_attention has it, and then its is_causal."""
+
+    ours: tuple[Any, Any]
+    theirs: Callable[[Any], tuple[Any, Any]]
+    sdpa: bool | None = None
+
+
+def causal(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return q_idx >= kv_idx
+
+
+def window(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return (q_idx >= kv_idx) & (q_idx - kv_idx < WINDOW)
+
+
+def large_call_variants(length: int, heads: int) -> dict[str, Variant]:
+    """The rows of the table of large calls."""
+    ids = (np.arange(length) // max(1, length // DOCUMENTS)).astype(np.int32)
+
+    def their_alibi(torch: Any) -> tuple[Any, Any]:
+        slopes = torch.from_numpy(masks.alibi_slopes(heads)).cuda()
+        return lambda score, b, h, q_idx, kv_idx: score + slopes[h] * (kv_idx - q_idx), causal
+
+    def their_documents(torch: Any) -> tuple[Any, Any]:
+        documents = torch.from_numpy(ids).cuda()
+        return None, lambda b, h, q_idx, kv_idx: (q_idx >= kv_idx) & (documents[q_idx] == documents[kv_idx])
+
+    def their_soft_cap(torch: Any) -> tuple[Any, Any]:
+        return lambda score, b, h, q_idx, kv_idx: CAP * torch.tanh(score / CAP), causal
+
+    return {
+        "causal": Variant((None, masks.causal), lambda torch: (None, causal), True),
+        "ALiBi, causal": Variant((masks.alibi(heads), masks.causal), their_alibi),
+        f"soft cap {CAP:g}, causal": Variant((masks.soft_cap(CAP), masks.causal), their_soft_cap),
+        f"window {WINDOW}": Variant((None, masks.sliding_window(WINDOW)), lambda torch: (None, window)),
+        f"{DOCUMENTS} documents, causal": Variant(
+            (None, and_masks(masks.causal, masks.document(ids))), their_documents
+        ),
+        "every key visible": Variant((None, None), lambda torch: (None, None), False),
+    }
+
+
+def torch_large_calls(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, variant: Variant
+) -> dict[str, tuple[Contestant, Callable[[], float]]]:
+    """Contestants by name, each with a function that gives the device's milliseconds of a call; none without CUDA."""
+    try:
+        import torch
+        from torch.nn.attention import flex_attention as flex
+    except ImportError:
+        return {}
+    if not torch.cuda.is_available():
+        return {}
+    arrays = [torch.from_numpy(x).cuda() for x in (q, k, v)]
+    score_mod, mask_mod = variant.theirs(torch)
+    shape = q.shape[2], k.shape[2]
+    mask = None if mask_mod is None else flex.create_block_mask(mask_mod, None, None, *shape, device="cuda")
+    compiled = torch.compile(flex.flex_attention, dynamic=False)
+    calls = {"torch compiled": lambda: compiled(*arrays, score_mod=score_mod, block_mask=mask, enable_gqa=True)}
+    if variant.sdpa is not None:
+        sdpa = torch.nn.functional.scaled_dot_product_attention
+        calls["SDPA"] = lambda: sdpa(*arrays, is_causal=variant.sdpa, enable_gqa=True)
+    return {name: _contestant(torch, call) for name, call in calls.items()}
+
+
+def _contestant(torch: Any, call: Callable[[], Any]) -> tuple[Contestant, Callable[[], float]]:
+    last: list[Any] = []
+
+    def run(n: int) -> None:
+        with torch.no_grad():
+            for _ in range(n):
+                last[:] = [call()]
+
+    def device_ms() -> float:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        run(1)  # so that the device does not wait for the host
+        begin.record()
+        run(1)
+        end.record()
+        torch.cuda.synchronize()
+        return float(begin.elapsed_time(end))
+
+    def result() -> np.ndarray:
+        array: np.ndarray = last[0].cpu().numpy()
+        return array
+
+    return Contestant(run, torch.cuda.synchronize, result), device_ms
