@@ -72,11 +72,6 @@ inline void named_barrier(const int id, const int items) {
     asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(items) : "memory");
 }
 
-// Counts its warps at a barrier where others wait.
-inline void team_arrive(const int id, const int items) {
-    asm volatile("bar.arrive %0, %1;" : : "r"(id), "r"(items) : "memory");
-}
-
 // Orders a work-item's accesses to global memory for the whole device.
 inline void device_fence(void) { asm volatile("fence.acq_rel.gpu;" : : : "memory"); }
 
