@@ -1,21 +1,29 @@
-"""The command line as a user runs it, on the demo model."""
+"""The command line as a user runs it, on the demo model.
+
+What only a process shows (its two streams, signals, pipes, what it imports) runs in one; the rest runs in this process
+with the model loaded once.
+"""
 
 from __future__ import annotations
 
 import ast
+import io
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers import option_variables
 from programs import ROOT
+
+import llmcl
+from llmcl.engine.llm import LLM
 
 MODEL = "smollm2"
 QUESTION = "Why is the sky blue?"
@@ -49,6 +57,7 @@ def command(*arguments: str) -> list[str]:
 
 
 def run(*arguments: str, stdin: str | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own."""
     return subprocess.run(
         command(*arguments),
         input=stdin,
@@ -62,18 +71,55 @@ def run(*arguments: str, stdin: str | None = None, **variables: str) -> subproce
     )
 
 
-def generate(*options: str, prompt: str = QUESTION, **variables: str) -> subprocess.CompletedProcess[str]:
-    done = run("generate", "-m", MODEL, "-p", prompt, *options, **variables)
+@pytest.fixture(scope="module")
+def answer() -> dict[str, Any]:
+    """The greedy answer in JSON, of a process, for comparison with everything that must say the same."""
+    done = run("generate", "-m", MODEL, "-p", QUESTION, "-n", "16", "--format", "json")
     assert done.returncode == 0, done.stderr
-    return done
+    value = json.loads(done.stdout)
+    assert isinstance(value, dict)
+    return value
 
 
 @pytest.fixture(scope="module")
-def answer() -> dict[str, Any]:
-    """The greedy answer in JSON, for comparison with everything that must say the same."""
-    value = json.loads(generate("-n", "16", "--format", "json").stdout)
-    assert isinstance(value, dict)
-    return value
+def demo() -> Iterator[LLM]:
+    """The demo model as the command line loads it."""
+    with llmcl.load(MODEL) as llm:
+        yield llm
+
+
+Here = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def here(invoke: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Here:
+    """`run` in this process."""
+    for name in option_variables():
+        monkeypatch.delenv(name)
+
+    def here(*arguments: str, stdin: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            code = invoke(*arguments)
+        return subprocess.CompletedProcess(arguments, code, *capsys.readouterr())
+
+    return here
+
+
+@pytest.fixture
+def generate(here: Here, demo: LLM, monkeypatch: pytest.MonkeyPatch) -> Here:
+    """`llmcl generate` in this process, with the model loaded before."""
+    monkeypatch.setattr(llmcl, "load", lambda model, **settings: demo)
+    monkeypatch.setattr(LLM, "close", lambda llm: None)
+
+    def generate(*options: str, prompt: str = QUESTION, **variables: str) -> subprocess.CompletedProcess[str]:
+        done = here("generate", "-m", MODEL, "-p", prompt, *options, **variables)
+        assert done.returncode == 0, done.stderr
+        return done
+
+    return generate
 
 
 def test_json_has_the_documented_fields_and_consistent_values(answer: dict[str, Any]) -> None:
@@ -96,7 +142,7 @@ def test_json_has_the_documented_fields_and_consistent_values(answer: dict[str, 
     assert answer["device"]
 
 
-def test_text_goes_to_stdout_and_everything_else_to_stderr(answer: dict[str, Any]) -> None:
+def test_text_goes_to_stdout_and_everything_else_to_stderr(answer: dict[str, Any], generate: Here) -> None:
     done = generate("-n", "16")
     assert done.stdout == answer["text"] + "\n"
     assert answer["device"] in done.stderr
@@ -104,48 +150,52 @@ def test_text_goes_to_stdout_and_everything_else_to_stderr(answer: dict[str, Any
     assert answer["text"] not in done.stderr
 
 
-def test_quiet_leaves_standard_error_empty(answer: dict[str, Any]) -> None:
-    done = generate("-n", "16", "-q")
-    assert (done.stdout, done.stderr) == (answer["text"] + "\n", "")
+def test_quiet_leaves_standard_error_empty_and_a_pipe_is_a_prompt(answer: dict[str, Any]) -> None:
+    done = run("generate", "-m", MODEL, "-n", "16", "-q", stdin=QUESTION + "\n")
+    assert (done.returncode, done.stdout, done.stderr) == (0, answer["text"] + "\n", "")
 
 
 @pytest.mark.full
 def test_verbose_shows_what_compiling_took(answer: dict[str, Any], tmp_path: Path) -> None:
     """The first run compiles into an empty cache and says so, kernel by kernel and in its report; the second loads."""
     for compiles in (True, False):
-        done = generate("-n", "1", "-v", LLMCL_CACHE_DIR=str(tmp_path))
+        done = run("generate", "-m", MODEL, "-p", QUESTION, "-n", "1", "-v", LLMCL_CACHE_DIR=str(tmp_path))
         lines = done.stderr.splitlines()
         compiled = [line for line in lines if re.fullmatch(r"compiled attention_\w+ for .+ in \d+\.\d s", line)]
         loaded = [line for line in lines if re.fullmatch(r"loaded attention_\w+ for .+ from .+", line)]
         reported = [line for line in lines if re.match(r"compile +\d+ ms", line)]
         assert [bool(found) for found in (compiled, loaded, reported)] == [compiles, not compiles, compiles], lines
-    assert "compiled" not in generate("-n", "1").stderr
+    assert "compiled" not in run("generate", "-m", MODEL, "-p", QUESTION, "-n", "1").stderr
 
 
-def test_prompt_from_file_pipe_and_dash_gives_the_same_answer(answer: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.usefixtures("generate")
+def test_prompt_from_file_pipe_and_dash_gives_the_same_answer(
+    answer: dict[str, Any], here: Here, tmp_path: Path
+) -> None:
     file = tmp_path / "question.txt"
     file.write_text(QUESTION + "\n", encoding="utf-8")
     options = ("generate", "-m", MODEL, "-n", "16", "-q")
     for done in (
-        run(*options, "-f", str(file)),
-        run(*options, stdin=QUESTION + "\n"),
-        run(*options, "-p", "-", stdin=QUESTION),
+        here(*options, "-f", str(file)),
+        here(*options, stdin=QUESTION + "\n"),
+        here(*options, "-p", "-", stdin=QUESTION),
     ):
         assert done.returncode == 0, done.stderr
         assert done.stdout == answer["text"] + "\n"
 
 
-def test_every_option_has_a_variable_and_the_command_line_goes_first(answer: dict[str, Any]) -> None:
+@pytest.mark.usefixtures("generate")
+def test_every_option_has_a_variable_and_the_command_line_goes_first(answer: dict[str, Any], here: Here) -> None:
     variables = {
         "LLMCL_MODEL": MODEL,
         "LLMCL_PROMPT": "Say no.",
         "LLMCL_MAX_TOKENS": "16",
         "LLMCL_FORMAT": "json",
     }
-    done = run("generate", "-p", QUESTION, **variables)
+    done = here("generate", "-p", QUESTION, **variables)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["token_ids"] == answer["token_ids"]
-    help_text = run("generate", "--help").stdout
+    help_text = here("generate", "--help").stdout
     for name in (
         *(
             "MODEL",
@@ -176,7 +226,7 @@ def test_every_option_has_a_variable_and_the_command_line_goes_first(answer: dic
         assert f"LLMCL_{name}" in help_text
 
 
-def test_a_stop_string_ends_the_answer_before_it(answer: dict[str, Any]) -> None:
+def test_a_stop_string_ends_the_answer_before_it(answer: dict[str, Any], generate: Here) -> None:
     stop = answer["text"][len(answer["text"]) // 2 :][:4]
     shown, _, _ = answer["text"].partition(stop)
     done = json.loads(generate("-n", "16", "--format", "json", "--stop", "never said", "--stop", stop).stdout)
@@ -184,7 +234,7 @@ def test_a_stop_string_ends_the_answer_before_it(answer: dict[str, Any]) -> None
     assert generate("-n", "16", "-q", LLMCL_STOP=stop).stdout == shown + "\n"
 
 
-def test_raw_and_system_prompt_change_the_prompt(answer: dict[str, Any]) -> None:
+def test_raw_and_system_prompt_change_the_prompt(answer: dict[str, Any], generate: Here) -> None:
     raw = json.loads(generate("-n", "2", "--raw", "--format", "json").stdout)
     system = json.loads(generate("-n", "2", "--system-prompt", "Answer in French.", "--format", "json").stdout)
     lengths = [len(done["prompt_token_ids"]) for done in (raw, answer)]
@@ -192,7 +242,7 @@ def test_raw_and_system_prompt_change_the_prompt(answer: dict[str, Any]) -> None
     assert system["prompt_token_ids"] != answer["prompt_token_ids"]
 
 
-def test_a_seed_draws_the_same_tokens_again() -> None:
+def test_a_seed_draws_the_same_tokens_again(generate: Here) -> None:
     options = ("-n", "16", "--temp", "1.5", "--top-k", "50", "--ignore-eos", "--format", "json")
     drawn = generate(*options)
     reported = drawn.stderr.split("seed: ")[1].split()[0]
@@ -251,12 +301,13 @@ def test_a_pipe_closed_before_the_last_flush_ends_quietly(arguments: tuple[str, 
     assert (done.returncode, done.stderr) == (141, b"")
 
 
-def test_chat_from_a_pipe_remembers_until_reset() -> None:
+@pytest.mark.usefixtures("generate")
+def test_chat_from_a_pipe_remembers_until_reset(here: Here) -> None:
     first, second = "Name one colour.", "Name another one."
     options = ("chat", "-m", MODEL, "-n", "12")
-    talk = run(*options, stdin=f"{first}\n/stats\n{second}\n")
-    forgetful = run(*options, "-q", stdin=f"{first}\n/reset\n{second}\n")
-    alone = run(*options, "-q", stdin=f"{second}\n/exit\nnot read\n")
+    talk = here(*options, stdin=f"{first}\n/stats\n{second}\n")
+    forgetful = here(*options, "-q", stdin=f"{first}\n/reset\n{second}\n")
+    alone = here(*options, "-q", stdin=f"{second}\n/exit\nnot read\n")
     for done in (talk, forgetful, alone):
         assert done.returncode == 0, done.stderr
     assert forgetful.stdout.endswith(alone.stdout)
@@ -267,19 +318,13 @@ def test_chat_from_a_pipe_remembers_until_reset() -> None:
     assert "not read" not in alone.stdout
 
 
-def test_unknown_model_and_unknown_device() -> None:
-    model = run("generate", "-m", "no-such-model", "-p", "x", "--offline")
+def test_unknown_model_and_unknown_device(here: Here) -> None:
+    model = here("generate", "-m", "no-such-model", "-p", "x", "--offline")
     assert model.returncode in (6, 8) and "no-such-model" in model.stderr
-    device = run("generate", "-m", MODEL, "-p", "x", "--device", "no-such-device")
+    device = here("generate", "-m", MODEL, "-p", "x", "--device", "no-such-device")
     assert device.returncode == 3 and "no-such-device" in device.stderr
     for done in (model, device):
         assert done.stdout == "" and "error: " in done.stderr and "Traceback" not in done.stderr
-
-
-def test_a_prompt_longer_than_the_context() -> None:
-    done = run("generate", "-m", MODEL, "-c", "32", "-p", "word " * 100)
-    assert (done.returncode, done.stdout) == (9, "")
-    assert "32" in done.stderr and "--ctx-size" in done.stderr
 
 
 def test_without_any_opencl_device_it_says_what_to_install(tmp_path: Path) -> None:
@@ -291,11 +336,11 @@ def test_without_any_opencl_device_it_says_what_to_install(tmp_path: Path) -> No
         assert "Traceback" not in done.stderr
 
 
-def test_devices_lists_and_explains() -> None:
-    text = run("devices")
+def test_devices_lists_and_explains(here: Here) -> None:
+    text = here("devices")
     assert text.returncode == 0, text.stderr
     assert all(len(line) <= 80 for line in text.stdout.splitlines())
-    listed = json.loads(run("devices", "--format", "json").stdout)
+    listed = json.loads(here("devices", "--format", "json").stdout)
     assert [device["index"] for device in listed["devices"]] == list(range(len(listed["devices"])))
     for device in listed["devices"]:
         assert device["name"] in " ".join(text.stdout.split())
@@ -304,8 +349,8 @@ def test_devices_lists_and_explains() -> None:
     assert listed["reason"]
 
 
-def test_debug_shows_the_traceback() -> None:
-    done = run("generate", "-m", "no-such-model", "-p", "x", "--offline", LLMCL_DEBUG="1")
+def test_debug_shows_the_traceback(here: Here) -> None:
+    done = here("generate", "-m", "no-such-model", "-p", "x", "--offline", LLMCL_DEBUG="1")
     assert "Traceback" in done.stderr and "error: " in done.stderr
 
 
