@@ -9,6 +9,7 @@ take turns, warm, with half the interquartile range as the spread. Keys and valu
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path

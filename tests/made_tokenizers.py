@@ -115,6 +115,20 @@ def gguf_of(tokenizer: tokenizers.Tokenizer, pre: str) -> dict[str, Any]:
     }
 
 
+def byte_level_gguf() -> dict[str, Any]:
+    """The metadata of byte-level BPE with a few merges, and the special tokens <s> and </s>."""
+    merges = ["t h", "th e", "\u0120 the", "\u0120 \u0120", "1 2", "i n", "' s", "\u0120 f", "o x"]
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = ["<s>", "</s>", *letters, *(merge.replace(" ", "") for merge in merges)]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [CONTROL] * 2 + [NORMAL] * (len(tokens) - 2),
+        "tokenizer.ggml.merges": merges,
+    }
+
+
 SPACE = "\u2581"
 
 
