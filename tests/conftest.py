@@ -11,10 +11,13 @@ Of several PoCLs the preferred one is tested; a word for another alone (`pocl-2`
 
 from __future__ import annotations
 
+import io
 import logging
 import os
+import runpy
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -26,6 +29,7 @@ from echo_engine import Engine
 from helpers import option_variables
 from hypothesis import settings
 from own_cache import use_own_cache
+from programs import ROOT, Run
 from which_devices import chosen_devices, named_devices
 
 from llmcl.runtime.device_probe import checked
@@ -109,13 +113,15 @@ def left_to_the_full_run(items: list[pytest.Item]) -> set[pytest.Item]:
     """The cases that `--quick` leaves out.
 
     A test runs with all its cases on the first device, or on none where it takes no device. One marked `matrix` runs
-    with its first case and its last in each variant of its kernel, one marked `full` not at all. On every other
-    device the first case of each file of tests/kernels runs, in each variant.
+    with its first case and its last in each variant of its kernel. On every other device the first case of each file
+    of tests/kernels runs, in each variant. A test or a case marked `full` does not run.
     """
     first = next(iter(tested_devices().values())).index
     on_the_first: dict[tuple[str, object], list[pytest.Item]] = {}  # by test and variant
     on_another: dict[tuple[str, object, int], list[pytest.Item]] = {}  # by file, variant and device
     for item in items:
+        if item.get_closest_marker("full"):
+            continue
         parameters = getattr(getattr(item, "callspec", None), "params", {})
         variant = parameters.get("variant", parameters.get("kind"))
         device = parameters["cl_entry"].index if "cl_entry" in parameters else first
@@ -125,8 +131,7 @@ def left_to_the_full_run(items: list[pytest.Item]) -> set[pytest.Item]:
             on_another.setdefault((item.nodeid.partition("::")[0], variant, device), []).append(item)
     kept: set[pytest.Item] = set()
     for cases in on_the_first.values():
-        if not cases[0].get_closest_marker("full"):
-            kept.update([cases[0], cases[-1]] if cases[0].get_closest_marker("matrix") else cases)
+        kept.update([cases[0], cases[-1]] if cases[0].get_closest_marker("matrix") else cases)
     for cases in on_another.values():
         kept.add(next((case for case in cases if not case.get_closest_marker("skip")), cases[0]))
     return {item for item in items if item not in kept}
@@ -248,6 +253,31 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     for name in option_variables():
         monkeypatch.delenv(name)
     return engine
+
+
+@pytest.fixture
+def run_here(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """run_here("llmcl", *arguments, stdin="", **variables): as a process gives it, but in this one, which is quicker.
+
+    In place of "llmcl" the name of a file of scripts/ may stand. The options' own variables are not set.
+    """
+    from llmcl.cli import main
+
+    def run(program: str, *arguments: str, stdin: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+        with monkeypatch.context() as patch:
+            for name in option_variables():
+                patch.delenv(name)
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            patch.chdir(ROOT)
+            patch.setattr(sys, "argv", [program, *arguments])
+            patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+            with pytest.raises(SystemExit) as end:
+                main() if program == "llmcl" else runpy.run_path(str(ROOT / "scripts" / program), run_name="__main__")
+        assert isinstance(end.value.code, int)
+        return subprocess.CompletedProcess([program, *arguments], end.value.code, *capsys.readouterr())
+
+    return run
 
 
 @pytest.fixture

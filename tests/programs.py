@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+Run = Callable[..., subprocess.CompletedProcess[str]]  # of the fixture run_here, which needs no process
+# The sizes of helpers.small_config, so that a kernel compiled for one serves the other.
 TINY_SHAPE = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "hidden_size": 64,
-    "intermediate_size": 128,
+    "intermediate_size": 96,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 16,
+    "head_dim": 32,
     "vocab_size": 320,
     "max_position_embeddings": 256,
     "rms_norm_eps": 1e-5,

@@ -64,11 +64,17 @@ def test_first_and_last_of_a_matrix_and_none_of_full() -> None:
     assert kept(cases) == ["a[cpu-0]", "a[cpu-3]", "a[gpu-0]", "a[gpu-3]"]
     assert kept([Case("b", {}), Case("c[1]", {}), Case("c[2]", {})]) == ["b", "c[1]", "c[2]"]
     assert kept([Case("b", {}), Case("c[1]", {}, ("full",)), Case("c[2]", {}, ("full",))]) == ["b"]
+    assert kept([Case("c[1]", {}), Case("c[2]", {}, ("full",)), Case("c[3]", {})]) == ["c[1]", "c[3]"]
 
 
 def test_every_file_is_run_once() -> None:
     files = [name for group in run.chunks() for name in group]
     assert sorted(files) == sorted(str(path.relative_to(run.ROOT)) for path in run.ROOT.glob("tests/**/test_*.py"))
+
+
+def test_the_longest_files_come_first() -> None:
+    first = [group[0] for group in run.chunks()]
+    assert first[: len(run.LONGEST)] == run.LONGEST[: len(first)], "a file was renamed, or LONGEST is too long"
 
 
 def test_the_summary_counts_what_is_left() -> None:

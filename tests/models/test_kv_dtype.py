@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import random_weights, relative_error, save_folder, small_config
+from programs import TINY_SHAPE
 
 import llmcl
 from llmcl import reference
@@ -37,7 +38,7 @@ def test_the_twin_of_the_format_is_that_of_weights() -> None:
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])  # as a GPU the same device gets the portable kernels
 def test_a_model_with_a_rounded_cache_is_its_twin(tmp_path: Path, default_device: Device, kind: str) -> None:
-    config = small_config(n_q_heads=6, n_kv_heads=2, head_dim=32, hidden_size=96)
+    config = small_config()
     weights = random_weights(config, seed=3)
     folder = save_folder(tmp_path / "model", config, weights)
     ids = [int(i) for i in np.random.default_rng(1).integers(0, config.vocab_size, 70)]
@@ -80,8 +81,10 @@ def test_heads_that_the_format_cannot_hold_are_refused(tmp_path: Path, default_d
         llmcl.load_random(str(shape), device=default_device, kv_dtype="q8_0", max_context=64)
 
 
-def test_the_persistent_kernel_of_nvidia_is_refused(default_device: Device) -> None:
-    with llmcl.load_random("smollm2-135m", device=default_device, kv_dtype="q8_0", max_context=64) as llm:
+def test_the_persistent_kernel_of_nvidia_is_refused(tmp_path: Path, default_device: Device) -> None:
+    shape = tmp_path / "config.json"
+    shape.write_text(json.dumps(TINY_SHAPE))
+    with llmcl.load_random(str(shape), device=default_device, kv_dtype="q8_0", max_context=64) as llm:
         layers = decode_layers(llm.model.layers, llm.model.decode_ops)
         assert layers is not None
         reason = NvidiaPersistentLayers().unsupported_reason(llm.device, layers)

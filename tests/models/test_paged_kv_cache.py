@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import POISON
+from programs import TINY_SHAPE
 
 import llmcl
 from llmcl.engine.llm import LLM
@@ -18,24 +19,8 @@ from llmcl.models.paged_kv_cache import PagedKVCache
 from llmcl.models.sequence import SequenceState, Step
 from llmcl.runtime.device import Device
 
-SHAPE = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "vocab_size": 320,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "hidden_act": "silu",
-    "tie_word_embeddings": True,
-    "torch_dtype": "bfloat16",
-    "eos_token_id": 2,
-}
+# Not TINY_SHAPE's two query heads a KV head: what Intel's compiler makes for a GPU of them in float16 is wrong.
+SHAPE = {**TINY_SHAPE, "num_attention_heads": 6, "max_position_embeddings": 2048}
 PAGE, PAGES = 64, 16
 
 

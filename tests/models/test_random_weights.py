@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from programs import TINY_SHAPE
 
 import llmcl
 from llmcl.checkpoint import open_checkpoint
@@ -19,28 +20,15 @@ from llmcl.runtime.device import Device
 
 def test_random_weights_of_a_config_file(default_device: Device, tmp_path: Path) -> None:
     file = tmp_path / "config.json"
-    file.write_text(
-        json.dumps(
-            {
-                "model_type": "llama",
-                "hidden_size": 64,
-                "intermediate_size": 96,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 4,
-                "num_key_value_heads": 2,
-                "vocab_size": 300,
-                "max_position_embeddings": 512,
-                "rms_norm_eps": 1e-5,
-            }
-        )
-    )
+    shape = {key: value for key, value in TINY_SHAPE.items() if key != "torch_dtype"}
+    file.write_text(json.dumps({**shape, "max_position_embeddings": 512}))
     calls: list[tuple[str, int, int]] = []
     progress: Progress = lambda *call: calls.append(call)  # noqa: E731
     with llmcl.load_random(str(file), device=default_device.entry.index, progress=progress) as llm:
         last = [call for call in calls if call[0] == "making random weights"][-1]
         assert 0 < last[1] == last[2]
         assert llm.tokenizer is None and (llm.dtype, llm.max_context) == ("bfloat16", 512)
-        answer = llm.generate([1, 2, 3], max_tokens=5)
+        answer = llm.generate([1, 2, 3], max_tokens=5, ignore_eos=True)
         assert len(answer.token_ids) == 5 and answer.text == "" and answer.finish_reason == "length"
         logits = llm.logits([1, 2, 3])
         assert np.isfinite(logits).all() and 0.1 < logits.std() < 10
@@ -55,7 +43,7 @@ def test_random_weights_of_a_config_file(default_device: Device, tmp_path: Path)
             assert not np.allclose(other.logits([1, 2, 3]), logits)
 
 
-@pytest.mark.parametrize("dtype", ["q4_0", "q6_k"])
+@pytest.mark.parametrize("dtype", ["q4_0", pytest.param("q6_k", marks=pytest.mark.full)])
 def test_random_quantized_weights(default_device: Device, tmp_path: Path, dtype: str) -> None:
     file = tmp_path / "config.json"
     shape = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 300}

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from programs import run_script
+from programs import Run, run_script
 
 from llmcl.runtime.device import Device
 
@@ -34,9 +34,9 @@ def test_tables_in_every_format(default_device: Device, tmp_path: Path) -> None:
     assert {(c["table"], c["column"]) for c in cells} >= {("1", "ms a layer"), ("4", "ratio")}
 
 
-def test_refusals() -> None:
+def test_refusals(run_here: Run) -> None:
     for arguments, message in [(["-t", "7"], "1 to 6"), (["--csv", "/no/such/folder/x"], "cannot be written")]:
-        done = run_script("bench_attention.py", *arguments)
+        done = run_here("bench_attention.py", *arguments)
         assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
 
 

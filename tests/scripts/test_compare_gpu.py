@@ -12,10 +12,12 @@ import compare_engines as engines
 import compare_gpu as gpu
 import compare_gpu_child as gpu_child
 import pytest
-from programs import TINY_SHAPE, run_script
+from programs import TINY_SHAPE, Run, run_script
 
 from llmcl.models.random_shapes import random_shape_config
 from llmcl.runtime.device import Device
+
+SHAPE = {**TINY_SHAPE, "head_dim": 16}  # random_file leaves a GGUF reader to divide: hidden_size / heads
 
 # A llama-bench that takes 20 ms for a prefill and 40 ms for decoding; the second micro-batch takes longer.
 LLAMA_BENCH = """#!{python}
@@ -36,7 +38,7 @@ print(json.dumps(rows))
 @pytest.fixture
 def shape(tmp_path: Path) -> Path:
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(TINY_SHAPE), encoding="utf-8")
+    path.write_text(json.dumps(SHAPE), encoding="utf-8")
     return path
 
 
@@ -108,7 +110,7 @@ def test_the_compiled_step_decodes_what_the_eager_one_does() -> None:
         for compiled in (False, True):
             torch.manual_seed(0)
             engine = gpu_child.PyTorch(compiled, backend="eager")
-            engine.load({**TINY_SHAPE, "tie_word_embeddings": False}, "cpu", [16], [[4, 8]])
+            engine.load({**SHAPE, "tie_word_embeddings": False}, "cpu", [16], [[4, 8]])
             taken: list[int] = []
             step = engine._compiled_step if compiled else engine._step
 
@@ -138,11 +140,11 @@ def test_shapes_load_together_where_they_fit(shape: Path) -> None:
     assert gpu.batches(shapes, 10**9) == [shapes] and len(gpu.batches(shapes, 10**5)) == 2
 
 
-def test_what_cannot_be_compared_is_refused(tmp_path: Path, shape: Path) -> None:
-    done = run_script("compare_gpu.py", "--random", "llama-3.2-1b", "--device", "cpu")
+def test_what_cannot_be_compared_is_refused(tmp_path: Path, shape: Path, run_here: Run) -> None:
+    done = run_here("compare_gpu.py", "--random", "llama-3.2-1b", "--device", "cpu")
     assert done.returncode == 2 and "1.2 billion weights and the device is a CPU" in done.stderr
     other = tmp_path / "other.json"
-    other.write_text(json.dumps({**TINY_SHAPE, "num_hidden_layers": 3}), encoding="utf-8")
+    other.write_text(json.dumps({**SHAPE, "num_hidden_layers": 3}), encoding="utf-8")
     gguf = engines.random_file(tmp_path / "other.gguf", str(other))
     with pytest.raises(gpu.UsageError, match=r"has the sizes .*'n_layers': 3.*expected those of a --random shape"):
         gpu.make_shapes([str(shape)], [gguf], plan())

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import compare_launches
 import pytest
-from programs import run_script
+from programs import Run
 
 
 def test_a_row_for_each_depth(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -26,6 +26,6 @@ def test_a_row_for_each_depth(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     ]
 
 
-def test_an_unknown_model_is_named_once() -> None:
-    done = run_script("compare_launches.py", "-m", "nosuch")
+def test_an_unknown_model_is_named_once(run_here: Run) -> None:
+    done = run_here("compare_launches.py", "-m", "nosuch")
     assert done.returncode == 6 and done.stderr.count("error: nosuch") == 1, done.stderr

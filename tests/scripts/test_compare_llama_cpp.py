@@ -15,11 +15,13 @@ import compare_llama_cpp as compare
 import compare_quality as quality
 import numpy as np
 import pytest
-from programs import TINY_SHAPE, run_script
+from programs import TINY_SHAPE, Run
 
 from llmcl.checkpoint import open_checkpoint
 from llmcl.reference import log_likelihood
 from llmcl.runtime.device import Device
+
+SHAPE = {**TINY_SHAPE, "head_dim": 16}  # random_file leaves a GGUF reader to divide: hidden_size / heads
 
 
 class Engine:
@@ -88,11 +90,11 @@ def test_llmcl_answers_in_a_process_of_its_own(
         sys.modules, "gguf", None
     )  # another process makes the weights, or this one would count as large
     shape = tmp_path / "config.json"
-    shape.write_text(json.dumps(TINY_SHAPE), encoding="utf-8")
+    shape.write_text(json.dumps(SHAPE), encoding="utf-8")
     path = engines.random_file(tmp_path / "tiny.gguf", str(shape))
     with open_checkpoint(str(path)) as checkpoint:
         assert checkpoint.config.dtype == "float16" and checkpoint.config.n_layers == 2
-        assert checkpoint.array("model.layers.1.mlp.down_proj.weight").std() == pytest.approx(128**-0.5, rel=0.05)
+        assert checkpoint.array("model.layers.1.mlp.down_proj.weight").std() == pytest.approx(96**-0.5, rel=0.05)
     text = tmp_path / "text.txt"
     text.write_text("ab" * 300, encoding="utf-8")
     both = engines.Engines(
@@ -161,7 +163,7 @@ def test_quality_is_that_of_each_contestant_against_the_widened_weights(
     tmp_path: Path, default_device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shape, text = tmp_path / "config.json", tmp_path / "text.txt"
-    shape.write_text(json.dumps({**TINY_SHAPE, "max_position_embeddings": 512}), encoding="utf-8")
+    shape.write_text(json.dumps({**SHAPE, "max_position_embeddings": 512}), encoding="utf-8")
     text.write_text("ab" * 600, encoding="utf-8")
     path = engines.random_file(tmp_path / "tiny.gguf", str(shape))
     llmcl_only = {name: quality.Contestant("llmcl", {"dtype": "float32"}) for name in quality.CONTESTANTS}
@@ -201,6 +203,6 @@ def test_quality_is_shown_against_its_targets() -> None:
         (("-f", "/nowhere.txt"), "-f/--file /nowhere.txt: there is no such file"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(options: tuple[str, ...], message: str) -> None:
-    done = run_script("compare_llama_cpp.py", *options)
+def test_what_cannot_be_compared_is_refused(options: tuple[str, ...], message: str, run_here: Run) -> None:
+    done = run_here("compare_llama_cpp.py", *options)
     assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from programs import TINY_SHAPE, run_script
+from programs import TINY_SHAPE, Run, run_script
 
 from llmcl.engine.generation import Piece
 from llmcl.errors import ContextLengthError, OutOfDeviceMemoryError
@@ -191,8 +191,8 @@ def test_context_is_checked_before_measuring() -> None:
         (["-m", "smollm2", "--plot", "picture.png", "-g", "0"], 2, ["--plot", "-g"]),
     ],
 )
-def test_bad_requests_are_refused(arguments: list[str], code: int, parts: list[str]) -> None:
-    done = run_script("tbt_benchmark.py", *arguments)
+def test_bad_requests_are_refused(arguments: list[str], code: int, parts: list[str], run_here: Run) -> None:
+    done = run_here("tbt_benchmark.py", *arguments)
     assert (done.returncode, done.stdout) == (code, "")
     for part in parts:
         assert part in done.stderr

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import shutil
 import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import pytest
-from programs import run_llmcl
+from programs import Run, run_llmcl
 
 import llmcl
 from llmcl.cli import main
@@ -45,6 +46,19 @@ doctor.work(int(sys.argv[1]), [int(i) for i in sys.argv[2].split(",")])
 
 def worker(file: str = "", old: str = "", new: str = "", more: str = "") -> list[str]:
     return ["-c", WORKER.format(file=file, old=old, new=new, more=more)]
+
+
+@pytest.fixture(scope="module")
+def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache whose compiled kernels serve every test here."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def no_findings(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if nothing had ever been found out about a device."""
+    monkeypatch.setenv("LLMCL_CACHE_DIR", str(cache_folder))
+    shutil.rmtree(cache_folder / "devices", ignore_errors=True)
 
 
 @pytest.fixture
@@ -93,8 +107,8 @@ def one_form_of_each_is_in_use(checks: Sequence[tuple[str, str, bool]]) -> None:
         assert tested and sorted(used) == sorted(tested), "one variant of each is in use"
 
 
-@pytest.mark.usefixtures("only")
-def test_a_wrong_kernel_is_found(default_device: Device, empty_cache: Path) -> None:
+@pytest.mark.usefixtures("only", "no_findings")
+def test_a_wrong_kernel_is_found(default_device: Device) -> None:
     wrong = worker("portable/rms_norm.cl", " / HIDDEN", " * 1.01f / HIDDEN", FEW)
     found = doctor.diagnose(default_device.entry, worker=wrong, everything=True)
     assert statuses(found)["rms_norm shared"] == "wrong"
@@ -105,8 +119,8 @@ def test_a_wrong_kernel_is_found(default_device: Device, empty_cache: Path) -> N
     )
 
 
-@pytest.mark.usefixtures("only")
-def test_a_compiler_that_refuses_is_reported_with_its_log(default_device: Device, empty_cache: Path) -> None:
+@pytest.mark.usefixtures("only", "no_findings")
+def test_a_compiler_that_refuses_is_reported_with_its_log(default_device: Device) -> None:
     broken = worker("portable/linear_decode.cl", "__kernel", "no_such_type __kernel", FEW)
     found = doctor.diagnose(default_device.entry, worker=broken, everything=True)
     (refused,) = (o for o in found if o.check.variant_name == "portable")
@@ -114,33 +128,35 @@ def test_a_compiler_that_refuses_is_reported_with_its_log(default_device: Device
     assert list(doctor.excluded(found)) == ["portable/linear_decode.cl float32"]
 
 
-@pytest.mark.usefixtures("only")
+@pytest.mark.usefixtures("only", "no_findings")
 @pytest.mark.parametrize(
-    ("what", "timeout_s", "said"),
+    ("what", "limits_s", "said"),
     [
         (
             "print('driver: bad day', file=sys.stderr, flush=True); os._exit(11)",
-            60,
+            (60.0,),
             "(exit status 11): driver: bad day",
         ),
-        ("time.sleep(60)", 5, "did not end within 5 s"),
+        ("time.sleep(300)", (5.0, 20.0, 80.0), "did not end within {limit_s:.0f} s"),
     ],
 )
-def test_a_crash_is_not_fatal(
-    default_device: Device, empty_cache: Path, what: str, timeout_s: float, said: str
-) -> None:
+def test_a_crash_is_not_fatal(default_device: Device, what: str, limits_s: tuple[float, ...], said: str) -> None:
     more = FEW + (
         "import dataclasses\n"
         f"def bad(device):\n    {what}\n"
         "few = [dataclasses.replace(c, run=bad) if c.variant_name == 'portable' else c for c in few]\n"
     )
-    found = doctor.diagnose(default_device.entry, worker=worker(more=more), timeout_s=timeout_s)
+    for limit_s in limits_s:  # on a busy machine a process may take seconds to begin
+        found = doctor.diagnose(default_device.entry, worker=worker(more=more), timeout_s=limit_s)
+        if statuses(found)["rms_norm shared"] == "pass":
+            break
     (crashed,) = (o for o in found if o.check.variant_name == "portable")
-    assert crashed.status == "crashed" and said in crashed.detail
+    assert crashed.status == "crashed" and said.format(limit_s=limit_s) in crashed.detail
     assert statuses(found)["rms_norm shared"] == "pass", "the rest is still checked"
 
 
-def test_what_is_excluded_is_passed_over(default_device: Device, empty_cache: Path) -> None:
+@pytest.mark.usefixtures("no_findings")
+def test_what_is_excluded_is_passed_over(default_device: Device) -> None:
     device = copy.copy(default_device)
     device.entry = dataclasses.replace(device.entry, kind="cpu", is_software=False, ptx_arch=0)
     cache = DeviceCache(device.entry)
@@ -157,7 +173,8 @@ def test_what_is_excluded_is_passed_over(default_device: Device, empty_cache: Pa
         pick(LinearDecode, device, "float16", 64)
 
 
-def test_a_wrong_kernel_without_another_form_refuses_models(default_device: Device, empty_cache: Path) -> None:
+@pytest.mark.usefixtures("no_findings")
+def test_a_wrong_kernel_without_another_form_refuses_models(default_device: Device) -> None:
     device = copy.copy(default_device)
     device.cache = DeviceCache(device.entry)
     device.cache.store_excluded(
@@ -167,9 +184,9 @@ def test_a_wrong_kernel_without_another_form_refuses_models(default_device: Devi
         llmcl.load_random("smollm2-135m", device=device, dtype="float16", max_context=16)
 
 
-@pytest.mark.usefixtures("only")
+@pytest.mark.usefixtures("only", "no_findings")
 def test_the_command(
-    default_device: Device, empty_cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    default_device: Device, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(doctor, "diagnose", partial(doctor.diagnose, worker=worker(more=FEW)))
     monkeypatch.setattr(sys, "argv", ["llmcl", "doctor", "--device", str(default_device.entry.index)])
@@ -224,11 +241,12 @@ def test_a_report_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> N
     assert both.returncode == 2 and "--reset checks nothing" in both.stderr
 
 
-def test_reset(default_device: Device, empty_cache: Path) -> None:
+@pytest.mark.usefixtures("no_findings")
+def test_reset(default_device: Device, run_here: Run) -> None:
     cache = DeviceCache(default_device.entry)
     cache.store_excluded({"cpu/linear_decode.cl float16": "wrong: error 1.0"})
     cache.store_tuned("key", {"BLOCK_M": 8})
-    reset = run_llmcl("doctor", "--reset", "--device", str(default_device.entry.index))
+    reset = run_here("llmcl", "doctor", "--reset", "--device", str(default_device.entry.index))
     assert reset.returncode == 0 and "nothing is excluded any more" in reset.stdout
     after = DeviceCache(default_device.entry)
     assert after.excluded == {} and after.tuned == {"key": {"BLOCK_M": 8}}, "tuned tiles are no concern of the doctor"

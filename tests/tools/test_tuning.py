@@ -6,13 +6,11 @@ import copy
 import csv
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from programs import Run
 
 import llmcl
 from llmcl import reference
@@ -27,7 +25,6 @@ from llmcl.runtime.device_cache import DeviceCache
 from llmcl.tools import tune as tuning
 from llmcl.tools.trials import AttentionProblem, decode_trial, prefill_trial
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 SHAPE = AttentionShape(4, 2, 32, 64, "float16")
 
 
@@ -197,30 +194,12 @@ def test_kernel_options_are_checked(default_device: Device, options: dict[str, i
         llmcl.load_random("smollm2-135m", device=default_device.entry.index, max_context=16, kernel_options=options)
 
 
-def run(name: str, *arguments: str, cache: Path | None = None) -> subprocess.CompletedProcess[str]:
-    script = [str(ROOT / "scripts" / "tune_prefill.py")] if name == "script" else ["-m", "llmcl.cli", name]
-    search_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    return subprocess.run(
-        [sys.executable, *script, *arguments],
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        cwd=ROOT,
-        env={
-            **os.environ,
-            "PYTHONPATH": search_path,
-            "PYTHONIOENCODING": "utf-8",
-            **({"LLMCL_CACHE_DIR": str(cache)} if cache else {}),
-        },
-        timeout=240,
-    )
-
-
 @pytest.mark.full
-def test_the_command_stores_the_winner(tmp_path: Path) -> None:
+def test_the_command_stores_the_winner(tmp_path: Path, run_here: Run) -> None:
     cache, files = tmp_path / "cache", [tmp_path / f"table.{kind}" for kind in ("md", "csv", "json")]
     written = [text for pair in zip(("--markdown", "--csv", "--json"), map(str, files), strict=True) for text in pair]
-    done = run("tune", "-m", "smollm2", "--kernel", "decode", "-d", "64", *written, cache=cache)
+    variables = {"LLMCL_CACHE_DIR": str(cache)}
+    done = run_here("llmcl", "tune", "-m", "smollm2", "--kernel", "decode", "-d", "64", *written, **variables)
     assert done.returncode == 0, done.stderr
     for part in ("attention_decode", "vs default", "fastest attention_decode (*): N_SPLITS", "stored in"):
         assert part in done.stdout
@@ -233,16 +212,16 @@ def test_the_command_stores_the_winner(tmp_path: Path) -> None:
     assert {name: winner[name] for name in constants} == constants and winner["ms"] > 0
     assert [row["choice"] for row in csv.DictReader(files[1].read_text().splitlines())] == [r["choice"] for r in rows]
     assert files[0].read_text(encoding="utf-8").count("\n| ") == len(rows) + 2
-    again = run("generate", "-m", "smollm2", "-p", "Hi", "-n", "4", "-q", cache=cache)
+    again = run_here("llmcl", "generate", "-m", "smollm2", "-p", "Hi", "-n", "4", "-q", **variables)
     assert again.returncode == 0, again.stderr
 
 
-def test_the_script_times_one_combination(tmp_path: Path) -> None:
-    done = run("script", "-m", "smollm2", "--combo", "D", "-p", "32", "-q", cache=tmp_path)
+def test_the_script_times_one_combination(empty_cache: Path, run_here: Run) -> None:
+    done = run_here("tune_prefill.py", "-m", "smollm2", "--combo", "D", "-p", "32", "-q")
     assert done.returncode == 0, done.stderr
     labels = [line.split(" ")[0] for line in done.stdout.splitlines()[3:6]]
     assert labels == ["D", "G", "default"] and done.stderr == ""
-    assert not (tmp_path / "devices").exists(), "a single combination is no winner"
+    assert not (empty_cache / "devices").exists(), "a single combination is no winner"
 
 
 @pytest.mark.parametrize(
@@ -255,8 +234,10 @@ def test_the_script_times_one_combination(tmp_path: Path) -> None:
         ("generate", ["-m", "smollm2", "-p", "Hi", "--combo", "X"], 2, ["--combo", "'X'"]),
     ],
 )
-def test_bad_requests_are_refused(command: str, arguments: list[str], code: int, parts: list[str]) -> None:
-    done = run(command, *arguments)
+def test_bad_requests_are_refused(
+    command: str, arguments: list[str], code: int, parts: list[str], run_here: Run
+) -> None:
+    done = run_here("llmcl", command, *arguments)
     assert (done.returncode, done.stdout) == (code, "")
     for part in parts:
         assert part in done.stderr
@@ -276,6 +257,6 @@ def test_a_combination_gives_the_same_logits(smollm2: LLM) -> None:
     assert np.abs(actual - expected).max() < 1e-5 * np.abs(expected).max()
 
 
-def test_the_command_takes_a_combination() -> None:
-    done = run("generate", "-m", "smollm2", "-p", "Hi", "-n", "2", "--combo", "D")
+def test_the_command_takes_a_combination(run_here: Run) -> None:
+    done = run_here("llmcl", "generate", "-m", "smollm2", "-p", "Hi", "-n", "2", "--combo", "D")
     assert done.returncode == 0 and done.stdout.strip(), done.stderr
