@@ -1,12 +1,23 @@
-"""GGUF files as the reader of the package `gguf` sees them, to compare the project's own reader with."""
+"""GGUF files as the package `gguf` writes and reads them, to compare the project's own reader with."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from llmcl.checkpoint.gguf import read_gguf
+
+
+def write_out(writer: Any, path: Path) -> Path:
+    """Ends a file of the package's GGUFWriter, and compares how it is read; its path."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert_read_as_by_gguf(path)
+    return path
 
 
 def assert_read_as_by_gguf(path: Path) -> None:

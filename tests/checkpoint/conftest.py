@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf_reference import assert_read_as_by_gguf
+from gguf_reference import write_out
 
 # Every kind of tensor, and rows that are whole blocks of 32.
 HF_CONFIG: dict[str, Any] = {
@@ -133,12 +133,7 @@ class GgufFiles:
             kind = GGMLQuantizationType[(formats or {}).get(name, "F32")]
             stored = quantize(np.ascontiguousarray(values, dtype=np.float32), kind)
             writer.add_tensor(name, stored, raw_dtype=kind)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        assert_read_as_by_gguf(path)
-        return path
+        return write_out(writer, path)
 
     def string(self, text: str | bytes) -> bytes:
         data = text.encode() if isinstance(text, str) else text

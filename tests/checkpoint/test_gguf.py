@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf_reference import assert_read_as_by_gguf
+from gguf_reference import assert_read_as_by_gguf, write_out
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -101,11 +101,7 @@ def test_k_quants_are_read(hf_files, gguf_files, tmp_path, format):
         raw = rng.integers(0, 64, (len(values), values.shape[1] // 256 * FORMATS[format].nbytes), dtype=np.uint8)
         blocks[name] = raw
         writer.add_tensor(name, raw, raw_dtype=GGMLQuantizationType[format])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    assert_read_as_by_gguf(tmp_path / "model.gguf")
+    write_out(writer, tmp_path / "model.gguf")
     checkpoint = open_checkpoint(str(tmp_path / "model.gguf"))
     down = "model.layers.0.mlp.down_proj.weight"
     assert checkpoint.tensors[down].format == format
@@ -142,12 +138,7 @@ def test_every_type_of_metadata_is_read_as_the_gguf_package_reads_it(gguf_files,
     writer.add_array("i32s", [1, -2, 3])
     writer.add_array("f32s", [0.5, -0.25])
     writer.add_array("bools", [True, False, True])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-    assert_read_as_by_gguf(path)
+    write_out(writer, path)
     metadata, stored = read_gguf(path)
     assert stored == {}
     assert isinstance(metadata["texts"], list)

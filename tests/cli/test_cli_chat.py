@@ -21,18 +21,13 @@ def test_ctrl_c_in_chat_stops_the_answer_and_not_the_program(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine.after = lambda n: signal.raise_signal(signal.SIGINT) if n == 1 else None
-    messages = iter(["one two three", "four five \\", "six seven", "/help", "/nonsense"])
-    monkeypatch.setattr("builtins.input", lambda prompt="": next(messages, None) or end_of_input())
+    type_in(monkeypatch, "one two three", "four five \\", "six seven", "/help", "/nonsense")
     assert invoke("chat", "-m", "m") == 0
     out, errors = capsys.readouterr()
     assert out == "one two \nfour five \n"
     assert errors.count("stopped") == 2
     assert engine.request["prompt"] == "four five \nsix seven"
     assert "/reset" in errors and "/nonsense: no such command" in errors
-
-
-def end_of_input() -> str:
-    raise EOFError
 
 
 def type_in(monkeypatch: pytest.MonkeyPatch, *items: str | type[BaseException], terminal: bool = True) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,15 @@ from hypothesis import strategies as st
 from llmcl.engine.stats import Recorder, summarize
 
 TBT_FIELDS = ["mean", "std", "min", "p50", "p90", "p95", "p99", "max", "stalls"]
+MEASURED: dict[str, Any] = {  # besides the times of the tokens
+    "load_ms": 250.0,
+    "compile_ms": 70.0,
+    "decode_steps": 4,
+    "device_to_host_bytes": 16,
+    "host_to_device_bytes": 2,
+    "kernel_launches": 600,
+    "peak_device_bytes": 3 * 2**20,
+}
 
 
 @pytest.fixture
@@ -56,15 +66,7 @@ def test_recorder_computes_what_the_definitions_say(clock: list[int]) -> None:
     clock[0] += 30_000_000
     assert recorded(clock, [100, 10, 10, 10, 30], recorder) == [None, 10, 10, 10, 30]
     clock[0] += 10**9  # what happens after the last token does not count
-    stats = recorder.finish(
-        load_ms=250.0,
-        compile_ms=70.0,
-        decode_steps=4,
-        device_to_host_bytes=16,
-        host_to_device_bytes=2,
-        kernel_launches=600,
-        peak_device_bytes=3 * 2**20,
-    )
+    stats = recorder.finish(**MEASURED)
     assert stats.to_dict() == {
         "prompt_tokens": 50,
         "generated_tokens": 5,
@@ -114,14 +116,7 @@ def test_tokens_at_the_same_instant_give_no_infinite_rate(clock: list[int]) -> N
 def test_report_shows_every_quantity_with_its_unit(clock: list[int]) -> None:
     recorder = Recorder(50)
     recorded(clock, [100, 10, 10, 40], recorder)
-    stats = recorder.finish(
-        load_ms=250.0,
-        compile_ms=70.0,
-        decode_steps=3,
-        device_to_host_bytes=12,
-        kernel_launches=450,
-        peak_device_bytes=2**20,
-    )
+    stats = recorder.finish(**MEASURED)
     lines = stats.report(device="Some GPU", model="smollm2").splitlines()
     shown = {line[:10].strip(): line[10:] for line in lines if line[:10].strip()}
     assert shown["model"] == "smollm2" and shown["device"] == "Some GPU"
@@ -136,9 +131,9 @@ def test_report_shows_every_quantity_with_its_unit(clock: list[int]) -> None:
         "TPOT": "20.00 ms",
         "TBT": "mean 20.00  std 14.14  min 10.00  max 40.00 ms",
         "stalls": "1 of 3",
-        "traffic": "4.0 bytes to the host, 0.0 to the device",
+        "traffic": "4.0 bytes to the host, 0.5 to the device",
         "launches": "150.0 kernels",
-        "memory": "1.0 MiB",
+        "memory": "3.0 MiB",
     }.items():
         assert f"{shown[label]} ".startswith(f"{expected} "), label
     assert max(map(len, lines)) <= 100
