@@ -2,9 +2,12 @@
 
 `python tests/run.py [-j JOBS] [pytest arguments]` (with arguments: the tests alone). A process runs some files and
 ends: the compilers of three OpenCL drivers hold on to gigabytes otherwise, and what goes wrong in one takes little
-with it. All are forked from one that has imported PyTorch and transformers, which takes seconds. A process that
-hangs is ended and counts as failed. One that dies (a compiler's crash) is run a second time, which the summary says;
-a kernel that crashes does so again.
+with it. All are forked from one that has imported PyTorch and transformers (imported_once.py), which takes seconds. A
+process that hangs is ended and counts as failed. One that dies (a compiler's crash) is run a second time, which the
+summary says; a kernel that crashes does so again.
+
+The summary has the CPU seconds, too, but for those imports: unlike the time they hardly depend on what else the machine
+does.
 
 Cases of the full matrix are left out (`--quick` in conftest.py) unless LLMCL_TEST_FULL=1 is set; the summary counts
 them.
@@ -25,17 +28,42 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from own_cache import use_own_cache
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES_A_PROCESS = 4
+# Those that took about 10 CPU seconds and more with `--quick` and no compiled kernels, the longest first.
+LONGEST = [
+    "tests/engine/test_llm.py",
+    "tests/kernels/test_persistent_step.py",
+    "tests/models/test_kv_dtype.py",
+    "tests/models/test_model.py",
+    "tests/cli/test_cli.py",
+    "tests/kernels/test_linear_quantized.py",
+    "tests/kernels/test_attention_prefill.py",
+    "tests/attention/test_flex.py",
+    "tests/kernels/test_linear_prefill.py",
+    "tests/kernels/test_sample.py",
+    "tests/kernels/test_attention_decode.py",
+    "tests/convert/test_convert.py",
+    "tests/models/test_families.py",
+    "tests/errors/test_memory.py",
+    "tests/errors/test_tensors.py",
+    "tests/tools/test_tuning.py",
+    "tests/kernels/test_linear_decode.py",
+    "tests/tools/test_doctor.py",
+    "tests/fuzz/test_fuzz.py",
+    "tests/engine/test_leases.py",
+    "tests/kernels/test_load_weight.py",
+    "tests/kernels/test_q8_0_cache.py",
+]
 LIMIT_S = 1200
 TOO_LONG = f"did not end within {LIMIT_S} s"
 FULL = "LLMCL_TEST_FULL"
 SECTION = "OpenCL implementations"
 PROCESSES = multiprocessing.get_context("forkserver")
-IMPORTED_ONCE = ["hypothesis", "pytest", "transformers.models.llama.modeling_llama"]
 IGNORED = "ignore:Module already imported:pytest.PytestAssertRewriteWarning"  # hypothesis
 PASSED, NO_TESTS = 0, 5  # of pytest's exit codes
 
@@ -45,6 +73,7 @@ class Outcome:
     files: list[str]
     code: int
     output: str
+    cpu_s: float = 0.0  # of the process and those that it started
     first_crash: str = ""  # how a first attempt ended that is forgiven
 
     @property
@@ -64,24 +93,26 @@ class Outcome:
 
 
 def chunks() -> list[list[str]]:
-    """Files in groups that take about as long as each other, those of kernels (most compilation) first in each."""
-    files = sorted((ROOT / "tests").rglob("test_*.py"), key=lambda path: ("kernels" not in path.parts, path))
+    """Files in groups, the one that takes longest first, so that all cores have work to the end."""
+    files = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py"))
+    files.sort(key=lambda file: LONGEST.index(file) if file in LONGEST else len(LONGEST))
     n = -(-len(files) // FILES_A_PROCESS)
-    return [[str(path.relative_to(ROOT)) for path in files[i::n]] for i in range(n)]
+    return [files[i::n] for i in range(n)]
 
 
 def run(program: str, arguments: list[str], files: list[str]) -> Outcome:
     outcome = attempt(program, arguments, files)
     if outcome.crashed and not outcome.output.endswith(TOO_LONG):
         print(outcome.output, f"{outcome.how}; once more: {' '.join(files)}", sep="\n", flush=True)
-        first, outcome = outcome.how, attempt(program, arguments, files)
-        outcome.first_crash = first
+        first, outcome = outcome, attempt(program, arguments, files)
+        outcome.first_crash, outcome.cpu_s = first.how, first.cpu_s + outcome.cpu_s
     return outcome
 
 
 def attempt(program: str, arguments: list[str], files: list[str]) -> Outcome:
     with tempfile.NamedTemporaryFile("r", errors="replace") as written:
-        process = PROCESSES.Process(target=work, args=(program, [*arguments, *files], written.name))
+        cpu_s = PROCESSES.Value("d", lock=False)
+        process = PROCESSES.Process(target=work, args=(program, [*arguments, *files], written.name, cpu_s))
         process.start()
         process.join(LIMIT_S)
         too_long = ""
@@ -91,18 +122,25 @@ def attempt(program: str, arguments: list[str], files: list[str]) -> Outcome:
             process.join()
             too_long = f"\n{TOO_LONG}"
         assert process.exitcode is not None
-        return Outcome(files, process.exitcode, written.read() + too_long)
+        return Outcome(files, process.exitcode, written.read() + too_long, cpu_s.value)
 
 
-def work(program: str, arguments: list[str], output: str) -> None:
+def work(program: str, arguments: list[str], output: str, cpu_s: Any) -> None:
     """Runs a module or a file of Python as `python` would, with all that it and a driver print in the file."""
     with open(output, "w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     sys.argv = [program, *arguments]
-    sys.path.insert(0, str(ROOT))  # as `python -m` does: the package need not be installed
     run_program = runpy.run_path if program.endswith(".py") else runpy.run_module
-    run_program(program, run_name="__main__")
+    try:
+        run_program(program, run_name="__main__")
+    finally:
+        cpu_s.value = cpu_seconds()
+
+
+def cpu_seconds() -> float:
+    """Of this process and of those that it started and that have ended."""
+    return sum(os.times()[:4])
 
 
 def summary(outcomes: list[Outcome]) -> list[str]:
@@ -136,14 +174,15 @@ def main() -> int:
     # Threads of PyTorch and NumPy that wait keep a core busy, which another process could use.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // options.jobs)))
     os.chdir(ROOT)
-    PROCESSES.set_forkserver_preload(IMPORTED_ONCE)
+    sys.path.insert(0, str(ROOT))  # for all processes, as `python -m` does: the package need not be installed
+    PROCESSES.set_forkserver_preload(["imported_once"])
     quick = ["--quick"] if os.environ.get(FULL, "0") in ("", "0") else []
     # Only Python's output is captured: what a driver prints as it crashes is to be seen.
     pytest = ["-q", "--capture=sys", "-p", "no:cacheprovider", "-W", IGNORED, *quick, *arguments]
     todo = [("pytest", pytest, files) for files in chunks()]
     if not arguments:
-        todo += [("mypy", [], ["llmcl", "scripts"]), ("tests/check_oclgrind.py", [], [])]
-        todo += [("tests/check_compilers.py", [], [])]
+        checks = "tests/check_compilers.py", "tests/check_oclgrind.py"
+        todo[:0] = [*((check, [], []) for check in checks), ("mypy", [], ["llmcl", "scripts"])]
     start, outcomes = time.monotonic(), []
     with ThreadPoolExecutor(options.jobs) as pool:
         for done in as_completed([pool.submit(run, *work) for work in todo]):
@@ -151,10 +190,12 @@ def main() -> int:
             outcomes.append(outcome)
             if outcome.failed:
                 print(outcome.output)
-            print(f"[{len(outcomes)}/{len(todo)}] {outcome.how}: {' '.join(outcome.files)}", flush=True)
+            took = f"{outcome.how}, {outcome.cpu_s:.0f} s of CPU"
+            print(f"[{len(outcomes)}/{len(todo)}] {took}: {' '.join(outcome.files)}", flush=True)
     print("\n".join(summary(outcomes)))
     failed = any(outcome.failed for outcome in outcomes)
-    print(f"tests {'FAILED' if failed else 'passed'} in {time.monotonic() - start:.0f} s")
+    cpu_s = cpu_seconds() + sum(outcome.cpu_s for outcome in outcomes)
+    print(f"tests {'FAILED' if failed else 'passed'} in {time.monotonic() - start:.0f} s, {cpu_s:.0f} s of CPU")
     return int(failed)
 
 

@@ -1,4 +1,4 @@
-"""`python -m fuzz` (with tests/ on PYTHONPATH): random cases for some time, the same thousand, or a case again.
+"""`python -m fuzz` (with tests/ on PYTHONPATH): random cases for some time, the same ones, or a case again.
 
 Ends with a table of outcomes, and with exit code 1 if a case failed; the cases that did are kept in build/fuzz/.
 """
@@ -16,7 +16,7 @@ from fuzz.driver import KEPT, LIMIT_S, STRATEGIES, Child, Session
 from own_cache import use_own_cache
 
 CASES_A_BATCH = 40
-A_THOUSAND = {"gguf": 240, "safetensors": 180, "config": 160, "tokenizer": 210, "template": 60, "command": 150}
+OF_A_THOUSAND = {"gguf": 240, "safetensors": 180, "config": 160, "tokenizer": 210, "template": 60, "command": 150}
 
 
 def main() -> int:
@@ -25,14 +25,14 @@ def main() -> int:
     parser.add_argument("--subject", action="append", choices=[*STRATEGIES], help="only this one; may be repeated")
     parser.add_argument("--seed", type=int, help="of the first batch; the default is drawn, and printed")
     parser.add_argument("--limit", type=float, default=2 * LIMIT_S, help="seconds that a case may take")
-    parser.add_argument("--thousand", action="store_true", help="the same cases each time, no new kernels")
+    parser.add_argument("--same", type=int, metavar="N", help="about N cases, the same each time, no new kernels")
     parser.add_argument("--case", type=Path, help="run the case kept in this folder, and nothing else")
     options = parser.parse_args()
     use_own_cache()
-    child = Child(options.limit, compiles=not options.thousand)
+    child = Child(options.limit, compiles=options.same is None)
     try:
-        if options.thousand:
-            return a_thousand(child)
+        if options.same is not None:
+            return same(child, options.same)
         return again(child, options.case) if options.case else fuzz(child, options)
     finally:
         child.close()
@@ -44,13 +44,13 @@ def again(child: Child, folder: Path) -> int:
     return int(outcome["outcome"] == "failed")
 
 
-def a_thousand(child: Child) -> int:
+def same(child: Child, n_cases: int) -> int:
     with tempfile.TemporaryDirectory() as work:
         session = Session(child, Path(work))
-        for subject, n in A_THOUSAND.items():
-            session.batch(subject, n, seed_number=1)
+        for subject, n in OF_A_THOUSAND.items():
+            session.batch(subject, -(-n * n_cases // 1000), seed_number=1)
     print(session.report())
-    one_sided = [s for s in A_THOUSAND if not (session.counts[s, "worked"] and session.counts[s, "refused"])]
+    one_sided = [s for s in OF_A_THOUSAND if not (session.counts[s, "worked"] and session.counts[s, "refused"])]
     if one_sided:
         print(f"nothing worked or nothing was refused: {', '.join(one_sided)}")
     return int(bool(session.failures or one_sided))

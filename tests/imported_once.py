@@ -1,0 +1,16 @@
+"""What every process of tests/run.py would import, imported once, in the process that the others are forked from.
+
+No driver is called here: its threads would be missing in a child of fork.
+"""
+
+from __future__ import annotations
+
+import gc
+
+import hypothesis  # noqa: F401
+import pytest  # noqa: F401
+import transformers.models.llama.modeling_llama  # noqa: F401  PyTorch, too
+
+import llmcl.engine.llm  # noqa: F401
+
+gc.freeze()  # no collection of a child looks at all this again
