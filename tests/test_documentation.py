@@ -30,6 +30,7 @@ NOTES = sorted((DOCS / "notes").glob("*.md"))  # of their day: what they name ma
 PAGES = [README, ROOT / "CONTRIBUTING.md", *(page for page in sorted(DOCS.rglob("*.md")) if page not in NOTES)]
 LANGUAGES = {"sh", "python", "text", "mermaid"}
 MAX_NOT_RUN = 20  # more would say that little is tested
+QUICK = {"README", "errors"}
 TIMEOUT_S = 120  # of one block, kernels compiled anew
 
 _FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
@@ -70,6 +71,11 @@ def pages_with(language: str) -> list[Path]:
     return list(dict.fromkeys(block.page for block in run_blocks(language)))
 
 
+def page_case(page: Path) -> Any:
+    """The case of a page whose blocks are run; that of a page whose blocks take seconds is left to the full run."""
+    return pytest.param(page, id=page.stem, marks=() if page.stem in QUICK else pytest.mark.full)
+
+
 def without_blocks(page: Path) -> str:
     return _FENCE.sub("", page.read_text(encoding="utf-8"))
 
@@ -92,7 +98,7 @@ def cpu() -> str:
 # ---- what runs ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page", pages_with("sh"), ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [page_case(page) for page in pages_with("sh")])
 def test_commands_run(page: Path, cpu: str, tmp_path: Path) -> None:
     """All commands of a page, one after the other in one shell and an empty folder."""
     commands = [block for block in run_blocks("sh") if block.page == page]
@@ -117,7 +123,7 @@ def test_commands_run(page: Path, cpu: str, tmp_path: Path) -> None:
     assert run.stdout or any(folder.iterdir())
 
 
-@pytest.mark.parametrize("page", pages_with("python"), ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [page_case(page) for page in pages_with("python")])
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All Python blocks of a page, one after the other with the same names, on the preferred device."""
     code = [block for block in run_blocks("python") if block.page == page]

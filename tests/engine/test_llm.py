@@ -21,7 +21,7 @@ from llmcl.progress import COMPILING
 from llmcl.runtime.device import Device
 
 QUESTION = "Why is the sky blue?"
-SAMPLED: dict[str, Any] = {"temperature": 1.2, "top_k": 50, "top_p": 0.95, "ignore_eos": True, "max_tokens": 24}
+SAMPLED: dict[str, Any] = {"temperature": 1.2, "top_k": 50, "top_p": 0.95, "ignore_eos": True, "max_tokens": 12}
 
 
 @pytest.fixture(scope="module")
@@ -143,10 +143,11 @@ def test_a_seed_repeats_the_answer(smollm2: LLM) -> None:
     unseeded = [smollm2.generate(QUESTION, **{**SAMPLED, "temperature": 2.0}).token_ids for _ in range(2)]
     assert unseeded[0] != unseeded[1]
     assert smollm2.generate(QUESTION, **{**SAMPLED, "top_k": 1}, seed=5).token_ids == (
-        smollm2.generate(QUESTION, max_tokens=24, ignore_eos=True).token_ids
+        smollm2.generate(QUESTION, max_tokens=12, ignore_eos=True).token_ids
     )
 
 
+@pytest.mark.full
 def test_the_repetition_penalty_has_an_effect(smollm2: LLM) -> None:
     request: dict[str, Any] = {"max_tokens": 60, "ignore_eos": True, "raw": True}
     text = "one two one two one two one two one two one"

@@ -27,6 +27,7 @@ def test_odd_inputs_work_or_are_refused(request: pytest.FixtureRequest) -> None:
     print(done.stdout)
 
 
+@pytest.mark.full
 def test_a_seed_stands_for_the_same_cases_whatever_was_imported() -> None:
     draw = (
         "from types import SimpleNamespace; from fuzz.driver import Session; cases = []\n"

@@ -34,13 +34,14 @@ KEY_TOLERANCE = {"float32": 1e-6, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 MERGE_TOLERANCE = 1e-6
 CAPACITY = 640
 
-small, heavy = pytest.mark.oclgrind, pytest.mark.heavy
+small, heavy, full = pytest.mark.oclgrind, pytest.mark.heavy, pytest.mark.full
 
 # (query heads, KV heads, head_dim): group sizes 1, 3, 4, 8 and one that is no power of two and above 8.
 HEADS = [
     (3, 3, 32),
     (9, 3, 64),
-    *(pytest.param(heads, marks=heavy) for heads in [(4, 1, 80), (8, 1, 128), (24, 2, 48)]),
+    pytest.param((8, 1, 128), marks=heavy),
+    *(pytest.param(heads, marks=[heavy, full]) for heads in [(4, 1, 80), (24, 2, 48)]),
 ]
 KV_LENGTHS = [1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 577]
 

@@ -44,9 +44,13 @@ ROUNDED_WEIGHTS = 2e-3
 CAPACITY = 640
 LOG2_E = np.log2(np.e)
 
-small, heavy = pytest.mark.oclgrind, pytest.mark.heavy
+small, heavy, full = pytest.mark.oclgrind, pytest.mark.heavy, pytest.mark.full
 
-HEADS = [(3, 3, 32), *(pytest.param(heads, marks=heavy) for heads in [(9, 3, 64), (4, 1, 80), (8, 1, 128)])]
+HEADS = [
+    (3, 3, 32),
+    pytest.param((9, 3, 64), marks=heavy),
+    *(pytest.param(heads, marks=[heavy, full]) for heads in [(4, 1, 80), (8, 1, 128)]),
+]
 
 
 @cache

@@ -51,6 +51,7 @@ def check_kl(device: Device, vocab: int, tolerance: float = TOLERANCE) -> None:
     np.testing.assert_allclose(actual, reference.kl_divergence(other, logits), atol=tolerance, rtol=1e-6)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("vocab", VOCABULARIES)
 def test_kl_divergence(target: Device, vocab: int) -> None:
     check_kl(target, vocab)

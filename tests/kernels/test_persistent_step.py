@@ -106,7 +106,7 @@ def compare(llm: LLM, n_prompt: int, n_steps: int) -> None:
     assert np.array_equal(found.view(np.int32), step_logits(twin, n_prompt, n_steps).view(np.int32))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["float16 with mods", pytest.param("q4_k in pages", marks=pytest.mark.full)])
 def test_has_the_bits_of_separate_launches(cpu: Device, name: str, tmp_path: Path) -> None:
     config, options = MODELS[name]
     folder = save_folder(tmp_path / "model", config, random_weights(config, seed=1))
@@ -127,6 +127,7 @@ def test_a_driver_that_cannot_compile_it_has_separate_launches(small: LLM, monke
     assert len(other.decode_launches) > 1
 
 
+@pytest.mark.full
 def test_the_first_start_reports_what_it_compiles(cpu: Device, tmp_path: Path, empty_cache: Path) -> None:
     if cpu.entry.is_pocl:
         pytest.skip("PoCL keeps its programs itself")

@@ -59,10 +59,11 @@ Photosynthesis turns carbon dioxide and water into sugar and oxygen: 6 CO2 + 6 H
 place in the chloroplasts, whose green pigment absorbs red and blue light.
 """
 
+full = pytest.mark.full
 QUESTIONS = [
     "Why is the sky blue?",
-    "Write a haiku about the sea.",
-    "Write a Python function that reverses a string.",
+    pytest.param("Write a haiku about the sea.", marks=full),
+    pytest.param("Write a Python function that reverses a string.", marks=full),
 ]
 
 
@@ -259,17 +260,17 @@ def test_the_demo_model_agrees_with_transformers(smollm2: LLM, demo_reference: A
     assert relative_error(smollm2.logits(demo_text), transformers_logits(demo_reference, demo_text)) <= BOUND
 
 
-def test_greedy_answers_are_those_of_transformers(smollm2: LLM, demo_reference: Any) -> None:
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_greedy_answers_are_those_of_transformers(question: str, smollm2: LLM, demo_reference: Any) -> None:
     """If every token of our answer is transformers' choice after all before it, its greedy answer is the same."""
-    for question in QUESTIONS:
-        answer = smollm2.generate(question, max_tokens=64, ignore_eos=True)
-        assert len(answer.token_ids) == 64
-        logits = transformers_logits(demo_reference, answer.prompt_token_ids + answer.token_ids)
-        choices = logits[len(answer.prompt_token_ids) - 1 : -1].argmax(axis=-1)
-        assert answer.token_ids == choices.tolist(), question
+    answer = smollm2.generate(question, max_tokens=64, ignore_eos=True)
+    assert len(answer.token_ids) == 64
+    logits = transformers_logits(demo_reference, answer.prompt_token_ids + answer.token_ids)
+    choices = logits[len(answer.prompt_token_ids) - 1 : -1].argmax(axis=-1)
+    assert answer.token_ids == choices.tolist()
 
 
-@pytest.mark.matrix
+@pytest.mark.full
 @pytest.mark.parametrize(("dtype", "kv_dtype"), TOLERANCES)
 def test_smaller_dtypes_cost_what_is_documented(
     dtype: str,

@@ -14,6 +14,7 @@ from programs import Run, run_script
 from llmcl.runtime.device import Device
 
 
+@pytest.mark.full
 def test_tables_in_every_format(default_device: Device, tmp_path: Path) -> None:
     files = [tmp_path / f"out.{kind}" for kind in ("md", "csv", "json")]
     outputs = [

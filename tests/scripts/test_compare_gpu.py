@@ -103,6 +103,7 @@ def test_a_contestant_that_hangs_is_stopped(tmp_path: Path) -> None:
     assert child._process.returncode is not None
 
 
+@pytest.mark.full
 def test_the_compiled_step_decodes_what_the_eager_one_does() -> None:
     torch = pytest.importorskip("torch")
     ids = {}

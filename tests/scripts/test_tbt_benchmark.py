@@ -199,6 +199,7 @@ def test_bad_requests_are_refused(arguments: list[str], code: int, parts: list[s
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.full
 def test_the_demo_model_is_measured(tmp_path: Path) -> None:
     output, picture = tmp_path / "rows.json", tmp_path / "tbt.png"
     has_matplotlib = importlib.util.find_spec("matplotlib") is not None
@@ -225,7 +226,6 @@ def test_the_demo_model_is_measured(tmp_path: Path) -> None:
         assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.full
 def test_random_weights_of_a_shape(tmp_path: Path) -> None:
     shape = tmp_path / "config.json"
     shape.write_text(json.dumps(TINY_SHAPE), encoding="utf-8")

@@ -216,6 +216,7 @@ def test_the_command_stores_the_winner(tmp_path: Path, run_here: Run) -> None:
     assert again.returncode == 0, again.stderr
 
 
+@pytest.mark.full
 def test_the_script_times_one_combination(empty_cache: Path, run_here: Run) -> None:
     done = run_here("tune_prefill.py", "-m", "smollm2", "--combo", "D", "-p", "32", "-q")
     assert done.returncode == 0, done.stderr
@@ -244,6 +245,7 @@ def test_bad_requests_are_refused(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.full
 def test_a_combination_gives_the_same_logits(smollm2: LLM) -> None:
     """Not the same text: a last bit of attention's sums may choose another of two tokens that are as likely."""
     tiles = tuning.combination("D")
