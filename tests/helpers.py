@@ -18,6 +18,7 @@ from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight, WeightPart
 from llmcl.models.config import ModelConfig, RopeScaling
 from llmcl.models.families import FAMILIES
+from llmcl.models.families.blocks import GatedMlp
 from llmcl.models.families.family import LayerSettings
 from llmcl.reference import rope_table, round_bfloat16, to_tiles
 from llmcl.runtime.device import Buffer, Device, Launch
@@ -34,15 +35,20 @@ def small_config(
     n_layers: int = 2,
     windows: tuple[int | None, ...] | None = None,
     soft_cap: float | None = None,
+    settings: Sequence[LayerSettings] | None = None,
     **changes: Any,
 ) -> ModelConfig:
-    """A 2-layer model that runs in milliseconds; its vocabulary is no multiple of any tile. windows: of its layers."""
+    """A 2-layer model that runs in milliseconds; its vocabulary is no multiple of any tile.
+
+    windows: of its layers. settings: all that is said of each layer, in place of windows and soft_cap.
+    """
     layer = FAMILIES[architecture].layer
+    settings = settings or [LayerSettings(window, soft_cap) for window in windows or (None,) * n_layers]
     values: dict[str, Any] = {
         "architecture": architecture,
         "hidden_size": 64,
         "intermediate_size": 96,
-        "layers": tuple(layer(LayerSettings(window, soft_cap)) for window in windows or (None,) * n_layers),
+        "layers": tuple(map(layer, settings)),
         "n_q_heads": 4,
         "n_kv_heads": 2,
         "head_dim": 32,
@@ -113,7 +119,7 @@ def model_configs() -> dict[str, ModelConfig]:
 
 def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Hugging Face name -> shape of every tensor of the model ([out_features, in_features] for matrices)."""
-    if config.architecture != "llama":
+    if config.architecture != "llama" or config.has_biases:
         return {name: tuple(value.shape) for name, value in transformers_class(config).named_parameters()}
     hidden, inner = config.hidden_size, config.intermediate_size
     q_rows, kv_rows = config.n_q_heads * config.head_dim, config.n_kv_heads * config.head_dim
@@ -194,9 +200,14 @@ def transformers_class(config: ModelConfig) -> Any:
     elif scaling is not None:
         raise ValueError(f"transformers has no rope scaling of kind {scaling.kind!r}")
     options: dict[str, Any] = {}
-    name = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma2": "Gemma2"}[
-        config.architecture
-    ]
+    name = FAMILIES[config.architecture].hf_class.removesuffix("ForCausalLM")
+    mlp = config.layers[0][-1]
+    assert isinstance(mlp, GatedMlp)
+    for key, has_bias in (("attention_bias", config.attention(0).output_bias), ("mlp_bias", mlp.bias)):
+        if key in FAMILIES[config.architecture].biases:
+            options[key] = has_bias
+    if FAMILIES[config.architecture].unrotated_layers:
+        options["no_rope_layers"] = [int(config.attention(i).rotation != "none") for i in range(config.n_layers)]
     windows = windows_of(config)
     window = next((window for window in windows if window is not None), None)
     if config.architecture == "mistral":

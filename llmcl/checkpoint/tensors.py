@@ -109,7 +109,7 @@ class Checkpoint:
         info = self.tensors[name]
         values = dequantize(info.format, self.rows(name, 0, info.n_rows)).reshape(info.shape)
         if info.rope_interleaved:
-            pairs = values.reshape(-1, self.config.head_dim // 2, 2, info.shape[1])
+            pairs = values.reshape(-1, self.config.head_dim // 2, 2, *info.shape[1:])
             values = pairs.swapaxes(1, 2).reshape(info.shape)
         return values
 
@@ -155,7 +155,7 @@ def select_tensors(stored: Mapping[str, StoredTensor], config: ModelConfig, is_g
                 f"tensor {name} has the format {tensor.format}; llmcl supports norms and biases in "
                 f"{', '.join(FLOAT_FORMATS)}."
             )
-        is_rotary = name.endswith((".q_proj.weight", ".k_proj.weight"))
+        is_rotary = name.endswith((".q_proj.weight", ".k_proj.weight", ".q_proj.bias", ".k_proj.bias"))
         selected[name] = TensorInfo(
             name, shape, tensor.format, row_bytes(name, tensor.format, shape[-1]), interleaves_rope and is_rotary
         )

@@ -114,6 +114,11 @@ def hf_config(config: ModelConfig, dtype: str) -> dict[str, Any]:
             "the GGUF file has attention windows, which config.json of a llama model cannot say; convert it to another "
             "GGUF file, or fetch the model's own folder"
         )
+    if config.has_biases:
+        raise UnsupportedModelError(
+            "the GGUF file has biases, which a converted folder cannot say; convert it to another GGUF file, or fetch "
+            "the model's own folder"
+        )
     scaling = config.rope_scaling
     if scaling is not None and scaling.kind != "linear":
         raise UnsupportedModelError(

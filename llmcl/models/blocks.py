@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from llmcl.kernels.common.attention import Mods
+from llmcl.kernels.common.linear import ActivationOperand
 from llmcl.kernels.common.weight import Weight
 from llmcl.models.families import blocks
 from llmcl.models.layer_ops import LayerOps
@@ -38,12 +39,15 @@ class AttentionWeights(BlockWeights):
     output: Weight  # [hidden, n_q_heads head_dim]
     bias: Buffer | None  # float32 [(n_q_heads + 2 n_kv_heads) head_dim]
     head_norms: Buffer | None  # float32 [2, head_dim], of query heads and of key heads
+    output_bias: Buffer | None  # float32 [hidden]
 
 
 @dataclass(frozen=True)
 class MlpWeights(BlockWeights):
     gate_up: Weight  # [2 intermediate, hidden], tiles alternate
     down: Weight  # [hidden, intermediate]
+    gate_up_bias: Buffer | None  # float32 [2, intermediate], of gate and of up
+    down_bias: Buffer | None  # float32 [hidden]
 
 
 class BoundBlock(ABC):
@@ -54,7 +58,7 @@ class BoundBlock(ABC):
 
     @property
     def is_plain(self) -> bool:
-        """Whether it has no norms or biases beyond Llama's: kernels that run all layers know no others."""
+        """Whether it has nothing beyond Llama's norms and rotation: kernels that run all layers know no more."""
         return self.weights.post_norm is None
 
     def keep(self, ops: LayerOps) -> Iterator[Launch]:
@@ -66,28 +70,34 @@ class BoundBlock(ABC):
 
 @dataclass(frozen=True)
 class AttentionBlock(BoundBlock):
-    """k, v: keys and values of the layer, as the KV cache has them. mods: rules beside the causal one."""
+    """k, v: keys and values of the layer, as the KV cache has them. mods: rules beside the causal one. rotation: see
+    `families.blocks.Attention`.
+    """
 
     keeps = True
     weights: AttentionWeights
     k: Buffer
     v: Buffer
     mods: Mods
+    rotation: blocks.Rotation
 
     @property
     def is_plain(self) -> bool:
-        return super().is_plain and self.weights.bias is None and self.weights.head_norms is None
+        weights = self.weights
+        further = weights.bias, weights.head_norms, weights.output_bias
+        return super().is_plain and self.rotation == "main" and all(vector is None for vector in further)
 
     def keep(self, ops: LayerOps) -> Iterator[Launch]:
         weights = self.weights
         yield from ops.norm_linear(weights.norm, weights.qkv, ops.act.qkv)
         yield from ops.adjust(weights.bias, weights.head_norms)
-        yield from ops.append(self.k, self.v)
+        yield from ops.append(self.k, self.v, self.rotation)
 
     def add(self, ops: LayerOps) -> Iterator[Launch]:
-        attended = ops.attended(self.weights.output)
-        yield from ops.attention(self.k, self.v, attended, self.mods)
-        yield from ops.add_linear(attended, self.weights.output, self.weights.post_norm)
+        weights = self.weights
+        attended = ops.attended(weights.output)
+        yield from ops.attention(self.k, self.v, attended, self.mods, self.rotation)
+        yield from ops.add_linear(attended, weights.output, weights.post_norm, weights.output_bias)
 
 
 @dataclass(frozen=True)
@@ -98,11 +108,20 @@ class MlpBlock(BoundBlock):
     weights: MlpWeights
     gate: str
 
+    @property
+    def is_plain(self) -> bool:
+        return super().is_plain and self.weights.gate_up_bias is None
+
     def add(self, ops: LayerOps) -> Iterator[Launch]:
         weights = self.weights
-        gated = ops.gated(weights.gate_up, weights.down)
-        yield from ops.norm_linear(weights.norm, weights.gate_up, gated, epilogue=self.gate)
-        yield from ops.add_linear(gated, weights.down, weights.post_norm)
+        gated: ActivationOperand
+        if weights.gate_up_bias is None:
+            gated = ops.gated(weights.gate_up, weights.down)
+            yield from ops.norm_linear(weights.norm, weights.gate_up, gated, epilogue=self.gate)
+        else:
+            gated = ops.act.ffn
+            yield from ops.biased_gate(weights.norm, weights.gate_up, weights.gate_up_bias, self.gate)
+        yield from ops.add_linear(gated, weights.down, weights.post_norm, weights.down_bias)
 
 
 WEIGHTS: dict[type[blocks.Block], Any] = {blocks.Attention: AttentionWeights, blocks.GatedMlp: MlpWeights}
@@ -111,7 +130,7 @@ WEIGHTS: dict[type[blocks.Block], Any] = {blocks.Attention: AttentionWeights, bl
 
 def bind_block(block: blocks.Block, weights: BlockWeights, k: Buffer, v: Buffer, mods: Mods) -> BoundBlock:
     """k, v, mods: of the layer, for the block that attends."""
-    if isinstance(weights, AttentionWeights):
-        return AttentionBlock(weights, k, v, mods)
+    if isinstance(block, blocks.Attention) and isinstance(weights, AttentionWeights):
+        return AttentionBlock(weights, k, v, mods, block.rotation)
     assert isinstance(block, blocks.GatedMlp) and isinstance(weights, MlpWeights)
     return MlpBlock(weights, GATES[block.activation])

@@ -12,7 +12,10 @@ from llmcl.kernels.common.linear import ActivationOperand
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight
 from llmcl.models.config import ModelConfig
+from llmcl.models.families.blocks import Attention, GatedMlp, Rotation
+from llmcl.ops.add_bias import add_bias
 from llmcl.ops.attention import attention_decode, attention_prefill, attention_supports_output, rope_append
+from llmcl.ops.biased_gate import biased_gate
 from llmcl.ops.embed import embed
 from llmcl.ops.last_token import last_token
 from llmcl.ops.linear import input_layout, linear_decode, linear_prefill, linear_supports_output
@@ -23,7 +26,10 @@ from llmcl.runtime.device import Buffer, Device, Launch
 
 @dataclass(frozen=True)
 class Activations:
-    """Every intermediate result of a step, allocated once; n is the tokens of a chunk. All float32."""
+    """Every intermediate result of a step, allocated once; n is the tokens of a chunk. All float32.
+
+    None: no block of the model needs it.
+    """
 
     x: Buffer  # [n, hidden]
     normed: Buffer  # [n, hidden], input of a product in prefill; before a post norm, output of one
@@ -34,16 +40,34 @@ class Activations:
     part_ml: Buffer  # [n_q_heads, n_splits, 2]
     part_acc: Buffer  # [n_q_heads, n_splits, head_dim]
     logits: Buffer  # [vocab], of the step's last token
+    no_rope: Buffer | None = None  # [n, head_dim], the rotation by no angle
+    gate_up: Buffer | None = None  # [n, 2 intermediate], tiles alternate
 
     @classmethod
     def alloc(cls, device: Device, config: ModelConfig, chunk: int, n_splits: int) -> Activations:
         shapes = activation_shapes(config, chunk, n_splits)
-        return cls(**{name: device.alloc(4 * int(np.prod(shape)), name) for name, shape in shapes.items()})
+        act = cls(**{name: device.alloc(4 * int(np.prod(shape)), name) for name, shape in shapes.items()})
+        if act.no_rope is not None:
+            cosines_then_sines = np.repeat(np.array([1.0, 0.0], np.float32), config.head_dim // 2)
+            device.write(act.no_rope, np.tile(cosines_then_sines, chunk))
+        return act
+
+    def rope_of(self, rotation: Rotation) -> Buffer:
+        """Cosines and sines of each token of the step."""
+        rope = {"main": self.rope, "none": self.no_rope}[rotation]
+        assert rope is not None
+        return rope
 
 
 def activation_shapes(config: ModelConfig, chunk: int, n_splits: int) -> dict[str, tuple[int, ...]]:
     heads = config.n_q_heads + 2 * config.n_kv_heads
-    return {
+    blocks = [block for layer in config.layers for block in layer]
+    some: dict[str, tuple[int, ...]] = {}
+    if any(isinstance(block, Attention) and block.rotation == "none" for block in blocks):
+        some["no_rope"] = chunk, config.head_dim
+    if any(isinstance(block, GatedMlp) and block.bias for block in blocks):
+        some["gate_up"] = chunk, 2 * config.intermediate_size
+    return some | {
         "x": (chunk, config.hidden_size),
         "normed": (chunk, config.hidden_size),
         "rope": (chunk, config.head_dim),
@@ -84,13 +108,24 @@ class LayerOps(ABC):
     @abstractmethod
     def linear(self, x: ActivationOperand, weight: Weight, out: Buffer, epilogue: str = "store") -> list[Launch]: ...
 
-    def add_linear(self, x: ActivationOperand, weight: Weight, post_norm: Buffer | None) -> list[Launch]:
-        """act.x += W x, or with a post norm += rms_norm(W x)."""
-        act = self.act
-        if post_norm is None:
-            return self.linear(x, weight, act.x, epilogue="add")
-        normed = rms_norm(self.device, act.normed, post_norm, act.x, self.config.rms_norm_eps, add=True)
-        return self.linear(x, weight, act.normed) + normed
+    def add_linear(
+        self, x: ActivationOperand, weight: Weight, post_norm: Buffer | None, bias: Buffer | None
+    ) -> list[Launch]:
+        """act.x += W x + bias, or with a post norm += rms_norm(W x + bias)."""
+        act, to = self.act, self.act.x if post_norm is None else self.act.normed
+        launches = self.linear(x, weight, to, epilogue="add" if post_norm is None else "store")
+        if bias is not None:
+            launches += add_bias(self.device, to, bias)
+        if post_norm is not None:
+            launches += rms_norm(self.device, to, post_norm, act.x, self.config.rms_norm_eps, add=True)
+        return launches
+
+    def biased_gate(self, norm: Buffer, weight: Weight, bias: Buffer, gate: str) -> list[Launch]:
+        """act.ffn = gate(W_gate rms_norm(x) + b_gate) (W_up rms_norm(x) + b_up)."""
+        gate_up = self.act.gate_up
+        assert gate_up is not None
+        product = self.norm_linear(norm, weight, gate_up)
+        return product + biased_gate(self.device, gate_up, bias, self.act.ffn, gate)
 
     def adjust(self, bias: Buffer | None, head_norms: Buffer | None) -> list[Launch]:
         """Adds the bias of queries, keys and values, and normalises their heads."""
@@ -100,12 +135,14 @@ class LayerOps(ABC):
             self.device, self.act.qkv, bias, head_norms, **heads, head_dim=size, eps=self.config.rms_norm_eps
         )
 
-    def append(self, k: Buffer, v: Buffer) -> list[Launch]:
+    def append(self, k: Buffer, v: Buffer, rotation: Rotation) -> list[Launch]:
         """What leaves keys and values in the cache before attention."""
         return []
 
     @abstractmethod
-    def attention(self, k: Buffer, v: Buffer, out: ActivationOperand, mods: Mods) -> list[Launch]: ...
+    def attention(
+        self, k: Buffer, v: Buffer, out: ActivationOperand, mods: Mods, rotation: Rotation
+    ) -> list[Launch]: ...
 
     def attended(self, output: Weight) -> ActivationOperand:
         """Where attention leaves its output, in the layout that the product with `output` takes."""
@@ -130,14 +167,14 @@ class DecodeOps(LayerOps):
         assert isinstance(x, Buffer)
         return linear_decode(self.device, weight, x, out, self.step, epilogue=epilogue)
 
-    def attention(self, k: Buffer, v: Buffer, out: ActivationOperand, mods: Mods) -> list[Launch]:
+    def attention(self, k: Buffer, v: Buffer, out: ActivationOperand, mods: Mods, rotation: Rotation) -> list[Launch]:
         act = self.act
         assert isinstance(out, Buffer)
         return attention_decode(
             self.device,
             self.shape,
             act.qkv,
-            act.rope,
+            act.rope_of(rotation),
             self.step,
             k,
             v,
@@ -184,11 +221,11 @@ class PrefillOps(LayerOps):
     ) -> list[Launch]:
         return linear_prefill(self.device, weight, x, out, self.step, epilogue=epilogue)
 
-    def attention(self, k: Buffer, v: Buffer, out: ActivationOperand, mods: Mods) -> list[Launch]:
+    def attention(self, k: Buffer, v: Buffer, out: ActivationOperand, mods: Mods, rotation: Rotation) -> list[Launch]:
         return attention_prefill(self.device, self.shape, self.act.qkv, self.step, k, v, out, mods=mods)
 
-    def append(self, k: Buffer, v: Buffer) -> list[Launch]:
-        return rope_append(self.device, self.shape, self.act.qkv, self.act.rope, self.step, k, v)
+    def append(self, k: Buffer, v: Buffer, rotation: Rotation) -> list[Launch]:
+        return rope_append(self.device, self.shape, self.act.qkv, self.act.rope_of(rotation), self.step, k, v)
 
     def last_token(self) -> list[Launch]:
         """Leaves the last of the step's tokens alone for what follows."""

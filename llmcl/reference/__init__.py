@@ -9,7 +9,19 @@ Shapes: n tokens of one call, k the length of a matrix row, kv_len keys in the c
 
 from llmcl.checkpoint.formats import FORMATS, dequantize
 from llmcl.reference.kv_cache import pack_keys, pack_values, pair_cache, unpack_keys, unpack_values
-from llmcl.reference.layers import embed, geglu, linear, qkv_adjust, rms_norm, rope, rope_table, soft_cap, swiglu
+from llmcl.reference.layers import (
+    add_bias,
+    biased_gate,
+    embed,
+    geglu,
+    linear,
+    qkv_adjust,
+    rms_norm,
+    rope,
+    rope_table,
+    soft_cap,
+    swiglu,
+)
 from llmcl.reference.likelihood import kl_divergence, log_likelihood
 from llmcl.reference.model import forward
 from llmcl.reference.online_softmax import (
@@ -32,10 +44,12 @@ from llmcl.reference.storage import (
 __all__ = [
     "FORMATS",
     "TILE_ROWS",
+    "add_bias",
     "attention",
     "attention_decode",
     "attention_merge",
     "attention_partial",
+    "biased_gate",
     "dequantize",
     "embed",
     "forward",

@@ -65,6 +65,16 @@ def swiglu(gate: Array, up: Array) -> Float64:
     return gate * sigmoid * wide(up)
 
 
+def biased_gate(gate: Array, up: Array, bias: Array, kind: str) -> Float64:
+    """The gate of `gate` and `up` [n, f] plus bias [2, f], of each; kind: "swiglu" or "geglu" -> [n, f]."""
+    return {"swiglu": swiglu, "geglu": geglu}[kind](wide(gate) + wide(bias[0]), wide(up) + wide(bias[1]))
+
+
+def add_bias(x: Array, bias: Array) -> Float64:
+    """x [n, columns] + bias [columns]."""
+    return wide(x) + wide(bias)
+
+
 def rope_table(positions: Sequence[int] | Array, inv_freq: Array) -> tuple[Float64, Float64]:
     """(cos, sin) of the rotary angles: positions int [n], inv_freq float32 [half] -> each [n, half].
 

@@ -41,26 +41,30 @@ def forward(
     def norm(x: Array, name: str) -> Array:
         return stored(rms_norm(x, wide(weights[f"{name}.weight"]) + config.norm_offset, config.rms_norm_eps))
 
-    def project(x: Array, name: str) -> Array:
+    def biased(x: Array, name: str) -> Array:
         y = linear(x, weights[f"{name}_proj.weight"])
-        return stored(y + wide(weights[f"{name}_proj.bias"]) if f"{name}_proj.bias" in weights else y)
+        return y + wide(weights[f"{name}_proj.bias"]) if f"{name}_proj.bias" in weights else y
+
+    def project(x: Array, name: str) -> Array:
+        return stored(biased(x, name))
 
     n, head_dim = len(token_ids), config.head_dim
-    cos, sin = rope_table(np.arange(n), config.inv_freq())
+    angles = {"main": config.inv_freq(), "none": np.zeros(head_dim // 2, np.float32)}
+    rotations = {name: rope_table(np.arange(n), frequencies) for name, frequencies in angles.items()}
 
     def attend(block: Attention, layer: str, x: Array) -> Array:
         q, k, v = (project(x, f"{layer}self_attn.{name}").reshape(n, -1, head_dim) for name in "qkv")
         if block.head_norms:
             q, k = norm(q, layer + "self_attn.q_norm"), norm(k, layer + "self_attn.k_norm")
-        q, k = stored(rope(q, cos, sin)), stored(rope(k, cos, sin))
+        q, k = (stored(rope(x, *rotations[block.rotation])) for x in (q, k))
         scale, window, cap = config.attention_scale, block.window, block.soft_cap
         x = attention(q, cached(k), cached(v), 0, scale, window=window, cap=cap)
-        return linear(stored(x).reshape(n, -1), weights[layer + "self_attn.o_proj.weight"])
+        return biased(stored(x).reshape(n, -1), layer + "self_attn.o")
 
     def gated_mlp(block: GatedMlp, layer: str, x: Array) -> Array:
         gate, up = (project(x, f"{layer}mlp.{name}") for name in ("gate", "up"))
         gated = {"silu": swiglu, "gelu_tanh": geglu}[block.activation](gate, up)
-        return linear(stored(gated), weights[layer + "mlp.down_proj.weight"])
+        return biased(stored(gated), layer + "mlp.down")
 
     compute: dict[type[Block], Any] = {Attention: attend, GatedMlp: gated_mlp}
     hidden = stored(embed(weights["model.embed_tokens.weight"], token_ids) * config.embedding_scale)

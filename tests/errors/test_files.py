@@ -144,7 +144,7 @@ def test_hostile_gguf(tmp_path: Path, fails: Failing) -> None:
     ("changes", "feature"),
     [
         ({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}, "mamba"),
-        ({"attention_bias": True}, "attention_bias"),
+        ({"num_experts": 8}, "num_experts"),
         ({"hidden_act": "gelu"}, "gelu"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}}, "yarn"),
         ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),

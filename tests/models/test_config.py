@@ -158,6 +158,40 @@ def test_every_family_has_the_defaults_of_transformers():
         assert windows_of(config) == windows, model_type
 
 
+def biases_of(config: ModelConfig) -> set[str]:
+    """The projections of the first layer that add a bias."""
+    names = (name for name in config.tensors() if name.startswith("model.layers.0.") and name.endswith("_proj.bias"))
+    return {name.split(".")[-2].removesuffix("_proj") for name in names}
+
+
+def test_biases_are_read():
+    assert biases_of(hf(attention_bias=True)) == {"q", "k", "v", "o"}
+    assert biases_of(hf(mlp_bias=True)) == {"gate", "up", "down"}
+    assert biases_of(hf()) == set()
+    names = ["token_embd.weight", *(f"blk.{i}.attn_q.bias" for i in range(30)), "blk.0.ffn_gate.bias"]
+    assert biases_of(config_from_gguf(GGUF_METADATA, names)) == {"q", "k", "v", "gate", "up", "down"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "unrotated"),
+    [
+        ({}, {3, 7}),
+        ({"no_rope_layer_interval": 3}, {2, 5}),
+        ({"no_rope_layers": [0, 1, 1, 1, 1, 1, 1, 0]}, {0, 7}),
+        ({"no_rope_layers": [1] * 8}, set()),
+    ],
+)
+def test_layers_that_do_not_rotate(changes, unrotated):
+    config = hf(model_type="smollm3", architectures=None, num_hidden_layers=8, **changes)
+    assert {i for i in range(8) if config.attention(i).rotation == "none"} == unrotated
+
+
+@pytest.mark.parametrize("flags", [3, [1, 0], [2] * 30, ["1"] * 30])
+def test_flags_of_layers_that_do_not_rotate_are_checked(flags):
+    with pytest.raises(CheckpointError, match="no_rope_layers"):
+        hf(model_type="smollm3", architectures=None, no_rope_layers=flags)
+
+
 @pytest.mark.parametrize(
     ("changes", "windows"),
     [
@@ -296,10 +330,10 @@ def test_n_parameters(tied):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "phi3"}, "architecture 'phi3'; it supports gemma2, llama, mistral, qwen2, qwen3"),
+        ({"model_type": "mamba"}, "architecture 'mamba'; it supports .*gemma2, .*llama, mistral, .*qwen2, qwen3"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
-        ({"attention_bias": True}, "attention_bias"),
-        ({"mlp_bias": True}, "mlp_bias"),
+        ({"model_type": "qwen3", "architectures": None, "attention_bias": True}, "attention_bias"),
+        ({"model_type": "mistral", "architectures": None, "mlp_bias": True}, "mlp_bias"),
         ({"hidden_act": "gelu"}, "'gelu'"),
         ({"sliding_window": 4096}, "sliding_window 4096"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
@@ -373,7 +407,7 @@ def test_senseless_values_are_damage_and_named(key, value):
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"general.architecture": "phi3"}, UnsupportedModelError, "'phi3'; it supports gemma2, llama, qwen2, qwen3"),
+        ({"general.architecture": "mamba"}, UnsupportedModelError, "'mamba'; it supports .*gemma2, .*llama, .*qwen2"),
         ({"llama.expert_count": 8}, UnsupportedModelError, "experts"),
         ({"llama.expert_count": np.array([8, 8])}, CheckpointError, "llama.expert_count"),
         ({"llama.rope.dimension_count": 32}, UnsupportedModelError, "partial rotary"),

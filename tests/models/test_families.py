@@ -31,6 +31,8 @@ from llmcl.engine.llm import LLM
 from llmcl.errors import UsageError
 from llmcl.kernels.common.attention import NO_MODS
 from llmcl.models.config import ModelConfig
+from llmcl.models.families import FAMILIES as LLMCL_FAMILIES
+from llmcl.models.families.family import LayerSettings
 from llmcl.models.layer_mods import trace_layer_mods
 from llmcl.tokenizer.chat_template import render
 
@@ -39,6 +41,21 @@ N_TOKENS = 90
 WINDOW = 20  # no multiple of a tile of keys
 
 FAMILIES: dict[str, ModelConfig] = {
+    "llama-biases": small_config(
+        settings=[LayerSettings(bias=True, output_bias=True, mlp_bias=True)] * 2, n_q_heads=4, head_dim=16
+    ),
+    "smollm3": small_config(
+        architecture="smollm3",
+        settings=[LayerSettings(rotation="none" if i == 3 else "main") for i in range(5)],
+        n_q_heads=6,
+        hidden_size=96,
+        head_dim=16,
+        tie_embeddings=True,
+    ),
+    "smollm3-biases": small_config(
+        architecture="smollm3",
+        settings=[LayerSettings(rotation=name, bias=True, output_bias=True) for name in ("none", "main")],
+    ),
     "mistral": small_config(architecture="mistral", windows=(WINDOW, WINDOW)),
     "qwen2": small_config(architecture="qwen2", n_q_heads=4, head_dim=16, tie_embeddings=True),
     "qwen2-windows": small_config(architecture="qwen2", n_q_heads=4, head_dim=16, windows=(None, WINDOW, WINDOW)),
@@ -130,10 +147,11 @@ def save_gguf(path: Path, config: ModelConfig, weights: Mapping[str, np.ndarray]
     writer.add_token_merges(["a b"])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
+    interleaves = arch == "llama" or LLMCL_FAMILIES[config.architecture].gguf_interleaves_rope
     for name, values in weights.items():
         stored = values + np.float32(config.norm_offset) if name.endswith("norm.weight") else values
-        if arch == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
-            halves = stored.reshape(-1, 2, config.head_dim // 2, stored.shape[1])
+        if interleaves and name.endswith(("q_proj.weight", "k_proj.weight", "q_proj.bias", "k_proj.bias")):
+            halves = stored.reshape(-1, 2, config.head_dim // 2, *stored.shape[1:])
             stored = halves.swapaxes(1, 2).reshape(stored.shape)
         gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert gguf_name is not None, name
@@ -141,7 +159,10 @@ def save_gguf(path: Path, config: ModelConfig, weights: Mapping[str, np.ndarray]
     return write_out(writer, path)
 
 
-@pytest.mark.parametrize("name", [*(pytest.param(name, marks=full) for name in ("mistral", "qwen2", "qwen3")), MOST])
+GGUF = ("llama-biases", "smollm3", "mistral", "qwen2", "qwen3")
+
+
+@pytest.mark.parametrize("name", [*(pytest.param(name, marks=full) for name in GGUF), MOST])
 def test_a_gguf_file_of_the_family_computes_what_transformers_does(
     name: str, default_device: Any, tmp_path: Path
 ) -> None:
@@ -192,6 +213,7 @@ def test_every_part_of_a_family_shows(name: str) -> None:
             changed = dataclasses.replace(config, **{field: getattr(plain, field)})
             assert relative_error(reference.forward(changed, weights, ids_for(config)), logits) > 100 * BOUND, field
     usual: dict[str, Any] = {"activation": "silu", "soft_cap": None, "window": None, "head_norms": False}
+    usual |= {"rotation": "main"}
     for field, value in usual.items():
         changed = with_blocks(config, lambda block: {field: value} if hasattr(block, field) else {})  # noqa: B023
         if changed != config:

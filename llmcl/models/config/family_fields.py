@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from llmcl.models.config.limits import MAX_SOFT_CAP
 from llmcl.models.config.reader import Reader
+from llmcl.models.families.blocks import Rotation
 from llmcl.models.families.family import Family, LayerSettings, WindowPattern
 
 Windows = tuple[int | None, ...]  # the window of each layer, None for the whole text
 
 
-def family_fields(read: Reader, family: Family, prefix: str, hidden_size: int, windows: Windows) -> dict[str, Any]:
-    """The fields that follow from the family, and those that both formats state under the same key."""
+def family_fields(
+    read: Reader, family: Family, prefix: str, hidden_size: int, settings: Sequence[LayerSettings]
+) -> dict[str, Any]:
+    """The fields that follow from the family, and those that both formats state under the same key.
+
+    settings: of each layer, but for what both formats state under the same key.
+    """
 
     def soft_cap(key: str) -> float | None:
         if not family.soft_caps or read.get(prefix + key) is None:
@@ -23,10 +31,15 @@ def family_fields(read: Reader, family: Family, prefix: str, hidden_size: int, w
 
     cap = soft_cap("attn_logit_softcapping")
     return {
-        "layers": tuple(family.layer(LayerSettings(window, cap)) for window in windows),
+        "layers": tuple(family.layer(replace(layer, soft_cap=cap)) for layer in settings),
         "embedding_scale": float(np.sqrt(np.float32(hidden_size))) if family.scaled_embedding else 1.0,
         "logit_soft_cap": soft_cap("final_logit_softcapping"),
     }
+
+
+def rotations_by_interval(interval: int, n_layers: int) -> list[Rotation]:
+    """Every interval-th layer does not rotate."""
+    return ["none" if (layer + 1) % interval == 0 else "main" for layer in range(n_layers)]
 
 
 def windows_by_pattern(pattern: WindowPattern, window: int | None, n_layers: int, first: int) -> Windows:

@@ -7,17 +7,19 @@ from typing import Any
 
 from llmcl.errors import CheckpointError, shown
 from llmcl.models.config import limits
-from llmcl.models.config.family_fields import Windows, family_fields, windows_by_pattern
+from llmcl.models.config.family_fields import Windows, family_fields, rotations_by_interval, windows_by_pattern
 from llmcl.models.config.model_config import ModelConfig, checked
 from llmcl.models.config.reader import Reader, unsupported
 from llmcl.models.config.rope import scaling_from_gguf
 from llmcl.models.families import FAMILIES, GGUF_FAMILIES
-from llmcl.models.families.family import Family
+from llmcl.models.families.blocks import Rotation
+from llmcl.models.families.family import Family, LayerSettings
 
 # Tokens that end a turn in chat models whose GGUF metadata names only the end of the document.
 _END_OF_TURN_TOKENS = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>")
 _SOFT_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 _GEMMA2_27B_LAYERS = 46
+_UNROTATED_INTERVAL = 4  # the format has no key for it
 
 
 def config_from_gguf(
@@ -68,6 +70,7 @@ def config_from_gguf(
         # The format has no key for query_pre_attn_scalar; it is head_dim in all sizes but this one (as llama.cpp).
         attention_scale = (hidden_size / n_q_heads) ** -0.5
     windows = _windows(read, arch, family, n_layers, max_position)
+    settings = _settings(family, windows, tensor_names)
     return checked(
         ModelConfig(
             architecture=architecture,
@@ -86,10 +89,29 @@ def config_from_gguf(
             bos_token_id=next(iter(read.token_ids("tokenizer.ggml.bos_token_id", vocab_size)), None),
             eos_token_ids=_eos_token_ids(read, tokens, vocab_size),
             attention_scale=attention_scale,
-            **family_fields(read, family, f"{arch}.", hidden_size, windows),
+            **family_fields(read, family, f"{arch}.", hidden_size, settings),
         ),
         "GGUF metadata",
     )
+
+
+def _settings(family: Family, windows: Windows, tensor_names: Collection[str]) -> list[LayerSettings]:
+    """Which biases there are is said by the tensors alone."""
+    attention, mlp = (key in family.biases for key in ("attention_bias", "mlp_bias"))
+    n_layers = len(windows)
+    rotations: list[Rotation] = ["main"] * n_layers
+    if family.unrotated_layers:
+        rotations = rotations_by_interval(_UNROTATED_INTERVAL, n_layers)
+    return [
+        LayerSettings(
+            window,
+            rotation=rotation,
+            bias=attention and f"blk.{i}.attn_q.bias" in tensor_names,
+            output_bias=attention and f"blk.{i}.attn_output.bias" in tensor_names,
+            mlp_bias=mlp and f"blk.{i}.ffn_gate.bias" in tensor_names,
+        )
+        for i, (window, rotation) in enumerate(zip(windows, rotations, strict=True))
+    ]
 
 
 def _windows(read: Reader, arch: str, family: Family, n_layers: int, max_position: int) -> Windows:

@@ -7,12 +7,12 @@ from typing import Any
 
 from llmcl.errors import shown
 from llmcl.models.config import limits
-from llmcl.models.config.family_fields import Windows, family_fields, windows_by_pattern
+from llmcl.models.config.family_fields import Windows, family_fields, rotations_by_interval, windows_by_pattern
 from llmcl.models.config.model_config import ModelConfig, checked
 from llmcl.models.config.reader import Reader, unsupported
 from llmcl.models.config.rope import rope_from_hf
 from llmcl.models.families import FAMILIES
-from llmcl.models.families.blocks import Activation, GatedMlp
+from llmcl.models.families.blocks import Activation, GatedMlp, Rotation
 from llmcl.models.families.family import Family, LayerSettings
 
 _DTYPES = ("float32", "float16", "bfloat16")
@@ -68,10 +68,32 @@ def config_from_hf(config: Mapping[str, Any], generation_config: Mapping[str, An
             eos_token_ids=eos_token_ids or read.token_ids("eos_token_id", vocab_size),
             norm_offset=family.norm_offset,
             attention_scale=attention_scale,
-            **family_fields(read, family, "", hidden_size, _windows(read, family, n_layers, max_position)),
+            **family_fields(read, family, "", hidden_size, _settings(read, family, n_layers, max_position)),
         ),
         "config.json",
     )
+
+
+def _settings(read: Reader, family: Family, n_layers: int, max_position: int) -> list[LayerSettings]:
+    bias = "attention_bias" in family.biases and read.flag("attention_bias", default=False)
+    mlp_bias = "mlp_bias" in family.biases and read.flag("mlp_bias", default=False)
+    windows, rotations = _windows(read, family, n_layers, max_position), _rotations(read, family, n_layers)
+    return [
+        LayerSettings(window, rotation=rotation, bias=bias, output_bias=bias, mlp_bias=mlp_bias)
+        for window, rotation in zip(windows, rotations, strict=True)
+    ]
+
+
+def _rotations(read: Reader, family: Family, n_layers: int) -> list[Rotation]:
+    """no_rope_layers has 1 for a layer that rotates and 0 for one that does not."""
+    if not family.unrotated_layers:
+        return ["main"] * n_layers
+    flags = read.get("no_rope_layers")
+    if flags is None:
+        return rotations_by_interval(read.size("no_rope_layer_interval", limits.MAX_LAYERS), n_layers)
+    if not isinstance(flags, list) or len(flags) < n_layers or any(flag not in (0, 1) for flag in flags):
+        read.fail("no_rope_layers", flags, f"a 0 or a 1 for each of {n_layers} layers")
+    return ["main" if flag else "none" for flag in flags[:n_layers]]
 
 
 def _windows(read: Reader, family: Family, n_layers: int, max_position: int) -> Windows:
@@ -115,11 +137,11 @@ def _refuse_features(read: Reader, family: Family) -> None:
     if architectures and architectures != [family.hf_class]:
         unsupported(f"the architecture {shown(architectures)}", f"it supports {family.hf_class}")
     for key in ("attention_bias", "mlp_bias"):
-        if read.flag(key, default=False):
+        if key not in family.biases and read.flag(key, default=False):
             unsupported(f"projections with a bias ({key} true)")
     if read.get("use_bidirectional_attention", False) is not False:
         unsupported("attention to later tokens (use_bidirectional_attention)")
-    mlp = next(block for block in family.layer(LayerSettings(None, None)) if isinstance(block, GatedMlp))
+    mlp = next(block for block in family.layer(LayerSettings()) if isinstance(block, GatedMlp))
     key, known = _ACTIVATIONS[mlp.activation]
     if (activation := read.text(key, default=known[0])) not in known:
         unsupported(f"the activation {shown(activation)} ({key})", f"it supports {known[0]}")

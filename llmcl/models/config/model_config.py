@@ -70,6 +70,11 @@ class ModelConfig:
         """Whether the attention of a layer sees less than the whole text."""
         return any(self.attention(i).window is not None for i in range(self.n_layers))
 
+    @property
+    def has_biases(self) -> bool:
+        """Whether a projection adds a bias."""
+        return any(name.endswith(".bias") for name in self.tensors())
+
     def top_matrices(self) -> dict[str, MatrixPlan]:
         """The matrices that belong to no layer: the embedding, and the output head where that is another."""
         names = {"embedding": "model.embed_tokens.weight", "head": "lm_head.weight"}

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 Activation = Literal["silu", "gelu_tanh"]
+Rotation = Literal["main", "none"]  # which rotary frequencies: the model's, none
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -84,13 +85,16 @@ class Block(ABC):
 class Attention(Block):
     """Causal attention with rotary embeddings over the KV cache.
 
-    bias: the query, key and value projections add one. head_norms: an RMS norm of every query and key head before the
-    rotation. window: tokens that a query sees back, itself included; None for all. soft_cap: c in c tanh(score / c).
+    bias: the query, key and value projections add one; output_bias: the output projection does. head_norms: an RMS norm
+    of every query and key head before the rotation. rotation: of queries and keys. window: tokens that a query sees
+    back, itself included; None for all. soft_cap: c in c tanh(score / c).
     """
 
     norm: str = "input_layernorm"
     bias: bool = False
+    output_bias: bool = False
     head_norms: bool = False
+    rotation: Rotation = "main"
     window: int | None = None
     soft_cap: float | None = None
 
@@ -106,7 +110,11 @@ class Attention(Block):
         q, kv = self._rows(sizes)
         biases = {f"self_attn.{name}_proj.bias": (rows,) for name, rows in zip("qkv", (q, kv, kv), strict=True)}
         norms = {f"self_attn.{name}_norm.weight": (sizes.head_dim,) for name in "qk"}
-        own: dict[str, Shapes] = {"bias": biases if self.bias else {}, "head_norms": norms if self.head_norms else {}}
+        own: dict[str, Shapes] = {
+            "bias": biases if self.bias else {},
+            "head_norms": norms if self.head_norms else {},
+            "output_bias": {"self_attn.o_proj.bias": (sizes.hidden_size,)} if self.output_bias else {},
+        }
         return super().vectors(sizes) | own
 
     def _rows(self, sizes: Sizes) -> tuple[int, int]:
@@ -115,10 +123,11 @@ class Attention(Block):
 
 @dataclass(frozen=True)
 class GatedMlp(Block):
-    """down(activation(gate(x)) * up(x))."""
+    """down(activation(gate(x)) * up(x)). bias: all three projections add one."""
 
     norm: str = "post_attention_layernorm"
     activation: Activation = "silu"
+    bias: bool = False
 
     def matrices(self, sizes: Sizes) -> dict[str, MatrixPlan]:
         hidden, ffn = sizes.hidden_size, sizes.intermediate_size
@@ -127,6 +136,14 @@ class GatedMlp(Block):
             "gate_up": MatrixPlan("gate and up", hidden, gate_up, (ffn, ffn), alternate=True),
             "down": MatrixPlan("down", ffn, ("mlp.down_proj.weight",), (hidden,)),
         }
+
+    def vectors(self, sizes: Sizes) -> dict[str, Shapes]:
+        gate_up = {f"mlp.{name}_proj.bias": (sizes.intermediate_size,) for name in ("gate", "up")}
+        own: dict[str, Shapes] = {
+            "gate_up_bias": gate_up if self.bias else {},
+            "down_bias": {"mlp.down_proj.bias": (sizes.hidden_size,)} if self.bias else {},
+        }
+        return super().vectors(sizes) | own
 
 
 Layer = tuple[Block, ...]

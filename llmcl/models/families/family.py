@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from llmcl.models.families.blocks import Attention, GatedMlp, Layer
+from llmcl.models.families.blocks import Attention, GatedMlp, Layer, Rotation
 
 # Which layers see only a sliding window: none, all, every other one from the first on, or (if use_sliding_window is
 # set) those from max_window_layers on. A list `layer_types` in config.json goes before it.
@@ -15,15 +15,27 @@ WindowPattern = Literal["none", "all", "even", "late"]
 
 @dataclass(frozen=True)
 class LayerSettings:
-    """What a checkpoint says of one layer. window, soft_cap: see `Attention`."""
+    """What a checkpoint says of one layer. mlp_bias: `GatedMlp.bias`; the others: see `Attention`."""
 
-    window: int | None
-    soft_cap: float | None
+    window: int | None = None
+    soft_cap: float | None = None
+    rotation: Rotation = "main"
+    bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
 
 
 def llama_layer(settings: LayerSettings) -> Layer:
     """Attention over the whole text or a window of it, then a gate with SiLU; an RMS norm before each."""
-    return Attention(window=settings.window), GatedMlp()
+    return (
+        Attention(
+            bias=settings.bias,
+            output_bias=settings.output_bias,
+            rotation=settings.rotation,
+            window=settings.window,
+        ),
+        GatedMlp(bias=settings.mlp_bias),
+    )
 
 
 @dataclass(frozen=True)
@@ -33,7 +45,9 @@ class Family:
     hf_class: its name in config.json's `architectures`. gguf_name: its general.architecture in GGUF files; None where
     they name another family. layer: the blocks of a layer. norm_offset: what the model adds to the norm weights of
     safetensors (GGUF files hold the sum). scaled_embedding: embeddings times sqrt(hidden_size). soft_caps:
-    attn_logit_softcapping, final_logit_softcapping and query_pre_attn_scalar are read. windows: see WindowPattern.
+    attn_logit_softcapping, final_logit_softcapping and query_pre_attn_scalar are read. biases: keys of config.json
+    (attention_bias, mlp_bias) that may be true. unrotated_layers: some layers do not rotate, as no_rope_layers and
+    no_rope_layer_interval say. windows: see WindowPattern.
     gguf_interleaves_rope: GGUF files store the rotary pairs of q and k next to each other. gguf_modules: names of a
     layer's modules in GGUF files where they are not Llama's. defaults: values of keys that config.json may leave out,
     where they are not Llama's.
@@ -45,6 +59,8 @@ class Family:
     norm_offset: float = 0.0
     scaled_embedding: bool = False
     soft_caps: bool = False
+    biases: tuple[str, ...] = ()
+    unrotated_layers: bool = False
     windows: WindowPattern = "none"
     gguf_interleaves_rope: bool = False
     gguf_modules: Mapping[str, str] = field(default_factory=dict)

@@ -1,0 +1,20 @@
+"""SmolLM 3: Llama, but every fourth layer, unless the checkpoint says otherwise, rotates no queries and keys."""
+
+from __future__ import annotations
+
+from llmcl.models.families.family import Family
+
+FAMILY = Family(
+    "SmolLM3ForCausalLM",
+    "smollm3",
+    biases=("attention_bias", "mlp_bias"),
+    unrotated_layers=True,
+    gguf_interleaves_rope=True,
+    defaults={
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 32768,
+        "rope_theta": 2000000.0,
+        "tie_word_embeddings": True,
+        "no_rope_layer_interval": 4,
+    },
+)
