@@ -208,6 +208,13 @@ def transformers_class(config: ModelConfig) -> Any:
             options[key] = has_bias
     if FAMILIES[config.architecture].unrotated_layers:
         options["no_rope_layers"] = [int(config.attention(i).rotation != "none") for i in range(config.n_layers)]
+    if FAMILIES[config.architecture].multipliers:
+        options |= {
+            "embedding_multiplier": config.embedding_scale,
+            "residual_multiplier": config.residual_scale,
+            "attention_multiplier": config.attention_scale,
+            "logits_scaling": 1.0 / config.logit_scale,
+        }
     windows = windows_of(config)
     window = next((window for window in windows if window is not None), None)
     if config.architecture == "mistral":

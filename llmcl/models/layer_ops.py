@@ -96,7 +96,7 @@ class LayerOps(ABC):
     last_seen: Buffer
 
     def embed(self, table: Weight) -> list[Launch]:
-        act, scale = self.act, self.config.embedding_scale
+        act, scale = self.act, self.config.stream_scale
         return embed(self.device, table, self.step, self.inv_freq, act.x, act.rope, self.last_seen, scale=scale)
 
     @abstractmethod
@@ -160,7 +160,7 @@ class DecodeOps(LayerOps):
         self, norm: Buffer, weight: Weight, out: ActivationOperand, epilogue: str = "store"
     ) -> list[Launch]:
         assert isinstance(out, Buffer)
-        eps = self.config.rms_norm_eps
+        eps = self.config.stream_eps
         return linear_decode(self.device, weight, self.act.x, out, self.step, norm=norm, eps=eps, epilogue=epilogue)
 
     def linear(self, x: ActivationOperand, weight: Weight, out: Buffer, epilogue: str = "store") -> list[Launch]:
@@ -212,7 +212,7 @@ class PrefillOps(LayerOps):
             self.step,
             norm=norm,
             normed=self.act.normed,
-            eps=self.config.rms_norm_eps,
+            eps=self.config.stream_eps,
             epilogue=epilogue,
         )
 

@@ -80,7 +80,7 @@ def decode_layers(layers: Layers, ops: DecodeOps) -> DecodeLayers | None:
         ops.step,
         config.hidden_size,
         config.intermediate_size,
-        config.rms_norm_eps,
+        config.stream_eps,
         ops.n_splits,
         act.x,
         act.rope,

@@ -205,7 +205,7 @@ def load_weights(
             values = checkpoint.array(name).astype(np.float32)
             if not np.isfinite(values).all():
                 raise CheckpointError(_not_finite([name], "float32"))
-            parts.append(values if name.endswith(".bias") else values + np.float32(config.norm_offset))
+            parts.append(values if name.endswith(".bias") else _norm(config, name, values))
         return device.upload(np.concatenate(parts), names[0])
 
     weights = build_weights(config, matrix, vector)
@@ -221,6 +221,12 @@ def load_weights(
                 name,
             )
     return weights
+
+
+def _norm(config: ModelConfig, name: str, values: np.ndarray) -> np.ndarray:
+    """The weights of a norm as the device has them: the last contains the factor of the logits."""
+    values = values + np.float32(config.norm_offset)
+    return values * np.float32(config.logit_scale) if name == FINAL_NORM else values
 
 
 def _is_zero(checkpoint: Checkpoint, name: str, config: ModelConfig) -> bool:

@@ -74,9 +74,9 @@ def forward(
             x = compute[type(block)](block, layer, norm(hidden, layer + block.norm))
             if block.post_norm is not None:
                 x = norm(stored(x), layer + block.post_norm)
-            hidden = stored(hidden + x)
+            hidden = stored(hidden + x * config.residual_scale)
 
     hidden = norm(hidden, "model.norm")
     head = "model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"
-    logits = linear(hidden, weights[head])
+    logits = linear(hidden, weights[head]) * config.logit_scale
     return stored(logits if config.logit_soft_cap is None else soft_cap(logits, config.logit_soft_cap))

@@ -247,7 +247,7 @@ def _shard(draw: Draw, files: dict[str, Any]) -> str:
 # ---- config.json and its neighbours ---------------------------------------------------------------------
 
 _CONFIG_KEYS: dict[str, list[Any]] = {
-    "model_type": ["mistral", "qwen2", "qwen3", "gemma2", "smollm3", "mamba", "LLAMA"],
+    "model_type": ["mistral", "qwen2", "qwen3", "gemma2", "smollm3", "granite", "mamba", "LLAMA"],
     "architectures": [["MistralForCausalLM"], "LlamaForCausalLM"],
     "rope_scaling": [
         {"rope_type": "linear", "factor": 4.0},
@@ -265,6 +265,8 @@ _CONFIG_KEYS: dict[str, list[Any]] = {
     "dtype": ["float16"],
     "attention_bias": [True],
     "mlp_bias": [True, 1],
+    "residual_multiplier": [0.22, 0, 1e-300],
+    "logits_scaling": [8.0, -1],
     "no_rope_layers": [[0], [0, 1, 1, 1], [2, 2], 0],
     "no_rope_layer_interval": [1, 0, 2**40],
     "quantization_config": [{"quant_method": "awq"}, {"quant_method": LONG}],

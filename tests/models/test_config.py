@@ -151,7 +151,8 @@ def test_every_family_has_the_defaults_of_transformers():
         assert config.attention(0).soft_cap == getattr(theirs, "attn_logit_softcapping", None), model_type
         assert config.logit_soft_cap == getattr(theirs, "final_logit_softcapping", None), model_type
         scalar = getattr(theirs, "query_pre_attn_scalar", None)
-        assert config.attention_scale == (None if scalar is None else scalar**-0.5), model_type
+        multiplier = getattr(theirs, "attention_multiplier", None)
+        assert config.attention_scale == (multiplier if scalar is None else scalar**-0.5), model_type
         window = getattr(theirs, "sliding_window", None)
         types = getattr(theirs, "layer_types", None) or ["sliding_attention"] * 30
         windows = tuple(window if kind == "sliding_attention" else None for kind in types)
@@ -184,6 +185,28 @@ def test_biases_are_read():
 def test_layers_that_do_not_rotate(changes, unrotated):
     config = hf(model_type="smollm3", architectures=None, num_hidden_layers=8, **changes)
     assert {i for i in range(8) if config.attention(i).rotation == "none"} == unrotated
+
+
+def test_multipliers_are_read():
+    keys = {"embedding_multiplier": 12, "residual_multiplier": 0.5, "attention_multiplier": 0.25, "logits_scaling": 8}
+    config = hf(model_type="granite", architectures=None, **keys)
+    scales = config.embedding_scale, config.residual_scale, config.attention_scale, config.logit_scale
+    assert scales == (12.0, 0.5, 0.25, 0.125)
+    values = {"embedding_scale": 12.0, "residual_scale": 0.5, "attention.scale": 0.25, "logit_scale": 8.0}
+    by_gguf = config_from_gguf(gguf_of("granite", **{f"granite.{key}": value for key, value in values.items()}), [])
+    assert scales == (by_gguf.embedding_scale, by_gguf.residual_scale, by_gguf.attention_scale, by_gguf.logit_scale)
+    assert (config.stream_scale, config.stream_eps) == (24.0, 4e-5)
+    assert config_from_gguf(gguf_of("granite"), []).attention_scale is None
+    assert hf(**keys) == hf()  # Llama has none
+
+
+@pytest.mark.parametrize(
+    "key", ["embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"]
+)
+@pytest.mark.parametrize("value", [0, -1.0, math.nan, 1e300, "1"])
+def test_multipliers_are_checked(key, value):
+    with pytest.raises(CheckpointError, match=key):
+        hf(model_type="granite", architectures=None, **{key: value})
 
 
 @pytest.mark.parametrize("flags", [3, [1, 0], [2] * 30, ["1"] * 30])

@@ -56,6 +56,15 @@ FAMILIES: dict[str, ModelConfig] = {
         architecture="smollm3",
         settings=[LayerSettings(rotation=name, bias=True, output_bias=True) for name in ("none", "main")],
     ),
+    "granite": small_config(
+        architecture="granite",
+        embedding_scale=12.0,
+        residual_scale=0.22,
+        attention_scale=0.25,
+        logit_scale=0.125,
+        rms_norm_eps=1e-2,  # counts beside activations of the order of one
+        tie_embeddings=True,
+    ),
     "mistral": small_config(architecture="mistral", windows=(WINDOW, WINDOW)),
     "qwen2": small_config(architecture="qwen2", n_q_heads=4, head_dim=16, tie_embeddings=True),
     "qwen2-windows": small_config(architecture="qwen2", n_q_heads=4, head_dim=16, windows=(None, WINDOW, WINDOW)),
@@ -140,6 +149,12 @@ def save_gguf(path: Path, config: ModelConfig, weights: Mapping[str, np.ndarray]
     if (cap := config.attention(0).soft_cap) is not None and config.logit_soft_cap is not None:
         writer.add_attn_logit_softcapping(cap)
         writer.add_final_logit_softcapping(config.logit_soft_cap)
+    if LLMCL_FAMILIES[config.architecture].multipliers:
+        assert config.attention_scale is not None
+        writer.add_embedding_scale(config.embedding_scale)
+        writer.add_residual_scale(config.residual_scale)
+        writer.add_attention_scale(config.attention_scale)
+        writer.add_logit_scale(1.0 / config.logit_scale)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("default")
     tokens = ["a", "b", "ab", *(f"<token {i}>" for i in range(3, config.vocab_size))]
@@ -159,7 +174,7 @@ def save_gguf(path: Path, config: ModelConfig, weights: Mapping[str, np.ndarray]
     return write_out(writer, path)
 
 
-GGUF = ("llama-biases", "smollm3", "mistral", "qwen2", "qwen3")
+GGUF = ("llama-biases", "smollm3", "granite", "mistral", "qwen2", "qwen3")
 
 
 @pytest.mark.parametrize("name", [*(pytest.param(name, marks=full) for name in GGUF), MOST])
@@ -208,7 +223,7 @@ def test_every_part_of_a_family_shows(name: str) -> None:
     without_bias = {key: 0.0 * value if key.endswith(".bias") else value for key, value in weights.items()}
     logits = reference.forward(config, weights, ids_for(config))
     plain = small_config()
-    for field in ("embedding_scale", "attention_scale", "logit_soft_cap"):
+    for field in ("embedding_scale", "residual_scale", "attention_scale", "logit_scale", "logit_soft_cap"):
         if getattr(config, field) != getattr(plain, field):
             changed = dataclasses.replace(config, **{field: getattr(plain, field)})
             assert relative_error(reference.forward(changed, weights, ids_for(config)), logits) > 100 * BOUND, field

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from llmcl.models.config.limits import MAX_SOFT_CAP
+from llmcl.models.config.limits import MAX_SCALE, MAX_SOFT_CAP
 from llmcl.models.config.reader import Reader
 from llmcl.models.families.blocks import Rotation
 from llmcl.models.families.family import Family, LayerSettings, WindowPattern
@@ -17,11 +17,17 @@ Windows = tuple[int | None, ...]  # the window of each layer, None for the whole
 
 
 def family_fields(
-    read: Reader, family: Family, prefix: str, hidden_size: int, settings: Sequence[LayerSettings]
+    read: Reader,
+    family: Family,
+    prefix: str,
+    hidden_size: int,
+    settings: Sequence[LayerSettings],
+    attention_scale: float | None,
 ) -> dict[str, Any]:
     """The fields that follow from the family, and those that both formats state under the same key.
 
-    settings: of each layer, but for what both formats state under the same key.
+    prefix: of the keys in GGUF metadata, "" for config.json. settings: of each layer, but for what both formats state
+    under the same key. attention_scale: if no multiplier gives another.
     """
 
     def soft_cap(key: str) -> float | None:
@@ -30,10 +36,30 @@ def family_fields(
         return read.number(prefix + key, 0.0, MAX_SOFT_CAP)
 
     cap = soft_cap("attn_logit_softcapping")
-    return {
+    fields = {
         "layers": tuple(family.layer(replace(layer, soft_cap=cap)) for layer in settings),
         "embedding_scale": float(np.sqrt(np.float32(hidden_size))) if family.scaled_embedding else 1.0,
         "logit_soft_cap": soft_cap("final_logit_softcapping"),
+        "attention_scale": attention_scale,
+    }
+    return fields | (_multipliers(read, prefix) if family.multipliers else {})
+
+
+def _multipliers(read: Reader, prefix: str) -> dict[str, float | None]:
+    keys = "embedding_scale", "residual_scale", "attention.scale", "logit_scale"
+    if not prefix:
+        keys = "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"
+    embedding, residual, attention, logits = (prefix + key for key in keys)
+
+    def scale(key: str) -> float:
+        return read.number(key, 1.0 / MAX_SCALE, MAX_SCALE, default=1.0)
+
+    is_usual = prefix and read.get(attention) is None  # GGUF's scores are divided by sqrt(head_dim) then
+    return {
+        "embedding_scale": scale(embedding),
+        "residual_scale": scale(residual),
+        "attention_scale": None if is_usual else scale(attention),
+        "logit_scale": 1.0 / scale(logits),
     }
 
 

@@ -88,8 +88,7 @@ def config_from_gguf(
             dtype="quantized",
             bos_token_id=next(iter(read.token_ids("tokenizer.ggml.bos_token_id", vocab_size)), None),
             eos_token_ids=_eos_token_ids(read, tokens, vocab_size),
-            attention_scale=attention_scale,
-            **family_fields(read, family, f"{arch}.", hidden_size, settings),
+            **family_fields(read, family, f"{arch}.", hidden_size, settings, attention_scale),
         ),
         "GGUF metadata",
     )

@@ -49,6 +49,7 @@ def config_from_hf(config: Mapping[str, Any], generation_config: Mapping[str, An
     attention_scale = None
     if family.soft_caps:
         attention_scale = read.number("query_pre_attn_scalar", 0.0, limits.MAX_INTERMEDIATE) ** -0.5
+    settings = _settings(read, family, n_layers, max_position)
     return checked(
         ModelConfig(
             architecture=model_type,
@@ -67,8 +68,7 @@ def config_from_hf(config: Mapping[str, Any], generation_config: Mapping[str, An
             bos_token_id=bos_token_ids[0] if bos_token_ids else None,
             eos_token_ids=eos_token_ids or read.token_ids("eos_token_id", vocab_size),
             norm_offset=family.norm_offset,
-            attention_scale=attention_scale,
-            **family_fields(read, family, "", hidden_size, _settings(read, family, n_layers, max_position)),
+            **family_fields(read, family, "", hidden_size, settings, attention_scale),
         ),
         "config.json",
     )

@@ -28,8 +28,8 @@ class ModelConfig:
     layers: the blocks of each layer, as the family declares them (`families/blocks.py`).
 
     The fields with defaults are what Llama does not have. norm_offset: see `families.Family`. embedding_scale: factor
-    of the embeddings. attention_scale: factor of the scores, None for 1/sqrt(head_dim). logit_soft_cap: c in
-    c tanh(logit / c).
+    of the embeddings. residual_scale: factor of what a block adds to the residual stream. attention_scale: factor of
+    the scores, None for 1/sqrt(head_dim). logit_scale: factor of the logits. logit_soft_cap: c in c tanh(logit / c).
     """
 
     architecture: str
@@ -50,12 +50,26 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     norm_offset: float = 0.0
     embedding_scale: float = 1.0
+    residual_scale: float = 1.0
     attention_scale: float | None = None
+    logit_scale: float = 1.0
     logit_soft_cap: float | None = None
 
     @property
     def n_layers(self) -> int:
         return len(self.layers)
+
+    # The device holds the residual stream x as x / residual_scale: then a block adds its output as it is, and every
+    # norm that reads x gives the same with another eps.
+    @property
+    def stream_scale(self) -> float:
+        """Factor of the embeddings on the device."""
+        return self.embedding_scale / self.residual_scale
+
+    @property
+    def stream_eps(self) -> float:
+        """eps of the norms that read the residual stream on the device."""
+        return self.rms_norm_eps / self.residual_scale**2
 
     def inv_freq(self) -> np.ndarray:
         """Rotary frequencies in radians per position, float32 [head_dim / 2]."""

@@ -46,7 +46,8 @@ class Family:
     they name another family. layer: the blocks of a layer. norm_offset: what the model adds to the norm weights of
     safetensors (GGUF files hold the sum). scaled_embedding: embeddings times sqrt(hidden_size). soft_caps:
     attn_logit_softcapping, final_logit_softcapping and query_pre_attn_scalar are read. biases: keys of config.json
-    (attention_bias, mlp_bias) that may be true. unrotated_layers: some layers do not rotate, as no_rope_layers and
+    (attention_bias, mlp_bias) that may be true. multipliers: embedding_multiplier, residual_multiplier,
+    attention_multiplier and logits_scaling are read. unrotated_layers: some layers do not rotate, as no_rope_layers and
     no_rope_layer_interval say. windows: see WindowPattern.
     gguf_interleaves_rope: GGUF files store the rotary pairs of q and k next to each other. gguf_modules: names of a
     layer's modules in GGUF files where they are not Llama's. defaults: values of keys that config.json may leave out,
@@ -60,6 +61,7 @@ class Family:
     scaled_embedding: bool = False
     soft_caps: bool = False
     biases: tuple[str, ...] = ()
+    multipliers: bool = False
     unrotated_layers: bool = False
     windows: WindowPattern = "none"
     gguf_interleaves_rope: bool = False

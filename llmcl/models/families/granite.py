@@ -1,0 +1,13 @@
+"""Granite 3 and 4 (dense): Llama with factors of the embeddings, the scores, what a block adds, and the logits."""
+
+from __future__ import annotations
+
+from llmcl.models.families.family import Family
+
+FAMILY = Family(
+    "GraniteForCausalLM",
+    "granite",
+    biases=("attention_bias", "mlp_bias"),
+    multipliers=True,
+    gguf_interleaves_rope=True,
+)
