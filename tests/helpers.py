@@ -197,9 +197,20 @@ def transformers_class(config: ModelConfig) -> Any:
             "high_freq_factor": scaling.high_freq_factor,
             "original_max_position_embeddings": scaling.original_max_position,
         }
+    elif scaling is not None and scaling.kind in ("yarn", "longrope"):
+        rope |= {"rope_type": scaling.kind, "original_max_position_embeddings": scaling.original_max_position}
+        if scaling.kind == "yarn":
+            rope |= {"factor": scaling.factor, "beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow}
+        else:
+            assert scaling.factors is not None and scaling.long_factors is not None
+            rope |= {"short_factor": [*scaling.factors], "long_factor": [*scaling.long_factors]}
     elif scaling is not None:
         raise ValueError(f"transformers has no rope scaling of kind {scaling.kind!r}")
     options: dict[str, Any] = {}
+    if config.architecture == "phi3":
+        rope["partial_rotary_factor"] = (config.rotary_dim or config.head_dim) / config.head_dim
+        original = 4096 if scaling is None else scaling.original_max_position
+        options["original_max_position_embeddings"] = original
     name = FAMILIES[config.architecture].hf_class.removesuffix("ForCausalLM")
     mlp = config.layers[0][-1]
     assert isinstance(mlp, GatedMlp)
@@ -217,7 +228,7 @@ def transformers_class(config: ModelConfig) -> Any:
         }
     windows = windows_of(config)
     window = next((window for window in windows if window is not None), None)
-    if config.architecture == "mistral":
+    if config.architecture in ("mistral", "phi3"):
         options["sliding_window"] = window
     elif config.has_windows:  # Gemma-2's and Qwen's
         options["sliding_window"] = window

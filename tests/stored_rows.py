@@ -73,6 +73,6 @@ def values_of(device: Device, weight: Weight) -> np.ndarray:
     step.write_tokens(np.arange(weight.rows), 0)
     x = poisoned(device, (weight.rows, weight.k))
     rope, seen = poisoned(device, (weight.rows, 32)), device.zeros(4 * weight.rows, "seen")
-    frequencies = device.upload(small_config(head_dim=32).inv_freq(), "frequencies")
+    frequencies = device.upload(small_config(head_dim=32).rotations()["main"], "frequencies")
     run(embed(device, weight, step, frequencies, x, rope, seen), weight.rows)
     return read_guarded(device, x, np.float32, (weight.rows, weight.k))

@@ -21,7 +21,7 @@ from llmcl.checkpoint.files import MAX_HEADER_BYTES, map_file
 from llmcl.checkpoint.formats import FLOAT_FORMATS, FORMATS, dequantize, row_bytes
 from llmcl.checkpoint.tensors import Checkpoint, StoredTensor
 from llmcl.errors import CheckpointError, UnsupportedModelError, shown
-from llmcl.models.config import config_from_gguf
+from llmcl.models.config import GgufFactors, config_from_gguf
 from llmcl.models.families import FAMILIES
 
 MAGIC = b"GGUF"
@@ -61,7 +61,11 @@ LAYER_MODULE_NAMES = {
     "attn_k_norm": "self_attn.k_norm",
 }
 _LAYER_TENSOR = re.compile(r"blk\.(0|[1-9][0-9]{0,8})\.(.+)\.(weight|bias|scale)")
-_ROPE_FACTORS = "rope_freqs.weight"
+_ROPE_FACTORS = {
+    "rope_freqs.weight": "of_all",
+    "rope_factors_short.weight": "short",
+    "rope_factors_long.weight": "long",
+}  # field of GgufFactors by tensor
 
 
 def open_file(path: Path, name: str) -> Checkpoint:
@@ -73,11 +77,11 @@ def open_file(path: Path, name: str) -> Checkpoint:
             "the file is one part of a split GGUF; llmcl reads single files. Merge the parts with "
             "llama.cpp's `llama-gguf-split --merge`."
         )
-    config = config_from_gguf(metadata, stored.keys(), _rope_factors(stored))
+    config = config_from_gguf(metadata, stored.keys(), GgufFactors(**_rope_factors(stored)))
     layer_names = {**LAYER_MODULE_NAMES, **FAMILIES[config.architecture].gguf_modules}
     by_hf_name: dict[str, StoredTensor] = {}
     for gguf_name, tensor in stored.items():
-        if gguf_name == _ROPE_FACTORS:
+        if gguf_name in _ROPE_FACTORS:
             continue
         if (hf_name := _hf_name(gguf_name, layer_names)) in by_hf_name:
             raise CheckpointError(f"tensor {shown(gguf_name)} is there twice. The file is damaged; fetch it again.")
@@ -249,15 +253,17 @@ def _hf_name(gguf_name: str, layer_names: Mapping[str, str]) -> str:
     return f"{MODULE_NAMES[module]}.{suffix}"
 
 
-def _rope_factors(stored: dict[str, StoredTensor]) -> list[float] | None:
-    tensor = stored.get(_ROPE_FACTORS)
-    if tensor is None:
-        return None
-    if tensor.format not in FLOAT_FORMATS or len(tensor.shape) != 1 or tensor.shape[0] > 1 << 16:
-        raise CheckpointError(
-            f"tensor {_ROPE_FACTORS} is {tensor.format} {list(tensor.shape)}, expected F32 [head_dim / 2]."
-        )
-    return [float(value) for value in dequantize(tensor.format, tensor.data[np.newaxis])[0]]
+def _rope_factors(stored: dict[str, StoredTensor]) -> dict[str, list[float]]:
+    factors = {}
+    for name, field in _ROPE_FACTORS.items():
+        if (tensor := stored.get(name)) is None:
+            continue
+        if tensor.format not in FLOAT_FORMATS or len(tensor.shape) != 1 or tensor.shape[0] > 1 << 16:
+            raise CheckpointError(
+                f"tensor {name} is {tensor.format} {list(tensor.shape)}, expected F32 [head_dim / 2]."
+            )
+        factors[field] = [float(value) for value in dequantize(tensor.format, tensor.data[np.newaxis])[0]]
+    return factors
 
 
 def _fail(problem: str) -> NoReturn:

@@ -121,9 +121,10 @@ def hf_config(config: ModelConfig, dtype: str) -> dict[str, Any]:
         )
     scaling = config.rope_scaling
     if scaling is not None and scaling.kind != "linear":
+        how = "as a factor for each frequency (rope_freqs.weight)" if scaling.kind == "factors" else scaling.kind
         raise UnsupportedModelError(
-            "the GGUF file gives its rotary scaling as a factor for each frequency (rope_freqs.weight), which "
-            "config.json cannot say; convert it to another GGUF file, or fetch the model's own folder"
+            f"the GGUF file gives its rotary scaling {how}, which a converted folder's config.json cannot say; convert "
+            "it to another GGUF file, or fetch the model's own folder"
         )
     return {
         "architectures": ["LlamaForCausalLM"],

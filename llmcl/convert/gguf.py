@@ -132,6 +132,11 @@ def _from_folder(checkpoint: Checkpoint, chosen: Callable[[str, tuple[int, ...]]
     metadata = {"general.name": (checkpoint.path.name, Kind.STRING, None), **model_metadata(config)}
     tensors = []
     scaling = config.rope_scaling
+    if scaling is not None and scaling.kind not in ("linear", "llama3"):
+        raise UnsupportedModelError(
+            f"a GGUF file cannot be made from a folder with the rotary scaling {scaling.kind!r}, only with linear or "
+            "llama3; use llama.cpp's convert_hf_to_gguf.py instead"
+        )
     if scaling is not None and scaling.kind == "linear":
         metadata["llama.rope.scaling.type"] = "linear", Kind.STRING, None
         metadata["llama.rope.scaling.factor"] = scaling.factor, Kind.FLOAT32, None

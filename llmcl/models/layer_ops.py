@@ -82,8 +82,8 @@ def activation_shapes(config: ModelConfig, chunk: int, n_splits: int) -> dict[st
 
 @dataclass(frozen=True)
 class LayerOps(ABC):
-    """Launches of each op. shape: of the KV cache. n_splits: runs of keys of a head in decode. inv_freq float32
-    [head_dim / 2]. last_seen int32 [vocab]: see `Sampler`.
+    """Launches of each op. shape: of the KV cache. n_splits: runs of keys of a head in decode. rotation float32
+    [2, head_dim / 2], see `ModelConfig.rotations`. last_seen int32 [vocab]: see `Sampler`.
     """
 
     device: Device
@@ -92,12 +92,12 @@ class LayerOps(ABC):
     act: Activations
     shape: AttentionShape
     n_splits: int
-    inv_freq: Buffer
+    rotation: Buffer
     last_seen: Buffer
 
     def embed(self, table: Weight) -> list[Launch]:
         act, scale = self.act, self.config.stream_scale
-        return embed(self.device, table, self.step, self.inv_freq, act.x, act.rope, self.last_seen, scale=scale)
+        return embed(self.device, table, self.step, self.rotation, act.x, act.rope, self.last_seen, scale=scale)
 
     @abstractmethod
     def norm_linear(

@@ -112,22 +112,28 @@ def _alloc(device: Device, plan: MatrixPlan, types: WeightTypes) -> Weight:
 
 @dataclass(frozen=True)
 class _TensorRows:
-    """One tensor of a checkpoint as `load_rows` wants it; quantised anew if `format` is not the stored one."""
+    """Rows of a tensor of a checkpoint as `load_rows` wants them; quantised anew if `format` is not the stored one.
+
+    n_rows of them from row `first` on.
+    """
 
     checkpoint: Checkpoint
     name: str
     format: str
+    first: int
+    n_rows: int
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        return self.checkpoint.tensors[self.name].shape
+    def shape(self) -> tuple[int, int]:
+        return self.n_rows, self.checkpoint.tensors[self.name].shape[1]
 
     @property
     def row_bytes(self) -> int:
         return row_bytes(self.name, self.format, self.shape[1])
 
     def rows(self, start: int, stop: int) -> np.ndarray:
-        stored, format = self.checkpoint.rows(self.name, start, stop), self.checkpoint.tensors[self.name].format
+        stored = self.checkpoint.rows(self.name, self.first + start, self.first + stop)
+        format = self.checkpoint.tensors[self.name].format
         if format == self.format:
             return stored
         try:
@@ -161,34 +167,36 @@ def load_weights(
     names = list(checkpoint.tensors)
     flags = device.zeros(4 * len(names), "finite flags")
     formats = types.formats or stored_formats(checkpoint)
-    sources = {
-        name: _TensorRows(checkpoint, name, formats[name])
+    sources = [
+        _TensorRows(checkpoint, name, formats[name], 0, info.shape[0])
         for name, info in checkpoint.tensors.items()
         if len(info.shape) == 2
-    }
-    total = sum(source.row_bytes * source.shape[0] for source in sources.values())
+    ]
+    total = sum(source.row_bytes * source.n_rows for source in sources)
     done = 0
-    is_quantizing = any(formats[name] != checkpoint.tensors[name].format for name in sources)
+    is_quantizing = any(source.format != checkpoint.tensors[source.name].format for source in sources)
     doing = "quantising weights" if is_quantizing else "loading weights"
 
     def fill(plan: MatrixPlan, weight: Weight) -> Iterator[int]:
         row = 0
-        for offset, name in enumerate(plan.tensors):
-            info = checkpoint.tensors[name]
+        parts = zip(plan.tensors, plan.first_rows(), plan.tensor_rows, strict=True)
+        for offset, (name, first, n_rows) in enumerate(parts):
             for nbytes in load_rows(
                 device,
                 weight,
-                sources[name],
+                _TensorRows(checkpoint, name, formats[name], first, n_rows),
                 flags,
                 names.index(name),
                 first_row=row,
                 tile_step=len(plan.tensors) if plan.alternate else 1,
                 tile_offset=offset if plan.alternate else 0,
-                rope_head_dim=config.head_dim if info.rope_interleaved else 0,
+                head_dim=config.head_dim if offset < plan.n_rotated else 0,
+                rotary_dim=config.rotary_dim or config.head_dim,
+                rope_interleaved=checkpoint.tensors[name].rope_interleaved,
             ):
                 checkpoint.drop(name)
                 yield nbytes
-            row += 0 if plan.alternate else info.shape[0]
+            row += 0 if plan.alternate else n_rows
 
     def matrix(plan: MatrixPlan) -> Weight:
         nonlocal done

@@ -17,7 +17,7 @@ def embed(
     device: Device,
     table: Weight,
     step: StepState,
-    inv_freq: Buffer,
+    rotation: Buffer,
     x: Buffer,
     rope: Buffer,
     last_seen: Buffer,
@@ -26,12 +26,13 @@ def embed(
 ) -> list[Launch]:
     """x float32 [n, hidden], rope float32 [n, head_dim] (cosines, sines), last_seen int32 [vocab] updated.
 
+    rotation float32 [2, head_dim / 2]: see `ModelConfig.rotations`.
     scale: factor of the embedding rows. One launch for each buffer of the table; each writes the rows it holds.
     """
     constants: dict[str, object] = {
         **step_state.CONSTANTS,
         "HIDDEN": table.k,
-        "HEAD_DIM": inv_freq.nbytes // 4 * 2,
+        "HEAD_DIM": rotation.nbytes // 4,
         "X_SCALE": float(scale),
         "LOCAL_SIZE": local_size(device, 256),
     }
@@ -48,7 +49,7 @@ def embed(
                     part.buffer,
                     step.tokens,
                     step.state,
-                    inv_freq,
+                    rotation,
                     x,
                     rope,
                     last_seen,

@@ -37,6 +37,7 @@ from llmcl.reference.storage import (
     from_tiles,
     round_bfloat16,
     round_to,
+    spread_rotary_rows,
     to_tiles,
     unpermute_rope_rows,
 )
@@ -75,6 +76,7 @@ __all__ = [
     "sample_threshold",
     "soft_cap",
     "softmax_state",
+    "spread_rotary_rows",
     "swiglu",
     "to_tiles",
     "uniform",

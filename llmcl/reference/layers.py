@@ -75,15 +75,20 @@ def add_bias(x: Array, bias: Array) -> Float64:
     return wide(x) + wide(bias)
 
 
-def rope_table(positions: Sequence[int] | Array, inv_freq: Array) -> tuple[Float64, Float64]:
+def rope_table(
+    positions: Sequence[int] | Array, inv_freq: Array, factors: Array | None = None
+) -> tuple[Float64, Float64]:
     """(cos, sin) of the rotary angles: positions int [n], inv_freq float32 [half] -> each [n, half].
+
+    factors float32 [half]: of cosines and sines.
 
     half is head_dim/2. The angle is the float32 product of the position and the float32 frequency, as
     transformers computes it: at position 100000 its rounding is worth 4e-3 radians, so a twin with exact
     angles would call a right kernel wrong.
     """
     angle = wide(np.asarray(positions).astype(np.float32)[:, None] * np.asarray(inv_freq, dtype=np.float32)[None, :])
-    return np.cos(angle), np.sin(angle)
+    scale = 1.0 if factors is None else wide(factors)
+    return scale * np.cos(angle), scale * np.sin(angle)
 
 
 def rope(x: Array, cos: Array, sin: Array) -> Float64:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from llmcl.models.families.blocks import Attention, Block, GatedMlp, layer_name
+from llmcl.models.families.blocks import Attention, Block, GatedMlp, Rotation, layer_name
 from llmcl.reference.arrays import Array, wide
 from llmcl.reference.layers import embed, geglu, linear, rms_norm, rope, rope_table, soft_cap, swiglu
 from llmcl.reference.online_softmax import attention
@@ -49,20 +49,31 @@ def forward(
         return stored(biased(x, name))
 
     n, head_dim = len(token_ids), config.head_dim
-    angles = {"main": config.inv_freq(), "none": np.zeros(head_dim // 2, np.float32)}
-    rotations = {name: rope_table(np.arange(n), frequencies) for name, frequencies in angles.items()}
+    rotations = {name: rope_table(np.arange(n), *table) for name, table in config.rotations(n).items()}
+    rotary_dim = config.rotary_dim or head_dim
+
+    def rotate(x: Array, rotation: Rotation) -> Array:
+        cos, sin = (table[:, : rotary_dim // 2] for table in rotations[rotation])
+        return stored(np.concatenate([rope(x[..., :rotary_dim], cos, sin), x[..., rotary_dim:]], axis=-1))
 
     def attend(block: Attention, layer: str, x: Array) -> Array:
-        q, k, v = (project(x, f"{layer}self_attn.{name}").reshape(n, -1, head_dim) for name in "qkv")
+        if block.fused:
+            ends = np.cumsum([config.n_q_heads, config.n_kv_heads])
+            q, k, v = np.split(project(x, layer + "self_attn.qkv").reshape(n, -1, head_dim), ends, axis=1)
+        else:
+            q, k, v = (project(x, f"{layer}self_attn.{name}").reshape(n, -1, head_dim) for name in "qkv")
         if block.head_norms:
             q, k = norm(q, layer + "self_attn.q_norm"), norm(k, layer + "self_attn.k_norm")
-        q, k = (stored(rope(x, *rotations[block.rotation])) for x in (q, k))
+        q, k = rotate(q, block.rotation), rotate(k, block.rotation)
         scale, window, cap = config.attention_scale, block.window, block.soft_cap
         x = attention(q, cached(k), cached(v), 0, scale, window=window, cap=cap)
         return biased(stored(x).reshape(n, -1), layer + "self_attn.o")
 
     def gated_mlp(block: GatedMlp, layer: str, x: Array) -> Array:
-        gate, up = (project(x, f"{layer}mlp.{name}") for name in ("gate", "up"))
+        if block.fused:
+            gate, up = np.split(project(x, layer + "mlp.gate_up"), 2, axis=1)
+        else:
+            gate, up = (project(x, f"{layer}mlp.{name}") for name in ("gate", "up"))
         gated = {"silu": swiglu, "gelu_tanh": geglu}[block.activation](gate, up)
         return biased(stored(gated), layer + "mlp.down")
 

@@ -68,6 +68,17 @@ def from_tiles(tiles: Array, rows: int) -> Array:
     return np.ascontiguousarray(tiles.transpose(0, 2, 1).reshape(n_tiles * TILE_ROWS, k)[:rows])
 
 
+def spread_rotary_rows(weight: Array, n_heads: int, rotary_dim: int) -> Array:
+    """Rows of a q or k projection [n_heads * head_dim, k] with the rotary pairs half a head apart.
+
+    Stored are the pairs (i, i + rotary_dim/2) of the first rotary_dim rows of a head; the rest does not rotate.
+    """
+    heads = weight.reshape(n_heads, -1, *weight.shape[1:])
+    first, second, rest = np.split(heads, [rotary_dim // 2, rotary_dim], axis=1)
+    half = rest.shape[1] // 2
+    return np.concatenate([first, rest[:, :half], second, rest[:, half:]], axis=1).reshape(weight.shape)
+
+
 def unpermute_rope_rows(weight: Array, n_heads: int) -> Array:
     """Rows of a GGUF q or k projection [n_heads * head_dim, k] in Hugging Face's order.
 

@@ -230,7 +230,15 @@ def _embed(device: Device, *, dtype: str) -> float:
     inv_freq = (10000.0 ** -(np.arange(16) / 16)).astype(np.float32)
     x, rope = device.alloc(4 * n * hidden, "trial rows"), device.alloc(4 * n * 32, "trial rotations")
     seen = device.upload(np.full(vocab, -1, np.int32), "trial positions")
-    for launch in embed(device, weight, step, device.upload(inv_freq, "trial frequencies"), x, rope, seen):
+    for launch in embed(
+        device,
+        weight,
+        step,
+        device.upload(np.stack([inv_freq, np.ones(16, np.float32)]), "trial frequencies"),
+        x,
+        rope,
+        seen,
+    ):
         launch.enqueue(n)
     rows = device.read(x, np.float32, (n, hidden))
     rotation = np.concatenate(reference.rope_table(position + np.arange(n), inv_freq), axis=1)

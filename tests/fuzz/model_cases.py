@@ -247,13 +247,16 @@ def _shard(draw: Draw, files: dict[str, Any]) -> str:
 # ---- config.json and its neighbours ---------------------------------------------------------------------
 
 _CONFIG_KEYS: dict[str, list[Any]] = {
-    "model_type": ["mistral", "qwen2", "qwen3", "gemma2", "smollm3", "granite", "mamba", "LLAMA"],
+    "model_type": ["mistral", "qwen2", "qwen3", "gemma2", "smollm3", "granite", "phi3", "mamba", "LLAMA"],
     "architectures": [["MistralForCausalLM"], "LlamaForCausalLM"],
     "rope_scaling": [
         {"rope_type": "linear", "factor": 4.0},
         {"type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4},
         {"rope_type": "llama3", "factor": 8, "low_freq_factor": 2, "high_freq_factor": 2},
         {"rope_type": "yarn", "factor": 1e300},
+        {"rope_type": "yarn", "factor": 4.0, "beta_fast": 1, "beta_slow": 1e5},
+        {"rope_type": "dynamic", "factor": 1e5},
+        {"rope_type": "longrope", "short_factor": [1.0] * 16, "long_factor": [2.0] * 16},
     ],
     "rope_parameters": [{"rope_theta": 1e6}, {"full_attention": {"rope_theta": 1}}, {"partial_rotary_factor": 0.5}],
     "sliding_window": [8, 4096],

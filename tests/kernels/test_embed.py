@@ -29,7 +29,8 @@ def check(
 ) -> None:
     rng = np.random.default_rng(n + position)
     table = rng.standard_normal((VOCAB, HIDDEN)).astype(np.float32)
-    inv_freq = small_config(head_dim=HEAD_DIM).inv_freq()
+    rotation = small_config(head_dim=HEAD_DIM).rotations()["main"]
+    rotation[1, ::3] = 1.25
     tokens = rng.integers(0, VOCAB, n) if token_ids is None else token_ids
     seen_before = np.where(np.arange(VOCAB) % 5 == 0, position - 1, -1).astype(np.int32)
 
@@ -38,11 +39,11 @@ def check(
     x, rope = poisoned(device, (n, HIDDEN)), poisoned(device, (n, HEAD_DIM))
     last_seen = with_poison(device, seen_before)
     weight = weight_on_device(device, table, dtype, tiles_per_part=tiles_per_part)
-    run(embed(device, weight, step, device.upload(inv_freq, "frequencies"), x, rope, last_seen, scale=scale), n)
+    run(embed(device, weight, step, device.upload(rotation, "frequencies"), x, rope, last_seen, scale=scale), n)
 
     rows = read_guarded(device, x, np.float32, (n, HIDDEN))
     np.testing.assert_array_equal(rows, scale * reference.embed(reference.round_to(table, dtype), tokens))
-    cos, sin = reference.rope_table(position + np.arange(n), inv_freq)
+    cos, sin = reference.rope_table(position + np.arange(n), *rotation)
     rotation = read_guarded(device, rope, np.float32, (n, HEAD_DIM))
     np.testing.assert_allclose(rotation, np.concatenate([cos, sin], axis=1), rtol=0, atol=ROPE_TOLERANCE)
     latest = seen_before.copy()

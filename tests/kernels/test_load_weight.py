@@ -137,9 +137,18 @@ def test_rope_rows_are_put_back(device: Device, n_heads: int, head_dim: int) -> 
     rows = n_heads * head_dim
     source = random_rows("Q4_1", rows, 32)
     weight = guarded_weight(device, 2 * rows, 32, "float32")
-    load(device, weight, source, first_row=rows, rope_head_dim=head_dim)
+    load(device, weight, source, first_row=rows, head_dim=head_dim, rotary_dim=head_dim, rope_interleaved=True)
     actual = reference.from_tiles(tiles_of(device, weight), 2 * rows)[rows:]
     np.testing.assert_array_equal(actual, reference.unpermute_rope_rows(source.values(), n_heads))
+
+
+@pytest.mark.parametrize(("head_dim", "rotary_dim"), [pytest.param(32, 24, marks=small), (16, 2), (80, 80)])
+def test_rows_of_partly_rotated_heads(device: Device, head_dim: int, rotary_dim: int) -> None:
+    source = random_rows("Q8_0", 3 * head_dim, 32)
+    weight = guarded_weight(device, 3 * head_dim, 32, "float32")
+    load(device, weight, source, head_dim=head_dim, rotary_dim=rotary_dim)
+    actual = reference.from_tiles(tiles_of(device, weight), 3 * head_dim)
+    np.testing.assert_array_equal(actual, reference.spread_rotary_rows(source.values(), 3, rotary_dim))
 
 
 @pytest.mark.parametrize("staging_rows", [1, 7, 64])
@@ -147,7 +156,7 @@ def test_rows_come_in_several_pieces(device: Device, staging_rows: int, monkeypa
     source = random_rows("Q6_K", 96, 256)
     monkeypatch.setattr(weight_module, "STAGING_BYTES", staging_rows * source.row_bytes + 5)
     weight = guarded_weight(device, 96, 256, "float32", tiles_per_part=2)
-    load(device, weight, source, rope_head_dim=32)
+    load(device, weight, source, head_dim=32, rotary_dim=32, rope_interleaved=True)
     expected = reference.unpermute_rope_rows(source.values(), 3)
     np.testing.assert_array_equal(reference.from_tiles(tiles_of(device, weight), 96), expected)
 

@@ -29,7 +29,7 @@ def test_values_are_those_of_the_file(device: Device, dtype: str, rows: int) -> 
 def test_rotary_rows_find_their_place(device: Device, dtype: str) -> None:
     source = random_rows(QUANTIZED[dtype].format, 96, 256)
     weight = quantized_weight(device, 192, 256, dtype, tiles_per_part=4)
-    load(device, weight, source, first_row=96, rope_head_dim=32)
+    load(device, weight, source, first_row=96, head_dim=32, rotary_dim=32, rope_interleaved=True)
     np.testing.assert_array_equal(values_of(device, weight)[96:], reference.unpermute_rope_rows(source.values(), 3))
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmcl.errors import CheckpointError, UnsupportedModelError
-from llmcl.models.config import ModelConfig, RopeScaling, config_from_gguf, config_from_hf
+from llmcl.models.config import GgufFactors, ModelConfig, RopeScaling, config_from_gguf, config_from_hf
 from llmcl.models.families import FAMILIES
 from llmcl.models.families.blocks import Attention, GatedMlp
 
@@ -295,11 +295,85 @@ def test_inv_freq_is_that_of_transformers(head_dim, theta, scaling):
     np.testing.assert_array_max_ulp(inv_freq, reference, maxulp=2)
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
+
+
+@pytest.mark.parametrize(
+    ("scaling", "max_context"),
+    [
+        ({**YARN}, 1024),
+        ({**YARN, "beta_fast": 8.0, "beta_slow": 2.0, "truncate": False}, 1024),
+        ({**YARN, "attention_factor": 1.5}, 1024),
+        ({**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}, 1024),
+        ({**YARN, "mscale": 2.0, "mscale_all_dim": 0.5, "original_max_position_embeddings": 1000000}, 1024),
+        ({"rope_type": "dynamic", "factor": 4.0}, 1024),
+        ({"rope_type": "dynamic", "factor": 4.0}, 1000),
+        ({"rope_type": "dynamic", "factor": 4.0}, 3000),
+        ({"rope_type": "longrope", "original_max_position_embeddings": 256}, 256),
+        ({"rope_type": "longrope", "original_max_position_embeddings": 256}, 257),
+        ({"rope_type": "longrope", "original_max_position_embeddings": 256, "attention_factor": 2.0}, 257),
+    ],
+)
+def test_rotations_that_depend_on_the_context_are_those_of_transformers(scaling, max_context):
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    sizes = {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 64}
+    if scaling["rope_type"] == "longrope":
+        scaling = scaling | {
+            "short_factor": [1.0 + i / 8 for i in range(32)],
+            "long_factor": [2.0 + i for i in range(32)],
+        }
+    rope = {"rope_parameters": {"rope_theta": 10000.0, **scaling}, "max_position_embeddings": 1024}
+    theirs = LlamaConfig(**sizes, **rope)
+    inv_freq, factor = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](theirs, seq_len=max_context)
+    ours = hf(**sizes, **rope, rope_theta=None).rotations(max_context)["main"]
+    np.testing.assert_allclose(ours[0], inv_freq.numpy(), rtol=1e-6)
+    np.testing.assert_allclose(ours[1], factor, rtol=1e-7)
+
+
+def test_a_share_of_the_head_rotates():
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 24, "long_factor": [2.0] * 24, "rope_theta": 1e4}
+    changes = {"model_type": "phi3", "architectures": None, "num_attention_heads": 9, "partial_rotary_factor": 0.75}
+    for form in ({"rope_scaling": rope}, {"rope_parameters": {**rope, "partial_rotary_factor": 0.75}}):
+        config = hf(**changes, **form, rope_theta=1e4)
+        assert (config.head_dim, config.rotary_dim) == (64, 48)
+        assert config.rope_scaling is not None and config.rope_scaling.original_max_position == 4096
+        rotation = config.rotations(8192)["main"]
+        assert rotation.shape == (2, 32) and not rotation[0, 24:].any() and (rotation[1, 24:] == 1).all()
+        np.testing.assert_array_equal(2 * rotation[0, :24], config.rotations(4096)["main"][0, :24])
+    with pytest.raises(CheckpointError, match="short_factor: 24 values, expected 32"):
+        hf(**changes | {"partial_rotary_factor": 1.0}, rope_scaling=rope)
+    # The names of scalings in the first checkpoints.
+    for kind in ("su", "yarn"):
+        assert hf(**changes, rope_scaling={**rope, "rope_type": kind}, rope_theta=1e4) == config
+
+
+@pytest.mark.parametrize(
+    ("scaling", "message"),
+    [
+        ({**YARN, "factor": 0}, "factor"),
+        ({**YARN, "beta_fast": 0.5}, "beta_fast"),
+        ({**YARN, "mscale": "1"}, "mscale"),
+        ({**YARN, "truncate": 1}, "truncate"),
+        ({**YARN, "attention_factor": -1.0}, "attention_factor"),
+        ({**YARN, "original_max_position_embeddings": 0}, "original_max_position_embeddings"),
+        ({"rope_type": "dynamic"}, "factor"),
+        ({"rope_type": "longrope"}, "short_factor"),
+        ({"rope_type": "longrope", "short_factor": [1.0] * 32, "long_factor": ["1"] * 32}, "long_factor"),
+        ({"rope_type": "longrope", "short_factor": [1.0] * 32, "long_factor": [math.inf] * 32}, "long_factor"),
+    ],
+)
+def test_rotary_settings_are_checked(scaling, message):
+    with pytest.raises(CheckpointError, match=message):
+        hf(rope_scaling=scaling)
+
+
 def test_gguf_rope_factors_give_the_frequencies_they_were_made_from():
     # The converter of llama.cpp writes llama3 scaling as the ratio of the unscaled to the scaled frequencies.
     scaled = hf(rope_scaling={"rope_type": "llama3", **LLAMA3_SCALING}).inv_freq()
     factors = hf().inv_freq() / scaled
-    config = from_gguf(rope_factors=factors.tolist())
+    config = from_gguf(rope_factors=GgufFactors(factors.tolist()))
     assert config.rope_scaling is not None
     assert config.rope_scaling.kind == "factors"
     np.testing.assert_allclose(config.inv_freq(), scaled, rtol=3e-7)
@@ -317,7 +391,7 @@ def test_gguf_linear_rope_scaling(changes):
 
 
 def test_gguf_factors_and_linear_scaling_multiply():
-    config = from_gguf({"llama.rope.scale_linear": 4.0}, rope_factors=[2.0] * 32)
+    config = from_gguf({"llama.rope.scale_linear": 4.0}, rope_factors=GgufFactors([2.0] * 32))
     np.testing.assert_allclose(config.inv_freq(), from_gguf().inv_freq() / 8, rtol=3e-7)
 
 
@@ -360,8 +434,8 @@ def test_n_parameters(tied):
         ({"hidden_act": "gelu"}, "'gelu'"),
         ({"sliding_window": 4096}, "sliding_window 4096"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "'yarn'"),
+        ({"rope_scaling": {"type": "proportional"}}, "'proportional'; it supports .*yarn"),
+        ({"model_type": "phi3", "architectures": None, "partial_rotary_factor": 0.01}, "partial rotary"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "differ between layers"),
         ({"partial_rotary_factor": 0.5}, "partial rotary"),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial rotary"),
@@ -435,7 +509,7 @@ def test_senseless_values_are_damage_and_named(key, value):
         ({"llama.expert_count": np.array([8, 8])}, CheckpointError, "llama.expert_count"),
         ({"llama.rope.dimension_count": 32}, UnsupportedModelError, "partial rotary"),
         ({"llama.attention.value_length": 32}, UnsupportedModelError, "value_length 32"),
-        ({"llama.rope.scaling.type": "yarn"}, UnsupportedModelError, "'yarn'"),
+        ({"llama.rope.scaling.type": "cubic"}, UnsupportedModelError, "'cubic'"),
         ({"llama.attention.head_count_kv": np.array([3, 3])}, CheckpointError, "head_count_kv"),
         ({"llama.attention.layer_norm_rms_epsilon": math.nan}, CheckpointError, "rms_epsilon"),
         ({"llama.block_count": 2**60}, CheckpointError, "block_count"),
@@ -481,7 +555,9 @@ def test_what_gguf_says_of_gemma2():
 @pytest.mark.parametrize("factors", [[1.0] * 31, [math.nan] * 32, [0.0] * 32, [math.inf] * 32])
 def test_gguf_rope_factors_are_checked(factors):
     with pytest.raises(CheckpointError, match=r"rope_freqs\.weight"):
-        from_gguf(rope_factors=factors)
+        from_gguf(rope_factors=GgufFactors(factors))
+    with pytest.raises(CheckpointError, match=r"rope_factors_short\.weight"):
+        from_gguf(rope_factors=GgufFactors(short=factors, long=factors))
 
 
 JSON_VALUES = st.recursive(

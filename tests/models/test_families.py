@@ -30,7 +30,8 @@ from llmcl import reference
 from llmcl.engine.llm import LLM
 from llmcl.errors import UsageError
 from llmcl.kernels.common.attention import NO_MODS
-from llmcl.models.config import ModelConfig
+from llmcl.models.config import ModelConfig, RopeScaling
+from llmcl.models.config.rope import longrope_amplitude, yarn_amplitude
 from llmcl.models.families import FAMILIES as LLMCL_FAMILIES
 from llmcl.models.families.family import LayerSettings
 from llmcl.models.layer_mods import trace_layer_mods
@@ -39,6 +40,15 @@ from llmcl.tokenizer.chat_template import render
 BOUND = 1e-4
 N_TOKENS = 90
 WINDOW = 20  # no multiple of a tile of keys
+
+YARN = RopeScaling("yarn", 4.0, original_max_position=128, beta_fast=8.0, amplitude=yarn_amplitude(4.0))
+LONGROPE = RopeScaling(
+    "longrope",
+    original_max_position=64,  # less than the texts
+    factors=tuple(1.0 + 0.1 * i for i in range(12)),
+    long_factors=tuple(1.0 + 0.7 * i for i in range(12)),
+    amplitude=longrope_amplitude(512 / 64, 64),
+)
 
 FAMILIES: dict[str, ModelConfig] = {
     "llama-biases": small_config(
@@ -64,6 +74,13 @@ FAMILIES: dict[str, ModelConfig] = {
         logit_scale=0.125,
         rms_norm_eps=1e-2,  # counts beside activations of the order of one
         tie_embeddings=True,
+    ),
+    "llama-yarn": small_config(rope_scaling=YARN),
+    "phi3": small_config(
+        architecture="phi3", n_q_heads=4, head_dim=16, rotary_dim=12, windows=(WINDOW, WINDOW), tie_embeddings=True
+    ),
+    "phi3-long": small_config(
+        architecture="phi3", n_q_heads=3, n_kv_heads=1, hidden_size=96, rotary_dim=24, rope_scaling=LONGROPE
     ),
     "mistral": small_config(architecture="mistral", windows=(WINDOW, WINDOW)),
     "qwen2": small_config(architecture="qwen2", n_q_heads=4, head_dim=16, tie_embeddings=True),
@@ -144,6 +161,18 @@ def save_gguf(path: Path, config: ModelConfig, weights: Mapping[str, np.ndarray]
     writer.add_value_length(config.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_theta)
+    if config.rotary_dim is not None:
+        writer.add_rope_dimension_count(config.rotary_dim)
+    if (scaling := config.rope_scaling) is not None:
+        writer.add_rope_scaling_orig_ctx_len(scaling.original_max_position)
+        if scaling.kind == "yarn":
+            writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+            writer.add_rope_scaling_factor(scaling.factor)
+            writer.add_rope_scaling_yarn_beta_fast(scaling.beta_fast)
+        if scaling.kind == "longrope":
+            writer.add_rope_scaling_attn_factors(scaling.amplitude)
+            writer.add_tensor("rope_factors_short.weight", np.array(scaling.factors, np.float32))
+            writer.add_tensor("rope_factors_long.weight", np.array(scaling.long_factors, np.float32))
     if config.has_windows:
         writer.add_sliding_window(WINDOW)
     if (cap := config.attention(0).soft_cap) is not None and config.logit_soft_cap is not None:
@@ -174,7 +203,7 @@ def save_gguf(path: Path, config: ModelConfig, weights: Mapping[str, np.ndarray]
     return write_out(writer, path)
 
 
-GGUF = ("llama-biases", "smollm3", "granite", "mistral", "qwen2", "qwen3")
+GGUF = ("llama-biases", "llama-yarn", "smollm3", "granite", "phi3", "phi3-long", "mistral", "qwen2", "qwen3")
 
 
 @pytest.mark.parametrize("name", [*(pytest.param(name, marks=full) for name in GGUF), MOST])
@@ -223,7 +252,10 @@ def test_every_part_of_a_family_shows(name: str) -> None:
     without_bias = {key: 0.0 * value if key.endswith(".bias") else value for key, value in weights.items()}
     logits = reference.forward(config, weights, ids_for(config))
     plain = small_config()
-    for field in ("embedding_scale", "residual_scale", "attention_scale", "logit_scale", "logit_soft_cap"):
+    fields = ["embedding_scale", "residual_scale", "attention_scale", "logit_scale", "logit_soft_cap", "rope_scaling"]
+    if config.rope_scaling is None:  # which may have a factor for each rotated dimension
+        fields.append("rotary_dim")
+    for field in fields:
         if getattr(config, field) != getattr(plain, field):
             changed = dataclasses.replace(config, **{field: getattr(plain, field)})
             assert relative_error(reference.forward(changed, weights, ids_for(config)), logits) > 100 * BOUND, field

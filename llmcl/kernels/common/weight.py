@@ -113,13 +113,17 @@ def load_rows(
     first_row: int = 0,
     tile_step: int = 1,
     tile_offset: int = 0,
-    rope_head_dim: int = 0,
+    head_dim: int = 0,
+    rotary_dim: int = 0,
+    rope_interleaved: bool = False,
 ) -> Iterator[int]:
     """Copies `source` [n, k] into rows first_row.. of `weight`, on the device; yields bytes done.
 
     Into a quantised part goes a source of that very format, number for number; into any other it is dequantised.
     flags[flag] becomes 1 if a value is not finite. tile_step 2 fills every other tile, from tile_offset on.
-    rope_head_dim > 0 restores Hugging Face's row order within each head (see load_weight.cl).
+    head_dim > 0: the rows are heads of queries or keys, of which the first rotary_dim dimensions rotate; rotary pairs
+    come to lie half a head apart, whether they are stored next to each other (rope_interleaved) or half of rotary_dim
+    apart (see tile_row.cl).
     """
     n_rows, k = source.shape
     per_chunk = max(1, min(n_rows, STAGING_BYTES // source.row_bytes))
@@ -131,7 +135,9 @@ def load_rows(
         "FORMAT": source.format,
         "K": k,
         "ROW_BYTES": source.row_bytes,
-        "ROPE_HEAD_DIM": rope_head_dim,
+        "ROPE_HEAD_DIM": head_dim if rope_interleaved or rotary_dim < head_dim else 0,
+        "ROTARY_DIM": rotary_dim,
+        "ROPE_INTERLEAVED": rope_interleaved,
         "TILE_STEP": tile_step,
         "TILE_OFFSET": tile_offset,
     }

@@ -1,10 +1,11 @@
 // The embedding row and the rotation of each token of a step.
 //
-//   x[t] = X_SCALE table[tokens[t]];   rope[t] = (cos a_i, sin a_i),  a_i = float(position + t) * inv_freq[i]
+//   x[t] = X_SCALE table[tokens[t]];   rope[t] = m_i (cos a_i, sin a_i),  a_i = float(position + t) * f_i
 //
 // table      tiles of WEIGHT (tiles.cl), rows first_row .. first_row + n_rows - 1 of the vocabulary
 // tokens     int [n]                    state      see STATE_*
-// inv_freq   float [HEAD_DIM/2]         x          float [n][HIDDEN]
+// rotation   float [2][HEAD_DIM/2]: f, m
+// x          float [n][HIDDEN]
 // rope       float [n][HEAD_DIM]: HEAD_DIM/2 cosines, then the sines
 // last_seen  int [vocab]: the latest position of each token, for the repetition penalty
 //
@@ -19,7 +20,7 @@
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
 void embed(__global const CAT(WEIGHT, _t)* table, __global const int* tokens, __global const int* state,
-           __global const float* inv_freq, __global float* x, __global float* rope, __global int* last_seen,
+           __global const float* rotation, __global float* x, __global float* rope, __global int* last_seen,
            const int first_row, const int n_rows) {
     const int t = get_group_id(0);
     const int token = tokens[t];
@@ -36,9 +37,9 @@ void embed(__global const CAT(WEIGHT, _t)* table, __global const int* tokens, __
     for (int i = get_local_id(0); i < HIDDEN; i += LOCAL_SIZE) x[i] = weight_at(table, i, row % 16) * X_SCALE;
 #endif
     for (int i = get_local_id(0); i < HEAD_DIM / 2; i += LOCAL_SIZE) {
-        const float angle = (float)position * inv_freq[i];
-        rope[t * HEAD_DIM + i] = cos(angle);
-        rope[t * HEAD_DIM + HEAD_DIM / 2 + i] = sin(angle);
+        const float angle = (float)position * rotation[i], factor = rotation[HEAD_DIM / 2 + i];
+        rope[t * HEAD_DIM + i] = factor * cos(angle);
+        rope[t * HEAD_DIM + HEAD_DIM / 2 + i] = factor * sin(angle);
     }
     if (get_local_id(0) == 0) atomic_max(last_seen + token, position);
 }

@@ -9,15 +9,15 @@
 //
 // Formats (FORMAT): F32, F16, BF16, and the blocks of common/stored_blocks.cl.
 //
-// ROPE_HEAD_DIM > 0: the rows are a q or k projection whose heads store the rotation pairs next to each other (GGUF).
+// ROPE_HEAD_DIM > 0: the rows are a q or k projection whose rotary pairs do not lie half a head apart (tile_row.cl).
 // TILE_STEP 2: gate and up projections alternate, one at TILE_OFFSET 0, one at 1 (tile_row.cl).
 //
 // Index space: (1 to K / 16, n_rows), any local size: the work-items of a row share its columns, 16 at a time. Build:
-// FORMAT, WEIGHT, K (a multiple of 16; of 32 or 256 for blocks), ROW_BYTES, ROPE_HEAD_DIM, TILE_STEP, TILE_OFFSET.
+// FORMAT, WEIGHT, K (a multiple of 16; of 32 or 256 for blocks), ROW_BYTES, ROPE_HEAD_DIM, ROTARY_DIM, ROPE_INTERLEAVED, TILE_STEP, TILE_OFFSET.
 // Products and sums are rounded one by one, as the format defines.
-#if !defined(FORMAT) || !defined(WEIGHT) || !defined(K) || !defined(ROW_BYTES) || !defined(ROPE_HEAD_DIM) || \
+#if !defined(FORMAT) || !defined(WEIGHT) || !defined(K) || !defined(ROW_BYTES) || !defined(ROPE_HEAD_DIM) || !defined(ROTARY_DIM) || !defined(ROPE_INTERLEAVED) || \
     !defined(TILE_STEP) || !defined(TILE_OFFSET)
-#error "load_weight.cl needs the build constants FORMAT, WEIGHT, K, ROW_BYTES, ROPE_HEAD_DIM, TILE_STEP, TILE_OFFSET"
+#error "load_weight.cl needs the build constants FORMAT, WEIGHT, K, ROW_BYTES, ROPE_HEAD_DIM, ROTARY_DIM, ROPE_INTERLEAVED, TILE_STEP, TILE_OFFSET"
 #endif
 #include "common/common.cl"
 #include "common/stored_blocks.cl"

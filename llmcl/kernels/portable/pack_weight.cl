@@ -2,13 +2,13 @@
 //
 // source      uchar [n_rows][ROW_BYTES] of the format of the same name, a run of source rows
 // tiles, flags, first_row, first_tile, n_tiles, flag: as in load_weight.cl
-// ROPE_HEAD_DIM, TILE_STEP, TILE_OFFSET: as there; a flag is set where a scale is not finite
+// ROPE_HEAD_DIM, ROTARY_DIM, ROPE_INTERLEAVED, TILE_STEP, TILE_OFFSET: as there; a flag is set where a scale is not finite
 //
 // Index space: (1 to K / 32, n_rows), any local size: the work-items of a row share its groups of 32 columns. Build:
-// FORMAT, WEIGHT, K, ROW_BYTES, ROPE_HEAD_DIM, TILE_STEP, TILE_OFFSET.
-#if !defined(FORMAT) || !defined(WEIGHT) || !defined(K) || !defined(ROW_BYTES) || !defined(ROPE_HEAD_DIM) || !defined(TILE_STEP) || \
-    !defined(TILE_OFFSET)
-#error "pack_weight.cl needs the build constants FORMAT, WEIGHT, K, ROW_BYTES, ROPE_HEAD_DIM, TILE_STEP, TILE_OFFSET"
+// FORMAT, WEIGHT, K, ROW_BYTES, ROPE_HEAD_DIM, ROTARY_DIM, ROPE_INTERLEAVED, TILE_STEP, TILE_OFFSET.
+#if !defined(FORMAT) || !defined(WEIGHT) || !defined(K) || !defined(ROW_BYTES) || !defined(ROPE_HEAD_DIM) || \
+    !defined(ROTARY_DIM) || !defined(ROPE_INTERLEAVED) || !defined(TILE_STEP) || !defined(TILE_OFFSET)
+#error "pack_weight.cl needs the build constants FORMAT, WEIGHT, K, ROW_BYTES, ROPE_HEAD_DIM, ROTARY_DIM, ROPE_INTERLEAVED, TILE_STEP, TILE_OFFSET"
 #endif
 #include "common/tiles.cl"
 #include "common/stored_blocks.cl"

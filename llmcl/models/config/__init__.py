@@ -9,6 +9,6 @@ from __future__ import annotations
 from llmcl.models.config.gguf import config_from_gguf
 from llmcl.models.config.hf import config_from_hf
 from llmcl.models.config.model_config import ModelConfig
-from llmcl.models.config.rope import RopeScaling
+from llmcl.models.config.rope import GgufFactors, RopeScaling
 
-__all__ = ["ModelConfig", "RopeScaling", "config_from_gguf", "config_from_hf"]
+__all__ = ["GgufFactors", "ModelConfig", "RopeScaling", "config_from_gguf", "config_from_hf"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from llmcl.errors import CheckpointError, shown
@@ -10,7 +10,7 @@ from llmcl.models.config import limits
 from llmcl.models.config.family_fields import Windows, family_fields, rotations_by_interval, windows_by_pattern
 from llmcl.models.config.model_config import ModelConfig, checked
 from llmcl.models.config.reader import Reader, unsupported
-from llmcl.models.config.rope import scaling_from_gguf
+from llmcl.models.config.rope import GgufFactors, scaling_from_gguf
 from llmcl.models.families import FAMILIES, GGUF_FAMILIES
 from llmcl.models.families.blocks import Rotation
 from llmcl.models.families.family import Family, LayerSettings
@@ -18,6 +18,7 @@ from llmcl.models.families.family import Family, LayerSettings
 # Tokens that end a turn in chat models whose GGUF metadata names only the end of the document.
 _END_OF_TURN_TOKENS = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>")
 _SOFT_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+_NO_FACTORS = GgufFactors()
 _GEMMA2_27B_LAYERS = 46
 _UNROTATED_INTERVAL = 4  # the format has no key for it
 
@@ -25,12 +26,12 @@ _UNROTATED_INTERVAL = 4  # the format has no key for it
 def config_from_gguf(
     metadata: Mapping[str, Any],
     tensor_names: Collection[str],
-    rope_factors: Sequence[float] | None = None,
+    rope_factors: GgufFactors = _NO_FACTORS,
 ) -> ModelConfig:
     """The model described by GGUF metadata.
 
     tensor_names: names as the file has them (an absent output.weight means tied embeddings).
-    rope_factors: the values of the tensor rope_freqs.weight, float [head_dim / 2], where there is one.
+    rope_factors: the values of the tensors that scale rotary frequencies.
     `dtype` is "quantized"; who knows the tensors' formats replaces it. Raises as `config_from_hf` does.
     """
     arch = Reader(metadata, "GGUF metadata").text("general.architecture")
@@ -52,7 +53,7 @@ def config_from_gguf(
     if value_dim != head_dim:
         unsupported(f"values of another size than keys (value_length {value_dim}, key_length {head_dim})")
     rope_dim = read.size(f"{arch}.rope.dimension_count", limits.MAX_HEAD_DIM, default=head_dim)
-    if rope_dim != head_dim:
+    if rope_dim != head_dim and (not family.partial_rotation or rope_dim > head_dim or rope_dim % 2):
         unsupported(f"partial rotary embeddings ({arch}.rope.dimension_count {rope_dim} of {head_dim})")
     max_position = read.size(f"{arch}.context_length", limits.MAX_POSITION)
 
@@ -83,7 +84,8 @@ def config_from_gguf(
             max_position=max_position,
             rms_norm_eps=read.number(f"{arch}.attention.layer_norm_rms_epsilon", 0.0, 1.0),
             rope_theta=read.number(f"{arch}.rope.freq_base", 1.0, 1e15, default=10000.0),
-            rope_scaling=scaling_from_gguf(read, arch, rope_factors, head_dim),
+            rope_scaling=scaling_from_gguf(read, arch, rope_factors, rope_dim, max_position),
+            rotary_dim=None if rope_dim == head_dim else rope_dim,
             tie_embeddings="output.weight" not in tensor_names,
             dtype="quantized",
             bos_token_id=next(iter(read.token_ids("tokenizer.ggml.bos_token_id", vocab_size)), None),

@@ -41,7 +41,7 @@ def config_from_hf(config: Mapping[str, Any], generation_config: Mapping[str, An
     default_head_dim = max(hidden_size // n_q_heads, 1)
     max_position = read.size("max_position_embeddings", limits.MAX_POSITION, default=2048)
     vocab_size = read.size("vocab_size", limits.MAX_VOCAB)
-    rope_theta, rope_scaling = rope_from_hf(read, max_position)
+    head_dim = read.size("head_dim", limits.MAX_HEAD_DIM, default=default_head_dim)
     generation = Reader(generation_config or {}, "generation_config.json")
     eos_token_ids = generation.token_ids("eos_token_id", vocab_size)
     bos_token_ids = read.token_ids("bos_token_id", vocab_size)
@@ -57,17 +57,16 @@ def config_from_hf(config: Mapping[str, Any], generation_config: Mapping[str, An
             intermediate_size=read.size("intermediate_size", limits.MAX_INTERMEDIATE),
             n_q_heads=n_q_heads,
             n_kv_heads=read.size("num_key_value_heads", limits.MAX_HEADS, default=n_q_heads),
-            head_dim=read.size("head_dim", limits.MAX_HEAD_DIM, default=default_head_dim),
+            head_dim=head_dim,
             vocab_size=vocab_size,
             max_position=max_position,
             rms_norm_eps=read.number("rms_norm_eps", 0.0, 1.0, default=1e-6),
-            rope_theta=rope_theta,
-            rope_scaling=rope_scaling,
             tie_embeddings=read.flag("tie_word_embeddings", default=False),
             dtype=_dtype(read),
             bos_token_id=bos_token_ids[0] if bos_token_ids else None,
             eos_token_ids=eos_token_ids or read.token_ids("eos_token_id", vocab_size),
             norm_offset=family.norm_offset,
+            **rope_from_hf(read, family, head_dim, max_position),
             **family_fields(read, family, "", hidden_size, settings, attention_scale),
         ),
         "config.json",

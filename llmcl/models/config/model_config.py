@@ -10,8 +10,9 @@ import numpy as np
 from llmcl.errors import CheckpointError
 from llmcl.models.config.limits import MAX_INTERMEDIATE
 from llmcl.models.config.reader import unsupported
-from llmcl.models.config.rope import RopeScaling, inverse_frequencies
-from llmcl.models.families.blocks import Attention, Layer, MatrixPlan, layer_name
+from llmcl.models.config.rope import RopeScaling
+from llmcl.models.config.rope_values import rotation
+from llmcl.models.families.blocks import Attention, Layer, MatrixPlan, Rotation, layer_name
 
 # Kernels read rows in vectors of 16.
 _SIZE_MULTIPLE = 16
@@ -24,6 +25,8 @@ class ModelConfig:
 
     max_position: trained context length in tokens. dtype: what the checkpoint stores, one of "float32", "float16",
     "bfloat16", "quantized". bos_token_id and eos_token_ids lie within the vocabulary.
+
+    rotary_dim: rotated dimensions of a head, its first ones; None for all.
 
     layers: the blocks of each layer, as the family declares them (`families/blocks.py`).
 
@@ -54,6 +57,7 @@ class ModelConfig:
     attention_scale: float | None = None
     logit_scale: float = 1.0
     logit_soft_cap: float | None = None
+    rotary_dim: int | None = None
 
     @property
     def n_layers(self) -> int:
@@ -71,9 +75,18 @@ class ModelConfig:
         """eps of the norms that read the residual stream on the device."""
         return self.rms_norm_eps / self.residual_scale**2
 
+    def rotations(self, max_context: int | None = None) -> dict[Rotation, np.ndarray]:
+        """Of texts of max_context tokens (None: of the trained length), each float32 [2, head_dim / 2]: frequencies in
+        radians per position, and factors of cosines and sines.
+        """
+        max_context, dim = max_context or self.max_position, self.rotary_dim or self.head_dim
+        main = rotation(self.head_dim, dim, self.rope_theta, self.rope_scaling, max_context)
+        return {"main": main, "none": np.repeat(np.array([[0.0], [1.0]], np.float32), self.head_dim // 2, axis=1)}
+
     def inv_freq(self) -> np.ndarray:
-        """Rotary frequencies in radians per position, float32 [head_dim / 2]."""
-        return inverse_frequencies(self.head_dim, self.rope_theta, self.rope_scaling)
+        """Rotary frequencies of the trained length in radians per position, float32 [head_dim / 2]."""
+        frequencies: np.ndarray = self.rotations()["main"][0]
+        return frequencies
 
     def attention(self, layer: int) -> Attention:
         """The attention block of a layer; each has one."""

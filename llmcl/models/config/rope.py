@@ -1,27 +1,33 @@
-"""Rotary frequencies: how checkpoints state them, and their values."""
+"""Rotary frequencies: how checkpoints state them. `rope_values.py` has their values."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
+from typing import Any
 
 from llmcl.errors import CheckpointError, shown
-from llmcl.models.config.limits import MAX_POSITION
+from llmcl.models.config.limits import MAX_POSITION, MAX_SCALE
 from llmcl.models.config.reader import Reader, unsupported
+from llmcl.models.families.family import Family
 
 # Keeps frequencies finite in float32.
 _MIN_ROPE_FACTOR, _MAX_ROPE_FACTOR = 1e-6, 1e6
+_MAX_THETA = 1e15
+KINDS = "linear", "llama3", "yarn", "longrope", "dynamic"
 
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How the rotary frequencies differ from theta^(-2i/head_dim).
+    """How the rotary frequencies differ from theta^(-2i/dim), dim being the rotated dimensions of a head.
 
-    kind: "linear" divides all of them by `factor`; "llama3" divides the low ones and blends in between;
-    "factors" divides frequency i by `factors[i]`, then by `factor` (GGUF's tensor rope_freqs.weight).
+    kind: "linear" divides all of them by `factor`; "llama3" divides the low ones and blends in between; "factors"
+    divides frequency i by `factors[i]`, then by `factor` (GGUF's tensor rope_freqs.weight); "yarn" divides those that
+    turn less than beta_slow times in original_max_position tokens, keeps those that turn more than beta_fast times, and
+    blends in between, truncate: from and to whole pairs; "longrope" divides frequency i by `factors[i]`, or by
+    `long_factors[i]` where the context exceeds original_max_position; "dynamic" raises theta where the context exceeds
+    original_max_position. amplitude: factor of cosines and sines.
     """
 
     kind: str
@@ -30,93 +36,175 @@ class RopeScaling:
     high_freq_factor: float = 4.0
     original_max_position: int = 0
     factors: tuple[float, ...] | None = None
+    long_factors: tuple[float, ...] | None = None
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    amplitude: float = 1.0
 
 
-def inverse_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> np.ndarray:
-    """Rotary frequencies in radians per position, float32 [head_dim / 2].
+def rope_from_hf(read: Reader, family: Family, head_dim: int, max_position: int) -> dict[str, Any]:
+    """The fields rope_theta, rope_scaling and rotary_dim of a ModelConfig.
 
-    Float32 arithmetic in the order of operations of transformers' `LlamaRotaryEmbedding`, because the last bit is
-    multiplied by the position.
+    They are read from `rope_parameters` (transformers 5), or from `rope_theta`, `partial_rotary_factor` and
+    `rope_scaling` (before).
     """
-    f32 = np.float32
-    exponent = np.arange(0, head_dim, 2, dtype=f32) / f32(head_dim)
-    # Rounded once from float64: the float32 power of C libraries differs from machine to machine.
-    power = np.power(np.float64(theta), exponent.astype(np.float64)).astype(f32)
-    inv_freq = f32(1.0) / power
-    if scaling is None:
-        return inv_freq
-    factor = f32(scaling.factor)
-    if scaling.kind == "linear":
-        return inv_freq / factor
-    if scaling.kind == "factors":
-        return inv_freq / np.array(scaling.factors, dtype=f32) / factor
-    low = f32(scaling.low_freq_factor)
-    low_wavelength = scaling.original_max_position / scaling.low_freq_factor
-    high_wavelength = scaling.original_max_position / scaling.high_freq_factor
-    # PyTorch computes number / tensor as number * (1 / tensor); the last bit shows it.
-    wavelength = f32(2 * math.pi) * (f32(1.0) / inv_freq)
-    scaled = np.where(wavelength > f32(low_wavelength), inv_freq / factor, inv_freq)
-    blend = f32(scaling.original_max_position) * (f32(1.0) / wavelength) - low
-    blend = blend / f32(scaling.high_freq_factor - scaling.low_freq_factor)
-    blended = (f32(1.0) - blend) * scaled / factor + blend * scaled
-    is_between = (wavelength >= f32(high_wavelength)) & (wavelength <= f32(low_wavelength))
-    return np.where(is_between, blended, scaled)
-
-
-def rope_from_hf(read: Reader, max_position: int) -> tuple[float, RopeScaling | None]:
-    """(theta, scaling) from `rope_parameters` (transformers 5) or from `rope_theta` and `rope_scaling` (before)."""
-    theta = read.number("rope_theta", 1.0, 1e15, default=10000.0)
+    theta = read.number("rope_theta", 1.0, _MAX_THETA, default=10000.0)
     rope = read.table("rope_parameters") or read.table("rope_scaling")
-    if read.number("partial_rotary_factor", 0.0, 1e15, default=1.0) != 1.0:
-        unsupported(f"partial rotary embeddings (partial_rotary_factor {read.get('partial_rotary_factor')})")
+    sources = [read] if rope is None else [rope, read]
+    share = next((source for source in sources if source.get("partial_rotary_factor") is not None), None)
+    rotary_dim = None
+    if share is not None and (factor := share.number("partial_rotary_factor", 0.0, 1e15)) != 1.0:
+        rotary_dim = int(head_dim * factor)
+        if not family.partial_rotation or not 2 <= rotary_dim <= head_dim or rotary_dim % 2:
+            unsupported(f"partial rotary embeddings (partial_rotary_factor {factor:g}) in this architecture")
     if rope is None:
-        return theta, None
-    theta = rope.number("rope_theta", 1.0, 1e15, default=theta)
-    if rope.number("partial_rotary_factor", 0.0, 1e15, default=1.0) != 1.0:
-        unsupported(f"partial rotary embeddings (partial_rotary_factor {rope.get('partial_rotary_factor')})")
+        return {"rope_theta": theta, "rope_scaling": None, "rotary_dim": rotary_dim}
     if any(isinstance(value, Mapping) for value in rope.values.values()):
         unsupported("rotary settings that differ between layers")
+    return {
+        "rope_theta": rope.number("rope_theta", 1.0, _MAX_THETA, default=theta),
+        "rope_scaling": _scaling(read, rope, family, rotary_dim or head_dim, max_position),
+        "rotary_dim": rotary_dim,
+    }
+
+
+def _scaling(read: Reader, rope: Reader, family: Family, rotary_dim: int, max_position: int) -> RopeScaling | None:
+    """rope: the object with the rotary settings. read: all of config.json."""
     kind = rope.text("rope_type", default=rope.text("type", default="default"))
+    kind = family.rope_kinds.get(kind, kind)
     if kind == "default":
-        return theta, None
-    if kind not in ("linear", "llama3"):
-        unsupported(f"the rotary scaling {shown(kind)}", "it supports default, linear and llama3")
-    factor = rope.number("factor", _MIN_ROPE_FACTOR, _MAX_ROPE_FACTOR)
+        return None
+    if kind not in KINDS:
+        unsupported(f"the rotary scaling {shown(kind)}", f"it supports default, {', '.join(KINDS)}")
     if kind == "linear":
-        return theta, RopeScaling("linear", factor)
-    low = rope.number("low_freq_factor", _MIN_ROPE_FACTOR, _MAX_ROPE_FACTOR)
-    return theta, RopeScaling(
-        "llama3",
+        return RopeScaling("linear", _factor(rope))
+    if kind == "dynamic":
+        return RopeScaling("dynamic", rope.number("factor", 0.0, _MAX_ROPE_FACTOR), original_max_position=max_position)
+    key = "original_max_position_embeddings"
+    original = (rope if read.get(key) is None else read).size(key, MAX_POSITION, default=max_position)
+    if kind == "llama3":
+        low = rope.number("low_freq_factor", _MIN_ROPE_FACTOR, _MAX_ROPE_FACTOR)
+        return RopeScaling(
+            "llama3",
+            _factor(rope),
+            low_freq_factor=low,
+            high_freq_factor=rope.number("high_freq_factor", low, _MAX_ROPE_FACTOR),
+            original_max_position=original,
+        )
+    factor = _factor(rope, max_position / original)
+    if kind == "longrope":
+        return RopeScaling(
+            "longrope",
+            original_max_position=original,
+            factors=_factors(rope, "short_factor", rotary_dim),
+            long_factors=_factors(rope, "long_factor", rotary_dim),
+            amplitude=_amplitude(rope, longrope_amplitude(factor, original)),
+        )
+    mscale, all_dim = (rope.number(key, -1.0, MAX_SCALE, default=0.0) for key in ("mscale", "mscale_all_dim"))
+    has_both = mscale > 0 and all_dim > 0
+    usual = yarn_amplitude(factor, mscale) / yarn_amplitude(factor, all_dim) if has_both else yarn_amplitude(factor)
+    beta_slow = rope.number("beta_slow", 0.0, MAX_SCALE, default=1.0)
+    return RopeScaling(
+        "yarn",
         factor,
-        low_freq_factor=low,
-        high_freq_factor=rope.number("high_freq_factor", low, _MAX_ROPE_FACTOR),
-        original_max_position=rope.size("original_max_position_embeddings", MAX_POSITION, default=max_position),
+        original_max_position=original,
+        beta_fast=rope.number("beta_fast", beta_slow, MAX_SCALE, default=32.0),
+        beta_slow=beta_slow,
+        truncate=rope.flag("truncate", default=True),
+        amplitude=_amplitude(rope, usual),
     )
 
 
+def yarn_amplitude(factor: float, scale: float = 1.0) -> float:
+    return 1.0 if factor <= 1.0 else 0.1 * scale * math.log(factor) + 1.0
+
+
+def longrope_amplitude(factor: float, original_max_position: int) -> float:
+    """Ding et al., "LongRoPE", 2024."""
+    return 1.0 if factor <= 1.0 else math.sqrt(1.0 + math.log(factor) / math.log(max(original_max_position, 2)))
+
+
+def _factor(rope: Reader, default: float | None = None) -> float:
+    return rope.number("factor", _MIN_ROPE_FACTOR, _MAX_ROPE_FACTOR, default=default)
+
+
+def _amplitude(rope: Reader, default: float) -> float:
+    return rope.number("attention_factor", 0.0, MAX_SCALE, default=default)
+
+
+def _factors(rope: Reader, key: str, rotary_dim: int) -> tuple[float, ...]:
+    values = rope.get(key)
+    if not isinstance(values, list) or any(isinstance(v, bool) or not isinstance(v, (int, float)) for v in values):
+        rope.fail(key, values, "a list of numbers")
+    return checked_factors(values, rotary_dim, f"{rope.source}: {key}")
+
+
+def checked_factors(values: Sequence[float], rotary_dim: int, what: str) -> tuple[float, ...]:
+    """The factors of the frequencies; what: where they stand, for errors."""
+    if len(values) != rotary_dim // 2:
+        raise CheckpointError(
+            f"{what}: {len(values)} values, expected {rotary_dim // 2} (half of the head's rotated dimensions)."
+        )
+    if not all(_MIN_ROPE_FACTOR < value <= _MAX_ROPE_FACTOR for value in values):
+        raise CheckpointError(
+            f"{what}: a value is not finite and positive, or absurd; fetch or convert the file again."
+        )
+    return tuple(float(value) for value in values)
+
+
+@dataclass(frozen=True)
+class GgufFactors:
+    """Values of the tensors rope_freqs.weight, rope_factors_short.weight and rope_factors_long.weight."""
+
+    of_all: Sequence[float] | None = None
+    short: Sequence[float] | None = None
+    long: Sequence[float] | None = None
+
+
 def scaling_from_gguf(
-    read: Reader, architecture: str, rope_factors: Sequence[float] | None, head_dim: int
+    read: Reader, architecture: str, tensors: GgufFactors, rotary_dim: int, max_position: int
 ) -> RopeScaling | None:
-    kind = read.text(f"{architecture}.rope.scaling.type", default="none")
-    if kind not in ("none", "linear"):
-        unsupported(
-            f"the rotary scaling {shown(kind)} ({architecture}.rope.scaling.type)", "it supports none and linear"
+    prefix = f"{architecture}.rope.scaling."
+    kind = read.text(f"{prefix}type", default="none")
+    if kind not in ("none", "linear", "yarn", "longrope"):
+        unsupported(f"the rotary scaling {shown(kind)} ({prefix}type)", "it supports none, linear, yarn and longrope")
+    original = read.size(f"{prefix}original_context_length", MAX_POSITION, default=max_position)
+    if tensors.short is not None or tensors.long is not None:
+        if tensors.short is None or tensors.long is None:
+            raise CheckpointError(
+                "of rope_factors_short.weight and rope_factors_long.weight one is missing; fetch or convert the file "
+                "again."
+            )
+        usual = longrope_amplitude(max_position / original, original)
+        return RopeScaling(
+            "longrope",
+            original_max_position=original,
+            factors=checked_factors(tensors.short, rotary_dim, "rope_factors_short.weight"),
+            long_factors=checked_factors(tensors.long, rotary_dim, "rope_factors_long.weight"),
+            amplitude=read.number(f"{prefix}attn_factor", 0.0, MAX_SCALE, default=usual),
+        )
+    if kind == "yarn":
+        factor = read.number(f"{prefix}factor", _MIN_ROPE_FACTOR, _MAX_ROPE_FACTOR)
+        all_dim = read.number(f"{prefix}yarn_log_multiplier", -1.0, MAX_SCALE, default=0.0)
+        # With a log multiplier the two scales of the paper are equal, and cancel.
+        usual = 1.0 if all_dim > 0 else yarn_amplitude(factor)
+        beta_slow = read.number(f"{prefix}yarn_beta_slow", 0.0, MAX_SCALE, default=1.0)
+        return RopeScaling(
+            "yarn",
+            factor,
+            original_max_position=original,
+            beta_fast=read.number(f"{prefix}yarn_beta_fast", beta_slow, MAX_SCALE, default=32.0),
+            beta_slow=beta_slow,
+            amplitude=read.number(f"{prefix}attn_factor", 0.0, MAX_SCALE, default=usual),
         )
     # Files of 2023 have only the older key.
     old_factor = read.number(f"{architecture}.rope.scale_linear", _MIN_ROPE_FACTOR, _MAX_ROPE_FACTOR, default=1.0)
     factor = (
-        read.number(f"{architecture}.rope.scaling.factor", _MIN_ROPE_FACTOR, _MAX_ROPE_FACTOR, default=1.0)
+        read.number(f"{prefix}factor", _MIN_ROPE_FACTOR, _MAX_ROPE_FACTOR, default=1.0)
         if kind == "linear"
         else old_factor
     )
-    if rope_factors is not None:
-        if len(rope_factors) != head_dim // 2:
-            raise CheckpointError(
-                f"rope_freqs.weight: {len(rope_factors)} values, expected {head_dim // 2} (half of the head dimension)."
-            )
-        if not all(_MIN_ROPE_FACTOR < value <= _MAX_ROPE_FACTOR for value in rope_factors):
-            raise CheckpointError(
-                "rope_freqs.weight: a value is not finite and positive, or absurd; fetch or convert the file again."
-            )
-        return RopeScaling("factors", factor, factors=tuple(float(value) for value in rope_factors))
+    if tensors.of_all is not None:
+        return RopeScaling("factors", factor, factors=checked_factors(tensors.of_all, rotary_dim, "rope_freqs.weight"))
     return None if factor == 1.0 else RopeScaling("linear", factor)

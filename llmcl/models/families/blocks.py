@@ -33,17 +33,36 @@ class Sizes(Protocol):
 
 @dataclass(frozen=True)
 class MatrixPlan:
-    """One weight [rows, k] and the tensors it is made of, one below the other or tile by tile in turn."""
+    """One weight [rows, k] and the tensors it is made of, one below the other or tile by tile in turn.
+
+    tensor_rows: how many rows of each; of a tensor that is named again, the next ones. n_rotated: the first so many
+    tensors are queries and keys, which rotate.
+    """
 
     name: str
     k: int
     tensors: tuple[str, ...]
     tensor_rows: tuple[int, ...]
     alternate: bool = False
+    n_rotated: int = 0
 
     @property
     def rows(self) -> int:
         return sum(self.tensor_rows)
+
+    def first_rows(self) -> list[int]:
+        """The row at which the part of each tensor begins in that tensor."""
+        first = []
+        for i, name in enumerate(self.tensors):
+            first.append(sum(n for n, other in zip(self.tensor_rows[:i], self.tensors, strict=False) if other == name))
+        return first
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each tensor."""
+        rows: dict[str, int] = {}
+        for name, n in zip(self.tensors, self.tensor_rows, strict=True):
+            rows[name] = rows.get(name, 0) + n
+        return {name: (n, self.k) for name, n in rows.items()}
 
     def of_layer(self, i: int) -> MatrixPlan:
         """The plan with the full names of layer i's tensors."""
@@ -77,7 +96,7 @@ class Block(ABC):
         """Name and shape of every tensor, without the layer's prefix."""
         shapes = {name: shape for vector in self.vectors(sizes).values() for name, shape in vector.items()}
         for plan in self.matrices(sizes).values():
-            shapes |= {name: (rows, plan.k) for name, rows in zip(plan.tensors, plan.tensor_rows, strict=True)}
+            shapes |= plan.shapes()
         return shapes
 
 
@@ -85,12 +104,14 @@ class Block(ABC):
 class Attention(Block):
     """Causal attention with rotary embeddings over the KV cache.
 
-    bias: the query, key and value projections add one; output_bias: the output projection does. head_norms: an RMS norm
-    of every query and key head before the rotation. rotation: of queries and keys. window: tokens that a query sees
-    back, itself included; None for all. soft_cap: c in c tanh(score / c).
+    fused: queries, keys and values are projected by one tensor. bias: their projections add one; output_bias: the
+    output projection does. head_norms: an RMS norm of every query and key head before the rotation. rotation: of
+    queries and keys. window: tokens that a query sees back, itself included; None for all. soft_cap: c in
+    c tanh(score / c).
     """
 
     norm: str = "input_layernorm"
+    fused: bool = False
     bias: bool = False
     output_bias: bool = False
     head_norms: bool = False
@@ -100,9 +121,9 @@ class Attention(Block):
 
     def matrices(self, sizes: Sizes) -> dict[str, MatrixPlan]:
         q, kv = self._rows(sizes)
-        names = tuple(f"self_attn.{name}_proj.weight" for name in "qkv")
+        names = tuple(f"self_attn.{'qkv' if self.fused else name}_proj.weight" for name in "qkv")
         return {
-            "qkv": MatrixPlan("qkv", sizes.hidden_size, names, (q, kv, kv)),
+            "qkv": MatrixPlan("qkv", sizes.hidden_size, names, (q, kv, kv), n_rotated=2),
             "output": MatrixPlan("output", q, ("self_attn.o_proj.weight",), (sizes.hidden_size,)),
         }
 
@@ -123,15 +144,18 @@ class Attention(Block):
 
 @dataclass(frozen=True)
 class GatedMlp(Block):
-    """down(activation(gate(x)) * up(x)). bias: all three projections add one."""
+    """down(activation(gate(x)) * up(x)). fused: one tensor has gate and up. bias: all three projections add one."""
 
     norm: str = "post_attention_layernorm"
     activation: Activation = "silu"
+    fused: bool = False
     bias: bool = False
 
     def matrices(self, sizes: Sizes) -> dict[str, MatrixPlan]:
         hidden, ffn = sizes.hidden_size, sizes.intermediate_size
         gate_up = ("mlp.gate_proj.weight", "mlp.up_proj.weight")
+        if self.fused:
+            gate_up = ("mlp.gate_up_proj.weight",) * 2
         return {
             "gate_up": MatrixPlan("gate and up", hidden, gate_up, (ffn, ffn), alternate=True),
             "down": MatrixPlan("down", ffn, ("mlp.down_proj.weight",), (hidden,)),

@@ -48,7 +48,8 @@ class Family:
     attn_logit_softcapping, final_logit_softcapping and query_pre_attn_scalar are read. biases: keys of config.json
     (attention_bias, mlp_bias) that may be true. multipliers: embedding_multiplier, residual_multiplier,
     attention_multiplier and logits_scaling are read. unrotated_layers: some layers do not rotate, as no_rope_layers and
-    no_rope_layer_interval say. windows: see WindowPattern.
+    no_rope_layer_interval say. partial_rotation: partial_rotary_factor is read. rope_kinds: what config.json's names of
+    rotary scalings mean, where they are not the usual ones. windows: see WindowPattern.
     gguf_interleaves_rope: GGUF files store the rotary pairs of q and k next to each other. gguf_modules: names of a
     layer's modules in GGUF files where they are not Llama's. defaults: values of keys that config.json may leave out,
     where they are not Llama's.
@@ -63,6 +64,8 @@ class Family:
     biases: tuple[str, ...] = ()
     multipliers: bool = False
     unrotated_layers: bool = False
+    partial_rotation: bool = False
+    rope_kinds: Mapping[str, str] = field(default_factory=dict)
     windows: WindowPattern = "none"
     gguf_interleaves_rope: bool = False
     gguf_modules: Mapping[str, str] = field(default_factory=dict)
