@@ -195,7 +195,7 @@ def test_rope_factors_go_to_the_configuration(hf_files, gguf_files, tmp_path):
 @pytest.mark.parametrize(
     ("name", "shape", "error", "message"),
     [
-        ("blk.0.attn_q.bias", (64,), UnsupportedModelError, r"layers\.0\.self_attn\.q_proj\.bias"),
+        ("blk.0.attn_q.bias", (64,), CheckpointError, r"layers\.0\.self_attn\.k_proj\.bias is missing"),
         ("blk.2.attn_q.weight", (64, 64), UnsupportedModelError, "2 layers"),
         ("blk.0.ffn_gate_inp.weight", (8, 64), UnsupportedModelError, "ffn_gate_inp"),
         ("position_embd.weight", (128, 64), UnsupportedModelError, "position_embd"),
