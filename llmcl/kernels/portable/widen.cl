@@ -1,11 +1,6 @@
 // Two values of 16 bits that lie in a word, as floats.
 inline float2 widen_bf16(const uint w) { return (float2)(as_float(w << 16), as_float(w & 0xffff0000u)); }
-#ifdef cl_khr_fp16
-#pragma OPENCL EXTENSION cl_khr_fp16 : enable
-inline float2 widen_f16(const uint w) { return convert_float2(as_half2(w)); }
-#else
-inline float2 widen_f16(const uint w) { return vload_half2(0, (const half*)&w); }
-#endif
+inline float2 widen_f16(const uint w) { return vload_half2(0, (const half*)&w); }  // core, unlike arithmetic of half
 
 // Four values of a storage type from an address that is a multiple of their size: one load, where vload4 may become four.
 inline float4 four_f32(__global const f32_t* p) { return *(__global const float4*)p; }
