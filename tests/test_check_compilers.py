@@ -96,7 +96,7 @@ def test_kinds_leave_sizes_out() -> None:
 
 
 def test_what_clang_says_of_amd() -> None:
-    assert figures_of_remarks(REMARKS) == {"one": Figures(256, 287, 1136, 3328, 5)}
+    assert figures_of_remarks(REMARKS) == {"one": Figures(256, 285, 1136, 3328, 5)}
 
 
 def test_what_intels_binary_says() -> None:
@@ -127,10 +127,11 @@ def test_the_table_may_not_worsen(change: dict[str, int], said: list[str], every
     assert found_problems(table_of(FIGURES), table_of(replace(FIGURES, **change)), everything=everything) == said
 
 
-def test_decode_may_not_spill_whatever_the_table_says() -> None:
-    spilling = table_of(replace(FIGURES, spilled=3), DECODE)
-    said = "gfx1: a kind spills registers (3), and no kernel of the decode path may"
-    assert found_problems(spilling, spilling) == [said]
+@pytest.mark.parametrize(("spilled", "scratch_bytes"), [(3, 12), (0, 8)])
+def test_decode_has_no_private_memory_whatever_the_table_says(spilled: int, scratch_bytes: int) -> None:
+    spilling = table_of(replace(FIGURES, spilled=spilled, scratch_bytes=scratch_bytes), DECODE)
+    said = f"gfx1: a kind is in the decode path and has {scratch_bytes} bytes of private memory a work-item, "
+    assert found_problems(spilling, spilling) == [f"{said}{spilled} registers or bytes spilled; expected none"]
 
 
 def test_new_and_gone_kinds_are_named() -> None:
@@ -172,7 +173,7 @@ def test_the_page_has_the_tables_of_the_result() -> None:
         kind
         for rows in table.worst.values()
         for kind, row in rows.items()
-        if row and row.spilled and table.uses[kind] == DECODE
+        if row and row.scratch_bytes and table.uses[kind] == DECODE
     ]
 
 

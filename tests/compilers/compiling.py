@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,9 @@ from compilers.chosen import Program
 from compilers.gpus import Gpu
 from compilers.toolchains import CompilerError, Figures, Toolchain, options_of
 from llmcl.runtime.cache_files import cache_dir
+
+COMMENT = re.compile(r"\s*(//.*)?\n\s*")  # with the blanks around it: what does not matter to a compiler
+READ_AS = "2"  # changes with what toolchains.py reads from what a compiler says
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,8 @@ class Job:
     def digest(self) -> str:
         target = self.gpu.target if self.toolchain.knows_targets else ""
         kernels = ",".join(sorted(self.program.kernels))
-        parts = (self.gpu.vendor, target, self.toolchain.version, *options_of(self.program), kernels, self.program.text)
+        compiler = (READ_AS, self.gpu.vendor, target, self.toolchain.version)
+        parts = (*compiler, *options_of(self.program), kernels, COMMENT.sub("\n", self.program.text))
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 

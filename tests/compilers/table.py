@@ -127,9 +127,10 @@ def problems(known: Table, found: Table, kinds: Mapping[str, AbstractSet[str]], 
     said = []
     for target, rows in found.worst.items():
         said += [
-            f"{target}: {kind} spills registers ({row.spilled}), and no kernel of the decode path may"
+            f"{target}: {kind} is in the decode path and has {row.scratch_bytes} bytes of private memory a work-item, "
+            f"{row.spilled} registers or bytes spilled; expected none"
             for kind, row in rows.items()
-            if row and row.spilled and found.uses[kind] == DECODE
+            if row and (row.spilled or row.scratch_bytes) and found.uses[kind] == DECODE
         ]
     before, now = (known.worst, found.worst) if everything else (known.firsts, found.firsts)
     for target, names in kinds.items():

@@ -210,7 +210,8 @@ def figures_of_remarks(said: str) -> dict[str, Figures]:
     for block in said.split("remark: Function Name: ")[1:]:
         name = block.split(" ", 1)[0]
         value = {match[1].strip(): match[2] for match in REMARK.finditer(block)}
-        spilled = int(value["VGPRs Spill"]) + int(value["SGPRs Spill"])
+        # Scalar registers are spilled to vector registers, and to memory only where there is scratch memory.
+        spilled = int(value["VGPRs Spill"])
         scratch, local = int(value["ScratchSize"]), int(value["LDS Size"])
         figures[name] = Figures(int(value["VGPRs"]), spilled, scratch, local, int(value["Occupancy"]))
     return figures
