@@ -13,7 +13,7 @@ from compilers.chosen import DECODE, Program, programs_of
 from compilers.compiling import Compiled, Job
 from compilers.gpus import GPUS, Gpu
 from compilers.page import PAGE, with_tables
-from compilers.table import Table, problems
+from compilers.table import Table, problems, spills_in_decode
 from compilers.toolchains import TOOLCHAINS, CompilerError, Figures, Toolchain, figures_of_binary, figures_of_remarks
 
 from llmcl.kernels import portable
@@ -100,7 +100,9 @@ def test_what_clang_says_of_amd() -> None:
 
 
 def test_what_intels_binary_says() -> None:
-    assert figures_of_binary(ZE_INFO) == {"one": Figures(128, 320, 1220, 3328, 16), "two": Figures(128, 0, 0, 0, 32)}
+    said = "warning: kernel one  compiled SIMD16 allocated 128 regs and spilled around 24\n\nBuild succeeded."
+    found = figures_of_binary(ZE_INFO, said)
+    assert found == {"one": Figures(128, 24, 1220, 3328, 16), "two": Figures(128, 0, 0, 0, 32)}
 
 
 def table_of(figures: Figures | None, use: str = "prefill") -> Table:
@@ -116,7 +118,7 @@ def found_problems(known: Table, found: Table, *, everything: bool = False) -> l
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"spilled": 3}, ["gfx1: a kind became worse: registers or bytes spilled 0 -> 3"]),
+        ({"spilled": 3}, ["gfx1: a kind became worse: registers spilled 0 -> 3"]),
         ({"scratch_bytes": 8}, ["gfx1: a kind became worse: bytes of private memory 0 -> 8"]),
         ({"occupancy": 11}, ["gfx1: a kind became worse: occupancy 12 -> 11"]),
         ({"occupancy": 16, "registers": 60, "local_bytes": 0}, []),
@@ -127,11 +129,11 @@ def test_the_table_may_not_worsen(change: dict[str, int], said: list[str], every
     assert found_problems(table_of(FIGURES), table_of(replace(FIGURES, **change)), everything=everything) == said
 
 
-@pytest.mark.parametrize(("spilled", "scratch_bytes"), [(3, 12), (0, 8)])
-def test_decode_has_no_private_memory_whatever_the_table_says(spilled: int, scratch_bytes: int) -> None:
-    spilling = table_of(replace(FIGURES, spilled=spilled, scratch_bytes=scratch_bytes), DECODE)
-    said = f"gfx1: a kind is in the decode path and has {scratch_bytes} bytes of private memory a work-item, "
-    assert found_problems(spilling, spilling) == [f"{said}{spilled} registers or bytes spilled; expected none"]
+def test_decode_may_not_spill_whatever_the_table_says() -> None:
+    spilling = table_of(replace(FIGURES, spilled=3), DECODE)
+    assert found_problems(spilling, spilling) == [
+        "gfx1: a kind spills 3 registers, and no kernel of the decode path may"
+    ]
 
 
 def test_new_and_gone_kinds_are_named() -> None:
@@ -169,12 +171,9 @@ def test_the_page_has_the_tables_of_the_result() -> None:
     text, table = PAGE.read_text(encoding="utf-8"), Table.read()
     assert with_tables(text, table) == text, "run `python tests/check_compilers.py --update`"
     assert {gpu.target for gpu in GPUS} == set(table.firsts)
-    assert not [
-        kind
-        for rows in table.worst.values()
-        for kind, row in rows.items()
-        if row and row.scratch_bytes and table.uses[kind] == DECODE
-    ]
+    for target, rows in table.worst.items():
+        spilling = [kind for kind, row in rows.items() if row and spills_in_decode(kind, table.uses[kind], row)]
+        assert not spilling, target
 
 
 def test_an_error_is_reported_with_its_program() -> None:

@@ -18,7 +18,7 @@ from compilers.toolchains import CompilerError, Figures, Toolchain, options_of
 from llmcl.runtime.cache_files import cache_dir
 
 COMMENT = re.compile(r"\s*(//.*)?\n\s*")  # with the blanks around it: what does not matter to a compiler
-READ_AS = "2"  # changes with what toolchains.py reads from what a compiler says
+READ_AS = "3"  # changes with what toolchains.py reads from what a compiler says
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,9 @@ CLANG_VERSIONS = (19, *range(30, 19, -1), *range(18, 13, -1))  # the first found
 class Figures:
     """What a compiler made of a kernel.
 
-    registers: vector registers of a work-item (AMD), or of a thread (Intel). spilled: registers that went to memory
-    (AMD), or their bytes for a thread (Intel). scratch_bytes: private memory of a work-item, spilled registers
-    included. local_bytes: of a work-group. occupancy: waves that a SIMD unit holds (AMD), or lanes of a thread (Intel).
+    registers: vector registers of a work-item (AMD), or of a thread (Intel). spilled: those that went to memory.
+    scratch_bytes: private memory of a work-item: spilled registers, and arrays that are in none. local_bytes: of a
+    work-group. occupancy: waves that a SIMD unit holds (AMD), or lanes of a thread (Intel).
     """
 
     registers: int
@@ -114,7 +114,7 @@ class Intel(Toolchain):
         binary = folder / "kernel"
         if not binary.exists():  # the exit status of some failures is 0
             raise CompilerError(what_failed(said))
-        return figures_of_binary(binary.read_bytes())
+        return figures_of_binary(binary.read_bytes(), said)
 
 
 def _ocloc_version(ocloc: Path) -> str:
@@ -125,8 +125,14 @@ def _ocloc_version(ocloc: Path) -> str:
         return said + "".join(file.read_text(errors="replace") for file in files)
 
 
-def figures_of_binary(binary: bytes) -> dict[str, Figures]:
-    """From the section .ze_info of Intel's binary format: a YAML document, of which few lines are needed."""
+SPILLED = re.compile(r"kernel (\w+) +compiled SIMD\d+ allocated \d+ regs and spilled around (\d+)")
+
+
+def figures_of_binary(binary: bytes, said: str) -> dict[str, Figures]:
+    """From the section .ze_info of Intel's binary format, a YAML document of which few lines are needed, and from the
+    compiler's warnings: some devices have one space for spilled registers and private arrays.
+    """
+    spilled = {match[1]: int(match[2]) for match in SPILLED.finditer(said)}
     start = binary.find(b"version:         '")
     text = binary[start : binary.find(b"\0", start)].decode(errors="replace")
     text = text.partition("kernels:\n")[2].partition("\nkernels_misc_info:")[0]
@@ -141,13 +147,12 @@ def figures_of_binary(binary: bytes) -> dict[str, Figures]:
             return int(match[1]) if match else 0
 
         lanes = number("simd_size")
-        spilled, scratch = 0, 0
+        scratch = 0
         memory = kernel.partition("    per_thread_memory_buffers:\n")[2]
         for entry in re.split(r"^      - ", memory, flags=re.MULTILINE)[1:]:
             size = number("size", entry)
             scratch += size if "is_simt_thread:  true" in entry else -(-size // lanes)
-            spilled += size if "spill_fill_space" in entry else 0
-        figures[name] = Figures(number("grf_count"), spilled, scratch, number("slm_size"), lanes)
+        figures[name] = Figures(number("grf_count"), spilled.get(name, 0), scratch, number("slm_size"), lanes)
     return figures
 
 
