@@ -34,13 +34,13 @@ SPEED_ROWS = (  # label, result, panel, row, peer
     ("H200, 8B bf16, decode", "h200_llama_cpp", 0, 1, "llama.cpp"),
     ("H200, 8B Q4_0, decode", "h200_llama_cpp", 0, 3, "llama.cpp"),
     ("H200, 1B bf16, prefill", "h200_pytorch", 1, 1, "PyTorch compiled"),
-    ("H200, 8B bf16, prefill", "h200_pytorch", 2, 0, "PyTorch compiled"),
+    ("H200, 8B bf16, prefill", "h200_llama_cpp", 1, 1, "llama.cpp"),
     ("H200, 8B Q4_0, prefill", "h200_llama_cpp", 1, 2, "llama.cpp"),
     ("2-core Zen 4, 135M BF16, decode", "cpu_llama_cpp", 0, 3, "llama.cpp"),
     ("2-core Zen 4, 135M Q8_0, decode", "cpu_llama_cpp", 0, 2, "llama.cpp"),
     ("2-core Zen 4, 135M BF16, prefill", "cpu_llama_cpp", 2, 3, "llama.cpp"),
     ("2-core Zen 5, 135M Q4_0, decode", "cpu_zen5_peers", 0, 0, "llama.cpp"),
-    ("2-core Zen 5, 135M Q4_0, prefill", "cpu_zen5_peers", 0, 1, "OpenVINO GenAI"),
+    ("2-core Zen 5, 135M Q4_0, prefill", "cpu_zen5_peers", 0, 1, "llama.cpp"),
 )
 
 INK, PAPER = "#24292f", "#ffffff"
