@@ -84,8 +84,9 @@ def test_what_a_gpu_would_run(gpu: Gpu) -> None:
 
 
 def test_every_portable_kernel_is_compiled() -> None:
-    files = {f"portable/{path.name}" for path in PORTABLE.glob("*.cl")}
-    assert {program.file for gpu in GPUS for program in listed(gpu)} == files
+    files = {f"portable/{path.name}" for path in PORTABLE.glob("*.cl") if "__kernel" in path.read_text()}
+    of_other_families = {"portable/add_bias.cl", "portable/biased_gate.cl"}
+    assert files - {program.file for gpu in GPUS for program in listed(gpu)} == of_other_families
 
 
 def test_kinds_leave_sizes_out() -> None:
