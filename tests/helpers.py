@@ -207,6 +207,9 @@ def transformers_class(config: ModelConfig) -> Any:
     elif scaling is not None:
         raise ValueError(f"transformers has no rope scaling of kind {scaling.kind!r}")
     options: dict[str, Any] = {}
+    if FAMILIES[config.architecture].local_rope:
+        local = {"rope_type": "default", "rope_theta": config.local_rope_theta}
+        rope = {"full_attention": rope, "sliding_attention": local}
     if config.architecture == "phi3":
         rope["partial_rotary_factor"] = (config.rotary_dim or config.head_dim) / config.head_dim
         original = 4096 if scaling is None else scaling.original_max_position
@@ -235,15 +238,16 @@ def transformers_class(config: ModelConfig) -> Any:
         options["layer_types"] = ["full_attention" if w is None else "sliding_attention" for w in windows]
     if config.architecture.startswith("qwen"):
         options["use_sliding_window"] = config.has_windows
-    if config.architecture == "gemma2":
+    if config.architecture.startswith("gemma"):
         assert config.attention_scale is not None
         options |= {
             "query_pre_attn_scalar": round(config.attention_scale**-2),
-            "attn_logit_softcapping": config.attention(0).soft_cap,
             "final_logit_softcapping": config.logit_soft_cap,
             "attn_implementation": "eager",  # the others leave the soft cap out
         }
-    class_config = getattr(transformers, f"{name}Config")(
+    if config.architecture == "gemma2":
+        options["attn_logit_softcapping"] = config.attention(0).soft_cap
+    class_config = transformers.CONFIG_MAPPING[config.architecture](
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,

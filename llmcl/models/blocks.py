@@ -25,7 +25,7 @@ GATES = {"silu": "swiglu", "gelu_tanh": "geglu"}  # activation: epilogue of the 
 class BlockWeights:
     """norm, post_norm: float32 [hidden]; None: the block has none."""
 
-    norm: Buffer
+    norm: Buffer | None
     post_norm: Buffer | None
 
     @property
@@ -39,6 +39,8 @@ class AttentionWeights(BlockWeights):
     output: Weight  # [hidden, n_q_heads head_dim]
     bias: Buffer | None  # float32 [(n_q_heads + 2 n_kv_heads) head_dim]
     head_norms: Buffer | None  # float32 [2, head_dim], of query heads and of key heads
+    q_norm: Buffer | None  # float32 [n_q_heads head_dim]
+    k_norm: Buffer | None  # float32 [n_kv_heads head_dim]
     output_bias: Buffer | None  # float32 [hidden]
 
 
@@ -59,7 +61,7 @@ class BoundBlock(ABC):
     @property
     def is_plain(self) -> bool:
         """Whether it has nothing beyond Llama's norms and rotation: kernels that run all layers know no more."""
-        return self.weights.post_norm is None
+        return self.weights.norm is not None and self.weights.post_norm is None
 
     def keep(self, ops: LayerOps) -> Iterator[Launch]:
         yield from ()
@@ -84,13 +86,14 @@ class AttentionBlock(BoundBlock):
     @property
     def is_plain(self) -> bool:
         weights = self.weights
-        further = weights.bias, weights.head_norms, weights.output_bias
+        further = weights.bias, weights.head_norms, weights.q_norm, weights.output_bias
         return super().is_plain and self.rotation == "main" and all(vector is None for vector in further)
 
     def keep(self, ops: LayerOps) -> Iterator[Launch]:
         weights = self.weights
         yield from ops.norm_linear(weights.norm, weights.qkv, ops.act.qkv)
         yield from ops.adjust(weights.bias, weights.head_norms)
+        yield from ops.norm_rows(weights.q_norm, weights.k_norm)
         yield from ops.append(self.k, self.v, self.rotation)
 
     def add(self, ops: LayerOps) -> Iterator[Launch]:

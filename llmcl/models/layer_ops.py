@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,7 @@ from llmcl.ops.last_token import last_token
 from llmcl.ops.linear import input_layout, linear_decode, linear_prefill, linear_supports_output
 from llmcl.ops.qkv_adjust import qkv_adjust
 from llmcl.ops.rms_norm import rms_norm
+from llmcl.ops.rope_table import rope_table
 from llmcl.runtime.device import Buffer, Device, Launch
 
 
@@ -40,6 +42,7 @@ class Activations:
     part_ml: Buffer  # [n_q_heads, n_splits, 2]
     part_acc: Buffer  # [n_q_heads, n_splits, head_dim]
     logits: Buffer  # [vocab], of the step's last token
+    local_rope: Buffer | None = None  # [n, head_dim]
     no_rope: Buffer | None = None  # [n, head_dim], the rotation by no angle
     gate_up: Buffer | None = None  # [n, 2 intermediate], tiles alternate
 
@@ -54,7 +57,7 @@ class Activations:
 
     def rope_of(self, rotation: Rotation) -> Buffer:
         """Cosines and sines of each token of the step."""
-        rope = {"main": self.rope, "none": self.no_rope}[rotation]
+        rope = {"main": self.rope, "local": self.local_rope, "none": self.no_rope}[rotation]
         assert rope is not None
         return rope
 
@@ -63,8 +66,9 @@ def activation_shapes(config: ModelConfig, chunk: int, n_splits: int) -> dict[st
     heads = config.n_q_heads + 2 * config.n_kv_heads
     blocks = [block for layer in config.layers for block in layer]
     some: dict[str, tuple[int, ...]] = {}
-    if any(isinstance(block, Attention) and block.rotation == "none" for block in blocks):
-        some["no_rope"] = chunk, config.head_dim
+    for rotation, name in (("local", "local_rope"), ("none", "no_rope")):
+        if any(isinstance(block, Attention) and block.rotation == rotation for block in blocks):
+            some[name] = chunk, config.head_dim
     if any(isinstance(block, GatedMlp) and block.bias for block in blocks):
         some["gate_up"] = chunk, 2 * config.intermediate_size
     return some | {
@@ -82,8 +86,8 @@ def activation_shapes(config: ModelConfig, chunk: int, n_splits: int) -> dict[st
 
 @dataclass(frozen=True)
 class LayerOps(ABC):
-    """Launches of each op. shape: of the KV cache. n_splits: runs of keys of a head in decode. rotation float32
-    [2, head_dim / 2], see `ModelConfig.rotations`. last_seen int32 [vocab]: see `Sampler`.
+    """Launches of each op. shape: of the KV cache. n_splits: runs of keys of a head in decode. rotations: see
+    `ModelConfig.rotations`. last_seen int32 [vocab]: see `Sampler`.
     """
 
     device: Device
@@ -92,18 +96,22 @@ class LayerOps(ABC):
     act: Activations
     shape: AttentionShape
     n_splits: int
-    rotation: Buffer
+    rotations: Mapping[Rotation, Buffer]
     last_seen: Buffer
 
     def embed(self, table: Weight) -> list[Launch]:
         act, scale = self.act, self.config.stream_scale
-        return embed(self.device, table, self.step, self.rotation, act.x, act.rope, self.last_seen, scale=scale)
+        rotations = self.rotations
+        rows = embed(self.device, table, self.step, rotations["main"], act.x, act.rope, self.last_seen, scale=scale)
+        if act.local_rope is None:
+            return rows
+        return rows + rope_table(self.device, self.step, rotations["local"], act.local_rope)
 
     @abstractmethod
     def norm_linear(
-        self, norm: Buffer, weight: Weight, out: ActivationOperand, epilogue: str = "store"
+        self, norm: Buffer | None, weight: Weight, out: ActivationOperand, epilogue: str = "store"
     ) -> list[Launch]:
-        """out = W rms_norm(x)."""
+        """out = W rms_norm(x), or without a norm W x."""
 
     @abstractmethod
     def linear(self, x: ActivationOperand, weight: Weight, out: Buffer, epilogue: str = "store") -> list[Launch]: ...
@@ -120,7 +128,7 @@ class LayerOps(ABC):
             launches += rms_norm(self.device, to, post_norm, act.x, self.config.rms_norm_eps, add=True)
         return launches
 
-    def biased_gate(self, norm: Buffer, weight: Weight, bias: Buffer, gate: str) -> list[Launch]:
+    def biased_gate(self, norm: Buffer | None, weight: Weight, bias: Buffer, gate: str) -> list[Launch]:
         """act.ffn = gate(W_gate rms_norm(x) + b_gate) (W_up rms_norm(x) + b_up)."""
         gate_up = self.act.gate_up
         assert gate_up is not None
@@ -134,6 +142,17 @@ class LayerOps(ABC):
         return qkv_adjust(
             self.device, self.act.qkv, bias, head_norms, **heads, head_dim=size, eps=self.config.rms_norm_eps
         )
+
+    def norm_rows(self, q_norm: Buffer | None, k_norm: Buffer | None) -> list[Launch]:
+        """Normalises all query heads together, and all key heads together."""
+        if q_norm is None or k_norm is None:
+            return []
+        qkv, eps, size = self.act.qkv, self.config.rms_norm_eps, self.shape.head_dim
+        row = (self.shape.n_q_heads + 2 * self.shape.n_kv_heads) * size
+        return [
+            *rms_norm(self.device, qkv, q_norm, qkv, eps, row=row),
+            *rms_norm(self.device, qkv, k_norm, qkv, eps, row=row, first=self.shape.n_q_heads * size),
+        ]
 
     def append(self, k: Buffer, v: Buffer, rotation: Rotation) -> list[Launch]:
         """What leaves keys and values in the cache before attention."""
@@ -157,7 +176,7 @@ class DecodeOps(LayerOps):
     """One token: normalisation, rotation and cache append are part of the kernels that need them."""
 
     def norm_linear(
-        self, norm: Buffer, weight: Weight, out: ActivationOperand, epilogue: str = "store"
+        self, norm: Buffer | None, weight: Weight, out: ActivationOperand, epilogue: str = "store"
     ) -> list[Launch]:
         assert isinstance(out, Buffer)
         eps = self.config.stream_eps
@@ -202,7 +221,7 @@ class PrefillOps(LayerOps):
         return layout.packed(self.step, down.k, "gated")
 
     def norm_linear(
-        self, norm: Buffer, weight: Weight, out: ActivationOperand, epilogue: str = "store"
+        self, norm: Buffer | None, weight: Weight, out: ActivationOperand, epilogue: str = "store"
     ) -> list[Launch]:
         return linear_prefill(
             self.device,

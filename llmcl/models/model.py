@@ -63,8 +63,11 @@ class Model:
         self.step_position = 0  # of the first token that the launches enqueued last compute
         self.decode_steps = 0  # enqueued since the model was loaded
 
-        rotation = device.upload(config.rotations(cache.max_context)["main"], "rotation frequencies")
-        given = device, config, self.step, self.act, cache.shape, self.n_splits, rotation, self.sampler.last_seen
+        rotations = {
+            name: device.upload(table, f"{name} rotation")
+            for name, table in config.rotations(cache.max_context).items()
+        }
+        given = device, config, self.step, self.act, cache.shape, self.n_splits, rotations, self.sampler.last_seen
         self.decode_ops, self.prefill_ops = DecodeOps(*given), PrefillOps(*given)
         self.layers = [
             [

@@ -7,14 +7,28 @@ from llmcl.kernels.common.sizes import local_size
 from llmcl.runtime.device import Buffer, Device, Launch
 
 
-def rms_norm(device: Device, x: Buffer, weight: Buffer, out: Buffer, eps: float, *, add: bool = False) -> list[Launch]:
-    """x, out float32 [n, hidden]; weight float32 [hidden]. add: out += the normalised x."""
-    size = local_size(device, 64)
+def rms_norm(
+    device: Device,
+    x: Buffer,
+    weight: Buffer,
+    out: Buffer,
+    eps: float,
+    *,
+    add: bool = False,
+    row: int | None = None,
+    first: int = 0,
+) -> list[Launch]:
+    """x, out float32 [n, hidden], or one buffer; weight float32 [hidden]. add: out += the normalised x.
+
+    row: values of a token in x and out, of which those from `first` on are normalised; None: hidden.
+    """
+    size, hidden = local_size(device, 64), weight.nbytes // 4
+    constants = {"HIDDEN": hidden, "ROW": row or hidden, "FIRST": first, "EPS": float(eps), "ADD": add}
     return [
         device.launch(
             "portable/rms_norm.cl",
             "rms_norm",
-            {"HIDDEN": weight.nbytes // 4, "EPS": float(eps), "ADD": add, "LOCAL_SIZE": size},
+            {**constants, "LOCAL_SIZE": size},
             [x, weight, out],
             groups=lambda n: (n,),
             local=(size,),

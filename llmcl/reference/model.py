@@ -62,6 +62,9 @@ def forward(
             q, k, v = np.split(project(x, layer + "self_attn.qkv").reshape(n, -1, head_dim), ends, axis=1)
         else:
             q, k, v = (project(x, f"{layer}self_attn.{name}").reshape(n, -1, head_dim) for name in "qkv")
+        if block.row_norms:
+            q = norm(q.reshape(n, -1), layer + "self_attn.q_norm").reshape(q.shape)
+            k = norm(k.reshape(n, -1), layer + "self_attn.k_norm").reshape(k.shape)
         if block.head_norms:
             q, k = norm(q, layer + "self_attn.q_norm"), norm(k, layer + "self_attn.k_norm")
         q, k = rotate(q, block.rotation), rotate(k, block.rotation)
@@ -82,7 +85,8 @@ def forward(
     for i, blocks in enumerate(config.layers):
         for block in blocks:
             layer = layer_name(i, "")
-            x = compute[type(block)](block, layer, norm(hidden, layer + block.norm))
+            x = hidden if block.norm is None else norm(hidden, layer + block.norm)
+            x = compute[type(block)](block, layer, x)
             if block.post_norm is not None:
                 x = norm(stored(x), layer + block.post_norm)
             hidden = stored(hidden + x * config.residual_scale)

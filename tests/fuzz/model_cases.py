@@ -247,7 +247,20 @@ def _shard(draw: Draw, files: dict[str, Any]) -> str:
 # ---- config.json and its neighbours ---------------------------------------------------------------------
 
 _CONFIG_KEYS: dict[str, list[Any]] = {
-    "model_type": ["mistral", "qwen2", "qwen3", "gemma2", "smollm3", "granite", "phi3", "mamba", "LLAMA"],
+    "model_type": [
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "gemma2",
+        "smollm3",
+        "granite",
+        "phi3",
+        "olmo2",
+        "olmo3",
+        "gemma3_text",
+        "mamba",
+        "LLAMA",
+    ],
     "architectures": [["MistralForCausalLM"], "LlamaForCausalLM"],
     "rope_scaling": [
         {"rope_type": "linear", "factor": 4.0},
@@ -270,6 +283,8 @@ _CONFIG_KEYS: dict[str, list[Any]] = {
     "mlp_bias": [True, 1],
     "residual_multiplier": [0.22, 0, 1e-300],
     "logits_scaling": [8.0, -1],
+    "sliding_window_pattern": [1, 2, 0, [1]],
+    "rope_local_base_freq": [1e4, 0],
     "no_rope_layers": [[0], [0, 1, 1, 1], [2, 2], 0],
     "no_rope_layer_interval": [1, 0, 2**40],
     "quantization_config": [{"quant_method": "awq"}, {"quant_method": LONG}],

@@ -44,6 +44,16 @@ def test_squares_that_overflow_give_no_zeros(target: Device) -> None:
     assert np.isnan(actual[1]).all() and np.isfinite(actual[[0, 2]]).all()
 
 
+def test_a_part_of_each_row_in_place(target: Device) -> None:
+    rng = np.random.default_rng(5)
+    x, weight = rng.standard_normal((17, 112)).astype(np.float32), rng.standard_normal(48).astype(np.float32)
+    buffer = with_poison(target, x)
+    run(rms_norm(target, buffer, target.upload(weight, "norm"), buffer, 1e-5, row=112, first=32), 17)
+    expected = x.copy()
+    expected[:, 32:80] = reference.rms_norm(x[:, 32:80], weight, 1e-5)
+    assert relative_error(read_guarded(target, buffer, np.float32, x.shape), expected) < TOLERANCE
+
+
 def test_added_to_what_is_there(target: Device) -> None:
     rng = np.random.default_rng(4)
     x, before = (rng.standard_normal((17, 144)).astype(np.float32) for _ in range(2))

@@ -140,14 +140,17 @@ def test_every_family_has_the_defaults_of_transformers():
     required = ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
     for model_type, family in FAMILIES.items():
         sparse = {key: HF_CONFIG[key] for key in required} | {"num_attention_heads": 32, "hidden_size": 2048}
-        theirs = getattr(transformers, family.hf_class.replace("ForCausalLM", "Config"))(**sparse)
+        theirs = transformers.CONFIG_MAPPING[model_type](**sparse)
         config = config_from_hf({"model_type": model_type, **sparse})
         assert config.head_dim == getattr(theirs, "head_dim", 64), model_type
         assert config.n_kv_heads == theirs.num_key_value_heads, model_type
         assert config.max_position == theirs.max_position_embeddings, model_type
         assert config.tie_embeddings == theirs.tie_word_embeddings, model_type
         assert config.rms_norm_eps == theirs.rms_norm_eps, model_type
-        assert config.rope_theta == theirs.rope_parameters["rope_theta"], model_type
+        rope = theirs.rope_parameters
+        assert config.rope_theta == rope.get("full_attention", rope)["rope_theta"], model_type
+        if family.local_rope:
+            assert config.local_rope_theta == rope["sliding_attention"]["rope_theta"], model_type
         assert config.attention(0).soft_cap == getattr(theirs, "attn_logit_softcapping", None), model_type
         assert config.logit_soft_cap == getattr(theirs, "final_logit_softcapping", None), model_type
         scalar = getattr(theirs, "query_pre_attn_scalar", None)
@@ -226,6 +229,10 @@ def test_flags_of_layers_that_do_not_rotate_are_checked(flags):
             (None, 100, 100),
         ),
         ({"model_type": "gemma2", "sliding_window": 100}, (100, None, 100)),
+        ({"model_type": "gemma3_text", "sliding_window": 100}, (100, 100, 100)),
+        ({"model_type": "gemma3_text", "sliding_window": 100, "sliding_window_pattern": 2}, (100, None, 100)),
+        ({"model_type": "olmo3", "num_hidden_layers": 5, "sliding_window": 100}, (100, 100, 100, None, 100)),
+        ({"model_type": "phi3", "sliding_window": 100}, (100, 100, 100)),
         (
             {
                 "model_type": "gemma2",
@@ -237,7 +244,7 @@ def test_flags_of_layers_that_do_not_rotate_are_checked(flags):
     ],
 )
 def test_the_window_of_each_layer(changes, windows):
-    assert windows_of(hf(architectures=None, num_hidden_layers=3, **changes)) == windows
+    assert windows_of(hf(**{"architectures": None, "num_hidden_layers": 3, **changes})) == windows
 
 
 @pytest.mark.parametrize(
@@ -536,6 +543,63 @@ def test_a_window_in_a_gguf_file():
     assert windows_of(config_from_gguf(gguf_of("gemma2"), [])) == (4096, None) * 15
     with pytest.raises(UnsupportedModelError, match=r"sliding-window.*qwen2\.attention\.sliding_window 64"):
         config_from_gguf(gguf_of("qwen2", **{"qwen2.attention.sliding_window": 64}), [])
+
+
+def test_which_layers_of_a_gguf_file_have_a_window():
+    key = "gemma3.attention.sliding_window"
+    layers = {"gemma3.block_count": 4, key: 64}
+
+    def windows(**changes: Any) -> tuple[int | None, ...]:
+        return windows_of(config_from_gguf(gguf_of("gemma3", **layers, **changes), []))
+
+    assert windows() == (64, 64, 64, 64)
+    assert windows(**{f"{key}_pattern": 2}) == (64, None, 64, None)
+    assert windows(**{f"{key}_pattern": np.array([False, True, True, False])}) == (None, 64, 64, None)
+    with pytest.raises(CheckpointError, match=r"sliding_window_pattern.*4 layers"):
+        windows(**{f"{key}_pattern": np.array([True])})
+    with pytest.raises(CheckpointError, match="sliding_window_pattern"):
+        windows(**{f"{key}_pattern": "2"})
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_layers_with_a_window_have_a_rotation_of_their_own(nested):
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    old = {"rope_theta": 2e6, "rope_local_base_freq": 3e4, "rope_scaling": scaling}
+    local = {"rope_type": "default", "rope_theta": 3e4}
+    new = {"rope_parameters": {"full_attention": {**scaling, "rope_theta": 2e6}, "sliding_attention": local}}
+    config = hf(model_type="gemma3_text", architectures=None, **({"rope_theta": None, **new} if nested else old))
+    assert (config.rope_theta, config.local_rope_theta) == (2e6, 3e4)
+    assert config.rope_scaling == RopeScaling("linear", 8.0)
+    assert [config.attention(i).rotation for i in range(6)] == ["local"] * 5 + ["main"]
+    tables = config.rotations()
+    np.testing.assert_allclose(tables["local"][0], 3e4 ** -(np.arange(128) / 128), rtol=1e-6)
+    np.testing.assert_allclose(tables["main"][0], 2e6 ** -(np.arange(128) / 128) / 8, rtol=1e-6)
+    old_gguf = config_from_gguf(gguf_of("gemma3", **{"gemma3.rope.freq_base": 1e6}), [])
+    assert (old_gguf.rope_theta, old_gguf.local_rope_theta) == (1e6, 1e4)
+
+
+def test_olmo3_in_a_gguf_file_is_olmo2_with_a_window():
+    assert config_from_gguf(gguf_of("olmo2"), []).architecture == "olmo2"
+    config = config_from_gguf(gguf_of("olmo2", **{"olmo2.attention.sliding_window": 64}), [])
+    assert config.architecture == "olmo3" and windows_of(config)[:5] == (64, 64, 64, None, 64)
+    assert config.local_rope_theta == config.rope_theta
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50"),
+        ({"model_type": "smollm3", "use_sliding_window": True}, "use_sliding_window True"),
+        (
+            {"model_type": "olmo3", "rope_parameters": {"sliding_attention": {"rope_type": "yarn"}}},
+            "'yarn' in layers with a window",
+        ),
+        ({"model_type": "gemma3", "text_config": {}}, "'gemma3'"),
+    ],
+)
+def test_features_that_a_family_does_not_have_are_refused(changes, message):
+    with pytest.raises(UnsupportedModelError, match=message):
+        hf(architectures=None, **changes)
 
 
 def test_what_gguf_says_of_gemma2():

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from gguf_reference import write_out
 from helpers import (
+    LINEAR_SCALING,
     gemma2_config,
     random_weights,
     relative_error,
@@ -22,6 +23,7 @@ from helpers import (
     small_config,
     transformers_logits,
     transformers_model,
+    windows_of,
     with_blocks,
 )
 
@@ -82,14 +84,39 @@ FAMILIES: dict[str, ModelConfig] = {
     "phi3-long": small_config(
         architecture="phi3", n_q_heads=3, n_kv_heads=1, hidden_size=96, rotary_dim=24, rope_scaling=LONGROPE
     ),
+    "olmo2": small_config(architecture="olmo2", n_q_heads=6, n_kv_heads=3, head_dim=16, hidden_size=96),
+    "olmo2-biases": small_config(architecture="olmo2", settings=[LayerSettings(bias=True, output_bias=True)] * 2),
+    "olmo3": small_config(
+        architecture="olmo3",
+        settings=[LayerSettings(WINDOW, rotation="local")] * 3 + [LayerSettings()],
+        rope_theta=500000.0,
+        rope_scaling=YARN,
+        local_rope_theta=500000.0,
+        tie_embeddings=True,
+    ),
     "mistral": small_config(architecture="mistral", windows=(WINDOW, WINDOW)),
     "qwen2": small_config(architecture="qwen2", n_q_heads=4, head_dim=16, tie_embeddings=True),
     "qwen2-windows": small_config(architecture="qwen2", n_q_heads=4, head_dim=16, windows=(None, WINDOW, WINDOW)),
     "qwen3": small_config(architecture="qwen3", n_q_heads=6, n_kv_heads=2, hidden_size=96),
+    "gemma3_text": small_config(
+        architecture="gemma3_text",
+        settings=[LayerSettings(WINDOW, rotation="local"), LayerSettings()] * 2,
+        head_dim=48,
+        tie_embeddings=True,
+        norm_offset=1.0,
+        embedding_scale=8.0,
+        attention_scale=40.0**-0.5,
+        logit_soft_cap=3.0,
+        rope_theta=1e6,
+        rope_scaling=LINEAR_SCALING,
+        local_rope_theta=500.0,
+    ),
     "gemma2": gemma2_config(windows=(WINDOW, None, WINDOW)),
 }
 MOST = "gemma2"  # has more of what sets families apart than any other
 full = pytest.mark.full
+# Those that the format can say, but for what another of them shows as well.
+IN_GGUF = [name for name in FAMILIES if name not in ("smollm3-biases", "olmo2-biases", "qwen2-windows", MOST)]
 
 
 def ids_for(config: ModelConfig) -> list[int]:
@@ -147,7 +174,7 @@ def save_gguf(path: Path, config: ModelConfig, weights: Mapping[str, np.ndarray]
     """
     import gguf
 
-    arch = {"mistral": "llama"}.get(config.architecture, config.architecture)
+    arch = {"mistral": "llama", "olmo3": "olmo2", "gemma3_text": "gemma3"}.get(config.architecture, config.architecture)
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
     names = gguf.get_tensor_name_map(kinds[arch], config.n_layers)
     writer = gguf.GGUFWriter(path, arch)
@@ -169,15 +196,22 @@ def save_gguf(path: Path, config: ModelConfig, weights: Mapping[str, np.ndarray]
             writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
             writer.add_rope_scaling_factor(scaling.factor)
             writer.add_rope_scaling_yarn_beta_fast(scaling.beta_fast)
+        if scaling.kind == "linear":
+            writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+            writer.add_rope_scaling_factor(scaling.factor)
         if scaling.kind == "longrope":
             writer.add_rope_scaling_attn_factors(scaling.amplitude)
             writer.add_tensor("rope_factors_short.weight", np.array(scaling.factors, np.float32))
             writer.add_tensor("rope_factors_long.weight", np.array(scaling.long_factors, np.float32))
     if config.has_windows:
         writer.add_sliding_window(WINDOW)
-    if (cap := config.attention(0).soft_cap) is not None and config.logit_soft_cap is not None:
+        writer.add_sliding_window_pattern([window is not None for window in windows_of(config)])
+    if (cap := config.attention(0).soft_cap) is not None:
         writer.add_attn_logit_softcapping(cap)
+    if config.logit_soft_cap is not None:
         writer.add_final_logit_softcapping(config.logit_soft_cap)
+    if config.local_rope_theta is not None:
+        writer.add_rope_freq_base_swa(config.local_rope_theta)
     if LLMCL_FAMILIES[config.architecture].multipliers:
         assert config.attention_scale is not None
         writer.add_embedding_scale(config.embedding_scale)
@@ -203,15 +237,12 @@ def save_gguf(path: Path, config: ModelConfig, weights: Mapping[str, np.ndarray]
     return write_out(writer, path)
 
 
-GGUF = ("llama-biases", "llama-yarn", "smollm3", "granite", "phi3", "phi3-long", "mistral", "qwen2", "qwen3")
-
-
-@pytest.mark.parametrize("name", [*(pytest.param(name, marks=full) for name in GGUF), MOST])
+@pytest.mark.parametrize("name", [*(pytest.param(name, marks=full) for name in IN_GGUF), MOST])
 def test_a_gguf_file_of_the_family_computes_what_transformers_does(
     name: str, default_device: Any, tmp_path: Path
 ) -> None:
     config = FAMILIES[name]
-    if config.architecture == "gemma2":  # the format has no key for another scale
+    if config.architecture.startswith("gemma"):  # the format has no key for another scale
         config = dataclasses.replace(config, attention_scale=config.head_dim**-0.5)
     weights = random_weights(config, seed=3)
     ids = ids_for(config)
@@ -260,7 +291,7 @@ def test_every_part_of_a_family_shows(name: str) -> None:
             changed = dataclasses.replace(config, **{field: getattr(plain, field)})
             assert relative_error(reference.forward(changed, weights, ids_for(config)), logits) > 100 * BOUND, field
     usual: dict[str, Any] = {"activation": "silu", "soft_cap": None, "window": None, "head_norms": False}
-    usual |= {"rotation": "main"}
+    usual |= {"rotation": "main", "row_norms": False}
     for field, value in usual.items():
         changed = with_blocks(config, lambda block: {field: value} if hasattr(block, field) else {})  # noqa: B023
         if changed != config:

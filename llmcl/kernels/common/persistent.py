@@ -21,10 +21,10 @@ class DecodeLayer:
     gate: "swiglu" or "geglu". is_plain: it is nothing but norm, QKV, attention, output, norm, gate and up, down.
     """
 
-    attention_norm: Buffer
+    attention_norm: Buffer | None
     qkv: Weight
     output: Weight
-    mlp_norm: Buffer
+    mlp_norm: Buffer | None
     gate_up: Weight
     down: Weight
     k: Buffer

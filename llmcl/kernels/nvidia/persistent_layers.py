@@ -78,6 +78,7 @@ class NvidiaPersistentLayers(PersistentLayers):
         if layers[0].qkv.dtype in QUANTIZED:
             constants["DOT"] = int(not layers[0].qkv.exact_activations)
         for i, layer in enumerate(layers):
+            assert layer.attention_norm is not None and layer.mlp_norm is not None  # it is plain
             buffers = [
                 layer.attention_norm,
                 layer.qkv.parts[0].buffer,

@@ -17,6 +17,7 @@
 #endif
 #define K HIDDEN
 #include "common/tiles.cl"
+#include "common/rope_table.cl"
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
 void embed(__global const CAT(WEIGHT, _t)* table, __global const int* tokens, __global const int* state,
@@ -36,10 +37,6 @@ void embed(__global const CAT(WEIGHT, _t)* table, __global const int* tokens, __
 #else
     for (int i = get_local_id(0); i < HIDDEN; i += LOCAL_SIZE) x[i] = weight_at(table, i, row % 16) * X_SCALE;
 #endif
-    for (int i = get_local_id(0); i < HEAD_DIM / 2; i += LOCAL_SIZE) {
-        const float angle = (float)position * rotation[i], factor = rotation[HEAD_DIM / 2 + i];
-        rope[t * HEAD_DIM + i] = factor * cos(angle);
-        rope[t * HEAD_DIM + HEAD_DIM / 2 + i] = factor * sin(angle);
-    }
+    write_rotation(rotation, position, rope + t * HEAD_DIM);
     if (get_local_id(0) == 0) atomic_max(last_seen + token, position);
 }

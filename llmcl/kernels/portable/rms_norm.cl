@@ -4,11 +4,12 @@
 //
 // With ADD, out[t] += that: the norm of what a layer's attention or MLP gives, added to the residual.
 //
-// x, out  float [n][HIDDEN]      weight  float [HIDDEN]
+// x, out  float [n][ROW], of which the HIDDEN values from FIRST on are normalised; both may be one buffer
+// weight  float [HIDDEN]
 // Index space: one work-group of LOCAL_SIZE a token; each work-item takes every LOCAL_SIZE-th piece of 16 values.
-// Build: HIDDEN (a multiple of 16), EPS, ADD, LOCAL_SIZE (a power of two). Local memory: 4 LOCAL_SIZE bytes.
-#if !defined(HIDDEN) || !defined(EPS) || !defined(ADD) || !defined(LOCAL_SIZE)
-#error "rms_norm.cl needs the build constants HIDDEN, EPS, ADD, LOCAL_SIZE"
+// Build: HIDDEN, ROW, FIRST (multiples of 16), EPS, ADD, LOCAL_SIZE (a power of two). Local memory: 4 LOCAL_SIZE bytes.
+#if !defined(HIDDEN) || !defined(ROW) || !defined(FIRST) || !defined(EPS) || !defined(ADD) || !defined(LOCAL_SIZE)
+#error "rms_norm.cl needs the build constants HIDDEN, ROW, FIRST, EPS, ADD, LOCAL_SIZE"
 #endif
 #include "common/common.cl"
 #include "common/reduce.cl"
@@ -17,8 +18,8 @@ __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
 void rms_norm(__global const float* x, __global const float* weight, __global float* out) {
     LOCAL_SCRATCH(float, scratch);
     const int lid = get_local_id(0);
-    x += (size_t)get_group_id(0) * HIDDEN;
-    out += (size_t)get_group_id(0) * HIDDEN;
+    x += (size_t)get_group_id(0) * ROW + FIRST;
+    out += (size_t)get_group_id(0) * ROW + FIRST;
 
     float16 squares = 0;
     for (int i = lid; i < HIDDEN / 16; i += LOCAL_SIZE) {

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from llmcl.errors import shown
 from llmcl.models.config.limits import MAX_SCALE, MAX_SOFT_CAP
-from llmcl.models.config.reader import Reader
+from llmcl.models.config.reader import Reader, unsupported
 from llmcl.models.families.blocks import Rotation
 from llmcl.models.families.family import Family, LayerSettings, WindowPattern
 
@@ -35,6 +36,9 @@ def family_fields(
             return None
         return read.number(prefix + key, 0.0, MAX_SOFT_CAP)
 
+    for key in family.refused:
+        if read.get(prefix + key) not in (None, False):
+            unsupported(f"{prefix}{key} {shown(read.get(prefix + key))} in this architecture")
     cap = soft_cap("attn_logit_softcapping")
     fields = {
         "layers": tuple(family.layer(replace(layer, soft_cap=cap)) for layer in settings),
@@ -68,8 +72,15 @@ def rotations_by_interval(interval: int, n_layers: int) -> list[Rotation]:
     return ["none" if (layer + 1) % interval == 0 else "main" for layer in range(n_layers)]
 
 
+def rotations_by_window(family: Family, windows: Windows) -> list[Rotation]:
+    return ["main" if window is None or not family.local_rope else "local" for window in windows]
+
+
 def windows_by_pattern(pattern: WindowPattern, window: int | None, n_layers: int, first: int) -> Windows:
     """first: the first layer with a window, for the pattern "late"."""
     every = range(n_layers)
-    layers = {"none": (), "all": every, "even": every[::2], "late": every[first:]}[pattern]
-    return tuple(window if layer in layers else None for layer in range(n_layers))
+    if isinstance(pattern, int):
+        layers = {layer for layer in every if (layer + 1) % pattern}
+    else:
+        layers = set({"none": every[:0], "all": every, "late": every[first:]}[pattern])
+    return tuple(window if layer in layers else None for layer in every)

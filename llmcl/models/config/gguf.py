@@ -5,21 +5,27 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import numpy as np
+
 from llmcl.errors import CheckpointError, shown
 from llmcl.models.config import limits
-from llmcl.models.config.family_fields import Windows, family_fields, rotations_by_interval, windows_by_pattern
+from llmcl.models.config.family_fields import (
+    Windows,
+    family_fields,
+    rotations_by_interval,
+    rotations_by_window,
+    windows_by_pattern,
+)
 from llmcl.models.config.model_config import ModelConfig, checked
 from llmcl.models.config.reader import Reader, unsupported
-from llmcl.models.config.rope import GgufFactors, scaling_from_gguf
+from llmcl.models.config.rope import MAX_THETA, GgufFactors, scaling_from_gguf
 from llmcl.models.families import FAMILIES, GGUF_FAMILIES
-from llmcl.models.families.blocks import Rotation
 from llmcl.models.families.family import Family, LayerSettings
 
 # Tokens that end a turn in chat models whose GGUF metadata names only the end of the document.
 _END_OF_TURN_TOKENS = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>")
 _SOFT_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 _NO_FACTORS = GgufFactors()
-_GEMMA2_27B_LAYERS = 46
 _UNROTATED_INTERVAL = 4  # the format has no key for it
 
 
@@ -39,6 +45,10 @@ def config_from_gguf(
         unsupported(f"the GGUF architecture {shown(arch)}", f"it supports {', '.join(GGUF_FAMILIES)}")
     architecture = GGUF_FAMILIES[arch]
     family = FAMILIES[architecture]
+    window_key = f"{arch}.attention.sliding_window"
+    if family.gguf_windowed is not None and metadata.get(window_key):
+        architecture = family.gguf_windowed
+        family = FAMILIES[architecture]
     defaults = {f"{arch}.{key}": family.defaults[key] for key in _SOFT_CAPS if key in family.defaults}
     read = Reader({**defaults, **metadata}, "GGUF metadata")
     if (n_experts := read.size(f"{arch}.expert_count", limits.MAX_HEADS, default=0, minimum=0)) > 1:
@@ -67,9 +77,12 @@ def config_from_gguf(
             f"{vocab_size}. The file is inconsistent; convert it again."
         )
     attention_scale = None
-    if family.soft_caps and n_layers == _GEMMA2_27B_LAYERS:
+    if n_layers == family.gguf_wide_scale:
         # The format has no key for query_pre_attn_scalar; it is head_dim in all sizes but this one (as llama.cpp).
         attention_scale = (hidden_size / n_q_heads) ** -0.5
+    theta = read.number(f"{arch}.rope.freq_base", 1.0, MAX_THETA, default=10000.0)
+    local_theta = family.defaults.get("rope_local_base_freq", theta)
+    local_theta = read.number(f"{arch}.rope.freq_base_swa", 1.0, MAX_THETA, default=local_theta)
     windows = _windows(read, arch, family, n_layers, max_position)
     settings = _settings(family, windows, tensor_names)
     return checked(
@@ -83,9 +96,10 @@ def config_from_gguf(
             vocab_size=vocab_size,
             max_position=max_position,
             rms_norm_eps=read.number(f"{arch}.attention.layer_norm_rms_epsilon", 0.0, 1.0),
-            rope_theta=read.number(f"{arch}.rope.freq_base", 1.0, 1e15, default=10000.0),
             rope_scaling=scaling_from_gguf(read, arch, rope_factors, rope_dim, max_position),
             rotary_dim=None if rope_dim == head_dim else rope_dim,
+            rope_theta=theta,
+            local_rope_theta=local_theta if family.local_rope else None,
             tie_embeddings="output.weight" not in tensor_names,
             dtype="quantized",
             bos_token_id=next(iter(read.token_ids("tokenizer.ggml.bos_token_id", vocab_size)), None),
@@ -100,7 +114,7 @@ def _settings(family: Family, windows: Windows, tensor_names: Collection[str]) -
     """Which biases there are is said by the tensors alone."""
     attention, mlp = (key in family.biases for key in ("attention_bias", "mlp_bias"))
     n_layers = len(windows)
-    rotations: list[Rotation] = ["main"] * n_layers
+    rotations = rotations_by_window(family, windows)
     if family.unrotated_layers:
         rotations = rotations_by_interval(_UNROTATED_INTERVAL, n_layers)
     return [
@@ -117,13 +131,22 @@ def _settings(family: Family, windows: Windows, tensor_names: Collection[str]) -
 
 def _windows(read: Reader, arch: str, family: Family, n_layers: int, max_position: int) -> Windows:
     key = f"{arch}.attention.sliding_window"
-    default = family.defaults.get("sliding_window", 0) if family.windows == "even" else 0
+    pattern = family.windows
+    default = family.defaults.get("sliding_window", 0) if isinstance(pattern, int) else 0
     window = read.size(key, limits.MAX_WINDOW, default=default, minimum=0) or None
     if family.windows == "late":
         if window is not None and window < max_position:
             unsupported(f"sliding-window attention in a GGUF file of this architecture ({key} {window})")
         return (None,) * n_layers
-    return windows_by_pattern("all" if family.windows == "none" else family.windows, window, n_layers, 0)
+    if not isinstance(pattern, int):
+        return windows_by_pattern("all", window, n_layers, 0)
+    flags = read.get(f"{key}_pattern", pattern)  # a number as `Family.windows`, or whether each layer has one
+    if not isinstance(flags, np.ndarray):
+        pattern = read.size(f"{key}_pattern", limits.MAX_LAYERS, default=pattern)
+        return windows_by_pattern(pattern, window, n_layers, 0)
+    if flags.shape != (n_layers,):
+        read.fail(f"{key}_pattern", flags.tolist(), f"a value for each of {n_layers} layers")
+    return tuple(window if flag else None for flag in flags)
 
 
 def _eos_token_ids(read: Reader, tokens: list[str], vocab_size: int) -> tuple[int, ...]:

@@ -7,7 +7,13 @@ from typing import Any
 
 from llmcl.errors import shown
 from llmcl.models.config import limits
-from llmcl.models.config.family_fields import Windows, family_fields, rotations_by_interval, windows_by_pattern
+from llmcl.models.config.family_fields import (
+    Windows,
+    family_fields,
+    rotations_by_interval,
+    rotations_by_window,
+    windows_by_pattern,
+)
 from llmcl.models.config.model_config import ModelConfig, checked
 from llmcl.models.config.reader import Reader, unsupported
 from llmcl.models.config.rope import rope_from_hf
@@ -76,17 +82,19 @@ def config_from_hf(config: Mapping[str, Any], generation_config: Mapping[str, An
 def _settings(read: Reader, family: Family, n_layers: int, max_position: int) -> list[LayerSettings]:
     bias = "attention_bias" in family.biases and read.flag("attention_bias", default=False)
     mlp_bias = "mlp_bias" in family.biases and read.flag("mlp_bias", default=False)
-    windows, rotations = _windows(read, family, n_layers, max_position), _rotations(read, family, n_layers)
+    windows = _windows(read, family, n_layers, max_position)
+    rotations = _rotations(read, family, windows)
     return [
         LayerSettings(window, rotation=rotation, bias=bias, output_bias=bias, mlp_bias=mlp_bias)
         for window, rotation in zip(windows, rotations, strict=True)
     ]
 
 
-def _rotations(read: Reader, family: Family, n_layers: int) -> list[Rotation]:
+def _rotations(read: Reader, family: Family, windows: Windows) -> list[Rotation]:
     """no_rope_layers has 1 for a layer that rotates and 0 for one that does not."""
     if not family.unrotated_layers:
-        return ["main"] * n_layers
+        return rotations_by_window(family, windows)
+    n_layers = len(windows)
     flags = read.get("no_rope_layers")
     if flags is None:
         return rotations_by_interval(read.size("no_rope_layer_interval", limits.MAX_LAYERS), n_layers)
@@ -109,16 +117,19 @@ def _windows(read: Reader, family: Family, n_layers: int, max_position: int) -> 
     if family.windows == "late" and not read.flag("use_sliding_window", default=False):
         window = None
     first = read.size("max_window_layers", limits.MAX_LAYERS, default=0, minimum=0) if family.windows == "late" else 0
+    pattern = family.windows
+    if isinstance(pattern, int):
+        pattern = read.size("sliding_window_pattern", limits.MAX_LAYERS, default=pattern)
     layer_types = read.get("layer_types")
     if layer_types is None:
-        return windows_by_pattern(family.windows, window, n_layers, first)
+        return windows_by_pattern(pattern, window, n_layers, first)
     if not isinstance(layer_types, list):
         read.fail("layer_types", layer_types, "a list")
     for layer_type in layer_types:
         if layer_type not in ("full_attention", "sliding_attention"):
             unsupported(f"layers of type {shown(layer_type)} (layer_types)", "it supports full and sliding attention")
     if not layer_types:
-        return windows_by_pattern(family.windows, window, n_layers, first)
+        return windows_by_pattern(pattern, window, n_layers, first)
     if "sliding_attention" not in layer_types:
         return (None,) * n_layers
     if family.windows == "none":

@@ -26,7 +26,8 @@ class ModelConfig:
     max_position: trained context length in tokens. dtype: what the checkpoint stores, one of "float32", "float16",
     "bfloat16", "quantized". bos_token_id and eos_token_ids lie within the vocabulary.
 
-    rotary_dim: rotated dimensions of a head, its first ones; None for all.
+    rotary_dim: rotated dimensions of a head, its first ones; None for all. local_rope_theta: of layers whose rotation
+    is "local", without scaling; None: the model has none.
 
     layers: the blocks of each layer, as the family declares them (`families/blocks.py`).
 
@@ -58,6 +59,7 @@ class ModelConfig:
     logit_scale: float = 1.0
     logit_soft_cap: float | None = None
     rotary_dim: int | None = None
+    local_rope_theta: float | None = None
 
     @property
     def n_layers(self) -> int:
@@ -80,8 +82,13 @@ class ModelConfig:
         radians per position, and factors of cosines and sines.
         """
         max_context, dim = max_context or self.max_position, self.rotary_dim or self.head_dim
-        main = rotation(self.head_dim, dim, self.rope_theta, self.rope_scaling, max_context)
-        return {"main": main, "none": np.repeat(np.array([[0.0], [1.0]], np.float32), self.head_dim // 2, axis=1)}
+        tables: dict[Rotation, np.ndarray] = {
+            "main": rotation(self.head_dim, dim, self.rope_theta, self.rope_scaling, max_context),
+            "none": np.repeat(np.array([[0.0], [1.0]], np.float32), self.head_dim // 2, axis=1),
+        }
+        if self.local_rope_theta is not None:
+            tables["local"] = rotation(self.head_dim, dim, self.local_rope_theta, None, max_context)
+        return tables
 
     def inv_freq(self) -> np.ndarray:
         """Rotary frequencies of the trained length in radians per position, float32 [head_dim / 2]."""

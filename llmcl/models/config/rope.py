@@ -14,7 +14,7 @@ from llmcl.models.families.family import Family
 
 # Keeps frequencies finite in float32.
 _MIN_ROPE_FACTOR, _MAX_ROPE_FACTOR = 1e-6, 1e6
-_MAX_THETA = 1e15
+MAX_THETA = 1e15
 KINDS = "linear", "llama3", "yarn", "longrope", "dynamic"
 
 
@@ -44,13 +44,22 @@ class RopeScaling:
 
 
 def rope_from_hf(read: Reader, family: Family, head_dim: int, max_position: int) -> dict[str, Any]:
-    """The fields rope_theta, rope_scaling and rotary_dim of a ModelConfig.
+    """The fields rope_theta, rope_scaling, rotary_dim and local_rope_theta of a ModelConfig.
 
-    They are read from `rope_parameters` (transformers 5), or from `rope_theta`, `partial_rotary_factor` and
-    `rope_scaling` (before).
+    They are read from `rope_parameters` (transformers 5), which may hold an object for each kind of layer, or from
+    `rope_theta`, `rope_local_base_freq`, `partial_rotary_factor` and `rope_scaling` (before).
     """
-    theta = read.number("rope_theta", 1.0, _MAX_THETA, default=10000.0)
+    theta = read.number("rope_theta", 1.0, MAX_THETA, default=10000.0)
     rope = read.table("rope_parameters") or read.table("rope_scaling")
+    local_theta = None
+    if family.local_rope:
+        local_theta = read.number("rope_local_base_freq", 1.0, MAX_THETA, default=theta)
+        if rope is not None and (local := rope.table("sliding_attention")) is not None:
+            local_theta = local.number("rope_theta", 1.0, MAX_THETA, default=local_theta)
+            if (kind := local.text("rope_type", default=local.text("type", default="default"))) != "default":
+                unsupported(f"the rotary scaling {shown(kind)} in layers with a window", "it supports default")
+        if rope is not None and (rope.get("sliding_attention") or rope.get("full_attention")) is not None:
+            rope = rope.table("full_attention")
     sources = [read] if rope is None else [rope, read]
     share = next((source for source in sources if source.get("partial_rotary_factor") is not None), None)
     rotary_dim = None
@@ -59,13 +68,14 @@ def rope_from_hf(read: Reader, family: Family, head_dim: int, max_position: int)
         if not family.partial_rotation or not 2 <= rotary_dim <= head_dim or rotary_dim % 2:
             unsupported(f"partial rotary embeddings (partial_rotary_factor {factor:g}) in this architecture")
     if rope is None:
-        return {"rope_theta": theta, "rope_scaling": None, "rotary_dim": rotary_dim}
+        return {"rope_theta": theta, "rope_scaling": None, "rotary_dim": rotary_dim, "local_rope_theta": local_theta}
     if any(isinstance(value, Mapping) for value in rope.values.values()):
         unsupported("rotary settings that differ between layers")
     return {
-        "rope_theta": rope.number("rope_theta", 1.0, _MAX_THETA, default=theta),
+        "rope_theta": rope.number("rope_theta", 1.0, MAX_THETA, default=theta),
         "rope_scaling": _scaling(read, rope, family, rotary_dim or head_dim, max_position),
         "rotary_dim": rotary_dim,
+        "local_rope_theta": local_theta,
     }
 
 

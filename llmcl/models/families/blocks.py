@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 Activation = Literal["silu", "gelu_tanh"]
-Rotation = Literal["main", "none"]  # which rotary frequencies: the model's, none
+# Which rotary frequencies: the model's, those of its layers with a window where they have others, none.
+Rotation = Literal["main", "local", "none"]
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -77,9 +78,9 @@ def layer_name(i: int, tensor: str) -> str:
 
 @dataclass(frozen=True)
 class Block(ABC):
-    """norm: the module of the RMS norm before the block. post_norm: that of its output; None: there is none."""
+    """norm: the module of the RMS norm before the block. post_norm: that of its output. None: there is none."""
 
-    norm: str
+    norm: str | None
     post_norm: str | None = None
 
     @abstractmethod
@@ -89,8 +90,8 @@ class Block(ABC):
     def vectors(self, sizes: Sizes) -> dict[str, Shapes]:
         """Its norms and biases, float32: the shapes of the tensors that each is joined from, {} for none."""
         hidden = (sizes.hidden_size,)
-        post = {} if self.post_norm is None else {f"{self.post_norm}.weight": hidden}
-        return {"norm": {f"{self.norm}.weight": hidden}, "post_norm": post}
+        norms = {"norm": self.norm, "post_norm": self.post_norm}
+        return {name: {} if module is None else {f"{module}.weight": hidden} for name, module in norms.items()}
 
     def tensors(self, sizes: Sizes) -> dict[str, tuple[int, ...]]:
         """Name and shape of every tensor, without the layer's prefix."""
@@ -105,16 +106,17 @@ class Attention(Block):
     """Causal attention with rotary embeddings over the KV cache.
 
     fused: queries, keys and values are projected by one tensor. bias: their projections add one; output_bias: the
-    output projection does. head_norms: an RMS norm of every query and key head before the rotation. rotation: of
-    queries and keys. window: tokens that a query sees back, itself included; None for all. soft_cap: c in
-    c tanh(score / c).
+    output projection does. head_norms: an RMS norm of every query and key head before the rotation; row_norms: one of
+    all query heads together, and one of all key heads. rotation: of queries and keys. window: tokens that a query sees
+    back, itself included; None for all. soft_cap: c in c tanh(score / c).
     """
 
-    norm: str = "input_layernorm"
+    norm: str | None = "input_layernorm"
     fused: bool = False
     bias: bool = False
     output_bias: bool = False
     head_norms: bool = False
+    row_norms: bool = False
     rotation: Rotation = "main"
     window: int | None = None
     soft_cap: float | None = None
@@ -131,7 +133,10 @@ class Attention(Block):
         q, kv = self._rows(sizes)
         biases = {f"self_attn.{name}_proj.bias": (rows,) for name, rows in zip("qkv", (q, kv, kv), strict=True)}
         norms = {f"self_attn.{name}_norm.weight": (sizes.head_dim,) for name in "qk"}
+        rows = {name: {f"self_attn.{name}_norm.weight": (n,)} for name, n in (("q", q), ("k", kv))}
         own: dict[str, Shapes] = {
+            "q_norm": rows["q"] if self.row_norms else {},
+            "k_norm": rows["k"] if self.row_norms else {},
             "bias": biases if self.bias else {},
             "head_norms": norms if self.head_norms else {},
             "output_bias": {"self_attn.o_proj.bias": (sizes.hidden_size,)} if self.output_bias else {},
@@ -146,7 +151,7 @@ class Attention(Block):
 class GatedMlp(Block):
     """down(activation(gate(x)) * up(x)). fused: one tensor has gate and up. bias: all three projections add one."""
 
-    norm: str = "post_attention_layernorm"
+    norm: str | None = "post_attention_layernorm"
     activation: Activation = "silu"
     fused: bool = False
     bias: bool = False

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from llmcl.models.families.blocks import Attention, GatedMlp, Layer, Rotation
 
-# Which layers see only a sliding window: none, all, every other one from the first on, or (if use_sliding_window is
-# set) those from max_window_layers on. A list `layer_types` in config.json goes before it.
-WindowPattern = Literal["none", "all", "even", "late"]
+# Which layers see only a sliding window: none, all, all but every n-th, or (if use_sliding_window is set) those from
+# max_window_layers on. A list `layer_types` in config.json goes before it.
+WindowPattern = Literal["none", "all", "late"] | int
 
 
 @dataclass(frozen=True)
@@ -43,16 +43,24 @@ class Family:
     """What an architecture is made of.
 
     hf_class: its name in config.json's `architectures`. gguf_name: its general.architecture in GGUF files; None where
-    they name another family. layer: the blocks of a layer. norm_offset: what the model adds to the norm weights of
-    safetensors (GGUF files hold the sum). scaled_embedding: embeddings times sqrt(hidden_size). soft_caps:
-    attn_logit_softcapping, final_logit_softcapping and query_pre_attn_scalar are read. biases: keys of config.json
-    (attention_bias, mlp_bias) that may be true. multipliers: embedding_multiplier, residual_multiplier,
-    attention_multiplier and logits_scaling are read. unrotated_layers: some layers do not rotate, as no_rope_layers and
-    no_rope_layer_interval say. partial_rotation: partial_rotary_factor is read. rope_kinds: what config.json's names of
-    rotary scalings mean, where they are not the usual ones. windows: see WindowPattern.
-    gguf_interleaves_rope: GGUF files store the rotary pairs of q and k next to each other. gguf_modules: names of a
-    layer's modules in GGUF files where they are not Llama's. defaults: values of keys that config.json may leave out,
-    where they are not Llama's.
+    they name another family. layer: the blocks of a layer.
+
+    norm_offset: what the model adds to the norm weights of safetensors (GGUF files hold the sum). scaled_embedding:
+    embeddings times sqrt(hidden_size). soft_caps: attn_logit_softcapping, final_logit_softcapping and
+    query_pre_attn_scalar are read. multipliers: embedding_multiplier, residual_multiplier, attention_multiplier and
+    logits_scaling are. biases: keys of config.json (attention_bias, mlp_bias) that may be true. refused: keys that must
+    be absent, null or false.
+
+    windows: see WindowPattern. local_rope: layers with a window have rotary frequencies of their own, without scaling
+    and, if config.json has rope_local_base_freq, of that theta. unrotated_layers: some layers do not rotate, as
+    no_rope_layers and no_rope_layer_interval say. partial_rotation: partial_rotary_factor is read. rope_kinds: what
+    config.json's names of rotary scalings mean, where they are not the usual ones.
+
+    gguf_windowed: the family of GGUF files of this name that have a window. gguf_wide_scale: the number of layers of
+    the size whose scores are divided by sqrt(hidden_size / heads), for which GGUF has no key. gguf_interleaves_rope:
+    GGUF files store the rotary pairs of q and k next to each other. gguf_modules: names of a layer's modules in GGUF
+    files where they are not Llama's. defaults: values of keys that config.json may leave out, where they are not
+    Llama's.
     """
 
     hf_class: str
@@ -61,12 +69,16 @@ class Family:
     norm_offset: float = 0.0
     scaled_embedding: bool = False
     soft_caps: bool = False
+    refused: tuple[str, ...] = ()
     biases: tuple[str, ...] = ()
     multipliers: bool = False
     unrotated_layers: bool = False
     partial_rotation: bool = False
     rope_kinds: Mapping[str, str] = field(default_factory=dict)
     windows: WindowPattern = "none"
+    local_rope: bool = False
+    gguf_windowed: str | None = None
+    gguf_wide_scale: int | None = None
     gguf_interleaves_rope: bool = False
     gguf_modules: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)

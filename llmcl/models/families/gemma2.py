@@ -20,7 +20,8 @@ FAMILY = Family(
     norm_offset=1.0,
     scaled_embedding=True,
     soft_caps=True,
-    windows="even",
+    windows=2,
+    gguf_wide_scale=46,
     gguf_modules={
         "post_attention_norm": "post_attention_layernorm",
         "ffn_norm": "pre_feedforward_layernorm",

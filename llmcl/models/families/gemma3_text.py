@@ -1,0 +1,49 @@
+"""Gemma 3, its text part: norms of heads, a window in five layers of six with rotary frequencies of their own."""
+
+from __future__ import annotations
+
+from llmcl.models.families.blocks import Attention, GatedMlp, Layer
+from llmcl.models.families.family import Family, LayerSettings
+
+
+def layer(settings: LayerSettings) -> Layer:
+    return (
+        Attention(
+            post_norm="post_attention_layernorm",
+            head_norms=True,
+            rotation=settings.rotation,
+            window=settings.window,
+        ),
+        GatedMlp("pre_feedforward_layernorm", post_norm="post_feedforward_layernorm", activation="gelu_tanh"),
+    )
+
+
+FAMILY = Family(
+    "Gemma3ForCausalLM",
+    "gemma3",
+    layer,
+    norm_offset=1.0,
+    scaled_embedding=True,
+    soft_caps=True,
+    refused=("attn_logit_softcapping",),
+    windows=6,
+    local_rope=True,
+    gguf_wide_scale=62,
+    gguf_modules={
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    },
+    defaults={
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": True,
+        "rope_theta": 1000000.0,
+        "rope_local_base_freq": 10000.0,
+        "sliding_window": 4096,
+        "query_pre_attn_scalar": 256,
+        "bos_token_id": 2,
+        "eos_token_id": 1,
+    },
+)

@@ -1,0 +1,32 @@
+"""OLMo 2: norms after attention and MLP alone, and norms of all query heads and of all key heads together."""
+
+from __future__ import annotations
+
+from llmcl.models.families.blocks import Attention, GatedMlp, Layer
+from llmcl.models.families.family import Family, LayerSettings
+
+
+def layer(settings: LayerSettings) -> Layer:
+    return (
+        Attention(
+            None,
+            post_norm="post_attention_layernorm",
+            bias=settings.bias,
+            output_bias=settings.output_bias,
+            row_norms=True,
+            rotation=settings.rotation,
+            window=settings.window,
+        ),
+        GatedMlp(None, post_norm="post_feedforward_layernorm"),
+    )
+
+
+FAMILY = Family(
+    "Olmo2ForCausalLM",
+    "olmo2",
+    layer,
+    biases=("attention_bias",),
+    gguf_windowed="olmo3",
+    gguf_modules={"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"},
+    defaults={"rms_norm_eps": 1e-5},
+)

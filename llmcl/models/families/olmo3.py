@@ -1,0 +1,17 @@
+"""OLMo 3: OLMo 2 with a window, and rotary frequencies that are not scaled, in three layers of four."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llmcl.models.families import olmo2
+
+FAMILY = replace(
+    olmo2.FAMILY,
+    hf_class="Olmo3ForCausalLM",
+    gguf_name=None,  # OLMo 2's
+    windows=4,
+    local_rope=True,
+    gguf_windowed=None,
+    defaults={"rms_norm_eps": 1e-5, "rope_theta": 500000.0, "sliding_window": 4096},
+)
