@@ -210,6 +210,9 @@ def transformers_class(config: ModelConfig) -> Any:
     if FAMILIES[config.architecture].local_rope:
         local = {"rope_type": "default", "rope_theta": config.local_rope_theta}
         rope = {"full_attention": rope, "sliding_attention": local}
+    if (query_scale := config.attention(0).query_scale) is not None:
+        assert scaling is not None and scaling.original_max_position == query_scale.length
+        rope |= {"llama_4_scaling_beta": query_scale.beta, "mscale": 1.0, "mscale_all_dim": 1.0}
     if config.architecture == "phi3":
         rope["partial_rotary_factor"] = (config.rotary_dim or config.head_dim) / config.head_dim
         original = 4096 if scaling is None else scaling.original_max_position
@@ -231,7 +234,7 @@ def transformers_class(config: ModelConfig) -> Any:
         }
     windows = windows_of(config)
     window = next((window for window in windows if window is not None), None)
-    if config.architecture in ("mistral", "phi3"):
+    if config.architecture in ("mistral", "ministral3", "phi3"):
         options["sliding_window"] = window
     elif config.has_windows:  # Gemma-2's and Qwen's
         options["sliding_window"] = window

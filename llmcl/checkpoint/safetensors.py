@@ -19,9 +19,16 @@ from llmcl.checkpoint.files import MAX_HEADER_BYTES, map_file, optional_json, pa
 from llmcl.checkpoint.tensors import Checkpoint, StoredTensor
 from llmcl.errors import CheckpointError, UnsupportedModelError, one_line, shown
 from llmcl.models.config import config_from_hf
+from llmcl.models.families import TEXT_PARTS
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+# How models of text and images name what a model of text alone would have.
+_TEXT_PREFIXES = {
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+    "model.language_model.": "model.",
+}
 _MAX_SIZES = 64  # dimensions that are multiplied for a message; a million of them take hours
 
 
@@ -33,8 +40,26 @@ def open_folder(folder: Path, name: str) -> Checkpoint:
             hint = f"It holds {one_line(', '.join(gguf_files[:5]))}: give the path of that file."
         raise CheckpointError(f"the folder has no config.json. {hint}")
     generation_config = optional_json(folder / "generation_config.json")
-    config = config_from_hf(read_json(folder / "config.json"), generation_config)
-    return Checkpoint(name, folder, config, _read_folder_tensors(folder))
+    config_json = read_json(folder / "config.json")
+    config = config_from_hf(config_json, generation_config)
+    stored = _read_folder_tensors(folder)
+    if config_json["model_type"] in TEXT_PARTS:
+        stored = _text_tensors(stored)
+    return Checkpoint(name, folder, config, stored)
+
+
+def _text_tensors(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """The tensors of the text part under the names that they would have alone. Raises CheckpointError for one twice."""
+    found: dict[str, StoredTensor] = {}
+    for name, tensor in stored.items():
+        for prefix, alone in _TEXT_PREFIXES.items():
+            if name.startswith(prefix):
+                name = alone + name.removeprefix(prefix)
+                break
+        if name in found:
+            raise CheckpointError(f"tensor {shown(name)} is there under two names. Fetch the model again.")
+        found[name] = tensor
+    return found
 
 
 def shard_files(index_path: Path) -> dict[str, str]:

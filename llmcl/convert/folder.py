@@ -14,8 +14,9 @@ from llmcl.checkpoint.files import read_json
 from llmcl.checkpoint.formats import FLOAT_FORMATS
 from llmcl.checkpoint.safetensors import WEIGHTS_FILE
 from llmcl.convert.tensors import OutTensor, Pieces, checkpoint_rows, synced, write_safetensors
-from llmcl.errors import UnsupportedModelError
+from llmcl.errors import UnsupportedModelError, shown
 from llmcl.models.config import ModelConfig
+from llmcl.models.families import TEXT_PARTS
 from llmcl.tokenizer import gguf_tokenizer
 
 _KEPT_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".md")
@@ -65,6 +66,11 @@ def is_kept(name: str) -> bool:
 def _files_of_folder(folder: Path, dtype: str) -> dict[str, str | Path]:
     """The source's own files; only the dtype in config.json changes."""
     config = read_json(folder / "config.json")
+    if config["model_type"] in TEXT_PARTS:
+        raise UnsupportedModelError(
+            f"a folder cannot be made of the text part of {shown(config['model_type'])}, a model with images; use "
+            "--quantize while loading it, or a GGUF file"
+        )
     config["dtype" if "dtype" in config else "torch_dtype"] = dtype
     files: dict[str, str | Path] = {}
     for path in sorted(folder.iterdir()):

@@ -1,20 +1,22 @@
-"""The attention rules of each layer: those of the model (window, soft cap), then the user's, as one pair of mods."""
+"""The attention rules of each layer: those of the model, then the user's, as one pair of mods."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 from llmcl.attention.block_mask import and_masks, check_mod
+from llmcl.attention.functions import log
 from llmcl.attention.masks import sliding_window, soft_cap
 from llmcl.attention.mods import MaskMod, ScoreMod, bind_mods, trace_mods
 from llmcl.attention.tracing.trace import TracedMod
 from llmcl.kernels.common.attention import Mods
 from llmcl.models.config import ModelConfig
+from llmcl.models.families.blocks import Attention, QueryScale
 from llmcl.runtime.device import Device
 
-_Rules = tuple[int | None, float | None]  # window and soft cap
+_Rules = tuple[int | None, QueryScale | None, float | None]  # window, query scale, soft cap
 _Traced = tuple[TracedMod | None, TracedMod | None]
 
 
@@ -40,34 +42,49 @@ class LayerMods:
 def trace_layer_mods(
     config: ModelConfig, max_context: int, score_mod: ScoreMod | None = None, mask_mod: MaskMod | None = None
 ) -> LayerMods:
-    """The mods of each layer: the user's score_mod is given what the model's soft cap leaves of a score, and a key is
-    seen where both the layer's window and the user's mask_mod let it. A window that no text reaches is left out.
+    """The mods of each layer: the user's score_mod is given what the model's own rules leave of a score, and a key is
+    seen where both the layer's window and the user's mask_mod let it. A window or a query scale that no text reaches is
+    left out.
 
     Raises UsageError, with file and line, for a function of the user's that cannot be traced.
     """
     own = trace_mods(score_mod, mask_mod)  # alone first, so that an error names the user's function
     blocks = [config.attention(i) for i in range(config.n_layers)]
-    rules = tuple((_reached(block.window, max_context), block.soft_cap) for block in blocks)
+    rules = tuple(_rules(block, max_context) for block in blocks)
     traced: dict[_Rules, _Traced] = {}
-    for window, cap in set(rules):
-        if cap is None and window is None:
-            traced[window, cap] = own
+    for window, scale, cap in set(rules):
+        if window is None and scale is None and cap is None:
+            traced[window, scale, cap] = own
             continue
-        score: Any = score_mod if cap is None else soft_cap(cap)
-        if cap is not None and score_mod is not None:
-            score = _then(soft_cap(cap), score_mod)
+        of_model = [] if scale is None else [_scaled(scale)]
+        of_model += [] if cap is None else [soft_cap(cap)]
+        score_mods = [*of_model, *([] if score_mod is None else [score_mod])]
+        score: Any = reduce(_then, score_mods) if score_mods else None
         mask: Any = mask_mod if window is None else sliding_window(window)
         if window is not None and mask_mod is not None:
             mask = and_masks(sliding_window(window), mask_mod)
-        traced[window, cap] = trace_mods(score, mask)
+        traced[window, scale, cap] = trace_mods(score, mask)
     return LayerMods(traced, rules)
 
 
-def _reached(window: int | None, max_context: int) -> int | None:
-    return None if window is None or window >= max_context else window
+def _rules(block: Attention, max_context: int) -> _Rules:
+    """What a text of max_context tokens can reach of them."""
+    window, scale = block.window, block.query_scale
+    if window is not None and window >= max_context:
+        window = None
+    if scale is not None and scale.length >= max_context:
+        scale = None
+    return window, scale, block.soft_cap
 
 
-def _then(first: Callable[..., Any], second: Callable[..., Any]) -> ScoreMod:
+def _scaled(scale: QueryScale) -> ScoreMod:
+    def scaled_score(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return score * (1.0 + scale.beta * log(1.0 + q_idx // scale.length))
+
+    return scaled_score
+
+
+def _then(first: ScoreMod, second: ScoreMod) -> ScoreMod:
     def composed_score(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return second(first(score, b, h, q_idx, kv_idx), b, h, q_idx, kv_idx)
 

@@ -68,6 +68,9 @@ def forward(
         if block.head_norms:
             q, k = norm(q, layer + "self_attn.q_norm"), norm(k, layer + "self_attn.k_norm")
         q, k = rotate(q, block.rotation), rotate(k, block.rotation)
+        if block.query_scale is not None:
+            turns = np.arange(n) // block.query_scale.length
+            q = stored(q * (1.0 + block.query_scale.beta * np.log1p(turns))[:, None, None])
         scale, window, cap = config.attention_scale, block.window, block.soft_cap
         x = attention(q, cached(k), cached(v), 0, scale, window=window, cap=cap)
         return biased(stored(x).reshape(n, -1), layer + "self_attn.o")

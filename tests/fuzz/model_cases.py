@@ -12,6 +12,8 @@ from fuzz.mutations import INTEGERS, LONG, TEXTS, Draw, change_bytes, change_jso
 from fuzz.seeds import ARRAY, STRING, Entry, Folders, GgufFile, Tensor
 from hypothesis import strategies as st
 
+from llmcl.models.families import FAMILIES
+
 _GGUF_TYPES = [*range(13), 13, 77, 2**32 - 1]
 _TENSOR_TYPES = [*range(43), 999, 2**32 - 1]
 _GGUF_KEYS = {
@@ -247,20 +249,7 @@ def _shard(draw: Draw, files: dict[str, Any]) -> str:
 # ---- config.json and its neighbours ---------------------------------------------------------------------
 
 _CONFIG_KEYS: dict[str, list[Any]] = {
-    "model_type": [
-        "mistral",
-        "qwen2",
-        "qwen3",
-        "gemma2",
-        "smollm3",
-        "granite",
-        "phi3",
-        "olmo2",
-        "olmo3",
-        "gemma3_text",
-        "mamba",
-        "LLAMA",
-    ],
+    "model_type": [*FAMILIES, "mamba", "LLAMA"],
     "architectures": [["MistralForCausalLM"], "LlamaForCausalLM"],
     "rope_scaling": [
         {"rope_type": "linear", "factor": 4.0},
@@ -269,6 +258,7 @@ _CONFIG_KEYS: dict[str, list[Any]] = {
         {"rope_type": "yarn", "factor": 1e300},
         {"rope_type": "yarn", "factor": 4.0, "beta_fast": 1, "beta_slow": 1e5},
         {"rope_type": "dynamic", "factor": 1e5},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8, "llama_4_scaling_beta": 1e5},
         {"rope_type": "longrope", "short_factor": [1.0] * 16, "long_factor": [2.0] * 16},
     ],
     "rope_parameters": [{"rope_theta": 1e6}, {"full_attention": {"rope_theta": 1}}, {"partial_rotary_factor": 0.5}],

@@ -16,11 +16,13 @@ import pytest
 from gguf_reference import write_out
 from helpers import (
     LINEAR_SCALING,
+    ascii_tokenizer,
     gemma2_config,
     random_weights,
     relative_error,
     save_folder,
     small_config,
+    transformers_class,
     transformers_logits,
     transformers_model,
     windows_of,
@@ -35,6 +37,7 @@ from llmcl.kernels.common.attention import NO_MODS
 from llmcl.models.config import ModelConfig, RopeScaling
 from llmcl.models.config.rope import longrope_amplitude, yarn_amplitude
 from llmcl.models.families import FAMILIES as LLMCL_FAMILIES
+from llmcl.models.families.blocks import QueryScale
 from llmcl.models.families.family import LayerSettings
 from llmcl.models.layer_mods import trace_layer_mods
 from llmcl.tokenizer.chat_template import render
@@ -93,6 +96,12 @@ FAMILIES: dict[str, ModelConfig] = {
         rope_scaling=YARN,
         local_rope_theta=500000.0,
         tie_embeddings=True,
+    ),
+    "ministral3": small_config(
+        architecture="ministral3",
+        settings=[LayerSettings(query_scale=QueryScale(0.5, 16))] * 2,
+        rope_theta=1e6,
+        rope_scaling=RopeScaling("yarn", 32.0, original_max_position=16),
     ),
     "mistral": small_config(architecture="mistral", windows=(WINDOW, WINDOW)),
     "qwen2": small_config(architecture="qwen2", n_q_heads=4, head_dim=16, tie_embeddings=True),
@@ -174,7 +183,7 @@ def save_gguf(path: Path, config: ModelConfig, weights: Mapping[str, np.ndarray]
     """
     import gguf
 
-    arch = {"mistral": "llama", "olmo3": "olmo2", "gemma3_text": "gemma3"}.get(config.architecture, config.architecture)
+    arch = LLMCL_FAMILIES[config.architecture].gguf_name or {"mistral": "llama", "olmo3": "olmo2"}[config.architecture]
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
     names = gguf.get_tensor_name_map(kinds[arch], config.n_layers)
     writer = gguf.GGUFWriter(path, arch)
@@ -191,11 +200,14 @@ def save_gguf(path: Path, config: ModelConfig, weights: Mapping[str, np.ndarray]
     if config.rotary_dim is not None:
         writer.add_rope_dimension_count(config.rotary_dim)
     if (scaling := config.rope_scaling) is not None:
-        writer.add_rope_scaling_orig_ctx_len(scaling.original_max_position)
+        if scaling.original_max_position:
+            writer.add_rope_scaling_orig_ctx_len(scaling.original_max_position)
         if scaling.kind == "yarn":
             writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
             writer.add_rope_scaling_factor(scaling.factor)
             writer.add_rope_scaling_yarn_beta_fast(scaling.beta_fast)
+            if scaling.amplitude == 1.0:
+                writer.add_rope_scaling_yarn_log_mul(1.0)
         if scaling.kind == "linear":
             writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
             writer.add_rope_scaling_factor(scaling.factor)
@@ -210,6 +222,8 @@ def save_gguf(path: Path, config: ModelConfig, weights: Mapping[str, np.ndarray]
         writer.add_attn_logit_softcapping(cap)
     if config.logit_soft_cap is not None:
         writer.add_final_logit_softcapping(config.logit_soft_cap)
+    if (query_scale := config.attention(0).query_scale) is not None:
+        writer.add_attn_temperature_scale(query_scale.beta)
     if config.local_rope_theta is not None:
         writer.add_rope_freq_base_swa(config.local_rope_theta)
     if LLMCL_FAMILIES[config.architecture].multipliers:
@@ -253,6 +267,43 @@ def test_a_gguf_file_of_the_family_computes_what_transformers_does(
         assert relative_error(decode(llm, ids, 80), expected[79:]) < BOUND
 
 
+@pytest.mark.parametrize("name", ["gemma3_text", "ministral3"])
+def test_the_text_part_of_a_model_with_images(name: str, default_device: Any, tmp_path: Path) -> None:
+    """As transformers writes such a model, and under the names of a later version."""
+    import torch
+    import transformers
+    from safetensors.numpy import load_file, save_file
+
+    config = dataclasses.replace(FAMILIES[name], logit_soft_cap=None)  # transformers leaves it out here
+    text = transformers_class(config).config
+    tower = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    tower |= {"image_size": 28, "patch_size": 14}
+    kind = "Gemma3" if name == "gemma3_text" else "Mistral3"
+    vision = {**tower, "model_type": "siglip_vision_model" if kind == "Gemma3" else "pixtral"}
+    tied = {"tie_word_embeddings": config.tie_embeddings}
+    whole = getattr(transformers, f"{kind}Config")(text_config=text.to_dict(), vision_config=vision, **tied)
+    torch.manual_seed(5)
+    model = getattr(transformers, f"{kind}ForConditionalGeneration")(whole).eval()
+    with torch.no_grad():
+        for weights in model.parameters():
+            weights.normal_(0.0, 0.1)
+    ids = ids_for(config)
+    expected = transformers_logits(model, ids)
+    folder = tmp_path / "model"
+    model.save_pretrained(folder)
+    ascii_tokenizer().save(str(folder / "tokenizer.json"))
+    options: dict[str, Any] = {"device": default_device.entry.index, "dtype": "float32", "max_context": 128}
+    with llmcl.load(str(folder), **options) as llm:
+        assert llm.config.architecture == name
+        assert relative_error(llm.logits(ids), expected) < BOUND
+    tensors = load_file(folder / "model.safetensors")
+    assert any(tensor.startswith("language_model.model.") for tensor in tensors)
+    renamed = {tensor.replace("language_model.model.", "model.language_model."): x for tensor, x in tensors.items()}
+    save_file(renamed, folder / "model.safetensors")
+    with llmcl.load(str(folder), **options) as llm:
+        assert relative_error(llm.logits(ids), expected) < BOUND
+
+
 def test_pages_hold_what_a_contiguous_cache_does(tmp_path: Path) -> None:
     config = FAMILIES["gemma2"]
     folder = str(save_folder(tmp_path / "model", config, random_weights(config, seed=1)))
@@ -291,7 +342,7 @@ def test_every_part_of_a_family_shows(name: str) -> None:
             changed = dataclasses.replace(config, **{field: getattr(plain, field)})
             assert relative_error(reference.forward(changed, weights, ids_for(config)), logits) > 100 * BOUND, field
     usual: dict[str, Any] = {"activation": "silu", "soft_cap": None, "window": None, "head_norms": False}
-    usual |= {"rotation": "main", "row_norms": False}
+    usual |= {"rotation": "main", "row_norms": False, "query_scale": None}
     for field, value in usual.items():
         changed = with_blocks(config, lambda block: {field: value} if hasattr(block, field) else {})  # noqa: B023
         if changed != config:
@@ -360,6 +411,8 @@ def test_layers_of_the_same_rules_share_a_program(default_device: Any) -> None:
 
 def test_a_window_that_no_text_reaches_costs_nothing(default_device: Any) -> None:
     assert set(trace_layer_mods(FAMILIES["mistral"], WINDOW).bind(default_device)) == {NO_MODS}
+    assert set(trace_layer_mods(FAMILIES["ministral3"], 16).bind(default_device)) == {NO_MODS}
+    assert NO_MODS not in trace_layer_mods(FAMILIES["ministral3"], 17).bind(default_device)
 
 
 # ---- chat templates, which come from the checkpoints -------------------------------------------------------------

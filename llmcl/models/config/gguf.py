@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,12 +19,12 @@ from llmcl.models.config.family_fields import (
 )
 from llmcl.models.config.model_config import ModelConfig, checked
 from llmcl.models.config.reader import Reader, unsupported
-from llmcl.models.config.rope import MAX_THETA, GgufFactors, scaling_from_gguf
+from llmcl.models.config.rope import MAX_THETA, GgufFactors, query_scale_from_gguf, scaling_from_gguf
 from llmcl.models.families import FAMILIES, GGUF_FAMILIES
 from llmcl.models.families.family import Family, LayerSettings
 
 # Tokens that end a turn in chat models whose GGUF metadata names only the end of the document.
-_END_OF_TURN_TOKENS = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>")
+_END_OF_TURN_TOKENS = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<|end|>")
 _SOFT_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 _NO_FACTORS = GgufFactors()
 _UNROTATED_INTERVAL = 4  # the format has no key for it
@@ -84,7 +85,8 @@ def config_from_gguf(
     local_theta = family.defaults.get("rope_local_base_freq", theta)
     local_theta = read.number(f"{arch}.rope.freq_base_swa", 1.0, MAX_THETA, default=local_theta)
     windows = _windows(read, arch, family, n_layers, max_position)
-    settings = _settings(family, windows, tensor_names)
+    scale = query_scale_from_gguf(read, arch) if family.query_scale else None
+    settings = [replace(layer, query_scale=scale) for layer in _settings(family, windows, tensor_names)]
     return checked(
         ModelConfig(
             architecture=architecture,

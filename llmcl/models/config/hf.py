@@ -16,11 +16,19 @@ from llmcl.models.config.family_fields import (
 )
 from llmcl.models.config.model_config import ModelConfig, checked
 from llmcl.models.config.reader import Reader, unsupported
-from llmcl.models.config.rope import rope_from_hf
-from llmcl.models.families import FAMILIES
+from llmcl.models.config.rope import query_scale_from_hf, rope_from_hf
+from llmcl.models.families import FAMILIES, TEXT_PARTS
 from llmcl.models.families.blocks import Activation, GatedMlp, Rotation
 from llmcl.models.families.family import Family, LayerSettings
 
+_BESIDE_TEXT_CONFIG = (
+    "dtype",
+    "torch_dtype",
+    "tie_word_embeddings",
+    "bos_token_id",
+    "eos_token_id",
+    "quantization_config",
+)
 _DTYPES = ("float32", "float16", "bfloat16")
 _ACTIVATIONS: dict[Activation, tuple[str, tuple[str, ...]]] = {
     "silu": ("hidden_act", ("silu", "swish")),
@@ -31,12 +39,15 @@ _ACTIVATIONS: dict[Activation, tuple[str, tuple[str, ...]]] = {
 def config_from_hf(config: Mapping[str, Any], generation_config: Mapping[str, Any] | None = None) -> ModelConfig:
     """The model of a Hugging Face config.json; generation_config.json says which ids end a text.
 
-    Raises CheckpointError for a missing or senseless value and UnsupportedModelError for a feature that
-    llmcl does not have; both name the key.
+    Of a model of text and images it is the text part (`TEXT_PARTS`). Raises CheckpointError for a missing or senseless
+    value and UnsupportedModelError for a feature that llmcl does not have; both name the key.
     """
     model_type = Reader(config, "config.json").text("model_type")
+    if model_type in TEXT_PARTS:
+        config = _text_config(Reader(config, "config.json"), *TEXT_PARTS[model_type])
+        model_type = Reader(config, "config.json: text_config").text("model_type")
     if model_type not in FAMILIES:
-        unsupported(f"the architecture {shown(model_type)}", f"it supports {', '.join(FAMILIES)}")
+        unsupported(f"the architecture {shown(model_type)}", f"it supports {', '.join([*FAMILIES, *TEXT_PARTS])}")
     family = FAMILIES[model_type]
     read = Reader({**family.defaults, **config}, "config.json")
     _refuse_features(read, family)
@@ -79,13 +90,26 @@ def config_from_hf(config: Mapping[str, Any], generation_config: Mapping[str, An
     )
 
 
+def _text_config(read: Reader, hf_class: str, model_type: str) -> dict[str, Any]:
+    """The config.json that the text part would have alone: what text_config leaves out stands beside it, or follows
+    from the family.
+    """
+    if read.get("architectures", [hf_class]) != [hf_class]:
+        unsupported(f"the architecture {shown(read.get('architectures'))}", f"it supports {hf_class}")
+    text = read.table("text_config")
+    beside = {key: read.get(key) for key in _BESIDE_TEXT_CONFIG if read.get(key) is not None}
+    own = {} if text is None else {key: value for key, value in text.values.items() if value is not None}
+    return {"model_type": model_type, **beside, **own, "architectures": None}
+
+
 def _settings(read: Reader, family: Family, n_layers: int, max_position: int) -> list[LayerSettings]:
     bias = "attention_bias" in family.biases and read.flag("attention_bias", default=False)
     mlp_bias = "mlp_bias" in family.biases and read.flag("mlp_bias", default=False)
     windows = _windows(read, family, n_layers, max_position)
     rotations = _rotations(read, family, windows)
+    scale = query_scale_from_hf(read) if family.query_scale else None
     return [
-        LayerSettings(window, rotation=rotation, bias=bias, output_bias=bias, mlp_bias=mlp_bias)
+        LayerSettings(window, None, scale, rotation=rotation, bias=bias, output_bias=bias, mlp_bias=mlp_bias)
         for window, rotation in zip(windows, rotations, strict=True)
     ]
 

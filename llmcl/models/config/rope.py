@@ -10,6 +10,7 @@ from typing import Any
 from llmcl.errors import CheckpointError, shown
 from llmcl.models.config.limits import MAX_POSITION, MAX_SCALE
 from llmcl.models.config.reader import Reader, unsupported
+from llmcl.models.families.blocks import QueryScale
 from llmcl.models.families.family import Family
 
 # Keeps frequencies finite in float32.
@@ -77,6 +78,21 @@ def rope_from_hf(read: Reader, family: Family, head_dim: int, max_position: int)
         "rotary_dim": rotary_dim,
         "local_rope_theta": local_theta,
     }
+
+
+def query_scale_from_hf(read: Reader) -> QueryScale | None:
+    rope = read.table("rope_parameters") or read.table("rope_scaling")
+    if rope is None or rope.get("llama_4_scaling_beta") is None:
+        return None
+    beta = rope.number("llama_4_scaling_beta", -MAX_SCALE, MAX_SCALE)
+    return QueryScale(beta, rope.size("original_max_position_embeddings", MAX_POSITION)) if beta else None
+
+
+def query_scale_from_gguf(read: Reader, architecture: str) -> QueryScale | None:
+    beta = read.number(f"{architecture}.attention.temperature_scale", -MAX_SCALE, MAX_SCALE, default=0.0)
+    if not beta:
+        return None
+    return QueryScale(beta, read.size(f"{architecture}.rope.scaling.original_context_length", MAX_POSITION))
 
 
 def _scaling(read: Reader, rope: Reader, family: Family, rotary_dim: int, max_position: int) -> RopeScaling | None:
@@ -179,13 +195,13 @@ def scaling_from_gguf(
     kind = read.text(f"{prefix}type", default="none")
     if kind not in ("none", "linear", "yarn", "longrope"):
         unsupported(f"the rotary scaling {shown(kind)} ({prefix}type)", "it supports none, linear, yarn and longrope")
-    original = read.size(f"{prefix}original_context_length", MAX_POSITION, default=max_position)
     if tensors.short is not None or tensors.long is not None:
         if tensors.short is None or tensors.long is None:
             raise CheckpointError(
                 "of rope_factors_short.weight and rope_factors_long.weight one is missing; fetch or convert the file "
                 "again."
             )
+        original = read.size(f"{prefix}original_context_length", MAX_POSITION, default=max_position)
         usual = longrope_amplitude(max_position / original, original)
         return RopeScaling(
             "longrope",
@@ -195,6 +211,7 @@ def scaling_from_gguf(
             amplitude=read.number(f"{prefix}attn_factor", 0.0, MAX_SCALE, default=usual),
         )
     if kind == "yarn":
+        original = read.size(f"{prefix}original_context_length", MAX_POSITION, default=max_position)
         factor = read.number(f"{prefix}factor", _MIN_ROPE_FACTOR, _MAX_ROPE_FACTOR)
         all_dim = read.number(f"{prefix}yarn_log_multiplier", -1.0, MAX_SCALE, default=0.0)
         # With a log multiplier the two scales of the paper are equal, and cancel.

@@ -18,6 +18,13 @@ FAMILIES: dict[str, Family] = {
     if name not in _NO_FAMILIES
 }
 
+# Models of text and images whose text part is one of these: their model_type, their class in config.json's
+# `architectures`, and the family of the text part where text_config does not name it.
+TEXT_PARTS: dict[str, tuple[str, str]] = {
+    "gemma3": ("Gemma3ForConditionalGeneration", "gemma3_text"),
+    "mistral3": ("Mistral3ForConditionalGeneration", "mistral"),
+}
+
 # By GGUF's general.architecture.
 GGUF_FAMILIES: dict[str, str] = {
     family.gguf_name: name for name, family in FAMILIES.items() if family.gguf_name is not None

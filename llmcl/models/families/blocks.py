@@ -102,13 +102,21 @@ class Block(ABC):
 
 
 @dataclass(frozen=True)
+class QueryScale:
+    """A factor of a query's scores: 1 + beta log(1 + floor(position / length))."""
+
+    beta: float
+    length: int
+
+
+@dataclass(frozen=True)
 class Attention(Block):
     """Causal attention with rotary embeddings over the KV cache.
 
     fused: queries, keys and values are projected by one tensor. bias: their projections add one; output_bias: the
     output projection does. head_norms: an RMS norm of every query and key head before the rotation; row_norms: one of
     all query heads together, and one of all key heads. rotation: of queries and keys. window: tokens that a query sees
-    back, itself included; None for all. soft_cap: c in c tanh(score / c).
+    back, itself included; None for all. soft_cap: c in c tanh(score / c). query_scale: before the soft cap.
     """
 
     norm: str | None = "input_layernorm"
@@ -120,6 +128,7 @@ class Attention(Block):
     rotation: Rotation = "main"
     window: int | None = None
     soft_cap: float | None = None
+    query_scale: QueryScale | None = None
 
     def matrices(self, sizes: Sizes) -> dict[str, MatrixPlan]:
         q, kv = self._rows(sizes)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from llmcl.models.families.blocks import Attention, GatedMlp, Layer, Rotation
+from llmcl.models.families.blocks import Attention, GatedMlp, Layer, QueryScale, Rotation
 
 # Which layers see only a sliding window: none, all, all but every n-th, or (if use_sliding_window is set) those from
 # max_window_layers on. A list `layer_types` in config.json goes before it.
@@ -19,6 +19,7 @@ class LayerSettings:
 
     window: int | None = None
     soft_cap: float | None = None
+    query_scale: QueryScale | None = None
     rotation: Rotation = "main"
     bias: bool = False
     output_bias: bool = False
@@ -33,6 +34,7 @@ def llama_layer(settings: LayerSettings) -> Layer:
             output_bias=settings.output_bias,
             rotation=settings.rotation,
             window=settings.window,
+            query_scale=settings.query_scale,
         ),
         GatedMlp(bias=settings.mlp_bias),
     )
@@ -48,8 +50,8 @@ class Family:
     norm_offset: what the model adds to the norm weights of safetensors (GGUF files hold the sum). scaled_embedding:
     embeddings times sqrt(hidden_size). soft_caps: attn_logit_softcapping, final_logit_softcapping and
     query_pre_attn_scalar are read. multipliers: embedding_multiplier, residual_multiplier, attention_multiplier and
-    logits_scaling are. biases: keys of config.json (attention_bias, mlp_bias) that may be true. refused: keys that must
-    be absent, null or false.
+    logits_scaling are. query_scale: llama_4_scaling_beta among the rotary settings is. biases: keys of config.json
+    (attention_bias, mlp_bias) that may be true. refused: keys that must be absent, null or false.
 
     windows: see WindowPattern. local_rope: layers with a window have rotary frequencies of their own, without scaling
     and, if config.json has rope_local_base_freq, of that theta. unrotated_layers: some layers do not rotate, as
@@ -72,6 +74,7 @@ class Family:
     refused: tuple[str, ...] = ()
     biases: tuple[str, ...] = ()
     multipliers: bool = False
+    query_scale: bool = False
     unrotated_layers: bool = False
     partial_rotation: bool = False
     rope_kinds: Mapping[str, str] = field(default_factory=dict)

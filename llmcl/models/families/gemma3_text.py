@@ -35,6 +35,8 @@ FAMILY = Family(
         "post_ffw_norm": "post_feedforward_layernorm",
     },
     defaults={
+        "vocab_size": 262208,
+        "num_attention_heads": 8,
         "num_key_value_heads": 4,
         "head_dim": 256,
         "max_position_embeddings": 131072,

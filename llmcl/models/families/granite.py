@@ -1,4 +1,4 @@
-"""Granite 3 and 4 (dense): Llama with factors of the embeddings, the scores, what a block adds, and the logits."""
+"""Granite 3: Llama with factors of the embeddings, the scores, what a block adds, and the logits."""
 
 from __future__ import annotations
 

@@ -1,0 +1,251 @@
+"""What each family reads of config.json and of GGUF metadata, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import windows_of
+from made_configs import GGUF_METADATA, HF_CONFIG, from_gguf, gguf_of, hf
+
+from llmcl.errors import CheckpointError, UnsupportedModelError
+from llmcl.models.config import ModelConfig, RopeScaling, config_from_gguf, config_from_hf
+from llmcl.models.families import FAMILIES
+from llmcl.models.families.blocks import QueryScale
+
+
+def test_mistral_without_an_active_window_is_read():
+    changes = {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+    assert hf(**changes, sliding_window=8192).architecture == "mistral"
+    assert hf(**changes, sliding_window=None).architecture == "mistral"
+
+
+def test_every_family_has_the_defaults_of_transformers():
+    """Of keys that config.json leaves out."""
+    import transformers
+
+    required = ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
+    for model_type, family in FAMILIES.items():
+        sparse = {key: HF_CONFIG[key] for key in required} | {"num_attention_heads": 32, "hidden_size": 2048}
+        theirs = transformers.CONFIG_MAPPING[model_type](**sparse)
+        config = config_from_hf({"model_type": model_type, **sparse})
+        assert config.head_dim == getattr(theirs, "head_dim", 64), model_type
+        assert config.n_kv_heads == theirs.num_key_value_heads, model_type
+        assert config.max_position == theirs.max_position_embeddings, model_type
+        assert config.tie_embeddings == theirs.tie_word_embeddings, model_type
+        assert config.rms_norm_eps == theirs.rms_norm_eps, model_type
+        rope = theirs.rope_parameters
+        assert config.rope_theta == rope.get("full_attention", rope)["rope_theta"], model_type
+        if family.local_rope:
+            assert config.local_rope_theta == rope["sliding_attention"]["rope_theta"], model_type
+        assert config.attention(0).soft_cap == getattr(theirs, "attn_logit_softcapping", None), model_type
+        assert config.logit_soft_cap == getattr(theirs, "final_logit_softcapping", None), model_type
+        scalar = getattr(theirs, "query_pre_attn_scalar", None)
+        multiplier = getattr(theirs, "attention_multiplier", None)
+        assert config.attention_scale == (multiplier if scalar is None else scalar**-0.5), model_type
+        window = getattr(theirs, "sliding_window", None)
+        types = getattr(theirs, "layer_types", None) or ["sliding_attention"] * 30
+        windows = tuple(window if kind == "sliding_attention" else None for kind in types)
+        assert windows_of(config) == windows, model_type
+
+
+def biases_of(config: ModelConfig) -> set[str]:
+    """The projections of the first layer that add a bias."""
+    names = (name for name in config.tensors() if name.startswith("model.layers.0.") and name.endswith("_proj.bias"))
+    return {name.split(".")[-2].removesuffix("_proj") for name in names}
+
+
+def test_biases_are_read():
+    assert biases_of(hf(attention_bias=True)) == {"q", "k", "v", "o"}
+    assert biases_of(hf(mlp_bias=True)) == {"gate", "up", "down"}
+    assert biases_of(hf()) == set()
+    names = ["token_embd.weight", *(f"blk.{i}.attn_q.bias" for i in range(30)), "blk.0.ffn_gate.bias"]
+    assert biases_of(config_from_gguf(GGUF_METADATA, names)) == {"q", "k", "v", "gate", "up", "down"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "unrotated"),
+    [
+        ({}, {3, 7}),
+        ({"no_rope_layer_interval": 3}, {2, 5}),
+        ({"no_rope_layers": [0, 1, 1, 1, 1, 1, 1, 0]}, {0, 7}),
+        ({"no_rope_layers": [1] * 8}, set()),
+    ],
+)
+def test_layers_that_do_not_rotate(changes, unrotated):
+    config = hf(model_type="smollm3", architectures=None, num_hidden_layers=8, **changes)
+    assert {i for i in range(8) if config.attention(i).rotation == "none"} == unrotated
+
+
+def test_multipliers_are_read():
+    keys = {"embedding_multiplier": 12, "residual_multiplier": 0.5, "attention_multiplier": 0.25, "logits_scaling": 8}
+    config = hf(model_type="granite", architectures=None, **keys)
+    scales = config.embedding_scale, config.residual_scale, config.attention_scale, config.logit_scale
+    assert scales == (12.0, 0.5, 0.25, 0.125)
+    values = {"embedding_scale": 12.0, "residual_scale": 0.5, "attention.scale": 0.25, "logit_scale": 8.0}
+    by_gguf = config_from_gguf(gguf_of("granite", **{f"granite.{key}": value for key, value in values.items()}), [])
+    assert scales == (by_gguf.embedding_scale, by_gguf.residual_scale, by_gguf.attention_scale, by_gguf.logit_scale)
+    assert (config.stream_scale, config.stream_eps) == (24.0, 4e-5)
+    assert config_from_gguf(gguf_of("granite"), []).attention_scale is None
+    assert hf(**keys) == hf()  # Llama has none
+
+
+@pytest.mark.parametrize(
+    "key", ["embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"]
+)
+@pytest.mark.parametrize("value", [0, -1.0, math.nan, 1e300, "1"])
+def test_multipliers_are_checked(key, value):
+    with pytest.raises(CheckpointError, match=key):
+        hf(model_type="granite", architectures=None, **{key: value})
+
+
+@pytest.mark.parametrize("flags", [3, [1, 0], [2] * 30, ["1"] * 30])
+def test_flags_of_layers_that_do_not_rotate_are_checked(flags):
+    with pytest.raises(CheckpointError, match="no_rope_layers"):
+        hf(model_type="smollm3", architectures=None, no_rope_layers=flags)
+
+
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ({"model_type": "mistral", "sliding_window": 100}, (100, 100, 100)),
+        ({"model_type": "mistral", "sliding_window": None}, (None,) * 3),
+        ({"model_type": "qwen2", "sliding_window": 100, "max_window_layers": 1}, (None,) * 3),
+        (
+            {"model_type": "qwen2", "sliding_window": 100, "max_window_layers": 1, "use_sliding_window": True},
+            (None, 100, 100),
+        ),
+        ({"model_type": "gemma2", "sliding_window": 100}, (100, None, 100)),
+        ({"model_type": "gemma3_text", "sliding_window": 100}, (100, 100, 100)),
+        ({"model_type": "gemma3_text", "sliding_window": 100, "sliding_window_pattern": 2}, (100, None, 100)),
+        ({"model_type": "olmo3", "num_hidden_layers": 5, "sliding_window": 100}, (100, 100, 100, None, 100)),
+        ({"model_type": "phi3", "sliding_window": 100}, (100, 100, 100)),
+        (
+            {
+                "model_type": "gemma2",
+                "sliding_window": 100,
+                "layer_types": ["full_attention", "full_attention", "sliding_attention"],
+            },
+            (None, None, 100),
+        ),
+    ],
+)
+def test_the_window_of_each_layer(changes, windows):
+    assert windows_of(hf(**{"architectures": None, "num_hidden_layers": 3, **changes})) == windows
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"layer_types": ["sliding_attention"]}, CheckpointError, "layer_types"),
+        ({"layer_types": ["sliding_attention"] * 30, "sliding_window": None}, CheckpointError, "sliding_window"),
+        ({"attn_logit_softcapping": -1.0}, CheckpointError, "attn_logit_softcapping"),
+        ({"query_pre_attn_scalar": 0}, CheckpointError, "query_pre_attn_scalar"),
+        ({"hidden_activation": "gelu"}, UnsupportedModelError, "'gelu' .hidden_activation.*gelu_pytorch_tanh"),
+        ({"use_bidirectional_attention": True}, UnsupportedModelError, "use_bidirectional_attention"),
+        ({"architectures": ["Gemma3ForCausalLM"]}, UnsupportedModelError, "supports Gemma2ForCausalLM"),
+    ],
+)
+def test_gemma2_is_refused(changes, error, message):
+    with pytest.raises(error, match=message):
+        hf(**{"model_type": "gemma2", "architectures": None, **changes})
+
+
+def test_a_window_in_a_gguf_file():
+    assert windows_of(from_gguf({"llama.attention.sliding_window": 4096})) == (4096,) * 30
+    gemma2 = config_from_gguf(gguf_of("gemma2", **{"gemma2.attention.sliding_window": 64}), [])
+    assert windows_of(gemma2) == (64, None) * 15
+    assert windows_of(config_from_gguf(gguf_of("gemma2"), [])) == (4096, None) * 15
+    with pytest.raises(UnsupportedModelError, match=r"sliding-window.*qwen2\.attention\.sliding_window 64"):
+        config_from_gguf(gguf_of("qwen2", **{"qwen2.attention.sliding_window": 64}), [])
+
+
+def test_which_layers_of_a_gguf_file_have_a_window():
+    key = "gemma3.attention.sliding_window"
+    layers = {"gemma3.block_count": 4, key: 64}
+
+    def windows(**changes: Any) -> tuple[int | None, ...]:
+        return windows_of(config_from_gguf(gguf_of("gemma3", **layers, **changes), []))
+
+    assert windows() == (64, 64, 64, 64)
+    assert windows(**{f"{key}_pattern": 2}) == (64, None, 64, None)
+    assert windows(**{f"{key}_pattern": np.array([False, True, True, False])}) == (None, 64, 64, None)
+    with pytest.raises(CheckpointError, match=r"sliding_window_pattern.*4 layers"):
+        windows(**{f"{key}_pattern": np.array([True])})
+    with pytest.raises(CheckpointError, match="sliding_window_pattern"):
+        windows(**{f"{key}_pattern": "2"})
+
+
+def test_the_scale_of_queries():
+    def scale_of(**rope: Any) -> QueryScale | None:
+        settings = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256, **rope}
+        return hf(model_type="ministral3", architectures=None, rope_parameters=settings).attention(0).query_scale
+
+    assert scale_of(llama_4_scaling_beta=0.25) == QueryScale(0.25, 256)
+    assert scale_of(llama_4_scaling_beta=0) is scale_of() is None
+    with pytest.raises(CheckpointError, match="llama_4_scaling_beta"):
+        scale_of(llama_4_scaling_beta="1")
+    values = {"attention.temperature_scale": 0.25, "rope.scaling.original_context_length": 256}
+    config = config_from_gguf(gguf_of("mistral3", **{f"mistral3.{key}": value for key, value in values.items()}), [])
+    assert config.attention(0).query_scale == QueryScale(0.25, 256)
+    given = {key: value for key, value in HF_CONFIG.items() if not key.startswith("rope")}
+    default = config_from_hf(given | {"model_type": "ministral3", "architectures": None})
+    assert default.attention(0).query_scale == QueryScale(0.1, 16384)
+    assert default.rope_scaling is not None and default.rope_scaling.amplitude == 1.0
+
+
+def test_olmo3_in_a_gguf_file_is_olmo2_with_a_window():
+    assert config_from_gguf(gguf_of("olmo2"), []).architecture == "olmo2"
+    config = config_from_gguf(gguf_of("olmo2", **{"olmo2.attention.sliding_window": 64}), [])
+    assert config.architecture == "olmo3" and windows_of(config)[:5] == (64, 64, 64, None, 64)
+    assert config.local_rope_theta == config.rope_theta
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50"),
+        ({"model_type": "smollm3", "use_sliding_window": True}, "use_sliding_window True"),
+        (
+            {"model_type": "olmo3", "rope_parameters": {"sliding_attention": {"rope_type": "yarn"}}},
+            "'yarn' in layers with a window",
+        ),
+        ({"model_type": "gemma3", "text_config": {"model_type": "mamba"}}, "'mamba'"),
+        ({"model_type": "mistral3", "architectures": ["X"]}, "supports Mistral3ForConditionalGeneration"),
+    ],
+)
+def test_features_that_a_family_does_not_have_are_refused(changes, message):
+    with pytest.raises(UnsupportedModelError, match=message):
+        hf(**{"architectures": None, **changes})
+
+
+def test_the_text_part_of_a_model_with_images():
+    """A published Gemma 3 of 4 billion weights says no more than this."""
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
+    text |= {"model_type": "gemma3_text", "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
+    beside = {"vision_config": {"hidden_size": 1152}, "eos_token_id": [1, 106], "torch_dtype": "bfloat16"}
+    config = config_from_hf({"model_type": "gemma3", "text_config": text, **beside})
+    assert config.architecture == "gemma3_text"
+    assert (config.n_q_heads, config.n_kv_heads, config.head_dim, config.vocab_size) == (8, 4, 256, 262208)
+    assert (config.dtype, config.eos_token_ids, config.tie_embeddings) == ("bfloat16", (1, 106), True)
+    assert config.rope_scaling == RopeScaling("linear", 8.0)
+    with pytest.raises(CheckpointError, match="hidden_size is missing"):
+        config_from_hf({"model_type": "mistral3"})
+    with pytest.raises(CheckpointError, match="text_config is 3"):
+        config_from_hf({"model_type": "mistral3", "text_config": 3})
+
+
+def test_what_gguf_says_of_gemma2():
+    config = config_from_gguf(gguf_of("gemma2"), [])
+    assert (config.attention(0).soft_cap, config.logit_soft_cap, config.norm_offset) == (50.0, 30.0, 0.0)
+    assert (config.embedding_scale, config.attention_scale) == (24.0, None)
+    caps = {"gemma2.attn_logit_softcapping": 20.0, "gemma2.final_logit_softcapping": 10.0}
+    config = config_from_gguf(gguf_of("gemma2", **caps), [])
+    assert (config.attention(0).soft_cap, config.logit_soft_cap) == (20.0, 10.0)
+    # The size with 46 layers divides by hidden_size / heads, which the format cannot say.
+    large = {"gemma2.block_count": 46, "gemma2.attention.head_count": 3, "gemma2.attention.key_length": 64}
+    large |= {"gemma2.attention.value_length": 64}
+    config = config_from_gguf(gguf_of("gemma2", **large), [])
+    assert config.attention_scale == 192**-0.5
