@@ -85,7 +85,7 @@ def test_what_a_gpu_would_run(gpu: Gpu) -> None:
 
 def test_every_portable_kernel_is_compiled() -> None:
     files = {f"portable/{path.name}" for path in PORTABLE.glob("*.cl") if "__kernel" in path.read_text()}
-    of_other_families = {"portable/add_bias.cl", "portable/biased_gate.cl"}
+    of_other_families = {f"portable/{name}.cl" for name in ("add_bias", "biased_gate", "rope_table")}
     assert files - {program.file for gpu in GPUS for program in listed(gpu)} == of_other_families
 
 
