@@ -28,7 +28,7 @@ def test_soft_cap(device: Device, unit: float) -> None:
             "__kernel void f(__global float* x) {"
             "float s[8]; const int rows[2] = {100, 3}; x += 8 * get_global_id(0);"
             "for (int i = 0; i < 8; ++i) s[i] = x[i];"
-            f"modify_scores(s, 8, {unit}f, 0, 0, rows, 0, 100, TILE_FULL);"
+            f"modify_scores(s, 8, {unit}f, 0, 0, rows, 0, 100, TILE_FULL, false);"
             "for (int i = 0; i < 8; ++i) x[i] = s[i]; }",
         )
     )
@@ -42,7 +42,7 @@ def test_soft_cap(device: Device, unit: float) -> None:
     scores = device.upload(x, "scores")
     cl.Kernel(program, "f")(device.queue, (len(x),), (1,), scores.cl)
     found = device.read(scores, np.float32, x.shape).astype(np.float64)
-    expected = CAP * np.tanh(x.astype(np.float64) * unit / CAP) / unit
+    expected = CAP * np.tanh(x.astype(np.float64) * unit / CAP)
     # Scores 2, 3 and 6, 7 are of query 3, which does not see keys 8 and 9.
     assert np.isneginf(found[:, 6:]).all()
     assert np.isnan(found[0, 0]) and not np.isnan(found[1:]).any()
