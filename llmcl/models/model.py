@@ -85,12 +85,10 @@ class Model:
         )
         self._decode = [*layers, *self._head]
         self._persistent: BoundStep | None = None
-        for row in table.implementations(PersistentStep) if persistent else ():
-            if row.supports_device(device) and row.unsupported_reason(device, self._decode) is None:
-                self._persistent = row.bind(device, self._decode, cache.max_context)
-                break
-        self._all_needed_from = max(launch.first_position for launch in self.decode_launches)
+        if persistent and (kernel := table.persistent(PersistentStep, device, self._decode)) is not None:
+            self._persistent = kernel.bind(device, self._decode, cache.max_context)
         self._prepare(progress)
+        self._all_needed_from = max(launch.first_position for launch in self.decode_launches)
         self._all_logits: tuple[Buffer, list[Launch]] | None = None
 
     def prefill(

@@ -49,10 +49,9 @@ def decode_stack(
     And the activations, by name, in whose place that launch has others.
     """
     whole = decode_layers(layers, ops) if persistent else None
-    for row in table.implementations(PersistentLayers) if whole else ():
-        if whole and row.supports_device(ops.device) and row.unsupported_reason(ops.device, whole) is None:
-            bound = row.bind(ops.device, whole)
-            return [*ops.embed(weights.embedding), *bound.launches], bound.intermediates
+    if whole is not None and (kernel := table.persistent(PersistentLayers, ops.device, whole)) is not None:
+        bound = kernel.bind(ops.device, whole)
+        return [*ops.embed(weights.embedding), *bound.launches], bound.intermediates
     return list(stack(weights, layers, ops)), {}
 
 

@@ -33,19 +33,23 @@ def environment() -> dict[str, str]:
 
 
 def run(
-    arguments: Sequence[str], limit_s: float, *, stream: str = "stdout", env: Mapping[str, str] | None = None
+    arguments: Sequence[str],
+    limit_s: float,
+    *,
+    streams: Sequence[str] = ("stdout",),
+    env: Mapping[str, str] | None = None,
 ) -> tuple[int | None, str]:
-    """Runs the interpreter with these arguments to its end: its exit code, and the text that it wrote to `stream`.
+    """Runs the interpreter with these arguments to its end: its exit code, and the text that it wrote to `streams`.
 
     The code is None where it took longer than limit_s and was ended. env: its variables; None: those of this process.
     Raises OSError if no process can be started.
     """
     # The output goes to a file. What a driver leaves running would hold a pipe open.
     with tempfile.TemporaryFile() as output:
-        streams: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-        streams[stream] = output
+        files: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        files |= dict.fromkeys(streams, output)
         try:
-            done = subprocess.run([interpreter(), *arguments], env=env, timeout=limit_s, check=False, **streams)
+            done = subprocess.run([interpreter(), *arguments], env=env, timeout=limit_s, check=False, **files)
             code: int | None = done.returncode
         except subprocess.TimeoutExpired:
             code = None

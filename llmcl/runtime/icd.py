@@ -169,7 +169,7 @@ def probe_in_child(library: str) -> str | None:
     """Opens a context with the driver `library` in a child process (about 50 ms). None if that worked."""
     script = str(Path(__file__).with_name("icd_probe.py"))
     try:
-        code, said = child_process.run(["-I", "-S", script, library], PROBE_TIMEOUT_S, stream="stderr")
+        code, said = child_process.run(["-I", "-S", script, library], PROBE_TIMEOUT_S, streams=["stderr"])
     except OSError:
         return None  # no process can be started here: let the loader try
     if code is None:

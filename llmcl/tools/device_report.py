@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import getpass
 import json
-import os
 import platform
 import re
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from llmcl import __version__
+from llmcl.runtime import child_process
 from llmcl.runtime.device import Device
 from llmcl.runtime.platforms import DeviceEntry
 from llmcl.runtime.probe import what_failed
@@ -67,24 +66,20 @@ def device_report(entry: DeviceEntry, outcomes: Sequence[Outcome], seconds: floa
 
 def measured_rates(entry: DeviceEntry, timeout_s: float = TIMEOUT_S) -> dict[str, str]:
     """Read bandwidth and arithmetic peak in words, or why there are none."""
-    search_path = os.pathsep.join(filter(None, [*sys.path, os.environ.get("PYTHONPATH")]))
     rates: Mapping[str, float] = {}
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", __name__, str(entry.index)],
-            env={**os.environ, "PYTHONPATH": search_path},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            check=False,
+        code, said = child_process.run(
+            ["-m", __name__, str(entry.index)],
+            timeout_s,
+            streams=["stdout", "stderr"],
+            env=child_process.environment(),
         )
-        found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-        rates = found[-1] if found else {}
-        why = what_failed(done.stderr) or f"exit status {done.returncode}"
-    except subprocess.TimeoutExpired:
-        why = f"no end within {timeout_s:.0f} s"
+        if code is None:
+            why = f"no end within {timeout_s:.0f} s"
+        else:
+            found = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+            rates = found[-1] if found else {}
+            why = what_failed(said) or f"exit status {code}"
     except (OSError, ValueError) as error:
         why = str(error)
     if not rates:

@@ -15,20 +15,11 @@ from llmcl.models.random_shapes import RANDOM_SHAPES
 # As their published config.json states them.
 OTHER_SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-4b": {
-        "model_type": "qwen3",
+        **RANDOM_SHAPES["qwen3-0.6b"],
         "hidden_size": 2560,
         "intermediate_size": 9728,
         "num_hidden_layers": 36,
         "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "tie_word_embeddings": True,
-        "vocab_size": 151936,
-        "max_position_embeddings": 40960,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1000000.0,
-        "torch_dtype": "bfloat16",
-        "eos_token_id": 151645,
     },
     "qwen2.5-7b": {
         "model_type": "qwen2",

@@ -25,10 +25,6 @@ inline float local1_f32(__local const f32_t* p) { return *p; }
 inline float local1_f16(__local const f16_t* p) { return vload_half(0, (__local const half*)p); }
 inline float local1_bf16(__local const bf16_t* p) { return as_float((uint)*p << 16); }
 
-inline float8 load8_f32(__global const f32_t* p) { return vload8(0, p); }
-inline float8 load8_f16(__global const f16_t* p) { return vload_half8(0, (__global const half*)p); }
-inline float8 load8_bf16(__global const bf16_t* p) { return as_float8(convert_uint8(vload8(0, p)) << 16); }
-
 // 16 values at a time: the vector width of the CPU variants, and a whole row of a tile. Addresses are multiples of 16
 // elements, so plain pointers do. No 16-wide value ever crosses a call into the driver's library: on processors that
 // PoCL's LLVM does not know, the two sides disagree about how to pass one.

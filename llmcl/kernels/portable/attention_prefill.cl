@@ -71,14 +71,8 @@ typedef float columns_t;
 #define COLUMN_OF(c) (((c) * TX + tx) * COLUMN_RUN)
 
 inline float4 local4_f32(__local const f32_t* p) { return *(__local const float4*)p; }
-inline float4 local4_f16(__local const f16_t* p) {
-    const uint2 w = *(__local const uint2*)p;
-    return (float4)(widen_f16(w.x), widen_f16(w.y));
-}
-inline float4 local4_bf16(__local const bf16_t* p) {
-    const uint2 w = *(__local const uint2*)p;
-    return (float4)(widen_bf16(w.x), widen_bf16(w.y));
-}
+inline float4 local4_f16(__local const f16_t* p) { return widen4_f16(*(__local const uint2*)p); }
+inline float4 local4_bf16(__local const bf16_t* p) { return widen4_bf16(*(__local const uint2*)p); }
 
 // BLOCK_N keys from the tile `k` on, into local memory.
 inline void stage_keys(__global const kv_t* k, __local staged_t* to, const int lid) {

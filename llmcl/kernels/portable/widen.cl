@@ -1,14 +1,10 @@
 // Two values of 16 bits that lie in a word, as floats.
 inline float2 widen_bf16(const uint w) { return (float2)(as_float(w << 16), as_float(w & 0xffff0000u)); }
 inline float2 widen_f16(const uint w) { return vload_half2(0, (const half*)&w); }  // core, unlike arithmetic of half
+inline float4 widen4_bf16(const uint2 w) { return (float4)(widen_bf16(w.x), widen_bf16(w.y)); }
+inline float4 widen4_f16(const uint2 w) { return (float4)(widen_f16(w.x), widen_f16(w.y)); }
 
 // Four values of a storage type from an address that is a multiple of their size: one load, where vload4 may become four.
 inline float4 four_f32(__global const f32_t* p) { return *(__global const float4*)p; }
-inline float4 four_bf16(__global const bf16_t* p) {
-    const uint2 w = *(__global const uint2*)p;
-    return (float4)(widen_bf16(w.x), widen_bf16(w.y));
-}
-inline float4 four_f16(__global const f16_t* p) {
-    const uint2 w = *(__global const uint2*)p;
-    return (float4)(widen_f16(w.x), widen_f16(w.y));
-}
+inline float4 four_bf16(__global const bf16_t* p) { return widen4_bf16(*(__global const uint2*)p); }
+inline float4 four_f16(__global const f16_t* p) { return widen4_f16(*(__global const uint2*)p); }

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from llmcl.models.families.blocks import Attention, GatedMlp, Layer
+from llmcl.models.families.blocks import Attention, GatedMlp
 from llmcl.models.families.family import Family, LayerSettings
 
 
-def layer(settings: LayerSettings) -> Layer:
+def layer(settings: LayerSettings) -> tuple[Attention, GatedMlp]:
     return (
         Attention(post_norm="post_attention_layernorm", window=settings.window, soft_cap=settings.soft_cap),
         GatedMlp("pre_feedforward_layernorm", post_norm="post_feedforward_layernorm", activation="gelu_tanh"),

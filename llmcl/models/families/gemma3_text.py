@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from llmcl.models.families.blocks import Attention, GatedMlp, Layer
+from dataclasses import replace
+
+from llmcl.models.families import gemma2
+from llmcl.models.families.blocks import Layer
 from llmcl.models.families.family import Family, LayerSettings
 
 
 def layer(settings: LayerSettings) -> Layer:
-    return (
-        Attention(
-            post_norm="post_attention_layernorm",
-            head_norms=True,
-            rotation=settings.rotation,
-            window=settings.window,
-        ),
-        GatedMlp("pre_feedforward_layernorm", post_norm="post_feedforward_layernorm", activation="gelu_tanh"),
-    )
+    attention, mlp = gemma2.layer(settings)
+    return replace(attention, head_norms=True, rotation=settings.rotation), mlp
 
 
 FAMILY = Family(
@@ -29,11 +25,7 @@ FAMILY = Family(
     windows=6,
     local_rope=True,
     gguf_wide_scale=62,
-    gguf_modules={
-        "post_attention_norm": "post_attention_layernorm",
-        "ffn_norm": "pre_feedforward_layernorm",
-        "post_ffw_norm": "post_feedforward_layernorm",
-    },
+    gguf_modules=gemma2.FAMILY.gguf_modules,
     defaults={
         "vocab_size": 262208,
         "num_attention_heads": 8,
