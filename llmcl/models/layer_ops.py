@@ -206,17 +206,22 @@ class DecodeOps(LayerOps):
 
 
 class PrefillOps(LayerOps):
-    """Many tokens: each op is a kernel of its own. What a product packs is left so where a kernel can."""
+    """Many tokens: each op is a kernel of its own. What a product packs is left so where a kernel can.
+
+    max_rows: tokens of a step at most, where they are few: see `linear_prefill`.
+    """
+
+    max_rows: int = 0
 
     def attended(self, output: Weight) -> ActivationOperand:
-        layout = input_layout(self.device, output)
+        layout = input_layout(self.device, output, self.max_rows)
         if layout is None or not attention_supports_output(self.device, self.shape, layout):
             return self.act.attended
         return layout.packed(self.step, output.k)
 
     def gated(self, gate_up: Weight, down: Weight) -> ActivationOperand:
-        layout = input_layout(self.device, down)
-        if layout is None or not linear_supports_output(self.device, gate_up, layout):
+        layout = input_layout(self.device, down, self.max_rows)
+        if layout is None or not linear_supports_output(self.device, gate_up, layout, self.max_rows):
             return self.act.ffn
         return layout.packed(self.step, down.k, "gated")
 
@@ -233,12 +238,13 @@ class PrefillOps(LayerOps):
             normed=self.act.normed,
             eps=self.config.stream_eps,
             epilogue=epilogue,
+            max_rows=self.max_rows,
         )
 
     def linear(
         self, x: ActivationOperand, weight: Weight, out: ActivationOperand, epilogue: str = "store"
     ) -> list[Launch]:
-        return linear_prefill(self.device, weight, x, out, self.step, epilogue=epilogue)
+        return linear_prefill(self.device, weight, x, out, self.step, epilogue=epilogue, max_rows=self.max_rows)
 
     def attention(self, k: Buffer, v: Buffer, out: ActivationOperand, mods: Mods, rotation: Rotation) -> list[Launch]:
         return attention_prefill(self.device, self.shape, self.act.qkv, self.step, k, v, out, mods=mods)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from llmcl.kernels import table
+from llmcl.kernels import implementation, table
 from llmcl.kernels.common.linear import (
     ActivationLayout,
     ActivationOperand,
     LinearDecode,
+    LinearFewRows,
+    LinearOfRows,
     LinearPrefill,
     PackedActivations,
     Product,
@@ -56,16 +58,18 @@ def linear_prefill(
     normed: Buffer | None = None,
     eps: float = 0.0,
     epilogue: str = "store",
+    max_rows: int = 0,
     variant: str | None = None,
 ) -> list[Launch]:
     """out[t] = epilogue(W rms_norm(x[t])) for every token t of the step; without `norm`, W x[t].
 
     weight [rows, k]; x float32 [n, k]; norm float32 [k]; out float32 [n, rows] ([n, rows / 2] with a gate); normed:
-    working memory as x, needed beside a norm; epilogue and variant as in linear_decode.
+    working memory as x, needed beside a norm; epilogue and variant as in linear_decode. max_rows: one of FEW_ROWS for
+    steps of at most so many tokens; 0: any number.
     PackedActivations as x are in the layout that the weight's product takes, as `out` in one that it leaves
     (`input_layout`).
     """
-    chosen = [table.pick(LinearPrefill, device, part.dtype, weight.k, variant) for part in weight.parts]
+    chosen = [_implementation(device, part.dtype, weight.k, max_rows, variant) for part in weight.parts]
     layouts = [
         row.activation_layout(device, part.dtype, weight.k, weight.exact_activations)
         for row, part in zip(chosen, weight.parts, strict=True)
@@ -89,14 +93,20 @@ def linear_prefill(
             raise TypeError(f"the {row.name} variant of linear_prefill takes float32 rows")
         if isinstance(out, PackedActivations) and not row.supports_output(out.layout):
             raise TypeError(f"the {row.name} variant of linear_prefill does not leave {out.layout}")
-        launches += row.launches(device, Product(weight, part, out, epilogue), rows, step)
+        launches += row.launches(device, Product(weight, part, out, epilogue, max_rows), rows, step)
     return launches
 
 
-def input_layout(device: Device, weight: Weight) -> ActivationLayout | None:
+def _implementation(device: Device, dtype: str, k: int, max_rows: int = 0, variant: str | None = None) -> LinearOfRows:
+    """What multiplies the tokens of a step: where no implementation is for few of them, the one of prefill does."""
+    rows: list[LinearOfRows] = [*table.implementations(LinearFewRows)] if max_rows else []
+    return implementation.pick([*rows, *table.implementations(LinearPrefill)], device, dtype, k, variant)
+
+
+def input_layout(device: Device, weight: Weight, max_rows: int = 0) -> ActivationLayout | None:
     """The layout in which the kernel before may leave the rows of x for this product; None: float32 rows."""
     layouts = {
-        table.pick(LinearPrefill, device, part.dtype, weight.k).activation_layout(
+        _implementation(device, part.dtype, weight.k, max_rows).activation_layout(
             device, part.dtype, weight.k, weight.exact_activations
         )
         for part in weight.parts
@@ -105,9 +115,10 @@ def input_layout(device: Device, weight: Weight) -> ActivationLayout | None:
     return layout if layout is not None and layout.can_be_output else None
 
 
-def linear_supports_output(device: Device, weight: Weight, layout: ActivationLayout) -> bool:
+def linear_supports_output(device: Device, weight: Weight, layout: ActivationLayout, max_rows: int = 0) -> bool:
     """Whether linear_prefill with this weight can leave its result in `layout`."""
-    return all(table.pick(LinearPrefill, device, part.dtype, weight.k).supports_output(layout) for part in weight.parts)
+    chosen = (_implementation(device, part.dtype, weight.k, max_rows) for part in weight.parts)
+    return all(row.supports_output(layout) for row in chosen)
 
 
 def linear_scratch_bytes(
@@ -116,7 +127,7 @@ def linear_scratch_bytes(
     """Working memory that linear_prefill takes for weights of these (dtype, k), all of them together."""
     scratch: dict[str, int] = {}
     for dtype, k in set(matrices):
-        row = table.pick(LinearPrefill, device, dtype, k)
+        row = _implementation(device, dtype, k)
         for name, nbytes in row.scratch(device, dtype, k, exact_activations, max_tokens).items():
             scratch[name] = max(nbytes, scratch.get(name, 0))
     return sum(scratch.values())

@@ -85,6 +85,7 @@ class Product:
     part: WeightPart
     out: ActivationOperand
     epilogue: str
+    max_rows: int = 0  # tokens of a step at most, where they are few; 0: any number
 
     @property
     def tiles_at_once(self) -> int:
@@ -140,7 +141,7 @@ class LinearDecode(Implementation):
         )
 
 
-class LinearPrefill(Implementation):
+class LinearOfRows(Implementation):
     """A product for every token of a step."""
 
     def activation_layout(self, device: Device, dtype: str, k: int, exact_activations: bool) -> ActivationLayout | None:
@@ -173,3 +174,15 @@ class LinearPrefill(Implementation):
         """Bytes of working memory by name, equal names shared: for the forecast of memory."""
         layout = self.activation_layout(device, dtype, k, exact_activations)
         return {} if layout is None else {layout.scratch_name(k): layout.nbytes(max_tokens, k)}
+
+
+class LinearPrefill(LinearOfRows):
+    """For any number of tokens."""
+
+
+FEW_ROWS = 8, 16, 32, 64
+"""Tokens of a step up to which products are bound apart from those of prefill."""
+
+
+class LinearFewRows(LinearOfRows):
+    """For at most `product.max_rows` tokens, one of FEW_ROWS: it reads each weight once, at the memory's speed."""
