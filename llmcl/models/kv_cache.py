@@ -76,8 +76,11 @@ class KVCache:
     def share_prefix(self, sequence: SequenceState, prompt: Sequence[int]) -> None:
         """Before a sequence becomes `prompt`: takes over what another sequence holds of its beginning."""
 
-    def prepare(self, step: StepState, sequence: SequenceState, n_tokens: int) -> None:
-        """Makes room for the next n_tokens of the sequence, which fit into max_context, and tells the device where."""
+    def prepare(self, step: StepState, sequence: SequenceState, n_tokens: int, place: int = 0) -> None:
+        """Makes room for the next n_tokens of the sequence, which fit into max_context, and tells the device where.
+
+        place: of the sequence, in a step of several.
+        """
         self.own(sequence)
 
     def own(self, sequence: SequenceState) -> SequenceState:

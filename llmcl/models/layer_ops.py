@@ -41,14 +41,14 @@ class Activations:
     ffn: Buffer  # [n, intermediate]
     part_ml: Buffer  # [n_q_heads, n_splits, 2]
     part_acc: Buffer  # [n_q_heads, n_splits, head_dim]
-    logits: Buffer  # [vocab], of the step's last token
+    logits: Buffer  # [logit_rows, vocab], of the step's last token or of a token of each sequence
     local_rope: Buffer | None = None  # [n, head_dim]
     no_rope: Buffer | None = None  # [n, head_dim], the rotation by no angle
     gate_up: Buffer | None = None  # [n, 2 intermediate], tiles alternate
 
     @classmethod
-    def alloc(cls, device: Device, config: ModelConfig, chunk: int, n_splits: int) -> Activations:
-        shapes = activation_shapes(config, chunk, n_splits)
+    def alloc(cls, device: Device, config: ModelConfig, chunk: int, n_splits: int, logit_rows: int = 1) -> Activations:
+        shapes = activation_shapes(config, chunk, n_splits, logit_rows)
         act = cls(**{name: device.alloc(4 * int(np.prod(shape)), name) for name, shape in shapes.items()})
         if act.no_rope is not None:
             cosines_then_sines = np.repeat(np.array([1.0, 0.0], np.float32), config.head_dim // 2)
@@ -62,7 +62,9 @@ class Activations:
         return rope
 
 
-def activation_shapes(config: ModelConfig, chunk: int, n_splits: int) -> dict[str, tuple[int, ...]]:
+def activation_shapes(
+    config: ModelConfig, chunk: int, n_splits: int, logit_rows: int = 1
+) -> dict[str, tuple[int, ...]]:
     heads = config.n_q_heads + 2 * config.n_kv_heads
     blocks = [block for layer in config.layers for block in layer]
     some: dict[str, tuple[int, ...]] = {}
@@ -80,7 +82,7 @@ def activation_shapes(config: ModelConfig, chunk: int, n_splits: int) -> dict[st
         "ffn": (chunk, config.intermediate_size),
         "part_ml": (config.n_q_heads, n_splits, 2),
         "part_acc": (config.n_q_heads, n_splits, config.head_dim),
-        "logits": (config.vocab_size,),
+        "logits": (logit_rows, config.vocab_size),
     }
 
 
@@ -163,6 +165,27 @@ class LayerOps(ABC):
         self, k: Buffer, v: Buffer, out: ActivationOperand, mods: Mods, rotation: Rotation
     ) -> list[Launch]: ...
 
+    def attend_cache(
+        self, k: Buffer, v: Buffer, out: ActivationOperand, mods: Mods, rotation: Rotation
+    ) -> list[Launch]:
+        """Attention of one token, which rotates and appends it as well; or of one of each sequence."""
+        act = self.act
+        assert isinstance(out, Buffer)
+        return attention_decode(
+            self.device,
+            self.shape,
+            act.qkv,
+            act.rope_of(rotation),
+            self.step,
+            k,
+            v,
+            act.part_ml,
+            act.part_acc,
+            out,
+            n_splits=self.n_splits,
+            mods=mods,
+        )
+
     def attended(self, output: Weight) -> ActivationOperand:
         """Where attention leaves its output, in the layout that the product with `output` takes."""
         return self.act.attended
@@ -187,24 +210,10 @@ class DecodeOps(LayerOps):
         return linear_decode(self.device, weight, x, out, self.step, epilogue=epilogue)
 
     def attention(self, k: Buffer, v: Buffer, out: ActivationOperand, mods: Mods, rotation: Rotation) -> list[Launch]:
-        act = self.act
-        assert isinstance(out, Buffer)
-        return attention_decode(
-            self.device,
-            self.shape,
-            act.qkv,
-            act.rope_of(rotation),
-            self.step,
-            k,
-            v,
-            act.part_ml,
-            act.part_acc,
-            out,
-            n_splits=self.n_splits,
-            mods=mods,
-        )
+        return self.attend_cache(k, v, out, mods, rotation)
 
 
+@dataclass(frozen=True)
 class PrefillOps(LayerOps):
     """Many tokens: each op is a kernel of its own. What a product packs is left so where a kernel can.
 
@@ -258,3 +267,16 @@ class PrefillOps(LayerOps):
         return last_token(
             self.device, self.step, self.act.x, self.act.qkv, hidden=self.config.hidden_size, columns=columns
         )
+
+
+class BatchOps(PrefillOps):
+    """A row each of several sequences: products as in prefill, attention as in decode, which rotates and appends."""
+
+    def attended(self, output: Weight) -> ActivationOperand:
+        return self.act.attended
+
+    def append(self, k: Buffer, v: Buffer, rotation: Rotation) -> list[Launch]:
+        return []
+
+    def attention(self, k: Buffer, v: Buffer, out: ActivationOperand, mods: Mods, rotation: Rotation) -> list[Launch]:
+        return self.attend_cache(k, v, out, mods, rotation)

@@ -41,12 +41,14 @@ class Model:
         cache: KVCache,
         *,
         chunk: int | None = None,
+        logit_rows: int = 1,
         mods: Sequence[Mods] = (),
         persistent: bool = True,
         progress: Progress | None = None,
     ):
         """mods: what is added to the causal attention of each layer, by the model and the user; () for nothing.
 
+        logit_rows: rows of `act.logits`, for steps of several sequences (models/batch.py).
         persistent: decode with a persistent kernel where the device has one, for all layers or for the whole step
         (kernels/common/persistent.py). progress: called while kernels are compiled.
         """
@@ -58,16 +60,16 @@ class Model:
         self.chunk = min(chunk or prefill_chunk(device), cache.max_context)
         self.n_splits = decode_splits(device, config.n_kv_heads, config.head_dim, cache.shape.kv_dtype)
         self.step = StepState(device, self.chunk, cache.table_entries)
-        self.act = Activations.alloc(device, config, self.chunk, self.n_splits)
+        self.act = Activations.alloc(device, config, self.chunk, self.n_splits, logit_rows)
         self.sampler = Sampler(device, self.act.logits, config.vocab_size, self.step)
         self.step_position = 0  # of the first token that the launches enqueued last compute
         self.decode_steps = 0  # enqueued since the model was loaded
 
-        rotations = {
+        self.rotations = {
             name: device.upload(table, f"{name} rotation")
             for name, table in config.rotations(cache.max_context).items()
         }
-        given = device, config, self.step, self.act, cache.shape, self.n_splits, rotations, self.sampler.last_seen
+        given = device, config, self.step, self.act, cache.shape, self.n_splits, self.rotations, self.sampler.last_seen
         self.decode_ops, self.prefill_ops = DecodeOps(*given), PrefillOps(*given)
         self.layers = [
             [
@@ -109,9 +111,15 @@ class Model:
         for _ in self._prefill_steps(sequence, token_ids, min(chunk or self.chunk, self.chunk), progress):
             pass
         self.step_position = sequence.position - 1
-        self._run((*self._last_token, *self._last_layer, *self._head))
+        self.run((*self._last_token, *self._last_layer, *self._head))
         if progress is not None:
             progress(READING, len(token_ids), len(token_ids))
+
+    def extend(self, sequence: SequenceState, token_ids: Sequence[int]) -> None:
+        """Appends token_ids, the beginning of a prompt, to the sequence and leaves no logits. Raises as `prefill`."""
+        self._check_tokens(sequence, token_ids)
+        for _ in self._prefill_steps(sequence, token_ids, self.chunk):
+            pass
 
     def decode(self, sequence: SequenceState) -> None:
         """One step with the input token that the device holds; sampling moves the device's position on."""
@@ -129,7 +137,7 @@ class Model:
         launches = self.decode_launches
         if step.position < self._all_needed_from:
             launches = [launch for launch in launches if launch.first_position <= step.position]
-        self._run(launches)
+        self.run(launches)
 
     def _begin(self, step: Step) -> None:
         """Gives the device what differs from step to step: pages, and the tokens that it does not have yet."""
@@ -149,7 +157,7 @@ class Model:
 
         The function returned waits for its id: the one thing that the host reads, 4 bytes.
         """
-        self._run(self.sampler.launches)
+        self.run(self.sampler.launches)
         wait = self.step.read_sampled(sequence.n_sampled)
         sequence.n_sampled += 1
         self.device.flush()
@@ -197,7 +205,7 @@ class Model:
         for _ in self._prefill_steps(sequence, token_ids[:skip], self.chunk):
             pass
         for step in self._prefill_steps(sequence, token_ids[skip:], rows):
-            self._run((*self._last_layer, *launches), step.n_tokens)
+            self.run((*self._last_layer, *launches), step.n_tokens)
             yield buffer, step.n_tokens
 
     def _prefill_steps(
@@ -209,7 +217,7 @@ class Model:
             step = Step(sequence, ids, sequence.position)
             self._begin(step)
             if progress is None:
-                self._run(self._prefill, len(ids))
+                self.run(self._prefill, len(ids))
             else:
                 for share in self._run_in_parts(self._prefill, len(ids)):
                     if (done := start + int(share * len(ids))) < len(token_ids):
@@ -222,7 +230,7 @@ class Model:
         size = -(-len(launches) // PARTS)
         part_before: Callable[[], None] | None = None
         for start in range(0, len(launches), size):
-            self._run(launches[start : start + size], n_tokens)
+            self.run(launches[start : start + size], n_tokens)
             if not self.device.runs_ahead:
                 self.device.finish()
                 yield min(1.0, (start + size) / len(launches))
@@ -232,7 +240,8 @@ class Model:
                 part_before = self.device.marker()
                 yield start / len(launches)
 
-    def _run(self, launches: Iterable[Launch], n_tokens: int = 1) -> None:
+    def run(self, launches: Iterable[Launch], n_tokens: int = 1) -> None:
+        """Enqueues launches of a step of n_tokens."""
         with named_errors("running the model"):
             for launch in launches:
                 launch.enqueue(n_tokens)

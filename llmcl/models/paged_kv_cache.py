@@ -9,8 +9,8 @@ Source: Kwon et al., "Efficient Memory Management for Large Language Model Servi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from weakref import WeakSet, ref
+from collections.abc import Sequence
+from weakref import WeakSet
 
 from llmcl.errors import OutOfDeviceMemoryError, UsageError
 from llmcl.kernels.common.attention import CAPACITY_MULTIPLE, AttentionShape
@@ -77,8 +77,6 @@ class PagedKVCache(KVCache):
             ),
         )
         self._device = device
-        self._written: list[int] = []  # the beginning of the page table that the device has, in the state of this step
-        self._written_to: Callable[[], StepState | None] = lambda: None
 
     def sequence(self) -> SequenceState:
         """An empty sequence."""
@@ -110,7 +108,7 @@ class PagedKVCache(KVCache):
     def pages_for(self, n_tokens: int) -> int:
         return -(-n_tokens // self.page_tokens)
 
-    def prepare(self, step: StepState, sequence: SequenceState, n_tokens: int) -> None:
+    def prepare(self, step: StepState, sequence: SequenceState, n_tokens: int, place: int = 0) -> None:
         """Gives the sequence pages of its own for its next n_tokens, and the device its page table.
 
         Raises OutOfDeviceMemoryError, and changes nothing, if the pool has too few pages left.
@@ -132,13 +130,7 @@ class PagedKVCache(KVCache):
                 self._copy_page(sequence.pages[first], free[missing])
                 sequence.pages[first] = free[missing]
             sequence.pages += free[:missing]
-        if self._written_to() is not step:
-            self._written_to, self._written = ref(step), []
-        same = common_prefix(self._written, sequence.pages)
-        if same < len(sequence.pages):
-            del self._written[same:]  # should this be interrupted, nobody knows what the device has there
-            step.write_pages(sequence.pages[same:], same)
-            self._written = [*sequence.pages]
+        step.write_pages(sequence.pages, place)
 
     def own(self, sequence: SequenceState) -> SequenceState:
         self.sequences.add(super().own(sequence))

@@ -6,7 +6,6 @@ from contextlib import suppress
 
 from llmcl.errors import UsageError
 from llmcl.kernels import table
-from llmcl.kernels.common import step_state
 from llmcl.kernels.common.attention import (
     DECODE_BLOCK_N,
     MAX_ROWS,
@@ -22,7 +21,7 @@ from llmcl.kernels.common.attention import (
 from llmcl.kernels.common.cost import once, per_token
 from llmcl.kernels.common.linear import ActivationLayout, ActivationOperand
 from llmcl.kernels.common.sizes import columns_a_work_item, local_size
-from llmcl.kernels.common.step_state import StepState
+from llmcl.kernels.common.step_state import StepState, for_rows
 from llmcl.kernels.implementation import pick
 from llmcl.ops.attention_sizes import tuned_constants
 from llmcl.runtime.device import Buffer, Device, Launch
@@ -62,7 +61,8 @@ def attention_decode(
     block_n: int | None = None,
     mods: Mods = NO_MODS,
 ) -> list[Launch]:
-    """Rotates and appends the step's one token and attends to the cache, itself included.
+    """Rotates and appends the step's one token and attends to the cache, itself included; with several sequences, the
+    token of each. All but the cache have then a row for each token.
 
     qkv float32 [n_q_heads + 2 n_kv_heads, head_dim]; rope float32 [head_dim]; out float32 [n_q_heads, head_dim];
     part_ml float32 [n_q_heads, n_splits, 2], part_acc float32 [n_q_heads, n_splits, head_dim].
@@ -82,7 +82,7 @@ def attention_decode(
         constants["ONE_SPLIT_KEYS"] = chosen.one_split_keys
         results = [part_acc, out]
     elif chosen.merges:
-        results = [part_acc, out, device.zeros(4 * shape.n_kv_heads, "arrivals")]
+        results = [part_acc, out, device.zeros(4 * shape.n_kv_heads * max(1, step.n_sequences), "arrivals")]
     else:
         results = [out if n_splits == 1 else part_acc]
     launches = [
@@ -91,8 +91,8 @@ def attention_decode(
             "attention_decode",
             constants,
             [qkv, rope, step.state, k_cache, v_cache, part_ml, *results, *mods.buffers],
-            groups=(shape.n_kv_heads, n_splits),
-            local=(width, 1),
+            groups=for_rows(step, shape.n_kv_heads, n_splits),
+            local=(width, 1, 1) if step.n_sequences else (width, 1),
             prelude=mods.prelude,
             cost=shape.cost(),
         )
@@ -122,7 +122,8 @@ def attention_merge(
     """
     size = local_size(device, 64)
     constants: dict[str, object] = {
-        **step_state.CONSTANTS,
+        **step.constants,
+        "N_Q_HEADS": shape.n_q_heads,
         "N_SPLITS": n_splits,
         "ONE_SPLIT_KEYS": one_split_keys,
         "HEAD_DIM": shape.head_dim,
@@ -135,8 +136,8 @@ def attention_merge(
             "attention_merge",
             constants,
             [part_ml, part_acc, out, step.state],
-            groups=(shape.n_q_heads,),
-            local=(size,),
+            groups=for_rows(step, shape.n_q_heads),
+            local=(size, 1) if step.n_sequences else (size,),
             cost=once(4 * shape.n_q_heads * (n_splits * (2 + shape.head_dim) + shape.head_dim)),
         ).needed_from(one_split_keys)
     ]

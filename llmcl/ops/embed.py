@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from llmcl.kernels.common import step_state
 from llmcl.kernels.common.cost import per_token
 from llmcl.kernels.common.dtype import TILE_ROWS, kernel_name, tile_bytes
 from llmcl.kernels.common.sizes import local_size
@@ -24,18 +23,21 @@ def embed(
     *,
     scale: float = 1.0,
 ) -> list[Launch]:
-    """x float32 [n, hidden], rope float32 [n, head_dim] (cosines, sines), last_seen int32 [vocab] updated.
+    """x float32 [n, hidden], rope float32 [n, head_dim] (cosines, sines), last_seen int32 [vocab] updated, or with
+    several sequences [n_sequences, vocab].
 
     rotation float32 [2, head_dim / 2]: see `ModelConfig.rotations`.
     scale: factor of the embedding rows. One launch for each buffer of the table; each writes the rows it holds.
     """
     constants: dict[str, object] = {
-        **step_state.CONSTANTS,
+        **step.constants,
         "HIDDEN": table.k,
         "HEAD_DIM": rotation.nbytes // 4,
         "X_SCALE": float(scale),
         "LOCAL_SIZE": local_size(device, 256),
     }
+    if step.n_sequences:
+        constants["VOCAB"] = table.rows
     launches = []
     for part in table.parts:
         first = part.first_tile * TILE_ROWS

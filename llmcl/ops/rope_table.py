@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from llmcl.kernels.common import step_state
 from llmcl.kernels.common.cost import per_token
 from llmcl.kernels.common.sizes import local_size
 from llmcl.kernels.common.step_state import StepState
@@ -16,7 +15,7 @@ def rope_table(device: Device, step: StepState, rotation: Buffer, rope: Buffer) 
         device.launch(
             "portable/rope_table.cl",
             "rope_table",
-            {**step_state.CONSTANTS, "HEAD_DIM": rotation.nbytes // 4, "LOCAL_SIZE": size},
+            {**step.constants, "HEAD_DIM": rotation.nbytes // 4, "LOCAL_SIZE": size},
             [step.state, rotation, rope],
             groups=lambda n: (n,),
             local=(size,),

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from llmcl.errors import UsageError
-from llmcl.kernels.common import step_state
 from llmcl.kernels.common.cost import once
 from llmcl.kernels.common.sizes import widest_group
-from llmcl.kernels.common.step_state import StepState
+from llmcl.kernels.common.step_state import StepState, for_rows
 from llmcl.runtime.device import Buffer, Device, Launch
 
 REPEAT_WINDOW = 64
@@ -34,7 +33,9 @@ CONSTANTS = {
     "SAMPLING_SEED_LO": 6,
     "SAMPLING_SEED_HI": 7,
     "SAMPLING_THRESHOLD": 8,  # written by sample_select
+    "SAMPLING_TRUNCATES": 9,
 }
+N_SLOTS = len(CONSTANTS)
 BINS = 2048  # as sample.cl has it
 
 
@@ -90,30 +91,44 @@ class SamplingParams:
 
 
 class Sampler:
-    """The sampling kernels of one model, bound once. `last_seen` int32 [vocab] is kept by the embedding kernel."""
+    """The sampling kernels of one model, bound once: logits float32 [vocab].
+
+    For a step state of several sequences: logits float32 [n_sequences, vocab], a row for each of the step, and each
+    sequence has parameters of its own. `last_seen` int32 [vocab], of each sequence, is kept by the embedding kernel.
+    """
 
     def __init__(self, device: Device, logits: Buffer, vocab_size: int, step: StepState):
         self._device = device
         self._vocab_size = vocab_size
-        self.last_seen = device.alloc(4 * vocab_size, "latest positions")
-        self._params = device.zeros(4 * len(CONSTANTS), "sampling parameters")
+        n = max(1, step.n_sequences)
+        self.last_seen = device.alloc(4 * n * vocab_size, "latest positions")
+        self._params = device.zeros(4 * n * N_SLOTS, "sampling parameters")
         self._device.fill(self.last_seen, np.int32(-1))
         width = widest_group(device)
         groups = min(max(2, device.compute_units), -(-vocab_size // width))
-        best = device.alloc(8 * groups, "best scores")
-        bins = device.zeros(4 * (BINS + 1), "histogram of the logits")
-        candidates = device.alloc(8 * vocab_size, "candidates for the next token")
+        best = device.alloc(8 * n * groups, "best scores")
+        bins = device.zeros(4 * n * (BINS + 1), "histogram of the logits")
+        candidates = device.alloc(8 * n * vocab_size, "candidates for the next token")
         constants: dict[str, object] = {
             **CONSTANTS,
-            **step_state.CONSTANTS,
+            **step.constants,
+            "SAMPLING_SLOTS": N_SLOTS,
             "VOCAB": vocab_size,
             "N_GROUPS": groups,
+            "N_SEQUENCES": n,
             "LOCAL_SIZE": width,
         }
+        local = (width, 1) if step.n_sequences else (width,)
 
         def bind(name: str, args: list[Buffer], n_groups: int, n_bytes: int) -> Launch:
             return device.launch(
-                "portable/sample.cl", name, constants, args, groups=(n_groups,), local=(width,), cost=once(n_bytes)
+                "portable/sample.cl",
+                name,
+                constants,
+                args,
+                groups=for_rows(step, n_groups),
+                local=local,
+                cost=once(n_bytes),
             )
 
         inputs = [logits, self.last_seen, step.state, self._params]
@@ -121,7 +136,7 @@ class Sampler:
         read = 8 * vocab_size  # logits and latest positions
         self._choose = [
             bind("sample_partial", [*inputs, best], groups, read),
-            bind("sample_finish", [best, *outputs], 1, 8 * groups),
+            bind("sample_finish", [best, self._params, *outputs], 1, 8 * groups),
         ]
         self._choose_above_threshold = [
             bind("sample_histogram", [*inputs, best, bins], groups, read),
@@ -130,8 +145,17 @@ class Sampler:
         ]
         self.launches: list[Launch] = self._choose
 
-    def configure(self, params: SamplingParams) -> None:
-        """Takes over the parameters of a generation (36 bytes to the device)."""
+    @property
+    def every_launch(self) -> list[Launch]:
+        return [*self._choose, *self._choose_above_threshold]
+
+    def launches_for(self, rows: Sequence[SamplingParams]) -> list[Launch]:
+        """What chooses the tokens of a step of several sequences, with these parameters."""
+        kinds = {params.truncates for params in rows}
+        return [*(self._choose if False in kinds else ()), *(self._choose_above_threshold if True in kinds else ())]
+
+    def configure(self, params: SamplingParams, sequence: int = 0) -> None:
+        """Takes over the parameters of a generation (40 bytes to the device)."""
         floats = np.array(
             # One token alone reaches either top_p: its probability is at least 1 / vocabulary.
             [params.temperature, max(params.top_p, RANGE[0]), params.min_p, params.repeat_penalty, -np.inf],
@@ -149,15 +173,17 @@ class Sampler:
             ("SEED_LO", seed[0]),
             ("SEED_HI", seed[1]),
             ("THRESHOLD", floats[4]),
+            ("TRUNCATES", params.truncates),
         ):
             slots[CONSTANTS["SAMPLING_" + name]] = value
-        self._device.write(self._params, slots)
+        self._device.write(self._params, slots, 4 * sequence * N_SLOTS)
         self.launches = self._choose_above_threshold if params.truncates else self._choose
 
-    def remember(self, token_ids: Sequence[int]) -> None:
-        """The tokens that the cache holds from position 0 on are those seen so far."""
-        self._device.fill(self.last_seen, np.int32(-1))
+    def remember(self, token_ids: Sequence[int], sequence: int = 0) -> None:
+        """The tokens that the cache holds of the sequence from position 0 on are those seen so far."""
+        nbytes = 4 * self._vocab_size
+        self._device.fill(self.last_seen, np.int32(-1), sequence * nbytes, nbytes)
         if token_ids:
             latest = np.full(self._vocab_size, -1, np.int32)
             latest[np.asarray(token_ids)] = np.arange(len(token_ids))
-            self._device.write(self.last_seen, latest)
+            self._device.write(self.last_seen, latest, sequence * nbytes)

@@ -72,7 +72,7 @@ class AttentionShape:
     def constants(self, step: StepState, slot: int = step_state.CAPACITY) -> dict[str, object]:
         """Build constants of a kernel with the argument `state` of `step`, which is to hold the capacity in `slot`."""
         return {
-            **step_state.CONSTANTS,
+            **step.constants,
             "KV": kernel_name(self.kv_dtype),
             "N_Q_HEADS": self.n_q_heads,
             "N_KV_HEADS": self.n_kv_heads,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from llmcl.runtime.device import Buffer, Device
+from llmcl.runtime.device import Buffer, Device, Groups
 
 RING = 256
 
@@ -26,18 +26,32 @@ class StepState:
 
     state int32 [N_SLOTS + n_pages], tokens int32 [max_tokens], sampled int32 [RING], all on the device;
     host_sampled int32 [RING]. n_pages: entries of the page table, 0 with a contiguous KV cache.
+
+    n_sequences: 0 for steps of one sequence. Else steps have a row each of up to so many sequences (max_tokens is
+    n_sequences): state has the step's own slots, then those of each sequence with its page table, then the sequence of
+    each row (kernels/common/step_rows.cl); tokens int32 [n_sequences], sampled int32 [RING, n_sequences] by step and
+    row.
     """
 
-    def __init__(self, device: Device, max_tokens: int, n_pages: int = 0):
+    def __init__(self, device: Device, max_tokens: int, n_pages: int = 0, n_sequences: int = 0):
         self._device = device
         self.max_tokens = max_tokens
         self.n_pages = n_pages
-        self.state = device.zeros(4 * (N_SLOTS + n_pages), "step state")
+        self.n_sequences = n_sequences
+        own = N_SLOTS + n_pages  # slots of a sequence
+        slots = N_SLOTS + n_sequences * own + max_tokens if n_sequences else own
+        self.state = device.zeros(4 * slots, "step state")
         self.tokens = device.zeros(4 * max_tokens, "step tokens")
-        self.sampled = device.zeros(4 * RING, "sampled tokens")
-        self.host_sampled = device.pinned(RING)
+        self.sampled = device.zeros(4 * RING * max(1, n_sequences), "sampled tokens")
+        self.host_sampled = device.pinned(RING * max(1, n_sequences))
         self._scratch: dict[str, Buffer] = {}
         self._capacities: dict[int, int] = {}
+        self._page_tables: dict[int, list[int]] = {}  # of each sequence, as the device has it
+        self._rows: list[int] = []
+        self.constants: dict[str, object] = {**CONSTANTS}
+        if n_sequences:
+            rows = N_SLOTS + n_sequences * own
+            self.constants |= {"STATE_SEQUENCES": N_SLOTS, "SEQUENCE_SLOTS": own, "STATE_ROWS": rows}
 
     def write_tokens(self, token_ids: Sequence[int] | np.ndarray, position: int) -> None:
         """Makes `token_ids` (at most max_tokens) the next step's input, at `position` of the cache."""
@@ -50,18 +64,59 @@ class StepState:
         """
         if slot not in self._capacities:
             self._capacities[slot] = keys
-            self._device.write(self.state, np.array([keys], np.int32), 4 * slot)
+            for first in (0, *map(self._first_slot, range(self.n_sequences))):
+                self._device.write(self.state, np.array([keys], np.int32), 4 * (first + slot))
         if self._capacities[slot] != keys:
             raise ValueError(f"a step state of {self._capacities[slot]} keys is used with {keys}")
         return f"state[{slot}]"
 
-    def write_pages(self, pages: Sequence[int], first: int = 0) -> None:
-        """Puts `pages` into the page table of the step's sequence, from entry `first` on."""
-        offset = 4 * (N_SLOTS + first)
-        if len(pages) == 1:  # as decode goes on: a write would wait for the steps that are under way
-            self._device.fill(self.state, np.int32(pages[0]), offset, 4)
+    def _first_slot(self, sequence: int) -> int:
+        return N_SLOTS + sequence * (N_SLOTS + self.n_pages) if self.n_sequences else 0
+
+    def _write_slots(self, values: Sequence[int], first: int) -> None:
+        if len(values) == 1:  # as decode goes on: a write would wait for the steps that are under way
+            self._device.fill(self.state, np.int32(values[0]), 4 * first, 4)
         else:
-            self._device.write(self.state, np.asarray(pages, np.int32), offset)
+            self._device.write(self.state, np.asarray(values, np.int32), 4 * first)
+
+    def write_pages(self, pages: Sequence[int], sequence: int = 0) -> None:
+        """Makes `pages` the page table of a sequence: what the device does not have yet is written."""
+        written = self._page_tables.setdefault(sequence, [])
+        n = min(len(written), len(pages))
+        same = next((i for i in range(n) if written[i] != pages[i]), n)
+        if same < len(pages):
+            del written[same:]  # should this be interrupted, nobody knows what the device has there
+            self._write_slots(pages[same:], self._first_slot(sequence) + N_SLOTS + same)
+            written += pages[same:]
+
+    def write_sequence(self, sequence: int, position: int, n_sampled: int) -> None:
+        """Of several: the sequence's next row is at `position`, the next sampled token number n_sampled of its own."""
+        self._write_slots([position, 1, n_sampled], self._first_slot(sequence))
+
+    def write_rows(self, sequences: Sequence[int], step: int) -> None:
+        """Of several: the next step, number `step`, has a row of each of these sequences."""
+        self._write_slots([step], CONSTANTS["STATE_STEP"])
+        if self._rows != sequences:
+            self._rows = []
+            rows = self.constants["STATE_ROWS"]
+            assert isinstance(rows, int)
+            self._device.write(self.state, np.asarray(sequences, np.int32), 4 * rows)
+            self._write_slots([len(sequences)], CONSTANTS["STATE_N_TOKENS"])
+            self._rows = [*sequences]
+
+    def read_rows(self, step: int, n: int) -> Callable[[], list[int]]:
+        """Of several: enqueues the reading of the n tokens sampled in step number `step`, 4 bytes each. The function
+        returned waits for them.
+        """
+        first = step % RING * self.n_sequences
+        target = self.host_sampled[first : first + n]
+        wait = self._device.read_async(self.sampled, target, 4 * first)
+
+        def tokens() -> list[int]:
+            wait()
+            return [int(token) for token in target]
+
+        return tokens
 
     def scratch(self, name: str, nbytes: int) -> Buffer:
         """Working memory of a step by name, made when it is first asked for; the same size each time."""
@@ -88,3 +143,8 @@ class StepState:
     def restart_sampling(self, i: int = 0) -> None:
         """The next sampled token is number i of its generation."""
         self._device.write(self.state, np.array([i], np.int32), 4 * CONSTANTS["STATE_STEP"])
+
+
+def for_rows(step: StepState, *groups: int) -> Groups:
+    """Work-groups of a kernel for one token: for each row of the step, where it has several sequences."""
+    return (lambda n: (*groups, n)) if step.n_sequences else groups

@@ -6,7 +6,7 @@
 // k_cache, v_cache  KV, of N_KV_HEADS heads: see kv_cache.cl
 // part_ml, part_acc  partial states [N_Q_HEADS][N_SPLITS] for `attention_merge`; with N_SPLITS = 1 part_acc is the output
 //
-//            keys 0 ......................... position          index space (N_KV_HEADS, N_SPLITS), local size 1
+//            keys 0 ......................... position          index space (N_KV_HEADS, N_SPLITS, rows), local size 1
 //   head 0   [ split 0 | split 1 | ... | last split ]           each work-item reads its keys once for all
 //   head 1   [ split 0 | split 1 | ... | last split ]           GROUP_SIZE query heads; the one whose split holds
 //                                                               `position` appends
@@ -19,16 +19,23 @@
 #endif
 #include "cpu/attention_tile.cl"
 #include "common/append_token.cl"
+#include "common/step_rows.cl"
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void attention_decode(__global const float* qkv, __global const float* rope, __global const int* state,
                       __global kv_t* k_cache, __global kv_t* v_cache,
                       __global float* part_ml, __global float* part_acc MOD_PARAMS) {
     const int head = get_group_id(0), split = get_group_id(1);
+    const int t = step_row(2), batch = 0;
+    state = sequence_state(state, t);
+    qkv += t * (N_Q_HEADS + 2 * N_KV_HEADS) * HEAD_DIM;
+    rope += t * HEAD_DIM;
+    part_ml += t * N_Q_HEADS * N_SPLITS * 2;
+    part_acc += (size_t)t * N_Q_HEADS * N_SPLITS * HEAD_DIM;
     const int position = state[STATE_POSITION], kv_len = position + 1;
     // The splits share what comes after the keys that mask_mod hides from the beginning on.
     const int2 query = (int2)(position);
-    const int visible_from = first_visible(0, head * ROWS, ROWS, query, kv_len, BLOCK_N MOD_ARGS);
+    const int visible_from = first_visible(batch, head * ROWS, ROWS, query, kv_len, BLOCK_N MOD_ARGS);
     const int per_split = (kv_len - visible_from + N_SPLITS * BLOCK_N - 1) / (N_SPLITS * BLOCK_N) * BLOCK_N;
     const int first = visible_from + split * per_split, end = min(kv_len, first + per_split);
 
@@ -48,12 +55,12 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
     round_queries(&attention);
     for (int j = first; j < end; j += BLOCK_N) {
         const int n_keys = min(BLOCK_N, end - j);
-        const int seen = tile_class(0, head * ROWS, ROWS, query, j, j + n_keys MOD_ARGS);
+        const int seen = tile_class(batch, head * ROWS, ROWS, query, j, j + n_keys MOD_ARGS);
         if (seen == TILE_EMPTY) continue;
         int visible[ROWS];
         for (int r = 0; r < ROWS; ++r) visible[r] = n_keys;
         const int row = kv_row(state, j);
-        attention_tile(&attention, KV_TILES_AT(k_cache, row), KV_TILES_AT(v_cache, row), n_keys, visible, 0, j,
+        attention_tile(&attention, KV_TILES_AT(k_cache, row), KV_TILES_AT(v_cache, row), n_keys, visible, batch, j,
                        seen == TILE_PARTIAL MOD_ARGS);
     }
     for (int r = 0; r < ROWS; ++r) {

@@ -6,8 +6,9 @@
 // out       float [N_Q_HEADS][HEAD_DIM]
 // arrivals  int [N_KV_HEADS], 0 before and after: groups of the head that have left their state
 //
-// Index space: groups (N_KV_HEADS, N_SPLITS) of WARPS warps. For pages of keys and values see kv_address.cl.
+// Index space: groups (N_KV_HEADS, N_SPLITS, rows of the step: step_rows.cl) of WARPS warps. For pages of keys and values see kv_address.cl.
 #include "nvidia/attend.cl"
+#include "common/step_rows.cl"
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
 void attention_decode(__global const float* qkv, __global const float* rope, __global const int* state,
@@ -20,7 +21,15 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
     __local int arrived;
     const int head = get_group_id(0), split = get_group_id(1);
     const int lid = get_local_id(0);
-    const kv_block_range range = range_of_keys(head, split, state MOD_ARGS);
+    const int row = step_row(2);
+    state = sequence_state(state, row);
+    qkv += row * (N_Q_HEADS + 2 * N_KV_HEADS) * HEAD_DIM;
+    rope += row * HEAD_DIM;
+    out += row * N_Q_HEADS * HEAD_DIM;
+    part_ml += row * N_Q_HEADS * N_SPLITS * 2;
+    part_acc += (size_t)row * N_Q_HEADS * N_SPLITS * HEAD_DIM;
+    arrivals += row * N_KV_HEADS;
+    const kv_block_range range = range_of_keys(0, head, split, state MOD_ARGS);
     const int n_splits = range.n_splits;
     if (split >= n_splits) return;
     const attend_space space = {queries, new_key, warps, WARP_FLOATS};

@@ -116,7 +116,7 @@ void persistent_layers(__global const ulong* layers, __global float* x, __global
     const attend_space space = {queries, new_key, own_of[0], OWN_FLOATS};
     const bool attends = group < N_KV_HEADS * N_SPLITS;
     __local kv_block_range kept;
-    if (lid == 0) kept = range_of_keys(min(group / N_SPLITS, N_KV_HEADS - 1), group % N_SPLITS, state MOD_ARGS);
+    if (lid == 0) kept = range_of_keys(0, min(group / N_SPLITS, N_KV_HEADS - 1), group % N_SPLITS, state MOD_ARGS);
     int parity = 0;
     weight_fragment fragment;
     matrix to_qkv = partition_of(layers[1], HIDDEN, QKV_SIZE / 16, false);

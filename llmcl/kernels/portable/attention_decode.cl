@@ -2,7 +2,7 @@
 // Formula, arguments and the split of the keys as in cpu/attention_decode.cl, but: up to ONE_SPLIT_KEYS keys the first split takes
 // all of them, and writes `out`; beyond, each split leaves its state in part_ml and part_acc for attention_merge.
 //
-// Index space: groups (N_KV_HEADS, N_SPLITS) of LOCAL_SIZE work-items. BLOCK_N keys at a time, for all GROUP_SIZE query heads:
+// Index space: groups (N_KV_HEADS, N_SPLITS, rows of the step: step_rows.cl) of LOCAL_SIZE work-items. BLOCK_N keys at a time, for all GROUP_SIZE query heads:
 //
 //   scores  a work-item has four neighbouring keys and every SLICES-th dimension (a piece, of four dimensions with q8_0)
 //           work-item:  quad = i % 4 | slice = i / 4 % SLICES | 16 keys = i / (4 SLICES)     neighbours read neighbouring bytes
@@ -23,6 +23,7 @@
 #include "common/append_token.cl"
 #include "common/online_softmax.cl"
 #include "common/attention_mods.cl"
+#include "common/step_rows.cl"
 #include "portable/widen.cl"
 
 #define SLICES (LOCAL_SIZE / (BLOCK_N / 4))
@@ -98,12 +99,19 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
     __local float shrinks[GROUP_SIZE];
     __local float row_sums[ROWS_AT_ONCE * GROUP_SIZE];
     const int lid = get_local_id(0), head = get_group_id(0), split = get_group_id(1);
+    const int row = step_row(2), batch = 0;
+    state = sequence_state(state, row);
+    qkv += row * (N_Q_HEADS + 2 * N_KV_HEADS) * HEAD_DIM;
+    rope += row * HEAD_DIM;
+    out += row * N_Q_HEADS * HEAD_DIM;
+    part_ml += row * N_Q_HEADS * N_SPLITS * 2;
+    part_acc += (size_t)row * N_Q_HEADS * N_SPLITS * HEAD_DIM;
     const int position = state[STATE_POSITION], kv_len = position + 1;
     const int n_splits = kv_len > ONE_SPLIT_KEYS ? N_SPLITS : 1;
     if (split >= n_splits) return;
     // The splits share what comes after the keys that mask_mod hides from the beginning on.
     const int2 query = (int2)(position);
-    const int visible_from = first_visible(0, head * GROUP_SIZE, GROUP_SIZE, query, kv_len, BLOCK_N MOD_ARGS);
+    const int visible_from = first_visible(batch, head * GROUP_SIZE, GROUP_SIZE, query, kv_len, BLOCK_N MOD_ARGS);
     const int per_split = (kv_len - visible_from + n_splits * BLOCK_N - 1) / (n_splits * BLOCK_N) * BLOCK_N;
     const int first = visible_from + split * per_split, end = min(kv_len, first + per_split);
 
@@ -129,11 +137,11 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
     }
     for (int j = first; j < end; j += BLOCK_N) {
         const int n_keys = min(BLOCK_N, end - j);
-        const int seen = tile_class(0, head * GROUP_SIZE, GROUP_SIZE, query, j, j + n_keys MOD_ARGS);
+        const int seen = tile_class(batch, head * GROUP_SIZE, GROUP_SIZE, query, j, j + n_keys MOD_ARGS);
         if (seen == TILE_EMPTY) continue;
-        const int row = kv_row(state, j);
-        __global const kv_t* k = KV_TILES_AT(k_cache, row);
-        __global const kv_t* v = KV_TILES_AT(v_cache, row);
+        const int key_row = kv_row(state, j);
+        __global const kv_t* k = KV_TILES_AT(k_cache, key_row);
+        __global const kv_t* v = KV_TILES_AT(v_cache, key_row);
 
         // Keys past the last one are read, then discarded; values past it are not, since nothing times 0 makes NaN 0.
         key_piece keys[OWN_PIECES];
@@ -162,11 +170,11 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
             float score = 0.0f;
             for (int i = 0; i < SLICES; ++i) score += sums[(i * GROUP_SIZE + g) * BLOCK_N + own_key];
 #if HAS_SCORE_MOD
-            score = score_mod(score, 0, head * GROUP_SIZE + g, position, j + min(own_key, n_keys - 1) MOD_ARGS);
+            score = score_mod(score, batch, head * GROUP_SIZE + g, position, j + min(own_key, n_keys - 1) MOD_ARGS);
 #endif
             bool is_seen = own_key < n_keys;
 #if HAS_MASK_MOD
-            if (is_seen && seen == TILE_PARTIAL) is_seen = mask_mod(0, head * GROUP_SIZE + g, position, j + own_key MOD_ARGS);
+            if (is_seen && seen == TILE_PARTIAL) is_seen = mask_mod(batch, head * GROUP_SIZE + g, position, j + own_key MOD_ARGS);
 #endif
             own_scores[h] = is_seen ? score : -INFINITY;
             scores[g * BLOCK_N + own_key] = own_scores[h];

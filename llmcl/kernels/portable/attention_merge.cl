@@ -2,17 +2,19 @@
 //
 //   m = max_s m_s;   out = sum_s exp(m_s - m) acc_s / sum_s exp(m_s - m) l_s
 //
+// of each row of the step (step_rows.cl):
 // part_ml  float [N_Q_HEADS][N_SPLITS][2] (m, l)    part_acc  float [N_Q_HEADS][N_SPLITS][HEAD_DIM]
 // out      float [N_Q_HEADS][HEAD_DIM]               state    see STATE_*
 // Up to ONE_SPLIT_KEYS keys `out` is there already, and stays as it is.
-// Index space: one work-group of LOCAL_SIZE a query head; work-items share its columns, COLUMNS at a time.
-// Build: N_SPLITS, HEAD_DIM, ONE_SPLIT_KEYS, COLUMNS (1 or 16), LOCAL_SIZE.
-#if !defined(N_SPLITS) || !defined(HEAD_DIM) || !defined(ONE_SPLIT_KEYS) || !defined(COLUMNS) || \
+// Index space: groups (N_Q_HEADS, rows) of LOCAL_SIZE; work-items share its columns, COLUMNS at a time.
+// Build: N_Q_HEADS, N_SPLITS, HEAD_DIM, ONE_SPLIT_KEYS, COLUMNS (1 or 16), LOCAL_SIZE.
+#if !defined(N_Q_HEADS) || !defined(N_SPLITS) || !defined(HEAD_DIM) || !defined(ONE_SPLIT_KEYS) || !defined(COLUMNS) || \
     !defined(LOCAL_SIZE) || !defined(STATE_POSITION)
-#error "attention_merge.cl needs the build constants N_SPLITS, HEAD_DIM, ONE_SPLIT_KEYS, COLUMNS, LOCAL_SIZE and those of the step state"
+#error "attention_merge.cl needs the build constants N_Q_HEADS, N_SPLITS, HEAD_DIM, ONE_SPLIT_KEYS, COLUMNS, LOCAL_SIZE and those of the step state"
 #endif
 #include "common/common.cl"
 #include "common/online_softmax.cl"
+#include "common/step_rows.cl"
 
 #if COLUMNS == 16
 typedef float16 columns_t;
@@ -27,8 +29,9 @@ typedef float columns_t;
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
 void attention_merge(__global const float* part_ml, __global const float* part_acc, __global float* out,
                      __global const int* state) {
-    if (state[STATE_POSITION] < ONE_SPLIT_KEYS) return;
-    const int head = get_group_id(0);
+    const int row = step_row(1);
+    if (sequence_state(state, row)[STATE_POSITION] < ONE_SPLIT_KEYS) return;
+    const int head = row * N_Q_HEADS + get_group_id(0);
     part_ml += head * N_SPLITS * 2;
     part_acc += (size_t)head * N_SPLITS * HEAD_DIM;
 

@@ -1,15 +1,16 @@
 // The embedding row and the rotation of each token of a step.
 //
-//   x[t] = X_SCALE table[tokens[t]];   rope[t] = m_i (cos a_i, sin a_i),  a_i = float(position + t) * f_i
+//   x[t] = X_SCALE table[tokens[t]];   rope[t] = m_i (cos a_i, sin a_i),  a_i = float(position of t) * f_i
 //
 // table      tiles of WEIGHT (tiles.cl), rows first_row .. first_row + n_rows - 1 of the vocabulary
-// tokens     int [n]                    state      see STATE_*
+// tokens     int [n], or of each sequence (step_rows.cl)     state      see STATE_*
 // rotation   float [2][HEAD_DIM/2]: f, m
 // x          float [n][HIDDEN]
 // rope       float [n][HEAD_DIM]: HEAD_DIM/2 cosines, then the sines
-// last_seen  int [vocab]: the latest position of each token, for the repetition penalty
+// last_seen  int [vocab], of each sequence: the latest position of each token, for the repetition penalty
 //
-// Index space: one work-group of LOCAL_SIZE a token. Build: WEIGHT, HIDDEN, HEAD_DIM, X_SCALE, LOCAL_SIZE.
+// Index space: one work-group of LOCAL_SIZE a token. Build: WEIGHT, HIDDEN, HEAD_DIM, X_SCALE, LOCAL_SIZE; VOCAB with
+// several sequences.
 // The host must have checked that 0 <= tokens[t] < vocab. The angle is rounded to float32, as in transformers.
 #if !defined(WEIGHT) || !defined(HIDDEN) || !defined(HEAD_DIM) || !defined(X_SCALE) || !defined(LOCAL_SIZE) || \
     !defined(STATE_POSITION)
@@ -18,16 +19,17 @@
 #define K HIDDEN
 #include "common/tiles.cl"
 #include "common/rope_table.cl"
+#include "common/step_rows.cl"
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
 void embed(__global const CAT(WEIGHT, _t)* table, __global const int* tokens, __global const int* state,
            __global const float* rotation, __global float* x, __global float* rope, __global int* last_seen,
            const int first_row, const int n_rows) {
     const int t = get_group_id(0);
-    const int token = tokens[t];
+    const int token = tokens[row_token(state, t)];
     const int row = token - first_row;
     if (row < 0 || row >= n_rows) return;
-    const int position = state[STATE_POSITION] + t;
+    const int position = row_position(state, t);
 
     table += row / 16 * TILE_SIZE;
     x += (size_t)t * HIDDEN;
@@ -38,5 +40,8 @@ void embed(__global const CAT(WEIGHT, _t)* table, __global const int* tokens, __
     for (int i = get_local_id(0); i < HIDDEN; i += LOCAL_SIZE) x[i] = weight_at(table, i, row % 16) * X_SCALE;
 #endif
     write_rotation(rotation, position, rope + t * HEAD_DIM);
+#ifdef STATE_SEQUENCES
+    last_seen += (size_t)sequence_of(state, t) * VOCAB;
+#endif
     if (get_local_id(0) == 0) atomic_max(last_seen + token, position);
 }

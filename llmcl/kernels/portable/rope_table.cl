@@ -1,5 +1,5 @@
 // The rotation of each token of a step, beside that which `embed` writes: rope[t] = m_i (cos a_i, sin a_i),
-// a_i = float(position + t) * f_i.
+// a_i = float(position of t) * f_i.
 //
 // state     see STATE_*                  rotation  float [2][HEAD_DIM/2]: f, m
 // rope      float [n][HEAD_DIM]: HEAD_DIM/2 cosines, then the sines
@@ -9,9 +9,10 @@
 #error "rope_table.cl needs the build constants HEAD_DIM, LOCAL_SIZE and those of the step state"
 #endif
 #include "common/rope_table.cl"
+#include "common/step_rows.cl"
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
 void rope_table(__global const int* state, __global const float* rotation, __global float* rope) {
     const int t = get_group_id(0);
-    write_rotation(rotation, state[STATE_POSITION] + t, rope + t * HEAD_DIM);
+    write_rotation(rotation, row_position(state, t), rope + t * HEAD_DIM);
 }

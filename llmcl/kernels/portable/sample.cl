@@ -10,21 +10,24 @@
 // the first two share the vocabulary among all groups and leave the few logits that can be above the threshold to the last.
 //
 // logits     float [VOCAB]          last_seen  int [VOCAB], the latest position of each token, negative: never
-// state      see STATE_*            sampling   int [9], see SAMPLING_*; floats by their bits
+// state      see STATE_*            sampling   int [SAMPLING_SLOTS], see SAMPLING_*; floats by their bits
 // best       float2 [N_GROUPS]: (score, token id by its bits), or of sample_histogram (largest logit, sum of exp(l - largest))
 // bins       uint [BINS + 1], 0 before and after a step: a measure of the logits by the upper bits of their keys, and the
 //            number of candidates
 // candidates float2 [VOCAB]: (penalised logit, token id by its bits), in any order
 // tokens     int [.]: the next step's input        sampled  int [STATE_RING]: tokens handed to the host, by step
 //
-// Index space: N_GROUPS groups of LOCAL_SIZE; one group for sample_select and sample_finish.
-// Build: VOCAB, LOCAL_SIZE (a power of two), N_GROUPS. The host must have checked the ranges of the parameters.
-#if !defined(VOCAB) || !defined(LOCAL_SIZE) || !defined(N_GROUPS) || !defined(STATE_STEP) || \
+// A step of several sequences (step_rows.cl) has logits, best, bins and candidates of each row, last_seen, sampling and tokens of
+// each sequence, and sampled [STATE_RING][N_SEQUENCES], of which its number says the line.
+// Index space: N_GROUPS groups of LOCAL_SIZE; one group for sample_select and sample_finish; with several sequences for each row.
+// Build: VOCAB, LOCAL_SIZE (a power of two), N_GROUPS, N_SEQUENCES (1). The host must have checked the ranges of the parameters.
+#if !defined(VOCAB) || !defined(LOCAL_SIZE) || !defined(N_GROUPS) || !defined(N_SEQUENCES) || !defined(STATE_STEP) || \
     !defined(SAMPLING_THRESHOLD)
-#error "sample.cl needs the build constants VOCAB, LOCAL_SIZE, N_GROUPS and those of the step state"
+#error "sample.cl needs the build constants VOCAB, LOCAL_SIZE, N_GROUPS, N_SEQUENCES and those of the step state"
 #endif
 #include "common/common.cl"
 #include "common/reduce.cl"
+#include "common/step_rows.cl"
 
 inline float penalized(__global const float* logits, __global const int* last_seen, __global const int* sampling,
                        const int position, const int i) {
@@ -339,33 +342,58 @@ inline void best_of_partition(const int group, __global const float* logits, __g
     if (lid == 0) best[group] = found;
 }
 
-// Hands the token to the host and to the next step, and moves the position on: the step's end. One work-item.
+// Hands the token of a row to the host and to the next step, and moves the position on: the step's end. One work-item.
 // If no logit is a number, or the best score is infinite, the token is VOCAB and the host reports it.
-inline void end_step(const float2 best, __global int* state, __global int* tokens, __global int* sampled) {
+inline void end_step(const float2 best, const int row, __global int* state, __global int* tokens, __global int* sampled) {
     const int token = isinf(best.x) ? VOCAB : as_int(best.y);
-    sampled[state[STATE_STEP] % STATE_RING] = token;
-    tokens[0] = min(token, VOCAB - 1);
+    sampled[state[STATE_STEP] % STATE_RING * N_SEQUENCES + row] = token;
+    tokens[sequence_of(state, row)] = min(token, VOCAB - 1);
+    state = sequence_state(state, row);
     state[STATE_POSITION] += state[STATE_N_TOKENS];
     state[STATE_N_TOKENS] = 1;
     state[STATE_STEP] += 1;
 }
 
+// Where a row's own begin. A step of several sequences has rows that need a threshold and rows that do not; the kernels for the
+// other kind leave a row as it is.
+#ifdef STATE_SEQUENCES
+#define OF_ROW(truncates)                                                            \
+    const int row = step_row(1), sequence = sequence_of(state, row);                 \
+    sampling += sequence * SAMPLING_SLOTS;                                           \
+    if (sampling[SAMPLING_TRUNCATES] != (truncates)) return;                         \
+    best += row * N_GROUPS;
+#define LOGITS_OF_ROW                     \
+    logits += (size_t)row * VOCAB;        \
+    last_seen += (size_t)sequence * VOCAB; \
+    state = sequence_state(state, row);
+#define BINS_OF_ROW bins += row * (BINS + 1);
+#define CANDIDATES_OF_ROW candidates += (size_t)row * VOCAB;
+#else
+#define OF_ROW(truncates) const int row = 0;
+#define LOGITS_OF_ROW
+#define BINS_OF_ROW
+#define CANDIDATES_OF_ROW
+#endif
+
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
 void sample_partial(__global const float* logits, __global const int* last_seen, __global const int* state,
                     __global const int* sampling, __global float2* best) {
     __local float2 scratch[LOCAL_SIZE];
+    OF_ROW(0) LOGITS_OF_ROW
     best_of_partition(get_group_id(0), logits, last_seen, state, sampling, best, scratch);
 }
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
-void sample_finish(__global const float2* best, __global int* state, __global int* tokens, __global int* sampled) {
+void sample_finish(__global const float2* best, __global const int* sampling, __global int* state, __global int* tokens,
+                   __global int* sampled) {
     __local float2 scratch[LOCAL_SIZE];
     const int lid = get_local_id(0);
+    OF_ROW(0)
     float score = -INFINITY;
     int token = VOCAB;
     for (int i = lid; i < N_GROUPS; i += LOCAL_SIZE) keep_better(&score, &token, best[i].x, as_int(best[i].y));
     const float2 found = reduce_best(score, token, scratch);
-    if (lid == 0) end_step(found, state, tokens, sampled);
+    if (lid == 0) end_step(found, row, state, tokens, sampled);
 }
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
@@ -373,6 +401,7 @@ void sample_histogram(__global const float* logits, __global const int* last_see
                       __global const int* sampling, __global float2* best, __global uint* bins) {
     __local uint own[BINS];
     __local float scratch[LOCAL_SIZE];
+    OF_ROW(1) LOGITS_OF_ROW BINS_OF_ROW
     histogram_of_partition(get_group_id(0), logits, last_seen, state, sampling, best, bins, own, scratch);
 }
 
@@ -384,6 +413,7 @@ void sample_candidates(__global const float* logits, __global const int* last_se
                        __global float2* candidates) {
     __local float measures[BINS], scratch[BLOCK_FLOATS];
     __local int found;
+    OF_ROW(1) LOGITS_OF_ROW BINS_OF_ROW CANDIDATES_OF_ROW
     candidates_of_partition(get_group_id(0), logits, last_seen, state, sampling, best, bins, candidates, measures, scratch, &found);
 }
 
@@ -393,10 +423,11 @@ void sample_select(__global const float2* candidates, __global const float2* bes
                    __global int* sampling, __global int* state, __global int* tokens, __global int* sampled) {
     __local ulong scratch[LOCAL_SIZE];
     __local uint histogram[256], found[FOUND];
+    OF_ROW(1) BINS_OF_ROW CANDIDATES_OF_ROW
     const int lid = get_local_id(0), n = bins[BINS];
     const float threshold = threshold_of(candidates, n, sampling, best, histogram, found, scratch);
     const float temperature = as_float(sampling[SAMPLING_TEMPERATURE]);
-    const uint2 keys = noise_keys(state, sampling);
+    const uint2 keys = noise_keys(sequence_state(state, row), sampling);
     float score = -INFINITY;
     int token = VOCAB;
     for (int i = lid; i < n; i += LOCAL_SIZE) {
@@ -409,6 +440,6 @@ void sample_select(__global const float2* candidates, __global const float2* bes
     for (int i = lid; i <= BINS; i += LOCAL_SIZE) bins[i] = 0;
     if (lid == 0) {
         sampling[SAMPLING_THRESHOLD] = as_int(threshold);
-        end_step(chosen, state, tokens, sampled);
+        end_step(chosen, row, state, tokens, sampled);
     }
 }

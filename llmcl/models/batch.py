@@ -1,0 +1,230 @@
+"""Several sequences that are extended together: a decode step has a row of each, and reads the weights once for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+
+from llmcl.errors import UsageError
+from llmcl.kernels.common.linear import FEW_ROWS
+from llmcl.kernels.common.step_state import StepState
+from llmcl.models.layer_ops import BatchOps
+from llmcl.models.model import Model
+from llmcl.models.paged_kv_cache import PagedKVCache
+from llmcl.models.sequence import SequenceState
+from llmcl.models.stack import head, stack
+from llmcl.ops.attention import decode_splits
+from llmcl.ops.sample import Sampler, SamplingParams
+from llmcl.progress import Progress
+from llmcl.runtime.device import Launch
+
+MAX_SEQUENCES = FEW_ROWS[-1]
+
+
+def make_batch(
+    model: Model,
+    max_sequences: int,
+    max_context: int,
+    page_tokens: int,
+    n_pages: int | None = None,
+    progress: Progress | None = None,
+) -> Batch:
+    """A batch with the weights of `model`, and a paged KV cache and launches of its own.
+
+    max_context: tokens of a sequence. n_pages: of page_tokens tokens, for all sequences together; None: enough for
+    max_sequences of max_context tokens.
+
+    Raises UsageError for sizes out of range, OutOfDeviceMemoryError where the device has no room.
+    """
+    if not 1 <= max_sequences <= MAX_SEQUENCES:
+        raise UsageError(f"max_sequences is {max_sequences}; expected 1 to {MAX_SEQUENCES}")
+    shape, most = model.cache.shape, max_sequences * -(-max_context // page_tokens)
+    pool = PagedKVCache(
+        model.device,
+        model.config,
+        max_context,
+        shape.kv_dtype,
+        page_tokens,
+        most if n_pages is None else n_pages,
+        exact_queries=shape.exact_queries,
+    )
+    own = Model(
+        model.device,
+        model.config,
+        model.weights,
+        pool,
+        chunk=model.chunk,
+        logit_rows=max_sequences,
+        mods=model.mods,
+        progress=progress,
+    )
+    return Batch(own, max_sequences, progress)
+
+
+class Batch:
+    """Launches bound once for steps of up to max_sequences rows, and the places of the sequences on the device.
+
+    model: with a paged cache, and logits of max_sequences rows. It prefills, and decodes a sequence that is alone.
+    A sequence has a place from `start` to `end`; what it sampled last is its next input, on the device.
+    """
+
+    def __init__(self, model: Model, max_sequences: int, progress: Progress | None = None):
+        assert isinstance(model.cache, PagedKVCache)
+        self.model = model
+        self.cache = model.cache
+        self.max_sequences = max_sequences
+        device, config = model.device, model.config
+        self.step = StepState(device, max_sequences, model.cache.table_entries, max_sequences)
+        self.n_steps = 0  # that sampled
+        self._places: dict[SequenceState, int] = {}
+        self._params: dict[SequenceState, SamplingParams] = {}
+        self._last: dict[SequenceState, Callable[[], int]] = {}  # the token sampled last
+        self._ready: set[SequenceState] = set()  # whose place has what the device needs for the next row
+        self._alone: SequenceState | None = None  # whom the model's own step state has so
+        self.sampler = Sampler(device, model.act.logits, config.vocab_size, self.step)
+        self._decode = {rows: self._bind(rows) for rows in _classes(max_sequences)}
+        launches = [*(launch for bound in self._decode.values() for launch in bound), *self.sampler.every_launch]
+        for launch in launches:
+            launch.share_seldom_used()
+        with device.compile_progress(launches, progress):
+            for launch in launches:
+                launch.prepare()
+
+    @property
+    def max_context(self) -> int:
+        return self.cache.max_context
+
+    @property
+    def runs_ahead(self) -> bool:
+        return self.model.device.runs_ahead
+
+    def start(self, sequence: SequenceState, params: SamplingParams) -> None:
+        """Gives a sequence of the cache a place; its next tokens are chosen as params, which have a seed, say.
+
+        Raises UsageError where all places are taken.
+        """
+        self.cache.own(sequence)
+        free = sorted({*range(self.max_sequences)} - {*self._places.values()})
+        if not free:
+            raise UsageError(f"all {self.max_sequences} places are taken; end a sequence, or raise max_sequences")
+        self._places[sequence] = free[0]
+        self._params[sequence] = params
+        sequence.sampling = params
+        self.sampler.configure(params, free[0])
+
+    def end(self, sequence: SequenceState) -> None:
+        """Takes the place back; the sequence keeps its tokens and pages. Without a place nothing happens."""
+        for of_sequences in (self._places, self._params, self._last):
+            of_sequences.pop(sequence, None)
+        self._ready.discard(sequence)
+        if self._alone is sequence:
+            self._alone = None
+
+    def prefill(self, sequence: SequenceState, token_ids: Sequence[int]) -> None:
+        """Appends token_ids, which are not the last of its prompt, to the sequence."""
+        self._alone = None
+        self.model.extend(sequence, token_ids)
+
+    def prefill_last(self, sequence: SequenceState, token_ids: Sequence[int]) -> Callable[[], int]:
+        """Appends the last tokens of its prompt to the sequence and samples; the function returned waits for the id."""
+        self._alone = None
+        self.model.prefill(sequence, token_ids)
+        place = self._places[sequence]
+        self.step.write_sequence(place, sequence.position - 1, sequence.n_sampled)
+        self._remember(sequence)
+        wait = self._sample([sequence])
+        self._ready.add(sequence)
+        return lambda: wait()[0]
+
+    def decode(self, sequences: Sequence[SequenceState]) -> Callable[[], list[int]]:
+        """A row of each: takes what it sampled last and samples what follows. The function returned waits for the ids,
+        in the order of the sequences; an id of vocab_size says that the logits had no number.
+
+        Raises OutOfDeviceMemoryError where the cache has too few pages: then no row was computed.
+        """
+        if len(sequences) == 1:
+            return self._decode_alone(sequences[0])
+        for sequence in sequences:
+            self.cache.prepare(self.step, sequence, 1, self._places[sequence])
+            self._enter(sequence)
+        if self._alone in sequences:
+            self._alone = None
+        n = len(sequences)
+        launches = next(bound for rows, bound in self._decode.items() if n <= rows)
+        self._begin_step(sequences)
+        self.model.run(launches, n)
+        return self._sample(sequences, begun=True)
+
+    def _bind(self, max_rows: int) -> list[Launch]:
+        model, shape = self.model, self.cache.shape
+        # Rows are work-groups as well: the more of them, the fewer parts the keys of each are cut into.
+        n_splits = decode_splits(model.device, max_rows * shape.n_kv_heads, shape.head_dim, shape.kv_dtype)
+        rows, heads = self.max_sequences, shape.n_q_heads
+        part_ml = self.step.scratch(f"states of {n_splits} splits", 8 * rows * heads * n_splits)
+        part_acc = self.step.scratch(f"sums of {n_splits} splits", 4 * rows * heads * n_splits * shape.head_dim)
+        act = replace(model.act, part_ml=part_ml, part_acc=part_acc)
+        ops = BatchOps(
+            model.device,
+            model.config,
+            self.step,
+            act,
+            shape,
+            n_splits,
+            model.rotations,
+            self.sampler.last_seen,
+            max_rows,
+        )
+        return [*stack(model.weights, model.layers, ops), *head(model.weights, ops, act.logits)]
+
+    def _begin_step(self, sequences: Sequence[SequenceState]) -> None:
+        self.n_steps += 1
+        self.step.write_rows([self._places[sequence] for sequence in sequences], self.n_steps)
+
+    def _sample(self, sequences: Sequence[SequenceState], *, begun: bool = False) -> Callable[[], list[int]]:
+        """Chooses the next token of each from the rows of `act.logits`. begun: the step has these rows already."""
+        if not begun:
+            self._begin_step(sequences)
+        launches = self.sampler.launches_for([self._params[sequence] for sequence in sequences])
+        self.model.run(launches, len(sequences))
+        wait = cache(self.step.read_rows(self.n_steps, len(sequences)))  # read once: the ring goes on
+        for i, sequence in enumerate(sequences):
+            sequence.n_sampled += 1
+            self._last[sequence] = lambda i=i: wait()[i]  # type: ignore[misc]
+        self.model.device.flush()
+        return wait
+
+    def _remember(self, sequence: SequenceState) -> None:
+        if self._params[sequence].repeat_penalty != 1:
+            self.sampler.remember(sequence.token_ids, self._places[sequence])
+
+    def _enter(self, sequence: SequenceState) -> None:
+        """Brings the place of a sequence that was alone up to date."""
+        if sequence in self._ready:
+            return
+        place, last = self._places[sequence], self._last[sequence]()
+        self.step.write_sequence(place, sequence.position, sequence.n_sampled)
+        self.model.device.write(self.step.tokens, np.array([last], np.int32), 4 * place)
+        self._remember(sequence)
+        self._ready.add(sequence)
+
+    def _decode_alone(self, sequence: SequenceState) -> Callable[[], list[int]]:
+        """With the kernels for one token, which are the fastest for it, and the model's own step state."""
+        model = self.model
+        if self._alone is not sequence:
+            last = self._last[sequence]()
+            model.start_sampling(sequence)
+            model.step.write_tokens([last], sequence.position)
+            self._alone = sequence
+            self._ready.discard(sequence)
+        model.decode(sequence)
+        wait = cache(model.sample(sequence))
+        self._last[sequence] = wait
+        return lambda: [wait()]
+
+
+def _classes(max_sequences: int) -> list[int]:
+    """Numbers of rows that launches are bound for."""
+    return [rows for rows, fewer in zip(FEW_ROWS, (0, *FEW_ROWS), strict=False) if fewer < max_sequences]

@@ -1,0 +1,238 @@
+"""Steps of several sequences against each sequence by itself: the same logits, the same ids, whoever else is there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import model_configs, random_weights, relative_error, save_folder
+from programs import TINY_SHAPE
+
+import llmcl
+from llmcl.engine.llm import LLM
+from llmcl.errors import OutOfDeviceMemoryError, UsageError
+from llmcl.models.batch import Batch, make_batch
+from llmcl.models.sequence import SequenceState
+from llmcl.ops.sample import SamplingParams
+from llmcl.runtime.device import Device
+
+SAME = 2e-5  # two orders of summation, both in float32
+PAGE = 64
+SHAPE = {**TINY_SHAPE, "num_attention_heads": 6, "max_position_embeddings": 2048}
+GREEDY = SamplingParams(seed=0)
+
+
+def random_ids(n: int, seed: int, vocab_size: int) -> list[int]:
+    return [int(i) for i in np.random.default_rng(seed).integers(3, vocab_size, n)]
+
+
+def logits(batch: Batch, n: int) -> np.ndarray:
+    """Of the rows of the last step."""
+    model = batch.model
+    return model.device.read(model.act.logits, np.float32, (n, model.config.vocab_size))
+
+
+def begin(batch: Batch, prompt: Sequence[int], params: SamplingParams = GREEDY) -> tuple[SequenceState, list[int]]:
+    """A sequence after its prompt, and the ids sampled so far."""
+    sequence = batch.cache.sequence()
+    batch.start(sequence, params)
+    return sequence, [batch.prefill_last(sequence, prompt)()]
+
+
+def decode(batch: Batch, running: Sequence[tuple[SequenceState, list[int]]], steps: int = 1) -> None:
+    for _ in range(steps):
+        tokens = batch.decode([sequence for sequence, _ in running])()
+        for (sequence, ids), token in zip(running, tokens, strict=True):
+            sequence.token_ids.append(ids[-1])
+            ids.append(token)
+
+
+def alone(llm: LLM, prompt: Sequence[int], n: int, params: SamplingParams = GREEDY) -> list[int]:
+    options = {name: value for name, value in vars(params).items() if name != "repeat_window"}
+    return llm.generate(list(prompt), max_tokens=n, ignore_eos=True, **options).token_ids
+
+
+@pytest.fixture
+def load_folder(tmp_path: Path, default_device: Device) -> Iterator[Callable[..., LLM]]:
+    loaded: list[LLM] = []
+
+    def load(config: Any, weights: Any) -> LLM:
+        folder = save_folder(tmp_path / f"model{len(loaded)}", config, weights)
+        loaded.append(llmcl.load(str(folder), device=default_device.entry.index))
+        return loaded[-1]
+
+    yield load
+    for llm in loaded:
+        llm.close()
+
+
+@pytest.fixture(scope="module")
+def shape(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("shape") / "config.json"
+    path.write_text(json.dumps(SHAPE))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def llm(default_device: Device, shape: str) -> Iterator[LLM]:
+    options = {"device": default_device.entry, "dtype": "float32", "max_context": 256}
+    with llmcl.load_random(shape, **options) as llm:  # type: ignore[arg-type]
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def batch(llm: LLM) -> Batch:
+    return make_batch(llm.model, 5, 256, PAGE)
+
+
+@pytest.fixture(autouse=True)
+def no_places_taken(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if "batch" in request.fixturenames:
+        batch: Batch = request.getfixturevalue("batch")
+        for sequence in list(batch.cache.sequences):
+            batch.end(sequence)
+            batch.cache.truncate(sequence, 0)
+
+
+@pytest.mark.parametrize("name", model_configs())
+def test_rows_have_the_logits_of_each_sequence_alone(name: str, load_folder: Callable[..., LLM]) -> None:
+    config = model_configs()[name]
+    llm = load_folder(config, random_weights(config, seed=1))
+    batch = make_batch(llm.model, 3, 192, PAGE)
+    prompts = [random_ids(n, n, config.vocab_size) for n in (70, 3, 41)]
+    running = [begin(batch, prompt) for prompt in prompts]
+    decode(batch, running, 2)
+    rows = logits(batch, 3)
+    for (sequence, ids), prompt, row in zip(running, prompts, rows, strict=True):
+        assert sequence.token_ids == prompt + ids[:2]
+        assert relative_error(row, llm.logits(sequence.token_ids)[-1]) <= 5 * SAME
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(("dtype", "kv_dtype"), [("float32", "float32"), ("bfloat16", "float16"), ("q4_0", "q8_0")])
+def test_on_every_device(device: Device, shape: str, dtype: str, kv_dtype: str) -> None:
+    options = {"dtype": dtype, "kv_dtype": kv_dtype, "activation_dtype": "float32", "max_context": 192}
+    with llmcl.load_random(shape, device=device, **options) as llm:  # type: ignore[arg-type]
+        batch = make_batch(llm.model, 9, 192, PAGE)
+        prompts = [random_ids(n, n, 320) for n in (63, 1, 64, 130, 7, 8, 9, 10, 11)]
+        running = [begin(batch, prompt) for prompt in prompts]
+        decode(batch, running, 2)
+        decode(batch, running[:4], 2)  # a step of another size
+        bound = 1e-4 if dtype == "float32" else 2e-2  # matrix units round what a row of its own does not
+        for (sequence, _), row in zip(running[:4], logits(batch, 4), strict=True):
+            assert relative_error(row, llm.logits(sequence.token_ids)[-1]) <= bound
+
+
+PARAMS = [
+    GREEDY,
+    SamplingParams(temperature=0.8, seed=3),
+    SamplingParams(temperature=1.3, top_k=20, top_p=0.9, seed=1 << 40),
+    SamplingParams(repeat_penalty=1.3, seed=4),
+    SamplingParams(temperature=0.9, min_p=0.05, repeat_penalty=1.1, seed=5),
+]
+
+
+def test_each_row_is_sampled_as_its_own_parameters_say(llm: LLM, batch: Batch) -> None:
+    prompts = [random_ids(20 + n, n, 320) for n in range(len(PARAMS))]
+    running = [begin(batch, prompt, params) for prompt, params in zip(prompts, PARAMS, strict=True)]
+    decode(batch, running, 60)  # into a further page
+    for (_, ids), prompt, params in zip(running, prompts, PARAMS, strict=True):
+        assert ids == alone(llm, prompt, 61, params)
+
+
+def test_sequences_come_and_go(llm: LLM, batch: Batch) -> None:
+    prompts = [random_ids(n, n, 320) for n in (9, 30, 62)]
+    params = PARAMS[1], PARAMS[2], PARAMS[4]
+    first = begin(batch, prompts[0], params[0])
+    decode(batch, [first], 5)  # alone, with the kernels for one token
+    second = begin(batch, prompts[1], params[1])
+    decode(batch, [first, second], 5)
+    decode(batch, [second], 3)
+    third = begin(batch, prompts[2], params[2])
+    decode(batch, [third, first, second], 4)
+    batch.end(second[0])
+    decode(batch, [first, third], 5)
+    decode(batch, [third], 1)
+    decode(batch, [third, first], 1)
+    for (_, ids), prompt, own in zip((first, second, third), prompts, params, strict=True):
+        assert ids == alone(llm, prompt, len(ids), own)
+
+
+def test_a_sequence_goes_on_in_another_place_after_it_was_recomputed(llm: LLM, batch: Batch) -> None:
+    prompt, params = random_ids(12, 1, 320), PARAMS[2]
+    sequence, ids = begin(batch, prompt, params)
+    others = [begin(batch, random_ids(5, seed, 320)) for seed in range(2)]
+    decode(batch, [(sequence, ids), *others], 6)
+    n_sampled = sequence.n_sampled
+    batch.end(sequence)
+    batch.cache.truncate(sequence, 0)
+    begin(batch, random_ids(5, 9, 320))  # has the place now
+    again = batch.cache.sequence()
+    batch.start(again, params)
+    again.n_sampled = n_sampled
+    ids.append(batch.prefill_last(again, prompt + ids)())
+    decode(batch, [*others, (again, ids)], 4)
+    assert ids == alone(llm, prompt, len(ids), params)
+
+
+def test_prompts_in_chunks(llm: LLM, batch: Batch) -> None:
+    prompt = random_ids(100, 3, 320)
+    sequence = batch.cache.sequence()
+    batch.start(sequence, GREEDY)
+    other = begin(batch, random_ids(5, 1, 320))
+    for first in (0, 40):
+        batch.prefill(sequence, prompt[first : first + 40])
+        decode(batch, [other])
+    running = sequence, [batch.prefill_last(sequence, prompt[80:])()]
+    decode(batch, [other, running], 3)
+    assert running[1] == alone(llm, prompt, 4)
+
+
+def test_mods_of_the_user(default_device: Device, tmp_path: Path) -> None:
+    config = model_configs()["gqa3_dim64_untied"]
+    folder = save_folder(tmp_path / "model", config, random_weights(config, seed=1))
+
+    def score_mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return score - (q_idx - kv_idx) * 0.1
+
+    def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return q_idx - kv_idx < 9
+
+    mods = {"score_mod": score_mod, "mask_mod": mask_mod}
+    with llmcl.load(str(folder), device=default_device.entry.index, **mods) as llm:  # type: ignore[arg-type]
+        batch = make_batch(llm.model, 2, 128, PAGE)
+        running = [begin(batch, random_ids(n, n, config.vocab_size)) for n in (2, 30)]
+        decode(batch, running, 12)
+        for (sequence, _), row in zip(running, logits(batch, 2), strict=True):
+            assert relative_error(row, llm.logits(sequence.token_ids)[-1]) <= 5 * SAME
+
+
+def test_too_many_sequences(batch: Batch) -> None:
+    for _ in range(5):
+        batch.start(batch.cache.sequence(), GREEDY)
+    with pytest.raises(UsageError, match="all 5 places are taken; end a sequence, or raise max_sequences"):
+        batch.start(batch.cache.sequence(), GREEDY)
+
+
+@pytest.mark.parametrize("n", [0, 65])
+def test_sizes_out_of_range(llm: LLM, n: int) -> None:
+    with pytest.raises(UsageError, match=f"max_sequences is {n}; expected 1 to 64"):
+        make_batch(llm.model, n, 256, PAGE)
+
+
+def test_too_few_pages_are_an_error_that_loses_nothing(llm: LLM) -> None:
+    batch = make_batch(llm.model, 2, 256, PAGE, 3)
+    prompts = random_ids(100, 1, 320), random_ids(60, 2, 320)
+    running = [begin(batch, prompt) for prompt in prompts]
+    decode(batch, running, 4)
+    with pytest.raises(OutOfDeviceMemoryError, match="0 of the KV cache's 3 are free"):
+        decode(batch, running)
+    batch.end(running[0][0])
+    batch.cache.truncate(running[0][0], 0)
+    decode(batch, running[1:], 3)
+    assert running[1][1] == alone(llm, prompts[1], 8)
