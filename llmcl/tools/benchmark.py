@@ -266,13 +266,13 @@ def markdown(rows: Sequence[Row]) -> str:
         ]
         for row in rows
     ]
-    text = _markdown_table(header, table, left=7)
+    text = markdown_table(header, table, left=7)
     timed = [row for row in rows if row.tbt_ms]
     if timed:
         names = list(timed[0].tbt_ms or {})
         tbt_table = [[row.test] + [_figure(name, row.tbt_ms or {}) for name in names] for row in timed]
         text += "\nTime between tokens in ms (stalls: above twice the median, counted)\n\n"
-        text += _markdown_table(["test", *names], tbt_table, left=1)
+        text += markdown_table(["test", *names], tbt_table, left=1)
     device_rate = next((row.device_gb_per_s for row in rows if row.device_gb_per_s), None)
     if device_rate:
         text += f"\nStreaming read of the device: {device_rate:.1f} GB/s\n"
@@ -283,7 +283,7 @@ def _figure(name: str, tbt: dict[str, float | None]) -> str:
     return str(tbt[name]) if name == "stalls" else f"{tbt[name]:.3f}"
 
 
-def _markdown_table(header: list[str], rows: list[list[str]], left: int) -> str:
+def markdown_table(header: list[str], rows: list[list[str]], left: int) -> str:
     """A table with padded columns, the first `left` of them aligned to the left."""
     widths = [max(len(line[i]) for line in [header, *rows]) for i in range(len(header))]
 

@@ -1,0 +1,211 @@
+"""Measuring several sequences at once, as llama-batched-bench does: PL sequences, PP prompt and TG answer tokens each.
+
+    t_pp, s_pp    seconds to read the PL prompts, which have nothing in common; their tokens a second
+    t_tg, s_tg    seconds of TG decode steps with a row of each sequence, sampling (greedy) and the ids on the host
+                  included; tokens a second of all sequences together
+    t, s          both together
+
+A decode step must read the weights once, and the keys and values of every sequence; the share of bandwidth compares
+these bytes, over the time of a step, with a streaming read measured on the same device in the same run.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from llmcl.models.batch import Batch, make_batch
+from llmcl.models.sequence import SequenceState
+from llmcl.ops.sample import SamplingParams
+from llmcl.tools import json_text
+from llmcl.tools.benchmark import decode_bytes, markdown_table, measured_bandwidth
+
+if TYPE_CHECKING:
+    from llmcl.engine.llm import LLM
+
+PAGE_TOKENS = 64
+GREEDY = SamplingParams(seed=0)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every combination of prompt lengths, answer lengths and numbers of sequences; each takes the median run."""
+
+    n_prompt: tuple[int, ...] = (512,)
+    n_gen: tuple[int, ...] = (64,)
+    n_parallel: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    repetitions: int = 3
+
+    def context_tokens(self) -> int:
+        """Of a sequence."""
+        return max(self.n_prompt) + max(self.n_gen) + 1
+
+
+@dataclass(frozen=True)
+class Row:
+    """One test; pp, tg, pl, n_kv, t_pp, s_pp, t_tg, s_tg, t and s as in llama-batched-bench."""
+
+    model: str
+    device: str
+    dtype: str
+    kv_dtype: str
+    pp: int
+    tg: int
+    pl: int
+    n_kv: int
+    t_pp: float
+    s_pp: float
+    t_tg: float
+    s_tg: float
+    t: float
+    s: float
+    ms_per_step: float
+    bandwidth_share: float | None
+
+
+def run(llm: LLM, plan: Plan, note: Callable[[str], None] = lambda text: None) -> list[Row]:
+    """Runs every test of `plan` with a batch of its own; `note` is told what is being measured."""
+    note("measuring the device's read bandwidth")
+    bandwidth = measured_bandwidth(llm, note)
+    most = max(plan.n_parallel)
+    note(f"preparing {most} sequences of {plan.context_tokens()} tokens")
+    batch = make_batch(llm.model, most, plan.context_tokens(), PAGE_TOKENS)
+    rows = []
+    for pp in plan.n_prompt:
+        for tg in plan.n_gen:
+            for pl in plan.n_parallel:
+                note(f"{pl} sequences of {pp} + {tg} tokens")
+                _run_once(llm, batch, pp, min(tg, 4), pl)  # a warm-up
+                runs = [_run_once(llm, batch, pp, tg, pl) for _ in range(plan.repetitions)]
+                t_pp, t_tg = (median(times) for times in zip(*runs, strict=True))
+                nbytes = decode_bytes(llm.weight_bytes_per_token, pl * llm.kv_bytes_per_position, pp, tg)
+                rows.append(
+                    Row(
+                        llm.model_name,
+                        llm.device.name,
+                        llm.dtype,
+                        llm.kv_dtype,
+                        pp,
+                        tg,
+                        pl,
+                        n_kv=pl * (pp + tg),
+                        t_pp=t_pp,
+                        s_pp=pl * pp / t_pp,
+                        t_tg=t_tg,
+                        s_tg=pl * tg / t_tg,
+                        t=t_pp + t_tg,
+                        s=pl * (pp + tg) / (t_pp + t_tg),
+                        ms_per_step=1000 * t_tg / tg,
+                        bandwidth_share=nbytes * tg / t_tg / bandwidth if bandwidth else None,
+                    )
+                )
+    return rows
+
+
+def _run_once(llm: LLM, batch: Batch, pp: int, tg: int, pl: int) -> tuple[float, float]:
+    """Seconds of the prompts, and of the decode steps."""
+    prompts = np.random.default_rng(0).integers(0, llm.config.vocab_size, (pl, pp)).tolist()
+    sequences = []
+
+    def work() -> tuple[float, float]:
+        start = time.perf_counter()
+        waits = []
+        for prompt in prompts:
+            sequences.append(batch.cache.sequence())
+            batch.start(sequences[-1], GREEDY)
+            waits.append(batch.prefill_last(sequences[-1], prompt))
+        first = [wait() for wait in waits]
+        read = time.perf_counter()
+        _decode(batch, sequences, first, tg)
+        return read - start, time.perf_counter() - read
+
+    try:
+        return llm.leases.call(work)
+    finally:
+        for sequence in sequences:
+            batch.end(sequence)
+            batch.cache.truncate(sequence, 0)
+
+
+def _decode(batch: Batch, sequences: list[SequenceState], inputs: list[int], n_steps: int) -> None:
+    """n_steps decode steps, the device one ahead of the host where it can be."""
+    waiting: Callable[[], list[int]] | None = None
+    for _ in range(n_steps):
+        ahead = batch.decode(sequences)
+        if waiting is not None:
+            inputs = waiting()
+        for sequence, token in zip(sequences, inputs, strict=True):
+            sequence.token_ids.append(token)
+        waiting = ahead
+        if not batch.runs_ahead:
+            ahead()
+    if waiting is not None:
+        waiting()
+
+
+def format_rows(rows: Sequence[Row], format: str) -> str:
+    """The rows as a markdown table, csv, json or jsonl."""
+    objects = [dataclasses.asdict(row) for row in rows]
+    if format == "md":
+        return _markdown(rows)
+    if format == "csv":
+        text = io.StringIO()
+        writer = csv.DictWriter(text, [field.name for field in dataclasses.fields(Row)], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(objects)
+        return text.getvalue()
+    if format == "json":
+        return json_text.dumps(objects, indent=2) + "\n"
+    return "".join(json_text.dumps(item) + "\n" for item in objects)
+
+
+def _markdown(rows: Sequence[Row]) -> str:
+    header = ["model", "device", "dtype", "PP", "TG", "PL", "N_KV", "T_PP s", "S_PP t/s", "T_TG s", "S_TG t/s"]
+    header += ["T s", "S t/s", "ms/step", "of bandwidth"]
+    table = [
+        [
+            row.model,
+            row.device,
+            row.dtype,
+            *(str(n) for n in (row.pp, row.tg, row.pl, row.n_kv)),
+            *(f"{x:.3f}" if i % 2 == 0 else f"{x:.1f}" for i, x in enumerate(_times(row))),
+            f"{row.ms_per_step:.3f}",
+            "" if row.bandwidth_share is None else f"{row.bandwidth_share:.1%}",
+        ]
+        for row in rows
+    ]
+    return markdown_table(header, table, left=3)
+
+
+def _times(row: Row) -> tuple[float, ...]:
+    return row.t_pp, row.s_pp, row.t_tg, row.s_tg, row.t, row.s
+
+
+def plot(rows: Sequence[Row], path: str) -> None:
+    """Draws tokens a second of all sequences over the time of a step, which is what each stream waits for a token."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    for pp, tg in dict.fromkeys((row.pp, row.tg) for row in rows):
+        own = sorted((row for row in rows if (row.pp, row.tg) == (pp, tg)), key=lambda row: row.pl)
+        axes.plot([row.ms_per_step for row in own], [row.s_tg for row in own], marker="o", label=f"{pp} + {tg} tokens")
+        for row in own:
+            at = row.ms_per_step, row.s_tg
+            axes.annotate(str(row.pl), at, textcoords="offset points", xytext=(4, 5), fontsize="small")
+    axes.set(xlabel="time between tokens of a stream (ms)", ylabel="tokens/s of all streams", xlim=(0, None))
+    axes.set_ylim(bottom=0)
+    axes.legend(fontsize="small")
+    first = rows[0]
+    figure.suptitle(f"{first.model} ({first.dtype}) on {first.device}, by number of sequences")
+    figure.savefig(path, dpi=120)

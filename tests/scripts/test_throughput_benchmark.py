@@ -1,0 +1,67 @@
+"""The benchmark of several sequences: its arithmetic, its formats, and a run of the script."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+from programs import TINY_SHAPE, Run, run_script
+
+from llmcl.tools import throughput
+from llmcl.tools.throughput import Row
+
+ROWS = [
+    Row(
+        "m", "d", "bfloat16", "float16", 128, 32, pl, pl * 160, 0.5, pl * 256.0, 0.64, pl * 50.0, 1.14, 1.0, 20.0, share
+    )
+    for pl, share in ((1, 0.5), (8, None))
+]
+
+
+def test_formats() -> None:
+    table = throughput.format_rows(ROWS, "md").splitlines()
+    cells = [cell.strip() for cell in table[2].strip("|").split("|")]
+    assert [cell.strip() for cell in table[0].strip("|").split("|")][3:11] == [
+        "PP", "TG", "PL", "N_KV", "T_PP s", "S_PP t/s", "T_TG s", "S_TG t/s"
+    ]  # fmt: skip
+    assert cells[3:11] == ["128", "32", "1", "160", "0.500", "256.0", "0.640", "50.0"] and cells[-1] == "50.0%"
+    assert table[3].strip("|").split("|")[-1].strip() == ""
+    read = list(csv.DictReader(io.StringIO(throughput.format_rows(ROWS, "csv"))))
+    assert [row["pl"] for row in read] == ["1", "8"] and read[0]["s_tg"] == "50.0"
+    objects = json.loads(throughput.format_rows(ROWS, "json"))
+    assert objects == [json.loads(line) for line in throughput.format_rows(ROWS, "jsonl").splitlines()]
+    assert objects[1]["bandwidth_share"] is None
+
+
+def test_script(tmp_path: Path) -> None:
+    shape, output, picture = tmp_path / "config.json", tmp_path / "rows.jsonl", tmp_path / "plot.png"
+    shape.write_text(json.dumps(TINY_SHAPE))
+    sizes = ["-npp", "20", "-ntg", "5", "-npl", "1,3", "-r", "1"]
+    files = ["--format", "jsonl", "-o", str(output), "--plot", str(picture)]
+    done = run_script("throughput_benchmark.py", "--random", str(shape), *sizes, *files)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [(row["pl"], row["n_kv"]) for row in rows] == [(1, 25), (3, 75)]
+    for row in rows:
+        assert row["s_pp"] == pytest.approx(row["pl"] * 20 / row["t_pp"])
+        assert row["s_tg"] == pytest.approx(row["pl"] * 5 / row["t_tg"])
+        assert row["ms_per_step"] == pytest.approx(200 * row["t_tg"])
+        assert 0 < row["bandwidth_share"] < 1
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-m", "smollm2", "-npl", "1,65"], "-npl/--n-parallel 65: at most 64 sequences at once"),
+        (["-m", "smollm2", "-npp", "0"], "expected whole numbers, 1 or more"),
+        ([], "give one of -m/--model"),
+        (["-m", "smollm2", "-o", "/no/such/folder/rows.md"], "/no/such/folder"),
+    ],
+)
+def test_bad_requests_are_refused(arguments: list[str], message: str, run_here: Run) -> None:
+    done = run_here("throughput_benchmark.py", *arguments)
+    assert done.returncode == 2 and message in done.stderr, done.stderr
