@@ -134,15 +134,9 @@ class Tokenizer:
         text = b"".join(map(self._token_bytes, ids)).decode("utf-8", "replace")
         return text.removeprefix(" ") if self._token_bytes.leading_space else text
 
-    def detokenizer(self, *, continues: bool = False) -> Detokenizer:
-        """A decoder to which ids are given one at a time.
-
-        Args:
-            continues: the text goes on where another ended (a prompt without chat template), so that a space
-                at its start belongs to it. Otherwise the result is the same as `decode`.
-        """
-        strips = self._token_bytes.leading_space and not continues
-        return Detokenizer(self._token_bytes, strip_leading_space=strips)
+    def detokenizer(self) -> Detokenizer:
+        """A decoder to which ids are given one at a time; all together it gives what `decode` does."""
+        return Detokenizer(self._token_bytes, strip_leading_space=self._token_bytes.leading_space)
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
         """The conversation as the model was trained to see it, as text with special tokens.
