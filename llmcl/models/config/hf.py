@@ -64,7 +64,7 @@ def config_from_hf(config: Mapping[str, Any], generation_config: Mapping[str, An
     bos_token_ids = read.token_ids("bos_token_id", vocab_size)
     bos_token_ids = bos_token_ids or generation.token_ids("bos_token_id", vocab_size)
     attention_scale = None
-    if family.soft_caps:
+    if family.query_pre_attn_scalar:
         attention_scale = read.number("query_pre_attn_scalar", 0.0, limits.MAX_INTERMEDIATE) ** -0.5
     settings = _settings(read, family, n_layers, max_position)
     return checked(

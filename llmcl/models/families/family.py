@@ -48,10 +48,11 @@ class Family:
     they name another family. layer: the blocks of a layer.
 
     norm_offset: what the model adds to the norm weights of safetensors (GGUF files hold the sum). scaled_embedding:
-    embeddings times sqrt(hidden_size). soft_caps: attn_logit_softcapping, final_logit_softcapping and
-    query_pre_attn_scalar are read. multipliers: embedding_multiplier, residual_multiplier, attention_multiplier and
-    logits_scaling are. query_scale: llama_4_scaling_beta among the rotary settings is. biases: keys of config.json
-    (attention_bias, mlp_bias) that may be true. refused: keys that must be absent, null or false.
+    embeddings times sqrt(hidden_size). soft_caps: attn_logit_softcapping and final_logit_softcapping are read.
+    query_pre_attn_scalar: config.json has this key, n for scores times n^-1/2. multipliers: embedding_multiplier,
+    residual_multiplier, attention_multiplier and logits_scaling are read. query_scale: llama_4_scaling_beta among the
+    rotary settings is. biases: keys of config.json (attention_bias, mlp_bias) that may be true. refused: keys that must
+    be absent, null or false.
 
     windows: see WindowPattern. local_rope: layers with a window have rotary frequencies of their own, without scaling
     and, if config.json has rope_local_base_freq, of that theta. unrotated_layers: some layers do not rotate, as
@@ -71,6 +72,7 @@ class Family:
     norm_offset: float = 0.0
     scaled_embedding: bool = False
     soft_caps: bool = False
+    query_pre_attn_scalar: bool = False
     refused: tuple[str, ...] = ()
     biases: tuple[str, ...] = ()
     multipliers: bool = False

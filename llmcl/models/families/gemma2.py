@@ -20,6 +20,7 @@ FAMILY = Family(
     norm_offset=1.0,
     scaled_embedding=True,
     soft_caps=True,
+    query_pre_attn_scalar=True,
     windows=2,
     gguf_wide_scale=46,
     gguf_modules={

@@ -21,6 +21,7 @@ FAMILY = Family(
     norm_offset=1.0,
     scaled_embedding=True,
     soft_caps=True,
+    query_pre_attn_scalar=True,
     refused=("attn_logit_softcapping",),
     windows=6,
     local_rope=True,
