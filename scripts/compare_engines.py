@@ -26,6 +26,7 @@ from llmcl.convert.tensors import OutTensor
 from llmcl.errors import LlmclError, UsageError
 from llmcl.models.config import ModelConfig
 from llmcl.runtime.child_process import environment
+from llmcl.tools.markdown import table
 
 CHILD = Path(__file__).with_name("compare_child.py")
 SHAPE_1B = "llama-3.2-1b"
@@ -254,8 +255,8 @@ def source_file(model: str, folder: Path) -> tuple[Path, str]:
 
 def target_lines(targets: list[tuple[str, str, str, bool]]) -> list[str]:
     """A Markdown table of (what, aim, measured, met), an empty line before it."""
-    lines = ["", "| target | aim | measured | met |", "|---|---:|---:|---|"]
-    return lines + [f"| {what} | {aim} | {found} | {'yes' if met else 'no'} |" for what, aim, found, met in targets]
+    rows = ([what, aim, found, "yes" if met else "no"] for what, aim, found, met in targets)
+    return ["", *table("lrrl", ["target", "aim", "measured", "met"], rows)]
 
 
 def note(text: str) -> None:

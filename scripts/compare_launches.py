@@ -17,6 +17,7 @@ from llmcl.engine.loading import load
 from llmcl.models.model import Model
 from llmcl.runtime.roofline import read_bandwidth
 from llmcl.tools.benchmark import decode_bytes
+from llmcl.tools.markdown import row, table
 
 ROUNDS, STEPS = 3, 48
 EPILOG = """\b
@@ -59,8 +60,8 @@ def compare_launches(
     device: opt.Device = None,
 ) -> None:
     """Decode with a persistent kernel against a launch for each kernel, a row for each model and depth."""
-    print("| model | depth | persistent, t/s | separate, t/s | ratio | of bandwidth | first token |")
-    print("|---|---:|---:|---:|---:|---:|---:|")
+    columns = ["model", "depth", "persistent, t/s", "separate, t/s", "ratio", "of bandwidth", "first token"]
+    print(*table("lrrrrrr", columns), sep="\n")
     for name in models:
         with load(name, device=device, max_context=max(depths) + 2 * STEPS) as llm:
             first = median(first_token_s(name, device) for _ in range(ROUNDS))
@@ -70,11 +71,10 @@ def compare_launches(
                 ratios = sorted(b / a for a, b in zip(one, separate, strict=True))
                 nbytes = decode_bytes(llm.weight_bytes_per_token, llm.kv_bytes_per_position, depth, STEPS)
                 share = nbytes / median(one) / bandwidth
-                print(
-                    f"| {Path(name).name} | {depth} | {1 / median(one):.1f} | {1 / median(separate):.1f} "
-                    f"| {median(ratios):.2f} ({ratios[0]:.2f} - {ratios[-1]:.2f}) | {share:.1%} | {first:.2f} s |",
-                    flush=True,
-                )
+                rates = [f"{1 / median(seconds):.1f}" for seconds in (one, separate)]
+                ratio = f"{median(ratios):.2f} ({ratios[0]:.2f} - {ratios[-1]:.2f})"
+                cells = [Path(name).name, str(depth), *rates, ratio, f"{share:.1%}", f"{first:.2f} s"]
+                print(row(cells), flush=True)
 
 
 if __name__ == "__main__":

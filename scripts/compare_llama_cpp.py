@@ -43,6 +43,7 @@ from llmcl.cli import options as opt
 from llmcl.cli.command import run_script
 from llmcl.runtime.child_process import environment
 from llmcl.tools import json_text
+from llmcl.tools.markdown import table
 
 PREFILL, DECODE, DEPTH, WINDOW = 512, 64, 4096, 512
 
@@ -201,25 +202,26 @@ def _order(turn: int) -> tuple[str, str]:
 
 def markdown(results: list[dict[str, Any]]) -> str:
     """Tables: speed, the rest, targets."""
-    lines = ["| model | test | llama.cpp | llmcl | ratio |", "|---|---|---:|---:|---:|"]
+    rows = []
     for result in results:
         name = f"{result['model']} {result['format']}"
         for test, label in TESTS.items():
             if test in result:
                 values = result[test]
                 rates = [f"{values[f'{engine}_tokens_per_s']:.1f} t/s" for engine in ("llama.cpp", "llmcl")]
-                lines.append(f"| {name} | {label} | {rates[0]} | {rates[1]} | {_spread(values)} |")
+                rows.append([name, label, *rates, _spread(values)])
         for test, label, unit, scale in (("load", "load", "s", 1.0), ("peak_memory", "peak memory", "MiB", 2.0**20)):
             values = result[test]
             digits = 2 if unit == "s" else 0
             both = [f"{values[engine] / scale:.{digits}f} {unit}" for engine in ("llama.cpp", "llmcl")]
-            lines.append(f"| {name} | {label} | {both[0]} | {both[1]} | {_spread(values)} |")
+            rows.append([name, label, *both, _spread(values)])
         if "quality" in result:
             quality = result["quality"]
             both = [f"{quality['perplexity'][engine]:.4f}" for engine in ("llama.cpp", "llmcl")]
             label = f"perplexity, {quality['positions']} positions"
-            lines.append(f"| {name} | {label} | {both[0]} | {both[1]} | top 1 {quality['top_1']:.2%} |")
-        lines.append(f"| {name} | decode, of bandwidth | | {result['bandwidth']:.1%} | |")
+            rows.append([name, label, *both, f"top 1 {quality['top_1']:.2%}"])
+        rows.append([name, "decode, of bandwidth", "", f"{result['bandwidth']:.1%}", ""])
+    lines = table("llrrr", ["model", "test", "llama.cpp", "llmcl", "ratio"], rows)
     return "\n".join(lines + target_lines(targets(results))) + "\n"
 
 

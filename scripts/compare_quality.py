@@ -36,6 +36,7 @@ from llmcl.checkpoint import open_checkpoint
 from llmcl.cli import options as opt
 from llmcl.cli.command import run_script
 from llmcl.tools import json_text
+from llmcl.tools.markdown import table
 
 WINDOW = 512
 WITHIN_FLOAT32, WITHIN_8_BIT = 0.003, 0.01
@@ -110,17 +111,16 @@ def stored_shares(path: Path) -> dict[str, float]:
 
 def markdown(results: list[dict[str, Any]]) -> str:
     """Two tables: figures and targets."""
-    lines = [
-        "| file | stored | dequantised | float32 | 8 bits | llama.cpp | top 1 as llama.cpp | llama.cpp as itself |",
-        "|---|---|---:|---:|---:|---:|---:|---:|",
-    ]
+    header = ["file", "stored", "dequantised", "float32", "8 bits", "llama.cpp"]
+    header += ["top 1 as llama.cpp", "llama.cpp as itself"]
+    rows = []
     for result in results:
         base = result["perplexity"]["dequantised"]
         stored = ", ".join(f"{name} {share:.0%}" for name, share in result["stored"].items())
         ratios = [f"{result['perplexity'][name] / base:.5f}" for name in ("float32", "8 bits", "llama.cpp")]
         same = [f"{result['top_1'][pair]:.2%}" for pair in ("8 bits, llama.cpp", "llama.cpp, itself")]
-        lines.append("| " + " | ".join([result["format"], stored, f"{base:.3f}", *ratios, *same]) + " |")
-    return "\n".join(lines + target_lines(targets(results))) + "\n"
+        rows.append([result["format"], stored, f"{base:.3f}", *ratios, *same])
+    return "\n".join(table("llrrrrrr", header, rows) + target_lines(targets(results))) + "\n"
 
 
 def targets(results: list[dict[str, Any]]) -> list[tuple[str, str, str, bool]]:

@@ -20,6 +20,7 @@ import typer
 
 from llmcl.cli.command import run_script
 from llmcl.errors import UsageError
+from llmcl.tools import markdown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -111,20 +112,21 @@ def table(result: Result) -> str:
     """A line for each row of each panel, and how many times as fast llmcl is as the first of its peers."""
     names = list(dict.fromkeys(name for panel in result.panels for name in panel.series))
     compared = next((panel.first_peer for panel in result.panels if panel.first_peer), None)
-    lines = [_row(["", *names, "unit", *([f"speed over {compared}'s"] if compared else [])])]
-    lines.append("|---|" + "---:|" * len(names) + "---|" + ("---:|" if compared else ""))
+    header = ["", *names, "unit", *([f"speed over {compared}'s"] if compared else [])]
+    rows = []
     for panel in result.panels:
         for i, row in enumerate(panel.rows):
             values = [f"{panel.series[name][i]:g}" if name in panel.series else "" for name in names]
             ratio = [f"{panel.ratio(i, compared):.2f}x"] if compared else []
-            lines.append(_row([f"{panel.name}, {row}", *values, panel.unit, *ratio]))
+            rows.append([f"{panel.name}, {row}", *values, panel.unit, *ratio])
     origin = f"{result.device[0].upper()}{result.device[1:]}; {result.driver}; {result.date}. {result.notes}"
+    lines = markdown.table("l" + "r" * len(names) + "l" + ("r" if compared else ""), header, rows)
     return "\n".join([*lines, "", origin, "", "```text", result.command, "```"])
 
 
 def speed_table(results: dict[str, Result]) -> str:
     """The README's table: a line for each of SPEED_ROWS."""
-    lines = [_row(["", OURS, "best peer", "", "faster by"]), "|---|---:|---:|---|---:|"]
+    rows = []
     for label, name, panel_number, row, peer in SPEED_ROWS:
         panel = results[name].panels[panel_number]
         times = panel.unit == "times"
@@ -133,12 +135,8 @@ def speed_table(results: dict[str, Result]) -> str:
             if times
             else [f"{panel.series[OURS][row]:g}", f"{panel.series[peer][row]:g} ({peer})", panel.unit]
         )
-        lines.append(_row([label, *values, f"**{panel.ratio(row, peer):.1f}x**"]))
-    return "\n".join(lines)
-
-
-def _row(cells: list[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
+        rows.append([label, *values, f"**{panel.ratio(row, peer):.1f}x**"])
+    return "\n".join(markdown.table("lrrlr", ["", OURS, "best peer", "", "faster by"], rows))
 
 
 def with_tables(text: str, results: dict[str, Result]) -> str:

@@ -13,6 +13,7 @@ from llmcl.cli import options as opt
 from llmcl.cli.text_files import check_writable
 from llmcl.errors import UsageError
 from llmcl.tools import json_text
+from llmcl.tools.markdown import table
 
 if TYPE_CHECKING:
     from llmcl.kernels.common.attention import AttentionShape
@@ -203,9 +204,8 @@ def _write(files: dict[str, Path | None], tunings: Sequence[Tuning], titles: Seq
 def _as_markdown(tunings: Sequence[Tuning], titles: Sequence[str], device: str) -> str:
     parts = [f"Device: {device}\n"]
     for tuning, title in zip(tunings, titles, strict=True):
-        lines = [_header(tuning), ["---", "---", *["---:"] * 5], *_cells(tuning)]
-        table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-        parts.append("\n".join([f"{title}\n", table, *(f"\n{line}" for line in _refusals(tuning))]) + "\n")
+        lines = table("llrrrrr", _header(tuning), _cells(tuning))
+        parts.append("\n".join([f"{title}\n", *lines, *(f"\n{line}" for line in _refusals(tuning))]) + "\n")
     return "\n".join(parts)
 
 

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from llmcl.engine.stats import summarize
 from llmcl.errors import ContextLengthError, OutOfDeviceMemoryError, UsageError
 from llmcl.tools import json_text
+from llmcl.tools.markdown import row as markdown_row
 
 if TYPE_CHECKING:
     from llmcl.engine.llm import LLM
@@ -289,10 +290,10 @@ def markdown_table(header: list[str], rows: list[list[str]], left: int) -> str:
 
     def line(cells: list[str]) -> str:
         padded = [c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))]
-        return f"| {' | '.join(padded)} |\n"
+        return markdown_row(padded) + "\n"
 
     rule = [f"{'-' * (w - 1)}:" if i >= left else "-" * w for i, w in enumerate(widths)]
-    return line(header) + line(rule) + "".join(line(row) for row in rows)
+    return "".join(map(line, [header, rule, *rows]))
 
 
 def _binary_size(n_bytes: float) -> str:

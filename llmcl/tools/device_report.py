@@ -11,7 +11,7 @@ import json
 import platform
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from llmcl.runtime.platforms import DeviceEntry
 from llmcl.runtime.probe import what_failed
 from llmcl.runtime.roofline import arithmetic_peak, read_bandwidth
 from llmcl.tools.doctor import PASS, UNUSED, Outcome
+from llmcl.tools.markdown import table
 
 TIMEOUT_S = 120.0
 PACKAGES = ("pyopencl", "numpy")
@@ -49,15 +50,15 @@ def device_report(entry: DeviceEntry, outcomes: Sequence[Outcome], seconds: floa
         "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
         "extensions": " ".join(entry.extensions),
     }
-    lines = [f"# llmcl on {entry.name}", "", "| | |", "|---|---|"]
-    lines += [_row([name, value]) for name, value in rows.items()]
-    lines += ["", "| kernel | variant | type | result | error | used |", "|---|---|---|---|---:|---|"]
+    lines = [f"# llmcl on {entry.name}", "", *table("ll", ["", ""], map(_cells, rows.items())), ""]
+    kernels = []
     for o in (*failed, *passed):
         error = "" if o.error is None else f"{o.error:.0e}"
         check = o.check
-        lines.append(
-            _row([check.kernel, check.variant_name, check.dtype, o.status, error, "yes" if o.in_use else "no"])
+        kernels.append(
+            _cells([check.kernel, check.variant_name, check.dtype, o.status, error, "yes" if o.in_use else "no"])
         )
+    lines += table("llllrl", ["kernel", "variant", "type", "result", "error", "used"], kernels)
     for o in failed:
         title = f"{o.check.kernel}, {o.check.variant_name}, {o.check.dtype}: {o.status}"
         lines += ["", f"## {title}", "", "```text", o.detail.replace("```", "'''"), "```"]
@@ -118,8 +119,8 @@ def _gib(nbytes: int) -> str:
     return f"{nbytes / 2**30:.1f} GiB"
 
 
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |"
+def _cells(texts: Iterable[str]) -> list[str]:
+    return [text.replace("|", "/") for text in texts]
 
 
 if __name__ == "__main__":

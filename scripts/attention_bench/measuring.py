@@ -18,6 +18,7 @@ from attention_bench.baselines import Contestant
 from llmcl.errors import LlmclError
 from llmcl.runtime.device import Device
 from llmcl.tools import json_text
+from llmcl.tools.markdown import row as markdown_row
 
 TURN_S = 0.05  # shorter turns measure how threads wake and caches fill
 PAUSE_S = 0.02  # until idle threads of the contestant before (OpenMP's, the driver's) no longer spin on the processors
@@ -137,7 +138,7 @@ def grid(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = [columns, ["---"] * len(columns), *([str(row.get(column, "")) for column in columns] for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
     filled = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in filled)
+    return "".join(markdown_row(cells) + "\n" for cells in filled)
 
 
 def markdown(bench: Bench) -> str:

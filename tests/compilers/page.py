@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 from compilers.gpus import GPUS, Gpu
 from compilers.table import ROOT, Table, worst
 from compilers.toolchains import Figures
+from llmcl.tools import markdown
 
 PAGE = ROOT / "docs" / "devices.md"
 MARK = re.compile(r"<!-- table: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
@@ -26,10 +26,8 @@ def write_page(table: Table, page: Path = PAGE) -> None:
 
 def compiled(table: Table) -> str:
     """A line for each GPU: what was compiled for it, and what spills."""
-    lines = [
-        "| GPU | compiler | programs | kernels that spill, decode | kernels that spill, other |",
-        "|---|---|---:|---:|---:|",
-    ]
+    header = ["GPU", "compiler", "programs", "kernels that spill, decode", "kernels that spill, other"]
+    rows = []
     for gpu in _gpus(table):
         counts = [
             str(sum(bool(_memory(row)) and (table.uses[kind] == "decode") is decode for kind, row in _rows(table, gpu)))
@@ -37,14 +35,14 @@ def compiled(table: Table) -> str:
         ]
         known = any(row for _, row in _rows(table, gpu))
         cells = [gpu.label, table.versions[gpu.vendor], str(table.programs[gpu.target])]
-        lines.append(_line([*cells, *(counts if known else ["not known", "not known"])]))
-    return "\n".join(lines)
+        rows.append([*cells, *(counts if known else ["not known", "not known"])])
+    return "\n".join(markdown.table("llrrr", header, rows))
 
 
 def occupancy(table: Table) -> str:
     """A line for each kernel and storage type: the worst of all models, epilogues and mods."""
     gpus = [gpu for gpu in _gpus(table) if any(row for _, row in _rows(table, gpu))]
-    lines = [_line(["kernel", "used in", *(gpu.target for gpu in gpus)]), "|---|---|" + "---:|" * len(gpus)]
+    lines = []
     kernels: dict[tuple[str, str], dict[str, list[Figures]]] = {}
     for gpu in gpus:
         for kind, row in _rows(table, gpu):
@@ -53,8 +51,9 @@ def occupancy(table: Table) -> str:
                 of_kernel.setdefault(gpu.target, []).append(row)
     for (kernel, use), rows in sorted(kernels.items(), key=lambda item: (item[0][1], item[0][0])):
         cells = [_cell(gpu, worst(rows[gpu.target])) if gpu.target in rows else "" for gpu in gpus]
-        lines.append(_line([f"`{kernel}`", use, *cells]))
-    return "\n".join(lines)
+        lines.append([f"`{kernel}`", use, *cells])
+    header = ["kernel", "used in", *(gpu.target for gpu in gpus)]
+    return "\n".join(markdown.table("ll" + "r" * len(gpus), header, lines))
 
 
 def _kernel(kind: str) -> str:
@@ -81,7 +80,3 @@ def _gpus(table: Table) -> list[Gpu]:
 
 def _rows(table: Table, gpu: Gpu) -> list[tuple[str, Figures | None]]:
     return [*table.worst[gpu.target].items()]
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"

@@ -1,0 +1,16 @@
+"""Markdown tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+
+def row(cells: Iterable[str]) -> str:
+    """A line of a table."""
+    return f"| {' | '.join(cells)} |"
+
+
+def table(align: str, header: Sequence[str], rows: Iterable[Iterable[str]] = ()) -> list[str]:
+    """The lines of a table. align: "l" or "r" for each column."""
+    rule = "|".join({"l": "---", "r": "---:"}[side] for side in align)
+    return [row(header), f"|{rule}|", *map(row, rows)]
