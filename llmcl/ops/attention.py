@@ -38,7 +38,7 @@ def decode_key(variant: str, n_kv_heads: int, head_dim: int, kv_dtype: str) -> s
 
 
 def decode_splits(device: Device, n_kv_heads: int, head_dim: int, kv_dtype: str) -> int:
-    """Into how many KV block ranges the keys of a head are cut in decode: as tuned, or by default."""
+    """Into how many KV splits the keys of a head are cut in decode: as tuned, or by default."""
     chosen = table.pick(AttentionDecode, device, kv_dtype, head_dim)
     tuned = tuned_constants(device, decode_key(chosen.name, n_kv_heads, head_dim, kv_dtype))
     return tuned.get("N_SPLITS") or chosen.default_splits(device, n_kv_heads)

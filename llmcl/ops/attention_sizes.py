@@ -27,7 +27,7 @@ def check_kernel_options(options: Mapping[str, int]) -> dict[str, int]:
 
 
 def max_splits(device: Device) -> int:
-    """Into how many KV block ranges the keys of a head may be cut: more would only wait for each other."""
+    """Into how many KV splits the keys of a head may be cut: more would only wait for each other."""
     return min(MAX_SPLITS, max(8, 4 * device.compute_units))
 
 

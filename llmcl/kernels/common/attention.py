@@ -97,7 +97,7 @@ class AttentionDecode(Implementation):
         """Build constants of its own, and work-items of a group."""
 
     def default_splits(self, device: Device, n_kv_heads: int) -> int:
-        """KV block ranges of a head, such that every compute unit has an equal share."""
+        """KV splits of a head, such that every compute unit has an equal share."""
         return max(1, min(32, 2 * device.compute_units // n_kv_heads))
 
     @property

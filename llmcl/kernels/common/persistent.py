@@ -42,7 +42,7 @@ class DecodeLayer:
 class DecodeLayers:
     """All layers of a decode step, from x float32 [hidden] to x.
 
-    hidden, ffn: sizes of the residual stream and of the gated MLP; n_splits: KV block ranges of a head; rope float32
+    hidden, ffn: sizes of the residual stream and of the gated MLP; n_splits: KV splits of a head; rope float32
     [head_dim].
     """
 

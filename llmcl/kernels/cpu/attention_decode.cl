@@ -26,7 +26,7 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
                       __global kv_t* k_cache, __global kv_t* v_cache,
                       __global float* part_ml, __global float* part_acc MOD_PARAMS) {
     const int head = get_group_id(0), split = get_group_id(1);
-    const int t = step_row(2), batch = 0;
+    const int t = step_row(2);
     state = sequence_state(state, t);
     qkv += t * (N_Q_HEADS + 2 * N_KV_HEADS) * HEAD_DIM;
     rope += t * HEAD_DIM;
@@ -35,7 +35,7 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
     const int position = state[STATE_POSITION], kv_len = position + 1;
     // The splits share what comes after the keys that mask_mod hides from the beginning on.
     const int2 query = (int2)(position);
-    const int visible_from = first_visible(batch, head * ROWS, ROWS, query, kv_len, BLOCK_N MOD_ARGS);
+    const int visible_from = first_visible(0, head * ROWS, ROWS, query, kv_len, BLOCK_N MOD_ARGS);
     const int per_split = (kv_len - visible_from + N_SPLITS * BLOCK_N - 1) / (N_SPLITS * BLOCK_N) * BLOCK_N;
     const int first = visible_from + split * per_split, end = min(kv_len, first + per_split);
 
@@ -55,12 +55,12 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
     round_queries(&attention);
     for (int j = first; j < end; j += BLOCK_N) {
         const int n_keys = min(BLOCK_N, end - j);
-        const int seen = tile_class(batch, head * ROWS, ROWS, query, j, j + n_keys MOD_ARGS);
+        const int seen = tile_class(0, head * ROWS, ROWS, query, j, j + n_keys MOD_ARGS);
         if (seen == TILE_EMPTY) continue;
         int visible[ROWS];
         for (int r = 0; r < ROWS; ++r) visible[r] = n_keys;
         const int row = kv_row(state, j);
-        attention_tile(&attention, KV_TILES_AT(k_cache, row), KV_TILES_AT(v_cache, row), n_keys, visible, batch, j,
+        attention_tile(&attention, KV_TILES_AT(k_cache, row), KV_TILES_AT(v_cache, row), n_keys, visible, 0, j,
                        seen == TILE_PARTIAL MOD_ARGS);
     }
     for (int r = 0; r < ROWS; ++r) {

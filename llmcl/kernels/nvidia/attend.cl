@@ -44,19 +44,18 @@
 #error "nvidia/attend.cl: HEAD_DIM is 64, 128 or 256"
 #endif
 
-// A group's KV block range: `split` of n_splits, which has keys if it is below it.
+// A group's KV split: `split` of n_splits, which has keys if it is below it.
 typedef struct {
-    int batch, head, split, n_splits, position, first, end;
+    int head, split, n_splits, position, first, end;
     bool has_new;  // whether the group appends the new position's key and value
     size_t row;    // of the cache, where the head begins
-} kv_block_range;
+} kv_split;
 
-// state: of the sequence, number `batch`.
-inline kv_block_range range_of_keys(const int batch, const int head, const int split, __global const int* state MOD_PARAMS) {
+inline kv_split split_of_keys(const int head, const int split, __global const int* state MOD_PARAMS) {
     const int position = state[STATE_POSITION], kv_len = position + 1;
     // The splits share what comes after the keys that mask_mod hides from the beginning on.
-    const int visible_from = first_visible(batch, head * GROUP_SIZE, GROUP_SIZE, (int2)(position), kv_len, KEY_TILE MOD_ARGS);
-    kv_block_range s = {batch, head, split, 1, position, visible_from, kv_len, true, (size_t)head * CAPACITY};
+    const int visible_from = first_visible(0, head * GROUP_SIZE, GROUP_SIZE, (int2)(position), kv_len, KEY_TILE MOD_ARGS);
+    kv_split s = {head, split, 1, position, visible_from, kv_len, true, (size_t)head * CAPACITY};
     if (visible_from >= kv_len) return s;  // one split, without keys
     // No more splits than there are keys for all their warps: a short context needs no merge.
     s.n_splits = min(N_SPLITS, (kv_len - visible_from + WARPS * KEY_TILE - 1) / (WARPS * KEY_TILE));
@@ -84,7 +83,7 @@ typedef struct {
 
 // Starts the copy of a tile's keys, if there is such a tile, into the warp's memory, which no lane reads any more. The two halves
 // of a dimension's 16 keys change places where they would lie in the same banks as those of the dimension four before.
-inline void copy_keys(__local float* own, const kv_block_range* s, __global const int* state,
+inline void copy_keys(__local float* own, const kv_split* s, __global const int* state,
                       __global const CAT(KV, _t)* k_cache, const int j, const int lane) {
     if (j < s->end) {
         __global const CAT(KV, _t)* k = k_cache + (s->row + kv_row(state, j)) * HEAD_DIM + lane * 8;
@@ -95,7 +94,7 @@ inline void copy_keys(__local float* own, const kv_block_range* s, __global cons
     copy_commit();
 }
 
-inline void load_values(value_tile* values, const kv_block_range* s, __global const int* state,
+inline void load_values(value_tile* values, const kv_split* s, __global const int* state,
                         __global const CAT(KV, _t)* v_cache, const int j, const int lane) {
     if (j >= s->end) return;
     const int last = s->end - 1 - j;  // a key past the end has weight 0, but maybe no number
@@ -109,7 +108,7 @@ inline void load_values(value_tile* values, const kv_block_range* s, __global co
 }
 
 // Asks the second-level cache for a tile's values.
-inline void fetch_values(const kv_block_range* s, __global const int* state, __global const CAT(KV, _t)* v_cache, const int j,
+inline void fetch_values(const kv_split* s, __global const int* state, __global const CAT(KV, _t)* v_cache, const int j,
                          const int lane) {
     if (j >= s->end) return;
     __global const CAT(KV, _t)* v = v_cache + (s->row + kv_row(state, j)) * HEAD_DIM;
@@ -130,11 +129,11 @@ typedef struct {
 } visible_tile;
 
 // The warp's first tile from key j on of which something is seen.
-inline visible_tile tile_from(const kv_block_range* s, const int j MOD_PARAMS) {
+inline visible_tile tile_from(const kv_split* s, const int j MOD_PARAMS) {
     visible_tile tile = {j, TILE_EMPTY};
     for (; tile.first < s->end; tile.first += WARPS * KEY_TILE) {
         const int end = min(tile.first + KEY_TILE, s->end);
-        tile.seen = tile_class(s->batch, s->head * GROUP_SIZE, GROUP_SIZE, (int2)(s->position), tile.first, end MOD_ARGS);
+        tile.seen = tile_class(0, s->head * GROUP_SIZE, GROUP_SIZE, (int2)(s->position), tile.first, end MOD_ARGS);
         if (tile.seen != TILE_EMPTY) break;
     }
     return tile;
@@ -160,7 +159,7 @@ inline void put_query(__local float* queries, const int query, const int dim, co
 }
 
 // The warp's state over its keys, left in its own memory. Its first tile, `now`, is on its way there and into `values`.
-inline void attend_keys(const kv_block_range* s, value_tile* values, visible_tile now, __global const int* state,
+inline void attend_keys(const kv_split* s, value_tile* values, visible_tile now, __global const int* state,
                         __global const CAT(KV, _t)* k_cache, __global const CAT(KV, _t)* v_cache, __local float* own,
                         __local const float* queries, const int lane MOD_PARAMS) {
     __local const uint2(*q)[STEPS][WARP] = (__local const uint2(*)[STEPS][WARP])queries;
@@ -208,10 +207,10 @@ inline void attend_keys(const kv_block_range* s, value_tile* values, visible_til
                 float score = pair[i];
                 bool seen = key + 8 * i < s->end;
 #if HAS_SCORE_MOD
-                score = score_mod(score, s->batch, query, s->position, key + 8 * i MOD_ARGS);
+                score = score_mod(score, 0, query, s->position, key + 8 * i MOD_ARGS);
 #endif
 #if HAS_MASK_MOD
-                if (seen && now.seen == TILE_PARTIAL) seen = mask_mod(s->batch, query, s->position, key + 8 * i MOD_ARGS);
+                if (seen && now.seen == TILE_PARTIAL) seen = mask_mod(0, query, s->position, key + 8 * i MOD_ARGS);
 #endif
                 scores[quad][i] = seen ? score : -INFINITY;
             }
@@ -262,9 +261,9 @@ inline void attend_keys(const kv_block_range* s, value_tile* values, visible_til
     }
 }
 
-// The states of a group's warps over its KV block range, left in `space` for warps_state. qkv: of the step, with flags if
+// The states of a group's warps over its KV split, left in `space` for warps_state. qkv: of the step, with flags if
 // `wait`. For all work-items of a group.
-inline void attend(const kv_block_range* s, __global const float* qkv, const uint flag, const bool wait,
+inline void attend(const kv_split* s, __global const float* qkv, const uint flag, const bool wait,
                    __global const float* rope, __global const int* state, __global CAT(KV, _t)* k_cache,
                    __global CAT(KV, _t)* v_cache, const attend_space* space MOD_PARAMS) {
     const int lid = this_item(), lane = lid % WARP, head = s->head, position = s->position;
@@ -318,7 +317,7 @@ typedef struct {
 } softmax_state;
 
 // For whole warps, whose elements are of one query.
-inline softmax_state warps_state(const kv_block_range* s, const int i, const attend_space* space) {
+inline softmax_state warps_state(const kv_split* s, const int i, const attend_space* space) {
     // The others have no keys.
     const int n_warps = max(1, min(WARPS, (s->end - s->first + KEY_TILE - 1) / KEY_TILE));
     const int lane = i % WARP, g = i / HEAD_DIM;

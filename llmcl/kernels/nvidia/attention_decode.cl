@@ -29,7 +29,7 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
     part_ml += row * N_Q_HEADS * N_SPLITS * 2;
     part_acc += (size_t)row * N_Q_HEADS * N_SPLITS * HEAD_DIM;
     arrivals += row * N_KV_HEADS;
-    const kv_block_range range = range_of_keys(0, head, split, state MOD_ARGS);
+    const kv_split range = split_of_keys(head, split, state MOD_ARGS);
     const int n_splits = range.n_splits;
     if (split >= n_splits) return;
     const attend_space space = {queries, new_key, warps, WARP_FLOATS};

@@ -50,7 +50,7 @@
 #endif
 
 // Sends what a head's groups have together. Each leaves the state of its split for the others, and merges a slice.
-inline void send_attended(const kv_block_range* s, __global ulong* parts, __global float* attended, const uint epoch,
+inline void send_attended(const kv_split* s, __global ulong* parts, __global float* attended, const uint epoch,
                           const attend_space* space) {
     const int lid = this_item(), n_splits = s->n_splits, slice = (HEAD_VALUES + n_splits - 1) / n_splits;
     attended += s->head * HEAD_VALUES;
@@ -115,8 +115,8 @@ void persistent_layers(__global const ulong* layers, __global float* x, __global
     const uint before = counters[1];
     const attend_space space = {queries, new_key, own_of[0], OWN_FLOATS};
     const bool attends = group < N_KV_HEADS * N_SPLITS;
-    __local kv_block_range kept;
-    if (lid == 0) kept = range_of_keys(0, min(group / N_SPLITS, N_KV_HEADS - 1), group % N_SPLITS, state MOD_ARGS);
+    __local kv_split kept;
+    if (lid == 0) kept = split_of_keys(min(group / N_SPLITS, N_KV_HEADS - 1), group % N_SPLITS, state MOD_ARGS);
     int parity = 0;
     weight_fragment fragment;
     matrix to_qkv = partition_of(layers[1], HIDDEN, QKV_SIZE / 16, false);
@@ -138,7 +138,7 @@ void persistent_layers(__global const ulong* layers, __global float* x, __global
         const target qkv_target = {qkv, 0, 0, flag, true, false};
         product(&to_qkv, &none, &qkv_target, QKV_SIZE, true, columns, sums, &parity, &fragment);
 
-        const kv_block_range range = kept;
+        const kv_split range = kept;
         if (attends && range.split < range.n_splits) {
             // As to_out, which is made after attention: its registers are wanted there.
             const matrix ahead = partition_of(at[4], Q_SIZE, HIDDEN / 16, false);
