@@ -17,6 +17,7 @@ from llmcl.models.paged_kv_cache import PagedKVCache
 from llmcl.models.sequence import SequenceState
 from llmcl.models.stack import head, stack
 from llmcl.ops.attention import decode_splits
+from llmcl.ops.logprobs import LogProb
 from llmcl.ops.sample import Sampler, SamplingParams
 from llmcl.progress import Progress
 from llmcl.runtime.device import Launch
@@ -82,6 +83,7 @@ class Batch:
         self._places: dict[SequenceState, int] = {}
         self._params: dict[SequenceState, SamplingParams] = {}
         self._last: dict[SequenceState, Callable[[], int]] = {}  # the token sampled last
+        self._allowed: dict[SequenceState, np.ndarray | None] = {}
         self._ready: set[SequenceState] = set()  # whose place has what the device needs for the next row
         self._alone: SequenceState | None = None  # whom the model's own step state has so
         self.sampler = Sampler(device, model.act.logits, config.vocab_size, self.step)
@@ -117,7 +119,7 @@ class Batch:
 
     def end(self, sequence: SequenceState) -> None:
         """Takes the place back; the sequence keeps its tokens and pages. Without a place nothing happens."""
-        for of_sequences in (self._places, self._params, self._last):
+        for of_sequences in (self._places, self._params, self._last, self._allowed):
             of_sequences.pop(sequence, None)
         self._ready.discard(sequence)
         if self._alone is sequence:
@@ -158,6 +160,22 @@ class Batch:
         self.model.run(launches, n)
         return self._sample(sequences, begun=True)
 
+    def allow(self, sequence: SequenceState, tokens: np.ndarray | None) -> None:
+        """The next tokens of a sequence are of these: see `LogitBias.allow`. None: all may come."""
+        self._allowed[sequence] = tokens
+        self.sampler.bias.allow(tokens, self._places[sequence])
+        if self._alone is sequence:
+            self.model.sampler.bias.allow(tokens)
+
+    def logprobs(self, sequences: Sequence[SequenceState]) -> Callable[[], list[LogProb | None]]:
+        """Right after the step that sampled a token of each of these: enqueues the reading of its log-probabilities.
+
+        The function returned waits; None for a sequence whose `SamplingParams.logprobs` is None.
+        """
+        if sequences[0] is self._alone:
+            return self.model.logprobs(sequences[0])
+        return self.sampler.logprobs.read(self.n_steps, [self._places[sequence] for sequence in sequences])
+
     def _bind(self, max_rows: int) -> list[Launch]:
         model, shape = self.model, self.cache.shape
         # Rows are work-groups as well: the more of them, the fewer parts the keys of each are cut into.
@@ -187,7 +205,7 @@ class Batch:
         """Chooses the next token of each from the rows of `act.logits`. begun: the step has these rows already."""
         if not begun:
             self._begin_step(sequences)
-        launches = self.sampler.launches_for([self._params[sequence] for sequence in sequences])
+        launches = self.sampler.launches_for([self._places[sequence] for sequence in sequences])
         self.model.run(launches, len(sequences))
         wait = cache(self.step.read_rows(self.n_steps, len(sequences)))  # read once: the ring goes on
         for i, sequence in enumerate(sequences):
@@ -216,6 +234,7 @@ class Batch:
         if self._alone is not sequence:
             last = self._last[sequence]()
             model.start_sampling(sequence)
+            model.sampler.bias.allow(self._allowed.get(sequence))
             model.step.write_tokens([last], sequence.position)
             self._alone = sequence
             self._ready.discard(sequence)

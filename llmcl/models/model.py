@@ -21,6 +21,7 @@ from llmcl.models.sequence import SequenceState, Step
 from llmcl.models.stack import decode_stack, head, prefill_stack
 from llmcl.models.weights import ModelWeights
 from llmcl.ops.attention import decode_splits
+from llmcl.ops.logprobs import LogProb
 from llmcl.ops.sample import Sampler
 from llmcl.progress import READING, Progress
 from llmcl.runtime.device import Buffer, Device, Launch
@@ -162,6 +163,10 @@ class Model:
         sequence.n_sampled += 1
         self.device.flush()
         return wait
+
+    def logprobs(self, sequence: SequenceState) -> Callable[[], list[LogProb | None]]:
+        """Right after `sample`: enqueues the reading of the token's log-probabilities. The function returned waits."""
+        return self.sampler.logprobs.read(sequence.n_sampled - 1, [0])
 
     def _prepare(self, progress: Progress | None) -> None:
         """Compiles all kernels and makes their objects, so that it is part of loading."""

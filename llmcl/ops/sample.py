@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from llmcl.errors import UsageError
+from llmcl.errors import UsageError, shown
 from llmcl.kernels.common.cost import once
 from llmcl.kernels.common.sizes import widest_group
 from llmcl.kernels.common.step_state import StepState, for_rows
+from llmcl.ops.logit_bias import MAX_BIASES, LogitBias
+from llmcl.ops.logprobs import MAX_TOP, LogProbs
 from llmcl.runtime.device import Buffer, Device, Launch
 
 REPEAT_WINDOW = 64
@@ -21,6 +23,7 @@ PENALTY_RANGE = 1e-6, 1e6
 WHOLE = (int, np.integer)
 NUMBERS = (int, float, np.integer, np.floating)
 MAX_INT = (1 << 31) - 1
+MAX_BIAS = 10_000  # a sum with a logit stays finite, and outweighs every other
 
 # Slots of the int32 buffer `sampling`; floats by their bits.
 CONSTANTS = {
@@ -44,7 +47,9 @@ class SamplingParams:
     """What users of llama.cpp know, in its order: penalty, top-k, top-p, min-p, temperature.
 
     temperature 0 takes the most likely token. top_k 0, top_p 1, min_p 0 and repeat_penalty 1 are off. The penalty
-    looks at the last repeat_window tokens, prompt included. seed None draws one (`seeded()`).
+    looks at the last repeat_window tokens, prompt included. seed None draws one (`seeded()`). logit_bias: what is added
+    to the logits of some tokens, before all else, at most MAX_BIASES of them. logprobs: 0 to MAX_TOP, so many
+    alternatives beside the log-probability of each chosen token; None: none are computed.
 
     Raises UsageError when a value is out of its range, or would be 0 or infinite in float32.
     """
@@ -56,6 +61,8 @@ class SamplingParams:
     repeat_penalty: float = 1.0
     repeat_window: int = REPEAT_WINDOW
     seed: int | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         def check(name: str, holds: bool, expected: str) -> None:
@@ -77,6 +84,19 @@ class SamplingParams:
         check("repeat_penalty", least <= self.repeat_penalty <= most, f"{least} to {most}; 1 is off")
         is_seed = isinstance(self.seed, WHOLE) and 0 <= self.seed < 1 << 64
         check("seed", self.seed is None or is_seed, "a whole number, 0 to 2^64 - 1")
+        is_count = isinstance(self.logprobs, WHOLE) and 0 <= self.logprobs <= MAX_TOP
+        check("logprobs", self.logprobs is None or is_count, f"0 to {MAX_TOP} alternatives, or None")
+        self._check_bias()
+
+    def _check_bias(self) -> None:
+        bias = self.logit_bias
+        if not isinstance(bias, Mapping) or len(bias) > MAX_BIASES:
+            raise UsageError(f"logit_bias is {shown(bias)}; expected a mapping from at most {MAX_BIASES} token ids")
+        for token, value in bias.items():
+            if not isinstance(token, WHOLE) or token < 0:
+                raise UsageError(f"logit_bias has a bias for {shown(token)}; expected token ids, 0 or more")
+            if not isinstance(value, NUMBERS) or not abs(value) <= MAX_BIAS:
+                raise UsageError(f"logit_bias of token {token} is {shown(value)}; expected -{MAX_BIAS} to {MAX_BIAS}")
 
     @property
     def truncates(self) -> bool:
@@ -87,7 +107,7 @@ class SamplingParams:
         """These parameters with a seed, drawn if there is none."""
         if self.seed is not None:
             return self
-        return SamplingParams(**{**self.__dict__, "seed": secrets.randbits(32)})
+        return replace(self, seed=secrets.randbits(32))
 
 
 class Sampler:
@@ -119,6 +139,9 @@ class Sampler:
             "LOCAL_SIZE": width,
         }
         local = (width, 1) if step.n_sequences else (width,)
+        self.bias = LogitBias(device, logits, vocab_size, step)
+        self.logprobs = LogProbs(device, logits, vocab_size, step, self.bias)
+        self._truncates: dict[int, bool] = {}
 
         def bind(name: str, args: list[Buffer], n_groups: int, n_bytes: int) -> Launch:
             return device.launch(
@@ -143,19 +166,35 @@ class Sampler:
             bind("sample_candidates", [*inputs, best, bins, candidates], groups, read),
             bind("sample_select", [candidates, best, bins, self._params, *outputs], 1, 8 * groups),
         ]
-        self.launches: list[Launch] = self._choose
+        self._truncates[0] = False
+
+    @property
+    def launches(self) -> list[Launch]:
+        """What chooses the token of a step of one sequence."""
+        return self.launches_for()
 
     @property
     def every_launch(self) -> list[Launch]:
         return [*self._choose, *self._choose_above_threshold]
 
-    def launches_for(self, rows: Sequence[SamplingParams]) -> list[Launch]:
-        """What chooses the tokens of a step of several sequences, with these parameters."""
-        kinds = {params.truncates for params in rows}
-        return [*(self._choose if False in kinds else ()), *(self._choose_above_threshold if True in kinds else ())]
+    def launches_for(self, sequences: Sequence[int] = (0,)) -> list[Launch]:
+        """What chooses the tokens of a step with a row of each of these sequences, as they were configured."""
+        kinds = {self._truncates[sequence] for sequence in sequences}
+        has_logprobs = any(self.logprobs.are_wanted(sequence) for sequence in sequences)
+        return [
+            *(self.logprobs.before if has_logprobs else ()),
+            *(self.bias.launches if any(self.bias.applies_to(sequence) for sequence in sequences) else ()),
+            *(self._choose if False in kinds else ()),
+            *(self._choose_above_threshold if True in kinds else ()),
+            *(self.logprobs.after if has_logprobs else ()),
+        ]
 
     def configure(self, params: SamplingParams, sequence: int = 0) -> None:
-        """Takes over the parameters of a generation (40 bytes to the device)."""
+        """Takes over the parameters of a generation (48 bytes and the biases to the device)."""
+        if params.logit_bias and max(params.logit_bias) >= self._vocab_size:
+            raise UsageError(
+                f"logit_bias has a bias for token {max(params.logit_bias)}; expected 0 to {self._vocab_size - 1}"
+            )
         floats = np.array(
             # One token alone reaches either top_p: its probability is at least 1 / vocabulary.
             [params.temperature, max(params.top_p, RANGE[0]), params.min_p, params.repeat_penalty, -np.inf],
@@ -177,7 +216,9 @@ class Sampler:
         ):
             slots[CONSTANTS["SAMPLING_" + name]] = value
         self._device.write(self._params, slots, 4 * sequence * N_SLOTS)
-        self.launches = self._choose_above_threshold if params.truncates else self._choose
+        self.bias.configure(params.logit_bias, sequence)
+        self.logprobs.configure(params.logprobs, sequence)
+        self._truncates[sequence] = params.truncates
 
     def remember(self, token_ids: Sequence[int], sequence: int = 0) -> None:
         """The tokens that the cache holds of the sequence from position 0 on are those seen so far."""

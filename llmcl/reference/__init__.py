@@ -31,7 +31,17 @@ from llmcl.reference.online_softmax import (
     attention_partial,
     softmax_state,
 )
-from llmcl.reference.sampling import gumbel, noise_bits, penalize, sample, sample_scores, sample_threshold, uniform
+from llmcl.reference.sampling import (
+    biased,
+    gumbel,
+    log_probabilities,
+    noise_bits,
+    penalize,
+    sample,
+    sample_scores,
+    sample_threshold,
+    uniform,
+)
 from llmcl.reference.storage import (
     TILE_ROWS,
     from_tiles,
@@ -50,6 +60,7 @@ __all__ = [
     "attention_decode",
     "attention_merge",
     "attention_partial",
+    "biased",
     "biased_gate",
     "dequantize",
     "embed",
@@ -60,6 +71,7 @@ __all__ = [
     "kl_divergence",
     "linear",
     "log_likelihood",
+    "log_probabilities",
     "noise_bits",
     "pack_keys",
     "pack_values",

@@ -5,6 +5,7 @@ temperature and Gumbel noise: argmax(logit / temperature + gumbel) is distribute
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,3 +108,19 @@ def sample(logits: Array, temperature: float, threshold: Scalar, seed: int, step
     scores = np.where(np.isnan(scores), -np.inf, scores)
     best = int(np.argmax(scores))
     return best if np.isfinite(scores[best]) else scores.size
+
+
+def log_probabilities(logits: Array, k: int) -> tuple[Float64, list[int]]:
+    """log softmax(logits) [vocab], and the k most likely tokens, best first; of equal ones the lower first."""
+    wide_logits = wide(logits)
+    shifted = wide_logits - np.max(wide_logits)
+    log_p = shifted - np.log(np.sum(np.exp(shifted)))
+    return log_p, [int(i) for i in np.lexsort((np.arange(log_p.size), -wide_logits))[:k]]
+
+
+def biased(logits: Array, bias: Mapping[int, float], allowed: Array | None = None) -> Float64:
+    """logits [vocab] plus the bias of some tokens; allowed bool [vocab]: -inf where it is False."""
+    result = wide(logits).copy()
+    for token, value in bias.items():
+        result[token] += value
+    return result if allowed is None else np.where(np.asarray(allowed), result, -np.inf)

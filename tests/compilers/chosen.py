@@ -127,7 +127,10 @@ def _load_and_run(found: Collection, entry: DeviceEntry, stored: Stored) -> None
             mods = trace_layer_mods(config, CONTEXT).bind(device)
             model = Model(device, config, weights, cache, mods=mods)
             decode = [*model.decode_launches]
-            for params in (SamplingParams(), SamplingParams(temperature=0.8, top_k=40)):
+            for params in (
+                SamplingParams(),
+                SamplingParams(temperature=0.8, top_k=40, logit_bias={1: 1.0}, logprobs=5),
+            ):
                 model.sampler.configure(params)
                 decode += model.sampler.launches
             found.add(name, DECODE, [launch.source for launch in decode if isinstance(launch.source, KernelSource)])

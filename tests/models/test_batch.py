@@ -24,6 +24,7 @@ SAME = 2e-5  # two orders of summation, both in float32
 PAGE = 64
 SHAPE = {**TINY_SHAPE, "num_attention_heads": 6, "max_position_embeddings": 2048}
 GREEDY = SamplingParams(seed=0)
+WITHOUT_OPTION = "repeat_window", "logit_bias", "logprobs"
 
 
 def random_ids(n: int, seed: int, vocab_size: int) -> list[int]:
@@ -52,7 +53,7 @@ def decode(batch: Batch, running: Sequence[tuple[SequenceState, list[int]]], ste
 
 
 def alone(llm: LLM, prompt: Sequence[int], n: int, params: SamplingParams = GREEDY) -> list[int]:
-    options = {name: value for name, value in vars(params).items() if name != "repeat_window"}
+    options = {name: value for name, value in vars(params).items() if name not in WITHOUT_OPTION}
     return llm.generate(list(prompt), max_tokens=n, ignore_eos=True, **options).token_ids
 
 
@@ -178,6 +179,32 @@ def test_a_sequence_goes_on_in_another_place_after_it_was_recomputed(llm: LLM, b
     ids.append(batch.prefill_last(again, prompt + ids)())
     decode(batch, [*others, (again, ids)], 4)
     assert ids == alone(llm, prompt, len(ids), params)
+
+
+def test_logprobs_and_allowed_tokens(llm: LLM, batch: Batch) -> None:
+    """Of a sequence that is alone for a while, and of one that wants none of this."""
+    prompt, even = random_ids(12, 1, 320), np.full(-(-llm.config.vocab_size // 32), 0x55555555, np.uint32)
+    first = begin(batch, prompt, SamplingParams(logprobs=2, seed=1))
+    second = begin(batch, random_ids(5, 2, 320))
+    batch.allow(first[0], even)
+    for running in ([first, second], [first], [first], [second, first]):
+        ids = [first[1][-1], *first[0].token_ids]
+        wait = batch.decode([sequence for sequence, _ in running])
+        found = dict(zip([sequence for sequence, _ in running], batch.logprobs([s for s, _ in running])(), strict=True))
+        for (sequence, own), token in zip(running, wait(), strict=True):
+            sequence.token_ids.append(own[-1])
+            own.append(token)
+        logprob = found[first[0]]
+        assert logprob is not None and logprob.token == first[1][-1] and logprob.token % 2 == 0
+        assert found.get(second[0]) is None and len(ids) == first[0].position
+        row = llm.logits(first[0].token_ids)[-1].astype(np.float64)
+        log_p = row - np.log(np.sum(np.exp(row)))
+        assert logprob.logprob == pytest.approx(log_p[logprob.token], abs=1e-4)
+        assert [token for token, _ in logprob.top] == [int(i) for i in np.argsort(-log_p)[:2]]
+    batch.allow(first[0], None)
+    text = [*first[0].token_ids, first[1][-1]]
+    decode(batch, [first, second], 6)
+    assert first[1][-6:] == alone(llm, text, 6)
 
 
 def test_prompts_in_chunks(llm: LLM, batch: Batch) -> None:

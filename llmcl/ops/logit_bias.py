@@ -1,0 +1,80 @@
+"""logit_bias: what is added to some logits before a token is chosen, and which tokens are allowed at all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from llmcl.kernels.common.cost import once
+from llmcl.kernels.common.sizes import widest_group
+from llmcl.kernels.common.step_state import StepState, for_rows
+from llmcl.runtime.device import Buffer, Device
+
+MAX_BIASES = 1024
+
+
+class LogitBias:
+    """Changes logits float32 [vocab], or with a step state of several sequences [n_sequences, vocab], in place.
+
+    rules int32 [n, 2], biases int32 [n, MAX_BIASES, 2] and allowed uint32 [n, ceil(vocab / 32)] are those of
+    kernels/portable/logit_bias.cl.
+    """
+
+    def __init__(self, device: Device, logits: Buffer, vocab_size: int, step: StepState):
+        n = max(1, step.n_sequences)
+        self._device = device
+        self._words = -(-vocab_size // 32)
+        self._vocab_size = vocab_size
+        self._biased: set[int] = set()
+        self._masked: set[int] = set()
+        self.rules = device.zeros(8 * n, "numbers of logit biases")
+        self.biases = device.alloc(8 * n * MAX_BIASES, "logit biases")
+        self._allowed = device.alloc(4 * n * self._words, "allowed tokens")
+        width = widest_group(device)
+        groups = min(max(2, device.compute_units), -(-vocab_size // width))
+        self.launches = [
+            device.launch(
+                "portable/logit_bias.cl",
+                "logit_bias",
+                {
+                    **step.constants,
+                    "VOCAB": vocab_size,
+                    "MAX_BIASES": MAX_BIASES,
+                    "N_GROUPS": groups,
+                    "LOCAL_SIZE": width,
+                },
+                [logits, step.state, self.rules, self.biases, self._allowed],
+                groups=for_rows(step, groups),
+                local=(width, 1) if step.n_sequences else (width,),
+                cost=once(8 * vocab_size),
+            )
+        ]
+
+    def configure(self, bias: Mapping[int, float], sequence: int = 0) -> None:
+        """bias: what is added to the logits of some tokens, checked by SamplingParams; every token is allowed."""
+        pairs = np.zeros((len(bias), 2), np.int32)
+        pairs[:, 0] = list(bias)
+        pairs[:, 1] = np.array(list(bias.values()), np.float32).view(np.int32)
+        if bias:
+            self._device.write(self.biases, pairs, 8 * sequence * MAX_BIASES)
+            self._biased.add(sequence)
+        else:
+            self._biased.discard(sequence)
+        self._masked.discard(sequence)
+        self._device.write(self.rules, np.array([len(bias), 0], np.int32), 8 * sequence)
+
+    def allow(self, tokens: np.ndarray | None, sequence: int = 0) -> None:
+        """tokens: bits uint32 [ceil(vocab / 32)] of the tokens that may come next, token 0 the lowest bit of the first
+        word; None: all. They count until they are set again.
+        """
+        if tokens is not None:
+            if tokens.dtype != np.uint32 or tokens.shape != (self._words,):
+                raise ValueError(f"allowed tokens are {tokens.dtype} {tokens.shape}; expected uint32 ({self._words},)")
+            self._device.write(self._allowed, tokens, 4 * sequence * self._words)
+        if (tokens is not None) != (sequence in self._masked):
+            self._device.write(self.rules, np.array([tokens is not None], np.int32), 8 * sequence + 4)
+            (self._masked.discard if tokens is None else self._masked.add)(sequence)
+
+    def applies_to(self, sequence: int) -> bool:
+        return sequence in self._biased or sequence in self._masked

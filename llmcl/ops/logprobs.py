@@ -1,0 +1,115 @@
+"""Log-probabilities of the tokens that are chosen, and of the most likely alternatives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from llmcl.kernels.common.cost import once
+from llmcl.kernels.common.sizes import widest_group
+from llmcl.kernels.common.step_state import StepState, for_rows
+from llmcl.ops.logit_bias import MAX_BIASES, LogitBias
+from llmcl.runtime.device import Buffer, Device, Launch
+
+MAX_TOP = 20
+LINES = 4  # results of so many steps are kept: the host reads those of one while the device computes the next
+
+
+@dataclass(frozen=True)
+class LogProb:
+    """Natural logarithm of a token's probability, and (token, log-probability) of the most likely ones, best first.
+
+    Probabilities are softmax(logits) as the model leaves them, before temperature, penalty and bias.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class LogProbs:
+    """logits float32 [vocab], or with a step state of several sequences [n_sequences, vocab].
+
+    `before` is enqueued before anything changes the logits, `after` when the tokens are chosen.
+    """
+
+    def __init__(self, device: Device, logits: Buffer, vocab_size: int, step: StepState, bias: LogitBias):
+        n = max(1, step.n_sequences)
+        width = widest_group(device)
+        groups = min(max(2, device.compute_units), -(-vocab_size // width))
+        self._device = device
+        self._n_sequences = n
+        self._wanted: dict[int, int] = {}
+        wanted = device.alloc(4 * n, "numbers of alternatives")
+        device.fill(wanted, np.int32(-1))
+        self._wanted_on_device = wanted
+        sums = device.alloc(8 * n * groups, "sums for log-probabilities")
+        tops = device.alloc(8 * n * groups * MAX_TOP, "most likely tokens of each group")
+        self._out = device.alloc(8 * LINES * n * (1 + MAX_TOP), "log-probabilities")
+        constants: dict[str, object] = {
+            **step.constants,
+            "VOCAB": vocab_size,
+            "MAX_TOP": MAX_TOP,
+            "MAX_BIASES": MAX_BIASES,
+            "LINES": LINES,
+            "N_SEQUENCES": n,
+            "N_GROUPS": groups,
+            "LOCAL_SIZE": width,
+        }
+
+        def bind(name: str, args: list[Buffer], n_groups: int, nbytes: int) -> Launch:
+            local = (width, 1) if step.n_sequences else (width,)
+            at = for_rows(step, n_groups)
+            return device.launch(
+                "portable/top_logprobs.cl", name, constants, args, groups=at, local=local, cost=once(nbytes)
+            )
+
+        self.before = [
+            bind("top_logprobs", [logits, step.state, wanted, sums, tops], groups, 4 * vocab_size),
+            bind("merge_logprobs", [step.state, wanted, sums, tops, self._out], 1, 8 * groups * MAX_TOP),
+        ]
+        chosen = [logits, step.state, wanted, bias.rules, bias.biases, step.sampled, self._out]
+        self.after = [bind("chosen_logprob", chosen, 1, 16)]
+
+    def configure(self, wanted: int | None, sequence: int = 0) -> None:
+        """wanted: alternatives beside the chosen token, 0 to MAX_TOP; None: no log-probabilities."""
+        if wanted == self._wanted.get(sequence):
+            return
+        self._device.write(self._wanted_on_device, np.array([-1 if wanted is None else wanted], np.int32), 4 * sequence)
+        if wanted is None:
+            self._wanted.pop(sequence, None)
+        else:
+            self._wanted[sequence] = wanted
+
+    def are_wanted(self, sequence: int) -> bool:
+        return sequence in self._wanted
+
+    def read(self, step: int, sequences: Sequence[int]) -> Callable[[], list[LogProb | None]]:
+        """Enqueues the reading of what step number `step` left for its rows, which are of these sequences.
+
+        The function returned waits: None where a sequence wants none.
+        """
+        size = 1 + MAX_TOP
+        pairs = np.empty((len(sequences), size, 2), np.float32)
+        wait = self._device.read_async(self._out, pairs, 8 * (step % LINES) * self._n_sequences * size)
+        wanted = [self._wanted.get(sequence) for sequence in sequences]
+
+        def found() -> list[LogProb | None]:
+            wait()
+            tokens = pairs.view(np.int32)[..., 1]
+            return [
+                None
+                if n is None
+                else LogProb(
+                    int(tokens[row, 0]),
+                    float(pairs[row, 0, 0]),
+                    tuple(
+                        (int(tokens[row, k]), float(pairs[row, k, 0])) for k in range(1, n + 1) if tokens[row, k] >= 0
+                    ),
+                )
+                for row, n in enumerate(wanted)
+            ]
+
+        return found
