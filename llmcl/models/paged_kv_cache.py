@@ -4,12 +4,15 @@
     sequence A: 2 0 5           | page 0 | page 1 | page 2 | page 3 | page 4 | page 5 |
     fork of A:  2 0 3             A, fork  free     A, fork  fork     free     A
 
+A free page keeps what it holds until it is given out again. A text that begins as an earlier one takes the full pages
+that this left (prefix_pages.py).
+
 Source: Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention" (2023).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from weakref import WeakSet
 
 from llmcl.errors import OutOfDeviceMemoryError, UsageError
@@ -17,6 +20,7 @@ from llmcl.kernels.common.attention import CAPACITY_MULTIPLE, AttentionShape
 from llmcl.kernels.common.step_state import StepState
 from llmcl.models.config import ModelConfig
 from llmcl.models.kv_cache import KVCache, capacity_for, common_prefix
+from llmcl.models.prefix_pages import PrefixPages
 from llmcl.models.sequence import SequenceState
 from llmcl.runtime.device import Device
 
@@ -42,7 +46,8 @@ class PagedKVCache(KVCache):
 
     A step reads the page table of its sequence from the step state. Pages are taken as tokens come. A page that several
     sequences share is copied before one of them appends to it. Which pages are free is looked up each time: nothing can
-    be miscounted, and those of a sequence are free when nothing refers to it any more.
+    be miscounted, and those of a sequence are free when nothing refers to it any more. Free pages are given out in the
+    order in which they were last used, those without a full page of text first.
     """
 
     def __init__(
@@ -59,7 +64,9 @@ class PagedKVCache(KVCache):
         n_pages = pool_pages(max_context, page_tokens, n_pages)
         self.page_tokens = page_tokens
         self.sequences: WeakSet[SequenceState] = WeakSet()
-        self.order = list(range(n_pages))  # in which pages are given out
+        self.order = list(range(n_pages))  # of their last use, the least recent first
+        self._prefixes = PrefixPages(n_pages)
+        self._ever_shared: set[int] = set()  # pages that several sequences had since they were given out
         self.table_entries = self.pages_for(max_context)
         self._allocate(
             device,
@@ -85,25 +92,49 @@ class PagedKVCache(KVCache):
     def fork(self, sequence: SequenceState) -> SequenceState:
         """A second sequence with the same tokens, in the same pages."""
         other = self.own(self.sequence())
-        self._share(other, self.own(sequence), len(sequence.token_ids))
+        self._share(other, self.own(sequence).pages, sequence.token_ids)
         return other
 
     def truncate(self, sequence: SequenceState, position: int) -> None:
-        """Forgets everything from `position` on and gives the pages back that held nothing else."""
+        """Forgets everything from `position` on and gives the pages back that held nothing else.
+
+        Other texts still find what these hold, until they are given out again.
+        """
+        given_back = sequence.pages[self.pages_for(position) :]
+        if given_back:
+            self._keep(self.own(sequence))
+            self._used_last(given_back)
         super().truncate(sequence, position)
         del sequence.pages[self.pages_for(len(sequence.token_ids)) :]
 
     def share_prefix(self, sequence: SequenceState, prompt: Sequence[int]) -> None:
-        """Where another sequence holds more of the prompt's beginning, its pages are shared."""
+        """Takes over the most that is held of the prompt's beginning: by a living sequence, or in full pages that one
+        left. Their pages are shared. A prompt's last token is not looked for: its logits are not kept.
+        """
         own = self.own(sequence)
         best = max(self.sequences, key=lambda other: (common_prefix(other.token_ids, prompt), other is own))
-        if best is not own:
-            self._share(own, best, common_prefix(best.token_ids, prompt))
+        held = common_prefix(best.token_ids, prompt)
+        if not self._take_left(own, prompt, more_than=held) and best is not own:
+            self._share(own, best.pages, best.token_ids[:held])
+
+    def share_pages(self, sequence: SequenceState, prompt: Sequence[int]) -> None:
+        """Begins an empty sequence with the full pages that others hold or left of the prompt's beginning.
+
+        Unlike share_prefix it leaves no page that must be copied before it is appended to.
+        """
+        self.truncate(sequence, 0)
+        self._take_left(sequence, prompt, more_than=0)
 
     def free(self) -> list[int]:
         """Pages that no sequence has, in the order in which they are given out."""
         used = {page for sequence in self.sequences for page in sequence.pages}
-        return [page for page in self.order if page not in used]
+        free = [page for page in self.order if page not in used]
+        return [*(p for p in free if p not in self._prefixes), *(p for p in free if p in self._prefixes)]
+
+    def missing_pages(self, sequence: SequenceState, n_tokens: int) -> int:
+        """Free pages that `prepare` would take for the next n_tokens of the sequence."""
+        needed = self.pages_for(sequence.position + n_tokens) - self.pages_for(sequence.position)
+        return needed + self._must_copy(sequence)
 
     def pages_for(self, n_tokens: int) -> int:
         return -(-n_tokens // self.page_tokens)
@@ -113,38 +144,71 @@ class PagedKVCache(KVCache):
 
         Raises OutOfDeviceMemoryError, and changes nothing, if the pool has too few pages left.
         """
+        self._keep(self.own(sequence))
         self.truncate(sequence, sequence.position)  # pages too many, which may be shared
         first, filled = divmod(sequence.position, self.page_tokens)
-        copies = filled > 0 and self._is_shared(sequence, first)
-        missing = max(0, self.pages_for(sequence.position + n_tokens) - len(sequence.pages))
-        if missing or copies:
+        copies = self._must_copy(sequence)
+        if missing := self.missing_pages(sequence, n_tokens):
             free = self.free()
-            if missing + copies > len(free):
+            if missing > len(free):
                 raise OutOfDeviceMemoryError(
-                    f"{n_tokens} more tokens after {sequence.position} need {missing + copies} pages of "
+                    f"{n_tokens} more tokens after {sequence.position} need {missing} pages of "
                     f"{self.page_tokens} tokens, but {len(free)} of the KV cache's {len(self.order)} are free "
                     f"({sum(1 for other in self.sequences if other.pages)} sequences hold the others): drop or reset a "
                     "conversation, or load with more pages (kv_pages)"
                 )
+            taken = free[:missing]
+            for page in taken:
+                self._prefixes.forget(page)
+                self._ever_shared.discard(page)
             if copies:
-                self._copy_page(sequence.pages[first], free[missing])
-                sequence.pages[first] = free[missing]
-            sequence.pages += free[:missing]
+                copy = taken.pop()
+                self._copy_page(sequence.pages[first], copy)
+                sequence.pages[first] = copy
+            sequence.pages += taken
+            self._used_last(sequence.pages)
+        if filled:
+            self._prefixes.forget(sequence.pages[first])  # of a longer text that was cut
         step.write_pages(sequence.pages, place)
 
     def own(self, sequence: SequenceState) -> SequenceState:
         self.sequences.add(super().own(sequence))
         return sequence
 
-    def _share(self, sequence: SequenceState, other: SequenceState, n_tokens: int) -> None:
-        """Makes `sequence` the first n_tokens tokens of `other`, in the very same pages."""
+    def _share(self, sequence: SequenceState, pages: Sequence[int], token_ids: Sequence[int]) -> None:
+        """Makes `sequence` the text token_ids, which the first of `pages` hold, in the very same pages."""
+        pages = pages[: self.pages_for(len(token_ids))]
+        self._ever_shared.update(pages)
         self.truncate(sequence, 0)
-        sequence.pages = other.pages[: self.pages_for(n_tokens)]
-        sequence.token_ids = other.token_ids[:n_tokens]
+        sequence.pages = [*pages]
+        sequence.token_ids = [*token_ids]
+        self._used_last(pages)
 
-    def _is_shared(self, sequence: SequenceState, index: int) -> bool:
-        """Whether another sequence has the page of this index, too: then it has it at the same index."""
+    def _take_left(self, sequence: SequenceState, prompt: Sequence[int], *, more_than: int) -> bool:
+        """Shares the full pages that are found of the prompt's beginning, if they hold more than so many tokens."""
+        found = self._prefixes.find(prompt[:-1], self.page_tokens)
+        n_tokens = len(found) * self.page_tokens
+        if n_tokens <= more_than:
+            return False
+        self._share(sequence, found, prompt[:n_tokens])
+        return True
+
+    def _keep(self, sequence: SequenceState) -> None:
+        """Has others find the full pages of what the sequence holds: the steps that write these are enqueued."""
+        self._prefixes.add(sequence.token_ids, sequence.pages, self.page_tokens)
+
+    def _used_last(self, pages: Iterable[int]) -> None:
+        """Nothing was used after these: of a text, the beginning, without which the rest is of no use."""
+        latest = [*dict.fromkeys(pages)][::-1]
+        moved = set(latest)
+        self.order = [*(page for page in self.order if page not in moved), *latest]
+
+    def _must_copy(self, sequence: SequenceState) -> bool:
+        """Whether the sequence appends to a page that another has, too: then that has it at the same index."""
+        index, filled = divmod(sequence.position, self.page_tokens)
         page = sequence.pages[index : index + 1]
+        if not filled or page[0] not in self._ever_shared:
+            return False
         return any(page == other.pages[index : index + 1] for other in self.sequences if other is not sequence)
 
     def _copy_page(self, source: int, target: int) -> None:

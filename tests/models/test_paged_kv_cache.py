@@ -199,6 +199,99 @@ def test_prompts_share_what_a_living_sequence_holds(pair: tuple[LLM, LLM], cache
     assert new.token_ids == ids[:130] and new.pages == held.pages[:3]
 
 
+def test_full_pages_that_a_text_left_are_found(pair: tuple[LLM, LLM], cache: PagedKVCache) -> None:
+    contiguous, paged = pair
+    ids, other = random_ids(200, seed=10), random_ids(60, seed=11)
+    first = cache.sequence()
+    extend(paged, first, ids)
+    left = first.pages[:3]
+    cache.truncate(first, 0)
+    assert len(cache.free()) == PAGES
+    for prompt, n_pages in ([*ids[:150], *other], 2), ([*ids, *other], 3), (ids[:192], 2), (ids[:10], 0), (other, 0):
+        new = cache.sequence()
+        cache.share_pages(new, prompt)
+        assert new.pages == left[:n_pages] and new.token_ids == prompt[: n_pages * PAGE]
+    prompt = [*ids, *other]
+    cache.share_pages(new, prompt)
+    assert cache.missing_pages(new, len(prompt) - 192) == 2
+    np.testing.assert_array_equal(extend(paged, new, prompt[192:]), expected(contiguous, (prompt, False)))
+    both = cache.sequence()
+    cache.share_prefix(both, prompt)  # a living sequence holds more
+    assert both.token_ids == prompt and both.pages == new.pages
+
+
+def test_a_text_that_nothing_refers_to_any_more_is_found(pair: tuple[LLM, LLM], cache: PagedKVCache) -> None:
+    paged = pair[1]
+    ids = random_ids(140, seed=20)
+    gone = cache.sequence()
+    extend(paged, gone, ids)
+    extend(paged, gone, [5], decode=True)
+    left = gone.pages[:2]
+    del gone
+    new = cache.sequence()
+    cache.share_prefix(new, ids)
+    assert new.pages == left and new.token_ids == ids[:128]
+
+
+def test_pages_are_given_out_in_order_of_last_use_the_end_of_a_text_first(
+    pair: tuple[LLM, LLM], cache: PagedKVCache
+) -> None:
+    paged = pair[1]
+    texts = [random_ids(4 * PAGE, seed=30 + i) for i in range(4)]
+    for text in texts:  # they fill the pool
+        sequence = cache.sequence()
+        extend(paged, sequence, text)
+        cache.truncate(sequence, 0)
+
+    def held(text: list[int]) -> int:
+        found = cache.sequence()
+        cache.share_pages(found, [*text, 5])
+        n = len(found.pages)
+        cache.truncate(found, 0)
+        return n
+
+    assert [held(text) for text in texts] == [4, 4, 4, 4]
+    held(texts[0])
+    taking = cache.sequence()
+    extend(paged, taking, random_ids(3 * PAGE, seed=40))
+    assert [held(text) for text in texts] == [4, 1, 4, 4]
+    held(texts[0])
+    extend(paged, taking, random_ids(5 * PAGE, seed=41))
+    assert [held(text) for text in texts] == [4, 0, 0, 4]
+
+
+def test_a_page_that_is_written_again_is_not_found(pair: tuple[LLM, LLM], cache: PagedKVCache) -> None:
+    contiguous, paged = pair
+    ids, other = random_ids(150, seed=50), random_ids(30, seed=51)
+    sequence, new = cache.sequence(), cache.sequence()
+    extend(paged, sequence, ids)
+    cache.truncate(sequence, 100)  # into its second page
+    cache.share_pages(new, ids)
+    assert len(new.pages) == 2
+    extend(paged, sequence, other)  # so this has a copy of it
+    assert sequence.pages[1] != new.pages[1]
+    cache.truncate(sequence, 100)
+    cache.truncate(new, 100)
+    extend(paged, sequence, other)
+    cache.truncate(sequence, 0)
+    extend(paged, new, other, decode=True)  # nobody else has it now: it is written over
+    cache.share_pages(sequence, ids)
+    assert len(sequence.pages) == 1
+    np.testing.assert_array_equal(
+        extend(paged, sequence, ids[64:]), expected(contiguous, (ids[:64], False), (ids[64:], False))
+    )
+
+
+def test_what_a_step_has_not_written_yet_is_not_found(pair: tuple[LLM, LLM], cache: PagedKVCache) -> None:
+    paged = pair[1]
+    ids = random_ids(2 * PAGE + 1, seed=60)
+    sequence, new = cache.sequence(), cache.sequence()
+    extend(paged, sequence, ids[:PAGE])
+    cache.prepare(paged.model.step, sequence, PAGE)
+    cache.share_pages(new, ids)
+    assert len(sequence.pages) == 2 and len(new.pages) == 1
+
+
 def test_sizes_that_make_no_sense() -> None:
     for options in (
         {"kv_page_tokens": 48},
