@@ -1,0 +1,208 @@
+"""Scheduler: which sequences the next step extends, and by how much.
+
+A step is a list of rows. A sequence that decodes has one row, a prompt that is read has a chunk of rows beside them:
+however long it is, the others get their next token after max_step_tokens rows at the latest. Jobs go by rank: first
+come, first served among those of one priority. Where the KV cache has too few pages, the lowest in rank gives its own
+back and is read again later, prompt and answer so far. Nothing here knows a device.
+
+Source: Agrawal et al., "Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve" (2024).
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from llmcl.errors import UsageError
+from llmcl.models.paged_kv_cache import PagedKVCache
+from llmcl.models.sequence import SequenceState
+from llmcl.ops.sample import SamplingParams
+
+
+@dataclass(eq=False)
+class Job:
+    """A prompt and its answer so far.
+
+    params: seeded, so that the answer is the same when its beginning is read again. max_tokens: the answer fits into
+    the context (`Scheduler.token_budget`). priority: the higher goes first. sampled: ids that the host knows.
+    n_enqueued: tokens whose sampling was enqueued, those that the host does not know yet included. sequence: its place
+    in the KV cache; None while it has none. text: what is read before the next token is sampled. done: it gets no more.
+    """
+
+    prompt: Sequence[int]
+    params: SamplingParams
+    max_tokens: int
+    priority: int = 0
+    sampled: list[int] = field(default_factory=list)
+    n_enqueued: int = 0
+    sequence: SequenceState | None = None
+    text: list[int] = field(default_factory=list)
+    rank: tuple[int, int] = (0, 0)
+    done: bool = False
+
+    @property
+    def unread(self) -> int:
+        """Tokens of `text` that no step has read yet."""
+        return 0 if self.sequence is None else max(0, len(self.text) - self.sequence.position)
+
+    @property
+    def decodes(self) -> bool:
+        return self.sequence is not None and not self.unread and self.n_enqueued < self.max_tokens
+
+    def rows(self) -> int:
+        """Tokens that the sequence is to be extended by, as soon as may be."""
+        return self.unread or int(self.decodes)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Tokens of a prompt that a step reads; after the last of them a token is sampled."""
+
+    job: Job
+    token_ids: list[int]
+    is_last: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A step. ended: sequences that give their places back first. started: jobs whose sequences get one."""
+
+    ended: list[SequenceState]
+    started: list[Job] = field(default_factory=list)
+    decode: list[Job] = field(default_factory=list)
+    prefill: list[Chunk] = field(default_factory=list)
+
+    @property
+    def n_rows(self) -> int:
+        return len(self.decode) + sum(len(chunk.token_ids) for chunk in self.prefill)
+
+
+class Scheduler:
+    """Jobs that wait and jobs that run, each list by rank; at most max_sequences run.
+
+    It alone gives out the pages of `cache`, and `plan` promises none that is not free.
+    """
+
+    def __init__(self, cache: PagedKVCache, max_sequences: int, max_step_tokens: int):
+        if max_step_tokens < max_sequences:
+            raise UsageError(
+                f"max_step_tokens is {max_step_tokens} with {max_sequences} sequences (max_sequences); expected at "
+                "least one token a step for each"
+            )
+        self.cache = cache
+        self.max_sequences = max_sequences
+        self.max_step_tokens = max_step_tokens
+        self.waiting: list[Job] = []
+        self.running: list[Job] = []
+        self.n_preempted = 0
+        self._ended: list[SequenceState] = []
+        self._arrivals = count()
+
+    @property
+    def max_context(self) -> int:
+        """Tokens of the longest text that can run, alone if need be."""
+        return min(self.cache.max_context, len(self.cache.order) * self.cache.page_tokens)
+
+    def token_budget(self, n_prompt: int, max_tokens: int) -> int:
+        """How many tokens can follow a prompt: the last one sampled needs no place in the cache."""
+        return min(max_tokens, self.max_context - n_prompt + 1)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running or self._ended)
+
+    def submit(self, job: Job) -> None:
+        """Has the job wait for its turn."""
+        assert job.prompt and 1 <= job.max_tokens == self.token_budget(len(job.prompt), job.max_tokens)
+        job.rank = -job.priority, next(self._arrivals)
+        insort(self.waiting, job, key=_rank)
+
+    def end(self, job: Job) -> None:
+        """The job is over, whether it has all its tokens or not: its pages are free now, its place in the next step."""
+        if not job.done:
+            job.done = True
+            if job.sequence is None:
+                self.waiting.remove(job)
+            else:
+                self._take_from(job)
+
+    def plan(self) -> Plan:
+        """The next step. What it reads and samples counts as enqueued from now on."""
+        ended, self._ended = self._ended, []
+        plan, n_preempted = Plan(ended), self.n_preempted
+        budget = self.max_step_tokens - sum(job.decodes for job in self.running)  # for prompts
+        promised = 0  # pages
+        for job in [*self.running]:
+            if job.sequence is None or not (n_rows := min(job.rows(), budget if job.unread else 1)):
+                continue
+            needed = self.cache.missing_pages(job.sequence, n_rows)
+            while needed and needed > (free := len(self.cache.free()) - promised):
+                youngest = self.running[-1]
+                if job.unread and youngest is job:  # as much as there is room for
+                    room = -job.sequence.position % self.cache.page_tokens + free * self.cache.page_tokens
+                    n_rows, needed = min(n_rows, room), free
+                    break
+                self._preempt(youngest)
+                if youngest is job:
+                    n_rows = 0
+                    break
+            if not n_rows:
+                continue
+            promised += needed
+            if job.unread:
+                budget -= n_rows
+                self._read(job, n_rows, plan)
+            else:
+                plan.decode.append(job)
+        if self.n_preempted == n_preempted:
+            self._admit(plan, budget)
+        for job in (*plan.decode, *(chunk.job for chunk in plan.prefill if chunk.is_last)):
+            job.n_enqueued += 1
+        return plan
+
+    def _admit(self, plan: Plan, budget: int) -> None:
+        """Starts jobs that wait, in order, while the prompts of all fit and each that runs can have one page more."""
+        while self.waiting and budget > 0 and len(self.running) < self.max_sequences:
+            job = self.waiting[0]
+            sequence = self.cache.sequence()
+            text = [*job.prompt, *job.sampled]
+            self.cache.share_pages(sequence, text)
+            needed = self.cache.missing_pages(sequence, len(text) - sequence.position)
+            for other in self.running:
+                if other.sequence is not None:
+                    needed += self.cache.missing_pages(other.sequence, other.rows()) + 1
+            if self.running and needed > len(self.cache.free()):
+                self.cache.truncate(sequence, 0)
+                return
+            del self.waiting[0]
+            job.sequence, job.text = sequence, text
+            sequence.sampling, sequence.n_sampled = job.params, len(job.sampled)
+            insort(self.running, job, key=_rank)
+            plan.started.append(job)
+            n_rows = min(job.unread, budget)
+            budget -= n_rows
+            self._read(job, n_rows, plan)
+
+    def _read(self, job: Job, n_rows: int, plan: Plan) -> None:
+        assert job.sequence is not None
+        start = job.sequence.position
+        plan.prefill.append(Chunk(job, job.text[start : start + n_rows], n_rows == job.unread))
+
+    def _preempt(self, job: Job) -> None:
+        """The job gives up pages and place, and is the first of its rank to get new ones."""
+        self.n_preempted += 1
+        self._take_from(job)
+        insort(self.waiting, job, key=_rank)
+
+    def _take_from(self, job: Job) -> None:
+        assert job.sequence is not None
+        self.running.remove(job)
+        self.cache.truncate(job.sequence, 0)
+        self._ended.append(job.sequence)
+        job.sequence = None
+
+
+def _rank(job: Job) -> tuple[int, int]:
+    return job.rank

@@ -1,0 +1,120 @@
+"""The loop of an engine: has the device compute what the scheduler plans, and hands out the tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from llmcl.engine.scheduler import Job, Plan, Scheduler
+from llmcl.models.paged_kv_cache import PagedKVCache
+from llmcl.models.sequence import SequenceState
+from llmcl.ops.sample import SamplingParams
+
+
+class Batch(Protocol):
+    """Sequences that are extended together on the device.
+
+    max_sequences: places there. max_context: tokens of a sequence. runs_ahead: the next step is to be enqueued before
+    the ids of the last one are read.
+    """
+
+    @property
+    def max_sequences(self) -> int: ...
+    @property
+    def cache(self) -> PagedKVCache: ...
+    @property
+    def max_context(self) -> int: ...
+    @property
+    def runs_ahead(self) -> bool: ...
+    def start(self, sequence: SequenceState, params: SamplingParams) -> None:
+        """Gives the sequence a place. Its next token is number sequence.n_sampled that `params` chooses."""
+
+    def prefill(self, sequence: SequenceState, token_ids: Sequence[int]) -> None:
+        """Appends a chunk of a prompt to what the sequence holds."""
+
+    def prefill_last(self, sequence: SequenceState, token_ids: Sequence[int]) -> Callable[[], int]:
+        """The same with the last chunk, and samples; the function returned waits for the id."""
+        ...
+
+    def decode(self, sequences: Sequence[SequenceState]) -> Callable[[], list[int]]:
+        """Extends each by its last sampled token and samples the next; the function returned waits for the ids."""
+        ...
+
+    def end(self, sequence: SequenceState) -> None:
+        """Takes the place back."""
+
+
+Reading = tuple[list[Job], Callable[[], list[int]]]
+
+
+class StepLoop:
+    """One step after the other; on a device that runs ahead the ids come a step late.
+
+    A sampled token is appended to its sequence once the step that takes it as input is enqueued and its id is known.
+    """
+
+    def __init__(self, batch: Batch, scheduler: Scheduler):
+        self._batch = batch
+        self._scheduler = scheduler
+        self._readings: list[Reading] = []  # of the step under way
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._readings) or self._scheduler.has_work
+
+    def step(self) -> list[tuple[Job, int]]:
+        """Enqueues a step; returns the ids that are known now, of jobs that go on. The caller ends those that do not.
+
+        A job's ids come in order.
+        """
+        readings, self._readings = self._readings, []
+        enqueued = self._enqueue(self._scheduler.plan())
+        if self._batch.runs_ahead:
+            self._readings = enqueued
+        else:
+            readings = enqueued
+        return [pair for jobs, wait in readings for pair in self._read(jobs, wait)]
+
+    def _enqueue(self, plan: Plan) -> list[Reading]:
+        batch, readings = self._batch, []
+        for sequence in plan.ended:
+            batch.end(sequence)
+        if plan.decode:
+            readings.append(([*plan.decode], batch.decode([_sequence(job) for job in plan.decode])))
+            for job in plan.decode:
+                _append_known(job)
+        for job in plan.started:
+            batch.start(_sequence(job), job.params)
+        for chunk in plan.prefill:
+            if chunk.is_last:
+                wait = batch.prefill_last(_sequence(chunk.job), chunk.token_ids)
+                readings.append(([chunk.job], _as_list(wait)))
+            else:
+                batch.prefill(_sequence(chunk.job), chunk.token_ids)
+        return readings
+
+    def _read(self, jobs: list[Job], wait: Callable[[], list[int]]) -> list[tuple[Job, int]]:
+        known = []
+        for job, token in zip(jobs, wait(), strict=True):
+            if not job.done:
+                job.sampled.append(token)
+                _append_known(job)
+                known.append((job, token))
+        return known
+
+
+def _sequence(job: Job) -> SequenceState:
+    assert job.sequence is not None
+    return job.sequence
+
+
+def _append_known(job: Job) -> None:
+    """Appends the input of the step enqueued last, if its id is known: all sampled tokens but the one sampled last."""
+    if job.sequence is not None and not job.unread:
+        n_held = len(job.prompt) + job.n_enqueued - 1
+        first = job.sequence.position - len(job.prompt)
+        job.sequence.token_ids += job.sampled[first : n_held - len(job.prompt)]
+
+
+def _as_list(wait: Callable[[], int]) -> Callable[[], list[int]]:
+    return lambda: [wait()]

@@ -1,0 +1,138 @@
+"""A batch without a device, for tests of what drives one: its model answers with a hash of all tokens so far.
+
+Keys and values are the tokens themselves, in pages of a pool as the real cache gives them out. So a page that was given
+out, found or shared wrongly changes the answer, and `answer_of` says what the answer should have been.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from helpers import small_config
+
+from llmcl.models.paged_kv_cache import PagedKVCache
+from llmcl.models.sequence import SequenceState
+from llmcl.ops.sample import SamplingParams
+
+PAGE = 64
+VOCAB = 131
+NOTHING = -1
+
+
+def next_token(token_ids: Sequence[int], params: SamplingParams, n_sampled: int) -> int:
+    """The same for the same tokens, parameters and number of the token in its answer."""
+    state = np.array([*token_ids, params.seed or 0, n_sampled], np.int64)
+    return zlib.crc32(state.tobytes()) % VOCAB
+
+
+def answer_of(prompt: Sequence[int], params: SamplingParams, n_tokens: int) -> list[int]:
+    """The first n_tokens of an answer that nobody disturbs."""
+    tokens = list(prompt)
+    for n in range(n_tokens):
+        tokens.append(next_token(tokens, params, n))
+    return tokens[len(prompt) :]
+
+
+class FakeDevice:
+    """Stands in for Device as far as a PagedKVCache needs one: one layer's keys, a token each."""
+
+    def __init__(self) -> None:
+        self.memory = np.zeros(0, np.int64)
+        self.page_bytes = 0
+
+    def alloc(self, nbytes: int, label: str) -> str:
+        return label
+
+    def copy_rows(self, buffer: str, source: int, target: int, **_: Any) -> None:
+        if buffer.startswith("keys"):
+            from_page, to_page = source // self.page_bytes, target // self.page_bytes
+            self.memory[to_page * PAGE : (to_page + 1) * PAGE] = self.memory[from_page * PAGE : (from_page + 1) * PAGE]
+
+
+class FakeStep:
+    """Stands in for StepState."""
+
+    def write_pages(self, pages: Sequence[int], first: int = 0) -> None:
+        pass
+
+
+class FakeBatch:
+    """What models/batch.py offers. It checks what it is asked for, and computes in the order of the calls.
+
+    before: called with what is about to be enqueued, "prefill" or "decode"; what it raises, the device raises.
+    """
+
+    def __init__(self, n_pages: int, max_sequences: int, max_context: int = 1024, *, runs_ahead: bool = False):
+        self.max_sequences = max_sequences
+        self.max_context = max_context
+        self.runs_ahead = runs_ahead
+        self.device = FakeDevice()
+        config = small_config(n_layers=1, max_position=max_context)
+        device: Any = self.device
+        self.cache = PagedKVCache(device, config, max_context, "float32", PAGE, n_pages)
+        self.device.memory = np.full(n_pages * PAGE, NOTHING, np.int64)
+        self.device.page_bytes = PAGE * self.cache.shape.row_bytes
+        self.places: dict[SequenceState, SamplingParams] = {}
+        self.sampled_last: dict[SequenceState, int] = {}
+        self.before: Callable[[str], None] = lambda what: None
+        self.n_prefilled = 0
+        self.closed = False
+        self._unread = 0
+        self._step: Any = FakeStep()
+
+    def start(self, sequence: SequenceState, params: SamplingParams) -> None:
+        assert sequence not in self.places and len(self.places) < self.max_sequences
+        assert params.seed is not None
+        self.places[sequence] = params
+
+    def prefill(self, sequence: SequenceState, token_ids: Sequence[int]) -> None:
+        self.before("prefill")
+        assert sequence in self.places and len(token_ids)
+        self._write(sequence, token_ids)
+        sequence.token_ids.extend(token_ids)
+        self.n_prefilled += len(token_ids)
+
+    def prefill_last(self, sequence: SequenceState, token_ids: Sequence[int]) -> Callable[[], int]:
+        self.prefill(sequence, token_ids)
+        wait = self._sample([sequence], [sequence.position])
+        return lambda: wait()[0]
+
+    def decode(self, sequences: Sequence[SequenceState]) -> Callable[[], list[int]]:
+        self.before("decode")
+        assert len(set(sequences)) == len(sequences) <= self.max_sequences
+        assert all(sequence in self.places for sequence in sequences)
+        for sequence in sequences:
+            self._write(sequence, [self.sampled_last[sequence]])
+        return self._sample(sequences, [sequence.position + 1 for sequence in sequences])
+
+    def end(self, sequence: SequenceState) -> None:
+        del self.places[sequence]
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _write(self, sequence: SequenceState, token_ids: Sequence[int]) -> None:
+        assert sequence.position + len(token_ids) <= self.max_context
+        self.cache.prepare(self._step, sequence, len(token_ids))
+        at = np.arange(sequence.position, sequence.position + len(token_ids))
+        self.device.memory[np.asarray(sequence.pages)[at // PAGE] * PAGE + at % PAGE] = token_ids
+
+    def _sample(self, sequences: Sequence[SequenceState], n_held: list[int]) -> Callable[[], list[int]]:
+        ids = []
+        for sequence, n in zip(sequences, n_held, strict=True):
+            at = np.arange(n)
+            held = self.device.memory[np.asarray(sequence.pages)[at // PAGE] * PAGE + at % PAGE].tolist()
+            token = next_token(held, self.places[sequence], sequence.n_sampled)
+            sequence.n_sampled += 1
+            self.sampled_last[sequence] = token
+            ids.append(token)
+        self._unread += 1
+
+        def wait() -> list[int]:
+            self._unread -= 1
+            return ids
+
+        return wait
