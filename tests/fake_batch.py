@@ -55,7 +55,7 @@ class FakeDevice:
 class FakeStep:
     """Stands in for StepState."""
 
-    def write_pages(self, pages: Sequence[int], first: int = 0) -> None:
+    def write_pages(self, pages: Sequence[int], sequence: int = 0) -> None:
         pass
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from llmcl.engine.no_token import why_no_token
 from llmcl.engine.stats import GenerationStats, Recorder
-from llmcl.errors import DeviceError, UsageError
+from llmcl.errors import DeviceError, UsageError, check_whole
 from llmcl.models.kv_cache import common_prefix
 from llmcl.models.model import Model
 from llmcl.models.sequence import SequenceState
@@ -30,6 +30,29 @@ class Piece:
 
 def is_last(piece: Piece) -> bool:
     return piece.finish_reason is not None
+
+
+@dataclass(frozen=True)
+class AnswerOptions:
+    """How an answer is made and when it ends: see `LLM.stream`. Raises UsageError for a value out of range."""
+
+    max_tokens: int = 256
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repeat_penalty: float = 1.0
+    seed: int | None = None
+    stop: str | Sequence[str] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        check_whole("max_tokens", self.max_tokens)
+        StopMatcher(self.stop)
+        self.sampling()
+
+    def sampling(self) -> SamplingParams:
+        return SamplingParams(self.temperature, self.top_k, self.top_p, self.min_p, self.repeat_penalty, seed=self.seed)
 
 
 Answer = Callable[[list[int], SequenceState | None], Generator[Piece, None, None]]
@@ -123,23 +146,55 @@ class NoText:
         return ""
 
 
+class PieceWriter:
+    """Makes a Piece of each token of one answer: its text, its time, and whether it is the last.
+
+    Text goes out as soon as no later token can change it: whole characters, and nothing that may become a stop string.
+
+    n_tokens: with which the answer ends at the latest. stats: those of the answer, once it has ended.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        options: AnswerOptions,
+        n_tokens: int,
+        recorder: Recorder,
+        stats: Callable[[], GenerationStats],
+    ):
+        self._detokenizer = tokenizer.detokenizer() if tokenizer else NoText()
+        self._matcher = StopMatcher(options.stop)
+        self._eos = tokenizer.eos_token_ids if tokenizer and not options.ignore_eos else frozenset()
+        self._left = n_tokens
+        self._recorder = recorder
+        self._stats = stats
+
+    def push(self, token: int) -> Piece:
+        tbt_ms = self._recorder.token()
+        self._left -= 1
+        at_end = token in self._eos
+        text, stopped = self._matcher.push("" if at_end else self._detokenizer.push(token))
+        if not stopped and (at_end or not self._left):
+            tail, stopped = self._matcher.push(self._detokenizer.flush())
+            text += tail + self._matcher.flush()
+        if stopped or at_end:
+            return Piece(text, token, tbt_ms, "stop", self._stats())
+        if not self._left:
+            return Piece(text, token, tbt_ms, "length", self._stats())
+        return Piece(text, token, tbt_ms)
+
+
 def pieces(
     model: Model,
     tokenizer: Tokenizer | None,
     sequence: SequenceState,
     prompt: Sequence[int],
-    params: SamplingParams,
+    options: AnswerOptions,
     *,
-    max_tokens: int,
-    stop: str | Sequence[str] = (),
-    ignore_eos: bool = False,
     load_ms: float = 0.0,
     progress: Progress | None = None,
 ) -> Generator[Piece, None, None]:
-    """Yields a Piece a token; the last one says why it is the last and carries the statistics.
-
-    Text goes out as soon as no later token can change it: whole characters, and nothing that may become a stop string.
-    """
+    """Yields a Piece a token; the last one says why it is the last and carries the statistics."""
     recorder = Recorder(len(prompt), prefilled_tokens=len(prompt) - reusable_prefix(sequence, prompt))
     decode_start = model.device.traffic.copy(), model.decode_steps
 
@@ -159,26 +214,15 @@ def pieces(
             peak_device_bytes=model.device.peak_bytes,
         )
 
-    detokenizer = tokenizer.detokenizer() if tokenizer else NoText()
-    matcher = StopMatcher(stop)
-    eos = tokenizer.eos_token_ids if tokenizer and not ignore_eos else frozenset()
-    last = token_budget(model, prompt, max_tokens) - 1
-    ids = token_ids(model, sequence, prompt, params, max_tokens, progress=progress, on_decode=on_decode)
+    n_tokens, params = token_budget(model, prompt, options.max_tokens), options.sampling().seeded()
+    writer = PieceWriter(tokenizer, options, n_tokens, recorder, stats)
+    ids = token_ids(model, sequence, prompt, params, options.max_tokens, progress=progress, on_decode=on_decode)
     try:
-        for i, token in enumerate(ids):
-            tbt_ms = recorder.token()
-            at_end = token in eos
-            text, stopped = matcher.push("" if at_end else detokenizer.push(token))
-            if not stopped and (at_end or i == last):
-                tail, stopped = matcher.push(detokenizer.flush())
-                text += tail + matcher.flush()
-            if stopped or at_end:
-                yield Piece(text, token, tbt_ms, "stop", stats())
+        for token in ids:
+            piece = writer.push(token)
+            yield piece
+            if is_last(piece):
                 return
-            if i == last:
-                yield Piece(text, token, tbt_ms, "length", stats())
-                return
-            yield Piece(text, token, tbt_ms)
     finally:
         ids.close()
 

@@ -31,7 +31,10 @@ def _steps(start: Callable[[], Iterable[Item]]) -> Generator[Any, None, None]:
 class Lease(Generator[Item, None, None]):
     """What has a model until it is over."""
 
-    def __init__(self, leases: Leases, start: Callable[[], Iterable[Item]], is_last: Callable[[Item], bool]):
+    def __init__(
+        self, leases: Leases, start: Callable[[], Iterable[Item]], is_last: Callable[[Item], bool], kept: bool
+    ):
+        self.kept = kept
         self._leases = leases
         self._is_last = is_last
         self._steps = _steps(start)
@@ -44,7 +47,12 @@ class Lease(Generator[Item, None, None]):
 
     @property
     def is_mine(self) -> bool:
-        return threading.current_thread() in (self._began, self._last)
+        """Whether the next call of this thread may end it."""
+        return not self.kept and threading.current_thread() in (self._began, self._last)
+
+    @property
+    def began_here(self) -> bool:
+        return self._began is threading.current_thread()
 
     @property
     def runs(self) -> bool:
@@ -111,19 +119,21 @@ class Leases:
         is_last: Callable[[Item], bool] = lambda item: False,
         *,
         wait: bool = False,
+        kept: bool = False,
     ) -> Lease[Item]:
         """A lease over the items of what `start` returns, which is called now, with the model in hand.
 
-        is_last: of an item, whether it ends the lease, so that nobody need ask for another.
+        is_last: of an item, whether it ends the lease, so that nobody need ask for another. kept: no call of this
+        thread takes over either.
 
         Raises UsageError where another thread has the model (unless `wait`: then it waits) or where that was closed.
         """
         driver_calls.check()
-        lease = Lease(self, start, is_last)
+        lease = Lease(self, start, is_last, kept)
         gate: Any = None
         try:
             while not self._taken(lease, gate):
-                if not wait:
+                if not wait or self._waits_for_itself():
                     raise self.busy()
                 if gate is None:
                     gate = threading.Lock()
@@ -165,6 +175,12 @@ class Leases:
                 gate.release()
 
     def busy(self) -> UsageError:
+        holder = self._last()["lease"]()
+        if holder is not None and holder.kept:
+            return UsageError(
+                f"an engine of {self.name} is open and has it until it is closed: give the request to the engine, "
+                "close that first, or use wait=True in another thread, which waits for it"
+            )
         return UsageError(
             f"{self.name} is generating in another thread, or that one has not read its answer to the end; use "
             "wait=True, which waits for it, or load the model once for each thread"
@@ -172,6 +188,10 @@ class Leases:
 
     def closed_error(self) -> UsageError:
         return UsageError(f"{self.name} was closed and gave its device memory back; load it again")
+
+    def _waits_for_itself(self) -> bool:
+        holder = self._last()["lease"]()
+        return holder is not None and holder.kept and holder.began_here
 
     def _taken(self, lease: Lease[Any], gate: Any) -> bool:
         """Whether the lease could take its seat. gate: of this thread, where it waits."""

@@ -5,21 +5,21 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast, overload
 
 import numpy as np
 
 from llmcl.engine.chat import Chat
-from llmcl.engine.generation import Begin, Generation, Piece, collect, is_last, pieces
+from llmcl.engine.engine import MAX_SEQUENCES, PAGE_TOKENS, Engine, are_prompts
+from llmcl.engine.generation import AnswerOptions, Begin, Generation, Piece, collect, is_last, pieces
 from llmcl.engine.leases import Lease, Leases
 from llmcl.errors import ContextLengthError, UsageError, check_whole, shown
+from llmcl.models.batch import make_batch
 from llmcl.models.kv_cache import kv_bytes_per_position
 from llmcl.models.model import Model
 from llmcl.models.sequence import SequenceState
-from llmcl.ops.sample import SamplingParams
 from llmcl.progress import Progress
 from llmcl.tokenizer import Tokenizer
-from llmcl.tokenizer.text import StopMatcher
 
 _log = logging.getLogger(__name__)
 
@@ -95,9 +95,14 @@ class LLM:
             messages.insert(0, {"role": "system", "content": system_prompt})
         return self.tokenizer.encode_chat(messages)
 
-    def stream(
+    @overload
+    def stream(self, prompt: Prompt, **options: Any) -> Lease[Piece]: ...
+    @overload
+    def stream(self, prompt: Sequence[Prompt], **options: Any) -> Generator[tuple[int, Piece], None, None]: ...
+
+    def stream(  # type: ignore[misc]  # the options of both are those here
         self,
-        prompt: Prompt,
+        prompt: Prompt | Sequence[Prompt],
         *,
         max_tokens: int = 256,
         temperature: float = 0.0,
@@ -114,10 +119,12 @@ class LLM:
         progress: Progress | None = None,
         wait: bool = False,
         begin: Begin | None = None,
-    ) -> Lease[Piece]:
+    ) -> Lease[Piece] | Generator[tuple[int, Piece], None, None]:
         """Yields a Piece for each token as it is made; closing the generator stops the work.
 
-        prompt: text, messages [{"role": ..., "content": ...}], or token ids. Sampling parameters: see SamplingParams.
+        prompt: text, messages [{"role": ..., "content": ...}], or token ids. Of a list of prompts the answers are made
+        at the same time, in an `engine`, and yield (index of the prompt, piece); sequence and begin are for one.
+        Sampling parameters: see SamplingParams.
         stop: strings that end the answer and are not part of it. raw: no chat template. sequence: the place in the KV
         cache to go on from (a conversation's); None: an empty context. progress(what, done, total): called while the
         prompt is read, with its tokens; reading waits for the device a few times more. wait: until no other thread
@@ -126,15 +133,19 @@ class LLM:
         Raises (before the first token) ContextLengthError for a prompt longer than the context, UsageError for a value
         out of range, or where another thread generates.
         """
-        ids = self.encode(prompt, raw=raw, system_prompt=system_prompt)
-        params = SamplingParams(temperature, top_k, top_p, min_p, repeat_penalty, seed=seed)
-        check_whole("max_tokens", max_tokens)
-        StopMatcher(stop)  # its errors, and those of the ids, now and not at the first token
-        self._check_prompt(ids)
+        options = AnswerOptions(
+            max_tokens, temperature, top_k, top_p, min_p, repeat_penalty, seed=seed, stop=stop, ignore_eos=ignore_eos
+        )  # its errors, and those of the ids, now and not at the first token
+        if are_prompts(prompt):
+            return self._stream_each(
+                prompt, vars(options) | {"raw": raw, "system_prompt": system_prompt}, wait, progress
+            )
+        ids = self.encode(cast(Prompt, prompt), raw=raw, system_prompt=system_prompt)
+        self.check_prompt(ids)
 
         def answer(asked: list[int], sequence: SequenceState | None) -> Generator[Piece, None, None]:
             if asked is not ids:
-                self._check_prompt(asked)
+                self.check_prompt(asked)
             if sequence is None:
                 self.clear()
             else:
@@ -144,17 +155,15 @@ class LLM:
                 self.tokenizer,
                 sequence or self.sequence,
                 asked,
-                params.seeded(),
-                max_tokens=max_tokens,
-                stop=stop,
-                ignore_eos=ignore_eos,
+                options,
                 load_ms=self.load_ms,
                 progress=progress,
             )
 
         return self.leases.begin(lambda: begin(answer) if begin else answer(ids, sequence), is_last, wait=wait)
 
-    def _check_prompt(self, ids: list[int]) -> None:
+    def check_prompt(self, ids: list[int]) -> None:
+        """Raises UsageError, ContextLengthError for token ids that no answer can be made to."""
         if not ids:
             raise UsageError("the prompt has no tokens; expected at least one")
         if len(ids) > self.max_context:
@@ -164,11 +173,76 @@ class LLM:
             )
         self.model.check_vocabulary(ids)
 
-    def generate(self, prompt: Prompt, **options: Any) -> Generation:
-        """The whole answer at once; arguments as in `stream`."""
+    @overload
+    def generate(self, prompt: Prompt, **options: Any) -> Generation: ...
+    @overload
+    def generate(self, prompt: Sequence[Prompt], **options: Any) -> list[Generation]: ...
+
+    def generate(self, prompt: Prompt | Sequence[Prompt], **options: Any) -> Generation | list[Generation]:
+        """The whole answer at once, or those to a list of prompts; arguments as in `stream`."""
+        if are_prompts(prompt):
+            wait, progress = options.pop("wait", False), options.pop("progress", None)
+            with self._engine_for(prompt, wait, progress) as engine:
+                return engine.generate(prompt, **options)
         encoding = {name: options.pop(name) for name in ("raw", "system_prompt") if name in options}
-        ids = self.encode(prompt, **encoding)
+        ids = self.encode(cast(Prompt, prompt), **encoding)
         return collect(ids, self.stream(ids, **options))
+
+    def engine(
+        self,
+        *,
+        max_sequences: int = MAX_SEQUENCES,
+        max_step_tokens: int | None = None,
+        max_context: int | None = None,
+        kv_page_tokens: int = PAGE_TOKENS,
+        kv_pages: int | None = None,
+        wait: bool = False,
+        progress: Progress | None = None,
+    ) -> Engine:
+        """Opens an engine, which makes answers to many requests at the same time with the weights of this model.
+
+        max_sequences: texts that a step extends. max_step_tokens: tokens of a step, those of prompts included: fewer
+        disturb running answers less, more read prompts faster; None: a choice for the device. max_context: tokens of
+        prompt and answer; None: the model's own. kv_page_tokens, kv_pages: as of `load`; the pages are for all texts
+        together, None: enough for max_sequences of max_context tokens. progress: called while kernels are compiled.
+        wait: as in `stream`.
+
+        Raises UsageError for sizes out of range, or where another thread generates; OutOfDeviceMemoryError.
+        """
+        sizes = {"max_sequences": max_sequences, "kv_page_tokens": kv_page_tokens}
+        optional = {"max_step_tokens": max_step_tokens, "max_context": max_context, "kv_pages": kv_pages}
+        for name, size in {**sizes, **{name: size for name, size in optional.items() if size is not None}}.items():
+            check_whole(name, size)
+        context = self.max_context if max_context is None else max_context
+        if context > self.max_context:
+            raise UsageError(
+                f"max_context is {context}; expected at most the model's {self.max_context} (max_context of load)"
+            )
+        return Engine(
+            self,
+            lambda: make_batch(self.model, max_sequences, context, kv_page_tokens, kv_pages, progress),
+            max_step_tokens,
+            wait=wait,
+        )
+
+    def _engine_for(self, prompts: Sequence[Prompt], wait: bool, progress: Progress | None) -> Engine:
+        return self.engine(max_sequences=min(len(prompts), MAX_SEQUENCES), wait=wait, progress=progress)
+
+    def _stream_each(
+        self, prompts: Sequence[Prompt], options: dict[str, Any], wait: bool, progress: Progress | None
+    ) -> Generator[tuple[int, Piece], None, None]:
+        engine = self._engine_for(prompts, wait, progress)
+        try:
+            questions = engine.questions(prompts, **options)
+        except BaseException:
+            engine.close()
+            raise
+
+        def pieces() -> Generator[tuple[int, Piece], None, None]:
+            with engine:
+                yield from engine.stream_questions(questions)
+
+        return pieces()
 
     def chat(self) -> Chat:
         """A conversation that keeps its KV cache from turn to turn."""

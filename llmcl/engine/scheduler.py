@@ -27,6 +27,7 @@ class Job:
 
     params: seeded, so that the answer is the same when its beginning is read again. max_tokens: the answer fits into
     the context (`Scheduler.token_budget`). priority: the higher goes first. sampled: ids that the host knows.
+    n_found: tokens of the prompt that the cache held when it began.
     n_enqueued: tokens whose sampling was enqueued, those that the host does not know yet included. sequence: its place
     in the KV cache; None while it has none. text: what is read before the next token is sampled. done: it gets no more.
     """
@@ -36,6 +37,7 @@ class Job:
     max_tokens: int
     priority: int = 0
     sampled: list[int] = field(default_factory=list)
+    n_found: int = 0
     n_enqueued: int = 0
     sequence: SequenceState | None = None
     text: list[int] = field(default_factory=list)
@@ -180,6 +182,8 @@ class Scheduler:
             job.sequence, job.text = sequence, text
             sequence.sampling, sequence.n_sampled = job.params, len(job.sampled)
             insort(self.running, job, key=_rank)
+            if not job.n_enqueued:
+                job.n_found = sequence.position
             plan.started.append(job)
             n_rows = min(job.unread, budget)
             budget -= n_rows

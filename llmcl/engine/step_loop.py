@@ -62,6 +62,12 @@ class StepLoop:
     def has_work(self) -> bool:
         return bool(self._readings) or self._scheduler.has_work
 
+    def submit(self, job: Job) -> None:
+        self._scheduler.submit(job)
+
+    def end(self, job: Job) -> None:
+        self._scheduler.end(job)
+
     def step(self) -> list[tuple[Job, int]]:
         """Enqueues a step; returns the ids that are known now, of jobs that go on. The caller ends those that do not.
 

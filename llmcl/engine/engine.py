@@ -1,0 +1,221 @@
+"""Engine: many requests at once on one model, from any thread or task."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any, Protocol, TypeGuard
+from weakref import finalize
+
+from llmcl.engine.generation import AnswerOptions, Generation, Piece, PieceWriter
+from llmcl.engine.leases import RECHECK_S, Leases
+from llmcl.engine.requests import Mailbox, PieceStream, Request
+from llmcl.engine.scheduler import Job, Scheduler
+from llmcl.engine.stats import GenerationStats, Recorder
+from llmcl.engine.step_loop import Batch, StepLoop
+from llmcl.engine.worker import Answering, End, Worker
+from llmcl.errors import ContextLengthError, LlmclError, UsageError, shown
+from llmcl.models.model import Model
+from llmcl.runtime import driver_calls
+from llmcl.runtime.device import Device
+from llmcl.tokenizer import Tokenizer
+
+MAX_SEQUENCES = 8
+STEP_TOKENS, STEP_TOKENS_AHEAD = 128, 512  # of a step: on a CPU, and on a device that runs ahead of the host
+PAGE_TOKENS = 64
+
+
+class Served(Protocol):
+    """What an engine needs of an `LLM`."""
+
+    model_name: str
+    tokenizer: Tokenizer | None
+    leases: Leases
+    device: Device
+    load_ms: float
+
+    @property
+    def model(self) -> Model: ...
+    @property
+    def encode(self) -> Callable[..., list[int]]: ...
+    def check_prompt(self, ids: list[int]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Question:
+    """A request that was checked: `Engine.question` makes it."""
+
+    prompt_token_ids: list[int]
+    options: AnswerOptions
+    priority: int
+
+
+class Engine:
+    """Makes answers to many requests at the same time: `LLM.engine` opens it. Use it as a context manager, or `close`.
+
+    A step extends up to max_sequences texts; more requests wait, first come, first served. Requests that begin as
+    earlier ones did share what was computed for these. All methods may be called from many threads and tasks. While it
+    is open it has the model: other calls of the LLM are refused, or with wait=True wait until it is closed.
+
+    max_context: tokens of prompt and answer.
+    """
+
+    def __init__(self, llm: Served, make_batch: Callable[[], Batch], max_step_tokens: int | None, *, wait: bool):
+        self._llm = llm
+        made: list[tuple[Scheduler, Worker]] = []  # not `self`: the lease is held to the end of the process, if need be
+        name, vocab_size = llm.model_name, llm.model.config.vocab_size
+
+        def hold() -> Iterator[None]:
+            batch = make_batch()
+            rows = max_step_tokens
+            if rows is None:
+                rows = max(batch.max_sequences, STEP_TOKENS_AHEAD if batch.runs_ahead else STEP_TOKENS)
+            scheduler = Scheduler(batch.cache, batch.max_sequences, rows)
+            worker = Worker(StepLoop(batch, scheduler), name, vocab_size)
+            made.append((scheduler, worker))
+            return _until_closed(worker)
+
+        self._lease = llm.leases.begin(hold, wait=wait, kept=True)
+        next(self._lease)
+        finalize(self, self._lease.end)  # where nobody closes it
+        ((scheduler, self._worker),) = made
+        self.max_context, self._token_budget = scheduler.max_context, scheduler.token_budget
+
+    # ---- requests -----------------------------------------------------------------------------------
+
+    def submit(self, prompt: Any, *, priority: int = 0, **options: Any) -> Request:
+        """Begins an answer, and returns at once. priority: the higher goes first among requests that wait.
+
+        prompt, options: those of `LLM.stream`: max_tokens, temperature, top_k, top_p, min_p, repeat_penalty, seed,
+        stop, ignore_eos, raw, system_prompt. With a seed the answer is the same whoever else is served.
+
+        Raises UsageError for a value out of range and after `close`, ContextLengthError for too long a prompt.
+        """
+        return self.ask(self.question(prompt, priority=priority, **options))
+
+    def stream(self, prompt: Any, **options: Any) -> PieceStream:
+        """For `async for piece in engine.stream(...)`: arguments and errors as of `submit`, when the loop begins.
+
+        Leaving the loop, or cancelling its task, cancels the request.
+        """
+        return PieceStream(lambda: self.submit(prompt, **options))
+
+    def generate(self, prompts: Sequence[Any], **options: Any) -> list[Generation]:
+        """The whole answers to several prompts, in their order; options of `submit`, for each of them."""
+        requests = [self.ask(question) for question in self.questions(prompts, **options)]
+        return [request.result() for request in requests]
+
+    def stream_each(self, prompts: Sequence[Any], **options: Any) -> Generator[tuple[int, Piece], None, None]:
+        """Yields (index of the prompt, piece) as pieces come; options of `submit`, for each of them."""
+        return self.stream_questions(self.questions(prompts, **options))
+
+    def questions(self, prompts: Sequence[Any], **options: Any) -> list[Question]:
+        """Checks several prompts; an error names the first bad one by its index."""
+        if not are_prompts(prompts):
+            raise UsageError(
+                f"the prompts are {shown(prompts)}; expected a list of prompts (`submit` takes a single one)"
+            )
+        checked = []
+        for i, prompt in enumerate(prompts):
+            try:
+                checked.append(self.question(prompt, **options))
+            except LlmclError as error:
+                raise type(error)(f"prompt {i}: {error}") from error
+        return checked
+
+    def question(
+        self, prompt: Any, *, priority: int = 0, raw: bool = False, system_prompt: str | None = None, **options: Any
+    ) -> Question:
+        """Encodes and checks a request, without beginning it; `ask` does. Arguments and errors as of `submit`."""
+        answer = AnswerOptions(**options)
+        if not isinstance(priority, int):
+            raise UsageError(f"priority is {shown(priority)}; expected a whole number")
+        ids = self._llm.encode(prompt, raw=raw, system_prompt=system_prompt)
+        self._llm.check_prompt(ids)
+        if len(ids) > self.max_context:
+            raise ContextLengthError(
+                f"the prompt has {len(ids)} tokens, the engine room for {self.max_context}; shorten the prompt, or "
+                "open the engine with a larger max_context or more pages (kv_pages)"
+            )
+        return Question(ids, answer, priority)
+
+    def ask(self, question: Question) -> Request:
+        """Begins the answer to a question."""
+        mailbox = Mailbox()
+        return Request(question.prompt_token_ids, mailbox, self._begin(question, mailbox.give))
+
+    def stream_questions(self, questions: Sequence[Question]) -> Generator[tuple[int, Piece], None, None]:
+        """Begins the answers to all, and yields (index of the question, piece) as pieces come."""
+        items: SimpleQueue[tuple[int, Piece | End]] = SimpleQueue()
+        cancels: list[Callable[[], None]] = []
+        try:
+            for i, question in enumerate(questions):
+                cancels.append(self._begin(question, lambda item, i=i: items.put((i, item))))  # type: ignore[misc]
+            left = len(cancels)
+            while left:
+                i, item = items.get()
+                if isinstance(item, Piece):
+                    yield i, item
+                elif item is None:
+                    left -= 1
+                else:
+                    raise item
+        finally:
+            for cancel in cancels:
+                cancel()
+
+    def _begin(self, question: Question, give: Callable[[Piece | End], None]) -> Callable[[], None]:
+        """Has the pieces of the answer given, and then its End. The function returned cancels it."""
+        driver_calls.check()
+        prompt, options, llm, worker = question.prompt_token_ids, question.options, self._llm, self._worker
+        n_tokens = self._token_budget(len(prompt), options.max_tokens)
+        job = Job(prompt, options.sampling().seeded(), n_tokens, question.priority)
+        recorder, device, load_ms = Recorder(len(prompt)), llm.device, llm.load_ms
+
+        def stats() -> GenerationStats:
+            recorder.prefilled_tokens = len(prompt) - job.n_found
+            # What steps move and launch is for all their rows together: no request's own.
+            return recorder.finish(
+                load_ms=load_ms, compile_ms=1e3 * device.compile_s, peak_device_bytes=device.peak_bytes
+            )
+
+        answering = Answering(job, PieceWriter(llm.tokenizer, options, n_tokens, recorder, stats), give)
+        worker.submit(answering)
+        return lambda: worker.cancel(answering)
+
+    # ---- life ---------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Ends all answers after the step under way, and gives the model back; who still reads gets UsageError."""
+        while not self._lease.end():  # another thread is closing it
+            time.sleep(RECHECK_S)
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Engine:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await asyncio.to_thread(self.close)
+
+
+def _until_closed(worker: Worker) -> Iterator[None]:
+    try:
+        yield
+        yield
+    finally:
+        worker.stop()
+
+
+def are_prompts(prompt: Any) -> TypeGuard[Sequence[Any]]:
+    """Whether it is a list of prompts: of texts, of lists of messages, or of lists of token ids."""
+    if isinstance(prompt, (str, bytes, bytearray, Mapping)) or not isinstance(prompt, Sequence) or not prompt:
+        return False
+    return all(isinstance(part, str) or (isinstance(part, Sequence) and not isinstance(part, bytes)) for part in prompt)

@@ -1,0 +1,144 @@
+"""The thread of an engine that drives the device: takes requests between two steps, and hands out pieces."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+
+from llmcl.engine.generation import Piece, PieceWriter, is_last
+from llmcl.engine.scheduler import Job
+from llmcl.engine.step_loop import StepLoop
+from llmcl.errors import DeviceError, LlmclError, UsageError
+
+End = LlmclError | None
+"""What comes after the last piece: None, or why there is none."""
+
+
+@dataclass(eq=False)
+class Answering:
+    """A request on its way. give: called in the worker's thread with each piece, and then once with its End."""
+
+    job: Job
+    writer: PieceWriter
+    give: Callable[[Piece | End], None]
+    ended: bool = field(default=False, init=False)
+
+
+class Worker:
+    """Makes answers until it is stopped.
+
+    vocab_size: an id from there on says that no token could be chosen. A failure of the device ends all answers, and is
+    the answer to what is submitted later.
+    """
+
+    def __init__(self, loop: StepLoop, name: str, vocab_size: int):
+        self._loop = loop
+        self._vocab_size = vocab_size
+        self._name = name
+        self._stopped = self._over = False
+        self._failure: LlmclError | None = None
+        self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()  # may be put into by a destructor
+        self._answering: dict[Job, Answering] = {}
+        self._thread = threading.Thread(target=self._work, name=f"engine of {name}", daemon=True)
+        self._thread.start()
+
+    def submit(self, answering: Answering) -> None:
+        """Has the answer made. Raises the failure of the device, UsageError after `stop`."""
+        self._check()
+        self._commands.put(lambda: self._begin(answering))
+        if self._over:  # it may have ended just before
+            self._drain()
+
+    def cancel(self, answering: Answering) -> None:
+        """Ends the answer before the next step. Later pieces of it are not given."""
+        if not answering.ended:
+            self._commands.put(lambda: self._end(answering, None))
+
+    def stop(self) -> None:
+        """Ends all answers after the step under way, and the thread."""
+        self._stopped = True
+        self._commands.put(lambda: None)
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _closed(self) -> UsageError:
+        return UsageError(f"the engine of {self._name} was closed; open another one")
+
+    def _check(self) -> None:
+        if self._stopped:
+            raise self._closed()
+        if self._failure is not None:
+            raise type(self._failure)(str(self._failure))
+
+    def _work(self) -> None:
+        try:
+            while not self._stopped:
+                self._take_commands()
+                if self._loop.has_work and not self._stopped:
+                    for job, token in self._loop.step():
+                        self._hand_out(job, token)
+        except LlmclError as error:
+            self._failure = error
+        except BaseException as error:
+            self._failure = DeviceError(f"the engine failed: {type(error).__name__}: {error}")
+            raise
+        finally:
+            for answering in [*self._answering.values()]:
+                self._end(answering, self._failure or self._closed())
+            self._over = True
+            self._drain()
+            del self._loop  # with the memory on the device, which requests that are kept need no more
+
+    def _take_commands(self) -> None:
+        """All that there are; with nothing else to do it waits for one."""
+        if not self._loop.has_work:
+            self._commands.get()()
+        while True:
+            try:
+                command = self._commands.get_nowait()
+            except Empty:
+                return
+            command()
+
+    def _drain(self) -> None:
+        """Answers what came too late."""
+        while True:
+            try:
+                self._commands.get_nowait()()
+            except Empty:
+                return
+
+    def _begin(self, answering: Answering) -> None:
+        try:
+            self._check()
+        except LlmclError as error:
+            self._end(answering, error)
+            return
+        self._answering[answering.job] = answering
+        self._loop.submit(answering.job)
+
+    def _hand_out(self, job: Job, token: int) -> None:
+        answering = self._answering[job]
+        if not 0 <= token < self._vocab_size:
+            self._end(
+                answering,
+                DeviceError(
+                    "no token can be chosen: the logits have no finite numbers; generate the prompt without an "
+                    "engine, which finds out where that begins"
+                ),
+            )
+            return
+        piece = answering.writer.push(token)
+        answering.give(piece)
+        if is_last(piece):
+            self._end(answering, None)
+
+    def _end(self, answering: Answering, end: End) -> None:
+        if answering.ended:
+            return
+        answering.ended = True
+        if self._answering.pop(answering.job, None) is not None:
+            self._loop.end(answering.job)
+        answering.give(end)
