@@ -27,6 +27,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,8 @@ def run(program: str, arguments: list[str], files: list[str]) -> Outcome:
 def attempt(program: str, arguments: list[str], files: list[str]) -> Outcome:
     with tempfile.NamedTemporaryFile("r", errors="replace") as written:
         cpu_s = PROCESSES.Value("d", lock=False)
-        process = PROCESSES.Process(target=work, args=(program, [*arguments, *files], written.name, cpu_s))
+        args = (program, [*arguments, *files], written.name, cpu_s, os.environ.get("PYTHONPATH"))
+        process = PROCESSES.Process(target=work, args=args)
         process.start()
         process.join(LIMIT_S)
         too_long = ""
@@ -125,11 +127,34 @@ def attempt(program: str, arguments: list[str], files: list[str]) -> Outcome:
         return Outcome(files, process.exitcode, written.read() + too_long, cpu_s.value)
 
 
-def work(program: str, arguments: list[str], output: str, cpu_s: Any) -> None:
-    """Runs a module or a file of Python as `python` would, with all that it and a driver print in the file."""
+def start_server() -> None:
+    """Starts the process that the others are forked from, which imports what they share.
+
+    Before Python 3.12.4 it does not get our sys.path, and passes over what it does not find: PYTHONPATH says where.
+    """
+    paths = os.environ.get("PYTHONPATH")
+    set_python_path(os.pathsep.join(filter(None, [str(ROOT / "tests"), str(ROOT), paths])))
+    PROCESSES.set_forkserver_preload(["imported_once"])
+    forkserver.ensure_running()
+    set_python_path(paths)
+
+
+def set_python_path(paths: str | None) -> None:
+    os.environ.pop("PYTHONPATH", None)
+    if paths is not None:
+        os.environ["PYTHONPATH"] = paths
+
+
+def work(program: str, arguments: list[str], output: str, cpu_s: Any, python_path: str | None) -> None:
+    """Runs a module or a file of Python as `python` would, with all that it and a driver print in the file.
+
+    python_path: the variable, which is another in the process that this one was forked from.
+    """
     with open(output, "w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+    set_python_path(python_path)
+    assert "imported_once" in sys.modules, "each process would take seconds to import PyTorch"
     sys.argv = [program, *arguments]
     run_program = runpy.run_path if program.endswith(".py") else runpy.run_module
     try:
@@ -175,14 +200,14 @@ def main() -> int:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // options.jobs)))
     os.chdir(ROOT)
     sys.path.insert(0, str(ROOT))  # for all processes, as `python -m` does: the package need not be installed
-    PROCESSES.set_forkserver_preload(["imported_once"])
+    start_server()
     quick = ["--quick"] if os.environ.get(FULL, "0") in ("", "0") else []
     # Only Python's output is captured: what a driver prints as it crashes is to be seen.
     pytest = ["-q", "--capture=sys", "-p", "no:cacheprovider", "-W", IGNORED, *quick, *arguments]
     todo = [("pytest", pytest, files) for files in chunks()]
     if not arguments:
         checks = ["tests/check_oclgrind.py"] if quick else ["tests/check_compilers.py", "tests/check_oclgrind.py"]
-        todo[:0] = [*((check, [], []) for check in checks), ("mypy", [], ["llmcl", "scripts"])]
+        todo[:0] = [*((check, [], []) for check in checks), ("mypy", ["--no-fast-exit"], ["llmcl", "scripts"])]
     start, outcomes = time.monotonic(), []
     with ThreadPoolExecutor(options.jobs) as pool:
         for done in as_completed([pool.submit(run, *work) for work in todo]):
