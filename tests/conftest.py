@@ -114,7 +114,8 @@ def left_to_the_full_run(items: list[pytest.Item]) -> set[pytest.Item]:
 
     A test runs with all its cases on the first device, or on none where it takes no device. One marked `matrix` runs
     with its first case and its last in each variant of its kernel. On every other device the first case of each file
-    of tests/kernels runs, in each variant. A test or a case marked `full` does not run.
+    of tests/kernels runs, in each variant, but for those for CPUs, which take a software renderer seconds to compile.
+    A test or a case marked `full` does not run.
     """
     first = next(iter(tested_devices().values())).index
     on_the_first: dict[tuple[str, object], list[pytest.Item]] = {}  # by test and variant
@@ -124,11 +125,11 @@ def left_to_the_full_run(items: list[pytest.Item]) -> set[pytest.Item]:
             continue
         parameters = getattr(getattr(item, "callspec", None), "params", {})
         variant = parameters.get("variant", parameters.get("kind"))
-        device = parameters["cl_entry"].index if "cl_entry" in parameters else first
-        if device == first:
+        entry = parameters.get("cl_entry")
+        if entry is None or entry.index == first:
             on_the_first.setdefault((item.nodeid.partition("[")[0], variant), []).append(item)
-        elif item.nodeid.startswith("tests/kernels/"):
-            on_another.setdefault((item.nodeid.partition("::")[0], variant, device), []).append(item)
+        elif item.nodeid.startswith("tests/kernels/") and not (variant == "cpu" and entry.is_software):
+            on_another.setdefault((item.nodeid.partition("::")[0], variant, entry.index), []).append(item)
     kept: set[pytest.Item] = set()
     for cases in on_the_first.values():
         kept.update([cases[0], cases[-1]] if cases[0].get_closest_marker("matrix") else cases)

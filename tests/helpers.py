@@ -98,8 +98,8 @@ def model_configs() -> dict[str, ModelConfig]:
     transformers wants it to be a multiple of n_q_heads.
     """
     return {
-        "gqa1_dim32_tied": small_config(n_q_heads=3, n_kv_heads=3, head_dim=32, tie_embeddings=True, hidden_size=96),
         "gqa3_dim64_untied": small_config(n_q_heads=9, n_kv_heads=3, head_dim=64, hidden_size=144),
+        "gqa1_dim32_tied": small_config(n_q_heads=3, n_kv_heads=3, head_dim=32, tie_embeddings=True, hidden_size=96),
         "gqa4_dim80_linear": small_config(
             n_q_heads=4, n_kv_heads=1, head_dim=80, rope_scaling=LINEAR_SCALING, hidden_size=80
         ),

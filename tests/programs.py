@@ -20,7 +20,7 @@ TINY_SHAPE = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 32,
-    "vocab_size": 320,
+    "vocab_size": 131,
     "max_position_embeddings": 256,
     "rms_norm_eps": 1e-5,
     "rope_theta": 10000.0,

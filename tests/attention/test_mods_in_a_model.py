@@ -24,8 +24,8 @@ def far_keys_count_less(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> 
     return score - 0.05 * far * distance_penalty[far // 32]
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("kind", ["cpu", "gpu"])  # as a GPU the same device gets the portable kernels
+# As a GPU the same device gets the portable kernels.
+@pytest.mark.parametrize("kind", ["cpu", pytest.param("gpu", marks=pytest.mark.full)])
 @pytest.mark.parametrize("rule", ["window", "score"])
 def test_prefill_and_decode_follow_the_rule(
     tmp_path: Path, default_device: Any, monkeypatch: pytest.MonkeyPatch, rule: str, kind: str

@@ -22,6 +22,7 @@ from llmcl.models.config import ModelConfig
 from llmcl.models.model import Model
 from llmcl.progress import COMPILING
 from llmcl.runtime.device import Buffer, Device
+from llmcl.tools import doctor, trials
 
 GEMMA2 = gemma2_config(windows=(20, None))
 QWEN2 = small_config(architecture="qwen2", n_q_heads=4, head_dim=64, hidden_size=256, intermediate_size=512)
@@ -32,7 +33,7 @@ MODELS: dict[str, tuple[ModelConfig, dict[str, Any]]] = {
 }
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def cpu(device: Device) -> Device:
     if not persistent_step.CpuPersistentStep().supports_device(device):
         pytest.skip("only a processor runs a step in a persistent kernel of this kind")
@@ -40,10 +41,10 @@ def cpu(device: Device) -> Device:
 
 
 @pytest.fixture(scope="module")
-def loaded(device: Device, tmp_path_factory: pytest.TempPathFactory) -> LLM:
+def loaded(cpu: Device, tmp_path_factory: pytest.TempPathFactory) -> LLM:
     config = small_config()
     folder = save_folder(tmp_path_factory.mktemp("small"), config, random_weights(config, seed=1))
-    return llmcl.load(str(folder), device=device, dtype="bfloat16", max_context=128)
+    return llmcl.load(str(folder), device=cpu, dtype="bfloat16", max_context=128)
 
 
 @pytest.fixture
@@ -66,6 +67,17 @@ def step_logits(model: Model, n_prompt: int, n_steps: int) -> np.ndarray:
         model.decode_token(sequence, token)
         rows.append(model.device.read(model.act.logits, np.float32, (model.config.vocab_size,)))
     return np.stack(rows)
+
+
+def test_attention_alone(cpu: Device) -> None:
+    """The kernels of one token's attention, whose parts wait for each other: quick on a driver that compiles slowly."""
+    for check in doctor.checks():
+        if isinstance(check.variant, persistent_step.CpuPersistentStep):
+            assert check.run(cpu) < trials.tolerance(check.variant, check.dtype)
+
+
+def test_a_small_model_has_the_bits_of_separate_launches(small: LLM) -> None:
+    compare(small, 20, 8)
 
 
 def test_the_script_times_both_and_leaves_the_model(small: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

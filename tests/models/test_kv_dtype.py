@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from helpers import random_weights, relative_error, save_folder, small_config
-from programs import TINY_SHAPE
 
 import llmcl
 from llmcl import reference
@@ -20,6 +20,8 @@ from llmcl.kernels.nvidia.persistent_layers import NvidiaPersistentLayers
 from llmcl.models.stack import decode_layers
 from llmcl.runtime.device import Device
 
+CONFIG = small_config()
+OPTIONS: dict[str, Any] = {"dtype": "float32", "activation_dtype": "float32", "kv_dtype": "q8_0", "max_context": 100}
 TEXT = (
     "The sky is blue because molecules of air scatter the shorter waves of sunlight more than the longer ones. "
     "At dusk the light crosses more air, most of the blue is lost on the way, and what arrives is red. "
@@ -36,23 +38,21 @@ def test_the_twin_of_the_format_is_that_of_weights() -> None:
     np.testing.assert_array_equal(reference.unpack_values(reference.pack_values(x)), rounded)
 
 
-@pytest.mark.parametrize("kind", ["cpu", "gpu"])  # as a GPU the same device gets the portable kernels
+# As a GPU the same device gets the portable kernels.
+@pytest.mark.parametrize("kind", ["cpu", pytest.param("gpu", marks=pytest.mark.full)])
 def test_a_model_with_a_rounded_cache_is_its_twin(tmp_path: Path, default_device: Device, kind: str) -> None:
-    config = small_config()
-    weights = random_weights(config, seed=3)
-    folder = save_folder(tmp_path / "model", config, weights)
-    ids = [int(i) for i in np.random.default_rng(1).integers(0, config.vocab_size, 70)]
-    twin, unrounded = (reference.forward(config, weights, ids, kv_dtype=kv_dtype) for kv_dtype in ("q8_0", None))
+    weights = random_weights(CONFIG, seed=3)
+    folder = save_folder(tmp_path / "model", CONFIG, weights)
+    ids = [int(i) for i in np.random.default_rng(1).integers(0, CONFIG.vocab_size, 70)]
+    twin, unrounded = (reference.forward(CONFIG, weights, ids, kv_dtype=kv_dtype) for kv_dtype in ("q8_0", None))
     device = Device(dataclasses.replace(default_device.entry, kind=kind))
-    with llmcl.load(
-        str(folder), device=device, dtype="float32", activation_dtype="float32", kv_dtype="q8_0", max_context=100
-    ) as llm:
+    with llmcl.load(str(folder), device=device, **OPTIONS) as llm:
         prefilled = llm.logits(ids)
         llm.reset()
         llm.model.prefill(llm.sequence, ids[:40])
         for token in ids[40:]:
             llm.model.decode_token(llm.sequence, token)
-        decoded = llm.device.read(llm.model.act.logits, np.float32, (config.vocab_size,))
+        decoded = llm.device.read(llm.model.act.logits, np.float32, (CONFIG.vocab_size,))
     # Where float32 and float64 round to different sides, a number of the cache is one step off.
     assert relative_error(prefilled, twin) < 2e-3 < relative_error(unrounded, twin)
     assert relative_error(decoded, twin[-1]) < 2e-3
@@ -82,9 +82,8 @@ def test_heads_that_the_format_cannot_hold_are_refused(tmp_path: Path, default_d
 
 
 def test_the_persistent_kernel_of_nvidia_is_refused(tmp_path: Path, default_device: Device) -> None:
-    shape = tmp_path / "config.json"
-    shape.write_text(json.dumps(TINY_SHAPE))
-    with llmcl.load_random(str(shape), device=default_device, kv_dtype="q8_0", max_context=64) as llm:
+    folder = save_folder(tmp_path / "model", CONFIG, random_weights(CONFIG, seed=3))
+    with llmcl.load(str(folder), device=default_device, **OPTIONS) as llm:
         layers = decode_layers(llm.model.layers, llm.model.decode_ops)
         assert layers is not None
         reason = NvidiaPersistentLayers().unsupported_reason(llm.device, layers)

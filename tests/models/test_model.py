@@ -108,8 +108,7 @@ def test_random_models_agree_with_transformers(name: str, load_folder: Callable[
         assert relative_error(last_logits(llm), reference[i]) <= BOUND
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("name", ["gqa3_dim64_untied", "gqa8_dim128_llama3_tied"])
+@pytest.mark.parametrize("name", ["gqa3_dim64_untied", pytest.param("gqa8_dim128_llama3_tied", marks=full)])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_weights_are_exactly_those_of_the_file(dtype: str, name: str, load_folder: Callable[..., LLM]) -> None:
     config = model_configs()[name]

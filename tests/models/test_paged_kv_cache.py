@@ -57,7 +57,7 @@ def cache(pair: tuple[LLM, LLM]) -> PagedKVCache:
 
 
 def random_ids(n: int, seed: int = 0) -> list[int]:
-    return [int(i) for i in np.random.default_rng(seed).integers(3, 320, n)]
+    return [int(i) for i in np.random.default_rng(seed).integers(3, SHAPE["vocab_size"], n)]
 
 
 def extend(llm: LLM, sequence: SequenceState, ids: list[int], *, decode: bool = False) -> np.ndarray:
