@@ -113,11 +113,13 @@ def left_to_the_full_run(items: list[pytest.Item]) -> set[pytest.Item]:
     """The cases that `--quick` leaves out.
 
     A test runs with all its cases on the first device, or on none where it takes no device. One marked `matrix` runs
-    with its first case and its last in each variant of its kernel. On every other device the first case of each file
-    of tests/kernels runs, in each variant, but for those for CPUs, which take a software renderer seconds to compile.
-    A test or a case marked `full` does not run.
+    with its first case and its last in each variant of its kernel. So does on a CPU the portable variant, which it does
+    not choose, of a test that has both. On every other device the first case of each file of tests/kernels runs, in
+    each variant, but for those for CPUs, which take a software renderer seconds to compile. A test or a case marked
+    `full` does not run.
     """
-    first = next(iter(tested_devices().values())).index
+    first = next(iter(tested_devices().values()))
+    is_cpu = first.kind == "cpu" and not first.is_software
     on_the_first: dict[tuple[str, object], list[pytest.Item]] = {}  # by test and variant
     on_another: dict[tuple[str, object, int], list[pytest.Item]] = {}  # by file, variant and device
     for item in items:
@@ -126,13 +128,14 @@ def left_to_the_full_run(items: list[pytest.Item]) -> set[pytest.Item]:
         parameters = getattr(getattr(item, "callspec", None), "params", {})
         variant = parameters.get("variant", parameters.get("kind"))
         entry = parameters.get("cl_entry")
-        if entry is None or entry.index == first:
+        if entry is None or entry.index == first.index:
             on_the_first.setdefault((item.nodeid.partition("[")[0], variant), []).append(item)
         elif item.nodeid.startswith("tests/kernels/") and not (variant == "cpu" and entry.is_software):
             on_another.setdefault((item.nodeid.partition("::")[0], variant, entry.index), []).append(item)
     kept: set[pytest.Item] = set()
-    for cases in on_the_first.values():
-        kept.update([cases[0], cases[-1]] if cases[0].get_closest_marker("matrix") else cases)
+    for (test, variant), cases in on_the_first.items():
+        is_other = is_cpu and variant == "portable" and (test, "cpu") in on_the_first
+        kept.update([cases[0], cases[-1]] if is_other or cases[0].get_closest_marker("matrix") else cases)
     for cases in on_another.values():
         kept.add(next((case for case in cases if not case.get_closest_marker("skip")), cases[0]))
     return {item for item in items if item not in kept}
