@@ -8,6 +8,7 @@ Shapes: n tokens of one call, k the length of a matrix row, kv_len keys in the c
 """
 
 from llmcl.checkpoint.formats import FORMATS, dequantize
+from llmcl.reference.experts import choose_experts, experts_down, experts_gate_up
 from llmcl.reference.kv_cache import pack_keys, pack_values, pair_cache, unpack_keys, unpack_values
 from llmcl.reference.layers import (
     add_bias,
@@ -62,8 +63,11 @@ __all__ = [
     "attention_partial",
     "biased",
     "biased_gate",
+    "choose_experts",
     "dequantize",
     "embed",
+    "experts_down",
+    "experts_gate_up",
     "forward",
     "from_tiles",
     "geglu",

@@ -1,0 +1,63 @@
+// The TOP_K experts of each token with the largest logits, and the weights of their outputs (Shazeer et al., 2017).
+//
+//   ids[t] = the experts in the order of their logits, the lower number first of equal ones
+//   weights[t][s] = exp(l[ids[t][s]]) / sum_e exp(l[e])       e: the chosen experts with RENORMALIZE, else all
+//
+// logits  float [n][N_EXPERTS]     ids  int [n][TOP_K]     weights  float [n][TOP_K]
+//
+// Index space: a work-group of LOCAL_SIZE a token. A work-item takes the experts i, i + LOCAL_SIZE, ... and counts for each
+// how many go before it: that is its place. Numbers are compared by their bits, which have an order for NaN, too: so the
+// places differ, and every id is that of an expert, whatever the logits are. Logits that are NaN give weights that are.
+// Build: N_EXPERTS, TOP_K (at most N_EXPERTS), RENORMALIZE, LOCAL_SIZE (a power of two).
+// Local memory: 4 (N_EXPERTS + TOP_K + LOCAL_SIZE) bytes, none with a LOCAL_SIZE of 1.
+#if !defined(N_EXPERTS) || !defined(TOP_K) || !defined(RENORMALIZE) || !defined(LOCAL_SIZE)
+#error "choose_experts.cl needs the build constants N_EXPERTS, TOP_K, RENORMALIZE, LOCAL_SIZE"
+#endif
+#include "common/common.cl"
+#include "common/reduce.cl"
+
+#if LOCAL_SIZE > 1
+#define OF_GROUP __local
+#define WAIT barrier(CLK_LOCAL_MEM_FENCE)
+#else
+#define OF_GROUP
+#define WAIT
+#endif
+
+// Unsigned numbers in the order of the floats: NaN of the negative sign, -infinity, ..., infinity, NaN.
+inline uint order_of(const float v) {
+    const uint bits = as_uint(v);
+    return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+
+__kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
+void choose_experts(__global const float* logits, __global int* ids, __global float* weights) {
+    OF_GROUP uint orders[N_EXPERTS];
+    OF_GROUP float chosen[TOP_K];
+    LOCAL_SCRATCH(float, scratch);
+    const int lid = get_local_id(0);
+    logits += (size_t)get_group_id(0) * N_EXPERTS;
+    ids += (size_t)get_group_id(0) * TOP_K;
+    weights += (size_t)get_group_id(0) * TOP_K;
+    for (int i = lid; i < N_EXPERTS; i += LOCAL_SIZE) orders[i] = order_of(logits[i]);
+    WAIT;
+    for (int i = lid; i < N_EXPERTS; i += LOCAL_SIZE) {
+        const uint order = orders[i];
+        int place = 0;
+        for (int j = 0; j < N_EXPERTS; ++j) place += orders[j] > order || (orders[j] == order && j < i);
+        if (place < TOP_K) {
+            ids[place] = i;
+            chosen[place] = logits[i];
+        }
+    }
+    WAIT;
+    const float largest = chosen[0];
+    float sum = 0.0f;
+#if RENORMALIZE
+    for (int s = 0; s < TOP_K; ++s) sum += exp(chosen[s] - largest);
+#else
+    for (int i = lid; i < N_EXPERTS; i += LOCAL_SIZE) sum += exp(logits[i] - largest);
+    sum = reduce_sum(sum, scratch, lid);
+#endif
+    for (int s = lid; s < TOP_K; s += LOCAL_SIZE) weights[s] = exp(chosen[s] - largest) / sum;
+}

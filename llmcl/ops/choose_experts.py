@@ -1,0 +1,30 @@
+"""choose_experts: which experts each token of a step goes to, and the weights of their outputs."""
+
+from __future__ import annotations
+
+from llmcl.kernels.common.cost import per_token
+from llmcl.kernels.common.sizes import local_size, power_of_two_at_least
+from llmcl.runtime.device import Buffer, Device, Launch
+
+
+def choose_experts(
+    device: Device, logits: Buffer, ids: Buffer, weights: Buffer, *, n_experts: int, top_k: int, renormalize: bool
+) -> list[Launch]:
+    """The top_k experts of the largest logits, the largest first, and the softmax of their logits.
+
+    logits float32 [n, n_experts]; ids int32 [n, top_k]; weights float32 [n, top_k]. renormalize: the weights of the
+    chosen experts add up to 1; otherwise those of all experts would.
+    """
+    size = local_size(device, min(256, power_of_two_at_least(n_experts)))
+    constants = {"N_EXPERTS": n_experts, "TOP_K": top_k, "RENORMALIZE": renormalize, "LOCAL_SIZE": size}
+    return [
+        device.launch(
+            "portable/choose_experts.cl",
+            "choose_experts",
+            constants,
+            [logits, ids, weights],
+            groups=lambda n: (n,),
+            local=(size,),
+            cost=per_token(4 * n_experts + 8 * top_k),
+        )
+    ]

@@ -1,0 +1,41 @@
+"""The ops of a mixture of experts."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmcl.reference.arrays import Array, Float64, wide
+from llmcl.reference.layers import geglu, swiglu
+
+
+def choose_experts(logits: Array, top_k: int, *, renormalize: bool) -> tuple[NDArray[np.int32], Float64]:
+    """The top_k experts of the largest logits, the lower number first of equal ones, and the softmax of their logits.
+
+    logits [n, n_experts] -> ids int32 [n, top_k] and weights [n, top_k]. renormalize: the softmax is that of the chosen
+    experts alone.
+    """
+    logits = wide(logits)
+    ids = np.argsort(-logits, axis=-1, kind="stable")[:, :top_k]
+    chosen = np.take_along_axis(logits, ids, axis=-1)
+    largest = chosen[:, :1]
+    over = chosen if renormalize else logits
+    return ids.astype(np.int32), np.exp(chosen - largest) / np.exp(over - largest).sum(axis=-1, keepdims=True)
+
+
+def experts_gate_up(x: Array, gate: Array, up: Array, ids: Array, kind: str) -> Float64:
+    """What the chosen experts make of each token: gate(gate[e] x) (up[e] x).
+
+    x [n, k], gate and up [n_experts, f, k], ids int [n, top_k]; kind: "swiglu" or "geglu" -> [n, top_k, f].
+    """
+    of_token = "tk,tsfk->tsf"
+    gates, ups = (np.einsum(of_token, wide(x), wide(weight)[ids]) for weight in (gate, up))
+    return {"swiglu": swiglu, "geglu": geglu}[kind](gates, ups)
+
+
+def experts_down(rows: Array, down: Array, ids: Array, weights: Array) -> Float64:
+    """The sum of the chosen experts' outputs: sum_s weights[t][s] down[ids[t][s]] rows[t][s].
+
+    rows [n, top_k, f], down [n_experts, hidden, f], ids int [n, top_k], weights [n, top_k] -> [n, hidden].
+    """
+    return np.einsum("tsf,tshf,ts->th", wide(rows), wide(down)[ids], wide(weights))
