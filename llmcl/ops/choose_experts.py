@@ -16,7 +16,12 @@ def choose_experts(
     chosen experts add up to 1; otherwise those of all experts would.
     """
     size = local_size(device, min(256, power_of_two_at_least(n_experts)))
-    constants = {"N_EXPERTS": n_experts, "TOP_K": top_k, "RENORMALIZE": renormalize, "LOCAL_SIZE": size}
+    constants: dict[str, object] = {
+        "N_EXPERTS": n_experts,
+        "TOP_K": top_k,
+        "RENORMALIZE": renormalize,
+        "LOCAL_SIZE": size,
+    }
     return [
         device.launch(
             "portable/choose_experts.cl",

@@ -38,4 +38,5 @@ def experts_down(rows: Array, down: Array, ids: Array, weights: Array) -> Float6
 
     rows [n, top_k, f], down [n_experts, hidden, f], ids int [n, top_k], weights [n, top_k] -> [n, hidden].
     """
-    return np.einsum("tsf,tshf,ts->th", wide(rows), wide(down)[ids], wide(weights))
+    summed: Float64 = np.einsum("tsf,tshf,ts->th", wide(rows), wide(down)[ids], wide(weights))
+    return summed

@@ -32,7 +32,8 @@ class Weight:
     Split over several parts where the device's largest allocation is too small for it, and where the matrices it
     is made of are stored in different types. Of two matrices of equal size the tiles may alternate (gate and up), so
     that one kernel has both at hand. exact_activations: quantised weights meet float32 activations even where the
-    device would rather round those to 8 bits.
+    device would rather round those to 8 bits. n_experts: of a mixture of experts, whose matrices lie one below the
+    other, each whole in one part; a token needs top_k of them.
     """
 
     name: str
@@ -40,6 +41,8 @@ class Weight:
     k: int
     parts: tuple[WeightPart, ...]
     exact_activations: bool = False
+    n_experts: int = 1
+    top_k: int = 1
 
     @property
     def dtype(self) -> str:
@@ -55,6 +58,11 @@ class Weight:
     def nbytes(self) -> int:
         return sum(part.buffer.nbytes for part in self.parts)
 
+    @property
+    def token_bytes(self) -> int:
+        """What a decode step reads."""
+        return self.nbytes * self.top_k // self.n_experts
+
 
 def weight_bytes(rows: int, k: int, dtype: str) -> int:
     return -(-rows // TILE_ROWS) * tile_bytes(k, dtype)
@@ -68,17 +76,21 @@ def alloc_weight(
     dtype: str | Sequence[tuple[int, str]],
     *,
     exact_activations: bool = False,
+    n_experts: int = 1,
+    top_k: int = 1,
 ) -> Weight:
     """An uninitialised weight [rows, k]; its padding rows are zero.
 
-    dtype: one storage type, or the runs of rows that have one each, [(rows, dtype)], all but the last whole tiles.
+    dtype: one storage type, or the runs of rows that have one each, [(rows, dtype)], all but the last whole tiles, and
+    whole experts where there are n_experts.
     """
     runs = [(rows, dtype)] if isinstance(dtype, str) else dtype
     parts: list[WeightPart] = []
     first = 0
     for run_rows, run_dtype in runs:
-        # An even number of tiles a part, so that a gate tile and its up tile are never separated.
-        most = max(2, device.entry.max_alloc_bytes // tile_bytes(k, run_dtype) // 2 * 2)
+        # A gate tile and its up tile are never separated, nor are the tiles of an expert.
+        unit = 2 if n_experts == 1 else rows // n_experts // TILE_ROWS
+        most = max(unit, device.entry.max_alloc_bytes // tile_bytes(k, run_dtype) // unit * unit)
         end = first + -(-run_rows // TILE_ROWS)
         for start in range(first, end, most):
             count = min(most, end - start)
@@ -87,7 +99,7 @@ def alloc_weight(
         first = end
     if rows % TILE_ROWS:
         device.fill(parts[-1].buffer, np.uint32(0))
-    return Weight(name, rows, k, tuple(parts), exact_activations)
+    return Weight(name, rows, k, tuple(parts), exact_activations, n_experts, top_k)
 
 
 class RowSource(Protocol):

@@ -8,6 +8,7 @@ from llmcl.kernels.cpu.attention import (
     CpuPackKeys,
     CpuRopeAppend,
 )
+from llmcl.kernels.cpu.experts import CpuExpertsDown, CpuExpertsGateUp
 from llmcl.kernels.cpu.linear import (
     CpuLinearDecode,
     CpuLinearPrefill,
@@ -18,6 +19,8 @@ from llmcl.kernels.implementation import Implementation
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
     CpuLinearDecode(),
     CpuLinearPrefill(),
+    CpuExpertsGateUp(),
+    CpuExpertsDown(),
     CpuAttentionDecode(),
     CpuAttentionPrefill(),
     CpuRopeAppend(),

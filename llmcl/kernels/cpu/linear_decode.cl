@@ -14,46 +14,9 @@
 #endif
 #include "common/tiles.cl"
 #include "cpu/store_rows.cl"
-#if QUANTIZED
-#include "cpu/quant_tile.cl"
-#endif
+#include "cpu/tile_product.cl"
 
 #define TILES_AT_ONCE (EPILOGUE == EPILOGUE_SWIGLU ? 2 : 1)
-
-#if QUANTIZED
-#define DOT_TILE(w) dot_quant_tile(w, &activated)
-
-// The activations are rounded (or summed) once and serve all tiles.
-inline void activate(__global const float* x, __global const float* norm, activations* activated) {
-    for (int g = 0; g < K / 32; ++g, x += 32, norm += 32) {
-        float16 lo = load16_f32(x), hi = load16_f32(x + 16);
-#if NORM
-        lo *= load16_f32(norm);
-        hi *= load16_f32(norm + 16);
-#endif
-        set_group(activated, g, lo, hi);
-    }
-}
-#else
-#define DOT_TILE(w) dot_tile(w, x, norm)
-
-inline float16 dot_tile(__global const CAT(WEIGHT, _t)* w, __global const float* x, __global const float* norm) {
-    // Four sums hide the latency of the multiply-add.
-    float16 a = 0, b = 0, c = 0, d = 0;
-    for (int k = 0; k < K; k += 4, w += 64) {
-#if NORM
-        const float4 v = vload4(0, x + k) * vload4(0, norm + k);
-#else
-        const float4 v = vload4(0, x + k);
-#endif
-        a += CAT(load16_, WEIGHT)(w) * v.x;
-        b += CAT(load16_, WEIGHT)(w + 16) * v.y;
-        c += CAT(load16_, WEIGHT)(w + 32) * v.z;
-        d += CAT(load16_, WEIGHT)(w + 48) * v.w;
-    }
-    return (a + b) + (c + d);
-}
-#endif
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void linear_decode(__global const CAT(WEIGHT, _t)* weight, __global const float* x, __global const float* norm,
@@ -63,14 +26,7 @@ void linear_decode(__global const CAT(WEIGHT, _t)* weight, __global const float*
     const int end = (int)((long)units * (get_group_id(0) + 1) / get_num_groups(0));
     x += (size_t)(state[STATE_N_TOKENS] - 1) * K;
     out += out_row;
-#if NORM
-    float16 squares = 0;
-    for (int i = 0; i < K; i += 16) squares += load16_f32(x + i) * load16_f32(x + i);
-    const float sum = sum16(squares);
-    const float scale = 1.0f / sqrt(NO_OVERFLOW(sum) / K + EPS);
-#else
-    const float scale = 1.0f;
-#endif
+    const float scale = scale_of_norm(x);
 #if QUANTIZED
     activations activated;
     activate(x, norm, &activated);

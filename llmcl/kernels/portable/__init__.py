@@ -9,6 +9,7 @@ from llmcl.kernels.portable.attention import (
     PortablePackKeys,
     PortableRopeAppend,
 )
+from llmcl.kernels.portable.experts import PortableExpertsDown, PortableExpertsGateUp
 from llmcl.kernels.portable.linear import (
     PortableLinearDecode,
     PortableLinearPrefill,
@@ -17,6 +18,8 @@ from llmcl.kernels.portable.linear import (
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
     PortableLinearDecode(),
     PortableLinearPrefill(),
+    PortableExpertsGateUp(),
+    PortableExpertsDown(),
     PortableAttentionDecode(),
     PortableAttentionPrefill(),
     PortableRopeAppend(),

@@ -28,6 +28,8 @@ inline columns load_columns(__global const float* x, __global const float* norm,
 #endif
 }
 
+inline columns scaled_columns(const columns x, const float factor) { return x * factor; }
+
 #define ADD_PAIR(widen, i, word)    \
     {                               \
         const float2 v = widen(word); \

@@ -20,13 +20,7 @@ class PortableLinearDecode(LinearDecode):
         return True
 
     def size(self, device: Device, product: Product) -> Size:
-        """The fewer the tiles, the more work-items share one: enough that all compute units have bytes on their way."""
-        is_quantized = product.part.dtype in QUANTIZED
-        pieces = product.weight.k * TILE_ROWS // (32 if is_quantized else 16 // ITEM_BYTES[product.part.dtype])
-        wanted = max(128, UNIT_ITEMS * device.compute_units // product.part.n_tiles)
-        fitting = min(device.entry.max_work_group_size, device.entry.local_mem_bytes // LOCAL_BYTES)
-        width = max(16, power_of_two_at_most(min(wanted, MAX_ITEMS, fitting, pieces // 4)))
-        own = {"LOCAL_SIZE": width, "AT_ONCE": 2 if is_quantized else 4, "AHEAD": wanted < MAX_ITEMS}
+        own, width = decode_size(device, product.part.dtype, product.weight.k, product.part.n_tiles)
         return own, (product.units,), (width,)
 
 
@@ -43,3 +37,16 @@ class PortableLinearPrefill(LinearPrefill):
         n_tiles = product.part.n_tiles
         own = {"ITEM_TOKENS": item, "ITEM_ROWS": item}
         return own, lambda n: (-(-n_tiles // item), -(-n // (16 * item))), (16, 16)
+
+
+def decode_size(device: Device, dtype: str, k: int, n_tiles: int) -> tuple[dict[str, object], int]:
+    """Build constants and work-items of a group for n_tiles tiles of k columns (portable/tile_product.cl).
+
+    The fewer the tiles, the more work-items share one: enough that all compute units have bytes on their way.
+    """
+    is_quantized = dtype in QUANTIZED
+    pieces = k * TILE_ROWS // (32 if is_quantized else 16 // ITEM_BYTES[dtype])
+    wanted = max(128, UNIT_ITEMS * device.compute_units // n_tiles)
+    fitting = min(device.entry.max_work_group_size, device.entry.local_mem_bytes // LOCAL_BYTES)
+    width = max(16, power_of_two_at_most(min(wanted, MAX_ITEMS, fitting, pieces // 4)))
+    return {"LOCAL_SIZE": width, "AT_ONCE": 2 if is_quantized else 4, "AHEAD": wanted < MAX_ITEMS}, width

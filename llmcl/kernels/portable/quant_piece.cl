@@ -100,6 +100,16 @@ inline columns load_columns(__global const float* x, __global const float* norm,
     return found;
 }
 
+inline columns scaled_columns(const columns x, const float factor) {
+    columns scaled = x;
+    scaled.low *= factor;
+    scaled.high *= factor;
+#if HAS_MIN
+    scaled.sum *= factor;
+#endif
+    return scaled;
+}
+
 // The number in the bits `mask` of a word, less OFFSET; times 2^place. `big` is 2^23 in a variable: a constant beside the mask
 // would take an instruction of its own.
 #define PLACED(word, mask, place) (as_float(((word) & (mask)) | big) - (8388608.0f + (float)(OFFSET << (place))))

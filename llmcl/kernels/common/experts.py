@@ -1,0 +1,81 @@
+"""What the products of experts share on every device class: operands and their cost."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from llmcl.kernels.common.dtype import TILE_ROWS, kernel_name
+from llmcl.kernels.common.weight import Weight, WeightPart
+from llmcl.kernels.implementation import Implementation
+from llmcl.runtime.device import Cost, CostModel, Device, Groups
+
+Size = tuple[Mapping[str, object], Groups, tuple[int, ...]]
+"""Build constants of an implementation's own, work-groups, and work-items of a group."""
+
+
+@dataclass(frozen=True)
+class ExpertProduct:
+    """A product of each token's rows with the experts that it goes to, with one part of their weight.
+
+    tiles_at_once: 2 where the tiles of gate and up alternate, else 1.
+    """
+
+    weight: Weight
+    part: WeightPart
+    tiles_at_once: int
+
+    @property
+    def top_k(self) -> int:
+        return self.weight.top_k
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of an expert."""
+        return self.weight.rows // self.weight.n_experts // TILE_ROWS
+
+    @property
+    def units(self) -> int:
+        """What a work-group can compute of an expert by itself: tiles, or pairs of a gate and an up tile."""
+        return self.tiles // self.tiles_at_once
+
+    @property
+    def first_expert(self) -> int:
+        return self.part.first_tile // self.tiles
+
+    def constants(self) -> dict[str, object]:
+        return {
+            "WEIGHT": kernel_name(self.part.dtype),
+            "K": self.weight.k,
+            "N": self.units * TILE_ROWS,
+            "N_EXPERTS": self.part.n_tiles // self.tiles,
+            "TOP_K": self.top_k,
+        }
+
+    def cost(self, values: int) -> CostModel:
+        """values: of a token that are read and written. Each chosen expert counts once, and tokens choose different
+        ones as far as there are such.
+        """
+        share = self.part.n_tiles / (self.weight.n_experts * self.tiles)
+        flops = 2.0 * self.top_k * self.tiles * TILE_ROWS * self.weight.k * share
+
+        def cost(n: int, position: int) -> Cost:
+            chosen = min(1.0, n * self.top_k / self.weight.n_experts)
+            return Cost(self.part.buffer.nbytes * chosen + 4 * n * values, flops * n)
+
+        return cost
+
+
+class ExpertsGateUp(Implementation):
+    """What the chosen experts make of each token: a product with their gate and up tiles, and the gate."""
+
+    @abstractmethod
+    def size(self, device: Device, product: ExpertProduct) -> Size: ...
+
+
+class ExpertsDown(Implementation):
+    """The weighted sum of the chosen experts' outputs, added to each token's row."""
+
+    @abstractmethod
+    def size(self, device: Device, product: ExpertProduct) -> Size: ...

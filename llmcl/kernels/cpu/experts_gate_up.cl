@@ -1,0 +1,37 @@
+// What the chosen experts make of each token on a CPU: one work-item streams runs of gate and up tiles.
+// Formula, arguments and build constants as in portable/experts_gate_up.cl, but for LOCAL_SIZE, AT_ONCE, AHEAD; and DOT with
+// quantised weights (cpu/quant_tile.cl).
+//
+// Index space: (number of streams, n), local size 1. The pairs of tiles of a token's experts stand in a row, N / 16 of each;
+// stream g of G takes those from TOP_K N / 16 g / G on.
+#if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(N_EXPERTS) || !defined(TOP_K) || !defined(GATE) || \
+    !defined(NORM) || !defined(EPS)
+#error "cpu/experts_gate_up.cl needs the build constants WEIGHT, K, N, N_EXPERTS, TOP_K, GATE, NORM, EPS"
+#endif
+#include "common/tiles.cl"
+#include "cpu/tile_product.cl"
+
+#define UNITS (N / 16)
+
+__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+void experts_gate_up(__global const CAT(WEIGHT, _t)* weight, __global const float* x, __global const float* norm,
+                     __global const int* ids, __global float* out, const int first_expert) {
+    const int first = (int)((long)(TOP_K * UNITS) * get_group_id(0) / get_num_groups(0));
+    const int end = (int)((long)(TOP_K * UNITS) * (get_group_id(0) + 1) / get_num_groups(0));
+    x += (size_t)get_group_id(1) * K;
+    ids += (size_t)get_group_id(1) * TOP_K;
+    out += (size_t)get_group_id(1) * TOP_K * N;
+    const float scale = scale_of_norm(x);
+#if QUANTIZED
+    activations activated;
+    activate(x, norm, &activated);
+#endif
+    for (int unit = first; unit < end; ++unit) {
+        const int expert = ids[unit / UNITS] - first_expert;
+        if (expert < 0 || expert >= N_EXPERTS) continue;
+        __global const CAT(WEIGHT, _t)* w = weight + ((size_t)expert * UNITS + unit % UNITS) * 2 * TILE_SIZE;
+        const float16 gate = DOT_TILE(w) * scale;
+        const float16 up = DOT_TILE(w + TILE_SIZE) * scale;
+        store16_f32(GATE_VALUE(gate, exp16) * up, out + unit * 16);
+    }
+}

@@ -1,0 +1,29 @@
+"""Products of experts in work-groups and local memory, for any device."""
+
+from __future__ import annotations
+
+from llmcl.kernels.common.experts import ExpertProduct, ExpertsDown, ExpertsGateUp, Size
+from llmcl.kernels.portable.linear import decode_size
+from llmcl.runtime.device import Device
+
+
+class PortableExpertsGateUp(ExpertsGateUp):
+    name, file = "portable", "portable/experts_gate_up.cl"
+
+    def supports_device(self, device: Device) -> bool:
+        return True
+
+    def size(self, device: Device, product: ExpertProduct) -> Size:
+        own, width = decode_size(device, product.part.dtype, product.weight.k, product.units * product.top_k)
+        return own, lambda n: (product.units, n * product.top_k), (width, 1)
+
+
+class PortableExpertsDown(ExpertsDown):
+    name, file = "portable", "portable/experts_down.cl"
+
+    def supports_device(self, device: Device) -> bool:
+        return True
+
+    def size(self, device: Device, product: ExpertProduct) -> Size:
+        own, width = decode_size(device, product.part.dtype, product.weight.k * product.top_k, product.units)
+        return own, lambda n: (product.units, n), (width, 1)

@@ -1,0 +1,59 @@
+// The outputs of the chosen experts, added to each token's row on any device: a work-group a tile of rows, of all the experts.
+//
+//   out[t][r] += sum_s weights[t][s] sum_k W[e][r][k] x[t][s][k],   e = ids[t][s]
+//
+// weight   tiles (tiles.cl) of the experts first_expert .. first_expert + N_EXPERTS - 1, each N rows; others count nothing
+// x    float [n][TOP_K][K]     ids  int [n][TOP_K]     weights  float [n][TOP_K]     out  float [n][N]
+//
+// Index space: (N / 16, n) groups of LOCAL_SIZE. To its work-items the tiles of the TOP_K experts are one, of TOP_K K columns:
+// portable/tile_product.cl.
+// Build: WEIGHT, K, N (both multiples of 16), N_EXPERTS, TOP_K, LOCAL_SIZE, AT_ONCE, AHEAD (linear_decode.cl).
+// Local memory: 4 LOCAL_SIZE (PIECE_ROWS + 1) + 8 TOP_K bytes, PIECE_ROWS 8 with weights of 16 bits, otherwise 4.
+#if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(N_EXPERTS) || !defined(TOP_K) || !defined(LOCAL_SIZE) || \
+    !defined(AT_ONCE) || !defined(AHEAD)
+#error "portable/experts_down.cl needs the build constants WEIGHT, K, N, N_EXPERTS, TOP_K, LOCAL_SIZE, AT_ONCE, AHEAD"
+#endif
+#define NORM 0
+#include "portable/tile_pieces.cl"
+
+#define TILES_AT_ONCE 1
+#define ALL_PIECES (TOP_K * N_PIECES)
+
+typedef struct {
+    __global const CAT(WEIGHT, _t)* weight;  // from the group's tile of the first expert on
+    __global const float* x;
+    __local const int* experts;    // of each slot, those of this buffer counted from 0
+    __local const float* factors;  // 0 for an expert of another buffer
+} operands;
+
+inline piece piece_at(const operands* o, const int t, const int p) {
+    return load_piece(o->weight + (size_t)o->experts[p / N_PIECES] * (N / 16) * TILE_SIZE, p % N_PIECES);
+}
+inline columns columns_at(const operands* o, const int p, float* square, const uint big) {
+    const int s = p / N_PIECES;
+    return scaled_columns(load_columns(o->x + (size_t)s * K, o->x, p % N_PIECES, square, big), o->factors[s]);
+}
+#include "portable/tile_product.cl"
+
+__kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
+void experts_down(__global const CAT(WEIGHT, _t)* weight, __global const float* x, __global const int* ids,
+                  __global const float* weights, __global float* out, const int first_expert) {
+    __local float sums[LOCAL_SIZE * PIECE_ROWS] __attribute__((aligned(16)));
+    __local float parts[LOCAL_SIZE];
+    __local int experts[TOP_K];
+    __local float factors[TOP_K];
+    const int lid = get_local_id(0), unit = get_group_id(0), token = get_group_id(1);
+    for (int s = lid; s < TOP_K; s += LOCAL_SIZE) {
+        const int expert = ids[token * TOP_K + s] - first_expert;
+        const bool is_here = expert >= 0 && expert < N_EXPERTS;
+        experts[s] = is_here ? expert : 0;
+        factors[s] = is_here ? weights[token * TOP_K + s] : 0.0f;
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    const uint big = 0x4b000000u | (uint)experts[0] >> 31;  // not negative, which the compiler does not know: see quant_piece.cl
+    const operands o = {weight + unit * TILE_SIZE, x + (size_t)token * TOP_K * K, experts, factors};
+    float own[1][PIECE_ROWS], square;
+    add_pieces(own, &o, &square, lid, big);
+    const float y = sum_of_rows(own[0], sums, parts, lid);
+    if (lid < 16) out[(size_t)token * N + unit * 16 + lid] += y;
+}

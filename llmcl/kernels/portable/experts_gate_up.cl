@@ -1,0 +1,53 @@
+// What the chosen experts make of each token on any device: a work-group an expert's gate and up tile, as linear_decode.cl.
+//
+//   out[t][s][r] = GATE(gate) up,   gate, up = scale sum_k W[e][k] (x[t][k] norm[k]) of rows r,   e = ids[t][s]
+//   scale = 1/sqrt(mean(x^2) + EPS) with NORM, else 1 and no norm
+//
+// weight  tiles (tiles.cl) of the experts first_expert .. first_expert + N_EXPERTS - 1, each 2 N rows, gate and up in turn
+// x    float [n][K]     norm  float [K]     ids  int [n][TOP_K]     out  float [n][TOP_K][N]; of other experts it is left
+//
+// Index space: (N / 16, n TOP_K) groups of LOCAL_SIZE. How the work-items share the tiles: portable/tile_product.cl.
+// Build: WEIGHT, K, N (both multiples of 16), N_EXPERTS, TOP_K, GATE, NORM, EPS, LOCAL_SIZE, AT_ONCE, AHEAD (linear_decode.cl).
+// Local memory: 4 LOCAL_SIZE (PIECE_ROWS + 2) bytes, PIECE_ROWS 8 with weights of 16 bits, otherwise 4.
+#if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(N_EXPERTS) || !defined(TOP_K) || !defined(GATE) || \
+    !defined(NORM) || !defined(EPS) || !defined(LOCAL_SIZE) || !defined(AT_ONCE) || !defined(AHEAD)
+#error "portable/experts_gate_up.cl needs the build constants WEIGHT, K, N, N_EXPERTS, TOP_K, GATE, NORM, EPS, LOCAL_SIZE, AT_ONCE, AHEAD"
+#endif
+#include "portable/tile_pieces.cl"
+
+#define TILES_AT_ONCE 2
+#define ALL_PIECES N_PIECES
+
+typedef struct {
+    __global const CAT(WEIGHT, _t)* tile;
+    __global const float *x, *norm;
+} operands;
+
+inline piece piece_at(const operands* o, const int t, const int p) { return load_piece(o->tile + t * TILE_SIZE, p); }
+inline columns columns_at(const operands* o, const int p, float* square, const uint big) {
+    return load_columns(o->x, o->norm, p, square, big);
+}
+#include "portable/tile_product.cl"
+
+__kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
+void experts_gate_up(__global const CAT(WEIGHT, _t)* weight, __global const float* x, __global const float* norm,
+                     __global const int* ids, __global float* out, const int first_expert) {
+    __local float sums[LOCAL_SIZE * PIECE_ROWS] __attribute__((aligned(16)));
+    __local float parts[LOCAL_SIZE];
+    const int lid = get_local_id(0), unit = get_group_id(0), row = get_group_id(1);
+    const int expert = ids[row] - first_expert;
+    if (expert < 0 || expert >= N_EXPERTS) return;
+    const uint big = 0x4b000000u | (uint)expert >> 31;  // not negative, which the compiler does not know: see quant_piece.cl
+    const operands o = {weight + ((size_t)expert * (N / 16) + unit) * 2 * TILE_SIZE, x + (size_t)(row / TOP_K) * K, norm};
+    float own[2][PIECE_ROWS], square;
+    add_pieces(own, &o, &square, lid, big);
+#if NORM
+    __local float squares[PARTS];
+    const float scale = scale_of_norm(square, parts, squares, lid);
+#else
+    const float scale = 1.0f;
+#endif
+    const float gate = sum_of_rows(own[0], sums, parts, lid) * scale;
+    const float up = sum_of_rows(own[1], sums, parts, lid) * scale;
+    if (lid < 16) out[(size_t)row * N + unit * 16 + lid] = GATE_VALUE(gate, exp) * up;
+}

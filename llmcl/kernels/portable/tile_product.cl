@@ -1,0 +1,92 @@
+// The product of one or two tiles with a token, shared by the work-items of a group.
+//
+// A tile is cut into pieces of PIECE_ROWS rows by one column or some (float_piece.cl, quant_piece.cl); work-item i takes the
+// pieces i, i + LOCAL_SIZE, ..., and always the same rows, whose sums it keeps in registers. The sums over the work-items are
+// taken once, at the end:
+//
+//     sums of the work-items      16 rows of slice 0 | 16 rows of slice 1 | ...      a slice: 16 / PIECE_ROWS neighbours
+//     work-item i adds up         row i % 16 of every LOCAL_SIZE / 16-th slice, then work-item i < 16 row i of these sums
+//
+// After portable/tile_pieces.cl. The kernel has defined before:
+//   TILES_AT_ONCE  1, or 2 for a gate and an up tile     ALL_PIECES  how many pieces there are in all, N_PIECES of a tile
+//   operands, piece_at(operands, tile, p), columns_at(operands, p, square, big)   piece p of a tile, and what it meets
+// Build: LOCAL_SIZE (a power of two >= 16), AT_ONCE, AHEAD: see portable/linear_decode.cl; with NORM, EPS.
+#define TURN (AT_ONCE / TILES_AT_ONCE)  // pieces of a tile at once
+#define IN_TILE(p) (ALL_PIECES % (TURN * LOCAL_SIZE) == 0 || (p) < ALL_PIECES)
+#define PARTS (LOCAL_SIZE / 16)
+
+// The sums over all work-items: of row i in work-item i < 16.
+inline float sum_of_rows(const float* own, __local float* sums, __local float* parts, const int lid) {
+#pragma unroll
+    for (int i = 0; i < PIECE_ROWS; i += 4)
+        *(__local float4*)(sums + lid * PIECE_ROWS + i) = (float4)(own[i], own[i + 1], own[i + 2], own[i + 3]);
+    barrier(CLK_LOCAL_MEM_FENCE);
+    float part = 0.0f;
+#pragma unroll
+    for (int i = 0; i < PIECE_ROWS; ++i) part += sums[lid + i * LOCAL_SIZE];
+    parts[lid] = part;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    float sum = 0.0f;
+    if (lid < 16)
+        for (int i = 0; i < PARTS; ++i) sum += parts[lid + 16 * i];
+    return sum;
+}
+
+inline void load_turn(piece pieces[TURN][TILES_AT_ONCE], const operands* o, const int first) {
+#pragma unroll
+    for (int u = 0; u < TURN; ++u)
+        if (IN_TILE(first + u * LOCAL_SIZE))
+#pragma unroll
+            for (int t = 0; t < TILES_AT_ONCE; ++t) pieces[u][t] = piece_at(o, t, first + u * LOCAL_SIZE);
+}
+
+// A work-item's share: own[t] = the sums of its pieces' rows of tile t; square: of the squares of its columns, with NORM.
+IN_REGISTERS inline void add_pieces(float own[TILES_AT_ONCE][PIECE_ROWS], const operands* o, float* square, const int lid,
+                                    const uint big) {
+    *square = 0.0f;
+#pragma unroll
+    for (int t = 0; t < TILES_AT_ONCE; ++t)
+#pragma unroll
+        for (int i = 0; i < PIECE_ROWS; ++i) own[t][i] = 0.0f;
+    piece pieces[TURN][TILES_AT_ONCE];
+#if AHEAD
+    load_turn(pieces, o, lid);
+#endif
+    for (int first = lid; first < ALL_PIECES; first += TURN * LOCAL_SIZE) {
+#if !AHEAD
+        load_turn(pieces, o, first);
+#endif
+#pragma unroll
+        for (int u = 0; u < TURN; ++u) {
+            const int p = first + u * LOCAL_SIZE;
+            if (!IN_TILE(p)) continue;
+            const columns c = columns_at(o, p, square, big);
+#pragma unroll
+            for (int t = 0; t < TILES_AT_ONCE; ++t) {
+                add_piece(own[t], &pieces[u][t], &c, p);
+#if AHEAD
+                const int next = p + TURN * LOCAL_SIZE;
+                if (next < ALL_PIECES) pieces[u][t] = piece_at(o, t, next);
+#endif
+            }
+        }
+    }
+}
+
+#if NORM
+// 1 / sqrt(mean(x^2) + EPS) from the work-items' squares, each of which counts TWINS times.
+inline float scale_of_norm(const float square, __local float* parts, __local float* squares, const int lid) {
+    parts[lid] = square;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (lid < PARTS) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 16; ++i) sum += parts[lid * 16 + i];
+        squares[lid] = sum;
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    float sum = 0.0f;
+    for (int i = 0; i < PARTS; ++i) sum += squares[i];
+    return 1.0f / sqrt(NO_OVERFLOW(sum) / (TWINS * K) + EPS);
+}
+#endif

@@ -1,0 +1,123 @@
+"""experts_gate_up and experts_down: largest difference over the largest expected magnitude.
+
+The twin computes with the weights as stored, so the tolerance, which covers float32 sums, is that of every dtype.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from helpers import (
+    DTYPES,
+    poisoned,
+    read_guarded,
+    relative_error,
+    run,
+    weight_on_device,
+    with_poison,
+)
+from stored_rows import load, quantized_weight, random_rows
+
+from llmcl import reference
+from llmcl.kernels.common.dtype import QUANTIZED
+from llmcl.kernels.common.weight import Weight
+from llmcl.ops.experts import experts_down, experts_gate_up
+from llmcl.runtime.device import Device
+
+TOLERANCE = 4e-6
+EPS = 1e-5
+N_EXPERTS = 5
+
+small = pytest.mark.oclgrind
+
+
+def ids_of(n: int, top_k: int) -> np.ndarray:
+    """Different experts for each token, the last one among them."""
+    rng = np.random.default_rng(n)
+    ids = np.stack([rng.permutation(N_EXPERTS)[:top_k] for _ in range(n)])
+    ids[0, 0] = N_EXPERTS - 1 if N_EXPERTS - 1 not in ids[0] else ids[0, 0]
+    return ids.astype(np.int32)
+
+
+def experts_on_device(
+    device: Device, dtype: str, rows: int, k: int, top_k: int, *, gate_up: bool, experts_per_part: int = N_EXPERTS
+) -> tuple[Weight, np.ndarray]:
+    """N_EXPERTS matrices [rows, k] below each other, and their values; gate_up: those of gate, then as many of up."""
+    tiles = experts_per_part * rows // 16
+    shape = N_EXPERTS * rows, k
+    if dtype not in QUANTIZED:
+        values = (np.random.default_rng(rows * k).standard_normal(shape) / np.sqrt(k)).astype(np.float32)
+        weight = weight_on_device(device, values, dtype, alternating=gate_up, tiles_per_part=tiles)
+        values = np.asarray(reference.round_to(values, dtype))
+    else:
+        weight = quantized_weight(device, *shape, dtype, tiles)
+        halves = 2 if gate_up else 1
+        sources = [random_rows(QUANTIZED[dtype].format, shape[0] // halves, k, seed=i) for i in range(halves)]
+        for offset, source in enumerate(sources):
+            load(device, weight, source, tile_step=halves, tile_offset=offset)
+        values = np.concatenate([source.values() for source in sources])
+    return replace(weight, n_experts=N_EXPERTS, top_k=top_k, exact_activations=True), values
+
+
+def check_gate_up(
+    device: Device, dtype: str, f: int, k: int, *, n: int = 3, top_k: int = 2, norm: bool = True, per_part: int = 5
+) -> None:
+    rng = np.random.default_rng(f * k)
+    weight, values = experts_on_device(device, dtype, 2 * f, k, top_k, gate_up=True, experts_per_part=per_part)
+    gate, up = values.reshape(2, N_EXPERTS, f, k)
+    x = (2.0 * rng.standard_normal((n, k))).astype(np.float32)
+    norm_weight = (1.0 + 0.2 * rng.standard_normal(k)).astype(np.float32)
+    ids, out = ids_of(n, top_k), poisoned(device, (n, top_k, f))
+    given = with_poison(device, x), with_poison(device, ids), out
+    buffer = with_poison(device, norm_weight) if norm else None
+    run(experts_gate_up(device, weight, *given, gate="swiglu", norm=buffer, eps=EPS), n)
+    normed = reference.rms_norm(x, norm_weight, EPS) if norm else x
+    expected = reference.experts_gate_up(normed, gate, up, ids, "swiglu")
+    assert relative_error(read_guarded(device, out, np.float32, expected.shape), expected) < TOLERANCE
+
+
+def check_down(
+    device: Device, dtype: str, hidden: int, f: int, *, n: int = 3, top_k: int = 2, per_part: int = 5
+) -> None:
+    rng = np.random.default_rng(hidden * f)
+    weight, values = experts_on_device(device, dtype, hidden, f, top_k, gate_up=False, experts_per_part=per_part)
+    rows = rng.standard_normal((n, top_k, f)).astype(np.float32)
+    weights = rng.uniform(0.1, 1.0, (n, top_k)).astype(np.float32)
+    before = rng.standard_normal((n, hidden)).astype(np.float32)
+    ids, out = ids_of(n, top_k), with_poison(device, before)
+    given = (with_poison(device, array) for array in (rows, ids, weights))
+    run(experts_down(device, weight, *given, out), n)
+    down = values.reshape(N_EXPERTS, hidden, f)
+    expected = before + reference.experts_down(rows, down, ids, weights)
+    assert relative_error(read_guarded(device, out, np.float32, before.shape), expected) < TOLERANCE
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("dtype", [*DTYPES, *QUANTIZED])
+def test_experts(target: Device, dtype: str) -> None:
+    k, f = (512, 256) if dtype.endswith("_k") else (96, 64)
+    check_gate_up(target, dtype, f, k)
+    check_down(target, dtype, k, f)
+
+
+@small
+def test_few_columns(target: Device) -> None:
+    check_gate_up(target, "bfloat16", 16, 32, n=2)
+    check_down(target, "bfloat16", 32, 16, n=2)
+
+
+@pytest.mark.parametrize("n", [1, 17])
+def test_every_token_has_its_experts(target: Device, n: int) -> None:
+    check_gate_up(target, "float16", 48, 80, n=n, top_k=4)
+    check_down(target, "float16", 80, 48, n=n, top_k=4)
+
+
+def test_without_a_norm(target: Device) -> None:
+    check_gate_up(target, "float32", 48, 80, norm=False)
+
+
+def test_experts_in_several_buffers(target: Device) -> None:
+    check_gate_up(target, "float32", 32, 48, per_part=2, top_k=3)
+    check_down(target, "float32", 48, 32, per_part=2, top_k=3)
