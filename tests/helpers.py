@@ -18,7 +18,7 @@ from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight, WeightPart
 from llmcl.models.config import ModelConfig, RopeScaling
 from llmcl.models.families import FAMILIES
-from llmcl.models.families.blocks import GatedMlp
+from llmcl.models.families.blocks import Experts, GatedMlp, layer_name
 from llmcl.models.families.family import LayerSettings
 from llmcl.reference import rope_table, round_bfloat16, to_tiles
 from llmcl.runtime.device import Buffer, Device, Launch
@@ -119,6 +119,8 @@ def model_configs() -> dict[str, ModelConfig]:
 
 def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Hugging Face name -> shape of every tensor of the model ([out_features, in_features] for matrices)."""
+    if experts_of(config):  # transformers holds them stacked, under names that no checkpoint has
+        return config.tensors()
     if config.architecture != "llama" or config.has_biases:
         return {name: tuple(value.shape) for name, value in transformers_class(config).named_parameters()}
     hidden, inner = config.hidden_size, config.intermediate_size
@@ -171,6 +173,7 @@ def transformers_model(config: ModelConfig, weights: Mapping[str, NDArray[Any]],
     import torch
 
     model = transformers_class(config)
+    weights = stacked_experts(config, weights)
     tensors = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in weights.items()}
     missing, unexpected = model.load_state_dict(tensors, strict=False)
     allowed = {"lm_head.weight"} if config.tie_embeddings else set()
@@ -178,6 +181,27 @@ def transformers_model(config: ModelConfig, weights: Mapping[str, NDArray[Any]],
         raise ValueError(f"weights do not fit the model: missing {missing}, unexpected {unexpected}")
     model.tie_weights()
     return model.to(getattr(torch, dtype)).eval()
+
+
+def experts_of(config: ModelConfig) -> dict[int, Experts]:
+    """The mixture of experts of each layer that has one."""
+    return {i: block for i, blocks in enumerate(config.layers) for block in blocks if isinstance(block, Experts)}
+
+
+def stacked_experts(config: ModelConfig, weights: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """The weights as transformers has them: the experts of a layer in one tensor of gate and up, and one of down."""
+    stacked = dict(weights)
+    for i, block in experts_of(config).items():
+
+        def experts(module: str, i: int = i, n: int = block.settings.n_experts) -> NDArray[Any]:
+            return np.stack([stacked.pop(layer_name(i, f"{module.format(e)}.weight")) for e in range(n)])
+
+        prefix = layer_name(i, f"{block.router.split('.')[0]}.experts.")
+        if not prefix.endswith(".mlp.experts.") and "granite" not in config.architecture:
+            prefix = layer_name(i, "mlp.experts.")
+        stacked[prefix + "gate_up_proj"] = np.concatenate([experts(block.gate), experts(block.up)], axis=1)
+        stacked[prefix + "down_proj"] = experts(block.down)
+    return stacked
 
 
 def transformers_class(config: ModelConfig) -> Any:
@@ -219,8 +243,8 @@ def transformers_class(config: ModelConfig) -> Any:
         options["original_max_position_embeddings"] = original
     name = FAMILIES[config.architecture].hf_class.removesuffix("ForCausalLM")
     mlp = config.layers[0][-1]
-    assert isinstance(mlp, GatedMlp)
-    for key, has_bias in (("attention_bias", config.attention(0).output_bias), ("mlp_bias", mlp.bias)):
+    mlp_bias = isinstance(mlp, GatedMlp) and mlp.bias
+    for key, has_bias in (("attention_bias", config.attention(0).output_bias), ("mlp_bias", mlp_bias)):
         if key in FAMILIES[config.architecture].biases:
             options[key] = has_bias
     if FAMILIES[config.architecture].unrotated_layers:
@@ -232,6 +256,14 @@ def transformers_class(config: ModelConfig) -> Any:
             "attention_multiplier": config.attention_scale,
             "logits_scaling": 1.0 / config.logit_scale,
         }
+    if (experts := experts_of(config)) and (keys := FAMILIES[config.architecture].experts) is not None:
+        of = next(iter(experts.values())).settings
+        options |= {"num_local_experts": of.n_experts, "num_experts_per_tok": of.top_k, keys.size: of.size}
+        options["experts_implementation"] = "eager"  # the others know no float64
+        options |= {} if keys.renormalize is None else {keys.renormalize: of.renormalize}
+        options |= {} if keys.shared_size is None else {keys.shared_size: of.shared_size}
+        if len(experts) < config.n_layers:
+            options["mlp_only_layers"] = [i for i in range(config.n_layers) if i not in experts]
     windows = windows_of(config)
     window = next((window for window in windows if window is not None), None)
     if config.architecture in ("mistral", "ministral3", "phi3"):
@@ -253,7 +285,6 @@ def transformers_class(config: ModelConfig) -> Any:
     class_config = transformers.CONFIG_MAPPING[config.architecture](
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
         num_hidden_layers=config.n_layers,
         num_attention_heads=config.n_q_heads,
         num_key_value_heads=config.n_kv_heads,
@@ -265,7 +296,7 @@ def transformers_class(config: ModelConfig) -> Any:
         bos_token_id=config.bos_token_id,
         eos_token_id=list(config.eos_token_ids),
         pad_token_id=None,
-        **options,
+        **{"intermediate_size": config.intermediate_size, **options},
     )
     with no_init_weights():  # random ones of a whole model take seconds
         model = getattr(transformers, f"{name}ForCausalLM")(class_config)

@@ -19,6 +19,7 @@ import numpy as np
 
 from llmcl.checkpoint.files import MAX_HEADER_BYTES, map_file
 from llmcl.checkpoint.formats import FLOAT_FORMATS, FORMATS, dequantize, row_bytes
+from llmcl.checkpoint.stacked import parts_of
 from llmcl.checkpoint.tensors import Checkpoint, StoredTensor
 from llmcl.errors import CheckpointError, UnsupportedModelError, shown
 from llmcl.models.config import GgufFactors, config_from_gguf
@@ -59,6 +60,11 @@ LAYER_MODULE_NAMES = {
     "ffn_down": "mlp.down_proj",
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
+    # With {} they have the tensors of all experts.
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
 }
 _LAYER_TENSOR = re.compile(r"blk\.(0|[1-9][0-9]{0,8})\.(.+)\.(weight|bias|scale)")
 _ROPE_FACTORS = {
@@ -83,9 +89,13 @@ def open_file(path: Path, name: str) -> Checkpoint:
     for gguf_name, tensor in stored.items():
         if gguf_name in _ROPE_FACTORS:
             continue
-        if (hf_name := _hf_name(gguf_name, layer_names)) in by_hf_name:
+        hf_name = _hf_name(gguf_name, layer_names)
+        parts = [(hf_name, tensor)]
+        if "{}" in hf_name:
+            parts = [*parts_of(gguf_name, tensor, (hf_name,), config)]
+        if any(name in by_hf_name for name, _ in parts):
             raise CheckpointError(f"tensor {shown(gguf_name)} is there twice. The file is damaged; fetch it again.")
-        by_hf_name[hf_name] = tensor
+        by_hf_name.update(parts)
     return Checkpoint(name, path, config, by_hf_name, gguf_metadata=metadata)
 
 

@@ -18,6 +18,12 @@ QUANTIZE_FORMATS = {"q8_0": "Q8_0", "q4_0": "Q4_0", "q4_k": "Q4_K"}
 # Embedding and output head decide every token and lose most: they stay at 8 bits, as llama.cpp keeps them above 4.
 EMBEDDING_FORMAT = "Q8_0"
 EMBEDDINGS = ("model.embed_tokens.weight", "lm_head.weight")
+# A router's few rows choose the experts: they stay as they are stored. The names of folders, and that of GGUF files.
+_ROUTERS = (".mlp.gate.weight", ".block_sparse_moe.gate.weight", ".router.layer.weight", ".ffn_gate_inp.weight")
+
+
+def is_router(tensor: str) -> bool:
+    return tensor.endswith(_ROUTERS)
 
 
 def check_quantize(name: str) -> str:
@@ -28,18 +34,18 @@ def check_quantize(name: str) -> str:
 
 
 def target_format(tensor: str, shape: tuple[int, ...], quantize: str) -> str | None:
-    """The format that `--quantize quantize` gives a tensor (Hugging Face name); None: it stays as it is (a norm).
+    """The format that `--quantize quantize` gives a tensor (Hugging Face name); None: as it is (a norm, a router).
 
     Raises UsageError, with the tensor's name, for rows that are not a whole number of blocks.
     """
-    if len(shape) != 2:
+    if len(shape) < 2 or is_router(tensor):
         return None
     format = EMBEDDING_FORMAT if tensor in EMBEDDINGS else QUANTIZE_FORMATS[check_quantize(quantize)]
     block = FORMATS[format].block
-    if shape[1] % block:
-        others = [name for name, other in QUANTIZE_FORMATS.items() if shape[1] % FORMATS[other].block == 0]
+    if shape[-1] % block:
+        others = [name for name, other in QUANTIZE_FORMATS.items() if shape[-1] % FORMATS[other].block == 0]
         raise UsageError(
-            f"tensor {tensor} has rows of {shape[1]} values, which {quantize} cannot hold: it needs a multiple of "
+            f"tensor {tensor} has rows of {shape[-1]} values, which {quantize} cannot hold: it needs a multiple of "
             f"{block}; " + (f"use --quantize {' or '.join(others)}" if others else "load it without --quantize")
         )
     return format

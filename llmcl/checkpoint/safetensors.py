@@ -16,10 +16,11 @@ from pathlib import Path
 import numpy as np
 
 from llmcl.checkpoint.files import MAX_HEADER_BYTES, map_file, optional_json, parse_json, read_json, reading
+from llmcl.checkpoint.stacked import unstacked
 from llmcl.checkpoint.tensors import Checkpoint, StoredTensor
 from llmcl.errors import CheckpointError, UnsupportedModelError, one_line, shown
 from llmcl.models.config import config_from_hf
-from llmcl.models.families import TEXT_PARTS
+from llmcl.models.families import FAMILIES, TEXT_PARTS
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -45,6 +46,7 @@ def open_folder(folder: Path, name: str) -> Checkpoint:
     stored = _read_folder_tensors(folder)
     if config_json["model_type"] in TEXT_PARTS:
         stored = _text_tensors(stored)
+    stored = unstacked(stored, FAMILIES[config.architecture].stacked, config)
     return Checkpoint(name, folder, config, stored)
 
 

@@ -1,36 +1,19 @@
-"""Blocks on the device: the weights of each that a family can declare, and its launches.
-
-A block's launches are of two kinds. `keep` leaves in the cache what later tokens need of these tokens. `add` computes
-the block and adds its output to the residual stream x; it may need what `keep` left in the activations.
-"""
+"""Blocks on the device: the weights of each that a family can declare, and its launches (`bound_block.py`)."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from llmcl.kernels.common.attention import Mods
 from llmcl.kernels.common.linear import ActivationOperand
 from llmcl.kernels.common.weight import Weight
+from llmcl.models.bound_block import GATES, BlockWeights, BoundBlock
+from llmcl.models.expert_block import ExpertsBlock, ExpertsWeights
 from llmcl.models.families import blocks
 from llmcl.models.layer_ops import LayerOps
 from llmcl.runtime.device import Buffer, Launch
-
-GATES = {"silu": "swiglu", "gelu_tanh": "geglu"}  # activation: epilogue of the product with gate and up
-
-
-@dataclass(frozen=True)
-class BlockWeights:
-    """norm, post_norm: float32 [hidden]; None: the block has none."""
-
-    norm: Buffer | None
-    post_norm: Buffer | None
-
-    @property
-    def matrices(self) -> list[Weight]:
-        return [value for value in vars(self).values() if isinstance(value, Weight)]
 
 
 @dataclass(frozen=True)
@@ -50,24 +33,6 @@ class MlpWeights(BlockWeights):
     down: Weight  # [hidden, intermediate]
     gate_up_bias: Buffer | None  # float32 [2, intermediate], of gate and of up
     down_bias: Buffer | None  # float32 [hidden]
-
-
-class BoundBlock(ABC):
-    """A block with its weights, and with its part of the cache if it has one."""
-
-    keeps: ClassVar[bool]  # whether later tokens need something of these
-    weights: BlockWeights
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether it has nothing beyond Llama's norms and rotation: kernels that run all layers know no more."""
-        return self.weights.norm is not None and self.weights.post_norm is None
-
-    def keep(self, ops: LayerOps) -> Iterator[Launch]:
-        yield from ()
-
-    @abstractmethod
-    def add(self, ops: LayerOps) -> Iterator[Launch]: ...
 
 
 @dataclass(frozen=True)
@@ -127,7 +92,11 @@ class MlpBlock(BoundBlock):
         yield from ops.add_linear(gated, weights.down, weights.post_norm, weights.down_bias)
 
 
-WEIGHTS: dict[type[blocks.Block], Any] = {blocks.Attention: AttentionWeights, blocks.GatedMlp: MlpWeights}
+WEIGHTS: dict[type[blocks.Block], Any] = {
+    blocks.Attention: AttentionWeights,
+    blocks.GatedMlp: MlpWeights,
+    blocks.Experts: ExpertsWeights,
+}
 """The weights of each block, made with what its `matrices` and `vectors` name."""
 
 
@@ -135,5 +104,7 @@ def bind_block(block: blocks.Block, weights: BlockWeights, k: Buffer, v: Buffer,
     """k, v, mods: of the layer, for the block that attends."""
     if isinstance(block, blocks.Attention) and isinstance(weights, AttentionWeights):
         return AttentionBlock(weights, k, v, mods, block.rotation)
+    if isinstance(block, blocks.Experts) and isinstance(weights, ExpertsWeights):
+        return ExpertsBlock(weights, GATES[block.activation], block.settings.renormalize)
     assert isinstance(block, blocks.GatedMlp) and isinstance(weights, MlpWeights)
     return MlpBlock(weights, GATES[block.activation])

@@ -13,7 +13,7 @@ from llmcl.kernels.common.linear import ActivationOperand
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight
 from llmcl.models.config import ModelConfig
-from llmcl.models.families.blocks import Attention, GatedMlp, Rotation
+from llmcl.models.families.blocks import Attention, Experts, GatedMlp, Rotation
 from llmcl.ops.add_bias import add_bias
 from llmcl.ops.attention import attention_decode, attention_prefill, attention_supports_output, rope_append
 from llmcl.ops.biased_gate import biased_gate
@@ -28,7 +28,8 @@ from llmcl.runtime.device import Buffer, Device, Launch
 
 @dataclass(frozen=True)
 class Activations:
-    """Every intermediate result of a step, allocated once; n is the tokens of a chunk. All float32.
+    """Every intermediate result of a step, allocated once; n is the tokens of a chunk. All float32 unless
+    said.
 
     None: no block of the model needs it.
     """
@@ -38,13 +39,17 @@ class Activations:
     rope: Buffer  # [n, head_dim]
     qkv: Buffer  # [n, n_q_heads + 2 n_kv_heads, head_dim]
     attended: Buffer  # [n, n_q_heads, head_dim]
-    ffn: Buffer  # [n, intermediate]
+    ffn: Buffer  # [n, intermediate], of layers without experts and of shared ones
     part_ml: Buffer  # [n_q_heads, n_splits, 2]
     part_acc: Buffer  # [n_q_heads, n_splits, head_dim]
     logits: Buffer  # [logit_rows, vocab], of the step's last token or of a token of each sequence
     local_rope: Buffer | None = None  # [n, head_dim]
     no_rope: Buffer | None = None  # [n, head_dim], the rotation by no angle
     gate_up: Buffer | None = None  # [n, 2 intermediate], tiles alternate
+    router_logits: Buffer | None = None  # [n, n_experts]
+    expert_ids: Buffer | None = None  # int32 [n, top_k]
+    expert_weights: Buffer | None = None  # [n, top_k]
+    expert_rows: Buffer | None = None  # [n, top_k, size of an expert]
 
     @classmethod
     def alloc(cls, device: Device, config: ModelConfig, chunk: int, n_splits: int, logit_rows: int = 1) -> Activations:
@@ -73,13 +78,22 @@ def activation_shapes(
             some[name] = chunk, config.head_dim
     if any(isinstance(block, GatedMlp) and block.bias for block in blocks):
         some["gate_up"] = chunk, 2 * config.intermediate_size
+    experts = [block.settings for block in blocks if isinstance(block, Experts)]
+    if experts:
+        top_k = max(of.top_k for of in experts)
+        some["router_logits"] = chunk, max(of.n_experts for of in experts)
+        some["expert_ids"] = some["expert_weights"] = chunk, top_k
+        some["expert_rows"] = chunk, top_k, max(of.size for of in experts)
+    ffn = max([of.shared_size for of in experts], default=0)
+    if any(isinstance(block, GatedMlp) for block in blocks):
+        ffn = max(ffn, config.intermediate_size)
     return some | {
         "x": (chunk, config.hidden_size),
         "normed": (chunk, config.hidden_size),
         "rope": (chunk, config.head_dim),
         "qkv": (chunk, heads, config.head_dim),
         "attended": (chunk, config.n_q_heads, config.head_dim),
-        "ffn": (chunk, config.intermediate_size),
+        "ffn": (chunk, ffn),
         "part_ml": (config.n_q_heads, n_splits, 2),
         "part_acc": (config.n_q_heads, n_splits, config.head_dim),
         "logits": (logit_rows, config.vocab_size),
@@ -117,6 +131,16 @@ class LayerOps(ABC):
 
     @abstractmethod
     def linear(self, x: ActivationOperand, weight: Weight, out: Buffer, epilogue: str = "store") -> list[Launch]: ...
+
+    @abstractmethod
+    def normed_rows(self, norm: Buffer | None) -> tuple[Buffer, Buffer | None, list[Launch]]:
+        """rms_norm(x) for several products: rows, the norm that `product` has yet to apply to them, and launches."""
+
+    @abstractmethod
+    def product(
+        self, x: Buffer, norm: Buffer | None, weight: Weight, out: Buffer, epilogue: str = "store"
+    ) -> list[Launch]:
+        """out = W x, with x and norm of `normed_rows`."""
 
     def add_linear(
         self, x: ActivationOperand, weight: Weight, post_norm: Buffer | None, bias: Buffer | None
@@ -205,6 +229,15 @@ class DecodeOps(LayerOps):
         eps = self.config.stream_eps
         return linear_decode(self.device, weight, self.act.x, out, self.step, norm=norm, eps=eps, epilogue=epilogue)
 
+    def normed_rows(self, norm: Buffer | None) -> tuple[Buffer, Buffer | None, list[Launch]]:
+        return self.act.x, norm, []
+
+    def product(
+        self, x: Buffer, norm: Buffer | None, weight: Weight, out: Buffer, epilogue: str = "store"
+    ) -> list[Launch]:
+        eps = self.config.stream_eps
+        return linear_decode(self.device, weight, x, out, self.step, norm=norm, eps=eps, epilogue=epilogue)
+
     def linear(self, x: ActivationOperand, weight: Weight, out: Buffer, epilogue: str = "store") -> list[Launch]:
         assert isinstance(x, Buffer)
         return linear_decode(self.device, weight, x, out, self.step, epilogue=epilogue)
@@ -249,6 +282,17 @@ class PrefillOps(LayerOps):
             epilogue=epilogue,
             max_rows=self.max_rows,
         )
+
+    def normed_rows(self, norm: Buffer | None) -> tuple[Buffer, Buffer | None, list[Launch]]:
+        if norm is None:
+            return self.act.x, None, []
+        normed = self.act.normed
+        return normed, None, rms_norm(self.device, self.act.x, norm, normed, self.config.stream_eps)
+
+    def product(
+        self, x: Buffer, norm: Buffer | None, weight: Weight, out: Buffer, epilogue: str = "store"
+    ) -> list[Launch]:
+        return self.linear(x, weight, out, epilogue)
 
     def linear(
         self, x: ActivationOperand, weight: Weight, out: ActivationOperand, epilogue: str = "store"

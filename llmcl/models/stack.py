@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from llmcl.kernels import table
 from llmcl.kernels.common.persistent import DecodeLayer, DecodeLayers, PersistentLayers
-from llmcl.models.blocks import AttentionBlock, BoundBlock, MlpBlock
+from llmcl.models.blocks import AttentionBlock, MlpBlock
+from llmcl.models.bound_block import BoundBlock
 from llmcl.models.layer_ops import DecodeOps, LayerOps, PrefillOps
 from llmcl.models.weights import ModelWeights
 from llmcl.ops.soft_cap import soft_cap

@@ -11,11 +11,12 @@ import numpy as np
 
 from llmcl.checkpoint import Checkpoint
 from llmcl.checkpoint.formats import dequantize, row_bytes
-from llmcl.checkpoint.quantize import EMBEDDINGS, quantize_rows, target_format
+from llmcl.checkpoint.quantize import EMBEDDINGS, is_router, quantize_rows, target_format
 from llmcl.errors import CheckpointError, UsageError
 from llmcl.kernels.common.dtype import NATIVE, QUANTIZED, TILE_ROWS, check_dtype
 from llmcl.kernels.common.weight import Weight, alloc_weight, fill_random, load_rows, weight_bytes
-from llmcl.models.blocks import WEIGHTS, BlockWeights
+from llmcl.models.blocks import WEIGHTS
+from llmcl.models.bound_block import BlockWeights
 from llmcl.models.config import ModelConfig
 from llmcl.models.config.model_config import FINAL_NORM
 from llmcl.models.families.blocks import MatrixPlan, layer_name
@@ -33,9 +34,11 @@ class ModelWeights:
     head: Weight  # [vocab, hidden]; the embedding itself where they are tied
 
     def decode_bytes(self) -> int:
-        """Bytes that one decode step reads: all but an embedding that is only looked up."""
+        """Bytes that one decode step reads: all but an embedding that is only looked up, and but the experts that it
+        does not choose.
+        """
         blocks = (block for layer in self.layers for block in layer)
-        return sum(weight.nbytes for block in blocks for weight in block.matrices) + self.head.nbytes
+        return sum(weight.token_bytes for block in blocks for weight in block.matrices) + self.head.nbytes
 
 
 @dataclass(frozen=True)
@@ -106,8 +109,16 @@ def build_weights(
 
 
 def _alloc(device: Device, plan: MatrixPlan, types: WeightTypes) -> Weight:
-    exact = types.exact_activations
-    return alloc_weight(device, plan.name, plan.rows, plan.k, types.runs(plan), exact_activations=exact)
+    return alloc_weight(
+        device,
+        plan.name,
+        plan.rows,
+        plan.k,
+        types.runs(plan),
+        exact_activations=types.exact_activations,
+        n_experts=plan.n_experts,
+        top_k=plan.top_k,
+    )
 
 
 @dataclass(frozen=True)
@@ -165,6 +176,7 @@ def load_weights(
     """
     config = checkpoint.config
     names = list(checkpoint.tensors)
+    numbers = {name: i for i, name in enumerate(names)}
     flags = device.zeros(4 * len(names), "finite flags")
     formats = types.formats or stored_formats(checkpoint)
     sources = [
@@ -180,23 +192,24 @@ def load_weights(
     def fill(plan: MatrixPlan, weight: Weight) -> Iterator[int]:
         row = 0
         parts = zip(plan.tensors, plan.first_rows(), plan.tensor_rows, strict=True)
-        for offset, (name, first, n_rows) in enumerate(parts):
+        for i, (name, first, n_rows) in enumerate(parts):
+            is_up = plan.alternate and i % 2 == 1
             for nbytes in load_rows(
                 device,
                 weight,
                 _TensorRows(checkpoint, name, formats[name], first, n_rows),
                 flags,
-                names.index(name),
+                numbers[name],
                 first_row=row,
-                tile_step=len(plan.tensors) if plan.alternate else 1,
-                tile_offset=offset if plan.alternate else 0,
-                head_dim=config.head_dim if offset < plan.n_rotated else 0,
+                tile_step=2 if plan.alternate else 1,
+                tile_offset=int(is_up),
+                head_dim=config.head_dim if i < plan.n_rotated else 0,
                 rotary_dim=config.rotary_dim or config.head_dim,
                 rope_interleaved=checkpoint.tensors[name].rope_interleaved,
             ):
                 checkpoint.drop(name)
                 yield nbytes
-            row += 0 if plan.alternate else n_rows
+            row += 0 if plan.alternate and not is_up else n_rows
 
     def matrix(plan: MatrixPlan) -> Weight:
         nonlocal done
@@ -256,7 +269,8 @@ def _not_finite(names: list[str], dtype: str) -> str:
 
 
 def random_types(config: ModelConfig, dtype: str, *, exact_activations: bool = False) -> WeightTypes:
-    """Types of random weights: all of `dtype`; beside a quantised one the embedding and the head have 8 bits.
+    """Types of random weights: all of `dtype`; beside a quantised one the embedding and the head have 8 bits, a router
+    float32.
 
     Raises UsageError for a dtype that there is not, or whose blocks the model's rows are no multiple of.
     """
@@ -265,6 +279,9 @@ def random_types(config: ModelConfig, dtype: str, *, exact_activations: bool = F
     formats = {}
     for name, shape in config.tensors().items():
         kind = QUANTIZED["q8_0" if name in EMBEDDINGS else dtype]
+        if is_router(name):
+            formats[name] = "F32"
+            continue
         if len(shape) == 2 and shape[1] % kind.block:
             raise UsageError(
                 f"tensor {name} has rows of {shape[1]} values, which {dtype} cannot hold: it needs a multiple of "

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from llmcl.models.families.blocks import Attention, Block, GatedMlp, Rotation, layer_name
+from llmcl.models.families.blocks import Attention, Block, Experts, GatedMlp, Rotation, layer_name
 from llmcl.reference.arrays import Array, wide
+from llmcl.reference.experts import choose_experts, experts_down, experts_gate_up
 from llmcl.reference.layers import embed, geglu, linear, rms_norm, rope, rope_table, soft_cap, swiglu
 from llmcl.reference.online_softmax import attention
 from llmcl.reference.storage import round_to
@@ -83,7 +84,22 @@ def forward(
         gated = {"silu": swiglu, "gelu_tanh": geglu}[block.activation](gate, up)
         return biased(stored(gated), layer + "mlp.down")
 
-    compute: dict[type[Block], Any] = {Attention: attend, GatedMlp: gated_mlp}
+    def mixture(block: Experts, layer: str, x: Array) -> Array:
+        of, kind = block.settings, {"silu": "swiglu", "gelu_tanh": "geglu"}[block.activation]
+        logits = stored(linear(x, weights[f"{layer}{block.router}.weight"]))
+        ids, shares = choose_experts(logits, of.top_k, renormalize=of.renormalize)
+
+        def experts(module: str) -> Array:
+            return np.stack([weights[f"{layer}{module.format(i)}.weight"] for i in range(of.n_experts)])
+
+        rows = stored(experts_gate_up(x, experts(block.gate), experts(block.up), ids, kind))
+        y = experts_down(rows, experts(block.down), ids, stored(shares))
+        if of.shared_size:
+            gate, up = (project(x, f"{layer}{block.shared}.{name}") for name in ("gate", "up"))
+            y = y + linear(stored(swiglu(gate, up)), weights[f"{layer}{block.shared}.down_proj.weight"])
+        return y
+
+    compute: dict[type[Block], Any] = {Attention: attend, GatedMlp: gated_mlp, Experts: mixture}
     hidden = stored(embed(weights["model.embed_tokens.weight"], token_ids) * config.embedding_scale)
     for i, blocks in enumerate(config.layers):
         for block in blocks:

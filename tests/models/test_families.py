@@ -17,6 +17,7 @@ from gguf_reference import write_out
 from helpers import (
     LINEAR_SCALING,
     ascii_tokenizer,
+    experts_of,
     gemma2_config,
     random_weights,
     relative_error,
@@ -37,7 +38,7 @@ from llmcl.kernels.common.attention import NO_MODS
 from llmcl.models.config import ModelConfig, RopeScaling
 from llmcl.models.config.rope import longrope_amplitude, yarn_amplitude
 from llmcl.models.families import FAMILIES as LLMCL_FAMILIES
-from llmcl.models.families.blocks import QueryScale
+from llmcl.models.families.blocks import ExpertSettings, QueryScale, layer_name
 from llmcl.models.families.family import LayerSettings
 from llmcl.models.layer_mods import trace_layer_mods
 from llmcl.tokenizer.chat_template import render
@@ -107,6 +108,18 @@ FAMILIES: dict[str, ModelConfig] = {
     "qwen2": small_config(architecture="qwen2", n_q_heads=4, head_dim=16, tie_embeddings=True),
     "qwen2-windows": small_config(architecture="qwen2", n_q_heads=4, head_dim=16, windows=(None, WINDOW, WINDOW)),
     "qwen3": small_config(architecture="qwen3", n_q_heads=6, n_kv_heads=2, hidden_size=96),
+    "qwen3_moe": small_config(
+        architecture="qwen3_moe",
+        settings=[LayerSettings(experts=ExpertSettings(6, 2, 48))] * 2,
+        n_q_heads=6,
+        n_kv_heads=2,
+        hidden_size=96,
+    ),
+    "qwen3_moe-some": small_config(  # one layer without experts, and weights that do not add up to 1
+        architecture="qwen3_moe",
+        settings=[LayerSettings(experts=ExpertSettings(9, 4, 32, renormalize=False)), LayerSettings()],
+        tie_embeddings=True,
+    ),
     "gemma3_text": small_config(
         architecture="gemma3_text",
         settings=[LayerSettings(WINDOW, rotation="local"), LayerSettings()] * 2,
@@ -125,7 +138,8 @@ FAMILIES: dict[str, ModelConfig] = {
 MOST = "gemma2"  # has more of what sets families apart than any other
 full = pytest.mark.full
 # Those that the format can say, but for what another of them shows as well.
-IN_GGUF = [name for name in FAMILIES if name not in ("smollm3-biases", "olmo2-biases", "qwen2-windows", MOST)]
+NOT_IN_GGUF = ("smollm3-biases", "olmo2-biases", "qwen2-windows", "qwen3_moe-some")
+IN_GGUF = [name for name in FAMILIES if name not in (*NOT_IN_GGUF, MOST)]
 
 
 def ids_for(config: ModelConfig) -> list[int]:
@@ -240,7 +254,19 @@ def save_gguf(path: Path, config: ModelConfig, weights: Mapping[str, np.ndarray]
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     interleaves = arch == "llama" or LLMCL_FAMILIES[config.architecture].gguf_interleaves_rope
-    for name, values in weights.items():
+    experts = experts_of(config)
+    if experts:
+        of = experts[0].settings
+        writer.add_expert_count(of.n_experts)
+        writer.add_expert_used_count(of.top_k)
+        if of.size != config.intermediate_size:
+            writer.add_expert_feed_forward_length(of.size)
+    stacked = {**weights}
+    for i, block in experts.items():
+        for name, module in (("gate", block.gate), ("up", block.up), ("down", block.down)):
+            of_all = [stacked.pop(layer_name(i, f"{module.format(e)}.weight")) for e in range(block.settings.n_experts)]
+            writer.add_tensor(f"blk.{i}.ffn_{name}_exps.weight", np.stack(of_all))
+    for name, values in stacked.items():
         stored = values + np.float32(config.norm_offset) if name.endswith("norm.weight") else values
         if interleaves and name.endswith(("q_proj.weight", "k_proj.weight", "q_proj.bias", "k_proj.bias")):
             halves = stored.reshape(-1, 2, config.head_dim // 2, *stored.shape[1:])

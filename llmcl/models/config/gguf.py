@@ -10,6 +10,7 @@ import numpy as np
 
 from llmcl.errors import CheckpointError, shown
 from llmcl.models.config import limits
+from llmcl.models.config.experts import experts_from_gguf
 from llmcl.models.config.family_fields import (
     Windows,
     family_fields,
@@ -50,10 +51,11 @@ def config_from_gguf(
     if family.gguf_windowed is not None and metadata.get(window_key):
         architecture = family.gguf_windowed
         family = FAMILIES[architecture]
+    if family.gguf_experts is not None and _has_experts(metadata, arch):
+        architecture = family.gguf_experts
+        family = FAMILIES[architecture]
     defaults = {f"{arch}.{key}": family.defaults[key] for key in _SOFT_CAPS if key in family.defaults}
     read = Reader({**defaults, **metadata}, "GGUF metadata")
-    if (n_experts := read.size(f"{arch}.expert_count", limits.MAX_HEADS, default=0, minimum=0)) > 1:
-        unsupported(f"mixture of experts ({arch}.expert_count {n_experts})")
 
     hidden_size = read.size(f"{arch}.embedding_length", limits.MAX_HIDDEN)
     n_layers = read.size(f"{arch}.block_count", limits.MAX_LAYERS)
@@ -86,7 +88,12 @@ def config_from_gguf(
     local_theta = read.number(f"{arch}.rope.freq_base_swa", 1.0, MAX_THETA, default=local_theta)
     windows = _windows(read, arch, family, n_layers, max_position)
     scale = query_scale_from_gguf(read, arch) if family.query_scale else None
-    settings = [replace(layer, query_scale=scale) for layer in _settings(family, windows, tensor_names)]
+    settings = [
+        replace(layer, query_scale=scale, experts=experts)
+        for layer, experts in zip(
+            _settings(family, windows, tensor_names), experts_from_gguf(read, arch, family, n_layers), strict=True
+        )
+    ]
     return checked(
         ModelConfig(
             architecture=architecture,
@@ -110,6 +117,11 @@ def config_from_gguf(
         ),
         "GGUF metadata",
     )
+
+
+def _has_experts(metadata: Mapping[str, Any], arch: str) -> bool:
+    count = metadata.get(f"{arch}.expert_count", 0)
+    return isinstance(count, int) and count > 1
 
 
 def _settings(family: Family, windows: Windows, tensor_names: Collection[str]) -> list[LayerSettings]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from llmcl.errors import shown
 from llmcl.models.config import limits
+from llmcl.models.config.experts import experts_from_hf
 from llmcl.models.config.family_fields import (
     Windows,
     family_fields,
@@ -18,7 +19,7 @@ from llmcl.models.config.model_config import ModelConfig, checked
 from llmcl.models.config.reader import Reader, unsupported
 from llmcl.models.config.rope import query_scale_from_hf, rope_from_hf
 from llmcl.models.families import FAMILIES, TEXT_PARTS
-from llmcl.models.families.blocks import Activation, GatedMlp, Rotation
+from llmcl.models.families.blocks import Activation, Experts, GatedMlp, Rotation
 from llmcl.models.families.family import Family, LayerSettings
 
 _BESIDE_TEXT_CONFIG = (
@@ -108,9 +109,11 @@ def _settings(read: Reader, family: Family, n_layers: int, max_position: int) ->
     windows = _windows(read, family, n_layers, max_position)
     rotations = _rotations(read, family, windows)
     scale = query_scale_from_hf(read) if family.query_scale else None
+    biases = {"bias": bias, "output_bias": bias, "mlp_bias": mlp_bias}
+    experts = experts_from_hf(read, family, n_layers)
     return [
-        LayerSettings(window, None, scale, rotation=rotation, bias=bias, output_bias=bias, mlp_bias=mlp_bias)
-        for window, rotation in zip(windows, rotations, strict=True)
+        LayerSettings(window, None, scale, rotation=rotation, experts=of_layer, **biases)
+        for window, rotation, of_layer in zip(windows, rotations, experts, strict=True)
     ]
 
 
@@ -175,7 +178,7 @@ def _refuse_features(read: Reader, family: Family) -> None:
             unsupported(f"projections with a bias ({key} true)")
     if read.get("use_bidirectional_attention", False) is not False:
         unsupported("attention to later tokens (use_bidirectional_attention)")
-    mlp = next(block for block in family.layer(LayerSettings()) if isinstance(block, GatedMlp))
+    mlp = next(block for block in family.layer(LayerSettings()) if isinstance(block, (Experts, GatedMlp)))
     key, known = _ACTIVATIONS[mlp.activation]
     if (activation := read.text(key, default=known[0])) not in known:
         unsupported(f"the activation {shown(activation)} ({key})", f"it supports {known[0]}")
@@ -185,9 +188,6 @@ def _refuse_features(read: Reader, family: Family) -> None:
             f"safetensors quantised by {shown(method)} (quantization_config)",
             "use the original bfloat16 or float16 checkpoint, or a GGUF file",
         )
-    for key in ("num_local_experts", "num_experts"):
-        if read.get(key, 0) not in (0, 1):
-            unsupported(f"mixture of experts ({key} {shown(read.get(key))})")
 
 
 def _dtype(read: Reader) -> str:

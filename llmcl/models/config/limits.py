@@ -14,3 +14,7 @@ MAX_WINDOW = 1 << 62
 MAX_SCALE = 1e6
 MAX_SOFT_CAP = 1e6
 MAX_POSITION = 1 << 27
+MAX_EXPERTS = 4096
+MAX_ALL_EXPERTS = 1 << 16  # of all layers
+
+SIZE_MULTIPLE = 16  # kernels read rows in vectors of 16

@@ -8,14 +8,12 @@ from math import prod
 import numpy as np
 
 from llmcl.errors import CheckpointError
-from llmcl.models.config.limits import MAX_INTERMEDIATE
+from llmcl.models.config.limits import MAX_INTERMEDIATE, SIZE_MULTIPLE
 from llmcl.models.config.reader import unsupported
 from llmcl.models.config.rope import RopeScaling
 from llmcl.models.config.rope_values import rotation
 from llmcl.models.families.blocks import Attention, Layer, MatrixPlan, Rotation, layer_name
 
-# Kernels read rows in vectors of 16.
-_SIZE_MULTIPLE = 16
 FINAL_NORM = "model.norm.weight"
 
 
@@ -140,8 +138,8 @@ def checked(config: ModelConfig, source: str) -> ModelConfig:
             "evenly. The checkpoint is damaged or not what it claims to be; fetch or convert it again."
         )
     for name in ("hidden_size", "intermediate_size", "head_dim"):
-        if (value := getattr(config, name)) % _SIZE_MULTIPLE:
-            unsupported(f"{name} {value}", f"it must be a multiple of {_SIZE_MULTIPLE}")
+        if (value := getattr(config, name)) % SIZE_MULTIPLE:
+            unsupported(f"{name} {value}", f"it must be a multiple of {SIZE_MULTIPLE}")
     # Together with the limits of each this keeps every byte count far from 2**63.
     if config.n_q_heads * config.head_dim > MAX_INTERMEDIATE:
         unsupported(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, Protocol
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -36,8 +37,10 @@ class Sizes(Protocol):
 class MatrixPlan:
     """One weight [rows, k] and the tensors it is made of, one below the other or tile by tile in turn.
 
-    tensor_rows: how many rows of each; of a tensor that is named again, the next ones. n_rotated: the first so many
-    tensors are queries and keys, which rotate.
+    tensor_rows: how many rows of each; of a tensor that is named again, the next ones. alternate: the tiles of the
+    first tensor and the second are in turn, then those of the third and the fourth, and so on. n_rotated: the first so
+    many tensors are queries and keys, which rotate. n_experts, top_k: matrices below each other, and how many of them a
+    token needs.
     """
 
     name: str
@@ -46,6 +49,8 @@ class MatrixPlan:
     tensor_rows: tuple[int, ...]
     alternate: bool = False
     n_rotated: int = 0
+    n_experts: int = 1
+    top_k: int = 1
 
     @property
     def rows(self) -> int:
@@ -53,9 +58,10 @@ class MatrixPlan:
 
     def first_rows(self) -> list[int]:
         """The row at which the part of each tensor begins in that tensor."""
-        first = []
-        for i, name in enumerate(self.tensors):
-            first.append(sum(n for n, other in zip(self.tensor_rows[:i], self.tensors, strict=False) if other == name))
+        first, taken = [], dict.fromkeys(self.tensors, 0)
+        for name, n in zip(self.tensors, self.tensor_rows, strict=True):
+            first.append(taken[name])
+            taken[name] += n
         return first
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -182,6 +188,59 @@ class GatedMlp(Block):
             "down_bias": {"mlp.down_proj.bias": (sizes.hidden_size,)} if self.bias else {},
         }
         return super().vectors(sizes) | own
+
+
+@dataclass(frozen=True)
+class ExpertSettings:
+    """What a checkpoint says of the experts of a layer.
+
+    top_k: how many a token goes to. size: rows of an expert's gate. renormalize: the weights of the chosen experts
+    add up to 1; otherwise those of all would. shared_size: the same as size of the expert that every token goes to; 0:
+    there is none.
+    """
+
+    n_experts: int
+    top_k: int
+    size: int
+    renormalize: bool = True
+    shared_size: int = 0
+
+
+@dataclass(frozen=True)
+class Experts(Block):
+    """A mixture of experts: the sum of weight_e(x) down_e(activation(gate_e(x)) * up_e(x)) of those that the router
+    chooses.
+
+    router, gate, up, down: their modules, {} for the number of an expert. shared: the module of the expert that every
+    token goes to.
+    """
+
+    norm: str | None = "post_attention_layernorm"
+    settings: ExpertSettings = ExpertSettings(1, 1, 16)
+    activation: Activation = "silu"
+    router: str = "mlp.gate"
+    gate: str = "mlp.experts.{}.gate_proj"
+    up: str = "mlp.experts.{}.up_proj"
+    down: str = "mlp.experts.{}.down_proj"
+    shared: str = "mlp.shared_expert"
+
+    def matrices(self, sizes: Sizes) -> dict[str, MatrixPlan]:
+        hidden, of = sizes.hidden_size, self.settings
+        numbers = range(of.n_experts)
+        pairs = tuple(f"{module.format(i)}.weight" for i in numbers for module in (self.gate, self.up))
+        downs = tuple(f"{self.down.format(i)}.weight" for i in numbers)
+        several = partial(MatrixPlan, n_experts=of.n_experts, top_k=of.top_k)
+        plans = {
+            "router": MatrixPlan("router", hidden, (f"{self.router}.weight",), (of.n_experts,)),
+            "gate_up": several("gate and up of experts", hidden, pairs, (of.size,) * len(pairs), alternate=True),
+            "down": several("down of experts", of.size, downs, (hidden,) * len(downs)),
+        }
+        if of.shared_size:
+            gate, up, down = (f"{self.shared}.{name}_proj.weight" for name in ("gate", "up", "down"))
+            shared = of.shared_size
+            plans["shared_gate_up"] = MatrixPlan("shared gate, up", hidden, (gate, up), (shared,) * 2, alternate=True)
+            plans["shared_down"] = MatrixPlan("shared down", shared, (down,), (hidden,))
+        return plans
 
 
 Layer = tuple[Block, ...]

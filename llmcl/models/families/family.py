@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from llmcl.models.families.blocks import Attention, GatedMlp, Layer, QueryScale, Rotation
+from llmcl.models.families.blocks import Attention, ExpertSettings, GatedMlp, Layer, QueryScale, Rotation
 
 # Which layers see only a sliding window: none, all, all but every n-th, or (if use_sliding_window is set) those from
 # max_window_layers on. A list `layer_types` in config.json goes before it.
@@ -15,7 +15,9 @@ WindowPattern = Literal["none", "all", "late"] | int
 
 @dataclass(frozen=True)
 class LayerSettings:
-    """What a checkpoint says of one layer. mlp_bias: `GatedMlp.bias`; the others: see `Attention`."""
+    """What a checkpoint says of one layer. mlp_bias: `GatedMlp.bias`; experts: of its mixture, None for a layer
+    without; the others: see `Attention`.
+    """
 
     window: int | None = None
     soft_cap: float | None = None
@@ -24,6 +26,22 @@ class LayerSettings:
     bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
+    experts: ExpertSettings | None = None
+
+
+@dataclass(frozen=True)
+class ExpertKeys:
+    """How checkpoints of a family say what its experts are.
+
+    size: the key of the rows of an expert's gate in config.json. renormalize: the key of the flag
+    `ExpertSettings.renormalize`; None: it is always true. gguf_renormalize: what GGUF files without that flag mean.
+    shared_size: the key of the rows of the shared expert's gate; None: there is none.
+    """
+
+    size: str = "intermediate_size"
+    renormalize: str | None = None
+    gguf_renormalize: bool = True
+    shared_size: str | None = None
 
 
 def llama_layer(settings: LayerSettings) -> Layer:
@@ -59,11 +77,15 @@ class Family:
     no_rope_layers and no_rope_layer_interval say. partial_rotation: partial_rotary_factor is read. rope_kinds: what
     config.json's names of rotary scalings mean, where they are not the usual ones.
 
-    gguf_windowed: the family of GGUF files of this name that have a window. gguf_wide_scale: the number of layers of
-    the size whose scores are divided by sqrt(hidden_size / heads), for which GGUF has no key. gguf_interleaves_rope:
-    GGUF files store the rotary pairs of q and k next to each other. gguf_modules: names of a layer's modules in GGUF
-    files where they are not Llama's. defaults: values of keys that config.json may leave out, where they are not
-    Llama's.
+    experts: how checkpoints say what the experts are; None: there are none. stacked: modules of safetensors that hold
+    the tensors of several modules, one below the other, and of all experts where these have a {} for the expert's
+    number.
+
+    gguf_windowed: the family of GGUF files of this name that have a window; gguf_experts: that have experts.
+    gguf_wide_scale: the number of layers of the size whose scores are divided by sqrt(hidden_size / heads), for which
+    GGUF has no key. gguf_interleaves_rope: GGUF files store the rotary pairs of q and k next to each other.
+    gguf_modules: names of a layer's modules in GGUF files where they are not Llama's. defaults: values of keys that
+    config.json may leave out, where they are not Llama's.
     """
 
     hf_class: str
@@ -82,7 +104,10 @@ class Family:
     rope_kinds: Mapping[str, str] = field(default_factory=dict)
     windows: WindowPattern = "none"
     local_rope: bool = False
+    experts: ExpertKeys | None = None
+    stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     gguf_windowed: str | None = None
+    gguf_experts: str | None = None
     gguf_wide_scale: int | None = None
     gguf_interleaves_rope: bool = False
     gguf_modules: Mapping[str, str] = field(default_factory=dict)

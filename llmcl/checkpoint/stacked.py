@@ -1,0 +1,59 @@
+"""Tensors of a file that hold several of a model's, one below the other: those of all experts, or gate and up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from llmcl.checkpoint.tensors import StoredTensor
+from llmcl.errors import CheckpointError, shown
+from llmcl.models.config import ModelConfig
+from llmcl.models.families.blocks import Experts
+
+
+def parts_of(
+    name: str, tensor: StoredTensor, parts: tuple[str, ...], config: ModelConfig
+) -> Iterator[tuple[str, StoredTensor]]:
+    """The tensors [rows, k] in a stored one, as views, each with its name.
+
+    name: of the stored one, for errors. parts: names in the order of their rows; with a {} for the number of an expert
+    the stored tensor is [n_experts, rows, k], and each expert has these parts.
+
+    Raises CheckpointError where its shape is another.
+    """
+    of_experts = "{}" in parts[0]
+    n_experts = _n_experts(config) if of_experts else 1
+    leading = tensor.shape[:-2]
+    if leading != ((n_experts,) if of_experts else ()) or len(tensor.shape) < 2 or tensor.shape[-2] % len(parts):
+        halves = f" (a multiple of {len(parts)})" if len(parts) > 1 else ""
+        expected = f"{n_experts} experts by rows{halves} by columns" if of_experts else f"rows{halves} by columns"
+        raise CheckpointError(
+            f"tensor {shown(name)} has the shape {shown(list(tensor.shape))}, expected {expected}. The configuration "
+            "belongs to another model, or the file is damaged."
+        )
+    shape = tensor.shape[-2] // len(parts), tensor.shape[-1]
+    rows = tensor.data.reshape(n_experts * len(parts), -1)
+    for i, data in enumerate(rows):
+        yield parts[i % len(parts)].format(i // len(parts)), replace(tensor, shape=shape, data=data)
+
+
+def unstacked(
+    stored: Mapping[str, StoredTensor], stacked: Mapping[str, tuple[str, ...]], config: ModelConfig
+) -> dict[str, StoredTensor]:
+    """A folder's tensors with those of `stacked` (`Family.stacked`) in parts, under the names of these."""
+    found: dict[str, StoredTensor] = {}
+    for name, tensor in stored.items():
+        module = next((module for module in stacked if name.endswith(f".{module}.weight")), None)
+        if module is None:
+            found[name] = tensor
+            continue
+        prefix = name.removesuffix(f"{module}.weight")
+        names = tuple(f"{prefix}{part}.weight" for part in stacked[module])
+        found.update(parts_of(name, tensor, names, config))
+    return found
+
+
+def _n_experts(config: ModelConfig) -> int:
+    """0 where the model has none."""
+    blocks = (block for layer in config.layers for block in layer if isinstance(block, Experts))
+    return next((block.settings.n_experts for block in blocks), 0)

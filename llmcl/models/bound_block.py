@@ -1,0 +1,48 @@
+"""What every block on the device has: weights, and launches of two kinds.
+
+`keep` leaves in the cache what later tokens need of these tokens. `add` computes the block and adds its output to the
+residual stream x; it may need what `keep` left in the activations.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from llmcl.kernels.common.weight import Weight
+from llmcl.models.layer_ops import LayerOps
+from llmcl.runtime.device import Buffer, Launch
+
+GATES = {"silu": "swiglu", "gelu_tanh": "geglu"}  # activation: epilogue of the product with gate and up
+
+
+@dataclass(frozen=True)
+class BlockWeights:
+    """norm, post_norm: float32 [hidden]; None: the block has none."""
+
+    norm: Buffer | None
+    post_norm: Buffer | None
+
+    @property
+    def matrices(self) -> list[Weight]:
+        return [value for value in vars(self).values() if isinstance(value, Weight)]
+
+
+class BoundBlock(ABC):
+    """A block with its weights, and with its part of the cache if it has one."""
+
+    keeps: ClassVar[bool]  # whether later tokens need something of these
+    weights: BlockWeights
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has nothing beyond Llama's norms and rotation: kernels that run all layers know no more."""
+        return self.weights.norm is not None and self.weights.post_norm is None
+
+    def keep(self, ops: LayerOps) -> Iterator[Launch]:
+        yield from ()
+
+    @abstractmethod
+    def add(self, ops: LayerOps) -> Iterator[Launch]: ...

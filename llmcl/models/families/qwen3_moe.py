@@ -1,0 +1,30 @@
+"""Qwen 3 with a mixture of experts in place of the MLP, in all layers or in some."""
+
+from __future__ import annotations
+
+from llmcl.models.families import qwen2
+from llmcl.models.families.blocks import Attention, Experts, GatedMlp, Layer
+from llmcl.models.families.family import ExpertKeys, Family, LayerSettings
+
+
+def layer(settings: LayerSettings) -> Layer:
+    attention = Attention(head_norms=True, window=settings.window)
+    return attention, GatedMlp() if settings.experts is None else Experts(settings=settings.experts)
+
+
+FAMILY = Family(
+    "Qwen3MoeForCausalLM",
+    "qwen3moe",
+    layer,
+    windows="late",
+    experts=ExpertKeys("moe_intermediate_size", renormalize="norm_topk_prob"),
+    defaults={
+        **qwen2.FAMILY.defaults,
+        "num_key_value_heads": 4,
+        "max_window_layers": 0,
+        "num_local_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": False,
+    },
+)
