@@ -196,11 +196,18 @@ def stacked_experts(config: ModelConfig, weights: Mapping[str, NDArray[Any]]) ->
         def experts(module: str, i: int = i, n: int = block.settings.n_experts) -> NDArray[Any]:
             return np.stack([stacked.pop(layer_name(i, f"{module.format(e)}.weight")) for e in range(n)])
 
-        prefix = layer_name(i, f"{block.router.split('.')[0]}.experts.")
-        if not prefix.endswith(".mlp.experts.") and "granite" not in config.architecture:
-            prefix = layer_name(i, "mlp.experts.")
-        stacked[prefix + "gate_up_proj"] = np.concatenate([experts(block.gate), experts(block.up)], axis=1)
-        stacked[prefix + "down_proj"] = experts(block.down)
+        granite = config.architecture.startswith("granite")
+        prefix = layer_name(i, "block_sparse_moe." if granite else "mlp.")
+        stacked[f"{prefix}experts.gate_up_proj"] = np.concatenate([experts(block.gate), experts(block.up)], axis=1)
+        stacked[f"{prefix}experts.down_proj"] = experts(block.down)
+        router = stacked.pop(layer_name(i, f"{block.router}.weight"))
+        stacked[f"{prefix}{'router' if granite else 'gate'}.weight"] = router
+        if block.settings.shared_size:
+            gate, up, down = (
+                stacked.pop(layer_name(i, f"{block.shared}.{name}_proj.weight")) for name in ("gate", "up", "down")
+            )
+            stacked[layer_name(i, f"{block.shared}.input_linear.weight")] = np.concatenate([gate, up])
+            stacked[layer_name(i, f"{block.shared}.output_linear.weight")] = down
     return stacked
 
 

@@ -185,7 +185,7 @@ def test_senseless_values_are_damage_and_named(key, value):
     ("changes", "error", "message"),
     [
         ({"general.architecture": "mamba"}, UnsupportedModelError, "'mamba'; it supports .*gemma2, .*llama, .*qwen2"),
-        ({"llama.expert_count": 8}, UnsupportedModelError, "experts"),
+        ({"llama.expert_count": 8}, CheckpointError, "llama.expert_used_count is missing"),
         ({"llama.expert_count": np.array([8, 8])}, CheckpointError, "llama.expert_count"),
         ({"llama.rope.dimension_count": 32}, UnsupportedModelError, "partial rotary"),
         ({"llama.attention.value_length": 32}, UnsupportedModelError, "value_length 32"),

@@ -120,6 +120,38 @@ FAMILIES: dict[str, ModelConfig] = {
         settings=[LayerSettings(experts=ExpertSettings(9, 4, 32, renormalize=False)), LayerSettings()],
         tie_embeddings=True,
     ),
+    "mixtral": small_config(
+        architecture="mixtral",
+        settings=[LayerSettings(WINDOW, experts=ExpertSettings(5, 2, 64))] * 2,
+        intermediate_size=64,
+        rope_theta=1e6,
+    ),
+    "olmoe": small_config(
+        architecture="olmoe",
+        settings=[LayerSettings(experts=ExpertSettings(11, 3, 48, renormalize=False))] * 2,
+        intermediate_size=48,
+        n_q_heads=6,
+        n_kv_heads=3,
+        head_dim=16,
+        hidden_size=96,
+    ),
+    "granitemoe": small_config(
+        architecture="granitemoe",
+        settings=[LayerSettings(experts=ExpertSettings(20, 8, 32))] * 2,
+        intermediate_size=32,
+        embedding_scale=12.0,
+        residual_scale=0.22,
+        attention_scale=0.25,
+        logit_scale=0.125,
+        tie_embeddings=True,
+    ),
+    "granitemoeshared": small_config(
+        architecture="granitemoeshared",
+        settings=[LayerSettings(experts=ExpertSettings(4, 2, 32, shared_size=80))] * 2,
+        intermediate_size=32,
+        residual_scale=0.5,
+        attention_scale=0.25,
+    ),
     "gemma3_text": small_config(
         architecture="gemma3_text",
         settings=[LayerSettings(WINDOW, rotation="local"), LayerSettings()] * 2,
@@ -190,6 +222,10 @@ def test_a_folder_of_the_family_computes_what_transformers_does(name: str, kind:
     assert answer.token_ids == choices.tolist()
 
 
+# Of families whose files have the name of another.
+GGUF_NAMES = {"mistral": "llama", "mixtral": "llama", "olmo3": "olmo2", "granitemoeshared": "granitemoe"}
+
+
 def save_gguf(path: Path, config: ModelConfig, weights: Mapping[str, np.ndarray]) -> Path:
     """The model as llama.cpp's converter writes it, with names from the package `gguf`.
 
@@ -197,7 +233,7 @@ def save_gguf(path: Path, config: ModelConfig, weights: Mapping[str, np.ndarray]
     """
     import gguf
 
-    arch = LLMCL_FAMILIES[config.architecture].gguf_name or {"mistral": "llama", "olmo3": "olmo2"}[config.architecture]
+    arch = LLMCL_FAMILIES[config.architecture].gguf_name or GGUF_NAMES[config.architecture]
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
     names = gguf.get_tensor_name_map(kinds[arch], config.n_layers)
     writer = gguf.GGUFWriter(path, arch)
@@ -261,11 +297,16 @@ def save_gguf(path: Path, config: ModelConfig, weights: Mapping[str, np.ndarray]
         writer.add_expert_used_count(of.top_k)
         if of.size != config.intermediate_size:
             writer.add_expert_feed_forward_length(of.size)
+        if of.shared_size:
+            writer.add_expert_shared_feed_forward_length(of.shared_size)
     stacked = {**weights}
     for i, block in experts.items():
         for name, module in (("gate", block.gate), ("up", block.up), ("down", block.down)):
             of_all = [stacked.pop(layer_name(i, f"{module.format(e)}.weight")) for e in range(block.settings.n_experts)]
             writer.add_tensor(f"blk.{i}.ffn_{name}_exps.weight", np.stack(of_all))
+            if block.settings.shared_size:
+                shared = stacked.pop(layer_name(i, f"{block.shared}.{name}_proj.weight"))
+                writer.add_tensor(f"blk.{i}.ffn_{name}_shexp.weight", shared)
     for name, values in stacked.items():
         stored = values + np.float32(config.norm_offset) if name.endswith("norm.weight") else values
         if interleaves and name.endswith(("q_proj.weight", "k_proj.weight", "q_proj.bias", "k_proj.bias")):

@@ -21,9 +21,7 @@ def experts_from_hf(read: Reader, family: Family, n_layers: int) -> Experts:
         if read.get(key, 0) not in (0, 1):
             refuse(key, read.get(key))
         return [None] * n_layers
-    n_experts = read.size(key, limits.MAX_EXPERTS, minimum=0)
-    if n_experts == 0:
-        return [None] * n_layers
+    n_experts = read.size(key, limits.MAX_EXPERTS)
     shared = 0
     if keys.shared_size is not None:
         shared = read.size(keys.shared_size, limits.MAX_INTERMEDIATE, default=0, minimum=0)
@@ -50,13 +48,11 @@ def _dense_layers(read: Reader, n_layers: int) -> set[int]:
 def experts_from_gguf(read: Reader, arch: str, family: Family, n_layers: int) -> Experts:
     """Raises UnsupportedModelError for experts in a family that has none."""
     keys, prefix = family.experts, f"{arch}.expert_"
-    n_experts = read.size(f"{prefix}count", limits.MAX_EXPERTS, default=0, minimum=0)
     if keys is None:
-        if n_experts > 1:
+        if (n_experts := read.size(f"{prefix}count", limits.MAX_EXPERTS, default=0, minimum=0)) > 1:
             refuse(f"{prefix}count", n_experts)
         return [None] * n_layers
-    if n_experts == 0:
-        return [None] * n_layers
+    n_experts = read.size(f"{prefix}count", limits.MAX_EXPERTS)
     size = read.size(f"{arch}.feed_forward_length", limits.MAX_INTERMEDIATE, default=0, minimum=0)
     shared = 0
     if keys.shared_size is not None:

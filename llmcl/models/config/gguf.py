@@ -83,6 +83,7 @@ def config_from_gguf(
     if n_layers == family.gguf_wide_scale:
         # The format has no key for query_pre_attn_scalar; it is head_dim in all sizes but this one (as llama.cpp).
         attention_scale = (hidden_size / n_q_heads) ** -0.5
+    expert_size = read.get(f"{arch}.expert_feed_forward_length")  # for files of experts alone
     theta = read.number(f"{arch}.rope.freq_base", 1.0, MAX_THETA, default=10000.0)
     local_theta = family.defaults.get("rope_local_base_freq", theta)
     local_theta = read.number(f"{arch}.rope.freq_base_swa", 1.0, MAX_THETA, default=local_theta)
@@ -98,7 +99,7 @@ def config_from_gguf(
         ModelConfig(
             architecture=architecture,
             hidden_size=hidden_size,
-            intermediate_size=read.size(f"{arch}.feed_forward_length", limits.MAX_INTERMEDIATE),
+            intermediate_size=read.size(f"{arch}.feed_forward_length", limits.MAX_INTERMEDIATE, default=expert_size),
             n_q_heads=n_q_heads,
             n_kv_heads=read.size(f"{arch}.attention.head_count_kv", limits.MAX_HEADS, default=n_q_heads),
             head_dim=head_dim,

@@ -199,9 +199,9 @@ class ExpertSettings:
     there is none.
     """
 
-    n_experts: int
-    top_k: int
-    size: int
+    n_experts: int = 1
+    top_k: int = 1
+    size: int = 16
     renormalize: bool = True
     shared_size: int = 0
 
@@ -216,7 +216,7 @@ class Experts(Block):
     """
 
     norm: str | None = "post_attention_layernorm"
-    settings: ExpertSettings = ExpertSettings(1, 1, 16)
+    settings: ExpertSettings = ExpertSettings()
     activation: Activation = "silu"
     router: str = "mlp.gate"
     gate: str = "mlp.experts.{}.gate_proj"

@@ -4,4 +4,10 @@ from __future__ import annotations
 
 from llmcl.models.families.family import Family
 
-FAMILY = Family("LlamaForCausalLM", "llama", biases=("attention_bias", "mlp_bias"), gguf_interleaves_rope=True)
+FAMILY = Family(
+    "LlamaForCausalLM",
+    "llama",
+    biases=("attention_bias", "mlp_bias"),
+    gguf_experts="mixtral",
+    gguf_interleaves_rope=True,
+)
