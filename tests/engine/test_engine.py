@@ -36,7 +36,8 @@ class FakeLLM:
         self.device = SimpleNamespace(compile_s=0.0, peak_bytes=7)
         self.model = SimpleNamespace(config=SimpleNamespace(vocab_size=VOCAB))
         self.tokenizer = SimpleNamespace(
-            detokenizer=lambda: Detokenizer(lambda token: bytes([97 + token % 26])), eos_token_ids=frozenset({VOCAB - 1})
+            detokenizer=lambda: Detokenizer(lambda token: bytes([97 + token % 26])),
+            eos_token_ids=frozenset({VOCAB - 1}),
         )
 
     def encode(self, prompt: Any, *, raw: bool = False, system_prompt: str | None = None) -> list[int]:
@@ -184,7 +185,7 @@ def test_the_room_of_the_engine_ends_an_answer() -> None:
 def test_the_higher_priority_goes_first() -> None:
     opened = Opened(max_sequences=1, counted=True)
     with opened.engine as engine:
-        first = engine.submit(prompt(0), **options(0, 3))
+        _first = engine.submit(prompt(0), **options(0, 3))  # kept: it ends when nothing refers to it
         until(lambda: bool(opened.batch.places))
         late = [engine.submit(prompt(n), priority=n, **options(n, 2)) for n in range(1, 4)]
         ended = []
