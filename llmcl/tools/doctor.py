@@ -23,7 +23,7 @@ from llmcl import reference
 from llmcl.errors import LlmclError
 from llmcl.kernels import table
 from llmcl.kernels.common.attention import AttentionDecode, AttentionPrefill, AttentionShape, RopeAppend
-from llmcl.kernels.common.linear import LinearDecode, LinearPrefill
+from llmcl.kernels.common.linear import LinearDecode, LinearFewRows, LinearPrefill
 from llmcl.kernels.common.persistent import PersistentStep
 from llmcl.kernels.common.step_state import RING, StepState
 from llmcl.kernels.common.weight import Weight, WeightPart
@@ -122,11 +122,14 @@ class Outcome:
 
 def checks() -> list[Check]:
     """Every kernel of the layer stack in every variant and with every storage type."""
+    few_rows, few = table.implementations(LinearFewRows), 64
     kinds: list[tuple[str, Sequence[Implementation], Callable[..., float], Sequence[str]]] = [
         ("linear_decode", table.implementations(LinearDecode), _linear_decode, DTYPES),
         ("linear_prefill", table.implementations(LinearPrefill), _linear_prefill, DTYPES),
         ("linear_decode", table.implementations(LinearDecode), partial(_quantized, n=1), QUANTIZED_DTYPES),
         ("linear_prefill", table.implementations(LinearPrefill), partial(_quantized, n=33), QUANTIZED_DTYPES),
+        ("linear_few_rows", few_rows, partial(_linear_prefill, max_rows=few), DTYPES),
+        ("linear_few_rows", few_rows, partial(_quantized, n=33, max_rows=few), QUANTIZED_DTYPES),
         ("attention_decode", table.implementations(AttentionDecode), _attention_decode, KV_DTYPES),
         ("attention_prefill", table.implementations(AttentionPrefill), _attention_prefill, KV_DTYPES),
         ("rope_append", table.implementations(RopeAppend), _rope_append, KV_DTYPES),
@@ -164,7 +167,7 @@ def _linear_decode(device: Device, *, variant: str, dtype: str) -> float:
     return _worst(trials, variant=variant)
 
 
-def _linear_prefill(device: Device, *, variant: str, dtype: str) -> float:
+def _linear_prefill(device: Device, *, dtype: str, **choices: object) -> float:
     """A CPU may round activations that meet bfloat16 weights."""
 
     def error(exact: bool) -> float:
@@ -172,14 +175,14 @@ def _linear_prefill(device: Device, *, variant: str, dtype: str) -> float:
             linear_trial(device, 160, SIZE * 5, dtype, 33, epilogue=epilogue, exact=exact)
             for epilogue in ("swiglu", "add")
         )
-        return _worst(trials, variant=variant)
+        return _worst(trials, **choices)
 
     return _if_rounding_explains(error(exact=False), ROUNDED_TO_BFLOAT16, lambda: error(exact=True))
 
 
-def _quantized(device: Device, *, n: int, variant: str, dtype: str) -> float:
+def _quantized(device: Device, *, n: int, dtype: str, **choices: object) -> float:
     def error(exact: bool) -> float:
-        return _worst([quantized_trial(device, 96, 512, dtype, n, exact=exact)], variant=variant)
+        return _worst([quantized_trial(device, 96, 512, dtype, n, exact=exact)], **choices)
 
     return _if_rounding_explains(error(exact=False), ROUNDED_ACTIVATIONS, lambda: error(exact=True))
 

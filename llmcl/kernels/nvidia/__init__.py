@@ -16,6 +16,7 @@ from llmcl.kernels.nvidia.linear import (
     NvidiaLinearPrefill,
     NvidiaLinearPrefillQuantized,
 )
+from llmcl.kernels.nvidia.linear_few_rows import NvidiaLinearFewRows
 from llmcl.kernels.nvidia.persistent_layers import NvidiaPersistentLayers
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
@@ -23,6 +24,7 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     HopperAttentionPrefill(),
     NvidiaLinearDecode(),
     NvidiaLinearDecodeQuantized(),
+    NvidiaLinearFewRows(),
     NvidiaLinearPrefill(),
     NvidiaLinearPrefillQuantized(),
     NvidiaAttentionDecode(),

@@ -61,11 +61,12 @@ class TensorCoreLayout(ActivationLayout):
     """Activations of 16 bits for the tensor cores: [n, k], or in blocks [ceil(n/8), k/8, 8, 8] for Hopper's.
 
     The buffer has rows for a multiple of 128 tokens; those past the step's may hold anything. Blocks can be left by the
-    kernel that computes them.
+    kernel that computes them. by_token: a work-group packs one token of a few, and not a block of many.
     """
 
     dtype: str
     blocks: bool
+    by_token: bool = False
     label = "activations in 16 bits"
 
     @property
@@ -86,11 +87,11 @@ class TensorCoreLayout(ActivationLayout):
         if norm is not None:
             constants = {**step_state.CONSTANTS, "OUT": KERNEL_NAMES[self.dtype], "HIDDEN": k, "EPS": float(eps)}
             return device.launch(
-                "nvidia/rms_norm_blocks.cl",
+                "nvidia/rms_norm_token.cl" if self.by_token else "nvidia/rms_norm_blocks.cl",
                 "rms_norm",
                 constants,
                 [x, norm, rows.buffer, step.state],
-                groups=lambda n: (-(-n // 8),),
+                groups=(lambda n: (n,)) if self.by_token else lambda n: (-(-n // 8),),
                 local=(256,),
                 cost=per_token(6.0 * k),
             )

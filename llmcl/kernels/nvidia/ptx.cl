@@ -82,6 +82,12 @@ inline float load_shared_float(__global const float* p) {
     return v;
 }
 
+inline float4 load_shared_float4(__global const float4* p) {
+    float4 v;
+    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(p) : "memory");
+    return v;
+}
+
 // Loads that stay where they are written, so that all of a run are in flight before the first is used.
 inline uint4 load16_words(__global const void* p) {
     uint4 v;
@@ -160,6 +166,23 @@ inline int dot4_signed(const uint a, const int b, const int c) {
 inline uint permute(const uint a, const uint b, const uint choice) {
     uint r;
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(choice));
+    return r;
+}
+
+// Arithmetic on two float16 values of a word.
+inline uint sub_f16x2(const uint a, const uint b) {
+    uint r;
+    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
+}
+inline uint mul_f16x2(const uint a, const uint b) {
+    uint r;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
+}
+inline uint fma_f16x2(const uint a, const uint b, const uint c) {
+    uint r;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
     return r;
 }
 

@@ -1,0 +1,231 @@
+"""Products of a step of few tokens: largest difference over the largest expected magnitude.
+
+Activations are made so that no layout rounds them, whether to 8 or to 16 bits, except behind a norm. So the tolerance
+covers float32 sums, and on NVIDIA GPUs the float16 that quantised weights become there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from helpers import (
+    poisoned,
+    read_guarded,
+    read_packed,
+    relative_error,
+    run,
+    step_state_at,
+    weight_on_device,
+    with_poison,
+)
+from stored_rows import load, quantized_weight, random_rows
+
+from llmcl import reference
+from llmcl.kernels.common.dtype import QUANTIZED
+from llmcl.kernels.common.linear import FEW_ROWS, GATES
+from llmcl.kernels.common.weight import Weight
+from llmcl.ops.linear import input_layout, linear_prefill, linear_supports_output
+from llmcl.runtime.device import Device
+
+TOLERANCE = 3e-6
+NORM_TOLERANCE = {"float32": 3e-6, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+FLOAT16_TOLERANCE = 2.0**-10
+EPS = 1e-5
+
+small, heavy = pytest.mark.oclgrind, pytest.mark.heavy
+
+
+def activations(n: int, k: int, seed: int = 0) -> np.ndarray:
+    """float32 [n, k]: integers of 8 bits times a power of two in each group of 32, one of them the largest."""
+    rng = np.random.default_rng(seed + n + k)
+    q = rng.integers(-126, 127, (n, k // 32, 32)).astype(np.float32)
+    q[:, :, 7] = 127
+    return np.asarray(q * np.exp2(rng.integers(-9, -5, (n, k // 32, 1)) - 3), np.float32).reshape(n, k)
+
+
+def class_of(n: int) -> int:
+    return next(rows for rows in FEW_ROWS if n <= rows)
+
+
+def make_weight(
+    device: Device, dtype: str, rows: int, k: int, *, alternating: bool = False, tiles_per_part: int = 0
+) -> tuple[Weight, np.ndarray]:
+    """The weight and its values [rows, k]; alternating: gate rows, then as many up rows."""
+    if dtype not in QUANTIZED:
+        values = (np.random.default_rng(rows * k).standard_normal((rows, k)) / np.sqrt(k)).astype(np.float32)
+        weight = weight_on_device(device, values, dtype, alternating=alternating, tiles_per_part=tiles_per_part)
+        return weight, reference.round_to(values, dtype)
+    weight = quantized_weight(device, rows, k, dtype, tiles_per_part)
+    if not alternating:
+        source = random_rows(QUANTIZED[dtype].format, rows, k)
+        load(device, weight, source)
+        return weight, source.values()
+    halves = [random_rows(QUANTIZED[dtype].format, rows // 2, k, seed) for seed in (1, 2)]
+    for offset, half in enumerate(halves):
+        load(device, weight, half, tile_step=2, tile_offset=offset)
+    return weight, np.concatenate([half.values() for half in halves])
+
+
+def finish(expected: np.ndarray, before: np.ndarray, epilogue: str) -> np.ndarray:
+    half = expected.shape[1] // 2
+    if epilogue in GATES:
+        return np.asarray(getattr(reference, epilogue)(expected[:, :half], expected[:, half:]))
+    return before + expected if epilogue == "add" else expected
+
+
+def check(
+    device: Device,
+    dtype: str,
+    n: int,
+    rows: int,
+    k: int,
+    *,
+    epilogue: str = "store",
+    tiles_per_part: int = 0,
+    norm: bool = False,
+    exact: bool = False,
+    max_rows: int = 0,
+) -> None:
+    alternating = epilogue in GATES
+    weight, values = make_weight(device, dtype, rows, k, alternating=alternating, tiles_per_part=tiles_per_part)
+    weight = dataclasses.replace(weight, exact_activations=exact)
+    x = activations(n, k)
+    out_rows = rows // 2 if alternating else rows
+    before = np.random.default_rng(n).standard_normal((n, out_rows)).astype(np.float32)
+    out = with_poison(device, before) if epilogue == "add" else poisoned(device, (n, out_rows))
+    step = step_state_at(device, position=3, n_tokens=n)
+    norm_weight = np.random.default_rng(k).standard_normal(k).astype(np.float32)
+    launches = linear_prefill(
+        device,
+        weight,
+        with_poison(device, x),
+        out,
+        step,
+        norm=device.upload(norm_weight, "norm") if norm else None,
+        normed=poisoned(device, (n, k)),
+        eps=EPS,
+        epilogue=epilogue,
+        max_rows=max_rows or class_of(n),
+    )
+    run(launches, n)
+    used = reference.rms_norm(x, norm_weight, EPS) if norm else x
+    expected = finish(reference.linear(used, values), before, epilogue)
+    on_matrix_units = device.entry.ptx_arch >= 80 and dtype != "float32"
+    allowed = TOLERANCE
+    if on_matrix_units and dtype in QUANTIZED:
+        allowed = FLOAT16_TOLERANCE
+    if norm and (on_matrix_units or device.is_cpu):  # rows are rounded: where quantised, to 8 bits
+        allowed = NORM_TOLERANCE.get(dtype, 2.0**-6 if device.is_cpu and not exact else FLOAT16_TOLERANCE)
+    assert relative_error(read_guarded(device, out, np.float32, (n, out_rows)), expected) < allowed
+
+
+@pytest.mark.parametrize("n", [1, 2, pytest.param(7, marks=small), 8, 9, 16, 33, 64])
+def test_linear_few_rows(target: Device, n: int) -> None:
+    check(target, "bfloat16", n, 131, 96)
+
+
+@pytest.mark.matrix
+@heavy
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", *QUANTIZED])
+@pytest.mark.parametrize(("n", "rows"), [(5, 131), (64, 80)])
+def test_dtypes(target: Device, dtype: str, n: int, rows: int) -> None:
+    check(target, dtype, n, rows, 768)
+
+
+@pytest.mark.matrix
+@heavy
+@pytest.mark.parametrize(("epilogue", "rows"), [("add", 131), ("swiglu", 160), ("geglu", 96)])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "q4_0"])
+@pytest.mark.parametrize("n", [3, 16, 27, 64])
+def test_epilogue(target: Device, dtype: str, n: int, epilogue: str, rows: int) -> None:
+    check(target, dtype, n, rows, 576, epilogue=epilogue)
+
+
+@small
+@pytest.mark.parametrize(("dtype", "epilogue", "rows"), [("q4_0", "add", 37), ("bfloat16", "swiglu", 64)])
+def test_few_columns(target: Device, dtype: str, epilogue: str, rows: int) -> None:
+    check(target, dtype, 3, rows, 32, epilogue=epilogue)
+
+
+@heavy
+@pytest.mark.parametrize("dtype", ["bfloat16", "q4_0", "q6_k"])
+def test_norm(target: Device, dtype: str) -> None:
+    check(target, dtype, 11, 131, 512, norm=True)
+
+
+@heavy
+@pytest.mark.parametrize("dtype", ["bfloat16", "q8_0"])
+def test_exact_activations(target: Device, dtype: str) -> None:
+    check(target, dtype, 11, 131, 512, exact=True)
+
+
+@heavy
+@pytest.mark.parametrize(("dtype", "epilogue", "rows"), [("bfloat16", "store", 131), ("q4_1", "swiglu", 160)])
+def test_split_weight(target: Device, dtype: str, epilogue: str, rows: int) -> None:
+    check(target, dtype, 13, rows, 64, epilogue=epilogue, tiles_per_part=4)
+
+
+@pytest.mark.parametrize("variant", ["nvidia", "hopper"])
+@pytest.mark.parametrize("max_rows", FEW_ROWS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "q4_0", "q5_k", "q6_k"])
+def test_sizes_on_nvidia(target: Device, dtype: str, max_rows: int) -> None:
+    """Columns of several groups and of one, many tiles and few, tiles that fill no work-group."""
+    for rows, k, epilogue in ((300, 8192, "add"), (9600, 256, "swiglu"), (2000, 1024, "store"), (48, 14336, "store")):
+        check(target, dtype, max_rows - 3, rows, k, epilogue=epilogue, max_rows=max_rows)
+
+
+@pytest.mark.parametrize("variant", ["nvidia", "hopper"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "q4_0"])
+def test_a_token_gets_the_same_bits_in_any_step(target: Device, dtype: str) -> None:
+    for rows, k in ((300, 8448), (9600, 544 if dtype == "bfloat16" else 512), (2000, 1024)):
+        weight, _ = make_weight(target, dtype, rows, k)
+        x = activations(64, k)
+        found = []
+        for n, max_rows in ((1, 8), (3, 8), (3, 16), (9, 16), (20, 32), (20, 64), (64, 64)):
+            out = poisoned(target, (n, rows))
+            step = step_state_at(target, position=0, n_tokens=n)
+            run(linear_prefill(target, weight, with_poison(target, x[:n]), out, step, max_rows=max_rows), n)
+            found.append(read_guarded(target, out, np.float32, (n, rows))[0])
+        assert all(np.array_equal(row, found[0]) for row in found)
+
+
+@pytest.mark.parametrize("variant", ["hopper"])
+@pytest.mark.parametrize(("first_dtype", "dtype"), [("bfloat16", "bfloat16"), ("q4_0", "q8_0"), ("bfloat16", "q4_0")])
+@pytest.mark.parametrize("n", [1, 7, 16, 33, 64])
+def test_a_product_takes_and_leaves_packed_rows(target: Device, first_dtype: str, dtype: str, n: int) -> None:
+    """Two products in a row, the first with a gate, whose weights lie in several buffers."""
+    k, inner, max_rows = 64, 352, class_of(n)
+    first, gate_up = make_weight(target, first_dtype, 2 * inner, k, alternating=True, tiles_per_part=6)
+    second, down = make_weight(target, dtype, 80, inner)
+    layout = input_layout(target, second, max_rows)
+    assert layout is not None and linear_supports_output(target, first, layout, max_rows)
+    x = activations(n, k)
+    step = step_state_at(target, position=0, n_tokens=n)
+    gated = layout.packed(step, inner, "gated")
+    out = poisoned(target, (n, 80))
+    run(linear_prefill(target, first, with_poison(target, x), gated, step, epilogue="swiglu", max_rows=max_rows), n)
+    run(linear_prefill(target, second, gated, out, step, max_rows=max_rows), n)
+    packed = read_packed(target, gated, n)
+    rounding = 2.0**-7 if dtype == "bfloat16" else 2.0**-10
+    assert relative_error(packed, finish(reference.linear(x, gate_up), x, "swiglu")) < rounding
+    expected = reference.linear(packed, down)
+    assert relative_error(read_guarded(target, out, np.float32, (n, 80)), expected) < (
+        TOLERANCE if dtype == "bfloat16" else FLOAT16_TOLERANCE
+    )
+
+
+@pytest.mark.parametrize("variant", ["hopper"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("n", "k"), [(1, 64), (7, 160), (8, 2048), (33, 2080), (64, 4096)])
+def test_norm_of_each_token(target: Device, dtype: str, n: int, k: int) -> None:
+    """rms_norm_token.cl, which leaves rows in blocks."""
+    layout = input_layout(target, make_weight(target, dtype, 16, k)[0], 8)
+    assert layout is not None
+    rng = np.random.default_rng(n)
+    x, norm = rng.standard_normal((n, k)).astype(np.float32), rng.standard_normal(k).astype(np.float32)
+    step = step_state_at(target, position=0, n_tokens=n)
+    rows = layout.packed(step, k)
+    run([layout.pack(target, with_poison(target, x), rows, step, target.upload(norm, "norm"), EPS)], n)
+    assert relative_error(read_packed(target, rows, n), reference.rms_norm(x, norm, EPS)) < NORM_TOLERANCE[dtype]
