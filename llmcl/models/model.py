@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from llmcl.models.sequence import SequenceState, Step
 from llmcl.models.stack import decode_stack, head, prefill_stack
 from llmcl.models.weights import ModelWeights
 from llmcl.ops.attention import decode_splits
+from llmcl.ops.linear import has_few_rows
 from llmcl.ops.logprobs import LogProb
 from llmcl.ops.sample import Sampler
 from llmcl.progress import READING, Progress
@@ -28,7 +30,21 @@ from llmcl.runtime.device import Buffer, Device, Launch
 from llmcl.runtime.driver_calls import named_errors
 
 LOGITS_CHUNK = 64
+SHORT_PROMPTS = 16, 64  # tokens of a step up to which the products of few rows serve prefill, too; of FEW_ROWS
 PARTS = 8  # of a chunk of prefill, after which progress is reported
+
+
+@dataclass(frozen=True)
+class PrefillLaunches:
+    """Launches for steps of up to max_tokens: `every` of all tokens, `rest` of those whose logits are wanted.
+
+    See prefill_stack.
+    """
+
+    max_tokens: int
+    ops: PrefillOps
+    every: list[Launch]
+    rest: list[Launch]
 
 
 class Model:
@@ -79,8 +95,7 @@ class Model:
             ]
             for i, blocks in enumerate(config.layers)
         ]
-        # Of a prompt's last layer only the last token is wanted: see prefill_stack.
-        self._prefill, self._last_layer = prefill_stack(weights, self.layers, self.prefill_ops)
+        self._prefill = list(self._bind_prefill())
         self._last_token = self.prefill_ops.last_token()
         self._head = head(weights, self.decode_ops, self.act.logits)
         layers, self.persistent_intermediates = decode_stack(
@@ -112,7 +127,7 @@ class Model:
         for _ in self._prefill_steps(sequence, token_ids, min(chunk or self.chunk, self.chunk), progress):
             pass
         self.step_position = sequence.position - 1
-        self.run((*self._last_token, *self._last_layer, *self._head))
+        self.run((*self._last_token, *self._prefill[0].rest, *self._head))
         if progress is not None:
             progress(READING, len(token_ids), len(token_ids))
 
@@ -170,9 +185,10 @@ class Model:
 
     def _prepare(self, progress: Progress | None) -> None:
         """Compiles all kernels and makes their objects, so that it is part of loading."""
-        for launch in (*self._prefill, *self._last_layer):
+        prefill = [launch for bound in self._prefill for launch in (*bound.every, *bound.rest)]
+        for launch in prefill:
             launch.share_seldom_used()
-        others = *self._prefill, *self._last_token, *self._last_layer, *self._head, *self.sampler.launches
+        others = *prefill, *self._last_token, *self._head, *self.sampler.launches
         with self.device.compile_progress((*self.decode_launches, *others), progress):
             if self._persistent:
                 try:
@@ -204,31 +220,47 @@ class Model:
         rows = min(LOGITS_CHUNK, self.chunk)
         if self._all_logits is None:
             buffer = self.device.alloc(4 * rows * self.config.vocab_size, "logits of a chunk")
-            self._all_logits = (buffer, head(self.weights, self.prefill_ops, buffer))
+            self._all_logits = (buffer, head(self.weights, self._prefill_for(rows).ops, buffer))
         buffer, launches = self._all_logits
         self._check_tokens(sequence, token_ids)
         for _ in self._prefill_steps(sequence, token_ids[:skip], self.chunk):
             pass
         for step in self._prefill_steps(sequence, token_ids[skip:], rows):
-            self.run((*self._last_layer, *launches), step.n_tokens)
+            self.run((*self._prefill_for(rows).rest, *launches), step.n_tokens)
             yield buffer, step.n_tokens
 
     def _prefill_steps(
         self, sequence: SequenceState, token_ids: Sequence[int], chunk: int, progress: Progress | None = None
     ) -> Iterator[Step]:
-        """Appends token_ids to the sequence, and yields the step of each chunk when `_last_layer` can have its rows."""
+        """Appends token_ids to the sequence, and yields the step of each chunk when the rest can have its rows."""
         for start in range(0, len(token_ids), chunk):
             ids = token_ids[start : start + chunk]
             step = Step(sequence, ids, sequence.position)
             self._begin(step)
+            launches = self._prefill_for(len(ids)).every
             if progress is None:
-                self.run(self._prefill, len(ids))
+                self.run(launches, len(ids))
             else:
-                for share in self._run_in_parts(self._prefill, len(ids)):
+                for share in self._run_in_parts(launches, len(ids)):
                     if (done := start + int(share * len(ids))) < len(token_ids):
                         progress(READING, done, len(token_ids))
             sequence.token_ids.extend(ids)
             yield step
+
+    def _bind_prefill(self) -> Iterator[PrefillLaunches]:
+        """For short prompts, where the device has products of few rows, and for any."""
+        sizes = [rows for rows in SHORT_PROMPTS if rows < self.chunk]
+        matrices = [matrix for layer in self.weights.layers for block in layer for matrix in block.matrices]
+        if not any(has_few_rows(self.device, matrix) for matrix in (self.weights.head, *matrices)):
+            sizes = []
+        for rows in sizes:
+            ops = replace(self.prefill_ops, max_rows=rows)
+            yield PrefillLaunches(rows, ops, *prefill_stack(self.weights, self.layers, ops))
+        ops = self.prefill_ops
+        yield PrefillLaunches(self.chunk, ops, *prefill_stack(self.weights, self.layers, ops))
+
+    def _prefill_for(self, n_tokens: int) -> PrefillLaunches:
+        return next(bound for bound in self._prefill if n_tokens <= bound.max_tokens)
 
     def _run_in_parts(self, launches: Sequence[Launch], n_tokens: int) -> Iterator[float]:
         """Yields the share that is done as the device gets on; a GPU has the next part while the host waits for one."""

@@ -103,6 +103,11 @@ def _implementation(device: Device, dtype: str, k: int, max_rows: int = 0, varia
     return implementation.pick([*rows, *table.implementations(LinearPrefill)], device, dtype, k, variant)
 
 
+def has_few_rows(device: Device, weight: Weight) -> bool:
+    """Whether linear_prefill with max_rows has an implementation of its own for this weight."""
+    return all(isinstance(_implementation(device, part.dtype, weight.k, 1), LinearFewRows) for part in weight.parts)
+
+
 def input_layout(device: Device, weight: Weight, max_rows: int = 0) -> ActivationLayout | None:
     """The layout in which the kernel before may leave the rows of x for this product; None: float32 rows."""
     layouts = {

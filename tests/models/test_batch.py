@@ -120,7 +120,7 @@ def test_on_every_device(device: Device, shape: str, dtype: str, kv_dtype: str) 
     options = {"dtype": dtype, "kv_dtype": kv_dtype, "activation_dtype": "float32", "max_context": 192}
     with llmcl.load_random(shape, device=device, **options) as llm:  # type: ignore[arg-type]
         batch = make_batch(llm.model, 9, 192, PAGE)
-        prompts = [random_ids(n, n, 320) for n in (63, 1, 64, 130, 7, 8, 9, 10, 11)]
+        prompts = [random_ids(n, n, 131) for n in (63, 1, 64, 130, 7, 8, 9, 10, 11)]
         running = [begin(batch, prompt) for prompt in prompts]
         decode(batch, running, 2)
         decode(batch, running[:4], 2)  # a step of another size
@@ -139,7 +139,7 @@ PARAMS = [
 
 
 def test_each_row_is_sampled_as_its_own_parameters_say(llm: LLM, batch: Batch) -> None:
-    prompts = [random_ids(20 + n, n, 320) for n in range(len(PARAMS))]
+    prompts = [random_ids(20 + n, n, 131) for n in range(len(PARAMS))]
     running = [begin(batch, prompt, params) for prompt, params in zip(prompts, PARAMS, strict=True)]
     decode(batch, running, 60)  # into a further page
     for (_, ids), prompt, params in zip(running, prompts, PARAMS, strict=True):
@@ -147,7 +147,7 @@ def test_each_row_is_sampled_as_its_own_parameters_say(llm: LLM, batch: Batch) -
 
 
 def test_sequences_come_and_go(llm: LLM, batch: Batch) -> None:
-    prompts = [random_ids(n, n, 320) for n in (9, 30, 62)]
+    prompts = [random_ids(n, n, 131) for n in (9, 30, 62)]
     params = PARAMS[1], PARAMS[2], PARAMS[4]
     first = begin(batch, prompts[0], params[0])
     decode(batch, [first], 5)  # alone, with the kernels for one token
@@ -165,14 +165,14 @@ def test_sequences_come_and_go(llm: LLM, batch: Batch) -> None:
 
 
 def test_a_sequence_goes_on_in_another_place_after_it_was_recomputed(llm: LLM, batch: Batch) -> None:
-    prompt, params = random_ids(12, 1, 320), PARAMS[2]
+    prompt, params = random_ids(12, 1, 131), PARAMS[2]
     sequence, ids = begin(batch, prompt, params)
-    others = [begin(batch, random_ids(5, seed, 320)) for seed in range(2)]
+    others = [begin(batch, random_ids(5, seed, 131)) for seed in range(2)]
     decode(batch, [(sequence, ids), *others], 6)
     n_sampled = sequence.n_sampled
     batch.end(sequence)
     batch.cache.truncate(sequence, 0)
-    begin(batch, random_ids(5, 9, 320))  # has the place now
+    begin(batch, random_ids(5, 9, 131))  # has the place now
     again = batch.cache.sequence()
     batch.start(again, params)
     again.n_sampled = n_sampled
@@ -183,9 +183,9 @@ def test_a_sequence_goes_on_in_another_place_after_it_was_recomputed(llm: LLM, b
 
 def test_logprobs_and_allowed_tokens(llm: LLM, batch: Batch) -> None:
     """Of a sequence that is alone for a while, and of one that wants none of this."""
-    prompt, even = random_ids(12, 1, 320), np.full(-(-llm.config.vocab_size // 32), 0x55555555, np.uint32)
+    prompt, even = random_ids(12, 1, 131), np.full(-(-llm.config.vocab_size // 32), 0x55555555, np.uint32)
     first = begin(batch, prompt, SamplingParams(logprobs=2, seed=1))
-    second = begin(batch, random_ids(5, 2, 320))
+    second = begin(batch, random_ids(5, 2, 131))
     batch.allow(first[0], even)
     for running in ([first, second], [first], [first], [second, first]):
         ids = [first[1][-1], *first[0].token_ids]
@@ -208,10 +208,10 @@ def test_logprobs_and_allowed_tokens(llm: LLM, batch: Batch) -> None:
 
 
 def test_prompts_in_chunks(llm: LLM, batch: Batch) -> None:
-    prompt = random_ids(100, 3, 320)
+    prompt = random_ids(100, 3, 131)
     sequence = batch.cache.sequence()
     batch.start(sequence, GREEDY)
-    other = begin(batch, random_ids(5, 1, 320))
+    other = begin(batch, random_ids(5, 1, 131))
     for first in (0, 40):
         batch.prefill(sequence, prompt[first : first + 40])
         decode(batch, [other])
@@ -254,7 +254,7 @@ def test_sizes_out_of_range(llm: LLM, n: int) -> None:
 
 def test_too_few_pages_are_an_error_that_loses_nothing(llm: LLM) -> None:
     batch = make_batch(llm.model, 2, 256, PAGE, 3)
-    prompts = random_ids(100, 1, 320), random_ids(60, 2, 320)
+    prompts = random_ids(100, 1, 131), random_ids(60, 2, 131)
     running = [begin(batch, prompt) for prompt in prompts]
     decode(batch, running, 4)
     with pytest.raises(OutOfDeviceMemoryError, match="0 of the KV cache's 3 are free"):
