@@ -87,7 +87,7 @@ def test_a_file_of_mixed_formats(hf_files: Any, gguf_files: Any, tmp_path: Path,
     "quantize", [*(pytest.param(name, marks=pytest.mark.full) for name in ("q8_0", "q4_0")), "q4_k"]
 )
 def test_quantising_while_loading(tmp_path: Path, default_device: Device, quantize: str) -> None:
-    config = small_config(hidden_size=256, intermediate_size=256, n_q_heads=8, tie_embeddings=True)
+    config = small_config(hidden_size=256, intermediate_size=512, head_dim=64, tie_embeddings=True)
     weights = random_weights(config, seed=1)
     folder = save_folder(tmp_path / "m", config, weights, "bfloat16")
     seen: set[str] = set()

@@ -76,7 +76,9 @@ def test_tokenizer_and_chat_template_survive_both_ways(
         assert other.bos_token_id == tokenizer.bos_token_id and other.eos_token_ids == tokenizer.eos_token_ids
 
 
-@pytest.mark.parametrize("quantize", ["q8_0", pytest.param("q4_0", marks=pytest.mark.full), "q4_k"])
+@pytest.mark.parametrize(
+    "quantize", [pytest.param("q8_0", marks=pytest.mark.full), pytest.param("q4_0", marks=pytest.mark.full), "q4_k"]
+)
 def test_matrices_are_quantised_and_nothing_else_changes(
     gguf_file: Path, tmp_path: Path, default_device: Device, quantize: str
 ) -> None:
