@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from programs import TINY_SHAPE
 
 from llmcl.attention.masks import alibi, sliding_window
 from llmcl.attention.mods import bind_mods, trace_mods
@@ -146,5 +147,5 @@ def test_decodes_the_same_twice(device: Device, tmp_path: Path, dtype: str) -> N
 def test_other_devices_keep_separate_launches(default_device: Device, tmp_path: Path) -> None:
     if default_device.entry.ptx_arch >= 80:
         pytest.skip("this device is an NVIDIA GPU")
-    llm = load_random(config_file(tmp_path, SHAPES["gqa4"]), device=default_device, max_context=64)
+    llm = load_random(config_file(tmp_path, TINY_SHAPE), device=default_device, max_context=64)
     assert "NVIDIA" in str(unsupported_reason(llm.model))

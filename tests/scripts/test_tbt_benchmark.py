@@ -230,7 +230,7 @@ def test_random_weights_of_a_shape(tmp_path: Path) -> None:
     shape = tmp_path / "config.json"
     shape.write_text(json.dumps(TINY_SHAPE), encoding="utf-8")
     sizes = "-p", "16", "-n", "4", "-d", "8", "-g", "4", "-r", "1"
-    done = run_script("tbt_benchmark.py", "--random", str(shape), "--dtype", "q4_0", *sizes, "--format", "jsonl")
+    done = run_script("tbt_benchmark.py", "--random", str(shape), "--dtype", "bfloat16", *sizes, "--format", "jsonl")
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert [row["test"] for row in rows] == ["pp16", "tg4 @ d8", "gen4"]
