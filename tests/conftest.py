@@ -24,6 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import examples
 import pytest
 from echo_engine import Engine
 from helpers import option_variables
@@ -78,8 +79,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="leave most of the matrix to the full run")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     use_own_cache()
+    examples.share = 0.25 if config.option.quick else 1.0
     # A shell's background job ignores Ctrl-C, and so would the tests of it and the programs that they start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -113,15 +115,13 @@ def left_to_the_full_run(items: list[pytest.Item]) -> set[pytest.Item]:
     """The cases that `--quick` leaves out.
 
     A test runs with all its cases on the first device, or on none where it takes no device. One marked `matrix` runs
-    with its first case and its last in each variant of its kernel. So does on a CPU the portable variant, which it does
-    not choose, of a test that has both. On every other device the first case of each file of tests/kernels runs, in
-    each variant, but for those for CPUs, which take a software renderer seconds to compile. A test or a case marked
-    `full` does not run.
+    with its first case and its last in each variant of its kernel, and so does each in a variant that the device does
+    not choose. On every other device the first case of each file of tests/kernels runs, in each variant but that. A
+    test or a case marked `full` does not run.
     """
     first = next(iter(tested_devices().values()))
-    is_cpu = first.kind == "cpu" and not first.is_software
     on_the_first: dict[tuple[str, object], list[pytest.Item]] = {}  # by test and variant
-    on_another: dict[tuple[str, object, int], list[pytest.Item]] = {}  # by file, variant and device
+    on_another: dict[tuple[str, int], dict[object, list[pytest.Item]]] = {}  # by file and device, then by variant
     for item in items:
         if item.get_closest_marker("full"):
             continue
@@ -130,15 +130,26 @@ def left_to_the_full_run(items: list[pytest.Item]) -> set[pytest.Item]:
         entry = parameters.get("cl_entry")
         if entry is None or entry.index == first.index:
             on_the_first.setdefault((item.nodeid.partition("[")[0], variant), []).append(item)
-        elif item.nodeid.startswith("tests/kernels/") and not (variant == "cpu" and entry.is_software):
-            on_another.setdefault((item.nodeid.partition("::")[0], variant, entry.index), []).append(item)
+        elif item.nodeid.startswith("tests/kernels/"):
+            variants = on_another.setdefault((item.nodeid.partition("::")[0], entry.index), {})
+            variants.setdefault(variant, []).append(item)
     kept: set[pytest.Item] = set()
     for (test, variant), cases in on_the_first.items():
-        is_other = is_cpu and variant == "portable" and (test, "cpu") in on_the_first
-        kept.update([cases[0], cases[-1]] if is_other or cases[0].get_closest_marker("matrix") else cases)
-    for cases in on_another.values():
-        kept.add(next((case for case in cases if not case.get_closest_marker("skip")), cases[0]))
+        is_few = cases[0].get_closest_marker("matrix") or (
+            variant == not_chosen(first) and any(other == test for other, named in on_the_first if named != variant)
+        )
+        kept.update([cases[0], cases[-1]] if is_few else cases)
+    by_index = {entry.index: entry for entry in tested_devices().values()}
+    for (_, index), variants in on_another.items():
+        for variant, cases in variants.items():
+            if variant != not_chosen(by_index[index]) or len(variants) == 1:
+                kept.add(next((case for case in cases if not case.get_closest_marker("skip")), cases[0]))
     return {item for item in items if item not in kept}
+
+
+def not_chosen(entry: DeviceEntry) -> str:
+    """The variant of kernels that is for devices of the other kind; a software renderer takes what GPUs take."""
+    return "portable" if entry.kind == "cpu" and not entry.is_software else "cpu"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -34,31 +34,37 @@ from typing import Any
 from own_cache import use_own_cache
 
 ROOT = Path(__file__).resolve().parent.parent
-FILES_A_PROCESS = 4
-# Those that took about 10 CPU seconds and more with `--quick` and no compiled kernels, the longest first.
+FILES_A_PROCESS = 6
+# Those that took about 7 CPU seconds and more with `--quick` and no compiled kernels, the longest first.
 LONGEST = [
     "tests/engine/test_llm.py",
-    "tests/kernels/test_persistent_step.py",
-    "tests/models/test_kv_dtype.py",
-    "tests/models/test_model.py",
-    "tests/cli/test_cli.py",
-    "tests/kernels/test_linear_quantized.py",
-    "tests/kernels/test_attention_prefill.py",
-    "tests/attention/test_flex.py",
-    "tests/kernels/test_linear_prefill.py",
-    "tests/kernels/test_sample.py",
-    "tests/kernels/test_attention_decode.py",
-    "tests/convert/test_convert.py",
     "tests/models/test_families.py",
-    "tests/errors/test_memory.py",
-    "tests/errors/test_tensors.py",
-    "tests/tools/test_tuning.py",
-    "tests/kernels/test_linear_decode.py",
-    "tests/tools/test_doctor.py",
+    "tests/models/test_model.py",
+    "tests/attention/test_flex.py",
+    "tests/kernels/test_persistent_step.py",
+    "tests/kernels/test_attention_prefill.py",
+    "tests/kernels/test_attention_decode.py",
+    "tests/kernels/test_linear_prefill.py",
+    "tests/kernels/test_linear_quantized.py",
+    "tests/cli/test_cli.py",
     "tests/fuzz/test_fuzz.py",
-    "tests/engine/test_leases.py",
-    "tests/kernels/test_load_weight.py",
+    "tests/tools/test_doctor.py",
     "tests/kernels/test_q8_0_cache.py",
+    "tests/checkpoint/test_native_formats.py",
+    "tests/kernels/test_sample.py",
+    "tests/tools/test_tuning.py",
+    "tests/convert/test_convert.py",
+    "tests/kernels/test_load_weight.py",
+    "tests/attention/test_device_arrays.py",
+    "tests/models/test_paged_kv_cache.py",
+    "tests/errors/test_memory.py",
+    "tests/engine/test_generation.py",
+    "tests/errors/test_tensors.py",
+    "tests/kernels/test_pages.py",
+    "tests/runtime/test_icd.py",
+    "tests/test_check_compilers.py",
+    "tests/models/test_random_weights.py",
+    "tests/kernels/test_log_likelihood.py",
 ]
 LIMIT_S = 1200
 TOO_LONG = f"did not end within {LIMIT_S} s"

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention import flex_attention as flex
@@ -138,7 +139,7 @@ mask_mods = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     mod=mask_mods,
     lengths=st.tuples(st.integers(1, 200), st.integers(1, 200)),

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from examples import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -122,7 +123,7 @@ def mask_mods() -> st.SearchStrategy[Any]:
 
 
 @pytest.mark.filterwarnings("ignore::pyopencl.CompilerWarning")
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=list(HealthCheck))
 @given(mod=mask_mods())
 def test_any_mask(default_device: Device, mod: Any) -> None:
     check(default_device, mod, 0, 1)

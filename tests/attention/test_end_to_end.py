@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -72,7 +73,7 @@ def arrays(batch: int, heads: int, n_queries: int, n_keys: int, width: int = 32)
     return [rng.standard_normal((batch, heads, n, width)).astype(np.float32) for n in (n_queries, n_keys, n_keys)]
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=examples(12), deadline=None, derandomize=True)
 @given(tree=expression, block_size=st.sampled_from([32, (16, 64), 128]))
 def test_random_masks(default_device: Any, tree: Any, block_size: Any) -> None:
     q, k, v = arrays(2, 2, 65, 90)

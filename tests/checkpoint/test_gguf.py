@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from examples import examples
 from gguf_reference import assert_read_as_by_gguf, write_out
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -384,7 +385,7 @@ def test_a_file_truncated_anywhere_is_refused(sound):
             open_checkpoint(str(path))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(data=st.data())
 def test_a_damaged_file_is_read_or_refused(sound, data):
     path, sound_bytes, header_end = sound

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -356,7 +357,7 @@ def damaged(hf_files, tmp_path_factory) -> tuple[Path, bytes]:
     return folder, (folder / "model.safetensors").read_bytes()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(data=st.data())
 def test_a_damaged_file_is_read_or_refused(damaged, data):
     folder, sound = damaged

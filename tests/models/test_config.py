@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_configs import GGUF_METADATA, HF_CONFIG, LLAMA3_SCALING, from_gguf, hf
@@ -211,7 +212,7 @@ JSON_VALUES = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.dictionaries(st.sampled_from([*HF_CONFIG, "head_dim", "rope_parameters", "dtype"]), JSON_VALUES, max_size=3))
 def test_any_json_value_is_read_or_refused(changes):
     try:
@@ -223,7 +224,7 @@ def test_any_json_value_is_read_or_refused(changes):
         assert config.n_parameters() < 1 << 50
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.dictionaries(st.sampled_from(list(GGUF_METADATA)), JSON_VALUES, max_size=3))
 def test_any_gguf_value_is_read_or_refused(changes):
     try:

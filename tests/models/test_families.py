@@ -371,6 +371,7 @@ def test_the_text_part_of_a_model_with_images(name: str, default_device: Any, tm
         assert relative_error(llm.logits(ids), expected) < BOUND
 
 
+@full
 def test_pages_hold_what_a_contiguous_cache_does(tmp_path: Path) -> None:
     config = FAMILIES["gemma2"]
     folder = str(save_folder(tmp_path / "model", config, random_weights(config, seed=1)))

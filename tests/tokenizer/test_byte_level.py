@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_tokenizers import FAMILIES, TEXTS, from_gguf, gguf_of, mixed_text, trained
@@ -33,14 +34,14 @@ def test_byte_level_tokenizer_from_gguf_equals_the_original(pre: str, pairs: dic
     assert ours.n_vocab == original.get_vocab_size()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(text=mixed_text)
 def test_byte_level_tokenizers_agree_on_mixed_text(pairs: dict[str, Any], text: str) -> None:
     for pre, (ours, original) in pairs.items():
         assert ours.encode(text) == original.encode(text).ids, pre
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(ids=st.lists(st.integers(0, 502), max_size=30))
 def test_byte_level_decoding_of_any_ids_equals_the_original_and_the_stream(
     pairs: dict[str, Any], ids: list[int]

@@ -7,6 +7,7 @@ import random
 from typing import Any
 
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_tokenizers import TEXTS, mixed_text
@@ -47,7 +48,7 @@ def test_demo_model_encodes_and_decodes_like_transformers(smollm2: Tokenizer, tr
 
 
 @needs_demo_model
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(text=mixed_text)
 def test_demo_model_encodes_mixed_text_like_transformers(
     smollm2: Tokenizer, transformers_smollm2: Any, text: str
@@ -65,7 +66,7 @@ def test_demo_model_decodes_random_ids_like_transformers(smollm2: Tokenizer, tra
 
 
 @needs_demo_model
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(ids=st.lists(st.integers(0, 49152 + 3), max_size=30))
 def test_demo_model_streams_what_it_decodes(smollm2: Tokenizer, ids: list[int]) -> None:
     detokenizer = smollm2.detokenizer()

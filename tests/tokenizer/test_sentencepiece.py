@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_tokenizers import TEXTS, from_gguf, sentencepiece_gguf, sentencepiece_reference
@@ -22,7 +23,7 @@ def test_sentencepiece_encodes_by_its_definition(sentencepiece: tuple[Tokenizer,
     assert max(len(metadata["tokenizer.ggml.tokens"][i]) for i in tokenizer.encode(" ".join(TEXTS))) > 3
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(text=st.text("aesthrn 12é日🙂7\n=-", max_size=30))
 def test_sentencepiece_encodes_mixed_text_by_its_definition(
     sentencepiece: tuple[Tokenizer, dict[str, Any]], text: str
@@ -33,7 +34,7 @@ def test_sentencepiece_encodes_mixed_text_by_its_definition(
     assert tokenizer.decode(ids) == tokenizer._backend.decode(ids) == text
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(ids=st.lists(st.integers(0, 500) | st.sampled_from([3 + b for b in "é日🙂 ".encode()]), max_size=20))
 def test_sentencepiece_streams_what_it_decodes(sentencepiece: tuple[Tokenizer, dict[str, Any]], ids: list[int]) -> None:
     tokenizer, _ = sentencepiece
