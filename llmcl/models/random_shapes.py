@@ -9,122 +9,51 @@ from llmcl.errors import CheckpointError, UsageError, shown
 from llmcl.models.config.hf import config_from_hf
 from llmcl.models.config.model_config import ModelConfig
 
+_SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+    "max_position_embeddings",
+    "rms_norm_eps",
+)
 
-def _llama3(rope_factor: float, **sizes: Any) -> dict[str, Any]:
-    return {
-        "model_type": "llama",
-        "vocab_size": 128256,
-        "max_position_embeddings": 131072,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 500000.0,
-        "rope_scaling": {
-            "rope_type": "llama3",
-            "factor": rope_factor,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8192,
-        },
-        "torch_dtype": "bfloat16",
-        "eos_token_id": 128001,
-        **sizes,
+
+def _shape(model_type: str, *sizes: float, **others: Any) -> dict[str, Any]:
+    """The config.json of a model with these sizes, in the order of _SIZES."""
+    return {"model_type": model_type, "torch_dtype": "bfloat16", **dict(zip(_SIZES, sizes, strict=True)), **others}
+
+
+def _llama3(*sizes: float, head_dim: int, tied: bool, rope_factor: float) -> dict[str, Any]:
+    scaling = {
+        "rope_type": "llama3",
+        "factor": rope_factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
     }
+    rope = {"rope_theta": 500000.0, "rope_scaling": scaling}
+    others = {"head_dim": head_dim, "tie_word_embeddings": tied, "eos_token_id": 128001, **rope}
+    return _shape("llama", *sizes, 128256, 131072, 1e-5, **others)
 
 
+_QWEN: dict[str, Any] = {"rope_theta": 1000000.0, "tie_word_embeddings": True}
 RANDOM_SHAPES: dict[str, dict[str, Any]] = {
-    "llama-3.2-1b": _llama3(
-        32.0,
-        hidden_size=2048,
-        intermediate_size=8192,
-        num_hidden_layers=16,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=64,
-        tie_word_embeddings=True,
+    "llama-3.2-1b": _llama3(2048, 8192, 16, 32, 8, head_dim=64, tied=True, rope_factor=32.0),
+    "llama-3.1-8b": _llama3(4096, 14336, 32, 32, 8, head_dim=128, tied=False, rope_factor=8.0),
+    "smollm2-135m": _shape(
+        "llama", 576, 1536, 30, 9, 3, 49152, 8192, 1e-5, rope_theta=100000.0, tie_word_embeddings=True, eos_token_id=2
     ),
-    "llama-3.1-8b": _llama3(
-        8.0,
-        hidden_size=4096,
-        intermediate_size=14336,
-        num_hidden_layers=32,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=128,
-        tie_word_embeddings=False,
+    "mistral-7b": _shape(
+        "mistral", 4096, 14336, 32, 32, 8, 32000, 32768, 1e-5, sliding_window=4096, rope_theta=10000.0, eos_token_id=2
     ),
-    "smollm2-135m": {
-        "model_type": "llama",
-        "hidden_size": 576,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-        "tie_word_embeddings": True,
-        "vocab_size": 49152,
-        "max_position_embeddings": 8192,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 100000.0,
-        "torch_dtype": "bfloat16",
-        "eos_token_id": 2,
-    },
-    "mistral-7b": {
-        "model_type": "mistral",
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "sliding_window": 4096,
-        "vocab_size": 32000,
-        "max_position_embeddings": 32768,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "torch_dtype": "bfloat16",
-        "eos_token_id": 2,
-    },
-    "qwen2.5-0.5b": {
-        "model_type": "qwen2",
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-        "tie_word_embeddings": True,
-        "vocab_size": 151936,
-        "max_position_embeddings": 32768,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1000000.0,
-        "torch_dtype": "bfloat16",
-        "eos_token_id": 151643,
-    },
-    "qwen3-0.6b": {
-        "model_type": "qwen3",
-        "hidden_size": 1024,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "tie_word_embeddings": True,
-        "vocab_size": 151936,
-        "max_position_embeddings": 40960,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1000000.0,
-        "torch_dtype": "bfloat16",
-        "eos_token_id": 151645,
-    },
-    "gemma-2-2b": {
-        "model_type": "gemma2",
-        "hidden_size": 2304,
-        "intermediate_size": 9216,
-        "num_hidden_layers": 26,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "vocab_size": 256000,
-        "max_position_embeddings": 8192,
-        "rms_norm_eps": 1e-6,
-        "torch_dtype": "bfloat16",
-    },
+    "qwen2.5-0.5b": _shape("qwen2", 896, 4864, 24, 14, 2, 151936, 32768, 1e-6, **_QWEN, eos_token_id=151643),
+    "qwen3-0.6b": _shape(
+        "qwen3", 1024, 3072, 28, 16, 8, 151936, 40960, 1e-6, **_QWEN, eos_token_id=151645, head_dim=128
+    ),
+    "gemma-2-2b": _shape("gemma2", 2304, 9216, 26, 8, 4, 256000, 8192, 1e-6, head_dim=256),
 }
 
 
