@@ -85,7 +85,15 @@ def test_what_a_gpu_would_run(gpu: Gpu) -> None:
 
 def test_every_portable_kernel_is_compiled() -> None:
     files = {f"portable/{path.name}" for path in PORTABLE.glob("*.cl") if "__kernel" in path.read_text()}
-    of_other_families = {f"portable/{name}.cl" for name in ("add_bias", "biased_gate", "rope_table")}
+    of_experts = (
+        "choose_experts",
+        "group_by_expert",
+        "experts_gate_up",
+        "experts_down",
+        "experts_prefill",
+        "experts_sum",
+    )
+    of_other_families = {f"portable/{name}.cl" for name in ("add_bias", "biased_gate", "rope_table", *of_experts)}
     assert files - {program.file for gpu in GPUS for program in listed(gpu)} == of_other_families
 
 

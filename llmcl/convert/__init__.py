@@ -71,8 +71,9 @@ def convert(
 
         def chosen(name: str, shape: tuple[int, ...]) -> str:
             """The format of a matrix, by its Hugging Face name."""
-            wanted = target_format(name, shape, quantize) if quantize else None
-            return wanted or DTYPE_FORMATS[dtype]
+            if not quantize:
+                return DTYPE_FORMATS[dtype]
+            return target_format(name, shape, quantize) or "F32"  # a router
 
         plan: GgufPlan | FolderPlan
         if is_gguf:

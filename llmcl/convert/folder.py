@@ -16,7 +16,7 @@ from llmcl.checkpoint.safetensors import WEIGHTS_FILE
 from llmcl.convert.tensors import OutTensor, Pieces, checkpoint_rows, synced, write_safetensors
 from llmcl.errors import UnsupportedModelError, shown
 from llmcl.models.config import ModelConfig
-from llmcl.models.families import TEXT_PARTS
+from llmcl.models.families import FAMILIES, TEXT_PARTS
 from llmcl.tokenizer import gguf_tokenizer
 
 _KEPT_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".md")
@@ -42,6 +42,11 @@ class FolderPlan:
 
 def folder_plan(checkpoint: Checkpoint, chosen: Callable[[str, tuple[int, ...]], str], dtype: str) -> FolderPlan:
     """Raises UnsupportedModelError for a GGUF file that says what config.json or tokenizer.json cannot."""
+    if FAMILIES[checkpoint.config.architecture].stacked:
+        raise UnsupportedModelError(
+            f"a folder cannot be made of the architecture {checkpoint.config.architecture!r}, whose tensors hold "
+            "several matrices each; use --quantize while loading it, or a GGUF file"
+        )
     tensors = [
         OutTensor(
             name,

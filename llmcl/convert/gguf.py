@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +54,7 @@ class GgufPlan:
         try:
             for key, (value, kind, item_kind) in self.metadata.items():
                 writer.add_key_value(key, value, kind, sub_type=item_kind)
-            formats = [tensor.format for tensor in self.tensors if len(tensor.shape) == 2]
+            formats = [tensor.format for tensor in self.tensors if len(tensor.shape) > 1]
             most = max(_FILE_TYPES, key=formats.count)
             writer.add_key_value("general.file_type", _FILE_TYPES[most], GGUFValueType.UINT32)
             writer.add_key_value("general.quantization_version", 2, GGUFValueType.UINT32)
@@ -97,9 +98,8 @@ def _from_gguf(checkpoint: Checkpoint, chosen: Callable[[str, tuple[int, ...]], 
     _, stored = read_gguf(checkpoint.path)
     tensors = []
     for name, tensor in stored.items():
-        is_matrix = len(tensor.shape) == 2
-        n_rows = tensor.shape[0] if is_matrix else 1
-        rows = tensor.data.reshape(n_rows, -1)
+        is_matrix = len(tensor.shape) > 1
+        rows = tensor.data.reshape(math.prod(tensor.shape[:-1]), -1)
         format = chosen(hf_names.get(name, name), tensor.shape) if is_matrix else tensor.format
         tensors.append(OutTensor(name, tensor.shape, format, tensor.format, _slices(rows)))
     metadata = {}

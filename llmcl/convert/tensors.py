@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -23,8 +24,8 @@ CHUNK_VALUES = 1 << 22  # values converted at a time, so that host memory stays 
 class OutTensor:
     """A tensor to be written.
 
-    name, shape: in the result. format: a key of FORMATS. source_format, rows(start, stop): the stored rows that it is
-    made of, uint8 [stop - start, row_bytes], in the order of the result.
+    name, shape: in the result; of experts [n_experts, rows, k]. format: a key of FORMATS. source_format, rows(start,
+    stop): the stored rows that it is made of, uint8 [stop - start, row_bytes], in the order of the result.
     """
 
     name: str
@@ -35,7 +36,7 @@ class OutTensor:
 
     @property
     def n_rows(self) -> int:
-        return self.shape[0] if len(self.shape) == 2 else 1
+        return math.prod(self.shape[:-1])
 
     @property
     def row_bytes(self) -> int:

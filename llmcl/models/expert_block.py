@@ -9,7 +9,6 @@ from llmcl.kernels.common.weight import Weight
 from llmcl.models.bound_block import BlockWeights, BoundBlock
 from llmcl.models.layer_ops import LayerOps
 from llmcl.ops.choose_experts import choose_experts
-from llmcl.ops.experts import experts_down, experts_gate_up
 from llmcl.runtime.device import Launch
 
 
@@ -36,19 +35,17 @@ class ExpertsBlock(BoundBlock):
         return False
 
     def add(self, ops: LayerOps) -> Iterator[Launch]:
-        weights, act, device = self.weights, ops.act, ops.device
-        logits, ids, shares, rows = act.router_logits, act.expert_ids, act.expert_weights, act.expert_rows
-        assert logits is not None and ids is not None and shares is not None and rows is not None
+        weights, act = self.weights, ops.act
+        logits, ids, shares = act.router_logits, act.expert_ids, act.expert_weights
+        assert logits is not None and ids is not None and shares is not None
         x, norm, launches = ops.normed_rows(weights.norm)
         yield from launches
         yield from ops.product(x, norm, weights.router, logits)
         counts = {"n_experts": weights.router.rows, "top_k": weights.gate_up.top_k}
-        yield from choose_experts(device, logits, ids, shares, **counts, renormalize=self.renormalize)
-        eps = ops.config.stream_eps
-        yield from experts_gate_up(device, weights.gate_up, x, ids, rows, gate=self.gate, norm=norm, eps=eps)
+        yield from choose_experts(ops.device, logits, ids, shares, **counts, renormalize=self.renormalize)
         # The shared expert, too, takes x as it is before anything is added to it.
         if weights.shared_gate_up is not None:
             yield from ops.product(x, norm, weights.shared_gate_up, act.ffn, epilogue=self.gate)
-        yield from experts_down(device, weights.down, rows, ids, shares, act.x)
+        yield from ops.chosen_experts(x, norm, weights.gate_up, weights.down, self.gate)
         if weights.shared_down is not None:
             yield from ops.add_linear(act.ffn, weights.shared_down, None, None)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from llmcl.kernels.common.attention import AttentionShape, Mods
+from llmcl.kernels.common.experts import block_count
 from llmcl.kernels.common.linear import ActivationOperand
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight
@@ -18,6 +19,7 @@ from llmcl.ops.add_bias import add_bias
 from llmcl.ops.attention import attention_decode, attention_prefill, attention_supports_output, rope_append
 from llmcl.ops.biased_gate import biased_gate
 from llmcl.ops.embed import embed
+from llmcl.ops.experts import experts_down, experts_gate_up, experts_prefill, experts_sum, group_by_expert
 from llmcl.ops.last_token import last_token
 from llmcl.ops.linear import input_layout, linear_decode, linear_prefill, linear_supports_output
 from llmcl.ops.qkv_adjust import qkv_adjust
@@ -50,6 +52,9 @@ class Activations:
     expert_ids: Buffer | None = None  # int32 [n, top_k]
     expert_weights: Buffer | None = None  # [n, top_k]
     expert_rows: Buffer | None = None  # [n, top_k, size of an expert]
+    expert_order: Buffer | None = None  # int32 [n top_k], in prefill
+    expert_blocks: Buffer | None = None  # int32 [blocks, 4], in prefill
+    expert_outputs: Buffer | None = None  # [n, top_k, hidden], in prefill
 
     @classmethod
     def alloc(cls, device: Device, config: ModelConfig, chunk: int, n_splits: int, logit_rows: int = 1) -> Activations:
@@ -84,6 +89,9 @@ def activation_shapes(
         some["router_logits"] = chunk, max(of.n_experts for of in experts)
         some["expert_ids"] = some["expert_weights"] = chunk, top_k
         some["expert_rows"] = chunk, top_k, max(of.size for of in experts)
+        some["expert_order"] = (chunk * top_k,)
+        some["expert_blocks"] = max(block_count(chunk, of.n_experts, of.top_k) for of in experts), 4
+        some["expert_outputs"] = chunk, top_k, config.hidden_size
     ffn = max([of.shared_size for of in experts], default=0)
     if any(isinstance(block, GatedMlp) for block in blocks):
         ffn = max(ffn, config.intermediate_size)
@@ -141,6 +149,10 @@ class LayerOps(ABC):
         self, x: Buffer, norm: Buffer | None, weight: Weight, out: Buffer, epilogue: str = "store"
     ) -> list[Launch]:
         """out = W x, with x and norm of `normed_rows`."""
+
+    @abstractmethod
+    def chosen_experts(self, x: Buffer, norm: Buffer | None, gate_up: Weight, down: Weight, gate: str) -> list[Launch]:
+        """act.x += what the experts in act.expert_ids make of x, with x and norm of `normed_rows`."""
 
     def add_linear(
         self, x: ActivationOperand, weight: Weight, post_norm: Buffer | None, bias: Buffer | None
@@ -238,6 +250,14 @@ class DecodeOps(LayerOps):
         eps = self.config.stream_eps
         return linear_decode(self.device, weight, x, out, self.step, norm=norm, eps=eps, epilogue=epilogue)
 
+    def chosen_experts(self, x: Buffer, norm: Buffer | None, gate_up: Weight, down: Weight, gate: str) -> list[Launch]:
+        act, device, eps = self.act, self.device, self.config.stream_eps
+        assert act.expert_ids is not None and act.expert_rows is not None and act.expert_weights is not None
+        return [
+            *experts_gate_up(device, gate_up, x, act.expert_ids, act.expert_rows, gate=gate, norm=norm, eps=eps),
+            *experts_down(device, down, act.expert_rows, act.expert_ids, act.expert_weights, act.x),
+        ]
+
     def linear(self, x: ActivationOperand, weight: Weight, out: Buffer, epilogue: str = "store") -> list[Launch]:
         assert isinstance(x, Buffer)
         return linear_decode(self.device, weight, x, out, self.step, epilogue=epilogue)
@@ -293,6 +313,25 @@ class PrefillOps(LayerOps):
         self, x: Buffer, norm: Buffer | None, weight: Weight, out: Buffer, epilogue: str = "store"
     ) -> list[Launch]:
         return self.linear(x, weight, out, epilogue)
+
+    def chosen_experts(self, x: Buffer, norm: Buffer | None, gate_up: Weight, down: Weight, gate: str) -> list[Launch]:
+        act, device = self.act, self.device
+        ids, rows, order, blocks, outputs = (
+            act.expert_ids,
+            act.expert_rows,
+            act.expert_order,
+            act.expert_blocks,
+            act.expert_outputs,
+        )
+        assert norm is None and ids is not None and rows is not None
+        assert order is not None and blocks is not None and outputs is not None
+        n_experts, top_k = gate_up.n_experts, gate_up.top_k
+        return [
+            *group_by_expert(device, ids, order, blocks, self.step, n_experts=n_experts, top_k=top_k),
+            *experts_prefill(device, gate_up, x, order, blocks, rows, gate=gate),
+            *experts_prefill(device, down, rows, order, blocks, outputs, weights=act.expert_weights),
+            *experts_sum(device, outputs, act.x, top_k=top_k, columns=self.config.hidden_size),
+        ]
 
     def linear(
         self, x: ActivationOperand, weight: Weight, out: ActivationOperand, epilogue: str = "store"

@@ -1,12 +1,21 @@
-"""experts_gate_up and experts_down: the products of a mixture of experts, with those that a token goes to."""
+"""The products of a mixture of experts with those that a token goes to.
+
+experts_gate_up and experts_down take the tokens one by one, for few. For many there are group_by_expert,
+experts_prefill for both products, and experts_sum.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
 from llmcl.kernels import table
-from llmcl.kernels.common.experts import ExpertProduct, ExpertsDown, ExpertsGateUp
-from llmcl.kernels.common.linear import GATES
+from llmcl.kernels.common import step_state
+from llmcl.kernels.common.cost import per_token
+from llmcl.kernels.common.dtype import TILE_ROWS
+from llmcl.kernels.common.experts import BLOCK_ROWS, ExpertProduct, ExpertsDown, ExpertsGateUp, ExpertsPrefill
+from llmcl.kernels.common.linear import EPILOGUES, GATES
+from llmcl.kernels.common.sizes import local_size, run_of
+from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight
 from llmcl.runtime.device import Buffer, Device, KernelArg, Launch
 
@@ -62,3 +71,85 @@ def experts_down(
             )
         )
     return launches
+
+
+def group_by_expert(
+    device: Device, ids: Buffer, order: Buffer, blocks: Buffer, step: StepState, *, n_experts: int, top_k: int
+) -> list[Launch]:
+    """The slots t top_k + s of a step's tokens in the order of their experts, and blocks of slots with the same expert.
+
+    ids int32 [n, top_k]; order int32 [n top_k]; blocks int32 [`block_count`, 4]: expert, first place in order,
+    slots, 0.
+    """
+    size = local_size(device, 1024)
+    constants = {"N_EXPERTS": n_experts, "TOP_K": top_k, "BLOCK_ROWS": BLOCK_ROWS, "LOCAL_SIZE": size}
+    return [
+        device.launch(
+            "portable/group_by_expert.cl",
+            "group_by_expert",
+            {**step_state.CONSTANTS, **constants},
+            [ids, order, blocks, step.state],
+            groups=(1,),
+            local=(size,),
+            cost=per_token(12 * top_k),
+        )
+    ]
+
+
+def experts_prefill(
+    device: Device,
+    weight: Weight,
+    x: Buffer,
+    order: Buffer,
+    blocks: Buffer,
+    out: Buffer,
+    *,
+    gate: str | None = None,
+    weights: Buffer | None = None,
+) -> list[Launch]:
+    """For every token t of a step and expert s of it, in the order that group_by_expert leaves:
+
+    with a gate, "swiglu" or "geglu", out[t][s] as experts_gate_up without a norm; x float32 [n, k], out [n, top_k, f];
+    with weights float32 [n, top_k], out[t][s] = weights[t][s] W x[t][s]; x float32 [n, top_k, f],
+    out [n, top_k, hidden].
+    """
+    launches = []
+    for part in weight.parts:
+        product = ExpertProduct(weight, part, tiles_at_once=1 if gate is None else 2)
+        row = table.pick(ExpertsPrefill, device, part.dtype, weight.k)
+        own, groups, local = row.size(device, product)
+        constants = {**product.constants(), "EXPERT_TILES": product.tiles, **own}
+        constants |= {"SLOTS": 1 if gate is None else weight.top_k, "EPILOGUE": EPILOGUES[gate or "store"]}
+        constants |= {} if gate is None else {"GATE": GATES[gate]}
+        factors = order if weights is None else weights  # not read with a gate
+        args: list[KernelArg] = [part.buffer, x, order, blocks, factors, out, np.int32(product.first_expert)]
+        values = weight.top_k * (weight.k + product.units * TILE_ROWS)
+        launches.append(
+            device.launch(
+                row.file,
+                "experts_prefill",
+                constants,
+                args,
+                groups=groups,
+                local=local,
+                cost=product.cost(values),
+            )
+        )
+    return launches
+
+
+def experts_sum(device: Device, y: Buffer, x: Buffer, *, top_k: int, columns: int) -> list[Launch]:
+    """x[t] += sum_s y[t][s]: x float32 [n, columns], y float32 [n, top_k, columns], columns a multiple of 16."""
+    size = local_size(device, 64)
+    run = run_of(device, columns // 16, size)
+    return [
+        device.launch(
+            "portable/experts_sum.cl",
+            "experts_sum",
+            {"COLUMNS": columns, "TOP_K": top_k, "RUN": run, "LOCAL_SIZE": size},
+            [y, x],
+            groups=lambda n: (-(-columns // (16 * run)), n),
+            local=(size, 1),
+            cost=per_token(4 * columns * (top_k + 2)),
+        )
+    ]

@@ -8,7 +8,7 @@ Shapes: n tokens of one call, k the length of a matrix row, kv_len keys in the c
 """
 
 from llmcl.checkpoint.formats import FORMATS, dequantize
-from llmcl.reference.experts import choose_experts, experts_down, experts_gate_up
+from llmcl.reference.experts import choose_experts, experts_down, experts_gate_up, group_by_expert
 from llmcl.reference.kv_cache import pack_keys, pack_values, pair_cache, unpack_keys, unpack_values
 from llmcl.reference.layers import (
     add_bias,
@@ -71,6 +71,7 @@ __all__ = [
     "forward",
     "from_tiles",
     "geglu",
+    "group_by_expert",
     "gumbel",
     "kl_divergence",
     "linear",

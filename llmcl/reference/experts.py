@@ -23,6 +23,21 @@ def choose_experts(logits: Array, top_k: int, *, renormalize: bool) -> tuple[NDA
     return ids.astype(np.int32), np.exp(chosen - largest) / np.exp(over - largest).sum(axis=-1, keepdims=True)
 
 
+def group_by_expert(ids: Array, block_rows: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """The slots of ids int [n, top_k], read as [n top_k], in the order of their experts, and blocks of them.
+
+    -> order int32 [n top_k]; blocks int32 [n_blocks, 3]: expert, first place in order, slots, at most block_rows.
+    """
+    experts = np.asarray(ids).reshape(-1)
+    order = np.argsort(experts, kind="stable")
+    blocks = []
+    for expert in np.unique(experts):
+        places = np.flatnonzero(experts[order] == expert)
+        for first in range(places[0], places[-1] + 1, block_rows):
+            blocks.append((expert, first, min(block_rows, places[-1] + 1 - first)))
+    return order.astype(np.int32), np.array(blocks, np.int32)
+
+
 def experts_gate_up(x: Array, gate: Array, up: Array, ids: Array, kind: str) -> Float64:
     """What the chosen experts make of each token: gate(gate[e] x) (up[e] x).
 

@@ -15,6 +15,7 @@ from helpers import (
     read_guarded,
     relative_error,
     run,
+    step_state_at,
     weight_on_device,
     with_poison,
 )
@@ -22,9 +23,10 @@ from stored_rows import load, quantized_weight, random_rows
 
 from llmcl import reference
 from llmcl.kernels.common.dtype import QUANTIZED
+from llmcl.kernels.common.experts import BLOCK_ROWS, block_count
 from llmcl.kernels.common.weight import Weight
-from llmcl.ops.experts import experts_down, experts_gate_up
-from llmcl.runtime.device import Device
+from llmcl.ops.experts import experts_down, experts_gate_up, experts_prefill, experts_sum, group_by_expert
+from llmcl.runtime.device import Buffer, Device
 
 TOLERANCE = 4e-6
 EPS = 1e-5
@@ -76,6 +78,12 @@ def check_gate_up(
     normed = reference.rms_norm(x, norm_weight, EPS) if norm else x
     expected = reference.experts_gate_up(normed, gate, up, ids, "swiglu")
     assert relative_error(read_guarded(device, out, np.float32, expected.shape), expected) < TOLERANCE
+    if norm:
+        return
+    out = poisoned(device, (n, top_k, f))
+    order, blocks = grouped(device, ids)
+    run(experts_prefill(device, weight, with_poison(device, x), order, blocks, out, gate="swiglu"), n)
+    assert relative_error(read_guarded(device, out, np.float32, expected.shape), expected) < TOLERANCE
 
 
 def check_down(
@@ -93,31 +101,59 @@ def check_down(
     expected = before + reference.experts_down(rows, down, ids, weights)
     assert relative_error(read_guarded(device, out, np.float32, before.shape), expected) < TOLERANCE
 
+    y, out = poisoned(device, (n, top_k, hidden)), with_poison(device, before)
+    order, blocks = grouped(device, ids)
+    shares = with_poison(device, weights)
+    run(experts_prefill(device, weight, with_poison(device, rows), order, blocks, y, weights=shares), n)
+    run(experts_sum(device, y, out, top_k=top_k, columns=hidden), n)
+    assert relative_error(read_guarded(device, out, np.float32, before.shape), expected) < TOLERANCE
+
+
+def grouped(device: Device, ids: np.ndarray) -> tuple[Buffer, Buffer]:
+    """order and blocks of group_by_expert, compared with the twin's; of an expert's slots any order will do."""
+    n, top_k = ids.shape
+    n_blocks = block_count(n, N_EXPERTS, top_k)
+    order, blocks = poisoned(device, (n * top_k,)), poisoned(device, (n_blocks, 4))
+    step = step_state_at(device, position=3, n_tokens=n)
+    counts = {"n_experts": N_EXPERTS, "top_k": top_k}
+    run(group_by_expert(device, with_poison(device, ids), order, blocks, step, **counts), n)
+    found = read_guarded(device, blocks, np.int32, (n_blocks, 4))
+    expected_order, expected_blocks = reference.group_by_expert(ids, BLOCK_ROWS)
+    used = len(expected_blocks)
+    np.testing.assert_array_equal(found[:used, :3], expected_blocks)
+    assert not found[used:].any()
+    experts, slots = ids.reshape(-1), read_guarded(device, order, np.int32, (n * top_k,))
+    assert sorted(slots.tolist()) == sorted(expected_order.tolist())
+    np.testing.assert_array_equal(experts[slots], experts[expected_order])
+    return order, blocks
+
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("dtype", [*DTYPES, *QUANTIZED])
 def test_experts(target: Device, dtype: str) -> None:
     k, f = (512, 256) if dtype.endswith("_k") else (96, 64)
-    check_gate_up(target, dtype, f, k)
+    check_gate_up(target, dtype, f, k, norm=False)
     check_down(target, dtype, k, f)
 
 
 @small
 def test_few_columns(target: Device) -> None:
-    check_gate_up(target, "bfloat16", 16, 32, n=2)
+    check_gate_up(target, "bfloat16", 16, 32, n=2, norm=False)
     check_down(target, "bfloat16", 32, 16, n=2)
 
 
-@pytest.mark.parametrize("n", [1, 17])
+@pytest.mark.parametrize("n", [1, 17, 131])
 def test_every_token_has_its_experts(target: Device, n: int) -> None:
-    check_gate_up(target, "float16", 48, 80, n=n, top_k=4)
+    """Of 131 tokens an expert has more than a block."""
+    check_gate_up(target, "float16", 48, 80, n=n, top_k=4, norm=False)
     check_down(target, "float16", 80, 48, n=n, top_k=4)
 
 
-def test_without_a_norm(target: Device) -> None:
-    check_gate_up(target, "float32", 48, 80, norm=False)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "q4_0"])
+def test_with_a_norm(target: Device, dtype: str) -> None:
+    check_gate_up(target, dtype, 48, 96)
 
 
 def test_experts_in_several_buffers(target: Device) -> None:
-    check_gate_up(target, "float32", 32, 48, per_part=2, top_k=3)
+    check_gate_up(target, "float32", 32, 48, per_part=2, top_k=3, norm=False)
     check_down(target, "float32", 48, 32, per_part=2, top_k=3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from helpers import experts_of
+from expert_weights import experts_of
 from made_configs import gguf_of, hf
 
 from llmcl.errors import CheckpointError, UnsupportedModelError

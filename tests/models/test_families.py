@@ -7,17 +7,16 @@ so that a window that is missing, or off by one, shows.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from gguf_reference import write_out
+from family_files import WINDOW, save_gguf
 from helpers import (
     LINEAR_SCALING,
     ascii_tokenizer,
-    experts_of,
     gemma2_config,
     random_weights,
     relative_error,
@@ -26,7 +25,6 @@ from helpers import (
     transformers_class,
     transformers_logits,
     transformers_model,
-    windows_of,
     with_blocks,
 )
 
@@ -37,15 +35,13 @@ from llmcl.errors import UsageError
 from llmcl.kernels.common.attention import NO_MODS
 from llmcl.models.config import ModelConfig, RopeScaling
 from llmcl.models.config.rope import longrope_amplitude, yarn_amplitude
-from llmcl.models.families import FAMILIES as LLMCL_FAMILIES
-from llmcl.models.families.blocks import ExpertSettings, QueryScale, layer_name
+from llmcl.models.families.blocks import ExpertSettings, QueryScale
 from llmcl.models.families.family import LayerSettings
 from llmcl.models.layer_mods import trace_layer_mods
 from llmcl.tokenizer.chat_template import render
 
 BOUND = 1e-4
 N_TOKENS = 90
-WINDOW = 20  # no multiple of a tile of keys
 
 YARN = RopeScaling("yarn", 4.0, original_max_position=128, beta_fast=8.0, amplitude=yarn_amplitude(4.0))
 LONGROPE = RopeScaling(
@@ -220,102 +216,6 @@ def test_a_folder_of_the_family_computes_what_transformers_does(name: str, kind:
         answer = llm.generate(prompt, max_tokens=40, ignore_eos=True)
     choices = transformers_logits(model, [*prompt, *answer.token_ids])[len(prompt) - 1 : -1].argmax(axis=-1)
     assert answer.token_ids == choices.tolist()
-
-
-# Of families whose files have the name of another.
-GGUF_NAMES = {"mistral": "llama", "mixtral": "llama", "olmo3": "olmo2", "granitemoeshared": "granitemoe"}
-
-
-def save_gguf(path: Path, config: ModelConfig, weights: Mapping[str, np.ndarray]) -> Path:
-    """The model as llama.cpp's converter writes it, with names from the package `gguf`.
-
-    Llama's and Mistral's q and k have their rotary pairs next to each other, Gemma's norm weights the 1 in them.
-    """
-    import gguf
-
-    arch = LLMCL_FAMILIES[config.architecture].gguf_name or GGUF_NAMES[config.architecture]
-    kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
-    names = gguf.get_tensor_name_map(kinds[arch], config.n_layers)
-    writer = gguf.GGUFWriter(path, arch)
-    writer.add_block_count(config.n_layers)
-    writer.add_context_length(config.max_position)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.n_q_heads)
-    writer.add_head_count_kv(config.n_kv_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_theta)
-    if config.rotary_dim is not None:
-        writer.add_rope_dimension_count(config.rotary_dim)
-    if (scaling := config.rope_scaling) is not None:
-        if scaling.original_max_position:
-            writer.add_rope_scaling_orig_ctx_len(scaling.original_max_position)
-        if scaling.kind == "yarn":
-            writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-            writer.add_rope_scaling_factor(scaling.factor)
-            writer.add_rope_scaling_yarn_beta_fast(scaling.beta_fast)
-            if scaling.amplitude == 1.0:
-                writer.add_rope_scaling_yarn_log_mul(1.0)
-        if scaling.kind == "linear":
-            writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-            writer.add_rope_scaling_factor(scaling.factor)
-        if scaling.kind == "longrope":
-            writer.add_rope_scaling_attn_factors(scaling.amplitude)
-            writer.add_tensor("rope_factors_short.weight", np.array(scaling.factors, np.float32))
-            writer.add_tensor("rope_factors_long.weight", np.array(scaling.long_factors, np.float32))
-    if config.has_windows:
-        writer.add_sliding_window(WINDOW)
-        writer.add_sliding_window_pattern([window is not None for window in windows_of(config)])
-    if (cap := config.attention(0).soft_cap) is not None:
-        writer.add_attn_logit_softcapping(cap)
-    if config.logit_soft_cap is not None:
-        writer.add_final_logit_softcapping(config.logit_soft_cap)
-    if (query_scale := config.attention(0).query_scale) is not None:
-        writer.add_attn_temperature_scale(query_scale.beta)
-    if config.local_rope_theta is not None:
-        writer.add_rope_freq_base_swa(config.local_rope_theta)
-    if LLMCL_FAMILIES[config.architecture].multipliers:
-        assert config.attention_scale is not None
-        writer.add_embedding_scale(config.embedding_scale)
-        writer.add_residual_scale(config.residual_scale)
-        writer.add_attention_scale(config.attention_scale)
-        writer.add_logit_scale(1.0 / config.logit_scale)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("default")
-    tokens = ["a", "b", "ab", *(f"<token {i}>" for i in range(3, config.vocab_size))]
-    writer.add_token_list(tokens)
-    writer.add_token_merges(["a b"])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    interleaves = arch == "llama" or LLMCL_FAMILIES[config.architecture].gguf_interleaves_rope
-    experts = experts_of(config)
-    if experts:
-        of = experts[0].settings
-        writer.add_expert_count(of.n_experts)
-        writer.add_expert_used_count(of.top_k)
-        if of.size != config.intermediate_size:
-            writer.add_expert_feed_forward_length(of.size)
-        if of.shared_size:
-            writer.add_expert_shared_feed_forward_length(of.shared_size)
-    stacked = {**weights}
-    for i, block in experts.items():
-        for name, module in (("gate", block.gate), ("up", block.up), ("down", block.down)):
-            of_all = [stacked.pop(layer_name(i, f"{module.format(e)}.weight")) for e in range(block.settings.n_experts)]
-            writer.add_tensor(f"blk.{i}.ffn_{name}_exps.weight", np.stack(of_all))
-            if block.settings.shared_size:
-                shared = stacked.pop(layer_name(i, f"{block.shared}.{name}_proj.weight"))
-                writer.add_tensor(f"blk.{i}.ffn_{name}_shexp.weight", shared)
-    for name, values in stacked.items():
-        stored = values + np.float32(config.norm_offset) if name.endswith("norm.weight") else values
-        if interleaves and name.endswith(("q_proj.weight", "k_proj.weight", "q_proj.bias", "k_proj.bias")):
-            halves = stored.reshape(-1, 2, config.head_dim // 2, *stored.shape[1:])
-            stored = halves.swapaxes(1, 2).reshape(stored.shape)
-        gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        assert gguf_name is not None, name
-        writer.add_tensor(gguf_name, np.ascontiguousarray(stored))
-    return write_out(writer, path)
 
 
 @pytest.mark.parametrize("name", [*(pytest.param(name, marks=full) for name in IN_GGUF), MOST])

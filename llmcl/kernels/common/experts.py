@@ -11,6 +11,8 @@ from llmcl.kernels.common.weight import Weight, WeightPart
 from llmcl.kernels.implementation import Implementation
 from llmcl.runtime.device import Cost, CostModel, Device, Groups
 
+BLOCK_ROWS = 64  # slots of an expert that a work-group multiplies with its rows in prefill
+
 Size = tuple[Mapping[str, object], Groups, tuple[int, ...]]
 """Build constants of an implementation's own, work-groups, and work-items of a group."""
 
@@ -67,6 +69,12 @@ class ExpertProduct:
         return cost
 
 
+def block_count(n_tokens: int, n_experts: int, top_k: int) -> int:
+    """Blocks of BLOCK_ROWS slots or fewer that a step can have: see portable/group_by_expert.cl."""
+    slots = n_tokens * top_k
+    return -(-slots // BLOCK_ROWS) + min(n_experts, slots)
+
+
 class ExpertsGateUp(Implementation):
     """What the chosen experts make of each token: a product with their gate and up tiles, and the gate."""
 
@@ -79,3 +87,11 @@ class ExpertsDown(Implementation):
 
     @abstractmethod
     def size(self, device: Device, product: ExpertProduct) -> Size: ...
+
+
+class ExpertsPrefill(Implementation):
+    """A product of many tokens, in blocks of those that go to the same expert."""
+
+    @abstractmethod
+    def size(self, device: Device, product: ExpertProduct) -> Size:
+        """Work-groups: for each block of a step those that share an expert's tiles."""

@@ -8,7 +8,7 @@ from llmcl.kernels.cpu.attention import (
     CpuPackKeys,
     CpuRopeAppend,
 )
-from llmcl.kernels.cpu.experts import CpuExpertsDown, CpuExpertsGateUp
+from llmcl.kernels.cpu.experts import CpuExpertsDown, CpuExpertsGateUp, CpuExpertsPrefill
 from llmcl.kernels.cpu.linear import (
     CpuLinearDecode,
     CpuLinearPrefill,
@@ -21,6 +21,7 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     CpuLinearPrefill(),
     CpuExpertsGateUp(),
     CpuExpertsDown(),
+    CpuExpertsPrefill(),
     CpuAttentionDecode(),
     CpuAttentionPrefill(),
     CpuRopeAppend(),

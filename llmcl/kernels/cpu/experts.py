@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from llmcl.kernels.common.dtype import QUANTIZED
-from llmcl.kernels.common.experts import ExpertProduct, ExpertsDown, ExpertsGateUp, Size
+from llmcl.kernels.common.experts import ExpertProduct, ExpertsDown, ExpertsGateUp, ExpertsPrefill, Size, block_count
 from llmcl.kernels.cpu.dot_product import dot_form
+from llmcl.kernels.cpu.linear import TILE_TOKENS, tile_columns
 from llmcl.runtime.device import Device
 
 
@@ -26,6 +27,19 @@ class CpuExpertsDown(ExpertsDown):
 
     def size(self, device: Device, product: ExpertProduct) -> Size:
         return _size(device, product, product.units)
+
+
+class CpuExpertsPrefill(ExpertsPrefill):
+    name, file = "cpu", "cpu/experts_prefill.cl"
+
+    def supports_device(self, device: Device) -> bool:
+        return device.is_cpu
+
+    def size(self, device: Device, product: ExpertProduct) -> Size:
+        columns = tile_columns(product.tiles, product.tiles_at_once)
+        groups, n_experts, top_k = product.tiles // columns, product.weight.n_experts, product.top_k
+        own: dict[str, object] = {"TILE_COLS": columns, "TILE_TOKENS": TILE_TOKENS[columns]}
+        return own, lambda n: (groups, block_count(n, n_experts, top_k)), (1, 1)
 
 
 def _size(device: Device, product: ExpertProduct, units: int) -> Size:

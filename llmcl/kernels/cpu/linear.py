@@ -111,7 +111,7 @@ class CpuLinearPrefill(LinearPrefill):
         if isinstance(layout, DotProductLayout):
             columns, tile_tokens, group_tokens = product.tiles_at_once, layout.tile_tokens, PACKED_GROUP_TOKENS
         else:
-            columns = _tile_columns(n_tiles, product.tiles_at_once)
+            columns = tile_columns(n_tiles, product.tiles_at_once)
             tile_tokens, group_tokens = TILE_TOKENS[columns], GROUP_TOKENS
         own: dict[str, object] = {"TILE_COLS": columns, "TILE_TOKENS": tile_tokens, "GROUP_TOKENS": group_tokens}
         if isinstance(layout, DotProductLayout):
@@ -119,7 +119,7 @@ class CpuLinearPrefill(LinearPrefill):
         return own, lambda n: (n_tiles // columns, -(-n // group_tokens)), (1, 1)
 
 
-def _tile_columns(n_tiles: int, at_once: int) -> int:
+def tile_columns(n_tiles: int, at_once: int) -> int:
     if at_once == 2:  # gate and up tiles alternate: an even number of columns
         return 2 * largest_divisor(n_tiles // 2, 2)
     return 3 if n_tiles % 3 == 0 else largest_divisor(n_tiles, 4)

@@ -21,10 +21,7 @@
 #endif
 #include "common/tiles.cl"
 #include "cpu/store_rows.cl"
-#if QUANTIZED
-#define DOT 0
-#include "cpu/quant_tile.cl"
-#endif
+#include "cpu/token_product.cl"
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void linear_prefill(__global const CAT(WEIGHT, _t)* weight, __global const float* x, __global float* out,
@@ -40,32 +37,7 @@ void linear_prefill(__global const CAT(WEIGHT, _t)* weight, __global const float
 #pragma unroll
         for (int i = 0; i < TILE_TOKENS; ++i) rows[i] = x + (size_t)min(t + i, n - 1) * K;
         float16 acc[TILE_TOKENS][TILE_COLS];
-#pragma unroll
-        for (int i = 0; i < TILE_TOKENS; ++i)
-#pragma unroll
-            for (int c = 0; c < TILE_COLS; ++c) acc[i][c] = 0;
-
-#if QUANTIZED
-        for (int g = 0; g < K / 32; ++g) {
-            float16 columns[TILE_COLS][32];
-            for (int c = 0; c < TILE_COLS; ++c) widen_group(weight + c * TILE_SIZE, g, columns[c]);
-            for (int k = 0; k < 32; ++k)
-#pragma unroll
-                for (int i = 0; i < TILE_TOKENS; ++i)
-#pragma unroll
-                    for (int c = 0; c < TILE_COLS; ++c) acc[i][c] += columns[c][k] * rows[i][32 * g + k];
-        }
-#else
-        for (int k = 0; k < K; ++k) {
-            float16 w[TILE_COLS];
-#pragma unroll
-            for (int c = 0; c < TILE_COLS; ++c) w[c] = CAT(load16_, WEIGHT)(weight + (size_t)c * K * 16 + k * 16);
-#pragma unroll
-            for (int i = 0; i < TILE_TOKENS; ++i)
-#pragma unroll
-                for (int c = 0; c < TILE_COLS; ++c) acc[i][c] += w[c] * rows[i][k];
-        }
-#endif
+        multiply_tokens(acc, weight, rows);
 #pragma unroll
         for (int i = 0; i < TILE_TOKENS; ++i) {
             if (t + i >= end) break;

@@ -9,7 +9,7 @@ from llmcl.kernels.portable.attention import (
     PortablePackKeys,
     PortableRopeAppend,
 )
-from llmcl.kernels.portable.experts import PortableExpertsDown, PortableExpertsGateUp
+from llmcl.kernels.portable.experts import PortableExpertsDown, PortableExpertsGateUp, PortableExpertsPrefill
 from llmcl.kernels.portable.linear import (
     PortableLinearDecode,
     PortableLinearPrefill,
@@ -20,6 +20,7 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     PortableLinearPrefill(),
     PortableExpertsGateUp(),
     PortableExpertsDown(),
+    PortableExpertsPrefill(),
     PortableAttentionDecode(),
     PortableAttentionPrefill(),
     PortableRopeAppend(),

@@ -14,15 +14,8 @@
 #error "choose_experts.cl needs the build constants N_EXPERTS, TOP_K, RENORMALIZE, LOCAL_SIZE"
 #endif
 #include "common/common.cl"
+#include "common/group_memory.cl"
 #include "common/reduce.cl"
-
-#if LOCAL_SIZE > 1
-#define OF_GROUP __local
-#define WAIT barrier(CLK_LOCAL_MEM_FENCE)
-#else
-#define OF_GROUP
-#define WAIT
-#endif
 
 // Unsigned numbers in the order of the floats: NaN of the negative sign, -infinity, ..., infinity, NaN.
 inline uint order_of(const float v) {

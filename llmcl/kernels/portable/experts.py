@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from llmcl.kernels.common.experts import ExpertProduct, ExpertsDown, ExpertsGateUp, Size
-from llmcl.kernels.portable.linear import decode_size
+from llmcl.kernels.common.experts import (
+    BLOCK_ROWS,
+    ExpertProduct,
+    ExpertsDown,
+    ExpertsGateUp,
+    ExpertsPrefill,
+    Size,
+    block_count,
+)
+from llmcl.kernels.portable.linear import decode_size, has_small_blocks
 from llmcl.runtime.device import Device
 
 
@@ -27,3 +35,16 @@ class PortableExpertsDown(ExpertsDown):
     def size(self, device: Device, product: ExpertProduct) -> Size:
         own, width = decode_size(device, product.part.dtype, product.weight.k * product.top_k, product.units)
         return own, lambda n: (product.units, n), (width, 1)
+
+
+class PortableExpertsPrefill(ExpertsPrefill):
+    name, file = "portable", "portable/experts_prefill.cl"
+
+    def supports_device(self, device: Device) -> bool:
+        return True
+
+    def size(self, device: Device, product: ExpertProduct) -> Size:
+        rows = 4 if has_small_blocks(device) else 8
+        groups, n_experts, top_k = -(-product.tiles // rows), product.weight.n_experts, product.top_k
+        own = {"ITEM_TOKENS": BLOCK_ROWS // 16, "ITEM_ROWS": rows}
+        return own, lambda n: (groups, block_count(n, n_experts, top_k)), (16, 16)

@@ -31,9 +31,7 @@ class PortableLinearPrefill(LinearPrefill):
         return True
 
     def size(self, device: Device, product: Product, layout: ActivationLayout | None) -> Size:
-        # 8 by 8 sums fill the registers of a GPU; a software renderer has few, and some local memories are small.
-        is_small = device.entry.is_software or device.entry.local_mem_bytes < LARGE_BLOCK_BYTES
-        item = 4 if is_small else 8
+        item = 4 if has_small_blocks(device) else 8
         n_tiles = product.part.n_tiles
         own = {"ITEM_TOKENS": item, "ITEM_ROWS": item}
         return own, lambda n: (-(-n_tiles // item), -(-n // (16 * item))), (16, 16)
@@ -50,3 +48,11 @@ def decode_size(device: Device, dtype: str, k: int, n_tiles: int) -> tuple[dict[
     fitting = min(device.entry.max_work_group_size, device.entry.local_mem_bytes // LOCAL_BYTES)
     width = max(16, power_of_two_at_most(min(wanted, MAX_ITEMS, fitting, pieces // 4)))
     return {"LOCAL_SIZE": width, "AT_ONCE": 2 if is_quantized else 4, "AHEAD": wanted < MAX_ITEMS}, width
+
+
+def has_small_blocks(device: Device) -> bool:
+    """Whether a work-item of a product of many tokens computes few sums: 4 by 4.
+
+    8 by 8 fill the registers of a GPU; a software renderer has few, and some local memories are small.
+    """
+    return device.entry.is_software or device.entry.local_mem_bytes < LARGE_BLOCK_BYTES

@@ -1,0 +1,46 @@
+// A product of many tokens with the experts that they go to, on a CPU: a block of tokens of one expert a work-item.
+// Formula and arguments as in portable/experts_prefill.cl; how a work-item goes through its block, as in cpu/linear_prefill.cl.
+//
+// Index space: (EXPERT_TILES / TILE_COLS, blocks), local size 1.
+// Build: WEIGHT, K, N (both multiples of 16), N_EXPERTS, EXPERT_TILES, SLOTS, EPILOGUE, GATE, TILE_TOKENS, TILE_COLS (divides
+// EXPERT_TILES; even with SWIGLU).
+#if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(N_EXPERTS) || !defined(EXPERT_TILES) || !defined(SLOTS) || \
+    !defined(EPILOGUE) || !defined(TILE_TOKENS) || !defined(TILE_COLS)
+#error "cpu/experts_prefill.cl needs the build constants WEIGHT, K, N, N_EXPERTS, EXPERT_TILES, SLOTS, EPILOGUE, TILE_TOKENS, TILE_COLS"
+#endif
+#include "common/tiles.cl"
+#include "cpu/token_product.cl"
+
+__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+void experts_prefill(__global const CAT(WEIGHT, _t)* weight, __global const float* x, __global const int* order,
+                     __global const int4* blocks, __global const float* weights, __global float* out,
+                     const int first_expert) {
+    const int4 block = blocks[get_group_id(1)];
+    const int expert = block.x - first_expert, n = block.z;
+    if (n == 0 || expert < 0 || expert >= N_EXPERTS) return;
+    const int tile = get_group_id(0) * TILE_COLS;
+    order += block.y;
+    weight += ((size_t)expert * EXPERT_TILES + tile) * TILE_SIZE;
+    for (int t = 0; t < n; t += TILE_TOKENS) {
+        // Rows past the last token repeat it: computed, never stored.
+        __global const float* rows[TILE_TOKENS];
+#pragma unroll
+        for (int i = 0; i < TILE_TOKENS; ++i) rows[i] = x + (size_t)(order[min(t + i, n - 1)] / SLOTS) * K;
+        float16 acc[TILE_TOKENS][TILE_COLS];
+        multiply_tokens(acc, weight, rows);
+#pragma unroll
+        for (int i = 0; i < TILE_TOKENS; ++i) {
+            if (t + i >= n) break;
+            const int slot = order[t + i];
+            __global float* y = out + (size_t)slot * N;
+#if EPILOGUE == EPILOGUE_SWIGLU
+#pragma unroll
+            for (int c = 0; c < TILE_COLS; c += 2)
+                store16_f32(GATE_VALUE(acc[i][c], exp16) * acc[i][c + 1], y + (tile + c) / 2 * 16);
+#else
+#pragma unroll
+            for (int c = 0; c < TILE_COLS; ++c) store16_f32(acc[i][c] * weights[slot], y + (tile + c) * 16);
+#endif
+        }
+    }
+}

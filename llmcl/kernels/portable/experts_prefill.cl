@@ -1,0 +1,59 @@
+// A product of many tokens with the experts that they go to, on any device: a block of tokens of one expert a work-group.
+//
+//   out[i][r] = sum_k W[e][r][k] x[i / SLOTS][k],   i = order[first ..], e of the tokens' block
+//   EPILOGUE: SWIGLU out[i][r] = GATE(gate[r]) up[r], tiles alternate gate, up;  STORE out[i][r] = weights[i] times the sum
+//
+// weight  tiles (tiles.cl) of the experts first_expert .. first_expert + N_EXPERTS - 1, EXPERT_TILES each; out of others is left
+// x       float [n][K], the rows of n SLOTS slots                 order, blocks  see portable/group_by_expert.cl
+// weights float [n SLOTS], not read with SWIGLU                   out            float [n SLOTS][N]
+//
+// Index space: (ceil(EXPERT_TILES / ITEM_ROWS), blocks) groups of (16, 16). How they share a block: portable/block_product.cl.
+// Build: WEIGHT, K, N (both multiples of 16), N_EXPERTS, EXPERT_TILES, SLOTS, EPILOGUE, GATE, ITEM_TOKENS (BLOCK_ROWS / 16:
+// 4), ITEM_ROWS (4 or 8).
+// Local memory: 2048 (ITEM_TOKENS + ITEM_ROWS) + 512 bytes.
+#if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(N_EXPERTS) || !defined(EXPERT_TILES) || !defined(SLOTS) || \
+    !defined(EPILOGUE) || !defined(ITEM_TOKENS) || !defined(ITEM_ROWS)
+#error "portable/experts_prefill.cl needs the build constants WEIGHT, K, N, N_EXPERTS, EXPERT_TILES, SLOTS, EPILOGUE, ITEM_TOKENS, ITEM_ROWS"
+#endif
+#include "common/tiles.cl"
+#include "portable/block_product.cl"
+
+__kernel __attribute__((reqd_work_group_size(16, 16, 1)))
+void experts_prefill(__global const CAT(WEIGHT, _t)* weight, __global const float* x, __global const int* order,
+                     __global const int4* blocks, __global const float* weights, __global float* out,
+                     const int first_expert) {
+    __local float xs[2 * XS_FLOATS] __attribute__((aligned(16)));
+    __local float ws[2 * WS_FLOATS] __attribute__((aligned(16)));
+    const int4 block = blocks[get_group_id(1)];
+    const int expert = block.x - first_expert, n = block.z;
+    if (n == 0 || expert < 0 || expert >= N_EXPERTS) return;
+    const int tx = get_local_id(0), ty = get_local_id(1), lid = ty * 16 + tx;
+    const int first_tile = get_group_id(0) * BLOCK_TILES;
+    order += block.y;
+    weight += (size_t)expert * EXPERT_TILES * TILE_SIZE;
+    __global const CAT(WEIGHT, _t)* tile = weight + min(first_tile + lid / 32 % BLOCK_TILES, EXPERT_TILES - 1) * TILE_SIZE;
+    __global const float* tokens[TOKEN_SHARES];
+#pragma unroll
+    for (int i = 0; i < TOKEN_SHARES; ++i)
+        tokens[i] = x + (size_t)(order[min(lid / 4 + 64 * i, n - 1)] / SLOTS) * K + lid % 4 * 4;
+    run acc[ITEM_TOKENS][2];
+    multiply_block(acc, tile, tokens, ITEM_TOKENS * ty < n, xs, ws, tx, ty);
+
+    const int tile_pair = tx * RUN / 16, first_in_tile = tx * RUN % 16;
+#pragma unroll
+    for (int i = 0; i < ITEM_TOKENS; ++i) {
+        if (ITEM_TOKENS * ty + i >= n) continue;
+        const int slot = order[ITEM_TOKENS * ty + i];
+        __global float* p = out + (size_t)slot * N;
+#if EPILOGUE == EPILOGUE_SWIGLU
+        const int row = (first_tile / 2 + tile_pair) * 16 + first_in_tile;
+        if (row < N) CAT(vstore, RUN)(GATE_VALUE(acc[i][0], exp) * acc[i][1], 0, p + row);
+#else
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const int row = (first_tile + 2 * tile_pair + h) * 16 + first_in_tile;
+            if (row < N) CAT(vstore, RUN)(acc[i][h] * weights[slot], 0, p + row);
+        }
+#endif
+    }
+}

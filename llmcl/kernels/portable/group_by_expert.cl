@@ -1,0 +1,37 @@
+// A step's tokens in the order of the experts that they go to, and blocks of them that have an expert in common.
+//
+//   order   = the slots t TOP_K + s of all tokens t, those of expert 0 first; of an expert's own in any order
+//   blocks  = (expert, first place in order, number of slots, 0): at most BLOCK_ROWS slots each; the rest are zeros
+//
+// ids  int [n][TOP_K], those of a token differ     order  int [n TOP_K]     blocks  int4 [ceil(n TOP_K / BLOCK_ROWS) + min(N_EXPERTS, n TOP_K)]
+// state  int, see STATE_*
+// Index space: one work-group of LOCAL_SIZE. Build: N_EXPERTS, TOP_K, BLOCK_ROWS, LOCAL_SIZE, those of the step state.
+// Local memory: 4 N_EXPERTS bytes, none with a LOCAL_SIZE of 1.
+#if !defined(N_EXPERTS) || !defined(TOP_K) || !defined(BLOCK_ROWS) || !defined(LOCAL_SIZE) || !defined(STATE_N_TOKENS)
+#error "group_by_expert.cl needs the build constants N_EXPERTS, TOP_K, BLOCK_ROWS, LOCAL_SIZE and those of the step state"
+#endif
+#include "common/group_memory.cl"
+
+__kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
+void group_by_expert(__global const int* ids, __global int* order, __global int4* blocks, __global const int* state) {
+    OF_GROUP int places[N_EXPERTS];  // how many slots an expert has, then the place of its next one
+    const int lid = get_local_id(0), n = state[STATE_N_TOKENS] * TOP_K;
+    for (int e = lid; e < N_EXPERTS; e += LOCAL_SIZE) places[e] = 0;
+    WAIT;
+    for (int i = lid; i < n; i += LOCAL_SIZE) TAKE_NEXT(places + ids[i]);
+    WAIT;
+    if (lid == 0) {
+        int first = 0, block = 0;
+        for (int e = 0; e < N_EXPERTS; ++e) {
+            const int count = places[e];
+            for (int i = 0; i < count; i += BLOCK_ROWS)
+                blocks[block++] = (int4)(e, first + i, min(BLOCK_ROWS, count - i), 0);
+            places[e] = first;
+            first += count;
+        }
+        const int n_blocks = (n + BLOCK_ROWS - 1) / BLOCK_ROWS + min(N_EXPERTS, n);
+        for (; block < n_blocks; ++block) blocks[block] = (int4)(0);
+    }
+    WAIT;
+    for (int i = lid; i < n; i += LOCAL_SIZE) order[TAKE_NEXT(places + ids[i])] = i;
+}

@@ -1,0 +1,139 @@
+"""Models with a mixture of experts: their memory, their quantised weights, and their files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from family_files import save_gguf
+from helpers import random_weights, relative_error, save_folder, small_config
+
+import llmcl
+from llmcl import reference
+from llmcl.checkpoint import open_checkpoint
+from llmcl.checkpoint.quantize import is_router, quantize_rows, target_format
+from llmcl.convert import convert
+from llmcl.errors import CheckpointError, UnsupportedModelError
+from llmcl.models.families.blocks import ExpertSettings
+from llmcl.models.families.family import LayerSettings
+from llmcl.models.stack import decode_layers
+
+N_EXPERTS, TOP_K = 6, 2
+QWEN3_MOE = small_config(
+    architecture="qwen3_moe", settings=[LayerSettings(experts=ExpertSettings(N_EXPERTS, TOP_K, 32))] * 2
+)
+SHARED = small_config(
+    architecture="granitemoeshared",
+    settings=[LayerSettings(experts=ExpertSettings(4, 2, 32, shared_size=64))] * 2,
+    intermediate_size=32,
+    attention_scale=0.25,
+)
+IDS = [5, 17, 99, 3, 42, 42, 8, 120, 77, 31]
+WEIGHTS = random_weights(QWEN3_MOE, seed=2)
+
+
+def quantized(weights: Mapping[str, np.ndarray], quantize: str) -> dict[str, np.ndarray]:
+    """The weights as they are after quantising."""
+    found = {}
+    for name, values in weights.items():
+        format = target_format(name, values.shape, quantize)
+        found[name] = values if format is None else reference.dequantize(format, quantize_rows(values, format))
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_folder(tmp_path_factory.mktemp("qwen3_moe"), QWEN3_MOE, WEIGHTS)
+
+
+@pytest.mark.parametrize("quantize", ["q8_0", "q4_0"])
+def test_experts_are_quantised_and_routers_are_not(quantize: str, default_device: Any, folder: Path) -> None:
+    options: dict[str, Any] = {"device": default_device.entry.index, "max_context": 64, "kv_dtype": "float32"}
+    expected = reference.forward(QWEN3_MOE, quantized(WEIGHTS, quantize), IDS)
+    with llmcl.load(str(folder), quantize=quantize, activation_dtype="float32", **options) as llm:
+        assert {weight.dtype for weight in llm.model.weights.layers[0][1].matrices} == {"float32", quantize}
+        assert relative_error(llm.logits(IDS), expected) < 1e-4
+        llm.model.cache.truncate(llm.sequence, 0)
+        for token in IDS:
+            llm.model.decode_token(llm.sequence, token)
+        logits = llm.device.read(llm.model.act.logits, np.float32, (QWEN3_MOE.vocab_size,))
+        assert relative_error(logits, expected[-1]) < 1e-4
+
+
+def test_a_step_reads_the_chosen_experts_alone(default_device: Any, folder: Path) -> None:
+    with llmcl.load(str(folder), device=default_device.entry.index, dtype="float32", max_context=64) as llm:
+        weights = llm.model.weights
+        blocks = [block for layer in weights.layers for block in layer]
+        all_bytes = sum(weight.nbytes for block in blocks for weight in block.matrices) + weights.head.nbytes
+        of_experts = sum(weight.nbytes for block in blocks for weight in block.matrices if weight.n_experts > 1)
+        assert of_experts == 2 * N_EXPERTS * 3 * 32 * QWEN3_MOE.hidden_size * 4
+        assert llm.weight_bytes_per_token == all_bytes - of_experts * (N_EXPERTS - TOP_K) // N_EXPERTS
+        assert decode_layers(llm.model.layers, llm.model.decode_ops) is None
+
+
+def test_random_weights_of_experts(default_device: Any, tmp_path: Path) -> None:
+    shape = {"model_type": "qwen3_moe", "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32}
+    shape |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
+    shape |= {"vocab_size": 131, "num_experts": 5, "num_experts_per_tok": 2, "torch_dtype": "bfloat16"}
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(shape))
+    with llmcl.load_random(str(file), device=default_device.entry.index, dtype="q4_0", max_context=64) as llm:
+        assert np.isfinite(llm.logits(IDS)).all()
+
+
+def test_a_gguf_file_is_quantised_anew(tmp_path: Path) -> None:
+    path = save_gguf(tmp_path / "model.gguf", QWEN3_MOE, WEIGHTS)
+    smaller = convert(str(path), tmp_path / "q8_0.gguf", quantize="q8_0")
+    with open_checkpoint(str(smaller)) as checkpoint:
+        formats = {name: info.format for name, info in checkpoint.tensors.items() if len(info.shape) == 2}
+        assert {name for name, format in formats.items() if format != "Q8_0"} == set(filter(is_router, formats))
+        name = "model.layers.1.mlp.experts.4.up_proj.weight"
+        np.testing.assert_array_equal(checkpoint.array(name), quantized(WEIGHTS, "q8_0")[name])
+
+
+def test_what_cannot_be_converted_is_refused(tmp_path: Path) -> None:
+    granite = save_folder(tmp_path / "granite", SHARED, random_weights(SHARED, seed=3))
+    for target in ("folder", "model.gguf"):
+        with pytest.raises(UnsupportedModelError, match="granitemoeshared"):
+            convert(str(granite), tmp_path / target)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "shape", "message"),
+    [
+        ("blk.1.ffn_gate_exps.weight", (N_EXPERTS - 1, 32, 64), r"ffn_gate_exps.*\[5, 32, 64\], expected 6 experts"),
+        ("blk.1.ffn_gate_exps.weight", (N_EXPERTS * 32, 64), "expected 6 experts"),
+        ("blk.0.ffn_down_exps.weight", (N_EXPERTS, 32, 64), r"0\.down_proj.*\[32, 64\], expected \[64, 32\]"),
+        ("blk.0.ffn_gate_inp.weight", (N_EXPERTS + 1, 64), r"mlp\.gate.*\[7, 64\], expected \[6, 64\]"),
+    ],
+)
+def test_tensors_of_another_shape_are_named(
+    tensor: str, shape: tuple[int, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import gguf
+
+    add_tensor = gguf.GGUFWriter.add_tensor
+
+    def changed(writer: Any, name: str, values: np.ndarray) -> None:
+        add_tensor(writer, name, np.zeros(shape, np.float32) if name == tensor else values)
+
+    monkeypatch.setattr(gguf.GGUFWriter, "add_tensor", changed)
+    path = save_gguf(tmp_path / "model.gguf", QWEN3_MOE, WEIGHTS)
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(str(path))
+
+
+def test_a_missing_expert_is_named(folder: Path, tmp_path: Path) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.1.mlp.experts.5.down_proj.weight"
+    del tensors[name]
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    with pytest.raises(CheckpointError, match=f"{name} is missing"):
+        open_checkpoint(str(tmp_path))
