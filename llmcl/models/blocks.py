@@ -49,6 +49,10 @@ class AttentionBlock(BoundBlock):
     rotation: blocks.Rotation
 
     @property
+    def first_product(self) -> Weight:
+        return self.weights.qkv
+
+    @property
     def is_plain(self) -> bool:
         weights = self.weights
         further = weights.bias, weights.head_norms, weights.q_norm, weights.output_bias
@@ -75,6 +79,10 @@ class MlpBlock(BoundBlock):
     keeps = False
     weights: MlpWeights
     gate: str
+
+    @property
+    def first_product(self) -> Weight:
+        return self.weights.gate_up
 
     @property
     def is_plain(self) -> bool:

@@ -37,6 +37,11 @@ class BoundBlock(ABC):
     weights: BlockWeights
 
     @property
+    def first_product(self) -> Weight | None:
+        """The one product that takes what its norm leaves; None: there is no norm, or others take that, too."""
+        return None
+
+    @property
     def is_plain(self) -> bool:
         """Whether it has nothing beyond Llama's norms and rotation: kernels that run all layers know no more."""
         return self.weights.norm is not None and self.weights.post_norm is None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from llmcl.kernels.common.attention import AttentionShape, Mods
 from llmcl.kernels.common.experts import block_count
-from llmcl.kernels.common.linear import ActivationOperand
+from llmcl.kernels.common.linear import ActivationOperand, SplitNorm
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight
 from llmcl.models.config import ModelConfig
@@ -21,7 +21,7 @@ from llmcl.ops.biased_gate import biased_gate
 from llmcl.ops.embed import embed
 from llmcl.ops.experts import experts_down, experts_gate_up, experts_prefill, experts_sum, group_by_expert
 from llmcl.ops.last_token import last_token
-from llmcl.ops.linear import input_layout, linear_decode, linear_prefill, linear_supports_output
+from llmcl.ops.linear import input_layout, linear_decode, linear_prefill, linear_supports_output, split_norm
 from llmcl.ops.qkv_adjust import qkv_adjust
 from llmcl.ops.rms_norm import rms_norm
 from llmcl.ops.rope_table import rope_table
@@ -122,6 +122,10 @@ class LayerOps(ABC):
     n_splits: int
     rotations: Mapping[Rotation, Buffer]
     last_seen: Buffer
+
+    def before(self, norm: Buffer | None, weight: Weight | None) -> LayerOps:
+        """These ops for a block that is followed by a norm and the product with `weight`, by neither if one is None."""
+        return self
 
     def embed(self, table: Weight) -> list[Launch]:
         act, scale = self.act, self.config.stream_scale
@@ -270,10 +274,17 @@ class DecodeOps(LayerOps):
 class PrefillOps(LayerOps):
     """Many tokens: each op is a kernel of its own. What a product packs is left so where a kernel can.
 
-    max_rows: tokens of a step at most, where they are few: see `linear_prefill`.
+    max_rows: tokens of a step at most, where they are few: see `linear_prefill`. following: the norm and the weight
+    after the block whose ops these are. split: by the norm's identity and max_rows, those
+    that the products of blocks have begun.
     """
 
     max_rows: int = 0
+    following: tuple[Buffer, Weight] | None = None
+    split: dict[tuple[int, int], SplitNorm] = field(default_factory=dict)
+
+    def before(self, norm: Buffer | None, weight: Weight | None) -> LayerOps:
+        return self if norm is None or weight is None else replace(self, following=(norm, weight))
 
     def attended(self, output: Weight) -> ActivationOperand:
         layout = input_layout(self.device, output, self.max_rows)
@@ -301,6 +312,7 @@ class PrefillOps(LayerOps):
             eps=self.config.stream_eps,
             epilogue=epilogue,
             max_rows=self.max_rows,
+            ends=self.split.get((id(norm), self.max_rows)),
         )
 
     def normed_rows(self, norm: Buffer | None) -> tuple[Buffer, Buffer | None, list[Launch]]:
@@ -332,6 +344,19 @@ class PrefillOps(LayerOps):
             *experts_prefill(device, down, rows, order, blocks, outputs, weights=act.expert_weights),
             *experts_sum(device, outputs, act.x, top_k=top_k, columns=self.config.hidden_size),
         ]
+
+    def add_linear(
+        self, x: ActivationOperand, weight: Weight, post_norm: Buffer | None, bias: Buffer | None
+    ) -> list[Launch]:
+        if self.following is None or post_norm is not None or bias is not None:
+            return super().add_linear(x, weight, post_norm, bias)
+        norm, after = self.following
+        eps, rows = self.config.stream_eps, self.max_rows
+        begins = split_norm(self.device, weight, norm, after, self.step, eps=eps, max_rows=rows)
+        if begins is not None:
+            self.split[id(norm), rows] = begins
+        to, step = self.act.x, self.step
+        return linear_prefill(self.device, weight, x, to, step, epilogue="add", max_rows=rows, begins=begins)
 
     def linear(
         self, x: ActivationOperand, weight: Weight, out: ActivationOperand, epilogue: str = "store"

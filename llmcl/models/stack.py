@@ -19,10 +19,9 @@ Layers = Sequence[Sequence[BoundBlock]]
 def stack(weights: ModelWeights, layers: Layers, ops: LayerOps) -> Iterator[Launch]:
     """The forward pass, top to bottom: from the step's token ids to `x` after the last layer."""
     yield from ops.embed(weights.embedding)
-    for blocks in layers:
-        for block in blocks:
-            yield from block.keep(ops)
-            yield from block.add(ops)
+    for block, of_block in in_turn(weights, layers, ops):
+        yield from block.keep(of_block)
+        yield from block.add(of_block)
 
 
 def prefill_stack(weights: ModelWeights, layers: Layers, ops: PrefillOps) -> tuple[list[Launch], list[Launch]]:
@@ -30,16 +29,21 @@ def prefill_stack(weights: ModelWeights, layers: Layers, ops: PrefillOps) -> tup
 
     The second begins where the last block has left in the cache what it keeps.
     """
-    blocks = [block for layer in layers for block in layer]
-    last = max(i for i, block in enumerate(blocks) if block.keeps)
-    every = list(ops.embed(weights.embedding))
-    for block in blocks[:last]:
-        every += [*block.keep(ops), *block.add(ops)]
-    every += blocks[last].keep(ops)
-    rest = list(blocks[last].add(ops))
-    for block in blocks[last + 1 :]:
-        rest += block.add(ops)
+    blocks = in_turn(weights, layers, ops)
+    last = max(i for i, (block, _) in enumerate(blocks) if block.keeps)
+    every, rest = list(ops.embed(weights.embedding)), list[Launch]()
+    for i, (block, of_block) in enumerate(blocks):
+        every += block.keep(of_block) if i <= last else ()
+        (every if i < last else rest).extend(block.add(of_block))
     return every, rest
+
+
+def in_turn(weights: ModelWeights, layers: Layers, ops: LayerOps) -> list[tuple[BoundBlock, LayerOps]]:
+    """Each block with ops that know the norm and the product which follow it."""
+    blocks = [block for layer in layers for block in layer]
+    following = [(block.weights.norm, block.first_product) for block in blocks[1:]]
+    following.append((weights.final_norm, weights.head))
+    return [(block, ops.before(*after)) for block, after in zip(blocks, following, strict=True)]
 
 
 def decode_stack(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from llmcl.kernels import implementation, table
+from llmcl.kernels.common.dtype import TILE_ROWS
 from llmcl.kernels.common.linear import (
     ActivationLayout,
     ActivationOperand,
@@ -14,6 +15,7 @@ from llmcl.kernels.common.linear import (
     LinearPrefill,
     PackedActivations,
     Product,
+    SplitNorm,
 )
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight
@@ -59,13 +61,16 @@ def linear_prefill(
     eps: float = 0.0,
     epilogue: str = "store",
     max_rows: int = 0,
+    begins: SplitNorm | None = None,
+    ends: SplitNorm | None = None,
     variant: str | None = None,
 ) -> list[Launch]:
     """out[t] = epilogue(W rms_norm(x[t])) for every token t of the step; without `norm`, W x[t].
 
     weight [rows, k]; x float32 [n, k]; norm float32 [k]; out float32 [n, rows] ([n, rows / 2] with a gate); normed:
     working memory as x, needed beside a norm; epilogue and variant as in linear_decode. max_rows: one of FEW_ROWS for
-    steps of at most so many tokens; 0: any number.
+    steps of at most so many tokens; 0: any number. begins: a norm of out, with "add"; ends: that of x, whose rows are
+    taken in place of x (`split_norm`).
     PackedActivations as x are in the layout that the weight's product takes, as `out` in one that it leaves
     (`input_layout`).
     """
@@ -74,6 +79,8 @@ def linear_prefill(
         row.activation_layout(device, part.dtype, weight.k, weight.exact_activations)
         for row, part in zip(chosen, weight.parts, strict=True)
     ]
+    if ends is not None:
+        x, norm = ends.rows, None
     launches: list[Launch] = []
     if norm is not None and not all(layout is not None and layout.fuses_norm for layout in layouts):
         assert isinstance(x, Buffer) and normed is not None
@@ -93,7 +100,7 @@ def linear_prefill(
             raise TypeError(f"the {row.name} variant of linear_prefill takes float32 rows")
         if isinstance(out, PackedActivations) and not row.supports_output(out.layout):
             raise TypeError(f"the {row.name} variant of linear_prefill does not leave {out.layout}")
-        launches += row.launches(device, Product(weight, part, out, epilogue, max_rows), rows, step)
+        launches += row.launches(device, Product(weight, part, out, epilogue, max_rows, begins, ends), rows, step)
     return launches
 
 
@@ -118,6 +125,21 @@ def input_layout(device: Device, weight: Weight, max_rows: int = 0) -> Activatio
     }
     layout = layouts.pop() if len(layouts) == 1 else None
     return layout if layout is not None and layout.can_be_output else None
+
+
+def split_norm(
+    device: Device, before: Weight, norm: Buffer, after: Weight, step: StepState, *, eps: float, max_rows: int
+) -> SplitNorm | None:
+    """How the product with `before`, which adds to the residual, begins a norm and that with `after` ends it.
+
+    None: they do not. norm float32 [after.k].
+    """
+    layout = input_layout(device, after, max_rows)
+    chosen = (_implementation(device, part.dtype, w.k, max_rows) for w in (before, after) for part in w.parts)
+    if layout is None or not all(row.splits_norm(layout) for row in chosen):
+        return None
+    squares = step.scratch(f"squares of {after.k} columns", 4 * step.max_tokens * after.k // TILE_ROWS)
+    return SplitNorm(norm, layout.packed(step, after.k, "normed"), squares, eps)
 
 
 def linear_supports_output(device: Device, weight: Weight, layout: ActivationLayout, max_rows: int = 0) -> bool:

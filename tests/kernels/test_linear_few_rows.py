@@ -26,7 +26,7 @@ from llmcl import reference
 from llmcl.kernels.common.dtype import QUANTIZED
 from llmcl.kernels.common.linear import FEW_ROWS, GATES
 from llmcl.kernels.common.weight import Weight
-from llmcl.ops.linear import input_layout, linear_prefill, linear_supports_output
+from llmcl.ops.linear import input_layout, linear_prefill, linear_supports_output, split_norm
 from llmcl.runtime.device import Device
 
 TOLERANCE = 3e-6
@@ -214,6 +214,47 @@ def test_a_product_takes_and_leaves_packed_rows(target: Device, first_dtype: str
     assert relative_error(read_guarded(target, out, np.float32, (n, 80)), expected) < (
         TOLERANCE if dtype == "bfloat16" else FLOAT16_TOLERANCE
     )
+
+
+@pytest.mark.parametrize("variant", ["nvidia", "hopper"])
+@pytest.mark.parametrize(("hidden", "inner"), [(64, 32), (2080, 160), (288, 8192), (288, 8448)])
+def test_a_norm_between_two_products(target: Device, hidden: int, inner: int) -> None:
+    """The first product begins it and the second ends it; both in the same bits in any step."""
+    rng = np.random.default_rng(hidden)
+    down, down_values = make_weight(target, "bfloat16", hidden, inner)
+    gate_up, gate_up_values = make_weight(target, "bfloat16", 320, hidden, alternating=True)
+    norm_values = (1.0 + 0.2 * rng.standard_normal(hidden)).astype(np.float32)
+    norm = target.upload(norm_values, "norm")
+    x, before = activations(64, inner), rng.standard_normal((64, hidden)).astype(np.float32)
+    found = []
+    for n, max_rows in ((3, 8), (5, 16), (30, 32), (64, 64)):
+        step = step_state_at(target, position=0, n_tokens=n)
+        split = split_norm(target, down, norm, gate_up, step, eps=EPS, max_rows=max_rows)
+        assert split is not None
+        residual, out = with_poison(target, before[:n]), poisoned(target, (n, 160))
+        rows = with_poison(target, x[:n])
+        run(linear_prefill(target, down, rows, residual, step, epilogue="add", max_rows=max_rows, begins=split), n)
+        args = target, gate_up, residual, out, step
+        run(linear_prefill(*args, norm=norm, eps=EPS, epilogue="swiglu", max_rows=max_rows, ends=split), n)
+        expected = before[:n] + reference.linear(x[:n], down_values)
+        assert relative_error(read_guarded(target, residual, np.float32, (n, hidden)), expected) < TOLERANCE
+        expected = finish(reference.linear(reference.rms_norm(expected, norm_values, EPS), gate_up_values), x, "swiglu")
+        found.append(read_guarded(target, out, np.float32, (n, 160)))
+        assert relative_error(found[-1], expected) < NORM_TOLERANCE["bfloat16"]
+    assert all(np.array_equal(rows[:3], found[0]) for rows in found)
+
+
+def test_which_norms_are_split(device: Device) -> None:
+    """Only those of rows in bfloat16: float16 could not hold what is not scaled yet."""
+    weights = {dtype: make_weight(device, dtype, 64, 64)[0] for dtype in ("float32", "float16", "bfloat16", "q8_0")}
+    norm, step = device.upload(np.ones(64, np.float32), "norm"), step_state_at(device, position=0, n_tokens=8)
+    split = {
+        dtype
+        for dtype, weight in weights.items()
+        if split_norm(device, weights["bfloat16"], norm, weight, step, eps=EPS, max_rows=8)
+    }
+    assert split == ({"bfloat16"} if device.entry.ptx_arch >= 80 else set())
+    assert split_norm(device, weights["bfloat16"], norm, weights["bfloat16"], step, eps=EPS, max_rows=0) is None
 
 
 @pytest.mark.parametrize("variant", ["hopper"])

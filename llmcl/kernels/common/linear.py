@@ -74,6 +74,20 @@ ActivationOperand = Buffer | PackedActivations
 
 
 @dataclass(frozen=True)
+class SplitNorm:
+    """A norm whose weights the product before applies and whose scale the product after.
+
+    weight: float32 [k]; rows: x times weight, not yet scaled; squares: float32 [max_tokens, k / 16], sums of squares of
+    16 values of x each.
+    """
+
+    weight: Buffer
+    rows: PackedActivations
+    squares: Buffer
+    eps: float
+
+
+@dataclass(frozen=True)
 class Product:
     """out = epilogue(W x) with one part of a weight.
 
@@ -86,6 +100,8 @@ class Product:
     out: ActivationOperand
     epilogue: str
     max_rows: int = 0  # tokens of a step at most, where they are few; 0: any number
+    begins: SplitNorm | None = None  # of its output, which is added to the residual
+    ends: SplitNorm | None = None  # of its input
 
     @property
     def tiles_at_once(self) -> int:
@@ -150,6 +166,10 @@ class LinearOfRows(Implementation):
 
     def supports_output(self, layout: ActivationLayout) -> bool:
         """Whether it can leave its result in this layout."""
+        return False
+
+    def splits_norm(self, layout: ActivationLayout) -> bool:
+        """Whether it can begin a SplitNorm with rows in this layout, and end one."""
         return False
 
     @abstractmethod

@@ -5,6 +5,13 @@
 //
 //   partial   float4 [units][SPLITS][..]: sums that wait for those of other groups   arrived   int [units], zero between launches
 //
+// A norm between two products is split over them. With LEAVES the one that adds to the residual leaves x times the norm's weights,
+// too, in `normed` (OUT, in blocks), and the sum of squares of each 16 values of it in `squares`. With SCALED the next one takes
+// those rows and multiplies its sums by 1 / sqrt(mean of squares + EPS).
+//
+//   norm     float [OUT_STRIDE], weights        normed  OUT [ceil(n/8)][OUT_STRIDE/8][8][8]
+//   squares  float [MAX_ROWS][OUT_STRIDE/16], as SCALED takes it [MAX_ROWS][K/16]
+//
 // The weights are the operand of 16 rows, 8 tokens the columns of the other. A warp takes TILES tiles and every RUNS-th piece of
 // 32 columns. Of its 16 TILES rows lane (g, t) = (lane / 4, lane % 4) has 2 TILES neighbouring ones, from 2 TILES g on, and of a piece
 // the columns 8 t .. 8 t + 7: which rows and columns meet in one product is free, as long as the activations' columns agree.
@@ -24,10 +31,11 @@
 // Build: WEIGHT, K (a multiple of 32), N, N_TILES, OUT_STRIDE, EPILOGUE, MAX_ROWS (a multiple of 8), TILES (1, 2 or 4; with a gate 2 or
 // 4), WARPS_M, WARPS_K, SPLITS, INNER (a divisor of WARPS_K; WARPS_K where SPLITS > 1), STAGES, PACKED_OUT (OUT_STRIDE a multiple of 32,
 // EPILOGUE not the one that adds) and then OUT. x, and out with PACKED_OUT, have tokens to a multiple of 8; what lies past n is anything.
-// Local memory: LOCAL_BYTES.
+// LEAVES (OUT_STRIDE a multiple of 32, EPILOGUE the one that adds) and then OUT, SCALED and then EPS.
+// Local memory: LOCAL_BYTES and 4 MAX_ROWS.
 #if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(N_TILES) || !defined(OUT_STRIDE) || !defined(EPILOGUE) || \
     !defined(MAX_ROWS) || !defined(TILES) || !defined(WARPS_M) || !defined(WARPS_K) || !defined(SPLITS) || !defined(INNER) || \
-    !defined(STAGES) || !defined(PACKED_OUT) || !defined(STATE_N_TOKENS)
+    !defined(STAGES) || !defined(PACKED_OUT) || !defined(LEAVES) || !defined(SCALED) || !defined(STATE_N_TOKENS)
 #error "nvidia/linear_few_rows.cl needs the build constants named in its head"
 #endif
 #include "common/tiles.cl"
@@ -51,6 +59,9 @@
 #define SUM_BYTES (WARPS * BLOCKS * TILES * 512)       // afterwards, in the same memory
 #define LOCAL_BYTES MAX(STAGES * STAGE_BYTES, SUM_BYTES)
 #define ROWS (2 * TILES)  // of a lane
+#ifndef OUT  // where nothing is left in 16 bits
+#define OUT OPERAND
+#endif
 
 typedef struct {
     __global const uchar* weight;  // of the warp's first tile
@@ -80,25 +91,38 @@ inline void fetch(const source* from, const int step, const uint stage, const in
             copy16_async(from->to_x + stage + i * 512, from->x + ((size_t)i * (K / 8) + piece * 4) * 8, there);
 }
 
-// What a lane does with its rows of a token: v in order of rows.
-inline void write_rows(const float v[ROWS], __global void* out, const int token, const int row, const int out_row, const int n) {
-#if PACKED_OUT
+// Where a product's results go.
+typedef struct {
+    __global void* out;
+    __global const float* norm;
+    __global uint* normed;
+    __global float* squares;
+    __local const float* scales;  // of a token
+    int out_row, n;
+} target;
+
+// Leaves a lane's values v of a token in 16 bits, `column` being the first.
+inline void write_packed(__global uint* to, const float v[ROWS], const int token, const int column) {
     uint words[TILES];
+    to += (((size_t)token / 8 * (OUT_STRIDE / 8) + column / 8) * 8 + token % 8) * 4 + column % 8 / 2;
 #pragma unroll
     for (int m = 0; m < TILES; ++m) words[m] = CAT(narrow_, OUT)(v[2 * m], v[2 * m + 1]);
-    const int column = out_row + row;
-    __global uint* y = (__global uint*)out + (((size_t)token / 8 * (OUT_STRIDE / 8) + column / 8) * 8 + token % 8) * 4 + column % 8 / 2;
-    if (row >= N) return;
 #if TILES == 4
-    *(__global uint4*)y = (uint4)(words[0], words[1], words[2], words[3]);
+    *(__global uint4*)to = (uint4)(words[0], words[1], words[2], words[3]);
 #elif TILES == 2
-    *(__global uint2*)y = (uint2)(words[0], words[1]);
+    *(__global uint2*)to = (uint2)(words[0], words[1]);
 #else
-    *y = words[0];
+    *to = words[0];
 #endif
+}
+
+// What a lane does with its rows of a token: v in order of rows, with an addition as they are then.
+inline void write_rows(float v[ROWS], const target* to, const int token, const int row) {
+#if PACKED_OUT
+    if (row < N) write_packed((__global uint*)to->out, v, token, to->out_row + row);
 #else
-    if (token >= n) return;
-    __global float* y = (__global float*)out + (size_t)token * OUT_STRIDE + out_row + row;
+    if (token >= to->n) return;
+    __global float* y = (__global float*)to->out + (size_t)token * OUT_STRIDE + to->out_row + row;
 #if N % 16 == 0 && OUT_STRIDE % 4 == 0
     if (row >= N) return;
 #pragma unroll
@@ -106,20 +130,51 @@ inline void write_rows(const float v[ROWS], __global void* out, const int token,
         float2 w = (float2)(v[i], v[i + 1]);
         if (EPILOGUE == EPILOGUE_ADD) w += *(__global const float2*)(y + i);
         *(__global float2*)(y + i) = w;
+        v[i] = w.x;
+        v[i + 1] = w.y;
     }
 #else
 #pragma unroll
-    for (int i = 0; i < ROWS; ++i)
-        if (row + i < N) y[i] = EPILOGUE == EPILOGUE_ADD ? y[i] + v[i] : v[i];
+    for (int i = 0; i < ROWS; ++i) {
+        if (row + i >= N) continue;
+        if (EPILOGUE == EPILOGUE_ADD) v[i] += y[i];
+        y[i] = v[i];
+    }
 #endif
 #endif
 }
 
+#if LEAVES
+// The rows v of a token times the norm's weights, and the sum of squares of the tile that they are of. It is the same to the bit for
+// any TILES: of pairs of rows, of pairs of these and so on.
+inline void leave_normed(float v[ROWS], const target* to, const int token, const int row, const int lane) {
+    float sums[TILES];
+#pragma unroll
+    for (int m = 0; m < TILES; ++m) sums[m] = fma(v[2 * m], v[2 * m], v[2 * m + 1] * v[2 * m + 1]);
+#pragma unroll
+    for (int i = 1; i < TILES; i *= 2)
+#pragma unroll
+        for (int m = 0; m < TILES; m += 2 * i) sums[m] += sums[m + i];
+#pragma unroll
+    for (int mask = 4; mask < 32 / TILES; mask *= 2) sums[0] += shuffle_xor(sums[0], mask);
+    if (token >= to->n || row >= N) return;
+    const int column = to->out_row + row;
+    if (row % 16 == 0) to->squares[token * (OUT_STRIDE / 16) + column / 16] = sums[0];
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) v[i] *= to->norm[column + i];
+    write_packed(to->normed, v, token, column);
+}
+#endif
+
 // The epilogue of a warp's rows and 8 tokens. v[m]: rows 2 m and 2 m + 1 of the lane's; of each tokens 2 t and 2 t + 1.
-inline void finish(const float4 v[TILES], __global void* out, const int first_tile, const int block, const int lane,
-                   const int out_row, const int n) {
+inline void finish(float4 v[TILES], const target* to, const int first_tile, const int block, const int lane) {
     const int g = lane / 4, token = block * 8 + 2 * (lane % 4);
     float y[ROWS];
+#if SCALED
+    const float2 scales = vload2(0, to->scales + token);
+#pragma unroll
+    for (int m = 0; m < TILES; ++m) v[m] *= (float4)(scales, scales);
+#endif
 #if EPILOGUE == EPILOGUE_SWIGLU
     // The lanes of a gate's rows and of the same rows of up exchange what the other needs: each has both for one token.
     const bool up = g & (8 / TILES);
@@ -133,22 +188,28 @@ inline void finish(const float4 v[TILES], __global void* out, const int first_ti
         y[2 * m] = result.x;
         y[2 * m + 1] = result.y;
     }
-    write_rows(y, out, token + up, first_tile * 8 + g / (16 / TILES) * 16 + g % (8 / TILES) * ROWS, out_row, n);
+    write_rows(y, to, token + up, first_tile * 8 + g / (16 / TILES) * 16 + g % (8 / TILES) * ROWS);
 #else
+    const int row = first_tile * 16 + g * ROWS;
 #pragma unroll
-    for (int m = 0; m < TILES; ++m) y[2 * m] = v[m].x, y[2 * m + 1] = v[m].z;
-    write_rows(y, out, token, first_tile * 16 + g * ROWS, out_row, n);
+    for (int i = 0; i < 2; ++i) {
 #pragma unroll
-    for (int m = 0; m < TILES; ++m) y[2 * m] = v[m].y, y[2 * m + 1] = v[m].w;
-    write_rows(y, out, token + 1, first_tile * 16 + g * ROWS, out_row, n);
+        for (int m = 0; m < TILES; ++m) y[2 * m] = i ? v[m].y : v[m].x, y[2 * m + 1] = i ? v[m].w : v[m].z;
+        write_rows(y, to, token + i, row);
+#if LEAVES
+        leave_normed(y, to, token + i, row, lane);
+#endif
+    }
 #endif
 }
 
 __kernel __attribute__((reqd_work_group_size(GROUP_ITEMS, 1, 1)))
 void linear_few_rows(__global const uchar* weight, __global const uint4* x, __global void* out, __global const int* state,
-                     const int out_row, __global float4* partial, __global int* arrived) {
+                     const int out_row, __global float4* partial, __global int* arrived, __global const float* norm,
+                     __global uint* normed, __global float* squares) {
     __local uint4 __attribute__((aligned(128))) buffers[LOCAL_BYTES / 16];
     __local int is_last;
+    __local float scales[MAX_ROWS];
     const int lane = get_local_id(0) % WARP, warp = get_local_id(0) / WARP, warp_m = warp % WARPS_M, warp_k = warp / WARPS_M;
     const int unit = get_group_id(0), split = get_group_id(1), n = state[STATE_N_TOKENS];
     const int tile = unit * UNIT_TILES + warp_m * TILES, first_piece = split * WARPS_K + warp_k;
@@ -176,6 +237,15 @@ void linear_few_rows(__global const uchar* weight, __global const uint4* x, __gl
         copy_commit();
         to += STAGE_BYTES;
     }
+#if SCALED
+    for (int token = warp; token < n; token += WARPS) {  // while the first pieces are on their way
+        float sum = 0.0f;
+        for (int i = lane; i < K / 16; i += WARP) sum += squares[token * (K / 16) + i];
+        sum = warp_sum(sum);
+        if (lane == 0) scales[token] = 1.0f / sqrt(NO_OVERFLOW(sum) / K + EPS);
+    }
+#endif
+    const target to_rows = {out, norm, normed, squares, scales, out_row, n};
     uint at = 0;
 #pragma unroll 1
     for (int step = 0; step < STEPS; ++step) {
@@ -226,7 +296,7 @@ void linear_few_rows(__global const uchar* weight, __global const uint4* x, __gl
             }
             v[m] = total;
         }
-        if (SPLITS == 1) finish(v, out, tile, j, lane, out_row, n);
+        if (SPLITS == 1) finish(v, &to_rows, tile, j, lane);
         else
 #pragma unroll
             for (int m = 0; m < TILES; ++m) partial[split * split_stride + (j * TILES + m) * WARP] = v[m];
@@ -254,6 +324,6 @@ void linear_few_rows(__global const uchar* weight, __global const uint4* x, __gl
 #pragma unroll
             for (int s = 1; s < SPLITS; ++s) v[m] += parts[s][m];
         }
-        finish(v, out, tile, j, lane, out_row, n);
+        finish(v, &to_rows, tile, j, lane);
     }
 }

@@ -157,9 +157,17 @@ class NvidiaLinearFewRows(LinearFewRows):
     def supports_output(self, layout: ActivationLayout) -> bool:
         return isinstance(layout, TensorCoreLayout) and layout.blocks
 
+    def splits_norm(self, layout: ActivationLayout) -> bool:
+        """Before its scale a value may be beyond float16."""
+        return isinstance(layout, TensorCoreLayout) and layout.by_token and layout.dtype == "bfloat16"
+
     def size(self, device: Device, product: Product, layout: ActivationLayout | None) -> Size:
         shape = few_rows_shape(FewRowsProblem.of(device, product))
-        own = {"MAX_ROWS": product.max_rows, "PACKED_OUT": isinstance(product.out, PackedActivations)}
+        own: dict[str, object] = {
+            "MAX_ROWS": product.max_rows,
+            "PACKED_OUT": isinstance(product.out, PackedActivations),
+        }
+        own |= {"LEAVES": product.begins is not None, "SCALED": product.ends is not None}
         return {**own, **shape.constants()}, (shape.units(product.part.n_tiles), shape.splits), (32 * shape.warps, 1)
 
     def launches(self, device: Device, product: Product, x: ActivationOperand, step: StepState) -> list[Launch]:
@@ -167,15 +175,24 @@ class NvidiaLinearFewRows(LinearFewRows):
         weight, part, out = product.weight, product.part, product.out
         own, groups, local = self.size(device, product, x.layout)
         constants = {**product.constants(), "OUT_STRIDE": weight.rows // product.tiles_at_once, **own}
-        if isinstance(out, PackedActivations):
-            assert isinstance(out.layout, TensorCoreLayout)
-            constants["OUT"] = KERNEL_NAMES[out.layout.dtype]
-            out = out.buffer
+        begins, ends = product.begins, product.ends
+        left = out if begins is None else begins.rows
+        if isinstance(left, PackedActivations):
+            assert isinstance(left.layout, TensorCoreLayout)
+            constants["OUT"] = KERNEL_NAMES[left.layout.dtype]
+        if ends is not None:
+            constants["EPS"] = float(ends.eps)
+        assert begins is None or ends is None
         shape = few_rows_shape(FewRowsProblem.of(device, product))
         assert shape.splits == 1 or shape.units(part.n_tiles) <= MAX_UNITS
         nbytes = shape.partial_bytes(part.n_tiles, product.max_rows)
         partial = step.scratch(f"sums of several groups, {nbytes} bytes", nbytes)
         arrived = step.scratch("groups that have left their sums", 4 * MAX_UNITS, zeroed=True)
+        out = out.buffer if isinstance(out, PackedActivations) else out
+        norm, normed = (step.state, step.state) if begins is None else (begins.weight, begins.rows.buffer)
+        split = begins or ends
+        squares = step.state if split is None else split.squares  # where there is nothing, an argument that is not read
         args: list[KernelArg] = [part.buffer, x.buffer, out, step.state, product.first_row, partial, arrived]
+        args += [norm, normed, squares]
         cost = product.cost()
         return [device.launch(self.file, "linear_few_rows", constants, args, groups=groups, local=local, cost=cost)]
