@@ -12,8 +12,9 @@ from llmcl.errors import UsageError
 from llmcl.kernels.common.linear import FEW_ROWS
 from llmcl.kernels.common.step_state import StepState
 from llmcl.models.layer_ops import BatchOps
+from llmcl.models.memory import check_batch_memory
 from llmcl.models.model import Model
-from llmcl.models.paged_kv_cache import PagedKVCache
+from llmcl.models.paged_kv_cache import PagedKVCache, pool_pages
 from llmcl.models.sequence import SequenceState
 from llmcl.models.stack import head, stack
 from llmcl.ops.attention import decode_splits
@@ -42,7 +43,9 @@ def make_batch(
     """
     if not 1 <= max_sequences <= MAX_SEQUENCES:
         raise UsageError(f"max_sequences is {max_sequences}; expected 1 to {MAX_SEQUENCES}")
-    shape, most = model.cache.shape, max_sequences * -(-max_context // page_tokens)
+    shape, most = model.cache.shape, max_sequences * pool_pages(max_context, page_tokens)
+    kv_tokens = page_tokens * (most if n_pages is None else n_pages)
+    check_batch_memory(model.device, model.config, shape.kv_dtype, kv_tokens, max_sequences, model.chunk)
     pool = PagedKVCache(
         model.device,
         model.config,

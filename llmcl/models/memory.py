@@ -17,6 +17,8 @@ from llmcl.ops.attention import decode_splits, prefill_implementation
 from llmcl.ops.linear import linear_scratch_bytes
 from llmcl.runtime.device import Device
 
+SAMPLING_BYTES = 16  # of a sequence and a token of the vocabulary: logits, latest positions, candidates
+
 
 def exact_queries(types: WeightTypes, kv_dtype: str) -> bool:
     """Whether attention is to be in float32 throughout: see AttentionShape."""
@@ -47,15 +49,40 @@ def forecast(
 
 def check_memory(needed: dict[str, int], device: Device) -> None:
     """Raises OutOfDeviceMemoryError, with the sizes, if the forecast exceeds what the device has."""
+    limit = _limit(device)
+    if sum(needed.values()) > limit:
+        raise OutOfDeviceMemoryError(
+            f"the model needs {_gib(needed)}, but {device.name} has {limit / 2**30:.2f} GiB; "
+            "use a smaller --ctx-size, --dtype or --kv-dtype, a smaller model, or another --device"
+        )
+
+
+def check_batch_memory(
+    device: Device, config: ModelConfig, kv_dtype: str, kv_tokens: int, max_sequences: int, chunk: int
+) -> None:
+    """Raises OutOfDeviceMemoryError if the device has no room for a batch beside what is on it: a KV cache of kv_tokens
+    for all sequences, logits and sampling of max_sequences rows, activations of `chunk` tokens.
+    """
+    shapes = activation_shapes(config, chunk, 1)
+    needed = {
+        "KV cache": kv_bytes_per_position(config, kv_dtype) * kv_tokens,
+        "sampling": max_sequences * SAMPLING_BYTES * config.vocab_size,
+        "working buffers": 4 * sum(int(np.prod(shape)) for shape in shapes.values()),
+    }
+    left = _limit(device) - device.allocated_bytes
+    if sum(needed.values()) > left:
+        raise OutOfDeviceMemoryError(
+            f"{max_sequences} sequences at once need {_gib(needed)}, but {device.name} has {max(0, left) / 2**30:.2f} "
+            "GiB left beside the model; use fewer sequences (max_sequences), a smaller max_context, fewer pages "
+            "(kv_pages) or another --kv-dtype"
+        )
+
+
+def _limit(device: Device) -> int:
     entry = device.entry
-    limits = [entry.global_mem_bytes]
-    if entry.host_available_bytes is not None:
-        limits.append(entry.host_available_bytes)
-    total, limit = sum(needed.values()), min(limits)
-    if total <= limit:
-        return
+    return min(entry.global_mem_bytes, entry.host_available_bytes or entry.global_mem_bytes)
+
+
+def _gib(needed: dict[str, int]) -> str:
     parts = ", ".join(f"{name} {size / 2**30:.2f} GiB" for name, size in needed.items())
-    raise OutOfDeviceMemoryError(
-        f"the model needs {total / 2**30:.2f} GiB ({parts}), but {device.name} has {limit / 2**30:.2f} GiB; "
-        "use a smaller --ctx-size, --dtype or --kv-dtype, a smaller model, or another --device"
-    )
+    return f"{sum(needed.values()) / 2**30:.2f} GiB ({parts})"

@@ -14,6 +14,7 @@ from compilers.recording import RecordingDevice, ShapeCheckpoint
 from compilers.shapes import DTYPES, KV_DTYPES, MODELS, PAGE_TOKENS, Stored, stored_models
 from llmcl.attention import and_masks, create_block_mask, flex_attention
 from llmcl.attention.masks import alibi, causal, document, sliding_window, soft_cap
+from llmcl.models.batch import Batch
 from llmcl.models.kv_cache import KVCache
 from llmcl.models.layer_mods import trace_layer_mods
 from llmcl.models.memory import exact_queries
@@ -28,6 +29,7 @@ from llmcl.runtime.program import KernelSource, constant_text, read_source
 from llmcl.runtime.roofline import arithmetic_peak, read_bandwidth
 
 CONTEXT = 8192
+SEQUENCES = 8  # of a batch
 DECODE, PREFILL, LOAD, ATTENTION, TOOLS = "decode", "prefill", "load", "flex_attention", "tools"
 USES = (DECODE, PREFILL, LOAD, ATTENTION, TOOLS)  # where two use a program, the first counts
 WORD = re.compile(r"[A-Za-z_]\w*")
@@ -67,6 +69,7 @@ class Program:
         words += [str(given[name]).partition("_")[2].lower() for name in ("EPILOGUE", "GATE") if name in given]
         words += [word for name, word in SWITCHES.items() if given.get(name)]
         words += ["paged"] if "KV_PAGE" in given else []
+        words += ["several sequences"] if "STATE_SEQUENCES" in given else []
         words += ["one split"] if given.get("N_SPLITS") == 1 else []
         return " ".join(
             [*words, *(name.lower() for name in ("MASK_MOD", "SCORE_MOD") if f"HAS_{name}" in self.prelude)]
@@ -125,7 +128,7 @@ def _load_and_run(found: Collection, entry: DeviceEntry, stored: Stored) -> None
             else:
                 cache = PagedKVCache(device, config, CONTEXT, kv_dtype, page_tokens, exact_queries=exact)
             mods = trace_layer_mods(config, CONTEXT).bind(device)
-            model = Model(device, config, weights, cache, mods=mods)
+            model = Model(device, config, weights, cache, logit_rows=SEQUENCES, mods=mods)
             decode = [*model.decode_launches]
             for params in (
                 SamplingParams(),
@@ -134,6 +137,9 @@ def _load_and_run(found: Collection, entry: DeviceEntry, stored: Stored) -> None
                 model.sampler.configure(params)
                 decode += model.sampler.launches
             found.add(name, DECODE, [launch.source for launch in decode if isinstance(launch.source, KernelSource)])
+            if isinstance(cache, PagedKVCache):
+                Batch(model, SEQUENCES)
+                found.add(name, DECODE, device.take())
             for _ in model.logit_chunks(model.cache.sequence(), [1, 2]):
                 break
             logits = model.act.logits

@@ -252,6 +252,11 @@ def test_sizes_out_of_range(llm: LLM, n: int) -> None:
         make_batch(llm.model, n, 256, PAGE)
 
 
+def test_no_room_for_a_batch(llm: LLM) -> None:
+    with pytest.raises(OutOfDeviceMemoryError, match=r"64 sequences at once need .*KV cache .* left beside the"):
+        make_batch(llm.model, 64, 256, PAGE, 1 << 30)
+
+
 def test_too_few_pages_are_an_error_that_loses_nothing(llm: LLM) -> None:
     batch = make_batch(llm.model, 2, 256, PAGE, 3)
     prompts = random_ids(100, 1, 131), random_ids(60, 2, 131)
