@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from helpers import small_config
 
+from llmcl.engine.leases import Leases
+from llmcl.errors import UsageError
 from llmcl.models.paged_kv_cache import PagedKVCache
 from llmcl.models.sequence import SequenceState
 from llmcl.ops.sample import SamplingParams
+from llmcl.tokenizer.text import Detokenizer
 
 PAGE = 64
 VOCAB = 131
@@ -79,7 +83,6 @@ class FakeBatch:
         self.sampled_last: dict[SequenceState, int] = {}
         self.before: Callable[[str], None] = lambda what: None
         self.n_prefilled = 0
-        self.closed = False
         self._unread = 0
         self._step: Any = FakeStep()
 
@@ -111,9 +114,6 @@ class FakeBatch:
     def end(self, sequence: SequenceState) -> None:
         del self.places[sequence]
 
-    def close(self) -> None:
-        self.closed = True
-
     def _write(self, sequence: SequenceState, token_ids: Sequence[int]) -> None:
         assert sequence.position + len(token_ids) <= self.max_context
         self.cache.prepare(self._step, sequence, len(token_ids))
@@ -136,3 +136,29 @@ class FakeBatch:
             return ids
 
         return wait
+
+
+class FakeLLM:
+    """Stands in for LLM: a token is a letter, 'a' for 0 and so on round the alphabet."""
+
+    model_name = "fake"
+    load_ms = 5.0
+
+    def __init__(self) -> None:
+        self.leases = Leases(self.model_name)
+        self.device = SimpleNamespace(compile_s=0.0, peak_bytes=7)
+        self.model = SimpleNamespace(config=SimpleNamespace(vocab_size=VOCAB))
+        self.tokenizer = SimpleNamespace(
+            detokenizer=lambda: Detokenizer(lambda token: bytes([97 + token % 26])),
+            eos_token_ids=frozenset({VOCAB - 1}),
+        )
+
+    def encode(self, prompt: Any, *, raw: bool = False, system_prompt: str | None = None) -> list[int]:
+        """Text as letters, messages as those of their contents."""
+        if not isinstance(prompt, str) and prompt and isinstance(prompt[0], dict):
+            prompt = "".join(message["content"] for message in prompt)
+        return [ord(letter) % VOCAB for letter in prompt] if isinstance(prompt, str) else list(prompt)
+
+    def check_prompt(self, ids: list[int]) -> None:
+        if not ids:
+            raise UsageError("the prompt has no tokens; expected at least one")

@@ -10,7 +10,7 @@ from queue import SimpleQueue
 from typing import Any, Protocol, TypeGuard
 from weakref import finalize
 
-from llmcl.engine.generation import AnswerOptions, Generation, Piece, PieceWriter
+from llmcl.engine.generation import AnswerOptions, Generation, Piece, PieceWriter, token_budget
 from llmcl.engine.leases import RECHECK_S, Leases
 from llmcl.engine.requests import Mailbox, PieceStream, Request
 from llmcl.engine.scheduler import Job, Scheduler
@@ -65,7 +65,7 @@ class Engine:
 
     def __init__(self, llm: Served, make_batch: Callable[[], Batch], max_step_tokens: int | None, *, wait: bool):
         self._llm = llm
-        made: list[tuple[Scheduler, Worker]] = []  # not `self`: the lease is held to the end of the process, if need be
+        made: list[tuple[int, Worker]] = []  # not `self`: the lease is held to the end of the process, if need be
         name, vocab_size = llm.model_name, llm.model.config.vocab_size
 
         def hold() -> Iterator[None]:
@@ -75,14 +75,13 @@ class Engine:
                 rows = max(batch.max_sequences, STEP_TOKENS_AHEAD if batch.runs_ahead else STEP_TOKENS)
             scheduler = Scheduler(batch.cache, batch.max_sequences, rows)
             worker = Worker(StepLoop(batch, scheduler), name, vocab_size)
-            made.append((scheduler, worker))
+            made.append((scheduler.max_context, worker))
             return _until_closed(worker)
 
         self._lease = llm.leases.begin(hold, wait=wait, kept=True)
         next(self._lease)
         finalize(self, self._lease.end)  # where nobody closes it
-        ((scheduler, self._worker),) = made
-        self.max_context, self._token_budget = scheduler.max_context, scheduler.token_budget
+        ((self.max_context, self._worker),) = made
 
     # ---- requests -----------------------------------------------------------------------------------
 
@@ -90,7 +89,8 @@ class Engine:
         """Begins an answer, and returns at once. priority: the higher goes first among requests that wait.
 
         prompt, options: those of `LLM.stream`: max_tokens, temperature, top_k, top_p, min_p, repeat_penalty, seed,
-        stop, ignore_eos, raw, system_prompt. With a seed the answer is the same whoever else is served.
+        stop, ignore_eos, raw, system_prompt. A seed draws the same whoever else is served, and after a preemption;
+        what it draws from may be rounded in another way.
 
         Raises UsageError for a value out of range and after `close`, ContextLengthError for too long a prompt.
         """
@@ -171,7 +171,7 @@ class Engine:
         """Has the pieces of the answer given, and then its End. The function returned cancels it."""
         driver_calls.check()
         prompt, options, llm, worker = question.prompt_token_ids, question.options, self._llm, self._worker
-        n_tokens = self._token_budget(len(prompt), options.max_tokens)
+        n_tokens = token_budget(self.max_context, len(prompt), options.max_tokens)
         job = Job(prompt, options.sampling().seeded(), n_tokens, question.priority)
         recorder, device, load_ms = Recorder(len(prompt)), llm.device, llm.load_ms
 
@@ -185,6 +185,11 @@ class Engine:
         answering = Answering(job, PieceWriter(llm.tokenizer, options, n_tokens, recorder, stats), give)
         worker.submit(answering)
         return lambda: worker.cancel(answering)
+
+    @property
+    def n_preempted(self) -> int:
+        """How often a request gave its pages to others, and was read again later: often means too few pages."""
+        return self._worker.n_preempted
 
     # ---- life ---------------------------------------------------------------------------------------
 

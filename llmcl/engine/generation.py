@@ -96,7 +96,7 @@ def token_ids(
     model.start_sampling(sequence)
     model.prefill(sequence, prompt[sequence.position :], progress=progress)
 
-    count = token_budget(model, prompt, max_tokens)
+    count = token_budget(model.cache.max_context, len(prompt), max_tokens)
 
     def next_step() -> Callable[[], int]:
         model.decode(sequence)
@@ -118,9 +118,9 @@ def reusable_prefix(sequence: SequenceState, prompt: Sequence[int]) -> int:
     return min(len(prompt) - 1, common_prefix(prompt, sequence.token_ids))
 
 
-def token_budget(model: Model, prompt: Sequence[int], max_tokens: int) -> int:
-    """How many tokens can follow the prompt: the last one sampled needs no place in the cache."""
-    return min(max_tokens, model.cache.max_context - len(prompt) + 1)
+def token_budget(max_context: int, n_prompt: int, max_tokens: int) -> int:
+    """How many tokens can follow a prompt: the last one sampled needs no place in the cache."""
+    return min(max_tokens, max_context - n_prompt + 1)
 
 
 def _sample(model: Model, sequence: SequenceState) -> Callable[[], int]:
@@ -214,7 +214,8 @@ def pieces(
             peak_device_bytes=model.device.peak_bytes,
         )
 
-    n_tokens, params = token_budget(model, prompt, options.max_tokens), options.sampling().seeded()
+    n_tokens = token_budget(model.cache.max_context, len(prompt), options.max_tokens)
+    params = options.sampling().seeded()
     writer = PieceWriter(tokenizer, options, n_tokens, recorder, stats)
     ids = token_ids(model, sequence, prompt, params, options.max_tokens, progress=progress, on_decode=on_decode)
     try:

@@ -59,7 +59,7 @@ class Request(Iterator[Piece], AsyncIterator[Piece]):
             return item
         self._over = True
         if item is not None:
-            raise item
+            raise type(item)(str(item)) from item  # one error may have many readers
         return None
 
     def __del__(self) -> None:

@@ -26,7 +26,7 @@ class Job:
     """A prompt and its answer so far.
 
     params: seeded, so that the answer is the same when its beginning is read again. max_tokens: the answer fits into
-    the context (`Scheduler.token_budget`). priority: the higher goes first. sampled: ids that the host knows.
+    the scheduler's max_context. priority: the higher goes first. sampled: ids that the host knows.
     n_found: tokens of the prompt that the cache held when it began.
     n_enqueued: tokens whose sampling was enqueued, those that the host does not know yet included. sequence: its place
     in the KV cache; None while it has none. text: what is read before the next token is sampled. done: it gets no more.
@@ -49,13 +49,9 @@ class Job:
         """Tokens of `text` that no step has read yet."""
         return 0 if self.sequence is None else max(0, len(self.text) - self.sequence.position)
 
-    @property
-    def decodes(self) -> bool:
-        return self.sequence is not None and not self.unread and self.n_enqueued < self.max_tokens
-
     def rows(self) -> int:
         """Tokens that the sequence is to be extended by, as soon as may be."""
-        return self.unread or int(self.decodes)
+        return self.unread or int(self.n_enqueued < self.max_tokens)
 
 
 @dataclass(frozen=True)
@@ -107,17 +103,13 @@ class Scheduler:
         """Tokens of the longest text that can run, alone if need be."""
         return min(self.cache.max_context, len(self.cache.order) * self.cache.page_tokens)
 
-    def token_budget(self, n_prompt: int, max_tokens: int) -> int:
-        """How many tokens can follow a prompt: the last one sampled needs no place in the cache."""
-        return min(max_tokens, self.max_context - n_prompt + 1)
-
     @property
     def has_work(self) -> bool:
         return bool(self.waiting or self.running or self._ended)
 
     def submit(self, job: Job) -> None:
         """Has the job wait for its turn."""
-        assert job.prompt and 1 <= job.max_tokens == self.token_budget(len(job.prompt), job.max_tokens)
+        assert job.prompt and 1 <= job.max_tokens <= self.max_context - len(job.prompt) + 1
         job.rank = -job.priority, next(self._arrivals)
         insort(self.waiting, job, key=_rank)
 
@@ -134,15 +126,17 @@ class Scheduler:
         """The next step. What it reads and samples counts as enqueued from now on."""
         ended, self._ended = self._ended, []
         plan, n_preempted = Plan(ended), self.n_preempted
-        budget = self.max_step_tokens - sum(job.decodes for job in self.running)  # for prompts
+        extended = [(job, job.unread, job.rows()) for job in self.running]
+        budget = self.max_step_tokens - sum(not unread and n_rows for _, unread, n_rows in extended)  # for prompts
         promised = 0  # pages
-        for job in [*self.running]:
-            if job.sequence is None or not (n_rows := min(job.rows(), budget if job.unread else 1)):
+        for job, unread, n_rows in extended:
+            n_rows = min(n_rows, budget) if unread else n_rows
+            if job.sequence is None or not n_rows:
                 continue
             needed = self.cache.missing_pages(job.sequence, n_rows)
-            while needed and needed > (free := len(self.cache.free()) - promised):
+            while needed and needed > (free := self.cache.n_free - promised):
                 youngest = self.running[-1]
-                if job.unread and youngest is job:  # as much as there is room for
+                if unread and youngest is job:  # as much as there is room for
                     room = -job.sequence.position % self.cache.page_tokens + free * self.cache.page_tokens
                     n_rows, needed = min(n_rows, room), free
                     break
@@ -153,7 +147,7 @@ class Scheduler:
             if not n_rows:
                 continue
             promised += needed
-            if job.unread:
+            if unread:
                 budget -= n_rows
                 self._read(job, n_rows, plan)
             else:
@@ -175,7 +169,7 @@ class Scheduler:
             for other in self.running:
                 if other.sequence is not None:
                     needed += self.cache.missing_pages(other.sequence, other.rows()) + 1
-            if self.running and needed > len(self.cache.free()):
+            if self.running and needed > self.cache.n_free:
                 self.cache.truncate(sequence, 0)
                 return
             del self.waiting[0]

@@ -62,6 +62,10 @@ class StepLoop:
     def has_work(self) -> bool:
         return bool(self._readings) or self._scheduler.has_work
 
+    @property
+    def n_preempted(self) -> int:
+        return self._scheduler.n_preempted
+
     def submit(self, job: Job) -> None:
         self._scheduler.submit(job)
 
@@ -116,10 +120,10 @@ def _sequence(job: Job) -> SequenceState:
 
 def _append_known(job: Job) -> None:
     """Appends the input of the step enqueued last, if its id is known: all sampled tokens but the one sampled last."""
-    if job.sequence is not None and not job.unread:
-        n_held = len(job.prompt) + job.n_enqueued - 1
-        first = job.sequence.position - len(job.prompt)
-        job.sequence.token_ids += job.sampled[first : n_held - len(job.prompt)]
+    if job.sequence is not None:
+        n_held = job.sequence.position - len(job.prompt)
+        assert n_held >= 0
+        job.sequence.token_ids += job.sampled[n_held : job.n_enqueued - 1]
 
 
 def _as_list(wait: Callable[[], int]) -> Callable[[], list[int]]:

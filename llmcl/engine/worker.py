@@ -40,6 +40,7 @@ class Worker:
         self._stopped = self._over = False
         self._failure: LlmclError | None = None
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()  # may be put into by a destructor
+        self.n_preempted = 0
         self._answering: dict[Job, Answering] = {}
         self._thread = threading.Thread(target=self._work, name=f"engine of {name}", daemon=True)
         self._thread.start()
@@ -79,6 +80,7 @@ class Worker:
                 if self._loop.has_work and not self._stopped:
                     for job, token in self._loop.step():
                         self._hand_out(job, token)
+                    self.n_preempted = self._loop.n_preempted
         except LlmclError as error:
             self._failure = error
         except BaseException as error:

@@ -12,7 +12,9 @@ Source: Kwon et al., "Efficient Memory Management for Large Language Model Servi
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from weakref import WeakSet
 
 from llmcl.errors import OutOfDeviceMemoryError, UsageError
@@ -47,7 +49,7 @@ class PagedKVCache(KVCache):
     A step reads the page table of its sequence from the step state. Pages are taken as tokens come. A page that several
     sequences share is copied before one of them appends to it. Which pages are free is looked up each time: nothing can
     be miscounted, and those of a sequence are free when nothing refers to it any more. Free pages are given out in the
-    order in which they were last used, those without a full page of text first.
+    order in which they were last used, those that no text is found in first.
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class PagedKVCache(KVCache):
         n_pages = pool_pages(max_context, page_tokens, n_pages)
         self.page_tokens = page_tokens
         self.sequences: WeakSet[SequenceState] = WeakSet()
-        self.order = list(range(n_pages))  # of their last use, the least recent first
+        self.order = OrderedDict.fromkeys(range(n_pages))  # in which pages are given out: the least recently used first
         self._prefixes = PrefixPages(n_pages)
         self._ever_shared: set[int] = set()  # pages that several sequences had since they were given out
         self.table_entries = self.pages_for(max_context)
@@ -103,7 +105,10 @@ class PagedKVCache(KVCache):
         given_back = sequence.pages[self.pages_for(position) :]
         if given_back:
             self._keep(self.own(sequence))
-            self._used_last(given_back)
+            for page in given_back:
+                if page not in self._prefixes:
+                    self.order.move_to_end(page, last=False)
+            self._used_last(page for page in given_back if page in self._prefixes)
         super().truncate(sequence, position)
         del sequence.pages[self.pages_for(len(sequence.token_ids)) :]
 
@@ -127,9 +132,12 @@ class PagedKVCache(KVCache):
 
     def free(self) -> list[int]:
         """Pages that no sequence has, in the order in which they are given out."""
-        used = {page for sequence in self.sequences for page in sequence.pages}
-        free = [page for page in self.order if page not in used]
-        return [*(p for p in free if p not in self._prefixes), *(p for p in free if p in self._prefixes)]
+        used = self._used()
+        return [page for page in self.order if page not in used]
+
+    @property
+    def n_free(self) -> int:
+        return len(self.order) - len(self._used())
 
     def missing_pages(self, sequence: SequenceState, n_tokens: int) -> int:
         """Free pages that `prepare` would take for the next n_tokens of the sequence."""
@@ -144,20 +152,38 @@ class PagedKVCache(KVCache):
 
         Raises OutOfDeviceMemoryError, and changes nothing, if the pool has too few pages left.
         """
-        self._keep(self.own(sequence))
-        self.truncate(sequence, sequence.position)  # pages too many, which may be shared
+        self.own(sequence)
         first, filled = divmod(sequence.position, self.page_tokens)
+        if not self._goes_on(sequence, first, filled, n_tokens):
+            self._make_room(sequence, first, filled, n_tokens)
+        step.write_pages(sequence.pages, place)
+
+    def _goes_on(self, sequence: SequenceState, first: int, filled: int, n_tokens: int) -> bool:
+        """Whether its last page, which is its own, has room: so it is in most steps of decode, and nothing is to do."""
+        pages = sequence.pages
+        return (
+            0 < filled <= self.page_tokens - n_tokens
+            and len(pages) == first + 1
+            and pages[first] not in self._ever_shared
+            and pages[first] not in self._prefixes
+            and (first == 0 or pages[first - 1] in self._prefixes)
+        )
+
+    def _make_room(self, sequence: SequenceState, first: int, filled: int, n_tokens: int) -> None:
+        """Gives the sequence, whose position is in page `first` behind `filled` tokens, pages of its own."""
+        self._keep(sequence)
+        self.truncate(sequence, sequence.position)  # pages too many, which may be shared
         copies = self._must_copy(sequence)
         if missing := self.missing_pages(sequence, n_tokens):
-            free = self.free()
-            if missing > len(free):
+            if missing > (n_free := self.n_free):
                 raise OutOfDeviceMemoryError(
                     f"{n_tokens} more tokens after {sequence.position} need {missing} pages of "
-                    f"{self.page_tokens} tokens, but {len(free)} of the KV cache's {len(self.order)} are free "
+                    f"{self.page_tokens} tokens, but {n_free} of the KV cache's {len(self.order)} are free "
                     f"({sum(1 for other in self.sequences if other.pages)} sequences hold the others): drop or reset a "
                     "conversation, or load with more pages (kv_pages)"
                 )
-            taken = free[:missing]
+            used = self._used()
+            taken = list(islice((page for page in self.order if page not in used), missing))
             for page in taken:
                 self._prefixes.forget(page)
                 self._ever_shared.discard(page)
@@ -169,7 +195,6 @@ class PagedKVCache(KVCache):
             self._used_last(sequence.pages)
         if filled:
             self._prefixes.forget(sequence.pages[first])  # of a longer text that was cut
-        step.write_pages(sequence.pages, place)
 
     def own(self, sequence: SequenceState) -> SequenceState:
         self.sequences.add(super().own(sequence))
@@ -193,15 +218,17 @@ class PagedKVCache(KVCache):
         self._share(sequence, found, prompt[:n_tokens])
         return True
 
+    def _used(self) -> set[int]:
+        return set().union(*(sequence.pages for sequence in self.sequences))
+
     def _keep(self, sequence: SequenceState) -> None:
         """Has others find the full pages of what the sequence holds: the steps that write these are enqueued."""
         self._prefixes.add(sequence.token_ids, sequence.pages, self.page_tokens)
 
     def _used_last(self, pages: Iterable[int]) -> None:
         """Nothing was used after these: of a text, the beginning, without which the rest is of no use."""
-        latest = [*dict.fromkeys(pages)][::-1]
-        moved = set(latest)
-        self.order = [*(page for page in self.order if page not in moved), *latest]
+        for page in reversed([*pages]):
+            self.order.move_to_end(page)
 
     def _must_copy(self, sequence: SequenceState) -> bool:
         """Whether the sequence appends to a page that another has, too: then that has it at the same index."""

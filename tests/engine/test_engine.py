@@ -8,44 +8,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 from typing import Any
 from weakref import ref
 
 import pytest
-from fake_batch import VOCAB, FakeBatch, answer_of
+from fake_batch import VOCAB, FakeBatch, FakeLLM, answer_of
 
 from llmcl.engine.engine import Engine, are_prompts
 from llmcl.engine.generation import Piece
-from llmcl.engine.leases import Leases
 from llmcl.errors import ContextLengthError, DeviceError, OutOfDeviceMemoryError, UsageError
 from llmcl.ops.sample import SamplingParams
-from llmcl.tokenizer.text import Detokenizer
 
 TIMEOUT_S = 60
-
-
-class FakeLLM:
-    """Stands in for LLM: a token is a letter, 'a' for 0 and so on round the alphabet."""
-
-    model_name = "fake"
-    load_ms = 5.0
-
-    def __init__(self) -> None:
-        self.leases = Leases(self.model_name)
-        self.device = SimpleNamespace(compile_s=0.0, peak_bytes=7)
-        self.model = SimpleNamespace(config=SimpleNamespace(vocab_size=VOCAB))
-        self.tokenizer = SimpleNamespace(
-            detokenizer=lambda: Detokenizer(lambda token: bytes([97 + token % 26])),
-            eos_token_ids=frozenset({VOCAB - 1}),
-        )
-
-    def encode(self, prompt: Any, *, raw: bool = False, system_prompt: str | None = None) -> list[int]:
-        return [ord(letter) - 97 for letter in prompt] if isinstance(prompt, str) else list(prompt)
-
-    def check_prompt(self, ids: list[int]) -> None:
-        if not ids:
-            raise UsageError("the prompt has no tokens; expected at least one")
 
 
 class Opened:
@@ -185,7 +159,7 @@ def test_the_room_of_the_engine_ends_an_answer() -> None:
 def test_the_higher_priority_goes_first() -> None:
     opened = Opened(max_sequences=1, counted=True)
     with opened.engine as engine:
-        _first = engine.submit(prompt(0), **options(0, 3))  # kept: it ends when nothing refers to it
+        first = engine.submit(prompt(0), **options(0, 3))
         until(lambda: bool(opened.batch.places))
         late = [engine.submit(prompt(n), priority=n, **options(n, 2)) for n in range(1, 4)]
         ended = []
@@ -200,7 +174,7 @@ def test_the_higher_priority_goes_first() -> None:
                 opened.steps.release(3 if n == 2 else 1)
                 until(lambda n=n: len(ended) == 3 - n)  # type: ignore[misc]
             assert all(done.result(TIMEOUT_S) is None for done in reading)
-        assert ended == [2, 1, 0]
+        assert ended == [2, 1, 0] and len(list(first)) == 3
 
 
 # ---- who leaves --------------------------------------------------------------------------------------------------

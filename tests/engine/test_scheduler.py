@@ -10,6 +10,7 @@ from fake_batch import PAGE, FakeBatch, answer_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmcl.engine.generation import token_budget
 from llmcl.engine.scheduler import Job, Plan, Scheduler
 from llmcl.engine.step_loop import StepLoop
 from llmcl.errors import UsageError
@@ -32,7 +33,7 @@ class Load:
     plans: list[Plan] = field(default_factory=list)
 
     def submit(self, prompt: list[int], max_tokens: int, *, seed: int = 0, priority: int = 0) -> Job:
-        budget = self.scheduler.token_budget(len(prompt), max_tokens)
+        budget = token_budget(self.scheduler.max_context, len(prompt), max_tokens)
         job = Job(prompt, SamplingParams(seed=seed), budget, priority)
         self.scheduler.submit(job)
         self.ids[job] = []

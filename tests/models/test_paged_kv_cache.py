@@ -51,7 +51,8 @@ def cache(pair: tuple[LLM, LLM]) -> PagedKVCache:
     assert isinstance(cache, PagedKVCache)
     cache.truncate(llm.sequence, 0)
     assert len(cache.free()) == PAGES
-    np.random.default_rng(1).shuffle(cache.order)
+    for page in np.random.default_rng(1).permutation(PAGES):
+        cache.order.move_to_end(page)
     for buffer in cache.buffers():
         llm.device.fill(buffer, POISON)
     return cache

@@ -1,0 +1,86 @@
+"""The engine with a model: in float32 each answer is that of the request alone, preempted or not."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import random_weights, save_folder, small_config
+
+import llmcl
+from llmcl.engine.llm import LLM
+from llmcl.errors import UsageError
+from llmcl.runtime.device import Device
+
+SAMPLED: dict[str, Any] = {"temperature": 0.9, "top_k": 40, "top_p": 0.95, "repeat_penalty": 1.2, "seed": 5}
+
+
+@pytest.fixture(scope="module", params=["as it is", "as a GPU"])
+def llm(
+    request: pytest.FixtureRequest, default_device: Device, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LLM]:
+    """ "as a GPU" takes the kernels for GPUs, and lets the device run a step ahead of the host."""
+    folder = save_folder(tmp_path_factory.mktemp("small"), small_config(), random_weights(small_config(), seed=7))
+    entry = default_device.entry
+    if request.param == "as a GPU":
+        entry = dataclasses.replace(entry, kind="gpu")
+    with llmcl.load(str(folder), device=entry, max_context=384) as llm:  # type: ignore[arg-type]
+        yield llm
+
+
+def prompts(n: int) -> list[list[int]]:
+    """Of different lengths, some with the same beginning."""
+    rng = np.random.default_rng(0)
+    first = rng.integers(3, 99, 130).tolist()
+    return [[*first[: 130 * (i % 2)], *rng.integers(3, 99, 3 + 17 * i).tolist()] for i in range(n)]
+
+
+@pytest.mark.parametrize("options", [{}, SAMPLED], ids=["greedy", "sampled"])
+def test_answers_are_those_of_each_request_alone(options: dict[str, Any], llm: LLM) -> None:
+    asked = prompts(7)
+    options = {"max_tokens": 150, "ignore_eos": True, **options}
+    alone = [llm.generate(prompt, **options).token_ids for prompt in asked]
+    assert [answer.token_ids for answer in llm.generate(asked, **options)] == alone
+    found: list[list[int]] = [[] for _ in asked]
+    with llm.engine(max_sequences=3, max_step_tokens=50, kv_pages=6) as engine:
+        for i, piece in engine.stream_each(asked, **options):
+            found[i].append(piece.token_id)
+
+        async def tasks() -> list[list[int]]:
+            async def task(prompt: list[int]) -> list[int]:
+                return [piece.token_id async for piece in engine.stream(prompt, **options)]
+
+            return await asyncio.gather(*map(task, asked))
+
+        assert found == alone == asyncio.run(tasks())
+        assert engine.n_preempted > 0
+        for prompt in asked:
+            engine.submit(prompt, **options)  # nobody wants to know
+        with pytest.raises(UsageError, match="is open and has it until it is closed"):
+            llm.generate(asked[0])
+    assert llm.generate(asked[0], **options).token_ids == alone[0]
+
+
+def test_a_list_of_prompts_streams_with_indices(llm: LLM) -> None:
+    asked = prompts(3)
+    pieces = list(llm.stream(asked, max_tokens=5, ignore_eos=True))
+    for i, prompt in enumerate(asked):
+        assert [piece.token_id for index, piece in pieces if index == i] == llm.generate(
+            prompt, max_tokens=5, ignore_eos=True
+        ).token_ids
+    with pytest.raises(UsageError, match="prompt 1: the prompt has no tokens"):
+        llm.stream([asked[0], []])
+    for sizes, match in (
+        ({"max_sequences": 0}, "max_sequences is 0"),
+        ({"max_sequences": 10**6}, "max_sequences is 1000000"),
+        ({"max_step_tokens": 2}, "max_step_tokens is 2 with 8 sequences"),
+        ({"max_context": 385}, "max_context is 385; expected at most the model's 384"),
+        ({"kv_page_tokens": 48}, "48 tokens a page"),
+    ):
+        with pytest.raises(UsageError, match=match):
+            llm.engine(**sizes)  # type: ignore[arg-type]
+    assert len(llm.generate(asked[0], max_tokens=2).token_ids) <= 2
