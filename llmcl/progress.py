@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-# progress(what, done, total): bytes, but for COUNTED kernels or tokens. total: 0 if unknown.
+# progress(what, done, total): bytes, but for COUNTED kernels, tokens or requests. total: 0 if unknown.
 Progress = Callable[[str, int, int], None]
 
 OPENING = "opening the device"  # of unknown length: the first time, a driver is tried in processes of its own
 COMPILING = "compiling kernels"
 READING = "reading the prompt"
 CHECKING = "checking kernels"
-COUNTED = COMPILING, READING, CHECKING
+ANSWERING = "answering requests"
+COUNTED = COMPILING, READING, CHECKING, ANSWERING

@@ -1,20 +1,27 @@
-"""`llmcl generate`: one prompt, one answer."""
+"""`llmcl generate`: one prompt and its answer, or a file of requests and their results."""
 
 from __future__ import annotations
 
 import os
+import secrets
 import sys
-from typing import Annotated
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from llmcl.cli import options as opt
 from llmcl.cli.answer import show
-from llmcl.cli.loading import load_to_answer, reading_bar
+from llmcl.cli.loading import load_to_answer, progress_bar, reading_bar
 from llmcl.cli.option_groups import LoadingToAnswer, Sampling, with_groups
-from llmcl.cli.text_files import decoded, read_text, stream_text, without_last_newline
+from llmcl.cli.text_files import check_writable, decoded, read_text, stream_text, without_last_newline
 from llmcl.errors import UsageError
 from llmcl.tools import json_text
+
+if TYPE_CHECKING:
+    from llmcl.engine.llm import LLM
+    from llmcl.tools.request_file import FileRequest
 
 EPILOG = opt.METRICS
 
@@ -37,6 +44,38 @@ PromptFile = Annotated[
 Raw = Annotated[
     bool, opt.option("Prompt", "--raw", help="Give the prompt to the model as it is, without the chat template.")
 ]
+FILE_PANEL = "Many prompts"
+RequestFile = Annotated[
+    str | None,
+    opt.option(
+        FILE_PANEL,
+        "--input",
+        metavar="FILE",
+        env=False,
+        help='Answer the requests of a file, one a line: {"prompt": "..."} or {"messages": [...]}, with an id, '
+        "max_tokens, temperature, seed, stop... where wanted.",
+    ),
+]
+ResultFile = Annotated[
+    str | None,
+    opt.option(
+        FILE_PANEL,
+        "--output",
+        metavar="FILE",
+        env=False,
+        help="Append the results there, one a line; requests whose results it has already are left out.",
+    ),
+]
+MaxSequences = Annotated[
+    int | None,
+    opt.option(
+        FILE_PANEL,
+        "--max-sequences",
+        metavar="N",
+        parser=opt.whole(1),
+        help="Make so many answers at the same time; left out: 8.",
+    ),
+]
 
 
 @with_groups
@@ -47,24 +86,37 @@ def generate(
     file: PromptFile = None,
     raw: Raw = False,
     system_prompt: opt.SystemPrompt = None,
+    requests: RequestFile = None,
+    results: ResultFile = None,
+    max_sequences: MaxSequences = None,
     sampling: Sampling = Sampling(),
     loading: LoadingToAnswer = LoadingToAnswer(),
     format: opt.Format = "text",
     quiet: opt.Quiet = False,
     verbose: opt.Verbose = False,
 ) -> None:
-    """Stream a model's answer to a prompt.
+    """Stream a model's answer to a prompt, or answer a file of requests.
 
     The text goes to standard output, the device and the timing report to standard error.
     """
-    prompt, file = _given_on_command_line(ctx, prompt, file)
-    text = read_prompt(prompt, file)
+    asked, text = None, ""
+    if requests is None and results is None:
+        text = read_prompt(*_given_on_command_line(ctx, prompt, file))
+    else:
+        if any(_source(ctx, name) == "COMMANDLINE" for name in ("prompt", "file")):
+            raise UsageError("-p/--prompt or -f/--file gives a prompt and --input a file of requests: give one of them")
+        asked = read_requests(requests, results)
     for name, value in (("system_prompt", system_prompt), ("chat_template_file", loading.chat_template_file)):
         raw = raw and (value is None or _leaves_out(ctx, name))
     if raw:
         system_prompt = None
     request = sampling.arguments(quiet=quiet) | {"raw": raw, "system_prompt": system_prompt}
     with load_to_answer(model, loading, quiet=quiet) as llm:
+        if asked is not None:
+            sizes = {"max_sequences": max_sequences, "kv_page_tokens": loading.kv_page_size}
+            given = {name: size for name, size in sizes.items() if size is not None}
+            answer_file(llm, asked, Path(str(results)), request, given, quiet=quiet)
+            return
         if format == "json":
             with reading_bar(quiet) as progress:
                 result = llm.generate(text, progress=progress, **request)
@@ -92,6 +144,54 @@ def generate(
             print(answer.report(), file=sys.stderr)
         if answer.interrupted:
             raise KeyboardInterrupt
+
+
+def read_requests(requests: str | None, results: str | None) -> list[FileRequest]:
+    """The requests of --input, whose results can be written to --output. Raises UsageError where not."""
+    if requests is None or results is None:
+        raise UsageError(
+            "--input FILE and --output FILE belong together: requests from one, their results to the other"
+        )
+    if os.path.exists(results) and os.path.exists(requests) and os.path.samefile(requests, results):
+        raise UsageError(f"--input and --output are both {requests}; give another file for the results")
+    from llmcl.tools.request_file import parse_requests
+
+    parsed = parse_requests(read_text(requests, f"--input {requests}"), f"--input {requests}")
+    check_writable("--output", Path(results))
+    return parsed
+
+
+def answer_file(
+    llm: LLM,
+    requests: list[FileRequest],
+    output: Path,
+    defaults: dict[str, Any],
+    sizes: dict[str, Any],
+    *,
+    quiet: bool,
+) -> None:
+    """Answers the requests that `output` has no results of. sizes: arguments of `LLM.engine`."""
+    from llmcl.tools.request_file import answer_requests
+
+    if defaults["seed"] is None:
+        defaults["seed"] = secrets.randbelow(2**32)  # for lines with a temperature of their own
+    start = time.monotonic()
+    try:
+        with progress_bar(quiet) as progress, llm.engine(progress=progress, **sizes) as engine:
+            start = time.monotonic()
+            totals = answer_requests(engine, requests, output, defaults, progress)
+    except KeyboardInterrupt:
+        if not quiet:
+            print(f"stopped; {output} has the results so far, and the same command goes on", file=sys.stderr)
+        raise
+    if not quiet:
+        seconds = time.monotonic() - start
+        there = f" ({totals.n_before} more were there already)" if totals.n_before else ""
+        print(
+            f"{totals.n_done} answers{there}, {totals.n_tokens} tokens in {seconds:.1f} s: "
+            f"{totals.n_tokens / seconds:.1f} tokens/s",
+            file=sys.stderr,
+        )
 
 
 def _given_on_command_line(ctx: typer.Context, prompt: str | None, file: str | None) -> tuple[str | None, str | None]:

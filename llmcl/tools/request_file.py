@@ -1,0 +1,230 @@
+"""Requests from a file of JSON lines, and their results into another, which may have some of them already."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from llmcl.engine.engine import Engine, Question
+from llmcl.engine.generation import AnswerOptions, Piece
+from llmcl.errors import LlmclError, UsageError, shown
+from llmcl.progress import ANSWERING, Progress
+from llmcl.tools import json_text
+
+ANSWER_FIELDS = tuple(field.name for field in fields(AnswerOptions))
+FIELDS = "prompt", "messages", "id", "raw", "system_prompt", "priority", *ANSWER_FIELDS
+MAX_SEED = (1 << 64) - 1
+
+Key = tuple[str, str | int]
+"""By which a request and its result are known: ("id", its id), or ("index", its number in the file)."""
+
+
+@dataclass(frozen=True)
+class FileRequest:
+    """A line of the file of requests. index: its number among them, from 0. where: the file and line, for messages."""
+
+    index: int
+    where: str
+    given: Mapping[str, Any]
+
+    @property
+    def key(self) -> Key:
+        return ("id", self.given["id"]) if "id" in self.given else ("index", self.index)
+
+    def question(self, engine: Engine, defaults: Mapping[str, Any]) -> Question:
+        """The request as an engine takes it. defaults: options of `Engine.submit` where the line has none.
+
+        A default seed is that of request 0, the next has one more, so that the same prompt is answered in other ways.
+        """
+        given = {name: value for name, value in self.given.items() if name != "id"}
+        prompt = given.pop("messages", None) or given.pop("prompt")
+        options = {**defaults, **given}
+        if "seed" not in given and defaults.get("seed") is not None:
+            options["seed"] = defaults["seed"] + self.index & MAX_SEED
+        try:
+            return engine.question(prompt, **options)
+        except LlmclError as error:
+            raise type(error)(f"{self.where}: {error}") from error
+
+
+@dataclass
+class Totals:
+    """What was done. n_before: results that the file had already."""
+
+    n_requests: int
+    n_before: int
+    n_done: int = 0
+    n_tokens: int = 0
+
+
+def parse_requests(text: str, origin: str) -> list[FileRequest]:
+    """The requests of a text, one a line; empty lines are left out.
+
+    Raises UsageError that names line and field for the first bad one.
+    """
+    requests: list[FileRequest] = []
+    seen: dict[Key, str] = {}
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        where = f"{origin} line {number}"
+        request = FileRequest(len(requests), where, _checked(_object(line, where), where))
+        if request.key in seen:
+            raise UsageError(
+                f"{where}: id {shown(request.key[1])} is that of {seen[request.key]} as well; expected "
+                "another for each request"
+            )
+        seen[request.key] = where
+        requests.append(request)
+    if not requests:
+        raise UsageError(f'{origin} has no requests; expected a JSON object a line, such as {{"prompt": "..."}}')
+    return requests
+
+
+def _object(line: str, where: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where} is no JSON ({error}); expected an object on one line") from error
+    if not isinstance(value, dict):
+        raise UsageError(f'{where} is {shown(value)}; expected an object such as {{"prompt": "..."}}')
+    return value
+
+
+def _checked(line: dict[str, Any], where: str) -> dict[str, Any]:
+    """The fields that are given: null is as left out. Values of AnswerOptions are checked there."""
+
+    def check(name: str, holds: bool, expected: str) -> None:
+        if name in given and not holds:
+            raise UsageError(f"{where}: {name} is {shown(given[name])}; expected {expected}")
+
+    if unknown := [name for name in line if name not in FIELDS]:
+        raise UsageError(f"{where}: the field {shown(unknown[0])} is not known; expected some of {', '.join(FIELDS)}")
+    given = {name: value for name, value in line.items() if value is not None}
+    if ("prompt" in given) == ("messages" in given):
+        raise UsageError(f"{where}: expected one of the fields prompt and messages")
+    prompt, messages, stop = given.get("prompt"), given.get("messages"), given.get("stop")
+    are_ids = isinstance(prompt, list) and all(_is_whole(part) for part in prompt)
+    check("prompt", bool(prompt) and (isinstance(prompt, str) or are_ids), "a text, or token ids")
+    are_messages = isinstance(messages, list) and all(map(_is_message, messages))
+    check("messages", bool(messages) and are_messages, 'a list of {"role": "...", "content": "..."}')
+    are_texts = isinstance(stop, list) and all(isinstance(text, str) for text in stop)
+    check("stop", isinstance(stop, str) or are_texts, "a text, or a list of texts")
+    check("id", isinstance(given.get("id"), str) or _is_whole(given.get("id")), "a text or a whole number")
+    check("system_prompt", isinstance(given.get("system_prompt"), str), "a text")
+    for name in "raw", "ignore_eos":
+        check(name, isinstance(given.get(name), bool), "true or false")
+    for name in "max_tokens", "top_k", "seed", "priority":
+        check(name, _is_whole(given.get(name)), "a whole number")
+    for name in "temperature", "top_p", "min_p", "repeat_penalty":
+        check(name, _is_whole(given.get(name)) or isinstance(given.get(name), float), "a number")
+    return given
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(name), str) for name in ("role", "content"))
+
+
+def answer_requests(
+    engine: Engine,
+    requests: Sequence[FileRequest],
+    output: Path,
+    defaults: Mapping[str, Any],
+    progress: Progress | None = None,
+) -> Totals:
+    """Appends the result of each request that `output` has none of, a line each, as they end.
+
+    A line is written at once and whole. An interrupt leaves a file with which the next call goes on. All requests are
+    checked before the first of them begins. progress: called with the number of results that there are.
+    """
+    with open_results(output, requests) as (done, write):
+        left = [request for request in requests if request.key not in done]
+        totals = Totals(len(requests), len(done))
+        questions = [request.question(engine, defaults) for request in left]
+        texts: list[list[str]] = [[] for _ in left]
+
+        def report() -> None:
+            if progress is not None:
+                progress(ANSWERING, totals.n_before + totals.n_done, totals.n_requests)
+
+        report()
+        answers: Generator[tuple[int, Piece], None, None] = engine.stream_questions(questions)
+        with closing(answers):
+            for i, piece in answers:
+                texts[i].append(piece.text)
+                if piece.stats is None:
+                    continue
+                write(_result(left[i], questions[i], "".join(texts[i]), piece))
+                texts[i] = []
+                totals.n_done += 1
+                totals.n_tokens += piece.stats.generated_tokens
+                report()
+    return totals
+
+
+def _result(request: FileRequest, question: Question, text: str, last: Piece) -> dict[str, Any]:
+    assert last.stats is not None
+    result = {
+        "index": request.index,
+        "text": text,
+        "finish_reason": last.finish_reason,
+        "prompt_tokens": last.stats.prompt_tokens,
+        "generated_tokens": last.stats.generated_tokens,
+    }
+    if "id" in request.given:
+        result = {"id": request.given["id"], **result}
+    return result | ({"seed": question.options.seed} if question.options.temperature > 0 else {})
+
+
+@contextmanager
+def open_results(
+    output: Path, requests: Sequence[FileRequest]
+) -> Iterator[tuple[set[Key], Callable[[Mapping[str, Any]], None]]]:
+    """The keys of the results that the file has, and a function that appends one.
+
+    A last line without an end, which an interrupt left, is cut off. Raises UsageError for a file that cannot be
+    written, or is not one of results of these requests.
+    """
+    try:
+        file = output.open("a+b", buffering=0)
+        file.seek(0)
+        data = file.readall()
+    except OSError as error:
+        raise UsageError(
+            f"--output {output}: cannot be written ({error.strerror}); give a file in a folder that can"
+        ) from error
+    with file:
+        whole = data[: data.rfind(b"\n") + 1]
+        done = _keys_of_results(whole, f"--output {output}", {request.key for request in requests})
+        file.truncate(len(whole))
+
+        def write(result: Mapping[str, Any]) -> None:
+            line = (json_text.dumps(dict(result)) + "\n").encode()
+            while line:
+                line = line[file.write(line) :]
+
+        yield done, write
+
+
+def _keys_of_results(data: bytes, origin: str, known: set[Key]) -> set[Key]:
+    found: set[Key] = set()
+    for number, line in enumerate(data.decode("utf-8", "replace").split("\n")[:-1], 1):
+        where = f"{origin} line {number}"
+        result = _object(line, where)
+        name = "id" if "id" in result else "index"
+        value = result.get(name)
+        key = (name, value if isinstance(value, str) or _is_whole(value) else "")
+        if key not in known or not isinstance(result.get("text"), str):
+            raise UsageError(
+                f"{where} is not the result of a request of --input; give another file, or remove this one"
+            )
+        found.add(key)
+    return found
