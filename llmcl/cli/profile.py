@@ -111,6 +111,8 @@ def show(result: Profile) -> None:
         out.print(_table(phase))
         out.print(_summary(phase), soft_wrap=True)
         out.print()
+    if result.why_separate is not None:
+        out.print(f"decode is not one kernel: {result.why_separate}", soft_wrap=True)
     out.print(
         f"ceilings: streaming read {result.bandwidth / 1e9:.1f} GB/s, "
         f"float32 multiply-adds {result.arithmetic_peak / 1e9:.0f} GFLOP/s",

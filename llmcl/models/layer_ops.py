@@ -154,9 +154,14 @@ class LayerOps(ABC):
     ) -> list[Launch]:
         """out = W x, with x and norm of `normed_rows`."""
 
-    @abstractmethod
     def chosen_experts(self, x: Buffer, norm: Buffer | None, gate_up: Weight, down: Weight, gate: str) -> list[Launch]:
-        """act.x += what the experts in act.expert_ids make of x, with x and norm of `normed_rows`."""
+        """act.x += what the experts in act.expert_ids make of x, with x and norm of `normed_rows`: token by token."""
+        act, device, eps = self.act, self.device, self.config.stream_eps
+        assert act.expert_ids is not None and act.expert_rows is not None and act.expert_weights is not None
+        return [
+            *experts_gate_up(device, gate_up, x, act.expert_ids, act.expert_rows, gate=gate, norm=norm, eps=eps),
+            *experts_down(device, down, act.expert_rows, act.expert_ids, act.expert_weights, act.x),
+        ]
 
     def add_linear(
         self, x: ActivationOperand, weight: Weight, post_norm: Buffer | None, bias: Buffer | None
@@ -254,14 +259,6 @@ class DecodeOps(LayerOps):
         eps = self.config.stream_eps
         return linear_decode(self.device, weight, x, out, self.step, norm=norm, eps=eps, epilogue=epilogue)
 
-    def chosen_experts(self, x: Buffer, norm: Buffer | None, gate_up: Weight, down: Weight, gate: str) -> list[Launch]:
-        act, device, eps = self.act, self.device, self.config.stream_eps
-        assert act.expert_ids is not None and act.expert_rows is not None and act.expert_weights is not None
-        return [
-            *experts_gate_up(device, gate_up, x, act.expert_ids, act.expert_rows, gate=gate, norm=norm, eps=eps),
-            *experts_down(device, down, act.expert_rows, act.expert_ids, act.expert_weights, act.x),
-        ]
-
     def linear(self, x: ActivationOperand, weight: Weight, out: Buffer, epilogue: str = "store") -> list[Launch]:
         assert isinstance(x, Buffer)
         return linear_decode(self.device, weight, x, out, self.step, epilogue=epilogue)
@@ -327,17 +324,13 @@ class PrefillOps(LayerOps):
         return self.linear(x, weight, out, epilogue)
 
     def chosen_experts(self, x: Buffer, norm: Buffer | None, gate_up: Weight, down: Weight, gate: str) -> list[Launch]:
-        act, device = self.act, self.device
-        ids, rows, order, blocks, outputs = (
-            act.expert_ids,
-            act.expert_rows,
-            act.expert_order,
-            act.expert_blocks,
-            act.expert_outputs,
-        )
+        act, device, n_experts, top_k = self.act, self.device, gate_up.n_experts, gate_up.top_k
+        if 0 < self.max_rows * top_k <= n_experts:  # so few that most have an expert for themselves
+            return super().chosen_experts(x, norm, gate_up, down, gate)
+        ids, rows, order = act.expert_ids, act.expert_rows, act.expert_order
+        blocks, outputs = act.expert_blocks, act.expert_outputs
         assert norm is None and ids is not None and rows is not None
         assert order is not None and blocks is not None and outputs is not None
-        n_experts, top_k = gate_up.n_experts, gate_up.top_k
         return [
             *group_by_expert(device, ids, order, blocks, self.step, n_experts=n_experts, top_k=top_k),
             *experts_prefill(device, gate_up, x, order, blocks, rows, gate=gate),

@@ -40,6 +40,13 @@ def _llama3(*sizes: float, head_dim: int, tied: bool, rope_factor: float) -> dic
 
 
 _QWEN: dict[str, Any] = {"rope_theta": 1000000.0, "tie_word_embeddings": True}
+_QWEN3_MOE: dict[str, Any] = {
+    "rope_theta": 1000000.0,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+}
 RANDOM_SHAPES: dict[str, dict[str, Any]] = {
     "llama-3.2-1b": _llama3(2048, 8192, 16, 32, 8, head_dim=64, tied=True, rope_factor=32.0),
     "llama-3.1-8b": _llama3(4096, 14336, 32, 32, 8, head_dim=128, tied=False, rope_factor=8.0),
@@ -52,6 +59,9 @@ RANDOM_SHAPES: dict[str, dict[str, Any]] = {
     "qwen2.5-0.5b": _shape("qwen2", 896, 4864, 24, 14, 2, 151936, 32768, 1e-6, **_QWEN, eos_token_id=151643),
     "qwen3-0.6b": _shape(
         "qwen3", 1024, 3072, 28, 16, 8, 151936, 40960, 1e-6, **_QWEN, eos_token_id=151645, head_dim=128
+    ),
+    "qwen3-30b-a3b": _shape(
+        "qwen3_moe", 2048, 6144, 48, 32, 4, 151936, 40960, 1e-6, **_QWEN3_MOE, eos_token_id=151645, head_dim=128
     ),
     "gemma-2-2b": _shape("gemma2", 2304, 9216, 26, 8, 4, 256000, 8192, 1e-6, head_dim=256),
 }

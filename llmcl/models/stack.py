@@ -89,3 +89,16 @@ def decode_layers(layers: Layers, ops: DecodeOps) -> DecodeLayers | None:
         act.x,
         act.rope,
     )
+
+
+def why_separate(layers: Layers, ops: DecodeOps) -> str | None:
+    """Why the layers of a decode step are separate launches on a device that has a kernel for all of them.
+
+    None: they are not, or the device has none.
+    """
+    kernel = next((row for row in table.implementations(PersistentLayers) if row.supports_device(ops.device)), None)
+    if kernel is None:
+        return None
+    if (whole := decode_layers(layers, ops)) is None:
+        return "a layer is more than attention and one gated MLP, such as a mixture of experts"
+    return kernel.unsupported_reason(ops.device, whole)

@@ -12,6 +12,7 @@ import numpy as np
 
 from llmcl.engine.generation import token_ids
 from llmcl.errors import UsageError
+from llmcl.models.stack import why_separate
 from llmcl.ops.sample import SamplingParams
 from llmcl.runtime.profiler import LaunchRecord, ProfilingDevice, steps
 from llmcl.runtime.roofline import arithmetic_peak, read_bandwidth
@@ -62,12 +63,16 @@ class PhaseProfile:
 
 @dataclass(frozen=True)
 class Profile:
-    """Bandwidth in bytes a second, arithmetic peak in float32 operations a second, both measured in this run."""
+    """Bandwidth in bytes a second, arithmetic peak in float32 operations a second, both measured in this run.
+
+    why_separate: see `stack.why_separate`.
+    """
 
     records: list[LaunchRecord]
     phases: list[PhaseProfile]
     bandwidth: float
     arithmetic_peak: float
+    why_separate: str | None = None
 
 
 def profile(llm: LLM, n_prompt: int, n_gen: int) -> Profile:
@@ -109,7 +114,7 @@ def _profile(llm: LLM, device: ProfilingDevice, n_prompt: int, n_gen: int) -> Pr
         for name, n_tokens in (("prefill", n_prompt), ("decode", n_gen))
         if n_tokens
     ]
-    return Profile(records, phases, bandwidth, peak)
+    return Profile(records, phases, bandwidth, peak, why_separate(model.layers, model.decode_ops))
 
 
 def summarize(records: Sequence[LaunchRecord], n_tokens: int, bandwidth: float, arithmetic_peak: float) -> PhaseProfile:

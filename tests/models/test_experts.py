@@ -18,9 +18,10 @@ from llmcl.checkpoint import open_checkpoint
 from llmcl.checkpoint.quantize import is_router, quantize_rows, target_format
 from llmcl.convert import convert
 from llmcl.errors import CheckpointError, UnsupportedModelError
+from llmcl.kernels.nvidia.persistent_layers import NvidiaPersistentLayers
 from llmcl.models.families.blocks import ExpertSettings
 from llmcl.models.families.family import LayerSettings
-from llmcl.models.stack import decode_layers
+from llmcl.models.stack import decode_layers, why_separate
 
 N_EXPERTS, TOP_K = 6, 2
 QWEN3_MOE = small_config(
@@ -73,6 +74,14 @@ def test_a_step_reads_the_chosen_experts_alone(default_device: Any, folder: Path
         assert of_experts == 2 * N_EXPERTS * 3 * 32 * QWEN3_MOE.hidden_size * 4
         assert llm.weight_bytes_per_token == all_bytes - of_experts * (N_EXPERTS - TOP_K) // N_EXPERTS
         assert decode_layers(llm.model.layers, llm.model.decode_ops) is None
+        if llm.device.entry.ptx_arch < 80:
+            assert why_separate(llm.model.layers, llm.model.decode_ops) is None
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(NvidiaPersistentLayers, "supports_device", lambda row, device: True)
+            reason = why_separate(llm.model.layers, llm.model.decode_ops)
+            assert reason is not None and "mixture of experts" in reason
+        if llm.device.is_cpu:  # whose persistent kernel takes any step
+            assert len(llm.model.decode_launches) == 1
 
 
 def test_random_weights_of_experts(default_device: Any, tmp_path: Path) -> None:
