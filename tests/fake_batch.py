@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
+from math import log
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ from llmcl.engine.leases import Leases
 from llmcl.errors import UsageError
 from llmcl.models.paged_kv_cache import PagedKVCache
 from llmcl.models.sequence import SequenceState
+from llmcl.ops.logprobs import LogProb
 from llmcl.ops.sample import SamplingParams
 from llmcl.tokenizer.text import Detokenizer
 
@@ -110,6 +112,14 @@ class FakeBatch:
         for sequence in sequences:
             self._write(sequence, [self.sampled_last[sequence]])
         return self._sample(sequences, [sequence.position + 1 for sequence in sequences])
+
+    def logprobs(self, sequences: Sequence[SequenceState]) -> Callable[[], list[LogProb | None]]:
+        """Of each token the logarithm of 1/2, and as many alternatives as are wanted."""
+        found: list[LogProb | None] = []
+        for sequence in sequences:
+            wanted, token = self.places[sequence].logprobs, self.sampled_last[sequence]
+            found.append(None if wanted is None else LogProb(token, log(0.5), ((token, log(0.5)),) * wanted))
+        return lambda: found
 
     def end(self, sequence: SequenceState) -> None:
         del self.places[sequence]

@@ -89,8 +89,9 @@ class Engine:
         """Begins an answer, and returns at once. priority: the higher goes first among requests that wait.
 
         prompt, options: those of `LLM.stream`: max_tokens, temperature, top_k, top_p, min_p, repeat_penalty, seed,
-        stop, ignore_eos, raw, system_prompt. A seed draws the same whoever else is served, and after a preemption;
-        what it draws from may be rounded in another way.
+        stop, ignore_eos, raw, system_prompt; and logit_bias and logprobs of SamplingParams, with which each piece has its
+        `logprob`. A seed draws the same whoever else is served, and after a preemption; what it draws from may be rounded
+        in another way.
 
         Raises UsageError for a value out of range and after `close`, ContextLengthError for too long a prompt.
         """
@@ -135,6 +136,8 @@ class Engine:
             raise UsageError(f"priority is {shown(priority)}; expected a whole number")
         ids = self._llm.encode(prompt, raw=raw, system_prompt=system_prompt)
         self._llm.check_prompt(ids)
+        if answer.logit_bias:
+            self._llm.model.check_vocabulary(list(answer.logit_bias))
         if len(ids) > self.max_context:
             raise ContextLengthError(
                 f"the prompt has {len(ids)} tokens, the engine room for {self.max_context}; shorten the prompt, or "

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from llmcl.engine.no_token import why_no_token
 from llmcl.engine.stats import GenerationStats, Recorder
@@ -11,6 +11,7 @@ from llmcl.errors import DeviceError, UsageError, check_whole
 from llmcl.models.kv_cache import common_prefix
 from llmcl.models.model import Model
 from llmcl.models.sequence import SequenceState
+from llmcl.ops.logprobs import LogProb
 from llmcl.ops.sample import SamplingParams
 from llmcl.progress import Progress
 from llmcl.tokenizer import Tokenizer
@@ -26,6 +27,7 @@ class Piece:
     tbt_ms: float | None  # since the token before; None for the first
     finish_reason: str | None = None  # "stop" or "length" on the last piece
     stats: GenerationStats | None = None  # on the last piece
+    logprob: LogProb | None = None  # where asked for: of the token, and the most likely ones
 
 
 def is_last(piece: Piece) -> bool:
@@ -45,6 +47,8 @@ class AnswerOptions:
     seed: int | None = None
     stop: str | Sequence[str] = ()
     ignore_eos: bool = False
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         check_whole("max_tokens", self.max_tokens)
@@ -52,7 +56,16 @@ class AnswerOptions:
         self.sampling()
 
     def sampling(self) -> SamplingParams:
-        return SamplingParams(self.temperature, self.top_k, self.top_p, self.min_p, self.repeat_penalty, seed=self.seed)
+        return SamplingParams(
+            self.temperature,
+            self.top_k,
+            self.top_p,
+            self.min_p,
+            self.repeat_penalty,
+            seed=self.seed,
+            logit_bias=self.logit_bias,
+            logprobs=self.logprobs,
+        )
 
 
 Answer = Callable[[list[int], SequenceState | None], Generator[Piece, None, None]]
@@ -169,7 +182,7 @@ class PieceWriter:
         self._recorder = recorder
         self._stats = stats
 
-    def push(self, token: int) -> Piece:
+    def push(self, token: int, logprob: LogProb | None = None) -> Piece:
         tbt_ms = self._recorder.token()
         self._left -= 1
         at_end = token in self._eos
@@ -178,10 +191,10 @@ class PieceWriter:
             tail, stopped = self._matcher.push(self._detokenizer.flush())
             text += tail + self._matcher.flush()
         if stopped or at_end:
-            return Piece(text, token, tbt_ms, "stop", self._stats())
+            return Piece(text, token, tbt_ms, "stop", self._stats(), logprob)
         if not self._left:
-            return Piece(text, token, tbt_ms, "length", self._stats())
-        return Piece(text, token, tbt_ms)
+            return Piece(text, token, tbt_ms, "length", self._stats(), logprob)
+        return Piece(text, token, tbt_ms, logprob=logprob)
 
 
 def pieces(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from llmcl.engine.scheduler import Job, Plan, Scheduler
 from llmcl.models.paged_kv_cache import PagedKVCache
 from llmcl.models.sequence import SequenceState
+from llmcl.ops.logprobs import LogProb
 from llmcl.ops.sample import SamplingParams
 
 
@@ -40,11 +42,29 @@ class Batch(Protocol):
         """Extends each by its last sampled token and samples the next; the function returned waits for the ids."""
         ...
 
+    def logprobs(self, sequences: Sequence[SequenceState]) -> Callable[[], list[LogProb | None]]:
+        """Right after the call that sampled for these: log-probabilities of the tokens. The function returned waits."""
+        ...
+
     def end(self, sequence: SequenceState) -> None:
         """Takes the place back."""
 
 
-Reading = tuple[list[Job], Callable[[], list[int]]]
+class Sampled(NamedTuple):
+    """A token of a job's answer."""
+
+    job: Job
+    token: int
+    logprob: LogProb | None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a step samples for these jobs; both functions wait."""
+
+    jobs: list[Job]
+    tokens: Callable[[], list[int]]
+    logprobs: Callable[[], Sequence[LogProb | None]]
 
 
 class StepLoop:
@@ -72,10 +92,10 @@ class StepLoop:
     def end(self, job: Job) -> None:
         self._scheduler.end(job)
 
-    def step(self) -> list[tuple[Job, int]]:
-        """Enqueues a step; returns the ids that are known now, of jobs that go on. The caller ends those that do not.
+    def step(self) -> list[Sampled]:
+        """Enqueues a step; returns the tokens that are known now, of jobs that go on. The caller ends those that do not.
 
-        A job's ids come in order.
+        A job's tokens come in order.
         """
         readings, self._readings = self._readings, []
         enqueued = self._enqueue(self._scheduler.plan())
@@ -83,33 +103,39 @@ class StepLoop:
             self._readings = enqueued
         else:
             readings = enqueued
-        return [pair for jobs, wait in readings for pair in self._read(jobs, wait)]
+        return [sampled for reading in readings for sampled in self._read(reading)]
 
     def _enqueue(self, plan: Plan) -> list[Reading]:
         batch, readings = self._batch, []
         for sequence in plan.ended:
             batch.end(sequence)
         if plan.decode:
-            readings.append(([*plan.decode], batch.decode([_sequence(job) for job in plan.decode])))
+            wait = batch.decode([_sequence(job) for job in plan.decode])
+            readings.append(self._reading(plan.decode, wait))
             for job in plan.decode:
                 _append_known(job)
         for job in plan.started:
             batch.start(_sequence(job), job.params)
         for chunk in plan.prefill:
             if chunk.is_last:
-                wait = batch.prefill_last(_sequence(chunk.job), chunk.token_ids)
-                readings.append(([chunk.job], _as_list(wait)))
+                first = batch.prefill_last(_sequence(chunk.job), chunk.token_ids)
+                readings.append(self._reading([chunk.job], _as_list(first)))
             else:
                 batch.prefill(_sequence(chunk.job), chunk.token_ids)
         return readings
 
-    def _read(self, jobs: list[Job], wait: Callable[[], list[int]]) -> list[tuple[Job, int]]:
+    def _reading(self, jobs: list[Job], wait: Callable[[], list[int]]) -> Reading:
+        if all(job.params.logprobs is None for job in jobs):
+            return Reading([*jobs], wait, lambda: [None] * len(jobs))
+        return Reading([*jobs], wait, self._batch.logprobs([_sequence(job) for job in jobs]))
+
+    def _read(self, reading: Reading) -> list[Sampled]:
         known = []
-        for job, token in zip(jobs, wait(), strict=True):
+        for job, token, logprob in zip(reading.jobs, reading.tokens(), reading.logprobs(), strict=True):
             if not job.done:
                 job.sampled.append(token)
                 _append_known(job)
-                known.append((job, token))
+                known.append(Sampled(job, token, logprob))
         return known
 
 

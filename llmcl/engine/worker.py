@@ -9,7 +9,7 @@ from queue import Empty, SimpleQueue
 
 from llmcl.engine.generation import Piece, PieceWriter, is_last
 from llmcl.engine.scheduler import Job
-from llmcl.engine.step_loop import StepLoop
+from llmcl.engine.step_loop import Sampled, StepLoop
 from llmcl.errors import DeviceError, LlmclError, UsageError
 
 End = LlmclError | None
@@ -78,8 +78,8 @@ class Worker:
             while not self._stopped:
                 self._take_commands()
                 if self._loop.has_work and not self._stopped:
-                    for job, token in self._loop.step():
-                        self._hand_out(job, token)
+                    for sampled in self._loop.step():
+                        self._hand_out(sampled)
                     self.n_preempted = self._loop.n_preempted
         except LlmclError as error:
             self._failure = error
@@ -121,9 +121,9 @@ class Worker:
         self._answering[answering.job] = answering
         self._loop.submit(answering.job)
 
-    def _hand_out(self, job: Job, token: int) -> None:
-        answering = self._answering[job]
-        if not 0 <= token < self._vocab_size:
+    def _hand_out(self, sampled: Sampled) -> None:
+        answering = self._answering[sampled.job]
+        if not 0 <= sampled.token < self._vocab_size:
             self._end(
                 answering,
                 DeviceError(
@@ -132,7 +132,7 @@ class Worker:
                 ),
             )
             return
-        piece = answering.writer.push(token)
+        piece = answering.writer.push(sampled.token, sampled.logprob)
         answering.give(piece)
         if is_last(piece):
             self._end(answering, None)

@@ -14,7 +14,7 @@ from llmcl.ops.logit_bias import MAX_BIASES, LogitBias
 from llmcl.runtime.device import Buffer, Device, Launch
 
 MAX_TOP = 20
-LINES = 4  # results of so many steps are kept: the host reads those of one while the device computes the next
+LINES = 64  # results of so many steps are kept: the host reads those of one while the device computes others
 
 
 @dataclass(frozen=True)

@@ -137,7 +137,7 @@ def _load_and_run(found: Collection, entry: DeviceEntry, stored: Stored) -> None
                 model.sampler.configure(params)
                 decode += model.sampler.launches
             found.add(name, DECODE, [launch.source for launch in decode if isinstance(launch.source, KernelSource)])
-            if isinstance(cache, PagedKVCache):
+            if isinstance(cache, PagedKVCache) and kv_dtype == KV_DTYPES[0]:
                 Batch(model, SEQUENCES)
                 found.add(name, DECODE, device.take())
             for _ in model.logit_chunks(model.cache.sequence(), [1, 2]):

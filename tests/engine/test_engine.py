@@ -113,6 +113,15 @@ def test_many_threads_and_tasks_get_what_each_would_get_alone(opened: Opened) ->
         assert [thread.result(TIMEOUT_S) for thread in threads] == [expected(seed, 40) for seed in range(12)]
 
 
+def test_pieces_have_log_probabilities_where_they_are_asked_for(opened: Opened) -> None:
+    asked = opened.engine.submit(prompt(1), **options(1, 20), logprobs=2)
+    other = opened.engine.submit(prompt(2), **options(2, 20))
+    pieces = list(asked)
+    assert [piece.logprob and piece.logprob.token for piece in pieces] == expected(1, 20)
+    assert all(piece.logprob is not None and len(piece.logprob.top) == 2 for piece in pieces)
+    assert all(piece.logprob is None for piece in other)
+
+
 def test_pieces_of_a_list_come_with_the_index_of_their_prompt(opened: Opened) -> None:
     found: dict[int, list[int]] = {0: [], 1: [], 2: []}
     order = []

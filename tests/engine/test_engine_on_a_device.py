@@ -65,6 +65,28 @@ def test_answers_are_those_of_each_request_alone(options: dict[str, Any], llm: L
     assert llm.generate(asked[0], **options).token_ids == alone[0]
 
 
+def test_log_probabilities_and_biases(llm: LLM) -> None:
+    asked = prompts(3)
+    with llm.engine(max_sequences=2) as engine:
+        plain = engine.submit(asked[0], max_tokens=8, ignore_eos=True)
+        wanted = [engine.submit(prompt, max_tokens=8, ignore_eos=True, logprobs=3) for prompt in asked]
+        pieces = [list(request) for request in wanted]
+        first = pieces[0][0].token_id
+        biased = engine.submit(asked[0], max_tokens=8, ignore_eos=True, logit_bias={first: -100.0})
+        assert biased.result().token_ids[0] == pieces[0][0].logprob.top[1][0]  # type: ignore[union-attr]
+        assert all(piece.logprob is None for piece in plain)
+        with pytest.raises(UsageError, match="token id 9999 is not in the vocabulary"):
+            engine.submit(asked[0], logit_bias={9999: 1.0})
+    for prompt, found in zip(asked, pieces, strict=True):
+        ids = [piece.token_id for piece in found]
+        rows = llm.logits([*prompt, *ids[:-1]])[len(prompt) - 1 :].astype(np.float64)
+        log_p = rows - np.log(np.sum(np.exp(rows), axis=1, keepdims=True))
+        for piece, row in zip(found, log_p, strict=True):
+            assert piece.logprob is not None
+            assert piece.logprob.logprob == pytest.approx(row[piece.token_id], abs=1e-4)
+            assert [p for _, p in piece.logprob.top] == pytest.approx(np.sort(row)[::-1][:3], abs=1e-4)
+
+
 def test_a_list_of_prompts_streams_with_indices(llm: LLM) -> None:
     asked = prompts(3)
     pieces = list(llm.stream(asked, max_tokens=5, ignore_eos=True))

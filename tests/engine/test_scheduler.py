@@ -41,7 +41,7 @@ class Load:
 
     def step(self) -> None:
         """A step, after which everything is checked that holds after each."""
-        for job, token in self.loop.step():
+        for job, token, _ in self.loop.step():
             assert not job.done
             self.ids[job].append(token)
             if len(self.ids[job]) == job.max_tokens:
