@@ -93,7 +93,7 @@ class StepLoop:
         self._scheduler.end(job)
 
     def step(self) -> list[Sampled]:
-        """Enqueues a step; returns the tokens that are known now, of jobs that go on. The caller ends those that do not.
+        """Enqueues a step; returns the tokens known now, of jobs that go on. The caller ends those that do not.
 
         A job's tokens come in order.
         """
