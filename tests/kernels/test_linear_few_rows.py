@@ -171,7 +171,7 @@ def test_split_weight(target: Device, dtype: str, epilogue: str, rows: int) -> N
 @pytest.mark.parametrize("max_rows", FEW_ROWS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "q4_0", "q5_k", "q6_k"])
 def test_sizes_on_nvidia(target: Device, dtype: str, max_rows: int) -> None:
-    """Columns of several groups and of one, many tiles and few, tiles that fill no work-group."""
+    """Many tiles and few, a number of tiles that fills no work-group, columns that end within a stage."""
     for rows, k, epilogue in ((300, 8192, "add"), (9600, 256, "swiglu"), (2000, 1024, "store"), (48, 14336, "store")):
         check(target, dtype, max_rows - 3, rows, k, epilogue=epilogue, max_rows=max_rows)
 

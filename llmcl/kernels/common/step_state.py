@@ -118,13 +118,10 @@ class StepState:
 
         return tokens
 
-    def scratch(self, name: str, nbytes: int, *, zeroed: bool = False) -> Buffer:
-        """Working memory of a step by name, made when it is first asked for; the same size each time.
-
-        zeroed: it begins as zeros.
-        """
+    def scratch(self, name: str, nbytes: int) -> Buffer:
+        """Working memory of a step by name, made when it is first asked for; the same size each time."""
         if name not in self._scratch:
-            self._scratch[name] = (self._device.zeros if zeroed else self._device.alloc)(nbytes, name)
+            self._scratch[name] = self._device.alloc(nbytes, name)
         return self._scratch[name]
 
     @property

@@ -1,7 +1,8 @@
-// A warp's pieces of a 16-bit weight, for nvidia/linear_few_rows.cl: how they lie in local memory, and the operands made of them.
+// A warp's pieces of a 16-bit weight, for nvidia/linear_few_rows.cl: how they lie in local memory, and the operands made
+// of them. A lane has the columns 8 t .. 8 t + 7.
 //
-// A piece, a tile's 32 columns, is 64 slots of 16 bytes: slot 2 c + h has rows 8 h .. 8 h + 7 of column c. Slots and activations
-// change places so that the lanes of a quarter of a warp, whose columns are 8 apart, read from different banks.
+// A piece, a tile's 32 columns, is 64 slots of 16 bytes: slot 2 c + h has rows 8 h .. 8 h + 7 of column c. Slots and
+// activations change places so that the lanes of a quarter of a warp, whose columns are 8 apart, read from different banks.
 #define OPERAND WEIGHT
 #define PIECE_SLOTS 64
 #define PIECE_PLACE(slot) ((slot) ^ ((slot) >> 4 << 1))

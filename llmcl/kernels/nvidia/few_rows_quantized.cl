@@ -1,13 +1,14 @@
-// The same of a quantised weight as nvidia/few_rows_16_bit.cl: its numbers become float16 in registers, q d or q d + m, with d and m
-// rounded to float16 where a format has them as products.
+// The same of a quantised weight as nvidia/few_rows_16_bit.cl: its numbers become float16 in registers, q d or q d + m, with
+// d and m rounded to float16 where a format has them as products.
 //
-// A piece is a group of tiles.cl, with the k formats after it the head of its super-block. A lane has the columns 4 t .. 4 t + 3 and
-// 16 further on of its 2 TILES rows: a word of nibbles for each row.
+// A piece is a group of tiles.cl, with the k formats after it the head of its super-block. A lane has the columns
+// 4 t .. 4 t + 3 and 16 further on: a word of nibbles for each row.
 #define OPERAND f16
 #define GROUP_SLOTS (GROUP_BYTES / 16)
 #if IS_SUPER
 #define PIECE_SLOTS (GROUP_SLOTS + HEAD_BYTES / 16)
-#define SLOT_AT(p, slot) ((slot) < GROUP_SLOTS ? (slot) * 16 : ((slot) - GROUP_SLOTS) * 16 - HEAD_BYTES - (p) % 8 * GROUP_BYTES)
+#define SLOT_AT(p, slot) \
+    ((slot) < GROUP_SLOTS ? (slot) * 16 : ((slot) - GROUP_SLOTS) * 16 - HEAD_BYTES - (p) % 8 * GROUP_BYTES)
 #else
 #define PIECE_SLOTS GROUP_SLOTS
 #define SLOT_AT(p, slot) ((slot) * 16)

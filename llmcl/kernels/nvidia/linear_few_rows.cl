@@ -1,41 +1,36 @@
-// Y = X W^T for the few tokens of a step, at most MAX_ROWS, on the matrix units of NVIDIA GPUs (sm_80 and later): each weight is
-// read once, at the memory's speed.
-// Formula and arguments as in cpu/linear_prefill.cl, except that x is OPERAND in blocks of 8 x 8 (`pack_activations`): products of
-// 16-bit operands, float32 sums. With PACKED_OUT the output is OUT in that layout, too: what the next product takes.
+// Y = X W^T for the few tokens of a step, at most MAX_ROWS, on the matrix units of NVIDIA GPUs (sm_80 and later): each
+// weight is read once, at the memory's speed.
+// Formula and arguments as in cpu/linear_prefill.cl, except that x is OPERAND in blocks of 8 x 8 (`pack_activations`):
+// products of 16-bit operands, float32 sums. With PACKED_OUT the output is OUT in that layout, too: what the next product
+// takes.
 //
-//   partial   float4 [units][SPLITS][..]: sums that wait for those of other groups   arrived   int [units], zero between launches
-//
-// A norm between two products is split over them. With LEAVES the one that adds to the residual leaves x times the norm's weights,
-// too, in `normed` (OUT, in blocks), and the sum of squares of each 16 values of it in `squares`. With SCALED the next one takes
-// those rows and multiplies its sums by 1 / sqrt(mean of squares + EPS).
+// A norm between two products is split over them. With LEAVES the one that adds to the residual also leaves x times the
+// norm's weights in `normed`, and the sum of squares of each 16 values of x in `squares`. With SCALED the next one takes
+// those rows, and multiplies its sums by 1 / sqrt(mean of squares + EPS).
 //
 //   norm     float [OUT_STRIDE], weights        normed  OUT [ceil(n/8)][OUT_STRIDE/8][8][8]
-//   squares  float [MAX_ROWS][OUT_STRIDE/16], as SCALED takes it [MAX_ROWS][K/16]
+//   squares  float [n][OUT_STRIDE/16]; of x, with SCALED: [n][K/16]
 //
-// The weights are the operand of 16 rows, 8 tokens the columns of the other. A warp takes TILES tiles and every RUNS-th piece of
-// 32 columns. Of its 16 TILES rows lane (g, t) = (lane / 4, lane % 4) has 2 TILES neighbouring ones, from 2 TILES g on, and of a piece
-// the columns 8 t .. 8 t + 7: which rows and columns meet in one product is free, as long as the activations' columns agree.
+// The weights are the operand of 16 rows, 8 tokens the columns of the other. A work-group takes TILES tiles, a warp every
+// WARPS-th piece of 32 columns. Of the 16 TILES rows lane (g, t) = (lane / 4, lane % 4) has 2 TILES neighbouring ones, from
+// 2 TILES g on, and of a piece the columns that the pieces' file names: which rows and columns meet in one product is
+// free, as long as the activations' columns agree.
 //
-//                     a work-group: WARPS_M x WARPS_K warps            columns, in pieces of 32
-//     tiles        +--------------------------------------+            run:  0 1 2 .. RUNS-1  0 1 2 .. RUNS-1  0 ..
-//     TILES        | warp (0, 0)  warp (0, 1) ..          |            run = group's split * WARPS_K + its warp's k
-//     TILES        | warp (1, 0)  ..                      |
-//                  +--------------------------------------+
+//     columns, in pieces of 32:    warp 0 | warp 1 | .. | warp WARPS-1 | warp 0 | ..
 //
-// Pieces of weights and activations come through STAGES buffers in local memory, by asynchronous copies. A warp copies the weights
-// it needs, warps with the same columns share the activations. Sums: of INNER neighbouring runs, then of these sums, each
-// from the first to the last. They do not depend on MAX_ROWS or n, nor on which group comes first: with SPLITS > 1 the last group
-// of a unit to arrive adds what all have left in `partial`.
+// A warp copies its pieces of weights and activations into local memory ahead of time, DEPTH of each into one of STAGES
+// stages, and waits for nobody. At the end the warps' sums are added from the first to the last, so that a token's
+// results are the same to the bit for any MAX_ROWS and n.
 //
-// Index space: groups (ceil(N_TILES / (TILES WARPS_M)), SPLITS) of 32 WARPS_M WARPS_K.
-// Build: WEIGHT, K (a multiple of 32), N, N_TILES, OUT_STRIDE, EPILOGUE, MAX_ROWS (a multiple of 8), TILES (1, 2 or 4; with a gate 2 or
-// 4), WARPS_M, WARPS_K, SPLITS, INNER (a divisor of WARPS_K; WARPS_K where SPLITS > 1), STAGES, PACKED_OUT (OUT_STRIDE a multiple of 32,
-// EPILOGUE not the one that adds) and then OUT. x, and out with PACKED_OUT, have tokens to a multiple of 8; what lies past n is anything.
-// LEAVES (OUT_STRIDE a multiple of 32, EPILOGUE the one that adds) and then OUT, SCALED and then EPS.
+// Index space: groups (ceil(N_TILES / TILES)) of 32 WARPS.
+// Build: WEIGHT, K (a multiple of 32), N, N_TILES, OUT_STRIDE, EPILOGUE, MAX_ROWS (a multiple of 8), TILES (1, 2 or 4; with
+// a gate 2 or 4), WARPS, STAGES (3 or more), DEPTH, PACKED_OUT (OUT_STRIDE a multiple of 32, EPILOGUE not the one that
+// adds) and LEAVES (OUT_STRIDE a multiple of 32, EPILOGUE the one that adds), with either OUT, SCALED and with it EPS. x,
+// and out with PACKED_OUT, have tokens to a multiple of 8; what lies past n is anything.
 // Local memory: LOCAL_BYTES and 4 MAX_ROWS.
 #if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(N_TILES) || !defined(OUT_STRIDE) || !defined(EPILOGUE) || \
-    !defined(MAX_ROWS) || !defined(TILES) || !defined(WARPS_M) || !defined(WARPS_K) || !defined(SPLITS) || !defined(INNER) || \
-    !defined(STAGES) || !defined(PACKED_OUT) || !defined(LEAVES) || !defined(SCALED) || !defined(STATE_N_TOKENS)
+    !defined(MAX_ROWS) || !defined(TILES) || !defined(WARPS) || !defined(STAGES) || !defined(DEPTH) ||                   \
+    !defined(PACKED_OUT) || !defined(LEAVES) || !defined(SCALED) || !defined(STATE_N_TOKENS)
 #error "nvidia/linear_few_rows.cl needs the build constants named in its head"
 #endif
 #include "common/tiles.cl"
@@ -47,48 +42,53 @@
 #endif
 
 #define BLOCKS (MAX_ROWS / 8)
-#define RUNS (WARPS_K * SPLITS)
 #define PIECES (K / 32)
-#define STEPS ((PIECES + RUNS - 1) / RUNS)
-#define WARPS (WARPS_M * WARPS_K)
+#define STEP_PIECES (WARPS * DEPTH)
+#define STEPS ((PIECES + STEP_PIECES - 1) / STEP_PIECES)
 #define GROUP_ITEMS (WARP * WARPS)
-#define UNIT_TILES (TILES * WARPS_M)
 #define PIECE_BYTES (PIECE_SLOTS * 16)
-#define X_AT (WARPS * TILES * PIECE_BYTES)             // in a stage: the weights of all warps, then
-#define STAGE_BYTES (X_AT + WARPS_K * BLOCKS * 512)    // blocks of 8 tokens by 32 columns
-#define SUM_BYTES (WARPS * BLOCKS * TILES * 512)       // afterwards, in the same memory
-#define LOCAL_BYTES MAX(STAGES * STAGE_BYTES, SUM_BYTES)
-#define ROWS (2 * TILES)  // of a lane
+#define WEIGHT_BYTES (TILES * PIECE_BYTES)              // of a piece of all tiles; behind it
+#define DEPTH_BYTES (WEIGHT_BYTES + BLOCKS * 512)       // blocks of 8 tokens by 32 columns
+#define STAGE_BYTES (DEPTH * DEPTH_BYTES)               // of a warp
+#define SUM_BYTES (BLOCKS * TILES * 512)                // of a warp, afterwards in the same memory
+#define LOCAL_BYTES (WARPS * MAX(STAGES * STAGE_BYTES, SUM_BYTES))
+#define ROWS (2 * TILES)                                // of a lane
+#define SCALED_TOKENS ((MAX_ROWS + WARPS - 1) / WARPS)  // whose scales a warp computes
 #ifndef OUT  // where nothing is left in 16 bits
 #define OUT OPERAND
 #endif
 
+// Where a warp copies from.
 typedef struct {
-    __global const uchar* weight;  // of the warp's first tile
+    __global const uchar* weight;  // the group's first tile
     __global const uint4* x;       // the lane's part of the first block
-    uint to_weight, to_x;          // local addresses in the first stage
-    int tile, lane, warp_m;
+    int tiles, lane;               // tiles: of the group's that there are
 } source;
 
-// Asks for what a warp copies of a step.
-inline void fetch(const source* from, const int step, const uint stage, const int first_piece) {
-    const int p = first_piece + step * RUNS;
-    const bool there = PIECES % RUNS == 0 || p < PIECES;  // where not: zeros
+// Copies piece p of weights and activations; zeros where there is none.
+inline void fetch_piece(const source* from, const int p, const uint to) {
+    const bool there = PIECES % STEP_PIECES == 0 || p < PIECES;
     const int piece = there ? p : 0;
 #pragma unroll
     for (int i = 0; i < TILES; ++i) {
-        const bool read = there && (N_TILES % UNIT_TILES == 0 || from->tile + i < N_TILES);
+        const bool read = there && (N_TILES % TILES == 0 || i < from->tiles);
         __global const uchar* w = from->weight + (read ? i * TILE_BYTES : 0) + PIECE_AT(piece);
 #pragma unroll
         for (int s = 0; s < PIECE_SLOTS; s += WARP)
             if (PIECE_SLOTS % WARP == 0 || s + from->lane < PIECE_SLOTS)
-                copy16_async(from->to_weight + stage + i * PIECE_BYTES + PIECE_PLACE(s + from->lane) * 16,
+                copy16_async(to + i * PIECE_BYTES + PIECE_PLACE(s + from->lane) * 16,
                              w + SLOT_AT(piece, s + from->lane), read);
     }
 #pragma unroll
-    for (int i = 0; i < BLOCKS; i += WARPS_M)
-        if (BLOCKS % WARPS_M == 0 || i + from->warp_m < BLOCKS)
-            copy16_async(from->to_x + stage + i * 512, from->x + ((size_t)i * (K / 8) + piece * 4) * 8, there);
+    for (int i = 0; i < BLOCKS; ++i)
+        copy16_async(to + WEIGHT_BYTES + i * 512 + X_PLACE(from->lane) * 16,
+                     from->x + ((size_t)i * (K / 8) + piece * 4) * 8, there);
+}
+
+// Copies what a warp needs of a step.
+inline void fetch(const source* from, const int step, const int warp, const uint to) {
+#pragma unroll
+    for (int d = 0; d < DEPTH; ++d) fetch_piece(from, (step * DEPTH + d) * WARPS + warp, to + d * DEPTH_BYTES);
 }
 
 // Where a product's results go.
@@ -145,8 +145,8 @@ inline void write_rows(float v[ROWS], const target* to, const int token, const i
 }
 
 #if LEAVES
-// The rows v of a token times the norm's weights, and the sum of squares of the tile that they are of. It is the same to the bit for
-// any TILES: of pairs of rows, of pairs of these and so on.
+// The rows v of a token times the norm's weights, and the sum of squares of the tile that they are of. It is the same to
+// the bit for any TILES: of pairs of rows, of pairs of these and so on.
 inline void leave_normed(float v[ROWS], const target* to, const int token, const int row, const int lane) {
     float sums[TILES];
 #pragma unroll
@@ -205,24 +205,14 @@ inline void finish(float4 v[TILES], const target* to, const int first_tile, cons
 
 __kernel __attribute__((reqd_work_group_size(GROUP_ITEMS, 1, 1)))
 void linear_few_rows(__global const uchar* weight, __global const uint4* x, __global void* out, __global const int* state,
-                     const int out_row, __global float4* partial, __global int* arrived, __global const float* norm,
-                     __global uint* normed, __global float* squares) {
+                     const int out_row, __global const float* norm, __global uint* normed, __global float* squares) {
     __local uint4 __attribute__((aligned(128))) buffers[LOCAL_BYTES / 16];
-    __local int is_last;
     __local float scales[MAX_ROWS];
-    const int lane = get_local_id(0) % WARP, warp = get_local_id(0) / WARP, warp_m = warp % WARPS_M, warp_k = warp / WARPS_M;
-    const int unit = get_group_id(0), split = get_group_id(1), n = state[STATE_N_TOKENS];
-    const int tile = unit * UNIT_TILES + warp_m * TILES, first_piece = split * WARPS_K + warp_k;
-    const __local uchar* local_bytes = (const __local uchar*)buffers;
-
-    source from;
-    from.lane = lane;
-    from.warp_m = warp_m;
-    from.tile = tile;
-    from.weight = weight + (size_t)(N_TILES % UNIT_TILES == 0 ? tile : min(tile, N_TILES - 1)) * TILE_BYTES;
-    from.x = x + (size_t)warp_m * K + lane;
-    from.to_weight = local_address(buffers) + warp * TILES * PIECE_BYTES;
-    from.to_x = local_address(buffers) + X_AT + (warp_k * BLOCKS + warp_m) * 512 + X_PLACE(lane) * 16;
+    const int lane = get_local_id(0) % WARP, warp = get_local_id(0) / WARP;
+    const int tile = get_group_id(0) * TILES, n = state[STATE_N_TOKENS];
+    const __local uchar* stages = (const __local uchar*)buffers + warp * (STAGES * STAGE_BYTES);
+    const uint to_stages = local_address(stages);
+    const source from = {weight + (size_t)tile * TILE_BYTES, x + lane, N_TILES - tile, lane};
 
     float4 acc[BLOCKS][TILES];
 #pragma unroll
@@ -230,99 +220,71 @@ void linear_few_rows(__global const uchar* weight, __global const uint4* x, __gl
 #pragma unroll
         for (int m = 0; m < TILES; ++m) acc[j][m] = 0.0f;
 
-    uint to = 0;  // bytes to the stage that is copied to next
 #pragma unroll
     for (int step = 0; step < STAGES - 1; ++step) {
-        if (step < STEPS) fetch(&from, step, to, first_piece);
+        if (step < STEPS) fetch(&from, step, warp, to_stages + step * STAGE_BYTES);
         copy_commit();
-        to += STAGE_BYTES;
     }
 #if SCALED
-    for (int token = warp; token < n; token += WARPS) {  // while the first pieces are on their way
-        float sum = 0.0f;
-        for (int i = lane; i < K / 16; i += WARP) sum += squares[token * (K / 16) + i];
-        sum = warp_sum(sum);
-        if (lane == 0) scales[token] = 1.0f / sqrt(NO_OVERFLOW(sum) / K + EPS);
+    // While the first pieces are on their way; of all of a warp's tokens at once.
+    float sum_of[SCALED_TOKENS];
+#pragma unroll
+    for (int i = 0; i < SCALED_TOKENS; ++i) sum_of[i] = 0.0f;
+#pragma unroll 2
+    for (int pair = lane; pair < K / 32; pair += WARP)
+#pragma unroll
+        for (int i = 0; i < SCALED_TOKENS; ++i) {
+            const float2 v = vload2(pair, squares + min(warp + i * WARPS, n - 1) * (K / 16));
+            sum_of[i] += v.x + v.y;
+        }
+#pragma unroll
+    for (int i = 0; i < SCALED_TOKENS; ++i) {
+        const float sum = warp_sum(sum_of[i]);
+        if (lane == 0 && warp + i * WARPS < n) scales[warp + i * WARPS] = 1.0f / sqrt(NO_OVERFLOW(sum) / K + EPS);
     }
 #endif
-    const target to_rows = {out, norm, normed, squares, scales, out_row, n};
-    uint at = 0;
+    int at = 0, to = (STAGES - 1) * STAGE_BYTES;  // the stage that is multiplied, and the one that is copied to
 #pragma unroll 1
     for (int step = 0; step < STEPS; ++step) {
         COPY_WAIT(STAGES - 2);
-        if (WARPS_M > 1) barrier(CLK_LOCAL_MEM_FENCE);  // the step is there for all, and all have done with the one before
-        else warp_sync();
-        if (step + STAGES - 1 < STEPS) fetch(&from, step + STAGES - 1, to, first_piece);
+        warp_sync();  // the step is there for all lanes, and all have done with the one before
+        if (step + STAGES - 1 < STEPS) fetch(&from, step + STAGES - 1, warp, to_stages + to);
         copy_commit();
-        to = to == (STAGES - 1) * STAGE_BYTES ? 0 : to + STAGE_BYTES;
-
-        uint4 a[2][TILES];
-        fragments(a, local_bytes + at + warp * TILES * PIECE_BYTES, lane);
-        const __local uint4* blocks = (const __local uint4*)(local_bytes + at + X_AT) + warp_k * BLOCKS * 32;
 #pragma unroll
-        for (int j = 0; j < BLOCKS; ++j) {
-            const uint4 b = activations(blocks + j * 32, lane);
+        for (int d = 0; d < DEPTH; ++d) {
+            const __local uchar* pieces = stages + at + d * DEPTH_BYTES;
+            uint4 a[2][TILES];
+            fragments(a, pieces, lane);
 #pragma unroll
-            for (int m = 0; m < TILES; ++m) CAT(mma_, OPERAND)(&acc[j][m], a[0][m], b.x, b.y);
+            for (int j = 0; j < BLOCKS; ++j) {
+                const uint4 b = activations((const __local uint4*)(pieces + WEIGHT_BYTES + j * 512), lane);
 #pragma unroll
-            for (int m = 0; m < TILES; ++m) CAT(mma_, OPERAND)(&acc[j][m], a[1][m], b.z, b.w);
+                for (int m = 0; m < TILES; ++m) CAT(mma_, OPERAND)(&acc[j][m], a[0][m], b.x, b.y);
+#pragma unroll
+                for (int m = 0; m < TILES; ++m) CAT(mma_, OPERAND)(&acc[j][m], a[1][m], b.z, b.w);
+            }
         }
+        to = at;
         at = at == (STAGES - 1) * STAGE_BYTES ? 0 : at + STAGE_BYTES;
     }
     COPY_WAIT_ALL;
     barrier(CLK_LOCAL_MEM_FENCE);
 
-    // Each warp leaves its sums, and takes those of all columns for some of the blocks.
+    // Each warp leaves its sums, and takes those of all for some of the blocks.
     __local float4* sums = (__local float4*)buffers + lane;  // [warp][block][tile][lane]
 #pragma unroll
     for (int j = 0; j < BLOCKS; ++j)
 #pragma unroll
         for (int m = 0; m < TILES; ++m) sums[((warp * BLOCKS + j) * TILES + m) * WARP] = acc[j][m];
     barrier(CLK_LOCAL_MEM_FENCE);
-    partial += ((size_t)unit * SPLITS * WARPS_M + warp_m) * BLOCKS * TILES * WARP + lane;  // [split][warp_m][block][tile][lane]
-    const int split_stride = WARPS_M * BLOCKS * TILES * WARP;
-    for (int j = warp_k; j < BLOCKS; j += WARPS_K) {
+    const target to_rows = {out, norm, normed, squares, scales, out_row, n};
+    for (int j = warp; j < BLOCKS; j += WARPS) {
         float4 v[TILES];
 #pragma unroll
         for (int m = 0; m < TILES; ++m) {
-            float4 total = 0.0f;
+            v[m] = 0.0f;
 #pragma unroll
-            for (int outer = 0; outer < WARPS_K; outer += INNER) {
-                float4 sum = 0.0f;
-#pragma unroll
-                for (int i = 0; i < INNER; ++i)
-                    sum += sums[(((outer + i) * WARPS_M + warp_m) * BLOCKS + j) * TILES * WARP + m * WARP];
-                total += sum;
-            }
-            v[m] = total;
-        }
-        if (SPLITS == 1) finish(v, &to_rows, tile, j, lane);
-        else
-#pragma unroll
-            for (int m = 0; m < TILES; ++m) partial[split * split_stride + (j * TILES + m) * WARP] = v[m];
-    }
-    if (SPLITS == 1) return;
-
-    barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
-    if (get_local_id(0) == 0) {
-        device_fence();
-        is_last = atomic_inc(arrived + unit) == SPLITS - 1;
-        if (is_last) arrived[unit] = 0;  // for the next launch
-        device_fence();
-    }
-    barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
-    if (!is_last) return;
-    for (int j = warp_k; j < BLOCKS; j += WARPS_K) {
-        float4 v[TILES], parts[SPLITS][TILES];
-#pragma unroll
-        for (int s = 0; s < SPLITS; ++s)
-#pragma unroll
-            for (int m = 0; m < TILES; ++m) parts[s][m] = load_shared_float4(partial + s * split_stride + (j * TILES + m) * WARP);
-#pragma unroll
-        for (int m = 0; m < TILES; ++m) {
-            v[m] = parts[0][m];
-#pragma unroll
-            for (int s = 1; s < SPLITS; ++s) v[m] += parts[s][m];
+            for (int i = 0; i < WARPS; ++i) v[m] += sums[((i * BLOCKS + j) * TILES + m) * WARP];
         }
         finish(v, &to_rows, tile, j, lane);
     }

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 from llmcl.kernels.common.dtype import KERNEL_NAMES, QUANTIZED, is_16_bit, tile_bytes
@@ -20,7 +19,7 @@ from llmcl.kernels.nvidia.linear import TensorCoreLayout, supports_ptx
 from llmcl.runtime.device import Device, KernelArg, Launch
 
 PIECE_COLUMNS = 32
-MAX_UNITS = 1024  # that several groups share
+HOPPER_LOCAL_BYTES = 216 << 10
 
 
 def piece_bytes(dtype: str) -> int:
@@ -33,109 +32,45 @@ def piece_bytes(dtype: str) -> int:
 
 
 def local_bytes(device: Device) -> int:
-    """Local memory that a kernel may declare: on Hopper more than the driver says."""
-    return 216 << 10 if device.entry.ptx_arch >= 90 else device.entry.local_mem_bytes - 256
+    """Local memory for stages: on Hopper a kernel may declare more than the driver says. 256 bytes are for scales."""
+    return HOPPER_LOCAL_BYTES if device.entry.ptx_arch == 90 else device.entry.local_mem_bytes - 256
 
 
 @dataclass(frozen=True)
 class FewRowsShape:
-    """How a product is cut into warps and groups: the build constants of nvidia/linear_few_rows.cl."""
+    """How a product is cut into work-groups and stages: the build constants of nvidia/linear_few_rows.cl."""
 
     tiles: int
-    warps_m: int
-    warps_k: int
-    splits: int
-    inner: int
-    stages: int = 0
-
-    @property
-    def warps(self) -> int:
-        return self.warps_m * self.warps_k
-
-    def units(self, n_tiles: int) -> int:
-        return -(-n_tiles // (self.tiles * self.warps_m))
-
-    def stage_bytes(self, max_rows: int, dtype: str) -> int:
-        return self.warps * self.tiles * piece_bytes(dtype) + self.warps_k * 2 * PIECE_COLUMNS * max_rows
-
-    def sum_bytes(self, max_rows: int) -> int:
-        return 64 * self.warps * self.tiles * max_rows
-
-    def partial_bytes(self, n_tiles: int, max_rows: int) -> int:
-        """Of the sums that the groups of all units leave for the last."""
-        return 64 * self.units(n_tiles) * self.warps_m * self.tiles * self.splits * max_rows if self.splits > 1 else 0
-
-    def registers(self, max_rows: int) -> int:
-        """Of a work-item, about: sums, operands and addresses."""
-        return self.tiles * max_rows // 2 + 12 * self.tiles + 50
-
-    def constants(self) -> dict[str, object]:
-        return {
-            "TILES": self.tiles,
-            "WARPS_M": self.warps_m,
-            "WARPS_K": self.warps_k,
-            "SPLITS": self.splits,
-            "INNER": self.inner,
-            "STAGES": self.stages,
-        }
-
-
-@dataclass(frozen=True)
-class FewRowsProblem:
-    """What a shape depends on: the product, and the device's compute units and local memory."""
-
-    dtype: str
-    k: int
-    n_tiles: int  # of the whole weight
-    part_tiles: int
-    tiles_at_once: int
-    max_rows: int
-    compute_units: int
-    local_bytes: int
-
-    @classmethod
-    def of(cls, device: Device, product: Product) -> FewRowsProblem:
-        weight, part = product.weight, product.part
-        sizes = part.dtype, weight.k, weight.n_tiles, part.n_tiles, product.tiles_at_once, product.max_rows
-        return cls(*sizes, device.compute_units, local_bytes(device))
-
-    def shapes(self) -> Iterator[FewRowsShape]:
-        """What fits local memory and registers.
-
-        The order of sums, runs of columns and how many come first, follows from the weight alone: results do not depend
-        on max_rows.
-        """
-        quantized = self.dtype in QUANTIZED
-        inner = 2 if self.n_tiles >= 4 * self.compute_units or self.local_bytes < 100 << 10 else 4
-        splits = 2 if inner == 4 and (self.k >= 8192 or quantized) else 1
-        for tiles in (2, 4, 1):
-            for warps_m in range(1, 9):
-                for warps_k, own_splits in dict.fromkeys([(inner, splits), (inner * splits, 1)]):
-                    shape = FewRowsShape(tiles, warps_m, warps_k, own_splits, inner)
-                    stages = min(
-                        16 if quantized else 8, self.local_bytes // shape.stage_bytes(self.max_rows, self.dtype)
-                    )
-                    fits = stages >= 3 and shape.sum_bytes(self.max_rows) <= self.local_bytes and shape.warps <= 16
-                    fits = fits and shape.registers(self.max_rows) * 32 * shape.warps <= 65536
-                    if fits and tiles >= self.tiles_at_once:
-                        yield replace(shape, stages=stages)
-
-    def cost(self, shape: FewRowsShape) -> tuple[float, ...]:
-        """Microseconds on an H200, by what memory gives and compute units copy; then what decides between equals."""
-        units, weights = shape.units(self.part_tiles), tile_bytes(self.k, self.dtype)
-        copied = (shape.tiles * shape.warps_m * weights + 2 * self.k * self.max_rows) / shape.splits
-        rounds = -(-units * shape.splits // self.compute_units)
-        memory, copies = self.part_tiles * weights / 4.4e6, rounds * copied / 48e3
-        us = max(memory, copies) + 0.25 * min(memory, copies) + (4.0 if shape.splits > 1 else 0.0)
-        if self.dtype in QUANTIZED:  # a warp's instructions count: two tiles share those for activations
-            return us, shape.tiles == 1, -shape.warps
-        return us, -min(shape.warps, 8), copied
+    warps: int
+    stages: int
+    depth: int
 
 
 @cache
-def few_rows_shape(problem: FewRowsProblem) -> FewRowsShape:
-    """The quickest of the shapes that fit, by an estimate."""
-    return min(problem.shapes(), key=problem.cost)
+def few_rows_shape(
+    dtype: str, n_tiles: int, part_tiles: int, tiles_at_once: int, max_rows: int, units: int, local: int
+) -> FewRowsShape:
+    """n_tiles: of the whole weight; tiles_at_once: see `Product`; units: compute units; local: bytes of local memory.
+
+    The number of warps, and with it the order of sums, follows from the weight and the device alone: a token's results
+    do not depend on max_rows.
+    """
+    many, quantized = n_tiles > 4 * units, dtype in QUANTIZED
+    if local < HOPPER_LOCAL_BYTES:
+        warps, tiles = 2, 2
+    elif many:  # several groups of few warps run on a compute unit at once
+        warps, tiles = 4, 4 if max_rows > (32 if quantized else 16) else 2
+        local //= 3 if quantized else 2
+    else:  # as few tiles a group as give one to each compute unit
+        warps, tiles = 8, next((t for t in (1, 2) if part_tiles <= t * units), 4)
+    for tiles in (t for t in (4, 2, 1) if tiles_at_once <= t <= max(tiles, tiles_at_once)):
+        # A warp's instructions for a quantised weight are many: it waits once for several pieces.
+        for depth in (4, 2, 1) if quantized else (1,):
+            stage = warps * depth * (tiles * piece_bytes(dtype) + 2 * PIECE_COLUMNS * max_rows)
+            stages = min(8, 16 // depth, local // stage)
+            if stages >= 3 and 64 * warps * tiles * max_rows <= local:
+                return FewRowsShape(tiles, warps, stages, depth)
+    raise AssertionError(f"{local} bytes of local memory are too few for {max_rows} tokens")
 
 
 class NvidiaLinearFewRows(LinearFewRows):
@@ -162,37 +97,37 @@ class NvidiaLinearFewRows(LinearFewRows):
         return isinstance(layout, TensorCoreLayout) and layout.by_token and layout.dtype == "bfloat16"
 
     def size(self, device: Device, product: Product, layout: ActivationLayout | None) -> Size:
-        shape = few_rows_shape(FewRowsProblem.of(device, product))
+        weight, part = product.weight, product.part
+        sizes = weight.n_tiles, part.n_tiles, product.tiles_at_once, product.max_rows
+        shape = few_rows_shape(part.dtype, *sizes, device.compute_units, local_bytes(device))
         own: dict[str, object] = {
             "MAX_ROWS": product.max_rows,
+            "TILES": shape.tiles,
+            "WARPS": shape.warps,
+            "STAGES": shape.stages,
+            "DEPTH": shape.depth,
             "PACKED_OUT": isinstance(product.out, PackedActivations),
+            "LEAVES": product.begins is not None,
+            "SCALED": product.ends is not None,
         }
-        own |= {"LEAVES": product.begins is not None, "SCALED": product.ends is not None}
-        return {**own, **shape.constants()}, (shape.units(product.part.n_tiles), shape.splits), (32 * shape.warps, 1)
+        return own, (-(-part.n_tiles // shape.tiles),), (32 * shape.warps,)
 
     def launches(self, device: Device, product: Product, x: ActivationOperand, step: StepState) -> list[Launch]:
         assert isinstance(x, PackedActivations)
-        weight, part, out = product.weight, product.part, product.out
+        out, begins, ends = product.out, product.begins, product.ends
         own, groups, local = self.size(device, product, x.layout)
-        constants = {**product.constants(), "OUT_STRIDE": weight.rows // product.tiles_at_once, **own}
-        begins, ends = product.begins, product.ends
+        constants = {**product.constants(), "OUT_STRIDE": product.weight.rows // product.tiles_at_once, **own}
         left = out if begins is None else begins.rows
         if isinstance(left, PackedActivations):
             assert isinstance(left.layout, TensorCoreLayout)
             constants["OUT"] = KERNEL_NAMES[left.layout.dtype]
         if ends is not None:
             constants["EPS"] = float(ends.eps)
+        to, unused = out.buffer if isinstance(out, PackedActivations) else out, step.state
+        args: list[KernelArg] = [product.part.buffer, x.buffer, to, step.state, product.first_row]
+        args += [unused, unused] if begins is None else [begins.weight, begins.rows.buffer]
         assert begins is None or ends is None
-        shape = few_rows_shape(FewRowsProblem.of(device, product))
-        assert shape.splits == 1 or shape.units(part.n_tiles) <= MAX_UNITS
-        nbytes = shape.partial_bytes(part.n_tiles, product.max_rows)
-        partial = step.scratch(f"sums of several groups, {nbytes} bytes", nbytes)
-        arrived = step.scratch("groups that have left their sums", 4 * MAX_UNITS, zeroed=True)
-        out = out.buffer if isinstance(out, PackedActivations) else out
-        norm, normed = (step.state, step.state) if begins is None else (begins.weight, begins.rows.buffer)
         split = begins or ends
-        squares = step.state if split is None else split.squares  # where there is nothing, an argument that is not read
-        args: list[KernelArg] = [part.buffer, x.buffer, out, step.state, product.first_row, partial, arrived]
-        args += [norm, normed, squares]
+        args.append(unused if split is None else split.squares)
         cost = product.cost()
         return [device.launch(self.file, "linear_few_rows", constants, args, groups=groups, local=local, cost=cost)]

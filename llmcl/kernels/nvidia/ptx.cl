@@ -82,12 +82,6 @@ inline float load_shared_float(__global const float* p) {
     return v;
 }
 
-inline float4 load_shared_float4(__global const float4* p) {
-    float4 v;
-    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(p) : "memory");
-    return v;
-}
-
 // Loads that stay where they are written, so that all of a run are in flight before the first is used.
 inline uint4 load16_words(__global const void* p) {
     uint4 v;

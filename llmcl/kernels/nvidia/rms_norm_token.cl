@@ -45,7 +45,7 @@ void rms_norm(__global const float* x, __global const float* weight, __global ui
         const int run = lid + i * GROUP_ITEMS;
         const float8 y = v[i] * scale * w[i];
         if (RUNS % GROUP_ITEMS == 0 || run < RUNS)
-            out[run * 8] = (uint4)(CAT(narrow_, OUT)(y.s0, y.s1), CAT(narrow_, OUT)(y.s2, y.s3), CAT(narrow_, OUT)(y.s4, y.s5),
-                                   CAT(narrow_, OUT)(y.s6, y.s7));
+            out[run * 8] = (uint4)(CAT(narrow_, OUT)(y.s0, y.s1), CAT(narrow_, OUT)(y.s2, y.s3),
+                                   CAT(narrow_, OUT)(y.s4, y.s5), CAT(narrow_, OUT)(y.s6, y.s7));
     }
 }
