@@ -11,7 +11,7 @@ import numpy as np
 from llmcl.errors import ContextLengthError, KernelBuildError, UsageError
 from llmcl.kernels import table
 from llmcl.kernels.common.attention import NO_MODS, Mods
-from llmcl.kernels.common.persistent import BoundStep, PersistentStep
+from llmcl.kernels.common.persistent import BoundStep, ListedStep, PersistentStep
 from llmcl.kernels.common.sizes import prefill_chunk
 from llmcl.kernels.common.step_state import StepState
 from llmcl.models.blocks import bind_block
@@ -103,8 +103,9 @@ class Model:
         )
         self._decode = [*layers, *self._head]
         self._persistent: BoundStep | None = None
-        if persistent and (kernel := table.persistent(PersistentStep, device, self._decode)) is not None:
-            self._persistent = kernel.bind(device, self._decode, cache.max_context)
+        step = ListedStep(self._decode, self.step, cache.max_context)
+        if persistent and (kernel := table.persistent(PersistentStep, device, step)) is not None:
+            self._persistent = kernel.bind(device, step)
         self._prepare(progress)
         self._all_needed_from = max(launch.first_position for launch in self.decode_launches)
         self._all_logits: tuple[Buffer, list[Launch]] | None = None

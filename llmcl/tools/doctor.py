@@ -24,7 +24,7 @@ from llmcl.errors import LlmclError
 from llmcl.kernels import table
 from llmcl.kernels.common.attention import AttentionDecode, AttentionPrefill, AttentionShape, RopeAppend
 from llmcl.kernels.common.linear import LinearDecode, LinearFewRows, LinearPrefill
-from llmcl.kernels.common.persistent import PersistentStep
+from llmcl.kernels.common.persistent import ListedStep, PersistentStep
 from llmcl.kernels.common.step_state import RING, StepState
 from llmcl.kernels.common.weight import Weight, WeightPart
 from llmcl.kernels.implementation import Implementation
@@ -198,7 +198,8 @@ def _attention_decode(device: Device, *, variant: str, dtype: str) -> float:
 def _persistent_step(device: Device, *, row: PersistentStep) -> float:
     problem = AttentionProblem.random(6, 2, SIZE, "float32", 1, position=130)
     trial = decode_trial(device, problem)
-    persistent = row.bind(device, trial.bind(variant=row.name, n_splits=3), len(problem.keys))
+    listed = ListedStep(trial.bind(variant=row.name, n_splits=3), trial.step, len(problem.keys))
+    persistent = row.bind(device, listed)
     error = trial.error(persistent.parts)
     trial.release()
     return error

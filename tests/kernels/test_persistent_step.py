@@ -17,6 +17,7 @@ from helpers import gemma2_config, random_weights, save_folder, small_config
 import llmcl
 from llmcl.attention.masks import alibi
 from llmcl.engine.llm import LLM
+from llmcl.kernels.common.persistent import ListedStep
 from llmcl.kernels.cpu import persistent_step
 from llmcl.models.config import ModelConfig
 from llmcl.models.model import Model
@@ -106,7 +107,8 @@ def separate(llm: LLM) -> Model:
 
 
 def in_one(model: Model, groups: int) -> persistent_step.PersistentKernel:
-    return persistent_step.PersistentKernel(model.device, model.decode_launches, model.cache.max_context, groups=groups)
+    step = ListedStep(model.decode_launches, model.step, model.cache.max_context)
+    return persistent_step.PersistentKernel(model.device, step, groups=groups)
 
 
 def compare(llm: LLM, n_prompt: int, n_steps: int) -> None:
@@ -186,7 +188,7 @@ def test_whoever_waits_may_leave(small: LLM, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_who_waits_for_a_core_that_was_taken_away_leaves(small: LLM) -> None:
     (launch,) = in_one(separate(small), 2).parts
-    sync = launch.args[2]
+    sync = launch.args[-1]
     assert isinstance(sync, Buffer)
     small.device.write(sync, np.ones(1, np.uint32), 4 * UNITS)  # unit 0, by a thread that does not come back
     launch.enqueue()
@@ -222,7 +224,7 @@ def test_a_kernel_becomes_a_function_with_names_of_its_own() -> None:
 
     constants = {"K": 64, "WEIGHT": "q4_0", "EPS": 1e-5}
     text = persistent_step.as_function(KernelSource("cpu/linear_decode.cl", "linear_decode", constants), "_7")
-    assert "__kernel" not in text and "inline void linear_decode_7(const int4 work_group, " in text
+    assert "__kernel" not in text and "inline void linear_decode_7(const uint3 work_group, " in text
     assert "dot_quant_tile_7(" in text and "} activations_7;" in text
     assert text.startswith("#define EPS 1e-05f\n#define K 64\n")
     assert "#undef K\n" in text and "#undef TILE_SIZE\n" in text

@@ -83,13 +83,26 @@ class BoundStep(Protocol):
     parts: list[Launch]
 
 
+@dataclass(frozen=True)
+class ListedStep:
+    """Any list of launches that together are a step, such as all of decode before sampling.
+
+    max_rows: tokens of a step at most, as `state` has them. max_position: the largest of a step.
+    """
+
+    launches: Sequence[Launch]
+    state: StepState
+    max_position: int
+    max_rows: int = 1
+
+
 class PersistentStep(Implementation):
-    """Any list of launches of one token, such as a whole decode step, as few; the list is its twin."""
+    """A step's launches as few; the list is its twin."""
 
     @abstractmethod
-    def unsupported_reason(self, device: Device, launches: Sequence[Launch]) -> str | None:
+    def unsupported_reason(self, device: Device, step: ListedStep) -> str | None:
         """What keeps these launches from being few on this device; None: nothing."""
 
     @abstractmethod
-    def bind(self, device: Device, launches: Sequence[Launch], max_position: int) -> BoundStep:
-        """`unsupported_reason` must have said None. max_position: the largest of a step."""
+    def bind(self, device: Device, step: ListedStep) -> BoundStep:
+        """`unsupported_reason` must have said None."""

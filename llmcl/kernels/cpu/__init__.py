@@ -11,6 +11,7 @@ from llmcl.kernels.cpu.attention import (
 from llmcl.kernels.cpu.experts import CpuExpertsDown, CpuExpertsGateUp, CpuExpertsPrefill
 from llmcl.kernels.cpu.linear import (
     CpuLinearDecode,
+    CpuLinearFewRows,
     CpuLinearPrefill,
 )
 from llmcl.kernels.cpu.persistent_step import CpuPersistentStep
@@ -19,6 +20,7 @@ from llmcl.kernels.implementation import Implementation
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
     CpuLinearDecode(),
     CpuLinearPrefill(),
+    CpuLinearFewRows(),
     CpuExpertsGateUp(),
     CpuExpertsDown(),
     CpuExpertsPrefill(),

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from llmcl.kernels.common import step_state
 from llmcl.kernels.common.cost import per_token
 from llmcl.kernels.common.dtype import QUANTIZED, kernel_name
-from llmcl.kernels.common.linear import ActivationLayout, LinearDecode, LinearPrefill, PackedActivations, Product, Size
+from llmcl.kernels.common.linear import (
+    ActivationLayout,
+    LinearDecode,
+    LinearFewRows,
+    LinearPrefill,
+    PackedActivations,
+    Product,
+    Size,
+)
 from llmcl.kernels.common.sizes import largest_divisor
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.cpu.dot_product import bf16_dot_form, dot_form
@@ -16,23 +24,30 @@ from llmcl.runtime.device import Buffer, Device, Launch
 # Accumulator vectors that fit beside the operands in 32 vector registers: tokens for each number of tile columns.
 TILE_TOKENS = {1: 16, 2: 12, 3: 8, 4: 6}
 GROUP_TOKENS = 48
-# Tokens for which the 8-bit product keeps an integer and a float32 sum in registers: 32 of 512 bits, or 16 of 256.
-INT8_TILE_TOKENS = {1: 12, 2: 12, 3: 3}
+# Tokens for which the 8-bit product keeps an integer and a float32 sum in 32 registers of 512 bits; beside 16 of 256
+# more are in memory, which costs less than to unpack weights for fewer.
+INT8_TILE_TOKENS = {1: 12, 2: 12, 3: 8}
 # Tokens for which the bfloat16 product keeps a sum in registers, 32 of 512 bits or 16 of 256; 16 divides a chunk.
 BF16_TILE_TOKENS = {1: 16, 2: 6}
 PACKED_GROUP_TOKENS = 96  # of a product with packed activations: a multiple of every number of tile tokens
+# The same where a step has few tokens, and what is left of them at the end: what is computed for nothing counts more.
+INT8_FEW_TOKENS = {1: (8, 4), 2: (8, 4), 3: (8, 4)}
+BF16_FEW_TOKENS = {1: (16, 8), 2: (6, 0)}
 
 
 @dataclass(frozen=True)
 class DotProductLayout(ActivationLayout):
     """Activations rounded for the dot products with weights of `dtype`: kernels/cpu/packed_activations.cl.
 
-    dot: form of the dot product (cpu/dot4.cl, cpu/dot2.cl); tile_tokens: tokens whose sums stay in registers.
+    dot: form of the dot product (cpu/dot4.cl, cpu/dot2.cl); tile_tokens: tokens whose sums stay in registers;
+    tail_tokens: the same where no more are left, 0: as many. parts: of a block's columns, which threads round apart.
     """
 
     dtype: str
     dot: int
     tile_tokens: int
+    tail_tokens: int = 0
+    parts: int = 1
 
     fuses_norm = True
 
@@ -70,8 +85,8 @@ class DotProductLayout(ActivationLayout):
             kernel,
             constants,
             [x, x if norm is None else norm, rows.buffer, step.state],
-            groups=lambda n: (-(-n // self.tile_tokens),),
-            local=(1,),
+            groups=lambda n: (-(-n // self.tile_tokens), self.parts),
+            local=(1, 1),
             cost=per_token((5.5 if self.is_int8 else 6.0) * rows.k),
         )
 
@@ -95,28 +110,66 @@ class CpuLinearPrefill(LinearPrefill):
         return device.is_cpu
 
     def activation_layout(self, device: Device, dtype: str, k: int, exact_activations: bool) -> ActivationLayout | None:
-        if exact_activations:
-            return None
-        if dtype in QUANTIZED and (dot := dot_form(device)):
-            return DotProductLayout(dtype, dot, INT8_TILE_TOKENS[dot])
-        if dtype == "bfloat16" and (dot := bf16_dot_form(device)):
-            return DotProductLayout(dtype, dot, BF16_TILE_TOKENS[dot])
+        if dot := _dot(device, dtype, exact_activations):
+            tokens = (INT8_TILE_TOKENS if dtype in QUANTIZED else BF16_TILE_TOKENS)[dot]
+            return DotProductLayout(dtype, dot, tokens)
         return None
 
     def kernel_file(self, layout: ActivationLayout | None) -> str:
         return layout.product_file if isinstance(layout, DotProductLayout) else self.file
 
     def size(self, device: Device, product: Product, layout: ActivationLayout | None) -> Size:
-        n_tiles = product.part.n_tiles
         if isinstance(layout, DotProductLayout):
-            columns, tile_tokens, group_tokens = product.tiles_at_once, layout.tile_tokens, PACKED_GROUP_TOKENS
-        else:
-            columns = tile_columns(n_tiles, product.tiles_at_once)
-            tile_tokens, group_tokens = TILE_TOKENS[columns], GROUP_TOKENS
-        own: dict[str, object] = {"TILE_COLS": columns, "TILE_TOKENS": tile_tokens, "GROUP_TOKENS": group_tokens}
-        if isinstance(layout, DotProductLayout):
-            own["DOT"] = layout.dot
-        return own, lambda n: (n_tiles // columns, -(-n // group_tokens)), (1, 1)
+            return _dot_constants(product, layout), lambda n: (product.units, -(-n // PACKED_GROUP_TOKENS)), (1, 1)
+        return _float_size(product)
+
+
+class CpuLinearFewRows(LinearFewRows):
+    """The dot products of prefill, a run of tiles for each core: as in decode, weights are read front to back."""
+
+    name, file = "cpu few rows", "cpu/linear_prefill.cl"
+
+    def supports_device(self, device: Device) -> bool:
+        return device.is_cpu
+
+    def activation_layout(self, device: Device, dtype: str, k: int, exact_activations: bool) -> ActivationLayout | None:
+        if dot := _dot(device, dtype, exact_activations):
+            tokens, tail = (INT8_FEW_TOKENS if dtype in QUANTIZED else BF16_FEW_TOKENS)[dot]
+            return DotProductLayout(dtype, dot, tokens, tail, parts=min(k // 32, device.compute_units))
+        return None
+
+    def kernel_file(self, layout: ActivationLayout | None) -> str:
+        return layout.product_file if isinstance(layout, DotProductLayout) else self.file
+
+    def size(self, device: Device, product: Product, layout: ActivationLayout | None) -> Size:
+        if layout is None:
+            return _float_size(product)
+        assert isinstance(layout, DotProductLayout)
+        return _dot_constants(product, layout), (min(product.units, device.compute_units), 1), (1, 1)
+
+
+def _float_size(product: Product) -> Size:
+    n_tiles = product.part.n_tiles
+    columns = tile_columns(n_tiles, product.tiles_at_once)
+    own = {"TILE_COLS": columns, "TILE_TOKENS": TILE_TOKENS[columns], "GROUP_TOKENS": GROUP_TOKENS}
+    return own, lambda n: (n_tiles // columns, -(-n // GROUP_TOKENS)), (1, 1)
+
+
+def _dot(device: Device, dtype: str, exact_activations: bool) -> int:
+    """The form of the dot product with weights of a storage type; 0: products are float32 multiply-adds."""
+    if exact_activations:
+        return 0
+    return dot_form(device) if dtype in QUANTIZED else bf16_dot_form(device) if dtype == "bfloat16" else 0
+
+
+def _dot_constants(product: Product, layout: DotProductLayout) -> dict[str, object]:
+    return {
+        "DOT": layout.dot,
+        "TILE_COLS": product.tiles_at_once,
+        "TILE_TOKENS": layout.tile_tokens,
+        "TAIL_TOKENS": layout.tail_tokens,
+        "GROUP_TOKENS": PACKED_GROUP_TOKENS,
+    }
 
 
 def tile_columns(n_tiles: int, at_once: int) -> int:

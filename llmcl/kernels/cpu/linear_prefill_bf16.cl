@@ -5,17 +5,18 @@
 // weight   N_TILES tiles (tiles.cl)     x  the step's activations in blocks of bfloat16 (cpu/packed_activations.cl)
 // out      float [n][OUT_STRIDE], columns out_row .. out_row + N - 1
 //
-// Index space: (N_TILES / TILE_COLS, ceil(n / GROUP_TOKENS)), local size 1. Of columns k, k + 1 a lane gets its row's two weights
-// side by side, once for TILE_TOKENS tokens, whose sums stay in registers:
+// Index space: (streams, ceil(n / GROUP_TOKENS)), local size 1; stream g takes units g U / G .. (g + 1) U / G, as in
+// cpu/linear_decode.cl, a unit being TILE_COLS tiles. Of columns k, k + 1 a lane gets its row's two weights
+// side by side, once for TILE_TOKENS tokens, whose sums stay in registers; or for TAIL_TOKENS, where no more are left:
 //
 //   k      r0 r1 ... r15
 //   k + 1  r0 r1 ... r15   ->   r0 r0 | r1 r1 | ... | r15 r15   16 lanes of 2 x 16 bits
 //
 // Build: K (a multiple of 16), N, N_TILES, OUT_STRIDE, EPILOGUE, DOT (cpu/dot2.cl), TILE_TOKENS, TILE_COLS (1; 2 with SWIGLU), GROUP_TOKENS
-// (a multiple of TILE_TOKENS). Accumulation: float32.
+// (a multiple of TILE_TOKENS), TAIL_TOKENS (0: none). Accumulation: float32.
 #if !defined(K) || !defined(N) || !defined(N_TILES) || !defined(OUT_STRIDE) || !defined(EPILOGUE) || !defined(DOT) || \
-    !defined(TILE_TOKENS) || !defined(TILE_COLS) || !defined(GROUP_TOKENS) || !defined(STATE_N_TOKENS)
-#error "cpu/linear_prefill_bf16.cl needs the build constants K, N, N_TILES, OUT_STRIDE, EPILOGUE, DOT, TILE_TOKENS, TILE_COLS, GROUP_TOKENS and those of the step state"
+    !defined(TILE_TOKENS) || !defined(TILE_COLS) || !defined(GROUP_TOKENS) || !defined(TAIL_TOKENS) || !defined(STATE_N_TOKENS)
+#error "cpu/linear_prefill_bf16.cl needs the build constants K, N, N_TILES, OUT_STRIDE, EPILOGUE, DOT, TILE_TOKENS, TILE_COLS, GROUP_TOKENS, TAIL_TOKENS and those of the step state"
 #endif
 #include "common/common.cl"
 #include "cpu/dot2.cl"
@@ -30,41 +31,55 @@ inline uint16 pairs(__global const bf16_t* w) {
                                                     11, 27, 12, 28, 13, 29, 14, 30, 15, 31), uint16);
 }
 
-inline void multiply_tile(__global const bf16_t* tile, __global const uint* x, float16* acc) {
+// acc = the products of a tile with `rows` (a constant) tokens.
+IN_REGISTERS inline void multiply_tile(__global const bf16_t* tile, __global const uint* x, float16* acc, const int rows) {
     float16 sum[TILE_TOKENS];
 #pragma unroll
-    for (int i = 0; i < TILE_TOKENS; ++i) sum[i] = 0;
+    for (int i = 0; i < rows; ++i) sum[i] = 0;
+#pragma nounroll
     for (int k = 0; k < K; k += 16, x += NUMBERS) {
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
             const uint16 w = pairs(tile + (k + 2 * j) * 16);
 #pragma unroll
-            for (int i = 0; i < TILE_TOKENS; ++i) sum[i] = dot2(sum[i], w, x[i * 8 + j]);
+            for (int i = 0; i < rows; ++i) sum[i] = dot2(sum[i], w, x[i * 8 + j]);
         }
     }
 #pragma unroll
-    for (int i = 0; i < TILE_TOKENS; ++i) acc[i] = sum[i];
+    for (int i = 0; i < rows; ++i) acc[i] = sum[i];
+}
+
+// All of a unit for the tokens t .. min(t + rows, end) - 1.
+IN_REGISTERS inline void multiply_unit(__global const bf16_t* weight, __global const uint* x, __global float* out, const int unit,
+                                       const int t, const int end, const int rows) {
+    weight += (size_t)unit * TILE_COLS * K * 16;
+    x += (size_t)(t / TILE_TOKENS) * (K / 16) * NUMBERS;
+    out += (size_t)t * OUT_STRIDE;
+    float16 acc[TILE_COLS][TILE_TOKENS];
+    for (int c = 0; c < TILE_COLS; ++c) multiply_tile(weight + (size_t)c * K * 16, x, acc[c], rows);
+    for (int i = 0; i < rows && t + i < end; ++i, out += OUT_STRIDE) {
+#if EPILOGUE == EPILOGUE_SWIGLU
+        store_rows(GATE_VALUE(acc[0][i], exp16) * acc[1][i], out, unit * 16);
+#else
+        for (int c = 0; c < TILE_COLS; ++c) store_rows(acc[c][i], out, (unit * TILE_COLS + c) * 16);
+#endif
+    }
 }
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void linear_prefill(__global const bf16_t* weight, __global const uint* x, __global float* out,
                     __global const int* state, const int out_row) {
-    const int n = state[STATE_N_TOKENS];
-    const int tile = get_group_id(0) * TILE_COLS;
-    const int end = min(n, (int)(get_group_id(1) + 1) * GROUP_TOKENS);
-    weight += (size_t)tile * K * 16;
+    const int units = N_TILES / TILE_COLS;
+    const int first = (int)((long)units * get_group_id(0) / get_num_groups(0));
+    const int last = (int)((long)units * (get_group_id(0) + 1) / get_num_groups(0));
+    const int end = min(state[STATE_N_TOKENS], (int)(get_group_id(1) + 1) * GROUP_TOKENS);
     out += out_row;
-    for (int t = get_group_id(1) * GROUP_TOKENS; t < end; t += TILE_TOKENS) {
-        __global const uint* rows = x + (size_t)(t / TILE_TOKENS) * (K / 16) * NUMBERS;
-        float16 acc[TILE_COLS][TILE_TOKENS];
-        for (int c = 0; c < TILE_COLS; ++c) multiply_tile(weight + (size_t)c * K * 16, rows, acc[c]);
-        for (int i = 0; i < TILE_TOKENS && t + i < end; ++i) {
-            __global float* y = out + (size_t)(t + i) * OUT_STRIDE;
-#if EPILOGUE == EPILOGUE_SWIGLU
-            store_rows(GATE_VALUE(acc[0][i], exp16) * acc[1][i], y, tile / 2 * 16);
-#else
-            for (int c = 0; c < TILE_COLS; ++c) store_rows(acc[c][i], y, (tile + c) * 16);
-#endif
+    for (int unit = first; unit < last; ++unit) {
+        for (int t = get_group_id(1) * GROUP_TOKENS; t < end; t += TILE_TOKENS) {
+            if (end - t > TAIL_TOKENS)
+                multiply_unit(weight, x, out, unit, t, end, TILE_TOKENS);
+            else
+                multiply_unit(weight, x, out, unit, t, end, TAIL_TOKENS);
         }
     }
 }

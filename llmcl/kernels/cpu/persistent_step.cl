@@ -7,16 +7,18 @@
 // alone. Whichever work-groups of this kernel run, and however seldom, the list is done; who computes a unit does not change its result.
 // One leaves when a wait is so long that the system must have taken a core away: it leaves its own to the one that all wait for.
 //
-// entries   ulong [n_entries][ENTRY_SLOTS]: which kernel, its work-groups in x and y, the spins that a wait for the entries
-//           before may take, its arguments (addresses and ints)
+// entries   ulong [n_entries][ENTRY_SLOTS]: which kernel, the spins that a wait for the entries before may take, its arguments
+//           (addresses and ints)
+// sizes     uint [max_rows][n_entries][3]: the work-groups of each entry in x, y and z, in a step of 1, 2, .. rows
+// state     the step state, which has the rows of the step in ROWS_SLOT
 // sync      uint [SYNC_SLOTS], 0 before the first entry and after the last
 //
 // Index space: work-groups of one work-item, as many as there are threads that compute. Its offset: the entries that are done at the end;
 // those done by the launch before are not done again.
-// Build: ENTRY_SLOTS; MAX_GROUPS, above the number of work-groups, a power of two. The host puts the kernels in front of the file as functions, and the macro
-// RUN_ENTRY(kernel, work_group, at): a switch over them. work_group: its x and y, number of them in x and y; at: arguments.
-#if !defined(ENTRY_SLOTS) || !defined(MAX_GROUPS) || !defined(RUN_ENTRY)
-#error "cpu/persistent_step.cl needs the build constants ENTRY_SLOTS and MAX_GROUPS and the macro RUN_ENTRY"
+// Build: ENTRY_SLOTS; ROWS_SLOT; MAX_GROUPS, above the number of work-groups, a power of two. The host puts the kernels in front of the file as functions, and the macro
+// RUN_ENTRY(kernel, work_group, n_groups, at): a switch over them. work_group, n_groups: in x, y and z; at: arguments.
+#if !defined(ENTRY_SLOTS) || !defined(MAX_GROUPS) || !defined(RUN_ENTRY) || !defined(ROWS_SLOT)
+#error "cpu/persistent_step.cl needs the build constants ENTRY_SLOTS, MAX_GROUPS and ROWS_SLOT and the macro RUN_ENTRY"
 #endif
 
 // SYNC_UNITS: units that are done times DONE_ONE, plus units that are claimed and not done. Both are in one word, so that one
@@ -25,10 +27,13 @@
 #define SYNC_LEFT 16
 #define DONE_ONE ((uint)MAX_GROUPS)
 
-__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
-void persistent_step(__global const ulong* entries, const int n_entries, volatile __global uint* sync) {
+// The hint keeps a compiler from looking for work-items to put into the lanes of a vector, which took it seconds for nothing.
+__kernel __attribute__((reqd_work_group_size(1, 1, 1))) __attribute__((vec_type_hint(float16)))
+void persistent_step(__global const ulong* entries, __global const uint* sizes, const int n_entries, __global const int* state,
+                     const int max_rows, volatile __global uint* sync) {
     const int end = (int)get_global_offset(0);
     __global const ulong* at = entries;
+    __global const uint* size = sizes + (size_t)(min(state[ROWS_SLOT], max_rows) - 1) * n_entries * 3;
     uint first = 0;  // unit of the entry
     uint left = 0;   // work-groups, when this one began to wait
     uint ended = 0;  // units that this work-group has to count as done
@@ -36,13 +41,13 @@ void persistent_step(__global const ulong* entries, const int n_entries, volatil
     for (int entry = 0;;) {
         const uint seen = sync[SYNC_UNITS];
         const uint units = seen + ended * (DONE_ONE - 1u), done = units / DONE_ONE, unit = done + units % DONE_ONE;
-        for (; entry < end && unit - first >= (uint)(at[1] * at[2]); ++entry, at += ENTRY_SLOTS)
-            first += (uint)(at[1] * at[2]);
+        for (; entry < end && unit - first >= size[0] * size[1] * size[2]; ++entry, at += ENTRY_SLOTS, size += 3)
+            first += size[0] * size[1] * size[2];
         const bool claims = entry < end && done >= first;
         if (!claims && !ended) {
             if (entry == end) break;
             if (waited == 0) left = sync[SYNC_LEFT];
-            if (++waited <= at[3]) continue;
+            if (++waited <= at[1]) continue;
             if (atomic_cmpxchg(sync + SYNC_LEFT, left, left + 1) == left) return;
             waited = 0;  // another left: the core that it left may be enough
             continue;
@@ -52,9 +57,10 @@ void persistent_step(__global const ulong* entries, const int n_entries, volatil
         waited = ended = 0;
         if (!claims) continue;
         mem_fence(CLK_GLOBAL_MEM_FENCE);
-        const int i = unit - first, columns = (int)at[1];
-        const int4 work_group = (int4)(i % columns, i / columns, columns, (int)at[2]);
-        RUN_ENTRY((int)at[0], work_group, (at + 4));
+        const uint i = unit - first;
+        const uint3 n_groups = (uint3)(size[0], size[1], size[2]);
+        const uint3 work_group = (uint3)(i % n_groups.x, i / n_groups.x % n_groups.y, i / n_groups.x / n_groups.y);
+        RUN_ENTRY((int)at[0], work_group, n_groups, (at + 2));
         ended = 1;
     }
     // The last work-group to leave makes the counters 0 again, which nobody looks at any more.

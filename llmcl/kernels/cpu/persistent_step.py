@@ -2,8 +2,8 @@
 
 Handing a kernel to the driver and starting it costs microseconds, and a decode step has some 180 of them. Here the
 kernels become functions of one kernel, `cpu/persistent_step.cl`, and the launches a table that it reads: which
-function, how many work-groups, what arguments. Each work-group of a launch runs the same code as before, so the bits
-are the same.
+function, what arguments, and for each number of rows how many work-groups. Each work-group of a launch runs the same
+code as before, so the bits are the same.
 
 Work-groups take units of work in turn. Where one waits in vain for another, whose core the system gave to another
 process, it leaves: its thread sleeps, its core is free, and the rest is done by those that are left. All take part
@@ -19,7 +19,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from llmcl.kernels.common.persistent import PersistentStep
+from llmcl.kernels.common import step_state
+from llmcl.kernels.common.persistent import ListedStep, PersistentStep
 from llmcl.runtime.cores import cores_now
 from llmcl.runtime.device import Buffer, Device, Launch
 from llmcl.runtime.program import KernelSource, constant_text, read_source
@@ -30,6 +31,7 @@ SHARED = "common/common.cl"  # stands once before the functions: nothing in it d
 # makes others wait, which depends on the bytes that it reads.
 MIN_SPINS = 200_000
 BYTES_PER_SPIN = 8
+FLOPS_PER_BYTE = 8  # that a core computes in the time of a byte, where rows are several
 PART_BYTES = 64 << 20  # that a core reads in a launch, some 2 to 4 ms
 SYNC_SLOTS = 32
 MAX_GROUPS = 1 << 12  # what one word counts, with the units beside it
@@ -40,8 +42,8 @@ _KERNEL = re.compile(r"^__kernel __attribute__\(\(reqd_work_group_size\([^)]*\)\
 _STRUCT = re.compile(r"^\} (\w+);", re.MULTILINE)
 _MACRO = re.compile(r"^#define (\w+)", re.MULTILINE)
 _WORK_GROUP = """\
-#define get_group_id(d) ((d) == 0 ? work_group.x : work_group.y)
-#define get_num_groups(d) ((d) == 0 ? work_group.z : work_group.w)
+#define get_group_id(d) ((d) == 0 ? work_group.x : (d) == 1 ? work_group.y : work_group.z)
+#define get_num_groups(d) ((d) == 0 ? n_groups.x : (d) == 1 ? n_groups.y : n_groups.z)
 #define get_local_id(d) 0
 """
 
@@ -53,33 +55,36 @@ class CpuPersistentStep(PersistentStep):
         """Whether it is a processor whose kernels may use the addresses of buffers that are not their arguments."""
         return device.is_cpu
 
-    def unsupported_reason(self, device: Device, launches: Sequence[Launch]) -> str | None:
+    def unsupported_reason(self, device: Device, step: ListedStep) -> str | None:
         if device.queue_properties:
             return "each kernel is timed"
         if self.key("float32") in device.cache.excluded:
             return "llmcl doctor found it to be wrong"
-        if any(max(launch.local) > 1 or len(launch.local) > 2 for launch in launches):
+        if any(max(launch.local) > 1 for launch in step.launches):
             return "a kernel has several work-items in a work-group"
-        if device.compute_units >= MAX_GROUPS or sum(map(_units, launches)) >= MAX_UNITS:
+        units = sum(math.prod(launch.groups(step.max_rows)) for launch in step.launches)
+        if device.compute_units >= MAX_GROUPS or units >= MAX_UNITS:
             return "it has too many work-groups to count"
         return None
 
-    def bind(self, device: Device, launches: Sequence[Launch], max_position: int) -> PersistentKernel:
-        return PersistentKernel(device, launches, max_position)
+    def bind(self, device: Device, step: ListedStep) -> PersistentKernel:
+        return PersistentKernel(device, step)
 
 
 class PersistentKernel:
     """Launches bound into few, `parts`: one for every PART_BYTES that each core reads."""
 
-    def __init__(self, device: Device, launches: Sequence[Launch], max_position: int, *, groups: int | None = None):
-        """max_position: of a step. groups: work-groups; None: one for each core that may be used at the time."""
+    def __init__(self, device: Device, step: ListedStep, *, groups: int | None = None):
+        """groups: work-groups; None: one for each core that may be used at the time."""
+        launches, max_rows = step.launches, step.max_rows
         kinds: dict[tuple[str, str, str], int] = {}
         firsts: list[Launch] = []
         self._launches = tuple(launches)  # holds the buffers: the driver does not know that the kernel uses them
         weakref.finalize(self, device.close)  # so a launch that runs comes to its end before they go
-        slots = 4 + max(len(launch.args) for launch in launches)
+        slots = 2 + max(len(launch.args) for launch in launches)
         addresses = _addresses(device, (arg for launch in launches for arg in launch.args if isinstance(arg, Buffer)))
         table = np.zeros((len(launches), slots), np.int64)
+        sizes = np.array([[_size(launch, n) for launch in launches] for n in range(1, max_rows + 1)], np.uint32)
         ends, part_bytes, spins = [], 0.0, MIN_SPINS
         for i, launch in enumerate(launches):
             source = _source(launch)
@@ -88,20 +93,23 @@ class PersistentKernel:
                 kinds[key] = len(kinds)
                 firsts.append(launch)
             values = [addresses[id(arg)] if isinstance(arg, Buffer) else int(arg) for arg in launch.args]
-            table[i, : 4 + len(values)] = kinds[key], *(*launch.groups(1), 1)[:2], spins, *values
-            spins = MIN_SPINS + int(_bytes(launch, max_position) / BYTES_PER_SPIN)
-            part_bytes += _bytes(launch, 0)
+            table[i, : 2 + len(values)] = kinds[key], spins, *values
+            spins = MIN_SPINS + int(_bytes(launch, max_rows, step.max_position) / BYTES_PER_SPIN)
+            part_bytes += _bytes(launch, max_rows, 0)
             if part_bytes > PART_BYTES * device.compute_units or i == len(launches) - 1:
                 ends.append(i + 1)
                 part_bytes = 0
         args = (
             device.upload(table, "entries of a persistent step"),
+            device.upload(sizes, "work-groups of a persistent step"),
             np.int32(len(launches)),
+            step.state.state,
+            np.int32(max_rows),
             device.zeros(4 * SYNC_SLOTS, "counters of a persistent step"),
         )
-        merged = KernelSource(
-            FILE, "persistent_step", {"ENTRY_SLOTS": slots, "MAX_GROUPS": MAX_GROUPS}, _functions(firsts)
-        )
+        rows_slot = step_state.CONSTANTS["STATE_N_TOKENS"]
+        constants = {"ENTRY_SLOTS": slots, "MAX_GROUPS": MAX_GROUPS, "ROWS_SLOT": rows_slot}
+        merged = KernelSource(FILE, "persistent_step", constants, _functions(firsts))
 
         def groups_now(n_tokens: int) -> tuple[int]:
             return (groups or min(device.compute_units, cores_now()),)
@@ -109,12 +117,17 @@ class PersistentKernel:
         self.parts = [Launch(device, merged, args, groups_now, (1,), offset=(end,)) for end in ends]
 
 
-def _units(launch: Launch) -> int:
-    return math.prod(launch.groups(1))
+def _size(launch: Launch, n_rows: int) -> tuple[int, ...]:
+    """Work-groups in three dimensions."""
+    return (*launch.groups(n_rows), 1, 1)[:3]
 
 
-def _bytes(launch: Launch, position: int) -> float:
-    return launch.cost(1, position).nbytes if launch.cost else 0
+def _bytes(launch: Launch, n_rows: int, position: int) -> float:
+    """What a core reads in the time that the launch takes."""
+    if launch.cost is None:
+        return 0
+    cost = launch.cost(n_rows, position)
+    return cost.nbytes + (cost.flops / FLOPS_PER_BYTE if n_rows > 1 else 0)
 
 
 def _source(launch: Launch) -> KernelSource:
@@ -130,21 +143,22 @@ def _functions(launches: Sequence[Launch]) -> str:
             f", (__global void*)(at)[{i}]" if isinstance(arg, Buffer) else f", (int)(at)[{i}]"
             for i, arg in enumerate(launch.args)
         )
-        cases += f" case {number}: {launch.name}_{number}(work_group{args}); break;"
+        cases += f" case {number}: {launch.name}_{number}(work_group, n_groups{args}); break;"
     functions = "".join(as_function(_source(launch), f"_{number}") for number, launch in enumerate(launches))
-    return f"{read_source(SHARED)}{functions}#define RUN_ENTRY(kernel, work_group, at) switch (kernel) {{{cases} }}\n"
+    run_entry = f"#define RUN_ENTRY(kernel, work_group, n_groups, at) switch (kernel) {{{cases} }}\n"
+    return f"{read_source(SHARED)}{functions}{run_entry}"
 
 
 def as_function(source: KernelSource, suffix: str) -> str:
-    """A kernel of one work-item a group as a function that is told its work-group: name + suffix (int4 work_group,
-    arguments).
+    """A kernel of one work-item a group as a function that is told its work-group: name + suffix (uint3 work_group,
+    uint3 n_groups, arguments).
 
     OpenCL C has no templates: the file's functions and structures get names of their own, and its macros end with it.
     So a program can have a kernel for several shapes and storage types. `common.cl` is to stand before it.
     """
     text = source.prelude + read_source(source.file, (SHARED,))
     names = {*_FUNCTION.findall(text), *_KERNEL.findall(text), *_STRUCT.findall(text)}
-    text = _KERNEL.sub(r"inline void \1(const int4 work_group, ", text)
+    text = _KERNEL.sub(r"inline void \1(const uint3 work_group, const uint3 n_groups, ", text)
     text = re.sub(rf"\b({'|'.join(sorted(names))})\b", rf"\1{suffix}", text)
     constants = {name: constant_text(value) for name, value in sorted(source.constants.items())}
     macros = sorted({*_MACRO.findall(_WORK_GROUP + text), *constants})

@@ -120,7 +120,8 @@ inline float16 dot_quant_tile(__global const uchar* tile, const activations* x) 
         }
         const scales16 s = load_scales(tile, g);
 #if WEIGHT_IS(q6_k)
-        sum += (CONVERT16(a, float) * s.d + CONVERT16(b, float) * s.d_high) * record.x;
+        sum += CONVERT16(a, float) * (s.d * record.x);
+        sum += CONVERT16(b, float) * (s.d_high * record.x);
 #else
         sum += CONVERT16(a + b, float) * (s.d * record.x);
 #endif
