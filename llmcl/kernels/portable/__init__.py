@@ -10,13 +10,11 @@ from llmcl.kernels.portable.attention import (
     PortableRopeAppend,
 )
 from llmcl.kernels.portable.experts import PortableExpertsDown, PortableExpertsGateUp, PortableExpertsPrefill
-from llmcl.kernels.portable.linear import (
-    PortableLinearDecode,
-    PortableLinearPrefill,
-)
+from llmcl.kernels.portable.linear import PortableLinearDecode, PortableLinearFewRows, PortableLinearPrefill
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
     PortableLinearDecode(),
+    PortableLinearFewRows(),
     PortableLinearPrefill(),
     PortableExpertsGateUp(),
     PortableExpertsDown(),

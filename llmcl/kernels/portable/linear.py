@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from llmcl.kernels.common.dtype import ITEM_BYTES, QUANTIZED, TILE_ROWS
-from llmcl.kernels.common.linear import ActivationLayout, LinearDecode, LinearPrefill, Product, Size
+from llmcl.kernels.common.linear import ActivationLayout, LinearDecode, LinearFewRows, LinearPrefill, Product, Size
 from llmcl.kernels.common.sizes import power_of_two_at_most
 from llmcl.runtime.device import Device
 
 MAX_ITEMS = 512  # of a group
 UNIT_ITEMS = 3584  # of a compute unit, in all: more than run at once, so that the last groups are small
 LARGE_BLOCK_BYTES = 33 << 10  # of portable/linear_prefill.cl with 128 tokens by 128 rows
+FEW_ROWS_AT_ONCE = 8  # tokens whose sums a work-item of portable/linear_few_rows.cl keeps in registers
 LOCAL_BYTES = 40  # of a work-item of portable/linear_decode.cl, at most
 
 
@@ -35,6 +36,18 @@ class PortableLinearPrefill(LinearPrefill):
         n_tiles = product.part.n_tiles
         own = {"ITEM_TOKENS": item, "ITEM_ROWS": item}
         return own, lambda n: (-(-n_tiles // item), -(-n // (16 * item))), (16, 16)
+
+
+class PortableLinearFewRows(LinearFewRows):
+    name, file = "portable few rows", "portable/linear_few_rows.cl"
+
+    def supports_device(self, device: Device) -> bool:
+        return True
+
+    def size(self, device: Device, product: Product, layout: ActivationLayout | None) -> Size:
+        constants, width = decode_size(device, product.part.dtype, product.weight.k, product.part.n_tiles)
+        own = {"LOCAL_SIZE": constants["LOCAL_SIZE"], "ROWS": FEW_ROWS_AT_ONCE}
+        return own, lambda n: (-(-n // FEW_ROWS_AT_ONCE), product.units), (width, 1)
 
 
 def decode_size(device: Device, dtype: str, k: int, n_tiles: int) -> tuple[dict[str, object], int]:

@@ -2,10 +2,7 @@
 //
 // A tile is cut into pieces of PIECE_ROWS rows by one column or some (float_piece.cl, quant_piece.cl); work-item i takes the
 // pieces i, i + LOCAL_SIZE, ..., and always the same rows, whose sums it keeps in registers. The sums over the work-items are
-// taken once, at the end:
-//
-//     sums of the work-items      16 rows of slice 0 | 16 rows of slice 1 | ...      a slice: 16 / PIECE_ROWS neighbours
-//     work-item i adds up         row i % 16 of every LOCAL_SIZE / 16-th slice, then work-item i < 16 row i of these sums
+// taken once, at the end (sum_of_rows.cl).
 //
 // After portable/tile_pieces.cl. The kernel has defined before:
 //   TILES_AT_ONCE  1, or 2 for a gate and an up tile     ALL_PIECES  how many pieces there are in all, N_PIECES of a tile
@@ -13,24 +10,7 @@
 // Build: LOCAL_SIZE (a power of two >= 16), AT_ONCE, AHEAD: see portable/linear_decode.cl; with NORM, EPS.
 #define TURN (AT_ONCE / TILES_AT_ONCE)  // pieces of a tile at once
 #define IN_TILE(p) (ALL_PIECES % (TURN * LOCAL_SIZE) == 0 || (p) < ALL_PIECES)
-#define PARTS (LOCAL_SIZE / 16)
-
-// The sums over all work-items: of row i in work-item i < 16.
-inline float sum_of_rows(const float* own, __local float* sums, __local float* parts, const int lid) {
-#pragma unroll
-    for (int i = 0; i < PIECE_ROWS; i += 4)
-        *(__local float4*)(sums + lid * PIECE_ROWS + i) = (float4)(own[i], own[i + 1], own[i + 2], own[i + 3]);
-    barrier(CLK_LOCAL_MEM_FENCE);
-    float part = 0.0f;
-#pragma unroll
-    for (int i = 0; i < PIECE_ROWS; ++i) part += sums[lid + i * LOCAL_SIZE];
-    parts[lid] = part;
-    barrier(CLK_LOCAL_MEM_FENCE);
-    float sum = 0.0f;
-    if (lid < 16)
-        for (int i = 0; i < PARTS; ++i) sum += parts[lid + 16 * i];
-    return sum;
-}
+#include "portable/sum_of_rows.cl"
 
 inline void load_turn(piece pieces[TURN][TILES_AT_ONCE], const operands* o, const int first) {
 #pragma unroll

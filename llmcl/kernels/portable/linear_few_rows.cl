@@ -1,0 +1,65 @@
+// Y = X W^T for few tokens on any device: a work-group multiplies a 16-row tile (two tiles with SWIGLU) with ROWS of them, so that a
+// piece of the tile is read and widened once for all ROWS.
+//
+//   out[t][r] = epilogue(sum_k W[r][k] x[t][k])        weight  tiles (tiles.cl)    x  float [n][K]    out  float [n][OUT_STRIDE]
+//
+// Index space: (ceil(n / ROWS), units) groups of LOCAL_SIZE: groups with the same tiles are neighbours, of which one reads them from
+// memory and the others from a cache. How the work-items share a tile: portable/tile_product.cl.
+// Build: WEIGHT, K, N, N_TILES, OUT_STRIDE, EPILOGUE, GATE where there is one, ROWS, LOCAL_SIZE (a power of two >= 16), those of the step state.
+// Local memory: 4 LOCAL_SIZE (PIECE_ROWS + 1) bytes, PIECE_ROWS 8 with weights of 16 bits, otherwise 4.
+#if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(N_TILES) || !defined(OUT_STRIDE) || !defined(EPILOGUE) || \
+    !defined(ROWS) || !defined(LOCAL_SIZE) || !defined(STATE_N_TOKENS)
+#error "portable/linear_few_rows.cl needs the build constants WEIGHT, K, N, N_TILES, OUT_STRIDE, EPILOGUE, ROWS, LOCAL_SIZE and those of the step state"
+#endif
+#define NORM 0
+#include "portable/tile_pieces.cl"
+#include "portable/sum_of_rows.cl"
+
+#define TILES_AT_ONCE (EPILOGUE == EPILOGUE_SWIGLU ? 2 : 1)
+
+__kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
+void linear_prefill(__global const CAT(WEIGHT, _t)* weight, __global const float* x, __global float* out,
+                    __global const int* state, const int out_row) {
+    __local float sums[LOCAL_SIZE * PIECE_ROWS] __attribute__((aligned(16)));
+    __local float parts[LOCAL_SIZE];
+    const int lid = get_local_id(0), first_token = get_group_id(0) * ROWS, unit = get_group_id(1);
+    const int n = state[STATE_N_TOKENS];
+    const uint big = 0x4b000000u | (uint)n >> 31;  // n is above 0, which the compiler does not know: see quant_piece.cl
+    __global const CAT(WEIGHT, _t)* tile = weight + (size_t)unit * TILES_AT_ONCE * TILE_SIZE;
+    __global const float* rows[ROWS];
+    float own[TILES_AT_ONCE][ROWS][PIECE_ROWS];
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+        rows[r] = x + (size_t)min(first_token + r, n - 1) * K;
+#pragma unroll
+        for (int t = 0; t < TILES_AT_ONCE; ++t)
+#pragma unroll
+            for (int i = 0; i < PIECE_ROWS; ++i) own[t][r][i] = 0.0f;
+    }
+    piece now[TILES_AT_ONCE];
+    for (int t = 0; t < TILES_AT_ONCE; ++t) now[t] = load_piece(tile + t * TILE_SIZE, min(lid, N_PIECES - 1));
+    for (int p = lid; p < N_PIECES; p += LOCAL_SIZE) {
+        piece next[TILES_AT_ONCE];
+        for (int t = 0; t < TILES_AT_ONCE; ++t) next[t] = load_piece(tile + t * TILE_SIZE, min(p + LOCAL_SIZE, N_PIECES - 1));
+        float square = 0.0f;
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+            const columns c = load_columns(rows[r], rows[r], p, &square, big);
+#pragma unroll
+            for (int t = 0; t < TILES_AT_ONCE; ++t) add_piece(own[t][r], &now[t], &c, p);
+        }
+        for (int t = 0; t < TILES_AT_ONCE; ++t) now[t] = next[t];
+    }
+    const int row = unit * 16 + lid;
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+        float y = sum_of_rows(own[0][r], sums, parts, lid);
+#if EPILOGUE == EPILOGUE_SWIGLU
+        const float up = sum_of_rows(own[1][r], sums, parts, lid);
+        y = GATE_VALUE(y, exp) * up;
+#endif
+        if (lid >= 16 || row >= N || first_token + r >= n) continue;
+        __global float* to = out + (size_t)(first_token + r) * OUT_STRIDE + out_row + row;
+        *to = EPILOGUE == EPILOGUE_ADD ? *to + y : y;
+    }
+}
