@@ -189,7 +189,7 @@ def last_logits(llm: LLM) -> np.ndarray:
     return llm.device.read(llm.model.act.logits, np.float32, (llm.config.vocab_size,))
 
 
-@pytest.fixture(params=["cpu", "gpu"])
+@pytest.fixture(params=["cpu", pytest.param("gpu", marks=pytest.mark.as_gpu)])
 def kind(request: pytest.FixtureRequest, default_device: Any, monkeypatch: pytest.MonkeyPatch) -> str:
     """The kernels of a CPU, and as a GPU the portable ones on the same device."""
     from llmcl.runtime import device as device_module
