@@ -115,9 +115,9 @@ def left_to_the_full_run(items: list[pytest.Item]) -> set[pytest.Item]:
     """The cases that `--quick` leaves out.
 
     A test runs with all its cases on the first device, or on none where it takes no device. One marked `matrix` runs
-    with its first case and its last in each variant of its kernel, and so does each in a variant that the device does
-    not choose. On every other device the first case of each file of tests/kernels runs, in each variant but that. A
-    test or a case marked `full` does not run.
+    with its first case and its last in each variant of its kernel. In a variant that the device does not choose it runs
+    with its last case. On every other device the first case of each file of tests/kernels runs, in the others. A
+    test or a case marked `full` does not run, nor on another device than a GPU one marked `as_gpu`.
     """
     first = next(iter(tested_devices().values()))
     on_the_first: dict[tuple[str, object], list[pytest.Item]] = {}  # by test and variant
@@ -135,10 +135,12 @@ def left_to_the_full_run(items: list[pytest.Item]) -> set[pytest.Item]:
             variants.setdefault(variant, []).append(item)
     kept: set[pytest.Item] = set()
     for (test, variant), cases in on_the_first.items():
-        is_few = cases[0].get_closest_marker("matrix") or (
-            variant == not_chosen(first) and any(other == test for other, named in on_the_first if named != variant)
-        )
-        kept.update([cases[0], cases[-1]] if is_few else cases)
+        is_matrix = cases[0].get_closest_marker("matrix")
+        has_others = any(other == test for other, named in on_the_first if named != variant)
+        if variant == not_chosen(first) and has_others:
+            kept.add(next((case for case in cases[::-1] if not case.get_closest_marker("skip")), cases[-1]))
+        else:
+            kept.update([cases[0], cases[-1]] if is_matrix else cases)
     by_index = {entry.index: entry for entry in tested_devices().values()}
     for (_, index), variants in on_another.items():
         for variant, cases in variants.items():
@@ -201,6 +203,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
             terminalreporter.line(f"not usable: {entry.label}, {entry.driver_version}: {entry.unusable_reason}")
     for name in missing([*EXPECTED]):
         terminalreporter.line(f"not found: {name} ({EXPECTED[name]})")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def launches_of_models(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With `--quick`, in a module marked `separate_launches`, no model has a persistent kernel on a CPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.config.option.quick and request.node.get_closest_marker("separate_launches"):
+            from llmcl.kernels.cpu.persistent_step import CpuPersistentStep
+
+            patch.setattr(CpuPersistentStep, "supports_device", lambda row, device: False)
+        yield
 
 
 @pytest.fixture(scope="session")

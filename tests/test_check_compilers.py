@@ -71,6 +71,7 @@ def listed(gpu: Gpu) -> list[Program]:
     return programs_of(gpu.entry)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.target)
 def test_what_a_gpu_would_run(gpu: Gpu) -> None:
     programs = listed(gpu)

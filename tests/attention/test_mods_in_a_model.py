@@ -14,6 +14,8 @@ import llmcl
 from llmcl.attention import masks, maximum
 from llmcl.errors import UsageError
 
+pytestmark = pytest.mark.separate_launches
+
 N_TOKENS = 90  # past the window, over several tiles of keys
 WINDOW = 20
 distance_penalty = np.array([0.0, 0.5, 1.0, 2.0], np.float32)

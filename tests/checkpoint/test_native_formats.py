@@ -29,6 +29,8 @@ from llmcl.models.weights import WeightTypes, load_weights, stored_formats
 from llmcl.progress import COMPILING, OPENING
 from llmcl.runtime.device import Device
 
+pytestmark = pytest.mark.separate_launches
+
 SAME = 2e-5  # two orders of summation, both in float32
 FLOAT16 = 5e-3  # NVIDIA's prefill multiplies in float16
 N_HEADS = {"q_proj": 4, "k_proj": 2}

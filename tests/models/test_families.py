@@ -40,6 +40,8 @@ from llmcl.models.families.family import LayerSettings
 from llmcl.models.layer_mods import trace_layer_mods
 from llmcl.tokenizer.chat_template import render
 
+pytestmark = pytest.mark.separate_launches
+
 BOUND = 1e-4
 N_TOKENS = 90
 

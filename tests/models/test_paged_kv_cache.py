@@ -19,6 +19,8 @@ from llmcl.models.paged_kv_cache import PagedKVCache
 from llmcl.models.sequence import SequenceState, Step
 from llmcl.runtime.device import Device
 
+pytestmark = pytest.mark.separate_launches
+
 SHAPE = {**TINY_SHAPE, "max_position_embeddings": 2048}
 # Not two query heads a KV head: what Intel's compiler makes for a GPU of them in float16 is wrong.
 GPU_SHAPE = {**SHAPE, "num_attention_heads": 6}

@@ -17,6 +17,8 @@ from llmcl.models.random_shapes import RANDOM_SHAPES, random_shape_config
 from llmcl.progress import Progress
 from llmcl.runtime.device import Device
 
+pytestmark = pytest.mark.separate_launches
+
 
 def test_random_weights_of_a_config_file(default_device: Device, tmp_path: Path) -> None:
     file = tmp_path / "config.json"
