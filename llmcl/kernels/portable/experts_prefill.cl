@@ -42,17 +42,18 @@ void experts_prefill(__global const CAT(WEIGHT, _t)* weight, __global const floa
     const int tile_pair = tx * RUN / 16, first_in_tile = tx * RUN % 16;
 #pragma unroll
     for (int i = 0; i < ITEM_TOKENS; ++i) {
-        if (ITEM_TOKENS * ty + i >= n) continue;
-        const int slot = order[ITEM_TOKENS * ty + i];
+        // No `continue`: after the return above PoCL 3.0 goes on all the same.
+        const bool is_there = ITEM_TOKENS * ty + i < n;
+        const int slot = order[min(ITEM_TOKENS * ty + i, n - 1)];
         __global float* p = out + (size_t)slot * N;
 #if EPILOGUE == EPILOGUE_SWIGLU
         const int row = (first_tile / 2 + tile_pair) * 16 + first_in_tile;
-        if (row < N) CAT(vstore, RUN)(GATE_VALUE(acc[i][0], exp) * acc[i][1], 0, p + row);
+        if (is_there && row < N) CAT(vstore, RUN)(GATE_VALUE(acc[i][0], exp) * acc[i][1], 0, p + row);
 #else
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const int row = (first_tile + 2 * tile_pair + h) * 16 + first_in_tile;
-            if (row < N) CAT(vstore, RUN)(acc[i][h] * weights[slot], 0, p + row);
+            if (is_there && row < N) CAT(vstore, RUN)(acc[i][h] * weights[slot], 0, p + row);
         }
 #endif
     }
