@@ -14,19 +14,35 @@ from llmcl.errors import LlmclError
 
 if TYPE_CHECKING:
     from llmcl.engine.chat import Chat
+    from llmcl.engine.engine import Engine
     from llmcl.engine.generation import Generation, Piece
     from llmcl.engine.llm import LLM
     from llmcl.engine.loading import load, load_random
+    from llmcl.engine.requests import Request
     from llmcl.engine.stats import GenerationStats
     from llmcl.runtime.device import Device
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "Chat", "Device", "Generation", "GenerationStats", "LlmclError", "Piece", "load", "load_random"]
+__all__ = [
+    "LLM",
+    "Chat",
+    "Device",
+    "Engine",
+    "Generation",
+    "GenerationStats",
+    "LlmclError",
+    "Piece",
+    "Request",
+    "load",
+    "load_random",
+]
 
 _HOMES = {
     "LLM": "llmcl.engine.llm",
     "Chat": "llmcl.engine.chat",
     "Device": "llmcl.runtime.device",
+    "Engine": "llmcl.engine.engine",
+    "Request": "llmcl.engine.requests",
     "load": "llmcl.engine.loading",
     "load_random": "llmcl.engine.loading",
     "Generation": "llmcl.engine.generation",

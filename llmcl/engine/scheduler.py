@@ -173,6 +173,7 @@ class Scheduler:
                 self.cache.truncate(sequence, 0)
                 return
             del self.waiting[0]
+            assert len(job.sampled) == job.n_enqueued  # no id is under way that `text` lacks
             job.sequence, job.text = sequence, text
             sequence.sampling, sequence.n_sampled = job.params, len(job.sampled)
             insort(self.running, job, key=_rank)

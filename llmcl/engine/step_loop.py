@@ -112,8 +112,6 @@ class StepLoop:
         if plan.decode:
             wait = batch.decode([_sequence(job) for job in plan.decode])
             readings.append(self._reading(plan.decode, wait))
-            for job in plan.decode:
-                _append_known(job)
         for job in plan.started:
             batch.start(_sequence(job), job.params)
         for chunk in plan.prefill:
@@ -134,7 +132,7 @@ class StepLoop:
         for job, token, logprob in zip(reading.jobs, reading.tokens(), reading.logprobs(), strict=True):
             if not job.done:
                 job.sampled.append(token)
-                _append_known(job)
+                _append_inputs(job)
                 known.append(Sampled(job, token, logprob))
         return known
 
@@ -144,8 +142,8 @@ def _sequence(job: Job) -> SequenceState:
     return job.sequence
 
 
-def _append_known(job: Job) -> None:
-    """Appends the input of the step enqueued last, if its id is known: all sampled tokens but the one sampled last."""
+def _append_inputs(job: Job) -> None:
+    """Appends the inputs of the steps enqueued so far, whose ids are known now: all but the token sampled last."""
     if job.sequence is not None:
         n_held = job.sequence.position - len(job.prompt)
         assert n_held >= 0

@@ -87,8 +87,9 @@ class Worker:
             self._failure = DeviceError(f"the engine failed: {type(error).__name__}: {error}")
             raise
         finally:
-            for answering in [*self._answering.values()]:
-                self._end(answering, self._failure or self._closed())
+            for answering in self._answering.values():  # not through the loop, which may have failed half-way
+                answering.ended = True
+                answering.give(self._failure or self._closed())
             self._over = True
             self._drain()
             del self._loop  # with the memory on the device, which requests that are kept need no more

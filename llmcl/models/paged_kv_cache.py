@@ -211,6 +211,8 @@ class PagedKVCache(KVCache):
 
     def _take_left(self, sequence: SequenceState, prompt: Sequence[int], *, more_than: int) -> bool:
         """Shares the full pages that are found of the prompt's beginning, if they hold more than so many tokens."""
+        for other in self.sequences:
+            self._keep(other)
         found = self._prefixes.find(prompt[:-1], self.page_tokens)
         n_tokens = len(found) * self.page_tokens
         if n_tokens <= more_than:

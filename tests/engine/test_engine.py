@@ -16,6 +16,7 @@ from fake_batch import VOCAB, FakeBatch, FakeLLM, answer_of
 
 from llmcl.engine.engine import Engine, are_prompts
 from llmcl.engine.generation import Piece
+from llmcl.engine.step_loop import StepLoop
 from llmcl.errors import ContextLengthError, DeviceError, OutOfDeviceMemoryError, UsageError
 from llmcl.ops.sample import SamplingParams
 
@@ -319,6 +320,20 @@ def test_a_failing_device_reaches_all_and_whoever_comes_later(error: Exception, 
     opened.engine.close()
     with pytest.raises(UsageError, match="engine of fake was closed"):
         opened.engine.submit(prompt(1))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_nobody_waits_for_a_loop_that_failed_half_way(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise AssertionError("a defect")
+
+    requests = [opened.engine.submit(prompt(n), **options(n, 900)) for n in range(6)]
+    next(requests[0])
+    monkeypatch.setattr(StepLoop, "end", fail)
+    monkeypatch.setattr(StepLoop, "step", fail)
+    for request in requests:
+        with pytest.raises(DeviceError, match="the engine failed: AssertionError: a defect"):
+            list(request)
 
 
 # ---- open and closed ---------------------------------------------------------------------------------------------

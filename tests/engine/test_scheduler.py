@@ -168,6 +168,19 @@ def test_one_preempted_is_read_again_and_loses_nothing(runs_ahead: bool) -> None
     assert jobs[0] not in oldest, "the first to come was preempted"
 
 
+@pytest.mark.parametrize("runs_ahead", [False, True])
+def test_pages_that_a_step_promises_are_there_for_all_of_it(runs_ahead: bool) -> None:
+    made = load(n_pages=5, max_step_tokens=200, runs_ahead=runs_ahead)
+    jobs = [made.submit(prompt(60, seed), 30) for seed in range(3)]
+    made.step()
+    assert len(made.scheduler.running) == 3  # each wants its second page in the same step
+    made.run()
+    assert made.scheduler.n_preempted == 1
+    for job in jobs:
+        assert len(made.ids[job]) == 30
+        made.check_answer(job)
+
+
 def test_running_streams_get_a_token_each_step_while_a_long_prompt_is_read() -> None:
     made = load(n_pages=40, max_step_tokens=32)
     streams = [made.submit(prompt(5, seed), 100) for seed in range(3)]
@@ -201,6 +214,15 @@ def test_a_prompt_takes_the_pages_that_a_finished_one_left() -> None:
     assert made.batch.n_prefilled == 300 + 291 - 4 * PAGE
     made.check_answer(first)
     made.check_answer(second)
+
+
+def test_a_prompt_takes_pages_of_one_that_is_still_being_read() -> None:
+    made = load(max_step_tokens=64)
+    jobs = [made.submit(prompt(300), 10) for _ in range(2)]
+    made.run()
+    assert made.batch.n_prefilled == 300 + 300 - 4 * PAGE
+    for job in jobs:
+        made.check_answer(job)
 
 
 @pytest.mark.parametrize("runs_ahead", [False, True])
