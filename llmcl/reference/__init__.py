@@ -8,6 +8,7 @@ Shapes: n tokens of one call, k the length of a matrix row, kv_len keys in the c
 """
 
 from llmcl.checkpoint.formats import FORMATS, dequantize
+from llmcl.reference.draft import accept_draft, draft_last_seen, draft_rows
 from llmcl.reference.experts import choose_experts, experts_down, experts_gate_up, group_by_expert
 from llmcl.reference.kv_cache import pack_keys, pack_values, pair_cache, unpack_keys, unpack_values
 from llmcl.reference.layers import (
@@ -56,6 +57,7 @@ from llmcl.reference.storage import (
 __all__ = [
     "FORMATS",
     "TILE_ROWS",
+    "accept_draft",
     "add_bias",
     "attention",
     "attention_decode",
@@ -65,6 +67,8 @@ __all__ = [
     "biased_gate",
     "choose_experts",
     "dequantize",
+    "draft_last_seen",
+    "draft_rows",
     "embed",
     "experts_down",
     "experts_gate_up",

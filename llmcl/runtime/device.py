@@ -348,8 +348,12 @@ class Device:
         self.fill(buffer, np.uint32(0))
         return buffer
 
-    def fill(self, buffer: Buffer, pattern: np.generic, offset_bytes: int = 0, nbytes: int | None = None) -> None:
-        """Repeats a 4-byte `pattern` over the buffer, or nbytes of it from offset_bytes on, without waiting."""
+    def fill(
+        self, buffer: Buffer, pattern: np.generic | np.ndarray, offset_bytes: int = 0, nbytes: int | None = None
+    ) -> None:
+        """Repeats a `pattern` (4 to 128 bytes, a power of two) over the buffer, or nbytes of it from offset_bytes on,
+        without waiting.
+        """
         with named_errors(f"filling {buffer.name}"):
             size = buffer.nbytes - offset_bytes if nbytes is None else nbytes
             cl.enqueue_fill_buffer(self.queue, buffer.cl, np.atleast_1d(pattern), offset_bytes, size)
