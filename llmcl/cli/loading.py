@@ -96,6 +96,8 @@ def load_to_answer(model: str, loading: LoadingToAnswer, *, quiet: bool) -> LLM:
         kv_page_size=loading.kv_page_size,
         combo=loading.combo,
         chat_template_file=loading.chat_template_file,
+        prompt_lookup=loading.prompt_lookup,
+        draft_model=loading.draft_model,
         quiet=quiet,
     )
 
@@ -110,6 +112,8 @@ def load_model(
     kv_page_size: int | None = None,
     combo: str | None = None,
     chat_template_file: str | None = None,
+    prompt_lookup: bool = False,
+    draft_model: str | None = None,
     quiet: bool,
 ) -> LLM:
     """`llmcl.load` with a progress bar, or `llmcl.load_random` of the shape `random`.
@@ -128,6 +132,8 @@ def load_model(
     }
     if chat_template_file is not None:
         settings["chat_template"] = read_text(chat_template_file, f"--chat-template-file {chat_template_file}")
+    if prompt_lookup or draft_model is not None:
+        settings |= {"prompt_lookup": prompt_lookup, "draft_model": draft_model}
     if combo is not None:
         from llmcl.tools.tune import combination
 

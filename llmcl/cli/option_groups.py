@@ -91,12 +91,14 @@ class Loading:
 
 @dataclass(frozen=True)
 class LoadingToAnswer(Loading):
-    """As `Loading`, for a model that answers: the room for the text, and the template around a prompt."""
+    """As `Loading`, for a model that answers: the room for the text, the template around a prompt, and who drafts."""
 
     ctx_size: opt.ContextSize = None
     chat_template_file: opt.ChatTemplateFile = None
     kv_page_size: opt.KvPageSize = None
     combo: opt.Combo = None
+    prompt_lookup: opt.PromptLookup = False
+    draft_model: opt.DraftModel = None
 
 
 @dataclass(frozen=True)

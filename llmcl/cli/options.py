@@ -152,6 +152,23 @@ ChatTemplateFile = Annotated[
         help="A chat template (Jinja) in place of the model's own, or for a model that has none.",
     ),
 ]
+PromptLookup = Annotated[
+    bool,
+    option(
+        MODEL_PANEL,
+        "--prompt-lookup",
+        help="Speculative decoding for answers that quote: guess what followed the same words earlier in the text.",
+    ),
+]
+DraftModel = Annotated[
+    str | None,
+    option(
+        MODEL_PANEL,
+        "--draft-model",
+        metavar="NAME|PATH",
+        help="Speculative decoding: a smaller model with the same vocabulary guesses the next tokens.",
+    ),
+]
 
 MaxTokens = Annotated[
     int,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from llmcl.engine.no_token import why_no_token
+from llmcl.engine.speculation import NO_SPECULATION, Speculation
 from llmcl.engine.stats import GenerationStats, Recorder
 from llmcl.errors import DeviceError, UsageError, check_whole
 from llmcl.models.kv_cache import common_prefix
@@ -95,6 +96,8 @@ def token_ids(
     *,
     progress: Progress | None = None,
     on_decode: Callable[[], None] = lambda: None,
+    on_logprob: Callable[[LogProb | None], None] = lambda logprob: None,
+    speculation: Speculation = NO_SPECULATION,
 ) -> Generator[int, None, None]:
     """Prefills `prompt` and yields at most max_tokens sampled ids, the device one step ahead of the host.
 
@@ -102,28 +105,48 @@ def token_ids(
     device computes with the very thread that waits for token n, and would not hand it out before step n + 1 is done:
     there the step follows the reading. Either way the host receives 4 bytes a token, and the device works while the
     caller handles the token. What the sequence holds of the prompt's beginning is kept.
-    Stops early, without an error, when the context is full. on_decode is called when the prompt's work is enqueued.
+    Stops early, without an error, when the context is full. on_decode is called when the prompt's work is enqueued,
+    on_logprob before a token is yielded whose log-probability is wanted.
+
+    speculation: a step then may verify drafted tokens. The ids are the same, but several come at once.
     """
     model.cache.truncate(sequence, reusable_prefix(sequence, prompt))
     sequence.sampling, sequence.n_sampled = params, 0
     model.start_sampling(sequence)
     model.prefill(sequence, prompt[sequence.position :], progress=progress)
 
-    count = token_budget(model.cache.max_context, len(prompt), max_tokens)
-
-    def next_step() -> Callable[[], int]:
-        model.decode(sequence)
-        return _sample(model, sequence)
-
-    reading = _sample(model, sequence)
+    left = token_budget(model.cache.max_context, len(prompt), max_tokens)  # tokens that have not been read
+    if params.logprobs is not None or params.logit_bias:
+        speculation = NO_SPECULATION  # a step that verifies a draft has neither
+    step, drafted = _sample(model, sequence, on_logprob), False
     on_decode()
-    for _ in range(count - 1):
-        ahead = next_step() if model.device.runs_ahead else None
-        token = reading()
-        reading = ahead or next_step()
-        sequence.token_ids.append(token)  # the step under way is writing its key and value
-        yield token
-    yield reading()
+    speculation.begin(prompt, params)
+    while True:
+        # Where the text goes on after a draft is known once it is read.
+        unread = int(left > 1 and not drafted and model.device.runs_ahead and speculation.looks_ahead)
+        ids: list[int] = []
+        if not unread:
+            ids = step()
+            speculation.push(ids)
+            sequence.token_ids.extend(ids[:-1])  # of a draft: the step has written their keys and values
+            left -= len(ids)
+            yield from ids[:-1]
+            if left == 0:
+                yield ids[-1]
+                return
+        draft = speculation.draft(unread, left - unread - 1)
+        if draft:
+            following = speculation.verify(sequence, draft)
+        else:
+            model.decode(sequence)
+            following = speculation.decoded(_sample(model, sequence, on_logprob))
+        if unread:
+            ids = step()
+            speculation.push(ids)
+            left -= 1
+        sequence.token_ids.append(ids[-1])  # the step under way is writing its key and value
+        yield ids[-1]
+        step, drafted = following, bool(draft)
 
 
 def reusable_prefix(sequence: SequenceState, prompt: Sequence[int]) -> int:
@@ -136,15 +159,20 @@ def token_budget(max_context: int, n_prompt: int, max_tokens: int) -> int:
     return min(max_tokens, max_context - n_prompt + 1)
 
 
-def _sample(model: Model, sequence: SequenceState) -> Callable[[], int]:
-    """Enqueues the choice of the next token and the reading of its id; the function returned waits for it."""
+def _sample(
+    model: Model, sequence: SequenceState, on_logprob: Callable[[LogProb | None], None]
+) -> Callable[[], list[int]]:
+    """Enqueues the choice of the next token and the reading of its id; the function returned waits for this one id."""
     wait = model.sample(sequence)
+    logprobs = None if sequence.sampling.logprobs is None else model.logprobs(sequence)
 
-    def token() -> int:
+    def token() -> list[int]:
         choice = wait()
         if not 0 <= choice < model.config.vocab_size:
             raise DeviceError(why_no_token(model, sequence))
-        return choice
+        if logprobs is not None:
+            on_logprob(logprobs()[0])
+        return [choice]
 
     return token
 
@@ -206,14 +234,15 @@ def pieces(
     *,
     load_ms: float = 0.0,
     progress: Progress | None = None,
+    speculation: Speculation = NO_SPECULATION,
 ) -> Generator[Piece, None, None]:
     """Yields a Piece a token; the last one says why it is the last and carries the statistics."""
     recorder = Recorder(len(prompt), prefilled_tokens=len(prompt) - reusable_prefix(sequence, prompt))
-    decode_start = model.device.traffic.copy(), model.decode_steps
+    decode_start = model.device.traffic.copy(), model.decode_steps, speculation.counted
 
     def on_decode() -> None:
         nonlocal decode_start
-        decode_start = model.device.traffic.copy(), model.decode_steps
+        decode_start = model.device.traffic.copy(), model.decode_steps, speculation.counted
 
     def stats() -> GenerationStats:
         moved = model.device.traffic.since(decode_start[0])
@@ -221,6 +250,7 @@ def pieces(
             load_ms=load_ms,
             compile_ms=1e3 * model.device.compile_s,
             decode_steps=model.decode_steps - decode_start[1],
+            verified=None if speculation is NO_SPECULATION else speculation.counted.since(decode_start[2]),
             device_to_host_bytes=moved.device_to_host_bytes,
             host_to_device_bytes=moved.host_to_device_bytes,
             kernel_launches=moved.kernel_launches,
@@ -230,10 +260,26 @@ def pieces(
     n_tokens = token_budget(model.cache.max_context, len(prompt), options.max_tokens)
     params = options.sampling().seeded()
     writer = PieceWriter(tokenizer, options, n_tokens, recorder, stats)
-    ids = token_ids(model, sequence, prompt, params, options.max_tokens, progress=progress, on_decode=on_decode)
+    logprob: LogProb | None = None
+
+    def on_logprob(found: LogProb | None) -> None:
+        nonlocal logprob
+        logprob = found
+
+    ids = token_ids(
+        model,
+        sequence,
+        prompt,
+        params,
+        options.max_tokens,
+        progress=progress,
+        on_decode=on_decode,
+        on_logprob=on_logprob,
+        speculation=speculation,
+    )
     try:
         for token in ids:
-            piece = writer.push(token)
+            piece = writer.push(token, logprob)
             yield piece
             if is_last(piece):
                 return

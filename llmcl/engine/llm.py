@@ -13,6 +13,7 @@ from llmcl.engine.chat import Chat
 from llmcl.engine.engine import MAX_SEQUENCES, PAGE_TOKENS, Engine, are_prompts
 from llmcl.engine.generation import AnswerOptions, Begin, Generation, Piece, collect, is_last, pieces
 from llmcl.engine.leases import Lease, Leases
+from llmcl.engine.speculation import NO_SPECULATION
 from llmcl.errors import ContextLengthError, UsageError, check_whole, shown
 from llmcl.models.batch import make_batch
 from llmcl.models.kv_cache import kv_bytes_per_position
@@ -49,6 +50,7 @@ class LLM:
         self.kv_dtype = kv_dtype
         self.max_context = model.cache.max_context
         self.load_ms = 0.0
+        self.speculation = NO_SPECULATION  # how an answer's tokens are computed; `load` sets it
         self.leases = Leases(name)
         self._warned_no_template = False
         self.sequence = model.cache.sequence()  # where everything goes that is no conversation
@@ -113,6 +115,8 @@ class LLM:
         seed: int | None = None,
         stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
+        logit_bias: Mapping[int, float] | None = None,
+        logprobs: int | None = None,
         raw: bool = False,
         system_prompt: str | None = None,
         sequence: SequenceState | None = None,
@@ -124,7 +128,7 @@ class LLM:
 
         prompt: text, messages [{"role": ..., "content": ...}], or token ids. Of a list of prompts the answers are made
         at the same time, in an `engine`, and yield (index of the prompt, piece); sequence and begin are for one.
-        Sampling parameters: see SamplingParams.
+        Sampling parameters, logit_bias and logprobs: see SamplingParams; with logprobs each piece has its `logprob`.
         stop: strings that end the answer and are not part of it. raw: no chat template. sequence: the place in the KV
         cache to go on from (a conversation's); None: an empty context. progress(what, done, total): called while the
         prompt is read, with its tokens; reading waits for the device a few times more. wait: until no other thread
@@ -134,7 +138,17 @@ class LLM:
         out of range, or where another thread generates.
         """
         options = AnswerOptions(
-            max_tokens, temperature, top_k, top_p, min_p, repeat_penalty, seed=seed, stop=stop, ignore_eos=ignore_eos
+            max_tokens,
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            repeat_penalty,
+            seed=seed,
+            stop=stop,
+            ignore_eos=ignore_eos,
+            logit_bias=logit_bias or {},
+            logprobs=logprobs,
         )  # its errors, and those of the ids, now and not at the first token
         if are_prompts(prompt):
             return self._stream_each(
@@ -142,6 +156,8 @@ class LLM:
             )
         ids = self.encode(cast(Prompt, prompt), raw=raw, system_prompt=system_prompt)
         self.check_prompt(ids)
+        if logit_bias:
+            self.model.check_vocabulary(list(logit_bias))
 
         def answer(asked: list[int], sequence: SequenceState | None) -> Generator[Piece, None, None]:
             if asked is not ids:
@@ -158,6 +174,7 @@ class LLM:
                 options,
                 load_ms=self.load_ms,
                 progress=progress,
+                speculation=self.speculation,
             )
 
         return self.leases.begin(lambda: begin(answer) if begin else answer(ids, sequence), is_last, wait=wait)
@@ -279,7 +296,7 @@ class LLM:
         """
         self.leases.close()
         self.device.close()
-        self._model = None
+        self._model, self.speculation = None, NO_SPECULATION
 
     def __enter__(self) -> LLM:
         return self

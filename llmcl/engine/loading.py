@@ -13,7 +13,9 @@ from threading import Thread
 from llmcl.attention.mods import MaskMod, ScoreMod
 from llmcl.checkpoint import Checkpoint, open_checkpoint
 from llmcl.checkpoint.quantize import check_quantize
+from llmcl.engine.drafters import DraftModel, PromptLookup
 from llmcl.engine.llm import LLM
+from llmcl.engine.speculation import Drafting
 from llmcl.errors import UsageError, check_whole, shown
 from llmcl.kernels.common.dtype import ACTIVATION_DTYPES, QUANTIZED, check_dtype, check_kv_dtype
 from llmcl.kernels.implementation import check_only_kernels
@@ -95,6 +97,8 @@ def load(
     mask_mod: MaskMod | None = None,
     kernel_options: Mapping[str, int] | None = None,
     chat_template: str | None = None,
+    prompt_lookup: bool = False,
+    draft_model: str | None = None,
 ) -> LLM:
     """Loads a model onto a device.
 
@@ -118,6 +122,8 @@ def load(
     offline: takes models of the hub from the cache only.
     kernel_options: BLOCK_M, BLOCK_N, DV_TILE of prefill's attention, before those that `llmcl tune` stored.
     chat_template: Jinja source, in place of the model's own or for a model that has none.
+    prompt_lookup, draft_model: speculative decoding (docs/guide/python.md). Drafts are what followed the same tokens
+    earlier in the text, or come of a smaller model with the same vocabulary, named as `model` is.
 
     Raises a subclass of LlmclError: unknown model or device, damaged or unsupported checkpoint, too little memory
     (forecast before anything is loaded).
@@ -126,6 +132,11 @@ def load(
     if not isinstance(model, (str, PathLike)) or not str(model):
         raise UsageError(f"model is {shown(model)}; expected smollm2, a path, or a name of the hub")
     cache = CacheRequest(kv_dtype, max_context, kv_page_tokens, kv_pages)
+    if prompt_lookup and draft_model is not None:
+        raise UsageError(
+            f"prompt_lookup (--prompt-lookup) and draft_model (--draft-model) {shown(draft_model)} are both given; "
+            "give one of the two"
+        )
     templates.start()  # before all cores pack weights
     checkpoint = open_checkpoint(model, offline=offline, progress=progress)
     with checkpoint:
@@ -161,6 +172,19 @@ def load(
             progress,
         )
         llm.tokenizer = tokenizer.result()
+    if prompt_lookup:
+        llm.speculation = Drafting(llm.model, PromptLookup(), progress=progress)
+    elif draft_model is not None:
+        draft = load(
+            draft_model,
+            device=llm.device,
+            activation_dtype=activation_dtype,
+            kv_dtype=kv_dtype,
+            max_context=llm.max_context,
+            offline=offline,
+            progress=progress,
+        )
+        llm.speculation = Drafting(llm.model, draft_model_of(llm, draft), progress=progress)
     llm.load_ms = (time.perf_counter() - start) * 1e3
     return llm
 
@@ -205,6 +229,18 @@ def load_random(
     )
     llm.load_ms = (time.perf_counter() - start) * 1e3
     return llm
+
+
+def draft_model_of(llm: LLM, draft: LLM) -> DraftModel:
+    """What drafts for `llm` with the model of `draft`. Raises UsageError where their vocabularies differ."""
+    own, other = llm.tokenizer, draft.tokenizer
+    if own is not None and other is not None and (token := own.differing_token(other)) is not None:
+        raise UsageError(
+            f"the draft model {draft.model_name} ({other.n_vocab} tokens) has another vocabulary than {llm.model_name} "
+            f"({own.n_vocab}): token {token} is {shown(other.token(token))}, not {shown(own.token(token))}; give a "
+            "smaller model of the same family (--draft-model, draft_model)"
+        )
+    return DraftModel(draft.model, llm.config.vocab_size)
 
 
 def _tokenizer_beside(checkpoint: Checkpoint, chat_template: str | None) -> Future[Tokenizer]:
@@ -269,7 +305,10 @@ def _assemble(
     mods = trace_layer_mods(config, max_context, score_mod, mask_mod)
     mods.check(config.n_q_heads, max_context)
     check_only_kernels(device, "float32", kv_dtype, types.dtype)
-    check_memory(forecast(config, types, kv_dtype, max_context, device, request.tokens(max_context)), device)
+    needed = forecast(config, types, kv_dtype, max_context, device, request.tokens(max_context))
+    if device.allocated_bytes > 0:
+        needed["held already"] = device.allocated_bytes
+    check_memory(needed, device)
     exact = exact_queries(types, kv_dtype)
     cache: KVCache  # first: it fails at once where a buffer is too large
     if request.page_tokens is None:

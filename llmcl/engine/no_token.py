@@ -15,9 +15,13 @@ MAX_SQUARE = 1.8e19  # beyond it a square overflows float32
 FLOAT16_MOST = 65504
 
 
-def why_no_token(model: Model, sequence: SequenceState) -> str:
-    """A message for the user: what the logits are, where that began, and what may help."""
-    logits = model.device.read(model.act.logits, np.float32, (model.config.vocab_size,))
+def why_no_token(model: Model, sequence: SequenceState, logits: np.ndarray | None = None) -> str:
+    """A message for the user: what the logits are, where that began, and what may help.
+
+    logits: [vocab]; None: those that the last step left.
+    """
+    if logits is None:
+        logits = model.device.read(model.act.logits, np.float32, (model.config.vocab_size,))
     return f"no token can be chosen: {_logits(logits)}; {_cause(model, sequence)}"
 
 

@@ -9,6 +9,8 @@ With t_1 ... t_N the times at which token ids reach the host, on the host's cloc
 - decode rate: 1 / TPOT. (N tokens divided by N - 1 gaps would flatter.)
 - prefill rate: prompt tokens computed, divided by the time from the start of their computation to t_1.
 
+Tokens of one step of speculative decoding arrive together: the first has the step's TBT, the others next to none.
+
 A value that does not exist (TBT of a single token) is None, never NaN.
 """
 
@@ -19,7 +21,10 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from llmcl.models.verification import StepCount
 
 Row = tuple[str, str | None, str]  # of a report: label, value (None: left out), meaning
 _PERCENTILES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
@@ -53,7 +58,8 @@ class GenerationStats:
     """One generation. Times in milliseconds, sizes in bytes; None where a value does not exist.
 
     The `_per_token` values count decode steps only, not the prefill. compile_ms: on the device since it was opened, for
-    kernels that were not in the cache.
+    kernels that were not in the cache. Of speculative decoding alone: rows_per_step, which the model computed, and
+    tokens_per_step, which came of them.
     """
 
     prompt_tokens: int
@@ -68,6 +74,8 @@ class GenerationStats:
     device_to_host_bytes_per_token: float | None
     host_to_device_bytes_per_token: float | None
     kernel_launches_per_token: float | None
+    rows_per_step: float | None
+    tokens_per_step: float | None
     peak_device_bytes: int | None
 
     def to_dict(self) -> dict[str, Any]:
@@ -92,12 +100,18 @@ class GenerationStats:
             ("answer", f"{self.generated_tokens} tokens", ""),
             ("decode", _with_unit(self.decode_tokens_per_s, 1, "tokens/s"), "writing the answer: 1 / TPOT"),
             ("TPOT", _with_unit(self.tpot_ms, 2, "ms"), "time per output token after the first"),
-            *_tbt_rows(self.tbt_ms, self.generated_tokens),
+            *_tbt_rows(self.tbt_ms, self.generated_tokens, drafted=self.tokens_per_step is not None),
+            ("drafts", self._drafts(), "accepted ones included"),
             ("traffic", to_host and to_device and f"{to_host}, {to_device}", "per generated token"),
             ("launches", _with_unit(self.kernel_launches_per_token, 1, "kernels"), "per generated token"),
             ("memory", _with_unit(_mebi(self.peak_device_bytes), 1, "MiB"), "the most held on the device"),
         ]
         return _lines(rows, width)
+
+    def _drafts(self) -> str | None:
+        if self.rows_per_step is None or self.tokens_per_step is None:
+            return None
+        return f"{self.tokens_per_step:.2f} tokens a step of {self.rows_per_step:.2f} rows"
 
 
 def report_so_far(tbt_ms: Sequence[float], n_tokens: int, width: int | None = None) -> str:
@@ -106,13 +120,14 @@ def report_so_far(tbt_ms: Sequence[float], n_tokens: int, width: int | None = No
     return _lines(rows + _tbt_rows(summarize(tbt_ms), n_tokens), width)
 
 
-def _tbt_rows(tbt: dict[str, float | None], n_tokens: int) -> list[Row]:
+def _tbt_rows(tbt: dict[str, float | None], n_tokens: int, *, drafted: bool = False) -> list[Row]:
+    """drafted: tokens come several at once, and a time above twice the median is no stall."""
     rows: list[Row] = [
         ("TBT", _in_ms(tbt, "mean", "std", "min", "max"), "time between two tokens"),
         ("", _in_ms(tbt, *_PERCENTILES), "half are below p50, 90% below p90"),
         ("stalls", f"{tbt['stalls']} of {n_tokens - 1}", "times between tokens above 2 x p50"),
     ]
-    return rows if n_tokens > 1 else rows[:-1]
+    return rows[:-1] if drafted or n_tokens <= 1 else rows
 
 
 def _lines(rows: list[Row], width: int | None) -> str:
@@ -165,13 +180,18 @@ class Recorder:
         load_ms: float | None = None,
         compile_ms: float | None = None,
         decode_steps: int = 0,
+        verified: StepCount | None = None,
         device_to_host_bytes: int = 0,
         host_to_device_bytes: int = 0,
         kernel_launches: int = 0,
         peak_device_bytes: int | None = None,
     ) -> GenerationStats:
-        """The statistics so far. Bytes and launches are totals over the `decode_steps` after the prefill."""
+        """The statistics so far. Bytes and launches are totals over the steps after the prefill: `decode_steps` of one
+        token and, with speculative decoding, those that verified drafts.
+        """
         times = self._token_ns
+        tokens = decode_steps + (verified.tokens if verified else 0)
+        steps = decode_steps + (verified.steps if verified else 0)
         tbt_ms = [(after - before) / 1e6 for before, after in pairwise(times)]
         ttft_ns = times[0] - self._start_ns if times else None
         tpot_ms = (times[-1] - times[0]) / 1e6 / len(tbt_ms) if tbt_ms else None
@@ -185,9 +205,11 @@ class Recorder:
             tbt_ms=summarize(tbt_ms),
             tpot_ms=tpot_ms,
             decode_tokens_per_s=_ratio(1e3, tpot_ms),
-            device_to_host_bytes_per_token=_ratio(device_to_host_bytes, decode_steps),
-            host_to_device_bytes_per_token=_ratio(host_to_device_bytes, decode_steps),
-            kernel_launches_per_token=_ratio(kernel_launches, decode_steps),
+            device_to_host_bytes_per_token=_ratio(device_to_host_bytes, tokens),
+            host_to_device_bytes_per_token=_ratio(host_to_device_bytes, tokens),
+            kernel_launches_per_token=_ratio(kernel_launches, tokens),
+            rows_per_step=_ratio(decode_steps + verified.rows, steps) if verified else None,
+            tokens_per_step=_ratio(tokens, steps) if verified else None,
             peak_device_bytes=peak_device_bytes,
         )
 

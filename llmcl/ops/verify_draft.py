@@ -1,4 +1,4 @@
-"""draft_rows, draft_last_seen and accept_draft: what a step that verifies drafted tokens has before and after the model.
+"""draft_rows, draft_last_seen and accept_draft: what a step that verifies drafted tokens has beside the model.
 
 Row 0 of such a step is the token sampled last, the rows after it are guesses of those that follow. Sampling depends on
 seed, step number and token id alone, so each row can sample what one step after another would have.

@@ -134,6 +134,15 @@ class Tokenizer:
         text = b"".join(map(self._token_bytes, ids)).decode("utf-8", "replace")
         return text.removeprefix(" ") if self._token_bytes.leading_space else text
 
+    def differing_token(self, other: Tokenizer) -> int | None:
+        """The first id that both have and that stands for another token in `other`; None: there is none."""
+        ids = range(min(self.n_vocab, other.n_vocab))
+        return next((i for i in ids if self._backend.id_to_token(i) != other._backend.id_to_token(i)), None)
+
+    def token(self, token_id: int) -> str | None:
+        """A token as the vocabulary writes it; None for an id without one."""
+        return self._backend.id_to_token(token_id)
+
     def detokenizer(self) -> Detokenizer:
         """A decoder to which ids are given one at a time; all together it gives what `decode` does."""
         return Detokenizer(self._token_bytes, strip_leading_space=self._token_bytes.leading_space)

@@ -77,7 +77,10 @@ def test_log_probabilities_and_biases(llm: LLM) -> None:
         assert all(piece.logprob is None for piece in plain)
         with pytest.raises(UsageError, match="token id 9999 is not in the vocabulary"):
             engine.submit(asked[0], logit_bias={9999: 1.0})
-    for prompt, found in zip(asked, pieces, strict=True):
+    pieces.append(list(llm.stream(asked[0], max_tokens=8, ignore_eos=True, logprobs=3)))  # without an engine
+    without = llm.generate(asked[0], max_tokens=1, logit_bias={first: -100.0})
+    assert without.token_ids == [pieces[0][0].logprob.top[1][0]]  # type: ignore[union-attr]
+    for prompt, found in zip([*asked, asked[0]], pieces, strict=True):
         ids = [piece.token_id for piece in found]
         rows = llm.logits([*prompt, *ids[:-1]])[len(prompt) - 1 :].astype(np.float64)
         log_p = rows - np.log(np.sum(np.exp(rows), axis=1, keepdims=True))

@@ -86,7 +86,7 @@ def test_accept_draft(device: Device, taken: int, step_number: int) -> None:
 
 
 def test_a_row_without_a_token_ends_what_is_accepted(device: Device) -> None:
-    """A row whose logits are no numbers has sampled the size of the vocabulary; the next input is a token all the same."""
+    """A row whose logits are no numbers has sampled the size of the vocabulary; the next input is a token."""
     vocab = 131
     step = text_step(device, 3, [4, 9, 9])
     accepted = device.zeros(16, "accepted")

@@ -1,0 +1,145 @@
+"""Speculative decoding of one text: tokens are drafted, and the model verifies several in one step, where that pays."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from llmcl.engine.draft_length import FIRST_LENGTH, DraftLength
+from llmcl.engine.drafters import Drafter
+from llmcl.engine.no_token import why_no_token
+from llmcl.errors import DeviceError
+from llmcl.models.model import Model
+from llmcl.models.sequence import SequenceState
+from llmcl.models.verification import StepCount, Verification
+from llmcl.ops.sample import SamplingParams
+from llmcl.progress import Progress
+
+Sampled = Callable[[], list[int]]
+"""Waits for the tokens that a step sampled."""
+
+
+class Speculation:
+    """How the next tokens of a text are computed. This one drafts nothing: each step computes one.
+
+    looks_ahead: whether the next step can be enqueued before the token that it takes has been read. counted: steps that
+    verified a draft.
+    """
+
+    looks_ahead = True
+    counted = StepCount()
+
+    def begin(self, prompt: Sequence[int], params: SamplingParams) -> None:
+        """An answer to `prompt`, whose tokens are chosen as params say, which have a seed."""
+
+    def push(self, tokens: Sequence[int]) -> None:
+        """These tokens of the answer have been read."""
+
+    def draft(self, unread: int, most: int) -> list[int]:
+        """Tokens that the next step is to verify, at most `most`; none: a decode step is faster.
+
+        unread: tokens that were sampled and not read, 0 or 1.
+        """
+        return []
+
+    def verify(self, sequence: SequenceState, draft: Sequence[int]) -> Sampled:
+        """As `Verification.verify`. The function returned raises DeviceError where no token can be chosen."""
+        raise NotImplementedError
+
+    def decoded(self, sampled: Sampled) -> Sampled:
+        """Hears of a step without a draft; sampled: waits for its token."""
+        return sampled
+
+
+NO_SPECULATION = Speculation()
+
+
+class Drafting(Speculation):
+    """Speculative decoding: what a drafter guesses, the model verifies.
+
+    length: how many tokens to draft; None: what each step shows about costs and gains decides.
+    """
+
+    def __init__(
+        self, model: Model, drafter: Drafter, length: DraftLength | None = None, progress: Progress | None = None
+    ):
+        self._drafter = drafter
+        self._verification = Verification(model, progress)
+        self._length = length or DraftLength(self._verification.max_draft, watches=drafter.is_free)
+        self._watched: list[int] = []  # a draft that is not verified, and how much of it was right
+        self._n_right = 0
+        self._started_s = self._read_s = 0.0
+
+    @property
+    def counted(self) -> StepCount:  # type: ignore[override]
+        return self._verification.counted
+
+    @property
+    def looks_ahead(self) -> bool:  # type: ignore[override]
+        return self._drafter.is_free or self._length.paused
+
+    def begin(self, prompt: Sequence[int], params: SamplingParams) -> None:
+        self._drafter.begin(prompt, params)
+        self._verification.configure(params)
+        self._length.begin()
+        self._watched = []
+
+    def push(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            self._drafter.push(token)
+            self._watch(token)
+
+    def draft(self, unread: int, most: int) -> list[int]:
+        chosen = self._length.choose()
+        length = min(most, chosen)
+        if length > 0:
+            self._drafter.catch_up()
+        self._started_s = time.perf_counter()
+        draft = self._drafter.draft(unread, length) if length > 0 else []
+        if draft or not self._drafter.is_free:
+            self._watched = []
+        elif chosen == 0 and not self._watched:
+            self._watched, self._n_right = self._drafter.draft(0, FIRST_LENGTH), 0
+        return draft
+
+    def _watch(self, token: int) -> None:
+        """Compares the draft that is watched with the text's next token."""
+        if not self._watched:
+            return
+        is_right = token == self._watched[self._n_right]
+        self._n_right += is_right
+        if not is_right or self._n_right == len(self._watched):
+            self._length.watched(len(self._watched), self._n_right)
+            self._watched = []
+
+    def verify(self, sequence: SequenceState, draft: Sequence[int]) -> Sampled:
+        verification, n_draft = self._verification, len(draft)
+        wait = self._timed(
+            verification.verify(sequence, draft),
+            lambda tokens, seconds: self._length.verified(n_draft, len(tokens) - 1, seconds),
+        )
+
+        def sampled() -> list[int]:
+            tokens = wait()
+            if not all(0 <= token < verification.model.config.vocab_size for token in tokens):
+                logits = verification.logits(len(tokens) - 1)
+                raise DeviceError(why_no_token(verification.model, sequence, logits))
+            return tokens
+
+        return sampled
+
+    def decoded(self, sampled: Sampled) -> Sampled:
+        return self._timed(sampled, lambda _, seconds: self._length.stepped(seconds))
+
+    def _timed(self, sampled: Sampled, record: Callable[[list[int], float], None]) -> Sampled:
+        started_s = self._started_s
+
+        def waited() -> list[int]:
+            tokens = sampled()
+            now_s = time.perf_counter()
+            # A device that runs ahead begins when the step before has ended.
+            record(tokens, now_s - max(started_s, self._read_s))
+            self._read_s = now_s
+            return tokens
+
+        return waited
