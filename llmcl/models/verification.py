@@ -122,7 +122,7 @@ class Verification:
         model.run(next(forward for rows, forward in self._forward.items() if n <= rows), n)
         if self._params.repeat_penalty != 1:
             model.run(self._last_seen, n)
-        model.run(self._sampler.launches_for([self._params]), n)
+        model.run(self._sampler.launches_for(range(n)), n)
         model.run(self._accept)
         wait = model.device.read_async(self._accepted, self._host_accepted[: 1 + n])
         model.device.flush()

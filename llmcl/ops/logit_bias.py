@@ -53,6 +53,8 @@ class LogitBias:
 
     def configure(self, bias: Mapping[int, float], sequence: int = 0) -> None:
         """bias: what is added to the logits of some tokens, checked by SamplingParams; every token is allowed."""
+        if not bias and not self.applies_to(sequence):
+            return
         pairs = np.zeros((len(bias), 2), np.int32)
         pairs[:, 0] = list(bias)
         pairs[:, 1] = np.array(list(bias.values()), np.float32).view(np.int32)

@@ -137,15 +137,15 @@ def _load_and_run(found: Collection, entry: DeviceEntry, stored: Stored) -> None
                 model.sampler.configure(params)
                 decode += model.sampler.launches
             found.add(name, DECODE, [launch.source for launch in decode if isinstance(launch.source, KernelSource)])
-            if isinstance(cache, PagedKVCache) and kv_dtype == KV_DTYPES[0]:
-                Batch(model, SEQUENCES)
-                found.add(name, DECODE, device.take())
             for _ in model.logit_chunks(model.cache.sequence(), [1, 2]):
                 break
             logits = model.act.logits
             log_likelihood(device, config.vocab_size, logits, logits, logits)
             kl_divergence(device, config.vocab_size, logits, logits, logits)
             found.add(name, PREFILL, device.take())
+            if isinstance(cache, PagedKVCache) and kv_dtype == KV_DTYPES[0]:
+                Batch(model, SEQUENCES)
+                found.add(name, DECODE, device.take())
 
 
 def _tools(entry: DeviceEntry) -> list[KernelSource]:
