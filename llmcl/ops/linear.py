@@ -98,7 +98,7 @@ def linear_prefill(
             rows = packed
         elif isinstance(x, PackedActivations):
             raise TypeError(f"the {row.name} variant of linear_prefill takes float32 rows")
-        if isinstance(out, PackedActivations) and not row.supports_output(out.layout):
+        if isinstance(out, PackedActivations) and not row.supports_output(out.layout, part.dtype):
             raise TypeError(f"the {row.name} variant of linear_prefill does not leave {out.layout}")
         launches += row.launches(device, Product(weight, part, out, epilogue, max_rows, begins, ends), rows, step)
     return launches
@@ -144,8 +144,8 @@ def split_norm(
 
 def linear_supports_output(device: Device, weight: Weight, layout: ActivationLayout, max_rows: int = 0) -> bool:
     """Whether linear_prefill with this weight can leave its result in `layout`."""
-    chosen = (_implementation(device, part.dtype, weight.k, max_rows) for part in weight.parts)
-    return all(row.supports_output(layout) for row in chosen)
+    dtypes = {part.dtype for part in weight.parts}
+    return all(_implementation(device, d, weight.k, max_rows).supports_output(layout, d) for d in dtypes)
 
 
 def linear_scratch_bytes(

@@ -26,6 +26,8 @@ from llmcl import reference
 from llmcl.kernels.common.dtype import QUANTIZED
 from llmcl.kernels.common.linear import FEW_ROWS, GATES
 from llmcl.kernels.common.weight import Weight
+from llmcl.kernels.nvidia.linear import HopperLinearPrefill, NvidiaLinearPrefillQuantized, TensorCoreLayout
+from llmcl.kernels.nvidia.linear_few_rows import NvidiaLinearFewRows
 from llmcl.ops.linear import input_layout, linear_prefill, linear_supports_output, split_norm
 from llmcl.runtime.device import Device
 
@@ -242,6 +244,19 @@ def test_a_norm_between_two_products(target: Device, hidden: int, inner: int) ->
         found.append(read_guarded(target, out, np.float32, (n, 160)))
         assert relative_error(found[-1], expected) < NORM_TOLERANCE["bfloat16"]
     assert all(np.array_equal(rows[:3], found[0]) for rows in found)
+
+
+def test_which_products_leave_packed_rows() -> None:
+    """Prefill's rounds as its weights are, which the next weights may not want; for few rows any does."""
+    sixteen, dtypes = ("float16", "bfloat16"), ("float16", "bfloat16", "q4_0")
+    for row, expected in (
+        (HopperLinearPrefill(), {(dtype, dtype) for dtype in sixteen}),
+        (NvidiaLinearPrefillQuantized(), {("q4_0", "float16")}),
+        (NvidiaLinearFewRows(), {(dtype, left) for dtype in dtypes for left in sixteen}),
+    ):
+        found = {(dtype, left) for dtype in dtypes for left in sixteen if row.supports(dtype, 64)}
+        layouts = {left: TensorCoreLayout(left, blocks=True) for left in sixteen}
+        assert {pair for pair in found if row.supports_output(layouts[pair[1]], pair[0])} == expected
 
 
 def test_which_norms_are_split(device: Device) -> None:

@@ -164,8 +164,8 @@ class LinearOfRows(Implementation):
         """How it takes activations beside a weight of this dtype; None: as float32 [n, k]."""
         return None
 
-    def supports_output(self, layout: ActivationLayout) -> bool:
-        """Whether it can leave its result in this layout."""
+    def supports_output(self, layout: ActivationLayout, dtype: str) -> bool:
+        """Whether it can leave its result, beside a weight of this dtype, in this layout."""
         return False
 
     def splits_norm(self, layout: ActivationLayout) -> bool:

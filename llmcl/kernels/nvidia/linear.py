@@ -169,8 +169,9 @@ class HopperLinearPrefill(NvidiaLinearPrefill):
     def activation_layout(self, device: Device, dtype: str, k: int, exact_activations: bool) -> ActivationLayout | None:
         return TensorCoreLayout(dtype, blocks=True)
 
-    def supports_output(self, layout: ActivationLayout) -> bool:
-        return isinstance(layout, TensorCoreLayout) and layout.blocks
+    def supports_output(self, layout: ActivationLayout, dtype: str) -> bool:
+        """It rounds what it leaves as its weights are."""
+        return isinstance(layout, TensorCoreLayout) and layout.blocks and layout.dtype == dtype
 
     def size(self, device: Device, product: Product, layout: ActivationLayout | None) -> Size:
         units = -(-product.part.n_tiles // HOPPER_TILES)
@@ -196,8 +197,8 @@ class NvidiaLinearPrefillQuantized(NvidiaLinearPrefill):
     def activation_layout(self, device: Device, dtype: str, k: int, exact_activations: bool) -> ActivationLayout | None:
         return pick(WIDE, device, "float16", k).activation_layout(device, "float16", k, exact_activations)
 
-    def supports_output(self, layout: ActivationLayout) -> bool:
-        return WIDE[0].supports_output(layout)
+    def supports_output(self, layout: ActivationLayout, dtype: str) -> bool:
+        return WIDE[0].supports_output(layout, "float16")
 
     def launches(self, device: Device, product: Product, x: ActivationOperand, step: StepState) -> list[Launch]:
         weight, part = product.weight, product.part

@@ -89,7 +89,7 @@ class NvidiaLinearFewRows(LinearFewRows):
     def activation_layout(self, device: Device, dtype: str, k: int, exact_activations: bool) -> ActivationLayout | None:
         return TensorCoreLayout(dtype if is_16_bit(dtype) else "float16", blocks=True, by_token=True)
 
-    def supports_output(self, layout: ActivationLayout) -> bool:
+    def supports_output(self, layout: ActivationLayout, dtype: str) -> bool:
         return isinstance(layout, TensorCoreLayout) and layout.blocks
 
     def splits_norm(self, layout: ActivationLayout) -> bool:
