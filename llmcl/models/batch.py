@@ -10,7 +10,9 @@ import numpy as np
 
 from llmcl.errors import UsageError
 from llmcl.kernels.common.linear import FEW_ROWS
+from llmcl.kernels.common.persistent import ListedStep
 from llmcl.kernels.common.step_state import StepState
+from llmcl.models.bound_launches import BoundLaunches
 from llmcl.models.layer_ops import BatchOps
 from llmcl.models.memory import check_batch_memory
 from llmcl.models.model import Model
@@ -21,7 +23,6 @@ from llmcl.ops.attention import decode_splits
 from llmcl.ops.logprobs import LogProb
 from llmcl.ops.sample import Sampler, SamplingParams
 from llmcl.progress import Progress
-from llmcl.runtime.device import Launch
 
 MAX_SEQUENCES = FEW_ROWS[-1]
 
@@ -91,11 +92,14 @@ class Batch:
         self._alone: SequenceState | None = None  # whom the model's own step state has so
         self.sampler = Sampler(device, model.act.logits, config.vocab_size, self.step)
         self._decode = {rows: self._bind(rows) for rows in _classes(max_sequences)}
-        launches = [*(launch for bound in self._decode.values() for launch in bound), *self.sampler.every_launch]
-        for launch in launches:
+        separate = [launch for bound in self._decode.values() for launch in bound.separate]
+        for launch in (*separate, *self.sampler.every_launch):
             launch.share_seldom_used()
-        with device.compile_progress(launches, progress):
-            for launch in launches:
+        launches = [launch for bound in self._decode.values() for launch in bound.launches]
+        with device.compile_progress((*launches, *self.sampler.every_launch), progress):
+            for bound in self._decode.values():
+                bound.prepare()
+            for launch in self.sampler.every_launch:
                 launch.prepare()
 
     @property
@@ -158,7 +162,7 @@ class Batch:
         if self._alone in sequences:
             self._alone = None
         n = len(sequences)
-        launches = next(bound for rows, bound in self._decode.items() if n <= rows)
+        launches = next(bound.launches for rows, bound in self._decode.items() if n <= rows)
         self._begin_step(sequences)
         self.model.run(launches, n)
         return self._sample(sequences, begun=True)
@@ -179,7 +183,7 @@ class Batch:
             return self.model.logprobs(sequences[0])
         return self.sampler.logprobs.read(self.n_steps, [self._places[sequence] for sequence in sequences])
 
-    def _bind(self, max_rows: int) -> list[Launch]:
+    def _bind(self, max_rows: int) -> BoundLaunches:
         model, shape = self.model, self.cache.shape
         # Rows are work-groups as well: the more of them, the fewer parts the keys of each are cut into.
         n_splits = decode_splits(model.device, max_rows * shape.n_kv_heads, shape.head_dim, shape.kv_dtype)
@@ -198,7 +202,8 @@ class Batch:
             self.sampler.last_seen,
             max_rows,
         )
-        return [*stack(model.weights, model.layers, ops), *head(model.weights, ops, act.logits)]
+        launches = [*stack(model.weights, model.layers, ops), *head(model.weights, ops, act.logits)]
+        return BoundLaunches(model.device, ListedStep(launches, self.step, self.max_context, max_rows))
 
     def _begin_step(self, sequences: Sequence[SequenceState]) -> None:
         self.n_steps += 1

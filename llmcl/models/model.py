@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from llmcl.errors import ContextLengthError, KernelBuildError, UsageError
-from llmcl.kernels import table
+from llmcl.errors import ContextLengthError, UsageError
 from llmcl.kernels.common.attention import NO_MODS, Mods
-from llmcl.kernels.common.persistent import BoundStep, ListedStep, PersistentStep
+from llmcl.kernels.common.persistent import ListedStep
 from llmcl.kernels.common.sizes import prefill_chunk
 from llmcl.kernels.common.step_state import StepState
 from llmcl.models.blocks import bind_block
+from llmcl.models.bound_launches import BoundLaunches
 from llmcl.models.config import ModelConfig
 from llmcl.models.kv_cache import KVCache
 from llmcl.models.layer_ops import Activations, DecodeOps, PrefillOps
@@ -101,11 +100,8 @@ class Model:
         layers, self.persistent_intermediates = decode_stack(
             weights, self.layers, self.decode_ops, persistent=persistent
         )
-        self._decode = [*layers, *self._head]
-        self._persistent: BoundStep | None = None
-        step = ListedStep(self._decode, self.step, cache.max_context)
-        if persistent and (kernel := table.persistent(PersistentStep, device, step)) is not None:
-            self._persistent = kernel.bind(device, step)
+        listed = ListedStep([*layers, *self._head], self.step, cache.max_context)
+        self._decode = BoundLaunches(device, listed, persistent=persistent)
         self._prepare(progress)
         self._all_needed_from = max(launch.first_position for launch in self.decode_launches)
         self._all_logits: tuple[Buffer, list[Launch]] | None = None
@@ -191,19 +187,14 @@ class Model:
             launch.share_seldom_used()
         others = *prefill, *self._last_token, *self._head, *self.sampler.launches
         with self.device.compile_progress((*self.decode_launches, *others), progress):
-            if self._persistent:
-                try:
-                    self._persistent.parts[0].prepare()
-                except KernelBuildError as error:
-                    warnings.warn(f"decoding with a launch for each kernel, which is slower: {error}", stacklevel=3)
-                    self._persistent = None
-            for launch in (*others, *self.decode_launches):
+            self._decode.prepare()
+            for launch in others:
                 launch.prepare()
 
     @property
     def decode_launches(self) -> Sequence[Launch]:
         """What a decode step enqueues before sampling."""
-        return self._decode if self._persistent is None else self._persistent.parts
+        return self._decode.launches
 
     def logits(self, sequence: SequenceState, token_ids: Sequence[int]) -> np.ndarray:
         """Logits of every position: float32 [n, vocab], for evaluation. The sequence is left with these tokens."""

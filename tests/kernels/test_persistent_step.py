@@ -166,7 +166,7 @@ def test_any_number_of_work_groups_does(small: LLM) -> None:
     expected = step_logits(small.model, 20, 3)
     for groups in (1, 4 * small.device.compute_units + 1, 64):
         crowded = separate(small)
-        crowded._persistent = in_one(crowded, groups)
+        crowded._decode.persistent = in_one(crowded, groups)
         assert len(crowded.decode_launches) == 1
         assert np.array_equal(step_logits(crowded, 20, 3), expected)
 
@@ -180,7 +180,7 @@ def test_whoever_waits_may_leave(small: LLM, monkeypatch: pytest.MonkeyPatch) ->
     for part_bytes in (persistent_step.PART_BYTES, 1000, 0):
         monkeypatch.setattr(persistent_step, "PART_BYTES", part_bytes)
         hasty = separate(small)
-        hasty._persistent = in_one(hasty, 3)
+        hasty._decode.persistent = in_one(hasty, 3)
         parts.append(len(hasty.decode_launches))
         assert np.array_equal(step_logits(hasty, 20, 40), expected)
     assert 1 == parts[0] < parts[1] < parts[2], parts

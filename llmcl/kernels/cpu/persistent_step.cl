@@ -33,7 +33,7 @@ void persistent_step(__global const ulong* entries, __global const uint* sizes, 
                      const int max_rows, volatile __global uint* sync) {
     const int end = (int)get_global_offset(0);
     __global const ulong* at = entries;
-    __global const uint* size = sizes + (size_t)(min(state[ROWS_SLOT], max_rows) - 1) * n_entries * 3;
+    __global const uint* size = sizes + (size_t)(clamp(state[ROWS_SLOT], 1, max_rows) - 1) * n_entries * 3;
     uint first = 0;  // unit of the entry
     uint left = 0;   // work-groups, when this one began to wait
     uint ended = 0;  // units that this work-group has to count as done

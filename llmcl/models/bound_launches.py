@@ -1,0 +1,38 @@
+"""A step's launches, bound once: a persistent kernel where the device has one for them, else one after the other."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+from llmcl.errors import KernelBuildError
+from llmcl.kernels import table
+from llmcl.kernels.common.persistent import BoundStep, ListedStep, PersistentStep
+from llmcl.runtime.device import Device, Launch
+
+
+class BoundLaunches:
+    """persistent: what does all of `separate` in few launches; None: the device has nothing of this kind."""
+
+    def __init__(self, device: Device, step: ListedStep, *, persistent: bool = True):
+        """persistent: whether that is allowed."""
+        self.separate = step.launches
+        self.persistent: BoundStep | None = None
+        if persistent and (kernel := table.persistent(PersistentStep, device, step)) is not None:
+            self.persistent = kernel.bind(device, step)
+
+    @property
+    def launches(self) -> Sequence[Launch]:
+        """What a step enqueues."""
+        return self.separate if self.persistent is None else self.persistent.parts
+
+    def prepare(self) -> None:
+        """Compiles the kernels and makes their objects; without a persistent kernel that does not compile."""
+        if self.persistent is not None:
+            try:
+                self.persistent.parts[0].prepare()
+            except KernelBuildError as error:
+                warnings.warn(f"decoding with a launch for each kernel, which is slower: {error}", stacklevel=4)
+                self.persistent = None
+        for launch in self.launches:
+            launch.prepare()

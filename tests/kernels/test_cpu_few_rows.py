@@ -1,0 +1,90 @@
+"""Products of a step of few tokens on a CPU: a row has the same bits beside any other rows, and alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import poisoned, read_guarded, run, step_state_at, weight_on_device, with_poison
+from stored_rows import load, quantized_weight, random_rows
+
+from llmcl.kernels.common.dtype import QUANTIZED
+from llmcl.kernels.common.linear import FEW_ROWS, GATES
+from llmcl.kernels.common.weight import Weight
+from llmcl.ops.linear import linear_decode, linear_prefill
+from llmcl.runtime.device import Device
+
+ROWS, K = 160, 512
+N = 19  # tokens: two blocks of 8, and more than 2 of a third
+EPS = 1e-5
+
+pytestmark = pytest.mark.parametrize("variant", ["cpu"])
+
+
+def make_weight(device: Device, dtype: str, alternating: bool) -> Weight:
+    if dtype not in QUANTIZED:
+        values = np.random.default_rng(0).standard_normal((ROWS, K)).astype(np.float32)
+        return weight_on_device(device, values, dtype, alternating=alternating, tiles_per_part=4)
+    weight = quantized_weight(device, ROWS, K, dtype, 4)
+    load(device, weight, random_rows(QUANTIZED[dtype].format, ROWS, K))
+    return weight
+
+
+class Problem:
+    """Rows x and what is added to or overwritten, for products with one weight."""
+
+    def __init__(self, device: Device, dtype: str, epilogue: str, norm: bool):
+        rng = np.random.default_rng(1)
+        self.device, self.epilogue = device, epilogue
+        self.weight = make_weight(device, dtype, epilogue in GATES)
+        self.x = rng.standard_normal((N, K)).astype(np.float32)
+        self.norm = device.upload(rng.standard_normal(K).astype(np.float32), "norm") if norm else None
+        self.before = rng.standard_normal((N, ROWS // 2 if epilogue in GATES else ROWS)).astype(np.float32)
+
+    def of_rows(self, rows: slice, max_rows: int) -> np.ndarray:
+        """The bits of linear_prefill for these rows alone."""
+        x, before = self.x[rows], self.before[rows]
+        step = step_state_at(self.device, position=3, n_tokens=len(x))
+        out = with_poison(self.device, before)
+        launches = linear_prefill(
+            self.device,
+            self.weight,
+            with_poison(self.device, x),
+            out,
+            step,
+            norm=self.norm,
+            normed=poisoned(self.device, x.shape),
+            eps=EPS,
+            epilogue=self.epilogue,
+            max_rows=max_rows,
+        )
+        run(launches, len(x))
+        return read_guarded(self.device, out, np.int32, before.shape)
+
+    def of_decode(self, row: int) -> np.ndarray:
+        """The bits of linear_decode for a row."""
+        step, out = step_state_at(self.device, position=3, n_tokens=1), with_poison(self.device, self.before[row])
+        x = with_poison(self.device, self.x[row])
+        run(linear_decode(self.device, self.weight, x, out, step, norm=self.norm, eps=EPS, epilogue=self.epilogue))
+        return read_guarded(self.device, out, np.int32, self.before[row].shape)
+
+
+@pytest.mark.parametrize("dtype", ["q4_0", "bfloat16", "float16"])
+@pytest.mark.parametrize(("epilogue", "norm"), [("add", False), ("swiglu", True)])
+def test_a_row_is_the_same_beside_any_others(target: Device, dtype: str, epilogue: str, norm: bool) -> None:
+    problem = Problem(target, dtype, epilogue, norm)
+    together = problem.of_rows(slice(0, N), 64)
+    assert len(np.unique(together)) > N
+    for rows in (slice(0, 1), slice(0, 3), slice(6, 11), slice(2, 10), slice(1, N)):
+        for max_rows in (of for of in (*FEW_ROWS, 0) if of == 0 or of >= rows.stop - rows.start):
+            np.testing.assert_array_equal(problem.of_rows(rows, max_rows), together[rows], err_msg=f"{rows} {max_rows}")
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("dtype", QUANTIZED)
+def test_a_row_of_several_is_what_decode_makes_of_it(target: Device, dtype: str) -> None:
+    """So a sequence gets the same tokens whether it is alone or not."""
+    for epilogue, norm in (("add", False), ("swiglu", True)):
+        problem = Problem(target, dtype, epilogue, norm)
+        together = problem.of_rows(slice(0, N), 32)
+        for row in (0, 7, N - 1):
+            np.testing.assert_array_equal(problem.of_decode(row), together[row], err_msg=f"{epilogue} {row}")
