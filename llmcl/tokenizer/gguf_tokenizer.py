@@ -72,7 +72,9 @@ def _split_by(expression: str) -> PreTokenizer:
 PRE_TOKENIZERS: dict[str, Callable[[], PreTokenizer]] = {
     "gpt-2": _gpt2_words,
     "default": _gpt2_words,
+    "olmo": _gpt2_words,  # OLMoE's
     "smollm": _smollm_words,
+    "refact": _smollm_words,  # Granite's
     "llama-bpe": _llama3_words,
     "llama3": _llama3_words,
     "llama-v3": _llama3_words,
