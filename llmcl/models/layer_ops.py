@@ -333,8 +333,8 @@ class PrefillOps(LayerOps):
         assert order is not None and blocks is not None and outputs is not None
         return [
             *group_by_expert(device, ids, order, blocks, self.step, n_experts=n_experts, top_k=top_k),
-            *experts_prefill(device, gate_up, x, order, blocks, rows, gate=gate),
-            *experts_prefill(device, down, rows, order, blocks, outputs, weights=act.expert_weights),
+            *experts_prefill(device, gate_up, x, order, blocks, rows, self.step, gate=gate),
+            *experts_prefill(device, down, rows, order, blocks, outputs, self.step, weights=act.expert_weights),
             *experts_sum(device, outputs, act.x, top_k=top_k, columns=self.config.hidden_size),
         ]
 

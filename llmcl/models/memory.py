@@ -14,6 +14,7 @@ from llmcl.models.kv_cache import kv_bytes_per_position
 from llmcl.models.layer_ops import activation_shapes
 from llmcl.models.weights import WeightTypes, all_plans, weights_bytes
 from llmcl.ops.attention import decode_splits, prefill_implementation
+from llmcl.ops.experts import experts_scratch_bytes
 from llmcl.ops.linear import linear_scratch_bytes
 from llmcl.runtime.device import Device
 
@@ -35,6 +36,13 @@ def forecast(
     working = 4 * sum(int(np.prod(shape)) for shape in shapes.values())
     matrices = {(dtype, plan.k) for plan in all_plans(config) for _, dtype in types.runs(plan)}
     working += linear_scratch_bytes(device, matrices, chunk, exact_activations=types.exact_activations)
+    experts = [
+        (dtype, plan.k, plan.n_experts, plan.top_k)
+        for plan in all_plans(config)
+        if plan.n_experts > 1
+        for _, dtype in types.runs(plan)
+    ]
+    working += experts_scratch_bytes(device, experts, chunk, exact_activations=types.exact_activations)
     heads = config.n_q_heads, config.n_kv_heads, config.head_dim
     cache = AttentionShape(*heads, kv_tokens, kv_dtype, exact_queries=exact_queries(types, kv_dtype))
     working += prefill_implementation(device, cache).scratch_bytes(device, cache)

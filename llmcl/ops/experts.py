@@ -6,13 +6,22 @@ experts_prefill for both products, and experts_sum.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from llmcl.kernels import table
 from llmcl.kernels.common import step_state
 from llmcl.kernels.common.cost import per_token
 from llmcl.kernels.common.dtype import TILE_ROWS
-from llmcl.kernels.common.experts import BLOCK_ROWS, ExpertProduct, ExpertsDown, ExpertsGateUp, ExpertsPrefill
+from llmcl.kernels.common.experts import (
+    BLOCK_ROWS,
+    ExpertProduct,
+    ExpertsDown,
+    ExpertsGateUp,
+    ExpertsPrefill,
+    block_count,
+)
 from llmcl.kernels.common.linear import EPILOGUES, GATES
 from llmcl.kernels.common.sizes import local_size, run_of
 from llmcl.kernels.common.step_state import StepState
@@ -103,6 +112,7 @@ def experts_prefill(
     order: Buffer,
     blocks: Buffer,
     out: Buffer,
+    step: StepState,
     *,
     gate: str | None = None,
     weights: Buffer | None = None,
@@ -113,20 +123,22 @@ def experts_prefill(
     with weights float32 [n, top_k], out[t][s] = weights[t][s] W x[t][s]; x float32 [n, top_k, f],
     out [n, top_k, hidden].
     """
-    launches = []
+    launches: list[Launch] = []
     for part in weight.parts:
         product = ExpertProduct(weight, part, tiles_at_once=1 if gate is None else 2)
         row = table.pick(ExpertsPrefill, device, part.dtype, weight.k)
         own, groups, local = row.size(device, product)
+        rows, packing = row.pack(device, product, x, order, blocks, step)
+        launches += packing
         constants = {**product.constants(), "EXPERT_TILES": product.tiles, **own}
-        constants |= {"SLOTS": 1 if gate is None else weight.top_k, "EPILOGUE": EPILOGUES[gate or "store"]}
+        constants |= {"SLOTS": product.slots, "EPILOGUE": EPILOGUES[gate or "store"]}
         constants |= {} if gate is None else {"GATE": GATES[gate]}
         factors = order if weights is None else weights  # not read with a gate
-        args: list[KernelArg] = [part.buffer, x, order, blocks, factors, out, np.int32(product.first_expert)]
+        args: list[KernelArg] = [part.buffer, rows, order, blocks, factors, out, np.int32(product.first_expert)]
         values = weight.top_k * (weight.k + product.units * TILE_ROWS)
         launches.append(
             device.launch(
-                row.file,
+                row.kernel_file(device, product),
                 "experts_prefill",
                 constants,
                 args,
@@ -153,3 +165,20 @@ def experts_sum(device: Device, y: Buffer, x: Buffer, *, top_k: int, columns: in
             cost=per_token(4 * columns * (top_k + 2)),
         )
     ]
+
+
+def experts_scratch_bytes(
+    device: Device,
+    matrices: Iterable[tuple[str, int, int, int]],
+    max_tokens: int,
+    *,
+    exact_activations: bool,
+) -> int:
+    """Working memory that experts_prefill takes for experts of these (dtype, k, n_experts, top_k), of all together."""
+    scratch: dict[str, int] = {}
+    for dtype, k, n_experts, top_k in set(matrices):
+        row = table.pick(ExpertsPrefill, device, dtype, k)
+        n_blocks = block_count(max_tokens, n_experts, top_k)
+        for name, nbytes in row.scratch(device, dtype, k, exact_activations, n_blocks).items():
+            scratch[name] = max(nbytes, scratch.get(name, 0))
+    return sum(scratch.values())

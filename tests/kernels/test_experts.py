@@ -24,7 +24,9 @@ from stored_rows import load, quantized_weight, random_rows
 from llmcl import reference
 from llmcl.kernels.common.dtype import QUANTIZED
 from llmcl.kernels.common.experts import BLOCK_ROWS, block_count
+from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight
+from llmcl.kernels.cpu.dot_product import dot_form
 from llmcl.ops.experts import experts_down, experts_gate_up, experts_prefill, experts_sum, group_by_expert
 from llmcl.runtime.device import Buffer, Device
 
@@ -44,7 +46,15 @@ def ids_of(n: int, top_k: int) -> np.ndarray:
 
 
 def experts_on_device(
-    device: Device, dtype: str, rows: int, k: int, top_k: int, *, gate_up: bool, experts_per_part: int = N_EXPERTS
+    device: Device,
+    dtype: str,
+    rows: int,
+    k: int,
+    top_k: int,
+    *,
+    gate_up: bool,
+    experts_per_part: int = N_EXPERTS,
+    exact: bool = True,
 ) -> tuple[Weight, np.ndarray]:
     """N_EXPERTS matrices [rows, k] below each other, and their values; gate_up: those of gate, then as many of up."""
     tiles = experts_per_part * rows // 16
@@ -60,7 +70,7 @@ def experts_on_device(
         for offset, source in enumerate(sources):
             load(device, weight, source, tile_step=halves, tile_offset=offset)
         values = np.concatenate([source.values() for source in sources])
-    return replace(weight, n_experts=N_EXPERTS, top_k=top_k, exact_activations=True), values
+    return replace(weight, n_experts=N_EXPERTS, top_k=top_k, exact_activations=exact), values
 
 
 def check_gate_up(
@@ -81,8 +91,8 @@ def check_gate_up(
     if norm:
         return
     out = poisoned(device, (n, top_k, f))
-    order, blocks = grouped(device, ids)
-    run(experts_prefill(device, weight, with_poison(device, x), order, blocks, out, gate="swiglu"), n)
+    order, blocks, step = grouped(device, ids)
+    run(experts_prefill(device, weight, with_poison(device, x), order, blocks, out, step, gate="swiglu"), n)
     assert relative_error(read_guarded(device, out, np.float32, expected.shape), expected) < TOLERANCE
 
 
@@ -102,14 +112,14 @@ def check_down(
     assert relative_error(read_guarded(device, out, np.float32, before.shape), expected) < TOLERANCE
 
     y, out = poisoned(device, (n, top_k, hidden)), with_poison(device, before)
-    order, blocks = grouped(device, ids)
+    order, blocks, step = grouped(device, ids)
     shares = with_poison(device, weights)
-    run(experts_prefill(device, weight, with_poison(device, rows), order, blocks, y, weights=shares), n)
+    run(experts_prefill(device, weight, with_poison(device, rows), order, blocks, y, step, weights=shares), n)
     run(experts_sum(device, y, out, top_k=top_k, columns=hidden), n)
     assert relative_error(read_guarded(device, out, np.float32, before.shape), expected) < TOLERANCE
 
 
-def grouped(device: Device, ids: np.ndarray) -> tuple[Buffer, Buffer]:
+def grouped(device: Device, ids: np.ndarray) -> tuple[Buffer, Buffer, StepState]:
     """order and blocks of group_by_expert, compared with the twin's; of an expert's slots any order will do."""
     n, top_k = ids.shape
     n_blocks = block_count(n, N_EXPERTS, top_k)
@@ -125,7 +135,7 @@ def grouped(device: Device, ids: np.ndarray) -> tuple[Buffer, Buffer]:
     experts, slots = ids.reshape(-1), read_guarded(device, order, np.int32, (n * top_k,))
     assert sorted(slots.tolist()) == sorted(expected_order.tolist())
     np.testing.assert_array_equal(experts[slots], experts[expected_order])
-    return order, blocks
+    return order, blocks, step
 
 
 @pytest.mark.matrix
@@ -157,3 +167,33 @@ def test_with_a_norm(target: Device, dtype: str) -> None:
 def test_experts_in_several_buffers(target: Device) -> None:
     check_gate_up(target, "float32", 32, 48, per_part=2, top_k=3, norm=False)
     check_down(target, "float32", 48, 32, per_part=2, top_k=3)
+
+
+def rounded_rows(shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """x and what its rounding to 8 bits in groups of 32 makes of it; no rounding is a close call."""
+    rng = np.random.default_rng(shape[-1])
+    q = rng.integers(-126, 127, (*shape[:-1], shape[-1] // 32, 32)).astype(np.float64)
+    q[..., 7] = 127.0
+    noise = rng.uniform(-0.3, 0.3, q.shape) * (np.abs(q) < 127)
+    scale = np.exp2(rng.integers(-9, -5, (*q.shape[:-1], 1)))
+    return ((q + noise) * scale).reshape(shape).astype(np.float32), (q * scale).reshape(shape)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("dtype", QUANTIZED)
+def test_activations_in_8_bits(target: Device, dtype: str) -> None:
+    """Where the device multiplies 8 bits, activations beside quantised weights are rounded, in both kinds of kernel."""
+    k, f, n, top_k = (512, 256, 131, 3) if dtype.endswith("_k") else (96, 64, 131, 3)
+    is_rounded = bool(target.is_cpu and dot_form(target))
+    ids = ids_of(n, top_k)
+    order, blocks, step = grouped(target, ids)
+    weight, values = experts_on_device(target, dtype, 2 * f, k, top_k, gate_up=True, exact=False)
+    gate, up = values.reshape(2, N_EXPERTS, f, k)
+    x, rounded = rounded_rows((n, k))
+    expected = reference.experts_gate_up(rounded if is_rounded else x, gate, up, ids, "swiglu")
+    given = with_poison(target, x), with_poison(target, ids)
+    outs = [poisoned(target, expected.shape) for _ in range(2)]
+    run(experts_gate_up(target, weight, *given, outs[0], gate="swiglu"), n)
+    run(experts_prefill(target, weight, given[0], order, blocks, outs[1], step, gate="swiglu"), n)
+    for out in outs:
+        assert relative_error(read_guarded(target, out, np.float32, expected.shape), expected) < TOLERANCE

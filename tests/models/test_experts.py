@@ -18,10 +18,16 @@ from llmcl.checkpoint import open_checkpoint
 from llmcl.checkpoint.quantize import is_router, quantize_rows, target_format
 from llmcl.convert import convert
 from llmcl.errors import CheckpointError, UnsupportedModelError
+from llmcl.kernels.cpu.dot_product import dot_form
 from llmcl.kernels.nvidia.persistent_layers import NvidiaPersistentLayers
+from llmcl.models.batch import make_batch
 from llmcl.models.families.blocks import ExpertSettings
 from llmcl.models.families.family import LayerSettings
 from llmcl.models.stack import decode_layers, why_separate
+from llmcl.ops.attention import prefill_implementation
+from llmcl.ops.experts import experts_scratch_bytes
+from llmcl.ops.linear import linear_scratch_bytes
+from llmcl.ops.sample import SamplingParams
 
 N_EXPERTS, TOP_K = 6, 2
 QWEN3_MOE = small_config(
@@ -82,6 +88,52 @@ def test_a_step_reads_the_chosen_experts_alone(default_device: Any, folder: Path
             assert reason is not None and "mixture of experts" in reason
         if llm.device.is_cpu:  # whose persistent kernel takes any step
             assert len(llm.model.decode_launches) == 1
+
+
+@pytest.mark.parametrize("max_sequences", [3, 5])
+def test_rows_of_several_sequences(max_sequences: int, default_device: Any, folder: Path) -> None:
+    """Each has the logits that it has alone: with few rows token by token, with more in blocks."""
+    prompts = [IDS, IDS[3:5], IDS[::-1]]
+    with llmcl.load(str(folder), device=default_device.entry.index, dtype="float32", max_context=64) as llm:
+        batch = make_batch(llm.model, max_sequences, 64, 64)
+        running = []
+        for prompt in prompts:
+            running.append(batch.cache.sequence())
+            batch.start(running[-1], SamplingParams(seed=0))
+            batch.prefill_last(running[-1], prompt)()
+        tokens = batch.decode(running)()
+        assert len(tokens) == len(prompts)
+        rows = llm.device.read(batch.model.act.logits, np.float32, (len(prompts), QWEN3_MOE.vocab_size))
+        for prompt, row in zip(prompts, rows, strict=True):
+            expected = reference.forward(QWEN3_MOE, WEIGHTS, prompt)[-1]
+            ids = [*prompt, int(expected.argmax())]
+            assert relative_error(row, reference.forward(QWEN3_MOE, WEIGHTS, ids)[-1]) < 1e-4
+
+
+@pytest.mark.parametrize("quantize", [None, "q8_0"])
+def test_the_forecast_is_what_loading_takes(
+    quantize: str | None, default_device: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forecasts: list[dict[str, int]] = []
+    monkeypatch.setattr("llmcl.engine.loading.check_memory", lambda needed, device: forecasts.append(needed))
+    options: dict[str, Any] = {"device": default_device.entry.index, "max_context": 100, "quantize": quantize}
+    with llmcl.load(str(folder), **options) as llm:
+        (needed,) = forecasts
+        model, exact = llm.model, False
+        blocks = [block for layer in model.weights.layers for block in layer]
+        matrices = [weight for block in blocks for weight in block.matrices]
+        top = model.weights.head, model.weights.embedding
+        assert needed["weights"] == sum(weight.nbytes for weight in (*matrices, *top))
+        assert llm.device.peak_bytes <= sum(needed.values())
+        experts = [
+            (weight.dtype, weight.k, weight.n_experts, weight.top_k) for weight in matrices if weight.n_experts > 1
+        ]
+        packed = experts_scratch_bytes(llm.device, experts, model.chunk, exact_activations=exact)
+        others = {(weight.dtype, weight.k) for weight in (*matrices, *top)}
+        linear = linear_scratch_bytes(llm.device, others, model.chunk, exact_activations=exact)
+        paired = prefill_implementation(llm.device, model.cache.shape).scratch_bytes(llm.device, model.cache.shape)
+        assert model.step.scratch_bytes <= linear + packed + paired
+        assert (packed > 0) == (quantize is not None and llm.device.is_cpu and dot_form(llm.device) > 0)
 
 
 def test_random_weights_of_experts(default_device: Any, tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from llmcl.kernels.common.dtype import TILE_ROWS, kernel_name
+from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight, WeightPart
 from llmcl.kernels.implementation import Implementation
-from llmcl.runtime.device import Cost, CostModel, Device, Groups
+from llmcl.runtime.device import Buffer, Cost, CostModel, Device, Groups, Launch
 
 BLOCK_ROWS = 64  # slots of an expert that a work-group multiplies with its rows in prefill
 
@@ -41,6 +42,11 @@ class ExpertProduct:
     def units(self) -> int:
         """What a work-group can compute of an expert by itself: tiles, or pairs of a gate and an up tile."""
         return self.tiles // self.tiles_at_once
+
+    @property
+    def slots(self) -> int:
+        """Slots that share a row of x: those of a token before a gate."""
+        return self.top_k if self.tiles_at_once == 2 else 1
 
     @property
     def first_expert(self) -> int:
@@ -95,3 +101,16 @@ class ExpertsPrefill(Implementation):
     @abstractmethod
     def size(self, device: Device, product: ExpertProduct) -> Size:
         """Work-groups: for each block of a step those that share an expert's tiles."""
+
+    def kernel_file(self, device: Device, product: ExpertProduct) -> str:
+        return self.file
+
+    def pack(
+        self, device: Device, product: ExpertProduct, x: Buffer, order: Buffer, blocks: Buffer, step: StepState
+    ) -> tuple[Buffer, list[Launch]]:
+        """x as the kernel takes it, and the launches that make it so."""
+        return x, []
+
+    def scratch(self, device: Device, dtype: str, k: int, exact_activations: bool, n_blocks: int) -> Mapping[str, int]:
+        """Bytes of working memory of `pack` by name, equal names shared: for the forecast of memory."""
+        return {}

@@ -1,12 +1,24 @@
-"""Products of experts on a CPU: one work-item a group, vectors of 16 rows."""
+"""Products of experts on a CPU: one work-item a group, vectors of 16 rows, and the processor's 8-bit dot products."""
 
 from __future__ import annotations
 
-from llmcl.kernels.common.dtype import QUANTIZED
-from llmcl.kernels.common.experts import ExpertProduct, ExpertsDown, ExpertsGateUp, ExpertsPrefill, Size, block_count
+from collections.abc import Mapping
+
+from llmcl.kernels.common.cost import per_token
+from llmcl.kernels.common.dtype import QUANTIZED, kernel_name
+from llmcl.kernels.common.experts import (
+    BLOCK_ROWS,
+    ExpertProduct,
+    ExpertsDown,
+    ExpertsGateUp,
+    ExpertsPrefill,
+    Size,
+    block_count,
+)
+from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.cpu.dot_product import dot_form
-from llmcl.kernels.cpu.linear import TILE_TOKENS, tile_columns
-from llmcl.runtime.device import Device
+from llmcl.kernels.cpu.linear import INT8_FEW_TOKENS, INT8_TILE_TOKENS, TILE_TOKENS, tile_columns
+from llmcl.runtime.device import Buffer, Device, Launch
 
 
 class CpuExpertsGateUp(ExpertsGateUp):
@@ -36,15 +48,63 @@ class CpuExpertsPrefill(ExpertsPrefill):
         return device.is_cpu
 
     def size(self, device: Device, product: ExpertProduct) -> Size:
-        columns = tile_columns(product.tiles, product.tiles_at_once)
+        if dot := _dot(device, product.part.dtype, product.weight.exact_activations):
+            columns, own = product.tiles_at_once, _packed(dot)
+        else:
+            columns = tile_columns(product.tiles, product.tiles_at_once)
+            own = {"TILE_TOKENS": TILE_TOKENS[columns]}
+        own["TILE_COLS"] = columns
         groups, n_experts, top_k = product.tiles // columns, product.weight.n_experts, product.top_k
-        own: dict[str, object] = {"TILE_COLS": columns, "TILE_TOKENS": TILE_TOKENS[columns]}
         return own, lambda n: (groups, block_count(n, n_experts, top_k)), (1, 1)
+
+    def kernel_file(self, device: Device, product: ExpertProduct) -> str:
+        is_packed = _dot(device, product.part.dtype, product.weight.exact_activations)
+        return "cpu/experts_prefill_int8.cl" if is_packed else self.file
+
+    def pack(
+        self, device: Device, product: ExpertProduct, x: Buffer, order: Buffer, blocks: Buffer, step: StepState
+    ) -> tuple[Buffer, list[Launch]]:
+        weight, dtype = product.weight, product.part.dtype
+        if not (dot := _dot(device, dtype, weight.exact_activations)):
+            return x, []
+        n_experts, top_k = weight.n_experts, weight.top_k
+        n_blocks = block_count(step.max_tokens, n_experts, top_k)
+        rows = step.scratch(*next(iter(self.scratch(device, dtype, weight.k, False, n_blocks).items())))
+        own = _packed(dot)
+        constants = {"WEIGHT": kernel_name(dtype), "K": weight.k, "SLOTS": product.slots, **own}
+        launch = device.launch(
+            "cpu/quantize_expert_rows.cl",
+            "quantize_expert_rows",
+            constants,
+            [x, order, blocks, rows],
+            groups=lambda n: (own["BLOCK_TILES"], block_count(n, n_experts, top_k)),
+            local=(1, 1),
+            cost=per_token(5.5 * weight.k * top_k),
+        )
+        return rows, [launch]
+
+    def scratch(self, device: Device, dtype: str, k: int, exact_activations: bool, n_blocks: int) -> Mapping[str, int]:
+        if not (dot := _dot(device, dtype, exact_activations)):
+            return {}
+        own = _packed(dot)
+        return {
+            f"rows of experts in 8 bits, {k} columns": n_blocks * own["BLOCK_TILES"] * own["TILE_TOKENS"] * k // 32 * 48
+        }
+
+
+def _dot(device: Device, dtype: str, exact_activations: bool) -> int:
+    """The form of the 8-bit dot product for a weight; 0: its activations stay float32."""
+    return dot_form(device) if dtype in QUANTIZED and not exact_activations else 0
+
+
+def _packed(dot: int) -> dict[str, int]:
+    """Build constants for activations in 8 bits."""
+    tokens, (_, tail) = INT8_TILE_TOKENS[dot], INT8_FEW_TOKENS[dot]
+    return {"DOT": dot, "TILE_TOKENS": tokens, "TAIL_TOKENS": tail, "BLOCK_TILES": -(-BLOCK_ROWS // tokens)}
 
 
 def _size(device: Device, product: ExpertProduct, units: int) -> Size:
-    own: dict[str, object] = {}
-    if product.part.dtype in QUANTIZED:
-        own["DOT"] = 0 if product.weight.exact_activations else dot_form(device)
+    dtype = product.part.dtype
+    own = {"DOT": _dot(device, dtype, product.weight.exact_activations)} if dtype in QUANTIZED else {}
     streams = min(units, device.compute_units)
     return own, lambda n: (streams, n), (1, 1)

@@ -6,9 +6,8 @@
 // out      float [n][OUT_STRIDE], columns out_row .. out_row + N - 1
 //
 // Index space: (streams, ceil(n / GROUP_TOKENS)), local size 1; stream g takes units g U / G .. (g + 1) U / G, as in
-// cpu/linear_decode.cl, a unit being TILE_COLS tiles. Four columns of 16 rows are unpacked once and multiplied with TILE_TOKENS
-// tokens, whose integer and float32 sums stay in registers; where at most TAIL_TOKENS are left, with so many.
-// The sums of a token are those of cpu/linear_decode.cl, in the same order.
+// cpu/linear_decode.cl, a unit being TILE_COLS tiles. Of a unit TILE_TOKENS tokens are computed at once (cpu/packed_product.cl);
+// where at most TAIL_TOKENS are left, so many.
 //
 // Build: WEIGHT, K, N, N_TILES, OUT_STRIDE, EPILOGUE, DOT > 0, TILE_TOKENS, TILE_COLS (1; 2 with SWIGLU), GROUP_TOKENS (a
 // multiple of TILE_TOKENS), TAIL_TOKENS (0: none).
@@ -19,56 +18,8 @@
 #endif
 #include "cpu/quant_tile.cl"
 #include "cpu/packed_activations.cl"
+#include "cpu/packed_product.cl"
 #include "cpu/store_rows.cl"
-
-// acc = the products of a tile with `rows` (a constant) tokens.
-IN_REGISTERS inline void multiply_tile(__global const uchar* tile, __global const int* x, float16* acc, const int rows) {
-    float16 sum[TILE_TOKENS];
-    __global const int* tokens = x;
-#pragma unroll
-    for (int i = 0; i < rows; ++i) sum[i] = 0;
-#pragma nounroll
-    for (int g = 0; g < K / 32; ++g, x += BLOCK8) {
-        __global const uchar* q = tile + GROUP_AT(g) + SCALE_BYTES;
-        __global const float* scale = (__global const float*)x;
-        const scales16 s = load_scales(tile, g);
-        int16 a[TILE_TOKENS];
-#if WEIGHT_IS(q6_k)
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-#pragma unroll
-            for (int i = 0; i < rows; ++i) a[i] = (int16)(x[RECORD_AT(i, 1 + h)]);
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                const uint16 w = columns4(q, 4 * h + j);
-#pragma unroll
-                for (int i = 0; i < rows; ++i) a[i] = dot4(a[i], w, x[i * 8 + 4 * h + j]);
-            }
-#pragma unroll
-            for (int i = 0; i < rows; ++i)
-                sum[i] += CONVERT16(a[i], float) * ((h ? s.d_high : s.d) * scale[RECORD_AT(i, 0)]);
-        }
-#else
-#pragma unroll
-        for (int i = 0; i < rows; ++i) a[i] = (int16)(OFFSET ? x[RECORD_AT(i, 1)] : 0);
-#pragma unroll
-        for (int j = 0; j < 8; ++j) {
-            const uint16 w = columns4(q, (j & 1) * 4 + j / 2);  // both nibbles of a vector in turn
-#pragma unroll
-            for (int i = 0; i < rows; ++i) a[i] = dot4(a[i], w, x[i * 8 + (j & 1) * 4 + j / 2]);
-        }
-#pragma unroll
-        for (int i = 0; i < rows; ++i) {
-            sum[i] += CONVERT16(a[i], float) * (s.d * scale[RECORD_AT(i, 0)]);
-#if HAS_MIN
-            sum[i] += s.m * scale[RECORD_AT(i, 2)];
-#endif
-        }
-#endif
-    }
-#pragma unroll
-    for (int i = 0; i < rows; ++i) acc[i] = sum[i] * ((__global const float*)tokens)[RECORD_AT(i, 3)];
-}
 
 // All of a unit for the tokens t .. min(t + rows, end) - 1.
 IN_REGISTERS inline void multiply_unit(__global const uchar* weight, __global const int* x, __global float* out, const int unit,
