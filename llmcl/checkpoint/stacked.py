@@ -23,8 +23,10 @@ def parts_of(
     """
     of_experts = "{}" in parts[0]
     n_experts = _n_experts(config) if of_experts else 1
-    leading = tensor.shape[:-2]
-    if leading != ((n_experts,) if of_experts else ()) or len(tensor.shape) < 2 or tensor.shape[-2] % len(parts):
+    leading, n_parts = tensor.shape[:-2], n_experts * len(parts)
+    is_stack = len(tensor.shape) > 1 and leading == ((n_experts,) if of_experts else ()) and n_parts > 0
+    # Values of less than a byte may leave a part that ends within one.
+    if not is_stack or tensor.shape[-2] % len(parts) or not len(tensor.data) or len(tensor.data) % n_parts:
         halves = f" (a multiple of {len(parts)})" if len(parts) > 1 else ""
         expected = f"{n_experts} experts by rows{halves} by columns" if of_experts else f"rows{halves} by columns"
         raise CheckpointError(
@@ -32,7 +34,7 @@ def parts_of(
             "belongs to another model, or the file is damaged."
         )
     shape = tensor.shape[-2] // len(parts), tensor.shape[-1]
-    rows = tensor.data.reshape(n_experts * len(parts), -1)
+    rows = tensor.data.reshape(n_parts, -1)
     for i, data in enumerate(rows):
         yield parts[i % len(parts)].format(i // len(parts)), replace(tensor, shape=shape, data=data)
 

@@ -16,6 +16,8 @@ import llmcl
 from llmcl import reference
 from llmcl.checkpoint import open_checkpoint
 from llmcl.checkpoint.quantize import is_router, quantize_rows, target_format
+from llmcl.checkpoint.stacked import parts_of
+from llmcl.checkpoint.tensors import StoredTensor
 from llmcl.convert import convert
 from llmcl.errors import CheckpointError, UnsupportedModelError
 from llmcl.kernels.cpu.dot_product import dot_form
@@ -186,6 +188,23 @@ def test_tensors_of_another_shape_are_named(
     path = save_gguf(tmp_path / "model.gguf", QWEN3_MOE, WEIGHTS)
     with pytest.raises(CheckpointError, match=message):
         open_checkpoint(str(path))
+
+
+@pytest.mark.parametrize(
+    ("shape", "n_bytes"),
+    [((4, 2, 64), 256), ((4, 3, 64), 384), ((4, 0, 64), 0), ((4, 2, 1), 4), ((64,), 32), ((3, 2, 64), 192)],
+)
+def test_parts_of_a_stored_tensor(shape: tuple[int, ...], n_bytes: int) -> None:
+    """Of 4 experts, gate and up; only the first shape is one. A value takes half a byte."""
+    stored = StoredTensor(shape, "F4", np.arange(n_bytes).astype(np.uint8))
+    names = "{}.gate", "{}.up"
+    if shape != (4, 2, 64):
+        with pytest.raises(CheckpointError, match=r"expected 4 experts by rows \(a multiple of 2\) by columns"):
+            dict(parts_of("stack", stored, names, SHARED))
+        return
+    found = dict(parts_of("stack", stored, names, SHARED))
+    assert list(found) == [f"{i}.{name}" for i in range(4) for name in ("gate", "up")]
+    assert found["1.up"].shape == (1, 64) and found["1.up"].data.tolist() == list(range(96, 128))
 
 
 def test_a_missing_expert_is_named(folder: Path, tmp_path: Path) -> None:
