@@ -26,6 +26,7 @@ ROOMS = (
     "engine",
     "convert",
     "tools",
+    "serve",
     "cli",
 )
 

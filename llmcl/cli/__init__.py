@@ -21,6 +21,7 @@ from llmcl.cli.command import TYPER_SETTINGS, Command, fit_for_terminal, run
 _COMMANDS = {
     "generate": None,
     "chat": None,
+    "serve": None,
     "perplexity": "Measure how well a model predicts a text.",
     "convert": "Write a model as GGUF or safetensors, quantised or not.",
     "devices": "List OpenCL devices, and say which is used and why.",

@@ -84,7 +84,7 @@ def reading_bar(quiet: bool) -> Iterator[Progress | None]:
         yield progress
 
 
-def load_to_answer(model: str, loading: LoadingToAnswer, *, quiet: bool) -> LLM:
+def load_to_answer(model: str, loading: LoadingToAnswer, *, quiet: bool, progress: Progress | None = None) -> LLM:
     """As `load_model`, for a command that answers prompts."""
     from llmcl.tokenizer import chat_template
 
@@ -99,6 +99,7 @@ def load_to_answer(model: str, loading: LoadingToAnswer, *, quiet: bool) -> LLM:
         prompt_lookup=loading.prompt_lookup,
         draft_model=loading.draft_model,
         quiet=quiet,
+        progress=progress,
     )
 
 
@@ -115,10 +116,12 @@ def load_model(
     prompt_lookup: bool = False,
     draft_model: str | None = None,
     quiet: bool,
+    progress: Progress | None = None,
 ) -> LLM:
     """`llmcl.load` with a progress bar, or `llmcl.load_random` of the shape `random`.
 
-    device: in place of the one that `loading` names. Says on standard error what was loaded and where it runs.
+    device: in place of the one that `loading` names. progress: called in place of drawing a bar. Says on standard error
+    what was loaded and where it runs.
     """
     import llmcl
 
@@ -142,8 +145,8 @@ def load_model(
         load: Any = partial(llmcl.load_random, random)
     else:
         load = partial(llmcl.load, str(model), offline=loading.offline, quantize=loading.quantize)
-    with progress_bar(quiet) as progress:
-        llm: LLM = load(progress=progress, **settings)
+    with progress_bar(quiet or progress is not None) as bar:
+        llm: LLM = load(progress=progress or bar, **settings)
     if not quiet:
         name = fit_for_terminal(llm.model_name)
         print(f"model: {name}, {llm.dtype}, context of {llm.max_context} tokens", file=sys.stderr)

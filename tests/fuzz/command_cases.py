@@ -76,7 +76,10 @@ def parameters_of(command: str) -> list[Any]:
 
 @st.composite
 def command_cases(draw: Draw, folders: Folders) -> Case:
-    command = draw(st.sampled_from(sorted(_COMMANDS)) | st.sampled_from(["generate", "generate", "tune"]))
+    # A server that starts does not end by itself; tests/serve has what it refuses.
+    command = draw(
+        st.sampled_from(sorted({*_COMMANDS} - {"serve"})) | st.sampled_from(["generate", "generate", "tune"])
+    )
     parameters = parameters_of(command)
     arguments: list[str] = []
     variables: dict[str, str] = {}

@@ -1,0 +1,177 @@
+"""`llmcl serve`: a model behind HTTP, for the clients of OpenAI's and Anthropic's APIs."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from llmcl.cli import options as opt
+from llmcl.cli.loading import load_to_answer
+from llmcl.cli.option_groups import LoadingToAnswer, with_groups
+from llmcl.cli.text_files import read_text
+from llmcl.errors import UsageError
+from llmcl.progress import Progress
+
+if TYPE_CHECKING:
+    from llmcl.serve.served import Served
+
+PANEL = "Server"
+MAX_PORT = 65535
+
+Host = Annotated[
+    str, opt.option(PANEL, "--host", metavar="ADDRESS", help="Where to listen; other than this machine needs a key.")
+]
+Port = Annotated[
+    int,
+    opt.option(
+        PANEL,
+        "--port",
+        metavar="PORT",
+        parser=opt.number(int, f"a whole number from 0 (any that is free) to {MAX_PORT}", lambda p: 0 <= p <= MAX_PORT),
+        help="0: any that is free.",
+    ),
+]
+ApiKey = Annotated[
+    list[str] | None,
+    opt.option(PANEL, "--api-key", metavar="KEY", help="What clients must send; may be given several times."),
+]
+ApiKeyFile = Annotated[
+    str | None, opt.option(PANEL, "--api-key-file", metavar="FILE", help="A file with such keys, one a line.")
+]
+NoAuth = Annotated[
+    bool, opt.option(PANEL, "--no-auth", help="Let everybody in who reaches --host, from other machines, too.")
+]
+CorsOrigin = Annotated[
+    list[str] | None,
+    opt.option(
+        PANEL,
+        "--cors-origin",
+        metavar="ORIGIN",
+        help="A web page's origin that may use the server from a browser, such as https://example.org; several times; "
+        "*: any.",
+    ),
+]
+MaxSequences = Annotated[
+    int,
+    opt.option(PANEL, "--max-sequences", metavar="N", parser=opt.whole(1), help="Answers that are made at once."),
+]
+MaxQueue = Annotated[
+    int,
+    opt.option(
+        PANEL,
+        "--max-queue",
+        metavar="N",
+        parser=opt.whole(0),
+        help="Further ones that wait; more get a 429.",
+    ),
+]
+Alias = Annotated[
+    str | None, opt.option(PANEL, "--alias", metavar="NAME", help="The model's name for clients; left out: its own.")
+]
+LogFormat = Annotated[
+    str,
+    opt.choice(PANEL, "--log-format", ("text", "json"), help="Of each request's line on standard error."),
+]
+DrainSeconds = Annotated[
+    float,
+    opt.option(
+        PANEL,
+        "--drain-seconds",
+        metavar="S",
+        parser=opt.number(float, "a number, 0 or more", lambda s: s >= 0),
+        help="After a signal, answers under way have so long to end.",
+    ),
+]
+
+
+@with_groups
+def serve(
+    model: opt.Model,
+    host: Host = "127.0.0.1",
+    port: Port = 8080,
+    api_key: ApiKey = None,
+    api_key_file: ApiKeyFile = None,
+    no_auth: NoAuth = False,
+    cors_origin: CorsOrigin = None,
+    max_sequences: MaxSequences = 8,
+    max_queue: MaxQueue = 64,
+    alias: Alias = None,
+    log_format: LogFormat = "text",
+    drain_seconds: DrainSeconds = 30.0,
+    loading: LoadingToAnswer = LoadingToAnswer(),
+    quiet: opt.Quiet = False,
+    verbose: opt.Verbose = False,
+) -> None:
+    """Serve a model to OpenAI's and Anthropic's clients."""
+    try:
+        from llmcl.serve.run import serve as run
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("llmcl"):
+            raise
+        raise UsageError(f'llmcl serve needs the package {error.name}: pip install "llmcl[serve]"') from error
+    from llmcl.serve.settings import Settings
+
+    settings = Settings(
+        host=host,
+        port=port,
+        api_keys=(*(api_key or ()), *_keys_of(api_key_file)),
+        no_auth=no_auth,
+        cors_origins=tuple(cors_origin or ()),
+        max_sequences=max_sequences,
+        max_queue=max_queue,
+        alias=alias,
+        log_format=log_format,
+        quiet=quiet,
+        drain_s=drain_seconds,
+    )
+
+    def load(progress: Progress) -> Served:
+        made = _load(model, loading, alias or model_name(model), max_sequences, quiet, progress)
+        if not quiet:
+            print("ready", file=sys.stderr, flush=True)
+        return made
+
+    run(settings, load)
+
+
+def _keys_of(file: str | None) -> list[str]:
+    """The keys of a file, one a line; empty lines count for nothing."""
+    if file is None:
+        return []
+    keys = read_text(file, f"--api-key-file {file}").split()
+    if not keys:
+        raise UsageError(f"--api-key-file {file}: has no keys; expected one a line")
+    return keys
+
+
+def model_name(model: str) -> str:
+    """What clients call a model: no folder of this machine is in it."""
+    path = Path(model)
+    return path.stem if path.suffix == ".gguf" else path.name if path.exists() else model
+
+
+def _load(
+    model: str, loading: LoadingToAnswer, name: str, max_sequences: int, quiet: bool, progress: Progress
+) -> Served:
+    from llmcl.serve.served import Served
+
+    llm: Any = load_to_answer(model, loading, quiet=quiet, progress=progress)
+    engine = llm.engine(max_sequences=max_sequences)
+    assert llm.tokenizer is not None  # a model that was loaded has one
+
+    def close() -> None:
+        engine.close()
+        llm.close()
+
+    return Served(
+        engine,
+        llm.tokenizer,
+        name,
+        max_context=engine.max_context,
+        vocab_size=llm.config.vocab_size,
+        created=int(time.time()),
+        device=llm.device.name,
+        close=close,
+    )

@@ -1,0 +1,93 @@
+"""An id and a line for every request."""
+
+from __future__ import annotations
+
+import secrets
+import statistics
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from llmcl.errors import one_line
+from llmcl.serve.service import Service
+from llmcl.tools import json_text
+
+CLIENT_GONE = 499  # nginx's number for it
+_QUIET_PATHS = {"/health", "/metrics"}  # asked every few seconds
+
+
+@dataclass
+class Record:
+    """What the line of a request says. Times in milliseconds; None where there is none."""
+
+    id: str
+    method: str
+    path: str
+    status: int = 0
+    prompt_tokens: int | None = None
+    tokens: int | None = None
+    ttft_ms: float | None = None
+    tbt_ms: float | None = None  # the median
+    error: str | None = None
+    total_ms: float = 0.0
+    start: float = field(default_factory=time.perf_counter, repr=False)
+
+    def since_start_ms(self) -> float:
+        return (time.perf_counter() - self.start) * 1e3
+
+    def note_tbt(self, times_ms: list[float]) -> None:
+        self.tbt_ms = round(statistics.median(times_ms), 3) if times_ms else None
+
+    def line(self, log_format: str) -> str:
+        values: dict[str, Any] = {name: value for name, value in asdict(self).items() if name != "start"}
+        if log_format == "json":
+            return json_text.dumps(values)
+        parts = [self.id, self.method, one_line(self.path), str(self.status)]
+        named = ("prompt_tokens", "tokens", "ttft_ms", "tbt_ms", "total_ms")
+        parts += [f"{name}={values[name]:g}" for name in named if values[name] is not None]
+        return " ".join(parts) + (f" error: {one_line(self.error)}" if self.error else "")
+
+
+def record_of(scope: Scope) -> Record:
+    record: Record = scope["llmcl.record"]
+    return record
+
+
+class AccessLog:
+    """Outermost of the application: gives each request its id, in the answer's headers too, and writes its line."""
+
+    def __init__(self, app: ASGIApp, service: Service, paths: frozenset[str]):
+        self._app = app
+        self._service = service
+        self._paths = paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        record = scope["llmcl.record"] = Record("req_" + secrets.token_hex(8), scope["method"], scope["path"])
+        request_id = record.id.encode("ascii")
+        identity = [(b"x-request-id", request_id), (b"request-id", request_id), (b"x-content-type-options", b"nosniff")]
+
+        async def noting(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = record.status or message["status"]
+                message["headers"] = [*message["headers"], *identity]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noting)
+        finally:
+            record.status = record.status or CLIENT_GONE
+            record.total_ms = round(record.since_start_ms(), 3)
+            self._note(record)
+
+    def _note(self, record: Record) -> None:
+        settings = self._service.settings
+        api = record.path if record.path in self._paths else "other"  # what strangers write is no label
+        self._service.metrics.requests.labels(api, record.status).inc()
+        if not settings.quiet and not (record.path in _QUIET_PATHS and record.status < 500):
+            print(record.line(settings.log_format), file=sys.stderr, flush=True)

@@ -1,0 +1,55 @@
+"""Reading the body of a request: JSON, within limits of size and time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from starlette.requests import Request
+
+from llmcl.serve.errors import RequestError
+from llmcl.serve.fields import Fields
+from llmcl.serve.settings import Settings
+
+_LARGE_BYTES = 64 << 10  # parsed in a thread, while others' tokens go on
+
+
+async def read_fields(request: Request, settings: Settings) -> Fields:
+    """The JSON object that a request brings. Raises RequestError for anything else, and what is too large or slow."""
+    try:
+        data = await asyncio.wait_for(_read(request, settings.max_body_bytes), settings.body_s)
+    except asyncio.TimeoutError:
+        message = f"the body did not arrive within {settings.body_s:g} s"
+        raise RequestError(408, message, code="request_timeout", closes=True) from None
+    if len(data) < _LARGE_BYTES:
+        return Fields(_parse(data))
+    return Fields(await asyncio.to_thread(_parse, data))
+
+
+async def _read(request: Request, most: int) -> bytes:
+    length = request.headers.get("content-length", "0")
+    if not length.isdecimal() or int(length[:20]) > most:
+        raise _too_large(most)
+    data = bytearray()
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > most:
+            raise _too_large(most)
+    return bytes(data)
+
+
+def _too_large(most: int) -> RequestError:
+    return RequestError(413, f"the body has more than {most} bytes", code="request_too_large", closes=True)
+
+
+def _parse(data: bytes) -> Any:
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is not JSON")
+
+    try:
+        return json.loads(data, parse_constant=refuse)
+    except RecursionError:
+        raise RequestError(400, "the body is nested too deeply", code="invalid_json") from None
+    except ValueError as error:
+        raise RequestError(400, f"the body is not JSON: {error}", code="invalid_json") from None

@@ -1,0 +1,114 @@
+"""POST /v1/completions: the text that follows a prompt, without a chat template."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from llmcl.serve.body import read_fields
+from llmcl.serve.chat_completions import usage_of
+from llmcl.serve.errors import unsupported
+from llmcl.serve.events import DONE, event
+from llmcl.serve.fields import Fields, wrong
+from llmcl.serve.generation import GenerationResponse
+from llmcl.serve.sampling import MAX_ANSWERS, MAX_STOPS, of_choice, read_sampling
+from llmcl.serve.served import Answer, Ask, Served
+from llmcl.serve.service import Service
+
+_MAX_TOKENS = 16  # OpenAI's
+_EXPECTED = "a text, a list of texts, a list of token ids, or a list of such lists"
+
+
+async def completions(request: Request, service: Service) -> Response:
+    """Continues one prompt or several; see docs/guide/server.md for the fields."""
+    served = service.served()
+    fields = await read_fields(request, service.settings)
+    fields.text("model")
+    fields.refuse("text before which the answer is to fit is not supported", "suffix")
+    if fields.whole("logprobs", None, 0) is not None:
+        raise unsupported("logprobs", "probabilities of tokens are not supported")
+    options = read_sampling(fields)
+    n = fields.whole("n", 1, 1, MAX_ANSWERS) or 1
+    if (fields.whole("best_of", n, 1, MAX_ANSWERS) or n) != n:
+        raise unsupported("best_of", "a choice among more answers than n is not supported")
+    max_tokens = fields.whole("max_tokens", _MAX_TOKENS, 0)
+    stop = fields.strings("stop", MAX_STOPS)
+    echo, stream = fields.flag("echo"), fields.flag("stream")
+    with_usage = fields.object("stream_options").flag("include_usage")
+    prompts = await _prompts(fields, served)
+    asks = [
+        Ask(prompt, min(max_tokens or 0, served.max_context), of_choice(options, i), stop, text if echo else "")
+        for prompt, text in prompts
+        for i in range(n)
+    ]
+    form = CompletionForm(served.name, sum(len(prompt) for prompt, _ in prompts), with_usage=with_usage)
+    return GenerationResponse(service, served, asks, form, stream=stream)
+
+
+async def _prompts(fields: Fields, served: Served) -> list[tuple[list[int], str]]:
+    """Token ids and text of each prompt."""
+    value = fields.required("prompt", _EXPECTED)
+    if isinstance(value, str) or (isinstance(value, list) and value and all(map(_is_id, value))):
+        value = [value]
+    if not isinstance(value, list) or not 1 <= len(value) <= MAX_ANSWERS:
+        raise wrong("prompt", value, f"{_EXPECTED}, {MAX_ANSWERS} at most")
+    prompts = []
+    for index, prompt in enumerate(value):
+        if isinstance(prompt, str):
+            prompts.append((await served.encode(prompt), prompt))
+        elif isinstance(prompt, list) and prompt and all(map(_is_id, prompt)):
+            served.check(prompt)
+            prompts.append((prompt, served.tokenizer.decode(prompt)))
+        else:
+            raise wrong(f"prompt[{index}]" if len(value) > 1 else "prompt", prompt, _EXPECTED)
+    return prompts
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+class CompletionForm:
+    """text_completion objects; those of a stream look the same."""
+
+    def __init__(self, model: str, n_prompt: int, *, with_usage: bool):
+        self._head = {"id": "cmpl-" + secrets.token_hex(12), "created": int(time.time()), "model": model}
+        self._n_prompt = n_prompt
+        self._with_usage = with_usage
+
+    def begin(self) -> bytes:
+        return b""
+
+    def text(self, answer: Answer, text: str) -> bytes:
+        return self._chunk(answer, text, None)
+
+    def finish(self, answer: Answer) -> bytes:
+        return self._chunk(answer, "", answer.finish_reason)
+
+    def end(self, answers: Sequence[Answer]) -> bytes:
+        if not self._with_usage:
+            return DONE
+        return event(self._object([], usage_of(self._n_prompt, answers))) + DONE
+
+    def error(self, body: dict[str, Any]) -> bytes:
+        return event(body)
+
+    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        choices = [_choice(answer, answer.ask.head + answer.text, answer.finish_reason) for answer in answers]
+        return self._object(choices, usage_of(self._n_prompt, answers))
+
+    def _chunk(self, answer: Answer, text: str, finish_reason: str | None) -> bytes:
+        return event(self._object([_choice(answer, text, finish_reason)], None))
+
+    def _object(self, choices: list[dict[str, Any]], usage: dict[str, int] | None) -> dict[str, Any]:
+        made = {**self._head, "object": "text_completion", "choices": choices}
+        return made | {"usage": usage} if usage is not None or self._with_usage else made
+
+
+def _choice(answer: Answer, text: str, finish_reason: str | None) -> dict[str, Any]:
+    return {"index": answer.index, "text": text, "logprobs": None, "finish_reason": finish_reason}

@@ -1,0 +1,101 @@
+"""The messages of a request, as a chat template takes them: [{"role": ..., "content": text}]."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any
+
+from llmcl.errors import shown
+from llmcl.serve.errors import RequestError, unsupported
+from llmcl.serve.fields import Fields, wrong
+
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+BILLING = "x-anthropic-billing-header:"  # changes with every request, and with it all that follows in the prefix cache
+_THOUGHTS = ("thinking", "redacted_thinking")  # of earlier answers: no part of what is said
+
+
+def openai_messages(fields: Fields) -> list[dict[str, Any]]:
+    """The field `messages` of /v1/chat/completions. Raises RequestError that names the place of what is wrong."""
+    messages = [_openai_message(message) for message in fields.objects("messages")]
+    if not messages:
+        raise RequestError(400, "messages: expected at least one message", "messages", "missing_required_parameter")
+    return messages
+
+
+def _openai_message(message: Fields) -> dict[str, Any]:
+    role = message.one_of("role", *_ROLES)
+    if role is None:
+        raise wrong(message.name("role"), None, f"one of {', '.join(_ROLES)}")
+    calls = [_tool_call(call) for call in message.objects("tool_calls")]
+    content = joined_text(message, "content", ("text", "refusal", "input_text", "output_text"))
+    if content is None and role != "assistant":
+        raise wrong(message.name("content"), None, "a string or a list of parts")
+    read: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": content or ""}
+    if calls:
+        read["tool_calls"] = calls
+    for name in ("tool_call_id", "name"):
+        if (value := message.text(name)) is not None:
+            read[name] = value
+    return read
+
+
+def _tool_call(call: Fields) -> dict[str, Any]:
+    """A call as templates expect it: its arguments as an object, where they are one."""
+    function = call.object("function")
+    arguments: Any = function.text("arguments") or "{}"
+    with suppress(ValueError, RecursionError):  # the model's own mistake: the template shows it as it was written
+        arguments = json.loads(arguments)
+    return {
+        "id": call.text("id") or "",
+        "type": "function",
+        "function": {"name": function.text("name") or "", "arguments": arguments},
+    }
+
+
+def joined_text(fields: Fields, field: str, kinds: tuple[str, ...], *, leave_out: str | None = None) -> str | None:
+    """A text, or a list of parts whose texts are joined by line breaks. kinds: the types of parts that are text.
+
+    leave_out: a part that begins so has no place in the prompt.
+    """
+    value = fields.given(field)
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise wrong(fields.name(field), value, "a string or a list of parts")
+    texts = []
+    for part in fields.objects(field):
+        kind = part.text("type") or "text"
+        if kind in _THOUGHTS:
+            continue
+        if kind not in kinds:
+            raise unsupported(part.name("type"), f"parts of type {shown(kind)} are not supported, only text is")
+        text = part.text("refusal" if kind == "refusal" else "text")
+        if text is None:
+            raise wrong(part.name("text"), None, "a string")
+        if leave_out is None or not text.startswith(leave_out):
+            texts.append(text)
+    return "\n".join(texts)
+
+
+def anthropic_messages(fields: Fields) -> list[dict[str, Any]]:
+    """The fields `system` and `messages` of /v1/messages, without what changes with every request."""
+    messages = []
+    if system := joined_text(fields, "system", ("text",), leave_out=BILLING):
+        messages.append({"role": "system", "content": system})
+    said = [_anthropic_message(message) for message in fields.objects("messages")]
+    if not said:
+        raise RequestError(400, "messages: expected at least one message", "messages")
+    if said[-1]["role"] == "assistant":
+        raise unsupported("messages", "an answer that goes on from the assistant's own last message is not supported")
+    return messages + said
+
+
+def _anthropic_message(message: Fields) -> dict[str, Any]:
+    role = message.one_of("role", "user", "assistant", "system")
+    if role is None:
+        raise wrong(message.name("role"), None, "user or assistant")
+    content = joined_text(message, "content", ("text",))
+    if content is None:
+        raise wrong(message.name("content"), None, "a string or a list of blocks")
+    return {"role": role, "content": content}

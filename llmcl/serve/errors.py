@@ -1,0 +1,75 @@
+"""Errors of requests, in the form of the API that was called."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from llmcl.errors import ContextLengthError, DeviceError, LlmclError, UsageError
+
+ANTHROPIC_PATH = "/v1/messages"
+
+# The word that each API has for a status.
+_OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+@dataclass
+class RequestError(Exception):
+    """A request that is refused. param: the field to blame. retry_after_s: when to try again; None: never as it is.
+
+    closes: the rest of the request is not read, so the connection ends.
+    """
+
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    retry_after_s: int | None = None
+    closes: bool = False
+
+    def __post_init__(self) -> None:
+        super().__init__(self.message)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What the clients look at before they try again."""
+        headers = {"x-should-retry": "true" if self.retry_after_s is not None else "false"}
+        if self.retry_after_s is not None:
+            headers["retry-after"] = str(self.retry_after_s)
+        if self.closes:
+            headers["connection"] = "close"
+        if self.status == 401:
+            headers["www-authenticate"] = "Bearer"
+        return headers
+
+    def body(self, path: str) -> dict[str, Any]:
+        """The JSON of the answer to a request of `path`."""
+        kind = "invalid_request_error" if self.status < 500 else "api_error"
+        if path.startswith(ANTHROPIC_PATH):
+            error = {"type": _ANTHROPIC_TYPES.get(self.status, kind), "message": self.message}
+            return {"type": "error", "error": error}
+        kind = _OPENAI_TYPES.get(self.status, kind)
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+def unsupported(param: str, what: str) -> RequestError:
+    """A field whose meaning the server lacks, where to ignore it would change the answer."""
+    return RequestError(400, f"{param}: {what}; leave it out", param, "unsupported_parameter")
+
+
+def of_llmcl(error: LlmclError) -> RequestError:
+    """An error of the engine, as one of the request that met it."""
+    if isinstance(error, ContextLengthError):
+        return RequestError(400, str(error), "messages", "context_length_exceeded")
+    if isinstance(error, UsageError):
+        return RequestError(400, str(error))
+    status = 503 if isinstance(error, DeviceError) else 500
+    return RequestError(status, str(error))

@@ -1,0 +1,117 @@
+"""Reading the fields of a request: null means absent, unknown ones are ignored, a wrong type is named in a 400."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from llmcl.errors import MAX_NUMBER, shown
+from llmcl.serve.errors import RequestError, unsupported
+
+
+def wrong(name: str, value: object, expected: str) -> RequestError:
+    return RequestError(400, f"{name}: got {shown(value)}, expected {expected}", name, "invalid_value")
+
+
+class Fields:
+    """A JSON object and its place in the request, such as `messages[0]` ("" for the whole)."""
+
+    def __init__(self, value: object, place: str = ""):
+        if not isinstance(value, dict):
+            raise wrong(place or "the body", value, "a JSON object")
+        self._values: dict[str, Any] = value
+        self._place = place
+
+    def name(self, field: str) -> str:
+        """The field's place in the request."""
+        return f"{self._place}.{field}" if self._place else field
+
+    def given(self, field: str) -> Any:
+        """The value as it is; None where it is absent or null."""
+        return self._values.get(field)
+
+    def required(self, field: str, expected: str) -> Any:
+        if (value := self.given(field)) is None:
+            name = self.name(field)
+            raise RequestError(400, f"{name}: is missing, expected {expected}", name, "missing_required_parameter")
+        return value
+
+    def text(self, field: str) -> str | None:
+        value = self.given(field)
+        if value is not None and not isinstance(value, str):
+            raise wrong(self.name(field), value, "a string")
+        return value
+
+    def flag(self, field: str, default: bool = False) -> bool:
+        value = self.given(field)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise wrong(self.name(field), value, "true or false")
+        return value
+
+    def number(self, field: str, default: float, low: float, high: float, *, above: bool = False) -> float:
+        """A number from `low` to `high`; above: not `low` itself."""
+        value = self.given(field)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise wrong(self.name(field), value, "a number")
+        if not math.isfinite(value) or not low <= value <= high or (above and value == low):
+            raise wrong(self.name(field), value, f"a number {'above' if above else 'from'} {low:g} to {high:g}")
+        return float(value)
+
+    def whole(self, field: str, default: int | None, low: int, high: int = MAX_NUMBER) -> int | None:
+        """A whole number from `low` to `high`; 16.0 is one, too, as JSON has one kind of number."""
+        value = self.given(field)
+        if value is None:
+            return default
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise wrong(self.name(field), value, "a whole number")
+        if not low <= value <= high:
+            raise wrong(self.name(field), value, f"a whole number from {low} to {high}")
+        return value
+
+    def one_of(self, field: str, *names: str) -> str | None:
+        value = self.given(field)
+        if value is not None and value not in names:
+            raise wrong(self.name(field), value, f"one of {', '.join(names)}")
+        return None if value is None else str(value)
+
+    def strings(self, field: str, most: int) -> tuple[str, ...]:
+        """A string, or a list of up to `most`; none is empty."""
+        value = self.given(field)
+        if value is None:
+            return ()
+        texts = [value] if isinstance(value, str) else value
+        if not isinstance(texts, list) or len(texts) > most or not all(isinstance(t, str) and t for t in texts):
+            raise wrong(self.name(field), value, f"a string or a list of up to {most}, none of them empty")
+        return tuple(texts)
+
+    def items(self, field: str) -> list[Any]:
+        """A list; absent: an empty one."""
+        value = self.given(field)
+        if value is None:
+            return []
+        if not isinstance(value, list):
+            raise wrong(self.name(field), value, "a list")
+        return value
+
+    def objects(self, field: str) -> Iterator[Fields]:
+        """The objects of a list."""
+        for index, item in enumerate(self.items(field)):
+            yield Fields(item, f"{self.name(field)}[{index}]")
+
+    def object(self, field: str) -> Fields:
+        """An object; absent: an empty one."""
+        value = self.given(field)
+        return Fields({} if value is None else value, self.name(field))
+
+    def refuse(self, what: str, *fields: str) -> None:
+        """Refuses fields that ask for something the server lacks: what: "... is not supported"."""
+        for field in fields:
+            if self.given(field) not in (None, False, [], {}):
+                raise unsupported(self.name(field), what)

@@ -1,0 +1,143 @@
+"""The answer to a request for text, whole or as a stream, in the form of any API."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from os import environ
+from typing import Any, Protocol
+
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from llmcl.engine.generation import Piece
+from llmcl.errors import LlmclError
+from llmcl.serve.access_log import CLIENT_GONE, record_of
+from llmcl.serve.errors import RequestError, of_llmcl
+from llmcl.serve.events import ClientGoneError, EventSender, unless_gone
+from llmcl.serve.served import Answer, Ask, Served, pieces
+from llmcl.serve.service import Service
+from llmcl.tools import json_text
+
+
+class Form(Protocol):
+    """How an API writes answers. Each method but `whole` gives the bytes of no, one or several events."""
+
+    def begin(self) -> bytes: ...
+    def text(self, answer: Answer, text: str) -> bytes: ...
+    def finish(self, answer: Answer) -> bytes:
+        """The answer is complete."""
+        ...
+
+    def end(self, answers: Sequence[Answer]) -> bytes:
+        """All of them are."""
+        ...
+
+    def error(self, body: dict[str, Any]) -> bytes: ...
+    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]: ...
+
+
+class AsciiJSONResponse(JSONResponse):
+    """JSON that can hold any text of a model, half a surrogate pair included."""
+
+    def render(self, content: Any) -> bytes:
+        return json_text.dumps(content).encode("ascii")
+
+
+class GenerationResponse(Response):
+    """Has the engine answer each of `asks`, and sends that in `form`. When the client goes away, the work ends."""
+
+    def __init__(self, service: Service, served: Served, asks: Sequence[Ask], form: Form, *, stream: bool):
+        super().__init__()
+        for ask in asks:
+            served.check(ask.prompt)
+        self._service, self._served, self._form, self._stream = service, served, form, stream
+        self._answers = [Answer(ask, index) for index, ask in enumerate(asks)]
+        for answer in self._answers:
+            if not answer.ask.max_tokens:
+                answer.finish_reason = "length"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._service.admit(len(self._answers)):
+            work = self._send_events(scope, send) if self._stream else self._send_whole(scope, receive, send)
+            try:
+                await unless_gone(receive, work)
+            except ClientGoneError:
+                record_of(scope).status = CLIENT_GONE
+            finally:
+                self._note(scope)
+
+    async def _send_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with self._pieces(scope) as stream:
+                async for _ in stream:
+                    pass
+        except Exception as error:
+            raise as_refusal(error) from error
+        await AsciiJSONResponse(self._form.whole(self._answers))(scope, receive, send)
+
+    async def _send_events(self, scope: Scope, send: Send) -> None:
+        form, settings = self._form, self._service.settings
+        async with EventSender(send, ping_s=settings.ping_s, send_s=settings.send_s) as sender:
+            await sender(form.begin())
+            try:
+                for answer in self._answers:
+                    if answer.ask.head:
+                        await sender(form.text(answer, answer.ask.head))
+                    if answer.finish_reason is not None:
+                        await sender(form.finish(answer))
+                async with self._pieces(scope) as stream:
+                    async for answer, piece in stream:
+                        data = form.text(answer, piece.text) if piece.text else b""
+                        await sender(data + (form.finish(answer) if piece.finish_reason is not None else b""))
+            except ClientGoneError:
+                raise
+            except Exception as error:  # too late for a status: the stream says it
+                refusal = as_refusal(error)
+                record_of(scope).error = refusal.message
+                await sender(form.error(refusal.body(scope["path"])))
+            else:
+                await sender(form.end(self._answers))
+
+    @asynccontextmanager
+    async def _pieces(self, scope: Scope) -> AsyncIterator[AsyncIterator[tuple[Answer, Piece]]]:
+        async with aclosing(pieces(self._served, self._answers)) as stream:
+            yield self._timed(scope, stream)
+        for answer in self._answers:
+            if answer.finish_reason is None:
+                raise RequestError(503, "the answer was ended before its last token: the server is stopping")
+
+    async def _timed(
+        self, scope: Scope, stream: AsyncIterator[tuple[Answer, Piece]]
+    ) -> AsyncIterator[tuple[Answer, Piece]]:
+        record, metrics = record_of(scope), self._service.metrics
+        async for answer, piece in stream:
+            if record.ttft_ms is None:
+                record.ttft_ms = round(record.since_start_ms(), 3)
+            if piece.tbt_ms is None:
+                metrics.ttft.observe(record.since_start_ms() / 1e3)
+            else:
+                metrics.tbt.observe(piece.tbt_ms / 1e3)
+            yield answer, piece
+
+    def _note(self, scope: Scope) -> None:
+        record, metrics = record_of(scope), self._service.metrics
+        record.prompt_tokens = sum(len(answer.ask.prompt) for answer in self._answers)
+        record.tokens = sum(len(answer.token_ids) for answer in self._answers)
+        times_ms = [tbt_ms for answer in self._answers for tbt_ms in answer.tbt_ms]
+        record.note_tbt(times_ms)
+        metrics.prompt_tokens.inc(record.prompt_tokens)
+        metrics.tokens_predicted.inc(record.tokens)
+        metrics.predicted_seconds.inc(sum(times_ms) / 1e3)
+
+
+def as_refusal(error: Exception) -> RequestError:
+    """Any exception as what a client is told: an unexpected one says no more than that it is ours."""
+    if isinstance(error, RequestError):
+        return error
+    if environ.get("LLMCL_DEBUG") == "1":
+        traceback.print_exception(error)
+    if isinstance(error, LlmclError):
+        return of_llmcl(error)
+    return RequestError(500, f"unexpected {type(error).__name__}: a defect of llmcl; LLMCL_DEBUG=1 shows where")

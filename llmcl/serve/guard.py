@@ -1,0 +1,69 @@
+"""Who may use the server. Everything here is decided by a request's headers, before its body is read."""
+
+from __future__ import annotations
+
+import hmac
+from hashlib import sha256
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from llmcl.errors import shown
+from llmcl.serve.access_log import record_of
+from llmcl.serve.errors import RequestError
+from llmcl.serve.settings import Settings, is_loopback
+
+OPEN_PATHS = {"/", "/health"}  # without a key: the page asks for one itself
+
+
+class Guard:
+    """Refuses requests without a key where one is needed, and those that a web page of another origin makes.
+
+    A browser lets any page send requests to this machine. Such a request names the page's origin; one by a name that
+    was bent to this machine's address (DNS rebinding) names another host.
+    """
+
+    def __init__(self, app: ASGIApp, settings: Settings):
+        self._app = app
+        self._settings = settings
+        self._digests = [sha256(key.encode("ascii")).digest() for key in settings.api_keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            try:
+                self._check(scope["path"], Headers(scope=scope))
+            except RequestError as error:
+                record_of(scope).error = error.message
+                answer = JSONResponse(error.body(scope["path"]), error.status, error.headers | {"connection": "close"})
+                await answer(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _check(self, path: str, headers: Headers) -> None:
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if self._settings.is_local and not self._digests and not is_loopback(_name(host)):
+            raise RequestError(
+                403, f"the host {shown(host)} is not this machine; start the server with --api-key to use it from there"
+            )
+        allowed = self._settings.cors_origins
+        if origin is not None and "*" not in allowed and origin not in allowed and urlsplit(origin).netloc != host:
+            raise RequestError(403, f"the origin {shown(origin)} is not allowed (--cors-origin)")
+        if self._digests and path not in OPEN_PATHS and not self._has_key(headers):
+            raise RequestError(
+                401,
+                "no valid API key: send `Authorization: Bearer KEY` or `x-api-key: KEY`",
+                code="invalid_api_key",
+            )
+
+    def _has_key(self, headers: Headers) -> bool:
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        digest = sha256(given.encode("utf-8", "surrogateescape")).digest()
+        return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0  # all of them, in any case
+
+
+def _name(host: str) -> str:
+    """A Host header without its port."""
+    return host.partition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]

@@ -1,0 +1,108 @@
+"""What is no part of another's API, or says what the server is: health, metrics, models, tokens and templates."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime, timezone
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+import llmcl
+from llmcl.serve.body import read_fields
+from llmcl.serve.conversation import openai_messages
+from llmcl.serve.errors import RequestError
+from llmcl.serve.fields import wrong
+from llmcl.serve.generation import AsciiJSONResponse
+from llmcl.serve.served import Served
+from llmcl.serve.service import Service
+
+
+async def health(request: Request, service: Service) -> Response:
+    """200 when requests are answered; 503 while the model loads, or when the server stops, with what it is doing."""
+    status, body = service.health()
+    return JSONResponse(body, status)
+
+
+async def metrics(request: Request, service: Service) -> Response:
+    return Response(service.metrics.show(), media_type=CONTENT_TYPE_LATEST)
+
+
+async def props(request: Request, service: Service) -> Response:
+    served, settings = service.served(), service.settings
+    return AsciiJSONResponse(
+        {
+            "model": served.name,
+            "device": served.device,
+            "total_slots": settings.max_sequences,
+            "max_queue": settings.max_queue,
+            "default_generation_settings": {"n_ctx": served.max_context},
+            "chat_template": served.tokenizer.chat_template or "",
+            "build_info": f"llmcl {llmcl.__version__}",
+        }
+    )
+
+
+async def models(request: Request, service: Service) -> Response:
+    """The model, in the form of whose client asks: Anthropic's name a version of their API."""
+    served = service.served()
+    if "anthropic-version" in request.headers:
+        return JSONResponse({"data": [_anthropic_model(served)], "has_more": False, "first_id": None, "last_id": None})
+    return JSONResponse({"object": "list", "data": [_openai_model(served)]})
+
+
+async def model(request: Request, service: Service) -> Response:
+    served, name = service.served(), request.path_params["name"]
+    if name != served.name:
+        raise RequestError(404, f"there is no such model; the model here is {served.name}", "model", "model_not_found")
+    return JSONResponse(_anthropic_model(served) if "anthropic-version" in request.headers else _openai_model(served))
+
+
+def _openai_model(served: Served) -> dict[str, Any]:
+    return {"id": served.name, "object": "model", "created": served.created, "owned_by": "llmcl"}
+
+
+def _anthropic_model(served: Served) -> dict[str, Any]:
+    created = datetime.fromtimestamp(served.created, timezone.utc).isoformat()
+    return {
+        "type": "model",
+        "id": served.name,
+        "display_name": served.name,
+        "created_at": created,
+        "lifecycle": "active",
+        "max_input_tokens": served.max_context,
+        "max_tokens": served.max_context,
+    }
+
+
+async def embeddings(request: Request, service: Service) -> Response:
+    raise RequestError(501, "this model makes text, no embeddings", code="not_implemented")
+
+
+async def tokenize(request: Request, service: Service) -> Response:
+    """{"content": text, "add_special": false} -> {"tokens": ids}."""
+    served = service.served()
+    fields = await read_fields(request, service.settings)
+    if (text := fields.text("content")) is None:
+        raise wrong("content", None, "a string")
+    ids = await asyncio.to_thread(served.tokenizer.encode, text, fields.flag("add_special"))
+    return JSONResponse({"tokens": ids})
+
+
+async def detokenize(request: Request, service: Service) -> Response:
+    """{"tokens": ids} -> {"content": text}."""
+    served = service.served()
+    fields = await read_fields(request, service.settings)
+    ids = fields.items("tokens")
+    if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < served.vocab_size for i in ids):
+        raise wrong("tokens", ids, f"a list of token ids from 0 to {served.vocab_size - 1}")
+    return AsciiJSONResponse({"content": served.tokenizer.decode(ids)})
+
+
+async def apply_template(request: Request, service: Service) -> Response:
+    """{"messages": ...} -> {"prompt": the text that the model reads}."""
+    served = service.served()
+    messages = openai_messages(await read_fields(request, service.settings))
+    return AsciiJSONResponse({"prompt": await asyncio.to_thread(served.tokenizer.render_chat, messages)})

@@ -1,0 +1,135 @@
+"""A server's life: it listens at once, loads the model beside, answers, and on a signal lets answers end."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+import time
+from collections.abc import Callable
+from threading import Thread
+from types import FrameType
+from typing import Any
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from llmcl.errors import UsageError
+from llmcl.progress import Progress
+from llmcl.serve.app import make_app
+from llmcl.serve.served import Served
+from llmcl.serve.service import Service
+from llmcl.serve.settings import Settings
+
+
+def serve(settings: Settings, load: Callable[[Progress], Served]) -> None:
+    """Serves until a signal comes. load: makes the model, in a thread of its own. Raises what it raised."""
+    listening = listen(settings.host, settings.port)
+    service = Service(settings)
+    start_loading(service, load)
+    if not settings.quiet:
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        print(f"listening on http://{host}:{listening.getsockname()[1]}", file=sys.stderr, flush=True)
+    Server(service).run(sockets=[listening])
+    if service.failure is not None:
+        raise service.failure
+    if service.loaded is not None:
+        service.loaded.close()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens; port 0: any that is free. Raises UsageError where that is not possible."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(address[:2], family=family, backlog=1024)
+    except OSError as error:
+        raise UsageError(
+            f"--host {host} --port {port}: cannot listen there ({error.strerror or error}); give another port"
+        ) from error
+
+
+def start_loading(service: Service, load: Callable[[Progress], Served]) -> None:
+    """Loads the model in a thread for which the end of the program does not wait."""
+
+    def work() -> None:
+        try:
+            service.ready(load(service.progress))
+        except BaseException as error:  # it is raised where the server ends
+            service.fail(error)
+
+    Thread(target=work, name="loading", daemon=True).start()
+
+
+class Server(uvicorn.Server):
+    """Ends by itself once it was told to stop and nothing is under way, or drain_s later. A second signal ends it now.
+
+    It never raises the signal again: an end that was asked for is none to complain about.
+    """
+
+    def __init__(self, service: Service):
+        settings = service.settings
+        config = uvicorn.Config(
+            make_app(service),
+            http=_protocol(settings),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="critical",
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=settings.idle_s,
+            timeout_graceful_shutdown=1,
+            h11_max_incomplete_event_size=settings.max_header_bytes,
+        )
+        super().__init__(config)
+        self._service = service
+        self._stop_at = float("inf")
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._service.stopping:
+            self.should_exit = self.force_exit = True
+        self._service.stop()
+
+    async def on_tick(self, counter: int) -> bool:
+        service, now = self._service, time.monotonic()
+        if service.stopping and self._stop_at == float("inf"):
+            self._stop_at = now + service.settings.drain_s
+        if service.failure is not None or (service.stopping and (not service.in_flight or now > self._stop_at)):
+            self.should_exit = True
+        return await super().on_tick(counter)
+
+
+def _protocol(settings: Settings) -> type[asyncio.Protocol]:
+    class Protocol(H11Protocol):
+        """Closes a connection whose request line and headers do not arrive within header_s of their first byte.
+
+        Nor may it be silent from the start for longer; between requests idle_s counts.
+        """
+
+        _deadline: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._arm()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self.conn.their_state is not h11.IDLE:
+                self._disarm()
+            elif self._deadline is None:
+                self._arm()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._disarm()
+            super().connection_lost(exc)
+
+        def _arm(self) -> None:
+            self._deadline = self.loop.call_later(settings.header_s, self.transport.close)
+
+        def _disarm(self) -> None:
+            if self._deadline is not None:
+                self._deadline.cancel()
+                self._deadline = None
+
+    return Protocol

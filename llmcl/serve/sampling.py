@@ -1,0 +1,46 @@
+"""The fields of a request that say how tokens are chosen and when an answer ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llmcl.errors import UsageError
+from llmcl.ops.sample import RANGE, SamplingParams
+from llmcl.serve.errors import RequestError, unsupported
+from llmcl.serve.fields import Fields
+
+MAX_STOPS = 16
+MAX_ANSWERS = 128  # OpenAI's
+
+
+def read_sampling(fields: Fields) -> dict[str, Any]:
+    """The options of `LLM.stream` of the same meaning. What is left out is as in OpenAI's API: temperature and top_p 1.
+
+    Raises RequestError for a value out of range, and for what the sampler does not have.
+    """
+    for name in ("presence_penalty", "frequency_penalty"):
+        if fields.number(name, 0.0, -2.0, 2.0):
+            raise unsupported(name, "penalties other than repeat_penalty are not supported")
+    fields.refuse("biases of single tokens are not supported", "logit_bias")
+    penalty = "repeat_penalty" if fields.given("repeat_penalty") is not None else "repetition_penalty"
+    seed = fields.whole("seed", None, -1, (1 << 64) - 1)
+    options: dict[str, Any] = {
+        "temperature": fields.number("temperature", 1.0, 0.0, RANGE[1]),
+        "top_k": max(0, fields.whole("top_k", 0, -1, (1 << 31) - 1) or 0),
+        "top_p": fields.number("top_p", 1.0, 0.0, 1.0, above=True),
+        "min_p": fields.number("min_p", 0.0, 0.0, 1.0),
+        "repeat_penalty": fields.number(penalty, 1.0, 0.0, 1e6, above=True),
+        "seed": None if seed == -1 else seed,  # -1: llama.cpp's word for any
+    }
+    try:
+        SamplingParams(**options)
+    except UsageError as error:
+        raise RequestError(400, str(error), str(error).partition(" ")[0], "invalid_value") from None
+    return options
+
+
+def of_choice(options: dict[str, Any], index: int) -> dict[str, Any]:
+    """The options of one of several answers to a prompt: with a seed, each draws with one of its own."""
+    if options["seed"] is None or index == 0:
+        return options
+    return options | {"seed": (options["seed"] + index) % (1 << 64)}

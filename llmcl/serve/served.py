@@ -1,0 +1,147 @@
+"""The model behind a server: what the server needs of an engine, and nothing else of llmcl."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from llmcl.engine.generation import Piece
+from llmcl.errors import ContextLengthError, UsageError
+from llmcl.tokenizer import Tokenizer
+
+
+class Engine(Protocol):
+    """What makes answers, several at a time."""
+
+    def stream(self, prompt: Sequence[int], **options: Any) -> AsyncIterator[Piece]:
+        """The pieces of the answer, options as of `LLM.stream`; closing the iterator ends the request."""
+        ...
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model that is ready. max_context: tokens of prompt and answer. created: when it was loaded, Unix time."""
+
+    engine: Engine
+    tokenizer: Tokenizer
+    name: str
+    max_context: int
+    vocab_size: int
+    created: int
+    device: str = ""
+    close: Callable[[], None] = lambda: None
+
+    def check(self, prompt: Sequence[int]) -> None:
+        """Raises ContextLengthError or UsageError for a prompt that cannot be answered."""
+        if not prompt:
+            raise UsageError("the prompt has no tokens; expected at least one")
+        if len(prompt) > self.max_context:
+            raise ContextLengthError(
+                f"the prompt has {len(prompt)} tokens, the context {self.max_context}; shorten the prompt or start the "
+                "server with a larger context (--ctx-size)"
+            )
+        unknown = next((token for token in prompt if not 0 <= token < self.vocab_size), None)
+        if unknown is not None:
+            raise UsageError(f"token id {unknown} is not in the vocabulary; expected 0 to {self.vocab_size - 1}")
+
+    async def encode_chat(self, messages: list[dict[str, Any]]) -> list[int]:
+        """The token ids of a conversation. The template runs in a process of its own, and the wait in a thread."""
+        return await asyncio.to_thread(self.tokenizer.encode_chat, messages)
+
+    async def encode(self, text: str) -> list[int]:
+        return await asyncio.to_thread(self.tokenizer.encode, text)
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A prompt and how it is to be answered. max_tokens: 0 for an answer without any. options: of sampling.
+
+    head: what stands before the answer in its text (a prompt that is echoed).
+    """
+
+    prompt: list[int]
+    max_tokens: int
+    options: dict[str, Any]
+    stop: tuple[str, ...] = ()
+    head: str = ""
+
+
+@dataclass
+class Answer:
+    """What there is of the answer to `ask`. text: without the head. tbt_ms: between tokens, on the engine's clock."""
+
+    ask: Ask
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    tbt_ms: list[float] = field(default_factory=list)
+    finish_reason: str | None = None
+
+    def add(self, piece: Piece) -> None:
+        self.text += piece.text
+        self.token_ids.append(piece.token_id)
+        self.finish_reason = piece.finish_reason
+        if piece.tbt_ms is not None:
+            self.tbt_ms.append(piece.tbt_ms)
+
+    def stop_string(self, tokenizer: Tokenizer) -> str | None:
+        """The stop string that ended the answer; None where something else did.
+
+        The text ends before it, and of those that began there the shortest was complete first.
+        """
+        if self.finish_reason != "stop" or not self.ask.stop:
+            return None
+        if self.token_ids[-1] in tokenizer.eos_token_ids:
+            rest = tokenizer.decode(self.token_ids[:-1])[len(self.text) :]
+        else:
+            rest = tokenizer.decode(self.token_ids)[len(self.text) :]
+        return min((stop for stop in self.ask.stop if rest.startswith(stop)), key=len, default=None)
+
+
+async def pieces(served: Served, answers: Sequence[Answer]) -> AsyncGenerator[tuple[Answer, Piece], None]:
+    """The pieces of all answers as they come, each added to its answer. Closing the generator ends all requests."""
+    asked = [answer for answer in answers if answer.ask.max_tokens]
+    if len(asked) == 1:
+        async with aclosing(_pieces_of(served, asked[0])) as stream:
+            async for pair in stream:
+                yield pair
+        return
+    ready: asyncio.Queue[tuple[Answer, Piece] | BaseException | None] = asyncio.Queue()
+
+    async def read(answer: Answer) -> None:
+        try:
+            async with aclosing(_pieces_of(served, answer)) as stream:
+                async for pair in stream:
+                    ready.put_nowait(pair)
+            ready.put_nowait(None)
+        except BaseException as error:
+            ready.put_nowait(error)
+            raise
+
+    tasks = [asyncio.ensure_future(read(answer)) for answer in asked]
+    try:
+        left = len(tasks)
+        while left:
+            item = await ready.get()
+            if isinstance(item, BaseException):
+                raise item
+            if item is None:
+                left -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _pieces_of(served: Served, answer: Answer) -> AsyncGenerator[tuple[Answer, Piece], None]:
+    ask = answer.ask
+    stream: Any = served.engine.stream(ask.prompt, max_tokens=ask.max_tokens, stop=ask.stop, **ask.options)
+    async with aclosing(stream):
+        async for piece in stream:
+            answer.add(piece)
+            yield answer, piece

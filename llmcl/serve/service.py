@@ -1,0 +1,87 @@
+"""The state of a server: loading, ready or stopping, and what is under way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from llmcl.serve.errors import RequestError
+from llmcl.serve.metrics import Metrics
+from llmcl.serve.served import Served
+from llmcl.serve.settings import Settings
+
+
+class Service:
+    """What all requests share. `progress`, `ready` and `fail` may be called from the thread that loads the model."""
+
+    def __init__(self, settings: Settings):
+        self.settings = settings
+        self.metrics = Metrics()
+        self.failure: BaseException | None = None
+        self.stopping = False
+        self.in_flight = 0  # sequences, running or waiting
+        self._served: Served | None = None
+        self._doing = "starting", 0, 0
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        """See llmcl/progress.py."""
+        self._doing = what, done, total
+
+    def ready(self, served: Served) -> None:
+        self._served = served
+
+    def fail(self, error: BaseException) -> None:
+        """The model cannot be loaded, so the server ends."""
+        self.failure = error
+
+    def stop(self) -> None:
+        """From now on nothing new is taken on."""
+        self.stopping = True
+
+    @property
+    def loaded(self) -> Served | None:
+        return self._served
+
+    def health(self) -> tuple[int, dict[str, object]]:
+        """HTTP status and what the server is doing."""
+        if self.stopping:
+            return 503, {"status": "stopping", "in_flight": self.in_flight}
+        if self._served is None:
+            what, done, total = self._doing
+            return 503, {"status": "loading", "doing": what, "done": done, "total": total}
+        return 200, {"status": "ok"}
+
+    def served(self) -> Served:
+        """The model. Raises RequestError while it loads, or when the server stops."""
+        if self.stopping:
+            raise RequestError(503, "the server is stopping", code="unavailable", retry_after_s=5)
+        if self._served is None:
+            what = self._doing[0]
+            raise RequestError(503, f"the model is not ready yet: {what}", code="unavailable", retry_after_s=1)
+        return self._served
+
+    @contextmanager
+    def admit(self, n_sequences: int) -> Iterator[None]:
+        """Room for so many sequences, running or waiting. Raises RequestError where there is none."""
+        self.served()
+        most = self.settings.max_in_flight
+        if n_sequences > most:
+            raise RequestError(
+                400,
+                f"n: {n_sequences} answers are asked for, more than the {most} that may be under way",
+                "n",
+            )
+        if self.in_flight + n_sequences > most:
+            message = f"all places and the queue are taken ({most} answers); try again later"
+            raise RequestError(429, message, code="queue_full", retry_after_s=1)
+        self._change(n_sequences)
+        try:
+            yield
+        finally:
+            self._change(-n_sequences)
+
+    def _change(self, n: int) -> None:
+        self.in_flight += n
+        running = min(self.in_flight, self.settings.max_sequences)
+        self.metrics.processing.set(running)
+        self.metrics.deferred.set(self.in_flight - running)

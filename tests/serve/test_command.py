@@ -1,0 +1,244 @@
+"""`llmcl serve` as a command: what it refuses before it listens, and its life from the start to a signal."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from echo_engine import Engine
+from fake_server import FakeEngine, byte_tokenizer, served, wait_for
+
+from llmcl.cli.serve import model_name
+from llmcl.errors import CheckpointError
+from llmcl.serve.run import listen, serve
+from llmcl.serve.settings import Settings
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--host", "0.0.0.0"], ["--host '0.0.0.0'", "--api-key", "--no-auth"]),
+        (["--no-auth", "--api-key", "k"], ["--no-auth", "--api-key"]),
+        (["--api-key", "two words"], ["API key"]),
+        (["--api-key-file", "no/such/file"], ["--api-key-file no/such/file", "cannot be read"]),
+        (["--port", "65536"], ["--port", "65535"]),
+        (["--max-sequences", "0"], ["--max-sequences"]),
+        (["--max-queue", "-1"], ["--max-queue"]),
+        (["--drain-seconds", "-1"], ["--drain-seconds"]),
+        (["--log-format", "xml"], ["--log-format", "text, json"]),
+        (["--host", "no.such.host.invalid", "--no-auth"], ["no.such.host.invalid", "cannot listen"]),
+    ],
+    ids=lambda value: " ".join(value)[:30],
+)
+def test_bad_options_end_it_before_it_listens(
+    options: list[str], said: list[str], engine: Engine, invoke: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke("serve", "-m", "m", *options) == 2
+    errors = capsys.readouterr().err
+    assert all(word in errors for word in said), errors
+    assert not engine.loaded
+
+
+def test_a_port_in_use(engine: Engine, invoke: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    with listen("127.0.0.1", 0) as taken:
+        port = str(taken.getsockname()[1])
+        assert invoke("serve", "-m", "m", "--port", port) == 2
+    assert f"--port {port}: cannot listen" in capsys.readouterr().err
+
+
+def test_an_empty_file_of_keys_opens_nothing(
+    engine: Engine, invoke: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "keys").write_text("\n\n")
+    assert invoke("serve", "-m", "m", "--api-key-file", str(tmp_path / "keys")) == 2
+    assert "has no keys" in capsys.readouterr().err
+
+
+def test_a_model_that_cannot_be_loaded_ends_it(
+    engine: Engine, invoke: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import llmcl
+
+    def load(model: str, **settings: Any) -> Any:
+        raise CheckpointError("the file is damaged")
+
+    monkeypatch.setattr(llmcl, "load", load)
+    assert invoke("serve", "-m", "m", "--port", "0") == 6
+    assert "error: the file is damaged" in capsys.readouterr().err
+
+
+def test_options_reach_the_server(
+    engine: Engine, invoke: Callable[..., int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also from variables; the keys of a file count with the others."""
+    import llmcl.serve.run
+
+    started: dict[str, Any] = {}
+    fake = FakeEngine(byte_tokenizer())
+
+    def run(settings: Settings, load: Callable[..., Any]) -> None:
+        started.update(settings=settings, served=load(lambda *_: None))
+
+    def open_engine(**given: Any) -> Any:
+        started["engine"] = given
+        return SimpleNamespace(stream=fake.stream, max_context=99, close=lambda: started.update(closed=True))
+
+    monkeypatch.setattr(llmcl.serve.run, "serve", run)
+    for name, value in (("tokenizer", fake.tokenizer), ("engine", open_engine), ("close", lambda: None)):
+        monkeypatch.setattr(engine, name, value, raising=False)
+    monkeypatch.setattr(engine, "config", SimpleNamespace(vocab_size=258), raising=False)
+    monkeypatch.setenv("LLMCL_API_KEY", "one two")
+    monkeypatch.setenv("LLMCL_MAX_QUEUE", "5")
+    (tmp_path / "keys").write_text("three\n\nfour\n")
+    options = "--host 0.0.0.0 --port 0 --max-sequences 3 --drain-seconds 1.5 --log-format json -c 48 --alias mine"
+    origins = "--cors-origin https://a.example --cors-origin https://b.example -q"
+    keys = ["--api-key-file", str(tmp_path / "keys")]
+    assert invoke("serve", "-m", "m", *options.split(), *origins.split(), *keys) == 0
+    settings = started["settings"]
+    assert settings.api_keys == ("one", "two", "three", "four")
+    assert (settings.max_sequences, settings.max_queue, settings.drain_s) == (3, 5, 1.5)
+    assert settings.cors_origins == ("https://a.example", "https://b.example") and settings.log_format == "json"
+    assert engine.loaded["max_context"] == 48 and started["engine"] == {"max_sequences": 3}
+    made = started["served"]
+    assert (made.name, made.max_context, made.vocab_size) == ("mine", 99, 258)
+    made.close()
+    assert started["closed"]
+
+
+def test_a_models_name_holds_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    assert (
+        model_name(str(tmp_path / "model-q4.gguf")) == "model-q4" and model_name(str(tmp_path / "folder")) == "folder"
+    )
+    assert model_name("owner/name") == "owner/name"
+
+
+# ---- a life -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def life(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Life]:
+    """Runs `serve` in this thread, which alone gets signals, and what a client does in another."""
+    return Life
+
+
+class Life:
+    """helper: what a client does, and sends signals; it is called with this and a client that reached the server."""
+
+    def __init__(self, helper: Callable[[Life, httpx.Client], None], **settings: Any):
+        with listen("127.0.0.1", 0) as free:
+            port = free.getsockname()[1]
+        self.engine = FakeEngine(byte_tokenizer())
+        self.load = threading.Event()
+        self.closed = False
+        problems: list[BaseException] = []
+
+        def help() -> None:
+            try:
+                with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20, trust_env=False) as client:
+                    wait_for(lambda: answers(client))
+                    helper(self, client)
+            except BaseException as error:
+                problems.append(error)
+            finally:
+                for _ in range(2):  # should it not have ended yet
+                    self.signal()
+
+        def load(progress: Any) -> Any:
+            progress("reading the weights", 1, 2)
+            self.load.wait(20)
+            return served(self.engine, close=self.close)
+
+        # What comes after the server's own end has this to meet, and not pytest's end.
+        before = {sig: signal.signal(sig, signal.SIG_IGN) for sig in (signal.SIGINT, signal.SIGTERM)}
+        thread = threading.Thread(target=help)
+        thread.start()
+        try:
+            serve(Settings(port=port, quiet=True, **settings), load)
+        finally:
+            thread.join(30)
+            for sig, handler in before.items():
+                signal.signal(sig, handler)
+        if problems:
+            raise problems[0]
+
+    def signal(self, which: int = signal.SIGTERM) -> None:
+        os.kill(os.getpid(), which)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def answers(client: httpx.Client) -> bool:
+    try:
+        return bool(client.get("/health").status_code)
+    except httpx.TransportError:
+        return False
+
+
+def ask(client: httpx.Client) -> str:
+    said = {"messages": [{"role": "user", "content": "Hello"}], "stream": True}
+    return client.post("/v1/chat/completions", json=said).text
+
+
+@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_lets_answers_end(which: int, life: Callable[..., Life]) -> None:
+    """It listens while it loads; after the signal nothing new is taken on, and what is under way comes to its end."""
+    seen: list[Any] = []
+
+    def client_does(server: Life, client: httpx.Client) -> None:
+        seen.append(client.get("/health").json()["doing"])
+        server.load.set()
+        wait_for(lambda: client.get("/health").status_code == 200)
+        server.engine.delay_s = 0.2
+        answer = threading.Thread(target=lambda: seen.append(ask(client)))
+        answer.start()
+        wait_for(lambda: server.engine.running)
+        server.signal(which)
+        wait_for(lambda: client.get("/health").json()["status"] == "stopping")
+        refused = client.post("/v1/completions", json={"prompt": "x"})
+        seen.append(refused.status_code)
+        answer.join()
+
+    done = life(client_does, drain_s=20)
+    doing, status, text = seen
+    assert doing == "reading the weights" and status == 503
+    assert text.endswith("data: [DONE]\n\n") and '"content": "o"' in text and '"stop"' in text
+    assert done.closed
+
+
+def test_answers_that_do_not_end_are_cut(life: Callable[..., Life]) -> None:
+    seen: list[str] = []
+
+    def client_does(server: Life, client: httpx.Client) -> None:
+        server.load.set()
+        server.engine.hold_after = 1
+        wait_for(lambda: client.get("/health").status_code == 200)
+
+        def read() -> None:
+            try:
+                seen.append(ask(client))
+            except httpx.RemoteProtocolError:
+                seen.append("cut")
+
+        answer = threading.Thread(target=read)
+        answer.start()
+        wait_for(lambda: server.engine.running)
+        server.signal()
+        answer.join()
+
+    done = life(client_does, drain_s=0.3)
+    assert seen == ["cut"] and done.closed and done.engine.open == 0
+
+
+def test_a_signal_while_it_loads_ends_it(life: Callable[..., Life]) -> None:
+    done = life(lambda server, client: server.signal())
+    assert not done.closed
+    done.load.set()

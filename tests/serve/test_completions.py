@@ -1,0 +1,108 @@
+"""/v1/completions with OpenAI's own client and its types."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from fake_server import END, Running, events, running, strictly
+from openai.types import Completion
+
+
+@pytest.fixture(scope="module")
+def echoing() -> Iterator[Running]:
+    """A server whose engine repeats the prompt."""
+    with running() as server:
+        server.engine.reply = lambda text: text
+        yield server
+
+
+def complete(server: Running, prompt: Any, **fields: Any) -> Completion:
+    answer = server.post("/v1/completions", {"prompt": prompt, **fields})
+    assert answer.status_code == 200, answer.text
+    completion: Completion = strictly(Completion, answer.json())
+    return completion
+
+
+def test_the_client_gets_a_completion(echoing: Running) -> None:
+    with openai.OpenAI(base_url=f"{echoing.url}/v1", api_key="none", max_retries=0) as client:
+        answer = client.completions.create(model="any", prompt="abc")
+        assert answer.choices[0].text == "abc" and answer.choices[0].finish_reason == "stop"
+        assert answer.usage is not None and (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, 4)
+        stream = client.completions.create(model="any", prompt="abc", stream=True, echo=True)
+        assert "".join(chunk.choices[0].text for chunk in stream) == "abcabc"
+
+
+def test_an_answer_has_16_tokens_unless_told(echoing: Running) -> None:
+    answer = complete(echoing, "x" * 40)
+    assert answer.choices[0].text == "x" * 16 and answer.choices[0].finish_reason == "length"
+
+
+def test_prompts_of_every_kind(echoing: Running) -> None:
+    ids = echoing.engine.tokenizer.encode("abc")
+    for prompt, expected in (
+        ("abc", ["abc"]),
+        (ids, ["abc"]),
+        (["a", "bc"], ["a", "bc"]),
+        ([ids, ids[:1]], ["abc", "a"]),
+    ):
+        answer = complete(echoing, prompt, n=2)
+        assert [choice.text for choice in answer.choices] == [text for text in expected for _ in range(2)]
+        assert [choice.index for choice in answer.choices] == [*range(2 * len(expected))]
+
+
+def test_the_prompt_stands_before_the_answer(echoing: Running) -> None:
+    assert complete(echoing, "abc", echo=True).choices[0].text == "abcabc"
+    ids = echoing.engine.tokenizer.encode("ab")
+    assert complete(echoing, [ids, [*ids, END]], echo=True).choices[1].text == "abab"
+    nothing = complete(echoing, "abc", echo=True, max_tokens=0)
+    assert nothing.choices[0].text == "abc" and nothing.choices[0].finish_reason == "length"
+    assert nothing.usage is not None and nothing.usage.completion_tokens == 0
+
+
+def test_a_stream_of_several(echoing: Running) -> None:
+    answer = echoing.post(
+        "/v1/completions",
+        {"prompt": ["ab", "cde"], "stream": True, "echo": True, "stream_options": {"include_usage": True}},
+    )
+    found = events(answer.text)
+    assert found[-1][1] == "[DONE]"
+    *parts, last = [json.loads(data) for _, data in found[:-1]]
+    assert last["choices"] == [] and last["usage"]["prompt_tokens"] == 5
+    for index, text in enumerate(("abab", "cdecde")):
+        mine = [choice for part in parts for choice in part["choices"] if choice["index"] == index]
+        assert "".join(choice["text"] for choice in mine) == text
+        assert [choice["finish_reason"] for choice in mine] == [None] * (len(mine) - 1) + ["stop"]
+    assert len({(part["id"], part["created"]) for part in [*parts, last]}) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({}, "prompt"),
+        ({"prompt": 3}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": ["a", 3]}, "prompt[1]"),
+        ({"prompt": ["a", [True]]}, "prompt[1]"),
+        ({"prompt": "a", "echo": "yes"}, "echo"),
+        ({"prompt": "a", "max_tokens": -1}, "max_tokens"),
+        ({"prompt": "a", "logprobs": 0}, "logprobs"),
+        ({"prompt": "a", "suffix": "b"}, "suffix"),
+        ({"prompt": "a", "best_of": 3}, "best_of"),
+    ],
+    ids=lambda value: json.dumps(value)[:40],
+)
+def test_a_wrong_field_is_named(fields: dict[str, Any], param: str, echoing: Running) -> None:
+    answer = echoing.post("/v1/completions", fields)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("prompt", ["", [258], [-1], [1 << 70], ["abc", [3, 999]]])
+def test_a_prompt_that_cannot_be_read(prompt: Any, echoing: Running) -> None:
+    answer = echoing.post("/v1/completions", {"prompt": prompt})
+    assert answer.status_code == 400, answer.text
+    assert ("258" in answer.text or "257" in answer.text) or "no tokens" in answer.text or "999" in answer.text

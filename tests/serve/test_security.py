@@ -1,0 +1,188 @@
+"""Who is let in, and what a request may cost before it is understood."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+
+import openai
+import pytest
+from fake_server import Running, running
+
+from llmcl.errors import UsageError
+from llmcl.serve.settings import Settings
+
+
+@pytest.fixture(scope="module")
+def locked() -> Iterator[Running]:
+    with running(api_keys=("secret-1", "secret-2"), max_body_bytes=5000, max_header_bytes=4096) as server:
+        yield server
+
+
+def connect(server: Running) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])))
+    connection.settimeout(10)
+    return connection
+
+
+def everything(connection: socket.socket) -> bytes:
+    received = b""
+    while data := connection.recv(4096):
+        received += data
+    return received
+
+
+@pytest.mark.parametrize("key", ["secret-1", "secret-2"])
+def test_each_key_opens_in_both_clients_ways(key: str, locked: Running) -> None:
+    assert locked.chat().status_code == 401
+    for headers in ({"authorization": f"Bearer {key}"}, {"authorization": f"bearer {key}"}, {"x-api-key": key}):
+        assert locked.http.get("/v1/models", headers=headers).status_code == 200
+    with openai.OpenAI(base_url=f"{locked.url}/v1", api_key=key, max_retries=0) as client:
+        assert client.models.list().data
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"authorization": ""},
+        {"authorization": "Bearer"},
+        {"authorization": "Bearer secret"},
+        {"authorization": "Basic secret-1"},
+        {"authorization": "secret-1"},
+        {"x-api-key": "secret-1 secret-2"},
+        {"x-api-key": "secr\u00e9t"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/props", "/nowhere"])
+def test_other_keys_do_not(headers: dict[str, str], path: str, locked: Running) -> None:
+    sent = {name: value.encode("latin-1") for name, value in headers.items()}
+    answer = locked.http.get(path, headers=sent)  # type: ignore[arg-type]
+    assert answer.status_code == 401 and answer.headers["www-authenticate"] == "Bearer"
+    assert "secret" not in answer.text
+
+
+def test_health_needs_no_key(locked: Running) -> None:
+    assert locked.http.get("/health").status_code == 200
+
+
+def test_the_key_is_looked_at_before_the_body(locked: Running) -> None:
+    """The answer comes although not a byte of the body was sent, and the connection ends."""
+    with connect(locked) as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 4000\r\n\r\n")
+        assert everything(connection).startswith(b"HTTP/1.1 401 ")
+
+
+@pytest.mark.parametrize("length", [b"content-length: 5001", b"content-length: " + b"9" * 18])
+def test_a_large_body_is_refused_by_its_length(length: bytes, locked: Running) -> None:
+    with connect(locked) as connection:
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-api-key: secret-1\r\n"
+        connection.sendall(head + length + b"\r\n\r\n")
+        answer = everything(connection)
+    assert answer.startswith(b"HTTP/1.1 413 ") and b"5000 bytes" in answer
+
+
+def test_a_large_body_is_refused_in_chunks(locked: Running) -> None:
+    with connect(locked) as connection:
+        head = b"POST /v1/messages HTTP/1.1\r\nhost: x\r\nx-api-key: secret-1\r\ntransfer-encoding: chunked\r\n\r\n"
+        connection.sendall(head + (b"400\r\n" + b"x" * 1024 + b"\r\n") * 5)
+        answer = everything(connection)
+    assert answer.startswith(b"HTTP/1.1 413 ") and b"request_too_large" in answer
+
+
+def test_large_headers_are_refused(locked: Running) -> None:
+    with connect(locked) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nx: " + b"x" * 5000)
+        assert everything(connection).startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\nx: "])
+def test_slow_headers_are_cut_off(sent: bytes) -> None:
+    with running(header_s=0.3) as server, connect(server) as connection:
+        connection.sendall(sent)
+        start = time.monotonic()
+        while time.monotonic() - start < 5:
+            try:
+                connection.sendall(b"x" if sent else b"")  # a byte now and then changes nothing
+                connection.settimeout(0.1)
+                if connection.recv(100) == b"":
+                    break
+            except TimeoutError:
+                continue
+            except OSError:
+                break
+        assert time.monotonic() - start < 4
+
+
+def test_headers_in_time_are_no_reason_to_cut(server: Running) -> None:
+    """The deadline is one of the headers alone, for the second request of a connection as well."""
+    engine = server.engine
+    engine.delay_s = 0.1
+    with running(engine, header_s=0.3) as slow:
+        for _ in range(2):
+            assert slow.chat().status_code == 200
+
+
+def test_a_slow_body_is_cut_off() -> None:
+    with running(body_s=0.2) as server, connect(server) as connection:
+        connection.sendall(b'POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 50\r\n\r\n{"pro')
+        assert everything(connection).startswith(b"HTTP/1.1 408 ")
+
+
+# ---- browsers -----------------------------------------------------------------------------------------
+
+
+def test_other_pages_may_not_use_the_server(shared: Running) -> None:
+    for origin in ("https://evil.example", "null", "http://127.0.0.1:1"):
+        answer = shared.http.post("/v1/chat/completions", content=b"{}", headers={"origin": origin})
+        assert answer.status_code == 403 and "--cors-origin" in answer.text
+    assert shared.http.get("/health", headers={"origin": shared.url}).status_code == 200
+
+
+def test_nor_by_a_name_that_was_bent_to_this_machine(shared: Running) -> None:
+    answer = shared.http.get("/v1/models", headers={"host": "evil.example", "origin": "http://evil.example"})
+    assert answer.status_code == 403 and "--api-key" in answer.text
+    for host in ("localhost:8080", "127.0.0.1", "[::1]:80", "llm.localhost"):
+        assert shared.http.get("/v1/models", headers={"host": host}).status_code == 200, host
+
+
+def test_a_page_that_was_named_may() -> None:
+    page = {"origin": "https://good.example"}
+    with running(api_keys=("k",), cors_origins=("https://good.example",)) as server:
+        asked = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+        answer = server.http.options("/v1/chat/completions", headers=page | asked)
+        assert answer.status_code == 200 and answer.headers["access-control-allow-origin"] == page["origin"]
+        refused = server.http.get("/v1/models", headers=page)
+        assert refused.status_code == 401 and refused.headers["access-control-allow-origin"] == page["origin"]
+        assert server.http.get("/v1/models", headers=page | {"x-api-key": "k"}).status_code == 200
+        assert server.http.get("/v1/models", headers={"origin": "https://bad.example"}).status_code == 403
+
+
+# ---- settings -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.7", "example.org", ""])
+def test_other_machines_need_a_key(host: str) -> None:
+    with pytest.raises(UsageError, match="--api-key KEY, or --no-auth"):
+        Settings(host=host)
+    Settings(host=host, api_keys=("k",))
+    Settings(host=host, no_auth=True)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+def test_this_machine_needs_none(host: str) -> None:
+    assert Settings(host=host).is_local
+
+
+@pytest.mark.parametrize("key", ["", "a b", "k\u00e9y", "a\n"])
+def test_keys_that_no_header_can_carry(key: str) -> None:
+    with pytest.raises(UsageError, match="visible ASCII") as refused:
+        Settings(api_keys=("good", key))
+    assert "good" not in str(refused.value)
+
+
+def test_a_key_and_none_contradict() -> None:
+    with pytest.raises(UsageError, match="--no-auth and --api-key"):
+        Settings(api_keys=("k",), no_auth=True)
