@@ -89,5 +89,5 @@ class AccessLog:
         settings = self._service.settings
         api = record.path if record.path in self._paths else "other"  # what strangers write is no label
         self._service.metrics.requests.labels(api, record.status).inc()
-        if not settings.quiet and not (record.path in _QUIET_PATHS and record.status < 500):
+        if not settings.quiet and record.path not in _QUIET_PATHS:
             print(record.line(settings.log_format), file=sys.stderr, flush=True)

@@ -21,11 +21,13 @@ from llmcl.serve.errors import RequestError
 from llmcl.serve.generation import AsciiJSONResponse, as_refusal
 from llmcl.serve.guard import Guard
 from llmcl.serve.messages import count_tokens, messages
+from llmcl.serve.page import page
 from llmcl.serve.service import Service
 
 Endpoint = Callable[[Request, Service], Awaitable[Response]]
 
 _GET: dict[str, Endpoint] = {
+    "/": page,
     "/health": own.health,
     "/metrics": own.metrics,
     "/props": own.props,

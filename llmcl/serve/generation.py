@@ -6,12 +6,11 @@ import traceback
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from os import environ
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from llmcl.engine.generation import Piece
 from llmcl.errors import LlmclError
 from llmcl.serve.access_log import CLIENT_GONE, record_of
 from llmcl.serve.errors import RequestError, of_llmcl
@@ -19,6 +18,9 @@ from llmcl.serve.events import ClientGoneError, EventSender, unless_gone
 from llmcl.serve.served import Answer, Ask, Served, pieces
 from llmcl.serve.service import Service
 from llmcl.tools import json_text
+
+if TYPE_CHECKING:
+    from llmcl.engine.generation import Piece
 
 
 class Form(Protocol):

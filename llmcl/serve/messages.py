@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -19,7 +19,9 @@ from llmcl.serve.generation import GenerationResponse
 from llmcl.serve.sampling import MAX_STOPS, read_sampling
 from llmcl.serve.served import Answer, Ask, Served
 from llmcl.serve.service import Service
-from llmcl.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llmcl.tokenizer import Tokenizer
 
 
 async def messages(request: Request, service: Service) -> Response:

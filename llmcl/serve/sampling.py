@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from llmcl.errors import UsageError
-from llmcl.ops.sample import RANGE, SamplingParams
 from llmcl.serve.errors import RequestError, unsupported
 from llmcl.serve.fields import Fields
 
@@ -21,6 +20,8 @@ def read_sampling(fields: Fields) -> dict[str, Any]:
     for name in ("presence_penalty", "frequency_penalty"):
         if fields.number(name, 0.0, -2.0, 2.0):
             raise unsupported(name, "penalties other than repeat_penalty are not supported")
+    from llmcl.ops.sample import RANGE, SamplingParams  # the server listens before the engine is imported
+
     fields.refuse("biases of single tokens are not supported", "logit_bias")
     penalty = "repeat_penalty" if fields.given("repeat_penalty") is not None else "repetition_penalty"
     seed = fields.whole("seed", None, -1, (1 << 64) - 1)

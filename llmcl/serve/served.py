@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from llmcl.engine.generation import Piece
 from llmcl.errors import ContextLengthError, UsageError
-from llmcl.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # the server listens before the engine is imported
+    from llmcl.engine.generation import Piece
+    from llmcl.tokenizer import Tokenizer
 
 
 class Engine(Protocol):
