@@ -158,7 +158,9 @@ class LinearDecode(Implementation):
 
 
 class LinearOfRows(Implementation):
-    """A product for every token of a step."""
+    """A product for every token of a step. kernel: its function in the file."""
+
+    kernel = "linear_prefill"
 
     def activation_layout(self, device: Device, dtype: str, k: int, exact_activations: bool) -> ActivationLayout | None:
         """How it takes activations beside a weight of this dtype; None: as float32 [n, k]."""
@@ -186,7 +188,7 @@ class LinearOfRows(Implementation):
         buffers = [rows.buffer if isinstance(rows, PackedActivations) else rows for rows in (x, product.out)]
         args: list[KernelArg] = [product.part.buffer, *buffers, step.state, product.first_row]
         file, cost = self.kernel_file(layout), product.cost()
-        return [device.launch(file, "linear_prefill", constants, args, groups=groups, local=local, cost=cost)]
+        return [device.launch(file, self.kernel, constants, args, groups=groups, local=local, cost=cost)]
 
     def scratch(
         self, device: Device, dtype: str, k: int, exact_activations: bool, max_tokens: int

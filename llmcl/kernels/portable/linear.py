@@ -10,7 +10,7 @@ from llmcl.runtime.device import Device
 MAX_ITEMS = 512  # of a group
 UNIT_ITEMS = 3584  # of a compute unit, in all: more than run at once, so that the last groups are small
 LARGE_BLOCK_BYTES = 33 << 10  # of portable/linear_prefill.cl with 128 tokens by 128 rows
-FEW_ROWS_AT_ONCE = 8  # tokens whose sums a work-item of portable/linear_few_rows.cl keeps in registers
+FEW_ROW_SUMS = 8  # tokens times tiles whose sums a work-item of portable/linear_few_rows.cl keeps in registers
 LOCAL_BYTES = 40  # of a work-item of portable/linear_decode.cl, at most
 
 
@@ -40,14 +40,16 @@ class PortableLinearPrefill(LinearPrefill):
 
 class PortableLinearFewRows(LinearFewRows):
     name, file = "portable few rows", "portable/linear_few_rows.cl"
+    kernel = "linear_few_rows"
 
     def supports_device(self, device: Device) -> bool:
         return True
 
     def size(self, device: Device, product: Product, layout: ActivationLayout | None) -> Size:
         constants, width = decode_size(device, product.part.dtype, product.weight.k, product.part.n_tiles)
-        own = {"LOCAL_SIZE": constants["LOCAL_SIZE"], "ROWS": FEW_ROWS_AT_ONCE}
-        return own, lambda n: (-(-n // FEW_ROWS_AT_ONCE), product.units), (width, 1)
+        rows = FEW_ROW_SUMS // product.tiles_at_once
+        own = {"LOCAL_SIZE": constants["LOCAL_SIZE"], "ROWS": rows}
+        return own, lambda n: (-(-n // rows), product.units), (width, 1)
 
 
 def decode_size(device: Device, dtype: str, k: int, n_tiles: int) -> tuple[dict[str, object], int]:

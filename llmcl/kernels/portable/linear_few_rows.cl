@@ -18,7 +18,7 @@
 #define TILES_AT_ONCE (EPILOGUE == EPILOGUE_SWIGLU ? 2 : 1)
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
-void linear_prefill(__global const CAT(WEIGHT, _t)* weight, __global const float* x, __global float* out,
+void linear_few_rows(__global const CAT(WEIGHT, _t)* weight, __global const float* x, __global float* out,
                     __global const int* state, const int out_row) {
     __local float sums[LOCAL_SIZE * PIECE_ROWS] __attribute__((aligned(16)));
     __local float parts[LOCAL_SIZE];
