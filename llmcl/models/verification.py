@@ -9,7 +9,9 @@ import numpy as np
 
 from llmcl.kernels.common.dtype import QUANTIZED
 from llmcl.kernels.common.linear import FEW_ROWS
+from llmcl.kernels.common.persistent import ListedStep
 from llmcl.kernels.common.step_state import StepState
+from llmcl.models.bound_launches import BoundLaunches
 from llmcl.models.layer_ops import PrefillOps
 from llmcl.models.model import Model
 from llmcl.models.sequence import SequenceState
@@ -17,7 +19,6 @@ from llmcl.models.stack import head, stack
 from llmcl.ops.sample import Sampler, SamplingParams
 from llmcl.ops.verify_draft import accept_draft, draft_last_seen, draft_rows
 from llmcl.progress import Progress
-from llmcl.runtime.device import Launch
 
 MAX_ROWS = FEW_ROWS[1]
 MAX_DRAFT = MAX_ROWS - 1
@@ -69,15 +70,18 @@ class Verification:
         self._forward = {rows: self._bind(rows) for rows in FEW_ROWS if rows < 2 * max_rows and rows <= MAX_ROWS}
         self._last_seen = draft_last_seen(device, model.step, model.sampler.last_seen, self._sampler.last_seen)
         self._accept = accept_draft(device, self._rows.sampled, model.step, model.sampler.last_seen, self._accepted)
-        launches = [launch for forward in self._forward.values() for launch in forward]
-        launches += [*self._begin, *self._last_seen, *self._sampler.every_launch, *self._accept]
-        for launch in launches:
+        others = [*self._begin, *self._last_seen, *self._sampler.every_launch, *self._accept]
+        separate = [launch for forward in self._forward.values() for launch in forward.separate]
+        for launch in (*separate, *others):
             launch.share_seldom_used()
-        with device.compile_progress(launches, progress):
-            for launch in launches:
+        launches = [launch for forward in self._forward.values() for launch in forward.launches]
+        with device.compile_progress((*launches, *others), progress):
+            for forward in self._forward.values():
+                forward.prepare()
+            for launch in others:
                 launch.prepare()
 
-    def _bind(self, max_rows: int) -> list[Launch]:
+    def _bind(self, max_rows: int) -> BoundLaunches:
         model, shape = self.model, self.model.cache.shape
         if shape.kv_dtype not in QUANTIZED:
             # As in decode. And a copy of the cache in another dtype, which prefill may make, would cost too much here.
@@ -93,7 +97,8 @@ class Verification:
             self._sampler.last_seen,  # of no use: rejected rows have no place in those of the text
             max_rows,
         )
-        return [*stack(model.weights, model.layers, ops), *head(model.weights, ops, self._logits)]
+        launches = [*stack(model.weights, model.layers, ops), *head(model.weights, ops, self._logits)]
+        return BoundLaunches(model.device, ListedStep(launches, model.step, model.cache.max_context, max_rows))
 
     def configure(self, params: SamplingParams) -> None:
         """The rows are sampled as params say, which have a seed: those of the text."""
@@ -119,7 +124,7 @@ class Verification:
         model.device.fill(self._draft, words)  # a write would wait for the step that is under way
         model.device.traffic.host_to_device_bytes += words.nbytes
         model.run(self._begin)
-        model.run(next(forward for rows, forward in self._forward.items() if n <= rows), n)
+        model.run(next(forward.launches for rows, forward in self._forward.items() if n <= rows), n)
         if self._params.repeat_penalty != 1:
             model.run(self._last_seen, n)
         model.run(self._sampler.launches_for(range(n)), n)
