@@ -19,8 +19,10 @@ from llmcl.attention.masks import alibi
 from llmcl.engine.llm import LLM
 from llmcl.kernels.common.persistent import ListedStep
 from llmcl.kernels.cpu import persistent_step
+from llmcl.models.batch import make_batch
 from llmcl.models.config import ModelConfig
 from llmcl.models.model import Model
+from llmcl.ops.sample import SamplingParams
 from llmcl.progress import COMPILING
 from llmcl.runtime.device import Buffer, Device
 from llmcl.tools import doctor, trials
@@ -131,6 +133,29 @@ def test_has_the_bits_of_separate_launches_with_the_demo_model(cpu: Device, defa
     if cpu.entry.index != default_device.entry.index:
         pytest.skip("small models of several types do on the other devices")
     compare(llmcl.load("smollm2", device=cpu, max_context=128), 70, 6)  # its matrices are of several types
+
+
+def test_several_rows_have_the_bits_of_separate_launches(small: LLM) -> None:
+    """The work-groups of a launch depend on the rows of the step."""
+
+    def logits(persistent: bool) -> list[np.ndarray]:
+        batch = make_batch(small.model, 3, 128, 64)
+        bound = batch._decode[8]
+        assert len(bound.launches) == 1 < len(bound.separate)
+        bound.persistent = bound.persistent if persistent else None
+        sequences = [batch.cache.sequence() for _ in range(3)]
+        for i, sequence in enumerate(sequences):
+            batch.start(sequence, SamplingParams(temperature=0, seed=0))
+            batch.prefill_last(sequence, [*range(5 + 30 * i, 7 + 60 * i)])()
+        found = []
+        for n in (3, 2, 3):
+            batch.decode(sequences[:n])()
+            found.append(batch.model.device.read(batch.model.act.logits, np.float32, (n, small.config.vocab_size)))
+        return found
+
+    for one, many in zip(logits(True), logits(False), strict=True):
+        assert np.isfinite(one).all()
+        assert np.array_equal(one.view(np.int32), many.view(np.int32))
 
 
 def test_a_driver_that_cannot_compile_it_has_separate_launches(small: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
