@@ -157,8 +157,9 @@ def _load(
 ) -> Served:
     from llmcl.serve.served import Served
 
-    llm: Any = load_to_answer(model, loading, quiet=quiet, progress=progress)
-    engine = llm.engine(max_sequences=max_sequences)
+    llm = load_to_answer(model, loading, quiet=quiet, progress=progress)
+    pages: dict[str, Any] = {} if loading.kv_page_size is None else {"kv_page_tokens": loading.kv_page_size}
+    engine = llm.engine(max_sequences=max_sequences, progress=progress, **pages)
     assert llm.tokenizer is not None  # a model that was loaded has one
 
     def close() -> None:

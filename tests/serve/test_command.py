@@ -97,15 +97,16 @@ def test_options_reach_the_server(
     monkeypatch.setenv("LLMCL_API_KEY", "one two")
     monkeypatch.setenv("LLMCL_MAX_QUEUE", "5")
     (tmp_path / "keys").write_text("three\n\nfour\n")
-    options = "--host 0.0.0.0 --port 0 --max-sequences 3 --drain-seconds 1.5 --log-format json -c 48 --alias mine"
-    origins = "--cors-origin https://a.example --cors-origin https://b.example -q"
+    options = "--host 0.0.0.0 --port 0 --max-sequences 3 --drain-seconds 1.5 --log-format json --alias mine"
+    origins = "-c 48 --kv-page-size 128 --cors-origin https://a.example --cors-origin https://b.example -q"
     keys = ["--api-key-file", str(tmp_path / "keys")]
     assert invoke("serve", "-m", "m", *options.split(), *origins.split(), *keys) == 0
     settings = started["settings"]
     assert settings.api_keys == ("one", "two", "three", "four")
     assert (settings.max_sequences, settings.max_queue, settings.drain_s) == (3, 5, 1.5)
     assert settings.cors_origins == ("https://a.example", "https://b.example") and settings.log_format == "json"
-    assert engine.loaded["max_context"] == 48 and started["engine"] == {"max_sequences": 3}
+    assert engine.loaded["max_context"] == 48 and started["engine"].pop("progress")
+    assert started["engine"] == {"max_sequences": 3, "kv_page_tokens": 128}
     made = started["served"]
     assert (made.name, made.max_context, made.vocab_size) == ("mine", 99, 258)
     made.close()

@@ -1,0 +1,73 @@
+"""The server with a real model and the official clients: several at a time, cancelled and not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from fake_server import FakeEngine, Running, byte_tokenizer, running, served, wait_for
+
+from llmcl.engine.llm import LLM
+
+QUESTIONS = ["Why is the sky blue?", "Name three primes.", "Who wrote Faust?", "What is a fish?"]
+
+
+@pytest.fixture(scope="module")
+def demo(smollm2: LLM) -> Iterator[Running]:
+    """The demo model with weights in float32, three sequences at a time."""
+    assert smollm2.tokenizer is not None
+    with smollm2.engine(max_sequences=3, max_context=256) as engine:
+        stand_in = FakeEngine(byte_tokenizer(), max_sequences=3)
+        with running(stand_in, loaded=False) as server:
+            model: Any = served(
+                stand_in, name="smollm2", max_context=engine.max_context, vocab_size=smollm2.config.vocab_size
+            )
+            object.__setattr__(model, "engine", engine)
+            object.__setattr__(model, "tokenizer", smollm2.tokenizer)
+            server.service.ready(model)
+            yield server
+
+
+def ask(client: openai.OpenAI, question: str, **options: Any) -> str:
+    stream = client.chat.completions.create(
+        model="any",
+        messages=[{"role": "user", "content": question}],
+        max_tokens=12,
+        temperature=0,
+        stream=True,
+        **options,
+    )
+    return "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+
+
+def test_clients_at_once_get_what_each_would_get_alone(demo: Running) -> None:
+    with openai.OpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=5) as client:
+        alone = [ask(client, question) for question in QUESTIONS]
+        assert len(set(alone)) == len(QUESTIONS) and all(alone)
+        with ThreadPoolExecutor(len(QUESTIONS)) as pool:
+            assert [*pool.map(lambda question: ask(client, question), QUESTIONS)] == alone
+        with anthropic.Anthropic(base_url=demo.url, api_key="none") as other:
+            answer = other.messages.create(
+                model="any", max_tokens=12, temperature=0, messages=[{"role": "user", "content": QUESTIONS[0]}]
+            )
+            assert answer.content[0].type == "text" and answer.content[0].text == alone[0]
+            assert answer.stop_reason == "max_tokens" and answer.usage.output_tokens == 12
+
+
+def test_a_client_that_leaves_frees_its_place(demo: Running) -> None:
+    with openai.OpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0) as client:
+        streams = [
+            client.completions.create(model="any", prompt=f"{n} Once upon a time", max_tokens=200, stream=True)
+            for n in range(3)
+        ]
+        for stream in streams:
+            next(iter(stream))
+        for stream in streams:
+            stream.close()
+        wait_for(lambda: demo.service.in_flight == 0)
+        assert demo.metric("llamacpp:tokens_predicted_total") < 500
+        assert client.completions.create(model="any", prompt="The sky is", max_tokens=2).choices[0].text
