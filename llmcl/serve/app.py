@@ -22,6 +22,7 @@ from llmcl.serve.generation import AsciiJSONResponse, as_refusal
 from llmcl.serve.guard import Guard
 from llmcl.serve.messages import count_tokens, messages
 from llmcl.serve.page import page
+from llmcl.serve.responses import responses
 from llmcl.serve.service import Service
 
 Endpoint = Callable[[Request, Service], Awaitable[Response]]
@@ -38,6 +39,7 @@ _POST: dict[str, Endpoint] = {
     "/v1/chat/completions": chat_completions,
     "/v1/completions": completions,
     "/v1/embeddings": own.embeddings,
+    "/v1/responses": responses,
     "/v1/messages": messages,
     "/v1/messages/count_tokens": count_tokens,
     "/tokenize": own.tokenize,

@@ -40,6 +40,31 @@ def _openai_message(message: Fields) -> dict[str, Any]:
     return read
 
 
+def responses_messages(fields: Fields) -> list[dict[str, Any]]:
+    """The fields `instructions` and `input` of /v1/responses: a text, or items of which messages and calls count."""
+    messages: list[dict[str, Any]] = []
+    if instructions := fields.text("instructions"):
+        messages.append({"role": "system", "content": instructions})
+    if isinstance(said := fields.given("input"), str):
+        return [*messages, {"role": "user", "content": said}]
+    for item in fields.objects("input"):
+        kind = item.text("type") or "message"
+        if kind == "message":
+            messages.append(_openai_message(item))
+        elif kind == "function_call":
+            call = {"id": item.given("call_id"), "function": {"name": item.given("name")}}
+            call["function"]["arguments"] = item.given("arguments")
+            messages.append({"role": "assistant", "content": "", "tool_calls": [_tool_call(Fields(call, item.place))]})
+        elif kind == "function_call_output":
+            output = joined_text(item, "output", ("input_text", "output_text", "text")) or ""
+            messages.append({"role": "tool", "content": output, "tool_call_id": item.text("call_id") or ""})
+        elif kind != "reasoning":  # thoughts of earlier answers are no part of what is said
+            raise unsupported(item.name("type"), f"items of type {shown(kind)} are not supported")
+    if not messages:
+        raise RequestError(400, "input: expected a text or at least one item", "input", "missing_required_parameter")
+    return messages
+
+
 def _tool_call(call: Fields) -> dict[str, Any]:
     """A call as templates expect it: its arguments as an object, where they are one."""
     function = call.object("function")

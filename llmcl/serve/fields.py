@@ -21,11 +21,11 @@ class Fields:
         if not isinstance(value, dict):
             raise wrong(place or "the body", value, "a JSON object")
         self._values: dict[str, Any] = value
-        self._place = place
+        self.place = place
 
     def name(self, field: str) -> str:
         """The field's place in the request."""
-        return f"{self._place}.{field}" if self._place else field
+        return f"{self.place}.{field}" if self.place else field
 
     def given(self, field: str) -> Any:
         """The value as it is; None where it is absent or null."""
@@ -90,6 +90,13 @@ class Fields:
         if not isinstance(texts, list) or len(texts) > most or not all(isinstance(t, str) and t for t in texts):
             raise wrong(self.name(field), value, f"a string or a list of up to {most}, none of them empty")
         return tuple(texts)
+
+    def strings_by_name(self) -> dict[str, str]:
+        """The object itself, if all its values are strings."""
+        for name, value in self._values.items():
+            if not isinstance(value, str):
+                raise wrong(self.name(name), value, "a string")
+        return self._values
 
     def items(self, field: str) -> list[Any]:
         """A list; absent: an empty one."""
