@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 
 from llmcl.errors import UsageError
-from llmcl.kernels.common.linear import FEW_ROWS
+from llmcl.kernels.common.linear import FEW_ROWS, few_rows
 from llmcl.kernels.common.persistent import ListedStep
 from llmcl.kernels.common.step_state import StepState
 from llmcl.models.bound_launches import BoundLaunches
@@ -91,7 +91,7 @@ class Batch:
         self._ready: set[SequenceState] = set()  # whose place has what the device needs for the next row
         self._alone: SequenceState | None = None  # whom the model's own step state has so
         self.sampler = Sampler(device, model.act.logits, config.vocab_size, self.step)
-        self._decode = {rows: self._bind(rows) for rows in _classes(max_sequences)}
+        self._decode = {rows: self._bind(rows) for rows in few_rows(max_sequences)}
         separate = [launch for bound in self._decode.values() for launch in bound.separate]
         for launch in (*separate, *self.sampler.every_launch):
             launch.share_seldom_used()
@@ -250,8 +250,3 @@ class Batch:
         wait = cache(model.sample(sequence))
         self._last[sequence] = wait
         return lambda: [wait()]
-
-
-def _classes(max_sequences: int) -> list[int]:
-    """Numbers of rows that launches are bound for."""
-    return [rows for rows, fewer in zip(FEW_ROWS, (0, *FEW_ROWS), strict=False) if fewer < max_sequences]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from llmcl.kernels.common.dtype import QUANTIZED
-from llmcl.kernels.common.linear import FEW_ROWS
+from llmcl.kernels.common.linear import FEW_ROWS, few_rows
 from llmcl.kernels.common.persistent import ListedStep
 from llmcl.kernels.common.step_state import StepState
 from llmcl.models.bound_launches import BoundLaunches
@@ -67,7 +67,7 @@ class Verification:
         self._accepted = device.zeros(4 * (max_rows + 1), "accepted tokens")
         self._host_accepted = device.pinned(max_rows + 1)
         self._begin = draft_rows(device, self._draft, model.step, self._rows)
-        self._forward = {rows: self._bind(rows) for rows in FEW_ROWS if rows < 2 * max_rows and rows <= MAX_ROWS}
+        self._forward = {rows: self._bind(rows) for rows in few_rows(max_rows)}
         self._last_seen = draft_last_seen(device, model.step, model.sampler.last_seen, self._sampler.last_seen)
         self._accept = accept_draft(device, self._rows.sampled, model.step, model.sampler.last_seen, self._accepted)
         others = [*self._begin, *self._last_seen, *self._sampler.every_launch, *self._accept]

@@ -79,6 +79,20 @@ def test_options_reach_the_engine(engine: Engine, invoke: Callable[..., int]) ->
     )
 
 
+@pytest.mark.parametrize("command", [["generate", "-p", "x"], ["chat"]], ids=lambda command: command[0])
+def test_who_drafts(
+    command: list[str], engine: Engine, invoke: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert invoke(*command, "-m", "m") == 0
+    assert not {"prompt_lookup", "draft_model"} & engine.loaded.keys()
+    assert invoke(*command, "-m", "m", "--prompt-lookup") == 0
+    assert engine.loaded["prompt_lookup"] is True and engine.loaded["draft_model"] is None
+    monkeypatch.setenv("LLMCL_DRAFT_MODEL", "small")
+    assert invoke(*command, "-m", "m") == 0
+    assert engine.loaded["prompt_lookup"] is False and engine.loaded["draft_model"] == "small"
+
+
 @pytest.mark.parametrize(
     ("content", "expected"), [(b"{{ x }}\n", None), (b"\xff", "byte 0 is not UTF-8"), (None, "No such file")]
 )

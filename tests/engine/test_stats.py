@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmcl.engine.stats import Recorder, summarize
+from llmcl.models.verification import StepCount
 
 TBT_FIELDS = ["mean", "std", "min", "p50", "p90", "p95", "p99", "max", "stalls"]
 MEASURED: dict[str, Any] = {  # besides the times of the tokens
@@ -80,9 +81,22 @@ def test_recorder_computes_what_the_definitions_say(clock: list[int]) -> None:
         "device_to_host_bytes_per_token": 4.0,
         "host_to_device_bytes_per_token": 0.5,
         "kernel_launches_per_token": 150.0,
+        "rows_per_step": None,
+        "tokens_per_step": None,
         "peak_device_bytes": 3 * 2**20,
     }
     assert stats.tbt_ms["stalls"] == 1
+
+
+def test_with_drafts_bytes_are_those_of_a_token_and_not_of_a_step(clock: list[int]) -> None:
+    recorder = Recorder(50)
+    recorded(clock, [100, 10, 0, 0, 10], recorder)
+    verified = StepCount(steps=4, rows=20, tokens=12)
+    stats = recorder.finish(**MEASURED, verified=verified)
+    assert stats.device_to_host_bytes_per_token == 1.0 and stats.kernel_launches_per_token == 600 / 16
+    assert stats.rows_per_step == 24 / 8 and stats.tokens_per_step == 16 / 8
+    report = stats.report()
+    assert "drafts    2.00 tokens a step of 3.00 rows" in report and "stalls" not in report
 
 
 def test_recorder_counts_from_a_start_that_was_taken_earlier(clock: list[int]) -> None:

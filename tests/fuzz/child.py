@@ -117,7 +117,16 @@ class Models:
             return loading.load(path, **settings | {"device": self.device})
 
 
-_CHOOSE_KERNELS = "dtype", "quantize", "activation_dtype", "kv_dtype", "kv_page_tokens", "kernel_options"
+_CHOOSE_KERNELS = (
+    "dtype",
+    "quantize",
+    "activation_dtype",
+    "kv_dtype",
+    "kv_page_tokens",
+    "kernel_options",
+    "prompt_lookup",
+    "draft_model",
+)
 
 
 def _raise_unreached(*_: Any) -> None:

@@ -19,6 +19,7 @@ _PATHS = [MODEL_FILE, TEXT_FILE, LATIN_FILE, "none.txt", "out.gguf", "out", "a/b
 _PATHS += ["/proc/self/nothing/x", "~/x", "~nobody0/x", "x" * 300, "\udcff\udcfe", "new\nline", "-", "out.safetensors"]
 _SENSIBLE: dict[str, list[str]] = {
     "model": [MODEL_FILE, "m", "smollm2", "org/name", "org/name/file.gguf", "."],
+    "draft_model": [MODEL_FILE, "none.gguf", TEXT_FILE, "."],
     "source": [MODEL_FILE, "none.gguf", ".", TEXT_FILE],
     "target": ["out.gguf", "out", MODEL_FILE, "a/b.gguf"],
     "random": ["llama-3.2-1b", "tiny", "config.json", "."],

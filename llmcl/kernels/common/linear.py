@@ -206,5 +206,10 @@ FEW_ROWS = 8, 16, 32, 64
 """Tokens of a step up to which products are bound apart from those of prefill."""
 
 
+def few_rows(most: int) -> list[int]:
+    """For which of FEW_ROWS steps of 1 to `most` tokens are bound."""
+    return [rows for rows, fewer in zip(FEW_ROWS, (0, *FEW_ROWS), strict=False) if fewer < most]
+
+
 class LinearFewRows(LinearOfRows):
     """For at most `product.max_rows` tokens, one of FEW_ROWS: it reads each weight once, at the memory's speed."""
