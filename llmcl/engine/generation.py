@@ -113,6 +113,7 @@ def token_ids(
     model.cache.truncate(sequence, reusable_prefix(sequence, prompt))
     sequence.sampling, sequence.n_sampled = params, 0
     model.start_sampling(sequence)
+    speculation.begin(prompt, params)
     model.prefill(sequence, prompt[sequence.position :], progress=progress)
 
     left = token_budget(model.cache.max_context, len(prompt), max_tokens)  # tokens that have not been read
@@ -120,7 +121,6 @@ def token_ids(
         speculation = NO_SPECULATION  # a step that verifies a draft has neither
     step, drafted = _sample(model, sequence, on_logprob), False
     on_decode()
-    speculation.begin(prompt, params)
     while True:
         # Where the text goes on after a draft is known once it is read.
         unread = int(left > 1 and not drafted and model.device.runs_ahead and speculation.looks_ahead)
