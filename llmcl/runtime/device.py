@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Union
@@ -86,6 +86,12 @@ class Buffer:
                 self._memory.release()
                 self._memory = None
                 self._device.allocated_bytes -= self.nbytes
+
+    def __del__(self) -> None:
+        with suppress(AttributeError):  # interrupted in __init__, or the interpreter ends
+            if self._memory is not None and not forked():
+                with self._device.lock:
+                    self._device.allocated_bytes -= self.nbytes
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -63,6 +64,18 @@ def test_answers_are_those_of_each_request_alone(options: dict[str, Any], llm: L
         with pytest.raises(UsageError, match="is open and has it until it is closed"):
             llm.generate(asked[0])
     assert llm.generate(asked[0], **options).token_ids == alone[0]
+
+
+def test_a_closed_engine_gives_its_memory_back(llm: LLM) -> None:
+    llm.generate(prompts(1)[0], max_tokens=2)  # what the model makes when it is first used
+    before = llm.device.allocated_bytes
+    for _ in range(2):
+        with llm.engine(max_sequences=2) as engine:
+            engine.generate(prompts(2), max_tokens=3)
+            assert llm.device.allocated_bytes > before
+        del engine
+        gc.collect()
+        assert llm.device.allocated_bytes == before
 
 
 def test_log_probabilities_and_biases(llm: LLM) -> None:
