@@ -47,7 +47,10 @@ class PortableLinearFewRows(LinearFewRows):
 
     def size(self, device: Device, product: Product, layout: ActivationLayout | None) -> Size:
         constants, width = decode_size(device, product.part.dtype, product.weight.k, product.part.n_tiles)
+        block = QUANTIZED.get(product.part.dtype)
         rows = FEW_ROW_SUMS // product.tiles_at_once
+        if rows < FEW_ROW_SUMS and block is not None and block.block > 32:
+            rows //= 2  # two pieces of a super-block, with their factors, take as many registers as the sums
         own = {"LOCAL_SIZE": constants["LOCAL_SIZE"], "ROWS": rows}
         return own, lambda n: (-(-n // rows), product.units), (width, 1)
 
