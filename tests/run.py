@@ -34,7 +34,7 @@ from typing import Any
 from own_cache import use_own_cache
 
 ROOT = Path(__file__).resolve().parent.parent
-FILES_A_PROCESS = 6
+FILES_A_PROCESS, QUICK_FILES_A_PROCESS = 4, 8
 # Those that took about 7 CPU seconds and more with `--quick` and no compiled kernels, the longest first.
 LONGEST = [
     "tests/engine/test_llm.py",
@@ -99,11 +99,11 @@ class Outcome:
         return lines[-1].strip("= ") if lines else f"exit code {self.code}"
 
 
-def chunks() -> list[list[str]]:
+def chunks(files_a_process: int = FILES_A_PROCESS) -> list[list[str]]:
     """Files in groups, the one that takes longest first, so that all cores have work to the end."""
     files = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py"))
     files.sort(key=lambda file: LONGEST.index(file) if file in LONGEST else len(LONGEST))
-    n = -(-len(files) // FILES_A_PROCESS)
+    n = -(-len(files) // files_a_process)
     return [files[i::n] for i in range(n)]
 
 
@@ -210,7 +210,8 @@ def main() -> int:
     quick = ["--quick"] if os.environ.get(FULL, "0") in ("", "0") else []
     # Only Python's output is captured: what a driver prints as it crashes is to be seen.
     pytest = ["-q", "--capture=sys", "-p", "no:cacheprovider", "-W", IGNORED, *quick, *arguments]
-    todo = [("pytest", pytest, files) for files in chunks()]
+    groups = chunks(QUICK_FILES_A_PROCESS if quick else FILES_A_PROCESS)
+    todo = [("pytest", pytest, files) for files in groups]
     if not arguments:
         checks = ["tests/check_oclgrind.py"] if quick else ["tests/check_compilers.py", "tests/check_oclgrind.py"]
         todo[:0] = [*((check, [], []) for check in checks), ("mypy", ["--no-fast-exit"], ["llmcl", "scripts"])]

@@ -69,8 +69,16 @@ def test_first_and_last_of_a_matrix_and_none_of_full() -> None:
     assert kept([Case("c[1]", {}), Case("c[2]", {}, ("full",)), Case("c[3]", {})]) == ["c[1]", "c[3]"]
 
 
-def test_every_file_is_run_once() -> None:
-    files = [name for group in run.chunks() for name in group]
+def test_what_takes_a_device_for_a_gpu_runs_on_a_gpu(devices: list[Any]) -> None:
+    cases = [Case("a[cpu]", {"kind": "cpu"}), Case("a[gpu]", {"kind": "gpu"}, ("as_gpu",))]
+    assert kept(cases) == ["a[cpu]"]
+    devices[0].kind = "gpu"
+    assert kept(cases) == ["a[cpu]", "a[gpu]"]
+
+
+@pytest.mark.parametrize("files_a_process", [run.FILES_A_PROCESS, run.QUICK_FILES_A_PROCESS])
+def test_every_file_is_run_once(files_a_process: int) -> None:
+    files = [name for group in run.chunks(files_a_process) for name in group]
     assert sorted(files) == sorted(str(path.relative_to(run.ROOT)) for path in run.ROOT.glob("tests/**/test_*.py"))
 
 
