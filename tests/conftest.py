@@ -144,7 +144,7 @@ def left_to_the_full_run(items: list[pytest.Item]) -> set[pytest.Item]:
     by_index = {entry.index: entry for entry in tested_devices().values()}
     for (_, index), variants in on_another.items():
         for variant, cases in variants.items():
-            if variant != not_chosen(by_index[index]) or len(variants) == 1:
+            if variant != not_chosen(by_index[index]) or not variants.keys() & {"cpu", "portable"} - {variant}:
                 kept.add(next((case for case in cases if not case.get_closest_marker("skip")), cases[0]))
     return {item for item in items if item not in kept}
 
