@@ -7,6 +7,7 @@ special tokens in a text, the chat template, and decoding that can go token by t
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from llmcl.checkpoint import Checkpoint
 
 _MAX_TEMPLATE_BYTES = 1 << 20  # 30 000 is the longest known
+_MAX_GROWTH = 64  # of a text by its normalisation; a space becomes 3 bytes in known ones
 # With a prefix the library `tokenizers` cuts merges between the bytes of a character, and may end the process.
 _SUBWORD_PREFIX = re.compile(rb'"continuing_subword_prefix"\s*:\s*"([^"])')
 _ESCAPED_ASCII = re.compile(rb"\\u00([2-7][0-9a-fA-F])")
@@ -58,6 +60,7 @@ class Tokenizer:
         chat_template: str | None = None,
         special_tokens: Mapping[str, str] | None = None,
     ) -> None:
+        _check_normalizer(backend)
         backend.no_padding()
         backend.no_truncation()
         self._backend = backend
@@ -248,6 +251,28 @@ def byte_level_alphabet() -> dict[str, int]:
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
+
+
+def _check_normalizer(backend: Any) -> None:
+    """Where memory ends, the library `tokenizers` ends the process. So no text may become many times as long."""
+    growth = 1 if backend.normalizer is None else _growth(json.loads(backend.normalizer.__getstate__()))
+    if growth > _MAX_GROWTH:
+        raise CheckpointError(
+            f"The tokenizer's normalizer may make a text {shown(growth)} times as long, expected at most "
+            f"{_MAX_GROWTH}. It is damaged or hostile; get tokenizer.json again."
+        )
+
+
+def _growth(normalizer: dict[str, Any]) -> int:
+    """How many times as many bytes a text may have after the replacements of a normalizer."""
+    match normalizer:
+        case {"type": "Sequence", "normalizers": steps}:
+            return math.prod(map(_growth, steps))
+        case {"type": "Replace", "pattern": pattern, "content": content}:
+            replaced = len(pattern.get("String", "").encode()) or 1  # an expression may match a byte
+            return max(1, -(-len(content.encode()) // replaced))
+        case _:
+            return 1
 
 
 def _check_unicode(text: str) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tokenizers
 from made_tokenizers import from_gguf, gguf_of, save_folder, sentencepiece_gguf, source, trained
-from tokenizers import decoders, models
+from tokenizers import decoders, models, normalizers
 
 from llmcl.errors import CheckpointError, UnsupportedModelError, UsageError
 from llmcl.tokenizer import Tokenizer
@@ -48,6 +48,20 @@ def test_id_beyond_the_embedding_never_leaves_the_tokenizer() -> None:
     assert tokenizer.encode("aa") == [0, 0]
     with pytest.raises(CheckpointError, match="gave id 1000000, but the model has only 50 embeddings"):
         tokenizer.encode("ab")
+
+
+@pytest.mark.parametrize(
+    ("replaced", "times"),
+    [([tokenizers.Regex(".")] * 9, 8**9), ([".", " ", "x"], 8**3), ([tokenizers.Regex("."), "12345678", "."], None)],
+)
+def test_a_normalizer_that_makes_texts_many_times_as_long_is_refused(replaced: list[Any], times: int | None) -> None:
+    backend = decodable(models.BPE({"a": 0}, []))
+    backend.normalizer = normalizers.Sequence([normalizers.Replace(text, "aaaaaaaa") for text in replaced])
+    if times is None:
+        assert len(Tokenizer(backend, vocab_size=50).encode("12345678..")) == 80
+        return
+    with pytest.raises(CheckpointError, match=f"make a text {times} times as long, expected at most 64"):
+        Tokenizer(backend, vocab_size=50)
 
 
 def decodable(model: Any) -> tokenizers.Tokenizer:
