@@ -6,6 +6,7 @@ special tokens in a text, the chat template, and decoding that can go token by t
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import re
@@ -30,6 +31,8 @@ _MAX_TEMPLATE_BYTES = 1 << 20  # 30 000 is the longest known
 _MAX_GROWTH = 64  # of a text by its normalisation; a space becomes 3 bytes in known ones
 # With a prefix the library `tokenizers` cuts merges between the bytes of a character, and may end the process.
 _SUBWORD_PREFIX = re.compile(rb'"continuing_subword_prefix"\s*:\s*"([^"])')
+# Its first four bytes are the size of a table, for which the library takes memory before it looks whether there is one.
+_CHARSMAP = re.compile(rb'"precompiled_charsmap"\s*:\s*"([^"]*)"')
 _ESCAPED_ASCII = re.compile(rb"\\u00([2-7][0-9a-fA-F])")
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -345,6 +348,14 @@ def _from_folder(folder: Path, config: ModelConfig) -> Tokenizer:
             f"{file}: continuing_subword_prefix begins with {shown(found[1].decode('latin-1'))}, expected none, as in "
             "all tokenizers that llmcl supports. Get the file again."
         )
+    for found in _CHARSMAP.finditer(plain):
+        text = found[1].replace(b"\\/", b"/")
+        size = int.from_bytes(base64.b64decode(text[:8].ljust(8, b"A"))[:4], "little")
+        if size > len(text):
+            raise CheckpointError(
+                f"{file}: precompiled_charsmap says that it has a table of {size} bytes, expected at most its own "
+                f"{len(text)} characters. Get the file again."
+            )
     with refusing(f"{file} cannot be read as a tokenizer", "Get the file again."):
         backend = Backend.from_buffer(data)
     special_tokens = {

@@ -64,6 +64,13 @@ def test_a_normalizer_that_makes_texts_many_times_as_long_is_refused(replaced: l
         Tokenizer(backend, vocab_size=50)
 
 
+def test_a_charsmap_smaller_than_it_says_is_refused(tmp_path: Path) -> None:
+    settings = '{"normalizer": {"type": "Precompiled", "precompiled_charsmap": "' + r"\/" + "/" * 23 + '"}}'
+    (tmp_path / "tokenizer.json").write_text(settings)
+    with pytest.raises(CheckpointError, match=r"a table of 4294967295 bytes, expected at most its own 24 characters"):
+        Tokenizer.from_checkpoint(source(None, 10, tmp_path))
+
+
 def decodable(model: Any) -> tokenizers.Tokenizer:
     backend = tokenizers.Tokenizer(model)
     backend.decoder = decoders.ByteLevel()
