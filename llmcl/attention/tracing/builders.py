@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from llmcl.attention.tracing.graph import FUNCTIONS, Dtype, Graph
+from llmcl.attention.tracing.graph import FUNCTIONS, ROUNDINGS, Dtype, Graph
 from llmcl.attention.tracing.source_locations import current_location, mod_error
 
 
@@ -268,8 +268,7 @@ BUILDERS: dict[str, Callable[..., int]] = {
     "clone": _same,
     "contiguous": _same,
     "detach": _same,
-    **{name: _function(name) for name in FUNCTIONS if name not in ("floor", "ceil", "rint", "trunc")},
-    **{name: _rounding(name) for name in ("floor", "ceil", "rint", "trunc")},
+    **{name: _rounding(name) if name in ROUNDINGS else _function(name) for name in FUNCTIONS},
 }
 # The names that operators, NumPy and torch have for them.
 ALIASES = {

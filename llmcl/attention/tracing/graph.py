@@ -24,24 +24,12 @@ INPUTS: dict[str, Dtype] = {"score": "float32", "b": "int32", "h": "int32", "q_i
 INT_MIN, INT_MAX = -(1 << 31), (1 << 31) - 1
 
 # Functions of one float: NumPy's and OpenCL's form of each.
+ROUNDINGS = ("floor", "ceil", "rint", "trunc")
+_SAME_NAMES = ("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "tanh", "sin", "cos", *ROUNDINGS)
 FUNCTIONS: dict[str, tuple[Callable[[Array], Array], str]] = {
-    "exp": (np.exp, "exp({})"),
-    "exp2": (np.exp2, "exp2({})"),
-    "expm1": (np.expm1, "expm1({})"),
-    "log": (np.log, "log({})"),
-    "log2": (np.log2, "log2({})"),
-    "log10": (np.log10, "log10({})"),
-    "log1p": (np.log1p, "log1p({})"),
-    "sqrt": (np.sqrt, "sqrt({})"),
+    **{name: (getattr(np, name), f"{name}({{}})") for name in _SAME_NAMES},
     "rsqrt": (lambda x: 1 / np.sqrt(x), "rsqrt({})"),
-    "tanh": (np.tanh, "tanh({})"),
     "sigmoid": (lambda x: 1 / (1 + np.exp(-x)), "1.0f / (1.0f + exp(-({})))"),
-    "sin": (np.sin, "sin({})"),
-    "cos": (np.cos, "cos({})"),
-    "floor": (np.floor, "floor({})"),
-    "ceil": (np.ceil, "ceil({})"),
-    "rint": (np.rint, "rint({})"),
-    "trunc": (np.trunc, "trunc({})"),
 }
 # The functions that common.cl has for 16 values.
 WIDE_FUNCTIONS = frozenset({"exp", "sigmoid", "tanh"})
