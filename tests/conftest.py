@@ -123,7 +123,7 @@ def left_to_the_full_run(items: list[pytest.Item]) -> set[pytest.Item]:
     on_the_first: dict[tuple[str, object], list[pytest.Item]] = {}  # by test and variant
     on_another: dict[tuple[str, int], dict[object, list[pytest.Item]]] = {}  # by file and device, then by variant
     for item in items:
-        if item.get_closest_marker("full"):
+        if item.get_closest_marker("full") or (item.get_closest_marker("as_gpu") and first.kind != "gpu"):
             continue
         parameters = getattr(getattr(item, "callspec", None), "params", {})
         variant = parameters.get("variant", parameters.get("kind"))

@@ -20,24 +20,24 @@ EPS = 1e-5
 pytestmark = pytest.mark.parametrize("variant", ["cpu"])
 
 
-def make_weight(device: Device, dtype: str, alternating: bool) -> Weight:
+def make_weight(device: Device, dtype: str, k: int, alternating: bool) -> Weight:
     if dtype not in QUANTIZED:
-        values = np.random.default_rng(0).standard_normal((ROWS, K)).astype(np.float32)
+        values = np.random.default_rng(0).standard_normal((ROWS, k)).astype(np.float32)
         return weight_on_device(device, values, dtype, alternating=alternating, tiles_per_part=4)
-    weight = quantized_weight(device, ROWS, K, dtype, 4)
-    load(device, weight, random_rows(QUANTIZED[dtype].format, ROWS, K))
+    weight = quantized_weight(device, ROWS, k, dtype, 4)
+    load(device, weight, random_rows(QUANTIZED[dtype].format, ROWS, k))
     return weight
 
 
 class Problem:
     """Rows x and what is added to or overwritten, for products with one weight."""
 
-    def __init__(self, device: Device, dtype: str, epilogue: str, norm: bool):
+    def __init__(self, device: Device, dtype: str, epilogue: str, norm: bool, k: int = K):
         rng = np.random.default_rng(1)
         self.device, self.epilogue = device, epilogue
-        self.weight = make_weight(device, dtype, epilogue in GATES)
-        self.x = rng.standard_normal((N, K)).astype(np.float32)
-        self.norm = device.upload(rng.standard_normal(K).astype(np.float32), "norm") if norm else None
+        self.weight = make_weight(device, dtype, k, epilogue in GATES)
+        self.x = rng.standard_normal((N, k)).astype(np.float32)
+        self.norm = device.upload(rng.standard_normal(k).astype(np.float32), "norm") if norm else None
         self.before = rng.standard_normal((N, ROWS // 2 if epilogue in GATES else ROWS)).astype(np.float32)
 
     def of_rows(self, rows: slice, max_rows: int) -> np.ndarray:
@@ -77,6 +77,15 @@ def test_a_row_is_the_same_beside_any_others(target: Device, dtype: str, epilogu
     for rows in (slice(0, 1), slice(0, 3), slice(6, 11), slice(2, 10), slice(1, N)):
         for max_rows in (of for of in (*FEW_ROWS, 0) if of == 0 or of >= rows.stop - rows.start):
             np.testing.assert_array_equal(problem.of_rows(rows, max_rows), together[rows], err_msg=f"{rows} {max_rows}")
+
+
+@pytest.mark.parametrize(("dtype", "k"), [("bfloat16", 16), ("q4_0", 32)])
+def test_columns_of_a_single_block(target: Device, dtype: str, k: int) -> None:
+    """Which threads cannot share."""
+    problem = Problem(target, dtype, "add", norm=True, k=k)
+    together = problem.of_rows(slice(0, N), 32)
+    assert np.mean(together == problem.before.view(np.int32)) < 0.01  # some weights are 0
+    np.testing.assert_array_equal(problem.of_rows(slice(3, 4), 8), together[3:4])
 
 
 @pytest.mark.heavy

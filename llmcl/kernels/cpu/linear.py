@@ -32,7 +32,7 @@ BF16_TILE_TOKENS = {1: 16, 2: 6}
 PACKED_GROUP_TOKENS = 96  # of a product with packed activations: a multiple of every number of tile tokens
 # The same where a step has few tokens, and what is left of them at the end: what is computed for nothing counts more.
 INT8_FEW_TOKENS = {1: (8, 4), 2: (8, 4), 3: (8, 4)}
-BF16_FEW_TOKENS = {1: (16, 8), 2: (6, 0)}
+BF16_FEW_TOKENS = {1: (8, 4), 2: (6, 0)}
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class CpuLinearFewRows(LinearFewRows):
     def activation_layout(self, device: Device, dtype: str, k: int, exact_activations: bool) -> ActivationLayout | None:
         if dot := _dot(device, dtype, exact_activations):
             tokens, tail = (INT8_FEW_TOKENS if dtype in QUANTIZED else BF16_FEW_TOKENS)[dot]
-            return DotProductLayout(dtype, dot, tokens, tail, parts=min(k // 32, device.compute_units))
+            return DotProductLayout(dtype, dot, tokens, tail, parts=min(max(1, k // 32), device.compute_units))
         return None
 
     def kernel_file(self, layout: ActivationLayout | None) -> str:
