@@ -15,6 +15,7 @@ from echo_engine import stats
 from pydantic import BaseModel, TypeAdapter
 
 from llmcl.engine.generation import Piece
+from llmcl.ops.logprobs import LogProb
 from llmcl.serve.run import Server, listen
 from llmcl.serve.served import Served
 from llmcl.serve.service import Service
@@ -81,7 +82,9 @@ class FakeEngine:
         finally:
             self.open -= 1
 
-    async def _pieces(self, text: str, *, max_tokens: int, stop: Sequence[str], **_: Any) -> AsyncIterator[Piece]:
+    async def _pieces(
+        self, text: str, *, max_tokens: int, stop: Sequence[str], logprobs: int | None = None, **_: Any
+    ) -> AsyncIterator[Piece]:
         ids = [*self.tokenizer.encode(self.reply(text)), END]
         detokenizer, matcher = self.tokenizer.detokenizer(), StopMatcher(stop)
         for n, token in enumerate(ids):
@@ -96,7 +99,9 @@ class FakeEngine:
                 tail, stopped = matcher.push(detokenizer.flush())
                 shown += tail + matcher.flush()
             reason = "stop" if stopped or at_end else "length" if cut else None
-            yield Piece(shown, token, 1.5 if n else None, reason, stats() if reason else None)
+            top = tuple((token ^ i, -0.25 - i) for i in range(logprobs or 0))
+            logprob = None if logprobs is None else LogProb(token, -0.25, top)
+            yield Piece(shown, token, 1.5 if n else None, reason, stats() if reason else None, logprob)
             if reason:
                 return
 

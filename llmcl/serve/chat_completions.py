@@ -14,8 +14,9 @@ from llmcl.serve.body import read_fields
 from llmcl.serve.conversation import openai_messages
 from llmcl.serve.errors import unsupported
 from llmcl.serve.events import DONE, event
-from llmcl.serve.fields import Fields
+from llmcl.serve.fields import Fields, wrong
 from llmcl.serve.generation import GenerationResponse
+from llmcl.serve.logprobs import MAX_TOP, LogProbWriter
 from llmcl.serve.sampling import MAX_ANSWERS, MAX_STOPS, of_choice, read_sampling
 from llmcl.serve.served import Answer, Ask
 from llmcl.serve.service import Service
@@ -30,7 +31,12 @@ async def chat_completions(request: Request, service: Service) -> Response:
     fields.text("model")  # there is one model, whatever clients call it
     messages = openai_messages(fields)
     _refuse_what_is_missing(fields)
-    options = read_sampling(fields)
+    options = read_sampling(fields, served)
+    top = fields.whole("top_logprobs", None, 0, MAX_TOP)
+    if with_logprobs := fields.flag("logprobs"):
+        options["logprobs"] = top or 0
+    elif top is not None:
+        raise wrong("top_logprobs", top, "it with logprobs: true alone")
     max_tokens = fields.whole("max_completion_tokens", None, 1) or fields.whole("max_tokens", _ROOM, 1) or _ROOM
     n = fields.whole("n", 1, 1, MAX_ANSWERS) or 1
     stop = fields.strings("stop", MAX_STOPS)
@@ -38,13 +44,13 @@ async def chat_completions(request: Request, service: Service) -> Response:
     with_usage = fields.object("stream_options").flag("include_usage")
     prompt = await served.encode_chat(messages)
     asks = [Ask(prompt, min(max_tokens, served.max_context), of_choice(options, i), stop) for i in range(n)]
-    form = ChatForm(served.name, len(prompt), with_usage=with_usage)
+    writer = LogProbWriter(served.tokenizer) if with_logprobs else None
+    form = ChatForm(served.name, len(prompt), writer, with_usage=with_usage)
     return GenerationResponse(service, served, asks, form, stream=stream)
 
 
 def _refuse_what_is_missing(fields: Fields) -> None:
     refuse_tools(fields)
-    fields.refuse("probabilities of tokens are not supported", "logprobs", "top_logprobs")
     if fields.object("response_format").one_of("type", "text", "json_object", "json_schema") not in (None, "text"):
         raise unsupported("response_format", "JSON mode and schemas are not supported")
     if fields.items("modalities") not in ([], ["text"]):
@@ -64,9 +70,10 @@ def usage_of(n_prompt: int, answers: Sequence[Answer]) -> dict[str, int]:
 class ChatForm:
     """chat.completion objects, and their chunks."""
 
-    def __init__(self, model: str, n_prompt: int, *, with_usage: bool):
+    def __init__(self, model: str, n_prompt: int, logprobs: LogProbWriter | None, *, with_usage: bool):
         self._head = {"id": "chatcmpl-" + secrets.token_hex(12), "created": int(time.time()), "model": model}
         self._n_prompt = n_prompt
+        self._logprobs = logprobs
         self._with_usage = with_usage
         self._begun: set[int] = set()
 
@@ -74,7 +81,7 @@ class ChatForm:
         return b""
 
     def text(self, answer: Answer, text: str) -> bytes:
-        return self._opening(answer) + self._chunk(answer, {"content": text}, None)
+        return self._opening(answer) + self._chunk(answer, {"content": text}, None, self._logprobs_of(answer))
 
     def finish(self, answer: Answer) -> bytes:
         return self._opening(answer) + self._chunk(answer, {}, answer.finish_reason)
@@ -92,7 +99,7 @@ class ChatForm:
             {
                 "index": answer.index,
                 "message": {"role": "assistant", "content": answer.text, "refusal": None},
-                "logprobs": None,
+                "logprobs": self._logprobs_of(answer),
                 "finish_reason": answer.finish_reason,
             }
             for answer in answers
@@ -106,8 +113,13 @@ class ChatForm:
         self._begun.add(answer.index)
         return self._chunk(answer, {"role": "assistant", "content": ""}, None)
 
-    def _chunk(self, answer: Answer, delta: dict[str, str], finish_reason: str | None) -> bytes:
-        choice = {"index": answer.index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+    def _logprobs_of(self, answer: Answer) -> dict[str, Any] | None:
+        return None if self._logprobs is None else self._logprobs.chat(answer)
+
+    def _chunk(
+        self, answer: Answer, delta: dict[str, str], reason: str | None, logprobs: dict[str, Any] | None = None
+    ) -> bytes:
+        choice = {"index": answer.index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
         return event(self._object("chat.completion.chunk", [choice], None))
 
     def _object(self, kind: str, choices: list[dict[str, Any]], usage: dict[str, int] | None) -> dict[str, Any]:

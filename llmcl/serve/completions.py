@@ -16,6 +16,7 @@ from llmcl.serve.errors import unsupported
 from llmcl.serve.events import DONE, event
 from llmcl.serve.fields import Fields, wrong
 from llmcl.serve.generation import GenerationResponse
+from llmcl.serve.logprobs import MAX_TOP, LogProbWriter
 from llmcl.serve.sampling import MAX_ANSWERS, MAX_STOPS, of_choice, read_sampling
 from llmcl.serve.served import Answer, Ask, Served
 from llmcl.serve.service import Service
@@ -30,15 +31,17 @@ async def completions(request: Request, service: Service) -> Response:
     fields = await read_fields(request, service.settings)
     fields.text("model")
     fields.refuse("text before which the answer is to fit is not supported", "suffix")
-    if fields.whole("logprobs", None, 0) is not None:
-        raise unsupported("logprobs", "probabilities of tokens are not supported")
-    options = read_sampling(fields)
+    options = read_sampling(fields, served)
+    if (top := fields.whole("logprobs", None, 0, MAX_TOP)) is not None:
+        options["logprobs"] = top
     n = fields.whole("n", 1, 1, MAX_ANSWERS) or 1
     if (fields.whole("best_of", n, 1, MAX_ANSWERS) or n) != n:
         raise unsupported("best_of", "a choice among more answers than n is not supported")
     max_tokens = fields.whole("max_tokens", _MAX_TOKENS, 0)
     stop = fields.strings("stop", MAX_STOPS)
     echo, stream = fields.flag("echo"), fields.flag("stream")
+    if echo and top is not None:
+        raise unsupported("logprobs", "probabilities of a prompt's tokens (echo) are not supported")
     with_usage = fields.object("stream_options").flag("include_usage")
     prompts = await _prompts(fields, served)
     asks = [
@@ -46,7 +49,8 @@ async def completions(request: Request, service: Service) -> Response:
         for prompt, text in prompts
         for i in range(n)
     ]
-    form = CompletionForm(served.name, sum(len(prompt) for prompt, _ in prompts), with_usage=with_usage)
+    writer = None if top is None else LogProbWriter(served.tokenizer)
+    form = CompletionForm(served.name, sum(len(prompt) for prompt, _ in prompts), writer, with_usage=with_usage)
     return GenerationResponse(service, served, asks, form, stream=stream)
 
 
@@ -76,9 +80,10 @@ def _is_id(value: object) -> bool:
 class CompletionForm:
     """text_completion objects; those of a stream look the same."""
 
-    def __init__(self, model: str, n_prompt: int, *, with_usage: bool):
+    def __init__(self, model: str, n_prompt: int, logprobs: LogProbWriter | None, *, with_usage: bool):
         self._head = {"id": "cmpl-" + secrets.token_hex(12), "created": int(time.time()), "model": model}
         self._n_prompt = n_prompt
+        self._logprobs = logprobs
         self._with_usage = with_usage
 
     def begin(self) -> bytes:
@@ -99,16 +104,16 @@ class CompletionForm:
         return event(body)
 
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
-        choices = [_choice(answer, answer.ask.head + answer.text, answer.finish_reason) for answer in answers]
+        choices = [self._choice(answer, answer.ask.head + answer.text, answer.finish_reason) for answer in answers]
         return self._object(choices, usage_of(self._n_prompt, answers))
 
     def _chunk(self, answer: Answer, text: str, finish_reason: str | None) -> bytes:
-        return event(self._object([_choice(answer, text, finish_reason)], None))
+        return event(self._object([self._choice(answer, text, finish_reason)], None))
 
     def _object(self, choices: list[dict[str, Any]], usage: dict[str, int] | None) -> dict[str, Any]:
         made = {**self._head, "object": "text_completion", "choices": choices}
         return made | {"usage": usage} if usage is not None or self._with_usage else made
 
-
-def _choice(answer: Answer, text: str, finish_reason: str | None) -> dict[str, Any]:
-    return {"index": answer.index, "text": text, "logprobs": None, "finish_reason": finish_reason}
+    def _choice(self, answer: Answer, text: str, finish_reason: str | None) -> dict[str, Any]:
+        logprobs = None if self._logprobs is None else self._logprobs.completion(answer)
+        return {"index": answer.index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}

@@ -27,6 +27,10 @@ class Fields:
         """The field's place in the request."""
         return f"{self.place}.{field}" if self.place else field
 
+    def names(self) -> list[str]:
+        """The names of all fields that are there."""
+        return [*self._values]
+
     def given(self, field: str) -> Any:
         """The value as it is; None where it is absent or null."""
         return self._values.get(field)

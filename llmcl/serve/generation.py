@@ -75,9 +75,10 @@ class GenerationResponse(Response):
             async with self._pieces(scope) as stream:
                 async for _ in stream:
                     pass
+            whole = self._form.whole(self._answers)
         except Exception as error:
             raise as_refusal(error) from error
-        await AsciiJSONResponse(self._form.whole(self._answers))(scope, receive, send)
+        await AsciiJSONResponse(whole)(scope, receive, send)
 
     async def _send_events(self, scope: Scope, send: Send) -> None:
         form, settings = self._form, self._service.settings
@@ -91,7 +92,8 @@ class GenerationResponse(Response):
                         await sender(form.finish(answer))
                 async with self._pieces(scope) as stream:
                     async for answer, piece in stream:
-                        data = form.text(answer, piece.text) if piece.text else b""
+                        shows = piece.text or piece.logprob is not None
+                        data = form.text(answer, piece.text) if shows else b""
                         await sender(data + (form.finish(answer) if piece.finish_reason is not None else b""))
             except ClientGoneError:
                 raise

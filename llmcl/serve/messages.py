@@ -31,7 +31,7 @@ async def messages(request: Request, service: Service) -> Response:
     fields.required("max_tokens", "a whole number")
     max_tokens = fields.whole("max_tokens", None, 1) or 1
     _refuse_what_is_missing(fields)
-    options = read_sampling(fields)
+    options = read_sampling(fields, served)
     stop = fields.strings("stop_sequences", MAX_STOPS)
     stream = fields.flag("stream")
     prompt = await _prompt(fields, served)

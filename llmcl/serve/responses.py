@@ -29,7 +29,7 @@ async def responses(request: Request, service: Service) -> Response:
     fields.text("model")
     messages = responses_messages(fields)
     _refuse_what_is_missing(fields)
-    options = read_sampling(fields)
+    options = read_sampling(fields, served)
     max_tokens = fields.whole("max_output_tokens", None, 1)
     stream = fields.flag("stream")
     prompt = await served.encode_chat(messages)

@@ -6,13 +6,14 @@ from typing import Any
 
 from llmcl.errors import UsageError
 from llmcl.serve.errors import RequestError, unsupported
-from llmcl.serve.fields import Fields
+from llmcl.serve.fields import Fields, wrong
+from llmcl.serve.served import Served
 
 MAX_STOPS = 16
 MAX_ANSWERS = 128  # OpenAI's
 
 
-def read_sampling(fields: Fields) -> dict[str, Any]:
+def read_sampling(fields: Fields, served: Served) -> dict[str, Any]:
     """The options of `LLM.stream` of the same meaning. What is left out is as in OpenAI's API: temperature and top_p 1.
 
     Raises RequestError for a value out of range, and for what the sampler does not have.
@@ -22,7 +23,6 @@ def read_sampling(fields: Fields) -> dict[str, Any]:
             raise unsupported(name, "penalties other than repeat_penalty are not supported")
     from llmcl.ops.sample import RANGE, SamplingParams  # the server listens before the engine is imported
 
-    fields.refuse("biases of single tokens are not supported", "logit_bias")
     penalty = "repeat_penalty" if fields.given("repeat_penalty") is not None else "repetition_penalty"
     seed = fields.whole("seed", None, -1, (1 << 64) - 1)
     options: dict[str, Any] = {
@@ -33,11 +33,23 @@ def read_sampling(fields: Fields) -> dict[str, Any]:
         "repeat_penalty": fields.number(penalty, 1.0, 0.0, 1e6, above=True),
         "seed": None if seed == -1 else seed,  # -1: llama.cpp's word for any
     }
+    if bias := _bias(fields, served.vocab_size):
+        options["logit_bias"] = bias
     try:
         SamplingParams(**options)
     except UsageError as error:
         raise RequestError(400, str(error), str(error).partition(" ")[0], "invalid_value") from None
     return options
+
+
+def _bias(fields: Fields, vocab_size: int) -> dict[int, float]:
+    """logit_bias: an object from token ids, which JSON has as strings, to numbers."""
+    given, bias = fields.object("logit_bias"), {}
+    for name in given.names():
+        if not name.isdecimal() or len(name) > 9 or int(name) >= vocab_size:
+            raise wrong("logit_bias", name, f"token ids from 0 to {vocab_size - 1}")
+        bias[int(name)] = given.number(name, 0.0, -100.0, 100.0)
+    return bias
 
 
 def of_choice(options: dict[str, Any], index: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from llmcl.errors import ContextLengthError, UsageError
 
 if TYPE_CHECKING:  # the server listens before the engine is imported
     from llmcl.engine.generation import Piece
+    from llmcl.ops.logprobs import LogProb
     from llmcl.tokenizer import Tokenizer
 
 
@@ -80,6 +81,7 @@ class Answer:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     tbt_ms: list[float] = field(default_factory=list)
+    logprobs: list[LogProb] = field(default_factory=list)
     finish_reason: str | None = None
 
     def add(self, piece: Piece) -> None:
@@ -88,6 +90,8 @@ class Answer:
         self.finish_reason = piece.finish_reason
         if piece.tbt_ms is not None:
             self.tbt_ms.append(piece.tbt_ms)
+        if piece.logprob is not None:
+            self.logprobs.append(piece.logprob)
 
     def stop_string(self, tokenizer: Tokenizer) -> str | None:
         """The stop string that ended the answer; None where something else did.
@@ -107,17 +111,18 @@ async def pieces(served: Served, answers: Sequence[Answer]) -> AsyncGenerator[tu
     """The pieces of all answers as they come, each added to its answer. Closing the generator ends all requests."""
     asked = [answer for answer in answers if answer.ask.max_tokens]
     if len(asked) == 1:
-        async with aclosing(_pieces_of(served, asked[0])) as stream:
-            async for pair in stream:
-                yield pair
+        async with aclosing(_pieces_of(served, asked[0].ask)) as stream:
+            async for piece in stream:
+                asked[0].add(piece)
+                yield asked[0], piece
         return
     ready: asyncio.Queue[tuple[Answer, Piece] | BaseException | None] = asyncio.Queue()
 
     async def read(answer: Answer) -> None:
         try:
-            async with aclosing(_pieces_of(served, answer)) as stream:
-                async for pair in stream:
-                    ready.put_nowait(pair)
+            async with aclosing(_pieces_of(served, answer.ask)) as stream:
+                async for piece in stream:
+                    ready.put_nowait((answer, piece))
             ready.put_nowait(None)
         except BaseException as error:
             ready.put_nowait(error)
@@ -133,17 +138,17 @@ async def pieces(served: Served, answers: Sequence[Answer]) -> AsyncGenerator[tu
             if item is None:
                 left -= 1
             else:
-                yield item
+                answer, piece = item
+                answer.add(piece)
+                yield answer, piece
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _pieces_of(served: Served, answer: Answer) -> AsyncGenerator[tuple[Answer, Piece], None]:
-    ask = answer.ask
+async def _pieces_of(served: Served, ask: Ask) -> AsyncGenerator[Piece, None]:
     stream: Any = served.engine.stream(ask.prompt, max_tokens=ask.max_tokens, stop=ask.stop, **ask.options)
     async with aclosing(stream):
         async for piece in stream:
-            answer.add(piece)
-            yield answer, piece
+            yield piece

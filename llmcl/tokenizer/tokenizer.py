@@ -149,6 +149,10 @@ class Tokenizer:
         """A token as the vocabulary writes it; None for an id without one."""
         return self._backend.id_to_token(token_id)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token adds to a text, in UTF-8; maybe a part of a character. Special and unknown ones add nothing."""
+        return self._token_bytes(token_id)
+
     def detokenizer(self) -> Detokenizer:
         """A decoder to which ids are given one at a time; all together it gives what `decode` does."""
         return Detokenizer(self._token_bytes, strip_leading_space=self._token_bytes.leading_space)

@@ -148,6 +148,25 @@ def test_parameters_reach_the_engine(server: Running) -> None:
     assert options["repeat_penalty"] == 1.1
 
 
+def test_biases_reach_the_engine(server: Running) -> None:
+    server.chat(logit_bias={"5": -100, "7": 2.5})
+    assert server.engine.asked[0][1]["logit_bias"] == {5: -100.0, 7: 2.5}
+
+
+def test_probabilities_of_tokens(shared: Running) -> None:
+    """Each token's once, also of those whose text is held back or incomplete, whole and in a stream."""
+    whole = strictly(ChatCompletion, shared.chat("a🙂", logprobs=True, top_logprobs=2, stop="x").json())
+    assert whole.choices[0].logprobs is not None and whole.choices[0].logprobs.content is not None
+    entries = whole.choices[0].logprobs.content
+    assert [entry.token for entry in entries] == ["a", *["\ufffd"] * 4, ""]  # the last one ends the text
+    assert [byte for entry in entries for byte in entry.bytes or []] == [*"a🙂".encode()]
+    assert entries[0].logprob == -0.25
+    assert [[top.logprob for top in entry.top_logprobs] for entry in entries] == [[-0.25, -1.25]] * 6
+    found = chunks(shared, "a🙂", logprobs=True, top_logprobs=2, stop="x")
+    streamed = [c.logprobs.content for chunk in found for c in chunk.choices if c.logprobs is not None]
+    assert [entry for part in streamed for entry in part or []] == entries and text_of(found) == "a🙂"
+
+
 def test_null_means_absent(server: Running) -> None:
     names = (
         "model stop max_tokens max_completion_tokens temperature top_p top_k min_p seed n stream stream_options tools "
@@ -218,6 +237,14 @@ def test_messages_of_every_kind(server: Running) -> None:
         ({"stream_options": True}, "stream_options"),
         ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
         ({"response_format": "json"}, "response_format"),
+        ({"logprobs": 3}, "logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logit_bias": [5]}, "logit_bias"),
+        ({"logit_bias": {"258": 1}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": "up"}}, "logit_bias.5"),
+        ({"logit_bias": {"5": 101}}, "logit_bias.5"),
     ],
     ids=lambda value: value if isinstance(value, str) else json.dumps(value)[:40],
 )
@@ -231,9 +258,6 @@ def test_a_wrong_field_is_named(fields: dict[str, Any], param: str, shared: Runn
     [
         {"tools": [{"type": "function", "function": {"name": "f"}}]},
         {"functions": [{"name": "f"}]},
-        {"logprobs": True},
-        {"top_logprobs": 2},
-        {"logit_bias": {"5": 1}},
         {"presence_penalty": 0.5},
         {"frequency_penalty": -1},
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},

@@ -63,6 +63,22 @@ def test_the_prompt_stands_before_the_answer(echoing: Running) -> None:
     assert nothing.usage is not None and nothing.usage.completion_tokens == 0
 
 
+def test_probabilities_of_tokens(echoing: Running) -> None:
+    answer = complete(echoing, "abc", logprobs=1, max_tokens=2)
+    assert answer.choices[0].logprobs is not None
+    assert answer.choices[0].logprobs.model_dump() == {
+        "tokens": ["a", "b"],
+        "token_logprobs": [-0.25, -0.25],
+        "top_logprobs": [{"a": -0.25}, {"b": -0.25}],
+        "text_offset": [0, 1],
+    }
+    stream = echoing.post("/v1/completions", {"prompt": ["abc", "d"], "logprobs": 0, "stream": True})
+    choices = [json.loads(data)["choices"][0] for _, data in events(stream.text)[:-1]]
+    mine = [choice["logprobs"] for choice in choices if choice["index"] == 0]
+    assert [token for part in mine for token in part["tokens"]] == ["a", "b", "c", ""]
+    assert [offset for part in mine for offset in part["text_offset"]] == [0, 1, 2, 3]
+
+
 def test_a_stream_of_several(echoing: Running) -> None:
     answer = echoing.post(
         "/v1/completions",
@@ -90,7 +106,8 @@ def test_a_stream_of_several(echoing: Running) -> None:
         ({"prompt": ["a", [True]]}, "prompt[1]"),
         ({"prompt": "a", "echo": "yes"}, "echo"),
         ({"prompt": "a", "max_tokens": -1}, "max_tokens"),
-        ({"prompt": "a", "logprobs": 0}, "logprobs"),
+        ({"prompt": "a", "logprobs": 21}, "logprobs"),
+        ({"prompt": "a", "logprobs": 0, "echo": True}, "logprobs"),
         ({"prompt": "a", "suffix": "b"}, "suffix"),
         ({"prompt": "a", "best_of": 3}, "best_of"),
     ],

@@ -52,10 +52,28 @@ def test_clients_at_once_get_what_each_would_get_alone(demo: Running) -> None:
             assert [*pool.map(lambda question: ask(client, question), QUESTIONS)] == alone
         with anthropic.Anthropic(base_url=demo.url, api_key="none") as other:
             answer = other.messages.create(
-                model="any", max_tokens=12, temperature=0, messages=[{"role": "user", "content": QUESTIONS[0]}]
+                model="any",
+                max_tokens=12,
+                messages=[{"role": "user", "content": QUESTIONS[0]}],
+                extra_body={"temperature": 0},
             )
             assert answer.content[0].type == "text" and answer.content[0].text == alone[0]
             assert answer.stop_reason == "max_tokens" and answer.usage.output_tokens == 12
+
+
+def test_a_greedy_token_is_the_most_likely(demo: Running) -> None:
+    with openai.OpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0) as client:
+        answer = client.completions.create(model="any", prompt="The sky is", max_tokens=3, temperature=0, logprobs=2)
+        found = answer.choices[0].logprobs
+        assert found is not None and found.tokens is not None and found.top_logprobs is not None
+        assert "".join(found.tokens) == answer.choices[0].text and len(found.tokens) == 3
+        for token, value, top in zip(found.tokens, found.token_logprobs or [], found.top_logprobs, strict=True):
+            assert -20 < value < 0 and max(top, key=lambda name: top[name]) == token and top[token] == value
+        unlikely = {str(demo.service.served().tokenizer.encode(found.tokens[0])[0]): -100}
+        other = client.completions.create(
+            model="any", prompt="The sky is", max_tokens=1, temperature=0, logit_bias=unlikely
+        )
+        assert other.choices[0].text != found.tokens[0]
 
 
 def test_a_client_that_leaves_frees_its_place(demo: Running) -> None:
