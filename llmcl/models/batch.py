@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 
-from llmcl.errors import UsageError
+from llmcl.errors import ContextLengthError, UsageError
 from llmcl.kernels.common.linear import FEW_ROWS, few_rows
 from llmcl.kernels.common.persistent import ListedStep
 from llmcl.kernels.common.step_state import StepState
@@ -152,8 +152,11 @@ class Batch:
         """A row of each: takes what it sampled last and samples what follows. The function returned waits for the ids,
         in the order of the sequences; an id of vocab_size says that the logits had no number.
 
-        Raises OutOfDeviceMemoryError where the cache has too few pages: then no row was computed.
+        Raises ContextLengthError for a sequence that is full, OutOfDeviceMemoryError where the cache has too few pages:
+        then no row was computed.
         """
+        if any(sequence.position >= self.max_context for sequence in sequences):
+            raise ContextLengthError(f"a sequence has {self.max_context} tokens, which is its context; end it")
         if len(sequences) == 1:
             return self._decode_alone(sequences[0])
         for sequence in sequences:

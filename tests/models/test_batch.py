@@ -14,7 +14,7 @@ from programs import TINY_SHAPE
 
 import llmcl
 from llmcl.engine.llm import LLM
-from llmcl.errors import OutOfDeviceMemoryError, UsageError
+from llmcl.errors import ContextLengthError, OutOfDeviceMemoryError, UsageError
 from llmcl.models.batch import Batch, make_batch
 from llmcl.models.sequence import SequenceState
 from llmcl.ops.sample import SamplingParams
@@ -250,6 +250,16 @@ def test_too_many_sequences(batch: Batch) -> None:
 def test_sizes_out_of_range(llm: LLM, n: int) -> None:
     with pytest.raises(UsageError, match=f"max_sequences is {n}; expected 1 to 64"):
         make_batch(llm.model, n, 256, PAGE)
+
+
+def test_a_sequence_that_is_full(llm: LLM) -> None:
+    batch = make_batch(llm.model, 2, 64, PAGE)
+    running = [begin(batch, random_ids(n, n, 131)) for n in (63, 5)]
+    decode(batch, running)
+    for full in (running, running[:1]):
+        with pytest.raises(ContextLengthError, match="64 tokens, which is its context"):
+            decode(batch, full)
+    decode(batch, running[1:])
 
 
 def test_no_room_for_a_batch(llm: LLM) -> None:
