@@ -44,7 +44,8 @@ void linear_few_rows(__global const CAT(WEIGHT, _t)* weight, __global const floa
         float square = 0.0f;
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) {
-            const columns c = load_columns(rows[r], rows[r], p, &square, big);
+            columns c;  // assigned and not initialised: of the latter LLVM makes a call that Oclgrind does not know
+            c = load_columns(rows[r], rows[r], p, &square, big);
 #pragma unroll
             for (int t = 0; t < TILES_AT_ONCE; ++t) add_piece(own[t][r], &now[t], &c, p);
         }
