@@ -112,12 +112,12 @@ def last_said(text: str) -> str:
 
 
 class Running:
-    """A server that runs: its socket and url, service, engine, and a plain HTTP client."""
+    """A server that runs: it, its socket and url, service, engine, and a plain HTTP client."""
 
-    def __init__(self, listening: socket.socket, service: Service, engine: FakeEngine):
-        self.listening, self.service, self.engine = listening, service, engine
+    def __init__(self, server: Server, listening: socket.socket, service: Service, engine: FakeEngine):
+        self.server, self.listening, self.service, self.engine = server, listening, service, engine
         self.url = url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        self.http = httpx.Client(base_url=url, timeout=20, trust_env=False)
+        self.http = httpx.Client(base_url=url, timeout=20, verify=False, trust_env=False)
 
     def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
         return self.http.post(path, json=body, headers={name.replace("_", "-"): v for name, v in headers.items()})
@@ -144,7 +144,7 @@ def running(engine: FakeEngine | None = None, *, loaded: bool = True, **settings
     thread = Thread(target=server.run, args=([listening],), daemon=True)
     thread.start()
     wait_for(lambda: server.started)
-    client = Running(listening, service, engine)
+    client = Running(server, listening, service, engine)
     try:
         yield client
     finally:

@@ -6,13 +6,13 @@ Source: WHATWG HTML, "Server-sent events".
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+import anyio
 from starlette.types import Receive, Send
-
-from llmcl.tools import json_text
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ class ClientGoneError(Exception):
 def event(data: dict[str, Any], name: str | None = None) -> bytes:
     """One event; JSON in ASCII has no line breaks."""
     head = f"event: {name}\n" if name else ""
-    return f"{head}data: {json_text.dumps(data)}\n\n".encode("ascii")
+    return f"{head}data: {json.dumps(data, allow_nan=False)}\n\n".encode("ascii")
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -92,8 +92,9 @@ class EventSender:
         async with self._sending:
             body = {"type": "http.response.body", "body": data, "more_body": more}
             try:
-                await asyncio.wait_for(self._send(body), self._send_s)
-            except asyncio.TimeoutError:
+                with anyio.fail_after(self._send_s):  # without a task for each event, as asyncio.wait_for makes one
+                    await self._send(body)
+            except TimeoutError:
                 raise ClientGoneError from None
             self._last = time.monotonic()
 

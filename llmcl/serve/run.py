@@ -111,6 +111,8 @@ def _protocol(settings: Settings) -> type[asyncio.Protocol]:
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
+            # Headers and body are two writes: the second would wait for the client's delayed acknowledgement, 40 ms.
+            transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._arm()
 
         def data_received(self, data: bytes) -> None:

@@ -143,7 +143,8 @@ class Life:
 
         def help() -> None:
             try:
-                with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20, trust_env=False) as client:
+                url = f"http://127.0.0.1:{port}"
+                with httpx.Client(base_url=url, timeout=20, verify=False, trust_env=False) as client:
                     wait_for(lambda: answers(client))
                     helper(self, client)
             except BaseException as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 
 import anthropic
 import openai
@@ -71,6 +72,14 @@ def test_metrics_count(server: Running) -> None:
     assert server.metric('llmcl_requests_total{api="/v1/chat/completions",status="400"}') == 1
     assert server.metric('llmcl_requests_total{api="other",status="404"}') == 1
     assert server.metric("llmcl_tbt_seconds_count") == 7 and server.metric("llmcl_ttft_seconds_count") == 3
+
+
+def test_no_part_of_an_answer_waits_for_an_acknowledgement(server: Running) -> None:
+    """The system would hold back the second of two small writes for 40 ms."""
+    server.http.get("/health")
+    (connection,) = server.server.server_state.connections
+    taken = connection.transport.get_extra_info("socket")
+    assert taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_embeddings_are_not_made(shared: Running) -> None:
