@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import sys
 import time
@@ -25,6 +26,7 @@ from llmcl.serve.settings import Settings
 
 def serve(settings: Settings, load: Callable[[Progress], Served]) -> None:
     """Serves until a signal comes. load: makes the model, in a thread of its own. Raises what it raised."""
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of writes to clients that left
     listening = listen(settings.host, settings.port)
     service = Service(settings)
     start_loading(service, load)
