@@ -95,7 +95,7 @@ def generate(
     quiet: opt.Quiet = False,
     verbose: opt.Verbose = False,
 ) -> None:
-    """Stream a model's answer to a prompt, or answer a file of requests.
+    """Stream a model's answer, or answer a file of requests.
 
     The text goes to standard output, the device and the timing report to standard error.
     """
