@@ -15,9 +15,9 @@ N_CLIENTS, N_REQUESTS = 64, 5
 
 async def one_client(server: Running, http: httpx.AsyncClient, draw: random.Random, seen: Counter[str]) -> None:
     for _ in range(N_REQUESTS):
-        text = "".join(draw.choices("abc 🙂é", k=draw.randint(1, 60)))
+        text = "".join(draw.choices("abc 🙂é", k=draw.randint(1, 25)))
         body = {"messages": [{"role": "user", "content": text}], "stream": draw.random() < 0.5}
-        leaves_after = draw.uniform(0.0, 0.2) if draw.random() < 0.4 else 60.0
+        leaves_after = draw.uniform(0.0, 0.1) if draw.random() < 0.4 else 60.0
         try:
             answer = await asyncio.wait_for(http.post("/v1/chat/completions", json=body), leaves_after)
         except asyncio.TimeoutError:
