@@ -64,15 +64,14 @@ def test_a_callback_that_raises_leaves_a_conversation_as_it_was(default_device: 
     settings: dict[str, Any] = {"max_context": 256, "kv_page_tokens": 64}
     with llmcl.load(str(folder), device=default_device.entry.index, **settings) as llm:
         llm.model.chunk = 48
-        prompt = np.random.default_rng(0).integers(3, 131, 150).tolist()
-        expected = llm.generate(prompt, **options).token_ids
         for stop_at in (0, 60, 150):  # before a chunk is whole, within the second, after the last
-            llm.reset()
+            prompt = np.random.default_rng(stop_at).integers(3, 131, 150).tolist()  # that no page is left of
             sequence = llm.model.cache.sequence()
             with pytest.raises(KeyboardInterrupt):
                 llm.generate(prompt, sequence=sequence, progress=stop, **options)
             assert sequence.token_ids == prompt[: stop_at // 48 * 48] or stop_at == 150
-            assert llm.generate(prompt, sequence=sequence, **options).token_ids == expected
+            answer = llm.generate(prompt, sequence=sequence, **options)
+            assert answer.token_ids == llm.generate(prompt, **options).token_ids
 
 
 @pytest.mark.parametrize(
