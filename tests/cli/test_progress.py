@@ -66,11 +66,13 @@ def test_a_callback_that_raises_leaves_a_conversation_as_it_was(default_device: 
         llm.model.chunk = 48
         for stop_at in (0, 60, 150):  # before a chunk is whole, within the second, after the last
             prompt = np.random.default_rng(stop_at).integers(3, 131, 150).tolist()  # that no page is left of
+            llm.reset()
             sequence = llm.model.cache.sequence()
             with pytest.raises(KeyboardInterrupt):
                 llm.generate(prompt, sequence=sequence, progress=stop, **options)
             assert sequence.token_ids == prompt[: stop_at // 48 * 48] or stop_at == 150
             answer = llm.generate(prompt, sequence=sequence, **options)
+            llm.model.cache.truncate(sequence, 0)
             assert answer.token_ids == llm.generate(prompt, **options).token_ids
 
 

@@ -203,7 +203,8 @@ def test_pages(kv_dtype: str, default_device: Device, shape: str) -> None:
     with llmcl.load_random(shape, kv_page_tokens=64, kv_pages=9, **options) as paged:  # type: ignore[arg-type]
         cache = paged.model.cache
         assert isinstance(cache, PagedKVCache)
-        cache.order.reverse()
+        for page in [*cache.order][::-1]:
+            cache.order.move_to_end(page)
         first, ids = cache.sequence(), prompt(60)
         plain = [piece.token_id for piece in paged.stream(ids, max_tokens=100, ignore_eos=True, sequence=first)]
         paged.speculation = Drafting(paged.model, Repeated([plain[-1]] * 15), Always(15))
