@@ -20,6 +20,7 @@ from llmcl.models.layer_mods import trace_layer_mods
 from llmcl.models.memory import exact_queries
 from llmcl.models.model import Model
 from llmcl.models.paged_kv_cache import PagedKVCache
+from llmcl.models.verification import Verification
 from llmcl.models.weights import WeightTypes, load_weights, random_types, random_weights, stored_formats
 from llmcl.ops.log_likelihood import kl_divergence, log_likelihood
 from llmcl.ops.sample import SamplingParams
@@ -146,6 +147,8 @@ def _load_and_run(found: Collection, entry: DeviceEntry, stored: Stored) -> None
             if isinstance(cache, PagedKVCache) and kv_dtype == KV_DTYPES[0]:
                 Batch(model, SEQUENCES)
                 found.add(name, DECODE, device.take())
+                Verification(model)
+                found.add(name, PREFILL, device.take())
 
 
 def _tools(entry: DeviceEntry) -> list[KernelSource]:

@@ -99,7 +99,7 @@ def test_text_that_is_not_unicode_is_refused(sentencepiece: tuple[Tokenizer, dic
         (
             {"pre": "tekken"},
             UnsupportedModelError,
-            "pre-tokenizer 'tekken'; supported are gpt-2, default, smollm",
+            "pre-tokenizer 'tekken'; supported are gpt-2, default, olmo, smollm",
         ),
         ({"pre": None}, UnsupportedModelError, r"no tokenizer\.ggml\.pre"),
         ({"pre": ["smollm"]}, UnsupportedModelError, "names the pre-tokenizer"),
