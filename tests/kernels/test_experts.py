@@ -35,6 +35,7 @@ EPS = 1e-5
 N_EXPERTS = 5
 
 small = pytest.mark.oclgrind
+pytestmark = pytest.mark.heavy
 
 
 def ids_of(n: int, top_k: int) -> np.ndarray:
