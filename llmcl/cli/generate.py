@@ -150,7 +150,7 @@ def read_requests(requests: str | None, results: str | None) -> list[FileRequest
     """The requests of --input, whose results can be written to --output. Raises UsageError where not."""
     if requests is None or results is None:
         raise UsageError(
-            "--input FILE and --output FILE belong together: requests from one, their results to the other"
+            "--input FILE and --output FILE belong together: give both, one with requests, the other for results"
         )
     if os.path.exists(results) and os.path.exists(requests) and os.path.samefile(requests, results):
         raise UsageError(f"--input and --output are both {requests}; give another file for the results")

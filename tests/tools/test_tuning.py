@@ -211,7 +211,7 @@ def test_the_command_stores_the_winner(tmp_path: Path, run_here: Run) -> None:
     (winner,) = (row for row in rows if row["winner"])
     assert {name: winner[name] for name in constants} == constants and winner["ms"] > 0
     assert [row["choice"] for row in csv.DictReader(files[1].read_text().splitlines())] == [r["choice"] for r in rows]
-    assert files[0].read_text(encoding="utf-8").count("\n| ") == len(rows) + 2
+    assert files[0].read_text(encoding="utf-8").count("\n|") == len(rows) + 2
     again = run_here("llmcl", "generate", "-m", "smollm2", "-p", "Hi", "-n", "4", "-q", **variables)
     assert again.returncode == 0, again.stderr
 
