@@ -127,7 +127,7 @@ class CpuLinearPrefill(LinearPrefill):
 class CpuLinearFewRows(LinearFewRows):
     """The dot products of prefill, a run of tiles for each core: as in decode, weights are read front to back."""
 
-    name, file = "cpu few rows", "cpu/linear_prefill.cl"
+    name, file = "cpu", "cpu/linear_prefill.cl"
 
     def supports_device(self, device: Device) -> bool:
         return device.is_cpu

@@ -39,7 +39,7 @@ class PortableLinearPrefill(LinearPrefill):
 
 
 class PortableLinearFewRows(LinearFewRows):
-    name, file = "portable few rows", "portable/linear_few_rows.cl"
+    name, file = "portable", "portable/linear_few_rows.cl"
     kernel = "linear_few_rows"
 
     def supports_device(self, device: Device) -> bool:
