@@ -47,12 +47,7 @@ def tbt_benchmark(
         ),
     ] = 256,
     temp: opt.Temperature = 0.8,
-    repetitions: Annotated[
-        int,
-        opt.measurement(
-            "-r", "--repetitions", metavar="N", parser=opt.whole(1), help="Runs of each test, after a warm-up."
-        ),
-    ] = 5,
+    repetitions: opt.Repetitions = 5,
     ctx_size: Annotated[
         int | None,
         opt.measurement(
@@ -67,12 +62,7 @@ def tbt_benchmark(
     format: Annotated[
         str, opt.choice(opt.OUTPUT_PANEL, "--format", benchmark.FORMATS, env=False, help="How the rows are written.")
     ] = "md",
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o", "--output", metavar="FILE", help="Write there, not to standard output.", rich_help_panel="Output"
-        ),
-    ] = None,
+    output: opt.RowsFile = None,
     plot: Annotated[
         str | None,
         typer.Option(

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -40,22 +39,12 @@ def throughput_benchmark(
     n_parallel: Annotated[
         Any, opt.measurement("-npl", "--n-parallel", metavar="N,...", parser=opt.wholes(1), help="Sequences at once.")
     ] = "1,2,4,8,16,32",
-    repetitions: Annotated[
-        int,
-        opt.measurement(
-            "-r", "--repetitions", metavar="N", parser=opt.whole(1), help="Runs of each test, after a warm-up."
-        ),
-    ] = 3,
+    repetitions: opt.Repetitions = 3,
     loading: LoadingOrRandom = LoadingOrRandom(),
     format: Annotated[
         str, opt.choice(opt.OUTPUT_PANEL, "--format", benchmark.FORMATS, env=False, help="How the rows are written.")
     ] = "md",
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o", "--output", metavar="FILE", help="Write there, not to standard output.", rich_help_panel="Output"
-        ),
-    ] = None,
+    output: opt.RowsFile = None,
     plot: Annotated[
         str | None,
         typer.Option(

@@ -6,6 +6,7 @@ import logging
 import math
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -382,6 +383,15 @@ GenLengths = Annotated[
 ]
 Depths = Annotated[
     Any, measurement("-d", "--n-depth", metavar="N,...", parser=wholes(0), help="Context before the decodes.")
+]
+Repetitions = Annotated[
+    int, measurement("-r", "--repetitions", metavar="N", parser=whole(1), help="Runs of each test, after a warm-up.")
+]
+RowsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "-o", "--output", metavar="FILE", help="Write there, not to standard output.", rich_help_panel=OUTPUT_PANEL
+    ),
 ]
 
 
