@@ -16,7 +16,13 @@ from llmcl.kernels.common.weight import Weight
 from llmcl.models.config import ModelConfig
 from llmcl.models.families.blocks import Attention, Experts, GatedMlp, Rotation
 from llmcl.ops.add_bias import add_bias
-from llmcl.ops.attention import attention_decode, attention_prefill, attention_supports_output, rope_append
+from llmcl.ops.attention import (
+    attention_decode,
+    attention_prefill,
+    attention_supports_output,
+    decode_supports_output,
+    rope_append,
+)
 from llmcl.ops.biased_gate import biased_gate
 from llmcl.ops.embed import embed
 from llmcl.ops.experts import experts_down, experts_gate_up, experts_prefill, experts_sum, group_by_expert
@@ -215,7 +221,6 @@ class LayerOps(ABC):
     ) -> list[Launch]:
         """Attention of one token, which rotates and appends it as well; or of one of each sequence."""
         act = self.act
-        assert isinstance(out, Buffer)
         return attention_decode(
             self.device,
             self.shape,
@@ -374,7 +379,10 @@ class BatchOps(PrefillOps):
     """A row each of several sequences: products as in prefill, attention as in decode, which rotates and appends."""
 
     def attended(self, output: Weight) -> ActivationOperand:
-        return self.act.attended
+        layout = input_layout(self.device, output, self.max_rows)
+        if layout is None or not decode_supports_output(self.device, self.shape, layout):
+            return self.act.attended
+        return layout.packed(self.step, output.k)
 
     def append(self, k: Buffer, v: Buffer, rotation: Rotation) -> list[Launch]:
         return []

@@ -19,7 +19,7 @@ from llmcl.kernels.common.attention import (
     TileRequest,
 )
 from llmcl.kernels.common.cost import once, per_token
-from llmcl.kernels.common.linear import ActivationLayout, ActivationOperand
+from llmcl.kernels.common.linear import ActivationLayout, ActivationOperand, PackedActivations
 from llmcl.kernels.common.sizes import columns_a_work_item, local_size
 from llmcl.kernels.common.step_state import StepState, for_rows
 from llmcl.kernels.implementation import pick
@@ -54,7 +54,7 @@ def attention_decode(
     v_cache: Buffer,
     part_ml: Buffer,
     part_acc: Buffer,
-    out: Buffer,
+    out: ActivationOperand,
     *,
     n_splits: int,
     variant: str | None = None,
@@ -65,7 +65,8 @@ def attention_decode(
     token of each. All but the cache have then a row for each token.
 
     qkv float32 [n_q_heads + 2 n_kv_heads, head_dim]; rope float32 [head_dim]; out float32 [n_q_heads, head_dim];
-    part_ml float32 [n_q_heads, n_splits, 2], part_acc float32 [n_q_heads, n_splits, head_dim].
+    part_ml float32 [n_q_heads, n_splits, 2], part_acc float32 [n_q_heads, n_splits, head_dim]. out may be
+    PackedActivations [n, n_q_heads * head_dim] where `decode_supports_output` says so.
     block_n: keys a step; None: as tuned, or chosen for the device.
     """
     chosen = table.pick(AttentionDecode, device, shape.kv_dtype, shape.head_dim, variant)
@@ -77,14 +78,21 @@ def attention_decode(
         expected = ", ".join(map(str, DECODE_BLOCK_N))
         raise UsageError(f"BLOCK_N is {block_n}; expected one of {expected}")
     own, width = chosen.size(device, shape, block_n or chosen.default_block_n)
-    constants = {**shape.constants(step), "N_SPLITS": n_splits, "SCALE": shape.scale, **own}
+    constants = {
+        **shape.constants(step),
+        "N_SPLITS": n_splits,
+        "SCALE": shape.scale,
+        **own,
+        **chosen.out_constants(out),
+    }
+    to = out.buffer if isinstance(out, PackedActivations) else out
     if chosen.one_split_keys:
         constants["ONE_SPLIT_KEYS"] = chosen.one_split_keys
-        results = [part_acc, out]
+        results = [part_acc, to]
     elif chosen.merges:
-        results = [part_acc, out, device.zeros(4 * shape.n_kv_heads * max(1, step.n_sequences), "arrivals")]
+        results = [part_acc, to, device.zeros(4 * shape.n_kv_heads * max(1, step.n_sequences), "arrivals")]
     else:
-        results = [out if n_splits == 1 else part_acc]
+        results = [to if n_splits == 1 else part_acc]
     launches = [
         device.launch(
             chosen.file,
@@ -99,10 +107,15 @@ def attention_decode(
     ]
     if n_splits > 1 and not chosen.merges:
         merge = attention_merge(
-            device, shape, part_ml, part_acc, out, step, n_splits=n_splits, one_split_keys=chosen.one_split_keys
+            device, shape, part_ml, part_acc, to, step, n_splits=n_splits, one_split_keys=chosen.one_split_keys
         )
         launches += merge
     return launches
+
+
+def decode_supports_output(device: Device, shape: AttentionShape, layout: ActivationLayout) -> bool:
+    """Whether attention_decode can leave its output in `layout`."""
+    return table.pick(AttentionDecode, device, shape.kv_dtype, shape.head_dim).supports_output(layout)
 
 
 def attention_merge(

@@ -13,6 +13,7 @@ from helpers import (
     read_guarded,
     read_packed,
     relative_error,
+    rotations,
     run,
     step_state_at,
     to_storage,
@@ -22,8 +23,14 @@ from helpers import (
 
 from llmcl import reference
 from llmcl.kernels.common.attention import AttentionShape
+from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.nvidia.linear import TensorCoreLayout
-from llmcl.ops.attention import attention_prefill, attention_supports_output
+from llmcl.ops.attention import (
+    attention_decode,
+    attention_prefill,
+    attention_supports_output,
+    decode_supports_output,
+)
 from llmcl.ops.linear import input_layout, linear_prefill, linear_supports_output
 from llmcl.runtime.device import Device
 
@@ -102,4 +109,39 @@ def test_attention_leaves_them(target: Device, n: int) -> None:
     for out in (plain, narrow):
         run(attention_prefill(target, shape, *operands, out), n)
     expected = reference.round_to(read_guarded(target, plain, np.float32, (n, n_heads * head_dim)), "bfloat16")
+    np.testing.assert_array_equal(read_packed(target, narrow, n), expected)
+
+
+@pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.parametrize("n_splits", [1, 3])
+@pytest.mark.parametrize("n", [2, 8, 19])
+def test_decode_attention_leaves_them(target: Device, dtype: str, n_splits: int, n: int) -> None:
+    """A row of each of several sequences, whose keys lie in two pages."""
+    n_heads, head_dim, page = 8, 64, 64
+    shape = AttentionShape(n_heads, 2, head_dim, 2 * n * page, "float16", page)
+    layout = TensorCoreLayout(dtype, blocks=True, by_token=True)
+    assert decode_supports_output(target, shape, layout)
+    rng = np.random.default_rng(n)
+    positions = rng.integers(0, 2 * page, n)
+    step = StepState(target, n, 2, n)
+    for i, position in enumerate(positions):
+        step.write_sequence(i, int(position), 0)
+        step.write_pages([2 * n - 1 - i, i], i)
+    step.write_rows(range(n), 0)
+    caches = rng.standard_normal((2, 2, 2 * n * page, head_dim))
+    keys, values = (to_storage(cache, "float16") for cache in caches)
+    qkv = rng.standard_normal((n, n_heads + 4, head_dim)).astype(np.float32)
+    operands = (
+        with_poison(target, qkv),
+        with_poison(target, rotations(head_dim, positions)),
+        step,
+        with_poison(target, key_tiles(keys)),
+        with_poison(target, values),
+        poisoned(target, (n, n_heads, n_splits, 2)),
+        poisoned(target, (n, n_heads, n_splits, head_dim)),
+    )
+    plain, narrow = poisoned(target, (n, n_heads * head_dim)), layout.packed(step, n_heads * head_dim)
+    for out in (plain, narrow):
+        run(attention_decode(target, shape, *operands, out, n_splits=n_splits), n)
+    expected = reference.round_to(read_guarded(target, plain, np.float32, (n, n_heads * head_dim)), dtype)
     np.testing.assert_array_equal(read_packed(target, narrow, n), expected)

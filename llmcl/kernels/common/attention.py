@@ -82,7 +82,21 @@ class AttentionShape:
         }
 
 
-class AttentionDecode(Implementation):
+class AttentionKernel(Implementation):
+    """What attention of one token and of many have in common."""
+
+    def supports_output(self, layout: ActivationLayout) -> bool:
+        """Whether it can leave its output in this layout."""
+        return False
+
+    def out_constants(self, out: ActivationOperand) -> dict[str, object]:
+        """Build constants for rows in a layout that it leaves."""
+        if isinstance(out, PackedActivations):
+            raise TypeError(f"the {self.name} variant of {self.file} leaves float32 rows")
+        return {}
+
+
+class AttentionDecode(AttentionKernel):
     """One query token against the cache. merges: the kernel joins the states of its splits itself.
 
     one_split_keys: up to so many keys one split has all of them, and no states need joining.
@@ -141,7 +155,7 @@ class PrefillTiles:
         return {"BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "DV_TILE": self.dv_tile, **self.extra}
 
 
-class AttentionPrefill(Implementation):
+class AttentionPrefill(AttentionKernel):
     """Many query tokens against the cache, tile by tile."""
 
     takes_turns = False
@@ -181,16 +195,6 @@ class AttentionPrefill(Implementation):
         they lie, the output of any dtype. Build constants are then ARRAYS, OUT and STRIDES, a slot of `state`: from it
         on lie how many elements apart batches, heads and rows of the queries, of the keys and of the values are."""
         return False
-
-    def supports_output(self, layout: ActivationLayout) -> bool:
-        """Whether it can leave its output in this layout."""
-        return False
-
-    def out_constants(self, out: ActivationOperand) -> dict[str, object]:
-        """Build constants for rows in a layout that it leaves."""
-        if isinstance(out, PackedActivations):
-            raise TypeError(f"the {self.name} variant of attention_prefill leaves float32 rows")
-        return {}
 
 
 def check_block_sizes(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from llmcl.kernels.common.attention import (
     AttentionDecode,
+    AttentionKernel,
     AttentionPrefill,
     AttentionShape,
     PrefillTiles,
@@ -30,7 +31,20 @@ def decode_floats(shape: AttentionShape) -> tuple[int, int]:
     return max(8 * shape.head_dim, state), queries + shape.head_dim // 2
 
 
-class NvidiaAttentionDecode(AttentionDecode):
+class LeavesBlocks(AttentionKernel):
+    """Attention whose output may lie in 16 bits and blocks, for the product that follows."""
+
+    def supports_output(self, layout: ActivationLayout) -> bool:
+        return isinstance(layout, TensorCoreLayout) and layout.blocks
+
+    def out_constants(self, out: ActivationOperand) -> dict[str, object]:
+        if not isinstance(out, PackedActivations):
+            return {}
+        assert isinstance(out.layout, TensorCoreLayout)
+        return {"PACKED_OUT": True, "OUT": kernel_name(out.layout.dtype)}
+
+
+class NvidiaAttentionDecode(LeavesBlocks, AttentionDecode):
     name, file = "nvidia", "nvidia/attention_decode.cl"
     rounds_to_16_bits = True
     runs_anywhere = False
@@ -91,7 +105,7 @@ def _keys(head_dim: int, dtype: str) -> tuple[int, ...]:
     return (32, 64) if head_dim <= 64 else (32,)
 
 
-class HopperAttentionPrefill(NvidiaAttentionPrefill):
+class HopperAttentionPrefill(LeavesBlocks, NvidiaAttentionPrefill):
     """All columns in one pass, 128 query rows and keys."""
 
     name, file = "hopper", "nvidia/attention_prefill_wgmma.cl"
@@ -119,15 +133,6 @@ class HopperAttentionPrefill(NvidiaAttentionPrefill):
 
     def reads_arrays(self, dtype: str, width: int) -> bool:
         return self.supports(dtype, width)
-
-    def supports_output(self, layout: ActivationLayout) -> bool:
-        return isinstance(layout, TensorCoreLayout) and layout.blocks
-
-    def out_constants(self, out: ActivationOperand) -> dict[str, object]:
-        if not isinstance(out, PackedActivations):
-            return {}
-        assert isinstance(out.layout, TensorCoreLayout)
-        return {"PACKED_OUT": True, "OUT": kernel_name(out.layout.dtype)}
 
 
 class NvidiaRopeAppend(RopeAppend):

@@ -3,17 +3,29 @@
 // the work. The last of a head's groups to finish merges the states of the splits, as attention_merge.cl does elsewhere: a
 // launch less.
 //
-// out       float [N_Q_HEADS][HEAD_DIM]
+// out       float [N_Q_HEADS][HEAD_DIM]; with PACKED_OUT, of all rows, OUT [ceil(n/8)][N_Q_HEADS HEAD_DIM / 8][8][8], as
+//           pack_activations.cl leaves blocks
 // arrivals  int [N_KV_HEADS], 0 before and after: groups of the head that have left their state
 //
 // Index space: groups (N_KV_HEADS, N_SPLITS, rows of the step: step_rows.cl) of WARPS warps. For pages of keys and values see kv_address.cl.
 #include "nvidia/attend.cl"
 #include "common/step_rows.cl"
 
+#define OUT_SIZE (N_Q_HEADS * HEAD_DIM)
+
+inline void store_out(__global void* out, const int row, const int column, const float value) {
+#if PACKED_OUT
+    __global ushort* blocks = (__global ushort*)out + (size_t)(row / 8) * OUT_SIZE * 8;
+    blocks[column / 8 * 64 + row % 8 * 8 + column % 8] = (ushort)CAT(narrow_, OUT)(value, 0.0f);
+#else
+    ((__global float*)out)[(size_t)row * OUT_SIZE + column] = value;
+#endif
+}
+
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
 void attention_decode(__global const float* qkv, __global const float* rope, __global const int* state,
                       __global CAT(KV, _t)* k_cache, __global CAT(KV, _t)* v_cache,
-                      __global float* part_ml, __global float* part_acc, __global float* out,
+                      __global float* part_ml, __global float* part_acc, __global void* out,
                       __global int* arrivals MOD_PARAMS) {
     __local float __attribute__((aligned(16))) queries[QUERY_FLOATS];
     __local ushort new_key[HEAD_DIM];
@@ -25,7 +37,6 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
     state = sequence_state(state, row);
     qkv += row * (N_Q_HEADS + 2 * N_KV_HEADS) * HEAD_DIM;
     rope += row * HEAD_DIM;
-    out += row * N_Q_HEADS * HEAD_DIM;
     part_ml += row * N_Q_HEADS * N_SPLITS * 2;
     part_acc += (size_t)row * N_Q_HEADS * N_SPLITS * HEAD_DIM;
     arrivals += row * N_KV_HEADS;
@@ -37,7 +48,7 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
     for (int i = lid; i < GROUP_SIZE * HEAD_DIM; i += LOCAL_SIZE) {
         const softmax_state all = warps_state(&range, i, &space);
         if (n_splits == 1) {
-            out[head * GROUP_SIZE * HEAD_DIM + i] = all.acc * softmax_norm(all.l);
+            store_out(out, row, head * GROUP_SIZE * HEAD_DIM + i, all.acc * softmax_norm(all.l));
             continue;
         }
         const int part = (head * GROUP_SIZE + i / HEAD_DIM) * N_SPLITS + split;
@@ -71,6 +82,6 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
         float sum = 0.0f;
 #pragma unroll 16
         for (int k = 0; k < n_splits; ++k) sum += ml[(k * GROUP_SIZE + g) * 2] * load_shared_float(acc_of + k * HEAD_DIM);
-        out[(head * GROUP_SIZE + g) * HEAD_DIM + column] = sum;
+        store_out(out, row, (head * GROUP_SIZE + g) * HEAD_DIM + column, sum);
     }
 }
