@@ -116,6 +116,8 @@ def check(
     expected = finish(reference.linear(used, values), before, epilogue)
     on_matrix_units = device.entry.ptx_arch >= 80 and dtype != "float32"
     allowed = TOLERANCE
+    if on_matrix_units:  # they cut sums off where other units round, so that errors grow with the number of sums
+        allowed *= max(1, k / 4096)
     if on_matrix_units and dtype in QUANTIZED:
         allowed = FLOAT16_TOLERANCE
     if norm and (on_matrix_units or device.is_cpu):  # rows are rounded: where quantised, to 8 bits
