@@ -15,6 +15,7 @@ from echo_engine import stats
 from pydantic import BaseModel, TypeAdapter
 
 from llmcl.engine.generation import Piece
+from llmcl.engine.stats import GenerationStats
 from llmcl.ops.logprobs import LogProb
 from llmcl.serve.run import Server, listen
 from llmcl.serve.served import Served
@@ -53,7 +54,8 @@ class FakeEngine:
     """Answers a prompt with `reply(text of the prompt)`, a byte a token, max_sequences at a time.
 
     hold_after: so many tokens, and then nothing more until the client goes away. delay_s: before each token. fail: what
-    to raise in place of the second token. asked: prompt and options of each request. open: requests under way.
+    to raise in place of the second token. cached: tokens of a prompt that it says it held. asked: prompt and options of
+    each request. open: requests under way.
     """
 
     def __init__(self, tokenizer: Tokenizer, max_sequences: int = 2):
@@ -63,6 +65,7 @@ class FakeEngine:
         self.hold_after: int | None = None
         self.delay_s = 0.0
         self.fail: Exception | None = None
+        self.cached = 0
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.open = self.running = 0
 
@@ -101,9 +104,12 @@ class FakeEngine:
             reason = "stop" if stopped or at_end else "length" if cut else None
             top = tuple((token ^ i, -0.25 - i) for i in range(logprobs or 0))
             logprob = None if logprobs is None else LogProb(token, -0.25, top)
-            yield Piece(shown, token, 1.5 if n else None, reason, stats() if reason else None, logprob)
+            yield Piece(shown, token, 1.5 if n else None, reason, self._stats() if reason else None, logprob)
             if reason:
                 return
+
+    def _stats(self) -> GenerationStats:
+        return stats(cached_tokens=self.cached)
 
 
 def last_said(text: str) -> str:

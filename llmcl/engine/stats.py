@@ -58,11 +58,12 @@ class GenerationStats:
     """One generation. Times in milliseconds, sizes in bytes; None where a value does not exist.
 
     The `_per_token` values count decode steps only, not the prefill. compile_ms: on the device since it was opened, for
-    kernels that were not in the cache. Of speculative decoding alone: rows_per_step, which the model computed, and
-    tokens_per_step, which came of them.
+    kernels that were not in the cache. cached_tokens: of the prompt, which the KV cache held. Of speculative decoding
+    alone: rows_per_step, which the model computed, and tokens_per_step, which came of them.
     """
 
     prompt_tokens: int
+    cached_tokens: int
     generated_tokens: int
     load_ms: float | None
     compile_ms: float | None
@@ -94,7 +95,7 @@ class GenerationStats:
             ("device", device, ""),
             ("load", _with_unit(self.load_ms, 0, "ms"), "until the model was ready on the device"),
             ("compile", _with_unit(self.compile_ms or None, 0, "ms"), "for kernels that were not in the cache"),
-            ("prompt", f"{self.prompt_tokens} tokens", ""),
+            ("prompt", f"{self.prompt_tokens} tokens{self._cached()}", ""),
             ("prefill", _with_unit(self.prefill_tokens_per_s, 1, "tokens/s"), "reading the prompt"),
             ("TTFT", _with_unit(self.ttft_ms, 1, "ms"), "time to first token, from the request on"),
             ("answer", f"{self.generated_tokens} tokens", ""),
@@ -107,6 +108,9 @@ class GenerationStats:
             ("memory", _with_unit(_mebi(self.peak_device_bytes), 1, "MiB"), "the most held on the device"),
         ]
         return _lines(rows, width)
+
+    def _cached(self) -> str:
+        return f", {self.cached_tokens} of them cached" if self.cached_tokens else ""
 
     def _drafts(self) -> str | None:
         if self.rows_per_step is None or self.tokens_per_step is None:
@@ -197,6 +201,7 @@ class Recorder:
         tpot_ms = (times[-1] - times[0]) / 1e6 / len(tbt_ms) if tbt_ms else None
         return GenerationStats(
             prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.prompt_tokens - self.prefilled_tokens,
             generated_tokens=len(times),
             load_ms=load_ms,
             compile_ms=compile_ms,

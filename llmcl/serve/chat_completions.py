@@ -18,7 +18,7 @@ from llmcl.serve.fields import Fields, wrong
 from llmcl.serve.generation import GenerationResponse
 from llmcl.serve.logprobs import MAX_TOP, LogProbWriter
 from llmcl.serve.sampling import MAX_ANSWERS, MAX_STOPS, of_choice, read_sampling
-from llmcl.serve.served import Answer, Ask
+from llmcl.serve.served import Answer, Ask, cached_tokens
 from llmcl.serve.service import Service
 
 _ROOM = 1 << 31  # more tokens than any context: the answer ends where that does
@@ -61,10 +61,15 @@ def refuse_tools(fields: Fields) -> None:
     fields.refuse("tools are not supported", "tools", "functions")
 
 
-def usage_of(n_prompt: int, answers: Sequence[Answer]) -> dict[str, int]:
+def usage_of(n_prompt: int, answers: Sequence[Answer]) -> dict[str, Any]:
     """The field `usage` of OpenAI's completions. n_prompt: tokens of the prompt, or of all prompts."""
     n_tokens = sum(len(answer.token_ids) for answer in answers)
-    return {"prompt_tokens": n_prompt, "completion_tokens": n_tokens, "total_tokens": n_prompt + n_tokens}
+    return {
+        "prompt_tokens": n_prompt,
+        "completion_tokens": n_tokens,
+        "total_tokens": n_prompt + n_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens(answers)},
+    }
 
 
 class ChatForm:
@@ -122,6 +127,6 @@ class ChatForm:
         choice = {"index": answer.index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
         return event(self._object("chat.completion.chunk", [choice], None))
 
-    def _object(self, kind: str, choices: list[dict[str, Any]], usage: dict[str, int] | None) -> dict[str, Any]:
+    def _object(self, kind: str, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> dict[str, Any]:
         made = {**self._head, "object": kind, "choices": choices}
         return made | {"usage": usage} if usage is not None or self._with_usage else made

@@ -110,7 +110,7 @@ class CompletionForm:
     def _chunk(self, answer: Answer, text: str, finish_reason: str | None) -> bytes:
         return event(self._object([self._choice(answer, text, finish_reason)], None))
 
-    def _object(self, choices: list[dict[str, Any]], usage: dict[str, int] | None) -> dict[str, Any]:
+    def _object(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> dict[str, Any]:
         made = {**self._head, "object": "text_completion", "choices": choices}
         return made | {"usage": usage} if usage is not None or self._with_usage else made
 

@@ -81,9 +81,8 @@ class MessageForm:
         return _event({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}})
 
     def finish(self, answer: Answer) -> bytes:
-        usage = {"input_tokens": self._n_prompt, "output_tokens": len(answer.token_ids)}
         return _event({"type": "content_block_stop", "index": 0}) + _event(
-            {"type": "message_delta", "delta": self._ending(answer), "usage": usage}
+            {"type": "message_delta", "delta": self._ending(answer), "usage": self._usage(answer)}
         )
 
     def end(self, answers: Sequence[Answer]) -> bytes:
@@ -94,9 +93,16 @@ class MessageForm:
 
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         (answer,) = answers
-        usage = {"input_tokens": self._n_prompt, "output_tokens": len(answer.token_ids)}
         content = [{"type": "text", "text": answer.text, "citations": None}]
-        return {**self._head, "content": content, **self._ending(answer), "usage": usage}
+        return {**self._head, "content": content, **self._ending(answer), "usage": self._usage(answer)}
+
+    def _usage(self, answer: Answer) -> dict[str, int]:
+        """As Anthropic counts: cached tokens are no part of input_tokens."""
+        return {
+            "input_tokens": self._n_prompt - answer.cached_tokens,
+            "cache_read_input_tokens": answer.cached_tokens,
+            "output_tokens": len(answer.token_ids),
+        }
 
     def _ending(self, answer: Answer) -> dict[str, str | None]:
         stop = answer.stop_string(self._tokenizer)

@@ -117,7 +117,7 @@ class ResponseForm:
             n_tokens = len(answer.token_ids)
             usage = {
                 "input_tokens": self._n_prompt,
-                "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+                "input_tokens_details": {"cached_tokens": answer.cached_tokens, "cache_write_tokens": 0},
                 "output_tokens": n_tokens,
                 "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": self._n_prompt + n_tokens,

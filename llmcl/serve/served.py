@@ -83,6 +83,7 @@ class Answer:
     tbt_ms: list[float] = field(default_factory=list)
     logprobs: list[LogProb] = field(default_factory=list)
     finish_reason: str | None = None
+    cached_tokens: int = 0  # of the prompt, which the engine's pages held; known at the end
 
     def add(self, piece: Piece) -> None:
         self.text += piece.text
@@ -92,6 +93,8 @@ class Answer:
             self.tbt_ms.append(piece.tbt_ms)
         if piece.logprob is not None:
             self.logprobs.append(piece.logprob)
+        if piece.stats is not None:
+            self.cached_tokens = piece.stats.cached_tokens
 
     def stop_string(self, tokenizer: Tokenizer) -> str | None:
         """The stop string that ended the answer; None where something else did.
@@ -105,6 +108,15 @@ class Answer:
         else:
             rest = tokenizer.decode(self.token_ids)[len(self.text) :]
         return min((stop for stop in self.ask.stop if rest.startswith(stop)), key=len, default=None)
+
+
+def cached_tokens(answers: Sequence[Answer]) -> int:
+    """Tokens of all prompts that were not computed for them. Of several answers to a prompt the first computed it."""
+    least: dict[int, int] = {}
+    for answer in answers:
+        prompt = id(answer.ask.prompt)
+        least[prompt] = min(least.get(prompt, answer.cached_tokens), answer.cached_tokens)
+    return sum(least.values())
 
 
 async def pieces(served: Served, answers: Sequence[Answer]) -> AsyncGenerator[tuple[Answer, Piece], None]:

@@ -177,6 +177,7 @@ def _result(request: FileRequest, question: Question, text: str, last: Piece) ->
         "text": text,
         "finish_reason": last.finish_reason,
         "prompt_tokens": last.stats.prompt_tokens,
+        "cached_tokens": last.stats.cached_tokens,
         "generated_tokens": last.stats.generated_tokens,
     }
     if "id" in request.given:

@@ -149,6 +149,12 @@ def test_text_stops_and_statistics_are_those_of_a_single_answer(opened: Opened) 
     until(lambda: not opened.batch.places)
 
 
+def test_statistics_say_what_of_the_prompt_an_earlier_request_left(opened: Opened) -> None:
+    first = opened.engine.submit(prompt(1, 150), max_tokens=2).result().stats
+    again = opened.engine.submit([*prompt(1, 140), 7], max_tokens=2).result().stats
+    assert (first.cached_tokens, again.cached_tokens, again.prompt_tokens) == (0, 128, 141)
+
+
 def test_an_answer_ends_with_the_end_of_text_token(opened: Opened) -> None:
     seed, at = next(
         (seed, ids.index(VOCAB - 1)) for seed in range(100) if VOCAB - 1 in (ids := expected(seed, 40))[3:39]

@@ -70,6 +70,7 @@ def test_recorder_computes_what_the_definitions_say(clock: list[int]) -> None:
     stats = recorder.finish(**MEASURED)
     assert stats.to_dict() == {
         "prompt_tokens": 50,
+        "cached_tokens": 30,
         "generated_tokens": 5,
         "load_ms": 250.0,
         "compile_ms": 70.0,
@@ -86,6 +87,7 @@ def test_recorder_computes_what_the_definitions_say(clock: list[int]) -> None:
         "peak_device_bytes": 3 * 2**20,
     }
     assert stats.tbt_ms["stalls"] == 1
+    assert "prompt    50 tokens, 30 of them cached\n" in stats.report()
 
 
 def test_with_drafts_bytes_are_those_of_a_token_and_not_of_a_step(clock: list[int]) -> None:

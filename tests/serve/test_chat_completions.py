@@ -81,6 +81,8 @@ def test_usage_comes_in_a_chunk_of_its_own(client: openai.OpenAI, shared: Runnin
     assert found[-1].choices == [] and found[-1].usage is not None and found[-1].usage.completion_tokens == 6
     assert all(chunk.usage is None and chunk.choices for chunk in found[:-1])
     assert "usage" in found[0].model_fields_set  # null, and not left out
+    details = found[-1].usage.prompt_tokens_details
+    assert details is not None and details.cached_tokens == 0
     assert "usage" not in chunks(shared)[0].model_fields_set
 
 

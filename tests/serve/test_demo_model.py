@@ -61,6 +61,26 @@ def test_clients_at_once_get_what_each_would_get_alone(demo: Running) -> None:
             assert answer.stop_reason == "max_tokens" and answer.usage.output_tokens == 12
 
 
+def test_a_header_that_changes_leaves_the_prefix_cache_as_it_is(demo: Running) -> None:
+    """Of Claude Code: its first system block is another one with every request."""
+    cached = []
+    with anthropic.Anthropic(base_url=demo.url, api_key="none") as client:
+        for n in range(3):
+            answer = client.messages.create(
+                model="any",
+                max_tokens=1,
+                system=[
+                    {"type": "text", "text": f"x-anthropic-billing-header: cc_version=2; cch={n}{n};"},
+                    {"type": "text", "text": "You are an assistant who knows the sea. " * 12},
+                ],
+                messages=[{"role": "user", "content": f"{n}: name a fish."}],
+            )
+            assert answer.usage.cache_read_input_tokens is not None
+            cached.append(answer.usage.cache_read_input_tokens)
+            whole = answer.usage.input_tokens + cached[-1]
+    assert cached[0] == 0 and cached[1] == cached[2] == 64 and whole > 64
+
+
 def test_a_greedy_token_is_the_most_likely(demo: Running) -> None:
     with openai.OpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0) as client:
         answer = client.completions.create(model="any", prompt="The sky is", max_tokens=3, temperature=0, logprobs=2)

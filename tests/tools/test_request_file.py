@@ -110,6 +110,7 @@ def test_results_come_as_they_end_with_what_each_line_asked_for(engine: Engine, 
         "text": text_of("second", 5, 101),
         "finish_reason": "length",
         "prompt_tokens": 6,
+        "cached_tokens": 0,
         "generated_tokens": 5,
     }
     assert by_index[2]["text"] == text_of([5, 6, 7], 20, 3) and (by_index[2]["id"], by_index[2]["seed"]) == (9, 3)
