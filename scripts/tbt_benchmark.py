@@ -16,6 +16,7 @@ from llmcl.cli.option_groups import LoadingOrRandom, with_groups
 from llmcl.cli.text_files import check_writable
 from llmcl.errors import UsageError
 from llmcl.tools import benchmark
+from llmcl.tools.rows import FORMATS, write_rows
 
 EPILOG = """\b
 pp512          512 random tokens prefilled: no tokenisation, no sampling
@@ -60,7 +61,7 @@ def tbt_benchmark(
     ] = None,
     loading: LoadingOrRandom = LoadingOrRandom(),
     format: Annotated[
-        str, opt.choice(opt.OUTPUT_PANEL, "--format", benchmark.FORMATS, env=False, help="How the rows are written.")
+        str, opt.choice(opt.OUTPUT_PANEL, "--format", FORMATS, env=False, help="How the rows are written.")
     ] = "md",
     output: opt.RowsFile = None,
     plot: Annotated[
@@ -86,12 +87,7 @@ def tbt_benchmark(
     context = ctx_size or plan.context_tokens()
     with load_model(model, loading, random=random, ctx_size=context, quiet=False) as llm:
         result = benchmark.run(llm, plan, note=lambda text: print(text, file=sys.stderr, flush=True))
-    text = benchmark.format_rows(result.rows, format)
-    if output is None:
-        print(text, end="", flush=True)
-    else:
-        output.write_text(text, encoding="utf-8")
-        print(benchmark.markdown(result.rows), end="", file=sys.stderr)
+    write_rows(result.rows, format, output, benchmark.markdown)
     if plot is not None:
         benchmark.plot_tbt(result, plot)
 

@@ -16,6 +16,7 @@ from llmcl.cli.text_files import check_writable
 from llmcl.errors import UsageError
 from llmcl.models.batch import MAX_SEQUENCES
 from llmcl.tools import benchmark, throughput
+from llmcl.tools.rows import FORMATS, write_rows
 
 EPILOG = """\b
 PP, TG, PL    tokens of a prompt, of an answer, and sequences at once
@@ -42,7 +43,7 @@ def throughput_benchmark(
     repetitions: opt.Repetitions = 3,
     loading: LoadingOrRandom = LoadingOrRandom(),
     format: Annotated[
-        str, opt.choice(opt.OUTPUT_PANEL, "--format", benchmark.FORMATS, env=False, help="How the rows are written.")
+        str, opt.choice(opt.OUTPUT_PANEL, "--format", FORMATS, env=False, help="How the rows are written.")
     ] = "md",
     output: opt.RowsFile = None,
     plot: Annotated[
@@ -65,12 +66,7 @@ def throughput_benchmark(
     check_writable("-o/--output", output)
     with load_model(model, loading, random=random, ctx_size=plan.context_tokens(), quiet=False) as llm:
         rows = throughput.run(llm, plan, note=lambda text: print(text, file=sys.stderr, flush=True))
-    text = throughput.format_rows(rows, format)
-    if output is None:
-        print(text, end="", flush=True)
-    else:
-        output.write_text(text, encoding="utf-8")
-        print(throughput.format_rows(rows, "md"), end="", file=sys.stderr)
+    write_rows(rows, format, output, throughput.markdown)
     if plot is not None:
         throughput.plot(rows, plot)
 

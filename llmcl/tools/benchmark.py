@@ -14,10 +14,7 @@ measured on the same device in the same run.
 
 from __future__ import annotations
 
-import csv
-import dataclasses
 import importlib.util
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,13 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 from llmcl.engine.stats import summarize
 from llmcl.errors import ContextLengthError, OutOfDeviceMemoryError, UsageError
-from llmcl.tools import json_text
-from llmcl.tools.markdown import row as markdown_row
+from llmcl.tools.rows import markdown_table
 
 if TYPE_CHECKING:
     from llmcl.engine.llm import LLM
 
-FORMATS = ("md", "csv", "json", "jsonl")
 PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 PROMPT = "Explain to a curious child why the sky is blue, then why sunsets are red."
 PROMPT_ROOM_TOKENS = 128  # PROMPT in any chat template
@@ -223,30 +218,6 @@ def decode_bytes(weight_bytes: int, kv_bytes_per_position: int, depth: int, n: i
 # ---- writing results ----------------------------------------------------------------------------------
 
 
-def format_rows(rows: Sequence[Row], format: str) -> str:
-    """The rows as a markdown table (followed by one of the times between tokens), csv, json or jsonl."""
-    if format == "md":
-        return markdown(rows)
-    if format == "csv":
-        return _csv(rows)
-    objects = [dataclasses.asdict(row) for row in rows]
-    if format == "json":
-        return json_text.dumps(objects, indent=2) + "\n"
-    return "".join(json_text.dumps(item) + "\n" for item in objects)
-
-
-def _csv(rows: Sequence[Row]) -> str:
-    tbt_names = list(summarize([1.0, 1.0]))
-    columns = [field.name for field in dataclasses.fields(Row) if field.name not in ("tbt_ms", "samples_ts")]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns + [name if name == "stalls" else f"tbt_{name}_ms" for name in tbt_names])
-    for row in rows:
-        tbt = row.tbt_ms or {}
-        writer.writerow([getattr(row, name) for name in columns] + [tbt.get(name) for name in tbt_names])
-    return text.getvalue()
-
-
 def markdown(rows: Sequence[Row]) -> str:
     """llama-bench's columns, then ms a token, GB/s and the share of the measured bandwidth; then TBT."""
     header = ["model", "size", "params", "backend", "device", "dtype", "test"]
@@ -282,18 +253,6 @@ def markdown(rows: Sequence[Row]) -> str:
 
 def _figure(name: str, tbt: dict[str, float | None]) -> str:
     return str(tbt[name]) if name == "stalls" else f"{tbt[name]:.3f}"
-
-
-def markdown_table(header: list[str], rows: list[list[str]], left: int) -> str:
-    """A table with padded columns, the first `left` of them aligned to the left."""
-    widths = [max(len(line[i]) for line in [header, *rows]) for i in range(len(header))]
-
-    def line(cells: list[str]) -> str:
-        padded = [c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))]
-        return markdown_row(padded) + "\n"
-
-    rule = [f"{'-' * (w - 1)}:" if i >= left else "-" * w for i, w in enumerate(widths)]
-    return "".join(map(line, [header, rule, *rows]))
 
 
 def _binary_size(n_bytes: float) -> str:

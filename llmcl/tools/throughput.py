@@ -11,9 +11,6 @@ these bytes, over the time of a step, with a streaming read measured on the same
 
 from __future__ import annotations
 
-import csv
-import dataclasses
-import io
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,8 +22,8 @@ import numpy as np
 from llmcl.models.batch import Batch, make_batch
 from llmcl.models.sequence import SequenceState
 from llmcl.ops.sample import SamplingParams
-from llmcl.tools import json_text
-from llmcl.tools.benchmark import decode_bytes, markdown_table, measured_bandwidth
+from llmcl.tools.benchmark import decode_bytes, measured_bandwidth
+from llmcl.tools.rows import markdown_table
 
 if TYPE_CHECKING:
     from llmcl.engine.llm import LLM
@@ -151,23 +148,8 @@ def _decode(batch: Batch, sequences: list[SequenceState], inputs: list[int], n_s
         waiting()
 
 
-def format_rows(rows: Sequence[Row], format: str) -> str:
-    """The rows as a markdown table, csv, json or jsonl."""
-    objects = [dataclasses.asdict(row) for row in rows]
-    if format == "md":
-        return _markdown(rows)
-    if format == "csv":
-        text = io.StringIO()
-        writer = csv.DictWriter(text, [field.name for field in dataclasses.fields(Row)], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(objects)
-        return text.getvalue()
-    if format == "json":
-        return json_text.dumps(objects, indent=2) + "\n"
-    return "".join(json_text.dumps(item) + "\n" for item in objects)
-
-
-def _markdown(rows: Sequence[Row]) -> str:
+def markdown(rows: Sequence[Row]) -> str:
+    """llama-batched-bench's columns, then ms a step and the share of the measured bandwidth."""
     header = ["model", "device", "dtype", "PP", "TG", "PL", "N_KV", "T_PP s", "S_PP t/s", "T_TG s", "S_TG t/s"]
     header += ["T s", "S t/s", "ms/step", "of bandwidth"]
     table = [

@@ -18,6 +18,7 @@ from llmcl.engine.generation import Piece
 from llmcl.errors import ContextLengthError, OutOfDeviceMemoryError
 from llmcl.runtime import roofline
 from llmcl.tools import benchmark
+from llmcl.tools.rows import format_rows
 
 
 class Engine:
@@ -113,13 +114,13 @@ def test_no_memory_for_the_probe_leaves_the_share_out() -> None:
     (row,) = measure(engine, benchmark.Plan((), (4,), (0,), 0, repetitions=1), notes.append).rows
     assert row.bandwidth_share is None and row.gb_per_s is not None
     assert any("full" in note for note in notes)
-    assert "of bandwidth" in benchmark.format_rows([row], "md")
+    assert "of bandwidth" in format_rows([row], "md", benchmark.markdown)
 
 
 def test_formats_say_the_same(result: benchmark.Result) -> None:
-    as_json = json.loads(benchmark.format_rows(result.rows, "json"))
-    as_lines = [json.loads(line) for line in benchmark.format_rows(result.rows, "jsonl").splitlines()]
-    as_csv = list(csv.DictReader(io.StringIO(benchmark.format_rows(result.rows, "csv"))))
+    as_json = json.loads(format_rows(result.rows, "json", benchmark.markdown))
+    as_lines = [json.loads(line) for line in format_rows(result.rows, "jsonl", benchmark.markdown).splitlines()]
+    as_csv = list(csv.DictReader(io.StringIO(format_rows(result.rows, "csv", benchmark.markdown))))
     assert as_json == as_lines
     assert len(as_json) == len(as_csv) == 4
     for row, item in zip(as_json, as_csv, strict=True):
@@ -132,7 +133,7 @@ def test_formats_say_the_same(result: benchmark.Result) -> None:
 
 
 def test_markdown_has_llama_benchs_columns_and_the_share(result: benchmark.Result) -> None:
-    text = benchmark.format_rows(result.rows, "md")
+    text = format_rows(result.rows, "md", benchmark.markdown)
     rows, tbt, bandwidth = (
         text.split("\n\n", 1)[0].splitlines(),
         text.split("\n\n")[2].splitlines(),

@@ -11,6 +11,7 @@ import pytest
 from programs import TINY_SHAPE, Run, run_script
 
 from llmcl.tools import throughput
+from llmcl.tools.rows import format_rows
 from llmcl.tools.throughput import Row
 
 ROWS = [
@@ -22,17 +23,17 @@ ROWS = [
 
 
 def test_formats() -> None:
-    table = throughput.format_rows(ROWS, "md").splitlines()
+    table = format_rows(ROWS, "md", throughput.markdown).splitlines()
     cells = [cell.strip() for cell in table[2].strip("|").split("|")]
     assert [cell.strip() for cell in table[0].strip("|").split("|")][3:11] == [
         "PP", "TG", "PL", "N_KV", "T_PP s", "S_PP t/s", "T_TG s", "S_TG t/s"
     ]  # fmt: skip
     assert cells[3:11] == ["128", "32", "1", "160", "0.500", "256.0", "0.640", "50.0"] and cells[-1] == "50.0%"
     assert table[3].strip("|").split("|")[-1].strip() == ""
-    read = list(csv.DictReader(io.StringIO(throughput.format_rows(ROWS, "csv"))))
+    read = list(csv.DictReader(io.StringIO(format_rows(ROWS, "csv", throughput.markdown))))
     assert [row["pl"] for row in read] == ["1", "8"] and read[0]["s_tg"] == "50.0"
-    objects = json.loads(throughput.format_rows(ROWS, "json"))
-    assert objects == [json.loads(line) for line in throughput.format_rows(ROWS, "jsonl").splitlines()]
+    objects = json.loads(format_rows(ROWS, "json", throughput.markdown))
+    assert objects == [json.loads(line) for line in format_rows(ROWS, "jsonl", throughput.markdown).splitlines()]
     assert objects[1]["bandwidth_share"] is None
 
 
