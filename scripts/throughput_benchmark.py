@@ -1,5 +1,7 @@
 #!/usr/bin/env python
-"""Measures prefill and decode of several sequences at once on an OpenCL device, with rows as of llama-batched-bench."""
+"""Measures several sequences at once on an OpenCL device: side by side as llama-batched-bench does, or as requests that
+arrive at random (--rate).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from llmcl.cli.option_groups import LoadingOrRandom, with_groups
 from llmcl.cli.text_files import check_writable
 from llmcl.errors import UsageError
 from llmcl.models.batch import MAX_SEQUENCES
-from llmcl.tools import benchmark, throughput
+from llmcl.tools import arrivals, benchmark, throughput
 from llmcl.tools.rows import FORMATS, write_rows
 
 EPILOG = """\b
@@ -24,7 +26,19 @@ T_PP, S_PP    seconds to read all prompts, tokens a second
 T_TG, S_TG    seconds of the decode steps, tokens a second of all sequences together
 ms/step       time of a decode step: the time between two tokens of a stream
 of bandwidth  weights once and the keys and values of all sequences, over the time of a step,
-              as a share of a streaming read measured in the same run"""
+              as a share of a streaming read measured in the same run
+With --rate requests come at random times (a Poisson process), with lengths around -npp and -ntg:
+TTFT, queue   time to first token from when the request was due; its part until the engine began with it
+TBT, p99/p50  time between the tokens of a stream; with --streams of these alone
+of roofline   what all steps had to read, over their time, as a share of that streaming read"""
+
+
+_seconds = opt.number(float, "a number above 0", lambda s: s > 0)
+
+
+def _rates(text: Any) -> tuple[float, ...]:
+    one = opt.number(float, "numbers above 0, separated by commas", lambda rate: rate > 0)
+    return tuple(one(part) for part in str(text).split(","))
 
 
 @with_groups
@@ -41,6 +55,33 @@ def throughput_benchmark(
         Any, opt.measurement("-npl", "--n-parallel", metavar="N,...", parser=opt.wholes(1), help="Sequences at once.")
     ] = "1,2,4,8,16,32",
     repetitions: opt.Repetitions = 3,
+    rate: Annotated[
+        Any,
+        opt.measurement(
+            "--rate", metavar="R,...", parser=_rates, help="Requests a second that arrive at random; left out: none do."
+        ),
+    ] = None,
+    requests: Annotated[
+        int, opt.measurement("--requests", metavar="N", parser=opt.whole(1), help="At most so many for each --rate.")
+    ] = 64,
+    seconds: Annotated[
+        float, opt.measurement("--seconds", metavar="S", parser=_seconds, help="After which what is left is cancelled.")
+    ] = 60.0,
+    seed: Annotated[
+        int, opt.measurement("--seed", metavar="N", parser=opt.whole(0), help="Of arrivals, lengths and prompts.")
+    ] = 0,
+    streams: Annotated[
+        int,
+        opt.measurement(
+            "--streams", metavar="N", parser=opt.whole(0), help="Answers that run the whole time; TBT is of these."
+        ),
+    ] = 0,
+    max_step_tokens: Annotated[
+        int | None,
+        opt.measurement(
+            "--max-step-tokens", metavar="N", parser=opt.whole(1), help="Of the engine; left out: its own choice."
+        ),
+    ] = None,
     loading: LoadingOrRandom = LoadingOrRandom(),
     format: Annotated[
         str, opt.choice(opt.OUTPUT_PANEL, "--format", FORMATS, env=False, help="How the rows are written.")
@@ -57,7 +98,15 @@ def throughput_benchmark(
     ] = None,
 ) -> None:
     """Throughput of several sequences at once: the weights are read once a step for all of them."""
-    plan = throughput.Plan(n_prompt, n_gen, n_parallel, repetitions)
+    plan: throughput.Plan | arrivals.Plan = throughput.Plan(n_prompt, n_gen, n_parallel, repetitions)
+    if rate is not None:
+        options = {} if max_step_tokens is None else {"max_step_tokens": max_step_tokens}
+        plan = arrivals.Plan(rate, n_prompt, n_gen, n_parallel, requests, seconds, seed, streams, options)
+        if streams >= min(n_parallel):
+            raise UsageError(
+                f"--streams {streams} with {min(n_parallel)} sequences a step (-npl) leave no place for requests; "
+                "raise -npl or lower --streams"
+            )
     opt.check_model_or_random(model, random, loading.quantize)
     if max(n_parallel) > MAX_SEQUENCES:
         raise UsageError(f"-npl/--n-parallel {max(n_parallel)}: at most {MAX_SEQUENCES} sequences at once")
@@ -65,10 +114,20 @@ def throughput_benchmark(
         benchmark.check_plot(plot)
     check_writable("-o/--output", output)
     with load_model(model, loading, random=random, ctx_size=plan.context_tokens(), quiet=False) as llm:
-        rows = throughput.run(llm, plan, note=lambda text: print(text, file=sys.stderr, flush=True))
-    write_rows(rows, format, output, throughput.markdown)
-    if plot is not None:
-        throughput.plot(rows, plot)
+        if isinstance(plan, arrivals.Plan):
+            loads = arrivals.run(llm, plan, _note)
+            write_rows(loads, format, output, arrivals.markdown)
+            if plot is not None:
+                arrivals.plot(loads, plot)
+        else:
+            rows = throughput.run(llm, plan, _note)
+            write_rows(rows, format, output, throughput.markdown)
+            if plot is not None:
+                throughput.plot(rows, plot)
+
+
+def _note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

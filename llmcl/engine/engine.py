@@ -15,7 +15,7 @@ from llmcl.engine.leases import RECHECK_S, Leases
 from llmcl.engine.requests import Mailbox, PieceStream, Request
 from llmcl.engine.scheduler import Job, Scheduler
 from llmcl.engine.stats import GenerationStats, Recorder
-from llmcl.engine.step_loop import Batch, StepLoop
+from llmcl.engine.step_loop import Batch, StepLoop, StepTotals
 from llmcl.engine.worker import Answering, End, Worker
 from llmcl.errors import ContextLengthError, LlmclError, UsageError, shown
 from llmcl.models.model import Model
@@ -179,7 +179,7 @@ class Engine:
         recorder, device, load_ms = Recorder(len(prompt)), llm.device, llm.load_ms
 
         def stats() -> GenerationStats:
-            recorder.prefilled_tokens = len(prompt) - job.n_found
+            recorder.prefilled_tokens, recorder.begun_ns = len(prompt) - job.n_found, job.begun_ns
             # What steps move and launch is for all their rows together: no request's own.
             return recorder.finish(
                 load_ms=load_ms, compile_ms=1e3 * device.compile_s, peak_device_bytes=device.peak_bytes
@@ -193,6 +193,11 @@ class Engine:
     def n_preempted(self) -> int:
         """How often a request gave its pages to others, and was read again later: often means too few pages."""
         return self._worker.n_preempted
+
+    @property
+    def totals(self) -> StepTotals:
+        """What the steps so far have computed, and how long they took."""
+        return self._worker.totals
 
     # ---- life ---------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ class Job:
 
     params: seeded, so that the answer is the same when its beginning is read again. max_tokens: the answer fits into
     the scheduler's max_context. priority: the higher goes first. sampled: ids that the host knows.
-    n_found: tokens of the prompt that the cache held when it began.
+    n_found: tokens of the prompt that the cache held when it began. begun_ns: when that was, on the host's clock.
     n_enqueued: tokens whose sampling was enqueued, those that the host does not know yet included. sequence: its place
     in the KV cache; None while it has none. text: what is read before the next token is sampled. done: it gets no more.
     """
@@ -38,6 +38,7 @@ class Job:
     priority: int = 0
     sampled: list[int] = field(default_factory=list)
     n_found: int = 0
+    begun_ns: int | None = None
     n_enqueued: int = 0
     sequence: SequenceState | None = None
     text: list[int] = field(default_factory=list)
@@ -75,6 +76,13 @@ class Plan:
     @property
     def n_rows(self) -> int:
         return len(self.decode) + sum(len(chunk.token_ids) for chunk in self.prefill)
+
+    @property
+    def n_keys(self) -> int:
+        """Keys that the step attends to, those of a chunk counted once: before it is enqueued."""
+        decode = sum(len(job.prompt) + job.n_enqueued - 1 for job in self.decode)
+        ends = (chunk.job.sequence.position + len(chunk.token_ids) for chunk in self.prefill if chunk.job.sequence)
+        return decode + sum(ends)
 
 
 class Scheduler:

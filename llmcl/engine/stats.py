@@ -3,6 +3,7 @@
 With t_1 ... t_N the times at which token ids reach the host, on the host's clock, sampling included:
 
 - TTFT, time to first token: t_1 minus the start of the request.
+- queue time: until an engine begins with the request, a part of TTFT.
 - TBT, time between tokens (also called inter-token latency): t_i - t_(i-1) for i >= 2. A stall is a TBT above
   twice the median.
 - TPOT, time per output token: (t_N - t_1) / (N - 1), the mean TBT.
@@ -78,6 +79,7 @@ class GenerationStats:
     rows_per_step: float | None
     tokens_per_step: float | None
     peak_device_bytes: int | None
+    queue_ms: float | None
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain values that JSON can hold."""
@@ -98,6 +100,7 @@ class GenerationStats:
             ("prompt", f"{self.prompt_tokens} tokens{self._cached()}", ""),
             ("prefill", _with_unit(self.prefill_tokens_per_s, 1, "tokens/s"), "reading the prompt"),
             ("TTFT", _with_unit(self.ttft_ms, 1, "ms"), "time to first token, from the request on"),
+            ("queue", _with_unit(self.queue_ms, 1, "ms"), "of it until the engine began with the request"),
             ("answer", f"{self.generated_tokens} tokens", ""),
             ("decode", _with_unit(self.decode_tokens_per_s, 1, "tokens/s"), "writing the answer: 1 / TPOT"),
             ("TPOT", _with_unit(self.tpot_ms, 2, "ms"), "time per output token after the first"),
@@ -170,6 +173,7 @@ class Recorder:
         self.prefilled_tokens = prompt_tokens if prefilled_tokens is None else prefilled_tokens
         self._start_ns = time.perf_counter_ns() if start_ns is None else start_ns
         self._token_ns: list[int] = []
+        self.begun_ns: int | None = None  # when an engine began with the request
 
     def token(self) -> float | None:
         """Marks a token id that reached the host. Returns its TBT in milliseconds, None for the first one."""
@@ -198,6 +202,7 @@ class Recorder:
         steps = decode_steps + (verified.steps if verified else 0)
         tbt_ms = [(after - before) / 1e6 for before, after in pairwise(times)]
         ttft_ns = times[0] - self._start_ns if times else None
+        begun_ns = self._start_ns if self.begun_ns is None else self.begun_ns
         tpot_ms = (times[-1] - times[0]) / 1e6 / len(tbt_ms) if tbt_ms else None
         return GenerationStats(
             prompt_tokens=self.prompt_tokens,
@@ -206,7 +211,7 @@ class Recorder:
             load_ms=load_ms,
             compile_ms=compile_ms,
             ttft_ms=None if ttft_ns is None else ttft_ns / 1e6,
-            prefill_tokens_per_s=_ratio(1e9 * self.prefilled_tokens, ttft_ns),
+            prefill_tokens_per_s=_ratio(1e9 * self.prefilled_tokens, times[0] - begun_ns if times else None),
             tbt_ms=summarize(tbt_ms),
             tpot_ms=tpot_ms,
             decode_tokens_per_s=_ratio(1e3, tpot_ms),
@@ -216,6 +221,7 @@ class Recorder:
             rows_per_step=_ratio(decode_steps + verified.rows, steps) if verified else None,
             tokens_per_step=_ratio(tokens, steps) if verified else None,
             peak_device_bytes=peak_device_bytes,
+            queue_ms=None if self.begun_ns is None else (self.begun_ns - self._start_ns) / 1e6,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -67,6 +68,24 @@ class Reading:
     logprobs: Callable[[], Sequence[LogProb | None]]
 
 
+@dataclass(frozen=True)
+class StepTotals:
+    """steps so far, their rows, the keys that they attended to (of a prompt's chunk once), and their seconds."""
+
+    steps: int = 0
+    rows: int = 0
+    keys: int = 0
+    seconds: float = 0.0
+
+    def since(self, before: StepTotals) -> StepTotals:
+        return StepTotals(
+            self.steps - before.steps,
+            self.rows - before.rows,
+            self.keys - before.keys,
+            self.seconds - before.seconds,
+        )
+
+
 class StepLoop:
     """One step after the other; on a device that runs ahead the ids come a step late.
 
@@ -77,6 +96,7 @@ class StepLoop:
         self._batch = batch
         self._scheduler = scheduler
         self._readings: list[Reading] = []  # of the step under way
+        self.totals = StepTotals()
 
     @property
     def has_work(self) -> bool:
@@ -97,13 +117,21 @@ class StepLoop:
 
         A job's tokens come in order.
         """
+        start = time.perf_counter()
         readings, self._readings = self._readings, []
-        enqueued = self._enqueue(self._scheduler.plan())
+        plan = self._scheduler.plan()
+        n_rows, n_keys = plan.n_rows, plan.n_keys
+        enqueued = self._enqueue(plan)
         if self._batch.runs_ahead:
             self._readings = enqueued
         else:
             readings = enqueued
-        return [sampled for reading in readings for sampled in self._read(reading)]
+        known = [sampled for reading in readings for sampled in self._read(reading)]
+        so_far, seconds = self.totals, time.perf_counter() - start
+        self.totals = StepTotals(
+            so_far.steps + (n_rows > 0), so_far.rows + n_rows, so_far.keys + n_keys, so_far.seconds + seconds
+        )
+        return known
 
     def _enqueue(self, plan: Plan) -> list[Reading]:
         batch, readings = self._batch, []
@@ -113,6 +141,8 @@ class StepLoop:
             wait = batch.decode([_sequence(job) for job in plan.decode])
             readings.append(self._reading(plan.decode, wait))
         for job in plan.started:
+            if job.begun_ns is None:
+                job.begun_ns = time.perf_counter_ns()
             batch.start(_sequence(job), job.params)
         for chunk in plan.prefill:
             if chunk.is_last:

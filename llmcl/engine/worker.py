@@ -9,7 +9,7 @@ from queue import Empty, SimpleQueue
 
 from llmcl.engine.generation import Piece, PieceWriter, is_last
 from llmcl.engine.scheduler import Job
-from llmcl.engine.step_loop import Sampled, StepLoop
+from llmcl.engine.step_loop import Sampled, StepLoop, StepTotals
 from llmcl.errors import DeviceError, LlmclError, UsageError
 
 End = LlmclError | None
@@ -41,6 +41,7 @@ class Worker:
         self._failure: LlmclError | None = None
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()  # may be put into by a destructor
         self.n_preempted = 0
+        self.totals = StepTotals()
         self._answering: dict[Job, Answering] = {}
         self._thread = threading.Thread(target=self._work, name=f"engine of {name}", daemon=True)
         self._thread.start()
@@ -80,7 +81,7 @@ class Worker:
                 if self._loop.has_work and not self._stopped:
                     for sampled in self._loop.step():
                         self._hand_out(sampled)
-                    self.n_preempted = self._loop.n_preempted
+                    self.n_preempted, self.totals = self._loop.n_preempted, self._loop.totals
         except LlmclError as error:
             self._failure = error
         except BaseException as error:

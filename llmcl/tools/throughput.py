@@ -12,7 +12,7 @@ these bytes, over the time of a step, with a streaming read measured on the same
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
@@ -173,21 +173,28 @@ def _times(row: Row) -> tuple[float, ...]:
 
 def plot(rows: Sequence[Row], path: str) -> None:
     """Draws tokens a second of all sequences over the time of a step, which is what each stream waits for a token."""
+    curves = {}
+    for pp, tg in dict.fromkeys((row.pp, row.tg) for row in rows):
+        own = sorted((row for row in rows if (row.pp, row.tg) == (pp, tg)), key=lambda row: row.pl)
+        curves[f"{pp} + {tg} tokens"] = [(row.ms_per_step, row.s_tg, str(row.pl)) for row in own]
+    first = rows[0]
+    draw_curves(curves, f"{first.model} ({first.dtype}) on {first.device}, by number of sequences", path)
+
+
+def draw_curves(curves: Mapping[str, Sequence[tuple[float, float, str]]], title: str, path: str) -> None:
+    """Throughput over the time between tokens. curves: by name, points of (ms, tokens/s, what stands beside it)."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    for pp, tg in dict.fromkeys((row.pp, row.tg) for row in rows):
-        own = sorted((row for row in rows if (row.pp, row.tg) == (pp, tg)), key=lambda row: row.pl)
-        axes.plot([row.ms_per_step for row in own], [row.s_tg for row in own], marker="o", label=f"{pp} + {tg} tokens")
-        for row in own:
-            at = row.ms_per_step, row.s_tg
-            axes.annotate(str(row.pl), at, textcoords="offset points", xytext=(4, 5), fontsize="small")
+    for name, points in curves.items():
+        axes.plot([ms for ms, _, _ in points], [rate for _, rate, _ in points], marker="o", label=name)
+        for ms, rate, beside in points:
+            axes.annotate(beside, (ms, rate), textcoords="offset points", xytext=(4, 5), fontsize="small")
     axes.set(xlabel="time between tokens of a stream (ms)", ylabel="tokens/s of all streams", xlim=(0, None))
     axes.set_ylim(bottom=0)
     axes.legend(fontsize="small")
-    first = rows[0]
-    figure.suptitle(f"{first.model} ({first.dtype}) on {first.device}, by number of sequences")
+    figure.suptitle(title)
     figure.savefig(path, dpi=120)

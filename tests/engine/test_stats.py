@@ -85,6 +85,7 @@ def test_recorder_computes_what_the_definitions_say(clock: list[int]) -> None:
         "rows_per_step": None,
         "tokens_per_step": None,
         "peak_device_bytes": 3 * 2**20,
+        "queue_ms": None,
     }
     assert stats.tbt_ms["stalls"] == 1
     assert "prompt    50 tokens, 30 of them cached\n" in stats.report()
@@ -106,6 +107,17 @@ def test_recorder_counts_from_a_start_that_was_taken_earlier(clock: list[int]) -
     recorded(clock, [10], recorder)
     stats = recorder.finish()
     assert stats.ttft_ms == pytest.approx(50) and stats.prefill_tokens_per_s == pytest.approx(160)
+
+
+def test_the_time_in_a_queue_is_part_of_ttft_and_not_of_prefill(clock: list[int]) -> None:
+    recorder = Recorder(8)
+    clock[0] += 30_000_000
+    recorder.begun_ns = clock[0]
+    recorded(clock, [10], recorder)
+    stats = recorder.finish()
+    assert stats.queue_ms == pytest.approx(30) and stats.ttft_ms == pytest.approx(40)
+    assert stats.prefill_tokens_per_s == pytest.approx(800)
+    assert "queue     30.0 ms" in stats.report() and "queue" not in Recorder(8).finish().report()
 
 
 @pytest.mark.parametrize("n_tokens", [0, 1, 2])

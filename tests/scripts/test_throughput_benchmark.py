@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 from programs import TINY_SHAPE, Run, run_script
 
-from llmcl.tools import throughput
+from llmcl.tools import arrivals, throughput
 from llmcl.tools.rows import format_rows
 from llmcl.tools.throughput import Row
 
@@ -54,9 +55,42 @@ def test_script(tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_script_with_arrivals(tmp_path: Path) -> None:
+    shape, output, picture = tmp_path / "config.json", tmp_path / "rows.jsonl", tmp_path / "plot.svg"
+    shape.write_text(json.dumps(TINY_SHAPE))
+    sizes = ["--rate", "20,200", "-npp", "20", "-ntg", "6", "-npl", "4", "--requests", "9", "--streams", "1"]
+    files = ["--format", "jsonl", "-o", str(output), "--plot", str(picture)]
+    done = run_script("throughput_benchmark.py", "--random", str(shape), *sizes, *files)
+    assert done.returncode == 0, done.stderr
+    assert "TTFT p50/p90/p99 ms" in done.stderr
+    for row in (json.loads(line) for line in output.read_text().splitlines()):
+        assert row["complete"] == row["requests"] == 9 and row["streams"] == 1
+        for times in (row["ttft_ms"], row["queue_ms"], row["tbt_ms"]):
+            assert 0 <= times["p50"] <= times["p90"] <= times["p99"]
+        assert row["ttft_ms"]["p50"] >= row["queue_ms"]["p50"]
+        assert row["tbt_ratio"] == pytest.approx(row["tbt_ms"]["p99"] / row["tbt_ms"]["p50"])
+        assert row["rows_per_step"] >= 1 and row["busy"] > 0 and 0 < row["bandwidth_share"] < 1
+    assert picture.read_text().count("<svg") == 1
+
+
+def test_arrivals_are_the_same_for_a_seed_and_as_many_as_asked() -> None:
+    plan = arrivals.Plan((5.0,), seconds=20.0, requests=1000, seed=3)
+    drawn = [list(arrivals.draw(5.0, 100, 30, plan, 50)) for _ in range(2)]
+    assert drawn[0] == drawn[1] != list(arrivals.draw(5.0, 100, 30, dataclasses.replace(plan, seed=4), 50))
+    due = [arrival.due_s for arrival in drawn[0]]
+    assert due == sorted(due) and due[0] == 0 and due[-1] < 20
+    assert 60 < len(due) < 140  # 100 +- 4 standard deviations
+    assert all(25 <= len(arrival.prompt) <= 400 and 7 <= arrival.n_gen <= 120 for arrival in drawn[0])
+    assert 80 < sorted(len(arrival.prompt) for arrival in drawn[0])[len(due) // 2] < 125
+    few = list(arrivals.draw(5.0, 100, 30, dataclasses.replace(plan, requests=3), 50))
+    assert few == drawn[0][:3]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["-m", "smollm2", "--rate", "1,0"], "expected numbers above 0, separated by commas"),
+        (["-m", "smollm2", "--rate", "1", "-npl", "4", "--streams", "4"], "leave no place for requests"),
         (["-m", "smollm2", "-npl", "1,65"], "-npl/--n-parallel 65: at most 64 sequences at once"),
         (["-m", "smollm2", "-npp", "0"], "expected whole numbers, 1 or more"),
         ([], "give one of -m/--model"),
