@@ -2,6 +2,9 @@
 
 Keys and values are the tokens themselves, in pages of a pool as the real cache gives them out. So a page that was given
 out, found or shared wrongly changes the answer, and `answer_of` says what the answer should have been.
+
+A batch with cell_tokens also remembers with how many others a token was read, 0 for one that was decoded: so do
+the last bits of a real model.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from llmcl.tokenizer.text import Detokenizer
 PAGE = 64
 VOCAB = 131
 NOTHING = -1
+READ = 1000  # more than the vocabulary
 
 
 def next_token(token_ids: Sequence[int], params: SamplingParams, n_sampled: int) -> int:
@@ -34,12 +38,22 @@ def next_token(token_ids: Sequence[int], params: SamplingParams, n_sampled: int)
     return zlib.crc32(state.tobytes()) % VOCAB
 
 
-def answer_of(prompt: Sequence[int], params: SamplingParams, n_tokens: int) -> list[int]:
+def answer_of(prompt: Sequence[int], params: SamplingParams, n_tokens: int, cell_tokens: int = 0) -> list[int]:
     """The first n_tokens of an answer that nobody disturbs."""
-    tokens = list(prompt)
+    held = [token for first in cells(prompt, cell_tokens) for token in read(first, cell_tokens)]
     for n in range(n_tokens):
-        tokens.append(next_token(tokens, params, n))
-    return tokens[len(prompt) :]
+        held.append(next_token(held, params, n))
+    return held[len(prompt) :]
+
+
+def cells(prompt: Sequence[int], cell_tokens: int) -> list[Sequence[int]]:
+    step = cell_tokens or len(prompt)
+    return [prompt[first : first + step] for first in range(0, len(prompt), step)]
+
+
+def read(token_ids: Sequence[int], cell_tokens: int) -> list[int]:
+    """What the cache holds of tokens that were read together."""
+    return [token + (READ * len(token_ids) if cell_tokens else 0) for token in token_ids]
 
 
 class FakeDevice:
@@ -71,10 +85,19 @@ class FakeBatch:
     before: called with what is about to be enqueued, "prefill" or "decode"; what it raises, the device raises.
     """
 
-    def __init__(self, n_pages: int, max_sequences: int, max_context: int = 1024, *, runs_ahead: bool = False):
+    def __init__(
+        self,
+        n_pages: int,
+        max_sequences: int,
+        max_context: int = 1024,
+        *,
+        runs_ahead: bool = False,
+        cell_tokens: int = 0,
+    ):
         self.max_sequences = max_sequences
         self.max_context = max_context
         self.runs_ahead = runs_ahead
+        self.cell_tokens = cell_tokens
         self.device = FakeDevice()
         config = small_config(n_layers=1, max_position=max_context)
         device: Any = self.device
@@ -96,7 +119,9 @@ class FakeBatch:
     def prefill(self, sequence: SequenceState, token_ids: Sequence[int]) -> None:
         self.before("prefill")
         assert sequence in self.places and len(token_ids)
-        self._write(sequence, token_ids)
+        assert not self.cell_tokens or sequence.position % self.cell_tokens == 0
+        assert not self.cell_tokens or len(token_ids) <= self.cell_tokens
+        self._write(sequence, read(token_ids, self.cell_tokens))
         sequence.token_ids.extend(token_ids)
         self.n_prefilled += len(token_ids)
 

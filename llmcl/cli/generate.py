@@ -89,6 +89,7 @@ def generate(
     requests: RequestFile = None,
     results: ResultFile = None,
     max_sequences: MaxSequences = None,
+    batch_invariant: Annotated[bool, opt.batch_invariant(FILE_PANEL)] = False,
     sampling: Sampling = Sampling(),
     loading: LoadingToAnswer = LoadingToAnswer(),
     format: opt.Format = "text",
@@ -114,7 +115,8 @@ def generate(
     with load_to_answer(model, loading, quiet=quiet) as llm:
         if asked is not None:
             sizes = {"max_sequences": max_sequences, "kv_page_tokens": loading.kv_page_size}
-            given = {name: size for name, size in sizes.items() if size is not None}
+            given: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
+            given["batch_invariant"] = batch_invariant
             answer_file(llm, asked, Path(str(results)), request, given, quiet=quiet)
             return
         if format == "json":

@@ -98,6 +98,13 @@ def choice(panel: str, name: str, names: tuple[str, ...], *, help: str, hint: st
     return option(panel, name, metavar="|".join(names), parser=one_of(*names, hint=hint), help=help, **settings)
 
 
+def batch_invariant(panel: str) -> Any:
+    """The option of what opens an engine."""
+    return option(
+        panel, "--batch-invariant", help="A request gets the same tokens alone as beside others; slower, see the guide."
+    )
+
+
 def measurement(*names: str, help: str, **settings: Any) -> Any:
     """An option of one measurement."""
     return option("Measurement", *names, help=help, env=False, **settings)

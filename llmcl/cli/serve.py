@@ -97,6 +97,7 @@ def serve(
     cors_origin: CorsOrigin = None,
     max_sequences: MaxSequences = 8,
     max_queue: MaxQueue = 64,
+    batch_invariant: Annotated[bool, opt.batch_invariant(PANEL)] = False,
     alias: Alias = None,
     log_format: LogFormat = "text",
     drain_seconds: DrainSeconds = 30.0,
@@ -128,7 +129,8 @@ def serve(
     )
 
     def load(progress: Progress) -> Served:
-        made = _load(model, loading, alias or model_name(model), max_sequences, quiet, progress)
+        options = {"max_sequences": max_sequences, "batch_invariant": batch_invariant}
+        made = _load(model, loading, alias or model_name(model), options, quiet, progress)
         if not quiet:
             print("ready", file=sys.stderr, flush=True)
         return made
@@ -153,13 +155,13 @@ def model_name(model: str) -> str:
 
 
 def _load(
-    model: str, loading: LoadingToAnswer, name: str, max_sequences: int, quiet: bool, progress: Progress
+    model: str, loading: LoadingToAnswer, name: str, options: dict[str, Any], quiet: bool, progress: Progress
 ) -> Served:
     from llmcl.serve.served import Served
 
     llm = load_to_answer(model, loading, quiet=quiet, progress=progress)
     pages: dict[str, Any] = {} if loading.kv_page_size is None else {"kv_page_tokens": loading.kv_page_size}
-    engine = llm.engine(max_sequences=max_sequences, progress=progress, **pages)
+    engine = llm.engine(progress=progress, **pages, **options)
     assert llm.tokenizer is not None  # a model that was loaded has one
 
     def close() -> None:

@@ -72,8 +72,10 @@ class Engine:
             batch = make_batch()
             rows = max_step_tokens
             if rows is None:
-                rows = max(batch.max_sequences, STEP_TOKENS_AHEAD if batch.runs_ahead else STEP_TOKENS)
-            scheduler = Scheduler(batch.cache, batch.max_sequences, rows)
+                rows = max(
+                    batch.max_sequences + batch.cell_tokens, STEP_TOKENS_AHEAD if batch.runs_ahead else STEP_TOKENS
+                )
+            scheduler = Scheduler(batch.cache, batch.max_sequences, rows, batch.cell_tokens)
             worker = Worker(StepLoop(batch, scheduler), name, vocab_size)
             made.append((scheduler.max_context, worker))
             return _until_closed(worker)

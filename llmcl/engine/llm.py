@@ -213,6 +213,7 @@ class LLM:
         max_context: int | None = None,
         kv_page_tokens: int = PAGE_TOKENS,
         kv_pages: int | None = None,
+        batch_invariant: bool = False,
         wait: bool = False,
         progress: Progress | None = None,
     ) -> Engine:
@@ -221,8 +222,9 @@ class LLM:
         max_sequences: texts that a step extends. max_step_tokens: tokens of a step, those of prompts included: fewer
         disturb running answers less, more read prompts faster; None: a choice for the device. max_context: tokens of
         prompt and answer; None: the model's own. kv_page_tokens, kv_pages: as of `load`; the pages are for all texts
-        together, None: enough for max_sequences of max_context tokens. progress: called while kernels are compiled.
-        wait: as in `stream`.
+        together, None: enough for max_sequences of max_context tokens. batch_invariant: a request gets the same ids
+        alone as beside others, in whatever chunks its prompt is read and however often it is preempted; slower.
+        progress: called while kernels are compiled. wait: as in `stream`.
 
         Raises UsageError for sizes out of range, or where another thread generates; OutOfDeviceMemoryError.
         """
@@ -237,7 +239,9 @@ class LLM:
             )
         return Engine(
             self,
-            lambda: make_batch(self.model, max_sequences, context, kv_page_tokens, kv_pages, progress),
+            lambda: make_batch(
+                self.model, max_sequences, context, kv_page_tokens, kv_pages, progress, invariant=batch_invariant
+            ),
             max_step_tokens,
             wait=wait,
         )

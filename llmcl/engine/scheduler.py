@@ -27,6 +27,7 @@ class Job:
 
     params: seeded, so that the answer is the same when its beginning is read again. max_tokens: the answer fits into
     the scheduler's max_context. priority: the higher goes first. sampled: ids that the host knows.
+    n_given: tokens that the caller has, of which those that `sampled` lacks are computed once more.
     n_found: tokens of the prompt that the cache held when it began. begun_ns: when that was, on the host's clock.
     n_enqueued: tokens whose sampling was enqueued, those that the host does not know yet included. sequence: its place
     in the KV cache; None while it has none. text: what is read before the next token is sampled. done: it gets no more.
@@ -37,6 +38,7 @@ class Job:
     max_tokens: int
     priority: int = 0
     sampled: list[int] = field(default_factory=list)
+    n_given: int = 0
     n_found: int = 0
     begun_ns: int | None = None
     n_enqueued: int = 0
@@ -50,6 +52,12 @@ class Job:
         """Tokens of `text` that no step has read yet."""
         return 0 if self.sequence is None else max(0, len(self.text) - self.sequence.position)
 
+    def restart(self) -> None:
+        """Begins the answer anew, with the same tokens."""
+        assert len(self.sampled) == self.n_enqueued  # no id is under way
+        self.n_given = max(self.n_given, self.n_enqueued)
+        self.sampled, self.n_enqueued = [], 0
+
     def rows(self) -> int:
         """Tokens that the sequence is to be extended by, as soon as may be."""
         return self.unread or int(self.n_enqueued < self.max_tokens)
@@ -57,9 +65,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Tokens of a prompt that a step reads; after the last of them a token is sampled."""
+    """Tokens of a prompt that a step reads, from `position` on; after the last of them a token is sampled."""
 
     job: Job
+    position: int
     token_ids: list[int]
     is_last: bool
 
@@ -79,10 +88,9 @@ class Plan:
 
     @property
     def n_keys(self) -> int:
-        """Keys that the step attends to, those of a chunk counted once: before it is enqueued."""
+        """Keys that the step attends to, those of a chunk counted once."""
         decode = sum(len(job.prompt) + job.n_enqueued - 1 for job in self.decode)
-        ends = (chunk.job.sequence.position + len(chunk.token_ids) for chunk in self.prefill if chunk.job.sequence)
-        return decode + sum(ends)
+        return decode + sum(chunk.position + len(chunk.token_ids) for chunk in self.prefill)
 
 
 class Scheduler:
@@ -91,15 +99,20 @@ class Scheduler:
     It alone gives out the pages of `cache`, and `plan` promises none that is not free.
     """
 
-    def __init__(self, cache: PagedKVCache, max_sequences: int, max_step_tokens: int):
-        if max_step_tokens < max_sequences:
+    def __init__(self, cache: PagedKVCache, max_sequences: int, max_step_tokens: int, cell_tokens: int = 0):
+        """cell_tokens: see `Batch.cell_tokens`; chunks are such cells. What is read again after a preemption is the
+        prompt alone; the answer so far is decoded again, by the same kernels as before. 0: chunks are of any length.
+        """
+        if max_step_tokens < max_sequences + max(0, cell_tokens - 1):
+            of_cells = f" and {cell_tokens - 1} more for a prompt (batch_invariant)" if cell_tokens else ""
             raise UsageError(
                 f"max_step_tokens is {max_step_tokens} with {max_sequences} sequences (max_sequences); expected at "
-                "least one token a step for each"
+                f"least one token a step for each{of_cells}"
             )
         self.cache = cache
         self.max_sequences = max_sequences
         self.max_step_tokens = max_step_tokens
+        self.cell_tokens = cell_tokens
         self.waiting: list[Job] = []
         self.running: list[Job] = []
         self.n_preempted = 0
@@ -138,7 +151,7 @@ class Scheduler:
         budget = self.max_step_tokens - sum(not unread and n_rows for _, unread, n_rows in extended)  # for prompts
         promised = 0  # pages
         for job, unread, n_rows in extended:
-            n_rows = min(n_rows, budget) if unread else n_rows
+            n_rows = self._chunk(job.sequence, unread, budget) if unread and job.sequence else n_rows
             if job.sequence is None or not n_rows:
                 continue
             needed = self.cache.missing_pages(job.sequence, n_rows)
@@ -146,7 +159,8 @@ class Scheduler:
                 youngest = self.running[-1]
                 if unread and youngest is job:  # as much as there is room for
                     room = -job.sequence.position % self.cache.page_tokens + free * self.cache.page_tokens
-                    n_rows, needed = min(n_rows, room), free
+                    n_rows = self._chunk(job.sequence, unread, min(n_rows, room))
+                    needed = self.cache.missing_pages(job.sequence, n_rows)
                     break
                 self._preempt(youngest)
                 if youngest is job:
@@ -172,8 +186,16 @@ class Scheduler:
             job = self.waiting[0]
             sequence = self.cache.sequence()
             text = [*job.prompt, *job.sampled]
-            self.cache.share_pages(sequence, text)
-            needed = self.cache.missing_pages(sequence, len(text) - sequence.position)
+            n_text = len(text)
+            if self.cell_tokens:
+                text = [*job.prompt]
+                sequence.n_findable = len(text) // self.cell_tokens * self.cell_tokens
+            self.cache.share_pages(sequence, text, self.cell_tokens or 1)
+            n_rows = self._chunk(sequence, len(text) - sequence.position, budget)
+            if not n_rows:
+                self.cache.truncate(sequence, 0)
+                return
+            needed = self.cache.missing_pages(sequence, n_text - sequence.position)
             for other in self.running:
                 if other.sequence is not None:
                     needed += self.cache.missing_pages(other.sequence, other.rows()) + 1
@@ -181,21 +203,32 @@ class Scheduler:
                 self.cache.truncate(sequence, 0)
                 return
             del self.waiting[0]
+            if not job.n_enqueued and not job.n_given:
+                job.n_found = sequence.position
+            if self.cell_tokens:
+                job.restart()
             assert len(job.sampled) == job.n_enqueued  # no id is under way that `text` lacks
             job.sequence, job.text = sequence, text
             sequence.sampling, sequence.n_sampled = job.params, len(job.sampled)
             insort(self.running, job, key=_rank)
-            if not job.n_enqueued:
-                job.n_found = sequence.position
             plan.started.append(job)
-            n_rows = min(job.unread, budget)
             budget -= n_rows
             self._read(job, n_rows, plan)
 
     def _read(self, job: Job, n_rows: int, plan: Plan) -> None:
         assert job.sequence is not None
         start = job.sequence.position
-        plan.prefill.append(Chunk(job, job.text[start : start + n_rows], n_rows == job.unread))
+        end = start + n_rows
+        for first in range(start, end, self.cell_tokens or n_rows):
+            last = min(end, first + (self.cell_tokens or n_rows))
+            plan.prefill.append(Chunk(job, first, job.text[first:last], last == len(job.text)))
+
+    def _chunk(self, sequence: SequenceState, unread: int, most: int) -> int:
+        """Tokens of a prompt, of which so many are unread, that a step reads: at most `most`, and whole cells."""
+        n = min(unread, most)
+        if self.cell_tokens and n < unread:
+            n -= (sequence.position + n) % self.cell_tokens
+        return max(0, n)
 
     def _preempt(self, job: Job) -> None:
         """The job gives up pages and place, and is the first of its rank to get new ones."""

@@ -18,7 +18,8 @@ class Batch(Protocol):
     """Sequences that are extended together on the device.
 
     max_sequences: places there. max_context: tokens of a sequence. runs_ahead: the next step is to be enqueued before
-    the ids of the last one are read.
+    the ids of the last one are read. cell_tokens: 0, or a row has the same bits whatever else a step has, if prompts
+    are read in cells of so many tokens, counted from the beginning, each in a call of its own.
     """
 
     @property
@@ -29,6 +30,8 @@ class Batch(Protocol):
     def max_context(self) -> int: ...
     @property
     def runs_ahead(self) -> bool: ...
+    @property
+    def cell_tokens(self) -> int: ...
     def start(self, sequence: SequenceState, params: SamplingParams) -> None:
         """Gives the sequence a place. Its next token is number sequence.n_sampled that `params` chooses."""
 
@@ -120,7 +123,6 @@ class StepLoop:
         start = time.perf_counter()
         readings, self._readings = self._readings, []
         plan = self._scheduler.plan()
-        n_rows, n_keys = plan.n_rows, plan.n_keys
         enqueued = self._enqueue(plan)
         if self._batch.runs_ahead:
             self._readings = enqueued
@@ -129,7 +131,10 @@ class StepLoop:
         known = [sampled for reading in readings for sampled in self._read(reading)]
         so_far, seconds = self.totals, time.perf_counter() - start
         self.totals = StepTotals(
-            so_far.steps + (n_rows > 0), so_far.rows + n_rows, so_far.keys + n_keys, so_far.seconds + seconds
+            so_far.steps + (plan.n_rows > 0),
+            so_far.rows + plan.n_rows,
+            so_far.keys + plan.n_keys,
+            so_far.seconds + seconds,
         )
         return known
 
@@ -163,6 +168,8 @@ class StepLoop:
             if not job.done:
                 job.sampled.append(token)
                 _append_inputs(job)
+                if len(job.sampled) <= job.n_given:
+                    continue  # the caller has it
                 known.append(Sampled(job, token, logprob))
         return known
 

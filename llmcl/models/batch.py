@@ -25,6 +25,7 @@ from llmcl.ops.sample import Sampler, SamplingParams
 from llmcl.progress import Progress
 
 MAX_SEQUENCES = FEW_ROWS[-1]
+CELL_TOKENS, CELL_TOKENS_AHEAD = 64, 256  # of an invariant batch: on a CPU, and on a device that runs ahead of the host
 
 
 def make_batch(
@@ -34,11 +35,13 @@ def make_batch(
     page_tokens: int,
     n_pages: int | None = None,
     progress: Progress | None = None,
+    *,
+    invariant: bool = False,
 ) -> Batch:
     """A batch with the weights of `model`, and a paged KV cache and launches of its own.
 
     max_context: tokens of a sequence. n_pages: of page_tokens tokens, for all sequences together; None: enough for
-    max_sequences of max_context tokens.
+    max_sequences of max_context tokens. invariant: see `Batch`.
 
     Raises UsageError for sizes out of range, OutOfDeviceMemoryError where the device has no room.
     """
@@ -66,7 +69,7 @@ def make_batch(
         mods=model.mods,
         progress=progress,
     )
-    return Batch(own, max_sequences, progress)
+    return Batch(own, max_sequences, progress, invariant=invariant)
 
 
 class Batch:
@@ -74,15 +77,20 @@ class Batch:
 
     model: with a paged cache, and logits of max_sequences rows. It prefills, and decodes a sequence that is alone.
     A sequence has a place from `start` to `end`; what it sampled last is its next input, on the device.
+
+    invariant: a decoded row has the same bits whatever other rows the step has, none included. So has a prompt that is
+    read in cells of cell_tokens, each in a call of its own.
     """
 
-    def __init__(self, model: Model, max_sequences: int, progress: Progress | None = None):
+    def __init__(self, model: Model, max_sequences: int, progress: Progress | None = None, *, invariant: bool = False):
         assert isinstance(model.cache, PagedKVCache)
         self.model = model
         self.cache = model.cache
         self.max_sequences = max_sequences
         device, config = model.device, model.config
         self.step = StepState(device, max_sequences, model.cache.table_entries, max_sequences)
+        self.invariant = invariant
+        self.cell_tokens = (CELL_TOKENS_AHEAD if device.runs_ahead else CELL_TOKENS) if invariant else 0
         self.n_steps = 0  # that sampled
         self._places: dict[SequenceState, int] = {}
         self._params: dict[SequenceState, SamplingParams] = {}
@@ -157,7 +165,7 @@ class Batch:
         """
         if any(sequence.position >= self.max_context for sequence in sequences):
             raise ContextLengthError(f"a sequence has {self.max_context} tokens, which is its context; end it")
-        if len(sequences) == 1:
+        if len(sequences) == 1 and not self.invariant:
             return self._decode_alone(sequences[0])
         for sequence in sequences:
             self.cache.prepare(self.step, sequence, 1, self._places[sequence])
@@ -189,7 +197,8 @@ class Batch:
     def _bind(self, max_rows: int) -> BoundLaunches:
         model, shape = self.model, self.cache.shape
         # Rows are work-groups as well: the more of them, the fewer parts the keys of each are cut into.
-        n_splits = decode_splits(model.device, max_rows * shape.n_kv_heads, shape.head_dim, shape.kv_dtype)
+        filling = FEW_ROWS[0] if self.invariant else max_rows
+        n_splits = decode_splits(model.device, filling * shape.n_kv_heads, shape.head_dim, shape.kv_dtype)
         rows, heads = self.max_sequences, shape.n_q_heads
         part_ml = self.step.scratch(f"states of {n_splits} splits", 8 * rows * heads * n_splits)
         part_acc = self.step.scratch(f"sums of {n_splits} splits", 4 * rows * heads * n_splits * shape.head_dim)
@@ -204,6 +213,7 @@ class Batch:
             model.rotations,
             self.sampler.last_seen,
             max_rows,
+            experts_for=FEW_ROWS[0] if self.invariant else max_rows,
         )
         launches = [*stack(model.weights, model.layers, ops), *head(model.weights, ops, act.logits)]
         return BoundLaunches(model.device, ListedStep(launches, self.step, self.max_context, max_rows))

@@ -276,12 +276,13 @@ class DecodeOps(LayerOps):
 class PrefillOps(LayerOps):
     """Many tokens: each op is a kernel of its own. What a product packs is left so where a kernel can.
 
-    max_rows: tokens of a step at most, where they are few: see `linear_prefill`. following: the norm and the weight
-    after the block whose ops these are. split: by the norm's identity and max_rows, those
-    that the products of blocks have begun.
+    max_rows: tokens of a step at most, where they are few: see `linear_prefill`. experts_for: the same for the choice
+    of the kernels of experts; 0: max_rows. following: the norm and the weight after the block whose ops these are.
+    split: by the norm's identity and max_rows, those that the products of blocks have begun.
     """
 
     max_rows: int = 0
+    experts_for: int = 0
     following: tuple[Buffer, Weight] | None = None
     split: dict[tuple[int, int], SplitNorm] = field(default_factory=dict)
 
@@ -330,7 +331,9 @@ class PrefillOps(LayerOps):
 
     def chosen_experts(self, x: Buffer, norm: Buffer | None, gate_up: Weight, down: Weight, gate: str) -> list[Launch]:
         act, device, n_experts, top_k = self.act, self.device, gate_up.n_experts, gate_up.top_k
-        if 0 < self.max_rows * top_k <= n_experts:  # so few that most have an expert for themselves
+        if (
+            0 < (self.experts_for or self.max_rows) * top_k <= n_experts
+        ):  # so few that most have an expert for themselves
             return super().chosen_experts(x, norm, gate_up, down, gate)
         ids, rows, order = act.expert_ids, act.expert_rows, act.expert_order
         blocks, outputs = act.expert_blocks, act.expert_outputs

@@ -12,6 +12,7 @@ Source: Kwon et al., "Efficient Memory Management for Large Language Model Servi
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import islice
@@ -122,13 +123,16 @@ class PagedKVCache(KVCache):
         if not self._take_left(own, prompt, more_than=held) and best is not own:
             self._share(own, best.pages, best.token_ids[:held])
 
-    def share_pages(self, sequence: SequenceState, prompt: Sequence[int]) -> None:
+    def share_pages(self, sequence: SequenceState, prompt: Sequence[int], multiple: int = 1) -> None:
         """Begins an empty sequence with the full pages that others hold or left of the prompt's beginning.
 
-        Unlike share_prefix it leaves no page that must be copied before it is appended to.
+        Unlike share_prefix it leaves no page that must be copied before it is appended to. multiple: of so many tokens.
         """
         self.truncate(sequence, 0)
         self._take_left(sequence, prompt, more_than=0)
+        step = math.lcm(multiple, self.page_tokens)
+        if sequence.position % step:
+            self.truncate(sequence, sequence.position // step * step)
 
     def free(self) -> list[int]:
         """Pages that no sequence has, in the order in which they are given out."""
@@ -166,7 +170,7 @@ class PagedKVCache(KVCache):
             and len(pages) == first + 1
             and pages[first] not in self._ever_shared
             and pages[first] not in self._prefixes
-            and (first == 0 or pages[first - 1] in self._prefixes)
+            and (first == 0 or pages[first - 1] in self._prefixes or first * self.page_tokens > _findable(sequence))
         )
 
     def _make_room(self, sequence: SequenceState, first: int, filled: int, n_tokens: int) -> None:
@@ -225,7 +229,9 @@ class PagedKVCache(KVCache):
 
     def _keep(self, sequence: SequenceState) -> None:
         """Has others find the full pages of what the sequence holds: the steps that write these are enqueued."""
-        self._prefixes.add(sequence.token_ids, sequence.pages, self.page_tokens)
+        ids = sequence.token_ids
+        n = _findable(sequence)
+        self._prefixes.add(ids if n == len(ids) else ids[:n], sequence.pages, self.page_tokens)
 
     def _used_last(self, pages: Iterable[int]) -> None:
         """Nothing was used after these: of a text, the beginning, without which the rest is of no use."""
@@ -252,3 +258,9 @@ class PagedKVCache(KVCache):
                 n_rows=shape.n_kv_heads,
                 pitch_bytes=shape.capacity * shape.row_bytes,
             )
+
+
+def _findable(sequence: SequenceState) -> int:
+    """Tokens from the beginning on whose full pages other texts may share."""
+    n = sequence.position
+    return n if sequence.n_findable is None else min(n, sequence.n_findable)

@@ -15,12 +15,14 @@ class SequenceState:
     cache_key: by which that cache knows it. token_ids: the tokens whose keys and values the cache holds. A sampled
     token is held from the step on that takes it as input. pages: the page table; key i lies in page
     `pages[i // page_tokens]`. A contiguous cache needs none. An interrupt may leave more pages than the tokens need,
-    never fewer. sampling: how the next tokens are chosen, seed included. n_sampled: tokens chosen so far with it.
+    never fewer. n_findable: tokens from the beginning on whose full pages other texts may share; None: all. sampling:
+    how the next tokens are chosen, seed included. n_sampled: tokens chosen so far with it.
     """
 
     cache_key: object
     token_ids: list[int] = field(default_factory=list)
     pages: list[int] = field(default_factory=list)
+    n_findable: int | None = None
     sampling: SamplingParams = field(default_factory=SamplingParams)
     n_sampled: int = 0
 

@@ -75,14 +75,14 @@ class Load:
 
     def check_answer(self, job: Job) -> None:
         """The ids so far are those of the request alone."""
-        assert self.ids[job] == answer_of(job.prompt, job.params, len(self.ids[job]))
+        assert self.ids[job] == answer_of(job.prompt, job.params, len(self.ids[job]), self.batch.cell_tokens)
 
 
 def load(
     n_pages: int = 40, max_sequences: int = 4, max_step_tokens: int = 64, *, runs_ahead: bool = False, **sizes: Any
 ) -> Load:
     batch = FakeBatch(n_pages, max_sequences, runs_ahead=runs_ahead, **sizes)
-    scheduler = Scheduler(batch.cache, max_sequences, max_step_tokens)
+    scheduler = Scheduler(batch.cache, max_sequences, max_step_tokens, batch.cell_tokens)
     made = Load(batch, scheduler, StepLoop(batch, scheduler))
     plan = scheduler.plan
 
@@ -115,11 +115,18 @@ JOBS = st.fixed_dictionaries(
     max_sequences=st.integers(1, 6),
     spare_rows=st.integers(0, 80),
     runs_ahead=st.booleans(),
+    cell_tokens=st.sampled_from([0, 0, 32, 64, 128]),
 )
 def test_over_random_loads_every_request_ends_as_if_alone(
-    jobs: list[dict[str, Any]], n_pages: int, max_sequences: int, spare_rows: int, runs_ahead: bool
+    jobs: list[dict[str, Any]],
+    n_pages: int,
+    max_sequences: int,
+    spare_rows: int,
+    runs_ahead: bool,
+    cell_tokens: int,
 ) -> None:
-    made = load(n_pages, max_sequences, max_sequences + spare_rows, runs_ahead=runs_ahead)
+    rows = max_sequences + spare_rows + cell_tokens
+    made = load(n_pages, max_sequences, rows, runs_ahead=runs_ahead, cell_tokens=cell_tokens)
     todo = sorted(jobs, key=lambda job: job["arrival"])
     cancelled: dict[Job, int] = {}
     for now in range(20000):
@@ -223,6 +230,29 @@ def test_a_prompt_takes_pages_of_one_that_is_still_being_read() -> None:
     assert made.batch.n_prefilled == 300 + 300 - 4 * PAGE
     for job in jobs:
         made.check_answer(job)
+
+
+def test_pages_of_decoded_tokens_are_not_taken_where_a_batch_reads_in_cells() -> None:
+    made = load(max_step_tokens=200, cell_tokens=PAGE)
+    first = made.submit(prompt(70), 130)
+    made.run()
+    following = made.submit([*first.prompt, *made.ids[first]], 10)
+    made.run()
+    assert following.n_found == PAGE  # of 3 that the first text had filled
+    made.check_answer(first)
+    made.check_answer(following)
+
+
+def test_chunks_are_whole_cells() -> None:
+    made = load(max_step_tokens=200, cell_tokens=96)
+    stream = made.submit(prompt(5, 1), 30)
+    made.step()
+    made.submit(prompt(250), 3)
+    made.run()
+    chunks = [(chunk.position, len(chunk.token_ids)) for plan in made.plans[1:] for chunk in plan.prefill]
+    assert chunks == [(0, 96), (96, 96), (192, 58)]
+    assert [len(plan.prefill) for plan in made.plans[1:3]] == [2, 1]
+    made.check_answer(stream)
 
 
 @pytest.mark.parametrize("runs_ahead", [False, True])

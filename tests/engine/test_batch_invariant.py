@@ -1,0 +1,99 @@
+"""batch_invariant=True: an answer has the same bits alone, beside others, after a preemption and with any chunks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import random_weights, save_folder, small_config
+
+import llmcl
+from llmcl.engine.engine import Engine
+from llmcl.engine.llm import LLM
+from llmcl.errors import UsageError
+from llmcl.runtime.device import Device
+
+Bits = list[tuple[int, float, tuple[tuple[int, float], ...]]]
+"""Of each token its id, its log-probability and those of the likeliest: a difference in one bit of a logit shows."""
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.9, "top_k": 40, "top_p": 0.95, "repeat_penalty": 1.2, "seed": 5},
+    {"temperature": 1.3, "seed": 6},
+]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[("float32", "float32"), ("bfloat16", "float16"), ("q8_0", "q8_0"), ("q4_0", "float16")],
+    ids=lambda dtypes: dtypes[0],
+)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, str]:
+    config = small_config(n_layers=3)
+    return (str(save_folder(tmp_path_factory.mktemp("small"), config, random_weights(config, seed=7))), *request.param)
+
+
+@pytest.fixture(scope="module", params=["as it is", "as a GPU"])
+def llm(request: pytest.FixtureRequest, default_device: Device, folder: tuple[str, str, str]) -> Iterator[LLM]:
+    """ "as a GPU" takes the kernels for GPUs, and lets the device run a step ahead of the host."""
+    entry, (path, dtype, kv_dtype) = default_device.entry, folder
+    if request.param == "as a GPU":
+        entry = dataclasses.replace(entry, kind="gpu")
+    weights: dict[str, Any] = {"quantize": dtype} if dtype.startswith("q") else {"dtype": dtype}
+    with llmcl.load(path, device=entry, kv_dtype=kv_dtype, max_context=768, **weights) as llm:  # type: ignore[arg-type]
+        yield llm
+
+
+def requests() -> list[dict[str, Any]]:
+    """Of lengths around those of cells and pages, some with the same beginning, greedy and sampled in turn."""
+    rng = np.random.default_rng(0)
+    first = rng.integers(3, 99, 300).tolist()
+    lengths = [1, 64, 65, 130, 17, 320, 7, 260]
+    return [
+        {
+            "prompt": [*first[: n // 2], *rng.integers(3, 99, n - n // 2).tolist()],
+            "max_tokens": 40 + 10 * i,
+            "ignore_eos": True,
+            "logprobs": 3,
+            **OPTIONS[i % 3],
+        }
+        for i, n in enumerate(lengths)
+    ]
+
+
+def bits(pieces: list[llmcl.Piece]) -> Bits:
+    return [(piece.token_id, piece.logprob.logprob, tuple(piece.logprob.top)) for piece in pieces if piece.logprob]
+
+
+def answers(engine: Engine, asked: list[dict[str, Any]], *, together: bool) -> list[Bits]:
+    if not together:
+        return [bits(list(engine.submit(**request))) for request in asked]
+    return [bits(list(answer)) for answer in [engine.submit(**request) for request in asked]]
+
+
+def test_an_answer_has_the_same_bits_whoever_else_runs(llm: LLM) -> None:
+    asked = requests()
+    with llm.engine(max_sequences=8, batch_invariant=True) as engine:
+        alone = answers(engine, asked[::-1], together=False)[::-1]
+        assert [len(found) for found in alone] == [request["max_tokens"] for request in asked]
+        assert answers(engine, asked, together=True) == alone
+    # Few pages, and steps that hold one cell of a prompt, or all of it.
+    with llm.engine(max_sequences=3, max_step_tokens=3 + 255, kv_pages=8, batch_invariant=True) as engine:
+        assert answers(engine, asked[::-1], together=True)[::-1] == alone
+        assert engine.n_preempted > 0
+    with llm.engine(max_sequences=12, max_step_tokens=1000, kv_page_tokens=192, batch_invariant=True) as engine:
+        assert answers(engine, asked, together=True) == alone
+        follow_up = {**asked[3], "prompt": [*asked[3]["prompt"], *(token for token, _, _ in alone[3])]}
+        (after,) = answers(engine, [follow_up], together=False)
+    with llm.engine(max_sequences=1, batch_invariant=True) as engine:  # which holds nothing of the answer before
+        assert answers(engine, [follow_up], together=False) == [after]
+
+
+def test_a_step_must_have_room_for_a_cell(llm: LLM) -> None:
+    with pytest.raises(
+        UsageError, match=r"max_step_tokens is 40 with 8 sequences.*more for a prompt \(batch_invariant\)"
+    ):
+        llm.engine(max_step_tokens=40, batch_invariant=True)
