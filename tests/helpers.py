@@ -401,6 +401,11 @@ def rotations(head_dim: int, positions: NDArray[Any]) -> NDArray[np.float32]:
     return np.concatenate([cos, sin], axis=1).astype(np.float32)
 
 
+def sinks_of(n_heads: int) -> NDArray[np.float32]:
+    """Sinks from one that counts nothing to one beside which the keys hardly count."""
+    return np.linspace(-60.0, 9.0, n_heads).astype(np.float32)
+
+
 def step_state_at(device: Device, *, position: int, n_tokens: int, step: int = 0) -> StepState:
     """The step's state on the device, for kernels that do not read its tokens."""
     state = StepState(device, max(1, n_tokens))

@@ -60,6 +60,7 @@ def attention_decode(
     variant: str | None = None,
     block_n: int | None = None,
     mods: Mods = NO_MODS,
+    sinks: Buffer | None = None,
 ) -> list[Launch]:
     """Rotates and appends the step's one token and attends to the cache, itself included; with several sequences, the
     token of each. All but the cache have then a row for each token.
@@ -67,7 +68,8 @@ def attention_decode(
     qkv float32 [n_q_heads + 2 n_kv_heads, head_dim]; rope float32 [head_dim]; out float32 [n_q_heads, head_dim];
     part_ml float32 [n_q_heads, n_splits, 2], part_acc float32 [n_q_heads, n_splits, head_dim]. out may be
     PackedActivations [n, n_q_heads * head_dim] where `decode_supports_output` says so.
-    block_n: keys a step; None: as tuned, or chosen for the device.
+    block_n: keys a step; None: as tuned, or chosen for the device. sinks: float32 [n_q_heads], a logit of each head
+    that counts in the sum of the softmax alone.
     """
     chosen = table.pick(AttentionDecode, device, shape.kv_dtype, shape.head_dim, variant)
     if block_n is None:
@@ -84,6 +86,7 @@ def attention_decode(
         "SCALE": shape.scale,
         **own,
         **chosen.out_constants(out),
+        **_sinks(sinks),
     }
     to = out.buffer if isinstance(out, PackedActivations) else out
     if chosen.one_split_keys:
@@ -98,7 +101,7 @@ def attention_decode(
             chosen.file,
             "attention_decode",
             constants,
-            [qkv, rope, step.state, k_cache, v_cache, part_ml, *results, *mods.buffers],
+            [qkv, rope, step.state, k_cache, v_cache, part_ml, *results, *_given(sinks), *mods.buffers],
             groups=for_rows(step, shape.n_kv_heads, n_splits),
             local=(width, 1, 1) if step.n_sequences else (width, 1),
             prelude=mods.prelude,
@@ -106,10 +109,9 @@ def attention_decode(
         )
     ]
     if n_splits > 1 and not chosen.merges:
-        merge = attention_merge(
-            device, shape, part_ml, part_acc, to, step, n_splits=n_splits, one_split_keys=chosen.one_split_keys
-        )
-        launches += merge
+        one_split = chosen.one_split_keys
+        states = part_ml, part_acc, to, step
+        launches += attention_merge(device, shape, *states, n_splits=n_splits, one_split_keys=one_split, sinks=sinks)
     return launches
 
 
@@ -128,6 +130,7 @@ def attention_merge(
     *,
     n_splits: int,
     one_split_keys: int = 0,
+    sinks: Buffer | None = None,
 ) -> list[Launch]:
     """Merges the partial online-softmax states of decode; shapes as in attention_decode.
 
@@ -142,13 +145,14 @@ def attention_merge(
         "HEAD_DIM": shape.head_dim,
         "COLUMNS": columns_a_work_item(device),  # one: the loads of all its splits are under way together
         "LOCAL_SIZE": size,
+        **_sinks(sinks),
     }
     return [
         device.launch(
             "portable/attention_merge.cl",
             "attention_merge",
             constants,
-            [part_ml, part_acc, out, step.state],
+            [part_ml, part_acc, out, step.state, *_given(sinks)],
             groups=for_rows(step, shape.n_q_heads),
             local=(size, 1) if step.n_sequences else (size,),
             cost=once(4 * shape.n_q_heads * (n_splits * (2 + shape.head_dim) + shape.head_dim)),
@@ -251,12 +255,13 @@ def attention_prefill(
     variant: str | None = None,
     request: TileRequest | None = None,
     mods: Mods = NO_MODS,
+    sinks: Buffer | None = None,
 ) -> list[Launch]:
     """Causal attention of every token of the step to the cache, which `rope_append` has filled.
 
     qkv float32 [n, n_q_heads + 2 n_kv_heads, head_dim]; out float32 [n, n_q_heads, head_dim], or PackedActivations
     [n, n_q_heads * head_dim] where `attention_supports_output` says so. request: tile sizes; None: chosen for the
-    device. mods: further rules for scores and visible keys.
+    device. mods: further rules for scores and visible keys. sinks: see `attention_decode`.
     """
     cost = shape.cost()
     usual = prefill_implementation(device, shape, variant)
@@ -271,6 +276,7 @@ def attention_prefill(
         "KV_BLOCK_RANGES": False,
         "LSE": False,
         **tiles.implementation.out_constants(out),
+        **_sinks(sinks),
     }
     result = out if isinstance(out, Buffer) else out.buffer
     unused = result  # the kernel's arguments for lse and ranges
@@ -280,10 +286,19 @@ def attention_prefill(
             tiles.implementation.file,
             "attention_prefill",
             constants,
-            [qkv, step.state, keys, values, result, unused, unused, *mods.buffers],
+            [qkv, step.state, keys, values, result, unused, unused, *_given(sinks), *mods.buffers],
             groups=lambda n: tiles.implementation.groups(device, tiles, shape.n_q_heads, n),
             local=tiles.local,
             prelude=mods.prelude,
             cost=cost,
         ),
     ]
+
+
+def _sinks(sinks: Buffer | None) -> dict[str, object]:
+    """Build constants of a kernel with these sinks (kernels/common/online_softmax.cl)."""
+    return {} if sinks is None else {"HAS_SINKS": True}
+
+
+def _given(sinks: Buffer | None) -> list[Buffer]:
+    return [] if sinks is None else [sinks]

@@ -44,13 +44,17 @@ def attention_partial(
     return m.reshape(n_q_heads), l.reshape(n_q_heads), acc.reshape(n_q_heads, head_dim)
 
 
-def attention_merge(m: Array, l: Array, acc: Array) -> Float64:  # noqa: E741
+def attention_merge(m: Array, l: Array, acc: Array, sinks: Array | None = None) -> Float64:  # noqa: E741
     """Attention output from the states of disjoint sets of keys.
 
     m, l [heads, splits], acc [heads, splits, head_dim] -> [heads, head_dim]; zeros for a head without keys.
-    The acc of an empty split (l = 0) is not read, so it may hold anything.
+    The acc of an empty split (l = 0) is not read, so it may hold anything. sinks [heads]: each counts as one more
+    state, m = sink, l = 1, acc = 0.
     """
     m, total = wide(m), wide(l)
+    if sinks is not None:
+        m, total = np.column_stack([m, wide(sinks)]), np.column_stack([total, np.ones(len(m))])
+        acc = np.concatenate([wide(acc), np.zeros_like(acc[:, :1], np.float64)], axis=1)
     largest = np.max(m, axis=-1, keepdims=True, initial=-np.inf)
     weight = np.exp(m - np.where(np.isneginf(largest), 0.0, largest))  # [heads, splits]
     seen = np.where((total > 0)[..., None], wide(acc), 0.0)
@@ -69,12 +73,13 @@ def attention(
     *,
     window: int | None = None,
     cap: float | None = None,
+    sinks: Array | None = None,
 ) -> Float64:
     """Causal attention: query row i sits at position + i and sees the keys 0..position + i, the last `window` of them.
 
     q [n, n_q_heads, head_dim], k, v [kv_len, n_kv_heads, head_dim] with kv_len >= position + n -> as q.
-    scale: 1/sqrt(head_dim) unless given; cap: soft cap of the scores. A row reads no key past its own
-    position: poison there cannot leak.
+    scale: 1/sqrt(head_dim) unless given; cap: soft cap of the scores. sinks [n_q_heads]: a logit of each head that
+    counts in the sum of the softmax alone. A row reads no key past its own position: poison there cannot leak.
     """
     n = q.shape[0]
     if k.shape[0] < position + n:
@@ -83,13 +88,15 @@ def attention(
     k, v = wide(k[: position + n]), wide(v[: position + n])
     for i in range(n):
         first = 0 if window is None else max(0, position + i + 1 - window)
-        _, total, acc = attention_partial(q[i], k, v, first, position + i + 1, scale, cap)
-        out[i] = acc / total[:, None]
+        m, total, acc = attention_partial(q[i], k, v, first, position + i + 1, scale, cap)
+        out[i] = attention_merge(m[:, None], total[:, None], acc[:, None], sinks)
     return out
 
 
-def attention_decode(q: Array, k: Array, v: Array, position: int, scale: float | None = None) -> Float64:
+def attention_decode(
+    q: Array, k: Array, v: Array, position: int, scale: float | None = None, sinks: Array | None = None
+) -> Float64:
     """attention() of a single query: q [1, n_q_heads, head_dim] -> [1, n_q_heads, head_dim]."""
     if q.shape[0] != 1:
         raise UsageError(f"attention_decode: q has {q.shape[0]} rows, expected 1")
-    return attention(q, k, v, position, scale)
+    return attention(q, k, v, position, scale, sinks=sinks)

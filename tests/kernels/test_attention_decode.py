@@ -17,6 +17,7 @@ from helpers import (
     relative_error,
     rotations,
     run,
+    sinks_of,
     step_state_at,
     to_storage,
     with_poison,
@@ -55,6 +56,7 @@ def check(
     *,
     capacity: int = CAPACITY,
     query_gain: float = 1.0,
+    with_sinks: bool = False,
 ) -> None:
     n_q_heads, n_kv_heads, head_dim = heads
     position = kv_len - 1
@@ -72,6 +74,7 @@ def check(
     part_ml, part_acc = poisoned(device, (n_q_heads, n_splits, 2)), poisoned(device, (n_q_heads, n_splits, head_dim))
     out = poisoned(device, (n_q_heads, head_dim))
     qkv_buffer = with_poison(device, qkv)
+    sinks = sinks_of(n_q_heads) if with_sinks else None
 
     run(
         attention_decode(
@@ -86,6 +89,7 @@ def check(
             part_acc,
             out,
             n_splits=n_splits,
+            sinks=None if sinks is None else with_poison(device, sinks),
         )
     )
 
@@ -103,10 +107,25 @@ def check(
     np.testing.assert_array_equal(read_guarded(device, qkv_buffer, np.float32, qkv.shape), qkv)
 
     seen = [from_storage(cache[:, :kv_len], dtype).swapaxes(0, 1) for cache in (keys, values)]
-    expected = reference.attention_decode(rotated[:, :n_q_heads], *seen, position)[0]
+    expected = reference.attention_decode(rotated[:, :n_q_heads], *seen, position, sinks=sinks)[0]
     assert relative_error(read_guarded(device, out, np.float32, (n_q_heads, head_dim)), expected) < TOLERANCE[dtype]
     for buffer, width in (part_ml, 2), (part_acc, head_dim):
         read_guarded(device, buffer, np.float32, (n_q_heads, n_splits, width))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "heads", "n_splits"),
+    [
+        pytest.param("float32", (4, 1, 32), 1, marks=small),
+        pytest.param("float16", (9, 3, 64), 1, marks=heavy),
+        ("float16", (3, 3, 32), 3),
+        pytest.param("bfloat16", (8, 1, 64), 2, marks=heavy),
+    ],
+)
+@pytest.mark.parametrize("kv_len", [1, 33, 577])
+def test_sinks(target: Device, dtype: str, heads: tuple[int, int, int], n_splits: int, kv_len: int) -> None:
+    """A sink counts once, however many splits there are; of some heads it counts nothing, or all but everything."""
+    check(target, dtype, heads, kv_len, n_splits, with_sinks=True)
 
 
 @pytest.mark.parametrize("heads", HEADS)
@@ -203,8 +222,9 @@ def test_scores_too_large_for_exp(target: Device) -> None:
     check(target, "float32", (9, 3, 64), 577, 7, query_gain=100.0)
 
 
+@pytest.mark.parametrize("with_sinks", [False, True])
 @pytest.mark.parametrize(("n_splits", "head_dim"), [(1, 64), pytest.param(5, 80, marks=small), (32, 32)])
-def test_attention_merge(target: Device, n_splits: int, head_dim: int) -> None:
+def test_attention_merge(target: Device, n_splits: int, head_dim: int, with_sinks: bool) -> None:
     rng = np.random.default_rng(n_splits)
     n_heads = 5
     m = (20.0 * rng.standard_normal((n_heads, n_splits))).astype(np.float32)
@@ -218,7 +238,9 @@ def test_attention_merge(target: Device, n_splits: int, head_dim: int) -> None:
     out = poisoned(target, (n_heads, head_dim))
     part_ml = with_poison(target, np.stack([m, total], axis=2))
     step = step_state_at(target, position=0, n_tokens=1)
-    run(attention_merge(target, shape, part_ml, with_poison(target, acc), out, step, n_splits=n_splits))
+    sinks = sinks_of(n_heads) if with_sinks else None
+    given = None if sinks is None else with_poison(target, sinks)
+    run(attention_merge(target, shape, part_ml, with_poison(target, acc), out, step, n_splits=n_splits, sinks=given))
     actual = read_guarded(target, out, np.float32, (n_heads, head_dim))
-    assert relative_error(actual, reference.attention_merge(m, total, acc)) < MERGE_TOLERANCE
+    assert relative_error(actual, reference.attention_merge(m, total, acc, sinks)) < MERGE_TOLERANCE
     assert np.all(actual[0] == 0.0)

@@ -23,6 +23,7 @@ from helpers import (
     relative_error,
     rounded_operands,
     run,
+    sinks_of,
     step_state_at,
     to_storage,
     with_poison,
@@ -64,6 +65,7 @@ def case(
     window: int | None = None,
     cap: float | None = None,
     slope: float = 0.0,
+    with_sinks: bool = False,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """qkv [n, heads, head_dim], keys and values as stored [n_kv_heads, capacity, head_dim], and the expected output.
 
@@ -86,7 +88,9 @@ def case(
         unit = 1.0 if cap else LOG2_E
         queries, scale = reference.round_bfloat16(queries * np.float32(scale * unit)), 1.0 / unit
         seen = [reference.round_bfloat16(rows) for rows in seen]
-    return qkv, keys, values, reference.attention(queries, *seen, position, scale, window=window, cap=cap)
+    sinks = sinks_of(n_q_heads) if with_sinks else None
+    expected = reference.attention(queries, *seen, position, scale, window=window, cap=cap, sinks=sinks)
+    return qkv, keys, values, expected
 
 
 def check(
@@ -101,6 +105,7 @@ def check(
     window: int | None = None,
     cap: float | None = None,
     slope: float = 0.0,
+    with_sinks: bool = False,
     **tiles: int,
 ) -> None:
     n_q_heads, n_kv_heads, head_dim = heads
@@ -109,7 +114,7 @@ def check(
     rounds = prefill_dtype(device, shape) == PAIRED
     if rounds:
         tolerance = ROUNDED_WEIGHTS
-    qkv, keys, values, expected = case(dtype, heads, n, position, capacity, rounds, window, cap, slope)
+    qkv, keys, values, expected = case(dtype, heads, n, position, capacity, rounds, window, cap, slope, with_sinks)
     mods = bind_mods(device, *trace_mods(soft_cap(cap), sliding_window(window))) if window and cap else NO_MODS
     out = poisoned(device, (n, n_q_heads, head_dim))
     launches = attention_prefill(
@@ -122,6 +127,7 @@ def check(
         out,
         request=TileRequest(**tiles) if tiles else None,
         mods=mods,
+        sinks=with_poison(device, sinks_of(n_q_heads)) if with_sinks else None,
     )
     run(launches, n)
     assert relative_error(read_guarded(device, out, np.float32, expected.shape), expected) < tolerance
@@ -132,6 +138,19 @@ def check(
 @pytest.mark.parametrize("position", [0, 37])
 def test_around_a_tile(target: Device, heads: tuple[int, int, int], n: int, position: int) -> None:
     check(target, "float32", heads, n, position)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "heads", "rules"),
+    [
+        pytest.param("float32", (3, 3, 32), {}, marks=small),
+        pytest.param("float16", (9, 3, 64), {}, marks=heavy),
+        pytest.param("float16", (3, 3, 32), {"window": 70, "cap": 3.0}, marks=heavy),
+    ],
+)
+@pytest.mark.parametrize("exact", [True, False])
+def test_sinks(target: Device, dtype: str, heads: tuple[int, int, int], rules: dict[str, int], exact: bool) -> None:
+    check(target, dtype, heads, 33, 100, exact=exact, with_sinks=True, **rules)
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,24 @@ def test_attention(n: int, position: int, group: int, head_dim: int, scale: floa
         assert relative_error(reference.attention_decode(q, k, v, position, scale), expected) < FLOAT64
 
 
+@pytest.mark.parametrize("n_splits", [1, 3])
+def test_sinks(n_splits: int) -> None:
+    """As transformers has them: one more score of each head, whose weight is left out of the sum of values."""
+    q, k, v = attention_case(5, 20, 3, 32)
+    n_heads, kv_len = q.shape[1], k.shape[0]
+    sinks = np.linspace(-4.0, 6.0, n_heads)
+    keys, values = (tensor(x).repeat_interleave(3, dim=1) for x in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", tensor(q), keys) / math.sqrt(32)
+    seen = torch.arange(kv_len)[None, :] <= 20 + torch.arange(5)[:, None]
+    scores = torch.cat([scores.masked_fill(~seen, -torch.inf), tensor(sinks)[:, None, None].expand(-1, 5, 1)], dim=-1)
+    expected = torch.einsum("hqk,khd->qhd", scores.softmax(dim=-1)[..., :-1], values).numpy()
+    assert relative_error(reference.attention(q, k, v, 20, sinks=sinks), expected) < FLOAT64
+    bounds = np.linspace(0, kv_len, n_splits + 1).astype(int)
+    states = [reference.attention_partial(q[4], k, v, start, stop) for start, stop in pairwise(bounds)]
+    m, total, acc = (np.stack(parts, axis=1) for parts in zip(*states, strict=True))
+    assert relative_error(reference.attention_merge(m, total, acc, sinks), expected[4]) < FLOAT64
+
+
 def test_attention_rows_do_not_read_later_keys() -> None:
     q, k, v = attention_case(6, 4, 2, 32)
     clean = reference.attention(q, k, v, 4)

@@ -8,5 +8,31 @@ inline float softmax_weight(float m_part, float m_whole) {
     return m_part == -INFINITY ? 0.0f : exp(m_part - m_whole);
 }
 
-// A query that sees no key gets output 0.
+// A query that sees no key gets output 0, and the log of its sum is -inf.
 inline float softmax_norm(float l) { return l > 0.0f ? 1.0f / l : 0.0f; }
+inline float softmax_log_sum(float m, float l) { return l > 0.0f ? m + log(l) : -INFINITY; }
+
+// A sink is a learned logit of a query head that belongs to no key (OpenAI, "gpt-oss", 2025): a state with m = sink, l = 1, acc = 0,
+// which counts once in the whole. Built in with HAS_SINKS; a kernel then has the argument sinks, float [query heads].
+#ifndef HAS_SINKS
+#define HAS_SINKS 0
+#endif
+#if HAS_SINKS
+#define SINKS_PARAM , __global const float* sinks
+#define SINKS_ARG , sinks
+// exp may be infinite, where a query's keys count nothing beside the sink.
+inline float sink_norm(float m, float l, float sink) { return m == -INFINITY ? 0.0f : 1.0f / (l + exp(sink - m)); }
+inline float sink_log_sum(float m, float l, float sink) {
+    const float top = fmax(m, sink);
+    return top + log(softmax_weight(m, top) * l + softmax_weight(sink, top));
+}
+#define SINK(head) sinks[head]
+#define OUTPUT_NORM(m, l, head) sink_norm(m, l, sinks[head])
+#define LOG_SUM(m, l, head) sink_log_sum(m, l, sinks[head])
+#else
+#define SINKS_PARAM
+#define SINKS_ARG
+#define SINK(head) (-INFINITY)
+#define OUTPUT_NORM(m, l, head) softmax_norm(l)
+#define LOG_SUM(m, l, head) softmax_log_sum(m, l)
+#endif

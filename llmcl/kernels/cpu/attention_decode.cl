@@ -5,6 +5,7 @@
 // qkv      float [N_Q_HEADS + 2 N_KV_HEADS][HEAD_DIM], not rotated      rope  float [HEAD_DIM], from `embed`
 // k_cache, v_cache  KV, of N_KV_HEADS heads: see kv_cache.cl
 // part_ml, part_acc  partial states [N_Q_HEADS][N_SPLITS] for `attention_merge`; with N_SPLITS = 1 part_acc is the output
+// sinks    float [N_Q_HEADS], with HAS_SINKS: see online_softmax.cl; used with one split, else by `attention_merge`
 //
 //            keys 0 ......................... position          index space (N_KV_HEADS, N_SPLITS, rows), local size 1
 //   head 0   [ split 0 | split 1 | ... | last split ]           each work-item reads its keys once for all
@@ -24,7 +25,7 @@
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void attention_decode(__global const float* qkv, __global const float* rope, __global const int* state,
                       __global kv_t* k_cache, __global kv_t* v_cache,
-                      __global float* part_ml, __global float* part_acc MOD_PARAMS) {
+                      __global float* part_ml, __global float* part_acc SINKS_PARAM MOD_PARAMS) {
     const int head = get_group_id(0), split = get_group_id(1);
     const int t = step_row(2);
     state = sequence_state(state, t);
@@ -72,7 +73,7 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
         part_ml[2 * part + 1] = l;
         if (l == 0.0f) continue;
 #else
-        norm = softmax_norm(l);
+        norm = OUTPUT_NORM(attention.m[r] * LN_2, l, head * ROWS + r);
 #endif
         for (int c = 0; c < COLUMNS; ++c)
             store16_f32(attention.acc[r][c] * norm, part_acc + (size_t)part * HEAD_DIM + c * 16);

@@ -10,6 +10,7 @@
 // out      float, see query_address.cl
 // lse      float [batch][N_Q_HEADS][n], with LSE: log of the sum of exponentials, -inf for a query that sees no key
 // ranges   int, with KV_BLOCK_RANGES: see kv_block_ranges.cl
+// sinks    float [N_Q_HEADS], with HAS_SINKS: see online_softmax.cl; lse contains them
 //
 //                 keys 0 ...... position + t
 //   queries   t0  [########\    ]             index space (N_Q_HEADS, ceil(n / BLOCK_M), batch), local size 1
@@ -30,7 +31,7 @@
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void attention_prefill(__global const float* q, __global const int* state, __global const kv_t* k_cache,
                        __global const kv_t* v_cache, __global float* out, __global float* lse,
-                       __global const int* ranges MOD_PARAMS) {
+                       __global const int* ranges SINKS_PARAM MOD_PARAMS) {
     const int head = get_group_id(0), batch = get_group_id(2);
     const int t0 = (get_num_groups(1) - 1 - get_group_id(1)) * ROWS;  // the longest rows first: short ones fill the end
     const int position = state[STATE_POSITION], n = state[STATE_N_TOKENS];
@@ -66,11 +67,11 @@ void attention_prefill(__global const float* q, __global const int* state, __glo
     }
     for (int r = 0; r < ROWS && t0 + r < n; ++r) {
         const size_t row = output_of(batch, head, t0 + r, n);
-        const float l = sum16(attention.l[r]), norm = softmax_norm(l);
+        const float m = attention.m[r] * LN_2, l = sum16(attention.l[r]), norm = OUTPUT_NORM(m, l, head);
         for (int c = 0; c < COLUMNS; ++c)
             store16_f32(attention.acc[r][c] * norm, out + row + c * 16);
 #if LSE
-        lse[((size_t)batch * N_Q_HEADS + head) * n + t0 + r] = l > 0.0f ? attention.m[r] * LN_2 + log(l) : -INFINITY;
+        lse[((size_t)batch * N_Q_HEADS + head) * n + t0 + r] = LOG_SUM(m, l, head);
 #endif
     }
 }

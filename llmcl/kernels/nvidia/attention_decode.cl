@@ -6,6 +6,7 @@
 // out       float [N_Q_HEADS][HEAD_DIM]; with PACKED_OUT, of all rows, OUT [ceil(n/8)][N_Q_HEADS HEAD_DIM / 8][8][8], as
 //           pack_activations.cl leaves blocks
 // arrivals  int [N_KV_HEADS], 0 before and after: groups of the head that have left their state
+// sinks     float [N_Q_HEADS], with HAS_SINKS: see online_softmax.cl
 //
 // Index space: groups (N_KV_HEADS, N_SPLITS, rows of the step: step_rows.cl) of WARPS warps. For pages of keys and values see kv_address.cl.
 #include "nvidia/attend.cl"
@@ -26,10 +27,10 @@ __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
 void attention_decode(__global const float* qkv, __global const float* rope, __global const int* state,
                       __global CAT(KV, _t)* k_cache, __global CAT(KV, _t)* v_cache,
                       __global float* part_ml, __global float* part_acc, __global void* out,
-                      __global int* arrivals MOD_PARAMS) {
+                      __global int* arrivals SINKS_PARAM MOD_PARAMS) {
     __local float __attribute__((aligned(16))) queries[QUERY_FLOATS];
     __local ushort new_key[HEAD_DIM];
-    __local float __attribute__((aligned(16))) warps[MAX(WARPS * WARP_FLOATS, 2 * N_SPLITS * GROUP_SIZE)];
+    __local float __attribute__((aligned(16))) warps[MAX(WARPS * WARP_FLOATS, 2 * (N_SPLITS + HAS_SINKS) * GROUP_SIZE)];
     __local int arrived;
     const int head = get_group_id(0), split = get_group_id(1);
     const int lid = get_local_id(0);
@@ -48,7 +49,8 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
     for (int i = lid; i < GROUP_SIZE * HEAD_DIM; i += LOCAL_SIZE) {
         const softmax_state all = warps_state(&range, i, &space);
         if (n_splits == 1) {
-            store_out(out, row, head * GROUP_SIZE * HEAD_DIM + i, all.acc * softmax_norm(all.l));
+            const float norm = OUTPUT_NORM(all.m, all.l, head * GROUP_SIZE + i / HEAD_DIM);
+            store_out(out, row, head * GROUP_SIZE * HEAD_DIM + i, all.acc * norm);
             continue;
         }
         const int part = (head * GROUP_SIZE + i / HEAD_DIM) * N_SPLITS + split;
@@ -73,8 +75,12 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
         const int k = i / 2 / GROUP_SIZE, g = i / 2 % GROUP_SIZE;
         ml[i] = load_shared_float(part_ml + ((head * GROUP_SIZE + g) * N_SPLITS + k) * 2 + i % 2);
     }
+#if HAS_SINKS
+    for (int i = lid; i < GROUP_SIZE * 2; i += LOCAL_SIZE)  // one more state, without an accumulator
+        ml[n_splits * GROUP_SIZE * 2 + i] = i % 2 ? 1.0f : sinks[head * GROUP_SIZE + i / 2];
+#endif
     barrier(CLK_LOCAL_MEM_FENCE);
-    weigh_splits(ml, n_splits);
+    weigh_splits(ml, n_splits + HAS_SINKS);
     barrier(CLK_LOCAL_MEM_FENCE);
     for (int i = lid; i < GROUP_SIZE * HEAD_DIM; i += LOCAL_SIZE) {
         const int g = i / HEAD_DIM, column = i % HEAD_DIM;

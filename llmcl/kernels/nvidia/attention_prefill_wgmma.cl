@@ -224,13 +224,13 @@ inline void put_queries(const uint to, const uint q[QUERY_WORDS], const int lane
 
 // Output and lse of the lane's rows t and t + 8; their states become those of rows that have seen no key.
 inline void write_rows(float acc[HEAD_DIM / 2], float m[2], float l[2], __global void* out, __global float* lse, const int batch,
-                       const int head, const int t_first, const int n, const int lane) {
+                       const int head, const int t_first, const int n, const int lane SINKS_PARAM) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         float sum = l[h] + shuffle_xor(l[h], 1);
         sum += shuffle_xor(sum, 2);
         const int t = t_first + 8 * h;
-        const float norm = softmax_norm(sum);
+        const float norm = OUTPUT_NORM(m[h] * (EXPONENT_SCALE / LOG2E), sum, head);
 #if PACKED_OUT
         __global uint* y = (__global uint*)out + ((size_t)(t / 8) * (N_Q_HEADS * HEAD_DIM / 8) + head * (HEAD_DIM / 8)) * WARP + lane;
 #pragma unroll
@@ -246,14 +246,13 @@ inline void write_rows(float acc[HEAD_DIM / 2], float m[2], float l[2], __global
 #endif
 #if LSE
         if (t < n && lane % 4 == 0)
-            lse[((size_t)batch * N_Q_HEADS + head) * n + t] =
-                sum > 0.0f ? m[h] * (EXPONENT_SCALE / LOG2E) + log(sum) : -INFINITY;
+            lse[((size_t)batch * N_Q_HEADS + head) * n + t] = LOG_SUM(m[h] * (EXPONENT_SCALE / LOG2E), sum, head);
 #endif
         m[h] = -INFINITY;
         l[h] = 0.0f;
     }
 }
-#define WRITE(it, t) write_rows(acc, m, l, out, lse, batch, (it).head, t, n, lane)
+#define WRITE(it, t) write_rows(acc, m, l, out, lse, batch, (it).head, t, n, lane SINKS_ARG)
 
 #if ARRAYS
 #define QUERY_T CAT(KV, _t)
@@ -263,7 +262,7 @@ inline void write_rows(float acc[HEAD_DIM / 2], float m[2], float l[2], __global
 __kernel __attribute__((reqd_work_group_size(GROUP_ITEMS, 1, 1)))
 void attention_prefill(__global const QUERY_T* queries, __global const int* state, __global const CAT(KV, _t)* k_cache,
                        __global const CAT(KV, _t)* v_cache, __global void* out, __global float* lse,
-                       __global const int* ranges MOD_PARAMS) {
+                       __global const int* ranges SINKS_PARAM MOD_PARAMS) {
     __local uint4 __attribute__((aligned(1024))) buffers[(BLOCK_M * HEAD_DIM * 2 + 2 * STAGES * TILE_BYTES) / 16];
     __local ulong mbarriers[4 * STAGES];
     __local tile tiles[STAGES];

@@ -12,6 +12,7 @@
 // The values are asked for with the keys, before anything waits. Three barriers a block: sums of slices, scores, weights.
 //
 // part_ml, part_acc  as in attention_merge.cl (unused with one split)      out  float [N_Q_HEADS][HEAD_DIM]
+// sinks              see online_softmax.cl; of one split alone
 // Build: KV, HEAD_DIM, N_Q_HEADS, N_KV_HEADS, GROUP_SIZE, CAPACITY (a multiple of BLOCK_N), N_SPLITS, ONE_SPLIT_KEYS, SCALE,
 // BLOCK_N (16, 32 or 64), LOCAL_SIZE (a power of two, from BLOCK_N and HEAD_DIM / 4 on). For pages see kv_address.cl.
 // Local memory: 4 GROUP_SIZE (4 LOCAL_SIZE + HEAD_DIM + 2 BLOCK_N + 1) + 16 GROUP_SIZE LOCAL_SIZE / HEAD_DIM bytes.
@@ -91,7 +92,7 @@ inline float4 load_values(__global const kv_t* v, const int row, const int c) {
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
 void attention_decode(__global const float* qkv, __global const float* rope, __global const int* state,
                       __global kv_t* k_cache, __global kv_t* v_cache, __global float* part_ml,
-                      __global float* part_acc, __global float* out MOD_PARAMS) {
+                      __global float* part_acc, __global float* out SINKS_PARAM MOD_PARAMS) {
     __local float q[HEAD_DIM * GROUP_SIZE];      // [dimension][head]
     __local float sums[4 * LOCAL_SIZE * GROUP_SIZE] __attribute__((aligned(16)));  // [slice][head][key], later [row][head][column]
     __local float scores[GROUP_SIZE * BLOCK_N] __attribute__((aligned(16)));       // [head][key]
@@ -218,6 +219,13 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
             *(__local float4*)(sums + (own_row * GROUP_SIZE + g) * HEAD_DIM + column) = acc[g];
             if (column == 0) row_sums[own_row * GROUP_SIZE + g] = l[g];
         }
+#if HAS_SINKS
+    __local float* tops = shrinks;  // which nobody reads any more
+    for (int h = 0; h < OWN_HEADS; ++h) {
+        const int g = own_head + h * HEADS_AT_ONCE;
+        if (g < GROUP_SIZE && own_key == 0) tops[g] = m[h];
+    }
+#endif
     barrier(CLK_LOCAL_MEM_FENCE);
     const bool is_whole = n_splits == 1;
     for (int i = lid; i < GROUP_SIZE * HEAD_DIM; i += LOCAL_SIZE) {
@@ -228,7 +236,7 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
             norm += row_sums[r * GROUP_SIZE + g];
         }
         const int to = (head * GROUP_SIZE + g) * HEAD_DIM + i % HEAD_DIM;
-        if (is_whole) out[to] = sum * softmax_norm(norm);
+        if (is_whole) out[to] = sum * OUTPUT_NORM(tops[g], norm, head * GROUP_SIZE + g);
         else if (norm > 0.0f) part_acc[((size_t)(head * GROUP_SIZE + g) * N_SPLITS + split) * HEAD_DIM + i % HEAD_DIM] = sum;
         if (!is_whole && i % HEAD_DIM == 0) part_ml[2 * ((head * GROUP_SIZE + g) * N_SPLITS + split) + 1] = norm;
     }

@@ -1,10 +1,11 @@
 // Merges the partial online-softmax states that decode attention left for each split of the keys.
 //
-//   m = max_s m_s;   out = sum_s exp(m_s - m) acc_s / sum_s exp(m_s - m) l_s
+//   m = max_s m_s;   out = sum_s exp(m_s - m) acc_s / sum_s exp(m_s - m) l_s      s: the splits, and with HAS_SINKS the head's sink
 //
 // of each row of the step (step_rows.cl):
 // part_ml  float [N_Q_HEADS][N_SPLITS][2] (m, l)    part_acc  float [N_Q_HEADS][N_SPLITS][HEAD_DIM]
 // out      float [N_Q_HEADS][HEAD_DIM]               state    see STATE_*
+// sinks    float [N_Q_HEADS], with HAS_SINKS: see online_softmax.cl
 // Up to ONE_SPLIT_KEYS keys `out` is there already, and stays as it is.
 // Index space: groups (N_Q_HEADS, rows) of LOCAL_SIZE; work-items share its columns, COLUMNS at a time.
 // Build: N_Q_HEADS, N_SPLITS, HEAD_DIM, ONE_SPLIT_KEYS, COLUMNS (1 or 16), LOCAL_SIZE.
@@ -28,16 +29,18 @@ typedef float columns_t;
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
 void attention_merge(__global const float* part_ml, __global const float* part_acc, __global float* out,
-                     __global const int* state) {
+                     __global const int* state SINKS_PARAM) {
     const int row = step_row(1);
     if (sequence_state(state, row)[STATE_POSITION] < ONE_SPLIT_KEYS) return;
     const int head = row * N_Q_HEADS + get_group_id(0);
     part_ml += head * N_SPLITS * 2;
     part_acc += (size_t)head * N_SPLITS * HEAD_DIM;
 
-    float m = -INFINITY, l = 0.0f;
+    const float sink = SINK(get_group_id(0));
+    float m = sink;
 #pragma unroll 32
     for (int s = 0; s < N_SPLITS; ++s) m = fmax(m, part_ml[2 * s]);
+    float l = softmax_weight(sink, m);
 #pragma unroll 32
     for (int s = 0; s < N_SPLITS; ++s) l += softmax_weight(part_ml[2 * s], m) * part_ml[2 * s + 1];
     const float norm = softmax_norm(l);

@@ -121,7 +121,7 @@ inline void store_rows(const float rows[ROWS], __local float* p) {
 __kernel __attribute__((reqd_work_group_size(TX, TY, 1)))
 void attention_prefill(__global const float* queries, __global const int* state, __global const kv_t* k_cache,
                        __global const kv_t* v_cache, __global float* out, __global float* lse,
-                       __global const int* ranges MOD_PARAMS) {
+                       __global const int* ranges SINKS_PARAM MOD_PARAMS) {
     __local float q[HEAD_DIM * ROW_STRIDE] __attribute__((aligned(16)));  // [dimension][row]
     __local staged_t kv[BLOCK_N * HEAD_DIM] __attribute__((aligned(16)));
     __local float p[BLOCK_N * ROW_STRIDE] __attribute__((aligned(16)));  // [key][row]
@@ -249,9 +249,9 @@ void attention_prefill(__global const float* queries, __global const int* state,
             for (int i = 0; i < TX; ++i) sum += parts[i * BLOCK_M + own + a];
 #if LSE
             if (slice == 0 && tx == 0)
-                lse[((size_t)batch * N_Q_HEADS + head) * n + t] = sum > 0.0f ? m[a] + log(sum) : -INFINITY;
+                lse[((size_t)batch * N_Q_HEADS + head) * n + t] = LOG_SUM(m[a], sum, head);
 #endif
-            const float norm = softmax_norm(sum);
+            const float norm = OUTPUT_NORM(m[a], sum, head);
             for (int c = 0; c < RUNS; ++c) {
                 float values[COLUMN_RUN];
                 STORE_COLUMNS(acc[a][c] * norm, values);
