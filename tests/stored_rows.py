@@ -24,6 +24,7 @@ HALVES = {
     "Q4_K": [0, 2],
     "Q5_K": [0, 2],
     "Q6_K": [208],
+    "MXFP4": [],
 }
 
 
@@ -42,6 +43,8 @@ def random_rows(format: str, n: int, k: int, seed: int = 0) -> StoredRows:
             scales = (0.1 * rng.standard_normal(blocks.shape[0])).astype(np.float16)
             scales[0] = np.float16(2e-7)  # a subnormal one
             blocks[:, at : at + 2] = scales.view(np.uint8).reshape(-1, 2)
+        if format == "MXFP4":
+            blocks[:, 0] = rng.integers(119, 126, len(blocks))
         data = blocks.reshape(n, -1)
     return StoredRows(format, data.reshape(n, -1), (n, k))
 

@@ -161,6 +161,21 @@ def _q6_k(blocks: Bytes) -> Float32:
     return (step[:, :, None] * q).reshape(n, 256)
 
 
+_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+
+
+def _mxfp4(blocks: Bytes) -> Float32:
+    """A scale s, 16 bytes of nibbles, each a sign and an index of _E2M1: 2^(s - 127) times that; 255 is NaN.
+
+    Source: OCP Microscaling Formats (MX) Specification, 2023.
+    """
+    scale = np.ldexp(np.float32(1), np.minimum(blocks[:, :1], 254).astype(np.int32) - 127)
+    scale = np.where(blocks[:, :1] == 255, np.float32(np.nan), scale)
+    numbers = np.concatenate([_E2M1, -_E2M1]) + np.float32(0)  # there is one zero
+    values: Float32 = (scale * numbers[_nibbles(blocks[:, 1:])]).astype(np.float32)
+    return values
+
+
 FORMATS = {
     "F32": Format(0, 1, 4, _f32),
     "F16": Format(1, 1, 2, _f16),
@@ -173,5 +188,6 @@ FORMATS = {
     "Q4_K": Format(12, 256, 144, _q4_k, 64 + 8 * 288),
     "Q5_K": Format(13, 256, 176, _q5_k, 64 + 8 * 352),
     "Q6_K": Format(14, 256, 210, _q6_k, 32 + 8 * 416),
+    "MXFP4": Format(39, 32, 17, _mxfp4, 272),
 }
 FLOAT_FORMATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}

@@ -16,7 +16,7 @@ from llmcl.errors import MAX_NUMBER, UsageError, shown
 N = TypeVar("N", int, float)
 
 WEIGHT_DTYPES = ("auto", "float32", "bfloat16", "float16")
-QUANTIZED_DTYPES = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k")
+QUANTIZED_DTYPES = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k", "mxfp4")
 QUANTIZE_FORMATS = ("q8_0", "q4_0", "q4_k")
 ACTIVATION_DTYPES = ("auto", "float32")
 KV_DTYPES = ("auto", "float32", "float16", "bfloat16", "q8_0")

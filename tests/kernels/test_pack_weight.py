@@ -61,6 +61,14 @@ def load_mixed(device: Device, weight: Weight, source: StoredRows, first_row: in
     return device.read(flags, np.int32, (3,))
 
 
+def test_a_scale_of_mxfp4_that_is_no_number_is_found(device: Device) -> None:
+    source = random_rows("MXFP4", 20, 512)
+    data = source.data.copy()
+    data[19, 17] = 255
+    source = dataclasses.replace(source, data=data)
+    np.testing.assert_array_equal(load(device, quantized_weight(device, 20, 512, "mxfp4"), source), [0, 1, 0])
+
+
 @pytest.mark.parametrize("dtype", QUANTIZED)
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_scale_that_is_not_finite_is_found(device: Device, dtype: str, bad: float) -> None:

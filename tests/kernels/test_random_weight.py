@@ -50,6 +50,13 @@ def test_values_are_spread_evenly(target: Device) -> None:
 
 def expected_tiles(n_tiles: int, k: int, dtype: str, spread: float, seed: int) -> np.ndarray:
     """The bytes of quantised tiles, as random_weight.cl describes them."""
+    if dtype == "mxfp4":
+        blocks = random_bits(n_tiles * k // 32 * 68, seed).view(np.uint8).reshape(-1, 272)
+        wanted = spread * np.sqrt(1 / (3 * 8.5625))  # the root of the mean square of a scale
+        lower = np.floor(np.log2(wanted))
+        share = ((wanted / 2**lower) ** 2 - 1) / 3
+        blocks[:, :16] = 127 + lower + (blocks[:, :16] < 256 * share)
+        return blocks.reshape(-1)
     kind, levels = QUANTIZED[dtype], {"q8": 256, "q6": 64, "q5": 32, "q4": 16}[dtype[:2]]
     has_min, is_super, q6 = dtype in ("q4_1", "q5_1", "q4_k", "q5_k"), kind.block == 256, dtype == "q6_k"
     n_blocks = n_tiles * k // kind.block

@@ -62,6 +62,7 @@ SCALES = {
     "Q4_K": (0, 2),
     "Q5_K": (0, 2),
     "Q6_K": (208,),
+    "MXFP4": (),
 }
 
 
@@ -75,6 +76,8 @@ def random_blocks(format: str, rows: int, blocks: int) -> NDArray[np.uint8]:
     for offset in SCALES[format]:
         scale = (rng.standard_normal((rows, blocks)) * 3).astype("<f2")
         data[..., offset : offset + 2] = scale[..., None].view(np.uint8)
+    if format == "MXFP4":
+        data[..., 0] %= 253  # below infinity
     return data.reshape(rows, blocks * size)
 
 
@@ -89,6 +92,12 @@ def test_dequantize_is_that_of_gguf_bit_for_bit(format: str) -> None:
     assert actual.dtype == np.float32 and actual.shape == expected.shape
     assert np.all(np.isfinite(expected)) and np.unique(expected).size > 8
     assert np.array_equal(actual.view(np.uint32), expected.view(np.uint32))
+
+
+def test_a_scale_of_mxfp4_that_is_no_number() -> None:
+    data = random_blocks("MXFP4", rows=1, blocks=2)
+    data[0, 17] = 255
+    assert np.isfinite(reference.dequantize("MXFP4", data)).tolist() == [[True] * 32 + [False] * 32]
 
 
 def test_dequantize_every_scale_of_the_k_formats() -> None:

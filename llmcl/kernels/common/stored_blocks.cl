@@ -4,11 +4,14 @@
 //
 //   Q8_0 {half d; 32 chars}   Q4_0 {half d; 16 bytes}   Q4_1 {half d, m; 16 bytes}        low nibbles first
 //   Q5_0 {half d; uint of fifth bits; 16 bytes}         Q5_1 {half d, m; uint; 16 bytes}
+//   MXFP4 {uchar; 16 bytes of codes}  (mxfp4.cl)
 // and super-blocks of 256 values:
 //   Q4_K {half d, dmin; 12 bytes of 6-bit scales and minima; 128 bytes}  Q5_K {as Q4_K, 32 bytes of fifth bits before the nibbles}
 //   Q6_K {128 bytes of nibbles, 64 of bit pairs, 16 char scales, half d}
 //
 // Build: FORMAT, one of these or F32, F16, BF16, which have no blocks. k is a multiple of 16.
+#include "common/mxfp4.cl"
+
 #define STORED_F32 0
 #define STORED_F16 1
 #define STORED_BF16 2
@@ -20,6 +23,7 @@
 #define STORED_Q4_K 8
 #define STORED_Q5_K 9
 #define STORED_Q6_K 10
+#define STORED_MXFP4 11
 #define STORED_IS(name) (CAT(STORED_, FORMAT) == STORED_##name)
 #define STORED_BLOCKS (CAT(STORED_, FORMAT) >= STORED_Q8_0)
 
@@ -27,7 +31,7 @@
 #define STORED_MIN (STORED_IS(Q4_1) || STORED_IS(Q5_1) || STORED_IS(Q4_K) || STORED_IS(Q5_K))
 #define STORED_FIFTH_BIT (STORED_IS(Q5_0) || STORED_IS(Q5_1) || STORED_IS(Q5_K))
 #define STORED_SUPER (STORED_IS(Q4_K) || STORED_IS(Q5_K) || STORED_IS(Q6_K))
-#define STORED_OFFSET (STORED_IS(Q8_0) ? 128 : STORED_IS(Q6_K) ? 32 : STORED_IS(Q5_0) ? 16 : STORED_IS(Q4_0) ? 8 : 0)
+#define STORED_OFFSET (STORED_IS(Q8_0) ? 128 : STORED_IS(Q6_K) ? 32 : STORED_IS(Q5_0) ? 16 : STORED_IS(Q4_0) ? 8 : STORED_IS(MXFP4) ? 12 : 0)
 
 #if STORED_IS(Q6_K)
 #define STORED_BYTES 210
@@ -37,7 +41,7 @@
 #define STORED_BYTES (STORED_NIBBLES + 128)
 #define STORED_D 0
 #else
-#define STORED_BITS (STORED_MIN ? 4 : 2)
+#define STORED_BITS (STORED_IS(MXFP4) ? 1 : STORED_MIN ? 4 : 2)
 #define STORED_NIBBLES (STORED_BITS + (STORED_FIFTH_BIT ? 4 : 0))
 #define STORED_BYTES (STORED_IS(Q8_0) ? 34 : STORED_NIBBLES + 16)
 #define STORED_D 0
@@ -47,7 +51,7 @@ inline __global const uchar* stored_block(__global const uchar* row, int k) {
     return row + k / (STORED_SUPER ? 256 : 32) * STORED_BYTES;
 }
 
-// The numbers of columns k .. k+15 of a row, none negative.
+// The numbers of columns k .. k+15 of a row, none negative; of MXFP4 their codes.
 inline void stored_numbers(__global const uchar* row, int k, uchar* q) {
     __global const uchar* block = stored_block(row, k);
 #if STORED_IS(Q8_0)
@@ -90,8 +94,18 @@ inline int2 stored_sub_scale(__global const uchar* row, int k) {
 }
 #endif
 
+// The number of what stored_numbers gives.
+#if STORED_IS(MXFP4)
+#define STORED_NUMBER(q) ((int)(mxfp4_numbers(q) & 255u))
+#else
+#define STORED_NUMBER(q) (q)
+#endif
+
 // (d, m) of columns k .. k+15.
 inline float2 stored_scale(__global const uchar* row, int k) {
+#if STORED_IS(MXFP4)
+    return (float2)(mxfp4_scale(stored_block(row, k)[STORED_D]), 0.0f);
+#else
     __global const half* d = (__global const half*)(stored_block(row, k) + STORED_D);
     float2 scale = (float2)(vload_half(0, d), STORED_MIN ? vload_half(1, d) : 0.0f);
 #if STORED_SUPER
@@ -99,5 +113,6 @@ inline float2 stored_scale(__global const uchar* row, int k) {
     scale *= (float2)(sub.x, -(float)sub.y);  // -0.0 of 0: a zero keeps its sign
 #endif
     return scale;
+#endif
 }
 #endif

@@ -11,6 +11,7 @@
 //   q5_0/q5_1  as q4_0/q4_1                   and 1 vector of fifth bits              (q - 16) d,  q d + m
 //   q4_k/q5_k  {16 uchar sc, 16 uchar mn}     as q4_1/q5_1                            q (d sc) - (dmin mn)
 //   q6_k       {16 char sc, 16 char sc}       4 vectors of nibbles, 2 of bit pairs    (q - 32) (d sc), sc of each 16 columns
+//   mxfp4      {16 uchar scales}              4 vectors of nibbles, codes of q        (q - 12) d, see mxfp4.cl
 //
 // A byte of nibble vector j holds column 4j + b low and column 4j + b + 16 high; bit j of a fifth-bit byte belongs to
 // vector j; bits 2(j % 4), 2(j % 4) + 1 of pair vector j / 4 to vector j. The k formats have 8 groups in a super-block:
@@ -18,6 +19,7 @@
 //
 // Build: WEIGHT, K (a multiple of 32, or of 256, for quantised types).
 #include "common/common.cl"
+#include "common/mxfp4.cl"
 
 #define ID_f32 0
 #define ID_f16 1
@@ -30,6 +32,7 @@
 #define ID_q4_k 8
 #define ID_q5_k 9
 #define ID_q6_k 10
+#define ID_mxfp4 11
 #define WEIGHT_IS(name) (CAT(ID_, WEIGHT) == ID_##name)
 #define QUANTIZED (CAT(ID_, WEIGHT) >= ID_q8_0)
 
@@ -40,6 +43,7 @@ typedef uchar q5_1_t;
 typedef uchar q4_k_t;
 typedef uchar q5_k_t;
 typedef uchar q6_k_t;
+typedef uchar mxfp4_t;
 
 #if !QUANTIZED
 #define TILE_SIZE ((size_t)K * 16)
@@ -52,9 +56,9 @@ inline float weight_at(__global const CAT(WEIGHT, _t)* tile, int k, int row) {
 #define HAS_MIN (WEIGHT_IS(q4_1) || WEIGHT_IS(q5_1) || WEIGHT_IS(q4_k) || WEIGHT_IS(q5_k))
 #define IS_SUPER (WEIGHT_IS(q4_k) || WEIGHT_IS(q5_k) || WEIGHT_IS(q6_k))
 // What is subtracted from the stored number.
-#define OFFSET (WEIGHT_IS(q8_0) ? 128 : WEIGHT_IS(q6_k) ? 32 : WEIGHT_IS(q5_0) ? 16 : WEIGHT_IS(q4_0) ? 8 : 0)
+#define OFFSET (WEIGHT_IS(q8_0) ? 128 : WEIGHT_IS(q6_k) ? 32 : WEIGHT_IS(q5_0) ? 16 : WEIGHT_IS(q4_0) ? 8 : WEIGHT_IS(mxfp4) ? 12 : 0)
 
-#define SCALE_BYTES (WEIGHT_IS(q4_1) || WEIGHT_IS(q5_1) ? 64 : 32)
+#define SCALE_BYTES (WEIGHT_IS(mxfp4) ? 16 : WEIGHT_IS(q4_1) || WEIGHT_IS(q5_1) ? 64 : 32)
 #define GROUP_BYTES (SCALE_BYTES + (WEIGHT_IS(q8_0) ? 512 : 256 + (HAS_FIFTH_BIT ? 64 : 0) + (WEIGHT_IS(q6_k) ? 128 : 0)))
 #define HEAD_BYTES (WEIGHT_IS(q6_k) ? 32 : 64)
 #define SUPER_BYTES (HEAD_BYTES + 8 * GROUP_BYTES)
@@ -78,6 +82,8 @@ inline float2 scale_at(__global const uchar* tile, int g, int half_index, int ro
 #else
     return (float2)(half_of(head) * (float)((__global const char*)group)[16 * half_index + row], 0.0f);
 #endif
+#elif WEIGHT_IS(mxfp4)
+    return (float2)(mxfp4_scale(group[row]), 0.0f);
 #elif HAS_MIN
     return (float2)(half_of(group + 2 * row), half_of(group + 32 + 2 * row));
 #else
@@ -97,6 +103,8 @@ inline uchar4 quants_at(__global const uchar* group, int j, int row) {
     v |= (vload4(0, q + 256) >> (uchar4)j & (uchar4)1) << (uchar4)4;
 #elif WEIGHT_IS(q6_k)
     v |= (vload4(0, q + 256 + 64 * (j / 4)) >> (uchar4)(2 * (j % 4)) & (uchar4)3) << (uchar4)4;
+#elif WEIGHT_IS(mxfp4)
+    v = as_uchar4(mxfp4_numbers(as_uint(v)));
 #endif
     return v;
 #endif

@@ -15,9 +15,10 @@
 #include "common/tiles.cl"
 #if QUANTIZED
 
-// Tiles are a multiple of 32 bytes, not of 64.
-typedef uint uint16_at32 __attribute__((ext_vector_type(16), aligned(32)));
-inline uint16 load_quants(__global const uchar* p) { return *(__global const uint16_at32*)p; }
+// Tiles are a multiple of 32 bytes, not of 64, and those of mxfp4 of 16.
+#define QUANT_BYTES (WEIGHT_IS(mxfp4) ? 16 : 32)
+typedef uint uint16_in_tile __attribute__((ext_vector_type(16), aligned(QUANT_BYTES)));
+inline uint16 load_quants(__global const uchar* p) { return *(__global const uint16_in_tile*)p; }
 
 // Columns 4j .. 4j+3 of a group whose quants begin at q: 16 rows x 4 bytes.
 inline uint16 columns4(__global const uchar* q, const int j) {
@@ -30,6 +31,8 @@ inline uint16 columns4(__global const uchar* q, const int j) {
     v |= (load_quants(q + 256) >> j & 0x01010101u) << 4;
 #elif WEIGHT_IS(q6_k)
     v |= (load_quants(q + 256 + 64 * (j / 4)) >> (2 * (j & 3)) & 0x03030303u) << 4;
+#elif WEIGHT_IS(mxfp4)
+    v = mxfp4_numbers16(v);
 #endif
     return v;
 #endif
@@ -54,6 +57,11 @@ inline scales16 load_scales(__global const uchar* tile, const int g) {
     s.d_high = d * CONVERT16(*(__global const char16*)(group + 16), float);
     s.m = 0;
 #endif
+#elif WEIGHT_IS(mxfp4)
+    const int16 scale = CONVERT16(*(__global const uchar16*)group, int);
+    s.d = as_float16((scale > 1 ? scale - 1 : (int16)(0)) << 23);  // mxfp4_scale of each
+    s.d_high = s.d;
+    s.m = 0;
 #else
     s.d = load16_f16((__global const f16_t*)group);
     s.d_high = s.d;

@@ -133,7 +133,7 @@ class NvidiaLinearDecodeQuantized(NvidiaLinearDecode):
     file = "nvidia/linear_decode_quantized.cl"
 
     def supports(self, dtype: str, size: int) -> bool:
-        return dtype in QUANTIZED
+        return dtype in QUANTIZED and dtype != "mxfp4"
 
     def size(self, device: Device, product: Product) -> Size:
         groups = min(product.units, device.compute_units)

@@ -84,7 +84,7 @@ class NvidiaLinearFewRows(LinearFewRows):
         return supports_ptx(device)
 
     def supports(self, dtype: str, size: int) -> bool:
-        return (is_16_bit(dtype) or dtype in QUANTIZED) and size % PIECE_COLUMNS == 0
+        return (is_16_bit(dtype) or (dtype in QUANTIZED and dtype != "mxfp4")) and size % PIECE_COLUMNS == 0
 
     def activation_layout(self, device: Device, dtype: str, k: int, exact_activations: bool) -> ActivationLayout | None:
         return TensorCoreLayout(dtype if is_16_bit(dtype) else "float16", blocks=True, by_token=True)

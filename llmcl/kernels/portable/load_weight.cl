@@ -37,7 +37,7 @@ inline void read_columns(__global const uchar* row, int k, float* v) {
     stored_numbers(row, k, q);
     const float2 scale = stored_scale(row, k);
     for (int i = 0; i < 16; ++i) {
-        v[i] = (float)(q[i] - STORED_OFFSET) * scale.x;
+        v[i] = (float)(STORED_NUMBER(q[i]) - STORED_OFFSET) * scale.x;
         if (STORED_MIN) v[i] += scale.y;
     }
 #endif

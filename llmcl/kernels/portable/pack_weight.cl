@@ -24,6 +24,10 @@ inline bool copy_half(__global const uchar* from, __global uchar* to) {
 inline bool copy_scales(__global const uchar* row, int g, __global uchar* tile, int r) {
     __global uchar* group = tile + GROUP_AT(g);
     __global const uchar* d = stored_block(row, 32 * g) + STORED_D;
+#if WEIGHT_IS(mxfp4)
+    group[r] = *d;
+    return *d != 255;
+#else
 #if IS_SUPER
     const int2 first = stored_sub_scale(row, 32 * g), second = stored_sub_scale(row, 32 * g + 16);
     group[r] = (uchar)first.x;
@@ -34,6 +38,7 @@ inline bool copy_scales(__global const uchar* row, int g, __global uchar* tile, 
 #endif
     const bool finite = copy_half(d, to);
     return HAS_MIN ? copy_half(d + 2, to + 32) && finite : finite;
+#endif
 }
 
 // Group g of a row into its tile; false if a scale is not finite.

@@ -23,7 +23,11 @@ typedef struct {
 #elif HAS_FIFTH_BIT
     uint4 high[1];
 #endif
+#if WEIGHT_IS(mxfp4)
+    uint d;  // a byte a row
+#else
     uint2 d;  // half, of each row
+#endif
 #if IS_SUPER
     uint factors[2];  // sc and mn of q4_k and q5_k, the two sc of q6_k: a byte a row
 #endif
@@ -65,7 +69,11 @@ inline piece load_piece(__global const uchar* tile, const int p) {
 #else
     __global const uchar* head = group;
 #endif
+#if WEIGHT_IS(mxfp4)
+    found.d = *(__global const uint*)(head + 4 * quad);
+#else
     found.d = words2_at(head + 8 * quad);
+#endif
 #if HAS_MIN
     found.m = words2_at(head + 32 + 8 * quad);
 #endif
@@ -141,6 +149,9 @@ inline float add_high_nibbles(float sum, const uint w, const float4 c, const uin
 #if WEIGHT_IS(q8_0)
 #define ADD_LOW(sum, row) add_bytes(sum, p->low.row, c->low, c->big)
 #define ADD_HIGH(sum, row) add_bytes(sum, p->last.row, c->high, c->big)
+#elif WEIGHT_IS(mxfp4)
+#define ADD_LOW(sum, row) add_bytes(sum, mxfp4_numbers(p->low.row), c->low, c->big)
+#define ADD_HIGH(sum, row) add_bytes(sum, mxfp4_numbers(p->low.row >> 4), c->high, c->big)
 #elif HAS_HIGH
 #define NIBBLES(word) ((word) & 0x0f0f0f0fu)
 #if WEIGHT_IS(q6_k)
@@ -163,7 +174,12 @@ inline float4 halves_of(const uint2 words) { return (float4)(widen_f16(words.x),
 // sums[i] += row i of piece number `number`, times its columns.
 inline void add_piece(float* sums, const piece* p, const columns* c, const int number) {
     const int j = number / 4 % 4;
+#if WEIGHT_IS(mxfp4)
+    const uchar4 scales = as_uchar4(p->d);
+    const float4 d = (float4)(mxfp4_scale(scales.x), mxfp4_scale(scales.y), mxfp4_scale(scales.z), mxfp4_scale(scales.w));
+#else
     float4 d = halves_of(p->d);
+#endif
 #if WEIGHT_IS(q6_k)
     const float4 low = (float4)(ADD_LOW(0.0f, x), ADD_LOW(0.0f, y), ADD_LOW(0.0f, z), ADD_LOW(0.0f, w));
     const float4 high = (float4)(ADD_HIGH(0.0f, x), ADD_HIGH(0.0f, y), ADD_HIGH(0.0f, z), ADD_HIGH(0.0f, w));

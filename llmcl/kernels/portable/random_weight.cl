@@ -7,7 +7,7 @@
 //   d = S (0.75 + u / 2)        m = -d (2^bits - 1) / 2        k formats: sc in 32 .. 63, mn = sc, dmin = d (2^bits - 1) / 2
 //
 // where d is divided by the mean of sc; q6_k has sc in -95 .. -32 and 32 .. 95. Without m, d has a random sign, since the numbers
-// have a mean of -1/2. All are finite, whatever the bits.
+// have a mean of -1/2. mxfp4 has one of two neighbouring scales, at random such that the variance is that. All are finite.
 //
 // tiles  floating-point: WEIGHT [n]; quantised: n groups of 16 rows x 32 columns, whole tiles
 // Index space: any; each work-item takes every global-size-th value or group. Build: WEIGHT, K, SPREAD.
@@ -32,6 +32,13 @@ __kernel void random_weight(__global CAT(WEIGHT, _t)* tiles, const ulong n, cons
 #define LEVELS (WEIGHT_IS(q8_0) ? 256.0f : WEIGHT_IS(q6_k) ? 64.0f : HAS_FIFTH_BIT ? 32.0f : 16.0f)
 #define MEAN_SCALE (WEIGHT_IS(q6_k) ? 63.5f : IS_SUPER ? 47.5f : 1.0f)
 
+#if WEIGHT_IS(mxfp4)
+// The mean square of a code's values is 8.5625; twice the scale has four times the square.
+inline void make_scales(__global uchar* at) {
+    const float wanted = SPREAD * 0.19730546f, lower = floor(log2(wanted)), ratio = wanted / exp2(lower);
+    for (int r = 0; r < 16; ++r) at[r] = 127 + (int)lower + (at[r] < 256.0f * (ratio * ratio - 1.0f) / 3.0f ? 1 : 0);
+}
+#else
 // 16 scales where random bits lie, and their minima after them.
 inline void make_scales(__global uchar* at) {
     for (int r = 0; r < 16; ++r) {
@@ -43,6 +50,7 @@ inline void make_scales(__global uchar* at) {
 #endif
     }
 }
+#endif
 
 __kernel void random_weight(__global uchar* tiles, const ulong n, const uint seed) {
     for (ulong i = get_global_id(0); i < n; i += get_global_size(0)) {

@@ -46,7 +46,7 @@ typedef struct {
 #if HAS_HIGH
     uint2 upper;
 #endif
-    uint d;  // two halves
+    uint d;  // two halves; two bytes of mxfp4
 #if HAS_MIN
     uint m;
 #endif
@@ -72,7 +72,11 @@ inline share load_share(__global const uchar* tile, const int k, const int i) {
 #else
     __global const uchar* head = group;
 #endif
+#if WEIGHT_IS(mxfp4)
+    s.d = *(__global const ushort*)(head + 2 * pair);
+#else
     s.d = *(__global const uint*)(head + 4 * pair);
+#endif
 #if HAS_MIN
     s.m = *(__global const uint*)(head + 32 + 4 * pair);
 #endif
@@ -87,6 +91,8 @@ inline float4 numbers_of(uint word, const uint upper, const int part, const int 
     word |= (upper >> (2 * j) & 0x03030303u) << 4;
 #elif HAS_FIFTH_BIT
     word |= (upper >> (4 * part + j) & 0x01010101u) << 4;
+#elif WEIGHT_IS(mxfp4)
+    word = mxfp4_numbers(word);
 #endif
 #endif
     return convert_float4(as_uchar4(word)) - (float)OFFSET;
@@ -99,7 +105,11 @@ inline void store_share(const share* s, __local float* rows, const int k, const 
 #else
     const uint2 upper = 0;
 #endif
+#if WEIGHT_IS(mxfp4)
+    const float2 d = (float2)(mxfp4_scale(s->d & 255), mxfp4_scale(s->d >> 8));
+#else
     float2 d = widen_f16(s->d);
+#endif
 #if IS_SUPER && HAS_MIN
     d *= (float2)(s->factors & 255, s->factors >> 8);
 #elif IS_SUPER
