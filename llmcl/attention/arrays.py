@@ -8,9 +8,43 @@ from typing import Any
 import numpy as np
 
 from llmcl.errors import UsageError
+from llmcl.reference.storage import round_bfloat16
 from llmcl.runtime.device import Device
 
-DTYPES = (np.dtype(np.float32), np.dtype(np.float16))  # that arrays on the device may have
+PAGE_TABLE = "page_table"
+# As what NumPy holds each dtype: it has no bfloat16 of its own. Arrays of that may be uint16, their bits, or of a dtype
+# that another package (ml_dtypes) calls so.
+HELD: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(np.uint16),
+}
+
+
+def dtype_of(array: Any) -> str | None:
+    """float32, float16 or bfloat16; float32 for other floats; None for what holds no floats."""
+    name = array.dtype.name
+    if name in ("bfloat16", "uint16"):
+        return "bfloat16"
+    if array.dtype.kind != "f":
+        return None
+    return "float16" if name == "float16" else "float32"
+
+
+def as_held(array: np.ndarray, dtype: str) -> np.ndarray:
+    """The host's array as the device is to hold it. dtype: float32, or what `dtype_of` calls the array's."""
+    if dtype == "bfloat16":
+        return array.view(HELD[dtype])
+    if dtype_of(array) == "bfloat16":
+        return (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return np.asarray(array, dtype)
+
+
+def as_result(array: np.ndarray, dtype: str) -> np.ndarray:
+    """float32, or what HELD has for `dtype`, in that dtype."""
+    if dtype == "bfloat16" and array.dtype == np.float32:
+        return (round_bfloat16(array).view(np.uint32) >> 16).astype(np.uint16)
+    return array.astype(HELD[dtype], copy=False)
 
 
 def is_device_array(value: object) -> bool:
@@ -49,9 +83,13 @@ def check_device_arrays(device: Device, arrays: dict[str, Any]) -> None:
                 f"{name} is bound to {'no queue' if array.queue is None else 'another queue'}; expected device.queue, "
                 "so that work is done in order: finish what writes it, then array.with_queue(device.queue)"
             )
-        if array.dtype not in DTYPES:
+        if name == PAGE_TABLE:
+            if array.dtype != np.int32:
+                raise UsageError(f"page_table is {array.dtype}; expected int32: array.astype(numpy.int32)")
+        elif array.dtype.name not in (*HELD, "uint16"):
             raise UsageError(
-                f"{name} is {array.dtype}; expected {' or '.join(map(str, DTYPES))}: array.astype(numpy.float32)"
+                f"{name} is {array.dtype}; expected float32, float16 or bfloat16 (as uint16): "
+                "array.astype(numpy.float32)"
             )
     if arrays["key"].dtype != arrays["value"].dtype:
         raise UsageError(
@@ -76,11 +114,11 @@ def element_strides(array: Any) -> tuple[int, int, int] | None:
     return batch, head, row
 
 
-def array_form(device: Device, shape: tuple[int, ...], dtype: str) -> Any:
+def array_form(device: Device, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
     """An array on the device without its memory, for `new_device_array`."""
     from pyopencl.array import Array
 
-    form = Array(device.queue, shape, np.dtype(dtype), allocator=device.allocator)
+    form = Array(device.queue, shape, dtype, allocator=device.allocator)
     form.base_data = None
     return form
 

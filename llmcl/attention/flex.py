@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from numbers import Real
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from llmcl.attention.arrays import (
+    HELD,
+    PAGE_TABLE,
+    as_held,
+    as_result,
     check_device_arrays,
     check_order,
+    dtype_of,
     element_strides,
     new_device_array,
     on_device,
 )
 from llmcl.attention.block_mask import BlockMask, check_mod
-from llmcl.attention.flex_plan import FlexPlan, PlanCache, Problem
+from llmcl.attention.flex_plan import FlexPlan, PlanCache
 from llmcl.attention.mods import ScoreMod
+from llmcl.attention.problem import Problem, checked_shapes
 from llmcl.attention.tracing.fingerprint import fingerprint
 from llmcl.attention.tracing.trace import trace_score_mod
 from llmcl.errors import UsageError
 from llmcl.kernels.common.attention import TileRequest
-from llmcl.ops.attention import prefill_tiles
+from llmcl.ops.attention import head_dim_for_arrays, prefill_tiles
 from llmcl.ops.attention_sizes import check_kernel_options
 from llmcl.runtime.device import Device
 
@@ -43,6 +50,32 @@ def release_memory(device: Device | None = None) -> None:
         plans.clear()
 
 
+class AuxRequest(NamedTuple):
+    """What flex_attention is to return beside its output, as PyTorch's; `max_scores` is not offered."""
+
+    lse: bool = False
+    max_scores: bool = False
+
+
+class AuxOutput(NamedTuple):
+    """What an AuxRequest asked for; None for the rest."""
+
+    lse: Any = None
+    max_scores: Any = None
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a call asks for beside its arrays and functions."""
+
+    scale: float | None
+    enable_gqa: bool
+    return_lse: bool
+    kernel_options: Mapping[str, int] | None
+    variant: str | None
+    out_dtype: str | None
+
+
 def flex_attention(
     query: Any,
     key: Any,
@@ -54,24 +87,32 @@ def flex_attention(
     return_lse: bool = False,
     kernel_options: Mapping[str, int] | None = None,
     *,
+    return_aux: AuxRequest | None = None,
+    page_table: Any = None,
     device: Device | None = None,
     variant: str | None = None,
     out_dtype: str | None = None,
 ) -> Any:
     """softmax(score_mod(scale Q K^T)) V over the keys that block_mask shows, as torch.nn.attention.flex_attention.
 
-    query [B, Hq, L, D]; key, value [B, Hkv, S, D]: NumPy arrays, floating point, or pyopencl.array.Array, float32 or
-    float16, in C order, on device.context and device.queue. Where a GPU's kernels read arrays as they lie, other
-    strides are taken as well, if rows are in one piece and begin at multiples of 16 bytes. Hq is a multiple of Hkv with
-    enable_gqa, otherwise equal. score_mod(score, b, h, q_idx, kv_idx) -> score: a Python function that is traced, not
-    run. block_mask: from create_block_mask; None shows every key. scale: None is 1/sqrt(D). kernel_options: tile sizes
-    BLOCK_M, BLOCK_N, DV_TILE. device: an opened Device; None: the preferred one. variant: a kernel variant by name, for
-    tests. out_dtype: float32 or float16; None: float16 for a float16 query, otherwise float32.
+    query [B, Hq, L, D]; key [B, Hkv, S, D]; value [B, Hkv, S, Dv]: NumPy arrays, floating point, or
+    pyopencl.array.Array, float32, float16 or bfloat16 (as uint16), in C order, on device.context and device.queue.
+    Where a GPU's kernels read arrays as they lie, other strides are taken as well, if rows are in one piece and begin
+    at multiples of 16 bytes. Hq is a multiple of Hkv with enable_gqa, otherwise equal.
+    score_mod(score, b, h, q_idx, kv_idx) -> score: a Python function that is traced, not run. block_mask: from
+    create_block_mask; None shows every key. scale: None is 1/sqrt(D). kernel_options: tile sizes BLOCK_M, BLOCK_N,
+    DV_TILE. device: an opened Device; None: the preferred one. variant: a kernel variant by name, for tests.
+    out_dtype: float32, float16 or bfloat16; None: the query's, float32 for float64.
 
-    Returns [B, Hq, L, D] of out_dtype, and with return_lse also the natural log of the sum of exponentials, float32
-    [B, Hq, L]; a query without keys has output 0 and lse -inf. They are NumPy arrays, or arrays on the device if the
-    inputs are: then the work is enqueued and not waited for. Keys and values are held as float16 if `key` is, else as
-    float32; everything is computed in float32, matrix units round softmax weights to the 16 bits of the values.
+    page_table: integers [B, n], int32 if on the device; key and value are then pools of pages [pages, Hkv, P, D], and
+    key j of sequence b is key j % P of page page_table[b, j // P]. Functions and masks know j alone. S is n P, or the
+    KV_LEN of the block mask. Pages whose keys no query sees may be -1 in the table. P is a multiple of 16.
+
+    Returns [B, Hq, L, Dv] of out_dtype. With return_lse also the natural log of the sum of exponentials, float32
+    [B, Hq, L], or with return_aux an AuxOutput that has it; a query without keys has output 0 and lse -inf. They are
+    NumPy arrays, or arrays on the device if the inputs are: then the work is enqueued and not waited for. Keys and
+    values are held as float16 or bfloat16 if `key` is, else as float32; everything is computed in float32, matrix
+    units round softmax weights to the 16 bits of the values.
 
     Kernels and working memory are kept for further calls of the same shapes and functions (`release_memory`).
     Raises UsageError for arrays, functions or options that do not fit. Source: Dong et al., "Flex Attention" (2024).
@@ -79,28 +120,43 @@ def flex_attention(
     device = _opened(device)
     if not isinstance(scale, _USUAL_SCALES):
         _check_kinds(block_mask, scale, out_dtype)
+    wants_lse = return_lse if return_aux is None else _wants_lse(return_aux, return_lse)
     arrays = {"query": query, "key": key, "value": value}
+    if page_table is not None:
+        arrays[PAGE_TABLE] = page_table
     plans = PlanCache.of(device)
     # On what a plan depends; with small arrays looking it up is most of a call's time.
     mod = None if score_mod is None else fingerprint(score_mod)
     call: Hashable | None = None
     if score_mod is None or mod is not None:
-        options = _chosen(device, kernel_options)
-        rules = (mod, id(block_mask), scale, enable_gqa, return_lse, options, variant, out_dtype)
+        tiles = _chosen(device, kernel_options)
+        rules = (mod, id(block_mask), scale, enable_gqa, wants_lse, tiles, variant, out_dtype)
         call = (*rules, *map(_form, arrays.values()))
 
     def make() -> FlexPlan:
-        return _new_plan(
-            device, arrays, score_mod, block_mask, scale, enable_gqa, return_lse, kernel_options, variant, out_dtype
-        )
+        options = Options(scale, enable_gqa, wants_lse, kernel_options, variant, out_dtype)
+        return _new_plan(device, arrays, score_mod, block_mask, options)
 
     with plans.lock:
         plan = plans.get(call, make)
         try:
-            return _run_on_host_arrays(plan, arrays) if plan.problem.own_inputs else _run_on_device(plan, arrays)
+            results = _run_on_host_arrays(plan, arrays) if plan.problem.own_inputs else _run_on_device(plan, arrays)
         finally:
             if not plan.kept:
                 plan.release()
+    if return_aux is not None:
+        return results[0], AuxOutput(*results[1:])
+    return results if return_lse else results[0]
+
+
+def _wants_lse(aux: Any, return_lse: bool) -> bool:
+    if return_lse:
+        raise UsageError("return_lse and return_aux are given; expected one: return_aux=AuxRequest(lse=True)")
+    if not isinstance(getattr(aux, "lse", None), bool) or not isinstance(getattr(aux, "max_scores", None), bool):
+        raise UsageError(f"return_aux is {aux!r}; expected AuxRequest(lse=True)")
+    if aux.max_scores:
+        raise UsageError("return_aux asks for max_scores, which the kernels do not keep; expected AuxRequest(lse=True)")
+    return bool(aux.lse)
 
 
 def _chosen(device: Device, kernel_options: Any) -> Hashable:
@@ -119,7 +175,6 @@ def _opened(device: Any) -> Device:
     return device
 
 
-MAX_STRIDE = (1 << 31) - 1  # kernels read them as int32
 _USUAL_SCALES: tuple[type, ...] = (type(None), float, int)
 _place = attrgetter("shape", "dtype", "strides")
 
@@ -137,33 +192,25 @@ def _new_plan(
     arrays: dict[str, Any],
     score_mod: ScoreMod | None,
     block_mask: BlockMask | None,
-    scale: float | None,
-    enable_gqa: bool,
-    return_lse: bool,
-    kernel_options: Mapping[str, int] | None,
-    variant: str | None,
-    out_dtype: str | None,
+    options: Options,
 ) -> FlexPlan:
-    _check_kinds(block_mask, scale, out_dtype)
-    options = check_kernel_options(kernel_options or {})
-    query, key = arrays["query"], arrays["key"]
+    _check_kinds(block_mask, options.scale, options.out_dtype)
+    sizes = check_kernel_options(options.kernel_options or {})
     given_on_device = on_device(arrays)
-    batch, n_q_heads, n_queries, width = _checked_shapes(**arrays, enable_gqa=enable_gqa)
+    mask_length = None if block_mask is None else block_mask.seq_lengths[1]
+    shapes = checked_shapes(arrays, options.enable_gqa, mask_length)
     if given_on_device:
         check_device_arrays(device, arrays)
-    q_dtype = "float16" if query.dtype == np.float16 else "float32"
+    q_dtype, kv_dtype = dtype_of(arrays["query"]) or "", dtype_of(arrays["key"]) or ""
+    width = max(shapes["width"], shapes["value_width"])
     problem = Problem(
-        batch,
-        n_q_heads,
-        key.shape[1],
-        n_queries,
-        key.shape[2],
-        width,
-        q_dtype,
-        "float16" if key.dtype == np.float16 else "float32",
-        out_dtype or q_dtype,
-        1.0 / math.sqrt(width) if scale is None else float(scale),
-        return_lse,
+        **shapes,
+        head_dim=head_dim_for_arrays(device, width, kv_dtype, options.variant),
+        q_dtype=q_dtype,
+        kv_dtype=kv_dtype,
+        out_dtype=options.out_dtype or q_dtype,
+        scale=1.0 / math.sqrt(shapes["width"]) if options.scale is None else float(options.scale),
+        return_lse=options.return_lse,
         own_inputs=not given_on_device,
     )
     traced = None if score_mod is None else trace_score_mod(score_mod, prefix="score")
@@ -171,13 +218,15 @@ def _new_plan(
         device,
         problem.head_dim,
         problem.kv_dtype,
-        variant=variant,
-        request=TileRequest.of(options, None if block_mask is None else block_mask.BLOCK_SIZE[0]),
+        variant=options.variant,
+        request=TileRequest.of(sizes, None if block_mask is None else block_mask.BLOCK_SIZE[0]),
     )
     if traced is not None:
-        check_mod(traced, batch, n_q_heads, n_queries, problem.n_keys)
-    lie = [element_strides(array) for array in arrays.values()] if given_on_device else problem.strides()
-    in_place = problem.read_in_place(tiles) and all(of is not None and max(of) <= MAX_STRIDE for of in lie)
+        check_mod(traced, problem.batch, problem.n_q_heads, problem.n_queries, problem.n_keys)
+    lie = problem.strides()
+    if given_on_device:
+        lie = [element_strides(arrays[name]) for name in ("query", "key", "value")]
+    in_place = problem.read_in_place(tiles, lie, 0 if block_mask is None else block_mask.BLOCK_SIZE[1])
     if given_on_device and not in_place:
         check_order(arrays)
     return FlexPlan(device, problem, tiles, traced, block_mask, lie if in_place else None)
@@ -190,20 +239,23 @@ def _check_kinds(block_mask: Any, scale: Any, out_dtype: Any) -> None:
         )
     if not isinstance(scale, Real | None):
         raise UsageError(f"scale is {scale!r}; expected a number, or None for 1/sqrt(D)")
-    if out_dtype not in (None, "float32", "float16"):
-        raise UsageError(f"out_dtype is {out_dtype!r}; expected float32, float16 or None, which follows the query's")
+    if out_dtype is not None and out_dtype not in HELD:
+        raise UsageError(f"out_dtype is {out_dtype!r}; expected {', '.join(HELD)} or None, which follows the query's")
 
 
-def _run_on_host_arrays(plan: FlexPlan, arrays: dict[str, np.ndarray]) -> Any:
-    device, shapes, dtypes = plan.device, plan.problem.shapes(), plan.dtypes
+def _run_on_host_arrays(plan: FlexPlan, arrays: dict[str, np.ndarray]) -> tuple[Any, ...]:
+    device, problem, shapes, dtypes = plan.device, plan.problem, plan.problem.shapes(), plan.dtypes
     for name, array in arrays.items():
-        device.write(plan.own[name], np.asarray(array, dtypes[name]))
+        table = name == PAGE_TABLE
+        device.write(plan.own[name], array.astype(np.int32) if table else as_held(array, dtypes[name]))
     plan.run({})
-    out = device.read(plan.own["out"], dtypes["out"], shapes["out"]).astype(plan.problem.out_dtype, copy=False)
-    return (out, device.read(plan.own["lse"], np.float32, shapes["lse"])) if plan.problem.return_lse else out
+    out = as_result(device.read(plan.own["out"], HELD[dtypes["out"]], shapes["out"]), problem.out_dtype)
+    if problem.out_dtype == problem.q_dtype == "bfloat16":
+        out = out.view(arrays["query"].dtype)
+    return (out, device.read(plan.own["lse"], np.float32, shapes["lse"])) if problem.return_lse else (out,)
 
 
-def _run_on_device(plan: FlexPlan, arrays: dict[str, Any]) -> Any:
+def _run_on_device(plan: FlexPlan, arrays: dict[str, Any]) -> tuple[Any, ...]:
     device, memory = plan.device, {}
     for name, array in arrays.items():
         if array.queue is not device.queue:
@@ -217,24 +269,4 @@ def _run_on_device(plan: FlexPlan, arrays: dict[str, Any]) -> Any:
     for name, result in zip(plan.result_forms, results, strict=True):
         memory[name] = result.base_data
     plan.run(memory)
-    return tuple(results) if plan.problem.return_lse else results[0]
-
-
-def _checked_shapes(query: Any, key: Any, value: Any, enable_gqa: bool) -> tuple[int, int, int, int]:
-    for name, array in (("query", query), ("key", key), ("value", value)):
-        if array.ndim != 4 or array.dtype.kind != "f":
-            raise UsageError(
-                f"{name} is {array.dtype} {list(array.shape)}; expected a floating point array [B, H, L, D]"
-            )
-    batch, n_q_heads, n_queries, width = query.shape
-    if key.shape != value.shape or key.shape[0] != batch or key.shape[3] != width or min(*query.shape, *key.shape) < 1:
-        raise UsageError(
-            f"query {list(query.shape)}, key {list(key.shape)} and value {list(value.shape)} do not fit; expected "
-            "[B, Hq, L, D] and twice [B, Hkv, S, D], no dimension 0"
-        )
-    n_kv_heads = key.shape[1]
-    if n_q_heads != n_kv_heads and (not enable_gqa or n_q_heads % n_kv_heads):
-        raise UsageError(
-            f"query has {n_q_heads} heads, key {n_kv_heads}; expected equal numbers, or with enable_gqa=True a multiple"
-        )
-    return batch, n_q_heads, n_queries, width
+    return tuple(results)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from llmcl.attention.arrays import array_form
+from llmcl.attention.arrays import HELD, PAGE_TABLE, array_form
 from llmcl.attention.block_mask import BlockMask
 from llmcl.attention.kv_block_ranges import KVBlockRanges, all_keys, kv_block_ranges
 from llmcl.attention.mods import bind_mods
+from llmcl.attention.problem import Problem, Strides
 from llmcl.attention.tracing.trace import TracedMod
 from llmcl.errors import OutOfDeviceMemoryError, UsageError
 from llmcl.kernels import table
@@ -25,53 +25,18 @@ from llmcl.runtime.device import Buffer, Device, KernelArg, Launch
 from llmcl.runtime.driver_calls import check
 
 # In the state of attention on arrays: see kv_block_ranges.cl.
-BATCH_RECORDS, HEAD_RECORDS, GROUP_RECORDS, ORDER, STRIDES = range(step_state.N_SLOTS, step_state.N_SLOTS + 5)
+BATCH_RECORDS, HEAD_RECORDS, GROUP_RECORDS, ORDER, N_PAGES, PAGE_ROWS, STRIDES = range(
+    step_state.N_SLOTS, step_state.N_SLOTS + 7
+)
 MAX_PLANS = 32
 MAX_BYTES = 1 << 28  # of working memory that all plans of a device keep, or an eighth of its memory
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Sizes of a call; dtypes as given for queries and for keys and values, and as wanted for the output. own_inputs:
-    arrays come from the host."""
-
-    batch: int
-    n_q_heads: int
-    n_kv_heads: int
-    n_queries: int
-    n_keys: int
-    width: int
-    q_dtype: str
-    kv_dtype: str
-    out_dtype: str
-    scale: float
-    return_lse: bool
-    own_inputs: bool
-
-    @property
-    def head_dim(self) -> int:
-        return -(-self.width // 16) * 16
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        q = (self.batch, self.n_q_heads, self.n_queries, self.width)
-        kv = (self.batch, self.n_kv_heads, self.n_keys, self.width)
-        return {"query": q, "key": kv, "value": kv, "out": q, "lse": q[:3]}
-
-    def strides(self) -> list[tuple[int, int, int] | None]:
-        """As `element_strides` of query, key and value in C order."""
-        shapes = self.shapes()
-        return [(heads * n * d, n * d, d) for _, heads, n, d in (shapes[name] for name in ("query", "key", "value"))]
-
-    def read_in_place(self, tiles: PrefillTiles) -> bool:
-        """Whether the kernel with these tiles reads arrays of these dtypes and this width as they lie."""
-        return self.q_dtype == self.kv_dtype and tiles.implementation.reads_arrays(self.kv_dtype, self.width)
 
 
 class FlexPlan:
     """The launches of one kind of call.
 
-    The user's arrays (`query`, `key`, `value`, `out`, `lse`) are bound at each run; for arrays of the host, the plan
-    has buffers of its own in their place.
+    The user's arrays (`query`, `key`, `value`, `page_table`, `out`, `lse`) are bound at each run; for arrays of the
+    host, the plan has buffers of its own in their place.
     """
 
     def __init__(
@@ -81,7 +46,7 @@ class FlexPlan:
         tiles: PrefillTiles,
         score_mod: TracedMod | None,
         block_mask: BlockMask | None,
-        strides: Sequence[tuple[int, int, int] | None] | None = None,
+        strides: Sequence[Strides | None] | None = None,
     ):
         """strides: of query, key and value as they lie, for a kernel that reads them so (`Problem.read_in_place`)."""
         self.device = device
@@ -89,7 +54,7 @@ class FlexPlan:
         # Arrays of the host are converted there.
         q_dtype = "float32" if problem.own_inputs and strides is None else problem.q_dtype
         out_dtype = "float32" if problem.own_inputs and strides is None else problem.out_dtype
-        self.dtypes = dict.fromkeys(("key", "value"), problem.kv_dtype) | {"lse": "float32"}
+        self.dtypes = dict.fromkeys(("key", "value"), problem.kv_dtype) | {"lse": "float32", PAGE_TABLE: "int32"}
         self.dtypes |= {"query": q_dtype, "out": out_dtype}
         self.block_mask = block_mask  # keeps it, and so its id, alive
         self.buffers: list[Buffer] = []
@@ -115,7 +80,8 @@ class FlexPlan:
     def result_forms(self) -> dict[str, Any]:
         """Of the results on the device: arrays without memory, by name."""
         names = ("out", "lse") if self.problem.return_lse else ("out",)
-        return {name: array_form(self.device, self.problem.shapes()[name], self.dtypes[name]) for name in names}
+        shapes = self.problem.shapes()
+        return {name: array_form(self.device, shapes[name], HELD[self.dtypes[name]]) for name in names}
 
     @cached_property
     def _binds(self) -> list[tuple[Callable[[int, Any], None], int, str]]:
@@ -134,7 +100,7 @@ class FlexPlan:
         return buffer
 
     def _alloc(self, n: int, dtype: str, name: str) -> Buffer:
-        return self._kept(self.device.alloc(n * ITEM_BYTES[dtype], f"attention {name}"))
+        return self._kept(self.device.alloc(n * ITEM_BYTES.get(dtype, 4), f"attention {name}"))
 
     def _launch(
         self, file: str, name: str, constants: dict[str, object], args: list[KernelArg | str], **kw: Any
@@ -153,19 +119,25 @@ class FlexPlan:
         dtypes: tuple[str, str],
         sizes: tuple[int, ...],
         matrices: int,
+        *,
+        paged: bool = False,
     ) -> None:
-        """sizes: rows and columns of `array`, then of `to`."""
+        """sizes: rows and columns of `array`, then of `to`. paged: rows of `array` lie in pages."""
         rows, columns, to_rows, to_columns = sizes
+        constants = {"FROM": KERNEL_NAMES[dtypes[0]], "TO": KERNEL_NAMES[dtypes[1]]}
+        pages: list[KernelArg | str] = []
+        if paged:
+            pages = [PAGE_TABLE, np.int32(self.problem.n_pages), np.int32(self.problem.n_kv_heads)]
         self._launch(
             "portable/pad_rows.cl",
             "pad_rows",
             {
-                "FROM": KERNEL_NAMES[dtypes[0]],
-                "TO": KERNEL_NAMES[dtypes[1]],
+                **constants,
                 "COLUMNS": columns,
                 "TO_COLUMNS": to_columns,
+                **({"PAGE": self.problem.page_tokens} if paged else {}),
             },
-            [array, to, np.int32(rows), np.int32(to_rows)],
+            [array, to, np.int32(rows), np.int32(to_rows), *pages],
             groups=(-(-to_columns // 16), to_rows, matrices),
             local=(16, 1, 1),
         )
@@ -175,9 +147,9 @@ class FlexPlan:
         tiles: PrefillTiles,
         score_mod: TracedMod | None,
         block_mask: BlockMask | None,
-        strides: Sequence[tuple[int, int, int] | None] | None,
+        strides: Sequence[Strides | None] | None,
     ) -> None:
-        device, p, head_dim = self.device, self.problem, self.problem.head_dim
+        device, p = self.device, self.problem
         # Tiles of keys start at multiples of 16. Values that need no rows or columns more are read where they are.
         capacity = -(-p.n_keys // 16) * 16
         ranges = visible_ranges(block_mask, p, tiles)
@@ -189,11 +161,11 @@ class FlexPlan:
             visited = np.concatenate([visited, order])
         records = [ranges.batch_records, ranges.head_records, ranges.group_records, len(ranges.ranges)]
         state = [0, p.n_queries, 0, capacity, 0, *records]
-        for of_array in strides or ():
-            state += of_array or ()
+        state += self._place_in_pages(strides)
         self._state = self._kept(device.upload(np.array(state, np.int32), "attention state"))
         lists = self._kept(device.upload(visited, "attention KV block ranges"))
-        mods = bind_mods(device, score_mod, None if block_mask is None else block_mask.traced)
+        tables = (PAGE_TABLE,) if p.page_tokens and strides is not None else ()
+        mods = bind_mods(device, score_mod, None if block_mask is None else block_mask.traced, tables)
         self.buffers.extend(mods.buffers)
         if p.own_inputs:
             for name, shape in p.shapes().items():
@@ -202,6 +174,10 @@ class FlexPlan:
         arrays: list[KernelArg | str] = ["query", "key", "value", "out"]
         if strides is not None:
             own |= {"ARRAYS": True, "STRIDES": STRIDES, "OUT": KERNEL_NAMES[self.dtypes["out"]]}
+            if p.page_tokens:
+                own["KV_PAGE"] = p.page_tokens
+                own["PAGE_TABLE"] = f"({PAGE_TABLE}+get_group_id(2)*state[{N_PAGES}])"
+                own["PAGE_ROWS"] = f"state[{PAGE_ROWS}]"
         else:
             arrays = self._padded(capacity)
             arrays[1] = self._pack_keys(arrays[1], capacity)
@@ -215,11 +191,11 @@ class FlexPlan:
                 "KV": KERNEL_NAMES[p.kv_dtype],
                 "N_Q_HEADS": p.n_q_heads,
                 "N_KV_HEADS": p.n_kv_heads,
-                "HEAD_DIM": head_dim,
+                "HEAD_DIM": p.head_dim,
                 "CAPACITY": f"state[{step_state.CAPACITY}]",
                 "SCALE": p.scale,
                 "HEADS_FIRST": True,
-                "Q_STRIDE": head_dim,
+                "Q_STRIDE": p.head_dim,
                 "KV_BLOCK_RANGES": True,
                 "BATCH_RECORDS": f"state[{BATCH_RECORDS}]",
                 "HEAD_RECORDS": f"state[{HEAD_RECORDS}]",
@@ -227,36 +203,48 @@ class FlexPlan:
                 "LSE": p.return_lse,
                 **own,
             },
-            [query, self._state, key, value, out, "lse" if p.return_lse else lists, lists, *mods.buffers],
+            [query, self._state, key, value, out, "lse" if p.return_lse else lists, lists, *tables, *mods.buffers],
             groups=tiles.implementation.groups(device, tiles, p.n_q_heads, p.n_queries, p.batch),
             local=tiles.local,
             prelude=mods.prelude,
         )
         if out != "out":
-            sizes = (p.n_queries, head_dim, p.n_queries, p.width)
+            sizes = (p.n_queries, p.head_dim, p.n_queries, p.value_width)
             self._pad(out, "out", ("float32", self.dtypes["out"]), sizes, p.batch * p.n_q_heads)
+
+    def _place_in_pages(self, strides: Sequence[Strides | None] | None) -> list[int]:
+        """What the state holds from N_PAGES on: pages of a sequence, rows between pages, strides of the arrays."""
+        if strides is None:
+            return []
+        query, key, value = strides
+        assert query is not None and key is not None and value is not None
+        if not self.problem.page_tokens:
+            return [0, 0, *query, *key, *value]
+        # A row of a page is that many rows from the pool's first one; all sequences share the pool.
+        return [self.problem.n_pages, key[0] // key[2], *query, 0, *key[1:], 0, *value[1:]]
 
     def _padded(self, capacity: int) -> list[KernelArg | str]:
         """query, key, value, out as the kernels take them: the user's arrays, or buffers with more rows or columns."""
-        p, head_dim = self.problem, self.problem.head_dim
+        p, paged = self.problem, self.problem.page_tokens > 0
         q_heads, kv_heads = p.batch * p.n_q_heads, p.batch * p.n_kv_heads
         query: KernelArg | str = "query"
         key: KernelArg | str = "key"
         value: KernelArg | str = "value"
         out: KernelArg | str = "out"
-        padded = head_dim != p.width
-        if padded or self.dtypes["query"] != "float32":
-            query = self._alloc(q_heads * p.n_queries * head_dim, "float32", "queries")
-            sizes = (p.n_queries, p.width, p.n_queries, head_dim)
+        if p.width != p.head_dim or self.dtypes["query"] != "float32":
+            query = self._alloc(q_heads * p.n_queries * p.head_dim, "float32", "queries")
+            sizes = (p.n_queries, p.width, p.n_queries, p.head_dim)
             self._pad("query", query, (self.dtypes["query"], "float32"), sizes, q_heads)
-        if padded:
-            key = self._alloc(kv_heads * p.n_keys * head_dim, p.kv_dtype, "keys")
-            self._pad("key", key, (p.kv_dtype, p.kv_dtype), (p.n_keys, p.width, p.n_keys, head_dim), kv_heads)
-        if padded or self.dtypes["out"] != "float32":
-            out = self._alloc(q_heads * p.n_queries * head_dim, "float32", "output")
-        if padded or capacity != p.n_keys:
-            value = self._alloc(kv_heads * capacity * head_dim, p.kv_dtype, "values")
-            self._pad("value", value, (p.kv_dtype, p.kv_dtype), (p.n_keys, p.width, capacity, head_dim), kv_heads)
+        if p.width != p.head_dim or paged:
+            key = self._alloc(kv_heads * p.n_keys * p.head_dim, p.kv_dtype, "keys")
+            sizes = (p.n_keys, p.width, p.n_keys, p.head_dim)
+            self._pad("key", key, (p.kv_dtype, p.kv_dtype), sizes, kv_heads, paged=paged)
+        if p.value_width != p.head_dim or self.dtypes["out"] != "float32":
+            out = self._alloc(q_heads * p.n_queries * p.head_dim, "float32", "output")
+        if p.value_width != p.head_dim or capacity != p.n_keys or paged:
+            value = self._alloc(kv_heads * capacity * p.head_dim, p.kv_dtype, "values")
+            sizes = (p.n_keys, p.value_width, capacity, p.head_dim)
+            self._pad("value", value, (p.kv_dtype, p.kv_dtype), sizes, kv_heads, paged=paged)
         return [query, key, value, out]
 
     def _pack_keys(self, key: KernelArg | str, capacity: int) -> Buffer:

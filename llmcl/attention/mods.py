@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llmcl.attention.block_test import MASK_RANGE, block_test
@@ -14,11 +14,18 @@ ScoreMod = Callable[..., Any]
 MaskMod = Callable[..., Any]
 
 
-def bind_mods(device: Device, score_mod: TracedMod | None, mask_mod: TracedMod | None) -> Mods:
-    """Traced mods as OpenCL C functions `score_mod` and `mask_mod`, their captured arrays copied to the device."""
-    if score_mod is None and mask_mod is None:
+def bind_mods(
+    device: Device, score_mod: TracedMod | None, mask_mod: TracedMod | None, tables: Sequence[str] = ()
+) -> Mods:
+    """Traced mods as OpenCL C functions `score_mod` and `mask_mod`, their captured arrays copied to the device.
+
+    tables: names of int arrays that are the kernels' arguments before those.
+    """
+    if score_mod is None and mask_mod is None and not tables:
         return NO_MODS
-    scalar, wide, flags, params, args, buffers = "", "", "", "", "", []
+    scalar, wide, flags, buffers = "", "", "", []
+    params = "".join(f", __global const int* {name}" for name in tables)
+    args = "".join(f", {name}" for name in tables)
     for kind, mod in (("score", score_mod), ("mask", mask_mod)):
         if mod is None:
             continue

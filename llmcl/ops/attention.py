@@ -238,6 +238,15 @@ def prefill_tiles(
     return pick(rows, device, kv_dtype, head_dim, variant).tiles(device, head_dim, kv_dtype, request)
 
 
+def head_dim_for_arrays(device: Device, width: int, kv_dtype: str, variant: str | None = None) -> int:
+    """With how many columns attention on arrays of `width` columns is computed: a multiple of 16, and of 64 where the
+    device's own kernels take that and not the other. variant: as asked for."""
+    size, wider = (-(-width // multiple) * multiple for multiple in (16, 64))
+    if variant is not None or table.pick(AttentionPrefill, device, kv_dtype, wider).runs_anywhere:
+        return size
+    return wider if table.pick(AttentionPrefill, device, kv_dtype, size).runs_anywhere else size
+
+
 def attention_supports_output(device: Device, shape: AttentionShape, layout: ActivationLayout) -> bool:
     """Whether attention_prefill can leave its output in `layout`."""
     return prefill_tiles(device, shape.head_dim, shape.kv_dtype).implementation.supports_output(layout)

@@ -87,7 +87,7 @@ def test_an_array_within_another(default_device: Any) -> None:
     [
         (lambda d, q, k, v: (q, k.get(), v), "query on the device, key on the host"),
         (lambda d, q, k, v: (q, k, to_device(d.queue, v.get().astype(np.float16))), "key is float32, value float16"),
-        (lambda d, q, k, v: (q.astype(np.float64), k, v), "query is float64; expected float32 or float16"),
+        (lambda d, q, k, v: (q.astype(np.float64), k, v), "query is float64; expected float32, float16 or bfloat16"),
         (lambda d, q, k, v: (q.transpose((0, 1, 3, 2)), k, v), "do not fit"),
         (lambda d, q, k, v: (q[:, :, ::2], k, v), "query has strides"),
         (lambda d, q, k, v: (q, k.with_queue(None), v), "key is bound to no queue"),

@@ -270,7 +270,7 @@ def test_a_function_of_no_module(default_device: Any) -> None:
         ({"block_mask": causal}, "expected a BlockMask: create_block_mask makes one of a mask_mod"),
         ({"scale": "small"}, "scale is 'small'; expected a number"),
         ({"scale": [1.0]}, r"scale is \[1.0\]; expected a number"),
-        ({"out_dtype": "int8"}, "out_dtype is 'int8'; expected float32, float16 or None"),
+        ({"out_dtype": "int8"}, "out_dtype is 'int8'; expected float32, float16, bfloat16 or None"),
         ({"device": "intel"}, r"device is 'intel'; expected an open device: llmcl.Device.open\('intel'\)"),
     ],
 )

@@ -6,7 +6,7 @@
 // A round of the transposition interleaves rows i and i + 8: it rotates the 8 bits (row, column) of an element's place by
 // one, and four rounds exchange row and column.
 //
-// Index space: (ceil(n_keys / 16), heads), local size 1. Build: KV (f32 or f16), HEAD_DIM (a multiple of 16).
+// Index space: (ceil(n_keys / 16), heads), local size 1. Build: KV (f32, f16 or bf16), HEAD_DIM (a multiple of 16).
 #if !defined(KV) || !defined(HEAD_DIM)
 #error "cpu/pack_keys.cl needs the build constants KV, HEAD_DIM"
 #endif
@@ -14,6 +14,7 @@
 
 #define VECTOR_f32 float16
 #define VECTOR_f16 ushort16
+#define VECTOR_bf16 ushort16
 typedef CAT(VECTOR_, KV) vector;
 
 inline void interleave(const vector* from, vector* to) {

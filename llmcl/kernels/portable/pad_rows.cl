@@ -2,19 +2,34 @@
 //
 // from     FROM [matrices][rows][COLUMNS]          to       TO [matrices][to_rows][TO_COLUMNS]
 //
+// With PAGE, matrices are heads of sequences, and their rows lie in pages: from FROM [pages][heads][PAGE][COLUMNS], row i of
+// sequence b in page table[b][i / PAGE]; table int [sequences][n_pages].
+//
 // Index space: groups (ceil(TO_COLUMNS / 16), to_rows, matrices) of (16, 1, 1).
-// Build: FROM, TO (f32 or f16), COLUMNS, TO_COLUMNS.
+// Build: FROM, TO (f32, f16 or bf16), COLUMNS, TO_COLUMNS; PAGE.
 #if !defined(FROM) || !defined(TO) || !defined(COLUMNS) || !defined(TO_COLUMNS)
 #error "pad_rows.cl needs the build constants FROM, TO, COLUMNS, TO_COLUMNS"
 #endif
 #include "common/common.cl"
 
 __kernel __attribute__((reqd_work_group_size(16, 1, 1)))
-void pad_rows(__global const CAT(FROM, _t)* from, __global CAT(TO, _t)* to, const int rows, const int to_rows) {
+void pad_rows(__global const CAT(FROM, _t)* from, __global CAT(TO, _t)* to, const int rows, const int to_rows
+#ifdef PAGE
+              , __global const int* table, const int n_pages, const int heads
+#endif
+) {
     const int column = get_global_id(0), row = get_group_id(1), matrix = get_group_id(2);
     if (column >= TO_COLUMNS) return;
+#ifdef PAGE
+    const int of_page = min(row, rows - 1);
+    // A sequence may have no page there yet, which is -1: no query sees these keys.
+    const int page = max(table[matrix / heads * n_pages + of_page / PAGE], 0);
+    const size_t source = ((size_t)page * heads + matrix % heads) * PAGE + of_page % PAGE;
+#else
+    const size_t source = (size_t)matrix * rows + row;
+#endif
     // The address, not the load, depends on the condition: Intel's CPU driver miscompiles a half load in a branch.
     const bool inside = row < rows && column < COLUMNS;
-    const float value = CAT(load1_, FROM)(from + (inside ? ((size_t)matrix * rows + row) * COLUMNS + column : 0));
+    const float value = CAT(load1_, FROM)(from + (inside ? source * COLUMNS + column : 0));
     CAT(store1_, TO)(inside ? value : 0.0f, to + ((size_t)matrix * to_rows + row) * TO_COLUMNS + column);
 }

@@ -1,0 +1,140 @@
+"""What a call of flex_attention computes: sizes and dtypes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from llmcl.attention.arrays import PAGE_TABLE, dtype_of
+from llmcl.errors import UsageError
+from llmcl.kernels.common.attention import CAPACITY_MULTIPLE, PrefillTiles
+
+Strides = tuple[int, int, int]  # how many elements apart batches (of a pool: pages), heads and rows are
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Sizes of a call; dtypes as given for queries and for keys and values, and as wanted for the output.
+
+    head_dim: columns that the kernels compute with, at least `width` (of queries and keys) and `value_width`.
+    page_tokens, n_pages, pool_pages: keys of a page, pages of a sequence and of the pool; 0 without a page table.
+    own_inputs: arrays come from the host.
+    """
+
+    batch: int
+    n_q_heads: int
+    n_kv_heads: int
+    n_queries: int
+    n_keys: int
+    width: int
+    value_width: int
+    head_dim: int
+    q_dtype: str
+    kv_dtype: str
+    out_dtype: str
+    scale: float
+    return_lse: bool
+    own_inputs: bool
+    page_tokens: int = 0
+    n_pages: int = 0
+    pool_pages: int = 0
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the user's arrays and the results, by name."""
+        rows = (self.batch, self.n_q_heads, self.n_queries)
+        kv = (self.batch, self.n_kv_heads, self.n_keys)
+        if self.page_tokens:
+            kv = (self.pool_pages, self.n_kv_heads, self.page_tokens)
+        found: dict[str, tuple[int, ...]] = {
+            "query": (*rows, self.width),
+            "key": (*kv, self.width),
+            "value": (*kv, self.value_width),
+        }
+        if self.page_tokens:
+            found[PAGE_TABLE] = (self.batch, self.n_pages)
+        return {**found, "out": (*rows, self.value_width), "lse": rows}
+
+    def strides(self) -> list[Strides | None]:
+        """As `element_strides` of query, key and value in C order."""
+        shapes = self.shapes()
+        return [(heads * n * d, n * d, d) for _, heads, n, d in (shapes[name] for name in ("query", "key", "value"))]
+
+    def read_in_place(self, tiles: PrefillTiles, strides: Sequence[Strides | None], mask_keys: int) -> bool:
+        """Whether the kernel with these tiles reads arrays of these dtypes, widths and strides as they lie. mask_keys:
+        of a block of the block mask, 0 without one."""
+        fits = (
+            self.q_dtype == self.kv_dtype
+            and self.width == self.value_width
+            and tiles.implementation.reads_arrays(self.kv_dtype, self.width)
+            and all(of is not None and max(of) <= MAX_STRIDE for of in strides)
+        )
+        if not fits or not self.page_tokens:
+            return fits
+        # A tile of keys is to lie in one page, and pages are to follow each other at a whole number of rows.
+        together = (self.page_tokens | mask_keys) % CAPACITY_MULTIPLE == 0
+        return together and all(of is not None and of[0] % of[2] == 0 for of in strides[1:])
+
+
+MAX_STRIDE = (1 << 31) - 1  # kernels read them as int32
+
+
+def checked_shapes(arrays: Mapping[str, Any], enable_gqa: bool, mask_length: int | None) -> dict[str, int]:
+    """The sizes of a Problem. mask_length: keys of the block mask. Raises UsageError for arrays that do not fit."""
+    for name in ("query", "key", "value"):
+        array = arrays[name]
+        if array.ndim != 4 or dtype_of(array) is None:
+            raise UsageError(
+                f"{name} is {array.dtype} {list(array.shape)}; expected a floating point array [B, H, L, D] (bfloat16 "
+                "as its bits in uint16)"
+            )
+    query, key, value = (arrays[name].shape for name in ("query", "key", "value"))
+    table = arrays.get(PAGE_TABLE)
+    batch, n_q_heads, n_queries, width = query
+    fit = key[:3] == value[:3] and key[3] == width and min(*query, *key, *value) >= 1
+    if not fit or (table is None and key[0] != batch):
+        pool = "[pages, Hkv, keys of a page, D]" if table is not None else "[B, Hkv, S, D]"
+        raise UsageError(
+            f"query {list(query)}, key {list(key)} and value {list(value)} do not fit; expected [B, Hq, L, D], {pool} "
+            "and the same with any number of columns for value, no dimension 0"
+        )
+    n_kv_heads = key[1]
+    if n_q_heads != n_kv_heads and (not enable_gqa or n_q_heads % n_kv_heads):
+        raise UsageError(
+            f"query has {n_q_heads} heads, key {n_kv_heads}; expected equal numbers, or with enable_gqa=True a multiple"
+        )
+    sizes = {
+        "batch": batch,
+        "n_q_heads": n_q_heads,
+        "n_kv_heads": n_kv_heads,
+        "n_queries": n_queries,
+        "n_keys": key[2],
+        "width": width,
+        "value_width": value[3],
+    }
+    return sizes if table is None else sizes | _checked_pages(table, batch, key, mask_length)
+
+
+def _checked_pages(table: Any, batch: int, key: Sequence[int], mask_length: int | None) -> dict[str, int]:
+    if table.ndim != 2 or table.shape[0] != batch or table.shape[1] < 1 or table.dtype.kind not in "iu":
+        raise UsageError(
+            f"page_table is {table.dtype} {list(table.shape)}; expected integers [{batch}, pages of a sequence]"
+        )
+    pool_pages, _, page_tokens, _ = key
+    if page_tokens % 16:
+        raise UsageError(f"key has {page_tokens} keys a page; expected a multiple of 16")
+    n_keys = page_tokens * table.shape[1]
+    if mask_length is not None:
+        if mask_length > n_keys:
+            raise UsageError(
+                f"the block mask is for {mask_length} keys, page_table has room for {n_keys}: {table.shape[1]} pages "
+                f"of {page_tokens}; create it with at most these"
+            )
+        n_keys = mask_length
+    if isinstance(table, np.ndarray):
+        needed = table[:, : -(-n_keys // page_tokens)]
+        if needed.max() >= pool_pages:
+            raise UsageError(f"page_table names page {needed.max()}; expected 0 to {pool_pages - 1}, the pages of key")
+    return {"n_keys": n_keys, "page_tokens": page_tokens, "n_pages": table.shape[1], "pool_pages": pool_pages}

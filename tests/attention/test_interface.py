@@ -1,0 +1,173 @@
+"""What flex_attention takes and returns beside float32 arrays of one length: dtypes, widths, pages, lse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import rounded_operands
+from pyopencl.array import to_device
+from torch.nn.attention import flex_attention as torch_flex
+
+from llmcl.attention import AuxOutput, AuxRequest, create_block_mask, flex_attention, masks
+from llmcl.errors import UsageError
+from llmcl.reference import round_bfloat16
+
+TOLERANCE = 2e-5  # of float32 accumulation over some hundred keys, in an output of order 1
+SIDES = ["host", "device"]
+
+
+def causal(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return q_idx + 20 >= kv_idx
+
+
+def made(*shapes: tuple[int, ...]) -> list[np.ndarray]:
+    rng = np.random.default_rng(len(shapes))
+    return [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+
+
+def bits(x: np.ndarray) -> np.ndarray:
+    """bfloat16, as uint16."""
+    return (round_bfloat16(x).view(np.uint32) >> 16).astype(np.uint16)
+
+
+def wide(x: np.ndarray) -> np.ndarray:
+    return (x.astype(np.uint32) << 16).view(np.float32)
+
+
+def by_torch(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask_mod: Any = None, score_mod: Any = None) -> np.ndarray:
+    mask = mask_mod and torch_flex.create_block_mask(mask_mod, q.shape[0], None, q.shape[2], k.shape[2], device="cpu")
+    arrays = (torch.from_numpy(x) for x in (q, k, v))
+    out: np.ndarray = torch_flex.flex_attention(*arrays, score_mod=score_mod, block_mask=mask, enable_gqa=True).numpy()
+    return out
+
+
+def call(side: str, device: Any, *arrays: np.ndarray, page_table: Any = None, **options: Any) -> Any:
+    """flex_attention on arrays of either side; results on the host."""
+    if side == "host":
+        return flex_attention(*arrays, page_table=page_table, enable_gqa=True, device=device, **options)
+    moved = [to_device(device.queue, x, allocator=device.allocator) for x in arrays]
+    if page_table is not None:
+        page_table = to_device(device.queue, page_table.astype(np.int32))
+    results = flex_attention(*moved, page_table=page_table, enable_gqa=True, device=device, **options)
+    return tuple(x.get() for x in results) if isinstance(results, tuple) else results.get()
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("width", [64, 40])
+def test_bfloat16(device: Any, side: str, width: int) -> None:
+    exact = made((1, 4, 33, width), (1, 2, 50, width), (1, 2, 50, width))
+    arrays = [bits(x) for x in exact]
+    mask = create_block_mask(causal, None, None, 33, 50)
+    expected = by_torch(*(wide(x) for x in arrays), causal)
+    out = call(side, device, *arrays, block_mask=mask, out_dtype="float32")
+    assert out.dtype == np.float32
+    assert np.abs(out - expected).max() < rounded_operands(device, "bfloat16", TOLERANCE, largest=4.0)
+    rounded = call(side, device, *arrays, block_mask=mask)  # as PyTorch: of the query's dtype
+    assert rounded.dtype == np.uint16 and np.array_equal(rounded, bits(out))
+
+
+def test_bfloat16_keys_and_results_of_float32_queries(default_device: Any) -> None:
+    q, k, v = made((1, 2, 20, 64), (1, 2, 50, 64), (1, 2, 50, 64))
+    k, v = bits(k), bits(v)
+    expected = by_torch(q, wide(k), wide(v))
+    out = flex_attention(q, k, v, device=default_device)
+    assert np.abs(out - expected).max() < rounded_operands(default_device, "bfloat16", TOLERANCE, largest=4.0)
+    assert np.array_equal(flex_attention(q, k, v, device=default_device, out_dtype="bfloat16"), bits(out))
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize(("width", "value_width"), [(64, 32), (32, 64), (72, 40), (192, 128)])
+def test_values_of_another_width(default_device: Any, side: str, width: int, value_width: int) -> None:
+    """Latent attention: keys have a part for positions that values have not."""
+    arrays = made((1, 4, 33, width), (1, 2, 50, width), (1, 2, 50, value_width))
+    mask = create_block_mask(causal, None, None, 33, 50)
+    out = call(side, default_device, *arrays, block_mask=mask)
+    assert out.shape == (1, 4, 33, value_width)
+    assert np.abs(out - by_torch(*arrays, causal)).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_auxiliary_output(default_device: Any, side: str) -> None:
+    arrays = made((1, 2, 33, 32), (1, 2, 50, 32), (1, 2, 50, 32))
+    out, lse = call(side, default_device, *arrays, return_lse=True)
+    again, aux = flex_attention(*arrays, device=default_device, return_aux=AuxRequest(lse=True))
+    assert isinstance(aux, AuxOutput) and aux.max_scores is None
+    assert np.array_equal(again, out) and np.array_equal(aux.lse, lse)
+    none = flex_attention(*arrays, device=default_device, return_aux=torch_flex.AuxRequest())
+    assert np.array_equal(none[0], out) and none[1] == AuxOutput()
+
+
+def pages_of(x: np.ndarray, table: np.ndarray, page: int, n_pages: int) -> np.ndarray:
+    """x [B, H, S, D] in the pages of a pool [n_pages, H, page, D]; NaN elsewhere."""
+    pool = np.full((n_pages, x.shape[1], page, x.shape[3]), np.nan, np.float32)
+    for b, j in np.ndindex(len(x), -(-x.shape[2] // page)):
+        rows = x[b, :, j * page : (j + 1) * page]
+        pool[table[b, j], :, : rows.shape[1]] = rows
+    return pool
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize(
+    ("page", "width", "value_width", "n_queries"),
+    [(64, 64, 64, 1), (16, 32, 32, 20), (64, 128, 128, 130), (48, 40, 24, 3)],
+)
+def test_pages(device: Any, side: str, page: int, width: int, value_width: int, n_queries: int) -> None:
+    n_keys, n_pages = 3 * page, 9
+    q, k, v = made((2, 4, n_queries, width), (2, 2, n_keys, width), (2, 2, n_keys, value_width))
+    lengths = np.array([n_keys - 5, page + 7])
+    table = np.array([[7, 2, 5], [1, 8, -1]])  # the second sequence needs no third page
+
+    def within(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return (kv_idx < lengths[b]) & (kv_idx % 7 != h)
+
+    def within_torch(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return (kv_idx < torch.from_numpy(lengths)[b]) & (kv_idx % 7 != h)
+
+    def slope(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return score + 0.01 * (kv_idx - q_idx)
+
+    mask = create_block_mask(within, 2, 4, n_queries, n_keys, BLOCK_SIZE=(128, page))
+    pools = [np.nan_to_num(pages_of(x, np.where(table < 0, 0, table), page, n_pages), nan=1e30) for x in (k, v)]
+    out = call(side, device, q, *pools, page_table=table, block_mask=mask, score_mod=slope)
+    torch_mask = torch_flex.create_block_mask(within_torch, 2, 4, n_queries, n_keys, device="cpu")
+    expected = torch_flex.flex_attention(
+        *(torch.from_numpy(x) for x in (q, k, v)), score_mod=slope, block_mask=torch_mask, enable_gqa=True
+    ).numpy()
+    assert np.abs(out - expected).max() < TOLERANCE
+
+
+def test_other_pages_need_no_other_plan(default_device: Any) -> None:
+    q, k, v = made((1, 2, 5, 32), (1, 2, 64, 32), (1, 2, 64, 32))
+    expected = by_torch(q, k, v)
+    for table in (np.array([[0, 1]]), np.array([[3, 2]])):
+        pools = [np.nan_to_num(pages_of(x, table, 32, 4)) for x in (k, v)]
+        compiled = len(default_device._programs)
+        out = flex_attention(q, *pools, page_table=table, device=default_device)
+        assert np.abs(out - expected).max() < TOLERANCE
+    assert len(default_device._programs) == compiled
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"page_table": np.zeros((2, 1), np.int32)}, r"page_table is int32 \[2, 1\]; expected integers \[1, pages"),
+        ({"page_table": np.zeros((1, 1), np.float32)}, "page_table is float32"),
+        ({"page_table": np.array([[3]])}, "page_table names page 3; expected 0 to 2"),
+        ({"key": np.zeros((3, 2, 8, 32), np.float32), "value": np.zeros((3, 2, 8, 32), np.float32)}, "8 keys a page"),
+        ({"value": np.zeros((3, 2, 32, 32), np.float32)}, "do not fit; expected .* keys of a page"),
+        ({"block_mask": create_block_mask(masks.causal, None, None, 8, 50)}, "for 50 keys, page_table has room for 16"),
+        ({"return_aux": AuxRequest(max_scores=True)}, "max_scores, which the kernels do not keep"),
+        ({"return_aux": True}, "return_aux is True; expected AuxRequest"),
+        ({"return_aux": AuxRequest(), "return_lse": True}, "return_lse and return_aux are given"),
+    ],
+)
+def test_errors_name_what_is_wrong(default_device: Any, change: dict[str, Any], message: str) -> None:
+    arguments: dict[str, Any] = {"query": np.zeros((1, 2, 8, 32), np.float32), "page_table": np.array([[1]])}
+    arguments |= dict.fromkeys(("key", "value"), np.zeros((3, 2, 16, 32), np.float32))
+    with pytest.raises(UsageError, match=message):
+        flex_attention(**({**arguments, "device": default_device} | change))
