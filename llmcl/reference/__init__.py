@@ -33,6 +33,7 @@ from llmcl.reference.online_softmax import (
     attention_partial,
     softmax_state,
 )
+from llmcl.reference.recurrent import causal_conv, short_conv
 from llmcl.reference.sampling import (
     biased,
     gumbel,
@@ -65,6 +66,7 @@ __all__ = [
     "attention_partial",
     "biased",
     "biased_gate",
+    "causal_conv",
     "choose_experts",
     "dequantize",
     "draft_last_seen",
@@ -95,6 +97,7 @@ __all__ = [
     "sample",
     "sample_scores",
     "sample_threshold",
+    "short_conv",
     "soft_cap",
     "softmax_state",
     "spread_rotary_rows",

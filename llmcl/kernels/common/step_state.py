@@ -18,7 +18,8 @@ CONSTANTS = {
     "STATE_RING": RING,  # not a slot: the length of `sampled`
 }
 CAPACITY, COPY_CAPACITY = 3, 4  # keys of a head: of the cache, of a copy that an implementation makes of it
-N_SLOTS = 5
+RECURRENT = 5  # where recurrent layers keep the state of the sequence
+N_SLOTS = 6
 
 
 class StepState:
@@ -47,6 +48,7 @@ class StepState:
         self._scratch: dict[str, Buffer] = {}
         self._capacities: dict[int, int] = {}
         self._page_tables: dict[int, list[int]] = {}  # of each sequence, as the device has it
+        self._recurrent_slots: dict[int, int] = {}  # likewise
         self._rows: list[int] = []
         self.constants: dict[str, object] = {**CONSTANTS}
         if n_sequences:
@@ -88,6 +90,13 @@ class StepState:
             del written[same:]  # should this be interrupted, nobody knows what the device has there
             self._write_slots(pages[same:], self._first_slot(sequence) + N_SLOTS + same)
             written += pages[same:]
+
+    def write_recurrent_slot(self, slot: int, sequence: int = 0) -> None:
+        """Recurrent layers keep the state of a sequence in `slot`."""
+        if self._recurrent_slots.get(sequence) != slot:
+            self._recurrent_slots.pop(sequence, None)  # should this be interrupted, nobody knows what the device has
+            self._write_slots([slot], self._first_slot(sequence) + RECURRENT)
+            self._recurrent_slots[sequence] = slot
 
     def write_sequence(self, sequence: int, position: int, n_sampled: int) -> None:
         """Of several: the sequence's next row is at `position`, the next sampled token number n_sampled of its own."""

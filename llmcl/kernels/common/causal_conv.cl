@@ -1,0 +1,58 @@
+// A causal convolution of each channel by itself, over the last LENGTH inputs of a sequence.
+//
+//   y[t][c] = sum over j of weights[j][c] u[t - LENGTH + 1 + j][c],   u before the first token of a text: 0
+//
+// What a step needs of the tokens before it is the state of the sequence: states float [slots][LENGTH - 1][CHANNELS], the last
+// inputs, the oldest first. The slot of a sequence stands in its record of the step state. At position 0 what the slot holds counts
+// as 0.
+//
+// The rows of a step are consecutive tokens of one sequence, or (EACH_ALONE) each is the one token of a sequence of its own. In the
+// second case who computes a channel also moves its state on; in the first conv_state.cl does, once all have read it.
+//
+// u of a row: its first CHANNELS values, or (GATED) these times the CHANNELS values from 2 CHANNELS on.
+// Build: ROW (values of a row), CHANNELS (a multiple of WIDTH), LENGTH (2 or more), WIDTH (lanes.cl), EACH_ALONE, GATED, and
+// STATE_RECURRENT with those of the step state.
+#if !defined(ROW) || !defined(CHANNELS) || !defined(LENGTH) || !defined(WIDTH) || !defined(EACH_ALONE) || !defined(GATED) || \
+    !defined(STATE_RECURRENT) || !defined(STATE_POSITION)
+#error "causal_conv.cl needs ROW, CHANNELS, LENGTH, WIDTH, EACH_ALONE, GATED and the constants of the step state"
+#endif
+#include "common/common.cl"
+#include "common/lanes.cl"
+#include "common/step_rows.cl"
+
+inline lanes_t conv_input(__global const float* row, const int channel) {
+#if GATED
+    return load_lanes(row + channel) * load_lanes(row + 2 * CHANNELS + channel);
+#else
+    return load_lanes(row + channel);
+#endif
+}
+
+inline __global float* conv_past(__global float* states, __global const int* state) {
+    return states + (size_t)state[STATE_RECURRENT] * (LENGTH - 1) * CHANNELS;
+}
+
+// y of row t; `state` is the record of its sequence.
+inline lanes_t convolved(__global const float* rows, __global const float* weights, __global const int* state,
+                         __global float* states, const int t, const int channel) {
+    __global float* past = conv_past(states, state) + channel;
+    const int before = EACH_ALONE ? 0 : t;  // rows of the same sequence
+    const bool has_past = state[STATE_POSITION] > 0;
+    const lanes_t own = conv_input(rows + (size_t)t * ROW, channel);
+    lanes_t y = own * load_lanes(weights + (LENGTH - 1) * CHANNELS + channel);
+    for (int back = 1; back < LENGTH; ++back) {
+        lanes_t u = 0;
+        if (back <= before) u = conv_input(rows + (size_t)(t - back) * ROW, channel);
+        else if (has_past) u = load_lanes(past + (LENGTH - 1 + before - back) * CHANNELS);
+        y += u * load_lanes(weights + (LENGTH - 1 - back) * CHANNELS + channel);
+    }
+#if EACH_ALONE
+    for (int i = 0; i < LENGTH - 2; ++i) {
+        lanes_t next = 0;
+        if (has_past) next = load_lanes(past + (i + 1) * CHANNELS);
+        store_lanes(next, past + i * CHANNELS);
+    }
+    store_lanes(own, past + (LENGTH - 2) * CHANNELS);
+#endif
+    return y;
+}

@@ -1,0 +1,87 @@
+"""short_conv and conv_state: LFM2's short convolution between its projections, and the state that it leaves."""
+
+from __future__ import annotations
+
+from llmcl.kernels.common.cost import once, per_token
+from llmcl.kernels.common.sizes import columns_a_work_item, local_size
+from llmcl.kernels.common.step_state import RECURRENT, StepState
+from llmcl.runtime.device import Buffer, Device, Launch
+
+CPU_RUN = 32  # pieces of 16 channels that a work-group of a CPU takes: some microseconds
+
+
+def short_conv(
+    device: Device,
+    rows: Buffer,
+    weights: Buffer,
+    step: StepState,
+    states: Buffer,
+    out: Buffer,
+    *,
+    channels: int,
+    length: int,
+    each_alone: bool,
+) -> list[Launch]:
+    """out[t] = c[t] conv(b x)[t] of rows float32 [n, 3, channels]: b, c, x; and the new state of each sequence.
+
+    weights float32 [length, channels]; states float32 [slots, length - 1, channels]: the last inputs b x, the oldest
+    first; out float32 [n, channels]; channels a multiple of 16, length 2 or more. each_alone: each row is the one token
+    of a sequence; otherwise they are consecutive tokens of one.
+    """
+    sizes, run = _sizes(device)
+    constants = {**step.constants, **sizes, "STATE_RECURRENT": RECURRENT, "CHANNELS": channels, "LENGTH": length}
+    groups = -(-channels // run)
+    launches = [
+        device.launch(
+            "portable/short_conv.cl",
+            "short_conv",
+            {**constants, "EACH_ALONE": each_alone},
+            [rows, weights, step.state, states, out],
+            groups=lambda n: (groups, n),
+            local=(sizes["LOCAL_SIZE"], 1),
+            cost=per_token(4 * channels * (4 + (2 * (length - 1) if each_alone else 0))),
+        )
+    ]
+    if not each_alone:
+        launches += conv_state(
+            device, rows, step, states, row=3 * channels, channels=channels, length=length, gated=True
+        )
+    return launches
+
+
+def conv_state(
+    device: Device,
+    rows: Buffer,
+    step: StepState,
+    states: Buffer,
+    *,
+    row: int,
+    channels: int,
+    length: int,
+    gated: bool,
+) -> list[Launch]:
+    """The state of a sequence after the step's rows float32 [n, row], consecutive tokens of it.
+
+    states float32 [slots, length - 1, channels]: the last inputs of its convolution. These are the first channels of a
+    row; gated: times those from 2 channels on.
+    """
+    sizes, run = _sizes(device)
+    own = {"STATE_RECURRENT": RECURRENT, "ROW": row, "CHANNELS": channels, "LENGTH": length, "GATED": gated}
+    return [
+        device.launch(
+            "portable/conv_state.cl",
+            "conv_state",
+            {**step.constants, **sizes, **own},
+            [rows, step.state, states],
+            groups=(-(-channels // run),),
+            local=(sizes["LOCAL_SIZE"],),
+            cost=once(8 * channels * (length - 1)),
+        )
+    ]
+
+
+def _sizes(device: Device) -> tuple[dict[str, int], int]:
+    """Build constants that say how channels are cut, and the channels of a work-group."""
+    width, size = columns_a_work_item(device), local_size(device, 64)
+    run = CPU_RUN if device.is_cpu else size
+    return {"WIDTH": width, "RUN": run, "LOCAL_SIZE": size}, run * width
