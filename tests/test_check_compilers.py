@@ -84,6 +84,7 @@ def test_what_a_gpu_would_run(gpu: Gpu) -> None:
     assert len(set(keys)) == len(keys)
 
 
+@pytest.mark.full
 def test_every_portable_kernel_is_compiled() -> None:
     files = {f"portable/{path.name}" for path in PORTABLE.glob("*.cl") if "__kernel" in path.read_text()}
     of_experts = (

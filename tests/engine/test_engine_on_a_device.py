@@ -20,7 +20,7 @@ from llmcl.runtime.device import Device
 SAMPLED: dict[str, Any] = {"temperature": 0.9, "top_k": 40, "top_p": 0.95, "repeat_penalty": 1.2, "seed": 5}
 
 
-@pytest.fixture(scope="module", params=["as it is", "as a GPU"])
+@pytest.fixture(scope="module", params=["as it is", pytest.param("as a GPU", marks=pytest.mark.as_gpu)])
 def llm(
     request: pytest.FixtureRequest, default_device: Device, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LLM]:

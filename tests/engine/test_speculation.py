@@ -79,7 +79,7 @@ def shape(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-@pytest.fixture(scope="module", params=["as it is", "as a GPU"])
+@pytest.fixture(scope="module", params=["as it is", pytest.param("as a GPU", marks=pytest.mark.as_gpu)])
 def llm(request: pytest.FixtureRequest, default_device: Device, shape: str) -> Iterator[LLM]:
     """In float32. "as a GPU" takes the kernels for GPUs, and steps are enqueued before the one before is read."""
     entry = default_device.entry

@@ -68,6 +68,7 @@ class Problem:
         return read_guarded(self.device, out, np.int32, self.before[row].shape)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("dtype", ["q4_0", "bfloat16", "float16"])
 @pytest.mark.parametrize(("epilogue", "norm"), [("add", False), ("swiglu", True)])
 def test_a_row_is_the_same_beside_any_others(target: Device, dtype: str, epilogue: str, norm: bool) -> None:
@@ -88,6 +89,7 @@ def test_columns_of_a_single_block(target: Device, dtype: str, k: int) -> None:
     np.testing.assert_array_equal(problem.of_rows(slice(3, 4), 8), together[3:4])
 
 
+@pytest.mark.matrix
 @pytest.mark.heavy
 @pytest.mark.parametrize("dtype", QUANTIZED)
 def test_a_row_of_several_is_what_decode_makes_of_it(target: Device, dtype: str) -> None:

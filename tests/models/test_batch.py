@@ -100,6 +100,7 @@ def no_places_taken(request: pytest.FixtureRequest) -> Iterator[None]:
             batch.cache.truncate(sequence, 0)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", model_configs())
 def test_rows_have_the_logits_of_each_sequence_alone(name: str, load_folder: Callable[..., LLM]) -> None:
     config = model_configs()[name]

@@ -44,6 +44,7 @@ def ask(client: openai.OpenAI, question: str, **options: Any) -> str:
     return "".join(chunk.choices[0].delta.content or "" for chunk in stream)
 
 
+@pytest.mark.full
 def test_clients_at_once_get_what_each_would_get_alone(demo: Running) -> None:
     with openai.OpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=5) as client:
         alone = [ask(client, question) for question in QUESTIONS]
