@@ -79,7 +79,7 @@ def attention_decode(
     elif block_n not in DECODE_BLOCK_N:
         expected = ", ".join(map(str, DECODE_BLOCK_N))
         raise UsageError(f"BLOCK_N is {block_n}; expected one of {expected}")
-    own, width = chosen.size(device, shape, block_n or chosen.default_block_n)
+    own, width = chosen.size(device, shape, block_n or chosen.default_block_n(device))
     constants = {
         **shape.constants(step),
         "N_SPLITS": n_splits,

@@ -144,7 +144,7 @@ def tune_decode(
     default = {"N_SPLITS": splits}
     values: dict[str, Sequence[int]] = {"N_SPLITS": _powers(most)}
     if chosen.block_n_choices:
-        default["BLOCK_N"] = chosen.default_block_n
+        default["BLOCK_N"] = chosen.default_block_n(device)
         values["BLOCK_N"] = chosen.block_n_choices
     rows = [measure(DEFAULT, default)]
     _search(rows, values, measure)

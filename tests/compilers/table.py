@@ -16,8 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "docs" / "results" / "compilers.json"
 COLUMNS = ("registers", "spilled", "scratch_bytes", "local_bytes", "occupancy")
 
-# To be mended: on Intel's GPUs a block's keys and values are more than the registers hold. The table bounds how much.
-KNOWN_SPILLS = {"attention_decode"}
+# To be mended: registers that Intel's compiler spills with heads of 256 and a mod.
+KNOWN_SPILLS = {"attention_decode": 3}
 
 Kinds = dict[str, Figures | None]
 """By what a kernel does (Program.kind); None where the compiler gives no figures."""
@@ -123,7 +123,7 @@ def worsened(known: Figures, found: Figures) -> str | None:
 
 
 def spills_in_decode(kind: str, use: str, row: Figures) -> bool:
-    return row.spilled > 0 and use == DECODE and kind.split()[0] not in KNOWN_SPILLS
+    return use == DECODE and row.spilled > KNOWN_SPILLS.get(kind.split()[0], 0)
 
 
 def problems(known: Table, found: Table, kinds: Mapping[str, AbstractSet[str]], *, everything: bool) -> list[str]:

@@ -102,13 +102,16 @@ class AttentionDecode(AttentionKernel):
     one_split_keys: up to so many keys one split has all of them, and no states need joining.
     """
 
-    default_block_n = 64
     merges = False
     one_split_keys = 0
 
     @abstractmethod
     def size(self, device: Device, shape: AttentionShape, block_n: int) -> tuple[Mapping[str, object], int]:
         """Build constants of its own, and work-items of a group."""
+
+    def default_block_n(self, device: Device) -> int:
+        """Keys a step."""
+        return 64
 
     def default_splits(self, device: Device, n_kv_heads: int) -> int:
         """KV splits of a head, such that every compute unit has an equal share."""

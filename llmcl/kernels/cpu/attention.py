@@ -62,10 +62,12 @@ def _dot_constant(device: Device, shape: AttentionShape) -> dict[str, object]:
 
 class CpuAttentionDecode(AttentionDecode):
     name, file = "cpu", "cpu/attention_decode.cl"
-    default_block_n = 16  # one tile of keys, so that memory is read from front to back, not in several places
 
     def supports_device(self, device: Device) -> bool:
         return device.is_cpu
+
+    def default_block_n(self, device: Device) -> int:
+        return 16  # one tile of keys, so that memory is read from front to back, not in several places
 
     def default_splits(self, device: Device, n_kv_heads: int) -> int:
         return math.lcm(n_kv_heads, device.compute_units) // n_kv_heads

@@ -22,6 +22,11 @@ from llmcl.runtime.device import Device
 ITEM_ROWS = 4  # of a work-item of portable/attention_prefill.cl
 
 
+def has_few_registers(device: Device) -> bool:
+    """Intel's GPUs have 128 for a work-item, which the queries of a group and 64 keys do not fit into."""
+    return "cl_intel_subgroups" in device.entry.extensions
+
+
 class PortableAttentionDecode(AttentionDecode):
     name, file = "portable", "portable/attention_decode.cl"
 
@@ -30,9 +35,13 @@ class PortableAttentionDecode(AttentionDecode):
 
     one_split_keys = 256
 
+    def default_block_n(self, device: Device) -> int:
+        return 32 if has_few_registers(device) else 64
+
     def size(self, device: Device, shape: AttentionShape, block_n: int) -> tuple[dict[str, object], int]:
         # Enough work-items that each has few loads of a block, and all of them on their way at once.
-        most = power_of_two_at_most(min(512, device.entry.max_work_group_size))
+        # Wider groups make Intel's compiler put two work-items where one's registers fit.
+        most = power_of_two_at_most(min(256 if has_few_registers(device) else 512, device.entry.max_work_group_size))
         width = min(most, max(64, power_of_two_at_least(2 * shape.head_dim)))
         while decode_local_bytes(shape, width, block_n) > device.entry.local_mem_bytes:
             if width > max(block_n, power_of_two_at_least(shape.head_dim // 4)):
@@ -90,8 +99,7 @@ class PortableAttentionPrefill(AttentionPrefill):
 
 def decode_local_bytes(shape: AttentionShape, width: int, block_n: int) -> int:
     """Local memory of portable/attention_decode.cl."""
-    rows_at_once = width // (shape.head_dim // 4)
-    return 4 * shape.group_size * (4 * width + shape.head_dim + 2 * block_n + 1 + rows_at_once)
+    return 4 * shape.group_size * (4 * width + shape.head_dim + 2 * block_n + 1)
 
 
 def local_bytes(head_dim: int, dtype: str, block_m: int, block_n: int) -> int:

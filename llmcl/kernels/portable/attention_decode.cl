@@ -15,7 +15,7 @@
 // sinks              see online_softmax.cl; of one split alone
 // Build: KV, HEAD_DIM, N_Q_HEADS, N_KV_HEADS, GROUP_SIZE, CAPACITY (a multiple of BLOCK_N), N_SPLITS, ONE_SPLIT_KEYS, SCALE,
 // BLOCK_N (16, 32 or 64), LOCAL_SIZE (a power of two, from BLOCK_N and HEAD_DIM / 4 on). For pages see kv_address.cl.
-// Local memory: 4 GROUP_SIZE (4 LOCAL_SIZE + HEAD_DIM + 2 BLOCK_N + 1) + 16 GROUP_SIZE LOCAL_SIZE / HEAD_DIM bytes.
+// Local memory: 4 GROUP_SIZE (4 LOCAL_SIZE + HEAD_DIM + 2 BLOCK_N + 1) bytes.
 #if !defined(KV) || !defined(HEAD_DIM) || !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(GROUP_SIZE) || \
     !defined(CAPACITY) || !defined(N_SPLITS) || !defined(ONE_SPLIT_KEYS) || !defined(SCALE) || !defined(BLOCK_N) || \
     !defined(LOCAL_SIZE) || !defined(STATE_POSITION)
@@ -41,6 +41,7 @@
 #define PIECES (HEAD_DIM / PIECE_DIMS)
 #define OWN_PIECES ((PIECES + SLICES - 1) / SLICES)
 #define HAS_PIECE(p) (PIECES % SLICES == 0 || (p) < PIECES)
+#define EACH_HEAD(g) _Pragma("unroll") for (int g = 0; g < GROUP_SIZE; ++g)
 #define HAS_ROWS (LOCAL_SIZE % ROW_ITEMS == 0 || lid < ROWS_AT_ONCE * ROW_ITEMS)
 
 // Four keys of one piece of dimensions. key: the first, a multiple of 4, counted from the tile `k`.
@@ -55,38 +56,53 @@ inline key_piece load_keys(__global const kv_t* k, const int key, const int piec
                              *(__global const uint2*)(group + key % 16 * 2)};
     return found;
 }
-#define NUMBERS(word) (convert_float4(as_uchar4(word)) - 128.0f)
-#define ADD_SCORES(s, keys, q, piece)                                                                       \
-    {                                                                                                       \
-        const float4 a = NUMBERS(keys.numbers.x), b = NUMBERS(keys.numbers.y), c = NUMBERS(keys.numbers.z), \
-                     d = NUMBERS(keys.numbers.w);                                                           \
-        const float4 scales = (float4)(widen_f16(keys.scales.x), widen_f16(keys.scales.y));                 \
-        for (int g = 0; g < GROUP_SIZE; ++g) {                                                              \
-            __local const float* at = q + (piece) * 4 * GROUP_SIZE + g;                                     \
-            const float4 v = (float4)(at[0], at[GROUP_SIZE], at[2 * GROUP_SIZE], at[3 * GROUP_SIZE]);       \
-            s[g] += (float4)(dot(a, v), dot(b, v), dot(c, v), dot(d, v)) * scales;                          \
-        }                                                                                                   \
+// A dimension at a time, so that few values are in registers.
+#define ADD_SCORES(s, keys, q, piece)                                                                         \
+    {                                                                                                         \
+        const uchar4 a = as_uchar4(keys.numbers.x), b = as_uchar4(keys.numbers.y), c = as_uchar4(keys.numbers.z), \
+                     d = as_uchar4(keys.numbers.w);                                                           \
+        const float4 scales = (float4)(widen_f16(keys.scales.x), widen_f16(keys.scales.y));                   \
+        ADD_DIMENSION(s, q, (piece) * 4, (uchar4)(a.x, b.x, c.x, d.x))                                        \
+        ADD_DIMENSION(s, q, (piece) * 4 + 1, (uchar4)(a.y, b.y, c.y, d.y))                                    \
+        ADD_DIMENSION(s, q, (piece) * 4 + 2, (uchar4)(a.z, b.z, c.z, d.z))                                    \
+        ADD_DIMENSION(s, q, (piece) * 4 + 3, (uchar4)(a.w, b.w, c.w, d.w))                                    \
+    }
+#define ADD_DIMENSION(s, q, dimension, bytes)                             \
+    {                                                                     \
+        const float4 four = (convert_float4(bytes) - 128.0f) * scales;    \
+        EACH_HEAD(g) s[g] += four * q[(dimension) * GROUP_SIZE + g];      \
     }
 #else
-typedef float4 key_piece;
+typedef CAT(stored4_, KV) key_piece;
 inline key_piece load_keys(__global const kv_t* k, const int key, const int piece) {
-    return CAT(four_, KV)(k + (key / 16 * HEAD_DIM + piece) * 16 + key % 16);
+    return *(__global const key_piece*)(k + (key / 16 * HEAD_DIM + piece) * 16 + key % 16);
 }
-#define ADD_SCORES(s, keys, q, piece) \
-    for (int g = 0; g < GROUP_SIZE; ++g) s[g] += keys * q[(piece) * GROUP_SIZE + g];
+#define ADD_SCORES(s, keys, q, piece)                                                                    \
+    {                                                                                                    \
+        const float4 four = CAT(widen4_, KV)(keys);                                                      \
+        EACH_HEAD(g) s[g] += four * q[(piece) * GROUP_SIZE + g];                                         \
+    }
 #endif
 
 // Columns c .. c+3 of value `row`, counted from the tile `v`.
 #if KV_QUANTIZED
-inline float4 load_values(__global const kv_t* v, const int row, const int c) {
+typedef struct {
+    uint numbers;
+    float scale;
+} value_piece;
+inline value_piece load_values(__global const kv_t* v, const int row, const int c) {
     __global const kv_t* tile = v + row / 16 * KV_TILE;
-    const uint numbers = *(__global const uint*)(tile + 32 * KV_GROUPS + row % 16 * HEAD_DIM + c);
-    return convert_float4(as_char4(numbers)) * kv_scale(tile, c / 32 * 16 + row % 16);
+    const value_piece found = {*(__global const uint*)(tile + 32 * KV_GROUPS + row % 16 * HEAD_DIM + c),
+                               kv_scale(tile, c / 32 * 16 + row % 16)};
+    return found;
 }
+inline float4 four_values(const value_piece found) { return convert_float4(as_char4(found.numbers)) * found.scale; }
 #else
-inline float4 load_values(__global const kv_t* v, const int row, const int c) {
-    return CAT(four_, KV)(v + row * HEAD_DIM + c);
+typedef CAT(stored4_, KV) value_piece;
+inline value_piece load_values(__global const kv_t* v, const int row, const int c) {
+    return *(__global const value_piece*)(v + row * HEAD_DIM + c);
 }
+inline float4 four_values(const value_piece found) { return CAT(widen4_, KV)(found); }
 #endif
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
@@ -95,10 +111,9 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
                       __global float* part_acc, __global float* out SINKS_PARAM MOD_PARAMS) {
     __local float q[HEAD_DIM * GROUP_SIZE];      // [dimension][head]
     __local float sums[4 * LOCAL_SIZE * GROUP_SIZE] __attribute__((aligned(16)));  // [slice][head][key], later [row][head][column]
-    __local float scores[GROUP_SIZE * BLOCK_N] __attribute__((aligned(16)));       // [head][key]
+    __local float scores[GROUP_SIZE * BLOCK_N] __attribute__((aligned(16)));       // [head][key], later the sums of their weights
     __local float weights[BLOCK_N * GROUP_SIZE];    // [key][head]
     __local float shrinks[GROUP_SIZE];
-    __local float row_sums[ROWS_AT_ONCE * GROUP_SIZE];
     const int lid = get_local_id(0), head = get_group_id(0), split = get_group_id(1);
     const int row = step_row(2);
     state = sequence_state(state, row);
@@ -129,13 +144,13 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
     const int quad = lid / (4 * SLICES) * 16 + lid % 4 * 4, slice = lid / 4 % SLICES;
     const int own_key = lid % BLOCK_N, own_head = lid / BLOCK_N;
     const int column = lid % ROW_ITEMS * 4, own_row = lid / ROW_ITEMS;
-    float m[OWN_HEADS], l[GROUP_SIZE];
+    float m[OWN_HEADS], l[OWN_HEADS];  // l: of the own key of each block
     float4 acc[GROUP_SIZE];
-    for (int h = 0; h < OWN_HEADS; ++h) m[h] = -INFINITY;
-    for (int g = 0; g < GROUP_SIZE; ++g) {
-        l[g] = 0.0f;
-        acc[g] = 0.0f;
+    for (int h = 0; h < OWN_HEADS; ++h) {
+        m[h] = -INFINITY;
+        l[h] = 0.0f;
     }
+    EACH_HEAD(g) acc[g] = 0.0f;
     for (int j = first; j < end; j += BLOCK_N) {
         const int n_keys = min(BLOCK_N, end - j);
         const int seen = tile_class(0, head * GROUP_SIZE, GROUP_SIZE, query, j, j + n_keys MOD_ARGS);
@@ -149,18 +164,18 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
 #pragma unroll
         for (int i = 0; i < OWN_PIECES; ++i)
             if (HAS_PIECE(slice + i * SLICES)) keys[i] = load_keys(k, quad, slice + i * SLICES);
-        float4 values[OWN_ROWS];
+        value_piece values[OWN_ROWS];
 #pragma unroll
         for (int i = 0; i < OWN_ROWS; ++i) {
             const int at = own_row + i * ROWS_AT_ONCE;
             values[i] = load_values(v, min(at, n_keys - 1), column);
         }
         float4 s[GROUP_SIZE];
-        for (int g = 0; g < GROUP_SIZE; ++g) s[g] = 0.0f;
+        EACH_HEAD(g) s[g] = 0.0f;
 #pragma unroll
         for (int i = 0; i < OWN_PIECES; ++i)
             if (HAS_PIECE(slice + i * SLICES)) ADD_SCORES(s, keys[i], q, slice + i * SLICES)
-        for (int g = 0; g < GROUP_SIZE; ++g)
+        EACH_HEAD(g)
             *(__local float4*)(sums + (slice * GROUP_SIZE + g) * BLOCK_N + quad) = s[g];
         barrier(CLK_LOCAL_MEM_FENCE);
 
@@ -189,52 +204,49 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
             float4 tops = (float4)(m[h]);
             for (int i = 0; i < BLOCK_N; i += 4) tops = fmax(tops, *(__local const float4*)(scores + g * BLOCK_N + i));
             const float top = fmax(fmax(tops.x, tops.y), fmax(tops.z, tops.w));
-            weights[own_key * GROUP_SIZE + g] = softmax_weight(own_scores[h], top);
-            if (own_key == 0) shrinks[g] = softmax_weight(m[h], top);
+            const float weight = softmax_weight(own_scores[h], top), shrink = softmax_weight(m[h], top);
+            weights[own_key * GROUP_SIZE + g] = weight;
+            if (own_key == 0) shrinks[g] = shrink;
+            l[h] = l[h] * shrink + weight;
             m[h] = top;
         }
         barrier(CLK_LOCAL_MEM_FENCE);
 
-        for (int g = 0; g < GROUP_SIZE; ++g) {
-            const float shrink = shrinks[g];
-            l[g] *= shrink;
-            acc[g] *= shrink;
-        }
+        EACH_HEAD(g) acc[g] *= shrinks[g];
 #pragma unroll
         for (int i = 0; i < OWN_ROWS; ++i) {
             const int at = own_row + i * ROWS_AT_ONCE;
             if (at >= n_keys) continue;
-            for (int g = 0; g < GROUP_SIZE; ++g) {
-                const float weight = weights[at * GROUP_SIZE + g];
-                l[g] += weight;
-                acc[g] += weight * values[i];
-            }
+            const float4 four = four_values(values[i]);
+            EACH_HEAD(g) acc[g] += weights[at * GROUP_SIZE + g] * four;
         }
     }
 
     // The sums over the keys: of [row % ROWS_AT_ONCE][head][column].
     barrier(CLK_LOCAL_MEM_FENCE);
     if (HAS_ROWS)
-        for (int g = 0; g < GROUP_SIZE; ++g) {
+        EACH_HEAD(g)
             *(__local float4*)(sums + (own_row * GROUP_SIZE + g) * HEAD_DIM + column) = acc[g];
-            if (column == 0) row_sums[own_row * GROUP_SIZE + g] = l[g];
-        }
 #if HAS_SINKS
     __local float* tops = shrinks;  // which nobody reads any more
+#endif
     for (int h = 0; h < OWN_HEADS; ++h) {
         const int g = own_head + h * HEADS_AT_ONCE;
-        if (g < GROUP_SIZE && own_key == 0) tops[g] = m[h];
-    }
+        if (g >= GROUP_SIZE) continue;
+        scores[g * BLOCK_N + own_key] = l[h];
+#if HAS_SINKS
+        if (own_key == 0) tops[g] = m[h];
 #endif
+    }
     barrier(CLK_LOCAL_MEM_FENCE);
     const bool is_whole = n_splits == 1;
     for (int i = lid; i < GROUP_SIZE * HEAD_DIM; i += LOCAL_SIZE) {
         const int g = i / HEAD_DIM;
-        float sum = 0.0f, norm = 0.0f;
-        for (int r = 0; r < ROWS_AT_ONCE; ++r) {
-            sum += sums[r * GROUP_SIZE * HEAD_DIM + i];
-            norm += row_sums[r * GROUP_SIZE + g];
-        }
+        float sum = 0.0f;
+        float4 norms = 0.0f;
+        for (int r = 0; r < ROWS_AT_ONCE; ++r) sum += sums[r * GROUP_SIZE * HEAD_DIM + i];
+        for (int key = 0; key < BLOCK_N; key += 4) norms += *(__local const float4*)(scores + g * BLOCK_N + key);
+        const float norm = norms.x + norms.y + norms.z + norms.w;
         const int to = (head * GROUP_SIZE + g) * HEAD_DIM + i % HEAD_DIM;
         if (is_whole) out[to] = sum * OUTPUT_NORM(tops[g], norm, head * GROUP_SIZE + g);
         else if (norm > 0.0f) part_acc[((size_t)(head * GROUP_SIZE + g) * N_SPLITS + split) * HEAD_DIM + i % HEAD_DIM] = sum;

@@ -4,6 +4,11 @@ inline float2 widen_f16(const uint w) { return vload_half2(0, (const half*)&w); 
 inline float4 widen4_bf16(const uint2 w) { return (float4)(widen_bf16(w.x), widen_bf16(w.y)); }
 inline float4 widen4_f16(const uint2 w) { return (float4)(widen_f16(w.x), widen_f16(w.y)); }
 
+// Four values as they are stored: half the registers of floats where they have 16 bits.
+typedef float4 stored4_f32;
+typedef uint2 stored4_bf16, stored4_f16;
+inline float4 widen4_f32(const stored4_f32 w) { return w; }
+
 // Four values of a storage type from an address that is a multiple of their size: one load, where vload4 may become four.
 inline float4 four_f32(__global const f32_t* p) { return *(__global const float4*)p; }
 inline float4 four_bf16(__global const bf16_t* p) { return widen4_bf16(*(__global const uint2*)p); }
