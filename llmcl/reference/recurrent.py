@@ -20,7 +20,7 @@ def causal_conv(u: Array, weights: Array, state: Array) -> tuple[Float64, Float6
 
 
 def short_conv(rows: Array, weights: Array, state: Array) -> tuple[Float64, Float64]:
-    """c conv(b x): rows [n, 3, channels] of b, c, x; weights and state as of causal_conv -> [n, channels], new state."""
+    """c conv(b x): rows [n, 3, channels] of b, c, x; weights, state as of causal_conv -> [n, channels], new state."""
     b, c, x = np.moveaxis(wide(rows), 1, 0)
     y, state = causal_conv(b * x, weights, state)
     return c * y, state
