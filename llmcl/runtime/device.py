@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ prepare_icd_loader()  # before the first import of pyopencl anywhere
 import pyopencl as cl  # noqa: E402
 from pyopencl.tools import ImmediateAllocator, MemoryPool  # noqa: E402
 
+from llmcl.runtime.cores import cores_now  # noqa: E402
 from llmcl.runtime.device_cache import DeviceCache  # noqa: E402
 from llmcl.runtime.driver_calls import DriverCall, finish_quietly, forked, named_errors, open_devices  # noqa: E402
 from llmcl.runtime.huge_pages import HugePages  # noqa: E402
@@ -39,6 +41,7 @@ class Cost:
     flops: float = 0.0
 
 
+SLEEP_S = 0.0002  # of a wait that may not take a processor's time: a step of a small model takes 20 times as long
 KERNEL_SPILL_MEM_SIZE_INTEL = 0x4109  # a query of cl_intel_required_subgroup_size
 
 CostModel = Callable[[int, int], Cost]  # of the number of tokens in the step and its position; for the profiler
@@ -425,7 +428,7 @@ class Device:
             )
             self._reads.flush()
         self.traffic.device_to_host_bytes += array.nbytes
-        return partial(_wait, event)
+        return partial(self._wait, event)
 
     # ---- kernels ------------------------------------------------------------------------------------
 
@@ -463,18 +466,22 @@ class Device:
         with named_errors("submitting work"):
             event = cl.enqueue_marker(self.queue)
             self.queue.flush()
-        return partial(_wait, event)
+        return partial(self._wait, event)
 
     def finish(self) -> None:
         """Waits until the device has done everything enqueued."""
         with named_errors("waiting for the device"):
             self.queue.finish()
 
+    def _wait(self, event: cl.Event) -> None:
+        with named_errors("waiting for the device"):
+            if self.is_cpu and cores_now() < self.compute_units:
+                # A quota leaves fewer cores than the driver has threads. A thread that waits inside Intel's driver looks
+                # for work all the time, and its time comes out of the quota.
+                while event.command_execution_status > cl.command_execution_status.COMPLETE:
+                    time.sleep(SLEEP_S)
+            event.wait()
+
     def close(self) -> None:
         """Waits for the queue. Nobody needs the errors of a device that is gone."""
         finish_quietly(self.queue)
-
-
-def _wait(event: cl.Event) -> None:
-    with named_errors("waiting for the device"):
-        event.wait()

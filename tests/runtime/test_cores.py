@@ -6,10 +6,12 @@ import os
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from llmcl.runtime import cores
 from llmcl.runtime.cores import usable_cores
+from llmcl.runtime.device import Device
 
 
 @pytest.fixture
@@ -60,3 +62,14 @@ def test_the_cores_of_now_are_asked_for_each_second(monkeypatch: pytest.MonkeyPa
     now = 101.1
     assert [cores.cores_now(), cores.cores_now()] == [2, 2]
     cores._cores_in.cache_clear()
+
+
+def test_a_wait_with_fewer_cores_than_the_driver_has_threads(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept = []
+    monkeypatch.setattr("llmcl.runtime.device.cores_now", lambda: 0)
+    monkeypatch.setattr("llmcl.runtime.device.time.sleep", slept.append)
+    given, found = np.arange(1 << 20, dtype=np.float32), np.zeros(1 << 20, np.float32)
+    buffer = device.upload(given, "numbers")
+    device.read_async(buffer, found)()
+    np.testing.assert_array_equal(found, given)
+    assert device.is_cpu or not slept
