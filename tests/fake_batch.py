@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from helpers import small_config
 
+from llmcl.engine.generation import AnswerOptions
 from llmcl.engine.leases import Leases
 from llmcl.errors import UsageError
 from llmcl.models.paged_kv_cache import PagedKVCache
@@ -32,17 +33,54 @@ NOTHING = -1
 READ = 1000  # more than the vocabulary
 
 
-def next_token(token_ids: Sequence[int], params: SamplingParams, n_sampled: int) -> int:
-    """The same for the same tokens, parameters and number of the token in its answer."""
+def next_token(token_ids: Sequence[int], params: SamplingParams, n_sampled: int, mask: np.ndarray | None = None) -> int:
+    """The same for the same tokens, parameters and number of the token in its answer. mask: of those that may come."""
     state = np.array([*token_ids, params.seed or 0, n_sampled], np.int64)
-    return zlib.crc32(state.tobytes()) % VOCAB
+    drawn = zlib.crc32(state.tobytes())
+    if mask is None:
+        return drawn % VOCAB
+    allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")[:VOCAB])
+    return int(allowed[drawn % len(allowed)])
 
 
-def answer_of(prompt: Sequence[int], params: SamplingParams, n_tokens: int, cell_tokens: int = 0) -> list[int]:
+class EveryOther:
+    """A matcher: a token may come whose parity is not that of the number of tokens so far plus their sum.
+
+    most: tokens with which it fails.
+    """
+
+    def __init__(self, most: int = 1 << 30) -> None:
+        self.accepted: list[int] = []
+        self.most = most
+
+    def mask(self) -> np.ndarray:
+        if len(self.accepted) >= self.most:
+            raise UsageError(f"it fails after {self.most} tokens")
+        bits = (np.arange(-(-VOCAB // 32) * 32) + len(self.accepted) + sum(self.accepted)) % 2
+        return np.packbits(bits, bitorder="little").view(np.uint32)
+
+    def reset(self) -> None:
+        self.accepted = []
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            assert self.mask()[token // 32] >> np.uint32(token % 32) & 1
+            self.accepted.append(token)
+
+
+def answer_of(
+    prompt: Sequence[int],
+    params: SamplingParams,
+    n_tokens: int,
+    cell_tokens: int = 0,
+    matcher: EveryOther | None = None,
+) -> list[int]:
     """The first n_tokens of an answer that nobody disturbs."""
     held = [token for first in cells(prompt, cell_tokens) for token in read(first, cell_tokens)]
     for n in range(n_tokens):
-        held.append(next_token(held, params, n))
+        held.append(next_token(held, params, n, None if matcher is None else matcher.mask()))
+        if matcher is not None:
+            matcher.accept(held[-1:])
     return held[len(prompt) :]
 
 
@@ -83,6 +121,7 @@ class FakeBatch:
     """What models/batch.py offers. It checks what it is asked for, and computes in the order of the calls.
 
     before: called with what is about to be enqueued, "prefill" or "decode"; what it raises, the device raises.
+    log: what was enqueued and waited for, in order.
     """
 
     def __init__(
@@ -108,7 +147,8 @@ class FakeBatch:
         self.sampled_last: dict[SequenceState, int] = {}
         self.before: Callable[[str], None] = lambda what: None
         self.n_prefilled = 0
-        self._unread = 0
+        self.log: list[str] = []
+        self.allowed: dict[SequenceState, np.ndarray | None] = {}
         self._step: Any = FakeStep()
 
     def start(self, sequence: SequenceState, params: SamplingParams) -> None:
@@ -125,18 +165,36 @@ class FakeBatch:
         sequence.token_ids.extend(token_ids)
         self.n_prefilled += len(token_ids)
 
-    def prefill_last(self, sequence: SequenceState, token_ids: Sequence[int]) -> Callable[[], int]:
+    def prefill_last(
+        self,
+        sequence: SequenceState,
+        token_ids: Sequence[int],
+        before_sampling: Callable[[], None] | None = None,
+    ) -> Callable[[], int]:
         self.prefill(sequence, token_ids)
+        if before_sampling is not None:
+            before_sampling()
         wait = self._sample([sequence], [sequence.position])
         return lambda: wait()[0]
 
-    def decode(self, sequences: Sequence[SequenceState]) -> Callable[[], list[int]]:
+    def decode(
+        self, sequences: Sequence[SequenceState], before_sampling: Callable[[], None] | None = None
+    ) -> Callable[[], list[int]]:
         self.before("decode")
         assert len(set(sequences)) == len(sequences) <= self.max_sequences
         assert all(sequence in self.places for sequence in sequences)
         for sequence in sequences:
             self._write(sequence, [self.sampled_last[sequence]])
-        return self._sample(sequences, [sequence.position + 1 for sequence in sequences])
+        n_held = [sequence.position + 1 for sequence in sequences]
+        self.log.append("decode")
+        if before_sampling is not None:
+            before_sampling()
+        return self._sample(sequences, n_held)
+
+    def allow(self, sequence: SequenceState, tokens: np.ndarray | None) -> None:
+        assert sequence in self.places
+        self.log.append("allow")
+        self.allowed[sequence] = tokens
 
     def logprobs(self, sequences: Sequence[SequenceState]) -> Callable[[], list[LogProb | None]]:
         """Of each token the logarithm of 1/2, and as many alternatives as are wanted."""
@@ -148,6 +206,7 @@ class FakeBatch:
 
     def end(self, sequence: SequenceState) -> None:
         del self.places[sequence]
+        self.allowed.pop(sequence, None)
 
     def _write(self, sequence: SequenceState, token_ids: Sequence[int]) -> None:
         assert sequence.position + len(token_ids) <= self.max_context
@@ -160,14 +219,13 @@ class FakeBatch:
         for sequence, n in zip(sequences, n_held, strict=True):
             at = np.arange(n)
             held = self.device.memory[np.asarray(sequence.pages)[at // PAGE] * PAGE + at % PAGE].tolist()
-            token = next_token(held, self.places[sequence], sequence.n_sampled)
+            token = next_token(held, self.places[sequence], sequence.n_sampled, self.allowed.get(sequence))
             sequence.n_sampled += 1
             self.sampled_last[sequence] = token
             ids.append(token)
-        self._unread += 1
 
         def wait() -> list[int]:
-            self._unread -= 1
+            self.log.append("read")
             return ids
 
         return wait
@@ -184,7 +242,7 @@ class FakeLLM:
         self.device = SimpleNamespace(compile_s=0.0, peak_bytes=7)
         self.model = SimpleNamespace(config=SimpleNamespace(vocab_size=VOCAB))
         self.tokenizer = SimpleNamespace(
-            detokenizer=lambda: Detokenizer(lambda token: bytes([97 + token % 26])),
+            detokenizer=lambda as_it_is=False: Detokenizer(lambda token: bytes([97 + token % 26])),
             eos_token_ids=frozenset({VOCAB - 1}),
         )
 
@@ -193,6 +251,12 @@ class FakeLLM:
         if not isinstance(prompt, str) and prompt and isinstance(prompt[0], dict):
             prompt = "".join(message["content"] for message in prompt)
         return [ord(letter) % VOCAB for letter in prompt] if isinstance(prompt, str) else list(prompt)
+
+    def compiled(self, options: AnswerOptions) -> Any:
+        """For the expression "every other" a matcher; with a number behind it, one that fails after so many tokens."""
+        if options.regex is None:
+            return None
+        return SimpleNamespace(matcher=lambda: EveryOther(*map(int, options.regex.split()[2:])))
 
     def check_prompt(self, ids: list[int]) -> None:
         if not ids:

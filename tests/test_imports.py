@@ -18,6 +18,7 @@ ROOMS = (
     "runtime",
     "checkpoint",
     "tokenizer",
+    "grammar",
     "reference",
     "kernels",
     "ops",

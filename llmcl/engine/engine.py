@@ -18,6 +18,7 @@ from llmcl.engine.stats import GenerationStats, Recorder
 from llmcl.engine.step_loop import Batch, StepLoop, StepTotals
 from llmcl.engine.worker import Answering, End, Worker
 from llmcl.errors import ContextLengthError, LlmclError, UsageError, shown
+from llmcl.grammar import CompiledGrammar
 from llmcl.models.model import Model
 from llmcl.runtime import driver_calls
 from llmcl.runtime.device import Device
@@ -42,15 +43,17 @@ class Served(Protocol):
     @property
     def encode(self) -> Callable[..., list[int]]: ...
     def check_prompt(self, ids: list[int]) -> None: ...
+    def compiled(self, options: AnswerOptions) -> CompiledGrammar | None: ...
 
 
 @dataclass(frozen=True)
 class Question:
-    """A request that was checked: `Engine.question` makes it."""
+    """A request that was checked: `Engine.question` makes it. grammar: what the answer is to match."""
 
     prompt_token_ids: list[int]
     options: AnswerOptions
     priority: int
+    grammar: CompiledGrammar | None = None
 
 
 class Engine:
@@ -91,9 +94,9 @@ class Engine:
         """Begins an answer, and returns at once. priority: the higher goes first among requests that wait.
 
         prompt, options: those of `LLM.stream`: max_tokens, temperature, top_k, top_p, min_p, repeat_penalty, seed,
-        stop, ignore_eos, raw, system_prompt; and logit_bias and logprobs of SamplingParams, with which each piece has
-        its `logprob`. A seed draws the same whoever else is served, and after a preemption; what it draws from may be
-        rounded in another way.
+        stop, ignore_eos, schema, regex, grammar, raw, system_prompt; and logit_bias and logprobs of SamplingParams,
+        with which each piece has its `logprob`. A seed draws the same whoever else is served, and after a preemption;
+        what it draws from may be rounded in another way.
 
         Raises UsageError for a value out of range and after `close`, ContextLengthError for too long a prompt.
         """
@@ -145,7 +148,7 @@ class Engine:
                 f"the prompt has {len(ids)} tokens, the engine room for {self.max_context}; shorten the prompt, or "
                 "open the engine with a larger max_context or more pages (kv_pages)"
             )
-        return Question(ids, answer, priority)
+        return Question(ids, answer, priority, self._llm.compiled(answer))
 
     def ask(self, question: Question) -> Request:
         """Begins the answer to a question."""
@@ -177,7 +180,8 @@ class Engine:
         driver_calls.check()
         prompt, options, llm, worker = question.prompt_token_ids, question.options, self._llm, self._worker
         n_tokens = token_budget(self.max_context, len(prompt), options.max_tokens)
-        job = Job(prompt, options.sampling().seeded(), n_tokens, question.priority)
+        matcher = None if question.grammar is None else question.grammar.matcher()
+        job = Job(prompt, options.sampling().seeded(), n_tokens, question.priority, matcher)
         recorder, device, load_ms = Recorder(len(prompt)), llm.device, llm.load_ms
 
         def stats() -> GenerationStats:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from llmcl.engine.no_token import why_no_token
 from llmcl.engine.speculation import NO_SPECULATION, Speculation
 from llmcl.engine.stats import GenerationStats, Recorder
 from llmcl.errors import DeviceError, UsageError, check_whole
+from llmcl.grammar import Grammar, Matcher
 from llmcl.models.kv_cache import common_prefix
 from llmcl.models.model import Model
 from llmcl.models.sequence import SequenceState
@@ -50,11 +52,20 @@ class AnswerOptions:
     ignore_eos: bool = False
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int | None = None
+    schema: Any = None
+    regex: str | None = None
+    grammar: str | None = None
 
     def __post_init__(self) -> None:
         check_whole("max_tokens", self.max_tokens)
         StopMatcher(self.stop)
         self.sampling()
+        if (to_match := self.to_match()) is not None and self.ignore_eos:
+            raise UsageError(f"ignore_eos and {to_match.kind} exclude each other: an answer ends where that ends")
+
+    def to_match(self) -> Grammar | None:
+        """What the answer is to match."""
+        return Grammar.of(schema=self.schema, regex=self.regex, grammar=self.grammar)
 
     def sampling(self) -> SamplingParams:
         return SamplingParams(
@@ -98,6 +109,7 @@ def token_ids(
     on_decode: Callable[[], None] = lambda: None,
     on_logprob: Callable[[LogProb | None], None] = lambda logprob: None,
     speculation: Speculation = NO_SPECULATION,
+    matcher: Matcher | None = None,
 ) -> Generator[int, None, None]:
     """Prefills `prompt` and yields at most max_tokens sampled ids, the device one step ahead of the host.
 
@@ -109,6 +121,8 @@ def token_ids(
     on_logprob before a token is yielded whose log-probability is wanted.
 
     speculation: a step then may verify drafted tokens. The ids are the same, but several come at once.
+    matcher: which tokens may come next, from the first of the answer on. A token is chosen once the one before is read
+    and the mask is known, while the device computes the step, which needs neither.
     """
     model.cache.truncate(sequence, reusable_prefix(sequence, prompt))
     sequence.sampling, sequence.n_sampled = params, 0
@@ -119,15 +133,16 @@ def token_ids(
     left = token_budget(model.cache.max_context, len(prompt), max_tokens)  # tokens that have not been read
     if params.logprobs is not None or params.logit_bias:
         speculation = NO_SPECULATION  # a step that verifies a draft has neither
-    step, drafted = _sample(model, sequence, on_logprob), False
+    step, drafted = _sample(model, sequence, on_logprob, matcher), False
     on_decode()
     while True:
-        # Where the text goes on after a draft is known once it is read.
+        # Where the text goes on after a draft is known once it is read, and which draft a matcher allows.
         unread = int(left > 1 and not drafted and model.device.runs_ahead and speculation.looks_ahead)
+        if matcher is not None and speculation is not NO_SPECULATION:
+            unread = 0
         ids: list[int] = []
         if not unread:
-            ids = step()
-            speculation.push(ids)
+            ids = _read(step, speculation, matcher)
             sequence.token_ids.extend(ids[:-1])  # of a draft: the step has written their keys and values
             left -= len(ids)
             yield from ids[:-1]
@@ -135,14 +150,17 @@ def token_ids(
                 yield ids[-1]
                 return
         draft = speculation.draft(unread, left - unread - 1)
+        if matcher is not None:
+            draft = draft[: matcher.n_allowed(draft)]
         if draft:
-            following = speculation.verify(sequence, draft)
+            following = speculation.verify(sequence, draft, matcher)
         else:
             model.decode(sequence)
-            following = speculation.decoded(_sample(model, sequence, on_logprob))
+            if unread and matcher is not None:
+                ids = _read(step, speculation, matcher)
+            following = speculation.decoded(_sample(model, sequence, on_logprob, matcher))
         if unread:
-            ids = step()
-            speculation.push(ids)
+            ids = ids or _read(step, speculation, matcher)
             left -= 1
         sequence.token_ids.append(ids[-1])  # the step under way is writing its key and value
         yield ids[-1]
@@ -159,10 +177,25 @@ def token_budget(max_context: int, n_prompt: int, max_tokens: int) -> int:
     return min(max_tokens, max_context - n_prompt + 1)
 
 
+def _read(step: Callable[[], list[int]], speculation: Speculation, matcher: Matcher | None) -> list[int]:
+    """The ids that a step sampled, once they are there."""
+    ids = step()
+    speculation.push(ids)
+    if matcher is not None:
+        matcher.accept(ids)
+    return ids
+
+
 def _sample(
-    model: Model, sequence: SequenceState, on_logprob: Callable[[LogProb | None], None]
+    model: Model,
+    sequence: SequenceState,
+    on_logprob: Callable[[LogProb | None], None],
+    matcher: Matcher | None,
 ) -> Callable[[], list[int]]:
     """Enqueues the choice of the next token and the reading of its id; the function returned waits for this one id."""
+    if matcher is not None:
+        model.device.flush()  # it computes the step while the host computes the mask
+        model.sampler.bias.allow(matcher.mask())
     wait = model.sample(sequence)
     logprobs = None if sequence.sampling.logprobs is None else model.logprobs(sequence)
 
@@ -203,7 +236,8 @@ class PieceWriter:
         recorder: Recorder,
         stats: Callable[[], GenerationStats],
     ):
-        self._detokenizer = tokenizer.detokenizer() if tokenizer else NoText()
+        exact = options.to_match() is not None  # its first space was chosen as part of what matches
+        self._detokenizer = tokenizer.detokenizer(as_it_is=exact) if tokenizer else NoText()
         self._matcher = StopMatcher(options.stop)
         self._eos = tokenizer.eos_token_ids if tokenizer and not options.ignore_eos else frozenset()
         self._left = n_tokens
@@ -235,6 +269,7 @@ def pieces(
     load_ms: float = 0.0,
     progress: Progress | None = None,
     speculation: Speculation = NO_SPECULATION,
+    matcher: Matcher | None = None,
 ) -> Generator[Piece, None, None]:
     """Yields a Piece a token; the last one says why it is the last and carries the statistics."""
     recorder = Recorder(len(prompt), prefilled_tokens=len(prompt) - reusable_prefix(sequence, prompt))
@@ -276,6 +311,7 @@ def pieces(
         on_decode=on_decode,
         on_logprob=on_logprob,
         speculation=speculation,
+        matcher=matcher,
     )
     try:
         for token in ids:

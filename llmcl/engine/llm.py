@@ -15,6 +15,7 @@ from llmcl.engine.generation import AnswerOptions, Begin, Generation, Piece, col
 from llmcl.engine.leases import Lease, Leases
 from llmcl.engine.speculation import NO_SPECULATION
 from llmcl.errors import ContextLengthError, UsageError, check_whole, shown
+from llmcl.grammar import CompiledGrammar, Grammars
 from llmcl.models.batch import make_batch
 from llmcl.models.kv_cache import kv_bytes_per_position
 from llmcl.models.model import Model
@@ -52,6 +53,7 @@ class LLM:
         self.load_ms = 0.0
         self.speculation = NO_SPECULATION  # how an answer's tokens are computed; `load` sets it
         self.leases = Leases(name)
+        self._grammars: Grammars | None = None
         self._warned_no_template = False
         self.sequence = model.cache.sequence()  # where everything goes that is no conversation
 
@@ -117,6 +119,9 @@ class LLM:
         ignore_eos: bool = False,
         logit_bias: Mapping[int, float] | None = None,
         logprobs: int | None = None,
+        schema: Any = None,
+        regex: str | None = None,
+        grammar: str | None = None,
         raw: bool = False,
         system_prompt: str | None = None,
         sequence: SequenceState | None = None,
@@ -129,10 +134,12 @@ class LLM:
         prompt: text, messages [{"role": ..., "content": ...}], or token ids. Of a list of prompts the answers are made
         at the same time, in an `engine`, and yield (index of the prompt, piece); sequence and begin are for one.
         Sampling parameters, logit_bias and logprobs: see SamplingParams; with logprobs each piece has its `logprob`.
-        stop: strings that end the answer and are not part of it. raw: no chat template. sequence: the place in the KV
-        cache to go on from (a conversation's); None: an empty context. progress(what, done, total): called while the
-        prompt is read, with its tokens; reading waits for the device a few times more. wait: until no other thread
-        generates. begin: for conversations, called with what makes the answer once nothing else is under way.
+        stop: strings that end the answer and are not part of it. schema, regex, grammar: what the answer is to match,
+        one of them (`llmcl.grammar.Grammar.of`); max_tokens may cut it before. raw: no chat template. sequence: the
+        place in the KV cache to go on from (a conversation's); None: an empty context. progress(what, done, total):
+        called while the prompt is read, with its tokens; reading waits for the device a few times more. wait: until no
+        other thread generates. begin: for conversations, called with what makes the answer once nothing else is under
+        way.
 
         Raises (before the first token) ContextLengthError for a prompt longer than the context, UsageError for a value
         out of range, or where another thread generates.
@@ -149,6 +156,9 @@ class LLM:
             ignore_eos=ignore_eos,
             logit_bias=logit_bias or {},
             logprobs=logprobs,
+            schema=schema,
+            regex=regex,
+            grammar=grammar,
         )  # its errors, and those of the ids, now and not at the first token
         if are_prompts(prompt):
             return self._stream_each(
@@ -158,6 +168,7 @@ class LLM:
         self.check_prompt(ids)
         if logit_bias:
             self.model.check_vocabulary(list(logit_bias))
+        compiled = self.compiled(options)
 
         def answer(asked: list[int], sequence: SequenceState | None) -> Generator[Piece, None, None]:
             if asked is not ids:
@@ -175,9 +186,22 @@ class LLM:
                 load_ms=self.load_ms,
                 progress=progress,
                 speculation=self.speculation,
+                matcher=None if compiled is None else compiled.matcher(),
             )
 
         return self.leases.begin(lambda: begin(answer) if begin else answer(ids, sequence), is_last, wait=wait)
+
+    @property
+    def grammars(self) -> Grammars:
+        """What compiles a schema, an expression or a grammar for this model, and keeps what it compiled."""
+        if self._grammars is None:
+            self._grammars = Grammars(self.tokenizer, self.config.vocab_size)
+        return self._grammars
+
+    def compiled(self, options: AnswerOptions) -> CompiledGrammar | None:
+        """What the answer is to match, compiled. Raises UsageError where that is refused."""
+        grammar = options.to_match()
+        return None if grammar is None else self.grammars.compile(grammar)
 
     def check_prompt(self, ids: list[int]) -> None:
         """Raises UsageError, ContextLengthError for token ids that no answer can be made to."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from llmcl.errors import UsageError
+from llmcl.grammar import Matcher
 from llmcl.models.paged_kv_cache import PagedKVCache
 from llmcl.models.sequence import SequenceState
 from llmcl.ops.sample import SamplingParams
@@ -31,12 +32,14 @@ class Job:
     n_found: tokens of the prompt that the cache held when it began. begun_ns: when that was, on the host's clock.
     n_enqueued: tokens whose sampling was enqueued, those that the host does not know yet included. sequence: its place
     in the KV cache; None while it has none. text: what is read before the next token is sampled. done: it gets no more.
+    matcher: which tokens may come next; it has accepted `sampled`. None: all.
     """
 
     prompt: Sequence[int]
     params: SamplingParams
     max_tokens: int
     priority: int = 0
+    matcher: Matcher | None = None
     sampled: list[int] = field(default_factory=list)
     n_given: int = 0
     n_found: int = 0
@@ -57,6 +60,8 @@ class Job:
         assert len(self.sampled) == self.n_enqueued  # no id is under way
         self.n_given = max(self.n_given, self.n_enqueued)
         self.sampled, self.n_enqueued = [], 0
+        if self.matcher is not None:
+            self.matcher.reset()
 
     def rows(self) -> int:
         """Tokens that the sequence is to be extended by, as soon as may be."""

@@ -9,6 +9,7 @@ from llmcl.engine.draft_length import FIRST_LENGTH, DraftLength
 from llmcl.engine.drafters import Drafter
 from llmcl.engine.no_token import why_no_token
 from llmcl.errors import DeviceError
+from llmcl.grammar import Matcher
 from llmcl.models.model import Model
 from llmcl.models.sequence import SequenceState
 from llmcl.models.verification import StepCount, Verification
@@ -42,8 +43,11 @@ class Speculation:
         """
         return []
 
-    def verify(self, sequence: SequenceState, draft: Sequence[int]) -> Sampled:
-        """As `Verification.verify`. The function returned raises DeviceError where no token can be chosen."""
+    def verify(self, sequence: SequenceState, draft: Sequence[int], matcher: Matcher | None = None) -> Sampled:
+        """As `Verification.verify`. The function returned raises DeviceError where no token can be chosen.
+
+        matcher: has accepted the token sampled last, and allows the draft; all tokens sampled are such that may come.
+        """
         raise NotImplementedError
 
     def decoded(self, sampled: Sampled) -> Sampled:
@@ -112,10 +116,11 @@ class Drafting(Speculation):
             self._length.watched(len(self._watched), self._n_right)
             self._watched = []
 
-    def verify(self, sequence: SequenceState, draft: Sequence[int]) -> Sampled:
+    def verify(self, sequence: SequenceState, draft: Sequence[int], matcher: Matcher | None = None) -> Sampled:
         verification, n_draft = self._verification, len(draft)
+        masks = None if matcher is None else lambda: matcher.masks_along(draft)
         wait = self._timed(
-            verification.verify(sequence, draft),
+            verification.verify(sequence, draft, masks),
             lambda tokens, seconds: self._length.verified(n_draft, len(tokens) - 1, seconds),
         )
 

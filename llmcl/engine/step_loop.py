@@ -7,7 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 from llmcl.engine.scheduler import Job, Plan, Scheduler
+from llmcl.errors import LlmclError
 from llmcl.models.paged_kv_cache import PagedKVCache
 from llmcl.models.sequence import SequenceState
 from llmcl.ops.logprobs import LogProb
@@ -38,13 +41,26 @@ class Batch(Protocol):
     def prefill(self, sequence: SequenceState, token_ids: Sequence[int]) -> None:
         """Appends a chunk of a prompt to what the sequence holds."""
 
-    def prefill_last(self, sequence: SequenceState, token_ids: Sequence[int]) -> Callable[[], int]:
-        """The same with the last chunk, and samples; the function returned waits for the id."""
+    def prefill_last(
+        self,
+        sequence: SequenceState,
+        token_ids: Sequence[int],
+        before_sampling: Callable[[], None] | None = None,
+    ) -> Callable[[], int]:
+        """The same with the last chunk, and samples; the function returned waits for the id.
+
+        before_sampling: called while the device computes what the choice of the token follows.
+        """
         ...
 
-    def decode(self, sequences: Sequence[SequenceState]) -> Callable[[], list[int]]:
+    def decode(
+        self, sequences: Sequence[SequenceState], before_sampling: Callable[[], None] | None = None
+    ) -> Callable[[], list[int]]:
         """Extends each by its last sampled token and samples the next; the function returned waits for the ids."""
         ...
+
+    def allow(self, sequence: SequenceState, tokens: np.ndarray | None) -> None:
+        """The next tokens of a sequence are of these, a mask as of `LogitBias.allow`; None: all may come."""
 
     def logprobs(self, sequences: Sequence[SequenceState]) -> Callable[[], list[LogProb | None]]:
         """Right after the call that sampled for these: log-probabilities of the tokens. The function returned waits."""
@@ -93,6 +109,8 @@ class StepLoop:
     """One step after the other; on a device that runs ahead the ids come a step late.
 
     A sampled token is appended to its sequence once the step that takes it as input is enqueued and its id is known.
+    Of jobs with a matcher the token is chosen once the ids of the step before are read and the mask is known. That is
+    while the device computes the step itself, which needs neither.
     """
 
     def __init__(self, batch: Batch, scheduler: Scheduler):
@@ -100,6 +118,8 @@ class StepLoop:
         self._scheduler = scheduler
         self._readings: list[Reading] = []  # of the step under way
         self.totals = StepTotals()
+        self._known: list[Sampled] = []
+        self._failed: dict[Job, LlmclError] = {}
 
     @property
     def has_work(self) -> bool:
@@ -121,14 +141,15 @@ class StepLoop:
         A job's tokens come in order.
         """
         start = time.perf_counter()
-        readings, self._readings = self._readings, []
         plan = self._scheduler.plan()
         enqueued = self._enqueue(plan)
         if self._batch.runs_ahead:
+            self._read_all()
             self._readings = enqueued
         else:
-            readings = enqueued
-        known = [sampled for reading in readings for sampled in self._read(reading)]
+            self._readings = enqueued
+            self._read_all()
+        known, self._known = self._known, []
         so_far, seconds = self.totals, time.perf_counter() - start
         self.totals = StepTotals(
             so_far.steps + (plan.n_rows > 0),
@@ -138,12 +159,17 @@ class StepLoop:
         )
         return known
 
+    def failures(self) -> dict[Job, LlmclError]:
+        """Jobs whose matchers failed since this was called last. The caller ends them."""
+        failed, self._failed = self._failed, {}
+        return failed
+
     def _enqueue(self, plan: Plan) -> list[Reading]:
         batch, readings = self._batch, []
         for sequence in plan.ended:
             batch.end(sequence)
         if plan.decode:
-            wait = batch.decode([_sequence(job) for job in plan.decode])
+            wait = batch.decode([_sequence(job) for job in plan.decode], self._masking(plan.decode))
             readings.append(self._reading(plan.decode, wait))
         for job in plan.started:
             if job.begun_ns is None:
@@ -151,7 +177,7 @@ class StepLoop:
             batch.start(_sequence(job), job.params)
         for chunk in plan.prefill:
             if chunk.is_last:
-                first = batch.prefill_last(_sequence(chunk.job), chunk.token_ids)
+                first = batch.prefill_last(_sequence(chunk.job), chunk.token_ids, self._masking([chunk.job]))
                 readings.append(self._reading([chunk.job], _as_list(first)))
             else:
                 batch.prefill(_sequence(chunk.job), chunk.token_ids)
@@ -162,16 +188,43 @@ class StepLoop:
             return Reading([*jobs], wait, lambda: [None] * len(jobs))
         return Reading([*jobs], wait, self._batch.logprobs([_sequence(job) for job in jobs]))
 
-    def _read(self, reading: Reading) -> list[Sampled]:
-        known = []
-        for job, token, logprob in zip(reading.jobs, reading.tokens(), reading.logprobs(), strict=True):
-            if not job.done:
+    def _masking(self, jobs: list[Job]) -> Callable[[], None] | None:
+        """What has the next tokens of these jobs chosen from those that may come; None where all may."""
+        if all(job.matcher is None for job in jobs):
+            return None
+
+        def mask() -> None:
+            self._read_all()
+            for job in jobs:
+                if job.matcher is None or job.done or job in self._failed:
+                    continue
+                try:
+                    self._batch.allow(_sequence(job), job.matcher.mask())
+                except LlmclError as error:
+                    self._fail(job, error)
+
+        return mask
+
+    def _read_all(self) -> None:
+        """Takes the ids of the step under way, as soon as they are there."""
+        readings, self._readings = self._readings, []
+        for reading in readings:
+            for job, token, logprob in zip(reading.jobs, reading.tokens(), reading.logprobs(), strict=True):
+                if job.done or job in self._failed:
+                    continue
                 job.sampled.append(token)
                 _append_inputs(job)
-                if len(job.sampled) <= job.n_given:
-                    continue  # the caller has it
-                known.append(Sampled(job, token, logprob))
-        return known
+                if len(job.sampled) > job.n_given:  # else the caller has it
+                    self._known.append(Sampled(job, token, logprob))
+                try:
+                    if job.matcher is not None:
+                        job.matcher.accept([token])
+                except LlmclError as error:
+                    self._fail(job, error)
+
+    def _fail(self, job: Job, error: LlmclError) -> None:
+        """The job gets no more tokens; what the step under way samples for it is thrown away."""
+        self._failed[job] = error
 
 
 def _sequence(job: Job) -> SequenceState:

@@ -81,6 +81,8 @@ class Worker:
                 if self._loop.has_work and not self._stopped:
                     for sampled in self._loop.step():
                         self._hand_out(sampled)
+                    for job, error in self._loop.failures().items():
+                        self._fail(job, error)
                     self.n_preempted, self.totals = self._loop.n_preempted, self._loop.totals
         except LlmclError as error:
             self._failure = error
@@ -138,6 +140,11 @@ class Worker:
         answering.give(piece)
         if is_last(piece):
             self._end(answering, None)
+
+    def _fail(self, job: Job, error: LlmclError) -> None:
+        """One answer cannot go on; unless it had ended with the token before, it ends so."""
+        if (answering := self._answering.get(job)) is not None:
+            self._end(answering, error)
 
     def _end(self, answering: Answering, end: End) -> None:
         if answering.ended:

@@ -27,6 +27,9 @@ from llmcl.progress import Progress
 MAX_SEQUENCES = FEW_ROWS[-1]
 CELL_TOKENS, CELL_TOKENS_AHEAD = 64, 256  # of an invariant batch: on a CPU, and on a device that runs ahead of the host
 
+BeforeSampling = Callable[[], None]
+"""Called when the device computes a step, before the choice of its tokens is enqueued: the place for `Batch.allow`."""
+
 
 def make_batch(
     model: Model,
@@ -145,10 +148,13 @@ class Batch:
         self._alone = None
         self.model.extend(sequence, token_ids)
 
-    def prefill_last(self, sequence: SequenceState, token_ids: Sequence[int]) -> Callable[[], int]:
+    def prefill_last(
+        self, sequence: SequenceState, token_ids: Sequence[int], before_sampling: BeforeSampling | None = None
+    ) -> Callable[[], int]:
         """Appends the last tokens of its prompt to the sequence and samples; the function returned waits for the id."""
         self._alone = None
         self.model.prefill(sequence, token_ids)
+        self._hand_over(before_sampling)
         place = self._places[sequence]
         self.step.write_sequence(place, sequence.position - 1, sequence.n_sampled)
         self._remember(sequence)
@@ -156,7 +162,9 @@ class Batch:
         self._ready.add(sequence)
         return lambda: wait()[0]
 
-    def decode(self, sequences: Sequence[SequenceState]) -> Callable[[], list[int]]:
+    def decode(
+        self, sequences: Sequence[SequenceState], before_sampling: BeforeSampling | None = None
+    ) -> Callable[[], list[int]]:
         """A row of each: takes what it sampled last and samples what follows. The function returned waits for the ids,
         in the order of the sequences; an id of vocab_size says that the logits had no number.
 
@@ -166,7 +174,7 @@ class Batch:
         if any(sequence.position >= self.max_context for sequence in sequences):
             raise ContextLengthError(f"a sequence has {self.max_context} tokens, which is its context; end it")
         if len(sequences) == 1 and not self.invariant:
-            return self._decode_alone(sequences[0])
+            return self._decode_alone(sequences[0], before_sampling)
         for sequence in sequences:
             self.cache.prepare(self.step, sequence, 1, self._places[sequence])
             self._enter(sequence)
@@ -176,6 +184,7 @@ class Batch:
         launches = next(bound.launches for rows, bound in self._decode.items() if n <= rows)
         self._begin_step(sequences)
         self.model.run(launches, n)
+        self._hand_over(before_sampling)
         return self._sample(sequences, begun=True)
 
     def allow(self, sequence: SequenceState, tokens: np.ndarray | None) -> None:
@@ -249,7 +258,12 @@ class Batch:
         self._remember(sequence)
         self._ready.add(sequence)
 
-    def _decode_alone(self, sequence: SequenceState) -> Callable[[], list[int]]:
+    def _hand_over(self, before_sampling: BeforeSampling | None) -> None:
+        if before_sampling is not None:
+            self.model.device.flush()
+            before_sampling()
+
+    def _decode_alone(self, sequence: SequenceState, before_sampling: BeforeSampling | None) -> Callable[[], list[int]]:
         """With the kernels for one token, which are the fastest for it, and the model's own step state."""
         model = self.model
         if self._alone is not sequence:
@@ -260,6 +274,7 @@ class Batch:
             self._alone = sequence
             self._ready.discard(sequence)
         model.decode(sequence)
+        self._hand_over(before_sampling)
         wait = cache(model.sample(sequence))
         self._last[sequence] = wait
         return lambda: [wait()]

@@ -106,13 +106,20 @@ class Verification:
         for row in range(self._rows.n_sequences):
             self._sampler.configure(params, row)
 
-    def verify(self, sequence: SequenceState, draft: Sequence[int]) -> Callable[[], list[int]]:
+    def verify(
+        self,
+        sequence: SequenceState,
+        draft: Sequence[int],
+        masks: Callable[[], Sequence[np.ndarray]] | None = None,
+    ) -> Callable[[], list[int]]:
         """A step of the token that was sampled last, which the device has, and of 1 to max_draft drafted tokens.
 
         The function returned waits for the tokens sampled (the host reads 4 bytes for each row, and for their number):
         the accepted ones of the draft and one more, the device's next input. An id of vocab_size says that its logits
         had no number. The caller adds those that the cache now holds to the sequence: the token sampled last and the
         accepted ones.
+
+        masks: called while the device computes the rows; which tokens each may sample, as of `LogitBias.allow`.
 
         Raises OutOfDeviceMemoryError where the cache has too few pages: then no row was computed.
         """
@@ -125,6 +132,10 @@ class Verification:
         model.device.traffic.host_to_device_bytes += words.nbytes
         model.run(self._begin)
         model.run(next(forward.launches for rows, forward in self._forward.items() if n <= rows), n)
+        if masks is not None:
+            model.device.flush()
+            for row, mask in enumerate(masks()):
+                self._sampler.bias.allow(mask, row)
         if self._params.repeat_penalty != 1:
             model.run(self._last_seen, n)
         model.run(self._sampler.launches_for(range(n)), n)

@@ -31,6 +31,8 @@ class LogitBias:
         self.rules = device.zeros(8 * n, "numbers of logit biases")
         self.biases = device.alloc(8 * n * MAX_BIASES, "logit biases")
         self._allowed = device.alloc(4 * n * self._words, "allowed tokens")
+        self._host_allowed: dict[int, np.ndarray] = {}  # of each sequence that had some
+        self._written: dict[int, object] = {}
         width = widest_group(device)
         groups = min(max(2, device.compute_units), -(-vocab_size // width))
         self.launches = [
@@ -68,14 +70,20 @@ class LogitBias:
 
     def allow(self, tokens: np.ndarray | None, sequence: int = 0) -> None:
         """tokens: bits uint32 [ceil(vocab / 32)] of the tokens that may come next, token 0 the lowest bit of the first
-        word; None: all. They count until they are set again.
+        word; None: all. They count until they are set again, which is when the step that they are for has ended.
+        Nothing is waited for.
         """
         if tokens is not None:
             if tokens.dtype != np.uint32 or tokens.shape != (self._words,):
                 raise ValueError(f"allowed tokens are {tokens.dtype} {tokens.shape}; expected uint32 ({self._words},)")
-            self._device.write(self._allowed, tokens, 4 * sequence * self._words)
+            if sequence not in self._host_allowed:
+                self._host_allowed[sequence] = self._device.pinned(self._words)
+            pinned = self._host_allowed[sequence]
+            self._written.pop(sequence, None)  # waits for the copy before, which was for an earlier step
+            pinned[:] = tokens.view(np.int32)
+            self._written[sequence] = self._device.write_async(self._allowed, pinned, 4 * sequence * self._words)
         if (tokens is not None) != (sequence in self._masked):
-            self._device.write(self.rules, np.array([tokens is not None], np.int32), 8 * sequence + 4)
+            self._device.fill(self.rules, np.int32(tokens is not None), 8 * sequence + 4, 4)
             (self._masked.discard if tokens is None else self._masked.add)(sequence)
 
     def applies_to(self, sequence: int) -> bool:

@@ -397,6 +397,15 @@ class Device:
             cl.enqueue_copy(self.queue, buffer.cl, array, dst_offset=offset_bytes, is_blocking=True)
         self.traffic.host_to_device_bytes += array.nbytes
 
+    def write_async(self, buffer: Buffer, array: np.ndarray, offset_bytes: int = 0) -> object:
+        """Enqueues a copy of `array` to the device, without waiting. Until what is enqueued next is done, the caller
+        keeps what this returns, and leaves the array as it is. From a `pinned` array it is sure not to block.
+        """
+        with named_errors(f"writing {array.nbytes:,} bytes to {buffer.name}"):
+            event = cl.enqueue_copy(self.queue, buffer.cl, array, dst_offset=offset_bytes, is_blocking=False)
+        self.traffic.host_to_device_bytes += array.nbytes
+        return event
+
     def read(
         self, buffer: Buffer, dtype: np.typing.DTypeLike, shape: tuple[int, ...], offset_bytes: int = 0
     ) -> np.ndarray:
@@ -406,11 +415,12 @@ class Device:
         return array
 
     def pinned(self, n: int) -> np.ndarray:
-        """A host array int32 [n] that the device writes by itself: reads into other memory may block until done."""
+        """A host array int32 [n] that the device reads and writes by itself: copies of other memory may block."""
         with named_errors(f"allocating {4 * n} bytes of pinned host memory"):
             memory = cl.Buffer(self.context, cl.mem_flags.READ_WRITE | cl.mem_flags.ALLOC_HOST_PTR, 4 * n)
             array: np.ndarray
-            array, _ = cl.enqueue_map_buffer(self.queue, memory, cl.map_flags.READ, 0, (n,), np.dtype(np.int32))
+            both: Any = cl.map_flags.READ | cl.map_flags.WRITE  # a number
+            array, _ = cl.enqueue_map_buffer(self.queue, memory, both, 0, (n,), np.dtype(np.int32))
         return array  # the mapping, and with it the memory, lives as long as the array
 
     def read_async(self, buffer: Buffer, array: np.ndarray, offset_bytes: int = 0) -> Callable[[], None]:

@@ -153,9 +153,12 @@ class Tokenizer:
         """What a token adds to a text, in UTF-8; maybe a part of a character. Special and unknown ones add nothing."""
         return self._token_bytes(token_id)
 
-    def detokenizer(self) -> Detokenizer:
-        """A decoder to which ids are given one at a time; all together it gives what `decode` does."""
-        return Detokenizer(self._token_bytes, strip_leading_space=self._token_bytes.leading_space)
+    def detokenizer(self, *, as_it_is: bool = False) -> Detokenizer:
+        """A decoder to which ids are given one at a time; all together it gives what `decode` does.
+
+        as_it_is: it keeps the space that SentencePiece puts before the first word.
+        """
+        return Detokenizer(self._token_bytes, strip_leading_space=self._token_bytes.leading_space and not as_it_is)
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
         """The conversation as the model was trained to see it, as text with special tokens.

@@ -291,7 +291,7 @@ def test_a_bad_request_is_the_error_of_its_caller_alone(opened: Opened) -> None:
 def test_a_request_without_numbers_fails_alone(opened: Opened) -> None:
     decode = opened.batch.decode
 
-    def no_number(sequences: Any) -> Callable[[], list[int]]:
+    def no_number(sequences: Any, *_: Any) -> Callable[[], list[int]]:
         wait = decode(sequences)
         bad = [sequence.sampling.seed == 2 and sequence.n_sampled > 10 for sequence in sequences]
         return lambda: [VOCAB if is_bad else token for token, is_bad in zip(wait(), bad, strict=True)]

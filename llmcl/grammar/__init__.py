@@ -1,0 +1,9 @@
+"""Structured output: which tokens may come next, so that an answer matches a JSON schema, an expression, a grammar."""
+
+from __future__ import annotations
+
+from llmcl.grammar.compiler import CompiledGrammar, Grammars
+from llmcl.grammar.grammar import Grammar
+from llmcl.grammar.matcher import Matcher
+
+__all__ = ["CompiledGrammar", "Grammar", "Grammars", "Matcher"]

@@ -1,0 +1,64 @@
+"""What an answer is to match, as a user gives it: a JSON schema, a regular expression, or a grammar."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from llmcl.errors import UsageError, shown
+
+MAX_CHARACTERS = 128 << 10
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """A kind, named as the option that gives it, and its text. Not compiled, so it may still be refused."""
+
+    kind: Literal["schema", "regex", "grammar"]
+    source: str
+
+    @classmethod
+    def of(cls, *, schema: Any = None, regex: Any = None, grammar: Any = None) -> Grammar | None:
+        """What one of these gives; None without any.
+
+        schema: a JSON schema as a mapping or JSON text, or a pydantic class. regex: a regular expression in
+        Rust's syntax, of the whole answer. grammar: a text in llguidance's Lark syntax or in llama.cpp's GBNF.
+
+        Raises UsageError for two of them, another type, or more than MAX_CHARACTERS.
+        """
+        given = {"schema": schema, "regex": regex, "grammar": grammar}
+        names = [name for name, value in given.items() if value is not None]
+        if len(names) > 1:
+            raise UsageError(f"{' and '.join(names)} both say what the answer is to match; give one of them")
+        if not names:
+            return None
+        made = cls("schema", _schema_text(schema)) if schema is not None else _text_of(names[0], given[names[0]])
+        if len(made.source) > MAX_CHARACTERS:
+            raise UsageError(
+                f"{made.kind} has {len(made.source)} characters; expected at most {MAX_CHARACTERS}: make it shorter"
+            )
+        return made
+
+
+def _text_of(kind: Any, source: Any) -> Grammar:
+    if not isinstance(source, str) or not source.strip():
+        raise UsageError(f"{kind} is {shown(source)}; expected a text that is not empty")
+    return Grammar(kind, source)
+
+
+def _schema_text(schema: Any) -> str:
+    """The schema as JSON, written in one way: the same schema is compiled once."""
+    if hasattr(schema, "model_json_schema"):
+        schema = schema.model_json_schema()
+    try:
+        if isinstance(schema, str):
+            schema = json.loads(schema)
+        if not isinstance(schema, Mapping):
+            raise UsageError(f"schema is {shown(schema)}; expected a JSON schema, which is an object")
+        return json.dumps(dict(schema), allow_nan=False)
+    except UsageError:
+        raise
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(f"schema is no JSON ({error}); expected a JSON schema") from None
