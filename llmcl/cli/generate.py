@@ -14,7 +14,7 @@ import typer
 from llmcl.cli import options as opt
 from llmcl.cli.answer import show
 from llmcl.cli.loading import load_to_answer, progress_bar, reading_bar
-from llmcl.cli.option_groups import LoadingToAnswer, Sampling, with_groups
+from llmcl.cli.option_groups import LoadingToAnswer, Sampling, Structure, with_groups
 from llmcl.cli.text_files import check_writable, decoded, read_text, stream_text, without_last_newline
 from llmcl.errors import UsageError
 from llmcl.tools import json_text
@@ -91,6 +91,7 @@ def generate(
     max_sequences: MaxSequences = None,
     batch_invariant: Annotated[bool, opt.batch_invariant(FILE_PANEL)] = False,
     sampling: Sampling = Sampling(),
+    structure: Structure = Structure(),
     loading: LoadingToAnswer = LoadingToAnswer(),
     format: opt.Format = "text",
     quiet: opt.Quiet = False,
@@ -111,7 +112,11 @@ def generate(
         raw = raw and (value is None or _leaves_out(ctx, name))
     if raw:
         system_prompt = None
-    request = sampling.arguments(quiet=quiet) | {"raw": raw, "system_prompt": system_prompt}
+    if to_match := structure.arguments():
+        from llmcl.grammar import Grammar
+
+        Grammar.of(**to_match)  # its errors before a model is loaded
+    request = sampling.arguments(quiet=quiet) | to_match | {"raw": raw, "system_prompt": system_prompt}
     with load_to_answer(model, loading, quiet=quiet) as llm:
         if asked is not None:
             sizes = {"max_sequences": max_sequences, "kv_page_tokens": loading.kv_page_size}

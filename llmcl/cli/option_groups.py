@@ -14,6 +14,7 @@ from typing import Any, get_type_hints
 import typer
 
 from llmcl.cli import options as opt
+from llmcl.cli.text_files import read_text
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
@@ -75,6 +76,26 @@ def _stop_strings(given: list[str] | None, environment: str | None) -> tuple[str
     if "" in stops:
         raise typer.BadParameter("'' given, expected at least one character", param_hint="'--stop'")
     return stops
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What the answer is to match."""
+
+    json_schema: opt.JsonSchema = None
+    regex: opt.Regex = None
+    grammar: opt.GrammarFile = None
+
+    def arguments(self) -> dict[str, str]:
+        """Those of `LLM.stream`, of options that were given. Raises UsageError for a file that cannot be read."""
+        given = {"regex": self.regex} if self.regex is not None else {}
+        for name, option, file in (
+            ("schema", "--json-schema", self.json_schema),
+            ("grammar", "--grammar", self.grammar),
+        ):
+            if file is not None:
+                given[name] = read_text(file, f"{option} {file}")
+        return given
 
 
 @dataclass(frozen=True)

@@ -260,6 +260,34 @@ Stop = Annotated[
 ]
 IgnoreEos = Annotated[bool, option(SAMPLING_PANEL, "--ignore-eos", help="Go on after the model's end-of-text token.")]
 
+STRUCTURE_PANEL = "Structured output"
+JsonSchema = Annotated[
+    str | None,
+    option(
+        STRUCTURE_PANEL, "--json-schema", metavar="FILE", env=False, help="The answer is JSON that matches this schema."
+    ),
+]
+Regex = Annotated[
+    str | None,
+    option(
+        STRUCTURE_PANEL,
+        "--regex",
+        metavar="TEXT",
+        env=False,
+        help="The answer matches this regular expression as a whole.",
+    ),
+]
+GrammarFile = Annotated[
+    str | None,
+    option(
+        STRUCTURE_PANEL,
+        "--grammar",
+        metavar="FILE",
+        env=False,
+        help="The answer matches this grammar, in Lark's syntax or GBNF.",
+    ),
+]
+
 Device = Annotated[
     str | None,
     option(

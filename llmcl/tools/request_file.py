@@ -15,6 +15,7 @@ from llmcl.errors import LlmclError, UsageError, shown
 from llmcl.progress import ANSWERING, Progress
 from llmcl.tools import json_text
 
+MATCH_FIELDS = "schema", "regex", "grammar"
 ANSWER_FIELDS = tuple(field.name for field in fields(AnswerOptions))
 FIELDS = "prompt", "messages", "id", "raw", "system_prompt", "priority", *ANSWER_FIELDS
 MAX_SEED = (1 << 64) - 1
@@ -42,6 +43,8 @@ class FileRequest:
         """
         given = {name: value for name, value in self.given.items() if name != "id"}
         prompt = given.pop("messages", None) or given.pop("prompt")
+        if any(name in given for name in MATCH_FIELDS):
+            defaults = {name: value for name, value in defaults.items() if name not in MATCH_FIELDS}
         options = {**defaults, **given}
         if "seed" not in given and defaults.get("seed") is not None:
             options["seed"] = defaults["seed"] + self.index & MAX_SEED
@@ -116,6 +119,9 @@ def _checked(line: dict[str, Any], where: str) -> dict[str, Any]:
     check("stop", isinstance(stop, str) or are_texts, "a text, or a list of texts")
     check("id", isinstance(given.get("id"), str) or _is_whole(given.get("id")), "a text or a whole number")
     check("system_prompt", isinstance(given.get("system_prompt"), str), "a text")
+    check("schema", isinstance(given.get("schema"), (dict, str)), "a JSON schema")
+    for name in "regex", "grammar":
+        check(name, isinstance(given.get(name), str), "a text")
     for name in "raw", "ignore_eos":
         check(name, isinstance(given.get(name), bool), "true or false")
     for name in "max_tokens", "top_k", "seed", "priority":
