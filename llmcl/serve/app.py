@@ -21,21 +21,23 @@ from llmcl.serve.errors import RequestError
 from llmcl.serve.generation import AsciiJSONResponse, as_refusal
 from llmcl.serve.guard import Guard
 from llmcl.serve.messages import count_tokens, messages
+from llmcl.serve.openapi import openapi
 from llmcl.serve.page import page
 from llmcl.serve.responses import responses
 from llmcl.serve.service import Service
 
 Endpoint = Callable[[Request, Service], Awaitable[Response]]
 
-_GET: dict[str, Endpoint] = {
+GET: dict[str, Endpoint] = {
     "/": page,
     "/health": own.health,
     "/metrics": own.metrics,
+    "/openapi.json": openapi,
     "/props": own.props,
     "/v1/models": own.models,
     "/v1/models/{name:path}": own.model,
 }
-_POST: dict[str, Endpoint] = {
+POST: dict[str, Endpoint] = {
     "/v1/chat/completions": chat_completions,
     "/v1/completions": completions,
     "/v1/embeddings": own.embeddings,
@@ -65,11 +67,11 @@ def make_app(service: Service) -> Starlette:
 
     routes = [
         Route(path, bound(endpoint), methods=[method])
-        for method, endpoints in (("GET", _GET), ("POST", _POST))
+        for method, endpoints in (("GET", GET), ("POST", POST))
         for path, endpoint in endpoints.items()
     ]
     settings = service.settings
-    middleware = [Middleware(AccessLog, service=service, paths=frozenset({*_GET, *_POST}))]
+    middleware = [Middleware(AccessLog, service=service, paths=frozenset({*GET, *POST}))]
     if settings.cors_origins:
         middleware.append(
             Middleware(

@@ -10,7 +10,7 @@ from llmcl.errors import shown
 from llmcl.serve.errors import RequestError, unsupported
 from llmcl.serve.fields import Fields, wrong
 
-_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+OPENAI_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 BILLING = "x-anthropic-billing-header:"  # changes with every request, and with it all that follows in the prefix cache
 _THOUGHTS = ("thinking", "redacted_thinking")  # of earlier answers: no part of what is said
 
@@ -24,9 +24,9 @@ def openai_messages(fields: Fields) -> list[dict[str, Any]]:
 
 
 def _openai_message(message: Fields) -> dict[str, Any]:
-    role = message.one_of("role", *_ROLES)
+    role = message.one_of("role", *OPENAI_ROLES)
     if role is None:
-        raise wrong(message.name("role"), None, f"one of {', '.join(_ROLES)}")
+        raise wrong(message.name("role"), None, f"one of {', '.join(OPENAI_ROLES)}")
     calls = [_tool_call(call) for call in message.objects("tool_calls")]
     content = joined_text(message, "content", ("text", "refusal", "input_text", "output_text"))
     if content is None and role != "assistant":

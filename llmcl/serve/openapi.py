@@ -1,0 +1,226 @@
+"""GET /openapi.json: what each path takes and gives, for programs (OpenAPI 3.1).
+
+Fields that are not listed are ignored, so they may be there. null is as left out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+import llmcl
+from llmcl.serve.conversation import OPENAI_ROLES
+from llmcl.serve.logprobs import MAX_TOP
+from llmcl.serve.sampling import MAX_ANSWERS, MAX_STOPS
+from llmcl.serve.service import Service
+
+Schema = dict[str, Any]
+
+MAX_INT = (1 << 31) - 1
+
+
+def _or_null(kind: str, **limits: Any) -> Schema:
+    return {"type": [kind, "null"], **limits}
+
+
+def _zero_or(**limits: Any) -> Schema:
+    return {"oneOf": [{"type": "null"}, {"const": 0}, {"type": "number", **limits}]}
+
+
+def _object(properties: dict[str, Schema], *required: str) -> Schema:
+    return {"type": "object", "properties": properties, **({"required": [*required]} if required else {})}
+
+
+def _list(items: Schema, **limits: Any) -> Schema:
+    return {"type": "array", "items": items, **limits}
+
+
+def _some(n: int, items: Schema) -> Schema:
+    return _list(items, minItems=1, maxItems=n)
+
+
+_TEXT, _WHOLE, _NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}
+_ID: Schema = {"$ref": "#/components/schemas/TokenId"}
+_FLAG = _or_null("boolean")
+_COUNT = _or_null("integer", minimum=1, maximum=MAX_INT)
+_STOPS = {"oneOf": [{"type": "null"}, {"type": "string", "minLength": 1}, _some(MAX_STOPS, {**_TEXT, "minLength": 1})]}
+_SAMPLING: dict[str, Schema] = {
+    "temperature": _zero_or(minimum=1e-30, maximum=1e30),
+    "top_p": _or_null("number", exclusiveMinimum=0, maximum=1),
+    "top_k": _or_null("integer", minimum=-1, maximum=MAX_INT),
+    "min_p": _zero_or(minimum=1e-30, maximum=1),
+    "repeat_penalty": _or_null("number", minimum=1e-6, maximum=1e6),
+    "presence_penalty": _or_null("number", minimum=-2, maximum=2),
+    "frequency_penalty": _or_null("number", minimum=-2, maximum=2),
+    "seed": _or_null("integer", minimum=-1, maximum=(1 << 63) - 1),
+}
+_OPENAI: dict[str, Schema] = {
+    **_SAMPLING,
+    "model": _or_null("string"),
+    "logit_bias": {"$ref": "#/components/schemas/LogitBias"},
+    "stream": _FLAG,
+}
+_COMPLETION: dict[str, Schema] = {
+    "stop": _STOPS,
+    "n": {"$ref": "#/components/schemas/Answers"},
+    "max_tokens": _COUNT,
+    "stream_options": _or_null("object", properties={"include_usage": _FLAG}),
+}
+
+
+def _parts(*kinds: str) -> Schema:
+    part = _object({"type": {"enum": [*kinds]}, "text": _TEXT}, "type", "text")
+    return {"oneOf": [_TEXT, _list(part)]}
+
+
+_MESSAGE = _object({"role": {"enum": [*OPENAI_ROLES]}, "content": _parts("text")}, "role", "content")
+_MESSAGES = _list(_MESSAGE, minItems=1)
+_ANTHROPIC_MESSAGE = _object({"role": {"enum": ["user", "assistant"]}, "content": _parts("text")}, "role", "content")
+_PROMPT = {"oneOf": [_TEXT, _some(MAX_ANSWERS, _TEXT), _list(_ID, minItems=1), _some(8, _list(_ID, minItems=1))]}
+_ANTHROPIC = {"model": _or_null("string"), "system": {"oneOf": [{"type": "null"}, _parts("text")]}}
+
+# Path: what it does, the body that it takes, and what it answers with 200; other than JSON by its media type.
+_BODIES: dict[str, tuple[str, Schema, Schema]] = {
+    "/v1/chat/completions": (
+        "The answer to a conversation, as OpenAI's API has it.",
+        _object(
+            {
+                **_OPENAI,
+                **_COMPLETION,
+                "messages": _MESSAGES,
+                "max_completion_tokens": _COUNT,
+                "logprobs": _FLAG,
+                "top_logprobs": _or_null("integer", minimum=0, maximum=MAX_TOP),
+            },
+            "messages",
+        ),
+        _object({"id": _TEXT, "choices": _list(_object({"message": {"type": "object"}}, "message"))}, "id", "choices"),
+    ),
+    "/v1/completions": (
+        "What follows a prompt, as OpenAI's API has it.",
+        _object(
+            {
+                **_OPENAI,
+                **_COMPLETION,
+                "prompt": _PROMPT,
+                "echo": _FLAG,
+                "logprobs": _or_null("integer", minimum=0, maximum=MAX_TOP),
+            },
+            "prompt",
+        ),
+        _object({"id": _TEXT, "choices": _list(_object({"text": _TEXT}, "text"))}, "id", "choices"),
+    ),
+    "/v1/responses": (
+        "The answer to a conversation, as OpenAI's newer API has it. Nothing is kept.",
+        _object(
+            {
+                **_OPENAI,
+                "input": {"oneOf": [_TEXT, _MESSAGES]},
+                "instructions": _or_null("string"),
+                "max_output_tokens": _COUNT,
+            },
+            "input",
+        ),
+        _object({"id": _TEXT, "status": _TEXT, "output": _list({"type": "object"})}, "id", "status", "output"),
+    ),
+    "/v1/messages": (
+        "The answer to a conversation, as Anthropic's API has it.",
+        _object(
+            {
+                **_SAMPLING,
+                **_ANTHROPIC,
+                "messages": _list(_ANTHROPIC_MESSAGE, minItems=1),
+                "max_tokens": {"type": "integer", "minimum": 1, "maximum": MAX_INT},
+                "stop_sequences": _STOPS,
+                "stream": _FLAG,
+            },
+            "messages",
+            "max_tokens",
+        ),
+        _object({"id": _TEXT, "content": _list({"type": "object"}), "usage": {"type": "object"}}, "id", "content"),
+    ),
+    "/v1/messages/count_tokens": (
+        "How many tokens the prompt of a conversation has.",
+        _object({**_ANTHROPIC, "messages": _list(_ANTHROPIC_MESSAGE, minItems=1)}, "messages"),
+        _object({"input_tokens": _WHOLE}, "input_tokens"),
+    ),
+    "/v1/embeddings": ("Answered with 501: the model makes text.", _object({}), _object({})),
+    "/tokenize": (
+        "A text as token ids.",
+        _object({"content": _TEXT, "add_special": _FLAG}, "content"),
+        _object({"tokens": _list(_WHOLE)}, "tokens"),
+    ),
+    "/detokenize": (
+        "Token ids as text.",
+        _object({"tokens": _list(_ID)}, "tokens"),
+        _object({"content": _TEXT}, "content"),
+    ),
+    "/apply-template": (
+        "A conversation as the text that the model reads.",
+        _object({"messages": _MESSAGES}, "messages"),
+        _object({"prompt": _TEXT}, "prompt"),
+    ),
+}
+_PAGES: dict[str, tuple[str, str, Schema]] = {
+    "/": ("A page for conversations.", "text/html", _TEXT),
+    "/health": ("Whether requests are answered.", "application/json", _object({"status": _TEXT}, "status")),
+    "/metrics": ("Counters and histograms for Prometheus.", "text/plain", _TEXT),
+    "/openapi.json": ("This description.", "application/json", _object({"paths": {"type": "object"}}, "paths")),
+    "/props": ("The model and what it is run with.", "application/json", _object({"model": _TEXT}, "model")),
+    "/v1/models": ("The one model, as a list.", "application/json", _object({"data": _list(_object({}))}, "data")),
+    "/v1/models/{name}": ("The model by its name.", "application/json", _object({"id": _TEXT}, "id")),
+}
+_REFUSALS = {
+    "400": "A field is wrong; the message names it.",
+    "401": "No valid API key.",
+    "403": "Another host or origin.",
+    "404": "There is no such thing.",
+    "408": "The body took too long.",
+    "413": "The body is too large.",
+    "429": "All places and the queue are taken; Retry-After says when to try again.",
+    "500": "A defect, or the device failed.",
+    "501": "Not implemented.",
+    "503": "The model is not ready, or the server stops.",
+}
+_ERROR = _object({"error": _object({"message": _TEXT, "type": _TEXT}, "message", "type")}, "error")
+
+
+def describe(vocab_size: int, most_answers: int) -> Schema:
+    """The whole description. most_answers: sequences that may be under way."""
+    bias = {"type": "number", "minimum": -100, "maximum": 100}
+    first = {str(i): bias for i in range(min(vocab_size, 8))}  # a pattern for all of them slows fuzzers down
+    schemas = {
+        "TokenId": {"type": "integer", "minimum": 0, "maximum": vocab_size - 1},
+        "LogitBias": _or_null("object", properties=first, additionalProperties=bias),
+        "Answers": _or_null("integer", minimum=1, maximum=min(MAX_ANSWERS, most_answers)),
+    }
+    paths: dict[str, Schema] = {}
+    for path, (summary, media_type, schema) in _PAGES.items():
+        paths[path] = {"get": {"summary": summary, "responses": _responses({media_type: {"schema": schema}})}}
+    paths["/v1/models/{name}"]["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": _TEXT}]
+    for path, (summary, body, schema) in _BODIES.items():
+        answers: Schema = {"application/json": {"schema": schema}}
+        if "stream" in body["properties"]:
+            answers["text/event-stream"] = {"schema": _TEXT}
+        asked = {"required": True, "content": {"application/json": {"schema": body}}}
+        paths[path] = {"post": {"summary": summary, "requestBody": asked, "responses": _responses(answers)}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "llmcl serve", "version": llmcl.__version__},
+        "paths": paths,
+        "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "security": [{}, {"key": []}],
+    }
+
+
+def _responses(answers: Schema) -> Schema:
+    error = {"application/json": {"schema": _ERROR}}
+    refusals = {status: {"description": meaning, "content": error} for status, meaning in _REFUSALS.items()}
+    return {"200": {"description": "Done.", "content": answers}, **refusals}
+
+
+async def openapi(request: Request, service: Service) -> Response:
+    """As far as it depends on the model, for the one that is loaded."""
+    return JSONResponse(describe(service.served().vocab_size, service.settings.max_in_flight))
