@@ -68,6 +68,12 @@ class ContextLengthError(LlmclError, ValueError):
     exit_code = 9
 
 
+class ServerError(LlmclError):
+    """A server cannot be reached, or refuses or breaks off an answer."""
+
+    exit_code = 10
+
+
 def check_whole(name: str, value: object) -> None:
     """Raises UsageError unless `value` is a whole number, 1 to MAX_NUMBER."""
     if not isinstance(value, Integral) or not 1 <= int(value) <= MAX_NUMBER:

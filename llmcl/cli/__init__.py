@@ -67,7 +67,7 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Run language models on OpenCL devices.",
     epilog="Exit codes: 0 done, 1 unexpected failure, 2 usage, 3 device, 4 device memory, 5 kernel build, "
-    "6 checkpoint, 7 model not supported, 8 hub, 9 context length, 130 Ctrl-C, 141 closed pipe. "
+    "6 checkpoint, 7 model not supported, 8 hub, 9 context length, 10 server, 130 Ctrl-C, 141 closed pipe. "
     "LLMCL_DEBUG=1 shows tracebacks.",
 )
 

@@ -35,7 +35,18 @@ class Answer:
 
     def fills_context(self, max_tokens: int) -> bool:
         """Whether it ended with fewer tokens than it might have had because the context has no room for more."""
-        return self.finish_reason == "length" and self.n_tokens < max_tokens
+        n_tokens = self.n_tokens if self.stats is None else self.stats.generated_tokens
+        return self.finish_reason == "length" and n_tokens < max_tokens
+
+    def summary(self) -> str:
+        """One line: the times of the answer."""
+        from llmcl.engine.stats import summarize
+
+        tbt, stats = summarize(self.tbt_ms), self.stats
+        parts = [] if stats is None or stats.ttft_ms is None else [f"TTFT {stats.ttft_ms:.0f} ms"]
+        if tbt["p50"] is not None:
+            parts.append(f"TBT p50 {tbt['p50']:.1f} ms, p99 {tbt['p99']:.1f} ms")
+        return ", ".join([*parts, f"{self.n_tokens if stats is None else stats.generated_tokens} tokens"])
 
     def why_cut(self, max_tokens: int) -> str | None:
         """A sentence for an answer that did not end by itself."""

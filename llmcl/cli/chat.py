@@ -1,20 +1,21 @@
-"""`llmcl chat`: a conversation that keeps its KV cache between turns."""
+"""`llmcl chat`: a conversation that keeps its KV cache between turns, or one with a server."""
 
 from __future__ import annotations
 
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from llmcl.cli import options as opt
 from llmcl.cli.answer import Answer, show
 from llmcl.cli.command import fit_for_terminal
 from llmcl.cli.loading import load_to_answer, reading_bar
 from llmcl.cli.option_groups import LoadingToAnswer, Sampling, with_groups
-from llmcl.errors import ContextLengthError
+from llmcl.errors import ContextLengthError, ServerError, UsageError
 
 if TYPE_CHECKING:
     from llmcl.engine.chat import Chat
+    from llmcl.serve.client import ServerChat
 
 HELP = """\
 /help   this list
@@ -23,11 +24,27 @@ HELP = """\
 /exit   leave (so do Ctrl-D, and Ctrl-C twice on an empty line)
 A backslash at the end of a line continues the message on the next. Ctrl-C stops an answer."""
 EPILOG = opt.METRICS
+PANEL = "Server"
+
+ServerUrl = Annotated[
+    str | None,
+    opt.option(
+        PANEL,
+        "--server",
+        metavar="URL",
+        env=False,
+        help="Talk with a model behind `llmcl serve`, or another server with OpenAI's API, such as "
+        "http://127.0.0.1:8080, in place of -m. Loading options have no effect then.",
+    ),
+]
+ApiKey = Annotated[str | None, opt.option(PANEL, "--api-key", metavar="KEY", help="What the server wants to be sent.")]
 
 
 @with_groups
 def chat(
-    model: opt.Model,
+    model: opt.OptionalModel = None,
+    server: ServerUrl = None,
+    api_key: ApiKey = None,
     system_prompt: opt.SystemPrompt = None,
     sampling: Sampling = Sampling(max_tokens=1024),
     loading: LoadingToAnswer = LoadingToAnswer(),
@@ -35,15 +52,28 @@ def chat(
     verbose: opt.Verbose = False,
 ) -> None:
     """Talk with a model; /help lists what can be typed. From a pipe, each line is one message."""
+    if server is None and model is None:
+        raise UsageError("no model: give -m/--model, or --server URL for one behind a server")
     request = sampling.arguments(quiet=quiet) | {"system_prompt": system_prompt}
+    if server is not None:
+        from llmcl.serve.client import ServerChat
+
+        remote = ServerChat(server, api_key.split()[0] if api_key and api_key.strip() else None)
+        if not quiet:
+            print(f"server: {remote.url} (/help lists the commands)", file=sys.stderr)
+        converse(remote, request, quiet=quiet, with_times=not quiet)
+        return
+    assert model is not None
     with load_to_answer(model, loading, quiet=quiet) as llm:
         if not quiet:
             print("/help lists the commands", file=sys.stderr)
         converse(llm.chat(), request, quiet=quiet)
 
 
-def converse(conversation: Chat, request: dict[str, Any], *, quiet: bool) -> None:
-    """Reads messages and shows answers until the input ends or /exit."""
+def converse(
+    conversation: Chat | ServerChat, request: dict[str, Any], *, quiet: bool, with_times: bool = False
+) -> None:
+    """Reads messages and shows answers until the input ends or /exit. with_times: a line of them after each answer."""
     with suppress(ImportError):  # not on every system
         import readline  # noqa: F401  gives input() line editing and history
     last: Answer | None = None
@@ -63,12 +93,15 @@ def converse(conversation: Chat, request: dict[str, Any], *, quiet: bool) -> Non
             elif command.startswith("/") and command[1:].isalpha():
                 _note(f"{fit_for_terminal(command)}: no such command; /help lists them")
             elif command:
-                last = _answer(conversation, message, request, quiet) or last
+                answer = _answer(conversation, message, request, quiet)
+                if answer is not None and with_times:
+                    _note(answer.summary())
+                last = answer or last
         except KeyboardInterrupt:  # between an answer's last token and the next prompt
             _note("")
 
 
-def _answer(conversation: Chat, message: str, request: dict[str, Any], quiet: bool) -> Answer | None:
+def _answer(conversation: Chat | ServerChat, message: str, request: dict[str, Any], quiet: bool) -> Answer | None:
     """Shows one answer; None when it was stopped before its first token or did not fit."""
     try:
         with reading_bar(quiet) as progress:
@@ -76,8 +109,9 @@ def _answer(conversation: Chat, message: str, request: dict[str, Any], quiet: bo
     except KeyboardInterrupt:
         _note("stopped")
         return None
-    except ContextLengthError as error:
-        _note(f"error: {fit_for_terminal(error)} (/reset starts anew)")
+    except (ContextLengthError, ServerError) as error:
+        hint = " (/reset starts anew)" if isinstance(error, ContextLengthError) else ""
+        _note(f"error: {fit_for_terminal(error)}{hint}")
         return None
     print(flush=True)
     if answer.interrupted:

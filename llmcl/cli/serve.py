@@ -74,6 +74,10 @@ LogFormat = Annotated[
     str,
     opt.choice(PANEL, "--log-format", ("text", "json"), help="Of each request's line on standard error."),
 ]
+Replicas = Annotated[
+    int,
+    opt.option(PANEL, "--replicas", metavar="N", parser=opt.whole(1), help="Copies of the model; only 1 so far."),
+]
 DrainSeconds = Annotated[
     float,
     opt.option(
@@ -101,11 +105,17 @@ def serve(
     alias: Alias = None,
     log_format: LogFormat = "text",
     drain_seconds: DrainSeconds = 30.0,
+    replicas: Replicas = 1,
     loading: LoadingToAnswer = LoadingToAnswer(),
     quiet: opt.Quiet = False,
     verbose: opt.Verbose = False,
 ) -> None:
     """Serve a model to OpenAI's and Anthropic's clients."""
+    if replicas > 1:
+        raise UsageError(
+            f'--replicas {replicas}: one server has one device until "Several devices" is there; start a server for '
+            "each device (--device, --port) and put a proxy in front of them"
+        )
     try:
         from llmcl.serve.run import serve as run
     except ModuleNotFoundError as error:

@@ -175,6 +175,10 @@ class Recorder:
         self._token_ns: list[int] = []
         self.begun_ns: int | None = None  # when an engine began with the request
 
+    @property
+    def has_tokens(self) -> bool:
+        return bool(self._token_ns)
+
     def token(self) -> float | None:
         """Marks a token id that reached the host. Returns its TBT in milliseconds, None for the first one."""
         self._token_ns.append(time.perf_counter_ns())
