@@ -7,7 +7,7 @@ from typing import Any
 
 from llmcl.attention.block_test import MASK_RANGE, block_test
 from llmcl.attention.tracing.trace import TracedMod, trace_mask_mod, trace_score_mod
-from llmcl.kernels.common.attention import NO_MODS, Mods
+from llmcl.kernels.common.mods import NO_MODS, ModCode, Mods
 from llmcl.runtime.device import Device
 
 ScoreMod = Callable[..., Any]
@@ -23,42 +23,29 @@ def bind_mods(
     """
     if score_mod is None and mask_mod is None and not tables:
         return NO_MODS
-    scalar, wide, flags, buffers = "", "", "", []
-    params = "".join(f", __global const int* {name}" for name in tables)
-    args = "".join(f", {name}" for name in tables)
-    for kind, mod in (("score", score_mod), ("mask", mask_mod)):
-        if mod is None:
-            continue
-        for capture in mod.captures:
-            params += f", __global const {'float' if capture.dtype == 'float32' else 'int'}* {capture.name}"
-            args += f", {capture.name}"
-            buffers.append(device.upload(capture.array, f"{capture.label} of a {kind}_mod"))
-        flags += f"#define HAS_{kind.upper()}_MOD 1\n"
-        wide += _function(mod, 16)
-        if kind == "score":
-            flags += _macro("SCORE_MOD_BODY", f"{{ {mod.body()} }}")
-        else:
-            flags += f"#define MASK_PER_HEAD {int('h' in mod.depends)}\n"
-            scalar = (
-                f"{_function(mod, 1)}{MASK_RANGE}inline int mask_block(const int b, const int h, const int q_first, "
-                f"const int q_last, const int kv_first, const int kv_last MOD_PARAMS) {{\n{block_test(mod)}\n}}\n"
-            )
-    defined = {"MOD_PARAMS": params, "MOD_ARGS": args, "SCALAR_MODS": scalar, "WIDE_MODS": wide}
-    return Mods("".join(_macro(name, text) for name, text in defined.items()) + flags, tuple(buffers))
+    buffers = [
+        device.upload(capture.array, f"{capture.label} of a {mod.kind}")
+        for mod in (score_mod, mask_mod)
+        if mod is not None
+        for capture in mod.captures
+    ]
+    score = None if score_mod is None else ModCode(score_mod.body(), score_mod.body(16), _arrays(score_mod))
+    mask = None
+    if mask_mod is not None:
+        mask = ModCode(
+            mask_mod.body(),
+            mask_mod.body(16),
+            _arrays(mask_mod),
+            block=block_test(mask_mod),
+            helpers=MASK_RANGE,
+            per_head="h" in mask_mod.depends,
+        )
+    return Mods(score, mask, tuple(buffers), tuple(tables))
 
 
-def _macro(name: str, text: str) -> str:
-    return f"#define {name} {text.replace(chr(10), ' ')}\n"
-
-
-def _function(mod: TracedMod, lanes: int) -> str:
-    """`score_mod` or `mask_mod` for one key, `score_mod16` or `mask_mod16` for 16."""
-    width = "" if lanes == 1 else str(lanes)
-    first = f"const float{width} score, " if mod.kind == "score_mod" else ""
-    return (
-        f"inline {'float' if mod.kind == 'score_mod' else 'int'}{width} {mod.kind}{width}({first}const int b, "
-        f"const int h, const int q_idx, const int{width} kv_idx MOD_PARAMS) {{\n{mod.body(lanes)}\n}}\n"
-    )
+def _arrays(mod: TracedMod) -> tuple[tuple[str, str], ...]:
+    """Type and name of each captured array."""
+    return tuple(("float" if capture.dtype == "float32" else "int", capture.name) for capture in mod.captures)
 
 
 def trace_mods(

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from llmcl.kernels.common.attention import Mods
 from llmcl.kernels.common.linear import ActivationOperand
+from llmcl.kernels.common.mods import Mods
 from llmcl.kernels.common.weight import Weight
 from llmcl.models.bound_block import GATES, BlockWeights, BoundBlock
 from llmcl.models.expert_block import ExpertsBlock, ExpertsWeights
@@ -52,12 +52,6 @@ class AttentionBlock(BoundBlock):
     def first_product(self) -> Weight:
         return self.weights.qkv
 
-    @property
-    def is_plain(self) -> bool:
-        weights = self.weights
-        further = weights.bias, weights.head_norms, weights.q_norm, weights.output_bias
-        return super().is_plain and self.rotation == "main" and all(vector is None for vector in further)
-
     def keep(self, ops: LayerOps) -> Iterator[Launch]:
         weights = self.weights
         yield from ops.norm_linear(weights.norm, weights.qkv, ops.act.qkv)
@@ -83,10 +77,6 @@ class MlpBlock(BoundBlock):
     @property
     def first_product(self) -> Weight:
         return self.weights.gate_up
-
-    @property
-    def is_plain(self) -> bool:
-        return super().is_plain and self.weights.gate_up_bias is None
 
     def add(self, ops: LayerOps) -> Iterator[Launch]:
         weights = self.weights

@@ -42,9 +42,9 @@ class BoundBlock(ABC):
         return None
 
     @property
-    def is_plain(self) -> bool:
-        """Whether it has nothing beyond Llama's norms and rotation: kernels that run all layers know no more."""
-        return self.weights.norm is not None and self.weights.post_norm is None
+    def why_separate(self) -> str | None:
+        """What it has that kernels which run all layers do not know; None: nothing."""
+        return None
 
     def keep(self, ops: LayerOps) -> Iterator[Launch]:
         yield from ()

@@ -31,8 +31,8 @@ class ExpertsBlock(BoundBlock):
     renormalize: bool
 
     @property
-    def is_plain(self) -> bool:
-        return False
+    def why_separate(self) -> str | None:
+        return "it is a mixture of experts"
 
     def add(self, ops: LayerOps) -> Iterator[Launch]:
         weights, act = self.weights, ops.act

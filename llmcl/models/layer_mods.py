@@ -11,7 +11,7 @@ from llmcl.attention.functions import log
 from llmcl.attention.masks import sliding_window, soft_cap
 from llmcl.attention.mods import MaskMod, ScoreMod, bind_mods, trace_mods
 from llmcl.attention.tracing.trace import TracedMod
-from llmcl.kernels.common.attention import Mods
+from llmcl.kernels.common.mods import Mods
 from llmcl.models.config import ModelConfig
 from llmcl.models.families.blocks import Attention, QueryScale
 from llmcl.runtime.device import Device

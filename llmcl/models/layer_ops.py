@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from llmcl.kernels.common.attention import AttentionShape, Mods
+from llmcl.kernels.common.attention import AttentionShape
 from llmcl.kernels.common.experts import block_count
 from llmcl.kernels.common.linear import ActivationOperand, SplitNorm
+from llmcl.kernels.common.mods import Mods
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight
 from llmcl.models.config import ModelConfig

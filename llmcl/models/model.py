@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from llmcl.errors import ContextLengthError, UsageError
-from llmcl.kernels.common.attention import NO_MODS, Mods
+from llmcl.kernels.common.mods import NO_MODS, Mods
 from llmcl.kernels.common.persistent import ListedStep
 from llmcl.kernels.common.sizes import prefill_chunk
 from llmcl.kernels.common.step_state import StepState

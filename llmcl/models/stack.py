@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from llmcl.kernels import table
 from llmcl.kernels.common.persistent import DecodeLayer, DecodeLayers, PersistentLayers
@@ -49,15 +50,22 @@ def in_turn(weights: ModelWeights, layers: Layers, ops: LayerOps) -> list[tuple[
 def decode_stack(
     weights: ModelWeights, layers: Layers, ops: DecodeOps, *, persistent: bool
 ) -> tuple[list[Launch], Mapping[str, Buffer]]:
-    """stack() for one token, its layers as a persistent kernel if the device has one for them.
+    """stack() for one token, as many of its layers as can be in persistent kernels.
 
-    And the activations, by name, in whose place that launch has others.
+    And the activations, by name, in whose place such launches have others.
     """
-    whole = decode_layers(layers, ops) if persistent else None
-    if whole is not None and (kernel := table.persistent(PersistentLayers, ops.device, whole)) is not None:
-        bound = kernel.bind(ops.device, whole)
-        return [*ops.embed(weights.embedding), *bound.launches], bound.intermediates
-    return list(stack(weights, layers, ops)), {}
+    if not persistent:
+        return list(stack(weights, layers, ops)), {}
+    launches, intermediates = list(ops.embed(weights.embedding)), dict[str, Buffer]()
+    for run in layer_runs(layers, ops):
+        if run.kernel is None:
+            launches += [launch for block in run.blocks for part in (block.keep, block.add) for launch in part(ops)]
+            continue
+        assert run.whole is not None
+        bound = run.kernel.bind(ops.device, run.whole)
+        launches += bound.launches
+        intermediates |= bound.intermediates
+    return launches, intermediates
 
 
 def head(weights: ModelWeights, ops: LayerOps, logits: Buffer) -> list[Launch]:
@@ -66,18 +74,70 @@ def head(weights: ModelWeights, ops: LayerOps, logits: Buffer) -> list[Launch]:
     return [*product, *soft_cap(ops.device, logits, ops.config.vocab_size, ops.config.logit_soft_cap)]
 
 
-def decode_layers(layers: Layers, ops: DecodeOps) -> DecodeLayers | None:
-    """The layers of a decode step, for kernels that run all of them; None if they are not attention and MLP in turn."""
+@dataclass(frozen=True)
+class LayerRun:
+    """Neighbouring layers of a decode step, from `first` on. kernel: what runs them as one launch, `whole`; None: they
+    are separate launches, because of `why`.
+    """
+
+    first: int
+    layers: Layers
+    kernel: PersistentLayers | None = None
+    whole: DecodeLayers | None = None
+    why: str | None = None
+
+    @property
+    def blocks(self) -> list[BoundBlock]:
+        return [block for layer in self.layers for block in layer]
+
+
+def layer_runs(layers: Layers, ops: DecodeOps) -> list[LayerRun]:
+    """The layers of a decode step in as few runs as there can be."""
+    kernel = next((row for row in table.implementations(PersistentLayers) if row.supports_device(ops.device)), None)
+    if kernel is None:
+        return [LayerRun(0, layers)]
+    runs: list[LayerRun] = []
+    first = 0
+    while first < len(layers):
+        run = _first_run(kernel, layers, first, ops)
+        if runs and run.kernel is None and run.why == runs[-1].why:
+            run = LayerRun(runs[-1].first, [*runs.pop().layers, *run.layers], why=run.why)
+        runs.append(run)
+        first = run.first + len(run.layers)
+    return runs
+
+
+def _first_run(kernel: PersistentLayers, layers: Layers, first: int, ops: DecodeOps) -> LayerRun:
+    """All layers from `first` on if they can be one launch, otherwise as many as can be, or one that cannot."""
+
+    def launch_of(count: int) -> DecodeLayers | str:
+        whole = decode_layers(layers[first : first + count], ops)
+        return whole if isinstance(whole, str) else kernel.unsupported_reason(ops.device, whole) or whole
+
+    found = launch_of(len(layers) - first)
+    if isinstance(found, str):
+        for count in range(1, len(layers) - first):
+            longer = launch_of(count)
+            if isinstance(longer, str):
+                found = longer if count == 1 else found
+                break
+            found = longer
+    if isinstance(found, str):
+        return LayerRun(first, layers[first : first + 1], why=found)
+    return LayerRun(first, layers[first : first + len(found.layers)], kernel, found)
+
+
+def decode_layers(layers: Layers, ops: DecodeOps) -> DecodeLayers | str:
+    """Layers of a decode step, for kernels that run all of them; or why there is none for them."""
     found = []
     for blocks in layers:
+        why = next(filter(None, (block.why_separate for block in blocks)), None)
         match blocks:
-            case [AttentionBlock(weights=a) as attention, MlpBlock(weights=m, gate=gate)]:
-                products = (a.norm, a.qkv, a.output, m.norm, m.gate_up, m.down)
-                is_plain = all(block.is_plain for block in blocks)
-                found.append(DecodeLayer(*products, attention.k, attention.v, attention.mods, gate, is_plain))
+            case [AttentionBlock() as attention, MlpBlock() as mlp] if why is None:
+                found.append(_decode_layer(attention, mlp, ops))
             case _:
-                return None
-    config, act = ops.config, ops.act
+                return why or "it is more than attention and a gated MLP"
+    config = ops.config
     return DecodeLayers(
         found,
         ops.shape,
@@ -85,20 +145,50 @@ def decode_layers(layers: Layers, ops: DecodeOps) -> DecodeLayers | None:
         config.hidden_size,
         config.intermediate_size,
         config.stream_eps,
+        config.rms_norm_eps,
         ops.n_splits,
-        act.x,
-        act.rope,
+        ops.act.x,
+    )
+
+
+def _decode_layer(attention: AttentionBlock, mlp: MlpBlock, ops: DecodeOps) -> DecodeLayer:
+    a, m = attention.weights, mlp.weights
+    vectors = {
+        "attention_norm": a.norm,
+        "attention_post_norm": a.post_norm,
+        "bias": a.bias,
+        "head_norms": a.head_norms,
+        "q_norm": a.q_norm,
+        "k_norm": a.k_norm,
+        "output_bias": a.output_bias,
+        "mlp_norm": m.norm,
+        "mlp_post_norm": m.post_norm,
+        "gate_up_bias": m.gate_up_bias,
+        "down_bias": m.down_bias,
+    }
+    return DecodeLayer(
+        a.qkv,
+        a.output,
+        m.gate_up,
+        m.down,
+        attention.k,
+        attention.v,
+        ops.act.rope_of(attention.rotation),
+        {name: vector for name, vector in vectors.items() if vector is not None},
+        attention.mods,
+        mlp.gate,
     )
 
 
 def why_separate(layers: Layers, ops: DecodeOps) -> str | None:
-    """Why the layers of a decode step are separate launches on a device that has a kernel for all of them.
+    """Which layers of a decode step are separate launches on a device that has a kernel for all of them, and why.
 
-    None: they are not, or the device has none.
+    None: there are none, or the device has no such kernel.
     """
-    kernel = next((row for row in table.implementations(PersistentLayers) if row.supports_device(ops.device)), None)
-    if kernel is None:
-        return None
-    if (whole := decode_layers(layers, ops)) is None:
-        return "a layer is more than attention and one gated MLP, such as a mixture of experts"
-    return kernel.unsupported_reason(ops.device, whole)
+    runs = [run for run in layer_runs(layers, ops) if run.why is not None]
+    return "; ".join(f"{_numbers(run)}: {run.why}" for run in runs) or None
+
+
+def _numbers(run: LayerRun) -> str:
+    last = run.first + len(run.layers) - 1
+    return f"layer {last}" if last == run.first else f"layers {run.first} to {last}"

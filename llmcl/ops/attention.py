@@ -9,17 +9,16 @@ from llmcl.kernels import table
 from llmcl.kernels.common.attention import (
     DECODE_BLOCK_N,
     MAX_ROWS,
-    NO_MODS,
     AttentionDecode,
     AttentionPrefill,
     AttentionShape,
-    Mods,
     PrefillTiles,
     RopeAppend,
     TileRequest,
 )
 from llmcl.kernels.common.cost import once, per_token
 from llmcl.kernels.common.linear import ActivationLayout, ActivationOperand, PackedActivations
+from llmcl.kernels.common.mods import NO_MODS, Mods
 from llmcl.kernels.common.sizes import columns_a_work_item, local_size
 from llmcl.kernels.common.step_state import StepState, for_rows
 from llmcl.kernels.implementation import pick

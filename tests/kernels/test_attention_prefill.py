@@ -33,7 +33,8 @@ from llmcl import reference
 from llmcl.attention.masks import sliding_window, soft_cap
 from llmcl.attention.mods import bind_mods, trace_mods
 from llmcl.errors import UsageError
-from llmcl.kernels.common.attention import NO_MODS, AttentionShape, TileRequest
+from llmcl.kernels.common.attention import AttentionShape, TileRequest
+from llmcl.kernels.common.mods import NO_MODS
 from llmcl.kernels.cpu.attention import PAIRED
 from llmcl.kernels.cpu.dot_product import bf16_dot_form
 from llmcl.kernels.nvidia import VARIANTS as PTX_VARIANTS

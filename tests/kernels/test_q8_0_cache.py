@@ -17,7 +17,8 @@ from helpers import paired_buffers, poisoned, read_guarded, relative_error, rota
 from llmcl import reference
 from llmcl.attention.masks import sliding_window, soft_cap
 from llmcl.attention.mods import bind_mods, trace_mods
-from llmcl.kernels.common.attention import NO_MODS, AttentionShape
+from llmcl.kernels.common.attention import AttentionShape
+from llmcl.kernels.common.mods import NO_MODS
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.cpu.attention import PAIRED
 from llmcl.kernels.cpu.dot_product import bf16_dot_form, dot_form

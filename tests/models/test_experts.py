@@ -81,7 +81,7 @@ def test_a_step_reads_the_chosen_experts_alone(default_device: Any, folder: Path
         of_experts = sum(weight.nbytes for block in blocks for weight in block.matrices if weight.n_experts > 1)
         assert of_experts == 2 * N_EXPERTS * 3 * 32 * QWEN3_MOE.hidden_size * 4
         assert llm.weight_bytes_per_token == all_bytes - of_experts * (N_EXPERTS - TOP_K) // N_EXPERTS
-        assert decode_layers(llm.model.layers, llm.model.decode_ops) is None
+        assert isinstance(decode_layers(llm.model.layers, llm.model.decode_ops), str)
         if llm.device.entry.ptx_arch < 80:
             assert why_separate(llm.model.layers, llm.model.decode_ops) is None
         with pytest.MonkeyPatch.context() as patch:

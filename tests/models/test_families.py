@@ -32,7 +32,7 @@ import llmcl
 from llmcl import reference
 from llmcl.engine.llm import LLM
 from llmcl.errors import UsageError
-from llmcl.kernels.common.attention import NO_MODS
+from llmcl.kernels.common.mods import NO_MODS
 from llmcl.models.config import ModelConfig, RopeScaling
 from llmcl.models.config.rope import longrope_amplitude, yarn_amplitude
 from llmcl.models.families.blocks import ExpertSettings, QueryScale

@@ -13,12 +13,13 @@ from programs import TINY_SHAPE
 from llmcl.attention.masks import alibi, sliding_window
 from llmcl.attention.mods import bind_mods, trace_mods
 from llmcl.engine.loading import load_random
+from llmcl.kernels.common.persistent import DecodeLayers
 from llmcl.kernels.nvidia.persistent_layers import NvidiaPersistentLayers
 from llmcl.models.config import ModelConfig
 from llmcl.models.kv_cache import KVCache
 from llmcl.models.model import Model
-from llmcl.models.stack import decode_layers
-from llmcl.runtime.device import Device
+from llmcl.models.stack import decode_layers, layer_runs, why_separate
+from llmcl.runtime.device import Buffer, Device
 
 SHAPES = {
     "gqa4": {"hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 4, "num_key_value_heads": 1},
@@ -27,13 +28,42 @@ SHAPES = {
 }
 
 
+def family(model_type: str, hidden: int, ffn: int, heads: int, kv_heads: int, **others: Any) -> dict[str, Any]:
+    sizes = {"hidden_size": hidden, "intermediate_size": ffn}
+    heads_of = {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
+    return {"architectures": None, "model_type": model_type, **sizes, **heads_of, **others}
+
+
+WINDOW = 200  # less than the prompt, and no multiple of a tile
+EVERY_BIAS = {"attention_bias": True, "mlp_bias": True}
+GEMMA2 = {"sliding_window": WINDOW, "query_pre_attn_scalar": 200, "hidden_activation": "gelu_pytorch_tanh"}
+GEMMA3 = {**GEMMA2, "sliding_window_pattern": 2, "rope_local_base_freq": 1e4, "rope_theta": 1e6}
+FAMILIES = {
+    "qwen2": family("qwen2", 448, 1216, 7, 1),  # seven queries a key head
+    "qwen2-wide": family("qwen2", 1024, 4864, 16, 4),  # units of gate and up are claimed
+    "qwen3": family("qwen3", 256, 704, 4, 2, head_dim=128),
+    "qwen3-64": family("qwen3", 256, 704, 9, 3, head_dim=64),
+    "llama-biases": family("llama", 256, 4864, 4, 2, **EVERY_BIAS),
+    "smollm3": family("smollm3", 512, 1536, 8, 2, no_rope_layer_interval=2, **EVERY_BIAS),
+    "granite": family("granite", 512, 1536, 8, 4, residual_multiplier=0.22, attention_multiplier=0.1),
+    "mistral": family("mistral", 512, 1536, 8, 2, sliding_window=WINDOW),
+    "gemma2": family("gemma2", 512, 1536, 4, 2, head_dim=256, **GEMMA2),
+    "gemma2-64": family("gemma2", 256, 704, 4, 1, head_dim=64, **GEMMA2),  # fewer units than work-groups
+    "gemma2-wide": family("gemma2", 2304, 9216, 8, 4, head_dim=256, **GEMMA2),
+    "gemma3": family("gemma3_text", 640, 2048, 4, 1, head_dim=256, **GEMMA3),
+    "gemma3-wide": family("gemma3_text", 2560, 10240, 8, 4, head_dim=128, **GEMMA3),
+    "olmo2": family("olmo2", 512, 1536, 8, 8),
+    "olmo3": family("olmo3", 2048, 1536, 16, 4, sliding_window=WINDOW),
+}
+NORMALISED = {"qwen3", "gemma3_text", "olmo2", "olmo3"}  # heads: separate launches leave that in qkv
+
+
 def unsupported_reason(model: Model) -> str | None:
     row = NvidiaPersistentLayers()
     if not row.supports_device(model.device):
         return "the device is not NVIDIA's"
     layers = decode_layers(model.layers, model.decode_ops)
-    assert layers is not None
-    return row.unsupported_reason(model.device, layers)
+    return layers if isinstance(layers, str) else row.unsupported_reason(model.device, layers)
 
 
 def config_file(folder: Path, shape: dict[str, Any]) -> str:
@@ -52,6 +82,16 @@ def config_file(folder: Path, shape: dict[str, Any]) -> str:
     return str(path)
 
 
+def random_vectors(model: Model, seed: int = 3) -> None:
+    """Norms and biases of random weights would be ones and zeros."""
+    rng = np.random.default_rng(seed)
+    for block in (block for layer in model.weights.layers for block in layer):
+        for name, vector in vars(block).items():
+            if isinstance(vector, Buffer):
+                low, high = (-0.5, 0.5) if "bias" in name else (0.5, 1.5)
+                model.device.write(vector, rng.uniform(low, high, vector.nbytes // 4).astype(np.float32))
+
+
 def buffers(model: Model, config: ModelConfig, position: int) -> dict[str, np.ndarray]:
     device, shape = model.device, model.cache.shape
     sizes = {
@@ -61,8 +101,11 @@ def buffers(model: Model, config: ModelConfig, position: int) -> dict[str, np.nd
         "ffn": config.intermediate_size,
         "logits": config.vocab_size,
     }
+    passed = ["qkv", "attended", "ffn"]
+    if config.architecture in NORMALISED:
+        del sizes["qkv"], passed[0]
     found = {name: device.read(getattr(model.act, name), np.float32, (n,)) for name, n in sizes.items()}
-    for name in ("qkv", "attended", "ffn"):
+    for name in passed:
         whole = device.read(
             model.persistent_intermediates.get(name, getattr(model.act, name)), np.uint32, (sizes[name],)
         )
@@ -97,8 +140,46 @@ def test_equals_the_separate_launches(device: Device, tmp_path: Path, shape: str
         cache = KVCache(device, config, 1024, "float16")
         return Model(device, config, weights, cache, mods=mods, persistent=persistent)
 
-    one, separate = model(True), model(False)
-    assert unsupported_reason(one) is None
+    check_equal(model(True), model(False))
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(name, "bfloat16") for name in FAMILIES]
+    + [(name, "q4_0") for name in ("qwen2", "qwen3", "llama-biases", "gemma2", "gemma3", "gemma2-wide", "olmo3")],
+)
+def test_families_equal_the_separate_launches(device: Device, tmp_path: Path, name: str, dtype: str) -> None:
+    if device.entry.ptx_arch < 80:
+        pytest.skip("only NVIDIA GPUs run a model's layers in a persistent kernel")
+    options: dict[str, Any] = {"dtype": dtype, "activation_dtype": "float32", "max_context": 1024}
+    shape = {**FAMILIES[name], "num_hidden_layers": 4}
+    one = load_random(config_file(tmp_path, shape), device=device, **options).model
+    random_vectors(one)
+    assert [launch.name for launch in one.decode_launches].count("persistent_layers") == 1
+    check_equal(one, separate_launches(one))
+
+
+def test_layers_that_cannot_are_launches_of_their_own(device: Device, tmp_path: Path) -> None:
+    """Layers 1 and 2 of 5 have experts."""
+    if device.entry.ptx_arch < 80:
+        pytest.skip("only NVIDIA GPUs run a model's layers in a persistent kernel")
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "mlp_only_layers": [0, 3, 4]}
+    shape = family("qwen3_moe", 256, 704, 4, 2, head_dim=128, num_hidden_layers=5, **experts)
+    one = load_random(config_file(tmp_path, shape), device=device, max_context=1024).model
+    random_vectors(one)
+    assert [launch.name for launch in one.decode_launches].count("persistent_layers") == 2
+    assert why_separate(one.layers, one.decode_ops) == "layers 1 to 2: it is a mixture of experts"
+    check_equal(one, separate_launches(one), names=("x", "logits"))
+
+
+def separate_launches(model: Model) -> Model:
+    cache = KVCache(model.device, model.config, model.cache.max_context, "float16")
+    return Model(model.device, model.config, model.weights, cache, mods=model.mods, persistent=False)
+
+
+def check_equal(one: Model, separate: Model, names: tuple[str, ...] = ()) -> None:
+    """The buffers that both leave, or those named and keys and values, in steps after a prompt."""
+    config = one.config
     rng = np.random.default_rng(1)
     prompt = rng.integers(0, 320, 577).tolist()
     for which in (one, separate):
@@ -112,6 +193,8 @@ def test_equals_the_separate_launches(device: Device, tmp_path: Path, shape: str
         position = one.cache.sequence().position
         expected = buffers(separate, config, position)
         for name, found in buffers(one, config, position).items():
+            if names and name not in names and name[0] not in "kv":
+                continue
             error = np.abs(found - expected[name]).max() / np.abs(expected[name]).max()
             # Another number of key splits rounds differently, and a key or value is then rounded to 16 bits.
             assert error < (2.0**-9 if name[0] in "kv" else 1e-3), (name, step)
@@ -149,3 +232,26 @@ def test_other_devices_keep_separate_launches(default_device: Device, tmp_path: 
         pytest.skip("this device is an NVIDIA GPU")
     llm = load_random(config_file(tmp_path, TINY_SHAPE), device=default_device, max_context=64)
     assert "NVIDIA" in str(unsupported_reason(llm.model))
+    assert why_separate(llm.model.layers, llm.model.decode_ops) is None
+
+
+def test_runs_of_layers(default_device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many neighbours as a launch can have are one; of the others the reason is said."""
+    shape = {**TINY_SHAPE, "num_hidden_layers": 6}
+    llm = load_random(config_file(tmp_path, shape), device=default_device, max_context=64)
+    model, row = llm.model, NvidiaPersistentLayers
+
+    def reason(_: NvidiaPersistentLayers, device: Device, step: DecodeLayers) -> str | None:
+        numbers = [model.cache.k.index(layer.k) for layer in step.layers]
+        return "too big" if {2, 3} & {*numbers} else "too many" if len(numbers) > 1 and numbers[-1] == 5 else None
+
+    monkeypatch.setattr(row, "supports_device", lambda row, device: True)
+    monkeypatch.setattr(row, "unsupported_reason", reason)
+    runs = layer_runs(model.layers, model.decode_ops)
+    assert [(run.first, len(run.layers), run.why) for run in runs] == [
+        (0, 2, None),
+        (2, 2, "too big"),
+        (4, 1, None),
+        (5, 1, None),
+    ]
+    assert why_separate(model.layers, model.decode_ops) == "layers 2 to 3: too big"

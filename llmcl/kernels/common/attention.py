@@ -23,17 +23,6 @@ MAX_ROWS = 128  # of a block of queries
 
 
 @dataclass(frozen=True)
-class Mods:
-    """A user's functions in a kernel: OpenCL C in front of it, and the arrays that they look up, as arguments."""
-
-    prelude: str = ""
-    buffers: tuple[Buffer, ...] = ()
-
-
-NO_MODS = Mods()
-
-
-@dataclass(frozen=True)
 class AttentionShape:
     """n_q_heads a multiple of n_kv_heads; head_dim of 16, or of 32 with q8_0; capacity (keys) of 64.
 

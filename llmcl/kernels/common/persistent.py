@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from llmcl.kernels.common.attention import AttentionShape, Mods
+from llmcl.kernels.common.attention import AttentionShape
+from llmcl.kernels.common.mods import Mods
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight
 from llmcl.kernels.implementation import Implementation
@@ -16,22 +17,24 @@ from llmcl.runtime.device import Buffer, Device, Launch
 
 @dataclass(frozen=True)
 class DecodeLayer:
-    """Weights and cache of a layer.
+    """Weights and cache of a layer: attention, then a gated MLP.
 
-    gate: "swiglu" or "geglu". is_plain: it is nothing but norm, QKV, attention, output, norm, gate and up, down.
+    vectors: norms and biases, float32, by those of these names that the layer has: attention_norm, mlp_norm,
+    attention_post_norm, mlp_post_norm, output_bias, down_bias [hidden], bias [rows of qkv], gate_up_bias [2, ffn],
+    head_norms [2, head_dim], q_norm [n_q_heads head_dim], k_norm [n_kv_heads head_dim]. rope float32 [head_dim].
+    gate: "swiglu" or "geglu".
     """
 
-    attention_norm: Buffer | None
     qkv: Weight
     output: Weight
-    mlp_norm: Buffer | None
     gate_up: Weight
     down: Weight
     k: Buffer
     v: Buffer
+    rope: Buffer
+    vectors: Mapping[str, Buffer]
     mods: Mods
     gate: str
-    is_plain: bool
 
     @property
     def products(self) -> tuple[Weight, ...]:
@@ -40,10 +43,10 @@ class DecodeLayer:
 
 @dataclass(frozen=True)
 class DecodeLayers:
-    """All layers of a decode step, from x float32 [hidden] to x.
+    """Neighbouring layers of a decode step, from x float32 [hidden] to x.
 
-    hidden, ffn: sizes of the residual stream and of the gated MLP; n_splits: KV splits of a head; rope float32
-    [head_dim].
+    hidden, ffn: sizes of the residual stream and of the gated MLP; eps: of the norms of x, norm_eps: of the others;
+    n_splits: KV splits of a head.
     """
 
     layers: Sequence[DecodeLayer]
@@ -52,9 +55,9 @@ class DecodeLayers:
     hidden: int
     ffn: int
     eps: float
+    norm_eps: float
     n_splits: int
     x: Buffer
-    rope: Buffer
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class BoundLayers:
 
 
 class PersistentLayers(Implementation):
-    """All layers of a decode step in one kernel; the separate launches are its twin."""
+    """Neighbouring layers of a decode step in one kernel; the separate launches are its twin."""
 
     @abstractmethod
     def unsupported_reason(self, device: Device, step: DecodeLayers) -> str | None:

@@ -176,7 +176,7 @@ def _addresses(device: Device, buffers: Iterable[Buffer]) -> dict[int, int]:
     distinct = list({id(buffer): buffer for buffer in buffers}.values())
     table = device.alloc(8 * len(distinct), "addresses of buffers")
     launch = device.launch(
-        "cpu/store_address.cl", "store_address", {}, [table, np.int32(0), table], groups=(1,), local=(1,)
+        "common/store_address.cl", "store_address", {}, [table, np.int32(0), table], groups=(1,), local=(1,)
     )
     for i, buffer in enumerate(distinct):
         launch.bind(1, np.int32(i))

@@ -66,19 +66,34 @@ inline kv_split split_of_keys(const int head, const int split, __global const in
     return s;
 }
 
+// RMS norms of a head's queries and of its key, before they rotate: weights, 0 for none.
+typedef struct {
+    __global const float* heads;  // [2][HEAD_DIM], of each query head, of each key head
+    __global const float* q;      // [N_Q_HEADS][HEAD_DIM], of all query heads together
+    __global const float* k;      // [N_KV_HEADS][HEAD_DIM], of all key heads together
+} qk_norms;
+#ifndef NORM_EPS
+#define NORM_EPS 0.0f
+#endif
+
 // A group's local memory.
 typedef struct {
     __local float* queries;  // QUERY_FLOATS
     __local ushort* new_key;  // [HEAD_DIM], in the group that appends it
     __local float* warps;    // WARPS times WARP_FLOATS, `stride` floats apart
     int stride;
+    __local float* squares;  // [2][WARPS], for norms of all heads together
 } attend_space;
 
 #define VALUE_KEY(lane, i) ((lane) % 4 * 2 + (i) % 2 + (i) / 2 * 8)  // of a tile: the lane's i-th of four
 
-// A tile's values in registers.
+// A tile's values in registers: all of its pieces of 64 dimensions, or some at a time where accumulators take the room.
+#ifndef VALUE_PIECES
+#define VALUE_PIECES (WARPS <= 4 || QUADS * HEAD_DIM <= 128 ? HEAD_DIM / 64 : 1)
+#endif
+#define VALUES_AHEAD (VALUE_PIECES == HEAD_DIM / 64)  // those of the next tile are asked for as soon as a tile's have been used
 typedef struct {
-    uint4 of[HEAD_DIM / 64][4];
+    uint4 of[VALUE_PIECES][4];
 } value_tile;
 
 // Starts the copy of a tile's keys, if there is such a tile, into the warp's memory, which no lane reads any more. The two halves
@@ -94,8 +109,9 @@ inline void copy_keys(__local float* own, const kv_split* s, __global const int*
     copy_commit();
 }
 
+// Of pieces `piece` to before `end_piece`.
 inline void load_values(value_tile* values, const kv_split* s, __global const int* state,
-                        __global const CAT(KV, _t)* v_cache, const int j, const int lane) {
+                        __global const CAT(KV, _t)* v_cache, const int j, const int lane, const int piece, const int end_piece) {
     if (j >= s->end) return;
     const int last = s->end - 1 - j;  // a key past the end has weight 0, but maybe no number
     __global const CAT(KV, _t)* v = v_cache + (s->row + kv_row(state, j)) * HEAD_DIM + lane / 4 * 8;
@@ -103,7 +119,7 @@ inline void load_values(value_tile* values, const kv_split* s, __global const in
     for (int i = 0; i < 4; ++i) {
         const int key = min(VALUE_KEY(lane, i), last);
 #pragma unroll
-        for (int h = 0; h < HEAD_DIM / 64; ++h) values->of[h][i] = load16_words(v + key * HEAD_DIM + h * 64);
+        for (int h = piece; h < end_piece; ++h) values->of[h % VALUE_PIECES][i] = load16_words(v + key * HEAD_DIM + h * 64);
     }
 }
 
@@ -196,6 +212,10 @@ inline void attend_keys(const kv_split* s, value_tile* values, visible_tile now,
         const int key = now.first + g;
         const visible_tile next = tile_from(s, now.first + WARPS * KEY_TILE MOD_ARGS);
         copy_keys(own, s, state, k_cache, next.first, lane);
+        if (!VALUES_AHEAD) {
+            fetch_values(s, state, v_cache, next.first, lane);
+            load_values(values, s, state, v_cache, now.first, lane, 0, VALUE_PIECES);
+        }
         uint weights[QUADS][2];
 #pragma unroll
         for (int quad = 0; quad < QUADS; ++quad) {
@@ -229,17 +249,21 @@ inline void attend_keys(const kv_split* s, value_tile* values, visible_tile now,
             for (int i = 0; i < STEPS; ++i) acc[quad][i] *= shrink;
         }
 #pragma unroll
-        for (int h = 0; h < HEAD_DIM / 64; ++h)
+        for (int h = 0; h < HEAD_DIM / 64; ++h) {
+            const uint4* of = values->of[h % VALUE_PIECES];
 #pragma unroll
             for (int r = 0; r < 4; ++r) {
-                const uint a = word_of(values->of[h][0], r), b = word_of(values->of[h][1], r);
-                const uint c = word_of(values->of[h][2], r), d = word_of(values->of[h][3], r);
+                const uint a = word_of(of[0], r), b = word_of(of[1], r), c = word_of(of[2], r), d = word_of(of[3], r);
                 const uint4 pairs = {lower_halves(a, b), upper_halves(a, b), lower_halves(c, d), upper_halves(c, d)};
 #pragma unroll
                 for (int quad = 0; quad < QUADS; ++quad)
                     CAT(mma_, KV)(&acc[quad][h * 4 + r], pairs, weights[quad][0], weights[quad][1]);
             }
-        load_values(values, s, state, v_cache, next.first, lane);
+            if (h + VALUE_PIECES < HEAD_DIM / 64)
+                load_values(values, s, state, v_cache, now.first, lane, h + VALUE_PIECES, h + VALUE_PIECES + 1);
+        }
+        if (VALUES_AHEAD)
+            load_values(values, s, state, v_cache, next.first, lane, 0, VALUE_PIECES);
         now = next;
     }
 #pragma unroll
@@ -261,11 +285,117 @@ inline void attend_keys(const kv_split* s, value_tile* values, visible_tile now,
     }
 }
 
+// The new position's key and value in the cache.
+typedef struct {
+    __global ushort* key;    // in steps of 16
+    __global ushort* value;
+} new_place;
+
+// Rotates elements `column` and `column` + HEAD_DIM / 2 of a row: a query, the new key, or the new value, which does not rotate.
+inline void put_pair(const new_place* to, const attend_space* space, const int row, const int column, const float2 v,
+                     const float c, const float sine) {
+    const float2 rotated = (float2)(v.x * c + -v.y * sine, v.y * c + v.x * sine);
+    if (row < GROUP_SIZE) {
+        put_query(space->queries, row, column, rotated.x * SCALE);
+        put_query(space->queries, row, column + HEAD_DIM / 2, rotated.y * SCALE);
+        return;
+    }
+    const bool is_key = row == GROUP_SIZE;
+    const uint pair = CAT(narrow_, KV)(is_key ? rotated.x : v.x, is_key ? rotated.y : v.y);
+    __global ushort* at = is_key ? to->key : to->value;
+    const int step = is_key ? 16 : 1;  // between the dimensions
+    at[column * step] = (ushort)pair;
+    at[(column + HEAD_DIM / 2) * step] = (ushort)(pair >> 16);
+    if (is_key) {
+        space->new_key[column] = (ushort)pair;
+        space->new_key[column + HEAD_DIM / 2] = (ushort)(pair >> 16);
+    }
+}
+
+#define ROW_AT(head, row) \
+    (((row) < GROUP_SIZE ? (head) * GROUP_SIZE + (row) : N_Q_HEADS + ((row) - GROUP_SIZE) * N_KV_HEADS + (head)) * HEAD_DIM)
+
+// A warp's part of the sum of squares of `count` values of qkv (a multiple of 16).
+inline float square_of_all(__global const float* values, const int count, const uint flag, const bool wait, const int lid) {
+    const int most = (count + 4 * LOCAL_SIZE - 1) / (4 * LOCAL_SIZE);
+    const int own = 4 * lid < count ? (count - 4 * lid + 4 * LOCAL_SIZE - 1) / (4 * LOCAL_SIZE) : 0;
+    uint4 words[(MAX(N_Q_HEADS, N_KV_HEADS) * HEAD_DIM + 4 * LOCAL_SIZE - 1) / (4 * LOCAL_SIZE)];
+    receive4(words, values + 4 * lid, 8 * LOCAL_SIZE, 4 * LOCAL_SIZE, own, most, flag, wait);
+    float square = 0.0f;
+#pragma unroll
+    for (int i = 0; i < most; ++i) {
+        const float4 v = values_of(words[i]);
+        if (i < own) square += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+    }
+    return warp_sum(square);
+}
+
+inline float norm_scale(const float square, const int count) { return 1.0f / sqrt(NO_OVERFLOW(square) / count + NORM_EPS); }
+
+// Puts queries, key and value where they belong, with norms: a warp takes a row.
+inline void put_normed_rows(const kv_split* s, __global const float* qkv, const uint flag, const bool wait,
+                            __global const float* rope, const new_place* to, const qk_norms* norms, const int n_rows,
+                            const attend_space* space) {
+    const int lid = this_item(), lane = lid % WARP;
+    float q_scale = 1.0f, k_scale = 1.0f;
+    if (norms->q) {
+        const float q_square = square_of_all(qkv, N_Q_HEADS * HEAD_DIM, flag, wait, lid);
+        const float k_square = square_of_all(qkv + N_Q_HEADS * HEAD_DIM, N_KV_HEADS * HEAD_DIM, flag, wait, lid);
+        if (lane == 0) {
+            space->squares[lid / WARP] = q_square;
+            space->squares[WARPS + lid / WARP] = k_square;
+        }
+        barrier(CLK_LOCAL_MEM_FENCE);
+        float q_sum = 0.0f, k_sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < WARPS; ++i) {
+            q_sum += space->squares[i];
+            k_sum += space->squares[WARPS + i];
+        }
+        q_scale = norm_scale(q_sum, N_Q_HEADS * HEAD_DIM);
+        k_scale = norm_scale(k_sum, N_KV_HEADS * HEAD_DIM);
+    }
+    for (int row = lid / WARP; row < n_rows; row += WARPS) {
+        const bool is_query = row < GROUP_SIZE, is_value = row > GROUP_SIZE;
+        const int at = ROW_AT(s->head, row);
+        __global const float* weights = norms->heads ? norms->heads + (is_query ? 0 : HEAD_DIM)
+                                        : is_query   ? norms->q + at
+                                                     : norms->k + s->head * HEAD_DIM;
+        float c[HEAD_DIM / 64], sine[HEAD_DIM / 64];
+        float2 weight[HEAD_DIM / 64];
+        uint words[2][HEAD_DIM / 64];
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM / 64; ++i) {
+            const int column = lane + i * WARP;
+            c[i] = rope[column];
+            sine[i] = rope[HEAD_DIM / 2 + column];
+            weight[i] = is_value ? (float2)(1.0f) : (float2)(weights[column], weights[column + HEAD_DIM / 2]);
+        }
+        receive_rows(words[0], words[1], qkv + at + lane, qkv + at + lane + HEAD_DIM / 2, HEAD_DIM / 64, flag, wait);
+        float scale = is_value ? 1.0f : is_query ? q_scale : k_scale;
+        if (norms->heads) {
+            float square = 0.0f;
+#pragma unroll
+            for (int i = 0; i < HEAD_DIM / 64; ++i) {
+                const float2 v = (float2)(value_of(words[0][i]), value_of(words[1][i]));
+                square += v.x * v.x + v.y * v.y;
+            }
+            square = warp_sum(square);
+            if (!is_value) scale = norm_scale(square, HEAD_DIM);
+        }
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM / 64; ++i) {
+            const float2 v = (float2)(value_of(words[0][i]), value_of(words[1][i])) * scale * weight[i];
+            put_pair(to, space, row, lane + i * WARP, v, c[i], sine[i]);
+        }
+    }
+}
+
 // The states of a group's warps over its KV split, left in `space` for warps_state. qkv: of the step, with flags if
-// `wait`. For all work-items of a group.
+// `wait`. norms: 0 for none. For all work-items of a group.
 inline void attend(const kv_split* s, __global const float* qkv, const uint flag, const bool wait,
                    __global const float* rope, __global const int* state, __global CAT(KV, _t)* k_cache,
-                   __global CAT(KV, _t)* v_cache, const attend_space* space MOD_PARAMS) {
+                   __global CAT(KV, _t)* v_cache, const qk_norms* norms, const attend_space* space MOD_PARAMS) {
     const int lid = this_item(), lane = lid % WARP, head = s->head, position = s->position;
 
     // What the warp meets first, but for a key and a value that are yet to come.
@@ -277,34 +407,22 @@ inline void attend(const kv_split* s, __global const float* qkv, const uint flag
     // The head's queries, and in the split that has the new position its key and value. An item has two elements of a row, which
     // rotate together.
     const int row_new = kv_row(state, position);
-    __global CAT(KV, _t)* k_new = k_cache + (s->row + row_new / 16 * 16) * HEAD_DIM + row_new % 16;
-    __global CAT(KV, _t)* v_new = v_cache + (s->row + row_new) * HEAD_DIM;
-    for (int i = lid; i < (s->has_new ? GROUP_SIZE + 2 : GROUP_SIZE) * (HEAD_DIM / 2); i += LOCAL_SIZE) {
-        const int row = i / (HEAD_DIM / 2), column = i % (HEAD_DIM / 2);
-        const float c = rope[column], sine = rope[HEAD_DIM / 2 + column];
-        const int source = row < GROUP_SIZE ? head * GROUP_SIZE + row : N_Q_HEADS + (row - GROUP_SIZE) * N_KV_HEADS + head;
-        __global const float* x = qkv + source * HEAD_DIM + column;
-        const float2 v = receive2(x, x + HEAD_DIM / 2, flag, wait);
-        const float2 rotated = (float2)(v.x * c + -v.y * sine, v.y * c + v.x * sine);
-        if (row < GROUP_SIZE) {
-            put_query(space->queries, row, column, rotated.x * SCALE);
-            put_query(space->queries, row, column + HEAD_DIM / 2, rotated.y * SCALE);
-        } else {
-            const bool is_key = row == GROUP_SIZE;
-            const uint pair = CAT(narrow_, KV)(is_key ? rotated.x : v.x, is_key ? rotated.y : v.y);
-            __global ushort* to = (__global ushort*)(is_key ? k_new : v_new);
-            const int step = is_key ? 16 : 1;  // between the dimensions
-            to[column * step] = (ushort)pair;
-            to[(column + HEAD_DIM / 2) * step] = (ushort)(pair >> 16);
-            if (is_key) {
-                space->new_key[column] = (ushort)pair;
-                space->new_key[column + HEAD_DIM / 2] = (ushort)(pair >> 16);
-            }
+    const new_place to = {(__global ushort*)(k_cache + (s->row + row_new / 16 * 16) * HEAD_DIM + row_new % 16),
+                          (__global ushort*)(v_cache + (s->row + row_new) * HEAD_DIM)};
+    const int n_rows = s->has_new ? GROUP_SIZE + 2 : GROUP_SIZE;
+    if (norms) {
+        put_normed_rows(s, qkv, flag, wait, rope, &to, norms, n_rows, space);
+    } else {
+        for (int i = lid; i < n_rows * (HEAD_DIM / 2); i += LOCAL_SIZE) {
+            const int row = i / (HEAD_DIM / 2), column = i % (HEAD_DIM / 2);
+            const float c = rope[column], sine = rope[HEAD_DIM / 2 + column];
+            __global const float* x = qkv + ROW_AT(head, row) + column;
+            put_pair(&to, space, row, column, receive2(x, x + HEAD_DIM / 2, flag, wait), c, sine);
         }
     }
     barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
     value_tile values;
-    load_values(&values, s, state, v_cache, now.first, lane);
+    if (VALUES_AHEAD) load_values(&values, s, state, v_cache, now.first, lane, 0, VALUE_PIECES);
     if (s->has_new && now.first == position / KEY_TILE * KEY_TILE)
         put_key(own, space->new_key, position % KEY_TILE, lane);
     attend_keys(s, &values, now, state, k_cache, v_cache, own, space->queries, lane MOD_ARGS);

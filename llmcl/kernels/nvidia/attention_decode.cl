@@ -45,7 +45,7 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
     const int n_splits = range.n_splits;
     if (split >= n_splits) return;
     const attend_space space = {queries, new_key, warps, WARP_FLOATS};
-    attend(&range, qkv, 0, false, rope, state, k_cache, v_cache, &space MOD_ARGS);
+    attend(&range, qkv, 0, false, rope, state, k_cache, v_cache, 0, &space MOD_ARGS);
     for (int i = lid; i < GROUP_SIZE * HEAD_DIM; i += LOCAL_SIZE) {
         const softmax_state all = warps_state(&range, i, &space);
         if (n_splits == 1) {

@@ -73,6 +73,25 @@ inline float2 receive2(__global const float* a, __global const float* b, const u
     return (float2)(value_of(first), value_of(second));
 }
 
+// `count` values at a, 32 apart, and as many at b, of each lane.
+inline void receive_rows(uint* a_words, uint* b_words, __global const float* a, __global const float* b, const int count,
+                         const uint flag, const bool wait) {
+    bool waiting;
+#pragma unroll
+    for (int i = 0; i < count; ++i) a_words[i] = b_words[i] = flag ^ 1;
+    do {
+        waiting = false;
+#pragma unroll
+        for (int i = 0; i < count; ++i) {
+            const bool missing = ((a_words[i] ^ flag) | (b_words[i] ^ flag)) & 1;
+            poll1(a_words + i, a + i * WARP, missing);
+            poll1(b_words + i, b + i * WARP, missing);
+        }
+#pragma unroll
+        for (int i = 0; i < count; ++i) waiting |= ((a_words[i] ^ flag) | (b_words[i] ^ flag)) & 1;
+    } while (warp_any(wait && waiting));
+}
+
 // A value with a whole word for its flag, for vectors of which an epoch writes a part only.
 inline void send_pair(__global ulong* to, const float value, const uint epoch) {
     asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" : : "l"(to), "l"((ulong)epoch << 32 | as_uint(value)) : "memory");

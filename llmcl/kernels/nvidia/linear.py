@@ -56,6 +56,15 @@ def local_floats(weight: Weight, columns: int) -> tuple[int, int]:
     return groups * (32 if weight.exact_activations else 9), 2 * 257 * GROUP_WARPS
 
 
+def stream_fours(dtype: str, columns: int) -> int:
+    """STREAM_FOURS of those kernels, or more: float4s of x that each work-item of GROUP_WARPS receives."""
+    steps = -(-columns // 2048)
+    if dtype not in QUANTIZED:
+        return steps
+    parts = [-(-steps // pieces) for pieces in (1, 2, 4)]  # PIECES
+    return max(-(-n * -(-steps // n) // 2) * 2 for n in parts)
+
+
 @dataclass(frozen=True)
 class TensorCoreLayout(ActivationLayout):
     """Activations of 16 bits for the tensor cores: [n, k], or in blocks [ceil(n/8), k/8, 8, 8] for Hopper's.

@@ -20,10 +20,10 @@ void linear_decode(__global const CAT(WEIGHT, _t)* weight, __global const float*
     const int unit = get_group_id(0);
     const matrix whole = {weight, K, unit + 1, unit, 1, EPILOGUE == EPILOGUE_SWIGLU, 0, 0};
     const matrix none = {weight, K, 0, 0, 1, false, 0, 0};
-    const target to = {out + out_row, 0, 0, 0, false, EPILOGUE == EPILOGUE_ADD};
+    const target to = {out + out_row, 0, 0, 0, false, EPILOGUE == EPILOGUE_ADD, 0};
     int parity = 0;
     weight_fragment fragment;
     x += (size_t)(state[STATE_N_TOKENS] - 1) * K;
-    receive(&fragment, &whole, x, 0, false, norm, NORM, columns, sums);
+    receive(&fragment, &whole, x, 0, false, norm, NORM, 0, columns, sums);
     product(&whole, &none, &to, N, NORM, columns, sums, &parity, &fragment);
 }

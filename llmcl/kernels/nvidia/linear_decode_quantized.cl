@@ -21,10 +21,10 @@ void linear_decode(__global const uchar* weight, __global const float* x, __glob
     __local float* columns = columns_of[get_local_id(0) / WARP];
     const matrix whole = {weight, K, N_TILES / (GATED ? 2 : 1), get_group_id(0), N_GROUPS, GATED, 0, 0};
     const matrix none = {weight, K, 0, 0, 1, false, 0, 0};
-    const target to = {out + out_row, 0, 0, 0, false, EPILOGUE == EPILOGUE_ADD};
+    const target to = {out + out_row, 0, 0, 0, false, EPILOGUE == EPILOGUE_ADD, 0};
     int parity = 0;
     weight_fragment fragment;
     load_early(&fragment, &whole);
-    receive(&fragment, &whole, x + (size_t)(state[STATE_N_TOKENS] - 1) * K, 0, false, norm, NORM, columns, sums);
+    receive(&fragment, &whole, x + (size_t)(state[STATE_N_TOKENS] - 1) * K, 0, false, norm, NORM, 0, columns, sums);
     product(&whole, &none, &to, N, NORM, columns, sums, &parity, &fragment);
 }

@@ -14,8 +14,16 @@
 // of ffn, ffn all of mid, mid all of attended, each head's attended all its groups' states, those the head's q, k and v, and qkv
 // all of x.
 //
-// layers   ulong [N_LAYERS][8]: addresses of attention norm, W_qkv, K, V, W_o, MLP norm, W_gate_up, W_down, as
-//          `store_addresses` leaves them
+// layers   ulong [N_LAYERS][LAYER_WORDS]: of each layer the addresses of weights, keys, values and vectors, and a number; AT_NAME
+//          says which word is which, or is negative where the layers have none: that costs nothing.
+//            AT_ATTENTION_NORM, AT_MLP_NORM              float [HIDDEN], norms before attention and before the MLP
+//            AT_QKV, AT_OUTPUT, AT_GATE_UP, AT_DOWN      weights
+//            AT_K, AT_V                                  keys and values
+//            AT_ATTENTION_POST_NORM, AT_MLP_POST_NORM    float [HIDDEN], norms after them: both or none. See residual_stream.cl
+//            AT_BIAS, AT_OUTPUT_BIAS, AT_GATE_UP_BIAS, AT_DOWN_BIAS    float, of each row of a product; of gate and up [2][FFN]
+//            AT_HEAD_NORMS, AT_Q_NORM, AT_K_NORM         see qk_norms in attend.cl
+//            AT_ROPE                                     as `rope`, where layers differ
+//            AT_RULES                                    which mods, where layers differ; below N_RULES
 // x        float [HIDDEN], in and out; rope, state: as in the separate kernels
 // qkv, attended, mid, ffn, next_x   float, the sizes of qkv, attended, HIDDEN, FFN, HIDDEN: flagged, this kernel's own
 // parts    ulong [N_KV_HEADS][N_SPLITS][PART_VALUES], the splits' states: flagged with a whole word
@@ -23,8 +31,9 @@
 //
 // Index space: N_GROUPS groups of 32 WARPS work-items, which must all run at the same time: one for each compute unit.
 // Build: that of nvidia/product.cl (nvidia/product_quantized.cl for quantised weights) and nvidia/attend.cl, and HIDDEN, FFN,
-// N_LAYERS, N_GROUPS, WARPS (16). Local memory: that of products and attention together.
-#if !defined(HIDDEN) || !defined(FFN) || !defined(N_LAYERS) || !defined(N_GROUPS)
+// N_LAYERS, N_GROUPS, N_RULES, LAYER_WORDS and AT_*, NORM_EPS (of all norms but those before a block), WARPS (16). Local memory:
+// that of products and attention together.
+#if !defined(HIDDEN) || !defined(FFN) || !defined(N_LAYERS) || !defined(N_GROUPS) || !defined(N_RULES) || !defined(LAYER_WORDS)
 #error "nvidia/persistent_layers.cl needs the build constants named in its head"
 #endif
 #include "common/tiles.cl"
@@ -44,6 +53,14 @@
 #define CLAIMS (FFN / 16 > 2 * N_GROUPS && !QUANTIZED)
 #define HEAD_VALUES (GROUP_SIZE * HEAD_DIM)
 #define PART_VALUES (HEAD_VALUES + 2 * GROUP_SIZE)  // accumulators, m and l of each query
+#define HAS(name) (AT_##name >= 0)
+#define VECTOR_OF(layer_words, name) (HAS(name) ? (__global const float*)(layer_words)[HAS(name) ? AT_##name : 0] : 0)
+#define VECTOR(name) VECTOR_OF(at, name)
+#define POST_NORMS HAS(ATTENTION_POST_NORM)
+#define HAS_QK_NORMS (HAS(HEAD_NORMS) || HAS(Q_NORM))
+#if N_RULES == 1
+#define MOD_BUFFERS MOD_PARAMS
+#endif
 #define OWN_FLOATS ((MAX(COLUMN_FLOATS, WARP_FLOATS) + 3) / 4 * 4)    // of a warp: its columns, or what it attends with
 #if QKV_SIZE % 16 || HIDDEN % 16 || FFN % 16
 #error "nvidia/persistent_layers.cl: sizes are multiples of 16"
@@ -103,93 +120,125 @@ inline matrix partition_of(const ulong weight, const int columns, const int unit
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
 void persistent_layers(__global const ulong* layers, __global float* x, __global float* qkv, __global float* attended,
                        __global float* mid, __global float* ffn, __global float* next_x, __global const float* rope,
-                       __global const int* state, __global ulong* parts, __global uint* counters MOD_PARAMS) {
+                       __global const int* state, __global ulong* parts, __global uint* counters MOD_BUFFERS) {
     __local float __attribute__((aligned(16))) own_of[WARPS][OWN_FLOATS];
     __local float __attribute__((aligned(16))) sums[SUM_FLOATS];
     __local float __attribute__((aligned(16))) queries[QUERY_FLOATS];
     __local ushort new_key[HEAD_DIM];
+#if POST_NORMS
+    __local float4 __attribute__((aligned(16))) stream_x[STREAM_FOURS(HIDDEN) * STREAM_ITEMS];
+    __local float4 __attribute__((aligned(16))) stream_factors[STREAM_FOURS(HIDDEN) * STREAM_ITEMS];
+    __local float squares[2][WARPS];
+    __local float* residual = 0;
+#else
     __local float residual[OWN_UNITS * 16];
-    __local ulong addresses[N_LAYERS * 8];  // `layers`
+#endif
+#if HAS(Q_NORM)
+    __local float row_squares[2 * WARPS];
+#else
+    __local float* row_squares = 0;
+#endif
+    __local ulong addresses[N_LAYERS * LAYER_WORDS];  // `layers`
+    __local kv_split kept[N_RULES];
     const int lid = get_local_id(0), warp = lid / WARP, group = get_group_id(0);
     __local float* columns = own_of[warp];
     const uint before = counters[1];
-    const attend_space space = {queries, new_key, own_of[0], OWN_FLOATS};
+    const attend_space space = {queries, new_key, own_of[0], OWN_FLOATS, row_squares};
     const bool attends = group < N_KV_HEADS * N_SPLITS;
-    __local kv_split kept;
-    if (lid == 0) kept = split_of_keys(min(group / N_SPLITS, N_KV_HEADS - 1), group % N_SPLITS, state MOD_ARGS);
+    for (int rules = 0; rules < N_RULES; ++rules)
+        if (lid == rules) kept[rules] = split_of_keys(min(group / N_SPLITS, N_KV_HEADS - 1), group % N_SPLITS, state MOD_ARGS);
     int parity = 0;
     weight_fragment fragment;
-    matrix to_qkv = partition_of(layers[1], HIDDEN, QKV_SIZE / 16, false);
+    matrix to_qkv = partition_of(layers[AT_QKV], HIDDEN, QKV_SIZE / 16, false);
     load_early(&fragment, &to_qkv);
-    for (int i = lid; i < N_LAYERS * 8; i += LOCAL_SIZE) addresses[i] = layers[i];
+    for (int i = lid; i < N_LAYERS * LAYER_WORDS; i += LOCAL_SIZE) addresses[i] = layers[i];
+#if POST_NORMS
+    // Whoever adds to a stream reads each vector that is added. With rows neither of qkv nor of ffn nobody would wait for it to have.
+    const bool has_stream = group < MAX(QKV_SIZE, FFN) / 16;
+#else
     for (int i = lid; i < OWN_UNITS * 16; i += LOCAL_SIZE) {
         const int row = (group + i / 16 * N_GROUPS) * 16 + i % 16;
         if (row < HIDDEN) residual[i] = x[row];
     }
+#endif
     barrier(CLK_LOCAL_MEM_FENCE);
     for (int layer = 0; layer < N_LAYERS; ++layer) {
-        __local const ulong* at = addresses + layer * 8;
+        __local const ulong* at = addresses + layer * LAYER_WORDS;
         const bool is_first = layer == 0, is_last = layer == N_LAYERS - 1;
         const uint number = before + layer + 1, flag = number & 1;
         const matrix none = partition_of(0, 16, 0, false);
 
+#if POST_NORMS
+        const residual_stream down_stream = {stream_x, stream_factors, squares[0],
+                                             is_first ? 0 : VECTOR_OF(at - LAYER_WORDS, MLP_POST_NORM), 0};
+        if (has_stream)
+            receive(&fragment, &to_qkv, is_first ? x : next_x, flag ^ 1, !is_first, VECTOR(ATTENTION_NORM), HAS(ATTENTION_NORM),
+                    &down_stream, columns, sums);
+#else
         if (group < to_qkv.n_units)
-            receive(&fragment, &to_qkv, is_first ? x : next_x, flag ^ 1, !is_first, (__global const float*)at[0], true, columns, sums);
-        const target qkv_target = {qkv, 0, 0, flag, true, false};
-        product(&to_qkv, &none, &qkv_target, QKV_SIZE, true, columns, sums, &parity, &fragment);
+            receive(&fragment, &to_qkv, is_first ? x : next_x, flag ^ 1, !is_first, VECTOR(ATTENTION_NORM), HAS(ATTENTION_NORM),
+                    0, columns, sums);
+#endif
+        const target qkv_target = {qkv, 0, 0, flag, true, false, VECTOR(BIAS)};
+        product(&to_qkv, &none, &qkv_target, QKV_SIZE, HAS(ATTENTION_NORM), columns, sums, &parity, &fragment);
 
-        const kv_split range = kept;
+#if N_RULES > 1
+        const int rules = (int)at[AT_RULES];
+#else
+        const int rules = 0;
+#endif
+        const kv_split range = kept[rules];
         if (attends && range.split < range.n_splits) {
             // As to_out, which is made after attention: its registers are wanted there.
-            const matrix ahead = partition_of(at[4], Q_SIZE, HIDDEN / 16, false);
+            const matrix ahead = partition_of(at[AT_OUTPUT], Q_SIZE, HIDDEN / 16, false);
             if (range.n_splits == 1) fetch_first(&ahead);  // over a long context it takes longer so
-            __global CAT(KV, _t)* k = (__global CAT(KV, _t)*)at[2];
-            __global CAT(KV, _t)* v = (__global CAT(KV, _t)*)at[3];
-            attend(&range, qkv, flag, true, rope, state, k, v, &space MOD_ARGS);
+            __global CAT(KV, _t)* k = (__global CAT(KV, _t)*)at[AT_K];
+            __global CAT(KV, _t)* v = (__global CAT(KV, _t)*)at[AT_V];
+            const qk_norms norms = {VECTOR(HEAD_NORMS), VECTOR(Q_NORM), VECTOR(K_NORM)};
+            attend(&range, qkv, flag, true, HAS(ROPE) ? VECTOR(ROPE) : rope, state, k, v, HAS_QK_NORMS ? &norms : 0,
+                   &space MOD_ARGS);
             send_attended(&range, parts, attended, number, &space);
         }
-        const matrix to_out = partition_of(at[4], Q_SIZE, HIDDEN / 16, false);
+        const matrix to_out = partition_of(at[AT_OUTPUT], Q_SIZE, HIDDEN / 16, false);
         load_early(&fragment, &to_out);
 
-        if (group < to_out.n_units) receive(&fragment, &to_out, attended, flag, true, 0, false, columns, sums);
-        matrix to_ffn = partition_of(at[6], HIDDEN, FFN / 16, true);
+        if (group < to_out.n_units) receive(&fragment, &to_out, attended, flag, true, 0, false, 0, columns, sums);
+        matrix to_ffn = partition_of(at[AT_GATE_UP], HIDDEN, FFN / 16, true);
 #if CLAIMS
         to_ffn.claims = counters + 2;
         to_ffn.claimed = (number - 1) * (FFN / 16 - N_GROUPS);  // in a layer each unit but two of each group, and a miss of each
 #endif
-        const target mid_target = {mid, residual, 0, flag, true, true};
+        const target mid_target = {mid, residual, 0, flag, true, !POST_NORMS, VECTOR(OUTPUT_BIAS)};
         product(&to_out, &to_ffn, &mid_target, HIDDEN, false, columns, sums, &parity, &fragment);
 
+#if POST_NORMS
+        const residual_stream out_stream = {stream_x, stream_factors, squares[1], VECTOR(ATTENTION_POST_NORM), 0};
+        if (has_stream)
+            receive(&fragment, &to_ffn, mid, flag, true, VECTOR(MLP_NORM), HAS(MLP_NORM), &out_stream, columns, sums);
+#else
         if (group < to_ffn.n_units)
-            receive(&fragment, &to_ffn, mid, flag, true, (__global const float*)at[5], true, columns, sums);
-        const matrix to_x = partition_of(at[7], FFN, HIDDEN / 16, false);
-        const target ffn_target = {ffn, 0, 0, flag, true, false};
-        product(&to_ffn, &to_x, &ffn_target, FFN, true, columns, sums, &parity, &fragment);
+            receive(&fragment, &to_ffn, mid, flag, true, VECTOR(MLP_NORM), HAS(MLP_NORM), 0, columns, sums);
+#endif
+        const matrix to_x = partition_of(at[AT_DOWN], FFN, HIDDEN / 16, false);
+        const target ffn_target = {ffn, 0, 0, flag, true, false, VECTOR(GATE_UP_BIAS)};
+        product(&to_ffn, &to_x, &ffn_target, FFN, HAS(MLP_NORM), columns, sums, &parity, &fragment);
 
-        if (group < to_x.n_units) receive(&fragment, &to_x, ffn, flag, true, 0, false, columns, sums);
-        const target x_target = {next_x, residual, is_last ? x : 0, flag, true, true};
-        to_qkv = partition_of(is_last ? 0 : at[8 + 1], HIDDEN, is_last ? 0 : QKV_SIZE / 16, false);
+        if (group < to_x.n_units) receive(&fragment, &to_x, ffn, flag, true, 0, false, 0, columns, sums);
+        const target x_target = {next_x, residual, is_last && !POST_NORMS ? x : 0, flag, true, !POST_NORMS, VECTOR(DOWN_BIAS)};
+        to_qkv = partition_of(is_last ? 0 : at[LAYER_WORDS + AT_QKV], HIDDEN, is_last ? 0 : QKV_SIZE / 16, false);
         product(&to_x, &to_qkv, &x_target, HIDDEN, false, columns, sums, &parity, &fragment);
     }
+#if POST_NORMS
+    if (group == 0) {  // x of the last layer, in whole
+        const residual_stream last = {stream_x, stream_factors, squares[0],
+                                      VECTOR_OF(addresses + (N_LAYERS - 1) * LAYER_WORDS, MLP_POST_NORM), x};
+        receive(&fragment, &to_qkv, next_x, (before + N_LAYERS) & 1, true, 0, false, &last, columns, sums);
+    }
+#endif
     // The last group to leave counts the layers; all have read the count.
     barrier(CLK_LOCAL_MEM_FENCE);
     if (lid == 0 && atomic_inc(counters) == N_GROUPS - 1) {
         counters[0] = 0;
         counters[1] = before + N_LAYERS;
     }
-}
-
-// layers[layer] = the addresses of these buffers, which stay where they are.
-__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
-void store_addresses(__global ulong* layers, const int layer, __global void* a, __global void* b, __global void* c,
-                     __global void* d, __global void* e, __global void* f, __global void* g, __global void* h) {
-    __global ulong* at = layers + layer * 8;
-    at[0] = (ulong)a;
-    at[1] = (ulong)b;
-    at[2] = (ulong)c;
-    at[3] = (ulong)d;
-    at[4] = (ulong)e;
-    at[5] = (ulong)f;
-    at[6] = (ulong)g;
-    at[7] = (ulong)h;
 }

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from llmcl.kernels.common.cost import fused_cost, linear_cost
-from llmcl.kernels.common.dtype import QUANTIZED, kernel_name
+from llmcl.kernels.common.dtype import QUANTIZED, TILE_ROWS, kernel_name
 from llmcl.kernels.common.linear import GATES
+from llmcl.kernels.common.mods import Mods, one_of
 from llmcl.kernels.common.persistent import BoundLayers, DecodeLayers, PersistentLayers
 from llmcl.kernels.nvidia.attention import NvidiaAttentionDecode, decode_floats
 from llmcl.kernels.nvidia.linear import (
@@ -14,14 +15,24 @@ from llmcl.kernels.nvidia.linear import (
     NvidiaLinearDecode,
     NvidiaLinearDecodeQuantized,
     local_floats,
+    stream_fours,
     supports_ptx,
 )
-from llmcl.runtime.device import CostModel, Device, KernelArg
+from llmcl.runtime.device import Buffer, CostModel, Device, KernelArg
 
 WARPS = GROUP_WARPS
 # Local memory that a kernel may declare, by PTX architecture; OpenCL reports 48 KB, which goes for kernel arguments.
 LOCAL_BYTES = {80: 166912, 87: 166912, 90: 232448, 100: 232448}
 MIN_LOCAL_BYTES = 101376
+
+
+# Words of a layer, in the order of the table; AT_NAME in the kernel. VECTORS: float32, of which a layer may have some.
+WEIGHTS = ("qkv", "k", "v", "output", "gate_up", "down")
+VECTORS = (
+    *("attention_norm", "mlp_norm", "attention_post_norm", "mlp_post_norm"),
+    *("bias", "head_norms", "q_norm", "k_norm", "output_bias", "gate_up_bias", "down_bias"),
+)
+MAX_RULES = 4  # kinds of attention rules that a launch chooses from
 
 
 class NvidiaPersistentLayers(PersistentLayers):
@@ -42,13 +53,20 @@ class NvidiaPersistentLayers(PersistentLayers):
             return "the layers' weights differ in dtype, or one is in several buffers"
         product = NvidiaLinearDecodeQuantized() if dtype in QUANTIZED else NvidiaLinearDecode()
         attention = NvidiaAttentionDecode()
-        fits = product.supports(dtype, step.hidden) and attention.supports(shape.kv_dtype, shape.head_dim)
+        if not attention.supports(shape.kv_dtype, shape.head_dim):
+            return f"its attention has no heads of {shape.head_dim}, or no cache in {shape.kv_dtype}"
+        fits = product.supports(dtype, step.hidden)
         if not fits or {product.key(dtype), attention.key(shape.kv_dtype)} & set(wrong):
             return "the device's kernels for this dtype are not NVIDIA's"
-        if not all(layer.is_plain for layer in layers):
-            return "the layers have biases or further norms"
-        if any(layer.mods is not layers[0].mods or layer.gate != layers[0].gate for layer in layers):
-            return "the layers differ in their attention rules or activations"
+        if any(size % TILE_ROWS for size in (step.hidden, step.ffn, layers[0].qkv.rows)):
+            return f"a size of the model is no multiple of {TILE_ROWS}"
+        first = layers[0]
+        if any(layer.gate != first.gate or layer.vectors.keys() != first.vectors.keys() for layer in layers):
+            return "the layers differ in their norms, biases or activations"
+        if ("attention_post_norm" in first.vectors) != ("mlp_post_norm" in first.vectors):
+            return "of attention and MLP one alone has a norm after it"
+        if len(_rules(step)) > MAX_RULES:
+            return f"the layers have more than {MAX_RULES} kinds of attention rules"
         if device.compute_units < shape.n_kv_heads:
             return "the device has fewer compute units than the model KV heads"
         needed, limit = _local_bytes(device, step), LOCAL_BYTES.get(device.entry.ptx_arch, MIN_LOCAL_BYTES)
@@ -58,13 +76,13 @@ class NvidiaPersistentLayers(PersistentLayers):
 
     def bind(self, device: Device, step: DecodeLayers) -> BoundLayers:
         """One work-group for each compute unit: all of them run at once, and so may wait for each other."""
-        layers, shape, mods = step.layers, step.shape, step.layers[0].mods
+        layers, shape, rules, words = step.layers, step.shape, _rules(step), _words(step)
         groups, n_splits = device.compute_units, _n_splits(device, step)
-        table = device.alloc(64 * len(layers), "addresses of the layers")
         constants: dict[str, object] = {
             **shape.constants(step.step),
             "WEIGHT": kernel_name(layers[0].qkv.dtype),
             "EPS": float(step.eps),
+            "NORM_EPS": float(step.norm_eps),
             "GATE": GATES[layers[0].gate],
             "GROUP_SIZE": shape.group_size,
             "N_SPLITS": n_splits,
@@ -73,26 +91,16 @@ class NvidiaPersistentLayers(PersistentLayers):
             "FFN": step.ffn,
             "N_LAYERS": len(layers),
             "N_GROUPS": groups,
+            "N_RULES": len(rules),
+            "LAYER_WORDS": len(words),
             "WARPS": WARPS,
+            **{
+                f"AT_{name.upper()}": words.index(name) if name in words else -1
+                for name in (*WEIGHTS, *VECTORS, "rope", "rules")
+            },
         }
         if layers[0].qkv.dtype in QUANTIZED:
             constants["DOT"] = int(not layers[0].qkv.exact_activations)
-        for i, layer in enumerate(layers):
-            assert layer.attention_norm is not None and layer.mlp_norm is not None  # it is plain
-            buffers = [
-                layer.attention_norm,
-                layer.qkv.parts[0].buffer,
-                layer.k,
-                layer.v,
-                layer.output.parts[0].buffer,
-                layer.mlp_norm,
-                layer.gate_up.parts[0].buffer,
-                layer.down.parts[0].buffer,
-            ]
-            bound: list[KernelArg] = [table, np.int32(i), *buffers]
-            device.launch(
-                self.file, "store_addresses", constants, bound, groups=(1,), local=(1,), prelude=mods.prelude
-            ).enqueue()
         part_values = shape.group_size * (shape.head_dim + 2)
         flagged = {
             name: device.zeros(4 * n, f"{name} with flags")
@@ -105,14 +113,14 @@ class NvidiaPersistentLayers(PersistentLayers):
             )
         }
         args: list[KernelArg] = [
-            table,
+            _address_table(device, step),
             step.x,
             *flagged.values(),
-            step.rope,
+            layers[0].rope,
             step.step.state,
             device.zeros(8 * shape.n_kv_heads * n_splits * part_values, "states of the splits"),
             device.zeros(12, "groups that have left, layers that were run, claimed units"),
-            *mods.buffers,
+            *(buffer for mods in rules for buffer in mods.buffers),
         ]
         launch = device.launch(
             self.file,
@@ -121,10 +129,42 @@ class NvidiaPersistentLayers(PersistentLayers):
             args,
             groups=(groups,),
             local=(32 * WARPS,),
-            prelude=mods.prelude,
+            prelude=rules[0].prelude if len(rules) == 1 else one_of(rules),
             cost=_cost(step),
         )
         return BoundLayers([launch], flagged)
+
+
+def _rules(step: DecodeLayers) -> list[Mods]:
+    """The attention rules of the layers, each once."""
+    return list({id(layer.mods): layer.mods for layer in step.layers}.values())
+
+
+def _words(step: DecodeLayers) -> list[str]:
+    """The words that each layer has in the table of addresses."""
+    first = step.layers[0]
+    words = [*WEIGHTS, *(name for name in VECTORS if name in first.vectors)]
+    words += ["rope"] if any(layer.rope is not first.rope for layer in step.layers) else []
+    return words + (["rules"] if len(_rules(step)) > 1 else [])
+
+
+def _address_table(device: Device, step: DecodeLayers) -> Buffer:
+    """ulong [layers, words], which a kernel fills in: the host does not know where buffers lie."""
+    words, rules = _words(step), [id(mods) for mods in _rules(step)]
+    numbers = np.zeros((len(step.layers), len(words)), np.uint64)
+    if "rules" in words:
+        numbers[:, words.index("rules")] = [rules.index(id(layer.mods)) for layer in step.layers]
+    table = device.upload(numbers, "addresses of the layers")
+    for i, layer in enumerate(step.layers):
+        of_layer = {name: getattr(layer, name).parts[0].buffer for name in ("qkv", "output", "gate_up", "down")}
+        of_layer |= {"k": layer.k, "v": layer.v, "rope": layer.rope, **layer.vectors}
+        for word, name in enumerate(words):
+            if name != "rules":
+                args: list[KernelArg] = [table, np.int32(i * len(words) + word), of_layer[name]]
+                launch = device.launch("common/store_address.cl", "store_address", {}, args, groups=(1,), local=(1,))
+                launch.share_kernel()
+                launch.enqueue()
+    return table
 
 
 def _local_bytes(device: Device, step: DecodeLayers) -> int:
@@ -133,7 +173,10 @@ def _local_bytes(device: Device, step: DecodeLayers) -> int:
     product_own, product_shared = local_floats(step.layers[0].qkv, columns)
     own = -(-max(attend_own, product_own) // 4) * 4
     residual = 16 * -(-step.hidden // (16 * device.compute_units))
-    return 4 * (WARPS * own + attend_shared + product_shared + residual) + 64 * len(step.layers)
+    if "attention_post_norm" in step.layers[0].vectors:
+        residual = 2 * 32 * WARPS * 4 * stream_fours(step.layers[0].qkv.dtype, step.hidden) + 2 * WARPS
+    floats = WARPS * own + attend_shared + product_shared + residual + 2 * WARPS
+    return 4 * floats + 8 * len(_words(step)) * len(step.layers) + 64 * MAX_RULES
 
 
 def _n_splits(device: Device, step: DecodeLayers) -> int:

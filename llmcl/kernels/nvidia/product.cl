@@ -79,25 +79,30 @@ inline void multiply(float acc[8], const uint4 w, const float x) {
     }
 }
 
+#define STREAM_FOURS(columns) (((columns) / RUN + 8 * WARPS - 1) / (8 * WARPS))  // float4s of x that a work-item receives
+
 // Puts the warp's columns of x, times the norm's weights, into `columns` (local, the warp's own), its sum of squares into `sums`.
-// fragment: is left with the first fragment.
+// fragment: is left with the first fragment. stream: what x is added to first; 0 for none.
 inline void receive(weight_fragment* fragment, const matrix* m, __global const float* x, const uint flag, const bool wait,
-                    __global const float* norm, const bool normed, __local float* columns, __local float* sums) {
+                    __global const float* norm, const bool normed, const residual_stream* stream, __local float* columns,
+                    __local float* sums) {
     const int item = this_item(), lane = item % WARP, most = (STEPS(m) + 7) / 8;  // a warp takes 8 runs at once, 4 lanes a run
     const int first = (lane / 4 * WARPS + item / WARP) * RUN + lane % 4 * 4, stride = 8 * WARPS * RUN;
     const int count = first < m->columns ? (m->columns - first + stride - 1) / stride : 0;
     uint4 words[COLUMN_FLOATS / 128];
     float4 factors[COLUMN_FLOATS / 128];
     float square = 0.0f;
+    if (stream) ask_factors(stream, first, 2 * stride, stride, count, most, item);
     poll_first(words, x + first, 2 * stride, stride, count, most, flag);
 #pragma unroll
     for (int i = 0; i < (normed ? most : 0); ++i) factors[i] = vload4(0, norm + min(first + i * stride, m->columns - 4));
     const bool waiting = wait && poll_again(words, x + first, 2 * stride, stride, count, most, flag);
-    load_first(fragment, m);
+    if (!stream || m->first_unit < m->n_units) load_first(fragment, m);
 #pragma unroll
     for (int i = 0; i < (normed ? most : 0); ++i) vstore4(factors[i], lane + i * WARP, columns);  // not in registers meanwhile
     while (waiting && poll_again(words, x + first, 2 * stride, stride, count, most, flag)) {
     }
+    if (stream) add_to_stream(stream, words, first, 2 * stride, stride, count, most, item);
 #pragma unroll
     for (int i = 0; i < most; ++i) {
         if (i >= count) continue;
@@ -126,6 +131,11 @@ inline void product(const matrix* m, const matrix* next, const target* to, const
         const bool claims = m->claims && next_unit < m->n_units;
         uint claim = 0;
         if (claims && item == 0) claim = atomic_inc(m->claims) - m->claimed;
+        float bias = 0.0f;
+        if (to->bias && warp == own % WARPS) {
+            const int row = min(unit * 16 + lane % 16, rows - 1);
+            bias = as_float(load4_words(to->bias + (m->gated ? lane / 16 * rows : 0) + row));
+        }
         float acc[2][8];
 #pragma unroll
         for (int t = 0; t < 2; ++t)
@@ -174,9 +184,16 @@ inline void product(const matrix* m, const matrix* next, const target* to, const
             }
             float value = (m->gated ? y : y + other) * scale;
 #ifdef GATE
-            if (m->gated) value = GATE_VALUE(value, exp) * (other * scale);
+            if (m->gated) {
+                float up = other * scale;
+                if (to->bias) {
+                    value = add_rounded(value, bias);
+                    up = add_rounded(up, shuffle_xor(bias, 16));
+                }
+                value = GATE_VALUE(value, exp) * up;
+            }
 #endif
-            if (lane < 16 && row < rows) deliver(to, row, own * 16 + lane, value);
+            if (lane < 16 && row < rows) deliver(to, row, own * 16 + lane, value, to->bias && !m->gated, bias);
             warp_sync();  // nobody waits for what lanes of its own warp have yet to send
         }
     }

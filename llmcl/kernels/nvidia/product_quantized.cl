@@ -27,9 +27,11 @@
 #define PIECES ((WEIGHT_IS(q8_0) || WEIGHT_IS(q6_k) || WEIGHT_IS(q5_k) || WEIGHT_IS(q5_1) ? 1 : 2) * (DOT ? 2 : 1))
 #define TILE_BYTES(columns) ((columns) / (IS_SUPER ? 256 : 32) * (size_t)(IS_SUPER ? SUPER_BYTES : GROUP_BYTES))
 // Local floats: of a warp's columns; of the sums of the tiles that wait, twice, and of the warps' sums of squares.
-#define MAX_STEPS ((MAX_COLUMNS / 32 + 4 * WARPS - 1) / (4 * WARPS))
-#define MAX_PARTS ((MAX_STEPS + PIECES - 1) / PIECES)
-#define MAX_GROUPS (4 * (((MAX_STEPS + MAX_PARTS - 1) / MAX_PARTS * MAX_PARTS + 1) / 2 * 2))
+#define STEPS_OF(columns) (((columns) / 32 + 4 * WARPS - 1) / (4 * WARPS))
+#define PARTS_OF(columns) ((STEPS_OF(columns) + PIECES - 1) / PIECES)
+#define GROUPS_OF(columns) (4 * (((STEPS_OF(columns) + PARTS_OF(columns) - 1) / PARTS_OF(columns) * PARTS_OF(columns) + 1) / 2 * 2))
+#define MAX_GROUPS GROUPS_OF(MAX_COLUMNS)
+#define STREAM_FOURS(columns) (GROUPS_OF(columns) / 4)  // float4s of x that a work-item receives
 #define GROUP_FLOATS (DOT ? 9 : 32)
 #define COLUMN_FLOATS (MAX_GROUPS * GROUP_FLOATS)
 #define SQUARES_AT (2 * WARPS * SLOTS * 16)
@@ -277,11 +279,12 @@ inline float largest4(const float4 v) { return fmax(fmax(fabs(v.x), fabs(v.y)), 
 #endif
 
 // Puts the columns of the warp's groups, times the norm's weights, into `columns` (local, the warp's own), and their sum of squares
-// into `sums`. fragment: for nvidia/product.cl.
+// into `sums`. fragment: for nvidia/product.cl. stream: what x is added to first; 0 for none.
 //   DOT    int4 [groups][2], the words that a lane's columns make, then float [groups], their scales
 //   else   float [groups][32]
 inline void receive(weight_fragment* fragment, const matrix* m, __global const float* x, const uint flag, const bool wait,
-                    __global const float* norm, const bool normed, __local float* columns, __local float* sums) {
+                    __global const float* norm, const bool normed, const residual_stream* stream, __local float* columns,
+                    __local float* sums) {
     const walk w = walk_of(m);
     const int lane = w.item % WARP, j = lane % 4;
     const int most = (w.parts * w.part_steps + 1) / 2;  // a warp takes the groups of two steps at once, 4 lanes a group
@@ -295,7 +298,9 @@ inline void receive(weight_fragment* fragment, const matrix* m, __global const f
 #pragma unroll
     for (int i = 0; i < 2 * at_hand; ++i)
         if (i / 2 < count) factors[i] = vload4(0, norm + first + i / 2 * stride + i % 2 * 16);
+    if (stream) ask_factors(stream, first, stride, 16, 2 * count, 2 * most, w.item);
     receive4(words, x + first, stride, 16, 2 * count, 2 * most, flag, wait);
+    if (stream) add_to_stream(stream, words, first, stride, 16, 2 * count, 2 * most, w.item);
 #pragma unroll
     for (int i = 0; i < most; ++i) {
         float4 v[2] = {values_of(words[2 * i]), values_of(words[2 * i + 1])};  // 0 past the last group
@@ -351,10 +356,18 @@ inline void finish(const matrix* m, const target* to, __local const float* sums,
             for (int k = 0; k < WARPS; ++k) y[t] += sums[(k * SLOTS + slot + t) * 16 + i % 16];
         if (row >= rows) continue;
         float value = y[0] * scale;
+        const float bias = to->bias ? to->bias[row] : 0.0f;
 #ifdef GATE
-        if (m->gated) value = GATE_VALUE(value, exp) * (y[1] * scale);
+        if (m->gated) {
+            float up = y[1] * scale;
+            if (to->bias) {
+                value = add_rounded(value, bias);
+                up = add_rounded(up, to->bias[rows + row]);
+            }
+            value = GATE_VALUE(value, exp) * up;
+        }
 #endif
-        deliver(to, row, own_unit * 16 + i % 16, value);
+        deliver(to, row, own_unit * 16 + i % 16, value, to->bias && !m->gated, bias);
     }
 }
 

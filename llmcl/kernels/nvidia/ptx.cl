@@ -144,6 +144,13 @@ inline uint narrow_weights_f16(const float a, const float b) {
     return u;
 }
 
+// a + b, rounded: never a part of a multiply-add.
+inline float add_rounded(const float a, const float b) {
+    float r;
+    asm("add.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+    return r;
+}
+
 // Four products of bytes, added to c: unsigned bytes of a, or signed ones, by the signed bytes of b (sm_61 and later).
 inline int dot4(const uint a, const int b, const int c) {
     int r;

@@ -1,0 +1,127 @@
+"""Functions that change scores or hide keys, in OpenCL C, and how they get into a kernel (common/attention_mods.cl)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llmcl.runtime.device import Buffer
+
+INPUTS = "const int b, const int h, const int q_idx, const int kv_idx"
+BLOCK_INPUTS = "const int b, const int h, const int q_first, const int q_last, const int kv_first, const int kv_last"
+
+
+@dataclass(frozen=True)
+class ModCode:
+    """A function's statements, `return` last: for one key (body) and for 16 (wide).
+
+    block, of a mask_mod: those of mask_block. helpers: functions that they call. per_head: whether heads differ.
+    arrays: type and name of each array that it looks up.
+    """
+
+    body: str
+    wide: str
+    arrays: tuple[tuple[str, str], ...] = ()
+    block: str = ""
+    helpers: str = ""
+    per_head: bool = False
+
+
+@dataclass(frozen=True)
+class Mods:
+    """Functions in a kernel: OpenCL C in front of it, and the arrays that they look up, as arguments.
+
+    tables: int arrays that are arguments before those, which whoever binds the kernel knows.
+    """
+
+    score: ModCode | None = None
+    mask: ModCode | None = None
+    buffers: tuple[Buffer, ...] = ()  # those of score, then those of mask
+    tables: tuple[str, ...] = ()
+
+    @property
+    def arrays(self) -> tuple[tuple[str, str], ...]:
+        """Type and name of each array argument, in order."""
+        own = (array for mod in (self.score, self.mask) if mod is not None for array in mod.arrays)
+        return *(("int", name) for name in self.tables), *own
+
+    @property
+    def prelude(self) -> str:
+        if self.score is None and self.mask is None and not self.tables:
+            return ""
+        scalar, wide, flags = "", "", ""
+        if self.score is not None:
+            flags += "#define HAS_SCORE_MOD 1\n"
+            wide += _function("score_mod16", f"const float16 score, {_wide(INPUTS)}", self.score.wide, "float16")
+            flags += _macro("SCORE_MOD_BODY", f"{{ {self.score.body} }}")
+        if self.mask is not None:
+            flags += "#define HAS_MASK_MOD 1\n"
+            wide += _function("mask_mod16", _wide(INPUTS), self.mask.wide, "int16")
+            flags += f"#define MASK_PER_HEAD {int(self.mask.per_head)}\n"
+            scalar = _function("mask_mod", INPUTS, self.mask.body) + self.mask.helpers
+            scalar += _function("mask_block", BLOCK_INPUTS, self.mask.block)
+        defined = {
+            "MOD_PARAMS": "".join(map(_parameter, self.arrays)),
+            "MOD_ARGS": "".join(f", {name}" for _, name in self.arrays),
+            "SCALAR_MODS": scalar,
+            "WIDE_MODS": wide,
+        }
+        return "".join(_macro(name, text) for name, text in defined.items()) + flags
+
+
+NO_MODS = Mods()
+
+
+def one_of(choices: Sequence[Mods]) -> str:
+    """A prelude for a kernel some of whose calls are by one choice and some by another: where MOD_ARGS stands, an int
+    `rules` says which. MOD_BUFFERS declares the kernel's own parameters: the arrays of each choice in turn.
+    """
+    arrays = [[(kind, f"rules{i}_{name}") for kind, name in mods.arrays] for i, mods in enumerate(choices)]
+    params = "".join(_parameter(array) for of_choice in arrays for array in of_choice)
+    functions = "".join(sorted({mods.mask.helpers for mods in choices if mods.mask is not None}))
+    calls: dict[str, list[str]] = {"score_mod": [], "mask_mod": [], "mask_block": []}
+    for i, mods in enumerate(choices):
+        own = "".join(map(_parameter, mods.arrays))
+        given = "".join(f", {name}" for _, name in arrays[i])
+        parts: list[tuple[str, str, str, str]] = []
+        if mods.score is not None:
+            parts.append(("score_mod", f"const float score, {INPUTS}", mods.score.body, "float"))
+        if mods.mask is not None:
+            parts.append(("mask_mod", INPUTS, mods.mask.body, "int"))
+            parts.append(("mask_block", BLOCK_INPUTS, mods.mask.block, "int"))
+        for name, inputs, body, kind in parts:
+            functions += _function(f"{name}_rules{i}", inputs, body, kind, own)
+            names = ", ".join(word.rpartition(" ")[2] for word in inputs.split(", "))
+            calls[name].append(f"if (rules == {i}) return {name}_rules{i}({names}{given});")
+    bodies = {name: " ".join(of_name) for name, of_name in calls.items()}
+    flags = ""
+    if calls["score_mod"]:
+        flags += "#define HAS_SCORE_MOD 1\n" + _macro("SCORE_MOD_BODY", f"{{ {bodies['score_mod']} return score; }}")
+    if calls["mask_mod"]:
+        per_head = any(mods.mask is not None and mods.mask.per_head for mods in choices)
+        flags += f"#define HAS_MASK_MOD 1\n#define MASK_PER_HEAD {int(per_head)}\n"
+        functions += _function("mask_mod", INPUTS, f"{bodies['mask_mod']} return 1;")
+        functions += _function("mask_block", BLOCK_INPUTS, f"{bodies['mask_block']} return 2;")
+    defined = {
+        "MOD_BUFFERS": params,
+        "MOD_PARAMS": f"{params}, const int rules",
+        "MOD_ARGS": "".join(f", {name}" for of_choice in arrays for _, name in of_choice) + ", rules",
+        "SCALAR_MODS": functions,
+    }
+    return "".join(_macro(name, text) for name, text in defined.items()) + flags
+
+
+def _parameter(array: tuple[str, str]) -> str:
+    return f", __global const {array[0]}* {array[1]}"
+
+
+def _macro(name: str, text: str) -> str:
+    return f"#define {name} {text.replace(chr(10), ' ')}\n"
+
+
+def _wide(inputs: str) -> str:
+    return inputs.replace("const int kv_idx", "const int16 kv_idx")
+
+
+def _function(name: str, inputs: str, body: str, kind: str = "int", params: str = " MOD_PARAMS") -> str:
+    return f"inline {kind} {name}({inputs}{params}) {{\n{body}\n}}\n"
