@@ -31,8 +31,8 @@ from llmcl.attention.problem import Problem, checked_shapes
 from llmcl.attention.tracing.fingerprint import fingerprint
 from llmcl.attention.tracing.trace import trace_score_mod
 from llmcl.errors import UsageError
-from llmcl.kernels.common.attention import TileRequest
-from llmcl.ops.attention import head_dim_for_arrays, prefill_tiles
+from llmcl.kernels.common.attention import AttentionFewQueries, TileRequest
+from llmcl.ops.attention import few_queries_implementation, head_dim_for_arrays, prefill_tiles
 from llmcl.ops.attention_sizes import check_kernel_options
 from llmcl.runtime.device import Device
 
@@ -226,10 +226,31 @@ def _new_plan(
     lie = problem.strides()
     if given_on_device:
         lie = [element_strides(arrays[name]) for name in ("query", "key", "value")]
-    in_place = problem.read_in_place(tiles, lie, 0 if block_mask is None else block_mask.BLOCK_SIZE[1])
+    mask_keys = 0 if block_mask is None else block_mask.BLOCK_SIZE[1]
+    few = None
+    in_place = problem.lie_alike(lie)
+    if in_place:
+        few = _for_few_queries(device, problem, block_mask, options)
+        in_place = few is not None or problem.read_in_place(tiles, mask_keys)
     if given_on_device and not in_place:
         check_order(arrays)
-    return FlexPlan(device, problem, tiles, traced, block_mask, lie if in_place else None)
+    return FlexPlan(device, problem, tiles, traced, block_mask, lie if in_place else None, few)
+
+
+def _for_few_queries(
+    device: Device, problem: Problem, block_mask: BlockMask | None, options: Options
+) -> AttentionFewQueries | None:
+    """The kernel for few queries, where it takes the call: all its queries see the same blocks of keys."""
+    if options.variant is not None or options.kernel_options or device.kernel_options:
+        return None
+    if block_mask is not None and (problem.n_queries > block_mask.BLOCK_SIZE[0] or _differs_by_head(block_mask)):
+        return None
+    rows = problem.n_queries * problem.n_q_heads // problem.n_kv_heads
+    return few_queries_implementation(device, problem.kv_dtype, problem.width, rows)
+
+
+def _differs_by_head(block_mask: BlockMask) -> bool:
+    return block_mask.shape[1] > 1 and block_mask.kv_num_blocks.strides[1] != 0
 
 
 def _check_kinds(block_mask: Any, scale: Any, out_dtype: Any) -> None:

@@ -19,7 +19,7 @@ from llmcl.attention.tracing.trace import TracedMod
 from llmcl.errors import OutOfDeviceMemoryError, UsageError
 from llmcl.kernels import table
 from llmcl.kernels.common import step_state
-from llmcl.kernels.common.attention import CAPACITY_MULTIPLE, PackKeys, PrefillTiles
+from llmcl.kernels.common.attention import CAPACITY_MULTIPLE, AttentionFewQueries, Mods, PackKeys, PrefillTiles
 from llmcl.kernels.common.dtype import ITEM_BYTES, KERNEL_NAMES
 from llmcl.runtime.device import Buffer, Device, KernelArg, Launch
 from llmcl.runtime.driver_calls import check
@@ -47,8 +47,10 @@ class FlexPlan:
         score_mod: TracedMod | None,
         block_mask: BlockMask | None,
         strides: Sequence[Strides | None] | None = None,
+        few: AttentionFewQueries | None = None,
     ):
-        """strides: of query, key and value as they lie, for a kernel that reads them so (`Problem.read_in_place`)."""
+        """strides: of query, key and value as they lie, for a kernel that reads them so (`Problem.read_in_place`).
+        few: the kernel for few queries, if it is to be that; it reads them so."""
         self.device = device
         self.problem = problem
         # Arrays of the host are converted there.
@@ -63,7 +65,7 @@ class FlexPlan:
         self._open: list[tuple[Launch, int, str]] = []  # arguments that the user's arrays take
         self.kept = False  # by the PlanCache, which then releases it
         try:
-            self._build(tiles, score_mod, block_mask, strides)
+            self._build(tiles, score_mod, block_mask, strides, few)
         except BaseException:
             self.release()
             raise
@@ -148,14 +150,18 @@ class FlexPlan:
         score_mod: TracedMod | None,
         block_mask: BlockMask | None,
         strides: Sequence[Strides | None] | None,
+        few: AttentionFewQueries | None,
     ) -> None:
         device, p = self.device, self.problem
         # Tiles of keys start at multiples of 16. Values that need no rows or columns more are read where they are.
         capacity = -(-p.n_keys // 16) * 16
-        ranges = visible_ranges(block_mask, p, tiles)
-        own: dict[str, object] = {}
+        block_m, block_n = tiles.block_m, tiles.block_n
+        if few is not None and block_mask is not None:
+            block_m, block_n = block_mask.BLOCK_SIZE[0], few.range_keys
+        ranges = visible_ranges(block_mask, p, block_m, block_n)
         visited = ranges.ranges
-        if tiles.implementation.takes_turns:
+        own: dict[str, object] = {}
+        if few is None and tiles.implementation.takes_turns:
             own["ORDER"] = f"state[{ORDER}]"
             order = ranges.longest_first(p.n_q_heads, -(-p.n_queries // tiles.block_m))
             visited = np.concatenate([visited, order])
@@ -171,46 +177,96 @@ class FlexPlan:
             for name, shape in p.shapes().items():
                 if name != "lse" or p.return_lse:
                     self.own[name] = self._alloc(int(np.prod(shape)), self.dtypes[name], name)
-        arrays: list[KernelArg | str] = ["query", "key", "value", "out"]
         if strides is not None:
             own |= {"ARRAYS": True, "STRIDES": STRIDES, "OUT": KERNEL_NAMES[self.dtypes["out"]]}
             if p.page_tokens:
                 own["KV_PAGE"] = p.page_tokens
                 own["PAGE_TABLE"] = f"({PAGE_TABLE}+get_group_id(2)*state[{N_PAGES}])"
                 own["PAGE_ROWS"] = f"state[{PAGE_ROWS}]"
+        constants: dict[str, object] = {
+            **step_state.CONSTANTS,
+            "KV": KERNEL_NAMES[p.kv_dtype],
+            "N_Q_HEADS": p.n_q_heads,
+            "N_KV_HEADS": p.n_kv_heads,
+            "HEAD_DIM": p.head_dim,
+            "CAPACITY": f"state[{step_state.CAPACITY}]",
+            "SCALE": p.scale,
+            "HEADS_FIRST": True,
+            "Q_STRIDE": p.head_dim,
+            "KV_BLOCK_RANGES": True,
+            "BATCH_RECORDS": f"state[{BATCH_RECORDS}]",
+            "HEAD_RECORDS": f"state[{HEAD_RECORDS}]",
+            "GROUP_RECORDS": f"state[{GROUP_RECORDS}]",
+            "LSE": p.return_lse,
+            **own,
+        }
+        lse: KernelArg | str = "lse" if p.return_lse else lists
+        last: list[KernelArg | str] = [lists, *tables, *mods.buffers]
+        if few is None:
+            self._bind_many(tiles, mods, constants, capacity if strides is None else None, [lse, *last])
         else:
+            self._bind_few(few, mods, constants, lse, last)
+
+    def _bind_many(
+        self,
+        tiles: PrefillTiles,
+        mods: Mods,
+        constants: dict[str, object],
+        capacity: int | None,
+        last: list[KernelArg | str],
+    ) -> None:
+        """The kernel for many queries. capacity: keys of a copy that it reads; None: it reads arrays as they lie."""
+        p = self.problem
+        arrays: list[KernelArg | str] = ["query", "key", "value", "out"]
+        if capacity is not None:
             arrays = self._padded(capacity)
             arrays[1] = self._pack_keys(arrays[1], capacity)
         query, key, value, out = arrays
         self._launch(
             tiles.implementation.file,
             "attention_prefill",
-            {
-                **step_state.CONSTANTS,
-                **tiles.constants(),
-                "KV": KERNEL_NAMES[p.kv_dtype],
-                "N_Q_HEADS": p.n_q_heads,
-                "N_KV_HEADS": p.n_kv_heads,
-                "HEAD_DIM": p.head_dim,
-                "CAPACITY": f"state[{step_state.CAPACITY}]",
-                "SCALE": p.scale,
-                "HEADS_FIRST": True,
-                "Q_STRIDE": p.head_dim,
-                "KV_BLOCK_RANGES": True,
-                "BATCH_RECORDS": f"state[{BATCH_RECORDS}]",
-                "HEAD_RECORDS": f"state[{HEAD_RECORDS}]",
-                "GROUP_RECORDS": f"state[{GROUP_RECORDS}]",
-                "LSE": p.return_lse,
-                **own,
-            },
-            [query, self._state, key, value, out, "lse" if p.return_lse else lists, lists, *tables, *mods.buffers],
-            groups=tiles.implementation.groups(device, tiles, p.n_q_heads, p.n_queries, p.batch),
+            {**constants, **tiles.constants()},
+            [query, self._state, key, value, out, *last],
+            groups=tiles.implementation.groups(self.device, tiles, p.n_q_heads, p.n_queries, p.batch),
             local=tiles.local,
             prelude=mods.prelude,
         )
         if out != "out":
             sizes = (p.n_queries, p.head_dim, p.n_queries, p.value_width)
             self._pad(out, "out", ("float32", self.dtypes["out"]), sizes, p.batch * p.n_q_heads)
+
+    def _bind_few(
+        self,
+        few: AttentionFewQueries,
+        mods: Mods,
+        constants: dict[str, object],
+        lse: KernelArg | str,
+        last: list[KernelArg | str],
+    ) -> None:
+        """The kernel for few queries, and what merges the states of its splits."""
+        p = self.problem
+        rows = p.n_queries * p.n_q_heads // p.n_kv_heads
+        own, groups, local = few.size(self.device, rows, p.n_kv_heads, p.batch, p.n_keys)
+        constants = constants | own
+        splits = int(str(own["N_SPLITS"]))
+        part_ml: KernelArg = self._state
+        part_acc: KernelArg = self._state
+        if splits > 1:
+            states = p.batch * p.n_q_heads * p.n_queries * splits
+            part_ml = self._alloc(2 * states, "float32", "states of splits")
+            part_acc = self._alloc(p.head_dim * states, "float32", "sums of splits")
+        arguments = ["query", self._state, "key", "value", part_ml, part_acc, "out", lse, *last]
+        self._launch(few.file, few.kernel, constants, arguments, groups=groups, local=local, prelude=mods.prelude)
+        if splits > 1:
+            self._launch(
+                few.file,
+                few.merge_kernel,
+                constants,
+                [part_ml, part_acc, "out", lse, self._state],
+                groups=(p.n_q_heads, p.n_queries, p.batch),
+                local=(p.head_dim // 2, 1, 1),
+                prelude=mods.prelude,
+            )
 
     def _place_in_pages(self, strides: Sequence[Strides | None] | None) -> list[int]:
         """What the state holds from N_PAGES on: pages of a sequence, rows between pages, strides of the arrays."""
@@ -321,8 +377,8 @@ class PlanCache:
         self._plans.clear()
 
 
-def visible_ranges(block_mask: BlockMask | None, problem: Problem, tiles: PrefillTiles) -> KVBlockRanges:
-    """The keys that each group of query rows sees."""
+def visible_ranges(block_mask: BlockMask | None, problem: Problem, block_m: int, block_n: int) -> KVBlockRanges:
+    """The keys that each `block_m` query rows see, decided for tiles of `block_n` keys."""
     batch, n_heads, n_queries, n_keys = problem.batch, problem.n_q_heads, problem.n_queries, problem.n_keys
     if block_mask is None:
         return all_keys(n_keys)
@@ -332,4 +388,4 @@ def visible_ranges(block_mask: BlockMask | None, problem: Problem, tiles: Prefil
             f"the block mask is for [B, H, Q_LEN, KV_LEN] = {[b, h, q_len, kv_len]}; expected "
             f"{[batch, n_heads, n_queries, n_keys]}, with B and H either these or 1: create it with these lengths"
         )
-    return kv_block_ranges(block_mask, tiles.block_m, tiles.block_n)
+    return kv_block_ranges(block_mask, block_m, block_n)

@@ -62,20 +62,26 @@ class Problem:
         shapes = self.shapes()
         return [(heads * n * d, n * d, d) for _, heads, n, d in (shapes[name] for name in ("query", "key", "value"))]
 
-    def read_in_place(self, tiles: PrefillTiles, strides: Sequence[Strides | None], mask_keys: int) -> bool:
-        """Whether the kernel with these tiles reads arrays of these dtypes, widths and strides as they lie. mask_keys:
-        of a block of the block mask, 0 without one."""
+    def lie_alike(self, strides: Sequence[Strides | None]) -> bool:
+        """Whether a kernel can read arrays of these dtypes, widths and strides as they lie."""
         fits = (
             self.q_dtype == self.kv_dtype
             and self.width == self.value_width
-            and tiles.implementation.reads_arrays(self.kv_dtype, self.width)
             and all(of is not None and max(of) <= MAX_STRIDE for of in strides)
         )
         if not fits or not self.page_tokens:
             return fits
-        # A tile of keys is to lie in one page, and pages are to follow each other at a whole number of rows.
-        together = (self.page_tokens | mask_keys) % CAPACITY_MULTIPLE == 0
-        return together and all(of is not None and of[0] % of[2] == 0 for of in strides[1:])
+        _, key, value = strides
+        assert key is not None and value is not None
+        # Pages are to follow each other at a whole number of rows, the same for keys and values.
+        return key[0] % key[2] == 0 and key[0] * value[2] == value[0] * key[2]
+
+    def read_in_place(self, tiles: PrefillTiles, mask_keys: int) -> bool:
+        """Whether the kernel with these tiles does, of arrays that lie alike. mask_keys: of a block of the block mask,
+        0 without one."""
+        # A tile of keys is to lie in one page.
+        together = not self.page_tokens or (self.page_tokens | mask_keys) % CAPACITY_MULTIPLE == 0
+        return together and tiles.implementation.reads_arrays(self.kv_dtype, self.width)
 
 
 MAX_STRIDE = (1 << 31) - 1  # kernels read them as int32

@@ -10,6 +10,7 @@ from llmcl.kernels.common.attention import (
     DECODE_BLOCK_N,
     MAX_ROWS,
     AttentionDecode,
+    AttentionFewQueries,
     AttentionPrefill,
     AttentionShape,
     PrefillTiles,
@@ -244,6 +245,17 @@ def head_dim_for_arrays(device: Device, width: int, kv_dtype: str, variant: str 
     if variant is not None or table.pick(AttentionPrefill, device, kv_dtype, wider).runs_anywhere:
         return size
     return wider if table.pick(AttentionPrefill, device, kv_dtype, size).runs_anywhere else size
+
+
+def few_queries_implementation(device: Device, dtype: str, width: int, rows: int) -> AttentionFewQueries | None:
+    """What attends to arrays of this dtype and width where they lie, for so many rows of a KV head; None: nothing is
+    better at it than what takes many."""
+    wrong = device.cache.excluded
+    for row in table.implementations(AttentionFewQueries):
+        fits = row.supports_device(device) and row.supports(dtype, width) and row.takes(rows)
+        if fits and row.key(dtype) not in wrong:
+            return row
+    return None
 
 
 def attention_supports_output(device: Device, shape: AttentionShape, layout: ActivationLayout) -> bool:

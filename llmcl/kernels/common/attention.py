@@ -189,6 +189,27 @@ class AttentionPrefill(AttentionKernel):
         return False
 
 
+class AttentionFewQueries(Implementation):
+    """A few query tokens, on arrays where they lie (as `AttentionPrefill.reads_arrays`), so that each key and value is
+    read once for the query heads that share it. Its keys are in ranges of multiples of 16 keys."""
+
+    kernel = "attention_few_queries"
+    merge_kernel = "merge_splits"
+    """What joins the states of the splits, if there are several."""
+    range_keys = 64
+    """Of a tile for which a mask is decided."""
+
+    @abstractmethod
+    def takes(self, rows: int) -> bool:
+        """Whether it is the faster kernel for so many rows of a KV head: query tokens times heads that share it."""
+
+    @abstractmethod
+    def size(
+        self, device: Device, rows: int, n_kv_heads: int, batch: int, n_keys: int
+    ) -> tuple[dict[str, object], tuple[int, int, int], tuple[int, int, int]]:
+        """Build constants of its own, N_SPLITS among them, groups and work-items of a group."""
+
+
 def check_block_sizes(
     head_dim: int,
     block_m: int,

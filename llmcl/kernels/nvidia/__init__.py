@@ -6,6 +6,7 @@ from llmcl.kernels.implementation import Implementation
 from llmcl.kernels.nvidia.attention import (
     HopperAttentionPrefill,
     NvidiaAttentionDecode,
+    NvidiaAttentionFewQueries,
     NvidiaAttentionPrefill,
     NvidiaRopeAppend,
 )
@@ -29,6 +30,7 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     NvidiaLinearPrefillQuantized(),
     NvidiaAttentionDecode(),
     NvidiaAttentionPrefill(),
+    NvidiaAttentionFewQueries(),
     NvidiaRopeAppend(),
     NvidiaPersistentLayers(),
 )

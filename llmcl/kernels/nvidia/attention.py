@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from llmcl.kernels.common.attention import (
     AttentionDecode,
+    AttentionFewQueries,
     AttentionKernel,
     AttentionPrefill,
     AttentionShape,
@@ -133,6 +134,37 @@ class HopperAttentionPrefill(LeavesBlocks, NvidiaAttentionPrefill):
 
     def reads_arrays(self, dtype: str, width: int) -> bool:
         return self.supports(dtype, width)
+
+
+class NvidiaAttentionFewQueries(AttentionFewQueries):
+    """8 rows a warp; the keys of a head in so many splits that the groups fill the device nearly evenly."""
+
+    name, file = "nvidia", "nvidia/attention_few_queries.cl"
+    rounds_to_16_bits = True
+    runs_anywhere = False
+
+    def supports_device(self, device: Device) -> bool:
+        return supports_ptx(device)
+
+    def supports(self, dtype: str, size: int) -> bool:
+        return is_16_bit(dtype) and size in (64, 128, 256)
+
+    def takes(self, rows: int) -> bool:
+        return rows <= 32
+
+    def size(
+        self, device: Device, rows: int, n_kv_heads: int, batch: int, n_keys: int
+    ) -> tuple[dict[str, object], tuple[int, int, int], tuple[int, int, int]]:
+        warps, groups = 4, n_kv_heads * -(-rows // 8)
+        most = max(1, min(32, n_keys // (self.range_keys * warps)))
+
+        def cost(splits: int) -> float:
+            """Of the time on the compute unit that has most groups: 3 at once by the registers of a work-item."""
+            on_one = -(-groups * batch * splits // device.compute_units)
+            return (on_one if on_one <= 3 else -(-on_one // 3) * 3) / splits * (1.0 + 0.01 * splits)
+
+        splits = min(range(1, most + 1), key=cost)
+        return {"WARPS": warps, "N_SPLITS": splits}, (splits, groups, batch), (32 * warps, 1, 1)
 
 
 class NvidiaRopeAppend(RopeAppend):
