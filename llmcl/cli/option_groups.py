@@ -54,6 +54,8 @@ class Sampling:
     top_p: opt.TopP = 1.0
     min_p: opt.MinP = 0.0
     repeat_penalty: opt.RepeatPenalty = 1.0
+    presence_penalty: opt.PresencePenalty = 0.0
+    frequency_penalty: opt.FrequencyPenalty = 0.0
     seed: opt.Seed = None
     stop: opt.Stop = None
     ignore_eos: opt.IgnoreEos = False

@@ -239,6 +239,26 @@ RepeatPenalty = Annotated[
         help="Make tokens that have occurred less likely by this factor; 1: off.",
     ),
 ]
+PresencePenalty = Annotated[
+    float,
+    option(
+        SAMPLING_PANEL,
+        "--presence-penalty",
+        metavar="P",
+        parser=number(float, "a number from -100 to 100 (0: off)", lambda p: abs(p) <= 100),
+        help="Subtract P from the logits of tokens that the answer has, 0.1 to 2 as a rule; 0: off.",
+    ),
+]
+FrequencyPenalty = Annotated[
+    float,
+    option(
+        SAMPLING_PANEL,
+        "--frequency-penalty",
+        metavar="P",
+        parser=number(float, "a number from -100 to 100 (0: off)", lambda p: abs(p) <= 100),
+        help="The same as many times as the answer has them; 0: off.",
+    ),
+]
 Seed = Annotated[
     int | None,
     option(

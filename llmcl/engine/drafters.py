@@ -119,6 +119,8 @@ class DraftModel(Drafter):
         # The token's number in the answer gives it the large model's noise. (To the repetition penalty a rejected token
         # may hide an earlier occurrence here: what is drafted need not be exact.)
         sequence.n_sampled = len(self._text) - self._n_prompt
+        if sequence.sampling.counts_tokens:
+            model.sampler.count(self._text[self._n_prompt :])
         model.step.restart_sampling(sequence.n_sampled)
         waiting = [model.sample(sequence)]
         for _ in range(most - 1):

@@ -47,6 +47,8 @@ class AnswerOptions:
     top_p: float = 1.0
     min_p: float = 0.0
     repeat_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     seed: int | None = None
     stop: str | Sequence[str] = ()
     ignore_eos: bool = False
@@ -74,6 +76,8 @@ class AnswerOptions:
             self.top_p,
             self.min_p,
             self.repeat_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
             seed=self.seed,
             logit_bias=self.logit_bias,
             logprobs=self.logprobs,

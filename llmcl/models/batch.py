@@ -244,9 +244,13 @@ class Batch:
         self.model.device.flush()
         return wait
 
-    def _remember(self, sequence: SequenceState) -> None:
-        if self._params[sequence].repeat_penalty != 1:
-            self.sampler.remember(sequence.token_ids, self._places[sequence])
+    def _remember(self, sequence: SequenceState, last: Sequence[int] = ()) -> None:
+        """What the penalties need to know. last: the token of the answer that the cache does not hold yet."""
+        params, place = self._params[sequence], self._places[sequence]
+        if params.repeat_penalty != 1:
+            self.sampler.remember(sequence.token_ids, place)
+        if params.counts_tokens:
+            self.sampler.count(sequence.answer(last), place)
 
     def _enter(self, sequence: SequenceState) -> None:
         """Brings the place of a sequence that was alone up to date."""
@@ -255,7 +259,7 @@ class Batch:
         place, last = self._places[sequence], self._last[sequence]()
         self.step.write_sequence(place, sequence.position, sequence.n_sampled)
         self.model.device.write(self.step.tokens, np.array([last], np.int32), 4 * place)
-        self._remember(sequence)
+        self._remember(sequence, [last])
         self._ready.add(sequence)
 
     def _hand_over(self, before_sampling: BeforeSampling | None) -> None:
@@ -268,7 +272,7 @@ class Batch:
         model = self.model
         if self._alone is not sequence:
             last = self._last[sequence]()
-            model.start_sampling(sequence)
+            model.start_sampling(sequence, [last])
             model.sampler.bias.allow(self._allowed.get(sequence))
             model.step.write_tokens([last], sequence.position)
             self._alone = sequence

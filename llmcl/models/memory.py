@@ -18,7 +18,7 @@ from llmcl.ops.experts import experts_scratch_bytes
 from llmcl.ops.linear import linear_scratch_bytes
 from llmcl.runtime.device import Device
 
-SAMPLING_BYTES = 16  # of a sequence and a token of the vocabulary: logits, latest positions, candidates
+SAMPLING_BYTES = 20  # of a sequence and a token of the vocabulary: logits, latest positions, counts, candidates
 
 
 def exact_queries(types: WeightTypes, kv_dtype: str) -> bool:

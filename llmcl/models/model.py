@@ -159,9 +159,14 @@ class Model:
             self.step.write_tokens(step.token_ids, step.position)
         self.step_position = step.position
 
-    def start_sampling(self, sequence: SequenceState) -> None:
-        """The tokens that `sample` chooses next continue the sequence, as its `sampling` says."""
+    def start_sampling(self, sequence: SequenceState, last: Sequence[int] = ()) -> None:
+        """The tokens that `sample` chooses next continue the sequence, as its `sampling` says.
+
+        last: the token of its answer that the cache does not hold yet.
+        """
         self.sampler.remember(sequence.token_ids)
+        if sequence.sampling.counts_tokens:
+            self.sampler.count(sequence.answer(last))
         self.sampler.configure(sequence.sampling)
         self.step.restart_sampling(sequence.n_sampled)
 

@@ -31,6 +31,10 @@ class SequenceState:
         """The position of the next token."""
         return len(self.token_ids)
 
+    def answer(self, last: Sequence[int] = ()) -> list[int]:
+        """The tokens chosen so far. last: the one that the cache does not hold yet."""
+        return [*self.token_ids, *last][-self.n_sampled :] if self.n_sampled else []
+
 
 @dataclass(frozen=True)
 class Step:

@@ -17,7 +17,7 @@ from llmcl.models.model import Model
 from llmcl.models.sequence import SequenceState
 from llmcl.models.stack import head, stack
 from llmcl.ops.sample import Sampler, SamplingParams
-from llmcl.ops.verify_draft import accept_draft, draft_last_seen, draft_rows
+from llmcl.ops.verify_draft import accept_draft, draft_counts, draft_last_seen, draft_rows
 from llmcl.progress import Progress
 
 MAX_ROWS = FEW_ROWS[1]
@@ -69,8 +69,10 @@ class Verification:
         self._begin = draft_rows(device, self._draft, model.step, self._rows)
         self._forward = {rows: self._bind(rows) for rows in few_rows(max_rows)}
         self._last_seen = draft_last_seen(device, model.step, model.sampler.last_seen, self._sampler.last_seen)
-        self._accept = accept_draft(device, self._rows.sampled, model.step, model.sampler.last_seen, self._accepted)
-        others = [*self._begin, *self._last_seen, *self._sampler.every_launch, *self._accept]
+        self._counts = draft_counts(device, model.step, model.sampler.counts, self._sampler.counts)
+        of_text = model.sampler.last_seen, model.sampler.counts
+        self._accept = accept_draft(device, self._rows.sampled, model.step, *of_text, self._accepted)
+        others = [*self._begin, *self._last_seen, *self._counts, *self._sampler.every_launch, *self._accept]
         separate = [launch for forward in self._forward.values() for launch in forward.separate]
         for launch in (*separate, *others):
             launch.share_seldom_used()
@@ -138,6 +140,8 @@ class Verification:
                 self._sampler.bias.allow(mask, row)
         if self._params.repeat_penalty != 1:
             model.run(self._last_seen, n)
+        if self._params.counts_tokens:
+            model.run(self._counts, n)
         model.run(self._sampler.launches_for(range(n)), n)
         model.run(self._accept)
         wait = model.device.read_async(self._accepted, self._host_accepted[: 1 + n])

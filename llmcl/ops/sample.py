@@ -20,6 +20,7 @@ from llmcl.runtime.device import Buffer, Device, Launch
 REPEAT_WINDOW = 64
 RANGE = 1e-30, 1e30  # of a temperature; a logit of 100 with the largest penalty over the smallest temperature is finite
 PENALTY_RANGE = 1e-6, 1e6
+MAX_PENALTY = 100  # of presence and frequency: times a count of tokens it stays finite
 WHOLE = (int, np.integer)
 NUMBERS = (int, float, np.integer, np.floating)
 MAX_INT = (1 << 31) - 1
@@ -37,6 +38,8 @@ CONSTANTS = {
     "SAMPLING_SEED_HI": 7,
     "SAMPLING_THRESHOLD": 8,  # written by sample_select
     "SAMPLING_TRUNCATES": 9,
+    "SAMPLING_PRESENCE": 10,
+    "SAMPLING_FREQUENCY": 11,
 }
 N_SLOTS = len(CONSTANTS)
 BINS = 2048  # as sample.cl has it
@@ -47,9 +50,11 @@ class SamplingParams:
     """What users of llama.cpp know, in its order: penalty, top-k, top-p, min-p, temperature.
 
     temperature 0 takes the most likely token. top_k 0, top_p 1, min_p 0 and repeat_penalty 1 are off. The penalty
-    looks at the last repeat_window tokens, prompt included. seed None draws one (`seeded()`). logit_bias: what is added
-    to the logits of some tokens, before all else, at most MAX_BIASES of them. logprobs: 0 to MAX_TOP, so many
-    alternatives beside the log-probability of each chosen token; None: none are computed.
+    looks at the last repeat_window tokens, prompt included. presence_penalty is subtracted from the logits of tokens
+    that the answer has, frequency_penalty as many times as it has them; the prompt does not count. seed None draws one
+    (`seeded()`). logit_bias: what is added to the logits of some tokens, before all else, at most MAX_BIASES of them.
+    logprobs: 0 to MAX_TOP, so many alternatives beside the log-probability of each chosen token; None: none are
+    computed.
 
     Raises UsageError when a value is out of its range, or would be 0 or infinite in float32.
     """
@@ -60,6 +65,8 @@ class SamplingParams:
     min_p: float = 0.0
     repeat_penalty: float = 1.0
     repeat_window: int = REPEAT_WINDOW
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     seed: int | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int | None = None
@@ -69,7 +76,7 @@ class SamplingParams:
             if not holds:
                 raise UsageError(f"{name} is {getattr(self, name)!r}; expected {expected}")
 
-        for name in ("temperature", "top_p", "min_p", "repeat_penalty"):
+        for name in ("temperature", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
             check(name, isinstance(value, NUMBERS) and bool(-math.inf < value < math.inf), "a number")
         for name in ("top_k", "repeat_window"):
@@ -82,6 +89,8 @@ class SamplingParams:
         check("min_p", self.min_p == 0 or least <= self.min_p <= 1, f"0 (off), or {least} to 1")
         least, most = PENALTY_RANGE
         check("repeat_penalty", least <= self.repeat_penalty <= most, f"{least} to {most}; 1 is off")
+        for name in ("presence_penalty", "frequency_penalty"):
+            check(name, abs(getattr(self, name)) <= MAX_PENALTY, f"-{MAX_PENALTY} to {MAX_PENALTY}; 0 is off")
         is_seed = isinstance(self.seed, WHOLE) and 0 <= self.seed < 1 << 64
         check("seed", self.seed is None or is_seed, "a whole number, 0 to 2^64 - 1")
         is_count = isinstance(self.logprobs, WHOLE) and 0 <= self.logprobs <= MAX_TOP
@@ -103,6 +112,11 @@ class SamplingParams:
         """Whether a threshold on the logits is needed."""
         return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether it matters how often the answer has a token."""
+        return self.presence_penalty != 0 or self.frequency_penalty != 0
+
     def seeded(self) -> SamplingParams:
         """These parameters with a seed, drawn if there is none."""
         if self.seed is not None:
@@ -114,7 +128,8 @@ class Sampler:
     """The sampling kernels of one model, bound once: logits float32 [vocab].
 
     For a step state of several sequences: logits float32 [n_sequences, vocab], a row for each of the step, and each
-    sequence has parameters of its own. `last_seen` int32 [vocab], of each sequence, is kept by the embedding kernel.
+    sequence has parameters of its own. `last_seen` int32 [vocab], of each sequence, is kept by the embedding kernel;
+    `counts` int32 [vocab], how often each token was chosen, by the kernels here, where a penalty needs them.
     """
 
     def __init__(self, device: Device, logits: Buffer, vocab_size: int, step: StepState):
@@ -122,6 +137,7 @@ class Sampler:
         self._vocab_size = vocab_size
         n = max(1, step.n_sequences)
         self.last_seen = device.alloc(4 * n * vocab_size, "latest positions")
+        self.counts = device.zeros(4 * n * vocab_size, "counts of tokens")
         self._params = device.zeros(4 * n * N_SLOTS, "sampling parameters")
         self._device.fill(self.last_seen, np.int32(-1))
         width = widest_group(device)
@@ -154,8 +170,8 @@ class Sampler:
                 cost=once(n_bytes),
             )
 
-        inputs = [logits, self.last_seen, step.state, self._params]
-        outputs = [step.state, step.tokens, step.sampled]
+        inputs = [logits, self.last_seen, self.counts, step.state, self._params]
+        outputs = [step.state, step.tokens, step.sampled, self.counts]
         read = 8 * vocab_size  # logits and latest positions
         self._choose = [
             bind("sample_partial", [*inputs, best], groups, read),
@@ -200,6 +216,7 @@ class Sampler:
             [params.temperature, max(params.top_p, RANGE[0]), params.min_p, params.repeat_penalty, -np.inf],
             np.float32,
         ).view(np.int32)
+        penalties = np.array([params.presence_penalty, params.frequency_penalty], np.float32) + 0.0  # -0.0 is off, too
         seed = np.array([params.seed or 0], np.uint64).view(np.int32)
         slots = np.zeros(len(CONSTANTS), np.int32)
         for name, value in (
@@ -213,6 +230,8 @@ class Sampler:
             ("SEED_HI", seed[1]),
             ("THRESHOLD", floats[4]),
             ("TRUNCATES", params.truncates),
+            ("PRESENCE", penalties.view(np.int32)[0]),
+            ("FREQUENCY", penalties.view(np.int32)[1]),
         ):
             slots[CONSTANTS["SAMPLING_" + name]] = value
         self._device.write(self._params, slots, 4 * sequence * N_SLOTS)
@@ -228,3 +247,12 @@ class Sampler:
             latest = np.full(self._vocab_size, -1, np.int32)
             latest[np.asarray(token_ids)] = np.arange(len(token_ids))
             self._device.write(self.last_seen, latest, sequence * nbytes)
+
+    def count(self, token_ids: Sequence[int], sequence: int = 0) -> None:
+        """The answer of the sequence has these tokens so far, for presence and frequency penalty."""
+        nbytes = 4 * self._vocab_size
+        if token_ids:
+            counts = np.bincount(np.asarray(token_ids), minlength=self._vocab_size).astype(np.int32)
+            self._device.write(self.counts, counts, sequence * nbytes)
+        else:
+            self._device.fill(self.counts, np.int32(0), sequence * nbytes, nbytes)

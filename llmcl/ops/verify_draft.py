@@ -1,4 +1,4 @@
-"""draft_rows, draft_last_seen and accept_draft: what a step that verifies drafted tokens has beside the model.
+"""draft_rows, draft_last_seen, draft_counts, accept_draft: what a step that verifies drafts has beside the model.
 
 Row 0 of such a step is the token sampled last, the rows after it are guesses of those that follow. Sampling depends on
 seed, step number and token id alone, so each row can sample what one step after another would have.
@@ -52,12 +52,31 @@ def draft_last_seen(device: Device, step: StepState, last_seen: Buffer, out: Buf
     ]
 
 
+def draft_counts(device: Device, step: StepState, counts: Buffer, out: Buffer) -> list[Launch]:
+    """out int32 [n, vocab]: counts int32 [vocab], how often the answer has each token before the step, as each of its
+    rows knows them: with the drafted tokens up to its own.
+    """
+    size, vocab = local_size(device, 256), counts.nbytes // 4
+    run = run_of(device, min(vocab, 4096))
+    return [
+        device.launch(
+            "portable/draft_counts.cl",
+            "draft_counts",
+            {"VOCAB": vocab, "RUN": run, "LOCAL_SIZE": size},
+            [step.tokens, counts, out],
+            groups=lambda n: (-(-vocab // (size * run)), n),
+            local=(size, 1),
+            cost=per_token(8 * vocab),
+        )
+    ]
+
+
 def accept_draft(
-    device: Device, row_sampled: Buffer, step: StepState, last_seen: Buffer, accepted: Buffer
+    device: Device, row_sampled: Buffer, step: StepState, last_seen: Buffer, counts: Buffer, accepted: Buffer
 ) -> list[Launch]:
     """Accepts drafted tokens up to the first that is not what the row before sampled, and moves the text on.
 
-    row_sampled int32 [n]: what each row sampled. last_seen int32 [vocab]: of the text, brought up to date.
+    row_sampled int32 [n]: what each row sampled. last_seen, counts int32 [vocab]: of the text, brought up to date.
     accepted int32 [n + 1]: how many tokens were sampled, at least 1, and these.
     """
     return [
@@ -65,7 +84,7 @@ def accept_draft(
             "portable/accept_draft.cl",
             "accept_draft",
             {**step_state.CONSTANTS, "VOCAB": last_seen.nbytes // 4},
-            [row_sampled, step.state, step.tokens, step.sampled, last_seen, accepted],
+            [row_sampled, step.state, step.tokens, step.sampled, last_seen, counts, accepted],
             groups=(1,),
             local=(1,),
             cost=per_token(20),

@@ -8,7 +8,7 @@ Shapes: n tokens of one call, k the length of a matrix row, kv_len keys in the c
 """
 
 from llmcl.checkpoint.formats import FORMATS, dequantize
-from llmcl.reference.draft import accept_draft, draft_last_seen, draft_rows
+from llmcl.reference.draft import accept_draft, draft_counts, draft_last_seen, draft_rows
 from llmcl.reference.experts import choose_experts, experts_down, experts_gate_up, group_by_expert
 from llmcl.reference.kv_cache import pack_keys, pack_values, pair_cache, unpack_keys, unpack_values
 from llmcl.reference.layers import (
@@ -40,6 +40,7 @@ from llmcl.reference.sampling import (
     log_probabilities,
     noise_bits,
     penalize,
+    penalize_counts,
     sample,
     sample_scores,
     sample_threshold,
@@ -69,6 +70,7 @@ __all__ = [
     "causal_conv",
     "choose_experts",
     "dequantize",
+    "draft_counts",
     "draft_last_seen",
     "draft_rows",
     "embed",
@@ -88,6 +90,7 @@ __all__ = [
     "pack_values",
     "pair_cache",
     "penalize",
+    "penalize_counts",
     "qkv_adjust",
     "rms_norm",
     "rope",

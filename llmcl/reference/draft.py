@@ -28,6 +28,16 @@ def draft_last_seen(last_seen: Array, tokens: Sequence[int], position: int) -> N
     return rows
 
 
+def draft_counts(counts: Array, tokens: Sequence[int]) -> NDArray[np.int64]:
+    """How often the answer has each token [vocab] before a step with these tokens, of which the first is counted ->
+    [n, vocab], as each row knows.
+    """
+    rows = np.tile(np.asarray(counts, np.int64), (len(tokens), 1))
+    for i, token in enumerate(tokens[1:], start=1):
+        rows[i:, token] += 1
+    return rows
+
+
 def accept_draft(tokens: Sequence[int], row_sampled: Sequence[int]) -> list[int]:
     """What is sampled: that of row 0, and of each row whose token is what the row before sampled, up to the first
     that is not.

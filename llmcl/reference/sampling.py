@@ -1,4 +1,4 @@
-"""Sampling, without sorting: repetition penalty, then one threshold for top-k, top-p, min-p (in this order), then
+"""Sampling, without sorting: penalties, then one threshold for top-k, top-p, min-p (in this order), then
 temperature and Gumbel noise: argmax(logit / temperature + gumbel) is distributed as softmax(logit / temperature).
 """
 
@@ -22,6 +22,15 @@ def penalize(logits: Array, last_seen: Array, position: int, window: int, penalt
     logits, last_seen = wide(logits), np.asarray(last_seen)
     recent = (last_seen >= 0) & (last_seen > position - window) & (last_seen <= position)
     return np.where(recent, np.where(logits > 0, logits / penalty, logits * penalty), logits)
+
+
+def penalize_counts(logits: Array, counts: Array, presence: float, frequency: float) -> Float64:
+    """Presence and frequency penalty: logits [vocab] -> [vocab]; counts int [vocab]: how often the answer has a token.
+
+    l - presence - frequency count where count > 0, as OpenAI's API defines them.
+    """
+    counts = np.asarray(counts)
+    return wide(logits) - np.where(counts > 0, presence + frequency * counts, 0.0)
 
 
 def sample_threshold(logits: Array, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> np.float32:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from llmcl.errors import UsageError
-from llmcl.serve.errors import RequestError, unsupported
+from llmcl.serve.errors import RequestError
 from llmcl.serve.fields import Fields, wrong
 from llmcl.serve.served import Served
 
@@ -16,11 +16,8 @@ MAX_ANSWERS = 128  # OpenAI's
 def read_sampling(fields: Fields, served: Served) -> dict[str, Any]:
     """The options of `LLM.stream` of the same meaning. What is left out is as in OpenAI's API: temperature and top_p 1.
 
-    Raises RequestError for a value out of range, and for what the sampler does not have.
+    Raises RequestError for a value out of range.
     """
-    for name in ("presence_penalty", "frequency_penalty"):
-        if fields.number(name, 0.0, -2.0, 2.0):
-            raise unsupported(name, "penalties other than repeat_penalty are not supported")
     from llmcl.ops.sample import RANGE, SamplingParams  # the server listens before the engine is imported
 
     penalty = "repeat_penalty" if fields.given("repeat_penalty") is not None else "repetition_penalty"
@@ -31,6 +28,8 @@ def read_sampling(fields: Fields, served: Served) -> dict[str, Any]:
         "top_p": fields.number("top_p", 1.0, 0.0, 1.0, above=True),
         "min_p": fields.number("min_p", 0.0, 0.0, 1.0),
         "repeat_penalty": fields.number(penalty, 1.0, 0.0, 1e6, above=True),
+        "presence_penalty": fields.number("presence_penalty", 0.0, -2.0, 2.0),
+        "frequency_penalty": fields.number("frequency_penalty", 0.0, -2.0, 2.0),
         "seed": None if seed == -1 else seed,  # -1: llama.cpp's word for any
     }
     if bias := _bias(fields, served.vocab_size):

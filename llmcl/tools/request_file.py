@@ -126,7 +126,7 @@ def _checked(line: dict[str, Any], where: str) -> dict[str, Any]:
         check(name, isinstance(given.get(name), bool), "true or false")
     for name in "max_tokens", "top_k", "seed", "priority":
         check(name, _is_whole(given.get(name)), "a whole number")
-    for name in "temperature", "top_p", "min_p", "repeat_penalty":
+    for name in "temperature", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty":
         check(name, _is_whole(given.get(name)) or isinstance(given.get(name), float), "a number")
     return given
 

@@ -29,6 +29,7 @@ from llmcl.runtime.cache_files import cache_dir
 
 def test_options_reach_the_engine(engine: Engine, invoke: Callable[..., int]) -> None:
     options = "--temp 0.5 --top-k 3 --top-p 0.9 --min-p 0.1 --repeat-penalty 1.1 --seed 4"
+    options += " --presence-penalty 0.5 --frequency-penalty -0.25"
     ending = "--stop a --stop bc --ignore-eos"
     loading = "-c 48 --device gpu --dtype float16 --kv-dtype float32 --offline"
     quantized = "--quantize q4_0 --activation-dtype float32"
@@ -58,6 +59,8 @@ def test_options_reach_the_engine(engine: Engine, invoke: Callable[..., int]) ->
         "top_p": 0.9,
         "min_p": 0.1,
         "repeat_penalty": 1.1,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.25,
         "seed": 4,
         "stop": ("a", "bc"),
         "ignore_eos": True,
@@ -147,6 +150,8 @@ def test_defaults_are_greedy(engine: Engine, invoke: Callable[..., int]) -> None
         "top_p": 1.0,
         "min_p": 0.0,
         "repeat_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
     }
     assert engine.request.items() >= (neutral | {"seed": None, "ignore_eos": False}).items()
 
@@ -163,6 +168,8 @@ def test_defaults_are_greedy(engine: Engine, invoke: Callable[..., int]) -> None
         (["--min-p", "-0.1"], "--min-p", "-0.1", "from 0 (off) to 1"),
         (["--min-p", "1.1"], "--min-p", "1.1", "from 0 (off) to 1"),
         (["--repeat-penalty", "0"], "--repeat-penalty", "0", "above 0"),
+        (["--presence-penalty", "101"], "--presence-penalty", "101", "from -100 to 100"),
+        (["--frequency-penalty", "much"], "--frequency-penalty", "much", "from -100 to 100"),
         (["--seed", "-1"], "--seed", "-1", "0 to 2^64 - 1"),
         (["-n", "-1"], "--max-tokens", "-1", "1 or more"),
         (["-n", "2.5"], "--max-tokens", "2.5", "1 or more"),

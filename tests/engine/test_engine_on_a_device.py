@@ -17,7 +17,15 @@ from llmcl.engine.llm import LLM
 from llmcl.errors import UsageError
 from llmcl.runtime.device import Device
 
-SAMPLED: dict[str, Any] = {"temperature": 0.9, "top_k": 40, "top_p": 0.95, "repeat_penalty": 1.2, "seed": 5}
+SAMPLED: dict[str, Any] = {
+    "temperature": 0.9,
+    "top_k": 40,
+    "top_p": 0.95,
+    "repeat_penalty": 1.2,
+    "presence_penalty": 0.3,
+    "frequency_penalty": 0.2,
+    "seed": 5,
+}
 
 
 @pytest.fixture(scope="module", params=["as it is", pytest.param("as a GPU", marks=pytest.mark.as_gpu)])

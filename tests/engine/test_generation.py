@@ -12,6 +12,7 @@ import pytest
 from helpers import random_weights, save_folder, small_config
 
 import llmcl
+from llmcl import reference
 from llmcl.engine.generation import token_ids
 from llmcl.engine.llm import LLM
 from llmcl.kernels.common.step_state import RING
@@ -24,6 +25,7 @@ from llmcl.runtime.device import Device
 SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "sampled": {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.02, "repeat_penalty": 1.1, "seed": 3},
+    "counted": {"temperature": 0.6, "presence_penalty": 0.5, "frequency_penalty": 0.3, "seed": 3},
 }
 
 
@@ -202,3 +204,18 @@ def test_memory_does_not_grow_with_use(small: LLM, tmp_path: Path) -> None:
     held = use()
     assert all(use() == held for _ in range(3))
     assert small.device.peak_bytes >= held
+
+
+@pytest.mark.parametrize("penalties", [(0.8, 0.0), (0.0, 0.3), (-0.2, 0.15)], ids=["presence", "frequency", "both"])
+def test_penalties_count_the_answer_and_not_the_prompt(penalties: tuple[float, float], small: LLM) -> None:
+    """Greedily, each token is the one that the twin's penalty leaves the most likely."""
+    presence, frequency = penalties
+    asked, vocab = prompt(30), small.config.vocab_size
+    options: dict[str, Any] = {"max_tokens": 25, "ignore_eos": True}
+    answer = small.generate(asked, presence_penalty=presence, frequency_penalty=frequency, **options).token_ids
+    logits = small.logits([*asked, *answer[:-1]])[len(asked) - 1 :]
+    for n, row in enumerate(logits):
+        counts = np.bincount(np.array(answer[:n], np.int64), minlength=vocab)
+        penalized = reference.penalize_counts(row, counts, presence, frequency)
+        assert penalized[answer[n]] >= penalized.max() - 1e-4
+    assert answer != small.generate(asked, **options).token_ids

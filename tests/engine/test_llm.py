@@ -223,6 +223,8 @@ def test_a_prompt_longer_than_the_context_is_refused(small: LLM) -> None:
         ({"temperature": "1"}, "temperature is '1'; expected a number"),
         ({"min_p": 1e-50}, r"min_p is 1e-50; expected 0 \(off\), or 1e-30 to 1"),
         ({"repeat_penalty": 1e-50}, r"repeat_penalty is 1e-50; expected 1e-06 to 1000000.0; 1 is off"),
+        ({"presence_penalty": 101}, "presence_penalty is 101; expected -100 to 100; 0 is off"),
+        ({"frequency_penalty": float("nan")}, "frequency_penalty is nan; expected a number"),
         ({"repeat_penalty": 1e39}, r"repeat_penalty is 1e\+39"),
         ({"top_k": 1.5}, "top_k is 1.5"),
         ({"seed": 1 << 64}, "seed is"),

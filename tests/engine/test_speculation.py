@@ -33,6 +33,7 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
     "truncated": {"temperature": 0.8, "top_k": 5, "top_p": 0.95, "seed": 3},
     "penalty": {"repeat_penalty": 1.3},
     "sampled with a penalty": {"temperature": 0.5, "repeat_penalty": 1.2, "seed": 4},
+    "counted": {"presence_penalty": 0.2, "frequency_penalty": 0.1},
 }
 
 

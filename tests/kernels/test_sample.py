@@ -34,7 +34,14 @@ small = pytest.mark.oclgrind
 class Bench:
     """A sampler with its logits and state in guarded buffers."""
 
-    def __init__(self, device: Device, logits: np.ndarray, params: SamplingParams, seen: np.ndarray | None = None):
+    def __init__(
+        self,
+        device: Device,
+        logits: np.ndarray,
+        params: SamplingParams,
+        seen: np.ndarray | None = None,
+        counts: np.ndarray | None = None,
+    ):
         self.device, self.logits, self.params = device, logits.astype(np.float32), params
         vocab = logits.size
         self.seen = np.full(vocab, -1, np.int32) if seen is None else seen.astype(np.int32)
@@ -43,6 +50,8 @@ class Bench:
             setattr(self.step, name, poisoned(device, (size,)))
         self.sampler = Sampler(device, with_poison(device, self.logits), vocab, self.step)
         device.write(self.sampler.last_seen, self.seen)
+        self.counts = np.zeros(vocab, np.int32) if counts is None else counts.astype(np.int32)
+        device.write(self.sampler.counts, self.counts)
         self.sampler.configure(params)
 
     def sample(self, step: int, n_tokens: int = 1) -> int:
@@ -59,6 +68,10 @@ class Bench:
         np.testing.assert_array_equal(state, [POSITION + 1, 1, step + 1])
         fed = int(read_guarded(self.device, self.step.tokens, np.int32, (1,))[0])
         assert fed == min(token, self.logits.size - 1)
+        if self.params.counts_tokens and token < self.logits.size:
+            self.counts[token] += 1
+        counts = self.device.read(self.sampler.counts, np.int32, (self.logits.size,))
+        np.testing.assert_array_equal(counts, self.counts)
         return token
 
     def threshold(self) -> float:
@@ -66,10 +79,10 @@ class Bench:
         return float(self.device.read(self.sampler._params, np.float32, (1,), 4 * slot)[0])
 
     def penalized(self) -> np.ndarray:
-        """The logits after the repetition penalty, rounded as on the device."""
+        """The logits after the penalties, rounded as on the device."""
         p = self.params
         wide = reference.penalize(self.logits, self.seen, POSITION, p.repeat_window, p.repeat_penalty)
-        return wide.astype(np.float32)
+        return reference.penalize_counts(wide, self.counts, p.presence_penalty, p.frequency_penalty).astype(np.float32)
 
     def check(self, step: int) -> None:
         """The threshold, its survivors and the token against the twin."""
@@ -100,6 +113,12 @@ def recent_tokens(vocab: int) -> np.ndarray:
     return np.where(rng.random(vocab) < 0.5, rng.integers(0, POSITION + 1, vocab), -1)
 
 
+def counted_tokens(vocab: int) -> np.ndarray:
+    """Most tokens never, the others up to 9 times."""
+    rng = np.random.default_rng(vocab + 1)
+    return np.where(rng.random(vocab) < 0.8, 0, rng.integers(1, 10, vocab))
+
+
 # All of them with seed 7 and temperature 0.8 unless they say otherwise.
 PARAMETERS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -123,6 +142,16 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "most_penalty": {"temperature": 1e-30, "repeat_penalty": 1e-6, "repeat_window": 16},
     "greedy_penalty": {"temperature": 0.0, "repeat_penalty": 1.5, "repeat_window": 16},
     "reward": {"repeat_penalty": 0.7, "repeat_window": 16, "top_k": 5},
+    "presence": {"temperature": 0.0, "presence_penalty": 2.0},
+    "frequency": {"frequency_penalty": 0.6},
+    "both": {"presence_penalty": -0.5, "frequency_penalty": 0.25, "top_p": 0.9},
+    "every_penalty": {
+        "repeat_penalty": 1.3,
+        "repeat_window": 16,
+        "presence_penalty": 1.0,
+        "frequency_penalty": -0.1,
+        "top_k": 20,
+    },
 }
 
 
@@ -133,7 +162,7 @@ def parameters(name: str) -> SamplingParams:
 @pytest.mark.parametrize("name", PARAMETERS)
 @pytest.mark.parametrize("vocab", [SMALL, LARGE])
 def test_sample(target: Device, vocab: int, name: str) -> None:
-    bench = Bench(target, random_logits(vocab), parameters(name), recent_tokens(vocab))
+    bench = Bench(target, random_logits(vocab), parameters(name), recent_tokens(vocab), counted_tokens(vocab))
     for step in range(4):
         bench.check(step)
 
@@ -266,3 +295,41 @@ def test_remember_puts_the_latest_positions(target: Device) -> None:
     np.testing.assert_array_equal(target.read(bench.sampler.last_seen, np.int32, (SMALL,)), latest)
     bench.sampler.remember([])
     np.testing.assert_array_equal(target.read(bench.sampler.last_seen, np.int32, (SMALL,)), np.full(SMALL, -1))
+
+
+@small
+def test_a_penalty_counts_what_was_chosen(target: Device) -> None:
+    """Greedily, with logits one apart: a penalty of 1.5 a time brings each in its turn."""
+    logits = np.full(SMALL, -9.0, np.float32)
+    logits[[7, 40, 3]] = 5.0, 4.0, 3.0
+    bench = Bench(target, logits, SamplingParams(frequency_penalty=1.5, seed=0))
+    assert [bench.sample(step) for step in range(6)] == [7, 40, 7, 3, 40, 7]
+
+
+def test_count_puts_the_counts(target: Device) -> None:
+    bench = Bench(target, random_logits(SMALL), parameters("presence"))
+    bench.sampler.count([3, 5, 3, 130])
+    expected = np.zeros(SMALL, np.int32)
+    expected[[3, 5, 130]] = 2, 1, 1
+    np.testing.assert_array_equal(target.read(bench.sampler.counts, np.int32, (SMALL,)), expected)
+    bench.sampler.count([])
+    assert not target.read(bench.sampler.counts, np.int32, (SMALL,)).any()
+
+
+def test_each_sequence_has_its_own_counts(target: Device) -> None:
+    step = StepState(target, 3, 0, 3)
+    logits = np.tile(np.linspace(1.0, 2.0, SMALL, dtype=np.float32), (2, 1))
+    sampler = Sampler(target, with_poison(target, logits), SMALL, step)
+    params = {0: SamplingParams(seed=0), 1: SamplingParams(presence_penalty=2.0, seed=0), 2: SamplingParams(seed=0)}
+    for place, own in params.items():
+        sampler.configure(own, place)
+        sampler.count([SMALL - 1] * (place == 1), place)
+        step.write_sequence(place, 4, 0)
+    found = []
+    for number in range(2):
+        step.write_rows([1, 2], number)
+        run(sampler.launches_for([1, 2]), 2)
+        found.append(step.read_rows(number, 2)())
+    assert found == [[SMALL - 2, SMALL - 1], [SMALL - 3, SMALL - 1]]
+    counts = target.read(sampler.counts, np.int32, (3, SMALL))
+    assert counts[1, -3:].tolist() == [1, 1, 1] and counts.sum() == 3

@@ -1,4 +1,4 @@
-"""draft_rows, draft_last_seen and accept_draft: integers, equal to the twins'; nothing else of the state is touched."""
+"""What a step that verifies drafts has beside the model: integers, equal to the twins'; nothing else is touched."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from helpers import read_guarded, run, with_poison
 
 from llmcl import reference
 from llmcl.kernels.common.step_state import N_SLOTS, RING, StepState
-from llmcl.ops.verify_draft import accept_draft, draft_last_seen, draft_rows
+from llmcl.ops.verify_draft import accept_draft, draft_counts, draft_last_seen, draft_rows
 from llmcl.runtime.device import Device
 
 MAX_ROWS = 16
@@ -57,6 +57,20 @@ def test_draft_last_seen(device: Device, n: int, vocab: int) -> None:
 
 
 @pytest.mark.oclgrind
+@pytest.mark.parametrize("vocab", [131, 5000])
+@pytest.mark.parametrize("n", [1, 2, 9])
+def test_draft_counts(device: Device, n: int, vocab: int) -> None:
+    rng = np.random.default_rng(n)
+    tokens = [int(i) for i in rng.choice([0, 3, vocab // 2, vocab - 1], n)]  # few, so that some come again
+    step = text_step(device, n, tokens)
+    counts = rng.integers(0, 3, vocab).astype(np.int32)
+    out = with_poison(device, np.zeros((n, vocab), np.int32))
+    run(draft_counts(device, step, device.upload(counts, "counts"), out), n)
+    expected = reference.draft_counts(counts, tokens)
+    np.testing.assert_array_equal(read_guarded(device, out, np.int32, (n, vocab)), expected)
+
+
+@pytest.mark.oclgrind
 @pytest.mark.parametrize("taken", [0, 1, 5, 6])
 @pytest.mark.parametrize("step_number", [3, RING - 2])
 def test_accept_draft(device: Device, taken: int, step_number: int) -> None:
@@ -69,7 +83,9 @@ def test_accept_draft(device: Device, taken: int, step_number: int) -> None:
     device.write(step.state, np.array([POSITION, n, step_number], np.int32))
     last_seen = np.random.default_rng(1).integers(-1, POSITION, vocab).astype(np.int32)
     seen, accepted = device.upload(last_seen, "latest positions"), with_poison(device, np.full(n + 1, -7, np.int32))
-    run(accept_draft(device, device.upload(np.array(sampled, np.int32), "sampled"), step, seen, accepted))
+    before = np.random.default_rng(2).integers(0, 3, vocab).astype(np.int32)
+    counts = device.upload(before, "counts")
+    run(accept_draft(device, device.upload(np.array(sampled, np.int32), "sampled"), step, seen, counts, accepted))
     expected = reference.accept_draft(tokens, sampled)
     assert len(expected) == taken + 1
     found = read_guarded(device, accepted, np.int32, (n + 1,)).tolist()
@@ -83,6 +99,8 @@ def test_accept_draft(device: Device, taken: int, step_number: int) -> None:
     assert ring[places].tolist() == expected and not np.delete(ring, places).any()
     rows = reference.draft_last_seen(last_seen, tokens, POSITION)
     assert device.read(seen, np.int32, (vocab,)).tolist() == rows[len(expected) - 1].tolist()
+    after_counts = before + np.bincount(expected, minlength=vocab)
+    np.testing.assert_array_equal(device.read(counts, np.int32, (vocab,)), after_counts)
 
 
 def test_a_row_without_a_token_ends_what_is_accepted(device: Device) -> None:
@@ -91,6 +109,8 @@ def test_a_row_without_a_token_ends_what_is_accepted(device: Device) -> None:
     step = text_step(device, 3, [4, 9, 9])
     accepted = device.zeros(16, "accepted")
     last_seen = device.upload(np.full(vocab, -1, np.int32), "latest positions")
-    run(accept_draft(device, device.upload(np.array([9, vocab, 9], np.int32), "sampled"), step, last_seen, accepted))
+    counts, sampled = device.zeros(4 * vocab, "counts"), device.upload(np.array([9, vocab, 9], np.int32), "sampled")
+    run(accept_draft(device, sampled, step, last_seen, counts, accepted))
+    assert device.read(counts, np.int32, (vocab,)).tolist() == [int(token == 9) for token in range(vocab)]
     assert device.read(accepted, np.int32, (3,)).tolist() == [2, 9, vocab]
     assert device.read(step.tokens, np.int32, (1,)).tolist() == [vocab - 1]

@@ -135,8 +135,9 @@ PARAMS = [
     SamplingParams(temperature=0.8, seed=3),
     SamplingParams(temperature=1.3, top_k=20, top_p=0.9, seed=1 << 40),
     SamplingParams(repeat_penalty=1.3, seed=4),
-    SamplingParams(temperature=0.9, min_p=0.05, repeat_penalty=1.1, seed=5),
+    SamplingParams(temperature=0.9, min_p=0.05, repeat_penalty=1.1, presence_penalty=0.4, seed=5),
 ]
+COUNTED = SamplingParams(temperature=0.7, top_k=30, presence_penalty=0.5, frequency_penalty=0.7, seed=6)
 
 
 def test_each_row_is_sampled_as_its_own_parameters_say(llm: LLM, batch: Batch) -> None:
@@ -149,7 +150,7 @@ def test_each_row_is_sampled_as_its_own_parameters_say(llm: LLM, batch: Batch) -
 
 def test_sequences_come_and_go(llm: LLM, batch: Batch) -> None:
     prompts = [random_ids(n, n, 131) for n in (9, 30, 62)]
-    params = PARAMS[1], PARAMS[2], PARAMS[4]
+    params = COUNTED, PARAMS[2], PARAMS[4]
     first = begin(batch, prompts[0], params[0])
     decode(batch, [first], 5)  # alone, with the kernels for one token
     second = begin(batch, prompts[1], params[1])
@@ -165,8 +166,11 @@ def test_sequences_come_and_go(llm: LLM, batch: Batch) -> None:
         assert ids == alone(llm, prompt, len(ids), own)
 
 
-def test_a_sequence_goes_on_in_another_place_after_it_was_recomputed(llm: LLM, batch: Batch) -> None:
-    prompt, params = random_ids(12, 1, 131), PARAMS[2]
+@pytest.mark.parametrize("params", [PARAMS[2], COUNTED], ids=["truncated", "counted"])
+def test_a_sequence_goes_on_in_another_place_after_it_was_recomputed(
+    params: SamplingParams, llm: LLM, batch: Batch
+) -> None:
+    prompt = random_ids(12, 1, 131)
     sequence, ids = begin(batch, prompt, params)
     others = [begin(batch, random_ids(5, seed, 131)) for seed in range(2)]
     decode(batch, [(sequence, ids), *others], 6)

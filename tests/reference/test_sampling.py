@@ -39,6 +39,13 @@ def test_penalize_window_ends() -> None:
     assert never.tolist() == logits.tolist()
 
 
+def test_penalize_counts_is_openais_formula() -> None:
+    logits, chosen = normal(18, 50), [3, 4, 3, 49, 3]
+    expected = [float(logits[j]) - chosen.count(j) * 0.3 - float(chosen.count(j) > 0) * 1.5 for j in range(len(logits))]
+    actual = reference.penalize_counts(logits, np.bincount(chosen, minlength=50), 1.5, 0.3)
+    assert np.allclose(actual, expected, rtol=1e-14) and np.count_nonzero(actual != logits) == 3
+
+
 def survivors(logits: NDArray[Any], top_k: int, top_p: float, min_p: float) -> list[int]:
     threshold = reference.sample_threshold(logits, top_k, top_p, min_p)
     assert isinstance(threshold, np.float32)

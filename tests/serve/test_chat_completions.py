@@ -143,11 +143,15 @@ def test_several_answers(server: Running) -> None:
 def test_parameters_reach_the_engine(server: Running) -> None:
     server.chat(temperature=0, top_p=0.5, top_k=4, min_p=0.1, repeat_penalty=1.2, seed=3, stop="x", max_tokens=9)
     expected = {"temperature": 0.0, "top_p": 0.5, "top_k": 4, "min_p": 0.1, "repeat_penalty": 1.2, "seed": 3}
+    expected |= {"presence_penalty": 0.0, "frequency_penalty": 0.0}
     assert server.engine.asked[0][1] == {**expected, "stop": ("x",), "max_tokens": 9}
     server.chat(top_k=-1, seed=-1, repetition_penalty=1.1)
     options = server.engine.asked[1][1]
     assert (options["temperature"], options["top_p"], options["top_k"], options["seed"]) == (1.0, 1.0, 0, None)
     assert options["repeat_penalty"] == 1.1
+    server.chat(presence_penalty=0.5, frequency_penalty=-2)
+    options = server.engine.asked[2][1]
+    assert (options["presence_penalty"], options["frequency_penalty"]) == (0.5, -2)
 
 
 def test_biases_reach_the_engine(server: Running) -> None:
@@ -260,8 +264,6 @@ def test_a_wrong_field_is_named(fields: dict[str, Any], param: str, shared: Runn
     [
         {"tools": [{"type": "function", "function": {"name": "f"}}]},
         {"functions": [{"name": "f"}]},
-        {"presence_penalty": 0.5},
-        {"frequency_penalty": -1},
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
         {"response_format": {"type": "json_object"}},
         {"modalities": ["audio"]},

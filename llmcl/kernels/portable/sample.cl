@@ -1,5 +1,5 @@
-// Sampling on the device, without a sort: repetition penalty, then one threshold for top-k, top-p and min-p (in this
-// order, llama.cpp's), then temperature. The token is an argmax:
+// Sampling on the device, without a sort: penalties, then one threshold for top-k, top-p and min-p (in this order,
+// llama.cpp's), then temperature. The token is an argmax:
 //
 //   token = argmax over { l_i >= threshold } of l_i / temperature + g_i,    g_i = -log(-log(u_i))
 //
@@ -9,7 +9,10 @@
 // Without a threshold: sample_partial, sample_finish. With one: sample_histogram, sample_candidates, sample_select, of which
 // the first two share the vocabulary among all groups and leave the few logits that can be above the threshold to the last.
 //
+// Penalties: l / r or l r (repetition, of tokens seen lately), then l - presence - frequency count (of tokens in the answer).
+//
 // logits     float [VOCAB]          last_seen  int [VOCAB], the latest position of each token, negative: never
+// counts     int [VOCAB], how often the answer has each token; kept by the step's last kernel where a penalty needs it
 // state      see STATE_*            sampling   int [SAMPLING_SLOTS], see SAMPLING_*; floats by their bits
 // best       float2 [N_GROUPS]: (score, token id by its bits), or of sample_histogram (largest logit, sum of exp(l - largest))
 // bins       uint [BINS + 1], 0 before and after a step: a measure of the logits by the upper bits of their keys, and the
@@ -17,8 +20,8 @@
 // candidates float2 [VOCAB]: (penalised logit, token id by its bits), in any order
 // tokens     int [.]: the next step's input        sampled  int [STATE_RING]: tokens handed to the host, by step
 //
-// A step of several sequences (step_rows.cl) has logits, best, bins and candidates of each row, last_seen, sampling and tokens of
-// each sequence, and sampled [STATE_RING][N_SEQUENCES], of which its number says the line.
+// A step of several sequences (step_rows.cl) has logits, best, bins and candidates of each row, last_seen, counts, sampling and
+// tokens of each sequence, and sampled [STATE_RING][N_SEQUENCES], of which its number says the line.
 // Index space: N_GROUPS groups of LOCAL_SIZE; one group for sample_select and sample_finish; with several sequences for each row.
 // Build: VOCAB, LOCAL_SIZE (a power of two), N_GROUPS, N_SEQUENCES (1). The host must have checked the ranges of the parameters.
 #if !defined(VOCAB) || !defined(LOCAL_SIZE) || !defined(N_GROUPS) || !defined(N_SEQUENCES) || !defined(STATE_STEP) || \
@@ -29,13 +32,26 @@
 #include "common/reduce.cl"
 #include "common/step_rows.cl"
 
-inline float penalized(__global const float* logits, __global const int* last_seen, __global const int* sampling,
-                       const int position, const int i) {
-    const float l = logits[i], penalty = as_float(sampling[SAMPLING_PENALTY]);
+// Whether the row has a presence or a frequency penalty.
+inline bool counts_tokens(__global const int* sampling) {
+    return (sampling[SAMPLING_PRESENCE] | sampling[SAMPLING_FREQUENCY]) != 0;
+}
+
+inline float repeat_penalized(const float l, __global const int* last_seen, __global const int* sampling, const int position,
+                              const int i) {
+    const float penalty = as_float(sampling[SAMPLING_PENALTY]);
     if (penalty == 1.0f) return l;  // before the load: half of what a pass over the vocabulary reads
     const int seen = last_seen[i];
     if (seen < 0 || seen > position || seen <= position - sampling[SAMPLING_WINDOW]) return l;
     return l > 0.0f ? l / penalty : l * penalty;
+}
+
+inline float penalized(__global const float* logits, __global const int* last_seen, __global const int* counts,
+                       __global const int* sampling, const int position, const int i) {
+    const float l = repeat_penalized(logits[i], last_seen, sampling, position, i);
+    const int count = counts_tokens(sampling) ? counts[i] : 0;
+    if (count == 0) return l;
+    return l - as_float(sampling[SAMPLING_PRESENCE]) - as_float(sampling[SAMPLING_FREQUENCY]) * count;
 }
 
 // The part of the vocabulary that a group looks at.
@@ -45,11 +61,11 @@ inline int2 partition_of(const int group) { return (int2)(min(VOCAB, group * PAR
 // Logits of a work-item's next BATCH tokens, LOCAL_SIZE apart, all asked for before the first is used; past the end NaN.
 #define BATCH 4
 inline void next_logits(float l[BATCH], __global const float* logits, __global const int* last_seen,
-                        __global const int* sampling, const int position, const int first, const int end) {
+                        __global const int* counts, __global const int* sampling, const int position, const int first, const int end) {
 #pragma unroll
     for (int u = 0; u < BATCH; ++u) {
         const int i = first + u * LOCAL_SIZE;
-        l[u] = i < end ? penalized(logits, last_seen, sampling, position, i) : NAN;
+        l[u] = i < end ? penalized(logits, last_seen, counts, sampling, position, i) : NAN;
     }
 }
 
@@ -75,7 +91,7 @@ inline float bin_high(const int bin) { return value_of(((uint)bin + 1u) * (1u <<
 // With top-k a bin counts its logits. Otherwise it adds up their mass relative to its own upper edge, rounded down, in units
 // of which VOCAB fit: the largest logit of all is not known yet.
 #define BIN_UNIT (0x7fffffffu / VOCAB)
-inline bool counts(__global const int* sampling) {
+inline bool measures_count(__global const int* sampling) {
     return sampling[SAMPLING_TOP_K] > 0 && sampling[SAMPLING_TOP_K] < VOCAB;
 }
 inline uint measure_of(const float l, const int bin, const bool by_count) {
@@ -83,18 +99,18 @@ inline uint measure_of(const float l, const int bin, const bool by_count) {
 }
 
 // Adds the group's partition to `bins`, and leaves its largest logit and the sum of exp(l - largest) in best[group].
-inline void histogram_of_partition(const int group, __global const float* logits, __global const int* last_seen,
+inline void histogram_of_partition(const int group, __global const float* logits, __global const int* last_seen, __global const int* counts,
                                    __global const int* state, __global const int* sampling, __global float2* best,
                                    __global uint* bins, __local uint* own, __local float* scratch) {
     const int lid = get_local_id(0), position = last_position(state);
     const int2 partition = partition_of(group);
-    const bool by_count = counts(sampling);
+    const bool by_count = measures_count(sampling);
     for (int i = lid; i < BINS; i += LOCAL_SIZE) own[i] = 0;
     barrier(CLK_LOCAL_MEM_FENCE);
     float top = -INFINITY;
     for (int first = partition.x + lid; first < partition.y; first += BATCH * LOCAL_SIZE) {
         float l[BATCH];
-        next_logits(l, logits, last_seen, sampling, position, first, partition.y);
+        next_logits(l, logits, last_seen, counts, sampling, position, first, partition.y);
 #pragma unroll
         for (int u = 0; u < BATCH; ++u) {
             if (isnan(l[u])) continue;
@@ -108,7 +124,7 @@ inline void histogram_of_partition(const int group, __global const float* logits
     float sum = 0.0f;
     for (int first = partition.x + lid; first < partition.y; first += BATCH * LOCAL_SIZE) {
         float l[BATCH];
-        next_logits(l, logits, last_seen, sampling, position, first, partition.y);
+        next_logits(l, logits, last_seen, counts, sampling, position, first, partition.y);
 #pragma unroll
         for (int u = 0; u < BATCH; ++u)
             if (l[u] > -INFINITY) sum += exp(l[u] - top);
@@ -141,7 +157,7 @@ inline int lowest_bin(__global const int* sampling, __global const float2* best,
     const float top_p = as_float(sampling[SAMPLING_TOP_P]), min_p = as_float(sampling[SAMPLING_MIN_P]);
     const float top = top_of(best, scratch, lid);
     const float sum_of_all = whole_sum(best, top, scratch, lid);
-    const bool by_count = counts(sampling);
+    const bool by_count = measures_count(sampling);
     // A little more than the share, for what the sums are rounded by.
     const float target = by_count ? (float)sampling[SAMPLING_TOP_K] : top_p * 1.00001f * sum_of_all * BIN_UNIT;
     barrier(CLK_LOCAL_MEM_FENCE);
@@ -170,7 +186,7 @@ inline int lowest_bin(__global const int* sampling, __global const float2* best,
 }
 
 // Appends to `candidates` what the group's partition has in the lowest bin and above.
-inline void candidates_of_partition(const int group, __global const float* logits, __global const int* last_seen,
+inline void candidates_of_partition(const int group, __global const float* logits, __global const int* last_seen, __global const int* counts,
                                     __global const int* state, __global const int* sampling, __global const float2* best,
                                     __global uint* bins, __global float2* candidates, __local float* measures,
                                     __local float* scratch, __local int* found) {
@@ -184,7 +200,7 @@ inline void candidates_of_partition(const int group, __global const float* logit
         barrier(CLK_LOCAL_MEM_FENCE);
         if (lid == 0) taken[0] = 0;
         barrier(CLK_LOCAL_MEM_FENCE);
-        next_logits(l, logits, last_seen, sampling, position, begin + lid, partition.y);
+        next_logits(l, logits, last_seen, counts, sampling, position, begin + lid, partition.y);
 #pragma unroll
         for (int u = 0; u < BATCH; ++u) {
             place[u] = VOCAB;
@@ -261,7 +277,7 @@ inline float threshold_of(__global const float2* candidates, const int n, __glob
     const float sum_of_all = whole_sum(best, top, floats, lid);
     uint key = 0;
     // Top-k, then top-p, if asked for. Passes of a loop, for the same reason as in lowest_bin.
-    for (int pass = counts(sampling) ? 0 : 1; pass < (top_p < 1.0f ? 2 : 1); ++pass) {
+    for (int pass = measures_count(sampling) ? 0 : 1; pass < (top_p < 1.0f ? 2 : 1); ++pass) {
         const bool by_mass = pass == 1;
         ulong units = 0;  // of the candidates, whose order changes: an integer
         for (int i = by_mass ? lid : n; i < n; i += LOCAL_SIZE)
@@ -319,7 +335,7 @@ inline float2 reduce_best(float score, int token, __local float2* scratch) {
 }
 
 // best[group] = the best score of the group's partition of the vocabulary.
-inline void best_of_partition(const int group, __global const float* logits, __global const int* last_seen,
+inline void best_of_partition(const int group, __global const float* logits, __global const int* last_seen, __global const int* counts,
                               __global const int* state, __global const int* sampling, __global float2* best,
                               __local float2* scratch) {
     const int lid = get_local_id(0), position = last_position(state);
@@ -330,7 +346,7 @@ inline void best_of_partition(const int group, __global const float* logits, __g
     int token = VOCAB;
     for (int first = partition.x + lid; first < partition.y; first += BATCH * LOCAL_SIZE) {
         float l[BATCH];
-        next_logits(l, logits, last_seen, sampling, position, first, partition.y);
+        next_logits(l, logits, last_seen, counts, sampling, position, first, partition.y);
 #pragma unroll
         for (int u = 0; u < BATCH; ++u)
             if (!isnan(l[u])) {
@@ -344,8 +360,10 @@ inline void best_of_partition(const int group, __global const float* logits, __g
 
 // Hands the token of a row to the host and to the next step, and moves the position on: the step's end. One work-item.
 // If no logit is a number, or the best score is infinite, the token is VOCAB and the host reports it.
-inline void end_step(const float2 best, const int row, __global int* state, __global int* tokens, __global int* sampled) {
+inline void end_step(const float2 best, const int row, __global const int* sampling, __global int* state, __global int* tokens,
+                     __global int* sampled, __global int* counts) {
     const int token = isinf(best.x) ? VOCAB : as_int(best.y);
+    if (counts_tokens(sampling) && token < VOCAB) counts[(size_t)sequence_of(state, row) * VOCAB + token] += 1;
     sampled[state[STATE_STEP] % STATE_RING * N_SEQUENCES + row] = token;
     tokens[sequence_of(state, row)] = min(token, VOCAB - 1);
     state = sequence_state(state, row);
@@ -365,6 +383,7 @@ inline void end_step(const float2 best, const int row, __global int* state, __gl
 #define LOGITS_OF_ROW                     \
     logits += (size_t)row * VOCAB;        \
     last_seen += (size_t)sequence * VOCAB; \
+    counts += (size_t)sequence * VOCAB;   \
     state = sequence_state(state, row);
 #define BINS_OF_ROW bins += row * (BINS + 1);
 #define CANDIDATES_OF_ROW candidates += (size_t)row * VOCAB;
@@ -376,16 +395,16 @@ inline void end_step(const float2 best, const int row, __global int* state, __gl
 #endif
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
-void sample_partial(__global const float* logits, __global const int* last_seen, __global const int* state,
+void sample_partial(__global const float* logits, __global const int* last_seen, __global const int* counts, __global const int* state,
                     __global const int* sampling, __global float2* best) {
     __local float2 scratch[LOCAL_SIZE];
     OF_ROW(0) LOGITS_OF_ROW
-    best_of_partition(get_group_id(0), logits, last_seen, state, sampling, best, scratch);
+    best_of_partition(get_group_id(0), logits, last_seen, counts, state, sampling, best, scratch);
 }
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
 void sample_finish(__global const float2* best, __global const int* sampling, __global int* state, __global int* tokens,
-                   __global int* sampled) {
+                   __global int* sampled, __global int* counts) {
     __local float2 scratch[LOCAL_SIZE];
     const int lid = get_local_id(0);
     OF_ROW(0)
@@ -393,34 +412,34 @@ void sample_finish(__global const float2* best, __global const int* sampling, __
     int token = VOCAB;
     for (int i = lid; i < N_GROUPS; i += LOCAL_SIZE) keep_better(&score, &token, best[i].x, as_int(best[i].y));
     const float2 found = reduce_best(score, token, scratch);
-    if (lid == 0) end_step(found, row, state, tokens, sampled);
+    if (lid == 0) end_step(found, row, sampling, state, tokens, sampled, counts);
 }
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
-void sample_histogram(__global const float* logits, __global const int* last_seen, __global const int* state,
+void sample_histogram(__global const float* logits, __global const int* last_seen, __global const int* counts, __global const int* state,
                       __global const int* sampling, __global float2* best, __global uint* bins) {
     __local uint own[BINS];
     __local float scratch[LOCAL_SIZE];
     OF_ROW(1) LOGITS_OF_ROW BINS_OF_ROW
-    histogram_of_partition(get_group_id(0), logits, last_seen, state, sampling, best, bins, own, scratch);
+    histogram_of_partition(get_group_id(0), logits, last_seen, counts, state, sampling, best, bins, own, scratch);
 }
 
 #define BLOCK_FLOATS (LOCAL_SIZE > BINS / BLOCK ? LOCAL_SIZE : BINS / BLOCK)
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
-void sample_candidates(__global const float* logits, __global const int* last_seen, __global const int* state,
+void sample_candidates(__global const float* logits, __global const int* last_seen, __global const int* counts, __global const int* state,
                        __global const int* sampling, __global const float2* best, __global uint* bins,
                        __global float2* candidates) {
     __local float measures[BINS], scratch[BLOCK_FLOATS];
     __local int found;
     OF_ROW(1) LOGITS_OF_ROW BINS_OF_ROW CANDIDATES_OF_ROW
-    candidates_of_partition(get_group_id(0), logits, last_seen, state, sampling, best, bins, candidates, measures, scratch, &found);
+    candidates_of_partition(get_group_id(0), logits, last_seen, counts, state, sampling, best, bins, candidates, measures, scratch, &found);
 }
 
 // Writes sampling[SAMPLING_THRESHOLD], and the token of the best score above it. One group.
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
 void sample_select(__global const float2* candidates, __global const float2* best, __global uint* bins,
-                   __global int* sampling, __global int* state, __global int* tokens, __global int* sampled) {
+                   __global int* sampling, __global int* state, __global int* tokens, __global int* sampled, __global int* counts) {
     __local ulong scratch[LOCAL_SIZE];
     __local uint histogram[256], found[FOUND];
     OF_ROW(1) BINS_OF_ROW CANDIDATES_OF_ROW
@@ -440,6 +459,6 @@ void sample_select(__global const float2* candidates, __global const float2* bes
     for (int i = lid; i <= BINS; i += LOCAL_SIZE) bins[i] = 0;
     if (lid == 0) {
         sampling[SAMPLING_THRESHOLD] = as_int(threshold);
-        end_step(chosen, row, state, tokens, sampled);
+        end_step(chosen, row, sampling, state, tokens, sampled, counts);
     }
 }
