@@ -19,8 +19,9 @@ from llmcl.attention.tracing.trace import TracedMod
 from llmcl.errors import OutOfDeviceMemoryError, UsageError
 from llmcl.kernels import table
 from llmcl.kernels.common import step_state
-from llmcl.kernels.common.attention import CAPACITY_MULTIPLE, AttentionFewQueries, Mods, PackKeys, PrefillTiles
+from llmcl.kernels.common.attention import CAPACITY_MULTIPLE, AttentionFewQueries, PackKeys, PrefillTiles
 from llmcl.kernels.common.dtype import ITEM_BYTES, KERNEL_NAMES
+from llmcl.kernels.common.mods import Mods
 from llmcl.runtime.device import Buffer, Device, KernelArg, Launch
 from llmcl.runtime.driver_calls import check
 

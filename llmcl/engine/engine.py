@@ -95,8 +95,8 @@ class Engine:
 
         prompt, options: those of `LLM.stream`: max_tokens, temperature, top_k, top_p, min_p, repeat_penalty,
         presence_penalty, frequency_penalty, seed, stop, ignore_eos, schema, regex, grammar, raw, system_prompt; and
-        logit_bias and logprobs of SamplingParams, with which each piece has its `logprob`. A seed draws the same whoever
-        else is served, and after a preemption; what it draws from may be rounded in another way.
+        logit_bias and logprobs of SamplingParams, with which each piece has its `logprob`. A seed draws the same
+        whoever else is served, and after a preemption; what it draws from may be rounded in another way.
 
         Raises UsageError for a value out of range and after `close`, ContextLengthError for too long a prompt.
         """

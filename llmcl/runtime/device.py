@@ -486,8 +486,8 @@ class Device:
     def _wait(self, event: cl.Event) -> None:
         with named_errors("waiting for the device"):
             if self.is_cpu and cores_now() < self.compute_units:
-                # A quota leaves fewer cores than the driver has threads. A thread that waits inside Intel's driver looks
-                # for work all the time, and its time comes out of the quota.
+                # A quota leaves fewer cores than the driver has threads. A thread that waits inside Intel's driver
+                # looks for work all the time, and its time comes out of the quota.
                 while event.command_execution_status > cl.command_execution_status.COMPLETE:
                     time.sleep(SLEEP_S)
             event.wait()
