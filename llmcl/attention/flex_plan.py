@@ -167,8 +167,9 @@ class FlexPlan:
             order = ranges.longest_first(p.n_q_heads, -(-p.n_queries // tiles.block_m))
             visited = np.concatenate([visited, order])
         records = [ranges.batch_records, ranges.head_records, ranges.group_records, len(ranges.ranges)]
-        state = [0, p.n_queries, 0, capacity, 0, *records]
-        state += self._place_in_pages(strides)
+        state = [0] * step_state.N_SLOTS
+        state[step_state.CONSTANTS["STATE_N_TOKENS"]], state[step_state.CAPACITY] = p.n_queries, capacity
+        state += [*records, *self._place_in_pages(strides)]
         self._state = self._kept(device.upload(np.array(state, np.int32), "attention state"))
         lists = self._kept(device.upload(visited, "attention KV block ranges"))
         tables = (PAGE_TABLE,) if p.page_tokens and strides is not None else ()
