@@ -13,7 +13,7 @@ import numpy as np
 from llmcl.attention.arrays import HELD, PAGE_TABLE, array_form
 from llmcl.attention.block_mask import BlockMask
 from llmcl.attention.kv_block_ranges import KVBlockRanges, all_keys, kv_block_ranges
-from llmcl.attention.mods import bind_mods
+from llmcl.attention.mods import bind_mods, makes_floats_of_small_ints
 from llmcl.attention.problem import Problem, Strides
 from llmcl.attention.tracing.trace import TracedMod
 from llmcl.errors import OutOfDeviceMemoryError, UsageError
@@ -179,6 +179,9 @@ class FlexPlan:
             for name, shape in p.shapes().items():
                 if name != "lse" or p.return_lse:
                     self.own[name] = self._alloc(int(np.prod(shape)), self.dtypes[name], name)
+        sizes = (p.batch, p.n_q_heads, p.n_queries, p.n_keys)
+        if score_mod is not None and makes_floats_of_small_ints(score_mod, *sizes):
+            own["SMALL_INTS"] = True
         if strides is not None:
             own |= {"ARRAYS": True, "STRIDES": STRIDES, "OUT": KERNEL_NAMES[self.dtypes["out"]]}
             if p.page_tokens:

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from llmcl.attention.block_test import MASK_RANGE, block_test
+from llmcl.attention.tracing.intervals import bounds
 from llmcl.attention.tracing.trace import TracedMod, trace_mask_mod, trace_score_mod
 from llmcl.kernels.common.mods import NO_MODS, ModCode, Mods
 from llmcl.runtime.device import Device
 
 ScoreMod = Callable[..., Any]
 MaskMod = Callable[..., Any]
+SMALL = 1 << 22
 
 
 def bind_mods(
@@ -46,6 +50,23 @@ def bind_mods(
 def _arrays(mod: TracedMod) -> tuple[tuple[str, str], ...]:
     """Type and name of each captured array."""
     return tuple(("float" if capture.dtype == "float32" else "int", capture.name) for capture in mod.captures)
+
+
+def makes_floats_of_small_ints(mod: TracedMod, B: int, H: int, Q_LEN: int, KV_LEN: int) -> bool:
+    """Whether every int that the mod makes a float of is less than 2^22 in size, for positions, batches and heads below
+    these (the build constant SMALL_INTS)."""
+    unknown = np.asarray(np.nan, np.float32)
+    last = {"b": B - 1, "h": H - 1, "q_idx": Q_LEN - 1, "kv_idx": KV_LEN - 1}
+    ranges = {"score": (unknown, unknown)} | {name: (np.asarray(0), np.asarray(n)) for name, n in last.items()}
+    graph = mod.graph
+    for number in graph.reachable(mod.root):
+        node = graph.nodes[number]
+        if node.op != "cast" or node.dtype != "float32" or graph.nodes[node.args[0]].dtype != "int32":
+            continue
+        low, high, unsafe = bounds(graph, node.args[0], ranges, np.float32)
+        if unsafe.any() or low.min() <= -SMALL or high.max() >= SMALL:
+            return False
+    return True
 
 
 def trace_mods(

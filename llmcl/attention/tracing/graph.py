@@ -373,7 +373,9 @@ class Emitter:
         if source == "bool":
             return f"({text} & 1)" if vector else text
         kind = C_TYPES[node.dtype]
-        return self._halves(f"convert_{kind}{self.lanes // 2}({{}})", kind, arg) if vector else f"({kind})({text})"
+        if vector:
+            return self._halves(f"convert_{kind}{self.lanes // 2}({{}})", kind, arg)
+        return f"FLOAT_OF({text})" if kind == "float" else f"({kind})({text})"  # a macro: a kernel may have its own
 
     def _load_text(self, node: Node, vector: bool) -> str:
         capture = self.graph.capture_of(node)

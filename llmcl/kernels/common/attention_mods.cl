@@ -7,6 +7,9 @@
 // the program, with HAS_SCORE_MOD or HAS_MASK_MOD; MOD_PARAMS and MOD_ARGS hand through the arrays that they look up;
 // SCALAR_MODS holds mask_mod and mask_block, SCORE_MOD_BODY what score_mod does, WIDE_MODS score_mod16 and mask_mod16, the same for
 // 16 keys, for a kernel that wants them.
+//
+// SMALL_INTS: every int that a score_mod makes a float of is less than 2^22 in size. Then two additions make it one: a GPU
+// converts at an eighth of the rate at which it adds.
 #ifndef HAS_SCORE_MOD
 #define HAS_SCORE_MOD 0
 #endif
@@ -16,6 +19,11 @@
 #ifndef MOD_PARAMS
 #define MOD_PARAMS
 #define MOD_ARGS
+#endif
+
+#if SMALL_INTS
+#undef FLOAT_OF
+#define FLOAT_OF(x) (as_float((x) + 0x4b400000) - 12582912.0f)  // 1.5 * 2^23
 #endif
 
 #if HAS_SCORE_MOD || HAS_MASK_MOD

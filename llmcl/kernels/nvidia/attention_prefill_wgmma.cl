@@ -37,6 +37,7 @@
 #include "common/kv_block_ranges.cl"
 #include "common/kv_address.cl"
 #include "nvidia/key_tiles.cl"
+#define QUICK_TANH ARRAYS  // beside 16-bit operands
 #include "nvidia/fragment_scores.cl"
 #include "nvidia/attention_arrays.cl"
 
@@ -93,6 +94,23 @@ inline item item_of(const int turn, const int n, __global const int* state, __gl
     return it;
 }
 #define TAKE(turn) item_of(turn, n, state, ranges)
+
+// In attention on arrays a warpgroup waits for both of its products before the softmax, which ranges beside the products of the
+// other one, and the copies themselves report to the barrier that they are done; the consumers order them before their products.
+#if ARRAYS
+#define ORDER_COPIES local_fence_async()
+#define REPORT_COPIES(barrier) copies_arrive(barrier)
+#else
+#define ORDER_COPIES
+#define REPORT_COPIES(barrier) \
+    COPY_WAIT_ALL;             \
+    local_fence_async();       \
+    mbarrier_arrive(barrier)
+#endif
+// A branch that is never taken. Without it the assembler runs all products one after the other in some forms of the kernel (it
+// says C7514); with trap in place of exit it runs out of registers and does the same (C7512).
+#define NEVER_BELOW_0(sum) \
+    if ((sum) < 0.0f) asm volatile("exit;")
 
 inline float exp2_quick(const float x) {
     float r;
@@ -321,9 +339,7 @@ void attention_prefill(__global const QUERY_T* queries, __global const int* stat
                     copy_key_tiles(to + stage * TILE_BYTES, from + (size_t)row * HEAD_DIM, n_keys - part, lane);
                 else
                     copy_rows(to + stage * TILE_BYTES, from + (size_t)row * row_stride, row_stride, n_keys - part, lane);
-                COPY_WAIT_ALL;
-                local_fence_async();
-                mbarrier_arrive(full + 8 * stage);
+                REPORT_COPIES(full + 8 * stage);
                 at = next;
                 if (++stage == STAGES) {
                     stage = 0;
@@ -389,6 +405,7 @@ void attention_prefill(__global const QUERY_T* queries, __global const int* stat
     m[0] = m[1] = -INFINITY;
     l[0] = l[1] = 0.0f;
     mbarrier_wait(k_full, 0);
+    ORDER_COPIES;
     wgmma_fence();
     MULTIPLY_KEYS(0);
     WGMMA_WAIT(0);
@@ -413,17 +430,32 @@ void attention_prefill(__global const QUERY_T* queries, __global const int* stat
             mbarrier_wait(k_full + 8 * next_stage, next_parity);
             keys = tiles[next_stage];
             mbarrier_wait(v_full + 8 * stage, parity);
+            ORDER_COPIES;
             wgmma_fence();
             MULTIPLY_KEYS(next_stage);
             MULTIPLY_VALUES_OF(stage);
+#if ARRAYS
+            WGMMA_WAIT(0);
+            SETTLE_SCORES;
+            SETTLE_OUTPUT;
+            if (lane == 0) {
+                mbarrier_arrive(k_empty + 8 * next_stage);
+                mbarrier_arrive(v_empty + 8 * stage);
+            }
+#else
             WGMMA_WAIT(1);
             SETTLE_SCORES;
             if (lane == 0) mbarrier_arrive(k_empty + 8 * next_stage);
+#endif
             mask_scores(s, keys, batch, present.head, rows, column, first_row MOD_ARGS);
             update_softmax(s, m, l, shrink);
+#if ARRAYS
+            NEVER_BELOW_0(l[0] + l[1]);
+#else
             WGMMA_WAIT(0);
             SETTLE_OUTPUT;
             if (lane == 0) mbarrier_arrive(v_empty + 8 * stage);
+#endif
             if (warp_any(shrink[0] != 1.0f || shrink[1] != 1.0f)) {
 #pragma unroll
                 for (int i = 0; i < HEAD_DIM / 2; ++i) acc[i] *= shrink[i / 2 % 2];
@@ -435,6 +467,7 @@ void attention_prefill(__global const QUERY_T* queries, __global const int* stat
         // The last values, and the first keys of the next item.
         const int v_stage = stage;
         mbarrier_wait(v_full + 8 * stage, parity);
+        ORDER_COPIES;
         wgmma_fence();
         MULTIPLY_VALUES_OF(v_stage);
         if (++stage == STAGES) {
@@ -453,6 +486,7 @@ void attention_prefill(__global const QUERY_T* queries, __global const int* stat
         local_fence_async();
         named_barrier(ROWS_BARRIER, WARPGROUP);
         mbarrier_wait(k_full + 8 * stage, parity);
+        ORDER_COPIES;
         wgmma_fence();
         MULTIPLY_KEYS(stage);
         WGMMA_WAIT(1);
