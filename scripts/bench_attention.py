@@ -1,6 +1,6 @@
 #!/usr/bin/env python
 """Prints the five tables of attention's reference systems with llmcl's figures beside theirs, on any OpenCL device, and
-a sixth: large calls of flex_attention beside PyTorch's compiled one.
+two more: large calls of flex_attention, and decode with a page table, beside PyTorch's compiled one.
 
 Every contestant is checked against float64 before it is timed. Times are medians of rounds in which the contestants
 take turns, warm, with half the interquartile range as the spread. Keys and values are float32 unless stated.
@@ -24,6 +24,7 @@ from attention_bench.measuring import (
     WrongResultError,
     as_csv,
     as_json,
+    bfloat16_bits,
     check,
     expected_rows,
     grid,
@@ -33,7 +34,7 @@ from attention_bench.measuring import (
     some_rows,
 )
 from attention_bench.ours import ours_causal, ours_decode, ours_flex, ours_on_host_arrays, ours_profiled
-from attention_bench.torch_flex import large_call_variants, torch_large_calls
+from attention_bench.torch_flex import large_call_variants, torch_decode_calls, torch_large_calls
 
 import llmcl
 from llmcl.attention import and_masks, create_block_mask, flex_attention, masks
@@ -41,6 +42,7 @@ from llmcl.cli import options as opt
 from llmcl.cli.command import run_script
 from llmcl.cli.text_files import check_writable
 from llmcl.kernels.common.attention import CAPACITY_MULTIPLE, AttentionShape
+from llmcl.reference import round_bfloat16
 from llmcl.runtime.device import Device
 from llmcl.tools.tune import tune_prefill
 
@@ -363,17 +365,20 @@ def table_large_calls(bench: Bench) -> None:
         "Milliseconds of calls in a row by the host's clock, medians of turns; beside them the device's own clock for "
         "one call (ours: its launches, torch: between two events). Ratios are their time over ours.",
     )
-    q, k, v = (x.astype(np.float16) for x in random_arrays(*[(1, n, length, 128) for n in (heads, kv_heads, kv_heads)]))
+    exact = random_arrays(*[(1, n, length, 128) for n in (heads, kv_heads, kv_heads)])
     rows = some_rows(length)
     for name, variant in large_call_variants(length, heads).items():
+        q, k, v = (bfloat16_bits(x) if variant.bfloat16 else x.astype(np.float16) for x in exact)
         score_mod, mask_mod = variant.ours
         mask = None if mask_mod is None else create_block_mask(mask_mod, None, None, length, length)
         options = {"score_mod": score_mod, "block_mask": mask}
         theirs = torch_large_calls(q, k, v, variant)
         contestants = {"ours": ours_flex(bench.device, q, k, v, whole=True, **options)}
         contestants |= {who: contestant for who, (contestant, _) in theirs.items()}
-        expected = expected_rows((q, k, v), rows, score_mod, mask_mod)
-        bound = 2.0**-9  # queries, keys, values and results are float16, and matrix units round the weights to it
+        rounded = [round_bfloat16(x) if variant.bfloat16 else x.astype(np.float16) for x in exact]
+        expected = expected_rows(rounded, rows, score_mod, mask_mod)
+        # Queries, keys, values and results have 16 bits, and matrix units round the weights to them.
+        bound = 2.0 ** (-6 if variant.bfloat16 else -9)
         errors = {who: check(f"{who} {name}", c, expected, np.s_[:, :, rows], bound) for who, c in contestants.items()}
         times = measure(bench, contestants, 1.0)
         call = ours_profiled(bench.device, q, k, v, **options)
@@ -395,6 +400,43 @@ def table_large_calls(bench: Bench) -> None:
         print(grid(table.rows[-1:]), file=sys.stderr, flush=True)  # PyTorch takes a while to compile the next
 
 
+def table_decode_calls(bench: Bench) -> None:
+    """Table 7: a query of each of several sequences, without and with a page table."""
+    batch, heads, kv_heads, length, page = (3, 4, 1, 256, 64) if bench.quick else (32, 32, 8, 8192, 128)
+    table = bench.table(
+        7,
+        f"Decode: whole calls on float16 device arrays, {batch} sequences of {length}, {heads}/{kv_heads} heads of 128",
+        f"Keys and values contiguous, [B, H, S, D], and in shuffled pages of {page}. GB/s: their bytes over the time.",
+    )
+    q, one_k, one_v = random_arrays((batch, heads, 1, 128), (1, kv_heads, length, 128), (1, kv_heads, length, 128))
+    q = q.astype(np.float16)
+    # Sequences have the keys of the first one from different places on: numbers for all would take long to draw.
+    k, v = (np.concatenate([np.roll(x.astype(np.float16), 7 * b, 2) for b in range(batch)]) for x in (one_k, one_v))
+    n = length // page
+    page_table = np.random.default_rng(1).permutation(batch * n).reshape(batch, n).astype(np.int32)
+    pools = [np.empty((batch * n, kv_heads, page, 128), np.float16) for _ in range(2)]
+    for pool, x in zip(pools, (k, v), strict=True):
+        pool[page_table.reshape(-1)] = x.reshape(batch, kv_heads, n, page, 128).swapaxes(1, 2).reshape(pool.shape)
+    contestants = {
+        "ours, contiguous": ours_flex(bench.device, q, k, v, whole=True),
+        "ours, page table": ours_flex(bench.device, q, *pools, whole=True, page_table=page_table),
+        **torch_decode_calls(q, k, v, page_table, page),
+    }
+    expected = expected_rows((q[:2], k[:2], v[:2]), np.array([0]))
+    errors = {who: check(who, one, expected, np.s_[:2], 2.0**-9) for who, one in contestants.items()}
+    times = measure(bench, contestants, 4.0)
+    for who, timing in times.items():
+        gb_s = 2e-6 * k.nbytes / timing.ms
+        table.rows.append({"": who, "ms": str(timing), "GB/s": f"{gb_s:.0f}", "error": f"{errors[who]:.0e}"})
+    if not bench.device.is_cpu:
+        ratio = times["ours, page table"].ms / times["ours, contiguous"].ms
+        bench.target("decode, paged over contiguous <= 1.02x", ratio, ratio <= 1.02)
+    for kind in ("contiguous", "page table"):
+        if f"torch compiled, {kind}" in times:
+            ratio = times[f"torch compiled, {kind}"].ms / times[f"ours, {kind}"].ms
+            bench.target(f"decode, {kind}, against torch compiled >= 1.5x", ratio, ratio >= 1.5)
+
+
 TABLES: dict[int, Callable[[Bench], None]] = {
     1: table_decode,
     2: table_combinations,
@@ -402,26 +444,27 @@ TABLES: dict[int, Callable[[Bench], None]] = {
     4: table_unfused,
     5: table_flex,
     6: table_large_calls,
+    7: table_decode_calls,
 }
 
 
 def chosen_tables(text: Any) -> tuple[int, ...]:
-    one = opt.number(int, "numbers from 1 to 6, separated by commas", lambda n: n in TABLES)
+    one = opt.number(int, "numbers from 1 to 7, separated by commas", lambda n: n in TABLES)
     return tuple(one(part) for part in str(text).split(","))
 
 
 def bench_attention(
     device: opt.Device = None,
     tables: Annotated[
-        Any, opt.measurement("-t", "--tables", metavar="N,...", parser=chosen_tables, help="Which of the six tables.")
+        Any, opt.measurement("-t", "--tables", metavar="N,...", parser=chosen_tables, help="Which of the seven tables.")
     ] = "1,2,3,4,5",
     quick: Annotated[bool, opt.measurement("--quick", help="Small shapes and few rounds: does it work here?")] = False,
     markdown_file: Annotated[Path | None, opt.written("--markdown", "the tables")] = None,
     csv_file: Annotated[Path | None, opt.written("--csv", "a line for each figure")] = None,
     json_file: Annotated[Path | None, opt.written("--json", "an object")] = None,
 ) -> None:
-    """Six tables of attention: decode, tiles, torch SDPA, unfused, flex variants and pages, large calls beside torch's
-    compiled flex_attention; then the targets."""
+    """Seven tables of attention: decode, tiles, torch SDPA, unfused, flex variants and pages, large calls and decode
+    with a page table beside torch's compiled flex_attention; then the targets."""
     outputs = {"--markdown": (markdown_file, markdown), "--csv": (csv_file, as_csv), "--json": (json_file, as_json)}
     for option, (path, _) in outputs.items():
         check_writable(option, path)

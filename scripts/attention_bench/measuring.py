@@ -16,6 +16,7 @@ import numpy as np
 
 from attention_bench.baselines import Contestant
 from llmcl.errors import LlmclError
+from llmcl.reference import round_bfloat16
 from llmcl.runtime.device import Device
 from llmcl.tools import json_text
 from llmcl.tools.markdown import row as markdown_row
@@ -96,7 +97,7 @@ def check(what: str, contestant: Contestant, expected: np.ndarray, rows: Any = .
     """Runs it once; its error, if that is small enough."""
     contestant.run(1)
     contestant.finish()
-    actual = contestant.result()[rows].astype(np.float64)
+    actual = floats_of(contestant.result()[rows]).astype(np.float64)
     error = float(np.abs(actual - expected).max() / np.abs(expected).max())
     if not error < bound:
         raise WrongResultError(f"{what} differs from float64 by {error:.1e} of the largest value; expected < {bound}")
@@ -121,6 +122,16 @@ def expected_rows(
             weights = np.exp(scores - scores.max(axis=1, keepdims=True))
             out[b, h] = weights @ v[b, kv_head].astype(np.float64) / weights.sum(axis=1, keepdims=True)
     return out
+
+
+def bfloat16_bits(x: np.ndarray) -> np.ndarray:
+    """x rounded to bfloat16, as uint16."""
+    return (round_bfloat16(x).view(np.uint32) >> 16).astype(np.uint16)
+
+
+def floats_of(x: np.ndarray) -> np.ndarray:
+    """What is bfloat16 if it is uint16, as float32."""
+    return (x.astype(np.uint32) << 16).view(np.float32) if x.dtype == np.uint16 else x
 
 
 def some_rows(length: int) -> np.ndarray:

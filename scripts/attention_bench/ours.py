@@ -117,6 +117,8 @@ def ours_flex(
     """flex_attention on [B, H, L, D] arrays that are on the device: its attention kernel alone, or whole calls."""
     arrays: list[Any] = [to_device(device.queue, x, allocator=device.allocator) for x in (q, k, v)]
     options |= {"enable_gqa": True, "device": device}
+    if "page_table" in options:
+        options["page_table"] = to_device(device.queue, options["page_table"], allocator=device.allocator)
     result = [flex_attention(*arrays, **options), *arrays]  # the launches go on reading the arrays
 
     def calls(n: int) -> None:

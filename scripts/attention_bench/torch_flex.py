@@ -17,11 +17,12 @@ CAP, WINDOW, DOCUMENTS = 30.0, 1024, 16
 @dataclass(frozen=True)
 class Variant:
     """ours: (score_mod, mask_mod); theirs: the same of a torch module, made on its device. sdpa: whether
-    scaled_dot_product_attention has it, and then its is_causal."""
+    scaled_dot_product_attention has it, and then its is_causal. bfloat16: the arrays are that, and not float16."""
 
     ours: tuple[Any, Any]
     theirs: Callable[[Any], tuple[Any, Any]]
     sdpa: bool | None = None
+    bfloat16: bool = False
 
 
 def causal(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -56,21 +57,35 @@ def large_call_variants(length: int, heads: int) -> dict[str, Variant]:
             (None, and_masks(masks.causal, masks.document(ids))), their_documents
         ),
         "every key visible": Variant((None, None), lambda torch: (None, None), False),
+        "causal, bfloat16": Variant((None, masks.causal), lambda torch: (None, causal), True, bfloat16=True),
     }
+
+
+def usable_torch() -> tuple[Any, Any] | None:
+    """torch and its flex_attention module; None without CUDA."""
+    try:
+        import torch
+        from torch.nn.attention import flex_attention as flex
+    except ImportError:
+        return None
+    return (torch, flex) if torch.cuda.is_available() else None
+
+
+def on_gpu(torch: Any, array: np.ndarray) -> Any:
+    """bfloat16 for uint16."""
+    tensor = torch.from_numpy(array).cuda()
+    return tensor.view(torch.bfloat16) if array.dtype == np.uint16 else tensor
 
 
 def torch_large_calls(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, variant: Variant
 ) -> dict[str, tuple[Contestant, Callable[[], float]]]:
     """Contestants by name, each with a function that gives the device's milliseconds of a call; none without CUDA."""
-    try:
-        import torch
-        from torch.nn.attention import flex_attention as flex
-    except ImportError:
+    found = usable_torch()
+    if found is None:
         return {}
-    if not torch.cuda.is_available():
-        return {}
-    arrays = [torch.from_numpy(x).cuda() for x in (q, k, v)]
+    torch, flex = found
+    arrays = [on_gpu(torch, x) for x in (q, k, v)]
     score_mod, mask_mod = variant.theirs(torch)
     shape = q.shape[2], k.shape[2]
     mask = None if mask_mod is None else flex.create_block_mask(mask_mod, None, None, *shape, device="cuda")
@@ -80,6 +95,46 @@ def torch_large_calls(
         sdpa = torch.nn.functional.scaled_dot_product_attention
         calls["SDPA"] = lambda: sdpa(*arrays, is_causal=variant.sdpa, enable_gqa=True)
     return {name: _contestant(torch, call) for name, call in calls.items()}
+
+
+def torch_decode_calls(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, page_table: np.ndarray, page: int
+) -> dict[str, Contestant]:
+    """A query of each sequence against its keys: contiguous, and in the pages of `page_table`, as PyTorch's example of
+    paged attention has them (one row of pages for all sequences, the block mask in physical pages). None without CUDA.
+    """
+    found = usable_torch()
+    if found is None:
+        return {}
+    from torch.nn.attention.experimental._paged_attention import PagedAttention
+
+    torch, flex = found
+    (batch, heads, length, width), n = k.shape, page_table.shape[1]
+    query, keys, values = (on_gpu(torch, x) for x in (q, k, v))
+    pages = PagedAttention(page_table.size, page, batch, device="cuda")
+    table = torch.from_numpy(page_table).cuda().long()
+    pages.page_table[:, :n] = table
+    numbers = torch.arange(page_table.size, device="cuda")
+    pages.physical_to_logical[numbers[:batch, None], table] = numbers[None, :n].expand(batch, -1)
+    logical = torch.empty_like(numbers)
+    logical[table.reshape(-1)] = numbers
+
+    def pooled(x: Any) -> Any:
+        by_page = x.view(batch, heads, n, page, width).transpose(0, 1).reshape(heads, batch * n, page, width)
+        return by_page[:, logical].reshape(1, heads, -1, width)
+
+    def visible(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return kv_idx < length
+
+    mask = flex.create_block_mask(visible, batch, None, 1, length, device="cuda", BLOCK_SIZE=(128, page))
+    mask = pages.convert_logical_block_mask(mask)
+    pool = pooled(keys), pooled(values)
+    compiled = torch.compile(flex.flex_attention, dynamic=False)
+    calls = {
+        "torch compiled, contiguous": lambda: compiled(query, keys, values, enable_gqa=True),
+        "torch compiled, page table": lambda: compiled(query, *pool, block_mask=mask, enable_gqa=True),
+    }
+    return {name: _contestant(torch, call)[0] for name, call in calls.items()}
 
 
 def _contestant(torch: Any, call: Callable[[], Any]) -> tuple[Contestant, Callable[[], float]]:
@@ -100,7 +155,7 @@ def _contestant(torch: Any, call: Callable[[], Any]) -> tuple[Contestant, Callab
         return float(begin.elapsed_time(end))
 
     def result() -> np.ndarray:
-        array: np.ndarray = last[0].cpu().numpy()
+        array: np.ndarray = last[0].float().cpu().numpy()
         return array
 
     return Contestant(run, torch.cuda.synchronize, result), device_ms

@@ -21,7 +21,7 @@ def test_tables_in_every_format(default_device: Device, tmp_path: Path) -> None:
         x for flag, file in zip(("--markdown", "--csv", "--json"), files, strict=True) for x in (flag, str(file))
     ]
     device = str(default_device.entry.index)
-    done = run_script("bench_attention.py", "--quick", "-t", "1,4,6", "--device", device, *outputs)
+    done = run_script("bench_attention.py", "--quick", "-t", "1,4,6,7", "--device", device, *outputs)
     assert done.returncode == 0, done.stderr
     text = files[0].read_text()
     assert text == done.stdout
@@ -29,14 +29,14 @@ def test_tables_in_every_format(default_device: Device, tmp_path: Path) -> None:
         name in text for name in ("host fallback", "three-phase", "ours, float16 KV", "A100 reference", "unfused")
     )
     result: dict[str, Any] = json.loads(files[2].read_text())
-    assert [table["number"] for table in result["tables"]] == [1, 4, 6]
-    assert [len(table["rows"]) for table in result["tables"]] == [8, 2, 6]
+    assert [table["number"] for table in result["tables"]] == [1, 4, 6, 7]
+    assert [len(table["rows"]) for table in result["tables"]] == [8, 2, 7, 2]
     cells = list(csv.DictReader(files[1].open()))
     assert {(c["table"], c["column"]) for c in cells} >= {("1", "ms a layer"), ("4", "ratio")}
 
 
 def test_refusals(run_here: Run) -> None:
-    for arguments, message in [(["-t", "7"], "1 to 6"), (["--csv", "/no/such/folder/x"], "cannot be written")]:
+    for arguments, message in [(["-t", "8"], "1 to 7"), (["--csv", "/no/such/folder/x"], "cannot be written")]:
         done = run_here("bench_attention.py", *arguments)
         assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
 
