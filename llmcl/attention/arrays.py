@@ -11,7 +11,8 @@ from llmcl.errors import UsageError
 from llmcl.reference.storage import round_bfloat16
 from llmcl.runtime.device import Device
 
-PAGE_TABLE = "page_table"
+PAGE_TABLE, SINKS = "page_table", "sinks"
+FIXED = {PAGE_TABLE: "int32", SINKS: "float32"}  # the dtypes of these on the device
 # As what NumPy holds each dtype: it has no bfloat16 of its own. Arrays of that may be uint16, their bits, or of a dtype
 # that another package (ml_dtypes) calls so.
 HELD: dict[str, np.dtype[Any]] = {
@@ -83,9 +84,10 @@ def check_device_arrays(device: Device, arrays: dict[str, Any]) -> None:
                 f"{name} is bound to {'no queue' if array.queue is None else 'another queue'}; expected device.queue, "
                 "so that work is done in order: finish what writes it, then array.with_queue(device.queue)"
             )
-        if name == PAGE_TABLE:
-            if array.dtype != np.int32:
-                raise UsageError(f"page_table is {array.dtype}; expected int32: array.astype(numpy.int32)")
+        if name in FIXED:
+            if array.dtype.name != FIXED[name]:
+                expected = FIXED[name]
+                raise UsageError(f"{name} is {array.dtype}; expected {expected}: array.astype(numpy.{expected})")
         elif array.dtype.name not in (*HELD, "uint16"):
             raise UsageError(
                 f"{name} is {array.dtype}; expected float32, float16 or bfloat16 (as uint16): "

@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from llmcl.attention.arrays import (
+    FIXED,
     HELD,
     PAGE_TABLE,
+    SINKS,
     as_held,
     as_result,
     check_device_arrays,
@@ -89,6 +91,7 @@ def flex_attention(
     *,
     return_aux: AuxRequest | None = None,
     page_table: Any = None,
+    sinks: Any = None,
     device: Device | None = None,
     variant: str | None = None,
     out_dtype: str | None = None,
@@ -108,6 +111,8 @@ def flex_attention(
     key j of sequence b is key j % P of page page_table[b, j // P]. Functions and masks know j alone. S is n P, or the
     KV_LEN of the block mask. Pages whose keys no query sees may be -1 in the table. P is a multiple of 16.
 
+    sinks: floats [Hq], float32 if on the device: a logit of each head that takes part in its softmax and has no value.
+
     Returns [B, Hq, L, Dv] of out_dtype. With return_lse also the natural log of the sum of exponentials, float32
     [B, Hq, L], or with return_aux an AuxOutput that has it; a query without keys has output 0 and lse -inf. They are
     NumPy arrays, or arrays on the device if the inputs are: then the work is enqueued and not waited for. Keys and
@@ -124,6 +129,8 @@ def flex_attention(
     arrays = {"query": query, "key": key, "value": value}
     if page_table is not None:
         arrays[PAGE_TABLE] = page_table
+    if sinks is not None:
+        arrays[SINKS] = sinks
     plans = PlanCache.of(device)
     # On what a plan depends; with small arrays looking it up is most of a call's time.
     mod = None if score_mod is None else fingerprint(score_mod)
@@ -131,7 +138,7 @@ def flex_attention(
     if score_mod is None or mod is not None:
         tiles = _chosen(device, kernel_options)
         rules = (mod, id(block_mask), scale, enable_gqa, wants_lse, tiles, variant, out_dtype)
-        call = (*rules, *map(_form, arrays.values()))
+        call = (*rules, *arrays, *map(_form, arrays.values()))
 
     def make() -> FlexPlan:
         options = Options(scale, enable_gqa, wants_lse, kernel_options, variant, out_dtype)
@@ -267,8 +274,7 @@ def _check_kinds(block_mask: Any, scale: Any, out_dtype: Any) -> None:
 def _run_on_host_arrays(plan: FlexPlan, arrays: dict[str, np.ndarray]) -> tuple[Any, ...]:
     device, problem, shapes, dtypes = plan.device, plan.problem, plan.problem.shapes(), plan.dtypes
     for name, array in arrays.items():
-        table = name == PAGE_TABLE
-        device.write(plan.own[name], array.astype(np.int32) if table else as_held(array, dtypes[name]))
+        device.write(plan.own[name], array.astype(FIXED[name]) if name in FIXED else as_held(array, dtypes[name]))
     plan.run({})
     out = as_result(device.read(plan.own["out"], HELD[dtypes["out"]], shapes["out"]), problem.out_dtype)
     if problem.out_dtype == problem.q_dtype == "bfloat16":

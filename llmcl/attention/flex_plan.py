@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from llmcl.attention.arrays import HELD, PAGE_TABLE, array_form
+from llmcl.attention.arrays import FIXED, HELD, PAGE_TABLE, SINKS, array_form
 from llmcl.attention.block_mask import BlockMask
 from llmcl.attention.kv_block_ranges import KVBlockRanges, all_keys, kv_block_ranges
 from llmcl.attention.mods import bind_mods, makes_floats_of_small_ints
@@ -36,8 +36,8 @@ MAX_BYTES = 1 << 28  # of working memory that all plans of a device keep, or an 
 class FlexPlan:
     """The launches of one kind of call.
 
-    The user's arrays (`query`, `key`, `value`, `page_table`, `out`, `lse`) are bound at each run; for arrays of the
-    host, the plan has buffers of its own in their place.
+    The user's arrays (`query`, `key`, `value`, `page_table`, `sinks`, `out`, `lse`) are bound at each run; for
+    arrays of the host, the plan has buffers of its own in their place.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class FlexPlan:
         # Arrays of the host are converted there.
         q_dtype = "float32" if problem.own_inputs and strides is None else problem.q_dtype
         out_dtype = "float32" if problem.own_inputs and strides is None else problem.out_dtype
-        self.dtypes = dict.fromkeys(("key", "value"), problem.kv_dtype) | {"lse": "float32", PAGE_TABLE: "int32"}
+        self.dtypes = dict.fromkeys(("key", "value"), problem.kv_dtype) | {"lse": "float32", **FIXED}
         self.dtypes |= {"query": q_dtype, "out": out_dtype}
         self.block_mask = block_mask  # keeps it, and so its id, alive
         self.buffers: list[Buffer] = []
@@ -203,10 +203,12 @@ class FlexPlan:
             "HEAD_RECORDS": f"state[{HEAD_RECORDS}]",
             "GROUP_RECORDS": f"state[{GROUP_RECORDS}]",
             "LSE": p.return_lse,
+            **({"HAS_SINKS": True} if p.sinks else {}),
             **own,
         }
         lse: KernelArg | str = "lse" if p.return_lse else lists
-        last: list[KernelArg | str] = [lists, *tables, *mods.buffers]
+        sinks = (SINKS,) if p.sinks else ()
+        last: list[KernelArg | str] = [lists, *sinks, *tables, *mods.buffers]
         if few is None:
             self._bind_many(tiles, mods, constants, capacity if strides is None else None, [lse, *last])
         else:
@@ -267,7 +269,7 @@ class FlexPlan:
                 few.file,
                 few.merge_kernel,
                 constants,
-                [part_ml, part_acc, "out", lse, self._state],
+                [part_ml, part_acc, "out", lse, self._state, *([SINKS] if p.sinks else [])],
                 groups=(p.n_q_heads, p.n_queries, p.batch),
                 local=(p.head_dim // 2, 1, 1),
                 prelude=mods.prelude,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from llmcl.attention.arrays import PAGE_TABLE, dtype_of
+from llmcl.attention.arrays import PAGE_TABLE, SINKS, dtype_of
 from llmcl.errors import UsageError
 from llmcl.kernels.common.attention import CAPACITY_MULTIPLE, PrefillTiles
 
@@ -21,7 +21,7 @@ class Problem:
 
     head_dim: columns that the kernels compute with, at least `width` (of queries and keys) and `value_width`.
     page_tokens, n_pages, pool_pages: keys of a page, pages of a sequence and of the pool; 0 without a page table.
-    own_inputs: arrays come from the host.
+    own_inputs: arrays come from the host. sinks: whether there are any.
     """
 
     batch: int
@@ -38,6 +38,7 @@ class Problem:
     scale: float
     return_lse: bool
     own_inputs: bool
+    sinks: bool = False
     page_tokens: int = 0
     n_pages: int = 0
     pool_pages: int = 0
@@ -55,6 +56,8 @@ class Problem:
         }
         if self.page_tokens:
             found[PAGE_TABLE] = (self.batch, self.n_pages)
+        if self.sinks:
+            found[SINKS] = (self.n_q_heads,)
         return {**found, "out": (*rows, self.value_width), "lse": rows}
 
     def strides(self) -> list[Strides | None]:
@@ -87,7 +90,7 @@ class Problem:
 MAX_STRIDE = (1 << 31) - 1  # kernels read them as int32
 
 
-def checked_shapes(arrays: Mapping[str, Any], enable_gqa: bool, mask_length: int | None) -> dict[str, int]:
+def checked_shapes(arrays: Mapping[str, Any], enable_gqa: bool, mask_length: int | None) -> dict[str, Any]:
     """The sizes of a Problem. mask_length: keys of the block mask. Raises UsageError for arrays that do not fit."""
     for name in ("query", "key", "value"):
         array = arrays[name]
@@ -111,7 +114,13 @@ def checked_shapes(arrays: Mapping[str, Any], enable_gqa: bool, mask_length: int
         raise UsageError(
             f"query has {n_q_heads} heads, key {n_kv_heads}; expected equal numbers, or with enable_gqa=True a multiple"
         )
+    sinks = arrays.get(SINKS)
+    if sinks is not None and (sinks.shape != (n_q_heads,) or sinks.dtype.kind != "f"):
+        raise UsageError(
+            f"sinks is {sinks.dtype} {list(sinks.shape)}; expected floats [{n_q_heads}], one for each head"
+        )
     sizes = {
+        "sinks": sinks is not None,
         "batch": batch,
         "n_q_heads": n_q_heads,
         "n_kv_heads": n_kv_heads,

@@ -101,6 +101,23 @@ def test_auxiliary_output(default_device: Any, side: str) -> None:
     assert np.array_equal(none[0], out) and none[1] == AuxOutput()
 
 
+@pytest.mark.matrix
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("n_queries", [1, 33])
+def test_sinks(device: Any, side: str, n_queries: int) -> None:
+    q, k, v = made((2, 4, n_queries, 64), (2, 2, 50, 64), (2, 2, 50, 64))
+    sinks = np.array([-3.0, 0.5, 2.0, 40.0], np.float32)  # the last one leaves the keys next to nothing
+    mask = create_block_mask(causal, None, None, n_queries, 50)
+    plain, lse = flex_attention(q, k, v, block_mask=mask, enable_gqa=True, return_lse=True, device=device)
+    of_heads = sinks.astype(np.float64)[:, None]
+    expected = plain / (1 + np.exp(of_heads - lse))[..., None]
+    given_sinks = sinks if side == "host" else to_device(device.queue, sinks)
+    out, with_sinks = call(side, device, q, k, v, block_mask=mask, return_lse=True, sinks=given_sinks)
+    assert np.abs(out - expected).max() < TOLERANCE
+    assert np.abs(with_sinks - np.logaddexp(lse, of_heads)).max() < 1e-4
+    assert np.array_equal(call(side, device, q, k, v, block_mask=mask, return_lse=True)[0], plain)
+
+
 def pages_of(x: np.ndarray, table: np.ndarray, page: int, n_pages: int) -> np.ndarray:
     """x [B, H, S, D] in the pages of a pool [n_pages, H, page, D]; NaN elsewhere."""
     pool = np.full((n_pages, x.shape[1], page, x.shape[3]), np.nan, np.float32)
@@ -161,6 +178,7 @@ def test_other_pages_need_no_other_plan(default_device: Any) -> None:
         ({"key": np.zeros((3, 2, 8, 32), np.float32), "value": np.zeros((3, 2, 8, 32), np.float32)}, "8 keys a page"),
         ({"value": np.zeros((3, 2, 32, 32), np.float32)}, "do not fit; expected .* keys of a page"),
         ({"block_mask": create_block_mask(masks.causal, None, None, 8, 50)}, "for 50 keys, page_table has room for 16"),
+        ({"sinks": np.zeros(3, np.float32)}, r"sinks is float32 \[3\]; expected floats \[2\]"),
         ({"return_aux": AuxRequest(max_scores=True)}, "max_scores, which the kernels do not keep"),
         ({"return_aux": True}, "return_aux is True; expected AuxRequest"),
         ({"return_aux": AuxRequest(), "return_lse": True}, "return_lse and return_aux are given"),

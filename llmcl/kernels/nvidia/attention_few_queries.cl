@@ -13,7 +13,7 @@
 // Queries and softmax weights are rounded to the 16 bits of keys and values, sums are float32. The states of a group's warps
 // are merged here, those of the splits by merge_splits.
 //
-// queries, k, v, out, lse, state: as nvidia/attention_prefill.cl has them with ARRAYS
+// queries, k, v, out, lse, state, sinks: as nvidia/attention_prefill.cl has them with ARRAYS
 // part_ml  float [batch][N_Q_HEADS][n][N_SPLITS][2] (m, l), part_acc float [...][N_SPLITS][HEAD_DIM]: unused with one split
 //
 // Index space: (N_SPLITS, N_KV_HEADS ceil(n GROUP_SIZE / 8), batch) of 32 WARPS; merge_splits (N_Q_HEADS, n, batch) of HEAD_DIM / 2.
@@ -111,7 +111,7 @@ inline void load_values(uint4 v[4][VALUE_PARTS], __global const CAT(KV, _t)* val
 __kernel __attribute__((reqd_work_group_size(32 * WARPS, 1, 1)))
 void attention_few_queries(__global const CAT(KV, _t)* queries, __global const int* state, __global const CAT(KV, _t)* k_cache,
                            __global const CAT(KV, _t)* v_cache, __global float* part_ml, __global float* part_acc,
-                           __global CAT(OUT, _t)* out, __global float* lse, __global const int* ranges MOD_PARAMS) {
+                           __global CAT(OUT, _t)* out, __global float* lse, __global const int* ranges SINKS_PARAM MOD_PARAMS) {
     __local float accs[WARPS][ROWS][HEAD_DIM];
     __local float2 states[WARPS][ROWS];
     const int lane = get_local_id(0) % WARP, warp = get_local_id(0) / WARP, g = lane / 4, t = lane % 4;
@@ -237,7 +237,7 @@ void attention_few_queries(__global const CAT(KV, _t)* queries, __global const i
             weights[w] = weight_of(states[w][r].x, top);
             sum += weights[w] * states[w][r].y;
         }
-        const float norm = N_SPLITS == 1 ? softmax_norm(sum) : 1.0f;
+        const float norm = N_SPLITS == 1 ? OUTPUT_NORM(top, sum, head) : 1.0f;
         for (int d = lane; d < HEAD_DIM; d += WARP) {
             float total = 0.0f;
 #pragma unroll
@@ -252,7 +252,7 @@ void attention_few_queries(__global const CAT(KV, _t)* queries, __global const i
 #if N_SPLITS > 1
             *(__global float2*)(part_ml + (place * N_SPLITS + split) * 2) = (float2)(top, sum);
 #elif LSE
-            lse[place] = sum > 0.0f ? top + log(sum) : -INFINITY;
+            lse[place] = LOG_SUM(top, sum, head);
 #endif
         }
     }
@@ -262,7 +262,7 @@ void attention_few_queries(__global const CAT(KV, _t)* queries, __global const i
 // A work-item has two columns.
 __kernel __attribute__((reqd_work_group_size(HEAD_DIM / 2, 1, 1)))
 void merge_splits(__global const float* part_ml, __global const float* part_acc, __global CAT(OUT, _t)* out,
-                  __global float* lse, __global const int* state) {
+                  __global float* lse, __global const int* state SINKS_PARAM) {
     const size_t row = ((size_t)get_group_id(2) * N_Q_HEADS + get_group_id(0)) * state[STATE_N_TOKENS] + get_group_id(1);
     const int d = get_local_id(0) * 2;
     __global const float2* of_splits = (__global const float2*)part_ml + row * N_SPLITS;
@@ -276,10 +276,10 @@ void merge_splits(__global const float* part_ml, __global const float* part_acc,
         sum += weight * of_splits[s].y;
         total += weight * *(__global const float2*)(part_acc + (row * N_SPLITS + s) * HEAD_DIM + d);
     }
-    const float norm = softmax_norm(sum);
+    const float norm = OUTPUT_NORM(top, sum, get_group_id(0));
     CAT(store_pair_, OUT)(out + row * HEAD_DIM + d, total.x * norm, total.y * norm);
 #if LSE
-    if (d == 0) lse[row] = sum > 0.0f ? top + log(sum) : -INFINITY;
+    if (d == 0) lse[row] = LOG_SUM(top, sum, get_group_id(0));
 #endif
 }
 #endif
