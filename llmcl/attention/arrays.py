@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
 
+from llmcl.attention.tracing.symbols import is_device_array
 from llmcl.errors import UsageError
 from llmcl.reference.storage import round_bfloat16
 from llmcl.runtime.device import Device
@@ -46,11 +46,6 @@ def as_result(array: np.ndarray, dtype: str) -> np.ndarray:
     if dtype == "bfloat16" and array.dtype == np.float32:
         return (round_bfloat16(array).view(np.uint32) >> 16).astype(np.uint16)
     return array.astype(HELD[dtype], copy=False)
-
-
-def is_device_array(value: object) -> bool:
-    module = sys.modules.get("pyopencl.array")  # without it there are none of its arrays
-    return module is not None and isinstance(value, module.Array)
 
 
 def on_device(arrays: dict[str, Any]) -> bool:

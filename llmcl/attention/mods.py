@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from llmcl.attention.block_test import MASK_RANGE, block_test
+from llmcl.attention.tracing.graph import Capture
 from llmcl.attention.tracing.intervals import bounds
 from llmcl.attention.tracing.trace import TracedMod, trace_mask_mod, trace_score_mod
 from llmcl.kernels.common.mods import NO_MODS, ModCode, Mods
-from llmcl.runtime.device import Device
+from llmcl.runtime.device import Buffer, Device
 
 ScoreMod = Callable[..., Any]
 MaskMod = Callable[..., Any]
@@ -28,7 +29,7 @@ def bind_mods(
     if score_mod is None and mask_mod is None and not tables:
         return NO_MODS
     buffers = [
-        device.upload(capture.array, f"{capture.label} of a {mod.kind}")
+        _on(device, capture, f"{capture.label} of a {mod.kind}")
         for mod in (score_mod, mask_mod)
         if mod is not None
         for capture in mod.captures
@@ -47,6 +48,23 @@ def bind_mods(
     return Mods(score, mask, tuple(buffers), tuple(tables))
 
 
+class _UsersMemory(Buffer):
+    """Memory that is the user's to give back."""
+
+    __slots__ = ()
+
+    def release(self) -> None:
+        pass
+
+
+def _on(device: Device, capture: Capture, name: str) -> Buffer:
+    """A captured array on the device: the user's own if it is there, so that kernels see what is written to it."""
+    source = capture.source
+    if source is not None and source.context == device.context:
+        return _UsersMemory(device, source.base_data, 0, name)
+    return device.upload(capture.array, name)
+
+
 def _arrays(mod: TracedMod) -> tuple[tuple[str, str], ...]:
     """Type and name of each captured array."""
     return tuple(("float" if capture.dtype == "float32" else "int", capture.name) for capture in mod.captures)
@@ -59,6 +77,8 @@ def makes_floats_of_small_ints(mod: TracedMod, B: int, H: int, Q_LEN: int, KV_LE
     last = {"b": B - 1, "h": H - 1, "q_idx": Q_LEN - 1, "kv_idx": KV_LEN - 1}
     ranges = {"score": (unknown, unknown)} | {name: (np.asarray(0), np.asarray(n)) for name, n in last.items()}
     graph = mod.graph
+    if any(capture.source is not None and capture.dtype == "int32" for capture in mod.captures):
+        return False  # their values may change
     for number in graph.reachable(mod.root):
         node = graph.nodes[number]
         if node.op != "cast" or node.dtype != "float32" or graph.nodes[node.args[0]].dtype != "int32":

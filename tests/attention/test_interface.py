@@ -11,7 +11,7 @@ from helpers import rounded_operands
 from pyopencl.array import to_device
 from torch.nn.attention import flex_attention as torch_flex
 
-from llmcl.attention import AuxOutput, AuxRequest, create_block_mask, flex_attention, masks
+from llmcl.attention import AuxOutput, AuxRequest, create_block_mask, flex_attention, masks, release_memory
 from llmcl.errors import UsageError
 from llmcl.reference import round_bfloat16
 
@@ -116,6 +116,40 @@ def test_sinks(device: Any, side: str, n_queries: int) -> None:
     assert np.abs(out - expected).max() < TOLERANCE
     assert np.abs(with_sinks - np.logaddexp(lse, of_heads)).max() < 1e-4
     assert np.array_equal(call(side, device, q, k, v, block_mask=mask, return_lse=True)[0], plain)
+
+
+def test_captured_arrays_on_the_device(default_device: Any) -> None:
+    """They are read where they lie: a change is seen by the next call, which traces and copies nothing."""
+    q, k, v = made((1, 4, 33, 32), (1, 4, 50, 32), (1, 4, 50, 32))
+    slopes = np.array([0.1, 0.5, 0.0, -0.3], np.float32)
+    on_device = to_device(default_device.queue, slopes)
+    documents = to_device(default_device.queue, (np.arange(50) // 13).astype(np.int32))
+
+    def distance(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return score + on_device[h] * (kv_idx - q_idx)
+
+    def same(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return documents[q_idx] == documents[kv_idx]
+
+    def expected(of_heads: np.ndarray) -> np.ndarray:
+        tensor, ids = torch.from_numpy(of_heads), torch.from_numpy(documents.get())
+        return by_torch(
+            *(q, k, v),
+            lambda b, h, q_idx, kv_idx: ids[q_idx] == ids[kv_idx],
+            lambda score, b, h, q_idx, kv_idx: score + tensor[h] * (kv_idx - q_idx),
+        )
+
+    arrays = [to_device(default_device.queue, x) for x in (q, k, v)]
+    mask = create_block_mask(same, None, None, 33, 50)
+    options: dict[str, Any] = {"block_mask": mask, "device": default_device}
+    assert np.abs(flex_attention(*arrays, distance, **options).get() - expected(slopes)).max() < TOLERANCE
+    on_device.set(2 * slopes)
+    before = default_device.traffic.copy()
+    out = flex_attention(*arrays, distance, **options).get()
+    assert default_device.traffic.since(before).host_to_device_bytes == 0
+    assert np.abs(out - expected(2 * slopes)).max() < TOLERANCE
+    release_memory(default_device)
+    assert np.array_equal(on_device.get(), 2 * slopes)  # it is still the user's
 
 
 def pages_of(x: np.ndarray, table: np.ndarray, page: int, n_pages: int) -> np.ndarray:

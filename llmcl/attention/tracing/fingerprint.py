@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from llmcl.attention.tracing.symbols import is_array
+from llmcl.attention.tracing.symbols import is_array, is_device_array
 from llmcl.attention.tracing.trace import TracedMod, is_library, names_of
 
 MAX_ARRAY = 1 << 16  # bytes; comparing more takes longer than it saves
@@ -46,6 +46,8 @@ def fingerprint(mod: object) -> Any:
 def _of(value: Any, seen: dict[int, int]) -> Any:
     if value is None or isinstance(value, (bool, int, float, str, bytes, np.generic)):
         return type(value), repr(value)
+    if is_device_array(value):  # its values are the kernels' to read, whatever they are
+        return "device array", _Same(value), _Same(value.base_data), value.offset, value.dtype.str, value.shape
     if is_array(value):
         array = value if isinstance(value, np.ndarray) else _torch_array(value)
         if array.nbytes > MAX_ARRAY or array.dtype.hasobject:

@@ -67,13 +67,15 @@ class Capture:
     """An array that a mod looks values up in: an argument of the kernels compiled from it.
 
     name is the identifier in the expression; label is what the user calls it. array is C-contiguous, float32 or
-    int32 (is_bool: 0 and 1). It is the user's own if that has this form.
+    int32 (is_bool: 0 and 1). It is the user's own if that has this form. source: the user's array on a device, if
+    kernels can read it; array then has the values that it had in the trace.
     """
 
     name: str
     label: str
     array: Array
     is_bool: bool
+    source: Any = None
 
     @property
     def dtype(self) -> str:

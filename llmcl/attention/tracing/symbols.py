@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -36,14 +37,22 @@ def _is_torch_tensor(value: object) -> bool:
     )
 
 
+def is_device_array(value: object) -> bool:
+    """Whether it is a pyopencl.array.Array."""
+    module = sys.modules.get("pyopencl.array")  # without it there are none of its arrays
+    return module is not None and isinstance(value, module.Array)
+
+
 def is_array(value: object) -> bool:
-    return isinstance(value, np.ndarray) or _is_torch_tensor(value)
+    return isinstance(value, np.ndarray) or _is_torch_tensor(value) or is_device_array(value)
 
 
 def _to_numpy(value: Any) -> Array:
-    """A NumPy array, or a torch tensor of any device; float formats that NumPy lacks are widened."""
+    """From a NumPy array, a torch tensor of any device, or pyopencl's array. Floats that NumPy lacks are widened."""
     if isinstance(value, np.ndarray):
         return value
+    if is_device_array(value):
+        return np.asarray(value.get())
     value = value.detach().cpu()
     if "float" in str(value.dtype) and "float64" not in str(value.dtype):
         value = value.float()
@@ -400,7 +409,9 @@ def _capture(graph: Graph, value: Any, label: str) -> tuple[int, Capture]:
     if known is None:
         array, is_bool = _device_array(_to_numpy(value), label)
         known = len(graph.captures)
-        graph.captures.append(Capture(capture_name(graph.prefix, known), label, array, is_bool))
+        as_it_lies = is_device_array(value) and value.dtype == array.dtype and value.flags.c_contiguous
+        source = value if as_it_lies and not value.offset else None
+        graph.captures.append(Capture(capture_name(graph.prefix, known), label, array, is_bool, source))
         graph.sources[id(value)] = known
         graph.kept.append(value)
     return known, graph.captures[known]
