@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from compilers.gpus import GPUS
+from compilers.recording import RecordingDevice
 from helpers import rounded_operands
 from pyopencl.array import to_device
 from torch.nn.attention import flex_attention as torch_flex
 
 from llmcl.attention import AuxOutput, AuxRequest, create_block_mask, flex_attention, masks, release_memory
+from llmcl.attention.flex_plan import PlanCache
 from llmcl.errors import UsageError
 from llmcl.reference import round_bfloat16
 
@@ -223,3 +228,22 @@ def test_errors_name_what_is_wrong(default_device: Any, change: dict[str, Any], 
     arguments |= dict.fromkeys(("key", "value"), np.zeros((3, 2, 16, 32), np.float32))
     with pytest.raises(UsageError, match=message):
         flex_attention(**({**arguments, "device": default_device} | change))
+
+
+@pytest.mark.parametrize(
+    "mask_mod", [masks.causal, masks.document(np.repeat(np.arange(16), 512))], ids=["causal", "documents"]
+)
+def test_working_memory_of_a_large_call(mask_mod: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where kernels read arrays as they lie, a call needs less than 2% of their size beside them."""
+    monkeypatch.setattr("llmcl.kernels.nvidia.attention.has_wgmma", lambda entry: True)
+    hopper = replace(GPUS[0].entry, ptx_arch=90, compute_units=132, local_mem_bytes=48 << 10)
+    device = RecordingDevice(hopper)
+    shapes = (1, 32, 8192, 128), (1, 8, 8192, 128), (1, 8, 8192, 128)
+    arrays = [np.broadcast_to(np.float16(0), shape) for shape in shapes]
+    mask = create_block_mask(mask_mod, None, None, 8192, 8192)
+    flex_attention(*arrays, block_mask=mask, enable_gqa=True, device=device)
+    plan = PlanCache.of(device).take_latest()
+    own = sum(buffer.nbytes for buffer in plan.own.values())
+    assert own == 2 * sum(map(math.prod, (*shapes, shapes[0])))  # with the output
+    assert [launch.name for launch in plan.launches] == ["attention_prefill"]
+    assert plan.nbytes - own < 0.02 * own
