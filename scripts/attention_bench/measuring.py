@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
+import resource
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,10 +43,11 @@ class Table:
 
 @dataclass
 class Bench:
-    """The device, how thorough to be, and what was found."""
+    """The device, how thorough to be, the clock, and what was found."""
 
     device: Device
     quick: bool
+    clock: Callable[[], float] = time.perf_counter
     tables: list[Table] = field(default_factory=list)
     targets: list[dict[str, Any]] = field(default_factory=list)
 
@@ -71,12 +73,17 @@ class Timing:
         return f"{self.ms:.4g} +- {self.spread_percent:.0f}%"
 
 
+def processor_seconds() -> float:
+    """That all threads of this process have computed, without the system's part."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_utime
+
+
 def measure(bench: Bench, contestants: Mapping[str, Contestant], seconds: float = 2.0) -> dict[str, Timing]:
     """Medians of rounds in which the contestants take turns, all of it in about `seconds`."""
     repeats, total = {}, 0.0
     for name, contestant in contestants.items():
         contestant.seconds(1)
-        once = min(contestant.seconds(1) for _ in range(2))
+        once = min(contestant.seconds(1) for _ in range(2))  # of the wall
         repeats[name] = max(1, min(400, round(TURN_S / once)))
         total += once * repeats[name]
     rounds = max(3, min(bench.rounds if bench.quick else 25, int(seconds / total)))
@@ -85,7 +92,7 @@ def measure(bench: Bench, contestants: Mapping[str, Contestant], seconds: float 
         for name, contestant in contestants.items():
             time.sleep(PAUSE_S)
             contestant.seconds(1)
-            times[name].append(1e3 * contestant.seconds(repeats[name]))
+            times[name].append(1e3 * contestant.seconds(repeats[name], bench.clock))
     result = {}
     for name, values in times.items():
         low, middle, high = statistics.quantiles(values, n=4)

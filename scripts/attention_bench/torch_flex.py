@@ -1,4 +1,4 @@
-"""PyTorch's compiled flex_attention and scaled_dot_product_attention on the GPU, and the variants both sides have."""
+"""PyTorch's compiled flex_attention and scaled_dot_product_attention, and the variants both sides have."""
 
 from __future__ import annotations
 
@@ -15,12 +15,43 @@ CAP, WINDOW, DOCUMENTS = 30.0, 1024, 16
 
 
 @dataclass(frozen=True)
+class Torch:
+    """torch, its flex_attention module, and where its tensors are: "cuda" or "cpu"."""
+
+    torch: Any
+    flex: Any
+    where: str
+
+    @classmethod
+    def found(cls, where: str) -> Torch | None:
+        try:
+            import torch
+            from torch.nn.attention import flex_attention as flex
+        except ImportError:
+            return None
+        return cls(torch, flex, where) if where == "cpu" or torch.cuda.is_available() else None
+
+    def tensor(self, array: np.ndarray) -> Any:
+        """bfloat16 for uint16."""
+        tensor = self.torch.from_numpy(array).to(self.where)
+        return tensor.view(self.torch.bfloat16) if array.dtype == np.uint16 else tensor
+
+    def compiled(self) -> Any:
+        self.torch._dynamo.reset()  # it compiles eight forms of a function, and no more
+        return self.torch.compile(self.flex.flex_attention, dynamic=False)
+
+    def finish(self) -> None:
+        if self.where == "cuda":
+            self.torch.cuda.synchronize()
+
+
+@dataclass(frozen=True)
 class Variant:
-    """ours: (score_mod, mask_mod); theirs: the same of a torch module, made on its device. sdpa: whether
-    scaled_dot_product_attention has it, and then its is_causal. bfloat16: the arrays are that, and not float16."""
+    """ours: (score_mod, mask_mod); theirs: the same for PyTorch. sdpa: whether scaled_dot_product_attention has it, and
+    then its is_causal. bfloat16: the arrays are that, and not what those of the other variants are."""
 
     ours: tuple[Any, Any]
-    theirs: Callable[[Any], tuple[Any, Any]]
+    theirs: Callable[[Torch], tuple[Any, Any]]
     sdpa: bool | None = None
     bfloat16: bool = False
 
@@ -37,16 +68,17 @@ def large_call_variants(length: int, heads: int) -> dict[str, Variant]:
     """The rows of the table of large calls."""
     ids = (np.arange(length) // max(1, length // DOCUMENTS)).astype(np.int32)
 
-    def their_alibi(torch: Any) -> tuple[Any, Any]:
-        slopes = torch.from_numpy(masks.alibi_slopes(heads)).cuda()
+    def their_alibi(torch: Torch) -> tuple[Any, Any]:
+        slopes = torch.tensor(masks.alibi_slopes(heads))
         return lambda score, b, h, q_idx, kv_idx: score + slopes[h] * (kv_idx - q_idx), causal
 
-    def their_documents(torch: Any) -> tuple[Any, Any]:
-        documents = torch.from_numpy(ids).cuda()
+    def their_documents(torch: Torch) -> tuple[Any, Any]:
+        documents = torch.tensor(ids)
         return None, lambda b, h, q_idx, kv_idx: (q_idx >= kv_idx) & (documents[q_idx] == documents[kv_idx])
 
-    def their_soft_cap(torch: Any) -> tuple[Any, Any]:
-        return lambda score, b, h, q_idx, kv_idx: CAP * torch.tanh(score / CAP), causal
+    def their_soft_cap(torch: Torch) -> tuple[Any, Any]:
+        tanh = torch.torch.tanh
+        return lambda score, b, h, q_idx, kv_idx: CAP * tanh(score / CAP), causal
 
     return {
         "causal": Variant((None, masks.causal), lambda torch: (None, causal), True),
@@ -61,41 +93,24 @@ def large_call_variants(length: int, heads: int) -> dict[str, Variant]:
     }
 
 
-def usable_torch() -> tuple[Any, Any] | None:
-    """torch and its flex_attention module; None without CUDA."""
-    try:
-        import torch
-        from torch.nn.attention import flex_attention as flex
-    except ImportError:
-        return None
-    return (torch, flex) if torch.cuda.is_available() else None
-
-
-def on_gpu(torch: Any, array: np.ndarray) -> Any:
-    """bfloat16 for uint16."""
-    tensor = torch.from_numpy(array).cuda()
-    return tensor.view(torch.bfloat16) if array.dtype == np.uint16 else tensor
-
-
 def torch_large_calls(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, variant: Variant
-) -> dict[str, tuple[Contestant, Callable[[], float]]]:
-    """Contestants by name, each with a function that gives the device's milliseconds of a call; none without CUDA."""
-    found = usable_torch()
+    where: str, q: np.ndarray, k: np.ndarray, v: np.ndarray, variant: Variant
+) -> dict[str, tuple[Contestant, Callable[[], float] | None]]:
+    """Contestants by name, on a GPU each with a function that gives the device's milliseconds of a call; none without
+    PyTorch there. where: "cuda" or "cpu"."""
+    found = Torch.found(where)
     if found is None:
         return {}
-    torch, flex = found
-    torch._dynamo.reset()  # it compiles eight forms of a function, and no more
-    arrays = [on_gpu(torch, x) for x in (q, k, v)]
-    score_mod, mask_mod = variant.theirs(torch)
+    arrays = [found.tensor(x) for x in (q, k, v)]
+    score_mod, mask_mod = variant.theirs(found)
     shape = q.shape[2], k.shape[2]
-    mask = None if mask_mod is None else flex.create_block_mask(mask_mod, None, None, *shape, device="cuda")
-    compiled = torch.compile(flex.flex_attention, dynamic=False)
+    mask = mask_mod and found.flex.create_block_mask(mask_mod, None, None, *shape, device=where)
+    compiled = found.compiled()
     calls = {"torch compiled": lambda: compiled(*arrays, score_mod=score_mod, block_mask=mask, enable_gqa=True)}
     if variant.sdpa is not None:
-        sdpa = torch.nn.functional.scaled_dot_product_attention
+        sdpa = found.torch.nn.functional.scaled_dot_product_attention
         calls["SDPA"] = lambda: sdpa(*arrays, is_causal=variant.sdpa, enable_gqa=True)
-    return {name: _contestant(torch, call) for name, call in calls.items()}
+    return {name: _contestant(found, call) for name, call in calls.items()}
 
 
 def torch_decode_calls(
@@ -104,14 +119,14 @@ def torch_decode_calls(
     """A query of each sequence against its keys: contiguous, and in the pages of `page_table`, as PyTorch's example of
     paged attention has them (one row of pages for all sequences, the block mask in physical pages). None without CUDA.
     """
-    found = usable_torch()
+    found = Torch.found("cuda")
     if found is None:
         return {}
     from torch.nn.attention.experimental._paged_attention import PagedAttention
 
-    torch, flex = found
+    torch, flex = found.torch, found.flex
     (batch, heads, length, width), n = k.shape, page_table.shape[1]
-    query, keys, values = (on_gpu(torch, x) for x in (q, k, v))
+    query, keys, values = (found.tensor(x) for x in (q, k, v))
     pages = PagedAttention(page_table.size, page, batch, device="cuda")
     table = torch.from_numpy(page_table).cuda().long()
     pages.page_table[:, :n] = table
@@ -130,16 +145,17 @@ def torch_decode_calls(
     mask = flex.create_block_mask(visible, batch, None, 1, length, device="cuda", BLOCK_SIZE=(128, page))
     mask = pages.convert_logical_block_mask(mask)
     pool = pooled(keys), pooled(values)
-    compiled = torch.compile(flex.flex_attention, dynamic=False)
+    compiled = found.compiled()
     calls = {
         "torch compiled, contiguous": lambda: compiled(query, keys, values, enable_gqa=True),
         "torch compiled, page table": lambda: compiled(query, *pool, block_mask=mask, enable_gqa=True),
     }
-    return {name: _contestant(torch, call)[0] for name, call in calls.items()}
+    return {name: _contestant(found, call)[0] for name, call in calls.items()}
 
 
-def _contestant(torch: Any, call: Callable[[], Any]) -> tuple[Contestant, Callable[[], float]]:
+def _contestant(found: Torch, call: Callable[[], Any]) -> tuple[Contestant, Callable[[], float] | None]:
     last: list[Any] = []
+    torch = found.torch
 
     def run(n: int) -> None:
         with torch.no_grad():
@@ -159,4 +175,4 @@ def _contestant(torch: Any, call: Callable[[], Any]) -> tuple[Contestant, Callab
         array: np.ndarray = last[0].float().cpu().numpy()
         return array
 
-    return Contestant(run, torch.cuda.synchronize, result), device_ms
+    return Contestant(run, found.finish, result), device_ms if found.where == "cuda" else None
