@@ -106,9 +106,11 @@ class Grid:
         self._evaluate_unsafe(b, h, start, unsafe)
         state[unsafe] = UNDECIDED  # what the bounds say there holds for the values that int32 can hold only
         for step in (self._sample, self._subdivide, self._evaluate):
-            rows, columns = np.nonzero(state == UNDECIDED)
-            if rows.size:
-                state[rows, columns] = step(b, h, rows + start, columns)
+            undecided = state == UNDECIDED
+            if not undecided.any():
+                return
+            rows, columns = np.nonzero(undecided)
+            state[rows, columns] = step(b, h, rows + start, columns)
 
     def _spread(self, rows: Array, columns: Array, points: int) -> tuple[Array, Array]:
         """Positions [n, points, 1] and [n, 1, points] from the first to the last of each block."""

@@ -118,12 +118,13 @@ def _broadcast(array: Int32Array, shape: tuple[int, ...]) -> Int32Array:
 
 def _to_lists(dense: Array) -> tuple[Int32Array, Int32Array]:
     """From bool [B, H, rows, columns]: the number of true columns of each row, and which they are, then zeros."""
-    counts = dense.sum(-1, dtype=np.int32)
+    counts = np.count_nonzero(dense, axis=-1).astype(np.int32)
     indices = np.zeros((*dense.shape[:3], max(1, int(counts.max()))), np.int32)
     for at in np.ndindex(*dense.shape[:2]):
-        rows, columns = np.nonzero(dense[at])
+        places = np.flatnonzero(dense[at])
+        rows = np.repeat(np.arange(dense.shape[2]), counts[at])
         starts = np.cumsum(counts[at]) - counts[at]
-        indices[at][rows, np.arange(len(rows)) - starts[rows]] = columns
+        indices[at][rows, np.arange(len(rows)) - starts[rows]] = places - rows * dense.shape[3]
     return counts, indices
 
 

@@ -56,10 +56,11 @@ def bounds(
             return low, high
         low, high = _operation(graph, node, args, float_dtype)
         if node.dtype == "int32" and node.op in MAY_OVERFLOW:
-            unsafe = unsafe | (low < INT_MIN) | (high > INT_MAX)
+            if low.min(initial=0) < INT_MIN or high.max(initial=0) > INT_MAX:
+                unsafe = unsafe | (low < INT_MIN) | (high > INT_MAX)
+                low, high = np.clip(low, INT_MIN, INT_MAX), np.clip(high, INT_MIN, INT_MAX)
             if node.op == "shl":
                 unsafe = unsafe | (args[1][0] < 0) | (args[1][1] > 31)
-            low, high = np.clip(low, INT_MIN, INT_MAX), np.clip(high, INT_MIN, INT_MAX)
         return low, high
 
     low, high = graph.walk(root, compute)
