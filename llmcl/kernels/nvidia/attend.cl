@@ -30,6 +30,9 @@
 
 #define LOCAL_SIZE (WARP * WARPS)
 #define KEY_TILE 16  // keys of a warp at once
+#ifndef ATTEND_WARPS
+#define ATTEND_WARPS WARPS  // those that have keys
+#endif
 #define QUADS ((GROUP_SIZE + 3) / 4)
 #define STEPS (HEAD_DIM / 16)  // products of a quad with a tile's keys, and with its values
 #define WEIGHT_UNIT 16384.0f  // weights are at most 1: this many units, for those that float16 would round to nothing
@@ -58,7 +61,7 @@ inline kv_split split_of_keys(const int head, const int split, __global const in
     kv_split s = {head, split, 1, position, visible_from, kv_len, true, (size_t)head * CAPACITY};
     if (visible_from >= kv_len) return s;  // one split, without keys
     // No more splits than there are keys for all their warps: a short context needs no merge.
-    s.n_splits = min(N_SPLITS, (kv_len - visible_from + WARPS * KEY_TILE - 1) / (WARPS * KEY_TILE));
+    s.n_splits = min(N_SPLITS, (kv_len - visible_from + ATTEND_WARPS * KEY_TILE - 1) / (ATTEND_WARPS * KEY_TILE));
     const int per_split = (kv_len - visible_from + s.n_splits * KEY_TILE - 1) / (s.n_splits * KEY_TILE) * KEY_TILE;
     s.first = visible_from + split * per_split;
     s.end = min(kv_len, s.first + per_split);
@@ -80,7 +83,7 @@ typedef struct {
 typedef struct {
     __local float* queries;  // QUERY_FLOATS
     __local ushort* new_key;  // [HEAD_DIM], in the group that appends it
-    __local float* warps;    // WARPS times WARP_FLOATS, `stride` floats apart
+    __local float* warps;    // ATTEND_WARPS times WARP_FLOATS, `stride` floats apart
     int stride;
     __local float* squares;  // [2][WARPS], for norms of all heads together
 } attend_space;
@@ -88,9 +91,7 @@ typedef struct {
 #define VALUE_KEY(lane, i) ((lane) % 4 * 2 + (i) % 2 + (i) / 2 * 8)  // of a tile: the lane's i-th of four
 
 // A tile's values in registers: all of its pieces of 64 dimensions, or some at a time where accumulators take the room.
-#ifndef VALUE_PIECES
 #define VALUE_PIECES (WARPS <= 4 || QUADS * HEAD_DIM <= 128 ? HEAD_DIM / 64 : 1)
-#endif
 #define VALUES_AHEAD (VALUE_PIECES == HEAD_DIM / 64)  // those of the next tile are asked for as soon as a tile's have been used
 typedef struct {
     uint4 of[VALUE_PIECES][4];
@@ -147,7 +148,7 @@ typedef struct {
 // The warp's first tile from key j on of which something is seen.
 inline visible_tile tile_from(const kv_split* s, const int j MOD_PARAMS) {
     visible_tile tile = {j, TILE_EMPTY};
-    for (; tile.first < s->end; tile.first += WARPS * KEY_TILE) {
+    for (; tile.first < s->end; tile.first += ATTEND_WARPS * KEY_TILE) {
         const int end = min(tile.first + KEY_TILE, s->end);
         tile.seen = tile_class(0, s->head * GROUP_SIZE, GROUP_SIZE, (int2)(s->position), tile.first, end MOD_ARGS);
         if (tile.seen != TILE_EMPTY) break;
@@ -210,7 +211,7 @@ inline void attend_keys(const kv_split* s, value_tile* values, visible_tile now,
         }
         warp_sync();
         const int key = now.first + g;
-        const visible_tile next = tile_from(s, now.first + WARPS * KEY_TILE MOD_ARGS);
+        const visible_tile next = tile_from(s, now.first + ATTEND_WARPS * KEY_TILE MOD_ARGS);
         copy_keys(own, s, state, k_cache, next.first, lane);
         if (!VALUES_AHEAD) {
             fetch_values(s, state, v_cache, next.first, lane);
@@ -400,7 +401,8 @@ inline void attend(const kv_split* s, __global const float* qkv, const uint flag
 
     // What the warp meets first, but for a key and a value that are yet to come.
     __local float* own = space->warps + lid / WARP * space->stride;
-    const visible_tile now = tile_from(s, s->first + lid / WARP * KEY_TILE MOD_ARGS);
+    const bool has_keys = ATTEND_WARPS == WARPS || lid / WARP < ATTEND_WARPS;
+    const visible_tile now = tile_from(s, has_keys ? s->first + lid / WARP * KEY_TILE : s->end MOD_ARGS);
     copy_keys(own, s, state, k_cache, now.first, lane);
     fetch_values(s, state, v_cache, now.first, lane);
 
@@ -425,7 +427,7 @@ inline void attend(const kv_split* s, __global const float* qkv, const uint flag
     if (VALUES_AHEAD) load_values(&values, s, state, v_cache, now.first, lane, 0, VALUE_PIECES);
     if (s->has_new && now.first == position / KEY_TILE * KEY_TILE)
         put_key(own, space->new_key, position % KEY_TILE, lane);
-    attend_keys(s, &values, now, state, k_cache, v_cache, own, space->queries, lane MOD_ARGS);
+    if (has_keys) attend_keys(s, &values, now, state, k_cache, v_cache, own, space->queries, lane MOD_ARGS);
     barrier(CLK_LOCAL_MEM_FENCE);
 }
 
@@ -437,7 +439,7 @@ typedef struct {
 // For whole warps, whose elements are of one query.
 inline softmax_state warps_state(const kv_split* s, const int i, const attend_space* space) {
     // The others have no keys.
-    const int n_warps = max(1, min(WARPS, (s->end - s->first + KEY_TILE - 1) / KEY_TILE));
+    const int n_warps = max(1, min(ATTEND_WARPS, (s->end - s->first + KEY_TILE - 1) / KEY_TILE));
     const int lane = i % WARP, g = i / HEAD_DIM;
     __local const float* m = space->warps + min(lane, n_warps - 1) * space->stride + GROUP_SIZE * HEAD_DIM + g;
     softmax_state all = {warp_max(*m), 0.0f, 0.0f};

@@ -18,8 +18,8 @@ void linear_decode(__global const CAT(WEIGHT, _t)* weight, __global const float*
     __local float __attribute__((aligned(16))) sums[SUM_FLOATS];
     __local float* columns = columns_of[get_local_id(0) / WARP];
     const int unit = get_group_id(0);
-    const matrix whole = {weight, K, unit + 1, unit, 1, EPILOGUE == EPILOGUE_SWIGLU, 0, 0};
-    const matrix none = {weight, K, 0, 0, 1, false, 0, 0};
+    const matrix whole = {weight, K, unit + 1, unit, 1, EPILOGUE == EPILOGUE_SWIGLU, 0, 0, K};
+    const matrix none = {weight, K, 0, 0, 1, false, 0, 0, K};
     const target to = {out + out_row, 0, 0, 0, false, EPILOGUE == EPILOGUE_ADD, 0};
     int parity = 0;
     weight_fragment fragment;

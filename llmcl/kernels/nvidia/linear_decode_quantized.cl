@@ -19,8 +19,8 @@ void linear_decode(__global const uchar* weight, __global const float* x, __glob
     __local float __attribute__((aligned(16))) columns_of[WARPS][COLUMN_FLOATS];
     __local float __attribute__((aligned(16))) sums[SUM_FLOATS];
     __local float* columns = columns_of[get_local_id(0) / WARP];
-    const matrix whole = {weight, K, N_TILES / (GATED ? 2 : 1), get_group_id(0), N_GROUPS, GATED, 0, 0};
-    const matrix none = {weight, K, 0, 0, 1, false, 0, 0};
+    const matrix whole = {weight, K, N_TILES / (GATED ? 2 : 1), get_group_id(0), N_GROUPS, GATED, 0, 0, K};
+    const matrix none = {weight, K, 0, 0, 1, false, 0, 0, K};
     const target to = {out + out_row, 0, 0, 0, false, EPILOGUE == EPILOGUE_ADD, 0};
     int parity = 0;
     weight_fragment fragment;

@@ -11,6 +11,7 @@ typedef struct {
     bool gated;
     __global uint* claims;
     uint claimed;
+    int row_columns;  // of the whole matrix, of which `columns` may be a part
 } matrix;
 
 #define TILES(m) ((m)->gated ? 2 : 1)

@@ -3,6 +3,8 @@
 //   for each layer:  qkv = W_qkv norm(x)  |  attended  |  mid = x + W_o attended  |  ffn = gate(W_gate norm(mid)) W_up norm(mid)  |
 //                    x = mid + W_down ffn
 //
+// Or with norms of what attention and MLP give: mid = x + norm(W_o attended), x = mid + norm(W_down ffn).
+//
 // The work of each phase is that of nvidia/linear_decode.cl and nvidia/attention_decode.cl, by the same functions and, with
 // the same number of warps to a group, with the same bits; the launches that it replaces are its twin.
 //
@@ -13,6 +15,10 @@
 // reads none. So whoever has one whole vector knows that all readers of the one before have theirs. x of the next layer needs all
 // of ffn, ffn all of mid, mid all of attended, each head's attended all its groups' states, those the head's q, k and v, and qkv
 // all of x.
+//
+// A row of x has one owner, a group that adds to it and sends it. Or, with SPLIT_K or norms after blocks, each group has an x of its
+// own, to which it adds what it receives (nvidia/residual_stream.cl); mid and next_x are then what is added. A group with rows of
+// qkv or of ffn receives both, and neither is written anew before those rows are sent; a group with neither receives none.
 //
 // layers   ulong [N_LAYERS][LAYER_WORDS]: of each layer the addresses of weights, keys, values and vectors, and a number; AT_NAME
 //          says which word is which, or is negative where the layers have none: that costs nothing.
@@ -25,27 +31,30 @@
 //            AT_ROPE                                     as `rope`, where layers differ
 //            AT_RULES                                    which mods, where layers differ; below N_RULES
 // x        float [HIDDEN], in and out; rope, state: as in the separate kernels
-// qkv, attended, mid, ffn, next_x   float, the sizes of qkv, attended, HIDDEN, FFN, HIDDEN: flagged, this kernel's own
+// qkv, attended, mid, ffn, next_x   float, the sizes of qkv, attended, SPLIT_K HIDDEN, FFN, SPLIT_K HIDDEN: flagged, this kernel's
+//          own
 // parts    ulong [N_KV_HEADS][N_SPLITS][PART_VALUES], the splits' states: flagged with a whole word
 // counters uint [3]: groups that have left (0 before and after), layers that were run before this launch, claimed units of ffn
 //
 // Index space: N_GROUPS groups of 32 WARPS work-items, which must all run at the same time: one for each compute unit.
 // Build: that of nvidia/product.cl (nvidia/product_quantized.cl for quantised weights) and nvidia/attend.cl, and HIDDEN, FFN,
-// N_LAYERS, N_GROUPS, N_RULES, LAYER_WORDS and AT_*, NORM_EPS (of all norms but those before a block), WARPS (16). Local memory:
-// that of products and attention together.
-#if !defined(HIDDEN) || !defined(FFN) || !defined(N_LAYERS) || !defined(N_GROUPS) || !defined(N_RULES) || !defined(LAYER_WORDS)
+// N_LAYERS, N_GROUPS, N_RULES, LAYER_WORDS, AT_*, NORM_EPS (of all norms but those before a block), WARPS (16), and SPLIT_K, a divisor
+// of N_GROUPS: groups that share the columns of W_o and of W_down, 1 with quantised weights. Local memory: group_memory.
+#if !defined(HIDDEN) || !defined(FFN) || !defined(N_LAYERS) || !defined(N_GROUPS) || !defined(N_RULES) || \
+    !defined(LAYER_WORDS) || !defined(SPLIT_K)
 #error "nvidia/persistent_layers.cl needs the build constants named in its head"
 #endif
 #include "common/tiles.cl"
 #include "nvidia/ptx.cl"
 #include "nvidia/partition.cl"
 #define Q_SIZE (N_Q_HEADS * HEAD_DIM)
-#define MAX_COLUMNS MAX(MAX(FFN, HIDDEN), Q_SIZE)
+#define MAX_COLUMNS MAX(MAX(FFN, Q_SIZE) / SPLIT_K, HIDDEN)
 #if QUANTIZED
 #include "nvidia/product_quantized.cl"
 #else
 #include "nvidia/product.cl"
 #endif
+#define ATTEND_WARPS (HEAD_DIM > 128 ? WARPS / 2 : WARPS)  // for their local memory
 #include "nvidia/attend.cl"
 
 #define QKV_SIZE (Q_SIZE + 2 * N_KV_HEADS * HEAD_DIM)
@@ -55,13 +64,21 @@
 #define PART_VALUES (HEAD_VALUES + 2 * GROUP_SIZE)  // accumulators, m and l of each query
 #define HAS(name) (AT_##name >= 0)
 #define VECTOR_OF(layer_words, name) (HAS(name) ? (__global const float*)(layer_words)[HAS(name) ? AT_##name : 0] : 0)
-#define VECTOR(name) VECTOR_OF(at, name)
+#define VECTOR(name) VECTOR_OF(now.at, name)
 #define POST_NORMS HAS(ATTENTION_POST_NORM)
+#define STREAM (POST_NORMS || SPLIT_K > 1)
+#if STREAM
+#define RESIDUAL 0
+#else
+#define RESIDUAL memory.residual
+#endif
 #define HAS_QK_NORMS (HAS(HEAD_NORMS) || HAS(Q_NORM))
 #if N_RULES == 1
 #define MOD_BUFFERS MOD_PARAMS
 #endif
-#define OWN_FLOATS ((MAX(COLUMN_FLOATS, WARP_FLOATS) + 3) / 4 * 4)    // of a warp: its columns, or what it attends with
+// Local floats of the warps' columns, and of what they attend with.
+#define OWN_FLOATS ((MAX(COLUMN_FLOATS, ATTEND_WARPS == WARPS ? WARP_FLOATS : 0) + 3) / 4 * 4)
+#define ATTEND_FLOATS (ATTEND_WARPS == WARPS ? OWN_FLOATS : WARP_FLOATS)
 #if QKV_SIZE % 16 || HIDDEN % 16 || FFN % 16
 #error "nvidia/persistent_layers.cl: sizes are multiples of 16"
 #endif
@@ -113,132 +130,172 @@ inline void send_attended(const kv_split* s, __global ulong* parts, __global flo
 }
 
 inline matrix partition_of(const ulong weight, const int columns, const int units, const bool gated) {
-    const matrix m = {(__global const void*)weight, columns, units, (int)get_group_id(0), N_GROUPS, gated, 0, 0};
+    const matrix m = {(__global const void*)weight, columns, units, (int)get_group_id(0), N_GROUPS, gated, 0, 0, columns};
     return m;
+}
+
+// The same of a product whose columns SPLIT_K neighbouring groups share: in all units a group has the same ones.
+#define K_PART ((int)get_group_id(0) % SPLIT_K)
+inline matrix split_k_of(const ulong weight, const int columns, const int units) {
+    const ulong at = SPLIT_K == 1 ? weight : weight + sizeof(CAT(WEIGHT, _t)) * 16 * (columns / SPLIT_K) * K_PART;
+    const matrix m = {(__global const void*)at, columns / SPLIT_K, units, (int)get_group_id(0) / SPLIT_K, N_GROUPS / SPLIT_K, false,
+                      0, 0, columns};
+    return m;
+}
+
+// A group's local memory.
+typedef struct {
+    float own_of[MAX(WARPS * OWN_FLOATS, ATTEND_WARPS * ATTEND_FLOATS)];
+    float sums[(SUM_FLOATS + 3) / 4 * 4];
+    float queries[QUERY_FLOATS];
+#if STREAM
+    float4 stream_x[STREAM_FOURS(HIDDEN) * STREAM_ITEMS];
+    float4 stream_factors[POST_NORMS ? STREAM_FOURS(HIDDEN) * STREAM_ITEMS : 1];
+    float squares[2][WARPS];
+#else
+    float residual[OWN_UNITS * 16];
+#endif
+    float row_squares[HAS(Q_NORM) ? 2 * WARPS : 1];
+    kv_split kept[N_RULES];
+    ulong addresses[N_LAYERS * LAYER_WORDS];  // `layers`
+    uint before;  // layers that were run before this launch
+    int layer[LOCAL_SIZE];  // of each work-item
+    ushort new_key[HEAD_DIM];
+} __attribute__((aligned(16))) group_memory;
+
+// The layer at hand. Asked for in each phase: kept in registers over attention it would be spilled, and come back behind the weights
+// that were asked for meanwhile. For the same reason a group's local memory is one structure, with one address.
+typedef struct {
+    __local const ulong* at;
+    uint number, flag;
+    bool is_first, is_last;
+} place;
+
+inline place place_now(__local const group_memory* memory) {
+    const int layer = *(volatile __local const int*)(memory->layer + this_item());
+    const uint number = *(volatile __local const uint*)&memory->before + layer + 1;
+    const place now = {memory->addresses + layer * LAYER_WORDS, number, number & 1, layer == 0, layer == N_LAYERS - 1};
+    return now;
 }
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
 void persistent_layers(__global const ulong* layers, __global float* x, __global float* qkv, __global float* attended,
                        __global float* mid, __global float* ffn, __global float* next_x, __global const float* rope,
                        __global const int* state, __global ulong* parts, __global uint* counters MOD_BUFFERS) {
-    __local float __attribute__((aligned(16))) own_of[WARPS][OWN_FLOATS];
-    __local float __attribute__((aligned(16))) sums[SUM_FLOATS];
-    __local float __attribute__((aligned(16))) queries[QUERY_FLOATS];
-    __local ushort new_key[HEAD_DIM];
-#if POST_NORMS
-    __local float4 __attribute__((aligned(16))) stream_x[STREAM_FOURS(HIDDEN) * STREAM_ITEMS];
-    __local float4 __attribute__((aligned(16))) stream_factors[STREAM_FOURS(HIDDEN) * STREAM_ITEMS];
-    __local float squares[2][WARPS];
-    __local float* residual = 0;
-#else
-    __local float residual[OWN_UNITS * 16];
-#endif
-#if HAS(Q_NORM)
-    __local float row_squares[2 * WARPS];
-#else
-    __local float* row_squares = 0;
-#endif
-    __local ulong addresses[N_LAYERS * LAYER_WORDS];  // `layers`
-    __local kv_split kept[N_RULES];
+    __local group_memory memory;
+    __local float* sums = memory.sums;
     const int lid = get_local_id(0), warp = lid / WARP, group = get_group_id(0);
-    __local float* columns = own_of[warp];
-    const uint before = counters[1];
-    const attend_space space = {queries, new_key, own_of[0], OWN_FLOATS, row_squares};
+    __local float* columns = memory.own_of + warp * OWN_FLOATS;
+    const attend_space space = {memory.queries, memory.new_key, memory.own_of, ATTEND_FLOATS, memory.row_squares};
+    if (lid == 0) memory.before = counters[1];
+    memory.layer[lid] = 0;
     const bool attends = group < N_KV_HEADS * N_SPLITS;
     for (int rules = 0; rules < N_RULES; ++rules)
-        if (lid == rules) kept[rules] = split_of_keys(min(group / N_SPLITS, N_KV_HEADS - 1), group % N_SPLITS, state MOD_ARGS);
+        if (lid == rules) memory.kept[rules] = split_of_keys(min(group / N_SPLITS, N_KV_HEADS - 1), group % N_SPLITS, state MOD_ARGS);
     int parity = 0;
     weight_fragment fragment;
     matrix to_qkv = partition_of(layers[AT_QKV], HIDDEN, QKV_SIZE / 16, false);
     load_early(&fragment, &to_qkv);
-    for (int i = lid; i < N_LAYERS * LAYER_WORDS; i += LOCAL_SIZE) addresses[i] = layers[i];
-#if POST_NORMS
-    // Whoever adds to a stream reads each vector that is added. With rows neither of qkv nor of ffn nobody would wait for it to have.
+    for (int i = lid; i < N_LAYERS * LAYER_WORDS; i += LOCAL_SIZE) memory.addresses[i] = layers[i];
+#if STREAM
+    // Nobody waits for what a group without such rows has received.
     const bool has_stream = group < MAX(QKV_SIZE, FFN) / 16;
 #else
     for (int i = lid; i < OWN_UNITS * 16; i += LOCAL_SIZE) {
         const int row = (group + i / 16 * N_GROUPS) * 16 + i % 16;
-        if (row < HIDDEN) residual[i] = x[row];
+        if (row < HIDDEN) memory.residual[i] = x[row];
     }
 #endif
     barrier(CLK_LOCAL_MEM_FENCE);
-    for (int layer = 0; layer < N_LAYERS; ++layer) {
-        __local const ulong* at = addresses + layer * LAYER_WORDS;
-        const bool is_first = layer == 0, is_last = layer == N_LAYERS - 1;
-        const uint number = before + layer + 1, flag = number & 1;
+    while (true) {
+        place now = place_now(&memory);
         const matrix none = partition_of(0, 16, 0, false);
-
-#if POST_NORMS
-        const residual_stream down_stream = {stream_x, stream_factors, squares[0],
-                                             is_first ? 0 : VECTOR_OF(at - LAYER_WORDS, MLP_POST_NORM), 0};
+#if STREAM
+        const residual_stream down_stream = {memory.stream_x, memory.stream_factors, memory.squares[0], now.is_first, POST_NORMS, 0};
         if (has_stream)
-            receive(&fragment, &to_qkv, is_first ? x : next_x, flag ^ 1, !is_first, VECTOR(ATTENTION_NORM), HAS(ATTENTION_NORM),
-                    &down_stream, columns, sums);
+            receive(&fragment, &to_qkv, now.is_first ? x : next_x, now.flag ^ 1, !now.is_first, VECTOR(ATTENTION_NORM),
+                    HAS(ATTENTION_NORM), &down_stream, columns, sums);
 #else
         if (group < to_qkv.n_units)
-            receive(&fragment, &to_qkv, is_first ? x : next_x, flag ^ 1, !is_first, VECTOR(ATTENTION_NORM), HAS(ATTENTION_NORM),
-                    0, columns, sums);
+            receive(&fragment, &to_qkv, now.is_first ? x : next_x, now.flag ^ 1, !now.is_first, VECTOR(ATTENTION_NORM),
+                    HAS(ATTENTION_NORM), 0, columns, sums);
 #endif
-        const target qkv_target = {qkv, 0, 0, flag, true, false, VECTOR(BIAS)};
+        const target qkv_target = {qkv, 0, 0, now.flag, true, false, VECTOR(BIAS)};
         product(&to_qkv, &none, &qkv_target, QKV_SIZE, HAS(ATTENTION_NORM), columns, sums, &parity, &fragment);
+        // A warp attends in the memory of other warps' columns; products end with a barrier, where there are any.
+        if (ATTEND_WARPS < WARPS && group >= to_qkv.n_units) barrier(CLK_LOCAL_MEM_FENCE);
 
+        now = place_now(&memory);
 #if N_RULES > 1
-        const int rules = (int)at[AT_RULES];
+        const int rules = (int)now.at[AT_RULES];
 #else
         const int rules = 0;
 #endif
-        const kv_split range = kept[rules];
+        const kv_split range = memory.kept[rules];
         if (attends && range.split < range.n_splits) {
             // As to_out, which is made after attention: its registers are wanted there.
-            const matrix ahead = partition_of(at[AT_OUTPUT], Q_SIZE, HIDDEN / 16, false);
+            const matrix ahead = split_k_of(now.at[AT_OUTPUT], Q_SIZE, HIDDEN / 16);
             if (range.n_splits == 1) fetch_first(&ahead);  // over a long context it takes longer so
-            __global CAT(KV, _t)* k = (__global CAT(KV, _t)*)at[AT_K];
-            __global CAT(KV, _t)* v = (__global CAT(KV, _t)*)at[AT_V];
+            __global CAT(KV, _t)* k = (__global CAT(KV, _t)*)now.at[AT_K];
+            __global CAT(KV, _t)* v = (__global CAT(KV, _t)*)now.at[AT_V];
             const qk_norms norms = {VECTOR(HEAD_NORMS), VECTOR(Q_NORM), VECTOR(K_NORM)};
-            attend(&range, qkv, flag, true, HAS(ROPE) ? VECTOR(ROPE) : rope, state, k, v, HAS_QK_NORMS ? &norms : 0,
+            attend(&range, qkv, now.flag, true, HAS(ROPE) ? VECTOR(ROPE) : rope, state, k, v, HAS_QK_NORMS ? &norms : 0,
                    &space MOD_ARGS);
-            send_attended(&range, parts, attended, number, &space);
+            send_attended(&range, parts, attended, now.number, &space);
         }
-        const matrix to_out = partition_of(at[AT_OUTPUT], Q_SIZE, HIDDEN / 16, false);
+        now = place_now(&memory);
+        const matrix to_out = split_k_of(now.at[AT_OUTPUT], Q_SIZE, HIDDEN / 16);
         load_early(&fragment, &to_out);
 
-        if (group < to_out.n_units) receive(&fragment, &to_out, attended, flag, true, 0, false, 0, columns, sums);
-        matrix to_ffn = partition_of(at[AT_GATE_UP], HIDDEN, FFN / 16, true);
+        if (to_out.first_unit < to_out.n_units)
+            receive(&fragment, &to_out, attended + K_PART * to_out.columns, now.flag, true, 0, false, 0, columns, sums);
+        matrix to_ffn = partition_of(now.at[AT_GATE_UP], HIDDEN, FFN / 16, true);
 #if CLAIMS
         to_ffn.claims = counters + 2;
-        to_ffn.claimed = (number - 1) * (FFN / 16 - N_GROUPS);  // in a layer each unit but two of each group, and a miss of each
+        to_ffn.claimed = (now.number - 1) * (FFN / 16 - N_GROUPS);  // in a layer each unit but two of each group, and a miss of each
 #endif
-        const target mid_target = {mid, residual, 0, flag, true, !POST_NORMS, VECTOR(OUTPUT_BIAS)};
+        const target mid_target = {mid + K_PART * HIDDEN, RESIDUAL, 0, now.flag, true, !STREAM, K_PART == 0 ? VECTOR(OUTPUT_BIAS) : 0};
+#if STREAM
+        const residual_stream out_stream = {memory.stream_x, memory.stream_factors, memory.squares[1], false, POST_NORMS, 0};
+        if (POST_NORMS && has_stream) ask_factors(&out_stream, VECTOR(ATTENTION_POST_NORM));
+#endif
         product(&to_out, &to_ffn, &mid_target, HIDDEN, false, columns, sums, &parity, &fragment);
 
-#if POST_NORMS
-        const residual_stream out_stream = {stream_x, stream_factors, squares[1], VECTOR(ATTENTION_POST_NORM), 0};
+        now = place_now(&memory);
+#if STREAM
         if (has_stream)
-            receive(&fragment, &to_ffn, mid, flag, true, VECTOR(MLP_NORM), HAS(MLP_NORM), &out_stream, columns, sums);
+            receive(&fragment, &to_ffn, mid, now.flag, true, VECTOR(MLP_NORM), HAS(MLP_NORM), &out_stream, columns, sums);
 #else
         if (group < to_ffn.n_units)
-            receive(&fragment, &to_ffn, mid, flag, true, VECTOR(MLP_NORM), HAS(MLP_NORM), 0, columns, sums);
+            receive(&fragment, &to_ffn, mid, now.flag, true, VECTOR(MLP_NORM), HAS(MLP_NORM), 0, columns, sums);
 #endif
-        const matrix to_x = partition_of(at[AT_DOWN], FFN, HIDDEN / 16, false);
-        const target ffn_target = {ffn, 0, 0, flag, true, false, VECTOR(GATE_UP_BIAS)};
+        const matrix to_x = split_k_of(now.at[AT_DOWN], FFN, HIDDEN / 16);
+        const target ffn_target = {ffn, 0, 0, now.flag, true, false, VECTOR(GATE_UP_BIAS)};
         product(&to_ffn, &to_x, &ffn_target, FFN, HAS(MLP_NORM), columns, sums, &parity, &fragment);
 
-        if (group < to_x.n_units) receive(&fragment, &to_x, ffn, flag, true, 0, false, 0, columns, sums);
-        const target x_target = {next_x, residual, is_last && !POST_NORMS ? x : 0, flag, true, !POST_NORMS, VECTOR(DOWN_BIAS)};
-        to_qkv = partition_of(is_last ? 0 : at[LAYER_WORDS + AT_QKV], HIDDEN, is_last ? 0 : QKV_SIZE / 16, false);
-        product(&to_x, &to_qkv, &x_target, HIDDEN, false, columns, sums, &parity, &fragment);
-    }
+        now = place_now(&memory);
+        if (to_x.first_unit < to_x.n_units)
+            receive(&fragment, &to_x, ffn + K_PART * to_x.columns, now.flag, true, 0, false, 0, columns, sums);
+        const target x_target = {next_x + K_PART * HIDDEN, RESIDUAL, now.is_last && !STREAM ? x : 0, now.flag, true, !STREAM,
+                                 K_PART == 0 ? VECTOR(DOWN_BIAS) : 0};
 #if POST_NORMS
+        if (has_stream) ask_factors(&out_stream, VECTOR(MLP_POST_NORM));
+#endif
+        to_qkv = partition_of(now.is_last ? 0 : now.at[LAYER_WORDS + AT_QKV], HIDDEN, now.is_last ? 0 : QKV_SIZE / 16, false);
+        product(&to_x, &to_qkv, &x_target, HIDDEN, false, columns, sums, &parity, &fragment);
+        if (place_now(&memory).is_last) break;
+        ++memory.layer[this_item()];
+    }
+#if STREAM
     if (group == 0) {  // x of the last layer, in whole
-        const residual_stream last = {stream_x, stream_factors, squares[0],
-                                      VECTOR_OF(addresses + (N_LAYERS - 1) * LAYER_WORDS, MLP_POST_NORM), x};
-        receive(&fragment, &to_qkv, next_x, (before + N_LAYERS) & 1, true, 0, false, &last, columns, sums);
+        const residual_stream last = {memory.stream_x, memory.stream_factors, memory.squares[0], false, POST_NORMS, x};
+        receive(&fragment, &to_qkv, next_x, (memory.before + N_LAYERS) & 1, true, 0, false, &last, columns, sums);
     }
 #endif
     // The last group to leave counts the layers; all have read the count.
     barrier(CLK_LOCAL_MEM_FENCE);
     if (lid == 0 && atomic_inc(counters) == N_GROUPS - 1) {
         counters[0] = 0;
-        counters[1] = before + N_LAYERS;
+        counters[1] = memory.before + N_LAYERS;
     }
 }

@@ -32,6 +32,7 @@ VECTORS = (
     *("attention_norm", "mlp_norm", "attention_post_norm", "mlp_post_norm"),
     *("bias", "head_norms", "q_norm", "k_norm", "output_bias", "gate_up_bias", "down_bias"),
 )
+SPLIT_K = 2  # of 16-bit weights, see docs/notes/h200.md
 MAX_RULES = 4  # kinds of attention rules that a launch chooses from
 
 
@@ -77,7 +78,7 @@ class NvidiaPersistentLayers(PersistentLayers):
     def bind(self, device: Device, step: DecodeLayers) -> BoundLayers:
         """One work-group for each compute unit: all of them run at once, and so may wait for each other."""
         layers, shape, rules, words = step.layers, step.shape, _rules(step), _words(step)
-        groups, n_splits = device.compute_units, _n_splits(device, step)
+        groups, n_splits, split_k = device.compute_units, _n_splits(device, step), _split_k(device, step)
         constants: dict[str, object] = {
             **shape.constants(step.step),
             "WEIGHT": kernel_name(layers[0].qkv.dtype),
@@ -92,6 +93,7 @@ class NvidiaPersistentLayers(PersistentLayers):
             "N_LAYERS": len(layers),
             "N_GROUPS": groups,
             "N_RULES": len(rules),
+            "SPLIT_K": split_k,
             "LAYER_WORDS": len(words),
             "WARPS": WARPS,
             **{
@@ -107,9 +109,9 @@ class NvidiaPersistentLayers(PersistentLayers):
             for name, n in (
                 ("qkv", layers[0].qkv.rows),
                 ("attended", layers[0].output.k),
-                ("mid", step.hidden),
+                ("mid", split_k * step.hidden),
                 ("ffn", step.ffn),
-                ("x", step.hidden),
+                ("x", split_k * step.hidden),
             )
         }
         args: list[KernelArg] = [
@@ -168,15 +170,26 @@ def _address_table(device: Device, step: DecodeLayers) -> Buffer:
 
 
 def _local_bytes(device: Device, step: DecodeLayers) -> int:
-    columns = max(step.ffn, step.hidden, step.shape.n_q_heads * step.shape.head_dim)
+    split_k, normed = _split_k(device, step), "attention_post_norm" in step.layers[0].vectors
+    columns = max(step.ffn // split_k, step.hidden, step.shape.n_q_heads * step.shape.head_dim // split_k)
     attend_own, attend_shared = decode_floats(step.shape)
     product_own, product_shared = local_floats(step.layers[0].qkv, columns)
-    own = -(-max(attend_own, product_own) // 4) * 4
+    own = max(
+        attend_own // (2 if step.shape.head_dim > 128 else 1), product_own
+    )  # of wide heads half of the warps attend
     residual = 16 * -(-step.hidden // (16 * device.compute_units))
-    if "attention_post_norm" in step.layers[0].vectors:
-        residual = 2 * 32 * WARPS * 4 * stream_fours(step.layers[0].qkv.dtype, step.hidden) + 2 * WARPS
-    floats = WARPS * own + attend_shared + product_shared + residual + 2 * WARPS
+    if split_k > 1 or normed:
+        kept = 1 + normed  # x, and weights of a norm
+        residual = kept * 32 * WARPS * 4 * stream_fours(step.layers[0].qkv.dtype, step.hidden) + 2 * WARPS
+    floats = WARPS * (own + 4) + attend_shared + product_shared + residual + 34 * WARPS
     return 4 * floats + 8 * len(_words(step)) * len(step.layers) + 64 * MAX_RULES
+
+
+def _split_k(device: Device, step: DecodeLayers) -> int:
+    """Groups that share the columns of a product whose rows are those of x, whose tiles are few beside the groups."""
+    columns = step.ffn, step.layers[0].output.k
+    fits = device.compute_units % SPLIT_K == 0 and all(k % (SPLIT_K * TILE_ROWS) == 0 for k in columns)
+    return SPLIT_K if fits and step.layers[0].qkv.dtype not in QUANTIZED else 1
 
 
 def _n_splits(device: Device, step: DecodeLayers) -> int:

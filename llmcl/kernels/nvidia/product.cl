@@ -42,10 +42,10 @@ typedef struct {
 inline void load_step(weight_fragment* fragment, const matrix* m, const int unit, const int step, const int slot,
                       const int item) {
     if (!HAS_RUN(m, step)) return;
-    __global const CAT(WEIGHT, _t)* w = WEIGHTS(m) + (size_t)unit * TILES(m) * m->columns * 16 +
+    __global const CAT(WEIGHT, _t)* w = WEIGHTS(m) + (size_t)unit * TILES(m) * m->row_columns * 16 +
                                         (step * WARPS + item / WARP) * RUN * 16 + item % WARP * 8;
 #pragma unroll
-    for (int t = 0; t < TILES(m); ++t) fragment->words[slot * TILES(m) + t] = stream16(w + (size_t)t * m->columns * 16);
+    for (int t = 0; t < TILES(m); ++t) fragment->words[slot * TILES(m) + t] = stream16(w + (size_t)t * m->row_columns * 16);
 }
 
 // Asks for a warp's first fragment: at the end of the product before, as nvidia/product_quantized.cl does, or in `receive`.
@@ -64,7 +64,7 @@ inline void fetch_first(const matrix* m) {
     for (int i = 0; i < FRAGMENT_STEPS(m) * TILES(m); ++i) {
         const int run = i / TILES(m) * WARPS + item / WARP;
         if (!HAS_RUN(m, i / TILES(m))) continue;
-        const size_t column = ((size_t)m->first_unit * TILES(m) + i % TILES(m)) * m->columns + run * RUN;
+        const size_t column = ((size_t)m->first_unit * TILES(m) + i % TILES(m)) * m->row_columns + run * RUN;
         fetch_line(WEIGHTS(m) + column * 16 + item % WARP * 8);
     }
 }
@@ -81,31 +81,38 @@ inline void multiply(float acc[8], const uint4 w, const float x) {
 
 #define STREAM_FOURS(columns) (((columns) / RUN + 8 * WARPS - 1) / (8 * WARPS))  // float4s of x that a work-item receives
 
+// Which columns a work-item receives: a warp takes 8 runs at once, 4 lanes a run.
+inline places places_of(const int columns) {
+    const int item = this_item(), lane = item % WARP, step = 8 * WARPS * RUN;
+    const int first = (lane / 4 * WARPS + item / WARP) * RUN + lane % 4 * 4;
+    const places p = {first, 2 * step, step, first < columns ? (columns - first + step - 1) / step : 0, STREAM_FOURS(columns), item};
+    return p;
+}
+
 // Puts the warp's columns of x, times the norm's weights, into `columns` (local, the warp's own), its sum of squares into `sums`.
 // fragment: is left with the first fragment. stream: what x is added to first; 0 for none.
 inline void receive(weight_fragment* fragment, const matrix* m, __global const float* x, const uint flag, const bool wait,
                     __global const float* norm, const bool normed, const residual_stream* stream, __local float* columns,
                     __local float* sums) {
-    const int item = this_item(), lane = item % WARP, most = (STEPS(m) + 7) / 8;  // a warp takes 8 runs at once, 4 lanes a run
-    const int first = (lane / 4 * WARPS + item / WARP) * RUN + lane % 4 * 4, stride = 8 * WARPS * RUN;
-    const int count = first < m->columns ? (m->columns - first + stride - 1) / stride : 0;
-    uint4 words[COLUMN_FLOATS / 128];
+    const places p = places_of(m->columns);
+    const int lane = p.item % WARP, most = p.most, step = p.step;
+    uint4 words[SPLIT_K * (COLUMN_FLOATS / 128)];
     float4 factors[COLUMN_FLOATS / 128];
     float square = 0.0f;
-    if (stream) ask_factors(stream, first, 2 * stride, stride, count, most, item);
-    poll_first(words, x + first, 2 * stride, stride, count, most, flag);
+    poll_first(words, x + p.first, p.stride, step, p.count, most, flag);
+    if (stream) poll_parts(words, x + p.first, &p, stream, flag);
 #pragma unroll
-    for (int i = 0; i < (normed ? most : 0); ++i) factors[i] = vload4(0, norm + min(first + i * stride, m->columns - 4));
-    const bool waiting = wait && poll_again(words, x + first, 2 * stride, stride, count, most, flag);
+    for (int i = 0; i < (normed ? most : 0); ++i) factors[i] = vload4(0, norm + min(p.first + i * step, m->columns - 4));
+    const bool waiting = wait && poll_again(words, x + p.first, p.stride, step, p.count, most, flag);
     if (!stream || m->first_unit < m->n_units) load_first(fragment, m);
 #pragma unroll
     for (int i = 0; i < (normed ? most : 0); ++i) vstore4(factors[i], lane + i * WARP, columns);  // not in registers meanwhile
-    while (waiting && poll_again(words, x + first, 2 * stride, stride, count, most, flag)) {
+    while (waiting && poll_again(words, x + p.first, p.stride, step, p.count, most, flag)) {
     }
-    if (stream) add_to_stream(stream, words, first, 2 * stride, stride, count, most, item);
+    if (stream) add_to_stream(stream, words, x + p.first, &p, flag);
 #pragma unroll
     for (int i = 0; i < most; ++i) {
-        if (i >= count) continue;
+        if (i >= p.count) continue;
         float4 v = values_of(words[i]);
         if (normed) {
             square += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
@@ -116,7 +123,7 @@ inline void receive(weight_fragment* fragment, const matrix* m, __global const f
     warp_sync();
     if (normed) {
         square = warp_sum(square);
-        if (lane == 0) sums[SQUARES_AT + item / WARP] = square;
+        if (lane == 0) sums[SQUARES_AT + p.item / WARP] = square;
     }
 }
 

@@ -278,6 +278,15 @@ inline uint pack4(const float4 v) {
 inline float largest4(const float4 v) { return fmax(fmax(fabs(v.x), fabs(v.y)), fmax(fabs(v.z), fabs(v.w))); }
 #endif
 
+// Which columns a work-item receives: a warp takes the groups of two steps at once, 4 lanes a group, a lane two float4s of each.
+inline places places_of(const int columns) {
+    const int item = this_item(), lane = item % WARP, groups = columns / 32, most = GROUPS_OF(columns) / 8;
+    const int group = 4 * (item / WARP) + lane / 4 % 4 + lane / 16 * STEP_GROUPS;
+    const int count = group < groups ? (groups - group + 2 * STEP_GROUPS - 1) / (2 * STEP_GROUPS) : 0;
+    const places p = {32 * group + lane % 4 * 4, 2 * STEP_GROUPS * 32, 16, 2 * count, 2 * most, item};
+    return p;
+}
+
 // Puts the columns of the warp's groups, times the norm's weights, into `columns` (local, the warp's own), and their sum of squares
 // into `sums`. fragment: for nvidia/product.cl. stream: what x is added to first; 0 for none.
 //   DOT    int4 [groups][2], the words that a lane's columns make, then float [groups], their scales
@@ -285,12 +294,8 @@ inline float largest4(const float4 v) { return fmax(fmax(fabs(v.x), fabs(v.y)), 
 inline void receive(weight_fragment* fragment, const matrix* m, __global const float* x, const uint flag, const bool wait,
                     __global const float* norm, const bool normed, const residual_stream* stream, __local float* columns,
                     __local float* sums) {
-    const walk w = walk_of(m);
-    const int lane = w.item % WARP, j = lane % 4;
-    const int most = (w.parts * w.part_steps + 1) / 2;  // a warp takes the groups of two steps at once, 4 lanes a group
-    const int first_group = 4 * (w.item / WARP) + lane / 4 % 4 + lane / 16 * STEP_GROUPS, groups = m->columns / 32;
-    const int stride = 2 * STEP_GROUPS * 32, first = 32 * first_group + 4 * j;
-    const int count = first_group < groups ? (groups - first_group + 2 * STEP_GROUPS - 1) / (2 * STEP_GROUPS) : 0;
+    const places p = places_of(m->columns);
+    const int lane = p.item % WARP, j = lane % 4, most = p.most / 2, count = p.count / 2, first = p.first, stride = p.stride;
     uint4 words[MAX_GROUPS / 4];
     float4 factors[4];
     float square = 0.0f;
@@ -298,9 +303,8 @@ inline void receive(weight_fragment* fragment, const matrix* m, __global const f
 #pragma unroll
     for (int i = 0; i < 2 * at_hand; ++i)
         if (i / 2 < count) factors[i] = vload4(0, norm + first + i / 2 * stride + i % 2 * 16);
-    if (stream) ask_factors(stream, first, stride, 16, 2 * count, 2 * most, w.item);
-    receive4(words, x + first, stride, 16, 2 * count, 2 * most, flag, wait);
-    if (stream) add_to_stream(stream, words, first, stride, 16, 2 * count, 2 * most, w.item);
+    receive4(words, x + first, stride, 16, p.count, p.most, flag, wait);
+    if (stream) add_to_stream(stream, words, x + first, &p, flag);
 #pragma unroll
     for (int i = 0; i < most; ++i) {
         float4 v[2] = {values_of(words[2 * i]), values_of(words[2 * i + 1])};  // 0 past the last group
@@ -329,7 +333,7 @@ inline void receive(weight_fragment* fragment, const matrix* m, __global const f
     warp_sync();
     if (normed) {
         square = warp_sum(square);
-        if (lane == 0) sums[SQUARES_AT + w.item / WARP] = square;
+        if (lane == 0) sums[SQUARES_AT + p.item / WARP] = square;
     }
 }
 
