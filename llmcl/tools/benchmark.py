@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmcl.engine.stats import summarize
 from llmcl.errors import ContextLengthError, OutOfDeviceMemoryError, UsageError
+from llmcl.models.stack import why_separate
 from llmcl.tools.rows import markdown_table
 
 if TYPE_CHECKING:
@@ -101,6 +102,8 @@ def run(llm: LLM, plan: Plan, note: Callable[[str], None] = lambda text: None) -
     check_context(plan, llm.max_context, f"the context of {llm.model_name}")
     note("measuring the device's read bandwidth")
     bandwidth = measured_bandwidth(llm, note)
+    if (why := why_separate(llm.model.layers, llm.model.decode_ops)) is not None:
+        note(f"decode is not one kernel: {why}")
     rows = []
     for n in plan.n_prompt:
         note(f"pp{n}")

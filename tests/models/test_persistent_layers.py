@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from compilers.recording import RecordingDevice
 from programs import TINY_SHAPE
 
 from llmcl.attention.masks import alibi, sliding_window
 from llmcl.attention.mods import bind_mods, trace_mods
 from llmcl.engine.loading import load_random
 from llmcl.kernels.common.persistent import DecodeLayers
+from llmcl.kernels.nvidia import persistent_layers
 from llmcl.kernels.nvidia.persistent_layers import NvidiaPersistentLayers
 from llmcl.models.config import ModelConfig
 from llmcl.models.kv_cache import KVCache
+from llmcl.models.layer_mods import trace_layer_mods
 from llmcl.models.model import Model
+from llmcl.models.random_shapes import random_shape_config
 from llmcl.models.stack import decode_layers, layer_runs, why_separate
+from llmcl.models.weights import random_types, random_weights
 from llmcl.runtime.device import Buffer, Device
+from llmcl.runtime.platforms import DeviceEntry
+from llmcl.tools import benchmark
 
 SHAPES = {
     "gqa4": {"hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 4, "num_key_value_heads": 1},
@@ -55,6 +63,34 @@ FAMILIES = {
     "olmo2": family("olmo2", 512, 1536, 8, 8),
     "olmo3": family("olmo3", 2048, 1536, 16, 4, sliding_window=WINDOW),
 }
+H200 = DeviceEntry(
+    index=0,
+    name="an H200 that is not here",
+    kind="gpu",
+    vendor="NVIDIA",
+    platform_name="NVIDIA CUDA",
+    platform_version="OpenCL 3.0",
+    platform_vendor="NVIDIA",
+    driver_version="known by its description",
+    opencl_version=(3, 0),
+    opencl_c_version=(1, 2),
+    compute_units=132,
+    max_work_group_size=1024,
+    local_mem_bytes=48 << 10,
+    global_mem_bytes=140 << 30,
+    max_alloc_bytes=35 << 30,
+    host_available_bytes=None,
+    unified_memory=False,
+    has_fp16=False,
+    has_subgroups=False,
+    ptx_arch=90,
+    is_intel_cpu=False,
+    is_pocl=False,
+    is_software=False,
+    extensions=(),
+    lacks=None,
+    device=None,  # type: ignore[arg-type]
+)
 NORMALISED = {"qwen3", "gemma3_text", "olmo2", "olmo3"}  # heads: separate launches leave that in qkv
 
 
@@ -235,6 +271,53 @@ def test_other_devices_keep_separate_launches(default_device: Device, tmp_path: 
     assert why_separate(llm.model.layers, llm.model.decode_ops) is None
 
 
+def recorded(folder: Path, shape: dict[str, Any], dtype: str) -> tuple[Model, list[dict[str, Any]]]:
+    """A model on an H200 that is not here, and the build constants of its persistent launches."""
+    config = random_shape_config(config_file(folder, {**shape, "num_hidden_layers": 4}))
+    device = RecordingDevice(H200)
+    weights = random_weights(device, config, random_types(config, dtype, exact_activations=True))
+    mods = trace_layer_mods(config, 1024).bind(device)
+    model = Model(device, config, weights, KVCache(device, config, 1024, "float16"), mods=mods)
+    sources = [launch.source for launch in model.decode_launches if launch.name == "persistent_layers"]
+    return model, [dict(source.constants) for source in sources]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "q4_0"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_is_one_launch_of_an_h200(tmp_path: Path, name: str, dtype: str) -> None:
+    model, [constants] = recorded(tmp_path, FAMILIES[name], dtype)
+    assert why_separate(model.layers, model.decode_ops) is None
+    assert constants["SPLIT_K"] == (2 if dtype == "bfloat16" else 1)
+    vectors = {word for word in constants if word.startswith("AT_") and constants[word] >= 0}
+    expected = {"AT_QKV", "AT_K", "AT_V", "AT_OUTPUT", "AT_GATE_UP", "AT_DOWN"}
+    expected |= {f"AT_{vector.upper()}" for layer in model.weights.layers for vector in vectors_of(layer)}
+    assert vectors - {"AT_ROPE", "AT_RULES"} == expected
+    assert ("AT_ROPE" in vectors) == name.startswith(("gemma3", "olmo3", "smollm3"))
+    assert ("AT_RULES" in vectors) == (name.startswith(("gemma", "olmo3"))) == (constants["N_RULES"] == 2)
+
+
+def vectors_of(layer: Sequence[Any]) -> Iterator[str]:
+    """As DecodeLayer names them."""
+    for block, kind in zip(layer, ("attention", "mlp"), strict=True):
+        for name, vector in vars(block).items():
+            if isinstance(vector, Buffer):
+                yield f"{kind}_{name}" if name in ("norm", "post_norm") else name
+
+
+def test_columns_are_shared_where_the_local_memory_has_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, [constants] = recorded(tmp_path, SHAPES["wide"], "bfloat16")
+    layers = decode_layers(model.layers, model.decode_ops)
+    assert constants["SPLIT_K"] == 2 and not isinstance(layers, str)
+    needed = persistent_layers._local_bytes(model.device, layers, 1)
+    monkeypatch.setitem(persistent_layers.LOCAL_BYTES, 90, needed)
+    model, [constants] = recorded(tmp_path, SHAPES["wide"], "bfloat16")
+    assert constants["SPLIT_K"] == 1
+    monkeypatch.setitem(persistent_layers.LOCAL_BYTES, 90, needed - 1)  # addresses of all layers take too much
+    assert [len(run.layers) for run in layer_runs(model.layers, model.decode_ops)] == [3, 1]
+    monkeypatch.setitem(persistent_layers.LOCAL_BYTES, 90, needed // 2)
+    assert "bytes of local memory" in str(why_separate(model.layers, model.decode_ops))
+
+
 def test_runs_of_layers(default_device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many neighbours as a launch can have are one; of the others the reason is said."""
     shape = {**TINY_SHAPE, "num_hidden_layers": 6}
@@ -255,3 +338,6 @@ def test_runs_of_layers(default_device: Device, tmp_path: Path, monkeypatch: pyt
         (5, 1, None),
     ]
     assert why_separate(model.layers, model.decode_ops) == "layers 2 to 3: too big"
+    notes: list[str] = []
+    benchmark.run(llm, benchmark.Plan(n_prompt=(), n_gen=(2,), generate_tokens=0, repetitions=1), notes.append)
+    assert "decode is not one kernel: layers 2 to 3: too big" in notes

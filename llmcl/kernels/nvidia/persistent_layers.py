@@ -70,7 +70,7 @@ class NvidiaPersistentLayers(PersistentLayers):
             return f"the layers have more than {MAX_RULES} kinds of attention rules"
         if device.compute_units < shape.n_kv_heads:
             return "the device has fewer compute units than the model KV heads"
-        needed, limit = _local_bytes(device, step), LOCAL_BYTES.get(device.entry.ptx_arch, MIN_LOCAL_BYTES)
+        needed, limit = _local_bytes(device, step, 1), _local_limit(device)
         if needed > limit:
             return f"it needs {needed:,} bytes of local memory, the device has {limit:,}"
         return None
@@ -169,8 +169,12 @@ def _address_table(device: Device, step: DecodeLayers) -> Buffer:
     return table
 
 
-def _local_bytes(device: Device, step: DecodeLayers) -> int:
-    split_k, normed = _split_k(device, step), "attention_post_norm" in step.layers[0].vectors
+def _local_limit(device: Device) -> int:
+    return LOCAL_BYTES.get(device.entry.ptx_arch, MIN_LOCAL_BYTES)
+
+
+def _local_bytes(device: Device, step: DecodeLayers, split_k: int) -> int:
+    normed = "attention_post_norm" in step.layers[0].vectors
     columns = max(step.ffn // split_k, step.hidden, step.shape.n_q_heads * step.shape.head_dim // split_k)
     attend_own, attend_shared = decode_floats(step.shape)
     product_own, product_shared = local_floats(step.layers[0].qkv, columns)
@@ -188,8 +192,10 @@ def _local_bytes(device: Device, step: DecodeLayers) -> int:
 def _split_k(device: Device, step: DecodeLayers) -> int:
     """Groups that share the columns of a product whose rows are those of x, whose tiles are few beside the groups."""
     columns = step.ffn, step.layers[0].output.k
-    fits = device.compute_units % SPLIT_K == 0 and all(k % (SPLIT_K * TILE_ROWS) == 0 for k in columns)
-    return SPLIT_K if fits and step.layers[0].qkv.dtype not in QUANTIZED else 1
+    divides = device.compute_units % SPLIT_K == 0 and all(k % (SPLIT_K * TILE_ROWS) == 0 for k in columns)
+    if not divides or step.layers[0].qkv.dtype in QUANTIZED:
+        return 1
+    return SPLIT_K if _local_bytes(device, step, SPLIT_K) <= _local_limit(device) else 1
 
 
 def _n_splits(device: Device, step: DecodeLayers) -> int:
