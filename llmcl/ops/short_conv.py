@@ -28,6 +28,7 @@ def short_conv(
     first; out float32 [n, channels]; channels a multiple of 16, length 2 or more. each_alone: each row is the one token
     of a sequence; otherwise they are consecutive tokens of one.
     """
+    assert each_alone or not step.n_sequences  # several tokens of several sequences: no kernel knows such a step
     sizes, run = _sizes(device)
     constants = {**step.constants, **sizes, "STATE_RECURRENT": RECURRENT, "CHANNELS": channels, "LENGTH": length}
     groups = -(-channels // run)

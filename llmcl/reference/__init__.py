@@ -33,7 +33,7 @@ from llmcl.reference.online_softmax import (
     attention_partial,
     softmax_state,
 )
-from llmcl.reference.recurrent import causal_conv, short_conv
+from llmcl.reference.recurrent import causal_conv, delta_inputs, delta_rule, gated_norm, short_conv, sigmoid_gate
 from llmcl.reference.sampling import (
     biased,
     gumbel,
@@ -69,6 +69,8 @@ __all__ = [
     "biased_gate",
     "causal_conv",
     "choose_experts",
+    "delta_inputs",
+    "delta_rule",
     "dequantize",
     "draft_counts",
     "draft_last_seen",
@@ -78,6 +80,7 @@ __all__ = [
     "experts_gate_up",
     "forward",
     "from_tiles",
+    "gated_norm",
     "geglu",
     "group_by_expert",
     "gumbel",
@@ -101,6 +104,7 @@ __all__ = [
     "sample_scores",
     "sample_threshold",
     "short_conv",
+    "sigmoid_gate",
     "soft_cap",
     "softmax_state",
     "spread_rotary_rows",

@@ -1,0 +1,163 @@
+"""delta_inputs, delta_rule and gated_norm: the gated delta net of a layer, between its projections."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from llmcl.kernels.common.cost import per_token
+from llmcl.kernels.common.sizes import columns_a_work_item, largest_divisor, local_size
+from llmcl.kernels.common.step_state import RECURRENT, StepState
+from llmcl.ops.short_conv import conv_state
+from llmcl.runtime.device import Buffer, Cost, Device, Launch
+
+SOFTWARE_SEGMENT = 128  # tokens of a launch on a software renderer, which ends long loops (`Device.is_cpu`)
+COLUMNS, PARTS = 32, 4  # of a head's state that a work-group has at once where a work-item has one; see delta_rule.cl
+HEADS_A_GROUP = 8  # of a CPU
+
+
+@dataclass(frozen=True)
+class DeltaShape:
+    """n_k heads of queries and keys of d_k, n_v heads of values of d_v; n_v a multiple of n_k, d_k and d_v of 16.
+
+    length: of the convolution. heads_in_turn: value head h has key head h % n_k; otherwise those of a key head are
+    neighbours.
+    """
+
+    n_k: int
+    n_v: int
+    d_k: int
+    d_v: int
+    length: int
+    heads_in_turn: bool = False
+
+    @property
+    def channels(self) -> int:
+        """Of queries, keys and values together."""
+        return 2 * self.n_k * self.d_k + self.n_v * self.d_v
+
+    @property
+    def row(self) -> int:
+        """Values of a row: queries, keys, values, gates of the norm, rates and decays before their functions."""
+        return self.channels + self.n_v * self.d_v + 2 * self.n_v
+
+    @property
+    def constants(self) -> dict[str, object]:
+        return {"N_K": self.n_k, "N_V": self.n_v, "D_K": self.d_k, "D_V": self.d_v}
+
+
+def delta_inputs(
+    device: Device,
+    shape: DeltaShape,
+    rows: Buffer,
+    weights: Buffer,
+    scalars: Buffer,
+    step: StepState,
+    states: Buffer,
+    qkv: Buffer,
+    gates: Buffer,
+    *,
+    each_alone: bool,
+) -> list[Launch]:
+    """Queries, keys and values as the delta rule takes them, and of each value head the decay and the rate.
+
+    rows float32 [n, shape.row]; weights float32 [length, channels]; scalars float32 [2, n_v]: A and the bias of the
+    decays; states float32 [slots, length - 1, channels]; qkv float32 [n, channels]; gates float32 [n, n_v, 2].
+    each_alone: as in short_conv.
+    """
+    assert each_alone or not step.n_sequences  # as in short_conv
+    heads = 2 * shape.n_k + shape.n_v
+    per_group = largest_divisor(heads, HEADS_A_GROUP) if device.is_cpu else 1
+    own = {"HEADS_PER_GROUP": per_group, "WIDTH": columns_a_work_item(device), "LOCAL_SIZE": local_size(device, 64)}
+    constants = {**step.constants, "STATE_RECURRENT": RECURRENT, **shape.constants, **own, "LENGTH": shape.length}
+    moved = 2 + (2 * (shape.length - 1) if each_alone else 0)
+    launches = [
+        device.launch(
+            "portable/delta_inputs.cl",
+            "delta_inputs",
+            {**constants, "EACH_ALONE": each_alone},
+            [rows, weights, scalars, step.state, states, qkv, gates],
+            groups=lambda n: (heads // per_group, n),
+            local=(own["LOCAL_SIZE"], 1),
+            cost=per_token(4 * (moved * shape.channels + 4 * shape.n_v)),
+        )
+    ]
+    if not each_alone:
+        sizes = {"row": shape.row, "channels": shape.channels, "length": shape.length}
+        launches += conv_state(device, rows, step, states, **sizes, gated=False)
+    return launches
+
+
+def delta_rule(
+    device: Device,
+    shape: DeltaShape,
+    qkv: Buffer,
+    gates: Buffer,
+    step: StepState,
+    states: Buffer,
+    out: Buffer,
+    *,
+    each_alone: bool,
+) -> list[Launch]:
+    """out[t] = S^T q of each value head after S = decay S, S += k (rate (v - S^T k))^T.
+
+    qkv and gates as `delta_inputs` leaves them; states float32 [slots, n_v, d_k, d_v]; out float32 [n, n_v, d_v].
+    """
+    width = columns_a_work_item(device)
+    columns, parts = (1, 1) if device.is_cpu else (largest_divisor(shape.d_v, COLUMNS), PARTS)
+    columns_of_group = columns * width
+    segment = SOFTWARE_SEGMENT if device.entry.is_software else max(step.max_tokens, 1)
+    own = {"COLUMNS": columns, "PARTS": parts, "WIDTH": width, "SEGMENT": segment, "HEADS_IN_TURN": shape.heads_in_turn}
+    constants = {**step.constants, "STATE_RECURRENT": RECURRENT, **shape.constants, **own, "EACH_ALONE": each_alone}
+    state_values = shape.n_v * shape.d_k * shape.d_v
+
+    def groups(n: int) -> tuple[int, ...]:
+        return (shape.d_v // columns_of_group, shape.n_v, *((n,) if each_alone else ()))
+
+    def cost(n: int, position: int) -> Cost:
+        tokens = 4 * n * (shape.channels + shape.n_v * (shape.d_v + 2))
+        return Cost(8 * state_values * (n if each_alone else 1) + tokens, 8.0 * state_values * n)
+
+    return [
+        device.launch(
+            "portable/delta_rule.cl",
+            "delta_rule",
+            constants,
+            [qkv, gates, step.state, states, out, np.int32(first)],
+            groups=groups,
+            local=(columns * parts, *((1, 1) if each_alone else (1,))),
+            cost=cost,
+        )
+        for first in range(0, 1 if each_alone else step.max_tokens, segment)
+    ]
+
+
+def gated_norm(device: Device, shape: DeltaShape, x: Buffer, weight: Buffer, rows: Buffer, eps: float) -> list[Launch]:
+    """x = rms_norm(x) silu(gate) of each value head, in place.
+
+    x float32 [n, n_v, d_v]; weight float32 [d_v]; rows as of `delta_inputs`, which hold the gates.
+    """
+    size = local_size(device, 32)
+    per_group = largest_divisor(shape.n_v, HEADS_A_GROUP) if device.is_cpu else 1
+    constants = {
+        "HEADS": shape.n_v,
+        "COLUMNS": shape.d_v,
+        "ROW": shape.row,
+        "GATES": shape.channels,
+        "EPS": float(eps),
+        "HEADS_PER_GROUP": per_group,
+        "LOCAL_SIZE": size,
+        "WIDTH": columns_a_work_item(device),
+    }
+    return [
+        device.launch(
+            "portable/gated_norm.cl",
+            "gated_norm",
+            constants,
+            [x, weight, rows],
+            groups=lambda n: (shape.n_v // per_group, n),
+            local=(size, 1),
+            cost=per_token(12 * shape.n_v * shape.d_v),
+        )
+    ]

@@ -1,0 +1,26 @@
+"""sigmoid_gate: the gate that some models put on the output of attention."""
+
+from __future__ import annotations
+
+from llmcl.kernels.common.cost import per_token
+from llmcl.kernels.common.sizes import columns_a_work_item, local_size
+from llmcl.runtime.device import Buffer, Device, Launch
+
+CPU_RUN = 64  # pieces of 16 values that a work-group of a CPU takes
+
+
+def sigmoid_gate(device: Device, x: Buffer, gate: Buffer, *, columns: int) -> list[Launch]:
+    """x[t] *= sigmoid(gate[t]): x, gate float32 [n, columns], a multiple of 16."""
+    width, size = columns_a_work_item(device), local_size(device, 64)
+    run = CPU_RUN if device.is_cpu else size
+    return [
+        device.launch(
+            "portable/sigmoid_gate.cl",
+            "sigmoid_gate",
+            {"COLUMNS": columns, "RUN": run, "LOCAL_SIZE": size, "WIDTH": width},
+            [x, gate],
+            groups=lambda n: (-(-columns // (run * width)), n),
+            local=(size, 1),
+            cost=per_token(12 * columns),
+        )
+    ]
