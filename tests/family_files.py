@@ -9,10 +9,13 @@ import numpy as np
 from expert_weights import experts_of
 from gguf_reference import write_out
 from helpers import windows_of
+from recurrent_weights import as_stored, recurrent_of
 
+from llmcl.checkpoint.quantize import is_convolution
 from llmcl.models.config import ModelConfig
 from llmcl.models.families import FAMILIES
 from llmcl.models.families.blocks import layer_name
+from llmcl.models.families.recurrent import ShortConv
 
 WINDOW = 20  # of the models that have one; no multiple of a tile of keys
 # Of families whose files have the name of another.
@@ -26,6 +29,7 @@ def save_gguf(path: Path, config: ModelConfig, weights: Mapping[str, np.ndarray]
     """
     import gguf
 
+    attention, recurrent = config.attention(config.attention_layers[0]), recurrent_of(config)
     arch = FAMILIES[config.architecture].gguf_name or GGUF_NAMES[config.architecture]
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
     names = gguf.get_tensor_name_map(kinds[arch], config.n_layers)
@@ -35,7 +39,12 @@ def save_gguf(path: Path, config: ModelConfig, weights: Mapping[str, np.ndarray]
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.n_q_heads)
-    writer.add_head_count_kv(config.n_kv_heads)
+    writer.add_head_count_kv(
+        [0 if i in recurrent else config.n_kv_heads for i in range(config.n_layers)] if recurrent else config.n_kv_heads
+    )
+    for block in [*recurrent.values()][:1]:
+        if isinstance(block, ShortConv):
+            writer.add_shortconv_l_cache(block.settings.length)
     writer.add_key_length(config.head_dim)
     writer.add_value_length(config.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
@@ -61,11 +70,11 @@ def save_gguf(path: Path, config: ModelConfig, weights: Mapping[str, np.ndarray]
     if config.has_windows:
         writer.add_sliding_window(WINDOW)
         writer.add_sliding_window_pattern([window is not None for window in windows_of(config)])
-    if (cap := config.attention(0).soft_cap) is not None:
+    if (cap := attention.soft_cap) is not None:
         writer.add_attn_logit_softcapping(cap)
     if config.logit_soft_cap is not None:
         writer.add_final_logit_softcapping(config.logit_soft_cap)
-    if (query_scale := config.attention(0).query_scale) is not None:
+    if (query_scale := attention.query_scale) is not None:
         writer.add_attn_temperature_scale(query_scale.beta)
     if config.local_rope_theta is not None:
         writer.add_rope_freq_base_swa(config.local_rope_theta)
@@ -100,7 +109,8 @@ def save_gguf(path: Path, config: ModelConfig, weights: Mapping[str, np.ndarray]
             if block.settings.shared_size:
                 shared = stacked.pop(layer_name(i, f"{block.shared}.{name}_proj.weight"))
                 writer.add_tensor(f"blk.{i}.ffn_{name}_shexp.weight", shared)
-    for name, values in stacked.items():
+    for name, values in as_stored(config, stacked).items():
+        values = values[:, 0] if is_convolution(name) else values
         stored = values + np.float32(config.norm_offset) if name.endswith("norm.weight") else values
         if interleaves and name.endswith(("q_proj.weight", "k_proj.weight", "q_proj.bias", "k_proj.bias")):
             halves = stored.reshape(-1, 2, config.head_dim // 2, *stored.shape[1:])

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from expert_weights import experts_of, stacked_experts
 from numpy.typing import NDArray
+from recurrent_weights import as_stored, recurrent_options
 
 from llmcl.kernels.common.dtype import TILE_ROWS
 from llmcl.kernels.common.linear import PackedActivations
@@ -89,7 +90,8 @@ def with_blocks(config: ModelConfig, change: Callable[[Any], dict[str, Any]]) ->
 
 def windows_of(config: ModelConfig) -> tuple[int | None, ...]:
     """The window of each layer."""
-    return tuple(config.attention(i).window for i in range(config.n_layers))
+    attends = config.attention_layers
+    return tuple(config.attention(i).window if i in attends else None for i in range(config.n_layers))
 
 
 def model_configs() -> dict[str, ModelConfig]:
@@ -120,7 +122,9 @@ def model_configs() -> dict[str, ModelConfig]:
 
 def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Hugging Face name -> shape of every tensor of the model ([out_features, in_features] for matrices)."""
-    if experts_of(config):  # transformers holds them stacked, under names that no checkpoint has
+    if (
+        experts_of(config) or FAMILIES[config.architecture].modules
+    ):  # transformers holds them stacked, under names that no checkpoint has
         return config.tensors()
     if config.architecture != "llama" or config.has_biases:
         return {name: tuple(value.shape) for name, value in transformers_class(config).named_parameters()}
@@ -174,7 +178,7 @@ def transformers_model(config: ModelConfig, weights: Mapping[str, NDArray[Any]],
     import torch
 
     model = transformers_class(config)
-    weights = stacked_experts(config, weights)
+    weights = as_stored(config, stacked_experts(config, weights))
     tensors = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in weights.items()}
     missing, unexpected = model.load_state_dict(tensors, strict=False)
     allowed = {"lm_head.weight"} if config.tie_embeddings else set()
@@ -210,11 +214,12 @@ def transformers_class(config: ModelConfig) -> Any:
             rope |= {"short_factor": [*scaling.factors], "long_factor": [*scaling.long_factors]}
     elif scaling is not None:
         raise ValueError(f"transformers has no rope scaling of kind {scaling.kind!r}")
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = recurrent_options(config)
+    attention = config.attention(config.attention_layers[0])
     if FAMILIES[config.architecture].local_rope:
         local = {"rope_type": "default", "rope_theta": config.local_rope_theta}
         rope = {"full_attention": rope, "sliding_attention": local}
-    if (query_scale := config.attention(0).query_scale) is not None:
+    if (query_scale := attention.query_scale) is not None:
         assert scaling is not None and scaling.original_max_position == query_scale.length
         rope |= {"llama_4_scaling_beta": query_scale.beta, "mscale": 1.0, "mscale_all_dim": 1.0}
     if config.architecture == "phi3":
@@ -224,7 +229,7 @@ def transformers_class(config: ModelConfig) -> Any:
     name = FAMILIES[config.architecture].hf_class.removesuffix("ForCausalLM")
     mlp = config.layers[0][-1]
     mlp_bias = isinstance(mlp, GatedMlp) and mlp.bias
-    for key, has_bias in (("attention_bias", config.attention(0).output_bias), ("mlp_bias", mlp_bias)):
+    for key, has_bias in (("attention_bias", attention.output_bias), ("mlp_bias", mlp_bias)):
         if key in FAMILIES[config.architecture].biases:
             options[key] = has_bias
     if FAMILIES[config.architecture].unrotated_layers:
@@ -261,7 +266,7 @@ def transformers_class(config: ModelConfig) -> Any:
             "attn_implementation": "eager",  # the others leave the soft cap out
         }
     if config.architecture == "gemma2":
-        options["attn_logit_softcapping"] = config.attention(0).soft_cap
+        options["attn_logit_softcapping"] = attention.soft_cap
     class_config = transformers.CONFIG_MAPPING[config.architecture](
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,

@@ -59,6 +59,11 @@ QWEN2_SPLIT = (
     r"|\s+(?!\S)|\s+"
 )
 
+QWEN35_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+
 
 def byte_level(use_regex: bool) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
@@ -76,6 +81,7 @@ FAMILIES: dict[str, pre_tokenizers.PreTokenizer] = {
     "llama3": split(LLAMA3_SPLIT),
     "llama-v3": split(LLAMA3_SPLIT),
     "qwen2": split(QWEN2_SPLIT),
+    "qwen35": split(QWEN35_SPLIT),
 }
 SPECIAL = ["<|end|>", "<|user|>"]
 
@@ -85,7 +91,7 @@ def trained(pre: str) -> tokenizers.Tokenizer:
     tokenizer = tokenizers.Tokenizer(models.BPE(ignore_merges="llama" in pre))
     tokenizer.pre_tokenizer = FAMILIES[pre]
     tokenizer.decoder = decoders.ByteLevel()
-    if pre == "qwen2":
+    if pre.startswith("qwen"):
         tokenizer.normalizer = normalizers.NFC()
     trainer = trainers.BpeTrainer(
         vocab_size=500,

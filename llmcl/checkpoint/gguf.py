@@ -258,9 +258,10 @@ def _hf_name(gguf_name: str, layer_names: Mapping[str, str]) -> str:
         index, module, suffix = match.groups()
         return f"model.layers.{index}.{layer_names.get(module, module)}.{suffix}"
     module, _, suffix = gguf_name.rpartition(".")
-    if module not in MODULE_NAMES:
+    names = {**layer_names, **MODULE_NAMES}
+    if module not in names or names[module] not in MODULE_NAMES.values():
         raise UnsupportedModelError(f"tensor {shown(gguf_name)} is not part of any architecture that llmcl supports.")
-    return f"{MODULE_NAMES[module]}.{suffix}"
+    return f"{names[module]}.{suffix}"
 
 
 def _rope_factors(stored: dict[str, StoredTensor]) -> dict[str, list[float]]:

@@ -18,12 +18,18 @@ QUANTIZE_FORMATS = {"q8_0": "Q8_0", "q4_0": "Q4_0", "q4_k": "Q4_K"}
 # Embedding and output head decide every token and lose most: they stay at 8 bits, as llama.cpp keeps them above 4.
 EMBEDDING_FORMAT = "Q8_0"
 EMBEDDINGS = ("model.embed_tokens.weight", "lm_head.weight")
-# A router's few rows choose the experts: they stay as they are stored. The names of folders, and that of GGUF files.
+# A router's few rows choose the experts, and the weights of a convolution are few: they stay as they are stored. The
+# names of folders, and those of GGUF files.
 _ROUTERS = (".mlp.gate.weight", ".block_sparse_moe.gate.weight", ".router.layer.weight", ".ffn_gate_inp.weight")
+_CONVOLUTIONS = (".conv.weight", ".conv1d.weight", ".ssm_conv1d.weight")
 
 
 def is_router(tensor: str) -> bool:
     return tensor.endswith(_ROUTERS)
+
+
+def is_convolution(tensor: str) -> bool:
+    return tensor.endswith(_CONVOLUTIONS)
 
 
 def check_quantize(name: str) -> str:
@@ -34,11 +40,12 @@ def check_quantize(name: str) -> str:
 
 
 def target_format(tensor: str, shape: tuple[int, ...], quantize: str) -> str | None:
-    """The format that `--quantize quantize` gives a tensor (Hugging Face name); None: as it is (a norm, a router).
+    """The format that `--quantize quantize` gives a tensor (Hugging Face name); None: as it is (a norm, a router,
+    a convolution).
 
     Raises UsageError, with the tensor's name, for rows that are not a whole number of blocks.
     """
-    if len(shape) < 2 or is_router(tensor):
+    if len(shape) < 2 or is_router(tensor) or is_convolution(tensor):
         return None
     format = EMBEDDING_FORMAT if tensor in EMBEDDINGS else QUANTIZE_FORMATS[check_quantize(quantize)]
     block = FORMATS[format].block

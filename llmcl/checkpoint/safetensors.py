@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from llmcl.checkpoint.files import MAX_HEADER_BYTES, map_file, optional_json, parse_json, read_json, reading
+from llmcl.checkpoint.quantize import is_convolution
 from llmcl.checkpoint.stacked import unstacked
 from llmcl.checkpoint.tensors import Checkpoint, StoredTensor
 from llmcl.errors import CheckpointError, UnsupportedModelError, one_line, shown
@@ -46,7 +48,8 @@ def open_folder(folder: Path, name: str) -> Checkpoint:
     stored = _read_folder_tensors(folder)
     if config_json["model_type"] in TEXT_PARTS:
         stored = _text_tensors(stored)
-    stored = unstacked(stored, FAMILIES[config.architecture].stacked, config)
+    family = FAMILIES[config.architecture]
+    stored = _renamed(unstacked(stored, family.stacked, config), family.modules)
     return Checkpoint(name, folder, config, stored)
 
 
@@ -60,6 +63,25 @@ def _text_tensors(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
                 break
         if name in found:
             raise CheckpointError(f"tensor {shown(name)} is there under two names. Fetch the model again.")
+        found[name] = tensor
+    return found
+
+
+def _renamed(stored: dict[str, StoredTensor], modules: Mapping[str, str]) -> dict[str, StoredTensor]:
+    """The tensors under the names that modules have here (`Family.modules`), convolutions as [channels, length].
+
+    Raises CheckpointError for one twice.
+    """
+    found: dict[str, StoredTensor] = {}
+    for name, tensor in stored.items():
+        module, _, suffix = name.rpartition(".")
+        own = next((own for own in modules if module == own or module.endswith(f".{own}")), None)
+        if own is not None:
+            name = f"{module.removesuffix(own)}{modules[own]}.{suffix}"
+        if name in found:
+            raise CheckpointError(f"tensor {shown(name)} is there under two names. Fetch the model again.")
+        if is_convolution(name) and len(tensor.shape) == 3 and tensor.shape[1] == 1:
+            tensor = replace(tensor, shape=(tensor.shape[0], tensor.shape[2]))
         found[name] = tensor
     return found
 

@@ -276,7 +276,8 @@ def pieces(
     matcher: Matcher | None = None,
 ) -> Generator[Piece, None, None]:
     """Yields a Piece a token; the last one says why it is the last and carries the statistics."""
-    recorder = Recorder(len(prompt), prefilled_tokens=len(prompt) - reusable_prefix(sequence, prompt))
+    kept = model.cache.kept(sequence, reusable_prefix(sequence, prompt))
+    recorder = Recorder(len(prompt), prefilled_tokens=len(prompt) - kept)
     decode_start = model.device.traffic.copy(), model.decode_steps, speculation.counted
 
     def on_decode() -> None:

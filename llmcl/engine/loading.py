@@ -16,7 +16,7 @@ from llmcl.checkpoint.quantize import check_quantize
 from llmcl.engine.drafters import DraftModel, PromptLookup
 from llmcl.engine.llm import LLM
 from llmcl.engine.speculation import Drafting
-from llmcl.errors import UsageError, check_whole, shown
+from llmcl.errors import UnsupportedModelError, UsageError, check_whole, shown
 from llmcl.kernels.common.dtype import ACTIVATION_DTYPES, QUANTIZED, check_dtype, check_kv_dtype
 from llmcl.kernels.implementation import check_only_kernels
 from llmcl.models.config import ModelConfig
@@ -140,6 +140,8 @@ def load(
     templates.start()  # before all cores pack weights
     checkpoint = open_checkpoint(model, offline=offline, progress=progress)
     with checkpoint:
+        if prompt_lookup or draft_model is not None:
+            _check_verifies(checkpoint.config, model)
         trained = checkpoint.config.max_position
         if max_context is not None and max_context > trained:
             _log.warning(
@@ -184,6 +186,7 @@ def load(
             offline=offline,
             progress=progress,
         )
+        _check_verifies(draft.config, draft_model)
         llm.speculation = Drafting(llm.model, draft_model_of(llm, draft), progress=progress)
     llm.load_ms = (time.perf_counter() - start) * 1e3
     return llm
@@ -229,6 +232,15 @@ def load_random(
     )
     llm.load_ms = (time.perf_counter() - start) * 1e3
     return llm
+
+
+def _check_verifies(config: ModelConfig, model: str) -> None:
+    """Raises UnsupportedModelError for a model that cannot forget the last tokens of a text at once."""
+    if config.state_bytes:
+        raise UnsupportedModelError(
+            f"{shown(model)} has recurrent layers, whose state cannot go back to before a rejected token; leave out "
+            "speculative decoding (--prompt-lookup, --draft-model), or give a draft model of attention alone"
+        )
 
 
 def draft_model_of(llm: LLM, draft: LLM) -> DraftModel:
@@ -305,7 +317,8 @@ def _assemble(
     mods = trace_layer_mods(config, max_context, score_mod, mask_mod)
     mods.check(config.n_q_heads, max_context)
     check_only_kernels(device, "float32", kv_dtype, types.dtype)
-    needed = forecast(config, types, kv_dtype, max_context, device, request.tokens(max_context))
+    n_sequences = None if request.page_tokens is None else 1
+    needed = forecast(config, types, kv_dtype, max_context, device, request.tokens(max_context), n_sequences)
     if device.allocated_bytes > 0:
         needed["held already"] = device.allocated_bytes
     check_memory(needed, device)

@@ -62,6 +62,9 @@ def _cached(model: Model, sequence: SequenceState) -> Iterator[dict[str, np.ndar
     stored = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}[shape.kv_dtype]
     heads, dim = shape.n_kv_heads, shape.head_dim
     for k, v in zip(cache.k, cache.v, strict=True):
+        if k is None or v is None:
+            yield {}
+            continue
         keys = model.device.read(k, stored, (heads, shape.capacity // 16, dim, 16)).swapaxes(2, 3)
         values = model.device.read(v, stored, (heads, shape.capacity, dim))
         found = {"keys": keys.reshape(heads, shape.capacity, dim)[:, at], "values": values[:, at]}

@@ -61,6 +61,7 @@ def make_batch(
         page_tokens,
         most if n_pages is None else n_pages,
         exact_queries=shape.exact_queries,
+        n_sequences=max_sequences,
     )
     own = Model(
         model.device,
@@ -178,6 +179,8 @@ class Batch:
         for sequence in sequences:
             self.cache.prepare(self.step, sequence, 1, self._places[sequence])
             self._enter(sequence)
+        for sequence in sequences:
+            self.cache.advance(sequence, 1)
         if self._alone in sequences:
             self._alone = None
         n = len(sequences)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,9 @@ from llmcl.kernels.common.weight import Weight
 from llmcl.models.bound_block import GATES, BlockWeights, BoundBlock
 from llmcl.models.expert_block import ExpertsBlock, ExpertsWeights
 from llmcl.models.families import blocks
+from llmcl.models.families.recurrent import ShortConv
 from llmcl.models.layer_ops import LayerOps
+from llmcl.models.recurrent_blocks import ShortConvBlock, ShortConvWeights
 from llmcl.runtime.device import Buffer, Launch
 
 
@@ -51,6 +53,9 @@ class AttentionBlock(BoundBlock):
     @property
     def first_product(self) -> Weight:
         return self.weights.qkv
+
+    def kept(self, ops: LayerOps) -> tuple[Buffer, int]:
+        return ops.act.qkv, self.weights.qkv.rows
 
     def keep(self, ops: LayerOps) -> Iterator[Launch]:
         weights = self.weights
@@ -94,14 +99,25 @@ WEIGHTS: dict[type[blocks.Block], Any] = {
     blocks.Attention: AttentionWeights,
     blocks.GatedMlp: MlpWeights,
     blocks.Experts: ExpertsWeights,
+    ShortConv: ShortConvWeights,
 }
 """The weights of each block, made with what its `matrices` and `vectors` name."""
 
 
-def bind_block(block: blocks.Block, weights: BlockWeights, k: Buffer, v: Buffer, mods: Mods) -> BoundBlock:
-    """k, v, mods: of the layer, for the block that attends."""
+def bind_block(
+    block: blocks.Block,
+    weights: BlockWeights,
+    k: Buffer | None,
+    v: Buffer | None,
+    mods: Mods,
+    states: Mapping[str, Buffer],
+) -> BoundBlock:
+    """k, v, mods: of the layer, for the block that attends; states: for one that is recurrent."""
     if isinstance(block, blocks.Attention) and isinstance(weights, AttentionWeights):
+        assert k is not None and v is not None
         return AttentionBlock(weights, k, v, mods, block.rotation)
+    if isinstance(block, ShortConv) and isinstance(weights, ShortConvWeights):
+        return ShortConvBlock(weights, block.settings, states)
     if isinstance(block, blocks.Experts) and isinstance(weights, ExpertsWeights):
         return ExpertsBlock(weights, GATES[block.activation], block.settings.renormalize)
     assert isinstance(block, blocks.GatedMlp) and isinstance(weights, MlpWeights)

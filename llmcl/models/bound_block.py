@@ -46,6 +46,10 @@ class BoundBlock(ABC):
         """What it has that kernels which run all layers do not know; None: nothing."""
         return None
 
+    def kept(self, ops: LayerOps) -> tuple[Buffer, int]:
+        """Of a block that keeps: the rows that `keep` leaves for `add`, and the values of each."""
+        raise NotImplementedError
+
     def keep(self, ops: LayerOps) -> Iterator[Launch]:
         yield from ()
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from llmcl.errors import UsageError
 from llmcl.kernels.common.attention import CAPACITY_MULTIPLE, AttentionShape
 from llmcl.kernels.common.dtype import kv_row_bytes
 from llmcl.kernels.common.step_state import StepState
 from llmcl.models.config import ModelConfig
+from llmcl.models.recurrent_states import BORDER_TOKENS, RecurrentStates, state_slots
 from llmcl.models.sequence import SequenceState
 from llmcl.runtime.device import Buffer, Device
 
@@ -19,7 +20,7 @@ def capacity_for(max_context: int) -> int:
 
 
 def kv_bytes_per_position(config: ModelConfig, kv_dtype: str) -> int:
-    return 2 * config.n_layers * config.n_kv_heads * kv_row_bytes(config.head_dim, kv_dtype)
+    return 2 * len(config.attention_layers) * config.n_kv_heads * kv_row_bytes(config.head_dim, kv_dtype)
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
@@ -32,7 +33,8 @@ class KVCache:
     """k[layer] [n_kv_heads, capacity/16, head_dim, 16] and v[layer] [n_kv_heads, capacity, head_dim] of kv_dtype; with
     "q8_0" tiles of 16 keys or values as kernels/common/kv_cache.cl describes them.
 
-    Room for one sequence; PagedKVCache has room for several.
+    Room for one sequence; PagedKVCache has room for several. A layer without attention has None for k and v, and
+    `states` has the state of a recurrent one; without any, states is None.
     """
 
     table_entries = 0  # page table entries in the step state
@@ -50,16 +52,31 @@ class KVCache:
             score_scale=config.attention_scale,
             exact_queries=exact_queries,
         )
-        self._allocate(device, config, max_context, shape)
+        self._allocate(device, config, max_context, shape, 1, BORDER_TOKENS)
         self._only = SequenceState(self._key)
 
-    def _allocate(self, device: Device, config: ModelConfig, max_context: int, shape: AttentionShape) -> None:
+    def _allocate(
+        self,
+        device: Device,
+        config: ModelConfig,
+        max_context: int,
+        shape: AttentionShape,
+        n_sequences: int,
+        border_tokens: int,
+    ) -> None:
+        """n_sequences: that are extended at a time. border_tokens: from one border of snapshots to the next."""
         self.max_context = max_context
         self.shape = shape
         self._key = object()  # by which it knows its sequences
         layer_bytes = config.n_kv_heads * shape.capacity * shape.row_bytes
-        self.k = [device.alloc(layer_bytes, f"keys of layer {i}") for i in range(config.n_layers)]
-        self.v = [device.alloc(layer_bytes, f"values of layer {i}") for i in range(config.n_layers)]
+        self.k: list[Buffer | None] = [None] * config.n_layers
+        self.v: list[Buffer | None] = [None] * config.n_layers
+        for i in config.attention_layers:
+            self.k[i] = device.alloc(layer_bytes, f"keys of layer {i}")
+            self.v[i] = device.alloc(layer_bytes, f"values of layer {i}")
+        self.states: RecurrentStates | None = None
+        if config.state_bytes:
+            self.states = RecurrentStates(device, config, state_slots(n_sequences), border_tokens)
 
     def sequence(self) -> SequenceState:
         """Where a new text goes: here the one sequence there is, whatever it holds."""
@@ -70,8 +87,27 @@ class KVCache:
         return self.own(sequence)
 
     def truncate(self, sequence: SequenceState, position: int) -> None:
-        """Forgets everything of the sequence from `position` on; what follows overwrites it."""
-        del self.own(sequence).token_ids[position:]
+        """Forgets everything of the sequence from `position` on; what follows overwrites it.
+
+        With recurrent layers it may forget more: see `kept`.
+        """
+        position = self._go_back(self.own(sequence), position)
+        del sequence.token_ids[position:]
+
+    def kept(self, sequence: SequenceState, position: int) -> int:
+        """How many of the first `position` tokens of a sequence `truncate` would keep: those before the last snapshot,
+        where there are recurrent layers.
+        """
+        position = min(position, len(sequence.token_ids))
+        return position if self.states is None else self.states.kept(sequence, position)
+
+    def _go_back(self, sequence: SequenceState, position: int) -> int:
+        position = min(position, len(sequence.token_ids))
+        return position if self.states is None else self.states.go_back(sequence, position, self._forget)
+
+    def _forget(self, sequence: SequenceState) -> None:
+        """Another sequence needs the place of this one's state."""
+        self.truncate(sequence, 0)
 
     def share_prefix(self, sequence: SequenceState, prompt: Sequence[int]) -> None:
         """Before a sequence becomes `prompt`: takes over what another sequence holds of its beginning."""
@@ -81,7 +117,31 @@ class KVCache:
 
         place: of the sequence, in a step of several.
         """
-        self.own(sequence)
+        self._prepare_state(step, self.own(sequence), place)
+
+    def _prepare_state(self, step: StepState, sequence: SequenceState, place: int) -> None:
+        if self.states is not None:
+            step.write_recurrent_slot(self.states.begin(sequence, self._forget), place)
+
+    def advance(self, sequence: SequenceState, n_tokens: int) -> None:
+        """A step is about to be enqueued, for which `prepare` made room: from now on recurrent layers have the state
+        after its tokens.
+        """
+        if self.states is not None:
+            self.states.advance(sequence, n_tokens)
+
+    def borders(self, sequence: SequenceState, n_tokens: int, *, is_last: bool) -> list[int]:
+        """After which of its next n_tokens a step is to end, and `snapshot` to be called: see RecurrentStates."""
+        return [] if self.states is None else self.states.borders(sequence, n_tokens, is_last=is_last)
+
+    def states_of(self, layer: int) -> Mapping[str, Buffer]:
+        """The arrays of the states in a layer, by name; {} for one that keeps none."""
+        return {} if self.states is None else self.states.buffers[layer]
+
+    def snapshot(self, sequence: SequenceState) -> None:
+        """Texts that go on in another way can go back to where the sequence is now."""
+        if self.states is not None:
+            self.states.snapshot(sequence)
 
     def own(self, sequence: SequenceState) -> SequenceState:
         """Raises UsageError for a sequence that another cache made."""
@@ -90,4 +150,5 @@ class KVCache:
         return sequence
 
     def buffers(self) -> list[Buffer]:
-        return [*self.k, *self.v]
+        """Keys and values of every layer."""
+        return [buffer for buffer in (*self.k, *self.v) if buffer is not None]

@@ -17,6 +17,7 @@ from llmcl.models.families.blocks import Attention, QueryScale
 from llmcl.runtime.device import Device
 
 _Rules = tuple[int | None, QueryScale | None, float | None]  # window, query scale, soft cap
+_NO_RULES: _Rules = (None, None, None)
 _Traced = tuple[TracedMod | None, TracedMod | None]
 
 
@@ -49,8 +50,10 @@ def trace_layer_mods(
     Raises UsageError, with file and line, for a function of the user's that cannot be traced.
     """
     own = trace_mods(score_mod, mask_mod)  # alone first, so that an error names the user's function
-    blocks = [config.attention(i) for i in range(config.n_layers)]
-    rules = tuple(_rules(block, max_context) for block in blocks)
+    attends = config.attention_layers
+    rules = tuple(
+        _rules(config.attention(i), max_context) if i in attends else _NO_RULES for i in range(config.n_layers)
+    )
     traced: dict[_Rules, _Traced] = {}
     for window, scale, cap in set(rules):
         if window is None and scale is None and cap is None:

@@ -16,6 +16,7 @@ from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight
 from llmcl.models.config import ModelConfig
 from llmcl.models.families.blocks import Attention, Experts, GatedMlp, Rotation
+from llmcl.models.families.recurrent import RecurrentBlock
 from llmcl.ops.add_bias import add_bias
 from llmcl.ops.attention import (
     attention_decode,
@@ -62,6 +63,8 @@ class Activations:
     expert_order: Buffer | None = None  # int32 [n top_k], in prefill
     expert_blocks: Buffer | None = None  # int32 [blocks, 4], in prefill
     expert_outputs: Buffer | None = None  # [n, top_k, hidden], in prefill
+    mixer_in: Buffer | None = None  # [n, values], what a recurrent block projects of a token
+    mixed: Buffer | None = None  # [n, values], what goes into its output projection
 
     @classmethod
     def alloc(cls, device: Device, config: ModelConfig, chunk: int, n_splits: int, logit_rows: int = 1) -> Activations:
@@ -71,6 +74,12 @@ class Activations:
             cosines_then_sines = np.repeat(np.array([1.0, 0.0], np.float32), config.head_dim // 2)
             device.write(act.no_rope, np.tile(cosines_then_sines, chunk))
         return act
+
+    def of(self, name: str) -> Buffer:
+        """An activation that a block of the model needs."""
+        buffer = getattr(self, name)
+        assert isinstance(buffer, Buffer)
+        return buffer
 
     def rope_of(self, rotation: Rotation) -> Buffer:
         """Cosines and sines of each token of the step."""
@@ -99,6 +108,10 @@ def activation_shapes(
         some["expert_order"] = (chunk * top_k,)
         some["expert_blocks"] = max(block_count(chunk, of.n_experts, of.top_k) for of in experts), 4
         some["expert_outputs"] = chunk, top_k, config.hidden_size
+    for block in blocks:
+        if isinstance(block, RecurrentBlock):
+            for name, values in block.activations(config).items():
+                some[name] = chunk, max(values, some.get(name, (0, 0))[1])
     ffn = max([of.shared_size for of in experts], default=0)
     if any(isinstance(block, GatedMlp) for block in blocks):
         ffn = max(ffn, config.intermediate_size)
@@ -129,6 +142,11 @@ class LayerOps(ABC):
     n_splits: int
     rotations: Mapping[Rotation, Buffer]
     last_seen: Buffer
+
+    @property
+    def each_alone(self) -> bool:
+        """Whether each row of a step is the one token of a sequence; else they are consecutive tokens of one."""
+        return True
 
     def before(self, norm: Buffer | None, weight: Weight | None) -> LayerOps:
         """These ops for a block that is followed by a norm and the product with `weight`, by neither if one is None."""
@@ -287,6 +305,10 @@ class PrefillOps(LayerOps):
     following: tuple[Buffer, Weight] | None = None
     split: dict[tuple[int, int], SplitNorm] = field(default_factory=dict)
 
+    @property
+    def each_alone(self) -> bool:
+        return False
+
     def before(self, norm: Buffer | None, weight: Weight | None) -> LayerOps:
         return self if norm is None or weight is None else replace(self, following=(norm, weight))
 
@@ -371,16 +393,18 @@ class PrefillOps(LayerOps):
     def append(self, k: Buffer, v: Buffer, rotation: Rotation) -> list[Launch]:
         return rope_append(self.device, self.shape, self.act.qkv, self.act.rope_of(rotation), self.step, k, v)
 
-    def last_token(self) -> list[Launch]:
-        """Leaves the last of the step's tokens alone for what follows."""
-        columns = (self.shape.n_q_heads + 2 * self.shape.n_kv_heads) * self.shape.head_dim
-        return last_token(
-            self.device, self.step, self.act.x, self.act.qkv, hidden=self.config.hidden_size, columns=columns
-        )
+    def last_token(self, kept: Buffer, columns: int) -> list[Launch]:
+        """Leaves the last of the step's tokens alone for what follows, which takes x and kept float32 [n, columns]."""
+        hidden = self.config.hidden_size
+        return last_token(self.device, self.step, self.act.x, kept, hidden=hidden, columns=columns)
 
 
 class BatchOps(PrefillOps):
     """A row each of several sequences: products as in prefill, attention as in decode, which rotates and appends."""
+
+    @property
+    def each_alone(self) -> bool:
+        return True
 
     def attended(self, output: Weight) -> ActivationOperand:
         layout = input_layout(self.device, output, self.max_rows)

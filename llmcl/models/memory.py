@@ -12,6 +12,7 @@ from llmcl.kernels.common.weight import STAGING_BYTES
 from llmcl.models.config import ModelConfig
 from llmcl.models.kv_cache import kv_bytes_per_position
 from llmcl.models.layer_ops import activation_shapes
+from llmcl.models.recurrent_states import KEPT_STATES, state_slots
 from llmcl.models.weights import WeightTypes, all_plans, weights_bytes
 from llmcl.ops.attention import decode_splits, prefill_implementation
 from llmcl.ops.experts import experts_scratch_bytes
@@ -27,9 +28,18 @@ def exact_queries(types: WeightTypes, kv_dtype: str) -> bool:
 
 
 def forecast(
-    config: ModelConfig, types: WeightTypes, kv_dtype: str, max_context: int, device: Device, kv_tokens: int
+    config: ModelConfig,
+    types: WeightTypes,
+    kv_dtype: str,
+    max_context: int,
+    device: Device,
+    kv_tokens: int,
+    n_sequences: int | None = None,
 ) -> dict[str, int]:
-    """Bytes of device memory that a model will take: weights, KV cache (kv_tokens of it), working buffers."""
+    """Bytes of device memory that a model will take: weights, KV cache (kv_tokens of it), working buffers, states.
+
+    n_sequences: of a paged cache; None: the cache is contiguous.
+    """
     n_splits = decode_splits(device, config.n_kv_heads, config.head_dim, kv_dtype)
     chunk = min(prefill_chunk(device), max_context)
     shapes = activation_shapes(config, chunk, n_splits)
@@ -46,13 +56,15 @@ def forecast(
     heads = config.n_q_heads, config.n_kv_heads, config.head_dim
     cache = AttentionShape(*heads, kv_tokens, kv_dtype, exact_queries=exact_queries(types, kv_dtype))
     working += prefill_implementation(device, cache).scratch_bytes(device, cache)
+    slots = state_slots(1 if n_sequences is None else max(n_sequences, KEPT_STATES))
     # Given back before the working buffers are made: room for what is not counted (norms, sampling, step state).
     working += STAGING_BYTES
-    return {
+    needed = {
         "weights": weights_bytes(config, types),
         "KV cache": kv_bytes_per_position(config, kv_dtype) * kv_tokens,
         "working buffers": working,
     }
+    return needed | ({"recurrent states": slots * config.state_bytes} if config.state_bytes else {})
 
 
 def check_memory(needed: dict[str, int], device: Device) -> None:
@@ -77,6 +89,8 @@ def check_batch_memory(
         "sampling": max_sequences * SAMPLING_BYTES * config.vocab_size,
         "working buffers": 4 * sum(int(np.prod(shape)) for shape in shapes.values()),
     }
+    if config.state_bytes:
+        needed["recurrent states"] = state_slots(max(max_sequences, KEPT_STATES)) * config.state_bytes
     left = _limit(device) - device.allocated_bytes
     if sum(needed.values()) > left:
         raise OutOfDeviceMemoryError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from llmcl.models.config import ModelConfig
 from llmcl.models.kv_cache import KVCache
 from llmcl.models.layer_ops import Activations, DecodeOps, PrefillOps
 from llmcl.models.sequence import SequenceState, Step
-from llmcl.models.stack import decode_stack, head, prefill_stack
+from llmcl.models.stack import decode_stack, head, last_token_launches, prefill_stack
 from llmcl.models.weights import ModelWeights
 from llmcl.ops.attention import decode_splits
 from llmcl.ops.linear import has_few_rows
@@ -89,13 +90,13 @@ class Model:
         self.decode_ops, self.prefill_ops = DecodeOps(*given), PrefillOps(*given)
         self.layers = [
             [
-                bind_block(block, of_block, cache.k[i], cache.v[i], self.mods[i])
+                bind_block(block, of_block, cache.k[i], cache.v[i], self.mods[i], cache.states_of(i))
                 for block, of_block in zip(blocks, weights.layers[i], strict=True)
             ]
             for i, blocks in enumerate(config.layers)
         ]
         self._prefill = list(self._bind_prefill())
-        self._last_token = self.prefill_ops.last_token()
+        self._last_token = last_token_launches(self.layers, self.prefill_ops)
         self._head = head(weights, self.decode_ops, self.act.logits)
         layers, self.persistent_intermediates = decode_stack(
             weights, self.layers, self.decode_ops, persistent=persistent
@@ -121,7 +122,8 @@ class Model:
         Raises ContextLengthError if they do not fit, UsageError if one is not in the vocabulary.
         """
         self._check_tokens(sequence, token_ids)
-        for _ in self._prefill_steps(sequence, token_ids, min(chunk or self.chunk, self.chunk), progress):
+        chunk = min(chunk or self.chunk, self.chunk)
+        for _ in self._prefill_steps(sequence, token_ids, chunk, progress, is_last=True):
             pass
         self.step_position = sequence.position - 1
         self.run((*self._last_token, *self._prefill[0].rest, *self._head))
@@ -155,6 +157,7 @@ class Model:
     def _begin(self, step: Step) -> None:
         """Gives the device what differs from step to step: pages, and the tokens that it does not have yet."""
         self.cache.prepare(self.step, step.sequence, step.n_tokens)
+        self.cache.advance(step.sequence, step.n_tokens)
         if step.token_ids is not None:
             self.step.write_tokens(step.token_ids, step.position)
         self.step_position = step.position
@@ -227,11 +230,24 @@ class Model:
             yield buffer, step.n_tokens
 
     def _prefill_steps(
-        self, sequence: SequenceState, token_ids: Sequence[int], chunk: int, progress: Progress | None = None
+        self,
+        sequence: SequenceState,
+        token_ids: Sequence[int],
+        chunk: int,
+        progress: Progress | None = None,
+        *,
+        is_last: bool = False,
     ) -> Iterator[Step]:
-        """Appends token_ids to the sequence, and yields the step of each chunk when the rest can have its rows."""
-        for start in range(0, len(token_ids), chunk):
-            ids = token_ids[start : start + chunk]
+        """Appends token_ids to the sequence, and yields the step of each chunk when the rest can have its rows.
+
+        is_last: they are the end of a prompt.
+        """
+        borders = self.cache.borders(sequence, len(token_ids), is_last=is_last)
+        starts = sorted({*range(0, len(token_ids), chunk), *borders})
+        for start, end in pairwise([*starts, len(token_ids)]):
+            if start in borders:
+                self.cache.snapshot(sequence)
+            ids = token_ids[start:end]
             step = Step(sequence, ids, sequence.position)
             self._begin(step)
             launches = self._prefill_for(len(ids)).every

@@ -24,6 +24,7 @@ from llmcl.kernels.common.step_state import StepState
 from llmcl.models.config import ModelConfig
 from llmcl.models.kv_cache import KVCache, capacity_for, common_prefix
 from llmcl.models.prefix_pages import PrefixPages
+from llmcl.models.recurrent_states import KEPT_STATES
 from llmcl.models.sequence import SequenceState
 from llmcl.runtime.device import Device
 
@@ -63,7 +64,9 @@ class PagedKVCache(KVCache):
         n_pages: int | None = None,
         *,
         exact_queries: bool = False,
+        n_sequences: int = 1,
     ):
+        """n_sequences: that are extended at a time."""
         n_pages = pool_pages(max_context, page_tokens, n_pages)
         self.page_tokens = page_tokens
         self.sequences: WeakSet[SequenceState] = WeakSet()
@@ -85,6 +88,8 @@ class PagedKVCache(KVCache):
                 config.attention_scale,
                 exact_queries,
             ),
+            max(n_sequences, KEPT_STATES),
+            page_tokens,
         )
         self._device = device
 
@@ -96,16 +101,20 @@ class PagedKVCache(KVCache):
         """A second sequence with the same tokens, in the same pages."""
         other = self.own(self.sequence())
         self._share(other, self.own(sequence).pages, sequence.token_ids)
+        if self.states is not None and not self.states.fork(sequence, other, self._forget):
+            self.truncate(other, other.position)
         return other
 
     def truncate(self, sequence: SequenceState, position: int) -> None:
         """Forgets everything from `position` on and gives the pages back that held nothing else.
 
-        Other texts still find what these hold, until they are given out again.
+        Other texts still find what these hold, until they are given out again. With recurrent layers it may forget
+        more: see `kept`.
         """
+        position = self._go_back(self.own(sequence), position)
         given_back = sequence.pages[self.pages_for(position) :]
         if given_back:
-            self._keep(self.own(sequence))
+            self._keep(sequence)
             for page in given_back:
                 if page not in self._prefixes:
                     self.order.move_to_end(page, last=False)
@@ -118,6 +127,10 @@ class PagedKVCache(KVCache):
         left. Their pages are shared. A prompt's last token is not looked for: its logits are not kept.
         """
         own = self.own(sequence)
+        if self.states is not None:
+            held = common_prefix(own.token_ids, prompt[:-1])
+            self._take_left(own, prompt, more_than=self.kept(own, held))
+            return
         best = max(self.sequences, key=lambda other: (common_prefix(other.token_ids, prompt), other is own))
         held = common_prefix(best.token_ids, prompt)
         if not self._take_left(own, prompt, more_than=held) and best is not own:
@@ -161,6 +174,7 @@ class PagedKVCache(KVCache):
         if not self._goes_on(sequence, first, filled, n_tokens):
             self._make_room(sequence, first, filled, n_tokens)
         step.write_pages(sequence.pages, place)
+        self._prepare_state(step, sequence, place)
 
     def _goes_on(self, sequence: SequenceState, first: int, filled: int, n_tokens: int) -> bool:
         """Whether its last page, which is its own, has room: so it is in most steps of decode, and nothing is to do."""
@@ -221,8 +235,23 @@ class PagedKVCache(KVCache):
         n_tokens = len(found) * self.page_tokens
         if n_tokens <= more_than:
             return False
+        if self.states is not None:
+            return self._take_state(sequence, prompt, found, more_than=more_than)
         self._share(sequence, found, prompt[:n_tokens])
         return True
+
+    def _take_state(
+        self, sequence: SequenceState, prompt: Sequence[int], found: Sequence[int], *, more_than: int
+    ) -> bool:
+        """As `_take_left`, with the pages found: as far as a snapshot of the recurrent layers' state goes."""
+        assert self.states is not None
+        n_tokens = len(found) * self.page_tokens
+        n_taken = self.states.found(prompt[:n_tokens])
+        if n_taken > more_than:
+            self._share(sequence, found, prompt[:n_taken])
+            self.states.restore(sequence, prompt[:n_taken], self._forget)
+        self.states.note_branch(sequence, n_tokens)
+        return n_taken > more_than
 
     def _used(self) -> set[int]:
         return set().union(*(sequence.pages for sequence in self.sequences))

@@ -31,12 +31,22 @@ def prefill_stack(weights: ModelWeights, layers: Layers, ops: PrefillOps) -> tup
     The second begins where the last block has left in the cache what it keeps.
     """
     blocks = in_turn(weights, layers, ops)
-    last = max(i for i, (block, _) in enumerate(blocks) if block.keeps)
+    keeper = _last_that_keeps(layers)
+    last = next(i for i, (block, _) in enumerate(blocks) if block is keeper)
     every, rest = list(ops.embed(weights.embedding)), list[Launch]()
     for i, (block, of_block) in enumerate(blocks):
         every += block.keep(of_block) if i <= last else ()
         (every if i < last else rest).extend(block.add(of_block))
     return every, rest
+
+
+def last_token_launches(layers: Layers, ops: PrefillOps) -> list[Launch]:
+    """What stands between the two lists of prefill_stack where the logits of the last token alone are wanted."""
+    return ops.last_token(*_last_that_keeps(layers).kept(ops))
+
+
+def _last_that_keeps(layers: Layers) -> BoundBlock:
+    return next(block for blocks in reversed(layers) for block in reversed(blocks) if block.keeps)
 
 
 def in_turn(weights: ModelWeights, layers: Layers, ops: LayerOps) -> list[tuple[BoundBlock, LayerOps]]:

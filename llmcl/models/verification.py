@@ -53,6 +53,7 @@ class Verification:
     """
 
     def __init__(self, model: Model, progress: Progress | None = None):
+        assert model.cache.states is None  # nothing takes back what a rejected row adds to a state
         device, vocab = model.device, model.config.vocab_size
         max_rows = min(MAX_ROWS, model.chunk)
         self.model = model

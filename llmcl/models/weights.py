@@ -11,7 +11,7 @@ import numpy as np
 
 from llmcl.checkpoint import Checkpoint
 from llmcl.checkpoint.formats import dequantize, row_bytes
-from llmcl.checkpoint.quantize import EMBEDDINGS, is_router, quantize_rows, target_format
+from llmcl.checkpoint.quantize import EMBEDDINGS, is_convolution, is_router, quantize_rows, target_format
 from llmcl.errors import CheckpointError, UsageError
 from llmcl.kernels.common.dtype import NATIVE, QUANTIZED, TILE_ROWS, check_dtype
 from llmcl.kernels.common.weight import Weight, alloc_weight, fill_random, load_rows, weight_bytes
@@ -226,7 +226,7 @@ def load_weights(
             values = checkpoint.array(name).astype(np.float32)
             if not np.isfinite(values).all():
                 raise CheckpointError(_not_finite([name], "float32"))
-            parts.append(values if name.endswith(".bias") else _norm(config, name, values))
+            parts.append(_device_vector(config, name, values))
         return device.upload(np.concatenate(parts), names[0])
 
     weights = build_weights(config, matrix, vector)
@@ -244,8 +244,16 @@ def load_weights(
     return weights
 
 
-def _norm(config: ModelConfig, name: str, values: np.ndarray) -> np.ndarray:
-    """The weights of a norm as the device has them: the last contains the factor of the logits."""
+def _device_vector(config: ModelConfig, name: str, values: np.ndarray) -> np.ndarray:
+    """The numbers of a norm, a bias or a convolution as the device has them, float32 [n].
+
+    The last norm contains the factor of the logits. A convolution [channels, length] is turned, so that neighbouring
+    channels lie next to each other.
+    """
+    if is_convolution(name):
+        return values.T.ravel()
+    if name.endswith(".bias"):
+        return values
     values = values + np.float32(config.norm_offset)
     return values * np.float32(config.logit_scale) if name == FINAL_NORM else values
 
@@ -279,7 +287,7 @@ def random_types(config: ModelConfig, dtype: str, *, exact_activations: bool = F
     formats = {}
     for name, shape in config.tensors().items():
         kind = QUANTIZED["q8_0" if name in EMBEDDINGS else dtype]
-        if is_router(name):
+        if is_router(name) or is_convolution(name):
             formats[name] = "F32"
             continue
         if len(shape) == 2 and shape[1] % kind.block:
@@ -314,6 +322,6 @@ def random_weights(
 
     def vector(*names: str) -> Buffer:
         fills = [np.full(shapes[name], 0.0 if name.endswith(".bias") else 1.0, np.float32) for name in names]
-        return device.upload(np.concatenate(fills), names[0])
+        return device.upload(np.concatenate([fill.ravel() for fill in fills]), names[0])
 
     return build_weights(config, matrix, vector)

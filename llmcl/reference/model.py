@@ -9,10 +9,12 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from llmcl.models.families.blocks import Attention, Block, Experts, GatedMlp, Rotation, layer_name
+from llmcl.models.families.recurrent import ShortConv
 from llmcl.reference.arrays import Array, wide
 from llmcl.reference.experts import choose_experts, experts_down, experts_gate_up
 from llmcl.reference.layers import embed, geglu, linear, rms_norm, rope, rope_table, soft_cap, swiglu
 from llmcl.reference.online_softmax import attention
+from llmcl.reference.recurrent import short_conv
 from llmcl.reference.storage import round_to
 
 if TYPE_CHECKING:
@@ -99,7 +101,18 @@ def forward(
             y = y + linear(stored(swiglu(gate, up)), weights[f"{layer}{block.shared}.down_proj.weight"])
         return y
 
-    compute: dict[type[Block], Any] = {Attention: attend, GatedMlp: gated_mlp, Experts: mixture}
+    def convolve(block: ShortConv, layer: str, x: Array) -> Array:
+        rows = stored(linear(x, weights[layer + "conv.in_proj.weight"])).reshape(n, 3, -1)
+        taps = wide(weights[layer + "conv.conv.weight"]).T
+        y, _ = short_conv(rows, taps, np.zeros_like(taps[1:]))
+        return linear(stored(y), weights[layer + "conv.out_proj.weight"])
+
+    compute: dict[type[Block], Any] = {
+        Attention: attend,
+        GatedMlp: gated_mlp,
+        Experts: mixture,
+        ShortConv: convolve,
+    }
     hidden = stored(embed(weights["model.embed_tokens.weight"], token_ids) * config.embedding_scale)
     for i, blocks in enumerate(config.layers):
         for block in blocks:

@@ -39,6 +39,8 @@ _WORDS = (
 )
 LLAMA3_WORDS = _WORDS.replace("DIGITS", r"\p{N}{1,3}")
 QWEN2_WORDS = _WORDS.replace("DIGITS", r"\p{N}")
+# Qwen 3.5 keeps combining marks with their letters.
+QWEN35_WORDS = QWEN2_WORDS.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
 
 
 def _gpt2_words() -> PreTokenizer:
@@ -61,6 +63,10 @@ def _qwen2_words() -> PreTokenizer:
     return _split_by(QWEN2_WORDS)
 
 
+def _qwen35_words() -> PreTokenizer:
+    return _split_by(QWEN35_WORDS)
+
+
 def _split_by(expression: str) -> PreTokenizer:
     from tokenizers import Regex
     from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
@@ -78,7 +84,9 @@ PRE_TOKENIZERS: dict[str, Callable[[], PreTokenizer]] = {
     "llama-bpe": _llama3_words,
     "llama3": _llama3_words,
     "llama-v3": _llama3_words,
+    "lfm2": _llama3_words,
     "qwen2": _qwen2_words,
+    "qwen35": _qwen35_words,
 }
 
 
@@ -135,7 +143,7 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> tuple[Tokeniz
         merges.append((left, right))
     # Llama 3 takes a word that is a token as that token, even if its merges do not lead there.
     tokenizer = Tokenizer(_checked(models.BPE, _vocabulary(tokens), merges, ignore_merges=is_llama3))
-    if PRE_TOKENIZERS[pre] is _qwen2_words:
+    if PRE_TOKENIZERS[pre] in (_qwen2_words, _qwen35_words):
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = PRE_TOKENIZERS[pre]()
     tokenizer.decoder = decoders.ByteLevel()

@@ -37,6 +37,7 @@ from llmcl.models.config import ModelConfig, RopeScaling
 from llmcl.models.config.rope import longrope_amplitude, yarn_amplitude
 from llmcl.models.families.blocks import ExpertSettings, QueryScale
 from llmcl.models.families.family import LayerSettings
+from llmcl.models.families.recurrent import ShortConvSettings
 from llmcl.models.layer_mods import trace_layer_mods
 from llmcl.tokenizer.chat_template import render
 
@@ -54,6 +55,7 @@ LONGROPE = RopeScaling(
     amplitude=longrope_amplitude(512 / 64, 64),
 )
 
+SHORT = ShortConvSettings()
 FAMILIES: dict[str, ModelConfig] = {
     "llama-biases": small_config(
         settings=[LayerSettings(bias=True, output_bias=True, mlp_bias=True)] * 2, n_q_heads=4, head_dim=16
@@ -149,6 +151,30 @@ FAMILIES: dict[str, ModelConfig] = {
         intermediate_size=32,
         residual_scale=0.5,
         attention_scale=0.25,
+    ),
+    "lfm2": small_config(  # ends with a short convolution
+        architecture="lfm2",
+        settings=[LayerSettings(recurrent=length) for length in (SHORT, None, SHORT, None, SHORT)],
+        n_q_heads=4,
+        n_kv_heads=2,
+        head_dim=16,
+        tie_embeddings=True,
+    ),
+    "lfm2-wide": small_config(
+        architecture="lfm2",
+        settings=[LayerSettings(recurrent=length) for length in (SHORT, SHORT, None)],
+        n_q_heads=6,
+        n_kv_heads=1,
+        head_dim=32,
+        hidden_size=192,
+    ),
+    "lfm2-long": small_config(
+        architecture="lfm2",
+        settings=[LayerSettings(recurrent=length) for length in (None, ShortConvSettings(5), ShortConvSettings(5))],
+        n_q_heads=3,
+        n_kv_heads=3,
+        head_dim=32,
+        hidden_size=96,
     ),
     "gemma3_text": small_config(
         architecture="gemma3_text",

@@ -14,6 +14,7 @@ from llmcl.errors import CheckpointError, UnsupportedModelError
 from llmcl.models.config import ModelConfig, RopeScaling, config_from_gguf, config_from_hf
 from llmcl.models.families import FAMILIES
 from llmcl.models.families.blocks import QueryScale
+from llmcl.models.families.recurrent import ShortConv
 
 
 def test_mistral_without_an_active_window_is_read():
@@ -35,7 +36,8 @@ def test_every_family_has_the_defaults_of_transformers():
         assert config.n_kv_heads == theirs.num_key_value_heads, model_type
         assert config.max_position == theirs.max_position_embeddings, model_type
         assert config.tie_embeddings == theirs.tie_word_embeddings, model_type
-        assert config.rms_norm_eps == theirs.rms_norm_eps, model_type
+        eps = theirs.norm_eps if model_type == "lfm2" else theirs.rms_norm_eps
+        assert config.rms_norm_eps == eps, model_type
         rope = theirs.rope_parameters
         assert config.rope_theta == rope.get("full_attention", rope)["rope_theta"], model_type
         if family.local_rope:
@@ -249,3 +251,67 @@ def test_what_gguf_says_of_gemma2():
     large |= {"gemma2.attention.value_length": 64}
     config = config_from_gguf(gguf_of("gemma2", **large), [])
     assert config.attention_scale == 192**-0.5
+
+
+# ---- recurrent layers ---------------------------------------------------------------------------------------------
+
+
+def lengths(config: ModelConfig) -> list[int | None]:
+    """The length of each layer's short convolution, None for a layer with attention."""
+    found = (layer[0] for layer in config.layers)
+    return [block.settings.length if isinstance(block, ShortConv) else None for block in found]
+
+
+def lfm2(**changes: Any) -> ModelConfig:
+    base = {"architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "num_hidden_layers": 3, "norm_eps": 1e-4}
+    return hf(**{**base, **changes})
+
+
+def test_lfm2_says_which_layers_have_attention():
+    kinds = ["conv", "full_attention", "conv"]
+    assert lengths(lfm2(layer_types=kinds)) == [3, None, 3] == lengths(lfm2(full_attn_idxs=[1]))
+    assert lengths(lfm2(layer_types=kinds, conv_L_cache=5)) == [5, None, 5]
+    assert lengths(lfm2()) == [None] * 3
+    config = lfm2(layer_types=kinds, tie_embedding=False)
+    assert (config.rms_norm_eps, config.tie_embeddings, config.attention_layers) == (1e-4, False, (1,))
+    assert config.state_bytes == 2 * 4 * 2 * config.hidden_size
+    for wrong in (["conv"], ["conv", "mamba", "conv"], "conv"):
+        with pytest.raises((CheckpointError, UnsupportedModelError), match="layer_types"):
+            lfm2(layer_types=wrong)
+    with pytest.raises(UnsupportedModelError, match="conv_bias"):
+        lfm2(conv_bias=True)
+    with pytest.raises(CheckpointError, match="conv_L_cache"):
+        lfm2(layer_types=kinds, conv_L_cache=1)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"block_auto_adjust_ff_dim": False},
+        {"block_ff_dim": 6656},
+        {"block_ffn_dim_multiplier": 1.3, "block_multiple_of": 64},
+    ],
+)
+def test_lfm2_adjusts_the_rows_of_its_mlp_as_transformers_does(changes: dict[str, Any]):
+    import transformers
+
+    given = {"hidden_size": 64, "intermediate_size": 6912, "num_hidden_layers": 1, "num_attention_heads": 4, **changes}
+    theirs = transformers.Lfm2ForCausalLM(transformers.Lfm2Config(vocab_size=32, num_key_value_heads=4, **given))
+    rows = theirs.model.layers[0].feed_forward.w1.weight.shape[0]
+    assert lfm2(**given, num_key_value_heads=4).intermediate_size == rows
+
+
+def test_gguf_says_by_its_heads_which_layers_of_lfm2_have_attention():
+    def of(heads: Any, **changes: Any) -> ModelConfig:
+        names = {"lfm2.block_count": 3, "lfm2.attention.head_count_kv": np.array(heads), "lfm2.shortconv.l_cache": 4}
+        return config_from_gguf(gguf_of("lfm2", **names, **changes), ["token_embd.weight"])
+
+    config = of([0, 3, 0])
+    assert lengths(config) == [4, None, 4] and config.n_kv_heads == 3
+    for wrong in ([0, 0, 0], [3, 0], [1, 3, 0], [0.0, 3.0, 0.0], [-1, 3, 0]):
+        with pytest.raises(CheckpointError, match="head_count_kv"):
+            of(wrong)
+    with pytest.raises(CheckpointError, match="head_count_kv"):
+        from_gguf({"llama.block_count": 2, "llama.attention.head_count_kv": np.array([3, 0])})
+    assert from_gguf({"llama.block_count": 2, "llama.attention.head_count_kv": np.array([3, 3])}).n_kv_heads == 3

@@ -20,6 +20,7 @@ from llmcl.models.config.family_fields import (
 )
 from llmcl.models.config.model_config import ModelConfig, checked
 from llmcl.models.config.reader import Reader, unsupported
+from llmcl.models.config.recurrent import kv_heads_from_gguf, recurrent_from_gguf
 from llmcl.models.config.rope import MAX_THETA, GgufFactors, query_scale_from_gguf, scaling_from_gguf
 from llmcl.models.families import FAMILIES, GGUF_FAMILIES
 from llmcl.models.families.family import Family, LayerSettings
@@ -89,11 +90,14 @@ def config_from_gguf(
     local_theta = read.number(f"{arch}.rope.freq_base_swa", 1.0, MAX_THETA, default=local_theta)
     windows = _windows(read, arch, family, n_layers, max_position)
     scale = query_scale_from_gguf(read, arch) if family.query_scale else None
+    layers = zip(
+        _settings(family, windows, tensor_names),
+        experts_from_gguf(read, arch, family, n_layers),
+        recurrent_from_gguf(read, arch, family, n_layers),
+        strict=True,
+    )
     settings = [
-        replace(layer, query_scale=scale, experts=experts)
-        for layer, experts in zip(
-            _settings(family, windows, tensor_names), experts_from_gguf(read, arch, family, n_layers), strict=True
-        )
+        replace(layer, query_scale=scale, experts=experts, recurrent=recurrent) for layer, experts, recurrent in layers
     ]
     return checked(
         ModelConfig(
@@ -101,7 +105,7 @@ def config_from_gguf(
             hidden_size=hidden_size,
             intermediate_size=read.size(f"{arch}.feed_forward_length", limits.MAX_INTERMEDIATE, default=expert_size),
             n_q_heads=n_q_heads,
-            n_kv_heads=read.size(f"{arch}.attention.head_count_kv", limits.MAX_HEADS, default=n_q_heads),
+            n_kv_heads=max(kv_heads_from_gguf(read, arch, family, n_layers)),
             head_dim=head_dim,
             vocab_size=vocab_size,
             max_position=max_position,

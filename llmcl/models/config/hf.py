@@ -15,8 +15,10 @@ from llmcl.models.config.family_fields import (
     rotations_by_window,
     windows_by_pattern,
 )
+from llmcl.models.config.lfm2 import lfm2_keys
 from llmcl.models.config.model_config import ModelConfig, checked
 from llmcl.models.config.reader import Reader, unsupported
+from llmcl.models.config.recurrent import recurrent_from_hf
 from llmcl.models.config.rope import query_scale_from_hf, rope_from_hf
 from llmcl.models.families import FAMILIES, TEXT_PARTS
 from llmcl.models.families.blocks import Activation, Experts, GatedMlp, Rotation
@@ -31,6 +33,7 @@ _BESIDE_TEXT_CONFIG = (
     "quantization_config",
 )
 _DTYPES = ("float32", "float16", "bfloat16")
+_OTHER_KEYS = {"lfm2": lfm2_keys}  # families whose config.json says in keys of its own what Llama's says
 _ACTIVATIONS: dict[Activation, tuple[str, tuple[str, ...]]] = {
     "silu": ("hidden_act", ("silu", "swish")),
     "gelu_tanh": ("hidden_activation", ("gelu_pytorch_tanh",)),
@@ -51,6 +54,8 @@ def config_from_hf(config: Mapping[str, Any], generation_config: Mapping[str, An
         unsupported(f"the architecture {shown(model_type)}", f"it supports {', '.join([*FAMILIES, *TEXT_PARTS])}")
     family = FAMILIES[model_type]
     read = Reader({**family.defaults, **config}, "config.json")
+    if model_type in _OTHER_KEYS:
+        read = Reader({**read.values, **_OTHER_KEYS[model_type](read)}, "config.json")
     _refuse_features(read, family)
 
     hidden_size = read.size("hidden_size", limits.MAX_HIDDEN)
@@ -111,9 +116,10 @@ def _settings(read: Reader, family: Family, n_layers: int, max_position: int) ->
     scale = query_scale_from_hf(read) if family.query_scale else None
     biases = {"bias": bias, "output_bias": bias, "mlp_bias": mlp_bias}
     experts = experts_from_hf(read, family, n_layers)
+    recurrent = recurrent_from_hf(read, family, n_layers)
     return [
-        LayerSettings(window, None, scale, rotation=rotation, experts=of_layer, **biases)
-        for window, rotation, of_layer in zip(windows, rotations, experts, strict=True)
+        LayerSettings(window, None, scale, rotation=rotation, experts=of_layer, recurrent=mixer, **biases)
+        for window, rotation, of_layer, mixer in zip(windows, rotations, experts, recurrent, strict=True)
     ]
 
 
@@ -153,7 +159,7 @@ def _windows(read: Reader, family: Family, n_layers: int, max_position: int) -> 
     if not isinstance(layer_types, list):
         read.fail("layer_types", layer_types, "a list")
     for layer_type in layer_types:
-        if layer_type not in ("full_attention", "sliding_attention"):
+        if layer_type not in ("full_attention", "sliding_attention", family.recurrent):
             unsupported(f"layers of type {shown(layer_type)} (layer_types)", "it supports full and sliding attention")
     if not layer_types:
         return windows_by_pattern(pattern, window, n_layers, first)

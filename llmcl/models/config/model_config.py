@@ -13,6 +13,7 @@ from llmcl.models.config.reader import unsupported
 from llmcl.models.config.rope import RopeScaling
 from llmcl.models.config.rope_values import rotation
 from llmcl.models.families.blocks import Attention, Layer, MatrixPlan, Rotation, layer_name
+from llmcl.models.families.recurrent import RecurrentBlock
 
 FINAL_NORM = "model.norm.weight"
 
@@ -93,14 +94,29 @@ class ModelConfig:
         frequencies: np.ndarray = self.rotations()["main"][0]
         return frequencies
 
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """The layers that attend, and so have keys and values."""
+        return tuple(i for i, blocks in enumerate(self.layers) if any(isinstance(block, Attention) for block in blocks))
+
     def attention(self, layer: int) -> Attention:
-        """The attention block of a layer; each has one."""
+        """The attention block of one of `attention_layers`."""
         return next(block for block in self.layers[layer] if isinstance(block, Attention))
+
+    def states(self, layer: int) -> dict[str, tuple[int, ...]]:
+        """The arrays of the state that a layer keeps of each sequence, float32; {} for a layer that keeps none."""
+        blocks = (block for block in self.layers[layer] if isinstance(block, RecurrentBlock))
+        return {name: shape for block in blocks for name, shape in block.states(self).items()}
+
+    @property
+    def state_bytes(self) -> int:
+        """Of a sequence in all recurrent layers; 0: the model has none."""
+        return 4 * sum(prod(shape) for i in range(self.n_layers) for shape in self.states(i).values())
 
     @property
     def has_windows(self) -> bool:
         """Whether the attention of a layer sees less than the whole text."""
-        return any(self.attention(i).window is not None for i in range(self.n_layers))
+        return any(self.attention(i).window is not None for i in self.attention_layers)
 
     @property
     def has_biases(self) -> bool:

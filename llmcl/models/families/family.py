@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from llmcl.models.families.blocks import Attention, ExpertSettings, GatedMlp, Layer, QueryScale, Rotation
+from llmcl.models.families.recurrent import RecurrentSettings
 
 # Which layers see only a sliding window: none, all, all but every n-th, or (if use_sliding_window is set) those from
 # max_window_layers on. A list `layer_types` in config.json goes before it.
@@ -16,7 +17,8 @@ WindowPattern = Literal["none", "all", "late"] | int
 @dataclass(frozen=True)
 class LayerSettings:
     """What a checkpoint says of one layer. mlp_bias: `GatedMlp.bias`; experts: of its mixture, None for a layer
-    without; the others: see `Attention`.
+    without; recurrent: of the block that it has in place of attention, None for a layer with attention; the others: see
+    `Attention`.
     """
 
     window: int | None = None
@@ -27,6 +29,7 @@ class LayerSettings:
     output_bias: bool = False
     mlp_bias: bool = False
     experts: ExpertSettings | None = None
+    recurrent: RecurrentSettings | None = None
 
 
 @dataclass(frozen=True)
@@ -81,10 +84,13 @@ class Family:
     the tensors of several modules, one below the other, and of all experts where these have a {} for the expert's
     number.
 
+    recurrent: the name in config.json's `layer_types` of layers that have a recurrent block in place of attention;
+    None: there are none. modules: modules whose names in safetensors are not Llama's, and what they are here.
+
     gguf_windowed: the family of GGUF files of this name that have a window; gguf_experts: that have experts.
     gguf_wide_scale: the number of layers of the size whose scores are divided by sqrt(hidden_size / heads), for which
     GGUF has no key. gguf_interleaves_rope: GGUF files store the rotary pairs of q and k next to each other.
-    gguf_modules: names of a layer's modules in GGUF files where they are not Llama's. defaults: values of keys that
+    gguf_modules: names of modules in GGUF files where they are not Llama's. defaults: values of keys that
     config.json may leave out, where they are not Llama's.
     """
 
@@ -106,6 +112,8 @@ class Family:
     local_rope: bool = False
     experts: ExpertKeys | None = None
     stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    recurrent: Literal["conv"] | None = None
+    modules: Mapping[str, str] = field(default_factory=dict)
     gguf_windowed: str | None = None
     gguf_experts: str | None = None
     gguf_wide_scale: int | None = None

@@ -1,0 +1,61 @@
+"""Recurrent blocks on the device: their projections, and what they compute of a step's rows and of a state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from llmcl.kernels.common.weight import Weight
+from llmcl.models.bound_block import BlockWeights, BoundBlock
+from llmcl.models.families.recurrent import ShortConvSettings
+from llmcl.models.layer_ops import LayerOps
+from llmcl.ops.short_conv import short_conv
+from llmcl.runtime.device import Buffer, Launch
+
+
+@dataclass(frozen=True)
+class ShortConvWeights(BlockWeights):
+    projection: Weight  # [3 hidden, hidden]
+    output: Weight  # [hidden, hidden]
+    conv: Buffer  # float32 [length, hidden], of the oldest input first
+
+
+@dataclass(frozen=True)
+class ShortConvBlock(BoundBlock):
+    """states: as `ShortConv.states` names them, float32 [slots, ...]."""
+
+    keeps = True
+    weights: ShortConvWeights
+    settings: ShortConvSettings
+    states: Mapping[str, Buffer]
+
+    @property
+    def first_product(self) -> Weight:
+        return self.weights.projection
+
+    @property
+    def why_separate(self) -> str | None:
+        return "it has a short convolution in place of attention"
+
+    def kept(self, ops: LayerOps) -> tuple[Buffer, int]:
+        return ops.act.of("mixed"), self.weights.output.k
+
+    def keep(self, ops: LayerOps) -> Iterator[Launch]:
+        weights, act = self.weights, ops.act
+        rows = act.of("mixer_in")
+        yield from ops.norm_linear(weights.norm, weights.projection, rows)
+        sizes = {"channels": weights.output.k, "length": self.settings.length}
+        yield from short_conv(
+            ops.device,
+            rows,
+            weights.conv,
+            ops.step,
+            self.states["conv"],
+            act.of("mixed"),
+            **sizes,
+            each_alone=ops.each_alone,
+        )
+
+    def add(self, ops: LayerOps) -> Iterator[Launch]:
+        weights = self.weights
+        yield from ops.add_linear(ops.act.of("mixed"), weights.output, weights.post_norm, None)
