@@ -9,13 +9,12 @@ import numpy as np
 from expert_weights import experts_of
 from gguf_reference import write_out
 from helpers import windows_of
-from recurrent_weights import as_stored, recurrent_of
+from recurrent_weights import as_in_gguf, recurrent_of
 
-from llmcl.checkpoint.quantize import is_convolution
 from llmcl.models.config import ModelConfig
 from llmcl.models.families import FAMILIES
 from llmcl.models.families.blocks import layer_name
-from llmcl.models.families.recurrent import ShortConv
+from llmcl.models.families.recurrent import DeltaNet, ShortConv
 
 WINDOW = 20  # of the models that have one; no multiple of a tile of keys
 # Of families whose files have the name of another.
@@ -39,12 +38,20 @@ def save_gguf(path: Path, config: ModelConfig, weights: Mapping[str, np.ndarray]
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.n_q_heads)
-    writer.add_head_count_kv(
-        [0 if i in recurrent else config.n_kv_heads for i in range(config.n_layers)] if recurrent else config.n_kv_heads
-    )
-    for block in [*recurrent.values()][:1]:
-        if isinstance(block, ShortConv):
-            writer.add_shortconv_l_cache(block.settings.length)
+    block = next(iter(recurrent.values()), None)
+    n_kv_heads = [0 if i in recurrent else config.n_kv_heads for i in range(config.n_layers)]
+    writer.add_head_count_kv(n_kv_heads if isinstance(block, ShortConv) else config.n_kv_heads)
+    if isinstance(block, ShortConv):
+        writer.add_shortconv_l_cache(block.settings.length)
+    if isinstance(block, DeltaNet):
+        of = block.settings
+        writer.add_ssm_conv_kernel(of.length)
+        writer.add_ssm_state_size(of.d_k)
+        writer.add_ssm_group_count(of.n_k)
+        writer.add_ssm_time_step_rank(of.n_v)
+        writer.add_ssm_inner_size(of.n_v * of.d_v)
+        writer.add_full_attention_interval(config.attention_layers[0] + 1)
+        writer.add_rope_dimension_sections([1, 1, 1, 0])
     writer.add_key_length(config.head_dim)
     writer.add_value_length(config.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
@@ -109,9 +116,9 @@ def save_gguf(path: Path, config: ModelConfig, weights: Mapping[str, np.ndarray]
             if block.settings.shared_size:
                 shared = stacked.pop(layer_name(i, f"{block.shared}.{name}_proj.weight"))
                 writer.add_tensor(f"blk.{i}.ffn_{name}_shexp.weight", shared)
-    for name, values in as_stored(config, stacked).items():
-        values = values[:, 0] if is_convolution(name) else values
-        stored = values + np.float32(config.norm_offset) if name.endswith("norm.weight") else values
+    for name, values in as_in_gguf(config, stacked).items():
+        has_offset = name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight")
+        stored = values + np.float32(config.norm_offset) if has_offset else values
         if interleaves and name.endswith(("q_proj.weight", "k_proj.weight", "q_proj.bias", "k_proj.bias")):
             halves = stored.reshape(-1, 2, config.head_dim // 2, *stored.shape[1:])
             stored = halves.swapaxes(1, 2).reshape(stored.shape)

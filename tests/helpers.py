@@ -123,7 +123,7 @@ def model_configs() -> dict[str, ModelConfig]:
 def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Hugging Face name -> shape of every tensor of the model ([out_features, in_features] for matrices)."""
     if (
-        experts_of(config) or FAMILIES[config.architecture].modules
+        experts_of(config) or FAMILIES[config.architecture].recurrent
     ):  # transformers holds them stacked, under names that no checkpoint has
         return config.tensors()
     if config.architecture != "llama" or config.has_biases:
@@ -162,7 +162,10 @@ def random_weights(config: ModelConfig, seed: int) -> dict[str, NDArray[np.float
     for name, shape in weight_shapes(config).items():
         if len(shape) == 1:
             mean = 0.0 if name.endswith(".bias") else 1.0 - config.norm_offset
+            mean = 1.0 if name.endswith(".linear_attn.norm.weight") else mean
             values = mean + 0.2 * rng.standard_normal(shape)
+            if name.endswith(".A_log"):  # texts are forgotten soon, or late
+                values = rng.uniform(-4.0, 1.0, shape)
         else:
             gain = 1.5 if "q_proj" in name or "k_proj" in name else 1.0
             values = rng.standard_normal(shape) * gain / np.sqrt(shape[1])
@@ -222,8 +225,9 @@ def transformers_class(config: ModelConfig) -> Any:
     if (query_scale := attention.query_scale) is not None:
         assert scaling is not None and scaling.original_max_position == query_scale.length
         rope |= {"llama_4_scaling_beta": query_scale.beta, "mscale": 1.0, "mscale_all_dim": 1.0}
-    if config.architecture == "phi3":
+    if FAMILIES[config.architecture].partial_rotation:
         rope["partial_rotary_factor"] = (config.rotary_dim or config.head_dim) / config.head_dim
+    if config.architecture == "phi3":
         original = 4096 if scaling is None else scaling.original_max_position
         options["original_max_position_embeddings"] = original
     name = FAMILIES[config.architecture].hf_class.removesuffix("ForCausalLM")

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from llmcl.checkpoint.quantize import is_convolution
 from llmcl.models.config import ModelConfig
 from llmcl.models.families import FAMILIES
-from llmcl.models.families.recurrent import RecurrentBlock, ShortConv
+from llmcl.models.families.blocks import layer_name
+from llmcl.models.families.recurrent import DeltaNet, DeltaSettings, RecurrentBlock, ShortConv
 
 
 def recurrent_of(config: ModelConfig) -> dict[int, RecurrentBlock]:
@@ -43,4 +45,41 @@ def recurrent_options(config: ModelConfig) -> dict[str, Any]:
     if isinstance(block, ShortConv):
         options |= {"conv_L_cache": block.settings.length, "block_auto_adjust_ff_dim": False}
         options |= {"norm_eps": config.rms_norm_eps}
+    if isinstance(block, DeltaNet):
+        of = block.settings
+        options |= {"linear_num_key_heads": of.n_k, "linear_num_value_heads": of.n_v}
+        options |= {"linear_key_head_dim": of.d_k, "linear_value_head_dim": of.d_v, "linear_conv_kernel_dim": of.length}
     return options
+
+
+def as_in_gguf(config: ModelConfig, weights: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """The weights as llama.cpp's converter orders them: value heads with other key heads in turn, A itself.
+
+    Under the names of `as_stored`, convolutions as [channels, length].
+    """
+    found = {
+        name: values[:, 0] if is_convolution(name) else values for name, values in as_stored(config, weights).items()
+    }
+    for i, block in recurrent_of(config).items():
+        if isinstance(block, DeltaNet):
+            prefix, of = layer_name(i, "linear_attn."), block.settings
+            for name in [name for name in found if name.startswith(prefix)]:
+                found[name] = _in_turn(name.removeprefix(prefix), found[name], of)
+            found[prefix + "A_log"] = -np.exp(found[prefix + "A_log"])
+            found[prefix + "dt_proj.bias"] = found.pop(prefix + "dt_bias")
+    return found
+
+
+def _in_turn(name: str, values: NDArray[Any], of: DeltaSettings) -> NDArray[Any]:
+    heads = (
+        np.arange(of.n_v).reshape(of.n_k, -1).T.ravel()
+    )  # of the first value head of each key head, of the second ..
+    columns = (heads[:, None] * of.d_v + np.arange(of.d_v)).ravel()
+    if name in ("in_proj_qkv.weight", "conv1d.weight"):
+        n = of.channels - len(columns)
+        return np.concatenate([values[:n], values[n:][columns]])
+    if name == "in_proj_z.weight":
+        return values[columns]
+    if name == "out_proj.weight":
+        return values[:, columns]
+    return values if name == "norm.weight" else values[heads]

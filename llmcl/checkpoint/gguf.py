@@ -24,6 +24,7 @@ from llmcl.checkpoint.tensors import Checkpoint, StoredTensor
 from llmcl.errors import CheckpointError, UnsupportedModelError, shown
 from llmcl.models.config import GgufFactors, config_from_gguf
 from llmcl.models.families import FAMILIES
+from llmcl.models.families.family import Family
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -67,6 +68,7 @@ LAYER_MODULE_NAMES = {
     "ffn_down_exps": "mlp.experts.{}.down_proj",
 }
 _LAYER_TENSOR = re.compile(r"blk\.(0|[1-9][0-9]{0,8})\.(.+)\.(weight|bias|scale)")
+_OF_LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,8})\.(.+)")
 _ROPE_FACTORS = {
     "rope_freqs.weight": "of_all",
     "rope_factors_short.weight": "short",
@@ -84,12 +86,13 @@ def open_file(path: Path, name: str) -> Checkpoint:
             "llama.cpp's `llama-gguf-split --merge`."
         )
     config = config_from_gguf(metadata, stored.keys(), GgufFactors(**_rope_factors(stored)))
-    layer_names = {**LAYER_MODULE_NAMES, **FAMILIES[config.architecture].gguf_modules}
+    family = FAMILIES[config.architecture]
+    layer_names = {**LAYER_MODULE_NAMES, **family.gguf_modules}
     by_hf_name: dict[str, StoredTensor] = {}
     for gguf_name, tensor in stored.items():
-        if gguf_name in _ROPE_FACTORS:
+        if gguf_name in _ROPE_FACTORS or _is_drafting(gguf_name, family, config.n_layers):
             continue
-        hf_name = _hf_name(gguf_name, layer_names)
+        hf_name = _hf_name(gguf_name, layer_names, family.gguf_tensors)
         parts = [(hf_name, tensor)]
         if "{}" in hf_name:
             parts = [*parts_of(gguf_name, tensor, (hf_name,), config)]
@@ -252,8 +255,16 @@ def _read_tensor_entry(cursor: _Cursor, index: int) -> tuple[str, tuple[int, ...
     return name, shape, _SUPPORTED_TYPES[type_number], cursor.number("<Q", what)
 
 
-def _hf_name(gguf_name: str, layer_names: Mapping[str, str]) -> str:
-    """blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight."""
+def _is_drafting(gguf_name: str, family: Family, n_layers: int) -> bool:
+    """Whether a tensor is of a layer behind the last that drafts tokens."""
+    match = _LAYER_TENSOR.fullmatch(gguf_name)
+    return family.gguf_drafting_layers and match is not None and int(match[1]) >= n_layers
+
+
+def _hf_name(gguf_name: str, layer_names: Mapping[str, str], layer_tensors: Mapping[str, str]) -> str:
+    """blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight. layer_tensors: see `Family.gguf_tensors`."""
+    if (match := _OF_LAYER.fullmatch(gguf_name)) and match[2] in layer_tensors:
+        return f"model.layers.{match[1]}.{layer_tensors[match[2]]}"
     if match := _LAYER_TENSOR.fullmatch(gguf_name):
         index, module, suffix = match.groups()
         return f"model.layers.{index}.{layer_names.get(module, module)}.{suffix}"

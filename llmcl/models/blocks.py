@@ -12,9 +12,9 @@ from llmcl.kernels.common.weight import Weight
 from llmcl.models.bound_block import GATES, BlockWeights, BoundBlock
 from llmcl.models.expert_block import ExpertsBlock, ExpertsWeights
 from llmcl.models.families import blocks
-from llmcl.models.families.recurrent import ShortConv
+from llmcl.models.families.recurrent import DeltaNet, ShortConv
 from llmcl.models.layer_ops import LayerOps
-from llmcl.models.recurrent_blocks import ShortConvBlock, ShortConvWeights
+from llmcl.models.recurrent_blocks import DeltaNetBlock, DeltaNetWeights, ShortConvBlock, ShortConvWeights
 from llmcl.runtime.device import Buffer, Launch
 
 
@@ -27,6 +27,7 @@ class AttentionWeights(BlockWeights):
     q_norm: Buffer | None  # float32 [n_q_heads head_dim]
     k_norm: Buffer | None  # float32 [n_kv_heads head_dim]
     output_bias: Buffer | None  # float32 [hidden]
+    gate: Weight | None = None  # [n_q_heads head_dim, hidden]
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,12 @@ class AttentionBlock(BoundBlock):
     rotation: blocks.Rotation
 
     @property
-    def first_product(self) -> Weight:
-        return self.weights.qkv
+    def first_product(self) -> Weight | None:
+        return self.weights.qkv if self.weights.gate is None else None
+
+    @property
+    def why_separate(self) -> str | None:
+        return None if self.weights.gate is None else "its attention has an output gate"
 
     def kept(self, ops: LayerOps) -> tuple[Buffer, int]:
         return ops.act.qkv, self.weights.qkv.rows
@@ -65,9 +70,11 @@ class AttentionBlock(BoundBlock):
         yield from ops.append(self.k, self.v, self.rotation)
 
     def add(self, ops: LayerOps) -> Iterator[Launch]:
-        weights = self.weights
-        attended = ops.attended(weights.output)
+        weights, gate = self.weights, self.weights.gate
+        attended = ops.attended(weights.output) if gate is None else ops.act.attended
         yield from ops.attention(self.k, self.v, attended, self.mods, self.rotation)
+        if gate is not None:
+            yield from ops.gate_attention(weights.norm, gate)
         yield from ops.add_linear(attended, weights.output, weights.post_norm, weights.output_bias)
 
 
@@ -100,6 +107,7 @@ WEIGHTS: dict[type[blocks.Block], Any] = {
     blocks.GatedMlp: MlpWeights,
     blocks.Experts: ExpertsWeights,
     ShortConv: ShortConvWeights,
+    DeltaNet: DeltaNetWeights,
 }
 """The weights of each block, made with what its `matrices` and `vectors` name."""
 
@@ -116,6 +124,8 @@ def bind_block(
     if isinstance(block, blocks.Attention) and isinstance(weights, AttentionWeights):
         assert k is not None and v is not None
         return AttentionBlock(weights, k, v, mods, block.rotation)
+    if isinstance(block, DeltaNet) and isinstance(weights, DeltaNetWeights):
+        return DeltaNetBlock(weights, block.settings, states)
     if isinstance(block, ShortConv) and isinstance(weights, ShortConvWeights):
         return ShortConvBlock(weights, block.settings, states)
     if isinstance(block, blocks.Experts) and isinstance(weights, ExpertsWeights):

@@ -33,6 +33,7 @@ from llmcl.ops.linear import input_layout, linear_decode, linear_prefill, linear
 from llmcl.ops.qkv_adjust import qkv_adjust
 from llmcl.ops.rms_norm import rms_norm
 from llmcl.ops.rope_table import rope_table
+from llmcl.ops.sigmoid_gate import sigmoid_gate
 from llmcl.runtime.device import Buffer, Device, Launch
 
 
@@ -63,7 +64,10 @@ class Activations:
     expert_order: Buffer | None = None  # int32 [n top_k], in prefill
     expert_blocks: Buffer | None = None  # int32 [blocks, 4], in prefill
     expert_outputs: Buffer | None = None  # [n, top_k, hidden], in prefill
+    attention_gate: Buffer | None = None  # [n, n_q_heads, head_dim]
     mixer_in: Buffer | None = None  # [n, values], what a recurrent block projects of a token
+    mixer_qkv: Buffer | None = None  # [n, channels], queries, keys and values of a delta net
+    mixer_gates: Buffer | None = None  # [n, value heads, 2], their decays and rates
     mixed: Buffer | None = None  # [n, values], what goes into its output projection
 
     @classmethod
@@ -108,6 +112,8 @@ def activation_shapes(
         some["expert_order"] = (chunk * top_k,)
         some["expert_blocks"] = max(block_count(chunk, of.n_experts, of.top_k) for of in experts), 4
         some["expert_outputs"] = chunk, top_k, config.hidden_size
+    if any(isinstance(block, Attention) and block.gated for block in blocks):
+        some["attention_gate"] = chunk, config.n_q_heads * config.head_dim
     for block in blocks:
         if isinstance(block, RecurrentBlock):
             for name, values in block.activations(config).items():
@@ -254,6 +260,13 @@ class LayerOps(ABC):
             n_splits=self.n_splits,
             mods=mods,
         )
+
+    def gate_attention(self, norm: Buffer | None, weight: Weight) -> list[Launch]:
+        """act.attended *= sigmoid(W rms_norm(x))."""
+        act, gate = self.act, self.act.of("attention_gate")
+        x, norm, launches = self.normed_rows(norm)
+        product = self.product(x, norm, weight, gate)
+        return [*launches, *product, *sigmoid_gate(self.device, act.attended, gate, columns=weight.rows)]
 
     def attended(self, output: Weight) -> ActivationOperand:
         """Where attention leaves its output, in the layout that the product with `output` takes."""

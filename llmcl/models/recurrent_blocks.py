@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from llmcl.kernels.common.weight import Weight
 from llmcl.models.bound_block import BlockWeights, BoundBlock
-from llmcl.models.families.recurrent import ShortConvSettings
+from llmcl.models.families.recurrent import DeltaSettings, ShortConvSettings
 from llmcl.models.layer_ops import LayerOps
+from llmcl.ops.delta_rule import DeltaShape, delta_inputs, delta_rule, gated_norm
 from llmcl.ops.short_conv import short_conv
 from llmcl.runtime.device import Buffer, Launch
 
@@ -55,6 +56,51 @@ class ShortConvBlock(BoundBlock):
             **sizes,
             each_alone=ops.each_alone,
         )
+
+    def add(self, ops: LayerOps) -> Iterator[Launch]:
+        weights = self.weights
+        yield from ops.add_linear(ops.act.of("mixed"), weights.output, weights.post_norm, None)
+
+
+@dataclass(frozen=True)
+class DeltaNetWeights(BlockWeights):
+    projection: Weight  # [channels + n_v d_v + 2 n_v, hidden]
+    output: Weight  # [hidden, n_v d_v]
+    conv: Buffer  # float32 [length, channels], of the oldest input first
+    scalars: Buffer  # float32 [2, n_v]: A, the bias of the decays
+    gated_norm: Buffer  # float32 [d_v]
+
+
+@dataclass(frozen=True)
+class DeltaNetBlock(BoundBlock):
+    """states: as `DeltaNet.states` names them, float32 [slots, ...]."""
+
+    keeps = True
+    weights: DeltaNetWeights
+    settings: DeltaSettings
+    states: Mapping[str, Buffer]
+
+    @property
+    def first_product(self) -> Weight:
+        return self.weights.projection
+
+    @property
+    def why_separate(self) -> str | None:
+        return "it has a gated delta net in place of attention"
+
+    def kept(self, ops: LayerOps) -> tuple[Buffer, int]:
+        return ops.act.of("mixed"), self.weights.output.k
+
+    def keep(self, ops: LayerOps) -> Iterator[Launch]:
+        weights, act, of, device, step = self.weights, ops.act, self.settings, ops.device, ops.step
+        shape = DeltaShape(of.n_k, of.n_v, of.d_k, of.d_v, of.length, of.in_turn)
+        rows, qkv, gates, mixed = (act.of(name) for name in ("mixer_in", "mixer_qkv", "mixer_gates", "mixed"))
+        alone = {"each_alone": ops.each_alone}
+        yield from ops.norm_linear(weights.norm, weights.projection, rows)
+        conv, matrix = self.states["conv"], self.states["matrix"]
+        yield from delta_inputs(device, shape, rows, weights.conv, weights.scalars, step, conv, qkv, gates, **alone)
+        yield from delta_rule(device, shape, qkv, gates, step, matrix, mixed, **alone)
+        yield from gated_norm(device, shape, mixed, weights.gated_norm, rows, ops.config.rms_norm_eps)
 
     def add(self, ops: LayerOps) -> Iterator[Launch]:
         weights = self.weights

@@ -140,13 +140,15 @@ class RecurrentStates:
 
     def borders(self, sequence: SequenceState, n_tokens: int, *, is_last: bool) -> list[int]:
         """Where a step of the sequence's next n_tokens is to be cut in two, and a snapshot to be taken: how many of
-        these tokens come before each cut.
+        these tokens come before each cut, 0 for a snapshot before the step.
 
-        is_last: the text ends with them. The next one may leave its last tokens out, and what follows.
+        is_last: the text ends with them. The next one may leave its last tokens out, and what follows. A sequence that
+        is to have the same bits whatever the others are (n_findable) is cut nowhere.
         """
         start, size = sequence.position, self.border_tokens
         cuts = {self._branches.get(sequence, 0)} | ({(start + n_tokens - 1) // size * size} if is_last else set())
-        return sorted(cut - start for cut in cuts if start < cut < start + n_tokens)
+        end = start + (n_tokens if sequence.n_findable is None else 1)
+        return sorted(cut - start for cut in cuts if max(1, start) <= cut < end)
 
     def snapshot(self, sequence: SequenceState) -> None:
         """Keeps the state of a sequence, which ends at a border, if a slot is free or has an older snapshot."""

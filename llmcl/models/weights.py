@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from math import prod
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from llmcl.models.blocks import WEIGHTS
 from llmcl.models.bound_block import BlockWeights
 from llmcl.models.config import ModelConfig
 from llmcl.models.config.model_config import FINAL_NORM
-from llmcl.models.families.blocks import MatrixPlan, layer_name
+from llmcl.models.families.blocks import EveryOther, MatrixPlan, layer_name
 from llmcl.progress import Progress
 from llmcl.runtime.device import Buffer, Device
 
@@ -125,7 +126,7 @@ def _alloc(device: Device, plan: MatrixPlan, types: WeightTypes) -> Weight:
 class _TensorRows:
     """Rows of a tensor of a checkpoint as `load_rows` wants them; quantised anew if `format` is not the stored one.
 
-    n_rows of them from row `first` on.
+    n_rows of them from row `first` on; or, of half of its rows, the first n_rows.
     """
 
     checkpoint: Checkpoint
@@ -133,6 +134,7 @@ class _TensorRows:
     format: str
     first: int
     n_rows: int
+    half: EveryOther | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -143,7 +145,11 @@ class _TensorRows:
         return row_bytes(self.name, self.format, self.shape[1])
 
     def rows(self, start: int, stop: int) -> np.ndarray:
-        stored = self.checkpoint.rows(self.name, self.first + start, self.first + stop)
+        if self.half is None:
+            stored = self.checkpoint.rows(self.name, self.first + start, self.first + stop)
+        else:
+            at = self.half.rows(start, stop)
+            stored = self.checkpoint.rows(self.name, int(at[0]), int(at[-1]) + 1)[at - at[0]]
         format = self.checkpoint.tensors[self.name].format
         if format == self.format:
             return stored
@@ -197,7 +203,7 @@ def load_weights(
             for nbytes in load_rows(
                 device,
                 weight,
-                _TensorRows(checkpoint, name, formats[name], first, n_rows),
+                _TensorRows(checkpoint, name, formats[name], first, n_rows, plan.first_half if i == 0 else None),
                 flags,
                 numbers[name],
                 first_row=row,
@@ -247,15 +253,27 @@ def load_weights(
 def _device_vector(config: ModelConfig, name: str, values: np.ndarray) -> np.ndarray:
     """The numbers of a norm, a bias or a convolution as the device has them, float32 [n].
 
-    The last norm contains the factor of the logits. A convolution [channels, length] is turned, so that neighbouring
-    channels lie next to each other.
+    The last norm contains the factor of the logits. Norms of heads have the order of the rows of queries and keys. A
+    convolution [channels, length] is turned, so that neighbouring channels lie next to each other.
     """
     if is_convolution(name):
         return values.T.ravel()
-    if name.endswith(".bias"):
+    if name.endswith(".A_log"):
+        decays: np.ndarray = -np.exp(values)
+        return decays
+    if not name.endswith("norm.weight") or name.endswith(".linear_attn.norm.weight"):
         return values
     values = values + np.float32(config.norm_offset)
+    if name.endswith((".q_norm.weight", ".k_norm.weight")) and config.rotary_dim is not None:
+        return _spread(values, config.rotary_dim)
     return values * np.float32(config.logit_scale) if name == FINAL_NORM else values
+
+
+def _spread(values: np.ndarray, rotary_dim: int) -> np.ndarray:
+    """The numbers of a head's dimensions, of which the first rotary_dim rotate, in the order of tile_row.cl."""
+    first, second, rest = np.split(values, [rotary_dim // 2, rotary_dim])
+    halves = np.split(rest, 2)
+    return np.concatenate([first, halves[0], second, halves[1]])
 
 
 def _is_zero(checkpoint: Checkpoint, name: str, config: ModelConfig) -> bool:
@@ -299,6 +317,13 @@ def random_types(config: ModelConfig, dtype: str, *, exact_activations: bool = F
     return WeightTypes("native", formats, exact_activations)
 
 
+def _usual(name: str) -> float:
+    """What every number of a random model's norm, bias, convolution or decay is on the device."""
+    if name.endswith(".bias"):
+        return 0.0
+    return -1.0 if name.endswith((".A", ".A_log")) else 1.0
+
+
 def random_weights(
     device: Device, config: ModelConfig, types: WeightTypes, seed: int = 0, progress: Progress | None = None
 ) -> ModelWeights:
@@ -321,7 +346,7 @@ def random_weights(
     shapes = config.tensors()
 
     def vector(*names: str) -> Buffer:
-        fills = [np.full(shapes[name], 0.0 if name.endswith(".bias") else 1.0, np.float32) for name in names]
-        return device.upload(np.concatenate([fill.ravel() for fill in fills]), names[0])
+        fills = [np.full(prod(shapes[name]), _usual(name), np.float32) for name in names]
+        return device.upload(np.concatenate(fills), names[0])
 
     return build_weights(config, matrix, vector)

@@ -13,6 +13,7 @@ from llmcl.ops.short_conv import conv_state
 from llmcl.runtime.device import Buffer, Cost, Device, Launch
 
 SOFTWARE_SEGMENT = 128  # tokens of a launch on a software renderer, which ends long loops (`Device.is_cpu`)
+MOST_TOKENS = 1 << 24  # of a launch elsewhere
 COLUMNS, PARTS = 32, 4  # of a head's state that a work-group has at once where a work-item has one; see delta_rule.cl
 HEADS_A_GROUP = 8  # of a CPU
 
@@ -107,9 +108,9 @@ def delta_rule(
     width = columns_a_work_item(device)
     columns, parts = (1, 1) if device.is_cpu else (largest_divisor(shape.d_v, COLUMNS), PARTS)
     columns_of_group = columns * width
-    segment = SOFTWARE_SEGMENT if device.entry.is_software else max(step.max_tokens, 1)
-    own = {"COLUMNS": columns, "PARTS": parts, "WIDTH": width, "SEGMENT": segment, "HEADS_IN_TURN": shape.heads_in_turn}
-    constants = {**step.constants, "STATE_RECURRENT": RECURRENT, **shape.constants, **own, "EACH_ALONE": each_alone}
+    segment = SOFTWARE_SEGMENT if device.entry.is_software else MOST_TOKENS
+    sizes = {"COLUMNS": columns, "PARTS": parts, "WIDTH": width, "SEGMENT": segment}
+    kind = {"HEADS_IN_TURN": shape.heads_in_turn, "EACH_ALONE": each_alone, "STATE_RECURRENT": RECURRENT}
     state_values = shape.n_v * shape.d_k * shape.d_v
 
     def groups(n: int) -> tuple[int, ...]:
@@ -123,7 +124,7 @@ def delta_rule(
         device.launch(
             "portable/delta_rule.cl",
             "delta_rule",
-            constants,
+            {**step.constants, **shape.constants, **sizes, **kind},
             [qkv, gates, step.state, states, out, np.int32(first)],
             groups=groups,
             local=(columns * parts, *((1, 1) if each_alone else (1,))),
@@ -140,7 +141,7 @@ def gated_norm(device: Device, shape: DeltaShape, x: Buffer, weight: Buffer, row
     """
     size = local_size(device, 32)
     per_group = largest_divisor(shape.n_v, HEADS_A_GROUP) if device.is_cpu else 1
-    constants = {
+    constants: dict[str, object] = {
         "HEADS": shape.n_v,
         "COLUMNS": shape.d_v,
         "ROW": shape.row,

@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from llmcl.models.families.blocks import Attention, Block, Experts, GatedMlp, Rotation, layer_name
-from llmcl.models.families.recurrent import ShortConv
+from llmcl.models.families.recurrent import DeltaNet, ShortConv
 from llmcl.reference.arrays import Array, wide
 from llmcl.reference.experts import choose_experts, experts_down, experts_gate_up
 from llmcl.reference.layers import embed, geglu, linear, rms_norm, rope, rope_table, soft_cap, swiglu
 from llmcl.reference.online_softmax import attention
-from llmcl.reference.recurrent import short_conv
+from llmcl.reference.recurrent import delta_inputs, delta_rule, gated_norm, short_conv, sigmoid_gate
 from llmcl.reference.storage import round_to
 
 if TYPE_CHECKING:
@@ -65,6 +65,8 @@ def forward(
             q, k, v = np.split(project(x, layer + "self_attn.qkv").reshape(n, -1, head_dim), ends, axis=1)
         else:
             q, k, v = (project(x, f"{layer}self_attn.{name}").reshape(n, -1, head_dim) for name in "qkv")
+        gate = q[:, 1::2] if block.gated else None
+        q = q[:, ::2] if block.gated else q
         if block.row_norms:
             q = norm(q.reshape(n, -1), layer + "self_attn.q_norm").reshape(q.shape)
             k = norm(k.reshape(n, -1), layer + "self_attn.k_norm").reshape(k.shape)
@@ -76,7 +78,8 @@ def forward(
             q = stored(q * (1.0 + block.query_scale.beta * np.log1p(turns))[:, None, None])
         scale, window, cap = config.attention_scale, block.window, block.soft_cap
         x = attention(q, cached(k), cached(v), 0, scale, window=window, cap=cap)
-        return biased(stored(x).reshape(n, -1), layer + "self_attn.o")
+        x = stored(x if gate is None else sigmoid_gate(x, gate))
+        return biased(x.reshape(n, -1), layer + "self_attn.o")
 
     def gated_mlp(block: GatedMlp, layer: str, x: Array) -> Array:
         if block.fused:
@@ -107,11 +110,26 @@ def forward(
         y, _ = short_conv(rows, taps, np.zeros_like(taps[1:]))
         return linear(stored(y), weights[layer + "conv.out_proj.weight"])
 
+    def delta_net(block: DeltaNet, layer: str, x: Array) -> Array:
+        of, prefix = block.settings, layer + "linear_attn."
+        names = (f"{prefix}in_proj_{name}.weight" for name in ("qkv", "z", "b", "a"))
+        rows = stored(np.concatenate([linear(x, weights[name]) for name in names], axis=1))
+        taps = wide(weights[prefix + "conv1d.weight"]).T
+        decays = wide(weights[prefix + "A"]) if of.in_turn else -np.exp(wide(weights[prefix + "A_log"]))
+        scalars = np.stack([decays, wide(weights[prefix + "dt_bias"])])
+        qkv, gates, _ = delta_inputs(rows, taps, scalars, np.zeros_like(taps[1:]), n_k=of.n_k, d_k=of.d_k)
+        state = np.zeros((of.n_v, of.d_k, of.d_v))
+        y, _ = delta_rule(stored(qkv), stored(gates), state, n_k=of.n_k, heads_in_turn=of.in_turn)
+        z = rows[:, of.channels : of.channels + of.n_v * of.d_v].reshape(y.shape)
+        y = gated_norm(stored(y), weights[prefix + "norm.weight"], z, config.rms_norm_eps)
+        return linear(stored(y).reshape(n, -1), weights[prefix + "out_proj.weight"])
+
     compute: dict[type[Block], Any] = {
         Attention: attend,
         GatedMlp: gated_mlp,
         Experts: mixture,
         ShortConv: convolve,
+        DeltaNet: delta_net,
     }
     hidden = stored(embed(weights["model.embed_tokens.weight"], token_ids) * config.embedding_scale)
     for i, blocks in enumerate(config.layers):

@@ -37,7 +37,7 @@ from llmcl.models.config import ModelConfig, RopeScaling
 from llmcl.models.config.rope import longrope_amplitude, yarn_amplitude
 from llmcl.models.families.blocks import ExpertSettings, QueryScale
 from llmcl.models.families.family import LayerSettings
-from llmcl.models.families.recurrent import ShortConvSettings
+from llmcl.models.families.recurrent import DeltaSettings, ShortConvSettings
 from llmcl.models.layer_mods import trace_layer_mods
 from llmcl.tokenizer.chat_template import render
 
@@ -56,6 +56,9 @@ LONGROPE = RopeScaling(
 )
 
 SHORT = ShortConvSettings()
+DELTA = DeltaSettings(n_k=2, n_v=4, d_k=32, d_v=32)
+WIDE = DeltaSettings(n_k=2, n_v=2, d_k=128, d_v=128, length=3)
+ODD = DeltaSettings(n_k=1, n_v=3, d_k=16, d_v=16, length=2)
 FAMILIES: dict[str, ModelConfig] = {
     "llama-biases": small_config(
         settings=[LayerSettings(bias=True, output_bias=True, mlp_bias=True)] * 2, n_q_heads=4, head_dim=16
@@ -175,6 +178,35 @@ FAMILIES: dict[str, ModelConfig] = {
         n_kv_heads=3,
         head_dim=32,
         hidden_size=96,
+    ),
+    "qwen3_5_text": small_config(
+        architecture="qwen3_5_text",
+        settings=[LayerSettings(recurrent=mixer) for mixer in (DELTA, DELTA, DELTA, None)],
+        head_dim=64,
+        rotary_dim=16,
+        norm_offset=1.0,
+        rms_norm_eps=1e-6,
+        rope_theta=1e7,
+    ),
+    "qwen3_5_text-wide": small_config(  # ends with a delta net; as many key heads as value heads
+        architecture="qwen3_5_text",
+        settings=[LayerSettings(recurrent=mixer) for mixer in (WIDE, None, WIDE, None, WIDE)],
+        n_q_heads=6,
+        n_kv_heads=1,
+        hidden_size=96,
+        rotary_dim=8,
+        norm_offset=1.0,
+        tie_embeddings=True,
+    ),
+    "qwen3_5_text-odd": small_config(  # three value heads a key head, rows that are no whole tiles
+        architecture="qwen3_5_text",
+        settings=[LayerSettings(recurrent=mixer) for mixer in (ODD, None)],
+        n_q_heads=3,
+        n_kv_heads=3,
+        hidden_size=96,
+        head_dim=48,
+        rotary_dim=12,
+        norm_offset=1.0,
     ),
     "gemma3_text": small_config(
         architecture="gemma3_text",
@@ -297,6 +329,29 @@ def test_the_text_part_of_a_model_with_images(name: str, default_device: Any, tm
     save_file(renamed, folder / "model.safetensors")
     with llmcl.load(str(folder), **options) as llm:
         assert relative_error(llm.logits(ids), expected) < BOUND
+
+
+def test_the_text_part_of_qwen35_alone_is_read(default_device: Any, tmp_path: Path) -> None:
+    """As Qwen publishes it: text under a prefix, beside it a tower for images and layers that draft tokens."""
+    import json
+
+    from safetensors.numpy import load_file, save_file
+
+    config = FAMILIES["qwen3_5_text-odd"]
+    folder = save_folder(tmp_path / "model", config, random_weights(config, seed=1))
+    with llmcl.load(str(folder), device=default_device.entry.index, dtype="float32", max_context=128) as llm:
+        expected = llm.logits(ids_for(config))
+    tensors = load_file(folder / "model.safetensors")
+    whole = {name.replace("model.", "model.language_model.", 1): values for name, values in tensors.items()}
+    whole |= {"model.visual.blocks.0.attn.qkv.weight": np.zeros((8, 8)), "mtp.fc.weight": np.zeros((8, 8))}
+    save_file(whole, folder / "model.safetensors")
+    text = json.loads((folder / "config.json").read_text())
+    named = {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5"}
+    tied = {"tie_word_embeddings": text["tie_word_embeddings"]}
+    (folder / "config.json").write_text(json.dumps({**named, **tied, "text_config": text, "vision_config": {}}))
+    with llmcl.load(str(folder), device=default_device.entry.index, dtype="float32", max_context=128) as llm:
+        assert llm.config.architecture == "qwen3_5_text"
+        np.testing.assert_array_equal(llm.logits(ids_for(config)), expected)
 
 
 @full

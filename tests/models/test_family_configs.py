@@ -14,7 +14,7 @@ from llmcl.errors import CheckpointError, UnsupportedModelError
 from llmcl.models.config import ModelConfig, RopeScaling, config_from_gguf, config_from_hf
 from llmcl.models.families import FAMILIES
 from llmcl.models.families.blocks import QueryScale
-from llmcl.models.families.recurrent import ShortConv
+from llmcl.models.families.recurrent import DeltaNet, DeltaSettings, ShortConv
 
 
 def test_mistral_without_an_active_window_is_read():
@@ -42,7 +42,8 @@ def test_every_family_has_the_defaults_of_transformers():
         assert config.rope_theta == rope.get("full_attention", rope)["rope_theta"], model_type
         if family.local_rope:
             assert config.local_rope_theta == rope["sliding_attention"]["rope_theta"], model_type
-        assert config.attention(0).soft_cap == getattr(theirs, "attn_logit_softcapping", None), model_type
+        first = config.attention_layers[0]
+        assert config.attention(first).soft_cap == getattr(theirs, "attn_logit_softcapping", None), model_type
         assert config.logit_soft_cap == getattr(theirs, "final_logit_softcapping", None), model_type
         scalar = getattr(theirs, "query_pre_attn_scalar", None)
         multiplier = getattr(theirs, "attention_multiplier", None)
@@ -315,3 +316,61 @@ def test_gguf_says_by_its_heads_which_layers_of_lfm2_have_attention():
     with pytest.raises(CheckpointError, match="head_count_kv"):
         from_gguf({"llama.block_count": 2, "llama.attention.head_count_kv": np.array([3, 0])})
     assert from_gguf({"llama.block_count": 2, "llama.attention.head_count_kv": np.array([3, 3])}).n_kv_heads == 3
+
+
+def delta_nets(config: ModelConfig) -> list[DeltaSettings | None]:
+    """Those of each layer, None for a layer with attention."""
+    found = (layer[0] for layer in config.layers)
+    return [block.settings if isinstance(block, DeltaNet) else None for block in found]
+
+
+QWEN35 = {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "num_hidden_layers": 5,
+    "rope_parameters": {
+        "rope_theta": 1e7,
+        "rope_type": "default",
+        "mrope_section": [11, 11, 10],
+        "mrope_interleaved": True,
+    },
+    "rope_theta": None,
+}
+
+
+def test_qwen35_says_which_layers_are_delta_nets():
+    usual = DeltaSettings(n_k=16, n_v=32, d_k=128, d_v=128, length=4)
+    config = hf(**QWEN35)
+    assert delta_nets(config) == [usual, usual, usual, None, usual] and config.attention_layers == (3,)
+    assert (config.head_dim, config.rotary_dim, config.rope_theta) == (256, 64, 1e7)
+    assert config.attention(3).gated and config.attention(3).head_norms and config.norm_offset == 1.0
+    assert delta_nets(hf(**QWEN35, full_attention_interval=2)) == [usual, None, usual, None, usual]
+    kinds = ["full_attention", "linear_attention", *["full_attention"] * 3]
+    assert delta_nets(hf(**QWEN35, layer_types=kinds, linear_num_value_heads=16)) == [
+        None,
+        DeltaSettings(n_k=16, n_v=16, d_k=128, d_v=128, length=4),
+        *[None] * 3,
+    ]
+    with pytest.raises(CheckpointError, match="24 value heads"):
+        hf(**QWEN35, linear_num_value_heads=24)
+    for size in (24, 512):
+        with pytest.raises(UnsupportedModelError, match=f"heads of {size}"):
+            hf(**QWEN35, linear_key_head_dim=size)
+
+
+def test_gguf_leaves_out_the_layers_of_qwen35_that_draft_tokens():
+    names = {
+        "qwen35.block_count": 6,
+        "qwen35.nextn_predict_layers": 1,
+        "qwen35.ssm.conv_kernel": 4,
+        "qwen35.ssm.state_size": 64,
+        "qwen35.ssm.group_count": 2,
+        "qwen35.ssm.time_step_rank": 6,
+        "qwen35.ssm.inner_size": 384,
+    }
+    config = config_from_gguf(gguf_of("qwen35", **names), ["token_embd.weight"])
+    usual = DeltaSettings(n_k=2, n_v=6, d_k=64, d_v=64, length=4, in_turn=True)
+    assert delta_nets(config) == [usual, usual, usual, None, usual]
+    names["qwen35.nextn_predict_layers"] = 6
+    with pytest.raises(CheckpointError, match="nextn_predict_layers"):
+        config_from_gguf(gguf_of("qwen35", **names), ["token_embd.weight"])

@@ -44,7 +44,23 @@ LFM2 = {
     "layer_types": ["conv", "full_attention", "conv", "conv"],
 }
 GREEDY = SamplingParams(seed=0)
-SHAPES = {"lfm2": LFM2}
+QWEN35 = {
+    "model_type": "qwen3_5_text",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 131,
+    "max_position_embeddings": 2048,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+}
+SHAPES = {"lfm2": LFM2, "qwen3_5": QWEN35}
 
 
 def ids(n: int, seed: int) -> list[int]:

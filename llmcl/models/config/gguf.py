@@ -60,6 +60,8 @@ def config_from_gguf(
 
     hidden_size = read.size(f"{arch}.embedding_length", limits.MAX_HIDDEN)
     n_layers = read.size(f"{arch}.block_count", limits.MAX_LAYERS)
+    if family.gguf_drafting_layers:
+        n_layers -= read.size(f"{arch}.nextn_predict_layers", n_layers - 1, default=0, minimum=0)
     n_q_heads = read.size(f"{arch}.attention.head_count", limits.MAX_HEADS)
     default_head_dim = max(hidden_size // n_q_heads, 1)
     head_dim = read.size(f"{arch}.attention.key_length", limits.MAX_HEAD_DIM, default=default_head_dim)

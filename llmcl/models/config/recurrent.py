@@ -4,34 +4,67 @@ from __future__ import annotations
 
 import numpy as np
 
+from llmcl.errors import CheckpointError
 from llmcl.models.config import limits
-from llmcl.models.config.reader import Reader
+from llmcl.models.config.reader import Reader, unsupported
 from llmcl.models.families.family import Family
-from llmcl.models.families.recurrent import RecurrentSettings, ShortConvSettings
+from llmcl.models.families.recurrent import DeltaSettings, RecurrentSettings, ShortConvSettings
 
+MAX_DELTA_HEAD = 256  # a work-item holds a column of a head's state, or part of one
 Recurrent = list[RecurrentSettings | None]  # of each layer, None for one with attention
 
 
 def recurrent_from_hf(read: Reader, family: Family, n_layers: int) -> Recurrent:
-    """By `layer_types`, or where that is missing by the list of the layers with attention."""
+    """By `layer_types`, or where that is missing by a list of the layers with attention (LFM2) or how far apart these
+    are (Qwen 3.5).
+    """
     if family.recurrent is None:
         return [None] * n_layers
     kinds = read.get("layer_types")
-    if kinds is None:
+    if kinds is None and family.recurrent == "linear_attention":
+        interval = read.size("full_attention_interval", limits.MAX_LAYERS)
+        kinds = ["full_attention" if (i + 1) % interval == 0 else family.recurrent for i in range(n_layers)]
+    elif kinds is None:
         attends = read.get("full_attn_idxs", [*range(n_layers)])
         if not isinstance(attends, list) or any(type(i) is not int for i in attends):
             read.fail("full_attn_idxs", attends, "a list of layers")
         kinds = ["full_attention" if i in attends else family.recurrent for i in range(n_layers)]
     if not isinstance(kinds, list) or len(kinds) != n_layers:
         read.fail("layer_types", kinds, f"the types of {n_layers} layers")
-    settings = ShortConvSettings(read.size("conv_L_cache", limits.MAX_CONV_LENGTH, minimum=2))
+    settings: RecurrentSettings
+    if family.recurrent == "conv":
+        settings = ShortConvSettings(read.size("conv_L_cache", limits.MAX_CONV_LENGTH, minimum=2))
+    else:
+        settings = _checked(
+            DeltaSettings(
+                read.size("linear_num_key_heads", limits.MAX_HEADS),
+                read.size("linear_num_value_heads", limits.MAX_HEADS),
+                read.size("linear_key_head_dim", limits.MAX_HEAD_DIM),
+                read.size("linear_value_head_dim", limits.MAX_HEAD_DIM),
+                read.size("linear_conv_kernel_dim", limits.MAX_CONV_LENGTH, minimum=2),
+            ),
+            read.source,
+        )
     return [settings if kind == family.recurrent else None for kind in kinds]
 
 
 def recurrent_from_gguf(read: Reader, arch: str, family: Family, n_layers: int) -> Recurrent:
-    """Layers without heads of keys and values are recurrent."""
+    """Of LFM2 layers without heads of keys and values, of Qwen 3.5 all but those at an interval."""
     if family.recurrent is None:
         return [None] * n_layers
+    if family.recurrent == "linear_attention":
+        n_v = read.size(f"{arch}.ssm.time_step_rank", limits.MAX_HEADS)
+        delta = DeltaSettings(
+            read.size(f"{arch}.ssm.group_count", limits.MAX_HEADS),
+            n_v,
+            read.size(f"{arch}.ssm.state_size", limits.MAX_HEAD_DIM),
+            read.size(f"{arch}.ssm.inner_size", limits.MAX_INTERMEDIATE) // n_v,
+            read.size(f"{arch}.ssm.conv_kernel", limits.MAX_CONV_LENGTH, minimum=2),
+            in_turn=True,
+        )
+        interval = read.size(f"{arch}.full_attention_interval", limits.MAX_LAYERS, default=4)
+        _checked(delta, read.source)
+        return [None if (i + 1) % interval == 0 else delta for i in range(n_layers)]
     settings = ShortConvSettings(read.size(f"{arch}.shortconv.l_cache", limits.MAX_CONV_LENGTH, minimum=2))
     return [None if heads else settings for heads in kv_heads_from_gguf(read, arch, family, n_layers)]
 
@@ -50,3 +83,19 @@ def kv_heads_from_gguf(read: Reader, arch: str, family: Family, n_layers: int) -
         or_none = ", or 0," if family.recurrent is not None else ""
         read.fail(key, listed, f"one number of heads{or_none} for each of {n_layers} layers")
     return [int(count) for count in listed]
+
+
+def _checked(of: DeltaSettings, source: str) -> DeltaSettings:
+    """Refuses sizes that do not go together, or that the kernels cannot handle."""
+    if of.n_v % of.n_k:
+        raise CheckpointError(
+            f"{source}: {of.n_v} value heads of the delta net cannot share {of.n_k} key heads evenly. The checkpoint "
+            "is damaged or not what it claims to be; fetch or convert it again."
+        )
+    for name, size in (("keys", of.d_k), ("values", of.d_v)):
+        if size % limits.SIZE_MULTIPLE or not 0 < size <= MAX_DELTA_HEAD:
+            unsupported(
+                f"heads of {size} for the {name} of the delta net",
+                f"they must be a multiple of {limits.SIZE_MULTIPLE} and at most {MAX_DELTA_HEAD}",
+            )
+    return of

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, Protocol
 
+import numpy as np
+
 Activation = Literal["silu", "gelu_tanh"]
 # Which rotary frequencies: the model's, those of its layers with a window where they have others, none.
 Rotation = Literal["main", "local", "none"]
@@ -34,13 +36,27 @@ class Sizes(Protocol):
 
 
 @dataclass(frozen=True)
+class EveryOther:
+    """Of a tensor's rows, in runs of `run`: those with an even number, or those with an odd one."""
+
+    run: int
+    odd: bool
+
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        """Where in the tensor rows start..stop-1 of these lie."""
+        at = np.arange(start, stop)
+        rows: np.ndarray = at // self.run * 2 * self.run + at % self.run + self.odd * self.run
+        return rows
+
+
+@dataclass(frozen=True)
 class MatrixPlan:
     """One weight [rows, k] and the tensors it is made of, one below the other or tile by tile in turn.
 
     tensor_rows: how many rows of each; of a tensor that is named again, the next ones. alternate: the tiles of the
     first tensor and the second are in turn, then those of the third and the fourth, and so on. n_rotated: the first so
     many tensors are queries and keys, which rotate. n_experts, top_k: matrices below each other, and how many of them a
-    token needs.
+    token needs. first_half: which rows of the first tensor there are; None: all.
     """
 
     name: str
@@ -51,6 +67,7 @@ class MatrixPlan:
     n_rotated: int = 0
     n_experts: int = 1
     top_k: int = 1
+    first_half: EveryOther | None = None
 
     @property
     def rows(self) -> int:
@@ -69,6 +86,8 @@ class MatrixPlan:
         rows: dict[str, int] = {}
         for name, n in zip(self.tensors, self.tensor_rows, strict=True):
             rows[name] = rows.get(name, 0) + n
+        if self.first_half is not None:
+            rows[self.tensors[0]] *= 2
         return {name: (n, self.k) for name, n in rows.items()}
 
     def of_layer(self, i: int) -> MatrixPlan:
@@ -119,14 +138,17 @@ class QueryScale:
 class Attention(Block):
     """Causal attention with rotary embeddings over the KV cache.
 
-    fused: queries, keys and values are projected by one tensor. bias: their projections add one; output_bias: the
-    output projection does. head_norms: an RMS norm of every query and key head before the rotation; row_norms: one of
-    all query heads together, and one of all key heads. rotation: of queries and keys. window: tokens that a query sees
-    back, itself included; None for all. soft_cap: c in c tanh(score / c). query_scale: before the soft cap.
+    fused: queries, keys and values are projected by one tensor. gated: the output is multiplied by the sigmoid of a
+    further projection, whose rows of a head follow those of its query. bias: the projections of queries, keys and
+    values add one; output_bias: the output projection does. head_norms: an RMS norm of every query and key head before
+    the rotation; row_norms: one of all query heads together, and one of all key heads. rotation: of queries and keys.
+    window: tokens that a query sees back, itself included; None for all. soft_cap: c in c tanh(score / c). query_scale:
+    before the soft cap.
     """
 
     norm: str | None = "input_layernorm"
     fused: bool = False
+    gated: bool = False
     bias: bool = False
     output_bias: bool = False
     head_norms: bool = False
@@ -139,10 +161,14 @@ class Attention(Block):
     def matrices(self, sizes: Sizes) -> dict[str, MatrixPlan]:
         q, kv = self._rows(sizes)
         names = tuple(f"self_attn.{'qkv' if self.fused else name}_proj.weight" for name in "qkv")
-        return {
-            "qkv": MatrixPlan("qkv", sizes.hidden_size, names, (q, kv, kv), n_rotated=2),
+        halves = [EveryOther(sizes.head_dim, odd) for odd in (False, True)] if self.gated else [None]
+        plans = {
+            "qkv": MatrixPlan("qkv", sizes.hidden_size, names, (q, kv, kv), n_rotated=2, first_half=halves[0]),
             "output": MatrixPlan("output", q, ("self_attn.o_proj.weight",), (sizes.hidden_size,)),
         }
+        if self.gated:
+            plans["gate"] = MatrixPlan("attention gate", sizes.hidden_size, names[:1], (q,), first_half=halves[1])
+        return plans
 
     def vectors(self, sizes: Sizes) -> dict[str, Shapes]:
         q, kv = self._rows(sizes)

@@ -90,7 +90,9 @@ class Family:
     gguf_windowed: the family of GGUF files of this name that have a window; gguf_experts: that have experts.
     gguf_wide_scale: the number of layers of the size whose scores are divided by sqrt(hidden_size / heads), for which
     GGUF has no key. gguf_interleaves_rope: GGUF files store the rotary pairs of q and k next to each other.
-    gguf_modules: names of modules in GGUF files where they are not Llama's. defaults: values of keys that
+    gguf_modules: names of modules in GGUF files where they are not Llama's; gguf_tensors: of a layer's
+    tensors there that are not a module's weight or bias. gguf_drafting_layers: layers behind the last may draft tokens;
+    they are left out. defaults: values of keys that
     config.json may leave out, where they are not Llama's.
     """
 
@@ -112,11 +114,13 @@ class Family:
     local_rope: bool = False
     experts: ExpertKeys | None = None
     stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    recurrent: Literal["conv"] | None = None
+    recurrent: Literal["conv", "linear_attention"] | None = None
     modules: Mapping[str, str] = field(default_factory=dict)
     gguf_windowed: str | None = None
     gguf_experts: str | None = None
     gguf_wide_scale: int | None = None
     gguf_interleaves_rope: bool = False
     gguf_modules: Mapping[str, str] = field(default_factory=dict)
+    gguf_tensors: Mapping[str, str] = field(default_factory=dict)
+    gguf_drafting_layers: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)

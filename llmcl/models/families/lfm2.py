@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from llmcl.models.families.blocks import Attention, GatedMlp, Layer
 from llmcl.models.families.family import Family, LayerSettings
-from llmcl.models.families.recurrent import ShortConv
+from llmcl.models.families.recurrent import ShortConv, ShortConvSettings
 
 
 def layer(settings: LayerSettings) -> Layer:
-    if settings.recurrent is None:
-        return Attention(head_norms=True), GatedMlp()
-    return ShortConv(settings=settings.recurrent), GatedMlp()
+    if isinstance(settings.recurrent, ShortConvSettings):
+        return ShortConv(settings=settings.recurrent), GatedMlp()
+    return Attention(head_norms=True), GatedMlp()
 
 
 FAMILY = Family(

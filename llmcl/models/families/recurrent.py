@@ -53,5 +53,70 @@ class ShortConv(RecurrentBlock):
         return {"mixer_in": 3 * sizes.hidden_size, "mixed": sizes.hidden_size}
 
 
-RecurrentSettings = ShortConvSettings
+@dataclass(frozen=True)
+class DeltaSettings:
+    """What a checkpoint says of a gated delta net: n_k heads of queries and keys of d_k, n_v heads of values of d_v.
+
+    length: inputs that its convolution sees. As GGUF files have it (in_turn): value head h has key head h % n_k, where
+    otherwise those of a key head are neighbours; and decays are stored as A, where otherwise log(-A) is.
+    """
+
+    n_k: int = 16
+    n_v: int = 32
+    d_k: int = 128
+    d_v: int = 128
+    length: int = 4
+    in_turn: bool = False
+
+    @property
+    def channels(self) -> int:
+        """Of queries, keys and values together."""
+        return 2 * self.n_k * self.d_k + self.n_v * self.d_v
+
+
+@dataclass(frozen=True)
+class DeltaNet(RecurrentBlock):
+    """The gated delta net: out_proj(gated norm of S^T q), where each token changes the matrix S of a head.
+
+    Queries, keys and values go through a causal convolution; S decays, and what it has for a key moves towards the
+    value (`llmcl/reference/recurrent.py`).
+    """
+
+    norm: str | None = "input_layernorm"
+    settings: DeltaSettings = DeltaSettings()
+
+    def matrices(self, sizes: Sizes) -> dict[str, MatrixPlan]:
+        hidden, of = sizes.hidden_size, self.settings
+        values = of.n_v * of.d_v
+        names = tuple(f"linear_attn.in_proj_{name}.weight" for name in ("qkv", "z", "b", "a"))
+        return {
+            "projection": MatrixPlan("delta net in", hidden, names, (of.channels, values, of.n_v, of.n_v)),
+            "output": MatrixPlan("delta net out", values, ("linear_attn.out_proj.weight",), (hidden,)),
+        }
+
+    def vectors(self, sizes: Sizes) -> dict[str, Shapes]:
+        of, heads = self.settings, (self.settings.n_v,)
+        own: dict[str, Shapes] = {
+            "conv": {"linear_attn.conv1d.weight": (of.channels, of.length)},
+            "scalars": {f"linear_attn.{'A' if of.in_turn else 'A_log'}": heads, "linear_attn.dt_bias": heads},
+            "gated_norm": {"linear_attn.norm.weight": (of.d_v,)},
+        }
+        return super().vectors(sizes) | own
+
+    def states(self, sizes: Sizes) -> dict[str, tuple[int, ...]]:
+        of = self.settings
+        return {"conv": (of.length - 1, of.channels), "matrix": (of.n_v, of.d_k, of.d_v)}
+
+    def activations(self, sizes: Sizes) -> dict[str, int]:
+        of = self.settings
+        values = of.n_v * of.d_v
+        return {
+            "mixer_in": of.channels + values + 2 * of.n_v,
+            "mixer_qkv": of.channels,
+            "mixer_gates": 2 * of.n_v,
+            "mixed": values,
+        }
+
+
+RecurrentSettings = ShortConvSettings | DeltaSettings
 """Of the layers of a family that have no attention."""
