@@ -30,8 +30,9 @@ from helpers import (
 
 import llmcl
 from llmcl import reference
+from llmcl.convert import convert
 from llmcl.engine.llm import LLM
-from llmcl.errors import UsageError
+from llmcl.errors import UnsupportedModelError, UsageError
 from llmcl.kernels.common.mods import NO_MODS
 from llmcl.models.config import ModelConfig, RopeScaling
 from llmcl.models.config.rope import longrope_amplitude, yarn_amplitude
@@ -352,6 +353,13 @@ def test_the_text_part_of_qwen35_alone_is_read(default_device: Any, tmp_path: Pa
     with llmcl.load(str(folder), device=default_device.entry.index, dtype="float32", max_context=128) as llm:
         assert llm.config.architecture == "qwen3_5_text"
         np.testing.assert_array_equal(llm.logits(ids_for(config)), expected)
+
+
+def test_a_folder_is_not_made_of_a_model_whose_tensors_llmcl_renames(tmp_path: Path) -> None:
+    config = FAMILIES["lfm2"]
+    folder = save_folder(tmp_path / "model", config, random_weights(config, seed=1))
+    with pytest.raises(UnsupportedModelError, match="lfm2"):
+        convert(str(folder), tmp_path / "new", dtype="bfloat16")
 
 
 @full
