@@ -242,6 +242,19 @@ def test_an_engine_with_few_pages_preempts_and_shares(paged: LLM) -> None:
     assert found == alone
 
 
+def test_an_invariant_engine_gives_the_same_ids_in_any_company(paged: LLM) -> None:
+    """Snapshots are then taken and found at the ends of cells alone."""
+    common = ids(140, 80)
+    prompts = [[*common, *ids(20 + 50 * i, 81 + i)] for i in range(3)]
+    sizes = {"max_sequences": 3, "max_context": 512, "batch_invariant": True}
+    found = []
+    for company in (prompts[:1], prompts, prompts[::-1]):
+        with paged.engine(**sizes) as engine:
+            answers = engine.generate([*company, *company], max_tokens=20, ignore_eos=True)
+            found += [answer.token_ids for answer in answers if answer.prompt_token_ids == prompts[0]]
+    assert len(found) == 6 and all(answer == found[0] for answer in found)
+
+
 def test_speculative_decoding_is_refused(default_device: Device, tmp_path: Path) -> None:
     recurrent = small_config(
         "lfm2", settings=[LayerSettings(recurrent=ShortConvSettings()), LayerSettings()], head_dim=16
