@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from llmcl.kernels.common.cost import per_token
+from llmcl.kernels.common.experts import bias_constants
 from llmcl.kernels.common.sizes import local_size, power_of_two_at_least
 from llmcl.runtime.device import Buffer, Device, Launch
 
 
 def choose_experts(
-    device: Device, logits: Buffer, ids: Buffer, weights: Buffer, *, n_experts: int, top_k: int, renormalize: bool
+    device: Device,
+    logits: Buffer,
+    ids: Buffer,
+    weights: Buffer,
+    *,
+    n_experts: int,
+    top_k: int,
+    renormalize: bool,
+    bias: Buffer | None = None,
 ) -> list[Launch]:
     """The top_k experts of the largest logits, the largest first, and the softmax of their logits.
 
     logits float32 [n, n_experts]; ids int32 [n, top_k]; weights float32 [n, top_k]. renormalize: the weights of the
-    chosen experts add up to 1; otherwise those of all experts would.
+    chosen experts add up to 1; otherwise those of all experts would. bias float32 [n_experts]: is added to the logits.
     """
     size = local_size(device, min(256, power_of_two_at_least(n_experts)))
     constants: dict[str, object] = {
@@ -21,13 +30,14 @@ def choose_experts(
         "TOP_K": top_k,
         "RENORMALIZE": renormalize,
         "LOCAL_SIZE": size,
+        **bias_constants(bias),
     }
     return [
         device.launch(
             "portable/choose_experts.cl",
             "choose_experts",
             constants,
-            [logits, ids, weights],
+            [logits, ids, weights, *([] if bias is None else [bias])],
             groups=lambda n: (n,),
             local=(size,),
             cost=per_token(4 * n_experts + 8 * top_k),

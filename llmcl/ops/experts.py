@@ -20,9 +20,10 @@ from llmcl.kernels.common.experts import (
     ExpertsDown,
     ExpertsGateUp,
     ExpertsPrefill,
+    bias_constants,
     block_count,
 )
-from llmcl.kernels.common.linear import EPILOGUES, GATES
+from llmcl.kernels.common.linear import EXPERT_GATES
 from llmcl.kernels.common.sizes import local_size, run_of
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight
@@ -39,19 +40,30 @@ def experts_gate_up(
     gate: str,
     norm: Buffer | None = None,
     eps: float = 0.0,
+    bias: Buffer | None = None,
 ) -> list[Launch]:
     """out[t][s] = gate(W_gate y) (W_up y) of expert ids[t][s], with y = rms_norm(x[t]), or x[t] without `norm`.
 
+    bias float32 [n_experts, 2, f]: what is added to W_gate y and to W_up y.
+
     weight [n_experts 2 f, k] of experts, their tiles of gate and up in turn; x float32 [n, k]; norm float32 [k]; ids
-    int32 [n, top_k]; out float32 [n, top_k, f]; k and f multiples of 16. gate: "swiglu" or "geglu".
+    int32 [n, top_k]; out float32 [n, top_k, f]; k and f multiples of 16. gate: one of EXPERT_GATES.
     """
     launches = []
     for part in weight.parts:
         product = ExpertProduct(weight, part, tiles_at_once=2)
         row = table.pick(ExpertsGateUp, device, part.dtype, weight.k)
         own, groups, local = row.size(device, product)
-        constants = {**product.constants(), "GATE": GATES[gate], "NORM": norm is not None, "EPS": float(eps), **own}
+        constants = {
+            **product.constants(),
+            "GATE": EXPERT_GATES[gate],
+            "NORM": norm is not None,
+            "EPS": float(eps),
+            **own,
+        }
+        constants |= bias_constants(bias)
         args: list[KernelArg] = [part.buffer, x, x if norm is None else norm, ids, out, np.int32(product.first_expert)]
+        args += [] if bias is None else [bias]
         cost = product.cost(weight.k + weight.top_k * product.tiles * 8)
         launches.append(
             device.launch(row.file, "experts_gate_up", constants, args, groups=groups, local=local, cost=cost)
@@ -60,9 +72,18 @@ def experts_gate_up(
 
 
 def experts_down(
-    device: Device, weight: Weight, rows: Buffer, ids: Buffer, weights: Buffer, out: Buffer
+    device: Device,
+    weight: Weight,
+    rows: Buffer,
+    ids: Buffer,
+    weights: Buffer,
+    out: Buffer,
+    *,
+    bias: Buffer | None = None,
 ) -> list[Launch]:
-    """out[t] += sum_s weights[t][s] W rows[t][s] of expert ids[t][s].
+    """out[t] += sum_s weights[t][s] (W rows[t][s] + bias) of expert ids[t][s].
+
+    bias float32 [n_experts, hidden].
 
     weight [n_experts hidden, f] of experts; rows float32 [n, top_k, f]; ids int32 [n, top_k]; weights float32
     [n, top_k]; out float32 [n, hidden]; f and hidden multiples of 16.
@@ -72,13 +93,11 @@ def experts_down(
         product = ExpertProduct(weight, part, tiles_at_once=1)
         row = table.pick(ExpertsDown, device, part.dtype, weight.k)
         own, groups, local = row.size(device, product)
+        constants = product.constants() | dict(own) | bias_constants(bias)
         args: list[KernelArg] = [part.buffer, rows, ids, weights, out, np.int32(product.first_expert)]
+        args += [] if bias is None else [bias]
         cost = product.cost(weight.top_k * weight.k + 2 * product.tiles * 16)
-        launches.append(
-            device.launch(
-                row.file, "experts_down", product.constants() | dict(own), args, groups=groups, local=local, cost=cost
-            )
-        )
+        launches.append(device.launch(row.file, "experts_down", constants, args, groups=groups, local=local, cost=cost))
     return launches
 
 
@@ -116,12 +135,15 @@ def experts_prefill(
     *,
     gate: str | None = None,
     weights: Buffer | None = None,
+    bias: Buffer | None = None,
 ) -> list[Launch]:
     """For every token t of a step and expert s of it, in the order that group_by_expert leaves:
 
-    with a gate, "swiglu" or "geglu", out[t][s] as experts_gate_up without a norm; x float32 [n, k], out [n, top_k, f];
+    with a gate, one of EXPERT_GATES, out[t][s] as experts_gate_up without a norm; x float32 [n, k], out [n, top_k, f];
     with weights float32 [n, top_k], out[t][s] = weights[t][s] W x[t][s]; x float32 [n, top_k, f],
     out [n, top_k, hidden].
+
+    bias: as the ops for few tokens have it.
     """
     launches: list[Launch] = []
     for part in weight.parts:
@@ -131,10 +153,12 @@ def experts_prefill(
         rows, packing = row.pack(device, product, x, order, blocks, step)
         launches += packing
         constants = {**product.constants(), "EXPERT_TILES": product.tiles, **own}
-        constants |= {"SLOTS": product.slots, "EPILOGUE": EPILOGUES[gate or "store"]}
-        constants |= {} if gate is None else {"GATE": GATES[gate]}
+        constants |= {"SLOTS": product.slots, **bias_constants(bias)}
+        constants["EPILOGUE"] = "EPILOGUE_STORE" if gate is None else "EPILOGUE_SWIGLU"
+        constants |= {} if gate is None else {"GATE": EXPERT_GATES[gate]}
         factors = order if weights is None else weights  # not read with a gate
         args: list[KernelArg] = [part.buffer, rows, order, blocks, factors, out, np.int32(product.first_expert)]
+        args += [] if bias is None else [bias]
         values = weight.top_k * (weight.k + product.units * TILE_ROWS)
         launches.append(
             device.launch(

@@ -6,16 +6,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcl.reference.arrays import Array, Float64, wide
-from llmcl.reference.layers import geglu, swiglu
+from llmcl.reference.layers import GATES
 
 
-def choose_experts(logits: Array, top_k: int, *, renormalize: bool) -> tuple[NDArray[np.int32], Float64]:
+def choose_experts(
+    logits: Array, top_k: int, *, renormalize: bool, bias: Array | None = None
+) -> tuple[NDArray[np.int32], Float64]:
     """The top_k experts of the largest logits, the lower number first of equal ones, and the softmax of their logits.
 
     logits [n, n_experts] -> ids int32 [n, top_k] and weights [n, top_k]. renormalize: the softmax is that of the chosen
-    experts alone.
+    experts alone. bias [n_experts]: is added to the logits.
     """
-    logits = wide(logits)
+    logits = wide(logits) + (0.0 if bias is None else wide(bias))
     ids = np.argsort(-logits, axis=-1, kind="stable")[:, :top_k]
     chosen = np.take_along_axis(logits, ids, axis=-1)
     largest = chosen[:, :1]
@@ -38,20 +40,24 @@ def group_by_expert(ids: Array, block_rows: int) -> tuple[NDArray[np.int32], NDA
     return order.astype(np.int32), np.array(blocks, np.int32)
 
 
-def experts_gate_up(x: Array, gate: Array, up: Array, ids: Array, kind: str) -> Float64:
+def experts_gate_up(x: Array, gate: Array, up: Array, ids: Array, kind: str, bias: Array | None = None) -> Float64:
     """What the chosen experts make of each token: gate(gate[e] x) (up[e] x).
 
-    x [n, k], gate and up [n_experts, f, k], ids int [n, top_k]; kind: "swiglu" or "geglu" -> [n, top_k, f].
+    x [n, k], gate and up [n_experts, f, k], ids int [n, top_k]; kind: one of GATES; bias [n_experts, 2, f]: of gate and
+    of up -> [n, top_k, f].
     """
     of_token = "tk,tsfk->tsf"
     gates, ups = (np.einsum(of_token, wide(x), wide(weight)[ids]) for weight in (gate, up))
-    return {"swiglu": swiglu, "geglu": geglu}[kind](gates, ups)
+    if bias is not None:
+        gates, ups = gates + wide(bias)[ids, 0], ups + wide(bias)[ids, 1]
+    return GATES[kind](gates, ups)
 
 
-def experts_down(rows: Array, down: Array, ids: Array, weights: Array) -> Float64:
-    """The sum of the chosen experts' outputs: sum_s weights[t][s] down[ids[t][s]] rows[t][s].
+def experts_down(rows: Array, down: Array, ids: Array, weights: Array, bias: Array | None = None) -> Float64:
+    """The sum of the chosen experts' outputs: sum_s weights[t][s] (down[ids[t][s]] rows[t][s] + bias[ids[t][s]]).
 
-    rows [n, top_k, f], down [n_experts, hidden, f], ids int [n, top_k], weights [n, top_k] -> [n, hidden].
+    rows [n, top_k, f], down [n_experts, hidden, f], ids int [n, top_k], weights [n, top_k], bias [n_experts, hidden]
+    -> [n, hidden].
     """
     summed: Float64 = np.einsum("tsf,tshf,ts->th", wide(rows), wide(down)[ids], wide(weights))
-    return summed
+    return summed if bias is None else summed + np.einsum("tsh,ts->th", wide(bias)[ids], wide(weights))

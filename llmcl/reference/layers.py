@@ -65,9 +65,18 @@ def swiglu(gate: Array, up: Array) -> Float64:
     return gate * sigmoid * wide(up)
 
 
+def clamped_swiglu(gate: Array, up: Array) -> Float64:
+    """g sigmoid(1.702 g) (u + 1), g the gate but at most 7 and u the up from -7 to 7, as gpt-oss: [n, f] each."""
+    gate, up = np.minimum(wide(gate), 7.0), np.clip(wide(up), -7.0, 7.0)
+    return swiglu(1.702 * gate, up + 1.0) / 1.702
+
+
+GATES = {"swiglu": swiglu, "geglu": geglu, "clamped_swiglu": clamped_swiglu}
+
+
 def biased_gate(gate: Array, up: Array, bias: Array, kind: str) -> Float64:
     """The gate of `gate` and `up` [n, f] plus bias [2, f], of each; kind: "swiglu" or "geglu" -> [n, f]."""
-    return {"swiglu": swiglu, "geglu": geglu}[kind](wide(gate) + wide(bias[0]), wide(up) + wide(bias[1]))
+    return GATES[kind](wide(gate) + wide(bias[0]), wide(up) + wide(bias[1]))
 
 
 def add_bias(x: Array, bias: Array) -> Float64:

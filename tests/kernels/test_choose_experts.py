@@ -15,11 +15,14 @@ TOLERANCE = 1e-6
 small = pytest.mark.oclgrind
 
 
-def chosen(device: Device, logits: np.ndarray, top_k: int, *, renormalize: bool) -> tuple[np.ndarray, np.ndarray]:
+def chosen(
+    device: Device, logits: np.ndarray, top_k: int, *, renormalize: bool, bias: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     n, n_experts = logits.shape
     ids, weights = poisoned(device, (n, top_k)), poisoned(device, (n, top_k))
     how = {"n_experts": n_experts, "top_k": top_k, "renormalize": renormalize}
-    run(choose_experts(device, with_poison(device, logits), ids, weights, **how), n)
+    given = None if bias is None else with_poison(device, bias)
+    run(choose_experts(device, with_poison(device, logits), ids, weights, **how, bias=given), n)
     return read_guarded(device, ids, np.int32, (n, top_k)), read_guarded(device, weights, np.float32, (n, top_k))
 
 
@@ -34,6 +37,16 @@ def test_choose_experts(target: Device, n: int, n_experts: int, top_k: int, reno
     expected_ids, expected = reference.choose_experts(logits, top_k, renormalize=renormalize)
     np.testing.assert_array_equal(ids, expected_ids)
     np.testing.assert_allclose(weights, expected, rtol=0, atol=TOLERANCE)
+
+
+def test_a_bias_is_part_of_the_logits(target: Device) -> None:
+    rng = np.random.default_rng(3)
+    logits, bias = rng.standard_normal((2, 9)).astype(np.float32), (2.0 * rng.standard_normal(9)).astype(np.float32)
+    for renormalize in (False, True):
+        ids, weights = chosen(target, logits, 3, renormalize=renormalize, bias=bias)
+        expected_ids, expected = reference.choose_experts(logits, 3, renormalize=renormalize, bias=bias)
+        np.testing.assert_array_equal(ids, expected_ids)
+        np.testing.assert_allclose(weights, expected, rtol=0, atol=TOLERANCE)
 
 
 def test_of_equal_logits_the_lower_experts_are_chosen(target: Device) -> None:

@@ -6,6 +6,7 @@ The twin computes with the weights as stored, so the tolerance, which covers flo
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -75,7 +76,17 @@ def experts_on_device(
 
 
 def check_gate_up(
-    device: Device, dtype: str, f: int, k: int, *, n: int = 3, top_k: int = 2, norm: bool = True, per_part: int = 5
+    device: Device,
+    dtype: str,
+    f: int,
+    k: int,
+    *,
+    n: int = 3,
+    top_k: int = 2,
+    norm: bool = True,
+    per_part: int = 5,
+    gate_kind: str = "swiglu",
+    biased: bool = False,
 ) -> None:
     rng = np.random.default_rng(f * k)
     weight, values = experts_on_device(device, dtype, 2 * f, k, top_k, gate_up=True, experts_per_part=per_part)
@@ -85,20 +96,30 @@ def check_gate_up(
     ids, out = ids_of(n, top_k), poisoned(device, (n, top_k, f))
     given = with_poison(device, x), with_poison(device, ids), out
     buffer = with_poison(device, norm_weight) if norm else None
-    run(experts_gate_up(device, weight, *given, gate="swiglu", norm=buffer, eps=EPS), n)
+    bias = (4.0 * rng.standard_normal((N_EXPERTS, 2, f))).astype(np.float32) if biased else None
+    kind: dict[str, Any] = {"gate": gate_kind, "bias": None if bias is None else with_poison(device, bias)}
+    run(experts_gate_up(device, weight, *given, **kind, norm=buffer, eps=EPS), n)
     normed = reference.rms_norm(x, norm_weight, EPS) if norm else x
-    expected = reference.experts_gate_up(normed, gate, up, ids, "swiglu")
+    expected = reference.experts_gate_up(normed, gate, up, ids, gate_kind, bias)
     assert relative_error(read_guarded(device, out, np.float32, expected.shape), expected) < TOLERANCE
     if norm:
         return
     out = poisoned(device, (n, top_k, f))
     order, blocks, step = grouped(device, ids)
-    run(experts_prefill(device, weight, with_poison(device, x), order, blocks, out, step, gate="swiglu"), n)
+    run(experts_prefill(device, weight, with_poison(device, x), order, blocks, out, step, **kind), n)
     assert relative_error(read_guarded(device, out, np.float32, expected.shape), expected) < TOLERANCE
 
 
 def check_down(
-    device: Device, dtype: str, hidden: int, f: int, *, n: int = 3, top_k: int = 2, per_part: int = 5
+    device: Device,
+    dtype: str,
+    hidden: int,
+    f: int,
+    *,
+    n: int = 3,
+    top_k: int = 2,
+    per_part: int = 5,
+    biased: bool = False,
 ) -> None:
     rng = np.random.default_rng(hidden * f)
     weight, values = experts_on_device(device, dtype, hidden, f, top_k, gate_up=False, experts_per_part=per_part)
@@ -107,15 +128,18 @@ def check_down(
     before = rng.standard_normal((n, hidden)).astype(np.float32)
     ids, out = ids_of(n, top_k), with_poison(device, before)
     given = (with_poison(device, array) for array in (rows, ids, weights))
-    run(experts_down(device, weight, *given, out), n)
+    bias = rng.standard_normal((N_EXPERTS, hidden)).astype(np.float32) if biased else None
+    bias_buffer = None if bias is None else with_poison(device, bias)
+    run(experts_down(device, weight, *given, out, bias=bias_buffer), n)
     down = values.reshape(N_EXPERTS, hidden, f)
-    expected = before + reference.experts_down(rows, down, ids, weights)
+    expected = before + reference.experts_down(rows, down, ids, weights, bias)
     assert relative_error(read_guarded(device, out, np.float32, before.shape), expected) < TOLERANCE
 
     y, out = poisoned(device, (n, top_k, hidden)), with_poison(device, before)
     order, blocks, step = grouped(device, ids)
     shares = with_poison(device, weights)
-    run(experts_prefill(device, weight, with_poison(device, rows), order, blocks, y, step, weights=shares), n)
+    x = with_poison(device, rows)
+    run(experts_prefill(device, weight, x, order, blocks, y, step, weights=shares, bias=bias_buffer), n)
     run(experts_sum(device, y, out, top_k=top_k, columns=hidden), n)
     assert relative_error(read_guarded(device, out, np.float32, before.shape), expected) < TOLERANCE
 
@@ -145,6 +169,16 @@ def test_experts(target: Device, dtype: str) -> None:
     k, f = (512, 256) if dtype.endswith("_k") else (96, 64)
     check_gate_up(target, dtype, f, k, norm=False)
     check_down(target, dtype, k, f)
+
+
+@pytest.mark.parametrize(("dtype", "n"), [("float32", 3), ("mxfp4", 67)])
+def test_biases_and_a_clamped_gate(target: Device, dtype: str, n: int) -> None:
+    """Gates and ups beyond the clamp on both sides."""
+    clamped: dict[str, Any] = {"gate_kind": "clamped_swiglu", "biased": True, "n": n}
+    check_gate_up(target, dtype, 80, 64, norm=dtype == "float32", **clamped)
+    check_gate_up(target, dtype, 48, 96, norm=False, per_part=2, **clamped)
+    check_down(target, dtype, 80, 64, biased=True, n=n)
+    check_down(target, dtype, 48, 64, biased=True, per_part=2, top_k=3)
 
 
 @small
@@ -198,3 +232,31 @@ def test_activations_in_8_bits(target: Device, dtype: str) -> None:
     run(experts_prefill(target, weight, given[0], order, blocks, outs[1], step, gate="swiglu"), n)
     for out in outs:
         assert relative_error(read_guarded(target, out, np.float32, expected.shape), expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("variant", ["cpu"])
+def test_biases_beside_activations_in_8_bits(target: Device) -> None:
+    k, f, n, top_k = 96, 64, 67, 2
+    is_rounded = bool(dot_form(target))
+    ids = ids_of(n, top_k)
+    order, blocks, step = grouped(target, ids)
+    rng = np.random.default_rng(7)
+    weight, values = experts_on_device(target, "mxfp4", 2 * f, k, top_k, gate_up=True, exact=False)
+    bias = rng.standard_normal((N_EXPERTS, 2, f)).astype(np.float32)
+    x, rounded = rounded_rows((n, k))
+    gate, up = values.reshape(2, N_EXPERTS, f, k)
+    expected = reference.experts_gate_up(rounded if is_rounded else x, gate, up, ids, "swiglu", bias)
+    out, given = poisoned(target, expected.shape), (with_poison(target, x), order, blocks)
+    run(experts_prefill(target, weight, *given, out, step, gate="swiglu", bias=with_poison(target, bias)), n)
+    assert relative_error(read_guarded(target, out, np.float32, expected.shape), expected) < TOLERANCE
+
+    weight, values = experts_on_device(target, "mxfp4", k, f, top_k, gate_up=False, exact=False)
+    bias, shares = rng.standard_normal((N_EXPERTS, k)).astype(np.float32), rng.random((n, top_k), np.float32)
+    x, rounded = rounded_rows((n, top_k, f))
+    down = values.reshape(N_EXPERTS, k, f)
+    products = np.einsum("tsf,tshf->tsh", rounded if is_rounded else x.astype(np.float64), down.astype(np.float64)[ids])
+    expected = (products + bias[ids]) * shares[..., None]
+    out, given = poisoned(target, expected.shape), (with_poison(target, x), order, blocks)
+    options = {"weights": with_poison(target, shares), "bias": with_poison(target, bias)}
+    run(experts_prefill(target, weight, *given, out, step, **options), n)
+    assert relative_error(read_guarded(target, out, np.float32, expected.shape), expected) < TOLERANCE

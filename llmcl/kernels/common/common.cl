@@ -161,3 +161,14 @@ inline float sum16(float16 v) {
 #define GATE_GELU_TANH 1
 #define GATE_MINUS_Z(g) (GATE == GATE_GELU_TANH ? -1.5957691216f * (g) * (1.0f + 0.044715f * (g) * (g)) : -(g))
 #define GATE_VALUE(g, EXP) ((g) / (1.0f + EXP(GATE_MINUS_Z(g))))
+
+// What experts make of a gate and an up of this type: GATE_VALUE(g) u, or clamped as gpt-oss does it,
+// g' sigmoid(1.702 g') (u' + 1) with g' = min(g, 7) and u' from -7 to 7.
+#define GATE_CLAMPED_SWIGLU 2
+#define AT_MOST(v, top, type) ((v) > (top) ? (type)(top) : (v))
+#define AT_LEAST(v, low, type) ((v) < (low) ? (type)(low) : (v))
+#define CLAMPED_GATE(g, EXP) ((g) / (1.0f + EXP(-1.702f * (g))))
+#define GATED(g, u, EXP, type)                                                                                     \
+    (GATE == GATE_CLAMPED_SWIGLU                                                                                   \
+         ? CLAMPED_GATE(AT_MOST(g, 7.0f, type), EXP) * (AT_LEAST(AT_MOST(u, 7.0f, type), -7.0f, type) + 1.0f) \
+         : GATE_VALUE(g, EXP) * (u))

@@ -75,6 +75,11 @@ class ExpertProduct:
         return cost
 
 
+def bias_constants(bias: Buffer | None) -> dict[str, object]:
+    """Build constants of a kernel with these biases (kernels/common/expert_bias.cl)."""
+    return {} if bias is None else {"BIAS": True}
+
+
 def block_count(n_tokens: int, n_experts: int, top_k: int) -> int:
     """Blocks of BLOCK_ROWS slots or fewer that a step can have: see portable/group_by_expert.cl."""
     slots = n_tokens * top_k

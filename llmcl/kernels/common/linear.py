@@ -19,6 +19,8 @@ from llmcl.runtime.device import Buffer, CostModel, Device, Groups, KernelArg, L
 EPILOGUES = {"store": "EPILOGUE_STORE", "add": "EPILOGUE_ADD", "swiglu": "EPILOGUE_SWIGLU", "geglu": "EPILOGUE_SWIGLU"}
 # The epilogues of a weight whose tiles alternate gate and up, and what they make of the gate.
 GATES = {"swiglu": "GATE_SILU", "geglu": "GATE_GELU_TANH"}
+# What experts make of it.
+EXPERT_GATES = {**GATES, "clamped_swiglu": "GATE_CLAMPED_SWIGLU"}
 
 Size = tuple[Mapping[str, object], Groups, tuple[int, ...]]
 """Build constants of an implementation's own, work-groups, and work-items of a group."""

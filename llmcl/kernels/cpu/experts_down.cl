@@ -8,11 +8,12 @@
 #endif
 #define NORM 0
 #include "common/tiles.cl"
+#include "common/expert_bias.cl"
 #include "cpu/tile_product.cl"
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void experts_down(__global const CAT(WEIGHT, _t)* weight, __global const float* x, __global const int* ids,
-                  __global const float* weights, __global float* out, const int first_expert) {
+                  __global const float* weights, __global float* out, const int first_expert BIAS_PARAM) {
     const int first = (int)((long)(N / 16) * get_group_id(0) / get_num_groups(0));
     const int end = (int)((long)(N / 16) * (get_group_id(0) + 1) / get_num_groups(0));
     __global const float* norm = x;  // not read
@@ -30,7 +31,11 @@ void experts_down(__global const CAT(WEIGHT, _t)* weight, __global const float* 
 #endif
         for (int unit = first; unit < end; ++unit) {
             __global const CAT(WEIGHT, _t)* w = weight + ((size_t)expert * (N / 16) + unit) * TILE_SIZE;
-            store16_f32(load16_f32(out + unit * 16) + DOT_TILE(w) * factor, out + unit * 16);
+            float16 y = DOT_TILE(w);
+#if BIAS
+            y += load16_f32(bias + (size_t)ids[s] * N + unit * 16);
+#endif
+            store16_f32(load16_f32(out + unit * 16) + y * factor, out + unit * 16);
         }
     }
 }

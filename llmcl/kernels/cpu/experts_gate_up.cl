@@ -9,13 +9,14 @@
 #error "cpu/experts_gate_up.cl needs the build constants WEIGHT, K, N, N_EXPERTS, TOP_K, GATE, NORM, EPS"
 #endif
 #include "common/tiles.cl"
+#include "common/expert_bias.cl"
 #include "cpu/tile_product.cl"
 
 #define UNITS (N / 16)
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void experts_gate_up(__global const CAT(WEIGHT, _t)* weight, __global const float* x, __global const float* norm,
-                     __global const int* ids, __global float* out, const int first_expert) {
+                     __global const int* ids, __global float* out, const int first_expert BIAS_PARAM) {
     const int first = (int)((long)(TOP_K * UNITS) * get_group_id(0) / get_num_groups(0));
     const int end = (int)((long)(TOP_K * UNITS) * (get_group_id(0) + 1) / get_num_groups(0));
     x += (size_t)get_group_id(1) * K;
@@ -30,8 +31,13 @@ void experts_gate_up(__global const CAT(WEIGHT, _t)* weight, __global const floa
         const int expert = ids[unit / UNITS] - first_expert;
         if (expert < 0 || expert >= N_EXPERTS) continue;
         __global const CAT(WEIGHT, _t)* w = weight + ((size_t)expert * UNITS + unit % UNITS) * 2 * TILE_SIZE;
-        const float16 gate = DOT_TILE(w) * scale;
-        const float16 up = DOT_TILE(w + TILE_SIZE) * scale;
-        store16_f32(GATE_VALUE(gate, exp16) * up, out + unit * 16);
+        float16 gate = DOT_TILE(w) * scale;
+        float16 up = DOT_TILE(w + TILE_SIZE) * scale;
+#if BIAS
+        __global const float* of_gate = bias + (size_t)ids[unit / UNITS] * 2 * N + unit % UNITS * 16;
+        gate += load16_f32(of_gate);
+        up += load16_f32(of_gate + N);
+#endif
+        store16_f32(GATED(gate, up, exp16, float16), out + unit * 16);
     }
 }

@@ -9,17 +9,21 @@
 #error "cpu/experts_prefill.cl needs the build constants WEIGHT, K, N, N_EXPERTS, EXPERT_TILES, SLOTS, EPILOGUE, TILE_TOKENS, TILE_COLS"
 #endif
 #include "common/tiles.cl"
+#include "common/expert_bias.cl"
 #include "cpu/token_product.cl"
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void experts_prefill(__global const CAT(WEIGHT, _t)* weight, __global const float* x, __global const int* order,
                      __global const int4* blocks, __global const float* weights, __global float* out,
-                     const int first_expert) {
+                     const int first_expert BIAS_PARAM) {
     const int4 block = blocks[get_group_id(1)];
     const int expert = block.x - first_expert, n = block.z;
     if (n == 0 || expert < 0 || expert >= N_EXPERTS) return;
     const int tile = get_group_id(0) * TILE_COLS;
     order += block.y;
+#if BIAS
+    bias += (size_t)block.x * EXPERT_TILES * 16;
+#endif
     weight += ((size_t)expert * EXPERT_TILES + tile) * TILE_SIZE;
     for (int t = 0; t < n; t += TILE_TOKENS) {
         // Rows past the last token repeat it: computed, never stored.
@@ -35,11 +39,21 @@ void experts_prefill(__global const CAT(WEIGHT, _t)* weight, __global const floa
             __global float* y = out + (size_t)slot * N;
 #if EPILOGUE == EPILOGUE_SWIGLU
 #pragma unroll
-            for (int c = 0; c < TILE_COLS; c += 2)
-                store16_f32(GATE_VALUE(acc[i][c], exp16) * acc[i][c + 1], y + (tile + c) / 2 * 16);
+            for (int c = 0; c < TILE_COLS; c += 2) {
+#if BIAS
+                acc[i][c] += load16_f32(bias + (tile + c) / 2 * 16);
+                acc[i][c + 1] += load16_f32(bias + N + (tile + c) / 2 * 16);
+#endif
+                store16_f32(GATED(acc[i][c], acc[i][c + 1], exp16, float16), y + (tile + c) / 2 * 16);
+            }
 #else
 #pragma unroll
-            for (int c = 0; c < TILE_COLS; ++c) store16_f32(acc[i][c] * weights[slot], y + (tile + c) * 16);
+            for (int c = 0; c < TILE_COLS; ++c) {
+#if BIAS
+                acc[i][c] += load16_f32(bias + (tile + c) * 16);
+#endif
+                store16_f32(acc[i][c] * weights[slot], y + (tile + c) * 16);
+            }
 #endif
         }
     }

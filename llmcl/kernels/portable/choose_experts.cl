@@ -1,9 +1,10 @@
 // The TOP_K experts of each token with the largest logits, and the weights of their outputs (Shazeer et al., 2017).
 //
-//   ids[t] = the experts in the order of their logits, the lower number first of equal ones
+//   l = logits[t] (+ bias)
+//   ids[t] = the experts in the order of l, the lower number first of equal ones
 //   weights[t][s] = exp(l[ids[t][s]]) / sum_e exp(l[e])       e: the chosen experts with RENORMALIZE, else all
 //
-// logits  float [n][N_EXPERTS]     ids  int [n][TOP_K]     weights  float [n][TOP_K]
+// logits  float [n][N_EXPERTS]     bias  float [N_EXPERTS], with BIAS (expert_bias.cl)     ids  int [n][TOP_K]     weights  float [n][TOP_K]
 //
 // Index space: a work-group of LOCAL_SIZE a token. A work-item takes the experts i, i + LOCAL_SIZE, ... and counts for each
 // how many go before it: that is its place. Numbers are compared by their bits, which have an order for NaN, too: so the
@@ -14,8 +15,15 @@
 #error "choose_experts.cl needs the build constants N_EXPERTS, TOP_K, RENORMALIZE, LOCAL_SIZE"
 #endif
 #include "common/common.cl"
+#include "common/expert_bias.cl"
 #include "common/group_memory.cl"
 #include "common/reduce.cl"
+
+#if BIAS
+#define LOGIT(i) (logits[i] + bias[i])
+#else
+#define LOGIT(i) logits[i]
+#endif
 
 // Unsigned numbers in the order of the floats: NaN of the negative sign, -infinity, ..., infinity, NaN.
 inline uint order_of(const float v) {
@@ -24,7 +32,7 @@ inline uint order_of(const float v) {
 }
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
-void choose_experts(__global const float* logits, __global int* ids, __global float* weights) {
+void choose_experts(__global const float* logits, __global int* ids, __global float* weights BIAS_PARAM) {
     OF_GROUP uint orders[N_EXPERTS];
     OF_GROUP float chosen[TOP_K];
     LOCAL_SCRATCH(float, scratch);
@@ -32,7 +40,7 @@ void choose_experts(__global const float* logits, __global int* ids, __global fl
     logits += (size_t)get_group_id(0) * N_EXPERTS;
     ids += (size_t)get_group_id(0) * TOP_K;
     weights += (size_t)get_group_id(0) * TOP_K;
-    for (int i = lid; i < N_EXPERTS; i += LOCAL_SIZE) orders[i] = order_of(logits[i]);
+    for (int i = lid; i < N_EXPERTS; i += LOCAL_SIZE) orders[i] = order_of(LOGIT(i));
     WAIT;
     for (int i = lid; i < N_EXPERTS; i += LOCAL_SIZE) {
         const uint order = orders[i];
@@ -40,7 +48,7 @@ void choose_experts(__global const float* logits, __global int* ids, __global fl
         for (int j = 0; j < N_EXPERTS; ++j) place += orders[j] > order || (orders[j] == order && j < i);
         if (place < TOP_K) {
             ids[place] = i;
-            chosen[place] = logits[i];
+            chosen[place] = LOGIT(i);
         }
     }
     WAIT;
@@ -49,7 +57,7 @@ void choose_experts(__global const float* logits, __global int* ids, __global fl
 #if RENORMALIZE
     for (int s = 0; s < TOP_K; ++s) sum += exp(chosen[s] - largest);
 #else
-    for (int i = lid; i < N_EXPERTS; i += LOCAL_SIZE) sum += exp(logits[i] - largest);
+    for (int i = lid; i < N_EXPERTS; i += LOCAL_SIZE) sum += exp(LOGIT(i) - largest);
     sum = reduce_sum(sum, scratch, lid);
 #endif
     for (int s = lid; s < TOP_K; s += LOCAL_SIZE) weights[s] = exp(chosen[s] - largest) / sum;

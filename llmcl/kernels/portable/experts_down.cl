@@ -1,9 +1,11 @@
 // The outputs of the chosen experts, added to each token's row on any device: a work-group a tile of rows, of all the experts.
 //
-//   out[t][r] += sum_s weights[t][s] sum_k W[e][r][k] x[t][s][k],   e = ids[t][s]
+//   out[t][r] += sum_s weights[t][s] (sum_k W[e][r][k] x[t][s][k] (+ bias[e][r])),   e = ids[t][s]
 //
 // weight   tiles (tiles.cl) of the experts first_expert .. first_expert + N_EXPERTS - 1, each N rows; others count nothing
 // x    float [n][TOP_K][K]     ids  int [n][TOP_K]     weights  float [n][TOP_K]     out  float [n][N]
+//
+// bias  float [experts][N], with BIAS (expert_bias.cl)
 //
 // Index space: (N / 16, n) groups of LOCAL_SIZE. To its work-items the tiles of the TOP_K experts are one, of TOP_K K columns:
 // portable/tile_product.cl.
@@ -15,6 +17,7 @@
 #endif
 #define NORM 0
 #include "portable/tile_pieces.cl"
+#include "common/expert_bias.cl"
 
 #define TILES_AT_ONCE 1
 #define ALL_PIECES (TOP_K * N_PIECES)
@@ -37,7 +40,7 @@ inline columns columns_at(const operands* o, const int p, float* square, const u
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
 void experts_down(__global const CAT(WEIGHT, _t)* weight, __global const float* x, __global const int* ids,
-                  __global const float* weights, __global float* out, const int first_expert) {
+                  __global const float* weights, __global float* out, const int first_expert BIAS_PARAM) {
     __local float sums[LOCAL_SIZE * PIECE_ROWS] __attribute__((aligned(16)));
     __local float parts[LOCAL_SIZE];
     __local int experts[TOP_K];
@@ -54,6 +57,11 @@ void experts_down(__global const CAT(WEIGHT, _t)* weight, __global const float* 
     const operands o = {weight + unit * TILE_SIZE, x + (size_t)token * TOP_K * K, experts, factors};
     float own[1][PIECE_ROWS], square;
     add_pieces(own, &o, &square, lid, big);
-    const float y = sum_of_rows(own[0], sums, parts, lid);
-    if (lid < 16) out[(size_t)token * N + unit * 16 + lid] += y;
+    float y = sum_of_rows(own[0], sums, parts, lid);
+    if (lid < 16) {
+#if BIAS
+        for (int s = 0; s < TOP_K; ++s) y += factors[s] * bias[(size_t)ids[token * TOP_K + s] * N + unit * 16 + lid];
+#endif
+        out[(size_t)token * N + unit * 16 + lid] += y;
+    }
 }

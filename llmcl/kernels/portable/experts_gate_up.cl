@@ -1,10 +1,12 @@
 // What the chosen experts make of each token on any device: a work-group an expert's gate and up tile, as linear_decode.cl.
 //
-//   out[t][s][r] = GATE(gate) up,   gate, up = scale sum_k W[e][k] (x[t][k] norm[k]) of rows r,   e = ids[t][s]
+//   out[t][s][r] = GATE(gate) up,   gate, up = scale sum_k W[e][k] (x[t][k] norm[k]) (+ bias) of rows r,   e = ids[t][s]
 //   scale = 1/sqrt(mean(x^2) + EPS) with NORM, else 1 and no norm
 //
 // weight  tiles (tiles.cl) of the experts first_expert .. first_expert + N_EXPERTS - 1, each 2 N rows, gate and up in turn
 // x    float [n][K]     norm  float [K]     ids  int [n][TOP_K]     out  float [n][TOP_K][N]; of other experts it is left
+//
+// bias    float [experts][2][N], with BIAS, of gate and of up (expert_bias.cl)
 //
 // Index space: (N / 16, n TOP_K) groups of LOCAL_SIZE. How the work-items share the tiles: portable/tile_product.cl.
 // Build: WEIGHT, K, N (both multiples of 16), N_EXPERTS, TOP_K, GATE, NORM, EPS, LOCAL_SIZE, AT_ONCE, AHEAD (linear_decode.cl).
@@ -14,6 +16,7 @@
 #error "portable/experts_gate_up.cl needs the build constants WEIGHT, K, N, N_EXPERTS, TOP_K, GATE, NORM, EPS, LOCAL_SIZE, AT_ONCE, AHEAD"
 #endif
 #include "portable/tile_pieces.cl"
+#include "common/expert_bias.cl"
 
 #define TILES_AT_ONCE 2
 #define ALL_PIECES N_PIECES
@@ -31,7 +34,7 @@ inline columns columns_at(const operands* o, const int p, float* square, const u
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
 void experts_gate_up(__global const CAT(WEIGHT, _t)* weight, __global const float* x, __global const float* norm,
-                     __global const int* ids, __global float* out, const int first_expert) {
+                     __global const int* ids, __global float* out, const int first_expert BIAS_PARAM) {
     __local float sums[LOCAL_SIZE * PIECE_ROWS] __attribute__((aligned(16)));
     __local float parts[LOCAL_SIZE];
     const int lid = get_local_id(0), unit = get_group_id(0), row = get_group_id(1);
@@ -47,7 +50,14 @@ void experts_gate_up(__global const CAT(WEIGHT, _t)* weight, __global const floa
 #else
     const float scale = 1.0f;
 #endif
-    const float gate = sum_of_rows(own[0], sums, parts, lid) * scale;
-    const float up = sum_of_rows(own[1], sums, parts, lid) * scale;
-    if (lid < 16) out[(size_t)row * N + unit * 16 + lid] = GATE_VALUE(gate, exp) * up;
+    float gate = sum_of_rows(own[0], sums, parts, lid) * scale;
+    float up = sum_of_rows(own[1], sums, parts, lid) * scale;
+    if (lid < 16) {
+#if BIAS
+        bias += (size_t)ids[row] * 2 * N + unit * 16 + lid;
+        gate += bias[0];
+        up += bias[N];
+#endif
+        out[(size_t)row * N + unit * 16 + lid] = GATED(gate, up, exp, float);
+    }
 }

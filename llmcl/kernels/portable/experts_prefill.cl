@@ -1,11 +1,13 @@
 // A product of many tokens with the experts that they go to, on any device: a block of tokens of one expert a work-group.
 //
-//   out[i][r] = sum_k W[e][r][k] x[i / SLOTS][k],   i = order[first ..], e of the tokens' block
+//   out[i][r] = sum_k W[e][r][k] x[i / SLOTS][k] (+ bias),   i = order[first ..], e of the tokens' block
 //   EPILOGUE: SWIGLU out[i][r] = GATE(gate[r]) up[r], tiles alternate gate, up;  STORE out[i][r] = weights[i] times the sum
 //
 // weight  tiles (tiles.cl) of the experts first_expert .. first_expert + N_EXPERTS - 1, EXPERT_TILES each; out of others is left
 // x       float [n][K], the rows of n SLOTS slots                 order, blocks  see portable/group_by_expert.cl
 // weights float [n SLOTS], not read with SWIGLU                   out            float [n SLOTS][N]
+//
+// bias    float [experts][EXPERT_TILES 16], with BIAS, those of gate before those of up (expert_bias.cl)
 //
 // Index space: (ceil(EXPERT_TILES / ITEM_ROWS), blocks) groups of (16, 16). How they share a block: portable/block_product.cl.
 // Build: WEIGHT, K, N (both multiples of 16), N_EXPERTS, EXPERT_TILES, SLOTS, EPILOGUE, GATE, ITEM_TOKENS (BLOCK_ROWS / 16:
@@ -16,12 +18,13 @@
 #error "portable/experts_prefill.cl needs the build constants WEIGHT, K, N, N_EXPERTS, EXPERT_TILES, SLOTS, EPILOGUE, ITEM_TOKENS, ITEM_ROWS"
 #endif
 #include "common/tiles.cl"
+#include "common/expert_bias.cl"
 #include "portable/block_product.cl"
 
 __kernel __attribute__((reqd_work_group_size(16, 16, 1)))
 void experts_prefill(__global const CAT(WEIGHT, _t)* weight, __global const float* x, __global const int* order,
                      __global const int4* blocks, __global const float* weights, __global float* out,
-                     const int first_expert) {
+                     const int first_expert BIAS_PARAM) {
     __local float xs[2 * XS_FLOATS] __attribute__((aligned(16)));
     __local float ws[2 * WS_FLOATS] __attribute__((aligned(16)));
     const int4 block = blocks[get_group_id(1)];
@@ -39,6 +42,9 @@ void experts_prefill(__global const CAT(WEIGHT, _t)* weight, __global const floa
     run acc[ITEM_TOKENS][2];
     multiply_block(acc, tile, tokens, ITEM_TOKENS * ty < n, xs, ws, tx, ty);
 
+#if BIAS
+    bias += (size_t)block.x * EXPERT_TILES * 16;
+#endif
     const int tile_pair = tx * RUN / 16, first_in_tile = tx * RUN % 16;
 #pragma unroll
     for (int i = 0; i < ITEM_TOKENS; ++i) {
@@ -48,11 +54,19 @@ void experts_prefill(__global const CAT(WEIGHT, _t)* weight, __global const floa
         __global float* p = out + (size_t)slot * N;
 #if EPILOGUE == EPILOGUE_SWIGLU
         const int row = (first_tile / 2 + tile_pair) * 16 + first_in_tile;
-        if (is_there && row < N) CAT(vstore, RUN)(GATE_VALUE(acc[i][0], exp) * acc[i][1], 0, p + row);
+#if BIAS
+        const int from = min(row, N - RUN);
+        acc[i][0] += CAT(vload, RUN)(0, bias + from);
+        acc[i][1] += CAT(vload, RUN)(0, bias + N + from);
+#endif
+        if (is_there && row < N) CAT(vstore, RUN)(GATED(acc[i][0], acc[i][1], exp, run), 0, p + row);
 #else
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const int row = (first_tile + 2 * tile_pair + h) * 16 + first_in_tile;
+#if BIAS
+            acc[i][h] += CAT(vload, RUN)(0, bias + min(row, N - RUN));
+#endif
             if (is_there && row < N) CAT(vstore, RUN)(acc[i][h] * weights[slot], 0, p + row);
         }
 #endif

@@ -1,0 +1,11 @@
+// The biases of experts, which a kernel built with BIAS has as its argument `bias`: float [experts of the layer][rows of one].
+#ifndef BIAS
+#define BIAS 0
+#endif
+#if BIAS
+#define BIAS_PARAM , __global const float* bias
+#define BIAS_ARG , bias
+#else
+#define BIAS_PARAM
+#define BIAS_ARG
+#endif
