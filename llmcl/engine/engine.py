@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any, Protocol, TypeGuard
+from typing import Any, Protocol, TypeGuard, TypeVar
 from weakref import finalize
 
 from llmcl.engine.generation import AnswerOptions, Generation, Piece, PieceWriter, token_budget
 from llmcl.engine.leases import RECHECK_S, Leases
 from llmcl.engine.requests import Mailbox, PieceStream, Request
 from llmcl.engine.scheduler import Job, Scheduler
+from llmcl.engine.speculation import NO_SPECULATION, Speculation
 from llmcl.engine.stats import GenerationStats, Recorder
 from llmcl.engine.step_loop import Batch, StepLoop, StepTotals
 from llmcl.engine.worker import Answering, End, Worker
@@ -27,6 +28,9 @@ from llmcl.tokenizer import Tokenizer
 MAX_SEQUENCES = 8
 STEP_TOKENS, STEP_TOKENS_AHEAD = 128, 512  # of a step: on a CPU, and on a device that runs ahead of the host
 PAGE_TOKENS = 64
+
+
+B = TypeVar("B", bound=Batch)
 
 
 class Served(Protocol):
@@ -66,7 +70,15 @@ class Engine:
     max_context: tokens of prompt and answer.
     """
 
-    def __init__(self, llm: Served, make_batch: Callable[[], Batch], max_step_tokens: int | None, *, wait: bool):
+    def __init__(
+        self,
+        llm: Served,
+        make_batch: Callable[[], B],
+        max_step_tokens: int | None,
+        *,
+        wait: bool,
+        speculation: Callable[[B], Speculation] = lambda batch: NO_SPECULATION,
+    ):
         self._llm = llm
         made: list[tuple[int, Worker]] = []  # not `self`: the lease is held to the end of the process, if need be
         name, vocab_size = llm.model_name, llm.model.config.vocab_size
@@ -78,8 +90,9 @@ class Engine:
                 rows = max(
                     batch.max_sequences + batch.cell_tokens, STEP_TOKENS_AHEAD if batch.runs_ahead else STEP_TOKENS
                 )
+            drafts = speculation(batch)
             scheduler = Scheduler(batch.cache, batch.max_sequences, rows, batch.cell_tokens)
-            worker = Worker(StepLoop(batch, scheduler), name, vocab_size)
+            worker = Worker(StepLoop(batch, scheduler, drafts), name, vocab_size)
             made.append((scheduler.max_context, worker))
             return _until_closed(worker)
 
@@ -188,7 +201,11 @@ class Engine:
             recorder.prefilled_tokens, recorder.begun_ns = len(prompt) - job.n_found, job.begun_ns
             # What steps move and launch is for all their rows together: no request's own.
             return recorder.finish(
-                load_ms=load_ms, compile_ms=1e3 * device.compile_s, peak_device_bytes=device.peak_bytes
+                load_ms=load_ms,
+                compile_ms=1e3 * device.compile_s,
+                decode_steps=max(0, recorder.n_tokens - 1 - job.verified.tokens),
+                verified=job.verified if job.verified.steps else None,
+                peak_device_bytes=device.peak_bytes,
             )
 
         answering = Answering(job, PieceWriter(llm.tokenizer, options, n_tokens, recorder, stats), give)

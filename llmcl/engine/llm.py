@@ -251,7 +251,8 @@ class LLM:
         disturb running answers less, more read prompts faster; None: a choice for the device. max_context: tokens of
         prompt and answer; None: the model's own. kv_page_tokens, kv_pages: as of `load`; the pages are for all texts
         together, None: enough for max_sequences of max_context tokens. batch_invariant: a request gets the same ids
-        alone as beside others, in whatever chunks its prompt is read and however often it is preempted; slower.
+        alone as beside others, in whatever chunks its prompt is read and however often it is preempted; slower. Without
+        it a model that was loaded with prompt_lookup or draft_model drafts for a text that is alone in its step.
         progress: called while kernels are compiled. wait: as in `stream`.
 
         Raises UsageError for sizes out of range, or where another thread generates; OutOfDeviceMemoryError.
@@ -272,6 +273,7 @@ class LLM:
             ),
             max_step_tokens,
             wait=wait,
+            speculation=lambda batch: NO_SPECULATION if batch_invariant else self.speculation.on(batch.model, progress),
         )
 
     def _engine_for(self, prompts: Sequence[Prompt], wait: bool, progress: Progress | None) -> Engine:

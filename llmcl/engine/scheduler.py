@@ -19,6 +19,7 @@ from llmcl.errors import UsageError
 from llmcl.grammar import Matcher
 from llmcl.models.paged_kv_cache import PagedKVCache
 from llmcl.models.sequence import SequenceState
+from llmcl.models.verification import StepCount
 from llmcl.ops.sample import SamplingParams
 
 
@@ -31,8 +32,9 @@ class Job:
     n_given: tokens that the caller has, of which those that `sampled` lacks are computed once more.
     n_found: tokens of the prompt that the cache held when it began. begun_ns: when that was, on the host's clock.
     n_enqueued: tokens whose sampling was enqueued, those that the host does not know yet included. sequence: its place
-    in the KV cache; None while it has none. text: what is read before the next token is sampled. done: it gets no more.
-    matcher: which tokens may come next; it has accepted `sampled`. None: all.
+    in the KV cache; None while it has none. text: what is read before the next token is sampled. verified: its steps
+    that verified a draft. done: it gets no more. matcher: which tokens may come next; it has accepted `sampled`. None:
+    all.
     """
 
     prompt: Sequence[int]
@@ -47,6 +49,7 @@ class Job:
     n_enqueued: int = 0
     sequence: SequenceState | None = None
     text: list[int] = field(default_factory=list)
+    verified: StepCount = field(default_factory=StepCount)
     rank: tuple[int, int] = (0, 0)
     done: bool = False
 

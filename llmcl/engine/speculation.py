@@ -43,8 +43,10 @@ class Speculation:
         """
         return []
 
-    def verify(self, sequence: SequenceState, draft: Sequence[int], matcher: Matcher | None = None) -> Sampled:
-        """As `Verification.verify`. The function returned raises DeviceError where no token can be chosen.
+    def verify(
+        self, sequence: SequenceState, draft: Sequence[int], matcher: Matcher | None = None, *, checked: bool = True
+    ) -> Sampled:
+        """As `Verification.verify`. checked: the function returned raises DeviceError where no token can be chosen.
 
         matcher: has accepted the token sampled last, and allows the draft; all tokens sampled are such that may come.
         """
@@ -53,6 +55,10 @@ class Speculation:
     def decoded(self, sampled: Sampled) -> Sampled:
         """Hears of a step without a draft; sampled: waits for its token."""
         return sampled
+
+    def on(self, model: Model, progress: Progress | None = None) -> Speculation:
+        """The same for another model with the same weights, a batch's, while this one has nothing to do."""
+        return self
 
 
 NO_SPECULATION = Speculation()
@@ -69,6 +75,7 @@ class Drafting(Speculation):
     ):
         self._drafter = drafter
         self._verification = Verification(model, progress)
+        self._given_length = length
         self._length = length or DraftLength(self._verification.max_draft, watches=drafter.is_free)
         self._watched: list[int] = []  # a draft that is not verified, and how much of it was right
         self._n_right = 0
@@ -81,6 +88,9 @@ class Drafting(Speculation):
     @property
     def looks_ahead(self) -> bool:  # type: ignore[override]
         return self._drafter.is_free or self._length.paused
+
+    def on(self, model: Model, progress: Progress | None = None) -> Drafting:
+        return Drafting(model, self._drafter, self._given_length, progress)
 
     def begin(self, prompt: Sequence[int], params: SamplingParams) -> None:
         self._drafter.begin(prompt, params)
@@ -116,7 +126,9 @@ class Drafting(Speculation):
             self._length.watched(len(self._watched), self._n_right)
             self._watched = []
 
-    def verify(self, sequence: SequenceState, draft: Sequence[int], matcher: Matcher | None = None) -> Sampled:
+    def verify(
+        self, sequence: SequenceState, draft: Sequence[int], matcher: Matcher | None = None, *, checked: bool = True
+    ) -> Sampled:
         verification, n_draft = self._verification, len(draft)
         masks = None if matcher is None else lambda: matcher.masks_along(draft)
         wait = self._timed(
@@ -126,7 +138,7 @@ class Drafting(Speculation):
 
         def sampled() -> list[int]:
             tokens = wait()
-            if not all(0 <= token < verification.model.config.vocab_size for token in tokens):
+            if checked and not all(0 <= token < verification.model.config.vocab_size for token in tokens):
                 logits = verification.logits(len(tokens) - 1)
                 raise DeviceError(why_no_token(verification.model, sequence, logits))
             return tokens

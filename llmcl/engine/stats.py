@@ -60,7 +60,8 @@ class GenerationStats:
 
     The `_per_token` values count decode steps only, not the prefill. compile_ms: on the device since it was opened, for
     kernels that were not in the cache. cached_tokens: of the prompt, which the KV cache held. Of speculative decoding
-    alone: rows_per_step, which the model computed, and tokens_per_step, which came of them.
+    alone: rows_per_step, which the model computed, tokens_per_step, which came of them, drafted_tokens and, of these,
+    accepted_tokens.
     """
 
     prompt_tokens: int
@@ -78,6 +79,8 @@ class GenerationStats:
     kernel_launches_per_token: float | None
     rows_per_step: float | None
     tokens_per_step: float | None
+    drafted_tokens: int | None
+    accepted_tokens: int | None
     peak_device_bytes: int | None
     queue_ms: float | None
 
@@ -118,7 +121,8 @@ class GenerationStats:
     def _drafts(self) -> str | None:
         if self.rows_per_step is None or self.tokens_per_step is None:
             return None
-        return f"{self.tokens_per_step:.2f} tokens a step of {self.rows_per_step:.2f} rows"
+        accepted = f", {self.accepted_tokens} of {self.drafted_tokens} accepted"
+        return f"{self.tokens_per_step:.2f} tokens a step of {self.rows_per_step:.2f} rows{accepted}"
 
 
 def report_so_far(tbt_ms: Sequence[float], n_tokens: int, width: int | None = None) -> str:
@@ -176,8 +180,8 @@ class Recorder:
         self.begun_ns: int | None = None  # when an engine began with the request
 
     @property
-    def has_tokens(self) -> bool:
-        return bool(self._token_ns)
+    def n_tokens(self) -> int:
+        return len(self._token_ns)
 
     def token(self) -> float | None:
         """Marks a token id that reached the host. Returns its TBT in milliseconds, None for the first one."""
@@ -193,13 +197,13 @@ class Recorder:
         compile_ms: float | None = None,
         decode_steps: int = 0,
         verified: StepCount | None = None,
-        device_to_host_bytes: int = 0,
-        host_to_device_bytes: int = 0,
-        kernel_launches: int = 0,
+        device_to_host_bytes: int | None = None,
+        host_to_device_bytes: int | None = None,
+        kernel_launches: int | None = None,
         peak_device_bytes: int | None = None,
     ) -> GenerationStats:
         """The statistics so far. Bytes and launches are totals over the steps after the prefill: `decode_steps` of one
-        token and, with speculative decoding, those that verified drafts.
+        token and, with speculative decoding, those that verified drafts. None: not known.
         """
         times = self._token_ns
         tokens = decode_steps + (verified.tokens if verified else 0)
@@ -224,10 +228,12 @@ class Recorder:
             kernel_launches_per_token=_ratio(kernel_launches, tokens),
             rows_per_step=_ratio(decode_steps + verified.rows, steps) if verified else None,
             tokens_per_step=_ratio(tokens, steps) if verified else None,
+            drafted_tokens=verified.rows - verified.steps if verified else None,
+            accepted_tokens=verified.tokens - verified.steps if verified else None,
             peak_device_bytes=peak_device_bytes,
             queue_ms=None if self.begun_ns is None else (self.begun_ns - self._start_ns) / 1e6,
         )
 
 
-def _ratio(amount: float, divisor: float | None) -> float | None:
-    return amount / divisor if divisor else None
+def _ratio(amount: float | None, divisor: float | None) -> float | None:
+    return amount / divisor if divisor and amount is not None else None

@@ -9,7 +9,9 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from llmcl.engine.alone import AloneStep, AloneSteps
 from llmcl.engine.scheduler import Job, Plan, Scheduler
+from llmcl.engine.speculation import NO_SPECULATION, Speculation
 from llmcl.errors import LlmclError
 from llmcl.models.paged_kv_cache import PagedKVCache
 from llmcl.models.sequence import SequenceState
@@ -62,6 +64,12 @@ class Batch(Protocol):
     def allow(self, sequence: SequenceState, tokens: np.ndarray | None) -> None:
         """The next tokens of a sequence are of these, a mask as of `LogitBias.allow`; None: all may come."""
 
+    def verify(
+        self, sequence: SequenceState, enqueue: Callable[[SequenceState], Callable[[], list[int]]]
+    ) -> Callable[[], list[int]]:
+        """A step that `enqueue` enqueues, of several rows of a sequence that is alone; waits for the tokens sampled."""
+        ...
+
     def logprobs(self, sequences: Sequence[SequenceState]) -> Callable[[], list[LogProb | None]]:
         """Right after the call that sampled for these: log-probabilities of the tokens. The function returned waits."""
         ...
@@ -80,11 +88,12 @@ class Sampled(NamedTuple):
 
 @dataclass(frozen=True)
 class Reading:
-    """What a step samples for these jobs; both functions wait."""
+    """What a step samples for these jobs; both functions wait. alone: the step of one job, which may have several."""
 
     jobs: list[Job]
     tokens: Callable[[], list[int]]
     logprobs: Callable[[], Sequence[LogProb | None]]
+    alone: AloneStep | None = None
 
 
 @dataclass(frozen=True)
@@ -113,9 +122,10 @@ class StepLoop:
     while the device computes the step itself, which needs neither.
     """
 
-    def __init__(self, batch: Batch, scheduler: Scheduler):
+    def __init__(self, batch: Batch, scheduler: Scheduler, speculation: Speculation = NO_SPECULATION):
         self._batch = batch
         self._scheduler = scheduler
+        self._alone = AloneSteps(batch, speculation)
         self._readings: list[Reading] = []  # of the step under way
         self.totals = StepTotals()
         self._known: list[Sampled] = []
@@ -138,17 +148,28 @@ class StepLoop:
     def step(self) -> list[Sampled]:
         """Enqueues a step; returns the tokens known now, of jobs that go on. The caller ends those that do not.
 
-        A job's tokens come in order.
+        A job's tokens come in order, several at once where a draft was verified. Then the next step is enqueued in the
+        call that follows.
         """
         start = time.perf_counter()
+        if self._readings and self._alone.must_be_read:
+            self._read_all()
+            return self._known_since(Plan([]), start)
+        self._alone.give_back()
         plan = self._scheduler.plan()
         enqueued = self._enqueue(plan)
+        for job in plan.decode:
+            _append_inputs(job)  # of which the ids are known where no step was under way
         if self._batch.runs_ahead:
             self._read_all()
             self._readings = enqueued
         else:
             self._readings = enqueued
             self._read_all()
+        return self._known_since(plan, start)
+
+    def _known_since(self, plan: Plan, start: float) -> list[Sampled]:
+        """Counts a step, and gives the tokens that became known."""
         known, self._known = self._known, []
         so_far, seconds = self.totals, time.perf_counter() - start
         self.totals = StepTotals(
@@ -168,7 +189,10 @@ class StepLoop:
         batch, readings = self._batch, []
         for sequence in plan.ended:
             batch.end(sequence)
-        if plan.decode:
+        alone = self._alone.enqueue(plan)
+        if alone is not None:
+            readings.append(Reading([*plan.decode], alone.tokens, lambda: [None], alone))
+        elif plan.decode:
             wait = batch.decode([_sequence(job) for job in plan.decode], self._masking(plan.decode))
             readings.append(self._reading(plan.decode, wait))
         for job in plan.started:
@@ -209,10 +233,16 @@ class StepLoop:
         """Takes the ids of the step under way, as soon as they are there."""
         readings, self._readings = self._readings, []
         for reading in readings:
-            for job, token, logprob in zip(reading.jobs, reading.tokens(), reading.logprobs(), strict=True):
+            jobs, tokens, logprobs = reading.jobs, reading.tokens(), reading.logprobs()
+            if reading.alone is not None:
+                if not jobs[0].done:
+                    self._alone.read(jobs[0], reading.alone, tokens)
+                jobs, logprobs = jobs * len(tokens), [None] * len(tokens)
+            for job, token, logprob in zip(jobs, tokens, logprobs, strict=True):
                 if job.done or job in self._failed:
                     continue
                 job.sampled.append(token)
+                self._alone.push(job, token)
                 _append_inputs(job)
                 if len(job.sampled) > job.n_given:  # else the caller has it
                     self._known.append(Sampled(job, token, logprob))

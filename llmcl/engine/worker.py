@@ -126,7 +126,9 @@ class Worker:
         self._loop.submit(answering.job)
 
     def _hand_out(self, sampled: Sampled) -> None:
-        answering = self._answering[sampled.job]
+        answering = self._answering.get(sampled.job)
+        if answering is None:  # it ended with an earlier token of the same step
+            return
         if not 0 <= sampled.token < self._vocab_size:
             self._end(
                 answering,

@@ -273,15 +273,32 @@ class Batch:
     def _decode_alone(self, sequence: SequenceState, before_sampling: BeforeSampling | None) -> Callable[[], list[int]]:
         """With the kernels for one token, which are the fastest for it, and the model's own step state."""
         model = self.model
-        if self._alone is not sequence:
-            last = self._last[sequence]()
-            model.start_sampling(sequence, [last])
-            model.sampler.bias.allow(self._allowed.get(sequence))
-            model.step.write_tokens([last], sequence.position)
-            self._alone = sequence
-            self._ready.discard(sequence)
+        self._leave_others(sequence)
         model.decode(sequence)
         self._hand_over(before_sampling)
         wait = cache(model.sample(sequence))
         self._last[sequence] = wait
         return lambda: [wait()]
+
+    def verify(
+        self, sequence: SequenceState, enqueue: Callable[[SequenceState], Callable[[], list[int]]]
+    ) -> Callable[[], list[int]]:
+        """A step that `enqueue` enqueues, of several rows of a sequence that is alone (models/verification.py).
+
+        The function returned waits for the tokens that were sampled, the last of which is the next input.
+        """
+        self._leave_others(sequence)
+        wait = cache(enqueue(sequence))
+        self._last[sequence] = lambda: wait()[-1]
+        return wait
+
+    def _leave_others(self, sequence: SequenceState) -> None:
+        """Brings the model's own step state up to date with a sequence that is alone from now on."""
+        if self._alone is sequence:
+            return
+        last, model = self._last[sequence](), self.model
+        model.start_sampling(sequence, [last])
+        model.sampler.bias.allow(self._allowed.get(sequence))
+        model.step.write_tokens([last], sequence.position)
+        self._alone = sequence
+        self._ready.discard(sequence)

@@ -101,7 +101,7 @@ class ServerChat:
                         yield Piece(text, _NO_TOKEN, recorder.token())
         if reason is None:
             raise ServerError(f"{self.url} ended the answer before its end; ask again")
-        tbt_ms = None if recorder.has_tokens else recorder.token()  # an answer without any text
+        tbt_ms = None if recorder.n_tokens else recorder.token()  # an answer without any text
         recorder.prompt_tokens = usage.get("prompt_tokens", 0)
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
         recorder.prefilled_tokens = recorder.prompt_tokens - cached

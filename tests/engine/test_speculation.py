@@ -284,6 +284,54 @@ def test_a_row_that_has_no_token_ends_the_answer_with_the_cause(shape: str, defa
             list(stream)
 
 
+@pytest.mark.parametrize("sampling", ["greedy", "sampled with a penalty"])
+@pytest.mark.parametrize("drafter", ["lookup", "model", "wrong"])
+def test_an_engine_drafts_for_a_text_that_is_alone(drafter: str, sampling: str, llm: LLM, draft_llm: LLM) -> None:
+    """And the ids stay the same when others come and go, and where the pool has no page for a draft."""
+    options: dict[str, Any] = {"ignore_eos": True, **SAMPLINGS[sampling]}
+    asked = [(prompt(), 130), (prompt(40, 1), 25), (prompt(70, 2), 25)]
+    plain = [answer(llm, None, ids, n=n, **SAMPLINGS[sampling]).token_ids for ids, n in asked]
+    drafters = {"lookup": PromptLookup(), "model": DraftModel(draft_llm.model, VOCAB), "wrong": Repeated([5] * 15)}
+    llm.speculation = Drafting(llm.model, drafters[drafter], Always(15 if drafter == "wrong" else 6))
+    for n_pages in (3, 20):
+        with llm.engine(max_sequences=3, max_step_tokens=40, kv_pages=n_pages) as engine:
+            alone = engine.submit(asked[0][0], max_tokens=130, **options).result()
+            assert alone.token_ids == plain[0]
+            assert alone.stats.drafted_tokens > alone.stats.accepted_tokens >= 0
+            assert alone.stats.device_to_host_bytes_per_token is None  # what steps move is no request's own
+            first = engine.submit(asked[0][0], max_tokens=130, **options)
+            found = [next(first).token_id for _ in range(20)]
+            others = [engine.submit(ids, max_tokens=n, **options) for ids, n in asked[1:]]
+            assert [other.result().token_ids for other in others] == plain[1:]
+            gone = engine.submit(asked[2][0], max_tokens=100, **options)
+            next(gone)
+            gone.cancel()
+            assert found + [piece.token_id for piece in first] == plain[0]
+            left = engine.submit(asked[0][0], max_tokens=130, **options)
+            assert [next(left).token_id for _ in range(45)] == plain[0][:45]
+            left.cancel()
+            assert engine.submit(asked[1][0], max_tokens=25, **options).result().token_ids == plain[1]
+            assert engine.submit(asked[0][0], max_tokens=4, logprobs=1, **options).result().token_ids == plain[0][:4]
+
+
+def test_an_engine_without_company_shows_what_drafts_bring(llm: LLM, shape: str) -> None:
+    twin = llmcl.load_random(shape, device=llm.device, dtype="float32", max_context=CONTEXT)
+    llm.speculation = Drafting(llm.model, DraftModel(twin.model, VOCAB), Always(4))
+    with llm.engine(max_sequences=2) as engine:
+        stats = engine.submit(prompt(), max_tokens=101, ignore_eos=True).result().stats
+    # A device that runs ahead has the first step before the first token is read, so that step has no draft.
+    n_plain = int(llm.device.runs_ahead)
+    assert stats.accepted_tokens == stats.drafted_tokens == 80 - n_plain
+    assert stats.rows_per_step == stats.tokens_per_step == 100 / (20 + n_plain)
+
+
+def test_a_batch_invariant_engine_does_not_draft(llm: LLM) -> None:
+    llm.speculation = Drafting(llm.model, PromptLookup(), Always(7))
+    with llm.engine(max_sequences=2, batch_invariant=True) as engine:
+        stats = engine.submit(prompt(), max_tokens=30, ignore_eos=True).result().stats
+    assert stats.drafted_tokens is None
+
+
 def test_both_ways_to_draft_are_refused() -> None:
     with pytest.raises(UsageError, match=r"--prompt-lookup.*--draft-model.*'other'.*give one of the two"):
         llmcl.load("smollm2", prompt_lookup=True, draft_model="other")

@@ -84,6 +84,8 @@ def test_recorder_computes_what_the_definitions_say(clock: list[int]) -> None:
         "kernel_launches_per_token": 150.0,
         "rows_per_step": None,
         "tokens_per_step": None,
+        "drafted_tokens": None,
+        "accepted_tokens": None,
         "peak_device_bytes": 3 * 2**20,
         "queue_ms": None,
     }
@@ -99,7 +101,7 @@ def test_with_drafts_bytes_are_those_of_a_token_and_not_of_a_step(clock: list[in
     assert stats.device_to_host_bytes_per_token == 1.0 and stats.kernel_launches_per_token == 600 / 16
     assert stats.rows_per_step == 24 / 8 and stats.tokens_per_step == 16 / 8
     report = stats.report()
-    assert "drafts    2.00 tokens a step of 3.00 rows" in report and "stalls" not in report
+    assert "drafts    2.00 tokens a step of 3.00 rows, 8 of 16 accepted" in report and "stalls" not in report
 
 
 def test_recorder_counts_from_a_start_that_was_taken_earlier(clock: list[int]) -> None:
