@@ -1,6 +1,8 @@
 """One engine in a process of its own, driven by lines of JSON: what `compare_llama_cpp.py` starts, one for each.
 
-    python compare_child.py llama.cpp|llmcl      needs llama_cpp and NumPy, or llmcl; nothing of the other engine
+    python compare_child.py llama.cpp|llmcl|openvino      needs llama_cpp, llmcl or openvino_genai, and NumPy
+
+It needs nothing of the other engines.
 
 A request {"op": name, ...} on standard input is answered by one line of JSON on standard output.
 """
@@ -87,6 +89,32 @@ class LlamaCpp:
         finally:
             api.llama_batch_free(batch)
 
+    def sequences(self, pp: int, tg: int, pl: int) -> float:
+        """Seconds of tg steps of pl sequences after prompts of pp tokens, as llama-batched-bench has them."""
+        api, ids = self.api, random_tokens(self.vocab_size, pl * pp)
+        self.truncate(0)
+        batch = api.llama_batch_init(2048, 0, 1)
+
+        def fill(rows: list[tuple[int, int, int, bool]]) -> None:
+            batch.n_tokens = len(rows)
+            for i, (token, position, sequence, wanted) in enumerate(rows):
+                batch.token[i], batch.pos[i], batch.n_seq_id[i] = token, position, 1
+                batch.seq_id[i][0], batch.logits[i] = sequence, wanted
+            self._decode(batch)
+
+        try:
+            rows = [(ids[s * pp + i], i, s, i == pp - 1) for s in range(pl) for i in range(pp)]
+            for start in range(0, len(rows), 2048):
+                fill(rows[start : start + 2048])
+            api.llama_synchronize(self.context)
+            begin = time.perf_counter()
+            for step in range(tg):
+                fill([(ids[s], pp + step, s, True) for s in range(pl)])
+                api.llama_synchronize(self.context)
+            return time.perf_counter() - begin
+        finally:
+            api.llama_batch_free(batch)
+
     def _decode(self, batch: Any) -> None:
         if status := self.api.llama_decode(self.context, batch):
             raise RuntimeError(f"llama_decode failed with status {status}")
@@ -134,6 +162,19 @@ class Llmcl:
         for buffer, n in self.model.logit_chunks(self.llm.sequence, ids, skip=skip):
             yield self.llm.device.read(buffer, np.float32, (n, self.vocab_size))
 
+    def prepare(self, pl: int, context: int) -> None:
+        """Room for pl sequences of `context` tokens."""
+        from llmcl.models.batch import make_batch
+        from llmcl.tools.throughput import PAGE_TOKENS
+
+        self.batch = make_batch(self.model, pl, context, PAGE_TOKENS)
+
+    def sequences(self, pp: int, tg: int, pl: int) -> float:
+        """Seconds of tg steps of pl sequences after prompts of pp tokens, each token chosen; `prepare` comes first."""
+        from llmcl.tools.throughput import run_once
+
+        return run_once(self.llm, self.batch, pp, tg, pl)[1]
+
     def facts(self) -> dict[str, Any]:
         """What only llmcl can say: the device, its read bandwidth in bytes/s, the bytes that a decode step reads."""
         from llmcl.runtime.roofline import read_bandwidth
@@ -152,6 +193,51 @@ class Llmcl:
         with open(path, encoding="utf-8") as file:
             ids = self.llm.encode(file.read(), raw=True)
         return cut(ids, window, leading_bos(self.llm), limit)
+
+
+class OpenVino:
+    """OpenVINO GenAI's ContinuousBatchingPipeline, which reads GGUF files itself."""
+
+    def about(self) -> dict[str, Any]:
+        import openvino_genai
+
+        return {"version": f"openvino-genai {openvino_genai.__version__}"}
+
+    def load(self, path: str, context: int, threads: int, options: dict[str, Any]) -> None:
+        """context: tokens of all sequences together."""
+        import openvino
+        import openvino_genai
+
+        self.api, self.tensor = openvino_genai, openvino.Tensor
+        scheduler = openvino_genai.SchedulerConfig()
+        scheduler.num_kv_blocks = context // 16
+        scheduler.enable_prefix_caching = False
+        properties = {"INFERENCE_NUM_THREADS": threads, "ENABLE_MMAP": True, **options}
+        self.pipeline = openvino_genai.ContinuousBatchingPipeline(path, scheduler, "CPU", properties)
+        self.vocab_size = len(self.pipeline.get_tokenizer().get_vocab())
+
+    def truncate(self, position: int) -> None:
+        pass
+
+    def append(self, ids: list[int]) -> None:
+        self._steps(1, 1)
+
+    def sequences(self, pp: int, tg: int, pl: int) -> float:
+        """Seconds from the step on that gives the last sequence its first token, for tg tokens more of each."""
+        return self._steps(pp, tg + 1, pl)
+
+    def _steps(self, pp: int, n_tokens: int, pl: int = 1) -> float:
+        config = self.api.GenerationConfig()
+        config.max_new_tokens, config.ignore_eos, config.do_sample = n_tokens, True, False
+        ids = np.array(random_tokens(self.vocab_size, pl * pp), np.int64).reshape(pl, 1, pp)
+        handles = [self.pipeline.add_request(i, self.tensor(ids[i]), config) for i in range(pl)]
+        begun, begin = [False] * pl, time.perf_counter()
+        while self.pipeline.has_non_finished_requests():
+            self.pipeline.step()
+            if not all(begun):
+                begun = [known or handle.can_read() for known, handle in zip(begun, handles, strict=True)]
+                begin = time.perf_counter()
+        return time.perf_counter() - begin
 
 
 class Server:
@@ -189,6 +275,11 @@ class Server:
             self.engine.append([token])
         self.filled = depth
         return {"seconds": time.perf_counter() - start}
+
+    def sequences(self, pp: int, tg: int, pl: int) -> dict[str, Any]:
+        """Seconds of tg steps of pl sequences after prompts of pp tokens."""
+        self.filled = -1
+        return {"seconds": self.engine.sequences(pp, tg, pl)}
 
     def score(self, windows: list[list[int]]) -> dict[str, Any]:
         """Negative log-likelihoods, summed, of the tokens that `llmcl perplexity` scores, and the likeliest tokens."""
@@ -239,4 +330,10 @@ def main(servers: dict[str, Callable[[], Any]]) -> None:
 
 
 if __name__ == "__main__":
-    main({"llama.cpp": lambda: Server(LlamaCpp()), "llmcl": lambda: Server(Llmcl())})
+    main(
+        {
+            "llama.cpp": lambda: Server(LlamaCpp()),
+            "llmcl": lambda: Server(Llmcl()),
+            "openvino": lambda: Server(OpenVino()),
+        }
+    )

@@ -52,7 +52,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=self._said,
             text=True,
-            env={**os.environ, "PYTHONPATH": ""} if engine == "llama.cpp" else environment(),
+            env=environment() if engine == "llmcl" else {**os.environ, "PYTHONPATH": ""},
         )
         os.sched_setaffinity(self._process.pid, processors)
 
@@ -130,10 +130,12 @@ class Engines:
     processors: set[int]
     device: str | None
     options: dict[str, Any]
+    openvino_python: str | None = None
 
     @contextmanager
     def child(self, engine: str) -> Iterator[Child]:
-        child = Child(engine, self.llama_python if engine == "llama.cpp" else sys.executable, self.processors)
+        pythons = {"llama.cpp": self.llama_python, "openvino": self.openvino_python}
+        child = Child(engine, pythons.get(engine) or sys.executable, self.processors)
         try:
             yield child
         finally:

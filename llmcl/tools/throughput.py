@@ -80,8 +80,8 @@ def run(llm: LLM, plan: Plan, note: Callable[[str], None] = lambda text: None) -
         for tg in plan.n_gen:
             for pl in plan.n_parallel:
                 note(f"{pl} sequences of {pp} + {tg} tokens")
-                _run_once(llm, batch, pp, min(tg, 4), pl)  # a warm-up
-                runs = [_run_once(llm, batch, pp, tg, pl) for _ in range(plan.repetitions)]
+                run_once(llm, batch, pp, min(tg, 4), pl)  # a warm-up
+                runs = [run_once(llm, batch, pp, tg, pl) for _ in range(plan.repetitions)]
                 t_pp, t_tg = (median(times) for times in zip(*runs, strict=True))
                 nbytes = decode_bytes(llm.weight_bytes_per_token, pl * llm.kv_bytes_per_position, pp, tg)
                 rows.append(
@@ -107,7 +107,7 @@ def run(llm: LLM, plan: Plan, note: Callable[[str], None] = lambda text: None) -
     return rows
 
 
-def _run_once(llm: LLM, batch: Batch, pp: int, tg: int, pl: int) -> tuple[float, float]:
+def run_once(llm: LLM, batch: Batch, pp: int, tg: int, pl: int) -> tuple[float, float]:
     """Seconds of the prompts, and of the decode steps."""
     prompts = np.random.default_rng(0).integers(0, llm.config.vocab_size, (pl, pp)).tolist()
     sequences = []
