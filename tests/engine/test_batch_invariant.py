@@ -74,6 +74,7 @@ def answers(engine: Engine, asked: list[dict[str, Any]], *, together: bool) -> l
     return [bits(list(answer)) for answer in [engine.submit(**request) for request in asked]]
 
 
+@pytest.mark.matrix
 def test_an_answer_has_the_same_bits_whoever_else_runs(llm: LLM) -> None:
     asked = requests()
     with llm.engine(max_sequences=8, batch_invariant=True) as engine:
