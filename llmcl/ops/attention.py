@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 
 from llmcl.errors import UsageError
@@ -20,6 +21,7 @@ from llmcl.kernels.common.attention import (
 from llmcl.kernels.common.cost import once, per_token
 from llmcl.kernels.common.linear import ActivationLayout, ActivationOperand, PackedActivations
 from llmcl.kernels.common.mods import NO_MODS, Mods
+from llmcl.kernels.common.ragged_step import FIRST_CHUNK_ROW, Cut, RaggedStep
 from llmcl.kernels.common.sizes import columns_a_work_item, local_size
 from llmcl.kernels.common.step_state import StepState, for_rows
 from llmcl.kernels.implementation import pick
@@ -61,6 +63,7 @@ def attention_decode(
     block_n: int | None = None,
     mods: Mods = NO_MODS,
     sinks: Buffer | None = None,
+    n_rows: Callable[[], int] | None = None,
 ) -> list[Launch]:
     """Rotates and appends the step's one token and attends to the cache, itself included; with several sequences, the
     token of each. All but the cache have then a row for each token.
@@ -69,7 +72,8 @@ def attention_decode(
     part_ml float32 [n_q_heads, n_splits, 2], part_acc float32 [n_q_heads, n_splits, head_dim]. out may be
     PackedActivations [n, n_q_heads * head_dim] where `decode_supports_output` says so.
     block_n: keys a step; None: as tuned, or chosen for the device. sinks: float32 [n_q_heads], a logit of each head
-    that counts in the sum of the softmax alone.
+    that counts in the sum of the softmax alone. n_rows: with several sequences, for how many rows of a step, its first
+    ones, this is; None: for all.
     """
     chosen = table.pick(AttentionDecode, device, shape.kv_dtype, shape.head_dim, variant)
     if block_n is None:
@@ -102,16 +106,25 @@ def attention_decode(
             "attention_decode",
             constants,
             [qkv, rope, step.state, k_cache, v_cache, part_ml, *results, *_given(sinks), *mods.buffers],
-            groups=for_rows(step, shape.n_kv_heads, n_splits),
+            groups=for_rows(step, shape.n_kv_heads, n_splits, n_rows=n_rows),
             local=(width, 1, 1) if step.n_sequences else (width, 1),
             prelude=mods.prelude,
             cost=shape.cost(),
         )
     ]
     if n_splits > 1 and not chosen.merges:
-        one_split = chosen.one_split_keys
-        states = part_ml, part_acc, to, step
-        launches += attention_merge(device, shape, *states, n_splits=n_splits, one_split_keys=one_split, sinks=sinks)
+        launches += attention_merge(
+            device,
+            shape,
+            part_ml,
+            part_acc,
+            to,
+            step,
+            n_splits=n_splits,
+            one_split_keys=chosen.one_split_keys,
+            sinks=sinks,
+            n_rows=n_rows,
+        )
     return launches
 
 
@@ -131,8 +144,9 @@ def attention_merge(
     n_splits: int,
     one_split_keys: int = 0,
     sinks: Buffer | None = None,
+    n_rows: Callable[[], int] | None = None,
 ) -> list[Launch]:
-    """Merges the partial online-softmax states of decode; shapes as in attention_decode.
+    """Merges the partial online-softmax states of decode; shapes and n_rows as in attention_decode.
 
     one_split_keys: up to so many keys it leaves `out` as it is, and its launch may be left out.
     """
@@ -153,7 +167,7 @@ def attention_merge(
             "attention_merge",
             constants,
             [part_ml, part_acc, out, step.state, *_given(sinks)],
-            groups=for_rows(step, shape.n_q_heads),
+            groups=for_rows(step, shape.n_q_heads, n_rows=n_rows),
             local=(size, 1) if step.n_sequences else (size,),
             cost=once(4 * shape.n_q_heads * (n_splits * (2 + shape.head_dim) + shape.head_dim)),
         ).needed_from(one_split_keys)
@@ -171,17 +185,34 @@ def rope_append(
     *,
     variant: str | None = None,
 ) -> list[Launch]:
-    """Rotates the queries of qkv float32 [n, n_q_heads + 2 n_kv_heads, head_dim] in place and fills the cache."""
+    """Rotates the queries of qkv float32 [n, n_q_heads + 2 n_kv_heads, head_dim] in place and fills the cache: of the
+    chunks of a RaggedStep, or of all rows of a step.
+    """
     chosen = table.pick(RopeAppend, device, shape.kv_dtype, shape.head_dim, variant)
-    own, groups, local = chosen.size(device, shape)
+    own, groups_each, width = chosen.size(device, shape)
+    constants: dict[str, object] = {**shape.constants(step), **own}
+    tile, tiles = chosen.tile_rows, None
+    if isinstance(step, RaggedStep) and tile > 1:
+        tiles = step.pieces(Cut(tile, aligned=True))
+        constants |= tiles.constants
+    elif tile == 1:
+        constants["FIRST_ROW"] = f"state[{FIRST_CHUNK_ROW}]" if isinstance(step, RaggedStep) else 0
+
+    def groups(n: int) -> tuple[int, int]:
+        if tiles is not None:
+            return tiles.n, groups_each
+        if isinstance(step, RaggedStep):
+            return step.n_chunk_rows, groups_each
+        return (n + 2 * tile - 2) // tile, groups_each
+
     return [
         device.launch(
             chosen.file,
             "rope_append",
-            {**shape.constants(step), **own},
+            constants,
             [qkv, rope, step.state, k_cache, v_cache],
             groups=groups,
-            local=local,
+            local=(width, 1),
             cost=per_token(
                 8 * shape.n_q_heads * shape.head_dim + 2 * shape.n_kv_heads * (4 * shape.head_dim + shape.row_bytes)
             ),
@@ -277,13 +308,15 @@ def attention_prefill(
     mods: Mods = NO_MODS,
     sinks: Buffer | None = None,
 ) -> list[Launch]:
-    """Causal attention of every token of the step to the cache, which `rope_append` has filled.
+    """Causal attention of every token of the step, or of the chunks of a RaggedStep, each to its own sequence in the
+    cache, which `rope_append` has filled.
 
     qkv float32 [n, n_q_heads + 2 n_kv_heads, head_dim]; out float32 [n, n_q_heads, head_dim], or PackedActivations
     [n, n_q_heads * head_dim] where `attention_supports_output` says so. request: tile sizes; None: chosen for the
     device. mods: further rules for scores and visible keys. sinks: see `attention_decode`.
     """
     cost = shape.cost()
+    pieces = None
     usual = prefill_implementation(device, shape, variant)
     met, keys, values, cache_constants, launches = usual.prepare(device, shape, step, k_cache, v_cache)
     tiles = prefill_tiles(device, shape.head_dim, met.kv_dtype, variant=variant, request=request)
@@ -298,6 +331,14 @@ def attention_prefill(
         **tiles.implementation.out_constants(out),
         **_sinks(sinks),
     }
+    if isinstance(step, RaggedStep):
+        pieces = step.pieces(Cut(tiles.block_m))
+        constants |= pieces.constants
+
+    def groups(n: int) -> tuple[int, ...]:
+        rows = n if pieces is None else pieces.n * tiles.block_m
+        return tiles.implementation.groups(device, tiles, shape.n_q_heads, rows)
+
     result = out if isinstance(out, Buffer) else out.buffer
     unused = result  # the kernel's arguments for lse and ranges
     return [
@@ -307,7 +348,7 @@ def attention_prefill(
             "attention_prefill",
             constants,
             [qkv, step.state, keys, values, result, unused, unused, *_given(sinks), *mods.buffers],
-            groups=lambda n: tiles.implementation.groups(device, tiles, shape.n_q_heads, n),
+            groups=groups,
             local=tiles.local,
             prelude=mods.prelude,
             cost=cost,

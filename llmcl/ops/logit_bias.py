@@ -10,6 +10,7 @@ from llmcl.kernels.common.cost import once
 from llmcl.kernels.common.sizes import widest_group
 from llmcl.kernels.common.step_state import StepState, for_rows
 from llmcl.runtime.device import Buffer, Device
+from llmcl.runtime.staging import send
 
 MAX_BIASES = 1024
 
@@ -61,12 +62,12 @@ class LogitBias:
         pairs[:, 0] = list(bias)
         pairs[:, 1] = np.array(list(bias.values()), np.float32).view(np.int32)
         if bias:
-            self._device.write(self.biases, pairs, 8 * sequence * MAX_BIASES)
+            send(self._device, self.biases, pairs, 8 * sequence * MAX_BIASES)
             self._biased.add(sequence)
         else:
             self._biased.discard(sequence)
         self._masked.discard(sequence)
-        self._device.write(self.rules, np.array([len(bias), 0], np.int32), 8 * sequence)
+        send(self._device, self.rules, np.array([len(bias), 0], np.int32), 8 * sequence)
 
     def allow(self, tokens: np.ndarray | None, sequence: int = 0) -> None:
         """tokens: bits uint32 [ceil(vocab / 32)] of the tokens that may come next, token 0 the lowest bit of the first

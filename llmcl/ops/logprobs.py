@@ -12,6 +12,7 @@ from llmcl.kernels.common.sizes import widest_group
 from llmcl.kernels.common.step_state import StepState, for_rows
 from llmcl.ops.logit_bias import MAX_BIASES, LogitBias
 from llmcl.runtime.device import Buffer, Device, Launch
+from llmcl.runtime.staging import send
 
 MAX_TOP = 20
 LINES = 64  # results of so many steps are kept: the host reads those of one while the device computes others
@@ -77,7 +78,7 @@ class LogProbs:
         """wanted: alternatives beside the chosen token, 0 to MAX_TOP; None: no log-probabilities."""
         if wanted == self._wanted.get(sequence):
             return
-        self._device.write(self._wanted_on_device, np.array([-1 if wanted is None else wanted], np.int32), 4 * sequence)
+        send(self._device, self._wanted_on_device, np.array([-1 if wanted is None else wanted], np.int32), 4 * sequence)
         if wanted is None:
             self._wanted.pop(sequence, None)
         else:

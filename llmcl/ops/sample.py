@@ -16,6 +16,7 @@ from llmcl.kernels.common.step_state import StepState, for_rows
 from llmcl.ops.logit_bias import MAX_BIASES, LogitBias
 from llmcl.ops.logprobs import MAX_TOP, LogProbs
 from llmcl.runtime.device import Buffer, Device, Launch
+from llmcl.runtime.staging import send
 
 REPEAT_WINDOW = 64
 RANGE = 1e-30, 1e30  # of a temperature; a logit of 100 with the largest penalty over the smallest temperature is finite
@@ -234,7 +235,7 @@ class Sampler:
             ("FREQUENCY", penalties.view(np.int32)[1]),
         ):
             slots[CONSTANTS["SAMPLING_" + name]] = value
-        self._device.write(self._params, slots, 4 * sequence * N_SLOTS)
+        send(self._device, self._params, slots, 4 * sequence * N_SLOTS)
         self.bias.configure(params.logit_bias, sequence)
         self.logprobs.configure(params.logprobs, sequence)
         self._truncates[sequence] = params.truncates

@@ -33,6 +33,7 @@ from llmcl.reference.online_softmax import (
     attention_partial,
     softmax_state,
 )
+from llmcl.reference.ragged import attention_of_runs, gather_rows
 from llmcl.reference.recurrent import causal_conv, delta_inputs, delta_rule, gated_norm, short_conv, sigmoid_gate
 from llmcl.reference.sampling import (
     biased,
@@ -64,6 +65,7 @@ __all__ = [
     "attention",
     "attention_decode",
     "attention_merge",
+    "attention_of_runs",
     "attention_partial",
     "biased",
     "biased_gate",
@@ -81,6 +83,7 @@ __all__ = [
     "forward",
     "from_tiles",
     "gated_norm",
+    "gather_rows",
     "geglu",
     "group_by_expert",
     "gumbel",

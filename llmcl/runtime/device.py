@@ -219,9 +219,12 @@ class Launch:
         """Sets an argument again, to the user's memory (cl.Buffer, or of a pool). It must live until the enqueue."""
         self.kernel.set_arg(index, memory)
 
-    def enqueue(self, n_tokens: int = 1) -> cl.Event:
-        self._device.traffic.kernel_launches += 1
+    def enqueue(self, n_tokens: int = 1) -> cl.Event | None:
+        """None: the step has no work-groups for it."""
         kernel, size = self.kernel, self.global_size(n_tokens)
+        if 0 in size:
+            return None
+        self._device.traffic.kernel_launches += 1
         if not self._shares:
             return cl.enqueue_nd_range_kernel(self._device.queue, kernel, size, self.local, self._offset)
         with self._device.lock:

@@ -51,9 +51,9 @@ class ProfiledLaunch(Launch):
 
     __slots__ = ()
 
-    def enqueue(self, n_tokens: int = 1) -> cl.Event:
+    def enqueue(self, n_tokens: int = 1) -> cl.Event | None:
         event = super().enqueue(n_tokens)
-        if isinstance(self._device, ProfilingDevice):
+        if event is not None and isinstance(self._device, ProfilingDevice):
             self._device.pending.append((self, event, n_tokens, self._device.phase, self._device.position()))
         return event
 

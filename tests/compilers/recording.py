@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -51,6 +52,7 @@ class RecordingDevice(Device):
         self.cache = DeviceCache(entry)
         self.kernel_options = {}
         self.kept = {}
+        self.lock = threading.RLock()
         self.allocated_bytes = 0
         self.launched: list[KernelSource] = []
 
@@ -67,6 +69,8 @@ class RecordingDevice(Device):
 
     def write(self, buffer: Buffer, array: np.ndarray, offset_bytes: int = 0) -> None:
         pass
+
+    write_async = write
 
     def read(
         self, buffer: Buffer, dtype: np.typing.DTypeLike, shape: tuple[int, ...], offset_bytes: int = 0

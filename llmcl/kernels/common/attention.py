@@ -230,10 +230,16 @@ def check_block_sizes(
 
 
 class RopeAppend(Implementation):
-    """Rotates the queries of a step and fills the cache with its keys and values."""
+    """Rotates the queries of a step and fills the cache with its keys and values.
+
+    tile_rows: positions of a sequence that a work-group takes together, from a multiple of them on; 1: it takes a row.
+    """
+
+    tile_rows = 1
 
     @abstractmethod
-    def size(self, device: Device, shape: AttentionShape) -> Size: ...
+    def size(self, device: Device, shape: AttentionShape) -> tuple[Mapping[str, object], int, int]:
+        """Build constants of its own, work-groups of a tile or a row, and work-items of a group."""
 
 
 class PackKeys(Implementation):

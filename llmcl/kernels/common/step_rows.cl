@@ -4,6 +4,12 @@
 //   state   [ the step ][ sequence 0: position, ..., page table ][ sequence 1 ] ... [ rows: of which sequence each is ]
 //           0           STATE_SEQUENCES, SEQUENCE_SLOTS each                        STATE_ROWS
 //
+// With ROW_SLOTS a sequence may have any number of rows (ragged_step.py): the rows lie in front of the sequences, and each says its
+// sequence, its position, and its token, or -1 for the token that was sampled last of the sequence. Rows that do not decode are cut into
+// pieces, rows of one sequence that a work-group takes together; with STATE_PIECES, an expression of `state`, they are
+//
+//   state + STATE_PIECES = int4 { sequence, first row, rows, position of the first row } [N_PIECES]
+//
 // step_row is the row of a work-group, of which a kernel for one token has a dimension more where there are several.
 // What a kernel finds in `state` for one sequence, it finds in `sequence_state` for a row of several. Buffers that a sequence has
 // to itself (tokens, latest positions, sampling parameters) lie one after the other, in the order of the sequences.
@@ -11,15 +17,30 @@
 #if !defined(SEQUENCE_SLOTS) || !defined(STATE_ROWS)
 #error "step_rows.cl needs the build constants SEQUENCE_SLOTS and STATE_ROWS with STATE_SEQUENCES"
 #endif
+#ifdef ROW_SLOTS
+#define sequence_of(state, row) ((state)[STATE_ROWS + ROW_SLOTS * (row)])
+#define row_position(state, row) ((state)[STATE_ROWS + ROW_SLOTS * (row) + 1])
+inline int row_token(__global const int* tokens, __global const int* state, const int row) {
+    const int given = state[STATE_ROWS + ROW_SLOTS * row + 2];
+    return given < 0 ? tokens[sequence_of(state, row)] : given;
+}
+#else
 #define sequence_of(state, row) ((state)[STATE_ROWS + (row)])
-#define sequence_state(state, row) ((state) + STATE_SEQUENCES + sequence_of(state, row) * SEQUENCE_SLOTS)
 #define row_position(state, row) (sequence_state(state, row)[STATE_POSITION])
-#define row_token(state, row) sequence_of(state, row)
+#define row_token(tokens, state, row) ((tokens)[sequence_of(state, row)])
+#endif
+#ifdef STATE_PIECES
+inline int4 piece_at(__global const int* state, const int number) {
+    return ((__global const int4*)(state + STATE_PIECES))[number];
+}
+#endif
+#define sequence_at(state, number) ((state) + STATE_SEQUENCES + (number) * SEQUENCE_SLOTS)
+#define sequence_state(state, row) sequence_at(state, sequence_of(state, row))
 #define step_row(dimension) ((int)get_group_id(dimension))
 #else
 #define sequence_of(state, row) 0
 #define sequence_state(state, row) (state)
 #define row_position(state, row) ((state)[STATE_POSITION] + (row))
-#define row_token(state, row) (row)
+#define row_token(tokens, state, row) ((tokens)[row])
 #define step_row(dimension) 0
 #endif

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from llmcl.runtime.device import Buffer, Device, Groups
+from llmcl.runtime.staging import send
 
 RING = 256
 
@@ -34,13 +35,17 @@ class StepState:
     row.
     """
 
-    def __init__(self, device: Device, max_tokens: int, n_pages: int = 0, n_sequences: int = 0):
+    def __init__(
+        self, device: Device, max_tokens: int, n_pages: int = 0, n_sequences: int = 0, *, before: int = N_SLOTS
+    ):
+        """before: slots of the step's own, in front of those of the sequences."""
         self._device = device
         self.max_tokens = max_tokens
         self.n_pages = n_pages
         self.n_sequences = n_sequences
         own = N_SLOTS + n_pages  # slots of a sequence
-        slots = N_SLOTS + n_sequences * own + max_tokens if n_sequences else own
+        self._before = before if n_sequences else 0
+        slots = before + n_sequences * own + max_tokens if n_sequences else own
         self.state = device.zeros(4 * slots, "step state")
         self.tokens = device.zeros(4 * max_tokens, "step tokens")
         self.sampled = device.zeros(4 * RING * max(1, n_sequences), "sampled tokens")
@@ -52,8 +57,8 @@ class StepState:
         self._rows: list[int] = []
         self.constants: dict[str, object] = {**CONSTANTS}
         if n_sequences:
-            rows = N_SLOTS + n_sequences * own
-            self.constants |= {"STATE_SEQUENCES": N_SLOTS, "SEQUENCE_SLOTS": own, "STATE_ROWS": rows}
+            rows = before + n_sequences * own
+            self.constants |= {"STATE_SEQUENCES": before, "SEQUENCE_SLOTS": own, "STATE_ROWS": rows}
 
     def write_tokens(self, token_ids: Sequence[int] | np.ndarray, position: int) -> None:
         """Makes `token_ids` (at most max_tokens) the next step's input, at `position` of the cache."""
@@ -73,13 +78,13 @@ class StepState:
         return f"state[{slot}]"
 
     def _first_slot(self, sequence: int) -> int:
-        return N_SLOTS + sequence * (N_SLOTS + self.n_pages) if self.n_sequences else 0
+        return self._before + sequence * (N_SLOTS + self.n_pages)
 
     def _write_slots(self, values: Sequence[int], first: int) -> None:
         if len(values) == 1:  # as decode goes on: a write would wait for the steps that are under way
             self._device.fill(self.state, np.int32(values[0]), 4 * first, 4)
         else:
-            self._device.write(self.state, np.asarray(values, np.int32), 4 * first)
+            send(self._device, self.state, np.asarray(values, np.int32), 4 * first)
 
     def write_pages(self, pages: Sequence[int], sequence: int = 0) -> None:
         """Makes `pages` the page table of a sequence: what the device does not have yet is written."""
@@ -109,7 +114,7 @@ class StepState:
             self._rows = []
             rows = self.constants["STATE_ROWS"]
             assert isinstance(rows, int)
-            self._device.write(self.state, np.asarray(sequences, np.int32), 4 * rows)
+            self._write_slots(sequences, rows)
             self._write_slots([len(sequences)], CONSTANTS["STATE_N_TOKENS"])
             self._rows = [*sequences]
 
@@ -154,6 +159,10 @@ class StepState:
         self._device.write(self.state, np.array([i], np.int32), 4 * CONSTANTS["STATE_STEP"])
 
 
-def for_rows(step: StepState, *groups: int) -> Groups:
-    """Work-groups of a kernel for one token: for each row of the step, where it has several sequences."""
-    return (lambda n: (*groups, n)) if step.n_sequences else groups
+def for_rows(step: StepState, *groups: int, n_rows: Callable[[], int] | None = None) -> Groups:
+    """Work-groups of a kernel for one token: for each row of the step, or its first n_rows(), where it has several
+    sequences.
+    """
+    if not step.n_sequences:
+        return groups
+    return (lambda n: (*groups, n)) if n_rows is None else (lambda n: (*groups, n_rows()))

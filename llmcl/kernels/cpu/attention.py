@@ -18,6 +18,7 @@ from llmcl.kernels.common.attention import (
 )
 from llmcl.kernels.common.dtype import QUANTIZED
 from llmcl.kernels.common.linear import Size
+from llmcl.kernels.common.ragged_step import Cut, RaggedStep
 from llmcl.kernels.common.sizes import largest_divisor
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.cpu.dot_product import bf16_dot_form, dot_form
@@ -94,18 +95,23 @@ class CpuAttentionPrefill(AttentionPrefill):
     ) -> tuple[AttentionShape, Buffer, Buffer, dict[str, object], list[Launch]]:
         if self.operand_dtype(device, shape) != PAIRED:
             return shape, k, v, shape.constants(step) | _dot_constant(device, shape), []
-        paged = shape.page_tokens * step.n_pages
-        paired = replace(shape, capacity=paged or shape.capacity, kv_dtype=PAIRED, page_tokens=0)
+        if isinstance(step, RaggedStep):  # of several texts: where they lie in the pages
+            paired = replace(shape, kv_dtype=PAIRED)
+            runs = step.pieces(Cut(0))
+        else:
+            paged = shape.page_tokens * step.n_pages
+            paired = replace(shape, capacity=paged or shape.capacity, kv_dtype=PAIRED, page_tokens=0)
+            runs = None
         nbytes = self.scratch_bytes(device, replace(shape, capacity=paired.capacity)) // 2
         keys, values = (step.scratch(f"paired {name}, {nbytes} bytes", nbytes) for name in ("keys", "values"))
         constants = paired.constants(step, step_state.COPY_CAPACITY)
         launch = device.launch(
             "cpu/pair_cache.cl",
             "pair_cache",
-            {**shape.constants(step), "PAIRED": constants["CAPACITY"]},
+            {**shape.constants(step), "PAIRED": constants["CAPACITY"], **(runs.constants if runs else {})},
             [step.state, k, v, keys, values],
-            groups=(shape.n_kv_heads, 4 * device.compute_units),
-            local=(1, 1),
+            groups=lambda n: (shape.n_kv_heads, 4 * device.compute_units, runs.n if runs else 1),
+            local=(1, 1, 1),
             cost=lambda n, position: Cost(
                 2.0 * shape.n_kv_heads * (shape.row_bytes + 2 * shape.head_dim) * (position + n)
             ),
@@ -137,8 +143,8 @@ class CpuRopeAppend(RopeAppend):
     def supports(self, dtype: str, size: int) -> bool:
         return dtype not in QUANTIZED
 
-    def size(self, device: Device, shape: AttentionShape) -> Size:
-        return {"LOCAL_SIZE": 1}, lambda n: (n, 1), (1, 1)
+    def size(self, device: Device, shape: AttentionShape) -> tuple[dict[str, object], int, int]:
+        return {"LOCAL_SIZE": 1}, 1, 1
 
 
 class CpuPackKeys(PackKeys):

@@ -19,7 +19,7 @@
 //
 // Build: those of cpu/attention_tile.cl with ROWS = BLOCK_M, and N_Q_HEADS, N_KV_HEADS, CAPACITY (a multiple of
 // BLOCK_N; with KV_BLOCK_RANGES of 16), SCALE, KV_BLOCK_RANGES, LSE, and those of query_address.cl.
-// For pages of keys and values see kv_address.cl.
+// For pages of keys and values see kv_address.cl, for runs of several sequences query_block.cl.
 #if !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(CAPACITY) || !defined(SCALE) || \
     !defined(KV_BLOCK_RANGES) || !defined(LSE) || !defined(STATE_POSITION) || !defined(STATE_N_TOKENS)
 #error "cpu/attention_prefill.cl needs N_Q_HEADS, N_KV_HEADS, CAPACITY, SCALE, KV_BLOCK_RANGES, LSE, the step state"
@@ -27,14 +27,16 @@
 #include "cpu/attention_tile.cl"
 #include "common/kv_block_ranges.cl"
 #include "common/query_address.cl"
+#include "common/query_block.cl"
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void attention_prefill(__global const float* q, __global const int* state, __global const kv_t* k_cache,
                        __global const kv_t* v_cache, __global float* out, __global float* lse,
                        __global const int* ranges SINKS_PARAM MOD_PARAMS) {
     const int head = get_group_id(0), batch = get_group_id(2);
-    const int t0 = (get_num_groups(1) - 1 - get_group_id(1)) * ROWS;  // the longest rows first: short ones fill the end
-    const int position = state[STATE_POSITION], n = state[STATE_N_TOKENS];
+    // The longest rows first: short ones fill the end.
+    const query_block block = query_block_at(state, LONGEST_FIRST((int)get_group_id(1), (int)get_num_groups(1)));
+    const int t0 = block.t0, position = block.position, n = block.n;
     const int kv_head = head / (N_Q_HEADS / N_KV_HEADS);
     k_cache += (batch * N_KV_HEADS + kv_head) * KV_HEAD_SIZE;
     v_cache += (batch * N_KV_HEADS + kv_head) * KV_HEAD_SIZE;
@@ -60,7 +62,7 @@ void attention_prefill(__global const float* q, __global const int* state, __glo
             const int seen = class_in_range(range, batch, head, rows, j, j + n_keys MOD_ARGS);
             if (seen == TILE_EMPTY) continue;
             for (int r = 0; r < ROWS; ++r) visible[r] = KV_BLOCK_RANGES ? n_keys : clamp(attention.q_idx[r] + 1 - j, 0, BLOCK_N);
-            const int row = kv_row(state, j);
+            const int row = kv_row(block.state, j);
             attention_tile(&attention, KV_TILES_AT(k_cache, row), KV_TILES_AT(v_cache, row), n_keys, visible, batch, j,
                            seen == TILE_PARTIAL MOD_ARGS);
         }

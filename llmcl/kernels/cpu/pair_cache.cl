@@ -6,13 +6,17 @@
 //
 // Rounding is to nearest, ties to even. Of keys that do not exist the values are 0.
 //
-// Index space: (N_KV_HEADS, any number of runs), local size 1; the runs take tiles of 16 keys in turn.
-// Build: KV, N_KV_HEADS, HEAD_DIM, CAPACITY, PAIRED (keys that a text can have: a multiple of 64), those of the step state.
+// With several sequences (step_rows.cl) keys and values lie in the rows that they have in the pages of the cache.
+//
+// Index space: (N_KV_HEADS, any number of parts), local size 1; the parts take tiles of 16 keys in turn. With several sequences a further
+// dimension has the runs of the step.
+// Build: KV, N_KV_HEADS, HEAD_DIM, CAPACITY, PAIRED (keys that a text can have, or that the cache has: a multiple of 64), those of the step state.
 #if !defined(KV) || !defined(HEAD_DIM) || !defined(CAPACITY) || !defined(PAIRED) || !defined(STATE_POSITION) || \
     !defined(STATE_N_TOKENS)
 #error "cpu/pair_cache.cl needs the build constants KV, HEAD_DIM, CAPACITY, PAIRED and those of the step state"
 #endif
 #include "common/kv_cache.cl"
+#include "common/step_rows.cl"
 
 // Dimension d of the 16 keys of a tile; 16 dimensions from c on of value i of a tile.
 #if KV_QUANTIZED
@@ -41,14 +45,23 @@ inline uint16 pairs(const float16 first, const float16 second) {
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void pair_cache(__global const int* state, __global const kv_t* k_cache, __global const kv_t* v_cache,
                 __global uint* keys, __global uint* values) {
-    const int head = get_group_id(0), end = state[STATE_POSITION] + state[STATE_N_TOKENS];
+    const int head = get_group_id(0);
+#ifdef STATE_PIECES
+    const int4 piece = piece_at(state, get_group_id(2));
+    const int end = piece.w + piece.z;
+    state = sequence_at(state, piece.x);
+#define PAIRED_ROW row
+#else
+    const int end = state[STATE_POSITION] + state[STATE_N_TOKENS];
+#define PAIRED_ROW j
+#endif
     k_cache += head * KV_HEAD_SIZE;
     v_cache += head * KV_HEAD_SIZE;
     for (int j = 16 * get_group_id(1); j < end; j += 16 * get_num_groups(1)) {
         const int row = kv_row(state, j);
         __global const kv_t* k = KV_TILES_AT(k_cache, row);
         __global const kv_t* v = KV_TILES_AT(v_cache, row);
-        const size_t tile = ((size_t)head * PAIRED + j) * (HEAD_DIM / 2);
+        const size_t tile = ((size_t)head * PAIRED + PAIRED_ROW) * (HEAD_DIM / 2);
         for (int d = 0; d < HEAD_DIM; d += 2)
             *(__global uint16*)(keys + tile + d * 8) = pairs(load_key(k, d), load_key(k, d + 1));
         for (int i = 0; i < 16; i += 2) {

@@ -2,10 +2,11 @@
 //
 // Index space: one work-group of one work-item a token. Build: as rope_append.cl, with LOCAL_SIZE 1; KV f32, f16 or bf16.
 #if !defined(KV) || !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(HEAD_DIM) || !defined(CAPACITY) || \
-    !defined(STATE_POSITION)
+    !defined(FIRST_ROW) || !defined(STATE_POSITION)
 #error "cpu/rope_append.cl needs the build constants of rope_append.cl"
 #endif
 #include "common/kv_cache.cl"
+#include "common/step_rows.cl"
 
 // Rotates x into `to`, 8 pairs at a time.
 inline void rotate_head(__global const float* x, __global const float* rope, float* to) {
@@ -20,8 +21,9 @@ inline void rotate_head(__global const float* x, __global const float* rope, flo
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void rope_append(__global float* qkv, __global const float* rope, __global const int* state,
                  __global kv_t* k_cache, __global kv_t* v_cache) {
-    const int t = get_group_id(0);
-    const int row = kv_row(state, state[STATE_POSITION] + t);
+    const int t = FIRST_ROW + get_group_id(0), position = row_position(state, t);
+    state = sequence_state(state, t);
+    const int row = kv_row(state, position);
     qkv += (size_t)t * (N_Q_HEADS + 2 * N_KV_HEADS) * HEAD_DIM;
     rope += (size_t)t * HEAD_DIM;
     float16 turned[HEAD_DIM / 16];

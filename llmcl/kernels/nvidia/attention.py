@@ -16,7 +16,7 @@ from llmcl.kernels.common.attention import (
     check_block_sizes,
 )
 from llmcl.kernels.common.dtype import is_16_bit, kernel_name
-from llmcl.kernels.common.linear import ActivationLayout, ActivationOperand, PackedActivations, Size
+from llmcl.kernels.common.linear import ActivationLayout, ActivationOperand, PackedActivations
 from llmcl.kernels.common.sizes import power_of_two_at_most
 from llmcl.kernels.nvidia.linear import TensorCoreLayout, supports_ptx
 from llmcl.kernels.nvidia.wgmma import has_wgmma
@@ -172,6 +172,7 @@ class NvidiaRopeAppend(RopeAppend):
 
     name, file = "nvidia", "nvidia/rope_append.cl"
     runs_anywhere = False
+    tile_rows = 16
 
     def supports_device(self, device: Device) -> bool:
         return supports_ptx(device)
@@ -179,6 +180,5 @@ class NvidiaRopeAppend(RopeAppend):
     def supports(self, dtype: str, size: int) -> bool:
         return is_16_bit(dtype)
 
-    def size(self, device: Device, shape: AttentionShape) -> Size:
-        heads = shape.n_q_heads + 2 * shape.n_kv_heads
-        return {"LOCAL_SIZE": 128}, lambda n: ((n + 30) // 16, heads), (128, 1)
+    def size(self, device: Device, shape: AttentionShape) -> tuple[dict[str, object], int, int]:
+        return {"LOCAL_SIZE": 128}, shape.n_q_heads + 2 * shape.n_kv_heads, 128

@@ -21,7 +21,7 @@
 // SCALE, KV_BLOCK_RANGES, LSE, BLOCK_M (32 or 64), BLOCK_N (a multiple of 16 KEY_SPLITS),
 // KEY_SPLITS, DV_TILE (HEAD_DIM).
 // Local memory: two tiles of BLOCK_N HEAD_DIM values, at least 4 BLOCK_M HEAD_DIM (KEY_SPLITS - 1) bytes; 32 bytes for each
-// row and further split. For pages of keys and values see kv_address.cl.
+// row and further split. For pages of keys and values see kv_address.cl, for runs of several sequences query_block.cl.
 #if !defined(KV) || !defined(HEAD_DIM) || !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(CAPACITY) || \
     !defined(SCALE) || !defined(BLOCK_M) || !defined(BLOCK_N) || !defined(Q_STRIDE) || !defined(KV_BLOCK_RANGES) || \
     !defined(LSE) || !defined(KEY_SPLITS) || !defined(STATE_POSITION) || !defined(STATE_N_TOKENS)
@@ -45,6 +45,7 @@
 #include "nvidia/key_tiles.cl"
 #include "nvidia/fragment_scores.cl"
 #include "nvidia/attention_arrays.cl"
+#include "common/query_block.cl"
 
 #define SPLIT_ITEMS (2 * BLOCK_M)
 #define GROUP_ITEMS (SPLIT_ITEMS * KEY_SPLITS)
@@ -245,8 +246,8 @@ void attention_prefill(__global const float* queries, __global const int* state,
     const uint to_keys = local_address(k_tile + swapped_key_piece(item));
     const uint to_values = local_address(v_tile + swapped_value_piece(item));
     const int head = get_group_id(0), batch = get_group_id(2);
-    const int t0 = (get_num_groups(1) - 1 - get_group_id(1)) * BLOCK_M;
-    const int position = state[STATE_POSITION], n = state[STATE_N_TOKENS];
+    const query_block block = query_block_at(state, LONGEST_FIRST((int)get_group_id(1), (int)get_num_groups(1)));
+    const int t0 = block.t0, position = block.position, n = block.n;
     const int kv_head = head / (N_Q_HEADS / N_KV_HEADS);
     const int key_of_item = item / ROW_PIECES;  // in a tile, of the first piece that it copies
     const int k_stride = ROW_STRIDE(KEYS), v_stride = ROW_STRIDE(VALUES);
@@ -281,11 +282,11 @@ void attention_prefill(__global const float* queries, __global const int* state,
     const int2 group_rows = (int2)(position + t0, position + min(t0 + BLOCK_M, n) - 1);
     kv_block_ranges left = RANGES_OF(batch, head, t0 / BLOCK_M, group_rows, position + min(t0 + BLOCK_M, n));
 #define TILE_AFTER(at) tile_after(at, &left, batch, head, group_rows MOD_ARGS)
-#define PAGE_OF(tile) (tile.range.y > 0 ? kv_page(state, tile.j) : 0)
+#define PAGE_OF(tile) (tile.range.y > 0 ? kv_page(block.state, tile.j) : 0)
     tile_coord tile = {0, (int2)(0)};
     tile = TILE_AFTER(tile);
     if (tile.range.y > 0) {
-        int row = kv_row(state, tile.j);
+        int row = kv_row(block.state, tile.j);
         tile_coord next = TILE_AFTER(tile);
         int next_page = PAGE_OF(next);
         FETCH_KEYS(row, tile.range.y - tile.j);

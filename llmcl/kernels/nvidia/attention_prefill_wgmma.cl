@@ -21,7 +21,8 @@
 // Build: KV (f16 or bf16), HEAD_DIM (64 or 128), N_KV_HEADS, those of query_address.cl, CAPACITY (a multiple of 64),
 // SCALE, KV_BLOCK_RANGES, LSE, BLOCK_M (128), BLOCK_N (128), DV_TILE (HEAD_DIM). With PACKED_OUT (one batch, tokens first) out is
 // OUT (f16 or bf16) [ceil(n/128) 16][N_Q_HEADS HEAD_DIM / 8][8][8]: what the next product takes (pack_activations.cl).
-// Local memory: 256 HEAD_DIM (1 + 2 STAGES) bytes and a little. For pages of keys and values see kv_address.cl.
+// Local memory: 256 HEAD_DIM (1 + 2 STAGES) bytes and a little. For pages of keys and values see kv_address.cl, for runs of several
+// sequences query_block.cl.
 #if !defined(KV) || !defined(HEAD_DIM) || !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(CAPACITY) || \
     !defined(SCALE) || !defined(BLOCK_M) || !defined(BLOCK_N) || !defined(Q_STRIDE) || !defined(KV_BLOCK_RANGES) || \
     !defined(LSE) || !defined(STATE_POSITION) || !defined(STATE_N_TOKENS) || (ARRAYS && (!defined(STRIDES) || !defined(OUT)))
@@ -40,6 +41,7 @@
 #define QUICK_TANH ARRAYS  // beside 16-bit operands
 #include "nvidia/fragment_scores.cl"
 #include "nvidia/attention_arrays.cl"
+#include "common/query_block.cl"
 
 #ifndef OUT
 #define OUT f32
@@ -71,17 +73,41 @@ typedef struct {
     int first, n_keys, seen_as, last;
 } tile;
 
-// What a group does: rows from t0 on of a head.
+// What a group does: rows from t0 on of a head. With several sequences the end of its rows and what is to be added to a row for its
+// position are its own, else those of the step.
 typedef struct {
     int head, t0;
+#ifdef STATE_PIECES
+    int n, position, place;
+#endif
 } item;
+#ifdef STATE_PIECES
+#define END_OF(it) ((it).n)
+#define POSITION_OF(it) ((it).position)
+#define STATE_OF(it) sequence_at(state, (it).place)
+#else
+#define END_OF(it) n
+#define POSITION_OF(it) position
+#define STATE_OF(it) state
+#endif
 
 // The item that a group takes in its turn number `turn`, if there is one; t0 < 0: none. Items are dealt to and fro, so that
 // groups have equal shares where they become smaller and smaller.
 inline item item_of(const int turn, const int n, __global const int* state, __global const int* ranges) {
-    const int groups = get_num_groups(0), group = get_group_id(0), blocks = (n + BLOCK_M - 1) / BLOCK_M;
+    const int groups = get_num_groups(0), group = get_group_id(0);
     const int number = turn * groups + (turn & 1 ? groups - 1 - group : group);
     item it = {0, -1};
+#ifdef STATE_PIECES
+    if (number < (N_PIECES) * N_Q_HEADS) {
+        const int4 piece = piece_at(state, number / N_Q_HEADS);
+        it.head = number % N_Q_HEADS;
+        it.t0 = piece.y;
+        it.n = piece.y + piece.z;
+        it.position = piece.w - piece.y;
+        it.place = piece.x;
+    }
+#else
+    const int blocks = (n + BLOCK_M - 1) / BLOCK_M;
     if (number < blocks * N_Q_HEADS) {
 #ifdef ORDER
         const int at = ranges[(ORDER) + number];
@@ -91,6 +117,7 @@ inline item item_of(const int turn, const int n, __global const int* state, __gl
         it.head = at % N_Q_HEADS;
         it.t0 = at / N_Q_HEADS * BLOCK_M;
     }
+#endif
     return it;
 }
 #define TAKE(turn) item_of(turn, n, state, ranges)
@@ -249,19 +276,20 @@ inline void write_rows(float acc[HEAD_DIM / 2], float m[2], float l[2], __global
         sum += shuffle_xor(sum, 2);
         const int t = t_first + 8 * h;
         const float norm = OUTPUT_NORM(m[h] * (EXPONENT_SCALE / LOG2E), sum, head);
-#if PACKED_OUT
-        __global uint* y = (__global uint*)out + ((size_t)(t / 8) * (N_Q_HEADS * HEAD_DIM / 8) + head * (HEAD_DIM / 8)) * WARP + lane;
-#pragma unroll
-        for (int i = 0; i < HEAD_DIM / 8; ++i)
-            y[i * WARP] = CAT(narrow_, OUT)(acc[4 * i + 2 * h] * norm, acc[4 * i + 2 * h + 1] * norm);
-#else
         if (t < n) {
+#if PACKED_OUT
+            const size_t block = (size_t)(t / 8) * (N_Q_HEADS * HEAD_DIM / 8) + head * (HEAD_DIM / 8);
+            __global uint* y = (__global uint*)out + block * WARP + t % 8 * 4 + lane % 4;
+#pragma unroll
+            for (int i = 0; i < HEAD_DIM / 8; ++i)
+                y[i * WARP] = CAT(narrow_, OUT)(acc[4 * i + 2 * h] * norm, acc[4 * i + 2 * h + 1] * norm);
+#else
             __global CAT(OUT, _t)* y = (__global CAT(OUT, _t)*)out + output_of(batch, head, t, n) + 2 * (lane % 4);
 #pragma unroll
             for (int i = 0; i < HEAD_DIM / 8; ++i)
                 CAT(store_pair_, OUT)(y + i * 8, acc[4 * i + 2 * h] * norm, acc[4 * i + 2 * h + 1] * norm);
-        }
 #endif
+        }
 #if LSE
         if (t < n && lane % 4 == 0)
             lse[((size_t)batch * N_Q_HEADS + head) * n + t] = LOG_SUM(m[h] * (EXPONENT_SCALE / LOG2E), sum, head);
@@ -270,7 +298,7 @@ inline void write_rows(float acc[HEAD_DIM / 2], float m[2], float l[2], __global
         l[h] = 0.0f;
     }
 }
-#define WRITE(it, t) write_rows(acc, m, l, out, lse, batch, (it).head, t, n, lane SINKS_ARG)
+#define WRITE(it, t) write_rows(acc, m, l, out, lse, batch, (it).head, t, END_OF(it), lane SINKS_ARG)
 
 #if ARRAYS
 #define QUERY_T CAT(KV, _t)
@@ -316,15 +344,15 @@ void attention_prefill(__global const QUERY_T* queries, __global const int* stat
             const int kv_head = it.head / (N_Q_HEADS / N_KV_HEADS);
             __global const CAT(KV, _t)* from = of_keys ? k_cache : v_cache;
             from += of_keys ? first_row(KEYS, batch, kv_head) : first_row(VALUES, batch, kv_head);
-            const int end = position + min(it.t0 + BLOCK_M, n);
-            const int2 group_rows = (int2)(position + it.t0, end - 1);
+            const int end = POSITION_OF(it) + min(it.t0 + BLOCK_M, END_OF(it));
+            const int2 group_rows = (int2)(POSITION_OF(it) + it.t0, end - 1);
             kv_block_ranges left = RANGES_OF(batch, it.head, it.t0 / BLOCK_M, group_rows, end);
             tile_coord at = {0, (int2)(0)};
             at = tile_after(at, &left, batch, it.head, group_rows MOD_ARGS);
             int last;
             do {  // once without any key, too: the consumers wait for a tile
                 const int n_keys = at.range.y > 0 ? min(BLOCK_N, at.range.y - at.j) : 0;
-                const int row = n_keys > part ? kv_row(state, at.j + part) : 0;
+                const int row = n_keys > part ? kv_row(STATE_OF(it), at.j + part) : 0;
                 tile_coord next = at;
                 if (n_keys > 0) next = tile_after(at, &left, batch, it.head, group_rows MOD_ARGS);
                 last = n_keys == 0 || next.range.y == 0;
@@ -398,7 +426,7 @@ void attention_prefill(__global const QUERY_T* queries, __global const int* stat
     if (it.t0 < 0) return;
     int stage = 0;
     uint parity = 0;
-    load_queries(q, queries, state, batch, it, it.t0 + warp * 16, n, lane);
+    load_queries(q, queries, state, batch, it, it.t0 + warp * 16, END_OF(it), lane);
     put_queries(q_to, q, lane);
     local_fence_async();
     named_barrier(ROWS_BARRIER, WARPGROUP);
@@ -414,8 +442,9 @@ void attention_prefill(__global const QUERY_T* queries, __global const int* stat
         // The scores of the item's first keys are there.
         const item present = it;
         const int t_first = present.t0 + warp * 16 + lane / 4;
-        const int rows[2] = {position + min(t_first, n - 1), position + min(t_first + 8, n - 1)};
-        const int first_row = position + present.t0 + warp * 16;
+        const int rows[2] = {POSITION_OF(present) + min(t_first, END_OF(present) - 1),
+                             POSITION_OF(present) + min(t_first + 8, END_OF(present) - 1)};
+        const int first_row = POSITION_OF(present) + present.t0 + warp * 16;
         it = TAKE(turn);  // asked for before it is needed
         tile keys = tiles[stage];
 #pragma unroll
@@ -480,7 +509,7 @@ void attention_prefill(__global const QUERY_T* queries, __global const int* stat
             WRITE(present, t_first);
             return;
         }
-        load_queries(q, queries, state, batch, it, it.t0 + warp * 16, n, lane);
+        load_queries(q, queries, state, batch, it, it.t0 + warp * 16, END_OF(it), lane);
         named_barrier(ROWS_BARRIER, WARPGROUP);  // all of the team's products with the queries before are done
         put_queries(q_to, q, lane);
         local_fence_async();

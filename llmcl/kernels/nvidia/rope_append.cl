@@ -1,7 +1,8 @@
 // rope_append (rope_append.cl: formula and arguments) for caches of 16 bits, with whole tiles of keys written at once.
 //
 // Index space: groups (tiles of 16 positions that n tokens can touch, heads) of 128: a group rotates the queries of a head in
-// place, or writes a tile of its keys, 32 bytes a work-item and dimension, or its values, 16 bytes a work-item.
+// place, or writes a tile of its keys, 32 bytes a work-item and dimension, or its values, 16 bytes a work-item. In a step of several
+// sequences (step_rows.cl) a tile is a piece of a run, cut where a position is a multiple of 16.
 // Build: as rope_append.cl; KV f16 or bf16; values beyond float16 become its largest.
 #if !defined(KV) || !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(HEAD_DIM) || !defined(CAPACITY) || \
     !defined(LOCAL_SIZE) || !defined(STATE_POSITION) || !defined(STATE_N_TOKENS)
@@ -10,14 +11,23 @@
 #include "common/common.cl"
 #include "nvidia/ptx.cl"
 #include "common/kv_address.cl"
+#include "common/step_rows.cl"
 
 #define QUADS (HEAD_DIM / 8)  // of neighbouring dimensions in half a head
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
 void rope_append(__global float* qkv, __global const float* rope, __global const int* state,
                  __global CAT(KV, _t)* k_cache, __global CAT(KV, _t)* v_cache) {
-    const int lid = get_local_id(0), head = get_group_id(1), position = state[STATE_POSITION], n = state[STATE_N_TOKENS];
-    const int start = (position / 16 + (int)get_group_id(0)) * 16, first = start - position;  // the token of row 0, or before
+    const int lid = get_local_id(0), head = get_group_id(1);
+    // The tile's positions begin at `start`, which is row `first` of the step; its tokens are those from t0 to before n.
+#ifdef STATE_PIECES
+    const int4 piece = piece_at(state, get_group_id(0));
+    const int t0 = piece.y, n = t0 + piece.z, start = piece.w / 16 * 16, first = t0 - piece.w % 16;
+    state = sequence_at(state, piece.x);
+#else
+    const int position = state[STATE_POSITION], t0 = 0, n = state[STATE_N_TOKENS];
+    const int start = (position / 16 + (int)get_group_id(0)) * 16, first = start - position;
+#endif
     const size_t stride = (N_Q_HEADS + 2 * N_KV_HEADS) * HEAD_DIM;
     if (first >= n) return;
     qkv += (size_t)head * HEAD_DIM;
@@ -25,7 +35,7 @@ void rope_append(__global float* qkv, __global const float* rope, __global const
     if (head < N_Q_HEADS) {
         for (int unit = lid; unit < 16 * QUADS; unit += LOCAL_SIZE) {
             const int t = first + unit / QUADS, i = unit % QUADS * 4;
-            if (t < 0 || t >= n) continue;
+            if (t < t0 || t >= n) continue;
             __global float* x = qkv + t * stride + i;
             __global const float* r = rope + (size_t)t * HEAD_DIM + i;
             const float4 a = vload4(0, x), b = vload4(0, x + HEAD_DIM / 2), c = vload4(0, r), s = vload4(0, r + HEAD_DIM / 2);
@@ -41,7 +51,7 @@ void rope_append(__global float* qkv, __global const float* rope, __global const
             float low[16], high[16];
 #pragma unroll
             for (int i = 0; i < 16; ++i) {
-                const int t = clamp(first + i, 0, n - 1);
+                const int t = clamp(first + i, t0, n - 1);
                 const float a = qkv[t * stride + d], b = qkv[t * stride + HEAD_DIM / 2 + d];
                 const float c = rope[(size_t)t * HEAD_DIM + d], s = rope[(size_t)t * HEAD_DIM + HEAD_DIM / 2 + d];
                 low[i] = a * c - b * s;
@@ -54,13 +64,13 @@ void rope_append(__global float* qkv, __global const float* rope, __global const
 #pragma unroll
                 for (int i = 0; i < 8; ++i) words[i] = CAT(narrow_, KV)(v[2 * i], v[2 * i + 1]);
                 __global ushort* to = (__global ushort*)k_cache + (d + half_of * (HEAD_DIM / 2)) * 16;
-                if (first >= 0 && first + 16 <= n) {
+                if (first >= t0 && first + 16 <= n) {
                     ((__global uint4*)to)[0] = (uint4)(words[0], words[1], words[2], words[3]);
                     ((__global uint4*)to)[1] = (uint4)(words[4], words[5], words[6], words[7]);
                 } else {
 #pragma unroll
                     for (int i = 0; i < 16; ++i)
-                        if (first + i >= 0 && first + i < n) to[i] = (ushort)(words[i / 2] >> (i % 2 * 16));
+                        if (first + i >= t0 && first + i < n) to[i] = (ushort)(words[i / 2] >> (i % 2 * 16));
                 }
             }
         }
@@ -69,7 +79,7 @@ void rope_append(__global float* qkv, __global const float* rope, __global const
     v_cache += ((size_t)(head - N_Q_HEADS - N_KV_HEADS) * CAPACITY + row) * HEAD_DIM;
     for (int unit = lid; unit < 16 * QUADS; unit += LOCAL_SIZE) {
         const int t = first + unit / QUADS;
-        if (t < 0 || t >= n) continue;
+        if (t < t0 || t >= n) continue;
         const float8 v = vload8(unit % QUADS, qkv + t * stride);
         ((__global uint4*)v_cache)[unit] = (uint4)(CAT(narrow_, KV)(v.s0, v.s1), CAT(narrow_, KV)(v.s2, v.s3),
                                                    CAT(narrow_, KV)(v.s4, v.s5), CAT(narrow_, KV)(v.s6, v.s7));

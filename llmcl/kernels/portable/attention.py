@@ -114,9 +114,9 @@ class PortableRopeAppend(RopeAppend):
     def supports_device(self, device: Device) -> bool:
         return True
 
-    def size(self, device: Device, shape: AttentionShape) -> Size:
+    def size(self, device: Device, shape: AttentionShape) -> tuple[dict[str, object], int, int]:
         width = local_size(device, 256)
-        return {"LOCAL_SIZE": width}, lambda n: (n, 1), (width, 1)
+        return {"LOCAL_SIZE": width}, 1, width
 
 
 class PortablePackKeys(PackKeys):

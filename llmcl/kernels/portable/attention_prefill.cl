@@ -18,7 +18,7 @@
 // Build: KV, HEAD_DIM, N_KV_HEADS, CAPACITY (a multiple of BLOCK_N), SCALE, KV_BLOCK_RANGES, LSE, those of query_address.cl,
 // BLOCK_M (a multiple of 8), BLOCK_N (16, 32 or 64) and DV_TILE (a multiple of 16 that divides HEAD_DIM).
 // Local memory: 4 (HEAD_DIM + BLOCK_N) (BLOCK_M + 4) + BLOCK_N HEAD_DIM sizeof(KV; float with q8_0) + 64 BLOCK_M bytes.
-// For pages of keys and values see kv_address.cl.
+// For pages of keys and values see kv_address.cl, for runs of several sequences query_block.cl.
 #if !defined(KV) || !defined(HEAD_DIM) || !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(CAPACITY) || \
     !defined(SCALE) || !defined(BLOCK_M) || !defined(BLOCK_N) || !defined(DV_TILE) || \
     !defined(KV_BLOCK_RANGES) || !defined(LSE) || !defined(STATE_POSITION) || !defined(STATE_N_TOKENS)
@@ -29,6 +29,7 @@
 #include "common/attention_mods.cl"
 #include "common/kv_block_ranges.cl"
 #include "common/query_address.cl"
+#include "common/query_block.cl"
 #include "portable/widen.cl"
 
 #define TX 16
@@ -127,8 +128,9 @@ void attention_prefill(__global const float* queries, __global const int* state,
     __local float p[BLOCK_N * ROW_STRIDE] __attribute__((aligned(16)));  // [key][row]
     __local float parts[TX * BLOCK_M] __attribute__((aligned(16)));      // [tx][row]: of maxima, at the end of sums
     const int tx = get_local_id(0), ty = get_local_id(1), lid = ty * TX + tx, own = ROWS * ty;
-    const int head = get_group_id(0), t0 = get_group_id(1) * BLOCK_M, batch = get_group_id(2);
-    const int position = state[STATE_POSITION], n = state[STATE_N_TOKENS];
+    const int head = get_group_id(0), batch = get_group_id(2);
+    const query_block block = query_block_at(state, get_group_id(1));
+    const int t0 = block.t0, position = block.position, n = block.n;
     const int kv_head = head / (N_Q_HEADS / N_KV_HEADS);
     k_cache += (batch * N_KV_HEADS + kv_head) * KV_HEAD_SIZE;
     v_cache += (batch * N_KV_HEADS + kv_head) * KV_HEAD_SIZE;
@@ -152,7 +154,7 @@ void attention_prefill(__global const float* queries, __global const int* state,
         kv_block_ranges left = RANGES_OF(batch, head, t0 / BLOCK_M, rows, position + min(t0 + BLOCK_M, n));
         for (int2 range = take_range(&left); range.y > 0; range = take_range(&left)) {
             for (int j = RANGE_FIRST(range); j < range.y; j += BLOCK_N) {
-                const int n_keys = min(BLOCK_N, range.y - j), row = kv_row(state, j);
+                const int n_keys = min(BLOCK_N, range.y - j), row = kv_row(block.state, j);
                 const int seen_as = class_in_range(range, batch, head, rows, j, j + n_keys MOD_ARGS);
                 if (seen_as == TILE_EMPTY) continue;
                 barrier(CLK_LOCAL_MEM_FENCE);

@@ -26,7 +26,7 @@ void embed(__global const CAT(WEIGHT, _t)* table, __global const int* tokens, __
            __global const float* rotation, __global float* x, __global float* rope, __global int* last_seen,
            const int first_row, const int n_rows) {
     const int t = get_group_id(0);
-    const int token = tokens[row_token(state, t)];
+    const int token = row_token(tokens, state, t);
     const int row = token - first_row;
     if (row < 0 || row >= n_rows) return;
     const int position = row_position(state, t);

@@ -6,23 +6,26 @@
 // rope     float [n][HEAD_DIM]: cosines, then sines, from `embed`
 // k_cache, v_cache  KV, of N_KV_HEADS heads: see kv_cache.cl
 //
-// Index space: one work-group of LOCAL_SIZE a token; work-items share its heads.
-// Build: KV, N_Q_HEADS, N_KV_HEADS, HEAD_DIM (a multiple of 16), CAPACITY (a multiple of 16), LOCAL_SIZE;
+// Index space: one work-group of LOCAL_SIZE a token; work-items share its heads. In a step of several sequences (step_rows.cl) those
+// from the row FIRST_ROW, an expression of `state`, on: the rows that decode are rotated and appended by attention_decode.
+// Build: KV, N_Q_HEADS, N_KV_HEADS, HEAD_DIM (a multiple of 16), CAPACITY (a multiple of 16), LOCAL_SIZE, FIRST_ROW;
 // for pages see kv_address.cl.
 // The host must have checked position + n <= CAPACITY.
 #if !defined(KV) || !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(HEAD_DIM) || !defined(CAPACITY) || \
-    !defined(LOCAL_SIZE) || !defined(STATE_POSITION)
-#error "rope_append.cl needs the build constants KV, N_Q_HEADS, N_KV_HEADS, HEAD_DIM, CAPACITY, LOCAL_SIZE and those of the step state"
+    !defined(LOCAL_SIZE) || !defined(FIRST_ROW) || !defined(STATE_POSITION)
+#error "rope_append.cl needs the build constants KV, N_Q_HEADS, N_KV_HEADS, HEAD_DIM, CAPACITY, LOCAL_SIZE, FIRST_ROW and those of the step state"
 #endif
 #include "common/append_token.cl"
+#include "common/step_rows.cl"
 
 #define PIECES (HEAD_DIM / 16)
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
 void rope_append(__global float* qkv, __global const float* rope, __global const int* state,
                  __global kv_t* k_cache, __global kv_t* v_cache) {
-    const int t = get_group_id(0), lid = get_local_id(0);
-    const int row = kv_row(state, state[STATE_POSITION] + t);
+    const int t = FIRST_ROW + get_group_id(0), lid = get_local_id(0), position = row_position(state, t);
+    state = sequence_state(state, t);
+    const int row = kv_row(state, position);
     qkv += (size_t)t * (N_Q_HEADS + 2 * N_KV_HEADS) * HEAD_DIM;
     rope += (size_t)t * HEAD_DIM;
 
