@@ -22,7 +22,7 @@ from llmcl.models.sequence import SequenceState, Step
 from llmcl.models.stack import decode_stack, head, last_token_launches, prefill_stack
 from llmcl.models.weights import ModelWeights
 from llmcl.ops.attention import decode_splits
-from llmcl.ops.linear import has_few_rows
+from llmcl.ops.linear import prefill_bounds
 from llmcl.ops.logprobs import LogProb
 from llmcl.ops.sample import Sampler
 from llmcl.progress import READING, Progress
@@ -30,7 +30,6 @@ from llmcl.runtime.device import Buffer, Device, Launch
 from llmcl.runtime.driver_calls import named_errors
 
 LOGITS_CHUNK = 64
-SHORT_PROMPTS = 16, 64  # tokens of a step up to which the products of few rows serve prefill, too; of FEW_ROWS
 PARTS = 8  # of a chunk of prefill, after which progress is reported
 
 
@@ -47,6 +46,13 @@ class PrefillLaunches:
     rest: list[Launch]
 
 
+def prefill_sizes(device: Device, weights: ModelWeights, most: int) -> list[tuple[int, int]]:
+    """For how many tokens launches of prefill are bound, `most` the last; and max_rows of their products."""
+    matrices = [matrix for layer in weights.layers for block in layer for matrix in block.matrices]
+    bounds = prefill_bounds(device, (weights.head, *matrices), most)
+    return [*((rows, rows) for rows in bounds), (most, 0)]
+
+
 class Model:
     """Bound launches of one model: `prefill` and `decode` fill the cache and leave the last token's logits."""
 
@@ -59,13 +65,15 @@ class Model:
         *,
         chunk: int | None = None,
         logit_rows: int = 1,
+        step_rows: int = 0,
         mods: Sequence[Mods] = (),
         persistent: bool = True,
         progress: Progress | None = None,
     ):
         """mods: what is added to the causal attention of each layer, by the model and the user; () for nothing.
 
-        logit_rows: rows of `act.logits`, for steps of several sequences (models/batch.py).
+        logit_rows, step_rows: rows of `act.logits` and of other activations, for steps of several sequences
+        (models/batch.py), which read prompts: `prefill` does not. 0: there are none.
         persistent: decode with a persistent kernel where the device has one, for all layers or for the whole step
         (kernels/common/persistent.py). progress: called while kernels are compiled.
         """
@@ -77,7 +85,7 @@ class Model:
         self.chunk = min(chunk or prefill_chunk(device), cache.max_context)
         self.n_splits = decode_splits(device, config.n_kv_heads, config.head_dim, cache.shape.kv_dtype)
         self.step = StepState(device, self.chunk, cache.table_entries)
-        self.act = Activations.alloc(device, config, self.chunk, self.n_splits, logit_rows)
+        self.act = Activations.alloc(device, config, max(self.chunk, step_rows), self.n_splits, logit_rows)
         self.sampler = Sampler(device, self.act.logits, config.vocab_size, self.step)
         self.step_position = 0  # of the first token that the launches enqueued last compute
         self.decode_steps = 0  # enqueued since the model was loaded
@@ -95,8 +103,8 @@ class Model:
             ]
             for i, blocks in enumerate(config.layers)
         ]
-        self._prefill = list(self._bind_prefill())
-        self._last_token = last_token_launches(self.layers, self.prefill_ops)
+        self._prefill = [] if step_rows else list(self._bind_prefill())
+        self._last_token = [] if step_rows else last_token_launches(self.layers, self.prefill_ops)
         self._head = head(weights, self.decode_ops, self.act.logits)
         layers, self.persistent_intermediates = decode_stack(
             weights, self.layers, self.decode_ops, persistent=persistent
@@ -121,7 +129,7 @@ class Model:
 
         Raises ContextLengthError if they do not fit, UsageError if one is not in the vocabulary.
         """
-        self._check_tokens(sequence, token_ids)
+        self.check_tokens(sequence, token_ids)
         chunk = min(chunk or self.chunk, self.chunk)
         for _ in self._prefill_steps(sequence, token_ids, chunk, progress, is_last=True):
             pass
@@ -132,7 +140,7 @@ class Model:
 
     def extend(self, sequence: SequenceState, token_ids: Sequence[int]) -> None:
         """Appends token_ids, the beginning of a prompt, to the sequence and leaves no logits. Raises as `prefill`."""
-        self._check_tokens(sequence, token_ids)
+        self.check_tokens(sequence, token_ids)
         for _ in self._prefill_steps(sequence, token_ids, self.chunk):
             pass
 
@@ -142,7 +150,7 @@ class Model:
 
     def decode_token(self, sequence: SequenceState, token_id: int) -> None:
         """One step through the decode kernels with a given token, for evaluation and tests."""
-        self._check_tokens(sequence, [token_id])
+        self.check_tokens(sequence, [token_id])
         self._decode_step(Step(sequence, [token_id], sequence.position))
         sequence.token_ids.append(token_id)
 
@@ -222,7 +230,7 @@ class Model:
             buffer = self.device.alloc(4 * rows * self.config.vocab_size, "logits of a chunk")
             self._all_logits = (buffer, head(self.weights, self._prefill_for(rows).ops, buffer))
         buffer, launches = self._all_logits
-        self._check_tokens(sequence, token_ids)
+        self.check_tokens(sequence, token_ids)
         for _ in self._prefill_steps(sequence, token_ids[:skip], self.chunk):
             pass
         for step in self._prefill_steps(sequence, token_ids[skip:], rows):
@@ -261,16 +269,9 @@ class Model:
             yield step
 
     def _bind_prefill(self) -> Iterator[PrefillLaunches]:
-        """For short prompts, where the device has products of few rows, and for any."""
-        sizes = [rows for rows in SHORT_PROMPTS if rows < self.chunk]
-        matrices = [matrix for layer in self.weights.layers for block in layer for matrix in block.matrices]
-        if not any(has_few_rows(self.device, matrix) for matrix in (self.weights.head, *matrices)):
-            sizes = []
-        for rows in sizes:
-            ops = replace(self.prefill_ops, max_rows=rows)
+        for rows, few in prefill_sizes(self.device, self.weights, self.chunk):
+            ops = replace(self.prefill_ops, max_rows=few)
             yield PrefillLaunches(rows, ops, *prefill_stack(self.weights, self.layers, ops))
-        ops = self.prefill_ops
-        yield PrefillLaunches(self.chunk, ops, *prefill_stack(self.weights, self.layers, ops))
 
     def _prefill_for(self, n_tokens: int) -> PrefillLaunches:
         return next(bound for bound in self._prefill if n_tokens <= bound.max_tokens)
@@ -302,7 +303,7 @@ class Model:
             bad = next(i for i in token_ids if not 0 <= i < self.config.vocab_size)
             raise UsageError(f"token id {bad} is not in the vocabulary; expected 0 to {self.config.vocab_size - 1}")
 
-    def _check_tokens(self, sequence: SequenceState, token_ids: Sequence[int]) -> None:
+    def check_tokens(self, sequence: SequenceState, token_ids: Sequence[int]) -> None:
         if len(token_ids) == 0:
             raise UsageError("the prompt has no tokens; expected at least one")
         self.check_vocabulary(token_ids)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from llmcl.kernels import implementation, table
 from llmcl.kernels.common.dtype import TILE_ROWS
 from llmcl.kernels.common.linear import (
+    FEW_ROWS,
     ActivationLayout,
     ActivationOperand,
     LinearDecode,
@@ -21,6 +22,8 @@ from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight
 from llmcl.ops.rms_norm import rms_norm
 from llmcl.runtime.device import Buffer, Device, Launch
+
+SHORT_PROMPTS = 16, 64  # of FEW_ROWS: tokens of a step up to which the products of few rows serve prefill, too
 
 
 def linear_decode(
@@ -68,16 +71,15 @@ def linear_prefill(
     """out[t] = epilogue(W rms_norm(x[t])) for every token t of the step; without `norm`, W x[t].
 
     weight [rows, k]; x float32 [n, k]; norm float32 [k]; out float32 [n, rows] ([n, rows / 2] with a gate); normed:
-    working memory as x, needed beside a norm; epilogue and variant as in linear_decode. max_rows: one of FEW_ROWS for
-    steps of at most so many tokens; 0: any number. begins: a norm of out, with "add"; ends: that of x, whose rows are
-    taken in place of x (`split_norm`).
+    working memory as x, needed beside a norm; epilogue and variant as in linear_decode. max_rows: one of FEW_ROWS or
+    of `prefill_bounds` for steps of at most so many tokens; 0: any number. begins: a norm of out, with "add"; ends:
+    that of x, whose rows are taken in place of x (`split_norm`).
     PackedActivations as x are in the layout that the weight's product takes, as `out` in one that it leaves
     (`input_layout`).
     """
     chosen = [_implementation(device, part.dtype, weight.k, max_rows, variant) for part in weight.parts]
     layouts = [
-        row.activation_layout(device, part.dtype, weight.k, weight.exact_activations)
-        for row, part in zip(chosen, weight.parts, strict=True)
+        _layout(device, row, weight, part.dtype, max_rows) for row, part in zip(chosen, weight.parts, strict=True)
     ]
     if ends is not None:
         x, norm = ends.rows, None
@@ -106,8 +108,14 @@ def linear_prefill(
 
 def _implementation(device: Device, dtype: str, k: int, max_rows: int = 0, variant: str | None = None) -> LinearOfRows:
     """What multiplies the tokens of a step: where no implementation is for few of them, the one of prefill does."""
-    rows: list[LinearOfRows] = [*table.implementations(LinearFewRows)] if max_rows else []
+    few = 0 < max_rows <= FEW_ROWS[-1]
+    rows: list[LinearOfRows] = [*table.implementations(LinearFewRows)] if few else []
     return implementation.pick([*rows, *table.implementations(LinearPrefill)], device, dtype, k, variant)
+
+
+def _layout(device: Device, row: LinearOfRows, weight: Weight, dtype: str, max_rows: int) -> ActivationLayout | None:
+    layout = row.activation_layout(device, dtype, weight.k, weight.exact_activations)
+    return None if layout is None else layout.for_rows(max_rows)
 
 
 def has_few_rows(device: Device, weight: Weight) -> bool:
@@ -115,12 +123,24 @@ def has_few_rows(device: Device, weight: Weight) -> bool:
     return all(isinstance(_implementation(device, part.dtype, weight.k, 1), LinearFewRows) for part in weight.parts)
 
 
+def prefill_bounds(device: Device, weights: Iterable[Weight], most: int) -> list[int]:
+    """For up to how many tokens launches of prefill are bound, each a max_rows of linear_prefill, beside those for any
+    number, below `most`.
+    """
+    weights = list(weights)
+    bounds = {*SHORT_PROMPTS} if any(has_few_rows(device, weight) for weight in weights) else set()
+    for weight in weights:
+        for part in weight.parts:
+            row = _implementation(device, part.dtype, weight.k)
+            assert isinstance(row, LinearPrefill)
+            bounds |= {*row.bounds}
+    return sorted(bound for bound in bounds if bound < most)
+
+
 def input_layout(device: Device, weight: Weight, max_rows: int = 0) -> ActivationLayout | None:
     """The layout in which the kernel before may leave the rows of x for this product; None: float32 rows."""
     layouts = {
-        _implementation(device, part.dtype, weight.k, max_rows).activation_layout(
-            device, part.dtype, weight.k, weight.exact_activations
-        )
+        _layout(device, _implementation(device, part.dtype, weight.k, max_rows), weight, part.dtype, max_rows)
         for part in weight.parts
     }
     layout = layouts.pop() if len(layouts) == 1 else None

@@ -24,6 +24,7 @@ from llmcl import reference
 from llmcl.kernels.common.linear import GATES
 from llmcl.kernels.cpu.dot_product import bf16_dot_form
 from llmcl.kernels.cpu.linear import BF16_TILE_TOKENS, GROUP_TOKENS, PACKED_GROUP_TOKENS, TILE_TOKENS
+from llmcl.kernels.nvidia.linear import hopper_tiles
 from llmcl.ops.linear import linear_prefill
 from llmcl.runtime.device import Device
 
@@ -48,6 +49,7 @@ def check(
     tiles_per_part: int = 0,
     norm: bool = False,
     exact: bool = False,
+    max_rows: int = 0,
 ) -> None:
     rng = np.random.default_rng(n + rows * k)
     values = (rng.standard_normal((rows, k)) / np.sqrt(k)).astype(np.float32)
@@ -62,7 +64,8 @@ def check(
     norm_weight = rng.standard_normal(k).astype(np.float32)
     norm_buffer = with_poison(device, norm_weight) if norm else None
     x_buffer = with_poison(device, x)
-    run(linear_prefill(device, weight, x_buffer, out, step, norm=norm_buffer, eps=EPS, epilogue=epilogue), n)
+    options = {"norm": norm_buffer, "eps": EPS, "epilogue": epilogue, "max_rows": max_rows}
+    run(linear_prefill(device, weight, x_buffer, out, step, **options), n)  # type: ignore[arg-type]
 
     if norm:
         x = reference.rms_norm(x, norm_weight, EPS).astype(np.float32)
@@ -109,6 +112,16 @@ def test_around_a_register_tile(target: Device, columns: int, offset: int) -> No
 )
 def test_epilogue(target: Device, dtype: str, epilogue: str, rows: int) -> None:
     check(target, dtype, 67, rows, 576, epilogue=epilogue)
+
+
+@pytest.mark.parametrize("variant", ["hopper"])
+@pytest.mark.parametrize(("rows", "tiles"), [(608, 4), (6144, 8)])
+@pytest.mark.parametrize(("dtype", "epilogue"), [("float16", "store"), ("bfloat16", "add"), ("bfloat16", "swiglu")])
+@pytest.mark.parametrize("n", [65, 128, 201, 256])
+def test_narrow_units(target: Device, rows: int, tiles: int, dtype: str, epilogue: str, n: int) -> None:
+    """Units of fewer tiles, where tokens are too few to give each compute unit a wide one."""
+    assert hopper_tiles(132, rows // 16, 256) == tiles
+    check(target, dtype, n, rows, 160, epilogue=epilogue, max_rows=256)
 
 
 @small

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,6 +50,10 @@ class ActivationLayout(ABC):
         self, device: Device, x: Buffer, rows: PackedActivations, step: StepState, norm: Buffer | None, eps: float
     ) -> Launch:
         """Brings x float32 [n, k] into this layout, normalised first where there is a `norm` float32 [k]."""
+
+    def for_rows(self, max_rows: int) -> ActivationLayout:
+        """The same, packed in the way that is best for steps of up to max_rows tokens (0: any number)."""
+        return self
 
     def packed(self, step: StepState, k: int, use: str = "input") -> PackedActivations:
         """Working memory of the step for rows of this layout.
@@ -101,7 +105,7 @@ class Product:
     part: WeightPart
     out: ActivationOperand
     epilogue: str
-    max_rows: int = 0  # tokens of a step at most, where they are few; 0: any number
+    max_rows: int = 0  # tokens of a step at most, of FEW_ROWS or LinearPrefill.bounds; 0: any number
     begins: SplitNorm | None = None  # of its output, which is added to the residual
     ends: SplitNorm | None = None  # of its input
 
@@ -201,7 +205,11 @@ class LinearOfRows(Implementation):
 
 
 class LinearPrefill(LinearOfRows):
-    """For any number of tokens."""
+    """For any number of tokens. bounds: up to how many tokens a step is worth launches of its own, bound with
+    `product.max_rows`.
+    """
+
+    bounds: Sequence[int] = ()
 
 
 FEW_ROWS = 8, 16, 32, 64

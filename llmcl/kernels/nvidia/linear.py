@@ -28,7 +28,8 @@ from llmcl.runtime.device import Buffer, Device, Launch
 
 GROUP_WARPS = 16  # of kernels that stay on their compute unit
 WARP_TILES = 4  # see nvidia/linear_prefill.cl
-HOPPER_TILES = 16  # of a work-group, see nvidia/linear_prefill_wgmma.cl
+HOPPER_TILES = 16, 8, 4  # of a work-group, see nvidia/linear_prefill_wgmma.cl
+HOPPER_TOKENS = 128  # of a unit there
 ROWS_MULTIPLE = 128  # the last block of tokens may reach beyond the step's
 DEQUANTIZED_BYTES = 128 << 20
 
@@ -85,6 +86,9 @@ class TensorCoreLayout(ActivationLayout):
     @property
     def fuses_norm(self) -> bool:  # type: ignore[override]
         return self.blocks
+
+    def for_rows(self, max_rows: int) -> TensorCoreLayout:
+        return replace(self, by_token=True) if self.blocks and max_rows else self
 
     def nbytes(self, max_tokens: int, k: int) -> int:
         return 2 * -(-max_tokens // ROWS_MULTIPLE) * ROWS_MULTIPLE * k
@@ -150,6 +154,23 @@ class NvidiaLinearDecodeQuantized(NvidiaLinearDecode):
         return own, (groups,), (32 * GROUP_WARPS,)
 
 
+def hopper_tiles(compute_units: int, n_tiles: int, max_rows: int) -> int:
+    """Tiles of a unit of nvidia/linear_prefill_wgmma.cl for up to max_rows tokens (0: any number), of n_tiles.
+
+    Wide units move fewer bytes for what they multiply; narrow ones leave fewer compute units without work where tokens
+    are few.
+    """
+    if max_rows == 0:
+        return HOPPER_TILES[0]
+
+    def clocks(tiles: int) -> int:
+        """Of a step of 32 columns, the compute units with the most units: of the matrix units, and of 64 bytes each."""
+        units = -(-max_rows // HOPPER_TOKENS) * -(-n_tiles // tiles)
+        return -(-units // compute_units) * max(31 * tiles, 16 * (tiles + 8))
+
+    return min(HOPPER_TILES, key=clocks)
+
+
 class NvidiaLinearPrefill(LinearPrefill):
     name, file = "nvidia", "nvidia/linear_prefill.cl"
     rounds_to_16_bits = True
@@ -171,6 +192,7 @@ class NvidiaLinearPrefill(LinearPrefill):
 
 class HopperLinearPrefill(NvidiaLinearPrefill):
     name, file = "hopper", "nvidia/linear_prefill_wgmma.cl"
+    bounds = 256, 512
 
     def supports_device(self, device: Device) -> bool:
         return has_wgmma(device.entry)
@@ -183,9 +205,10 @@ class HopperLinearPrefill(NvidiaLinearPrefill):
         return isinstance(layout, TensorCoreLayout) and layout.blocks and layout.dtype == dtype
 
     def size(self, device: Device, product: Product, layout: ActivationLayout | None) -> Size:
-        units = -(-product.part.n_tiles // HOPPER_TILES)
-        own = {"PACKED_OUT": isinstance(product.out, PackedActivations)}
-        return own, lambda n: (min(device.compute_units, -(-n // 128) * units),), (256,)
+        tiles = hopper_tiles(device.compute_units, product.part.n_tiles, product.max_rows)
+        units = -(-product.part.n_tiles // tiles)
+        own = {"PACKED_OUT": isinstance(product.out, PackedActivations), "BLOCK_TILES": tiles}
+        return own, lambda n: (min(device.compute_units, -(-n // HOPPER_TOKENS) * units),), (256,)
 
 
 WIDE = (HopperLinearPrefill(), NvidiaLinearPrefill())
@@ -195,6 +218,7 @@ class NvidiaLinearPrefillQuantized(NvidiaLinearPrefill):
     """Widens the weight to float16 first, as many tiles at once as the working memory holds."""
 
     file = "nvidia/dequantize_weight.cl"
+    bounds = HopperLinearPrefill.bounds
 
     def supports_device(self, device: Device) -> bool:
         wrong = device.cache.excluded

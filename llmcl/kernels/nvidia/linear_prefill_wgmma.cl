@@ -2,11 +2,11 @@
 // Formula and arguments as in cpu/linear_prefill.cl, except that x is WEIGHT in blocks of 8 x 8 (`pack_activations`): products of
 // 16-bit operands, float32 sums. With PACKED_OUT the output is in that layout, too: what the next product takes.
 //
-// A work-group takes units of 128 tokens and 16 weight tiles (256 rows), one after the other; each of its two warpgroups has
-// 64 of the tokens and all rows. Steps of 32 columns come through STAGES buffers in local memory, copied while earlier ones
+// A work-group takes units of 128 tokens and BLOCK_TILES weight tiles of 16 rows, one after the other; each of its two warpgroups
+// has 64 of the tokens and all rows. Steps of 32 columns come through STAGES buffers in local memory, copied while earlier ones
 // are multiplied, those of the next unit already while the last one's results are written.
 //
-//               weight rows: 16 tiles of 16           a stage:  X   8 tokens x 32 columns at 512 (token / 8), blocks of 8 x 8
+//               weight rows: BLOCK_TILES of 16        a stage:  X   8 tokens x 32 columns at 512 (token / 8), blocks of 8 x 8
 //              +---------------------------+                    W   tile i at 8192 + 1024 i, 32 bytes for each column,
 //   64 tokens  | warpgroup 0               |                        halves exchanged as wgmma.cl says
 //              +---------------------------+
@@ -15,20 +15,31 @@
 //
 // Index space: any number of groups of 256; a unit's tokens change fastest, so that groups share weights while they run.
 // Build: WEIGHT (f16 or bf16), K (a multiple of 32), N, N_TILES, OUT_STRIDE, EPILOGUE, PACKED_OUT (OUT_STRIDE a multiple of 32,
-// EPILOGUE not the one that adds). x, and out with PACKED_OUT, have tokens to a multiple of 128; what lies past n is anything.
-// Local memory: 24576 STAGES bytes.
+// EPILOGUE not the one that adds), BLOCK_TILES (16, 8 or 4: the fewer tokens, the fewer, so that no compute unit is idle). x, and out with PACKED_OUT, have tokens to a multiple of 128; what lies past n is anything.
+// Local memory: 147456 bytes.
 #if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(N_TILES) || !defined(OUT_STRIDE) || !defined(EPILOGUE) || \
-    !defined(PACKED_OUT) || !defined(STATE_N_TOKENS)
+    !defined(PACKED_OUT) || !defined(BLOCK_TILES) || !defined(STATE_N_TOKENS)
 #error "nvidia/linear_prefill_wgmma.cl needs the build constants named in its head"
 #endif
 #include "common/common.cl"
 #include "nvidia/wgmma.cl"
 
+#if BLOCK_TILES == 16
 #define STAGES 6
+#define MULTIPLY WGMMA_256
+#elif BLOCK_TILES == 8
+#define STAGES 9
+#define MULTIPLY WGMMA_128
+#elif BLOCK_TILES == 4
+#define STAGES 12
+#define MULTIPLY WGMMA_64
+#else
+#error "nvidia/linear_prefill_wgmma.cl: BLOCK_TILES is 16, 8 or 4"
+#endif
 #define BLOCK_TOKENS 128
-#define BLOCK_TILES 16
 #define BLOCK_K 32
 #define GROUP_ITEMS 256
+#define SUMS (BLOCK_TILES * 8)
 #define X_BYTES (BLOCK_TOKENS * BLOCK_K * 2)
 #define TILE_BYTES (BLOCK_K * 32)
 #define STAGE_BYTES (X_BYTES + BLOCK_TILES * TILE_BYTES)
@@ -36,11 +47,14 @@
 #define AHEAD (STAGES - 2)  // steps fetched while the products of two others may be under way
 #define UNITS_OF(n) (((n) + BLOCK_TOKENS - 1) / BLOCK_TOKENS * ((N_TILES + BLOCK_TILES - 1) / BLOCK_TILES))
 
-// What a work-item copies next: two pieces of X, 64 tokens apart, and two neighbouring ones of each of two tiles, 8 apart.
+// What a work-item copies next: two pieces of X, 64 tokens apart; and two neighbouring ones of each of two tiles, 8 apart, or of
+// one of 8 tiles, or one of 4 tiles.
 typedef struct {
     __global const CAT(WEIGHT, _t)* x;
     __global const CAT(WEIGHT, _t)* w0;
+#if BLOCK_TILES == 16
     __global const CAT(WEIGHT, _t)* w1;
+#endif
     int unit, step;
     uint to;  // bytes to the stage
 } source;
@@ -53,10 +67,13 @@ inline int first_tile_of(const int unit, const int n) {
 }
 
 inline void begin_unit(source* from, __global const CAT(WEIGHT, _t)* x, __global const CAT(WEIGHT, _t)* weight, const int n) {
-    const int lane = get_local_id(0) % WARP, warp = get_local_id(0) / WARP, tile = first_tile_of(from->unit, n) + warp;
+    const int lane = get_local_id(0) % WARP, warp = get_local_id(0) / WARP;
+    const int tile = first_tile_of(from->unit, n) + (BLOCK_TILES == 4 ? warp % 4 : warp);
     from->x = x + (size_t)(first_token_of(from->unit, n) / 8 + warp) * K * 8 + lane * 8;
-    from->w0 = weight + (size_t)min(tile, N_TILES - 1) * K * 16 + lane * 8;
+    from->w0 = weight + (size_t)min(tile, N_TILES - 1) * K * 16 + lane * 8 + (BLOCK_TILES == 4 ? warp / 4 * 256 : 0);
+#if BLOCK_TILES == 16
     from->w1 = weight + (size_t)min(tile + 8, N_TILES - 1) * K * 16 + lane * 8;
+#endif
     from->step = 0;
 }
 
@@ -67,12 +84,16 @@ inline void fetch(source* from, const uint to_x, const uint to_w, __global const
         copy16_async(to_x + from->to, from->x, true);
         copy16_async(to_x + from->to + X_BYTES / 2, from->x + (size_t)K * 64, true);
         copy16_async(to_w + from->to, from->w0, true);
+#if BLOCK_TILES > 4
         copy16_async(to_w + from->to + 512, from->w0 + 256, true);
+#endif
+#if BLOCK_TILES == 16
         copy16_async(to_w + from->to + 8 * TILE_BYTES, from->w1, true);
         copy16_async(to_w + from->to + 8 * TILE_BYTES + 512, from->w1 + 256, true);
+        from->w1 += BLOCK_K * 16;
+#endif
         from->x += BLOCK_K * 8;
         from->w0 += BLOCK_K * 16;
-        from->w1 += BLOCK_K * 16;
         from->to = from->to == (STAGES - 1) * STAGE_BYTES ? 0 : from->to + STAGE_BYTES;
         if (++from->step == STEPS) {
             from->unit += get_num_groups(0);
@@ -120,7 +141,8 @@ void linear_prefill(__global const CAT(WEIGHT, _t)* weight, __global const CAT(W
     const int lane = get_local_id(0) % WARP, warp = get_local_id(0) / WARP;
 
     const uint to_x = local_base + get_local_id(0) * 16;
-    const uint to_w = local_base + X_BYTES + warp * TILE_BYTES + (lane ^ ((lane >> 3) & 1)) * 16;
+    const uint own_tile = BLOCK_TILES == 4 ? warp % 4 * TILE_BYTES + warp / 4 * 512 : warp * TILE_BYTES;
+    const uint to_w = local_base + X_BYTES + own_tile + (lane ^ ((lane >> 3) & 1)) * 16;
     source from;
     from.unit = get_group_id(0);
     from.to = 0;
@@ -132,26 +154,30 @@ void linear_prefill(__global const CAT(WEIGHT, _t)* weight, __global const CAT(W
     const ulong b = wgmma_operand(local_base + X_BYTES, TILE_BYTES, 256, SWIZZLE_32);
     uint stage = 0;  // in 16 bytes, as operands count
     for (int unit = get_group_id(0); unit < UNITS_OF(n); unit += get_num_groups(0)) {
-        float acc[128];  // of rows 8 j + 2 (lane % 4) + {0, 1}: acc[4 j + {0, 1}] of token lane / 4, acc[4 j + {2, 3}] 8 later
+        float acc[SUMS];  // of rows 8 j + 2 (lane % 4) + {0, 1}: acc[4 j + {0, 1}] of token lane / 4, acc[4 j + {2, 3}] 8 later
 #pragma unroll
-        for (int i = 0; i < 128; ++i) acc[i] = 0;
+        for (int i = 0; i < SUMS; ++i) acc[i] = 0;
         for (int step = 0; step < STEPS; ++step) {
             COPY_WAIT(AHEAD - 1);
             local_fence_async();
             barrier(CLK_LOCAL_MEM_FENCE);  // the step is there for all, and the one before the last multiplied by all
             fetch(&from, to_x, to_w, x, weight, n);
             wgmma_fence();
-            WGMMA_256(WEIGHT, acc, a + stage, b + stage, 1);
-            WGMMA_256(WEIGHT, acc, a + stage + 256 / 16, b + stage + 512 / 16, 1);
+            MULTIPLY(WEIGHT, acc, a + stage, b + stage, 1);
+            MULTIPLY(WEIGHT, acc, a + stage + 256 / 16, b + stage + 512 / 16, 1);
             wgmma_commit();
             WGMMA_WAIT(1);
             stage = stage == (STAGES - 1) * STAGE_BYTES / 16 ? 0 : stage + STAGE_BYTES / 16;
         }
         WGMMA_WAIT(0);
         WGMMA_SETTLE32(acc, 0);
+#if BLOCK_TILES > 4
         WGMMA_SETTLE32(acc, 32);
+#endif
+#if BLOCK_TILES == 16
         WGMMA_SETTLE32(acc, 64);
         WGMMA_SETTLE32(acc, 96);
+#endif
 
         const int first_token = first_token_of(unit, n), first_tile = first_tile_of(unit, n);
 #pragma unroll

@@ -77,6 +77,12 @@ inline ulong wgmma_operand(const uint address, const uint leading, const uint st
 // sums = A B, whatever they were: until then they take no registers.
 #define WGMMA_128_NEW(TYPE, s, a, b) WGMMA_128_(TYPE, a, b, 0, 1, NEW64(s))
 #define WGMMA_ROWS_128_NEW(TYPE, s, a, b) WGMMA_128_(TYPE, a, b, 0, 0, NEW64(s))
+#define WGMMA_64_(TYPE, s, a, b, KEEP)                                                           \
+    asm volatile("//sm_90a wgmma.mma_async.sync.aligned.m64n64k16.f32." #TYPE "." #TYPE " {" SUMS_FROM_0 \
+                 "}, %32, %33, " #KEEP ", 1, 1, 0, 1;"                                           \
+                 : SUMS32(s, 0)                                                                  \
+                 : "l"(a), "l"(b))
+#define WGMMA_64(TYPE, s, a, b, KEEP) WGMMA_64_(TYPE, s, a, b, KEEP)
 #define WGMMA_256_(TYPE, s, a, b, KEEP) \
     asm volatile("//sm_90a wgmma.mma_async.sync.aligned.m64n256k16.f32." #TYPE "." #TYPE " {" SUMS_FROM_0 ", " SUMS_FROM_32 ", " SUMS_FROM_64 ", " SUMS_FROM_96 \
                  "}, %128, %129, " #KEEP ", 1, 1, 0, 1;" \
