@@ -16,6 +16,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from llmcl.engine.generation import Piece
 from llmcl.engine.stats import GenerationStats
+from llmcl.grammar import Grammars
 from llmcl.ops.logprobs import LogProb
 from llmcl.serve.run import Server, listen
 from llmcl.serve.served import Served
@@ -163,6 +164,7 @@ def running(engine: FakeEngine | None = None, *, loaded: bool = True, **settings
 
 def served(engine: FakeEngine, **changes: Any) -> Served:
     given = {"name": "fake", "max_context": 2048, "vocab_size": 258, "created": 1_700_000_000} | changes
+    given.setdefault("grammars", Grammars(engine.tokenizer, given["vocab_size"]))
     return Served(engine, engine.tokenizer, **given)
 
 

@@ -185,6 +185,7 @@ def _load(
         max_context=engine.max_context,
         vocab_size=llm.config.vocab_size,
         created=int(time.time()),
+        grammars=llm.grammars,
         device=llm.device.name,
         close=close,
     )

@@ -10,6 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from llmcl.serve.answer_reader import CallPart, Part, Said
 from llmcl.serve.body import read_fields
 from llmcl.serve.conversation import openai_messages
 from llmcl.serve.errors import unsupported
@@ -17,9 +18,12 @@ from llmcl.serve.events import DONE, event
 from llmcl.serve.fields import Fields, wrong
 from llmcl.serve.generation import GenerationResponse
 from llmcl.serve.logprobs import MAX_TOP, LogProbWriter
+from llmcl.serve.prepared import prepare
 from llmcl.serve.sampling import MAX_ANSWERS, MAX_STOPS, of_choice, read_sampling
 from llmcl.serve.served import Answer, Ask, cached_tokens
 from llmcl.serve.service import Service
+from llmcl.serve.structure import read_structure
+from llmcl.serve.tools import openai_tools
 
 _ROOM = 1 << 31  # more tokens than any context: the answer ends where that does
 
@@ -31,6 +35,8 @@ async def chat_completions(request: Request, service: Service) -> Response:
     fields.text("model")  # there is one model, whatever clients call it
     messages = openai_messages(fields)
     _refuse_what_is_missing(fields)
+    use = openai_tools(fields)
+    structure = await read_structure(fields, served, fields.object("response_format"))
     options = read_sampling(fields, served)
     top = fields.whole("top_logprobs", None, 0, MAX_TOP)
     if with_logprobs := fields.flag("logprobs"):
@@ -42,23 +48,20 @@ async def chat_completions(request: Request, service: Service) -> Response:
     stop = fields.strings("stop", MAX_STOPS)
     stream = fields.flag("stream")
     with_usage = fields.object("stream_options").flag("include_usage")
-    prompt = await served.encode_chat(messages)
-    asks = [Ask(prompt, min(max_tokens, served.max_context), of_choice(options, i), stop) for i in range(n)]
+    prepared = await prepare(served, messages, use, structure)
+    prompt, reader = prepared.prompt, prepared.reader
+    options |= prepared.options
+    max_tokens = min(max_tokens, served.max_context)
+    asks = [Ask(prompt, max_tokens, of_choice(options, i), stop, reader=reader) for i in range(n)]
     writer = LogProbWriter(served.tokenizer) if with_logprobs else None
     form = ChatForm(served.name, len(prompt), writer, with_usage=with_usage)
     return GenerationResponse(service, served, asks, form, stream=stream)
 
 
 def _refuse_what_is_missing(fields: Fields) -> None:
-    refuse_tools(fields)
-    if fields.object("response_format").one_of("type", "text", "json_object", "json_schema") not in (None, "text"):
-        raise unsupported("response_format", "JSON mode and schemas are not supported")
+    fields.refuse("functions are not supported, tools are", "functions")
     if fields.items("modalities") not in ([], ["text"]):
         raise unsupported("modalities", "answers other than text are not supported")
-
-
-def refuse_tools(fields: Fields) -> None:
-    fields.refuse("tools are not supported", "tools", "functions")
 
 
 def usage_of(n_prompt: int, answers: Sequence[Answer]) -> dict[str, Any]:
@@ -86,10 +89,18 @@ class ChatForm:
         return b""
 
     def text(self, answer: Answer, text: str) -> bytes:
-        return self._opening(answer) + self._chunk(answer, {"content": text}, None, self._logprobs_of(answer))
+        if answer.reader is None:
+            return self._opening(answer) + self._chunk(answer, {"content": text}, None, self._logprobs_of(answer))
+        deltas = [_delta(part) for part in answer.reader.take()]
+        logprobs = self._logprobs_of(answer)
+        if logprobs is not None and not deltas:
+            deltas = [{"content": ""}]
+        chunks = [self._chunk(answer, delta, None, None if n else logprobs) for n, delta in enumerate(deltas)]
+        return self._opening(answer) + b"".join(chunks)
 
     def finish(self, answer: Answer) -> bytes:
-        return self._opening(answer) + self._chunk(answer, {}, answer.finish_reason)
+        rest = b"" if answer.reader is None else self.text(answer, "")
+        return self._opening(answer) + rest + self._chunk(answer, {}, _reason(answer))
 
     def end(self, answers: Sequence[Answer]) -> bytes:
         if not self._with_usage:
@@ -103,9 +114,9 @@ class ChatForm:
         choices = [
             {
                 "index": answer.index,
-                "message": {"role": "assistant", "content": answer.text, "refusal": None},
+                "message": _message(answer),
                 "logprobs": self._logprobs_of(answer),
-                "finish_reason": answer.finish_reason,
+                "finish_reason": _reason(answer),
             }
             for answer in answers
         ]
@@ -122,7 +133,7 @@ class ChatForm:
         return None if self._logprobs is None else self._logprobs.chat(answer)
 
     def _chunk(
-        self, answer: Answer, delta: dict[str, str], reason: str | None, logprobs: dict[str, Any] | None = None
+        self, answer: Answer, delta: dict[str, Any], reason: str | None, logprobs: dict[str, Any] | None = None
     ) -> bytes:
         choice = {"index": answer.index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
         return event(self._object("chat.completion.chunk", [choice], None))
@@ -130,3 +141,32 @@ class ChatForm:
     def _object(self, kind: str, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> dict[str, Any]:
         made = {**self._head, "object": kind, "choices": choices}
         return made | {"usage": usage} if usage is not None or self._with_usage else made
+
+
+def _reason(answer: Answer) -> str | None:
+    return "tool_calls" if answer.calls and answer.finish_reason == "stop" else answer.finish_reason
+
+
+def _message(answer: Answer) -> dict[str, Any]:
+    """reasoning_content is no field of OpenAI's: other servers have it under this name."""
+    if (reader := answer.reader) is None:
+        return {"role": "assistant", "content": answer.text, "refusal": None}
+    calls = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in reader.calls
+    ]
+    made = {"role": "assistant", "content": reader.text if reader.text or not calls else None, "refusal": None}
+    made |= {"reasoning_content": reader.thoughts} if reader.thoughts else {}
+    return made | ({"tool_calls": calls} if calls else {})
+
+
+def _delta(part: Part) -> dict[str, Any]:
+    if isinstance(part, Said):
+        return {"content": part.text}
+    if not isinstance(part, CallPart):
+        return {"reasoning_content": part.text}
+    call: dict[str, Any] = {"index": part.index, "function": {"arguments": part.delta}}
+    if part.is_first:
+        call |= {"id": part.call.id, "type": "function"}
+        call["function"]["name"] = part.call.name
+    return {"tool_calls": [call]}

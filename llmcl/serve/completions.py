@@ -20,6 +20,7 @@ from llmcl.serve.logprobs import MAX_TOP, LogProbWriter
 from llmcl.serve.sampling import MAX_ANSWERS, MAX_STOPS, of_choice, read_sampling
 from llmcl.serve.served import Answer, Ask, Served
 from llmcl.serve.service import Service
+from llmcl.serve.structure import read_structure
 
 _MAX_TOKENS = 16  # OpenAI's
 _EXPECTED = "a text, a list of texts, a list of token ids, or a list of such lists"
@@ -32,6 +33,7 @@ async def completions(request: Request, service: Service) -> Response:
     fields.text("model")
     fields.refuse("text before which the answer is to fit is not supported", "suffix")
     options = read_sampling(fields, served)
+    options |= await read_structure(fields, served, fields.object("response_format"))
     if (top := fields.whole("logprobs", None, 0, MAX_TOP)) is not None:
         options["logprobs"] = top
     n = fields.whole("n", 1, 1, MAX_ANSWERS) or 1

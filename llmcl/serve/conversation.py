@@ -78,10 +78,17 @@ def _tool_call(call: Fields) -> dict[str, Any]:
     }
 
 
-def joined_text(fields: Fields, field: str, kinds: tuple[str, ...], *, leave_out: str | None = None) -> str | None:
+def joined_text(
+    fields: Fields,
+    field: str,
+    kinds: tuple[str, ...],
+    *,
+    leave_out: str | None = None,
+    read_elsewhere: tuple[str, ...] = (),
+) -> str | None:
     """A text, or a list of parts whose texts are joined by line breaks. kinds: the types of parts that are text.
 
-    leave_out: a part that begins so has no place in the prompt.
+    leave_out: a part that begins so has no place in the prompt. read_elsewhere: types of parts that the caller reads.
     """
     value = fields.given(field)
     if value is None or isinstance(value, str):
@@ -91,7 +98,7 @@ def joined_text(fields: Fields, field: str, kinds: tuple[str, ...], *, leave_out
     texts = []
     for part in fields.objects(field):
         kind = part.text("type") or "text"
-        if kind in _THOUGHTS:
+        if kind in _THOUGHTS or kind in read_elsewhere:
             continue
         if kind not in kinds:
             raise unsupported(part.name("type"), f"parts of type {shown(kind)} are not supported, only text is")
@@ -108,7 +115,7 @@ def anthropic_messages(fields: Fields) -> list[dict[str, Any]]:
     messages = []
     if system := joined_text(fields, "system", ("text",), leave_out=BILLING):
         messages.append({"role": "system", "content": system})
-    said = [_anthropic_message(message) for message in fields.objects("messages")]
+    said = [read for message in fields.objects("messages") for read in _anthropic_message(message)]
     if not said:
         raise RequestError(400, "messages: expected at least one message", "messages")
     if said[-1]["role"] == "assistant":
@@ -116,11 +123,22 @@ def anthropic_messages(fields: Fields) -> list[dict[str, Any]]:
     return messages + said
 
 
-def _anthropic_message(message: Fields) -> dict[str, Any]:
+def _anthropic_message(message: Fields) -> list[dict[str, Any]]:
+    """A message, or several: each result of a tool is one of its own, before what the user says."""
     role = message.one_of("role", "user", "assistant", "system")
     if role is None:
         raise wrong(message.name("role"), None, "user or assistant")
-    content = joined_text(message, "content", ("text",))
-    if content is None:
+    if message.given("content") is None:
         raise wrong(message.name("content"), None, "a string or a list of blocks")
-    return {"role": role, "content": content}
+    calls, results = [], []
+    if isinstance(message.given("content"), list):
+        for block in message.objects("content"):
+            if block.given("type") == "tool_use":
+                function = {"name": block.text("name") or "", "arguments": block.object("input").values}
+                calls.append({"id": block.text("id") or "", "type": "function", "function": function})
+            elif block.given("type") == "tool_result":
+                output = joined_text(block, "content", ("text",)) or ""
+                results.append({"role": "tool", "content": output, "tool_call_id": block.text("tool_use_id") or ""})
+    content = joined_text(message, "content", ("text",), read_elsewhere=("tool_use", "tool_result"))
+    read = {"role": role, "content": content or ""} | ({"tool_calls": calls} if calls else {})
+    return [*results, read] if content or calls or not results else results

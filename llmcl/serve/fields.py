@@ -27,6 +27,11 @@ class Fields:
         """The field's place in the request."""
         return f"{self.place}.{field}" if self.place else field
 
+    @property
+    def values(self) -> dict[str, Any]:
+        """The object as it was given."""
+        return self._values
+
     def names(self) -> list[str]:
         """The names of all fields that are there."""
         return [*self._values]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -9,16 +10,19 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from llmcl.serve.answer_reader import CallPart, Part, Thought
 from llmcl.serve.body import read_fields
-from llmcl.serve.chat_completions import refuse_tools
 from llmcl.serve.conversation import anthropic_messages
 from llmcl.serve.errors import unsupported
 from llmcl.serve.events import event
 from llmcl.serve.fields import Fields
 from llmcl.serve.generation import GenerationResponse
+from llmcl.serve.prepared import encode_with_tools, prepare
 from llmcl.serve.sampling import MAX_STOPS, read_sampling
-from llmcl.serve.served import Answer, Ask, Served
+from llmcl.serve.served import Answer, Ask
 from llmcl.serve.service import Service
+from llmcl.serve.structure import read_structure
+from llmcl.serve.tools import anthropic_tools
 
 if TYPE_CHECKING:
     from llmcl.tokenizer import Tokenizer
@@ -34,8 +38,13 @@ async def messages(request: Request, service: Service) -> Response:
     options = read_sampling(fields, served)
     stop = fields.strings("stop_sequences", MAX_STOPS)
     stream = fields.flag("stream")
-    prompt = await _prompt(fields, served)
-    ask = Ask(prompt, min(max_tokens, served.max_context), options, stop)
+    use = anthropic_tools(fields)
+    config = fields.object("output_config")
+    format = fields.object("output_format") if config.given("format") is None else config.object("format")
+    structure = await read_structure(fields, served, format)
+    prepared = await prepare(served, _messages(fields), use, structure)
+    prompt, reader = prepared.prompt, prepared.reader
+    ask = Ask(prompt, min(max_tokens, served.max_context), {**options, **prepared.options}, stop, reader=reader)
     form = MessageForm(served.name, len(prompt), served.tokenizer)
     return GenerationResponse(service, served, [ask], form, stream=stream)
 
@@ -45,18 +54,17 @@ async def count_tokens(request: Request, service: Service) -> Response:
     served = service.served()
     fields = await read_fields(request, service.settings)
     _refuse_what_is_missing(fields)
-    return JSONResponse({"input_tokens": len(await _prompt(fields, served))})
+    prompt = await encode_with_tools(served, _messages(fields), anthropic_tools(fields))
+    return JSONResponse({"input_tokens": len(prompt)})
 
 
-async def _prompt(fields: Fields, served: Served) -> list[int]:
+def _messages(fields: Fields) -> list[dict[str, Any]]:
     fields.text("model")
-    return await served.encode_chat(anthropic_messages(fields))
+    return anthropic_messages(fields)
 
 
 def _refuse_what_is_missing(fields: Fields) -> None:
-    refuse_tools(fields)
     fields.refuse("MCP servers are not supported", "mcp_servers")
-    fields.refuse("schemas are not supported", "output_format", "output_config")
     if fields.object("thinking").one_of("type", "enabled", "disabled", "adaptive") == "enabled":
         raise unsupported("thinking", "thinking that is kept apart from the answer is not supported")
 
@@ -68,22 +76,63 @@ class MessageForm:
         self._head = {"id": "msg_" + secrets.token_hex(12), "type": "message", "role": "assistant", "model": model}
         self._n_prompt = n_prompt
         self._tokenizer = tokenizer
+        self._blocks: list[dict[str, Any]] = []
+        self._is_open = False  # the last block
+        self._arguments = ""  # of it
 
     def begin(self) -> bytes:
         nothing: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
         message = {**self._head, **nothing, "usage": {"input_tokens": self._n_prompt, "output_tokens": 0}}
-        block = {"type": "text", "text": "", "citations": None}
-        return _event({"type": "message_start", "message": message}) + _event(
-            {"type": "content_block_start", "index": 0, "content_block": block}
-        )
+        return _event({"type": "message_start", "message": message})
 
     def text(self, answer: Answer, text: str) -> bytes:
-        return _event({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}})
+        return b"".join(self._part(part) for part in answer.parts(text))
 
     def finish(self, answer: Answer) -> bytes:
-        return _event({"type": "content_block_stop", "index": 0}) + _event(
-            {"type": "message_delta", "delta": self._ending(answer), "usage": self._usage(answer)}
+        rest = self.text(answer, "")
+        if not self._blocks:
+            rest += self._opened({"type": "text", "text": "", "citations": None})
+        ending = {"type": "message_delta", "delta": self._ending(answer), "usage": self._usage(answer)}
+        return rest + self._close() + _event(ending)
+
+    def _part(self, part: Part) -> bytes:
+        """The events of a part, which also becomes part of `_blocks`."""
+        if isinstance(part, CallPart):
+            block = {"type": "tool_use", "id": part.call.id, "name": part.call.name, "input": {}}
+            begun = self._opened(block) if part.is_first else b""
+            self._arguments += part.delta
+            if part.delta:
+                begun += self._delta({"type": "input_json_delta", "partial_json": part.delta})
+            return begun + (self._close() if part.is_last else b"")
+        if isinstance(part, Thought):
+            begun = self._opened({"type": "thinking", "thinking": "", "signature": ""}, unless="thinking")
+            self._blocks[-1]["thinking"] += part.text
+            return begun + self._delta({"type": "thinking_delta", "thinking": part.text})
+        begun = self._opened({"type": "text", "text": "", "citations": None}, unless="text")
+        self._blocks[-1]["text"] += part.text
+        return begun + self._delta({"type": "text_delta", "text": part.text})
+
+    def _delta(self, delta: dict[str, Any]) -> bytes:
+        return _event({"type": "content_block_delta", "index": len(self._blocks) - 1, "delta": delta})
+
+    def _opened(self, block: dict[str, Any], unless: str | None = None) -> bytes:
+        """Ends the block before, and begins one; unless: not where one of this type is open."""
+        if self._is_open and self._blocks[-1]["type"] == unless:
+            return b""
+        ended = self._close()
+        self._blocks.append(block)
+        self._is_open, self._arguments = True, ""
+        return ended + _event(
+            {"type": "content_block_start", "index": len(self._blocks) - 1, "content_block": dict(block)}
         )
+
+    def _close(self) -> bytes:
+        if not self._is_open:
+            return b""
+        self._is_open = False
+        if self._blocks[-1]["type"] == "tool_use":
+            self._blocks[-1]["input"] = _object(self._arguments)
+        return _event({"type": "content_block_stop", "index": len(self._blocks) - 1})
 
     def end(self, answers: Sequence[Answer]) -> bytes:
         return _event({"type": "message_stop"})
@@ -93,8 +142,9 @@ class MessageForm:
 
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         (answer,) = answers
-        content = [{"type": "text", "text": answer.text, "citations": None}]
-        return {**self._head, "content": content, **self._ending(answer), "usage": self._usage(answer)}
+        self.text(answer, answer.text)
+        self.finish(answer)
+        return {**self._head, "content": self._blocks, **self._ending(answer), "usage": self._usage(answer)}
 
     def _usage(self, answer: Answer) -> dict[str, int]:
         """As Anthropic counts: cached tokens are no part of input_tokens."""
@@ -107,8 +157,19 @@ class MessageForm:
     def _ending(self, answer: Answer) -> dict[str, str | None]:
         stop = answer.stop_string(self._tokenizer)
         reason = "max_tokens" if answer.finish_reason == "length" else "end_turn" if stop is None else "stop_sequence"
+        if reason == "end_turn" and answer.calls:
+            reason = "tool_use"
         return {"stop_reason": reason, "stop_sequence": stop}
 
 
 def _event(data: dict[str, Any]) -> bytes:
     return event(data, data["type"])
+
+
+def _object(arguments: str) -> dict[str, Any]:
+    """Arguments as the API has them; what is no object (a model's own mistake) is shown as it was written."""
+    try:
+        value = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        value = None
+    return value if isinstance(value, dict) else {"arguments": arguments}

@@ -10,16 +10,18 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from llmcl.serve.answer_reader import CallPart, Part, Said, Thought
 from llmcl.serve.body import read_fields
-from llmcl.serve.chat_completions import refuse_tools
 from llmcl.serve.conversation import responses_messages
-from llmcl.serve.errors import unsupported
 from llmcl.serve.events import event
 from llmcl.serve.fields import Fields
 from llmcl.serve.generation import GenerationResponse
+from llmcl.serve.prepared import prepare
 from llmcl.serve.sampling import read_sampling
 from llmcl.serve.served import Answer, Ask
 from llmcl.serve.service import Service
+from llmcl.serve.structure import read_structure
+from llmcl.serve.tools import NO_TOOLS, ToolUse, openai_tools
 
 
 async def responses(request: Request, service: Service) -> Response:
@@ -29,35 +31,44 @@ async def responses(request: Request, service: Service) -> Response:
     fields.text("model")
     messages = responses_messages(fields)
     _refuse_what_is_missing(fields)
+    use = openai_tools(fields)
+    structure = await read_structure(fields, served, fields.object("text").object("format"))
     options = read_sampling(fields, served)
     max_tokens = fields.whole("max_output_tokens", None, 1)
     stream = fields.flag("stream")
-    prompt = await served.encode_chat(messages)
-    ask = Ask(prompt, min(max_tokens or served.max_context, served.max_context), options)
-    form = ResponseForm(served.name, len(prompt), fields, options, max_tokens)
+    prepared = await prepare(served, messages, use, structure)
+    prompt, reader = prepared.prompt, prepared.reader
+    most = min(max_tokens or served.max_context, served.max_context)
+    ask = Ask(prompt, most, {**options, **prepared.options}, reader=reader)
+    form = ResponseForm(served.name, len(prompt), fields, options, max_tokens, use)
     return GenerationResponse(service, served, [ask], form, stream=stream)
 
 
 def _refuse_what_is_missing(fields: Fields) -> None:
-    refuse_tools(fields)
     fields.refuse("nothing is kept between requests", "previous_response_id", "conversation")
     fields.refuse("prompts that are kept at the server are not supported", "prompt")
     fields.refuse("answers that nobody waits for are not supported", "background")
     fields.refuse("probabilities of tokens are not supported", "top_logprobs")
-    if fields.object("text").object("format").one_of("type", "text", "json_object", "json_schema") not in (
-        None,
-        "text",
-    ):
-        raise unsupported("text.format", "JSON mode and schemas are not supported")
 
 
 class ResponseForm:
-    """A response object with one message, and the events of one, which are numbered."""
+    """A response object with items (thoughts, a message, calls of functions), and the numbered events of one."""
 
-    def __init__(self, model: str, n_prompt: int, fields: Fields, options: dict[str, Any], max_tokens: int | None):
+    def __init__(
+        self,
+        model: str,
+        n_prompt: int,
+        fields: Fields,
+        options: dict[str, Any],
+        max_tokens: int | None,
+        use: ToolUse = NO_TOOLS,
+    ):
         self._n_prompt = n_prompt
-        self._item_id = "msg_" + secrets.token_hex(12)
         self._n_events = 0
+        self._items: list[dict[str, Any]] = []
+        self._is_open = False  # the last item
+        format = fields.object("text").object("format").values
+        choice = fields.given("tool_choice")
         self._head = {
             "id": "resp_" + secrets.token_hex(12),
             "object": "response",
@@ -69,39 +80,32 @@ class ResponseForm:
             "parallel_tool_calls": fields.flag("parallel_tool_calls", True),
             "previous_response_id": None,
             "temperature": options["temperature"],
-            "text": {"format": {"type": "text"}},
-            "tool_choice": "auto",
-            "tools": [],
+            "text": {"format": _FORMATS.get(format.get("type"), dict)(format) or {"type": "text"}},
+            "tool_choice": choice if choice is not None and use.tools else "auto",
+            "tools": [
+                {"type": "function", "name": tool.name, "parameters": tool.parameters, "strict": tool.strict}
+                | ({"description": tool.description} if tool.description else {})
+                for tool in use.tools
+            ],
             "top_p": options["top_p"],
             "truncation": "disabled",
         }
 
     def begin(self) -> bytes:
-        started = self._response("in_progress", [], None)
-        return b"".join(
-            (
-                self._event("response.created", response=started),
-                self._event("response.in_progress", response=started),
-                self._event("response.output_item.added", output_index=0, item=self._item("in_progress", [])),
-                self._event("response.content_part.added", **self._place(), part=_part("")),
-            )
-        )
+        started = self._response("in_progress", None)
+        return self._event("response.created", response=started) + self._event("response.in_progress", response=started)
 
     def text(self, answer: Answer, text: str) -> bytes:
-        return self._event("response.output_text.delta", **self._place(), delta=text, logprobs=[])
+        return b"".join(self._part(part) for part in answer.parts(text))
 
     def finish(self, answer: Answer) -> bytes:
-        part, item = _part(answer.text), self._item(_status(answer), [_part(answer.text)])
-        return b"".join(
-            (
-                self._event("response.output_text.done", **self._place(), text=answer.text, logprobs=[]),
-                self._event("response.content_part.done", **self._place(), part=part),
-                self._event("response.output_item.done", output_index=0, item=item),
-            )
-        )
+        rest = self.text(answer, "")
+        if not self._items:
+            rest += self._opened("message")
+        return rest + self._close(_status(answer))
 
     def end(self, answers: Sequence[Answer]) -> bytes:
-        return self._event(f"response.{_status(answers[0])}", response=self.whole(answers))
+        return self._event(f"response.{_status(answers[0])}", response=self._response(_status(answers[0]), answers[0]))
 
     def error(self, body: dict[str, Any]) -> bytes:
         error = body["error"]
@@ -109,9 +113,11 @@ class ResponseForm:
 
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         (answer,) = answers
-        return self._response(_status(answer), [self._item(_status(answer), [_part(answer.text)])], answer)
+        self.text(answer, answer.text)
+        self.finish(answer)
+        return self._response(_status(answer), answer)
 
-    def _response(self, status: str, output: list[dict[str, Any]], answer: Answer | None) -> dict[str, Any]:
+    def _response(self, status: str, answer: Answer | None) -> dict[str, Any]:
         usage = None
         if answer is not None:
             n_tokens = len(answer.token_ids)
@@ -124,21 +130,82 @@ class ResponseForm:
             }
         cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
         made = {**self._head, "status": status, "error": None, "incomplete_details": cut}
-        return made | {"output": output, "usage": usage}
+        return made | {"output": [dict(item) for item in self._items], "usage": usage}
 
-    def _item(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"id": self._item_id, "type": "message", "role": "assistant", "status": status, "content": content}
+    # ---- items --------------------------------------------------------------------------------------
+
+    def _part(self, part: Part) -> bytes:
+        kind = "message" if isinstance(part, Said) else "reasoning" if isinstance(part, Thought) else "function_call"
+        if isinstance(part, CallPart):
+            begun = self._opened(kind, part) if part.is_first else b""
+            item = self._items[-1]
+            item["arguments"] += part.delta
+            if part.delta:
+                at = {"item_id": item["id"], "output_index": len(self._items) - 1}
+                begun += self._event("response.function_call_arguments.delta", **at, delta=part.delta)
+            return begun + (self._close("completed") if part.is_last else b"")
+        begun = b"" if self._is_open and self._items[-1]["type"] == kind else self._opened(kind)
+        self._items[-1]["content"][0]["text"] += part.text
+        if kind == "reasoning":
+            return begun + self._event("response.reasoning_text.delta", **self._place(), delta=part.text)
+        return begun + self._event("response.output_text.delta", **self._place(), delta=part.text, logprobs=[])
+
+    def _opened(self, kind: str, part: CallPart | None = None) -> bytes:
+        """Ends the item before, and begins one."""
+        ended = self._close("completed")
+        item: dict[str, Any] = {"type": kind, "status": "in_progress"}
+        content: list[dict[str, Any]] = []
+        if part is not None:
+            item |= {"id": "fc_" + secrets.token_hex(12), "call_id": part.call.id}
+            item |= {"name": part.call.name, "arguments": ""}
+        elif kind == "reasoning":
+            item |= {"id": "rs_" + secrets.token_hex(12), "summary": []}
+            content = [{"type": "reasoning_text", "text": ""}]
+        else:
+            item |= {"id": "msg_" + secrets.token_hex(12), "role": "assistant"}
+            content = [{"type": "output_text", "text": "", "annotations": [], "logprobs": []}]
+        shown = item | ({} if part is not None else {"content": []})
+        self._items.append(item | ({} if part is not None else {"content": content}))
+        self._is_open = True
+        begun = self._event("response.output_item.added", output_index=len(self._items) - 1, item=shown)
+        if part is None:
+            begun += self._event("response.content_part.added", **self._place(), part=dict(content[0]))
+        return ended + begun
+
+    def _close(self, status: str) -> bytes:
+        """Ends the item that is open, if one is."""
+        if not self._is_open:
+            return b""
+        self._is_open = False
+        item = self._items[-1]
+        item["status"] = status
+        if item["type"] == "function_call":
+            at = {"item_id": item["id"], "output_index": len(self._items) - 1}
+            done = self._event("response.function_call_arguments.done", **at, arguments=item["arguments"])
+        else:
+            part = item["content"][0]
+            is_text = item["type"] == "message"
+            kind = "output_text" if is_text else "reasoning_text"
+            more: dict[str, Any] = {"logprobs": []} if is_text else {}
+            done = self._event(f"response.{kind}.done", **self._place(), text=part["text"], **more)
+            done += self._event("response.content_part.done", **self._place(), part=part)
+        return done + self._event("response.output_item.done", output_index=len(self._items) - 1, item=item)
 
     def _place(self) -> dict[str, Any]:
-        return {"item_id": self._item_id, "output_index": 0, "content_index": 0}
+        return {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1, "content_index": 0}
 
     def _event(self, kind: str, **values: Any) -> bytes:
         number, self._n_events = self._n_events, self._n_events + 1
         return event({"type": kind, "sequence_number": number, **values}, kind)
 
 
-def _part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _schema_format(format: dict[str, Any]) -> dict[str, Any]:
+    schema = format.get("schema") or {}
+    made = {"type": "json_schema", "name": str(format.get("name") or "schema"), "schema": schema}
+    return made | {name: format[name] for name in ("description", "strict") if format.get(name) is not None}
+
+
+_FORMATS: dict[Any, Any] = {"json_schema": _schema_format, "json_object": lambda _: {"type": "json_object"}}
 
 
 def _status(answer: Answer) -> str:

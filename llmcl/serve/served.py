@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from llmcl.errors import ContextLengthError, UsageError
+from llmcl.serve.answer_reader import AnswerReader, Call, Part, Said
+from llmcl.serve.errors import RequestError
 
 if TYPE_CHECKING:  # the server listens before the engine is imported
     from llmcl.engine.generation import Piece
+    from llmcl.grammar import Grammars
     from llmcl.ops.logprobs import LogProb
     from llmcl.tokenizer import Tokenizer
+
+
+_COMPILING = ThreadPoolExecutor(1, "compiling a grammar")
 
 
 class Engine(Protocol):
@@ -34,6 +41,7 @@ class Served:
     max_context: int
     vocab_size: int
     created: int
+    grammars: Grammars
     device: str = ""
     close: Callable[[], None] = lambda: None
 
@@ -50,9 +58,22 @@ class Served:
         if unknown is not None:
             raise UsageError(f"token id {unknown} is not in the vocabulary; expected 0 to {self.vocab_size - 1}")
 
-    async def encode_chat(self, messages: list[dict[str, Any]]) -> list[int]:
+    async def encode_chat(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> list[int]:
         """The token ids of a conversation. The template runs in a process of its own, and the wait in a thread."""
-        return await asyncio.to_thread(self.tokenizer.encode_chat, messages)
+        return await asyncio.to_thread(self.tokenizer.encode_chat, messages, True, tools)
+
+    async def check_structure(self, option: dict[str, Any], param: str) -> None:
+        """Compiles a schema or a grammar, so that the engine finds it compiled. One at a time: it may take seconds.
+
+        Raises RequestError, which blames the field `param`, where it is refused.
+        """
+        from llmcl.grammar import Grammar
+
+        try:
+            if (grammar := Grammar.of(**option)) is not None:
+                await asyncio.get_running_loop().run_in_executor(_COMPILING, self.grammars.compile, grammar)
+        except UsageError as error:
+            raise RequestError(400, f"{param}: {error}", param, "invalid_value") from None
 
     async def encode(self, text: str) -> list[int]:
         return await asyncio.to_thread(self.tokenizer.encode, text)
@@ -62,7 +83,8 @@ class Served:
 class Ask:
     """A prompt and how it is to be answered. max_tokens: 0 for an answer without any. options: of sampling.
 
-    head: what stands before the answer in its text (a prompt that is echoed).
+    head: what stands before the answer in its text (a prompt that is echoed). reader: makes what tells text from
+    thoughts and calls of tools; None where all is text.
     """
 
     prompt: list[int]
@@ -70,11 +92,15 @@ class Ask:
     options: dict[str, Any]
     stop: tuple[str, ...] = ()
     head: str = ""
+    reader: Callable[[], AnswerReader] | None = None
 
 
 @dataclass
 class Answer:
-    """What there is of the answer to `ask`. text: without the head. tbt_ms: between tokens, on the engine's clock."""
+    """What there is of the answer to `ask`. text: without the head. tbt_ms: between tokens, on the engine's clock.
+
+    reader: has read the text.
+    """
 
     ask: Ask
     index: int
@@ -84,6 +110,11 @@ class Answer:
     logprobs: list[LogProb] = field(default_factory=list)
     finish_reason: str | None = None
     cached_tokens: int = 0  # of the prompt, which the engine's pages held; known at the end
+    reader: AnswerReader | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        if self.ask.reader is not None:
+            self.reader = self.ask.reader()
 
     def add(self, piece: Piece) -> None:
         self.text += piece.text
@@ -95,6 +126,21 @@ class Answer:
             self.logprobs.append(piece.logprob)
         if piece.stats is not None:
             self.cached_tokens = piece.stats.cached_tokens
+        if self.reader is not None:
+            self.reader.push(piece.text, piece.token_id)
+            if piece.finish_reason is not None:
+                self.reader.finish()
+
+    def parts(self, text: str) -> list[Part]:
+        """What is new of the answer; text: of its last piece, which is all where nothing has to be told apart."""
+        if self.reader is not None:
+            return self.reader.take()
+        return [Said(text)] if text else []
+
+    @property
+    def calls(self) -> list[Call]:
+        """The calls of tools in the answer."""
+        return [] if self.reader is None else self.reader.calls
 
     def stop_string(self, tokenizer: Tokenizer) -> str | None:
         """The stop string that ended the answer; None where something else did.

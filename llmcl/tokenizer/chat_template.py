@@ -26,16 +26,18 @@ def render(
     *,
     add_generation_prompt: bool,
     special_tokens: Mapping[str, str],
+    tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> str:
     """The conversation as one text, special tokens included. Any number of threads may call it.
 
     Args:
         template: Jinja source. It sees what transformers shows it: `messages`, `add_generation_prompt`,
-            `tools` and `documents` (None), the special tokens, `raise_exception`, `strftime_now`, the loop
+            `tools`, `documents` (None), the special tokens, `raise_exception`, `strftime_now`, the loop
             controls `break` and `continue`, and a `tojson` that leaves HTML characters alone.
         messages: dicts with at least `role` and `content`; `content` goes to the template as it is.
         add_generation_prompt: end with the opening of the assistant's next message.
         special_tokens: names such as `bos_token` and their texts.
+        tools: functions that the model may call, as OpenAI's API describes them; None for none.
     Raises:
         UsageError: the messages are malformed, or the template refuses them (its reason is in the message).
         CheckpointError: the template is malformed, fails, makes no text, or goes beyond a limit: MAX_CHARACTERS,
@@ -43,7 +45,7 @@ def render(
         LlmclError: no process can be started here.
     """
     _check_messages(messages)
-    generation: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, "tools": None, "documents": None}
+    generation: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, "tools": tools, "documents": None}
     plain = [dict(message) for message in messages]
     text = _ask(template, {"messages": plain, **generation, **special_tokens})
     # Half a pair in the messages themselves is what `encode` refuses.

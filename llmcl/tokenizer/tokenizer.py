@@ -160,12 +160,18 @@ class Tokenizer:
         """
         return Detokenizer(self._token_bytes, strip_leading_space=self._token_bytes.leading_space and not as_it_is)
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
         """The conversation as the model was trained to see it, as text with special tokens.
 
         Args:
             messages: `[{"role": "user", "content": "Hello"}, ...]`.
             add_generation_prompt: end with the opening of the assistant's answer.
+            tools: functions that the model may call, as OpenAI's API describes them; None for none.
         Raises:
             UsageError: there is no chat template, or it does not accept the messages.
             CheckpointError: the template is broken, or takes more time or memory than one may.
@@ -181,11 +187,17 @@ class Tokenizer:
             messages,
             add_generation_prompt=add_generation_prompt,
             special_tokens=self._special_tokens,
+            tools=tools,
         )
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> list[int]:
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[int]:
         """The ids of `render_chat`. Its BOS, if any, comes from the template alone, as in transformers."""
-        return self.encode(self.render_chat(messages, add_generation_prompt), add_special_tokens=False)
+        return self.encode(self.render_chat(messages, add_generation_prompt, tools), add_special_tokens=False)
 
 
 class TokenBytes:

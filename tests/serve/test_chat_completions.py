@@ -262,10 +262,7 @@ def test_a_wrong_field_is_named(fields: dict[str, Any], param: str, shared: Runn
 @pytest.mark.parametrize(
     "fields",
     [
-        {"tools": [{"type": "function", "function": {"name": "f"}}]},
         {"functions": [{"name": "f"}]},
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
-        {"response_format": {"type": "json_object"}},
         {"modalities": ["audio"]},
     ],
     ids=lambda value: json.dumps(value)[:30],

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal
 
 import anthropic
 import openai
 import pytest
 from fake_server import FakeEngine, Running, byte_tokenizer, running, served, wait_for
+from pydantic import BaseModel, Field
 
 from llmcl.engine.llm import LLM
 
@@ -28,6 +29,7 @@ def demo(smollm2: LLM) -> Iterator[Running]:
             )
             object.__setattr__(model, "engine", engine)
             object.__setattr__(model, "tokenizer", smollm2.tokenizer)
+            object.__setattr__(model, "grammars", smollm2.grammars)
             server.service.ready(model)
             yield server
 
@@ -95,6 +97,40 @@ def test_a_greedy_token_is_the_most_likely(demo: Running) -> None:
             model="any", prompt="The sky is", max_tokens=1, temperature=0, logit_bias=unlikely
         )
         assert other.choices[0].text != found.tokens[0]
+
+
+class Fish(BaseModel):
+    color: Literal["red", "green", "blue"]
+    legs: int = Field(ge=0, le=9)
+
+
+def test_answers_match_a_schema_and_tools_are_called(demo: Running) -> None:
+    """Beside others, whole and streamed."""
+    with openai.OpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=5) as client:
+        said: list[Any] = [{"role": "user", "content": "Describe a fish, as JSON."}]
+        plain = ask(client, QUESTIONS[0])
+        with ThreadPoolExecutor(3) as pool:
+            parsed = pool.submit(
+                client.chat.completions.parse, model="any", messages=said, response_format=Fish, max_tokens=60
+            )
+            other = pool.submit(ask, client, QUESTIONS[0])
+            called = pool.submit(
+                client.chat.completions.create,
+                model="any",
+                messages=said,
+                tools=[openai.pydantic_function_tool(Fish)],
+                tool_choice="required",
+                parallel_tool_calls=False,
+                max_tokens=60,
+            )
+            fish = parsed.result().choices[0].message.parsed
+            choice = called.result().choices[0]
+            assert other.result() == plain
+        assert isinstance(fish, Fish)
+        assert choice.finish_reason == "tool_calls" and choice.message.tool_calls is not None
+        (call,) = choice.message.tool_calls
+        assert call.type == "function" and call.function.name == "Fish"
+        assert Fish.model_validate_json(call.function.arguments)
 
 
 def test_a_client_that_leaves_frees_its_place(demo: Running) -> None:

@@ -85,8 +85,9 @@ def test_items_of_every_kind(server: Running) -> None:
         ({"input": "x", "metadata": {"a": 1}}, "metadata.a"),
         ({"input": "x", "max_output_tokens": "9"}, "max_output_tokens"),
         ({"input": "x", "previous_response_id": "r"}, "previous_response_id"),
-        ({"input": "x", "tools": [{"type": "function", "name": "f"}]}, "tools"),
-        ({"input": "x", "text": {"format": {"type": "json_schema"}}}, "text.format"),
+        ({"input": "x", "tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"input": "x", "text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"input": "x", "text": {"format": {"type": "json_schema", "schema": {"type": 3}}}}, "text.format.schema"),
     ],
     ids=lambda value: json.dumps(value)[:40],
 )

@@ -1,0 +1,271 @@
+"""What an answer consists of: thoughts, text and calls of tools, told apart while it is made."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from llmcl.serve.call_scanner import CallScanner
+from llmcl.serve.tool_families import ToolFamily
+
+THINK, THOUGHT = "<think>", "</think>"
+_NAME_FIRST = re.compile(r"([\w.\-]+)\s*(?:\[ARGS\]\s*)?(?=\{)")  # of Mistral's newer models
+_NAME_BEGUN = re.compile(r"[\w.\-]+\s*(?:\[A?R?G?S?\]?\s*)?$")
+
+
+@dataclass
+class Call:
+    """arguments: JSON, as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: str = ""
+
+
+@dataclass(frozen=True)
+class Said:
+    """A piece of the answer's text."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Thought:
+    """A piece of what the model thinks before it answers."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class CallPart:
+    """A piece of call number `index`: with is_first its begin, then pieces of its arguments, with is_last its end."""
+
+    index: int
+    call: Call
+    delta: str = ""
+    is_first: bool = False
+    is_last: bool = False
+
+
+Part = Said | Thought | CallPart
+
+
+@dataclass
+class AnswerReader:
+    """Reads one answer. `take` gives what is new since it was called last; the rest is what there was in all.
+
+    family: how calls are written; None where no tools may be called. names: of the tools. several: further calls
+    count, too. special: texts of special tokens, which have none in the answer. thinks: the prompt has opened a thought
+    already.
+    """
+
+    family: ToolFamily | None = None
+    names: frozenset[str] = frozenset()
+    several: bool = True
+    special: Mapping[int, str] = field(default_factory=dict)
+    thinks: bool = False
+    text: str = ""
+    thoughts: str = ""
+    calls: list[Call] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._held = ""
+        self._opening = ""  # of the call that is read
+        self._in_list = False
+        self._parts: list[Part] = []
+        self._scanner = CallScanner()
+        self._n_sent = -1  # characters of its arguments; -1: the call was not begun
+        self._read: Callable[[bool], bool] = self._read_thought if self.thinks else self._read_begin
+
+    def push(self, text: str, token_id: int) -> None:
+        self._held += text + self.special.get(token_id, "")
+        self._run(False)
+
+    def finish(self) -> None:
+        """The answer is complete: what was held back is text."""
+        self._run(True)
+
+    def take(self) -> list[Part]:
+        parts, self._parts = self._parts, []
+        return parts
+
+    def _run(self, final: bool) -> None:
+        """Each state reads from the front of what is held, and says whether the next one may go on at once."""
+        while self._read(final):
+            pass
+
+    # ---- text ---------------------------------------------------------------------------------------
+
+    def _read_begin(self, final: bool) -> bool:
+        """Nothing but white space has come."""
+        begun = self._held.lstrip()
+        if begun.startswith(THINK):
+            self._held, self._read = begun[len(THINK) :], self._read_thought
+            return True
+        if not final and any(mark.startswith(begun) for mark in (THINK, *self._openings)):
+            return False
+        if self._begins_with_a_call(begun):
+            self._held, self._opening, self._in_list = begun, "", False
+            self._read = self._read_call
+        else:
+            self._read = self._read_text
+        return True
+
+    def _begins_with_a_call(self, begun: str) -> bool:
+        """Whether an answer without an opening may be a call, as its text goes on it may turn out to be none."""
+        family = self.family
+        if family is None or begun.startswith(self._openings):
+            return False
+        return begun.startswith("[" if family.is_list else "{") and (family.is_list or not family.opening)
+
+    @property
+    def _openings(self) -> tuple[str, ...]:
+        family = self.family
+        texts = () if family is None else (family.opening, *family.other_openings)
+        return tuple(text.strip() for text in texts if text.strip())
+
+    def _read_thought(self, final: bool) -> bool:
+        if not self.thoughts:
+            self._held = self._held.lstrip("\n")
+        thought, ending, rest = self._held.partition(THOUGHT)
+        if ending:
+            self._think(thought.rstrip("\n"))
+            self._held, self._read = rest, self._read_begin_again
+            return True
+        n_kept = 0 if final else _n_begun(self._held, (THOUGHT,), spaces=True)
+        self._think(self._held[: len(self._held) - n_kept])
+        self._held = self._held[len(self._held) - n_kept :]
+        return False
+
+    def _read_begin_again(self, final: bool) -> bool:
+        """After a thought: white space in front of the answer is no part of it."""
+        self._held = self._held.lstrip()
+        if self._held:
+            self._read = self._read_call if self._begins_with_a_call(self._held) else self._read_text
+        return bool(self._held)
+
+    def _read_text(self, final: bool) -> bool:
+        if self.family is None:
+            self._say(self._held)
+            self._held = ""
+            return False
+        found = [(at, opening) for opening in self._openings if (at := self._held.find(opening)) >= 0]
+        if found:
+            at, self._opening = min(found)
+            self._say(self._held[:at].rstrip())
+            self._held, self._in_list, self._read = self._held[at + len(self._opening) :], False, self._read_call
+            return True
+        n_kept = 0 if final else _n_begun(self._held, self._openings, spaces=True)
+        self._say(self._held[: len(self._held) - n_kept])
+        self._held = self._held[len(self._held) - n_kept :]
+        return False
+
+    # ---- calls --------------------------------------------------------------------------------------
+
+    def _read_call(self, final: bool) -> bool:
+        """After an opening, or between the calls of a list."""
+        assert self.family is not None
+        begun = self._held.lstrip()
+        if self.family.is_list and not self._in_list and begun.startswith("["):
+            self._in_list, self._opening = True, self._opening + "["
+            begun = begun[1:].lstrip()
+        if begun.startswith("{"):
+            self._scanner, self._n_sent = CallScanner(), -1
+            self._held, self._read = begun, self._read_object
+            return True
+        if self.family.is_list and self._opening and (named := _NAME_FIRST.match(begun)):
+            self._scanner, self._n_sent = CallScanner(named[1]), -1
+            self._held, self._read = begun[named.end() :], self._read_object
+            return True
+        is_open = not begun or (self.family.is_list and bool(_NAME_BEGUN.match(begun)))
+        if not final and is_open:
+            self._held = begun
+            return False
+        self._held = begun
+        return self._no_call()
+
+    def _read_object(self, final: bool) -> bool:
+        scanner = self._scanner
+        self._held = self._held[scanner.push(self._held) :]
+        is_ours = scanner.is_call and (bool(self._opening.strip("[")) or scanner.name in self.names)
+        if is_ours:
+            self._send()
+        if scanner.done and is_ours:
+            self._read = self._read_after
+            return True
+        if scanner.done or (final and not is_ours):
+            self._opening += scanner.raw
+            return self._no_call()
+        return False
+
+    def _no_call(self) -> bool:
+        """What looked like a call is text, and so is what follows, up to the next opening."""
+        assert self.family is not None
+        self._say(self._opening)
+        self._read = self._read_text
+        return True
+
+    def _send(self) -> None:
+        """What is new of the call."""
+        assert self.family is not None and self._scanner.name is not None
+        arguments = self._scanner.arguments or ("{}" if self._scanner.done else "")
+        is_first = self._n_sent < 0
+        if is_first:
+            self.calls.append(Call(self.family.new_id(), self._scanner.name))
+            self._n_sent = 0
+        call, delta = self.calls[-1], arguments[self._n_sent :]
+        call.arguments += delta
+        self._n_sent = len(arguments)
+        if delta or is_first or self._scanner.done:
+            self._parts.append(CallPart(len(self.calls) - 1, call, delta, is_first, self._scanner.done))
+
+    def _read_after(self, final: bool) -> bool:
+        """Behind a call: what closes it, and perhaps another."""
+        assert self.family is not None
+        if not self.several:
+            self._held = ""
+            return False
+        self._held = self._held.lstrip()
+        closing = self.family.closing.strip()
+        if self._in_list and self._held[:1] in (",", ";"):
+            self._held, self._read = self._held[1:], self._read_call
+            return True
+        for ending in (closing, *("]" for _ in range(self._in_list))):
+            if ending and self._held.startswith(ending):
+                self._held, self._in_list = self._held[len(ending) :], False
+                return True
+        if not self.family.opening and self._held[:1] in (";", ","):
+            self._held = self._held[1:]
+            return True
+        if not self._held or (not final and any(mark.startswith(self._held) for mark in (closing, *self._openings))):
+            return False
+        if self._begins_with_a_call(self._held):
+            self._opening, self._read = "", self._read_call
+        else:
+            self._read = self._read_text
+        return True
+
+    def _say(self, text: str) -> None:
+        if text:
+            self.text += text
+            self._parts.append(Said(text))
+
+    def _think(self, text: str) -> None:
+        if text:
+            self.thoughts += text
+            self._parts.append(Thought(text))
+
+
+def _n_begun(text: str, markers: Sequence[str], *, spaces: bool) -> int:
+    """Characters at the end of a text that may begin one of the markers; spaces: and the white space before it."""
+    n_begun = 0
+    for marker in markers:
+        for n in range(min(len(marker) - 1, len(text)), n_begun, -1):
+            if marker.startswith(text[-n:]):
+                n_begun = n
+                break
+    if spaces:
+        front = text[: len(text) - n_begun]
+        n_begun += len(front) - len(front.rstrip())
+    return n_begun

@@ -1,0 +1,99 @@
+"""Reading one call of a tool, a JSON object, while a model writes it."""
+
+from __future__ import annotations
+
+import json
+
+_NAMES = ("name",)
+_ARGUMENTS = ("arguments", "parameters")
+
+
+class CallScanner:
+    """Finds the name and the arguments in the text of an object; both exactly as they were written.
+
+    name: known in advance where the object is the arguments alone. raw: all text of the object so far. done: it is
+    complete. arguments: their text so far, "" before it begins.
+    """
+
+    def __init__(self, name: str | None = None):
+        self.name = name
+        self.raw = ""
+        self.done = False
+        self._is_arguments = name is not None
+        self._depth = 0
+        self._in_string = self._escaped = False
+        self._key: str | None = None
+        self._start = 0  # of the key or value
+        self._span: tuple[int, int | None] | None = None  # of the arguments
+        self._other: str | None = None  # arguments that are no object
+
+    @property
+    def arguments(self) -> str:
+        if self._is_arguments:
+            return self.raw
+        if self._span is not None:
+            return self.raw[slice(*self._span)]
+        return self._other or ""
+
+    @property
+    def is_call(self) -> bool:
+        """Whether name and arguments have begun; of a complete object the arguments may be missing."""
+        return self.name is not None and (bool(self.arguments) or self.done)
+
+    def push(self, text: str) -> int:
+        """The object goes on with this text, of which so many characters belong to it."""
+        before, self.raw = len(self.raw), self.raw + text
+        for at in range(before, len(self.raw)):
+            self._character(at, self.raw[at])
+            if self.done:
+                self.raw = self.raw[: at + 1]
+                return at + 1 - before
+        return len(text)
+
+    def _character(self, at: int, c: str) -> None:
+        if self._in_string:
+            if self._escaped:
+                self._escaped = False
+            elif c == "\\":
+                self._escaped = True
+            elif c == '"':
+                self._in_string = False
+            return
+        if c == '"':
+            self._in_string = True
+        elif c in "{[":
+            self._depth += 1
+            if self._depth == 1:
+                self._start = at + 1
+            elif self._depth == 2 and self._key in _ARGUMENTS and self._span is None and c == "{":
+                self._span = at, None
+        elif c in "}]":
+            self._depth -= 1
+            if self._depth == 1 and self._span is not None and self._span[1] is None:
+                self._span = self._span[0], at + 1
+            if self._depth == 0:
+                self._end_of_value(at)
+                self.done = True
+        elif self._depth == 1 and c == ":" and self._key is None:
+            self._key = _string(self.raw[self._start : at]) or ""
+            self._start = at + 1
+        elif self._depth == 1 and c == ",":
+            self._end_of_value(at)
+            self._start = at + 1
+
+    def _end_of_value(self, at: int) -> None:
+        value, key, self._key = self.raw[self._start : at].strip(), self._key, None
+        if self._is_arguments:
+            return
+        if key in _NAMES and self.name is None:
+            self.name = _string(value) or None
+        elif key in _ARGUMENTS and self._span is None:
+            self._other = _string(value) or value  # some models write JSON in a string
+
+
+def _string(text: str) -> str | None:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, str) else None

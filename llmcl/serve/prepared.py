@@ -1,0 +1,68 @@
+"""A conversation's prompt, what its answer is to match, and what reads the answer: the same for every API."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from llmcl.serve.answer_reader import THINK, THOUGHT, AnswerReader
+from llmcl.serve.errors import RequestError
+from llmcl.serve.served import Served
+from llmcl.serve.tool_families import family_of, grammar_of, knows_tools, special_markers, with_tools
+from llmcl.serve.tools import ToolUse
+
+_TAIL = 8  # tokens at the end of a prompt, where a template opens a thought
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """options: `schema`, `regex` or `grammar` of `LLM.stream`, or none."""
+
+    prompt: list[int]
+    options: Mapping[str, Any]
+    reader: Callable[[], AnswerReader] | None
+
+
+async def encode_with_tools(served: Served, messages: list[dict[str, Any]], use: ToolUse) -> list[int]:
+    """The prompt of a conversation in which tools may be called."""
+    template = served.tokenizer.chat_template
+    tools = [tool.for_template() for tool in use.tools] if knows_tools(template) else []
+    return await served.encode_chat(with_tools(messages, template, use), tools or None)
+
+
+async def prepare(
+    served: Served, messages: list[dict[str, Any]], use: ToolUse, structure: Mapping[str, Any]
+) -> Prepared:
+    """structure: the option of `LLM.stream` that says what the answer is to match, if it calls no tools.
+
+    Raises RequestError for tools whose calls cannot be constrained.
+    """
+    tokenizer = served.tokenizer
+    prompt = await encode_with_tools(served, messages, use)
+    special = special_markers((THINK, THOUGHT), tokenizer)
+    tail = "".join(special.get(token, "") or tokenizer.decode([token]) for token in prompt[-_TAIL:])
+    thinks = tail.rstrip().endswith(THINK)
+    schema = structure.get("schema")
+    if structure and schema is None:
+        if use.tools:
+            raise RequestError(400, "tools: do not go with a regular expression or a grammar; leave one out", "tools")
+        thinks = False  # the answer begins at once
+    family = family_of(tokenizer.chat_template)
+    if use.is_constrained or (schema is not None and (use.tools or thinks)):
+        structure = {"grammar": grammar_of(family, use, tokenizer, schema=schema, after_thought=thinks)}
+        await served.check_structure(dict(structure), "tools" if use.tools else "response_format")
+    if not use.tools and not thinks and THINK not in (tokenizer.chat_template or ""):
+        return Prepared(prompt, structure, None)
+    if use.tools:
+        special = special_markers((THINK, THOUGHT, *family.markers), tokenizer)
+    reader = partial(
+        AnswerReader,
+        family if use.tools else None,
+        frozenset(tool.name for tool in use.tools),
+        use.several,
+        special,
+        thinks,
+    )
+    return Prepared(prompt, structure, reader)

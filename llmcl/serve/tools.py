@@ -1,0 +1,126 @@
+"""Tools that a model may call: as requests name them, as templates show them, and what a call must look like."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from llmcl.errors import shown
+from llmcl.serve.errors import RequestError
+from llmcl.serve.fields import Fields, wrong
+
+MAX_TOOLS = 512
+NO_PARAMETERS = {"type": "object", "properties": {}}
+
+
+@dataclass(frozen=True)
+class Tool:
+    """parameters: a JSON schema of the arguments. strict: they always match it. place: in the request."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+    strict: bool
+    place: str
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates expect it."""
+        function = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return {"type": "function", "function": function}
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """The tools of a request, and how they may be used.
+
+    must: at least one is called. several: more than one may be. no_tools: none were given, or none may be used.
+    """
+
+    tools: tuple[Tool, ...] = ()
+    must: bool = False
+    several: bool = True
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether the calls have to be of a form."""
+        return bool(self.tools) and (self.must or any(tool.strict for tool in self.tools))
+
+
+NO_TOOLS = ToolUse()
+
+
+def openai_tools(fields: Fields) -> ToolUse:
+    """Of /v1/chat/completions, where a tool's function is an object of its own, and of /v1/responses.
+
+    Tools of a type that is not known here are left out: clients send such of servers that run them by themselves.
+    """
+    tools = []
+    for given in fields.objects("tools"):
+        if (given.text("type") or "function") == "function":
+            tools.append(_tool(given if given.given("function") is None else given.object("function"), "parameters"))
+    several = fields.flag("parallel_tool_calls", True)
+    choice = fields.given("tool_choice")
+    if isinstance(choice, dict):
+        chosen = fields.object("tool_choice")
+        kind = chosen.text("type") or "function"
+        if kind == "allowed_tools":
+            allowed = chosen if chosen.given("allowed_tools") is None else chosen.object("allowed_tools")
+            names = {
+                _name(one if one.given("function") is None else one.object("function"))
+                for one in allowed.objects("tools")
+            }
+            tools = [tool for tool in tools if tool.name in names]
+            return _use(tools, allowed.one_of("mode", "auto", "required") or "auto", several, fields)
+        if kind != "function":
+            raise wrong("tool_choice.type", kind, "function or allowed_tools")
+        name = _name(chosen if chosen.given("function") is None else chosen.object("function"))
+        return _use(_only(tools, name), "required", False, fields)
+    return _use(tools, fields.one_of("tool_choice", "none", "auto", "required") or "auto", several, fields)
+
+
+def anthropic_tools(fields: Fields) -> ToolUse:
+    """Of /v1/messages. Tools that Anthropic's servers run, which have a type of their own, are left out."""
+    tools = []
+    for given in fields.objects("tools"):
+        if (given.text("type") or "custom") == "custom":
+            tools.append(_tool(given, "input_schema"))
+    choice = fields.object("tool_choice")
+    kind = choice.one_of("type", "auto", "any", "tool", "none") or "auto"
+    several = not choice.flag("disable_parallel_tool_use")
+    if kind == "tool":
+        return _use(_only(tools, _name(choice)), "required", False, fields)
+    return _use(tools, {"any": "required"}.get(kind, kind), several, fields)
+
+
+def _tool(given: Fields, parameters: str) -> Tool:
+    schema = NO_PARAMETERS if given.given(parameters) is None else given.object(parameters).values
+    return Tool(_name(given), given.text("description") or "", schema, given.flag("strict"), given.name(parameters))
+
+
+def _name(given: Fields) -> str:
+    given.required("name", "the name of a tool")
+    name = given.text("name") or ""
+    if not name or len(name) > 128 or not all(c.isalnum() or c in "_-.:/" for c in name):
+        raise wrong(given.name("name"), name, "a name of letters, digits, _ and -")
+    return name
+
+
+def _only(tools: list[Tool], name: str) -> list[Tool]:
+    found = [tool for tool in tools if tool.name == name]
+    if not found:
+        raise RequestError(400, f"tool_choice: there is no tool {shown(name)} in tools", "tool_choice", "invalid_value")
+    return found[:1]
+
+
+def _use(tools: list[Tool], choice: str, several: bool, fields: Fields) -> ToolUse:
+    if len(tools) > MAX_TOOLS:
+        raise RequestError(400, f"tools: got {len(tools)}, expected at most {MAX_TOOLS}", "tools", "invalid_value")
+    if len({tool.name for tool in tools}) < len(tools):
+        raise RequestError(400, "tools: two have the same name; expected another for each", "tools", "invalid_value")
+    if choice == "none":
+        return ToolUse()
+    if choice == "required" and not tools:
+        raise RequestError(
+            400, "tool_choice: a call is required, but there are no tools", "tool_choice", "invalid_value"
+        )
+    return ToolUse(tuple(tools), choice == "required", several)

@@ -1,0 +1,168 @@
+"""Thoughts, text and calls of tools in an answer, however it is cut into pieces."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from llmcl.serve.answer_reader import AnswerReader, CallPart, Said, Thought
+from llmcl.serve.tool_families import FAMILIES, HERMES, family_of
+
+BY_NAME = {family.name: family for family in reversed(FAMILIES)}
+NAMES = frozenset({"weather", "add"})
+W, A = '{"city": "Z\\u00fcrich, \\"old\\" {town}"}', '{"a": 1, "b": [2, {"c": "}"}]}'
+
+# Family; the answer; its text; (name, arguments) of its calls.
+ANSWERS: dict[str, tuple[str, str, str, list[tuple[str, str]]]] = {
+    "hermes": ("hermes", f'<tool_call>\n{{"name": "weather", "arguments": {W}}}\n</tool_call>', "", [("weather", W)]),
+    "hermes, two": (
+        "hermes",
+        f'I look.\n\n<tool_call>\n{{"name": "weather", "arguments": {W}}}\n</tool_call>\n<tool_call>\n'
+        f'{{"name": "add", "arguments": {A}}}\n</tool_call>\n',
+        "I look.",
+        [("weather", W), ("add", A)],
+    ),
+    "hermes, text behind": (
+        "hermes",
+        f'<tool_call>{{"name": "add", "arguments": {A}}}</tool_call>\nThat is it.',
+        "That is it.",
+        [("add", A)],
+    ),
+    "arguments first": ("hermes", f'<tool_call>\n{{"arguments": {A}, "name": "add"}}\n</tool_call>', "", [("add", A)]),
+    "none": ("hermes", '<tool_call>\n{"name": "add"}\n</tool_call>', "", [("add", "{}")]),
+    "in a string": (
+        "hermes",
+        f'<tool_call>\n{{"name": "add", "arguments": {json.dumps(A)}}}\n</tool_call>',
+        "",
+        [("add", A)],
+    ),
+    "text alone": (
+        "hermes",
+        "1 < 2 and <tool> is \n no call <tool_cal",
+        "1 < 2 and <tool> is \n no call <tool_cal",
+        [],
+    ),
+    "no object": ("hermes", "<tool_call> is a word", "<tool_call>is a word", []),
+    "no call": ("hermes", '<tool_call>{"x": 1}</tool_call>', '<tool_call>{"x": 1}</tool_call>', []),
+    "llama": ("llama 3", f'{{"name": "add", "parameters": {A}}}', "", [("add", A)]),
+    "llama, two": (
+        "llama 3",
+        f'{{"type": "function", "name": "add", "parameters": {A}}}; {{"name": "weather", "parameters": {W}}}',
+        "",
+        [("add", A), ("weather", W)],
+    ),
+    "llama, tag": ("llama 3", f'<|python_tag|>{{"name": "add", "parameters": {A}}}', "", [("add", A)]),
+    "llama, other JSON": ("llama 3", '{"name": "Bob", "age": 3}', '{"name": "Bob", "age": 3}', []),
+    "llama, text": ("llama 3", 'Say {"name": "add"}', 'Say {"name": "add"}', []),
+    "mistral": (
+        "mistral",
+        f'[TOOL_CALLS] [{{"name": "add", "arguments": {A}}}, {{"name": "weather", "arguments": {W}}}]',
+        "",
+        [("add", A), ("weather", W)],
+    ),
+    "mistral, without its token": ("mistral", f'[{{"name": "add", "arguments": {A}}}]', "", [("add", A)]),
+    "mistral, newer": (
+        "mistral",
+        f"[TOOL_CALLS]add[ARGS]{A}[TOOL_CALLS]weather[ARGS]{W}",
+        "",
+        [("add", A), ("weather", W)],
+    ),
+    "mistral, a list": ("mistral", "[1, 2]", "[1, 2]", []),
+    "granite": ("granite", f'<|tool_call|>[{{"name": "add", "arguments": {A}}}]', "", [("add", A)]),
+}
+
+
+def read(reader: AnswerReader, pieces: list[str]) -> AnswerReader:
+    """Checks that the parts of an answer are what the reader has in all."""
+    text, thoughts, arguments, ended = "", "", {}, set()
+    for piece in (*pieces, None):
+        if piece is None:
+            reader.finish()
+        else:
+            reader.push(piece, 0)
+        for part in reader.take():
+            if isinstance(part, Said):
+                text += part.text
+            elif isinstance(part, Thought):
+                thoughts += part.text
+            else:
+                assert isinstance(part, CallPart)
+                assert part.is_first == (part.index not in arguments) and part.index not in ended
+                arguments[part.index] = arguments.get(part.index, "") + part.delta
+                ended |= {part.index} if part.is_last else set()
+    assert (text, thoughts) == (reader.text, reader.thoughts)
+    assert [*arguments.values()] == [call.arguments for call in reader.calls]
+    assert len({call.id for call in reader.calls}) == len(reader.calls)
+    return reader
+
+
+def cuts(text: str) -> list[list[str]]:
+    """The text in one piece, in pieces of one to three characters, and in two, cut anywhere."""
+    sizes = [[text[i : i + n] for i in range(0, len(text), n)] for n in (len(text), 1, 2, 3)]
+    return sizes + [[text[:i], text[i:]] for i in range(1, len(text))]
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_an_answer_is_read_however_it_is_cut(name: str) -> None:
+    family, answer, text, calls = ANSWERS[name]
+    for pieces in cuts(answer):
+        reader = read(AnswerReader(BY_NAME[family], NAMES), pieces)
+        assert (reader.text, [(call.name, call.arguments) for call in reader.calls]) == (text, calls), pieces
+
+
+def test_arguments_come_as_they_are_written() -> None:
+    reader = AnswerReader(HERMES, NAMES)
+    reader.push('<tool_call>\n{"name": "weather", "arguments": {"city', 0)
+    (part,) = reader.take()
+    assert isinstance(part, CallPart) and part.is_first and part.call.name == "weather" and part.delta == '{"city'
+    reader.push('": "Bern', 0)
+    (part,) = reader.take()
+    assert isinstance(part, CallPart) and not part.is_first and part.delta == '": "Bern'
+    reader.finish()  # cut by max_tokens
+    assert reader.calls[0].arguments == '{"city": "Bern' and reader.text == ""
+
+
+def test_thoughts() -> None:
+    for answer, thinks, thoughts, text in (
+        ("<think>\nHm.\n\nYes.\n</think>\n\nIt is 4.", False, "Hm.\n\nYes.", "It is 4."),
+        ("Hm.\n</think>\n\nIt is 4.", True, "Hm.", "It is 4."),
+        ("\nHm. <b>", True, "Hm. <b>", ""),
+        ("<thin", False, "", "<thin"),
+        ("4 <think>", False, "", "4 <think>"),
+    ):
+        for pieces in cuts(answer):
+            reader = read(AnswerReader(thinks=thinks), pieces)
+            assert (reader.thoughts, reader.text) == (thoughts, text), pieces
+    answer = '<think>\n<tool_call>?\n</think>\n\n<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>'
+    for pieces in cuts(answer):
+        reader = read(AnswerReader(HERMES, NAMES), pieces)
+        assert (reader.thoughts, reader.text, len(reader.calls)) == ("<tool_call>?", "", 1)
+
+
+def test_special_tokens_have_their_texts() -> None:
+    reader = AnswerReader(BY_NAME["mistral"], NAMES, special={7: "[TOOL_CALLS]"})
+    for text, token in (("Well.", 1), ("", 7), ('[{"name": "add", "argu', 2), ('ments": {}}]', 3), ("", 4)):
+        reader.push(text, token)
+    reader.finish()
+    assert reader.text == "Well." and [(call.name, call.arguments) for call in reader.calls] == [("add", "{}")]
+    assert len(reader.calls[0].id) == 9  # which Mistral's templates insist on
+
+
+def test_one_call_where_one_is_wanted() -> None:
+    answer = ANSWERS["hermes, two"][1]
+    for pieces in cuts(answer):
+        reader = read(AnswerReader(HERMES, NAMES, several=False), pieces)
+        assert [call.name for call in reader.calls] == ["weather"] and reader.text == "I look."
+
+
+def test_families_are_known_by_their_templates() -> None:
+    for text, name in (
+        ("{%- if tools %}<tools>{{ tools }}</tools> <tool_call>", "hermes"),
+        ("{{- '<|python_tag|>' + tool_call.name }}", "llama 3"),
+        ('{"name": function name, "parameters": dictionary of argument name and its value}', "llama 3"),
+        ("[AVAILABLE_TOOLS] {{ tools }} [TOOL_CALLS]", "mistral"),
+        ("<|tool_call|>", "granite"),
+        ("{{ messages }}", "hermes"),
+    ):
+        assert family_of(text).name == name

@@ -1,0 +1,81 @@
+"""Grammars of calls where the marks of a family are special tokens, as in Mistral's and some of Qwen's tokenizers."""
+
+from __future__ import annotations
+
+import pytest
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+from llmcl.grammar import Grammar, Grammars, Matcher
+from llmcl.serve.answer_reader import AnswerReader
+from llmcl.serve.tool_families import FAMILIES, ToolFamily, grammar_of, special_markers
+from llmcl.serve.tools import Tool, ToolUse
+from llmcl.tokenizer import Tokenizer
+from llmcl.tokenizer.tokenizer import byte_level_alphabet
+
+MARKS = ["<s>", "</s>", "[TOOL_CALLS]", "<tool_call>", "</tool_call>", "<|tool_call|>", "</think>", "<|python_tag|>"]
+ADD = Tool("add", "", {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}, True, "tools[0]")
+CALL = '{"name": "add", "arguments": {"a": 1}}'
+ANSWERS = {
+    "mistral": (f"[TOOL_CALLS][{CALL}]", f"[TOOL_CALLS][{CALL}, {CALL}]"),
+    "hermes": (
+        f"<tool_call>\n{CALL}\n</tool_call>",
+        f"<tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{CALL}\n</tool_call>",
+    ),
+    "granite": (f"<|tool_call|>[{CALL}]", f"<|tool_call|>[{CALL}, {CALL}]"),
+    "llama 3": (CALL.replace("arguments", "parameters"), ""),
+}
+BY_NAME = {family.name: family for family in reversed(FAMILIES)}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    symbols = [*MARKS, *byte_level_alphabet()]
+    backend = Backend(models.BPE({symbol: i for i, symbol in enumerate(symbols)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(mark, special=True) for mark in MARKS])
+    return Tokenizer(backend, vocab_size=len(symbols), eos_token_ids=[1])
+
+
+@pytest.fixture(scope="module")
+def grammars(tokenizer: Tokenizer) -> Grammars:
+    return Grammars(tokenizer, tokenizer.n_vocab)
+
+
+def allows(matcher: Matcher, tokenizer: Tokenizer, text: str) -> bool:
+    ids = [*tokenizer.encode(text), 1]
+    return matcher.n_allowed(ids) == len(ids)
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+@pytest.mark.parametrize("after_thought", [False, True])
+def test_calls_with_special_tokens(name: str, after_thought: bool, tokenizer: Tokenizer, grammars: Grammars) -> None:
+    family, (one, two) = BY_NAME[name], ANSWERS[name]
+    front = "Hm.</think>\n\n" if after_thought else ""
+    for must in (False, True):
+        for several in (False, True):
+            use = ToolUse((ADD,), must, several)
+            source = grammar_of(family, use, tokenizer, after_thought=after_thought)
+            compiled = grammars.compile(Grammar("grammar", source))
+            assert allows(compiled.matcher(), tokenizer, front + one)
+            assert allows(compiled.matcher(), tokenizer, front + "No.") == (not must)
+            if two:
+                assert allows(compiled.matcher(), tokenizer, front + two) == several
+            if family.opening:
+                assert allows(compiled.matcher(), tokenizer, f"{front}Well. {one}") == (not must)
+            assert not allows(compiled.matcher(), tokenizer, front + one.replace("1", '"x"'))
+
+
+@pytest.mark.parametrize("name", ["mistral", "hermes", "granite"])
+def test_what_is_allowed_is_read(name: str, tokenizer: Tokenizer) -> None:
+    """The tokens that are marks have no text of their own in an answer."""
+    family: ToolFamily = BY_NAME[name]
+    special = special_markers(family.markers, tokenizer)
+    assert special
+    for text, n_calls in zip(ANSWERS[name], (1, 2), strict=True):
+        reader = AnswerReader(family, frozenset({"add"}), special=special)
+        for token in tokenizer.encode(text):
+            reader.push(tokenizer.decode([token]), token)
+        reader.finish()
+        assert reader.text == "" and [call.arguments for call in reader.calls] == ['{"a": 1}'] * n_calls
