@@ -70,6 +70,46 @@ _COMPLETION: dict[str, Schema] = {
 }
 
 
+_SCHEMA: Schema = {"type": "object", "properties": {"type": {"enum": ["object", "string", "integer", "array"]}}}
+_FUNCTION: dict[str, Schema] = {
+    "name": {"type": "string", "pattern": "^[a-z]{1,9}$"},
+    "description": _or_null("string"),
+    "strict": _FLAG,
+}
+_MATCHED: dict[str, Schema] = {
+    "json_schema": {"oneOf": [{"type": "null"}, _SCHEMA]},
+    "grammar": _or_null("string", maxLength=100),
+    "structured_outputs": _or_null(
+        "object",
+        properties={
+            "json": {"oneOf": [{"type": "null"}, _SCHEMA]},
+            "json_object": _FLAG,
+            "regex": _or_null("string", maxLength=30),
+            "choice": {"oneOf": [{"type": "null"}, _some(4, {**_TEXT, "minLength": 1})]},
+            "grammar": _or_null("string", maxLength=100),
+        },
+    ),
+}
+
+
+def _format(**more: Schema) -> Schema:
+    return _or_null("object", properties={"type": {"enum": ["text", "json_object", "json_schema"]}, **more})
+
+
+def _tools(kind: str, parameters: str, *, nested: bool = False) -> Schema:
+    described = {**_FUNCTION, parameters: {"oneOf": [{"type": "null"}, _SCHEMA]}}
+    tool = _object(described, "name")
+    inner = {"function": tool} if nested else described
+    names = ("function",) if nested else ("name",)
+    return {"oneOf": [{"type": "null"}, _list(_object({"type": {"enum": [kind]}, **inner}, *names), maxItems=3)]}
+
+
+_TOOL_USE: dict[str, Schema] = {
+    "tool_choice": {"enum": [None, "none", "auto", "required"]},
+    "parallel_tool_calls": _FLAG,
+}
+
+
 def _parts(*kinds: str) -> Schema:
     part = _object({"type": {"enum": [*kinds]}, "text": _TEXT}, "type", "text")
     return {"oneOf": [_TEXT, _list(part)]}
@@ -93,6 +133,10 @@ _BODIES: dict[str, tuple[str, Schema, Schema]] = {
                 "max_completion_tokens": _COUNT,
                 "logprobs": _FLAG,
                 "top_logprobs": _or_null("integer", minimum=0, maximum=MAX_TOP),
+                "response_format": _format(json_schema=_object({"name": _TEXT, "schema": _SCHEMA})),
+                **_MATCHED,
+                "tools": _tools("function", "parameters", nested=True),
+                **_TOOL_USE,
             },
             "messages",
         ),
@@ -104,6 +148,7 @@ _BODIES: dict[str, tuple[str, Schema, Schema]] = {
             {
                 **_OPENAI,
                 **_COMPLETION,
+                **_MATCHED,
                 "prompt": _PROMPT,
                 "echo": _FLAG,
                 "logprobs": _or_null("integer", minimum=0, maximum=MAX_TOP),
@@ -120,6 +165,9 @@ _BODIES: dict[str, tuple[str, Schema, Schema]] = {
                 "input": {"oneOf": [_TEXT, _MESSAGES]},
                 "instructions": _or_null("string"),
                 "max_output_tokens": _COUNT,
+                "text": _or_null("object", properties={"format": _format(name=_TEXT, schema=_SCHEMA)}),
+                "tools": _tools("function", "parameters"),
+                **_TOOL_USE,
             },
             "input",
         ),
@@ -134,6 +182,9 @@ _BODIES: dict[str, tuple[str, Schema, Schema]] = {
                 "messages": _list(_ANTHROPIC_MESSAGE, minItems=1),
                 "max_tokens": {"type": "integer", "minimum": 1, "maximum": MAX_INT},
                 "stop_sequences": _STOPS,
+                "tools": _tools("custom", "input_schema"),
+                "tool_choice": _or_null("object", properties={"type": {"enum": ["auto", "any", "none"]}}),
+                "output_config": _or_null("object", properties={"format": _format(schema=_SCHEMA)}),
                 "stream": _FLAG,
             },
             "messages",
