@@ -14,6 +14,7 @@ import httpx
 from echo_engine import stats
 from pydantic import BaseModel, TypeAdapter
 
+from llmcl.engine.engine_metrics import EngineMetrics
 from llmcl.engine.generation import Piece
 from llmcl.engine.stats import GenerationStats
 from llmcl.grammar import Grammars
@@ -69,6 +70,7 @@ class FakeEngine:
         self.cached = 0
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.open = self.running = 0
+        self.metrics = EngineMetrics()
 
     async def stream(self, prompt: Sequence[int], **options: Any) -> AsyncIterator[Piece]:
         text = self.tokenizer.decode(prompt)

@@ -10,6 +10,7 @@ from queue import SimpleQueue
 from typing import Any, Protocol, TypeGuard, TypeVar
 from weakref import finalize
 
+from llmcl.engine.engine_metrics import EngineMetrics
 from llmcl.engine.generation import AnswerOptions, Generation, Piece, PieceWriter, token_budget
 from llmcl.engine.leases import RECHECK_S, Leases
 from llmcl.engine.requests import Mailbox, PieceStream, Request
@@ -214,9 +215,14 @@ class Engine:
         return lambda: worker.cancel(answering)
 
     @property
+    def metrics(self) -> EngineMetrics:
+        """What it has counted since it was opened; it goes on to count in the same object."""
+        return self._worker.metrics
+
+    @property
     def n_preempted(self) -> int:
         """How often a request gave its pages to others, and was read again later: often means too few pages."""
-        return self._worker.n_preempted
+        return self.metrics.preemptions
 
     @property
     def totals(self) -> StepTotals:

@@ -34,7 +34,7 @@ class Job:
     n_enqueued: tokens whose sampling was enqueued, those that the host does not know yet included. sequence: its place
     in the KV cache; None while it has none. text: what is read before the next token is sampled. verified: its steps
     that verified a draft. done: it gets no more. matcher: which tokens may come next; it has accepted `sampled`. None:
-    all.
+    all. submitted_ns: when it began to wait, on the same clock.
     """
 
     prompt: Sequence[int]
@@ -52,6 +52,7 @@ class Job:
     verified: StepCount = field(default_factory=StepCount)
     rank: tuple[int, int] = (0, 0)
     done: bool = False
+    submitted_ns: int | None = None
 
     @property
     def unread(self) -> int:

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from llmcl.engine.alone import AloneStep, AloneSteps
+from llmcl.engine.engine_metrics import EngineMetrics
 from llmcl.engine.scheduler import Job, Plan, Scheduler
 from llmcl.engine.speculation import NO_SPECULATION, Speculation
 from llmcl.errors import LlmclError
@@ -130,16 +131,14 @@ class StepLoop:
         self.totals = StepTotals()
         self._known: list[Sampled] = []
         self._failed: dict[Job, LlmclError] = {}
+        self.metrics = EngineMetrics()
 
     @property
     def has_work(self) -> bool:
         return bool(self._readings) or self._scheduler.has_work
 
-    @property
-    def n_preempted(self) -> int:
-        return self._scheduler.n_preempted
-
     def submit(self, job: Job) -> None:
+        job.submitted_ns = time.perf_counter_ns()
         self._scheduler.submit(job)
 
     def end(self, job: Job) -> None:
@@ -157,6 +156,7 @@ class StepLoop:
             return self._known_since(Plan([]), start)
         self._alone.give_back()
         plan = self._scheduler.plan()
+        self._count(plan)
         enqueued = self._enqueue(plan)
         for job in plan.decode:
             _append_inputs(job)  # of which the ids are known where no step was under way
@@ -185,6 +185,22 @@ class StepLoop:
         failed, self._failed = self._failed, {}
         return failed
 
+    def _count(self, plan: Plan) -> None:
+        metrics = self.metrics
+        metrics.preemptions = self._scheduler.n_preempted
+        if plan.n_rows:
+            metrics.steps += 1
+            metrics.step_rows.observe(plan.n_rows)
+            metrics.step_sequences += len(plan.decode) + len(plan.prefill)
+        metrics.prompt_tokens += sum(len(chunk.token_ids) for chunk in plan.prefill)
+
+    def _begin(self, job: Job) -> None:
+        """The job leaves the queue; not once more after a preemption."""
+        if job.begun_ns is None:
+            job.begun_ns = time.perf_counter_ns()
+            self.metrics.queue_s.observe((job.begun_ns - (job.submitted_ns or job.begun_ns)) / 1e9)
+            self.metrics.cached_tokens += job.n_found
+
     def _enqueue(self, plan: Plan) -> list[Reading]:
         batch, readings = self._batch, []
         for sequence in plan.ended:
@@ -196,8 +212,7 @@ class StepLoop:
             wait = batch.decode([_sequence(job) for job in plan.decode], self._masking(plan.decode))
             readings.append(self._reading(plan.decode, wait))
         for job in plan.started:
-            if job.begun_ns is None:
-                job.begun_ns = time.perf_counter_ns()
+            self._begin(job)
             batch.start(_sequence(job), job.params)
         for chunk in plan.prefill:
             if chunk.is_last:
@@ -241,6 +256,8 @@ class StepLoop:
             for job, token, logprob in zip(jobs, tokens, logprobs, strict=True):
                 if job.done or job in self._failed:
                     continue
+                if not job.sampled and job.begun_ns is not None:
+                    self.metrics.prompt_s += (time.perf_counter_ns() - job.begun_ns) / 1e9
                 job.sampled.append(token)
                 self._alone.push(job, token)
                 _append_inputs(job)

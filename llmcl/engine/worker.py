@@ -40,7 +40,7 @@ class Worker:
         self._stopped = self._over = False
         self._failure: LlmclError | None = None
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()  # may be put into by a destructor
-        self.n_preempted = 0
+        self.metrics = loop.metrics
         self.totals = StepTotals()
         self._answering: dict[Job, Answering] = {}
         self._thread = threading.Thread(target=self._work, name=f"engine of {name}", daemon=True)
@@ -83,7 +83,7 @@ class Worker:
                         self._hand_out(sampled)
                     for job, error in self._loop.failures().items():
                         self._fail(job, error)
-                    self.n_preempted, self.totals = self._loop.n_preempted, self._loop.totals
+                    self.totals = self._loop.totals
         except LlmclError as error:
             self._failure = error
         except BaseException as error:

@@ -28,6 +28,7 @@ class Record:
     path: str
     status: int = 0
     prompt_tokens: int | None = None
+    cached_tokens: int | None = None  # of the prompt
     tokens: int | None = None
     ttft_ms: float | None = None
     tbt_ms: float | None = None  # the median
@@ -46,7 +47,7 @@ class Record:
         if log_format == "json":
             return json_text.dumps(values)
         parts = [self.id, self.method, one_line(self.path), str(self.status)]
-        named = ("prompt_tokens", "tokens", "ttft_ms", "tbt_ms", "total_ms")
+        named = ("prompt_tokens", "cached_tokens", "tokens", "ttft_ms", "tbt_ms", "total_ms")
         parts += [f"{name}={values[name]:g}" for name in named if values[name] is not None]
         return " ".join(parts) + (f" error: {one_line(self.error)}" if self.error else "")
 

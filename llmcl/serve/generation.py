@@ -15,7 +15,7 @@ from llmcl.errors import LlmclError
 from llmcl.serve.access_log import CLIENT_GONE, record_of
 from llmcl.serve.errors import RequestError, of_llmcl
 from llmcl.serve.events import ClientGoneError, EventSender, unless_gone
-from llmcl.serve.served import Answer, Ask, Served, pieces
+from llmcl.serve.served import Answer, Ask, Served, cached_tokens, pieces
 from llmcl.serve.service import Service
 from llmcl.tools import json_text
 
@@ -128,10 +128,10 @@ class GenerationResponse(Response):
     def _note(self, scope: Scope) -> None:
         record, metrics = record_of(scope), self._service.metrics
         record.prompt_tokens = sum(len(answer.ask.prompt) for answer in self._answers)
+        record.cached_tokens = cached_tokens(self._answers)
         record.tokens = sum(len(answer.token_ids) for answer in self._answers)
         times_ms = [tbt_ms for answer in self._answers for tbt_ms in answer.tbt_ms]
         record.note_tbt(times_ms)
-        metrics.prompt_tokens.inc(record.prompt_tokens)
         metrics.tokens_predicted.inc(record.tokens)
         metrics.predicted_seconds.inc(sum(times_ms) / 1e3)
 

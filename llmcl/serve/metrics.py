@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:  # the server listens before the engine is imported
+    from llmcl.engine import engine_metrics
 
 _TTFT_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _TBT_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 
 
 class Metrics:
-    """Counters of one server, in a registry of its own."""
+    """Counters of one server, in a registry of its own. engine: those of the engine; None before there is one."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine: Callable[[], engine_metrics.EngineMetrics | None]) -> None:
         registry = self._registry = CollectorRegistry()
-        self.prompt_tokens = Counter("llamacpp:prompt_tokens", "Tokens of all prompts.", registry=registry)
         self.tokens_predicted = Counter("llamacpp:tokens_predicted", "Tokens of all answers.", registry=registry)
         self.predicted_seconds = Counter(
             "llamacpp:tokens_predicted_seconds",
@@ -32,7 +39,40 @@ class Metrics:
             "llmcl_ttft_seconds", "Time to first token, waiting included.", buckets=_TTFT_S, registry=registry
         )
         self.tbt = Histogram("llmcl_tbt_seconds", "Time between two tokens.", buckets=_TBT_S, registry=registry)
+        registry.register(_OfEngine(engine))
 
     def show(self) -> bytes:
         """All of them in Prometheus' text format."""
         return generate_latest(self._registry)
+
+
+class _OfEngine(Collector):
+    """What the engine counts, in Prometheus' words, whenever it is asked for."""
+
+    def __init__(self, engine: Callable[[], engine_metrics.EngineMetrics | None]):
+        self._engine = engine
+
+    def collect(self) -> Iterator[Metric]:
+        if (found := self._engine()) is None:
+            return
+        counters: tuple[tuple[str, str, float], ...] = (
+            ("llamacpp:prompt_tokens", "Tokens of prompts that steps read: cached ones are none.", found.prompt_tokens),
+            ("llamacpp:prompt_seconds", "Seconds from the beginning of requests to first tokens.", found.prompt_s),
+            ("llamacpp:n_decode", "Steps of the model.", found.steps),
+            ("llmcl_cached_prompt_tokens", "Tokens of prompts that the prefix cache held.", found.cached_tokens),
+            ("llmcl_preemptions", "Requests that gave their pages to others for a while.", found.preemptions),
+        )
+        for name, meaning, value in counters:
+            yield CounterMetricFamily(name, meaning, value=value)
+        busy = found.step_sequences / found.steps if found.steps else 0.0
+        yield GaugeMetricFamily("llamacpp:n_busy_slots_per_decode", "Sequences that a step extends.", value=busy)
+        yield _histogram("llmcl_queue_seconds", "From a request's arrival to its beginning.", found.queue_s)
+        yield _histogram("llmcl_step_rows", "Rows of a step: tokens that it computes.", found.step_rows)
+
+
+def _histogram(name: str, meaning: str, found: engine_metrics.Histogram) -> Metric:
+    counts, total, buckets = [*found.counts], 0, []
+    for bound, count in zip((*found.bounds, float("inf")), counts, strict=True):
+        total += count
+        buckets.append(("+Inf" if bound == float("inf") else str(float(bound)), float(total)))
+    return HistogramMetricFamily(name, meaning, buckets=buckets, sum_value=found.sum)

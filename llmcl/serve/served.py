@@ -14,6 +14,7 @@ from llmcl.serve.answer_reader import AnswerReader, Call, Part, Said
 from llmcl.serve.errors import RequestError
 
 if TYPE_CHECKING:  # the server listens before the engine is imported
+    from llmcl.engine.engine_metrics import EngineMetrics
     from llmcl.engine.generation import Piece
     from llmcl.grammar import Grammars
     from llmcl.ops.logprobs import LogProb
@@ -25,6 +26,9 @@ _COMPILING = ThreadPoolExecutor(1, "compiling a grammar")
 
 class Engine(Protocol):
     """What makes answers, several at a time."""
+
+    @property
+    def metrics(self) -> EngineMetrics: ...
 
     def stream(self, prompt: Sequence[int], **options: Any) -> AsyncIterator[Piece]:
         """The pieces of the answer, options as of `LLM.stream`; closing the iterator ends the request."""

@@ -16,7 +16,7 @@ class Service:
 
     def __init__(self, settings: Settings):
         self.settings = settings
-        self.metrics = Metrics()
+        self.metrics = Metrics(lambda: None if self._served is None else self._served.engine.metrics)
         self.failure: BaseException | None = None
         self.stopping = False
         self.in_flight = 0  # sequences, running or waiting
