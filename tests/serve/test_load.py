@@ -1,59 +1,169 @@
-"""Many clients at once, some of whom leave early: an answer is whole and right or refused, and nothing is left over."""
+"""64 clients at once, some of whom leave early: an answer is whole and right or refused, and nothing is left over.
+
+They ask for 20 s, with `--quick` for 5 s, with LLMCL_TEST_LONG=1 for three minutes.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
+import time
 from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
 
 import httpx
-from fake_server import FakeEngine, Running, byte_tokenizer, events, running, wait_for
+import pytest
+from engine_server import engine_server
+from examples import examples
+from fake_batch import answer_of
+from fake_server import END, FakeEngine, Running, byte_tokenizer, events, running, served, wait_for
 
-N_CLIENTS, N_REQUESTS = 64, 5
+from llmcl.engine.llm import LLM
+from llmcl.ops.sample import SamplingParams
+
+N_CLIENTS = 64
+MORE_MEMORY = 48 << 20  # bytes that the process may have more at the end than after a third of the time
+
+Ask = Callable[[random.Random], tuple[str, dict[str, Any], str]]
+"""Draws a request: its path, its body, and the text of the answer."""
 
 
-async def one_client(server: Running, http: httpx.AsyncClient, draw: random.Random, seen: Counter[str]) -> None:
-    for _ in range(N_REQUESTS):
-        text = "".join(draw.choices("abc 🙂é", k=draw.randint(1, 25)))
-        body = {"messages": [{"role": "user", "content": text}], "stream": draw.random() < 0.5}
-        leaves_after = draw.uniform(0.0, 0.1) if draw.random() < 0.4 else 60.0
+def seconds() -> float:
+    return 180 if os.environ.get("LLMCL_TEST_LONG") == "1" else examples(20)
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+async def one_client(http: httpx.AsyncClient, draw: random.Random, ask: Ask, seen: Counter[str], end: float) -> None:
+    while time.monotonic() < end:
+        path, body, expected = ask(draw)
+        body["stream"] = draw.random() < 0.5
+        leaves_after = draw.uniform(0.0, 0.2) if draw.random() < 0.3 else 300.0
         try:
-            answer = await asyncio.wait_for(http.post("/v1/chat/completions", json=body), leaves_after)
+            answer = await asyncio.wait_for(http.post(path, json=body), leaves_after)
         except asyncio.TimeoutError:
             seen["left"] += 1
             continue
         if answer.status_code == 429:
             assert answer.headers["retry-after"] == "1"
             seen["refused"] += 1
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(draw.uniform(0.02, 0.1))
             continue
         assert answer.status_code == 200, answer.text
-        if body["stream"]:
-            found = [json.loads(data) for _, data in events(answer.text)[:-1]]
-            said = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in found)
-        else:
-            said = answer.json()["choices"][0]["message"]["content"]
-        assert said == text
+        objects = [json.loads(data) for _, data in events(answer.text)[:-1]] if body["stream"] else [answer.json()]
+        assert "".join(said(found) for found in objects) == expected
         seen["answered"] += 1
 
 
-async def all_clients(server: Running) -> Counter[str]:
+def said(found: dict[str, Any]) -> str:
+    """The text in a whole answer or a chunk of one, of either API."""
+    assert "error" not in found, found
+    choice = found["choices"][0]
+    content = choice["text"] if "text" in choice else choice.get("message", choice.get("delta", {})).get("content")
+    return str(content or "")
+
+
+def load(server: Running, ask: Ask) -> Counter[str]:
+    """What became of the requests of all clients; memory does not grow over the time."""
     seen: Counter[str] = Counter()
-    limits = httpx.Limits(max_connections=N_CLIENTS)
-    async with httpx.AsyncClient(base_url=server.url, timeout=60, limits=limits, verify=False, trust_env=False) as http:
-        await asyncio.gather(*(one_client(server, http, random.Random(n), seen) for n in range(N_CLIENTS)))
+    memory: list[int] = []
+
+    async def all_clients() -> None:
+        limits, end = httpx.Limits(max_connections=N_CLIENTS), time.monotonic() + seconds()
+
+        async def watch() -> None:
+            await asyncio.sleep(seconds() / 3)
+            memory.append(resident_bytes())
+
+        async with httpx.AsyncClient(
+            base_url=server.url, timeout=300, limits=limits, verify=False, trust_env=False
+        ) as http:
+            clients = (one_client(http, random.Random(n), ask, seen, end) for n in range(N_CLIENTS))
+            await asyncio.gather(*clients, watch())
+
+    asyncio.run(all_clients())
+    wait_for(lambda: not server.service.in_flight)
+    assert resident_bytes() - memory[0] < MORE_MEMORY
+    print(dict(seen), f"{(resident_bytes() - memory[0]) / 2**20:+.1f} MiB")
     return seen
 
 
-def test_many_clients_at_once() -> None:
+def test_clients_of_a_server() -> None:
     engine = FakeEngine(byte_tokenizer(), max_sequences=4)
     engine.delay_s = 0.001
+
+    def ask(draw: random.Random) -> tuple[str, dict[str, Any], str]:
+        text = "".join(draw.choices("abc 🙂é", k=draw.randint(1, 25)))
+        return "/v1/chat/completions", {"messages": [{"role": "user", "content": text}]}, text
+
     with running(engine, max_queue=24) as server:
-        seen = asyncio.run(all_clients(server))
-        assert (
-            seen.total() == N_CLIENTS * N_REQUESTS and min(seen[kind] for kind in ("answered", "left", "refused")) > 0
-        )
-        wait_for(lambda: not server.service.in_flight)
+        seen = load(server, ask)
+        assert min(seen[kind] for kind in ("answered", "left", "refused")) > 0
         assert engine.open == engine.running == 0
         assert server.chat("still there").json()["choices"][0]["message"]["content"] == "still there"
+
+
+def test_clients_of_an_engine() -> None:
+    """With few pages, prompts that begin alike, and a model whose tokens depend on all before them."""
+    tokenizer = byte_tokenizer()
+
+    def text_of(token_ids: Iterable[int]) -> str:
+        detokenizer = tokenizer.detokenizer()
+        return "".join(map(detokenizer.push, token_ids)) + detokenizer.flush()
+
+    def ask(draw: random.Random) -> tuple[str, dict[str, Any], str]:
+        shared, seed, n_tokens = draw.randrange(3), draw.randrange(100), draw.randint(1, 150)
+        prompt = [*range(shared, shared + 64 * shared), *(draw.randrange(2, 131) for _ in range(draw.randint(1, 40)))]
+        ids = answer_of(prompt, SamplingParams(seed=seed), n_tokens)
+        ids = ids[: ids.index(END)] if END in ids else ids
+        body = {"prompt": prompt, "seed": seed, "max_tokens": n_tokens, "temperature": 1}
+        return "/v1/completions", body, text_of(ids)
+
+    with engine_server(n_pages=9, max_sequences=6, max_queue=30) as tested:
+        tested.batch.before = lambda what: time.sleep(0.0005)
+        seen = load(tested.server, ask)
+        wait_for(lambda: tested.is_idle)
+        assert min(seen[kind] for kind in ("answered", "left", "refused")) > 0
+        assert tested.engine.metrics.cached_tokens > 0
+        assert tested.engine.n_preempted > 0 or seen["answered"] < 200  # on a busy machine
+
+
+@pytest.mark.full
+def test_clients_of_the_demo_model(smollm2: LLM) -> None:
+    """Greedily, in float32: each gets what a client gets who is alone."""
+    assert smollm2.tokenizer is not None
+    stand_in = FakeEngine(byte_tokenizer(), max_sequences=8)
+    with (
+        smollm2.engine(max_sequences=8, max_context=256) as engine,
+        running(stand_in, loaded=False, max_queue=40) as server,
+    ):
+        model: Any = served(
+            stand_in, name="smollm2", max_context=engine.max_context, vocab_size=smollm2.config.vocab_size
+        )
+        object.__setattr__(model, "engine", engine)
+        object.__setattr__(model, "tokenizer", smollm2.tokenizer)
+        server.service.ready(model)
+        questions = ["Why is the sky blue?", "Name three primes.", "Who wrote Faust?", "What is a fish? " * 12]
+
+        def body_of(question: str, n_tokens: int) -> dict[str, Any]:
+            return {"messages": [{"role": "user", "content": question}], "max_tokens": n_tokens, "temperature": 0}
+
+        expected = {
+            (question, n): said(server.post("/v1/chat/completions", body_of(question, n)).json())
+            for question in questions
+            for n in (1, 7, 24)
+        }
+
+        def ask(draw: random.Random) -> tuple[str, dict[str, Any], str]:
+            question, n_tokens = draw.choice([*expected])
+            return "/v1/chat/completions", body_of(question, n_tokens), expected[question, n_tokens]
+
+        seen = load(server, ask)
+        assert seen["answered"] > 0 and seen["refused"] > 0
+        assert server.metric("llamacpp:requests_processing") == server.metric("llamacpp:requests_deferred") == 0
