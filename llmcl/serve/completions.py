@@ -14,7 +14,7 @@ from llmcl.serve.body import read_fields
 from llmcl.serve.chat_completions import usage_of
 from llmcl.serve.errors import unsupported
 from llmcl.serve.events import DONE, event
-from llmcl.serve.fields import Fields, wrong
+from llmcl.serve.fields import Fields, as_whole, wrong
 from llmcl.serve.generation import GenerationResponse
 from llmcl.serve.logprobs import MAX_TOP, LogProbWriter
 from llmcl.serve.sampling import MAX_ANSWERS, MAX_STOPS, of_choice, read_sampling
@@ -59,7 +59,7 @@ async def completions(request: Request, service: Service) -> Response:
 async def _prompts(fields: Fields, served: Served) -> list[tuple[list[int], str]]:
     """Token ids and text of each prompt."""
     value = fields.required("prompt", _EXPECTED)
-    if isinstance(value, str) or (isinstance(value, list) and value and all(map(_is_id, value))):
+    if isinstance(value, str) or _ids(value):
         value = [value]
     if not isinstance(value, list) or not 1 <= len(value) <= MAX_ANSWERS:
         raise wrong("prompt", value, f"{_EXPECTED}, {MAX_ANSWERS} at most")
@@ -67,16 +67,18 @@ async def _prompts(fields: Fields, served: Served) -> list[tuple[list[int], str]
     for index, prompt in enumerate(value):
         if isinstance(prompt, str):
             prompts.append((await served.encode(prompt), prompt))
-        elif isinstance(prompt, list) and prompt and all(map(_is_id, prompt)):
-            served.check(prompt)
-            prompts.append((prompt, served.tokenizer.decode(prompt)))
+        elif ids := _ids(prompt):
+            served.check(ids)
+            prompts.append((ids, served.tokenizer.decode(ids)))
         else:
             raise wrong(f"prompt[{index}]" if len(value) > 1 else "prompt", prompt, _EXPECTED)
     return prompts
 
 
-def _is_id(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _ids(value: object) -> list[int]:
+    """Token ids; none where it is no list of whole numbers."""
+    found = [as_whole(item) for item in value] if isinstance(value, list) else []
+    return [] if None in found else [item for item in found if item is not None]
 
 
 class CompletionForm:

@@ -14,6 +14,13 @@ def wrong(name: str, value: object, expected: str) -> RequestError:
     return RequestError(400, f"{name}: got {shown(value)}, expected {expected}", name, "invalid_value")
 
 
+def as_whole(value: object) -> int | None:
+    """A whole number of JSON, of which 16.0 is one, too; None for anything else."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
 class Fields:
     """A JSON object and its place in the request, such as `messages[0]` ("" for the whole)."""
 
@@ -72,14 +79,12 @@ class Fields:
         return float(value)
 
     def whole(self, field: str, default: int | None, low: int, high: int = MAX_NUMBER) -> int | None:
-        """A whole number from `low` to `high`; 16.0 is one, too, as JSON has one kind of number."""
+        """A whole number from `low` to `high`."""
         value = self.given(field)
         if value is None:
             return default
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise wrong(self.name(field), value, "a whole number")
+        if (value := as_whole(value)) is None:
+            raise wrong(self.name(field), self.given(field), "a whole number")
         if not low <= value <= high:
             raise wrong(self.name(field), value, f"a whole number from {low} to {high}")
         return value

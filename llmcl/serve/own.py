@@ -14,7 +14,7 @@ import llmcl
 from llmcl.serve.body import read_fields
 from llmcl.serve.conversation import openai_messages
 from llmcl.serve.errors import RequestError
-from llmcl.serve.fields import wrong
+from llmcl.serve.fields import as_whole, wrong
 from llmcl.serve.generation import AsciiJSONResponse
 from llmcl.serve.served import Served
 from llmcl.serve.service import Service
@@ -95,9 +95,10 @@ async def detokenize(request: Request, service: Service) -> Response:
     """{"tokens": ids} -> {"content": text}."""
     served = service.served()
     fields = await read_fields(request, service.settings)
-    ids = fields.items("tokens")
-    if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < served.vocab_size for i in ids):
-        raise wrong("tokens", ids, f"a list of token ids from 0 to {served.vocab_size - 1}")
+    given = fields.items("tokens")
+    ids = [i for i in map(as_whole, given) if i is not None and 0 <= i < served.vocab_size]
+    if len(ids) < len(given):
+        raise wrong("tokens", given, f"a list of token ids from 0 to {served.vocab_size - 1}")
     return AsciiJSONResponse({"content": served.tokenizer.decode(ids)})
 
 

@@ -46,6 +46,7 @@ def test_prompts_of_every_kind(echoing: Running) -> None:
     for prompt, expected in (
         ("abc", ["abc"]),
         (ids, ["abc"]),
+        ([float(i) for i in ids], ["abc"]),
         (["a", "bc"], ["a", "bc"]),
         ([ids, ids[:1]], ["abc", "a"]),
     ):

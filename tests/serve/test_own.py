@@ -48,6 +48,7 @@ def test_both_clients_list_the_model(shared: Running) -> None:
 def test_tokens_and_templates(shared: Running) -> None:
     ids = shared.post("/tokenize", {"content": "a🙂"}).json()["tokens"]
     assert len(ids) == 5 and shared.post("/detokenize", {"tokens": ids}).json() == {"content": "a🙂"}
+    assert shared.post("/detokenize", {"tokens": [float(i) for i in ids]}).json() == {"content": "a🙂"}  # JSON's 3.0
     messages = [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
     assert shared.post("/apply-template", {"messages": messages}).json() == {"prompt": "[user]Hi\n[assistant]"}
     for path, body in (("/tokenize", {}), ("/detokenize", {"tokens": ["a"]}), ("/detokenize", {"tokens": [258]})):
