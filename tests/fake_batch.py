@@ -35,7 +35,7 @@ READ = 1000  # more than the vocabulary
 
 def next_token(token_ids: Sequence[int], params: SamplingParams, n_sampled: int, mask: np.ndarray | None = None) -> int:
     """The same for the same tokens, parameters and number of the token in its answer. mask: of those that may come."""
-    state = np.array([*token_ids, params.seed or 0, n_sampled], np.int64)
+    state = np.array([*token_ids, params.seed or 0, n_sampled], np.uint64)
     drawn = zlib.crc32(state.tobytes())
     if mask is None:
         return drawn % VOCAB
