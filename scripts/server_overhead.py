@@ -86,7 +86,9 @@ def server_overhead(
     ):
         assert llm.tokenizer is not None
         service = Service(Settings(max_sequences=streams, quiet=True))
-        made = Served(engine, llm.tokenizer, "model", engine.max_context, llm.config.vocab_size, int(time.time()))
+
+        sizes = engine.max_context, llm.config.vocab_size
+        made = Served(engine, llm.tokenizer, "model", *sizes, int(time.time()), llm.grammars)
         service.ready(made)
         listening, server = listen("127.0.0.1", 0), Server(service)
         thread = Thread(target=server.run, args=([listening],), daemon=True)

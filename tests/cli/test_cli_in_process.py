@@ -447,7 +447,7 @@ def test_an_answer_that_fills_the_context_says_so(
 ) -> None:
     def pieces(prompt: str, **request: Any) -> Iterator[Piece]:
         yield Piece("one", 1, None, None, None)
-        yield Piece("two", 2, 20.0, "length", engine.stats)
+        yield Piece("two", 2, 20.0, "length", stats(generated_tokens=2))
 
     monkeypatch.setattr(engine, "stream", pieces)
     for n, is_cut in ((8, True), (2, False)):

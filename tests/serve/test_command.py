@@ -91,7 +91,12 @@ def test_options_reach_the_server(
         return SimpleNamespace(stream=fake.stream, max_context=99, close=lambda: started.update(closed=True))
 
     monkeypatch.setattr(llmcl.serve.run, "serve", run)
-    for name, value in (("tokenizer", fake.tokenizer), ("engine", open_engine), ("close", lambda: None)):
+    for name, value in (
+        ("tokenizer", fake.tokenizer),
+        ("engine", open_engine),
+        ("close", lambda: None),
+        ("grammars", None),
+    ):
         monkeypatch.setattr(engine, name, value, raising=False)
     monkeypatch.setattr(engine, "config", SimpleNamespace(vocab_size=258), raising=False)
     monkeypatch.setenv("LLMCL_API_KEY", "one two")
@@ -106,7 +111,7 @@ def test_options_reach_the_server(
     assert (settings.max_sequences, settings.max_queue, settings.drain_s) == (3, 5, 1.5)
     assert settings.cors_origins == ("https://a.example", "https://b.example") and settings.log_format == "json"
     assert engine.loaded["max_context"] == 48 and started["engine"].pop("progress")
-    assert started["engine"] == {"max_sequences": 3, "kv_page_tokens": 128}
+    assert started["engine"] == {"max_sequences": 3, "kv_page_tokens": 128, "batch_invariant": False}
     made = started["served"]
     assert (made.name, made.max_context, made.vocab_size) == ("mine", 99, 258)
     made.close()
