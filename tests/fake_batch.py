@@ -21,6 +21,7 @@ from helpers import small_config
 from llmcl.engine.generation import AnswerOptions
 from llmcl.engine.leases import Leases
 from llmcl.errors import UsageError
+from llmcl.models.batch import PromptChunk
 from llmcl.models.paged_kv_cache import PagedKVCache
 from llmcl.models.sequence import SequenceState
 from llmcl.ops.logprobs import LogProb
@@ -135,6 +136,8 @@ class FakeBatch:
     ):
         self.max_sequences = max_sequences
         self.max_context = max_context
+        self.max_rows = max_sequences * max_context
+        self.reads_together = True
         self.runs_ahead = runs_ahead
         self.cell_tokens = cell_tokens
         self.device = FakeDevice()
@@ -156,40 +159,37 @@ class FakeBatch:
         assert params.seed is not None
         self.places[sequence] = params
 
-    def prefill(self, sequence: SequenceState, token_ids: Sequence[int]) -> None:
-        self.before("prefill")
-        assert sequence in self.places and len(token_ids)
-        assert not self.cell_tokens or sequence.position % self.cell_tokens == 0
-        assert not self.cell_tokens or len(token_ids) <= self.cell_tokens
-        self._write(sequence, read(token_ids, self.cell_tokens))
-        sequence.token_ids.extend(token_ids)
-        self.n_prefilled += len(token_ids)
-
-    def prefill_last(
+    def step(
         self,
-        sequence: SequenceState,
-        token_ids: Sequence[int],
+        decode: Sequence[SequenceState],
+        chunks: Sequence[PromptChunk],
         before_sampling: Callable[[], None] | None = None,
-    ) -> Callable[[], int]:
-        self.prefill(sequence, token_ids)
-        if before_sampling is not None:
-            before_sampling()
-        wait = self._sample([sequence], [sequence.position])
-        return lambda: wait()[0]
-
-    def decode(
-        self, sequences: Sequence[SequenceState], before_sampling: Callable[[], None] | None = None
     ) -> Callable[[], list[int]]:
-        self.before("decode")
-        assert len(set(sequences)) == len(sequences) <= self.max_sequences
+        sequences = [*decode, *(chunk.sequence for chunk in chunks)]
+        assert 0 < len(set(sequences)) == len(sequences) <= self.max_sequences
         assert all(sequence in self.places for sequence in sequences)
-        for sequence in sequences:
+        if decode:
+            self.before("decode")
+        sampled = [*decode]
+        for sequence in decode:
             self._write(sequence, [self.sampled_last[sequence]])
-        n_held = [sequence.position + 1 for sequence in sequences]
-        self.log.append("decode")
+        n_held = [sequence.position + 1 for sequence in decode]
+        assert not self.cell_tokens or len(chunks) + bool(decode) == 1
+        for chunk in chunks:
+            self.before("prefill")
+            assert len(chunk.token_ids)
+            assert not self.cell_tokens or chunk.sequence.position % self.cell_tokens == 0
+            assert not self.cell_tokens or len(chunk.token_ids) <= self.cell_tokens
+            self._write(chunk.sequence, read(chunk.token_ids, self.cell_tokens))
+            chunk.sequence.token_ids.extend(chunk.token_ids)
+            self.n_prefilled += len(chunk.token_ids)
+            if chunk.is_last:
+                sampled.append(chunk.sequence)
+                n_held.append(chunk.sequence.position)
+        self.log.append("decode" if decode else "prefill")
         if before_sampling is not None:
             before_sampling()
-        return self._sample(sequences, n_held)
+        return self._sample(sampled, n_held) if sampled else list
 
     def allow(self, sequence: SequenceState, tokens: np.ndarray | None) -> None:
         assert sequence in self.places

@@ -7,12 +7,13 @@ built up anew when another text is alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from llmcl.engine.scheduler import Job, Plan
 from llmcl.engine.speculation import NO_SPECULATION, Speculation
+from llmcl.models.batch import PromptChunk
 from llmcl.models.paged_kv_cache import PagedKVCache
 from llmcl.models.sequence import SequenceState
 from llmcl.models.verification import StepCount
@@ -31,7 +32,7 @@ class Verifies(Protocol):
         """
         ...
 
-    def decode(self, sequences: list[SequenceState]) -> Callable[[], list[int]]: ...
+    def step(self, decode: Sequence[SequenceState], chunks: Sequence[PromptChunk]) -> Callable[[], list[int]]: ...
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class AloneSteps:
         if draft:
             wait = self._batch.verify(sequence, lambda own: speculation.verify(own, draft, checked=False))
             return AloneStep(1 + len(draft), wait)
-        return AloneStep(0, speculation.decoded(self._batch.decode([sequence])))
+        return AloneStep(0, speculation.decoded(self._batch.step([sequence], [])))
 
     def read(self, job: Job, step: AloneStep, tokens: list[int]) -> None:
         """Takes note of how many tokens a draft has brought."""

@@ -269,7 +269,14 @@ class LLM:
         return Engine(
             self,
             lambda: make_batch(
-                self.model, max_sequences, context, kv_page_tokens, kv_pages, progress, invariant=batch_invariant
+                self.model,
+                max_sequences,
+                context,
+                kv_page_tokens,
+                kv_pages,
+                progress,
+                invariant=batch_invariant,
+                max_rows=max_step_tokens,
             ),
             max_step_tokens,
             wait=wait,

@@ -108,8 +108,18 @@ class Scheduler:
     It alone gives out the pages of `cache`, and `plan` promises none that is not free.
     """
 
-    def __init__(self, cache: PagedKVCache, max_sequences: int, max_step_tokens: int, cell_tokens: int = 0):
-        """cell_tokens: see `Batch.cell_tokens`; chunks are such cells. What is read again after a preemption is the
+    def __init__(
+        self,
+        cache: PagedKVCache,
+        max_sequences: int,
+        max_step_tokens: int,
+        cell_tokens: int = 0,
+        *,
+        max_prompt_tokens: int = 0,
+    ):
+        """max_prompt_tokens: of a step in which nobody decodes; at least max_step_tokens.
+
+        cell_tokens: see `Batch.cell_tokens`; chunks are such cells. What is read again after a preemption is the
         prompt alone; the answer so far is decoded again, by the same kernels as before. 0: chunks are of any length.
         """
         if max_step_tokens < max_sequences + max(0, cell_tokens - 1):
@@ -121,6 +131,7 @@ class Scheduler:
         self.cache = cache
         self.max_sequences = max_sequences
         self.max_step_tokens = max_step_tokens
+        self.max_prompt_tokens = max(max_prompt_tokens, max_step_tokens)
         self.cell_tokens = cell_tokens
         self.waiting: list[Job] = []
         self.running: list[Job] = []
@@ -157,7 +168,9 @@ class Scheduler:
         ended, self._ended = self._ended, []
         plan, n_preempted = Plan(ended), self.n_preempted
         extended = [(job, job.unread, job.rows()) for job in self.running]
-        budget = self.max_step_tokens - sum(not unread and n_rows for _, unread, n_rows in extended)  # for prompts
+        n_decoding = sum(not unread and n_rows for _, unread, n_rows in extended)
+        most = self.max_step_tokens if n_decoding else self.max_prompt_tokens
+        budget = most - n_decoding  # for prompts
         promised = 0  # pages
         for job, unread, n_rows in extended:
             n_rows = self._chunk(job.sequence, unread, budget) if unread and job.sequence else n_rows
@@ -198,7 +211,8 @@ class Scheduler:
             n_text = len(text)
             if self.cell_tokens:
                 text = [*job.prompt]
-                sequence.n_findable = len(text) // self.cell_tokens * self.cell_tokens
+                # Without the last token, whose key is appended as those of decoded tokens are.
+                sequence.n_findable = (len(text) - 1) // self.cell_tokens * self.cell_tokens
             self.cache.share_pages(sequence, text, self.cell_tokens or 1)
             n_rows = self._chunk(sequence, len(text) - sequence.position, budget)
             if not n_rows:

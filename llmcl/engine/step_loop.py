@@ -14,6 +14,7 @@ from llmcl.engine.engine_metrics import EngineMetrics
 from llmcl.engine.scheduler import Job, Plan, Scheduler
 from llmcl.engine.speculation import NO_SPECULATION, Speculation
 from llmcl.errors import LlmclError
+from llmcl.models.batch import PromptChunk
 from llmcl.models.paged_kv_cache import PagedKVCache
 from llmcl.models.sequence import SequenceState
 from llmcl.ops.logprobs import LogProb
@@ -23,9 +24,10 @@ from llmcl.ops.sample import SamplingParams
 class Batch(Protocol):
     """Sequences that are extended together on the device.
 
-    max_sequences: places there. max_context: tokens of a sequence. runs_ahead: the next step is to be enqueued before
-    the ids of the last one are read. cell_tokens: 0, or a row has the same bits whatever else a step has, if prompts
-    are read in cells of so many tokens, counted from the beginning, each in a call of its own.
+    max_sequences: places there. max_context: tokens of a sequence. max_rows: of a step. reads_together: else a
+    step has rows that decode, or one chunk. runs_ahead: the next step is
+    to be enqueued before the ids of the last one are read. cell_tokens: 0, or a row has the same bits whatever else a
+    step has, if prompts are read in cells of so many tokens, counted from the beginning, each in a step of its own.
     """
 
     @property
@@ -35,31 +37,27 @@ class Batch(Protocol):
     @property
     def max_context(self) -> int: ...
     @property
+    def max_rows(self) -> int: ...
+    @property
+    def reads_together(self) -> bool: ...
+    @property
     def runs_ahead(self) -> bool: ...
     @property
     def cell_tokens(self) -> int: ...
     def start(self, sequence: SequenceState, params: SamplingParams) -> None:
         """Gives the sequence a place. Its next token is number sequence.n_sampled that `params` chooses."""
 
-    def prefill(self, sequence: SequenceState, token_ids: Sequence[int]) -> None:
-        """Appends a chunk of a prompt to what the sequence holds."""
-
-    def prefill_last(
+    def step(
         self,
-        sequence: SequenceState,
-        token_ids: Sequence[int],
+        decode: Sequence[SequenceState],
+        chunks: Sequence[PromptChunk],
         before_sampling: Callable[[], None] | None = None,
-    ) -> Callable[[], int]:
-        """The same with the last chunk, and samples; the function returned waits for the id.
-
-        before_sampling: called while the device computes what the choice of the token follows.
-        """
-        ...
-
-    def decode(
-        self, sequences: Sequence[SequenceState], before_sampling: Callable[[], None] | None = None
     ) -> Callable[[], list[int]]:
-        """Extends each by its last sampled token and samples the next; the function returned waits for the ids."""
+        """Extends each of `decode` by its last sampled token and the others by chunks of their prompts, and samples
+        what follows: for `decode`, then for the last chunks. The function returned waits for the ids.
+
+        before_sampling: called while the device computes what the choice of the tokens follows.
+        """
         ...
 
     def allow(self, sequence: SequenceState, tokens: np.ndarray | None) -> None:
@@ -202,24 +200,24 @@ class StepLoop:
             self.metrics.cached_tokens += job.n_found
 
     def _enqueue(self, plan: Plan) -> list[Reading]:
-        batch, readings = self._batch, []
+        batch = self._batch
         for sequence in plan.ended:
             batch.end(sequence)
-        alone = self._alone.enqueue(plan)
-        if alone is not None:
-            readings.append(Reading([*plan.decode], alone.tokens, lambda: [None], alone))
-        elif plan.decode:
-            wait = batch.decode([_sequence(job) for job in plan.decode], self._masking(plan.decode))
-            readings.append(self._reading(plan.decode, wait))
         for job in plan.started:
             self._begin(job)
             batch.start(_sequence(job), job.params)
-        for chunk in plan.prefill:
-            if chunk.is_last:
-                first = batch.prefill_last(_sequence(chunk.job), chunk.token_ids, self._masking([chunk.job]))
-                readings.append(self._reading([chunk.job], _as_list(first)))
-            else:
-                batch.prefill(_sequence(chunk.job), chunk.token_ids)
+        alone = self._alone.enqueue(plan)
+        readings = [] if alone is None else [Reading([*plan.decode], alone.tokens, lambda: [None], alone)]
+        steps = [(plan.decode if alone is None else [], plan.prefill)]
+        if batch.cell_tokens or not batch.reads_together:
+            steps = [(steps[0][0], []), *(([], [chunk]) for chunk in plan.prefill)]
+        for decode, prefill in steps:
+            if decode or prefill:
+                chunks = [PromptChunk(_sequence(chunk.job), chunk.token_ids, chunk.is_last) for chunk in prefill]
+                jobs = [*decode, *(chunk.job for chunk in prefill if chunk.is_last)]
+                wait = batch.step([_sequence(job) for job in decode], chunks, self._masking(jobs))
+                if jobs:
+                    readings.append(self._reading(jobs, wait))
         return readings
 
     def _reading(self, jobs: list[Job], wait: Callable[[], list[int]]) -> Reading:
@@ -285,7 +283,3 @@ def _append_inputs(job: Job) -> None:
         n_held = job.sequence.position - len(job.prompt)
         assert n_held >= 0
         job.sequence.token_ids += job.sampled[n_held : job.n_enqueued - 1]
-
-
-def _as_list(wait: Callable[[], int]) -> Callable[[], list[int]]:
-    return lambda: [wait()]

@@ -1,9 +1,9 @@
-"""Several sequences that are extended together: a decode step has a row of each, and reads the weights once for all."""
+"""Several sequences that are extended together: a step has rows of each, and reads the weights once for all."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -11,12 +11,16 @@ import numpy as np
 from llmcl.errors import ContextLengthError, UsageError
 from llmcl.kernels.common.linear import FEW_ROWS, few_rows
 from llmcl.kernels.common.persistent import ListedStep
+from llmcl.kernels.common.ragged_step import Run
+from llmcl.kernels.common.sizes import prefill_chunk
 from llmcl.kernels.common.step_state import StepState
+from llmcl.models.blocks import AttentionBlock
 from llmcl.models.bound_launches import BoundLaunches
-from llmcl.models.layer_ops import BatchOps
+from llmcl.models.layer_ops import Activations, BatchOps
 from llmcl.models.memory import check_batch_memory
 from llmcl.models.model import Model
 from llmcl.models.paged_kv_cache import PagedKVCache, pool_pages
+from llmcl.models.ragged_launches import bind_ragged
 from llmcl.models.sequence import SequenceState
 from llmcl.models.stack import head, stack
 from llmcl.ops.attention import decode_splits
@@ -40,11 +44,13 @@ def make_batch(
     progress: Progress | None = None,
     *,
     invariant: bool = False,
+    max_rows: int | None = None,
 ) -> Batch:
     """A batch with the weights of `model`, and a paged KV cache and launches of its own.
 
     max_context: tokens of a sequence. n_pages: of page_tokens tokens, for all sequences together; None: enough for
-    max_sequences of max_context tokens. invariant: see `Batch`.
+    max_sequences of max_context tokens. invariant: see `Batch`. max_rows: of a step, those of prompts included; None: a
+    choice for the device.
 
     Raises UsageError for sizes out of range, OutOfDeviceMemoryError where the device has no room.
     """
@@ -52,7 +58,8 @@ def make_batch(
         raise UsageError(f"max_sequences is {max_sequences}; expected 1 to {MAX_SEQUENCES}")
     shape, most = model.cache.shape, max_sequences * pool_pages(max_context, page_tokens)
     kv_tokens = page_tokens * (most if n_pages is None else n_pages)
-    check_batch_memory(model.device, model.config, shape.kv_dtype, kv_tokens, max_sequences, model.chunk)
+    rows = max(max_sequences, min(max_rows or prefill_chunk(model.device), max_sequences * max_context))
+    check_batch_memory(model.device, model.config, shape.kv_dtype, kv_tokens, max_sequences, rows)
     pool = PagedKVCache(
         model.device,
         model.config,
@@ -70,29 +77,52 @@ def make_batch(
         pool,
         chunk=model.chunk,
         logit_rows=max_sequences,
+        step_rows=rows if reads_together(model) else 0,
         mods=model.mods,
         progress=progress,
     )
-    return Batch(own, max_sequences, progress, invariant=invariant)
+    return Batch(own, max_sequences, rows, progress, invariant=invariant)
+
+
+def reads_together(model: Model) -> bool:
+    """Whether a step may have chunks of several sequences: where layers keep keys and values alone."""
+    return all(isinstance(block, AttentionBlock) for layer in model.layers for block in layer if block.keeps)
+
+
+@dataclass(frozen=True)
+class PromptChunk:
+    """Tokens of a prompt that a step reads; after the last of them a token is sampled."""
+
+    sequence: SequenceState
+    token_ids: Sequence[int]
+    is_last: bool = True
 
 
 class Batch:
-    """Launches bound once for steps of up to max_sequences rows, and the places of the sequences on the device.
+    """Launches bound once, and the places of the sequences on the device.
 
-    model: with a paged cache, and logits of max_sequences rows. It prefills, and decodes a sequence that is alone.
-    A sequence has a place from `start` to `end`; what it sampled last is its next input, on the device.
+    model: with a paged cache, logits of max_sequences rows and activations of max_rows. It decodes a sequence that is
+    alone. A sequence has a place from `start` to `end`; what it sampled last is its next input, on the device.
 
     invariant: a decoded row has the same bits whatever other rows the step has, none included. So has a prompt that is
-    read in cells of cell_tokens, each in a call of its own.
+    read in cells of cell_tokens, each in a step of its own.
     """
 
-    def __init__(self, model: Model, max_sequences: int, progress: Progress | None = None, *, invariant: bool = False):
+    def __init__(
+        self,
+        model: Model,
+        max_sequences: int,
+        max_rows: int,
+        progress: Progress | None = None,
+        *,
+        invariant: bool = False,
+    ):
         assert isinstance(model.cache, PagedKVCache)
         self.model = model
         self.cache = model.cache
         self.max_sequences = max_sequences
         device, config = model.device, model.config
-        self.step = StepState(device, max_sequences, model.cache.table_entries, max_sequences)
+        self.step_state = StepState(device, max_sequences, model.cache.table_entries, max_sequences)
         self.invariant = invariant
         self.cell_tokens = (CELL_TOKENS_AHEAD if device.runs_ahead else CELL_TOKENS) if invariant else 0
         self.n_steps = 0  # that sampled
@@ -102,16 +132,20 @@ class Batch:
         self._allowed: dict[SequenceState, np.ndarray | None] = {}
         self._ready: set[SequenceState] = set()  # whose place has what the device needs for the next row
         self._alone: SequenceState | None = None  # whom the model's own step state has so
-        self.sampler = Sampler(device, model.act.logits, config.vocab_size, self.step)
+        self.sampler = Sampler(device, model.act.logits, config.vocab_size, self.step_state)
         self._decode = {rows: self._bind(rows) for rows in few_rows(max_sequences)}
+        self.max_rows = max_rows  # of a step
+        self.reads_together = reads_together(model)  # else a step has rows that decode, or one chunk
+        self._ragged = bind_ragged(model, max_rows, self._ops) if self.reads_together else None
         separate = [launch for bound in self._decode.values() for launch in bound.separate]
-        for launch in (*separate, *self.sampler.every_launch):
+        others = *(self._ragged.launches if self._ragged else ()), *self.sampler.every_launch
+        for launch in (*separate, *others):
             launch.share_seldom_used()
         launches = [launch for bound in self._decode.values() for launch in bound.launches]
-        with device.compile_progress((*launches, *self.sampler.every_launch), progress):
+        with device.compile_progress((*launches, *others), progress):
             for bound in self._decode.values():
                 bound.prepare()
-            for launch in self.sampler.every_launch:
+            for launch in others:
                 launch.prepare()
 
     @property
@@ -144,24 +178,96 @@ class Batch:
         if self._alone is sequence:
             self._alone = None
 
-    def prefill(self, sequence: SequenceState, token_ids: Sequence[int]) -> None:
-        """Appends token_ids, which are not the last of its prompt, to the sequence."""
-        self._alone = None
-        self.model.extend(sequence, token_ids)
+    def step(
+        self,
+        decode: Sequence[SequenceState] = (),
+        chunks: Sequence[PromptChunk] = (),
+        before_sampling: BeforeSampling | None = None,
+    ) -> Callable[[], list[int]]:
+        """Extends sequences together: a row of each of `decode`, which takes what it sampled last, and chunks of the
+        prompts of others, max_rows rows at most. The function returned waits for the ids of what was sampled: of
+        `decode`, then of the last chunks, in their order. An id of vocab_size says that the logits had no number.
 
-    def prefill_last(
-        self, sequence: SequenceState, token_ids: Sequence[int], before_sampling: BeforeSampling | None = None
-    ) -> Callable[[], int]:
-        """Appends the last tokens of its prompt to the sequence and samples; the function returned waits for the id."""
-        self._alone = None
-        self.model.prefill(sequence, token_ids)
+        Raises ContextLengthError for a sequence that is full, UsageError for too many rows or an id that is not in the
+        vocabulary, OutOfDeviceMemoryError where the cache has too few pages: then no row was computed.
+        """
+        if not chunks:
+            return self.decode(decode, before_sampling) if decode else list
+        for chunk in chunks:
+            self.model.check_tokens(chunk.sequence, chunk.token_ids)
+        if self._ragged is None:
+            return self._step_in_turn(decode, chunks, before_sampling)
+        if (n := len(decode) + sum(len(chunk.token_ids) for chunk in chunks)) > self.max_rows:
+            raise UsageError(f"a step of {n} rows; expected at most {self.max_rows} (max_rows of make_batch)")
+        self._check_room(decode)
+        for sequence in decode:
+            self.cache.prepare(self.step_state, sequence, 1, self._places[sequence])
+        for chunk in chunks:
+            self.cache.prepare(self._ragged.step, chunk.sequence, len(chunk.token_ids), self._places[chunk.sequence])
+        for sequence in decode:
+            self._enter(sequence)
+        runs = [Run(self._places[sequence], sequence.position) for sequence in decode]
+        wanted, sampled = [*range(len(decode))], [*decode]
+        n_rows = len(decode)
+        for chunk in chunks:
+            sequence, place = chunk.sequence, self._places[chunk.sequence]
+            runs.append(Run(place, sequence.position, chunk.token_ids))
+            n_rows += len(chunk.token_ids)
+            if chunk.is_last:
+                wanted.append(n_rows - 1)
+                sampled.append(sequence)
+                self.step_state.write_pages(sequence.pages, place)
+                self.step_state.write_sequence(place, sequence.position + len(chunk.token_ids) - 1, sequence.n_sampled)
+        if sampled:
+            self._begin_step(sampled)
+        self._ragged.run(self.model, runs, wanted)
+        for chunk in chunks:
+            chunk.sequence.token_ids.extend(chunk.token_ids)
+            if chunk.is_last:
+                self._remember(chunk.sequence)
+                self._ready.add(chunk.sequence)
         self._hand_over(before_sampling)
-        place = self._places[sequence]
-        self.step.write_sequence(place, sequence.position - 1, sequence.n_sampled)
-        self._remember(sequence)
-        wait = self._sample([sequence])
-        self._ready.add(sequence)
-        return lambda: wait()[0]
+        if sampled:
+            return self._sample(sampled)
+        self.model.device.flush()
+        return list
+
+    def _step_in_turn(
+        self, decode: Sequence[SequenceState], chunks: Sequence[PromptChunk], before_sampling: BeforeSampling | None
+    ) -> Callable[[], list[int]]:
+        """The same in launches apart, for layers that keep a state of each sequence."""
+        waits = [self.decode(decode, before_sampling)] if decode else []
+        for chunk in chunks:
+            sequence, self._alone = chunk.sequence, None
+            if not chunk.is_last:
+                self.model.extend(sequence, chunk.token_ids)
+                continue
+            self.model.prefill(sequence, chunk.token_ids)
+            self._hand_over(before_sampling)
+            self.step_state.write_sequence(self._places[sequence], sequence.position - 1, sequence.n_sampled)
+            self._remember(sequence)
+            self._begin_step([sequence])
+            waits.append(self._sample([sequence]))
+            self._ready.add(sequence)
+        return lambda: [token for wait in waits for token in wait()]
+
+    def read(self, prompts: Sequence[tuple[SequenceState, Sequence[int]]]) -> Callable[[], list[int]]:
+        """Whole prompts, what is left of each, in as few steps as there may be. The function returned waits for the id
+        that each samples.
+        """
+        waits, chunks, room = [], list[PromptChunk](), self.max_rows
+        for sequence, token_ids in prompts:
+            start = 0
+            while start < len(token_ids):
+                taken = token_ids[start : start + room]
+                start += len(taken)
+                room -= len(taken)
+                chunks.append(PromptChunk(sequence, taken, start == len(token_ids)))
+                if not room:
+                    waits.append(self.step(chunks=chunks))
+                    chunks, room = [], self.max_rows
+        waits.append(self.step(chunks=chunks))
+        return lambda: [token for wait in waits for token in wait()]
 
     def decode(
         self, sequences: Sequence[SequenceState], before_sampling: BeforeSampling | None = None
@@ -172,23 +278,20 @@ class Batch:
         Raises ContextLengthError for a sequence that is full, OutOfDeviceMemoryError where the cache has too few pages:
         then no row was computed.
         """
-        if any(sequence.position >= self.max_context for sequence in sequences):
-            raise ContextLengthError(f"a sequence has {self.max_context} tokens, which is its context; end it")
+        self._check_room(sequences)
         if len(sequences) == 1 and not self.invariant:
             return self._decode_alone(sequences[0], before_sampling)
         for sequence in sequences:
-            self.cache.prepare(self.step, sequence, 1, self._places[sequence])
+            self.cache.prepare(self.step_state, sequence, 1, self._places[sequence])
             self._enter(sequence)
         for sequence in sequences:
             self.cache.advance(sequence, 1)
-        if self._alone in sequences:
-            self._alone = None
         n = len(sequences)
         launches = next(bound.launches for rows, bound in self._decode.items() if n <= rows)
         self._begin_step(sequences)
         self.model.run(launches, n)
         self._hand_over(before_sampling)
-        return self._sample(sequences, begun=True)
+        return self._sample(sequences)
 
     def allow(self, sequence: SequenceState, tokens: np.ndarray | None) -> None:
         """The next tokens of a sequence are of these: see `LogitBias.allow`. None: all may come."""
@@ -206,19 +309,20 @@ class Batch:
             return self.model.logprobs(sequences[0])
         return self.sampler.logprobs.read(self.n_steps, [self._places[sequence] for sequence in sequences])
 
-    def _bind(self, max_rows: int) -> BoundLaunches:
+    def _ops(self, max_rows: int, act: Activations) -> BatchOps:
+        """Of up to max_rows rows, one of each sequence."""
         model, shape = self.model, self.cache.shape
         # Rows are work-groups as well: the more of them, the fewer parts the keys of each are cut into.
         filling = FEW_ROWS[0] if self.invariant else max_rows
         n_splits = decode_splits(model.device, filling * shape.n_kv_heads, shape.head_dim, shape.kv_dtype)
         rows, heads = self.max_sequences, shape.n_q_heads
-        part_ml = self.step.scratch(f"states of {n_splits} splits", 8 * rows * heads * n_splits)
-        part_acc = self.step.scratch(f"sums of {n_splits} splits", 4 * rows * heads * n_splits * shape.head_dim)
-        act = replace(model.act, part_ml=part_ml, part_acc=part_acc)
-        ops = BatchOps(
+        part_ml = self.step_state.scratch(f"states of {n_splits} splits", 8 * rows * heads * n_splits)
+        part_acc = self.step_state.scratch(f"sums of {n_splits} splits", 4 * rows * heads * n_splits * shape.head_dim)
+        act = replace(act, part_ml=part_ml, part_acc=part_acc)
+        return BatchOps(
             model.device,
             model.config,
-            self.step,
+            self.step_state,
             act,
             shape,
             n_splits,
@@ -227,20 +331,26 @@ class Batch:
             max_rows,
             experts_for=FEW_ROWS[0] if self.invariant else max_rows,
         )
-        launches = [*stack(model.weights, model.layers, ops), *head(model.weights, ops, act.logits)]
-        return BoundLaunches(model.device, ListedStep(launches, self.step, self.max_context, max_rows))
+
+    def _bind(self, max_rows: int) -> BoundLaunches:
+        model = self.model
+        ops = self._ops(max_rows, model.act)
+        launches = [*stack(model.weights, model.layers, ops), *head(model.weights, ops, model.act.logits)]
+        return BoundLaunches(model.device, ListedStep(launches, self.step_state, self.max_context, max_rows))
+
+    def _check_room(self, sequences: Sequence[SequenceState]) -> None:
+        if any(sequence.position >= self.max_context for sequence in sequences):
+            raise ContextLengthError(f"a sequence has {self.max_context} tokens, which is its context; end it")
 
     def _begin_step(self, sequences: Sequence[SequenceState]) -> None:
         self.n_steps += 1
-        self.step.write_rows([self._places[sequence] for sequence in sequences], self.n_steps)
+        self.step_state.write_rows([self._places[sequence] for sequence in sequences], self.n_steps)
 
-    def _sample(self, sequences: Sequence[SequenceState], *, begun: bool = False) -> Callable[[], list[int]]:
-        """Chooses the next token of each from the rows of `act.logits`. begun: the step has these rows already."""
-        if not begun:
-            self._begin_step(sequences)
+    def _sample(self, sequences: Sequence[SequenceState]) -> Callable[[], list[int]]:
+        """Chooses the next token of each from the rows of `act.logits`, which are those of the step."""
         launches = self.sampler.launches_for([self._places[sequence] for sequence in sequences])
         self.model.run(launches, len(sequences))
-        wait = cache(self.step.read_rows(self.n_steps, len(sequences)))  # read once: the ring goes on
+        wait = cache(self.step_state.read_rows(self.n_steps, len(sequences)))  # read once: the ring goes on
         for i, sequence in enumerate(sequences):
             sequence.n_sampled += 1
             self._last[sequence] = lambda i=i: wait()[i]  # type: ignore[misc]
@@ -259,9 +369,11 @@ class Batch:
         """Brings the place of a sequence that was alone up to date."""
         if sequence in self._ready:
             return
+        if self._alone is sequence:
+            self._alone = None
         place, last = self._places[sequence], self._last[sequence]()
-        self.step.write_sequence(place, sequence.position, sequence.n_sampled)
-        self.model.device.write(self.step.tokens, np.array([last], np.int32), 4 * place)
+        self.step_state.write_sequence(place, sequence.position, sequence.n_sampled)
+        self.model.device.write(self.step_state.tokens, np.array([last], np.int32), 4 * place)
         self._remember(sequence, [last])
         self._ready.add(sequence)
 

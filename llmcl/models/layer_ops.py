@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -158,6 +158,10 @@ class LayerOps(ABC):
         """These ops for a block that is followed by a norm and the product with `weight`, by neither if one is None."""
         return self
 
+    def that_keeps_last(self) -> LayerOps:
+        """These ops for the last block that leaves something in the cache."""
+        return self
+
     def embed(self, table: Weight) -> list[Launch]:
         act, scale = self.act, self.config.stream_scale
         rotations = self.rotations
@@ -242,9 +246,15 @@ class LayerOps(ABC):
     ) -> list[Launch]: ...
 
     def attend_cache(
-        self, k: Buffer, v: Buffer, out: ActivationOperand, mods: Mods, rotation: Rotation
+        self,
+        k: Buffer,
+        v: Buffer,
+        out: ActivationOperand,
+        mods: Mods,
+        rotation: Rotation,
+        n_rows: Callable[[], int] | None = None,
     ) -> list[Launch]:
-        """Attention of one token, which rotates and appends it as well; or of one of each sequence."""
+        """Attention of one token, which rotates and appends it as well; or of one of each sequence (n_rows of them)."""
         act = self.act
         return attention_decode(
             self.device,
@@ -259,6 +269,7 @@ class LayerOps(ABC):
             out,
             n_splits=self.n_splits,
             mods=mods,
+            n_rows=n_rows,
         )
 
     def gate_attention(self, norm: Buffer | None, weight: Weight) -> list[Launch]:

@@ -30,14 +30,28 @@ def prefill_stack(weights: ModelWeights, layers: Layers, ops: PrefillOps) -> tup
 
     The second begins where the last block has left in the cache what it keeps.
     """
-    blocks = in_turn(weights, layers, ops)
-    keeper = _last_that_keeps(layers)
-    last = next(i for i, (block, _) in enumerate(blocks) if block is keeper)
-    every, rest = list(ops.embed(weights.embedding)), list[Launch]()
-    for i, (block, of_block) in enumerate(blocks):
-        every += block.keep(of_block) if i <= last else ()
-        (every if i < last else rest).extend(block.add(of_block))
-    return every, rest
+    return list(until_kept(weights, layers, ops)), list(after_kept(weights, layers, ops))
+
+
+def until_kept(weights: ModelWeights, layers: Layers, ops: PrefillOps) -> Iterator[Launch]:
+    """stack() as far as every token needs it."""
+    last = _keeper(layers)
+    yield from ops.embed(weights.embedding)
+    for i, (block, of_block) in enumerate(in_turn(weights, layers, ops)[: last + 1]):
+        yield from block.keep(of_block if i < last else of_block.that_keeps_last())
+        if i < last:
+            yield from block.add(of_block)
+
+
+def after_kept(weights: ModelWeights, layers: Layers, ops: LayerOps) -> Iterator[Launch]:
+    """What comes then."""
+    for block, of_block in in_turn(weights, layers, ops)[_keeper(layers) :]:
+        yield from block.add(of_block)
+
+
+def _keeper(layers: Layers) -> int:
+    """The number of the last block that leaves something in the cache."""
+    return max(i for i, block in enumerate(block for layer in layers for block in layer) if block.keeps)
 
 
 def last_token_launches(layers: Layers, ops: PrefillOps) -> list[Launch]:

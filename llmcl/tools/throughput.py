@@ -114,12 +114,10 @@ def run_once(llm: LLM, batch: Batch, pp: int, tg: int, pl: int) -> tuple[float, 
 
     def work() -> tuple[float, float]:
         start = time.perf_counter()
-        waits = []
-        for prompt in prompts:
+        for _ in prompts:
             sequences.append(batch.cache.sequence())
             batch.start(sequences[-1], GREEDY)
-            waits.append(batch.prefill_last(sequences[-1], prompt))
-        first = [wait() for wait in waits]
+        first = batch.read(list(zip(sequences, prompts, strict=True)))()
         read = time.perf_counter()
         _decode(batch, sequences, first, tg)
         return read - start, time.perf_counter() - read

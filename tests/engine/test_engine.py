@@ -289,14 +289,15 @@ def test_a_bad_request_is_the_error_of_its_caller_alone(opened: Opened) -> None:
 
 
 def test_a_request_without_numbers_fails_alone(opened: Opened) -> None:
-    decode = opened.batch.decode
+    step = opened.batch.step
 
-    def no_number(sequences: Any, *_: Any) -> Callable[[], list[int]]:
-        wait = decode(sequences)
+    def no_number(decode: Any, chunks: Any, *_: Any) -> Callable[[], list[int]]:
+        wait = step(decode, chunks)
+        sequences = [*decode, *(chunk.sequence for chunk in chunks if chunk.is_last)]
         bad = [sequence.sampling.seed == 2 and sequence.n_sampled > 10 for sequence in sequences]
         return lambda: [VOCAB if is_bad else token for token, is_bad in zip(wait(), bad, strict=True)]
 
-    opened.batch.decode = no_number  # type: ignore[method-assign]
+    opened.batch.step = no_number  # type: ignore[method-assign]
     requests = [opened.engine.submit(prompt(seed), **options(seed, 50)) for seed in (1, 2, 3)]
     with pytest.raises(DeviceError, match="no token can be chosen"):
         list(requests[1])

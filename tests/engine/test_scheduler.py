@@ -51,7 +51,7 @@ class Load:
     def check(self) -> None:
         scheduler, plan = self.scheduler, self.plans[-1]
         cache = scheduler.cache
-        assert plan.n_rows <= scheduler.max_step_tokens
+        assert plan.n_rows <= (scheduler.max_step_tokens if plan.decode else scheduler.max_prompt_tokens)
         assert len(scheduler.running) <= scheduler.max_sequences
         held = [page for job in scheduler.running if job.sequence for page in job.sequence.pages]
         free = cache.free()
@@ -79,10 +79,18 @@ class Load:
 
 
 def load(
-    n_pages: int = 40, max_sequences: int = 4, max_step_tokens: int = 64, *, runs_ahead: bool = False, **sizes: Any
+    n_pages: int = 40,
+    max_sequences: int = 4,
+    max_step_tokens: int = 64,
+    max_prompt_tokens: int = 0,
+    *,
+    runs_ahead: bool = False,
+    **sizes: Any,
 ) -> Load:
     batch = FakeBatch(n_pages, max_sequences, runs_ahead=runs_ahead, **sizes)
-    scheduler = Scheduler(batch.cache, max_sequences, max_step_tokens, batch.cell_tokens)
+    scheduler = Scheduler(
+        batch.cache, max_sequences, max_step_tokens, batch.cell_tokens, max_prompt_tokens=max_prompt_tokens
+    )
     made = Load(batch, scheduler, StepLoop(batch, scheduler))
     plan = scheduler.plan
 
@@ -201,6 +209,15 @@ def test_running_streams_get_a_token_each_step_while_a_long_prompt_is_read() -> 
     assert len(made.plans) == 1 + -(-900 // 29)
 
 
+def test_a_step_in_which_nobody_decodes_may_read_more() -> None:
+    made = load(max_step_tokens=32, max_prompt_tokens=100)
+    jobs = [made.submit(prompt(n, n), 3) for n in (150, 60)]
+    made.run()
+    assert [plan.n_rows for plan in made.plans[:4]] == [100, 100, 11, 2]
+    for job in jobs:
+        made.check_answer(job)
+
+
 def test_first_come_first_served_and_the_higher_priority_first() -> None:
     made = load(max_sequences=1, max_step_tokens=64)
     late = [made.submit(prompt(20, n), 3, priority=n % 2) for n in range(6)]
@@ -240,6 +257,16 @@ def test_pages_of_decoded_tokens_are_not_taken_where_a_batch_reads_in_cells() ->
     made.run()
     assert following.n_found == PAGE  # of 3 that the first text had filled
     made.check_answer(first)
+    made.check_answer(following)
+
+
+def test_the_cell_of_the_last_token_of_a_prompt_is_read_again() -> None:
+    made = load(max_step_tokens=200, cell_tokens=PAGE)
+    first = made.submit(prompt(2 * PAGE), 3)
+    made.run()
+    following = made.submit([*first.prompt, 5, 6], 3)
+    made.run()
+    assert following.n_found == PAGE
     made.check_answer(following)
 
 

@@ -146,7 +146,7 @@ def test_several_rows_have_the_bits_of_separate_launches(small: LLM) -> None:
         sequences = [batch.cache.sequence() for _ in range(3)]
         for i, sequence in enumerate(sequences):
             batch.start(sequence, SamplingParams(temperature=0, seed=0))
-            batch.prefill_last(sequence, [*range(5 + 30 * i, 7 + 60 * i)])()
+            batch.read([(sequence, [*range(5 + 30 * i, 7 + 60 * i)])])()
         found = []
         for n in (3, 2, 3):
             batch.decode(sequences[:n])()

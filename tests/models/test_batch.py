@@ -15,7 +15,7 @@ from programs import TINY_SHAPE
 import llmcl
 from llmcl.engine.llm import LLM
 from llmcl.errors import ContextLengthError, OutOfDeviceMemoryError, UsageError
-from llmcl.models.batch import Batch, make_batch
+from llmcl.models.batch import Batch, PromptChunk, make_batch
 from llmcl.models.sequence import SequenceState
 from llmcl.ops.sample import SamplingParams
 from llmcl.runtime.device import Device
@@ -41,7 +41,7 @@ def begin(batch: Batch, prompt: Sequence[int], params: SamplingParams = GREEDY) 
     """A sequence after its prompt, and the ids sampled so far."""
     sequence = batch.cache.sequence()
     batch.start(sequence, params)
-    return sequence, [batch.prefill_last(sequence, prompt)()]
+    return sequence, batch.read([(sequence, prompt)])()
 
 
 def decode(batch: Batch, running: Sequence[tuple[SequenceState, list[int]]], steps: int = 1) -> None:
@@ -181,7 +181,7 @@ def test_a_sequence_goes_on_in_another_place_after_it_was_recomputed(
     again = batch.cache.sequence()
     batch.start(again, params)
     again.n_sampled = n_sampled
-    ids.append(batch.prefill_last(again, prompt + ids)())
+    ids += batch.read([(again, prompt + ids)])()
     decode(batch, [*others, (again, ids)], 4)
     assert ids == alone(llm, prompt, len(ids), params)
 
@@ -218,11 +218,86 @@ def test_prompts_in_chunks(llm: LLM, batch: Batch) -> None:
     batch.start(sequence, GREEDY)
     other = begin(batch, random_ids(5, 1, 131))
     for first in (0, 40):
-        batch.prefill(sequence, prompt[first : first + 40])
+        assert batch.step(chunks=[PromptChunk(sequence, prompt[first : first + 40], is_last=False)])() == []
         decode(batch, [other])
-    running = sequence, [batch.prefill_last(sequence, prompt[80:])()]
+    running = sequence, batch.read([(sequence, prompt[80:])])()
     decode(batch, [other, running], 3)
     assert running[1] == alone(llm, prompt, 4)
+
+
+def mixed_step(batch: Batch, running: list[tuple[SequenceState, list[int]]], chunks: Sequence[PromptChunk]) -> None:
+    """A step of rows that decode and of chunks; ids go to `running`, those of last chunks to new entries behind."""
+    tokens = batch.step([sequence for sequence, _ in running], chunks)()
+    for (sequence, ids), token in zip(running, tokens, strict=False):
+        sequence.token_ids.append(ids[-1])
+        ids.append(token)
+    begun = [chunk.sequence for chunk in chunks if chunk.is_last]
+    first = zip(begun, [[token] for token in tokens[len(running) :]], strict=True)
+    running.extend(first)
+
+
+def test_prompts_beside_rows_that_decode(llm: LLM, batch: Batch) -> None:
+    """Lengths that differ by a hundred times, chunks that end within a page, a sequence that is alone at times."""
+    prompts = [random_ids(n, n, 131) for n in (20, 1, 130, 2, 66)]
+    params = [*PARAMS]
+    sequences = [batch.cache.sequence() for _ in prompts]
+    for sequence, own in zip(sequences, params, strict=True):
+        batch.start(sequence, own)
+    running: list[tuple[SequenceState, list[int]]] = []
+    mixed_step(batch, running, [PromptChunk(sequences[0], prompts[0])])
+    decode(batch, running, 3)
+    mixed_step(batch, running, [PromptChunk(sequences[2], prompts[2][:50], is_last=False)])
+    mixed_step(
+        batch,
+        running,
+        [PromptChunk(sequences[1], prompts[1]), PromptChunk(sequences[2], prompts[2][50:71], is_last=False)],
+    )
+    decode(batch, running, 2)
+    mixed_step(
+        batch,
+        running,
+        [
+            PromptChunk(sequences[2], prompts[2][71:]),
+            PromptChunk(sequences[3], prompts[3]),
+            PromptChunk(sequences[4], prompts[4][:65], is_last=False),
+        ],
+    )
+    decode(batch, running, 1)
+    mixed_step(batch, running, [PromptChunk(sequences[4], prompts[4][65:])])
+    decode(batch, running, 5)
+    decode(batch, running[:1], 3)
+    order = 0, 1, 2, 3, 4
+    for i, (sequence, ids) in zip(order, running, strict=True):
+        assert sequence is sequences[i] and ids == alone(llm, prompts[i], len(ids), params[i])
+
+
+def test_many_prompts_in_one_step(llm: LLM, batch: Batch) -> None:
+    prompts = [random_ids(n, n, 131) for n in (64, 1, 150, 3, 65)]
+    sequences = [batch.cache.sequence() for _ in prompts]
+    for sequence in sequences:
+        batch.start(sequence, GREEDY)
+    launches = llm.device.traffic.kernel_launches
+    first = batch.read(list(zip(sequences, prompts, strict=True)))()
+    together = llm.device.traffic.kernel_launches - launches
+    assert first == [alone(llm, prompt, 1)[0] for prompt in prompts]
+    for sequence, prompt in zip(sequences, prompts, strict=True):
+        assert sequence.token_ids == prompt
+        batch.cache.truncate(sequence, 0)
+    launches = llm.device.traffic.kernel_launches
+    assert batch.read([(sequences[0], prompts[0])])() == first[:1]
+    assert together == llm.device.traffic.kernel_launches - launches
+
+
+def test_prompts_longer_than_a_step(llm: LLM) -> None:
+    batch = make_batch(llm.model, 3, 256, PAGE, max_rows=32)
+    prompts = [random_ids(n, n, 131) for n in (70, 5, 27)]
+    sequences = [batch.cache.sequence() for _ in prompts]
+    for sequence in sequences:
+        batch.start(sequence, GREEDY)
+    assert batch.max_rows == 32
+    assert batch.read(list(zip(sequences, prompts, strict=True)))() == [alone(llm, prompt, 1)[0] for prompt in prompts]
+    with pytest.raises(UsageError, match="a step of 33 rows; expected at most 32"):
+        batch.step(sequences[:1], [PromptChunk(sequences[1], [5] * 32)])
 
 
 def test_mods_of_the_user(default_device: Device, tmp_path: Path) -> None:

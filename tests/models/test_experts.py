@@ -102,7 +102,7 @@ def test_rows_of_several_sequences(max_sequences: int, default_device: Any, fold
         for prompt in prompts:
             running.append(batch.cache.sequence())
             batch.start(running[-1], SamplingParams(seed=0))
-            batch.prefill_last(running[-1], prompt)()
+            batch.read([(running[-1], prompt)])()
         tokens = batch.decode(running)()
         assert len(tokens) == len(prompts)
         rows = llm.device.read(batch.model.act.logits, np.float32, (len(prompts), QWEN3_MOE.vocab_size))

@@ -222,7 +222,7 @@ def test_steps_of_several_sequences(paged: LLM, batch: Batch) -> None:
     for prompt in prompts:
         sequence = batch.cache.sequence()
         batch.start(sequence, GREEDY)
-        running.append((sequence, [batch.prefill_last(sequence, prompt)()]))
+        running.append((sequence, batch.read([(sequence, prompt)])()))
         decode(*range(len(running)))
     for which in ((0, 1, 2), (1,), (1,), (2, 0), (0, 1, 2), (2,), (0, 2)):
         decode(*which)

@@ -1,0 +1,98 @@
+"""Launches for steps with chunks of prompts, bound once: what every row needs, and what only the wanted rows need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from llmcl.kernels.common.attention import AttentionShape
+from llmcl.kernels.common.linear import few_rows
+from llmcl.kernels.common.ragged_step import RaggedStep, Run
+from llmcl.models.layer_ops import Activations, BatchOps
+from llmcl.models.model import Model, prefill_sizes
+from llmcl.models.ragged_ops import RaggedOps
+from llmcl.models.stack import after_kept, head, until_kept
+from llmcl.runtime.device import Buffer, Device, Launch
+
+
+@dataclass(frozen=True)
+class RaggedLaunches:
+    """every: by the rows of a step at most, as far as all rows go. rest: by the wanted rows at most, from there on to
+    their logits.
+    """
+
+    step: RaggedStep
+    every: dict[int, list[Launch]]
+    rest: dict[int, list[Launch]]
+
+    @property
+    def max_rows(self) -> int:
+        return max(self.every)
+
+    @property
+    def launches(self) -> list[Launch]:
+        return [launch for bound in (self.every, self.rest) for launches in bound.values() for launch in launches]
+
+    def run(self, model: Model, runs: Sequence[Run], wanted: Sequence[int]) -> None:
+        """Enqueues a step of these runs; `act.logits` then has the wanted rows, in their order."""
+        self.step.write(runs, wanted)
+        model.run(_for(self.every, self.step.n_rows), self.step.n_rows)
+        if wanted:
+            model.run(_for(self.rest, len(wanted)), len(wanted))
+
+
+def bind_ragged(model: Model, max_rows: int, batch_ops: Callable[[int, Activations], BatchOps]) -> RaggedLaunches:
+    """Launches for steps of up to max_rows rows, of which as many are wanted as `act.logits` has rows.
+
+    batch_ops: of rows of one token each, by their number at most and their activations.
+    """
+    device, shape = model.device, model.cache.shape
+    places = model.act.logits.nbytes // (4 * model.config.vocab_size)
+    wanted = wanted_rows(device, model.act, places, model.config.hidden_size, shape)
+    few = few_rows(places)
+    # Few rows that decode have their keys cut into more parts than many, as in steps of their own.
+    decoding = [(rows, batch_ops(rows, model.act)) for rows in sorted({few[0], few[-1]})]
+    last = decoding[-1][1]
+    step = RaggedStep(device, max_rows, last.step)
+    every = {}
+    for rows, max_few in prefill_sizes(device, model.weights, max_rows):
+        ops = RaggedOps(
+            device,
+            model.config,
+            step,
+            model.act,
+            shape,
+            last.n_splits,
+            model.rotations,
+            last.last_seen,
+            max_few,
+            decoding=decoding,
+            wanted=wanted,
+        )
+        every[rows] = list(until_kept(model.weights, model.layers, ops))
+    rest = {}
+    for rows in few:
+        of_wanted = batch_ops(rows, wanted)
+        launches = [*after_kept(model.weights, model.layers, of_wanted)]
+        rest[rows] = [*launches, *head(model.weights, of_wanted, model.act.logits)]
+    return RaggedLaunches(step, every, rest)
+
+
+def wanted_rows(device: Device, act: Activations, n: int, hidden: int, shape: AttentionShape) -> Activations:
+    """The activations with rows of their own for n wanted rows, where the rest of a step begins."""
+
+    def rows_of(name: str, columns: int) -> Buffer:
+        return device.alloc(4 * n * columns, f"{name} of wanted rows")
+
+    head_dim = shape.head_dim
+    return replace(
+        act,
+        x=rows_of("x", hidden),
+        qkv=rows_of("qkv", (shape.n_q_heads + 2 * shape.n_kv_heads) * head_dim),
+        rope=rows_of("rotation", head_dim),
+        local_rope=None if act.local_rope is None else rows_of("local rotation", head_dim),
+    )
+
+
+def _for(bound: dict[int, list[Launch]], n: int) -> list[Launch]:
+    return next(launches for most, launches in bound.items() if n <= most)

@@ -1,0 +1,78 @@
+"""The ops of a layer for a step of runs: rows that decode, then chunks of prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from llmcl.kernels.common.linear import ActivationOperand
+from llmcl.kernels.common.mods import Mods
+from llmcl.kernels.common.ragged_step import RaggedStep
+from llmcl.kernels.common.weight import Weight
+from llmcl.models.families.blocks import Rotation
+from llmcl.models.layer_ops import Activations, BatchOps, LayerOps, PrefillOps
+from llmcl.ops.attention import attention_prefill, attention_supports_output, decode_supports_output, rope_append
+from llmcl.ops.gather_rows import gather_rows
+from llmcl.ops.linear import input_layout
+from llmcl.runtime.device import Buffer, Launch
+
+
+@dataclass(frozen=True)
+class RaggedOps(PrefillOps):
+    """Products of all rows; rows that decode attend as in BatchOps, chunks as in PrefillOps.
+
+    decoding: of the rows that decode, with the same activations, by how many they are at most. wanted: where what the
+    rest of the step needs of the wanted rows is left, before the last keys are rotated.
+    """
+
+    decoding: Sequence[tuple[int, BatchOps]] = ()
+    wanted: Activations | None = None
+    keeps_last: bool = False
+
+    @property
+    def runs(self) -> RaggedStep:
+        assert isinstance(self.step, RaggedStep)
+        return self.step
+
+    def that_keeps_last(self) -> LayerOps:
+        return replace(self, keeps_last=True)
+
+    def attended(self, output: Weight) -> ActivationOperand:
+        layout = input_layout(self.device, output, self.max_rows)
+        if layout is None or not (
+            decode_supports_output(self.device, self.shape, layout)
+            and attention_supports_output(self.device, self.shape, layout)
+        ):
+            return self.act.attended
+        return layout.packed(self.step, output.k)
+
+    def append(self, k: Buffer, v: Buffer, rotation: Rotation) -> list[Launch]:
+        act = self.act
+        launches = self._collect() if self.keeps_last else []
+        return launches + rope_append(self.device, self.shape, act.qkv, act.rope_of(rotation), self.step, k, v)
+
+    def attention(self, k: Buffer, v: Buffer, out: ActivationOperand, mods: Mods, rotation: Rotation) -> list[Launch]:
+        runs, launches, fewer = self.runs, list[Launch](), 0
+        for most, ops in self.decoding:
+
+            def n_rows(most: int = most, fewer: int = fewer) -> int:
+                return runs.n_decoding if fewer < runs.n_decoding <= most else 0
+
+            launches += ops.attend_cache(k, v, out, mods, rotation, n_rows)
+            fewer = most
+        return launches + attention_prefill(self.device, self.shape, self.act.qkv, runs, k, v, out, mods=mods)
+
+    def _collect(self) -> list[Launch]:
+        act, to, shape = self.act, self.wanted, self.shape
+        assert to is not None
+        heads = shape.n_q_heads + 2 * shape.n_kv_heads
+        launches = []
+        for rows, of_wanted, columns in (
+            (act.x, to.x, self.config.hidden_size),
+            (act.qkv, to.qkv, heads * shape.head_dim),
+            (act.rope, to.rope, shape.head_dim),
+            (act.local_rope, to.local_rope, shape.head_dim),
+        ):
+            if rows is not None and of_wanted is not None:
+                launches += gather_rows(self.device, self.runs, rows, of_wanted, columns)
+        return launches
