@@ -10,8 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from llmcl.checkpoint.files import optional_json, read_json
 from llmcl.checkpoint.safetensors import INDEX_FILE, WEIGHTS_FILE, no_weights_message, shard_files
 from llmcl.errors import CheckpointError, HubError, UnsupportedModelError, one_line, shown
+from llmcl.models.config import config_from_hf
 from llmcl.progress import Progress
 
 _CONFIG_FILE = "config.json"
@@ -108,10 +110,20 @@ class Hub:
             raise HubError(
                 f"the model {self.repo_id} on the hub lacks {one_line(missing[0], 80)}, which its {INDEX_FILE} names."
             )
-        for file in [*(file for file in _SMALL_FILES if file in sizes), *weights]:
+        for file in (file for file in _SMALL_FILES if file in sizes):
+            path = self._download(file, sizes[file], commit)
+        self._check_config(path.parent)
+        for file in weights:
             path = self._download(file, sizes[file], commit)
         self._remember(_CONFIG_FILE, commit)
         return path.parent
+
+    def _check_config(self, folder: Path) -> None:
+        """Raises UnsupportedModelError for a model that llmcl does not run, before its weights are downloaded."""
+        try:
+            config_from_hf(read_json(folder / _CONFIG_FILE), optional_json(folder / "generation_config.json"))
+        except CheckpointError as error:
+            raise type(error)(f"{self.repo_id}: {error}") from error
 
     def _download_file(self, file: str) -> Path:
         sizes, commit = self._list_files()

@@ -24,6 +24,7 @@ _COMMANDS = {
     "serve": None,
     "perplexity": "Measure how well a model predicts a text.",
     "convert": "Write a model as GGUF or safetensors, quantised or not.",
+    "models": "List the model families that run, formats and limits.",
     "devices": "List OpenCL devices, and say which is used and why.",
     "doctor": "Check every kernel on a device against NumPy.",
     "profile": "Show where the time goes, kernel by kernel.",

@@ -135,6 +135,11 @@ def models(hf_files, gguf_files, tmp_path_factory) -> dict[str, dict[str, bytes]
         "org/pickle": config | {"pytorch_model.bin": b"x"},
         "org/gguf": {"README.md": b"x", "m.gguf": (folder / "m.gguf").read_bytes(), "sub/n.gguf": b"GGUF"},
         "org/empty": {"README.md": b"x"},
+        "org/mamba": {**files("tiny"), "config.json": json.dumps({**hf_files.config, "model_type": "mamba"}).encode()},
+        "org/awq": {
+            **sharded,
+            "config.json": json.dumps({**hf_files.config, "quantization_config": {"quant_method": "awq"}}).encode(),
+        },
     }
 
 
@@ -170,6 +175,15 @@ def test_only_what_is_needed_is_downloaded_with_progress(server, tmp_path, model
         assert steps[-1] == (len(data), len(data))
         assert steps == sorted(steps)
     open_checkpoint(str(folder))
+
+
+@pytest.mark.parametrize(("name", "missing"), [("mamba", "architecture 'mamba'"), ("awq", "quantised by 'awq'")])
+def test_weights_of_a_model_that_is_not_supported_are_not_downloaded(name, missing, server, tmp_path):
+    hub = Hub(f"org/{name}", endpoint=server.url, cache_dir=tmp_path)
+    with pytest.raises(UnsupportedModelError, match=f"org/{name}: .*{missing}"):
+        hub.fetch_folder()
+    assert "config.json" in server.downloaded()
+    assert not any(file.endswith(".safetensors") for file in server.downloaded())
 
 
 def test_a_second_run_downloads_nothing(server, tmp_path):

@@ -301,6 +301,20 @@ def test_without_any_opencl_device_it_says_what_to_install(tmp_path: Path) -> No
         assert "Traceback" not in done.stderr
 
 
+def test_models_lists_every_family(run_here: Run) -> None:
+    from llmcl.checkpoint.formats import FORMATS
+    from llmcl.models.families import FAMILIES
+
+    listed = json.loads(run_here("llmcl", "models", "--format", "json").stdout)
+    families = {family["model_type"]: family for family in listed["families"]}
+    assert list(families) == list(FAMILIES) and listed["formats"]["gguf"] == list(FORMATS)
+    assert {"sinks", "experts with biases", "a window in 1 of 2 layers"} <= {*families["gpt_oss"]["features"]}
+    assert "MXFP4" in families["gpt_oss"]["safetensors"] and not families["mistral"]["features"][1:]
+    assert "scores that grow with the position" in families["ministral3"]["features"]
+    text = run_here("llmcl", "models").stdout
+    assert all(name in text for name in (*FAMILIES, *FORMATS, "gpt-4o", "multiples of 16"))
+
+
 def test_devices_lists_and_explains(run_here: Run) -> None:
     text = run_here("llmcl", "devices")
     assert text.returncode == 0, text.stderr
@@ -336,5 +350,5 @@ def test_a_start_imports_no_other_command() -> None:
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment())
     assert done.returncode == 0 and "--format" in done.stdout, done.stderr
     imported = set(ast.literal_eval(done.stderr.splitlines()[-1]))
-    commands = ("generate", "chat", "serve", "perplexity", "convert", "devices", "doctor", "profile", "tune")
+    commands = ("generate", "chat", "serve", "perplexity", "convert", "models", "devices", "doctor", "profile", "tune")
     assert imported & {f"llmcl.cli.{name}" for name in commands} == {"llmcl.cli.devices"}

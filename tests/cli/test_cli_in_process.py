@@ -475,7 +475,18 @@ def test_without_a_command_it_lists_them_whole(invoke: Callable[..., int], capsy
 
 
 def test_help_fits_a_terminal(invoke: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("generate", "chat", "serve", "perplexity", "convert", "devices", "doctor", "profile", "tune"):
+    for name in (
+        "generate",
+        "chat",
+        "serve",
+        "perplexity",
+        "convert",
+        "models",
+        "devices",
+        "doctor",
+        "profile",
+        "tune",
+    ):
         assert invoke(name, "--help") == 0
         assert max(map(len, capsys.readouterr().out.splitlines())) <= 80, name
 

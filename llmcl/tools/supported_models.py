@@ -1,0 +1,116 @@
+"""What `llmcl models` lists: families, what they are made of, formats and limits; all from their declarations."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from importlib import import_module
+from typing import Any
+
+from llmcl.checkpoint.formats import FLOAT_FORMATS, FORMATS
+from llmcl.checkpoint.quantize import QUANTIZE_FORMATS
+from llmcl.kernels.common.dtype import KV_DTYPES
+from llmcl.models import families
+from llmcl.models.config import limits
+from llmcl.models.config.rope import KINDS
+from llmcl.models.families import FAMILIES, TEXT_PARTS
+from llmcl.models.families.blocks import Attention, Block, Experts, ExpertSettings, GatedMlp, QueryScale
+from llmcl.models.families.family import Family, LayerSettings
+from llmcl.tokenizer.gguf_tokenizer import PRE_TOKENIZERS
+
+# Words for the fields of blocks that are set, in the order in which they are listed.
+_ATTENTION = {
+    "bias": "biases of q, k, v",
+    "output_bias": "a bias of attention's output",
+    "head_norms": "norms of heads",
+    "row_norms": "norms of all heads together",
+    "post_norm": "norms after blocks",
+    "soft_cap": "soft caps of scores",
+    "query_scale": "scores that grow with the position",
+    "sinks": "sinks",
+    "gated": "an output gate",
+}
+_RECURRENT = {"conv": "short convolutions", "linear_attention": "gated delta nets"}
+_WINDOWS = {"none": "", "all": "a window", "late": "a window in late layers"}
+
+
+def supported_models() -> dict[str, Any]:
+    """Everything as one object that JSON can hold."""
+    return {
+        "families": [_described(name, family) for name, family in FAMILIES.items()],
+        "text_parts": {name: family for name, (_, family) in TEXT_PARTS.items()},
+        "formats": {
+            "safetensors": list(FLOAT_FORMATS),
+            "gguf": list(FORMATS),
+            "quantize": list(QUANTIZE_FORMATS),
+            "kv_cache": list(KV_DTYPES),
+        },
+        "rotary_scalings": ["default", *KINDS],
+        "gguf_pre_tokenizers": list(PRE_TOKENIZERS),
+        "limits": {
+            "size_multiple": limits.SIZE_MULTIPLE,
+            "hidden_size": limits.MAX_HIDDEN,
+            "intermediate_size": limits.MAX_INTERMEDIATE,
+            "layers": limits.MAX_LAYERS,
+            "heads": limits.MAX_HEADS,
+            "head_dim": limits.MAX_HEAD_DIM,
+            "experts": limits.MAX_EXPERTS,
+            "vocab_size": limits.MAX_VOCAB,
+            "context": limits.MAX_POSITION,
+        },
+    }
+
+
+def _described(name: str, family: Family) -> dict[str, Any]:
+    """about: the first line of its module."""
+    about = (import_module(f"{families.__name__}.{name}").__doc__ or "").partition("\n")[0]
+    return {
+        "model_type": name,
+        "class": family.hf_class,
+        "gguf": family.gguf_name,
+        "about": about,
+        "features": _features(family),
+        "safetensors": [*FLOAT_FORMATS, *(method.upper() for method in family.quant_methods)],
+    }
+
+
+def _features(family: Family) -> list[str]:
+    """What it has beyond Llama, where a checkpoint asks for it."""
+    experts = None
+    if family.experts is not None:
+        experts = ExpertSettings(shared_size=16 if family.experts.shared_size else 0)
+    blocks = family.layer(
+        LayerSettings(
+            soft_cap=1.0 if family.soft_caps else None,
+            query_scale=QueryScale(1.0, 1) if family.query_scale else None,
+            experts=experts,
+            bias="attention_bias" in family.biases,
+            output_bias="attention_bias" in family.biases,
+            mlp_bias="mlp_bias" in family.biases,
+        )
+    )
+    found = [text for key, text in _ATTENTION.items() if any(_is_set(block, key) for block in blocks)]
+    if isinstance(family.windows, int):
+        found.append(f"a window in {family.windows - 1} of {family.windows} layers")
+    else:
+        found.append(_WINDOWS[family.windows])
+    found.append("rotary frequencies of their own in layers with a window" if family.local_rope else "")
+    found.append("layers without rotation" if family.unrotated_layers else "")
+    found.append(
+        "" if family.recurrent is None else f"{_RECURRENT[family.recurrent]} in place of attention in some layers"
+    )
+    found.append("partial rotation" if family.partial_rotation else "")
+    found.append("multipliers" if family.multipliers else "")
+    for block in blocks:
+        if isinstance(block, GatedMlp):
+            found.append("biases of the MLP" if block.bias else "")
+        if isinstance(block, (GatedMlp, Experts)):
+            found.append({"silu": "", "gelu_tanh": "GELU", "clamped_swiglu": "a clamped gate"}[block.activation])
+        if isinstance(block, Experts):
+            found.append("experts with biases" if block.bias else "experts")
+            found.append("a shared expert" if block.settings.shared_size else "")
+    return [text for text in found if text]
+
+
+def _is_set(block: Block, key: str) -> bool:
+    value = getattr(block, key, None)
+    return isinstance(block, (Attention, GatedMlp)) and key in {f.name for f in fields(block)} and bool(value)
