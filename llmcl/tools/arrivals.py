@@ -33,6 +33,7 @@ from llmcl.tools.throughput import draw_curves
 if TYPE_CHECKING:
     from llmcl.engine.engine import Engine
     from llmcl.engine.llm import LLM
+    from llmcl.engine.step_loop import StepTotals
 
 SPREAD = 0.5  # of lengths: the standard deviation of their logarithm
 LEAST, MOST = 0.25, 4.0  # of a length, as a share of the median
@@ -151,9 +152,9 @@ def _run_once(llm: LLM, plan: Plan, rate: float, pp: int, tg: int, pl: int, band
     # An engine of its own: none of these prompts is in the prefix cache.
     with llm.engine(max_sequences=pl, **plan.options) as engine:
         engine.generate([[1, 2, 3]], max_tokens=2, ignore_eos=True)  # a warm-up
-        before, n_preempted = engine.totals, engine.n_preempted
-        answers, streams, seconds = asyncio.run(_Run(engine, plan, arrivals, llm.config.vocab_size).measure())
-        done, n_preempted = engine.totals.since(before), engine.n_preempted - n_preempted
+        under_way = _Run(engine, plan, arrivals, llm.config.vocab_size)
+        answers, streams, done, seconds = asyncio.run(under_way.measure())
+        n_preempted = engine.n_preempted
     timed = streams or answers
     tbt = _percentiles([ms for answer in timed for ms in answer.tbt_ms])
     read = done.steps * llm.weight_bytes_per_token + done.keys * llm.kv_bytes_per_position
@@ -202,8 +203,8 @@ class _Run:
         self._vocab_size = vocab_size
         self._start_s = 0.0
 
-    async def measure(self) -> tuple[list[Answered], list[Answered], float]:
-        """What became of the requests and of the streams, and how many seconds it took."""
+    async def measure(self) -> tuple[list[Answered], list[Answered], StepTotals, float]:
+        """What became of the requests and of the streams, the steps in that time, and how many seconds it took."""
         streams = [asyncio.create_task(self._stream(i, stream)) for i, stream in enumerate(self._streams)]
         while not all(stream.n_tokens for stream in self._streams):  # they run before the first request comes
             await asyncio.sleep(0.01)
@@ -213,14 +214,14 @@ class _Run:
         for stream in self._streams:
             stream.tbt_ms.clear()
             stream.n_tokens = 0
-        self._start_s = time.perf_counter()
+        self._start_s, before = time.perf_counter(), self._engine.totals
         with suppress(TimeoutError, asyncio.TimeoutError):
             await asyncio.wait_for(self._send_all(), self._plan.seconds)
-        seconds = time.perf_counter() - self._start_s
+        seconds, done = time.perf_counter() - self._start_s, self._engine.totals.since(before)
         for task in streams:
             task.cancel()
         await asyncio.gather(*streams, return_exceptions=True)
-        return self._answers, self._streams, seconds
+        return self._answers, self._streams, done, seconds
 
     async def _send_all(self) -> None:
         sent = zip(self._arrivals, self._answers, strict=True)

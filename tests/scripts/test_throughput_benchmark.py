@@ -69,7 +69,7 @@ def test_script_with_arrivals(tmp_path: Path) -> None:
             assert 0 <= times["p50"] <= times["p90"] <= times["p99"]
         assert row["ttft_ms"]["p50"] >= row["queue_ms"]["p50"]
         assert row["tbt_ratio"] == pytest.approx(row["tbt_ms"]["p99"] / row["tbt_ms"]["p50"])
-        assert row["rows_per_step"] >= 1 and row["busy"] > 0 and 0 < row["bandwidth_share"] < 1
+        assert row["rows_per_step"] >= 1 and 0 < row["busy"] < 1.2 and 0 < row["bandwidth_share"] < 1
     assert picture.read_text().count("<svg") == 1
 
 
