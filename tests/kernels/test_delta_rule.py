@@ -12,6 +12,7 @@ from llmcl.ops.delta_rule import SOFTWARE_SEGMENT, DeltaShape, delta_inputs, del
 from llmcl.ops.sigmoid_gate import sigmoid_gate
 from llmcl.runtime.device import Device
 
+pytestmark = pytest.mark.heavy  # in the CPU variant
 TOLERANCE = 2e-6
 STATE_TOLERANCE = 1e-5  # what several hundred tokens add up to
 SLOTS, EPS = 3, 1e-6
