@@ -20,6 +20,10 @@ def experts_of(config: ModelConfig) -> dict[int, Experts]:
 def stacked_experts(config: ModelConfig, weights: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """The weights as transformers has them: the experts of a layer in one tensor of gate and up, and one of down."""
     stacked = dict(weights)
+    if config.architecture == "gpt_oss":
+        for i, block in experts_of(config).items():
+            stacked |= _interleaved_experts(i, block, stacked)
+        return stacked
     for i, block in experts_of(config).items():
 
         def experts(module: str, i: int = i, n: int = block.settings.n_experts) -> NDArray[Any]:
@@ -38,3 +42,18 @@ def stacked_experts(config: ModelConfig, weights: Mapping[str, NDArray[Any]]) ->
             stacked[layer_name(i, f"{block.shared}.input_linear.weight")] = np.concatenate([gate, up])
             stacked[layer_name(i, f"{block.shared}.output_linear.weight")] = down
     return stacked
+
+
+def _interleaved_experts(i: int, block: Experts, weights: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Layer i's experts as gpt-oss has them: transposed, columns of gate and up in turn; taken out of `weights`."""
+    found = {}
+    for kind, suffix in (("weight", ""), ("bias", "_bias")):
+        gate, up, down = (
+            np.stack([weights.pop(layer_name(i, f"{m.format(e)}.{kind}")) for e in range(block.settings.n_experts)])
+            for m in (block.gate, block.up, block.down)
+        )
+        pairs = np.stack([gate, up], axis=2).reshape(len(gate), -1, *gate.shape[2:])
+        for name, values in (("gate_up", pairs), ("down", down)):
+            stored = values if kind == "bias" else values.swapaxes(1, 2)
+            found[layer_name(i, f"mlp.experts.{name}_proj{suffix}")] = np.ascontiguousarray(stored)
+    return found

@@ -21,8 +21,10 @@ WINDOW = 20  # of the models that have one; no multiple of a tile of keys
 GGUF_NAMES = {"mistral": "llama", "mixtral": "llama", "olmo3": "olmo2", "granitemoeshared": "granitemoe"}
 
 
-def save_gguf(path: Path, config: ModelConfig, weights: Mapping[str, np.ndarray]) -> Path:
+def save_gguf(path: Path, config: ModelConfig, weights: Mapping[str, np.ndarray], expert_format: str = "F32") -> Path:
     """The model as llama.cpp's converter writes it, with names from the package `gguf`.
+
+    expert_format: of the matrices of experts.
 
     Llama's and Mistral's q and k have their rotary pairs next to each other, Gemma's norm weights the 1 in them.
     """
@@ -111,8 +113,13 @@ def save_gguf(path: Path, config: ModelConfig, weights: Mapping[str, np.ndarray]
     stacked = {**weights}
     for i, block in experts.items():
         for name, module in (("gate", block.gate), ("up", block.up), ("down", block.down)):
-            of_all = [stacked.pop(layer_name(i, f"{module.format(e)}.weight")) for e in range(block.settings.n_experts)]
-            writer.add_tensor(f"blk.{i}.ffn_{name}_exps.weight", np.stack(of_all))
+            for kind in ("weight", "bias") if block.bias else ("weight",):
+                names_of = [layer_name(i, f"{module.format(e)}.{kind}") for e in range(block.settings.n_experts)]
+                of_all, how = np.stack([stacked.pop(one) for one in names_of]), {}
+                if kind == "weight" and expert_format != "F32":
+                    how["raw_dtype"] = gguf.GGMLQuantizationType[expert_format]
+                    of_all = gguf.quants.quantize(of_all, how["raw_dtype"])
+                writer.add_tensor(f"blk.{i}.ffn_{name}_exps.{kind}", of_all, **how)
             if block.settings.shared_size:
                 shared = stacked.pop(layer_name(i, f"{block.shared}.{name}_proj.weight"))
                 writer.add_tensor(f"blk.{i}.ffn_{name}_shexp.weight", shared)
@@ -124,5 +131,6 @@ def save_gguf(path: Path, config: ModelConfig, weights: Mapping[str, np.ndarray]
             stored = halves.swapaxes(1, 2).reshape(stored.shape)
         gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert gguf_name is not None, name
+        gguf_name += ".weight" if name.endswith(".sinks") else ""
         writer.add_tensor(gguf_name, np.ascontiguousarray(stored))
     return write_out(writer, path)

@@ -161,13 +161,15 @@ def random_weights(config: ModelConfig, seed: int) -> dict[str, NDArray[np.float
     weights: dict[str, NDArray[np.float32]] = {}
     for name, shape in weight_shapes(config).items():
         if len(shape) == 1:
-            mean = 0.0 if name.endswith(".bias") else 1.0 - config.norm_offset
+            mean = 1.0 - config.norm_offset if name.endswith("norm.weight") else 0.0
             mean = 1.0 if name.endswith(".linear_attn.norm.weight") else mean
-            values = mean + 0.2 * rng.standard_normal(shape)
+            values = mean + (2.0 if name.endswith("sinks") else 0.2) * rng.standard_normal(shape)
             if name.endswith(".A_log"):  # texts are forgotten soon, or late
                 values = rng.uniform(-4.0, 1.0, shape)
         else:
             gain = 1.5 if "q_proj" in name or "k_proj" in name else 1.0
+            if config.architecture == "gpt_oss" and ("gate_proj" in name or "up_proj" in name):
+                gain = 3.0  # beyond its clamp
             values = rng.standard_normal(shape) * gain / np.sqrt(shape[1])
         weights[name] = values.astype(np.float32)
     return weights
@@ -212,6 +214,7 @@ def transformers_class(config: ModelConfig) -> Any:
         rope |= {"rope_type": scaling.kind, "original_max_position_embeddings": scaling.original_max_position}
         if scaling.kind == "yarn":
             rope |= {"factor": scaling.factor, "beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow}
+            rope |= {} if scaling.truncate else {"truncate": False}
         else:
             assert scaling.factors is not None and scaling.long_factors is not None
             rope |= {"short_factor": [*scaling.factors], "long_factor": [*scaling.long_factors]}
@@ -269,6 +272,8 @@ def transformers_class(config: ModelConfig) -> Any:
             "final_logit_softcapping": config.logit_soft_cap,
             "attn_implementation": "eager",  # the others leave the soft cap out
         }
+    if config.architecture == "gpt_oss":
+        options["attn_implementation"] = "eager"  # the others leave the sinks out
     if config.architecture == "gemma2":
         options["attn_logit_softcapping"] = attention.soft_cap
     class_config = transformers.CONFIG_MAPPING[config.architecture](

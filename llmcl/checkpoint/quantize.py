@@ -20,7 +20,13 @@ EMBEDDING_FORMAT = "Q8_0"
 EMBEDDINGS = ("model.embed_tokens.weight", "lm_head.weight")
 # A router's few rows choose the experts, and the weights of a convolution are few: they stay as they are stored. The
 # names of folders, and those of GGUF files.
-_ROUTERS = (".mlp.gate.weight", ".block_sparse_moe.gate.weight", ".router.layer.weight", ".ffn_gate_inp.weight")
+_ROUTERS = (
+    ".mlp.gate.weight",
+    ".mlp.router.weight",
+    ".block_sparse_moe.gate.weight",
+    ".router.layer.weight",
+    ".ffn_gate_inp.weight",
+)
 _CONVOLUTIONS = (".conv.weight", ".conv1d.weight", ".ssm_conv1d.weight")
 
 
@@ -41,11 +47,11 @@ def check_quantize(name: str) -> str:
 
 def target_format(tensor: str, shape: tuple[int, ...], quantize: str) -> str | None:
     """The format that `--quantize quantize` gives a tensor (Hugging Face name); None: as it is (a norm, a router,
-    a convolution).
+    a convolution, a bias).
 
     Raises UsageError, with the tensor's name, for rows that are not a whole number of blocks.
     """
-    if len(shape) < 2 or is_router(tensor) or is_convolution(tensor):
+    if len(shape) < 2 or is_router(tensor) or is_convolution(tensor) or tensor.endswith(".bias"):
         return None
     format = EMBEDDING_FORMAT if tensor in EMBEDDINGS else QUANTIZE_FORMATS[check_quantize(quantize)]
     block = FORMATS[format].block

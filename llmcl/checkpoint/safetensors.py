@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from llmcl.checkpoint.files import MAX_HEADER_BYTES, map_file, optional_json, parse_json, read_json, reading
+from llmcl.checkpoint.interleaved import interleaved_parts
 from llmcl.checkpoint.quantize import is_convolution
 from llmcl.checkpoint.stacked import unstacked
 from llmcl.checkpoint.tensors import Checkpoint, StoredTensor
@@ -49,7 +50,8 @@ def open_folder(folder: Path, name: str) -> Checkpoint:
     if config_json["model_type"] in TEXT_PARTS:
         stored = _text_tensors(stored)
     family = FAMILIES[config.architecture]
-    stored = _renamed(unstacked(stored, family.stacked, config), family.modules)
+    stored = interleaved_parts(unstacked(stored, family.stacked, config), family.interleaved, config)
+    stored = _renamed(stored, family.modules)
     return Checkpoint(name, folder, config, stored)
 
 

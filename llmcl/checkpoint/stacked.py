@@ -14,7 +14,7 @@ from llmcl.models.families.blocks import Experts
 def parts_of(
     name: str, tensor: StoredTensor, parts: tuple[str, ...], config: ModelConfig
 ) -> Iterator[tuple[str, StoredTensor]]:
-    """The tensors [rows, k] in a stored one, as views, each with its name.
+    """The tensors [rows, k], or [rows] of a bias, in a stored one, as views, each with its name.
 
     name: of the stored one, for errors. parts: names in the order of their rows; with a {} for the number of an expert
     the stored tensor is [n_experts, rows, k], and each expert has these parts.
@@ -22,18 +22,19 @@ def parts_of(
     Raises CheckpointError where its shape is another.
     """
     of_experts = "{}" in parts[0]
-    n_experts = _n_experts(config) if of_experts else 1
-    leading, n_parts = tensor.shape[:-2], n_experts * len(parts)
-    is_stack = len(tensor.shape) > 1 and leading == ((n_experts,) if of_experts else ()) and n_parts > 0
+    n_experts = n_experts_of(config) if of_experts else 1
+    own = -1 if name.endswith(".bias") else -2  # the first size of a part
+    leading, n_parts = tensor.shape[:own], n_experts * len(parts)
+    is_stack = len(tensor.shape) >= -own and leading == ((n_experts,) if of_experts else ()) and n_parts > 0
     # Values of less than a byte may leave a part that ends within one.
-    if not is_stack or tensor.shape[-2] % len(parts) or not len(tensor.data) or len(tensor.data) % n_parts:
+    if not is_stack or tensor.shape[own] % len(parts) or not len(tensor.data) or len(tensor.data) % n_parts:
         halves = f" (a multiple of {len(parts)})" if len(parts) > 1 else ""
         expected = f"{n_experts} experts by rows{halves} by columns" if of_experts else f"rows{halves} by columns"
         raise CheckpointError(
             f"tensor {shown(name)} has the shape {shown(list(tensor.shape))}, expected {expected}. The configuration "
             "belongs to another model, or the file is damaged."
         )
-    shape = tensor.shape[-2] // len(parts), tensor.shape[-1]
+    shape = tensor.shape[own] // len(parts), *tensor.shape[own:][1:]
     rows = tensor.data.reshape(n_parts, -1)
     for i, data in enumerate(rows):
         yield parts[i % len(parts)].format(i // len(parts)), replace(tensor, shape=shape, data=data)
@@ -55,7 +56,7 @@ def unstacked(
     return found
 
 
-def _n_experts(config: ModelConfig) -> int:
+def n_experts_of(config: ModelConfig) -> int:
     """0 where the model has none."""
     blocks = (block for layer in config.layers for block in layer if isinstance(block, Experts))
     return next((block.settings.n_experts for block in blocks), 0)

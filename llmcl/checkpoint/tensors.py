@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -24,13 +24,26 @@ _COMPUTED_PARTS = ("model.embed_tokens.", "model.layers.", "model.norm.", "lm_he
 _IGNORED_SUFFIX = "rotary_emb.inv_freq"  # a constant that old checkpoints carry along
 
 
+class RowView(Protocol):
+    """Rows that are put together from what is mapped when they are asked for: uint8 [rows, row_bytes]."""
+
+    @property
+    def mapped(self) -> tuple[np.ndarray, ...]: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, rows: slice) -> np.ndarray: ...
+
+
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor as a file reader found it. shape: row-major; data: uint8 [n_bytes], a view of the mapped file."""
+    """A tensor as a file reader found it.
+
+    shape: row-major; data: uint8 [n_bytes], a view of the mapped file; empty where there is a `view` of its rows.
+    """
 
     shape: tuple[int, ...]
     format: str
     data: np.ndarray
+    view: RowView | None = None
 
 
 @dataclass(frozen=True)
@@ -82,24 +95,28 @@ class Checkpoint:
         self.gguf_metadata = gguf_metadata
         self.tensors = select_tensors(stored, config, is_gguf=gguf_metadata is not None)
         self.config = dataclasses.replace(config, dtype=_stored_dtype(self.tensors))
-        self._rows = {
-            name: stored[name].data.reshape(info.n_rows, info.row_bytes) for name, info in self.tensors.items()
-        }
+        self._rows: dict[str, np.ndarray | RowView] = {}
+        for tensor, info in self.tensors.items():
+            data, view = stored[tensor].data, stored[tensor].view
+            self._rows[tensor] = data.reshape(info.n_rows, info.row_bytes) if view is None else view
 
     def rows(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Rows start..stop-1 as stored, uint8 [stop - start, row_bytes]: a read-only view, nothing is copied.
+        """Rows start..stop-1 as stored, uint8 [stop - start, row_bytes]: a read-only view, nothing is copied but
+        what lies otherwise in the file (`RowView`).
 
         Raises CheckpointError if the file has become shorter since it was opened.
         """
         rows = self._rows[name]
         if not 0 <= start <= stop <= len(rows):
             raise IndexError(f"rows {start}:{stop} of {name}, which has {len(rows)}")
-        check_not_shrunk(rows)
+        for part in _mapped(rows):
+            check_not_shrunk(part)
         return rows[start:stop]
 
     def drop(self, name: str) -> None:
         """Says that what was read of a tensor is not needed soon: its pages no longer count as memory in use."""
-        drop_pages(self._rows[name])
+        for part in _mapped(self._rows[name]):
+            drop_pages(part)
 
     def array(self, name: str) -> np.ndarray:
         """The whole tensor, float32 [shape], its rows in the order of Hugging Face (see `TensorInfo`).
@@ -122,6 +139,10 @@ class Checkpoint:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+
+def _mapped(rows: np.ndarray | RowView) -> tuple[np.ndarray, ...]:
+    return (rows,) if isinstance(rows, np.ndarray) else rows.mapped
 
 
 def select_tensors(stored: Mapping[str, StoredTensor], config: ModelConfig, is_gguf: bool) -> dict[str, TensorInfo]:

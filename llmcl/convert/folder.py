@@ -42,7 +42,8 @@ class FolderPlan:
 
 def folder_plan(checkpoint: Checkpoint, chosen: Callable[[str, tuple[int, ...]], str], dtype: str) -> FolderPlan:
     """Raises UnsupportedModelError for a GGUF file that says what config.json or tokenizer.json cannot."""
-    if FAMILIES[checkpoint.config.architecture].stacked:
+    family = FAMILIES[checkpoint.config.architecture]
+    if family.stacked or family.interleaved:
         raise UnsupportedModelError(
             f"a folder cannot be made of the architecture {checkpoint.config.architecture!r}, whose tensors hold "
             "several matrices each; use --quantize while loading it, or a GGUF file"

@@ -27,6 +27,7 @@ class AttentionWeights(BlockWeights):
     q_norm: Buffer | None  # float32 [n_q_heads head_dim]
     k_norm: Buffer | None  # float32 [n_kv_heads head_dim]
     output_bias: Buffer | None  # float32 [hidden]
+    sinks: Buffer | None  # float32 [n_q_heads]
     gate: Weight | None = None  # [n_q_heads head_dim, hidden]
 
 
@@ -57,6 +58,8 @@ class AttentionBlock(BoundBlock):
 
     @property
     def why_separate(self) -> str | None:
+        if self.weights.sinks is not None:
+            return "its attention has sinks"
         return None if self.weights.gate is None else "its attention has an output gate"
 
     def kept(self, ops: LayerOps) -> tuple[Buffer, int]:
@@ -72,7 +75,7 @@ class AttentionBlock(BoundBlock):
     def add(self, ops: LayerOps) -> Iterator[Launch]:
         weights, gate = self.weights, self.weights.gate
         attended = ops.attended(weights.output) if gate is None else ops.act.attended
-        yield from ops.attention(self.k, self.v, attended, self.mods, self.rotation)
+        yield from ops.attention(self.k, self.v, attended, self.mods, self.rotation, weights.sinks)
         if gate is not None:
             yield from ops.gate_attention(weights.norm, gate)
         yield from ops.add_linear(attended, weights.output, weights.post_norm, weights.output_bias)

@@ -15,7 +15,8 @@ from llmcl.kernels.common.weight import Weight
 from llmcl.models.layer_ops import LayerOps
 from llmcl.runtime.device import Buffer, Launch
 
-GATES = {"silu": "swiglu", "gelu_tanh": "geglu"}  # activation: epilogue of the product with gate and up
+# By activation the epilogue of the product with gate and up.
+GATES = {"silu": "swiglu", "gelu_tanh": "geglu", "clamped_swiglu": "clamped_swiglu"}
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from llmcl.kernels.common.weight import Weight
 from llmcl.models.bound_block import BlockWeights, BoundBlock
 from llmcl.models.layer_ops import LayerOps
 from llmcl.ops.choose_experts import choose_experts
-from llmcl.runtime.device import Launch
+from llmcl.runtime.device import Buffer, Launch
 
 
 @dataclass(frozen=True)
@@ -17,13 +17,16 @@ class ExpertsWeights(BlockWeights):
     router: Weight  # [n_experts, hidden]
     gate_up: Weight  # [n_experts 2 size, hidden], tiles alternate
     down: Weight  # [n_experts hidden, size]
+    router_bias: Buffer | None  # float32 [n_experts]
+    gate_up_bias: Buffer | None  # float32 [n_experts, 2, size], of gate and of up
+    down_bias: Buffer | None  # float32 [n_experts, hidden]
     shared_gate_up: Weight | None = None  # [2 shared size, hidden], tiles alternate
     shared_down: Weight | None = None  # [hidden, shared size]
 
 
 @dataclass(frozen=True)
 class ExpertsBlock(BoundBlock):
-    """gate: "swiglu" or "geglu". renormalize: see `families.blocks.ExpertSettings`."""
+    """gate: one of `linear.EXPERT_GATES`. renormalize: see `families.blocks.ExpertSettings`."""
 
     keeps = False
     weights: ExpertsWeights
@@ -41,11 +44,20 @@ class ExpertsBlock(BoundBlock):
         x, norm, launches = ops.normed_rows(weights.norm)
         yield from launches
         yield from ops.product(x, norm, weights.router, logits)
-        counts = {"n_experts": weights.router.rows, "top_k": weights.gate_up.top_k}
-        yield from choose_experts(ops.device, logits, ids, shares, **counts, renormalize=self.renormalize)
+        yield from choose_experts(
+            ops.device,
+            logits,
+            ids,
+            shares,
+            n_experts=weights.router.rows,
+            top_k=weights.gate_up.top_k,
+            renormalize=self.renormalize,
+            bias=weights.router_bias,
+        )
         # The shared expert, too, takes x as it is before anything is added to it.
         if weights.shared_gate_up is not None:
             yield from ops.product(x, norm, weights.shared_gate_up, act.ffn, epilogue=self.gate)
-        yield from ops.chosen_experts(x, norm, weights.gate_up, weights.down, self.gate)
+        biases = weights.gate_up_bias, weights.down_bias
+        yield from ops.chosen_experts(x, norm, weights.gate_up, weights.down, self.gate, biases)
         if weights.shared_down is not None:
             yield from ops.add_linear(act.ffn, weights.shared_down, None, None)

@@ -36,6 +36,8 @@ from llmcl.ops.rope_table import rope_table
 from llmcl.ops.sigmoid_gate import sigmoid_gate
 from llmcl.runtime.device import Buffer, Device, Launch
 
+Biases = tuple[Buffer | None, Buffer | None]
+
 
 @dataclass(frozen=True)
 class Activations:
@@ -189,13 +191,20 @@ class LayerOps(ABC):
     ) -> list[Launch]:
         """out = W x, with x and norm of `normed_rows`."""
 
-    def chosen_experts(self, x: Buffer, norm: Buffer | None, gate_up: Weight, down: Weight, gate: str) -> list[Launch]:
-        """act.x += what the experts in act.expert_ids make of x, with x and norm of `normed_rows`: token by token."""
+    def chosen_experts(
+        self, x: Buffer, norm: Buffer | None, gate_up: Weight, down: Weight, gate: str, biases: Biases = (None, None)
+    ) -> list[Launch]:
+        """act.x += what the experts in act.expert_ids make of x, with x and norm of `normed_rows`: token by token.
+
+        biases: of gate_up and of down.
+        """
         act, device, eps = self.act, self.device, self.config.stream_eps
         assert act.expert_ids is not None and act.expert_rows is not None and act.expert_weights is not None
         return [
-            *experts_gate_up(device, gate_up, x, act.expert_ids, act.expert_rows, gate=gate, norm=norm, eps=eps),
-            *experts_down(device, down, act.expert_rows, act.expert_ids, act.expert_weights, act.x),
+            *experts_gate_up(
+                device, gate_up, x, act.expert_ids, act.expert_rows, gate=gate, norm=norm, eps=eps, bias=biases[0]
+            ),
+            *experts_down(device, down, act.expert_rows, act.expert_ids, act.expert_weights, act.x, bias=biases[1]),
         ]
 
     def add_linear(
@@ -242,7 +251,7 @@ class LayerOps(ABC):
 
     @abstractmethod
     def attention(
-        self, k: Buffer, v: Buffer, out: ActivationOperand, mods: Mods, rotation: Rotation
+        self, k: Buffer, v: Buffer, out: ActivationOperand, mods: Mods, rotation: Rotation, sinks: Buffer | None
     ) -> list[Launch]: ...
 
     def attend_cache(
@@ -252,6 +261,7 @@ class LayerOps(ABC):
         out: ActivationOperand,
         mods: Mods,
         rotation: Rotation,
+        sinks: Buffer | None,
         n_rows: Callable[[], int] | None = None,
     ) -> list[Launch]:
         """Attention of one token, which rotates and appends it as well; or of one of each sequence (n_rows of them)."""
@@ -270,6 +280,7 @@ class LayerOps(ABC):
             n_splits=self.n_splits,
             mods=mods,
             n_rows=n_rows,
+            sinks=sinks,
         )
 
     def gate_attention(self, norm: Buffer | None, weight: Weight) -> list[Launch]:
@@ -311,8 +322,10 @@ class DecodeOps(LayerOps):
         assert isinstance(x, Buffer)
         return linear_decode(self.device, weight, x, out, self.step, epilogue=epilogue)
 
-    def attention(self, k: Buffer, v: Buffer, out: ActivationOperand, mods: Mods, rotation: Rotation) -> list[Launch]:
-        return self.attend_cache(k, v, out, mods, rotation)
+    def attention(
+        self, k: Buffer, v: Buffer, out: ActivationOperand, mods: Mods, rotation: Rotation, sinks: Buffer | None
+    ) -> list[Launch]:
+        return self.attend_cache(k, v, out, mods, rotation, sinks)
 
 
 @dataclass(frozen=True)
@@ -376,20 +389,24 @@ class PrefillOps(LayerOps):
     ) -> list[Launch]:
         return self.linear(x, weight, out, epilogue)
 
-    def chosen_experts(self, x: Buffer, norm: Buffer | None, gate_up: Weight, down: Weight, gate: str) -> list[Launch]:
+    def chosen_experts(
+        self, x: Buffer, norm: Buffer | None, gate_up: Weight, down: Weight, gate: str, biases: Biases = (None, None)
+    ) -> list[Launch]:
         act, device, n_experts, top_k = self.act, self.device, gate_up.n_experts, gate_up.top_k
         if (
             0 < (self.experts_for or self.max_rows) * top_k <= n_experts
         ):  # so few that most have an expert for themselves
-            return super().chosen_experts(x, norm, gate_up, down, gate)
+            return super().chosen_experts(x, norm, gate_up, down, gate, biases)
         ids, rows, order = act.expert_ids, act.expert_rows, act.expert_order
         blocks, outputs = act.expert_blocks, act.expert_outputs
         assert norm is None and ids is not None and rows is not None
         assert order is not None and blocks is not None and outputs is not None
         return [
             *group_by_expert(device, ids, order, blocks, self.step, n_experts=n_experts, top_k=top_k),
-            *experts_prefill(device, gate_up, x, order, blocks, rows, self.step, gate=gate),
-            *experts_prefill(device, down, rows, order, blocks, outputs, self.step, weights=act.expert_weights),
+            *experts_prefill(device, gate_up, x, order, blocks, rows, self.step, gate=gate, bias=biases[0]),
+            *experts_prefill(
+                device, down, rows, order, blocks, outputs, self.step, weights=act.expert_weights, bias=biases[1]
+            ),
             *experts_sum(device, outputs, act.x, top_k=top_k, columns=self.config.hidden_size),
         ]
 
@@ -411,8 +428,10 @@ class PrefillOps(LayerOps):
     ) -> list[Launch]:
         return linear_prefill(self.device, weight, x, out, self.step, epilogue=epilogue, max_rows=self.max_rows)
 
-    def attention(self, k: Buffer, v: Buffer, out: ActivationOperand, mods: Mods, rotation: Rotation) -> list[Launch]:
-        return attention_prefill(self.device, self.shape, self.act.qkv, self.step, k, v, out, mods=mods)
+    def attention(
+        self, k: Buffer, v: Buffer, out: ActivationOperand, mods: Mods, rotation: Rotation, sinks: Buffer | None
+    ) -> list[Launch]:
+        return attention_prefill(self.device, self.shape, self.act.qkv, self.step, k, v, out, mods=mods, sinks=sinks)
 
     def append(self, k: Buffer, v: Buffer, rotation: Rotation) -> list[Launch]:
         return rope_append(self.device, self.shape, self.act.qkv, self.act.rope_of(rotation), self.step, k, v)
@@ -439,5 +458,7 @@ class BatchOps(PrefillOps):
     def append(self, k: Buffer, v: Buffer, rotation: Rotation) -> list[Launch]:
         return []
 
-    def attention(self, k: Buffer, v: Buffer, out: ActivationOperand, mods: Mods, rotation: Rotation) -> list[Launch]:
-        return self.attend_cache(k, v, out, mods, rotation)
+    def attention(
+        self, k: Buffer, v: Buffer, out: ActivationOperand, mods: Mods, rotation: Rotation, sinks: Buffer | None
+    ) -> list[Launch]:
+        return self.attend_cache(k, v, out, mods, rotation, sinks)

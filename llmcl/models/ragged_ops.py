@@ -51,16 +51,19 @@ class RaggedOps(PrefillOps):
         launches = self._collect() if self.keeps_last else []
         return launches + rope_append(self.device, self.shape, act.qkv, act.rope_of(rotation), self.step, k, v)
 
-    def attention(self, k: Buffer, v: Buffer, out: ActivationOperand, mods: Mods, rotation: Rotation) -> list[Launch]:
+    def attention(
+        self, k: Buffer, v: Buffer, out: ActivationOperand, mods: Mods, rotation: Rotation, sinks: Buffer | None
+    ) -> list[Launch]:
         runs, launches, fewer = self.runs, list[Launch](), 0
         for most, ops in self.decoding:
 
             def n_rows(most: int = most, fewer: int = fewer) -> int:
                 return runs.n_decoding if fewer < runs.n_decoding <= most else 0
 
-            launches += ops.attend_cache(k, v, out, mods, rotation, n_rows)
+            launches += ops.attend_cache(k, v, out, mods, rotation, sinks, n_rows)
             fewer = most
-        return launches + attention_prefill(self.device, self.shape, self.act.qkv, runs, k, v, out, mods=mods)
+        qkv = self.act.qkv
+        return launches + attention_prefill(self.device, self.shape, qkv, runs, k, v, out, mods=mods, sinks=sinks)
 
     def _collect(self) -> list[Launch]:
         act, to, shape = self.act, self.wanted, self.shape

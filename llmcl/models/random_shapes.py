@@ -63,6 +63,9 @@ RANDOM_SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-30b-a3b": _shape(
         "qwen3_moe", 2048, 6144, 48, 32, 4, 151936, 40960, 1e-6, **_QWEN3_MOE, eos_token_id=151645, head_dim=128
     ),
+    "gpt-oss-20b": _shape(
+        "gpt_oss", 2880, 2880, 24, 64, 8, 201088, 131072, 1e-5, eos_token_id=200002, num_local_experts=32
+    ),
     "gemma-2-2b": _shape("gemma2", 2304, 9216, 26, 8, 4, 256000, 8192, 1e-6, head_dim=256),
 }
 

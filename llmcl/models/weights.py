@@ -296,14 +296,18 @@ def _not_finite(names: list[str], dtype: str) -> str:
 
 def random_types(config: ModelConfig, dtype: str, *, exact_activations: bool = False) -> WeightTypes:
     """Types of random weights: all of `dtype`; beside a quantised one the embedding and the head have 8 bits, a router
-    float32.
+    float32. Beside experts in mxfp4 everything else is bfloat16, as gpt-oss has it.
 
     Raises UsageError for a dtype that there is not, or whose blocks the model's rows are no multiple of.
     """
     if dtype not in QUANTIZED:
         return WeightTypes(check_dtype(dtype, "dtype", *QUANTIZED))
     formats = {}
+    experts = {name for plan in all_plans(config) if plan.n_experts > 1 for name in plan.tensors}
     for name, shape in config.tensors().items():
+        if dtype == "mxfp4" and experts and name not in experts:
+            formats[name] = "BF16"
+            continue
         kind = QUANTIZED["q8_0" if name in EMBEDDINGS else dtype]
         if is_router(name) or is_convolution(name):
             formats[name] = "F32"
@@ -319,7 +323,7 @@ def random_types(config: ModelConfig, dtype: str, *, exact_activations: bool = F
 
 def _usual(name: str) -> float:
     """What every number of a random model's norm, bias, convolution or decay is on the device."""
-    if name.endswith(".bias"):
+    if name.endswith((".bias", ".sinks")):
         return 0.0
     return -1.0 if name.endswith((".A", ".A_log")) else 1.0
 

@@ -77,7 +77,8 @@ def forward(
             turns = np.arange(n) // block.query_scale.length
             q = stored(q * (1.0 + block.query_scale.beta * np.log1p(turns))[:, None, None])
         scale, window, cap = config.attention_scale, block.window, block.soft_cap
-        x = attention(q, cached(k), cached(v), 0, scale, window=window, cap=cap)
+        sinks = weights[layer + "self_attn.sinks"] if block.sinks else None
+        x = attention(q, cached(k), cached(v), 0, scale, window=window, cap=cap, sinks=sinks)
         x = stored(x if gate is None else sigmoid_gate(x, gate))
         return biased(x.reshape(n, -1), layer + "self_attn.o")
 
@@ -90,15 +91,20 @@ def forward(
         return biased(stored(gated), layer + "mlp.down")
 
     def mixture(block: Experts, layer: str, x: Array) -> Array:
-        of, kind = block.settings, {"silu": "swiglu", "gelu_tanh": "geglu"}[block.activation]
+        of, kind = block.settings, {"silu": "swiglu", "gelu_tanh": "geglu"}.get(block.activation, block.activation)
         logits = stored(linear(x, weights[f"{layer}{block.router}.weight"]))
-        ids, shares = choose_experts(logits, of.top_k, renormalize=of.renormalize)
+        router_bias = weights[f"{layer}{block.router}.bias"] if block.bias else None
+        ids, shares = choose_experts(logits, of.top_k, renormalize=of.renormalize, bias=router_bias)
 
-        def experts(module: str) -> Array:
-            return np.stack([weights[f"{layer}{module.format(i)}.weight"] for i in range(of.n_experts)])
+        def experts(module: str, kind: str = "weight") -> Array:
+            return np.stack([weights[f"{layer}{module.format(i)}.{kind}"] for i in range(of.n_experts)])
 
-        rows = stored(experts_gate_up(x, experts(block.gate), experts(block.up), ids, kind))
-        y = experts_down(rows, experts(block.down), ids, stored(shares))
+        gate_up_bias = down_bias = None
+        if block.bias:
+            gate_up_bias = np.stack([experts(block.gate, "bias"), experts(block.up, "bias")], axis=1)
+            down_bias = experts(block.down, "bias")
+        rows = stored(experts_gate_up(x, experts(block.gate), experts(block.up), ids, kind, gate_up_bias))
+        y = experts_down(rows, experts(block.down), ids, stored(shares), down_bias)
         if of.shared_size:
             gate, up = (project(x, f"{layer}{block.shared}.{name}") for name in ("gate", "up"))
             y = y + linear(stored(swiglu(gate, up)), weights[f"{layer}{block.shared}.down_proj.weight"])

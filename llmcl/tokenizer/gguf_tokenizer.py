@@ -41,6 +41,16 @@ LLAMA3_WORDS = _WORDS.replace("DIGITS", r"\p{N}{1,3}")
 QWEN2_WORDS = _WORDS.replace("DIGITS", r"\p{N}")
 # Qwen 3.5 keeps combining marks with their letters.
 QWEN35_WORDS = QWEN2_WORDS.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
+# o200k, GPT-4o's and gpt-oss': a word begins with capitals, and has its contraction.
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+GPT_4O_WORDS = "|".join(
+    (
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTION}",
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTION}",
+        r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    )
+)
 
 
 def _gpt2_words() -> PreTokenizer:
@@ -67,6 +77,10 @@ def _qwen35_words() -> PreTokenizer:
     return _split_by(QWEN35_WORDS)
 
 
+def _gpt_4o_words() -> PreTokenizer:
+    return _split_by(GPT_4O_WORDS)
+
+
 def _split_by(expression: str) -> PreTokenizer:
     from tokenizers import Regex
     from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
@@ -87,6 +101,7 @@ PRE_TOKENIZERS: dict[str, Callable[[], PreTokenizer]] = {
     "lfm2": _llama3_words,
     "qwen2": _qwen2_words,
     "qwen35": _qwen35_words,
+    "gpt-4o": _gpt_4o_words,
 }
 
 

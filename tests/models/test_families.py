@@ -48,6 +48,7 @@ BOUND = 1e-4
 N_TOKENS = 90
 
 YARN = RopeScaling("yarn", 4.0, original_max_position=128, beta_fast=8.0, amplitude=yarn_amplitude(4.0))
+UNTRUNCATED_YARN = dataclasses.replace(YARN, truncate=False)
 LONGROPE = RopeScaling(
     "longrope",
     original_max_position=64,  # less than the texts
@@ -60,6 +61,15 @@ SHORT = ShortConvSettings()
 DELTA = DeltaSettings(n_k=2, n_v=4, d_k=32, d_v=32)
 WIDE = DeltaSettings(n_k=2, n_v=2, d_k=128, d_v=128, length=3)
 ODD = DeltaSettings(n_k=1, n_v=3, d_k=16, d_v=16, length=2)
+
+
+def gpt_oss_config(experts: ExpertSettings, *, biased: bool = True, **changes: Any) -> ModelConfig:
+    """Layers with and without a window in turn."""
+    biases = {"bias": biased, "output_bias": biased}
+    settings = [LayerSettings(window, experts=experts, **biases) for window in (WINDOW, None, WINDOW)]
+    return small_config("gpt_oss", settings=settings, intermediate_size=experts.size, **changes)
+
+
 FAMILIES: dict[str, ModelConfig] = {
     "llama-biases": small_config(
         settings=[LayerSettings(bias=True, output_bias=True, mlp_bias=True)] * 2, n_q_heads=4, head_dim=16
@@ -223,6 +233,13 @@ FAMILIES: dict[str, ModelConfig] = {
         local_rope_theta=500.0,
     ),
     "gemma2": gemma2_config(windows=(WINDOW, None, WINDOW)),
+    "gpt_oss": gpt_oss_config(ExpertSettings(6, 4, 64), rope_scaling=UNTRUNCATED_YARN),
+    "gpt_oss-grouped": gpt_oss_config(
+        ExpertSettings(9, 2, 32), n_q_heads=6, n_kv_heads=1, head_dim=16, hidden_size=96, rope_scaling=UNTRUNCATED_YARN
+    ),
+    "gpt_oss-tied": gpt_oss_config(
+        ExpertSettings(4, 3, 48), biased=False, n_q_heads=3, n_kv_heads=3, head_dim=64, tie_embeddings=True
+    ),
 }
 MOST = "gemma2"  # has more of what sets families apart than any other
 full = pytest.mark.full
@@ -401,7 +418,7 @@ def test_every_part_of_a_family_shows(name: str) -> None:
             changed = dataclasses.replace(config, **{field: getattr(plain, field)})
             assert relative_error(reference.forward(changed, weights, ids_for(config)), logits) > 100 * BOUND, field
     usual: dict[str, Any] = {"activation": "silu", "soft_cap": None, "window": None, "head_norms": False}
-    usual |= {"rotation": "main", "row_norms": False, "query_scale": None}
+    usual |= {"rotation": "main", "row_norms": False, "query_scale": None, "sinks": False}
     for field, value in usual.items():
         changed = with_blocks(config, lambda block: {field: value} if hasattr(block, field) else {})  # noqa: B023
         if changed != config:

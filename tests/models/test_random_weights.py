@@ -75,6 +75,7 @@ def test_random_shapes_have_the_published_sizes() -> None:
     assert random_shape_config("qwen2.5-0.5b").n_parameters() == 494_032_768
     assert random_shape_config("qwen3-0.6b").n_parameters() == 596_049_920
     assert random_shape_config("qwen3-30b-a3b").n_parameters() == 30_532_122_624
+    assert random_shape_config("gpt-oss-20b").n_parameters() == 20_914_757_184
     assert random_shape_config("gemma-2-2b").n_parameters() == 2_614_341_888
     with open_checkpoint("smollm2") as demo:
         assert random_shape_config("smollm2-135m").n_parameters() == demo.config.n_parameters()

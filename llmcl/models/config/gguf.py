@@ -27,6 +27,8 @@ from llmcl.models.families.family import Family, LayerSettings
 
 # Tokens that end a turn in chat models whose GGUF metadata names only the end of the document.
 _END_OF_TURN_TOKENS = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<|end|>")
+# In gpt-oss' format an answer has several messages, which <|end|> ends; these end the answer.
+_END_OF_ANSWER_TOKENS = ("<|return|>", "<|call|>")
 _SOFT_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 _NO_FACTORS = GgufFactors()
 _UNROTATED_INTERVAL = 4  # the format has no key for it
@@ -112,7 +114,7 @@ def config_from_gguf(
             vocab_size=vocab_size,
             max_position=max_position,
             rms_norm_eps=read.number(f"{arch}.attention.layer_norm_rms_epsilon", 0.0, 1.0),
-            rope_scaling=scaling_from_gguf(read, arch, rope_factors, rope_dim, max_position),
+            rope_scaling=scaling_from_gguf(read, arch, family, rope_factors, rope_dim, max_position),
             rotary_dim=None if rope_dim == head_dim else rope_dim,
             rope_theta=theta,
             local_rope_theta=local_theta if family.local_rope else None,
@@ -173,5 +175,7 @@ def _windows(read: Reader, arch: str, family: Family, n_layers: int, max_positio
 def _eos_token_ids(read: Reader, tokens: list[str], vocab_size: int) -> tuple[int, ...]:
     ids = list(read.token_ids("tokenizer.ggml.eos_token_id", vocab_size))
     ids += read.token_ids("tokenizer.ggml.eot_token_id", vocab_size)
-    ids += [tokens.index(text) for text in _END_OF_TURN_TOKENS if text in tokens]
+    answer = all(text in tokens for text in _END_OF_ANSWER_TOKENS)
+    ends = _END_OF_ANSWER_TOKENS if answer else _END_OF_TURN_TOKENS
+    ids += [tokens.index(text) for text in ends if text in tokens]
     return tuple(dict.fromkeys(ids))

@@ -37,6 +37,7 @@ _OTHER_KEYS = {"lfm2": lfm2_keys}  # families whose config.json says in keys of 
 _ACTIVATIONS: dict[Activation, tuple[str, tuple[str, ...]]] = {
     "silu": ("hidden_act", ("silu", "swish")),
     "gelu_tanh": ("hidden_activation", ("gelu_pytorch_tanh",)),
+    "clamped_swiglu": ("hidden_act", ("silu", "swish")),
 }
 
 
@@ -190,10 +191,14 @@ def _refuse_features(read: Reader, family: Family) -> None:
         unsupported(f"the activation {shown(activation)} ({key})", f"it supports {known[0]}")
     if (quantization := read.table("quantization_config")) is not None:
         method = quantization.get("quant_method", "unknown")
-        unsupported(
-            f"safetensors quantised by {shown(method)} (quantization_config)",
-            "use the original bfloat16 or float16 checkpoint, or a GGUF file",
-        )
+        if method not in family.quant_methods:
+            unsupported(
+                f"safetensors quantised by {shown(method)} (quantization_config)",
+                "use the original bfloat16 or float16 checkpoint, or a GGUF file",
+            )
+    for name, value in family.fixed.items():
+        if (found := read.get(name, value)) != value:
+            unsupported(f"{name} {shown(found)}", f"it supports {value}")
 
 
 def _dtype(read: Reader) -> str:

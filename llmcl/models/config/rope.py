@@ -189,7 +189,7 @@ class GgufFactors:
 
 
 def scaling_from_gguf(
-    read: Reader, architecture: str, tensors: GgufFactors, rotary_dim: int, max_position: int
+    read: Reader, architecture: str, family: Family, tensors: GgufFactors, rotary_dim: int, max_position: int
 ) -> RopeScaling | None:
     prefix = f"{architecture}.rope.scaling."
     kind = read.text(f"{prefix}type", default="none")
@@ -223,6 +223,7 @@ def scaling_from_gguf(
             original_max_position=original,
             beta_fast=read.number(f"{prefix}yarn_beta_fast", beta_slow, MAX_SCALE, default=32.0),
             beta_slow=beta_slow,
+            truncate=family.gguf_yarn_truncates,
             amplitude=read.number(f"{prefix}attn_factor", 0.0, MAX_SCALE, default=usual),
         )
     # Files of 2023 have only the older key.

@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-Activation = Literal["silu", "gelu_tanh"]
+Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
 # Which rotary frequencies: the model's, those of its layers with a window where they have others, none.
 Rotation = Literal["main", "local", "none"]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -143,7 +143,7 @@ class Attention(Block):
     values add one; output_bias: the output projection does. head_norms: an RMS norm of every query and key head before
     the rotation; row_norms: one of all query heads together, and one of all key heads. rotation: of queries and keys.
     window: tokens that a query sees back, itself included; None for all. soft_cap: c in c tanh(score / c). query_scale:
-    before the soft cap.
+    before the soft cap. sinks: a logit of each query head that counts in the sum of the softmax alone.
     """
 
     norm: str | None = "input_layernorm"
@@ -157,6 +157,7 @@ class Attention(Block):
     window: int | None = None
     soft_cap: float | None = None
     query_scale: QueryScale | None = None
+    sinks: bool = False
 
     def matrices(self, sizes: Sizes) -> dict[str, MatrixPlan]:
         q, kv = self._rows(sizes)
@@ -181,6 +182,7 @@ class Attention(Block):
             "bias": biases if self.bias else {},
             "head_norms": norms if self.head_norms else {},
             "output_bias": {"self_attn.o_proj.bias": (sizes.hidden_size,)} if self.output_bias else {},
+            "sinks": {"self_attn.sinks": (sizes.n_q_heads,)} if self.sinks else {},
         }
         return super().vectors(sizes) | own
 
@@ -237,13 +239,14 @@ class Experts(Block):
     """A mixture of experts: the sum of weight_e(x) down_e(activation(gate_e(x)) * up_e(x)) of those that the router
     chooses.
 
-    router, gate, up, down: their modules, {} for the number of an expert. shared: the module of the expert that every
-    token goes to.
+    router, gate, up, down: their modules, {} for the number of an expert. bias: all of them add one. shared: the module
+    of the expert that every token goes to.
     """
 
     norm: str | None = "post_attention_layernorm"
     settings: ExpertSettings = ExpertSettings()
     activation: Activation = "silu"
+    bias: bool = False
     router: str = "mlp.gate"
     gate: str = "mlp.experts.{}.gate_proj"
     up: str = "mlp.experts.{}.up_proj"
@@ -267,6 +270,15 @@ class Experts(Block):
             plans["shared_gate_up"] = MatrixPlan("shared gate, up", hidden, (gate, up), (shared,) * 2, alternate=True)
             plans["shared_down"] = MatrixPlan("shared down", shared, (down,), (hidden,))
         return plans
+
+    def vectors(self, sizes: Sizes) -> dict[str, Shapes]:
+        n, of = range(self.settings.n_experts if self.bias else 0), self.settings
+        own: dict[str, Shapes] = {
+            "router_bias": {f"{self.router}.bias": (of.n_experts,)} if self.bias else {},
+            "gate_up_bias": {f"{module.format(i)}.bias": (of.size,) for i in n for module in (self.gate, self.up)},
+            "down_bias": {f"{self.down.format(i)}.bias": (sizes.hidden_size,) for i in n},
+        }
+        return super().vectors(sizes) | own
 
 
 Layer = tuple[Block, ...]

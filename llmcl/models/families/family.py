@@ -73,7 +73,7 @@ class Family:
     query_pre_attn_scalar: config.json has this key, n for scores times n^-1/2. multipliers: embedding_multiplier,
     residual_multiplier, attention_multiplier and logits_scaling are read. query_scale: llama_4_scaling_beta among the
     rotary settings is. biases: keys of config.json (attention_bias, mlp_bias) that may be true. refused: keys that must
-    be absent, null or false.
+    be absent, null or false. fixed: keys that can have one value alone. quant_methods: of safetensors that llmcl reads.
 
     windows: see WindowPattern. local_rope: layers with a window have rotary frequencies of their own, without scaling
     and, if config.json has rope_local_base_freq, of that theta. unrotated_layers: some layers do not rotate, as
@@ -82,7 +82,7 @@ class Family:
 
     experts: how checkpoints say what the experts are; None: there are none. stacked: modules of safetensors that hold
     the tensors of several modules, one below the other, and of all experts where these have a {} for the expert's
-    number.
+    number. interleaved: the same of experts whose rows are in turn (`llmcl/checkpoint/interleaved.py`).
 
     recurrent: the name in config.json's `layer_types` of layers that have a recurrent block in place of attention;
     None: there are none. modules: modules whose names in safetensors are not Llama's, and what they are here.
@@ -90,6 +90,7 @@ class Family:
     gguf_windowed: the family of GGUF files of this name that have a window; gguf_experts: that have experts.
     gguf_wide_scale: the number of layers of the size whose scores are divided by sqrt(hidden_size / heads), for which
     GGUF has no key. gguf_interleaves_rope: GGUF files store the rotary pairs of q and k next to each other.
+    gguf_yarn_truncates: as `RopeScaling.truncate`, for which GGUF has no key.
     gguf_modules: names of modules in GGUF files where they are not Llama's; gguf_tensors: of a layer's
     tensors there that are not a module's weight or bias. gguf_drafting_layers: layers behind the last may draft tokens;
     they are left out. defaults: values of keys that
@@ -104,6 +105,8 @@ class Family:
     soft_caps: bool = False
     query_pre_attn_scalar: bool = False
     refused: tuple[str, ...] = ()
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    quant_methods: tuple[str, ...] = ()
     biases: tuple[str, ...] = ()
     multipliers: bool = False
     query_scale: bool = False
@@ -116,10 +119,12 @@ class Family:
     stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     recurrent: Literal["conv", "linear_attention"] | None = None
     modules: Mapping[str, str] = field(default_factory=dict)
+    interleaved: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     gguf_windowed: str | None = None
     gguf_experts: str | None = None
     gguf_wide_scale: int | None = None
     gguf_interleaves_rope: bool = False
+    gguf_yarn_truncates: bool = True
     gguf_modules: Mapping[str, str] = field(default_factory=dict)
     gguf_tensors: Mapping[str, str] = field(default_factory=dict)
     gguf_drafting_layers: bool = False
