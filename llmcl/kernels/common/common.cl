@@ -168,7 +168,7 @@ inline float sum16(float16 v) {
 #define AT_MOST(v, top, type) ((v) > (top) ? (type)(top) : (v))
 #define AT_LEAST(v, low, type) ((v) < (low) ? (type)(low) : (v))
 #define CLAMPED_GATE(g, EXP) ((g) / (1.0f + EXP(-1.702f * (g))))
-#define GATED(g, u, EXP, type)                                                                                     \
+#define APPLY_GATE(g, u, EXP, type)                                                                                     \
     (GATE == GATE_CLAMPED_SWIGLU                                                                                   \
          ? CLAMPED_GATE(AT_MOST(g, 7.0f, type), EXP) * (AT_LEAST(AT_MOST(u, 7.0f, type), -7.0f, type) + 1.0f) \
          : GATE_VALUE(g, EXP) * (u))

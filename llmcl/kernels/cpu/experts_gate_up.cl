@@ -38,6 +38,6 @@ void experts_gate_up(__global const CAT(WEIGHT, _t)* weight, __global const floa
         gate += load16_f32(of_gate);
         up += load16_f32(of_gate + N);
 #endif
-        store16_f32(GATED(gate, up, exp16, float16), out + unit * 16);
+        store16_f32(APPLY_GATE(gate, up, exp16, float16), out + unit * 16);
     }
 }

@@ -44,7 +44,7 @@ void experts_prefill(__global const CAT(WEIGHT, _t)* weight, __global const floa
                 acc[i][c] += load16_f32(bias + (tile + c) / 2 * 16);
                 acc[i][c + 1] += load16_f32(bias + N + (tile + c) / 2 * 16);
 #endif
-                store16_f32(GATED(acc[i][c], acc[i][c + 1], exp16, float16), y + (tile + c) / 2 * 16);
+                store16_f32(APPLY_GATE(acc[i][c], acc[i][c + 1], exp16, float16), y + (tile + c) / 2 * 16);
             }
 #else
 #pragma unroll

@@ -28,7 +28,7 @@ IN_REGISTERS inline void multiply_slots(__global const uchar* weight, __global c
         acc[0][i] += load16_f32(bias + tile / 2 * 16);
         acc[1][i] += load16_f32(bias + N + tile / 2 * 16);
 #endif
-        store16_f32(GATED(acc[0][i], acc[1][i], exp16, float16), y + tile / 2 * 16);
+        store16_f32(APPLY_GATE(acc[0][i], acc[1][i], exp16, float16), y + tile / 2 * 16);
 #else
         for (int c = 0; c < TILE_COLS; ++c) {
 #if BIAS

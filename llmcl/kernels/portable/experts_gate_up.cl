@@ -58,6 +58,6 @@ void experts_gate_up(__global const CAT(WEIGHT, _t)* weight, __global const floa
         gate += bias[0];
         up += bias[N];
 #endif
-        out[(size_t)row * N + unit * 16 + lid] = GATED(gate, up, exp, float);
+        out[(size_t)row * N + unit * 16 + lid] = APPLY_GATE(gate, up, exp, float);
     }
 }

@@ -59,7 +59,7 @@ void experts_prefill(__global const CAT(WEIGHT, _t)* weight, __global const floa
         acc[i][0] += CAT(vload, RUN)(0, bias + from);
         acc[i][1] += CAT(vload, RUN)(0, bias + N + from);
 #endif
-        if (is_there && row < N) CAT(vstore, RUN)(GATED(acc[i][0], acc[i][1], exp, run), 0, p + row);
+        if (is_there && row < N) CAT(vstore, RUN)(APPLY_GATE(acc[i][0], acc[i][1], exp, run), 0, p + row);
 #else
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
