@@ -27,6 +27,7 @@ from llmcl.ops.attention import decode_splits
 from llmcl.ops.logprobs import LogProb
 from llmcl.ops.sample import Sampler, SamplingParams
 from llmcl.progress import Progress
+from llmcl.runtime.device import Launch
 
 MAX_SEQUENCES = FEW_ROWS[-1]
 CELL_TOKENS, CELL_TOKENS_AHEAD = 64, 256  # of an invariant batch: on a CPU, and on a device that runs ahead of the host
@@ -141,8 +142,7 @@ class Batch:
         others = *(self._ragged.launches if self._ragged else ()), *self.sampler.every_launch
         for launch in (*separate, *others):
             launch.share_seldom_used()
-        launches = [launch for bound in self._decode.values() for launch in bound.launches]
-        with device.compile_progress((*launches, *others), progress):
+        with device.compile_progress((*self.decode_launches, *others), progress):
             for bound in self._decode.values():
                 bound.prepare()
             for launch in others:
@@ -151,6 +151,11 @@ class Batch:
     @property
     def max_context(self) -> int:
         return self.cache.max_context
+
+    @property
+    def decode_launches(self) -> list[Launch]:
+        """Those of steps without prompts, for all numbers of rows, up to the logits."""
+        return [launch for bound in self._decode.values() for launch in bound.launches]
 
     @property
     def runs_ahead(self) -> bool:

@@ -30,7 +30,7 @@ from llmcl.runtime.program import KernelSource, constant_text, read_source
 from llmcl.runtime.roofline import arithmetic_peak, read_bandwidth
 
 CONTEXT = 8192
-SEQUENCES = 8  # of a batch
+SEQUENCES, STEP_ROWS = 8, 256  # of a batch, and rows of a step with prompts
 DECODE, PREFILL, LOAD, ATTENTION, TOOLS = "decode", "prefill", "load", "flex_attention", "tools"
 USES = (DECODE, PREFILL, LOAD, ATTENTION, TOOLS)  # where two use a program, the first counts
 WORD = re.compile(r"[A-Za-z_]\w*")
@@ -145,8 +145,11 @@ def _load_and_run(found: Collection, entry: DeviceEntry, stored: Stored) -> None
             kl_divergence(device, config.vocab_size, logits, logits, logits)
             found.add(name, PREFILL, device.take())
             if isinstance(cache, PagedKVCache) and kv_dtype == KV_DTYPES[0]:
-                Batch(model, SEQUENCES)
-                found.add(name, DECODE, device.take())
+                of_steps = Model(device, config, weights, cache, logit_rows=SEQUENCES, step_rows=STEP_ROWS, mods=mods)
+                batch = Batch(of_steps, SEQUENCES, STEP_ROWS)
+                decode = [*batch.decode_launches, *batch.sampler.every_launch]
+                found.add(name, DECODE, [launch.source for launch in decode if isinstance(launch.source, KernelSource)])
+                found.add(name, PREFILL, device.take())
                 Verification(model)
                 found.add(name, PREFILL, device.take())
 
