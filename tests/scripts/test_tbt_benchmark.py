@@ -31,6 +31,7 @@ class Engine:
     weight_bytes_per_token = 100_000_000
     kv_bytes_per_position = 1_000_000
     config = SimpleNamespace(n_parameters=lambda: 50_000_000)
+    model = SimpleNamespace(layers=[], decode_ops=None)
     tokenizer = None
 
     def __init__(self) -> None:
@@ -58,6 +59,7 @@ class Engine:
 def measure(engine: Any, plan: benchmark.Plan, note: Callable[[str], None] = lambda text: None) -> benchmark.Result:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(roofline, "read_bandwidth", lambda device: device.read_bandwidth())
+        patch.setattr(benchmark, "why_separate", lambda layers, ops: None)
         return benchmark.run(engine, plan, note)
 
 
