@@ -322,10 +322,10 @@ def test_conversations_on_the_demo_model(smollm2: LLM, monkeypatch: pytest.Monke
                 prefilled = 0
                 prefill = llm.model._prefill_steps
 
-                def counted(sequence: SequenceState, ids: Sequence[int], *options: Any) -> Iterator[Step]:
+                def counted(sequence: SequenceState, ids: Sequence[int], *options: Any, **named: Any) -> Iterator[Step]:
                     nonlocal prefilled
                     prefilled += len(ids)
-                    return prefill(sequence, ids, *options)
+                    return prefill(sequence, ids, *options, **named)
 
                 monkeypatch.setattr(llm.model, "_prefill_steps", counted)
                 text = "".join(piece.text for piece in chat.send(text, max_tokens=12, **system))
