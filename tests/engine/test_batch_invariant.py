@@ -28,7 +28,11 @@ OPTIONS: list[dict[str, Any]] = [
 
 @pytest.fixture(
     scope="module",
-    params=[("float32", "float32"), ("bfloat16", "float16"), ("q8_0", "q8_0"), ("q4_0", "float16")],
+    params=[
+        *(pytest.param(types, marks=pytest.mark.full) for types in (("float32", "float32"), ("bfloat16", "float16"))),
+        pytest.param(("q8_0", "q8_0"), marks=pytest.mark.full),
+        ("q4_0", "float16"),
+    ],
     ids=lambda dtypes: dtypes[0],
 )
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, str]:
@@ -36,7 +40,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return (str(save_folder(tmp_path_factory.mktemp("small"), config, random_weights(config, seed=7))), *request.param)
 
 
-@pytest.fixture(scope="module", params=["as it is", "as a GPU"])
+@pytest.fixture(scope="module", params=["as it is", pytest.param("as a GPU", marks=pytest.mark.as_gpu)])
 def llm(request: pytest.FixtureRequest, default_device: Device, folder: tuple[str, str, str]) -> Iterator[LLM]:
     """ "as a GPU" takes the kernels for GPUs, and lets the device run a step ahead of the host."""
     entry, (path, dtype, kv_dtype) = default_device.entry, folder

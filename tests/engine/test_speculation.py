@@ -220,7 +220,7 @@ def test_pages(kv_dtype: str, default_device: Device, shape: str) -> None:
         assert len(second.pages) <= cache.pages_for(second.position + 16)
 
 
-@pytest.mark.parametrize("name", ["windows", "gemma2"])
+@pytest.mark.parametrize("name", ["windows", pytest.param("gemma2", marks=pytest.mark.full)])
 def test_sliding_windows(name: str, tmp_path: Path, default_device: Device) -> None:
     windows = (16, None)
     config = gemma2_config(windows) if name == "gemma2" else small_config("mistral", windows=(16, 16))
@@ -354,6 +354,7 @@ def test_a_draft_model_with_another_vocabulary_is_refused(
         assert llm.generate("Hello", max_tokens=30, raw=True).stats.tokens_per_step is not None
 
 
+@pytest.mark.full
 def test_the_demo_model_quotes_faster(smollm2: LLM) -> None:
     """It takes fewer steps; what these cost is another question (docs/notes)."""
     text = "The lighthouse at Cape Varn was built in 1847 by a retired shipwright named Osvald Brekke."

@@ -94,6 +94,7 @@ def load(server: Running, ask: Ask) -> Counter[str]:
     return seen
 
 
+@pytest.mark.full
 def test_clients_of_a_server() -> None:
     engine = FakeEngine(byte_tokenizer(), max_sequences=4)
     engine.delay_s = 0.001
@@ -109,6 +110,7 @@ def test_clients_of_a_server() -> None:
         assert server.chat("still there").json()["choices"][0]["message"]["content"] == "still there"
 
 
+@pytest.mark.full
 def test_clients_of_an_engine() -> None:
     """With few pages, prompts that begin alike, and a model whose tokens depend on all before them."""
     tokenizer = byte_tokenizer()

@@ -40,6 +40,7 @@ def sizes(tiles: object) -> tuple[int, int, int]:
     return tiles.block_m, tiles.block_n, tiles.dv_tile  # type: ignore[attr-defined]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("variant", ["cpu", "portable"])
 def test_trials_agree_with_the_twin_and_see_what_is_wrong(device: Device, variant: str) -> None:
     problem = AttentionProblem.random(4, 2, 32, "bfloat16", 19, position=37, exact=True)
