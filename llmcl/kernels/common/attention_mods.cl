@@ -22,9 +22,8 @@
 #endif
 
 #if SMALL_INTS
+#undef FLOAT_OF
 #define FLOAT_OF(x) (as_float((x) + 0x4b400000) - 12582912.0f)  // 1.5 * 2^23
-#else
-#define FLOAT_OF(x) ((float)(x))
 #endif
 
 #if HAS_SCORE_MOD || HAS_MASK_MOD

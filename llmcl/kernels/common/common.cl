@@ -121,6 +121,7 @@ inline float16 sigmoid16(float16 v) { return 1.0f / (1.0f + exp16(-v)); }
 DEFINE_TANH(tanh1, float)
 DEFINE_TANH(tanh16, float16)
 #define TANH tanh1  // of a user's functions: the library's takes several times as long on a GPU
+#define FLOAT_OF(x) ((float)(x))  // of an int of theirs
 inline float16 max16(float16 a, float16 b) { return a > b ? a : b; }
 
 // Round to nearest even; NaN keeps a quiet bit so that it never rounds to infinity.

@@ -161,7 +161,7 @@ def as_function(source: KernelSource, suffix: str) -> str:
     text = _KERNEL.sub(r"inline void \1(const uint3 work_group, const uint3 n_groups, ", text)
     text = re.sub(rf"\b({'|'.join(sorted(names))})\b", rf"\1{suffix}", text)
     constants = {name: constant_text(value) for name, value in sorted(source.constants.items())}
-    macros = sorted({*_MACRO.findall(_WORK_GROUP + text), *constants})
+    macros = sorted({*_MACRO.findall(_WORK_GROUP + text), *constants} - {*_MACRO.findall(read_source(SHARED))})
     return (
         "".join(f"#define {name} {value}\n" for name, value in constants.items())
         + _WORK_GROUP
