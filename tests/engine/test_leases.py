@@ -325,7 +325,7 @@ def test_an_interrupt_at_a_line_leaves_a_model_that_answers_right(llm: LLM, monk
         if i % 25 == 0:
             assert elsewhere(lambda: said(llm.chat(), question)) == talk, lines[at]
     # Which sequences of before are still there to be looked at, line by line, is up to the collector.
-    assert reached > 0.9 * len(chosen)
+    assert reached > 0.8 * len(chosen)
     gc.collect()
     llm.reset()
     if isinstance(llm.model.cache, PagedKVCache):
