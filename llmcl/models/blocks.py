@@ -128,9 +128,9 @@ def bind_block(
         assert k is not None and v is not None
         return AttentionBlock(weights, k, v, mods, block.rotation)
     if isinstance(block, DeltaNet) and isinstance(weights, DeltaNetWeights):
-        return DeltaNetBlock(weights, block.settings, states)
+        return DeltaNetBlock(weights, states, block.settings)
     if isinstance(block, ShortConv) and isinstance(weights, ShortConvWeights):
-        return ShortConvBlock(weights, block.settings, states)
+        return ShortConvBlock(weights, states, block.settings)
     if isinstance(block, blocks.Experts) and isinstance(weights, ExpertsWeights):
         return ExpertsBlock(weights, GATES[block.activation], block.settings.renormalize)
     assert isinstance(block, blocks.GatedMlp) and isinstance(weights, MlpWeights)

@@ -15,31 +15,49 @@ from llmcl.runtime.device import Buffer, Launch
 
 
 @dataclass(frozen=True)
-class ShortConvWeights(BlockWeights):
-    projection: Weight  # [3 hidden, hidden]
-    output: Weight  # [hidden, hidden]
-    conv: Buffer  # float32 [length, hidden], of the oldest input first
+class MixerWeights(BlockWeights):
+    projection: Weight
+    output: Weight
 
 
 @dataclass(frozen=True)
-class ShortConvBlock(BoundBlock):
-    """states: as `ShortConv.states` names them, float32 [slots, ...]."""
+class MixerBlock(BoundBlock):
+    """A projection, what mixes its rows with a state, and an output projection of that.
+
+    states: as the declared block's `states` names them, float32 [slots, ...].
+    """
 
     keeps = True
-    weights: ShortConvWeights
-    settings: ShortConvSettings
+    weights: MixerWeights
     states: Mapping[str, Buffer]
 
     @property
     def first_product(self) -> Weight:
         return self.weights.projection
 
+    def kept(self, ops: LayerOps) -> tuple[Buffer, int]:
+        return ops.act.of("mixed"), self.weights.output.k
+
+    def add(self, ops: LayerOps) -> Iterator[Launch]:
+        weights = self.weights
+        yield from ops.add_linear(ops.act.of("mixed"), weights.output, weights.post_norm, None)
+
+
+@dataclass(frozen=True)
+class ShortConvWeights(MixerWeights):
+    """projection [3 hidden, hidden], output [hidden, hidden]."""
+
+    conv: Buffer  # float32 [length, hidden], of the oldest input first
+
+
+@dataclass(frozen=True)
+class ShortConvBlock(MixerBlock):
+    weights: ShortConvWeights
+    settings: ShortConvSettings
+
     @property
     def why_separate(self) -> str | None:
         return "it has a short convolution in place of attention"
-
-    def kept(self, ops: LayerOps) -> tuple[Buffer, int]:
-        return ops.act.of("mixed"), self.weights.output.k
 
     def keep(self, ops: LayerOps) -> Iterator[Launch]:
         weights, act = self.weights, ops.act
@@ -57,39 +75,24 @@ class ShortConvBlock(BoundBlock):
             each_alone=ops.each_alone,
         )
 
-    def add(self, ops: LayerOps) -> Iterator[Launch]:
-        weights = self.weights
-        yield from ops.add_linear(ops.act.of("mixed"), weights.output, weights.post_norm, None)
-
 
 @dataclass(frozen=True)
-class DeltaNetWeights(BlockWeights):
-    projection: Weight  # [channels + n_v d_v + 2 n_v, hidden]
-    output: Weight  # [hidden, n_v d_v]
+class DeltaNetWeights(MixerWeights):
+    """projection [channels + n_v d_v + 2 n_v, hidden], output [hidden, n_v d_v]."""
+
     conv: Buffer  # float32 [length, channels], of the oldest input first
     scalars: Buffer  # float32 [2, n_v]: A, the bias of the decays
     gated_norm: Buffer  # float32 [d_v]
 
 
 @dataclass(frozen=True)
-class DeltaNetBlock(BoundBlock):
-    """states: as `DeltaNet.states` names them, float32 [slots, ...]."""
-
-    keeps = True
+class DeltaNetBlock(MixerBlock):
     weights: DeltaNetWeights
     settings: DeltaSettings
-    states: Mapping[str, Buffer]
-
-    @property
-    def first_product(self) -> Weight:
-        return self.weights.projection
 
     @property
     def why_separate(self) -> str | None:
         return "it has a gated delta net in place of attention"
-
-    def kept(self, ops: LayerOps) -> tuple[Buffer, int]:
-        return ops.act.of("mixed"), self.weights.output.k
 
     def keep(self, ops: LayerOps) -> Iterator[Launch]:
         weights, act, of, device, step = self.weights, ops.act, self.settings, ops.device, ops.step
@@ -101,7 +104,3 @@ class DeltaNetBlock(BoundBlock):
         yield from delta_inputs(device, shape, rows, weights.conv, weights.scalars, step, conv, qkv, gates, **alone)
         yield from delta_rule(device, shape, qkv, gates, step, matrix, mixed, **alone)
         yield from gated_norm(device, shape, mixed, weights.gated_norm, rows, ops.config.rms_norm_eps)
-
-    def add(self, ops: LayerOps) -> Iterator[Launch]:
-        weights = self.weights
-        yield from ops.add_linear(ops.act.of("mixed"), weights.output, weights.post_norm, None)

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fixed_drafts import Always
 from helpers import random_weights, save_folder, small_config
 
 import llmcl
-from llmcl.engine.draft_length import DraftLength
 from llmcl.engine.drafters import Drafter, PromptLookup
 from llmcl.engine.llm import LLM
 from llmcl.engine.speculation import NO_SPECULATION, Drafting
@@ -87,20 +87,6 @@ def test_an_engine_gives_what_each_would_get_alone(options: dict[str, Any], llm:
         assert [request.result().token_ids for request in requests] == [answer.token_ids for answer in alone]
         with pytest.raises(UsageError, match="regex is refused"):
             engine.submit(PROMPT, regex="(")
-
-
-class Always(DraftLength):
-    """Drafts of one length in every step, whatever they cost."""
-
-    def __init__(self, length: int):
-        super().__init__(length, watches=True)
-        self.length = length
-
-    def choose(self) -> int:
-        return self.length
-
-    def verified(self, n_draft: int, n_accepted: int, seconds: float) -> None:
-        pass
 
 
 class Knows(Drafter):

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fixed_drafts import Always
 from helpers import gemma2_config, random_weights, save_folder, small_config
 from programs import TINY_SHAPE
 
 import llmcl
-from llmcl.engine.draft_length import DraftLength
 from llmcl.engine.drafters import Drafter, DraftModel, PromptLookup
 from llmcl.engine.llm import LLM
 from llmcl.engine.speculation import NO_SPECULATION, Drafting
@@ -35,20 +35,6 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
     "sampled with a penalty": {"temperature": 0.5, "repeat_penalty": 1.2, "seed": 4},
     "counted": {"presence_penalty": 0.2, "frequency_penalty": 0.1},
 }
-
-
-class Always(DraftLength):
-    """Drafts of one length in every step, whatever they cost."""
-
-    def __init__(self, length: int):
-        super().__init__(length, watches=True)
-        self.length = length
-
-    def choose(self) -> int:
-        return self.length
-
-    def verified(self, n_draft: int, n_accepted: int, seconds: float) -> None:
-        pass
 
 
 class Repeated(Drafter):
