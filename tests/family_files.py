@@ -106,7 +106,7 @@ def save_gguf(path: Path, config: ModelConfig, weights: Mapping[str, np.ndarray]
         of = experts[0].settings
         writer.add_expert_count(of.n_experts)
         writer.add_expert_used_count(of.top_k)
-        if of.size != config.intermediate_size:
+        if of.size != config.intermediate_size or arch == "gpt-oss":
             writer.add_expert_feed_forward_length(of.size)
         if of.shared_size:
             writer.add_expert_shared_feed_forward_length(of.shared_size)

@@ -13,7 +13,7 @@ from stored_rows import load, quantized_weight, random_rows
 
 from llmcl import reference
 from llmcl.kernels.common.dtype import QUANTIZED
-from llmcl.kernels.common.linear import LinearPrefill
+from llmcl.kernels.common.linear import LinearDecode, LinearPrefill
 from llmcl.kernels.common.weight import Weight
 from llmcl.kernels.cpu.dot_product import dot_form
 from llmcl.kernels.cpu.linear import PACKED_GROUP_TOKENS, DotProductLayout
@@ -97,7 +97,7 @@ def check_decode(
         epilogue=epilogue,
     )
     run(launches)
-    is_rounded = device.entry.ptx_arch >= 80 or (device.is_cpu and dot_form(device) != 0)
+    is_rounded = pick(LinearDecode, device, dtype, k).rounds_to_16_bits or (device.is_cpu and dot_form(device) != 0)
     used = (rounded if is_rounded and not exact else x.astype(np.float64))[-1:]
     if norm:
         used = used * norm_weight / np.sqrt(np.mean(x[-1].astype(np.float64) ** 2) + EPS)

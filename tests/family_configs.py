@@ -1,0 +1,221 @@
+"""A small configuration of each supported family: what sets it apart, in sizes that are no powers of two."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from family_files import WINDOW
+from helpers import LINEAR_SCALING, gemma2_config, small_config
+
+from llmcl.models.config import ModelConfig, RopeScaling
+from llmcl.models.config.rope import longrope_amplitude, yarn_amplitude
+from llmcl.models.families.blocks import ExpertSettings, QueryScale
+from llmcl.models.families.family import LayerSettings
+from llmcl.models.families.recurrent import DeltaSettings, ShortConvSettings
+
+N_TOKENS = 90
+
+YARN = RopeScaling("yarn", 4.0, original_max_position=128, beta_fast=8.0, amplitude=yarn_amplitude(4.0))
+UNTRUNCATED_YARN = dataclasses.replace(YARN, truncate=False)
+LONGROPE = RopeScaling(
+    "longrope",
+    original_max_position=64,  # less than the texts
+    factors=tuple(1.0 + 0.1 * i for i in range(12)),
+    long_factors=tuple(1.0 + 0.7 * i for i in range(12)),
+    amplitude=longrope_amplitude(512 / 64, 64),
+)
+
+SHORT = ShortConvSettings()
+DELTA = DeltaSettings(n_k=2, n_v=4, d_k=32, d_v=32)
+WIDE = DeltaSettings(n_k=2, n_v=2, d_k=128, d_v=128, length=3)
+ODD = DeltaSettings(n_k=1, n_v=3, d_k=16, d_v=16, length=2)
+
+
+def gpt_oss_config(experts: ExpertSettings, *, biased: bool = True, **changes: Any) -> ModelConfig:
+    """Layers with and without a window in turn."""
+    biases = {"bias": biased, "output_bias": biased}
+    settings = [LayerSettings(window, experts=experts, **biases) for window in (WINDOW, None, WINDOW)]
+    return small_config("gpt_oss", settings=settings, intermediate_size=experts.size, **changes)
+
+
+FAMILIES: dict[str, ModelConfig] = {
+    "llama-biases": small_config(
+        settings=[LayerSettings(bias=True, output_bias=True, mlp_bias=True)] * 2, n_q_heads=4, head_dim=16
+    ),
+    "smollm3": small_config(
+        architecture="smollm3",
+        settings=[LayerSettings(rotation="none" if i == 3 else "main") for i in range(5)],
+        n_q_heads=6,
+        hidden_size=96,
+        head_dim=16,
+        tie_embeddings=True,
+    ),
+    "smollm3-biases": small_config(
+        architecture="smollm3",
+        settings=[LayerSettings(rotation=name, bias=True, output_bias=True) for name in ("none", "main")],
+    ),
+    "granite": small_config(
+        architecture="granite",
+        embedding_scale=12.0,
+        residual_scale=0.22,
+        attention_scale=0.25,
+        logit_scale=0.125,
+        rms_norm_eps=1e-2,  # counts beside activations of the order of one
+        tie_embeddings=True,
+    ),
+    "llama-yarn": small_config(rope_scaling=YARN),
+    "phi3": small_config(
+        architecture="phi3", n_q_heads=4, head_dim=16, rotary_dim=12, windows=(WINDOW, WINDOW), tie_embeddings=True
+    ),
+    "phi3-long": small_config(
+        architecture="phi3", n_q_heads=3, n_kv_heads=1, hidden_size=96, rotary_dim=24, rope_scaling=LONGROPE
+    ),
+    "olmo2": small_config(architecture="olmo2", n_q_heads=6, n_kv_heads=3, head_dim=16, hidden_size=96),
+    "olmo2-biases": small_config(architecture="olmo2", settings=[LayerSettings(bias=True, output_bias=True)] * 2),
+    "olmo3": small_config(
+        architecture="olmo3",
+        settings=[LayerSettings(WINDOW, rotation="local")] * 3 + [LayerSettings()],
+        rope_theta=500000.0,
+        rope_scaling=YARN,
+        local_rope_theta=500000.0,
+        tie_embeddings=True,
+    ),
+    "ministral3": small_config(
+        architecture="ministral3",
+        settings=[LayerSettings(query_scale=QueryScale(0.5, 16))] * 2,
+        rope_theta=1e6,
+        rope_scaling=RopeScaling("yarn", 32.0, original_max_position=16),
+    ),
+    "mistral": small_config(architecture="mistral", windows=(WINDOW, WINDOW)),
+    "qwen2": small_config(architecture="qwen2", n_q_heads=4, head_dim=16, tie_embeddings=True),
+    "qwen2-windows": small_config(architecture="qwen2", n_q_heads=4, head_dim=16, windows=(None, WINDOW, WINDOW)),
+    "qwen3": small_config(architecture="qwen3", n_q_heads=6, n_kv_heads=2, hidden_size=96),
+    "qwen3_moe": small_config(
+        architecture="qwen3_moe",
+        settings=[LayerSettings(experts=ExpertSettings(6, 2, 48))] * 2,
+        n_q_heads=6,
+        n_kv_heads=2,
+        hidden_size=96,
+    ),
+    "qwen3_moe-some": small_config(  # one layer without experts, and weights that do not add up to 1
+        architecture="qwen3_moe",
+        settings=[LayerSettings(experts=ExpertSettings(9, 4, 32, renormalize=False)), LayerSettings()],
+        tie_embeddings=True,
+    ),
+    "mixtral": small_config(
+        architecture="mixtral",
+        settings=[LayerSettings(WINDOW, experts=ExpertSettings(5, 2, 64))] * 2,
+        intermediate_size=64,
+        rope_theta=1e6,
+    ),
+    "olmoe": small_config(
+        architecture="olmoe",
+        settings=[LayerSettings(experts=ExpertSettings(11, 3, 48, renormalize=False))] * 2,
+        intermediate_size=48,
+        n_q_heads=6,
+        n_kv_heads=3,
+        head_dim=16,
+        hidden_size=96,
+    ),
+    "granitemoe": small_config(
+        architecture="granitemoe",
+        settings=[LayerSettings(experts=ExpertSettings(20, 8, 32))] * 2,
+        intermediate_size=32,
+        embedding_scale=12.0,
+        residual_scale=0.22,
+        attention_scale=0.25,
+        logit_scale=0.125,
+        tie_embeddings=True,
+    ),
+    "granitemoeshared": small_config(
+        architecture="granitemoeshared",
+        settings=[LayerSettings(experts=ExpertSettings(4, 2, 32, shared_size=80))] * 2,
+        intermediate_size=32,
+        residual_scale=0.5,
+        attention_scale=0.25,
+    ),
+    "lfm2": small_config(  # ends with a short convolution
+        architecture="lfm2",
+        settings=[LayerSettings(recurrent=length) for length in (SHORT, None, SHORT, None, SHORT)],
+        n_q_heads=4,
+        n_kv_heads=2,
+        head_dim=16,
+        tie_embeddings=True,
+    ),
+    "lfm2-wide": small_config(
+        architecture="lfm2",
+        settings=[LayerSettings(recurrent=length) for length in (SHORT, SHORT, None)],
+        n_q_heads=6,
+        n_kv_heads=1,
+        head_dim=32,
+        hidden_size=192,
+    ),
+    "lfm2-long": small_config(
+        architecture="lfm2",
+        settings=[LayerSettings(recurrent=length) for length in (None, ShortConvSettings(5), ShortConvSettings(5))],
+        n_q_heads=3,
+        n_kv_heads=3,
+        head_dim=32,
+        hidden_size=96,
+    ),
+    "qwen3_5_text": small_config(
+        architecture="qwen3_5_text",
+        settings=[LayerSettings(recurrent=mixer) for mixer in (DELTA, DELTA, DELTA, None)],
+        head_dim=64,
+        rotary_dim=16,
+        norm_offset=1.0,
+        rms_norm_eps=1e-6,
+        rope_theta=1e7,
+    ),
+    "qwen3_5_text-wide": small_config(  # ends with a delta net; as many key heads as value heads
+        architecture="qwen3_5_text",
+        settings=[LayerSettings(recurrent=mixer) for mixer in (WIDE, None, WIDE, None, WIDE)],
+        n_q_heads=6,
+        n_kv_heads=1,
+        hidden_size=96,
+        rotary_dim=8,
+        norm_offset=1.0,
+        tie_embeddings=True,
+    ),
+    "qwen3_5_text-odd": small_config(  # three value heads a key head, rows that are no whole tiles
+        architecture="qwen3_5_text",
+        settings=[LayerSettings(recurrent=mixer) for mixer in (ODD, None)],
+        n_q_heads=3,
+        n_kv_heads=3,
+        hidden_size=96,
+        head_dim=48,
+        rotary_dim=12,
+        norm_offset=1.0,
+    ),
+    "gemma3_text": small_config(
+        architecture="gemma3_text",
+        settings=[LayerSettings(WINDOW, rotation="local"), LayerSettings()] * 2,
+        head_dim=48,
+        tie_embeddings=True,
+        norm_offset=1.0,
+        embedding_scale=8.0,
+        attention_scale=40.0**-0.5,
+        logit_soft_cap=3.0,
+        rope_theta=1e6,
+        rope_scaling=LINEAR_SCALING,
+        local_rope_theta=500.0,
+    ),
+    "gemma2": gemma2_config(windows=(WINDOW, None, WINDOW)),
+    "gpt_oss": gpt_oss_config(ExpertSettings(6, 4, 64), rope_scaling=UNTRUNCATED_YARN),
+    "gpt_oss-grouped": gpt_oss_config(
+        ExpertSettings(9, 2, 32), n_q_heads=6, n_kv_heads=1, head_dim=16, hidden_size=96, rope_scaling=UNTRUNCATED_YARN
+    ),
+    "gpt_oss-tied": gpt_oss_config(
+        ExpertSettings(4, 3, 48), biased=False, n_q_heads=3, n_kv_heads=3, head_dim=64, tie_embeddings=True
+    ),
+}
+MOST = "gemma2"  # has more of what sets families apart than any other
+# Those that the format can say, but for what another of them shows as well.
+NOT_IN_GGUF = ("smollm3-biases", "olmo2-biases", "qwen2-windows", "qwen3_moe-some")
+IN_GGUF = [name for name in FAMILIES if name not in (*NOT_IN_GGUF, MOST)]
+
+
+def ids_for(config: ModelConfig) -> list[int]:
+    return np.random.default_rng(7).integers(0, config.vocab_size, N_TOKENS).tolist()
