@@ -6,7 +6,8 @@ A test with the fixture `device` (or `cl_entry`) runs once on each OpenCL device
 which of the implementations that llmcl is tested on were not found, and which devices have a driver that does not work.
 Of several PoCLs the preferred one is tested; a word for another alone (`pocl-2`, `3.1+debian`) asks for that.
 
-`--quick` (what `make test` runs) leaves cases to the full run, by the rule of `left_to_the_full_run`.
+`--quick` (what `make test` runs) leaves cases to the full run, by the rule of `left_to_the_full_run`. `--pairs` (what
+the full run does) crosses devices, variants and the other parameters of a test in pairs, by that of `not_crossed`.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from llmcl.engine.llm import LLM
     from llmcl.runtime.device import Device
 
-LEFT = pytest.StashKey[int]()  # the number of cases that `--quick` leaves out
+LEFT = pytest.StashKey[int]()  # the number of cases that `--quick` or `--pairs` leaves out
 EXPECTED = {
     "intel-cpu": 'pip install "llmcl[cpu]", x86-64 only',
     "pocl": 'pip install "llmcl[pocl]", or the system package pocl-opencl-icd',
@@ -77,6 +78,7 @@ def missing(names: list[str]) -> list[str]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="leave most of the matrix to the full run")
+    parser.addoption("--pairs", action="store_true", help="cross devices, variants and other parameters in pairs alone")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -149,6 +151,30 @@ def left_to_the_full_run(items: list[pytest.Item]) -> set[pytest.Item]:
     return {item for item in items if item not in kept}
 
 
+def not_crossed(items: list[pytest.Item]) -> set[pytest.Item]:
+    """The cases that `--pairs` leaves out: combinations of three whose pairs other cases have.
+
+    On a device other than the first a test of tests/kernels runs with its first case in the variant that the device
+    does not choose. Its other parameters meet that variant on the first device, and this device in the other variant.
+    """
+    first = next(iter(tested_devices().values()))
+    tests: dict[tuple[str, int], dict[object, list[pytest.Item]]] = {}  # by test and device, then by variant
+    for item in items:
+        parameters = getattr(getattr(item, "callspec", None), "params", {})
+        entry = parameters.get("cl_entry")
+        if entry is not None and entry.index != first.index and item.nodeid.startswith("tests/kernels/"):
+            variants = tests.setdefault((item.nodeid.partition("[")[0], entry.index), {})
+            if not item.get_closest_marker("skip"):
+                variants.setdefault(parameters.get("variant"), []).append(item)
+    by_index = {entry.index: entry for entry in tested_devices().values()}
+    return {
+        item
+        for (_, index), variants in tests.items()
+        for item in variants.get(not_chosen(by_index[index]), [])[1:]
+        if len(variants) > 1
+    }
+
+
 def not_chosen(entry: DeviceEntry) -> str:
     """The variant of kernels that is for devices of the other kind; a software renderer takes what GPUs take."""
     return "portable" if entry.kind == "cpu" and not entry.is_software else "cpu"
@@ -176,8 +202,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                     reason="no GPU chooses the CPU variant, and its compiler takes tens of seconds for the wide vectors"
                 )
             )
-    if config.option.quick:
-        left = left_to_the_full_run(items)
+    if config.option.quick or config.option.pairs:
+        left = left_to_the_full_run(items) if config.option.quick else not_crossed(items)
         config.stash[LEFT] = len(left)
         config.hook.pytest_deselected(items=[*left])
         items[:] = [item for item in items if item not in left]
@@ -186,6 +212,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if config.option.quick:
         terminalreporter.line(f"left to the full run: {config.stash.get(LEFT, 0)} cases")
+    elif config.option.pairs:
+        terminalreporter.line(f"crossed in pairs, without {config.stash.get(LEFT, 0)} cases")
     terminalreporter.section("OpenCL implementations")
     for name, entry in tested_devices().items():
         terminalreporter.line(f"tested on {name}: {entry.label}, {entry.platform_version}")

@@ -1,7 +1,7 @@
 """Runs mypy, the checks under Oclgrind and all tests, as many processes at a time as there are cores.
 
-LLMCL_TEST_FULL=1 adds the cases that `--quick` in conftest.py leaves out, and the vendors' compilers; the summary says
-what was left.
+LLMCL_TEST_FULL=1 adds the cases that `--quick` in conftest.py leaves out, but for those that `--pairs` leaves out, and
+the vendors' compilers; the summary says what was left.
 
 `python tests/run.py [-j JOBS] [pytest arguments]` (with arguments: the tests alone). A process runs some files and
 ends: the compilers of three OpenCL drivers hold on to gigabytes otherwise, and what goes wrong in one takes little
@@ -182,7 +182,10 @@ def summary(outcomes: list[Outcome]) -> list[str]:
     skipped: Counter[str] = Counter()
     for number, reason in re.findall(r"^SKIPPED \[(\d+)\] \S+: (.*)$", text, re.MULTILINE):
         skipped[reason] += int(number)
-    left = sum(int(number) for number in re.findall(r"^left to the full run: (\d+)", text, re.MULTILINE))
+    left, not_crossed = (
+        sum(int(number) for number in re.findall(rf"^{words} (\d+) cases", text, re.MULTILINE))
+        for words in ("left to the full run:", "crossed in pairs, without")
+    )
     sections = re.findall(rf"^=+ {SECTION} =+\n(.*?)(?=^=|^\d+ |\Z)", text, re.MULTILINE | re.DOTALL)
     implementations = dict.fromkeys(line for section in sections for line in section.splitlines() if line)
     totals: Counter[str] = Counter()
@@ -192,6 +195,7 @@ def summary(outcomes: list[Outcome]) -> list[str]:
     return [
         *(f"skipped {number}: {reason}" for reason, number in skipped.most_common()),
         *([f"{left:,} cases of the full matrix are left to {FULL}=1"] if left else []),
+        *([f"{not_crossed:,} cases are left out: others have their pairs of values"] if not_crossed else []),
         *implementations,
         *(f"run twice, at first {done.first_crash}: {' '.join(done.files)}" for done in outcomes if done.first_crash),
         *(f"FAILED ({done.how}): {' '.join(done.files)}" for done in outcomes if done.failed),
@@ -209,9 +213,10 @@ def main() -> int:
     os.chdir(ROOT)
     sys.path.insert(0, str(ROOT))  # for all processes, as `python -m` does: the package need not be installed
     start_server()
-    quick = ["--quick"] if os.environ.get(FULL, "0") in ("", "0") else []
+    quick = os.environ.get(FULL, "0") in ("", "0")
     # Only Python's output is captured: what a driver prints as it crashes is to be seen.
-    pytest = ["-q", "--capture=sys", "-p", "no:cacheprovider", "-W", IGNORED, *quick, *arguments]
+    cases = "--quick" if quick else "--pairs"
+    pytest = ["-q", "--capture=sys", "-p", "no:cacheprovider", "-W", IGNORED, cases, *arguments]
     groups = chunks(QUICK_FILES_A_PROCESS if quick else FILES_A_PROCESS)
     todo = [("pytest", pytest, files) for files in groups]
     if not arguments:

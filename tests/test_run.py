@@ -1,4 +1,4 @@
-"""What `make test` leaves to the full run, and that nothing else is left out."""
+"""What `make test` leaves to the full run, what that leaves out, and that nothing else is left out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import conftest
 import pytest
 import run
-from conftest import left_to_the_full_run
+from conftest import left_to_the_full_run, not_crossed
 
 
 @dataclass(eq=False)
@@ -76,6 +76,23 @@ def test_what_takes_a_device_for_a_gpu_runs_on_a_gpu(devices: list[Any]) -> None
     assert kept(cases) == ["a[cpu]", "a[gpu]"]
 
 
+def test_in_pairs_every_parameter_meets_every_device_and_every_variant(devices: list[Any]) -> None:
+    cases = [
+        Case(
+            f"tests/kernels/test_a.py::{test}[{variant}-{device.index}-{n}]",
+            {"cl_entry": device, "variant": variant},
+            ("skip",) * (device.index == 2 and n == 0),
+        )
+        for device in devices
+        for test, variants in (("a", ("cpu", "portable")), ("only", ("portable",)))
+        for variant in variants
+        for n in range(3)
+    ]
+    left = not_crossed([*cases, Case("tests/test_b.py::b", {})])  # type: ignore[list-item]
+    names = {case.nodeid.partition("::")[2] for case in left}
+    assert names == {"a[portable-1-1]", "a[portable-1-2]", "a[cpu-2-2]"}
+
+
 @pytest.mark.parametrize("files_a_process", [run.FILES_A_PROCESS, run.QUICK_FILES_A_PROCESS])
 def test_every_file_is_run_once(files_a_process: int) -> None:
     files = [name for group in run.chunks(files_a_process) for name in group]
@@ -91,3 +108,5 @@ def test_the_summary_counts_what_is_left() -> None:
     outcomes = [run.Outcome([], 0, f"left to the full run: {n} cases\n3 passed in 1 s") for n in (1200, 34)]
     assert run.summary(outcomes)[0] == "1,234 cases of the full matrix are left to LLMCL_TEST_FULL=1"
     assert run.summary(outcomes)[-1] == "6 passed"
+    (first, *_) = run.summary([run.Outcome([], 0, "crossed in pairs, without 7 cases\n3 passed in 1 s")])
+    assert first == "7 cases are left out: others have their pairs of values"

@@ -165,8 +165,9 @@ def check(
         first += text.n
 
 
+@heavy
 @pytest.mark.matrix
-@pytest.mark.parametrize("heads", [(3, 3, 32), pytest.param((9, 3, 64), marks=heavy)])
+@pytest.mark.parametrize("heads", [(3, 3, 32), (9, 3, 64)])
 @pytest.mark.parametrize(("n_decoding", "texts"), STEPS)
 def test_chunks_attend_to_their_own_sequence(
     target: Device, heads: tuple[int, int, int], n_decoding: int, texts: list[Text]
