@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from llmcl.errors import UsageError
 from llmcl.progress import Progress
 
 if TYPE_CHECKING:
+    from llmcl.serve.cache_file import CacheFile as Kept
     from llmcl.serve.served import Served
 
 PANEL = "Server"
@@ -78,6 +80,21 @@ Replicas = Annotated[
     int,
     opt.option(PANEL, "--replicas", metavar="N", parser=opt.whole(1), help="Copies of the model; only 1 so far."),
 ]
+CacheFile = Annotated[
+    Path | None,
+    opt.option(
+        PANEL,
+        "--cache-file",
+        metavar="FILE",
+        help="Keeps what was computed of prompts for the next start; written after the last answer.",
+    ),
+]
+CacheFileSize = Annotated[
+    int,
+    opt.option(
+        PANEL, "--cache-file-size", metavar="MIB", parser=opt.whole(1, "mebibytes"), help="Of that file, at most."
+    ),
+]
 DrainSeconds = Annotated[
     float,
     opt.option(
@@ -105,6 +122,8 @@ def serve(
     alias: Alias = None,
     log_format: LogFormat = "text",
     drain_seconds: DrainSeconds = 30.0,
+    cache_file: CacheFile = None,
+    cache_file_size: CacheFileSize = 4096,
     replicas: Replicas = 1,
     loading: LoadingToAnswer = LoadingToAnswer(),
     quiet: opt.Quiet = False,
@@ -138,9 +157,11 @@ def serve(
         drain_s=drain_seconds,
     )
 
+    kept = None if cache_file is None else _cache_file(cache_file, cache_file_size)
+
     def load(progress: Progress) -> Served:
         options = {"max_sequences": max_sequences, "batch_invariant": batch_invariant}
-        made = _load(model, loading, alias or model_name(model), options, quiet, progress)
+        made = _load(model, loading, alias or model_name(model), options, kept, quiet, progress)
         if not quiet:
             print("ready", file=sys.stderr, flush=True)
         return made
@@ -158,6 +179,16 @@ def _keys_of(file: str | None) -> list[str]:
     return keys
 
 
+def _cache_file(path: Path, mebibytes: int) -> Kept:
+    """Raises UsageError, before long work and not after it, where no such file can be written."""
+    from llmcl.serve.cache_file import CacheFile
+
+    folder = path.absolute().parent
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise UsageError(f"--cache-file {path}: no file can be written there; give one in a folder that you may write")
+    return CacheFile(path, mebibytes << 20)
+
+
 def model_name(model: str) -> str:
     """What clients call a model: no folder of this machine is in it."""
     path = Path(model)
@@ -165,7 +196,13 @@ def model_name(model: str) -> str:
 
 
 def _load(
-    model: str, loading: LoadingToAnswer, name: str, options: dict[str, Any], quiet: bool, progress: Progress
+    model: str,
+    loading: LoadingToAnswer,
+    name: str,
+    options: dict[str, Any],
+    cache_file: Kept | None,
+    quiet: bool,
+    progress: Progress,
 ) -> Served:
     from llmcl.serve.served import Served
 
@@ -173,8 +210,12 @@ def _load(
     pages: dict[str, Any] = {} if loading.kv_page_size is None else {"kv_page_tokens": loading.kv_page_size}
     engine = llm.engine(progress=progress, **pages, **options)
     assert llm.tokenizer is not None  # a model that was loaded has one
+    if cache_file is not None and (said := cache_file.restore(engine)) and not quiet:
+        print(said, file=sys.stderr, flush=True)
 
     def close() -> None:
+        if cache_file is not None:
+            cache_file.store(engine)
         engine.close()
         llm.close()
 

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeGuard, TypeVar
 from weakref import finalize
@@ -21,6 +22,7 @@ from llmcl.engine.step_loop import Batch, StepLoop, StepTotals
 from llmcl.engine.worker import Answering, End, Worker
 from llmcl.errors import ContextLengthError, LlmclError, UsageError, shown
 from llmcl.grammar import CompiledGrammar
+from llmcl.models import prefix_file
 from llmcl.models.model import Model
 from llmcl.runtime import driver_calls
 from llmcl.runtime.device import Device
@@ -232,6 +234,25 @@ class Engine:
     def totals(self) -> StepTotals:
         """What the steps so far have computed, and how long they took."""
         return self._worker.totals
+
+    # ---- the prefix cache in a file -----------------------------------------------------------------
+
+    def store_prefixes(self, file: Path, max_bytes: int) -> int:
+        """Writes what the prefix cache holds to a file, what was used last first, max_bytes of it at most. Returns the
+        tokens written. Between two steps, so answers under way wait. Raises OSError, and UsageError after `close`.
+        """
+        return self._worker.call(lambda loop: prefix_file.store(loop.cache, file, self._origin(loop), max_bytes))
+
+    def restore_prefixes(self, file: Path) -> int:
+        """Reads what `store_prefixes` wrote, into free pages. Returns the tokens read; 0 without a file.
+
+        Raises PrefixFileError, and changes nothing, for a file that is damaged, of another model or of something else.
+        """
+        return self._worker.call(lambda loop: prefix_file.restore(loop.cache, file, self._origin(loop)))
+
+    def _origin(self, loop: StepLoop) -> prefix_file.Origin:
+        cache = loop.cache
+        return prefix_file.Origin.of(self._llm.model, cache.shape, batch_invariant=loop.cell_tokens > 0)
 
     # ---- life ---------------------------------------------------------------------------------------
 

@@ -132,6 +132,14 @@ class StepLoop:
         self.metrics = EngineMetrics()
 
     @property
+    def cache(self) -> PagedKVCache:
+        return self._batch.cache
+
+    @property
+    def cell_tokens(self) -> int:
+        return self._batch.cell_tokens
+
+    @property
     def has_work(self) -> bool:
         return bool(self._readings) or self._scheduler.has_work
 

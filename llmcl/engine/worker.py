@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
+from typing import TypeVar
 
 from llmcl.engine.generation import Piece, PieceWriter, is_last
 from llmcl.engine.scheduler import Job
 from llmcl.engine.step_loop import Sampled, StepLoop, StepTotals
 from llmcl.errors import DeviceError, LlmclError, UsageError
 
+T = TypeVar("T")
 End = LlmclError | None
 """What comes after the last piece: None, or why there is none."""
 
@@ -57,6 +60,23 @@ class Worker:
         """Ends the answer before the next step. Later pieces of it are not given."""
         if not answering.ended:
             self._commands.put(lambda: self._end(answering, None))
+
+    def call(self, work: Callable[[StepLoop], T]) -> T:
+        """What `work` returns, called between two steps. Raises what it raises, and as `submit`."""
+        self._check()
+        future: Future[T] = Future()
+
+        def command() -> None:
+            try:
+                self._check()
+                future.set_result(work(self._loop))
+            except Exception as error:
+                future.set_exception(error)
+
+        self._commands.put(command)
+        if self._over:
+            self._drain()
+        return future.result()
 
     def stop(self) -> None:
         """Ends all answers after the step under way, and the thread."""

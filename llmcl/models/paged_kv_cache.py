@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from weakref import WeakSet
+
+import numpy as np
 
 from llmcl.errors import OutOfDeviceMemoryError, UsageError
 from llmcl.kernels.common.attention import CAPACITY_MULTIPLE, AttentionShape
@@ -26,7 +28,7 @@ from llmcl.models.kv_cache import KVCache, capacity_for, common_prefix
 from llmcl.models.prefix_pages import PrefixPages
 from llmcl.models.recurrent_states import KEPT_STATES
 from llmcl.models.sequence import SequenceState
-from llmcl.runtime.device import Device
+from llmcl.runtime.device import Buffer, Device
 
 
 def pool_pages(max_context: int, page_tokens: int, n_pages: int | None = None) -> int:
@@ -213,6 +215,49 @@ class PagedKVCache(KVCache):
             self._used_last(sequence.pages)
         if filled:
             self._prefixes.forget(sequence.pages[first])  # of a longer text that was cut
+
+    # ---- pages that outlive the cache ---------------------------------------------------------------
+
+    @property
+    def page_nbytes(self) -> int:
+        """Bytes of a page: its keys and values in all layers."""
+        return len(self.buffers()) * self.shape.n_kv_heads * self.page_tokens * self.shape.row_bytes
+
+    def findable(self) -> dict[int, tuple[bytes, bytes]]:
+        """The pages that texts are found in, used last first, each behind the one before it: key and key before."""
+        for sequence in self.sequences:
+            self._keep(sequence)
+        return self._prefixes.chains(reversed(self.order))
+
+    def read_page(self, page: int) -> np.ndarray:
+        """What a page holds: uint8 [page_nbytes], of each buffer the rows of each head."""
+        data = np.empty(self.page_nbytes, np.uint8)
+        parts = [self._device.read_async(buffer, part, at) for buffer, at, part in self._parts(page, data)]
+        for wait in parts:
+            wait()
+        return data
+
+    def write_page(self, page: int, data: np.ndarray) -> None:
+        """Fills a free page, as `read_page` gives it. It is not found before `add_findable` says so."""
+        self._prefixes.forget(page)
+        self._ever_shared.discard(page)
+        for buffer, at, part in self._parts(page, data):
+            self._device.write(buffer, part, at)
+
+    def add_findable(self, pages: Mapping[int, tuple[bytes, bytes]]) -> None:
+        """Free pages that were filled are found from now on; in the form and order of `findable`."""
+        for page, (key, before) in pages.items():
+            self._prefixes.put(page, key, before)
+        self._used_last(pages)
+
+    def _parts(self, page: int, data: np.ndarray) -> Iterator[tuple[Buffer, int, np.ndarray]]:
+        """Where in the buffers a page lies, and what of `data` it is there."""
+        row_bytes = self.page_tokens * self.shape.row_bytes
+        parts = iter(data.reshape(-1, row_bytes)) if data.size else iter(())
+        for buffer in self.buffers():
+            for head in range(self.shape.n_kv_heads):
+                at = head * self.shape.capacity * self.shape.row_bytes + page * row_bytes
+                yield buffer, at, next(parts)
 
     def own(self, sequence: SequenceState) -> SequenceState:
         self.sequences.add(super().own(sequence))

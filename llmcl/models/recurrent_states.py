@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
+import numpy as np
+
 from llmcl.models.config import ModelConfig
 from llmcl.models.prefix_pages import page_keys
 from llmcl.models.sequence import SequenceState
@@ -68,7 +70,7 @@ class RecurrentStates:
 
     @property
     def nbytes(self) -> int:
-        return sum(buffer.nbytes for of_layer in self.buffers for buffer in of_layer.values())
+        return sum(buffer.nbytes for buffer in self._buffers())
 
     def begin(self, sequence: SequenceState, forget: Callable[[SequenceState], None]) -> int:
         """The slot of a sequence that is about to be extended. forget(other): called before other's slot is taken."""
@@ -158,13 +160,41 @@ class RecurrentStates:
         if key in self._snapshots:
             self._snapshots.move_to_end(key)
             return
-        used = {*self._snapshots.values(), *(other.slot for other in self._held.values())}
-        slot = next((slot for slot in range(self.n_slots) if slot not in used), None)
+        slot = self._unused()
         if slot is None:
             if not self._snapshots:
                 return
             _, slot = self._snapshots.popitem(last=False)
         self._copy(held.slot, slot)
+        self._snapshots[key] = slot
+
+    @property
+    def slot_nbytes(self) -> int:
+        """Bytes of a state, in all layers."""
+        return sum(self._state_bytes.values())
+
+    def findable(self) -> dict[bytes, int]:
+        """The slots of snapshots by the keys of their texts, used last first."""
+        return dict(reversed(self._snapshots.items()))
+
+    def read_slot(self, slot: int) -> np.ndarray:
+        """What a slot holds: uint8 [slot_nbytes], layer by layer."""
+        parts = []
+        for buffer in self._buffers():
+            size = self._state_bytes[id(buffer)]
+            parts.append(self._device.read(buffer, np.uint8, (size,), slot * size))
+        return np.concatenate(parts)
+
+    def add_snapshot(self, key: bytes, data: np.ndarray) -> None:
+        """A snapshot, as `read_slot` gave it, of the text with this key; a free slot takes it, or none."""
+        slot = self._unused()
+        if slot is None or key in self._snapshots:
+            return
+        start = 0
+        for buffer in self._buffers():
+            size = self._state_bytes[id(buffer)]
+            self._device.write(buffer, data[start : start + size], slot * size)
+            start += size
         self._snapshots[key] = slot
 
     def _latest(self, text: Sequence[int]) -> tuple[int, bytes | None]:
@@ -180,10 +210,8 @@ class RecurrentStates:
         self, sequence: SequenceState, forget: Callable[[SequenceState], None], keep: bytes | None = None
     ) -> int:
         """A slot for the sequence, which has none. keep: the key of a snapshot that stays."""
-        used = {*self._snapshots.values(), *(held.slot for held in self._held.values())}
-        for slot in range(self.n_slots):
-            if slot not in used:
-                return slot
+        if (unused := self._unused()) is not None:
+            return unused
         oldest = next((key for key in self._snapshots if key != keep), None)
         if oldest is not None:
             return self._snapshots.pop(oldest)
@@ -192,9 +220,15 @@ class RecurrentStates:
         forget(other)
         return slot
 
+    def _unused(self) -> int | None:
+        used = {*self._snapshots.values(), *(held.slot for held in self._held.values())}
+        return next((slot for slot in range(self.n_slots) if slot not in used), None)
+
     def _copy(self, source: int, target: int) -> None:
         """Between slots, in all layers."""
-        for of_layer in self.buffers:
-            for buffer in of_layer.values():
-                size = self._state_bytes[id(buffer)]
-                self._device.copy_rows(buffer, source * size, target * size, row_bytes=size, n_rows=1, pitch_bytes=size)
+        for buffer in self._buffers():
+            size = self._state_bytes[id(buffer)]
+            self._device.copy_rows(buffer, source * size, target * size, row_bytes=size, n_rows=1, pitch_bytes=size)
+
+    def _buffers(self) -> list[Buffer]:
+        return [buffer for of_layer in self.buffers for buffer in of_layer.values()]

@@ -26,6 +26,8 @@ from llmcl.runtime.device import Buffer, Device
 
 _log = logging.getLogger(__name__)
 
+_SAMPLES, _SAMPLE_BYTES = 4, 256  # of each array, to tell one model from another
+
 
 @dataclass(frozen=True)
 class ModelWeights:
@@ -40,6 +42,15 @@ class ModelWeights:
         """
         blocks = (block for layer in self.layers for block in layer)
         return sum(weight.token_bytes for block in blocks for weight in block.matrices) + self.head.nbytes
+
+    def samples(self, device: Device) -> Iterator[bytes]:
+        """Some bytes of each array on the device: other weights, or the same in another type, have others."""
+        weights = [self.embedding, self.head, *(w for layer in self.layers for block in layer for w in block.matrices)]
+        buffers = [self.final_norm, *(part.buffer for weight in weights for part in weight.parts)]
+        for buffer in buffers:
+            size = min(buffer.nbytes, _SAMPLE_BYTES)
+            for at in sorted({(buffer.nbytes - size) * i // (_SAMPLES - 1) for i in range(_SAMPLES)}):
+                yield device.read(buffer, np.uint8, (size,), at).tobytes()
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from llmcl.serve.settings import Settings
         (["--max-sequences", "0"], ["--max-sequences"]),
         (["--max-queue", "-1"], ["--max-queue"]),
         (["--drain-seconds", "-1"], ["--drain-seconds"]),
+        (["--cache-file-size", "0"], ["--cache-file-size"]),
         (["--log-format", "xml"], ["--log-format", "text, json"]),
         (["--host", "no.such.host.invalid", "--no-auth"], ["no.such.host.invalid", "cannot listen"]),
     ],
