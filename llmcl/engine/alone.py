@@ -1,4 +1,4 @@
-"""Speculative decoding in an engine, of a text that is alone in its step: one of several has the weights read anyhow.
+"""Speculative decoding in an engine, of a text that is alone in its step; of several: together.py.
 
 A step that verifies a draft says only once it is read where the text goes on. So it is read before the next one is
 planned, and so is each step while drafts need the latest token. The text changes hands: what the drafter knows of it is
@@ -16,7 +16,6 @@ from llmcl.engine.speculation import NO_SPECULATION, Speculation
 from llmcl.models.batch import PromptChunk
 from llmcl.models.paged_kv_cache import PagedKVCache
 from llmcl.models.sequence import SequenceState
-from llmcl.models.verification import StepCount
 
 
 class Verifies(Protocol):
@@ -83,13 +82,6 @@ class AloneSteps:
             wait = self._batch.verify(sequence, lambda own: speculation.verify(own, draft, checked=False))
             return AloneStep(1 + len(draft), wait)
         return AloneStep(0, speculation.decoded(self._batch.step([sequence], [])))
-
-    def read(self, job: Job, step: AloneStep, tokens: list[int]) -> None:
-        """Takes note of how many tokens a draft has brought."""
-        if step.n_rows:
-            job.n_enqueued += len(tokens) - 1
-            before = job.verified
-            job.verified = StepCount(before.steps + 1, before.rows + step.n_rows, before.tokens + len(tokens))
 
     def push(self, job: Job, token: int) -> None:
         """Takes note of a token that was read."""

@@ -12,6 +12,27 @@ MEMORY = 0.9  # weight of what was accepted, from draft to draft
 FIRST_PAUSE, LONGEST_PAUSE = 16, 512  # steps
 
 
+class Acceptance:
+    """How many drafted tokens of a text are right, of late."""
+
+    def __init__(self) -> None:
+        self._accepted = self._rejected = 0.0
+
+    @property
+    def share(self) -> float:
+        """Of tokens that are right after a right one."""
+        return (self._accepted + 1) / (self._accepted + self._rejected + 2)
+
+    def learn(self, n_draft: int, n_right: int) -> None:
+        """Of a draft so many tokens were what followed."""
+        self._accepted = MEMORY * self._accepted + n_right
+        self._rejected = MEMORY * self._rejected + (n_right < n_draft)
+
+    def forget(self) -> None:
+        """What was right before a pause says little."""
+        self._accepted, self._rejected = 0.0, min(self._rejected, 1.0)
+
+
 class DraftLength:
     """Chooses the length that promises the most tokens a second, and none where a step without a draft is faster.
 
@@ -33,7 +54,7 @@ class DraftLength:
 
     def begin(self) -> None:
         """Another text: what steps take stays known, what is accepted does not."""
-        self._accepted, self._rejected = 0.0, 0.0
+        self._acceptance = Acceptance()
         self._pause, self._next_pause = 0, FIRST_PAUSE
         self._tries = False
 
@@ -64,9 +85,10 @@ class DraftLength:
         length = next(length for length in LENGTHS if n_draft <= length)
         self._draft_s.setdefault(length, deque(maxlen=RECENT)).append(seconds)
         self._steps = 0
-        if self._tries:  # what was accepted before the pause says little
-            self._accepted, self._rejected, self._tries = 0.0, min(self._rejected, 1.0), False
-        self._learn(n_draft, n_accepted)
+        if self._tries:
+            self._acceptance.forget()
+            self._tries = False
+        self._acceptance.learn(n_draft, n_accepted)
         if n_accepted == n_draft:
             self._next_pause = FIRST_PAUSE
         if not self._pays and not self._watches:
@@ -75,18 +97,14 @@ class DraftLength:
 
     def watched(self, n_draft: int, n_right: int) -> None:
         """Of a draft that was not verified so many tokens were what followed."""
-        self._learn(n_draft, n_right)
-
-    def _learn(self, n_draft: int, n_right: int) -> None:
-        self._accepted = MEMORY * self._accepted + n_right
-        self._rejected = MEMORY * self._rejected + (n_right < n_draft)
+        self._acceptance.learn(n_draft, n_right)
 
     @property
     def _pays(self) -> bool:
         return max(map(self._tokens_per_s, self._lengths)) * median_low(self._step_s) > 1
 
     def _tokens_per_s(self, length: int) -> float:
-        share = (self._accepted + 1) / (self._accepted + self._rejected + 2)
+        share = self._acceptance.share
         return (1 - share ** (length + 1)) / (1 - share) / self._seconds(length)
 
     def _seconds(self, length: int) -> float:

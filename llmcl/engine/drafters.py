@@ -19,6 +19,10 @@ class Drafter(ABC):
 
     is_free = False
 
+    def another(self) -> Drafter | None:
+        """One for a further text beside this one's; None: it drafts for one text at a time."""
+        return None
+
     @abstractmethod
     def begin(self, text: Sequence[int], params: SamplingParams) -> None:
         """A text whose next tokens are sampled as params say, which have a seed."""
@@ -41,6 +45,9 @@ class PromptLookup(Drafter):
     """
 
     is_free = True
+
+    def another(self) -> PromptLookup:
+        return PromptLookup()
 
     def begin(self, text: Sequence[int], params: SamplingParams) -> None:
         self._text: list[int] = []

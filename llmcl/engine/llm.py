@@ -13,10 +13,10 @@ from llmcl.engine.chat import Chat
 from llmcl.engine.engine import MAX_SEQUENCES, PAGE_TOKENS, Engine, are_prompts
 from llmcl.engine.generation import AnswerOptions, Begin, Generation, Piece, collect, is_last, pieces
 from llmcl.engine.leases import Lease, Leases
-from llmcl.engine.speculation import NO_SPECULATION
+from llmcl.engine.speculation import NO_SPECULATION, Speculation
 from llmcl.errors import ContextLengthError, UsageError, check_whole, shown
 from llmcl.grammar import CompiledGrammar, Grammars
-from llmcl.models.batch import make_batch
+from llmcl.models.batch import Batch, make_batch
 from llmcl.models.kv_cache import kv_bytes_per_position
 from llmcl.models.model import Model
 from llmcl.models.sequence import SequenceState
@@ -252,8 +252,8 @@ class LLM:
         prompt and answer; None: the model's own. kv_page_tokens, kv_pages: as of `load`; the pages are for all texts
         together, None: enough for max_sequences of max_context tokens. batch_invariant: a request gets the same ids
         alone as beside others, in whatever chunks its prompt is read and however often it is preempted; slower. Without
-        it a model that was loaded with prompt_lookup or draft_model drafts for a text that is alone in its step.
-        progress: called while kernels are compiled. wait: as in `stream`.
+        it a model that was loaded with prompt_lookup or draft_model drafts for a text that is alone in its step, with
+        prompt_lookup for several texts, too. progress: called while kernels are compiled. wait: as in `stream`.
 
         Raises UsageError for sizes out of range, or where another thread generates; OutOfDeviceMemoryError.
         """
@@ -280,8 +280,14 @@ class LLM:
             ),
             max_step_tokens,
             wait=wait,
-            speculation=lambda batch: NO_SPECULATION if batch_invariant else self.speculation.on(batch.model, progress),
+            speculation=lambda batch: NO_SPECULATION if batch_invariant else self._speculation_on(batch, progress),
         )
+
+    def _speculation_on(self, batch: Batch, progress: Progress | None) -> Speculation:
+        speculation = self.speculation.on(batch.model, progress)
+        if speculation.for_several[0] is not None and batch.max_sequences > 1:
+            batch.prepare_drafts(progress)
+        return speculation
 
     def _engine_for(self, prompts: Sequence[Prompt], wait: bool, progress: Progress | None) -> Engine:
         return self.engine(max_sequences=min(len(prompts), MAX_SEQUENCES), wait=wait, progress=progress)

@@ -67,6 +67,12 @@ class Job:
         if self.matcher is not None:
             self.matcher.reset()
 
+    def note_verified(self, n_rows: int, n_tokens: int) -> None:
+        """A step with so many rows of it, that verify a draft, has sampled so many tokens."""
+        before = self.verified
+        self.n_enqueued += n_tokens - 1
+        self.verified = StepCount(before.steps + 1, before.rows + n_rows, before.tokens + n_tokens)
+
     def rows(self) -> int:
         """Tokens that the sequence is to be extended by, as soon as may be."""
         return self.unread or int(self.n_enqueued < self.max_tokens)

@@ -30,6 +30,11 @@ class Speculation:
     looks_ahead = True
     counted = StepCount()
 
+    @property
+    def for_several(self) -> tuple[Drafter | None, DraftLength | None]:
+        """What drafts for several texts in one step, if it can, and how many tokens: see `TogetherSteps`."""
+        return None, None
+
     def begin(self, prompt: Sequence[int], params: SamplingParams) -> None:
         """An answer to `prompt`, whose tokens are chosen as params say, which have a seed."""
 
@@ -88,6 +93,10 @@ class Drafting(Speculation):
     @property
     def looks_ahead(self) -> bool:  # type: ignore[override]
         return self._drafter.is_free or self._length.paused
+
+    @property
+    def for_several(self) -> tuple[Drafter | None, DraftLength | None]:
+        return (None if self._drafter.another() is None else self._drafter), self._given_length
 
     def on(self, model: Model, progress: Progress | None = None) -> Drafting:
         return Drafting(model, self._drafter, self._given_length, progress)

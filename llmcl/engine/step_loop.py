@@ -9,10 +9,11 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from llmcl.engine.alone import AloneStep, AloneSteps
+from llmcl.engine.alone import AloneSteps
 from llmcl.engine.engine_metrics import EngineMetrics
 from llmcl.engine.scheduler import Job, Plan, Scheduler
 from llmcl.engine.speculation import NO_SPECULATION, Speculation
+from llmcl.engine.together import TogetherSteps
 from llmcl.errors import LlmclError
 from llmcl.models.batch import PromptChunk
 from llmcl.models.paged_kv_cache import PagedKVCache
@@ -25,9 +26,10 @@ class Batch(Protocol):
     """Sequences that are extended together on the device.
 
     max_sequences: places there. max_context: tokens of a sequence. max_rows: of a step. reads_together: else a
-    step has rows that decode, or one chunk. runs_ahead: the next step is
-    to be enqueued before the ids of the last one are read. cell_tokens: 0, or a row has the same bits whatever else a
-    step has, if prompts are read in cells of so many tokens, counted from the beginning, each in a step of its own.
+    step has rows that decode, or one chunk. max_draft_rows: of a step that verifies drafts of several sequences; 0:
+    there is none. runs_ahead: the next step is to be enqueued before the ids of the last one are read. cell_tokens: 0,
+    or a row has the same bits whatever else a step has, if prompts are read in cells of so many tokens, counted from
+    the beginning, each in a step of its own.
     """
 
     @property
@@ -40,6 +42,8 @@ class Batch(Protocol):
     def max_rows(self) -> int: ...
     @property
     def reads_together(self) -> bool: ...
+    @property
+    def max_draft_rows(self) -> int: ...
     @property
     def runs_ahead(self) -> bool: ...
     @property
@@ -69,6 +73,10 @@ class Batch(Protocol):
         """A step that `enqueue` enqueues, of several rows of a sequence that is alone; waits for the tokens sampled."""
         ...
 
+    def verify_drafts(self, drafts: Sequence[tuple[SequenceState, Sequence[int]]]) -> Callable[[], list[list[int]]]:
+        """A step of several sequences, each with the rows of its draft, which may be empty; waits for their tokens."""
+        ...
+
     def logprobs(self, sequences: Sequence[SequenceState]) -> Callable[[], list[LogProb | None]]:
         """Right after the call that sampled for these: log-probabilities of the tokens. The function returned waits."""
         ...
@@ -87,12 +95,14 @@ class Sampled(NamedTuple):
 
 @dataclass(frozen=True)
 class Reading:
-    """What a step samples for these jobs; both functions wait. alone: the step of one job, which may have several."""
+    """What a step samples for these jobs; both functions wait. Of each it is one token, or of a draft that is verified
+    one or several. n_rows: of each job's draft and one more; 0 or 1: it has no draft; (): nobody has.
+    """
 
     jobs: list[Job]
-    tokens: Callable[[], list[int]]
+    tokens: Callable[[], list[list[int]]]
     logprobs: Callable[[], Sequence[LogProb | None]]
-    alone: AloneStep | None = None
+    n_rows: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -125,6 +135,7 @@ class StepLoop:
         self._batch = batch
         self._scheduler = scheduler
         self._alone = AloneSteps(batch, speculation)
+        self._together = TogetherSteps(batch, *speculation.for_several)
         self._readings: list[Reading] = []  # of the step under way
         self.totals = StepTotals()
         self._known: list[Sampled] = []
@@ -157,10 +168,11 @@ class StepLoop:
         call that follows.
         """
         start = time.perf_counter()
-        if self._readings and self._alone.must_be_read:
+        if self._readings and (self._alone.must_be_read or self._together.must_be_read):
             self._read_all()
             return self._known_since(Plan([]), start)
         self._alone.give_back()
+        self._together.give_back()
         plan = self._scheduler.plan()
         self._count(plan)
         enqueued = self._enqueue(plan)
@@ -214,9 +226,8 @@ class StepLoop:
         for job in plan.started:
             self._begin(job)
             batch.start(_sequence(job), job.params)
-        alone = self._alone.enqueue(plan)
-        readings = [] if alone is None else [Reading([*plan.decode], alone.tokens, lambda: [None], alone)]
-        steps = [(plan.decode if alone is None else [], plan.prefill)]
+        readings = self._drafted(plan)
+        steps = [([] if readings else plan.decode, plan.prefill)]
         if batch.cell_tokens or not batch.reads_together:
             steps = [(steps[0][0], []), *(([], [chunk]) for chunk in plan.prefill)]
         for decode, prefill in steps:
@@ -224,14 +235,30 @@ class StepLoop:
                 chunks = [PromptChunk(_sequence(chunk.job), chunk.token_ids, chunk.is_last) for chunk in prefill]
                 jobs = [*decode, *(chunk.job for chunk in prefill if chunk.is_last)]
                 wait = batch.step([_sequence(job) for job in decode], chunks, self._masking(jobs))
+                wait = self._together.decoded(plan, wait)
                 if jobs:
                     readings.append(self._reading(jobs, wait))
         return readings
 
+    def _drafted(self, plan: Plan) -> list[Reading]:
+        """The step of a plan as speculation has it, if it is a matter of that."""
+        jobs = [*plan.decode]
+        alone = self._alone.enqueue(plan)
+        if alone is not None:
+            return [Reading(jobs, lambda: [alone.tokens()], lambda: [None], [alone.n_rows])]
+        together = self._together.enqueue(plan)
+        if together is None:
+            return []
+        n_rows, tokens = together
+        return [Reading(jobs, tokens, lambda: [None] * len(jobs), n_rows)]
+
     def _reading(self, jobs: list[Job], wait: Callable[[], list[int]]) -> Reading:
+        def tokens() -> list[list[int]]:
+            return [[token] for token in wait()]
+
         if all(job.params.logprobs is None for job in jobs):
-            return Reading([*jobs], wait, lambda: [None] * len(jobs))
-        return Reading([*jobs], wait, self._batch.logprobs([_sequence(job) for job in jobs]))
+            return Reading([*jobs], tokens, lambda: [None] * len(jobs))
+        return Reading([*jobs], tokens, self._batch.logprobs([_sequence(job) for job in jobs]))
 
     def _masking(self, jobs: list[Job]) -> Callable[[], None] | None:
         """What has the next tokens of these jobs chosen from those that may come; None where all may."""
@@ -255,25 +282,29 @@ class StepLoop:
         readings, self._readings = self._readings, []
         for reading in readings:
             jobs, tokens, logprobs = reading.jobs, reading.tokens(), reading.logprobs()
-            if reading.alone is not None:
-                if not jobs[0].done:
-                    self._alone.read(jobs[0], reading.alone, tokens)
-                jobs, logprobs = jobs * len(tokens), [None] * len(tokens)
-            for job, token, logprob in zip(jobs, tokens, logprobs, strict=True):
-                if job.done or job in self._failed:
-                    continue
-                if not job.sampled and job.begun_ns is not None:
-                    self.metrics.prompt_s += (time.perf_counter_ns() - job.begun_ns) / 1e9
-                job.sampled.append(token)
-                self._alone.push(job, token)
-                _append_inputs(job)
-                if len(job.sampled) > job.n_given:  # else the caller has it
-                    self._known.append(Sampled(job, token, logprob))
-                try:
-                    if job.matcher is not None:
-                        job.matcher.accept([token])
-                except LlmclError as error:
-                    self._fail(job, error)
+            n_rows = reading.n_rows or [0] * len(jobs)
+            for job, of_job, logprob, rows in zip(jobs, tokens, logprobs, n_rows, strict=True):
+                if rows > 1 and not job.done:
+                    job.note_verified(rows, len(of_job))
+                for token in of_job:
+                    self._take(job, token, logprob)
+
+    def _take(self, job: Job, token: int, logprob: LogProb | None) -> None:
+        """A token of a job is known."""
+        if job.done or job in self._failed:
+            return
+        if not job.sampled and job.begun_ns is not None:
+            self.metrics.prompt_s += (time.perf_counter_ns() - job.begun_ns) / 1e9
+        job.sampled.append(token)
+        self._alone.push(job, token)
+        _append_inputs(job)
+        if len(job.sampled) > job.n_given:  # else the caller has it
+            self._known.append(Sampled(job, token, logprob))
+        try:
+            if job.matcher is not None:
+                job.matcher.accept([token])
+        except LlmclError as error:
+            self._fail(job, error)
 
     def _fail(self, job: Job, error: LlmclError) -> None:
         """The job gets no more tokens; what the step under way samples for it is thrown away."""

@@ -14,6 +14,7 @@ from llmcl.kernels.common.persistent import ListedStep
 from llmcl.kernels.common.ragged_step import Run
 from llmcl.kernels.common.sizes import prefill_chunk
 from llmcl.kernels.common.step_state import StepState
+from llmcl.models.batch_verification import BatchVerification
 from llmcl.models.blocks import AttentionBlock
 from llmcl.models.bound_launches import BoundLaunches
 from llmcl.models.layer_ops import Activations, BatchOps
@@ -138,6 +139,7 @@ class Batch:
         self.max_rows = max_rows  # of a step
         self.reads_together = reads_together(model)  # else a step has rows that decode, or one chunk
         self._ragged = bind_ragged(model, max_rows, self._ops) if self.reads_together else None
+        self._verification: BatchVerification | None = None
         separate = [launch for bound in self._decode.values() for launch in bound.separate]
         others = *(self._ragged.launches if self._ragged else ()), *self.sampler.every_launch
         for launch in (*separate, *others):
@@ -408,6 +410,55 @@ class Batch:
         wait = cache(enqueue(sequence))
         self._last[sequence] = lambda: wait()[-1]
         return wait
+
+    def prepare_drafts(self, progress: Progress | None = None) -> None:
+        """Binds what `verify_drafts` needs, if steps with runs of several sequences can be."""
+        if self._ragged is not None and not self.invariant:
+            self._verification = BatchVerification(self.model, self._ragged.step, self.sampler, self._ops, progress)
+
+    @property
+    def max_draft_rows(self) -> int:
+        """Rows that a step of `verify_drafts` may have; 0: it is not prepared, or cannot be."""
+        return 0 if self._verification is None else self._verification.max_rows
+
+    def verify_drafts(self, drafts: Sequence[tuple[SequenceState, Sequence[int]]]) -> Callable[[], list[list[int]]]:
+        """A step of several sequences: of each a row that takes what it sampled last, and the rows of its draft, which
+        may be empty; max_draft_rows at most. The function returned waits for the tokens of each: those of its draft
+        that are accepted, and one more. The caller appends those that the cache now holds to the sequences. Their
+        parameters have neither a bias nor log-probabilities.
+
+        Raises OutOfDeviceMemoryError where the cache has too few pages: then no row was computed.
+        """
+        verification, ragged = self._verification, self._ragged
+        assert verification is not None and ragged is not None
+        order = sorted(range(len(drafts)), key=lambda i: len(drafts[i][1]) > 0)
+        decode = [drafts[i][0] for i in order if not drafts[i][1]]
+        self._check_room([sequence for sequence, _ in drafts])
+        for sequence, draft in drafts:
+            state = ragged.step if draft else self.step_state
+            self.cache.prepare(state, sequence, 1 + len(draft), self._places[sequence])
+        for sequence, _ in drafts:
+            self._enter(sequence)
+        if decode:
+            self._begin_step(decode)
+        wait = verification.verify(
+            [
+                (self._places[sequence], sequence.position, draft, self._params[sequence])
+                for sequence, draft in (drafts[i] for i in order)
+            ]
+        )
+
+        @cache
+        def sampled() -> list[list[int]]:
+            tokens: list[list[int]] = [[] for _ in drafts]
+            for i, of_text in zip(order, wait(), strict=True):
+                tokens[i] = of_text
+                drafts[i][0].n_sampled += len(of_text)
+            return tokens
+
+        for i, (sequence, _) in enumerate(drafts):
+            self._last[sequence] = lambda i=i: sampled()[i][-1]  # type: ignore[misc]
+        return sampled
 
     def _leave_others(self, sequence: SequenceState) -> None:
         """Brings the model's own step state up to date with a sequence that is alone from now on."""

@@ -50,8 +50,7 @@ def bind_ragged(model: Model, max_rows: int, batch_ops: Callable[[int, Activatio
     places = model.act.logits.nbytes // (4 * model.config.vocab_size)
     wanted = wanted_rows(device, model.act, places, model.config.hidden_size, shape)
     few = few_rows(places)
-    # Few rows that decode have their keys cut into more parts than many, as in steps of their own.
-    decoding = [(rows, batch_ops(rows, model.act)) for rows in sorted({few[0], few[-1]})]
+    decoding = decoding_ops(model, places, batch_ops)
     last = decoding[-1][1]
     step = RaggedStep(device, max_rows, last.step)
     every = {}
@@ -76,6 +75,16 @@ def bind_ragged(model: Model, max_rows: int, batch_ops: Callable[[int, Activatio
         launches = [*after_kept(model.weights, model.layers, of_wanted)]
         rest[rows] = [*launches, *head(model.weights, of_wanted, model.act.logits)]
     return RaggedLaunches(step, every, rest)
+
+
+def decoding_ops(
+    model: Model, places: int, batch_ops: Callable[[int, Activations], BatchOps]
+) -> list[tuple[int, BatchOps]]:
+    """Of the rows that decode, by how many they are at most: few have their keys cut into more parts than many, as in
+    steps of their own.
+    """
+    few = few_rows(places)
+    return [(rows, batch_ops(rows, model.act)) for rows in sorted({few[0], few[-1]})]
 
 
 def wanted_rows(device: Device, act: Activations, n: int, hidden: int, shape: AttentionShape) -> Activations:

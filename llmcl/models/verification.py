@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from llmcl.kernels.common.attention import AttentionShape
 from llmcl.kernels.common.dtype import QUANTIZED
 from llmcl.kernels.common.linear import FEW_ROWS, few_rows
 from llmcl.kernels.common.persistent import ListedStep
-from llmcl.kernels.common.step_state import StepState
 from llmcl.models.bound_launches import BoundLaunches
+from llmcl.models.draft_rows import DraftRows
 from llmcl.models.layer_ops import PrefillOps
 from llmcl.models.model import Model
 from llmcl.models.sequence import SequenceState
 from llmcl.models.stack import head, stack
-from llmcl.ops.sample import Sampler, SamplingParams
-from llmcl.ops.verify_draft import accept_draft, draft_counts, draft_last_seen, draft_rows
+from llmcl.ops.sample import SamplingParams
 from llmcl.progress import Progress
+from llmcl.runtime.device import Device, Launch
 
 MAX_ROWS = FEW_ROWS[1]
 MAX_DRAFT = MAX_ROWS - 1
@@ -37,17 +38,7 @@ class StepCount:
 
 
 class Verification:
-    """Steps that verify drafted tokens of one text, bound once for a model.
-
-        row        0               1           2           3
-        token      sampled last    draft 0     draft 1     draft 2
-        samples    a               b           c           d
-        accepted                   if = a      if = b too  if = c too
-
-    Each row samples as a decode step of its own would: with the same parameters, its number and its position. So an
-    answer has the same tokens with drafts as without, apart from the rounding of other kernels. The device decides what
-    is accepted and where the text goes on. What rejected rows left in the cache lies behind the text, and the next step
-    writes over it.
+    """Steps that verify drafted tokens of one text (models/draft_rows.py), bound once for a model.
 
     max_draft: tokens of a draft at most.
     """
@@ -60,54 +51,31 @@ class Verification:
         self.max_draft = max_rows - 1
         self.counted = StepCount()
         self._params = SamplingParams()
-        self._rows = StepState(device, max_rows, n_sequences=max_rows)
-        self._rows.write_rows([*range(max_rows)], 0)
-        self._logits = device.alloc(4 * max_rows * vocab, "logits of a draft")
-        self._sampler = Sampler(device, self._logits, vocab, self._rows)
         self._draft = device.zeros(4 * MAX_ROWS, "draft")
-        self._accepted = device.zeros(4 * (max_rows + 1), "accepted tokens")
-        self._host_accepted = device.pinned(max_rows + 1)
-        self._begin = draft_rows(device, self._draft, model.step, self._rows)
+        self._rows = DraftRows(device, vocab, model.step, model.step, model.sampler, self._draft, max_rows)
         self._forward = {rows: self._bind(rows) for rows in few_rows(max_rows)}
-        self._last_seen = draft_last_seen(device, model.step, model.sampler.last_seen, self._sampler.last_seen)
-        self._counts = draft_counts(device, model.step, model.sampler.counts, self._sampler.counts)
-        of_text = model.sampler.last_seen, model.sampler.counts
-        self._accept = accept_draft(device, self._rows.sampled, model.step, *of_text, self._accepted)
-        others = [*self._begin, *self._last_seen, *self._counts, *self._sampler.every_launch, *self._accept]
-        separate = [launch for forward in self._forward.values() for launch in forward.separate]
-        for launch in (*separate, *others):
-            launch.share_seldom_used()
-        launches = [launch for forward in self._forward.values() for launch in forward.launches]
-        with device.compile_progress((*launches, *others), progress):
-            for forward in self._forward.values():
-                forward.prepare()
-            for launch in others:
-                launch.prepare()
+        prepare(device, self._forward.values(), self._rows.launches, progress)
 
     def _bind(self, max_rows: int) -> BoundLaunches:
-        model, shape = self.model, self.model.cache.shape
-        if shape.kv_dtype not in QUANTIZED:
-            # As in decode. And a copy of the cache in another dtype, which prefill may make, would cost too much here.
-            shape = replace(shape, exact_queries=True)
+        model = self.model
         ops = PrefillOps(
             model.device,
             model.config,
             model.step,
             model.act,
-            shape,
+            shape_of_drafts(model),
             model.n_splits,
             model.rotations,
-            self._sampler.last_seen,  # of no use: rejected rows have no place in those of the text
+            self._rows.sampler.last_seen,  # of no use: rejected rows have no place in those of the text
             max_rows,
         )
-        launches = [*stack(model.weights, model.layers, ops), *head(model.weights, ops, self._logits)]
+        launches = [*stack(model.weights, model.layers, ops), *head(model.weights, ops, self._rows.logits)]
         return BoundLaunches(model.device, ListedStep(launches, model.step, model.cache.max_context, max_rows))
 
     def configure(self, params: SamplingParams) -> None:
-        """The rows are sampled as params say, which have a seed: those of the text."""
+        """The rows are sampled as params say: those with which the model's own sampler was configured."""
         self._params = params
-        for row in range(self._rows.n_sequences):
-            self._sampler.configure(params, row)
+        self._rows.allow([None] * (1 + self.max_draft))
 
     def verify(
         self,
@@ -117,10 +85,8 @@ class Verification:
     ) -> Callable[[], list[int]]:
         """A step of the token that was sampled last, which the device has, and of 1 to max_draft drafted tokens.
 
-        The function returned waits for the tokens sampled (the host reads 4 bytes for each row, and for their number):
-        the accepted ones of the draft and one more, the device's next input. An id of vocab_size says that its logits
-        had no number. The caller adds those that the cache now holds to the sequence: the token sampled last and the
-        accepted ones.
+        The function returned waits for the tokens sampled, as of `DraftRows.sample`. The caller adds those that the
+        cache now holds to the sequence: the token sampled last and the accepted ones.
 
         masks: called while the device computes the rows; which tokens each may sample, as of `LogitBias.allow`.
 
@@ -133,32 +99,44 @@ class Verification:
         words[:n] = [len(draft), *draft]
         model.device.fill(self._draft, words)  # a write would wait for the step that is under way
         model.device.traffic.host_to_device_bytes += words.nbytes
-        model.run(self._begin)
+        model.run(self._rows.begin, n)
         model.run(next(forward.launches for rows, forward in self._forward.items() if n <= rows), n)
         if masks is not None:
             model.device.flush()
-            for row, mask in enumerate(masks()):
-                self._sampler.bias.allow(mask, row)
-        if self._params.repeat_penalty != 1:
-            model.run(self._last_seen, n)
-        if self._params.counts_tokens:
-            model.run(self._counts, n)
-        model.run(self._sampler.launches_for(range(n)), n)
-        model.run(self._accept)
-        wait = model.device.read_async(self._accepted, self._host_accepted[: 1 + n])
-        model.device.flush()
+            self._rows.allow(masks())
+        wait = self._rows.sample(model.run, [self._params], [n])
 
         def sampled() -> list[int]:
-            wait()
-            count = int(self._host_accepted[0])
-            sequence.n_sampled += count
+            (tokens,) = wait()
+            sequence.n_sampled += len(tokens)
             before = self.counted
-            self.counted = StepCount(before.steps + 1, before.rows + n, before.tokens + count)
-            return [int(token) for token in self._host_accepted[1 : 1 + count]]
+            self.counted = StepCount(before.steps + 1, before.rows + n, before.tokens + len(tokens))
+            return tokens
 
         return sampled
 
     def logits(self, row: int) -> np.ndarray:
         """Of a row of the last step: float32 [vocab]."""
-        vocab = self.model.config.vocab_size
-        return self.model.device.read(self._logits, np.float32, (vocab,), 4 * row * vocab)
+        return self._rows.row_logits(row)
+
+
+def shape_of_drafts(model: Model) -> AttentionShape:
+    """How rows that verify drafts attend."""
+    shape = model.cache.shape
+    # As in decode. And a copy of the cache in another dtype, which prefill may make, would cost too much here.
+    return shape if shape.kv_dtype in QUANTIZED else replace(shape, exact_queries=True)
+
+
+def prepare(
+    device: Device, forward: Collection[BoundLaunches], others: Sequence[Launch], progress: Progress | None
+) -> None:
+    """Compiles what a verification has bound, and makes the kernels' objects."""
+    separate = [launch for bound in forward for launch in bound.separate]
+    for launch in (*separate, *others):
+        launch.share_seldom_used()
+    launches = [launch for bound in forward for launch in bound.launches]
+    with device.compile_progress((*launches, *others), progress):
+        for bound in forward:
+            bound.prepare()
+        for launch in others:
+            launch.prepare()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -130,7 +131,8 @@ class Sampler:
 
     For a step state of several sequences: logits float32 [n_sequences, vocab], a row for each of the step, and each
     sequence has parameters of its own. `last_seen` int32 [vocab], of each sequence, is kept by the embedding kernel;
-    `counts` int32 [vocab], how often each token was chosen, by the kernels here, where a penalty needs them.
+    `counts` int32 [vocab], how often each token was chosen, by the kernels here, where a penalty needs them. `params`
+    int32 [slots], likewise of each, is what `configure` has written.
     """
 
     def __init__(self, device: Device, logits: Buffer, vocab_size: int, step: StepState):
@@ -139,7 +141,7 @@ class Sampler:
         n = max(1, step.n_sequences)
         self.last_seen = device.alloc(4 * n * vocab_size, "latest positions")
         self.counts = device.zeros(4 * n * vocab_size, "counts of tokens")
-        self._params = device.zeros(4 * n * N_SLOTS, "sampling parameters")
+        self.params = device.zeros(4 * n * N_SLOTS, "sampling parameters")
         self._device.fill(self.last_seen, np.int32(-1))
         width = widest_group(device)
         groups = min(max(2, device.compute_units), -(-vocab_size // width))
@@ -171,17 +173,17 @@ class Sampler:
                 cost=once(n_bytes),
             )
 
-        inputs = [logits, self.last_seen, self.counts, step.state, self._params]
+        inputs = [logits, self.last_seen, self.counts, step.state, self.params]
         outputs = [step.state, step.tokens, step.sampled, self.counts]
         read = 8 * vocab_size  # logits and latest positions
         self._choose = [
             bind("sample_partial", [*inputs, best], groups, read),
-            bind("sample_finish", [best, self._params, *outputs], 1, 8 * groups),
+            bind("sample_finish", [best, self.params, *outputs], 1, 8 * groups),
         ]
         self._choose_above_threshold = [
             bind("sample_histogram", [*inputs, best, bins], groups, read),
             bind("sample_candidates", [*inputs, best, bins, candidates], groups, read),
-            bind("sample_select", [candidates, best, bins, self._params, *outputs], 1, 8 * groups),
+            bind("sample_select", [candidates, best, bins, self.params, *outputs], 1, 8 * groups),
         ]
         self._truncates[0] = False
 
@@ -196,14 +198,19 @@ class Sampler:
 
     def launches_for(self, sequences: Sequence[int] = (0,)) -> list[Launch]:
         """What chooses the tokens of a step with a row of each of these sequences, as they were configured."""
-        kinds = {self._truncates[sequence] for sequence in sequences}
         has_logprobs = any(self.logprobs.are_wanted(sequence) for sequence in sequences)
         return [
             *(self.logprobs.before if has_logprobs else ()),
             *(self.bias.launches if any(self.bias.applies_to(sequence) for sequence in sequences) else ()),
-            *(self._choose if False in kinds else ()),
-            *(self._choose_above_threshold if True in kinds else ()),
+            *self.launches_that_choose({self._truncates[sequence] for sequence in sequences}),
             *(self.logprobs.after if has_logprobs else ()),
+        ]
+
+    def launches_that_choose(self, truncates: AbstractSet[bool]) -> list[Launch]:
+        """Of these the choice alone. truncates: what `SamplingParams.truncates` of the rows has."""
+        return [
+            *(self._choose if False in truncates else ()),
+            *(self._choose_above_threshold if True in truncates else ()),
         ]
 
     def configure(self, params: SamplingParams, sequence: int = 0) -> None:
@@ -235,7 +242,7 @@ class Sampler:
             ("FREQUENCY", penalties.view(np.int32)[1]),
         ):
             slots[CONSTANTS["SAMPLING_" + name]] = value
-        send(self._device, self._params, slots, 4 * sequence * N_SLOTS)
+        send(self._device, self.params, slots, 4 * sequence * N_SLOTS)
         self.bias.configure(params.logit_bias, sequence)
         self.logprobs.configure(params.logprobs, sequence)
         self._truncates[sequence] = params.truncates

@@ -51,6 +51,9 @@ class Repeated(Drafter):
     def push(self, token: int) -> None:
         pass
 
+    def another(self) -> Repeated:
+        return self
+
     def draft(self, unread: int, most: int) -> list[int]:
         return list(self.tokens[:most])
 
@@ -298,6 +301,42 @@ def test_an_engine_drafts_for_a_text_that_is_alone(drafter: str, sampling: str, 
             left.cancel()
             assert engine.submit(asked[1][0], max_tokens=25, **options).result().token_ids == plain[1]
             assert engine.submit(asked[0][0], max_tokens=4, logprobs=1, **options).result().token_ids == plain[0][:4]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("drafter", ["lookup", "wrong"])
+def test_an_engine_drafts_for_several_texts(drafter: str, sampling: str, llm: LLM) -> None:
+    """Each gets the ids that it has alone, with drafts of several lengths beside rows without, and with few pages."""
+    options: dict[str, Any] = {"ignore_eos": True, **SAMPLINGS[sampling]}
+    asked = [(prompt(30, i) + prompt(20, 9), n) for i, n in enumerate((100, 60, 90, 7))]
+    plain = [answer(llm, None, ids, n=n, **SAMPLINGS[sampling]).token_ids for ids, n in asked]
+    drafters = {"lookup": PromptLookup(), "wrong": Repeated(plain[0][:15])}
+    llm.speculation = Drafting(llm.model, drafters[drafter], Always(15 if drafter == "wrong" else 6))
+    for n_pages in (5, 40):
+        with llm.engine(max_sequences=4, max_step_tokens=40, kv_pages=n_pages) as engine:
+            others = [engine.submit(ids, max_tokens=n, **options) for ids, n in asked[1:]]
+            first = engine.submit(asked[0][0], max_tokens=100, **options)
+            found = [next(first).token_id for _ in range(20)]
+            gone = engine.submit(asked[2][0], max_tokens=100, **options)
+            next(gone)
+            gone.cancel()
+            answers = [other.result() for other in others]
+            assert [of.token_ids for of in answers] == plain[1:]
+            assert found + [piece.token_id for piece in first] == plain[0]
+    drafted = [of.stats for of in answers if of.stats.drafted_tokens]
+    assert len(drafted) >= 2
+    assert all(of.drafted_tokens >= of.accepted_tokens >= 0 for of in drafted)
+
+
+def test_an_answer_with_more_wishes_ends_drafts_beside_it(llm: LLM) -> None:
+    llm.speculation = Drafting(llm.model, Repeated([5] * 7), Always(7))
+    plain = [answer(llm, None, prompt(30, i), n=40).token_ids for i in range(2)]
+    llm.speculation = Drafting(llm.model, Repeated([5] * 7), Always(7))
+    with llm.engine(max_sequences=2) as engine:
+        asked = [engine.submit(prompt(30, i), max_tokens=40, ignore_eos=True, logprobs=i or None) for i in range(2)]
+        found = [of.result() for of in asked]
+    assert [of.token_ids for of in found] == plain
+    assert found[1].stats.drafted_tokens is None
 
 
 def test_an_engine_without_company_shows_what_drafts_bring(llm: LLM, shape: str) -> None:

@@ -60,6 +60,12 @@ class StepState:
             rows = before + n_sequences * own
             self.constants |= {"STATE_SEQUENCES": before, "SEQUENCE_SLOTS": own, "STATE_ROWS": rows}
 
+    def record_constants(self, first: str, slots: str) -> dict[str, object]:
+        """Build constants with these names: where the records of the sequences begin, and the slots of each; of one
+        sequence, the state itself.
+        """
+        return {first: self._before, slots: N_SLOTS + self.n_pages if self.n_sequences else 0}
+
     def write_tokens(self, token_ids: Sequence[int] | np.ndarray, position: int) -> None:
         """Makes `token_ids` (at most max_tokens) the next step's input, at `position` of the cache."""
         self._device.write(self.tokens, np.asarray(token_ids, np.int32))

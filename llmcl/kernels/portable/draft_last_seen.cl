@@ -1,24 +1,30 @@
 // The latest position of each token as each row of a step knows it, for the repetition penalty: a row knows itself and the rows
-// before it, and nothing of those after it.
+// of its text before it, and nothing of those after it.
 //
-//   out[r][v] = the largest position + i with i <= r and tokens[i] = v, or where there is none last_seen[v]
+//   out[r][v] = the largest position of a row i <= r of the same text with the token v, or where there is none last_seen[text][v]
 //
-// state      int, see STATE_*          tokens  int [n], of the step
-// last_seen  int [VOCAB]: latest positions before the step, negative: never
+// state      int, of the step (step_rows.cl)   tokens  int [.]: see draft_rows.cl
+// texts      int, see draft_rows.cl
+// last_seen  int [texts][VOCAB]: latest positions before the step, negative: never
 // out        int [n][VOCAB]
 //
 // Index space: (ceil(VOCAB / (LOCAL_SIZE RUN)), n), LOCAL_SIZE work-items a group, each with RUN neighbouring tokens of the
-// vocabulary. Build: VOCAB, RUN, LOCAL_SIZE, those of the step state.
-#if !defined(VOCAB) || !defined(RUN) || !defined(LOCAL_SIZE) || !defined(STATE_POSITION)
-#error "draft_last_seen.cl needs the build constants VOCAB, RUN, LOCAL_SIZE and those of the step state"
+// vocabulary. Build: VOCAB, RUN, LOCAL_SIZE, TEXTS, TEXT_SLOTS, those of the step state.
+#if !defined(VOCAB) || !defined(RUN) || !defined(LOCAL_SIZE) || !defined(TEXTS) || !defined(TEXT_SLOTS) || !defined(STATE_POSITION)
+#error "draft_last_seen.cl needs the build constants VOCAB, RUN, LOCAL_SIZE, TEXTS, TEXT_SLOTS and those of the step state"
 #endif
+#include "common/step_rows.cl"
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
-void draft_last_seen(__global const int* state, __global const int* tokens, __global const int* last_seen,
-                     __global int* out) {
+void draft_last_seen(__global const int* state, __global const int* tokens, __global const int* texts,
+                     __global const int* last_seen, __global int* out) {
     const int r = get_group_id(1), first = get_global_id(0) * RUN, end = min(VOCAB, first + RUN);
+    const int place = sequence_of(state, r), before = row_position(state, r) - texts[TEXTS + place * TEXT_SLOTS + STATE_POSITION];
     out += (size_t)r * VOCAB;
+    last_seen += (size_t)place * VOCAB;
     for (int v = first; v < end; ++v) out[v] = last_seen[v];
-    for (int i = 0; i <= r; ++i)
-        if (first <= tokens[i] && tokens[i] < end) out[tokens[i]] = state[STATE_POSITION] + i;
+    for (int i = r - before; i <= r; ++i) {
+        const int token = row_token(tokens, state, i);
+        if (first <= token && token < end) out[token] = row_position(state, i);
+    }
 }

@@ -1,0 +1,103 @@
+"""The rows of a step that verifies drafts, behind the forward pass: what each samples, and what of it is accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from llmcl.kernels.common.step_state import StepState
+from llmcl.ops.sample import Sampler, SamplingParams
+from llmcl.ops.verify_draft import accept_draft, draft_counts, draft_last_seen, draft_rows
+from llmcl.runtime.device import Buffer, Device, Launch
+
+Run = Callable[[Iterable[Launch], int], None]
+"""Enqueues launches of a step of so many rows: `Model.run`."""
+
+
+class DraftRows:
+    """Each row samples as a decode step of its own would: with the parameters of its text, its number and its position.
+
+        row        0               1           2           3
+        token      sampled last    draft 0     draft 1     draft 2
+        samples    a               b           c           d
+        accepted                   if = a      if = b too  if = c too
+
+    So an answer has the same tokens with drafts as without, apart from the rounding of other kernels. The device
+    decides what is accepted and where a text goes on. What rejected rows left in the cache lies behind the text, and
+    the next step writes over it.
+
+    step: its rows, of one text or of several (a RaggedStep). texts: the step state with a record of each text, whose
+    tokens `sampler` chooses; of one text the same. draft int32 [.]: see `draft_rows`. begin: launches to be enqueued
+    before the forward pass, which leaves `logits` float32 [max_rows, vocab].
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        vocab_size: int,
+        step: StepState,
+        texts: StepState,
+        sampler: Sampler,
+        draft: Buffer,
+        max_rows: int,
+    ):
+        self._device = device
+        self._vocab_size = vocab_size
+        rows = StepState(device, max_rows, n_sequences=max_rows)
+        rows.write_rows([*range(max_rows)], 0)
+        self.logits = device.alloc(4 * max_rows * vocab_size, "logits of drafts")
+        self.sampler = Sampler(device, self.logits, vocab_size, rows)
+        most = max_rows + min(max_rows, max(1, texts.n_sequences))
+        self._accepted = device.zeros(4 * most, "accepted tokens")
+        self._host_accepted = device.pinned(most)
+        self.begin = draft_rows(device, draft, step, texts, sampler.params, rows, self.sampler.params)
+        self._last_seen = draft_last_seen(device, step, texts, sampler.last_seen, self.sampler.last_seen)
+        self._counts = draft_counts(device, step, texts, sampler.counts, self.sampler.counts)
+        of_texts = texts, sampler.last_seen, sampler.counts
+        self._accept = accept_draft(device, rows.sampled, step, *of_texts, self._accepted, max_rows)
+
+    @property
+    def launches(self) -> list[Launch]:
+        return [*self.begin, *self._last_seen, *self._counts, *self.sampler.every_launch, *self._accept]
+
+    def sample(
+        self, run: Run, params: Sequence[SamplingParams], n_rows: Sequence[int]
+    ) -> Callable[[], list[list[int]]]:
+        """Enqueues what each of the rows samples, and what is accepted. params: of each text; n_rows: its rows.
+
+        The function returned waits for the tokens sampled of each text: the accepted ones of its draft and one more,
+        its next input. The host reads 4 bytes for each row and each text. An id of vocab_size says that its logits had
+        no number.
+        """
+        n = sum(n_rows)
+        if any(of_text.repeat_penalty != 1 for of_text in params):
+            run(self._last_seen, n)
+        if any(of_text.counts_tokens for of_text in params):
+            run(self._counts, n)
+        biased = any(self.sampler.bias.applies_to(row) for row in range(n))
+        choose = self.sampler.launches_that_choose({of_text.truncates for of_text in params})
+        run([*(self.sampler.bias.launches if biased else ()), *choose], n)
+        run(self._accept, n)
+        found = self._host_accepted[: n + len(n_rows)]
+        wait = self._device.read_async(self._accepted, found)
+        self._device.flush()
+
+        def sampled() -> list[list[int]]:
+            wait()
+            tokens, first = [], 0
+            for rows in n_rows:
+                tokens.append([int(token) for token in found[first + 1 : first + 1 + found[first]]])
+                first += 1 + rows
+            return tokens
+
+        return sampled
+
+    def allow(self, masks: Iterable[np.ndarray | None]) -> None:
+        """Which tokens each row may sample, as of `LogitBias.allow`."""
+        for row, mask in enumerate(masks):
+            self.sampler.bias.allow(mask, row)
+
+    def row_logits(self, row: int) -> np.ndarray:
+        """Of a row of the last step: float32 [vocab]."""
+        return self._device.read(self.logits, np.float32, (self._vocab_size,), 4 * row * self._vocab_size)
