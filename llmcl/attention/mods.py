@@ -34,7 +34,10 @@ def bind_mods(
         if mod is not None
         for capture in mod.captures
     ]
-    score = None if score_mod is None else ModCode(score_mod.body(), score_mod.body(16), _arrays(score_mod))
+    score = None
+    if score_mod is not None:
+        bodies = score_mod.body(), score_mod.body(16)
+        score = ModCode(*bodies, _arrays(score_mod), per_sequence="b" in score_mod.depends)
     mask = None
     if mask_mod is not None:
         mask = ModCode(
@@ -44,6 +47,7 @@ def bind_mods(
             block=block_test(mask_mod),
             helpers=MASK_RANGE,
             per_head="h" in mask_mod.depends,
+            per_sequence="b" in mask_mod.depends,
         )
     return Mods(score, mask, tuple(buffers), tuple(tables))
 

@@ -72,6 +72,8 @@ def make_batch(
         exact_queries=shape.exact_queries,
         n_sequences=max_sequences,
     )
+    # Of another place, keys and values would be others.
+    pool.has_prefixes = not any(mods.per_sequence for mods in model.mods)
     own = Model(
         model.device,
         model.config,
@@ -246,6 +248,7 @@ class Batch:
         waits = [self.decode(decode, before_sampling)] if decode else []
         for chunk in chunks:
             sequence, self._alone = chunk.sequence, None
+            self.model.step.write_place(self._places[sequence])
             if not chunk.is_last:
                 self.model.extend(sequence, chunk.token_ids)
                 continue
@@ -468,5 +471,6 @@ class Batch:
         model.start_sampling(sequence, [last])
         model.sampler.bias.allow(self._allowed.get(sequence))
         model.step.write_tokens([last], sequence.position)
+        model.step.write_place(self._places[sequence])
         self._alone = sequence
         self._ready.discard(sequence)

@@ -11,6 +11,7 @@ from llmcl.attention.functions import log
 from llmcl.attention.masks import sliding_window, soft_cap
 from llmcl.attention.mods import MaskMod, ScoreMod, bind_mods, trace_mods
 from llmcl.attention.tracing.trace import TracedMod
+from llmcl.kernels.common.linear import FEW_ROWS
 from llmcl.kernels.common.mods import Mods
 from llmcl.models.config import ModelConfig
 from llmcl.models.families.blocks import Attention, QueryScale
@@ -29,10 +30,10 @@ class LayerMods:
     rules: tuple[_Rules, ...]  # of each layer
 
     def check(self, n_q_heads: int, max_context: int) -> None:
-        """Raises UsageError when a lookup could leave its array."""
+        """Raises UsageError when a lookup could leave its array, by the place of any sequence that a batch may have."""
         for mods in self.traced.values():
             for mod in filter(None, mods):
-                check_mod(mod, 1, n_q_heads, max_context, max_context)
+                check_mod(mod, FEW_ROWS[-1], n_q_heads, max_context, max_context)
 
     def bind(self, device: Device) -> tuple[Mods, ...]:
         """One Mods for each layer; layers with the same rules have the same, and so one program."""

@@ -74,6 +74,7 @@ class PagedKVCache(KVCache):
         self.sequences: WeakSet[SequenceState] = WeakSet()
         self.order = OrderedDict.fromkeys(range(n_pages))  # in which pages are given out: the least recently used first
         self._prefixes = PrefixPages(n_pages)
+        self.has_prefixes = True  # False: what a page holds is not for other texts
         self._ever_shared: set[int] = set()  # pages that several sequences had since they were given out
         self.table_entries = self.pages_for(max_context)
         self._allocate(
@@ -274,6 +275,8 @@ class PagedKVCache(KVCache):
 
     def _take_left(self, sequence: SequenceState, prompt: Sequence[int], *, more_than: int) -> bool:
         """Shares the full pages that are found of the prompt's beginning, if they hold more than so many tokens."""
+        if not self.has_prefixes:
+            return False
         for other in self.sequences:
             self._keep(other)
         found = self._prefixes.find(prompt[:-1], self.page_tokens)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from helpers import model_configs, random_weights, relative_error, save_folder
+from helpers import model_configs, random_weights, relative_error, save_folder, small_config
 from programs import TINY_SHAPE
 
 import llmcl
@@ -317,6 +318,48 @@ def test_mods_of_the_user(default_device: Device, tmp_path: Path) -> None:
         decode(batch, running, 12)
         for (sequence, _), row in zip(running, logits(batch, 2), strict=True):
             assert relative_error(row, llm.logits(sequence.token_ids)[-1]) <= 5 * SAME
+
+
+@pytest.mark.parametrize("kind", ["cpu", pytest.param("gpu", marks=pytest.mark.as_gpu)])
+def test_mods_are_called_with_the_place(kind: str, default_device: Device, tmp_path: Path) -> None:
+    """In a prompt, beside others, and alone: as a model whose functions have that number in place of b."""
+    entry = replace(default_device.entry, kind=kind)
+    config = small_config(n_layers=2)
+    folder = str(save_folder(tmp_path / "model", config, random_weights(config, seed=1)))
+
+    def mods(place: int | None) -> dict[str, Any]:
+        def score_mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+            return score - (q_idx - kv_idx) * 0.1 * (b if place is None else place)
+
+        def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+            return q_idx - kv_idx < 40 - 15 * (b if place is None else place)
+
+        return {"score_mod": score_mod, "mask_mod": mask_mod, "max_context": 128, "dtype": "float32"}
+
+    with llmcl.load(folder, device=entry, **mods(None)) as llm:  # type: ignore[arg-type]
+        batch = make_batch(llm.model, 2, 128, PAGE)
+        text = random_ids(70, 7, config.vocab_size)
+        sequences = [batch.cache.sequence() for _ in range(2)]
+        found = []
+        for sequence in sequences:
+            batch.start(sequence, GREEDY)
+            batch.cache.share_pages(sequence, text)
+            assert sequence.position == 0  # the first has left nothing that is the second's
+            batch.read([(sequence, text)])()
+            found.append((sequence, text, logits(batch, 1)[0]))
+        for running in (sequences, sequences[1:]):
+            inputs = [batch._last[sequence]() for sequence in running]
+            batch.decode(running)()
+            for sequence, token in zip(running, inputs, strict=True):
+                sequence.token_ids.append(token)
+            rows = logits(batch, len(running))
+            found += [(of, [*of.token_ids], row) for of, row in zip(running, rows, strict=True)]
+    for place, sequence in enumerate(sequences):
+        with llmcl.load(folder, device=entry, **mods(place)) as llm:  # type: ignore[arg-type]
+            for of, ids, row in found:
+                if of is sequence:
+                    assert relative_error(row, llm.logits(ids)[-1]) <= 5 * SAME
+    assert relative_error(found[0][2], found[1][2]) > 100 * SAME
 
 
 def test_too_many_sequences(batch: Batch) -> None:

@@ -8,6 +8,8 @@
 // SCALAR_MODS holds mask_mod and mask_block, SCORE_MOD_BODY what score_mod does, WIDE_MODS score_mod16 and mask_mod16, the same for
 // 16 keys, for a kernel that wants them.
 //
+// b is the place of a sequence in its batch, or with attention on arrays the batch: MODS_BY_SEQUENCE where a function asks for it.
+//
 // SMALL_INTS: every int that a score_mod makes a float of is less than 2^22 in size. Then two additions make it one: a GPU
 // converts at an eighth of the rate at which it adds.
 #ifndef HAS_SCORE_MOD
@@ -15,6 +17,15 @@
 #endif
 #ifndef HAS_MASK_MOD
 #define HAS_MASK_MOD 0
+#endif
+#ifndef MODS_BY_SEQUENCE
+#define MODS_BY_SEQUENCE 0
+#endif
+// The place of the sequence whose `state` this is; a constant where nobody asks for it.
+#if MODS_BY_SEQUENCE
+#define MOD_SEQUENCE(state) ((state)[STATE_PLACE])
+#else
+#define MOD_SEQUENCE(state) 0
 #endif
 #ifndef MOD_PARAMS
 #define MOD_PARAMS

@@ -15,7 +15,8 @@ BLOCK_INPUTS = "const int b, const int h, const int q_first, const int q_last, c
 class ModCode:
     """A function's statements, `return` last: for one key (body) and for 16 (wide).
 
-    block, of a mask_mod: those of mask_block. helpers: functions that they call. per_head: whether heads differ.
+    block, of a mask_mod: those of mask_block. helpers: functions that they call. per_head, per_sequence: whether heads
+    differ, and sequences.
     arrays: type and name of each array that it looks up.
     """
 
@@ -25,6 +26,7 @@ class ModCode:
     block: str = ""
     helpers: str = ""
     per_head: bool = False
+    per_sequence: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,10 +48,15 @@ class Mods:
         return *(("int", name) for name in self.tables), *own
 
     @property
+    def per_sequence(self) -> bool:
+        """Whether a sequence's place in its batch changes what its queries see."""
+        return any(mod is not None and mod.per_sequence for mod in (self.score, self.mask))
+
+    @property
     def prelude(self) -> str:
         if self.score is None and self.mask is None and not self.tables:
             return ""
-        scalar, wide, flags = "", "", ""
+        scalar, wide, flags = "", "", _by_sequence([self])
         if self.score is not None:
             flags += "#define HAS_SCORE_MOD 1\n"
             wide += _function("score_mod16", f"const float16 score, {_wide(INPUTS)}", self.score.wide, "float16")
@@ -94,7 +101,7 @@ def one_of(choices: Sequence[Mods]) -> str:
             names = ", ".join(word.rpartition(" ")[2] for word in inputs.split(", "))
             calls[name].append(f"if (rules == {i}) return {name}_rules{i}({names}{given});")
     bodies = {name: " ".join(of_name) for name, of_name in calls.items()}
-    flags = ""
+    flags = _by_sequence(choices)
     if calls["score_mod"]:
         flags += "#define HAS_SCORE_MOD 1\n" + _macro("SCORE_MOD_BODY", f"{{ {bodies['score_mod']} return score; }}")
     if calls["mask_mod"]:
@@ -109,6 +116,10 @@ def one_of(choices: Sequence[Mods]) -> str:
         "SCALAR_MODS": functions,
     }
     return "".join(_macro(name, text) for name, text in defined.items()) + flags
+
+
+def _by_sequence(choices: Sequence[Mods]) -> str:
+    return "#define MODS_BY_SEQUENCE 1\n" if any(mods.per_sequence for mods in choices) else ""
 
 
 def _parameter(array: tuple[str, str]) -> str:

@@ -16,11 +16,12 @@ CONSTANTS = {
     "STATE_POSITION": 0,  # tokens in the cache before this step
     "STATE_N_TOKENS": 1,  # tokens of this step
     "STATE_STEP": 2,  # tokens sampled since the generation began
+    "STATE_PLACE": 6,  # of the sequence in a batch: what mods are called with as b
     "STATE_RING": RING,  # not a slot: the length of `sampled`
 }
 CAPACITY, COPY_CAPACITY = 3, 4  # keys of a head: of the cache, of a copy that an implementation makes of it
 RECURRENT = 5  # where recurrent layers keep the state of the sequence
-N_SLOTS = 6
+N_SLOTS = 7
 
 
 class StepState:
@@ -59,6 +60,8 @@ class StepState:
         if n_sequences:
             rows = before + n_sequences * own
             self.constants |= {"STATE_SEQUENCES": before, "SEQUENCE_SLOTS": own, "STATE_ROWS": rows}
+            for sequence in range(n_sequences):
+                self.write_place(sequence, sequence)
 
     def record_constants(self, first: str, slots: str) -> dict[str, object]:
         """Build constants with these names: where the records of the sequences begin, and the slots of each; of one
@@ -108,6 +111,10 @@ class StepState:
             self._recurrent_slots.pop(sequence, None)  # should this be interrupted, nobody knows what the device has
             self._write_slots([slot], self._first_slot(sequence) + RECURRENT)
             self._recurrent_slots[sequence] = slot
+
+    def write_place(self, place: int, sequence: int = 0) -> None:
+        """Mods are called with `place` as b for this sequence."""
+        self._write_slots([place], self._first_slot(sequence) + CONSTANTS["STATE_PLACE"])
 
     def write_sequence(self, sequence: int, position: int, n_sampled: int) -> None:
         """Of several: the sequence's next row is at `position`, the next sampled token number n_sampled of its own."""

@@ -36,7 +36,8 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
     const int position = state[STATE_POSITION], kv_len = position + 1;
     // The splits share what comes after the keys that mask_mod hides from the beginning on.
     const int2 query = (int2)(position);
-    const int visible_from = first_visible(0, head * ROWS, ROWS, query, kv_len, BLOCK_N MOD_ARGS);
+    const int sequence = MOD_SEQUENCE(state);
+    const int visible_from = first_visible(sequence, head * ROWS, ROWS, query, kv_len, BLOCK_N MOD_ARGS);
     const int per_split = (kv_len - visible_from + N_SPLITS * BLOCK_N - 1) / (N_SPLITS * BLOCK_N) * BLOCK_N;
     const int first = visible_from + split * per_split, end = min(kv_len, first + per_split);
 
@@ -56,12 +57,12 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
     round_queries(&attention);
     for (int j = first; j < end; j += BLOCK_N) {
         const int n_keys = min(BLOCK_N, end - j);
-        const int seen = tile_class(0, head * ROWS, ROWS, query, j, j + n_keys MOD_ARGS);
+        const int seen = tile_class(sequence, head * ROWS, ROWS, query, j, j + n_keys MOD_ARGS);
         if (seen == TILE_EMPTY) continue;
         int visible[ROWS];
         for (int r = 0; r < ROWS; ++r) visible[r] = n_keys;
         const int row = kv_row(state, j);
-        attention_tile(&attention, KV_TILES_AT(k_cache, row), KV_TILES_AT(v_cache, row), n_keys, visible, 0, j,
+        attention_tile(&attention, KV_TILES_AT(k_cache, row), KV_TILES_AT(v_cache, row), n_keys, visible, sequence, j,
                        seen == TILE_PARTIAL MOD_ARGS);
     }
     for (int r = 0; r < ROWS; ++r) {

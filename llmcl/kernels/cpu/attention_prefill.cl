@@ -37,7 +37,7 @@ void attention_prefill(__global const float* q, __global const int* state, __glo
     // The longest rows first: short ones fill the end.
     const query_block block = query_block_at(state, LONGEST_FIRST((int)get_group_id(1), (int)get_num_groups(1)));
     const int t0 = block.t0, position = block.position, n = block.n;
-    const int kv_head = head / (N_Q_HEADS / N_KV_HEADS);
+    const int kv_head = head / (N_Q_HEADS / N_KV_HEADS), sequence = batch + MOD_SEQUENCE(block.state);
     k_cache += (batch * N_KV_HEADS + kv_head) * KV_HEAD_SIZE;
     v_cache += (batch * N_KV_HEADS + kv_head) * KV_HEAD_SIZE;
     q += first_query(batch, head, n);
@@ -55,15 +55,15 @@ void attention_prefill(__global const float* q, __global const int* state, __glo
     round_queries(&attention);
     int visible[ROWS];
     const int2 rows = (int2)(attention.q_idx[0], attention.q_idx[ROWS - 1]);
-    kv_block_ranges left = RANGES_OF(batch, head, t0 / ROWS, rows, position + min(t0 + ROWS, n));
+    kv_block_ranges left = RANGES_OF(sequence, head, t0 / ROWS, rows, position + min(t0 + ROWS, n));
     for (int2 range = take_range(&left); range.y > 0; range = take_range(&left)) {
         for (int j = RANGE_FIRST(range); j < range.y; j += BLOCK_N) {
             const int n_keys = min(BLOCK_N, range.y - j);
-            const int seen = class_in_range(range, batch, head, rows, j, j + n_keys MOD_ARGS);
+            const int seen = class_in_range(range, sequence, head, rows, j, j + n_keys MOD_ARGS);
             if (seen == TILE_EMPTY) continue;
             for (int r = 0; r < ROWS; ++r) visible[r] = KV_BLOCK_RANGES ? n_keys : clamp(attention.q_idx[r] + 1 - j, 0, BLOCK_N);
             const int row = kv_row(block.state, j);
-            attention_tile(&attention, KV_TILES_AT(k_cache, row), KV_TILES_AT(v_cache, row), n_keys, visible, batch, j,
+            attention_tile(&attention, KV_TILES_AT(k_cache, row), KV_TILES_AT(v_cache, row), n_keys, visible, sequence, j,
                            seen == TILE_PARTIAL MOD_ARGS);
         }
     }

@@ -52,13 +52,24 @@ typedef struct {
     int head, split, n_splits, position, first, end;
     bool has_new;  // whether the group appends the new position's key and value
     size_t row;    // of the cache, where the head begins
+#if MODS_BY_SEQUENCE
+    int sequence;
+#endif
 } kv_split;
+#if MODS_BY_SEQUENCE
+#define SEQUENCE_OF(s) ((s)->sequence)
+#else
+#define SEQUENCE_OF(s) 0
+#endif
 
 inline kv_split split_of_keys(const int head, const int split, __global const int* state MOD_PARAMS) {
     const int position = state[STATE_POSITION], kv_len = position + 1;
     // The splits share what comes after the keys that mask_mod hides from the beginning on.
-    const int visible_from = first_visible(0, head * GROUP_SIZE, GROUP_SIZE, (int2)(position), kv_len, KEY_TILE MOD_ARGS);
+    const int visible_from = first_visible(MOD_SEQUENCE(state), head * GROUP_SIZE, GROUP_SIZE, (int2)(position), kv_len, KEY_TILE MOD_ARGS);
     kv_split s = {head, split, 1, position, visible_from, kv_len, true, (size_t)head * CAPACITY};
+#if MODS_BY_SEQUENCE
+    s.sequence = MOD_SEQUENCE(state);
+#endif
     if (visible_from >= kv_len) return s;  // one split, without keys
     // No more splits than there are keys for all their warps: a short context needs no merge.
     s.n_splits = min(N_SPLITS, (kv_len - visible_from + ATTEND_WARPS * KEY_TILE - 1) / (ATTEND_WARPS * KEY_TILE));
@@ -150,7 +161,7 @@ inline visible_tile tile_from(const kv_split* s, const int j MOD_PARAMS) {
     visible_tile tile = {j, TILE_EMPTY};
     for (; tile.first < s->end; tile.first += ATTEND_WARPS * KEY_TILE) {
         const int end = min(tile.first + KEY_TILE, s->end);
-        tile.seen = tile_class(0, s->head * GROUP_SIZE, GROUP_SIZE, (int2)(s->position), tile.first, end MOD_ARGS);
+        tile.seen = tile_class(SEQUENCE_OF(s), s->head * GROUP_SIZE, GROUP_SIZE, (int2)(s->position), tile.first, end MOD_ARGS);
         if (tile.seen != TILE_EMPTY) break;
     }
     return tile;
@@ -228,10 +239,10 @@ inline void attend_keys(const kv_split* s, value_tile* values, visible_tile now,
                 float score = pair[i];
                 bool seen = key + 8 * i < s->end;
 #if HAS_SCORE_MOD
-                score = score_mod(score, 0, query, s->position, key + 8 * i MOD_ARGS);
+                score = score_mod(score, SEQUENCE_OF(s), query, s->position, key + 8 * i MOD_ARGS);
 #endif
 #if HAS_MASK_MOD
-                if (seen && now.seen == TILE_PARTIAL) seen = mask_mod(0, query, s->position, key + 8 * i MOD_ARGS);
+                if (seen && now.seen == TILE_PARTIAL) seen = mask_mod(SEQUENCE_OF(s), query, s->position, key + 8 * i MOD_ARGS);
 #endif
                 scores[quad][i] = seen ? score : -INFINITY;
             }

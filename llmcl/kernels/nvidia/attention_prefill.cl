@@ -248,7 +248,7 @@ void attention_prefill(__global const float* queries, __global const int* state,
     const int head = get_group_id(0), batch = get_group_id(2);
     const query_block block = query_block_at(state, LONGEST_FIRST((int)get_group_id(1), (int)get_num_groups(1)));
     const int t0 = block.t0, position = block.position, n = block.n;
-    const int kv_head = head / (N_Q_HEADS / N_KV_HEADS);
+    const int kv_head = head / (N_Q_HEADS / N_KV_HEADS), sequence = batch + MOD_SEQUENCE(block.state);
     const int key_of_item = item / ROW_PIECES;  // in a tile, of the first piece that it copies
     const int k_stride = ROW_STRIDE(KEYS), v_stride = ROW_STRIDE(VALUES);
     k_cache += first_row(KEYS, batch, kv_head);
@@ -280,8 +280,8 @@ void attention_prefill(__global const float* queries, __global const int* state,
     for (int i = 0; i < HEAD_DIM / 8; ++i) acc[i] = 0;
 
     const int2 group_rows = (int2)(position + t0, position + min(t0 + BLOCK_M, n) - 1);
-    kv_block_ranges left = RANGES_OF(batch, head, t0 / BLOCK_M, group_rows, position + min(t0 + BLOCK_M, n));
-#define TILE_AFTER(at) tile_after(at, &left, batch, head, group_rows MOD_ARGS)
+    kv_block_ranges left = RANGES_OF(sequence, head, t0 / BLOCK_M, group_rows, position + min(t0 + BLOCK_M, n));
+#define TILE_AFTER(at) tile_after(at, &left, sequence, head, group_rows MOD_ARGS)
 #define PAGE_OF(tile) (tile.range.y > 0 ? kv_page(block.state, tile.j) : 0)
     tile_coord tile = {0, (int2)(0)};
     tile = TILE_AFTER(tile);
@@ -293,7 +293,7 @@ void attention_prefill(__global const float* queries, __global const int* state,
         copy_commit();
         while (tile.range.y > 0) {
             const int j = tile.j, n_keys = min(BLOCK_N, tile.range.y - j);
-            const int seen_as = class_of(tile, batch, head, group_rows MOD_ARGS);
+            const int seen_as = class_of(tile, sequence, head, group_rows MOD_ARGS);
             fetch_rows(to_values, v_cache + (long)row * v_stride, v_stride, key_of_item, n_keys);
             copy_commit();
             // A page is asked for a step before its address is needed.
@@ -314,7 +314,7 @@ void attention_prefill(__global const float* queries, __global const int* state,
 #pragma unroll
             for (int i = 0; i < OWN_KEYS / 2; ++i) scores[i] *= SCALE;
             if (HAS_SCORE_MOD || !whole)
-                modify_scores(scores, OWN_KEYS / 2, 1.0f, batch, head, seen_rows, j + first_key + column, j + n_keys,
+                modify_scores(scores, OWN_KEYS / 2, 1.0f, sequence, head, seen_rows, j + first_key + column, j + n_keys,
                               seen_as, whole MOD_ARGS);
 #pragma unroll
             for (int h = 0; h < 2; ++h) {

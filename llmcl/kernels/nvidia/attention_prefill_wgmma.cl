@@ -146,7 +146,7 @@ inline float exp2_quick(const float x) {
 }
 
 // The scores of a tile, in units of EXPONENT_SCALE, masked and modified.
-inline void mask_scores(float s[BLOCK_N / 2], const tile t, const int batch, const int head, const int rows[2], const int column,
+inline void mask_scores(float s[BLOCK_N / 2], const tile t, const int sequence, const int head, const int rows[2], const int column,
                         const int first_row MOD_PARAMS) {
     const bool whole = t.seen_as == TILE_FULL && (KV_BLOCK_RANGES ? t.n_keys == BLOCK_N : t.first + BLOCK_N <= first_row + 1);
     if (!HAS_SCORE_MOD && SCALED_FIRST) {
@@ -154,7 +154,7 @@ inline void mask_scores(float s[BLOCK_N / 2], const tile t, const int batch, con
         for (int i = 0; i < BLOCK_N / 2; ++i) s[i] *= (float)(SCALE);
     }
     if (!HAS_SCORE_MOD && whole) return;
-    modify_scores(s, BLOCK_N / 2, SCALE, batch, head, rows, t.first + column, t.first + t.n_keys, t.seen_as, whole MOD_ARGS);
+    modify_scores(s, BLOCK_N / 2, SCALE, sequence, head, rows, t.first + column, t.first + t.n_keys, t.seen_as, whole MOD_ARGS);
 }
 
 // Scores become softmax weights; m and l of the lane's two rows (l: of its columns only) move on, and with them
@@ -346,21 +346,22 @@ void attention_prefill(__global const QUERY_T* queries, __global const int* stat
             from += of_keys ? first_row(KEYS, batch, kv_head) : first_row(VALUES, batch, kv_head);
             const int end = POSITION_OF(it) + min(it.t0 + BLOCK_M, END_OF(it));
             const int2 group_rows = (int2)(POSITION_OF(it) + it.t0, end - 1);
-            kv_block_ranges left = RANGES_OF(batch, it.head, it.t0 / BLOCK_M, group_rows, end);
+            const int sequence = batch + MOD_SEQUENCE(STATE_OF(it));
+            kv_block_ranges left = RANGES_OF(sequence, it.head, it.t0 / BLOCK_M, group_rows, end);
             tile_coord at = {0, (int2)(0)};
-            at = tile_after(at, &left, batch, it.head, group_rows MOD_ARGS);
+            at = tile_after(at, &left, sequence, it.head, group_rows MOD_ARGS);
             int last;
             do {  // once without any key, too: the consumers wait for a tile
                 const int n_keys = at.range.y > 0 ? min(BLOCK_N, at.range.y - at.j) : 0;
                 const int row = n_keys > part ? kv_row(STATE_OF(it), at.j + part) : 0;
                 tile_coord next = at;
-                if (n_keys > 0) next = tile_after(at, &left, batch, it.head, group_rows MOD_ARGS);
+                if (n_keys > 0) next = tile_after(at, &left, sequence, it.head, group_rows MOD_ARGS);
                 last = n_keys == 0 || next.range.y == 0;
                 mbarrier_wait(empty + 8 * stage, parity);
                 if (warp == CONSUMER_WARPS && lane == 0) {
                     tiles[stage].first = at.j;
                     tiles[stage].n_keys = n_keys;
-                    tiles[stage].seen_as = n_keys > 0 ? class_of(at, batch, it.head, group_rows MOD_ARGS) : TILE_PARTIAL;
+                    tiles[stage].seen_as = n_keys > 0 ? class_of(at, sequence, it.head, group_rows MOD_ARGS) : TILE_PARTIAL;
                     tiles[stage].last = last;
                 }
                 if (of_keys && !ARRAYS)
@@ -450,7 +451,7 @@ void attention_prefill(__global const QUERY_T* queries, __global const int* stat
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 2; ++i) acc[i] = 0.0f;  // while no product is under way
         if (lane == 0) mbarrier_arrive(k_empty + 8 * stage);
-        mask_scores(s, keys, batch, present.head, rows, column, first_row MOD_ARGS);
+        mask_scores(s, keys, batch + MOD_SEQUENCE(STATE_OF(present)), present.head, rows, column, first_row MOD_ARGS);
         update_softmax(s, m, l, shrink);
         narrow_weights(p, s);
         while (!keys.last) {
@@ -476,7 +477,7 @@ void attention_prefill(__global const QUERY_T* queries, __global const int* stat
             SETTLE_SCORES;
             if (lane == 0) mbarrier_arrive(k_empty + 8 * next_stage);
 #endif
-            mask_scores(s, keys, batch, present.head, rows, column, first_row MOD_ARGS);
+            mask_scores(s, keys, batch + MOD_SEQUENCE(STATE_OF(present)), present.head, rows, column, first_row MOD_ARGS);
             update_softmax(s, m, l, shrink);
 #if ARRAYS
             NEVER_BELOW_0(l[0] + l[1]);

@@ -127,7 +127,8 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
     if (split >= n_splits) return;
     // The splits share what comes after the keys that mask_mod hides from the beginning on.
     const int2 query = (int2)(position);
-    const int visible_from = first_visible(0, head * GROUP_SIZE, GROUP_SIZE, query, kv_len, BLOCK_N MOD_ARGS);
+    const int sequence = MOD_SEQUENCE(state);
+    const int visible_from = first_visible(sequence, head * GROUP_SIZE, GROUP_SIZE, query, kv_len, BLOCK_N MOD_ARGS);
     const int per_split = (kv_len - visible_from + n_splits * BLOCK_N - 1) / (n_splits * BLOCK_N) * BLOCK_N;
     const int first = visible_from + split * per_split, end = min(kv_len, first + per_split);
 
@@ -153,7 +154,7 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
     EACH_HEAD(g) acc[g] = 0.0f;
     for (int j = first; j < end; j += BLOCK_N) {
         const int n_keys = min(BLOCK_N, end - j);
-        const int seen = tile_class(0, head * GROUP_SIZE, GROUP_SIZE, query, j, j + n_keys MOD_ARGS);
+        const int seen = tile_class(sequence, head * GROUP_SIZE, GROUP_SIZE, query, j, j + n_keys MOD_ARGS);
         if (seen == TILE_EMPTY) continue;
         const int key_row = kv_row(state, j);
         __global const kv_t* k = KV_TILES_AT(k_cache, key_row);
@@ -186,11 +187,11 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
             float score = 0.0f;
             for (int i = 0; i < SLICES; ++i) score += sums[(i * GROUP_SIZE + g) * BLOCK_N + own_key];
 #if HAS_SCORE_MOD
-            score = score_mod(score, 0, head * GROUP_SIZE + g, position, j + min(own_key, n_keys - 1) MOD_ARGS);
+            score = score_mod(score, sequence, head * GROUP_SIZE + g, position, j + min(own_key, n_keys - 1) MOD_ARGS);
 #endif
             bool is_seen = own_key < n_keys;
 #if HAS_MASK_MOD
-            if (is_seen && seen == TILE_PARTIAL) is_seen = mask_mod(0, head * GROUP_SIZE + g, position, j + own_key MOD_ARGS);
+            if (is_seen && seen == TILE_PARTIAL) is_seen = mask_mod(sequence, head * GROUP_SIZE + g, position, j + own_key MOD_ARGS);
 #endif
             own_scores[h] = is_seen ? score : -INFINITY;
             scores[g * BLOCK_N + own_key] = own_scores[h];

@@ -131,7 +131,7 @@ void attention_prefill(__global const float* queries, __global const int* state,
     const int head = get_group_id(0), batch = get_group_id(2);
     const query_block block = query_block_at(state, get_group_id(1));
     const int t0 = block.t0, position = block.position, n = block.n;
-    const int kv_head = head / (N_Q_HEADS / N_KV_HEADS);
+    const int kv_head = head / (N_Q_HEADS / N_KV_HEADS), sequence = batch + MOD_SEQUENCE(block.state);
     k_cache += (batch * N_KV_HEADS + kv_head) * KV_HEAD_SIZE;
     v_cache += (batch * N_KV_HEADS + kv_head) * KV_HEAD_SIZE;
     queries += first_query(batch, head, n);
@@ -151,11 +151,11 @@ void attention_prefill(__global const float* queries, __global const int* state,
 #pragma unroll
             for (int c = 0; c < RUNS; ++c) acc[a][c] = 0.0f;
         }
-        kv_block_ranges left = RANGES_OF(batch, head, t0 / BLOCK_M, rows, position + min(t0 + BLOCK_M, n));
+        kv_block_ranges left = RANGES_OF(sequence, head, t0 / BLOCK_M, rows, position + min(t0 + BLOCK_M, n));
         for (int2 range = take_range(&left); range.y > 0; range = take_range(&left)) {
             for (int j = RANGE_FIRST(range); j < range.y; j += BLOCK_N) {
                 const int n_keys = min(BLOCK_N, range.y - j), row = kv_row(block.state, j);
-                const int seen_as = class_in_range(range, batch, head, rows, j, j + n_keys MOD_ARGS);
+                const int seen_as = class_in_range(range, sequence, head, rows, j, j + n_keys MOD_ARGS);
                 if (seen_as == TILE_EMPTY) continue;
                 barrier(CLK_LOCAL_MEM_FENCE);
                 stage_keys(KV_TILES_AT(k_cache, row), kv, lid);
@@ -189,10 +189,10 @@ void attention_prefill(__global const float* queries, __global const int* state,
                         const int key = KEYS * tx + b;
                         bool seen = key < visible;
 #if HAS_MASK_MOD
-                        if (seen && seen_as == TILE_PARTIAL) seen = mask_mod(batch, head, q_idx, j + key MOD_ARGS);
+                        if (seen && seen_as == TILE_PARTIAL) seen = mask_mod(sequence, head, q_idx, j + key MOD_ARGS);
 #endif
 #if HAS_SCORE_MOD
-                        if (seen) of_row[b] = score_mod(of_row[b], batch, head, q_idx, j + key MOD_ARGS);
+                        if (seen) of_row[b] = score_mod(of_row[b], sequence, head, q_idx, j + key MOD_ARGS);
 #endif
                         scores[b][a] = seen ? of_row[b] : -INFINITY;
                         top[a] = fmax(top[a], scores[b][a]);
