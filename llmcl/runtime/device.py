@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Union
 
@@ -28,6 +28,8 @@ from llmcl.runtime.device_cache import DeviceCache  # noqa: E402
 from llmcl.runtime.driver_calls import DriverCall, finish_quietly, forked, named_errors, open_devices  # noqa: E402
 from llmcl.runtime.huge_pages import HugePages  # noqa: E402
 from llmcl.runtime.program import KernelSource, ProgramCache  # noqa: E402
+from llmcl.runtime.sub_groups import sub_group_form  # noqa: E402
+from llmcl.runtime.traffic import Traffic  # noqa: E402
 
 KernelArg = Union["Buffer", np.generic]
 Groups = tuple[int, ...] | Callable[[int], tuple[int, ...]]
@@ -45,25 +47,6 @@ SLEEP_S = 0.0002  # of a wait that may not take a processor's time: a step of a 
 KERNEL_SPILL_MEM_SIZE_INTEL = 0x4109  # a query of cl_intel_required_subgroup_size
 
 CostModel = Callable[[int, int], Cost]  # of the number of tokens in the step and its position; for the profiler
-
-
-@dataclass
-class Traffic:
-    """What crossed between host and device since the device was opened, and the kernels launched."""
-
-    host_to_device_bytes: int = 0
-    device_to_host_bytes: int = 0
-    kernel_launches: int = 0
-
-    def since(self, earlier: Traffic) -> Traffic:
-        return Traffic(
-            self.host_to_device_bytes - earlier.host_to_device_bytes,
-            self.device_to_host_bytes - earlier.device_to_host_bytes,
-            self.kernel_launches - earlier.kernel_launches,
-        )
-
-    def copy(self) -> Traffic:
-        return replace(self)
 
 
 class Buffer:
@@ -299,6 +282,11 @@ class Device:
     def compute_units(self) -> int:
         return self.entry.compute_units
 
+    @property
+    def sub_group(self) -> int:
+        """Which names for sub-groups kernels use (kernels/common/sub_groups.cl); 0: none, they meet in local memory."""
+        return sub_group_form(self.entry)
+
     @cached_property
     def allocator(self) -> MemoryPool:
         """For arrays of pyopencl (`allocator=device.allocator`): memory that an array gave back serves the next one."""
@@ -462,6 +450,8 @@ class Device:
         prelude: OpenCL C in front of the file, such as functions that it calls. cost: what a launch moves and
         computes, for the profiler.
         """
+        if self.sub_group:
+            constants = {**constants, "SUB_GROUP": self.sub_group}
         return self.launch_type(self, KernelSource(file, name, constants, prelude), args, groups, local, cost)
 
     def kernel(self, source: KernelSource, shared: bool) -> cl.Kernel:

@@ -9,7 +9,7 @@ from llmcl.runtime.platforms import DeviceEntry
 GB = 1 << 30
 COMMON = ("cl_khr_global_int32_base_atomics", "cl_khr_local_int32_base_atomics", "cl_khr_byte_addressable_store")
 INTEL = (*COMMON, "cl_khr_fp16", "cl_khr_subgroups", "cl_intel_subgroups", "cl_intel_required_subgroup_size")
-AMD = (*COMMON, "cl_khr_fp16", "cl_khr_fp64", "cl_khr_subgroups")
+AMD = (*COMMON, "cl_khr_fp16", "cl_khr_fp64", "cl_khr_subgroups", "cl_amd_media_ops")
 MALI = (*COMMON, "cl_khr_fp16", "cl_khr_subgroups", "cl_khr_integer_dot_product")
 ADRENO = (*COMMON, "cl_khr_fp16", "cl_khr_subgroups", "cl_qcom_reqd_sub_group_size")
 

@@ -1,13 +1,34 @@
 // reduce_NAME(v, scratch, lid) -> v of all work-items of a group joined in pairs, in each of them. Another one is
 //
-//     inline TYPE reduce_NAME(const TYPE v, __local TYPE* scratch, const int lid) REDUCED(JOIN)
+//     inline TYPE reduce_NAME(const TYPE v, __local TYPE* scratch, const int lid) REDUCED(TYPE, JOIN)
+//
+// Work-items of a sub-group (sub_groups.cl) join their values in registers, and one of each leaves what came of it; without
+// sub-groups all meet in local memory, half of them in each turn. The order of the joins is another, so sums differ in their
+// last bits; JOIN(a, b) is JOIN(b, a).
 //
 // scratch  what LOCAL_SCRATCH declares at the head of a kernel; it may hold what is still read: a barrier comes before
 //          the first write.
 // Build: LOCAL_SIZE (a power of two). Local memory: LOCAL_SIZE values for each scratch, none with a LOCAL_SIZE of 1.
+#include "common/sub_groups.cl"
+
 #if LOCAL_SIZE > 1
 #define LOCAL_SCRATCH(type, name) __local type name[LOCAL_SIZE]
-#define REDUCED(join)                                                                 \
+#if SUB_GROUP
+#define REDUCED(type, join)                                                                                 \
+    {                                                                                                       \
+        type all = v;                                                                                       \
+        for (int mask = min(LOCAL_SIZE, SUB_GROUP_SIZE) / 2; mask > 0; mask /= 2)                           \
+            all = join(all, lanes_xor_##type(all, mask));                                                   \
+        if (LOCAL_SIZE <= SUB_GROUP_SIZE) return all;                                                       \
+        barrier(CLK_LOCAL_MEM_FENCE);                                                                       \
+        if (LANE(lid) == 0) scratch[SUB_GROUP_ID(lid)] = all;                                               \
+        barrier(CLK_LOCAL_MEM_FENCE);                                                                       \
+        all = scratch[0];                                                                                   \
+        for (int i = 1; i < LOCAL_SIZE / SUB_GROUP_SIZE; ++i) all = join(all, scratch[i]);                  \
+        return all;                                                                                         \
+    }
+#else
+#define REDUCED(type, join)                                                           \
     {                                                                                 \
         barrier(CLK_LOCAL_MEM_FENCE);                                                 \
         scratch[lid] = v;                                                             \
@@ -18,11 +39,12 @@
         barrier(CLK_LOCAL_MEM_FENCE);                                                 \
         return scratch[0];                                                            \
     }
+#endif
 #else
 #define LOCAL_SCRATCH(type, name) __local type* const name = 0
-#define REDUCED(join) \
+#define REDUCED(type, join) \
     { return v; }
 #endif
 #define SUM_OF(a, b) ((a) + (b))
-inline float reduce_max(const float v, __local float* scratch, const int lid) REDUCED(fmax)
-inline float reduce_sum(const float v, __local float* scratch, const int lid) REDUCED(SUM_OF)
+inline float reduce_max(const float v, __local float* scratch, const int lid) REDUCED(float, fmax)
+inline float reduce_sum(const float v, __local float* scratch, const int lid) REDUCED(float, SUM_OF)

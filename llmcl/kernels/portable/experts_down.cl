@@ -10,11 +10,12 @@
 // Index space: (N / 16, n) groups of LOCAL_SIZE. To its work-items the tiles of the TOP_K experts are one, of TOP_K K columns:
 // portable/tile_product.cl.
 // Build: WEIGHT, K, N (both multiples of 16), N_EXPERTS, TOP_K, LOCAL_SIZE, AT_ONCE, AHEAD (linear_decode.cl).
-// Local memory: 4 LOCAL_SIZE (PIECE_ROWS + 1) + 8 TOP_K bytes, PIECE_ROWS 8 with weights of 16 bits, otherwise 4.
+// Local memory: 4 LOCAL_SIZE (PIECE_ROWS + 1) + 8 TOP_K bytes, PIECE_ROWS 8 with weights of 16 bits, otherwise 4; less with sub-groups.
 #if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(N_EXPERTS) || !defined(TOP_K) || !defined(LOCAL_SIZE) || \
     !defined(AT_ONCE) || !defined(AHEAD)
 #error "portable/experts_down.cl needs the build constants WEIGHT, K, N, N_EXPERTS, TOP_K, LOCAL_SIZE, AT_ONCE, AHEAD"
 #endif
+#define INTEL_LANES 16
 #define NORM 0
 #include "portable/tile_pieces.cl"
 #include "common/expert_bias.cl"
@@ -38,11 +39,10 @@ inline columns columns_at(const operands* o, const int p, float* square, const u
 }
 #include "portable/tile_product.cl"
 
-__kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
+__kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1))) REQUIRE_LANES
 void experts_down(__global const CAT(WEIGHT, _t)* weight, __global const float* x, __global const int* ids,
                   __global const float* weights, __global float* out, const int first_expert BIAS_PARAM) {
-    __local float sums[LOCAL_SIZE * PIECE_ROWS] __attribute__((aligned(16)));
-    __local float parts[LOCAL_SIZE];
+    ROW_SUMS;
     __local int experts[TOP_K];
     __local float factors[TOP_K];
     const int lid = get_local_id(0), unit = get_group_id(0), token = get_group_id(1);

@@ -10,11 +10,12 @@
 //
 // Index space: (N / 16, n TOP_K) groups of LOCAL_SIZE. How the work-items share the tiles: portable/tile_product.cl.
 // Build: WEIGHT, K, N (both multiples of 16), N_EXPERTS, TOP_K, GATE, NORM, EPS, LOCAL_SIZE, AT_ONCE, AHEAD (linear_decode.cl).
-// Local memory: 4 LOCAL_SIZE (PIECE_ROWS + 2) bytes, PIECE_ROWS 8 with weights of 16 bits, otherwise 4.
+// Local memory: 4 LOCAL_SIZE (PIECE_ROWS + 2) bytes, PIECE_ROWS 8 with weights of 16 bits, otherwise 4; less with sub-groups.
 #if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(N_EXPERTS) || !defined(TOP_K) || !defined(GATE) || \
     !defined(NORM) || !defined(EPS) || !defined(LOCAL_SIZE) || !defined(AT_ONCE) || !defined(AHEAD)
 #error "portable/experts_gate_up.cl needs the build constants WEIGHT, K, N, N_EXPERTS, TOP_K, GATE, NORM, EPS, LOCAL_SIZE, AT_ONCE, AHEAD"
 #endif
+#define INTEL_LANES 16
 #include "portable/tile_pieces.cl"
 #include "common/expert_bias.cl"
 
@@ -32,11 +33,10 @@ inline columns columns_at(const operands* o, const int p, float* square, const u
 }
 #include "portable/tile_product.cl"
 
-__kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
+__kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1))) REQUIRE_LANES
 void experts_gate_up(__global const CAT(WEIGHT, _t)* weight, __global const float* x, __global const float* norm,
                      __global const int* ids, __global float* out, const int first_expert BIAS_PARAM) {
-    __local float sums[LOCAL_SIZE * PIECE_ROWS] __attribute__((aligned(16)));
-    __local float parts[LOCAL_SIZE];
+    ROW_SUMS;
     const int lid = get_local_id(0), unit = get_group_id(0), row = get_group_id(1);
     const int expert = ids[row] - first_expert;
     if (expert < 0 || expert >= N_EXPERTS) return;
@@ -45,7 +45,7 @@ void experts_gate_up(__global const CAT(WEIGHT, _t)* weight, __global const floa
     float own[2][PIECE_ROWS], square;
     add_pieces(own, &o, &square, lid, big);
 #if NORM
-    __local float squares[PARTS];
+    NORM_SUMS;
     const float scale = scale_of_norm(square, parts, squares, lid);
 #else
     const float scale = 1.0f;

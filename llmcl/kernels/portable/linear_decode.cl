@@ -6,12 +6,13 @@
 //
 // How the work-items share a tile: portable/tile_product.cl. The sum of squares for the norm comes along: the norm's scale is
 // a factor of the sums.
-// Local memory: 4 LOCAL_SIZE (PIECE_ROWS + 2) bytes, PIECE_ROWS 8 with weights of 16 bits, otherwise 4.
+// Local memory: 4 LOCAL_SIZE (PIECE_ROWS + 2) bytes, PIECE_ROWS 8 with weights of 16 bits, otherwise 4; less with sub-groups.
 #if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(N_TILES) || !defined(NORM) || !defined(EPS) || \
     !defined(EPILOGUE) || !defined(LOCAL_SIZE) || !defined(AT_ONCE) || !defined(AHEAD) || \
     !defined(STATE_N_TOKENS)
 #error "portable/linear_decode.cl needs the build constants WEIGHT, K, N, N_TILES, NORM, EPS, EPILOGUE, LOCAL_SIZE, AT_ONCE, AHEAD and those of the step state"
 #endif
+#define INTEL_LANES 16
 #include "portable/tile_pieces.cl"
 
 #define TILES_AT_ONCE (EPILOGUE == EPILOGUE_SWIGLU ? 2 : 1)
@@ -28,11 +29,10 @@ inline columns columns_at(const operands* o, const int p, float* square, const u
 }
 #include "portable/tile_product.cl"
 
-__kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
+__kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1))) REQUIRE_LANES
 void linear_decode(__global const CAT(WEIGHT, _t)* weight, __global const float* x, __global const float* norm,
                    __global float* out, __global const int* state, const int out_row) {
-    __local float sums[LOCAL_SIZE * PIECE_ROWS] __attribute__((aligned(16)));
-    __local float parts[LOCAL_SIZE];
+    ROW_SUMS;
     const int lid = get_local_id(0), unit = get_group_id(0);
     const int n = state[STATE_N_TOKENS];
     const uint big = 0x4b000000u | (uint)n >> 31;  // n is above 0, which the compiler does not know: see quant_piece.cl
@@ -41,7 +41,7 @@ void linear_decode(__global const CAT(WEIGHT, _t)* weight, __global const float*
     add_pieces(own, &o, &square, lid, big);
 
 #if NORM
-    __local float squares[PARTS];
+    NORM_SUMS;
     const float scale = scale_of_norm(square, parts, squares, lid);
 #else
     const float scale = 1.0f;

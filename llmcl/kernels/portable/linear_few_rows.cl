@@ -6,22 +6,23 @@
 // Index space: (ceil(n / ROWS), units) groups of LOCAL_SIZE: groups with the same tiles are neighbours, of which one reads them from
 // memory and the others from a cache. How the work-items share a tile: portable/tile_product.cl.
 // Build: WEIGHT, K, N, N_TILES, OUT_STRIDE, EPILOGUE, GATE where there is one, ROWS, LOCAL_SIZE (a power of two >= 16), those of the step state.
-// Local memory: 4 LOCAL_SIZE (PIECE_ROWS + 1) bytes, PIECE_ROWS 8 with weights of 16 bits, otherwise 4.
+// Local memory: 4 LOCAL_SIZE (PIECE_ROWS + 1) bytes, PIECE_ROWS 8 with weights of 16 bits, otherwise 4; less with sub-groups.
 #if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(N_TILES) || !defined(OUT_STRIDE) || !defined(EPILOGUE) || \
     !defined(ROWS) || !defined(LOCAL_SIZE) || !defined(STATE_N_TOKENS)
 #error "portable/linear_few_rows.cl needs the build constants WEIGHT, K, N, N_TILES, OUT_STRIDE, EPILOGUE, ROWS, LOCAL_SIZE and those of the step state"
 #endif
+#define INTEL_LANES 8
+#define SUMS_IN_REGISTERS (SUB_GROUP == 1)  // Intel's; elsewhere they take registers of the other tokens' sums
 #define NORM 0
 #include "portable/tile_pieces.cl"
 #include "portable/sum_of_rows.cl"
 
 #define TILES_AT_ONCE (EPILOGUE == EPILOGUE_SWIGLU ? 2 : 1)
 
-__kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
+__kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1))) REQUIRE_LANES
 void linear_few_rows(__global const CAT(WEIGHT, _t)* weight, __global const float* x, __global float* out,
                     __global const int* state, const int out_row) {
-    __local float sums[LOCAL_SIZE * PIECE_ROWS] __attribute__((aligned(16)));
-    __local float parts[LOCAL_SIZE];
+    ROW_SUMS;
     const int lid = get_local_id(0), first_token = get_group_id(0) * ROWS, unit = get_group_id(1);
     const int n = state[STATE_N_TOKENS];
     const uint big = 0x4b000000u | (uint)n >> 31;  // n is above 0, which the compiler does not know: see quant_piece.cl

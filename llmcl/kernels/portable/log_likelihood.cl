@@ -31,7 +31,7 @@ inline float top8(float8 v) {
     return fmax(b.x, b.y);
 }
 
-inline int reduce_min(const int v, __local int* scratch, const int lid) REDUCED(min)
+inline int reduce_min(const int v, __local int* scratch, const int lid) REDUCED(int, min)
 
 // log sum_i exp(row[i] - top), where top is the row's maximum.
 inline float log_sum(__global const float* row, const float top, __local float* scratch, const int lid) {

@@ -80,7 +80,7 @@ inline uint key_of(float x) {
 
 inline float value_of(uint key) { return as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key); }
 
-inline ulong reduce_sum_ulong(const ulong v, __local ulong* scratch, const int lid) REDUCED(SUM_OF)
+inline ulong reduce_sum_ulong(const ulong v, __local ulong* scratch, const int lid) REDUCED(ulong, SUM_OF)
 
 // Bins of logits by the upper 11 bits of their keys: sign, exponent, and a quarter of a power of two.
 #define BIN_SHIFT 21
@@ -319,20 +319,11 @@ inline float score_of(const float l, const int token, const float temperature, c
     return l / temperature - log(-log(u));
 }
 
-// The best of a group's (score, token); in work-item 0.
-inline float2 reduce_best(float score, int token, __local float2* scratch) {
-    const int lid = get_local_id(0);
-    barrier(CLK_LOCAL_MEM_FENCE);
-    scratch[lid] = (float2)(score, as_float(token));
-    for (int width = LOCAL_SIZE / 2; width > 0; width /= 2) {
-        barrier(CLK_LOCAL_MEM_FENCE);
-        if (lid < width) {
-            keep_better(&score, &token, scratch[lid + width].x, as_int(scratch[lid + width].y));
-            scratch[lid] = (float2)(score, as_float(token));
-        }
-    }
-    return (float2)(score, as_float(token));
+// (score, token) pairs, tokens by their bits, as keep_better orders them.
+inline float2 better_of(const float2 a, const float2 b) {
+    return b.x > a.x || (b.x == a.x && as_int(b.y) < as_int(a.y)) ? b : a;
 }
+inline float2 reduce_best(const float2 v, __local float2* scratch, const int lid) REDUCED(float2, better_of)
 
 // best[group] = the best score of the group's partition of the vocabulary.
 inline void best_of_partition(const int group, __global const float* logits, __global const int* last_seen, __global const int* counts,
@@ -354,7 +345,7 @@ inline void best_of_partition(const int group, __global const float* logits, __g
                 keep_better(&score, &token, score_of(l[u], i, temperature, keys), i);
             }
     }
-    const float2 found = reduce_best(score, token, scratch);
+    const float2 found = reduce_best((float2)(score, as_float(token)), scratch, lid);
     if (lid == 0) best[group] = found;
 }
 
@@ -411,7 +402,7 @@ void sample_finish(__global const float2* best, __global const int* sampling, __
     float score = -INFINITY;
     int token = VOCAB;
     for (int i = lid; i < N_GROUPS; i += LOCAL_SIZE) keep_better(&score, &token, best[i].x, as_int(best[i].y));
-    const float2 found = reduce_best(score, token, scratch);
+    const float2 found = reduce_best((float2)(score, as_float(token)), scratch, lid);
     if (lid == 0) end_step(found, row, sampling, state, tokens, sampled, counts);
 }
 
@@ -454,7 +445,7 @@ void sample_select(__global const float2* candidates, __global const float2* bes
         const int candidate = as_int(candidates[i].y);
         if (l >= threshold) keep_better(&score, &token, score_of(l, candidate, temperature, keys), candidate);
     }
-    const float2 chosen = reduce_best(score, token, (__local float2*)scratch);
+    const float2 chosen = reduce_best((float2)(score, as_float(token)), (__local float2*)scratch, lid);
     barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);  // all have read what is written now
     for (int i = lid; i <= BINS; i += LOCAL_SIZE) bins[i] = 0;
     if (lid == 0) {

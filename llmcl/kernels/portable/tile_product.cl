@@ -54,8 +54,15 @@ IN_REGISTERS inline void add_pieces(float own[TILES_AT_ONCE][PIECE_ROWS], const 
 }
 
 #if NORM
-// 1 / sqrt(mean(x^2) + EPS) from the work-items' squares, each of which counts TWINS times.
-inline float scale_of_norm(const float square, __local float* parts, __local float* squares, const int lid) {
+#if SUMS_IN_REGISTERS
+#include "common/reduce.cl"
+#define NORM_SUMS __local float* const squares = parts
+inline float sum_of_squares(const float square, __local float* parts, __local float* squares, const int lid) {
+    return reduce_sum(square, parts, lid);
+}
+#else
+#define NORM_SUMS __local float squares[PARTS]
+inline float sum_of_squares(const float square, __local float* parts, __local float* squares, const int lid) {
     parts[lid] = square;
     barrier(CLK_LOCAL_MEM_FENCE);
     if (lid < PARTS) {
@@ -67,6 +74,12 @@ inline float scale_of_norm(const float square, __local float* parts, __local flo
     barrier(CLK_LOCAL_MEM_FENCE);
     float sum = 0.0f;
     for (int i = 0; i < PARTS; ++i) sum += squares[i];
-    return 1.0f / sqrt(NO_OVERFLOW(sum) / (TWINS * K) + EPS);
+    return sum;
+}
+#endif
+
+// 1 / sqrt(mean(x^2) + EPS) from the work-items' squares, each of which counts TWINS times. A kernel declares NORM_SUMS.
+inline float scale_of_norm(const float square, __local float* parts, __local float* squares, const int lid) {
+    return 1.0f / sqrt(NO_OVERFLOW(sum_of_squares(square, parts, squares, lid)) / (TWINS * K) + EPS);
 }
 #endif

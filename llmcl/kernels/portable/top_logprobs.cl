@@ -32,7 +32,7 @@ inline bool is_before(const float2 a, const float2 b) {
     return a.x > b.x || (a.x == b.x && (uint)as_int(a.y) < (uint)as_int(b.y));
 }
 inline float2 first_of(const float2 a, const float2 b) { return is_before(a, b) ? a : b; }
-inline float2 reduce_first(const float2 v, __local float2* scratch, const int lid) REDUCED(first_of)
+inline float2 reduce_first(const float2 v, __local float2* scratch, const int lid) REDUCED(float2, first_of)
 #define NONE ((float2)(-INFINITY, as_float(-1)))
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))

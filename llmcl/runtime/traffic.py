@@ -1,0 +1,24 @@
+"""The count of what crosses between the host and a device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass
+class Traffic:
+    """What crossed between host and device since the device was opened, and the kernels launched."""
+
+    host_to_device_bytes: int = 0
+    device_to_host_bytes: int = 0
+    kernel_launches: int = 0
+
+    def since(self, earlier: Traffic) -> Traffic:
+        return Traffic(
+            self.host_to_device_bytes - earlier.host_to_device_bytes,
+            self.device_to_host_bytes - earlier.device_to_host_bytes,
+            self.kernel_launches - earlier.kernel_launches,
+        )
+
+    def copy(self) -> Traffic:
+        return replace(self)
