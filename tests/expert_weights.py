@@ -35,7 +35,7 @@ def stacked_experts(config: ModelConfig, weights: Mapping[str, NDArray[Any]]) ->
         stacked[f"{prefix}experts.down_proj"] = experts(block.down)
         router = stacked.pop(layer_name(i, f"{block.router}.weight"))
         stacked[f"{prefix}{'router' if granite else 'gate'}.weight"] = router
-        if block.settings.shared_size:
+        if block.settings.shared_size and granite:
             gate, up, down = (
                 stacked.pop(layer_name(i, f"{block.shared}.{name}_proj.weight")) for name in ("gate", "up", "down")
             )

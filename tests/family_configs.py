@@ -31,6 +31,7 @@ SHORT = ShortConvSettings()
 DELTA = DeltaSettings(n_k=2, n_v=4, d_k=32, d_v=32)
 WIDE = DeltaSettings(n_k=2, n_v=2, d_k=128, d_v=128, length=3)
 ODD = DeltaSettings(n_k=1, n_v=3, d_k=16, d_v=16, length=2)
+DELTA_JOINED, WIDE_JOINED, ODD_JOINED = (dataclasses.replace(of, joined=("qkvz", "ba")) for of in (DELTA, WIDE, ODD))
 
 
 def gpt_oss_config(experts: ExpertSettings, *, biased: bool = True, **changes: Any) -> ModelConfig:
@@ -189,6 +190,87 @@ FAMILIES: dict[str, ModelConfig] = {
         rotary_dim=12,
         norm_offset=1.0,
     ),
+    "qwen3_5_moe_text": small_config(
+        architecture="qwen3_5_moe_text",
+        settings=[
+            LayerSettings(recurrent=mixer, experts=ExpertSettings(6, 2, 48, shared_size=64))
+            for mixer in (DELTA, DELTA, DELTA, None)
+        ],
+        intermediate_size=48,
+        head_dim=64,
+        rotary_dim=16,
+        norm_offset=1.0,
+        rms_norm_eps=1e-6,
+        rope_theta=1e7,
+    ),
+    "qwen3_5_moe_text-wide": small_config(
+        architecture="qwen3_5_moe_text",
+        settings=[
+            LayerSettings(recurrent=mixer, experts=ExpertSettings(16, 4, 32, shared_size=32))
+            for mixer in (WIDE, None, WIDE)
+        ],
+        intermediate_size=32,
+        n_q_heads=6,
+        n_kv_heads=1,
+        hidden_size=96,
+        rotary_dim=8,
+        norm_offset=1.0,
+        tie_embeddings=True,
+    ),
+    "qwen3_5_moe_text-odd": small_config(
+        architecture="qwen3_5_moe_text",
+        settings=[
+            LayerSettings(recurrent=mixer, experts=ExpertSettings(5, 1, 16, shared_size=80)) for mixer in (ODD, None)
+        ],
+        intermediate_size=16,
+        n_q_heads=3,
+        n_kv_heads=3,
+        hidden_size=96,
+        head_dim=48,
+        rotary_dim=12,
+        norm_offset=1.0,
+    ),
+    "qwen3_next": small_config(
+        architecture="qwen3_next",
+        settings=[
+            LayerSettings(
+                recurrent=mixer,
+                experts=ExpertSettings(6, 3, 48, shared_size=48),
+            )
+            for mixer in (DELTA_JOINED, DELTA_JOINED, DELTA_JOINED, None)
+        ],
+        intermediate_size=48,
+        head_dim=64,
+        rotary_dim=16,
+        norm_offset=1.0,
+    ),
+    "qwen3_next-some": small_config(  # one layer without experts, and weights that do not add up to 1
+        architecture="qwen3_next",
+        settings=[
+            LayerSettings(recurrent=WIDE_JOINED, experts=ExpertSettings(9, 4, 32, False, shared_size=32)),
+            LayerSettings(),
+        ],
+        n_q_heads=6,
+        n_kv_heads=1,
+        hidden_size=96,
+        rotary_dim=8,
+        norm_offset=1.0,
+        tie_embeddings=True,
+    ),
+    "qwen3_next-odd": small_config(
+        architecture="qwen3_next",
+        settings=[
+            LayerSettings(recurrent=mixer, experts=ExpertSettings(4, 2, 16, shared_size=80))
+            for mixer in (ODD_JOINED, None)
+        ],
+        intermediate_size=16,
+        n_q_heads=3,
+        n_kv_heads=3,
+        hidden_size=96,
+        head_dim=48,
+        rotary_dim=12,
+        norm_offset=1.0,
+    ),
     "gemma3_text": small_config(
         architecture="gemma3_text",
         settings=[LayerSettings(WINDOW, rotation="local"), LayerSettings()] * 2,
@@ -213,7 +295,7 @@ FAMILIES: dict[str, ModelConfig] = {
 }
 MOST = "gemma2"  # has more of what sets families apart than any other
 # Those that the format can say, but for what another of them shows as well.
-NOT_IN_GGUF = ("smollm3-biases", "olmo2-biases", "qwen2-windows", "qwen3_moe-some")
+NOT_IN_GGUF = ("smollm3-biases", "olmo2-biases", "qwen2-windows", "qwen3_moe-some", "qwen3_next-some")
 IN_GGUF = [name for name in FAMILIES if name not in (*NOT_IN_GGUF, MOST)]
 
 

@@ -106,7 +106,7 @@ def save_gguf(path: Path, config: ModelConfig, weights: Mapping[str, np.ndarray]
         of = experts[0].settings
         writer.add_expert_count(of.n_experts)
         writer.add_expert_used_count(of.top_k)
-        if of.size != config.intermediate_size or arch == "gpt-oss":
+        if of.size != config.intermediate_size or arch in ("gpt-oss", "qwen35moe", "qwen3next"):
             writer.add_expert_feed_forward_length(of.size)
         if of.shared_size:
             writer.add_expert_shared_feed_forward_length(of.shared_size)
@@ -123,6 +123,9 @@ def save_gguf(path: Path, config: ModelConfig, weights: Mapping[str, np.ndarray]
             if block.settings.shared_size:
                 shared = stacked.pop(layer_name(i, f"{block.shared}.{name}_proj.weight"))
                 writer.add_tensor(f"blk.{i}.ffn_{name}_shexp.weight", shared)
+        if block.has_shared_gate:
+            gate = stacked.pop(layer_name(i, f"{block.shared_gate}.weight"))
+            writer.add_tensor(f"blk.{i}.ffn_gate_inp_shexp.weight", gate[0])
     for name, values in as_in_gguf(config, stacked).items():
         has_offset = name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight")
         stored = values + np.float32(config.norm_offset) if has_offset else values

@@ -53,7 +53,8 @@ def recurrent_options(config: ModelConfig) -> dict[str, Any]:
 
 
 def as_in_gguf(config: ModelConfig, weights: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """The weights as llama.cpp's converter orders them: value heads with other key heads in turn, A itself.
+    """The weights as llama.cpp's converter orders them: value heads with other key heads in turn, or with joined
+    projections q, k, v and z each in one piece; A itself.
 
     Under the names of `as_stored`, convolutions as [channels, length].
     """
@@ -63,8 +64,13 @@ def as_in_gguf(config: ModelConfig, weights: Mapping[str, NDArray[Any]]) -> dict
     for i, block in recurrent_of(config).items():
         if isinstance(block, DeltaNet):
             prefix, of = layer_name(i, "linear_attn."), block.settings
-            for name in [name for name in found if name.startswith(prefix)]:
+            for name in [name for name in found if name.startswith(prefix)] if not of.joined else ():
                 found[name] = _in_turn(name.removeprefix(prefix), found[name], of)
+            if "qkvz" in of.joined:
+                heads = found.pop(prefix + "in_proj_qkvz.weight").reshape(of.n_k, -1, config.hidden_size)
+                ends = np.cumsum([of.d_k, of.d_k, of.n_v // of.n_k * of.d_v])
+                *qkv, z = (part.reshape(-1, config.hidden_size) for part in np.split(heads, ends, axis=1))
+                found |= {prefix + "in_proj_qkv.weight": np.concatenate(qkv), prefix + "in_proj_z.weight": z}
             found[prefix + "A_log"] = -np.exp(found[prefix + "A_log"])
             found[prefix + "dt_proj.bias"] = found.pop(prefix + "dt_bias")
     return found

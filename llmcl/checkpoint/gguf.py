@@ -12,6 +12,7 @@ import math
 import re
 import struct
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -66,6 +67,10 @@ LAYER_MODULE_NAMES = {
     "ffn_gate_exps": "mlp.experts.{}.gate_proj",
     "ffn_up_exps": "mlp.experts.{}.up_proj",
     "ffn_down_exps": "mlp.experts.{}.down_proj",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
 }
 _LAYER_TENSOR = re.compile(r"blk\.(0|[1-9][0-9]{0,8})\.(.+)\.(weight|bias|scale)")
 _OF_LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,8})\.(.+)")
@@ -89,11 +94,14 @@ def open_file(path: Path, name: str) -> Checkpoint:
     family = FAMILIES[config.architecture]
     layer_names = {**LAYER_MODULE_NAMES, **family.gguf_modules}
     by_hf_name: dict[str, StoredTensor] = {}
+    shapes = config.tensors()
     for gguf_name, tensor in stored.items():
         if gguf_name in _ROPE_FACTORS or _is_drafting(gguf_name, family, config.n_layers):
             continue
         hf_name = _hf_name(gguf_name, layer_names, family.gguf_tensors)
         parts = [(hf_name, tensor)]
+        if shapes.get(hf_name) == (1, *tensor.shape):  # a matrix of one row, which converters store as a vector
+            parts = [(hf_name, replace(tensor, shape=(1, *tensor.shape)))]
         if "{}" in hf_name:
             parts = [*parts_of(gguf_name, tensor, (hf_name,), config)]
         if any(name in by_hf_name for name, _ in parts):

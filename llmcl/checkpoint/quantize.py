@@ -22,10 +22,12 @@ EMBEDDINGS = ("model.embed_tokens.weight", "lm_head.weight")
 # names of folders, and those of GGUF files.
 _ROUTERS = (
     ".mlp.gate.weight",
+    ".mlp.shared_expert_gate.weight",
     ".mlp.router.weight",
     ".block_sparse_moe.gate.weight",
     ".router.layer.weight",
     ".ffn_gate_inp.weight",
+    ".ffn_gate_inp_shexp.weight",
 )
 _CONVOLUTIONS = (".conv.weight", ".conv1d.weight", ".ssm_conv1d.weight")
 

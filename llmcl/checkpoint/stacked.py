@@ -46,11 +46,13 @@ def unstacked(
     """A folder's tensors with those of `stacked` (`Family.stacked`) in parts, under the names of these."""
     found: dict[str, StoredTensor] = {}
     for name, tensor in stored.items():
-        module = next((module for module in stacked if name.endswith(f".{module}.weight")), None)
+        # Tensors of experts are no module's, and so have no suffix.
+        own = name.removesuffix(".weight")
+        module = next((module for module in stacked if own.endswith(f".{module}")), None)
         if module is None:
             found[name] = tensor
             continue
-        prefix = name.removesuffix(f"{module}.weight")
+        prefix = own.removesuffix(module)
         names = tuple(f"{prefix}{part}.weight" for part in stacked[module])
         found.update(parts_of(name, tensor, names, config))
     return found

@@ -132,6 +132,6 @@ def bind_block(
     if isinstance(block, ShortConv) and isinstance(weights, ShortConvWeights):
         return ShortConvBlock(weights, states, block.settings)
     if isinstance(block, blocks.Experts) and isinstance(weights, ExpertsWeights):
-        return ExpertsBlock(weights, GATES[block.activation], block.settings.renormalize)
+        return ExpertsBlock(weights, GATES[block.activation], block.settings.renormalize, block.has_shared_gate)
     assert isinstance(block, blocks.GatedMlp) and isinstance(weights, MlpWeights)
     return MlpBlock(weights, GATES[block.activation])

@@ -59,7 +59,7 @@ class Activations:
     local_rope: Buffer | None = None  # [n, head_dim]
     no_rope: Buffer | None = None  # [n, head_dim], the rotation by no angle
     gate_up: Buffer | None = None  # [n, 2 intermediate], tiles alternate
-    router_logits: Buffer | None = None  # [n, n_experts]
+    router_logits: Buffer | None = None  # [n, n_experts], or one more with the gate of a shared expert
     expert_ids: Buffer | None = None  # int32 [n, top_k]
     expert_weights: Buffer | None = None  # [n, top_k]
     expert_rows: Buffer | None = None  # [n, top_k, size of an expert]
@@ -105,10 +105,11 @@ def activation_shapes(
             some[name] = chunk, config.head_dim
     if any(isinstance(block, GatedMlp) and block.bias for block in blocks):
         some["gate_up"] = chunk, 2 * config.intermediate_size
-    experts = [block.settings for block in blocks if isinstance(block, Experts)]
+    mixtures = [block for block in blocks if isinstance(block, Experts)]
+    experts = [block.settings for block in mixtures]
     if experts:
         top_k = max(of.top_k for of in experts)
-        some["router_logits"] = chunk, max(of.n_experts for of in experts)
+        some["router_logits"] = chunk, max(block.settings.n_experts + block.has_shared_gate for block in mixtures)
         some["expert_ids"] = some["expert_weights"] = chunk, top_k
         some["expert_rows"] = chunk, top_k, max(of.size for of in experts)
         some["expert_order"] = (chunk * top_k,)

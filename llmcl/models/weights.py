@@ -20,7 +20,7 @@ from llmcl.models.blocks import WEIGHTS
 from llmcl.models.bound_block import BlockWeights
 from llmcl.models.config import ModelConfig
 from llmcl.models.config.model_config import FINAL_NORM
-from llmcl.models.families.blocks import EveryOther, MatrixPlan, layer_name
+from llmcl.models.families.blocks import MatrixPlan, RowRuns, layer_name
 from llmcl.progress import Progress
 from llmcl.runtime.device import Buffer, Device
 
@@ -137,7 +137,7 @@ def _alloc(device: Device, plan: MatrixPlan, types: WeightTypes) -> Weight:
 class _TensorRows:
     """Rows of a tensor of a checkpoint as `load_rows` wants them; quantised anew if `format` is not the stored one.
 
-    n_rows of them from row `first` on; or, of half of its rows, the first n_rows.
+    n_rows of them from row `first` on; or, of those that `runs` are, the first n_rows.
     """
 
     checkpoint: Checkpoint
@@ -145,7 +145,7 @@ class _TensorRows:
     format: str
     first: int
     n_rows: int
-    half: EveryOther | None = None
+    runs: RowRuns | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -156,10 +156,10 @@ class _TensorRows:
         return row_bytes(self.name, self.format, self.shape[1])
 
     def rows(self, start: int, stop: int) -> np.ndarray:
-        if self.half is None:
+        if self.runs is None:
             stored = self.checkpoint.rows(self.name, self.first + start, self.first + stop)
         else:
-            at = self.half.rows(start, stop)
+            at = self.runs.rows(start, stop)
             stored = self.checkpoint.rows(self.name, int(at[0]), int(at[-1]) + 1)[at - at[0]]
         format = self.checkpoint.tensors[self.name].format
         if format == self.format:
@@ -208,13 +208,13 @@ def load_weights(
 
     def fill(plan: MatrixPlan, weight: Weight) -> Iterator[int]:
         row = 0
-        parts = zip(plan.tensors, plan.first_rows(), plan.tensor_rows, strict=True)
-        for i, (name, first, n_rows) in enumerate(parts):
+        parts = zip(plan.tensors, plan.first_rows(), plan.tensor_rows, plan.runs_of_tensors, strict=True)
+        for i, (name, first, n_rows, runs) in enumerate(parts):
             is_up = plan.alternate and i % 2 == 1
             for nbytes in load_rows(
                 device,
                 weight,
-                _TensorRows(checkpoint, name, formats[name], first, n_rows, plan.first_half if i == 0 else None),
+                _TensorRows(checkpoint, name, formats[name], first, n_rows, runs),
                 flags,
                 numbers[name],
                 first_row=row,

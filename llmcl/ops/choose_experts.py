@@ -18,15 +18,18 @@ def choose_experts(
     top_k: int,
     renormalize: bool,
     bias: Buffer | None = None,
+    row: int | None = None,
 ) -> list[Launch]:
     """The top_k experts of the largest logits, the largest first, and the softmax of their logits.
 
-    logits float32 [n, n_experts]; ids int32 [n, top_k]; weights float32 [n, top_k]. renormalize: the weights of the
-    chosen experts add up to 1; otherwise those of all experts would. bias float32 [n_experts]: is added to the logits.
+    logits float32 [n, row], of which the first n_experts count (row None: [n, n_experts]); ids int32 [n, top_k];
+    weights float32 [n, top_k]. renormalize: the weights of the chosen experts add up to 1; otherwise those of all
+    experts would. bias float32 [n_experts]: is added to the logits.
     """
     size = local_size(device, min(256, power_of_two_at_least(n_experts)))
     constants: dict[str, object] = {
         "N_EXPERTS": n_experts,
+        "ROW": row or n_experts,
         "TOP_K": top_k,
         "RENORMALIZE": renormalize,
         "LOCAL_SIZE": size,

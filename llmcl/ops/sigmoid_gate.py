@@ -1,4 +1,4 @@
-"""sigmoid_gate: the gate that some models put on the output of attention."""
+"""sigmoid_gate: the gate that some models put on the output of attention, or of the expert that all tokens go to."""
 
 from __future__ import annotations
 
@@ -9,15 +9,25 @@ from llmcl.runtime.device import Buffer, Device, Launch
 CPU_RUN = 64  # pieces of 16 values that a work-group of a CPU takes
 
 
-def sigmoid_gate(device: Device, x: Buffer, gate: Buffer, *, columns: int) -> list[Launch]:
-    """x[t] *= sigmoid(gate[t]): x, gate float32 [n, columns], a multiple of 16."""
+def sigmoid_gate(device: Device, x: Buffer, gate: Buffer, *, columns: int, gate_row: int | None = None) -> list[Launch]:
+    """x[t] *= sigmoid(gate[t]): x, gate float32 [n, columns], a multiple of 16.
+
+    With gate_row gate is float32 [n, gate_row], and the last of a row is the gate of all of x[t].
+    """
     width, size = columns_a_work_item(device), local_size(device, 64)
     run = CPU_RUN if device.is_cpu else size
     return [
         device.launch(
             "portable/sigmoid_gate.cl",
             "sigmoid_gate",
-            {"COLUMNS": columns, "RUN": run, "LOCAL_SIZE": size, "WIDTH": width},
+            {
+                "COLUMNS": columns,
+                "GATE_ROW": gate_row or columns,
+                "ONE_A_ROW": gate_row is not None,
+                "RUN": run,
+                "LOCAL_SIZE": size,
+                "WIDTH": width,
+            },
             [x, gate],
             groups=lambda n: (-(-columns // (run * width)), n),
             local=(size, 1),

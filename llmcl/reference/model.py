@@ -107,7 +107,10 @@ def forward(
         y = experts_down(rows, experts(block.down), ids, stored(shares), down_bias)
         if of.shared_size:
             gate, up = (project(x, f"{layer}{block.shared}.{name}") for name in ("gate", "up"))
-            y = y + linear(stored(swiglu(gate, up)), weights[f"{layer}{block.shared}.down_proj.weight"])
+            rows = stored(swiglu(gate, up))
+            if block.has_shared_gate:
+                rows = stored(sigmoid_gate(rows, linear(x, weights[f"{layer}{block.shared_gate}.weight"])))
+            y = y + linear(rows, weights[f"{layer}{block.shared}.down_proj.weight"])
         return y
 
     def convolve(block: ShortConv, layer: str, x: Array) -> Array:
@@ -118,10 +121,12 @@ def forward(
 
     def delta_net(block: DeltaNet, layer: str, x: Array) -> Array:
         of, prefix = block.settings, layer + "linear_attn."
-        names = (f"{prefix}in_proj_{name}.weight" for name in ("qkv", "z", "b", "a"))
-        rows = stored(np.concatenate([linear(x, weights[name]) for name in names], axis=1))
+        plan = block.matrices(config)["projection"]
+        parts = zip(plan.tensors, plan.tensor_rows, plan.runs_of_tensors, strict=True)
+        inputs = (weights[layer + name][slice(None) if runs is None else runs.rows(0, n)] for name, n, runs in parts)
+        rows = stored(np.concatenate([linear(x, values) for values in inputs], axis=1))
         taps = wide(weights[prefix + "conv1d.weight"]).T
-        decays = wide(weights[prefix + "A"]) if of.in_turn else -np.exp(wide(weights[prefix + "A_log"]))
+        decays = -np.exp(wide(weights[prefix + "A_log"])) if of.log_decays else wide(weights[prefix + "A"])
         scalars = np.stack([decays, wide(weights[prefix + "dt_bias"])])
         qkv, gates, _ = delta_inputs(rows, taps, scalars, np.zeros_like(taps[1:]), n_k=of.n_k, d_k=of.d_k)
         state = np.zeros((of.n_v, of.d_k, of.d_v))

@@ -108,6 +108,7 @@ def _features(family: Family) -> list[str]:
         if isinstance(block, Experts):
             found.append("experts with biases" if block.bias else "experts")
             found.append("a shared expert" if block.settings.shared_size else "")
+            found.append("a gate of the shared expert" if block.has_shared_gate else "")
     return [text for text in found if text]
 
 

@@ -49,6 +49,17 @@ def test_a_bias_is_part_of_the_logits(target: Device) -> None:
         np.testing.assert_allclose(weights, expected, rtol=0, atol=TOLERANCE)
 
 
+def test_what_follows_the_logits_in_a_row_does_not_count(target: Device) -> None:
+    rows = np.random.default_rng(5).standard_normal((3, 12)).astype(np.float32)
+    rows[:, 9:] = 99.0
+    ids, weights = poisoned(target, (3, 2)), poisoned(target, (3, 2))
+    given = {"n_experts": 9, "top_k": 2, "renormalize": False, "row": 12}
+    run(choose_experts(target, with_poison(target, rows), ids, weights, **given), 3)
+    expected_ids, expected = reference.choose_experts(rows[:, :9], 2, renormalize=False)
+    np.testing.assert_array_equal(read_guarded(target, ids, np.int32, (3, 2)), expected_ids)
+    np.testing.assert_allclose(read_guarded(target, weights, np.float32, (3, 2)), expected, rtol=0, atol=TOLERANCE)
+
+
 def test_of_equal_logits_the_lower_experts_are_chosen(target: Device) -> None:
     logits = np.array([[1.0, 2.0, 2.0, 2.0, 0.0, 2.0]], np.float32)
     ids, weights = chosen(target, logits, 3, renormalize=True)

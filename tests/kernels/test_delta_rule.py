@@ -1,4 +1,4 @@
-"""delta_inputs, delta_rule, gated_norm and sigmoid_gate: largest difference over the largest expected magnitude."""
+"""delta_inputs, delta_rule and gated_norm: largest difference over the largest expected magnitude."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from helpers import read_guarded, relative_error, run, with_poison
 from llmcl import reference
 from llmcl.kernels.common.step_state import StepState
 from llmcl.ops.delta_rule import SOFTWARE_SEGMENT, DeltaShape, delta_inputs, delta_rule, gated_norm
-from llmcl.ops.sigmoid_gate import sigmoid_gate
 from llmcl.runtime.device import Device
 
 pytestmark = pytest.mark.heavy  # in the CPU variant
@@ -128,14 +127,4 @@ def test_gated_norm(target: Device, shape: DeltaShape, n: int) -> None:
     run(gated_norm(target, shape, buffer, with_poison(target, weight), with_poison(target, rows), EPS), n)
     gates = rows[:, shape.channels : -2 * shape.n_v].reshape(x.shape)
     expected = reference.gated_norm(x, weight, gates, EPS)
-    assert relative_error(read_guarded(target, buffer, np.float32, x.shape), expected) < TOLERANCE
-
-
-@pytest.mark.parametrize(("n", "columns"), [(1, 16), (3, 1040), (2, 2064)])
-def test_sigmoid_gate(target: Device, n: int, columns: int) -> None:
-    x, gate = np.random.default_rng(n).standard_normal((2, n, columns)).astype(np.float32)
-    gate[0, :4] = -90.0, 90.0, -200.0, 200.0
-    buffer = with_poison(target, x)
-    run(sigmoid_gate(target, buffer, with_poison(target, gate), columns=columns), n)
-    expected = reference.sigmoid_gate(x, np.clip(gate, -600, 600))
     assert relative_error(read_guarded(target, buffer, np.float32, x.shape), expected) < TOLERANCE

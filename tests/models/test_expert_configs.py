@@ -39,6 +39,12 @@ def test_experts_of_folders():
     shared = {"num_local_experts": 40, "num_experts_per_tok": 8, "shared_intermediate_size": 512}
     granite = hf(model_type="granitemoeshared", architectures=None, **shared)
     assert settings_of(granite) == ExpertSettings(40, 8, 1536, shared_size=512)
+    sizes = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+    sizes |= {"shared_expert_intermediate_size": 80, "intermediate_size": None}
+    qwen = hf(model_type="qwen3_5_moe_text", architectures=None, **sizes)
+    assert settings_of(qwen) == ExpertSettings(8, 2, 64, shared_size=80) and qwen.intermediate_size == 64
+    qwen = hf(model_type="qwen3_next", architectures=None, norm_topk_prob=False, **sizes)
+    assert settings_of(qwen) == ExpertSettings(8, 2, 64, renormalize=False, shared_size=80)
 
 
 def test_experts_of_gguf_files():

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from expert_weights import stacked_experts
 from family_configs import FAMILIES, IN_GGUF, MOST, N_TOKENS, ids_for
 from family_files import WINDOW, save_gguf
 from helpers import (
@@ -57,6 +58,13 @@ def last_logits(llm: LLM) -> np.ndarray:
     return llm.device.read(llm.model.act.logits, np.float32, (llm.config.vocab_size,))
 
 
+def answers_as(model: Any, llm: LLM, prompt: list[int]) -> None:
+    """Asserts that after the prompt the model of transformers chooses the same 64 tokens."""
+    answer = llm.generate(prompt, max_tokens=64, ignore_eos=True).token_ids
+    choices = transformers_logits(model, [*prompt, *answer])[len(prompt) - 1 : -1].argmax(axis=-1)
+    assert answer == choices.tolist()
+
+
 @pytest.fixture(params=["cpu", pytest.param("gpu", marks=pytest.mark.as_gpu)])
 def kind(request: pytest.FixtureRequest, default_device: Any, monkeypatch: pytest.MonkeyPatch) -> str:
     """The kernels of a CPU, and as a GPU the portable ones on the same device."""
@@ -80,10 +88,7 @@ def test_a_folder_of_the_family_computes_what_transformers_does(name: str, kind:
         assert relative_error(llm.logits(ids), expected) < BOUND
         assert relative_error(decode(llm, ids, 60), expected[59:]) < BOUND
         assert relative_error(decode(llm, ids, 80, chunk=7), expected[79:]) < BOUND
-        prompt = ids[:33]
-        answer = llm.generate(prompt, max_tokens=40, ignore_eos=True)
-    choices = transformers_logits(model, [*prompt, *answer.token_ids])[len(prompt) - 1 : -1].argmax(axis=-1)
-    assert answer.token_ids == choices.tolist()
+        answers_as(model, llm, ids[:33])
 
 
 @pytest.mark.parametrize("name", [*(pytest.param(name, marks=full) for name in IN_GGUF), MOST])
@@ -95,11 +100,13 @@ def test_a_gguf_file_of_the_family_computes_what_transformers_does(
         config = dataclasses.replace(config, attention_scale=config.head_dim**-0.5)
     weights = random_weights(config, seed=3)
     ids = ids_for(config)
-    expected = transformers_logits(transformers_model(config, weights), ids)
+    model = transformers_model(config, weights)
+    expected = transformers_logits(model, ids)
     path = save_gguf(tmp_path / "model.gguf", config, weights)
     with llmcl.load(str(path), device=default_device.entry.index, dtype="float32", max_context=128) as llm:
         assert relative_error(llm.logits(ids), expected) < BOUND
         assert relative_error(decode(llm, ids, 80), expected[79:]) < BOUND
+        answers_as(model, llm, ids[:33])
 
 
 @pytest.mark.parametrize("name", ["gemma3_text", "ministral3"])
@@ -139,26 +146,30 @@ def test_the_text_part_of_a_model_with_images(name: str, default_device: Any, tm
         assert relative_error(llm.logits(ids), expected) < BOUND
 
 
-def test_the_text_part_of_qwen35_alone_is_read(default_device: Any, tmp_path: Path) -> None:
-    """As Qwen publishes it: text under a prefix, beside it a tower for images and layers that draft tokens."""
+@pytest.mark.parametrize("kind", ["Qwen3_5", "Qwen3_5Moe"])
+def test_the_text_part_of_qwen35_alone_is_read(kind: str, default_device: Any, tmp_path: Path) -> None:
+    """As Qwen publishes it: text under a prefix, beside it a tower for images and layers that draft tokens. The
+    experts of a layer are stacked.
+    """
     import json
 
     from safetensors.numpy import load_file, save_file
 
-    config = FAMILIES["qwen3_5_text-odd"]
+    model_type = "qwen3_5" if kind == "Qwen3_5" else "qwen3_5_moe"
+    config = FAMILIES[f"{model_type}_text-odd"]
     folder = save_folder(tmp_path / "model", config, random_weights(config, seed=1))
     with llmcl.load(str(folder), device=default_device.entry.index, dtype="float32", max_context=128) as llm:
         expected = llm.logits(ids_for(config))
-    tensors = load_file(folder / "model.safetensors")
+    tensors = stacked_experts(config, load_file(folder / "model.safetensors"))
     whole = {name.replace("model.", "model.language_model.", 1): values for name, values in tensors.items()}
     whole |= {"model.visual.blocks.0.attn.qkv.weight": np.zeros((8, 8)), "mtp.fc.weight": np.zeros((8, 8))}
     save_file(whole, folder / "model.safetensors")
     text = json.loads((folder / "config.json").read_text())
-    named = {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5"}
+    named = {"architectures": [f"{kind}ForConditionalGeneration"], "model_type": model_type}
     tied = {"tie_word_embeddings": text["tie_word_embeddings"]}
     (folder / "config.json").write_text(json.dumps({**named, **tied, "text_config": text, "vision_config": {}}))
     with llmcl.load(str(folder), device=default_device.entry.index, dtype="float32", max_context=128) as llm:
-        assert llm.config.architecture == "qwen3_5_text"
+        assert llm.config.architecture == f"{model_type}_text"
         np.testing.assert_array_equal(llm.logits(ids_for(config)), expected)
 
 
@@ -208,7 +219,7 @@ def test_every_part_of_a_family_shows(name: str) -> None:
             changed = dataclasses.replace(config, **{field: getattr(plain, field)})
             assert relative_error(reference.forward(changed, weights, ids_for(config)), logits) > 100 * BOUND, field
     usual: dict[str, Any] = {"activation": "silu", "soft_cap": None, "window": None, "head_norms": False}
-    usual |= {"rotation": "main", "row_norms": False, "query_scale": None, "sinks": False}
+    usual |= {"rotation": "main", "row_norms": False, "query_scale": None, "sinks": False, "shared_gate": None}
     for field, value in usual.items():
         changed = with_blocks(config, lambda block: {field: value} if hasattr(block, field) else {})  # noqa: B023
         if changed != config:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -369,8 +370,16 @@ def test_gguf_leaves_out_the_layers_of_qwen35_that_draft_tokens():
         "qwen35.ssm.inner_size": 384,
     }
     config = config_from_gguf(gguf_of("qwen35", **names), ["token_embd.weight"])
-    usual = DeltaSettings(n_k=2, n_v=6, d_k=64, d_v=64, length=4, in_turn=True)
+    usual = DeltaSettings(n_k=2, n_v=6, d_k=64, d_v=64, length=4, in_turn=True, log_decays=False)
     assert delta_nets(config) == [usual, usual, usual, None, usual]
+    # Qwen3-Next's projections are joined, or in part where a later converter wrote the file.
+    names = {key.replace("qwen35", "qwen3next"): value for key, value in names.items()}
+    experts = {"qwen3next.expert_count": 4, "qwen3next.expert_used_count": 2}
+    for tensors, joined in ((["ssm_in", "ssm_ba"], ("qkvz", "ba")), (["attn_qkv", "attn_gate", "ssm_ba"], ("ba",))):
+        stored = [f"blk.0.{name}.weight" for name in tensors]
+        config = config_from_gguf(gguf_of("qwen3next", **names, **experts), stored)
+        assert delta_nets(config)[0] == dataclasses.replace(usual, in_turn=False, joined=joined)
+    names = {key.replace("qwen3next", "qwen35"): value for key, value in names.items()}
     names["qwen35.nextn_predict_layers"] = 6
     with pytest.raises(CheckpointError, match="nextn_predict_layers"):
         config_from_gguf(gguf_of("qwen35", **names), ["token_embd.weight"])

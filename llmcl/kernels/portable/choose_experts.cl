@@ -4,15 +4,15 @@
 //   ids[t] = the experts in the order of l, the lower number first of equal ones
 //   weights[t][s] = exp(l[ids[t][s]]) / sum_e exp(l[e])       e: the chosen experts with RENORMALIZE, else all
 //
-// logits  float [n][N_EXPERTS]     bias  float [N_EXPERTS], with BIAS (expert_bias.cl)     ids  int [n][TOP_K]     weights  float [n][TOP_K]
+// logits  float [n][ROW], of which the first N_EXPERTS count     bias  float [N_EXPERTS], with BIAS (expert_bias.cl)     ids  int [n][TOP_K]     weights  float [n][TOP_K]
 //
 // Index space: a work-group of LOCAL_SIZE a token. A work-item takes the experts i, i + LOCAL_SIZE, ... and counts for each
 // how many go before it: that is its place. Numbers are compared by their bits, which have an order for NaN, too: so the
 // places differ, and every id is that of an expert, whatever the logits are. Logits that are NaN give weights that are.
-// Build: N_EXPERTS, TOP_K (at most N_EXPERTS), RENORMALIZE, LOCAL_SIZE (a power of two).
+// Build: N_EXPERTS, ROW, TOP_K (at most N_EXPERTS), RENORMALIZE, LOCAL_SIZE (a power of two).
 // Local memory: 4 (N_EXPERTS + TOP_K + LOCAL_SIZE) bytes, none with a LOCAL_SIZE of 1.
-#if !defined(N_EXPERTS) || !defined(TOP_K) || !defined(RENORMALIZE) || !defined(LOCAL_SIZE)
-#error "choose_experts.cl needs the build constants N_EXPERTS, TOP_K, RENORMALIZE, LOCAL_SIZE"
+#if !defined(N_EXPERTS) || !defined(ROW) || !defined(TOP_K) || !defined(RENORMALIZE) || !defined(LOCAL_SIZE)
+#error "choose_experts.cl needs the build constants N_EXPERTS, ROW, TOP_K, RENORMALIZE, LOCAL_SIZE"
 #endif
 #include "common/common.cl"
 #include "common/expert_bias.cl"
@@ -37,7 +37,7 @@ void choose_experts(__global const float* logits, __global int* ids, __global fl
     OF_GROUP float chosen[TOP_K];
     LOCAL_SCRATCH(float, scratch);
     const int lid = get_local_id(0);
-    logits += (size_t)get_group_id(0) * N_EXPERTS;
+    logits += (size_t)get_group_id(0) * ROW;
     ids += (size_t)get_group_id(0) * TOP_K;
     weights += (size_t)get_group_id(0) * TOP_K;
     for (int i = lid; i < N_EXPERTS; i += LOCAL_SIZE) orders[i] = order_of(LOGIT(i));

@@ -97,7 +97,7 @@ def config_from_gguf(
     layers = zip(
         _settings(family, windows, tensor_names),
         experts_from_gguf(read, arch, family, n_layers),
-        recurrent_from_gguf(read, arch, family, n_layers),
+        recurrent_from_gguf(read, arch, family, n_layers, tensor_names),
         strict=True,
     )
     settings = [

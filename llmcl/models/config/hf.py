@@ -74,11 +74,13 @@ def config_from_hf(config: Mapping[str, Any], generation_config: Mapping[str, An
     if family.query_pre_attn_scalar:
         attention_scale = read.number("query_pre_attn_scalar", 0.0, limits.MAX_INTERMEDIATE) ** -0.5
     settings = _settings(read, family, n_layers, max_position)
+    # Families whose layers all have experts leave it out.
+    expert_size = None if family.experts is None else read.get(family.experts.size)
     return checked(
         ModelConfig(
             architecture=model_type,
             hidden_size=hidden_size,
-            intermediate_size=read.size("intermediate_size", limits.MAX_INTERMEDIATE),
+            intermediate_size=read.size("intermediate_size", limits.MAX_INTERMEDIATE, default=expert_size),
             n_q_heads=n_q_heads,
             n_kv_heads=read.size("num_key_value_heads", limits.MAX_HEADS, default=n_q_heads),
             head_dim=head_dim,

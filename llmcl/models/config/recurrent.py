@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 
 from llmcl.errors import CheckpointError
@@ -42,13 +44,16 @@ def recurrent_from_hf(read: Reader, family: Family, n_layers: int) -> Recurrent:
                 read.size("linear_key_head_dim", limits.MAX_HEAD_DIM),
                 read.size("linear_value_head_dim", limits.MAX_HEAD_DIM),
                 read.size("linear_conv_kernel_dim", limits.MAX_CONV_LENGTH, minimum=2),
+                joined=family.joined_inputs,
             ),
             read.source,
         )
     return [settings if kind == family.recurrent else None for kind in kinds]
 
 
-def recurrent_from_gguf(read: Reader, arch: str, family: Family, n_layers: int) -> Recurrent:
+def recurrent_from_gguf(
+    read: Reader, arch: str, family: Family, n_layers: int, tensor_names: Collection[str]
+) -> Recurrent:
     """Of LFM2 layers without heads of keys and values, of Qwen 3.5 all but those at an interval."""
     if family.recurrent is None:
         return [None] * n_layers
@@ -60,13 +65,22 @@ def recurrent_from_gguf(read: Reader, arch: str, family: Family, n_layers: int) 
             read.size(f"{arch}.ssm.state_size", limits.MAX_HEAD_DIM),
             read.size(f"{arch}.ssm.inner_size", limits.MAX_INTERMEDIATE) // n_v,
             read.size(f"{arch}.ssm.conv_kernel", limits.MAX_CONV_LENGTH, minimum=2),
-            in_turn=True,
+            in_turn=not family.joined_inputs,  # llama.cpp's converter orders the heads anew where it finds none joined
+            log_decays=False,
+            joined=tuple(name for name in family.joined_inputs if _is_there(name, family, tensor_names)),
         )
         interval = read.size(f"{arch}.full_attention_interval", limits.MAX_LAYERS, default=4)
         _checked(delta, read.source)
         return [None if (i + 1) % interval == 0 else delta for i in range(n_layers)]
     settings = ShortConvSettings(read.size(f"{arch}.shortconv.l_cache", limits.MAX_CONV_LENGTH, minimum=2))
     return [None if heads else settings for heads in kv_heads_from_gguf(read, arch, family, n_layers)]
+
+
+def _is_there(joined: str, family: Family, tensor_names: Collection[str]) -> bool:
+    """Whether a GGUF file has a joined projection, which llama.cpp's later converters take apart."""
+    module = f"linear_attn.in_proj_{joined}"
+    names = [f".{name}.weight" for name, own in family.gguf_modules.items() if own == module]
+    return any(tensor.endswith(name) for tensor in tensor_names for name in names)
 
 
 def kv_heads_from_gguf(read: Reader, arch: str, family: Family, n_layers: int) -> list[int]:

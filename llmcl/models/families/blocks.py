@@ -36,17 +36,23 @@ class Sizes(Protocol):
 
 
 @dataclass(frozen=True)
-class EveryOther:
-    """Of a tensor's rows, in runs of `run`: those with an even number, or those with an odd one."""
+class RowRuns:
+    """Of each `period` rows of a tensor the `run` from `first` on."""
 
+    period: int
+    first: int
     run: int
-    odd: bool
 
     def rows(self, start: int, stop: int) -> np.ndarray:
         """Where in the tensor rows start..stop-1 of these lie."""
         at = np.arange(start, stop)
-        rows: np.ndarray = at // self.run * 2 * self.run + at % self.run + self.odd * self.run
+        rows: np.ndarray = at // self.run * self.period + self.first + at % self.run
         return rows
+
+
+def row_runs(*sizes: int) -> tuple[RowRuns, ...]:
+    """The parts of a tensor whose rows are so many of the first part, so many of the second and so on, and again."""
+    return tuple(RowRuns(sum(sizes), sum(sizes[:i]), size) for i, size in enumerate(sizes))
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,7 @@ class MatrixPlan:
     tensor_rows: how many rows of each; of a tensor that is named again, the next ones. alternate: the tiles of the
     first tensor and the second are in turn, then those of the third and the fourth, and so on. n_rotated: the first so
     many tensors are queries and keys, which rotate. n_experts, top_k: matrices below each other, and how many of them a
-    token needs. first_half: which rows of the first tensor there are; None: all.
+    token needs. row_runs: of each tensor the rows that there are, None for the next ones; (): None for all.
     """
 
     name: str
@@ -67,11 +73,15 @@ class MatrixPlan:
     n_rotated: int = 0
     n_experts: int = 1
     top_k: int = 1
-    first_half: EveryOther | None = None
+    row_runs: tuple[RowRuns | None, ...] = ()
 
     @property
     def rows(self) -> int:
         return sum(self.tensor_rows)
+
+    @property
+    def runs_of_tensors(self) -> tuple[RowRuns | None, ...]:
+        return self.row_runs or (None,) * len(self.tensors)
 
     def first_rows(self) -> list[int]:
         """The row at which the part of each tensor begins in that tensor."""
@@ -84,10 +94,8 @@ class MatrixPlan:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of each tensor."""
         rows: dict[str, int] = {}
-        for name, n in zip(self.tensors, self.tensor_rows, strict=True):
-            rows[name] = rows.get(name, 0) + n
-        if self.first_half is not None:
-            rows[self.tensors[0]] *= 2
+        for name, n, runs in zip(self.tensors, self.tensor_rows, self.runs_of_tensors, strict=True):
+            rows[name] = rows.get(name, 0) + n if runs is None else n // runs.run * runs.period
         return {name: (n, self.k) for name, n in rows.items()}
 
     def of_layer(self, i: int) -> MatrixPlan:
@@ -162,13 +170,14 @@ class Attention(Block):
     def matrices(self, sizes: Sizes) -> dict[str, MatrixPlan]:
         q, kv = self._rows(sizes)
         names = tuple(f"self_attn.{'qkv' if self.fused else name}_proj.weight" for name in "qkv")
-        halves = [EveryOther(sizes.head_dim, odd) for odd in (False, True)] if self.gated else [None]
+        of_query, of_gate = row_runs(sizes.head_dim, sizes.head_dim)
+        runs = (of_query, None, None) if self.gated else ()
         plans = {
-            "qkv": MatrixPlan("qkv", sizes.hidden_size, names, (q, kv, kv), n_rotated=2, first_half=halves[0]),
+            "qkv": MatrixPlan("qkv", sizes.hidden_size, names, (q, kv, kv), n_rotated=2, row_runs=runs),
             "output": MatrixPlan("output", q, ("self_attn.o_proj.weight",), (sizes.hidden_size,)),
         }
         if self.gated:
-            plans["gate"] = MatrixPlan("attention gate", sizes.hidden_size, names[:1], (q,), first_half=halves[1])
+            plans["gate"] = MatrixPlan("attention gate", sizes.hidden_size, names[:1], (q,), row_runs=(of_gate,))
         return plans
 
     def vectors(self, sizes: Sizes) -> dict[str, Shapes]:
@@ -240,7 +249,8 @@ class Experts(Block):
     chooses.
 
     router, gate, up, down: their modules, {} for the number of an expert. bias: all of them add one. shared: the module
-    of the expert that every token goes to.
+    of the expert that every token goes to; shared_gate: that of a number for each token, by whose sigmoid the output of
+    that expert is multiplied; None: there is none.
     """
 
     norm: str | None = "post_attention_layernorm"
@@ -252,6 +262,7 @@ class Experts(Block):
     up: str = "mlp.experts.{}.up_proj"
     down: str = "mlp.experts.{}.down_proj"
     shared: str = "mlp.shared_expert"
+    shared_gate: str | None = None
 
     def matrices(self, sizes: Sizes) -> dict[str, MatrixPlan]:
         hidden, of = sizes.hidden_size, self.settings
@@ -260,7 +271,7 @@ class Experts(Block):
         downs = tuple(f"{self.down.format(i)}.weight" for i in numbers)
         several = partial(MatrixPlan, n_experts=of.n_experts, top_k=of.top_k)
         plans = {
-            "router": MatrixPlan("router", hidden, (f"{self.router}.weight",), (of.n_experts,)),
+            "router": MatrixPlan("router", hidden, self._routers(), (of.n_experts, 1)[: len(self._routers())]),
             "gate_up": several("gate and up of experts", hidden, pairs, (of.size,) * len(pairs), alternate=True),
             "down": several("down of experts", of.size, downs, (hidden,) * len(downs)),
         }
@@ -270,6 +281,15 @@ class Experts(Block):
             plans["shared_gate_up"] = MatrixPlan("shared gate, up", hidden, (gate, up), (shared,) * 2, alternate=True)
             plans["shared_down"] = MatrixPlan("shared down", shared, (down,), (hidden,))
         return plans
+
+    @property
+    def has_shared_gate(self) -> bool:
+        return self.shared_gate is not None and self.settings.shared_size > 0
+
+    def _routers(self) -> tuple[str, ...]:
+        """The gate of the shared expert is the last row of the router's matrix: one product gives both."""
+        modules = (self.router, self.shared_gate) if self.has_shared_gate else (self.router,)
+        return tuple(f"{module}.weight" for module in modules)
 
     def vectors(self, sizes: Sizes) -> dict[str, Shapes]:
         n, of = range(self.settings.n_experts if self.bias else 0), self.settings

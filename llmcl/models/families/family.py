@@ -85,7 +85,8 @@ class Family:
     number. interleaved: the same of experts whose rows are in turn (`llmcl/checkpoint/interleaved.py`).
 
     recurrent: the name in config.json's `layer_types` of layers that have a recurrent block in place of attention;
-    None: there are none. modules: modules whose names in safetensors are not Llama's, and what they are here.
+    None: there are none. joined_inputs: `DeltaSettings.joined` of safetensors. modules: modules whose names in
+    safetensors are not Llama's, and what they are here.
 
     gguf_windowed: the family of GGUF files of this name that have a window; gguf_experts: that have experts.
     gguf_wide_scale: the number of layers of the size whose scores are divided by sqrt(hidden_size / heads), for which
@@ -118,6 +119,7 @@ class Family:
     experts: ExpertKeys | None = None
     stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     recurrent: Literal["conv", "linear_attention"] | None = None
+    joined_inputs: tuple[str, ...] = ()
     modules: Mapping[str, str] = field(default_factory=dict)
     interleaved: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     gguf_windowed: str | None = None

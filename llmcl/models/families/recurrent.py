@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 
-from llmcl.models.families.blocks import Block, MatrixPlan, Shapes, Sizes
+from llmcl.models.families.blocks import Block, MatrixPlan, RowRuns, Shapes, Sizes, row_runs
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,9 @@ class ShortConv(RecurrentBlock):
 class DeltaSettings:
     """What a checkpoint says of a gated delta net: n_k heads of queries and keys of d_k, n_v heads of values of d_v.
 
-    length: inputs that its convolution sees. As GGUF files have it (in_turn): value head h has key head h % n_k, where
-    otherwise those of a key head are neighbours; and decays are stored as A, where otherwise log(-A) is.
+    length: inputs that its convolution sees. in_turn: value head h has key head h % n_k, otherwise those of a key head
+    are neighbours. log_decays: log(-A) is stored, otherwise A, as GGUF files have it. joined: the projections of
+    several ("qkvz", "ba") that are one tensor, whose rows are those of the first key head, of the second and so on.
     """
 
     n_k: int = 16
@@ -67,6 +68,8 @@ class DeltaSettings:
     d_v: int = 128
     length: int = 4
     in_turn: bool = False
+    log_decays: bool = True
+    joined: tuple[str, ...] = ()
 
     @property
     def channels(self) -> int:
@@ -88,17 +91,30 @@ class DeltaNet(RecurrentBlock):
     def matrices(self, sizes: Sizes) -> dict[str, MatrixPlan]:
         hidden, of = sizes.hidden_size, self.settings
         values = of.n_v * of.d_v
-        names = tuple(f"linear_attn.in_proj_{name}.weight" for name in ("qkv", "z", "b", "a"))
+        names, rows, runs = zip(*self._inputs(), strict=True)
+        tensors = tuple(f"linear_attn.in_proj_{name}.weight" for name in names)
         return {
-            "projection": MatrixPlan("delta net in", hidden, names, (of.channels, values, of.n_v, of.n_v)),
+            "projection": MatrixPlan("delta net in", hidden, tensors, rows, row_runs=runs),
             "output": MatrixPlan("delta net out", values, ("linear_attn.out_proj.weight",), (hidden,)),
         }
+
+    def _inputs(self) -> list[tuple[str, int, RowRuns | None]]:
+        """Tensor, rows and which rows of it, of what the projection has in this order: q, k, v, z, b, a."""
+        of = self.settings
+        of_key_head, values = of.n_v // of.n_k, of.n_v * of.d_v
+        parts: list[tuple[str, int, RowRuns | None]] = [("qkv", of.channels, None), ("z", values, None)]
+        if "qkvz" in of.joined:
+            sizes = of.d_k, of.d_k, of_key_head * of.d_v, of_key_head * of.d_v
+            parts = [("qkvz", of.n_k * runs.run, runs) for runs in row_runs(*sizes)]
+        if "ba" in of.joined:
+            return parts + [("ba", of.n_v, runs) for runs in row_runs(of_key_head, of_key_head)]
+        return [*parts, ("b", of.n_v, None), ("a", of.n_v, None)]
 
     def vectors(self, sizes: Sizes) -> dict[str, Shapes]:
         of, heads = self.settings, (self.settings.n_v,)
         own: dict[str, Shapes] = {
             "conv": {"linear_attn.conv1d.weight": (of.channels, of.length)},
-            "scalars": {f"linear_attn.{'A' if of.in_turn else 'A_log'}": heads, "linear_attn.dt_bias": heads},
+            "scalars": {f"linear_attn.{'A_log' if of.log_decays else 'A'}": heads, "linear_attn.dt_bias": heads},
             "gated_norm": {"linear_attn.norm.weight": (of.d_v,)},
         }
         return super().vectors(sizes) | own
