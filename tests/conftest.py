@@ -6,8 +6,8 @@ A test with the fixture `device` (or `cl_entry`) runs once on each OpenCL device
 which of the implementations that llmcl is tested on were not found, and which devices have a driver that does not work.
 Of several PoCLs the preferred one is tested; a word for another alone (`pocl-2`, `3.1+debian`) asks for that.
 
-`--quick` (what `make test` runs) leaves cases to the full run, by the rule of `left_to_the_full_run`. `--pairs` (what
-the full run does) crosses devices, variants and the other parameters of a test in pairs, by that of `not_crossed`.
+`--quick` (what `make test` runs) leaves cases to the full run. `--pairs` (what that does) leaves out combinations whose
+pairs of values other cases have. which_cases.py has the rules.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from helpers import option_variables
 from hypothesis import settings
 from own_cache import use_own_cache
 from programs import ROOT, Run
+from which_cases import left_to_the_full_run, met_in_pairs
 from which_devices import chosen_devices, named_devices
 
 from llmcl.runtime.device_probe import checked
@@ -78,7 +79,7 @@ def missing(names: list[str]) -> list[str]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="leave most of the matrix to the full run")
-    parser.addoption("--pairs", action="store_true", help="cross devices, variants and other parameters in pairs alone")
+    parser.addoption("--pairs", action="store_true", help="leave out cases whose pairs of values others have")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -113,73 +114,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("cl_entry", devices.values(), ids=devices.keys(), indirect=True, scope="session")
 
 
-def left_to_the_full_run(items: list[pytest.Item]) -> set[pytest.Item]:
-    """The cases that `--quick` leaves out.
-
-    A test runs with all its cases on the first device, or on none where it takes no device. One marked `matrix` runs
-    with its first case and its last in each variant of its kernel. In a variant that the device does not choose it runs
-    with its last case. On every other device the first case of each file of tests/kernels runs, in the others. A
-    test or a case marked `full` does not run, nor on another device than a GPU one marked `as_gpu`.
-    """
-    first = next(iter(tested_devices().values()))
-    on_the_first: dict[tuple[str, object], list[pytest.Item]] = {}  # by test and variant
-    on_another: dict[tuple[str, int], dict[object, list[pytest.Item]]] = {}  # by file and device, then by variant
-    for item in items:
-        if item.get_closest_marker("full") or (item.get_closest_marker("as_gpu") and first.kind != "gpu"):
-            continue
-        parameters = getattr(getattr(item, "callspec", None), "params", {})
-        variant = parameters.get("variant", parameters.get("kind"))
-        entry = parameters.get("cl_entry")
-        if entry is None or entry.index == first.index:
-            on_the_first.setdefault((item.nodeid.partition("[")[0], variant), []).append(item)
-        elif item.nodeid.startswith("tests/kernels/"):
-            variants = on_another.setdefault((item.nodeid.partition("::")[0], entry.index), {})
-            variants.setdefault(variant, []).append(item)
-    kept: set[pytest.Item] = set()
-    for (test, variant), cases in on_the_first.items():
-        is_matrix = cases[0].get_closest_marker("matrix")
-        has_others = any(other == test for other, named in on_the_first if named != variant)
-        if variant == not_chosen(first) and has_others:
-            kept.add(next((case for case in cases[::-1] if not case.get_closest_marker("skip")), cases[-1]))
-        else:
-            kept.update([cases[0], cases[-1]] if is_matrix else cases)
-    by_index = {entry.index: entry for entry in tested_devices().values()}
-    for (_, index), variants in on_another.items():
-        for variant, cases in variants.items():
-            if variant != not_chosen(by_index[index]) or not variants.keys() & {"cpu", "portable"} - {variant}:
-                kept.add(next((case for case in cases if not case.get_closest_marker("skip")), cases[0]))
-    return {item for item in items if item not in kept}
-
-
-def not_crossed(items: list[pytest.Item]) -> set[pytest.Item]:
-    """The cases that `--pairs` leaves out: combinations of three whose pairs other cases have.
-
-    On a device other than the first a test of tests/kernels runs with its first case in the variant that the device
-    does not choose. Its other parameters meet that variant on the first device, and this device in the other variant.
-    """
-    first = next(iter(tested_devices().values()))
-    tests: dict[tuple[str, int], dict[object, list[pytest.Item]]] = {}  # by test and device, then by variant
-    for item in items:
-        parameters = getattr(getattr(item, "callspec", None), "params", {})
-        entry = parameters.get("cl_entry")
-        if entry is not None and entry.index != first.index and item.nodeid.startswith("tests/kernels/"):
-            variants = tests.setdefault((item.nodeid.partition("[")[0], entry.index), {})
-            if not item.get_closest_marker("skip"):
-                variants.setdefault(parameters.get("variant"), []).append(item)
-    by_index = {entry.index: entry for entry in tested_devices().values()}
-    return {
-        item
-        for (_, index), variants in tests.items()
-        for item in variants.get(not_chosen(by_index[index]), [])[1:]
-        if len(variants) > 1
-    }
-
-
-def not_chosen(entry: DeviceEntry) -> str:
-    """The variant of kernels that is for devices of the other kind; a software renderer takes what GPUs take."""
-    return "portable" if entry.kind == "cpu" and not entry.is_software else "cpu"
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What a GPU or a software renderer would compile for minutes is left out; the summary says so."""
     no_gpu = bool(missing(["gpu"]))
@@ -203,7 +137,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 )
             )
     if config.option.quick or config.option.pairs:
-        left = left_to_the_full_run(items) if config.option.quick else not_crossed(items)
+        rule, devices = left_to_the_full_run if config.option.quick else met_in_pairs, [*tested_devices().values()]
+        left = rule(items, devices)
         config.stash[LEFT] = len(left)
         config.hook.pytest_deselected(items=[*left])
         items[:] = [item for item in items if item not in left]
@@ -213,7 +148,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if config.option.quick:
         terminalreporter.line(f"left to the full run: {config.stash.get(LEFT, 0)} cases")
     elif config.option.pairs:
-        terminalreporter.line(f"crossed in pairs, without {config.stash.get(LEFT, 0)} cases")
+        terminalreporter.line(f"met in pairs by others: {config.stash.get(LEFT, 0)} cases")
     terminalreporter.section("OpenCL implementations")
     for name, entry in tested_devices().items():
         terminalreporter.line(f"tested on {name}: {entry.label}, {entry.platform_version}")

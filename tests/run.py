@@ -182,9 +182,9 @@ def summary(outcomes: list[Outcome]) -> list[str]:
     skipped: Counter[str] = Counter()
     for number, reason in re.findall(r"^SKIPPED \[(\d+)\] \S+: (.*)$", text, re.MULTILINE):
         skipped[reason] += int(number)
-    left, not_crossed = (
+    left, in_pairs = (
         sum(int(number) for number in re.findall(rf"^{words} (\d+) cases", text, re.MULTILINE))
-        for words in ("left to the full run:", "crossed in pairs, without")
+        for words in ("left to the full run:", "met in pairs by others:")
     )
     sections = re.findall(rf"^=+ {SECTION} =+\n(.*?)(?=^=|^\d+ |\Z)", text, re.MULTILINE | re.DOTALL)
     implementations = dict.fromkeys(line for section in sections for line in section.splitlines() if line)
@@ -195,7 +195,7 @@ def summary(outcomes: list[Outcome]) -> list[str]:
     return [
         *(f"skipped {number}: {reason}" for reason, number in skipped.most_common()),
         *([f"{left:,} cases of the full matrix are left to {FULL}=1"] if left else []),
-        *([f"{not_crossed:,} cases are left out: others have their pairs of values"] if not_crossed else []),
+        *([f"{in_pairs:,} cases are left out: others have their pairs of values"] if in_pairs else []),
         *implementations,
         *(f"run twice, at first {done.first_crash}: {' '.join(done.files)}" for done in outcomes if done.first_crash),
         *(f"FAILED ({done.how}): {' '.join(done.files)}" for done in outcomes if done.failed),

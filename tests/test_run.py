@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-import conftest
 import pytest
 import run
-from conftest import left_to_the_full_run, not_crossed
+from which_cases import left_to_the_full_run, met_in_pairs
 
 
 @dataclass(eq=False)
@@ -22,21 +21,20 @@ class Case:
     callspec: Any = field(init=False)
 
     def __post_init__(self) -> None:
-        self.callspec = SimpleNamespace(params=self.params)
+        indices = {name: value for name, value in self.params.items() if isinstance(value, int)}
+        self.callspec = SimpleNamespace(params=self.params, indices=indices)
 
-    def get_closest_marker(self, name: str) -> bool:
-        return name in self.marks
+    def get_closest_marker(self, name: str) -> bool | None:
+        return name in self.marks or None
 
 
 @pytest.fixture
-def devices(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    found = [SimpleNamespace(index=i, kind="cpu", is_software=i == 2) for i in range(3)]
-    monkeypatch.setattr(conftest, "tested_devices", lambda: dict(enumerate(found)))
-    return found
+def devices() -> list[Any]:
+    return [SimpleNamespace(index=i, kind="cpu", is_software=i == 2) for i in range(3)]
 
 
-def kept(cases: list[Case]) -> list[str]:
-    left = left_to_the_full_run(cases)  # type: ignore[arg-type]
+def kept(cases: list[Case], devices: list[Any]) -> list[str]:
+    left = left_to_the_full_run(cases, devices)  # type: ignore[arg-type]
     return [case.nodeid for case in cases if case not in left]
 
 
@@ -51,46 +49,59 @@ def test_a_variant_that_a_device_does_not_choose_runs_little_or_not(devices: lis
     on_others = [f"tests/kernels/test_a.py::a[{which}-0]" for which in ("cpu-1", "portable-2")]
     on_the_first = [case.nodeid for case in cases if case.params["cl_entry"] is devices[0]]
     few = [name for name in on_the_first if not name.endswith(("[portable-0-0]", "[portable-0-1]"))]
-    assert kept(cases) == few + on_others
+    assert kept(cases, devices) == few + on_others
 
 
 def test_a_case_that_is_skipped_does_not_count(devices: list[Any]) -> None:
     test = "tests/kernels/test_a.py::a"
     cases = [Case(f"{test}[{n}]", {"cl_entry": devices[1]}, ("skip",) * (n == 0)) for n in range(3)]
-    assert kept(cases) == [f"{test}[1]"]
+    assert kept(cases, devices) == [f"{test}[1]"]
 
 
-@pytest.mark.usefixtures("devices")
-def test_first_and_last_of_a_matrix_and_none_of_full() -> None:
+def test_first_and_last_of_a_matrix_and_none_of_full(devices: list[Any]) -> None:
     cases = [Case(f"a[{kind}-{n}]", {"kind": kind}, ("matrix",)) for kind in ("cpu", "gpu") for n in range(4)]
-    assert kept(cases) == ["a[cpu-0]", "a[cpu-3]", "a[gpu-0]", "a[gpu-3]"]
-    assert kept([Case("b", {}), Case("c[1]", {}), Case("c[2]", {})]) == ["b", "c[1]", "c[2]"]
-    assert kept([Case("b", {}), Case("c[1]", {}, ("full",)), Case("c[2]", {}, ("full",))]) == ["b"]
-    assert kept([Case("c[1]", {}), Case("c[2]", {}, ("full",)), Case("c[3]", {})]) == ["c[1]", "c[3]"]
+    assert kept(cases, devices) == ["a[cpu-0]", "a[cpu-3]", "a[gpu-0]", "a[gpu-3]"]
+    assert kept([Case("b", {}), Case("c[1]", {}), Case("c[2]", {})], devices) == ["b", "c[1]", "c[2]"]
+    assert kept([Case("b", {}), Case("c[1]", {}, ("full",)), Case("c[2]", {}, ("full",))], devices) == ["b"]
+    assert kept([Case("c[1]", {}), Case("c[2]", {}, ("full",)), Case("c[3]", {})], devices) == ["c[1]", "c[3]"]
 
 
 def test_what_takes_a_device_for_a_gpu_runs_on_a_gpu(devices: list[Any]) -> None:
     cases = [Case("a[cpu]", {"kind": "cpu"}), Case("a[gpu]", {"kind": "gpu"}, ("as_gpu",))]
-    assert kept(cases) == ["a[cpu]"]
+    assert kept(cases, devices) == ["a[cpu]"]
     devices[0].kind = "gpu"
-    assert kept(cases) == ["a[cpu]", "a[gpu]"]
+    assert kept(cases, devices) == ["a[cpu]", "a[gpu]"]
 
 
-def test_in_pairs_every_parameter_meets_every_device_and_every_variant(devices: list[Any]) -> None:
+@pytest.mark.parametrize("marks", [(), ("matrix",)], ids=["", "matrix"])
+def test_every_pair_of_values_is_met(devices: list[Any], marks: tuple[str, ...]) -> None:
     cases = [
         Case(
-            f"tests/kernels/test_a.py::{test}[{variant}-{device.index}-{n}]",
-            {"cl_entry": device, "variant": variant},
-            ("skip",) * (device.index == 2 and n == 0),
+            f"tests/kernels/test_a.py::{test}[{variant}-{device.index}-{dtype}-{length}]",
+            {"cl_entry": device, "variant": variant, "dtype": dtype, "length": length},
+            (*marks, *("skip",) * (device.index == 2 and dtype == 0)),
         )
         for device in devices
         for test, variants in (("a", ("cpu", "portable")), ("only", ("portable",)))
         for variant in variants
-        for n in range(3)
+        for dtype in range(4)
+        for length in range(3)
     ]
-    left = not_crossed([*cases, Case("tests/test_b.py::b", {})])  # type: ignore[list-item]
-    names = {case.nodeid.partition("::")[2] for case in left}
-    assert names == {"a[portable-1-1]", "a[portable-1-2]", "a[cpu-2-2]"}
+    left = met_in_pairs([*cases, Case("tests/test_b.py::b", {})], devices)  # type: ignore[list-item]
+
+    def found(pairs_of: Any, among: list[Case]) -> set[Any]:
+        of_test = {name: [case for case in among if f"::{name}[" in case.nodeid] for name in ("a", "only")}
+        return {(name, pair) for name, cases in of_test.items() for case in cases for pair in pairs_of(case)}
+
+    def pairs(case: Case) -> list[Any]:
+        device, variant, dtype, length = case.params.values()
+        return [(device.index, variant, dtype), (device.index, variant, "length", length), (dtype, length)]
+
+    chosen = [case for case in cases if not case.nodeid.partition("::")[2].startswith(("a[portable-1", "a[cpu-2"))]
+    run_cases = [case for case in cases if case not in left]
+    assert found(pairs, chosen) <= found(pairs, run_cases)
+    assert [case.nodeid[-6:] for case in run_cases if "a[portable-1" in case.nodeid] == ["1-0-0]"]
+    assert len(run_cases) < len(cases) / 2 if marks else len(run_cases) > 36
 
 
 @pytest.mark.parametrize("files_a_process", [run.FILES_A_PROCESS, run.QUICK_FILES_A_PROCESS])
@@ -108,5 +119,5 @@ def test_the_summary_counts_what_is_left() -> None:
     outcomes = [run.Outcome([], 0, f"left to the full run: {n} cases\n3 passed in 1 s") for n in (1200, 34)]
     assert run.summary(outcomes)[0] == "1,234 cases of the full matrix are left to LLMCL_TEST_FULL=1"
     assert run.summary(outcomes)[-1] == "6 passed"
-    (first, *_) = run.summary([run.Outcome([], 0, "crossed in pairs, without 7 cases\n3 passed in 1 s")])
+    (first, *_) = run.summary([run.Outcome([], 0, "met in pairs by others: 7 cases\n3 passed in 1 s")])
     assert first == "7 cases are left out: others have their pairs of values"
