@@ -1,13 +1,16 @@
-"""What an answer consists of: thoughts, text and calls of tools, told apart while it is made."""
+"""Tells thoughts, text and calls of tools apart while an answer is made."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from llmcl.serve.call_scanner import CallScanner
+from llmcl.serve.answer_parts import AnswerParts, Call, n_begun
+from llmcl.serve.call_scanner import CallScanner, Scanner
+from llmcl.serve.tag_scanner import TagScanner
 from llmcl.serve.tool_families import ToolFamily
+from llmcl.serve.tools import Schemas
 
 THINK, THOUGHT = "<think>", "</think>"
 _NAME_FIRST = re.compile(r"([\w.\-]+)\s*(?:\[ARGS\]\s*)?(?=\{)")  # of Mistral's newer models
@@ -15,66 +18,25 @@ _NAME_BEGUN = re.compile(r"[\w.\-]+\s*(?:\[A?R?G?S?\]?\s*)?$")
 
 
 @dataclass
-class Call:
-    """arguments: JSON, as the model wrote it."""
+class AnswerReader(AnswerParts):
+    """Reads one answer.
 
-    id: str
-    name: str
-    arguments: str = ""
-
-
-@dataclass(frozen=True)
-class Said:
-    """A piece of the answer's text."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class Thought:
-    """A piece of what the model thinks before it answers."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class CallPart:
-    """A piece of call number `index`: with is_first its begin, then pieces of its arguments, with is_last its end."""
-
-    index: int
-    call: Call
-    delta: str = ""
-    is_first: bool = False
-    is_last: bool = False
-
-
-Part = Said | Thought | CallPart
-
-
-@dataclass
-class AnswerReader:
-    """Reads one answer. `take` gives what is new since it was called last; the rest is what there was in all.
-
-    family: how calls are written; None where no tools may be called. names: of the tools. several: further calls
-    count, too. special: texts of special tokens, which have none in the answer. thinks: the prompt has opened a thought
-    already.
+    family: how calls are written; None where no tools may be called. schemas: of the arguments of each tool, by its
+    name. several: further calls count, too. special: texts of special tokens, which have none in the answer. thinks:
+    the prompt has opened a thought already.
     """
 
     family: ToolFamily | None = None
-    names: frozenset[str] = frozenset()
+    schemas: Schemas = field(default_factory=dict)
     several: bool = True
     special: Mapping[int, str] = field(default_factory=dict)
     thinks: bool = False
-    text: str = ""
-    thoughts: str = ""
-    calls: list[Call] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._held = ""
         self._opening = ""  # of the call that is read
         self._in_list = False
-        self._parts: list[Part] = []
-        self._scanner = CallScanner()
+        self._scanner: Scanner = CallScanner()
         self._n_sent = -1  # characters of its arguments; -1: the call was not begun
         self._read: Callable[[bool], bool] = self._read_thought if self.thinks else self._read_begin
 
@@ -85,10 +47,6 @@ class AnswerReader:
     def finish(self) -> None:
         """The answer is complete: what was held back is text."""
         self._run(True)
-
-    def take(self) -> list[Part]:
-        parts, self._parts = self._parts, []
-        return parts
 
     def _run(self, final: bool) -> None:
         """Each state reads from the front of what is held, and says whether the next one may go on at once."""
@@ -133,7 +91,7 @@ class AnswerReader:
             self._think(thought.rstrip("\n"))
             self._held, self._read = rest, self._read_begin_again
             return True
-        n_kept = 0 if final else _n_begun(self._held, (THOUGHT,), spaces=True)
+        n_kept = 0 if final else n_begun(self._held, (THOUGHT,), spaces=True)
         self._think(self._held[: len(self._held) - n_kept])
         self._held = self._held[len(self._held) - n_kept :]
         return False
@@ -154,9 +112,12 @@ class AnswerReader:
         if found:
             at, self._opening = min(found)
             self._say(self._held[:at].rstrip())
+            tags = self.family.tags
+            if tags is not None and self._opening == tags.name[0]:  # an opening was left out
+                self._opening = ""
             self._held, self._in_list, self._read = self._held[at + len(self._opening) :], False, self._read_call
             return True
-        n_kept = 0 if final else _n_begun(self._held, self._openings, spaces=True)
+        n_kept = 0 if final else n_begun(self._held, self._openings, spaces=True)
         self._say(self._held[: len(self._held) - n_kept])
         self._held = self._held[len(self._held) - n_kept :]
         return False
@@ -170,7 +131,15 @@ class AnswerReader:
         if self.family.is_list and not self._in_list and begun.startswith("["):
             self._in_list, self._opening = True, self._opening + "["
             begun = begun[1:].lstrip()
-        if begun.startswith("{"):
+        if (tags := self.family.tags) is not None:
+            if not final and len(begun) < len(tags.name[0]) and tags.name[0].startswith(begun):
+                self._held = begun
+                return False
+            if begun.startswith(tags.name[0]):
+                self._scanner, self._n_sent = TagScanner(tags, self.schemas), -1
+                self._held, self._read = begun, self._read_object
+                return True
+        elif begun.startswith("{"):
             self._scanner, self._n_sent = CallScanner(), -1
             self._held, self._read = begun, self._read_object
             return True
@@ -188,7 +157,7 @@ class AnswerReader:
     def _read_object(self, final: bool) -> bool:
         scanner = self._scanner
         self._held = self._held[scanner.push(self._held) :]
-        is_ours = scanner.is_call and (bool(self._opening.strip("[")) or scanner.name in self.names)
+        is_ours = scanner.is_call and (bool(self._opening.strip("[")) or scanner.name in self.schemas)
         if is_ours:
             self._send()
         if scanner.done and is_ours:
@@ -210,15 +179,9 @@ class AnswerReader:
         """What is new of the call."""
         assert self.family is not None and self._scanner.name is not None
         arguments = self._scanner.arguments or ("{}" if self._scanner.done else "")
-        is_first = self._n_sent < 0
-        if is_first:
-            self.calls.append(Call(self.family.new_id(), self._scanner.name))
-            self._n_sent = 0
-        call, delta = self.calls[-1], arguments[self._n_sent :]
-        call.arguments += delta
-        self._n_sent = len(arguments)
-        if delta or is_first or self._scanner.done:
-            self._parts.append(CallPart(len(self.calls) - 1, call, delta, is_first, self._scanner.done))
+        new = Call(self.family.new_id(), self._scanner.name) if self._n_sent < 0 else None
+        delta, self._n_sent = arguments[max(0, self._n_sent) :], len(arguments)
+        self._call(delta, new=new, is_last=self._scanner.done)
 
     def _read_after(self, final: bool) -> bool:
         """Behind a call: what closes it, and perhaps another."""
@@ -245,27 +208,3 @@ class AnswerReader:
         else:
             self._read = self._read_text
         return True
-
-    def _say(self, text: str) -> None:
-        if text:
-            self.text += text
-            self._parts.append(Said(text))
-
-    def _think(self, text: str) -> None:
-        if text:
-            self.thoughts += text
-            self._parts.append(Thought(text))
-
-
-def _n_begun(text: str, markers: Sequence[str], *, spaces: bool) -> int:
-    """Characters at the end of a text that may begin one of the markers; spaces: and the white space before it."""
-    n_begun = 0
-    for marker in markers:
-        for n in range(min(len(marker) - 1, len(text)), n_begun, -1):
-            if marker.startswith(text[-n:]):
-                n_begun = n
-                break
-    if spaces:
-        front = text[: len(text) - n_begun]
-        n_begun += len(front) - len(front.rstrip())
-    return n_begun

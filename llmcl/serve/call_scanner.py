@@ -3,16 +3,39 @@
 from __future__ import annotations
 
 import json
+from typing import Protocol
 
 _NAMES = ("name",)
 _ARGUMENTS = ("arguments", "parameters")
 
 
+class Scanner(Protocol):
+    """Reads one call.
+
+    name: of the tool, None until it is known. raw: all text of the call so far. done: it is complete. arguments: JSON
+    so far, "" before it begins.
+    """
+
+    name: str | None
+    raw: str
+    done: bool
+
+    @property
+    def arguments(self) -> str: ...
+    @property
+    def is_call(self) -> bool:
+        """Whether name and arguments have begun; of a complete call the arguments may be missing."""
+        ...
+
+    def push(self, text: str) -> int:
+        """The call goes on with this text, of which so many characters belong to it."""
+        ...
+
+
 class CallScanner:
     """Finds the name and the arguments in the text of an object; both exactly as they were written.
 
-    name: known in advance where the object is the arguments alone. raw: all text of the object so far. done: it is
-    complete. arguments: their text so far, "" before it begins.
+    name: known in advance where the object is the arguments alone.
     """
 
     def __init__(self, name: str | None = None):
@@ -37,11 +60,9 @@ class CallScanner:
 
     @property
     def is_call(self) -> bool:
-        """Whether name and arguments have begun; of a complete object the arguments may be missing."""
         return self.name is not None and (bool(self.arguments) or self.done)
 
     def push(self, text: str) -> int:
-        """The object goes on with this text, of which so many characters belong to it."""
         before, self.raw = len(self.raw), self.raw + text
         for at in range(before, len(self.raw)):
             self._character(at, self.raw[at])

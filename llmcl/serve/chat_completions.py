@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llmcl.serve.answer_reader import CallPart, Part, Said
+from llmcl.serve.answer_parts import CallPart, Part, Said
 from llmcl.serve.body import read_fields
 from llmcl.serve.conversation import openai_messages
 from llmcl.serve.errors import unsupported

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from llmcl.serve.answer_reader import CallPart, Part, Thought
+from llmcl.serve.answer_parts import CallPart, Part, Thought
 from llmcl.serve.body import read_fields
 from llmcl.serve.conversation import anthropic_messages
 from llmcl.serve.errors import unsupported

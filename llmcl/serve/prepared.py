@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from llmcl.serve.answer_parts import AnswerParts
 from llmcl.serve.answer_reader import THINK, THOUGHT, AnswerReader
+from llmcl.serve.channel_reader import FINAL, MARKS, ChannelReader, has_channels
 from llmcl.serve.errors import RequestError
 from llmcl.serve.served import Served
-from llmcl.serve.tool_families import family_of, grammar_of, knows_tools, special_markers, with_tools
+from llmcl.serve.tool_families import family_of, knows_tools, special_markers, with_tools
+from llmcl.serve.tool_grammar import channel_grammar, grammar_of
 from llmcl.serve.tools import ToolUse
 
 _TAIL = 8  # tokens at the end of a prompt, where a template opens a thought
@@ -22,7 +25,7 @@ class Prepared:
 
     prompt: list[int]
     options: Mapping[str, Any]
-    reader: Callable[[], AnswerReader] | None
+    reader: Callable[[], AnswerParts] | None
 
 
 async def encode_with_tools(served: Served, messages: list[dict[str, Any]], use: ToolUse) -> list[int]:
@@ -41,6 +44,7 @@ async def prepare(
     """
     tokenizer = served.tokenizer
     prompt = await encode_with_tools(served, messages, use)
+    in_channels = has_channels(tokenizer.chat_template)
     special = special_markers((THINK, THOUGHT), tokenizer)
     tail = "".join(special.get(token, "") or tokenizer.decode([token]) for token in prompt[-_TAIL:])
     thinks = tail.rstrip().endswith(THINK)
@@ -48,21 +52,23 @@ async def prepare(
     if structure and schema is None:
         if use.tools:
             raise RequestError(400, "tools: do not go with a regular expression or a grammar; leave one out", "tools")
+        if in_channels:
+            return Prepared([*prompt, *tokenizer.encode(FINAL, add_special_tokens=False)], structure, None)
         thinks = False  # the answer begins at once
     family = family_of(tokenizer.chat_template)
-    if use.is_constrained or (schema is not None and (use.tools or thinks)):
-        structure = {"grammar": grammar_of(family, use, tokenizer, schema=schema, after_thought=thinks)}
+    if use.is_constrained or (schema is not None and (use.tools or thinks or in_channels)):
+        if in_channels:
+            grammar = channel_grammar(use, tokenizer, schema=schema)
+        else:
+            grammar = grammar_of(family, use, tokenizer, schema=schema, after_thought=thinks)
+        structure = {"grammar": grammar}
         await served.check_structure(dict(structure), "tools" if use.tools else "response_format")
+    if in_channels:
+        marks = special_markers(MARKS, tokenizer)
+        return Prepared(prompt, structure, partial(ChannelReader, use.schemas, use.several, marks))
     if not use.tools and not thinks and THINK not in (tokenizer.chat_template or ""):
         return Prepared(prompt, structure, None)
     if use.tools:
         special = special_markers((THINK, THOUGHT, *family.markers), tokenizer)
-    reader = partial(
-        AnswerReader,
-        family if use.tools else None,
-        frozenset(tool.name for tool in use.tools),
-        use.several,
-        special,
-        thinks,
-    )
+    reader = partial(AnswerReader, family if use.tools else None, use.schemas, use.several, special, thinks)
     return Prepared(prompt, structure, reader)

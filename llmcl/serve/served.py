@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from llmcl.errors import ContextLengthError, UsageError
-from llmcl.serve.answer_reader import AnswerReader, Call, Part, Said
+from llmcl.serve.answer_parts import AnswerParts, Call, Part, Said
 from llmcl.serve.errors import RequestError
 
 if TYPE_CHECKING:  # the server listens before the engine is imported
@@ -96,7 +96,7 @@ class Ask:
     options: dict[str, Any]
     stop: tuple[str, ...] = ()
     head: str = ""
-    reader: Callable[[], AnswerReader] | None = None
+    reader: Callable[[], AnswerParts] | None = None
 
 
 @dataclass
@@ -114,7 +114,7 @@ class Answer:
     logprobs: list[LogProb] = field(default_factory=list)
     finish_reason: str | None = None
     cached_tokens: int = 0  # of the prompt, which the engine's pages held; known at the end
-    reader: AnswerReader | None = field(default=None, init=False)
+    reader: AnswerParts | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         if self.ask.reader is not None:

@@ -9,18 +9,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from llmcl.serve.tag_scanner import Tags
 from llmcl.serve.tools import Tool, ToolUse
 
 if TYPE_CHECKING:
     from llmcl.tokenizer import Tokenizer
 
-# In what a model writes of a tool, spaces and line breaks are as in structured output, and end.
-X_GUIDANCE = {"whitespace_pattern": r" |\n[ \t]{0,20}"}
-
 
 @dataclass(frozen=True)
 class ToolFamily:
     """A way to write calls: `opening`, a JSON object with `name` and the arguments for each, `closing`.
+
+    tags: between these in place of a JSON object.
 
     sign: what a chat template of this family has in it. opening: what a call begins with; "" for one that is the whole
     answer. arguments: the field that has them. is_list: calls are a JSON array, with one opening for all.
@@ -35,11 +35,14 @@ class ToolFamily:
     is_list: bool = False
     other_openings: tuple[str, ...] = ()
     id_length: int = 0
+    tags: Tags | None = None
 
     @property
     def markers(self) -> tuple[str, ...]:
         """Texts that may be special tokens, which have no text of their own in an answer."""
-        return tuple(text.strip() for text in (self.opening, *self.other_openings, self.closing) if text.strip())
+        end = "" if self.tags is None else self.tags.end
+        texts = (self.opening, *self.other_openings, self.closing, end)
+        return tuple(text.strip() for text in texts if text.strip())
 
     def new_id(self) -> str:
         if self.id_length:
@@ -47,10 +50,18 @@ class ToolFamily:
         return "call_" + secrets.token_hex(12)
 
 
+# Of Qwen's models for programs, and of all since Qwen 3.5; some of them leave out the opening.
+_FUNCTION = Tags(("<function=", ">"), ("<parameter=", ">"), ("\n", "\n</parameter>"), "</function>")
+_ARGUMENTS = Tags(("", "\n"), ("<arg_key>", "</arg_key>"), ("\n<arg_value>", "</arg_value>"), "</tool_call>")
+
 HERMES = ToolFamily("hermes", "<tool_call>", "<tool_call>\n", "\n</tool_call>")
 FAMILIES = (
     ToolFamily("mistral", "[TOOL_CALLS]", "[TOOL_CALLS]", "", is_list=True, id_length=9),
     ToolFamily("granite", "<|tool_call|>", "<|tool_call|>", "", is_list=True, other_openings=("<tool_call>",)),
+    ToolFamily(
+        "qwen", "<parameter=", "<tool_call>\n", "\n</tool_call>", other_openings=("<function=",), tags=_FUNCTION
+    ),
+    ToolFamily("glm", "<arg_key>", "<tool_call>", "", tags=_ARGUMENTS),
     HERMES,
     ToolFamily("llama 3", "<|python_tag|>", "", "", arguments="parameters", other_openings=("<|python_tag|>",)),
     ToolFamily("llama 3", '"parameters": dictionary of argument name', "", "", arguments="parameters"),
@@ -90,101 +101,6 @@ def with_tools(messages: Sequence[Mapping[str, Any]], template: str | None, use:
     else:
         shown.insert(0, {"role": "system", "content": text})
     return shown
-
-
-def grammar_of(
-    family: ToolFamily,
-    use: ToolUse,
-    tokenizer: Tokenizer,
-    *,
-    schema: Any = None,
-    after_thought: bool = False,
-) -> str:
-    """A Lark grammar of answers that call tools as they must.
-
-    With use.must an answer is calls alone. Otherwise it is JSON that matches `schema`, or without one any text, which
-    calls may follow. after_thought: the end of a thought comes first.
-    """
-    lark = _Lark(family, tokenizer)
-    rules = []
-    for i, tool in enumerate(use.tools):
-        rules += [f'call_{i}: {_quoted(_head(family, tool))} args_{i} "}}"', f"args_{i}: %json {_schema(tool)}"]
-    if use.tools:
-        rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(use.tools))))
-        rules.append(f"calls: {lark.calls(use.several)}")
-    ways = []
-    if use.tools and (use.must or schema is not None):
-        ways.append(f"{lark.marker(family.opening)} calls".strip())
-    if schema is not None and not use.must:
-        ways.append("answer")
-        rules.append(f"answer: %json {json.dumps({**schema, 'x-guidance': X_GUIDANCE})}")
-    if not ways:
-        rules.append("TEXT: /(.|\\n)*/")
-        if lark.opening_is_text:
-            ways = ["TEXT", "opening calls"]
-            rules.append(f"opening[lazy]: TEXT {lark.marker(family.opening)}")
-        elif family.opening:
-            ways = ["TEXT", f"TEXT {lark.marker(family.opening)} calls"]
-        else:
-            ways = ["OTHER", "calls"]
-            rules.append("OTHER: /\\s*([^{\\s](.|\\n)*)?/")
-    start = " | ".join(ways)
-    if after_thought:
-        start = f"thought ({start})"
-        rules.append(f"thought: {lark.until_thought_ends()}")
-    return "\n".join(["%llguidance {}", f"start: {start}", *rules, *lark.more_rules, ""])
-
-
-class _Lark:
-    """How the marks of a family are written in a Lark grammar: as text, or as a special token by its id."""
-
-    def __init__(self, family: ToolFamily, tokenizer: Tokenizer):
-        self._family = family
-        marks = (*family.markers, "</think>")
-        self._ids = {text: i for i, text in special_markers(marks, tokenizer).items()}
-        self.more_rules: list[str] = []
-
-    @property
-    def opening_is_text(self) -> bool:
-        return bool(self._family.opening) and self._family.opening.strip() not in self._ids
-
-    def marker(self, text: str) -> str:
-        """A text that has a mark in it, or is none."""
-        mark = text.strip()
-        if mark not in self._ids:
-            return _quoted(text) if text else ""
-        before, _, after = text.partition(mark)
-        return " ".join(filter(None, (before and _quoted(before), f"<[{self._ids[mark]}]>", after and _quoted(after))))
-
-    def calls(self, several: bool) -> str:
-        """One call, or several, after the opening of the first."""
-        family = self._family
-        if family.is_list:
-            return '"[" call (", " call)* "]"' if several else '"[" call "]"'
-        one = f"call {self.marker(family.closing)}".strip()
-        if several and family.opening:
-            return f'{one} ("\\n" {self.marker(family.opening)} {one})*'
-        return one
-
-    def until_thought_ends(self) -> str:
-        if "</think>" in self._ids:
-            self.more_rules.append("THOUGHT: /(.|\\n)*/")
-            return f"THOUGHT <[{self._ids['</think>']}]> /\\n{{0,2}}/"
-        self.more_rules += ["THOUGHT: /(.|\\n)*/", 'thought_end[lazy]: THOUGHT "</think>"']
-        return "thought_end /\\n{0,2}/"
-
-
-def _head(family: ToolFamily, tool: Tool) -> str:
-    return f'{{"name": {json.dumps(tool.name)}, "{family.arguments}": '
-
-
-def _schema(tool: Tool) -> str:
-    """The schema of the arguments. What llguidance does not support of it counts for nothing, unless it is strict."""
-    return json.dumps({**tool.parameters, "x-guidance": {**X_GUIDANCE, "lenient": not tool.strict}})
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
 
 
 def special_markers(markers: Sequence[str], tokenizer: Tokenizer) -> dict[int, str]:

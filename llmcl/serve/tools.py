@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from llmcl.errors import shown
 from llmcl.serve.errors import RequestError
 from llmcl.serve.fields import Fields, wrong
+
+Schemas = Mapping[str, Mapping[str, Any]]
+"""JSON schemas of the arguments of tools, by the names of these."""
 
 MAX_TOOLS = 512
 NO_PARAMETERS = {"type": "object", "properties": {}}
@@ -39,6 +43,10 @@ class ToolUse:
     tools: tuple[Tool, ...] = ()
     must: bool = False
     several: bool = True
+
+    @property
+    def schemas(self) -> Schemas:
+        return {tool.name: tool.parameters for tool in self.tools}
 
     @property
     def is_constrained(self) -> bool:

@@ -6,11 +6,15 @@ import json
 
 import pytest
 
-from llmcl.serve.answer_reader import AnswerReader, CallPart, Said, Thought
+from llmcl.serve.answer_parts import CallPart, Said, Thought
+from llmcl.serve.answer_reader import AnswerReader
 from llmcl.serve.tool_families import FAMILIES, HERMES, family_of
 
 BY_NAME = {family.name: family for family in reversed(FAMILIES)}
-NAMES = frozenset({"weather", "add"})
+NAMES = {
+    "weather": {"type": "object", "properties": {"city": {"type": "string"}, "unit": {"enum": ["C", "F"]}}},
+    "add": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {}, "c": {"type": ["string", "null"]}}},
+}
 W, A = '{"city": "Z\\u00fcrich, \\"old\\" {town}"}', '{"a": 1, "b": [2, {"c": "}"}]}'
 
 # Family; the answer; its text; (name, arguments) of its calls.
@@ -69,6 +73,41 @@ ANSWERS: dict[str, tuple[str, str, str, list[tuple[str, str]]]] = {
         [("add", A), ("weather", W)],
     ),
     "mistral, a list": ("mistral", "[1, 2]", "[1, 2]", []),
+    "qwen": (
+        "qwen",
+        'I look.\n<tool_call>\n<function=weather>\n<parameter=city>\nZ\u00fcrich,\n"old" <town>\n</parameter>\n'
+        "<parameter=unit>\nC\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=add>\n<parameter=a>\n"
+        '1\n</parameter>\n<parameter=b>\n[2, {"c": "}"}]\n</parameter>\n</function>\n</tool_call>\n',
+        "I look.",
+        [
+            ("weather", '{"city": "Z\u00fcrich,\\n\\"old\\" <town>", "unit": "C"}'),
+            ("add", '{"a": 1, "b": [2, {"c": "}"}]}'),
+        ],
+    ),
+    "qwen, without its opening": (
+        "qwen",
+        "<function=weather>\n<parameter=city>\n12\n</parameter>\n<parameter=other>\n3\n</parameter>\n</function>\n"
+        "</tool_call>",
+        "",
+        [("weather", '{"city": "12", "other": "3"}')],
+    ),
+    "qwen, values of their own": (
+        "qwen",
+        "<tool_call><function=add><parameter=a>True</parameter><parameter=b>two</parameter><parameter=c>\nnull\n"
+        "</parameter></function></tool_call>\nDone.",
+        "Done.",
+        [("add", '{"a": true, "b": "two", "c": null}')],
+    ),
+    "qwen, none": ("qwen", "<tool_call>\n<function=add>\n</function>\n</tool_call>", "", [("add", "{}")]),
+    "qwen, no call": ("qwen", "<tool_call> is a word", "<tool_call>is a word", []),
+    "qwen, no name": ("qwen", "See <function=a b>c", "See<function=a b>c", []),
+    "glm": (
+        "glm",
+        "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Bern\n</arg_value>\n<arg_key>unit</arg_key>\n"
+        "<arg_value>C</arg_value>\n</tool_call>\n<tool_call>add<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>",
+        "",
+        [("weather", '{"city": "Bern\\n", "unit": "C"}'), ("add", '{"a": 1}')],
+    ),
     "granite": ("granite", f'<|tool_call|>[{{"name": "add", "arguments": {A}}}]', "", [("add", A)]),
 }
 
@@ -123,6 +162,18 @@ def test_arguments_come_as_they_are_written() -> None:
     assert reader.calls[0].arguments == '{"city": "Bern' and reader.text == ""
 
 
+def test_values_between_tags_come_as_they_are_written() -> None:
+    reader = AnswerReader(BY_NAME["qwen"], NAMES)
+    reader.push("<tool_call>\n<function=weather>\n<parameter=city>\nBe", 0)
+    assert [part.delta for part in reader.take() if isinstance(part, CallPart)] == ['{"city": "Be']
+    reader.push("rn\n</para", 0)
+    assert [part.delta for part in reader.take() if isinstance(part, CallPart)] == ["rn"]
+    reader.push("meter>\n", 0)
+    assert [part.delta for part in reader.take() if isinstance(part, CallPart)] == ['"']
+    reader.finish()  # cut by max_tokens
+    assert reader.calls[0].arguments == '{"city": "Bern"' and reader.text == ""
+
+
 def test_thoughts() -> None:
     for answer, thinks, thoughts, text in (
         ("<think>\nHm.\n\nYes.\n</think>\n\nIt is 4.", False, "Hm.\n\nYes.", "It is 4."),
@@ -161,6 +212,8 @@ def test_families_are_known_by_their_templates() -> None:
         ("{%- if tools %}<tools>{{ tools }}</tools> <tool_call>", "hermes"),
         ("{{- '<|python_tag|>' + tool_call.name }}", "llama 3"),
         ('{"name": function name, "parameters": dictionary of argument name and its value}', "llama 3"),
+        ("<tool_call>\n<function=name>\n<parameter=key>", "qwen"),
+        ("<tool_call>{function-name}<arg_key>", "glm"),
         ("[AVAILABLE_TOOLS] {{ tools }} [TOOL_CALLS]", "mistral"),
         ("<|tool_call|>", "granite"),
         ("{{ messages }}", "hermes"),

@@ -8,7 +8,8 @@ from tokenizers import Tokenizer as Backend
 
 from llmcl.grammar import Grammar, Grammars, Matcher
 from llmcl.serve.answer_reader import AnswerReader
-from llmcl.serve.tool_families import FAMILIES, ToolFamily, grammar_of, special_markers
+from llmcl.serve.tool_families import FAMILIES, ToolFamily, special_markers
+from llmcl.serve.tool_grammar import grammar_of
 from llmcl.serve.tools import Tool, ToolUse
 from llmcl.tokenizer import Tokenizer
 from llmcl.tokenizer.tokenizer import byte_level_alphabet
@@ -16,12 +17,19 @@ from llmcl.tokenizer.tokenizer import byte_level_alphabet
 MARKS = ["<s>", "</s>", "[TOOL_CALLS]", "<tool_call>", "</tool_call>", "<|tool_call|>", "</think>", "<|python_tag|>"]
 ADD = Tool("add", "", {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}, True, "tools[0]")
 CALL = '{"name": "add", "arguments": {"a": 1}}'
+TAGGED = "<function=add>\n<parameter=a>\n1\n</parameter>\n</function>"
+KEYED = "add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>"
 ANSWERS = {
     "mistral": (f"[TOOL_CALLS][{CALL}]", f"[TOOL_CALLS][{CALL}, {CALL}]"),
     "hermes": (
         f"<tool_call>\n{CALL}\n</tool_call>",
         f"<tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{CALL}\n</tool_call>",
     ),
+    "qwen": (
+        f"<tool_call>\n{TAGGED}\n</tool_call>",
+        f"<tool_call>\n{TAGGED}\n</tool_call>\n<tool_call>\n{TAGGED}\n</tool_call>",
+    ),
+    "glm": (f"<tool_call>{KEYED}", f"<tool_call>{KEYED}\n<tool_call>{KEYED}"),
     "granite": (f"<|tool_call|>[{CALL}]", f"<|tool_call|>[{CALL}, {CALL}]"),
     "llama 3": (CALL.replace("arguments", "parameters"), ""),
 }
@@ -67,14 +75,57 @@ def test_calls_with_special_tokens(name: str, after_thought: bool, tokenizer: To
             assert not allows(compiled.matcher(), tokenizer, front + one.replace("1", '"x"'))
 
 
-@pytest.mark.parametrize("name", ["mistral", "hermes", "granite"])
+ORDER = Tool(
+    "order",
+    "",
+    {
+        "type": "object",
+        "properties": {
+            "what": {"type": "string"},
+            "size": {"enum": ["small", "large"]},
+            "code": {"type": "string", "pattern": "^[0-9]{3}$"},
+            "of": {"$ref": "#/$defs/Of"},
+        },
+        "required": ["what", "of"],
+        "$defs": {"Of": {"type": "array", "items": {"type": "integer"}}},
+    },
+    True,
+    "tools[0]",
+)
+
+
+def tagged(**values: str) -> str:
+    keys = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
+    return f"<tool_call>\n<function=order>\n{keys}</function>\n</tool_call>"
+
+
+def test_values_between_tags_match_their_schemas(tokenizer: Tokenizer, grammars: Grammars) -> None:
+    source = grammar_of(BY_NAME["qwen"], ToolUse((ORDER,), True), tokenizer)
+    compiled = grammars.compile(Grammar("grammar", source))
+    for text, allowed in (
+        (tagged(what='tea,\n"hot" </b>', of="[1, 2]"), True),
+        (tagged(what="", size="large", code='"123"', of="[]"), True),
+        (tagged(what="tea", size="huge", of="[]"), False),
+        (tagged(what="tea", code='"12"', of="[]"), False),
+        (tagged(what="tea", of="tea"), False),
+        (tagged(what="tea"), False),
+        (tagged(of="[]"), False),
+        (tagged(what="tea", of="[]", more="1"), False),
+    ):
+        assert allows(compiled.matcher(), tokenizer, text) == allowed, text
+    reader = AnswerReader(BY_NAME["qwen"], {"order": ORDER.parameters})
+    reader.push(tagged(what="tea", code='"123"', of="[1]"), 0)
+    assert [call.arguments for call in reader.calls] == ['{"what": "tea", "code": "123", "of": [1]}']
+
+
+@pytest.mark.parametrize("name", ["mistral", "hermes", "qwen", "glm", "granite"])
 def test_what_is_allowed_is_read(name: str, tokenizer: Tokenizer) -> None:
     """The tokens that are marks have no text of their own in an answer."""
     family: ToolFamily = BY_NAME[name]
     special = special_markers(family.markers, tokenizer)
     assert special
     for text, n_calls in zip(ANSWERS[name], (1, 2), strict=True):
-        reader = AnswerReader(family, frozenset({"add"}), special=special)
+        reader = AnswerReader(family, {"add": ADD.parameters}, special=special)
         for token in tokenizer.encode(text):
             reader.push(tokenizer.decode([token]), token)
         reader.finish()

@@ -260,6 +260,7 @@ def test_a_template_without_tools_gets_them_in_the_system_message() -> None:
 TEMPLATES = {
     "hermes": "{# tools <tool_call> #}",
     "llama 3": "{# tools <|python_tag|> #}",
+    "qwen": "{# tools <tool_call> <parameter= #}",
     "mistral": "{# tools [TOOL_CALLS] #}",
 }
 W, B = '{"city": "Bern"}', '{"town": "Bern"}'
@@ -272,6 +273,13 @@ FORMS: dict[str, tuple[list[str], list[str]]] = {
         ],
     ),
     "llama 3": ([f'{{"name": "weather", "parameters": {W}}}'], [f'{{"name": "weather", "parameters": {B}}}']),
+    "qwen": (
+        ["<tool_call>\n<function=weather>\n<parameter=city>\nBern\n</parameter>\n</function>\n</tool_call>"],
+        [
+            "<tool_call>\n<function=weather>\n<parameter=town>\nBern\n</parameter>\n</function>\n</tool_call>",
+            "<tool_call>\n<function=x>\n",
+        ],
+    ),
     "mistral": (
         [f'[TOOL_CALLS][{{"name": "weather", "arguments": {W}}}]'],
         [f'[TOOL_CALLS][{{"name": "weather", "arguments": {B}}}]'],

@@ -1,0 +1,98 @@
+"""Answers in channels, as gpt-oss writes them (harmony): thoughts, text and calls are messages of one answer.
+
+<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...<|return|>
+<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Bern"}<|call|>
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from llmcl.serve.answer_parts import AnswerParts, Call, n_begun
+from llmcl.serve.tools import Schemas
+
+START, CHANNEL, CONSTRAIN, MESSAGE, END = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>"
+_ENDS = (END, "<|call|>", "<|return|>", START)
+MARKS = (CHANNEL, CONSTRAIN, MESSAGE, *_ENDS)
+FINAL = f"{CHANNEL}final{MESSAGE}"  # what comes before an answer that begins at once
+_NAMED = re.compile(r"<\|channel\|>\s*(\w+)")
+_RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+_FUNCTIONS = "functions."
+
+
+def has_channels(template: str | None) -> bool:
+    return all(mark in (template or "") for mark in (CHANNEL, MESSAGE))
+
+
+@dataclass
+class ChannelReader(AnswerParts):
+    """Reads one answer. schemas, several, special: as of AnswerReader.
+
+    What is said to the user beside the final channel is text of the answer, too.
+    """
+
+    schemas: Schemas = field(default_factory=dict)
+    several: bool = True
+    special: Mapping[int, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._held = ""
+        self._kind: str | None = None  # of the message that is read: "text", "thought", "call", "nothing"
+        self._seen: set[str] = set()
+        self._has_begun = False
+
+    def push(self, text: str, token_id: int) -> None:
+        self._held += text + self.special.get(token_id, "")
+        while self._read(final=False):
+            pass
+
+    def finish(self) -> None:
+        while self._read(final=True):
+            pass
+
+    def _read(self, *, final: bool) -> bool:
+        """The head of a message, or what there is of its body; whether more may be read at once."""
+        if self._kind is None:
+            head, mark, rest = self._held.partition(MESSAGE)
+            if mark:
+                self._held = rest
+                self._begin(head)
+            elif final and not self._has_begun and CHANNEL not in head:  # no message at all
+                self._say(head)
+                self._held = ""
+            return bool(mark)
+        ends = [(at, mark) for mark in _ENDS if (at := self._held.find(mark)) >= 0]
+        n, end = min(ends) if ends else (len(self._held) - (0 if final else n_begun(self._held, _ENDS)), "")
+        self._go_on(self._held[:n], is_last=bool(ends))
+        if final and self._kind == "call" and not self.calls[-1].arguments:
+            self._go_on("{}", is_last=False)
+        self._held = self._held[n + len(end) :]
+        if ends:
+            self._kind = None
+        return bool(ends)
+
+    def _begin(self, head: str) -> None:
+        self._has_begun = True
+        channel, recipient = _NAMED.search(head), _RECIPIENT.search(head)
+        name = channel[1] if channel is not None else "final"
+        if recipient is not None and self.schemas:
+            self._kind = "call" if self.several or not self.calls else "nothing"
+            if self._kind == "call":
+                self._call("", new=Call("call_" + secrets.token_hex(12), recipient[1].removeprefix(_FUNCTIONS)))
+            return
+        self._kind = "thought" if name == "analysis" else "text"
+        if self._kind in self._seen:  # a second message of its kind
+            self._go_on("\n\n", is_last=False)
+        self._seen.add(self._kind)
+
+    def _go_on(self, text: str, *, is_last: bool) -> None:
+        if self._kind == "text":
+            self._say(text)
+        elif self._kind == "thought":
+            self._think(text)
+        elif self._kind == "call":
+            nothing = is_last and not (self.calls[-1].arguments + text).strip()
+            self._call("{}" if nothing else text, is_last=is_last)

@@ -1,0 +1,172 @@
+"""Reading one call of a tool that marks its name and its arguments with tags, while a model writes it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from llmcl.serve.answer_parts import n_begun
+from llmcl.serve.tools import Schemas
+
+_NAME = re.compile(r"[\w.:/\-]{1,128}")
+_FORMS = ("pattern", "format", "minLength", "maxLength")
+_WORDS = {"True": "true", "False": "false", "None": "null"}  # as Python writes them
+
+
+@dataclass(frozen=True)
+class Tags:
+    """What stands before and behind a name, and before and behind each key and each value; and at the end of a call.
+
+    A value is the text between its tags as it is; no character of it is escaped.
+    """
+
+    name: tuple[str, str]
+    key: tuple[str, str]
+    value: tuple[str, str]
+    end: str
+
+
+class TagScanner:
+    """Writes the arguments as JSON while they come. schemas: which values are text, and which JSON already.
+
+    It is done without a name where the text turns out to be no call.
+    """
+
+    def __init__(self, tags: Tags, schemas: Schemas):
+        self.name: str | None = None
+        self.raw = ""
+        self.done = False
+        self.arguments = ""
+        self._tags = tags
+        self._schemas = schemas
+        self._properties: Mapping[str, Any] = {}
+        self._key = ""
+        self._in_text = False  # a value that is text has begun
+        self._held = ""
+        self._read: Callable[[], bool] = self._read_name
+
+    @property
+    def is_call(self) -> bool:
+        return self.name is not None
+
+    def push(self, text: str) -> int:
+        self._held += text
+        while not self.done and self._read():
+            pass
+        n_left = len(self._held) if self.done else 0
+        n_taken = len(text) - n_left
+        self.raw += text[:n_taken]
+        return n_taken
+
+    # Each reads from the front of what is held, and says whether the next one may go on at once.
+
+    def _read_name(self) -> bool:
+        front, behind = self._tags.name
+        ends = [at for mark in (behind, self._tags.key[0], self._tags.end) if (at := self._held.find(mark)) >= 0]
+        if not ends:
+            return self._gives_up() if len(self._held) > len(front) + 200 else False
+        name = self._held[len(front) : min(ends)].strip()
+        if not _NAME.fullmatch(name):
+            return self._gives_up()
+        self._held = self._held[min(ends) :].removeprefix(behind)
+        self.name, self.arguments = name, "{"
+        properties = self._schemas.get(name, {}).get("properties")
+        self._properties = properties if isinstance(properties, Mapping) else {}
+        self._read = self._read_between
+        return True
+
+    def _gives_up(self) -> bool:
+        self.done, self._held = True, ""
+        return False
+
+    def _read_between(self) -> bool:
+        """Before a key or the end; what stands there else counts for nothing."""
+        found = [(at, mark) for mark in (self._tags.key[0], self._tags.end) if (at := self._held.find(mark)) >= 0]
+        if not found:
+            return False
+        at, mark = min(found)
+        self._held = self._held[at + len(mark) :]
+        if mark == self._tags.end:
+            self.arguments += "}"
+            self.done = True
+        else:
+            self._read = self._read_key
+        return not self.done
+
+    def _read_key(self) -> bool:
+        key, mark, rest = self._held.partition(self._tags.key[1])
+        if mark:
+            self._key, self._held, self._read = key.strip(), rest, self._read_front
+            self.arguments += (", " if len(self.arguments) > 1 else "") + _quoted(self._key) + ": "
+        return bool(mark)
+
+    def _read_front(self) -> bool:
+        """Between a key and its value: a tag, or a line break that may be missing."""
+        tag = self._tags.value[0].strip()
+        held, front = (self._held.lstrip(), tag) if tag else (self._held, self._tags.value[0])
+        if len(held) < len(front) and front.startswith(held):
+            return False
+        self._held = held.removeprefix(front)
+        self._in_text = is_text(self._schema)
+        self.arguments += '"' if self._in_text else ""
+        self._read = self._read_value
+        return True
+
+    def _read_value(self) -> bool:
+        behind = self._tags.value[1]
+        tag = behind.strip()
+        value, mark, rest = self._held.partition(tag)
+        if mark:
+            value = value.removesuffix(behind.removesuffix(tag))  # a line break in front of the tag
+            self.arguments += _escaped(value) + '"' if self._in_text else self._as_json(value)
+            self._held, self._read = rest, self._read_between
+            return True
+        if self._in_text:
+            n_sure = len(self._held) - n_begun(self._held, (behind, tag))
+            self.arguments += _escaped(self._held[:n_sure])
+            self._held = self._held[n_sure:]
+        return False
+
+    @property
+    def _schema(self) -> Any:
+        return self._properties.get(self._key)
+
+    def _as_json(self, text: str) -> str:
+        """A value that need not be text: JSON where it is, else a string."""
+        word = text.strip()
+        word = _WORDS.get(word, word)
+        only_strings = isinstance(self._schema, Mapping) and self._schema.get("type") == "string"
+        with suppress(ValueError, RecursionError):
+            value = json.loads(word, parse_constant=_refuse)
+            if isinstance(value, str) or not only_strings:
+                return word
+        return _quoted(text)
+
+
+def is_text(schema: Any) -> bool:
+    """Whether a value is written as plain text: where strings alone are allowed, and nothing is said of their form.
+
+    Nothing is known of what has no schema: that is text, too.
+    """
+    if not isinstance(schema, Mapping):
+        return True
+    choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if isinstance(choices, list) and choices:
+        return all(isinstance(choice, str) for choice in choices)
+    return schema.get("type") == "string" and not any(name in schema for name in _FORMS)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _escaped(text: str) -> str:
+    return _quoted(text)[1:-1]
