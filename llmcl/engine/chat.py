@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator
 from typing import Any, Protocol
 from weakref import ref
 
+from llmcl.engine.conversation import Conversation
 from llmcl.engine.generation import Answer, Piece
 from llmcl.engine.leases import Lease, Leases
 from llmcl.errors import UsageError
@@ -27,15 +28,14 @@ class Speaker(Protocol):
     def reset(self, *, wait: bool) -> None: ...
 
 
-class Chat:
+class Chat(Conversation):
     """A conversation. Each turn prefills only what the KV cache does not hold yet.
 
     With a KV cache in pages every conversation keeps its own place in it; otherwise the last one to speak has it all.
-
-    messages: what was said so far, [{"role": ..., "content": ...}].
     """
 
     def __init__(self, llm: Speaker):
+        super().__init__()
         if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
             raise UsageError(
                 f"{llm.model_name} has no chat template, so it cannot hold a conversation; use generate, a model "
@@ -45,7 +45,6 @@ class Chat:
         self._tokenizer = llm.tokenizer
         self._sequence = llm.model.cache.sequence()
         self._answer: Callable[[], Lease[Piece] | None] = lambda: None  # weak
-        self.messages: list[dict[str, str]] = []
 
     def reset(self, *, wait: bool = False) -> None:
         """Forgets the conversation; an answer of it that is under way ends. wait: as in `LLM.stream`."""
@@ -82,33 +81,15 @@ class Chat:
 
         Raises ContextLengthError, and leaves the conversation as it was, if it no longer fits into the context.
         """
-
-        def turn() -> list[dict[str, str]]:
-            first = [{"role": "system", "content": system_prompt}] if system_prompt is not None else []
-            return [*(self.messages or first), {"role": "user", "content": text}]
-
-        expected = turn()
+        expected = self._turn(text, system_prompt)
         ids = self._tokenizer.encode_chat(expected)
 
         def begin(answer: Answer) -> Generator[Piece, None, None]:
-            asked = turn()  # more was said meanwhile if this ended an answer, or waited for one
+            # More was said meanwhile if this ended an answer, or waited for one.
+            asked = self._turn(text, system_prompt)
             pieces = answer(ids if asked == expected else self._tokenizer.encode_chat(asked), self._sequence)
             return self._record(asked, self.messages, pieces)
 
         stream = self._llm.stream(ids, max_tokens=max_tokens, begin=begin, **options)
         self._answer = ref(stream)
         return stream
-
-    def _record(
-        self, asked: list[dict[str, str]], before: list[dict[str, str]], stream: Generator[Piece, None, None]
-    ) -> Generator[Piece, None, None]:
-        said: list[str] = []
-        try:
-            for piece in stream:
-                said.append(piece.text)
-                yield piece
-        finally:
-            stream.close()
-            # Interrupted before the first token, the turn never happened; nor did it if the conversation was reset.
-            if any(said) and self.messages is before:
-                self.messages = [*asked, {"role": "assistant", "content": "".join(said)}]

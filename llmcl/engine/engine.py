@@ -11,14 +11,14 @@ from queue import SimpleQueue
 from typing import Any, Protocol, TypeGuard, TypeVar
 from weakref import finalize
 
-from llmcl.engine.engine_metrics import EngineMetrics
+from llmcl.engine.engine_metrics import EngineMetrics, StepTotals
 from llmcl.engine.generation import AnswerOptions, Generation, Piece, PieceWriter, token_budget
 from llmcl.engine.leases import RECHECK_S, Leases
 from llmcl.engine.requests import Mailbox, PieceStream, Request
 from llmcl.engine.scheduler import Job, Scheduler
 from llmcl.engine.speculation import NO_SPECULATION, Speculation
 from llmcl.engine.stats import GenerationStats, Recorder
-from llmcl.engine.step_loop import Batch, StepLoop, StepTotals
+from llmcl.engine.step_loop import Batch, StepLoop
 from llmcl.engine.worker import Answering, End, Worker
 from llmcl.errors import ContextLengthError, LlmclError, UsageError, shown
 from llmcl.grammar import CompiledGrammar

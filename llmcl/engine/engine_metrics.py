@@ -27,11 +27,30 @@ class Histogram:
         self.sum += value
 
 
+@dataclass(frozen=True)
+class StepTotals:
+    """Of one moment: steps so far, their rows, the keys that they attended to (of a prompt's chunk once), seconds."""
+
+    steps: int = 0
+    rows: int = 0
+    keys: int = 0
+    seconds: float = 0.0
+
+    def since(self, before: StepTotals) -> StepTotals:
+        return StepTotals(
+            self.steps - before.steps,
+            self.rows - before.rows,
+            self.keys - before.keys,
+            self.seconds - before.seconds,
+        )
+
+
 @dataclass
 class EngineMetrics:
     """Totals since the engine was opened. Its thread writes them; who reads gets whole numbers, not one moment's.
 
-    steps: of the model. step_rows: rows of each. step_sequences: sum over steps of the sequences that each extended.
+    steps: of the model. step_rows: rows of each. step_keys: keys that they attended to, of a prompt's chunk once.
+    step_s: their seconds. step_sequences: sum over steps of the sequences that each extended.
     prompt_tokens: that steps read, those read again after a preemption included. prompt_s: sum over requests of the
     time from their beginning to the first token. cached_tokens: of prompts, that no step had to read. queue_s: of each
     request, from its submission to its beginning. preemptions: how often a request gave its pages to others.
@@ -39,9 +58,15 @@ class EngineMetrics:
 
     steps: int = 0
     step_rows: Histogram = field(default_factory=lambda: Histogram(ROWS))
+    step_keys: int = 0
+    step_s: float = 0.0
     step_sequences: int = 0
     prompt_tokens: int = 0
     prompt_s: float = 0.0
     cached_tokens: int = 0
     queue_s: Histogram = field(default_factory=lambda: Histogram(QUEUE_S))
     preemptions: int = 0
+
+    def totals(self) -> StepTotals:
+        """Of this moment, to the thread that writes."""
+        return StepTotals(self.steps, int(self.step_rows.sum), self.step_keys, self.step_s)

@@ -105,24 +105,6 @@ class Reading:
     n_rows: Sequence[int] = ()
 
 
-@dataclass(frozen=True)
-class StepTotals:
-    """steps so far, their rows, the keys that they attended to (of a prompt's chunk once), and their seconds."""
-
-    steps: int = 0
-    rows: int = 0
-    keys: int = 0
-    seconds: float = 0.0
-
-    def since(self, before: StepTotals) -> StepTotals:
-        return StepTotals(
-            self.steps - before.steps,
-            self.rows - before.rows,
-            self.keys - before.keys,
-            self.seconds - before.seconds,
-        )
-
-
 class StepLoop:
     """One step after the other; on a device that runs ahead the ids come a step late.
 
@@ -137,7 +119,6 @@ class StepLoop:
         self._alone = AloneSteps(batch, speculation)
         self._together = TogetherSteps(batch, *speculation.for_several)
         self._readings: list[Reading] = []  # of the step under way
-        self.totals = StepTotals()
         self._known: list[Sampled] = []
         self._failed: dict[Job, LlmclError] = {}
         self.metrics = EngineMetrics()
@@ -170,7 +151,7 @@ class StepLoop:
         start = time.perf_counter()
         if self._readings and (self._alone.must_be_read or self._together.must_be_read):
             self._read_all()
-            return self._known_since(Plan([]), start)
+            return self._known_since(start)
         self._alone.give_back()
         self._together.give_back()
         plan = self._scheduler.plan()
@@ -184,18 +165,12 @@ class StepLoop:
         else:
             self._readings = enqueued
             self._read_all()
-        return self._known_since(plan, start)
+        return self._known_since(start)
 
-    def _known_since(self, plan: Plan, start: float) -> list[Sampled]:
-        """Counts a step, and gives the tokens that became known."""
+    def _known_since(self, start: float) -> list[Sampled]:
+        """The tokens that became known, at the end of a call of `step` that began at `start`."""
         known, self._known = self._known, []
-        so_far, seconds = self.totals, time.perf_counter() - start
-        self.totals = StepTotals(
-            so_far.steps + (plan.n_rows > 0),
-            so_far.rows + plan.n_rows,
-            so_far.keys + plan.n_keys,
-            so_far.seconds + seconds,
-        )
+        self.metrics.step_s += time.perf_counter() - start
         return known
 
     def failures(self) -> dict[Job, LlmclError]:
@@ -209,6 +184,7 @@ class StepLoop:
         if plan.n_rows:
             metrics.steps += 1
             metrics.step_rows.observe(plan.n_rows)
+            metrics.step_keys += plan.n_keys
             metrics.step_sequences += len(plan.decode) + len(plan.prefill)
         metrics.prompt_tokens += sum(len(chunk.token_ids) for chunk in plan.prefill)
 

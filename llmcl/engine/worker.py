@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
+from llmcl.engine.engine_metrics import StepTotals
 from llmcl.engine.generation import Piece, PieceWriter, is_last
 from llmcl.engine.scheduler import Job
-from llmcl.engine.step_loop import Sampled, StepLoop, StepTotals
+from llmcl.engine.step_loop import Sampled, StepLoop
 from llmcl.errors import DeviceError, LlmclError, UsageError
 
 T = TypeVar("T")
@@ -103,7 +104,7 @@ class Worker:
                         self._hand_out(sampled)
                     for job, error in self._loop.failures().items():
                         self._fail(job, error)
-                    self.totals = self._loop.totals
+                    self.totals = self.metrics.totals()
         except LlmclError as error:
             self._failure = error
         except BaseException as error:

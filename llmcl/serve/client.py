@@ -11,6 +11,7 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from llmcl.engine.conversation import Conversation
 from llmcl.errors import ContextLengthError, LlmclError, ServerError, UsageError, one_line, shown
 
 if TYPE_CHECKING:
@@ -22,13 +23,14 @@ _MAX_ERROR_BYTES = 1 << 16
 _NO_TOKEN = -1  # the server says texts, no ids
 
 
-class ServerChat:
+class ServerChat(Conversation):
     """As engine/chat.py's Chat, but the model is behind a server. Each time all messages so far are sent.
 
     url: such as http://127.0.0.1:8080, also with /v1 at the end. Raises UsageError for what is none.
     """
 
     def __init__(self, url: str, api_key: str | None = None):
+        super().__init__()
         parts = urlsplit(url)
         try:
             port = parts.port
@@ -44,7 +46,6 @@ class ServerChat:
         self._headers = {"content-type": "application/json", "accept": "text/event-stream"}
         if api_key is not None:
             self._headers["authorization"] = f"Bearer {api_key}"
-        self.messages: list[dict[str, str]] = []
 
     def reset(self) -> None:
         """Forgets the conversation."""
@@ -67,24 +68,10 @@ class ServerChat:
         """
         if ignore_eos:
             raise UsageError("--ignore-eos is not known to servers; leave it out")
-        first = [{"role": "system", "content": system_prompt}] if system_prompt is not None else []
-        asked = [*(self.messages or first), {"role": "user", "content": text}]
+        asked = self._turn(text, system_prompt)
         body = {"model": "any", "messages": asked, "max_tokens": max_tokens, **sampling}
         body |= {"stream": True, "stream_options": {"include_usage": True}} | ({"stop": [*stop]} if stop else {})
-        return self._record(asked, self._pieces(body))
-
-    def _record(
-        self, asked: list[dict[str, str]], stream: Generator[Piece, None, None]
-    ) -> Generator[Piece, None, None]:
-        said: list[str] = []
-        try:
-            for piece in stream:
-                said.append(piece.text)
-                yield piece
-        finally:
-            stream.close()
-            if any(said):
-                self.messages = [*asked, {"role": "assistant", "content": "".join(said)}]
+        return self._record(asked, self.messages, self._pieces(body))
 
     def _pieces(self, body: dict[str, Any]) -> Generator[Piece, None, None]:
         from llmcl.engine.generation import Piece

@@ -32,8 +32,8 @@ from llmcl.tools.throughput import draw_curves
 
 if TYPE_CHECKING:
     from llmcl.engine.engine import Engine
+    from llmcl.engine.engine_metrics import StepTotals
     from llmcl.engine.llm import LLM
-    from llmcl.engine.step_loop import StepTotals
 
 SPREAD = 0.5  # of lengths: the standard deviation of their logarithm
 LEAST, MOST = 0.25, 4.0  # of a length, as a share of the median
