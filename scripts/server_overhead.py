@@ -1,5 +1,9 @@
 #!/usr/bin/env python
-"""Measures what HTTP adds to an engine: the same requests to the engine itself and to a server of it, in turns."""
+"""Measures what HTTP adds to an engine: the same requests to the engine itself and to a server of it, in turns.
+
+A round is engine, HTTP, HTTP, engine: two neighbours each, of which either comes first once. So what else the machine
+does, and what it does more of from minute to minute, meets both alike.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +34,11 @@ NEVER = -100.0  # added to the logits of tokens that end answers
 EPILOG = """\b
 throughput  tokens a second of all streams together, from the first request to the last token
 TTFT, TBT   medians over all streams; of HTTP on the client's clock, in a process of its own
-added       the median over the rounds of the difference, or of the quotient"""
+added       the median over neighbours of the difference, or of the quotient, and its quartiles"""
 
 
 @dataclass(frozen=True)
-class Round:
+class Turn:
     """What one way took. times in milliseconds, throughput in tokens a second."""
 
     throughput: float
@@ -42,13 +46,13 @@ class Round:
     tbt_ms: float
 
     @classmethod
-    def of(cls, found: dict[str, Any]) -> Round:
+    def of(cls, found: dict[str, Any]) -> Turn:
         return cls(found["tokens"] / found["seconds"], median(found["ttft_ms"]), median(found["tbt_ms"]))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """streams at once, tokens of a prompt and of an answer, rounds after a first one that does not count."""
+    """streams at once, tokens of a prompt and of an answer, rounds after a first pair that does not count."""
 
     streams: int = 16
     n_prompt: int = 32
@@ -69,7 +73,7 @@ def server_overhead(
         int, opt.measurement("-ntg", "--n-gen", metavar="N", parser=opt.whole(3), help="Tokens of an answer.")
     ] = 64,
     rounds: Annotated[
-        int, opt.measurement("-r", "--rounds", metavar="N", parser=opt.whole(1), help="Both ways, after a warm-up.")
+        int, opt.measurement("-r", "--rounds", metavar="N", parser=opt.whole(1), help="Both ways, twice each.")
     ] = 5,
     loading: LoadingToAnswer = LoadingToAnswer(),
 ) -> None:
@@ -105,27 +109,37 @@ def server_overhead(
 
 def measure(
     engine: Engine, url: str, vocab_size: int, ends: list[int], plan: Plan, note: Callable[[str], None]
-) -> list[tuple[Round, Round]]:
-    """(engine, HTTP) of each round. url: of a server in front of that engine. ends: tokens that are not to come.
+) -> list[tuple[Turn, Turn]]:
+    """(engine, HTTP) of neighbours, two of each round. url: of a server in front of that engine. ends: tokens that are
+    not to come.
 
     All prompts differ: nothing is found in the prefix cache.
     """
     rng = np.random.default_rng(0)
     allowed = np.setdiff1d(np.arange(vocab_size), ends)
     options = {"max_tokens": plan.n_gen, "temperature": 0.0}
+
+    def prompts() -> list[list[int]]:
+        return [[int(i) for i in rng.choice(allowed, plan.n_prompt)] for _ in range(plan.streams)]
+
+    def direct() -> Turn:
+        bias = dict.fromkeys(ends, NEVER)
+        return Turn.of(asyncio.run(_direct(engine, prompts(), {**options, "logit_bias": bias})))
+
+    def http() -> Turn:
+        more = {"logit_bias": {str(token): NEVER for token in ends}, "stream_options": {"include_usage": True}}
+        return Turn.of(client.ask([{"prompt": prompt, **options, **more, "stream": True} for prompt in prompts()]))
+
     pairs = []
-    for number in range(plan.rounds + 1):
-        prompts = [[int(i) for i in rng.choice(allowed, plan.n_prompt)] for _ in range(2 * plan.streams)]
-        direct = asyncio.run(
-            _direct(engine, prompts[: plan.streams], {**options, "logit_bias": dict.fromkeys(ends, NEVER)})
-        )
-        bias = {str(token): NEVER for token in ends}
-        bodies = [
-            {"prompt": p, **options, "logit_bias": bias, "stream": True, "stream_options": {"include_usage": True}}
-            for p in prompts[plan.streams :]
-        ]
-        pairs.append((Round.of(direct), Round.of(_through_http(url, bodies))))
-        note(f"round {number} of {plan.rounds}: throughput of HTTP {_ratio(pairs[-1]):.3f} of the engine's")
+    with Client(url) as client:
+        for number in range(1 + 2 * plan.rounds):
+            if number % 2:
+                pair = direct(), http()
+            else:
+                after = http()
+                pair = direct(), after
+            pairs.append(pair)
+            note(f"{number} of {2 * plan.rounds}: throughput of HTTP {_ratio(pair):.3f} of the engine's")
     return pairs[1:]
 
 
@@ -148,34 +162,56 @@ async def _direct(engine: Engine, prompts: list[list[int]], options: dict[str, A
     }
 
 
-def _through_http(url: str, bodies: list[dict[str, Any]]) -> dict[str, Any]:
-    asked = json.dumps({"url": url, "bodies": bodies})
-    done = subprocess.run([sys.executable, str(CLIENT)], input=asked, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"the client failed: {done.stderr.strip()}")
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+class Client:
+    """The process that asks the server; it is there before the first request."""
+
+    def __init__(self, url: str):
+        self._url = url
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen([sys.executable, str(CLIENT)], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+    def ask(self, bodies: list[dict[str, Any]]) -> dict[str, Any]:
+        """What its head says of it. Raises SystemExit where it fails."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps({"url": self._url, "bodies": bodies}) + "\n")
+        self._process.stdin.flush()
+        if not (line := self._process.stdout.readline()):
+            raise SystemExit(f"the client failed: {self._process.communicate()[1].strip()}")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.kill()
+        self._process.communicate()
 
 
-def _ratio(pair: tuple[Round, Round]) -> float:
+def _ratio(pair: tuple[Turn, Turn]) -> float:
     direct, http = pair
     return http.throughput / direct.throughput
 
 
-def table(pairs: list[tuple[Round, Round]]) -> str:
+def table(pairs: list[tuple[Turn, Turn]]) -> str:
     """Markdown: medians of both ways, and what HTTP adds."""
 
-    def row(name: str, value: Callable[[Round], float], digits: int, added: str) -> str:
+    def row(name: str, value: Callable[[Turn], float], digits: int, more: str) -> str:
         sides = (f"{median(value(pair[side]) for pair in pairs):.{digits}f}" for side in (0, 1))
-        return f"| {name} | {' | '.join(sides)} | {added} |\n"
+        return f"| {name} | {' | '.join(sides)} | {more} |\n"
 
-    ttft = median(http.ttft_ms - direct.ttft_ms for direct, http in pairs)
-    tbt = median(http.tbt_ms - direct.tbt_ms for direct, http in pairs)
+    def added(values: list[float], digits: int, unit: str = "") -> str:
+        low, middle, high = np.quantile(values, (0.25, 0.5, 0.75))
+        sign = "" if unit else "+"
+        return f"{middle:{sign}.{digits}f}{unit} ({low:{sign}.{digits}f} to {high:{sign}.{digits}f})"
+
+    ttft = added([http.ttft_ms - direct.ttft_ms for direct, http in pairs], 2)
+    tbt = added([http.tbt_ms - direct.tbt_ms for direct, http in pairs], 3)
     return (
-        "| | engine | HTTP | added |\n|---|---:|---:|---:|\n"
-        + row("throughput, tokens/s", lambda r: r.throughput, 1, f"{median(map(_ratio, pairs)):.3f}x")
-        + row("TTFT p50, ms", lambda r: r.ttft_ms, 2, f"{ttft:+.2f}")
-        + row("TBT p50, ms", lambda r: r.tbt_ms, 3, f"{tbt:+.3f}")
+        "| | engine | HTTP | added (quartiles) |\n|---|---:|---:|---:|\n"
+        + row("throughput, tokens/s", lambda turn: turn.throughput, 1, added([*map(_ratio, pairs)], 3, "x"))
+        + row("TTFT p50, ms", lambda turn: turn.ttft_ms, 2, ttft)
+        + row("TBT p50, ms", lambda turn: turn.tbt_ms, 3, tbt)
     )
 
 

@@ -1,7 +1,7 @@
 """Many streams of one server at once, in a process of its own and with the standard library alone.
 
-It reads a JSON object from standard input (url, bodies: one request of /v1/completions for each stream) and writes one:
-seconds from the first request to the last token, tokens of all answers, ttft_ms and tbt_ms, a list of each.
+Of each line of standard input it reads a JSON object (url, bodies: one request of /v1/completions for each stream), and
+writes one: seconds from the first request to the last token, tokens of all answers, ttft_ms and tbt_ms, a list of each.
 """
 
 from __future__ import annotations
@@ -51,5 +51,6 @@ async def all_streams(url: str, bodies: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    asked = json.load(sys.stdin)
-    print(json.dumps(asyncio.run(all_streams(asked["url"], asked["bodies"]))))
+    for line in sys.stdin:
+        asked = json.loads(line)
+        print(json.dumps(asyncio.run(all_streams(asked["url"], asked["bodies"]))), flush=True)
