@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from threading import Thread
 from types import FrameType
 from typing import Any
@@ -23,11 +24,14 @@ from llmcl.serve.served import Served
 from llmcl.serve.service import Service
 from llmcl.serve.settings import Settings
 
+MOST_FILES = 1 << 16
+
 
 def serve(settings: Settings, load: Callable[[Progress], Served]) -> None:
     """Serves until a signal comes. load: makes the model, in a thread of its own. Raises what it raised."""
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of writes to clients that left
     listening = listen(settings.host, settings.port)
+    allow_connections()
     service = Service(settings)
     start_loading(service, load)
     if not settings.quiet:
@@ -49,6 +53,17 @@ def listen(host: str, port: int) -> socket.socket:
         raise UsageError(
             f"--host {host} --port {port}: cannot listen there ({error.strerror or error}); give another port"
         ) from error
+
+
+def allow_connections() -> None:
+    """Takes as many open files as the system lets this process have: idle connections are some, and 1024 is common."""
+    with suppress(ImportError, ValueError, OSError):
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def start_loading(service: Service, load: Callable[[Progress], Served]) -> None:

@@ -9,9 +9,12 @@ import asyncio
 import json
 import os
 import random
+import resource
+import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +27,11 @@ from fake_server import END, FakeEngine, Running, byte_tokenizer, events, runnin
 
 from llmcl.engine.llm import LLM
 from llmcl.ops.sample import SamplingParams
+from llmcl.serve.run import MOST_FILES, allow_connections
 
 N_CLIENTS = 64
+N_IDLE = 1000
+IDLE_MEMORY = 100 << 20  # bytes for these connections, the clients' sockets included
 MORE_MEMORY = 48 << 20  # bytes that the process may have more at the end than after a third of the time
 
 Ask = Callable[[random.Random], tuple[str, dict[str, Any], str]]
@@ -92,6 +98,49 @@ def load(server: Running, ask: Ask) -> Counter[str]:
     assert resident_bytes() - memory[0] < MORE_MEMORY
     print(dict(seen), f"{(resident_bytes() - memory[0]) / 2**20:+.1f} MiB")
     return seen
+
+
+def test_idle_connections_cost_little() -> None:
+    """1000 of them, after a request each, as clients keep them for the next one."""
+    with more_files(3000), running(header_s=600.0, idle_s=600) as server, ExitStack() as opened:
+        address = "127.0.0.1", int(server.url.rpartition(":")[2])
+        before = resident_bytes()
+        connections = [opened.enter_context(socket.create_connection(address)) for _ in range(N_IDLE)]
+        for connection in connections:
+            connection.sendall(b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+            answer = connection.recv(4096)
+            while not answer.endswith(b"}"):
+                answer += connection.recv(4096)
+            assert answer.startswith(b"HTTP/1.1 200 ")
+        assert resident_bytes() - before < IDLE_MEMORY
+        assert server.chat("beside them").json()["choices"][0]["message"]["content"] == "beside them"
+        for connection in connections:  # none was closed, nor told anything
+            with pytest.raises(BlockingIOError):
+                connection.recv(4096, socket.MSG_DONTWAIT)
+
+
+@contextmanager
+def more_files(n: int) -> Iterator[None]:
+    """Lets this process open so many files; skips the test where it may not."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < n:
+        pytest.skip(f"{n} open files are needed, and {hard} are allowed")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, n), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_server_takes_the_files_that_it_may_open() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 500), hard))
+    try:
+        allow_connections()
+        wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (max(wanted, min(soft, 500)), hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.full

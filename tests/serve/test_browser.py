@@ -1,0 +1,181 @@
+"""The page at `/` in a real browser: a conversation, by keyboard and on a phone, and hostile answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from browser import Browser, browser, find_browser
+from fake_server import TEMPLATE, FakeEngine, Running, byte_tokenizer, running
+
+pytestmark = pytest.mark.skipif(find_browser() is None, reason="no Chromium is installed")
+
+THINK_TEMPLATE = TEMPLATE + "{% if add_generation_prompt %}<think>{% endif %}"
+HOSTILE = "\n\n".join(
+    [
+        "<script>window.hit = 1</script>",
+        "<img src=x onerror='window.hit = 1'>",
+        "```\n<script>window.hit = 1</script>\n```",
+        "`<b>` **<i onclick=x>** *<u>*",
+        '- <iframe src="javascript:parent.hit = 1">',
+        "# <style>*{display:none}</style>",
+        "[x](javascript:window.hit=1) ![y](http://evil.example/z)",
+        "<a href=http://evil.example>x</a><form action=http://evil.example><input></form>",
+        "<svg onload='window.hit = 1'></svg><math><mi xlink:href=javascript:1>",
+        "&lt;b&gt; \u202e end",
+    ]
+)
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("browser")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine(byte_tokenizer())
+
+
+@pytest.fixture
+def page(chromium: Browser, engine: FakeEngine) -> Iterator[Browser]:
+    """The page, just opened, of a server with this engine."""
+    with running(engine) as server:
+        open_page(chromium, server)
+        yield chromium
+        chromium.open("about:blank#left")
+
+
+def open_page(chromium: Browser, server: Running) -> None:
+    chromium.events.clear()
+    chromium.open(server.url + "/")
+    chromium.wait_for("document.title === 'llmcl: fake'")
+
+
+def ask(page: Browser, text: str) -> None:
+    """By keyboard, and until the answer is complete."""
+    page.type(text)
+    page.press("Enter")
+    page.wait_for("document.getElementById('stop').disabled && document.querySelector('.assistant, .error')")
+
+
+def messages(page: Browser) -> list[str]:
+    found: list[str] = page.js("[...document.querySelectorAll('.message p')].map(p => p.textContent)")
+    return found
+
+
+def test_a_conversation(page: Browser, engine: FakeEngine) -> None:
+    """Asked, retried and edited, with the times of its tokens."""
+    ask(page, "Hello, page")
+    assert messages(page) == ["Hello, page", "Hello, page"]
+    figures = page.js("document.getElementById('figures').textContent")
+    assert figures.startswith("TTFT ") and "TBT p50 " in figures
+    assert page.js("document.querySelectorAll('#chart rect').length") > 3
+    assert "time between tokens: min" in page.js("document.querySelector('#chart title').textContent")
+    ask(page, "Again")
+    assert messages(page) == ["Hello, page", "Hello, page", "Again", "Again"]
+    page.js("document.getElementById('retry').click()")
+    page.wait_for("document.getElementById('stop').disabled")
+    assert messages(page) == ["Hello, page", "Hello, page", "Again", "Again"] and len(engine.asked) == 3
+    page.js("document.querySelector('.edit').click()")
+    assert messages(page) == [] and page.js("document.getElementById('input').value") == "Hello, page"
+    ask(page, " 2")
+    assert messages(page) == ["Hello, page 2", "Hello, page 2"]
+    assert engine.asked[-1][0] == "[user]Hello, page 2\n[assistant]"
+    page.js("document.getElementById('fresh').click()")
+    assert messages(page) == [] and page.problems() == []
+
+
+def test_stop_ends_the_request(page: Browser, engine: FakeEngine) -> None:
+    engine.hold_after = 3
+    page.type("Hello")
+    page.press("Enter")
+    page.wait_for("(document.querySelector('.assistant p') || {}).textContent === 'Hel'")
+    page.js("document.getElementById('stop').click()")
+    page.wait_for("document.getElementById('stop').disabled")
+    assert messages(page) == ["Hello", "Hel"]
+    page.wait_for("fetch('metrics').then(a => a.text()).then(t => t.includes('requests_processing 0.0'))")
+
+
+def test_settings_and_errors(page: Browser, engine: FakeEngine) -> None:
+    page.js("document.getElementById('open-settings').click()")
+    page.js("document.getElementById('system').value = 'Be brief.'; document.getElementById('max_tokens').value = 2")
+    page.press("Escape")
+    page.js("document.getElementById('input').focus()")
+    ask(page, "Hello")
+    assert messages(page)[1] == "He" and engine.asked[-1][0].startswith("[system]Be brief.\n[user]Hello")
+    engine.fail = RuntimeError("no")
+    ask(page, "More")
+    page.wait_for("document.querySelector('.error')")
+    assert "RuntimeError" in page.js("document.querySelector('.error').textContent")
+
+
+def test_thoughts_are_shown_apart(chromium: Browser) -> None:
+    engine = FakeEngine(byte_tokenizer(THINK_TEMPLATE))
+    engine.reply = lambda text: "Hm.</think>Four."
+    with running(engine) as server:
+        open_page(chromium, server)
+        ask(chromium, "2 + 2")
+        assert messages(chromium)[1:] == ["Four."]
+        assert chromium.js("document.querySelector('details').textContent") == "ThoughtsHm."
+        assert not chromium.js("document.querySelector('details').open")
+        chromium.open("about:blank#left")
+
+
+def test_hostile_answers_are_text(page: Browser, engine: FakeEngine) -> None:
+    engine.reply = lambda text: HOSTILE
+    ask(page, "<img src=x onerror='window.hit = 1'>")
+    assert page.js("window.hit === undefined")
+    tags = set(page.js("[...document.querySelectorAll('#log .message *')].map(e => e.tagName)"))
+    assert tags <= {"P", "PRE", "CODE", "STRONG", "EM", "UL", "LI", "DIV", "BUTTON"}
+    shown = page.js("document.getElementById('log').textContent")
+    assert all(word in shown for word in ("<script>window.hit = 1</script>", "<iframe", "onload=", "&lt;b&gt;"))
+    home = page.js("location.origin")
+    assert all(address.startswith((home, "data:")) for address in page.addresses()), page.addresses()
+
+
+def test_the_policy_holds_where_the_page_fails(page: Browser) -> None:
+    """As if a mistake of ours made HTML of an answer: nothing of it runs, and nothing is fetched from elsewhere."""
+    page.js(
+        "document.getElementById('log').innerHTML = `<img src=x onerror='window.hit = 1'><svg onload='window.hit = 1'>"
+        "</svg><iframe srcdoc='<script>parent.hit = 1</script>'></iframe><img src='http://127.0.0.2:9/z'>`;"
+        "const s = document.createElement('script'); s.textContent = 'window.hit = 1'; document.body.append(s);"
+    )
+    page.wait_for("new Promise(done => setTimeout(() => done(true), 300))")
+    assert page.js("window.hit === undefined")
+    assert page.js("fetch('http://127.0.0.2:9/').then(() => 'sent', () => 'refused')") == "refused"
+    assert sum("Content Security Policy" in problem for problem in page.problems()) >= 3
+
+
+def test_the_keyboard_reaches_everything(page: Browser) -> None:
+    ask(page, "Hello")
+    page.js("document.body.focus(); document.activeElement.blur()")
+    seen = []
+    for _ in range(9):
+        page.press("Tab")
+        seen.append(page.js("document.activeElement.id || document.activeElement.className"))
+    assert {"fresh", "retry", "open-settings", "edit", "input", "send"} <= set(seen), seen
+    page.js("document.getElementById('open-settings').focus()")
+    page.press("Enter")
+    page.wait_for("document.getElementById('settings').open")
+    page.press("Escape")
+    page.wait_for("!document.getElementById('settings').open")
+
+
+def test_it_fits_a_phone_and_the_dark(page: Browser) -> None:
+    light = page.js("getComputedStyle(document.body).backgroundColor")
+    page.command("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+    page.command("Emulation.setDeviceMetricsOverride", width=360, height=640, deviceScaleFactor=2, mobile=True)
+    try:
+        ask(page, "A" * 300)
+        assert page.js("getComputedStyle(document.body).backgroundColor") != light
+        assert page.js("document.documentElement.scrollWidth") <= 360
+        inside = page.js(
+            "[...document.querySelectorAll('header button, form button, #input')].filter(e => e.offsetParent)"
+            ".map(e => e.getBoundingClientRect()).every(r => r.left >= 0 && r.right <= 360 && r.bottom <= 640)"
+        )
+        assert inside
+    finally:
+        page.command("Emulation.clearDeviceMetricsOverride")
+        page.command("Emulation.setEmulatedMedia", features=[])
