@@ -17,7 +17,7 @@ from llmcl.cli.option_groups import LoadingOrRandom, with_groups
 from llmcl.cli.text_files import check_writable
 from llmcl.errors import UsageError
 from llmcl.models.batch import MAX_SEQUENCES
-from llmcl.tools import arrivals, benchmark, throughput
+from llmcl.tools import arrivals, benchmark, chunks, throughput
 from llmcl.tools.rows import FORMATS, write_rows
 
 EPILOG = """\b
@@ -27,6 +27,7 @@ T_TG, S_TG    seconds of the decode steps, tokens a second of all sequences toge
 ms/step       time of a decode step: the time between two tokens of a stream
 of bandwidth  weights once and the keys and values of all sequences, over the time of a step,
               as a share of a streaming read measured in the same run
+With --chunk each step has so many tokens of a prompt beside its -npl sequences: its time, and without a prompt.
 With --rate requests come at random times (a Poisson process), with lengths around -npp and -ntg:
 TTFT, queue   time to first token from when the request was due; its part until the engine began with it
 TBT, p99/p50  time between the tokens of a stream; with --streams of these alone
@@ -82,6 +83,12 @@ def throughput_benchmark(
             "--max-step-tokens", metavar="N", parser=opt.whole(1), help="Of the engine; left out: its own choice."
         ),
     ] = None,
+    chunk: Annotated[
+        Any,
+        opt.measurement(
+            "--chunk", metavar="N,...", parser=opt.wholes(1), help="Tokens of a prompt in each step; left out: none."
+        ),
+    ] = None,
     loading: LoadingOrRandom = LoadingOrRandom(),
     format: Annotated[
         str, opt.choice(opt.OUTPUT_PANEL, "--format", FORMATS, env=False, help="How the rows are written.")
@@ -98,7 +105,7 @@ def throughput_benchmark(
     ] = None,
 ) -> None:
     """Throughput of several sequences at once: the weights are read once a step for all of them."""
-    plan: throughput.Plan | arrivals.Plan = throughput.Plan(n_prompt, n_gen, n_parallel, repetitions)
+    plan: throughput.Plan | arrivals.Plan | chunks.Plan = throughput.Plan(n_prompt, n_gen, n_parallel, repetitions)
     if rate is not None:
         options = {} if max_step_tokens is None else {"max_step_tokens": max_step_tokens}
         plan = arrivals.Plan(rate, n_prompt, n_gen, n_parallel, requests, seconds, seed, streams, options)
@@ -107,6 +114,12 @@ def throughput_benchmark(
                 f"--streams {streams} with {min(n_parallel)} sequences a step (-npl) leave no place for requests; "
                 "raise -npl or lower --streams"
             )
+    if chunk is not None:
+        if rate is not None or plot is not None:
+            raise UsageError("--chunk excludes --rate and --plot; give one of them")
+        plan = chunks.Plan(chunk, n_prompt, n_parallel, repetitions)
+        if max(n_parallel) >= MAX_SEQUENCES:
+            raise UsageError(f"-npl {max(n_parallel)} with --chunk: at most {MAX_SEQUENCES - 1}, beside the prompt's")
     opt.check_model_or_random(model, random, loading.quantize)
     if max(n_parallel) > MAX_SEQUENCES:
         raise UsageError(f"-npl/--n-parallel {max(n_parallel)}: at most {MAX_SEQUENCES} sequences at once")
@@ -119,6 +132,8 @@ def throughput_benchmark(
             write_rows(loads, format, output, arrivals.markdown)
             if plot is not None:
                 arrivals.plot(loads, plot)
+        elif isinstance(plan, chunks.Plan):
+            write_rows(chunks.run(llm, plan, _note), format, output, chunks.markdown)
         else:
             rows = throughput.run(llm, plan, _note)
             write_rows(rows, format, output, throughput.markdown)

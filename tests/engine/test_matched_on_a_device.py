@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fixed_drafts import Always
 from helpers import random_weights, save_folder, small_config
 
 import llmcl
+from llmcl.engine.draft_length import FixedLength
 from llmcl.engine.drafters import Drafter, PromptLookup
 from llmcl.engine.llm import LLM
 from llmcl.engine.speculation import NO_SPECULATION, Drafting
@@ -118,7 +118,7 @@ def test_speculation_gives_the_same_tokens(drafter: str, options: dict[str, Any]
         "right and may": lambda: Knows(plain.token_ids, plain.token_ids[0]),
         "lookup": PromptLookup,
     }
-    llm.speculation = Drafting(llm.model, drafters[drafter](), Always(5))
+    llm.speculation = Drafting(llm.model, drafters[drafter](), FixedLength(5))
     drafted = llm.generate(PROMPT, regex=EXPRESSION, **options)
     assert drafted.token_ids == plain.token_ids and drafted.finish_reason == "stop"
     if drafter.startswith("right"):

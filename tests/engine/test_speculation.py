@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fixed_drafts import Always
 from helpers import gemma2_config, random_weights, save_folder, small_config
 from programs import TINY_SHAPE
 
 import llmcl
+from llmcl.engine.draft_length import FixedLength
 from llmcl.engine.drafters import Drafter, DraftModel, PromptLookup
 from llmcl.engine.llm import LLM
 from llmcl.engine.speculation import NO_SPECULATION, Drafting
@@ -100,7 +100,7 @@ def answer(llm: LLM, drafting: Drafting | None, ids: list[int] | None = None, n:
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_prompt_lookup_gives_the_same_tokens(sampling: str, llm: LLM) -> None:
     plain = answer(llm, None, **SAMPLINGS[sampling])
-    drafted = answer(llm, Drafting(llm.model, PromptLookup(), Always(7)), **SAMPLINGS[sampling])
+    drafted = answer(llm, Drafting(llm.model, PromptLookup(), FixedLength(7)), **SAMPLINGS[sampling])
     assert drafted.token_ids == plain.token_ids
     assert plain.stats.rows_per_step is plain.stats.tokens_per_step is None
     assert drafted.stats.rows_per_step >= drafted.stats.tokens_per_step >= 1
@@ -111,7 +111,9 @@ def test_prompt_lookup_gives_the_same_tokens(sampling: str, llm: LLM) -> None:
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_a_draft_model_gives_the_same_tokens(sampling: str, llm: LLM, draft_llm: LLM) -> None:
     plain = answer(llm, None, **SAMPLINGS[sampling])
-    drafted = answer(llm, Drafting(llm.model, DraftModel(draft_llm.model, VOCAB), Always(4)), **SAMPLINGS[sampling])
+    drafted = answer(
+        llm, Drafting(llm.model, DraftModel(draft_llm.model, VOCAB), FixedLength(4)), **SAMPLINGS[sampling]
+    )
     assert drafted.token_ids == plain.token_ids
 
 
@@ -119,7 +121,7 @@ def test_a_draft_model_gives_the_same_tokens(sampling: str, llm: LLM, draft_llm:
 def test_a_draft_model_with_the_same_weights_is_right_each_time(sampling: str, llm: LLM, shape: str) -> None:
     """It samples with the same noise."""
     twin = llmcl.load_random(shape, device=llm.device, dtype="float32", max_context=CONTEXT)
-    drafting = Drafting(llm.model, DraftModel(twin.model, VOCAB), Always(4))
+    drafting = Drafting(llm.model, DraftModel(twin.model, VOCAB), FixedLength(4))
     drafted = answer(llm, drafting, n=101, **SAMPLINGS[sampling])
     assert drafted.token_ids == answer(llm, None, n=101, **SAMPLINGS[sampling]).token_ids
     assert drafted.stats.rows_per_step == drafted.stats.tokens_per_step == 5
@@ -132,14 +134,14 @@ def test_wrong_drafts_change_nothing(length: int, sampling: str, llm: LLM) -> No
     plain = answer(llm, None, n=60, **SAMPLINGS[sampling])
     likely = [token for token, _ in Counter(plain.token_ids).most_common()]
     tokens = [likely[i % len(likely)] for i in range(length)]
-    drafted = answer(llm, Drafting(llm.model, Repeated(tokens), Always(length)), n=60, **SAMPLINGS[sampling])
+    drafted = answer(llm, Drafting(llm.model, Repeated(tokens), FixedLength(length)), n=60, **SAMPLINGS[sampling])
     assert drafted.token_ids == plain.token_ids
     assert drafted.stats.tokens_per_step < drafted.stats.rows_per_step
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 9])
 def test_an_answer_has_no_token_too_many(n: int, llm: LLM) -> None:
-    drafting = Drafting(llm.model, PromptLookup(), Always(7))
+    drafting = Drafting(llm.model, PromptLookup(), FixedLength(7))
     whole = answer(llm, None, n=20).token_ids
     assert answer(llm, drafting, n=n).token_ids == whole[:n]
 
@@ -148,13 +150,13 @@ def test_an_answer_has_no_token_too_many(n: int, llm: LLM) -> None:
 def test_an_answer_fills_the_context(n_prompt: int, llm: LLM) -> None:
     ids = prompt(8) * (CONTEXT // 8)
     plain = answer(llm, None, ids[:n_prompt], n=1000)
-    drafted = answer(llm, Drafting(llm.model, PromptLookup(), Always(15)), ids[:n_prompt], n=1000)
+    drafted = answer(llm, Drafting(llm.model, PromptLookup(), FixedLength(15)), ids[:n_prompt], n=1000)
     assert drafted.token_ids == plain.token_ids and len(plain.token_ids) == CONTEXT - n_prompt + 1
 
 
 def test_a_draft_model_with_a_shorter_context_ends_to_draft(llm: LLM, shape: str) -> None:
     short = llmcl.load_random(shape, device=llm.device, dtype="float32", max_context=64)
-    drafted = answer(llm, Drafting(llm.model, DraftModel(short.model, VOCAB), Always(4)))
+    drafted = answer(llm, Drafting(llm.model, DraftModel(short.model, VOCAB), FixedLength(4)))
     assert drafted.token_ids == answer(llm, None).token_ids
     assert 1 < drafted.stats.tokens_per_step < 2
 
@@ -163,7 +165,7 @@ def test_an_answer_that_is_closed_leaves_what_the_next_can_use(llm: LLM, draft_l
     """At any token: in the midst of what was accepted together, too."""
     whole = answer(llm, None).token_ids
     for drafter in (PromptLookup(), DraftModel(draft_llm.model, VOCAB)):
-        llm.speculation = Drafting(llm.model, drafter, Always(7))
+        llm.speculation = Drafting(llm.model, drafter, FixedLength(7))
         for n in range(20, 40):
             sequence = llm.model.cache.sequence()
             stream = llm.stream(prompt(), max_tokens=100, ignore_eos=True, sequence=sequence)
@@ -177,7 +179,7 @@ def test_an_answer_that_is_closed_leaves_what_the_next_can_use(llm: LLM, draft_l
 
 def test_the_host_reads_four_bytes_a_row_and_four_more(llm: LLM) -> None:
     """And of a step without a draft (here only the last, after which no more is wanted) four, as ever."""
-    drafting = Drafting(llm.model, Repeated([5] * 7), Always(7))
+    drafting = Drafting(llm.model, Repeated([5] * 7), FixedLength(7))
     stats = answer(llm, drafting, n=50).stats
     verified = drafting.counted
     plain_steps = 49 - verified.tokens
@@ -197,7 +199,7 @@ def test_pages(kv_dtype: str, default_device: Device, shape: str) -> None:
             cache.order.move_to_end(page)
         first, ids = cache.sequence(), prompt(60)
         plain = [piece.token_id for piece in paged.stream(ids, max_tokens=100, ignore_eos=True, sequence=first)]
-        paged.speculation = Drafting(paged.model, Repeated([plain[-1]] * 15), Always(15))
+        paged.speculation = Drafting(paged.model, Repeated([plain[-1]] * 15), FixedLength(15))
         second = cache.fork(first)
         held = paged.model.device.read(cache.k[0], np.uint8, (cache.k[0].nbytes,))
         drafted = [piece.token_id for piece in paged.stream(ids, max_tokens=100, ignore_eos=True, sequence=second)]
@@ -216,9 +218,9 @@ def test_sliding_windows(name: str, tmp_path: Path, default_device: Device) -> N
     folder = save_folder(tmp_path, config, random_weights(config, seed=2))
     with llmcl.load(str(folder), device=default_device, max_context=CONTEXT) as llm:
         plain = answer(llm, None)
-        drafted = answer(llm, Drafting(llm.model, PromptLookup(), Always(7)))
+        drafted = answer(llm, Drafting(llm.model, PromptLookup(), FixedLength(7)))
         assert drafted.token_ids == plain.token_ids
-        wrong = answer(llm, Drafting(llm.model, Repeated(plain.token_ids[:15]), Always(15)))
+        wrong = answer(llm, Drafting(llm.model, Repeated(plain.token_ids[:15]), FixedLength(15)))
         assert wrong.token_ids == plain.token_ids
 
 
@@ -228,7 +230,7 @@ def test_on_every_device(device: Device, shape: str, dtype: str, kv_dtype: str) 
     options = {"dtype": dtype, "kv_dtype": kv_dtype, "activation_dtype": "float32", "max_context": CONTEXT}
     with llmcl.load_random(shape, device=device, **options) as llm:  # type: ignore[arg-type]
         plain = answer(llm, None, n=40, **SAMPLINGS["sampled with a penalty"])
-        drafting = Drafting(llm.model, Repeated(plain.token_ids[:7]), Always(7))
+        drafting = Drafting(llm.model, Repeated(plain.token_ids[:7]), FixedLength(7))
         drafted = answer(llm, drafting, n=40, **SAMPLINGS["sampled with a penalty"])
         same = [a == b for a, b in zip(drafted.token_ids, plain.token_ids, strict=True)]
         assert all(same) or (dtype != "float32" and all(same[:8]))  # other kernels round in another order
@@ -243,7 +245,7 @@ def test_sampled_tokens_have_the_models_probabilities(llm: LLM) -> None:
     likeliest: list[int] = []
     for _ in range(2):
         likeliest.append(int(np.argmax(llm.logits(text + likeliest)[-1])))
-    llm.speculation = drafting = Drafting(llm.model, Repeated(likeliest[1:]), Always(1))
+    llm.speculation = drafting = Drafting(llm.model, Repeated(likeliest[1:]), FixedLength(1))
     sequence = llm.model.cache.sequence()
     drawn = np.zeros((3, VOCAB))
     for seed in range(draws):
@@ -265,7 +267,7 @@ def test_sampled_tokens_have_the_models_probabilities(llm: LLM) -> None:
 
 def test_a_row_that_has_no_token_ends_the_answer_with_the_cause(shape: str, default_device: Device) -> None:
     with llmcl.load_random(shape, device=default_device.entry, dtype="float32", max_context=CONTEXT) as llm:  # type: ignore[arg-type]
-        llm.speculation = Drafting(llm.model, Repeated([5] * 3), Always(3))
+        llm.speculation = Drafting(llm.model, Repeated([5] * 3), FixedLength(3))
         stream = llm.stream(prompt(), max_tokens=20, ignore_eos=True)
         next(stream)
         llm.device.fill(llm.model.weights.final_norm, np.float32(np.nan))
@@ -281,7 +283,7 @@ def test_an_engine_drafts_for_a_text_that_is_alone(drafter: str, sampling: str, 
     asked = [(prompt(), 130), (prompt(40, 1), 25), (prompt(70, 2), 25)]
     plain = [answer(llm, None, ids, n=n, **SAMPLINGS[sampling]).token_ids for ids, n in asked]
     drafters = {"lookup": PromptLookup(), "model": DraftModel(draft_llm.model, VOCAB), "wrong": Repeated([5] * 15)}
-    llm.speculation = Drafting(llm.model, drafters[drafter], Always(15 if drafter == "wrong" else 6))
+    llm.speculation = Drafting(llm.model, drafters[drafter], FixedLength(15 if drafter == "wrong" else 6))
     for n_pages in (3, 20):
         with llm.engine(max_sequences=3, max_step_tokens=40, kv_pages=n_pages) as engine:
             alone = engine.submit(asked[0][0], max_tokens=130, **options).result()
@@ -311,7 +313,7 @@ def test_an_engine_drafts_for_several_texts(drafter: str, sampling: str, llm: LL
     asked = [(prompt(30, i) + prompt(20, 9), n) for i, n in enumerate((100, 60, 90, 7))]
     plain = [answer(llm, None, ids, n=n, **SAMPLINGS[sampling]).token_ids for ids, n in asked]
     drafters = {"lookup": PromptLookup(), "wrong": Repeated(plain[0][:15])}
-    llm.speculation = Drafting(llm.model, drafters[drafter], Always(15 if drafter == "wrong" else 6))
+    llm.speculation = Drafting(llm.model, drafters[drafter], FixedLength(15 if drafter == "wrong" else 6))
     for n_pages in (5, 40):
         with llm.engine(max_sequences=4, max_step_tokens=40, kv_pages=n_pages) as engine:
             others = [engine.submit(ids, max_tokens=n, **options) for ids, n in asked[1:]]
@@ -329,9 +331,9 @@ def test_an_engine_drafts_for_several_texts(drafter: str, sampling: str, llm: LL
 
 
 def test_an_answer_with_more_wishes_ends_drafts_beside_it(llm: LLM) -> None:
-    llm.speculation = Drafting(llm.model, Repeated([5] * 7), Always(7))
+    llm.speculation = Drafting(llm.model, Repeated([5] * 7), FixedLength(7))
     plain = [answer(llm, None, prompt(30, i), n=40).token_ids for i in range(2)]
-    llm.speculation = Drafting(llm.model, Repeated([5] * 7), Always(7))
+    llm.speculation = Drafting(llm.model, Repeated([5] * 7), FixedLength(7))
     with llm.engine(max_sequences=2) as engine:
         asked = [engine.submit(prompt(30, i), max_tokens=40, ignore_eos=True, logprobs=i or None) for i in range(2)]
         found = [of.result() for of in asked]
@@ -341,7 +343,7 @@ def test_an_answer_with_more_wishes_ends_drafts_beside_it(llm: LLM) -> None:
 
 def test_an_engine_without_company_shows_what_drafts_bring(llm: LLM, shape: str) -> None:
     twin = llmcl.load_random(shape, device=llm.device, dtype="float32", max_context=CONTEXT)
-    llm.speculation = Drafting(llm.model, DraftModel(twin.model, VOCAB), Always(4))
+    llm.speculation = Drafting(llm.model, DraftModel(twin.model, VOCAB), FixedLength(4))
     with llm.engine(max_sequences=2) as engine:
         stats = engine.submit(prompt(), max_tokens=101, ignore_eos=True).result().stats
     # A device that runs ahead has the first step before the first token is read, so that step has no draft.
@@ -351,7 +353,7 @@ def test_an_engine_without_company_shows_what_drafts_bring(llm: LLM, shape: str)
 
 
 def test_a_batch_invariant_engine_does_not_draft(llm: LLM) -> None:
-    llm.speculation = Drafting(llm.model, PromptLookup(), Always(7))
+    llm.speculation = Drafting(llm.model, PromptLookup(), FixedLength(7))
     with llm.engine(max_sequences=2, batch_invariant=True) as engine:
         stats = engine.submit(prompt(), max_tokens=30, ignore_eos=True).result().stats
     assert stats.drafted_tokens is None
@@ -386,7 +388,9 @@ def test_the_demo_model_quotes_faster(smollm2: LLM) -> None:
     question = f"Repeat this sentence exactly:\n\n{text}"
     try:
         plain = answer(smollm2, None, smollm2.encode(question), n=28)
-        drafted = answer(smollm2, Drafting(smollm2.model, PromptLookup(), Always(7)), smollm2.encode(question), n=28)
+        drafted = answer(
+            smollm2, Drafting(smollm2.model, PromptLookup(), FixedLength(7)), smollm2.encode(question), n=28
+        )
     finally:
         smollm2.speculation = NO_SPECULATION
     assert drafted.token_ids == plain.token_ids

@@ -55,6 +55,19 @@ def test_script(tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_script_with_chunks(tmp_path: Path, run_here: Run) -> None:
+    shape, output = tmp_path / "config.json", tmp_path / "rows.jsonl"
+    shape.write_text(json.dumps(TINY_SHAPE))
+    sizes = ["-npp", "20", "-npl", "2,3", "--chunk", "5,17", "-r", "1"]
+    done = run_here("throughput_benchmark.py", "--random", str(shape), *sizes, "--format", "jsonl", "-o", str(output))
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [(row["pl"], row["chunk"]) for row in rows] == [(2, 5), (2, 17), (3, 5), (3, 17)]
+    assert all(row["ms_per_step"] > 0 and row["ms_without"] > 0 for row in rows)
+    refused = run_here("throughput_benchmark.py", "--random", str(shape), "--chunk", "5", "--rate", "1")
+    assert refused.returncode != 0 and "--chunk excludes --rate and --plot" in refused.stderr
+
+
 def test_script_with_arrivals(tmp_path: Path) -> None:
     shape, output, picture = tmp_path / "config.json", tmp_path / "rows.jsonl", tmp_path / "plot.svg"
     shape.write_text(json.dumps(TINY_SHAPE))
