@@ -29,13 +29,23 @@ from llmcl.runtime.device import Device
 from llmcl.tokenizer import Tokenizer
 
 MAX_SEQUENCES = 8
-# Of a step: on a CPU (beside 32 rows a chunk of 64 makes a step 2.1 times as long), and on a device that runs ahead.
-# On an H200 a step of 256 rows, 32 of which decode, takes twice as long as one of those 32.
+# Of a step: on a CPU, and on a device that runs ahead. On an H200 a step of 256 rows, 32 of which decode, takes twice
+# as long as one of those 32.
 STEP_TOKENS, STEP_TOKENS_AHEAD = 96, 256
+FEW_TOKENS = 8
 PAGE_TOKENS = 64
 
 
 B = TypeVar("B", bound=Batch)
+
+
+def tokens_beside(n_decoding: int) -> int:
+    """Tokens of a CPU's step in which so many decode, such that it takes at most 2.5 times as long as without prompts.
+
+    A step of up to 4 rows takes as long as 5 rows of a prompt, one of 32 rows as 54 (docs/notes/cpu.md). So the former
+    has room for 8 more, and the latter for 64, two for each row.
+    """
+    return max(n_decoding + FEW_TOKENS, 3 * n_decoding)
 
 
 class Served(Protocol):
@@ -91,14 +101,21 @@ class Engine:
         def hold() -> Iterator[None]:
             batch = make_batch()
             rows, of_prompts = max_step_tokens, 0
+            beside = None
             if rows is None:
+                beside = None if batch.runs_ahead or batch.cell_tokens else tokens_beside
                 of_prompts = batch.max_rows if batch.runs_ahead else 0
                 rows = max(
                     batch.max_sequences + batch.cell_tokens, STEP_TOKENS_AHEAD if batch.runs_ahead else STEP_TOKENS
                 )
             drafts = speculation(batch)
             scheduler = Scheduler(
-                batch.cache, batch.max_sequences, rows, batch.cell_tokens, max_prompt_tokens=of_prompts
+                batch.cache,
+                batch.max_sequences,
+                rows,
+                batch.cell_tokens,
+                max_prompt_tokens=of_prompts,
+                tokens_beside=beside,
             )
             worker = Worker(StepLoop(batch, scheduler, drafts), name, vocab_size)
             made.append((scheduler.max_context, worker))

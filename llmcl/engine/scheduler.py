@@ -11,7 +11,7 @@ Source: Agrawal et al., "Taming Throughput-Latency Tradeoff in LLM Inference wit
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -122,8 +122,10 @@ class Scheduler:
         cell_tokens: int = 0,
         *,
         max_prompt_tokens: int = 0,
+        tokens_beside: Callable[[int], int] | None = None,
     ):
-        """max_prompt_tokens: of a step in which nobody decodes; at least max_step_tokens.
+        """max_prompt_tokens: of a step in which nobody decodes; at least max_step_tokens. tokens_beside: of a step in
+        which so many decode, these included, if that is less; None: max_step_tokens.
 
         cell_tokens: see `Batch.cell_tokens`; chunks are such cells. What is read again after a preemption is the
         prompt alone; the answer so far is decoded again, by the same kernels as before. 0: chunks are of any length.
@@ -138,6 +140,7 @@ class Scheduler:
         self.max_sequences = max_sequences
         self.max_step_tokens = max_step_tokens
         self.max_prompt_tokens = max(max_prompt_tokens, max_step_tokens)
+        self._tokens_beside = tokens_beside
         self.cell_tokens = cell_tokens
         self.waiting: list[Job] = []
         self.running: list[Job] = []
@@ -176,6 +179,8 @@ class Scheduler:
         extended = [(job, job.unread, job.rows()) for job in self.running]
         n_decoding = sum(not unread and n_rows for _, unread, n_rows in extended)
         most = self.max_step_tokens if n_decoding else self.max_prompt_tokens
+        if n_decoding and self._tokens_beside is not None:
+            most = min(most, self._tokens_beside(n_decoding))
         budget = most - n_decoding  # for prompts
         promised = 0  # pages
         for job, unread, n_rows in extended:
