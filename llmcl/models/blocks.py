@@ -58,8 +58,6 @@ class AttentionBlock(BoundBlock):
 
     @property
     def why_separate(self) -> str | None:
-        if self.weights.sinks is not None:
-            return "its attention has sinks"
         return None if self.weights.gate is None else "its attention has an output gate"
 
     def kept(self, ops: LayerOps) -> tuple[Buffer, int]:

@@ -39,7 +39,7 @@ class ExpertsBlock(BoundBlock):
 
     @property
     def why_separate(self) -> str | None:
-        return "it is a mixture of experts"
+        return None if self.weights.shared_gate_up is None else "it has an expert that every token goes to"
 
     def add(self, ops: LayerOps) -> Iterator[Launch]:
         weights, act = self.weights, ops.act

@@ -9,6 +9,7 @@ from llmcl.kernels import table
 from llmcl.kernels.common.persistent import DecodeLayer, DecodeLayers, PersistentLayers
 from llmcl.models.blocks import AttentionBlock, MlpBlock
 from llmcl.models.bound_block import BoundBlock
+from llmcl.models.expert_block import ExpertsBlock
 from llmcl.models.layer_ops import DecodeOps, LayerOps, PrefillOps
 from llmcl.models.weights import ModelWeights
 from llmcl.ops.soft_cap import soft_cap
@@ -157,7 +158,7 @@ def decode_layers(layers: Layers, ops: DecodeOps) -> DecodeLayers | str:
     for blocks in layers:
         why = next(filter(None, (block.why_separate for block in blocks)), None)
         match blocks:
-            case [AttentionBlock() as attention, MlpBlock() as mlp] if why is None:
+            case [AttentionBlock() as attention, (MlpBlock() | ExpertsBlock()) as mlp] if why is None:
                 found.append(_decode_layer(attention, mlp, ops))
             case _:
                 return why or "it is more than attention and a gated MLP"
@@ -167,7 +168,6 @@ def decode_layers(layers: Layers, ops: DecodeOps) -> DecodeLayers | str:
         ops.shape,
         ops.step,
         config.hidden_size,
-        config.intermediate_size,
         config.stream_eps,
         config.rms_norm_eps,
         ops.n_splits,
@@ -175,7 +175,7 @@ def decode_layers(layers: Layers, ops: DecodeOps) -> DecodeLayers | str:
     )
 
 
-def _decode_layer(attention: AttentionBlock, mlp: MlpBlock, ops: DecodeOps) -> DecodeLayer:
+def _decode_layer(attention: AttentionBlock, mlp: MlpBlock | ExpertsBlock, ops: DecodeOps) -> DecodeLayer:
     a, m = attention.weights, mlp.weights
     vectors = {
         "attention_norm": a.norm,
@@ -185,11 +185,16 @@ def _decode_layer(attention: AttentionBlock, mlp: MlpBlock, ops: DecodeOps) -> D
         "q_norm": a.q_norm,
         "k_norm": a.k_norm,
         "output_bias": a.output_bias,
+        "sinks": a.sinks,
         "mlp_norm": m.norm,
         "mlp_post_norm": m.post_norm,
         "gate_up_bias": m.gate_up_bias,
         "down_bias": m.down_bias,
     }
+    router, renormalize = None, True
+    if isinstance(mlp, ExpertsBlock):
+        router, renormalize = mlp.weights.router, mlp.renormalize
+        vectors["router_bias"] = mlp.weights.router_bias
     return DecodeLayer(
         a.qkv,
         a.output,
@@ -201,6 +206,8 @@ def _decode_layer(attention: AttentionBlock, mlp: MlpBlock, ops: DecodeOps) -> D
         {name: vector for name, vector in vectors.items() if vector is not None},
         attention.mods,
         mlp.gate,
+        router,
+        renormalize,
     )
 
 

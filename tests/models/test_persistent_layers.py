@@ -19,6 +19,7 @@ from llmcl.kernels.common.persistent import DecodeLayers
 from llmcl.kernels.nvidia import persistent_layers
 from llmcl.kernels.nvidia.persistent_layers import NvidiaPersistentLayers
 from llmcl.models.config import ModelConfig
+from llmcl.models.families.blocks import Experts
 from llmcl.models.kv_cache import KVCache
 from llmcl.models.layer_mods import trace_layer_mods
 from llmcl.models.model import Model
@@ -63,6 +64,24 @@ FAMILIES = {
     "olmo2": family("olmo2", 512, 1536, 8, 8),
     "olmo3": family("olmo3", 2048, 1536, 16, 4, sliding_window=WINDOW),
 }
+GPT_OSS = {"head_dim": 64, "sliding_window": WINDOW, "num_local_experts": 12, "num_experts_per_tok": 4}
+EXPERTS = {
+    "qwen3moe": family(
+        *("qwen3_moe", 256, 704, 4, 2),
+        **{"head_dim": 128, "num_experts": 40, "num_experts_per_tok": 3, "moe_intermediate_size": 96},
+    ),
+    "qwen3moe-wide": family(  # units of gate and up are claimed
+        *("qwen3_moe", 1024, 704, 8, 4),
+        **{"head_dim": 64, "num_experts": 64, "num_experts_per_tok": 8, "moe_intermediate_size": 576},
+        norm_topk_prob=True,
+    ),
+    "mixtral": family("mixtral", 512, 1536, 8, 2, num_local_experts=8, num_experts_per_tok=2),
+    "olmoe": family("olmoe", 512, 256, 4, 4, num_experts=20, num_experts_per_tok=5),
+    "gpt-oss": family("gpt_oss", 320, 288, 10, 2, **GPT_OSS),
+    "gpt-oss-wide": family("gpt_oss", 1440, 1440, 16, 4, **GPT_OSS),
+}
+EXPERT_CASES = [(name, dtype) for name in EXPERTS for dtype in ("bfloat16", "mxfp4")]
+FAMILIES |= EXPERTS
 H200 = DeviceEntry(
     index=0,
     name="an H200 that is not here",
@@ -91,7 +110,14 @@ H200 = DeviceEntry(
     lacks=None,
     device=None,  # type: ignore[arg-type]
 )
-NORMALISED = {"qwen3", "gemma3_text", "olmo2", "olmo3"}  # heads: separate launches leave that in qkv
+NORMALISED = {
+    "qwen3",
+    "qwen3_moe",
+    "gemma3_text",
+    "olmo2",
+    "olmo3",
+    "olmoe",
+}  # heads: separate launches leave that in qkv
 
 
 def unsupported_reason(model: Model) -> str | None:
@@ -138,6 +164,13 @@ def buffers(model: Model, config: ModelConfig, position: int) -> dict[str, np.nd
         "logits": config.vocab_size,
     }
     passed = ["qkv", "attended", "ffn"]
+    if experts := [block.settings for blocks in config.layers for block in blocks if isinstance(block, Experts)]:
+        del sizes["ffn"], passed[2]
+        sizes["expert_rows"] = experts[0].top_k * experts[0].size
+        passed.append("expert_rows")
+    if experts and config.architecture != "gpt_oss":  # separate launches add a router's bias later
+        sizes["router_logits"] = experts[0].n_experts
+        passed.append("router_logits")
     if config.architecture in NORMALISED:
         del sizes["qkv"], passed[0]
     found = {name: device.read(getattr(model.act, name), np.float32, (n,)) for name, n in sizes.items()}
@@ -181,7 +214,8 @@ def test_equals_the_separate_launches(device: Device, tmp_path: Path, shape: str
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [(name, "bfloat16") for name in FAMILIES]
+    [(name, "bfloat16") for name in FAMILIES if name not in EXPERTS]
+    + EXPERT_CASES
     + [(name, "q4_0") for name in ("qwen2", "qwen3", "llama-biases", "gemma2", "gemma3", "gemma2-wide", "olmo3")],
 )
 def test_families_equal_the_separate_launches(device: Device, tmp_path: Path, name: str, dtype: str) -> None:
@@ -196,15 +230,15 @@ def test_families_equal_the_separate_launches(device: Device, tmp_path: Path, na
 
 
 def test_layers_that_cannot_are_launches_of_their_own(device: Device, tmp_path: Path) -> None:
-    """Layers 1 and 2 of 5 have experts."""
+    """Layers 1 and 2 of 5 have experts, which a launch has by themselves."""
     if device.entry.ptx_arch < 80:
         pytest.skip("only NVIDIA GPUs run a model's layers in a persistent kernel")
     experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "mlp_only_layers": [0, 3, 4]}
     shape = family("qwen3_moe", 256, 704, 4, 2, head_dim=128, num_hidden_layers=5, **experts)
     one = load_random(config_file(tmp_path, shape), device=device, max_context=1024).model
     random_vectors(one)
-    assert [launch.name for launch in one.decode_launches].count("persistent_layers") == 2
-    assert why_separate(one.layers, one.decode_ops) == "layers 1 to 2: it is a mixture of experts"
+    assert [launch.name for launch in one.decode_launches].count("persistent_layers") == 3
+    assert why_separate(one.layers, one.decode_ops) is None
     check_equal(one, separate_launches(one), names=("x", "logits"))
 
 
@@ -282,18 +316,23 @@ def recorded(folder: Path, shape: dict[str, Any], dtype: str) -> tuple[Model, li
     return model, [dict(source.constants) for source in sources]
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "q4_0"])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(name, dtype) for name in FAMILIES if name not in EXPERTS for dtype in ("bfloat16", "q4_0")] + EXPERT_CASES,
+)
 def test_every_family_is_one_launch_of_an_h200(tmp_path: Path, name: str, dtype: str) -> None:
     model, [constants] = recorded(tmp_path, FAMILIES[name], dtype)
     assert why_separate(model.layers, model.decode_ops) is None
-    assert constants["SPLIT_K"] == (2 if dtype == "bfloat16" else 1)
+    top_k = constants.get("TOP_K", 1)
+    assert constants["SPLIT_K"] == (1 if dtype == "q4_0" or (dtype == "mxfp4" and top_k % 2) else 2)
+    assert constants.get("EXPERT_WEIGHT") == ("mxfp4" if dtype == "mxfp4" else None)
     vectors = {word for word in constants if word.startswith("AT_") and constants[word] >= 0}
     expected = {"AT_QKV", "AT_K", "AT_V", "AT_OUTPUT", "AT_GATE_UP", "AT_DOWN"}
+    expected |= {"AT_ROUTER"} if name in EXPERTS else set()
     expected |= {f"AT_{vector.upper()}" for layer in model.weights.layers for vector in vectors_of(layer)}
     assert vectors - {"AT_ROPE", "AT_RULES"} == expected
     assert ("AT_ROPE" in vectors) == name.startswith(("gemma3", "olmo3", "smollm3"))
-    assert ("AT_RULES" in vectors) == (name.startswith(("gemma", "olmo3"))) == (constants["N_RULES"] == 2)
+    assert ("AT_RULES" in vectors) == (name.startswith(("gemma", "olmo3", "gpt"))) == (constants["N_RULES"] == 2)
 
 
 def vectors_of(layer: Sequence[Any]) -> Iterator[str]:

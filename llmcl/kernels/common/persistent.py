@@ -17,12 +17,14 @@ from llmcl.runtime.device import Buffer, Device, Launch
 
 @dataclass(frozen=True)
 class DecodeLayer:
-    """Weights and cache of a layer: attention, then a gated MLP.
+    """Weights and cache of a layer: attention, then a gated MLP, or experts: then it has a router.
 
     vectors: norms and biases, float32, by those of these names that the layer has: attention_norm, mlp_norm,
     attention_post_norm, mlp_post_norm, output_bias, down_bias [hidden], bias [rows of qkv], gate_up_bias [2, ffn],
-    head_norms [2, head_dim], q_norm [n_q_heads head_dim], k_norm [n_kv_heads head_dim]. rope float32 [head_dim].
-    gate: "swiglu" or "geglu".
+    head_norms [2, head_dim], q_norm [n_q_heads head_dim], k_norm [n_kv_heads head_dim], router_bias [n_experts], sinks
+    [n_q_heads]; of
+    experts gate_up_bias [n_experts, 2, size], down_bias [n_experts, hidden]. rope float32 [head_dim].
+    gate: one of `linear.EXPERT_GATES`. renormalize: see `families.blocks.ExpertSettings`.
     """
 
     qkv: Weight
@@ -35,17 +37,34 @@ class DecodeLayer:
     vectors: Mapping[str, Buffer]
     mods: Mods
     gate: str
+    router: Weight | None = None
+    renormalize: bool = True
 
     @property
     def products(self) -> tuple[Weight, ...]:
-        return self.qkv, self.output, self.gate_up, self.down
+        router = () if self.router is None else (self.router,)
+        return self.qkv, self.output, self.gate_up, self.down, *router
+
+    @property
+    def n_experts(self) -> int:
+        """0: it has an MLP."""
+        return 0 if self.router is None else self.router.rows
+
+    @property
+    def ffn(self) -> int:
+        """What the gated MLP or the chosen experts together make of a token."""
+        return self.down.k * self.down.top_k
+
+    @property
+    def mlp_sizes(self) -> tuple[int, ...]:
+        return self.n_experts, self.down.k, self.down.top_k, self.renormalize
 
 
 @dataclass(frozen=True)
 class DecodeLayers:
     """Neighbouring layers of a decode step, from x float32 [hidden] to x.
 
-    hidden, ffn: sizes of the residual stream and of the gated MLP; eps: of the norms of x, norm_eps: of the others;
+    hidden: the size of the residual stream; eps: of the norms of x, norm_eps: of the others;
     n_splits: KV splits of a head.
     """
 
@@ -53,11 +72,14 @@ class DecodeLayers:
     shape: AttentionShape
     step: StepState
     hidden: int
-    ffn: int
     eps: float
     norm_eps: float
     n_splits: int
     x: Buffer
+
+    @property
+    def ffn(self) -> int:
+        return self.layers[0].ffn
 
 
 @dataclass(frozen=True)

@@ -45,13 +45,7 @@ typedef uchar q5_k_t;
 typedef uchar q6_k_t;
 typedef uchar mxfp4_t;
 
-#if !QUANTIZED
-#define TILE_SIZE ((size_t)K * 16)
-
-inline float weight_at(__global const CAT(WEIGHT, _t)* tile, int k, int row) {
-    return CAT(load1_, WEIGHT)(tile + (size_t)k * 16 + row);
-}
-#else
+// Of quantised types. Bytes of 16 rows of 32 columns, of a super-block and what stands at its head; where group g of a tile begins.
 #define HAS_FIFTH_BIT (WEIGHT_IS(q5_0) || WEIGHT_IS(q5_1) || WEIGHT_IS(q5_k))
 #define HAS_MIN (WEIGHT_IS(q4_1) || WEIGHT_IS(q5_1) || WEIGHT_IS(q4_k) || WEIGHT_IS(q5_k))
 #define IS_SUPER (WEIGHT_IS(q4_k) || WEIGHT_IS(q5_k) || WEIGHT_IS(q6_k))
@@ -62,13 +56,16 @@ inline float weight_at(__global const CAT(WEIGHT, _t)* tile, int k, int row) {
 #define GROUP_BYTES (SCALE_BYTES + (WEIGHT_IS(q8_0) ? 512 : 256 + (HAS_FIFTH_BIT ? 64 : 0) + (WEIGHT_IS(q6_k) ? 128 : 0)))
 #define HEAD_BYTES (WEIGHT_IS(q6_k) ? 32 : 64)
 #define SUPER_BYTES (HEAD_BYTES + 8 * GROUP_BYTES)
-#if IS_SUPER
-#define TILE_SIZE ((size_t)(K / 256) * SUPER_BYTES)
-#define GROUP_AT(g) ((g) / 8 * SUPER_BYTES + HEAD_BYTES + (g) % 8 * GROUP_BYTES)
+#define GROUP_AT(g) (IS_SUPER ? (g) / 8 * SUPER_BYTES + HEAD_BYTES + (g) % 8 * GROUP_BYTES : (g) * GROUP_BYTES)
+
+#if !QUANTIZED
+#define TILE_SIZE ((size_t)K * 16)
+
+inline float weight_at(__global const CAT(WEIGHT, _t)* tile, int k, int row) {
+    return CAT(load1_, WEIGHT)(tile + (size_t)k * 16 + row);
+}
 #else
-#define TILE_SIZE ((size_t)(K / 32) * GROUP_BYTES)
-#define GROUP_AT(g) ((g) * GROUP_BYTES)
-#endif
+#define TILE_SIZE (IS_SUPER ? (size_t)(K / 256) * SUPER_BYTES : (size_t)(K / 32) * GROUP_BYTES)
 
 inline float half_of(__global const uchar* p) { return vload_half(0, (__global const half*)p); }
 

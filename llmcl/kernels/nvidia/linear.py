@@ -146,7 +146,7 @@ class NvidiaLinearDecodeQuantized(NvidiaLinearDecode):
     file = "nvidia/linear_decode_quantized.cl"
 
     def supports(self, dtype: str, size: int) -> bool:
-        return dtype in QUANTIZED and dtype != "mxfp4"
+        return dtype in QUANTIZED
 
     def size(self, device: Device, product: Product) -> Size:
         groups = min(product.units, device.compute_units)

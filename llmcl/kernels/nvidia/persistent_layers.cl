@@ -3,6 +3,9 @@
 //   for each layer:  qkv = W_qkv norm(x)  |  attended  |  mid = x + W_o attended  |  ffn = gate(W_gate norm(mid)) W_up norm(mid)  |
 //                    x = mid + W_down ffn
 //
+// Or with experts in place of the MLP: logits = W_router norm(mid), from which each group chooses the token's experts by itself
+// (nvidia/chosen_experts.cl); their gates and ups are ffn, one slot after the other, and W_down takes all slots at once.
+//
 // Or with norms of what attention and MLP give: mid = x + norm(W_o attended), x = mid + norm(W_down ffn).
 //
 // The work of each phase is that of nvidia/linear_decode.cl and nvidia/attention_decode.cl, by the same functions and, with
@@ -23,40 +26,52 @@
 // layers   ulong [N_LAYERS][LAYER_WORDS]: of each layer the addresses of weights, keys, values and vectors, and a number; AT_NAME
 //          says which word is which, or is negative where the layers have none: that costs nothing.
 //            AT_ATTENTION_NORM, AT_MLP_NORM              float [HIDDEN], norms before attention and before the MLP
-//            AT_QKV, AT_OUTPUT, AT_GATE_UP, AT_DOWN      weights
+//            AT_QKV, AT_OUTPUT, AT_GATE_UP, AT_DOWN      weights; of all experts
+//            AT_ROUTER, AT_ROUTER_BIAS                   router, float [N_EXPERTS] that its logits get
 //            AT_K, AT_V                                  keys and values
 //            AT_ATTENTION_POST_NORM, AT_MLP_POST_NORM    float [HIDDEN], norms after them: both or none. See residual_stream.cl
 //            AT_BIAS, AT_OUTPUT_BIAS, AT_GATE_UP_BIAS, AT_DOWN_BIAS    float, of each row of a product; of gate and up [2][FFN]
 //            AT_HEAD_NORMS, AT_Q_NORM, AT_K_NORM         see qk_norms in attend.cl
+//            AT_SINKS                                    with HAS_SINKS: see online_softmax.cl
 //            AT_ROPE                                     as `rope`, where layers differ
 //            AT_RULES                                    which mods, where layers differ; below N_RULES
 // x        float [HIDDEN], in and out; rope, state: as in the separate kernels
 // qkv, attended, mid, ffn, next_x   float, the sizes of qkv, attended, SPLIT_K HIDDEN, FFN, SPLIT_K HIDDEN: flagged, this kernel's
 //          own
+// logits   float [N_EXPERTS], flagged
 // parts    ulong [N_KV_HEADS][N_SPLITS][PART_VALUES], the splits' states: flagged with a whole word
 // counters uint [3]: groups that have left (0 before and after), layers that were run before this launch, claimed units of ffn
 //
 // Index space: N_GROUPS groups of 32 WARPS work-items, which must all run at the same time: one for each compute unit.
 // Build: that of nvidia/product.cl (nvidia/product_quantized.cl for quantised weights) and nvidia/attend.cl, and HIDDEN, FFN,
 // N_LAYERS, N_GROUPS, N_RULES, LAYER_WORDS, AT_*, NORM_EPS (of all norms but those before a block), WARPS (16), and SPLIT_K, a divisor
-// of N_GROUPS: groups that share the columns of W_o and of W_down, 1 with quantised weights. Local memory: group_memory.
+// of N_GROUPS: groups that share the columns of W_o and of W_down, 1 with quantised weights; N_EXPERTS, 0 for an MLP, and with
+// experts TOP_K, RENORMALIZE; FFN is then TOP_K times the size of one. Local memory: group_memory.
 #if !defined(HIDDEN) || !defined(FFN) || !defined(N_LAYERS) || !defined(N_GROUPS) || !defined(N_RULES) || \
-    !defined(LAYER_WORDS) || !defined(SPLIT_K)
+    !defined(LAYER_WORDS) || !defined(SPLIT_K) || !defined(N_EXPERTS)
 #error "nvidia/persistent_layers.cl needs the build constants named in its head"
 #endif
 #include "common/tiles.cl"
 #include "nvidia/ptx.cl"
 #include "nvidia/partition.cl"
 #define Q_SIZE (N_Q_HEADS * HEAD_DIM)
-#define MAX_COLUMNS MAX(MAX(FFN, Q_SIZE) / SPLIT_K, HIDDEN)
-#if QUANTIZED
-#include "nvidia/product_quantized.cl"
+#define EXPERT_COLUMNS MAX(FFN / SPLIT_K, HIDDEN)
+#ifdef EXPERT_WEIGHT
+#define MAX_COLUMNS MAX(Q_SIZE / SPLIT_K, HIDDEN)
 #else
-#include "nvidia/product.cl"
+#define MAX_COLUMNS MAX(Q_SIZE / SPLIT_K, EXPERT_COLUMNS)
 #endif
+#include "nvidia/layer_products.cl"
+enum { WEIGHT_BYTES = 2 };  // where columns are split
 #define ATTEND_WARPS (HEAD_DIM > 128 ? WARPS / 2 : WARPS)  // for their local memory
 #include "nvidia/attend.cl"
 
+#if N_EXPERTS
+#include "nvidia/chosen_experts.cl"
+#define EXPERT_SIZE (FFN / TOP_K)
+#endif
+#define ROUTER_UNITS ((N_EXPERTS + 15) / 16)
+#define MLP_UNITS MAX(FFN / 16, ROUTER_UNITS)  // of those that take mid
 #define QKV_SIZE (Q_SIZE + 2 * N_KV_HEADS * HEAD_DIM)
 #define OWN_UNITS ((HIDDEN / 16 + N_GROUPS - 1) / N_GROUPS)
 #define CLAIMS (FFN / 16 > 2 * N_GROUPS && !QUANTIZED)
@@ -77,7 +92,7 @@
 #define MOD_BUFFERS MOD_PARAMS
 #endif
 // Local floats of the warps' columns, and of what they attend with.
-#define OWN_FLOATS ((MAX(COLUMN_FLOATS, ATTEND_WARPS == WARPS ? WARP_FLOATS : 0) + 3) / 4 * 4)
+#define OWN_FLOATS ((MAX(MAX(PRODUCT_FLOATS, EXPERT_FLOATS), ATTEND_WARPS == WARPS ? WARP_FLOATS : 0) + 3) / 4 * 4)
 #define ATTEND_FLOATS (ATTEND_WARPS == WARPS ? OWN_FLOATS : WARP_FLOATS)
 #if QKV_SIZE % 16 || HIDDEN % 16 || FFN % 16
 #error "nvidia/persistent_layers.cl: sizes are multiples of 16"
@@ -85,14 +100,14 @@
 
 // Sends what a head's groups have together. Each leaves the state of its split for the others, and merges a slice.
 inline void send_attended(const kv_split* s, __global ulong* parts, __global float* attended, const uint epoch,
-                          const attend_space* space) {
+                          const attend_space* space SINKS_PARAM) {
     const int lid = this_item(), n_splits = s->n_splits, slice = (HEAD_VALUES + n_splits - 1) / n_splits;
     attended += s->head * HEAD_VALUES;
     parts += s->head * N_SPLITS * PART_VALUES;
     for (int i = lid; i < HEAD_VALUES; i += LOCAL_SIZE) {
         const softmax_state all = warps_state(s, i, space);
         if (n_splits == 1) {
-            send(attended + i, all.acc * softmax_norm(all.l), epoch & 1);
+            send(attended + i, all.acc * OUTPUT_NORM(all.m, all.l, s->head * GROUP_SIZE + i / HEAD_DIM), epoch & 1);
             continue;
         }
         __global ulong* part = parts + s->split * PART_VALUES;
@@ -107,7 +122,7 @@ inline void send_attended(const kv_split* s, __global ulong* parts, __global flo
     barrier(CLK_LOCAL_MEM_FENCE);  // the warps' states have been read
     if (n_splits == 1 || count <= 0) return;
     __local float* ml = space->warps;                     // [n_splits][GROUP_SIZE][2]
-    __local float* acc = ml + N_SPLITS * 2 * GROUP_SIZE;  // [n_splits][count]
+    __local float* acc = ml + (N_SPLITS + HAS_SINKS) * 2 * GROUP_SIZE;  // [n_splits][count]
     const int n_ml = n_splits * 2 * GROUP_SIZE, n_acc = n_splits * count;
     for (int i = lid; i / WARP * WARP < max(n_ml, n_acc); i += LOCAL_SIZE) {
         const int j = min(i, n_ml - 1), k = min(i, n_acc - 1);
@@ -116,8 +131,12 @@ inline void send_attended(const kv_split* s, __global ulong* parts, __global flo
         if (i < n_ml) ml[i] = pair.x;
         if (i < n_acc) acc[i] = pair.y;
     }
+#if HAS_SINKS
+    for (int i = lid; i < GROUP_SIZE * 2; i += LOCAL_SIZE)  // one more state, without an accumulator
+        ml[n_ml + i] = i % 2 ? 1.0f : sinks[s->head * GROUP_SIZE + i / 2];
+#endif
     barrier(CLK_LOCAL_MEM_FENCE);
-    weigh_splits(ml, n_splits);
+    weigh_splits(ml, n_splits + HAS_SINKS);
     barrier(CLK_LOCAL_MEM_FENCE);
     for (int i = lid; i < count; i += LOCAL_SIZE) {
         __local const float* weights = ml + (first + i) / HEAD_DIM * 2;
@@ -134,10 +153,13 @@ inline matrix partition_of(const ulong weight, const int columns, const int unit
     return m;
 }
 
+// Whether the group has units of it.
+inline bool has_units(const matrix* m) { return m->first_unit < m->n_units; }
+
 // The same of a product whose columns SPLIT_K neighbouring groups share: in all units a group has the same ones.
 #define K_PART ((int)get_group_id(0) % SPLIT_K)
 inline matrix split_k_of(const ulong weight, const int columns, const int units) {
-    const ulong at = SPLIT_K == 1 ? weight : weight + sizeof(CAT(WEIGHT, _t)) * 16 * (columns / SPLIT_K) * K_PART;
+    const ulong at = SPLIT_K == 1 ? weight : weight + 16 * WEIGHT_BYTES * (columns / SPLIT_K) * K_PART;
     const matrix m = {(__global const void*)at, columns / SPLIT_K, units, (int)get_group_id(0) / SPLIT_K, N_GROUPS / SPLIT_K, false,
                       0, 0, columns};
     return m;
@@ -146,14 +168,20 @@ inline matrix split_k_of(const ulong weight, const int columns, const int units)
 // A group's local memory.
 typedef struct {
     float own_of[MAX(WARPS * OWN_FLOATS, ATTEND_WARPS * ATTEND_FLOATS)];
-    float sums[(SUM_FLOATS + 3) / 4 * 4];
+    float sums[(PRODUCT_SUM_FLOATS + 3) / 4 * 4];
+#ifdef EXPERT_WEIGHT
+    float expert_sums[(EXPERT_SUM_FLOATS + 3) / 4 * 4];
+#endif
     float queries[QUERY_FLOATS];
 #if STREAM
-    float4 stream_x[STREAM_FOURS(HIDDEN) * STREAM_ITEMS];
-    float4 stream_factors[POST_NORMS ? STREAM_FOURS(HIDDEN) * STREAM_ITEMS : 1];
+    float4 stream_x[STREAM_X_FOURS * STREAM_ITEMS];
+    float4 stream_factors[POST_NORMS ? STREAM_X_FOURS * STREAM_ITEMS : 1];
     float squares[2][WARPS];
 #else
     float residual[OWN_UNITS * 16];
+#endif
+#if N_EXPERTS
+    chosen_experts experts;
 #endif
     float row_squares[HAS(Q_NORM) ? 2 * WARPS : 1];
     kv_split kept[N_RULES];
@@ -178,10 +206,25 @@ inline place place_now(__local const group_memory* memory) {
     return now;
 }
 
+// Gate and up of the layer at hand. experts: those of each slot; 0 for an MLP.
+inline matrix ffn_of(const place* now, __global uint* counters, __local const int* experts) {
+    matrix m = partition_of(now->at[AT_GATE_UP], HIDDEN, FFN / 16, true);
+#if CLAIMS
+    m.claims = counters + 2;
+    m.claimed = (now->number - 1) * (FFN / 16 - N_GROUPS);  // in a layer each unit but two of each group, and a miss of each
+#endif
+#if N_EXPERTS
+    m.experts = experts;
+    m.expert_units = EXPERT_SIZE / 16;
+#endif
+    return m;
+}
+
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
 void persistent_layers(__global const ulong* layers, __global float* x, __global float* qkv, __global float* attended,
-                       __global float* mid, __global float* ffn, __global float* next_x, __global const float* rope,
-                       __global const int* state, __global ulong* parts, __global uint* counters MOD_BUFFERS) {
+                       __global float* mid, __global float* ffn, __global float* next_x, __global float* logits,
+                       __global const float* rope, __global const int* state, __global ulong* parts,
+                       __global uint* counters MOD_BUFFERS) {
     __local group_memory memory;
     __local float* sums = memory.sums;
     const int lid = get_local_id(0), warp = lid / WARP, group = get_group_id(0);
@@ -194,12 +237,20 @@ void persistent_layers(__global const ulong* layers, __global float* x, __global
         if (lid == rules) memory.kept[rules] = split_of_keys(min(group / N_SPLITS, N_KV_HEADS - 1), group % N_SPLITS, state MOD_ARGS);
     int parity = 0;
     weight_fragment fragment;
+#ifdef EXPERT_WEIGHT
+    expert_fragment of_experts;
+#define EXPERT_FRAGMENT (&of_experts)
+#define EXPERT_SUMS memory.expert_sums
+#else
+#define EXPERT_FRAGMENT (&fragment)
+#define EXPERT_SUMS sums
+#endif
     matrix to_qkv = partition_of(layers[AT_QKV], HIDDEN, QKV_SIZE / 16, false);
     load_early(&fragment, &to_qkv);
     for (int i = lid; i < N_LAYERS * LAYER_WORDS; i += LOCAL_SIZE) memory.addresses[i] = layers[i];
 #if STREAM
     // Nobody waits for what a group without such rows has received.
-    const bool has_stream = group < MAX(QKV_SIZE, FFN) / 16;
+    const bool has_stream = group < MAX(QKV_SIZE / 16, MLP_UNITS);
 #else
     for (int i = lid; i < OWN_UNITS * 16; i += LOCAL_SIZE) {
         const int row = (group + i / 16 * N_GROUPS) * 16 + i % 16;
@@ -241,7 +292,10 @@ void persistent_layers(__global const ulong* layers, __global float* x, __global
             const qk_norms norms = {VECTOR(HEAD_NORMS), VECTOR(Q_NORM), VECTOR(K_NORM)};
             attend(&range, qkv, now.flag, true, HAS(ROPE) ? VECTOR(ROPE) : rope, state, k, v, HAS_QK_NORMS ? &norms : 0,
                    &space MOD_ARGS);
-            send_attended(&range, parts, attended, now.number, &space);
+#if HAS_SINKS
+            __global const float* sinks = VECTOR(SINKS);
+#endif
+            send_attended(&range, parts, attended, now.number, &space SINKS_ARG);
         }
         now = place_now(&memory);
         const matrix to_out = split_k_of(now.at[AT_OUTPUT], Q_SIZE, HIDDEN / 16);
@@ -249,10 +303,10 @@ void persistent_layers(__global const ulong* layers, __global float* x, __global
 
         if (to_out.first_unit < to_out.n_units)
             receive(&fragment, &to_out, attended + K_PART * to_out.columns, now.flag, true, 0, false, 0, columns, sums);
-        matrix to_ffn = partition_of(now.at[AT_GATE_UP], HIDDEN, FFN / 16, true);
-#if CLAIMS
-        to_ffn.claims = counters + 2;
-        to_ffn.claimed = (now.number - 1) * (FFN / 16 - N_GROUPS);  // in a layer each unit but two of each group, and a miss of each
+#if N_EXPERTS
+        matrix to_ffn = partition_of(now.at[AT_ROUTER], HIDDEN, ROUTER_UNITS, false);
+#else
+        matrix to_ffn = ffn_of(&now, counters, 0);
 #endif
         const target mid_target = {mid + K_PART * HIDDEN, RESIDUAL, 0, now.flag, true, !STREAM, K_PART == 0 ? VECTOR(OUTPUT_BIAS) : 0};
 #if STREAM
@@ -266,23 +320,45 @@ void persistent_layers(__global const ulong* layers, __global float* x, __global
         if (has_stream)
             receive(&fragment, &to_ffn, mid, now.flag, true, VECTOR(MLP_NORM), HAS(MLP_NORM), &out_stream, columns, sums);
 #else
-        if (group < to_ffn.n_units)
+        if (group < MLP_UNITS)
             receive(&fragment, &to_ffn, mid, now.flag, true, VECTOR(MLP_NORM), HAS(MLP_NORM), 0, columns, sums);
 #endif
-        const matrix to_x = split_k_of(now.at[AT_DOWN], FFN, HIDDEN / 16);
+        matrix to_x = split_k_of(now.at[AT_DOWN], FFN, HIDDEN / 16);
+#if N_EXPERTS
+        const target router_target = {logits, 0, 0, now.flag, true, false, VECTOR(ROUTER_BIAS)};
+        product(&to_ffn, &none, &router_target, N_EXPERTS, HAS(MLP_NORM), columns, sums, &parity, &fragment);
+        now = place_now(&memory);
+        to_ffn = ffn_of(&now, counters, memory.experts.ids);
+        to_x.weight = (__global const void*)now.at[AT_DOWN];
+        to_x.experts = memory.experts.ids;
+        to_x.shares = memory.experts.shares;
+        to_x.expert_units = HIDDEN / 16;
+        to_x.row_columns = EXPERT_SIZE;
+        to_x.first_column = K_PART * to_x.columns;
+        if (has_units(&to_ffn) || has_units(&to_x)) {
+            if (has_units(&to_ffn)) take_columns(columns, sums, EXPERT_SUMS);
+            choose_experts(&memory.experts, logits, now.flag);
+            if (has_units(&to_ffn)) expert_load(EXPERT_FRAGMENT, &to_ffn);
+            barrier(CLK_LOCAL_MEM_FENCE);  // the shares are there
+        }
+#endif
         const target ffn_target = {ffn, 0, 0, now.flag, true, false, VECTOR(GATE_UP_BIAS)};
-        product(&to_ffn, &to_x, &ffn_target, FFN, HAS(MLP_NORM), columns, sums, &parity, &fragment);
+        expert_product(&to_ffn, &to_x, &ffn_target, FFN, HAS(MLP_NORM), columns, EXPERT_SUMS, &parity, EXPERT_FRAGMENT);
 
         now = place_now(&memory);
         if (to_x.first_unit < to_x.n_units)
-            receive(&fragment, &to_x, ffn + K_PART * to_x.columns, now.flag, true, 0, false, 0, columns, sums);
+            expert_receive(EXPERT_FRAGMENT, &to_x, ffn + K_PART * to_x.columns, now.flag, true, 0, false, 0, columns, EXPERT_SUMS);
         const target x_target = {next_x + K_PART * HIDDEN, RESIDUAL, now.is_last && !STREAM ? x : 0, now.flag, true, !STREAM,
-                                 K_PART == 0 ? VECTOR(DOWN_BIAS) : 0};
+                                 N_EXPERTS || K_PART == 0 ? VECTOR(DOWN_BIAS) : 0};
 #if POST_NORMS
         if (has_stream) ask_factors(&out_stream, VECTOR(MLP_POST_NORM));
 #endif
         to_qkv = partition_of(now.is_last ? 0 : now.at[LAYER_WORDS + AT_QKV], HIDDEN, now.is_last ? 0 : QKV_SIZE / 16, false);
+#ifdef EXPERT_WEIGHT
+        expert_product(&to_x, &none, &x_target, HIDDEN, false, columns, EXPERT_SUMS, &parity, EXPERT_FRAGMENT);
+#else
         product(&to_x, &to_qkv, &x_target, HIDDEN, false, columns, sums, &parity, &fragment);
+#endif
         if (place_now(&memory).is_last) break;
         ++memory.layer[this_item()];
     }

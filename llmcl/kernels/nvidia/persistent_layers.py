@@ -6,9 +6,9 @@ import numpy as np
 
 from llmcl.kernels.common.cost import fused_cost, linear_cost
 from llmcl.kernels.common.dtype import QUANTIZED, TILE_ROWS, kernel_name
-from llmcl.kernels.common.linear import GATES
+from llmcl.kernels.common.linear import EXPERT_GATES
 from llmcl.kernels.common.mods import Mods, one_of
-from llmcl.kernels.common.persistent import BoundLayers, DecodeLayers, PersistentLayers
+from llmcl.kernels.common.persistent import BoundLayers, DecodeLayer, DecodeLayers, PersistentLayers
 from llmcl.kernels.nvidia.attention import NvidiaAttentionDecode, decode_floats
 from llmcl.kernels.nvidia.linear import (
     GROUP_WARPS,
@@ -30,7 +30,7 @@ MIN_LOCAL_BYTES = 101376
 WEIGHTS = ("qkv", "k", "v", "output", "gate_up", "down")
 VECTORS = (
     *("attention_norm", "mlp_norm", "attention_post_norm", "mlp_post_norm"),
-    *("bias", "head_norms", "q_norm", "k_norm", "output_bias", "gate_up_bias", "down_bias"),
+    *("bias", "head_norms", "q_norm", "k_norm", "output_bias", "gate_up_bias", "down_bias", "router_bias", "sinks"),
 )
 SPLIT_K = 2  # of 16-bit weights, see docs/notes/h200.md
 MAX_RULES = 4  # kinds of attention rules that a launch chooses from
@@ -50,8 +50,12 @@ class NvidiaPersistentLayers(PersistentLayers):
         dtype = weights[0].dtype
         if shape.kv_dtype in QUANTIZED:
             return f"its attention reads a cache of 16-bit numbers, this one is {shape.kv_dtype}"
-        if any(len(weight.parts) > 1 or weight.dtype != dtype for weight in weights):
-            return "the layers' weights differ in dtype, or one is in several buffers"
+        experts = [weight for weight in weights if weight.n_experts > 1]
+        expert_dtype = experts[0].dtype if experts else dtype
+        if any(len(weight.parts) > 1 for weight in weights):
+            return "a weight is in several buffers"
+        if any(weight.dtype != (dtype if weight.n_experts == 1 else expert_dtype) for weight in weights):
+            return "the layers' weights differ in dtype"
         product = NvidiaLinearDecodeQuantized() if dtype in QUANTIZED else NvidiaLinearDecode()
         attention = NvidiaAttentionDecode()
         if not attention.supports(shape.kv_dtype, shape.head_dim):
@@ -64,6 +68,14 @@ class NvidiaPersistentLayers(PersistentLayers):
         first = layers[0]
         if any(layer.gate != first.gate or layer.vectors.keys() != first.vectors.keys() for layer in layers):
             return "the layers differ in their norms, biases or activations"
+        if any(layer.mlp_sizes != first.mlp_sizes for layer in layers):
+            return "the layers differ in their MLPs or experts"
+        if experts and dtype in QUANTIZED:
+            return "beside experts its other weights have 16 bits, these are " + dtype
+        if expert_dtype not in (dtype, *QUANTIZED):
+            return f"its experts are quantised or {dtype} as its other weights, these are {expert_dtype}"
+        if any(weight.k % QUANTIZED[expert_dtype].block for weight in experts if expert_dtype in QUANTIZED):
+            return f"rows of experts are no whole blocks of {expert_dtype}"
         if ("attention_post_norm" in first.vectors) != ("mlp_post_norm" in first.vectors):
             return "of attention and MLP one alone has a norm after it"
         if len(_rules(step)) > MAX_RULES:
@@ -84,7 +96,7 @@ class NvidiaPersistentLayers(PersistentLayers):
             "WEIGHT": kernel_name(layers[0].qkv.dtype),
             "EPS": float(step.eps),
             "NORM_EPS": float(step.norm_eps),
-            "GATE": GATES[layers[0].gate],
+            "GATE": EXPERT_GATES[layers[0].gate],
             "GROUP_SIZE": shape.group_size,
             "N_SPLITS": n_splits,
             "SCALE": shape.scale,
@@ -96,13 +108,16 @@ class NvidiaPersistentLayers(PersistentLayers):
             "SPLIT_K": split_k,
             "LAYER_WORDS": len(words),
             "WARPS": WARPS,
+            **_expert_constants(layers[0]),
             **{
                 f"AT_{name.upper()}": words.index(name) if name in words else -1
-                for name in (*WEIGHTS, *VECTORS, "rope", "rules")
+                for name in (*WEIGHTS, "router", *VECTORS, "rope", "rules")
             },
         }
-        if layers[0].qkv.dtype in QUANTIZED:
-            constants["DOT"] = int(not layers[0].qkv.exact_activations)
+        if layers[0].gate_up.dtype in QUANTIZED:
+            constants["DOT"] = int(not layers[0].gate_up.exact_activations)
+        if "sinks" in layers[0].vectors:
+            constants["HAS_SINKS"] = 1
         part_values = shape.group_size * (shape.head_dim + 2)
         flagged = {
             name: device.zeros(4 * n, f"{name} with flags")
@@ -110,14 +125,17 @@ class NvidiaPersistentLayers(PersistentLayers):
                 ("qkv", layers[0].qkv.rows),
                 ("attended", layers[0].output.k),
                 ("mid", split_k * step.hidden),
-                ("ffn", step.ffn),
+                ("expert_rows" if layers[0].n_experts else "ffn", step.ffn),
                 ("x", split_k * step.hidden),
+                ("router_logits", layers[0].n_experts),
             )
+            if n
         }
         args: list[KernelArg] = [
             _address_table(device, step),
             step.x,
             *flagged.values(),
+            *([] if layers[0].n_experts else [step.x]),  # in the place of logits
             layers[0].rope,
             step.step.state,
             device.zeros(8 * shape.n_kv_heads * n_splits * part_values, "states of the splits"),
@@ -137,6 +155,15 @@ class NvidiaPersistentLayers(PersistentLayers):
         return BoundLayers([launch], flagged)
 
 
+def _expert_constants(layer: DecodeLayer) -> dict[str, object]:
+    if not layer.n_experts:
+        return {"N_EXPERTS": 0}
+    own: dict[str, object] = {"TOP_K": layer.gate_up.top_k, "RENORMALIZE": layer.renormalize}
+    if layer.gate_up.dtype != layer.qkv.dtype:
+        own["EXPERT_WEIGHT"] = kernel_name(layer.gate_up.dtype)
+    return {"N_EXPERTS": layer.n_experts, **own}
+
+
 def _rules(step: DecodeLayers) -> list[Mods]:
     """The attention rules of the layers, each once."""
     return list({id(layer.mods): layer.mods for layer in step.layers}.values())
@@ -145,7 +172,8 @@ def _rules(step: DecodeLayers) -> list[Mods]:
 def _words(step: DecodeLayers) -> list[str]:
     """The words that each layer has in the table of addresses."""
     first = step.layers[0]
-    words = [*WEIGHTS, *(name for name in VECTORS if name in first.vectors)]
+    words = [*WEIGHTS, *(["router"] if first.router is not None else [])]
+    words += [name for name in VECTORS if name in first.vectors]
     words += ["rope"] if any(layer.rope is not first.rope for layer in step.layers) else []
     return words + (["rules"] if len(_rules(step)) > 1 else [])
 
@@ -159,6 +187,7 @@ def _address_table(device: Device, step: DecodeLayers) -> Buffer:
     table = device.upload(numbers, "addresses of the layers")
     for i, layer in enumerate(step.layers):
         of_layer = {name: getattr(layer, name).parts[0].buffer for name in ("qkv", "output", "gate_up", "down")}
+        of_layer |= {} if layer.router is None else {"router": layer.router.parts[0].buffer}
         of_layer |= {"k": layer.k, "v": layer.v, "rope": layer.rope, **layer.vectors}
         for word, name in enumerate(words):
             if name != "rules":
@@ -185,13 +214,20 @@ def _local_bytes(device: Device, step: DecodeLayers, split_k: int) -> int:
     if split_k > 1 or normed:
         kept = 1 + normed  # x, and weights of a norm
         residual = kept * 32 * WARPS * 4 * stream_fours(step.layers[0].qkv.dtype, step.hidden) + 2 * WARPS
+    residual += 2 * step.layers[0].n_experts  # with what is known of the chosen ones
+    if step.layers[0].gate_up.dtype != step.layers[0].qkv.dtype:
+        expert_own, expert_shared = local_floats(step.layers[0].gate_up, columns)
+        own, product_shared = max(own, expert_own), product_shared + max(expert_shared, step.hidden)
     floats = WARPS * (own + 4) + attend_shared + product_shared + residual + 34 * WARPS
     return 4 * floats + 8 * len(_words(step)) * len(step.layers) + 64 * MAX_RULES
 
 
 def _split_k(device: Device, step: DecodeLayers) -> int:
     """Groups that share the columns of a product whose rows are those of x, whose tiles are few beside the groups."""
-    columns = step.ffn, step.layers[0].output.k
+    columns = [step.ffn, step.layers[0].output.k]
+    down = step.layers[0].down
+    if down.dtype in QUANTIZED and down.top_k % SPLIT_K:
+        return 1
     divides = device.compute_units % SPLIT_K == 0 and all(k % (SPLIT_K * TILE_ROWS) == 0 for k in columns)
     if not divides or step.layers[0].qkv.dtype in QUANTIZED:
         return 1
@@ -205,11 +241,12 @@ def _n_splits(device: Device, step: DecodeLayers) -> int:
 def _cost(step: DecodeLayers) -> CostModel:
     costs = [step.shape.cost() for _ in step.layers]
     for layer in step.layers:
-        for weight, outputs in (
-            (layer.qkv, layer.qkv.rows),
-            (layer.output, 2 * layer.output.rows),
-            (layer.gate_up, layer.gate_up.rows // 2),
-            (layer.down, 2 * layer.down.rows),
+        for weight, outputs_each in (
+            *((weight, 1) for weight in (layer.qkv, layer.router) if weight is not None),
+            (layer.output, 2),
+            (layer.gate_up, 0.5),
+            (layer.down, 2),
         ):
-            costs.append(linear_cost(weight.nbytes, weight.rows, weight.k, outputs))
+            rows = weight.rows * weight.top_k // weight.n_experts
+            costs.append(linear_cost(weight.token_bytes, rows, weight.k, int(rows * outputs_each)))
     return fused_cost(*costs)

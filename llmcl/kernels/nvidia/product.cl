@@ -39,11 +39,16 @@ typedef struct {
 #define HAS_RUN(m, step) \
     ((m)->columns / RUN == FRAGMENTS(m) * FRAGMENT_STEPS(m) * WARPS || (step) * WARPS + item / WARP < (m)->columns / RUN)
 
+// Where a run of a unit's first tile begins.
+inline __global const CAT(WEIGHT, _t)* run_at(const matrix* m, const int unit, const int run) {
+    const tile_column at = place_in(m, unit, run * RUN);
+    return WEIGHTS(m) + (at.tile * m->row_columns + at.column) * 16;
+}
+
 inline void load_step(weight_fragment* fragment, const matrix* m, const int unit, const int step, const int slot,
                       const int item) {
     if (!HAS_RUN(m, step)) return;
-    __global const CAT(WEIGHT, _t)* w = WEIGHTS(m) + (size_t)unit * TILES(m) * m->row_columns * 16 +
-                                        (step * WARPS + item / WARP) * RUN * 16 + item % WARP * 8;
+    __global const CAT(WEIGHT, _t)* w = run_at(m, unit, step * WARPS + item / WARP) + item % WARP * 8;
 #pragma unroll
     for (int t = 0; t < TILES(m); ++t) fragment->words[slot * TILES(m) + t] = stream16(w + (size_t)t * m->row_columns * 16);
 }
@@ -64,8 +69,7 @@ inline void fetch_first(const matrix* m) {
     for (int i = 0; i < FRAGMENT_STEPS(m) * TILES(m); ++i) {
         const int run = i / TILES(m) * WARPS + item / WARP;
         if (!HAS_RUN(m, i / TILES(m))) continue;
-        const size_t column = ((size_t)m->first_unit * TILES(m) + i % TILES(m)) * m->row_columns + run * RUN;
-        fetch_line(WEIGHTS(m) + column * 16 + item % WARP * 8);
+        fetch_line(run_at(m, m->first_unit, run) + i % TILES(m) * (size_t)m->row_columns * 16 + item % WARP * 8);
     }
 }
 
@@ -104,7 +108,7 @@ inline void receive(weight_fragment* fragment, const matrix* m, __global const f
 #pragma unroll
     for (int i = 0; i < (normed ? most : 0); ++i) factors[i] = vload4(0, norm + min(p.first + i * step, m->columns - 4));
     const bool waiting = wait && poll_again(words, x + p.first, p.stride, step, p.count, most, flag);
-    if (!stream || m->first_unit < m->n_units) load_first(fragment, m);
+    if (m->first_unit < m->n_units) load_first(fragment, m);
 #pragma unroll
     for (int i = 0; i < (normed ? most : 0); ++i) vstore4(factors[i], lane + i * WARP, columns);  // not in registers meanwhile
     while (waiting && poll_again(words, x + p.first, p.stride, step, p.count, most, flag)) {
@@ -118,6 +122,7 @@ inline void receive(weight_fragment* fragment, const matrix* m, __global const f
             square += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
             v *= vload4(lane + i * WARP, columns);
         }
+        if (m->shares) v *= m->shares[SLOT_OF(m, 0, p.first + i * step)];
         vstore4(v, lane + i * WARP, columns);
     }
     warp_sync();
@@ -140,8 +145,7 @@ inline void product(const matrix* m, const matrix* next, const target* to, const
         if (claims && item == 0) claim = atomic_inc(m->claims) - m->claimed;
         float bias = 0.0f;
         if (to->bias && warp == own % WARPS) {
-            const int row = min(unit * 16 + lane % 16, rows - 1);
-            bias = as_float(load4_words(to->bias + (m->gated ? lane / 16 * rows : 0) + row));
+            bias = bias_of(to, m, rows, min(unit * 16 + lane % 16, rows - 1), lane / 16);
         }
         float acc[2][8];
 #pragma unroll
@@ -197,7 +201,7 @@ inline void product(const matrix* m, const matrix* next, const target* to, const
                     value = add_rounded(value, bias);
                     up = add_rounded(up, shuffle_xor(bias, 16));
                 }
-                value = GATE_VALUE(value, exp) * up;
+                value = APPLY_GATE(value, up, exp, float);
             }
 #endif
             if (lane < 16 && row < rows) deliver(to, row, own * 16 + lane, value, to->bias && !m->gated, bias);

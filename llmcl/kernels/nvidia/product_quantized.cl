@@ -82,21 +82,34 @@ inline walk walk_of(const matrix* m) {
 // Whether a tile has a group in every step of every fragment; where not, a piece past its end has scales of 0.
 #define IS_WHOLE(m, w) ((m)->columns / 32 == (w)->parts * (w)->part_steps * STEP_GROUPS)
 
-// Where the i-th tile of a group begins.
-inline __global const uchar* tile_at(const matrix* m, const int i) {
+// A tile, and the group of it that is group g of the columns.
+typedef struct {
+    __global const uchar* tile;
+    int group;
+} tile_group;
+
+// In the i-th tile of a work-group.
+inline tile_group group_at(const matrix* m, const int i, const int g) {
     const int unit = m->first_unit + (m->gated ? i / 2 : i) * m->unit_stride;
-    return (__global const uchar*)m->weight + TILE_BYTES(m->columns) * (m->gated ? 2 * unit + i % 2 : unit);
+    const tile_column there = place_in(m, unit, 32 * g);
+    const size_t tile = there.tile + (m->gated ? i % 2 : 0);
+    const tile_group at = {(__global const uchar*)m->weight + TILE_BYTES(m->row_columns) * tile, there.column / 32};
+    return at;
 }
 
-inline void load_piece(piece* p, __global const uchar* tile, const matrix* m, const walk* w, const int step) {
-    const int lane = w->item % WARP, quad = lane % 4, g = w->first_group + step * STEP_GROUPS;
-    if (!IS_WHOLE(m, w) && g >= m->columns / 32) {
+// Of the i-th tile.
+inline void load_piece(piece* p, const matrix* m, const int i, const walk* w, const int step) {
+    const int lane = w->item % WARP, quad = lane % 4, g_all = w->first_group + step * STEP_GROUPS;
+    if (!IS_WHOLE(m, w) && g_all >= m->columns / 32) {
         p->d = 0;
 #if HAS_MIN
         p->m = 0;
 #endif
         return;
     }
+    const tile_group at = group_at(m, i, g_all);
+    __global const uchar* tile = at.tile;
+    const int g = at.group;
     __global const uchar* group = tile + GROUP_AT(g);
     __global const uchar* quants = group + SCALE_BYTES + lane % 8 / 4 * 128 + quad * 16;
 #pragma unroll
@@ -117,7 +130,11 @@ inline void load_piece(piece* p, __global const uchar* tile, const matrix* m, co
 #else
     __global const uchar* head = group;
 #endif
+#if WEIGHT_IS(mxfp4)
+    p->d = (uint2)(load4_words(head + quad * 4), 0);
+#else
     p->d = load8_words(head + quad * 8);
+#endif
 #if HAS_MIN
     p->m = load8_words(head + 32 + quad * 8);
 #endif
@@ -126,10 +143,9 @@ inline void load_piece(piece* p, __global const uchar* tile, const matrix* m, co
 // The pieces of tile i of a fragment; `part` of the tile.
 inline void load_pieces(weight_fragment* fragment, const matrix* m, const walk* w, const int first_tile, const int part, const int i) {
     if (first_tile + i >= w->tiles) return;
-    __global const uchar* tile = tile_at(m, first_tile + i);
 #pragma unroll
     for (int s = 0; s < w->part_steps; ++s)
-        load_piece(fragment->pieces + i * w->part_steps + s, tile, m, w, part * w->part_steps + s);
+        load_piece(fragment->pieces + i * w->part_steps + s, m, first_tile + i, w, part * w->part_steps + s);
 }
 
 // Asks for a warp's first fragment, which does not depend on x.
@@ -145,11 +161,25 @@ inline void fetch_first(const matrix* m) {
 #pragma unroll
     for (int i = 0; i < w.fragment_tiles; ++i)
         for (int s = 0; s < w.part_steps; ++s)
-            if (i < w.tiles && w.first_group + s * STEP_GROUPS < m->columns / 32)
-                fetch_line(tile_at(m, i) + GROUP_AT(w.first_group + s * STEP_GROUPS) + w.item % 8 * 32);
+            if (i < w.tiles && w.first_group + s * STEP_GROUPS < m->columns / 32) {
+                const tile_group at = group_at(m, i, w.first_group + s * STEP_GROUPS);
+                fetch_line(at.tile + GROUP_AT(at.group) + w.item % 8 * 32);
+            }
 }
 
 // ---- a piece's product ----------------------------------------------------------------------------------
+
+#if WEIGHT_IS(mxfp4)
+// mxfp4_numbers of the lower and of the upper half of each byte: `permute` looks up twice the sizes of four codes at once.
+inline void mxfp4_numbers8(const uint codes, uint* lower, uint* upper) {
+    const uint sizes = codes & 0x77777777u;
+    const uint a = permute(0x03020100u, 0x0c080604u, sizes), b = permute(0x03020100u, 0x0c080604u, sizes >> 16);
+    const uint low = permute(a, b, 0x6420), high = permute(a, b, 0x7531);
+    // A digit of 8 to b gives the sign of a byte, eight times.
+    *lower = 0x0c0c0c0cu + low - ((low & permute(codes << 4, 0, 0xba98)) << 1);
+    *upper = 0x0c0c0c0cu + high - ((high & permute(codes, 0, 0xba98)) << 1);
+}
+#endif
 
 // Row i's bytes of the 16 columns of half h, in the order of the activations: two words of the first 16 columns, two of the last.
 inline void unpack(const piece* p, const int i, const int h, uint q[4]) {
@@ -162,6 +192,9 @@ inline void unpack(const piece* p, const int i, const int h, uint q[4]) {
 #else
         q[v] = u & 0x0f0f0f0fu;
         q[2 + v] = u >> 4 & 0x0f0f0f0fu;
+#endif
+#if WEIGHT_IS(mxfp4)
+        mxfp4_numbers8(u, q + v, q + 2 + v);
 #endif
 #if HAS_FIFTH_BIT
         const uint high = word_of(p->high[0], i) >> (2 * h);
@@ -188,7 +221,12 @@ typedef struct {
 
 inline scales4 scales_of(const piece* p) {
     scales4 s;
+#if WEIGHT_IS(mxfp4)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) s.d[i] = mxfp4_scale((uchar)(p->d.x >> (8 * i)));
+#else
     widen4(p->d, s.d);
+#endif
 #if HAS_MIN
     widen4(p->m, s.m);
 #endif
@@ -287,6 +325,23 @@ inline places places_of(const int columns) {
     return p;
 }
 
+// Puts columns of the warp's group g where products take them: 4 j .. 4 j + 3, and the same 16 further on. For all lanes of a warp.
+inline void put_columns(__local float* columns, const int g, const int j, const float4 a, const float4 b) {
+#if DOT
+    float largest = fmax(largest4(a), largest4(b));
+    largest = fmax(largest, shuffle_xor(largest, 1));
+    largest = fmax(largest, shuffle_xor(largest, 2));
+    const float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
+    __local int* xq = (__local int*)columns + 8 * g + j / 2 * 4 + j % 2;
+    xq[0] = (int)pack4(a * inverse);
+    xq[2] = (int)pack4(b * inverse);
+    if (j == 0) columns[8 * MAX_GROUPS + g] = largest / 127.0f;
+#else
+    vstore4(a, 0, columns + 32 * g + 4 * j);
+    vstore4(b, 0, columns + 32 * g + 4 * j + 16);
+#endif
+}
+
 // Puts the columns of the warp's groups, times the norm's weights, into `columns` (local, the warp's own), and their sum of squares
 // into `sums`. fragment: for nvidia/product.cl. stream: what x is added to first; 0 for none.
 //   DOT    int4 [groups][2], the words that a lane's columns make, then float [groups], their scales
@@ -308,6 +363,11 @@ inline void receive(weight_fragment* fragment, const matrix* m, __global const f
 #pragma unroll
     for (int i = 0; i < most; ++i) {
         float4 v[2] = {values_of(words[2 * i]), values_of(words[2 * i + 1])};  // 0 past the last group
+        if (m->shares && i < count) {
+            const float share = m->shares[SLOT_OF(m, 0, first + i * stride)];
+            v[0] *= share;
+            v[1] *= share;
+        }
         if (normed) {
 #pragma unroll
             for (int k = 0; k < 2; ++k) {
@@ -315,20 +375,7 @@ inline void receive(weight_fragment* fragment, const matrix* m, __global const f
                 if (i < count) v[k] *= i < at_hand ? factors[2 * i + k] : vload4(0, norm + first + i * stride + k * 16);
             }
         }
-        const int g = lane / 4 + 8 * i;  // of the warp's
-#if DOT
-        float largest = fmax(largest4(v[0]), largest4(v[1]));
-        largest = fmax(largest, shuffle_xor(largest, 1));
-        largest = fmax(largest, shuffle_xor(largest, 2));
-        const float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
-        __local int* xq = (__local int*)columns + 8 * g + j / 2 * 4 + j % 2;
-        xq[0] = (int)pack4(v[0] * inverse);
-        xq[2] = (int)pack4(v[1] * inverse);
-        if (j == 0) columns[8 * MAX_GROUPS + g] = largest / 127.0f;
-#else
-        vstore4(v[0], 0, columns + 32 * g + 4 * j);
-        vstore4(v[1], 0, columns + 32 * g + 4 * j + 16);
-#endif
+        put_columns(columns, lane / 4 + 8 * i, j, v[0], v[1]);
     }
     warp_sync();
     if (normed) {
@@ -360,15 +407,15 @@ inline void finish(const matrix* m, const target* to, __local const float* sums,
             for (int k = 0; k < WARPS; ++k) y[t] += sums[(k * SLOTS + slot + t) * 16 + i % 16];
         if (row >= rows) continue;
         float value = y[0] * scale;
-        const float bias = to->bias ? to->bias[row] : 0.0f;
+        const float bias = to->bias ? bias_of(to, m, rows, row, 0) : 0.0f;
 #ifdef GATE
         if (m->gated) {
             float up = y[1] * scale;
             if (to->bias) {
                 value = add_rounded(value, bias);
-                up = add_rounded(up, to->bias[rows + row]);
+                up = add_rounded(up, bias_of(to, m, rows, row, 1));
             }
-            value = GATE_VALUE(value, exp) * up;
+            value = APPLY_GATE(value, up, exp, float);
         }
 #endif
         deliver(to, row, own_unit * 16 + i % 16, value, to->bias && !m->gated, bias);

@@ -15,6 +15,8 @@ inline float shuffle_xor(const float v, const int mask) {
     return r;
 }
 
+inline int shuffle_int(const int v, const int mask) { return as_int(shuffle_xor(as_float(v), mask)); }
+
 inline float shuffle_from(const float v, const int lane) {
     float r;
     asm volatile("shfl.sync.idx.b32 %0, %1, %2, 31, 0xffffffff;" : "=f"(r) : "f"(v), "r"(lane));

@@ -16,6 +16,7 @@
 #endif
 #include "common/common.cl"
 #include "common/expert_bias.cl"
+#include "common/float_order.cl"
 #include "common/group_memory.cl"
 #include "common/reduce.cl"
 
@@ -24,12 +25,6 @@
 #else
 #define LOGIT(i) logits[i]
 #endif
-
-// Unsigned numbers in the order of the floats: NaN of the negative sign, -infinity, ..., infinity, NaN.
-inline uint order_of(const float v) {
-    const uint bits = as_uint(v);
-    return bits >> 31 ? ~bits : bits | 0x80000000u;
-}
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
 void choose_experts(__global const float* logits, __global int* ids, __global float* weights BIAS_PARAM) {
