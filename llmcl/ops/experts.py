@@ -107,7 +107,7 @@ def group_by_expert(
     """The slots t top_k + s of a step's tokens in the order of their experts, and blocks of slots with the same expert.
 
     ids int32 [n, top_k]; order int32 [n top_k]; blocks int32 [`block_count`, 4]: expert, first place in order,
-    slots, 0.
+    slots, which of its expert's blocks it is.
     """
     size = local_size(device, 1024)
     constants = {"N_EXPERTS": n_experts, "TOP_K": top_k, "BLOCK_ROWS": BLOCK_ROWS, "LOCAL_SIZE": size}

@@ -23,8 +23,9 @@ from helpers import (
 from stored_rows import load, quantized_weight, random_rows
 
 from llmcl import reference
+from llmcl.kernels import table
 from llmcl.kernels.common.dtype import QUANTIZED
-from llmcl.kernels.common.experts import BLOCK_ROWS, block_count
+from llmcl.kernels.common.experts import BLOCK_ROWS, ExpertsPrefill, block_count
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight
 from llmcl.kernels.cpu.dot_product import dot_form
@@ -37,6 +38,13 @@ N_EXPERTS = 5
 
 small = pytest.mark.oclgrind
 pytestmark = pytest.mark.heavy
+
+
+def prefill_tolerance(device: Device, dtype: str, k: int) -> float:
+    """Of what multiplies operands of 16 bits more: of numbers of one size and many columns."""
+    if not table.pick(ExpertsPrefill, device, dtype, k).rounds_to_16_bits:
+        return TOLERANCE
+    return 2.0**-10 if dtype == "float16" else 2.0**-7
 
 
 def ids_of(n: int, top_k: int) -> np.ndarray:
@@ -107,7 +115,9 @@ def check_gate_up(
     out = poisoned(device, (n, top_k, f))
     order, blocks, step = grouped(device, ids)
     run(experts_prefill(device, weight, with_poison(device, x), order, blocks, out, step, **kind), n)
-    assert relative_error(read_guarded(device, out, np.float32, expected.shape), expected) < TOLERANCE
+    assert relative_error(read_guarded(device, out, np.float32, expected.shape), expected) < prefill_tolerance(
+        device, dtype, weight.k
+    )
 
 
 def check_down(
@@ -141,7 +151,9 @@ def check_down(
     x = with_poison(device, rows)
     run(experts_prefill(device, weight, x, order, blocks, y, step, weights=shares, bias=bias_buffer), n)
     run(experts_sum(device, y, out, top_k=top_k, columns=hidden), n)
-    assert relative_error(read_guarded(device, out, np.float32, before.shape), expected) < TOLERANCE
+    assert relative_error(read_guarded(device, out, np.float32, before.shape), expected) < prefill_tolerance(
+        device, dtype, weight.k
+    )
 
 
 def grouped(device: Device, ids: np.ndarray) -> tuple[Buffer, Buffer, StepState]:
@@ -194,6 +206,15 @@ def test_every_token_has_its_experts(target: Device, n: int) -> None:
     check_down(target, "float16", 80, 48, n=n, top_k=4)
 
 
+@pytest.mark.parametrize(("f", "k"), [(144, 96), (64, 160)])
+def test_several_blocks_of_an_expert(target: Device, f: int, k: int) -> None:
+    """Of 300 tokens an expert has 180 slots: matrix units take two blocks, then one. Tiles are left over."""
+    check_gate_up(target, "bfloat16", f, k, n=300, top_k=3, norm=False, biased=True)
+    check_down(target, "bfloat16", f, k, n=300, top_k=3, biased=True)
+    check_down(target, "float16", f, k, n=300, top_k=3, per_part=2)
+    check_gate_up(target, "mxfp4", f, k, n=300, top_k=3, norm=False, gate_kind="clamped_swiglu", biased=True)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "q4_0"])
 def test_with_a_norm(target: Device, dtype: str) -> None:
     check_gate_up(target, dtype, 48, 96)
@@ -230,8 +251,8 @@ def test_activations_in_8_bits(target: Device, dtype: str) -> None:
     outs = [poisoned(target, expected.shape) for _ in range(2)]
     run(experts_gate_up(target, weight, *given, outs[0], gate="swiglu"), n)
     run(experts_prefill(target, weight, given[0], order, blocks, outs[1], step, gate="swiglu"), n)
-    for out in outs:
-        assert relative_error(read_guarded(target, out, np.float32, expected.shape), expected) < TOLERANCE
+    for out, tolerance in zip(outs, (TOLERANCE, prefill_tolerance(target, dtype, k)), strict=True):
+        assert relative_error(read_guarded(target, out, np.float32, expected.shape), expected) < tolerance
 
 
 @pytest.mark.parametrize("variant", ["cpu"])

@@ -10,6 +10,7 @@ from llmcl.kernels.nvidia.attention import (
     NvidiaAttentionPrefill,
     NvidiaRopeAppend,
 )
+from llmcl.kernels.nvidia.experts import HopperExpertsPrefill
 from llmcl.kernels.nvidia.linear import (
     HopperLinearPrefill,
     NvidiaLinearDecode,
@@ -23,6 +24,7 @@ from llmcl.kernels.nvidia.persistent_layers import NvidiaPersistentLayers
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
     HopperLinearPrefill(),
     HopperAttentionPrefill(),
+    HopperExpertsPrefill(),
     NvidiaLinearDecode(),
     NvidiaLinearDecodeQuantized(),
     NvidiaLinearFewRows(),

@@ -189,6 +189,12 @@ inline uint fma_f16x2(const uint a, const uint b, const uint c) {
     return r;
 }
 
+inline uint mul_bf16x2(const uint a, const uint b) {  // sm_90 and later
+    uint r;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
+}
+
 // Word i of v, without an address: v would leave the registers.
 inline uint word_of(const uint4 v, const int i) { return i < 2 ? (i == 0 ? v.x : v.y) : (i == 2 ? v.z : v.w); }
 
