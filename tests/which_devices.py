@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Sequence
 
@@ -41,3 +42,8 @@ def chosen_devices(found: dict[str, DeviceEntry], wanted: str) -> dict[str, Devi
         for name, entry in found.items()
         if (named_by(name) - named_by("pocl") if entry.is_pocl and name != "pocl" else named_by(name) or not words)
     }
+
+
+def taken(entry: DeviceEntry, how: str) -> DeviceEntry:
+    """how: "as it is", or "as a GPU", which gets the kernels for GPUs and runs a step ahead of the host."""
+    return dataclasses.replace(entry, kind="gpu") if how == "as a GPU" else entry

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +13,7 @@ import llmcl
 from llmcl.engine.engine import Engine
 from llmcl.engine.llm import LLM
 from llmcl.errors import UsageError
-from llmcl.runtime.device import Device
+from llmcl.runtime.platforms import DeviceEntry
 
 Bits = list[tuple[int, float, tuple[tuple[int, float], ...]]]
 """Of each token its id, its log-probability and those of the likeliest: a difference in one bit of a logit shows."""
@@ -40,14 +39,11 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return (str(save_folder(tmp_path_factory.mktemp("small"), config, random_weights(config, seed=7))), *request.param)
 
 
-@pytest.fixture(scope="module", params=["as it is", pytest.param("as a GPU", marks=pytest.mark.as_gpu)])
-def llm(request: pytest.FixtureRequest, default_device: Device, folder: tuple[str, str, str]) -> Iterator[LLM]:
-    """ "as a GPU" takes the kernels for GPUs, and lets the device run a step ahead of the host."""
-    entry, (path, dtype, kv_dtype) = default_device.entry, folder
-    if request.param == "as a GPU":
-        entry = dataclasses.replace(entry, kind="gpu")
+@pytest.fixture(scope="module")
+def llm(either_entry: DeviceEntry, folder: tuple[str, str, str]) -> Iterator[LLM]:
+    path, dtype, kv_dtype = folder
     weights: dict[str, Any] = {"quantize": dtype} if dtype.startswith("q") else {"dtype": dtype}
-    with llmcl.load(path, device=entry, kv_dtype=kv_dtype, max_context=768, **weights) as llm:  # type: ignore[arg-type]
+    with llmcl.load(path, device=either_entry, kv_dtype=kv_dtype, max_context=768, **weights) as llm:  # type: ignore[arg-type]
         yield llm
 
 
@@ -59,7 +55,7 @@ def requests() -> list[dict[str, Any]]:
     return [
         {
             "prompt": [*first[: n // 2], *rng.integers(3, 99, n - n // 2).tolist()],
-            "max_tokens": 40 + 10 * i,
+            "max_tokens": 25 + 5 * i,
             "ignore_eos": True,
             "logprobs": 3,
             **OPTIONS[i % 3],

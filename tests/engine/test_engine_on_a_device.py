@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import gc
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +14,7 @@ from helpers import random_weights, save_folder, small_config
 import llmcl
 from llmcl.engine.llm import LLM
 from llmcl.errors import UsageError
-from llmcl.runtime.device import Device
+from llmcl.runtime.platforms import DeviceEntry
 
 SAMPLED: dict[str, Any] = {
     "temperature": 0.9,
@@ -28,16 +27,10 @@ SAMPLED: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module", params=["as it is", pytest.param("as a GPU", marks=pytest.mark.as_gpu)])
-def llm(
-    request: pytest.FixtureRequest, default_device: Device, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[LLM]:
-    """ "as a GPU" takes the kernels for GPUs, and lets the device run a step ahead of the host."""
+@pytest.fixture(scope="module")
+def llm(either_entry: DeviceEntry, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     folder = save_folder(tmp_path_factory.mktemp("small"), small_config(), random_weights(small_config(), seed=7))
-    entry = default_device.entry
-    if request.param == "as a GPU":
-        entry = dataclasses.replace(entry, kind="gpu")
-    with llmcl.load(str(folder), device=entry, max_context=384) as llm:  # type: ignore[arg-type]
+    with llmcl.load(str(folder), device=either_entry, max_context=384) as llm:  # type: ignore[arg-type]
         yield llm
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import random_weights, save_folder, small_config
+from which_devices import taken
 
 import llmcl
 from llmcl import reference
@@ -20,7 +20,7 @@ from llmcl.kernels.cpu import persistent_step
 from llmcl.models.model import Model
 from llmcl.models.sequence import SequenceState
 from llmcl.ops.sample import SamplingParams
-from llmcl.runtime.device import Device
+from llmcl.runtime.platforms import DeviceEntry
 
 SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -31,18 +31,12 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module", params=["as it is", "as a GPU"])
 def small(
-    request: pytest.FixtureRequest, default_device: Device, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, default_entry: DeviceEntry, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LLM]:
-    """A small model with room for 2048 tokens, in float32.
-
-    "as a GPU" takes the kernels for GPUs and lets the device run a step ahead of the host, whatever it is.
-    """
+    """A small model with room for 2048 tokens, in float32."""
     config = small_config(max_position=2048)
     folder = save_folder(tmp_path_factory.mktemp("small"), config, random_weights(config, seed=6))
-    entry = default_device.entry
-    if request.param == "as a GPU":
-        entry = dataclasses.replace(entry, kind="gpu")
-    with llmcl.load(str(folder), device=entry) as llm:  # type: ignore[arg-type]
+    with llmcl.load(str(folder), device=taken(default_entry, request.param)) as llm:  # type: ignore[arg-type]
         yield llm
 
 

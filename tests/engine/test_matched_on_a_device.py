@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -20,23 +19,18 @@ from llmcl.engine.speculation import NO_SPECULATION, Drafting
 from llmcl.errors import UsageError
 from llmcl.grammar import Grammar
 from llmcl.ops.sample import SamplingParams
-from llmcl.runtime.device import Device
+from llmcl.runtime.platforms import DeviceEntry
 
 EXPRESSION = "([a-f]{1,9}[0-9]{2} ){3,8}[.!]"
 SAMPLED: dict[str, Any] = {"temperature": 1.5, "seed": 5, "repeat_penalty": 1.1}
 PROMPT = "abc"
 
 
-@pytest.fixture(scope="module", params=["as it is", "as a GPU"])
-def llm(
-    request: pytest.FixtureRequest, default_device: Device, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[LLM]:
-    """Of random weights. "as a GPU" takes the kernels for GPUs, and lets the device run a step ahead of the host."""
+@pytest.fixture(scope="module")
+def llm(either_entry: DeviceEntry, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    """Of random weights."""
     folder = save_folder(tmp_path_factory.mktemp("small"), small_config(), random_weights(small_config(), seed=7))
-    entry = default_device.entry
-    if request.param == "as a GPU":
-        entry = dataclasses.replace(entry, kind="gpu")
-    with llmcl.load(str(folder), device=entry, max_context=384) as llm:  # type: ignore[arg-type]
+    with llmcl.load(str(folder), device=either_entry, max_context=384) as llm:  # type: ignore[arg-type]
         yield llm
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -23,6 +22,7 @@ from llmcl.errors import DeviceError, UsageError
 from llmcl.models.paged_kv_cache import PagedKVCache
 from llmcl.ops.sample import SamplingParams
 from llmcl.runtime.device import Device
+from llmcl.runtime.platforms import DeviceEntry
 
 VOCAB = 24  # few, so that texts repeat themselves
 SHAPE = {**TINY_SHAPE, "num_attention_heads": 6, "vocab_size": VOCAB, "max_position_embeddings": 2048}
@@ -69,13 +69,10 @@ def shape(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-@pytest.fixture(scope="module", params=["as it is", pytest.param("as a GPU", marks=pytest.mark.as_gpu)])
-def llm(request: pytest.FixtureRequest, default_device: Device, shape: str) -> Iterator[LLM]:
-    """In float32. "as a GPU" takes the kernels for GPUs, and steps are enqueued before the one before is read."""
-    entry = default_device.entry
-    if request.param == "as a GPU":
-        entry = dataclasses.replace(entry, kind="gpu")
-    with llmcl.load_random(shape, device=entry, dtype="float32", max_context=CONTEXT) as llm:  # type: ignore[arg-type]
+@pytest.fixture(scope="module")
+def llm(either_entry: DeviceEntry, shape: str) -> Iterator[LLM]:
+    """In float32."""
+    with llmcl.load_random(shape, device=either_entry, dtype="float32", max_context=CONTEXT) as llm:  # type: ignore[arg-type]
         yield llm
 
 
