@@ -1,4 +1,8 @@
-"""A small configuration of each supported family: what sets it apart, in sizes that are no powers of two."""
+"""A small configuration of each supported family: what sets it apart.
+
+Most have the sizes of `small_config`, so that they share compiled kernels. The others have what those sizes do not
+show: query heads in threes and sixes, heads of 16 and 48, and a hidden size that is that of all heads together.
+"""
 
 from __future__ import annotations
 
@@ -42,15 +46,10 @@ def gpt_oss_config(experts: ExpertSettings, *, biased: bool = True, **changes: A
 
 
 FAMILIES: dict[str, ModelConfig] = {
-    "llama-biases": small_config(
-        settings=[LayerSettings(bias=True, output_bias=True, mlp_bias=True)] * 2, n_q_heads=4, head_dim=16
-    ),
+    "llama-biases": small_config(settings=[LayerSettings(bias=True, output_bias=True, mlp_bias=True)] * 2),
     "smollm3": small_config(
         architecture="smollm3",
         settings=[LayerSettings(rotation="none" if i == 3 else "main") for i in range(5)],
-        n_q_heads=6,
-        hidden_size=96,
-        head_dim=16,
         tie_embeddings=True,
     ),
     "smollm3-biases": small_config(
@@ -67,13 +66,11 @@ FAMILIES: dict[str, ModelConfig] = {
         tie_embeddings=True,
     ),
     "llama-yarn": small_config(rope_scaling=YARN),
-    "phi3": small_config(
-        architecture="phi3", n_q_heads=4, head_dim=16, rotary_dim=12, windows=(WINDOW, WINDOW), tie_embeddings=True
-    ),
+    "phi3": small_config(architecture="phi3", rotary_dim=24, windows=(WINDOW, WINDOW), tie_embeddings=True),
     "phi3-long": small_config(
         architecture="phi3", n_q_heads=3, n_kv_heads=1, hidden_size=96, rotary_dim=24, rope_scaling=LONGROPE
     ),
-    "olmo2": small_config(architecture="olmo2", n_q_heads=6, n_kv_heads=3, head_dim=16, hidden_size=96),
+    "olmo2": small_config(architecture="olmo2"),
     "olmo2-biases": small_config(architecture="olmo2", settings=[LayerSettings(bias=True, output_bias=True)] * 2),
     "olmo3": small_config(
         architecture="olmo3",
@@ -90,8 +87,8 @@ FAMILIES: dict[str, ModelConfig] = {
         rope_scaling=RopeScaling("yarn", 32.0, original_max_position=16),
     ),
     "mistral": small_config(architecture="mistral", windows=(WINDOW, WINDOW)),
-    "qwen2": small_config(architecture="qwen2", n_q_heads=4, head_dim=16, tie_embeddings=True),
-    "qwen2-windows": small_config(architecture="qwen2", n_q_heads=4, head_dim=16, windows=(None, WINDOW, WINDOW)),
+    "qwen2": small_config(architecture="qwen2", tie_embeddings=True),
+    "qwen2-windows": small_config(architecture="qwen2", windows=(None, WINDOW, WINDOW)),
     "qwen3": small_config(architecture="qwen3", n_q_heads=6, n_kv_heads=2, hidden_size=96),
     "qwen3_moe": small_config(
         architecture="qwen3_moe",
@@ -107,18 +104,14 @@ FAMILIES: dict[str, ModelConfig] = {
     ),
     "mixtral": small_config(
         architecture="mixtral",
-        settings=[LayerSettings(WINDOW, experts=ExpertSettings(5, 2, 64))] * 2,
-        intermediate_size=64,
+        settings=[LayerSettings(WINDOW, experts=ExpertSettings(6, 2, 48))] * 2,
+        intermediate_size=48,
         rope_theta=1e6,
     ),
     "olmoe": small_config(
         architecture="olmoe",
-        settings=[LayerSettings(experts=ExpertSettings(11, 3, 48, renormalize=False))] * 2,
-        intermediate_size=48,
-        n_q_heads=6,
-        n_kv_heads=3,
-        head_dim=16,
-        hidden_size=96,
+        settings=[LayerSettings(experts=ExpertSettings(9, 4, 32, renormalize=False))] * 2,
+        intermediate_size=32,
     ),
     "granitemoe": small_config(
         architecture="granitemoe",
@@ -132,17 +125,14 @@ FAMILIES: dict[str, ModelConfig] = {
     ),
     "granitemoeshared": small_config(
         architecture="granitemoeshared",
-        settings=[LayerSettings(experts=ExpertSettings(4, 2, 32, shared_size=80))] * 2,
-        intermediate_size=32,
+        settings=[LayerSettings(experts=ExpertSettings(6, 2, 48, shared_size=64))] * 2,
+        intermediate_size=48,
         residual_scale=0.5,
         attention_scale=0.25,
     ),
     "lfm2": small_config(  # ends with a short convolution
         architecture="lfm2",
         settings=[LayerSettings(recurrent=length) for length in (SHORT, None, SHORT, None, SHORT)],
-        n_q_heads=4,
-        n_kv_heads=2,
-        head_dim=16,
         tie_embeddings=True,
     ),
     "lfm2-wide": small_config(
@@ -156,18 +146,12 @@ FAMILIES: dict[str, ModelConfig] = {
     "lfm2-long": small_config(
         architecture="lfm2",
         settings=[LayerSettings(recurrent=length) for length in (None, ShortConvSettings(5), ShortConvSettings(5))],
-        n_q_heads=3,
-        n_kv_heads=3,
-        head_dim=32,
-        hidden_size=96,
     ),
     "qwen3_5_text": small_config(
         architecture="qwen3_5_text",
         settings=[LayerSettings(recurrent=mixer) for mixer in (DELTA, DELTA, DELTA, None)],
-        head_dim=64,
-        rotary_dim=16,
+        rotary_dim=8,
         norm_offset=1.0,
-        rms_norm_eps=1e-6,
         rope_theta=1e7,
     ),
     "qwen3_5_text-wide": small_config(  # ends with a delta net; as many key heads as value heads
@@ -197,16 +181,14 @@ FAMILIES: dict[str, ModelConfig] = {
             for mixer in (DELTA, DELTA, DELTA, None)
         ],
         intermediate_size=48,
-        head_dim=64,
-        rotary_dim=16,
+        rotary_dim=8,
         norm_offset=1.0,
-        rms_norm_eps=1e-6,
         rope_theta=1e7,
     ),
     "qwen3_5_moe_text-wide": small_config(
         architecture="qwen3_5_moe_text",
         settings=[
-            LayerSettings(recurrent=mixer, experts=ExpertSettings(16, 4, 32, shared_size=32))
+            LayerSettings(recurrent=mixer, experts=ExpertSettings(9, 4, 32, shared_size=32))
             for mixer in (WIDE, None, WIDE)
         ],
         intermediate_size=32,
@@ -235,13 +217,12 @@ FAMILIES: dict[str, ModelConfig] = {
         settings=[
             LayerSettings(
                 recurrent=mixer,
-                experts=ExpertSettings(6, 3, 48, shared_size=48),
+                experts=ExpertSettings(6, 2, 48, shared_size=64),
             )
             for mixer in (DELTA_JOINED, DELTA_JOINED, DELTA_JOINED, None)
         ],
         intermediate_size=48,
-        head_dim=64,
-        rotary_dim=16,
+        rotary_dim=8,
         norm_offset=1.0,
     ),
     "qwen3_next-some": small_config(  # one layer without experts, and weights that do not add up to 1
@@ -260,7 +241,7 @@ FAMILIES: dict[str, ModelConfig] = {
     "qwen3_next-odd": small_config(
         architecture="qwen3_next",
         settings=[
-            LayerSettings(recurrent=mixer, experts=ExpertSettings(4, 2, 16, shared_size=80))
+            LayerSettings(recurrent=mixer, experts=ExpertSettings(5, 1, 16, shared_size=80))
             for mixer in (ODD_JOINED, None)
         ],
         intermediate_size=16,
@@ -289,9 +270,7 @@ FAMILIES: dict[str, ModelConfig] = {
     "gpt_oss-grouped": gpt_oss_config(
         ExpertSettings(9, 2, 32), n_q_heads=6, n_kv_heads=1, head_dim=16, hidden_size=96, rope_scaling=UNTRUNCATED_YARN
     ),
-    "gpt_oss-tied": gpt_oss_config(
-        ExpertSettings(4, 3, 48), biased=False, n_q_heads=3, n_kv_heads=3, head_dim=64, tie_embeddings=True
-    ),
+    "gpt_oss-tied": gpt_oss_config(ExpertSettings(6, 4, 64), biased=False, tie_embeddings=True),
 }
 MOST = "gemma2"  # has more of what sets families apart than any other
 # Those that the format can say, but for what another of them shows as well.

@@ -7,7 +7,8 @@ so that a window that is missing, or off by one, shows.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -76,15 +77,28 @@ def kind(request: pytest.FixtureRequest, default_device: Any, monkeypatch: pytes
     return name
 
 
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Any]]:
+    """folder_of(name): the folder of a family's model, and the model of transformers; for both kinds of kernels."""
+
+    @cache
+    def folder_of(name: str) -> tuple[Path, Any]:
+        config = FAMILIES[name]
+        weights = random_weights(config, seed=1)
+        return save_folder(tmp_path_factory.mktemp(name), config, weights), transformers_model(config, weights)
+
+    return folder_of
+
+
 @pytest.mark.parametrize("name", [*(pytest.param(name, marks=full) for name in FAMILIES if name != MOST), MOST])
-def test_a_folder_of_the_family_computes_what_transformers_does(name: str, kind: str, tmp_path: Path) -> None:
-    config = FAMILIES[name]
-    weights = random_weights(config, seed=1)
-    model = transformers_model(config, weights)
-    ids = ids_for(config)
+def test_a_folder_of_the_family_computes_what_transformers_does(
+    name: str, kind: str, folder_of: Callable[[str], tuple[Path, Any]]
+) -> None:
+    folder, model = folder_of(name)
+    ids = ids_for(FAMILIES[name])
     expected = transformers_logits(model, ids)
-    with llmcl.load(str(save_folder(tmp_path / "model", config, weights)), dtype="float32", max_context=128) as llm:
-        assert llm.config == config
+    with llmcl.load(str(folder), dtype="float32", max_context=128) as llm:
+        assert llm.config == FAMILIES[name]
         assert relative_error(llm.logits(ids), expected) < BOUND
         assert relative_error(decode(llm, ids, 60), expected[59:]) < BOUND
         assert relative_error(decode(llm, ids, 80, chunk=7), expected[79:]) < BOUND
