@@ -28,7 +28,7 @@ from llmcl.engine.llm import LLM
 from llmcl.models.batch import Batch
 from llmcl.runtime.device import Device
 
-SECONDS = float(os.environ.get("LLMCL_SOAK_SECONDS", "20"))
+SECONDS = float(os.environ.get("LLMCL_SOAK_SECONDS", "10"))
 CLIENTS = 10
 REPEATED = 200
 N_PAGES = 7  # of which the longest text needs 6

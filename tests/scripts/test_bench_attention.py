@@ -30,7 +30,7 @@ def test_tables_in_every_format(default_device: Device, tmp_path: Path) -> None:
     )
     result: dict[str, Any] = json.loads(files[2].read_text())
     assert [table["number"] for table in result["tables"]] == [1, 4, 6, 7]
-    assert [len(table["rows"]) for table in result["tables"]] == [8, 2, 7, 2]
+    assert [len(table["rows"]) for table in result["tables"]] == [8, 2, 2, 2]
     cells = list(csv.DictReader(files[1].open()))
     assert {(c["table"], c["column"]) for c in cells} >= {("1", "ms a layer"), ("4", "ratio")}
 
