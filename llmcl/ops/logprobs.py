@@ -55,7 +55,7 @@ class LogProbs:
             "MAX_TOP": MAX_TOP,
             "MAX_BIASES": MAX_BIASES,
             "LINES": LINES,
-            "N_SEQUENCES": n,
+            "N_SEQUENCES": step.n_records,
             "N_GROUPS": groups,
             "LOCAL_SIZE": width,
         }

@@ -154,7 +154,7 @@ class Sampler:
             "SAMPLING_SLOTS": N_SLOTS,
             "VOCAB": vocab_size,
             "N_GROUPS": groups,
-            "N_SEQUENCES": n,
+            "N_SEQUENCES": step.n_records,
             "LOCAL_SIZE": width,
         }
         local = (width, 1) if step.n_sequences else (width,)

@@ -33,8 +33,8 @@ def draft_rows(
     """
     constants = {
         **step.constants,
-        **texts.record_constants("TEXTS", "TEXT_SLOTS"),
-        **rows.record_constants("ROW_RECORDS", "ROW_RECORD_SLOTS"),
+        **texts.record_constants("texts", "TEXTS", "TEXT_SLOTS"),
+        **rows.record_constants("rows", "ROW_RECORDS", "ROW_RECORD_SLOTS"),
         "MAX_ROWS": rows.n_sequences,
         "SAMPLING_SLOTS": N_SLOTS,
     }
@@ -65,7 +65,7 @@ def _as_rows_know(
     run = run_of(device, min(vocab, 4096))
     constants = {
         **step.constants,
-        **texts.record_constants("TEXTS", "TEXT_SLOTS"),
+        **texts.record_constants("texts", "TEXTS", "TEXT_SLOTS"),
         "VOCAB": vocab,
         "RUN": run,
         "LOCAL_SIZE": size,
@@ -101,7 +101,7 @@ def accept_draft(
     """
     constants = {
         **step.constants,
-        **texts.record_constants("TEXTS", "TEXT_SLOTS"),
+        **texts.record_constants("texts", "TEXTS", "TEXT_SLOTS"),
         "VOCAB": last_seen.nbytes // (4 * max(1, texts.n_sequences)),
         "MAX_ROWS": max_rows,
     }

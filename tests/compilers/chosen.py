@@ -70,7 +70,7 @@ class Program:
         words += [str(given[name]).partition("_")[2].lower() for name in ("EPILOGUE", "GATE") if name in given]
         words += [word for name, word in SWITCHES.items() if given.get(name)]
         words += ["paged"] if "KV_PAGE" in given else []
-        words += ["several sequences"] if "STATE_SEQUENCES" in given else []
+        words += ["several sequences"] if "RECORDS" in given else []
         words += ["one split"] if given.get("N_SPLITS") == 1 else []
         return " ".join(
             [*words, *(name.lower() for name in ("MASK_MOD", "SCORE_MOD") if f"HAS_{name}" in self.prelude)]

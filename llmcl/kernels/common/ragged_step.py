@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llmcl.kernels.common.step_state import N_SLOTS, StepState
+from llmcl.kernels.common.step_state import N_STEP_SLOTS, RECORDS, StepState
 from llmcl.runtime.device import Device
 from llmcl.runtime.staging import send
 
@@ -23,7 +23,7 @@ PIECE_SLOTS = 4  # place, first row, rows, position of the first
 MAX_CUTS = 4
 # Slots of the step itself: after those of StepState the first row of a chunk, where the wanted rows are, and of each
 # cut where its pieces are and how many.
-FIRST_CHUNK_ROW, WANTED, CUTS = N_SLOTS, N_SLOTS + 1, N_SLOTS + 2
+FIRST_CHUNK_ROW, WANTED, CUTS = N_STEP_SLOTS, N_STEP_SLOTS + 1, N_STEP_SLOTS + 2
 HEADER = CUTS + 2 * MAX_CUTS
 
 
@@ -121,6 +121,7 @@ class RaggedStep(StepState):
             row += run.n_rows
         header = np.zeros(HEADER, np.int32)
         header[1] = self.n_rows
+        header[RECORDS:N_STEP_SLOTS] = self.layout
         for slot, keys in self._capacities.items():
             header[slot] = keys
         header[FIRST_CHUNK_ROW] = self.n_decoding

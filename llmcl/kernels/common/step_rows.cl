@@ -1,21 +1,21 @@
 // Whose row of a step a work-group has: of the one sequence there is, row t being its token at position + t, or (built with
-// STATE_SEQUENCES) of several sequences, which have a row each.
+// RECORDS) of several sequences, which have a row each.
 //
-//   state   [ the step ][ sequence 0: position, ..., page table ][ sequence 1 ] ... [ rows: of which sequence each is ]
-//           0           STATE_SEQUENCES, SEQUENCE_SLOTS each                        STATE_ROWS
+//   state   [ the step ][ rows: of which sequence each is ][ sequence 0: position, ..., page table ][ sequence 1 ] ...
+//           0           STATE_ROWS                         state[RECORDS], state[RECORD_SLOTS] each
 //
-// With ROW_SLOTS a sequence may have any number of rows (ragged_step.py): the rows lie in front of the sequences, and each says its
-// sequence, its position, and its token, or -1 for the token that was sampled last of the sequence. Rows that do not decode are cut into
-// pieces, rows of one sequence that a work-group takes together; with STATE_PIECES, an expression of `state`, they are
+// With ROW_SLOTS a sequence may have any number of rows (ragged_step.py): each says its sequence, its position, and its token, or -1
+// for the token that was sampled last of the sequence. Rows that do not decode are cut into pieces, rows of one sequence that a
+// work-group takes together; with STATE_PIECES, an expression of `state`, they are
 //
 //   state + STATE_PIECES = int4 { sequence, first row, rows, position of the first row } [N_PIECES]
 //
 // step_row is the row of a work-group, of which a kernel for one token has a dimension more where there are several.
 // What a kernel finds in `state` for one sequence, it finds in `sequence_state` for a row of several. Buffers that a sequence has
 // to itself (tokens, latest positions, sampling parameters) lie one after the other, in the order of the sequences.
-#ifdef STATE_SEQUENCES
-#if !defined(SEQUENCE_SLOTS) || !defined(STATE_ROWS)
-#error "step_rows.cl needs the build constants SEQUENCE_SLOTS and STATE_ROWS with STATE_SEQUENCES"
+#ifdef RECORDS
+#if !defined(RECORD_SLOTS) || !defined(STATE_ROWS)
+#error "step_rows.cl needs the build constants RECORD_SLOTS and STATE_ROWS with RECORDS"
 #endif
 #ifdef ROW_SLOTS
 #define sequence_of(state, row) ((state)[STATE_ROWS + ROW_SLOTS * (row)])
@@ -34,7 +34,7 @@ inline int4 piece_at(__global const int* state, const int number) {
     return ((__global const int4*)(state + STATE_PIECES))[number];
 }
 #endif
-#define sequence_at(state, number) ((state) + STATE_SEQUENCES + (number) * SEQUENCE_SLOTS)
+#define sequence_at(state, number) ((state) + (state)[RECORDS] + (number) * (state)[RECORD_SLOTS])
 #define sequence_state(state, row) sequence_at(state, sequence_of(state, row))
 #define step_row(dimension) ((int)get_group_id(dimension))
 #else

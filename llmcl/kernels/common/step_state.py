@@ -22,6 +22,10 @@ CONSTANTS = {
 CAPACITY, COPY_CAPACITY = 3, 4  # keys of a head: of the cache, of a copy that an implementation makes of it
 RECURRENT = 5  # where recurrent layers keep the state of the sequence
 N_SLOTS = 7
+# Of a step of several sequences behind these: where the records of the sequences begin, the slots of each, and how many
+# there are. Kernels read them, since with build constants each such step would be compiled anew.
+RECORDS, RECORD_SLOTS, N_RECORDS = N_SLOTS, N_SLOTS + 1, N_SLOTS + 2
+N_STEP_SLOTS = N_SLOTS + 3
 
 
 class StepState:
@@ -31,23 +35,23 @@ class StepState:
     host_sampled int32 [RING]. n_pages: entries of the page table, 0 with a contiguous KV cache.
 
     n_sequences: 0 for steps of one sequence. Else steps have a row each of up to so many sequences (max_tokens is
-    n_sequences): state has the step's own slots, then those of each sequence with its page table, then the sequence of
-    each row (kernels/common/step_rows.cl); tokens int32 [n_sequences], sampled int32 [RING, n_sequences] by step and
-    row.
+    n_sequences): state has the step's own slots, then the sequence of each row, then a record of each sequence, its
+    slots and page table (kernels/common/step_rows.cl); tokens int32 [n_sequences], sampled int32 [RING, n_sequences] by
+    step and row.
     """
 
     def __init__(
-        self, device: Device, max_tokens: int, n_pages: int = 0, n_sequences: int = 0, *, before: int = N_SLOTS
+        self, device: Device, max_tokens: int, n_pages: int = 0, n_sequences: int = 0, *, before: int | None = None
     ):
-        """before: slots of the step's own, in front of those of the sequences."""
+        """before: slots in front of the records of the sequences, if not those of the step and its rows alone."""
         self._device = device
         self.max_tokens = max_tokens
         self.n_pages = n_pages
         self.n_sequences = n_sequences
         own = N_SLOTS + n_pages  # slots of a sequence
+        before = N_STEP_SLOTS + max_tokens if before is None else before
         self._before = before if n_sequences else 0
-        slots = before + n_sequences * own + max_tokens if n_sequences else own
-        self.state = device.zeros(4 * slots, "step state")
+        self.state = device.zeros(4 * (before + n_sequences * own if n_sequences else own), "step state")
         self.tokens = device.zeros(4 * max_tokens, "step tokens")
         self.sampled = device.zeros(4 * RING * max(1, n_sequences), "sampled tokens")
         self.host_sampled = device.pinned(RING * max(1, n_sequences))
@@ -57,17 +61,25 @@ class StepState:
         self._recurrent_slots: dict[int, int] = {}  # likewise
         self._rows: list[int] = []
         self.constants: dict[str, object] = {**CONSTANTS}
+        self.layout = np.array([before, own, n_sequences], np.int32)  # what the slots from RECORDS on hold
         if n_sequences:
-            rows = before + n_sequences * own
-            self.constants |= {"STATE_SEQUENCES": before, "SEQUENCE_SLOTS": own, "STATE_ROWS": rows}
+            self._device.write(self.state, self.layout, 4 * RECORDS)
+            self.constants |= {"RECORDS": RECORDS, "RECORD_SLOTS": RECORD_SLOTS, "STATE_ROWS": N_STEP_SLOTS}
             for sequence in range(n_sequences):
                 self.write_place(sequence, sequence)
 
-    def record_constants(self, first: str, slots: str) -> dict[str, object]:
-        """Build constants with these names: where the records of the sequences begin, and the slots of each; of one
-        sequence, the state itself.
+    def record_constants(self, state: str, first: str, slots: str) -> dict[str, object]:
+        """Build constants `first` and `slots`: where the records of the sequences begin, and the slots of each; of one
+        sequence, the state itself. state: the name of the kernel's argument for it.
         """
-        return {first: self._before, slots: N_SLOTS + self.n_pages if self.n_sequences else 0}
+        if not self.n_sequences:
+            return {first: 0, slots: 0}
+        return {first: f"{state}[{RECORDS}]", slots: f"{state}[{RECORD_SLOTS}]"}
+
+    @property
+    def n_records(self) -> str | int:
+        """The number of sequences as kernels know it: an expression of `state`, or 1."""
+        return f"state[{N_RECORDS}]" if self.n_sequences else 1
 
     def write_tokens(self, token_ids: Sequence[int] | np.ndarray, position: int) -> None:
         """Makes `token_ids` (at most max_tokens) the next step's input, at `position` of the cache."""

@@ -24,7 +24,7 @@ __kernel __attribute__((reqd_work_group_size(MAX_ROWS, 1, 1)))
 void draft_rows(__global const int* draft, __global int* state, __global int* tokens, __global const int* texts,
                 __global const int* sampling, __global int* rows, __global int* row_sampling) {
     const int r = get_local_id(0);
-#ifdef STATE_SEQUENCES
+#ifdef RECORDS
     const int n = state[STATE_N_TOKENS];
 #else
     const int n = min(1 + draft[0], MAX_ROWS);

@@ -40,7 +40,7 @@ void embed(__global const CAT(WEIGHT, _t)* table, __global const int* tokens, __
     for (int i = get_local_id(0); i < HIDDEN; i += LOCAL_SIZE) x[i] = weight_at(table, i, row % 16) * X_SCALE;
 #endif
     write_rotation(rotation, position, rope + t * HEAD_DIM);
-#ifdef STATE_SEQUENCES
+#ifdef RECORDS
     last_seen += (size_t)sequence_of(state, t) * VOCAB;
 #endif
     if (get_local_id(0) == 0) atomic_max(last_seen + token, position);

@@ -365,7 +365,7 @@ inline void end_step(const float2 best, const int row, __global const int* sampl
 
 // Where a row's own begin. A step of several sequences has rows that need a threshold and rows that do not; the kernels for the
 // other kind leave a row as it is.
-#ifdef STATE_SEQUENCES
+#ifdef RECORDS
 #define OF_ROW(truncates)                                                            \
     const int row = step_row(1), sequence = sequence_of(state, row);                 \
     sampling += sequence * SAMPLING_SLOTS;                                           \

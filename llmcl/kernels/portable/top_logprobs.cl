@@ -102,7 +102,7 @@ void chosen_logprob(__global const float* logits, __global const int* state, __g
                     __global float2* out) {
     const int row = step_row(1), sequence = sequence_of(state, row);
     if (get_local_id(0) > 0 || wanted[sequence] < 0) return;
-#ifdef STATE_SEQUENCES
+#ifdef RECORDS
     const int step = state[STATE_STEP];
 #else
     const int step = state[STATE_STEP] - 1;  // the choice has moved it on
