@@ -21,11 +21,13 @@ class Case:
     callspec: Any = field(init=False)
 
     def __post_init__(self) -> None:
-        indices = {name: value for name, value in self.params.items() if isinstance(value, int)}
-        self.callspec = SimpleNamespace(params=self.params, indices=indices)
+        self.callspec = SimpleNamespace(params=self.params)
 
     def get_closest_marker(self, name: str) -> bool | None:
         return name in self.marks or None
+
+    def iter_markers(self, name: str) -> list[Any]:
+        return [SimpleNamespace(args=["dtype, width", []])]
 
 
 @pytest.fixture
@@ -78,7 +80,7 @@ def test_every_pair_of_values_is_met(devices: list[Any], marks: tuple[str, ...])
     cases = [
         Case(
             f"tests/kernels/test_a.py::{test}[{variant}-{device.index}-{dtype}-{length}]",
-            {"cl_entry": device, "variant": variant, "dtype": dtype, "length": length},
+            {"cl_entry": device, "variant": variant, "dtype": dtype, "width": 7, "length": length},
             (*marks, *("skip",) * (device.index == 2 and dtype == 0)),
         )
         for device in devices
@@ -94,7 +96,7 @@ def test_every_pair_of_values_is_met(devices: list[Any], marks: tuple[str, ...])
         return {(name, pair) for name, cases in of_test.items() for case in cases for pair in pairs_of(case)}
 
     def pairs(case: Case) -> list[Any]:
-        device, variant, dtype, length = case.params.values()
+        device, variant, dtype, _, length = case.params.values()
         return [(device.index, variant, dtype), (device.index, variant, "length", length), (dtype, length)]
 
     chosen = [case for case in cases if not case.nodeid.partition("::")[2].startswith(("a[portable-1", "a[cpu-2"))]

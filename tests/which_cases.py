@@ -92,10 +92,17 @@ def fewest(cases: Sequence[pytest.Item], devices: Sequence[DeviceEntry]) -> set[
 
 
 def pairs_of(case: pytest.Item) -> set[Pair]:
-    """Of a case with no parameter but its device and variant, that with itself."""
-    indices: dict[str, int] = case.callspec.indices  # type: ignore[attr-defined]
-    own = [(name, index) for name, index in indices.items() if name not in ("cl_entry", "variant")]
-    values = [("target", target_of(case)), *own]
+    """Of a case without parameters but its device and variant, that with itself. Names that are given values together
+    count as one.
+    """
+    parameters = {
+        name: repr(value) for name, value in parameters_of(case).items() if name not in ("cl_entry", "variant")
+    }
+    values: list[tuple[str, object]] = [("target", target_of(case))]
+    for mark in case.iter_markers("parametrize"):
+        names = mark.args[0].split(",") if isinstance(mark.args[0], str) else mark.args[0]
+        values.append((str(names), tuple(parameters.pop(name.strip(), "") for name in names)))
+    values += parameters.items()
     return {*combinations(values, 2)} or {(values[0], values[0])}
 
 
