@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from llmcl.serve.answer_parts import AnswerParts, Call, n_begun
 from llmcl.serve.call_scanner import CallScanner, Scanner
+from llmcl.serve.python_scanner import PythonScanner
 from llmcl.serve.tag_scanner import TagScanner
 from llmcl.serve.tool_families import ToolFamily
 from llmcl.serve.tools import Schemas
@@ -15,6 +16,8 @@ from llmcl.serve.tools import Schemas
 THINK, THOUGHT = "<think>", "</think>"
 _NAME_FIRST = re.compile(r"([\w.\-]+)\s*(?:\[ARGS\]\s*)?(?=\{)")  # of Mistral's newer models
 _NAME_BEGUN = re.compile(r"[\w.\-]+\s*(?:\[A?R?G?S?\]?\s*)?$")
+
+_PYTHON_CALL, _PYTHON_BEGUN = re.compile(r"[\w.\-]+\s*\("), re.compile(r"[\w.\-]+\s*")
 
 
 @dataclass
@@ -137,6 +140,14 @@ class AnswerReader(AnswerParts):
                 return False
             if begun.startswith(tags.name[0]):
                 self._scanner, self._n_sent = TagScanner(tags, self.schemas), -1
+                self._held, self._read = begun, self._read_object
+                return True
+        elif self.family.is_python:
+            if not final and _PYTHON_BEGUN.fullmatch(begun):
+                self._held = begun
+                return False
+            if _PYTHON_CALL.match(begun):
+                self._scanner, self._n_sent = PythonScanner(), -1
                 self._held, self._read = begun, self._read_object
                 return True
         elif begun.startswith("{"):

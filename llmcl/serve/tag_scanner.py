@@ -153,7 +153,7 @@ def is_text(schema: Any) -> bool:
     Nothing is known of what has no schema: that is text, too.
     """
     if not isinstance(schema, Mapping):
-        return True
+        return schema is not True  # which allows anything
     choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if isinstance(choices, list) and choices:
         return all(isinstance(choice, str) for choice in choices)

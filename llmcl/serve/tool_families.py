@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class ToolFamily:
     """A way to write calls: `opening`, a JSON object with `name` and the arguments for each, `closing`.
 
-    tags: between these in place of a JSON object.
+    tags: between these in place of a JSON object. is_python: as a call in Python.
 
     sign: what a chat template of this family has in it. opening: what a call begins with; "" for one that is the whole
     answer. arguments: the field that has them. is_list: calls are a JSON array, with one opening for all.
@@ -36,6 +36,7 @@ class ToolFamily:
     other_openings: tuple[str, ...] = ()
     id_length: int = 0
     tags: Tags | None = None
+    is_python: bool = False
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -61,6 +62,7 @@ FAMILIES = (
     ToolFamily(
         "qwen", "<parameter=", "<tool_call>\n", "\n</tool_call>", other_openings=("<function=",), tags=_FUNCTION
     ),
+    ToolFamily("lfm2", "List of tools: ", "<|tool_call_start|>", "<|tool_call_end|>", is_list=True, is_python=True),
     ToolFamily("glm", "<arg_key>", "<tool_call>", "", tags=_ARGUMENTS),
     HERMES,
     ToolFamily("llama 3", "<|python_tag|>", "", "", arguments="parameters", other_openings=("<|python_tag|>",)),

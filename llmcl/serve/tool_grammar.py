@@ -88,7 +88,8 @@ class _Lark:
         """One call, or several, after the opening of the first."""
         family = self._family
         if family.is_list:
-            return '"[" call (", " call)* "]"' if several else '"[" call "]"'
+            listed = '"[" call (", " call)* "]"' if several else '"[" call "]"'
+            return f"{listed} {self.marker(family.closing)}".strip()
         one = f"call {self.marker(family.closing)}".strip()
         if several and family.opening:
             return f'{one} ("\\n" {self.marker(family.opening)} {one})*'
@@ -128,20 +129,43 @@ def _call_rules(family: ToolFamily, tool: Tool, i: int, lark: _Lark) -> list[str
     """The rule `call_i` and those that it needs."""
     if family.tags is not None:
         return _tagged(family.tags, tool, i, lark)
+    if family.is_python:
+        return _python(tool, i)
     head = f'{{"name": {json.dumps(tool.name)}, "{family.arguments}": '
     return [f'call_{i}: {_quoted(head)} args_{i} "}}"', _arguments_rule(tool, i)]
+
+
+def _python(tool: Tool, i: int) -> list[str]:
+    """As `_tagged`. Values are written as JSON, which such models can read. Behind rule `none_i_n` no argument has come
+    yet, behind `some_i_n` one has.
+    """
+    arguments = _arguments_of(tool)
+    rules = [f"call_{i}: {_quoted(tool.name + '(')} none_{i}_0 {_quoted(')')}"]
+    for n, (key, schema, is_required) in enumerate(arguments):
+        rules.append(_json_rule(f"value_{i}_{n}", schema, tool))
+        for before, front in ("none", ""), ("some", ", "):
+            taken = f"{_quoted(f'{front}{key}=')} value_{i}_{n} some_{i}_{n + 1}"
+            rules.append(f"{before}_{i}_{n}: {taken}" + ("" if is_required else f" | {before}_{i}_{n + 1}"))
+    return [*rules, *(f'{before}_{i}_{len(arguments)}: ""' for before in ("none", "some"))]
+
+
+def _arguments_of(tool: Tool) -> list[tuple[str, Any, bool]]:
+    """Of each argument its name, a schema that stands for itself, and whether it is required."""
+    properties, required = tool.parameters.get("properties"), tool.parameters.get("required")
+    more: dict[str, Any] = {name: tool.parameters[name] for name in ("$defs", "definitions") if name in tool.parameters}
+    return [
+        (key, {**schema, **more} if isinstance(schema, dict) else {}, isinstance(required, list) and key in required)
+        for key, schema in (properties.items() if isinstance(properties, dict) else ())
+    ]
 
 
 def _tagged(tags: Tags, tool: Tool, i: int, lark: _Lark) -> list[str]:
     """Keys come in the order of the schema; those that are not required may be left out."""
     parts, rules = [_quoted(f"{tags.name[0]}{tool.name}{tags.name[1].strip()}\n")], []
-    properties, required = tool.parameters.get("properties"), tool.parameters.get("required")
-    needed = set(required) if isinstance(required, list) else set()
-    more: dict[str, Any] = {name: tool.parameters[name] for name in ("$defs", "definitions") if name in tool.parameters}
-    for n, (key, schema) in enumerate(properties.items() if isinstance(properties, dict) else ()):
+    for n, (key, schema, is_required) in enumerate(_arguments_of(tool)):
         rule, front, behind = f"{i}_{n}", f"{tags.key[0]}{key}{tags.key[1]}{tags.value[0]}", f"{tags.value[1]}\n"
         if is_text(schema):
-            choices = schema.get("enum", [schema["const"]] if "const" in schema else []) if schema else []
+            choices = schema.get("enum", [schema["const"]] if "const" in schema else [])
             if choices:
                 rules.append(f"value_{rule}: ({' | '.join(map(_quoted, choices))}) {_quoted(behind)}")
             else:
@@ -149,10 +173,10 @@ def _tagged(tags: Tags, tool: Tool, i: int, lark: _Lark) -> list[str]:
         else:
             rules += [
                 f"value_{rule}: json_{rule} {_quoted(behind)}",
-                _json_rule(f"json_{rule}", {**schema, **more}, tool),
+                _json_rule(f"json_{rule}", schema, tool),
             ]
         rules.append(f"arg_{rule}: {_quoted(front)} value_{rule}")
-        parts.append(f"arg_{rule}" + ("" if key in needed else "?"))
+        parts.append(f"arg_{rule}" + ("" if is_required else "?"))
     return [f"call_{i}: {' '.join(parts)} {lark.marker(tags.end)}", *rules]
 
 

@@ -108,6 +108,25 @@ ANSWERS: dict[str, tuple[str, str, str, list[tuple[str, str]]]] = {
         "",
         [("weather", '{"city": "Bern\\n", "unit": "C"}'), ("add", '{"a": 1}')],
     ),
+    "lfm2": (
+        "lfm2",
+        """Well. <|tool_call_start|>[weather(city='Z\u00fcrich, "old" (town)', unit="C"), """
+        """add(a=1, b=[2, {'c': ")"}])] <|tool_call_end|>""",
+        "Well.",
+        [
+            ("weather", '{"city": "Z\u00fcrich, \\"old\\" (town)", "unit": "C"}'),
+            ("add", '{"a": 1, "b": [2, {"c": ")"}]}'),
+        ],
+    ),
+    "lfm2, values of their own": (
+        "lfm2",
+        "[add(a=True, b=null, c=007, from='it\\'s', e=x)]",
+        "",
+        [("add", '{"a": true, "b": null, "c": "007", "from": "it\'s", "e": "x"}')],
+    ),
+    "lfm2, none": ("lfm2", "<|tool_call_start|>[a.b-c()]<|tool_call_end|>Done.", "Done.", [("a.b-c", "{}")]),
+    "lfm2, no call": ("lfm2", "[1] says (so)", "[1] says (so)", []),
+    "lfm2, of no tool": ("lfm2", "[see(x=1)]", "[see(x=1)]", []),
     "granite": ("granite", f'<|tool_call|>[{{"name": "add", "arguments": {A}}}]', "", [("add", A)]),
 }
 
@@ -214,6 +233,7 @@ def test_families_are_known_by_their_templates() -> None:
         ('{"name": function name, "parameters": dictionary of argument name and its value}', "llama 3"),
         ("<tool_call>\n<function=name>\n<parameter=key>", "qwen"),
         ("<tool_call>{function-name}<arg_key>", "glm"),
+        ("List of tools: <|tool_list_start|>[", "lfm2"),
         ("[AVAILABLE_TOOLS] {{ tools }} [TOOL_CALLS]", "mistral"),
         ("<|tool_call|>", "granite"),
         ("{{ messages }}", "hermes"),

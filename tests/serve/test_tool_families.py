@@ -15,6 +15,7 @@ from llmcl.tokenizer import Tokenizer
 from llmcl.tokenizer.tokenizer import byte_level_alphabet
 
 MARKS = ["<s>", "</s>", "[TOOL_CALLS]", "<tool_call>", "</tool_call>", "<|tool_call|>", "</think>", "<|python_tag|>"]
+MARKS += ["<|tool_call_start|>", "<|tool_call_end|>"]
 ADD = Tool("add", "", {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}, True, "tools[0]")
 CALL = '{"name": "add", "arguments": {"a": 1}}'
 TAGGED = "<function=add>\n<parameter=a>\n1\n</parameter>\n</function>"
@@ -30,6 +31,10 @@ ANSWERS = {
         f"<tool_call>\n{TAGGED}\n</tool_call>\n<tool_call>\n{TAGGED}\n</tool_call>",
     ),
     "glm": (f"<tool_call>{KEYED}", f"<tool_call>{KEYED}\n<tool_call>{KEYED}"),
+    "lfm2": (
+        "<|tool_call_start|>[add(a=1)]<|tool_call_end|>",
+        "<|tool_call_start|>[add(a=1), add(a=1)]<|tool_call_end|>",
+    ),
     "granite": (f"<|tool_call|>[{CALL}]", f"<|tool_call|>[{CALL}, {CALL}]"),
     "llama 3": (CALL.replace("arguments", "parameters"), ""),
 }
@@ -94,6 +99,38 @@ ORDER = Tool(
 )
 
 
+@pytest.mark.parametrize(
+    ("written", "allowed"),
+    [
+        ('what="tea", of=[1, 2]', True),
+        ('what="", size="large", code="123", of=[]', True),
+        ('what="tea", size="huge", of=[]', False),
+        ('what="tea", of="tea"', False),
+        ('what="tea"', False),
+        (", of=[]", False),
+        ('what="tea", of=[], more=1', False),
+        ("", False),
+    ],
+)
+def test_values_of_python_match_their_schemas(
+    written: str, allowed: bool, tokenizer: Tokenizer, grammars: Grammars
+) -> None:
+    source = grammar_of(BY_NAME["lfm2"], ToolUse((ORDER,), True), tokenizer)
+    matcher = grammars.compile(Grammar("grammar", source)).matcher()
+    assert allows(matcher, tokenizer, f"<|tool_call_start|>[order({written})]<|tool_call_end|>") == allowed
+
+
+def test_a_tool_without_arguments(tokenizer: Tokenizer, grammars: Grammars) -> None:
+    use = ToolUse((Tool("now", "", {"type": "object", "properties": {}}, True, "tools[0]"),), True)
+    for name, text in (
+        ("qwen", "<tool_call>\n<function=now>\n</function>\n</tool_call>"),
+        ("glm", "<tool_call>now\n</tool_call>"),
+        ("lfm2", "<|tool_call_start|>[now()]<|tool_call_end|>"),
+    ):
+        source = grammar_of(BY_NAME[name], use, tokenizer)
+        assert allows(grammars.compile(Grammar("grammar", source)).matcher(), tokenizer, text), name
+
+
 def tagged(**values: str) -> str:
     keys = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
     return f"<tool_call>\n<function=order>\n{keys}</function>\n</tool_call>"
@@ -118,7 +155,7 @@ def test_values_between_tags_match_their_schemas(tokenizer: Tokenizer, grammars:
     assert [call.arguments for call in reader.calls] == ['{"what": "tea", "code": "123", "of": [1]}']
 
 
-@pytest.mark.parametrize("name", ["mistral", "hermes", "qwen", "glm", "granite"])
+@pytest.mark.parametrize("name", ["mistral", "hermes", "qwen", "glm", "lfm2", "granite"])
 def test_what_is_allowed_is_read(name: str, tokenizer: Tokenizer) -> None:
     """The tokens that are marks have no text of their own in an answer."""
     family: ToolFamily = BY_NAME[name]

@@ -1,0 +1,84 @@
+"""Reading one call of a tool that is written as Python writes calls, while a model writes it."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from contextlib import suppress
+
+_NAME = re.compile(r"[\w.\-]{1,128}")
+_MOST = 1 << 16  # characters of a value that Python's parser is given
+
+
+class PythonScanner:
+    """Reads `name(key=value, ...)`. Each argument becomes JSON once it is complete; what has no key counts for nothing.
+
+    It is done without a name where the text turns out to be no call.
+    """
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self.raw = ""
+        self.done = False
+        self.arguments = ""
+        self._key = ""
+        self._start = 0  # of the key or value
+        self._in_value = False
+        self._depth = 0
+        self._quote = ""
+        self._escaped = False
+
+    @property
+    def is_call(self) -> bool:
+        return self.name is not None
+
+    def push(self, text: str) -> int:
+        before, self.raw = len(self.raw), self.raw + text
+        for at in range(before, len(self.raw)):
+            self._character(at, self.raw[at])
+            if self.done:
+                self.raw = self.raw[: at + 1]
+                return at + 1 - before
+        return len(text)
+
+    def _character(self, at: int, c: str) -> None:
+        if self._quote:
+            if self._escaped:
+                self._escaped = False
+            elif c == "\\":
+                self._escaped = True
+            elif c == self._quote:
+                self._quote = ""
+        elif self.name is None:
+            if c == "(":
+                name = self.raw[:at].strip()
+                self.done = not _NAME.fullmatch(name)
+                if not self.done:
+                    self.name, self.arguments, self._start = name, "{", at + 1
+        elif c in "\"'":
+            self._quote = c
+        elif c in "([{":
+            self._depth += 1
+        elif c in ")]}" and self._depth:
+            self._depth -= 1
+        elif self._depth == 0 and c == "=" and not self._in_value:
+            self._key, self._in_value, self._start = self.raw[self._start : at].strip(), True, at + 1
+        elif self._depth == 0 and c in ",)":
+            if self._in_value:
+                self.arguments += ", " if len(self.arguments) > 1 else ""
+                self.arguments += f"{json.dumps(self._key, ensure_ascii=False)}: {_as_json(self.raw[self._start : at])}"
+            self._in_value, self._start = False, at + 1
+            if c == ")":
+                self.arguments += "}"
+                self.done = True
+
+
+def _as_json(text: str) -> str:
+    """A value as JSON, which some models write in the first place; what is neither is a string."""
+    text = text.strip()
+    for read in (json.loads, ast.literal_eval):
+        with suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+            if len(text) <= _MOST:
+                return json.dumps(read(text), ensure_ascii=False, allow_nan=False)
+    return json.dumps(text, ensure_ascii=False)
