@@ -23,7 +23,7 @@ os.dup2(read, 3)
 os.dup2(write, 4)
 os.execv(sys.argv[3], sys.argv[3:])
 """
-TIMEOUT_S = 60.0  # of a command; the machine may be busy
+TIMEOUT_S = 120.0  # of a command; the machine may be busy
 
 
 def find_browser() -> str | None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import openai
 import pytest
@@ -129,6 +133,80 @@ def test_a_slow_body_is_cut_off() -> None:
     with running(body_s=0.2) as server, connect(server) as connection:
         connection.sendall(b'POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 50\r\n\r\n{"pro')
         assert everything(connection).startswith(b"HTTP/1.1 408 ")
+
+
+# ---- the file system and templates --------------------------------------------------------------------
+
+SECRET = "secret-of-this-machine"
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    (tmp_path / "secret").write_text(SECRET)
+    return tmp_path / "secret"
+
+
+@contextmanager
+def no_file_opened(path: Path) -> Iterator[None]:
+    """Fails where this process, the server's, opens the file meanwhile."""
+    if not _OPENED:
+        sys.addaudithook(_note_open)
+    _OPENED[:] = [""]
+    yield
+    assert not [name for name in _OPENED if path.name in name]
+
+
+_OPENED: list[str] = []
+
+
+def _note_open(event: str, arguments: tuple[object, ...]) -> None:
+    if event == "open" and isinstance(arguments[0], (str, bytes, os.PathLike)):
+        _OPENED.append(os.fsdecode(arguments[0]))
+
+
+def test_the_hook_sees_what_is_opened(secret: Path) -> None:
+    with pytest.raises(AssertionError), no_file_opened(secret):
+        secret.read_text()
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "{}",
+        "/..{}",
+        "/../../../../..{}",
+        "/%2e%2e/%2e%2e{}",
+        "/v1/models/..{}",
+        "/v1/models{}",
+        "//{}",
+        "/?x={}",
+        "/.{}",
+    ],
+)
+def test_no_path_reaches_the_file_system(target: str, secret: Path, shared: Running) -> None:
+    with connect(shared) as connection, no_file_opened(secret):
+        path = target.format(secret).encode()
+        connection.sendall(b"GET " + path + b" HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n")
+        answer = everything(connection)
+    assert answer.startswith((b"HTTP/1.1 404 ", b"HTTP/1.1 200 ")) and SECRET.encode() not in answer
+    assert (b" 200 " in answer[:15]) == (target == "/?x={}")
+
+
+def test_no_field_names_a_file_or_brings_a_template(secret: Path, shared: Running) -> None:
+    template = "{% include '" + str(secret) + "' %}{{ ''.__class__.__mro__ }}"
+    with no_file_opened(secret):
+        for fields in (
+            {"model": str(secret)},
+            {"chat_template": template, "chat_template_kwargs": {"messages": template}},
+            {"documents": [{"path": str(secret)}], "lora": str(secret), "slot_save_path": str(secret)},
+        ):
+            assert shared.chat("Hello", **fields).status_code == 200
+            assert shared.engine.asked[-1][0] == "[user]Hello\n[assistant]"
+        part = {"type": "image_url", "image_url": {"url": f"file://{secret}"}}
+        said = [{"role": "user", "content": [part]}]
+        assert shared.post("/v1/chat/completions", {"messages": said}).status_code == 400
+        answer = shared.chat(template)  # a message is no template
+        assert answer.json()["choices"][0]["message"]["content"] == template
 
 
 # ---- browsers -----------------------------------------------------------------------------------------
