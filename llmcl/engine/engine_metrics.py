@@ -6,6 +6,8 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 
 ROWS = 1, 2, 4, 8, 16, 32, 64, 128, 256, 512
+CACHED = 0, 64, 256, 1024, 4096, 16384, 65536
+ACCEPTED = 0, 1, 2, 3, 4, 6, 8, 12, 16, 32
 QUEUE_S = 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60
 
 
@@ -50,10 +52,11 @@ class EngineMetrics:
     """Totals since the engine was opened. Its thread writes them; who reads gets whole numbers, not one moment's.
 
     steps: of the model. step_rows: rows of each. step_keys: keys that they attended to, of a prompt's chunk once.
-    step_s: their seconds. step_sequences: sum over steps of the sequences that each extended.
-    prompt_tokens: that steps read, those read again after a preemption included. prompt_s: sum over requests of the
-    time from their beginning to the first token. cached_tokens: of prompts, that no step had to read. queue_s: of each
-    request, from its submission to its beginning. preemptions: how often a request gave its pages to others.
+    step_s: their seconds. step_sequences: sum over steps of the sequences that each extended. prompt_tokens: that
+    steps read, those read again after a preemption included. prompt_s: sum over requests of the time from their
+    beginning to the first token. cached: of each prompt the tokens that no step had to read. drafted_tokens: of drafts
+    that steps verified. accepted: of each draft the tokens that were right. queue_s: of each request, from its
+    submission to its beginning. preemptions: how often a request gave its pages to others.
     """
 
     steps: int = 0
@@ -63,9 +66,21 @@ class EngineMetrics:
     step_sequences: int = 0
     prompt_tokens: int = 0
     prompt_s: float = 0.0
-    cached_tokens: int = 0
+    cached: Histogram = field(default_factory=lambda: Histogram(CACHED))
+    drafted_tokens: int = 0
+    accepted: Histogram = field(default_factory=lambda: Histogram(ACCEPTED))
     queue_s: Histogram = field(default_factory=lambda: Histogram(QUEUE_S))
     preemptions: int = 0
+
+    @property
+    def cached_tokens(self) -> int:
+        """Of all prompts."""
+        return int(self.cached.sum)
+
+    def note_draft(self, n_drafted: int, n_accepted: int) -> None:
+        """A step has verified a draft."""
+        self.drafted_tokens += n_drafted
+        self.accepted.observe(n_accepted)
 
     def totals(self) -> StepTotals:
         """Of this moment, to the thread that writes."""

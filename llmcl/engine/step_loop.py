@@ -193,7 +193,7 @@ class StepLoop:
         if job.begun_ns is None:
             job.begun_ns = time.perf_counter_ns()
             self.metrics.queue_s.observe((job.begun_ns - (job.submitted_ns or job.begun_ns)) / 1e9)
-            self.metrics.cached_tokens += job.n_found
+            self.metrics.cached.observe(job.n_found)
 
     def _enqueue(self, plan: Plan) -> list[Reading]:
         batch = self._batch
@@ -262,6 +262,7 @@ class StepLoop:
             for job, of_job, logprob, rows in zip(jobs, tokens, logprobs, n_rows, strict=True):
                 if rows > 1 and not job.done:
                     job.note_verified(rows, len(of_job))
+                    self.metrics.note_draft(rows - 1, len(of_job) - 1)
                 for token in of_job:
                     self._take(job, token, logprob)
 

@@ -342,7 +342,9 @@ def test_an_engine_without_company_shows_what_drafts_bring(llm: LLM, shape: str)
     twin = llmcl.load_random(shape, device=llm.device, dtype="float32", max_context=CONTEXT)
     llm.speculation = Drafting(llm.model, DraftModel(twin.model, VOCAB), FixedLength(4))
     with llm.engine(max_sequences=2) as engine:
-        stats = engine.submit(prompt(), max_tokens=101, ignore_eos=True).result().stats
+        stats, metrics = engine.submit(prompt(), max_tokens=101, ignore_eos=True).result().stats, engine.metrics
+    assert (metrics.drafted_tokens, metrics.accepted.sum) == (stats.drafted_tokens, stats.accepted_tokens)
+    assert sum(metrics.accepted.counts) == metrics.accepted.counts[4] == 20  # drafts of 4 tokens
     # A device that runs ahead has the first step before the first token is read, so that step has no draft.
     n_plain = int(llm.device.runs_ahead)
     assert stats.accepted_tokens == stats.drafted_tokens == 80 - n_plain

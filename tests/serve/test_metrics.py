@@ -30,6 +30,8 @@ def used() -> Iterator[EngineServer]:
 def test_what_the_engine_counts(used: EngineServer) -> None:
     metric, n_tokens = used.server.metric, used.server.metric("llamacpp:tokens_predicted_total")
     assert metric("llamacpp:prompt_tokens_total") == 130 + 2 and metric("llmcl_cached_prompt_tokens_total") == 128
+    assert metric('llmcl_cached_tokens_bucket{le="0.0"}') == 1 and metric('llmcl_cached_tokens_bucket{le="256.0"}') == 2
+    assert metric("llamacpp:spec_decode_num_draft_tokens_total") == metric("llmcl_accepted_tokens_count") == 0
     assert metric("llmcl_queue_seconds_count") == 2 and 0 < metric("llmcl_queue_seconds_sum") < 60
     assert 0 < metric("llamacpp:prompt_seconds_total") < 60 and metric("llmcl_preemptions_total") == 0
     steps = metric("llamacpp:n_decode_total")  # 3 and 1 of prompts, 64 rows at most; one for each token but the first
