@@ -26,6 +26,7 @@ from llmcl.models.memory import check_memory, exact_queries, forecast
 from llmcl.models.model import Model
 from llmcl.models.paged_kv_cache import PagedKVCache, pool_pages
 from llmcl.models.random_shapes import random_shape_config
+from llmcl.models.recurrent_blocks import kernels_of
 from llmcl.models.weights import (
     ModelWeights,
     WeightTypes,
@@ -316,7 +317,7 @@ def _assemble(
     kv_dtype = check_kv_dtype(request.dtype(dtype), config.head_dim)
     mods = trace_layer_mods(config, max_context, score_mod, mask_mod)
     mods.check(config.n_q_heads, max_context)
-    check_only_kernels(device, "float32", kv_dtype, types.dtype)
+    check_only_kernels(device, "float32", kv_dtype, types.dtype, others=kernels_of(config))
     n_sequences = None if request.page_tokens is None else 1
     needed = forecast(config, types, kv_dtype, max_context, device, request.tokens(max_context), n_sequences)
     if device.allocated_bytes > 0:

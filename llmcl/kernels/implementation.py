@@ -66,14 +66,17 @@ def pick(rows: Sequence[Row], device: Device, dtype: str, size: int, name: str |
 
 
 ONLY = ("portable/embed.cl", "portable/rms_norm.cl", "portable/sample.cl")
-"""Kernels that `llmcl doctor` checks and that have one implementation, for every device class."""
+"""Kernels that `llmcl doctor` checks and that have one implementation, for every device class and model."""
 
 
-def check_only_kernels(device: Device, *dtypes: str) -> None:
-    """Raises DeviceError where `llmcl doctor` found a kernel to be wrong that has one implementation."""
+def check_only_kernels(device: Device, *dtypes: str, others: Sequence[str] = ()) -> None:
+    """Raises DeviceError where `llmcl doctor` found a kernel to be wrong that has one implementation.
+
+    others: the files of such kernels that not every model needs.
+    """
     for key in device.cache.excluded:
         file, _, dtype = key.partition(" ")
-        if file in ONLY and dtype in dtypes:
+        if file in (*ONLY, *others) and dtype in dtypes:
             raise wrong_kernel_error(device, key)
 
 

@@ -7,11 +7,19 @@ from dataclasses import dataclass
 
 from llmcl.kernels.common.weight import Weight
 from llmcl.models.bound_block import BlockWeights, BoundBlock
-from llmcl.models.families.recurrent import DeltaSettings, ShortConvSettings
+from llmcl.models.config import ModelConfig
+from llmcl.models.families.recurrent import DeltaNet, DeltaSettings, ShortConv, ShortConvSettings
 from llmcl.models.layer_ops import LayerOps
 from llmcl.ops.delta_rule import DeltaShape, delta_inputs, delta_rule, gated_norm
 from llmcl.ops.short_conv import short_conv
 from llmcl.runtime.device import Buffer, Launch
+
+
+def kernels_of(config: ModelConfig) -> list[str]:
+    """The files by which `llmcl doctor` knows the kernels of the model's recurrent layers."""
+    files = {ShortConv: "portable/short_conv.cl", DeltaNet: "portable/delta_rule.cl"}
+    kinds = {type(block) for layer in config.layers for block in layer}
+    return [file for kind, file in files.items() if kind in kinds]
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ from llmcl.ops.sample import Sampler, SamplingParams
 from llmcl.runtime import child_process
 from llmcl.runtime.device import Device
 from llmcl.runtime.platforms import DeviceEntry
+from llmcl.tools.recurrent_checks import delta_net_error, short_conv_error
 from llmcl.tools.trials import (
     ROUNDED_ACTIVATIONS,
     AttentionProblem,
@@ -143,6 +144,8 @@ def checks() -> list[Check]:
     ]
     found += [Check("embed", None, dtype, partial(_embed, dtype=dtype)) for dtype in DTYPES]
     found += [Check("rms_norm", None, "float32", _rms_norm), Check("sample", None, "float32", _sample)]
+    found += [Check("short_conv", None, "float32", short_conv_error)]
+    found += [Check("delta_rule", None, "float32", delta_net_error)]
     steps = table.implementations(PersistentStep)
     found += [Check("persistent_step", row, "float32", partial(_persistent_step, row=row), steps) for row in steps]
     return found

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from programs import Run, run_llmcl
+from programs import TINY_SHAPE, Run, run_llmcl
 
 import llmcl
 from llmcl.cli import main
@@ -20,6 +20,8 @@ from llmcl.errors import DeviceError
 from llmcl.kernels.common.linear import LinearDecode
 from llmcl.kernels.nvidia import VARIANTS as PTX_VARIANTS
 from llmcl.kernels.table import pick
+from llmcl.models.random_shapes import random_shape_config
+from llmcl.models.recurrent_blocks import kernels_of
 from llmcl.runtime.device import Device
 from llmcl.runtime.device_cache import DeviceCache
 from llmcl.runtime.platforms import DeviceEntry
@@ -174,7 +176,7 @@ def test_what_is_excluded_is_passed_over(default_device: Device) -> None:
 
 
 @pytest.mark.usefixtures("no_findings")
-def test_a_wrong_kernel_without_another_form_refuses_models(default_device: Device) -> None:
+def test_a_wrong_kernel_without_another_form_refuses_models(default_device: Device, tmp_path: Path) -> None:
     device = copy.copy(default_device)
     device.cache = DeviceCache(device.entry)
     device.cache.store_excluded(
@@ -182,6 +184,13 @@ def test_a_wrong_kernel_without_another_form_refuses_models(default_device: Devi
     )
     with pytest.raises(DeviceError, match=r"kernel portable/rms_norm.cl gives wrong results for float32 .* error 0.3"):
         llmcl.load_random("smollm2-135m", device=device, dtype="float16", max_context=16)
+    device.cache.store_excluded({"portable/delta_rule.cl float32": "wrong: error 0.4"})
+    assert kernels_of(random_shape_config("smollm2-135m")) == [], "models without such layers run"
+    hybrid = {**TINY_SHAPE, "architectures": None, "model_type": "qwen3_5_text"}
+    shape = tmp_path / "config.json"
+    shape.write_text(json.dumps(hybrid))
+    with pytest.raises(DeviceError, match=r"kernel portable/delta_rule.cl gives wrong results .* error 0.4"):
+        llmcl.load_random(str(shape), device=device, dtype="float16", max_context=16)
 
 
 @pytest.mark.usefixtures("only", "no_findings")

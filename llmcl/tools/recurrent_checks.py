@@ -1,0 +1,80 @@
+"""The kernels of recurrent layers against their NumPy twins, for `llmcl doctor`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from llmcl import reference
+from llmcl.kernels.common.step_state import StepState
+from llmcl.ops.delta_rule import delta_inputs, delta_rule, gated_norm
+from llmcl.ops.delta_shape import DeltaShape
+from llmcl.ops.short_conv import short_conv
+from llmcl.runtime.device import Device, Launch
+from llmcl.tools.trials import relative_error
+
+N_TOKENS = 37  # a chunk of the delta rule and a part of the next
+SHAPE = DeltaShape(n_k=2, n_v=4, d_k=32, d_v=32, length=4)
+EPS = 1e-6
+
+
+def short_conv_error(device: Device) -> float:
+    """Of several tokens, and of the one after them."""
+    channels, length = 48, 3
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((N_TOKENS + 1, 3, channels)).astype(np.float32)
+    weights = rng.standard_normal((length, channels)).astype(np.float32)
+    states, out = device.zeros(4 * (length - 1) * channels, "trial states"), device.alloc(rows.nbytes, "trial rows")
+    given, taps = device.alloc(rows.nbytes, "trial inputs"), device.upload(weights, "trial weights")
+    expected, state = reference.short_conv(rows, weights, np.zeros((length - 1, channels)))
+    errors = []
+    for step, part in _steps(device):
+        device.write(given, rows[part])
+        n, sizes = part.stop - part.start, {"channels": channels, "length": length}
+        _run(short_conv(device, given, taps, step, states, out, **sizes, each_alone=n == 1), n)
+        errors.append(relative_error(device.read(out, np.float32, (n, channels)), expected[part]))
+    return max(*errors, relative_error(device.read(states, np.float32, state.shape), state))
+
+
+def delta_net_error(device: Device) -> float:
+    """Of several tokens, and of the one after them."""
+    of, rng, n_all = SHAPE, np.random.default_rng(0), N_TOKENS + 1
+    rows = rng.standard_normal((n_all, of.row)).astype(np.float32)
+    weights = rng.standard_normal((of.length, of.channels)).astype(np.float32)
+    scalars = np.stack([-np.exp(rng.uniform(-4.0, 1.0, of.n_v)), rng.standard_normal(of.n_v)]).astype(np.float32)
+    norm = rng.standard_normal(of.d_v).astype(np.float32)
+    matrix_shape = of.n_v, of.d_k, of.d_v
+    qkv, gates, _ = reference.delta_inputs(rows, weights, scalars, 0.0 * weights[1:], n_k=of.n_k, d_k=of.d_k)
+    expected, matrix = reference.delta_rule(qkv, gates, np.zeros(matrix_shape), n_k=of.n_k)
+    z = rows[:, of.channels : of.channels + of.n_v * of.d_v].reshape(expected.shape)
+    expected = reference.gated_norm(expected, norm, z, EPS)
+
+    given, taps, of_heads, of_norm = (device.upload(x, "trial values") for x in (rows, weights, scalars, norm))
+    conv = device.zeros(4 * (of.length - 1) * of.channels, "trial inputs before")
+    states = device.zeros(4 * matrix.size, "trial states")
+    to_qkv, to_gates, out = (device.alloc(4 * x.size, "trial results") for x in (qkv, gates, expected))
+    errors = []
+    for step, part in _steps(device):
+        device.write(given, rows[part])
+        n = part.stop - part.start
+        alone = {"each_alone": n == 1}
+        _run(delta_inputs(device, of, given, taps, of_heads, step, conv, to_qkv, to_gates, **alone), n)
+        _run(delta_rule(device, of, to_qkv, to_gates, step, states, out, **alone), n)
+        _run(gated_norm(device, of, out, of_norm, given, EPS), n)
+        errors.append(relative_error(device.read(out, np.float32, (n, of.n_v, of.d_v)), expected[part]))
+    return max(*errors, relative_error(device.read(states, np.float32, matrix_shape), matrix))
+
+
+def _steps(device: Device) -> Iterable[tuple[StepState, slice]]:
+    """A step of N_TOKENS from position 0 on, and one of the next token; their rows."""
+    for part in (slice(0, N_TOKENS), slice(N_TOKENS, N_TOKENS + 1)):
+        step = StepState(device, part.stop - part.start)
+        device.write(step.state, np.array([part.start, part.stop - part.start], np.int32))
+        step.write_recurrent_slot(0)
+        yield step, part
+
+
+def _run(launches: Iterable[Launch], n: int) -> None:
+    for launch in launches:
+        launch.enqueue(n)
