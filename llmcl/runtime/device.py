@@ -363,17 +363,13 @@ class Device:
     ) -> None:
         """Copies within a buffer, on the device: n_rows rows of row_bytes, pitch_bytes from one to the next, from byte
         `source` to byte `target`."""
+        what: dict[str, Any] = {"byte_count": row_bytes, "src_offset": source, "dst_offset": target}
+        if n_rows > 1:  # PoCL 3.0 takes rectangles of one row, one beside the other, for overlapping ones
+            pitches = (pitch_bytes, pitch_bytes * n_rows)
+            what = {"src_origin": (source, 0, 0), "dst_origin": (target, 0, 0), "region": (row_bytes, n_rows, 1)}
+            what |= {"src_pitches": pitches, "dst_pitches": pitches}
         with named_errors(f"copying within {buffer.name}"):
-            cl.enqueue_copy(
-                self.queue,
-                buffer.cl,
-                buffer.cl,
-                src_origin=(source, 0, 0),
-                dst_origin=(target, 0, 0),
-                region=(row_bytes, n_rows, 1),
-                src_pitches=(pitch_bytes, pitch_bytes * n_rows),
-                dst_pitches=(pitch_bytes, pitch_bytes * n_rows),
-            )
+            cl.enqueue_copy(self.queue, buffer.cl, buffer.cl, **what)
 
     def upload(self, array: np.ndarray, name: str) -> Buffer:
         """A new buffer with the bytes of `array` (C order)."""

@@ -116,6 +116,14 @@ def expected(llm: LLM, text: Sequence[int]) -> np.ndarray:
     return logits
 
 
+def test_a_state_is_copied_to_the_slot_beside_it(device: Device) -> None:
+    values = np.arange(96, dtype=np.float32)
+    buffer = device.upload(values, "states")
+    device.copy_rows(buffer, 0, 128, row_bytes=128, n_rows=1, pitch_bytes=128)
+    device.copy_rows(buffer, 128, 256, row_bytes=128, n_rows=1, pitch_bytes=128)
+    np.testing.assert_array_equal(device.read(buffer, np.float32, (3, 32)), [values[:32]] * 3)
+
+
 def test_a_text_that_is_cut_goes_back_to_a_snapshot(llm: LLM) -> None:
     text, cache = ids(200, 1), llm.model.cache
     sequence = cache.sequence()
