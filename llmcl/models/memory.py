@@ -10,11 +10,14 @@ from llmcl.kernels.common.dtype import is_rounded
 from llmcl.kernels.common.sizes import prefill_chunk
 from llmcl.kernels.common.weight import STAGING_BYTES
 from llmcl.models.config import ModelConfig
+from llmcl.models.families.recurrent import DeltaNet
 from llmcl.models.kv_cache import kv_bytes_per_position
 from llmcl.models.layer_ops import activation_shapes
+from llmcl.models.recurrent_blocks import delta_shape
 from llmcl.models.recurrent_states import KEPT_STATES, state_slots
 from llmcl.models.weights import WeightTypes, all_plans, weights_bytes
 from llmcl.ops.attention import decode_splits, prefill_implementation
+from llmcl.ops.delta_chunks import delta_scratch_bytes
 from llmcl.ops.experts import experts_scratch_bytes
 from llmcl.ops.linear import linear_scratch_bytes
 from llmcl.runtime.device import Device
@@ -53,6 +56,8 @@ def forecast(
         for _, dtype in types.runs(plan)
     ]
     working += experts_scratch_bytes(device, experts, chunk, exact_activations=types.exact_activations)
+    mixers = {block.settings for layer in config.layers for block in layer if isinstance(block, DeltaNet)}
+    working += max([delta_scratch_bytes(device, delta_shape(of), chunk) for of in mixers], default=0)
     heads = config.n_q_heads, config.n_kv_heads, config.head_dim
     cache = AttentionShape(*heads, kv_tokens, kv_dtype, exact_queries=exact_queries(types, kv_dtype))
     working += prefill_implementation(device, cache).scratch_bytes(device, cache)

@@ -10,7 +10,8 @@ from llmcl.models.bound_block import BlockWeights, BoundBlock
 from llmcl.models.config import ModelConfig
 from llmcl.models.families.recurrent import DeltaNet, DeltaSettings, ShortConv, ShortConvSettings
 from llmcl.models.layer_ops import LayerOps
-from llmcl.ops.delta_rule import DeltaShape, delta_inputs, delta_rule, gated_norm
+from llmcl.ops.delta_rule import delta_inputs, delta_rule, gated_norm
+from llmcl.ops.delta_shape import DeltaShape
 from llmcl.ops.short_conv import short_conv
 from llmcl.runtime.device import Buffer, Launch
 
@@ -93,6 +94,10 @@ class DeltaNetWeights(MixerWeights):
     gated_norm: Buffer  # float32 [d_v]
 
 
+def delta_shape(of: DeltaSettings) -> DeltaShape:
+    return DeltaShape(of.n_k, of.n_v, of.d_k, of.d_v, of.length, of.in_turn)
+
+
 @dataclass(frozen=True)
 class DeltaNetBlock(MixerBlock):
     weights: DeltaNetWeights
@@ -104,7 +109,7 @@ class DeltaNetBlock(MixerBlock):
 
     def keep(self, ops: LayerOps) -> Iterator[Launch]:
         weights, act, of, device, step = self.weights, ops.act, self.settings, ops.device, ops.step
-        shape = DeltaShape(of.n_k, of.n_v, of.d_k, of.d_v, of.length, of.in_turn)
+        shape = delta_shape(of)
         rows, qkv, gates, mixed = (act.of(name) for name in ("mixer_in", "mixer_qkv", "mixer_gates", "mixed"))
         alone = {"each_alone": ops.each_alone}
         yield from ops.norm_linear(weights.norm, weights.projection, rows)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from llmcl.kernels.common.cost import per_token
 from llmcl.kernels.common.sizes import columns_a_work_item, largest_divisor, local_size
 from llmcl.kernels.common.step_state import RECURRENT, StepState
+from llmcl.ops.delta_chunks import chunk_sizes, delta_chunks
+from llmcl.ops.delta_shape import DeltaShape
 from llmcl.ops.short_conv import conv_state
 from llmcl.runtime.device import Buffer, Cost, Device, Launch
 
@@ -16,36 +16,6 @@ SOFTWARE_SEGMENT = 128  # tokens of a launch on a software renderer, which ends 
 MOST_TOKENS = 1 << 24  # of a launch elsewhere
 COLUMNS, PARTS = 32, 4  # of a head's state that a work-group has at once where a work-item has one; see delta_rule.cl
 HEADS_A_GROUP = 8  # of a CPU
-
-
-@dataclass(frozen=True)
-class DeltaShape:
-    """n_k heads of queries and keys of d_k, n_v heads of values of d_v; n_v a multiple of n_k, d_k and d_v of 16.
-
-    length: of the convolution. heads_in_turn: value head h has key head h % n_k; otherwise those of a key head are
-    neighbours.
-    """
-
-    n_k: int
-    n_v: int
-    d_k: int
-    d_v: int
-    length: int
-    heads_in_turn: bool = False
-
-    @property
-    def channels(self) -> int:
-        """Of queries, keys and values together."""
-        return 2 * self.n_k * self.d_k + self.n_v * self.d_v
-
-    @property
-    def row(self) -> int:
-        """Values of a row: queries, keys, values, gates of the norm, rates and decays before their functions."""
-        return self.channels + self.n_v * self.d_v + 2 * self.n_v
-
-    @property
-    def constants(self) -> dict[str, object]:
-        return {"N_K": self.n_k, "N_V": self.n_v, "D_K": self.d_k, "D_V": self.d_v}
 
 
 def delta_inputs(
@@ -105,6 +75,8 @@ def delta_rule(
 
     qkv and gates as `delta_inputs` leaves them; states float32 [slots, n_v, d_k, d_v]; out float32 [n, n_v, d_v].
     """
+    if not each_alone and (chunks := chunk_sizes(device, shape)) is not None:
+        return delta_chunks(device, shape, chunks, qkv, gates, step, states, out)
     width = columns_a_work_item(device)
     columns, parts = (1, 1) if device.is_cpu else (largest_divisor(shape.d_v, COLUMNS), PARTS)
     columns_of_group = columns * width

@@ -34,7 +34,16 @@ from llmcl.reference.online_softmax import (
     softmax_state,
 )
 from llmcl.reference.ragged import attention_of_runs, gather_rows
-from llmcl.reference.recurrent import causal_conv, delta_inputs, delta_rule, gated_norm, short_conv, sigmoid_gate
+from llmcl.reference.recurrent import (
+    causal_conv,
+    delta_chunks,
+    delta_inputs,
+    delta_rule,
+    delta_terms,
+    gated_norm,
+    short_conv,
+    sigmoid_gate,
+)
 from llmcl.reference.sampling import (
     biased,
     gumbel,
@@ -71,8 +80,10 @@ __all__ = [
     "biased_gate",
     "causal_conv",
     "choose_experts",
+    "delta_chunks",
     "delta_inputs",
     "delta_rule",
+    "delta_terms",
     "dequantize",
     "draft_counts",
     "draft_last_seen",

@@ -47,6 +47,15 @@ def delta_inputs(
     return np.concatenate([heads.reshape(len(y), -1), y[:, 2 * n_k * d_k :]], axis=1), gates, state
 
 
+def delta_heads(qkv: Array, *, n_k: int, n_v: int, d_k: int, heads_in_turn: bool) -> tuple[Float64, Float64, Float64]:
+    """The queries and keys [n, n_v, d_k] and values [n, n_v, d_v] of the value heads; arguments as of `delta_rule`."""
+    n = len(qkv)
+    q, k = wide(qkv[:, : 2 * n_k * d_k]).reshape(n, 2, n_k, d_k).swapaxes(0, 1)
+    v = wide(qkv[:, 2 * n_k * d_k :]).reshape(n, n_v, -1)
+    key_heads = np.arange(n_v) % n_k if heads_in_turn else np.arange(n_v) // (n_v // n_k)
+    return q[:, key_heads], k[:, key_heads], v
+
+
 def delta_rule(
     qkv: Array, gates: Array, state: Array, *, n_k: int, heads_in_turn: bool = False
 ) -> tuple[Float64, Float64]:
@@ -56,16 +65,65 @@ def delta_rule(
     (heads_in_turn), otherwise those of a key head are neighbours -> [n, n_v, d_v] and the state after them.
     """
     n, (n_v, d_k, d_v) = len(qkv), state.shape
-    q, k = wide(qkv[:, : 2 * n_k * d_k]).reshape(n, 2, n_k, d_k).swapaxes(0, 1)
-    v = wide(qkv[:, 2 * n_k * d_k :]).reshape(n, n_v, d_v)
-    key_heads = np.arange(n_v) % n_k if heads_in_turn else np.arange(n_v) // (n_v // n_k)
-    q, k, s, out = q[:, key_heads], k[:, key_heads], wide(state), np.zeros((n, n_v, d_v))
+    q, k, v = delta_heads(qkv, n_k=n_k, n_v=n_v, d_k=d_k, heads_in_turn=heads_in_turn)
+    s, out = wide(state), np.zeros((n, n_v, d_v))
     for t in range(n):
         decay, rate = wide(gates[t, :, :1]), wide(gates[t, :, 1:])
         s = s * decay[..., None]
         d = rate * (v[t] - np.einsum("hkv,hk->hv", s, k[t]))
         s = s + k[t][..., None] * d[:, None]
         out[t] = np.einsum("hkv,hk->hv", s, q[t])
+    return out, s
+
+
+def delta_terms(
+    qkv: Array, gates: Array, *, n_k: int, d_k: int, chunk: int, heads_in_turn: bool = False
+) -> tuple[Float64, Float64, Float64, Float64]:
+    """What the tokens of each chunk do to each other in the delta rule, whatever the state is; arguments as its.
+
+    With r[t][s] = decay[s + 1] ... decay[t] and g[t] = decay[first of the chunk] ... decay[t]:
+    A[t][s] = rate[t] r[t][s] (k[t] . k[s]) for s < t;  w = (1 + A)^-1 (rate g k);  u = (1 + A)^-1 (rate v);
+    b[t][s] = r[t][s] (q[t] . k[s]) for s <= t;  factors[t] = g[t], r[last of the chunk][t]
+    -> w [n, n_v, d_k], u [n, n_v, d_v], b [n, n_v, chunk], factors [n, n_v, 2].
+    """
+    n, n_v = gates.shape[:2]
+    q, k, v = delta_heads(qkv, n_k=n_k, n_v=n_v, d_k=d_k, heads_in_turn=heads_in_turn)
+    w, u, b = np.zeros_like(k), np.zeros_like(v), np.zeros((n, n_v, chunk))
+    factors = np.zeros((n, n_v, 2))
+    for first in range(0, n, chunk):
+        part = slice(first, min(first + chunk, n))
+        size = part.stop - first
+        decay, rate = wide(gates[part]).transpose(2, 1, 0)  # [n_v, size]
+        r = np.zeros((n_v, size, size))
+        for t in range(size):
+            r[:, t, :t] = r[:, t - 1, :t] * decay[:, t, None] if t else 0.0
+            r[:, t, t] = 1.0
+        g = r[:, :, 0] * decay[:, :1]
+        k_part, q_part, v_part = (x[part].swapaxes(0, 1) for x in (k, q, v))  # [n_v, size, columns]
+        a = np.tril(rate[..., None] * r * (k_part @ k_part.swapaxes(1, 2)), -1)
+        inverse = np.linalg.inv(np.eye(size) + a)
+        w[part] = (inverse @ ((rate * g)[..., None] * k_part)).swapaxes(0, 1)
+        u[part] = (inverse @ (rate[..., None] * v_part)).swapaxes(0, 1)
+        b[part, :, :size] = (r * (q_part @ k_part.swapaxes(1, 2))).swapaxes(0, 1)
+        factors[part] = np.stack([g, r[:, -1]], axis=-1).swapaxes(0, 1)
+    return w, u, b, factors
+
+
+def delta_chunks(
+    qkv: Array, gates: Array, state: Array, *, n_k: int, chunk: int, heads_in_turn: bool = False
+) -> tuple[Float64, Float64]:
+    """`delta_rule` chunk by chunk: d = u - w S;  out = g (S^T q) + b d;  S = g[last] S + k^T (r[last] d)."""
+    n_v, d_k, d_v = state.shape
+    heads = {"n_k": n_k, "d_k": d_k, "heads_in_turn": heads_in_turn}
+    q, k, _ = delta_heads(qkv, n_v=n_v, **heads)
+    w, u, b, factors = delta_terms(qkv, gates, chunk=chunk, **heads)
+    s, out = wide(state), np.zeros((len(qkv), n_v, d_v))
+    for first in range(0, len(qkv), chunk):
+        part = slice(first, min(first + chunk, len(qkv)))
+        d = u[part] - np.einsum("thk,hkv->thv", w[part], s)
+        g, rest = np.moveaxis(factors[part], 2, 0)[..., None]
+        out[part] = g * np.einsum("thk,hkv->thv", q[part], s) + np.einsum("ths,shv->thv", b[part, :, : len(d)], d)
+        s = g[-1][..., None] * s + np.einsum("thk,thv->hkv", k[part], rest * d)
     return out, s
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
+from delta_inputs import GROUPED, IN_TURN, SMALL, made_inputs, made_rows, step_at
 from helpers import read_guarded, relative_error, run, with_poison
 
 from llmcl import reference
 from llmcl.kernels.common.step_state import StepState
-from llmcl.ops.delta_rule import SOFTWARE_SEGMENT, DeltaShape, delta_inputs, delta_rule, gated_norm
+from llmcl.ops.delta_rule import SOFTWARE_SEGMENT, delta_inputs, delta_rule, gated_norm
+from llmcl.ops.delta_shape import DeltaShape
 from llmcl.runtime.device import Device
 
 pytestmark = pytest.mark.heavy  # in the CPU variant
@@ -16,36 +20,8 @@ TOLERANCE = 2e-6
 STATE_TOLERANCE = 1e-5  # what several hundred tokens add up to
 SLOTS, EPS = 3, 1e-6
 
-SMALL = DeltaShape(n_k=1, n_v=1, d_k=16, d_v=16, length=4)
-GROUPED = DeltaShape(n_k=2, n_v=6, d_k=32, d_v=48, length=3)
-IN_TURN = DeltaShape(n_k=2, n_v=4, d_k=128, d_v=128, length=4, heads_in_turn=True)
 SHAPES = [SMALL, GROUPED, IN_TURN]
 NAMES = ["small", "grouped", "in turn"]
-
-
-def step_at(device: Device, position: int, n: int, slot: int) -> StepState:
-    step = StepState(device, n)
-    device.write(step.state, np.array([position, n], np.int32))
-    step.write_recurrent_slot(slot)
-    return step
-
-
-def made_rows(shape: DeltaShape, n: int, seed: int) -> np.ndarray:
-    """With decays and rates near 0, near 1 and in between."""
-    rows = np.random.default_rng(seed).standard_normal((n, shape.row))
-    rows[:, -2 * shape.n_v :] *= 4.0
-    rows[n // 2, -1] = 60.0
-    return rows.astype(np.float32)
-
-
-def made_inputs(shape: DeltaShape, n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Queries, keys and values as delta_inputs leaves them, and gates."""
-    rng = np.random.default_rng(seed)
-    weights = rng.standard_normal((shape.length, shape.channels))
-    scalars = np.stack([-np.exp(rng.uniform(-4.0, 2.0, shape.n_v)), rng.standard_normal(shape.n_v)])
-    sizes = {"n_k": shape.n_k, "d_k": shape.d_k}
-    qkv, gates, _ = reference.delta_inputs(made_rows(shape, n, seed), weights, scalars, 0 * weights[1:], **sizes)
-    return qkv.astype(np.float32), gates.astype(np.float32)
 
 
 @pytest.mark.parametrize("position", [0, 5])
@@ -78,6 +54,7 @@ def test_delta_inputs(target: Device, shape: DeltaShape, n: int, position: int) 
 @pytest.mark.parametrize("n", [1, pytest.param(3, marks=pytest.mark.oclgrind), 2 * SOFTWARE_SEGMENT + 3])
 @pytest.mark.parametrize("shape", SHAPES, ids=NAMES)
 def test_delta_rule(target: Device, shape: DeltaShape, n: int, position: int) -> None:
+    target.entry = dataclasses.replace(target.entry, local_mem_bytes=0)  # too little for chunks (test_delta_chunks.py)
     qkv, gates = made_inputs(shape, n, n)
     states = np.random.default_rng(1).standard_normal((SLOTS, shape.n_v, shape.d_k, shape.d_v)).astype(np.float32)
     if position == 0:

@@ -1,0 +1,101 @@
+"""delta_chunks: the gated delta rule of many tokens on a GPU, by products within chunks of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llmcl.kernels.common.sizes import power_of_two_at_most
+from llmcl.kernels.common.step_state import RECURRENT, StepState
+from llmcl.ops.delta_shape import DeltaShape
+from llmcl.runtime.device import Buffer, Cost, Device, Launch
+
+CHUNK = 32  # tokens; more cost more products within a chunk, fewer more steps from one to the next
+TERMS_LOCAL_SIZE = CHUNK * CHUNK // 8
+
+
+@dataclass(frozen=True)
+class ChunkSizes:
+    """How delta_chunks.cl is cut; see its head."""
+
+    columns: int
+    local_size: int
+    slice: int
+    key_tokens: int
+    local_bytes: int
+
+
+def chunk_sizes(device: Device, shape: DeltaShape) -> ChunkSizes | None:
+    """None: the device is better off token by token, as a CPU, which has no local memory, or has too little for it."""
+    if device.is_cpu:
+        return None
+    columns = 32 if shape.d_v % 32 == 0 and shape.d_k <= 128 else 16
+    slice = 32 if shape.d_k % 32 == 0 else 16
+    local_size = 256 if columns == 32 or shape.d_k % 32 == 0 else 128
+    staged = 2 * CHUNK * (slice + 4)
+    key_tokens = min(CHUNK, power_of_two_at_most(staged // (shape.d_k + 4)))
+    local_bytes = 4 * (shape.d_k * columns + CHUNK * columns + staged)
+    if local_bytes > device.entry.local_mem_bytes or local_size > device.entry.max_work_group_size:
+        return None
+    return ChunkSizes(columns, local_size, slice, key_tokens, local_bytes)
+
+
+def scratch_values(shape: DeltaShape) -> dict[str, int]:
+    """Working memory of a token, in float32 values."""
+    return {"delta w": shape.n_v * shape.d_k, "delta b": shape.n_v * CHUNK, "delta factors": shape.n_v * 2}
+
+
+def delta_scratch_bytes(device: Device, shape: DeltaShape, max_tokens: int) -> int:
+    """Working memory that delta_chunks takes for steps of so many tokens."""
+    return 0 if chunk_sizes(device, shape) is None else 4 * max_tokens * sum(scratch_values(shape).values())
+
+
+def delta_chunks(
+    device: Device,
+    shape: DeltaShape,
+    sizes: ChunkSizes,
+    qkv: Buffer,
+    gates: Buffer,
+    step: StepState,
+    states: Buffer,
+    out: Buffer,
+) -> list[Launch]:
+    """What `delta_rule` computes of consecutive tokens of one sequence, with its arguments. sizes: of `chunk_sizes`."""
+    w, b, factors = (step.scratch(name, 4 * step.max_tokens * values) for name, values in scratch_values(shape).items())
+    common: dict[str, object] = {
+        **step.constants,
+        **shape.constants,
+        "CHUNK": CHUNK,
+        "HEADS_IN_TURN": shape.heads_in_turn,
+        "STATE_RECURRENT": RECURRENT,
+    }
+    own = {"COLUMNS": sizes.columns, "SLICE": sizes.slice, "KEY_TOKENS": sizes.key_tokens}
+    read = shape.channels + shape.n_v * (shape.d_k + CHUNK + 2)
+
+    def terms_cost(n: int, position: int) -> Cost:
+        products = 2.0 * n * shape.n_v * CHUNK * (2 * shape.d_k + (shape.d_k + shape.d_v) / 2)
+        return Cost(4 * n * (read + shape.n_v * (shape.d_v + 2)), products)
+
+    def chunks_cost(n: int, position: int) -> Cost:
+        products = 2.0 * n * shape.n_v * shape.d_v * (3 * shape.d_k + CHUNK)
+        return Cost(8 * shape.n_v * shape.d_k * shape.d_v + 4 * n * (read + 2 * shape.n_v * shape.d_v), products)
+
+    return [
+        device.launch(
+            "portable/delta_terms.cl",
+            "delta_terms",
+            {**common, "SLICE": sizes.slice, "LOCAL_SIZE": TERMS_LOCAL_SIZE},
+            [qkv, gates, step.state, w, out, b, factors],
+            groups=lambda n: (-(-n // CHUNK), shape.n_v),
+            local=(TERMS_LOCAL_SIZE, 1),
+            cost=terms_cost,
+        ),
+        device.launch(
+            "portable/delta_chunks.cl",
+            "delta_chunks",
+            {**common, **own, "LOCAL_SIZE": sizes.local_size},
+            [qkv, w, b, factors, step.state, states, out],
+            groups=(shape.d_v // sizes.columns, shape.n_v),
+            local=(sizes.local_size, 1),
+            cost=chunks_cost,
+        ),
+    ]
