@@ -55,7 +55,7 @@ def requests() -> list[dict[str, Any]]:
     return [
         {
             "prompt": [*first[: n // 2], *rng.integers(3, 99, n - n // 2).tolist()],
-            "max_tokens": 25 + 5 * i,
+            "max_tokens": 40 + 10 * i,
             "ignore_eos": True,
             "logprobs": 3,
             **OPTIONS[i % 3],

@@ -235,7 +235,7 @@ def test_prompts_disturb_running_answers_little(streams: int) -> None:
     decode_ms = [5.2, 5.1, 6.1, 11.0, 22.0, 42.0]  # of 1, 2, 4, .. rows
     prompt_row_ms = 0.95
     for every in (2, 40 + streams):  # steps between two prompts
-        made = load(200, streams + 4, STEP_TOKENS, beside=tokens_beside)
+        made = load(800, streams + 4, STEP_TOKENS, beside=tokens_beside)
         running = [made.submit(prompt(5, i), 900, seed=i) for i in range(streams)]
         while not all(made.ids[job] for job in running):
             made.step()
