@@ -1,0 +1,52 @@
+"""What `llmcl` says about itself: its commands, the help of each, and its version."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+
+def test_without_a_command_it_lists_them_whole(invoke: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke() == 2
+    shown = capsys.readouterr()
+    text = shown.out + shown.err
+    assert "Usage: llmcl" in text and "convert " in text and "..." not in text.partition("Commands:")[2]
+
+
+def test_help_fits_a_terminal(invoke: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    for name in (
+        "generate",
+        "chat",
+        "serve",
+        "perplexity",
+        "convert",
+        "models",
+        "devices",
+        "doctor",
+        "profile",
+        "tune",
+    ):
+        assert invoke(name, "--help") == 0
+        assert max(map(len, capsys.readouterr().out.splitlines())) <= 80, name
+
+
+def test_arguments_are_shown_by_what_they_are(invoke: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke("convert", "--help") == 0
+    text = capsys.readouterr().out
+    assert "Usage: llmcl convert [OPTIONS] SRC DST.gguf|DST_FOLDER\n" in text and "<" not in text
+
+
+def test_help_is_complete(invoke: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke("generate", "--help") == 0
+    text = capsys.readouterr().out
+    for heading in ("Model:", "Prompt:", "Sampling:", "Device:", "Output:", "Metrics"):
+        assert heading in text
+    for word in ("TTFT", "TBT", "TPOT", "--repeat-penalty", "greedy", "standard error"):
+        assert word in text
+
+
+def test_version(invoke: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke("--version") == 0
+    name, version = capsys.readouterr().out.split()
+    assert name == "llmcl" and version[0].isdigit()
