@@ -42,7 +42,7 @@ def kept(cases: list[Case], devices: list[Any]) -> list[str]:
 
 def test_a_variant_that_a_device_does_not_choose_runs_little_or_not(devices: list[Any]) -> None:
     cases = [
-        Case(f"{test}[{variant}-{device.index}-{n}]", {"cl_entry": device, "variant": variant})
+        Case(f"{test}[{variant}-{device.index}-{n}]", {"cl_entry": device, "variant": variant, "n": n})
         for device in devices
         for test in ("tests/kernels/test_a.py::a", "tests/kernels/test_a.py::b", "tests/test_b.py::b")
         for variant in ("cpu", "portable")
@@ -52,6 +52,15 @@ def test_a_variant_that_a_device_does_not_choose_runs_little_or_not(devices: lis
     on_the_first = [case.nodeid for case in cases if case.params["cl_entry"] is devices[0]]
     few = [name for name in on_the_first if not name.endswith(("[portable-0-0]", "[portable-0-1]"))]
     assert kept(cases, devices) == few + on_others
+
+
+def test_the_first_device_runs_each_value_of_each_parameter(devices: list[Any]) -> None:
+    cases = [
+        Case(f"tests/kernels/test_a.py::a[{n}-{m}]", {"cl_entry": devices[0], "n": n, "m": m}, ("skip",) * (m > 1))
+        for n in range(3)
+        for m in range(3)
+    ]
+    assert [name[-4:-1] for name in kept(cases, devices)] == ["0-0", "0-2", "1-1", "1-2", "2-0", "2-2"]
 
 
 def test_a_case_that_is_skipped_does_not_count(devices: list[Any]) -> None:
@@ -104,6 +113,16 @@ def test_every_pair_of_values_is_met(devices: list[Any], marks: tuple[str, ...])
     assert found(pairs, chosen) <= found(pairs, run_cases)
     assert [case.nodeid[-6:] for case in run_cases if "a[portable-1" in case.nodeid] == ["1-0-0]"]
     assert len(run_cases) < len(cases) / 2 if marks else len(run_cases) > 36
+
+
+def test_another_device_has_one_case_of_a_matrix_that_is_no_kernels(devices: list[Any]) -> None:
+    cases = [
+        Case(f"tests/models/test_a.py::a[{device.index}-{n}]", {"cl_entry": device, "n": n}, ("matrix",))
+        for device in devices
+        for n in range(3)
+    ]
+    left = met_in_pairs(cases, devices)  # type: ignore[arg-type]
+    assert [case.nodeid[-4:-1] for case in cases if case not in left] == ["0-0", "0-1", "0-2", "1-2", "2-2"]
 
 
 @pytest.mark.parametrize("files_a_process", [run.FILES_A_PROCESS, run.QUICK_FILES_A_PROCESS])
