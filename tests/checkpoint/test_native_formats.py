@@ -62,6 +62,7 @@ def logits_of(device: Device, path: Path, types: WeightTypes, ids: list[int]) ->
 MIXED = {"attn_q": "Q4_0", "attn_k": "Q4_0", "attn_v": "Q8_0", "ffn_gate": "Q4_1", "ffn_up": "Q5_0", "ffn_down": "Q5_1"}
 
 
+@pytest.mark.full
 def test_a_file_of_mixed_formats(hf_files: Any, gguf_files: Any, tmp_path: Path, default_device: Device) -> None:
     tensors = hf_files.tensors(head_dim=32, vocab_size=131)  # the sizes of small_config, whose kernels are compiled
     tensors = {n: v if v.ndim == 1 else v / np.sqrt(np.float32(v.shape[1])) for n, v in tensors.items()}

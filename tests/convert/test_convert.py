@@ -34,6 +34,7 @@ def logits(path: Path, device: Device, **options: Any) -> np.ndarray:
         return llm.logits(ids)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "changes",
     [

@@ -41,7 +41,9 @@ def prompts(n: int) -> list[list[int]]:
     return [[*first[: 130 * (i % 2)], *rng.integers(3, 99, 3 + 17 * i).tolist()] for i in range(n)]
 
 
-@pytest.mark.parametrize("options", [{}, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "options", [pytest.param({}, marks=pytest.mark.full, id="greedy"), pytest.param(SAMPLED, id="sampled")]
+)
 def test_answers_are_those_of_each_request_alone(options: dict[str, Any], llm: LLM) -> None:
     asked = prompts(7)
     options = {"max_tokens": 150, "ignore_eos": True, **options}

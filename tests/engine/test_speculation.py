@@ -94,6 +94,7 @@ def answer(llm: LLM, drafting: Drafting | None, ids: list[int] | None = None, n:
     return llm.generate(ids or prompt(), max_tokens=n, ignore_eos=True, **options)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_prompt_lookup_gives_the_same_tokens(sampling: str, llm: LLM) -> None:
     plain = answer(llm, None, **SAMPLINGS[sampling])
@@ -185,6 +186,7 @@ def test_the_host_reads_four_bytes_a_row_and_four_more(llm: LLM) -> None:
     assert stats.host_to_device_bytes_per_token * 49 == 4 * 16 * verified.steps
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kv_dtype", ["float32", "float16", "q8_0"])
 def test_pages(kv_dtype: str, default_device: Device, shape: str) -> None:
     """Rejected rows may be the first of a page, and a page that two conversations share is copied before."""
@@ -272,6 +274,7 @@ def test_a_row_that_has_no_token_ends_the_answer_with_the_cause(shape: str, defa
             list(stream)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("sampling", ["greedy", "sampled with a penalty"])
 @pytest.mark.parametrize("drafter", ["lookup", "model", "wrong"])
 def test_an_engine_drafts_for_a_text_that_is_alone(drafter: str, sampling: str, llm: LLM, draft_llm: LLM) -> None:
@@ -302,6 +305,7 @@ def test_an_engine_drafts_for_a_text_that_is_alone(drafter: str, sampling: str, 
             assert engine.submit(asked[0][0], max_tokens=4, logprobs=1, **options).result().token_ids == plain[0][:4]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("drafter", ["lookup", "wrong"])
 def test_an_engine_drafts_for_several_texts(drafter: str, sampling: str, llm: LLM) -> None:

@@ -59,7 +59,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_folder(tmp_path_factory.mktemp("qwen3_moe"), QWEN3_MOE, WEIGHTS)
 
 
-@pytest.mark.parametrize("quantize", ["q8_0", "q4_0"])
+@pytest.mark.parametrize("quantize", [pytest.param("q8_0", marks=pytest.mark.full), "q4_0"])
 def test_experts_are_quantised_and_routers_are_not(quantize: str, default_device: Any, folder: Path) -> None:
     options: dict[str, Any] = {"device": default_device.entry.index, "max_context": 64, "kv_dtype": "float32"}
     expected = reference.forward(QWEN3_MOE, quantized(WEIGHTS, quantize), IDS)
@@ -91,7 +91,7 @@ def test_a_step_reads_the_chosen_experts_alone(default_device: Any, folder: Path
             assert len(llm.model.decode_launches) == 1
 
 
-@pytest.mark.parametrize("max_sequences", [3, 5])
+@pytest.mark.parametrize("max_sequences", [pytest.param(3, marks=pytest.mark.full), 5])
 def test_rows_of_several_sequences(max_sequences: int, default_device: Any, folder: Path) -> None:
     """Each has the logits that it has alone: with few rows token by token, with more in blocks."""
     prompts = [IDS, IDS[3:5], IDS[::-1]]

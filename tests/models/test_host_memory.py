@@ -48,6 +48,7 @@ finally:
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc, which only Linux has")
 def test_a_generation_takes_little_more_memory_than_its_file() -> None:
     """The largest resident size of the process: device buffers, libraries and what is mapped of the file included."""

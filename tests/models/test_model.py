@@ -109,7 +109,7 @@ def test_random_models_agree_with_transformers(name: str, load_folder: Callable[
 
 
 @pytest.mark.parametrize("name", ["gqa3_dim64_untied", pytest.param("gqa8_dim128_llama3_tied", marks=full)])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=full)])
 def test_weights_are_exactly_those_of_the_file(dtype: str, name: str, load_folder: Callable[..., LLM]) -> None:
     config = model_configs()[name]
     weights = random_weights(config, seed=2)

@@ -68,6 +68,7 @@ def test_script_with_chunks(tmp_path: Path, run_here: Run) -> None:
     assert refused.returncode != 0 and "--chunk excludes --rate and --plot" in refused.stderr
 
 
+@pytest.mark.full
 def test_script_with_arrivals(tmp_path: Path) -> None:
     shape, output, picture = tmp_path / "config.json", tmp_path / "rows.jsonl", tmp_path / "plot.svg"
     shape.write_text(json.dumps(TINY_SHAPE))
