@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ascii_tokenizer import ascii_tokenizer
 from expert_weights import experts_of, stacked_experts
 from numpy.typing import NDArray
 from recurrent_weights import as_stored, recurrent_options
@@ -466,25 +467,6 @@ def save_folder(
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     ascii_tokenizer().save(str(folder / "tokenizer.json"))
     return folder
-
-
-def ascii_tokenizer() -> Any:
-    """A `tokenizers` object with 99 tokens: <unk>, <s>, </s>, newline, space, and the printable ASCII characters."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
-    symbols = [
-        "<unk>",
-        "<s>",
-        "</s>",
-        "\u010a",
-        "\u0120",
-        *map(chr, range(0x21, 0x7F)),
-    ]  # as byte-level BPE writes them
-    tokenizer = Tokenizer(models.BPE({symbol: i for i, symbol in enumerate(symbols)}, [], unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(symbol, special=True) for symbol in symbols[:3]])
-    return tokenizer
 
 
 def rounded(weights: Mapping[str, NDArray[Any]], dtype: str) -> dict[str, NDArray[np.float32]]:

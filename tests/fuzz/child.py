@@ -157,7 +157,7 @@ class Templates:
 
     def run(self, folder: Path, described: Any) -> None:
         if self.tokenizer is None:
-            from helpers import ascii_tokenizer
+            from ascii_tokenizer import ascii_tokenizer
 
             from llmcl.tokenizer import template_process
 

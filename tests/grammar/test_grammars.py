@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import ascii_tokenizer
+from ascii_tokenizer import ascii_tokenizer
 from pydantic import BaseModel
 
 from llmcl.errors import LlmclError, UsageError

@@ -7,7 +7,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from helpers import ascii_tokenizer
+from ascii_tokenizer import ascii_tokenizer
 from made_tokenizers import byte_level_gguf, from_gguf, sentencepiece_gguf
 
 from llmcl.errors import UsageError

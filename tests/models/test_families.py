@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ascii_tokenizer import ascii_tokenizer
 from expert_weights import stacked_experts
 from family_configs import FAMILIES, IN_GGUF, MOST, N_TOKENS, ids_for
 from family_files import WINDOW, save_gguf
 from helpers import (
-    ascii_tokenizer,
     random_weights,
     relative_error,
     save_folder,

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ascii_tokenizer import ascii_tokenizer
 from expert_weights import experts_of, stacked_experts
 from family_files import save_gguf
 from helpers import (
-    ascii_tokenizer,
     random_weights,
     relative_error,
     rounded,
