@@ -216,10 +216,14 @@ def why_separate(layers: Layers, ops: DecodeOps) -> str | None:
 
     None: there are none, or the device has no such kernel.
     """
-    runs = [run for run in layer_runs(layers, ops) if run.why is not None]
-    return "; ".join(f"{_numbers(run)}: {run.why}" for run in runs) or None
+    runs: dict[str, list[LayerRun]] = {}
+    for run in layer_runs(layers, ops):
+        if run.why is not None:
+            runs.setdefault(run.why, []).append(run)
+    return "; ".join(f"{_numbers(those)}: {why}" for why, those in runs.items()) or None
 
 
-def _numbers(run: LayerRun) -> str:
-    last = run.first + len(run.layers) - 1
-    return f"layer {last}" if last == run.first else f"layers {run.first} to {last}"
+def _numbers(runs: Sequence[LayerRun]) -> str:
+    lasts = [run.first + len(run.layers) - 1 for run in runs]
+    each = [str(last) if last == run.first else f"{run.first} to {last}" for run, last in zip(runs, lasts, strict=True)]
+    return f"layer{'' if each == [str(lasts[0])] else 's'} {', '.join(each)}"

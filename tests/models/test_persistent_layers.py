@@ -357,6 +357,15 @@ def test_columns_are_shared_where_the_local_memory_has_room(tmp_path: Path, monk
     assert "bytes of local memory" in str(why_separate(model.layers, model.decode_ops))
 
 
+def test_layers_that_are_separate_for_one_reason_are_named_together(tmp_path: Path) -> None:
+    mixers = ["linear_attention", "linear_attention", "full_attention", "linear_attention"]
+    shape = {**TINY_SHAPE, "architectures": None, "model_type": "qwen3_5_text", "layer_types": mixers}
+    model, launches = recorded(tmp_path, shape, "bfloat16")
+    assert launches == []
+    reasons = "it has a gated delta net in place of attention", "its attention has an output gate"
+    assert why_separate(model.layers, model.decode_ops) == f"layers 0 to 1, 3: {reasons[0]}; layer 2: {reasons[1]}"
+
+
 def test_runs_of_layers(default_device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many neighbours as a launch can have are one; of the others the reason is said."""
     shape = {**TINY_SHAPE, "num_hidden_layers": 6}
