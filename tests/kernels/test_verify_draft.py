@@ -42,9 +42,7 @@ class Rows:
 
     def record(self, place: int) -> tuple[int, int]:
         """Where the text's record begins, in bytes, and the page table behind it."""
-        names = self.texts.record_constants("first", "slots")
-        first, slots = (names[name] for name in ("first", "slots"))
-        assert isinstance(first, int) and isinstance(slots, int)
+        first, slots = self.texts.layout[:2].tolist() if self.texts.n_sequences else (0, 0)
         return 4 * (first + place * slots), 4 * (first + place * slots + N_SLOTS)
 
 
@@ -103,7 +101,7 @@ def test_draft_rows(device: Device, n_draft: int, made: Make) -> None:
     if made is one_text:
         assert device.read(of.step.tokens, np.int32, (of.n,)).tolist() == [11, *draft]
         assert device.read(of.step.state, np.int32, (3,)).tolist() == [37, of.n, STEP]
-    found = device.read(rows.state, np.int32, (MAX_ROWS, N_SLOTS), 4 * N_SLOTS)
+    found = device.read(rows.state, np.int32, (MAX_ROWS, N_SLOTS), 4 * int(rows.layout[0]))
     assert found[: of.n, :3].tolist() == [[*record[:3]] for record in expected]
     untouched = found[:, :PLACE]
     assert not untouched[of.n :].any() and not untouched[:, 3:].any()

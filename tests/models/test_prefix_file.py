@@ -126,7 +126,7 @@ def test_files_of_others_are_refused_and_stay(llm: LLM, stored: tuple[Path, list
             assert not error.value.may_replace
     for options, said in (
         ({"kv_page_tokens": 128}, "page tokens is 64 where this one has 128"),
-        ({"batch_invariant": True, "max_step_tokens": 99}, "batch invariant is False where this one has True"),
+        ({"batch_invariant": True, "max_step_tokens": 257}, "batch invariant is False where this one has True"),
     ):
         with llm.engine(max_sequences=2, **options) as engine:  # type: ignore[arg-type]
             with pytest.raises(PrefixFileError, match=said) as error:
