@@ -76,7 +76,7 @@ def in_pages(x: np.ndarray, table: np.ndarray, page: int) -> np.ndarray:
     return pool
 
 
-@settings(max_examples=examples(100), deadline=None, derandomize=True)
+@settings(max_examples=examples(200), deadline=None, derandomize=True)
 @given(c=call, seed=st.integers(0, 1000))
 def test_equals_pytorch(default_device: Any, c: dict[str, Any], seed: int) -> None:
     rng = np.random.default_rng(seed)
