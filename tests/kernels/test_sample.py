@@ -76,7 +76,7 @@ class Bench:
 
     def threshold(self) -> float:
         slot = CONSTANTS["SAMPLING_THRESHOLD"]
-        return float(self.device.read(self.sampler._params, np.float32, (1,), 4 * slot)[0])
+        return float(self.device.read(self.sampler.params, np.float32, (1,), 4 * slot)[0])
 
     def penalized(self) -> np.ndarray:
         """The logits after the penalties, rounded as on the device."""
