@@ -81,10 +81,9 @@ def make_agree(llm: LLM, right: np.ndarray) -> None:
     write_rows(llm.device, weights.head, head)
 
 
-def untied(shape: str, folder: Path) -> str:
+def untied(shape: str, path: Path) -> str:
     """The path of a config.json of that shape whose output head is not its embedding; it reads as much a token."""
     config: dict[str, Any] = RANDOM_SHAPES[shape] if shape in RANDOM_SHAPES else json.loads(Path(shape).read_text())
-    path = folder / f"{Path(shape).stem}.json"
     path.write_text(json.dumps({**config, "tie_word_embeddings": False}))
     return str(path)
 
@@ -135,7 +134,8 @@ def draft_benchmark(
     if not is_16_bit(dtype) and dtype != "float32":
         raise UsageError(f"--dtype is {dtype}; expected bfloat16, float16 or float32, whose numbers can be set")
     with tempfile.TemporaryDirectory() as name:
-        large, small = (untied(shape, Path(name)) for shape in (random, draft))
+        large = untied(random, Path(name) / "large.json")
+        small = untied(draft, Path(name) / "small.json")
         llm = load_random(large, device=device, dtype=dtype, max_context=CONTEXT)
         drafting_llm = load_random(small, device=llm.device, dtype=dtype, max_context=CONTEXT, seed=1)
     with llm:

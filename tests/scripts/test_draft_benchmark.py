@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import draft_benchmark
 import pytest
 from programs import TINY_SHAPE, Run
 
@@ -12,14 +14,28 @@ from llmcl.runtime.device import Device
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.full)])
-def test_drafts_are_right_as_often_as_is_set(dtype: str, default_device: Device, tmp_path: Path, run_here: Run) -> None:
-    for name in ("large", "small"):
-        (tmp_path / f"{name}.json").write_text(json.dumps(TINY_SHAPE))
-    shapes = ["--random", str(tmp_path / "large.json"), "--draft", str(tmp_path / "small.json")]
-    options = ["--length", "1", "-n", "200", "-r", "1", "--dtype", dtype, "--device", str(default_device.entry.index)]
-    done = run_here("draft_benchmark.py", *shapes, *options, "--agreement", "0,0.7,1")
-    assert done.returncode == 0, done.stderr
-    rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines()[2:]]
+def test_drafts_are_right_as_often_as_is_set(
+    dtype: str,
+    default_device: Device,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, layers in (("model-1.8b", 2), ("model-1.1b", 1)):  # names that differ behind a dot
+        (tmp_path / name).write_text(json.dumps({**TINY_SHAPE, "num_hidden_layers": layers}))
+    loaded = []
+    load = draft_benchmark.load_random
+
+    def noted(shape: str, **options: Any) -> Any:
+        loaded.append(load(shape, **options))
+        return loaded[-1]
+
+    monkeypatch.setattr(draft_benchmark, "load_random", noted)
+    sizes: dict[str, Any] = {"length": 1, "n_gen": 200, "rounds": 1, "agreement": (0.0, 0.7, 1.0)}
+    names = [str(tmp_path / name) for name in ("model-1.8b", "model-1.1b")]
+    draft_benchmark.draft_benchmark(*names, **sizes, dtype=dtype, device=str(default_device.entry.index))
+    assert [llm.config.n_layers for llm in loaded] == [2, 1]
+    rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
     accepted = [float(cells[4].rstrip("%")) for cells in rows]
     assert accepted[0] == 0 and accepted[2] == 100 and 55 < accepted[1] < 85
     assert [float(cells[5]) for cells in rows][::2] == pytest.approx([1.0, 2.0], abs=0.02)  # the last draft is cut
