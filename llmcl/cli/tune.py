@@ -1,4 +1,4 @@
-"""`llmcl tune`: the tile sizes of attention that are fastest on a device, kept for later runs."""
+"""`llmcl tune`: the sizes of attention and of products that are fastest on a device, kept for later runs."""
 
 from __future__ import annotations
 
@@ -17,21 +17,31 @@ from llmcl.tools.markdown import table
 
 if TYPE_CHECKING:
     from llmcl.kernels.common.attention import AttentionShape
+    from llmcl.models.config import ModelConfig
     from llmcl.tools.tune import Measurement, Tuning
 
+CONSTANTS = (
+    *("BLOCK_M", "BLOCK_N", "DV_TILE", "N_SPLITS"),
+    *("LOCAL_SIZE", "AT_ONCE", "AHEAD", "ITEM_TOKENS", "ITEM_ROWS"),
+)
 EPILOG = """\b
 prefill  the combinations A to H of BLOCK_M/BLOCK_N/DV_TILE: A 32/32/32,
          B 32/32/64, C 32/64/32, D 32/64/64, E 64/32/32, F 64/64/64,
          G 32/32/128, H 32/16/16 (DV_TILE at most head_dim), then one
          constant at a time from the fastest
 decode   N_SPLITS (into how many runs the keys are cut) and BLOCK_N
+products each product of the model but for experts, for one token and for
+         --n-prompt: LOCAL_SIZE (work-items that share a tile), AT_ONCE and
+         AHEAD (pieces asked for at once, and when), ITEM_TOKENS and ITEM_ROWS
+         (what a work-item computes); in the portable variants alone
          Each is compared with NumPy in float64 before it is timed.
-vs G     speed-up over G, which cuts the output least; in decode over the
+vs G     speed-up over G, which cuts the output least; elsewhere over the
          default
 memory   bytes of a work-item (private, spill) and a work-group (local),
          where the driver reports them
-The winners are stored for the device, driver, head_dim, KV dtype and kernel
-variant; later runs use them, unless --combo or kernel_options says otherwise."""
+The winners are stored for the device, driver and kernel variant, and for the
+head_dim and KV dtype or the size and dtype of a product; later runs use
+them, unless --combo or kernel_options says otherwise."""
 
 
 def tune(
@@ -42,7 +52,10 @@ def tune(
         int, opt.measurement("-d", "--n-depth", metavar="N", parser=opt.whole(1), help="Keys that decode attends to.")
     ] = 1024,
     kernel: Annotated[
-        str, opt.choice("Measurement", "--kernel", ("all", "prefill", "decode"), env=False, help="What to tune.")
+        str,
+        opt.choice(
+            "Measurement", "--kernel", ("all", "prefill", "decode", "products"), env=False, help="What to tune."
+        ),
     ] = "all",
     variant: Annotated[
         str | None,
@@ -62,7 +75,7 @@ def tune(
     ] = True,
     offline: opt.Offline = False,
     device: opt.Device = None,
-    dtype: opt.Dtype = "auto",
+    dtype: opt.DtypeOfAny = "auto",
     kv_dtype: opt.KvDtype = "auto",
     markdown: Annotated[Path | None, opt.written("--markdown", "the tables as Markdown")] = None,
     csv_file: Annotated[Path | None, opt.written("--csv", "the tables as CSV")] = None,
@@ -70,15 +83,17 @@ def tune(
     quiet: opt.Quiet = False,
     verbose: opt.Verbose = False,
 ) -> None:
-    """Find the fastest tile sizes of attention for a model's heads on a device, and keep them for later runs."""
+    """Find the fastest sizes of a model's attention and products on a device, and keep them for later runs."""
     opt.check_model_or_random(model, random)
     files = {"--markdown": markdown, "--csv": csv_file, "--json": json_file}
     for option, path in files.items():
         check_writable(option, path)
     from llmcl.runtime.device import Device
     from llmcl.tools.tune import COMBINATIONS, tune_decode, tune_prefill
+    from llmcl.tools.tune_products import tune_products
 
-    shape = _shape(model, random, offline, dtype, kv_dtype)
+    config, weight_dtype = _config(model, random, offline, dtype)
+    shape = _shape(config, dtype, kv_dtype)
     opened = Device.open(device)
 
     def note(row: Measurement) -> None:
@@ -89,31 +104,47 @@ def tune(
     if not quiet:
         print(f"device: {opened.entry.label}", file=sys.stderr)
     tunings = []
-    if kernel != "decode":
+    if kernel in ("all", "prefill"):
         wanted = tuple(COMBINATIONS) if combo is None else tuple(dict.fromkeys((combo, "G")))
         tunings.append(
             tune_prefill(opened, shape, n_prompt, variant=variant, combinations=wanted, search=combo is None, note=note)
         )
-    if kernel != "prefill" and combo is None:
+    if kernel in ("all", "decode") and combo is None:
         tunings.append(tune_decode(opened, shape, n_depth, variant=variant, note=note))
+    if kernel in ("all", "products") and combo is None:
+        tunings += tune_products(opened, config, weight_dtype, n_prompt, variant=variant, note=note)
+    if not tunings:
+        raise UsageError(
+            f"the kernels of products that {opened.name} uses have no sizes to choose; try --variant portable"
+        )
     titles = [_title(tuning, shape, n_prompt, n_depth) for tuning in tunings]
     _write(files, tunings, titles, opened.name)
     _show(tunings, titles)
     _keep(opened, tunings, store and combo is None)
 
 
-def _shape(model: str | None, random: str | None, offline: bool, dtype: str, kv_dtype: str) -> AttentionShape:
-    """The heads of the model, whose weights need not be loaded, and the KV dtype that it would be loaded with."""
+def _config(model: str | None, random: str | None, offline: bool, dtype: str) -> tuple[ModelConfig, str]:
+    """Of the model, whose weights need not be loaded; and the storage type that most of them would have."""
     from llmcl.checkpoint import open_checkpoint
-    from llmcl.kernels.common.attention import CAPACITY_MULTIPLE, AttentionShape
-    from llmcl.kernels.common.dtype import check_kv_dtype, is_rounded
+    from llmcl.kernels.common.dtype import NATIVE
     from llmcl.models.random_shapes import random_shape_config
 
     if random is not None:
         config = random_shape_config(random)
-    else:
-        with open_checkpoint(str(model), offline=offline) as checkpoint:
-            config = checkpoint.config
+        return config, config.dtype if dtype == "auto" else dtype
+    with open_checkpoint(str(model), offline=offline) as checkpoint:
+        sizes: dict[str, int] = {}
+        for tensor in checkpoint.tensors.values():
+            if len(tensor.shape) == 2:
+                sizes[tensor.format] = sizes.get(tensor.format, 0) + tensor.shape[0] * tensor.shape[1]
+        return checkpoint.config, NATIVE[max(sizes, key=lambda name: sizes[name])] if dtype == "auto" else dtype
+
+
+def _shape(config: ModelConfig, dtype: str, kv_dtype: str) -> AttentionShape:
+    """The heads of the model, and the KV dtype that it would be loaded with."""
+    from llmcl.kernels.common.attention import CAPACITY_MULTIPLE, AttentionShape
+    from llmcl.kernels.common.dtype import check_kv_dtype, is_rounded
+
     if kv_dtype == "auto":
         kv_dtype = "float32" if "float32" in (dtype, config.dtype if dtype == "auto" else dtype) else "float16"
     check_kv_dtype(kv_dtype, config.head_dim)
@@ -123,6 +154,8 @@ def _shape(model: str | None, random: str | None, offline: bool, dtype: str, kv_
 
 
 def _title(tuning: Tuning, shape: AttentionShape, n_prompt: int, n_depth: int) -> str:
+    if tuning.title:
+        return tuning.title
     work = f"{n_prompt} tokens" if tuning.kernel == "attention_prefill" else f"one token, {n_depth} keys"
     heads = f"{shape.n_q_heads} query heads, {shape.n_kv_heads} KV heads, head_dim {shape.head_dim}"
     return f"{tuning.kernel}, {tuning.variant} variant: {work}, {heads}, KV {shape.kv_dtype}"
@@ -178,10 +211,11 @@ def _show(tunings: Sequence[Tuning], titles: Sequence[str]) -> None:
 
 def _keep(device: Any, tunings: Sequence[Tuning], store: bool) -> None:
     for tuning in tunings:
+        what = tuning.title or tuning.kernel
         if tuning.winner is None:
-            print(f"{tuning.kernel}: no choice was correct on this device, so nothing is stored; see `llmcl doctor`")
+            print(f"{what}: no choice was correct on this device, so nothing is stored; see `llmcl doctor`")
             continue
-        print(f"fastest {tuning.kernel} (*): {_constants(tuning.winner)}")
+        print(f"fastest {what} (*): {_constants(tuning.winner)}")
         if store:
             try:
                 device.cache.store_tuned(tuning.key, tuning.winner.constants)
@@ -209,28 +243,29 @@ def _as_markdown(tunings: Sequence[Tuning], titles: Sequence[str], device: str) 
     return "\n".join(parts)
 
 
-def _records(tunings: Sequence[Tuning], device: str) -> list[dict[str, Any]]:
+def _records(tunings: Sequence[Tuning], titles: Sequence[str], device: str) -> list[dict[str, Any]]:
     return [
         {
             "device": device,
             "kernel": tuning.kernel,
             "variant": tuning.variant,
+            "of": title,
             "choice": row.label,
-            **{name: row.constants.get(name) for name in ("BLOCK_M", "BLOCK_N", "DV_TILE", "N_SPLITS")},
+            **{name: row.constants.get(name) for name in CONSTANTS},
             "ms": row.ms,
             "speed_up": None if row.ms is None or tuning.baseline_ms is None else tuning.baseline_ms / row.ms,
             **_memory(row),
             "winner": row is tuning.winner,
             "refused": row.refused,
         }
-        for tuning in tunings
+        for tuning, title in zip(tunings, titles, strict=True)
         for row in tuning.rows
     ]
 
 
 def _as_csv(tunings: Sequence[Tuning], titles: Sequence[str], device: str) -> str:
     text = io.StringIO()
-    records = _records(tunings, device)
+    records = _records(tunings, titles, device)
     writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(records)
@@ -238,4 +273,4 @@ def _as_csv(tunings: Sequence[Tuning], titles: Sequence[str], device: str) -> st
 
 
 def _as_json(tunings: Sequence[Tuning], titles: Sequence[str], device: str) -> str:
-    return json_text.dumps(_records(tunings, device), indent=2) + "\n"
+    return json_text.dumps(_records(tunings, titles, device), indent=2) + "\n"

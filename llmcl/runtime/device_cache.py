@@ -24,7 +24,9 @@ MAX_CONSTANT = 1024
 
 
 class DeviceCache:
-    """tuned: constants by what they are for (see ops/attention.py); excluded: reasons by kernel and dtype."""
+    """tuned: constants by what they are for (ops/attention.py, kernels/common/linear.py); excluded: reasons by kernel
+    and dtype.
+    """
 
     def __init__(self, entry: DeviceEntry):
         identity = {
@@ -78,8 +80,8 @@ def _tuned(value: Any) -> dict[str, dict[str, int]]:
 
 
 def _whole(name: str, number: Any) -> int:
-    if type(number) is not int or not 1 <= number <= MAX_CONSTANT:
-        raise ValueError(f"{name} is {str(number)[:20]}, expected a whole number, 1 to {MAX_CONSTANT}")
+    if type(number) is not int or not 0 <= number <= MAX_CONSTANT:
+        raise ValueError(f"{name} is {str(number)[:20]}, expected a whole number, 0 to {MAX_CONSTANT}")
     return number
 
 

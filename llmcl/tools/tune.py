@@ -54,13 +54,15 @@ class Measurement:
 @dataclass(frozen=True)
 class Tuning:
     """All measurements of one kernel; winner is None where no choice was correct. key: its name in the device's
-    cache."""
+    cache. title: what was measured, where the kernel's name does not say it.
+    """
 
     kernel: str
     variant: str
     key: str
     rows: list[Measurement]
     winner: Measurement | None
+    title: str = ""
 
     @property
     def baseline_ms(self) -> float | None:
@@ -103,7 +105,9 @@ def tune_prefill(
         constants = {**constants, "DV_TILE": min(constants["DV_TILE"], shape.head_dim)}
         request = TileRequest.of(constants)
         # Where no variant is asked for, tiles that the device's own variant lacks are timed in the portable one.
-        row = _measure(trial, "attention_prefill", label, constants, {"variant": variant, "request": request}, allowed)
+        row = measure_choice(
+            trial, "attention_prefill", label, constants, {"variant": variant, "request": request}, allowed
+        )
         note(row)
         return row
 
@@ -114,11 +118,11 @@ def tune_prefill(
     if search:
         columns = [d for d in range(16, min(shape.head_dim, 256) + 1, 16) if shape.head_dim % d == 0]
         values = {"BLOCK_M": chosen.block_m_choices, "DV_TILE": columns, "BLOCK_N": (16, 32, 64)}
-        _search(rows, values, measure)
-    _repeat(rows, measure)
+        search_each(rows, values, measure)
+    repeat_fastest(rows, measure)
     trial.release()
     key = prefill_key(chosen.name, shape.head_dim, met)
-    return Tuning("attention_prefill", chosen.name, key, rows, _best(rows))
+    return Tuning("attention_prefill", chosen.name, key, rows, best_of(rows))
 
 
 def tune_decode(
@@ -135,7 +139,7 @@ def tune_decode(
 
     def measure(label: str, constants: Mapping[str, int]) -> Measurement:
         options = {"n_splits": constants["N_SPLITS"], "block_n": constants.get("BLOCK_N")}
-        row = _measure(trial, "attention_decode", label, constants, {"variant": chosen.name, **options}, allowed)
+        row = measure_choice(trial, "attention_decode", label, constants, {"variant": chosen.name, **options}, allowed)
         note(row)
         return row
 
@@ -147,18 +151,18 @@ def tune_decode(
         default["BLOCK_N"] = chosen.default_block_n(device)
         values["BLOCK_N"] = chosen.block_n_choices
     rows = [measure(DEFAULT, default)]
-    _search(rows, values, measure)
-    _repeat(rows, measure)
+    search_each(rows, values, measure)
+    repeat_fastest(rows, measure)
     trial.release()
     key = decode_key(chosen.name, shape.n_kv_heads, shape.head_dim, shape.kv_dtype)
-    return Tuning("attention_decode", chosen.name, key, rows, _best(rows))
+    return Tuning("attention_decode", chosen.name, key, rows, best_of(rows))
 
 
 def _powers(limit: int) -> Sequence[int]:
     return [1 << i for i in range(limit.bit_length()) if 1 << i <= limit]
 
 
-def _search(
+def search_each(
     rows: list[Measurement],
     values: Mapping[str, Sequence[int]],
     measure: Callable[[str, Mapping[str, int]], Measurement],
@@ -166,7 +170,7 @@ def _search(
     """Each constant in turn takes each of its values, the others as in the best so far. Nothing is timed twice."""
     tried = [dict(row.constants) for row in rows]
     for name, choices in values.items():
-        best = _best(rows)
+        best = best_of(rows)
         if best is None:
             return
         for value in choices:
@@ -176,7 +180,7 @@ def _search(
                 rows.append(measure(f"{name} {value}", constants))
 
 
-def _repeat(rows: list[Measurement], measure: Callable[[str, Mapping[str, int]], Measurement]) -> None:
+def repeat_fastest(rows: list[Measurement], measure: Callable[[str, Mapping[str, int]], Measurement]) -> None:
     """Times the three fastest and the default again, so that a quiet moment of the machine chooses no winner."""
     timed = sorted((row for row in rows if row.ms is not None), key=lambda row: row.ms or 0.0)
     for row in dict.fromkeys((*map(rows.index, timed[:3]), *(i for i, row in enumerate(rows) if row.label == DEFAULT))):
@@ -187,12 +191,12 @@ def _repeat(rows: list[Measurement], measure: Callable[[str, Mapping[str, int]],
             rows[row] = replace(first, ms=(first.ms + again.ms) / 2)
 
 
-def _best(rows: Sequence[Measurement]) -> Measurement | None:
+def best_of(rows: Sequence[Measurement]) -> Measurement | None:
     timed = [row for row in rows if row.ms is not None]
     return min(timed, key=lambda row: row.ms or 0.0) if timed else None
 
 
-def _measure(
+def measure_choice(
     trial: Trial, kernel: str, label: str, constants: Mapping[str, int], options: Mapping[str, object], allowed: float
 ) -> Measurement:
     constants = dict(constants)

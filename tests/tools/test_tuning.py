@@ -18,12 +18,18 @@ from llmcl.attention import flex_attention
 from llmcl.engine.llm import LLM
 from llmcl.errors import UsageError
 from llmcl.kernels.common.attention import AttentionDecode, AttentionShape, TileRequest
+from llmcl.kernels.common.linear import Product
+from llmcl.kernels.common.weight import alloc_weight
+from llmcl.kernels.portable.linear import PortableLinearDecode, PortableLinearPrefill
 from llmcl.kernels.table import pick
+from llmcl.models.config.hf import config_from_hf
 from llmcl.ops.attention import decode_key, decode_splits, prefill_key, prefill_tiles
 from llmcl.runtime.device import Device
 from llmcl.runtime.device_cache import DeviceCache
 from llmcl.tools import tune as tuning
+from llmcl.tools import tune_products
 from llmcl.tools.trials import AttentionProblem, decode_trial, prefill_trial
+from llmcl.tools.tune_products import ProductSize
 
 SHAPE = AttentionShape(4, 2, 32, 64, "float16")
 
@@ -193,6 +199,76 @@ def test_kernel_options_are_checked(default_device: Device, options: dict[str, i
         flex_attention(x, x, x, kernel_options=options, device=default_device)
     with pytest.raises(UsageError, match=message):
         llmcl.load_random("smollm2-135m", device=default_device.entry.index, max_context=16, kernel_options=options)
+
+
+SMALL_SHAPE = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+SMALL_SHAPE |= {"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 80, "rms_norm_eps": 1e-5}
+SMALL_SHAPE |= {"torch_dtype": "bfloat16", "tie_word_embeddings": True, "head_dim": 32}
+
+
+def product_of(device: Device, size: ProductSize, dtype: str) -> Product:
+    weight = alloc_weight(device, "weight", size.rows, size.k, dtype)
+    return Product(weight, weight.parts[0], device.alloc(4 * size.rows, "out"), size.epilogue)
+
+
+def test_which_products_a_model_has() -> None:
+    found = tune_products.product_sizes(config_from_hf(SMALL_SHAPE))
+    assert [(size.rows, size.k, size.has_gate) for size in found] == [
+        (128, 64, False),
+        (64, 64, False),
+        (192, 64, True),
+        (64, 96, False),
+        (80, 64, False),
+    ]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "q4_0"])
+def test_products_are_checked_timed_and_searched_from_their_default(
+    fresh: Device, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tune_products, "COLD_BYTES", 1 << 14)
+    monkeypatch.setattr(tune_products, "product_sizes", lambda config: [ProductSize(40 * 16, 64, True)])
+    decode, prefill = tune_products.tune_products(fresh, config_from_hf(SMALL_SHAPE), dtype, 5, variant="portable")
+    assert [decode.kernel, prefill.kernel] == ["linear_decode", "linear_prefill"]
+    assert {*decode.rows[0].constants} == {"LOCAL_SIZE", "AT_ONCE", "AHEAD"} and decode.rows[0].label == "default"
+    assert {*prefill.rows[0].constants} == {"ITEM_TOKENS", "ITEM_ROWS"}
+    for tuning_ in decode, prefill:
+        assert len(tuning_.rows) >= 3 and tuning_.winner is not None and "640 rows of 64 columns" in tuning_.title
+        assert all(row.ms is not None and row.error is not None and row.error < 1e-5 for row in tuning_.rows)
+    assert fresh.cache.tuned == {}, "what was tried is forgotten"
+    monkeypatch.setattr(tune_products, "tolerance", lambda variant, dtype: 0.0)
+    monkeypatch.setattr(tune_products, "ROUNDED_ACTIVATIONS", 0.0)
+    wrong = next(tune_products.tune_products(fresh, config_from_hf(SMALL_SHAPE), dtype, 5, variant="portable"))
+    assert wrong.winner is None and all(str(row.refused).startswith("wrong: error ") for row in wrong.rows)
+
+
+def test_stored_sizes_of_a_product_are_used_where_they_fit(fresh: Device) -> None:
+    size, row = ProductSize(128, 64, False), PortableLinearDecode()
+    product = product_of(fresh, size, "bfloat16")
+    default = row.chosen(fresh, product)
+    assert default == {name: values[0] for name, values in row.choices(fresh, product).items()}
+    other = {"LOCAL_SIZE": 32 if default["LOCAL_SIZE"] != 32 else 16, "AT_ONCE": 2, "AHEAD": 0}
+    fresh.cache.store_tuned(row.tuned_key(product), other)
+    later = copy.copy(fresh)
+    later.cache = DeviceCache(fresh.entry)
+    constants, groups, local = row.size(later, product)
+    assert {**constants} == other and groups == (8,) and local == (other["LOCAL_SIZE"],)
+    assert row.chosen(later, product_of(later, size, "float16")) == row.chosen(
+        fresh, product_of(fresh, size, "float16")
+    )
+    for wrong in ({**other, "LOCAL_SIZE": 24}, {**other, "AT_ONCE": 3}, {"LOCAL_SIZE": 32}, {**other, "MORE": 1}):
+        later.cache.tuned[row.tuned_key(product)] = wrong
+        assert row.chosen(later, product) == default
+    prefill = PortableLinearPrefill()
+    later.cache.tuned[prefill.tuned_key(product)] = {"ITEM_TOKENS": 4, "ITEM_ROWS": 4}
+    constants, groups, _ = prefill.size(later, product, None)
+    assert constants == {"ITEM_TOKENS": 4, "ITEM_ROWS": 4} and callable(groups) and groups(65) == (2, 2)
+
+
+def test_variants_without_a_choice_are_left_out(default_device: Device) -> None:
+    if not default_device.is_cpu:
+        pytest.skip("a CPU's products have no sizes to choose")
+    assert not [*tune_products.tune_products(default_device, config_from_hf(SMALL_SHAPE), "bfloat16", 5)]
 
 
 @pytest.mark.full

@@ -144,8 +144,35 @@ class Product:
         return linear_cost(self.part.buffer.nbytes, rows, self.weight.k, outputs)
 
 
-class LinearDecode(Implementation):
+class ProductImplementation(Implementation):
+    """What products of one token and of many share: build constants that a device may have tuned. kernel: its function
+    in the file.
+    """
+
+    kernel = "linear_prefill"
+
+    def choices(self, device: Device, product: Product) -> Mapping[str, Sequence[int]]:
+        """Build constants of its own that may be chosen, and the values that fit, the default first; {}: none."""
+        return {}
+
+    def tuned_key(self, product: Product) -> str:
+        """The name of the constants that `llmcl tune` stores for a size of product."""
+        gate = ", gate and up" if product.tiles_at_once == 2 else ""
+        part = product.part
+        return f"{self.kernel} {self.name} {part.dtype} {part.n_tiles} tiles of {product.weight.k} columns{gate}"
+
+    def chosen(self, device: Device, product: Product) -> dict[str, int]:
+        """The value of each of `choices`: as tuned where the device's cache has values that fit, else the default."""
+        choices = self.choices(device, product)
+        tuned = device.cache.tuned.get(self.tuned_key(product), {})
+        fits = tuned.keys() == choices.keys() and all(value in choices[name] for name, value in tuned.items())
+        return dict(tuned) if fits else {name: values[0] for name, values in choices.items()}
+
+
+class LinearDecode(ProductImplementation):
     """A product for the last token of a step, which may normalise its input first."""
+
+    kernel = "linear_decode"
 
     @abstractmethod
     def size(self, device: Device, product: Product) -> Size: ...
@@ -158,15 +185,11 @@ class LinearDecode(Implementation):
         constants = {**product.constants(), "NORM": norm is not None, "EPS": float(eps), **own}
         inputs = [x, x if norm is None else norm]
         args: list[KernelArg] = [product.part.buffer, *inputs, product.out, step.state, product.first_row]
-        return device.launch(
-            self.file, "linear_decode", constants, args, groups=groups, local=local, cost=product.cost()
-        )
+        return device.launch(self.file, self.kernel, constants, args, groups=groups, local=local, cost=product.cost())
 
 
-class LinearOfRows(Implementation):
-    """A product for every token of a step. kernel: its function in the file."""
-
-    kernel = "linear_prefill"
+class LinearOfRows(ProductImplementation):
+    """A product for every token of a step."""
 
     def activation_layout(self, device: Device, dtype: str, k: int, exact_activations: bool) -> ActivationLayout | None:
         """How it takes activations beside a weight of this dtype; None: as float32 [n, k]."""

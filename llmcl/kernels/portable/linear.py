@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from llmcl.kernels.common.dtype import ITEM_BYTES, QUANTIZED, TILE_ROWS
 from llmcl.kernels.common.linear import ActivationLayout, LinearDecode, LinearFewRows, LinearPrefill, Product, Size
 from llmcl.kernels.common.sizes import power_of_two_at_most
@@ -20,9 +22,20 @@ class PortableLinearDecode(LinearDecode):
     def supports_device(self, device: Device) -> bool:
         return True
 
+    def choices(self, device: Device, product: Product) -> Mapping[str, Sequence[int]]:
+        default, width = decode_size(device, product.part.dtype, product.weight.k, product.part.n_tiles)
+        most = min(MAX_ITEMS, device.entry.max_work_group_size, device.entry.local_mem_bytes // LOCAL_BYTES)
+        widths = [16 << i for i in range(6) if 16 << i <= most]
+        turns = [turn for turn in (2, 4, 8) if turn % product.tiles_at_once == 0]
+        return {
+            "LOCAL_SIZE": _first(width, widths),
+            "AT_ONCE": _first(default["AT_ONCE"], turns),
+            "AHEAD": _first(default["AHEAD"], (0, 1)),
+        }
+
     def size(self, device: Device, product: Product) -> Size:
-        own, width = decode_size(device, product.part.dtype, product.weight.k, product.part.n_tiles)
-        return own, (product.units,), (width,)
+        own = self.chosen(device, product)
+        return own, (product.units,), (own["LOCAL_SIZE"],)
 
 
 class PortableLinearPrefill(LinearPrefill):
@@ -31,11 +44,15 @@ class PortableLinearPrefill(LinearPrefill):
     def supports_device(self, device: Device) -> bool:
         return True
 
+    def choices(self, device: Device, product: Product) -> Mapping[str, Sequence[int]]:
+        first = 4 if has_small_blocks(device) else 8
+        fitting = [4, 8] if device.entry.local_mem_bytes >= LARGE_BLOCK_BYTES else [4]
+        return {name: _first(first, fitting) for name in ("ITEM_TOKENS", "ITEM_ROWS")}
+
     def size(self, device: Device, product: Product, layout: ActivationLayout | None) -> Size:
-        item = 4 if has_small_blocks(device) else 8
-        n_tiles = product.part.n_tiles
-        own = {"ITEM_TOKENS": item, "ITEM_ROWS": item}
-        return own, lambda n: (-(-n_tiles // item), -(-n // (16 * item))), (16, 16)
+        own, n_tiles = self.chosen(device, product), product.part.n_tiles
+        tokens, rows = own["ITEM_TOKENS"], own["ITEM_ROWS"]
+        return own, lambda n: (-(-n_tiles // rows), -(-n // (16 * tokens))), (16, 16)
 
 
 class PortableLinearFewRows(LinearFewRows):
@@ -55,7 +72,12 @@ class PortableLinearFewRows(LinearFewRows):
         return own, lambda n: (-(-n // rows), product.units), (width, 1)
 
 
-def decode_size(device: Device, dtype: str, k: int, n_tiles: int) -> tuple[dict[str, object], int]:
+def _first(default: int, values: Sequence[int]) -> list[int]:
+    """The default, then the other values."""
+    return [default, *(value for value in values if value != default)]
+
+
+def decode_size(device: Device, dtype: str, k: int, n_tiles: int) -> tuple[dict[str, int], int]:
     """Build constants and work-items of a group for n_tiles tiles of k columns (portable/tile_product.cl).
 
     The fewer the tiles, the more work-items share one: enough that all compute units have bytes on their way.
@@ -65,7 +87,7 @@ def decode_size(device: Device, dtype: str, k: int, n_tiles: int) -> tuple[dict[
     wanted = max(128, UNIT_ITEMS * device.compute_units // n_tiles)
     fitting = min(device.entry.max_work_group_size, device.entry.local_mem_bytes // LOCAL_BYTES)
     width = max(16, power_of_two_at_most(min(wanted, MAX_ITEMS, fitting, pieces // 4)))
-    return {"LOCAL_SIZE": width, "AT_ONCE": 2 if is_quantized else 4, "AHEAD": wanted < MAX_ITEMS}, width
+    return {"LOCAL_SIZE": width, "AT_ONCE": 2 if is_quantized else 4, "AHEAD": int(wanted < MAX_ITEMS)}, width
 
 
 def has_small_blocks(device: Device) -> bool:

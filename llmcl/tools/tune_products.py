@@ -1,0 +1,164 @@
+"""The tuner of products: how many work-items share a tile in decode, and what each computes in prefill.
+
+A product of each size that a model has is compared with the twin and then timed: with the default, and with the other
+values of each constant in turn, on weights that no cache holds. The fastest constants are stored for that size of
+product, and what binds a product looks there (`ProductImplementation.chosen`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from llmcl import reference
+from llmcl.checkpoint.quantize import quantize_rows
+from llmcl.kernels import table
+from llmcl.kernels.common.dtype import QUANTIZED, TILE_ROWS, tile_bytes
+from llmcl.kernels.common.linear import LinearDecode, LinearPrefill, Product
+from llmcl.kernels.common.weight import Weight, WeightPart, alloc_weight, load_rows
+from llmcl.models.config import ModelConfig
+from llmcl.ops.linear import linear_decode, linear_prefill
+from llmcl.runtime.device import Buffer, Device, Launch
+from llmcl.tools.trials import ROUNDED_ACTIVATIONS, StoredRows, Trial, state_at, tolerance
+from llmcl.tools.tune import DEFAULT, Measurement, Note, Tuning, best_of, measure_choice, repeat_fastest, search_each
+
+COLD_BYTES = 256 << 20  # weights that are cycled through, so that none is found in a cache
+BASE_TILES = 32  # that are compared with the twin; the rest are copies of them
+
+
+@dataclass(frozen=True)
+class ProductSize:
+    """A weight [rows, k] as a model has it. has_gate: its tiles alternate gate and up."""
+
+    rows: int
+    k: int
+    has_gate: bool
+
+    @property
+    def epilogue(self) -> str:
+        return "swiglu" if self.has_gate else "store"
+
+    @property
+    def n_tiles(self) -> int:
+        return -(-self.rows // TILE_ROWS)
+
+
+def product_sizes(config: ModelConfig) -> list[ProductSize]:
+    """The sizes of a model's products, each once, without experts; of the matrices at the top the output head alone."""
+    *_, head = config.top_matrices().values()
+    plans = [plan for blocks in config.layers for block in blocks for plan in block.matrices(config).values()]
+    found = [ProductSize(plan.rows, plan.k, plan.alternate) for plan in [*plans, head] if plan.n_experts == 1]
+    return list(dict.fromkeys(found))
+
+
+def tune_products(
+    device: Device,
+    config: ModelConfig,
+    dtype: str,
+    n_tokens: int,
+    *,
+    variant: str | None = None,
+    note: Note = lambda row: None,
+) -> Iterator[Tuning]:
+    """Times each size of product for one token, and for n_tokens; none where a variant has nothing to choose."""
+    for size in product_sizes(config):
+        if dtype in QUANTIZED and size.k % QUANTIZED[dtype].block:
+            continue
+        for n in (1, n_tokens):
+            if (tuning := _tune(device, size, dtype, n, variant, note)) is not None:
+                yield tuning
+
+
+def _tune(device: Device, size: ProductSize, dtype: str, n: int, variant: str | None, note: Note) -> Tuning | None:
+    row = table.pick(LinearDecode if n == 1 else LinearPrefill, device, dtype, size.k, variant)
+    weights = _weights(device, size, dtype)
+    out = device.alloc(4 * n * size.n_tiles * TILE_ROWS, "trial output")
+    product = Product(weights[0][0], weights[0][0].parts[0], out, size.epilogue)
+    choices, key = row.choices(device, product), row.tuned_key(product)
+    trial = _trial(device, size, weights, n, row.name, key, out)
+    kernel = "linear_decode" if n == 1 else "linear_prefill"
+    allowed = ROUNDED_ACTIVATIONS if dtype in QUANTIZED else tolerance(row, dtype)
+
+    def measure(label: str, constants: Mapping[str, int]) -> Measurement:
+        found = measure_choice(trial, kernel, label, constants, {"constants": constants}, allowed)
+        note(found)
+        return found
+
+    try:
+        if not choices:
+            return None
+        rows = [measure(DEFAULT, {name: values[0] for name, values in choices.items()})]
+        search_each(rows, choices, measure)
+        repeat_fastest(rows, measure)
+    finally:
+        trial.release()
+    title = f"{kernel}, {row.name} variant: {size.rows} rows of {size.k} columns, {dtype}"
+    title += f", {n} tokens" if n > 1 else ", gate and up" if size.has_gate else ""
+    return Tuning(kernel, row.name, key, rows, best_of(rows), title)
+
+
+def _weights(device: Device, size: ProductSize, dtype: str) -> list[tuple[Weight, np.ndarray]]:
+    """Copies of a weight whose tiles repeat, and the values of the tiles [base rows, k] that they repeat."""
+    n_base = min(size.n_tiles, BASE_TILES)
+    base_rows = n_base * TILE_ROWS
+    values = (np.random.default_rng(size.k).standard_normal((base_rows, size.k)) / np.sqrt(size.k)).astype(np.float32)
+    format = QUANTIZED[dtype].format if dtype in QUANTIZED else "F32"
+    data = quantize_rows(values, format) if dtype in QUANTIZED else values.view(np.uint8)
+    source = StoredRows(format, data, (base_rows, size.k))
+    base = alloc_weight(device, "trial tiles", base_rows, size.k, dtype)
+    flags = device.zeros(4, "trial flags")
+    for _ in load_rows(device, base, source, flags, 0):
+        pass
+    tiles = device.read(base.parts[0].buffer, np.uint8, (n_base, tile_bytes(size.k, dtype)))
+    base.parts[0].buffer.release()
+    flags.release()
+    met = source.values() if dtype in QUANTIZED else reference.round_to(values, dtype)
+    n_bytes = size.n_tiles * tiles.shape[1]
+    found = []
+    for _ in range(max(1, min(16, COLD_BYTES // n_bytes))):
+        buffer = device.alloc(n_bytes, "trial weight")
+        for first in range(0, size.n_tiles, n_base):
+            device.write(buffer, tiles[: size.n_tiles - first], first * tiles.shape[1])
+        part = WeightPart(buffer, 0, size.n_tiles, dtype)
+        found.append((Weight("trial weight", size.n_tiles * TILE_ROWS, size.k, (part,)), met))
+    return found
+
+
+def _trial(
+    device: Device,
+    size: ProductSize,
+    weights: list[tuple[Weight, np.ndarray]],
+    n: int,
+    variant: str,
+    key: str,
+    out: Buffer,
+) -> Trial:
+    """bind takes the constants, which it stores for the moment where the product looks for those that were tuned."""
+    x = np.random.default_rng(n).standard_normal((n, size.k)).astype(np.float32)
+    base = reference.linear(x, weights[0][1])
+    expected = np.tile(base, -(-size.n_tiles * TILE_ROWS // base.shape[1]))[:, : size.n_tiles * TILE_ROWS]
+    if size.has_gate:
+        halves = expected.reshape(n, -1, 2, TILE_ROWS)
+        expected = reference.swiglu(halves[:, :, 0].reshape(n, -1), halves[:, :, 1].reshape(n, -1))
+    inputs, step = device.upload(x, "trial input"), state_at(device, 5, n)
+    product: Any = linear_decode if n == 1 else linear_prefill
+
+    def bind(constants: Mapping[str, int]) -> list[Launch]:
+        before = device.cache.tuned.get(key)
+        device.cache.tuned[key] = dict(constants)
+        try:
+            return [
+                launch
+                for weight, _ in weights
+                for launch in product(device, weight, inputs, out, step, epilogue=size.epilogue, variant=variant)
+            ]
+        finally:
+            del device.cache.tuned[key]
+            if before is not None:
+                device.cache.tuned[key] = before
+
+    kept = (inputs, *(weight.parts[0].buffer for weight, _ in weights))
+    return Trial(device, bind, step, out, expected, kept, copies=len(weights))
