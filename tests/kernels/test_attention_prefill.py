@@ -169,6 +169,7 @@ def test_long(target: Device, dtype: str, heads: tuple[int, int, int], position:
         ("float16", (3, 3, 32)),
         pytest.param("float16", (4, 1, 80), marks=heavy),
         pytest.param("bfloat16", (8, 1, 128), marks=heavy),
+        pytest.param("float16", (4, 2, 256), marks=[heavy, full]),
     ],
 )
 def test_reduced_cache(target: Device, dtype: str, heads: tuple[int, int, int]) -> None:
@@ -248,7 +249,9 @@ def test_what_is_not_a_number_shows(target: Device, operand: str) -> None:
     assert np.all(np.isfinite(found[:16])) and np.any(np.isnan(found[17]))
 
 
-@pytest.mark.parametrize(("dtype", "heads"), [("float16", (9, 3, 64)), ("bfloat16", (8, 1, 128))])
+@pytest.mark.parametrize(
+    ("dtype", "heads"), [("float16", (9, 3, 64)), ("bfloat16", (8, 1, 128)), ("bfloat16", (4, 2, 256))]
+)
 @pytest.mark.parametrize("n", [63, 64, 65, 127, 128, 129, 300])
 @pytest.mark.parametrize("position", [0, 63, 130])
 def test_around_a_wide_tile(

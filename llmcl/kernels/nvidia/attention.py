@@ -76,7 +76,7 @@ class NvidiaAttentionPrefill(AttentionPrefill):
         return supports_ptx(device)
 
     def supports(self, dtype: str, size: int) -> bool:
-        return dtype in TENSOR_DTYPES and size in (64, 128)
+        return (dtype in TENSOR_DTYPES and size in (64, 128)) or (is_16_bit(dtype) and size == 256)
 
     def supports_tiles(self, head_dim: int, dtype: str, request: TileRequest) -> bool:
         rows, keys = _rows(head_dim, dtype), _keys(head_dim, dtype)
@@ -97,12 +97,14 @@ class NvidiaAttentionPrefill(AttentionPrefill):
 
 
 def _rows(head_dim: int, dtype: str) -> int:
+    if head_dim > 128:
+        return 128
     return 32 if dtype == "float32" and head_dim <= 64 else 64
 
 
 def _keys(head_dim: int, dtype: str) -> tuple[int, ...]:
     if dtype != "float32":
-        return (16, 32, 64)
+        return (16, 32, 64) if head_dim <= 128 else (16, 32)
     return (32, 64) if head_dim <= 64 else (32,)
 
 

@@ -18,7 +18,7 @@
 //
 // Index space: groups (N_Q_HEADS, ceil(n / BLOCK_M), batch) of 2 BLOCK_M KEY_SPLITS; the longest rows are taken first.
 // Build: KV (f16, bf16 or f32), HEAD_DIM (a multiple of 64), N_KV_HEADS, those of query_address.cl, CAPACITY (a multiple of BLOCK_N),
-// SCALE, KV_BLOCK_RANGES, LSE, BLOCK_M (32 or 64), BLOCK_N (a multiple of 16 KEY_SPLITS),
+// SCALE, KV_BLOCK_RANGES, LSE, BLOCK_M (32, 64 or 128), BLOCK_N (a multiple of 16 KEY_SPLITS),
 // KEY_SPLITS, DV_TILE (HEAD_DIM).
 // Local memory: two tiles of BLOCK_N HEAD_DIM values, at least 4 BLOCK_M HEAD_DIM (KEY_SPLITS - 1) bytes; 32 bytes for each
 // row and further split. For pages of keys and values see kv_address.cl, for runs of several sequences query_block.cl.
@@ -33,8 +33,8 @@
 #ifndef OUT
 #define OUT f32
 #endif
-#if (BLOCK_M != 32 && BLOCK_M != 64) || HEAD_DIM % 64 != 0
-#error "nvidia/attention_prefill.cl: BLOCK_M is 32 or 64, HEAD_DIM a multiple of 64"
+#if (BLOCK_M != 32 && BLOCK_M != 64 && BLOCK_M != 128) || HEAD_DIM % 64 != 0
+#error "nvidia/attention_prefill.cl: BLOCK_M is 32, 64 or 128, HEAD_DIM a multiple of 64"
 #endif
 #include "common/common.cl"
 #include "nvidia/ptx.cl"
