@@ -112,6 +112,7 @@ FAMILIES: dict[str, ModelConfig] = {
         architecture="olmoe",
         settings=[LayerSettings(experts=ExpertSettings(9, 4, 32, renormalize=False))] * 2,
         intermediate_size=32,
+        head_dim=16,  # transformers has no other than the hidden size over the heads
     ),
     "granitemoe": small_config(
         architecture="granitemoe",
