@@ -27,7 +27,15 @@ from llmcl.ops.attention import (
 )
 from llmcl.ops.biased_gate import biased_gate
 from llmcl.ops.embed import embed
-from llmcl.ops.experts import experts_down, experts_gate_up, experts_prefill, experts_sum, group_by_expert
+from llmcl.ops.experts import (
+    block_rows,
+    experts_down,
+    experts_gate_up,
+    experts_prefill,
+    experts_sum,
+    gated_rows,
+    group_by_expert,
+)
 from llmcl.ops.last_token import last_token
 from llmcl.ops.linear import input_layout, linear_decode, linear_prefill, linear_supports_output, split_norm
 from llmcl.ops.qkv_adjust import qkv_adjust
@@ -402,11 +410,18 @@ class PrefillOps(LayerOps):
         blocks, outputs = act.expert_blocks, act.expert_outputs
         assert norm is None and ids is not None and rows is not None
         assert order is not None and blocks is not None and outputs is not None
+        sizes = [block_rows(device, weight) for weight in (gate_up, down)]
+        groupings = [
+            group_by_expert(device, ids, order, blocks, self.step, n_experts=n_experts, top_k=top_k, block_rows=size)
+            for size in dict.fromkeys(sizes)
+        ]
+        gated = gated_rows(device, gate_up, down, self.step) or rows
         return [
-            *group_by_expert(device, ids, order, blocks, self.step, n_experts=n_experts, top_k=top_k),
-            *experts_prefill(device, gate_up, x, order, blocks, rows, self.step, gate=gate, bias=biases[0]),
+            *groupings[0],
+            *experts_prefill(device, gate_up, x, order, blocks, gated, self.step, gate=gate, bias=biases[0]),
+            *(launch for grouping in groupings[1:] for launch in grouping),
             *experts_prefill(
-                device, down, rows, order, blocks, outputs, self.step, weights=act.expert_weights, bias=biases[1]
+                device, down, gated, order, blocks, outputs, self.step, weights=act.expert_weights, bias=biases[1]
             ),
             *experts_sum(device, outputs, act.x, top_k=top_k, columns=self.config.hidden_size),
         ]

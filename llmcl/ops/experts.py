@@ -10,13 +10,14 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from llmcl.kernels import table
+from llmcl.kernels import implementation, table
 from llmcl.kernels.common import step_state
 from llmcl.kernels.common.cost import per_token
-from llmcl.kernels.common.dtype import TILE_ROWS
+from llmcl.kernels.common.dtype import TILE_ROWS, kernel_name
 from llmcl.kernels.common.experts import (
     BLOCK_ROWS,
     ExpertProduct,
+    ExpertRows,
     ExpertsDown,
     ExpertsGateUp,
     ExpertsPrefill,
@@ -102,15 +103,23 @@ def experts_down(
 
 
 def group_by_expert(
-    device: Device, ids: Buffer, order: Buffer, blocks: Buffer, step: StepState, *, n_experts: int, top_k: int
+    device: Device,
+    ids: Buffer,
+    order: Buffer,
+    blocks: Buffer,
+    step: StepState,
+    *,
+    n_experts: int,
+    top_k: int,
+    block_rows: int,
 ) -> list[Launch]:
     """The slots t top_k + s of a step's tokens in the order of their experts, and blocks of slots with the same expert.
 
     ids int32 [n, top_k]; order int32 [n top_k]; blocks int32 [`block_count`, 4]: expert, first place in order,
-    slots, which of its expert's blocks it is.
+    slots, in the first one how many blocks there are. block_rows: slots of a block, at most (`block_rows`).
     """
     size = local_size(device, 1024)
-    constants = {"N_EXPERTS": n_experts, "TOP_K": top_k, "BLOCK_ROWS": BLOCK_ROWS, "LOCAL_SIZE": size}
+    constants = {"N_EXPERTS": n_experts, "TOP_K": top_k, "BLOCK_ROWS": block_rows, "LOCAL_SIZE": size}
     return [
         device.launch(
             "portable/group_by_expert.cl",
@@ -124,13 +133,38 @@ def group_by_expert(
     ]
 
 
+def _prefill_rows(device: Device, weight: Weight) -> list[ExpertsPrefill]:
+    """What multiplies each part: all of it takes blocks of one size."""
+    rows = [table.pick(ExpertsPrefill, device, part.dtype, weight.k) for part in weight.parts]
+    if len({row.block_rows for row in rows}) == 1:
+        return rows
+    usual = [row for row in table.implementations(ExpertsPrefill) if row.block_rows == BLOCK_ROWS]
+    return [implementation.pick(usual, device, part.dtype, weight.k) for part in weight.parts]
+
+
+def block_rows(device: Device, weight: Weight) -> int:
+    """Slots of a block that experts_prefill with this weight takes."""
+    return _prefill_rows(device, weight)[0].block_rows
+
+
+def gated_rows(device: Device, gate_up: Weight, down: Weight, step: StepState) -> ExpertRows | None:
+    """Where experts_prefill with gate_up may leave its rows for that with down, without a copy; None: as float32."""
+    found = {
+        row.rows(device, down, part.dtype, step)
+        for row, part in zip(_prefill_rows(device, down), down.parts, strict=True)
+    }
+    rows = found.pop()
+    fits = rows is not None and not found and all(row.leaves(rows.dtype) for row in _prefill_rows(device, gate_up))
+    return rows if fits else None
+
+
 def experts_prefill(
     device: Device,
     weight: Weight,
-    x: Buffer,
+    x: Buffer | ExpertRows,
     order: Buffer,
     blocks: Buffer,
-    out: Buffer,
+    out: Buffer | ExpertRows,
     step: StepState,
     *,
     gate: str | None = None,
@@ -143,21 +177,25 @@ def experts_prefill(
     with weights float32 [n, top_k], out[t][s] = weights[t][s] W x[t][s]; x float32 [n, top_k, f],
     out [n, top_k, hidden].
 
-    bias: as the ops for few tokens have it.
+    bias: as the ops for few tokens have it. ExpertRows: of `gated_rows`.
     """
     launches: list[Launch] = []
-    for part in weight.parts:
+    for part, row in zip(weight.parts, _prefill_rows(device, weight), strict=True):
         product = ExpertProduct(weight, part, tiles_at_once=1 if gate is None else 2)
-        row = table.pick(ExpertsPrefill, device, part.dtype, weight.k)
         own, groups, local = row.size(device, product)
-        rows, packing = row.pack(device, product, x, order, blocks, step)
-        launches += packing
+        if isinstance(x, ExpertRows):
+            rows = x.buffer
+        else:
+            rows, packing = row.pack(device, product, x, order, blocks, step)
+            launches += packing
         constants = {**product.constants(), "EXPERT_TILES": product.tiles, **own}
         constants |= {"SLOTS": product.slots, **bias_constants(bias)}
         constants["EPILOGUE"] = "EPILOGUE_STORE" if gate is None else "EPILOGUE_SWIGLU"
         constants |= {} if gate is None else {"GATE": EXPERT_GATES[gate]}
+        constants |= {"OUT": kernel_name(out.dtype)} if isinstance(out, ExpertRows) else {}
         factors = order if weights is None else weights  # not read with a gate
-        args: list[KernelArg] = [part.buffer, rows, order, blocks, factors, out, np.int32(product.first_expert)]
+        to = out.buffer if isinstance(out, ExpertRows) else out
+        args: list[KernelArg] = [part.buffer, rows, order, blocks, factors, to, np.int32(product.first_expert)]
         args += [] if bias is None else [bias]
         values = weight.top_k * (weight.k + product.units * TILE_ROWS)
         launches.append(

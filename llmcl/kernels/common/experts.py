@@ -12,7 +12,7 @@ from llmcl.kernels.common.weight import Weight, WeightPart
 from llmcl.kernels.implementation import Implementation
 from llmcl.runtime.device import Buffer, Cost, CostModel, Device, Groups, Launch
 
-BLOCK_ROWS = 64  # slots of an expert that a work-group multiplies with its rows in prefill
+BLOCK_ROWS = 64  # slots of an expert that a work-group multiplies with its rows in prefill, unless it says otherwise
 
 Size = tuple[Mapping[str, object], Groups, tuple[int, ...]]
 """Build constants of an implementation's own, work-groups, and work-items of a group."""
@@ -75,13 +75,21 @@ class ExpertProduct:
         return cost
 
 
+@dataclass(frozen=True)
+class ExpertRows:
+    """Rows of slots for experts_prefill in a storage type of its kernel's: [n top_k, k]."""
+
+    buffer: Buffer
+    dtype: str
+
+
 def bias_constants(bias: Buffer | None) -> dict[str, object]:
     """Build constants of a kernel with these biases (kernels/common/expert_bias.cl)."""
     return {} if bias is None else {"BIAS": True}
 
 
 def block_count(n_tokens: int, n_experts: int, top_k: int) -> int:
-    """Blocks of BLOCK_ROWS slots or fewer that a step can have: see portable/group_by_expert.cl."""
+    """Blocks of BLOCK_ROWS slots or fewer that a step can have, at most: see portable/group_by_expert.cl."""
     slots = n_tokens * top_k
     return -(-slots // BLOCK_ROWS) + min(n_experts, slots)
 
@@ -101,7 +109,12 @@ class ExpertsDown(Implementation):
 
 
 class ExpertsPrefill(Implementation):
-    """A product of many tokens, in blocks of those that go to the same expert."""
+    """A product of many tokens, in blocks of those that go to the same expert.
+
+    block_rows: slots of a block, BLOCK_ROWS or more.
+    """
+
+    block_rows = BLOCK_ROWS
 
     @abstractmethod
     def size(self, device: Device, product: ExpertProduct) -> Size:
@@ -115,6 +128,17 @@ class ExpertsPrefill(Implementation):
     ) -> tuple[Buffer, list[Launch]]:
         """x as the kernel takes it, and the launches that make it so."""
         return x, []
+
+    def rows(self, device: Device, weight: Weight, dtype: str, step: StepState) -> ExpertRows | None:
+        """Where a product with `dtype` before it may leave what the product with this weight takes as it is.
+
+        None: float32 is what it takes.
+        """
+        return None
+
+    def leaves(self, dtype: str) -> bool:
+        """Whether it can leave ExpertRows of this type."""
+        return False
 
     def scratch(self, device: Device, dtype: str, k: int, exact_activations: bool, n_blocks: int) -> Mapping[str, int]:
         """Bytes of working memory of `pack` by name, equal names shared: for the forecast of memory."""

@@ -1,45 +1,54 @@
 // A product of many tokens with the experts that they go to, on the matrix units of Hopper GPUs (wgmma): formula and arguments as in
 // portable/experts_prefill.cl, except that x is INPUT [n][K] and products are of 16-bit operands, with float32 sums.
 //
-// A work-group has 128 slots of an expert, two neighbouring blocks, and 8 tiles of it; each of its two warpgroups one of the blocks.
-// Rows of x are gathered as they are copied into local memory, by the places in `order`: layouts of a stage and steps of 32 columns
-// as in nvidia/linear_prefill_wgmma.cl. Two work-groups share a compute unit: one multiplies while the other begins or writes.
+// A work-group takes units of a block, up to 192 slots of an expert, and 16 of the expert's tiles, one unit after the other; each of its
+// three warpgroups has 64 of the slots and all rows, or no work where the block has fewer. So most experts' weights are read once.
+// Rows of x are gathered as they are copied into local memory, by the places in `order`. Steps of 32 columns come through STAGES
+// buffers, copied while earlier ones are multiplied, those of the next unit already while the last one's results are written. What a
+// unit's rows are is asked for a unit ahead.
 //
-// Weights in mxfp4 become bfloat16, which has all of their values, on the way: a warp widens its tile from the stage into one of three
+//     a stage:  X   64 bytes a row, of which four neighbouring lanes copy 16 each: ROWS_64 of wgmma.cl
+//               W   tiles as in nvidia/linear_prefill_wgmma.cl
+//
+// Weights in mxfp4 become bfloat16, which has all of their values, on the way: warps widen the tiles of a stage into one of three
 // buffers while the matrix units work on another.
 //
-// Index space: (ceil(EXPERT_TILES / 8), blocks) groups of 256. A group whose block is its expert's second, fourth, ... has no work:
-// that of the block before has both.
-// Build: WEIGHT (f16, bf16 or mxfp4), INPUT (the same, or bf16), K (a multiple of 32), N (a multiple of 16), N_EXPERTS, EXPERT_TILES, SLOTS, EPILOGUE, GATE, BLOCK_ROWS (64).
-// Local memory: 98816 bytes; with mxfp4 87296.
-#if !defined(WEIGHT) || !defined(INPUT) || !defined(K) || !defined(N) || !defined(N_EXPERTS) || !defined(EXPERT_TILES) || !defined(SLOTS) || \
-    !defined(EPILOGUE) || !defined(BLOCK_ROWS)
-#error "nvidia/experts_prefill_wgmma.cl needs the build constants WEIGHT, INPUT, K, N, N_EXPERTS, EXPERT_TILES, SLOTS, EPILOGUE, BLOCK_ROWS"
+// Index space: any number of groups of 384; a unit's tiles change fastest, so that groups share rows while they run.
+// Build: WEIGHT (f16, bf16 or mxfp4), INPUT (the same, or bf16), K (a multiple of 32), N (a multiple of 16), N_EXPERTS, EXPERT_TILES,
+// SLOTS, EPILOGUE, GATE, BLOCK_ROWS (192), OUT (f16 or bf16; left out: float32) of what it leaves.
+// Local memory: 200704 bytes; with mxfp4 150528.
+#if !defined(WEIGHT) || !defined(INPUT) || !defined(K) || !defined(N) || !defined(N_EXPERTS) || !defined(EXPERT_TILES) || \
+    !defined(SLOTS) || !defined(EPILOGUE) || !defined(BLOCK_ROWS)
+#error "nvidia/experts_prefill_wgmma.cl needs the build constants named in its head"
 #endif
 #include "common/tiles.cl"
 #include "common/expert_bias.cl"
 #include "nvidia/wgmma.cl"
 
-#if BLOCK_ROWS != 64
-#error "nvidia/experts_prefill_wgmma.cl: BLOCK_ROWS is 64"
+#if BLOCK_ROWS != 192
+#error "nvidia/experts_prefill_wgmma.cl: BLOCK_ROWS is 192"
 #endif
-#define GROUP_TILES 8
+#define UNIT_TILES 16
 #define BLOCK_K 32
-#define GROUP_ITEMS 256
-#define X_BYTES (2 * BLOCK_ROWS * BLOCK_K * 2)
+#define GROUP_ITEMS 384
+#define X_BYTES (BLOCK_ROWS * BLOCK_K * 2)
 #define TILE_BYTES (BLOCK_K * 32)
-#define W_BYTES (GROUP_TILES * TILE_BYTES)
+#define W_BYTES (UNIT_TILES * TILE_BYTES)
 #if QUANTIZED
-#define STAGE_BYTES (X_BYTES + GROUP_TILES * GROUP_BYTES)
+#define STAGE_BYTES (X_BYTES + (UNIT_TILES * GROUP_BYTES + 511) / 512 * 512)
+#define STAGES 6
+#define TILES_APART (GROUP_ITEMS / WARP)  // tiles that a work-item copies of
 #define WIDENED 3  // buffers: of two steps whose products may be under way, and of the next
 #else
 #define STAGE_BYTES (X_BYTES + W_BYTES)
+#define STAGES 7
+#define TILES_APART (GROUP_ITEMS / 64)
 #define WIDENED 0
 #endif
-#define STAGES 6
 #define STEPS (K / BLOCK_K)
 #define AHEAD (STAGES - 2)  // steps fetched while the products of two others may be under way
-#define SUMS (GROUP_TILES * 8)
+#define SUMS (UNIT_TILES * 8)
+#define ROW_UNITS ((EXPERT_TILES + UNIT_TILES - 1) / UNIT_TILES)
 
 // APPLY_GATE without exact divisions.
 #define SHARE(z) native_divide(1.0f, 1.0f + native_exp(z))
@@ -49,30 +58,87 @@
                (AT_LEAST(AT_MOST(u, 7.0f, float), -7.0f, float) + 1.0f)                                                          \
          : (g) * SHARE(GATE_MINUS_Z(g)) * (u))
 
-// What a work-item copies next: a piece of 8 columns of a row of each block, two neighbouring pieces of a tile.
+// Units in turn: those of the blocks whose experts are in this buffer.
+typedef struct {
+    __global const int4* blocks;
+    int n_units, first_expert;
+} unit_list;
+
+// A unit's block, without slots where there is no such unit or its expert is in another buffer.
+inline int4 block_of(const unit_list* list, const int unit) {
+    const int4 none = (int4)(list->first_expert, 0, 0, 0);
+    if (unit >= list->n_units) return none;
+    const int4 block = list->blocks[unit / ROW_UNITS];
+    return block.x < list->first_expert || block.x >= list->first_expert + N_EXPERTS ? none : block;
+}
+
+// What a work-item copies next: pieces of 8 columns of two rows, 96 apart, and pieces of a step's tiles. And what it will want to know
+// of the next unit: its block, the rows, and the block after that.
 typedef struct {
     __global const CAT(INPUT, _t)*x0, *x1;
     __global const CAT(WEIGHT, _t)* w;
-    int step;
+    int tiles[3];  // to its first tile from those that the work-item copies of, in elements of the weight
+    int unit, step;
     uint to;  // bytes to the stage
+    int4 next, after;
+    int row0, row1;
 } source;
 
-// to_x, to_w: where the work-item's first pieces go in the first stage.
-inline void fetch(source* from, const uint to_x, const uint to_w, const bool has_second) {
-    if (from->step < STEPS) {
-        copy16_async(to_x + from->to, from->x0, true);
-        if (has_second) copy16_async(to_x + from->to + X_BYTES / 2, from->x1, true);
+// Places of the work-item's two rows of a block in `order`.
+inline int row_at(const int4 block, const int row) { return block.y + min(row, max(block.z, 1) - 1); }
+#define OWN_ROW ((int)get_local_id(0) / 4)
+
+// Begins with the unit whose block and rows are `next`.
+inline void begin_unit(source* from, const unit_list* list, __global const CAT(WEIGHT, _t)* weight, __global const CAT(INPUT, _t)* x,
+                       __global const int* order) {
+    const int item = get_local_id(0), first_tile = from->unit % ROW_UNITS * UNIT_TILES;
+    const int4 block = from->next;
+    from->x0 = x + (size_t)(from->row0 / SLOTS) * K + item % 4 * 8;
+    from->x1 = x + (size_t)(from->row1 / SLOTS) * K + item % 4 * 8;
+    const size_t expert = (size_t)(block.x - list->first_expert) * EXPERT_TILES;
 #if QUANTIZED
-        if (get_local_id(0) % WARP < GROUP_BYTES / 16) copy16_async(to_w + from->to, from->w, true);
+    const int tile = first_tile + item / WARP, own = item % WARP * 16;
 #else
-        copy16_async(to_w + from->to, from->w, true);
-        copy16_async(to_w + from->to + 512, from->w + 256, true);
+    const int tile = first_tile + item / 64, own = item % 64 * 8;
 #endif
+    from->w = weight + (expert + min(tile, EXPERT_TILES - 1)) * TILE_SIZE + own;
+#pragma unroll
+    for (int i = 1; i < 3; ++i)
+        from->tiles[i] = (EXPERT_TILES % UNIT_TILES ? min(i * TILES_APART, max(EXPERT_TILES - 1 - tile, 0)) : i * TILES_APART) *
+                         (int)TILE_SIZE;
+    from->step = 0;
+    from->next = from->after;
+    from->row0 = order[row_at(from->next, OWN_ROW)];
+    from->row1 = order[row_at(from->next, OWN_ROW + BLOCK_ROWS / 2)];
+    from->after = block_of(list, from->unit + 2 * (int)get_num_groups(0));
+}
+
+// to_x, to_w: where the work-item's first pieces go in the first stage.
+inline void fetch(source* from, const uint to_x, const uint to_w, const unit_list* list, __global const CAT(WEIGHT, _t)* weight,
+                  __global const CAT(INPUT, _t)* x, __global const int* order) {
+    if (from->unit < list->n_units) {
+        const int item = get_local_id(0);
+        copy16_async(to_x + from->to, from->x0, true);
+        copy16_async(to_x + from->to + X_BYTES / 2, from->x1, true);
         from->x0 += BLOCK_K;
         from->x1 += BLOCK_K;
-        from->w += QUANTIZED ? GROUP_BYTES : BLOCK_K * 16;
+#if QUANTIZED
+        // A warp copies the tiles that it widens.
+        if (item % WARP < GROUP_BYTES / 16) copy16_async(to_w + from->to, from->w, true);
+        if (item % WARP < GROUP_BYTES / 16 && item / WARP < UNIT_TILES - TILES_APART)
+            copy16_async(to_w + from->to + TILES_APART * GROUP_BYTES, from->w + from->tiles[1], true);
+        from->w += GROUP_BYTES;
+#else
+        copy16_async(to_w + from->to, from->w, true);
+        copy16_async(to_w + from->to + TILES_APART * TILE_BYTES, from->w + from->tiles[1], true);
+        if (item < 256) copy16_async(to_w + from->to + 2 * TILES_APART * TILE_BYTES, from->w + from->tiles[2], true);
+        from->w += BLOCK_K * 16;
+#endif
         from->to = from->to == (STAGES - 1) * STAGE_BYTES ? 0 : from->to + STAGE_BYTES;
-        ++from->step;
+        if (++from->step == STEPS) {
+            from->unit += get_num_groups(0);
+            begin_unit(from, list, weight, x, order);
+        }
     }
     copy_commit();
 }
@@ -102,91 +168,48 @@ inline void widen_group(__local const uchar* group, const uint to, const int lan
 }
 #endif
 
-// The group's place in local memory and what its warps copy and widen.
-typedef struct {
-    uint x, w;       // where the work-item's first pieces go in the first stage
-    uint stages, widened;  // where stages and widened tiles begin
-    int lane, warp;
-} group_place;
-
-// The products of a warpgroup's 64 slots with 8 tiles, or with both warpgroups on one block with 4: `both` says whether there are two.
-inline IN_REGISTERS void multiply(float* acc, source* from, const group_place* at, __local const uint4* buffers, const bool both) {
-    const int group = at->warp / 4;
-    const ulong a = wgmma_operand(at->stages + (both ? group * (X_BYTES / 2) : 0), 128, BLOCK_K * 16, NO_SWIZZLE);
-    const ulong b = wgmma_operand((QUANTIZED ? at->widened : at->stages + X_BYTES) + (both ? 0 : group * (W_BYTES / 2)),
-                                  TILE_BYTES, 256, SWIZZLE_32);
-    uint stage = 0, w_stage = 0;  // in 16 bytes, as operands count
-#pragma unroll
-    for (int i = 0; i < AHEAD; ++i) fetch(from, at->x, at->w, both);
-#pragma unroll
-    for (int i = 0; i < (both ? SUMS : SUMS / 2); ++i) acc[i] = 0;
-#pragma unroll 1
-    for (int step = 0; step < STEPS; ++step) {
-        COPY_WAIT(AHEAD - 1);
-#if QUANTIZED
-        warp_sync();
-        widen_group((__local const uchar*)(buffers + WIDENED * W_BYTES / 16 + stage) + X_BYTES + at->warp * GROUP_BYTES,
-                    at->widened + w_stage * 16 + at->warp * TILE_BYTES, at->lane);
-#endif
-        local_fence_async();
-        barrier(CLK_LOCAL_MEM_FENCE);  // the step is there for all, and the one before the last multiplied by all
-        fetch(from, at->x, at->w, both);
-        wgmma_fence();
-        if (both) {
-            WGMMA_128(INPUT, acc, a + stage, b + w_stage, 1);
-            WGMMA_128(INPUT, acc, a + stage + 256 / 16, b + w_stage + 512 / 16, 1);
-        } else {
-            WGMMA_64(INPUT, acc, a + stage, b + w_stage, 1);
-            WGMMA_64(INPUT, acc, a + stage + 256 / 16, b + w_stage + 512 / 16, 1);
-        }
-        wgmma_commit();
-        WGMMA_WAIT(1);
-        stage = stage == (STAGES - 1) * STAGE_BYTES / 16 ? 0 : stage + STAGE_BYTES / 16;
-#if QUANTIZED
-        w_stage = w_stage == (WIDENED - 1) * W_BYTES / 16 ? 0 : w_stage + W_BYTES / 16;
-#else
-        w_stage = stage;
-#endif
-    }
-    WGMMA_WAIT(0);
-    WGMMA_SETTLE32(acc, 0);
-    if (both) WGMMA_SETTLE32(acc, 32);
+#ifdef OUT
+inline void write2(__global CAT(OUT, _t)* y, const int at, const float2 v) {
+    *(__global uint*)(y + at) = CAT(narrow_, OUT)(v.x, v.y);
 }
+#else
+#define OUT f32
+inline void write2(__global float* y, const int at, const float2 v) { *(__global float2*)(y + at) = v; }
+#endif
 
 // A warpgroup's sums: of rows 8 j + 2 (lane % 4) + {0, 1} acc[4 j + {0, 1}] of slot lane / 4, acc[4 j + {2, 3}] of the slot 8 later.
-// first_row: the warp's first slot; first_tile, tiles: what they are of. bias: of the expert.
-inline IN_REGISTERS void write(const float* acc, __local const int* slots, const int count, const int first_row, const int first_tile,
-                               const int tiles, __global const float* weights, __global float* out, const int lane,
-                               __global const float* bias) {
+// slots: of both, or -1. bias: of the expert.
+inline IN_REGISTERS void write(const float* acc, const int slots[2], const int first_tile, __global const float* weights,
+                               __global CAT(OUT, _t)* out, const int lane, __global const float* bias) {
+    const int column = 2 * (lane % 4);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-        const int at_row = first_row + h * 8 + lane / 4;
-        if (at_row >= count) continue;
-        const int slot = slots[at_row], column = 2 * (lane % 4);
-        __global float* y = out + (size_t)slot * N + column;
+        const int slot = slots[h];
+        if (slot < 0) continue;
+        __global CAT(OUT, _t)* y = out + (size_t)slot * N + column;
 #if EPILOGUE == EPILOGUE_SWIGLU
 #pragma unroll
-        for (int j = 0; j < tiles; ++j) {  // 8 rows of a gate tile, those of its up tile 8 sums later
+        for (int j = 0; j < UNIT_TILES; ++j) {  // 8 rows of a gate tile, those of its up tile 8 sums later
             const int at = (j / 2 * 4 + j % 2) * 4 + 2 * h, to = first_tile * 8 + j * 8;
-            if (N % (GROUP_TILES * 8) && to >= N) break;
+            if (N % (UNIT_TILES * 8) && to >= N) break;
             float2 gate = (float2)(acc[at], acc[at + 1]), up = (float2)(acc[at + 8], acc[at + 9]);
 #if BIAS
             gate += vload2(0, bias + column + to);
             up += vload2(0, bias + column + N + to);
 #endif
-            *(__global float2*)(y + to) = (float2)(GATED(gate.x, up.x), GATED(gate.y, up.y));
+            write2(y, to, (float2)(GATED(gate.x, up.x), GATED(gate.y, up.y)));
         }
 #else
         const float share = weights[slot];
 #pragma unroll
-        for (int j = 0; j < 2 * tiles; ++j) {
+        for (int j = 0; j < 2 * UNIT_TILES; ++j) {
             const int to = first_tile * 16 + j * 8;
-            if (N % (GROUP_TILES * 16) && to >= N) break;
+            if (N % (UNIT_TILES * 16) && to >= N) break;
             float2 v = (float2)(acc[4 * j + 2 * h], acc[4 * j + 2 * h + 1]);
 #if BIAS
             v += vload2(0, bias + column + to);
 #endif
-            *(__global float2*)(y + to) = v * share;
+            write2(y, to, v * share);
         }
 #endif
     }
@@ -194,51 +217,89 @@ inline IN_REGISTERS void write(const float* acc, __local const int* slots, const
 
 __kernel __attribute__((reqd_work_group_size(GROUP_ITEMS, 1, 1)))
 void experts_prefill(__global const CAT(WEIGHT, _t)* weight, __global const CAT(INPUT, _t)* x, __global const int* order,
-                     __global const int4* blocks, __global const float* weights, __global float* out,
+                     __global const int4* blocks, __global const float* weights, __global CAT(OUT, _t)* out,
                      const int first_expert BIAS_PARAM) {
     __local uint4 __attribute__((aligned(1024))) buffers[(STAGES * STAGE_BYTES + WIDENED * W_BYTES) / 16];
-    __local int slots[2 * BLOCK_ROWS];
-    const int block = get_group_id(1), first_tile = get_group_id(0) * GROUP_TILES;
-    const int4 own = blocks[block];
-    const int expert = own.x - first_expert;
-    if (own.z == 0 || own.w % 2 || expert < 0 || expert >= N_EXPERTS) return;
-    int count = own.z;
-    if (block + 1 < (int)get_num_groups(1)) {
-        const int4 next = blocks[block + 1];
-        if (next.x == own.x && next.w == own.w + 1) count += next.z;
-    }
-    const int lane = get_local_id(0) % WARP, warp = get_local_id(0) / WARP;
-    if (get_local_id(0) < 2 * BLOCK_ROWS) slots[get_local_id(0)] = order[own.y + min((int)get_local_id(0), count - 1)];
-    barrier(CLK_LOCAL_MEM_FENCE);
-
-    const bool both = count > BLOCK_ROWS;
+    const int item = get_local_id(0), lane = item % WARP, warp = item / WARP, n_groups = get_num_groups(0);
+    const unit_list list = {blocks, blocks[0].w * ROW_UNITS, first_expert};
     const uint widened = local_address(buffers), stages = widened + WIDENED * W_BYTES;
+    const uint to_x = stages + item / 4 * 64 + (item % 4 ^ item / 8 % 4) * 16;
 #if QUANTIZED
     const uint to_w = stages + X_BYTES + warp * GROUP_BYTES + lane * 16;
 #else
-    const uint to_w = stages + X_BYTES + warp * TILE_BYTES + (lane ^ ((lane >> 3) & 1)) * 16;
+    const uint to_w = stages + X_BYTES + item / 64 * TILE_BYTES + (item % 64 ^ (item >> 3 & 1)) * 16;
 #endif
-    const group_place at = {stages + get_local_id(0) * 16, to_w, stages, widened, lane, warp};
-    const int row = warp * 8 + lane % 8, tile = min(first_tile + warp, EXPERT_TILES - 1);
     source from;
-    from.x0 = x + (size_t)(slots[row] / SLOTS) * K + lane / 8 * 8;
-    from.x1 = x + (size_t)(slots[BLOCK_ROWS + row] / SLOTS) * K + lane / 8 * 8;
-    from.w = weight + ((size_t)expert * EXPERT_TILES + tile) * TILE_SIZE + lane * (QUANTIZED ? 16 : 8);
-    from.step = 0;
+    from.unit = get_group_id(0);
     from.to = 0;
-#if BIAS
-    bias += (size_t)own.x * EXPERT_TILES * 16;
+    from.next = block_of(&list, from.unit);
+    from.row0 = order[row_at(from.next, OWN_ROW)];
+    from.row1 = order[row_at(from.next, OWN_ROW + BLOCK_ROWS / 2)];
+    from.after = block_of(&list, from.unit + n_groups);
+    int4 now, next = from.next;
+    begin_unit(&from, &list, weight, x, order);
+#pragma unroll
+    for (int i = 0; i < AHEAD; ++i) fetch(&from, to_x, to_w, &list, weight, x, order);
+
+    const ulong a = wgmma_operand(stages + warp / 4 * (X_BYTES / 3), 16, 8 * BLOCK_K * 2, ROWS_64);
+    const ulong b = wgmma_operand(QUANTIZED ? widened : stages + X_BYTES, TILE_BYTES, 256, SWIZZLE_32);
+    uint stage = 0, w_stage = 0;  // in 16 bytes, as operands count
+#if QUANTIZED
+#define WIDEN_STEP                                                                                                        \
+    warp_sync();                                                                                                          \
+    for (int tile = warp; tile < UNIT_TILES; tile += GROUP_ITEMS / WARP)                                                  \
+        widen_group((__local const uchar*)(buffers + WIDENED * W_BYTES / 16 + stage) + X_BYTES + tile * GROUP_BYTES,      \
+                    widened + w_stage * 16 + tile * TILE_BYTES, lane);
 #else
-    __global const float* bias = 0;
+#define WIDEN_STEP
 #endif
-    if (both) {
+// What all warpgroups do of a step before its products, and after them.
+#define BEGIN_STEP                                                                                                 \
+    COPY_WAIT(AHEAD - 1);                                                                                          \
+    WIDEN_STEP                                                                                                     \
+    local_fence_async();                                                                                           \
+    barrier(CLK_LOCAL_MEM_FENCE); /* the step is there for all, and the one before the last multiplied by all */   \
+    fetch(&from, to_x, to_w, &list, weight, x, order);
+#define END_STEP                                                                                  \
+    stage = stage == (STAGES - 1) * STAGE_BYTES / 16 ? 0 : stage + STAGE_BYTES / 16;              \
+    w_stage = !QUANTIZED ? stage : w_stage == (WIDENED - 1) * W_BYTES / 16 ? 0 : w_stage + W_BYTES / 16;
+    for (int unit = get_group_id(0); unit < list.n_units; unit += n_groups) {
+        now = next;
+        next = block_of(&list, unit + n_groups);
+        const int first_row = warp * 16 + lane / 4, first_tile = unit % ROW_UNITS * UNIT_TILES;
+        if (warp / 4 * 64 >= now.z) {  // no work for the warpgroup
+#pragma unroll 1
+            for (int step = 0; step < STEPS; ++step) {
+                BEGIN_STEP
+                END_STEP
+            }
+            continue;
+        }
+        int slots[2];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) slots[h] = first_row + 8 * h < now.z ? order[now.y + first_row + 8 * h] : -1;
         float acc[SUMS];
-        multiply(acc, &from, &at, buffers, true);
-        write(acc, slots, count, warp * 16, first_tile, GROUP_TILES, weights, out, lane, bias);
-    } else {
-        float acc[SUMS / 2];
-        multiply(acc, &from, &at, buffers, false);
-        write(acc, slots, count, warp % 4 * 16, first_tile + warp / 4 * (GROUP_TILES / 2), GROUP_TILES / 2, weights, out, lane, bias);
-        asm volatile("" : : : "memory");  // keeps the branches' writes apart: with sums in common the products would not overlap
+#pragma unroll
+        for (int i = 0; i < SUMS; ++i) acc[i] = 0;
+#pragma unroll 1
+        for (int step = 0; step < STEPS; ++step) {
+            BEGIN_STEP
+            wgmma_fence();
+            WGMMA_256(INPUT, acc, a + stage, b + w_stage, 1);
+            WGMMA_256(INPUT, acc, a + stage + 32 / 16, b + w_stage + 512 / 16, 1);
+            wgmma_commit();
+            WGMMA_WAIT(1);
+            END_STEP
+        }
+        WGMMA_WAIT(0);
+        WGMMA_SETTLE32(acc, 0);
+        WGMMA_SETTLE32(acc, 32);
+        WGMMA_SETTLE32(acc, 64);
+        WGMMA_SETTLE32(acc, 96);
+#if BIAS
+        write(acc, slots, first_tile, weights, out, lane, bias + (size_t)now.x * EXPERT_TILES * 16);
+#else
+        write(acc, slots, first_tile, weights, out, lane, 0);
+#endif
     }
 }

@@ -28,9 +28,12 @@ inline void wgmma_commit(void) { asm volatile("//sm_90a wgmma.commit_group.sync.
 //               A piece c of 16 bytes is at place c ^ (k % 8).
 //   ROWS_128    B as its columns lie, 64 k in 128 bytes of each (WGMMA_ROWS_N); stride: 8 columns; 16 k further on is 32 bytes.
 //               A piece c of 16 bytes is at place c ^ (column % 8).
+//   ROWS_64     A, 32 k in 64 bytes of each row; stride: 8 rows; 16 k further on is 32 bytes. A piece c of 16 bytes is at place
+//               c ^ (row / 2 % 4).
 #define NO_SWIZZLE 0
 #define SWIZZLE_128 1
 #define ROWS_128 1
+#define ROWS_64 2
 #define SWIZZLE_32 3
 #define OPERAND_LOW(address, leading) (((address) & 0x3ffff) >> 4 | (leading) >> 4 << 16)
 #define OPERAND(low, stride, swizzle) ((ulong)(low) | (ulong)((stride) >> 4 | (swizzle) << 30) << 32)

@@ -1,8 +1,8 @@
 // A step's tokens in the order of the experts that they go to, and blocks of them that have an expert in common.
 //
 //   order   = the slots t TOP_K + s of all tokens t, those of expert 0 first; of an expert's own in any order
-//   blocks  = (expert, first place in order, number of slots, which of the expert's blocks it is): at most BLOCK_ROWS slots each;
-//             the rest are zeros
+//   blocks  = (expert, first place in order, number of slots, in the first how many blocks there are): at most BLOCK_ROWS slots
+//             each; the rest are zeros
 //
 // ids  int [n][TOP_K], those of a token differ     order  int [n TOP_K]     blocks  int4 [ceil(n TOP_K / BLOCK_ROWS) + min(N_EXPERTS, n TOP_K)]
 // state  int, see STATE_*
@@ -26,10 +26,11 @@ void group_by_expert(__global const int* ids, __global int* order, __global int4
         for (int e = 0; e < N_EXPERTS; ++e) {
             const int count = places[e];
             for (int i = 0; i < count; i += BLOCK_ROWS)
-                blocks[block++] = (int4)(e, first + i, min(BLOCK_ROWS, count - i), i / BLOCK_ROWS);
+                blocks[block++] = (int4)(e, first + i, min(BLOCK_ROWS, count - i), 0);
             places[e] = first;
             first += count;
         }
+        blocks[0].w = block;
         const int n_blocks = (n + BLOCK_ROWS - 1) / BLOCK_ROWS + min(N_EXPERTS, n);
         for (; block < n_blocks; ++block) blocks[block] = (int4)(0);
     }
