@@ -238,7 +238,7 @@ def _new_plan(
     in_place = problem.lie_alike(lie)
     if in_place:
         few = _for_few_queries(device, problem, block_mask, options)
-        in_place = few is not None or problem.read_in_place(tiles, mask_keys)
+        in_place = few is not None or problem.read_in_place(device, tiles, mask_keys)
     if given_on_device and not in_place:
         check_order(arrays)
     return FlexPlan(device, problem, tiles, traced, block_mask, lie if in_place else None, few)

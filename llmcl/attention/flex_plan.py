@@ -26,8 +26,8 @@ from llmcl.runtime.device import Buffer, Device, KernelArg, Launch
 from llmcl.runtime.driver_calls import check
 
 # In the state of attention on arrays: see kv_block_ranges.cl.
-BATCH_RECORDS, HEAD_RECORDS, GROUP_RECORDS, ORDER, N_PAGES, PAGE_ROWS, STRIDES = range(
-    step_state.N_SLOTS, step_state.N_SLOTS + 7
+BATCH_RECORDS, HEAD_RECORDS, GROUP_RECORDS, ORDER, N_PAGES, PAGE_ROWS, ARRAY_BLOCKS, STRIDES = range(
+    step_state.N_SLOTS, step_state.N_SLOTS + 8
 )
 MAX_PLANS = 32
 MAX_BYTES = 1 << 28  # of working memory that all plans of a device keep, or an eighth of its memory
@@ -168,7 +168,8 @@ class FlexPlan:
             visited = np.concatenate([visited, order])
         records = [ranges.batch_records, ranges.head_records, ranges.group_records, len(ranges.ranges)]
         state = [0] * step_state.N_SLOTS
-        state[step_state.CONSTANTS["STATE_N_TOKENS"]], state[step_state.CAPACITY] = p.n_queries, capacity
+        state[step_state.CONSTANTS["STATE_N_TOKENS"]] = p.n_queries
+        state[step_state.CAPACITY] = capacity if strides is None else p.page_tokens or p.n_keys
         state += [*records, *self._place_in_pages(strides)]
         self._state = self._kept(device.upload(np.array(state, np.int32), "attention state"))
         lists = self._kept(device.upload(visited, "attention KV block ranges"))
@@ -184,6 +185,7 @@ class FlexPlan:
             own["SMALL_INTS"] = True
         if strides is not None:
             own |= {"ARRAYS": True, "STRIDES": STRIDES, "OUT": KERNEL_NAMES[self.dtypes["out"]]}
+            own["ARRAY_BLOCKS"] = f"state[{ARRAY_BLOCKS}]"
             if p.page_tokens:
                 own["KV_PAGE"] = p.page_tokens
                 own["PAGE_TABLE"] = f"({PAGE_TABLE}+get_group_id(2)*state[{N_PAGES}])"
@@ -229,12 +231,17 @@ class FlexPlan:
             arrays = self._padded(capacity)
             arrays[1] = self._pack_keys(arrays[1], capacity)
         query, key, value, out = arrays
+        groups = tiles.implementation.groups(self.device, tiles, p.n_q_heads, p.n_queries, p.batch)
+        scratch = tiles.implementation.array_scratch_bytes * int(np.prod(groups)) if capacity is None else 0
+        if scratch:
+            last.insert(2, self._kept(self.device.alloc(scratch, "attention tensor maps")))
+        file = tiles.implementation.file
         self._launch(
-            tiles.implementation.file,
+            file if capacity is not None else tiles.implementation.array_file or file,
             "attention_prefill",
             {**constants, **tiles.constants()},
             [query, self._state, key, value, out, *last],
-            groups=tiles.implementation.groups(self.device, tiles, p.n_q_heads, p.n_queries, p.batch),
+            groups=groups,
             local=tiles.local,
             prelude=mods.prelude,
         )
@@ -276,15 +283,17 @@ class FlexPlan:
             )
 
     def _place_in_pages(self, strides: Sequence[Strides | None] | None) -> list[int]:
-        """What the state holds from N_PAGES on: pages of a sequence, rows between pages, strides of the arrays."""
+        """What the state holds from N_PAGES on: pages of a sequence, rows between pages, batches or pages of the arrays
+        of keys and values, strides of the arrays."""
         if strides is None:
             return []
         query, key, value = strides
         assert query is not None and key is not None and value is not None
         if not self.problem.page_tokens:
-            return [0, 0, *query, *key, *value]
+            return [0, 0, self.problem.batch, *query, *key, *value]
         # A row of a page is that many rows from the pool's first one; all sequences share the pool.
-        return [self.problem.n_pages, key[0] // key[2], *query, 0, *key[1:], 0, *value[1:]]
+        place = [self.problem.n_pages, key[0] // key[2], self.problem.pool_pages]
+        return [*place, *query, 0, *key[1:], 0, *value[1:]]
 
     def _padded(self, capacity: int) -> list[KernelArg | str]:
         """query, key, value, out as the kernels take them: the user's arrays, or buffers with more rows or columns."""

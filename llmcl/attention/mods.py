@@ -10,8 +10,9 @@ import numpy as np
 from llmcl.attention.block_test import MASK_RANGE, block_test
 from llmcl.attention.tracing.graph import Capture
 from llmcl.attention.tracing.intervals import bounds
+from llmcl.attention.tracing.score_form import score_form
 from llmcl.attention.tracing.trace import TracedMod, trace_mask_mod, trace_score_mod
-from llmcl.kernels.common.mods import NO_MODS, ModCode, Mods
+from llmcl.kernels.common.mods import NO_MODS, ModCode, Mods, fragment_macros
 from llmcl.runtime.device import Buffer, Device
 
 ScoreMod = Callable[..., Any]
@@ -36,8 +37,9 @@ def bind_mods(
     ]
     score = None
     if score_mod is not None:
-        bodies = score_mod.body(), score_mod.body(16)
-        score = ModCode(*bodies, _arrays(score_mod), per_sequence="b" in score_mod.depends)
+        bodies, form = (score_mod.body(), score_mod.body(16)), score_form(score_mod)
+        fragment = fragment_macros(form.body(), form.unit, form.factor, form.slope_body())
+        score = ModCode(*bodies, _arrays(score_mod), per_sequence="b" in score_mod.depends, fragment=fragment)
     mask = None
     if mask_mod is not None:
         mask = ModCode(

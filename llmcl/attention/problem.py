@@ -11,6 +11,7 @@ import numpy as np
 from llmcl.attention.arrays import PAGE_TABLE, SINKS, dtype_of
 from llmcl.errors import UsageError
 from llmcl.kernels.common.attention import CAPACITY_MULTIPLE, PrefillTiles
+from llmcl.runtime.device import Device
 
 Strides = tuple[int, int, int]  # how many elements apart batches (of a pool: pages), heads and rows are
 
@@ -79,12 +80,12 @@ class Problem:
         # Pages are to follow each other at a whole number of rows, the same for keys and values.
         return key[0] % key[2] == 0 and key[0] * value[2] == value[0] * key[2]
 
-    def read_in_place(self, tiles: PrefillTiles, mask_keys: int) -> bool:
+    def read_in_place(self, device: Device, tiles: PrefillTiles, mask_keys: int) -> bool:
         """Whether the kernel with these tiles does, of arrays that lie alike. mask_keys: of a block of the block mask,
         0 without one."""
         # A tile of keys is to lie in one page.
         together = not self.page_tokens or (self.page_tokens | mask_keys) % CAPACITY_MULTIPLE == 0
-        return together and tiles.implementation.reads_arrays(self.kv_dtype, self.width)
+        return together and tiles.implementation.reads_arrays(device, self.kv_dtype, self.width)
 
 
 MAX_STRIDE = (1 << 31) - 1  # kernels read them as int32

@@ -235,7 +235,8 @@ def test_errors_name_what_is_wrong(default_device: Any, change: dict[str, Any], 
 )
 def test_working_memory_of_a_large_call(mask_mod: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where kernels read arrays as they lie, a call needs less than 2% of their size beside them."""
-    monkeypatch.setattr("llmcl.kernels.nvidia.attention.has_wgmma", lambda entry: True)
+    for probe in ("has_wgmma", "has_tensor_maps"):
+        monkeypatch.setattr(f"llmcl.kernels.nvidia.attention.{probe}", lambda entry: True)
     hopper = replace(GPUS[0].entry, ptx_arch=90, compute_units=132, local_mem_bytes=48 << 10)
     device = RecordingDevice(hopper)
     shapes = (1, 32, 8192, 128), (1, 8, 8192, 128), (1, 8, 8192, 128)

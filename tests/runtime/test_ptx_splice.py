@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from llmcl.errors import KernelBuildError
-from llmcl.kernels.nvidia.wgmma import PROBE, has_wgmma
+from llmcl.kernels.nvidia.wgmma import PROBES, has_tensor_maps, has_wgmma
 from llmcl.runtime.device import Device
 from llmcl.runtime.platforms import DeviceEntry
 from llmcl.runtime.probe import NO, UNKNOWN, YES, Ending
@@ -56,7 +56,7 @@ def test_other_binaries_are_refused(text: str, said: str) -> None:
 
 
 def test_which_programs_need_it() -> None:
-    assert needs_splice(read_source(PROBE))
+    assert all(needs_splice(read_source(probe)) for probe in PROBES.values())
     assert not needs_splice(read_source("nvidia/linear_prefill.cl"))
 
 
@@ -68,7 +68,7 @@ def test_only_hopper_has_wgmma(cl_entry: DeviceEntry, monkeypatch: pytest.Monkey
         raise AssertionError("nothing to try on this device")
 
     monkeypatch.setattr("llmcl.kernels.nvidia.wgmma.ask", ask)
-    assert not has_wgmma.__wrapped__(cl_entry)
+    assert not has_wgmma.__wrapped__(cl_entry) and not has_tensor_maps.__wrapped__(cl_entry)
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,8 @@ def test_a_probe_of_wgmma_that_was_killed_is_not_remembered(
 ) -> None:
     entry = dataclasses.replace(default_entry, ptx_arch=90)
     monkeypatch.setattr("llmcl.kernels.nvidia.wgmma.ask", lambda *_: Ending(verdict))
-    assert has_wgmma.__wrapped__(entry) is expected
-    assert (empty_cache / "wgmma").exists() is kept
+    assert has_wgmma.__wrapped__(entry) is has_tensor_maps.__wrapped__(entry) is expected
+    assert (empty_cache / "wgmma").exists() is (empty_cache / "tensor_map").exists() is kept
 
 
 def test_a_driver_without_ptx_is_named(default_device: Device, empty_cache: Path) -> None:
@@ -105,7 +105,7 @@ def test_the_spliced_program_is_kept(device: Device, empty_cache: Path) -> None:
     out = device.upload(np.ones((64, 64), np.float32), "out")
     for expected in (1, 0):  # compiled, then found
         programs = ProgramCache(device.context, device.entry.device)
-        kernel = programs.kernel(KernelSource(PROBE, "wgmma_probe", {"APART_FROM_THE_PROBE": 1}))
+        kernel = programs.kernel(KernelSource(PROBES["wgmma"], "wgmma_probe", {"APART_FROM_THE_PROBE": 1}))
         assert programs.compiled == expected
         kernel.set_args(operands[0].cl, operands[1].cl, out.cl)
     assert all(b"\n.target sm_90a" in kept.read_bytes() for kept in empty_cache.rglob("wgmma_probe-*.bin"))

@@ -153,6 +153,12 @@ class AttentionPrefill(AttentionKernel):
     takes_turns = False
     """Whether its work-groups take blocks of queries one after the other, in the order that ORDER gives."""
 
+    array_file = ""
+    """Where its kernel for attention on arrays stands, if that is another than `file`."""
+
+    array_scratch_bytes = 0
+    """Working memory of a work-group in attention on arrays, an argument after `ranges`; 0: it has none."""
+
     block_m_choices: Sequence[int] = (8, 16, 32, 64, 128)
     """Query rows that `llmcl tune` tries."""
 
@@ -182,7 +188,7 @@ class AttentionPrefill(AttentionKernel):
         """Work-groups of a launch for n query tokens."""
         return n_q_heads, -(-n // tiles.block_m), batch
 
-    def reads_arrays(self, dtype: str, width: int) -> bool:
+    def reads_arrays(self, device: Device, dtype: str, width: int) -> bool:
         """Whether it has a layout for attention on arrays: queries, keys and values of one dtype [B, H, L, width] where
         they lie, the output of any dtype. Build constants are then ARRAYS, OUT and STRIDES, a slot of `state`: from it
         on lie how many elements apart batches, heads and rows of the queries, of the keys and of the values are."""

@@ -15,6 +15,7 @@ BLOCK_INPUTS = "const int b, const int h, const int q_first, const int q_last, c
 class ModCode:
     """A function's statements, `return` last: for one key (body) and for 16 (wide).
 
+    fragment, of a score_mod: what kernels of fragments need that compute parts of it once a row, as macros.
     block, of a mask_mod: those of mask_block. helpers: functions that they call. per_head, per_sequence: whether heads
     differ, and sequences.
     arrays: type and name of each array that it looks up.
@@ -27,6 +28,7 @@ class ModCode:
     helpers: str = ""
     per_head: bool = False
     per_sequence: bool = False
+    fragment: str = ""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Mods:
         if self.score is not None:
             flags += "#define HAS_SCORE_MOD 1\n"
             wide += _function("score_mod16", f"const float16 score, {_wide(INPUTS)}", self.score.wide, "float16")
-            flags += _macro("SCORE_MOD_BODY", f"{{ {self.score.body} }}")
+            flags += _macro("SCORE_MOD_BODY", f"{{ {self.score.body} }}") + self.score.fragment
         if self.mask is not None:
             flags += "#define HAS_MASK_MOD 1\n"
             wide += _function("mask_mod16", _wide(INPUTS), self.mask.wide, "int16")
@@ -77,6 +79,16 @@ class Mods:
 
 
 NO_MODS = Mods()
+
+
+def fragment_macros(body: str, unit: float, factor: float, slope: str) -> str:
+    """Of a score_mod that is factor f(unit score), with the statements of f, and of its slope along the keys if it has
+    one (nvidia/fragment_scores.cl)."""
+    macros = _macro("FRAGMENT_MOD_BODY", f"{{ {body} }}")
+    macros += _macro("SCORE_UNIT", f"{unit:.9e}f") + _macro("SCORE_FACTOR", f"{factor:.9e}f")
+    if slope:
+        macros += "#define HAS_KEY_SLOPE 1\n" + _macro("KEY_SLOPE_BODY", f"{{ {slope} }}")
+    return macros
 
 
 def one_of(choices: Sequence[Mods]) -> str:

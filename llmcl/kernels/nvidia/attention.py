@@ -19,7 +19,7 @@ from llmcl.kernels.common.dtype import is_16_bit, kernel_name
 from llmcl.kernels.common.linear import ActivationLayout, ActivationOperand, PackedActivations
 from llmcl.kernels.common.sizes import power_of_two_at_most
 from llmcl.kernels.nvidia.linear import TensorCoreLayout, supports_ptx
-from llmcl.kernels.nvidia.wgmma import has_wgmma
+from llmcl.kernels.nvidia.wgmma import has_tensor_maps, has_wgmma
 from llmcl.runtime.device import Device
 
 TENSOR_DTYPES = ("float32", "float16", "bfloat16")
@@ -92,13 +92,13 @@ class NvidiaAttentionPrefill(AttentionPrefill):
         local = (32 * block_m // 16 * splits, 1, 1)
         return PrefillTiles(self, block_m, block_n, dv_tile, {"KEY_SPLITS": splits}, local)
 
-    def reads_arrays(self, dtype: str, width: int) -> bool:
-        return dtype == "float32" and self.supports(dtype, width)
+    def reads_arrays(self, device: Device, dtype: str, width: int) -> bool:
+        return self.supports(dtype, width)
 
 
 def _rows(head_dim: int, dtype: str) -> int:
     if head_dim > 128:
-        return 128
+        return 128  # as many rows share a tile as its copies need work-items
     return 32 if dtype == "float32" and head_dim <= 64 else 64
 
 
@@ -113,6 +113,8 @@ class HopperAttentionPrefill(LeavesBlocks, NvidiaAttentionPrefill):
 
     name, file = "hopper", "nvidia/attention_prefill_wgmma.cl"
     takes_turns = True
+    array_file = "nvidia/attention_arrays_wgmma.cl"
+    array_scratch_bytes = 384  # three tensor maps
 
     def supports_device(self, device: Device) -> bool:
         return has_wgmma(device.entry)
@@ -134,8 +136,8 @@ class HopperAttentionPrefill(LeavesBlocks, NvidiaAttentionPrefill):
         """One for a compute unit, which takes one part of the work after the other."""
         return min(device.compute_units, n_q_heads * -(-n // tiles.block_m)), 1, batch
 
-    def reads_arrays(self, dtype: str, width: int) -> bool:
-        return self.supports(dtype, width)
+    def reads_arrays(self, device: Device, dtype: str, width: int) -> bool:
+        return self.supports(dtype, width) and has_tensor_maps(device.entry)
 
 
 class NvidiaAttentionFewQueries(AttentionFewQueries):

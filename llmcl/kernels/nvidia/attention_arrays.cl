@@ -2,7 +2,8 @@
 // [batch][heads][rows][HEAD_DIM] as they lie in memory.
 //
 // Then `state` has from slot STRIDES on how many values apart batches, heads and rows of the queries are, then of the keys, then
-// of the values: rows begin at multiples of 16 bytes. Out is OUT (f32, f16 or bf16) [batch][N_Q_HEADS][n][HEAD_DIM].
+// of the values: rows begin at multiples of 16 bytes; CAPACITY is how many rows a batch of keys (a page of them) has, and
+// ARRAY_BLOCKS, an expression, how many batches or pages there are. Out is OUT (f32, f16 or bf16) [batch][N_Q_HEADS][n][HEAD_DIM].
 #include "common/query_address.cl"
 
 #define QUERIES 0
@@ -12,9 +13,11 @@
 #ifndef STRIDES
 #error "arrays need the build constant STRIDES"
 #endif
+#define QUERY_T CAT(KV, _t)
 #define ROW_STRIDE(of) (state[STRIDES + (of) + 2])
 #define first_row(of, batch, head) ((long)(batch) * state[STRIDES + (of)] + (long)(head) * state[STRIDES + (of) + 1])
 #else
+#define QUERY_T float
 #define ROW_STRIDE(of) ((of) == QUERIES ? (Q_STRIDE) : HEAD_DIM)
 #define first_row(of, batch, head) (((long)(batch) * N_KV_HEADS + (head)) * CAPACITY * HEAD_DIM)  // of KEYS or VALUES
 #endif

@@ -11,9 +11,9 @@
 //   local memory, 16-byte pieces, key tile i, dimension d, piece c of K's row, key j, piece c of V's row:
 //     16 bits  K  (i HEAD_DIM + d) 2 + (c ^ d / 4 % 2)           V  j HEAD_DIM / 8 + (c ^ j % 8)
 //     32 bits  K  (i HEAD_DIM + d) 4 + (c ^ d / 2 % 2 * 2)       V  j HEAD_DIM / 4 + (c ^ j / 2 % 4 * 2)
-//              K of arrays, key j, piece c of its row:  j HEAD_DIM / 4 + (c ^ j % 8)
+//     K of arrays, key j, piece c of its row:  j pieces of a row + (c ^ j % 8)
 //
-// With ARRAYS, queries, keys and values are f32 [batch][heads][rows][HEAD_DIM] as they lie in memory: see
+// With ARRAYS, queries, keys and values are KV [batch][heads][rows][HEAD_DIM] as they lie in memory: see
 // nvidia/attention_arrays.cl.
 //
 // Index space: groups (N_Q_HEADS, ceil(n / BLOCK_M), batch) of 2 BLOCK_M KEY_SPLITS; the longest rows are taken first.
@@ -36,24 +36,27 @@
 #if (BLOCK_M != 32 && BLOCK_M != 64 && BLOCK_M != 128) || HEAD_DIM % 64 != 0
 #error "nvidia/attention_prefill.cl: BLOCK_M is 32, 64 or 128, HEAD_DIM a multiple of 64"
 #endif
+#define BYTES_f32 4
+#define BYTES_f16 2
+#define BYTES_bf16 2
 #include "common/common.cl"
+#define KV_BYTES CAT(BYTES_, KV)
 #include "nvidia/ptx.cl"
 #include "common/online_softmax.cl"
 #include "common/attention_mods.cl"
 #include "common/kv_block_ranges.cl"
 #include "common/kv_address.cl"
 #include "nvidia/key_tiles.cl"
+#define QUICK_TANH (ARRAYS && KV_BYTES == 2)
 #include "nvidia/fragment_scores.cl"
 #include "nvidia/attention_arrays.cl"
 #include "common/query_block.cl"
 
+// With a slope along the keys scores get their factors first, and keep them.
+#define FIRST_SCALE ((float)(SCALE) * (HAS_KEY_SLOPE ? SCORE_UNIT * SCORE_FACTOR : 1.0f))
 #define SPLIT_ITEMS (2 * BLOCK_M)
 #define GROUP_ITEMS (SPLIT_ITEMS * KEY_SPLITS)
 #define OWN_KEYS (BLOCK_N / KEY_SPLITS)  // of a step, a warp's
-#define BYTES_f32 4
-#define BYTES_f16 2
-#define BYTES_bf16 2
-#define KV_BYTES CAT(BYTES_, KV)
 #define PIECE (16 / KV_BYTES)  // values in 16 bytes
 #define TILE_PIECES (BLOCK_N * HEAD_DIM / PIECE)
 
@@ -101,22 +104,34 @@ inline void fetch_rows(const uint to, __global const CAT(KV, _t)* from, const in
 typedef uint4 query_part;
 
 // a, b: the lane's two rows.
-inline query_part load_query(__global const float* a, __global const float* b, const int part, const int lane) {
+inline query_part load_query(__global const QUERY_T* a, __global const QUERY_T* b, const int part, const int lane) {
     const int i = part * 16 + 2 * (lane % 4);
+#if ARRAYS
+    return (uint4)(load4_words(a + i), load4_words(b + i), load4_words(a + i + 8), load4_words(b + i + 8));
+#else
     return (uint4)(CAT(narrow_, KV)(a[i], a[i + 1]), CAT(narrow_, KV)(b[i], b[i + 1]), CAT(narrow_, KV)(a[i + 8], a[i + 9]),
                    CAT(narrow_, KV)(b[i + 8], b[i + 9]));
+#endif
 }
 
 inline void multiply_keys(float4* s, const query_part* q, const __local uint4* k_tile, const int lane) {
     const uint ks = local_address(k_tile);
+#if ARRAYS
+    const int row_of = (lane >> 4) * 8 + lane % 8, half_of = lane >> 3 & 1;
+#else
     const int row_of = lane & 15, half_of = lane >> 4;
+#endif
 #pragma unroll
     for (int b = 0; b < OWN_KEYS / 16; ++b) {
         s[2 * b] = s[2 * b + 1] = 0;
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 16; ++i) {
+#if ARRAYS
+            const uint4 k = load_matrices(ks + ((b * 16 + row_of) * ROW_PIECES + (2 * i + half_of ^ row_of & 7)) * 16);
+#else
             const int d = i * 16 + row_of;
             const uint4 k = load_matrices_transposed(ks + ((b * HEAD_DIM + d) * 2 + (half_of ^ ((d >> 2) & 1))) * 16);
+#endif
             CAT(mma_, KV)(&s[2 * b], q[i], k.x, k.y);
             CAT(mma_, KV)(&s[2 * b + 1], q[i], k.z, k.w);
         }
@@ -144,7 +159,7 @@ inline void multiply_values(float4* acc, const float4* s, const __local uint4* v
 #define QUERY_PARTS (HEAD_DIM / 8)
 typedef float4 query_part;
 
-inline query_part load_query(__global const float* a, __global const float* b, const int part, const int lane) {
+inline query_part load_query(__global const QUERY_T* a, __global const QUERY_T* b, const int part, const int lane) {
     const int i = part * 8 + lane % 4;
     return (float4)(a[i], b[i], a[i + 4], b[i + 4]);
 }
@@ -236,7 +251,7 @@ inline void multiply_values(float4* acc, const float4* s, const __local uint4* v
 #endif
 
 __kernel __attribute__((reqd_work_group_size(GROUP_ITEMS, 1, 1)))
-void attention_prefill(__global const float* queries, __global const int* state, __global const CAT(KV, _t)* k_cache,
+void attention_prefill(__global const QUERY_T* queries, __global const int* state, __global const CAT(KV, _t)* k_cache,
                        __global const CAT(KV, _t)* v_cache, __global CAT(OUT, _t)* out, __global float* lse,
                        __global const int* ranges SINKS_PARAM MOD_PARAMS) {
     __local uint4 tiles[2 * TILE_PIECES];
@@ -312,23 +327,26 @@ void attention_prefill(__global const float* queries, __global const int* state,
             const bool whole =
                 seen_as == TILE_FULL && (KV_BLOCK_RANGES ? n_keys == BLOCK_N : j + BLOCK_N <= position + t0 + warp * 16 + 1);
 #pragma unroll
-            for (int i = 0; i < OWN_KEYS / 2; ++i) scores[i] *= SCALE;
+            for (int i = 0; i < OWN_KEYS / 2; ++i) scores[i] *= FIRST_SCALE;
+            const row_terms terms = terms_of(1.0f / SCORE_FACTOR, sequence, head, seen_rows, j + first_key + column MOD_ARGS);
             if (HAS_SCORE_MOD || !whole)
-                modify_scores(scores, OWN_KEYS / 2, 1.0f, sequence, head, seen_rows, j + first_key + column, j + n_keys,
-                              seen_as, whole MOD_ARGS);
+                modify_scores(scores, OWN_KEYS / 2, terms, SCORE_UNIT, SCORE_FACTOR, sequence, head, seen_rows,
+                              j + first_key + column, j + n_keys, seen_as, whole MOD_ARGS);
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                float top = m[h];
+                float top = -INFINITY;
 #pragma unroll
                 for (int i = 0; i < OWN_KEYS / 8; ++i) top = fmax(top, fmax(scores[4 * i + 2 * h], scores[4 * i + 2 * h + 1]));
+                top += terms.bias[h];  // which differs in the lanes of a row
                 top = fmax(top, shuffle_xor(top, 1));
-                top = fmax(top, shuffle_xor(top, 2));
+                top = fmax(m[h], fmax(top, shuffle_xor(top, 2)));
                 const float shrink = softmax_weight(m[h], top);
+                const float from = (top == -INFINITY ? 0.0f : top) - terms.bias[h];
                 m[h] = top;
                 l[h] *= shrink;
 #pragma unroll
                 for (int i = 0; i < OWN_KEYS / 8; ++i) {
-                    const float a = quick_weight(scores[4 * i + 2 * h], top), b = quick_weight(scores[4 * i + 2 * h + 1], top);
+                    const float a = quick_weight(scores[4 * i + 2 * h], from), b = quick_weight(scores[4 * i + 2 * h + 1], from);
                     scores[4 * i + 2 * h] = a;
                     scores[4 * i + 2 * h + 1] = b;
                     l[h] += a + b;

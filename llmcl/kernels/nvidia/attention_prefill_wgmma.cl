@@ -9,12 +9,10 @@
 // output of an item is written; it alone asks which tiles a mask hides.
 //
 //            local memory:  Q  8 rows x 8 columns a block, [16][HEAD_DIM / 8][8][8]              (NO_SWIZZLE of wgmma.cl)
-//                           K  of a cache: key tile i, dimension d at (i HEAD_DIM + d) 32, halves exchanged  (SWIZZLE_32)
-//                              of arrays: columns 64 c to 64 c + 63 of key j at (BLOCK_N c + j) 128          (ROWS_128)
+//                           K  key tile i, dimension d at (i HEAD_DIM + d) 32, halves exchanged  (SWIZZLE_32)
 //                           V  columns 64 c to 64 c + 63 of key j at (BLOCK_N c + j) 128                     (SWIZZLE_128)
 //
-// With ARRAYS, queries, keys and values are KV [batch][heads][rows][HEAD_DIM] as they lie in memory: see
-// nvidia/attention_arrays.cl.
+// nvidia/attention_arrays_wgmma.cl does the same for arrays as they lie in memory.
 //
 // Index space: groups (any number, 1, batch) of 384; each takes items in turns, those with the longest rows first. With ORDER (an
 // expression; needs KV_BLOCK_RANGES) they are block N_Q_HEADS + head in ranges[ORDER ..].
@@ -25,7 +23,7 @@
 // sequences query_block.cl.
 #if !defined(KV) || !defined(HEAD_DIM) || !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(CAPACITY) || \
     !defined(SCALE) || !defined(BLOCK_M) || !defined(BLOCK_N) || !defined(Q_STRIDE) || !defined(KV_BLOCK_RANGES) || \
-    !defined(LSE) || !defined(STATE_POSITION) || !defined(STATE_N_TOKENS) || (ARRAYS && (!defined(STRIDES) || !defined(OUT)))
+    !defined(LSE) || !defined(STATE_POSITION) || !defined(STATE_N_TOKENS)
 #error "nvidia/attention_prefill_wgmma.cl needs the build constants named in its head"
 #endif
 #if BLOCK_M != 128 || BLOCK_N != 128 || (HEAD_DIM != 64 && HEAD_DIM != 128)
@@ -38,16 +36,13 @@
 #include "common/kv_block_ranges.cl"
 #include "common/kv_address.cl"
 #include "nvidia/key_tiles.cl"
-#define QUICK_TANH ARRAYS  // beside 16-bit operands
+#undef HAS_KEY_SLOPE  // its rows have no bias
 #include "nvidia/fragment_scores.cl"
 #include "nvidia/attention_arrays.cl"
 #include "common/query_block.cl"
 
 #ifndef OUT
 #define OUT f32
-#endif
-#ifndef ARRAYS
-#define ARRAYS 0
 #endif
 #define STAGES 2
 #define CONSUMER_WARPS 8
@@ -68,82 +63,7 @@
 #define SCALED_FIRST (HAS_SCORE_MOD || !(SCALE > 0.0f))
 #define EXPONENT_SCALE (SCALED_FIRST ? LOG2E : (float)(SCALE)*LOG2E)
 
-// A tile of keys: its first position, how many are there, which of them are seen (TILE_*), and whether it is an item's last.
-typedef struct {
-    int first, n_keys, seen_as, last;
-} tile;
-
-// What a group does: rows from t0 on of a head. With several sequences the end of its rows and what is to be added to a row for its
-// position are its own, else those of the step.
-typedef struct {
-    int head, t0;
-#ifdef STATE_PIECES
-    int n, position, place;
-#endif
-} item;
-#ifdef STATE_PIECES
-#define END_OF(it) ((it).n)
-#define POSITION_OF(it) ((it).position)
-#define STATE_OF(it) sequence_at(state, (it).place)
-#else
-#define END_OF(it) n
-#define POSITION_OF(it) position
-#define STATE_OF(it) state
-#endif
-
-// The item that a group takes in its turn number `turn`, if there is one; t0 < 0: none. Items are dealt to and fro, so that
-// groups have equal shares where they become smaller and smaller.
-inline item item_of(const int turn, const int n, __global const int* state, __global const int* ranges) {
-    const int groups = get_num_groups(0), group = get_group_id(0);
-    const int number = turn * groups + (turn & 1 ? groups - 1 - group : group);
-    item it = {0, -1};
-#ifdef STATE_PIECES
-    if (number < (N_PIECES) * N_Q_HEADS) {
-        const int4 piece = piece_at(state, number / N_Q_HEADS);
-        it.head = number % N_Q_HEADS;
-        it.t0 = piece.y;
-        it.n = piece.y + piece.z;
-        it.position = piece.w - piece.y;
-        it.place = piece.x;
-    }
-#else
-    const int blocks = (n + BLOCK_M - 1) / BLOCK_M;
-    if (number < blocks * N_Q_HEADS) {
-#ifdef ORDER
-        const int at = ranges[(ORDER) + number];
-#else
-        const int at = blocks * N_Q_HEADS - 1 - number;  // rows that see more keys come first
-#endif
-        it.head = at % N_Q_HEADS;
-        it.t0 = at / N_Q_HEADS * BLOCK_M;
-    }
-#endif
-    return it;
-}
-#define TAKE(turn) item_of(turn, n, state, ranges)
-
-// In attention on arrays a warpgroup waits for both of its products before the softmax, which ranges beside the products of the
-// other one, and the copies themselves report to the barrier that they are done; the consumers order them before their products.
-#if ARRAYS
-#define ORDER_COPIES local_fence_async()
-#define REPORT_COPIES(barrier) copies_arrive(barrier)
-#else
-#define ORDER_COPIES
-#define REPORT_COPIES(barrier) \
-    COPY_WAIT_ALL;             \
-    local_fence_async();       \
-    mbarrier_arrive(barrier)
-#endif
-// A branch that is never taken. Without it the assembler runs all products one after the other in some forms of the kernel (it
-// says C7514); with trap in place of exit it runs out of registers and does the same (C7512).
-#define NEVER_BELOW_0(sum) \
-    if ((sum) < 0.0f) asm volatile("exit;")
-
-inline float exp2_quick(const float x) {
-    float r;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
-    return r;
-}
+#include "nvidia/prefill_items.cl"
 
 // The scores of a tile, in units of EXPONENT_SCALE, masked and modified.
 inline void mask_scores(float s[BLOCK_N / 2], const tile t, const int sequence, const int head, const int rows[2], const int column,
@@ -154,7 +74,8 @@ inline void mask_scores(float s[BLOCK_N / 2], const tile t, const int sequence, 
         for (int i = 0; i < BLOCK_N / 2; ++i) s[i] *= (float)(SCALE);
     }
     if (!HAS_SCORE_MOD && whole) return;
-    modify_scores(s, BLOCK_N / 2, SCALE, sequence, head, rows, t.first + column, t.first + t.n_keys, t.seen_as, whole MOD_ARGS);
+    modify_scores(s, BLOCK_N / 2, terms_of(1.0f, sequence, head, rows, 0 MOD_ARGS), (float)(SCALE)*SCORE_UNIT, SCORE_FACTOR, sequence,
+                  head, rows, t.first + column, t.first + t.n_keys, t.seen_as, whole MOD_ARGS);
 }
 
 // Scores become softmax weights; m and l of the lane's two rows (l: of its columns only) move on, and with them
@@ -186,13 +107,6 @@ inline void update_softmax(float s[BLOCK_N / 2], float m[2], float l[2], float s
     for (int h = 0; h < 2; ++h) l[h] = l[h] * shrink[h] + (sums[2 * h] + sums[2 * h + 1]);
 }
 
-inline void narrow_weights(uint4 p[BLOCK_N / 16], const float s[BLOCK_N / 2]) {
-#pragma unroll
-    for (int i = 0; i < BLOCK_N / 16; ++i)
-        p[i] = (uint4)(CAT(narrow_weights_, KV)(s[8 * i], s[8 * i + 1]), CAT(narrow_weights_, KV)(s[8 * i + 2], s[8 * i + 3]),
-                       CAT(narrow_weights_, KV)(s[8 * i + 4], s[8 * i + 5]), CAT(narrow_weights_, KV)(s[8 * i + 6], s[8 * i + 7]));
-}
-
 // ---- copies of a warp ----
 
 // PART_KEYS rows of HEAD_DIM values, `stride` values apart, to where row 0 is to be, as ROWS_128 and SWIZZLE_128 have them. Rows
@@ -219,35 +133,6 @@ inline void copy_key_tiles(const uint to, __global const CAT(KV, _t)* from, cons
 // ---- a warp's 16 queries: rows lane / 4 and 8 further on in float32, or as they lie 8 rows x 4 pieces of 16 bytes at once ----
 
 #define QUERY_WORDS (HEAD_DIM / 4)
-#if ARRAYS
-inline void load_queries(uint q[QUERY_WORDS], __global const CAT(KV, _t)* queries, __global const int* state, const int batch,
-                         const item it, const int first, const int n, const int lane) {
-    queries += first_row(QUERIES, batch, it.head) + lane / 8 * 8;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-        __global const CAT(KV, _t)* from = queries + (size_t)min(first + 8 * h + lane % 8, n - 1) * ROW_STRIDE(QUERIES);
-#pragma unroll
-        for (int i = 0; i < HEAD_DIM / 32; ++i) {
-            const uint4 v = load16_words(from + i * 32);
-            const int at = (h * (HEAD_DIM / 32) + i) * 4;
-            q[at] = v.x;
-            q[at + 1] = v.y;
-            q[at + 2] = v.z;
-            q[at + 3] = v.w;
-        }
-    }
-}
-inline void put_queries(const uint to, const uint q[QUERY_WORDS], const int lane) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h)
-#pragma unroll
-        for (int i = 0; i < HEAD_DIM / 32; ++i) {
-            const int at = (h * (HEAD_DIM / 32) + i) * 4;
-            store16_local(to + ((h * (HEAD_DIM / 8) + i * 4 + lane / 8) * 8 + lane % 8) * 16,
-                          (uint4)(q[at], q[at + 1], q[at + 2], q[at + 3]));
-        }
-}
-#else
 inline void load_queries(uint q[QUERY_WORDS], __global const float* queries, __global const int* state, const int batch,
                          const item it, const int first, const int n, const int lane) {
     queries += first_query(batch, it.head, n) + 2 * (lane % 4);
@@ -265,7 +150,6 @@ inline void put_queries(const uint to, const uint q[QUERY_WORDS], const int lane
 #pragma unroll
     for (int i = 0; i < QUERY_WORDS; ++i) store4_local(to + i * 128 + lane * 4, q[i]);  // a block is 128 bytes
 }
-#endif
 
 // Output and lse of the lane's rows t and t + 8; their states become those of rows that have seen no key.
 inline void write_rows(float acc[HEAD_DIM / 2], float m[2], float l[2], __global void* out, __global float* lse, const int batch,
@@ -300,11 +184,7 @@ inline void write_rows(float acc[HEAD_DIM / 2], float m[2], float l[2], __global
 }
 #define WRITE(it, t) write_rows(acc, m, l, out, lse, batch, (it).head, t, END_OF(it), lane SINKS_ARG)
 
-#if ARRAYS
-#define QUERY_T CAT(KV, _t)
-#else
 #define QUERY_T float
-#endif
 __kernel __attribute__((reqd_work_group_size(GROUP_ITEMS, 1, 1)))
 void attention_prefill(__global const QUERY_T* queries, __global const int* state, __global const CAT(KV, _t)* k_cache,
                        __global const CAT(KV, _t)* v_cache, __global void* out, __global float* lse,
@@ -333,7 +213,7 @@ void attention_prefill(__global const QUERY_T* queries, __global const int* stat
         const bool of_keys = warp < CONSUMER_WARPS + PRODUCER_WARPS / 2;  // else of values
         const int part = warp % (PRODUCER_WARPS / 2) * PART_KEYS;
         const int row_stride = of_keys ? ROW_STRIDE(KEYS) : ROW_STRIDE(VALUES);
-        const uint to = (of_keys ? ks : vs) + part * (of_keys && !ARRAYS ? HEAD_DIM * 2 : 128);
+        const uint to = (of_keys ? ks : vs) + part * (of_keys ? HEAD_DIM * 2 : 128);
         const uint full = of_keys ? k_full : v_full, empty = of_keys ? k_empty : v_empty;
         int stage = 0;
         uint parity = 1;
@@ -364,11 +244,13 @@ void attention_prefill(__global const QUERY_T* queries, __global const int* stat
                     tiles[stage].seen_as = n_keys > 0 ? class_of(at, sequence, it.head, group_rows MOD_ARGS) : TILE_PARTIAL;
                     tiles[stage].last = last;
                 }
-                if (of_keys && !ARRAYS)
+                if (of_keys)
                     copy_key_tiles(to + stage * TILE_BYTES, from + (size_t)row * HEAD_DIM, n_keys - part, lane);
                 else
                     copy_rows(to + stage * TILE_BYTES, from + (size_t)row * row_stride, row_stride, n_keys - part, lane);
-                REPORT_COPIES(full + 8 * stage);
+                COPY_WAIT_ALL;
+                local_fence_async();
+                mbarrier_arrive(full + 8 * stage);
                 at = next;
                 if (++stage == STAGES) {
                     stage = 0;
@@ -384,18 +266,10 @@ void attention_prefill(__global const QUERY_T* queries, __global const int* stat
 #define ROWS_BARRIER (1 + team)
     const uint q_low = OPERAND_LOW(qs + team * (64 * HEAD_DIM * 2), 128);
 #define Q_OPERAND(i) OPERAND(q_low + (i) * 16, HEAD_DIM * 16, NO_SWIZZLE)
-#if ARRAYS
-    const uint k_low = OPERAND_LOW(ks, 16);
-#define K_OPERAND(at, i) \
-    OPERAND(k_low + (at) * (TILE_BYTES / 16) + (i) / 4 * (BLOCK_N * 128 / 16) + (i) % 4 * 2, 1024, ROWS_128)
-#define MULTIPLY_KEYS_NEW WGMMA_ROWS_128_NEW
-#define MULTIPLY_KEYS_MORE WGMMA_ROWS_128
-#else
     const uint k_low = OPERAND_LOW(ks, HEAD_DIM * 32);
 #define K_OPERAND(at, i) OPERAND(k_low + (at) * (TILE_BYTES / 16) + (i) * 32, 256, SWIZZLE_32)
 #define MULTIPLY_KEYS_NEW WGMMA_128_NEW
 #define MULTIPLY_KEYS_MORE WGMMA_128
-#endif
     const uint v_low = OPERAND_LOW(vs, BLOCK_N * 128);
 #define V_OPERAND(at, i) OPERAND(v_low + (at) * (TILE_BYTES / 16) + (i) * 128, 1024, SWIZZLE_128)
     float s[BLOCK_N / 2], acc[HEAD_DIM / 2], m[2], l[2], shrink[2];
@@ -434,7 +308,6 @@ void attention_prefill(__global const QUERY_T* queries, __global const int* stat
     m[0] = m[1] = -INFINITY;
     l[0] = l[1] = 0.0f;
     mbarrier_wait(k_full, 0);
-    ORDER_COPIES;
     wgmma_fence();
     MULTIPLY_KEYS(0);
     WGMMA_WAIT(0);
@@ -460,32 +333,17 @@ void attention_prefill(__global const QUERY_T* queries, __global const int* stat
             mbarrier_wait(k_full + 8 * next_stage, next_parity);
             keys = tiles[next_stage];
             mbarrier_wait(v_full + 8 * stage, parity);
-            ORDER_COPIES;
             wgmma_fence();
             MULTIPLY_KEYS(next_stage);
             MULTIPLY_VALUES_OF(stage);
-#if ARRAYS
-            WGMMA_WAIT(0);
-            SETTLE_SCORES;
-            SETTLE_OUTPUT;
-            if (lane == 0) {
-                mbarrier_arrive(k_empty + 8 * next_stage);
-                mbarrier_arrive(v_empty + 8 * stage);
-            }
-#else
             WGMMA_WAIT(1);
             SETTLE_SCORES;
             if (lane == 0) mbarrier_arrive(k_empty + 8 * next_stage);
-#endif
             mask_scores(s, keys, batch + MOD_SEQUENCE(STATE_OF(present)), present.head, rows, column, first_row MOD_ARGS);
             update_softmax(s, m, l, shrink);
-#if ARRAYS
-            NEVER_BELOW_0(l[0] + l[1]);
-#else
             WGMMA_WAIT(0);
             SETTLE_OUTPUT;
             if (lane == 0) mbarrier_arrive(v_empty + 8 * stage);
-#endif
             if (warp_any(shrink[0] != 1.0f || shrink[1] != 1.0f)) {
 #pragma unroll
                 for (int i = 0; i < HEAD_DIM / 2; ++i) acc[i] *= shrink[i / 2 % 2];
@@ -497,7 +355,6 @@ void attention_prefill(__global const QUERY_T* queries, __global const int* stat
         // The last values, and the first keys of the next item.
         const int v_stage = stage;
         mbarrier_wait(v_full + 8 * stage, parity);
-        ORDER_COPIES;
         wgmma_fence();
         MULTIPLY_VALUES_OF(v_stage);
         if (++stage == STAGES) {
@@ -516,7 +373,6 @@ void attention_prefill(__global const QUERY_T* queries, __global const int* stat
         local_fence_async();
         named_barrier(ROWS_BARRIER, WARPGROUP);
         mbarrier_wait(k_full + 8 * stage, parity);
-        ORDER_COPIES;
         wgmma_fence();
         MULTIPLY_KEYS(stage);
         WGMMA_WAIT(1);

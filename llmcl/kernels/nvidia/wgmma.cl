@@ -124,10 +124,6 @@ inline void mbarrier_init(const uint at, const uint count) {
 inline void mbarrier_arrive(const uint at) {
     asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" : : "r"(at) : "memory");
 }
-// The same, once all copies are done that the work-item has asked for (copy16_async). Products still need local_fence_async.
-inline void copies_arrive(const uint at) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" : : "r"(at) : "memory");
-}
 // Bounded, so that a defect shows as wrong numbers and not as a device that hangs.
 inline void mbarrier_wait(const uint at, const uint parity) {
     for (uint tries = 0, over = 0; !over && tries < 1 << 22; ++tries)

@@ -1,6 +1,7 @@
-"""Whether a device takes Hopper's asynchronous matrix products: its OpenCL compiler refuses them (ptx_splice.py).
+"""Whether a device takes what only Hopper GPUs have: asynchronous matrix products (wgmma), and copies of boxes of an
+array by the copy engine (tensor maps). Its OpenCL compiler refuses them (ptx_splice.py).
 
-Run as a program by `ask`, it says whether one such product is right on the device.
+Run as a program by `ask`, it says whether one such product or copy is right on the device.
 """
 
 from __future__ import annotations
@@ -11,25 +12,39 @@ from functools import cache
 from llmcl.runtime.platforms import DeviceEntry
 from llmcl.runtime.probe import LASTS_S, YES, answer_parent, ask, remembered
 
-PROBE = "nvidia/wgmma_probe.cl"
+PROBES = {"wgmma": "nvidia/wgmma_probe.cl", "tensor_map": "nvidia/tensor_map_probe.cl"}
 
 
 @cache
 def has_wgmma(entry: DeviceEntry) -> bool:
     """Whether kernels with `wgmma` compile on the device and compute correctly; only Hopper (sm_90) has it."""
+    return _takes("wgmma", entry)
+
+
+@cache
+def has_tensor_maps(entry: DeviceEntry) -> bool:
+    """Whether kernels with tensor maps compile on the device and copy correctly: a driver of CUDA 12.3 or later."""
+    return _takes("tensor_map", entry)
+
+
+def _takes(what: str, entry: DeviceEntry) -> bool:
     from llmcl.runtime.program import read_source
 
     if entry.ptx_arch != 90:
         return False
 
     def answer() -> tuple[str, float]:
-        verdict = ask(__name__, entry).verdict
+        verdict = ask(__name__, entry, what).verdict
         return verdict, LASTS_S[verdict]
 
-    return remembered("wgmma", entry, read_source(PROBE), answer=answer) == YES
+    return remembered(what, entry, read_source(PROBES[what]), answer=answer) == YES
 
 
-def _probe(entry: DeviceEntry, _: Sequence[str]) -> str | None:
+def _probe(entry: DeviceEntry, arguments: Sequence[str]) -> str | None:
+    return _probe_product(entry) if arguments == ["wgmma"] else _probe_copy(entry)
+
+
+def _probe_product(entry: DeviceEntry) -> str | None:
     """Compares a product of small whole numbers, which is exact, with NumPy's."""
     import numpy as np
 
@@ -43,16 +58,29 @@ def _probe(entry: DeviceEntry, _: Sequence[str]) -> str | None:
     # [warp, row half, lane / 4, step, column half, lane % 4, pair] -> a lane's 8 values of each step (nvidia/ptx.cl)
     fragments = np.ascontiguousarray(a.reshape(4, 2, 8, 2, 2, 4, 2).transpose(3, 0, 2, 5, 4, 1, 6))
     out = device.zeros(4 * 64 * 64, "product")
-    device.launch(
-        PROBE,
-        "wgmma_probe",
-        {},
-        [device.upload(fragments, "a"), device.upload(to_tiles(b), "b"), out],
-        groups=(1,),
-        local=(128,),
-    ).enqueue()
+    arguments = [device.upload(fragments, "a"), device.upload(to_tiles(b), "b"), out]
+    device.launch(PROBES["wgmma"], "wgmma_probe", {}, arguments, groups=(1,), local=(128,)).enqueue()
     product = device.read(out, np.float32, (64, 64))
     return None if np.array_equal(product, a.astype(np.float32) @ b.astype(np.float32).T) else "the product is wrong"
+
+
+def _probe_copy(entry: DeviceEntry) -> str | None:
+    """Compares a box that reaches past its array with NumPy's."""
+    import numpy as np
+
+    from llmcl.runtime.device import Device
+
+    device = Device.open(entry)
+    a = np.random.default_rng(1).integers(1, 1000, (2, 3, 20, 128)).astype(np.float16)
+    out = device.zeros(2 * 64 * 64, "box")
+    arguments = [device.upload(a, "a"), device.zeros(128, "map"), out]
+    device.launch(PROBES["tensor_map"], "tensor_map_probe", {}, arguments, groups=(1,), local=(32,)).enqueue()
+    copied = device.read(out, np.float16, (64, 8, 8))
+    rows = np.arange(64)[:, None]
+    expected = np.zeros((64, 64), np.float16)
+    expected[:16] = a[1, 2, 4:, 64:]
+    box = copied[rows, np.arange(8) ^ rows % 8].reshape(64, 64)
+    return None if np.array_equal(box, expected) else "the box is wrong"
 
 
 if __name__ == "__main__":

@@ -1,0 +1,146 @@
+"""What a kernel may compute once a row, or not at all, of a score_mod: constant factors, and a slope along the keys."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from llmcl.attention.tracing.graph import Emitter, Graph, Node
+from llmcl.attention.tracing.trace import TracedMod
+
+WHERE = "a score_mod"
+
+
+@dataclass(frozen=True)
+class ScoreForm:
+    """score_mod(score, ...) = factor f(unit score, ...): factor and unit constants above 0, f the node `root`.
+
+    slope: if f adds to its score what grows by the same amount from key to key in a row, the node of this amount, a
+    function of b, h and q_idx; else None.
+    """
+
+    graph: Graph
+    root: int
+    unit: float
+    factor: float
+    slope: int | None
+
+    def body(self) -> str:
+        """f in OpenCL C: the statements of a function, `return` last."""
+        return Emitter(self.graph, self.root, 1).body()
+
+    def slope_body(self) -> str:
+        """Likewise the slope; empty without one."""
+        return "" if self.slope is None else Emitter(self.graph, self.slope, 1).body()
+
+
+def score_form(mod: TracedMod) -> ScoreForm:
+    graph = Graph(mod.graph.prefix)
+    graph.captures = mod.graph.captures
+    factor, root = _outer_factor(mod.graph, mod.root)
+    unit = _common_unit(mod.graph, root)
+    root = _copy_in_units(mod.graph, root, graph, unit)
+    linear = _along_keys(graph, root)
+    slope = None if linear is None or linear.scores != 1 else _as_float(graph, linear.slope)
+    return ScoreForm(graph, root, unit, factor, slope)
+
+
+def _constant_factor(graph: Graph, number: int) -> tuple[float, int] | None:
+    """(c, x) of a node that is x c or x / c with a finite constant above 0."""
+    node = graph.nodes[number]
+    if node.op not in ("mul", "div") or node.dtype != "float32":
+        return None
+    pairs = [(node.args[1], node.args[0])]
+    if node.op == "mul":
+        pairs.append((node.args[0], node.args[1]))
+    for constant, other in pairs:
+        value = graph.nodes[constant].value
+        if graph.nodes[constant].op == "const" and isinstance(value, float) and 0.0 < value < math.inf:
+            return (1.0 / value if node.op == "div" else value), other
+    return None
+
+
+def _outer_factor(graph: Graph, root: int) -> tuple[float, int]:
+    found = _constant_factor(graph, root)
+    if found is None or "score" not in graph.nodes[found[1]].depends or graph.nodes[found[1]].op == "input":
+        return 1.0, root
+    return found
+
+
+def _common_unit(graph: Graph, root: int) -> float:
+    """What the score is multiplied by wherever it is used, 1 if that differs."""
+    units = set()
+    for number in graph.reachable(root):
+        if any(_is_score(graph.nodes[arg]) for arg in graph.nodes[number].args):
+            found = _constant_factor(graph, number)
+            units.add(found[0] if found is not None and _is_score(graph.nodes[found[1]]) else 1.0)
+    return units.pop() if len(units) == 1 and not _is_score(graph.nodes[root]) else 1.0
+
+
+def _is_score(node: Node) -> bool:
+    return node.op == "input" and node.value == "score"
+
+
+def _copy_in_units(graph: Graph, root: int, to: Graph, unit: float) -> int:
+    """The node in `to`, whose score is `unit` times the score of `graph`."""
+    places: dict[int, int] = {}
+    for number in graph.reachable(root):
+        node = graph.nodes[number]
+        found = _constant_factor(graph, number) if unit != 1.0 else None
+        if found is not None and _is_score(graph.nodes[found[1]]):
+            places[number] = places[found[1]]
+        else:
+            args = tuple(places[arg] for arg in node.args)
+            places[number] = to.add(node.op, args, node.dtype, node.where, node.value)
+    return places[root]
+
+
+@dataclass(frozen=True)
+class _Linear:
+    """scores: 0 or 1 times the score; slope: the node of what is added from key to key, which no key changes."""
+
+    scores: int
+    slope: int
+
+
+def _along_keys(graph: Graph, root: int) -> _Linear | None:
+    """How a node depends on score and key; None if in another way."""
+    known: dict[int, _Linear | None] = {}
+    for number in graph.reachable(root):
+        known[number] = _of_node(graph, number, known)
+    return known[root]
+
+
+def _of_node(graph: Graph, number: int, known: dict[int, _Linear | None]) -> _Linear | None:
+    node = graph.nodes[number]
+    zero = graph.constant(0, "int32", WHERE)
+    if _is_score(node):
+        return _Linear(1, zero)
+    if node.op == "input" and node.value == "kv_idx":
+        return _Linear(0, graph.constant(1, "int32", WHERE))
+    if not node.per_key:
+        return _Linear(0, zero)
+    args = [known[arg] for arg in node.args]
+    if node.op == "cast" and node.dtype == "float32" and args[0] is not None and args[0].scores == 0:
+        return args[0]
+    if node.op in ("add", "sub") and args[0] is not None and args[1] is not None:
+        scores = args[0].scores + (1 if node.op == "add" else -1) * args[1].scores
+        if scores not in (0, 1):
+            return None
+        return _Linear(scores, _arithmetic(graph, node.op, args[0].slope, args[1].slope))
+    if node.op == "mul":
+        for i in (0, 1):
+            linear, other = args[i], node.args[1 - i]
+            if linear is not None and linear.scores == 0 and not graph.nodes[other].per_key:
+                return _Linear(0, _arithmetic(graph, "mul", linear.slope, other))
+    if node.op == "neg" and args[0] is not None and args[0].scores == 0:
+        return _Linear(0, _arithmetic(graph, "sub", zero, args[0].slope))
+    return None
+
+
+def _as_float(graph: Graph, number: int) -> int:
+    return number if graph.nodes[number].dtype == "float32" else graph.add("cast", (number,), "float32", WHERE)
+
+
+def _arithmetic(graph: Graph, op: str, a: int, b: int) -> int:
+    return graph.add(op, (_as_float(graph, a), _as_float(graph, b)), "float32", WHERE)
