@@ -346,7 +346,8 @@ class Batch:
         model = self.model
         ops = self._ops(max_rows, model.act)
         launches = [*stack(model.weights, model.layers, ops), *head(model.weights, ops, model.act.logits)]
-        return BoundLaunches(model.device, ListedStep(launches, self.step_state, self.max_context, max_rows))
+        listed = ListedStep(launches, self.step_state, self.max_context, max_rows)
+        return BoundLaunches(model.device, listed, same_bits=self.invariant)
 
     def _check_room(self, sequences: Sequence[SequenceState]) -> None:
         if any(sequence.position >= self.max_context for sequence in sequences):

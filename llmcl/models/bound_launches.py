@@ -14,11 +14,12 @@ from llmcl.runtime.device import Device, Launch
 class BoundLaunches:
     """persistent: what does all of `separate` in few launches; None: the device has nothing of this kind."""
 
-    def __init__(self, device: Device, step: ListedStep, *, persistent: bool = True):
-        """persistent: whether that is allowed."""
+    def __init__(self, device: Device, step: ListedStep, *, persistent: bool = True, same_bits: bool = False):
+        """persistent: whether that is allowed. same_bits: only where it leaves the bits of `separate`."""
         self.separate = step.launches
         self.persistent: BoundStep | None = None
-        if persistent and (kernel := table.persistent(PersistentStep, device, step)) is not None:
+        kernel = table.persistent(PersistentStep, device, step) if persistent else None
+        if kernel is not None and not (same_bits and kernel.few_rows):
             self.persistent = kernel.bind(device, step)
 
     @property

@@ -147,7 +147,12 @@ def checks() -> list[Check]:
     found += [Check("short_conv", None, "float32", short_conv_error)]
     found += [Check("delta_rule", None, "float32", delta_net_error)]
     steps = table.implementations(PersistentStep)
-    found += [Check("persistent_step", row, "float32", partial(_persistent_step, row=row), steps) for row in steps]
+    found += [
+        Check("persistent_step", row, "bfloat16", partial(_few_rows_chain, row=row), steps)
+        if row.few_rows
+        else Check("persistent_step", row, "float32", partial(_persistent_step, row=row), steps)
+        for row in steps
+    ]
     return found
 
 
@@ -206,6 +211,22 @@ def _persistent_step(device: Device, *, row: PersistentStep) -> float:
     error = trial.error(persistent.parts)
     trial.release()
     return error
+
+
+def _few_rows_chain(device: Device, *, row: PersistentStep) -> float:
+    """A product of few rows that is computed twice, one after the other."""
+    n, most = 9, 16
+
+    def error(exact: bool) -> float:
+        trial = linear_trial(device, 160, SIZE * 5, "bfloat16", n, epilogue="store", exact=exact)
+        launches = trial.bind(variant=row.name, max_rows=most)
+        listed = ListedStep([*launches, launches[-1]], trial.step, n, most)
+        assert row.unsupported_reason(device, listed) is None
+        found = trial.error(row.bind(device, listed).parts)
+        trial.release()
+        return found
+
+    return _if_rounding_explains(error(exact=False), ROUNDED_TO_BFLOAT16, lambda: error(exact=True))
 
 
 def _attention_prefill(device: Device, *, variant: str, dtype: str) -> float:

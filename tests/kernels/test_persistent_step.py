@@ -17,6 +17,7 @@ from helpers import gemma2_config, random_weights, save_folder, small_config
 import llmcl
 from llmcl.attention.masks import alibi
 from llmcl.engine.llm import LLM
+from llmcl.kernels.common.functions import as_function
 from llmcl.kernels.common.persistent import ListedStep
 from llmcl.kernels.cpu import persistent_step
 from llmcl.models.batch import make_batch
@@ -248,8 +249,10 @@ def test_a_kernel_becomes_a_function_with_names_of_its_own() -> None:
     from llmcl.runtime.program import KernelSource
 
     constants = {"K": 64, "WEIGHT": "q4_0", "EPS": 1e-5}
-    text = persistent_step.as_function(KernelSource("cpu/linear_decode.cl", "linear_decode", constants), "_7")
+    source = KernelSource("cpu/linear_decode.cl", "linear_decode", constants)
+    text = as_function(source, "_7", (persistent_step.SHARED,), "#define HEAD 1\n", "const uint3 work_group, ")
     assert "__kernel" not in text and "inline void linear_decode_7(const uint3 work_group, " in text
+    assert "#define HEAD 1\n" in text and "#undef HEAD\n" in text
     assert "dot_quant_tile_7(" in text and "} activations_7;" in text
     assert text.startswith("#define EPS 1e-05f\n#define K 64\n")
     assert "#undef K\n" in text and "#undef TILE_SIZE\n" in text

@@ -122,7 +122,11 @@ class ListedStep:
 
 
 class PersistentStep(Implementation):
-    """A step's launches as few; the list is its twin."""
+    """A step's launches as few; the list is its twin. few_rows: it is for steps of few rows, and has other sums than
+    the list, in another order; else it is for any step, and the bits are the same.
+    """
+
+    few_rows = False
 
     @abstractmethod
     def unsupported_reason(self, device: Device, step: ListedStep) -> str | None:

@@ -13,17 +13,17 @@ again in the next launch, so a list that takes long is several.
 from __future__ import annotations
 
 import math
-import re
 import weakref
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from llmcl.kernels.common import step_state
+from llmcl.kernels.common.functions import as_function
 from llmcl.kernels.common.persistent import ListedStep, PersistentStep
 from llmcl.runtime.cores import cores_now
 from llmcl.runtime.device import Buffer, Device, Launch
-from llmcl.runtime.program import KernelSource, constant_text, read_source
+from llmcl.runtime.program import KernelSource, read_source
 
 FILE = "cpu/persistent_step.cl"
 SHARED = "common/common.cl"  # stands once before the functions: nothing in it depends on build constants
@@ -37,15 +37,12 @@ SYNC_SLOTS = 32
 MAX_GROUPS = 1 << 12  # what one word counts, with the units beside it
 MAX_UNITS = 1 << 20
 
-_FUNCTION = re.compile(r"\binline [\w\s*]*?(\w+)\(")
-_KERNEL = re.compile(r"^__kernel __attribute__\(\(reqd_work_group_size\([^)]*\)\)\)\s+void (\w+)\(", re.MULTILINE)
-_STRUCT = re.compile(r"^\} (\w+);", re.MULTILINE)
-_MACRO = re.compile(r"^#define (\w+)", re.MULTILINE)
 _WORK_GROUP = """\
 #define get_group_id(d) ((d) == 0 ? work_group.x : (d) == 1 ? work_group.y : work_group.z)
 #define get_num_groups(d) ((d) == 0 ? n_groups.x : (d) == 1 ? n_groups.y : n_groups.z)
 #define get_local_id(d) 0
 """
+_KERNEL_PARAMS = "const uint3 work_group, const uint3 n_groups, "
 
 
 class CpuPersistentStep(PersistentStep):
@@ -144,31 +141,12 @@ def _functions(launches: Sequence[Launch]) -> str:
             for i, arg in enumerate(launch.args)
         )
         cases += f" case {number}: {launch.name}_{number}(work_group, n_groups{args}); break;"
-    functions = "".join(as_function(_source(launch), f"_{number}") for number, launch in enumerate(launches))
+    functions = "".join(
+        as_function(_source(launch), f"_{number}", (SHARED,), _WORK_GROUP, _KERNEL_PARAMS)
+        for number, launch in enumerate(launches)
+    )
     run_entry = f"#define RUN_ENTRY(kernel, work_group, n_groups, at) switch (kernel) {{{cases} }}\n"
     return f"{read_source(SHARED)}{functions}{run_entry}"
-
-
-def as_function(source: KernelSource, suffix: str) -> str:
-    """A kernel of one work-item a group as a function that is told its work-group: name + suffix (uint3 work_group,
-    uint3 n_groups, arguments).
-
-    OpenCL C has no templates: the file's functions and structures get names of their own, and its macros end with it.
-    So a program can have a kernel for several shapes and storage types. `common.cl` is to stand before it.
-    """
-    text = source.prelude + read_source(source.file, (SHARED,))
-    names = {*_FUNCTION.findall(text), *_KERNEL.findall(text), *_STRUCT.findall(text)}
-    text = _KERNEL.sub(r"inline void \1(const uint3 work_group, const uint3 n_groups, ", text)
-    text = re.sub(rf"\b({'|'.join(sorted(names))})\b", rf"\1{suffix}", text)
-    constants = {name: constant_text(value) for name, value in sorted(source.constants.items())}
-    macros = sorted({*_MACRO.findall(_WORK_GROUP + text), *constants} - {*_MACRO.findall(read_source(SHARED))})
-    return (
-        "".join(f"#define {name} {value}\n" for name, value in constants.items())
-        + _WORK_GROUP
-        + text
-        + "".join(f"\n#undef {name}" for name in macros)
-        + "\n"
-    )
 
 
 def _addresses(device: Device, buffers: Iterable[Buffer]) -> dict[int, int]:

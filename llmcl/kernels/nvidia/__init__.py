@@ -11,6 +11,7 @@ from llmcl.kernels.nvidia.attention import (
     NvidiaRopeAppend,
 )
 from llmcl.kernels.nvidia.experts import HopperExpertsPrefill
+from llmcl.kernels.nvidia.few_rows_chain import NvidiaFewRowsChain
 from llmcl.kernels.nvidia.linear import (
     HopperLinearPrefill,
     NvidiaLinearDecode,
@@ -35,6 +36,7 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     NvidiaAttentionFewQueries(),
     NvidiaRopeAppend(),
     NvidiaPersistentLayers(),
+    NvidiaFewRowsChain(),
 )
 """Of two that take the same, the first goes before."""
 

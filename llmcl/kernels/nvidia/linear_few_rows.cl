@@ -22,6 +22,9 @@
 // stages, and waits for nobody. At the end the warps' sums are added from the first to the last, so that a token's
 // results are the same to the bit for any MAX_ROWS and n.
 //
+// With CHAINED it is a function of nvidia/few_rows_chain.cl, `few_rows_unit`, and x, squares and what is added to are what other
+// groups of the same launch have written.
+//
 // Index space: groups (ceil(N_TILES / TILES)) of 32 WARPS.
 // Build: WEIGHT, K (a multiple of 32), N, N_TILES, OUT_STRIDE, EPILOGUE, MAX_ROWS (a multiple of 8), TILES (1, 2 or 4; with
 // a gate 2 or 4), WARPS, STAGES (3 or more), DEPTH, PACKED_OUT (OUT_STRIDE a multiple of 32, EPILOGUE not the one that
@@ -54,6 +57,14 @@
 #define LOCAL_BYTES (WARPS * MAX(STAGES * STAGE_BYTES, SUM_BYTES))
 #define ROWS (2 * TILES)                                // of a lane
 #define SCALED_TOKENS ((MAX_ROWS + WARPS - 1) / WARPS)  // whose scales a warp computes
+#ifndef CHAINED
+#define CHAINED 0
+#endif
+#if CHAINED
+#define LOAD2(p) load_shared_float2(p)
+#else
+#define LOAD2(p) vload2(0, p)
+#endif
 #ifndef OUT  // where nothing is left in 16 bits
 #define OUT OPERAND
 #endif
@@ -65,8 +76,8 @@ typedef struct {
     int tiles, lane;               // tiles: of the group's that there are
 } source;
 
-// Copies piece p of weights and activations; zeros where there is none.
-inline void fetch_piece(const source* from, const int p, const uint to) {
+// Copies piece p of the weights; zeros where there is none.
+inline void fetch_weights(const source* from, const int p, const uint to) {
     const bool there = PIECES % STEP_PIECES == 0 || p < PIECES;
     const int piece = there ? p : 0;
 #pragma unroll
@@ -79,16 +90,26 @@ inline void fetch_piece(const source* from, const int p, const uint to) {
                 copy16_async(to + i * PIECE_BYTES + PIECE_PLACE(s + from->lane) * 16,
                              w + SLOT_AT(piece, s + from->lane), read);
     }
+}
+
+// The same of the activations.
+inline void fetch_activations(const source* from, const int p, const uint to) {
+    const bool there = PIECES % STEP_PIECES == 0 || p < PIECES;
+    const int piece = there ? p : 0;
 #pragma unroll
     for (int i = 0; i < BLOCKS; ++i)
         copy16_async(to + WEIGHT_BYTES + i * 512 + X_PLACE(from->lane) * 16,
                      from->x + ((size_t)i * (K / 8) + piece * 4) * 8, there);
 }
 
-// Copies what a warp needs of a step.
-inline void fetch(const source* from, const int step, const int warp, const uint to) {
+// Copies what a warp needs of a step: of weights, of activations or of both.
+inline void fetch(const source* from, const int step, const int warp, const uint to, const bool weights, const bool activations) {
 #pragma unroll
-    for (int d = 0; d < DEPTH; ++d) fetch_piece(from, (step * DEPTH + d) * WARPS + warp, to + d * DEPTH_BYTES);
+    for (int d = 0; d < DEPTH; ++d) {
+        const int piece = (step * DEPTH + d) * WARPS + warp;
+        if (weights) fetch_weights(from, piece, to + d * DEPTH_BYTES);
+        if (activations) fetch_activations(from, piece, to + d * DEPTH_BYTES);
+    }
 }
 
 // Where a product's results go.
@@ -128,7 +149,7 @@ inline void write_rows(float v[ROWS], const target* to, const int token, const i
 #pragma unroll
     for (int i = 0; i < ROWS; i += 2) {
         float2 w = (float2)(v[i], v[i + 1]);
-        if (EPILOGUE == EPILOGUE_ADD) w += *(__global const float2*)(y + i);
+        if (EPILOGUE == EPILOGUE_ADD) w += LOAD2(y + i);
         *(__global float2*)(y + i) = w;
         v[i] = w.x;
         v[i + 1] = w.y;
@@ -137,7 +158,7 @@ inline void write_rows(float v[ROWS], const target* to, const int token, const i
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
         if (row + i >= N) continue;
-        if (EPILOGUE == EPILOGUE_ADD) v[i] += y[i];
+        if (EPILOGUE == EPILOGUE_ADD) v[i] += CHAINED ? load_shared_float(y + i) : y[i];
         y[i] = v[i];
     }
 #endif
@@ -203,13 +224,14 @@ inline void finish(float4 v[TILES], const target* to, const int first_tile, cons
 #endif
 }
 
-__kernel __attribute__((reqd_work_group_size(GROUP_ITEMS, 1, 1)))
-void linear_few_rows(__global const uchar* weight, __global const uint4* x, __global void* out, __global const int* state,
-                     const int out_row, __global const float* norm, __global uint* normed, __global float* squares) {
-    __local uint4 __attribute__((aligned(128))) buffers[LOCAL_BYTES / 16];
-    __local float scales[MAX_ROWS];
+// What group number `group` does. buffers: LOCAL_BYTES; scales: [MAX_ROWS]. With CHAINED it waits for `done` to be `count` before it
+// reads what others have written; 0: for nothing.
+inline void few_rows_unit(const int group, __local uint4* buffers, __local float* scales, volatile __global const uint* done,
+                          const uint count, __global const uchar* weight, __global const uint4* x, __global void* out,
+                          __global const int* state, const int out_row, __global const float* norm, __global uint* normed,
+                          __global float* squares) {
     const int lane = get_local_id(0) % WARP, warp = get_local_id(0) / WARP;
-    const int tile = get_group_id(0) * TILES, n = state[STATE_N_TOKENS];
+    const int tile = group * TILES, n = state[STATE_N_TOKENS];
     const __local uchar* stages = (const __local uchar*)buffers + warp * (STAGES * STAGE_BYTES);
     const uint to_stages = local_address(stages);
     const source from = {weight + (size_t)tile * TILE_BYTES, x + lane, N_TILES - tile, lane};
@@ -220,9 +242,16 @@ void linear_few_rows(__global const uchar* weight, __global const uint4* x, __gl
 #pragma unroll
         for (int m = 0; m < TILES; ++m) acc[j][m] = 0.0f;
 
+#if CHAINED
+    // The weights of all stages are on their way while it waits; the first stage is then there when all of them are.
+#pragma unroll
+    for (int step = 0; step < STAGES - 1; ++step)
+        if (step < STEPS) fetch(&from, step, warp, to_stages + step * STAGE_BYTES, true, false);
+    wait_until(done, count);
+#endif
 #pragma unroll
     for (int step = 0; step < STAGES - 1; ++step) {
-        if (step < STEPS) fetch(&from, step, warp, to_stages + step * STAGE_BYTES);
+        if (step < STEPS) fetch(&from, step, warp, to_stages + step * STAGE_BYTES, !CHAINED, true);
         copy_commit();
     }
 #if SCALED
@@ -234,7 +263,7 @@ void linear_few_rows(__global const uchar* weight, __global const uint4* x, __gl
     for (int pair = lane; pair < K / 32; pair += WARP)
 #pragma unroll
         for (int i = 0; i < SCALED_TOKENS; ++i) {
-            const float2 v = vload2(pair, squares + min(warp + i * WARPS, n - 1) * (K / 16));
+            const float2 v = LOAD2(squares + min(warp + i * WARPS, n - 1) * (K / 16) + 2 * pair);
             sum_of[i] += v.x + v.y;
         }
 #pragma unroll
@@ -248,7 +277,7 @@ void linear_few_rows(__global const uchar* weight, __global const uint4* x, __gl
     for (int step = 0; step < STEPS; ++step) {
         COPY_WAIT(STAGES - 2);
         warp_sync();  // the step is there for all lanes, and all have done with the one before
-        if (step + STAGES - 1 < STEPS) fetch(&from, step + STAGES - 1, warp, to_stages + to);
+        if (step + STAGES - 1 < STEPS) fetch(&from, step + STAGES - 1, warp, to_stages + to, true, true);
         copy_commit();
 #pragma unroll
         for (int d = 0; d < DEPTH; ++d) {
@@ -289,3 +318,13 @@ void linear_few_rows(__global const uchar* weight, __global const uint4* x, __gl
         finish(v, &to_rows, tile, j, lane);
     }
 }
+
+#if !CHAINED
+__kernel __attribute__((reqd_work_group_size(GROUP_ITEMS, 1, 1)))
+void linear_few_rows(__global const uchar* weight, __global const uint4* x, __global void* out, __global const int* state,
+                     const int out_row, __global const float* norm, __global uint* normed, __global float* squares) {
+    __local uint4 __attribute__((aligned(128))) buffers[LOCAL_BYTES / 16];
+    __local float scales[MAX_ROWS];
+    few_rows_unit(get_group_id(0), buffers, scales, 0, 0, weight, x, out, state, out_row, norm, normed, squares);
+}
+#endif

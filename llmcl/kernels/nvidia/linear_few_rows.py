@@ -63,9 +63,14 @@ def few_rows_shape(
         local //= 3 if quantized else 2
     else:  # as few tiles a group as give one to each compute unit
         warps, tiles = 8, next((t for t in (1, 2) if part_tiles <= t * units), 4)
-    for tiles in (t for t in (4, 2, 1) if tiles_at_once <= t <= max(tiles, tiles_at_once)):
+    return fitting_shape(dtype, tiles, warps, tiles_at_once, max_rows, local)
+
+
+def fitting_shape(dtype: str, most: int, warps: int, tiles_at_once: int, max_rows: int, local: int) -> FewRowsShape:
+    """The shape of at most so many tiles, or those at once, that fits into so many bytes of local memory."""
+    for tiles in (t for t in (4, 2, 1) if tiles_at_once <= t <= max(most, tiles_at_once)):
         # A warp's instructions for a quantised weight are many: it waits once for several pieces.
-        for depth in (4, 2, 1) if quantized else (1,):
+        for depth in (4, 2, 1) if dtype in QUANTIZED else (1,):
             stage = warps * depth * (tiles * piece_bytes(dtype) + 2 * PIECE_COLUMNS * max_rows)
             stages = min(8, 16 // depth, local // stage)
             if stages >= 3 and 64 * warps * tiles * max_rows <= local:

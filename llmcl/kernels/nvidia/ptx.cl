@@ -84,6 +84,22 @@ inline float load_shared_float(__global const float* p) {
     return v;
 }
 
+inline float2 load_shared_float2(__global const float* p) {
+    float2 v;
+    asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(p) : "memory");
+    return v;
+}
+
+inline float8 load_shared_float8(__global const float* p) {
+    float4 a, b;
+    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(a.x), "=f"(a.y), "=f"(a.z), "=f"(a.w) : "l"(p) : "memory");
+    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(b.x), "=f"(b.y), "=f"(b.z), "=f"(b.w)
+                 : "l"(p + 4)
+                 : "memory");
+    return (float8)(a, b);
+}
+
 // Loads that stay where they are written, so that all of a run are in flight before the first is used.
 inline uint4 load16_words(__global const void* p) {
     uint4 v;

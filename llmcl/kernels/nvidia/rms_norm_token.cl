@@ -1,30 +1,51 @@
 // rms_norm_blocks.cl for the tokens of a small step: a work-group a token, which it reads once.
 //
 // x  float [n][HIDDEN]    weight  float [HIDDEN]    out  OUT [ceil(n/8)][HIDDEN/8][8][8], tokens from n on are not written
-// Index space: n work-groups of 256; a work-item has every 256th run of 8 columns.
-// Build: OUT (f16 or bf16), HIDDEN (a multiple of 8), EPS. Local memory: 32 bytes.
+// Index space: n work-groups of GROUP_ITEMS; a work-item has every GROUP_ITEMS-th run of 8 columns. With CHAINED it is a function of
+// nvidia/few_rows_chain.cl, `rms_norm_unit`, and x is what other groups of the same launch have written.
+// Build: OUT (f16 or bf16), HIDDEN (a multiple of 8), EPS, GROUP_ITEMS (256). Local memory: 4 bytes a warp.
 #if !defined(OUT) || !defined(HIDDEN) || !defined(EPS)
 #error "nvidia/rms_norm_token.cl needs the build constants OUT, HIDDEN and EPS"
 #endif
 #include "common/common.cl"
 #include "nvidia/ptx.cl"
 
+#ifndef CHAINED
+#define CHAINED 0
+#endif
+#ifndef GROUP_ITEMS
 #define GROUP_ITEMS 256
+#endif
+#if CHAINED
+#define LOAD8(run, x) load_shared_float8((x) + (run) * 8)
+#else
+#define LOAD8(run, x) vload8(run, x)
+#endif
 #define RUNS (HIDDEN / 8)
 #define RUNS_EACH ((RUNS + GROUP_ITEMS - 1) / GROUP_ITEMS)
 
-__kernel __attribute__((reqd_work_group_size(GROUP_ITEMS, 1, 1)))
-void rms_norm(__global const float* x, __global const float* weight, __global uint4* out, __global const int* state) {
-    __local float sums[GROUP_ITEMS / WARP];
-    const int lid = get_local_id(0), token = get_group_id(0);
+// What the group of a token does. sums: [GROUP_ITEMS / WARP]. done, count: as of few_rows_unit in nvidia/linear_few_rows.cl.
+inline void rms_norm_unit(const int token, __local float* sums, volatile __global const uint* done, const uint count,
+                          __global const float* x, __global const float* weight, __global uint4* out, __global const int* state) {
+    const int lid = get_local_id(0);
+#if CHAINED
+    if (token >= state[STATE_N_TOKENS]) return;  // as many groups as a step may have rows
+#endif
     x += (size_t)token * HIDDEN;
     float8 v[RUNS_EACH], w[RUNS_EACH];
     float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < RUNS_EACH; ++i) {
         const int run = lid + i * GROUP_ITEMS;
-        v[i] = RUNS % GROUP_ITEMS == 0 || run < RUNS ? vload8(run, x) : 0.0f;
         w[i] = RUNS % GROUP_ITEMS == 0 || run < RUNS ? vload8(run, weight) : 0.0f;
+    }
+#if CHAINED
+    wait_until(done, count);
+#endif
+#pragma unroll
+    for (int i = 0; i < RUNS_EACH; ++i) {
+        const int run = lid + i * GROUP_ITEMS;
+        v[i] = RUNS % GROUP_ITEMS == 0 || run < RUNS ? LOAD8(run, x) : 0.0f;
     }
 #pragma unroll
     for (int i = 0; i < RUNS_EACH; ++i) {
@@ -49,3 +70,11 @@ void rms_norm(__global const float* x, __global const float* weight, __global ui
                                    CAT(narrow_, OUT)(y.s4, y.s5), CAT(narrow_, OUT)(y.s6, y.s7));
     }
 }
+
+#if !CHAINED
+__kernel __attribute__((reqd_work_group_size(GROUP_ITEMS, 1, 1)))
+void rms_norm(__global const float* x, __global const float* weight, __global uint4* out, __global const int* state) {
+    __local float sums[GROUP_ITEMS / WARP];
+    rms_norm_unit(get_group_id(0), sums, 0, 0, x, weight, out, state);
+}
+#endif

@@ -1,0 +1,38 @@
+"""Kernels as functions of one program, so that a launch may do what several do.
+
+OpenCL C has no templates: the file's functions and structures get names of their own, and its macros end with it. So a
+program can have a kernel for several shapes and storage types.
+"""
+
+from __future__ import annotations
+
+import re
+
+from llmcl.runtime.program import KernelSource, constant_text, read_source
+
+_FUNCTION = re.compile(r"\binline [\w\s*]*?(\w+)\(")
+_KERNEL = re.compile(r"^__kernel __attribute__\(\(reqd_work_group_size\([^)]*\)\)\)\s+void (\w+)\(", re.MULTILINE)
+_STRUCT = re.compile(r"^\} (\w+);", re.MULTILINE)
+_MACRO = re.compile(r"^#define (\w+)", re.MULTILINE)
+
+
+def as_function(source: KernelSource, suffix: str, shared: tuple[str, ...], head: str, kernel_params: str = "") -> str:
+    """A kernel's file whose functions are called name + suffix. The kernel is one of them, with kernel_params in front.
+
+    shared: files in which nothing depends on build constants; they are to stand before it. head: macros that count in
+    the file alone.
+    """
+    text = source.prelude + read_source(source.file, shared)
+    names = {*_FUNCTION.findall(text), *_KERNEL.findall(text), *_STRUCT.findall(text)}
+    text = _KERNEL.sub(rf"inline void \1({kernel_params}", text)
+    text = re.sub(rf"\b({'|'.join(sorted(names))})\b", rf"\1{suffix}", text)
+    constants = {name: constant_text(value) for name, value in sorted(source.constants.items())}
+    before = {name for file in shared for name in _MACRO.findall(read_source(file))}
+    macros = sorted({*_MACRO.findall(head + text), *constants} - before)
+    return (
+        "".join(f"#define {name} {value}\n" for name, value in constants.items())
+        + head
+        + text
+        + "".join(f"\n#undef {name}" for name in macros)
+        + "\n"
+    )

@@ -1,0 +1,21 @@
+// Waiting for other groups of a launch: until `done` is `count`, or MOST_POLLS have been in vain. For all work-items of a group. What
+// they have written before `report_done` is then there; it is to be loaded past the first-level cache.
+#define MOST_POLLS (1 << 18)  // some tenths of a second
+
+inline uint load_acquire(volatile __global const uint* p) {
+    uint v;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+
+inline void wait_until(volatile __global const uint* done, const uint count) {
+    if (count > 0 && get_local_id(0) < WARP)  // all lanes, so that none leaves the loop alone
+        for (int i = 0; i < MOST_POLLS && !warp_any(load_acquire(done) >= count); ++i)
+            ;
+    barrier(CLK_LOCAL_MEM_FENCE);
+}
+
+// By one work-item after a barrier: its group is done. Nobody waits for the answer.
+inline void report_done(volatile __global uint* done) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" : : "l"(done) : "memory");
+}
