@@ -353,7 +353,7 @@ ActivationDtype = Annotated[
         "--activation-dtype",
         ACTIVATION_DTYPES,
         help="What meets weights and keys; auto rounds it to 8 bits (quantised ones) or bfloat16 (bfloat16 weights, "
-        "prefill) where the CPU has fast dot products for that.",
+        "prefill) where the device has fast dot products for that.",
     ),
 ]
 KvDtype = Annotated[

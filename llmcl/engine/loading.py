@@ -107,10 +107,10 @@ def load(
     device: an index, part of a name, "gpu" or "cpu"; None takes the preferred one. Or a Device that is open.
     dtype: of the weights on the device: "float32", "bfloat16", "float16"; "auto" keeps what the checkpoint
     stores, quantised or not. quantize: "q8_0", "q4_0" or "q4_k" quantises the matrices while loading
-    (docs/guide/quantization.md). activation_dtype: where a CPU has fast dot products for that, "auto" rounds what meets
-    quantised weights or keys to 8 bits and, in prefill, what meets bfloat16 weights to bfloat16, attention with such
-    or quantised weights included; "float32" never. Rounded, a greedy answer may also depend on the number of cores and
-    on what the cache held before (docs/guide/quantization.md).
+    (docs/guide/quantization.md). activation_dtype: where a device has fast dot products for that, "auto" rounds what
+    meets quantised weights or keys to 8 bits and, in prefill on a CPU, what meets bfloat16 weights to bfloat16,
+    attention with such or quantised weights included; "float32" never. Rounded, a greedy answer may also depend on the
+    number of cores and on what the cache held before (docs/guide/quantization.md).
     kv_dtype: of the cache; "auto" is float16, or float32 beside float32 weights; "q8_0" takes half of float16's
     memory. max_context: tokens of prompt and answer together; None: what the model was trained for, at most 4096.
     kv_page_tokens: keeps keys and values in pages of so many tokens (a multiple of 64), so that each conversation has

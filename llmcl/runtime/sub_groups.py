@@ -37,12 +37,15 @@ def listed(entry: DeviceEntry) -> int:
 
 @cache
 def sub_group_form(entry: DeviceEntry) -> int:
-    """The form that is right on the device; NONE where there is none, and kernels meet in local memory."""
+    """The form that is right on the device; NONE where there is none, and kernels meet in local memory.
+
+    A device that is known by its description alone, without a driver, is taken at its word.
+    """
     from llmcl.runtime.program import read_source
 
     form = listed(entry)
-    if form == NONE:
-        return NONE
+    if form == NONE or entry.device is None:
+        return form
 
     def answer() -> tuple[str, float]:
         verdict = ask(__name__, entry, str(form)).verdict
@@ -66,8 +69,8 @@ def _probe(entry: DeviceEntry, arguments: Sequence[str]) -> str | None:
     expected.append(np.full(width, numbers.sum(), np.uint32))
     for size in SIZES:
         defines = {"SUB_GROUP": form, "LOCAL_SIZE": width, "BITS": BITS, **({"INTEL_LANES": size} if size else {})}
-        options = [*BUILD_OPTIONS, *(f"-D{name}={value}" for name, value in defines.items())]
         program = cl.Program(context, read_source(PROBE))
+        options = [*BUILD_OPTIONS, *(f"-D{name}={value}" for name, value in defines.items())]
         program.build(options, cache_dir=False)  # type: ignore[arg-type]
         out = np.zeros((BITS + 1, width), np.uint32)
         flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR

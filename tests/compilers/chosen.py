@@ -14,6 +14,7 @@ from compilers.recording import RecordingDevice, ShapeCheckpoint
 from compilers.shapes import DTYPES, KV_DTYPES, MODELS, PAGE_TOKENS, Stored, stored_models
 from llmcl.attention import and_masks, create_block_mask, flex_attention
 from llmcl.attention.masks import alibi, causal, document, sliding_window, soft_cap
+from llmcl.kernels.portable import dot_product
 from llmcl.models.batch import Batch
 from llmcl.models.kv_cache import KVCache
 from llmcl.models.layer_mods import trace_layer_mods
@@ -24,6 +25,7 @@ from llmcl.models.verification import Verification
 from llmcl.models.weights import WeightTypes, load_weights, random_types, random_weights, stored_formats
 from llmcl.ops.log_likelihood import kl_divergence, log_likelihood
 from llmcl.ops.sample import SamplingParams
+from llmcl.runtime import sub_groups
 from llmcl.runtime.device_probe import PROBE
 from llmcl.runtime.platforms import DeviceEntry
 from llmcl.runtime.program import KernelSource, constant_text, read_source
@@ -69,6 +71,7 @@ class Program:
             words += [str(given[name]) for name in ("HEAD_DIM", "GROUP_SIZE") if name in given]
         words += [str(given[name]).partition("_")[2].lower() for name in ("EPILOGUE", "GATE") if name in given]
         words += [word for name, word in SWITCHES.items() if given.get(name)]
+        words += ["int8"] if "DOT" in given else []
         words += ["paged"] if "KV_PAGE" in given else []
         words += ["several sequences"] if "RECORDS" in given else []
         words += ["one split"] if given.get("N_SPLITS") == 1 else []
@@ -161,7 +164,13 @@ def _tools(entry: DeviceEntry) -> list[KernelSource]:
     arithmetic_peak(device)
     for dtype in DTYPES:
         random_weights(device, config, random_types(config, dtype))
-    return [KernelSource(PROBE, "device_probe", {"SALT": 1}), *device.take()]
+    probes = [KernelSource(PROBE, "device_probe", {"SALT": 1})]
+    if form := sub_groups.listed(entry):
+        constants = {"SUB_GROUP": form, "LOCAL_SIZE": 1 << sub_groups.BITS, "BITS": sub_groups.BITS}
+        probes.append(KernelSource(sub_groups.PROBE, "sub_group_probe", constants))
+    if form := dot_product.listed(entry):
+        probes.append(KernelSource(dot_product.PROBE, "dot4_probe", {"DOT": form}))
+    return [*probes, *device.take()]
 
 
 def _flex_calls(entry: DeviceEntry) -> Iterator[tuple[str, list[KernelSource]]]:

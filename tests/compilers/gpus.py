@@ -9,22 +9,26 @@ from llmcl.runtime.platforms import DeviceEntry
 GB = 1 << 30
 COMMON = ("cl_khr_global_int32_base_atomics", "cl_khr_local_int32_base_atomics", "cl_khr_byte_addressable_store")
 INTEL = (*COMMON, "cl_khr_fp16", "cl_khr_subgroups", "cl_intel_subgroups", "cl_intel_required_subgroup_size")
+DOT = ("cl_khr_integer_dot_product",)  # of GPUs that are fast at it
 AMD = (*COMMON, "cl_khr_fp16", "cl_khr_fp64", "cl_khr_subgroups", "cl_amd_media_ops")
-MALI = (*COMMON, "cl_khr_fp16", "cl_khr_subgroups", "cl_khr_integer_dot_product")
+MALI = (*COMMON, "cl_khr_fp16", "cl_khr_subgroups")  # its dot products are left out: the SPIR-V translator knows none
 ADRENO = (*COMMON, "cl_khr_fp16", "cl_khr_subgroups", "cl_qcom_reqd_sub_group_size")
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """target: what the compiler calls it. vendor: whose compiler it is, a key of toolchains.TOOLCHAINS."""
+    """target: what the compiler calls it. vendor: whose compiler it is, a key of toolchains.TOOLCHAINS. board: what
+    people call it.
+    """
 
     target: str
     vendor: str
     entry: DeviceEntry = field(repr=False)
+    board: str
 
     @property
     def label(self) -> str:
-        return f"{self.entry.name} ({self.target})" if self.target != self.entry.name else self.target
+        return f"{self.board} ({self.target})" if self.target != self.board else self.target
 
 
 def _gpu(
@@ -40,6 +44,7 @@ def _gpu(
     largest: int,
     unified: bool,
     extensions: tuple[str, ...],
+    board: str = "",
 ) -> Gpu:
     entry = DeviceEntry(
         index=0,
@@ -69,10 +74,12 @@ def _gpu(
         lacks=None,
         device=None,  # type: ignore[arg-type]
     )
-    return Gpu(target, vendor, entry)
+    return Gpu(target, vendor, entry, board or name)
 
 
-def _intel(target: str, name: str, units: int, group: int, memory: int, *, unified: bool) -> Gpu:
+def _intel(
+    target: str, name: str, units: int, group: int, memory: int, *, unified: bool, others: tuple[str, ...] = ()
+) -> Gpu:
     return _gpu(
         *(target, "intel", name, "Intel(R) OpenCL Graphics"),
         units=units,
@@ -81,13 +88,13 @@ def _intel(target: str, name: str, units: int, group: int, memory: int, *, unifi
         memory=memory,
         largest=4 * GB,
         unified=unified,
-        extensions=INTEL,
+        extensions=(*INTEL, *others),
     )
 
 
 def _amd(target: str, name: str, units: int, memory: int) -> Gpu:
     return _gpu(
-        *(target, "amd", name, "AMD Accelerated Parallel Processing"),
+        *(target, "amd", target, "AMD Accelerated Parallel Processing"),
         units=units,
         group=256,
         local_kb=64,
@@ -95,13 +102,14 @@ def _amd(target: str, name: str, units: int, memory: int) -> Gpu:
         largest=memory * 17 // 20,
         unified=False,
         extensions=AMD,
+        board=name,
     )
 
 
 GPUS = (
     _intel("gen9", "UHD Graphics 630", 24, 256, 12 * GB, unified=True),
-    _intel("tgllp", "Iris Xe Graphics", 96, 512, 12 * GB, unified=True),
-    _intel("dg2", "Arc A770", 512, 1024, 16 * GB, unified=False),
+    _intel("tgllp", "Iris Xe Graphics", 96, 512, 12 * GB, unified=True, others=DOT),
+    _intel("dg2", "Arc A770", 512, 1024, 16 * GB, unified=False, others=DOT),
     _amd("gfx906", "Radeon VII", 60, 16 * GB),
     _amd("gfx1030", "Radeon RX 6800 XT", 36, 16 * GB),
     _amd("gfx1100", "Radeon RX 7900 XTX", 48, 24 * GB),

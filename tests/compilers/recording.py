@@ -17,7 +17,6 @@ from llmcl.runtime.device import Buffer, Device, Launch
 from llmcl.runtime.device_cache import DeviceCache
 from llmcl.runtime.platforms import DeviceEntry
 from llmcl.runtime.program import KernelSource
-from llmcl.runtime.sub_groups import listed
 
 
 class RecordedLaunch(Launch):
@@ -47,7 +46,6 @@ class RecordingDevice(Device):
     """
 
     launch_type = RecordedLaunch
-    sub_group = property(lambda self: listed(self.entry))  # type: ignore[assignment]
 
     def __init__(self, entry: DeviceEntry):  # Device.__init__ opens a context
         self.entry = entry

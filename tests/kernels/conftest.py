@@ -14,9 +14,12 @@ from guard_pages import take_guarded
 from llmcl.kernels import table
 from llmcl.kernels.nvidia import VARIANTS as PTX_VARIANTS
 from llmcl.kernels.nvidia.wgmma import has_wgmma
+from llmcl.kernels.portable.dot_product import NONE, dot_form
 from llmcl.runtime.device import Device
 from llmcl.runtime.huge_pages import HugePages
 from llmcl.runtime.platforms import find_devices
+
+INT8 = "portable-int8"  # of products alone, whose tests name it
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -25,7 +28,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "variant" in metafunc.fixturenames and not chosen:
         archs = [entry.ptx_arch for entry in find_devices()]
         least = {"hopper": 90, "nvidia": 80}
-        names = dict.fromkeys(row.name for row in table.ROWS)
+        names = dict.fromkeys(row.name for row in table.ROWS if row.name != INT8)
         metafunc.parametrize("variant", [name for name in names if max(archs) >= least.get(name, 0)])
 
 
@@ -39,7 +42,12 @@ def target(device: Device, variant: str) -> Device:
     taken_for = copy.copy(device)
     kind = "cpu" if variant == "cpu" else "gpu"
     ptx_arch = {"hopper": device.entry.ptx_arch, "nvidia": 80}.get(variant, 0)
-    taken_for.entry = dataclasses.replace(device.entry, kind=kind, is_software=False, ptx_arch=ptx_arch)
+    entry = dataclasses.replace(device.entry, kind=kind, is_software=False, ptx_arch=ptx_arch)
+    if variant == INT8:
+        entry = dataclasses.replace(entry, is_intel_cpu=False)  # which has them and is slow at them
+        if dot_form(entry) == NONE:
+            pytest.skip("this driver has no dot products of 8-bit numbers for a GPU")
+    taken_for.entry = entry
     return taken_for
 
 

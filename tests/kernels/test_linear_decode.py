@@ -134,5 +134,5 @@ def test_many_columns(target: Device) -> None:
 def test_unknown_variant(device: Device) -> None:
     weight = weight_on_device(device, np.zeros((16, 16), np.float32), "float32")
     x = poisoned(device, (16,))
-    with pytest.raises(UsageError, match=r"'fast'; there are nvidia, cpu, portable"):
+    with pytest.raises(UsageError, match=r"'fast'; there are nvidia, cpu, portable-int8, portable"):
         linear_decode(device, weight, x, x, step_state_at(device, position=0, n_tokens=1), variant="fast")

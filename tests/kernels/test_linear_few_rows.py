@@ -165,6 +165,19 @@ def test_exact_activations(target: Device, dtype: str) -> None:
     check(target, dtype, 11, 131, 512, exact=True)
 
 
+@pytest.mark.matrix
+@pytest.mark.parametrize("dtype", QUANTIZED)
+@pytest.mark.parametrize("variant", ["portable-int8"])
+def test_with_dot_products(target: Device, dtype: str) -> None:
+    check(target, dtype, 11, 131, 768)
+
+
+@pytest.mark.parametrize("variant", ["portable-int8"])
+def test_epilogue_with_dot_products(target: Device) -> None:
+    check(target, "q4_0", 3, 160, 576, epilogue="swiglu", tiles_per_part=4)
+    check(target, "q6_k", 3, 131, 512, epilogue="add", exact=True)
+
+
 @heavy
 @pytest.mark.parametrize(("dtype", "epilogue", "rows"), [("bfloat16", "store", 131), ("q4_1", "swiglu", 160)])
 def test_split_weight(target: Device, dtype: str, epilogue: str, rows: int) -> None:

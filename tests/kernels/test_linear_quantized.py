@@ -6,6 +6,8 @@ call, and the weights of a norm are powers of two, which leave it so.
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from helpers import poisoned, read_guarded, relative_error, run, step_state_at, with_poison
@@ -97,7 +99,9 @@ def check_decode(
         epilogue=epilogue,
     )
     run(launches)
-    is_rounded = pick(LinearDecode, device, dtype, k).rounds_to_16_bits or (device.is_cpu and dot_form(device) != 0)
+    chosen = pick(LinearDecode, device, dtype, k)
+    is_rounded = chosen.rounds_to_16_bits or chosen.name == "portable-int8"
+    is_rounded = is_rounded or (device.is_cpu and dot_form(device) != 0)
     used = (rounded if is_rounded and not exact else x.astype(np.float64))[-1:]
     if norm:
         used = used * norm_weight / np.sqrt(np.mean(x[-1].astype(np.float64) ** 2) + EPS)
@@ -153,6 +157,41 @@ def test_decode_on_a_cpu(target: Device, dtype: str, exact: bool) -> None:
 @pytest.mark.parametrize("variant", ["portable"])
 def test_decode_elsewhere(target: Device, dtype: str) -> None:
     check_decode(target, dtype, 131, 768)
+
+
+@pytest.mark.parametrize("exact", [False, True], ids=["auto", "exact"])
+@pytest.mark.parametrize("dtype", QUANTIZED)
+@pytest.mark.parametrize("variant", ["portable-int8"])
+def test_decode_with_dot_products(target: Device, dtype: str, exact: bool) -> None:
+    check_decode(target, dtype, 131, 768, exact=exact)
+
+
+@pytest.mark.parametrize("variant", ["portable-int8"])
+def test_what_dot_products_make_of_no_number(target: Device) -> None:
+    for wrong in (np.nan, np.inf):
+        x = np.ones((1, 256), np.float32)
+        x[0, 100] = wrong
+        weight, _ = make_weight(target, "q4_0", 32, 256, exact=False)
+        out = poisoned(target, (32,))
+        run(linear_decode(target, weight, with_poison(target, x), out, step_state_at(target, position=5, n_tokens=1)))
+        assert not np.isfinite(read_guarded(target, out, np.float32, (32,))).any()
+
+
+@pytest.mark.parametrize("variant", ["portable-int8"])
+def test_decode_where_columns_do_not_fit_into_local_memory(target: Device) -> None:
+    target.entry = dataclasses.replace(target.entry, local_mem_bytes=8 << 10)
+    weight, values = make_weight(target, "q8_0", 32, 8192, exact=False)
+    x = np.random.default_rng(0).standard_normal((1, 8192)).astype(np.float32)
+    out = poisoned(target, (32,))
+    run(linear_decode(target, weight, with_poison(target, x), out, step_state_at(target, position=5, n_tokens=1)))
+    expected = reference.linear(x, values)[0]  # not rounded
+    assert relative_error(read_guarded(target, out, np.float32, (32,)), expected) < TOLERANCE
+
+
+@pytest.mark.parametrize(("dtype", "epilogue", "rows"), [("q8_0", "add", 37), ("q4_k", "swiglu", 96)])
+@pytest.mark.parametrize("variant", ["portable-int8"])
+def test_decode_norm_and_epilogue_with_dot_products(target: Device, dtype: str, epilogue: str, rows: int) -> None:
+    check_decode(target, dtype, rows, 512, epilogue=epilogue, norm=True)
 
 
 @pytest.mark.parametrize("exact", [False, True], ids=["auto", "exact"])

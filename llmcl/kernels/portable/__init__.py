@@ -10,10 +10,13 @@ from llmcl.kernels.portable.attention import (
     PortableRopeAppend,
 )
 from llmcl.kernels.portable.experts import PortableExpertsDown, PortableExpertsGateUp, PortableExpertsPrefill
+from llmcl.kernels.portable.int8_linear import Int8LinearDecode, Int8LinearFewRows
 from llmcl.kernels.portable.linear import PortableLinearDecode, PortableLinearFewRows, PortableLinearPrefill
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
+    Int8LinearDecode(),
     PortableLinearDecode(),
+    Int8LinearFewRows(),
     PortableLinearFewRows(),
     PortableLinearPrefill(),
     PortableExpertsGateUp(),

@@ -1,5 +1,7 @@
 // y = W x for one token on any device: one work-group a 16-row tile (two tiles with SWIGLU), its work-items share the columns.
-// Formula, arguments and build constants as in cpu/linear_decode.cl, but DOT: x stays float32; and
+// Formula, arguments and build constants as in cpu/linear_decode.cl, but
+//   DOT         how 8-bit numbers are multiplied (dot4.cl); not defined: x stays float32. With it the work-items first round the
+//               columns together (int8_columns.cl), which takes 9 K / 8 bytes of local memory
 //   LOCAL_SIZE  work-items of a group, a power of two >= 16
 //   AT_ONCE     pieces of a work-item on their way at once, a turn; a multiple of the tiles of a group
 //   AHEAD       1: asks for the next turn's piece whenever one was used, which suits many groups; 0: for a turn at once
@@ -18,15 +20,53 @@
 #define TILES_AT_ONCE (EPILOGUE == EPILOGUE_SWIGLU ? 2 : 1)
 #define ALL_PIECES N_PIECES
 
+#if DOT
+typedef struct {
+    __global const CAT(WEIGHT, _t)* tile;
+    __local const int* numbers;
+    __local const float* scales;
+} operands;
+
+inline columns columns_at(const operands* o, const int p, float* square, const uint big) {
+    __local const int* group = o->numbers + p / 16 * 8 + p / 4 % 4;
+    const columns found = {group[0], group[4], o->scales[p / 16]};
+    return found;
+}
+
+// Rounds the token's columns, times the norm's weights, for all work-items; returns the squares of a work-item's share.
+inline float round_token(__global const float* x, __global const float* norm, __local int* numbers, __local float* scales,
+                         const int lid) {
+    float squares = 0.0f;
+    for (int g = lid; g < K / 32; g += LOCAL_SIZE) {
+        float4 v[8];
+        int rounded[8];
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            v[j] = ((__global const float4*)x)[8 * g + j];
+#if NORM
+            squares += dot(v[j], v[j]);
+            v[j] *= ((__global const float4*)norm)[8 * g + j];
+#endif
+        }
+        scales[g] = round_columns(v, rounded);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) numbers[8 * g + j] = rounded[j];
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    return squares;
+}
+#define SQUARE_COPIES 1
+#else
 typedef struct {
     __global const CAT(WEIGHT, _t)* tile;
     __global const float *x, *norm;
 } operands;
 
-inline piece piece_at(const operands* o, const int t, const int p) { return load_piece(o->tile + t * TILE_SIZE, p); }
 inline columns columns_at(const operands* o, const int p, float* square, const uint big) {
     return load_columns(o->x, o->norm, p, square, big);
 }
+#endif
+inline piece piece_at(const operands* o, const int t, const int p) { return load_piece(o->tile + t * TILE_SIZE, p); }
 #include "portable/tile_product.cl"
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1))) REQUIRE_LANES
@@ -36,9 +76,20 @@ void linear_decode(__global const CAT(WEIGHT, _t)* weight, __global const float*
     const int lid = get_local_id(0), unit = get_group_id(0);
     const int n = state[STATE_N_TOKENS];
     const uint big = 0x4b000000u | (uint)n >> 31;  // n is above 0, which the compiler does not know: see quant_piece.cl
-    const operands o = {weight + (size_t)unit * TILES_AT_ONCE * TILE_SIZE, x + (size_t)(n - 1) * K, norm};
+    weight += (size_t)unit * TILES_AT_ONCE * TILE_SIZE;
+    x += (size_t)(n - 1) * K;
     float own[TILES_AT_ONCE][PIECE_ROWS], square;
+#if DOT
+    __local int numbers[K / 4];
+    __local float scales[K / 32];
+    const float squares_of_share = round_token(x, norm, numbers, scales, lid);
+    const operands o = {weight, numbers, scales};
     add_pieces(own, &o, &square, lid, big);
+    square = squares_of_share;
+#else
+    const operands o = {weight, x, norm};
+    add_pieces(own, &o, &square, lid, big);
+#endif
 
 #if NORM
     NORM_SUMS;

@@ -3,6 +3,8 @@
 //
 //   out[t][r] = epilogue(sum_k W[r][k] x[t][k])        weight  tiles (tiles.cl)    x  float [n][K]    out  float [n][OUT_STRIDE]
 //
+// With DOT (dot4.cl) x is rounded to 8 bits: see round_rows.cl.
+//
 // Index space: (ceil(n / ROWS), units) groups of LOCAL_SIZE: groups with the same tiles are neighbours, of which one reads them from
 // memory and the others from a cache. How the work-items share a tile: portable/tile_product.cl.
 // Build: WEIGHT, K, N, N_TILES, OUT_STRIDE, EPILOGUE, GATE where there is one, ROWS, LOCAL_SIZE (a power of two >= 16), those of the step state.
@@ -19,19 +21,36 @@
 
 #define TILES_AT_ONCE (EPILOGUE == EPILOGUE_SWIGLU ? 2 : 1)
 
+#if DOT
+typedef int row_t;
+#define ROW_STRIDE ROW_WORDS
+inline columns columns_of(__global const int* row, const int p, const uint big) {
+    __global const int* group = row + p / 16 * 8 + p / 4 % 4;
+    const columns found = {group[0], group[4], as_float(row[K / 4 + p / 16])};
+    return found;
+}
+#else
+typedef float row_t;
+#define ROW_STRIDE K
+inline columns columns_of(__global const float* row, const int p, const uint big) {
+    float square = 0.0f;
+    return load_columns(row, row, p, &square, big);
+}
+#endif
+
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1))) REQUIRE_LANES
-void linear_few_rows(__global const CAT(WEIGHT, _t)* weight, __global const float* x, __global float* out,
+void linear_few_rows(__global const CAT(WEIGHT, _t)* weight, __global const row_t* x, __global float* out,
                     __global const int* state, const int out_row) {
     ROW_SUMS;
     const int lid = get_local_id(0), first_token = get_group_id(0) * ROWS, unit = get_group_id(1);
     const int n = state[STATE_N_TOKENS];
     const uint big = 0x4b000000u | (uint)n >> 31;  // n is above 0, which the compiler does not know: see quant_piece.cl
     __global const CAT(WEIGHT, _t)* tile = weight + (size_t)unit * TILES_AT_ONCE * TILE_SIZE;
-    __global const float* rows[ROWS];
+    __global const row_t* rows[ROWS];
     float own[TILES_AT_ONCE][ROWS][PIECE_ROWS];
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
-        rows[r] = x + (size_t)min(first_token + r, n - 1) * K;
+        rows[r] = x + (size_t)min(first_token + r, n - 1) * ROW_STRIDE;
 #pragma unroll
         for (int t = 0; t < TILES_AT_ONCE; ++t)
 #pragma unroll
@@ -42,11 +61,10 @@ void linear_few_rows(__global const CAT(WEIGHT, _t)* weight, __global const floa
     for (int p = lid; p < N_PIECES; p += LOCAL_SIZE) {
         piece next[TILES_AT_ONCE];
         for (int t = 0; t < TILES_AT_ONCE; ++t) next[t] = load_piece(tile + t * TILE_SIZE, min(p + LOCAL_SIZE, N_PIECES - 1));
-        float square = 0.0f;
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) {
             columns c;  // assigned and not initialised: of the latter LLVM makes a call that Oclgrind does not know
-            c = load_columns(rows[r], rows[r], p, &square, big);
+            c = columns_of(rows[r], p, big);
 #pragma unroll
             for (int t = 0; t < TILES_AT_ONCE; ++t) add_piece(own[t][r], &now[t], &c, p);
         }

@@ -36,15 +36,6 @@ typedef struct {
 #endif
 } piece;
 
-// What rows of a piece are multiplied by: its columns, divided by the places of their numbers, and what offset and minimum need.
-typedef struct {
-    float4 low, high;
-#if HAS_MIN
-    float sum;
-#endif
-    uint big;
-} columns;
-
 inline uint4 words4_at(__global const uchar* p) { return *(__global const uint4*)p; }
 inline uint2 words2_at(__global const uchar* p) { return *(__global const uint2*)p; }
 
@@ -79,6 +70,40 @@ inline piece load_piece(__global const uchar* tile, const int p) {
 #endif
     return found;
 }
+
+inline float4 halves_of(const uint2 words) { return (float4)(widen_f16(words.x), widen_f16(words.y)); }
+
+// The stored numbers of a row, named x, y, z or w, a byte each: of the first four columns, and of the last.
+#define NIBBLES(word) ((word) & 0x0f0f0f0fu)
+#if WEIGHT_IS(mxfp4)
+#define LOW_NUMBERS(row) mxfp4_numbers(p->low.row)
+#define HIGH_NUMBERS(row) mxfp4_numbers(p->low.row >> 4)
+#else
+#if WEIGHT_IS(q6_k)
+#define LOW_UPPER(row) ((p->high[0].row >> (2 * j) & 0x03030303u) << 4)
+#define HIGH_UPPER(row) ((p->high[1].row >> (2 * j) & 0x03030303u) << 4)
+#elif HAS_FIFTH_BIT
+#define LOW_UPPER(row) ((p->high[0].row >> j & 0x01010101u) << 4)
+#define HIGH_UPPER(row) ((p->high[0].row >> (j + 4) & 0x01010101u) << 4)
+#else
+#define LOW_UPPER(row) 0
+#define HIGH_UPPER(row) 0
+#endif
+#define LOW_NUMBERS(row) (NIBBLES(p->low.row) | LOW_UPPER(row))
+#define HIGH_NUMBERS(row) (NIBBLES(p->low.row >> 4) | HIGH_UPPER(row))
+#endif
+
+#if DOT
+#include "portable/int8_columns.cl"
+#else
+// What rows of a piece are multiplied by: its columns, divided by the places of their numbers, and what offset and minimum need.
+typedef struct {
+    float4 low, high;
+#if HAS_MIN
+    float sum;
+#endif
+    uint big;
+} columns;
 
 #if WEIGHT_IS(q4_0) || WEIGHT_IS(q4_1) || WEIGHT_IS(q4_k)
 #define LOW_PLACES (float4)(1.0f, 0x1p-8f, 1.0f, 0x1p-8f)
@@ -149,27 +174,14 @@ inline float add_high_nibbles(float sum, const uint w, const float4 c, const uin
 #if WEIGHT_IS(q8_0)
 #define ADD_LOW(sum, row) add_bytes(sum, p->low.row, c->low, c->big)
 #define ADD_HIGH(sum, row) add_bytes(sum, p->last.row, c->high, c->big)
-#elif WEIGHT_IS(mxfp4)
-#define ADD_LOW(sum, row) add_bytes(sum, mxfp4_numbers(p->low.row), c->low, c->big)
-#define ADD_HIGH(sum, row) add_bytes(sum, mxfp4_numbers(p->low.row >> 4), c->high, c->big)
-#elif HAS_HIGH
-#define NIBBLES(word) ((word) & 0x0f0f0f0fu)
-#if WEIGHT_IS(q6_k)
-#define LOW_UPPER(row) ((p->high[0].row >> (2 * j) & 0x03030303u) << 4)
-#define HIGH_UPPER(row) ((p->high[1].row >> (2 * j) & 0x03030303u) << 4)
-#else
-#define LOW_UPPER(row) ((p->high[0].row >> j & 0x01010101u) << 4)
-#define HIGH_UPPER(row) ((p->high[0].row >> (j + 4) & 0x01010101u) << 4)
-#endif
-#define ADD_LOW(sum, row) add_bytes(sum, NIBBLES(p->low.row) | LOW_UPPER(row), c->low, c->big)
-#define ADD_HIGH(sum, row) add_bytes(sum, NIBBLES(p->low.row >> 4) | HIGH_UPPER(row), c->high, c->big)
+#elif WEIGHT_IS(mxfp4) || HAS_HIGH
+#define ADD_LOW(sum, row) add_bytes(sum, LOW_NUMBERS(row), c->low, c->big)
+#define ADD_HIGH(sum, row) add_bytes(sum, HIGH_NUMBERS(row), c->high, c->big)
 #else
 #define ADD_LOW(sum, row) add_low_nibbles(sum, p->low.row, c->low, c->big)
 #define ADD_HIGH(sum, row) add_high_nibbles(sum, p->low.row, c->high, c->big)
 #endif
 #define SUM_OF_ROW(row) ADD_HIGH(ADD_LOW(0.0f, row), row)
-
-inline float4 halves_of(const uint2 words) { return (float4)(widen_f16(words.x), widen_f16(words.y)); }
 
 // sums[i] += row i of piece number `number`, times its columns.
 inline void add_piece(float* sums, const piece* p, const columns* c, const int number) {
@@ -203,3 +215,4 @@ inline void add_piece(float* sums, const piece* p, const columns* c, const int n
     sums[2] += y.z * d.z;
     sums[3] += y.w * d.w;
 }
+#endif

@@ -54,6 +54,9 @@ IN_REGISTERS inline void add_pieces(float own[TILES_AT_ONCE][PIECE_ROWS], const 
 }
 
 #if NORM
+#ifndef SQUARE_COPIES
+#define SQUARE_COPIES TWINS
+#endif
 #if SUMS_IN_REGISTERS
 #include "common/reduce.cl"
 #define NORM_SUMS __local float* const squares = parts
@@ -78,8 +81,8 @@ inline float sum_of_squares(const float square, __local float* parts, __local fl
 }
 #endif
 
-// 1 / sqrt(mean(x^2) + EPS) from the work-items' squares, each of which counts TWINS times. A kernel declares NORM_SUMS.
+// 1 / sqrt(mean(x^2) + EPS) from the work-items' squares, each of which counts SQUARE_COPIES times. A kernel declares NORM_SUMS.
 inline float scale_of_norm(const float square, __local float* parts, __local float* squares, const int lid) {
-    return 1.0f / sqrt(NO_OVERFLOW(sum_of_squares(square, parts, squares, lid)) / (TWINS * K) + EPS);
+    return 1.0f / sqrt(NO_OVERFLOW(sum_of_squares(square, parts, squares, lid)) / (SQUARE_COPIES * K) + EPS);
 }
 #endif

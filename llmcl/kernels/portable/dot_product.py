@@ -1,0 +1,91 @@
+"""Whether a GPU multiplies four 8-bit numbers in one instruction, and how kernels ask for it (portable/dot4.cl).
+
+A driver that lists cl_khr_integer_dot_product also says whether the device is fast at it. AMD's compiler has names of
+its own, for GPUs that have the instruction. A trial in a child process says whether a form is right.
+
+Run as a program by `ask` with a form, it says whether that is right on the device.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Sequence
+from functools import cache
+
+from llmcl.runtime.platforms import DeviceEntry
+from llmcl.runtime.probe import LASTS_S, YES, answer_parent, ask, remembered
+from llmcl.runtime.program import BUILD_OPTIONS, read_source
+
+NONE, KHR, AMD, AMD_SINCE_RDNA3 = range(4)  # the build constant DOT
+PROBE = "portable/dot4_probe.cl"
+
+_EXTENSION = "cl_khr_integer_dot_product"
+_ACCELERATION = 0x1075  # CL_DEVICE_INTEGER_DOT_PRODUCT_ACCELERATION_PROPERTIES_4x8BIT_PACKED_KHR
+_GFX = re.compile(r"gfx(\d+)")
+
+
+def listed(entry: DeviceEntry) -> int:
+    """The form that a GPU should have, by its description."""
+    if entry.kind == "cpu" or entry.is_intel_cpu:  # taken for a GPU, too: it says that it is fast at them, and is not
+        return NONE
+    if _EXTENSION in entry.extensions:
+        return KHR
+    if (named := _GFX.match(entry.name)) and "cl_amd_media_ops" in entry.extensions:
+        return AMD_SINCE_RDNA3 if int(named[1]) >= 1100 else AMD
+    return NONE
+
+
+@cache
+def dot_form(entry: DeviceEntry) -> int:
+    """The form that is right and fast on a device; NONE where activations stay in float32.
+
+    A device that is known by its description alone, without a driver, is taken at its word.
+    """
+    form = listed(entry)
+    if form == NONE or entry.device is None:
+        return form
+    if form == KHR and not is_accelerated(entry):
+        return NONE
+
+    def answer() -> tuple[str, float]:
+        verdict = ask(__name__, entry, str(form)).verdict
+        return verdict, LASTS_S[verdict]
+
+    return form if remembered("dot4", entry, str(form), read_source(PROBE), answer=answer) == YES else NONE
+
+
+def is_accelerated(entry: DeviceEntry) -> bool:
+    """Whether the driver says that products of signed bytes, four in a word, are faster than others."""
+    import pyopencl as cl
+
+    found = (ctypes.c_uint * 6)()  # signed, unsigned, mixed; the same with saturating sums
+    try:
+        query = ctypes.CDLL(cl._cl.__file__).clGetDeviceInfo  # pyopencl does not know the property
+    except (OSError, AttributeError):
+        return False
+    query.argtypes = [ctypes.c_void_p, ctypes.c_uint, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p]
+    return query(entry.device.int_ptr, _ACCELERATION, ctypes.sizeof(found), found, None) == 0 and bool(found[0])
+
+
+def _probe(entry: DeviceEntry, arguments: Sequence[str]) -> str | None:
+    import numpy as np
+    import pyopencl as cl
+
+    form = int(arguments[0])
+    context = cl.Context([entry.device])
+    queue = cl.CommandQueue(context)
+    a, b = np.random.default_rng(form).integers(-128, 128, (2, 256, 4)).astype(np.int8)
+    out = np.zeros(256, np.int32)
+    program = cl.Program(context, read_source(PROBE))
+    program.build([*BUILD_OPTIONS, f"-DDOT={form}"], cache_dir=False)  # type: ignore[arg-type]
+    flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
+    buffers = [cl.Buffer(context, flags, hostbuf=array) for array in (a, b, out)]
+    program.dot4_probe(queue, out.shape, None, *buffers)
+    cl.enqueue_copy(queue, out, buffers[2])
+    expected = np.arange(256) + (a.astype(np.int32) * b).sum(axis=1)
+    return None if np.array_equal(out, expected) else "the sums are wrong"
+
+
+if __name__ == "__main__":
+    answer_parent(_probe)

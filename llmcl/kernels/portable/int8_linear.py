@@ -1,0 +1,86 @@
+"""Products with activations rounded to 8 bits, on a device that multiplies four of those in an instruction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llmcl.kernels.common.cost import per_token
+from llmcl.kernels.common.dtype import QUANTIZED
+from llmcl.kernels.common.linear import ActivationLayout, PackedActivations, Product, Size
+from llmcl.kernels.common.sizes import power_of_two_at_least
+from llmcl.kernels.common.step_state import StepState
+from llmcl.kernels.portable.dot_product import NONE, dot_form
+from llmcl.kernels.portable.linear import LOCAL_BYTES, PortableLinearDecode, PortableLinearFewRows
+from llmcl.runtime.device import Buffer, Device, Launch
+
+
+class Int8LinearDecode(PortableLinearDecode):
+    """Its work-groups round a token together, into local memory."""
+
+    name = "portable-int8"
+
+    def supports_device(self, device: Device) -> bool:
+        return dot_form(device.entry) != NONE
+
+    def supports(self, dtype: str, size: int) -> bool:
+        return dtype in QUANTIZED
+
+    def key(self, dtype: str) -> str:
+        return f"{self.file} int8 {dtype}"
+
+    def size(self, device: Device, product: Product) -> Size:
+        own, groups, local = super().size(device, product)
+        # What does not fit into local memory, and what the user wants exact, stays as it is.
+        needed = product.weight.k * 9 // 8 + LOCAL_BYTES * local[0]
+        if product.weight.exact_activations or needed > device.entry.local_mem_bytes:
+            return own, groups, local
+        return {**own, "DOT": dot_form(device.entry)}, groups, local
+
+
+@dataclass(frozen=True)
+class Int8Rows(ActivationLayout):
+    """Rows rounded to 8 bits in groups of 32 columns: portable/round_rows.cl."""
+
+    label = "rows of 8 bits"
+
+    def nbytes(self, max_tokens: int, k: int) -> int:
+        return max_tokens * (k + k // 8)
+
+    def pack(
+        self, device: Device, x: Buffer, rows: PackedActivations, step: StepState, norm: Buffer | None, eps: float
+    ) -> Launch:
+        assert norm is None  # fuses_norm is not set
+        width = min(64, power_of_two_at_least(rows.k // 32))
+        constants = {"WEIGHT": "q8_0", "K": rows.k, "LOCAL_SIZE": width, "DOT": dot_form(device.entry)}
+        groups = -(-rows.k // (32 * width))
+        return device.launch(
+            "portable/round_rows.cl",
+            "round_rows",
+            constants,
+            [x, rows.buffer],
+            groups=lambda n: (groups, n),
+            local=(width, 1),
+            cost=per_token(5.125 * rows.k),
+        )
+
+
+class Int8LinearFewRows(PortableLinearFewRows):
+    """A launch before rounds the rows."""
+
+    name = "portable-int8"
+
+    def supports_device(self, device: Device) -> bool:
+        return dot_form(device.entry) != NONE
+
+    def supports(self, dtype: str, size: int) -> bool:
+        return dtype in QUANTIZED
+
+    def key(self, dtype: str) -> str:
+        return f"{self.file} int8 {dtype}"
+
+    def activation_layout(self, device: Device, dtype: str, k: int, exact_activations: bool) -> ActivationLayout | None:
+        return None if exact_activations else Int8Rows()
+
+    def size(self, device: Device, product: Product, layout: ActivationLayout | None) -> Size:
+        own, groups, local = super().size(device, product, layout)
+        return {**own, **({"DOT": dot_form(device.entry)} if layout else {})}, groups, local
