@@ -131,7 +131,7 @@ class KVCache:
             self.states.advance(sequence, n_tokens)
 
     def borders(self, sequence: SequenceState, n_tokens: int, *, is_last: bool) -> list[int]:
-        """After which of its next n_tokens a step is to end, and `snapshot` to be called: see RecurrentStates."""
+        """After which of its next n_tokens snapshots are to be taken: see RecurrentStates."""
         return [] if self.states is None else self.states.borders(sequence, n_tokens, is_last=is_last)
 
     def states_of(self, layer: int) -> Mapping[str, Buffer]:
@@ -142,6 +142,21 @@ class KVCache:
         """Texts that go on in another way can go back to where the sequence is now."""
         if self.states is not None:
             self.states.snapshot(sequence)
+
+    def begin_snapshot(self, step: StepState, text: Sequence[int], n_tokens: int) -> int | None:
+        """The step that is about to be enqueued, for which `prepare` made room, leaves a snapshot after its first
+        n_tokens, with which the sequence is `text`; 0: it leaves none. The slot, for `end_snapshot`, or None.
+        """
+        if self.states is None:
+            return None
+        slot = self.states.begin_snapshot(text) if n_tokens else None
+        step.write_snapshot(slot or 0, 0 if slot is None else n_tokens)
+        return slot
+
+    def end_snapshot(self, text: Sequence[int], slot: int | None) -> None:
+        """The step is enqueued."""
+        if self.states is not None and slot is not None:
+            self.states.end_snapshot(text, slot)
 
     def own(self, sequence: SequenceState) -> SequenceState:
         """Raises UsageError for a sequence that another cache made."""

@@ -251,13 +251,17 @@ class Model:
         is_last: they are the end of a prompt.
         """
         borders = self.cache.borders(sequence, len(token_ids), is_last=is_last)
-        starts = sorted({*range(0, len(token_ids), chunk), *borders})
+        # The step that passes the last of them leaves its snapshot.
+        starts = sorted({*range(0, len(token_ids), chunk), *borders[:-1]})
         for start, end in pairwise([*starts, len(token_ids)]):
             if start in borders:
                 self.cache.snapshot(sequence)
             ids = token_ids[start:end]
             step = Step(sequence, ids, sequence.position)
             self._begin(step)
+            passed = max((border - start for border in borders if start < border < end), default=0)
+            kept = [*sequence.token_ids, *ids[:passed]]
+            slot = self.cache.begin_snapshot(self.step, kept, passed)
             launches = self._prefill_for(len(ids)).every
             if progress is None:
                 self.run(launches, len(ids))
@@ -265,6 +269,7 @@ class Model:
                 for share in self._run_in_parts(launches, len(ids)):
                     if (done := start + int(share * len(ids))) < len(token_ids):
                         progress(READING, done, len(token_ids))
+            self.cache.end_snapshot(kept, slot)
             sequence.token_ids.extend(ids)
             yield step
 

@@ -141,11 +141,11 @@ class RecurrentStates:
         self._branches[sequence] = n_tokens
 
     def borders(self, sequence: SequenceState, n_tokens: int, *, is_last: bool) -> list[int]:
-        """Where a step of the sequence's next n_tokens is to be cut in two, and a snapshot to be taken: how many of
-        these tokens come before each cut, 0 for a snapshot before the step.
+        """Where snapshots are to be taken while a sequence's next n_tokens are added: how many of these come before
+        each, 0 for a snapshot before them.
 
         is_last: the text ends with them. The next one may leave its last tokens out, and what follows. A sequence that
-        is to have the same bits whatever the others are (n_findable) is cut nowhere.
+        is to have the same bits whatever the others are (n_findable) has none.
         """
         start, size = sequence.position, self.border_tokens
         cuts = {self._branches.get(sequence, 0)} | ({(start + n_tokens - 1) // size * size} if is_last else set())
@@ -155,18 +155,33 @@ class RecurrentStates:
     def snapshot(self, sequence: SequenceState) -> None:
         """Keeps the state of a sequence, which ends at a border, if a slot is free or has an older snapshot."""
         held = self._held[sequence]
-        assert held.n_tokens == sequence.position > 0 and sequence.position % self.border_tokens == 0
-        *_, key = page_keys(sequence.token_ids, self.border_tokens)
+        assert held.n_tokens == sequence.position
+        if (slot := self.begin_snapshot(sequence.token_ids)) is not None:
+            self._copy(held.slot, slot)
+            self.end_snapshot(sequence.token_ids, slot)
+
+    def begin_snapshot(self, text: Sequence[int]) -> int | None:
+        """The slot in which the state after a text, which ends at a border, is to be left; then `end_snapshot`.
+
+        None: it is there already, or every slot has the state of a sequence.
+        """
+        key = self._key(text)
         if key in self._snapshots:
             self._snapshots.move_to_end(key)
-            return
+            return None
         slot = self._unused()
-        if slot is None:
-            if not self._snapshots:
-                return
+        if slot is None and self._snapshots:
             _, slot = self._snapshots.popitem(last=False)
-        self._copy(held.slot, slot)
-        self._snapshots[key] = slot
+        return slot
+
+    def end_snapshot(self, text: Sequence[int], slot: int) -> None:
+        """What leaves the state after the text in the slot is enqueued."""
+        self._snapshots[self._key(text)] = slot
+
+    def _key(self, text: Sequence[int]) -> bytes:
+        assert len(text) > 0 and len(text) % self.border_tokens == 0
+        *_, key = page_keys(text, self.border_tokens)
+        return key
 
     @property
     def slot_nbytes(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from llmcl.kernels.common.sizes import power_of_two_at_most
-from llmcl.kernels.common.step_state import RECURRENT, StepState
+from llmcl.kernels.common.step_state import RECURRENT, SNAPSHOT, StepState
 from llmcl.ops.delta_shape import DeltaShape
 from llmcl.runtime.device import Buffer, Cost, Device, Launch
 
@@ -67,6 +67,7 @@ def delta_chunks(
         "CHUNK": CHUNK,
         "HEADS_IN_TURN": shape.heads_in_turn,
         "STATE_RECURRENT": RECURRENT,
+        "STATE_SNAPSHOT": SNAPSHOT,
     }
     own = {"COLUMNS": sizes.columns, "SLICE": sizes.slice, "KEY_TOKENS": sizes.key_tokens}
     read = shape.channels + shape.n_v * (shape.d_k + CHUNK + 2)
@@ -85,7 +86,7 @@ def delta_chunks(
             "delta_terms",
             {**common, "SLICE": sizes.slice, "LOCAL_SIZE": TERMS_LOCAL_SIZE},
             [qkv, gates, step.state, w, out, b, factors],
-            groups=lambda n: (-(-n // CHUNK), shape.n_v),
+            groups=lambda n: (-(-(n + CHUNK - 1) // CHUNK), shape.n_v),  # the first chunk may be shorter
             local=(TERMS_LOCAL_SIZE, 1),
             cost=terms_cost,
         ),

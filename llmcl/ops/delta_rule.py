@@ -6,7 +6,7 @@ import numpy as np
 
 from llmcl.kernels.common.cost import per_token
 from llmcl.kernels.common.sizes import columns_a_work_item, largest_divisor, local_size
-from llmcl.kernels.common.step_state import RECURRENT, StepState
+from llmcl.kernels.common.step_state import RECURRENT, SNAPSHOT, StepState
 from llmcl.ops.delta_chunks import chunk_sizes, delta_chunks
 from llmcl.ops.delta_shape import DeltaShape
 from llmcl.ops.short_conv import conv_state
@@ -83,6 +83,7 @@ def delta_rule(
     segment = SOFTWARE_SEGMENT if device.entry.is_software else MOST_TOKENS
     sizes = {"COLUMNS": columns, "PARTS": parts, "WIDTH": width, "SEGMENT": segment}
     kind = {"HEADS_IN_TURN": shape.heads_in_turn, "EACH_ALONE": each_alone, "STATE_RECURRENT": RECURRENT}
+    kind["STATE_SNAPSHOT"] = SNAPSHOT
     state_values = shape.n_v * shape.d_k * shape.d_v
 
     def groups(n: int) -> tuple[int, ...]:

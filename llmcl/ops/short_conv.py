@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llmcl.kernels.common.cost import once, per_token
 from llmcl.kernels.common.sizes import columns_a_work_item, local_size
-from llmcl.kernels.common.step_state import RECURRENT, StepState
+from llmcl.kernels.common.step_state import RECURRENT, SNAPSHOT, StepState
 from llmcl.runtime.device import Buffer, Device, Launch
 
 CPU_RUN = 32  # pieces of 16 channels that a work-group of a CPU takes: some microseconds
@@ -61,13 +61,14 @@ def conv_state(
     length: int,
     gated: bool,
 ) -> list[Launch]:
-    """The state of a sequence after the step's rows float32 [n, row], consecutive tokens of it.
+    """The state of a sequence after the step's rows float32 [n, row], consecutive tokens of it; and a snapshot.
 
     states float32 [slots, length - 1, channels]: the last inputs of its convolution. These are the first channels of a
     row; gated: times those from 2 channels on.
     """
     sizes, run = _sizes(device)
-    own = {"STATE_RECURRENT": RECURRENT, "ROW": row, "CHANNELS": channels, "LENGTH": length, "GATED": gated}
+    slots = {"STATE_RECURRENT": RECURRENT, "STATE_SNAPSHOT": SNAPSHOT}
+    own = {**slots, "ROW": row, "CHANNELS": channels, "LENGTH": length, "GATED": gated}
     return [
         device.launch(
             "portable/conv_state.cl",

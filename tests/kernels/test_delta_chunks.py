@@ -73,3 +73,23 @@ def test_delta_chunks(target: Device, sizes: ChunkSizes, shape: DeltaShape, n: i
     expected, states[2] = reference.delta_rule(qkv, gates, before, **grouping)
     assert relative_error(read_guarded(target, out, np.float32, expected.shape), expected) < TOLERANCE
     assert relative_error(read_guarded(target, of_states, np.float32, states.shape), states) < TOLERANCE
+
+
+@pytest.mark.parametrize("shape", [GROUPED], ids=["grouped"])
+@pytest.mark.parametrize("cut", [1, 20, CHUNK, CHUNK + 8, 66])
+def test_a_snapshot_on_the_way(target: Device, sizes: ChunkSizes, shape: DeltaShape, cut: int) -> None:
+    """Chunks end where it is taken."""
+    n = 67
+    qkv, gates = made_inputs(shape, n, n)
+    states = np.random.default_rng(1).standard_normal((3, shape.n_v, shape.d_k, shape.d_v)).astype(np.float32)
+    step = step_at(target, 5, n, 2)
+    step.write_snapshot(1, cut)
+    of_states, out = with_poison(target, states), with_poison(target, np.zeros((n, shape.n_v, shape.d_v), np.float32))
+    run(
+        delta_chunks(target, shape, sizes, with_poison(target, qkv), with_poison(target, gates), step, of_states, out),
+        n,
+    )
+    _, states[1] = reference.delta_rule(qkv[:cut], gates[:cut], states[2], n_k=shape.n_k)
+    expected, states[2] = reference.delta_rule(qkv, gates, states[2], n_k=shape.n_k)
+    assert relative_error(read_guarded(target, out, np.float32, expected.shape), expected) < TOLERANCE
+    assert relative_error(read_guarded(target, of_states, np.float32, states.shape), states) < TOLERANCE

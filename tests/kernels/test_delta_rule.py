@@ -71,6 +71,24 @@ def test_delta_rule(target: Device, shape: DeltaShape, n: int, position: int) ->
     assert relative_error(read_guarded(target, of_states, np.float32, states.shape), states) < STATE_TOLERANCE
 
 
+@pytest.mark.parametrize("cut", [1, SOFTWARE_SEGMENT - 1, SOFTWARE_SEGMENT, SOFTWARE_SEGMENT + 2])
+def test_a_snapshot_on_the_way(target: Device, cut: int) -> None:
+    """Also at the end of a launch, where a software renderer has several."""
+    target.entry = dataclasses.replace(target.entry, local_mem_bytes=0, is_software=True)
+    shape, n = GROUPED, SOFTWARE_SEGMENT + 3
+    qkv, gates = made_inputs(shape, n, n)
+    states = np.random.default_rng(1).standard_normal((SLOTS, shape.n_v, shape.d_k, shape.d_v)).astype(np.float32)
+    step = step_at(target, 5, n, 2)
+    step.write_snapshot(1, cut)
+    of_states, out = with_poison(target, states), with_poison(target, np.zeros((n, shape.n_v, shape.d_v), np.float32))
+    given = with_poison(target, qkv), with_poison(target, gates)
+    run(delta_rule(target, shape, *given, step, of_states, out, each_alone=False), n)
+    _, states[1] = reference.delta_rule(qkv[:cut], gates[:cut], states[2], n_k=shape.n_k)
+    expected, states[2] = reference.delta_rule(qkv, gates, states[2], n_k=shape.n_k)
+    assert relative_error(read_guarded(target, out, np.float32, expected.shape), expected) < STATE_TOLERANCE
+    assert relative_error(read_guarded(target, of_states, np.float32, states.shape), states) < STATE_TOLERANCE
+
+
 def test_rows_of_several_sequences(target: Device) -> None:
     """Each row has the state of its own sequence; the third begins its text."""
     shape, sequences, slots = GROUPED, [2, 0, 1], [1, 2, 0]

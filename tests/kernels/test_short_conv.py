@@ -59,6 +59,27 @@ def test_a_step_of_a_token_moves_on_as_a_step_of_several_does(target: Device) ->
     assert relative_error(states[1], state) < TOLERANCE and np.isnan(states[0]).all()
 
 
+@pytest.mark.parametrize("position", [0, 5])
+@pytest.mark.parametrize("cut", [1, 2, 4])
+def test_a_snapshot_on_the_way(target: Device, cut: int, position: int) -> None:
+    channels, length, n = 48, 4, 5
+    rng = np.random.default_rng(cut)
+    rows = rng.standard_normal((n, 3, channels)).astype(np.float32)
+    weights = rng.standard_normal((length, channels)).astype(np.float32)
+    states = rng.standard_normal((SLOTS, length - 1, channels)).astype(np.float32)
+    step = StepState(target, n)
+    target.write(step.state, np.array([position, n], np.int32))
+    step.write_recurrent_slot(2)
+    step.write_snapshot(1, cut)
+    of_states, out = with_poison(target, states), with_poison(target, np.zeros((n, channels), np.float32))
+    buffers = with_poison(target, rows), with_poison(target, weights)
+    run(short_conv(target, *buffers, step, of_states, out, channels=channels, length=length, each_alone=False), n)
+    before = states[2] if position else 0 * weights[1:]
+    _, states[1] = reference.short_conv(rows[:cut], weights, before)
+    _, states[2] = reference.short_conv(rows, weights, before)
+    assert relative_error(read_guarded(target, of_states, np.float32, states.shape), states) < TOLERANCE
+
+
 def test_rows_of_several_sequences(target: Device) -> None:
     """Each row has the state of its own sequence; the third begins its text."""
     channels, length, sequences, slots = 80, 3, [2, 0, 1], [3, 0, 2]

@@ -21,7 +21,8 @@ CONSTANTS = {
 }
 CAPACITY, COPY_CAPACITY = 3, 4  # keys of a head: of the cache, of a copy that an implementation makes of it
 RECURRENT = 5  # where recurrent layers keep the state of the sequence
-N_SLOTS = 7
+SNAPSHOT = 7  # where they keep a copy of it, and after how many tokens of the step; 0: after none
+N_SLOTS = 9
 # Of a step of several sequences behind these: where the records of the sequences begin, the slots of each, and how many
 # there are. Kernels read them, since with build constants each such step would be compiled anew.
 RECORDS, RECORD_SLOTS, N_RECORDS = N_SLOTS, N_SLOTS + 1, N_SLOTS + 2
@@ -59,6 +60,7 @@ class StepState:
         self._capacities: dict[int, int] = {}
         self._page_tables: dict[int, list[int]] = {}  # of each sequence, as the device has it
         self._recurrent_slots: dict[int, int] = {}  # likewise
+        self._snapshot: tuple[int, int] | None = (0, 0)  # likewise
         self._rows: list[int] = []
         self.constants: dict[str, object] = {**CONSTANTS}
         self.layout = np.array([before, own, n_sequences], np.int32)  # what the slots from RECORDS on hold
@@ -123,6 +125,14 @@ class StepState:
             self._recurrent_slots.pop(sequence, None)  # should this be interrupted, nobody knows what the device has
             self._write_slots([slot], self._first_slot(sequence) + RECURRENT)
             self._recurrent_slots[sequence] = slot
+
+    def write_snapshot(self, slot: int, n_tokens: int) -> None:
+        """Recurrent layers leave in `slot` the state after the first n_tokens of the next steps; 0: they do not."""
+        wanted = (slot, n_tokens) if n_tokens else (0, 0)
+        if self._snapshot != wanted:
+            self._snapshot = None  # should this be interrupted, nobody knows what the device has
+            self._write_slots(wanted, SNAPSHOT)
+            self._snapshot = wanted
 
     def write_place(self, place: int, sequence: int = 0) -> None:
         """Mods are called with `place` as b for this sequence."""

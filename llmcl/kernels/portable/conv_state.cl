@@ -2,28 +2,38 @@
 //
 //   states[slot][i] = u[n - LENGTH + 1 + i],   where u of the tokens before the step is what the slot held
 //
+// And with a snapshot after the first so many tokens of the step the same of these, in the snapshot's slot.
+//
 // rows   float [n][ROW]      state  int, see STATE_*, which has n      states  float [slots][LENGTH - 1][CHANNELS]
 // Index space: groups (ceil(CHANNELS / (WIDTH RUN))) of LOCAL_SIZE; a group's work-items share RUN pieces of WIDTH channels.
 // Build: RUN (a multiple of LOCAL_SIZE), LOCAL_SIZE, and ROW, CHANNELS, LENGTH, WIDTH, GATED of causal_conv.cl.
-#if !defined(RUN) || !defined(LOCAL_SIZE) || !defined(STATE_N_TOKENS)
+#if !defined(RUN) || !defined(LOCAL_SIZE) || !defined(STATE_N_TOKENS) || !defined(STATE_SNAPSHOT)
 #error "conv_state.cl needs the build constants RUN, LOCAL_SIZE and those of causal_conv.cl"
 #endif
 #define EACH_ALONE 0
 #include "common/causal_conv.cl"
 
+// Input i of those that a state after the step's first n tokens holds. past: of the channel.
+inline lanes_t input_of_state(__global const float* rows, __global const int* state, __global const float* past, const int n,
+                              const int i, const int channel) {
+    const int from = n - (LENGTH - 1) + i;
+    lanes_t u = 0;
+    if (from >= 0) u = conv_input(rows + (size_t)from * ROW, channel);
+    else if (state[STATE_POSITION] > 0) u = load_lanes(past + (n + i) * CHANNELS);
+    return u;
+}
+
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
 void conv_state(__global const float* rows, __global const int* state, __global float* states) {
-    const int n = state[STATE_N_TOKENS];
+    const int n = state[STATE_N_TOKENS], snapshot = state[STATE_SNAPSHOT], cut = state[STATE_SNAPSHOT + 1];
     for (int piece = get_local_id(0); piece < RUN; piece += LOCAL_SIZE) {
         const int channel = (get_group_id(0) * RUN + piece) * WIDTH;
         if (channel >= CHANNELS) continue;
         __global float* past = conv_past(states, state) + channel;
-        for (int i = 0; i < LENGTH - 1; ++i) {  // upwards: what is read lies behind what was written
-            const int from = n - (LENGTH - 1) + i;
-            lanes_t u = 0;
-            if (from >= 0) u = conv_input(rows + (size_t)from * ROW, channel);
-            else if (state[STATE_POSITION] > 0) u = load_lanes(past + (n + i) * CHANNELS);
-            store_lanes(u, past + i * CHANNELS);
-        }
+        __global float* kept = states + (size_t)snapshot * (LENGTH - 1) * CHANNELS + channel;
+        for (int i = 0; i < LENGTH - 1 && cut > 0; ++i)
+            store_lanes(input_of_state(rows, state, past, cut, i, channel), kept + i * CHANNELS);
+        for (int i = 0; i < LENGTH - 1; ++i)  // upwards: what is read lies behind what was written
+            store_lanes(input_of_state(rows, state, past, n, i, channel), past + i * CHANNELS);
     }
 }

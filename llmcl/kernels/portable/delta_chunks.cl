@@ -2,7 +2,8 @@
 //
 //   d = u - w S;   out = g (S^T q) + b d;   S = g[last] S + k^T (factors[1] d)
 //
-// qkv, w, b, factors  as delta_terms leaves them      state  int, see STATE_*; at position 0 what the slot holds counts as 0
+// qkv, w, b, factors  as delta_terms leaves them      state  int, see STATE_*; at position 0 what the slot holds counts as 0; what S is
+// after the tokens before a snapshot goes into its slot, too
 // states  float [slots][N_V][D_K][D_V]                out    float [n][N_V][D_V]: u on entry
 //
 // Index space: groups (D_V / COLUMNS, N_V) of LOCAL_SIZE for all tokens of the step. A group has COLUMNS columns of the S of a head, in
@@ -14,8 +15,8 @@
 // SLICE and CHUNK CHUNK), KEY_TOKENS (divides CHUNK; KEY_TOKENS (D_K + 4) and CHUNK (CHUNK + 4) are at most 2 CHUNK (SLICE + 4)).
 // Local memory: 4 (D_K COLUMNS + CHUNK COLUMNS + 2 CHUNK (SLICE + 4)) bytes.
 #if !defined(N_K) || !defined(N_V) || !defined(D_K) || !defined(D_V) || !defined(CHUNK) || !defined(COLUMNS) || !defined(SLICE) || \
-    !defined(KEY_TOKENS) || !defined(LOCAL_SIZE) || !defined(HEADS_IN_TURN) || !defined(STATE_RECURRENT)
-#error "delta_chunks.cl needs N_K, N_V, D_K, D_V, CHUNK, COLUMNS, SLICE, KEY_TOKENS, LOCAL_SIZE, HEADS_IN_TURN, STATE_RECURRENT"
+    !defined(KEY_TOKENS) || !defined(LOCAL_SIZE) || !defined(HEADS_IN_TURN) || !defined(STATE_RECURRENT) || !defined(STATE_SNAPSHOT)
+#error "delta_chunks.cl needs N_K, N_V, D_K, D_V, CHUNK, COLUMNS, SLICE, KEY_TOKENS, LOCAL_SIZE, HEADS_IN_TURN and slots of the state"
 #endif
 #include "common/common.cl"
 
@@ -75,8 +76,9 @@ void delta_chunks(__global const float* qkv, __global const float* w, __global c
         s[i] = state[STATE_POSITION] > 0 ? (float2)(slot[i * D_V], slot[i * D_V + 1]) : (float2)(0.0f);
         two_local(s_of_all + (row_group * ROWS + i) * COLUMNS + 2 * lane) = s[i];
     }
-    for (int first = 0; first < n; first += CHUNK) {
-        const int here = min(CHUNK, n - first);
+    const int cut = state[STATE_SNAPSHOT + 1];
+    for (int first = 0, next = CHUNK - (CHUNK - cut % CHUNK) % CHUNK; first < n; first = next, next += CHUNK) {
+        const int here = min(next, n) - first;
         const size_t row = (size_t)first * N_V + v;  // of token t: row + t N_V
         float4 held[PIECES], held_b[B_PIECES], held_k[KEY_PIECES];
         float2 p[TOKENS], r[TOKENS];
@@ -186,6 +188,13 @@ void delta_chunks(__global const float* qkv, __global const float* w, __global c
         }
         UNROLL
         for (int i = 0; i < ROWS; ++i) two_local(s_of_all + (row_group * ROWS + i) * COLUMNS + 2 * lane) = s[i];
+        if (next != cut) continue;
+        __global float* copy = slot + ((long)state[STATE_SNAPSHOT] - state[STATE_RECURRENT]) * (N_V * D_K * D_V);
+        UNROLL
+        for (int i = 0; i < ROWS; ++i) {
+            copy[i * D_V] = s[i].x;
+            copy[i * D_V + 1] = s[i].y;
+        }
     }
     UNROLL
     for (int i = 0; i < ROWS; ++i) {

@@ -17,13 +17,14 @@
 //                  +----------------+
 //
 // Index space: groups (D_V / (COLUMNS WIDTH), N_V) of COLUMNS PARTS for consecutive tokens of one sequence: those from `first` on, SEGMENT
-// at most. Or (EACH_ALONE) groups (.., N_V, n) for rows of a sequence each.
+// at most; and what S is after the tokens before a snapshot goes into its slot, too. Or (EACH_ALONE) groups (.., N_V, n) for rows of a
+// sequence each.
 // Build: N_K, N_V, D_K, D_V, COLUMNS, PARTS (divides D_K), WIDTH (lanes.cl), EACH_ALONE, SEGMENT, HEADS_IN_TURN (value head h has key head
 // h % N_K; else heads of one key head are neighbours), those of the step state.
 // Local memory: 12 COLUMNS WIDTH PARTS bytes, none with one part.
 #if !defined(N_K) || !defined(N_V) || !defined(D_K) || !defined(D_V) || !defined(COLUMNS) || !defined(PARTS) || !defined(WIDTH) || \
-    !defined(EACH_ALONE) || !defined(SEGMENT) || !defined(HEADS_IN_TURN) || !defined(STATE_RECURRENT)
-#error "delta_rule.cl needs N_K, N_V, D_K, D_V, COLUMNS, PARTS, WIDTH, EACH_ALONE, SEGMENT, HEADS_IN_TURN, STATE_RECURRENT"
+    !defined(EACH_ALONE) || !defined(SEGMENT) || !defined(HEADS_IN_TURN) || !defined(STATE_RECURRENT) || !defined(STATE_SNAPSHOT)
+#error "delta_rule.cl needs N_K, N_V, D_K, D_V, COLUMNS, PARTS, WIDTH, EACH_ALONE, SEGMENT, HEADS_IN_TURN, STATE_RECURRENT, STATE_SNAPSHOT"
 #endif
 #include "common/common.cl"
 #include "common/lanes.cl"
@@ -60,38 +61,45 @@ void delta_rule(__global const float* qkv, __global const float* gates, __global
         s[i] = 0;
         if (has_past) s[i] = load_lanes(slot + i * D_V);
     }
-    for (int t = begin; t < end; ++t) {
-        __global const float* row = qkv + (size_t)t * CHANNELS;
-        __global const float* q = row + key_head * D_K + part * ROWS;
-        __global const float* k = q + N_K * D_K;
-        const float decay = gates[((size_t)t * N_V + v) * 2], rate = gates[((size_t)t * N_V + v) * 2 + 1];
-        const lanes_t value = load_lanes(row + 2 * N_K * D_K + v * D_V + column);
-        lanes_t p = 0, r = 0;
-        float kq = 0;
-        ROWS_IN_REGISTERS
-        for (int i = 0; i < ROWS; ++i) {
-            p += s[i] * k[i];
-            r += s[i] * q[i];
-            kq += k[i] * q[i];
-        }
+    const int cut = EACH_ALONE ? 0 : state[STATE_SNAPSHOT + 1];
+    for (int t = begin, stop = begin < cut && cut < end ? cut : end; t < end; stop = end) {
+        for (; t < stop; ++t) {
+            __global const float* row = qkv + (size_t)t * CHANNELS;
+            __global const float* q = row + key_head * D_K + part * ROWS;
+            __global const float* k = q + N_K * D_K;
+            const float decay = gates[((size_t)t * N_V + v) * 2], rate = gates[((size_t)t * N_V + v) * 2 + 1];
+            const lanes_t value = load_lanes(row + 2 * N_K * D_K + v * D_V + column);
+            lanes_t p = 0, r = 0;
+            float kq = 0;
+            ROWS_IN_REGISTERS
+            for (int i = 0; i < ROWS; ++i) {
+                p += s[i] * k[i];
+                r += s[i] * q[i];
+                kq += k[i] * q[i];
+            }
 #if PARTS > 1
-        barrier(CLK_LOCAL_MEM_FENCE);
-        met_p[lid] = p;
-        met_r[lid] = r;
-        met_kq[lid] = kq;
-        barrier(CLK_LOCAL_MEM_FENCE);
-        p = r = 0;
-        kq = 0;
-        for (int i = 0; i < PARTS; ++i) {
-            p += met_p[i * COLUMNS + lid % COLUMNS];
-            r += met_r[i * COLUMNS + lid % COLUMNS];
-            kq += met_kq[i * COLUMNS + lid % COLUMNS];
-        }
+            barrier(CLK_LOCAL_MEM_FENCE);
+            met_p[lid] = p;
+            met_r[lid] = r;
+            met_kq[lid] = kq;
+            barrier(CLK_LOCAL_MEM_FENCE);
+            p = r = 0;
+            kq = 0;
+            for (int i = 0; i < PARTS; ++i) {
+                p += met_p[i * COLUMNS + lid % COLUMNS];
+                r += met_r[i * COLUMNS + lid % COLUMNS];
+                kq += met_kq[i * COLUMNS + lid % COLUMNS];
+            }
 #endif
-        const lanes_t d = (value - p * decay) * rate;
+            const lanes_t d = (value - p * decay) * rate;
+            ROWS_IN_REGISTERS
+            for (int i = 0; i < ROWS; ++i) s[i] = s[i] * decay + d * k[i];
+            if (part == 0) store_lanes(r * decay + d * kq, out + ((size_t)t * N_V + v) * D_V + column);
+        }
+        if (t != cut) continue;
+        __global float* kept = slot + ((long)state[STATE_SNAPSHOT] - of_row[STATE_RECURRENT]) * (N_V * D_K * D_V);
         ROWS_IN_REGISTERS
-        for (int i = 0; i < ROWS; ++i) s[i] = s[i] * decay + d * k[i];
-        if (part == 0) store_lanes(r * decay + d * kq, out + ((size_t)t * N_V + v) * D_V + column);
+        for (int i = 0; i < ROWS; ++i) store_lanes(s[i], kept + i * D_V);
     }
     ROWS_IN_REGISTERS
     for (int i = 0; i < ROWS; ++i) store_lanes(s[i], slot + i * D_V);

@@ -9,7 +9,8 @@
 // delta_chunks.cl does the rest with them.
 //
 // qkv      float [n][2 N_K D_K + N_V D_V]: q and k of N_K heads, v of N_V      gates  float [n][N_V][2]: decay, rate
-// state    int, see STATE_*, which has n
+// state    int, see STATE_*, which has n. Chunks are such that a snapshot (conv_state.cl) is taken between two of them: the first may be
+//          shorter
 // w        float [n][N_V][D_K]     u        float [n][N_V][D_V]
 // b        float [n][N_V][CHUNK]   factors  float [n][N_V][2]
 //
@@ -20,8 +21,8 @@
 // at least 2 CHUNK + 1), HEADS_IN_TURN (as in delta_rule.cl), those of the step state.
 // Local memory: 4 CHUNK (2 SLICE + 2 CHUNK + 19) bytes.
 #if !defined(N_K) || !defined(N_V) || !defined(D_K) || !defined(D_V) || !defined(CHUNK) || !defined(LOCAL_SIZE) || \
-    !defined(SLICE) || !defined(HEADS_IN_TURN) || !defined(STATE_N_TOKENS)
-#error "delta_terms.cl needs N_K, N_V, D_K, D_V, CHUNK, SLICE, LOCAL_SIZE, HEADS_IN_TURN, STATE_N_TOKENS"
+    !defined(SLICE) || !defined(HEADS_IN_TURN) || !defined(STATE_N_TOKENS) || !defined(STATE_SNAPSHOT)
+#error "delta_terms.cl needs N_K, N_V, D_K, D_V, CHUNK, SLICE, LOCAL_SIZE, HEADS_IN_TURN, STATE_N_TOKENS, STATE_SNAPSHOT"
 #endif
 #include "common/common.cl"
 
@@ -41,8 +42,9 @@ void delta_terms(__global const float* qkv, __global const float* gates, __globa
     __local float of_keys[CHUNK * PITCH] __attribute__((aligned(16)));  // A[s + 1 + i][s] in row s
     __local float of_queries[CHUNK * PITCH];                            // b[t][s]
     __local float decays[CHUNK], rates[CHUNK], grown[CHUNK];
-    const int lid = get_local_id(0), v = get_group_id(1), first = get_group_id(0) * CHUNK;
-    const int n = min(CHUNK, state[STATE_N_TOKENS] - first);
+    const int lid = get_local_id(0), v = get_group_id(1);
+    const int end = (get_group_id(0) + 1) * CHUNK - (CHUNK - state[STATE_SNAPSHOT + 1] % CHUNK) % CHUNK;
+    const int first = max(0, end - CHUNK), n = min(end, state[STATE_N_TOKENS]) - first;
     if (n <= 0) return;  // the same for the whole group
     const int key_head = HEADS_IN_TURN ? v % N_K : v / (N_V / N_K);
     qkv += (size_t)first * CHANNELS;
