@@ -67,11 +67,15 @@ def create_block_mask(
     Q_LEN: int,
     KV_LEN: int,
     BLOCK_SIZE: int | tuple[int, int] = DEFAULT_BLOCK_SIZE,
+    *,
+    device: object = None,
+    _compile: bool = False,
 ) -> BlockMask:
     """The blocks that `mask_mod(b, h, q_idx, kv_idx) -> bool` leaves visible.
 
     B, H: batch size and query heads, None where the mask is the same for all (stored once). BLOCK_SIZE: rows and
     columns of a block, an int for both. A block that reaches past Q_LEN or KV_LEN is never full, as in PyTorch.
+    device, _compile: where and how PyTorch makes a mask; here the host does, and they have no effect.
 
     Raises UsageError for a mask that cannot be traced, an index outside a captured array, and sizes below 1.
     """

@@ -53,7 +53,7 @@ def release_memory(device: Device | None = None) -> None:
 
 
 class AuxRequest(NamedTuple):
-    """What flex_attention is to return beside its output, as PyTorch's; `max_scores` is not offered."""
+    """What flex_attention is to return beside its output, as PyTorch's."""
 
     lse: bool = False
     max_scores: bool = False
@@ -72,7 +72,7 @@ class Options:
 
     scale: float | None
     enable_gqa: bool
-    return_lse: bool
+    aux: AuxRequest
     kernel_options: Mapping[str, int] | None
     variant: str | None
     out_dtype: str | None
@@ -104,7 +104,8 @@ def flex_attention(
     at multiples of 16 bytes. Hq is a multiple of Hkv with enable_gqa, otherwise equal.
     score_mod(score, b, h, q_idx, kv_idx) -> score: a Python function that is traced, not run. block_mask: from
     create_block_mask; None shows every key. scale: None is 1/sqrt(D). kernel_options: tile sizes BLOCK_M, BLOCK_N,
-    DV_TILE. device: an opened Device; None: the preferred one. variant: a kernel variant by name, for tests.
+    DV_TILE; what they say of PyTorch's own kernels has no effect. device: an opened Device; None: the
+    preferred one. variant: a kernel variant by name, for tests.
     out_dtype: float32, float16 or bfloat16; None: the query's, float32 for float64.
 
     page_table: integers [B, n], int32 if on the device; key and value are then pools of pages [pages, Hkv, P, D], and
@@ -114,7 +115,8 @@ def flex_attention(
     sinks: floats [Hq], float32 if on the device: a logit of each head that takes part in its softmax and has no value.
 
     Returns [B, Hq, L, Dv] of out_dtype. With return_lse also the natural log of the sum of exponentials, float32
-    [B, Hq, L], or with return_aux an AuxOutput that has it; a query without keys has output 0 and lse -inf. They are
+    [B, Hq, L], or with return_aux an AuxOutput that has it, and max_scores, each query's largest score (modified, of
+    the keys that it sees), likewise; a query without keys has output 0 and for both -inf. They are
     NumPy arrays, or arrays on the device if the inputs are: then the work is enqueued and not waited for. Keys and
     values are held as float16 or bfloat16 if `key` is, else as float32; everything is computed in float32, matrix
     units round softmax weights to the 16 bits of the values.
@@ -125,7 +127,9 @@ def flex_attention(
     device = _opened(device)
     if not isinstance(scale, _USUAL_SCALES):
         _check_kinds(block_mask, scale, out_dtype)
-    wants_lse = return_lse if return_aux is None else _wants_lse(return_aux, return_lse)
+    if kernel_options is not None:
+        kernel_options = _own_options(kernel_options)
+    aux = AuxRequest(return_lse) if return_aux is None else _aux_request(return_aux, return_lse)
     arrays = {"query": query, "key": key, "value": value}
     if page_table is not None:
         arrays[PAGE_TABLE] = page_table
@@ -137,11 +141,11 @@ def flex_attention(
     call: Hashable | None = None
     if score_mod is None or mod is not None:
         tiles = _chosen(device, kernel_options)
-        rules = (mod, id(block_mask), scale, enable_gqa, wants_lse, tiles, variant, out_dtype)
+        rules = (mod, id(block_mask), scale, enable_gqa, aux, tiles, variant, out_dtype)
         call = (*rules, *arrays, *map(_form, arrays.values()))
 
     def make() -> FlexPlan:
-        options = Options(scale, enable_gqa, wants_lse, kernel_options, variant, out_dtype)
+        options = Options(scale, enable_gqa, aux, kernel_options, variant, out_dtype)
         return _new_plan(device, arrays, score_mod, block_mask, options)
 
     with plans.lock:
@@ -152,26 +156,41 @@ def flex_attention(
             if not plan.kept:
                 plan.release()
     if return_aux is not None:
-        return results[0], AuxOutput(*results[1:])
+        asked = [name for name, wanted in zip(AuxRequest._fields, aux, strict=True) if wanted]
+        return results[0], AuxOutput(**dict(zip(asked, results[1:], strict=True)))
     return results if return_lse else results[0]
 
 
-def _wants_lse(aux: Any, return_lse: bool) -> bool:
+def _aux_request(aux: Any, return_lse: bool) -> AuxRequest:
     if return_lse:
         raise UsageError("return_lse and return_aux are given; expected one: return_aux=AuxRequest(lse=True)")
     if not isinstance(getattr(aux, "lse", None), bool) or not isinstance(getattr(aux, "max_scores", None), bool):
         raise UsageError(f"return_aux is {aux!r}; expected AuxRequest(lse=True)")
-    if aux.max_scores:
-        raise UsageError("return_aux asks for max_scores, which the kernels do not keep; expected AuxRequest(lse=True)")
-    return bool(aux.lse)
+    return AuxRequest(aux.lse, aux.max_scores)
+
+
+# What PyTorch's kernel_options say about its own kernels; none changes a result.
+OF_PYTORCH = {
+    *("num_warps", "num_stages", "PRESCALE_QK", "ROWS_GUARANTEED_SAFE", "BLOCKS_ARE_CONTIGUOUS", "WRITE_DQ"),
+    *("FORCE_USE_FLEX_ATTENTION", "USE_TMA", "BLOCK_M1", "BLOCK_N1", "BLOCK_M2", "BLOCK_N2"),
+    *("kpack", "matrix_instr_nonkdim", "waves_per_eu", "BACKEND"),
+}
+
+
+def _own_options(kernel_options: Any) -> Any:
+    """Without what concerns PyTorch's kernels alone, and without fwd_ before names."""
+    if not isinstance(kernel_options, Mapping):
+        return kernel_options
+    forward = {str(name).removeprefix("fwd_"): x for name, x in kernel_options.items() if str(name)[:4] != "bwd_"}
+    return {name: value for name, value in forward.items() if name not in OF_PYTORCH}
 
 
 def _chosen(device: Device, kernel_options: Any) -> Hashable:
     """The tile sizes that a call or the device's user asks for."""
     own = device.kernel_options
-    if kernel_options is None and not own:
+    if not kernel_options and not own:
         return None
-    return tuple(sorted(check_kernel_options(kernel_options or {}).items())), tuple(sorted(own.items()))
+    return tuple(sorted(check_kernel_options(kernel_options).items())), tuple(sorted(own.items()))
 
 
 def _opened(device: Any) -> Device:
@@ -217,7 +236,8 @@ def _new_plan(
         kv_dtype=kv_dtype,
         out_dtype=options.out_dtype or q_dtype,
         scale=1.0 / math.sqrt(shapes["width"]) if options.scale is None else float(options.scale),
-        return_lse=options.return_lse,
+        return_lse=options.aux.lse,
+        return_max_scores=options.aux.max_scores,
         own_inputs=not given_on_device,
     )
     traced = None if score_mod is None else trace_score_mod(score_mod, prefix="score")
@@ -252,8 +272,7 @@ def _for_few_queries(
         return None
     if block_mask is not None and (problem.n_queries > block_mask.BLOCK_SIZE[0] or _differs_by_head(block_mask)):
         return None
-    rows = problem.n_queries * problem.n_q_heads // problem.n_kv_heads
-    return few_queries_implementation(device, problem.kv_dtype, problem.width, rows)
+    return few_queries_implementation(device, problem.kv_dtype, problem.width, problem.group_rows)
 
 
 def _differs_by_head(block_mask: BlockMask) -> bool:
@@ -279,7 +298,7 @@ def _run_on_host_arrays(plan: FlexPlan, arrays: dict[str, np.ndarray]) -> tuple[
     out = as_result(device.read(plan.own["out"], HELD[dtypes["out"]], shapes["out"]), problem.out_dtype)
     if problem.out_dtype == problem.q_dtype == "bfloat16":
         out = out.view(arrays["query"].dtype)
-    return (out, device.read(plan.own["lse"], np.float32, shapes["lse"])) if problem.return_lse else (out,)
+    return out, *(device.read(plan.own[name], np.float32, shapes[name]) for name in problem.results()[1:])
 
 
 def _run_on_device(plan: FlexPlan, arrays: dict[str, Any]) -> tuple[Any, ...]:

@@ -57,7 +57,8 @@ class FlexPlan:
         # Arrays of the host are converted there.
         q_dtype = "float32" if problem.own_inputs and strides is None else problem.q_dtype
         out_dtype = "float32" if problem.own_inputs and strides is None else problem.out_dtype
-        self.dtypes = dict.fromkeys(("key", "value"), problem.kv_dtype) | {"lse": "float32", **FIXED}
+        self.dtypes = dict.fromkeys(("key", "value"), problem.kv_dtype) | FIXED
+        self.dtypes |= {"lse": "float32", "max_scores": "float32"}
         self.dtypes |= {"query": q_dtype, "out": out_dtype}
         self.block_mask = block_mask  # keeps it, and so its id, alive
         self.buffers: list[Buffer] = []
@@ -82,8 +83,7 @@ class FlexPlan:
     @cached_property
     def result_forms(self) -> dict[str, Any]:
         """Of the results on the device: arrays without memory, by name."""
-        names = ("out", "lse") if self.problem.return_lse else ("out",)
-        shapes = self.problem.shapes()
+        shapes, names = self.problem.shapes(), self.problem.results()
         return {name: array_form(self.device, shapes[name], HELD[self.dtypes[name]]) for name in names}
 
     @cached_property
@@ -178,7 +178,7 @@ class FlexPlan:
         self.buffers.extend(mods.buffers)
         if p.own_inputs:
             for name, shape in p.shapes().items():
-                if name != "lse" or p.return_lse:
+                if name not in ("lse", "max_scores") or name in p.results():
                     self.own[name] = self._alloc(int(np.prod(shape)), self.dtypes[name], name)
         sizes = (p.batch, p.n_q_heads, p.n_queries, p.n_keys)
         if score_mod is not None and makes_floats_of_small_ints(score_mod, *sizes):
@@ -205,16 +205,18 @@ class FlexPlan:
             "HEAD_RECORDS": f"state[{HEAD_RECORDS}]",
             "GROUP_RECORDS": f"state[{GROUP_RECORDS}]",
             "LSE": p.return_lse,
+            **({"MAX_SCORES": True} if p.return_max_scores else {}),
             **({"HAS_SINKS": True} if p.sinks else {}),
             **own,
         }
         lse: KernelArg | str = "lse" if p.return_lse else lists
-        sinks = (SINKS,) if p.sinks else ()
-        last: list[KernelArg | str] = [lists, *sinks, *tables, *mods.buffers]
+        rows: list[KernelArg | str] = ["max_scores"] if p.return_max_scores else []
+        rows += [SINKS] if p.sinks else []
+        last: list[KernelArg | str] = [lists, *rows, *tables, *mods.buffers]
         if few is None:
             self._bind_many(tiles, mods, constants, capacity if strides is None else None, [lse, *last])
         else:
-            self._bind_few(few, mods, constants, lse, last)
+            self._bind_few(few, mods, constants, lse, last, rows)
 
     def _bind_many(
         self,
@@ -256,11 +258,11 @@ class FlexPlan:
         constants: dict[str, object],
         lse: KernelArg | str,
         last: list[KernelArg | str],
+        rows: list[KernelArg | str],
     ) -> None:
-        """The kernel for few queries, and what merges the states of its splits."""
+        """The kernel for few queries, and what merges the states of its splits, which takes `rows` of the arguments."""
         p = self.problem
-        rows = p.n_queries * p.n_q_heads // p.n_kv_heads
-        own, groups, local = few.size(self.device, rows, p.n_kv_heads, p.batch, p.n_keys)
+        own, groups, local = few.size(self.device, p.group_rows, p.n_kv_heads, p.batch, p.n_keys)
         constants = constants | own
         splits = int(str(own["N_SPLITS"]))
         part_ml: KernelArg = self._state
@@ -276,7 +278,7 @@ class FlexPlan:
                 few.file,
                 few.merge_kernel,
                 constants,
-                [part_ml, part_acc, "out", lse, self._state, *([SINKS] if p.sinks else [])],
+                [part_ml, part_acc, "out", lse, self._state, *rows],
                 groups=(p.n_q_heads, p.n_queries, p.batch),
                 local=(p.head_dim // 2, 1, 1),
                 prelude=mods.prelude,

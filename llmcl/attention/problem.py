@@ -38,6 +38,7 @@ class Problem:
     out_dtype: str
     scale: float
     return_lse: bool
+    return_max_scores: bool
     own_inputs: bool
     sinks: bool = False
     page_tokens: int = 0
@@ -59,7 +60,17 @@ class Problem:
             found[PAGE_TABLE] = (self.batch, self.n_pages)
         if self.sinks:
             found[SINKS] = (self.n_q_heads,)
-        return {**found, "out": (*rows, self.value_width), "lse": rows}
+        return {**found, "out": (*rows, self.value_width), "lse": rows, "max_scores": rows}
+
+    def results(self) -> tuple[str, ...]:
+        """The names of the results that the call asks for, in order."""
+        asked = {"lse": self.return_lse, "max_scores": self.return_max_scores}
+        return "out", *(name for name, wanted in asked.items() if wanted)
+
+    @property
+    def group_rows(self) -> int:
+        """Queries of the heads that share a KV head."""
+        return self.n_queries * self.n_q_heads // self.n_kv_heads
 
     def strides(self) -> list[Strides | None]:
         """As `element_strides` of query, key and value in C order."""

@@ -106,6 +106,46 @@ def test_auxiliary_output(default_device: Any, side: str) -> None:
     assert np.array_equal(none[0], out) and none[1] == AuxOutput()
 
 
+def test_what_a_call_says_of_pytorchs_own_kernels_has_no_effect(default_device: Any) -> None:
+    arrays = made((1, 2, 33, 32), (1, 2, 50, 32), (1, 2, 50, 32))
+    mask = create_block_mask(causal, None, None, 33, 50, device="cuda", _compile=True)
+    options = {"num_warps": 8, "PRESCALE_QK": True, "fwd_num_stages": 2, "bwd_BLOCK_M1": 32, "BACKEND": "TRITON"}
+    out = flex_attention(*arrays, block_mask=mask, kernel_options=options, device=default_device)
+    assert np.array_equal(out, flex_attention(*arrays, block_mask=mask, device=default_device))
+    with pytest.raises(UsageError, match="kernel_options has BLOCK_M 0; expected"):
+        flex_attention(*arrays, kernel_options={"fwd_BLOCK_M": 0}, device=default_device)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize(("n_queries", "dtype"), [(33, np.float32), (1, np.float16)])
+def test_largest_scores(device: Any, side: str, n_queries: int, dtype: Any) -> None:
+    """Of the keys that a query sees, as score_mod leaves them; PyTorch has them on GPUs alone."""
+    arrays = [x.astype(dtype) for x in made((2, 4, n_queries, 64), (2, 2, 80, 64), (2, 2, 80, 64))]
+    q, k = arrays[0].astype(np.float64), np.repeat(arrays[1], 2, 1).astype(np.float64)
+    queries, keys = np.ogrid[:n_queries, :80]
+    seen = np.broadcast_to((keys > 10) & (queries % 2 == 0), (n_queries, 80))
+    mask = create_block_mask(lambda b, h, q_idx, kv_idx: (kv_idx > 10) & (q_idx % 2 == 0), None, None, n_queries, 80)
+    mods: dict[str, tuple[Any, Any]] = {
+        "none": (None, lambda s: s),
+        "along keys": (
+            lambda s, b, h, q_idx, kv_idx: 2.0 * s + 0.1 * (kv_idx - q_idx),
+            lambda s: 2 * s + 0.1 * (keys - queries),
+        ),
+        "soft cap": (masks.soft_cap(2.0), lambda s: 2 * np.tanh(s / 2)),
+    }
+    for name, (score_mod, twin) in mods.items():
+        options: dict[str, Any] = {"score_mod": score_mod, "block_mask": mask, "enable_gqa": True, "device": device}
+        given_arrays = arrays if side == "host" else [to_device(device.queue, x) for x in arrays]
+        _, aux = flex_attention(*given_arrays, return_aux=AuxRequest(max_scores=True), **options)
+        assert aux.lse is None
+        found = aux.max_scores if side == "host" else aux.max_scores.get()
+        expected = np.where(seen, twin(np.einsum("bhqd,bhkd->bhqk", q, k) / 8), -np.inf).max(-1)
+        assert found.dtype == np.float32 and (np.isneginf(found) == np.isneginf(expected)).all()
+        some = ~np.isneginf(expected)
+        assert np.abs(found[some] - expected[some]).max() < (1e-4 if dtype == np.float32 else 5e-3), name
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("n_queries", [1, 33])
@@ -218,7 +258,6 @@ def test_other_pages_need_no_other_plan(default_device: Any) -> None:
         ({"value": np.zeros((3, 2, 32, 32), np.float32)}, "do not fit; expected .* keys of a page"),
         ({"block_mask": create_block_mask(masks.causal, None, None, 8, 50)}, "for 50 keys, page_table has room for 16"),
         ({"sinks": np.zeros(3, np.float32)}, r"sinks is float32 \[3\]; expected floats \[2\]"),
-        ({"return_aux": AuxRequest(max_scores=True)}, "max_scores, which the kernels do not keep"),
         ({"return_aux": True}, "return_aux is True; expected AuxRequest"),
         ({"return_aux": AuxRequest(), "return_lse": True}, "return_lse and return_aux are given"),
     ],

@@ -36,3 +36,18 @@ inline float sink_log_sum(float m, float l, float sink) {
 #define OUTPUT_NORM(m, l, head) softmax_norm(l)
 #define LOG_SUM(m, l, head) softmax_log_sum(m, l)
 #endif
+
+// With MAX_SCORES a kernel has the argument max_scores, float, a row's place as in lse: the largest score of the keys that the query
+// sees, -inf if it sees none.
+#ifndef MAX_SCORES
+#define MAX_SCORES 0
+#endif
+#if MAX_SCORES
+#define MAX_SCORES_PARAM , __global float* max_scores
+#define MAX_SCORES_ARG , max_scores
+#define KEEP_MAX_SCORE(place, m) max_scores[place] = m
+#else
+#define MAX_SCORES_PARAM
+#define MAX_SCORES_ARG
+#define KEEP_MAX_SCORE(place, m)
+#endif

@@ -10,6 +10,7 @@
 // out      float, see query_address.cl
 // lse      float [batch][N_Q_HEADS][n], with LSE: log of the sum of exponentials, -inf for a query that sees no key
 // ranges   int, with KV_BLOCK_RANGES: see kv_block_ranges.cl
+// max_scores float [batch][N_Q_HEADS][n], with MAX_SCORES: see online_softmax.cl
 // sinks    float [N_Q_HEADS], with HAS_SINKS: see online_softmax.cl; lse contains them
 //
 //                 keys 0 ...... position + t
@@ -32,7 +33,7 @@
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void attention_prefill(__global const float* q, __global const int* state, __global const kv_t* k_cache,
                        __global const kv_t* v_cache, __global float* out, __global float* lse,
-                       __global const int* ranges SINKS_PARAM MOD_PARAMS) {
+                       __global const int* ranges MAX_SCORES_PARAM SINKS_PARAM MOD_PARAMS) {
     const int head = get_group_id(0), batch = get_group_id(2);
     // The longest rows first: short ones fill the end.
     const query_block block = query_block_at(state, LONGEST_FIRST((int)get_group_id(1), (int)get_num_groups(1)));
@@ -75,5 +76,6 @@ void attention_prefill(__global const float* q, __global const int* state, __glo
 #if LSE
         lse[((size_t)batch * N_Q_HEADS + head) * n + t0 + r] = LOG_SUM(m, l, head);
 #endif
+        KEEP_MAX_SCORE(((size_t)batch * N_Q_HEADS + head) * n + t0 + r, m);
     }
 }

@@ -44,7 +44,11 @@
 #define exp2_weight16 exp2_below16
 #endif
 
+#if MAX_SCORES
+#define RAISE_ABOVE 0.0f  // the reference is the largest score
+#else
 #define RAISE_ABOVE 16.0f  // float32 sums of weights up to 2^16 are as exact as sums of weights up to 1
+#endif
 
 typedef struct {
     float16 q[ROWS][COLUMNS];   // already multiplied by QUERY_SCALE

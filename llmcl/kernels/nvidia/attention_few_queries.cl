@@ -111,7 +111,8 @@ inline void load_values(uint4 v[4][VALUE_PARTS], __global const CAT(KV, _t)* val
 __kernel __attribute__((reqd_work_group_size(32 * WARPS, 1, 1)))
 void attention_few_queries(__global const CAT(KV, _t)* queries, __global const int* state, __global const CAT(KV, _t)* k_cache,
                            __global const CAT(KV, _t)* v_cache, __global float* part_ml, __global float* part_acc,
-                           __global CAT(OUT, _t)* out, __global float* lse, __global const int* ranges SINKS_PARAM MOD_PARAMS) {
+                           __global CAT(OUT, _t)* out, __global float* lse, __global const int* ranges MAX_SCORES_PARAM
+                               SINKS_PARAM MOD_PARAMS) {
     __local float accs[WARPS][ROWS][HEAD_DIM];
     __local float2 states[WARPS][ROWS];
     const int lane = get_local_id(0) % WARP, warp = get_local_id(0) / WARP, g = lane / 4, t = lane % 4;
@@ -251,8 +252,11 @@ void attention_few_queries(__global const CAT(KV, _t)* queries, __global const i
         if (lane == 0) {
 #if N_SPLITS > 1
             *(__global float2*)(part_ml + (place * N_SPLITS + split) * 2) = (float2)(top, sum);
-#elif LSE
+#else
+#if LSE
             lse[place] = LOG_SUM(top, sum, head);
+#endif
+            KEEP_MAX_SCORE(place, top);
 #endif
         }
     }
@@ -262,7 +266,7 @@ void attention_few_queries(__global const CAT(KV, _t)* queries, __global const i
 // A work-item has two columns.
 __kernel __attribute__((reqd_work_group_size(HEAD_DIM / 2, 1, 1)))
 void merge_splits(__global const float* part_ml, __global const float* part_acc, __global CAT(OUT, _t)* out,
-                  __global float* lse, __global const int* state SINKS_PARAM) {
+                  __global float* lse, __global const int* state MAX_SCORES_PARAM SINKS_PARAM) {
     const size_t row = ((size_t)get_group_id(2) * N_Q_HEADS + get_group_id(0)) * state[STATE_N_TOKENS] + get_group_id(1);
     const int d = get_local_id(0) * 2;
     __global const float2* of_splits = (__global const float2*)part_ml + row * N_SPLITS;
@@ -281,5 +285,6 @@ void merge_splits(__global const float* part_ml, __global const float* part_acc,
 #if LSE
     if (d == 0) lse[row] = LOG_SUM(top, sum, get_group_id(0));
 #endif
+    if (d == 0) KEEP_MAX_SCORE(row, top);
 }
 #endif

@@ -253,7 +253,7 @@ inline void multiply_values(float4* acc, const float4* s, const __local uint4* v
 __kernel __attribute__((reqd_work_group_size(GROUP_ITEMS, 1, 1)))
 void attention_prefill(__global const QUERY_T* queries, __global const int* state, __global const CAT(KV, _t)* k_cache,
                        __global const CAT(KV, _t)* v_cache, __global CAT(OUT, _t)* out, __global float* lse,
-                       __global const int* ranges SINKS_PARAM MOD_PARAMS) {
+                       __global const int* ranges MAX_SCORES_PARAM SINKS_PARAM MOD_PARAMS) {
     __local uint4 tiles[2 * TILE_PIECES];
     __local uint4 *k_tile = tiles, *v_tile = tiles + TILE_PIECES;
     const int item = get_local_id(0), lane = item % WARP, warp = item % SPLIT_ITEMS / WARP;
@@ -405,6 +405,7 @@ void attention_prefill(__global const QUERY_T* queries, __global const int* stat
         if (lane % 4 == 0)
             lse[((size_t)batch * N_Q_HEADS + head) * n + t] = LOG_SUM(m[h], sum, head);
 #endif
+        if (lane % 4 == 0) KEEP_MAX_SCORE(((size_t)batch * N_Q_HEADS + head) * n + t, m[h]);
         const float norm = OUTPUT_NORM(m[h], sum, head);
         __global CAT(OUT, _t)* y = out + output_of(batch, head, t, n) + column;
 #pragma unroll

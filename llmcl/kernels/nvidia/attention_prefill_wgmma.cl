@@ -153,7 +153,7 @@ inline void put_queries(const uint to, const uint q[QUERY_WORDS], const int lane
 
 // Output and lse of the lane's rows t and t + 8; their states become those of rows that have seen no key.
 inline void write_rows(float acc[HEAD_DIM / 2], float m[2], float l[2], __global void* out, __global float* lse, const int batch,
-                       const int head, const int t_first, const int n, const int lane SINKS_PARAM) {
+                       const int head, const int t_first, const int n, const int lane MAX_SCORES_PARAM SINKS_PARAM) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         float sum = l[h] + shuffle_xor(l[h], 1);
@@ -178,17 +178,18 @@ inline void write_rows(float acc[HEAD_DIM / 2], float m[2], float l[2], __global
         if (t < n && lane % 4 == 0)
             lse[((size_t)batch * N_Q_HEADS + head) * n + t] = LOG_SUM(m[h] * (EXPONENT_SCALE / LOG2E), sum, head);
 #endif
+        if (t < n && lane % 4 == 0) KEEP_MAX_SCORE(((size_t)batch * N_Q_HEADS + head) * n + t, m[h] * (EXPONENT_SCALE / LOG2E));
         m[h] = -INFINITY;
         l[h] = 0.0f;
     }
 }
-#define WRITE(it, t) write_rows(acc, m, l, out, lse, batch, (it).head, t, END_OF(it), lane SINKS_ARG)
+#define WRITE(it, t) write_rows(acc, m, l, out, lse, batch, (it).head, t, END_OF(it), lane MAX_SCORES_ARG SINKS_ARG)
 
 #define QUERY_T float
 __kernel __attribute__((reqd_work_group_size(GROUP_ITEMS, 1, 1)))
 void attention_prefill(__global const QUERY_T* queries, __global const int* state, __global const CAT(KV, _t)* k_cache,
                        __global const CAT(KV, _t)* v_cache, __global void* out, __global float* lse,
-                       __global const int* ranges SINKS_PARAM MOD_PARAMS) {
+                       __global const int* ranges MAX_SCORES_PARAM SINKS_PARAM MOD_PARAMS) {
     __local uint4 __attribute__((aligned(1024))) buffers[(BLOCK_M * HEAD_DIM * 2 + 2 * STAGES * TILE_BYTES) / 16];
     __local ulong mbarriers[4 * STAGES];
     __local tile tiles[STAGES];

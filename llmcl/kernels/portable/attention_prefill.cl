@@ -122,7 +122,7 @@ inline void store_rows(const float rows[ROWS], __local float* p) {
 __kernel __attribute__((reqd_work_group_size(TX, TY, 1)))
 void attention_prefill(__global const float* queries, __global const int* state, __global const kv_t* k_cache,
                        __global const kv_t* v_cache, __global float* out, __global float* lse,
-                       __global const int* ranges SINKS_PARAM MOD_PARAMS) {
+                       __global const int* ranges MAX_SCORES_PARAM SINKS_PARAM MOD_PARAMS) {
     __local float q[HEAD_DIM * ROW_STRIDE] __attribute__((aligned(16)));  // [dimension][row]
     __local staged_t kv[BLOCK_N * HEAD_DIM] __attribute__((aligned(16)));
     __local float p[BLOCK_N * ROW_STRIDE] __attribute__((aligned(16)));  // [key][row]
@@ -253,6 +253,7 @@ void attention_prefill(__global const float* queries, __global const int* state,
             if (slice == 0 && tx == 0)
                 lse[((size_t)batch * N_Q_HEADS + head) * n + t] = LOG_SUM(m[a], sum, head);
 #endif
+            if (slice == 0 && tx == 0) KEEP_MAX_SCORE(((size_t)batch * N_Q_HEADS + head) * n + t, m[a]);
             const float norm = OUTPUT_NORM(m[a], sum, head);
             for (int c = 0; c < RUNS; ++c) {
                 float values[COLUMN_RUN];
