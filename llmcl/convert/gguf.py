@@ -127,7 +127,8 @@ def _from_folder(checkpoint: Checkpoint, chosen: Callable[[str, tuple[int, ...]]
         more = " with attention windows" if config.has_windows else " with biases" if config.has_biases else ""
         raise UnsupportedModelError(
             f"a GGUF file cannot be made from a folder of the architecture {config.architecture!r}{more}, only "
-            f"of {' and '.join(_FOLDER_ARCHITECTURES)} without; use llama.cpp's convert_hf_to_gguf.py instead"
+            f"of {' and '.join(_FOLDER_ARCHITECTURES)} without windows and biases; use llama.cpp's "
+            "convert_hf_to_gguf.py instead"
         )
     metadata = {"general.name": (checkpoint.path.name, Kind.STRING, None), **model_metadata(config)}
     tensors = []
