@@ -6,7 +6,7 @@ import os
 from typing import Any, TypeVar
 
 from llmcl.errors import UsageError, shown
-from llmcl.kernels import cpu, nvidia, portable
+from llmcl.kernels import cpu, intel, nvidia, portable
 from llmcl.kernels import implementation as base
 from llmcl.kernels.common.persistent import PersistentLayers, PersistentStep
 from llmcl.kernels.implementation import Row
@@ -14,7 +14,7 @@ from llmcl.runtime.device import Device
 
 Persistent = TypeVar("Persistent", PersistentLayers, PersistentStep)
 
-CLASSES = (nvidia, cpu, portable)  # the last one supports every device
+CLASSES = (nvidia, cpu, intel, portable)  # the last one supports every device
 ROWS: tuple[base.Implementation, ...] = tuple(row for folder in CLASSES for row in folder.IMPLEMENTATIONS)
 
 

@@ -14,6 +14,7 @@ from compilers.recording import RecordingDevice, ShapeCheckpoint
 from compilers.shapes import DTYPES, KV_DTYPES, MODELS, PAGE_TOKENS, Stored, stored_models
 from llmcl.attention import and_masks, create_block_mask, flex_attention
 from llmcl.attention.masks import alibi, causal, document, sliding_window, soft_cap
+from llmcl.kernels.intel import matrix_mad
 from llmcl.kernels.portable import dot_product
 from llmcl.models.batch import Batch
 from llmcl.models.kv_cache import KVCache
@@ -65,7 +66,8 @@ class Program:
     def kind(self, kernel: str) -> str:
         """What the kernel does, in a few words: a row of the table."""
         given, stem = self.constants, Path(self.file).stem
-        words = [stem if kernel == stem or kernel in stem else kernel]
+        words = ["intel"] if self.file.startswith("intel/") else []
+        words += [stem if kernel == stem or kernel in stem else kernel]
         words += [str(given[name]) for name in TYPES if name in given]
         if "GROUP_SIZE" in given or "DV_TILE" in given:
             words += [str(given[name]) for name in ("HEAD_DIM", "GROUP_SIZE") if name in given]
@@ -170,6 +172,11 @@ def _tools(entry: DeviceEntry) -> list[KernelSource]:
         probes.append(KernelSource(sub_groups.PROBE, "sub_group_probe", constants))
     if form := dot_product.listed(entry):
         probes.append(KernelSource(dot_product.PROBE, "dot4_probe", {"DOT": form}))
+    if form := matrix_mad.matrix_form(entry):
+        probes += [
+            KernelSource(matrix_mad.PROBE, "matrix_probe", {"WEIGHT": weight, "MATRIX": form})
+            for weight in ("bf16", "f16")
+        ]
     return [*probes, *device.take()]
 
 

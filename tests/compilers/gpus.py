@@ -10,6 +10,7 @@ GB = 1 << 30
 COMMON = ("cl_khr_global_int32_base_atomics", "cl_khr_local_int32_base_atomics", "cl_khr_byte_addressable_store")
 INTEL = (*COMMON, "cl_khr_fp16", "cl_khr_subgroups", "cl_intel_subgroups", "cl_intel_required_subgroup_size")
 DOT = ("cl_khr_integer_dot_product",)  # of GPUs that are fast at it
+XMX = ("cl_intel_subgroups_short", "cl_intel_subgroup_matrix_multiply_accumulate")
 AMD = (*COMMON, "cl_khr_fp16", "cl_khr_fp64", "cl_khr_subgroups", "cl_amd_media_ops")
 MALI = (*COMMON, "cl_khr_fp16", "cl_khr_subgroups")  # its dot products are left out: the SPIR-V translator knows none
 ADRENO = (*COMMON, "cl_khr_fp16", "cl_khr_subgroups", "cl_qcom_reqd_sub_group_size")
@@ -109,7 +110,7 @@ def _amd(target: str, name: str, units: int, memory: int) -> Gpu:
 GPUS = (
     _intel("gen9", "UHD Graphics 630", 24, 256, 12 * GB, unified=True),
     _intel("tgllp", "Iris Xe Graphics", 96, 512, 12 * GB, unified=True, others=DOT),
-    _intel("dg2", "Arc A770", 512, 1024, 16 * GB, unified=False, others=DOT),
+    _intel("dg2", "Arc A770", 512, 1024, 16 * GB, unified=False, others=(*DOT, *XMX)),
     _amd("gfx906", "Radeon VII", 60, 16 * GB),
     _amd("gfx1030", "Radeon RX 6800 XT", 36, 16 * GB),
     _amd("gfx1100", "Radeon RX 7900 XTX", 48, 24 * GB),

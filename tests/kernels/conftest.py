@@ -12,6 +12,8 @@ import pytest
 from guard_pages import take_guarded
 
 from llmcl.kernels import table
+from llmcl.kernels.intel import linear as intel_linear
+from llmcl.kernels.intel import matrix_mad
 from llmcl.kernels.nvidia import VARIANTS as PTX_VARIANTS
 from llmcl.kernels.nvidia.wgmma import has_wgmma
 from llmcl.kernels.portable.dot_product import NONE, dot_form
@@ -19,7 +21,8 @@ from llmcl.runtime.device import Device
 from llmcl.runtime.huge_pages import HugePages
 from llmcl.runtime.platforms import find_devices
 
-INT8 = "portable-int8"  # of products alone, whose tests name it
+INT8, INTEL = "portable-int8", "intel"
+NAMED = (INT8, INTEL)  # variants of products alone, which their tests name
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -28,13 +31,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "variant" in metafunc.fixturenames and not chosen:
         archs = [entry.ptx_arch for entry in find_devices()]
         least = {"hopper": 90, "nvidia": 80}
-        names = dict.fromkeys(row.name for row in table.ROWS if row.name != INT8)
+        names = dict.fromkeys(row.name for row in table.ROWS if row.name not in NAMED)
         metafunc.parametrize("variant", [name for name in names if max(archs) >= least.get(name, 0)])
 
 
 @pytest.fixture
-def target(device: Device, variant: str) -> Device:
-    """The device, taken for a CPU or a GPU: it chooses that variant of every kernel, its work-group sizes included."""
+def target(device: Device, variant: str, monkeypatch: pytest.MonkeyPatch) -> Device:
+    """The device, taken for a CPU or a GPU: it chooses that variant of every kernel, its work-group sizes included.
+
+    Intel's matrix units are emulated, on a driver that has Intel's sub-groups.
+    """
     if variant in PTX_VARIANTS and device.entry.ptx_arch < 80:
         pytest.skip("the NVIDIA variants are made of PTX, which this device does not take")
     if variant == "hopper" and not has_wgmma(device.entry):
@@ -47,6 +53,10 @@ def target(device: Device, variant: str) -> Device:
         entry = dataclasses.replace(entry, is_intel_cpu=False)  # which has them and is slow at them
         if dot_form(entry) == NONE:
             pytest.skip("this driver has no dot products of 8-bit numbers for a GPU")
+    if variant == INTEL:
+        if not {*entry.extensions}.issuperset(matrix_mad.NEEDED[1:]):
+            pytest.skip("the variant for Intel's matrix units is made of sub-groups, which this driver lacks")
+        monkeypatch.setattr(intel_linear, "matrix_form", lambda entry: matrix_mad.EMULATED)
     taken_for.entry = entry
     return taken_for
 

@@ -26,7 +26,13 @@ def test_every_variant_without_it(value: str | None, device: Device, monkeypatch
     monkeypatch.delenv("LLMCL_VARIANT", raising=False)
     if value is not None:
         monkeypatch.setenv("LLMCL_VARIANT", value)
-    assert {row.name for row in table.implementations(LinearPrefill)} == {"hopper", "nvidia", "cpu", "portable"}
+    assert {row.name for row in table.implementations(LinearPrefill)} == {
+        "hopper",
+        "nvidia",
+        "cpu",
+        "intel",
+        "portable",
+    }
     if device.is_cpu:
         assert table.pick(LinearDecode, device, "float32", 64).name == "cpu"
 

@@ -1,0 +1,77 @@
+"""Whether a device has Intel's matrix units (XMX), as intel/matrix_mad.cl uses them.
+
+Run as a program by `ask`, it says whether a product of small whole numbers is right on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+from llmcl.runtime.platforms import DeviceEntry
+from llmcl.runtime.probe import LASTS_S, YES, answer_parent, ask, remembered
+from llmcl.runtime.program import BUILD_OPTIONS, read_source
+
+NONE, XMX, EMULATED = range(3)  # the build constant MATRIX; no device is given the last, which tests try
+PROBE = "intel/matrix_probe.cl"
+NEEDED = (
+    "cl_intel_subgroup_matrix_multiply_accumulate",
+    "cl_intel_required_subgroup_size",
+    "cl_intel_subgroups",
+    "cl_intel_subgroups_short",
+)
+
+
+@cache
+def matrix_form(entry: DeviceEntry) -> int:
+    """XMX where the driver lists it for sub-groups of 8 and the products are right, else NONE.
+
+    A device that is known by its description alone, without a driver, is taken at its word.
+    """
+    if entry.kind == "cpu" or not {*entry.extensions}.issuperset(NEEDED):
+        return NONE
+    if entry.device is None:
+        return XMX
+
+    def answer() -> tuple[str, float]:
+        verdict = ask(__name__, entry, str(XMX)).verdict
+        return verdict, LASTS_S[verdict]
+
+    return XMX if remembered("matrix_mad", entry, read_source(PROBE), answer=answer) == YES else NONE
+
+
+def _probe(entry: DeviceEntry, arguments: Sequence[str]) -> str | None:
+    import numpy as np
+    import pyopencl as cl
+
+    (form,) = arguments
+    context = cl.Context([entry.device])
+    queue = cl.CommandQueue(context)
+    rng = np.random.default_rng(1)
+    a, b = rng.integers(-8, 9, (8, 16)), rng.integers(-8, 9, (16, 8))
+    for weight in ("bf16", "f16"):
+        bits = [_bits(values, weight) for values in (a, b.reshape(8, 2, 8).swapaxes(1, 2))]
+        out = np.zeros((8, 8), np.float32)
+        program = cl.Program(context, read_source(PROBE))
+        options = [*BUILD_OPTIONS, f"-DWEIGHT={weight}", f"-DMATRIX={form}"]
+        program.build(options, cache_dir=False)  # type: ignore[arg-type]
+        flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
+        buffers = [cl.Buffer(context, flags, hostbuf=array) for array in (*bits, out)]
+        program.matrix_probe(queue, (8,), (8,), *buffers)
+        cl.enqueue_copy(queue, out, buffers[2])
+        if not np.array_equal(out.T, a @ b):
+            return f"the product of {weight} is wrong"
+    return None
+
+
+def _bits(values: object, weight: str) -> object:
+    """Whole numbers as float16 or bfloat16, which hold them exactly: uint16."""
+    import numpy as np
+
+    if weight == "f16":
+        return np.ascontiguousarray(values, np.float16).view(np.uint16)
+    return (np.ascontiguousarray(values, np.float32).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+
+
+if __name__ == "__main__":
+    answer_parent(_probe)
