@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 from llmcl.runtime.platforms import DeviceEntry
 from llmcl.runtime.probe import LASTS_S, YES, answer_parent, ask, remembered
@@ -28,10 +29,9 @@ def matrix_form(entry: DeviceEntry) -> int:
 
     A device that is known by its description alone, without a driver, is taken at its word.
     """
-    if entry.kind == "cpu" or not {*entry.extensions}.issuperset(NEEDED):
-        return NONE
-    if entry.device is None:
-        return XMX
+    is_listed = entry.kind != "cpu" and {*entry.extensions}.issuperset(NEEDED)
+    if not is_listed or entry.device is None:
+        return XMX if is_listed else NONE
 
     def answer() -> tuple[str, float]:
         verdict = ask(__name__, entry, str(XMX)).verdict
@@ -64,7 +64,7 @@ def _probe(entry: DeviceEntry, arguments: Sequence[str]) -> str | None:
     return None
 
 
-def _bits(values: object, weight: str) -> object:
+def _bits(values: Any, weight: str) -> Any:
     """Whole numbers as float16 or bfloat16, which hold them exactly: uint16."""
     import numpy as np
 
