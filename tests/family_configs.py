@@ -15,6 +15,7 @@ from helpers import LINEAR_SCALING, gemma2_config, small_config
 
 from llmcl.models.config import ModelConfig, RopeScaling
 from llmcl.models.config.rope import longrope_amplitude, yarn_amplitude
+from llmcl.models.families import FAMILIES as FAMILIES_OF_CHECKPOINTS
 from llmcl.models.families.blocks import ExpertSettings, QueryScale
 from llmcl.models.families.family import LayerSettings
 from llmcl.models.families.recurrent import DeltaSettings, ShortConvSettings
@@ -273,10 +274,39 @@ FAMILIES: dict[str, ModelConfig] = {
     ),
     "gpt_oss-tied": gpt_oss_config(ExpertSettings(6, 4, 64), biased=False, tie_embeddings=True),
 }
+# Sizes in which each family is tested that has fewer shapes above.
+SIZES: dict[str, dict[str, int]] = {
+    "grouped": {"n_q_heads": 6, "n_kv_heads": 1, "head_dim": 16, "hidden_size": 96},
+    "apart": {"n_q_heads": 3, "n_kv_heads": 3, "head_dim": 32, "hidden_size": 96},
+}
+
+
+def in_other_sizes(config: ModelConfig, sizes: dict[str, int]) -> ModelConfig:
+    """The configuration with these sizes, what depends on them, and tied embeddings where it has untied ones."""
+    tied = config.architecture == "gemma2" or not config.tie_embeddings  # whose files have no head
+    changed = dataclasses.replace(config, tie_embeddings=tied, **sizes)
+    rotary_dim = None if config.rotary_dim is None else config.rotary_dim * changed.head_dim // config.head_dim
+    scale = config.embedding_scale
+    if FAMILIES_OF_CHECKPOINTS[config.architecture].scaled_embedding:
+        scale = float(np.sqrt(np.float32(changed.hidden_size)))
+    return dataclasses.replace(changed, rotary_dim=rotary_dim, embedding_scale=scale)
+
+
+def _further_shapes() -> dict[str, ModelConfig]:
+    """So many that each family has three."""
+    found = {}
+    for architecture in dict.fromkeys(config.architecture for config in FAMILIES.values()):
+        own = [config for config in FAMILIES.values() if config.architecture == architecture]
+        for name, sizes in [*SIZES.items()][: max(0, 3 - len(own))]:
+            found[f"{architecture}-{name}"] = in_other_sizes(own[0], sizes)
+    return found
+
+
+FURTHER = _further_shapes()
 MOST = "gemma2"  # has more of what sets families apart than any other
 # Those that the format can say, but for what another of them shows as well.
 NOT_IN_GGUF = ("smollm3-biases", "olmo2-biases", "qwen2-windows", "qwen3_moe-some", "qwen3_next-some")
-IN_GGUF = [name for name in FAMILIES if name not in (*NOT_IN_GGUF, MOST)]
+IN_GGUF = [name for name in FAMILIES | FURTHER if name not in (*NOT_IN_GGUF, MOST)]
 
 
 def ids_for(config: ModelConfig) -> list[int]:

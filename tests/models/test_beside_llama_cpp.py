@@ -62,7 +62,7 @@ def as_llama_cpp_reads(name: str) -> ModelConfig:
 
 
 @pytest.mark.skipif(PYTHON is None, reason="LLMCL_TEST_LLAMA_CPP names no Python with llama-cpp-python")
-@pytest.mark.parametrize("name", [name for name in (*IN_GGUF, MOST) if name not in NOT_READ])
+@pytest.mark.parametrize("name", [name for name in (*IN_GGUF, MOST) if name in FAMILIES and name not in NOT_READ])
 def test_the_logits_are_those_of_llama_cpp(name: str, default_device: Any, tmp_path: Path) -> None:
     assert PYTHON is not None
     config = as_llama_cpp_reads(name)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from ascii_tokenizer import ascii_tokenizer
 from expert_weights import stacked_experts
-from family_configs import FAMILIES, IN_GGUF, MOST, N_TOKENS, ids_for
+from family_configs import FAMILIES, FURTHER, IN_GGUF, MOST, N_TOKENS, ids_for
 from family_files import WINDOW, save_gguf
 from helpers import (
     random_weights,
@@ -42,6 +42,7 @@ pytestmark = pytest.mark.separate_launches
 
 BOUND = 1e-4
 full = pytest.mark.full
+ALL = FAMILIES | FURTHER
 
 
 def decode(llm: LLM, ids: Sequence[int], from_position: int, chunk: int | None = None) -> np.ndarray:
@@ -83,22 +84,22 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple
 
     @cache
     def folder_of(name: str) -> tuple[Path, Any]:
-        config = FAMILIES[name]
+        config = ALL[name]
         weights = random_weights(config, seed=1)
         return save_folder(tmp_path_factory.mktemp(name), config, weights), transformers_model(config, weights)
 
     return folder_of
 
 
-@pytest.mark.parametrize("name", [*(pytest.param(name, marks=full) for name in FAMILIES if name != MOST), MOST])
+@pytest.mark.parametrize("name", [*(pytest.param(name, marks=full) for name in ALL if name != MOST), MOST])
 def test_a_folder_of_the_family_computes_what_transformers_does(
     name: str, kind: str, folder_of: Callable[[str], tuple[Path, Any]]
 ) -> None:
     folder, model = folder_of(name)
-    ids = ids_for(FAMILIES[name])
+    ids = ids_for(ALL[name])
     expected = transformers_logits(model, ids)
     with llmcl.load(str(folder), dtype="float32", max_context=128) as llm:
-        assert llm.config == FAMILIES[name]
+        assert llm.config == ALL[name]
         assert relative_error(llm.logits(ids), expected) < BOUND
         assert relative_error(decode(llm, ids, 60), expected[59:]) < BOUND
         assert relative_error(decode(llm, ids, 80, chunk=7), expected[79:]) < BOUND
@@ -109,7 +110,7 @@ def test_a_folder_of_the_family_computes_what_transformers_does(
 def test_a_gguf_file_of_the_family_computes_what_transformers_does(
     name: str, default_device: Any, tmp_path: Path
 ) -> None:
-    config = FAMILIES[name]
+    config = ALL[name]
     if config.architecture.startswith("gemma"):  # the format has no key for another scale
         config = dataclasses.replace(config, attention_scale=config.head_dim**-0.5)
     weights = random_weights(config, seed=3)
@@ -205,9 +206,9 @@ def test_pages_hold_what_a_contiguous_cache_does(tmp_path: Path) -> None:
     assert relative_error(logits[1], logits[0]) < 2e-5
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [*FAMILIES, *(pytest.param(name, marks=full) for name in FURTHER)])
 def test_the_twin_computes_what_transformers_does(name: str) -> None:
-    config = FAMILIES[name]
+    config = ALL[name]
     weights = random_weights(config, seed=2)
     expected = transformers_logits(transformers_model(config, weights, "float64"), ids_for(config))
     assert relative_error(reference.forward(config, weights, ids_for(config)), expected) < 1e-5
