@@ -1,4 +1,4 @@
-"""Compiles the kernels of six real models for GPUs that are not here, with Intel's, AMD's and a SPIR-V compiler.
+"""Compiles the kernels of nine real models for GPUs that are not here, with Intel's, AMD's and a SPIR-V compiler.
 
 `python tests/check_compilers.py` compiles one program of every kind for one GPU of each vendor, in two minutes of CPU
 time; with `--all` all programs of all models for all GPUs, in half an hour. It fails at a compile error, at a kernel of

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from llmcl.checkpoint.formats import row_bytes
+from llmcl.checkpoint.formats import FORMATS, row_bytes
 from llmcl.checkpoint.tensors import Checkpoint, TensorInfo
 from llmcl.errors import OutOfDeviceMemoryError
 from llmcl.models.config import ModelConfig
@@ -105,6 +105,7 @@ class ShapeCheckpoint(Checkpoint):
         self.tensors = {}
         for name, shape in config.tensors().items():
             format = formats(name) if len(shape) == 2 else "F32"
+            format = format if shape[-1] % FORMATS[format].block == 0 else "F32"  # taps of a convolution
             swapped = from_gguf and FAMILIES[config.architecture].gguf_interleaves_rope
             swapped = swapped and name.endswith((".q_proj.weight", ".k_proj.weight"))
             self.tensors[name] = TensorInfo(name, shape, format, row_bytes(name, format, shape[-1]), swapped)

@@ -36,14 +36,32 @@ OTHER_SHAPES: dict[str, dict[str, Any]] = {
         "torch_dtype": "bfloat16",
         "eos_token_id": 151645,
     },
+    "qwen3.5-9b": {
+        "model_type": "qwen3_5_text",
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "tie_word_embeddings": False,
+        "vocab_size": 248320,
+        "max_position_embeddings": 262144,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {"rope_theta": 1e7, "rope_type": "default"},
+        "torch_dtype": "bfloat16",
+        "eos_token_id": 248044,
+    },
 }
 # The first is what a quick run compiles of a kernel that all of them have.
-MODELS = ("llama-3.1-8b", "gemma-2-2b", "qwen3-4b", "qwen2.5-7b", "llama-3.2-1b", "smollm2-135m")
-DTYPES = ("bfloat16", "float16", "q8_0", "q4_0", "q4_k")
+MODELS = (
+    *("llama-3.1-8b", "gemma-2-2b", "qwen3-4b", "qwen2.5-7b", "llama-3.2-1b", "smollm2-135m"),
+    *("gpt-oss-20b", "qwen3-30b-a3b", "qwen3.5-9b"),
+)
+DTYPES = ("bfloat16", "float16", "q8_0", "q4_0", "q4_k", "mxfp4")
 KV_DTYPES = ("float16", "q8_0")
 PAGE_TOKENS = (None, 64)
 FLOATS = {"bfloat16": "BF16", "float16": "F16"}
-LAYERS = 2  # all kinds of layers that these models have lie among the first two
 
 
 @dataclass(frozen=True)
@@ -59,15 +77,17 @@ class Stored:
 
     def config(self) -> ModelConfig:
         whole = config_from_hf(RANDOM_SHAPES[self.model] if self.model in RANDOM_SHAPES else OTHER_SHAPES[self.model])
-        assert {*whole.layers} == {*whole.layers[:LAYERS]}
-        return replace(whole, layers=whole.layers[:LAYERS])
+        first = next(n for n in range(2, len(whole.layers) + 1) if {*whole.layers[:n]} == {*whole.layers})
+        return replace(whole, layers=whole.layers[:first])
 
     def format(self, tensor: str) -> str:
         """Of a matrix. Beside 4-bit numbers the embedding has more, and with q4_k some values and down projections:
-        as in the files that llama.cpp calls Q4_K_M.
+        as in the files that llama.cpp calls Q4_K_M. Of gpt-oss the experts alone have 4 bits.
         """
         if self.dtype in FLOATS:
             return FLOATS[self.dtype]
+        if self.dtype == "mxfp4":
+            return "MXFP4" if ".experts." in tensor else "Q8_0"
         if self.dtype == "q4_k" and (
             tensor in EMBEDDINGS or tensor.endswith(("0.self_attn.v_proj.weight", "0.mlp.down_proj.weight"))
         ):
@@ -82,5 +102,6 @@ def stored_models() -> Iterator[Stored]:
             stored = Stored(model, dtype)
             config = stored.config()
             block = FORMATS[FLOATS.get(dtype, dtype.upper())].block
-            if config.hidden_size % block == 0 and config.intermediate_size % block == 0:
+            fits = config.hidden_size % block == 0 and config.intermediate_size % block == 0
+            if fits and (dtype != "mxfp4" or model == "gpt-oss-20b"):
                 yield stored
