@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -15,7 +15,6 @@ from llmcl.engine.scheduler import Job, Plan, Scheduler
 from llmcl.engine.speculation import NO_SPECULATION, Speculation
 from llmcl.engine.together import TogetherSteps
 from llmcl.errors import LlmclError
-from llmcl.grammar import Matcher, accept_each, masks_of
 from llmcl.models.batch import PromptChunk
 from llmcl.models.paged_kv_cache import PagedKVCache
 from llmcl.models.sequence import SequenceState
@@ -65,8 +64,8 @@ class Batch(Protocol):
         """
         ...
 
-    def allow(self, tokens: Mapping[SequenceState, np.ndarray | None]) -> None:
-        """The next tokens of these sequences are of these, masks as of `LogitBias.allow`; None: all may come."""
+    def allow(self, sequence: SequenceState, tokens: np.ndarray | None) -> None:
+        """The next tokens of a sequence are of these, a mask as of `LogitBias.allow`; None: all may come."""
 
     def verify(
         self, sequence: SequenceState, enqueue: Callable[[SequenceState], Callable[[], list[int]]]
@@ -244,17 +243,13 @@ class StepLoop:
 
         def mask() -> None:
             self._read_all()
-            matching = [(job, job.matcher) for job in jobs if not job.done and job not in self._failed]
-            waiting = [(job, matcher) for job, matcher in matching if matcher is not None]
-            allowed: dict[SequenceState, np.ndarray | None] = {}
-            masks = masks_of([matcher for _, matcher in waiting], parallel=self._batch.runs_ahead)
-            for (job, _), tokens in zip(waiting, masks, strict=True):
-                if isinstance(tokens, LlmclError):
-                    self._fail(job, tokens)
-                else:
-                    allowed[_sequence(job)] = tokens
-            if allowed:
-                self._batch.allow(allowed)
+            for job in jobs:
+                if job.matcher is None or job.done or job in self._failed:
+                    continue
+                try:
+                    self._batch.allow(_sequence(job), job.matcher.mask())
+                except LlmclError as error:
+                    self._fail(job, error)
 
         return mask
 
@@ -264,24 +259,17 @@ class StepLoop:
         for reading in readings:
             jobs, tokens, logprobs = reading.jobs, reading.tokens(), reading.logprobs()
             n_rows = reading.n_rows or [0] * len(jobs)
-            matched: list[tuple[Job, Matcher, int]] = []
             for job, of_job, logprob, rows in zip(jobs, tokens, logprobs, n_rows, strict=True):
                 if rows > 1 and not job.done:
                     job.note_verified(rows, len(of_job))
                     self.metrics.note_draft(rows - 1, len(of_job) - 1)
                 for token in of_job:
-                    if self._take(job, token, logprob) and job.matcher is not None:
-                        matched.append((job, job.matcher, token))
-            accepted = [(matcher, token) for _, matcher, token in matched]
-            failed = accept_each(accepted, parallel=self._batch.runs_ahead)
-            for (job, _, _), error in zip(matched, failed, strict=True):
-                if error is not None:
-                    self._fail(job, error)
+                    self._take(job, token, logprob)
 
-    def _take(self, job: Job, token: int, logprob: LogProb | None) -> bool:
-        """A token of a job is known; False where the job is over."""
+    def _take(self, job: Job, token: int, logprob: LogProb | None) -> None:
+        """A token of a job is known."""
         if job.done or job in self._failed:
-            return False
+            return
         if not job.sampled and job.begun_ns is not None:
             self.metrics.prompt_s += (time.perf_counter_ns() - job.begun_ns) / 1e9
         job.sampled.append(token)
@@ -289,7 +277,11 @@ class StepLoop:
         _append_inputs(job)
         if len(job.sampled) > job.n_given:  # else the caller has it
             self._known.append(Sampled(job, token, logprob))
-        return True
+        try:
+            if job.matcher is not None:
+                job.matcher.accept([token])
+        except LlmclError as error:
+            self._fail(job, error)
 
     def _fail(self, job: Job, error: LlmclError) -> None:
         """The job gets no more tokens; what the step under way samples for it is thrown away."""

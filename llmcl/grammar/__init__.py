@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from llmcl.grammar.compiler import CompiledGrammar, Grammars
 from llmcl.grammar.grammar import Grammar
-from llmcl.grammar.matcher import Matcher, accept_each, masks_of
+from llmcl.grammar.matcher import Matcher
 
-__all__ = ["CompiledGrammar", "Grammar", "Grammars", "Matcher", "accept_each", "masks_of"]
+__all__ = ["CompiledGrammar", "Grammar", "Grammars", "Matcher"]

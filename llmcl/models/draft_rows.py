@@ -95,7 +95,8 @@ class DraftRows:
 
     def allow(self, masks: Iterable[np.ndarray | None]) -> None:
         """Which tokens each row may sample, as of `LogitBias.allow`."""
-        self.sampler.bias.allow(dict(enumerate(masks)))
+        for row, mask in enumerate(masks):
+            self.sampler.bias.allow(mask, row)
 
     def row_logits(self, row: int) -> np.ndarray:
         """Of a row of the last step: float32 [vocab]."""

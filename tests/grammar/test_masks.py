@@ -11,7 +11,7 @@ from ascii_tokenizer import ascii_tokenizer
 from made_tokenizers import byte_level_gguf, from_gguf, sentencepiece_gguf
 
 from llmcl.errors import UsageError
-from llmcl.grammar import Grammar, Grammars, Matcher, accept_each, masks_of
+from llmcl.grammar import Grammar, Grammars, Matcher
 from llmcl.tokenizer import Tokenizer
 
 UNUSED = 5  # ids beyond the tokenizer's
@@ -138,33 +138,3 @@ def test_drafts() -> None:
     assert ids_of(matcher.mask()) == {letters["a"]}  # it is where it was
     with pytest.raises(UsageError, match="regex cannot be followed any further"):
         matcher.accept([letters["x"]])
-
-
-@pytest.mark.parametrize("parallel", [False, True])
-def test_several_answers_at_once(parallel: bool) -> None:
-    """As each of them alone; one that fails does not end the others."""
-    tokenizer = from_folder()
-    grammars = Grammars(tokenizer, tokenizer.n_vocab + UNUSED)
-
-    def matchers() -> list[Matcher]:
-        expressions = "a[bc]{1,5}", "[xyz]{3}", "a"
-        return [grammars.compile(Grammar("regex", expression)).matcher() for expression in expressions]
-
-    alone, together = matchers(), matchers()
-    for text in "axa", "bya", "bza":
-        masks = masks_of(together, parallel=parallel)
-        for one, mask in zip(alone, masks, strict=True):
-            if isinstance(mask, np.ndarray):
-                assert mask.dtype == np.uint32 and np.array_equal(mask, one.mask())
-        tokens = [tokenizer.encode(letter, add_special_tokens=False)[0] for letter in text]
-        errors = accept_each([*zip(together, tokens, strict=True)], parallel=parallel)
-        for one, token, error in zip(alone, tokens, errors, strict=True):
-            try:
-                one.accept([token])
-                assert error is None
-            except UsageError as expected:
-                assert str(error) == str(expected)
-    assert [type(mask) for mask in masks_of(together, parallel=parallel)] == [np.ndarray, np.ndarray, UsageError]
-    assert masks_of([], parallel=parallel) == [] and accept_each([], parallel=parallel) == []
-    (mask,) = masks_of(together[:1], parallel=parallel)
-    assert isinstance(mask, np.ndarray)
