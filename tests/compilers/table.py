@@ -16,8 +16,9 @@ ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "docs" / "results" / "compilers.json"
 COLUMNS = ("registers", "spilled", "scratch_bytes", "local_bytes", "occupancy")
 
-# To be mended: registers that Intel's compiler spills with heads of 256 and a mod.
-KNOWN_SPILLS = {"attention_decode": 3}
+# To be mended: registers that Intel's compiler spills with heads of 256, where a KV head has 4 query heads and an 8-bit
+# cache, and with a mod. The first that a kind begins with counts.
+KNOWN_SPILLS = {"attention_decode q8_0 256 4": 13, "attention_decode": 3}
 
 Kinds = dict[str, Figures | None]
 """By what a kernel does (Program.kind); None where the compiler gives no figures."""
@@ -123,7 +124,7 @@ def worsened(known: Figures, found: Figures) -> str | None:
 
 
 def spills_in_decode(kind: str, use: str, row: Figures) -> bool:
-    return use == DECODE and row.spilled > KNOWN_SPILLS.get(kind.split()[0], 0)
+    return use == DECODE and row.spilled > next((n for name, n in KNOWN_SPILLS.items() if kind.startswith(name)), 0)
 
 
 def problems(known: Table, found: Table, kinds: Mapping[str, AbstractSet[str]], *, everything: bool) -> list[str]:

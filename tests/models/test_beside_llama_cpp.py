@@ -51,9 +51,11 @@ def as_llama_cpp_reads(name: str) -> ModelConfig:
     if name == "llama-yarn":  # it does not read the key
         assert config.rope_scaling is not None
         changes["rope_scaling"] = dataclasses.replace(config.rope_scaling, beta_fast=32.0)
-    if config.architecture == "olmo3":  # it has none whose output is tied, or whose heads are wider or narrower
+    if config.architecture == "olmo3":  # it has none whose output is tied
         changes["tie_embeddings"] = False
-        changes["head_dim"] = config.hidden_size // config.n_q_heads
+    if config.architecture in ("phi3", "olmo2", "olmo3", "qwen2", "lfm2"):  # heads of no other size
+        changes["head_dim"] = size = config.hidden_size // config.n_q_heads
+        changes["rotary_dim"] = config.rotary_dim and min(config.rotary_dim, size)
     if config.architecture == "gpt_oss":  # it rounds the bounds of YaRN's ramp, which this family does not
         changes["rope_scaling"] = None
     if config.architecture == "olmoe":  # it has none with groups of queries
