@@ -6,7 +6,7 @@
 //
 // A group asks for the weights that it takes first, and then waits until all groups of the link before are done. So the memory
 // is busy while a product ends. Groups begin in the order of their numbers, so that whoever waits, waits for groups that run. A wait
-// ends after MOST_POLLS in any case; what is then computed is wrong.
+// that lasts all the same ends the launch with an error (nvidia/wait_until.cl).
 //
 // What a link reads that is written in this launch, the one before it has written, or one before that; and all groups of a
 // link have read before the next one writes. So no memory is written that is still read.

@@ -1,5 +1,5 @@
-// Waiting for other groups of a launch: until `done` is `count`, or MOST_POLLS have been in vain. For all work-items of a group. What
-// they have written before `report_done` is then there; it is to be loaded past the first-level cache.
+// Waiting for other groups of a launch until `done` is `count`; after MOST_POLLS in vain the launch ends with the driver's error. For all
+// work-items of a group. What they have written before `report_done` is then there; it is to be loaded past the first-level cache.
 #define MOST_POLLS (1 << 18)  // some tenths of a second
 
 inline uint load_acquire(volatile __global const uint* p) {
@@ -9,9 +9,11 @@ inline uint load_acquire(volatile __global const uint* p) {
 }
 
 inline void wait_until(volatile __global const uint* done, const uint count) {
-    if (count > 0 && get_local_id(0) < WARP)  // all lanes, so that none leaves the loop alone
-        for (int i = 0; i < MOST_POLLS && !warp_any(load_acquire(done) >= count); ++i)
-            ;
+    if (count > 0 && get_local_id(0) < WARP) {  // all lanes, so that none leaves the loop alone
+        int polls = 0;
+        while (polls < MOST_POLLS && !warp_any(load_acquire(done) >= count)) ++polls;
+        if (polls == MOST_POLLS) asm volatile("trap;");
+    }
     barrier(CLK_LOCAL_MEM_FENCE);
 }
 
