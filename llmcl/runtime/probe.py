@@ -74,6 +74,19 @@ def remembered(
     return found
 
 
+def is_right(kind: str, module: str, entry: DeviceEntry, *arguments: str, source: str) -> bool:
+    """Whether a module's program, run by `ask` with the arguments, says YES of the device. source: of its kernels.
+
+    kind: as for `remembered`.
+    """
+
+    def answer() -> tuple[str, float]:
+        verdict = ask(module, entry, *arguments).verdict
+        return verdict, LASTS_S[verdict]
+
+    return remembered(kind, entry, *arguments, source, answer=answer) == YES
+
+
 def _stored(path: Path) -> str | None:
     """The answer in a file, unless it is damaged or its time is over."""
     try:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import cache
 
 from llmcl.runtime.platforms import DeviceEntry
-from llmcl.runtime.probe import LASTS_S, YES, answer_parent, ask, remembered
+from llmcl.runtime.probe import answer_parent, is_right
 
 NONE, INTEL, AMD, QCOM, KHR = range(5)  # the build constant SUB_GROUP
 PROBE = "portable/sub_group_probe.cl"
@@ -46,12 +46,7 @@ def sub_group_form(entry: DeviceEntry) -> int:
     form = listed(entry)
     if form == NONE or entry.device is None:
         return form
-
-    def answer() -> tuple[str, float]:
-        verdict = ask(__name__, entry, str(form)).verdict
-        return verdict, LASTS_S[verdict]
-
-    return form if remembered("sub_groups", entry, str(form), read_source(PROBE), answer=answer) == YES else NONE
+    return form if is_right("sub_groups", __name__, entry, str(form), source=read_source(PROBE)) else NONE
 
 
 def _probe(entry: DeviceEntry, arguments: Sequence[str]) -> str | None:

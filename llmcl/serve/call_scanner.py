@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 _NAMES = ("name",)
@@ -32,16 +33,36 @@ class Scanner(Protocol):
         ...
 
 
-class CallScanner:
+class CharacterScanner(ABC):
+    """A scanner that takes one character after the other."""
+
+    def __init__(self, name: str | None = None):
+        self.name = name
+        self.raw = ""
+        self.done = False
+
+    def push(self, text: str) -> int:
+        before, self.raw = len(self.raw), self.raw + text
+        for at in range(before, len(self.raw)):
+            self._character(at, self.raw[at])
+            if self.done:
+                self.raw = self.raw[: at + 1]
+                return at + 1 - before
+        return len(text)
+
+    @abstractmethod
+    def _character(self, at: int, c: str) -> None:
+        """Takes raw[at], and sets `done` if the call ends with it."""
+
+
+class CallScanner(CharacterScanner):
     """Finds the name and the arguments in the text of an object; both exactly as they were written.
 
     name: known in advance where the object is the arguments alone.
     """
 
     def __init__(self, name: str | None = None):
-        self.name = name
-        self.raw = ""
-        self.done = False
+        super().__init__(name)
         self._is_arguments = name is not None
         self._depth = 0
         self._in_string = self._escaped = False
@@ -61,15 +82,6 @@ class CallScanner:
     @property
     def is_call(self) -> bool:
         return self.name is not None and (bool(self.arguments) or self.done)
-
-    def push(self, text: str) -> int:
-        before, self.raw = len(self.raw), self.raw + text
-        for at in range(before, len(self.raw)):
-            self._character(at, self.raw[at])
-            if self.done:
-                self.raw = self.raw[: at + 1]
-                return at + 1 - before
-        return len(text)
 
     def _character(self, at: int, c: str) -> None:
         if self._in_string:

@@ -7,20 +7,20 @@ import json
 import re
 from contextlib import suppress
 
+from llmcl.serve.call_scanner import CharacterScanner
+
 _NAME = re.compile(r"[\w.\-]{1,128}")
 _MOST = 1 << 16  # characters of a value that Python's parser is given
 
 
-class PythonScanner:
+class PythonScanner(CharacterScanner):
     """Reads `name(key=value, ...)`. Each argument becomes JSON once it is complete; what has no key counts for nothing.
 
     It is done without a name where the text turns out to be no call.
     """
 
     def __init__(self) -> None:
-        self.name: str | None = None
-        self.raw = ""
-        self.done = False
+        super().__init__()
         self.arguments = ""
         self._key = ""
         self._start = 0  # of the key or value
@@ -32,15 +32,6 @@ class PythonScanner:
     @property
     def is_call(self) -> bool:
         return self.name is not None
-
-    def push(self, text: str) -> int:
-        before, self.raw = len(self.raw), self.raw + text
-        for at in range(before, len(self.raw)):
-            self._character(at, self.raw[at])
-            if self.done:
-                self.raw = self.raw[: at + 1]
-                return at + 1 - before
-        return len(text)
 
     def _character(self, at: int, c: str) -> None:
         if self._quote:

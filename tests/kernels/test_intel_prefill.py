@@ -17,6 +17,7 @@ from llmcl.kernels.common.linear import GATES
 from llmcl.kernels.intel import matrix_mad
 from llmcl.kernels.intel.matrix_mad import EMULATED, NEEDED, NONE, XMX, matrix_form
 from llmcl.ops.linear import linear_prefill
+from llmcl.runtime import probe
 from llmcl.runtime.device import Device
 from llmcl.runtime.platforms import DeviceEntry
 from llmcl.runtime.probe import CRASHED, NO, YES, Ending, ask
@@ -72,7 +73,7 @@ def xmx(entry: DeviceEntry) -> DeviceEntry:
 def test_the_trial_decides(
     verdict: str, form: int, cl_entry: DeviceEntry, monkeypatch: pytest.MonkeyPatch, empty_cache: object
 ) -> None:
-    monkeypatch.setattr(matrix_mad, "ask", lambda *_: Ending(verdict))
+    monkeypatch.setattr(probe, "ask", lambda *_: Ending(verdict))
     assert matrix_form(dataclasses.replace(xmx(cl_entry), driver_version=f"xmx {verdict}")) == form
 
 

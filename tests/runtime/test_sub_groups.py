@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from llmcl.runtime import sub_groups
+from llmcl.runtime import probe, sub_groups
 from llmcl.runtime.device import Device
 from llmcl.runtime.platforms import DeviceEntry
 from llmcl.runtime.probe import CRASHED, NO, YES, Ending
@@ -53,7 +53,7 @@ def test_the_trial_decides(
         asked.append(arguments)
         return Ending(verdict)
 
-    monkeypatch.setattr(sub_groups, "ask", ask)
+    monkeypatch.setattr(probe, "ask", ask)
     entry = dataclasses.replace(gpu(cl_entry, "cl_khr_subgroups", "cl_khr_subgroup_shuffle"), driver_version=verdict)
     assert sub_group_form(entry) == form
     assert asked == [(str(KHR),)]
@@ -65,5 +65,5 @@ def test_on_a_driver_that_has_them(device: Device) -> None:
         pytest.skip("only Intel's CPU runtime has sub-groups among the CPU drivers")
     entry = dataclasses.replace(device.entry, kind="gpu")
     assert sub_group_form(entry) == INTEL
-    assert sub_groups.ask(sub_groups.__name__, entry, str(KHR)).verdict == YES
-    assert sub_groups.ask(sub_groups.__name__, entry, str(AMD)).verdict == NO
+    assert probe.ask(sub_groups.__name__, entry, str(KHR)).verdict == YES
+    assert probe.ask(sub_groups.__name__, entry, str(AMD)).verdict == NO

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from llmcl.runtime.platforms import DeviceEntry
-from llmcl.runtime.probe import LASTS_S, YES, answer_parent, ask, remembered
+from llmcl.runtime.probe import answer_parent, is_right
 from llmcl.runtime.program import BUILD_OPTIONS, read_source
 
 NONE, XMX, EMULATED = range(3)  # the build constant MATRIX; no device is given the last, which tests try
@@ -32,12 +32,7 @@ def matrix_form(entry: DeviceEntry) -> int:
     is_listed = entry.kind != "cpu" and {*entry.extensions}.issuperset(NEEDED)
     if not is_listed or entry.device is None:
         return XMX if is_listed else NONE
-
-    def answer() -> tuple[str, float]:
-        verdict = ask(__name__, entry, str(XMX)).verdict
-        return verdict, LASTS_S[verdict]
-
-    return XMX if remembered("matrix_mad", entry, read_source(PROBE), answer=answer) == YES else NONE
+    return XMX if is_right("matrix_mad", __name__, entry, str(XMX), source=read_source(PROBE)) else NONE
 
 
 def _probe(entry: DeviceEntry, arguments: Sequence[str]) -> str | None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import cache
 
 from llmcl.runtime.platforms import DeviceEntry
-from llmcl.runtime.probe import LASTS_S, YES, answer_parent, ask, remembered
+from llmcl.runtime.probe import answer_parent, is_right
 
 PROBES = {"wgmma": "nvidia/wgmma_probe.cl", "tensor_map": "nvidia/tensor_map_probe.cl"}
 
@@ -32,12 +32,7 @@ def _takes(what: str, entry: DeviceEntry) -> bool:
 
     if entry.ptx_arch != 90:
         return False
-
-    def answer() -> tuple[str, float]:
-        verdict = ask(__name__, entry, what).verdict
-        return verdict, LASTS_S[verdict]
-
-    return remembered(what, entry, read_source(PROBES[what]), answer=answer) == YES
+    return is_right(what, __name__, entry, what, source=read_source(PROBES[what]))
 
 
 def _probe(entry: DeviceEntry, arguments: Sequence[str]) -> str | None:

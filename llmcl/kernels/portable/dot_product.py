@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from functools import cache
 
 from llmcl.runtime.platforms import DeviceEntry
-from llmcl.runtime.probe import LASTS_S, YES, answer_parent, ask, remembered
+from llmcl.runtime.probe import answer_parent, is_right
 from llmcl.runtime.program import BUILD_OPTIONS, read_source
 
 NONE, KHR, AMD, AMD_SINCE_RDNA3 = range(4)  # the build constant DOT
@@ -47,12 +47,7 @@ def dot_form(entry: DeviceEntry) -> int:
         return form
     if form == KHR and not is_accelerated(entry):
         return NONE
-
-    def answer() -> tuple[str, float]:
-        verdict = ask(__name__, entry, str(form)).verdict
-        return verdict, LASTS_S[verdict]
-
-    return form if remembered("dot4", entry, str(form), read_source(PROBE), answer=answer) == YES else NONE
+    return form if is_right("dot4", __name__, entry, str(form), source=read_source(PROBE)) else NONE
 
 
 def is_accelerated(entry: DeviceEntry) -> bool:

@@ -14,10 +14,11 @@ from llmcl.kernels.portable.linear import LOCAL_BYTES, PortableLinearDecode, Por
 from llmcl.runtime.device import Buffer, Device, Launch
 
 
-class Int8LinearDecode(PortableLinearDecode):
-    """Its work-groups round a token together, into local memory."""
+class _Int8:
+    """What the products of one token and of few rows have in common."""
 
     name = "portable-int8"
+    file: str
 
     def supports_device(self, device: Device) -> bool:
         return dot_form(device.entry) != NONE
@@ -27,6 +28,10 @@ class Int8LinearDecode(PortableLinearDecode):
 
     def key(self, dtype: str) -> str:
         return f"{self.file} int8 {dtype}"
+
+
+class Int8LinearDecode(_Int8, PortableLinearDecode):
+    """Its work-groups round a token together, into local memory."""
 
     def size(self, device: Device, product: Product) -> Size:
         own, groups, local = super().size(device, product)
@@ -64,19 +69,8 @@ class Int8Rows(ActivationLayout):
         )
 
 
-class Int8LinearFewRows(PortableLinearFewRows):
+class Int8LinearFewRows(_Int8, PortableLinearFewRows):
     """A launch before rounds the rows."""
-
-    name = "portable-int8"
-
-    def supports_device(self, device: Device) -> bool:
-        return dot_form(device.entry) != NONE
-
-    def supports(self, dtype: str, size: int) -> bool:
-        return dtype in QUANTIZED
-
-    def key(self, dtype: str) -> str:
-        return f"{self.file} int8 {dtype}"
 
     def activation_layout(self, device: Device, dtype: str, k: int, exact_activations: bool) -> ActivationLayout | None:
         return None if exact_activations else Int8Rows()
