@@ -3,11 +3,11 @@
 LLMCL_TEST_FULL=1 adds the cases that `--quick` in conftest.py leaves out, but for those that `--pairs` leaves out, and
 the vendors' compilers; the summary says what was left.
 
-`python tests/run.py [-j JOBS] [pytest arguments]` (with arguments: the tests alone). A process runs some files and
-ends: the compilers of three OpenCL drivers hold on to gigabytes otherwise, and what goes wrong in one takes little
-with it. All are forked from one that has imported PyTorch and transformers (imported_once.py), which takes seconds. A
-process that hangs is ended and counts as failed. One that dies (a compiler's crash) is run a second time, which the
-summary says; a kernel that crashes does so again.
+`python tests/run.py [-j JOBS] [pytest arguments]` (with arguments: the tests alone; with paths: those). A process runs
+some files and ends: the compilers of three OpenCL drivers hold on to gigabytes otherwise, and what goes wrong in one
+takes little with it. All are forked from one that has imported PyTorch and transformers (imported_once.py), which takes
+seconds. A process that hangs is ended and counts as failed. One that dies (a compiler's crash) is run a second time,
+which the summary says; a kernel that crashes does so again.
 
 The summary has the CPU seconds, too, but for those imports: unlike the time they hardly depend on what else the machine
 does.
@@ -206,6 +206,12 @@ def summary(outcomes: list[Outcome]) -> list[str]:
     ]
 
 
+def paths_among(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Those arguments that name files or folders of tests, or tests in them; the others."""
+    paths = [one for one in arguments if one.startswith("tests") and Path(one.split("::")[0]).exists()]
+    return paths, [argument for argument in arguments if argument not in paths]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("-j", "--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time")
@@ -214,13 +220,14 @@ def main() -> int:
     # Threads of PyTorch and NumPy that wait keep a core busy, which another process could use.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // options.jobs)))
     os.chdir(ROOT)
+    paths, others = paths_among(arguments)
     sys.path.insert(0, str(ROOT))  # for all processes, as `python -m` does: the package need not be installed
     start_server()
     quick = os.environ.get(FULL, "0") in ("", "0")
     # Only Python's output is captured: what a driver prints as it crashes is to be seen.
     cases = "--quick" if quick else "--pairs"
-    pytest = ["-q", "--capture=sys", "-p", "no:cacheprovider", "-W", IGNORED, cases, *arguments]
-    groups = chunks(QUICK_FILES_A_PROCESS if quick else FILES_A_PROCESS)
+    pytest = ["-q", "--capture=sys", "-p", "no:cacheprovider", "-W", IGNORED, cases, *others]
+    groups = [[path] for path in paths] or chunks(QUICK_FILES_A_PROCESS if quick else FILES_A_PROCESS)
     todo = [("pytest", pytest, files) for files in groups]
     if not arguments:
         checks = ["tests/check_oclgrind.py"] if quick else ["tests/check_compilers.py", "tests/check_oclgrind.py"]

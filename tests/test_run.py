@@ -136,6 +136,11 @@ def test_the_longest_files_come_first() -> None:
     assert first[: len(run.LONGEST)] == run.LONGEST[: len(first)], "a file was renamed, or LONGEST is too long"
 
 
+def test_paths_take_the_place_of_all_files() -> None:
+    paths = ["tests/test_run.py", "tests/test_run.py::test_the_longest_files_come_first"]
+    assert run.paths_among(["-x", *paths, "-k", "tests or kernels"]) == (paths, ["-x", "-k", "tests or kernels"])
+
+
 def test_the_summary_counts_what_is_left() -> None:
     outcomes = [run.Outcome([], 0, f"left to the full run: {n} cases\n3 passed in 1 s") for n in (1200, 34)]
     assert run.summary(outcomes)[0] == "1,234 cases of the full matrix are left to LLMCL_TEST_FULL=1"
