@@ -67,7 +67,19 @@ def answers_as(model: Any, llm: LLM, prompt: list[int]) -> None:
     assert answer == choices.tolist()
 
 
-@pytest.fixture(params=["cpu", pytest.param("gpu", marks=pytest.mark.as_gpu)])
+def folder_cases() -> list[Any]:
+    """Every family with both kinds of kernels; further shapes with one of them, in turn."""
+    both = "cpu", "gpu"
+    kinds = dict.fromkeys(FAMILIES, both) | {name: (both[i % 2],) for i, name in enumerate(FURTHER)}
+    marks = {"cpu": [], "gpu": [pytest.mark.as_gpu]}
+    return [
+        pytest.param(name, kind, marks=marks[kind] + [full] * (name != MOST), id=f"{name}-{kind}")
+        for name in ALL
+        for kind in kinds[name]
+    ]
+
+
+@pytest.fixture
 def kind(request: pytest.FixtureRequest, default_device: Any, monkeypatch: pytest.MonkeyPatch) -> str:
     """The kernels of a CPU, and as a GPU the portable ones on the same device."""
     from llmcl.runtime import device as device_module
@@ -91,7 +103,7 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple
     return folder_of
 
 
-@pytest.mark.parametrize("name", [*(pytest.param(name, marks=full) for name in ALL if name != MOST), MOST])
+@pytest.mark.parametrize(("name", "kind"), folder_cases(), indirect=["kind"])
 def test_a_folder_of_the_family_computes_what_transformers_does(
     name: str, kind: str, folder_of: Callable[[str], tuple[Path, Any]]
 ) -> None:
