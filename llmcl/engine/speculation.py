@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from llmcl.engine.draft_length import FIRST_LENGTH, DraftLength
 from llmcl.engine.drafters import Drafter
 from llmcl.engine.no_token import why_no_token
+from llmcl.engine.step_clock import StepClock
+from llmcl.engine.watched_draft import WatchedDraft
 from llmcl.errors import DeviceError
 from llmcl.grammar import Matcher
 from llmcl.models.model import Model
@@ -82,9 +84,9 @@ class Drafting(Speculation):
         self._verification = Verification(model, progress)
         self._given_length = length
         self._length = length or DraftLength(self._verification.max_draft, watches=drafter.is_free)
-        self._watched: list[int] = []  # a draft that is not verified, and how much of it was right
-        self._n_right = 0
-        self._started_s = self._read_s = 0.0
+        self._watched = WatchedDraft(self._length.watched)
+        self._clock = StepClock()
+        self._started_s = 0.0
 
     @property
     def counted(self) -> StepCount:  # type: ignore[override]
@@ -105,12 +107,12 @@ class Drafting(Speculation):
         self._drafter.begin(prompt, params)
         self._verification.configure(params)
         self._length.begin()
-        self._watched = []
+        self._watched.forget()
 
     def push(self, tokens: Sequence[int]) -> None:
         for token in tokens:
             self._drafter.push(token)
-            self._watch(token)
+            self._watched.push(token)
 
     def draft(self, unread: int, most: int) -> list[int]:
         chosen = self._length.choose()
@@ -120,28 +122,19 @@ class Drafting(Speculation):
         self._started_s = time.perf_counter()
         draft = self._drafter.draft(unread, length) if length > 0 else []
         if draft or not self._drafter.is_free:
-            self._watched = []
+            self._watched.forget()
         elif chosen == 0 and not self._watched:
-            self._watched, self._n_right = self._drafter.draft(0, FIRST_LENGTH), 0
+            self._watched.begin(self._drafter.draft(0, FIRST_LENGTH))
         return draft
-
-    def _watch(self, token: int) -> None:
-        """Compares the draft that is watched with the text's next token."""
-        if not self._watched:
-            return
-        is_right = token == self._watched[self._n_right]
-        self._n_right += is_right
-        if not is_right or self._n_right == len(self._watched):
-            self._length.watched(len(self._watched), self._n_right)
-            self._watched = []
 
     def verify(
         self, sequence: SequenceState, draft: Sequence[int], matcher: Matcher | None = None, *, checked: bool = True
     ) -> Sampled:
         verification, n_draft = self._verification, len(draft)
         masks = None if matcher is None else lambda: matcher.masks_along(draft)
-        wait = self._timed(
+        wait = self._clock.timed(
             verification.verify(sequence, draft, masks),
+            self._started_s,
             lambda tokens, seconds: self._length.verified(n_draft, len(tokens) - 1, seconds),
         )
 
@@ -155,17 +148,4 @@ class Drafting(Speculation):
         return sampled
 
     def decoded(self, sampled: Sampled) -> Sampled:
-        return self._timed(sampled, lambda _, seconds: self._length.stepped(seconds))
-
-    def _timed(self, sampled: Sampled, record: Callable[[list[int], float], None]) -> Sampled:
-        started_s = self._started_s
-
-        def waited() -> list[int]:
-            tokens = sampled()
-            now_s = time.perf_counter()
-            # A device that runs ahead begins when the step before has ended.
-            record(tokens, now_s - max(started_s, self._read_s))
-            self._read_s = now_s
-            return tokens
-
-        return waited
+        return self._clock.timed(sampled, self._started_s, lambda _, seconds: self._length.stepped(seconds))

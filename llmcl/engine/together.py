@@ -15,6 +15,8 @@ from llmcl.engine.draft_length import FIRST_LENGTH, LENGTHS, Acceptance, DraftLe
 from llmcl.engine.draft_shares import DraftShares
 from llmcl.engine.drafters import Drafter
 from llmcl.engine.scheduler import Job, Plan
+from llmcl.engine.step_clock import StepClock
+from llmcl.engine.watched_draft import WatchedDraft
 from llmcl.models.paged_kv_cache import PagedKVCache
 from llmcl.models.sequence import SequenceState
 
@@ -37,8 +39,7 @@ class DraftedText:
     def __init__(self, job: Job, drafter: Drafter):
         self._drafter = drafter
         self.acceptance = Acceptance()
-        self._watched: list[int] = []  # a draft that is not verified, and how much of it was right
-        self._n_right = 0
+        self._watched = WatchedDraft(self.acceptance.learn)
         drafter.begin(job.prompt, job.params)
         for token in job.sampled:
             drafter.push(token)
@@ -48,25 +49,20 @@ class DraftedText:
         """Takes note of the tokens that were read since."""
         for token in job.sampled[self._n_pushed :]:
             self._drafter.push(token)
-            if self._watched:
-                is_right = token == self._watched[self._n_right]
-                self._n_right += is_right
-                if not is_right or self._n_right == len(self._watched):
-                    self.acceptance.learn(len(self._watched), self._n_right)
-                    self._watched = []
+            self._watched.push(token)
         self._n_pushed = len(job.sampled)
 
     def draft(self, unread: int, most: int) -> list[int]:
         return self._drafter.draft(unread, most) if most > 0 else []
 
     def verified(self, n_draft: int, n_accepted: int) -> None:
-        self._watched = []
+        self._watched.forget()
         self.acceptance.learn(n_draft, n_accepted)
 
     def watch(self) -> None:
         """Drafts without verifying, to see what would have been right."""
         if not self._watched:
-            self._watched, self._n_right = self._drafter.draft(0, FIRST_LENGTH), 0
+            self._watched.begin(self._drafter.draft(0, FIRST_LENGTH))
 
 
 class TogetherSteps:
@@ -81,7 +77,7 @@ class TogetherSteps:
         self._shares = None if drafter is None or not batch.max_draft_rows else DraftShares(batch.max_draft_rows)
         self._texts: dict[Job, DraftedText] = {}
         self._under_way: list[Job] = []  # jobs whose drafts the step enqueued last verifies
-        self._read_s = 0.0
+        self._clock = StepClock()
 
     @property
     def must_be_read(self) -> bool:
@@ -115,14 +111,14 @@ class TogetherSteps:
                 if rows > 1:
                     text.verified(rows - 1, len(of_text) - 1)
 
-        return n_rows, self._timed(wait, started_s, record)
+        return n_rows, self._clock.timed(wait, started_s, record)
 
     def decoded(self, plan: Plan, wait: Callable[[], T]) -> Callable[[], T]:
         """Hears of a step without drafts; wait: for what it sampled."""
         shares, n = self._shares, len(plan.decode)
         if shares is None or plan.prefill or n < 2:
             return wait
-        return self._timed(wait, time.perf_counter(), lambda _, seconds: shares.stepped(n, seconds))
+        return self._clock.timed(wait, time.perf_counter(), lambda _, seconds: shares.stepped(n, seconds))
 
     def _drafts(self, plan: Plan) -> list[list[int]]:
         jobs = plan.decode
@@ -168,17 +164,6 @@ class TogetherSteps:
             free -= cache.missing_pages(sequence, 1 + len(draft)) - plain
             drafts[i] = draft
         return drafts
-
-    def _timed(self, wait: Callable[[], T], started_s: float, record: Callable[[T, float], None]) -> Callable[[], T]:
-        def waited() -> T:
-            found = wait()
-            now_s = time.perf_counter()
-            # A device that runs ahead begins when the step before has ended.
-            record(found, now_s - max(started_s, self._read_s))
-            self._read_s = now_s
-            return found
-
-        return waited
 
 
 def _has_more(job: Job) -> bool:

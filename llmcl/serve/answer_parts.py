@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -44,7 +45,7 @@ Part = Said | Thought | CallPart
 
 
 @dataclass(kw_only=True)
-class AnswerParts:
+class AnswerParts(ABC):
     """The parts of one answer so far. `take` gives what is new since it was called last; the rest is what there was in
     all.
     """
@@ -54,13 +55,13 @@ class AnswerParts:
     calls: list[Call] = field(default_factory=list)
     _parts: list[Part] = field(default_factory=list, init=False, repr=False)
 
+    @abstractmethod
     def push(self, text: str, token_id: int) -> None:
         """The answer goes on with this token and its text."""
-        raise NotImplementedError
 
+    @abstractmethod
     def finish(self) -> None:
         """The answer is complete: what was held back is text."""
-        raise NotImplementedError
 
     def take(self) -> list[Part]:
         parts, self._parts = self._parts, []
