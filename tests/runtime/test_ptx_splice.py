@@ -67,7 +67,7 @@ def test_only_hopper_has_wgmma(cl_entry: DeviceEntry, monkeypatch: pytest.Monkey
     def ask(*args: object) -> Ending:
         raise AssertionError("nothing to try on this device")
 
-    monkeypatch.setattr("llmcl.kernels.nvidia.wgmma.ask", ask)
+    monkeypatch.setattr("llmcl.runtime.probe.ask", ask)
     assert not has_wgmma.__wrapped__(cl_entry) and not has_tensor_maps.__wrapped__(cl_entry)
 
 
@@ -83,7 +83,7 @@ def test_a_probe_of_wgmma_that_was_killed_is_not_remembered(
     expected: bool,
 ) -> None:
     entry = dataclasses.replace(default_entry, ptx_arch=90)
-    monkeypatch.setattr("llmcl.kernels.nvidia.wgmma.ask", lambda *_: Ending(verdict))
+    monkeypatch.setattr("llmcl.runtime.probe.ask", lambda *_: Ending(verdict))
     assert has_wgmma.__wrapped__(entry) is has_tensor_maps.__wrapped__(entry) is expected
     assert (empty_cache / "wgmma").exists() is (empty_cache / "tensor_map").exists() is kept
 
