@@ -16,7 +16,7 @@ from helpers import LINEAR_SCALING, gemma2_config, small_config
 from llmcl.models.config import ModelConfig, RopeScaling
 from llmcl.models.config.rope import longrope_amplitude, yarn_amplitude
 from llmcl.models.families import FAMILIES as FAMILIES_OF_CHECKPOINTS
-from llmcl.models.families.blocks import ExpertSettings, QueryScale
+from llmcl.models.families.blocks import ExpertSettings, Heads, QueryScale
 from llmcl.models.families.family import LayerSettings
 from llmcl.models.families.recurrent import DeltaSettings, ShortConvSettings
 
@@ -37,6 +37,24 @@ DELTA = DeltaSettings(n_k=2, n_v=4, d_k=32, d_v=32)
 WIDE = DeltaSettings(n_k=2, n_v=2, d_k=128, d_v=128, length=3)
 ODD = DeltaSettings(n_k=1, n_v=3, d_k=16, d_v=16, length=2)
 DELTA_JOINED, WIDE_JOINED, ODD_JOINED = (dataclasses.replace(of, joined=("qkvz", "ba")) for of in (DELTA, WIDE, ODD))
+
+
+def gemma4_config(heads: Heads, *, keys_as_values: bool = True, **changes: Any) -> ModelConfig:
+    """Layers with and without a window in turn, the last without; heads: of those without."""
+    in_turn = LayerSettings(WINDOW, rotation="local"), LayerSettings(heads=heads, keys_as_values=keys_as_values)
+    n_pairs = heads.size // 2
+    hidden = changes.setdefault("hidden_size", 64)
+    values: dict[str, Any] = {
+        "settings": [*in_turn, *in_turn],
+        "tie_embeddings": True,
+        "embedding_scale": float(np.sqrt(np.float32(hidden))),
+        "attention_scale": 1.0,
+        "logit_soft_cap": 3.0,
+        "rope_theta": 1e4,
+        "rope_scaling": RopeScaling("factors", factors=(1.0,) * (n_pairs // 4) + (np.inf,) * (n_pairs - n_pairs // 4)),
+        "local_rope_theta": 500.0,
+    }
+    return small_config(architecture="gemma4_text", **(values | changes))
 
 
 def gpt_oss_config(experts: ExpertSettings, *, biased: bool = True, **changes: Any) -> ModelConfig:
@@ -266,6 +284,11 @@ FAMILIES: dict[str, ModelConfig] = {
         rope_theta=1e6,
         rope_scaling=LINEAR_SCALING,
         local_rope_theta=500.0,
+    ),
+    "gemma4_text": gemma4_config(Heads(1, 64)),
+    "gemma4_text-wide": gemma4_config(Heads(1, 512), n_q_heads=2, n_kv_heads=2, head_dim=256),
+    "gemma4_text-apart": gemma4_config(  # values of their own, as many KV heads as query heads
+        Heads(3, 48), keys_as_values=False, n_q_heads=3, n_kv_heads=3, head_dim=16, hidden_size=96, tie_embeddings=False
     ),
     "gemma2": gemma2_config(windows=(WINDOW, None, WINDOW)),
     "gpt_oss": gpt_oss_config(ExpertSettings(6, 4, 64), rope_scaling=UNTRUNCATED_YARN),

@@ -9,6 +9,7 @@ import numpy as np
 from expert_weights import experts_of
 from gguf_reference import write_out
 from helpers import windows_of
+from own_heads import write_own_heads
 from recurrent_weights import as_in_gguf, recurrent_of
 
 from llmcl.models.config import ModelConfig
@@ -42,7 +43,9 @@ def save_gguf(path: Path, config: ModelConfig, weights: Mapping[str, np.ndarray]
     writer.add_head_count(config.n_q_heads)
     block = next(iter(recurrent.values()), None)
     n_kv_heads = [0 if i in recurrent else config.n_kv_heads for i in range(config.n_layers)]
-    writer.add_head_count_kv(n_kv_heads if isinstance(block, ShortConv) else config.n_kv_heads)
+    own_heads = FAMILIES[config.architecture].own_heads
+    of_layers = [config.heads(i).n_kv for i in range(config.n_layers)] if own_heads else n_kv_heads
+    writer.add_head_count_kv(of_layers if own_heads or isinstance(block, ShortConv) else config.n_kv_heads)
     if isinstance(block, ShortConv):
         writer.add_shortconv_l_cache(block.settings.length)
     if isinstance(block, DeltaNet):
@@ -54,8 +57,10 @@ def save_gguf(path: Path, config: ModelConfig, weights: Mapping[str, np.ndarray]
         writer.add_ssm_inner_size(of.n_v * of.d_v)
         writer.add_full_attention_interval(config.attention_layers[0] + 1)
         writer.add_rope_dimension_sections([1, 1, 1, 0])
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
+    main = config.rotated_size("main")
+    writer.add_key_length(main)
+    writer.add_value_length(main)
+    write_own_heads(writer, config)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_theta)
     if config.rotary_dim is not None:
@@ -72,6 +77,10 @@ def save_gguf(path: Path, config: ModelConfig, weights: Mapping[str, np.ndarray]
         if scaling.kind == "linear":
             writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
             writer.add_rope_scaling_factor(scaling.factor)
+        if scaling.kind == "factors":
+            assert scaling.factors is not None
+            factors = [1e30 if np.isinf(factor) else factor for factor in scaling.factors]
+            writer.add_tensor("rope_freqs.weight", np.array(factors, np.float32))
         if scaling.kind == "longrope":
             writer.add_rope_scaling_attn_factors(scaling.amplitude)
             writer.add_tensor("rope_factors_short.weight", np.array(scaling.factors, np.float32))
@@ -134,6 +143,6 @@ def save_gguf(path: Path, config: ModelConfig, weights: Mapping[str, np.ndarray]
             stored = halves.swapaxes(1, 2).reshape(stored.shape)
         gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert gguf_name is not None, name
-        gguf_name += ".weight" if name.endswith(".sinks") else ""
+        gguf_name += ".weight" if name.endswith((".sinks", ".layer_scalar")) else ""
         writer.add_tensor(gguf_name, np.ascontiguousarray(stored))
     return write_out(writer, path)

@@ -13,6 +13,7 @@ import numpy as np
 from ascii_tokenizer import ascii_tokenizer
 from expert_weights import experts_of, stacked_experts
 from numpy.typing import NDArray
+from own_heads import as_own_heads_need, own_heads_options
 from recurrent_weights import as_stored, recurrent_options
 
 from llmcl.kernels.common.dtype import TILE_ROWS
@@ -123,9 +124,8 @@ def model_configs() -> dict[str, ModelConfig]:
 
 def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Hugging Face name -> shape of every tensor of the model ([out_features, in_features] for matrices)."""
-    if (
-        experts_of(config) or FAMILIES[config.architecture].recurrent
-    ):  # transformers holds them stacked, under names that no checkpoint has
+    family = FAMILIES[config.architecture]
+    if experts_of(config) or family.recurrent or family.own_heads:  # that transformers holds otherwise than checkpoints
         return config.tensors()
     if config.architecture != "llama" or config.has_biases:
         return {name: tuple(value.shape) for name, value in transformers_class(config).named_parameters()}
@@ -165,6 +165,7 @@ def random_weights(config: ModelConfig, seed: int) -> dict[str, NDArray[np.float
             mean = 1.0 - config.norm_offset if name.endswith("norm.weight") else 0.0
             mean = 1.0 if name.endswith(".linear_attn.norm.weight") else mean
             values = mean + (2.0 if name.endswith("sinks") else 0.2) * rng.standard_normal(shape)
+            values = as_own_heads_need(config, name, values)
             if name.endswith(".A_log"):  # texts are forgotten soon, or late
                 values = rng.uniform(-4.0, 1.0, shape)
         else:
@@ -219,9 +220,12 @@ def transformers_class(config: ModelConfig) -> Any:
         else:
             assert scaling.factors is not None and scaling.long_factors is not None
             rope |= {"short_factor": [*scaling.factors], "long_factor": [*scaling.long_factors]}
+    elif scaling is not None and scaling.factors is not None and np.isinf(scaling.factors).any():
+        share = np.isfinite(scaling.factors).mean()
+        rope |= {"rope_type": "proportional", "partial_rotary_factor": float(share)}
     elif scaling is not None:
         raise ValueError(f"transformers has no rope scaling of kind {scaling.kind!r}")
-    options: dict[str, Any] = recurrent_options(config)
+    options: dict[str, Any] = recurrent_options(config) | own_heads_options(config)
     attention = config.attention(config.attention_layers[0])
     if FAMILIES[config.architecture].local_rope:
         local = {"rope_type": "default", "rope_theta": config.local_rope_theta}
@@ -268,12 +272,13 @@ def transformers_class(config: ModelConfig) -> Any:
     if config.architecture.startswith("qwen"):
         options["use_sliding_window"] = config.has_windows
     if config.architecture.startswith("gemma"):
-        assert config.attention_scale is not None
         options |= {
-            "query_pre_attn_scalar": round(config.attention_scale**-2),
             "final_logit_softcapping": config.logit_soft_cap,
             "attn_implementation": "eager",  # the others leave the soft cap out
         }
+    if FAMILIES[config.architecture].query_pre_attn_scalar:
+        assert config.attention_scale is not None
+        options["query_pre_attn_scalar"] = round(config.attention_scale**-2)
     if config.architecture == "gpt_oss":
         options["attn_implementation"] = "eager"  # the others leave the sinks out
     if config.architecture == "gemma2":

@@ -314,7 +314,9 @@ def _assemble(
     progress: Progress | None = None,
 ) -> LLM:
     dtype, max_context = types.name(config), request.context(config)
-    kv_dtype = check_kv_dtype(request.dtype(dtype), config.head_dim)
+    kv_dtype = request.dtype(dtype)
+    for heads in config.kinds_of_heads:
+        check_kv_dtype(kv_dtype, heads.size)
     mods = trace_layer_mods(config, max_context, score_mod, mask_mod)
     mods.check(config.n_q_heads, max_context)
     check_only_kernels(device, "float32", kv_dtype, types.dtype, others=kernels_of(config))

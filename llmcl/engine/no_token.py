@@ -53,22 +53,22 @@ def _cause(model: Model, sequence: SequenceState) -> str:
 
 def _cached(model: Model, sequence: SequenceState) -> Iterator[dict[str, np.ndarray]]:
     """Keys and values of each layer, [n_kv_heads, n, head_dim], of the text so far; none of a quantised cache."""
-    cache, shape = model.cache, model.cache.shape
-    if shape.kv_dtype in QUANTIZED:
+    cache, page_tokens, kv_dtype = model.cache, model.cache.shape.page_tokens, model.cache.shape.kv_dtype
+    if kv_dtype in QUANTIZED:
         return
     at = np.arange(sequence.position)
     if isinstance(cache, PagedKVCache):
-        at = np.asarray(sequence.pages)[at // shape.page_tokens] * shape.page_tokens + at % shape.page_tokens
-    stored = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}[shape.kv_dtype]
-    heads, dim = shape.n_kv_heads, shape.head_dim
-    for k, v in zip(cache.k, cache.v, strict=True):
-        if k is None or v is None:
+        at = np.asarray(sequence.pages)[at // page_tokens] * page_tokens + at % page_tokens
+    stored = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}[kv_dtype]
+    for k, v, shape in zip(cache.k, cache.v, cache.shapes, strict=True):
+        if k is None or v is None or shape is None:
             yield {}
             continue
+        heads, dim = shape.n_kv_heads, shape.head_dim
         keys = model.device.read(k, stored, (heads, shape.capacity // 16, dim, 16)).swapaxes(2, 3)
         values = model.device.read(v, stored, (heads, shape.capacity, dim))
         found = {"keys": keys.reshape(heads, shape.capacity, dim)[:, at], "values": values[:, at]}
-        if shape.kv_dtype == "bfloat16":
+        if kv_dtype == "bfloat16":
             found = {name: (bits.astype(np.uint32) << 16).view(np.float32) for name, bits in found.items()}
         yield found
 

@@ -14,17 +14,17 @@ from llmcl.kernels.common.persistent import ListedStep
 from llmcl.kernels.common.ragged_step import Run
 from llmcl.kernels.common.sizes import prefill_chunk
 from llmcl.kernels.common.step_state import StepState
+from llmcl.models.activations import Activations, split_values, splits_of
 from llmcl.models.batch_verification import BatchVerification
 from llmcl.models.blocks import AttentionBlock
 from llmcl.models.bound_launches import BoundLaunches
-from llmcl.models.layer_ops import Activations, BatchOps
+from llmcl.models.layer_ops import BatchOps
 from llmcl.models.memory import check_batch_memory
 from llmcl.models.model import Model
 from llmcl.models.paged_kv_cache import PagedKVCache, pool_pages
 from llmcl.models.ragged_launches import bind_ragged
 from llmcl.models.sequence import SequenceState
 from llmcl.models.stack import head, stack
-from llmcl.ops.attention import decode_splits
 from llmcl.ops.logprobs import LogProb
 from llmcl.ops.sample import Sampler, SamplingParams
 from llmcl.progress import Progress
@@ -324,10 +324,10 @@ class Batch:
         model, shape = self.model, self.cache.shape
         # Rows are work-groups as well: the more of them, the fewer parts the keys of each are cut into.
         filling = FEW_ROWS[0] if self.invariant else max_rows
-        n_splits = decode_splits(model.device, filling * shape.n_kv_heads, shape.head_dim, shape.kv_dtype)
-        rows, heads = self.max_sequences, shape.n_q_heads
-        part_ml = self.step_state.scratch(f"states of {n_splits} splits", 8 * rows * heads * n_splits)
-        part_acc = self.step_state.scratch(f"sums of {n_splits} splits", 4 * rows * heads * n_splits * shape.head_dim)
+        splits = splits_of(model.device, model.config, shape.kv_dtype, filling)
+        states, sums = (4 * self.max_sequences * values for values in split_values(model.config, splits))
+        part_ml = self.step_state.scratch(f"states of splits, {states} bytes", states)
+        part_acc = self.step_state.scratch(f"sums of splits, {sums} bytes", sums)
         act = replace(act, part_ml=part_ml, part_acc=part_acc)
         return BatchOps(
             model.device,
@@ -335,7 +335,7 @@ class Batch:
             self.step_state,
             act,
             shape,
-            n_splits,
+            splits,
             model.rotations,
             self.sampler.last_seen,
             max_rows,

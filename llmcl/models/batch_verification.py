@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from llmcl.kernels.common.linear import FEW_ROWS, few_rows
 from llmcl.kernels.common.persistent import ListedStep
 from llmcl.kernels.common.ragged_step import RaggedStep, Run
+from llmcl.models.activations import Activations
 from llmcl.models.bound_launches import BoundLaunches
 from llmcl.models.draft_rows import DraftRows
-from llmcl.models.layer_ops import Activations, BatchOps
+from llmcl.models.layer_ops import BatchOps
 from llmcl.models.model import Model
 from llmcl.models.ragged_launches import decoding_ops
 from llmcl.models.ragged_ops import RaggedOps
@@ -51,7 +52,7 @@ class BatchVerification:
                 step,
                 model.act,
                 shape_of_drafts(model),
-                decoding[-1][1].n_splits,
+                decoding[-1][1].splits,
                 model.rotations,
                 self._rows.sampler.last_seen,  # of no use: rejected rows have no place in those of a text
                 rows,

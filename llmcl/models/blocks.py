@@ -10,11 +10,13 @@ from llmcl.kernels.common.linear import ActivationOperand
 from llmcl.kernels.common.mods import Mods
 from llmcl.kernels.common.weight import Weight
 from llmcl.models.bound_block import GATES, BlockWeights, BoundBlock
+from llmcl.models.config import ModelConfig
 from llmcl.models.expert_block import ExpertsBlock, ExpertsWeights
 from llmcl.models.families import blocks
 from llmcl.models.families.recurrent import DeltaNet, ShortConv
 from llmcl.models.layer_ops import LayerOps
 from llmcl.models.recurrent_blocks import DeltaNetBlock, DeltaNetWeights, ShortConvBlock, ShortConvWeights
+from llmcl.ops.scale_rows import scale_rows
 from llmcl.runtime.device import Buffer, Launch
 
 
@@ -32,6 +34,11 @@ class AttentionWeights(BlockWeights):
 
 
 @dataclass(frozen=True)
+class FactorWeights(BlockWeights):
+    factor: Buffer  # float32 [1]
+
+
+@dataclass(frozen=True)
 class MlpWeights(BlockWeights):
     gate_up: Weight  # [2 intermediate, hidden], tiles alternate
     down: Weight  # [hidden, intermediate]
@@ -41,8 +48,8 @@ class MlpWeights(BlockWeights):
 
 @dataclass(frozen=True)
 class AttentionBlock(BoundBlock):
-    """k, v: keys and values of the layer, as the KV cache has them. mods: rules beside the causal one. rotation: see
-    `families.blocks.Attention`.
+    """k, v: keys and values of the layer, as the KV cache has them, of `heads`. mods: rules beside the causal one.
+    rotation: see `families.blocks.Attention`.
     """
 
     keeps = True
@@ -51,6 +58,8 @@ class AttentionBlock(BoundBlock):
     v: Buffer
     mods: Mods
     rotation: blocks.Rotation
+    heads: blocks.Heads
+    value_norms: bool = False
 
     @property
     def first_product(self) -> Weight | None:
@@ -58,25 +67,40 @@ class AttentionBlock(BoundBlock):
 
     @property
     def why_separate(self) -> str | None:
-        return None if self.weights.gate is None else "its attention has an output gate"
+        if self.weights.gate is not None:
+            return "its attention has an output gate"
+        return "its values are normalised" if self.value_norms else None
 
     def kept(self, ops: LayerOps) -> tuple[Buffer, int]:
         return ops.act.qkv, self.weights.qkv.rows
 
     def keep(self, ops: LayerOps) -> Iterator[Launch]:
-        weights = self.weights
+        weights, ops = self.weights, ops.of_heads(self.heads)
         yield from ops.norm_linear(weights.norm, weights.qkv, ops.act.qkv)
-        yield from ops.adjust(weights.bias, weights.head_norms)
+        yield from ops.adjust(weights.bias, weights.head_norms, value_norms=self.value_norms)
         yield from ops.norm_rows(weights.q_norm, weights.k_norm)
         yield from ops.append(self.k, self.v, self.rotation)
 
     def add(self, ops: LayerOps) -> Iterator[Launch]:
-        weights, gate = self.weights, self.weights.gate
+        weights, gate, ops = self.weights, self.weights.gate, ops.of_heads(self.heads)
         attended = ops.attended(weights.output) if gate is None else ops.act.attended
         yield from ops.attention(self.k, self.v, attended, self.mods, self.rotation, weights.sinks)
         if gate is not None:
             yield from ops.gate_attention(weights.norm, gate)
         yield from ops.add_linear(attended, weights.output, weights.post_norm, weights.output_bias)
+
+
+@dataclass(frozen=True)
+class FactorBlock(BoundBlock):
+    keeps = False
+    weights: FactorWeights
+
+    @property
+    def why_separate(self) -> str:
+        return "its output has a factor"
+
+    def add(self, ops: LayerOps) -> Iterator[Launch]:
+        yield from scale_rows(ops.device, ops.act.x, self.weights.factor, ops.config.hidden_size)
 
 
 @dataclass(frozen=True)
@@ -105,6 +129,7 @@ class MlpBlock(BoundBlock):
 
 WEIGHTS: dict[type[blocks.Block], Any] = {
     blocks.Attention: AttentionWeights,
+    blocks.Factor: FactorWeights,
     blocks.GatedMlp: MlpWeights,
     blocks.Experts: ExpertsWeights,
     ShortConv: ShortConvWeights,
@@ -116,6 +141,7 @@ WEIGHTS: dict[type[blocks.Block], Any] = {
 def bind_block(
     block: blocks.Block,
     weights: BlockWeights,
+    config: ModelConfig,
     k: Buffer | None,
     v: Buffer | None,
     mods: Mods,
@@ -124,12 +150,14 @@ def bind_block(
     """k, v, mods: of the layer, for the block that attends; states: for one that is recurrent."""
     if isinstance(block, blocks.Attention) and isinstance(weights, AttentionWeights):
         assert k is not None and v is not None
-        return AttentionBlock(weights, k, v, mods, block.rotation)
+        return AttentionBlock(weights, k, v, mods, block.rotation, block.heads_in(config), block.value_norms)
     if isinstance(block, DeltaNet) and isinstance(weights, DeltaNetWeights):
         return DeltaNetBlock(weights, states, block.settings)
     if isinstance(block, ShortConv) and isinstance(weights, ShortConvWeights):
         return ShortConvBlock(weights, states, block.settings)
     if isinstance(block, blocks.Experts) and isinstance(weights, ExpertsWeights):
         return ExpertsBlock(weights, GATES[block.activation], block.settings.renormalize, block.has_shared_gate)
+    if isinstance(block, blocks.Factor) and isinstance(weights, FactorWeights):
+        return FactorBlock(weights)
     assert isinstance(block, blocks.GatedMlp) and isinstance(weights, MlpWeights)
     return MlpBlock(weights, GATES[block.activation])

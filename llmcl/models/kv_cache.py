@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from llmcl.errors import UsageError
 from llmcl.kernels.common.attention import CAPACITY_MULTIPLE, AttentionShape
@@ -20,7 +21,8 @@ def capacity_for(max_context: int) -> int:
 
 
 def kv_bytes_per_position(config: ModelConfig, kv_dtype: str) -> int:
-    return 2 * len(config.attention_layers) * config.n_kv_heads * kv_row_bytes(config.head_dim, kv_dtype)
+    of_layers = map(config.heads, config.attention_layers)
+    return 2 * sum(heads.n_kv * kv_row_bytes(heads.size, kv_dtype) for heads in of_layers)
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
@@ -33,8 +35,9 @@ class KVCache:
     """k[layer] [n_kv_heads, capacity/16, head_dim, 16] and v[layer] [n_kv_heads, capacity, head_dim] of kv_dtype; with
     "q8_0" tiles of 16 keys or values as kernels/common/kv_cache.cl describes them.
 
-    Room for one sequence; PagedKVCache has room for several. A layer without attention has None for k and v, and
-    `states` has the state of a recurrent one; without any, states is None.
+    shapes[layer]: of a layer; shape: with the heads that most layers have. Room for one sequence; PagedKVCache has room
+    for several. A layer without attention has None for k, v and shapes, and `states` has the state of a recurrent one;
+    without any, states is None.
     """
 
     table_entries = 0  # page table entries in the step state
@@ -67,11 +70,14 @@ class KVCache:
         """n_sequences: that are extended at a time. border_tokens: from one border of snapshots to the next."""
         self.max_context = max_context
         self.shape = shape
+        self.shapes: list[AttentionShape | None] = [None] * config.n_layers
         self._key = object()  # by which it knows its sequences
-        layer_bytes = config.n_kv_heads * shape.capacity * shape.row_bytes
         self.k: list[Buffer | None] = [None] * config.n_layers
         self.v: list[Buffer | None] = [None] * config.n_layers
         for i in config.attention_layers:
+            heads = config.heads(i)
+            self.shapes[i] = own = replace(shape, n_kv_heads=heads.n_kv, head_dim=heads.size)
+            layer_bytes = own.n_kv_heads * own.capacity * own.row_bytes
             self.k[i] = device.alloc(layer_bytes, f"keys of layer {i}")
             self.v[i] = device.alloc(layer_bytes, f"values of layer {i}")
         self.states: RecurrentStates | None = None
@@ -166,4 +172,9 @@ class KVCache:
 
     def buffers(self) -> list[Buffer]:
         """Keys and values of every layer."""
-        return [buffer for buffer in (*self.k, *self.v) if buffer is not None]
+        return [buffer for buffer, _ in self.shaped_buffers()]
+
+    def shaped_buffers(self) -> list[tuple[Buffer, AttentionShape]]:
+        """Keys of every layer, then values of every layer."""
+        layers = zip((*self.k, *self.v), 2 * self.shapes, strict=True)
+        return [(buffer, shape) for buffer, shape in layers if buffer is not None and shape is not None]

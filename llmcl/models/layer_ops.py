@@ -6,17 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from llmcl.kernels.common.attention import AttentionShape
-from llmcl.kernels.common.experts import block_count
 from llmcl.kernels.common.linear import ActivationOperand, SplitNorm
 from llmcl.kernels.common.mods import Mods
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight
+from llmcl.models.activations import Activations, Splits
 from llmcl.models.config import ModelConfig
-from llmcl.models.families.blocks import Attention, Experts, GatedMlp, Rotation
-from llmcl.models.families.recurrent import RecurrentBlock
+from llmcl.models.families.blocks import Heads, Rotation
 from llmcl.ops.add_bias import add_bias
 from llmcl.ops.attention import (
     attention_decode,
@@ -48,107 +45,9 @@ Biases = tuple[Buffer | None, Buffer | None]
 
 
 @dataclass(frozen=True)
-class Activations:
-    """Every intermediate result of a step, allocated once; n is the tokens of a chunk. All float32 unless
-    said.
-
-    None: no block of the model needs it.
-    """
-
-    x: Buffer  # [n, hidden]
-    normed: Buffer  # [n, hidden], input of a product in prefill; before a post norm, output of one
-    rope: Buffer  # [n, head_dim]
-    qkv: Buffer  # [n, n_q_heads + 2 n_kv_heads, head_dim]
-    attended: Buffer  # [n, n_q_heads, head_dim]
-    ffn: Buffer  # [n, intermediate], of layers without experts and of shared ones
-    part_ml: Buffer  # [n_q_heads, n_splits, 2]
-    part_acc: Buffer  # [n_q_heads, n_splits, head_dim]
-    logits: Buffer  # [logit_rows, vocab], of the step's last token or of a token of each sequence
-    local_rope: Buffer | None = None  # [n, head_dim]
-    no_rope: Buffer | None = None  # [n, head_dim], the rotation by no angle
-    gate_up: Buffer | None = None  # [n, 2 intermediate], tiles alternate
-    router_logits: Buffer | None = None  # [n, n_experts], or one more with the gate of a shared expert
-    expert_ids: Buffer | None = None  # int32 [n, top_k]
-    expert_weights: Buffer | None = None  # [n, top_k]
-    expert_rows: Buffer | None = None  # [n, top_k, size of an expert]
-    expert_order: Buffer | None = None  # int32 [n top_k], in prefill
-    expert_blocks: Buffer | None = None  # int32 [blocks, 4], in prefill
-    expert_outputs: Buffer | None = None  # [n, top_k, hidden], in prefill
-    attention_gate: Buffer | None = None  # [n, n_q_heads, head_dim]
-    mixer_in: Buffer | None = None  # [n, values], what a recurrent block projects of a token
-    mixer_qkv: Buffer | None = None  # [n, channels], queries, keys and values of a delta net
-    mixer_gates: Buffer | None = None  # [n, value heads, 2], their decays and rates
-    mixed: Buffer | None = None  # [n, values], what goes into its output projection
-
-    @classmethod
-    def alloc(cls, device: Device, config: ModelConfig, chunk: int, n_splits: int, logit_rows: int = 1) -> Activations:
-        shapes = activation_shapes(config, chunk, n_splits, logit_rows)
-        act = cls(**{name: device.alloc(4 * int(np.prod(shape)), name) for name, shape in shapes.items()})
-        if act.no_rope is not None:
-            cosines_then_sines = np.repeat(np.array([1.0, 0.0], np.float32), config.head_dim // 2)
-            device.write(act.no_rope, np.tile(cosines_then_sines, chunk))
-        return act
-
-    def of(self, name: str) -> Buffer:
-        """An activation that a block of the model needs."""
-        buffer = getattr(self, name)
-        assert isinstance(buffer, Buffer)
-        return buffer
-
-    def rope_of(self, rotation: Rotation) -> Buffer:
-        """Cosines and sines of each token of the step."""
-        rope = {"main": self.rope, "local": self.local_rope, "none": self.no_rope}[rotation]
-        assert rope is not None
-        return rope
-
-
-def activation_shapes(
-    config: ModelConfig, chunk: int, n_splits: int, logit_rows: int = 1
-) -> dict[str, tuple[int, ...]]:
-    heads = config.n_q_heads + 2 * config.n_kv_heads
-    blocks = [block for layer in config.layers for block in layer]
-    some: dict[str, tuple[int, ...]] = {}
-    for rotation, name in (("local", "local_rope"), ("none", "no_rope")):
-        if any(isinstance(block, Attention) and block.rotation == rotation for block in blocks):
-            some[name] = chunk, config.head_dim
-    if any(isinstance(block, GatedMlp) and block.bias for block in blocks):
-        some["gate_up"] = chunk, 2 * config.intermediate_size
-    mixtures = [block for block in blocks if isinstance(block, Experts)]
-    experts = [block.settings for block in mixtures]
-    if experts:
-        top_k = max(of.top_k for of in experts)
-        some["router_logits"] = chunk, max(block.settings.n_experts + block.has_shared_gate for block in mixtures)
-        some["expert_ids"] = some["expert_weights"] = chunk, top_k
-        some["expert_rows"] = chunk, top_k, max(of.size for of in experts)
-        some["expert_order"] = (chunk * top_k,)
-        some["expert_blocks"] = max(block_count(chunk, of.n_experts, of.top_k) for of in experts), 4
-        some["expert_outputs"] = chunk, top_k, config.hidden_size
-    if any(isinstance(block, Attention) and block.gated for block in blocks):
-        some["attention_gate"] = chunk, config.n_q_heads * config.head_dim
-    for block in blocks:
-        if isinstance(block, RecurrentBlock):
-            for name, values in block.activations(config).items():
-                some[name] = chunk, max(values, some.get(name, (0, 0))[1])
-    ffn = max([of.shared_size for of in experts], default=0)
-    if any(isinstance(block, GatedMlp) for block in blocks):
-        ffn = max(ffn, config.intermediate_size)
-    return some | {
-        "x": (chunk, config.hidden_size),
-        "normed": (chunk, config.hidden_size),
-        "rope": (chunk, config.head_dim),
-        "qkv": (chunk, heads, config.head_dim),
-        "attended": (chunk, config.n_q_heads, config.head_dim),
-        "ffn": (chunk, ffn),
-        "part_ml": (config.n_q_heads, n_splits, 2),
-        "part_acc": (config.n_q_heads, n_splits, config.head_dim),
-        "logits": (logit_rows, config.vocab_size),
-    }
-
-
-@dataclass(frozen=True)
 class LayerOps(ABC):
-    """Launches of each op. shape: of the KV cache. n_splits: runs of keys of a head in decode. rotations: see
-    `ModelConfig.rotations`. last_seen int32 [vocab]: see `Sampler`.
+    """Launches of each op. shape: of the KV cache. splits: of decode. rotations: see `ModelConfig.rotations`. last_seen
+    int32 [vocab]: see `Sampler`.
     """
 
     device: Device
@@ -156,7 +55,7 @@ class LayerOps(ABC):
     step: StepState
     act: Activations
     shape: AttentionShape
-    n_splits: int
+    splits: Splits
     rotations: Mapping[Rotation, Buffer]
     last_seen: Buffer
 
@@ -172,6 +71,20 @@ class LayerOps(ABC):
     def that_keeps_last(self) -> LayerOps:
         """These ops for the last block that leaves something in the cache."""
         return self
+
+    def of_heads(self, heads: Heads) -> LayerOps:
+        """These ops for a layer with such heads."""
+        if heads == self.heads:
+            return self
+        return replace(self, shape=replace(self.shape, n_kv_heads=heads.n_kv, head_dim=heads.size))
+
+    @property
+    def heads(self) -> Heads:
+        return Heads(self.shape.n_kv_heads, self.shape.head_dim)
+
+    @property
+    def n_splits(self) -> int:
+        return self.splits[self.heads]
 
     def embed(self, table: Weight) -> list[Launch]:
         act, scale = self.act, self.config.stream_scale
@@ -235,12 +148,18 @@ class LayerOps(ABC):
         product = self.norm_linear(norm, weight, gate_up)
         return product + biased_gate(self.device, gate_up, bias, self.act.ffn, gate)
 
-    def adjust(self, bias: Buffer | None, head_norms: Buffer | None) -> list[Launch]:
-        """Adds the bias of queries, keys and values, and normalises their heads."""
+    def adjust(self, bias: Buffer | None, head_norms: Buffer | None, *, value_norms: bool) -> list[Launch]:
+        """Adds the bias of queries, keys and values, and normalises their heads; those of values with value_norms."""
         heads = {"n_q_heads": self.shape.n_q_heads, "n_kv_heads": self.shape.n_kv_heads}
-        size = self.shape.head_dim
         return qkv_adjust(
-            self.device, self.act.qkv, bias, head_norms, **heads, head_dim=size, eps=self.config.rms_norm_eps
+            self.device,
+            self.act.qkv,
+            bias,
+            head_norms,
+            **heads,
+            head_dim=self.shape.head_dim,
+            eps=self.config.rms_norm_eps,
+            value_norms=value_norms,
         )
 
     def norm_rows(self, q_norm: Buffer | None, k_norm: Buffer | None) -> list[Launch]:

@@ -9,14 +9,14 @@ from llmcl.kernels.common.attention import AttentionShape
 from llmcl.kernels.common.dtype import is_rounded
 from llmcl.kernels.common.sizes import prefill_chunk
 from llmcl.kernels.common.weight import STAGING_BYTES
+from llmcl.models.activations import activation_shapes, splits_of
 from llmcl.models.config import ModelConfig
 from llmcl.models.families.recurrent import DeltaNet
 from llmcl.models.kv_cache import kv_bytes_per_position
-from llmcl.models.layer_ops import activation_shapes
 from llmcl.models.recurrent_blocks import delta_shape
 from llmcl.models.recurrent_states import KEPT_STATES, state_slots
 from llmcl.models.weights import WeightTypes, all_plans, weights_bytes
-from llmcl.ops.attention import decode_splits, prefill_implementation
+from llmcl.ops.attention import prefill_implementation
 from llmcl.ops.delta_chunks import delta_scratch_bytes
 from llmcl.ops.experts import experts_scratch_bytes
 from llmcl.ops.linear import linear_scratch_bytes
@@ -43,9 +43,8 @@ def forecast(
 
     n_sequences: of a paged cache; None: the cache is contiguous.
     """
-    n_splits = decode_splits(device, config.n_kv_heads, config.head_dim, kv_dtype)
     chunk = min(prefill_chunk(device), max_context)
-    shapes = activation_shapes(config, chunk, n_splits)
+    shapes = activation_shapes(config, chunk, splits_of(device, config, kv_dtype))
     working = 4 * sum(int(np.prod(shape)) for shape in shapes.values())
     matrices = {(dtype, plan.k) for plan in all_plans(config) for _, dtype in types.runs(plan)}
     working += linear_scratch_bytes(device, matrices, chunk, exact_activations=types.exact_activations)
@@ -58,9 +57,10 @@ def forecast(
     working += experts_scratch_bytes(device, experts, chunk, exact_activations=types.exact_activations)
     mixers = {block.settings for layer in config.layers for block in layer if isinstance(block, DeltaNet)}
     working += max([delta_scratch_bytes(device, delta_shape(of), chunk) for of in mixers], default=0)
-    heads = config.n_q_heads, config.n_kv_heads, config.head_dim
-    cache = AttentionShape(*heads, kv_tokens, kv_dtype, exact_queries=exact_queries(types, kv_dtype))
-    working += prefill_implementation(device, cache).scratch_bytes(device, cache)
+    exact = exact_queries(types, kv_dtype)
+    for heads in config.kinds_of_heads:
+        cache = AttentionShape(config.n_q_heads, heads.n_kv, heads.size, kv_tokens, kv_dtype, exact_queries=exact)
+        working += prefill_implementation(device, cache).scratch_bytes(device, cache)
     slots = state_slots(1 if n_sequences is None else max(n_sequences, KEPT_STATES))
     # Given back before the working buffers are made: room for what is not counted (norms, sampling, step state).
     working += STAGING_BYTES
@@ -88,7 +88,7 @@ def check_batch_memory(
     """Raises OutOfDeviceMemoryError if the device has no room for a batch beside what is on it: a KV cache of kv_tokens
     for all sequences, logits and sampling of max_sequences rows, activations of `chunk` tokens.
     """
-    shapes = activation_shapes(config, chunk, 1)
+    shapes = activation_shapes(config, chunk, dict.fromkeys(config.kinds_of_heads, 1))
     needed = {
         "KV cache": kv_bytes_per_position(config, kv_dtype) * kv_tokens,
         "sampling": max_sequences * SAMPLING_BYTES * config.vocab_size,

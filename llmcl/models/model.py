@@ -13,15 +13,15 @@ from llmcl.kernels.common.mods import NO_MODS, Mods
 from llmcl.kernels.common.persistent import ListedStep
 from llmcl.kernels.common.sizes import prefill_chunk
 from llmcl.kernels.common.step_state import StepState
+from llmcl.models.activations import Activations, splits_of
 from llmcl.models.blocks import bind_block
 from llmcl.models.bound_launches import BoundLaunches
 from llmcl.models.config import ModelConfig
 from llmcl.models.kv_cache import KVCache
-from llmcl.models.layer_ops import Activations, DecodeOps, PrefillOps
+from llmcl.models.layer_ops import DecodeOps, PrefillOps
 from llmcl.models.sequence import SequenceState, Step
 from llmcl.models.stack import decode_stack, head, last_token_launches, prefill_stack
 from llmcl.models.weights import ModelWeights
-from llmcl.ops.attention import decode_splits
 from llmcl.ops.linear import prefill_bounds
 from llmcl.ops.logprobs import LogProb
 from llmcl.ops.sample import Sampler
@@ -83,9 +83,9 @@ class Model:
         self.weights = weights
         self.cache = cache
         self.chunk = min(chunk or prefill_chunk(device), cache.max_context)
-        self.n_splits = decode_splits(device, config.n_kv_heads, config.head_dim, cache.shape.kv_dtype)
+        self.splits = splits_of(device, config, cache.shape.kv_dtype)
         self.step = StepState(device, self.chunk, cache.table_entries)
-        self.act = Activations.alloc(device, config, max(self.chunk, step_rows), self.n_splits, logit_rows)
+        self.act = Activations.alloc(device, config, max(self.chunk, step_rows), self.splits, logit_rows)
         self.sampler = Sampler(device, self.act.logits, config.vocab_size, self.step)
         self.step_position = 0  # of the first token that the launches enqueued last compute
         self.decode_steps = 0  # enqueued since the model was loaded
@@ -94,11 +94,11 @@ class Model:
             name: device.upload(table, f"{name} rotation")
             for name, table in config.rotations(cache.max_context).items()
         }
-        given = device, config, self.step, self.act, cache.shape, self.n_splits, self.rotations, self.sampler.last_seen
+        given = device, config, self.step, self.act, cache.shape, self.splits, self.rotations, self.sampler.last_seen
         self.decode_ops, self.prefill_ops = DecodeOps(*given), PrefillOps(*given)
         self.layers = [
             [
-                bind_block(block, of_block, cache.k[i], cache.v[i], self.mods[i], cache.states_of(i))
+                bind_block(block, of_block, config, cache.k[i], cache.v[i], self.mods[i], cache.states_of(i))
                 for block, of_block in zip(blocks, weights.layers[i], strict=True)
             ]
             for i, blocks in enumerate(config.layers)

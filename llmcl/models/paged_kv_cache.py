@@ -222,7 +222,7 @@ class PagedKVCache(KVCache):
     @property
     def page_nbytes(self) -> int:
         """Bytes of a page: its keys and values in all layers."""
-        return len(self.buffers()) * self.shape.n_kv_heads * self.page_tokens * self.shape.row_bytes
+        return self.page_tokens * sum(shape.n_kv_heads * shape.row_bytes for _, shape in self.shaped_buffers())
 
     def findable(self) -> dict[int, tuple[bytes, bytes]]:
         """The pages that texts are found in, used last first, each behind the one before it: key and key before."""
@@ -253,12 +253,13 @@ class PagedKVCache(KVCache):
 
     def _parts(self, page: int, data: np.ndarray) -> Iterator[tuple[Buffer, int, np.ndarray]]:
         """Where in the buffers a page lies, and what of `data` it is there."""
-        row_bytes = self.page_tokens * self.shape.row_bytes
-        parts = iter(data.reshape(-1, row_bytes)) if data.size else iter(())
-        for buffer in self.buffers():
-            for head in range(self.shape.n_kv_heads):
-                at = head * self.shape.capacity * self.shape.row_bytes + page * row_bytes
-                yield buffer, at, next(parts)
+        first = 0
+        for buffer, shape in self.shaped_buffers():
+            n_bytes = self.page_tokens * shape.row_bytes
+            for head in range(shape.n_kv_heads):
+                at = head * shape.capacity * shape.row_bytes + page * n_bytes
+                yield buffer, at, data[first : first + n_bytes]
+                first += n_bytes
 
     def own(self, sequence: SequenceState) -> SequenceState:
         self.sequences.add(super().own(sequence))
@@ -324,9 +325,8 @@ class PagedKVCache(KVCache):
         return any(page == other.pages[index : index + 1] for other in self.sequences if other is not sequence)
 
     def _copy_page(self, source: int, target: int) -> None:
-        shape = self.shape
-        page_bytes = self.page_tokens * shape.row_bytes
-        for buffer in self.buffers():
+        for buffer, shape in self.shaped_buffers():
+            page_bytes = self.page_tokens * shape.row_bytes
             self._device.copy_rows(
                 buffer,
                 source * page_bytes,

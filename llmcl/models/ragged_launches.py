@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from llmcl.kernels.common.attention import AttentionShape
 from llmcl.kernels.common.linear import few_rows
 from llmcl.kernels.common.ragged_step import RaggedStep, Run
-from llmcl.models.layer_ops import Activations, BatchOps
+from llmcl.models.activations import Activations
+from llmcl.models.config import ModelConfig
+from llmcl.models.layer_ops import BatchOps
 from llmcl.models.model import Model, prefill_sizes
 from llmcl.models.ragged_ops import RaggedOps
 from llmcl.models.stack import after_kept, head, until_kept
@@ -48,7 +49,7 @@ def bind_ragged(model: Model, max_rows: int, batch_ops: Callable[[int, Activatio
     """
     device, shape = model.device, model.cache.shape
     places = model.act.logits.nbytes // (4 * model.config.vocab_size)
-    wanted = wanted_rows(device, model.act, places, model.config.hidden_size, shape)
+    wanted = wanted_rows(device, model.act, places, model.config)
     few = few_rows(places)
     decoding = decoding_ops(model, places, batch_ops)
     last = decoding[-1][1]
@@ -61,7 +62,7 @@ def bind_ragged(model: Model, max_rows: int, batch_ops: Callable[[int, Activatio
             step,
             model.act,
             shape,
-            last.n_splits,
+            last.splits,
             model.rotations,
             last.last_seen,
             max_few,
@@ -87,19 +88,18 @@ def decoding_ops(
     return [(rows, batch_ops(rows, model.act)) for rows in sorted({few[0], few[-1]})]
 
 
-def wanted_rows(device: Device, act: Activations, n: int, hidden: int, shape: AttentionShape) -> Activations:
+def wanted_rows(device: Device, act: Activations, n: int, config: ModelConfig) -> Activations:
     """The activations with rows of their own for n wanted rows, where the rest of a step begins."""
 
     def rows_of(name: str, columns: int) -> Buffer:
         return device.alloc(4 * n * columns, f"{name} of wanted rows")
 
-    head_dim = shape.head_dim
     return replace(
         act,
-        x=rows_of("x", hidden),
-        qkv=rows_of("qkv", (shape.n_q_heads + 2 * shape.n_kv_heads) * head_dim),
-        rope=rows_of("rotation", head_dim),
-        local_rope=None if act.local_rope is None else rows_of("local rotation", head_dim),
+        x=rows_of("x", config.hidden_size),
+        qkv=rows_of("qkv", config.qkv_values),
+        rope=rows_of("rotation", config.rotated_size("main")),
+        local_rope=None if act.local_rope is None else rows_of("local rotation", config.rotated_size("local")),
     )
 
 

@@ -9,8 +9,9 @@ from llmcl.kernels.common.linear import ActivationOperand
 from llmcl.kernels.common.mods import Mods
 from llmcl.kernels.common.ragged_step import RaggedStep
 from llmcl.kernels.common.weight import Weight
-from llmcl.models.families.blocks import Rotation
-from llmcl.models.layer_ops import Activations, BatchOps, LayerOps, PrefillOps
+from llmcl.models.activations import Activations
+from llmcl.models.families.blocks import Heads, Rotation
+from llmcl.models.layer_ops import LayerOps, PrefillOps
 from llmcl.ops.attention import attention_prefill, attention_supports_output, decode_supports_output, rope_append
 from llmcl.ops.gather_rows import gather_rows
 from llmcl.ops.linear import input_layout
@@ -25,7 +26,7 @@ class RaggedOps(PrefillOps):
     rest of the step needs of the wanted rows is left, before the last keys are rotated.
     """
 
-    decoding: Sequence[tuple[int, BatchOps]] = ()
+    decoding: Sequence[tuple[int, LayerOps]] = ()
     wanted: Activations | None = None
     keeps_last: bool = False
 
@@ -36,6 +37,14 @@ class RaggedOps(PrefillOps):
 
     def that_keeps_last(self) -> LayerOps:
         return replace(self, keeps_last=True)
+
+    def of_heads(self, heads: Heads) -> LayerOps:
+        if heads == self.heads:
+            return self
+        changed = super().of_heads(heads)
+        assert isinstance(changed, RaggedOps)
+        decoding = [(most, ops.of_heads(heads)) for most, ops in self.decoding]
+        return replace(changed, decoding=decoding)
 
     def attended(self, output: Weight) -> ActivationOperand:
         layout = input_layout(self.device, output, self.max_rows)
@@ -73,8 +82,8 @@ class RaggedOps(PrefillOps):
         for rows, of_wanted, columns in (
             (act.x, to.x, self.config.hidden_size),
             (act.qkv, to.qkv, heads * shape.head_dim),
-            (act.rope, to.rope, shape.head_dim),
-            (act.local_rope, to.local_rope, shape.head_dim),
+            (act.rope, to.rope, self.config.rotated_size("main")),
+            (act.local_rope, to.local_rope, self.config.rotated_size("local")),
         ):
             if rows is not None and of_wanted is not None:
                 launches += gather_rows(self.device, self.runs, rows, of_wanted, columns)

@@ -163,14 +163,18 @@ def decode_layers(layers: Layers, ops: DecodeOps) -> DecodeLayers | str:
             case _:
                 return why or "it is more than attention and a gated MLP"
     config = ops.config
+    attentions = [block for blocks in layers for block in blocks if isinstance(block, AttentionBlock)]
+    if len({block.heads for block in attentions}) > 1:
+        return "the layers differ in their heads"
+    of_heads = ops.of_heads(attentions[0].heads)
     return DecodeLayers(
         found,
-        ops.shape,
+        of_heads.shape,
         ops.step,
         config.hidden_size,
         config.stream_eps,
         config.rms_norm_eps,
-        ops.n_splits,
+        of_heads.n_splits,
         ops.act.x,
     )
 

@@ -64,7 +64,7 @@ class Verification:
             model.step,
             model.act,
             shape_of_drafts(model),
-            model.n_splits,
+            model.splits,
             model.rotations,
             self._rows.sampler.last_seen,  # of no use: rejected rows have no place in those of the text
             max_rows,

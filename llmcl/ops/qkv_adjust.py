@@ -17,16 +17,17 @@ def qkv_adjust(
     n_kv_heads: int,
     head_dim: int,
     eps: float,
+    value_norms: bool = False,
 ) -> list[Launch]:
     """Adds bias to qkv float32 [n, n_q_heads + 2 n_kv_heads, head_dim], then normalises its query and key heads.
 
     bias float32 [n_q_heads + 2 n_kv_heads, head_dim]; head_norms float32 [2, head_dim], of queries and of keys. No
-    launch where both are None.
+    launch where both are None. value_norms: beside head_norms the value heads are normalised, too, without weights.
     """
     if bias is None and head_norms is None:
         return []
     size = local_size(device, 8)
-    heads = n_q_heads + (n_kv_heads if bias is None else 2 * n_kv_heads)
+    heads = n_q_heads + (n_kv_heads if bias is None and not value_norms else 2 * n_kv_heads)
     heads_per_group = run_of(device, heads)
     constants: dict[str, object] = {
         "N_Q_HEADS": n_q_heads,
@@ -37,6 +38,7 @@ def qkv_adjust(
         "EPS": float(eps),
         "HEADS_PER_GROUP": heads_per_group,
         "LOCAL_SIZE": size,
+        **({"VALUE_NORM": True} if value_norms else {}),
     }
     return [
         device.launch(

@@ -21,6 +21,7 @@ from llmcl.reference.layers import (
     rms_norm,
     rope,
     rope_table,
+    scale_rows,
     soft_cap,
     swiglu,
 )
@@ -117,6 +118,7 @@ __all__ = [
     "sample",
     "sample_scores",
     "sample_threshold",
+    "scale_rows",
     "short_conv",
     "sigmoid_gate",
     "soft_cap",

@@ -41,11 +41,19 @@ def soft_cap(x: Array, cap: float) -> Float64:
 
 
 def qkv_adjust(
-    qkv: Array, bias: Array | None, head_norms: Array | None, n_q_heads: int, n_kv_heads: int, eps: float
+    qkv: Array,
+    bias: Array | None,
+    head_norms: Array | None,
+    n_q_heads: int,
+    n_kv_heads: int,
+    eps: float,
+    *,
+    value_norms: bool = False,
 ) -> Float64:
     """qkv [n, n_q_heads + 2 n_kv_heads, head_dim] plus bias [heads, head_dim], then its query and key heads normalised.
 
-    head_norms [2, head_dim]: the norm weights of query heads and of key heads.
+    head_norms [2, head_dim]: the norm weights of query heads and of key heads. value_norms: value heads, too, without
+    weights.
     """
     qkv = wide(qkv) if bias is None else wide(qkv) + wide(bias)
     if head_norms is None:
@@ -53,7 +61,8 @@ def qkv_adjust(
     end = n_q_heads + n_kv_heads
     q = rms_norm(qkv[:, :n_q_heads], head_norms[0], eps)
     k = rms_norm(qkv[:, n_q_heads:end], head_norms[1], eps)
-    return np.concatenate([q, k, qkv[:, end:]], axis=1)
+    v = rms_norm(qkv[:, end:], np.ones(qkv.shape[-1]), eps) if value_norms else qkv[:, end:]
+    return np.concatenate([q, k, v], axis=1)
 
 
 def swiglu(gate: Array, up: Array) -> Float64:
@@ -82,6 +91,11 @@ def biased_gate(gate: Array, up: Array, bias: Array, kind: str) -> Float64:
 def add_bias(x: Array, bias: Array) -> Float64:
     """x [n, columns] + bias [columns]."""
     return wide(x) + wide(bias)
+
+
+def scale_rows(x: Array, factor: Array) -> Float64:
+    """x [n, columns] times factor [1]."""
+    return wide(x) * wide(factor)
 
 
 def rope_table(

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from llmcl.models.families.blocks import Attention, Block, Experts, GatedMlp, Rotation, layer_name
+from llmcl.models.families.blocks import Attention, Block, Experts, Factor, GatedMlp, Rotation, layer_name
 from llmcl.models.families.recurrent import DeltaNet, ShortConv
 from llmcl.reference.arrays import Array, wide
 from llmcl.reference.experts import choose_experts, experts_down, experts_gate_up
-from llmcl.reference.layers import embed, geglu, linear, rms_norm, rope, rope_table, soft_cap, swiglu
+from llmcl.reference.layers import embed, geglu, linear, rms_norm, rope, rope_table, scale_rows, soft_cap, swiglu
 from llmcl.reference.online_softmax import attention
 from llmcl.reference.recurrent import delta_inputs, delta_rule, gated_norm, short_conv, sigmoid_gate
 from llmcl.reference.storage import round_to
@@ -51,20 +51,22 @@ def forward(
     def project(x: Array, name: str) -> Array:
         return stored(biased(x, name))
 
-    n, head_dim = len(token_ids), config.head_dim
+    n = len(token_ids)
     rotations = {name: rope_table(np.arange(n), *table) for name, table in config.rotations(n).items()}
-    rotary_dim = config.rotary_dim or head_dim
 
     def rotate(x: Array, rotation: Rotation) -> Array:
+        rotary_dim = config.rotary_dim or x.shape[-1]
         cos, sin = (table[:, : rotary_dim // 2] for table in rotations[rotation])
         return stored(np.concatenate([rope(x[..., :rotary_dim], cos, sin), x[..., rotary_dim:]], axis=-1))
 
     def attend(block: Attention, layer: str, x: Array) -> Array:
+        heads = block.heads_in(config)
         if block.fused:
-            ends = np.cumsum([config.n_q_heads, config.n_kv_heads])
-            q, k, v = np.split(project(x, layer + "self_attn.qkv").reshape(n, -1, head_dim), ends, axis=1)
+            ends = np.cumsum([config.n_q_heads, heads.n_kv])
+            q, k, v = np.split(project(x, layer + "self_attn.qkv").reshape(n, -1, heads.size), ends, axis=1)
         else:
-            q, k, v = (project(x, f"{layer}self_attn.{name}").reshape(n, -1, head_dim) for name in "qkv")
+            names = "qkk" if block.keys_as_values else "qkv"
+            q, k, v = (project(x, f"{layer}self_attn.{name}").reshape(n, -1, heads.size) for name in names)
         gate = q[:, 1::2] if block.gated else None
         q = q[:, ::2] if block.gated else q
         if block.row_norms:
@@ -72,6 +74,8 @@ def forward(
             k = norm(k.reshape(n, -1), layer + "self_attn.k_norm").reshape(k.shape)
         if block.head_norms:
             q, k = norm(q, layer + "self_attn.q_norm"), norm(k, layer + "self_attn.k_norm")
+        if block.value_norms:
+            v = stored(rms_norm(v, np.ones(heads.size), config.rms_norm_eps))
         q, k = rotate(q, block.rotation), rotate(k, block.rotation)
         if block.query_scale is not None:
             turns = np.arange(n) // block.query_scale.length
@@ -142,15 +146,21 @@ def forward(
         ShortConv: convolve,
         DeltaNet: delta_net,
     }
+
+    def plus(hidden: Array, block: Block, layer: str) -> Array:
+        """The residual stream after a block."""
+        if isinstance(block, Factor):
+            return scale_rows(hidden, weights[layer + block.tensor])
+        x = hidden if block.norm is None else norm(hidden, layer + block.norm)
+        x = compute[type(block)](block, layer, x)
+        if block.post_norm is not None:
+            x = norm(stored(x), layer + block.post_norm)
+        return hidden + x * config.residual_scale
+
     hidden = stored(embed(weights["model.embed_tokens.weight"], token_ids) * config.embedding_scale)
     for i, blocks in enumerate(config.layers):
         for block in blocks:
-            layer = layer_name(i, "")
-            x = hidden if block.norm is None else norm(hidden, layer + block.norm)
-            x = compute[type(block)](block, layer, x)
-            if block.post_norm is not None:
-                x = norm(stored(x), layer + block.post_norm)
-            hidden = stored(hidden + x * config.residual_scale)
+            hidden = stored(plus(hidden, block, layer_name(i, "")))
 
     hidden = norm(hidden, "model.norm")
     head = "model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"

@@ -19,9 +19,19 @@ EPS = 1e-5
     ("n_q_heads", "n_kv_heads", "head_dim"),
     [(1, 1, 16), (6, 2, 80), pytest.param(8, 1, 128, marks=pytest.mark.oclgrind)],
 )
-@pytest.mark.parametrize(("has_bias", "has_norms"), [(True, False), (False, True), (True, True)])
+@pytest.mark.parametrize(
+    ("has_bias", "has_norms", "value_norms"),
+    [(True, False, False), (False, True, False), (True, True, False), (False, True, True)],
+)
 def test_qkv_adjust(
-    target: Device, has_bias: bool, has_norms: bool, n_q_heads: int, n_kv_heads: int, head_dim: int, n: int
+    target: Device,
+    has_bias: bool,
+    has_norms: bool,
+    value_norms: bool,
+    n_q_heads: int,
+    n_kv_heads: int,
+    head_dim: int,
+    n: int,
 ) -> None:
     rng = np.random.default_rng(n * head_dim)
     shape = (n, n_q_heads + 2 * n_kv_heads, head_dim)
@@ -39,9 +49,10 @@ def test_qkv_adjust(
         n_kv_heads=n_kv_heads,
         head_dim=head_dim,
         eps=EPS,
+        value_norms=value_norms,
     )
     run(launches, n)
-    expected = reference.qkv_adjust(qkv, bias, norms, n_q_heads, n_kv_heads, EPS)
+    expected = reference.qkv_adjust(qkv, bias, norms, n_q_heads, n_kv_heads, EPS, value_norms=value_norms)
     assert relative_error(read_guarded(target, buffer, np.float32, shape), expected) < TOLERANCE
 
 

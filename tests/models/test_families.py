@@ -123,7 +123,7 @@ def test_a_gguf_file_of_the_family_computes_what_transformers_does(
     name: str, default_device: Any, tmp_path: Path
 ) -> None:
     config = ALL[name]
-    if config.architecture.startswith("gemma"):  # the format has no key for another scale
+    if config.architecture in ("gemma2", "gemma3_text"):  # the format has no key for another scale
         config = dataclasses.replace(config, attention_scale=config.head_dim**-0.5)
     weights = random_weights(config, seed=3)
     ids = ids_for(config)
@@ -247,12 +247,22 @@ def test_every_part_of_a_family_shows(name: str) -> None:
             assert relative_error(reference.forward(changed, weights, ids_for(config)), logits) > 100 * BOUND, field
     usual: dict[str, Any] = {"activation": "silu", "soft_cap": None, "window": None, "head_norms": False}
     usual |= {"rotation": "main", "row_norms": False, "query_scale": None, "sinks": False, "shared_gate": None}
+    usual |= {"value_norms": False}
+    if len(config.kinds_of_heads) > 1:  # whose layers cannot rotate alike
+        del usual["rotation"]
+        changed = dataclasses.replace(config, local_rope_theta=config.rope_theta)
+        assert relative_error(reference.forward(changed, weights, ids_for(config)), logits) > 100 * BOUND
     for field, value in usual.items():
         changed = with_blocks(config, lambda block: {field: value} if hasattr(block, field) else {})  # noqa: B023
         if changed != config:
             assert relative_error(reference.forward(changed, weights, ids_for(config)), logits) > 100 * BOUND, field
     if any(name.endswith(".bias") for name in weights):
         assert relative_error(reference.forward(config, without_bias, ids_for(config)), logits) > 100 * BOUND
+    if any(name.endswith("layer_scalar") for name in weights):
+        without = {
+            key: np.ones_like(value) if key.endswith("layer_scalar") else value for key, value in weights.items()
+        }
+        assert relative_error(reference.forward(config, without, ids_for(config)), logits) > 100 * BOUND
     if config.has_windows:
         changed = with_blocks(config, lambda block: {"window": block.window + 1} if has_window(block) else {})
         assert relative_error(reference.forward(changed, weights, ids_for(config)), logits) > 10 * BOUND

@@ -12,10 +12,11 @@ from helpers import windows_of
 from made_configs import GGUF_METADATA, HF_CONFIG, from_gguf, gguf_of, hf
 
 from llmcl.errors import CheckpointError, UnsupportedModelError
-from llmcl.models.config import ModelConfig, RopeScaling, config_from_gguf, config_from_hf
+from llmcl.models.config import GgufFactors, ModelConfig, RopeScaling, config_from_gguf, config_from_hf
 from llmcl.models.families import FAMILIES
-from llmcl.models.families.blocks import QueryScale
+from llmcl.models.families.blocks import Heads, QueryScale
 from llmcl.models.families.recurrent import DeltaNet, DeltaSettings, ShortConv
+from llmcl.models.kv_cache import kv_bytes_per_position
 
 
 def test_mistral_without_an_active_window_is_read():
@@ -31,7 +32,13 @@ def test_every_family_has_the_defaults_of_transformers():
     required = ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
     for model_type, family in FAMILIES.items():
         sparse = {key: HF_CONFIG[key] for key in required} | {"num_attention_heads": 32, "hidden_size": 2048}
+        if family.own_heads:
+            sparse["hidden_size_per_layer_input"] = 0
         theirs = transformers.CONFIG_MAPPING[model_type](**sparse)
+        if family.own_heads:
+            theirs.allow_global_per_layer_attribute_access = True
+            sizes = [of_layer.head_dim for of_layer in theirs.per_layer_config]
+            assert [config_from_hf({"model_type": model_type, **sparse}).heads(i).size for i in range(30)] == sizes
         config = config_from_hf({"model_type": model_type, **sparse})
         assert config.head_dim == (getattr(theirs, "head_dim", None) or 64), model_type
         assert config.n_kv_heads == theirs.num_key_value_heads, model_type
@@ -48,7 +55,8 @@ def test_every_family_has_the_defaults_of_transformers():
         assert config.logit_soft_cap == getattr(theirs, "final_logit_softcapping", None), model_type
         scalar = getattr(theirs, "query_pre_attn_scalar", None)
         multiplier = getattr(theirs, "attention_multiplier", None)
-        assert config.attention_scale == (multiplier if scalar is None else scalar**-0.5), model_type
+        usual = family.attention_scale if multiplier is None else multiplier
+        assert config.attention_scale == (usual if scalar is None else scalar**-0.5), model_type
         window = getattr(theirs, "sliding_window", None)
         types = getattr(theirs, "layer_types", None) or ["sliding_attention"] * 30
         windows = tuple(window if kind == "sliding_attention" else None for kind in types)
@@ -239,6 +247,75 @@ def test_the_text_part_of_a_model_with_images():
         config_from_hf({"model_type": "mistral3"})
     with pytest.raises(CheckpointError, match="text_config is 3"):
         config_from_hf({"model_type": "mistral3", "text_config": 3})
+
+
+GEMMA4 = {  # the text part of a published Gemma 4 of 31 billion weights
+    **{"model_type": "gemma4_text", "hidden_size": 5376, "intermediate_size": 21504, "num_hidden_layers": 60},
+    **{"num_attention_heads": 32, "num_key_value_heads": 16, "head_dim": 256, "global_head_dim": 512},
+    **{"num_global_key_value_heads": 4, "attention_k_eq_v": True, "sliding_window": 1024},
+    **{"final_logit_softcapping": 30.0, "hidden_size_per_layer_input": 0, "use_bidirectional_attention": "vision"},
+}
+
+
+def test_gemma4_has_larger_heads_where_there_is_no_window():
+    config = config_from_hf({"model_type": "gemma4", "text_config": GEMMA4, "vision_config": {}})
+    assert config.architecture == "gemma4_text" and config.n_layers == 60
+    assert config.heads(0) == Heads(16, 256) and config.heads(5) == Heads(4, 512)
+    assert config.attention(5).keys_as_values and not config.attention(0).keys_as_values
+    assert config.attention(0).window == 1024 and config.attention(5).window is None
+    frequencies = config.inv_freq()
+    assert frequencies.shape == (256,) and (frequencies[:64] > 0).all() and (frequencies[64:] == 0).all()
+    np.testing.assert_allclose(frequencies[63], 1e6 ** (-126 / 512), rtol=1e-6)
+    assert kv_bytes_per_position(config, "float16") == 2 * 2 * (50 * 16 * 256 + 10 * 4 * 512)
+    listed = {str(i): {"head_dim": 512, "num_key_value_heads": 4} for i in range(5, 60, 6)}
+    assert config_from_hf({**GEMMA4, "per_layer_config": listed}) == config_from_hf(GEMMA4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"per_layer_config": {"60": {"head_dim": 512}}}, "per_layer_config is '60', expected .* layers 0 to 59"),
+        ({"per_layer_config": {"5": 512}}, "per_layer_config: 5 is 512"),
+        ({"per_layer_config": {"5": {"intermediate_size": 64}}}, "intermediate_size of single layers"),
+        ({"per_layer_config": {"5": {"head_dim": 512}}}, "heads of different sizes in layers with the same rotation"),
+        ({"num_global_key_value_heads": 5}, "32 attention heads cannot share 5"),
+        ({"global_head_dim": 500}, "head_dim 500"),
+        ({"hidden_size_per_layer_input": 256}, "hidden_size_per_layer_input 256"),
+        ({"num_kv_shared_layers": 20}, "num_kv_shared_layers 20"),
+        ({"enable_moe_block": True}, "enable_moe_block True"),
+        ({"use_bidirectional_attention": "all"}, "attention to later tokens"),
+        (
+            {
+                "model_type": "llama",
+                "vocab_size": 9,
+                "sliding_window": None,
+                "per_layer_config": {"1": {"head_dim": 32}},
+            },
+            "single layers .* in this architecture",
+        ),
+    ],
+)
+def test_what_a_gemma4_may_not_say(changes, message):
+    with pytest.raises((CheckpointError, UnsupportedModelError), match=message):
+        config_from_hf({**GEMMA4, **changes})
+
+
+def test_what_gguf_says_of_gemma4():
+    changes = {"gemma4.block_count": 6, "gemma4.attention.head_count": 8, "gemma4.attention.sliding_window": 1024}
+    changes |= {"gemma4.attention.head_count_kv": np.array([4] * 5 + [2]), "gemma4.rope.dimension_count": 512}
+    for name in ("key_length", "value_length"):
+        changes |= {f"gemma4.attention.{name}": 512, f"gemma4.attention.{name}_swa": 256}
+    values = [f"blk.{i}.attn_v.weight" for i in range(5)]
+    factors = GgufFactors([1.0] * 64 + [1e30] * 192)
+    config = config_from_gguf(gguf_of("gemma4", **changes), values, factors)
+    assert [config.heads(i) for i in range(6)] == [Heads(4, 256)] * 5 + [Heads(2, 512)]
+    assert [config.attention(i).keys_as_values for i in range(6)] == [False] * 5 + [True]
+    assert (config.head_dim, config.attention_scale, config.norm_offset) == (256, 1.0, 0.0)
+    assert (config.inv_freq() > 0).tolist() == [True] * 64 + [False] * 192
+    with pytest.raises(UnsupportedModelError, match=r"rope\.dimension_count_swa 128 beside keys of 256"):
+        config_from_gguf(gguf_of("gemma4", **changes, **{"gemma4.rope.dimension_count_swa": 128}), values, factors)
+    with pytest.raises(CheckpointError, match="numbers of heads for each of 6 layers"):
+        config_from_gguf(gguf_of("gemma4", **changes | {"gemma4.attention.head_count_kv": np.array([4] * 5)}), values)
 
 
 def test_what_gguf_says_of_gemma2():

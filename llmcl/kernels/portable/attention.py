@@ -49,7 +49,11 @@ class PortableAttentionDecode(AttentionDecode):
             elif block_n > DECODE_BLOCK_N[0]:
                 block_n //= 2
             else:
-                break
+                needed, limit = decode_local_bytes(shape, width, block_n), device.entry.local_mem_bytes
+                raise UsageError(
+                    f"attention with {shape.group_size} query heads of {shape.head_dim} for a KV head needs "
+                    f"{needed:,} bytes of local memory, {device.name} has {limit:,}; use another --device"
+                )
         return {"GROUP_SIZE": shape.group_size, "BLOCK_N": block_n, "LOCAL_SIZE": width}, width
 
 
@@ -68,7 +72,7 @@ class PortableAttentionPrefill(AttentionPrefill):
         block_m = request.block_m or 8 * largest_divisor((request.q_block or 32) // 8, 4)
         block_n = request.block_n or (32 if device.entry.is_software else 64)
         dv_tile = min(request.dv_tile or 16 * largest_divisor(head_dim // 16, 8), head_dim)
-        limit = device.entry.local_mem_bytes
+        limit, key_dims = device.entry.local_mem_bytes, head_dim
         while not fixed and local_bytes(head_dim, dtype, block_m, block_n) > limit:
             if block_n > 32:
                 block_n //= 2
@@ -80,7 +84,13 @@ class PortableAttentionPrefill(AttentionPrefill):
                 break
         if block_m % 8:
             raise UsageError(f"BLOCK_M is {block_m}; expected a multiple of 8")
-        needed = local_bytes(head_dim, dtype, block_m, block_n)
+        # Then keys and values come in slices of their dimensions.
+        while not fixed and local_bytes(head_dim, dtype, block_m, block_n, max(key_dims, dv_tile)) > limit:
+            smaller = 16 * largest_divisor(head_dim // 16, max(1, max(key_dims, dv_tile) // 32))
+            if max(key_dims, dv_tile) == smaller or (dv_tile > smaller and request.dv_tile is not None):
+                break
+            key_dims, dv_tile = smaller, min(dv_tile, smaller)
+        needed = local_bytes(head_dim, dtype, block_m, block_n, max(key_dims, dv_tile))
         if needed > limit:
             larger = "BLOCK_M" if block_m >= block_n else "BLOCK_N"
             raise UsageError(
@@ -94,7 +104,8 @@ class PortableAttentionPrefill(AttentionPrefill):
                 f"BLOCK_M is {block_m}, which takes groups of {items} work-items; {device.name} has at most "
                 f"{device.entry.max_work_group_size}; lower BLOCK_M"
             )
-        return PrefillTiles(self, block_m, block_n, dv_tile, local=(16, block_m // ITEM_ROWS, 1))
+        extra = {"KEY_DIMS": key_dims} if key_dims < head_dim else {}
+        return PrefillTiles(self, block_m, block_n, dv_tile, extra, local=(16, block_m // ITEM_ROWS, 1))
 
 
 def decode_local_bytes(shape: AttentionShape, width: int, block_n: int) -> int:
@@ -102,10 +113,10 @@ def decode_local_bytes(shape: AttentionShape, width: int, block_n: int) -> int:
     return 4 * shape.group_size * (4 * width + shape.head_dim + 2 * block_n + 1)
 
 
-def local_bytes(head_dim: int, dtype: str, block_m: int, block_n: int) -> int:
-    """Local memory of portable/attention_prefill.cl."""
+def local_bytes(head_dim: int, dtype: str, block_m: int, block_n: int, staged_dims: int | None = None) -> int:
+    """Local memory of portable/attention_prefill.cl. staged_dims: of keys and values at a time; None: of all."""
     staged = ITEM_BYTES.get(dtype, 4)  # quantised keys and values are staged as float32
-    return 4 * (head_dim + block_n) * (block_m + 4) + block_n * head_dim * staged + 64 * block_m
+    return 4 * (head_dim + block_n) * (block_m + 4) + block_n * (staged_dims or head_dim) * staged + 64 * block_m
 
 
 class PortableRopeAppend(RopeAppend):

@@ -17,7 +17,9 @@
 // Index space: groups (N_Q_HEADS, ceil(n / BLOCK_M), batch) of (16, BLOCK_M / ROWS).
 // Build: KV, HEAD_DIM, N_KV_HEADS, CAPACITY (a multiple of BLOCK_N), SCALE, KV_BLOCK_RANGES, LSE, those of query_address.cl,
 // BLOCK_M (a multiple of 8), BLOCK_N (16, 32 or 64) and DV_TILE (a multiple of 16 that divides HEAD_DIM).
-// Local memory: 4 (HEAD_DIM + BLOCK_N) (BLOCK_M + 4) + BLOCK_N HEAD_DIM sizeof(KV; float with q8_0) + 64 BLOCK_M bytes.
+// KEY_DIMS, if it is there: dimensions of the keys that are in local memory at a time (divide HEAD_DIM, multiples of 16).
+// Local memory: 4 (HEAD_DIM + BLOCK_N) (BLOCK_M + 4) + BLOCK_N HEAD_DIM sizeof(KV; float with q8_0) + 64 BLOCK_M bytes,
+// with KEY_DIMS the larger of it and DV_TILE in place of the second HEAD_DIM.
 // For pages of keys and values see kv_address.cl, for runs of several sequences query_block.cl.
 #if !defined(KV) || !defined(HEAD_DIM) || !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(CAPACITY) || \
     !defined(SCALE) || !defined(BLOCK_M) || !defined(BLOCK_N) || !defined(DV_TILE) || \
@@ -31,6 +33,17 @@
 #include "common/query_address.cl"
 #include "common/query_block.cl"
 #include "portable/widen.cl"
+
+#ifdef KEY_DIMS
+#define EACH_KEY_SLICE for (int key_slice = 0; key_slice < HEAD_DIM; key_slice += KEY_DIMS)
+#define KEY_SLICE key_slice
+#define STAGED_DIMS (KEY_DIMS > DV_TILE ? KEY_DIMS : DV_TILE)
+#else
+#define EACH_KEY_SLICE
+#define KEY_SLICE 0
+#define KEY_DIMS HEAD_DIM
+#define STAGED_DIMS HEAD_DIM
+#endif
 
 #define TX 16
 #define ROWS 4
@@ -75,22 +88,22 @@ inline float4 local4_f32(__local const f32_t* p) { return *(__local const float4
 inline float4 local4_f16(__local const f16_t* p) { return widen4_f16(*(__local const uint2*)p); }
 inline float4 local4_bf16(__local const bf16_t* p) { return widen4_bf16(*(__local const uint2*)p); }
 
-// BLOCK_N keys from the tile `k` on, into local memory.
-inline void stage_keys(__global const kv_t* k, __local staged_t* to, const int lid) {
+// KEY_DIMS dimensions, from `slice` on, of BLOCK_N keys from the tile `k` on, into local memory.
+inline void stage_keys(__global const kv_t* k, __local staged_t* to, const int slice, const int lid) {
 #if KV_QUANTIZED
-    for (int i = lid; i < BLOCK_N * (HEAD_DIM / 4); i += ITEMS) {
+    for (int i = lid; i < BLOCK_N * (KEY_DIMS / 4); i += ITEMS) {
         const int key = i % BLOCK_N, d = i / BLOCK_N * 4;
-        const float4 v = key4_at(k, key, d);
+        const float4 v = key4_at(k, key, slice + d);
         to[d * BLOCK_N + key] = v.x;
         to[(d + 1) * BLOCK_N + key] = v.y;
         to[(d + 2) * BLOCK_N + key] = v.z;
         to[(d + 3) * BLOCK_N + key] = v.w;
     }
 #else
-    for (int i = lid; i < BLOCK_N * HEAD_DIM / PIECE; i += ITEMS) {
+    for (int i = lid; i < BLOCK_N * KEY_DIMS / PIECE; i += ITEMS) {
         const int key = i % (BLOCK_N / PIECE) * PIECE, d = i / (BLOCK_N / PIECE);
         *(__local uint4*)(to + d * BLOCK_N + key) =
-            *(__global const uint4*)(k + (key / 16 * HEAD_DIM + d) * 16 + key % 16);
+            *(__global const uint4*)(k + (key / 16 * HEAD_DIM + slice + d) * 16 + key % 16);
     }
 #endif
 }
@@ -124,7 +137,7 @@ void attention_prefill(__global const float* queries, __global const int* state,
                        __global const kv_t* v_cache, __global float* out, __global float* lse,
                        __global const int* ranges MAX_SCORES_PARAM SINKS_PARAM MOD_PARAMS) {
     __local float q[HEAD_DIM * ROW_STRIDE] __attribute__((aligned(16)));  // [dimension][row]
-    __local staged_t kv[BLOCK_N * HEAD_DIM] __attribute__((aligned(16)));
+    __local staged_t kv[BLOCK_N * STAGED_DIMS] __attribute__((aligned(16)));
     __local float p[BLOCK_N * ROW_STRIDE] __attribute__((aligned(16)));  // [key][row]
     __local float parts[TX * BLOCK_M] __attribute__((aligned(16)));      // [tx][row]: of maxima, at the end of sums
     const int tx = get_local_id(0), ty = get_local_id(1), lid = ty * TX + tx, own = ROWS * ty;
@@ -157,20 +170,21 @@ void attention_prefill(__global const float* queries, __global const int* state,
                 const int n_keys = min(BLOCK_N, range.y - j), row = kv_row(block.state, j);
                 const int seen_as = class_in_range(range, sequence, head, rows, j, j + n_keys MOD_ARGS);
                 if (seen_as == TILE_EMPTY) continue;
-                barrier(CLK_LOCAL_MEM_FENCE);
-                stage_keys(KV_TILES_AT(k_cache, row), kv, lid);
-                barrier(CLK_LOCAL_MEM_FENCE);
-
                 keys_t s[ROWS];
 #pragma unroll
                 for (int a = 0; a < ROWS; ++a) s[a] = 0.0f;
+                EACH_KEY_SLICE {
+                    barrier(CLK_LOCAL_MEM_FENCE);
+                    stage_keys(KV_TILES_AT(k_cache, row), kv, KEY_SLICE, lid);
+                    barrier(CLK_LOCAL_MEM_FENCE);
 #pragma unroll 4
-                for (int d = 0; d < HEAD_DIM; ++d) {
-                    const keys_t key = KEYS_AT(kv + d * BLOCK_N + KEYS * tx);
-                    float query[ROWS];
-                    load_rows(query, q + d * ROW_STRIDE + own);
+                    for (int d = 0; d < KEY_DIMS; ++d) {
+                        const keys_t key = KEYS_AT(kv + d * BLOCK_N + KEYS * tx);
+                        float query[ROWS];
+                        load_rows(query, q + (KEY_SLICE + d) * ROW_STRIDE + own);
 #pragma unroll
-                    for (int a = 0; a < ROWS; ++a) s[a] += query[a] * key;
+                        for (int a = 0; a < ROWS; ++a) s[a] += query[a] * key;
+                    }
                 }
                 float scores[KEYS][ROWS], top[ROWS];
 #pragma unroll

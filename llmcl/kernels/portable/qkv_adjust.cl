@@ -2,6 +2,7 @@
 //
 //   with BIAS  x += bias          with HEAD_NORM  x = x / sqrt(mean(x^2) + EPS) * norm, for each query and key head
 //   (Qwen2 has the first, Qwen3 the second: Yang et al., "Qwen3 Technical Report", 2025)
+//   with VALUE_NORM, beside HEAD_NORM, each value head as well, without weights
 //
 // qkv   float [n][N_Q_HEADS + 2 N_KV_HEADS][HEAD_DIM]      bias   float [N_Q_HEADS + 2 N_KV_HEADS][HEAD_DIM]
 // norms float [2][HEAD_DIM]: of query heads, of key heads
@@ -29,7 +30,9 @@ void qkv_adjust(__global float* qkv, __global const float* bias, __global const 
             store16_f32(load16_f32(x + i) + load16_f32(bias + head * HEAD_DIM + i), x + i);
 #endif
 #if HEAD_NORM
+#if !VALUE_NORM
         if (head >= N_Q_HEADS + N_KV_HEADS) continue;
+#endif
         __global const float* norm = norms + (head < N_Q_HEADS ? 0 : HEAD_DIM);
         float16 squares = 0;
         for (int i = lid * 16; i < HEAD_DIM; i += LOCAL_SIZE * 16) {
@@ -38,6 +41,12 @@ void qkv_adjust(__global float* qkv, __global const float* bias, __global const 
         }
         const float sum = reduce_sum(sum16(squares), scratch, lid);
         const float scale = 1.0f / sqrt(NO_OVERFLOW(sum) / HEAD_DIM + EPS);
+#if VALUE_NORM
+        if (head >= N_Q_HEADS + N_KV_HEADS) {
+            for (int i = lid * 16; i < HEAD_DIM; i += LOCAL_SIZE * 16) store16_f32(load16_f32(x + i) * scale, x + i);
+            continue;
+        }
+#endif
         for (int i = lid * 16; i < HEAD_DIM; i += LOCAL_SIZE * 16)
             store16_f32(load16_f32(x + i) * scale * load16_f32(norm + i), x + i);
 #endif

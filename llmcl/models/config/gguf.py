@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,15 +18,16 @@ from llmcl.models.config.family_fields import (
     rotations_by_window,
     windows_by_pattern,
 )
+from llmcl.models.config.heads import heads_from_gguf, keys_as_values_from_gguf, kv_heads_from_gguf
 from llmcl.models.config.model_config import ModelConfig, checked
 from llmcl.models.config.reader import Reader, unsupported
-from llmcl.models.config.recurrent import kv_heads_from_gguf, recurrent_from_gguf
+from llmcl.models.config.recurrent import recurrent_from_gguf
 from llmcl.models.config.rope import MAX_THETA, GgufFactors, query_scale_from_gguf, scaling_from_gguf
 from llmcl.models.families import FAMILIES, GGUF_FAMILIES
 from llmcl.models.families.family import Family, LayerSettings
 
 # Tokens that end a turn in chat models whose GGUF metadata names only the end of the document.
-_END_OF_TURN_TOKENS = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<|end|>")
+_END_OF_TURN_TOKENS = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<turn|>", "<|end|>")
 # In gpt-oss' format an answer has several messages, which <|end|> ends; these end the answer.
 _END_OF_ANSWER_TOKENS = ("<|return|>", "<|call|>")
 _SOFT_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
@@ -84,7 +85,7 @@ def config_from_gguf(
             f"GGUF metadata: tokenizer.ggml.tokens has {len(tokens)} tokens, but {arch}.vocab_size is "
             f"{vocab_size}. The file is inconsistent; convert it again."
         )
-    attention_scale = None
+    attention_scale = family.attention_scale
     if n_layers == family.gguf_wide_scale:
         # The format has no key for query_pre_attn_scalar; it is head_dim in all sizes but this one (as llama.cpp).
         attention_scale = (hidden_size / n_q_heads) ** -0.5
@@ -94,14 +95,17 @@ def config_from_gguf(
     local_theta = read.number(f"{arch}.rope.freq_base_swa", 1.0, MAX_THETA, default=local_theta)
     windows = _windows(read, arch, family, n_layers, max_position)
     scale = query_scale_from_gguf(read, arch) if family.query_scale else None
-    layers = zip(
-        _settings(family, windows, tensor_names),
-        experts_from_gguf(read, arch, family, n_layers),
-        recurrent_from_gguf(read, arch, family, n_layers, tensor_names),
-        strict=True,
-    )
+    n_kv_heads = kv_heads_from_gguf(read, arch, family, n_layers)
+    heads, own_heads = heads_from_gguf(read, arch, family, windows, n_kv_heads, head_dim)
+    of_layers: dict[str, Sequence[Any]] = {
+        "experts": experts_from_gguf(read, arch, family, n_layers),
+        "recurrent": recurrent_from_gguf(read, arch, family, n_layers, tensor_names),
+        "heads": own_heads,
+        "keys_as_values": keys_as_values_from_gguf(family, n_layers, tensor_names),
+    }
     settings = [
-        replace(layer, query_scale=scale, experts=experts, recurrent=recurrent) for layer, experts, recurrent in layers
+        replace(layer, query_scale=scale, **{name: values[i] for name, values in of_layers.items()})
+        for i, layer in enumerate(_settings(family, windows, tensor_names))
     ]
     return checked(
         ModelConfig(
@@ -109,8 +113,8 @@ def config_from_gguf(
             hidden_size=hidden_size,
             intermediate_size=read.size(f"{arch}.feed_forward_length", limits.MAX_INTERMEDIATE, default=expert_size),
             n_q_heads=n_q_heads,
-            n_kv_heads=max(kv_heads_from_gguf(read, arch, family, n_layers)),
-            head_dim=head_dim,
+            n_kv_heads=heads.n_kv,
+            head_dim=heads.size,
             vocab_size=vocab_size,
             max_position=max_position,
             rms_norm_eps=read.number(f"{arch}.attention.layer_norm_rms_epsilon", 0.0, 1.0),

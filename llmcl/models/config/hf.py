@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llmcl.errors import shown
@@ -15,13 +15,14 @@ from llmcl.models.config.family_fields import (
     rotations_by_window,
     windows_by_pattern,
 )
+from llmcl.models.config.heads import heads_from_hf, keys_as_values_from_hf
 from llmcl.models.config.lfm2 import lfm2_keys
 from llmcl.models.config.model_config import ModelConfig, checked
 from llmcl.models.config.reader import Reader, unsupported
 from llmcl.models.config.recurrent import recurrent_from_hf
 from llmcl.models.config.rope import query_scale_from_hf, rope_from_hf
 from llmcl.models.families import FAMILIES, TEXT_PARTS
-from llmcl.models.families.blocks import Activation, Experts, GatedMlp, Rotation
+from llmcl.models.families.blocks import Activation, Experts, GatedMlp, Heads, Rotation
 from llmcl.models.families.family import Family, LayerSettings
 
 _BESIDE_TEXT_CONFIG = (
@@ -70,10 +71,12 @@ def config_from_hf(config: Mapping[str, Any], generation_config: Mapping[str, An
     eos_token_ids = generation.token_ids("eos_token_id", vocab_size)
     bos_token_ids = read.token_ids("bos_token_id", vocab_size)
     bos_token_ids = bos_token_ids or generation.token_ids("bos_token_id", vocab_size)
-    attention_scale = None
+    attention_scale = family.attention_scale
     if family.query_pre_attn_scalar:
         attention_scale = read.number("query_pre_attn_scalar", 0.0, limits.MAX_INTERMEDIATE) ** -0.5
-    settings = _settings(read, family, n_layers, max_position)
+    heads = Heads(read.size("num_key_value_heads", limits.MAX_HEADS, default=n_q_heads), head_dim)
+    settings = _settings(read, family, n_layers, max_position, heads)
+    rotated = next((layer.heads.size for layer in settings if layer.heads and layer.rotation == "main"), head_dim)
     # Families whose layers all have experts leave it out.
     expert_size = None if family.experts is None else read.get(family.experts.size)
     return checked(
@@ -82,7 +85,7 @@ def config_from_hf(config: Mapping[str, Any], generation_config: Mapping[str, An
             hidden_size=hidden_size,
             intermediate_size=read.size("intermediate_size", limits.MAX_INTERMEDIATE, default=expert_size),
             n_q_heads=n_q_heads,
-            n_kv_heads=read.size("num_key_value_heads", limits.MAX_HEADS, default=n_q_heads),
+            n_kv_heads=heads.n_kv,
             head_dim=head_dim,
             vocab_size=vocab_size,
             max_position=max_position,
@@ -92,7 +95,7 @@ def config_from_hf(config: Mapping[str, Any], generation_config: Mapping[str, An
             bos_token_id=bos_token_ids[0] if bos_token_ids else None,
             eos_token_ids=eos_token_ids or read.token_ids("eos_token_id", vocab_size),
             norm_offset=family.norm_offset,
-            **rope_from_hf(read, family, head_dim, max_position),
+            **rope_from_hf(read, family, rotated, max_position),
             **family_fields(read, family, "", hidden_size, settings, attention_scale),
         ),
         "config.json",
@@ -111,18 +114,24 @@ def _text_config(read: Reader, hf_class: str, model_type: str) -> dict[str, Any]
     return {"model_type": model_type, **beside, **own, "architectures": None}
 
 
-def _settings(read: Reader, family: Family, n_layers: int, max_position: int) -> list[LayerSettings]:
+def _settings(read: Reader, family: Family, n_layers: int, max_position: int, heads: Heads) -> list[LayerSettings]:
     bias = "attention_bias" in family.biases and read.flag("attention_bias", default=False)
     mlp_bias = "mlp_bias" in family.biases and read.flag("mlp_bias", default=False)
     windows = _windows(read, family, n_layers, max_position)
     rotations = _rotations(read, family, windows)
     scale = query_scale_from_hf(read) if family.query_scale else None
-    biases = {"bias": bias, "output_bias": bias, "mlp_bias": mlp_bias}
-    experts = experts_from_hf(read, family, n_layers)
-    recurrent = recurrent_from_hf(read, family, n_layers)
+    biases: dict[str, Any] = {"bias": bias, "output_bias": bias, "mlp_bias": mlp_bias}
+    of_layers: dict[str, Sequence[Any]] = {
+        "window": windows,
+        "rotation": rotations,
+        "experts": experts_from_hf(read, family, n_layers),
+        "recurrent": recurrent_from_hf(read, family, n_layers),
+        "heads": heads_from_hf(read, family, windows, heads),
+        "keys_as_values": keys_as_values_from_hf(read, family, windows),
+    }
     return [
-        LayerSettings(window, None, scale, rotation=rotation, experts=of_layer, recurrent=mixer, **biases)
-        for window, rotation, of_layer, mixer in zip(windows, rotations, experts, recurrent, strict=True)
+        LayerSettings(query_scale=scale, **biases, **{name: values[i] for name, values in of_layers.items()})
+        for i in range(n_layers)
     ]
 
 
@@ -185,7 +194,8 @@ def _refuse_features(read: Reader, family: Family) -> None:
     for key in ("attention_bias", "mlp_bias"):
         if key not in family.biases and read.flag(key, default=False):
             unsupported(f"projections with a bias ({key} true)")
-    if read.get("use_bidirectional_attention", False) is not False:
+    # With "vision" the tokens of an image alone see each other.
+    if read.get("use_bidirectional_attention", False) not in (False, "vision"):
         unsupported("attention to later tokens (use_bidirectional_attention)")
     mlp = next(block for block in family.layer(LayerSettings()) if isinstance(block, (Experts, GatedMlp)))
     key, known = _ACTIVATIONS[mlp.activation]

@@ -12,7 +12,7 @@ from llmcl.models.config.limits import MAX_INTERMEDIATE, SIZE_MULTIPLE
 from llmcl.models.config.reader import unsupported
 from llmcl.models.config.rope import RopeScaling
 from llmcl.models.config.rope_values import rotation
-from llmcl.models.families.blocks import Attention, Layer, MatrixPlan, Rotation, layer_name
+from llmcl.models.families.blocks import Attention, Heads, Layer, MatrixPlan, Rotation, layer_name
 from llmcl.models.families.recurrent import RecurrentBlock
 
 FINAL_NORM = "model.norm.weight"
@@ -77,17 +77,24 @@ class ModelConfig:
         return self.rms_norm_eps / self.residual_scale**2
 
     def rotations(self, max_context: int | None = None) -> dict[Rotation, np.ndarray]:
-        """Of texts of max_context tokens (None: of the trained length), each float32 [2, head_dim / 2]: frequencies in
-        radians per position, and factors of cosines and sines.
+        """Of texts of max_context tokens (None: of the trained length), each float32 [2, rotated_size / 2]: frequencies
+        in radians per position, and factors of cosines and sines.
         """
-        max_context, dim = max_context or self.max_position, self.rotary_dim or self.head_dim
+        max_context = max_context or self.max_position
+        main, local, none = self.rotated_size("main"), self.rotated_size("local"), self.rotated_size("none")
         tables: dict[Rotation, np.ndarray] = {
-            "main": rotation(self.head_dim, dim, self.rope_theta, self.rope_scaling, max_context),
-            "none": np.repeat(np.array([[0.0], [1.0]], np.float32), self.head_dim // 2, axis=1),
+            "main": rotation(main, self.rotary_dim or main, self.rope_theta, self.rope_scaling, max_context),
+            "none": np.repeat(np.array([[0.0], [1.0]], np.float32), none // 2, axis=1),
         }
         if self.local_rope_theta is not None:
-            tables["local"] = rotation(self.head_dim, dim, self.local_rope_theta, None, max_context)
+            tables["local"] = rotation(local, self.rotary_dim or local, self.local_rope_theta, None, max_context)
         return tables
+
+    def rotated_size(self, rotation: Rotation) -> int:
+        """Dimensions of the heads that rotate so."""
+        attends = (self.attention(i) for i in self.attention_layers)
+        sizes = (block.heads_in(self).size for block in attends if block.rotation == rotation)
+        return next(sizes, self.head_dim)
 
     def inv_freq(self) -> np.ndarray:
         """Rotary frequencies of the trained length in radians per position, float32 [head_dim / 2]."""
@@ -102,6 +109,26 @@ class ModelConfig:
     def attention(self, layer: int) -> Attention:
         """The attention block of one of `attention_layers`."""
         return next(block for block in self.layers[layer] if isinstance(block, Attention))
+
+    def heads(self, layer: int) -> Heads:
+        """Of keys and values of one of `attention_layers`."""
+        return self.attention(layer).heads_in(self)
+
+    @property
+    def kinds_of_heads(self) -> list[Heads]:
+        """The different ones, in the order of the layers."""
+        found = [*dict.fromkeys(map(self.heads, self.attention_layers))]
+        return found or [Heads(self.n_kv_heads, self.head_dim)]
+
+    @property
+    def qkv_values(self) -> int:
+        """The most values that a layer's queries, keys and values of a token have."""
+        return max((self.n_q_heads + 2 * heads.n_kv) * heads.size for heads in self.kinds_of_heads)
+
+    @property
+    def query_values(self) -> int:
+        """The most values of a layer's queries of a token."""
+        return self.n_q_heads * max(heads.size for heads in self.kinds_of_heads)
 
     def states(self, layer: int) -> dict[str, tuple[int, ...]]:
         """The arrays of the state that a layer keeps of each sequence, float32; {} for a layer that keeps none."""
@@ -148,18 +175,24 @@ class ModelConfig:
 
 def checked(config: ModelConfig, source: str) -> ModelConfig:
     """Refuses sizes that each make sense but not together, or that the kernels cannot handle."""
-    if config.n_q_heads % config.n_kv_heads:
-        raise CheckpointError(
-            f"{source}: {config.n_q_heads} attention heads cannot share {config.n_kv_heads} key/value heads "
-            "evenly. The checkpoint is damaged or not what it claims to be; fetch or convert it again."
-        )
-    for name in ("hidden_size", "intermediate_size", "head_dim"):
+    for name in ("hidden_size", "intermediate_size"):
         if (value := getattr(config, name)) % SIZE_MULTIPLE:
             unsupported(f"{name} {value}", f"it must be a multiple of {SIZE_MULTIPLE}")
-    # Together with the limits of each this keeps every byte count far from 2**63.
-    if config.n_q_heads * config.head_dim > MAX_INTERMEDIATE:
-        unsupported(
-            f"{config.n_q_heads} heads of {config.head_dim}",
-            f"their product must be at most {MAX_INTERMEDIATE}",
-        )
+    rotated = {(config.attention(i).rotation, config.heads(i).size) for i in config.attention_layers}
+    if len(rotated) > len({rotation for rotation, _ in rotated}):
+        unsupported("heads of different sizes in layers with the same rotation")
+    for heads in dict.fromkeys([Heads(config.n_kv_heads, config.head_dim), *config.kinds_of_heads]):
+        if config.n_q_heads % heads.n_kv:
+            raise CheckpointError(
+                f"{source}: {config.n_q_heads} attention heads cannot share {heads.n_kv} key/value heads "
+                "evenly. The checkpoint is damaged or not what it claims to be; fetch or convert it again."
+            )
+        if heads.size % SIZE_MULTIPLE:
+            unsupported(f"head_dim {heads.size}", f"it must be a multiple of {SIZE_MULTIPLE}")
+        # Together with the limits of each this keeps every byte count far from 2**63.
+        if config.n_q_heads * heads.size > MAX_INTERMEDIATE:
+            unsupported(
+                f"{config.n_q_heads} heads of {heads.size}",
+                f"their product must be at most {MAX_INTERMEDIATE}",
+            )
     return config

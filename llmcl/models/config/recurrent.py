@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-import numpy as np
-
 from llmcl.errors import CheckpointError
 from llmcl.models.config import limits
+from llmcl.models.config.heads import kv_heads_from_gguf
 from llmcl.models.config.reader import Reader, unsupported
 from llmcl.models.families.family import Family
 from llmcl.models.families.recurrent import DeltaSettings, RecurrentSettings, ShortConvSettings
@@ -81,22 +80,6 @@ def _is_there(joined: str, family: Family, tensor_names: Collection[str]) -> boo
     module = f"linear_attn.in_proj_{joined}"
     names = [f".{name}.weight" for name, own in family.gguf_modules.items() if own == module]
     return any(tensor.endswith(name) for tensor in tensor_names for name in names)
-
-
-def kv_heads_from_gguf(read: Reader, arch: str, family: Family, n_layers: int) -> list[int]:
-    """Heads of keys and values of each layer: the same number for all with attention, 0 for recurrent ones."""
-    key = f"{arch}.attention.head_count_kv"
-    heads = read.get(key)
-    if not isinstance(heads, np.ndarray):
-        default = read.size(f"{arch}.attention.head_count", limits.MAX_HEADS)
-        return [read.size(key, limits.MAX_HEADS, default=default)] * n_layers
-    listed = heads.tolist()
-    numbers = {*listed} - ({0} if family.recurrent is not None else set())
-    is_whole = heads.dtype.kind in "iu" and heads.shape == (n_layers,)
-    if not is_whole or len(numbers) != 1 or not 1 <= max(numbers) <= limits.MAX_HEADS:
-        or_none = ", or 0," if family.recurrent is not None else ""
-        read.fail(key, listed, f"one number of heads{or_none} for each of {n_layers} layers")
-    return [int(count) for count in listed]
 
 
 def _checked(of: DeltaSettings, source: str) -> DeltaSettings:

@@ -16,7 +16,9 @@ from llmcl.models.families.family import Family
 # Keeps frequencies finite in float32.
 _MIN_ROPE_FACTOR, _MAX_ROPE_FACTOR = 1e-6, 1e6
 MAX_THETA = 1e15
-KINDS = "linear", "llama3", "yarn", "longrope", "dynamic"
+KINDS = "linear", "llama3", "yarn", "longrope", "dynamic", "proportional"
+# What llama.cpp's converter writes as the factor of a pair that does not rotate.
+_NO_ROTATION = 1e29
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,8 @@ class RopeScaling:
     """How the rotary frequencies differ from theta^(-2i/dim), dim being the rotated dimensions of a head.
 
     kind: "linear" divides all of them by `factor`; "llama3" divides the low ones and blends in between; "factors"
-    divides frequency i by `factors[i]`, then by `factor` (GGUF's tensor rope_freqs.weight); "yarn" divides those that
+    divides frequency i by `factors[i]`, inf for none, then by `factor` (GGUF's tensor rope_freqs.weight, and what
+    config.json calls "proportional"); "yarn" divides those that
     turn less than beta_slow times in original_max_position tokens, keeps those that turn more than beta_fast times, and
     blends in between, truncate: from and to whole pairs; "longrope" divides frequency i by `factors[i]`, or by
     `long_factors[i]` where the context exceeds original_max_position; "dynamic" raises theta where the context exceeds
@@ -64,6 +67,8 @@ def rope_from_hf(read: Reader, family: Family, head_dim: int, max_position: int)
     sources = [read] if rope is None else [rope, read]
     share = next((source for source in sources if source.get("partial_rotary_factor") is not None), None)
     rotary_dim = None
+    if rope is not None and _kind(rope, family) == "proportional":  # has it as a part of the scaling
+        share = None
     if share is not None and (factor := share.number("partial_rotary_factor", 0.0, 1e15)) != 1.0:
         rotary_dim = int(head_dim * factor)
         if not family.partial_rotation or not 2 <= rotary_dim <= head_dim or rotary_dim % 2:
@@ -97,14 +102,18 @@ def query_scale_from_gguf(read: Reader, architecture: str) -> QueryScale | None:
 
 def _scaling(read: Reader, rope: Reader, family: Family, rotary_dim: int, max_position: int) -> RopeScaling | None:
     """rope: the object with the rotary settings. read: all of config.json."""
-    kind = rope.text("rope_type", default=rope.text("type", default="default"))
-    kind = family.rope_kinds.get(kind, kind)
+    kind = _kind(rope, family)
     if kind == "default":
         return None
     if kind not in KINDS:
         unsupported(f"the rotary scaling {shown(kind)}", f"it supports default, {', '.join(KINDS)}")
     if kind == "linear":
         return RopeScaling("linear", _factor(rope))
+    if kind == "proportional":
+        n_pairs, share = rotary_dim // 2, rope.number("partial_rotary_factor", 0.0, 1.0, default=1.0)
+        n_rotated = int(share * rotary_dim // 2)
+        factors = (1.0,) * n_rotated + (math.inf,) * (n_pairs - n_rotated)
+        return RopeScaling("factors", _factor(rope, 1.0), factors=factors)
     if kind == "dynamic":
         return RopeScaling("dynamic", rope.number("factor", 0.0, _MAX_ROPE_FACTOR), original_max_position=max_position)
     key = "original_max_position_embeddings"
@@ -142,6 +151,11 @@ def _scaling(read: Reader, rope: Reader, family: Family, rotary_dim: int, max_po
     )
 
 
+def _kind(rope: Reader, family: Family) -> str:
+    kind = rope.text("rope_type", default=rope.text("type", default="default"))
+    return family.rope_kinds.get(kind, kind)
+
+
 def yarn_amplitude(factor: float, scale: float = 1.0) -> float:
     return 1.0 if factor <= 1.0 else 0.1 * scale * math.log(factor) + 1.0
 
@@ -166,17 +180,24 @@ def _factors(rope: Reader, key: str, rotary_dim: int) -> tuple[float, ...]:
     return checked_factors(values, rotary_dim, f"{rope.source}: {key}")
 
 
-def checked_factors(values: Sequence[float], rotary_dim: int, what: str) -> tuple[float, ...]:
-    """The factors of the frequencies; what: where they stand, for errors."""
+def checked_factors(
+    values: Sequence[float], rotary_dim: int, what: str, *, may_stop: bool = False
+) -> tuple[float, ...]:
+    """The factors of the frequencies; what: where they stand, for errors. may_stop: some may say that a pair does not
+    rotate, for which there is inf here.
+    """
     if len(values) != rotary_dim // 2:
         raise CheckpointError(
             f"{what}: {len(values)} values, expected {rotary_dim // 2} (half of the head's rotated dimensions)."
         )
-    if not all(_MIN_ROPE_FACTOR < value <= _MAX_ROPE_FACTOR for value in values):
+    stops = [may_stop and _NO_ROTATION <= value < math.inf for value in values]
+    if not all(
+        _MIN_ROPE_FACTOR < value <= _MAX_ROPE_FACTOR for value, stop in zip(values, stops, strict=True) if not stop
+    ):
         raise CheckpointError(
             f"{what}: a value is not finite and positive, or absurd; fetch or convert the file again."
         )
-    return tuple(float(value) for value in values)
+    return tuple(math.inf if stop else float(value) for value, stop in zip(values, stops, strict=True))
 
 
 @dataclass(frozen=True)
@@ -234,5 +255,6 @@ def scaling_from_gguf(
         else old_factor
     )
     if tensors.of_all is not None:
-        return RopeScaling("factors", factor, factors=checked_factors(tensors.of_all, rotary_dim, "rope_freqs.weight"))
+        factors = checked_factors(tensors.of_all, rotary_dim, "rope_freqs.weight", may_stop=True)
+        return RopeScaling("factors", factor, factors=factors)
     return None if factor == 1.0 else RopeScaling("linear", factor)

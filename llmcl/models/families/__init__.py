@@ -22,6 +22,7 @@ FAMILIES: dict[str, Family] = {
 # `architectures`, and the family of the text part where text_config does not name it.
 TEXT_PARTS: dict[str, tuple[str, str]] = {
     "gemma3": ("Gemma3ForConditionalGeneration", "gemma3_text"),
+    "gemma4": ("Gemma4ForConditionalGeneration", "gemma4_text"),
     "qwen3_5": ("Qwen3_5ForConditionalGeneration", "qwen3_5_text"),
     "qwen3_5_moe": ("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe_text"),
     "mistral3": ("Mistral3ForConditionalGeneration", "mistral"),

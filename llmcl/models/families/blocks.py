@@ -36,6 +36,14 @@ class Sizes(Protocol):
 
 
 @dataclass(frozen=True)
+class Heads:
+    """Heads of an attention: how many of keys, and as many of values; the dimensions of each, of queries, too."""
+
+    n_kv: int
+    size: int
+
+
+@dataclass(frozen=True)
 class RowRuns:
     """Of each `period` rows of a tensor the `run` from `first` on."""
 
@@ -151,7 +159,9 @@ class Attention(Block):
     values add one; output_bias: the output projection does. head_norms: an RMS norm of every query and key head before
     the rotation; row_norms: one of all query heads together, and one of all key heads. rotation: of queries and keys.
     window: tokens that a query sees back, itself included; None for all. soft_cap: c in c tanh(score / c). query_scale:
-    before the soft cap. sinks: a logit of each query head that counts in the sum of the softmax alone.
+    before the soft cap. sinks: a logit of each query head that counts in the sum of the softmax alone. heads: of its
+    own; None: the model's. keys_as_values: values are what the projection of the keys gives, without a norm of the keys
+    and without rotation. value_norms: an RMS norm of every value head, without weights.
     """
 
     norm: str | None = "input_layernorm"
@@ -166,12 +176,20 @@ class Attention(Block):
     soft_cap: float | None = None
     query_scale: QueryScale | None = None
     sinks: bool = False
+    heads: Heads | None = None
+    keys_as_values: bool = False
+    value_norms: bool = False
+
+    def heads_in(self, sizes: Sizes) -> Heads:
+        return self.heads or Heads(sizes.n_kv_heads, sizes.head_dim)
 
     def matrices(self, sizes: Sizes) -> dict[str, MatrixPlan]:
         q, kv = self._rows(sizes)
-        names = tuple(f"self_attn.{'qkv' if self.fused else name}_proj.weight" for name in "qkv")
-        of_query, of_gate = row_runs(sizes.head_dim, sizes.head_dim)
-        runs = (of_query, None, None) if self.gated else ()
+        names = tuple(f"self_attn.{'qkv' if self.fused else name}_proj.weight" for name in self._projections)
+        of_query, of_gate = row_runs(self.heads_in(sizes).size, self.heads_in(sizes).size)
+        runs: tuple[RowRuns | None, ...] = (of_query, None, None) if self.gated else ()
+        if self.keys_as_values:  # the rows of the keys a second time, a small part of a model
+            runs = (of_query if self.gated else None, None, RowRuns(kv, 0, kv))
         plans = {
             "qkv": MatrixPlan("qkv", sizes.hidden_size, names, (q, kv, kv), n_rotated=2, row_runs=runs),
             "output": MatrixPlan("output", q, ("self_attn.o_proj.weight",), (sizes.hidden_size,)),
@@ -183,7 +201,7 @@ class Attention(Block):
     def vectors(self, sizes: Sizes) -> dict[str, Shapes]:
         q, kv = self._rows(sizes)
         biases = {f"self_attn.{name}_proj.bias": (rows,) for name, rows in zip("qkv", (q, kv, kv), strict=True)}
-        norms = {f"self_attn.{name}_norm.weight": (sizes.head_dim,) for name in "qk"}
+        norms = {f"self_attn.{name}_norm.weight": (self.heads_in(sizes).size,) for name in "qk"}
         rows = {name: {f"self_attn.{name}_norm.weight": (n,)} for name, n in (("q", q), ("k", kv))}
         own: dict[str, Shapes] = {
             "q_norm": rows["q"] if self.row_norms else {},
@@ -195,8 +213,14 @@ class Attention(Block):
         }
         return super().vectors(sizes) | own
 
+    @property
+    def _projections(self) -> str:
+        """Of queries, keys and values, by their letters."""
+        return "qkk" if self.keys_as_values else "qkv"
+
     def _rows(self, sizes: Sizes) -> tuple[int, int]:
-        return sizes.n_q_heads * sizes.head_dim, sizes.n_kv_heads * sizes.head_dim
+        heads = self.heads_in(sizes)
+        return sizes.n_q_heads * heads.size, heads.n_kv * heads.size
 
 
 @dataclass(frozen=True)
@@ -225,6 +249,20 @@ class GatedMlp(Block):
             "down_bias": {"mlp.down_proj.bias": (sizes.hidden_size,)} if self.bias else {},
         }
         return super().vectors(sizes) | own
+
+
+@dataclass(frozen=True)
+class Factor(Block):
+    """x is multiplied by a number of the layer's. tensor: where it stands, [1]."""
+
+    norm: str | None = None
+    tensor: str = "layer_scalar"
+
+    def matrices(self, sizes: Sizes) -> dict[str, MatrixPlan]:
+        return {}
+
+    def vectors(self, sizes: Sizes) -> dict[str, Shapes]:
+        return super().vectors(sizes) | {"factor": {self.tensor: (1,)}}
 
 
 @dataclass(frozen=True)

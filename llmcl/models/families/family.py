@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from llmcl.models.families.blocks import Attention, ExpertSettings, GatedMlp, Layer, QueryScale, Rotation
+from llmcl.models.families.blocks import Attention, ExpertSettings, GatedMlp, Heads, Layer, QueryScale, Rotation
 from llmcl.models.families.recurrent import RecurrentSettings
 
 # Which layers see only a sliding window: none, all, all but every n-th, or (if use_sliding_window is set) those from
@@ -30,6 +30,8 @@ class LayerSettings:
     mlp_bias: bool = False
     experts: ExpertSettings | None = None
     recurrent: RecurrentSettings | None = None
+    heads: Heads | None = None
+    keys_as_values: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,15 +72,18 @@ class Family:
 
     norm_offset: what the model adds to the norm weights of safetensors (GGUF files hold the sum). scaled_embedding:
     embeddings times sqrt(hidden_size). soft_caps: attn_logit_softcapping and final_logit_softcapping are read.
-    query_pre_attn_scalar: config.json has this key, n for scores times n^-1/2. multipliers: embedding_multiplier,
-    residual_multiplier, attention_multiplier and logits_scaling are read. query_scale: llama_4_scaling_beta among the
-    rotary settings is. biases: keys of config.json (attention_bias, mlp_bias) that may be true. refused: keys that must
-    be absent, null or false. fixed: keys that can have one value alone. quant_methods: of safetensors that llmcl reads.
+    query_pre_attn_scalar: config.json has this key, n for scores times n^-1/2. attention_scale: of all scores; None:
+    the usual one. multipliers: embedding_multiplier, residual_multiplier, attention_multiplier and logits_scaling are
+    read. query_scale: llama_4_scaling_beta among the rotary settings is. biases: keys of config.json (attention_bias,
+    mlp_bias) that may be true. refused: keys that must be absent, null, false or 0. fixed: keys that can have one value
+    alone. quant_methods: of safetensors that llmcl reads.
 
     windows: see WindowPattern. local_rope: layers with a window have rotary frequencies of their own, without scaling
     and, if config.json has rope_local_base_freq, of that theta. unrotated_layers: some layers do not rotate, as
-    no_rope_layers and no_rope_layer_interval say. partial_rotation: partial_rotary_factor is read. rope_kinds: what
-    config.json's names of rotary scalings mean, where they are not the usual ones.
+    no_rope_layers and no_rope_layer_interval say. own_heads: layers without a window may have heads of their own
+    (global_head_dim, num_global_key_value_heads), and take their keys for values (attention_k_eq_v).
+    partial_rotation: partial_rotary_factor is read. rope_kinds: what config.json's names of rotary scalings mean, where
+    they are not the usual ones.
 
     experts: how checkpoints say what the experts are; None: there are none. stacked: modules of safetensors that hold
     the tensors of several modules, one below the other, and of all experts where these have a {} for the expert's
@@ -105,6 +110,7 @@ class Family:
     scaled_embedding: bool = False
     soft_caps: bool = False
     query_pre_attn_scalar: bool = False
+    attention_scale: float | None = None
     refused: tuple[str, ...] = ()
     fixed: Mapping[str, Any] = field(default_factory=dict)
     quant_methods: tuple[str, ...] = ()
@@ -116,6 +122,7 @@ class Family:
     rope_kinds: Mapping[str, str] = field(default_factory=dict)
     windows: WindowPattern = "none"
     local_rope: bool = False
+    own_heads: bool = False
     experts: ExpertKeys | None = None
     stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     recurrent: Literal["conv", "linear_attention"] | None = None

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llmcl.models.families import gemma2
-from llmcl.models.families.blocks import Layer
+from llmcl.models.families.blocks import Attention, GatedMlp
 from llmcl.models.families.family import Family, LayerSettings
 
 
-def layer(settings: LayerSettings) -> Layer:
+def layer(settings: LayerSettings) -> tuple[Attention, GatedMlp]:
     attention, mlp = gemma2.layer(settings)
     return replace(attention, head_norms=True, rotation=settings.rotation), mlp
 

@@ -1,0 +1,18 @@
+// x[t] *= factor[0], in place.
+//
+// x  float [n][COLUMNS]      factor  float [1]
+// Index space: groups (ceil(COLUMNS / (16 RUN)), n) of LOCAL_SIZE; a group's work-items share RUN pieces of 16 values.
+// Build: COLUMNS (a multiple of 16), RUN (a multiple of LOCAL_SIZE), LOCAL_SIZE.
+#if !defined(COLUMNS) || !defined(RUN) || !defined(LOCAL_SIZE)
+#error "scale_rows.cl needs the build constants COLUMNS, RUN, LOCAL_SIZE"
+#endif
+#include "common/common.cl"
+
+__kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
+void scale_rows(__global float* x, __global const float* factor) {
+    x += (size_t)get_group_id(1) * COLUMNS;
+    for (int piece = get_local_id(0); piece < RUN; piece += LOCAL_SIZE) {
+        const int i = (get_group_id(0) * RUN + piece) * 16;
+        if (i < COLUMNS) store16_f32(load16_f32(x + i) * factor[0], x + i);
+    }
+}

@@ -1,0 +1,128 @@
+"""Activations: the intermediate results of a step on the device, and how large they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from llmcl.kernels.common.experts import block_count
+from llmcl.models.config import ModelConfig
+from llmcl.models.families.blocks import Attention, Experts, GatedMlp, Heads, Rotation
+from llmcl.models.families.recurrent import RecurrentBlock
+from llmcl.ops.attention import decode_splits
+from llmcl.runtime.device import Buffer, Device
+
+Splits = Mapping[Heads, int]  # into how many KV splits the keys of such heads are cut in decode
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Every intermediate result of a step, allocated once; n is the tokens of a chunk. All float32 unless
+    said.
+
+    None: no block of the model needs it.
+    """
+
+    x: Buffer  # [n, hidden]
+    normed: Buffer  # [n, hidden], input of a product in prefill; before a post norm, output of one
+    rope: Buffer  # [n, head_dim], of the heads that rotate so
+    qkv: Buffer  # [n, n_q_heads + 2 n_kv_heads, head_dim], of the layer; there is room for the largest
+    attended: Buffer  # [n, n_q_heads, head_dim], as qkv
+    ffn: Buffer  # [n, intermediate], of layers without experts and of shared ones
+    part_ml: Buffer  # [n_q_heads, n_splits, 2], as qkv
+    part_acc: Buffer  # [n_q_heads, n_splits, head_dim], as qkv
+    logits: Buffer  # [logit_rows, vocab], of the step's last token or of a token of each sequence
+    local_rope: Buffer | None = None  # [n, head_dim]
+    no_rope: Buffer | None = None  # [n, head_dim], the rotation by no angle
+    gate_up: Buffer | None = None  # [n, 2 intermediate], tiles alternate
+    router_logits: Buffer | None = None  # [n, n_experts], or one more with the gate of a shared expert
+    expert_ids: Buffer | None = None  # int32 [n, top_k]
+    expert_weights: Buffer | None = None  # [n, top_k]
+    expert_rows: Buffer | None = None  # [n, top_k, size of an expert]
+    expert_order: Buffer | None = None  # int32 [n top_k], in prefill
+    expert_blocks: Buffer | None = None  # int32 [blocks, 4], in prefill
+    expert_outputs: Buffer | None = None  # [n, top_k, hidden], in prefill
+    attention_gate: Buffer | None = None  # [n, n_q_heads, head_dim]
+    mixer_in: Buffer | None = None  # [n, values], what a recurrent block projects of a token
+    mixer_qkv: Buffer | None = None  # [n, channels], queries, keys and values of a delta net
+    mixer_gates: Buffer | None = None  # [n, value heads, 2], their decays and rates
+    mixed: Buffer | None = None  # [n, values], what goes into its output projection
+
+    @classmethod
+    def alloc(cls, device: Device, config: ModelConfig, chunk: int, splits: Splits, logit_rows: int = 1) -> Activations:
+        shapes = activation_shapes(config, chunk, splits, logit_rows)
+        act = cls(**{name: device.alloc(4 * int(np.prod(shape)), name) for name, shape in shapes.items()})
+        if act.no_rope is not None:
+            cosines_then_sines = np.repeat(np.array([1.0, 0.0], np.float32), config.rotated_size("none") // 2)
+            device.write(act.no_rope, np.tile(cosines_then_sines, chunk))
+        return act
+
+    def of(self, name: str) -> Buffer:
+        """An activation that a block of the model needs."""
+        buffer = getattr(self, name)
+        assert isinstance(buffer, Buffer)
+        return buffer
+
+    def rope_of(self, rotation: Rotation) -> Buffer:
+        """Cosines and sines of each token of the step."""
+        rope = {"main": self.rope, "local": self.local_rope, "none": self.no_rope}[rotation]
+        assert rope is not None
+        return rope
+
+
+def splits_of(device: Device, config: ModelConfig, kv_dtype: str, filling: int = 1) -> Splits:
+    """Of all heads that the model has. filling: rows of a step, whose work-groups fill the device, too."""
+    kinds = config.kinds_of_heads
+    return {heads: decode_splits(device, filling * heads.n_kv, heads.size, kv_dtype) for heads in kinds}
+
+
+def split_values(config: ModelConfig, splits: Splits) -> tuple[int, int]:
+    """The values of a row of `part_ml` and of `part_acc`."""
+    most = max(n * heads.size for heads, n in splits.items())
+    return 2 * config.n_q_heads * max(splits.values()), config.n_q_heads * most
+
+
+def activation_shapes(
+    config: ModelConfig, chunk: int, splits: Splits, logit_rows: int = 1
+) -> dict[str, tuple[int, ...]]:
+    part_ml, part_acc = split_values(config, splits)
+    blocks = [block for layer in config.layers for block in layer]
+    some: dict[str, tuple[int, ...]] = {}
+    rotations: dict[Rotation, str] = {"local": "local_rope", "none": "no_rope"}
+    for rotation, name in rotations.items():
+        if any(isinstance(block, Attention) and block.rotation == rotation for block in blocks):
+            some[name] = chunk, config.rotated_size(rotation)
+    if any(isinstance(block, GatedMlp) and block.bias for block in blocks):
+        some["gate_up"] = chunk, 2 * config.intermediate_size
+    mixtures = [block for block in blocks if isinstance(block, Experts)]
+    experts = [block.settings for block in mixtures]
+    if experts:
+        top_k = max(of.top_k for of in experts)
+        some["router_logits"] = chunk, max(block.settings.n_experts + block.has_shared_gate for block in mixtures)
+        some["expert_ids"] = some["expert_weights"] = chunk, top_k
+        some["expert_rows"] = chunk, top_k, max(of.size for of in experts)
+        some["expert_order"] = (chunk * top_k,)
+        some["expert_blocks"] = max(block_count(chunk, of.n_experts, of.top_k) for of in experts), 4
+        some["expert_outputs"] = chunk, top_k, config.hidden_size
+    if any(isinstance(block, Attention) and block.gated for block in blocks):
+        some["attention_gate"] = chunk, config.query_values
+    for block in blocks:
+        if isinstance(block, RecurrentBlock):
+            for name, values in block.activations(config).items():
+                some[name] = chunk, max(values, some.get(name, (0, 0))[1])
+    ffn = max([of.shared_size for of in experts], default=0)
+    if any(isinstance(block, GatedMlp) for block in blocks):
+        ffn = max(ffn, config.intermediate_size)
+    return some | {
+        "x": (chunk, config.hidden_size),
+        "normed": (chunk, config.hidden_size),
+        "rope": (chunk, config.rotated_size("main")),
+        "qkv": (chunk, config.qkv_values),
+        "attended": (chunk, config.query_values),
+        "ffn": (chunk, ffn),
+        "part_ml": (part_ml,),
+        "part_acc": (part_acc,),
+        "logits": (logit_rows, config.vocab_size),
+    }

@@ -1,0 +1,24 @@
+"""scale_rows: the factor that some models put on what a layer leaves."""
+
+from __future__ import annotations
+
+from llmcl.kernels.common.cost import per_token
+from llmcl.kernels.common.sizes import local_size, run_of
+from llmcl.runtime.device import Buffer, Device, Launch
+
+
+def scale_rows(device: Device, x: Buffer, factor: Buffer, columns: int) -> list[Launch]:
+    """x[t] *= factor[0] in place: x float32 [n, columns], columns a multiple of 16; factor float32 [1]."""
+    size = local_size(device, 64)
+    run = run_of(device, columns // 16, size)
+    return [
+        device.launch(
+            "portable/scale_rows.cl",
+            "scale_rows",
+            {"COLUMNS": columns, "RUN": run, "LOCAL_SIZE": size},
+            [x, factor],
+            groups=lambda n: (-(-columns // (16 * run)), n),
+            local=(size, 1),
+            cost=per_token(8 * columns),
+        )
+    ]

@@ -1,0 +1,47 @@
+"""Models with layers that have heads of their own: what transformers and GGUF files say of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numpy.typing import NDArray
+
+from llmcl.models.config import ModelConfig
+from llmcl.models.families import FAMILIES
+
+
+def own_heads_options(config: ModelConfig) -> dict[str, Any]:
+    """Keys of transformers' configuration."""
+    if not FAMILIES[config.architecture].own_heads:
+        return {}
+    last = config.attention(config.n_layers - 1)  # transformers has none with a window there
+    heads = last.heads_in(config)
+    return {
+        "global_head_dim": heads.size,
+        "attention_k_eq_v": last.keys_as_values,
+        "num_global_key_value_heads": heads.n_kv,
+        "hidden_size_per_layer_input": 0,
+    }
+
+
+def as_own_heads_need(config: ModelConfig, name: str, values: NDArray[Any]) -> NDArray[Any]:
+    """Random numbers of a norm or a factor: factors are around 1; norms of heads are small where scores are not scaled,
+    or one key alone would count.
+    """
+    if name.endswith("layer_scalar"):
+        return 1.0 + values
+    if config.attention_scale == 1.0 and name.endswith(("q_norm.weight", "k_norm.weight")):
+        scaled: NDArray[Any] = 1.4 * len(values) ** -0.25 * values
+        return scaled
+    return values
+
+
+def write_own_heads(writer: Any, config: ModelConfig) -> None:
+    """Metadata of a GGUF file beside those of other families, for its GGUFWriter."""
+    if not FAMILIES[config.architecture].own_heads:
+        return
+    main = config.rotated_size("main")
+    writer.add_key_length_swa(config.head_dim)
+    writer.add_value_length_swa(config.head_dim)
+    writer.add_rope_dimension_count(main)
+    writer.add_rope_dimension_count_swa(config.head_dim)
