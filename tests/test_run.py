@@ -99,20 +99,32 @@ def test_every_pair_of_values_is_met(devices: list[Any], marks: tuple[str, ...])
         for length in range(3)
     ]
     left = met_in_pairs([*cases, Case("tests/test_b.py::b", {})], devices)  # type: ignore[list-item]
+    run_cases = [case for case in cases if case not in left and "skip" not in case.marks]
 
-    def found(pairs_of: Any, among: list[Case]) -> set[Any]:
-        of_test = {name: [case for case in among if f"::{name}[" in case.nodeid] for name in ("a", "only")}
-        return {(name, pair) for name, cases in of_test.items() for case in cases for pair in pairs_of(case)}
+    def met(among: list[Case]) -> set[Any]:
+        found: set[Any] = set()
+        for case in among:
+            test, (device, variant, dtype, _, length) = case.nodeid.partition("[")[0], case.params.values()
+            found.add((test, dtype, length))
+            chosen = variant == ("cpu" if device.index < 2 else "portable") or test.endswith("only")
+            if device.index == 0 and chosen:
+                found |= {(test, "dtype", dtype), (test, "length", length), (test, dtype, length)}
+            elif device.index == 0 or chosen:
+                found |= {
+                    (device.index, chosen, test),
+                    (device.index, "dtype", dtype),
+                    (device.index, "length", length),
+                }
+            else:
+                found |= {(device.index, chosen)}
+        return found
 
-    def pairs(case: Case) -> list[Any]:
-        device, variant, dtype, _, length = case.params.values()
-        return [(device.index, variant, dtype), (device.index, variant, "length", length), (dtype, length)]
-
-    chosen = [case for case in cases if not case.nodeid.partition("::")[2].startswith(("a[portable-1", "a[cpu-2"))]
-    run_cases = [case for case in cases if case not in left]
-    assert found(pairs, chosen) <= found(pairs, run_cases)
-    assert [case.nodeid[-6:] for case in run_cases if "a[portable-1" in case.nodeid] == ["1-0-0]"]
-    assert len(run_cases) < len(cases) / 2 if marks else len(run_cases) > 36
+    assert met(run_cases) == met([case for case in cases if "skip" not in case.marks])
+    of_each = [[case.nodeid[25:] for case in run_cases if case.params["cl_entry"] is device] for device in devices]
+    assert [name for name in of_each[1] if name.startswith("a[portable")] == ["a[portable-1-0-0]"]
+    assert len(of_each[1]) == 6  # 4 types with 3 lengths, another test and another variant
+    n_pairs = 12 + 12 + 4  # of each test; in the other variant each value
+    assert len(of_each[0]) < n_pairs if marks else len(of_each[0]) == n_pairs
 
 
 def test_another_device_has_one_case_of_a_matrix_that_is_no_kernels(devices: list[Any]) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
 import pytest
+from covering import covering
 
 from llmcl.runtime.platforms import DeviceEntry
 
@@ -32,7 +33,7 @@ def left_to_the_full_run(items: Sequence[pytest.Item], devices: Sequence[DeviceE
         variant = parameters.get("variant", parameters.get("kind"))
         entry = parameters.get("cl_entry")
         if entry is None or entry.index == first.index:
-            on_the_first.setdefault((item.nodeid.partition("[")[0], variant), []).append(item)
+            on_the_first.setdefault((test_of(item), variant), []).append(item)
         elif item.nodeid.startswith("tests/kernels/"):
             variants = on_another.setdefault((item.nodeid.partition("::")[0], entry.index), {})
             variants.setdefault(variant, []).append(item)
@@ -59,49 +60,59 @@ def with_each_value(cases: Sequence[pytest.Item]) -> set[pytest.Item]:
     return skipped | covering({case: {*values_of(case)} for case in cases if case not in skipped})
 
 
-def covering(found: dict[pytest.Item, set[Any]], met: Collection[Any] = ()) -> set[pytest.Item]:
-    """As many of these cases as have everything that is found in any of them and not in `met`."""
-    kept, missing = set(), set().union(*found.values()) - set(met)
-    while missing:
-        best = max(found, key=lambda case: len(found[case] & missing))
-        kept.add(best)
-        missing -= found[best]
-    return kept
-
-
 def met_in_pairs(items: Sequence[pytest.Item], devices: Sequence[DeviceEntry]) -> set[pytest.Item]:
     """The cases that `--pairs` leaves out: others have each pair of their values.
 
-    A device and a variant of the kernel count as one value. The first device keeps all cases, but of a test marked
-    `matrix` as many as have all pairs. Every other device keeps as many as meet it with all values, and in the variant
-    that it does not choose the first case. Of a test marked `matrix` that is no kernel's it keeps the last case.
+    The first device keeps all cases, but of a test marked `matrix` as many as have all pairs. In the variant that it
+    does not choose, and on every other device, a case of each test is kept, and in each file as many as meet the device
+    with all values of a parameter; of a test marked `matrix` that is no kernel's only the last. In the variant that
+    another device does not choose the first case of each file is kept.
     """
-    tests: dict[str, list[pytest.Item]] = {}
+    by_index = {entry.index: entry for entry in devices}
+    tests: dict[str, list[pytest.Item]] = {}  # on the first device, or on none
+    files: dict[tuple[str, int, bool], list[pytest.Item]] = {}  # elsewhere; is the variant the device's choice?
+    others = variants_of([item for item in items if not item.get_closest_marker("skip")])
     for item in items:
-        if ("cl_entry" in parameters_of(item) or is_matrix(item)) and not item.get_closest_marker("skip"):
-            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    return {case for cases in tests.values() for case in {*cases} - fewest(cases, devices)}
-
-
-def fewest(cases: Sequence[pytest.Item], devices: Sequence[DeviceEntry]) -> set[pytest.Item]:
-    """Of the cases of a test those that `met_in_pairs` keeps."""
-    by_target: dict[tuple[object, object], list[pytest.Item]] = {}  # by device and variant
-    for case in cases:
-        by_target.setdefault(target_of(case), []).append(case)
-    kept, todo = set(), []
-    for (index, variant), of_target in by_target.items():
-        entry = next((entry for entry in devices if entry.index == index), devices[0])
-        others = {other for device, other in by_target if device == index} - {variant}
-        if entry != devices[0] and variant == not_chosen(entry) and others:
-            kept.add(of_target[0])
-        elif entry != devices[0] and is_matrix(of_target[0]) and not of_target[0].nodeid.startswith("tests/kernels/"):
-            kept.add(of_target[-1])
-        elif entry == devices[0] and not is_matrix(of_target[0]):
-            kept.update(of_target)
+        index, variant = target_of(item)
+        if item.get_closest_marker("skip") or not (index is not None or is_matrix(item)):
+            continue
+        entry = devices[0] if index is None else by_index[index]
+        is_chosen = variant != not_chosen(entry) or len(others[test_of(item), index]) == 1
+        if entry is devices[0] and is_chosen:
+            tests.setdefault(test_of(item), []).append(item)
         else:
-            todo += of_target
-    met = {pair for case in kept for pair in pairs_of(case)}
-    return kept | covering({case: pairs_of(case) for case in todo}, met)
+            files.setdefault((item.nodeid.partition("::")[0], entry.index, is_chosen), []).append(item)
+    kept: set[pytest.Item] = set()
+    for (_, index, is_chosen), cases in files.items():
+        whole = is_chosen or index == devices[0].index
+        kept |= with_each_value_of_the_file(cases) if whole else {cases[0]}
+    met: dict[str, set[Pair]] = {}  # by test
+    for case in kept:
+        met.setdefault(test_of(case), set()).update(pairs_of(case))
+    for test, cases in tests.items():
+        found = {case: pairs_of(case) for case in cases}
+        kept |= covering(found, met.get(test, ())) if is_matrix(cases[0]) else {*cases}
+    return {case for cases in (*tests.values(), *files.values()) for case in cases if case not in kept}
+
+
+def variants_of(items: Sequence[pytest.Item]) -> dict[tuple[str, int | None], set[object]]:
+    """By test and the index of the device."""
+    found: dict[tuple[str, int | None], set[object]] = {}
+    for item in items:
+        index, variant = target_of(item)
+        found.setdefault((test_of(item), index), set()).add(variant)
+    return found
+
+
+def with_each_value_of_the_file(cases: Sequence[pytest.Item]) -> set[pytest.Item]:
+    """Of the cases of a file one of each test, and as many as have each value of a parameter."""
+    of_tests: dict[str, list[pytest.Item]] = {}
+    for case in cases:
+        of_tests.setdefault(test_of(case), []).append(case)
+    kept = {of_test[-1] if is_matrix(of_test[0]) else of_test[0] for of_test in of_tests.values()}
+    todo = [case for case in cases if case.nodeid.startswith("tests/kernels/") or not is_matrix(case)]
+    met = {value for case in kept for value in single_values_of(case)}
+    return kept | covering({case: single_values_of(case) for case in todo}, met)
 
 
 def pairs_of(case: pytest.Item) -> set[Pair]:
@@ -122,11 +133,20 @@ def values_of(case: pytest.Item) -> list[tuple[str, object]]:
     return [*values, *parameters.items()]
 
 
-def target_of(case: pytest.Item) -> tuple[object, object]:
+def single_values_of(case: pytest.Item) -> set[tuple[str, str]]:
+    """Of each parameter but the device and the variant."""
+    return {(name, repr(value)) for name, value in parameters_of(case).items() if name not in ("cl_entry", "variant")}
+
+
+def target_of(case: pytest.Item) -> tuple[int | None, object]:
     """The index of the device, and the variant; None where a test takes none."""
     parameters = parameters_of(case)
     entry = parameters.get("cl_entry")
     return entry and entry.index, parameters.get("variant")
+
+
+def test_of(case: pytest.Item) -> str:
+    return case.nodeid.partition("[")[0]
 
 
 def parameters_of(item: pytest.Item) -> dict[str, Any]:
