@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import replace
 from functools import cache
+from itertools import combinations, product
 from pathlib import Path
 
 import check_compilers
@@ -86,6 +88,14 @@ def test_what_a_gpu_would_run(gpu: Gpu) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.target)
+def test_the_table_has_what_a_gpu_would_run(gpu: Gpu) -> None:
+    """A quick run of check_compilers.py asks one GPU of each vendor."""
+    kinds = {program.kind(kernel) for program in listed(gpu) for kernel in program.kernels}
+    assert kinds == set(Table.read().firsts[gpu.target]), "run `python tests/check_compilers.py --update`"
+
+
+@pytest.mark.full
 def test_every_portable_kernel_is_compiled() -> None:
     files = {f"portable/{path.name}" for path in PORTABLE.glob("*.cl") if "__kernel" in path.read_text()}
     others = ("biased_gate", "rope_table", "short_conv")
@@ -98,6 +108,42 @@ def test_kinds_leave_sizes_out() -> None:
     program = Program("portable/linear_decode.cl", constants, "")
     assert program.kind("linear_decode") == "linear_decode bf16 add norm"
     assert Program("portable/sample.cl", {"VOCAB": 9}, "").kind("sample_finish") == "sample_finish"
+
+
+def test_a_quick_run_meets_each_pair_of_what_sets_kinds_apart() -> None:
+    options = list(product(("f16", "q8_0"), ("64 3", "128 4", "256 2"), ("", " paged"), ("", " mask_mod")))
+    kinds = [f"attention_decode {kv} {heads}{paged}{mod}" for kv, heads, paged, mod in options]
+    kinds += ["intel linear_prefill bf16 add", "linear_prefill bf16 norm", "sample_finish"]
+
+    def pairs(of: Collection[str], n: int) -> set[tuple[str, ...]]:
+        split = [kind.removeprefix("intel ").split() for kind in of]
+        return {(kernel, *two) for kernel, *words in split for two in combinations(words, n)}
+
+    for n in (1, 2):
+        found = check_compilers.kinds_that_meet(kinds, n)
+        assert pairs(found, n) == pairs(kinds, n) and "sample_finish" in found
+        assert len(found) < len(kinds) / (2 if n == 1 else 1.2)
+
+
+def test_a_kind_is_compared_where_its_first_program_was_compiled(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later program may have that kernel with other sizes, and other figures."""
+    gpu = next(gpu for gpu in GPUS if gpu.vendor == "amd")
+    programs = [
+        Program("portable/embed.cl", {"K": k}, "", dict.fromkeys(kernels, "load"), ["a model"])
+        for k, kernels in ((64, ["embed a b"]), (96, ["embed a b", "embed a b c"]))
+    ]
+    tables: list[Table] = []
+    monkeypatch.setattr(Program, "kind", lambda program, kernel: kernel)
+    monkeypatch.setattr(check_compilers, "programs_of", lambda entry: programs)
+    monkeypatch.setattr(check_compilers, "GPUS", (gpu,))
+    monkeypatch.setattr(check_compilers, "TOOLCHAINS", {gpu.vendor: Working})
+    monkeypatch.setattr(check_compilers, "problems", lambda known, found, *_, **__: tables.append(found) or [])
+    monkeypatch.delenv("LLMCL_TEST_REQUIRE", raising=False)
+    assert check_compilers.main([]) == 0
+    firsts = tables[0].firsts[gpu.target]
+    assert {kind: row and row.registers for kind, row in firsts.items()} == {"embed a b c": 96}
 
 
 def test_what_clang_says_of_amd() -> None:
@@ -193,11 +239,22 @@ class Faulty(Toolchain):
     version = "faulty 1"
 
     @classmethod
-    def find(cls) -> None:
+    def find(cls) -> Toolchain | None:
         return None
 
     def compile(self, gpu: Gpu, program: Program, folder: Path) -> dict[str, Figures]:
         raise CompilerError("no such type")
+
+
+class Working(Faulty):
+    version = "working 1"
+
+    @classmethod
+    def find(cls) -> Toolchain:
+        return cls()
+
+    def compile(self, gpu: Gpu, program: Program, folder: Path) -> dict[str, Figures]:
+        return {kernel: replace(FIGURES, registers=int(str(program.constants["K"]))) for kernel in program.kernels}
 
 
 def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
