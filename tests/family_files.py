@@ -22,10 +22,17 @@ WINDOW = 20  # of the models that have one; no multiple of a tile of keys
 GGUF_NAMES = {"mistral": "llama", "mixtral": "llama", "olmo3": "olmo2", "granitemoeshared": "granitemoe"}
 
 
-def save_gguf(path: Path, config: ModelConfig, weights: Mapping[str, np.ndarray], expert_format: str = "F32") -> Path:
+def save_gguf(
+    path: Path,
+    config: ModelConfig,
+    weights: Mapping[str, np.ndarray],
+    expert_format: str = "F32",
+    *,
+    fused_experts: bool = False,
+) -> Path:
     """The model as llama.cpp's converter writes it, with names from the package `gguf`.
 
-    expert_format: of the matrices of experts.
+    expert_format: of the matrices of experts. fused_experts: gate and up of all experts of a layer are one tensor.
 
     Llama's and Mistral's q and k have their rotary pairs next to each other, Gemma's norm weights the 1 in them.
     """
@@ -112,7 +119,7 @@ def save_gguf(path: Path, config: ModelConfig, weights: Mapping[str, np.ndarray]
     interleaves = arch == "llama" or FAMILIES[config.architecture].gguf_interleaves_rope
     experts = experts_of(config)
     if experts:
-        of = experts[0].settings
+        of = next(iter(experts.values())).settings
         writer.add_expert_count(of.n_experts)
         writer.add_expert_used_count(of.top_k)
         if of.size != config.intermediate_size or arch in ("gpt-oss", "qwen35moe", "qwen3next"):
@@ -121,14 +128,20 @@ def save_gguf(path: Path, config: ModelConfig, weights: Mapping[str, np.ndarray]
             writer.add_expert_shared_feed_forward_length(of.shared_size)
     stacked = {**weights}
     for i, block in experts.items():
-        for name, module in (("gate", block.gate), ("up", block.up), ("down", block.down)):
+        fused = [("gate_up", (block.gate, block.up))] if fused_experts else []
+        fused += [] if fused_experts else [("gate", (block.gate,)), ("up", (block.up,))]
+        for name, modules in (*fused, ("down", (block.down,))):
             for kind in ("weight", "bias") if block.bias else ("weight",):
-                names_of = [layer_name(i, f"{module.format(e)}.{kind}") for e in range(block.settings.n_experts)]
-                of_all, how = np.stack([stacked.pop(one) for one in names_of]), {}
+                of_modules = [
+                    np.stack([stacked.pop(layer_name(i, f"{module.format(e)}.{kind}")) for e in range(of.n_experts)])
+                    for module in modules
+                ]
+                of_all, how = np.concatenate(of_modules, axis=1), {}
                 if kind == "weight" and expert_format != "F32":
                     how["raw_dtype"] = gguf.GGMLQuantizationType[expert_format]
                     of_all = gguf.quants.quantize(of_all, how["raw_dtype"])
                 writer.add_tensor(f"blk.{i}.ffn_{name}_exps.{kind}", of_all, **how)
+        for name in ("gate", "up", "down"):
             if block.settings.shared_size:
                 shared = stacked.pop(layer_name(i, f"{block.shared}.{name}_proj.weight"))
                 writer.add_tensor(f"blk.{i}.ffn_{name}_shexp.weight", shared)

@@ -72,6 +72,8 @@ LAYER_MODULE_NAMES = {
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
 }
+# Tensors that have those of several modules, one below the other: as llama.cpp's later converters write experts.
+_FUSED = {"ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps")}
 _LAYER_TENSOR = re.compile(r"blk\.(0|[1-9][0-9]{0,8})\.(.+)\.(weight|bias|scale)")
 _OF_LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,8})\.(.+)")
 _ROPE_FACTORS = {
@@ -98,12 +100,13 @@ def open_file(path: Path, name: str) -> Checkpoint:
     for gguf_name, tensor in stored.items():
         if gguf_name in _ROPE_FACTORS or _is_drafting(gguf_name, family, config.n_layers):
             continue
-        hf_name = _hf_name(gguf_name, layer_names, family.gguf_tensors)
+        hf_names = _hf_names(gguf_name, layer_names, family.gguf_tensors)
+        hf_name = hf_names[0]
         parts = [(hf_name, tensor)]
         if shapes.get(hf_name) == (1, *tensor.shape):  # a matrix of one row, which converters store as a vector
             parts = [(hf_name, replace(tensor, shape=(1, *tensor.shape)))]
         if "{}" in hf_name:
-            parts = [*parts_of(gguf_name, tensor, (hf_name,), config)]
+            parts = [*parts_of(gguf_name, tensor, hf_names, config)]
         if any(name in by_hf_name for name, _ in parts):
             raise CheckpointError(f"tensor {shown(gguf_name)} is there twice. The file is damaged; fetch it again.")
         by_hf_name.update(parts)
@@ -269,18 +272,21 @@ def _is_drafting(gguf_name: str, family: Family, n_layers: int) -> bool:
     return family.gguf_drafting_layers and match is not None and int(match[1]) >= n_layers
 
 
-def _hf_name(gguf_name: str, layer_names: Mapping[str, str], layer_tensors: Mapping[str, str]) -> str:
-    """blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight. layer_tensors: see `Family.gguf_tensors`."""
+def _hf_names(gguf_name: str, layer_names: Mapping[str, str], layer_tensors: Mapping[str, str]) -> tuple[str, ...]:
+    """blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight; several for one of _FUSED. layer_tensors: see
+    `Family.gguf_tensors`.
+    """
     if (match := _OF_LAYER.fullmatch(gguf_name)) and match[2] in layer_tensors:
-        return f"model.layers.{match[1]}.{layer_tensors[match[2]]}"
+        return (f"model.layers.{match[1]}.{layer_tensors[match[2]]}",)
     if match := _LAYER_TENSOR.fullmatch(gguf_name):
         index, module, suffix = match.groups()
-        return f"model.layers.{index}.{layer_names.get(module, module)}.{suffix}"
+        own = (layer_names.get(part, part) for part in _FUSED.get(module, (module,)))
+        return tuple(f"model.layers.{index}.{name}.{suffix}" for name in own)
     module, _, suffix = gguf_name.rpartition(".")
     names = {**layer_names, **MODULE_NAMES}
     if module not in names or names[module] not in MODULE_NAMES.values():
         raise UnsupportedModelError(f"tensor {shown(gguf_name)} is not part of any architecture that llmcl supports.")
-    return f"{names[module]}.{suffix}"
+    return (f"{names[module]}.{suffix}",)
 
 
 def _rope_factors(stored: dict[str, StoredTensor]) -> dict[str, list[float]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from family_configs import FAMILIES
 from family_files import save_gguf
 from helpers import random_weights, relative_error, save_folder, small_config
 
@@ -157,6 +158,24 @@ def test_a_gguf_file_is_quantised_anew(tmp_path: Path) -> None:
         np.testing.assert_array_equal(checkpoint.array(name), quantized(WEIGHTS, "q8_0")[name])
 
 
+@pytest.mark.parametrize(("name", "format"), [("qwen3_moe", "Q8_0"), ("gpt_oss", "MXFP4"), ("qwen3_next", "F32")])
+def test_a_gguf_file_with_gate_and_up_in_one_tensor(name: str, format: str, tmp_path: Path) -> None:
+    """As llama.cpp's later converters write experts: every tensor has the bytes that it has in a file of two."""
+    config = QWEN3_MOE if name == "qwen3_moe" else FAMILIES[name]
+    weights = random_weights(config, seed=4)
+    split, fused = (
+        save_gguf(tmp_path / f"{is_fused}.gguf", config, weights, format, fused_experts=is_fused)
+        for is_fused in (False, True)
+    )
+    assert b"ffn_gate_up_exps" in fused.read_bytes() and b"ffn_gate_exps" not in fused.read_bytes()
+    with open_checkpoint(str(split)) as expected, open_checkpoint(str(fused)) as found:
+        assert found.tensors == expected.tensors and found.config == expected.config
+        assert format in {info.format for info in found.tensors.values()}
+        for tensor, info in expected.tensors.items():
+            rows = (checkpoint.rows(tensor, 0, info.n_rows) for checkpoint in (found, expected))
+            np.testing.assert_array_equal(*rows, err_msg=tensor)
+
+
 def test_what_cannot_be_converted_is_refused(tmp_path: Path) -> None:
     granite = save_folder(tmp_path / "granite", SHARED, random_weights(SHARED, seed=3))
     for target in ("folder", "model.gguf"):
@@ -171,6 +190,7 @@ def test_what_cannot_be_converted_is_refused(tmp_path: Path) -> None:
         ("blk.1.ffn_gate_exps.weight", (N_EXPERTS * 32, 64), "expected 6 experts"),
         ("blk.0.ffn_down_exps.weight", (N_EXPERTS, 32, 64), r"0\.down_proj.*\[32, 64\], expected \[64, 32\]"),
         ("blk.0.ffn_gate_inp.weight", (N_EXPERTS + 1, 64), r"mlp\.gate.*\[7, 64\], expected \[6, 64\]"),
+        ("blk.0.ffn_gate_up_exps.weight", (N_EXPERTS, 63, 64), r"ffn_gate_up_exps.*expected 6 experts by rows \(a mul"),
     ],
 )
 def test_tensors_of_another_shape_are_named(
@@ -184,7 +204,7 @@ def test_tensors_of_another_shape_are_named(
         add_tensor(writer, name, np.zeros(shape, np.float32) if name == tensor else values)
 
     monkeypatch.setattr(gguf.GGUFWriter, "add_tensor", changed)
-    path = save_gguf(tmp_path / "model.gguf", QWEN3_MOE, WEIGHTS)
+    path = save_gguf(tmp_path / "model.gguf", QWEN3_MOE, WEIGHTS, fused_experts="gate_up" in tensor)
     with pytest.raises(CheckpointError, match=message):
         open_checkpoint(str(path))
 
