@@ -46,3 +46,52 @@ def choose_experts(
             cost=per_token(4 * n_experts + 8 * top_k),
         )
     ]
+
+
+def choose_scored_experts(
+    device: Device,
+    logits: Buffer,
+    ids: Buffer,
+    weights: Buffer,
+    *,
+    n_experts: int,
+    top_k: int,
+    renormalize: bool,
+    sigmoid: bool,
+    n_groups: int = 1,
+    top_groups: int = 1,
+    per_group: int = 1,
+    scale: float = 1.0,
+    correction: Buffer | None = None,
+) -> list[Launch]:
+    """The top_k experts by a score of each, in the best groups of neighbours, and the weights of their outputs.
+
+    logits float32 [n, n_experts]; ids int32 [n, top_k]; weights float32 [n, top_k], the scores times `scale`. sigmoid:
+    the score is the sigmoid of a logit; otherwise the softmax of all. correction float32 [n_experts]: is added to the
+    scores for the choice alone. n_groups, top_groups: of so many groups so many count, those with the largest sums of
+    their per_group best experts. renormalize: the scores of the chosen ones are divided by their sum.
+    """
+    size = local_size(device, min(256, power_of_two_at_least(n_experts)))
+    constants: dict[str, object] = {
+        "N_EXPERTS": n_experts,
+        "TOP_K": top_k,
+        "SIGMOID": sigmoid,
+        "N_GROUPS": n_groups,
+        "TOP_GROUPS": top_groups,
+        "PER_GROUP": min(per_group, n_experts // n_groups),
+        "RENORMALIZE": renormalize,
+        "SCALE": float(scale),
+        "CORRECTION": correction is not None,
+        "LOCAL_SIZE": size,
+    }
+    return [
+        device.launch(
+            "portable/choose_scored_experts.cl",
+            "choose_scored_experts",
+            constants,
+            [logits, logits if correction is None else correction, ids, weights],
+            groups=lambda n: (n,),
+            local=(size,),
+            cost=per_token(4 * n_experts + 8 * top_k),
+        )
+    ]

@@ -9,7 +9,13 @@ Shapes: n tokens of one call, k the length of a matrix row, kv_len keys in the c
 
 from llmcl.checkpoint.formats import FORMATS, dequantize
 from llmcl.reference.draft import accept_draft, draft_counts, draft_last_seen, draft_rows
-from llmcl.reference.experts import choose_experts, experts_down, experts_gate_up, group_by_expert
+from llmcl.reference.experts import (
+    choose_experts,
+    choose_scored_experts,
+    experts_down,
+    experts_gate_up,
+    group_by_expert,
+)
 from llmcl.reference.kv_cache import pack_keys, pack_values, pair_cache, unpack_keys, unpack_values
 from llmcl.reference.layers import (
     add_bias,
@@ -81,6 +87,7 @@ __all__ = [
     "biased_gate",
     "causal_conv",
     "choose_experts",
+    "choose_scored_experts",
     "delta_chunks",
     "delta_inputs",
     "delta_rule",

@@ -25,6 +25,44 @@ def choose_experts(
     return ids.astype(np.int32), np.exp(chosen - largest) / np.exp(over - largest).sum(axis=-1, keepdims=True)
 
 
+def choose_scored_experts(
+    logits: Array,
+    top_k: int,
+    *,
+    renormalize: bool,
+    sigmoid: bool,
+    n_groups: int = 1,
+    top_groups: int = 1,
+    per_group: int = 1,
+    scale: float = 1.0,
+    correction: Array | None = None,
+) -> tuple[NDArray[np.int32], Float64]:
+    """The top_k experts by their scores, in the best groups of neighbours; the lower number first of equal ones.
+
+    logits [n, n_experts] -> ids int32 [n, top_k] and weights [n, top_k], the scores times `scale`. The score is the
+    sigmoid of the logit or the softmax of all; correction [n_experts] is added for the choice alone. A group counts by
+    the sum of its per_group largest; top_groups of n_groups are looked at. renormalize: scores are divided by the sum
+    of the chosen ones.
+    """
+    logits = wide(logits)
+    if sigmoid:
+        scores = 1.0 / (1.0 + np.exp(-logits))
+    else:
+        scores = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        scores /= scores.sum(axis=-1, keepdims=True)
+    choice = scores + (0.0 if correction is None else wide(correction))
+    grouped = np.sort(choice.reshape(len(logits), n_groups, -1), axis=-1)
+    best = np.argsort(-grouped[..., -per_group:].sum(axis=-1), axis=-1, kind="stable")[:, :top_groups]
+    is_kept = np.zeros(grouped.shape, bool)
+    np.put_along_axis(is_kept, best[..., None], True, axis=1)
+    choice = np.where(is_kept.reshape(choice.shape), choice, -np.inf)
+    ids = np.argsort(-choice, axis=-1, kind="stable")[:, :top_k]
+    weights = np.take_along_axis(scores, ids, axis=-1)
+    if renormalize:
+        weights = weights / (weights.sum(axis=-1, keepdims=True) + 1e-20)
+    return ids.astype(np.int32), scale * weights
+
+
 def group_by_expert(ids: Array, block_rows: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """The slots of ids int [n, top_k], read as [n top_k], in the order of their experts, and blocks of them.
 
