@@ -17,6 +17,7 @@ from llmcl.reference.experts import (
     group_by_expert,
 )
 from llmcl.reference.kv_cache import pack_keys, pack_values, pair_cache, unpack_keys, unpack_values
+from llmcl.reference.latent import latent_append, latent_attention, linear_heads
 from llmcl.reference.layers import (
     add_bias,
     biased_gate,
@@ -107,7 +108,10 @@ __all__ = [
     "group_by_expert",
     "gumbel",
     "kl_divergence",
+    "latent_append",
+    "latent_attention",
     "linear",
+    "linear_heads",
     "log_likelihood",
     "log_probabilities",
     "noise_bits",

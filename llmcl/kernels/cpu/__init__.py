@@ -9,6 +9,7 @@ from llmcl.kernels.cpu.attention import (
     CpuRopeAppend,
 )
 from llmcl.kernels.cpu.experts import CpuExpertsDown, CpuExpertsGateUp, CpuExpertsPrefill
+from llmcl.kernels.cpu.latent import CpuLatentAttention, CpuLinearHeads
 from llmcl.kernels.cpu.linear import (
     CpuLinearDecode,
     CpuLinearFewRows,
@@ -28,6 +29,8 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     CpuAttentionPrefill(),
     CpuRopeAppend(),
     CpuPackKeys(),
+    CpuLatentAttention(),
+    CpuLinearHeads(),
     CpuPersistentStep(),
 )
 """Of two that take the same, the first goes before."""

@@ -11,6 +11,7 @@ from llmcl.kernels.portable.attention import (
 )
 from llmcl.kernels.portable.experts import PortableExpertsDown, PortableExpertsGateUp, PortableExpertsPrefill
 from llmcl.kernels.portable.int8_linear import Int8LinearDecode, Int8LinearFewRows
+from llmcl.kernels.portable.latent import PortableLatentAttention, PortableLinearHeads
 from llmcl.kernels.portable.linear import PortableLinearDecode, PortableLinearFewRows, PortableLinearPrefill
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
@@ -26,5 +27,7 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     PortableAttentionPrefill(),
     PortableRopeAppend(),
     PortablePackKeys(),
+    PortableLatentAttention(),
+    PortableLinearHeads(),
 )
 """Of two that take the same, the first goes before."""

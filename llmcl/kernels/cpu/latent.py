@@ -1,0 +1,41 @@
+"""Latent attention on a CPU: one work-item a group, vectors of columns."""
+
+from __future__ import annotations
+
+from llmcl.kernels.common.dtype import QUANTIZED
+from llmcl.kernels.common.latent import LatentAttention, LatentShape, LinearHeads
+from llmcl.kernels.common.linear import Size
+from llmcl.kernels.common.sizes import largest_divisor
+from llmcl.kernels.common.weight import Weight, WeightPart
+from llmcl.kernels.cpu.dot_product import dot_form
+from llmcl.runtime.device import Device
+
+MAX_HEADS = 32  # of a work-group: their queries and sums stay in the second-level cache
+BLOCK = 4  # heads and vectors of columns whose sums are in registers
+TOKENS = 32  # that meet the tiles of a head while these are in the cache
+
+
+class CpuLatentAttention(LatentAttention):
+    name, file = "cpu", "cpu/latent_attention.cl"
+
+    def supports_device(self, device: Device) -> bool:
+        return device.is_cpu
+
+    def size(self, device: Device, shape: LatentShape) -> tuple[dict[str, object], int]:
+        heads = largest_divisor(shape.n_heads, MAX_HEADS)
+        columns = largest_divisor(shape.rank // 16, BLOCK)
+        return {"HEADS": heads, "HEAD_ROWS": largest_divisor(heads, BLOCK), "COLUMNS": columns}, 1
+
+
+class CpuLinearHeads(LinearHeads):
+    name, file = "cpu", "cpu/linear_heads.cl"
+
+    def supports_device(self, device: Device) -> bool:
+        return device.is_cpu
+
+    def size(self, device: Device, weight: Weight, part: WeightPart) -> Size:
+        own: dict[str, object] = {"TOKENS": TOKENS}
+        if part.dtype in QUANTIZED:
+            own["DOT"] = 0 if weight.exact_activations else dot_form(device)
+        streams = min(part.n_tiles, device.compute_units)
+        return own, lambda n: (streams, -(-n // TOKENS)), (1, 1)

@@ -1,0 +1,36 @@
+"""Latent attention in work-groups and local memory, for any device."""
+
+from __future__ import annotations
+
+from llmcl.kernels.common.latent import LatentAttention, LatentShape, LinearHeads
+from llmcl.kernels.common.linear import Size
+from llmcl.kernels.common.sizes import largest_divisor, power_of_two_at_least, power_of_two_at_most
+from llmcl.kernels.common.weight import Weight, WeightPart
+from llmcl.kernels.portable.linear import decode_size
+from llmcl.runtime.device import Device
+
+MAX_HEADS = 4  # of a work-group: their sums are in registers
+TOKENS = 4  # that meet a tile of a head while it is in the cache
+
+
+class PortableLatentAttention(LatentAttention):
+    name, file = "portable", "portable/latent_attention.cl"
+
+    def supports_device(self, device: Device) -> bool:
+        return True
+
+    def size(self, device: Device, shape: LatentShape) -> tuple[dict[str, object], int]:
+        most = min(256, power_of_two_at_most(device.entry.max_work_group_size))
+        width = min(most, max(64, power_of_two_at_least(shape.rank // 4)))
+        return {"HEADS": largest_divisor(shape.n_heads, MAX_HEADS), "LOCAL_SIZE": width}, width
+
+
+class PortableLinearHeads(LinearHeads):
+    name, file = "portable", "portable/linear_heads.cl"
+
+    def supports_device(self, device: Device) -> bool:
+        return True
+
+    def size(self, device: Device, weight: Weight, part: WeightPart) -> Size:
+        own, width = decode_size(device, part.dtype, weight.k, part.n_tiles)
+        return {**own, "TOKENS": TOKENS}, lambda n: (part.n_tiles, -(-n // TOKENS)), (width, 1)

@@ -1,0 +1,46 @@
+// The product of each head's numbers with the matrix of that head, on any device: a work-group a tile of rows.
+// Formula and arguments as in cpu/linear_heads.cl.
+//
+// Index space: (n_tiles, n / TOKENS) groups of LOCAL_SIZE. How the work-items share a tile: portable/tile_product.cl.
+// Build: WEIGHT, K, N, X_STRIDE (multiples of 16), N_HEADS, TOKENS, LOCAL_SIZE, AT_ONCE, AHEAD (linear_decode.cl).
+// Local memory: 4 LOCAL_SIZE (PIECE_ROWS + 1) bytes, PIECE_ROWS 8 with weights of 16 bits, otherwise 4; less with sub-groups.
+#if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(X_STRIDE) || !defined(N_HEADS) || !defined(TOKENS) || \
+    !defined(LOCAL_SIZE) || !defined(AT_ONCE) || !defined(AHEAD) || !defined(STATE_N_TOKENS)
+#error "portable/linear_heads.cl needs the build constants WEIGHT, K, N, X_STRIDE, N_HEADS, TOKENS, LOCAL_SIZE, AT_ONCE, AHEAD and those of the step state"
+#endif
+#define INTEL_LANES 16
+#define NORM 0
+#include "portable/tile_pieces.cl"
+
+#define TILES_AT_ONCE 1
+#define ALL_PIECES N_PIECES
+
+typedef struct {
+    __global const CAT(WEIGHT, _t)* tile;
+    __global const float* x;
+} operands;
+
+inline piece piece_at(const operands* o, const int t, const int p) { return load_piece(o->tile, p); }
+inline columns columns_at(const operands* o, const int p, float* square, const uint big) {
+    return load_columns(o->x, o->x, p, square, big);
+}
+#include "portable/tile_product.cl"
+
+__kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1))) REQUIRE_LANES
+void linear_heads(__global const CAT(WEIGHT, _t)* weight, __global const float* x, __global float* out,
+                  __global const int* state, const int first_tile, const int n_tiles) {
+    ROW_SUMS;
+    const int lid = get_local_id(0), unit = get_group_id(0), tile = first_tile + unit;
+    const int h = tile / (N / 16), first_row = tile % (N / 16) * 16;
+    const int t0 = get_group_id(1) * TOKENS, t1 = min(t0 + TOKENS, state[STATE_N_TOKENS]);
+    const uint big = 0x4b000000u | (uint)t0 >> 31;  // not negative, which the compiler does not know: see quant_piece.cl
+    for (int t = t0; t < t1; ++t) {
+        const size_t row = (size_t)t * N_HEADS + h;
+        const operands o = {weight + (size_t)unit * TILE_SIZE, x + row * X_STRIDE};
+        float own[1][PIECE_ROWS], square;
+        add_pieces(own, &o, &square, lid, big);
+        const float y = sum_of_rows(own[0], sums, parts, lid);
+        if (lid < 16) out[row * N + first_row + lid] = y;
+        barrier(CLK_LOCAL_MEM_FENCE);
+    }
+}

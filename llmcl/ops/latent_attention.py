@@ -1,0 +1,95 @@
+"""latent_append and latent_attention: attention to rows of a latent and a rotated key, which all query heads share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from llmcl.kernels import table
+from llmcl.kernels.common.cost import per_token
+from llmcl.kernels.common.latent import LatentAttention, LatentShape
+from llmcl.kernels.common.mods import NO_MODS, Mods
+from llmcl.kernels.common.sizes import local_size
+from llmcl.kernels.common.step_state import StepState
+from llmcl.ops.attention import attention_merge
+from llmcl.runtime.device import Buffer, Device, Launch
+
+
+def latent_append(
+    device: Device,
+    shape: LatentShape,
+    latents: Buffer,
+    norm: Buffer,
+    queries: Buffer,
+    rope: Buffer,
+    step: StepState,
+    cache: Buffer,
+    *,
+    eps: float,
+) -> list[Launch]:
+    """Fills the cache with a row of each of the step's tokens: the normalised latent and the rotated key.
+
+    latents float32 [n, width], of which the first `rank` are the latent; norm float32 [rank]; queries float32
+    [n, n_heads, query], whose last `rope` numbers are rotated in place; rope float32 [n, width], from `embed`; cache:
+    rows as kernels/common/latent_row.cl has them.
+    """
+    size = local_size(device, 128)
+    constants = shape.constants(step) | {"INTERLEAVED": shape.interleaved, "EPS": float(eps), "LOCAL_SIZE": size}
+    return [
+        device.launch(
+            "portable/latent_append.cl",
+            "latent_append",
+            constants,
+            [latents, norm, queries, rope, step.state, cache],
+            groups=lambda n: (n,),
+            local=(size,),
+            cost=per_token(4 * shape.width + shape.cache.row_bytes + 8 * shape.n_heads * shape.rope),
+        )
+    ]
+
+
+def latent_attention(
+    device: Device,
+    shape: LatentShape,
+    absorbed: Buffer,
+    queries: Buffer,
+    step: StepState,
+    cache: Buffer,
+    part_ml: Buffer,
+    part_acc: Buffer,
+    out: Buffer,
+    *,
+    n_splits: int,
+    variant: str | None = None,
+    mods: Mods = NO_MODS,
+    n_rows: Callable[[], int] | None = None,
+) -> list[Launch]:
+    """Causal attention of every token of the step, each to its own sequence in the cache, which `latent_append` has
+    filled: the sum of the latents, weighted.
+
+    absorbed float32 [n, n_heads, rank], queries in the space of the latents; queries float32 [n, n_heads, query], of
+    which the last `rope` numbers count, rotated; out float32 [n, n_heads, rank]. With n_splits > 1, for a step of one
+    token or of one of each sequence, part_ml float32 [n, n_heads, n_splits, 2] and part_acc float32
+    [n, n_heads, n_splits, rank]. n_rows: for how many rows of a step, its first ones, this is; None: for all.
+    """
+    chosen = table.pick(LatentAttention, device, shape.cache.kv_dtype, shape.width, variant)
+    own, width = chosen.size(device, shape)
+    heads = own["HEADS"]
+    assert isinstance(heads, int)
+    blocks = shape.n_heads // heads
+    launches = [
+        device.launch(
+            chosen.file,
+            "latent_attention",
+            {**shape.constants(step), "N_SPLITS": n_splits, "SCALE": shape.cache.scale, **own},
+            [absorbed, queries, step.state, cache, part_ml, part_acc, out, *mods.buffers],
+            groups=lambda n: (n_splits, blocks, n if n_rows is None else n_rows()),
+            local=(width, 1, 1),
+            prelude=mods.prelude,
+            cost=shape.cost(),
+        )
+    ]
+    if n_splits > 1:
+        merged = replace(shape.cache, head_dim=shape.rank)
+        launches += attention_merge(device, merged, part_ml, part_acc, out, step, n_splits=n_splits, n_rows=n_rows)
+    return launches
