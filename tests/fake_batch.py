@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from math import log
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 from helpers import small_config
@@ -75,9 +76,13 @@ def answer_of(
     n_tokens: int,
     cell_tokens: int = 0,
     matcher: EveryOther | None = None,
+    *,
+    scored: bool = False,
 ) -> list[int]:
-    """The first n_tokens of an answer that nobody disturbs."""
-    held = [token for first in cells(prompt, cell_tokens) for token in read(first, cell_tokens)]
+    """The first n_tokens of an answer that nobody disturbs. scored: the prompt's last token is read by itself."""
+    n_scored = len(prompt) - 1 if scored else 0
+    parts = [*(cells(prompt[:n_scored], cell_tokens) if n_scored else ()), *cells(prompt[n_scored:], cell_tokens)]
+    held = [token for first in parts for token in read(first, cell_tokens)]
     for n in range(n_tokens):
         held.append(next_token(held, params, n, None if matcher is None else matcher.mask()))
         if matcher is not None:
@@ -152,6 +157,7 @@ class FakeBatch:
         self.n_prefilled = 0
         self.log: list[str] = []
         self.allowed: dict[SequenceState, np.ndarray | None] = {}
+        self.scored: WeakSet[SequenceState] = WeakSet()
         self._step: Any = FakeStep()
 
     def start(self, sequence: SequenceState, params: SamplingParams) -> None:
@@ -178,7 +184,8 @@ class FakeBatch:
         for chunk in chunks:
             self.before("prefill")
             assert len(chunk.token_ids)
-            assert not self.cell_tokens or chunk.sequence.position % self.cell_tokens == 0
+            first = chunk.sequence.position
+            assert not self.cell_tokens or first % self.cell_tokens == 0 or chunk.sequence in self.scored
             assert not self.cell_tokens or len(chunk.token_ids) <= self.cell_tokens
             self._write(chunk.sequence, read(chunk.token_ids, self.cell_tokens))
             chunk.sequence.token_ids.extend(chunk.token_ids)
@@ -203,6 +210,30 @@ class FakeBatch:
             wanted, token = self.places[sequence].logprobs, self.sampled_last[sequence]
             found.append(None if wanted is None else LogProb(token, log(0.5), ((token, log(0.5)),) * wanted))
         return lambda: found
+
+    def prepare_scores(self) -> None:
+        self.before("prepare scores")
+
+    def score(
+        self, sequence: SequenceState, token_ids: Sequence[int], following: Sequence[int], top: int
+    ) -> Callable[[], list[LogProb]]:
+        """Of each token minus the number of those before it, and as many alternatives as are wanted."""
+        assert sequence in self.places and len(token_ids) == len(following) > 0
+        self.before("score")
+        assert not self.cell_tokens or sequence.position % self.cell_tokens == 0
+        self.scored.add(sequence)
+        self._write(sequence, read(token_ids, self.cell_tokens))
+        sequence.token_ids.extend(token_ids)
+        self.n_prefilled += len(token_ids)
+        first = sequence.position - len(token_ids) + 1
+        self.log.append("score")
+        found = [LogProb(token, -float(first + i), ((token, 0.0),) * top) for i, token in enumerate(following)]
+
+        def wait() -> list[LogProb]:
+            self.log.append("read scores")
+            return found
+
+        return wait
 
     def end(self, sequence: SequenceState) -> None:
         del self.places[sequence]

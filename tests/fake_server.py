@@ -89,8 +89,19 @@ class FakeEngine:
             self.open -= 1
 
     async def _pieces(
-        self, text: str, *, max_tokens: int, stop: Sequence[str], logprobs: int | None = None, **_: Any
+        self,
+        text: str,
+        *,
+        max_tokens: int,
+        stop: Sequence[str],
+        logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
+        **_: Any,
     ) -> AsyncIterator[Piece]:
+        of_prompt = None
+        if prompt_logprobs is not None:
+            later = self.tokenizer.encode(text)[1:]
+            of_prompt = (None, *(LogProb(token, -0.5, ((token ^ 1, -0.125),) * prompt_logprobs) for token in later))
         ids = [*self.tokenizer.encode(self.reply(text)), END]
         detokenizer, matcher = self.tokenizer.detokenizer(), StopMatcher(stop)
         for n, token in enumerate(ids):
@@ -107,7 +118,8 @@ class FakeEngine:
             reason = "stop" if stopped or at_end else "length" if cut else None
             top = tuple((token ^ i, -0.25 - i) for i in range(logprobs or 0))
             logprob = None if logprobs is None else LogProb(token, -0.25, top)
-            yield Piece(shown, token, 1.5 if n else None, reason, self._stats() if reason else None, logprob)
+            stats = self._stats() if reason else None
+            yield Piece(shown, token, 1.5 if n else None, reason, stats, logprob, None if n else of_prompt)
             if reason:
                 return
 

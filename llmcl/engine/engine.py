@@ -24,6 +24,7 @@ from llmcl.errors import ContextLengthError, LlmclError, UsageError, shown
 from llmcl.grammar import CompiledGrammar
 from llmcl.models import prefix_file
 from llmcl.models.model import Model
+from llmcl.ops.logprobs import check_alternatives
 from llmcl.runtime import driver_calls
 from llmcl.runtime.device import Device
 from llmcl.tokenizer import Tokenizer
@@ -73,6 +74,7 @@ class Question:
     options: AnswerOptions
     priority: int
     grammar: CompiledGrammar | None = None
+    prompt_logprobs: int | None = None
 
 
 class Engine:
@@ -131,6 +133,8 @@ class Engine:
     def submit(self, prompt: Any, *, priority: int = 0, **options: Any) -> Request:
         """Begins an answer, and returns at once. priority: the higher goes first among requests that wait.
 
+        prompt_logprobs: the first piece has the log-probability of each token of the prompt after those before it,
+        None for the first, with so many alternatives (0 to 20). All of such a prompt is computed, cached or not.
         prompt, options: those of `LLM.stream`: max_tokens, temperature, top_k, top_p, min_p, repeat_penalty,
         presence_penalty, frequency_penalty, seed, stop, ignore_eos, schema, regex, grammar, raw, system_prompt; and
         logit_bias and logprobs of SamplingParams, with which each piece has its `logprob`. A seed draws the same
@@ -171,12 +175,20 @@ class Engine:
         return checked
 
     def question(
-        self, prompt: Any, *, priority: int = 0, raw: bool = False, system_prompt: str | None = None, **options: Any
+        self,
+        prompt: Any,
+        *,
+        priority: int = 0,
+        raw: bool = False,
+        system_prompt: str | None = None,
+        prompt_logprobs: int | None = None,
+        **options: Any,
     ) -> Question:
         """Encodes and checks a request, without beginning it; `ask` does. Arguments and errors as of `submit`."""
         answer = AnswerOptions(**options)
         if not isinstance(priority, int):
             raise UsageError(f"priority is {shown(priority)}; expected a whole number")
+        check_alternatives("prompt_logprobs", prompt_logprobs)
         ids = self._llm.encode(prompt, raw=raw, system_prompt=system_prompt)
         self._llm.check_prompt(ids)
         if answer.logit_bias:
@@ -186,7 +198,7 @@ class Engine:
                 f"the prompt has {len(ids)} tokens, the engine room for {self.max_context}; shorten the prompt, or "
                 "open the engine with a larger max_context or more pages (kv_pages)"
             )
-        return Question(ids, answer, priority, self._llm.compiled(answer))
+        return Question(ids, answer, priority, self._llm.compiled(answer), prompt_logprobs)
 
     def ask(self, question: Question) -> Request:
         """Begins the answer to a question."""
@@ -219,7 +231,14 @@ class Engine:
         prompt, options, llm, worker = question.prompt_token_ids, question.options, self._llm, self._worker
         n_tokens = token_budget(self.max_context, len(prompt), options.max_tokens)
         matcher = None if question.grammar is None else question.grammar.matcher()
-        job = Job(prompt, options.sampling().seeded(), n_tokens, question.priority, matcher)
+        job = Job(
+            prompt,
+            options.sampling().seeded(),
+            n_tokens,
+            question.priority,
+            matcher,
+            prompt_logprobs=question.prompt_logprobs,
+        )
         recorder, device, load_ms = Recorder(len(prompt)), llm.device, llm.load_ms
 
         def stats() -> GenerationStats:

@@ -31,6 +31,7 @@ class Piece:
     finish_reason: str | None = None  # "stop" or "length" on the last piece
     stats: GenerationStats | None = None  # on the last piece
     logprob: LogProb | None = None  # where asked for: of the token, and the most likely ones
+    prompt_logprobs: tuple[LogProb | None, ...] | None = None  # on the first piece, where an engine was asked for them
 
 
 def is_last(piece: Piece) -> bool:

@@ -19,7 +19,9 @@ from llmcl.grammar import CompiledGrammar, Grammars
 from llmcl.models.batch import Batch, make_batch
 from llmcl.models.kv_cache import kv_bytes_per_position
 from llmcl.models.model import Model
+from llmcl.models.scoring import Scoring
 from llmcl.models.sequence import SequenceState
+from llmcl.ops.logprobs import LogProb, check_alternatives
 from llmcl.progress import Progress
 from llmcl.tokenizer import Tokenizer
 
@@ -54,6 +56,7 @@ class LLM:
         self.speculation = NO_SPECULATION  # how an answer's tokens are computed; `load` sets it
         self.leases = Leases(name)
         self._grammars: Grammars | None = None
+        self._scoring: Scoring | None = None
         self._warned_no_template = False
         self.sequence = model.cache.sequence()  # where everything goes that is no conversation
 
@@ -328,6 +331,26 @@ class LLM:
 
         return self.leases.call(work, wait=wait)
 
+    def logprobs(self, token_ids: Sequence[int], *, top: int = 0, wait: bool = False) -> list[LogProb | None]:
+        """The log-probability of each token of a text after those before it, and of the `top` (0 to 20) most likely
+        ones in its place; None for the first token. The logits stay on the device. Raises as `logits`. wait: likewise.
+        """
+        if not _are_ids(token_ids):
+            raise UsageError(f"token_ids is {shown(token_ids)}; expected token ids, as `encode` gives them")
+        if top is None:
+            raise UsageError("top is None; expected 0 to 20 alternatives")
+        check_alternatives("top", top)
+        ids = [int(token) for token in token_ids]
+        self.check_prompt(ids)
+
+        def work() -> list[LogProb | None]:
+            self.clear()
+            if self._scoring is None:
+                self._scoring = Scoring(self.model)
+            return [None, *(self._scoring.score(self.sequence, ids[:-1], ids[1:], top)() if ids[1:] else ())]
+
+        return self.leases.call(work, wait=wait)
+
     def reset(self, *, wait: bool = False) -> None:
         """Ends what this thread generates; what comes next starts with an empty context. wait: as in `stream`."""
         self.leases.call(self.clear, wait=wait)
@@ -343,7 +366,7 @@ class LLM:
         """
         self.leases.close()
         self.device.close()
-        self._model, self.speculation = None, NO_SPECULATION
+        self._model, self._scoring, self.speculation = None, None, NO_SPECULATION
 
     def __enter__(self) -> LLM:
         return self

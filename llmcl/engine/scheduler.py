@@ -13,13 +13,14 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, pairwise
 
 from llmcl.errors import UsageError
 from llmcl.grammar import Matcher
 from llmcl.models.paged_kv_cache import PagedKVCache
 from llmcl.models.sequence import SequenceState
 from llmcl.models.verification import StepCount
+from llmcl.ops.logprobs import LogProb
 from llmcl.ops.sample import SamplingParams
 
 
@@ -34,7 +35,8 @@ class Job:
     n_enqueued: tokens whose sampling was enqueued, those that the host does not know yet included. sequence: its place
     in the KV cache; None while it has none. text: what is read before the next token is sampled. verified: its steps
     that verified a draft. done: it gets no more. matcher: which tokens may come next; it has accepted `sampled`. None:
-    all. submitted_ns: when it began to wait, on the same clock.
+    all. submitted_ns: when it began to wait, on the same clock. prompt_logprobs: alternatives beside the
+    log-probability of each token of the prompt, which `scored` then has; None: they are not wanted.
     """
 
     prompt: Sequence[int]
@@ -53,6 +55,16 @@ class Job:
     rank: tuple[int, int] = (0, 0)
     done: bool = False
     submitted_ns: int | None = None
+    prompt_logprobs: int | None = None
+    scored: list[LogProb | None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.scored = [None] * len(self.prompt)  # nothing comes before the first
+
+    @property
+    def n_scored(self) -> int:
+        """Tokens at the beginning of the prompt of which the log-probability of the next one is wanted."""
+        return 0 if self.prompt_logprobs is None else len(self.prompt) - 1
 
     @property
     def unread(self) -> int:
@@ -80,12 +92,16 @@ class Job:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Tokens of a prompt that a step reads, from `position` on; after the last of them a token is sampled."""
+    """Tokens of a prompt that a step reads, from `position` on; after the last of them a token is sampled.
+
+    following: the token behind each of them, if the log-probabilities of these are wanted; else None.
+    """
 
     job: Job
     position: int
     token_ids: list[int]
     is_last: bool
+    following: list[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -224,7 +240,10 @@ class Scheduler:
                 text = [*job.prompt]
                 # Without the last token, whose key is appended as those of decoded tokens are.
                 sequence.n_findable = (len(text) - 1) // self.cell_tokens * self.cell_tokens
-            self.cache.share_pages(sequence, text, self.cell_tokens or 1)
+            if not job.n_scored:  # else all its rows are to be computed
+                self.cache.share_pages(sequence, text, self.cell_tokens or 1)
+            elif self.cell_tokens:
+                sequence.n_findable = 0  # read by other kernels than the prompts of others
             n_rows = self._chunk(sequence, len(text) - sequence.position, budget)
             if not n_rows:
                 self.cache.truncate(sequence, 0)
@@ -251,11 +270,12 @@ class Scheduler:
 
     def _read(self, job: Job, n_rows: int, plan: Plan) -> None:
         assert job.sequence is not None
-        start = job.sequence.position
+        start, n_scored = job.sequence.position, job.n_scored
         end = start + n_rows
-        for first in range(start, end, self.cell_tokens or n_rows):
-            last = min(end, first + (self.cell_tokens or n_rows))
-            plan.prefill.append(Chunk(job, first, job.text[first:last], last == len(job.text)))
+        firsts = {*range(start, end, self.cell_tokens or n_rows), *([n_scored] if start < n_scored < end else ())}
+        for first, last in pairwise([*sorted(firsts), end]):
+            following = job.text[first + 1 : last + 1] if first < n_scored else None
+            plan.prefill.append(Chunk(job, first, job.text[first:last], last == len(job.text), following))
 
     def _chunk(self, sequence: SequenceState, unread: int, most: int) -> int:
         """Tokens of a prompt, of which so many are unread, that a step reads: at most `most`, and whole cells."""

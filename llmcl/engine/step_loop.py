@@ -11,7 +11,7 @@ import numpy as np
 
 from llmcl.engine.alone import AloneSteps
 from llmcl.engine.engine_metrics import EngineMetrics
-from llmcl.engine.scheduler import Job, Plan, Scheduler
+from llmcl.engine.scheduler import Chunk, Job, Plan, Scheduler
 from llmcl.engine.speculation import NO_SPECULATION, Speculation
 from llmcl.engine.together import TogetherSteps
 from llmcl.errors import LlmclError
@@ -81,6 +81,16 @@ class Batch(Protocol):
         """Right after the call that sampled for these: log-probabilities of the tokens. The function returned waits."""
         ...
 
+    def prepare_scores(self) -> None:
+        """Makes `score` ready. Raises OutOfDeviceMemoryError where there is no room for it."""
+
+    def score(
+        self, sequence: SequenceState, token_ids: Sequence[int], following: Sequence[int], top: int
+    ) -> Callable[[], list[LogProb]]:
+        """Reads tokens of a prompt in a step of its own. The function returned waits for the log-probability of the
+        token that follows each of them, with `top` alternatives."""
+        ...
+
     def end(self, sequence: SequenceState) -> None:
         """Takes the place back."""
 
@@ -105,6 +115,15 @@ class Reading:
     n_rows: Sequence[int] = ()
 
 
+@dataclass(frozen=True)
+class PromptReading:
+    """The log-probabilities of the tokens behind those that a step reads of a prompt, from `position` on; waits."""
+
+    job: Job
+    position: int
+    logprobs: Callable[[], list[LogProb]]
+
+
 class StepLoop:
     """One step after the other; on a device that runs ahead the ids come a step late.
 
@@ -118,7 +137,7 @@ class StepLoop:
         self._scheduler = scheduler
         self._alone = AloneSteps(batch, speculation)
         self._together = TogetherSteps(batch, *speculation.for_several)
-        self._readings: list[Reading] = []  # of the step under way
+        self._readings: list[Reading | PromptReading] = []  # of the step under way
         self._known: list[Sampled] = []
         self._failed: dict[Job, LlmclError] = {}
         self.metrics = EngineMetrics()
@@ -136,6 +155,9 @@ class StepLoop:
         return bool(self._readings) or self._scheduler.has_work
 
     def submit(self, job: Job) -> None:
+        """Has the job wait for its turn. Raises OutOfDeviceMemoryError where what it wants needs more than there is."""
+        if job.n_scored:
+            self._batch.prepare_scores()
         job.submitted_ns = time.perf_counter_ns()
         self._scheduler.submit(job)
 
@@ -195,17 +217,20 @@ class StepLoop:
             self.metrics.queue_s.observe((job.begun_ns - (job.submitted_ns or job.begun_ns)) / 1e9)
             self.metrics.cached.observe(job.n_found)
 
-    def _enqueue(self, plan: Plan) -> list[Reading]:
+    def _enqueue(self, plan: Plan) -> list[Reading | PromptReading]:
         batch = self._batch
         for sequence in plan.ended:
             batch.end(sequence)
         for job in plan.started:
             self._begin(job)
             batch.start(_sequence(job), job.params)
-        readings = self._drafted(plan)
-        steps = [([] if readings else plan.decode, plan.prefill)]
+        drafted = self._drafted(plan)
+        read = [chunk for chunk in plan.prefill if chunk.following is None]
+        readings: list[Reading | PromptReading] = [*drafted]
+        readings += [self._scoring(chunk) for chunk in plan.prefill if chunk.following is not None]
+        steps = [([] if drafted else plan.decode, read)]
         if batch.cell_tokens or not batch.reads_together:
-            steps = [(steps[0][0], []), *(([], [chunk]) for chunk in plan.prefill)]
+            steps = [(steps[0][0], []), *(([], [chunk]) for chunk in read)]
         for decode, prefill in steps:
             if decode or prefill:
                 chunks = [PromptChunk(_sequence(chunk.job), chunk.token_ids, chunk.is_last) for chunk in prefill]
@@ -215,6 +240,12 @@ class StepLoop:
                 if jobs:
                     readings.append(self._reading(jobs, wait))
         return readings
+
+    def _scoring(self, chunk: Chunk) -> PromptReading:
+        job = chunk.job
+        assert chunk.following is not None and job.prompt_logprobs is not None
+        found = self._batch.score(_sequence(job), chunk.token_ids, chunk.following, job.prompt_logprobs)
+        return PromptReading(job, chunk.position, found)
 
     def _drafted(self, plan: Plan) -> list[Reading]:
         """The step of a plan as speculation has it, if it is a matter of that."""
@@ -257,6 +288,10 @@ class StepLoop:
         """Takes the ids of the step under way, as soon as they are there."""
         readings, self._readings = self._readings, []
         for reading in readings:
+            if isinstance(reading, PromptReading):
+                first, found = reading.position + 1, reading.logprobs()
+                reading.job.scored[first : first + len(found)] = found
+                continue
             jobs, tokens, logprobs = reading.jobs, reading.tokens(), reading.logprobs()
             n_rows = reading.n_rows or [0] * len(jobs)
             for job, of_job, logprob, rows in zip(jobs, tokens, logprobs, n_rows, strict=True):

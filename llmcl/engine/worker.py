@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
@@ -140,11 +140,11 @@ class Worker:
     def _begin(self, answering: Answering) -> None:
         try:
             self._check()
+            self._loop.submit(answering.job)
         except LlmclError as error:
             self._end(answering, error)
-            return
-        self._answering[answering.job] = answering
-        self._loop.submit(answering.job)
+        else:
+            self._answering[answering.job] = answering
 
     def _hand_out(self, sampled: Sampled) -> None:
         answering = self._answering.get(sampled.job)
@@ -160,6 +160,8 @@ class Worker:
             )
             return
         piece = answering.writer.push(sampled.token, sampled.logprob)
+        if sampled.job.prompt_logprobs is not None and piece.tbt_ms is None:
+            piece = replace(piece, prompt_logprobs=tuple(sampled.job.scored))
         answering.give(piece)
         if is_last(piece):
             self._end(answering, None)

@@ -23,6 +23,7 @@ from llmcl.models.memory import check_batch_memory
 from llmcl.models.model import Model
 from llmcl.models.paged_kv_cache import PagedKVCache, pool_pages
 from llmcl.models.ragged_launches import bind_ragged
+from llmcl.models.scoring import Scoring
 from llmcl.models.sequence import SequenceState
 from llmcl.models.stack import head, stack
 from llmcl.ops.logprobs import LogProb
@@ -142,6 +143,7 @@ class Batch:
         self.reads_together = reads_together(model)  # else a step has rows that decode, or one chunk
         self._ragged = bind_ragged(model, max_rows, self._ops) if self.reads_together else None
         self._verification: BatchVerification | None = None
+        self._scoring: Scoring | None = None
         separate = [launch for bound in self._decode.values() for launch in bound.separate]
         others = *(self._ragged.launches if self._ragged else ()), *self.sampler.every_launch
         for launch in (*separate, *others):
@@ -278,6 +280,24 @@ class Batch:
                     chunks, room = [], self.max_rows
         waits.append(self.step(chunks=chunks))
         return lambda: [token for wait in waits for token in wait()]
+
+    def prepare_scores(self) -> None:
+        """Binds what `score` needs, if that was not done. Raises OutOfDeviceMemoryError where there is no room."""
+        if self._scoring is None:
+            self._scoring = Scoring(self.model)
+
+    def score(
+        self, sequence: SequenceState, token_ids: Sequence[int], following: Sequence[int], top: int
+    ) -> Callable[[], list[LogProb]]:
+        """Reads tokens of a prompt in a step of its own; the function returned waits for what `Scoring.score` finds.
+
+        Raises as `step`.
+        """
+        self.prepare_scores()
+        assert self._scoring is not None
+        self._alone = None  # the model's own step state is that of this sequence now
+        self.model.step.write_place(self._places[sequence])
+        return self._scoring.score(sequence, token_ids, following, top)
 
     def decode(
         self, sequences: Sequence[SequenceState], before_sampling: BeforeSampling | None = None

@@ -103,7 +103,7 @@ class Model:
             ]
             for i, blocks in enumerate(config.layers)
         ]
-        self._prefill = [] if step_rows else list(self._bind_prefill())
+        self._prefill = [] if step_rows else list(self._bind_prefill(self.chunk))
         self._last_token = [] if step_rows else last_token_launches(self.layers, self.prefill_ops)
         self._head = head(weights, self.decode_ops, self.act.logits)
         layers, self.persistent_intermediates = decode_stack(
@@ -225,17 +225,33 @@ class Model:
         """Appends token_ids to the sequence; yields (logits float32 [n, vocab] on the device, n) of those after the
         first `skip`, at most LOGITS_CHUNK at a time. The buffer is the same each time: use it before the next step.
         """
-        rows = min(LOGITS_CHUNK, self.chunk)
-        if self._all_logits is None:
-            buffer = self.device.alloc(4 * rows * self.config.vocab_size, "logits of a chunk")
-            self._all_logits = (buffer, head(self.weights, self._prefill_for(rows).ops, buffer))
-        buffer, launches = self._all_logits
+        rows, (buffer, launches) = self.logit_rows, self._bound_for_all_logits()
         self.check_tokens(sequence, token_ids)
         for _ in self._prefill_steps(sequence, token_ids[:skip], self.chunk):
             pass
         for step in self._prefill_steps(sequence, token_ids[skip:], rows):
             self.run((*self._prefill_for(rows).rest, *launches), step.n_tokens)
             yield buffer, step.n_tokens
+
+    @property
+    def logit_rows(self) -> int:
+        """Rows of logits that `logit_chunks` yields at most at a time."""
+        return min(LOGITS_CHUNK, self.chunk)
+
+    @property
+    def chunk_logits(self) -> Buffer:
+        """The buffer that `logit_chunks` yields. Raises OutOfDeviceMemoryError where there is no room for it."""
+        return self._bound_for_all_logits()[0]
+
+    def _bound_for_all_logits(self) -> tuple[Buffer, list[Launch]]:
+        """Logits of a chunk and what computes them, bound when they are first asked for."""
+        if self._all_logits is None:
+            rows = self.logit_rows
+            if not self._prefill:  # of a batch, which reads prompts with launches of its own
+                self._prefill = list(self._bind_prefill(rows))
+            buffer = self.device.alloc(4 * rows * self.config.vocab_size, "logits of a chunk")
+            self._all_logits = (buffer, head(self.weights, self._prefill_for(rows).ops, buffer))
+        return self._all_logits
 
     def _prefill_steps(
         self,
@@ -273,8 +289,8 @@ class Model:
             sequence.token_ids.extend(ids)
             yield step
 
-    def _bind_prefill(self) -> Iterator[PrefillLaunches]:
-        for rows, few in prefill_sizes(self.device, self.weights, self.chunk):
+    def _bind_prefill(self, most: int) -> Iterator[PrefillLaunches]:
+        for rows, few in prefill_sizes(self.device, self.weights, most):
             ops = replace(self.prefill_ops, max_rows=few)
             yield PrefillLaunches(rows, ops, *prefill_stack(self.weights, self.layers, ops))
 

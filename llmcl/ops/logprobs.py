@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from llmcl.errors import UsageError, shown
 from llmcl.kernels.common.cost import once
 from llmcl.kernels.common.sizes import widest_group
 from llmcl.kernels.common.step_state import StepState, for_rows
@@ -28,6 +29,12 @@ class LogProb:
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+
+
+def check_alternatives(name: str, n: object) -> None:
+    """Raises UsageError unless n is a number of alternatives, or None for no log-probabilities. name: of the option."""
+    if n is not None and not (isinstance(n, (int, np.integer)) and 0 <= n <= MAX_TOP):
+        raise UsageError(f"{name} is {shown(n)}; expected 0 to {MAX_TOP} alternatives, or None")
 
 
 class LogProbs:

@@ -15,7 +15,7 @@ from llmcl.kernels.common.cost import once
 from llmcl.kernels.common.sizes import widest_group
 from llmcl.kernels.common.step_state import StepState, for_rows
 from llmcl.ops.logit_bias import MAX_BIASES, LogitBias
-from llmcl.ops.logprobs import MAX_TOP, LogProbs
+from llmcl.ops.logprobs import LogProbs, check_alternatives
 from llmcl.runtime.device import Buffer, Device, Launch
 from llmcl.runtime.staging import send
 
@@ -95,8 +95,7 @@ class SamplingParams:
             check(name, abs(getattr(self, name)) <= MAX_PENALTY, f"-{MAX_PENALTY} to {MAX_PENALTY}; 0 is off")
         is_seed = isinstance(self.seed, WHOLE) and 0 <= self.seed < 1 << 64
         check("seed", self.seed is None or is_seed, "a whole number, 0 to 2^64 - 1")
-        is_count = isinstance(self.logprobs, WHOLE) and 0 <= self.logprobs <= MAX_TOP
-        check("logprobs", self.logprobs is None or is_count, f"0 to {MAX_TOP} alternatives, or None")
+        check_alternatives("logprobs", self.logprobs)
         self._check_bias()
 
     def _check_bias(self) -> None:

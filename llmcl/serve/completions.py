@@ -42,12 +42,17 @@ async def completions(request: Request, service: Service) -> Response:
     max_tokens = fields.whole("max_tokens", _MAX_TOKENS, 0)
     stop = fields.strings("stop", MAX_STOPS)
     echo, stream = fields.flag("echo"), fields.flag("stream")
-    if echo and top is not None:
-        raise unsupported("logprobs", "probabilities of a prompt's tokens (echo) are not supported")
     with_usage = fields.object("stream_options").flag("include_usage")
     prompts = await _prompts(fields, served)
     asks = [
-        Ask(prompt, min(max_tokens or 0, served.max_context), of_choice(options, i), stop, text if echo else "")
+        Ask(
+            prompt,
+            min(max_tokens or 0, served.max_context),
+            of_choice(options, i),
+            stop,
+            head=text if echo else "",
+            prompt_logprobs=top if echo else None,
+        )
         for prompt, text in prompts
         for i in range(n)
     ]

@@ -57,7 +57,7 @@ class GenerationResponse(Response):
         self._service, self._served, self._form, self._stream = service, served, form, stream
         self._answers = [Answer(ask, index) for index, ask in enumerate(asks)]
         for answer in self._answers:
-            if not answer.ask.max_tokens:
+            if not answer.ask.needs_engine:
                 answer.finish_reason = "length"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -86,14 +86,15 @@ class GenerationResponse(Response):
             await sender(form.begin())
             try:
                 for answer in self._answers:
-                    if answer.ask.head:
+                    if answer.ask.head and answer.ask.prompt_logprobs is None:
                         await sender(form.text(answer, answer.ask.head))
                     if answer.finish_reason is not None:
                         await sender(form.finish(answer))
                 async with self._pieces(scope) as stream:
                     async for answer, piece in stream:
-                        shows = piece.text or piece.logprob is not None
-                        data = form.text(answer, piece.text) if shows else b""
+                        text = piece.text if piece.prompt_logprobs is None else answer.ask.head + piece.text
+                        shows = text or piece.logprob is not None
+                        data = form.text(answer, text) if shows else b""
                         await sender(data + (form.finish(answer) if piece.finish_reason is not None else b""))
             except ClientGoneError:
                 raise

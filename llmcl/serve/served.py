@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from llmcl.errors import ContextLengthError, UsageError
@@ -88,7 +88,8 @@ class Ask:
     """A prompt and how it is to be answered. max_tokens: 0 for an answer without any. options: of sampling.
 
     head: what stands before the answer in its text (a prompt that is echoed). reader: makes what tells text from
-    thoughts and calls of tools; None where all is text.
+    thoughts and calls of tools; None where all is text. prompt_logprobs: so many alternatives beside the
+    log-probability of each token of the prompt; None: they are not wanted.
     """
 
     prompt: list[int]
@@ -97,13 +98,18 @@ class Ask:
     stop: tuple[str, ...] = ()
     head: str = ""
     reader: Callable[[], AnswerParts] | None = None
+    prompt_logprobs: int | None = None
+
+    @property
+    def needs_engine(self) -> bool:
+        return self.max_tokens > 0 or self.prompt_logprobs is not None
 
 
 @dataclass
 class Answer:
     """What there is of the answer to `ask`. text: without the head. tbt_ms: between tokens, on the engine's clock.
 
-    reader: has read the text.
+    reader: has read the text. prompt_logprobs: of each token of the prompt, once they are there.
     """
 
     ask: Ask
@@ -112,6 +118,7 @@ class Answer:
     token_ids: list[int] = field(default_factory=list)
     tbt_ms: list[float] = field(default_factory=list)
     logprobs: list[LogProb] = field(default_factory=list)
+    prompt_logprobs: tuple[LogProb | None, ...] = ()
     finish_reason: str | None = None
     cached_tokens: int = 0  # of the prompt, which the engine's pages held; known at the end
     reader: AnswerParts | None = field(default=None, init=False)
@@ -122,7 +129,10 @@ class Answer:
 
     def add(self, piece: Piece) -> None:
         self.text += piece.text
-        self.token_ids.append(piece.token_id)
+        if self.ask.max_tokens:
+            self.token_ids.append(piece.token_id)
+        if piece.prompt_logprobs is not None:
+            self.prompt_logprobs = piece.prompt_logprobs
         self.finish_reason = piece.finish_reason
         if piece.tbt_ms is not None:
             self.tbt_ms.append(piece.tbt_ms)
@@ -171,7 +181,7 @@ def cached_tokens(answers: Sequence[Answer]) -> int:
 
 async def pieces(served: Served, answers: Sequence[Answer]) -> AsyncGenerator[tuple[Answer, Piece], None]:
     """The pieces of all answers as they come, each added to its answer. Closing the generator ends all requests."""
-    asked = [answer for answer in answers if answer.ask.max_tokens]
+    asked = [answer for answer in answers if answer.ask.needs_engine]
     if len(asked) == 1:
         async with aclosing(_pieces_of(served, asked[0].ask)) as stream:
             async for piece in stream:
@@ -210,7 +220,9 @@ async def pieces(served: Served, answers: Sequence[Answer]) -> AsyncGenerator[tu
 
 
 async def _pieces_of(served: Served, ask: Ask) -> AsyncGenerator[Piece, None]:
-    stream: Any = served.engine.stream(ask.prompt, max_tokens=ask.max_tokens, stop=ask.stop, **ask.options)
+    options = ask.options | ({} if ask.prompt_logprobs is None else {"prompt_logprobs": ask.prompt_logprobs})
+    stream: Any = served.engine.stream(ask.prompt, max_tokens=max(1, ask.max_tokens), stop=ask.stop, **options)
     async with aclosing(stream):
         async for piece in stream:
-            yield piece
+            # With no token to be made one is, which comes with what was found of the prompt.
+            yield piece if ask.max_tokens else replace(piece, text="", logprob=None, finish_reason="length")

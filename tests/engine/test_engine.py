@@ -123,6 +123,31 @@ def test_pieces_have_log_probabilities_where_they_are_asked_for(opened: Opened) 
     assert all(piece.logprob is None for piece in other)
 
 
+def test_the_first_piece_has_the_log_probabilities_of_the_prompt(opened: Opened) -> None:
+    asked = opened.engine.submit(prompt(1, 200), **options(1, 5), prompt_logprobs=1)
+    first, *others = list(asked)
+    assert first.prompt_logprobs is not None and first.prompt_logprobs[0] is None
+    assert [found and found.token for found in first.prompt_logprobs[1:]] == prompt(1, 200)[1:]
+    assert [found and found.logprob for found in first.prompt_logprobs[1:]] == [-i for i in range(1, 200)]
+    assert all(piece.prompt_logprobs is None for piece in others)
+    single = opened.engine.submit([5], **options(1, 2), prompt_logprobs=0)
+    assert next(single).prompt_logprobs == (None,)
+    for wrong in (21, -1, "3"):
+        with pytest.raises(UsageError, match="expected 0 to 20 alternatives"):
+            opened.engine.submit(prompt(1), prompt_logprobs=wrong)
+
+
+def test_where_there_is_no_room_for_scores_one_request_ends(opened: Opened) -> None:
+    def refuse(what: str) -> None:
+        if what == "prepare scores":
+            raise OutOfDeviceMemoryError("no room")
+
+    opened.batch.before = refuse
+    with pytest.raises(OutOfDeviceMemoryError, match="no room"):
+        opened.engine.submit(prompt(1), **options(1, 5), prompt_logprobs=1).result()
+    assert opened.engine.submit(prompt(1), **options(1, 5)).result().token_ids == expected(1, 5)
+
+
 def test_pieces_of_a_list_come_with_the_index_of_their_prompt(opened: Opened) -> None:
     found: dict[int, list[int]] = {0: [], 1: [], 2: []}
     order = []

@@ -106,6 +106,37 @@ def test_log_probabilities_and_biases(llm: LLM) -> None:
             assert [p for _, p in piece.logprob.top] == pytest.approx(np.sort(row)[::-1][:3], abs=1e-4)
 
 
+def test_log_probabilities_of_prompts(llm: LLM) -> None:
+    asked = [*prompts(6), [5]]
+    options: dict[str, Any] = {"max_tokens": 4, "ignore_eos": True}
+    found = []
+    with llm.engine(max_sequences=3, max_step_tokens=100, kv_pages=9) as engine:
+        beside = [engine.submit(prompt, **options) for prompt in asked]
+        for top in (0, 3):
+            requests = [engine.submit(prompt, **options, prompt_logprobs=top, logprobs=top) for prompt in asked]
+            found.append([list(request) for request in requests])
+        answers = [request.result().token_ids for request in beside]
+    for pieces in found:
+        assert [[piece.token_id for piece in of_one] for of_one in pieces] == answers
+    for n, prompt in enumerate(asked):
+        rows = llm.logits(prompt).astype(np.float64)
+        log_p = rows - np.log(np.sum(np.exp(rows), axis=1, keepdims=True))
+        for top, pieces in zip((0, 3), found, strict=True):
+            of_prompt = pieces[n][0].prompt_logprobs
+            assert of_prompt is not None and len(of_prompt) == len(prompt) and of_prompt[0] is None
+            assert all(piece.prompt_logprobs is None for piece in pieces[n][1:])
+            without = llm.logprobs(prompt, top=top)
+            for scored in of_prompt, without:
+                for logprob, token, row in zip(scored[1:], prompt[1:], log_p, strict=False):
+                    assert logprob is not None and logprob.token == token
+                    assert logprob.logprob == pytest.approx(row[token], abs=1e-4)
+                    assert [p for _, p in logprob.top] == pytest.approx(np.sort(row)[::-1][:top], abs=1e-4)
+                    assert [row[i] for i, _ in logprob.top] == pytest.approx(np.sort(row)[::-1][:top], abs=1e-4)
+    for token_ids, top, words in (([], 0, "no tokens"), ([5, 6], 21, "top is 21"), ("text", 0, "expected token ids")):
+        with pytest.raises(UsageError, match=words):
+            llm.logprobs(token_ids, top=top)  # type: ignore[arg-type]
+
+
 def test_a_list_of_prompts_streams_with_indices(llm: LLM) -> None:
     asked = prompts(3)
     pieces = list(llm.stream(asked, max_tokens=5, ignore_eos=True))

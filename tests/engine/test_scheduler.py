@@ -17,6 +17,7 @@ from llmcl.engine.generation import token_budget
 from llmcl.engine.scheduler import Job, Plan, Scheduler
 from llmcl.engine.step_loop import StepLoop
 from llmcl.errors import UsageError
+from llmcl.ops.logprobs import LogProb
 from llmcl.ops.sample import SamplingParams
 
 
@@ -35,9 +36,11 @@ class Load:
     ids: dict[Job, list[int]] = field(default_factory=dict)
     plans: list[Plan] = field(default_factory=list)
 
-    def submit(self, prompt: list[int], max_tokens: int, *, seed: int = 0, priority: int = 0) -> Job:
+    def submit(
+        self, prompt: list[int], max_tokens: int, *, seed: int = 0, priority: int = 0, top: int | None = None
+    ) -> Job:
         budget = token_budget(self.scheduler.max_context, len(prompt), max_tokens)
-        job = Job(prompt, SamplingParams(seed=seed), budget, priority)
+        job = Job(prompt, SamplingParams(seed=seed), budget, priority, prompt_logprobs=top)
         self.scheduler.submit(job)
         self.ids[job] = []
         return job
@@ -78,7 +81,13 @@ class Load:
 
     def check_answer(self, job: Job) -> None:
         """The ids so far are those of the request alone."""
-        assert self.ids[job] == answer_of(job.prompt, job.params, len(self.ids[job]), self.batch.cell_tokens)
+        scored = job.prompt_logprobs is not None
+        n, cell_tokens = len(self.ids[job]), self.batch.cell_tokens
+        assert self.ids[job] == answer_of(job.prompt, job.params, n, cell_tokens, scored=scored)
+        if n and job.prompt_logprobs is not None:
+            top = [((token, 0.0),) * job.prompt_logprobs for token in job.prompt]
+            found = [LogProb(token, -float(i), top[i]) for i, token in enumerate(job.prompt)]
+            assert job.scored == [None, *found[1:]]
 
 
 def load(
@@ -120,6 +129,7 @@ JOBS = st.fixed_dictionaries(
         "text": st.integers(0, 2),  # few, so that prompts begin alike
         "max_tokens": st.integers(1, 150),
         "priority": st.sampled_from([0, 0, 0, 1]),
+        "top": st.sampled_from([None, None, 0, 2]),
         "cancelled_after": st.one_of(st.none(), st.none(), st.integers(0, 80)),
     }
 )
@@ -150,9 +160,8 @@ def test_over_random_loads_every_request_ends_as_if_alone(
         while todo and todo[0]["arrival"] <= now:
             drawn = todo.pop(0)
             n_prompt = min(drawn["n_prompt"], made.scheduler.max_context)
-            job = made.submit(
-                prompt(n_prompt, drawn["text"]), drawn["max_tokens"], seed=n_prompt, priority=drawn["priority"]
-            )
+            text, top = prompt(n_prompt, drawn["text"]), drawn["top"]
+            job = made.submit(text, drawn["max_tokens"], seed=n_prompt, priority=drawn["priority"], top=top)
             if drawn["cancelled_after"] is not None:
                 cancelled[job] = now + drawn["cancelled_after"]
         for job, when in cancelled.items():

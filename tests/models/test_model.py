@@ -108,6 +108,22 @@ def test_random_models_agree_with_transformers(name: str, load_folder: Callable[
         assert relative_error(last_logits(llm), reference[i]) <= BOUND
 
 
+def test_log_probabilities_agree_with_transformers(load_folder: Callable[..., LLM]) -> None:
+    import torch
+
+    config = model_configs()["gqa4_dim64_llama3"]
+    weights = random_weights(config, seed=1)
+    llm = load_folder(config, weights)
+    ids = random_ids(2 * LOGITS_CHUNK + 13)
+    logits = torch.tensor(transformers_logits(transformers_model(config, weights), ids), dtype=torch.float64)
+    reference = torch.log_softmax(logits, dim=-1)
+    best = reference.topk(5)
+    for i, found in enumerate(llm.logprobs(ids, top=5)[1:]):
+        assert found is not None and found.token == ids[i + 1]
+        assert found.logprob == pytest.approx(float(reference[i, ids[i + 1]]), abs=1e-3)
+        assert [value for _, value in found.top] == pytest.approx(best.values[i].tolist(), abs=1e-3)
+
+
 @pytest.mark.parametrize("name", ["gqa3_dim64_untied", pytest.param("gqa8_dim128_llama3_tied", marks=full)])
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=full)])
 def test_weights_are_exactly_those_of_the_file(dtype: str, name: str, load_folder: Callable[..., LLM]) -> None:

@@ -288,3 +288,19 @@ def test_the_forecast_counts_states(shape: str, default_device: Device) -> None:
     more = forecast(config, types, "float32", 512, default_device, 512, 1)
     assert more["recurrent states"] > needed["recurrent states"]
     assert "recurrent states" not in forecast(small_config(), types, "float32", 512, default_device, 512)
+
+
+def test_prompts_are_scored(paged: LLM) -> None:
+    texts = [ids(150, 1), ids(90, 2)]
+    with paged.engine(max_sequences=2, max_context=200) as engine:
+        requests = [engine.submit(text, max_tokens=3, ignore_eos=True, prompt_logprobs=1) for text in texts]
+        found = [list(request) for request in requests]
+        again = [engine.submit(text, max_tokens=3, ignore_eos=True).result().token_ids for text in texts]
+    for text, pieces, answer in zip(texts, found, again, strict=True):
+        assert [piece.token_id for piece in pieces] == answer
+        rows = paged.logits(text).astype(np.float64)
+        log_p = rows - np.log(np.sum(np.exp(rows), axis=1, keepdims=True))
+        of_prompt = pieces[0].prompt_logprobs
+        assert of_prompt is not None
+        for logprob, token, row in zip(of_prompt[1:], text[1:], log_p, strict=False):
+            assert logprob is not None and logprob.logprob == pytest.approx(row[token], abs=1e-3)

@@ -80,6 +80,45 @@ def test_probabilities_of_tokens(echoing: Running) -> None:
     assert [offset for part in mine for offset in part["text_offset"]] == [0, 1, 2, 3]
 
 
+def test_probabilities_of_a_prompt(echoing: Running) -> None:
+    """What lm-evaluation-harness asks for, with OpenAI's client: nothing comes before the first token."""
+    with openai.OpenAI(base_url=f"{echoing.url}/v1", api_key="none", max_retries=0) as client:
+        ids = echoing.engine.tokenizer.encode("aé€")  # é has two tokens, € three
+        answer = client.completions.create(
+            model="any", prompt=ids, echo=True, logprobs=1, max_tokens=1, temperature=0, seed=1234
+        )
+        choice = answer.choices[0]
+        assert choice.text == "aé€a" and choice.logprobs is not None
+        assert choice.logprobs.text_offset == [0, 1, 1, 2, 2, 2, 3]
+        assert choice.logprobs.token_logprobs == [None, -0.5, -0.5, -0.5, -0.5, -0.5, -0.25]
+        assert choice.logprobs.tokens is not None and choice.logprobs.tokens[0] == choice.logprobs.tokens[-1] == "a"
+        top = choice.logprobs.top_logprobs
+        assert top is not None and top[0] is None and top[-1] == {"a": -0.25}
+        assert all(max(of_token.values()) == -0.125 for of_token in top[1:-1])
+        nothing = client.completions.create(model="any", prompt="abc", echo=True, logprobs=0, max_tokens=0)
+        assert nothing.choices[0].text == "abc" and nothing.choices[0].finish_reason == "length"
+        assert nothing.choices[0].logprobs is not None
+        assert nothing.choices[0].logprobs.tokens == ["a", "b", "c"]
+        assert nothing.choices[0].logprobs.top_logprobs == [None, {}, {}]
+        assert nothing.usage is not None and nothing.usage.completion_tokens == 0
+
+
+@pytest.mark.parametrize("max_tokens", [0, 2])
+def test_probabilities_of_prompts_in_a_stream(max_tokens: int, echoing: Running) -> None:
+    body = {"prompt": ["abc", "d"], "echo": True, "logprobs": 1, "stream": True, "max_tokens": max_tokens}
+    stream = echoing.post("/v1/completions", body)
+    choices = [json.loads(data)["choices"][0] for _, data in events(stream.text)[:-1]]
+    for index, text in enumerate(("abc", "d")):
+        mine = [choice for choice in choices if choice["index"] == index]
+        answer = "" if not max_tokens else text[:2]
+        assert "".join(choice["text"] for choice in mine) == text + answer
+        tokens = [token for choice in mine for token in choice["logprobs"]["tokens"]]
+        assert "".join(tokens) == text + answer
+        offsets = [offset for choice in mine for offset in choice["logprobs"]["text_offset"]]
+        assert offsets == [*range(len(tokens))]
+        assert mine[0]["logprobs"]["token_logprobs"][0] is None and mine[-1]["finish_reason"] is not None
+
+
 def test_a_stream_of_several(echoing: Running) -> None:
     answer = echoing.post(
         "/v1/completions",
@@ -108,7 +147,7 @@ def test_a_stream_of_several(echoing: Running) -> None:
         ({"prompt": "a", "echo": "yes"}, "echo"),
         ({"prompt": "a", "max_tokens": -1}, "max_tokens"),
         ({"prompt": "a", "logprobs": 21}, "logprobs"),
-        ({"prompt": "a", "logprobs": 0, "echo": True}, "logprobs"),
+        ({"prompt": "a", "logprobs": 21, "echo": True}, "logprobs"),
         ({"prompt": "a", "suffix": "b"}, "suffix"),
         ({"prompt": "a", "best_of": 3}, "best_of"),
     ],

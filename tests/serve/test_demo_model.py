@@ -146,3 +146,23 @@ def test_a_client_that_leaves_frees_its_place(demo: Running) -> None:
         wait_for(lambda: demo.service.in_flight == 0)
         assert demo.metric("llamacpp:tokens_predicted_total") < 500
         assert client.completions.create(model="any", prompt="The sky is", max_tokens=2).choices[0].text
+
+
+def test_a_prompt_is_scored(demo: Running, smollm2: LLM) -> None:
+    """As lm-evaluation-harness does: a context and how it may go on, which is greedy or not."""
+    tokenizer: Any = demo.service.served().tokenizer
+    context, following = tokenizer.encode("The capital of France is"), tokenizer.encode(" Paris")
+    prompts = [[*context, *following], [*context, *tokenizer.encode(" blue")]]
+    with openai.OpenAI(base_url=f"{demo.url}/v1", api_key="none") as client:
+        answer = client.completions.create(model="any", prompt=prompts, echo=True, logprobs=1, max_tokens=1, seed=1)
+        sums = []
+        for choice, prompt in zip(answer.choices, prompts, strict=True):
+            logprobs: Any = choice.logprobs
+            assert choice.text.startswith(tokenizer.decode(prompt)) and len(logprobs.tokens) == len(prompt) + 1
+            texts = zip(logprobs.text_offset, [*logprobs.text_offset[1:], len(choice.text)], strict=True)
+            assert [choice.text[a:b] for a, b in texts] == logprobs.tokens
+            of_following = slice(len(context), -1)
+            sums.append(sum(logprobs.token_logprobs[of_following]))
+            best = [max(of_token.values()) for of_token in logprobs.top_logprobs[of_following]]
+            assert all(value <= top for value, top in zip(logprobs.token_logprobs[of_following], best, strict=True))
+    assert sums[0] > sums[1] + 1  # the right answer is the likelier one
