@@ -10,7 +10,7 @@ the last bits of a real model.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import log
 from types import SimpleNamespace
 from typing import Any
@@ -198,10 +198,10 @@ class FakeBatch:
             before_sampling()
         return self._sample(sampled, n_held) if sampled else list
 
-    def allow(self, sequence: SequenceState, tokens: np.ndarray | None) -> None:
-        assert sequence in self.places
+    def allow(self, tokens: Mapping[SequenceState, np.ndarray | None]) -> None:
+        assert set(tokens) <= set(self.places)
         self.log.append("allow")
-        self.allowed[sequence] = tokens
+        self.allowed.update(tokens)
 
     def logprobs(self, sequences: Sequence[SequenceState]) -> Callable[[], list[LogProb | None]]:
         """Of each token the logarithm of 1/2, and as many alternatives as are wanted."""

@@ -200,7 +200,7 @@ def _sample(
     """Enqueues the choice of the next token and the reading of its id; the function returned waits for this one id."""
     if matcher is not None:
         model.device.flush()  # it computes the step while the host computes the mask
-        model.sampler.bias.allow(matcher.mask())
+        model.sampler.bias.allow({0: matcher.mask()})
     wait = model.sample(sequence)
     logprobs = None if sequence.sampling.logprobs is None else model.logprobs(sequence)
 

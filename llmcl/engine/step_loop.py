@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -15,6 +15,7 @@ from llmcl.engine.scheduler import Chunk, Job, Plan, Scheduler
 from llmcl.engine.speculation import NO_SPECULATION, Speculation
 from llmcl.engine.together import TogetherSteps
 from llmcl.errors import LlmclError
+from llmcl.grammar import masks_of
 from llmcl.models.batch import PromptChunk
 from llmcl.models.paged_kv_cache import PagedKVCache
 from llmcl.models.sequence import SequenceState
@@ -64,8 +65,8 @@ class Batch(Protocol):
         """
         ...
 
-    def allow(self, sequence: SequenceState, tokens: np.ndarray | None) -> None:
-        """The next tokens of a sequence are of these, a mask as of `LogitBias.allow`; None: all may come."""
+    def allow(self, tokens: Mapping[SequenceState, np.ndarray | None]) -> None:
+        """The next tokens of these sequences are of these, masks as of `LogitBias.allow`; None: all may come."""
 
     def verify(
         self, sequence: SequenceState, enqueue: Callable[[SequenceState], Callable[[], list[int]]]
@@ -274,13 +275,17 @@ class StepLoop:
 
         def mask() -> None:
             self._read_all()
-            for job in jobs:
-                if job.matcher is None or job.done or job in self._failed:
-                    continue
-                try:
-                    self._batch.allow(_sequence(job), job.matcher.mask())
-                except LlmclError as error:
-                    self._fail(job, error)
+            matching = [(job, job.matcher) for job in jobs if not job.done and job not in self._failed]
+            waiting = [(job, matcher) for job, matcher in matching if matcher is not None]
+            allowed: dict[SequenceState, np.ndarray | None] = {}
+            masks = masks_of([matcher for _, matcher in waiting], parallel=self._batch.runs_ahead)
+            for (job, _), tokens in zip(waiting, masks, strict=True):
+                if isinstance(tokens, LlmclError):
+                    self._fail(job, tokens)
+                else:
+                    allowed[_sequence(job)] = tokens
+            if allowed:
+                self._batch.allow(allowed)
 
         return mask
 

@@ -1,16 +1,17 @@
-"""One answer on its way through a grammar."""
+"""Answers on their way through grammars."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmcl.errors import UsageError, one_line
+from llmcl.errors import LlmclError, UsageError, one_line
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher
+    from llguidance import LLExecutor, LLMatcher
 
 
 class Matcher:
@@ -63,8 +64,11 @@ class Matcher:
         matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         self._check(matcher)
         if not mask.any():
-            raise UsageError(f"{self._kind}: no token of the vocabulary can follow the answer so far; change it")
+            raise self._no_token()
         return mask
+
+    def _no_token(self) -> UsageError:
+        return UsageError(f"{self._kind}: no token of the vocabulary can follow the answer so far; change it")
 
     def _consume(self, matcher: LLMatcher, token: int) -> None:
         if not matcher.consume_token(int(token)) and not matcher.is_error():
@@ -72,6 +76,44 @@ class Matcher:
         self._check(matcher)
 
     def _check(self, matcher: LLMatcher) -> None:
-        if matcher.is_error():
-            reason = one_line(matcher.get_error().partition("\n")[0], 300)
-            raise UsageError(f"{self._kind} cannot be followed any further: {reason}; make it simpler")
+        if (error := self._error(matcher)) is not None:
+            raise error
+
+    def _error(self, matcher: LLMatcher) -> UsageError | None:
+        if not matcher.is_error():
+            return None
+        reason = one_line(matcher.get_error().partition("\n")[0], 300)
+        return UsageError(f"{self._kind} cannot be followed any further: {reason}; make it simpler")
+
+
+def masks_of(matchers: Sequence[Matcher], *, parallel: bool) -> list[np.ndarray | LlmclError]:
+    """The mask of each of several answers, as of `Matcher.mask`, or what that raises.
+
+    parallel: by several threads, for a machine whose cores have nothing else to do.
+    """
+    if not parallel or len(matchers) < 2 or not all(isinstance(matcher, Matcher) for matcher in matchers):
+        return [_mask_or_error(matcher) for matcher in matchers]
+    n_words = matchers[0]._n_words
+    masks = np.zeros((len(matchers), n_words), np.uint32)
+    inner = [(matcher._matcher, i) for i, matcher in enumerate(matchers)]
+    _executor().unsafe_compute_mask_ptr(inner, masks.ctypes.data, 4 * n_words, len(inner))
+    found: list[np.ndarray | LlmclError] = []
+    for matcher, mask, has_any in zip(matchers, masks, masks.max(axis=1) > 0, strict=True):
+        error = matcher._error(matcher._matcher) or (None if has_any else matcher._no_token())
+        found.append(mask if error is None else error)
+    return found
+
+
+def _mask_or_error(matcher: Matcher) -> np.ndarray | LlmclError:
+    try:
+        return matcher.mask()
+    except LlmclError as error:
+        return error
+
+
+@cache
+def _executor() -> LLExecutor:
+    """Threads of llguidance's own, of which none holds the interpreter."""
+    from llguidance import LLExecutor
+
+    return LLExecutor()

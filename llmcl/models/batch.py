@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -323,12 +323,12 @@ class Batch:
         self._hand_over(before_sampling)
         return self._sample(sequences)
 
-    def allow(self, sequence: SequenceState, tokens: np.ndarray | None) -> None:
-        """The next tokens of a sequence are of these: see `LogitBias.allow`. None: all may come."""
-        self._allowed[sequence] = tokens
-        self.sampler.bias.allow(tokens, self._places[sequence])
-        if self._alone is sequence:
-            self.model.sampler.bias.allow(tokens)
+    def allow(self, tokens: Mapping[SequenceState, np.ndarray | None]) -> None:
+        """Of these sequences the tokens that may come next: see `LogitBias.allow`. None: all may come."""
+        self._allowed.update(tokens)
+        self.sampler.bias.allow({self._places[sequence]: mask for sequence, mask in tokens.items()})
+        if self._alone is not None and self._alone in tokens:
+            self.model.sampler.bias.allow({0: tokens[self._alone]})
 
     def logprobs(self, sequences: Sequence[SequenceState]) -> Callable[[], list[LogProb | None]]:
         """Right after the step that sampled a token of each of these: enqueues the reading of its log-probabilities.
@@ -490,7 +490,7 @@ class Batch:
             return
         last, model = self._last[sequence](), self.model
         model.start_sampling(sequence, [last])
-        model.sampler.bias.allow(self._allowed.get(sequence))
+        model.sampler.bias.allow({0: self._allowed.get(sequence)})
         model.step.write_tokens([last], sequence.position)
         model.step.write_place(self._places[sequence])
         self._alone = sequence

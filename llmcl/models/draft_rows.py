@@ -95,8 +95,7 @@ class DraftRows:
 
     def allow(self, masks: Iterable[np.ndarray | None]) -> None:
         """Which tokens each row may sample, as of `LogitBias.allow`."""
-        for row, mask in enumerate(masks):
-            self.sampler.bias.allow(mask, row)
+        self.sampler.bias.allow(dict(enumerate(masks)))
 
     def row_logits(self, row: int) -> np.ndarray:
         """Of a row of the last step: float32 [vocab]."""

@@ -25,6 +25,7 @@ class LogitBias:
     def __init__(self, device: Device, logits: Buffer, vocab_size: int, step: StepState):
         n = max(1, step.n_sequences)
         self._device = device
+        self._n = n
         self._words = -(-vocab_size // 32)
         self._vocab_size = vocab_size
         self._biased: set[int] = set()
@@ -32,8 +33,8 @@ class LogitBias:
         self.rules = device.zeros(8 * n, "numbers of logit biases")
         self.biases = device.alloc(8 * n * MAX_BIASES, "logit biases")
         self._allowed = device.alloc(4 * n * self._words, "allowed tokens")
-        self._host_allowed: dict[int, np.ndarray] = {}  # of each sequence that had some
-        self._written: dict[int, object] = {}
+        self._host_allowed: np.ndarray | None = None  # the same on the host, once there are some
+        self._written: list[object] = []
         width = widest_group(device)
         groups = min(max(2, device.compute_units), -(-vocab_size // width))
         self.launches = [
@@ -69,23 +70,40 @@ class LogitBias:
         self._masked.discard(sequence)
         send(self._device, self.rules, np.array([len(bias), 0], np.int32), 8 * sequence)
 
-    def allow(self, tokens: np.ndarray | None, sequence: int = 0) -> None:
-        """tokens: bits uint32 [ceil(vocab / 32)] of the tokens that may come next, token 0 the lowest bit of the first
-        word; None: all. They count until they are set again, which is when the step that they are for has ended.
-        Nothing is waited for.
+    def allow(self, tokens: Mapping[int, np.ndarray | None]) -> None:
+        """Of sequences by their numbers the tokens that may come next: bits uint32 [ceil(vocab / 32)], token 0 the
+        lowest bit of the first word; None: all. They count until they are set again, which is when the step that they
+        are for has ended. Nothing is waited for.
         """
-        if tokens is not None:
-            if tokens.dtype != np.uint32 or tokens.shape != (self._words,):
-                raise ValueError(f"allowed tokens are {tokens.dtype} {tokens.shape}; expected uint32 ({self._words},)")
-            if sequence not in self._host_allowed:
-                self._host_allowed[sequence] = self._device.pinned(self._words)
-            pinned = self._host_allowed[sequence]
-            self._written.pop(sequence, None)  # waits for the copy before, which was for an earlier step
-            pinned[:] = tokens.view(np.int32)
-            self._written[sequence] = self._device.write_async(self._allowed, pinned, 4 * sequence * self._words)
-        if (tokens is not None) != (sequence in self._masked):
-            self._device.fill(self.rules, np.int32(tokens is not None), 8 * sequence + 4, 4)
-            (self._masked.discard if tokens is None else self._masked.add)(sequence)
+        masks = {sequence: mask for sequence, mask in sorted(tokens.items()) if mask is not None}
+        for mask in masks.values():
+            if mask.dtype != np.uint32 or mask.shape != (self._words,):
+                raise ValueError(f"allowed tokens are {mask.dtype} {mask.shape}; expected uint32 ({self._words},)")
+        if masks:
+            self._write(masks)
+        for sequence in tokens:
+            if (sequence in masks) != (sequence in self._masked):
+                self._device.fill(self.rules, np.int32(sequence in masks), 8 * sequence + 4, 4)
+                (self._masked.add if sequence in masks else self._masked.discard)(sequence)
+
+    def _write(self, masks: Mapping[int, np.ndarray]) -> None:
+        """Enqueues copies of the masks, by ascending numbers; those of neighbours together."""
+        self._written.clear()  # waits for the copies before, which were for an earlier step
+        if self._host_allowed is None:
+            self._host_allowed = self._device.pinned(self._n * self._words).reshape(self._n, self._words)
+        pinned = self._host_allowed
+        first = last = next(iter(masks))
+        for sequence, mask in masks.items():
+            if sequence > last + 1:
+                self._copy(first, last)
+                first = sequence
+            pinned[sequence], last = mask.view(np.int32), sequence
+        self._copy(first, last)
+
+    def _copy(self, first: int, last: int) -> None:
+        assert self._host_allowed is not None
+        rows = self._host_allowed[first : last + 1]
+        self._written.append(self._device.write_async(self._allowed, rows, 4 * first * self._words))
 
     def applies_to(self, sequence: int) -> bool:
         return sequence in self._biased or sequence in self._masked

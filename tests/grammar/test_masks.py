@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import product
 
 import numpy as np
@@ -11,7 +12,7 @@ from ascii_tokenizer import ascii_tokenizer
 from made_tokenizers import byte_level_gguf, from_gguf, sentencepiece_gguf
 
 from llmcl.errors import UsageError
-from llmcl.grammar import Grammar, Grammars, Matcher
+from llmcl.grammar import Grammar, Grammars, Matcher, masks_of
 from llmcl.tokenizer import Tokenizer
 
 UNUSED = 5  # ids beyond the tokenizer's
@@ -138,3 +139,29 @@ def test_drafts() -> None:
     assert ids_of(matcher.mask()) == {letters["a"]}  # it is where it was
     with pytest.raises(UsageError, match="regex cannot be followed any further"):
         matcher.accept([letters["x"]])
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_several_answers_at_once(parallel: bool) -> None:
+    """As each of them alone; one that fails does not end the others."""
+    tokenizer = from_folder()
+    grammars = Grammars(tokenizer, tokenizer.n_vocab + UNUSED)
+
+    def matchers() -> list[Matcher]:
+        expressions = "a[bc]{1,5}", "[xyz]{3}", "a"
+        return [grammars.compile(Grammar("regex", expression)).matcher() for expression in expressions]
+
+    alone, together = matchers(), matchers()
+    for text in "axa", "bya", "bza":
+        masks = masks_of(together, parallel=parallel)
+        for one, mask in zip(alone, masks, strict=True):
+            if isinstance(mask, np.ndarray):
+                assert mask.dtype == np.uint32 and np.array_equal(mask, one.mask())
+        for letter, *both in zip(text, alone, together, strict=True):
+            for matcher in both:
+                with suppress(UsageError):
+                    matcher.accept(tokenizer.encode(letter, add_special_tokens=False)[:1])
+    assert [type(mask) for mask in masks_of(together, parallel=parallel)] == [np.ndarray, np.ndarray, UsageError]
+    assert masks_of([], parallel=parallel) == []
+    (mask,) = masks_of(together[:1], parallel=parallel)
+    assert isinstance(mask, np.ndarray)

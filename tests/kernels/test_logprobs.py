@@ -87,7 +87,7 @@ def test_each_sequence_has_its_own(device: Device, vocab: int) -> None:
     for place, own in params.items():
         sampler.configure(own, place)
         step.write_sequence(place, 4, 0)
-    sampler.bias.allow(bits(allowed), 3)
+    sampler.bias.allow({3: bits(allowed)})
     step.write_rows(places, 9)
     run(sampler.launches_for(places), rows)
     tokens = step.read_rows(9, rows)()
@@ -117,12 +117,12 @@ def test_a_mask_that_is_lifted(device: Device) -> None:
     sampler.configure(SamplingParams())
     for number, (mask, expected) in enumerate(((bits(allowed), order[3]), (None, order[0]))):
         device.write(buffer, logits)
-        sampler.bias.allow(mask)
+        sampler.bias.allow({0: mask})
         device.write(step.state, np.array([4, 1, number], np.int32))
         run(sampler.launches)
         assert step.read_sampled(number)() == expected
     with pytest.raises(ValueError, match=r"expected uint32 \(5,\)"):
-        sampler.bias.allow(np.zeros(4, np.uint32))
+        sampler.bias.allow({0: np.zeros(4, np.uint32)})
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,7 @@ def test_logprobs_and_allowed_tokens(llm: LLM, batch: Batch) -> None:
     prompt, even = random_ids(12, 1, 131), np.full(-(-llm.config.vocab_size // 32), 0x55555555, np.uint32)
     first = begin(batch, prompt, SamplingParams(logprobs=2, seed=1))
     second = begin(batch, random_ids(5, 2, 131))
-    batch.allow(first[0], even)
+    batch.allow({first[0]: even})
     for running in ([first, second], [first], [first], [second, first]):
         ids = [first[1][-1], *first[0].token_ids]
         wait = batch.decode([sequence for sequence, _ in running])
@@ -207,7 +207,7 @@ def test_logprobs_and_allowed_tokens(llm: LLM, batch: Batch) -> None:
         log_p = row - np.log(np.sum(np.exp(row)))
         assert logprob.logprob == pytest.approx(log_p[logprob.token], abs=1e-4)
         assert [token for token, _ in logprob.top] == [int(i) for i in np.argsort(-log_p)[:2]]
-    batch.allow(first[0], None)
+    batch.allow({first[0]: None})
     text = [*first[0].token_ids, first[1][-1]]
     decode(batch, [first, second], 6)
     assert first[1][-6:] == alone(llm, text, 6)
