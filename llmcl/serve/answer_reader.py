@@ -38,7 +38,7 @@ class AnswerReader(AnswerParts):
     def __post_init__(self) -> None:
         self._held = ""
         self._opening = ""  # of the call that is read
-        self._in_list = False
+        self._in_list = False  # behind an opening that is for several calls
         self._scanner: Scanner = CallScanner()
         self._n_sent = -1  # characters of its arguments; -1: the call was not begun
         self._read: Callable[[bool], bool] = self._read_thought if self.thinks else self._read_begin
@@ -131,6 +131,7 @@ class AnswerReader(AnswerParts):
         """After an opening, or between the calls of a list."""
         assert self.family is not None
         begun = self._held.lstrip()
+        self._in_list |= self.family.is_lines
         if self.family.is_list and not self._in_list and begun.startswith("["):
             self._in_list, self._opening = True, self._opening + "["
             begun = begun[1:].lstrip()
@@ -205,10 +206,13 @@ class AnswerReader(AnswerParts):
         if self._in_list and self._held[:1] in (",", ";"):
             self._held, self._read = self._held[1:], self._read_call
             return True
-        for ending in (closing, *("]" for _ in range(self._in_list))):
+        for ending in (closing, *("]" for _ in range(self._in_list and self.family.is_list))):
             if ending and self._held.startswith(ending):
                 self._held, self._in_list = self._held[len(ending) :], False
                 return True
+        if self._in_list and self.family.is_lines and not closing.startswith(self._held):
+            self._read = self._read_call
+            return True
         if not self.family.opening and self._held[:1] in (";", ","):
             self._held = self._held[1:]
             return True

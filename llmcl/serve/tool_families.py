@@ -23,8 +23,9 @@ class ToolFamily:
     tags: between these in place of a JSON object. is_python: as a call in Python.
 
     sign: what a chat template of this family has in it. opening: what a call begins with; "" for one that is the whole
-    answer. arguments: the field that has them. is_list: calls are a JSON array, with one opening for all.
-    other_openings: what models of the family write as well. id_length: letters of an id; 0: any.
+    answer. arguments: the field that has them. is_list: calls are a JSON array, with one opening for all. is_lines:
+    they follow one another, each on a line, likewise. other_openings: what models of the family write as well.
+    id_length: letters of an id; 0: any.
     """
 
     name: str
@@ -33,6 +34,7 @@ class ToolFamily:
     closing: str
     arguments: str = "arguments"
     is_list: bool = False
+    is_lines: bool = False
     other_openings: tuple[str, ...] = ()
     id_length: int = 0
     tags: Tags | None = None
@@ -63,6 +65,7 @@ FAMILIES = (
         "qwen", "<parameter=", "<tool_call>\n", "\n</tool_call>", other_openings=("<function=",), tags=_FUNCTION
     ),
     ToolFamily("lfm2", "List of tools: ", "<|tool_call_start|>", "<|tool_call_end|>", is_list=True, is_python=True),
+    ToolFamily("olmo 3", "<function_calls>", "<function_calls>", "</function_calls>", is_lines=True, is_python=True),
     ToolFamily("glm", "<arg_key>", "<tool_call>", "", tags=_ARGUMENTS),
     HERMES,
     ToolFamily("llama 3", "<|python_tag|>", "", "", arguments="parameters", other_openings=("<|python_tag|>",)),

@@ -90,6 +90,8 @@ class _Lark:
         if family.is_list:
             listed = '"[" call (", " call)* "]"' if several else '"[" call "]"'
             return f"{listed} {self.marker(family.closing)}".strip()
+        if family.is_lines and several:
+            return f'call ("\\n" call)* {self.marker(family.closing)}'
         one = f"call {self.marker(family.closing)}".strip()
         if several and family.opening:
             return f'{one} ("\\n" {self.marker(family.opening)} {one})*'

@@ -124,6 +124,25 @@ ANSWERS: dict[str, tuple[str, str, str, list[tuple[str, str]]]] = {
         "",
         [("add", '{"a": true, "b": null, "c": "007", "from": "it\'s", "e": "x"}')],
     ),
+    "olmo 3": (
+        "olmo 3",
+        """I look.\n<function_calls>weather(city="Z\u00fcrich, (old)\\n", unit='C')\nadd(a=1, b=[2, null])\n"""
+        "add(b=true)</function_calls>\nDone.",
+        "I look.Done.",
+        [
+            ("weather", '{"city": "Z\u00fcrich, (old)\\n", "unit": "C"}'),
+            ("add", '{"a": 1, "b": [2, null]}'),
+            ("add", '{"b": true}'),
+        ],
+    ),
+    "olmo 3, cut": ("olmo 3", "<function_calls>add(a=1)\nadd(", "", [("add", '{"a": 1}'), ("add", "{")]),
+    "olmo 3, lines between": (
+        "olmo 3",
+        "<function_calls>\nadd(a=1)\n\nadd()\n</function_calls>",
+        "",
+        [("add", '{"a": 1}'), ("add", "{}")],
+    ),
+    "olmo 3, no call": ("olmo 3", "<function_calls> is a word", "<function_calls>is a word", []),
     "lfm2, none": ("lfm2", "<|tool_call_start|>[a.b-c()]<|tool_call_end|>Done.", "Done.", [("a.b-c", "{}")]),
     "lfm2, no call": ("lfm2", "[1] says (so)", "[1] says (so)", []),
     "lfm2, of no tool": ("lfm2", "[see(x=1)]", "[see(x=1)]", []),
@@ -234,6 +253,7 @@ def test_families_are_known_by_their_templates() -> None:
         ("<tool_call>\n<function=name>\n<parameter=key>", "qwen"),
         ("<tool_call>{function-name}<arg_key>", "glm"),
         ("List of tools: <|tool_list_start|>[", "lfm2"),
+        ("Output any function calls within <function_calls></function_calls> XML tags.", "olmo 3"),
         ("[AVAILABLE_TOOLS] {{ tools }} [TOOL_CALLS]", "mistral"),
         ("<|tool_call|>", "granite"),
         ("{{ messages }}", "hermes"),

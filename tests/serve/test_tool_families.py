@@ -15,7 +15,7 @@ from llmcl.tokenizer import Tokenizer
 from llmcl.tokenizer.tokenizer import byte_level_alphabet
 
 MARKS = ["<s>", "</s>", "[TOOL_CALLS]", "<tool_call>", "</tool_call>", "<|tool_call|>", "</think>", "<|python_tag|>"]
-MARKS += ["<|tool_call_start|>", "<|tool_call_end|>"]
+MARKS += ["<|tool_call_start|>", "<|tool_call_end|>", "<function_calls>"]
 ADD = Tool("add", "", {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}, True, "tools[0]")
 CALL = '{"name": "add", "arguments": {"a": 1}}'
 TAGGED = "<function=add>\n<parameter=a>\n1\n</parameter>\n</function>"
@@ -34,6 +34,10 @@ ANSWERS = {
     "lfm2": (
         "<|tool_call_start|>[add(a=1)]<|tool_call_end|>",
         "<|tool_call_start|>[add(a=1), add(a=1)]<|tool_call_end|>",
+    ),
+    "olmo 3": (
+        "<function_calls>add(a=1)</function_calls>",
+        "<function_calls>add(a=1)\nadd(a=1)</function_calls>",
     ),
     "granite": (f"<|tool_call|>[{CALL}]", f"<|tool_call|>[{CALL}, {CALL}]"),
     "llama 3": (CALL.replace("arguments", "parameters"), ""),
@@ -155,7 +159,7 @@ def test_values_between_tags_match_their_schemas(tokenizer: Tokenizer, grammars:
     assert [call.arguments for call in reader.calls] == ['{"what": "tea", "code": "123", "of": [1]}']
 
 
-@pytest.mark.parametrize("name", ["mistral", "hermes", "qwen", "glm", "lfm2", "granite"])
+@pytest.mark.parametrize("name", ["mistral", "hermes", "qwen", "glm", "lfm2", "olmo 3", "granite"])
 def test_what_is_allowed_is_read(name: str, tokenizer: Tokenizer) -> None:
     """The tokens that are marks have no text of their own in an answer."""
     family: ToolFamily = BY_NAME[name]
