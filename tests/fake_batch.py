@@ -275,6 +275,7 @@ class FakeLLM:
         self.tokenizer = SimpleNamespace(
             detokenizer=lambda as_it_is=False: Detokenizer(lambda token: bytes([97 + token % 26])),
             eos_token_ids=frozenset({VOCAB - 1}),
+            chat_template=None,
         )
 
     def encode(self, prompt: Any, *, raw: bool = False, system_prompt: str | None = None) -> list[int]:

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from llmcl.tokenizer import Tokenizer
+from llmcl.tokenizer.channel_reader import MARKS
 from llmcl.tokenizer.gguf_tokenizer import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED
+from llmcl.tokenizer.tokenizer import byte_level_alphabet
 
 TEXTS = [
     "",
@@ -206,3 +208,21 @@ def save_folder(
         text = content if isinstance(content, str) else json.dumps(content)
         (folder / name.replace("__", ".")).write_text(text, encoding="utf-8")
     return Tokenizer.from_checkpoint(source(None, vocab_size, folder, bos_token_id=bos_token_id, eos_token_ids=(7,)))
+
+
+CHANNEL_TEMPLATE = (
+    "{% for t in tools or [] %}<|start|>developer<|message|>{{ t.function.name }}<|end|>{% endfor %}"
+    "{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant{# <|channel|>final #}{% endif %}"
+)
+
+
+def channel_tokenizer() -> Tokenizer:
+    """A token for each byte, and one for each mark of answers in channels; two of these end an answer."""
+    symbols = ["<s>", "</s>", *MARKS, *byte_level_alphabet()]
+    backend = tokenizers.Tokenizer(models.BPE({symbol: i for i, symbol in enumerate(symbols)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(mark, special=True) for mark in ("<s>", "</s>", *MARKS)])
+    ends = [1, *(symbols.index(mark) for mark in ("<|call|>", "<|return|>"))]
+    return Tokenizer(backend, vocab_size=len(symbols), eos_token_ids=ends, chat_template=CHANNEL_TEMPLATE)

@@ -12,6 +12,8 @@ from llmcl.engine.leases import Lease, Leases
 from llmcl.errors import UsageError
 from llmcl.models.model import Model
 from llmcl.tokenizer import Tokenizer
+from llmcl.tokenizer.channel_reader import has_channels
+from llmcl.tokenizer.shown_text import said
 
 
 class Speaker(Protocol):
@@ -43,6 +45,7 @@ class Chat(Conversation):
             )
         self._llm = llm
         self._tokenizer = llm.tokenizer
+        self._in_channels = has_channels(llm.tokenizer.chat_template)
         self._sequence = llm.model.cache.sequence()
         self._answer: Callable[[], Lease[Piece] | None] = lambda: None  # weak
 
@@ -88,7 +91,7 @@ class Chat(Conversation):
             # More was said meanwhile if this ended an answer, or waited for one.
             asked = self._turn(text, system_prompt)
             pieces = answer(ids if asked == expected else self._tokenizer.encode_chat(asked), self._sequence)
-            return self._record(asked, self.messages, pieces)
+            return self._record(asked, self.messages, pieces, said if self._in_channels else str)
 
         stream = self._llm.stream(ids, max_tokens=max_tokens, begin=begin, **options)
         self._answer = ref(stream)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # a conversation with a server needs nothing of an engine
@@ -23,9 +23,14 @@ class Conversation:
         return [*(self.messages or first), {"role": "user", "content": text}]
 
     def _record(
-        self, asked: Messages, before: Messages, stream: Generator[Piece, None, None]
+        self,
+        asked: Messages,
+        before: Messages,
+        stream: Generator[Piece, None, None],
+        content: Callable[[str], str] = str,
     ) -> Generator[Piece, None, None]:
         """The pieces of the answer to `asked`, which become messages with it; before: the messages it was asked after.
+        content: of the answer's text what the next turns are to know.
 
         Interrupted before the first token, the turn never happened; nor did it if the conversation was reset.
         """
@@ -37,4 +42,4 @@ class Conversation:
         finally:
             stream.close()
             if any(said) and self.messages is before:
-                self.messages = [*asked, {"role": "assistant", "content": "".join(said)}]
+                self.messages = [*asked, {"role": "assistant", "content": content("".join(said))}]

@@ -68,13 +68,16 @@ class Served(Protocol):
 
 @dataclass(frozen=True)
 class Question:
-    """A request that was checked: `Engine.question` makes it. grammar: what the answer is to match."""
+    """A request that was checked: `Engine.question` makes it. grammar: what the answer is to match. shown: as of
+    PieceWriter.
+    """
 
     prompt_token_ids: list[int]
     options: AnswerOptions
     priority: int
     grammar: CompiledGrammar | None = None
     prompt_logprobs: int | None = None
+    shown: bool = False
 
 
 class Engine:
@@ -198,7 +201,8 @@ class Engine:
                 f"the prompt has {len(ids)} tokens, the engine room for {self.max_context}; shorten the prompt, or "
                 "open the engine with a larger max_context or more pages (kv_pages)"
             )
-        return Question(ids, answer, priority, self._llm.compiled(answer), prompt_logprobs)
+        grammar = self._llm.compiled(answer)
+        return Question(ids, answer, priority, grammar, prompt_logprobs, shown=is_chat(prompt, raw=raw))
 
     def ask(self, question: Question) -> Request:
         """Begins the answer to a question."""
@@ -252,7 +256,8 @@ class Engine:
                 peak_device_bytes=device.peak_bytes,
             )
 
-        answering = Answering(job, PieceWriter(llm.tokenizer, options, n_tokens, recorder, stats), give)
+        writer = PieceWriter(llm.tokenizer, options, n_tokens, recorder, stats, shown=question.shown)
+        answering = Answering(job, writer, give)
         worker.submit(answering)
         return lambda: worker.cancel(answering)
 
@@ -323,3 +328,8 @@ def are_prompts(prompt: Any) -> TypeGuard[Sequence[Any]]:
     if isinstance(prompt, (str, bytes, bytearray, Mapping)) or not isinstance(prompt, Sequence) or not prompt:
         return False
     return all(isinstance(part, str) or (isinstance(part, Sequence) and not isinstance(part, bytes)) for part in prompt)
+
+
+def is_chat(prompt: Any, *, raw: bool) -> bool:
+    """Whether a prompt goes through the chat template: a text or messages, no token ids."""
+    return not raw and (isinstance(prompt, str) or any(isinstance(part, Mapping) for part in prompt))

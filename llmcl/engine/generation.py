@@ -18,6 +18,7 @@ from llmcl.ops.logprobs import LogProb
 from llmcl.ops.sample import SamplingParams
 from llmcl.progress import Progress
 from llmcl.tokenizer import Tokenizer
+from llmcl.tokenizer.shown_text import ShownText
 from llmcl.tokenizer.text import StopMatcher
 
 
@@ -230,7 +231,8 @@ class PieceWriter:
 
     Text goes out as soon as no later token can change it: whole characters, and nothing that may become a stop string.
 
-    n_tokens: with which the answer ends at the latest. stats: those of the answer, once it has ended.
+    n_tokens: with which the answer ends at the latest. stats: those of the answer, once it has ended. shown: the text
+    is what people are shown, if that is another one than the model writes.
     """
 
     def __init__(
@@ -240,9 +242,12 @@ class PieceWriter:
         n_tokens: int,
         recorder: Recorder,
         stats: Callable[[], GenerationStats],
+        *,
+        shown: bool = False,
     ):
         exact = options.to_match() is not None  # its first space was chosen as part of what matches
         self._detokenizer = tokenizer.detokenizer(as_it_is=exact) if tokenizer else NoText()
+        self._shown = ShownText.of(tokenizer) if tokenizer and shown and not exact else None
         self._matcher = StopMatcher(options.stop)
         self._eos = tokenizer.eos_token_ids if tokenizer and not options.ignore_eos else frozenset()
         self._left = n_tokens
@@ -253,15 +258,22 @@ class PieceWriter:
         tbt_ms = self._recorder.token()
         self._left -= 1
         at_end = token in self._eos
-        text, stopped = self._matcher.push("" if at_end else self._detokenizer.push(token))
+        text, stopped = self._matcher.push("" if at_end else self._text_of(token, self._detokenizer.push(token)))
         if not stopped and (at_end or not self._left):
-            tail, stopped = self._matcher.push(self._detokenizer.flush())
+            tail, stopped = self._matcher.push(self._last_text())
             text += tail + self._matcher.flush()
         if stopped or at_end:
             return Piece(text, token, tbt_ms, "stop", self._stats(), logprob)
         if not self._left:
             return Piece(text, token, tbt_ms, "length", self._stats(), logprob)
         return Piece(text, token, tbt_ms, logprob=logprob)
+
+    def _text_of(self, token: int, text: str) -> str:
+        return text if self._shown is None else self._shown.push(text, token)
+
+    def _last_text(self) -> str:
+        text = self._detokenizer.flush()
+        return text if self._shown is None else self._shown.flush(text)
 
 
 def pieces(
@@ -275,8 +287,9 @@ def pieces(
     progress: Progress | None = None,
     speculation: Speculation = NO_SPECULATION,
     matcher: Matcher | None = None,
+    shown: bool = False,
 ) -> Generator[Piece, None, None]:
-    """Yields a Piece a token; the last one says why it is the last and carries the statistics."""
+    """Yields a Piece a token; the last one says why it is the last and has the statistics. shown: as of PieceWriter."""
     kept = model.cache.kept(sequence, reusable_prefix(sequence, prompt))
     recorder = Recorder(len(prompt), prefilled_tokens=len(prompt) - kept)
     decode_start = model.device.traffic.copy(), model.decode_steps, speculation.counted
@@ -300,7 +313,7 @@ def pieces(
 
     n_tokens = token_budget(model.cache.max_context, len(prompt), options.max_tokens)
     params = options.sampling().seeded()
-    writer = PieceWriter(tokenizer, options, n_tokens, recorder, stats)
+    writer = PieceWriter(tokenizer, options, n_tokens, recorder, stats, shown=shown)
     logprob: LogProb | None = None
 
     def on_logprob(found: LogProb | None) -> None:

@@ -10,7 +10,7 @@ from typing import Any, cast, overload
 import numpy as np
 
 from llmcl.engine.chat import Chat
-from llmcl.engine.engine import MAX_SEQUENCES, PAGE_TOKENS, Engine, are_prompts
+from llmcl.engine.engine import MAX_SEQUENCES, PAGE_TOKENS, Engine, are_prompts, is_chat
 from llmcl.engine.generation import AnswerOptions, Begin, Generation, Piece, collect, is_last, pieces
 from llmcl.engine.leases import Lease, Leases
 from llmcl.engine.speculation import NO_SPECULATION, Speculation
@@ -194,6 +194,7 @@ class LLM:
                 progress=progress,
                 speculation=self.speculation,
                 matcher=None if compiled is None else compiled.matcher(),
+                shown=begin is not None or is_chat(prompt, raw=raw),
             )
 
         return self.leases.begin(lambda: begin(answer) if begin else answer(ids, sequence), is_last, wait=wait)

@@ -6,12 +6,12 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from llmcl.serve.answer_parts import AnswerParts, Call, n_begun
 from llmcl.serve.call_scanner import CallScanner, Scanner
 from llmcl.serve.python_scanner import PythonScanner
 from llmcl.serve.tag_scanner import TagScanner
 from llmcl.serve.tool_families import ToolFamily
 from llmcl.serve.tools import Schemas
+from llmcl.tokenizer.answer_parts import AnswerParts, Call, n_begun
 
 THINK, THOUGHT = "<think>", "</think>"
 _NAME_FIRST = re.compile(r"([\w.\-]+)\s*(?:\[ARGS\]\s*)?(?=\{)")  # of Mistral's newer models

@@ -10,7 +10,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llmcl.serve.answer_parts import CallPart, Part, Said
 from llmcl.serve.body import read_fields
 from llmcl.serve.conversation import openai_messages
 from llmcl.serve.errors import unsupported
@@ -24,6 +23,7 @@ from llmcl.serve.served import Answer, Ask, cached_tokens
 from llmcl.serve.service import Service
 from llmcl.serve.structure import read_structure
 from llmcl.serve.tools import openai_tools
+from llmcl.tokenizer.answer_parts import CallPart, Part, Said
 
 _ROOM = 1 << 31  # more tokens than any context: the answer ends where that does
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from llmcl.serve.answer_parts import CallPart, Part, Thought
 from llmcl.serve.body import read_fields
 from llmcl.serve.conversation import anthropic_messages
 from llmcl.serve.errors import unsupported
@@ -23,6 +22,7 @@ from llmcl.serve.served import Answer, Ask
 from llmcl.serve.service import Service
 from llmcl.serve.structure import read_structure
 from llmcl.serve.tools import anthropic_tools
+from llmcl.tokenizer.answer_parts import CallPart, Part, Thought
 
 if TYPE_CHECKING:
     from llmcl.tokenizer import Tokenizer

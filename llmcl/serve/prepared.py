@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from llmcl.serve.answer_parts import AnswerParts
 from llmcl.serve.answer_reader import THINK, THOUGHT, AnswerReader
-from llmcl.serve.channel_reader import FINAL, MARKS, ChannelReader, has_channels
 from llmcl.serve.errors import RequestError
 from llmcl.serve.served import Served
-from llmcl.serve.tool_families import family_of, knows_tools, special_markers, with_tools
+from llmcl.serve.tool_families import family_of, knows_tools, with_tools
 from llmcl.serve.tool_grammar import channel_grammar, grammar_of
 from llmcl.serve.tools import ToolUse
+from llmcl.tokenizer.answer_parts import AnswerParts
+from llmcl.tokenizer.channel_reader import FINAL, MARKS, ChannelReader, has_channels
+from llmcl.tokenizer.special_markers import special_markers
 
 _TAIL = 8  # tokens at the end of a prompt, where a template opens a thought
 

@@ -10,7 +10,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llmcl.serve.answer_parts import CallPart, Part, Said, Thought
 from llmcl.serve.body import read_fields
 from llmcl.serve.conversation import responses_messages
 from llmcl.serve.events import event
@@ -22,6 +21,7 @@ from llmcl.serve.served import Answer, Ask
 from llmcl.serve.service import Service
 from llmcl.serve.structure import read_structure
 from llmcl.serve.tools import NO_TOOLS, ToolUse, openai_tools
+from llmcl.tokenizer.answer_parts import CallPart, Part, Said, Thought
 
 
 async def responses(request: Request, service: Service) -> Response:

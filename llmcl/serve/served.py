@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from llmcl.errors import ContextLengthError, UsageError
-from llmcl.serve.answer_parts import AnswerParts, Call, Part, Said
 from llmcl.serve.errors import RequestError
+from llmcl.tokenizer.answer_parts import AnswerParts, Call, Part, Said
 
 if TYPE_CHECKING:  # the server listens before the engine is imported
     from llmcl.engine.engine_metrics import EngineMetrics

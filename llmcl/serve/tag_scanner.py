@@ -9,8 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from llmcl.serve.answer_parts import n_begun
 from llmcl.serve.tools import Schemas
+from llmcl.tokenizer.answer_parts import n_begun
 
 _NAME = re.compile(r"[\w.:/\-]{1,128}")
 _FORMS = ("pattern", "format", "minLength", "maxLength")

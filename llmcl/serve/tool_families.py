@@ -7,13 +7,10 @@ import secrets
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llmcl.serve.tag_scanner import Tags
 from llmcl.serve.tools import Tool, ToolUse
-
-if TYPE_CHECKING:
-    from llmcl.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -106,13 +103,3 @@ def with_tools(messages: Sequence[Mapping[str, Any]], template: str | None, use:
     else:
         shown.insert(0, {"role": "system", "content": text})
     return shown
-
-
-def special_markers(markers: Sequence[str], tokenizer: Tokenizer) -> dict[int, str]:
-    """Of texts the ones that are special tokens, by their ids."""
-    found = {}
-    for text in markers:
-        ids = tokenizer.encode(text, add_special_tokens=False)
-        if len(ids) == 1 and not tokenizer.token_bytes(ids[0]) and ids[0] not in tokenizer.eos_token_ids:
-            found[ids[0]] = text
-    return found

@@ -6,10 +6,11 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from llmcl.serve.channel_reader import CHANNEL, CONSTRAIN, END, MARKS, MESSAGE, START
 from llmcl.serve.tag_scanner import Tags, is_text
-from llmcl.serve.tool_families import ToolFamily, special_markers
+from llmcl.serve.tool_families import ToolFamily
 from llmcl.serve.tools import Tool, ToolUse
+from llmcl.tokenizer.channel_reader import CHANNEL, CONSTRAIN, END, MARKS, MESSAGE, START
+from llmcl.tokenizer.special_markers import special_markers
 
 if TYPE_CHECKING:
     from llmcl.tokenizer import Tokenizer

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from llmcl.serve.answer_parts import CallPart, Said, Thought
 from llmcl.serve.answer_reader import AnswerReader
 from llmcl.serve.tool_families import FAMILIES, HERMES, family_of
+from llmcl.tokenizer.answer_parts import CallPart, Said, Thought
 
 BY_NAME = {family.name: family for family in reversed(FAMILIES)}
 NAMES = {

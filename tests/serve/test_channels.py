@@ -8,16 +8,13 @@ from typing import Any
 import pytest
 from anthropic.types import Message
 from fake_server import FakeEngine, Running, events, running, strictly
+from made_tokenizers import channel_tokenizer
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
-from tokenizers import Tokenizer as Backend
 
 from llmcl.grammar import Grammar
-from llmcl.serve.answer_parts import CallPart, Said, Thought
-from llmcl.serve.channel_reader import MARKS, ChannelReader
-from llmcl.tokenizer import Tokenizer
-from llmcl.tokenizer.tokenizer import byte_level_alphabet
+from llmcl.tokenizer.answer_parts import CallPart, Said, Thought
+from llmcl.tokenizer.channel_reader import ChannelReader
 
 C, M, E, S = "<|channel|>", "<|message|>", "<|end|>", "<|start|>"
 CITY = '{"city": "Bern"}'
@@ -81,26 +78,9 @@ def test_one_call_where_one_is_wanted() -> None:
 
 # ---- over HTTP ------------------------------------------------------------------------------------------
 
-TEMPLATE = (
-    "{% for t in tools or [] %}" + S + "developer" + M + "{{ t.function.name }}" + E + "{% endfor %}"
-    "{% for m in messages %}" + S + "{{ m.role }}" + M + "{{ m.content }}" + E + "{% endfor %}"
-    "{% if add_generation_prompt %}" + S + "assistant{# " + C + "final #}{% endif %}"
-)
-
-
-def tokenizer() -> Tokenizer:
-    """A token for each byte, and one for each mark; two of them end an answer."""
-    symbols = ["<s>", "</s>", *MARKS, *byte_level_alphabet()]
-    backend = Backend(models.BPE({symbol: i for i, symbol in enumerate(symbols)}, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken(mark, special=True) for mark in ("<s>", "</s>", *MARKS)])
-    ends = [1, *(symbols.index(mark) for mark in ("<|call|>", "<|return|>"))]
-    return Tokenizer(backend, vocab_size=len(symbols), eos_token_ids=ends, chat_template=TEMPLATE)
-
 
 def answering(reply: str) -> FakeEngine:
-    engine = FakeEngine(tokenizer())
+    engine = FakeEngine(channel_tokenizer())
     engine.reply = lambda text: reply
     return engine
 

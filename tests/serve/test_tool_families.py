@@ -8,10 +8,11 @@ from tokenizers import Tokenizer as Backend
 
 from llmcl.grammar import Grammar, Grammars, Matcher
 from llmcl.serve.answer_reader import AnswerReader
-from llmcl.serve.tool_families import FAMILIES, ToolFamily, special_markers
+from llmcl.serve.tool_families import FAMILIES, ToolFamily
 from llmcl.serve.tool_grammar import grammar_of
 from llmcl.serve.tools import Tool, ToolUse
 from llmcl.tokenizer import Tokenizer
+from llmcl.tokenizer.special_markers import special_markers
 from llmcl.tokenizer.tokenizer import byte_level_alphabet
 
 MARKS = ["<s>", "</s>", "[TOOL_CALLS]", "<tool_call>", "</tool_call>", "<|tool_call|>", "</think>", "<|python_tag|>"]

@@ -10,9 +10,9 @@ import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from llmcl.serve.answer_parts import AnswerParts, Call, n_begun
-from llmcl.serve.tools import Schemas
+from llmcl.tokenizer.answer_parts import AnswerParts, Call, n_begun
 
 START, CHANNEL, CONSTRAIN, MESSAGE, END = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>"
 _ENDS = (END, "<|call|>", "<|return|>", START)
@@ -34,7 +34,7 @@ class ChannelReader(AnswerParts):
     What is said to the user beside the final channel is text of the answer, too.
     """
 
-    schemas: Schemas = field(default_factory=dict)
+    schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     several: bool = True
     special: Mapping[int, str] = field(default_factory=dict)
 
