@@ -34,20 +34,28 @@ NEVER = -100.0  # added to the logits of tokens that end answers
 EPILOG = """\b
 throughput  tokens a second of all streams together, from the first request to the last token
 TTFT, TBT   medians over all streams; of HTTP on the client's clock, in a process of its own
+event loop  processor time of the thread that has it, in the server and without one
+clients     processor time of all of them
 added       the median over neighbours of the difference, or of the quotient, and its quartiles"""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What one way took. times in milliseconds, throughput in tokens a second."""
+    """What one way took. times in milliseconds, throughput in tokens a second. loop_us, client_us: processor time of
+    the event loop and of the clients, in microseconds a token.
+    """
 
     throughput: float
     ttft_ms: float
     tbt_ms: float
+    loop_us: float = 0.0
+    client_us: float = 0.0
 
     @classmethod
-    def of(cls, found: dict[str, Any]) -> Turn:
-        return cls(found["tokens"] / found["seconds"], median(found["ttft_ms"]), median(found["tbt_ms"]))
+    def of(cls, found: dict[str, Any], loop_s: float) -> Turn:
+        tokens = found["tokens"]
+        times = median(found["ttft_ms"]), median(found["tbt_ms"])
+        return cls(tokens / found["seconds"], *times, 1e6 * loop_s / tokens, 1e6 * found.get("cpu_s", 0.0) / tokens)
 
 
 @dataclass(frozen=True)
@@ -100,7 +108,16 @@ def server_overhead(
         try:
             url = f"http://127.0.0.1:{listening.getsockname()[1]}"
             ends = sorted(llm.tokenizer.eos_token_ids)
-            pairs = measure(engine, url, llm.config.vocab_size, ends, plan, lambda text: print(text, file=sys.stderr))
+            clock = time.pthread_getcpuclockid(thread.ident or 0)
+            pairs = measure(
+                engine,
+                url,
+                llm.config.vocab_size,
+                ends,
+                plan,
+                lambda text: print(text, file=sys.stderr),
+                lambda: time.clock_gettime(clock),
+            )
         finally:
             service.stop()
             thread.join()
@@ -108,10 +125,16 @@ def server_overhead(
 
 
 def measure(
-    engine: Engine, url: str, vocab_size: int, ends: list[int], plan: Plan, note: Callable[[str], None]
+    engine: Engine,
+    url: str,
+    vocab_size: int,
+    ends: list[int],
+    plan: Plan,
+    note: Callable[[str], None],
+    loop_s: Callable[[], float],
 ) -> list[tuple[Turn, Turn]]:
     """(engine, HTTP) of neighbours, two of each round. url: of a server in front of that engine. ends: tokens that are
-    not to come.
+    not to come. loop_s: processor time of the server's event loop so far.
 
     All prompts differ: nothing is found in the prefix cache.
     """
@@ -123,12 +146,15 @@ def measure(
         return [[int(i) for i in rng.choice(allowed, plan.n_prompt)] for _ in range(plan.streams)]
 
     def direct() -> Turn:
-        bias = dict.fromkeys(ends, NEVER)
-        return Turn.of(asyncio.run(_direct(engine, prompts(), {**options, "logit_bias": bias})))
+        bias, before = dict.fromkeys(ends, NEVER), time.thread_time()
+        found = asyncio.run(_direct(engine, prompts(), {**options, "logit_bias": bias}))
+        return Turn.of(found, time.thread_time() - before)
 
     def http() -> Turn:
         more = {"logit_bias": {str(token): NEVER for token in ends}, "stream_options": {"include_usage": True}}
-        return Turn.of(client.ask([{"prompt": prompt, **options, **more, "stream": True} for prompt in prompts()]))
+        bodies, before = [{"prompt": prompt, **options, **more, "stream": True} for prompt in prompts()], loop_s()
+        found = client.ask(bodies)
+        return Turn.of(found, loop_s() - before)
 
     pairs = []
     with Client(url) as client:
@@ -207,11 +233,15 @@ def table(pairs: list[tuple[Turn, Turn]]) -> str:
 
     ttft = added([http.ttft_ms - direct.ttft_ms for direct, http in pairs], 2)
     tbt = added([http.tbt_ms - direct.tbt_ms for direct, http in pairs], 3)
+    loop = added([http.loop_us - direct.loop_us for direct, http in pairs], 1)
+    clients = added([http.client_us - direct.client_us for direct, http in pairs], 1)
     return (
         "| | engine | HTTP | added (quartiles) |\n|---|---:|---:|---:|\n"
         + row("throughput, tokens/s", lambda turn: turn.throughput, 1, added([*map(_ratio, pairs)], 3, "x"))
         + row("TTFT p50, ms", lambda turn: turn.ttft_ms, 2, ttft)
         + row("TBT p50, ms", lambda turn: turn.tbt_ms, 3, tbt)
+        + row("event loop, us/token", lambda turn: turn.loop_us, 1, loop)
+        + row("clients, us/token", lambda turn: turn.client_us, 1, clients)
     )
 
 

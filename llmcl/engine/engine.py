@@ -152,7 +152,9 @@ class Engine:
 
         Leaving the loop, or cancelling its task, cancels the request.
         """
-        return PieceStream(lambda: self.submit(prompt, **options))
+        begins_at_once = isinstance(prompt, list) and all(type(part) is int for part in prompt)
+        matches = any(options.get(name) is not None for name in ("schema", "regex", "grammar"))
+        return PieceStream(lambda: self.submit(prompt, **options), in_thread=matches or not begins_at_once)
 
     def generate(self, prompts: Sequence[Any], **options: Any) -> list[Generation]:
         """The whole answers to several prompts, in their order; options of `submit`, for each of them."""
@@ -207,7 +209,7 @@ class Engine:
     def ask(self, question: Question) -> Request:
         """Begins the answer to a question."""
         mailbox = Mailbox()
-        return Request(question.prompt_token_ids, mailbox, self._begin(question, mailbox.give))
+        return Request(question.prompt_token_ids, mailbox, self._begin(question, mailbox.give, mailbox.wake))
 
     def stream_questions(self, questions: Sequence[Question]) -> Generator[tuple[int, Piece], None, None]:
         """Begins the answers to all, and yields (index of the question, piece) as pieces come."""
@@ -229,8 +231,10 @@ class Engine:
             for cancel in cancels:
                 cancel()
 
-    def _begin(self, question: Question, give: Callable[[Piece | End], None]) -> Callable[[], None]:
-        """Has the pieces of the answer given, and then its End. The function returned cancels it."""
+    def _begin(
+        self, question: Question, give: Callable[[Piece | End], None], wake: Callable[[], None] = lambda: None
+    ) -> Callable[[], None]:
+        """Has the pieces of the answer given, and then its End; wake: see Answering. The function returned cancels."""
         driver_calls.check()
         prompt, options, llm, worker = question.prompt_token_ids, question.options, self._llm, self._worker
         n_tokens = token_budget(self.max_context, len(prompt), options.max_tokens)
@@ -257,7 +261,7 @@ class Engine:
             )
 
         writer = PieceWriter(llm.tokenizer, options, n_tokens, recorder, stats, shown=question.shown)
-        answering = Answering(job, writer, give)
+        answering = Answering(job, writer, give, wake)
         worker.submit(answering)
         return lambda: worker.cancel(answering)
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from queue import Empty, SimpleQueue
+from typing import ClassVar
+from weakref import WeakKeyDictionary, ref
 
 from llmcl.engine.generation import Generation, Piece, collect
 from llmcl.engine.worker import End
@@ -72,16 +75,22 @@ class Mailbox:
 
     def __init__(self) -> None:
         self.items: SimpleQueue[Piece | End] = SimpleQueue()
-        self._wake: Callable[[], object] = lambda: None
+        self._event: asyncio.Event | None = None  # of a task that waits, in the loop of `_waker`
+        self._waker: Waker | None = None
 
     def give(self, item: Piece | End) -> None:
         self.items.put(item)
-        with suppress(RuntimeError):  # the event loop is closed
-            self._wake()
+
+    def wake(self) -> None:
+        """After one or several `give`: for a task that waits."""
+        if self._waker is not None and self._event is not None:
+            self._waker.wake(self._event)
 
     async def take(self) -> Piece | End:
-        event, loop = asyncio.Event(), asyncio.get_running_loop()
-        self._wake = lambda: loop.call_soon_threadsafe(event.set)
+        event, waker = self._event, Waker.of(asyncio.get_running_loop())
+        if event is None or waker is not self._waker:
+            self._event = event = asyncio.Event()
+            self._waker = waker
         while True:
             event.clear()
             try:
@@ -90,16 +99,52 @@ class Mailbox:
                 await event.wait()
 
 
-class PieceStream(AsyncIterator[Piece]):
-    """The pieces of a request that is made when the first of them is asked for."""
+class Waker:
+    """Wakes tasks of an event loop from another thread. Those that are woken together cost one call into the loop,
+    which is a write to a pipe, and lets go of the interpreter.
+    """
 
-    def __init__(self, submit: Callable[[], Request]):
+    _of: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, Waker]] = WeakKeyDictionary()
+
+    def __init__(self, loop: asyncio.AbstractEventLoop):
+        self._loop = ref(loop)
+        self._events: deque[asyncio.Event] = deque()
+        self._is_called = False
+
+    @classmethod
+    def of(cls, loop: asyncio.AbstractEventLoop) -> Waker:
+        """That of a loop, asked for in its own thread."""
+        if (waker := cls._of.get(loop)) is None:
+            waker = cls._of[loop] = cls(loop)
+        return waker
+
+    def wake(self, event: asyncio.Event) -> None:
+        self._events.append(event)
+        loop = self._loop()
+        if not self._is_called and loop is not None:
+            self._is_called = True  # before the call, which may run at once
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._set)
+
+    def _set(self) -> None:
+        self._is_called = False  # what is appended from now on is set here or has a call of its own
+        while self._events:
+            self._events.popleft().set()
+
+
+class PieceStream(AsyncIterator[Piece]):
+    """The pieces of a request that is made when the first of them is asked for. in_thread: since making it may take its
+    time, as a chat template or a grammar does.
+    """
+
+    def __init__(self, submit: Callable[[], Request], *, in_thread: bool):
         self._submit = submit
+        self._in_thread = in_thread
         self._request: Request | None = None
 
     async def __anext__(self) -> Piece:
         if self._request is None:
-            self._request = await asyncio.to_thread(self._submit)  # a chat template may take its time
+            self._request = await asyncio.to_thread(self._submit) if self._in_thread else self._submit()
         return await self._request.__anext__()
 
     async def aclose(self) -> None:

@@ -22,11 +22,14 @@ End = LlmclError | None
 
 @dataclass(eq=False)
 class Answering:
-    """A request on its way. give: called in the worker's thread with each piece, and then once with its End."""
+    """A request on its way. give: called in the worker's thread with each piece, and then once with its End. wake:
+    called when what was given may be taken, which is after the pieces of a whole step.
+    """
 
     job: Job
     writer: PieceWriter
     give: Callable[[Piece | End], None]
+    wake: Callable[[], None] = lambda: None
     ended: bool = field(default=False, init=False)
 
 
@@ -47,6 +50,7 @@ class Worker:
         self.metrics = loop.metrics
         self.totals = StepTotals()
         self._answering: dict[Job, Answering] = {}
+        self._given: list[Answering] = []  # that were not woken yet
         self._thread = threading.Thread(target=self._work, name=f"engine of {name}", daemon=True)
         self._thread.start()
 
@@ -104,6 +108,7 @@ class Worker:
                         self._hand_out(sampled)
                     for job, error in self._loop.failures().items():
                         self._fail(job, error)
+                    self._wake()
                     self.totals = self.metrics.totals()
         except LlmclError as error:
             self._failure = error
@@ -113,7 +118,8 @@ class Worker:
         finally:
             for answering in self._answering.values():  # not through the loop, which may have failed half-way
                 answering.ended = True
-                answering.give(self._failure or self._closed())
+                self._give(answering, self._failure or self._closed())
+            self._wake()
             self._over = True
             self._drain()
             del self._loop  # with the memory on the device, which requests that are kept need no more
@@ -126,8 +132,9 @@ class Worker:
             try:
                 command = self._commands.get_nowait()
             except Empty:
-                return
+                break
             command()
+        self._wake()
 
     def _drain(self) -> None:
         """Answers what came too late."""
@@ -135,7 +142,17 @@ class Worker:
             try:
                 self._commands.get_nowait()()
             except Empty:
-                return
+                break
+        self._wake()
+
+    def _give(self, answering: Answering, item: Piece | End) -> None:
+        answering.give(item)
+        self._given.append(answering)
+
+    def _wake(self) -> None:
+        given, self._given = self._given, []
+        for answering in given:
+            answering.wake()
 
     def _begin(self, answering: Answering) -> None:
         try:
@@ -162,7 +179,7 @@ class Worker:
         piece = answering.writer.push(sampled.token, sampled.logprob)
         if sampled.job.prompt_logprobs is not None and piece.tbt_ms is None:
             piece = replace(piece, prompt_logprobs=tuple(sampled.job.scored))
-        answering.give(piece)
+        self._give(answering, piece)
         if is_last(piece):
             self._end(answering, None)
 
@@ -177,4 +194,4 @@ class Worker:
         answering.ended = True
         if self._answering.pop(answering.job, None) is not None:
             self._loop.end(answering.job)
-        answering.give(end)
+        self._give(answering, end)

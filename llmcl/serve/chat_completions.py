@@ -13,7 +13,7 @@ from starlette.responses import Response
 from llmcl.serve.body import read_fields
 from llmcl.serve.conversation import openai_messages
 from llmcl.serve.errors import unsupported
-from llmcl.serve.events import DONE, event
+from llmcl.serve.events import DONE, TEXT, TextEvents, event
 from llmcl.serve.fields import Fields, wrong
 from llmcl.serve.generation import GenerationResponse
 from llmcl.serve.logprobs import MAX_TOP, LogProbWriter
@@ -84,19 +84,23 @@ class ChatForm:
         self._logprobs = logprobs
         self._with_usage = with_usage
         self._begun: set[int] = set()
+        self._said: dict[int, TextEvents] = {}
 
     def begin(self) -> bytes:
         return b""
 
     def text(self, answer: Answer, text: str) -> bytes:
-        if answer.reader is None:
-            return self._opening(answer) + self._chunk(answer, {"content": text}, None, self._logprobs_of(answer))
-        deltas = [_delta(part) for part in answer.reader.take()]
+        parts: list[Part] = [Said(text)] if answer.reader is None else answer.reader.take()
         logprobs = self._logprobs_of(answer)
-        if logprobs is not None and not deltas:
-            deltas = [{"content": ""}]
-        chunks = [self._chunk(answer, delta, None, None if n else logprobs) for n, delta in enumerate(deltas)]
-        return self._opening(answer) + b"".join(chunks)
+        if logprobs is not None and not parts:
+            parts = [Said("")]
+        chunks = self._opening(answer)
+        for n, part in enumerate(parts):
+            if isinstance(part, Said) and (logprobs is None or n):
+                chunks += self._text(answer, part.text)
+            else:
+                chunks += self._chunk(answer, _delta(part), None, None if n else logprobs)
+        return chunks
 
     def finish(self, answer: Answer) -> bytes:
         rest = b"" if answer.reader is None else self.text(answer, "")
@@ -135,8 +139,19 @@ class ChatForm:
     def _chunk(
         self, answer: Answer, delta: dict[str, Any], reason: str | None, logprobs: dict[str, Any] | None = None
     ) -> bytes:
+        return event(self._data(answer, delta, reason, logprobs))
+
+    def _text(self, answer: Answer, text: str) -> bytes:
+        """A chunk with text alone, as most are."""
+        if (said := self._said.get(answer.index)) is None:
+            said = self._said[answer.index] = TextEvents(self._data(answer, {"content": TEXT}, None, None))
+        return said(text)
+
+    def _data(
+        self, answer: Answer, delta: dict[str, Any], reason: str | None, logprobs: dict[str, Any] | None
+    ) -> dict[str, Any]:
         choice = {"index": answer.index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-        return event(self._object("chat.completion.chunk", [choice], None))
+        return self._object("chat.completion.chunk", [choice], None)
 
     def _object(self, kind: str, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> dict[str, Any]:
         made = {**self._head, "object": kind, "choices": choices}

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from llmcl.serve.body import read_fields
 from llmcl.serve.chat_completions import usage_of
 from llmcl.serve.errors import unsupported
-from llmcl.serve.events import DONE, event
+from llmcl.serve.events import DONE, TEXT, TextEvents, event
 from llmcl.serve.fields import Fields, as_whole, wrong
 from llmcl.serve.generation import GenerationResponse
 from llmcl.serve.logprobs import MAX_TOP, LogProbWriter
@@ -94,12 +94,17 @@ class CompletionForm:
         self._n_prompt = n_prompt
         self._logprobs = logprobs
         self._with_usage = with_usage
+        self._texts: dict[int, TextEvents] = {}
 
     def begin(self) -> bytes:
         return b""
 
     def text(self, answer: Answer, text: str) -> bytes:
-        return self._chunk(answer, text, None)
+        if self._logprobs is not None:
+            return self._chunk(answer, text, None)
+        if (texts := self._texts.get(answer.index)) is None:
+            texts = self._texts[answer.index] = TextEvents(self._object([self._choice(answer, TEXT, None)], None))
+        return texts(text)
 
     def finish(self, answer: Answer) -> bytes:
         return self._chunk(answer, "", answer.finish_reason)

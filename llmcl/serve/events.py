@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Generator
+from json.encoder import encode_basestring_ascii
 from typing import Any, TypeVar
 
 import anyio
@@ -17,6 +18,7 @@ from starlette.types import Receive, Send
 T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
+TEXT = "\0text\0"  # nobody writes that
 _PING = b": ping\n\n"
 
 
@@ -28,6 +30,16 @@ def event(data: dict[str, Any], name: str | None = None) -> bytes:
     """One event; JSON in ASCII has no line breaks."""
     head = f"event: {name}\n" if name else ""
     return f"{head}data: {json.dumps(data, allow_nan=False)}\n\n".encode("ascii")
+
+
+class TextEvents:
+    """Events that differ in one text alone. data: of one, with TEXT in its place."""
+
+    def __init__(self, data: dict[str, Any], name: str | None = None):
+        self._before, self._behind = event(data, name).split(json.dumps(TEXT).encode("ascii"))
+
+    def __call__(self, text: str) -> bytes:
+        return self._before + encode_basestring_ascii(text).encode("ascii") + self._behind
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -90,12 +102,17 @@ class EventSender:
     async def _write(self, data: bytes, *, more: bool = True) -> None:
         """Raises ClientGoneError when the client does not read for send_s."""
         async with self._sending:
-            body = {"type": "http.response.body", "body": data, "more_body": more}
+            sending: Any = self._send({"type": "http.response.body", "body": data, "more_body": more})
             try:
-                with anyio.fail_after(self._send_s):  # without a task for each event, as asyncio.wait_for makes one
-                    await self._send(body)
-            except TimeoutError:
-                raise ClientGoneError from None
+                waits_for = sending.send(None)
+            except StopIteration:  # as nearly always: the system has taken the data
+                pass
+            else:
+                try:
+                    with anyio.fail_after(self._send_s):
+                        await _Begun(sending, waits_for)
+                except TimeoutError:
+                    raise ClientGoneError from None
             self._last = time.monotonic()
 
     async def _ping(self) -> None:
@@ -103,3 +120,24 @@ class EventSender:
             await asyncio.sleep(max(self._last + self._ping_s - time.monotonic(), 0.0))
             if time.monotonic() - self._last >= self._ping_s:
                 await self._write(_PING)
+
+
+class _Begun:
+    """Awaits the rest of a coroutine that was begun by hand. waits_for: what it yielded last."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, None], waits_for: Any):
+        self._coroutine = coroutine
+        self._waits_for = waits_for
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        waits_for = self._waits_for
+        while True:
+            try:
+                try:
+                    sent = yield waits_for
+                except BaseException as error:
+                    waits_for = self._coroutine.throw(error)
+                else:
+                    waits_for = self._coroutine.send(sent)
+            except StopIteration:
+                return

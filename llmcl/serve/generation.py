@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from llmcl.errors import LlmclError
-from llmcl.serve.access_log import CLIENT_GONE, record_of
+from llmcl.serve.access_log import CLIENT_GONE, Record, record_of
 from llmcl.serve.errors import RequestError, of_llmcl
 from llmcl.serve.events import ClientGoneError, EventSender, unless_gone
 from llmcl.serve.served import Answer, Ask, Served, cached_tokens, pieces
@@ -71,17 +71,18 @@ class GenerationResponse(Response):
                 self._note(scope)
 
     async def _send_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
+        record = record_of(scope)
         try:
-            async with self._pieces(scope) as stream:
-                async for _ in stream:
-                    pass
+            async with self._pieces() as stream:
+                async for _, piece in stream:
+                    self._note_time(record, piece)
             whole = self._form.whole(self._answers)
         except Exception as error:
             raise as_refusal(error) from error
         await AsciiJSONResponse(whole)(scope, receive, send)
 
     async def _send_events(self, scope: Scope, send: Send) -> None:
-        form, settings = self._form, self._service.settings
+        form, settings, record = self._form, self._service.settings, record_of(scope)
         async with EventSender(send, ping_s=settings.ping_s, send_s=settings.send_s) as sender:
             await sender(form.begin())
             try:
@@ -90,8 +91,9 @@ class GenerationResponse(Response):
                         await sender(form.text(answer, answer.ask.head))
                     if answer.finish_reason is not None:
                         await sender(form.finish(answer))
-                async with self._pieces(scope) as stream:
+                async with self._pieces() as stream:
                     async for answer, piece in stream:
+                        self._note_time(record, piece)
                         text = piece.text if piece.prompt_logprobs is None else answer.ask.head + piece.text
                         shows = text or piece.logprob is not None
                         data = form.text(answer, text) if shows else b""
@@ -100,31 +102,27 @@ class GenerationResponse(Response):
                 raise
             except Exception as error:  # too late for a status: the stream says it
                 refusal = as_refusal(error)
-                record_of(scope).error = refusal.message
+                record.error = refusal.message
                 await sender(form.error(refusal.body(scope["path"])))
             else:
                 await sender(form.end(self._answers))
 
     @asynccontextmanager
-    async def _pieces(self, scope: Scope) -> AsyncIterator[AsyncIterator[tuple[Answer, Piece]]]:
+    async def _pieces(self) -> AsyncIterator[AsyncIterator[tuple[Answer, Piece]]]:
         async with aclosing(pieces(self._served, self._answers)) as stream:
-            yield self._timed(scope, stream)
+            yield stream
         for answer in self._answers:
             if answer.finish_reason is None:
                 raise RequestError(503, "the answer was ended before its last token: the server is stopping")
 
-    async def _timed(
-        self, scope: Scope, stream: AsyncIterator[tuple[Answer, Piece]]
-    ) -> AsyncIterator[tuple[Answer, Piece]]:
-        record, metrics = record_of(scope), self._service.metrics
-        async for answer, piece in stream:
-            if record.ttft_ms is None:
-                record.ttft_ms = round(record.since_start_ms(), 3)
-            if piece.tbt_ms is None:
-                metrics.ttft.observe(record.since_start_ms() / 1e3)
-            else:
-                metrics.tbt.observe(piece.tbt_ms / 1e3)
-            yield answer, piece
+    def _note_time(self, record: Record, piece: Piece) -> None:
+        metrics = self._service.metrics
+        if record.ttft_ms is None:
+            record.ttft_ms = round(record.since_start_ms(), 3)
+        if piece.tbt_ms is None:
+            metrics.ttft.observe(record.since_start_ms() / 1e3)
+        else:
+            metrics.tbt.observe(piece.tbt_ms / 1e3)
 
     def _note(self, scope: Scope) -> None:
         record, metrics = record_of(scope), self._service.metrics

@@ -117,6 +117,23 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
 
+class _Connection(h11.Connection):
+    """Frames the pieces of a body as h11 framed the first of them, in a fraction of the time."""
+
+    _is_chunked = False  # of the body that is sent
+
+    def send(self, event: h11.Event) -> bytes | None:  # type: ignore[override]  # which tells events apart
+        if not isinstance(event, h11.Data) or self.our_state is not h11.SEND_BODY or not event.data:
+            self._is_chunked = False
+            return super().send(event)
+        chunk = b"%x\r\n%b\r\n" % (len(event.data), event.data)
+        if not self._is_chunked:
+            sent = super().send(event)
+            self._is_chunked = sent == chunk
+            return sent
+        return chunk
+
+
 def _protocol(settings: Settings) -> type[asyncio.Protocol]:
     class Protocol(H11Protocol):
         """Closes a connection whose request line and headers do not arrive within header_s of their first byte.
@@ -125,6 +142,10 @@ def _protocol(settings: Settings) -> type[asyncio.Protocol]:
         """
 
         _deadline: asyncio.TimerHandle | None = None
+
+        def __init__(self, *args: Any, **options: Any):
+            super().__init__(*args, **options)
+            self.conn = _Connection(h11.SERVER, settings.max_header_bytes)
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
