@@ -30,11 +30,12 @@ def stacked_experts(config: ModelConfig, weights: Mapping[str, NDArray[Any]]) ->
             return np.stack([stacked.pop(layer_name(i, f"{module.format(e)}.weight")) for e in range(n)])
 
         granite = config.architecture.startswith("granite")
-        prefix = layer_name(i, "block_sparse_moe." if granite else "mlp.")
+        prefix = layer_name(i, "block_sparse_moe." if granite else "" if block.own_norms else "mlp.")
         stacked[f"{prefix}experts.gate_up_proj"] = np.concatenate([experts(block.gate), experts(block.up)], axis=1)
         stacked[f"{prefix}experts.down_proj"] = experts(block.down)
         router = stacked.pop(layer_name(i, f"{block.router}.weight"))
-        stacked[f"{prefix}{'router' if granite else 'gate'}.weight"] = router
+        module = "router" if granite else block.router if block.own_norms else "gate"
+        stacked[f"{prefix}{module}.weight"] = router
         if block.settings.shared_size and granite:
             gate, up, down = (
                 stacked.pop(layer_name(i, f"{block.shared}.{name}_proj.weight")) for name in ("gate", "up", "down")

@@ -39,9 +39,14 @@ ODD = DeltaSettings(n_k=1, n_v=3, d_k=16, d_v=16, length=2)
 DELTA_JOINED, WIDE_JOINED, ODD_JOINED = (dataclasses.replace(of, joined=("qkvz", "ba")) for of in (DELTA, WIDE, ODD))
 
 
-def gemma4_config(heads: Heads, *, keys_as_values: bool = True, **changes: Any) -> ModelConfig:
+def gemma4_config(
+    heads: Heads, *, keys_as_values: bool = True, experts: ExpertSettings | None = None, **changes: Any
+) -> ModelConfig:
     """Layers with and without a window in turn, the last without; heads: of those without."""
-    in_turn = LayerSettings(WINDOW, rotation="local"), LayerSettings(heads=heads, keys_as_values=keys_as_values)
+    in_turn = (
+        LayerSettings(WINDOW, rotation="local", experts=experts),
+        LayerSettings(heads=heads, keys_as_values=keys_as_values, experts=experts),
+    )
     n_pairs = heads.size // 2
     hidden = changes.setdefault("hidden_size", 64)
     values: dict[str, Any] = {
@@ -289,6 +294,15 @@ FAMILIES: dict[str, ModelConfig] = {
     "gemma4_text-wide": gemma4_config(Heads(1, 512), n_q_heads=2, n_kv_heads=2, head_dim=256),
     "gemma4_text-apart": gemma4_config(  # values of their own, as many KV heads as query heads
         Heads(3, 48), keys_as_values=False, n_q_heads=3, n_kv_heads=3, head_dim=16, hidden_size=96, tie_embeddings=False
+    ),
+    "gemma4_text-experts": gemma4_config(Heads(1, 64), experts=ExpertSettings(6, 2, 48, shared_size=96)),
+    "gemma4_text-many": gemma4_config(  # a size of the experts that is the MLP's, too
+        Heads(3, 48),
+        experts=ExpertSettings(9, 4, 32, shared_size=32),
+        intermediate_size=32,
+        n_q_heads=3,
+        n_kv_heads=3,
+        hidden_size=96,
     ),
     "gemma2": gemma2_config(windows=(WINDOW, None, WINDOW)),
     "gpt_oss": gpt_oss_config(ExpertSettings(6, 4, 64), rope_scaling=UNTRUNCATED_YARN),

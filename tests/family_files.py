@@ -9,7 +9,7 @@ import numpy as np
 from expert_weights import experts_of
 from gguf_reference import write_out
 from helpers import windows_of
-from own_heads import write_own_heads
+from own_heads import own_name, write_own_heads
 from recurrent_weights import as_in_gguf, recurrent_of
 
 from llmcl.models.config import ModelConfig
@@ -124,12 +124,13 @@ def save_gguf(
         writer.add_expert_used_count(of.top_k)
         if of.size != config.intermediate_size or arch in ("gpt-oss", "qwen35moe", "qwen3next"):
             writer.add_expert_feed_forward_length(of.size)
-        if of.shared_size:
+        if of.shared_size and not FAMILIES[config.architecture].own_heads:  # whose shared expert is its MLP
             writer.add_expert_shared_feed_forward_length(of.shared_size)
     stacked = {**weights}
     for i, block in experts.items():
-        fused = [("gate_up", (block.gate, block.up))] if fused_experts else []
-        fused += [] if fused_experts else [("gate", (block.gate,)), ("up", (block.up,))]
+        in_one = fused_experts or block.own_norms
+        fused = [("gate_up", (block.gate, block.up))] if in_one else []
+        fused += [] if in_one else [("gate", (block.gate,)), ("up", (block.up,))]
         for name, modules in (*fused, ("down", (block.down,))):
             for kind in ("weight", "bias") if block.bias else ("weight",):
                 of_modules = [
@@ -142,7 +143,7 @@ def save_gguf(
                     of_all = gguf.quants.quantize(of_all, how["raw_dtype"])
                 writer.add_tensor(f"blk.{i}.ffn_{name}_exps.{kind}", of_all, **how)
         for name in ("gate", "up", "down"):
-            if block.settings.shared_size:
+            if block.settings.shared_size and not block.own_norms:
                 shared = stacked.pop(layer_name(i, f"{block.shared}.{name}_proj.weight"))
                 writer.add_tensor(f"blk.{i}.ffn_{name}_shexp.weight", shared)
         if block.has_shared_gate:
@@ -154,7 +155,7 @@ def save_gguf(
         if interleaves and name.endswith(("q_proj.weight", "k_proj.weight", "q_proj.bias", "k_proj.bias")):
             halves = stored.reshape(-1, 2, config.head_dim // 2, *stored.shape[1:])
             stored = halves.swapaxes(1, 2).reshape(stored.shape)
-        gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        gguf_name = own_name(name) or names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert gguf_name is not None, name
         gguf_name += ".weight" if name.endswith((".sinks", ".layer_scalar")) else ""
         writer.add_tensor(gguf_name, np.ascontiguousarray(stored))

@@ -255,8 +255,8 @@ def transformers_class(config: ModelConfig) -> Any:
         }
     if (experts := experts_of(config)) and (keys := FAMILIES[config.architecture].experts) is not None:
         of = next(iter(experts.values())).settings
-        count = "num_experts" if FAMILIES[config.architecture].recurrent else "num_local_experts"
-        options |= {count: of.n_experts, "num_experts_per_tok": of.top_k, keys.size: of.size}
+        count = "num_experts" if FAMILIES[config.architecture].recurrent or keys.enabled else "num_local_experts"
+        options |= {count: of.n_experts, keys.top_k: of.top_k, keys.size: of.size}
         options["experts_implementation"] = "eager"  # the others know no float64
         options |= {} if keys.renormalize is None else {keys.renormalize: of.renormalize}
         options |= {} if keys.shared_size is None else {keys.shared_size: of.shared_size}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from expert_weights import experts_of
 from numpy.typing import NDArray
 
 from llmcl.models.config import ModelConfig
@@ -21,6 +22,7 @@ def own_heads_options(config: ModelConfig) -> dict[str, Any]:
         "attention_k_eq_v": last.keys_as_values,
         "num_global_key_value_heads": heads.n_kv,
         "hidden_size_per_layer_input": 0,
+        "enable_moe_block": bool(experts_of(config)),
     }
 
 
@@ -28,7 +30,7 @@ def as_own_heads_need(config: ModelConfig, name: str, values: NDArray[Any]) -> N
     """Random numbers of a norm or a factor: factors are around 1; norms of heads are small where scores are not scaled,
     or one key alone would count.
     """
-    if name.endswith("layer_scalar"):
+    if name.endswith(("layer_scalar", ".scale", "_scale")):
         return 1.0 + values
     if config.attention_scale == 1.0 and name.endswith(("q_norm.weight", "k_norm.weight")):
         scaled: NDArray[Any] = 1.4 * len(values) ** -0.25 * values
@@ -45,3 +47,11 @@ def write_own_heads(writer: Any, config: ModelConfig) -> None:
     writer.add_value_length_swa(config.head_dim)
     writer.add_rope_dimension_count(main)
     writer.add_rope_dimension_count_swa(config.head_dim)
+
+
+def own_name(name: str) -> str | None:
+    """The name of a tensor in a GGUF file for which the package `gguf` has none."""
+    for module, own in (("router.scale", "ffn_gate_inp.scale"), ("router.per_expert_scale", "ffn_down_exps.scale")):
+        if name.endswith(module):
+            return f"blk.{name.split('.')[2]}.{own}"
+    return None

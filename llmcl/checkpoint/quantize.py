@@ -26,6 +26,7 @@ _ROUTERS = (
     ".mlp.router.weight",
     ".block_sparse_moe.gate.weight",
     ".router.layer.weight",
+    ".router.proj.weight",
     ".ffn_gate_inp.weight",
     ".ffn_gate_inp_shexp.weight",
 )

@@ -44,6 +44,7 @@ class Activations:
     expert_order: Buffer | None = None  # int32 [n top_k], in prefill
     expert_blocks: Buffer | None = None  # int32 [blocks, 4], in prefill
     expert_outputs: Buffer | None = None  # [n, top_k, hidden], in prefill
+    expert_sums: Buffer | None = None  # [n, hidden], of experts and what is beside them before a norm
     attention_gate: Buffer | None = None  # [n, n_q_heads, head_dim]
     mixer_in: Buffer | None = None  # [n, values], what a recurrent block projects of a token
     mixer_qkv: Buffer | None = None  # [n, channels], queries, keys and values of a delta net
@@ -106,6 +107,8 @@ def activation_shapes(
         some["expert_order"] = (chunk * top_k,)
         some["expert_blocks"] = max(block_count(chunk, of.n_experts, of.top_k) for of in experts), 4
         some["expert_outputs"] = chunk, top_k, config.hidden_size
+    if any(block.own_norms for block in mixtures):
+        some["expert_sums"] = chunk, config.hidden_size
     if any(isinstance(block, Attention) and block.gated for block in blocks):
         some["attention_gate"] = chunk, config.query_values
     for block in blocks:

@@ -9,7 +9,10 @@ from llmcl.kernels.common.weight import Weight
 from llmcl.models.bound_block import BlockWeights, BoundBlock
 from llmcl.models.layer_ops import LayerOps
 from llmcl.ops.choose_experts import choose_experts
+from llmcl.ops.rms_norm import rms_norm
+from llmcl.ops.scale_shares import scale_shares
 from llmcl.ops.sigmoid_gate import sigmoid_gate
+from llmcl.ops.zero_rows import zero_rows
 from llmcl.runtime.device import Buffer, Launch
 
 
@@ -23,6 +26,11 @@ class ExpertsWeights(BlockWeights):
     down_bias: Buffer | None  # float32 [n_experts, hidden]
     shared_gate_up: Weight | None = None  # [2 shared size, hidden], tiles alternate
     shared_down: Weight | None = None  # [hidden, shared size]
+    scales: Buffer | None = None  # float32 [n_experts]
+    router_norm: Buffer | None = None  # float32 [hidden], as the others; None: `norm` is for all parts
+    shared_norm: Buffer | None = None
+    shared_post_norm: Buffer | None = None
+    chosen_post_norm: Buffer | None = None
 
 
 @dataclass(frozen=True)
@@ -42,11 +50,51 @@ class ExpertsBlock(BoundBlock):
         return None if self.weights.shared_gate_up is None else "it has an expert that every token goes to"
 
     def add(self, ops: LayerOps) -> Iterator[Launch]:
+        if self.weights.router_norm is not None:
+            yield from self._with_own_norms(ops)
+            return
         weights, act = self.weights, ops.act
-        logits, ids, shares = act.router_logits, act.expert_ids, act.expert_weights
-        assert logits is not None and ids is not None and shares is not None
         x, norm, launches = ops.normed_rows(weights.norm)
         yield from launches
+        yield from self._choose(ops, x, norm)
+        # The shared expert, too, takes x as it is before anything is added to it.
+        if weights.shared_gate_up is not None:
+            yield from ops.product(x, norm, weights.shared_gate_up, act.ffn, epilogue=self.gate)
+        if self.has_shared_gate and weights.shared_down is not None:
+            sizes = {"columns": weights.shared_down.k, "gate_row": weights.router.rows}
+            yield from sigmoid_gate(ops.device, act.ffn, act.of("router_logits"), **sizes)
+        biases = weights.gate_up_bias, weights.down_bias
+        yield from ops.chosen_experts(x, norm, weights.gate_up, weights.down, self.gate, act.x, biases)
+        if weights.shared_down is not None:
+            yield from ops.add_linear(act.ffn, weights.shared_down, None, None)
+
+    def _with_own_norms(self, ops: LayerOps) -> Iterator[Launch]:
+        weights, act, device, eps = self.weights, ops.act, ops.device, ops.config.rms_norm_eps
+        sums, gate_up, down = act.of("expert_sums"), weights.shared_gate_up, weights.shared_down
+        after_chosen, after_shared, post_norm = weights.chosen_post_norm, weights.shared_post_norm, weights.post_norm
+        assert gate_up is not None and down is not None
+        assert after_chosen is not None and after_shared is not None and post_norm is not None
+        x, norm, launches = ops.normed_rows(weights.router_norm)
+        yield from launches
+        yield from self._choose(ops, x, norm)
+        x, norm, launches = ops.normed_rows(weights.shared_norm)
+        yield from launches
+        yield from ops.product(x, norm, gate_up, act.ffn, epilogue=self.gate)
+        x, norm, launches = ops.normed_rows(weights.norm)
+        yield from launches
+        yield from zero_rows(device, sums, ops.config.hidden_size)
+        biases = weights.gate_up_bias, weights.down_bias
+        yield from ops.chosen_experts(x, norm, weights.gate_up, weights.down, self.gate, sums, biases)
+        yield from rms_norm(device, sums, after_chosen, sums, eps)
+        yield from ops.linear(act.ffn, down, act.normed)
+        yield from rms_norm(device, act.normed, after_shared, sums, eps, add=True)
+        yield from rms_norm(device, sums, post_norm, act.x, eps, add=True)
+
+    def _choose(self, ops: LayerOps, x: Buffer, norm: Buffer | None) -> Iterator[Launch]:
+        """Leaves the experts of each token, and their shares, with x and norm of `normed_rows`."""
+        weights, act = self.weights, ops.act
+        logits, ids, shares = (act.of(name) for name in ("router_logits", "expert_ids", "expert_weights"))
+        top_k = weights.gate_up.top_k
         yield from ops.product(x, norm, weights.router, logits)
         yield from choose_experts(
             ops.device,
@@ -54,18 +102,10 @@ class ExpertsBlock(BoundBlock):
             ids,
             shares,
             n_experts=weights.gate_up.n_experts,
-            top_k=weights.gate_up.top_k,
+            top_k=top_k,
             renormalize=self.renormalize,
             bias=weights.router_bias,
             row=weights.router.rows,
         )
-        # The shared expert, too, takes x as it is before anything is added to it.
-        if weights.shared_gate_up is not None:
-            yield from ops.product(x, norm, weights.shared_gate_up, act.ffn, epilogue=self.gate)
-        if self.has_shared_gate and weights.shared_down is not None:
-            sizes = {"columns": weights.shared_down.k, "gate_row": weights.router.rows}
-            yield from sigmoid_gate(ops.device, act.ffn, logits, **sizes)
-        biases = weights.gate_up_bias, weights.down_bias
-        yield from ops.chosen_experts(x, norm, weights.gate_up, weights.down, self.gate, biases)
-        if weights.shared_down is not None:
-            yield from ops.add_linear(act.ffn, weights.shared_down, None, None)
+        if weights.scales is not None:
+            yield from scale_shares(ops.device, shares, ids, weights.scales, top_k=top_k)

@@ -114,9 +114,16 @@ class LayerOps(ABC):
         """out = W x, with x and norm of `normed_rows`."""
 
     def chosen_experts(
-        self, x: Buffer, norm: Buffer | None, gate_up: Weight, down: Weight, gate: str, biases: Biases = (None, None)
+        self,
+        x: Buffer,
+        norm: Buffer | None,
+        gate_up: Weight,
+        down: Weight,
+        gate: str,
+        to: Buffer,
+        biases: Biases = (None, None),
     ) -> list[Launch]:
-        """act.x += what the experts in act.expert_ids make of x, with x and norm of `normed_rows`: token by token.
+        """to += what the experts in act.expert_ids make of x, with x and norm of `normed_rows`: token by token.
 
         biases: of gate_up and of down.
         """
@@ -126,7 +133,7 @@ class LayerOps(ABC):
             *experts_gate_up(
                 device, gate_up, x, act.expert_ids, act.expert_rows, gate=gate, norm=norm, eps=eps, bias=biases[0]
             ),
-            *experts_down(device, down, act.expert_rows, act.expert_ids, act.expert_weights, act.x, bias=biases[1]),
+            *experts_down(device, down, act.expert_rows, act.expert_ids, act.expert_weights, to, bias=biases[1]),
         ]
 
     def add_linear(
@@ -318,13 +325,20 @@ class PrefillOps(LayerOps):
         return self.linear(x, weight, out, epilogue)
 
     def chosen_experts(
-        self, x: Buffer, norm: Buffer | None, gate_up: Weight, down: Weight, gate: str, biases: Biases = (None, None)
+        self,
+        x: Buffer,
+        norm: Buffer | None,
+        gate_up: Weight,
+        down: Weight,
+        gate: str,
+        to: Buffer,
+        biases: Biases = (None, None),
     ) -> list[Launch]:
         act, device, n_experts, top_k = self.act, self.device, gate_up.n_experts, gate_up.top_k
         if (
             0 < (self.experts_for or self.max_rows) * top_k <= n_experts
         ):  # so few that most have an expert for themselves
-            return super().chosen_experts(x, norm, gate_up, down, gate, biases)
+            return super().chosen_experts(x, norm, gate_up, down, gate, to, biases)
         ids, rows, order = act.expert_ids, act.expert_rows, act.expert_order
         blocks, outputs = act.expert_blocks, act.expert_outputs
         assert norm is None and ids is not None and rows is not None
@@ -342,7 +356,7 @@ class PrefillOps(LayerOps):
             *experts_prefill(
                 device, down, gated, order, blocks, outputs, self.step, weights=act.expert_weights, bias=biases[1]
             ),
-            *experts_sum(device, outputs, act.x, top_k=top_k, columns=self.config.hidden_size),
+            *experts_sum(device, outputs, to, top_k=top_k, columns=self.config.hidden_size),
         ]
 
     def add_linear(

@@ -272,6 +272,8 @@ def _device_vector(config: ModelConfig, name: str, values: np.ndarray) -> np.nda
     if name.endswith(".A_log"):
         decays: np.ndarray = -np.exp(values)
         return decays
+    if name.endswith(".router.scale"):
+        return values * np.float32(config.hidden_size**-0.5)
     if not name.endswith("norm.weight") or name.endswith(".linear_attn.norm.weight"):
         return values
     values = values + np.float32(config.norm_offset)

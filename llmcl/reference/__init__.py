@@ -15,6 +15,7 @@ from llmcl.reference.experts import (
     experts_down,
     experts_gate_up,
     group_by_expert,
+    scale_shares,
 )
 from llmcl.reference.kv_cache import pack_keys, pack_values, pair_cache, unpack_keys, unpack_values
 from llmcl.reference.latent import latent_append, latent_attention, linear_heads
@@ -130,6 +131,7 @@ __all__ = [
     "sample_scores",
     "sample_threshold",
     "scale_rows",
+    "scale_shares",
     "short_conv",
     "sigmoid_gate",
     "soft_cap",

@@ -63,6 +63,11 @@ def choose_scored_experts(
     return ids.astype(np.int32), scale * weights
 
 
+def scale_shares(shares: Array, ids: Array, scales: Array) -> Float64:
+    """shares [n, top_k] times the factor of each expert: ids int [n, top_k], scales [n_experts] -> [n, top_k]."""
+    return wide(shares) * wide(scales)[ids]
+
+
 def group_by_expert(ids: Array, block_rows: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """The slots of ids int [n, top_k], read as [n top_k], in the order of their experts, and blocks of them.
 

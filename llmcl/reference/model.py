@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from llmcl.models.families.blocks import Attention, Block, Experts, Factor, GatedMlp, Rotation, layer_name
+from llmcl.models.families.blocks import Attention, Block, Experts, Factor, GatedMlp, OwnNorms, Rotation, layer_name
 from llmcl.models.families.recurrent import DeltaNet, ShortConv
 from llmcl.reference.arrays import Array, wide
-from llmcl.reference.experts import choose_experts, experts_down, experts_gate_up
+from llmcl.reference.experts import choose_experts, experts_down, experts_gate_up, scale_shares
 from llmcl.reference.layers import embed, geglu, linear, rms_norm, rope, rope_table, scale_rows, soft_cap, swiglu
 from llmcl.reference.online_softmax import attention
 from llmcl.reference.recurrent import delta_inputs, delta_rule, gated_norm, short_conv, sigmoid_gate
@@ -95,27 +95,43 @@ def forward(
         return biased(stored(gated), layer + "mlp.down")
 
     def mixture(block: Experts, layer: str, x: Array) -> Array:
-        of, kind = block.settings, {"silu": "swiglu", "gelu_tanh": "geglu"}.get(block.activation, block.activation)
+        y = chosen(block, layer, x, *choose(block, layer, x))
+        return y + shared(block, layer, x) if block.settings.shared_size else y
+
+    def mixture_with_own_norms(block: Experts, norms: OwnNorms, layer: str, hidden: Array) -> Array:
+        router_norm = wide(weights[layer + norms.router]) * config.hidden_size**-0.5
+        assert block.norm is not None
+        of_chosen = choose(block, layer, stored(rms_norm(hidden, router_norm, config.rms_norm_eps)))
+        y = chosen(block, layer, norm(hidden, layer + block.norm), *of_chosen)
+        beside = shared(block, layer, norm(hidden, layer + norms.shared))
+        return norm(stored(y), layer + norms.after_chosen) + norm(stored(beside), layer + norms.after_shared)
+
+    def choose(block: Experts, layer: str, x: Array) -> tuple[Array, Array]:
+        """The experts of each token, and their shares."""
+        of = block.settings
         logits = stored(linear(x, weights[f"{layer}{block.router}.weight"]))
         router_bias = weights[f"{layer}{block.router}.bias"] if block.bias else None
         ids, shares = choose_experts(logits, of.top_k, renormalize=of.renormalize, bias=router_bias)
+        return ids, shares if block.scales is None else scale_shares(shares, ids, weights[layer + block.scales])
 
+    def chosen(block: Experts, layer: str, x: Array, ids: Array, shares: Array) -> Array:
         def experts(module: str, kind: str = "weight") -> Array:
-            return np.stack([weights[f"{layer}{module.format(i)}.{kind}"] for i in range(of.n_experts)])
+            return np.stack([weights[f"{layer}{module.format(i)}.{kind}"] for i in range(block.settings.n_experts)])
 
         gate_up_bias = down_bias = None
         if block.bias:
             gate_up_bias = np.stack([experts(block.gate, "bias"), experts(block.up, "bias")], axis=1)
             down_bias = experts(block.down, "bias")
+        kind = {"silu": "swiglu", "gelu_tanh": "geglu"}.get(block.activation, block.activation)
         rows = stored(experts_gate_up(x, experts(block.gate), experts(block.up), ids, kind, gate_up_bias))
-        y = experts_down(rows, experts(block.down), ids, stored(shares), down_bias)
-        if of.shared_size:
-            gate, up = (project(x, f"{layer}{block.shared}.{name}") for name in ("gate", "up"))
-            rows = stored(swiglu(gate, up))
-            if block.has_shared_gate:
-                rows = stored(sigmoid_gate(rows, linear(x, weights[f"{layer}{block.shared_gate}.weight"])))
-            y = y + linear(rows, weights[f"{layer}{block.shared}.down_proj.weight"])
-        return y
+        return experts_down(rows, experts(block.down), ids, stored(shares), down_bias)
+
+    def shared(block: Experts, layer: str, x: Array) -> Array:
+        gate, up = (project(x, f"{layer}{block.shared}.{name}") for name in ("gate", "up"))
+        rows = stored({"silu": swiglu, "gelu_tanh": geglu}[block.activation](gate, up))
+        if block.has_shared_gate:
+            rows = stored(sigmoid_gate(rows, linear(x, weights[f"{layer}{block.shared_gate}.weight"])))
+        return linear(rows, weights[f"{layer}{block.shared}.down_proj.weight"])
 
     def convolve(block: ShortConv, layer: str, x: Array) -> Array:
         rows = stored(linear(x, weights[layer + "conv.in_proj.weight"])).reshape(n, 3, -1)
@@ -151,8 +167,11 @@ def forward(
         """The residual stream after a block."""
         if isinstance(block, Factor):
             return scale_rows(hidden, weights[layer + block.tensor])
-        x = hidden if block.norm is None else norm(hidden, layer + block.norm)
-        x = compute[type(block)](block, layer, x)
+        if isinstance(block, Experts) and block.own_norms is not None:
+            x = mixture_with_own_norms(block, block.own_norms, layer, hidden)
+        else:
+            x = hidden if block.norm is None else norm(hidden, layer + block.norm)
+            x = compute[type(block)](block, layer, x)
         if block.post_norm is not None:
             x = norm(stored(x), layer + block.post_norm)
         return hidden + x * config.residual_scale

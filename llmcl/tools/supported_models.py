@@ -13,7 +13,7 @@ from llmcl.models import families
 from llmcl.models.config import limits
 from llmcl.models.config.rope import KINDS
 from llmcl.models.families import FAMILIES, TEXT_PARTS
-from llmcl.models.families.blocks import Attention, Block, Experts, ExpertSettings, GatedMlp, QueryScale
+from llmcl.models.families.blocks import Attention, Block, Experts, ExpertSettings, Factor, GatedMlp, QueryScale
 from llmcl.models.families.family import Family, LayerSettings
 from llmcl.tokenizer.gguf_tokenizer import PRE_TOKENIZERS
 
@@ -22,6 +22,7 @@ _ATTENTION = {
     "bias": "biases of q, k, v",
     "output_bias": "a bias of attention's output",
     "head_norms": "norms of heads",
+    "value_norms": "norms of values",
     "row_norms": "norms of all heads together",
     "post_norm": "norms after blocks",
     "soft_cap": "soft caps of scores",
@@ -94,12 +95,14 @@ def _features(family: Family) -> list[str]:
     else:
         found.append(_WINDOWS[family.windows])
     found.append("rotary frequencies of their own in layers with a window" if family.local_rope else "")
+    found.append("larger heads in layers without a window" if family.own_heads else "")
     found.append("layers without rotation" if family.unrotated_layers else "")
     found.append(
         "" if family.recurrent is None else f"{_RECURRENT[family.recurrent]} in place of attention in some layers"
     )
     found.append("partial rotation" if family.partial_rotation else "")
     found.append("multipliers" if family.multipliers else "")
+    found.append("a factor of each layer" if any(isinstance(block, Factor) for block in blocks) else "")
     for block in blocks:
         if isinstance(block, GatedMlp):
             found.append("biases of the MLP" if block.bias else "")
@@ -107,7 +110,8 @@ def _features(family: Family) -> list[str]:
             found.append({"silu": "", "gelu_tanh": "GELU", "clamped_swiglu": "a clamped gate"}[block.activation])
         if isinstance(block, Experts):
             found.append("experts with biases" if block.bias else "experts")
-            found.append("a shared expert" if block.settings.shared_size else "")
+            beside = "an MLP beside the experts" if block.own_norms else "a shared expert"
+            found.append(beside if block.settings.shared_size else "")
             found.append("a gate of the shared expert" if block.has_shared_gate else "")
     return [text for text in found if text]
 

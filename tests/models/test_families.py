@@ -258,11 +258,10 @@ def test_every_part_of_a_family_shows(name: str) -> None:
             assert relative_error(reference.forward(changed, weights, ids_for(config)), logits) > 100 * BOUND, field
     if any(name.endswith(".bias") for name in weights):
         assert relative_error(reference.forward(config, without_bias, ids_for(config)), logits) > 100 * BOUND
-    if any(name.endswith("layer_scalar") for name in weights):
-        without = {
-            key: np.ones_like(value) if key.endswith("layer_scalar") else value for key, value in weights.items()
-        }
-        assert relative_error(reference.forward(config, without, ids_for(config)), logits) > 100 * BOUND
+    for factors in ("layer_scalar", "router.scale", "router.per_expert_scale"):
+        ones = {name: np.ones_like(values) for name, values in weights.items() if name.endswith(factors)}
+        if ones:
+            assert relative_error(reference.forward(config, weights | ones, ids_for(config)), logits) > 100 * BOUND
     if config.has_windows:
         changed = with_blocks(config, lambda block: {"window": block.window + 1} if has_window(block) else {})
         assert relative_error(reference.forward(changed, weights, ids_for(config)), logits) > 10 * BOUND

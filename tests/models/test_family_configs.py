@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from expert_weights import experts_of
 from helpers import windows_of
 from made_configs import GGUF_METADATA, HF_CONFIG, from_gguf, gguf_of, hf
 
 from llmcl.errors import CheckpointError, UnsupportedModelError
 from llmcl.models.config import GgufFactors, ModelConfig, RopeScaling, config_from_gguf, config_from_hf
 from llmcl.models.families import FAMILIES
-from llmcl.models.families.blocks import Heads, QueryScale
+from llmcl.models.families.blocks import ExpertSettings, Heads, QueryScale
 from llmcl.models.families.recurrent import DeltaNet, DeltaSettings, ShortConv
 from llmcl.models.kv_cache import kv_bytes_per_position
 
@@ -282,7 +283,7 @@ def test_gemma4_has_larger_heads_where_there_is_no_window():
         ({"global_head_dim": 500}, "head_dim 500"),
         ({"hidden_size_per_layer_input": 256}, "hidden_size_per_layer_input 256"),
         ({"num_kv_shared_layers": 20}, "num_kv_shared_layers 20"),
-        ({"enable_moe_block": True}, "enable_moe_block True"),
+        ({"enable_moe_block": True}, "num_experts is missing"),
         ({"use_bidirectional_attention": "all"}, "attention to later tokens"),
         (
             {
@@ -298,6 +299,19 @@ def test_gemma4_has_larger_heads_where_there_is_no_window():
 def test_what_a_gemma4_may_not_say(changes, message):
     with pytest.raises((CheckpointError, UnsupportedModelError), match=message):
         config_from_hf({**GEMMA4, **changes})
+
+
+def test_gemma4_may_have_experts_beside_its_mlp():
+    experts = {"num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704, "intermediate_size": 2112}
+    assert not experts_of(config_from_hf({**GEMMA4, **experts}))
+    expected = ExpertSettings(128, 8, 704, shared_size=2112)
+    blocks = experts_of(config_from_hf({**GEMMA4, **experts, "enable_moe_block": True}))
+    assert len(blocks) == 60 and {block.settings for block in blocks.values()} == {expected}
+    counts = {"block_count": 2, "expert_count": 128, "expert_used_count": 8, "expert_feed_forward_length": 704}
+    counts["feed_forward_length"] = 2112
+    config = config_from_gguf(gguf_of("gemma4", **{f"gemma4.{key}": n for key, n in counts.items()}), [])
+    assert {block.settings for block in experts_of(config).values()} == {expected}
+    assert not experts_of(config_from_gguf(gguf_of("gemma4"), []))
 
 
 def test_what_gguf_says_of_gemma4():

@@ -21,13 +21,15 @@ def experts_from_hf(read: Reader, family: Family, n_layers: int) -> Experts:
         if read.get(key, 0) not in (0, 1):
             refuse(key, read.get(key))
         return [None] * n_layers
+    if keys.enabled is not None and not read.flag(keys.enabled, default=False):
+        return [None] * n_layers
     n_experts = read.size(key, limits.MAX_EXPERTS)
     shared = 0
     if keys.shared_size is not None:
         shared = read.size(keys.shared_size, limits.MAX_INTERMEDIATE, default=0, minimum=0)
     settings = ExpertSettings(
         n_experts,
-        read.size("num_experts_per_tok", n_experts),
+        read.size(keys.top_k, n_experts),
         read.size(keys.size, limits.MAX_INTERMEDIATE),
         keys.renormalize is None or read.flag(keys.renormalize, default=True),
         shared,
@@ -52,11 +54,14 @@ def experts_from_gguf(read: Reader, arch: str, family: Family, n_layers: int) ->
         if (n_experts := read.size(f"{prefix}count", limits.MAX_EXPERTS, default=0, minimum=0)) > 1:
             refuse(f"{prefix}count", n_experts)
         return [None] * n_layers
+    if keys.enabled is not None and not read.size(f"{prefix}count", limits.MAX_EXPERTS, default=0, minimum=0):
+        return [None] * n_layers
     n_experts = read.size(f"{prefix}count", limits.MAX_EXPERTS)
     size = read.size(f"{arch}.feed_forward_length", limits.MAX_INTERMEDIATE, default=0, minimum=0)
     shared = 0
     if keys.shared_size is not None:
-        shared = read.size(f"{prefix}shared_feed_forward_length", limits.MAX_INTERMEDIATE, default=0, minimum=0)
+        usual = size if keys.shared_size == "intermediate_size" else 0  # the format has it as that of an MLP
+        shared = read.size(f"{prefix}shared_feed_forward_length", limits.MAX_INTERMEDIATE, default=usual, minimum=0)
     settings = ExpertSettings(
         n_experts,
         read.size(f"{prefix}used_count", n_experts),

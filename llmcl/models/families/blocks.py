@@ -282,13 +282,29 @@ class ExpertSettings:
 
 
 @dataclass(frozen=True)
+class OwnNorms:
+    """Norms of a mixture in which each part has its own:
+
+        x += post_norm(after_shared(shared expert(norm of `shared`)) + after_chosen(chosen experts(norm)))
+
+    router: the tensor [hidden] of a norm before the router, which is divided by sqrt(hidden). The others are modules.
+    """
+
+    router: str
+    shared: str
+    after_shared: str
+    after_chosen: str
+
+
+@dataclass(frozen=True)
 class Experts(Block):
     """A mixture of experts: the sum of weight_e(x) down_e(activation(gate_e(x)) * up_e(x)) of those that the router
     chooses.
 
     router, gate, up, down: their modules, {} for the number of an expert. bias: all of them add one. shared: the module
     of the expert that every token goes to; shared_gate: that of a number for each token, by whose sigmoid the output of
-    that expert is multiplied; None: there is none.
+    that expert is multiplied; None: there is none. own_norms: of its parts; None: `norm` is for all. scales: the tensor
+    [n_experts] of factors of the experts' outputs; None: there are none.
     """
 
     norm: str | None = "post_attention_layernorm"
@@ -301,6 +317,8 @@ class Experts(Block):
     down: str = "mlp.experts.{}.down_proj"
     shared: str = "mlp.shared_expert"
     shared_gate: str | None = None
+    own_norms: OwnNorms | None = None
+    scales: str | None = None
 
     def matrices(self, sizes: Sizes) -> dict[str, MatrixPlan]:
         hidden, of = sizes.hidden_size, self.settings
@@ -335,7 +353,14 @@ class Experts(Block):
             "router_bias": {f"{self.router}.bias": (of.n_experts,)} if self.bias else {},
             "gate_up_bias": {f"{module.format(i)}.bias": (of.size,) for i in n for module in (self.gate, self.up)},
             "down_bias": {f"{self.down.format(i)}.bias": (sizes.hidden_size,) for i in n},
+            "scales": {} if self.scales is None else {self.scales: (of.n_experts,)},
         }
+        hidden = (sizes.hidden_size,)
+        if (norms := self.own_norms) is not None:
+            own["router_norm"] = {norms.router: hidden}
+            own["shared_norm"] = {f"{norms.shared}.weight": hidden}
+            own["shared_post_norm"] = {f"{norms.after_shared}.weight": hidden}
+            own["chosen_post_norm"] = {f"{norms.after_chosen}.weight": hidden}
         return super().vectors(sizes) | own
 
 

@@ -40,13 +40,16 @@ class ExpertKeys:
 
     size: the key of the rows of an expert's gate in config.json. renormalize: the key of the flag
     `ExpertSettings.renormalize`; None: it is always true. gguf_renormalize: what GGUF files without that flag mean.
-    shared_size: the key of the rows of the shared expert's gate; None: there is none.
+    shared_size: the key of the rows of the shared expert's gate; None: there is none. top_k: the key of how many a
+    token goes to. enabled: the flag without which there are no experts; None: there always are.
     """
 
     size: str = "intermediate_size"
     renormalize: str | None = None
     gguf_renormalize: bool = True
     shared_size: str | None = None
+    top_k: str = "num_experts_per_tok"
+    enabled: str | None = None
 
 
 def llama_layer(settings: LayerSettings) -> Layer:

@@ -1,12 +1,21 @@
-"""Gemma 4, its text part: layers without a window have larger heads, whose keys may be their values, too."""
+"""Gemma 4, its text part: layers without a window have larger heads, whose keys may be their values, too.
+
+In the 26B-A4B a mixture of experts stands beside the MLP of each layer, which is its shared expert here.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from llmcl.models.families import gemma2, gemma3_text
-from llmcl.models.families.blocks import Factor, Layer
-from llmcl.models.families.family import Family, LayerSettings
+from llmcl.models.families.blocks import Experts, Factor, Layer, OwnNorms
+from llmcl.models.families.family import ExpertKeys, Family, LayerSettings
+
+_GATE, _UP, _DOWN = (f"experts.{{}}.{name}_proj" for name in ("gate", "up", "down"))
+_ROUTER, _BEFORE_CHOSEN = "router.proj", "pre_feedforward_layernorm_2"
+_NORMS = OwnNorms(
+    "router.scale", "pre_feedforward_layernorm", "post_feedforward_layernorm_1", "post_feedforward_layernorm_2"
+)
 
 
 def layer(settings: LayerSettings) -> Layer:
@@ -14,7 +23,22 @@ def layer(settings: LayerSettings) -> Layer:
     attention = replace(
         attention, heads=settings.heads, keys_as_values=settings.keys_as_values, value_norms=True, soft_cap=None
     )
-    return attention, mlp, Factor()
+    if settings.experts is None:
+        return attention, mlp, Factor()
+    experts = Experts(
+        _BEFORE_CHOSEN,
+        mlp.post_norm,
+        settings.experts,
+        mlp.activation,
+        router=_ROUTER,
+        gate=_GATE,
+        up=_UP,
+        down=_DOWN,
+        shared="mlp",
+        own_norms=_NORMS,
+        scales="router.per_expert_scale",
+    )
+    return attention, experts, Factor()
 
 
 FAMILY = Family(
@@ -26,13 +50,28 @@ FAMILY = Family(
     attention_scale=1.0,
     refused=(
         *("attn_logit_softcapping", "hidden_size_per_layer_input", "embedding_length_per_layer_input"),
-        *("num_kv_shared_layers", "attention.shared_kv_layers", "enable_moe_block", "expert_count"),
+        *("num_kv_shared_layers", "attention.shared_kv_layers"),
     ),
     windows=6,
     local_rope=True,
     own_heads=True,
-    gguf_modules=gemma2.FAMILY.gguf_modules,
-    gguf_tensors={"layer_output_scale.weight": "layer_scalar"},
+    experts=ExpertKeys("moe_intermediate_size", None, True, "intermediate_size", "top_k_experts", "enable_moe_block"),
+    stacked={"experts.gate_up_proj": (_GATE, _UP), "experts.down_proj": (_DOWN,)},
+    gguf_modules={
+        **gemma2.FAMILY.gguf_modules,
+        "ffn_gate_inp": _ROUTER,
+        "ffn_gate_exps": _GATE,
+        "ffn_up_exps": _UP,
+        "ffn_down_exps": _DOWN,
+        "pre_ffw_norm_2": _BEFORE_CHOSEN,
+        "post_ffw_norm_1": _NORMS.after_shared,
+        "post_ffw_norm_2": _NORMS.after_chosen,
+    },
+    gguf_tensors={
+        "layer_output_scale.weight": "layer_scalar",
+        "ffn_gate_inp.scale": _NORMS.router,
+        "ffn_down_exps.scale": "router.per_expert_scale",
+    },
     defaults={
         "vocab_size": 262144,
         "num_key_value_heads": 4,

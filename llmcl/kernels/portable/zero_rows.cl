@@ -1,0 +1,18 @@
+// x[t] = 0.
+//
+// x  float [n][COLUMNS]
+// Index space: groups (ceil(COLUMNS / (16 RUN)), n) of LOCAL_SIZE; a group's work-items share RUN pieces of 16 values.
+// Build: COLUMNS (a multiple of 16), RUN (a multiple of LOCAL_SIZE), LOCAL_SIZE.
+#if !defined(COLUMNS) || !defined(RUN) || !defined(LOCAL_SIZE)
+#error "zero_rows.cl needs the build constants COLUMNS, RUN, LOCAL_SIZE"
+#endif
+#include "common/common.cl"
+
+__kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
+void zero_rows(__global float* x) {
+    x += (size_t)get_group_id(1) * COLUMNS;
+    for (int piece = get_local_id(0); piece < RUN; piece += LOCAL_SIZE) {
+        const int i = (get_group_id(0) * RUN + piece) * 16;
+        if (i < COLUMNS) store16_f32((float16)(0.0f), x + i);
+    }
+}
