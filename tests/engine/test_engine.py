@@ -418,6 +418,7 @@ def test_while_an_engine_is_open_the_model_is_its_own() -> None:
 
 def test_closing_the_model_closes_its_engine() -> None:
     opened = Opened()
+    opened.batch.before = lambda what: time.sleep(0.01)  # the answer is not complete before it is closed
     request = opened.engine.submit(prompt(1), **options(1, 900))
     next(request)
     with ThreadPoolExecutor(1) as pool:
