@@ -52,6 +52,28 @@ GPT_4O_WORDS = "|".join(
     )
 )
 
+# DeepSeek's cut a text by one expression after the other. In V3's a sign may begin a word of Latin letters.
+_MARKS = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"
+DEEPSEEK3_WORDS = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    rf"{_MARKS}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+# V2's knows letters with a case, but for some of those that Unicode has since version 11 and for mathematical ones.
+_WITHOUT_CASE = (
+    "\u0560-\u0588\u10c7\u10cd\u10d0-\u10ff\u1c80-\u1c8a\u2d00-\u2d2d\ua790-\ua7ff\uab30-\uab68"
+    "\U00010570-\U000105bc\U00016e40-\U00016e7f\U0001d400-\U0001d7cb\U0001df00-\U0001df2a"
+)
+DEEPSEEK_WORDS = (
+    r"[\r\n]",
+    rf"\s?[\p{{Lu}}\p{{Ll}}\p{{Lt}}&&[^{_WITHOUT_CASE}]]+",
+    "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+    r"\s+$",
+    "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
+    r"\p{N}+",
+)
+
 
 def _gpt2_words() -> PreTokenizer:
     from tokenizers.pre_tokenizers import ByteLevel
@@ -81,12 +103,25 @@ def _gpt_4o_words() -> PreTokenizer:
     return _split_by(GPT_4O_WORDS)
 
 
-def _split_by(expression: str) -> PreTokenizer:
+def _glm4_words() -> PreTokenizer:
+    return _split_by(LLAMA3_WORDS)
+
+
+def _deepseek_words() -> PreTokenizer:
+    return _split_by(*DEEPSEEK_WORDS)
+
+
+def _deepseek3_words() -> PreTokenizer:
+    return _split_by(*DEEPSEEK3_WORDS)
+
+
+def _split_by(*expressions: str) -> PreTokenizer:
+    """By the first expression, then what is left whole by the next, and so on."""
     from tokenizers import Regex
     from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 
-    words = Split(Regex(expression), "isolated")
-    return Sequence([words, ByteLevel(add_prefix_space=False, use_regex=False)])
+    words = [Split(Regex(expression), "isolated") for expression in expressions]
+    return Sequence([*words, ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 PRE_TOKENIZERS: dict[str, Callable[[], PreTokenizer]] = {
@@ -102,6 +137,10 @@ PRE_TOKENIZERS: dict[str, Callable[[], PreTokenizer]] = {
     "qwen2": _qwen2_words,
     "qwen35": _qwen35_words,
     "gpt-4o": _gpt_4o_words,
+    "glm4": _glm4_words,
+    "chatglm-bpe": _glm4_words,
+    "deepseek-llm": _deepseek_words,
+    "deepseek-v3": _deepseek3_words,
 }
 
 

@@ -91,6 +91,14 @@ def test_gguf_end_of_turn_counts_beside_the_end_of_the_document():
     assert from_gguf(named).eos_token_ids == (1, 3, 2)
 
 
+def test_an_answer_of_glm_ends_where_anothers_turn_begins():
+    tokens = ["a", "<|endoftext|>", "<|user|>", "<|observation|>", "b"]
+    ended = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.eos_token_id": 1}
+    assert from_gguf(ended).eos_token_ids == (1, 2, 3)
+    assert from_gguf({**ended, "tokenizer.ggml.eom_token_id": 4}).eos_token_ids == (1, 4, 2, 3)
+    assert from_gguf({**ended, "tokenizer.ggml.tokens": ["a", "b", "<|user|>"]}).eos_token_ids == (1,)
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_n_parameters(tied):
     from transformers import LlamaConfig, LlamaForCausalLM

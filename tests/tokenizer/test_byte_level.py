@@ -56,6 +56,8 @@ SAME = {
     "olmo": "gpt-2",
     "refact": "smollm",
     "lfm2": "llama-bpe",
+    "glm4": "llama-bpe",
+    "chatglm-bpe": "llama-bpe",
     "qwen35": "qwen2",
 }  # rules under two names, or the same for this text
 
@@ -95,6 +97,21 @@ def test_words_are_cut_as_the_family_does(pre: str) -> None:
     text = "It's 12345 CAN'T   x\n\n y!!\n"
     spans = [span for _, span in backend.pre_tokenizer.pre_tokenize_str(text)]
     assert [text[begin:end] for begin, end in spans] == WORDS[like]
+
+
+@pytest.mark.parametrize(
+    ("pre", "words"),
+    [
+        ("deepseek-llm", " |\u6f22\u5b57\u304b|1234|,| Foo|\n|\n| $|x|(|y|)| | e|?"),
+        ("deepseek-v3", " |\u6f22\u5b57\u304b|123|4|,| Foo|\n\n| $|x|(y|)| | e|?"),
+    ],
+)
+def test_deepseek_cuts_by_one_expression_after_the_other(pre: str, words: str) -> None:
+    backend, _ = build(gguf_of(trained("gpt-2"), pre))
+    assert backend.pre_tokenizer is not None
+    text = " \u6f22\u5b57\u304b1234, Foo\n\n $x(y)  e?"
+    spans = [span for _, span in backend.pre_tokenizer.pre_tokenize_str(text)]
+    assert [text[begin:end] for begin, end in spans] == words.split("|")
 
 
 def test_llama3_takes_a_whole_word_that_no_merge_leads_to() -> None:

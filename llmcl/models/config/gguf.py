@@ -30,6 +30,8 @@ from llmcl.models.families.family import Family, LayerSettings
 _END_OF_TURN_TOKENS = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<turn|>", "<|end|>")
 # In gpt-oss' format an answer has several messages, which <|end|> ends; these end the answer.
 _END_OF_ANSWER_TOKENS = ("<|return|>", "<|call|>")
+# GLM's answers end where another one's turn begins.
+_OTHERS_TURNS = ("<|user|>", "<|observation|>")
 _SOFT_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 _NO_FACTORS = GgufFactors()
 _UNROTATED_INTERVAL = 4  # the format has no key for it
@@ -179,7 +181,9 @@ def _windows(read: Reader, arch: str, family: Family, n_layers: int, max_positio
 def _eos_token_ids(read: Reader, tokens: list[str], vocab_size: int) -> tuple[int, ...]:
     ids = list(read.token_ids("tokenizer.ggml.eos_token_id", vocab_size))
     ids += read.token_ids("tokenizer.ggml.eot_token_id", vocab_size)
+    ids += read.token_ids("tokenizer.ggml.eom_token_id", vocab_size)
     answer = all(text in tokens for text in _END_OF_ANSWER_TOKENS)
-    ends = _END_OF_ANSWER_TOKENS if answer else _END_OF_TURN_TOKENS
+    ends: tuple[str, ...] = _END_OF_ANSWER_TOKENS if answer else _END_OF_TURN_TOKENS
+    ends += _OTHERS_TURNS if all(text in tokens for text in _OTHERS_TURNS) else ()
     ids += [tokens.index(text) for text in ends if text in tokens]
     return tuple(dict.fromkeys(ids))
