@@ -12,12 +12,15 @@ from typing import Any
 import numpy as np
 from family_files import WINDOW
 from helpers import LINEAR_SCALING, gemma2_config, small_config
+from latent_weights import MSCALE
 
 from llmcl.models.config import ModelConfig, RopeScaling
+from llmcl.models.config.latent import latent_scale
 from llmcl.models.config.rope import longrope_amplitude, yarn_amplitude
 from llmcl.models.families import FAMILIES as FAMILIES_OF_CHECKPOINTS
-from llmcl.models.families.blocks import ExpertSettings, Heads, QueryScale
+from llmcl.models.families.blocks import ExpertSettings, Heads, QueryScale, Scores
 from llmcl.models.families.family import LayerSettings
+from llmcl.models.families.latent import LatentSettings
 from llmcl.models.families.recurrent import DeltaSettings, ShortConvSettings
 
 N_TOKENS = 90
@@ -68,6 +71,32 @@ def gpt_oss_config(experts: ExpertSettings, *, biased: bool = True, **changes: A
     settings = [LayerSettings(window, experts=experts, **biases) for window in (WINDOW, None, WINDOW)]
     return small_config("gpt_oss", settings=settings, intermediate_size=experts.size, **changes)
 
+
+LATENT = LatentSettings(rank=32, rope=16, nope=48, value=32, query_rank=48)
+PLAIN_LATENT = LatentSettings(rank=64, rope=32, nope=16, value=64)  # queries of the input itself, wide values
+ODD_LATENT = LatentSettings(rank=48, rope=16, nope=80, value=16, query_rank=32, interleaved=False)
+
+
+def latent_config(
+    architecture: str,
+    of: LatentSettings,
+    experts: ExpertSettings,
+    *,
+    n_dense: int = 1,
+    n_layers: int = 3,
+    **changes: Any,
+) -> ModelConfig:
+    """The first n_dense layers have no experts. transformers has the norms of latents with this eps alone."""
+    settings = [LayerSettings(latent=of, experts=None if i < n_dense else experts) for i in range(n_layers)]
+    sizes = {"n_kv_heads": 1, "head_dim": of.width, "rotary_dim": of.rope, "rms_norm_eps": 1e-6}
+    scale = latent_scale(of, changes.get("rope_scaling"), MSCALE)
+    return small_config(architecture, settings=settings, attention_scale=scale, **sizes, **changes)
+
+
+DEEPSEEK_YARN = dataclasses.replace(YARN, amplitude=1.0)
+BY_SIGMOIDS, IN_GROUPS = Scores(scale=1.8), Scores(n_groups=4, top_groups=2, scale=2.5)
+BY_SOFTMAX = Scores("softmax", n_groups=3, top_groups=2, scale=2.0, corrected=False)
+SCALED_SOFTMAX = Scores("softmax", scale=2.0, corrected=False)
 
 FAMILIES: dict[str, ModelConfig] = {
     "llama-biases": small_config(settings=[LayerSettings(bias=True, output_bias=True, mlp_bias=True)] * 2),
@@ -277,6 +306,69 @@ FAMILIES: dict[str, ModelConfig] = {
         rotary_dim=12,
         norm_offset=1.0,
     ),
+    "glm4_moe_lite": latent_config(
+        "glm4_moe_lite", LATENT, ExpertSettings(6, 2, 48, shared_size=48, scores=BY_SIGMOIDS), rope_theta=1e6
+    ),
+    "glm4_moe_lite-grouped": latent_config(
+        "glm4_moe_lite",
+        PLAIN_LATENT,
+        ExpertSettings(8, 3, 32, renormalize=False, shared_size=64, scores=IN_GROUPS),
+        n_dense=2,
+        n_q_heads=6,
+        hidden_size=96,
+        tie_embeddings=True,
+    ),
+    "glm4_moe_lite-odd": latent_config(
+        "glm4_moe_lite",
+        ODD_LATENT,
+        ExpertSettings(5, 1, 16, shared_size=16, scores=BY_SIGMOIDS),
+        n_q_heads=3,
+        hidden_size=96,
+    ),
+    "deepseek_v3": latent_config(
+        "deepseek_v3", LATENT, ExpertSettings(8, 3, 32, shared_size=32, scores=IN_GROUPS), rope_scaling=DEEPSEEK_YARN
+    ),
+    "deepseek_v3-plain": latent_config(
+        "deepseek_v3",
+        PLAIN_LATENT,
+        ExpertSettings(6, 2, 48, shared_size=96, scores=BY_SIGMOIDS),
+        n_dense=0,
+        n_layers=2,
+        n_q_heads=6,
+        hidden_size=96,
+    ),
+    "deepseek_v3-odd": latent_config(
+        "deepseek_v3",
+        ODD_LATENT,
+        ExpertSettings(12, 4, 16, renormalize=False, shared_size=16, scores=IN_GROUPS),
+        n_q_heads=3,
+        hidden_size=96,
+        tie_embeddings=True,
+    ),
+    "deepseek_v2": latent_config(
+        "deepseek_v2",
+        LATENT,
+        ExpertSettings(9, 4, 32, renormalize=False, shared_size=64, scores=BY_SOFTMAX),
+        rope_scaling=DEEPSEEK_YARN,
+    ),
+    "deepseek_v2-lite": latent_config(
+        "deepseek_v2",
+        PLAIN_LATENT,
+        ExpertSettings(6, 2, 48, renormalize=False, shared_size=96),
+        n_q_heads=6,
+        hidden_size=96,
+        rope_scaling=DEEPSEEK_YARN,
+    ),
+    "deepseek_v2-odd": latent_config(
+        "deepseek_v2",
+        dataclasses.replace(ODD_LATENT, interleaved=True),
+        ExpertSettings(5, 1, 16, renormalize=False, shared_size=32, scores=SCALED_SOFTMAX),
+        n_dense=0,
+        n_layers=2,
+        n_q_heads=3,
+        hidden_size=96,
+        tie_embeddings=True,
+    ),
     "gemma3_text": small_config(
         architecture="gemma3_text",
         settings=[LayerSettings(WINDOW, rotation="local"), LayerSettings()] * 2,
@@ -342,7 +434,15 @@ def _further_shapes() -> dict[str, ModelConfig]:
 FURTHER = _further_shapes()
 MOST = "gemma2"  # has more of what sets families apart than any other
 # Those that the format can say, but for what another of them shows as well.
-NOT_IN_GGUF = ("smollm3-biases", "olmo2-biases", "qwen2-windows", "qwen3_moe-some", "qwen3_next-some")
+NOT_IN_GGUF = (
+    "glm4_moe_lite-odd",
+    "deepseek_v3-odd",
+    "smollm3-biases",
+    "olmo2-biases",
+    "qwen2-windows",
+    "qwen3_moe-some",
+    "qwen3_next-some",
+)
 IN_GGUF = [name for name in FAMILIES | FURTHER if name not in (*NOT_IN_GGUF, MOST)]
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from expert_weights import experts_of
 from gguf_reference import write_out
 from helpers import windows_of
+from latent_weights import latent_in_gguf, write_latent
 from own_heads import own_name, write_own_heads
 from recurrent_weights import as_in_gguf, recurrent_of
 
@@ -20,6 +21,7 @@ from llmcl.models.families.recurrent import DeltaNet, ShortConv
 WINDOW = 20  # of the models that have one; no multiple of a tile of keys
 # Of families whose files have the name of another.
 GGUF_NAMES = {"mistral": "llama", "mixtral": "llama", "olmo3": "olmo2", "granitemoeshared": "granitemoe"}
+GGUF_NAMES |= {"deepseek_v2": "deepseek2", "glm4_moe_lite": "deepseek2"}
 
 
 def save_gguf(
@@ -29,10 +31,12 @@ def save_gguf(
     expert_format: str = "F32",
     *,
     fused_experts: bool = False,
+    joined_heads: bool = False,
 ) -> Path:
     """The model as llama.cpp's converter writes it, with names from the package `gguf`.
 
     expert_format: of the matrices of experts. fused_experts: gate and up of all experts of a layer are one tensor.
+    joined_heads: latent attention is as older converters wrote it.
 
     Llama's and Mistral's q and k have their rotary pairs next to each other, Gemma's norm weights the 1 in them.
     """
@@ -50,9 +54,11 @@ def save_gguf(
     writer.add_head_count(config.n_q_heads)
     block = next(iter(recurrent.values()), None)
     n_kv_heads = [0 if i in recurrent else config.n_kv_heads for i in range(config.n_layers)]
+    if config.latent is not None and joined_heads:
+        n_kv_heads = [config.n_q_heads] * config.n_layers
     own_heads = FAMILIES[config.architecture].own_heads
     of_layers = [config.heads(i).n_kv for i in range(config.n_layers)] if own_heads else n_kv_heads
-    writer.add_head_count_kv(of_layers if own_heads or isinstance(block, ShortConv) else config.n_kv_heads)
+    writer.add_head_count_kv(of_layers if own_heads or isinstance(block, ShortConv) else max(n_kv_heads))
     if isinstance(block, ShortConv):
         writer.add_shortconv_l_cache(block.settings.length)
     if isinstance(block, DeltaNet):
@@ -64,9 +70,12 @@ def save_gguf(
         writer.add_ssm_inner_size(of.n_v * of.d_v)
         writer.add_full_attention_interval(config.attention_layers[0] + 1)
         writer.add_rope_dimension_sections([1, 1, 1, 0])
-    main = config.rotated_size("main")
-    writer.add_key_length(main)
-    writer.add_value_length(main)
+    if config.latent is not None:
+        write_latent(writer, config, joined=joined_heads)
+    else:
+        main = config.rotated_size("main")
+        writer.add_key_length(main)
+        writer.add_value_length(main)
     write_own_heads(writer, config)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_theta)
@@ -79,7 +88,7 @@ def save_gguf(
             writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
             writer.add_rope_scaling_factor(scaling.factor)
             writer.add_rope_scaling_yarn_beta_fast(scaling.beta_fast)
-            if scaling.amplitude == 1.0:
+            if scaling.amplitude == 1.0 and config.latent is None:
                 writer.add_rope_scaling_yarn_log_mul(1.0)
         if scaling.kind == "linear":
             writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
@@ -149,7 +158,7 @@ def save_gguf(
         if block.has_shared_gate:
             gate = stacked.pop(layer_name(i, f"{block.shared_gate}.weight"))
             writer.add_tensor(f"blk.{i}.ffn_gate_inp_shexp.weight", gate[0])
-    for name, values in as_in_gguf(config, stacked).items():
+    for name, values in as_in_gguf(config, latent_in_gguf(config, stacked, joined=joined_heads)).items():
         has_offset = name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight")
         stored = values + np.float32(config.norm_offset) if has_offset else values
         if interleaves and name.endswith(("q_proj.weight", "k_proj.weight", "q_proj.bias", "k_proj.bias")):

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from ascii_tokenizer import ascii_tokenizer
 from expert_weights import experts_of, stacked_experts
+from latent_weights import MSCALE, latent_options, with_joined_heads
 from numpy.typing import NDArray
 from own_heads import as_own_heads_need, own_heads_options
 from recurrent_weights import as_stored, recurrent_options
@@ -169,7 +170,7 @@ def random_weights(config: ModelConfig, seed: int) -> dict[str, NDArray[np.float
             if name.endswith(".A_log"):  # texts are forgotten soon, or late
                 values = rng.uniform(-4.0, 1.0, shape)
         else:
-            gain = 1.5 if "q_proj" in name or "k_proj" in name else 1.0
+            gain = 1.5 if any(module in name for module in ("q_proj", "k_proj", "q_b_proj", "k_b_proj")) else 1.0
             if config.architecture == "gpt_oss" and ("gate_proj" in name or "up_proj" in name):
                 gain = 3.0  # beyond its clamp
             values = rng.standard_normal(shape) * gain / np.sqrt(shape[1])
@@ -185,7 +186,7 @@ def transformers_model(config: ModelConfig, weights: Mapping[str, NDArray[Any]],
     import torch
 
     model = transformers_class(config)
-    weights = as_stored(config, stacked_experts(config, weights))
+    weights = as_stored(config, with_joined_heads(config, stacked_experts(config, weights)))
     tensors = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in weights.items()}
     missing, unexpected = model.load_state_dict(tensors, strict=False)
     allowed = {"lm_head.weight"} if config.tie_embeddings else set()
@@ -217,6 +218,7 @@ def transformers_class(config: ModelConfig) -> Any:
         if scaling.kind == "yarn":
             rope |= {"factor": scaling.factor, "beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow}
             rope |= {} if scaling.truncate else {"truncate": False}
+            rope |= {} if config.latent is None else {"mscale": MSCALE, "mscale_all_dim": MSCALE}
         else:
             assert scaling.factors is not None and scaling.long_factors is not None
             rope |= {"short_factor": [*scaling.factors], "long_factor": [*scaling.long_factors]}
@@ -260,7 +262,8 @@ def transformers_class(config: ModelConfig) -> Any:
         options["experts_implementation"] = "eager"  # the others know no float64
         options |= {} if keys.renormalize is None else {keys.renormalize: of.renormalize}
         options |= {} if keys.shared_size is None else {keys.shared_size: of.shared_size}
-        if len(experts) < config.n_layers:
+        options |= latent_options(config)
+        if len(experts) < config.n_layers and config.latent is None:
             options["mlp_only_layers"] = [i for i in range(config.n_layers) if i not in experts]
     windows = windows_of(config)
     window = next((window for window in windows if window is not None), None)
@@ -288,8 +291,6 @@ def transformers_class(config: ModelConfig) -> Any:
         hidden_size=config.hidden_size,
         num_hidden_layers=config.n_layers,
         num_attention_heads=config.n_q_heads,
-        num_key_value_heads=config.n_kv_heads,
-        head_dim=config.head_dim,
         max_position_embeddings=config.max_position,
         rms_norm_eps=config.rms_norm_eps,
         rope_parameters=rope,
@@ -297,7 +298,12 @@ def transformers_class(config: ModelConfig) -> Any:
         bos_token_id=config.bos_token_id,
         eos_token_id=list(config.eos_token_ids),
         pad_token_id=None,
-        **{"intermediate_size": config.intermediate_size, **options},
+        **{
+            "intermediate_size": config.intermediate_size,
+            "num_key_value_heads": config.n_kv_heads,
+            "head_dim": config.head_dim,
+            **options,
+        },
     )
     with no_init_weights():  # random ones of a whole model take seconds
         model = getattr(transformers, f"{name}ForCausalLM")(class_config)

@@ -20,6 +20,7 @@ import numpy as np
 
 from llmcl.checkpoint.files import MAX_HEADER_BYTES, map_file
 from llmcl.checkpoint.formats import FLOAT_FORMATS, FORMATS, dequantize, row_bytes
+from llmcl.checkpoint.latent import split_latents
 from llmcl.checkpoint.stacked import parts_of
 from llmcl.checkpoint.tensors import Checkpoint, StoredTensor
 from llmcl.errors import CheckpointError, UnsupportedModelError, shown
@@ -110,7 +111,7 @@ def open_file(path: Path, name: str) -> Checkpoint:
         if any(name in by_hf_name for name, _ in parts):
             raise CheckpointError(f"tensor {shown(gguf_name)} is there twice. The file is damaged; fetch it again.")
         by_hf_name.update(parts)
-    return Checkpoint(name, path, config, by_hf_name, gguf_metadata=metadata)
+    return Checkpoint(name, path, config, split_latents(by_hf_name, config), gguf_metadata=metadata)
 
 
 def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:

@@ -18,6 +18,7 @@ import numpy as np
 
 from llmcl.checkpoint.files import MAX_HEADER_BYTES, map_file, optional_json, parse_json, read_json, reading
 from llmcl.checkpoint.interleaved import interleaved_parts
+from llmcl.checkpoint.latent import split_latents
 from llmcl.checkpoint.quantize import is_convolution
 from llmcl.checkpoint.stacked import unstacked
 from llmcl.checkpoint.tensors import Checkpoint, StoredTensor
@@ -33,6 +34,7 @@ _TEXT_PREFIXES = {
     "language_model.lm_head.": "lm_head.",
     "model.language_model.": "model.",
 }
+_LAYER = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,8})\.")
 _MAX_SIZES = 64  # dimensions that are multiplied for a message; a million of them take hours
 
 
@@ -52,7 +54,15 @@ def open_folder(folder: Path, name: str) -> Checkpoint:
     family = FAMILIES[config.architecture]
     stored = interleaved_parts(unstacked(stored, family.stacked, config), family.interleaved, config)
     stored = _renamed(stored, family.modules)
-    return Checkpoint(name, folder, config, stored)
+    if family.drafting_layers:
+        stored = {name: tensor for name, tensor in stored.items() if not _is_behind(name, config.n_layers)}
+    return Checkpoint(name, folder, config, split_latents(stored, config))
+
+
+def _is_behind(name: str, n_layers: int) -> bool:
+    """Whether a tensor is of a layer behind the last."""
+    match = _LAYER.match(name)
+    return match is not None and int(match[1]) >= n_layers
 
 
 def _text_tensors(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:

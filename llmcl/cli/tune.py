@@ -94,6 +94,12 @@ def tune(
 
     config, weight_dtype = _config(model, random, offline, dtype)
     shape = _shape(config, dtype, kv_dtype)
+    if config.latent is not None:
+        if kernel in ("prefill", "decode"):
+            raise UsageError(
+                "the model has latent attention, whose kernels have no sizes to choose; use --kernel products"
+            )
+        kernel = "products"
     opened = Device.open(device)
 
     def note(row: Measurement) -> None:

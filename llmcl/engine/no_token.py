@@ -52,7 +52,9 @@ def _cause(model: Model, sequence: SequenceState) -> str:
 
 
 def _cached(model: Model, sequence: SequenceState) -> Iterator[dict[str, np.ndarray]]:
-    """Keys and values of each layer, [n_kv_heads, n, head_dim], of the text so far; none of a quantised cache."""
+    """Keys and values of each layer, or latents, [n_kv_heads, n, head_dim], of the text so far; none of a quantised
+    cache.
+    """
     cache, page_tokens, kv_dtype = model.cache, model.cache.shape.page_tokens, model.cache.shape.kv_dtype
     if kv_dtype in QUANTIZED:
         return
@@ -61,16 +63,23 @@ def _cached(model: Model, sequence: SequenceState) -> Iterator[dict[str, np.ndar
         at = np.asarray(sequence.pages)[at // page_tokens] * page_tokens + at % page_tokens
     stored = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}[kv_dtype]
     for k, v, shape in zip(cache.k, cache.v, cache.shapes, strict=True):
-        if k is None or v is None or shape is None:
+        if k is None or shape is None:
             yield {}
             continue
         heads, dim = shape.n_kv_heads, shape.head_dim
+        if v is None:
+            rows = model.device.read(k, stored, (heads, shape.capacity, dim))
+            yield {"latents": _widened(rows[:, at], kv_dtype)}
+            continue
         keys = model.device.read(k, stored, (heads, shape.capacity // 16, dim, 16)).swapaxes(2, 3)
         values = model.device.read(v, stored, (heads, shape.capacity, dim))
         found = {"keys": keys.reshape(heads, shape.capacity, dim)[:, at], "values": values[:, at]}
-        if kv_dtype == "bfloat16":
-            found = {name: (bits.astype(np.uint32) << 16).view(np.float32) for name, bits in found.items()}
-        yield found
+        yield {name: _widened(bits, kv_dtype) for name, bits in found.items()}
+
+
+def _widened(bits: np.ndarray, kv_dtype: str) -> np.ndarray:
+    """What the bits of a cache mean."""
+    return (bits.astype(np.uint32) << 16).view(np.float32) if kv_dtype == "bfloat16" else bits
 
 
 def _remedy(dtypes: set[str]) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 from llmcl.kernels.common.experts import block_count
 from llmcl.models.config import ModelConfig
 from llmcl.models.families.blocks import Attention, Experts, GatedMlp, Heads, Rotation
+from llmcl.models.families.latent import LatentAttention
 from llmcl.models.families.recurrent import RecurrentBlock
 from llmcl.ops.attention import decode_splits
 from llmcl.runtime.device import Buffer, Device
@@ -28,7 +29,9 @@ class Activations:
     x: Buffer  # [n, hidden]
     normed: Buffer  # [n, hidden], input of a product in prefill; before a post norm, output of one
     rope: Buffer  # [n, head_dim], of the heads that rotate so
-    qkv: Buffer  # [n, n_q_heads + 2 n_kv_heads, head_dim], of the layer; there is room for the largest
+    # [n, n_q_heads + 2 n_kv_heads, head_dim], of the layer; there is room for the largest; of latent attention queries
+    # [n, n_q_heads, rank], and so is what attended has
+    qkv: Buffer
     attended: Buffer  # [n, n_q_heads, head_dim], as qkv
     ffn: Buffer  # [n, intermediate], of layers without experts and of shared ones
     part_ml: Buffer  # [n_q_heads, n_splits, 2], as qkv
@@ -46,6 +49,9 @@ class Activations:
     expert_outputs: Buffer | None = None  # [n, top_k, hidden], in prefill
     expert_sums: Buffer | None = None  # [n, hidden], of experts and what is beside them before a norm
     attention_gate: Buffer | None = None  # [n, n_q_heads, head_dim]
+    query_latents: Buffer | None = None  # [n, query_rank]
+    latents: Buffer | None = None  # [n, rank + rope], what latent attention projects of a token
+    head_rows: Buffer | None = None  # [n, n_q_heads, query or value], its queries, later the values of its heads
     mixer_in: Buffer | None = None  # [n, values], what a recurrent block projects of a token
     mixer_qkv: Buffer | None = None  # [n, channels], queries, keys and values of a delta net
     mixer_gates: Buffer | None = None  # [n, value heads, 2], their decays and rates
@@ -112,6 +118,10 @@ def activation_shapes(
     if any(isinstance(block, Attention) and block.gated for block in blocks):
         some["attention_gate"] = chunk, config.query_values
     for block in blocks:
+        if isinstance(block, LatentAttention):
+            of = block.settings
+            some |= {"latents": (chunk, of.width), "head_rows": (chunk, config.n_q_heads * of.of_head)}
+            some |= {"query_latents": (chunk, of.query_rank)} if of.query_rank else {}
         if isinstance(block, RecurrentBlock):
             for name, values in block.activations(config).items():
                 some[name] = chunk, max(values, some.get(name, (0, 0))[1])

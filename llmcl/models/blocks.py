@@ -13,7 +13,9 @@ from llmcl.models.bound_block import GATES, BlockWeights, BoundBlock
 from llmcl.models.config import ModelConfig
 from llmcl.models.expert_block import ExpertsBlock, ExpertsWeights
 from llmcl.models.families import blocks
+from llmcl.models.families.latent import LatentAttention
 from llmcl.models.families.recurrent import DeltaNet, ShortConv
+from llmcl.models.latent_block import LatentBlock, LatentWeights
 from llmcl.models.layer_ops import LayerOps
 from llmcl.models.recurrent_blocks import DeltaNetBlock, DeltaNetWeights, ShortConvBlock, ShortConvWeights
 from llmcl.ops.scale_rows import scale_rows
@@ -129,6 +131,7 @@ class MlpBlock(BoundBlock):
 
 WEIGHTS: dict[type[blocks.Block], Any] = {
     blocks.Attention: AttentionWeights,
+    LatentAttention: LatentWeights,
     blocks.Factor: FactorWeights,
     blocks.GatedMlp: MlpWeights,
     blocks.Experts: ExpertsWeights,
@@ -147,7 +150,10 @@ def bind_block(
     mods: Mods,
     states: Mapping[str, Buffer],
 ) -> BoundBlock:
-    """k, v, mods: of the layer, for the block that attends; states: for one that is recurrent."""
+    """k, v, mods: of the layer, for the block that attends (to latents: k alone); states: for one that is recurrent."""
+    if isinstance(block, LatentAttention) and isinstance(weights, LatentWeights):
+        assert k is not None
+        return LatentBlock(weights, block.settings, k, mods)
     if isinstance(block, blocks.Attention) and isinstance(weights, AttentionWeights):
         assert k is not None and v is not None
         return AttentionBlock(weights, k, v, mods, block.rotation, block.heads_in(config), block.value_norms)
@@ -156,7 +162,8 @@ def bind_block(
     if isinstance(block, ShortConv) and isinstance(weights, ShortConvWeights):
         return ShortConvBlock(weights, states, block.settings)
     if isinstance(block, blocks.Experts) and isinstance(weights, ExpertsWeights):
-        return ExpertsBlock(weights, GATES[block.activation], block.settings.renormalize, block.has_shared_gate)
+        of = block.settings
+        return ExpertsBlock(weights, GATES[block.activation], of.renormalize, block.has_shared_gate, of.scores)
     if isinstance(block, blocks.Factor) and isinstance(weights, FactorWeights):
         return FactorBlock(weights)
     assert isinstance(block, blocks.GatedMlp) and isinstance(weights, MlpWeights)

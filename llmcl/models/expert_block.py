@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from llmcl.kernels.common.weight import Weight
 from llmcl.models.bound_block import BlockWeights, BoundBlock
+from llmcl.models.families.blocks import Scores
 from llmcl.models.layer_ops import LayerOps
-from llmcl.ops.choose_experts import choose_experts
+from llmcl.ops.choose_experts import choose_experts, choose_scored_experts
 from llmcl.ops.rms_norm import rms_norm
 from llmcl.ops.scale_shares import scale_shares
 from llmcl.ops.sigmoid_gate import sigmoid_gate
@@ -24,6 +25,7 @@ class ExpertsWeights(BlockWeights):
     router_bias: Buffer | None  # float32 [n_experts]
     gate_up_bias: Buffer | None  # float32 [n_experts, 2, size], of gate and of up
     down_bias: Buffer | None  # float32 [n_experts, hidden]
+    correction: Buffer | None = None  # float32 [n_experts], added to the scores for the choice
     shared_gate_up: Weight | None = None  # [2 shared size, hidden], tiles alternate
     shared_down: Weight | None = None  # [hidden, shared size]
     scales: Buffer | None = None  # float32 [n_experts]
@@ -35,8 +37,8 @@ class ExpertsWeights(BlockWeights):
 
 @dataclass(frozen=True)
 class ExpertsBlock(BoundBlock):
-    """gate: one of `linear.EXPERT_GATES`. renormalize: see `families.blocks.ExpertSettings`. has_shared_gate: the last
-    of the router's numbers is that of the shared expert.
+    """gate: one of `linear.EXPERT_GATES`. renormalize, scores: see `families.blocks.ExpertSettings`. has_shared_gate:
+    the last of the router's numbers is that of the shared expert.
     """
 
     keeps = False
@@ -44,9 +46,12 @@ class ExpertsBlock(BoundBlock):
     gate: str
     renormalize: bool
     has_shared_gate: bool = False
+    scores: Scores | None = None
 
     @property
     def why_separate(self) -> str | None:
+        if self.scores is not None:
+            return "its router chooses experts by scores"
         return None if self.weights.shared_gate_up is None else "it has an expert that every token goes to"
 
     def add(self, ops: LayerOps) -> Iterator[Launch]:
@@ -96,6 +101,23 @@ class ExpertsBlock(BoundBlock):
         logits, ids, shares = (act.of(name) for name in ("router_logits", "expert_ids", "expert_weights"))
         top_k = weights.gate_up.top_k
         yield from ops.product(x, norm, weights.router, logits)
+        if (of := self.scores) is not None:
+            yield from choose_scored_experts(
+                ops.device,
+                logits,
+                ids,
+                shares,
+                n_experts=weights.gate_up.n_experts,
+                top_k=top_k,
+                renormalize=self.renormalize,
+                sigmoid=of.scoring == "sigmoid",
+                n_groups=of.n_groups,
+                top_groups=of.top_groups,
+                per_group=of.per_group,
+                scale=of.scale,
+                correction=weights.correction,
+            )
+            return
         yield from choose_experts(
             ops.device,
             logits,

@@ -22,7 +22,8 @@ def capacity_for(max_context: int) -> int:
 
 def kv_bytes_per_position(config: ModelConfig, kv_dtype: str) -> int:
     of_layers = map(config.heads, config.attention_layers)
-    return 2 * sum(heads.n_kv * kv_row_bytes(heads.size, kv_dtype) for heads in of_layers)
+    arrays = 1 if config.latent is not None else 2  # rows of latents, or keys and values
+    return arrays * sum(heads.n_kv * kv_row_bytes(heads.size, kv_dtype) for heads in of_layers)
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
@@ -35,9 +36,10 @@ class KVCache:
     """k[layer] [n_kv_heads, capacity/16, head_dim, 16] and v[layer] [n_kv_heads, capacity, head_dim] of kv_dtype; with
     "q8_0" tiles of 16 keys or values as kernels/common/kv_cache.cl describes them.
 
-    shapes[layer]: of a layer; shape: with the heads that most layers have. Room for one sequence; PagedKVCache has room
-    for several. A layer without attention has None for k, v and shapes, and `states` has the state of a recurrent one;
-    without any, states is None.
+    With latent attention k[layer] has rows [capacity, head_dim] in the layout of values (kernels/common/latent_row.cl),
+    and v[layer] is None. shapes[layer]: of a layer; shape: with the heads that most layers have. Room for one sequence;
+    PagedKVCache has room for several. A layer without attention has None for k, v and shapes, and `states` has the
+    state of a recurrent one; without any, states is None.
     """
 
     table_entries = 0  # page table entries in the step state
@@ -78,6 +80,9 @@ class KVCache:
             heads = config.heads(i)
             self.shapes[i] = own = replace(shape, n_kv_heads=heads.n_kv, head_dim=heads.size)
             layer_bytes = own.n_kv_heads * own.capacity * own.row_bytes
+            if config.latent is not None:
+                self.k[i] = device.alloc(layer_bytes, f"latents of layer {i}")
+                continue
             self.k[i] = device.alloc(layer_bytes, f"keys of layer {i}")
             self.v[i] = device.alloc(layer_bytes, f"values of layer {i}")
         self.states: RecurrentStates | None = None

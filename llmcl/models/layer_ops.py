@@ -184,6 +184,10 @@ class LayerOps(ABC):
         """What leaves keys and values in the cache before attention."""
         return []
 
+    def collected(self, name: str, columns: int) -> list[Launch]:
+        """What collects the rows whose logits are wanted, of x and of an activation that the last block has kept."""
+        return []
+
     @abstractmethod
     def attention(
         self, k: Buffer, v: Buffer, out: ActivationOperand, mods: Mods, rotation: Rotation, sinks: Buffer | None

@@ -58,7 +58,7 @@ def forecast(
     mixers = {block.settings for layer in config.layers for block in layer if isinstance(block, DeltaNet)}
     working += max([delta_scratch_bytes(device, delta_shape(of), chunk) for of in mixers], default=0)
     exact = exact_queries(types, kv_dtype)
-    for heads in config.kinds_of_heads:
+    for heads in config.kinds_of_heads if config.latent is None else []:
         cache = AttentionShape(config.n_q_heads, heads.n_kv, heads.size, kv_tokens, kv_dtype, exact_queries=exact)
         working += prefill_implementation(device, cache).scratch_bytes(device, cache)
     slots = state_slots(1 if n_sequences is None else max(n_sequences, KEPT_STATES))

@@ -100,6 +100,7 @@ def wanted_rows(device: Device, act: Activations, n: int, config: ModelConfig) -
         qkv=rows_of("qkv", config.qkv_values),
         rope=rows_of("rotation", config.rotated_size("main")),
         local_rope=None if act.local_rope is None else rows_of("local rotation", config.rotated_size("local")),
+        head_rows=None if config.latent is None else rows_of("rows of heads", config.n_q_heads * config.latent.of_head),
     )
 
 

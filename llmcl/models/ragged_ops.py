@@ -60,6 +60,13 @@ class RaggedOps(PrefillOps):
         launches = self._collect() if self.keeps_last else []
         return launches + rope_append(self.device, self.shape, act.qkv, act.rope_of(rotation), self.step, k, v)
 
+    def collected(self, name: str, columns: int) -> list[Launch]:
+        act, to = self.act, self.wanted
+        if not self.keeps_last or to is None:
+            return []
+        rows = gather_rows(self.device, self.runs, act.x, to.x, self.config.hidden_size)
+        return rows + gather_rows(self.device, self.runs, act.of(name), to.of(name), columns)
+
     def attention(
         self, k: Buffer, v: Buffer, out: ActivationOperand, mods: Mods, rotation: Rotation, sinks: Buffer | None
     ) -> list[Launch]:

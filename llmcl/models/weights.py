@@ -336,7 +336,7 @@ def random_types(config: ModelConfig, dtype: str, *, exact_activations: bool = F
 
 def _usual(name: str) -> float:
     """What every number of a random model's norm, bias, convolution or decay is on the device."""
-    if name.endswith((".bias", ".sinks")):
+    if name.endswith(("bias", ".sinks")):
         return 0.0
     return -1.0 if name.endswith((".A", ".A_log")) else 1.0
 

@@ -9,9 +9,11 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from llmcl.models.families.blocks import Attention, Block, Experts, Factor, GatedMlp, OwnNorms, Rotation, layer_name
+from llmcl.models.families.latent import KEYS, VALUES, LatentAttention
 from llmcl.models.families.recurrent import DeltaNet, ShortConv
 from llmcl.reference.arrays import Array, wide
-from llmcl.reference.experts import choose_experts, experts_down, experts_gate_up, scale_shares
+from llmcl.reference.experts import choose_experts, choose_scored_experts, experts_down, experts_gate_up, scale_shares
+from llmcl.reference.latent import latent_append
 from llmcl.reference.layers import embed, geglu, linear, rms_norm, rope, rope_table, scale_rows, soft_cap, swiglu
 from llmcl.reference.online_softmax import attention
 from llmcl.reference.recurrent import delta_inputs, delta_rule, gated_norm, short_conv, sigmoid_gate
@@ -86,6 +88,28 @@ def forward(
         x = stored(x if gate is None else sigmoid_gate(x, gate))
         return biased(x.reshape(n, -1), layer + "self_attn.o")
 
+    def attend_latents(block: LatentAttention, layer: str, x: Array) -> Array:
+        """With keys and values of each head, where the device multiplies queries into the space of the latents."""
+        of, heads, prefix = block.settings, config.n_q_heads, layer + "self_attn."
+        low = norm(project(x, prefix + "q_a"), prefix + "q_a_layernorm") if of.query_rank else x
+        queries = project(low, prefix + ("q_b" if of.query_rank else "q")).reshape(n, heads, of.query)
+        latents = stored(linear(x, weights[prefix + "kv_a_proj_with_mqa.weight"]))
+        cos, sin = (table[:, : of.rope // 2] for table in rotations[block.rotation])
+        given = latents, wide(weights[prefix + "kv_a_layernorm.weight"]), queries, cos, sin, config.rms_norm_eps
+        rows, queries = latent_append(*given, interleaved=of.interleaved)
+        rows, queries = cached(stored(rows)), stored(queries)
+        of_keys = wide(weights[layer + KEYS]).reshape(heads, of.rank, of.nope)
+        of_values = wide(weights[layer + VALUES]).reshape(heads, of.value, of.rank)
+        keys = np.zeros((n, heads, max(of.query, of.value)))
+        values, q = np.zeros_like(keys), np.zeros_like(keys)
+        keys[..., : of.nope] = np.einsum("nr,hrk->nhk", wide(rows[:, : of.rank]), of_keys)
+        keys[..., of.nope : of.query] = rows[:, None, of.rank :]
+        values[..., : of.value] = np.einsum("nr,hvr->nhv", wide(rows[:, : of.rank]), of_values)
+        q[..., : of.query] = queries
+        scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
+        x = stored(attention(q, keys, values, 0, scale)[..., : of.value])
+        return linear(x.reshape(n, -1), weights[prefix + "o_proj.weight"])
+
     def gated_mlp(block: GatedMlp, layer: str, x: Array) -> Array:
         if block.fused:
             gate, up = np.split(project(x, layer + "mlp.gate_up"), 2, axis=1)
@@ -111,6 +135,18 @@ def forward(
         of = block.settings
         logits = stored(linear(x, weights[f"{layer}{block.router}.weight"]))
         router_bias = weights[f"{layer}{block.router}.bias"] if block.bias else None
+        if of.scores is not None:
+            return choose_scored_experts(
+                logits,
+                of.top_k,
+                renormalize=of.renormalize,
+                sigmoid=of.scores.scoring == "sigmoid",
+                n_groups=of.scores.n_groups,
+                top_groups=of.scores.top_groups,
+                per_group=of.scores.per_group,
+                scale=of.scores.scale,
+                correction=weights[layer + block.correction] if of.scores.corrected else None,
+            )
         ids, shares = choose_experts(logits, of.top_k, renormalize=of.renormalize, bias=router_bias)
         return ids, shares if block.scales is None else scale_shares(shares, ids, weights[layer + block.scales])
 
@@ -157,6 +193,7 @@ def forward(
 
     compute: dict[type[Block], Any] = {
         Attention: attend,
+        LatentAttention: attend_latents,
         GatedMlp: gated_mlp,
         Experts: mixture,
         ShortConv: convolve,

@@ -13,7 +13,16 @@ from llmcl.models import families
 from llmcl.models.config import limits
 from llmcl.models.config.rope import KINDS
 from llmcl.models.families import FAMILIES, TEXT_PARTS
-from llmcl.models.families.blocks import Attention, Block, Experts, ExpertSettings, Factor, GatedMlp, QueryScale
+from llmcl.models.families.blocks import (
+    Attention,
+    Block,
+    Experts,
+    ExpertSettings,
+    Factor,
+    GatedMlp,
+    QueryScale,
+    Scores,
+)
 from llmcl.models.families.family import Family, LayerSettings
 from llmcl.tokenizer.gguf_tokenizer import PRE_TOKENIZERS
 
@@ -78,7 +87,9 @@ def _features(family: Family) -> list[str]:
     """What it has beyond Llama, where a checkpoint asks for it."""
     experts = None
     if family.experts is not None:
-        experts = ExpertSettings(shared_size=16 if family.experts.shared_size else 0)
+        has_shared = family.experts.shared_size or family.experts.shared_count
+        scores = Scores() if family.experts.scoring == "sigmoid" else None
+        experts = ExpertSettings(shared_size=16 if has_shared else 0, scores=scores)
     blocks = family.layer(
         LayerSettings(
             soft_cap=1.0 if family.soft_caps else None,
@@ -89,7 +100,8 @@ def _features(family: Family) -> list[str]:
             mlp_bias="mlp_bias" in family.biases,
         )
     )
-    found = [text for key, text in _ATTENTION.items() if any(_is_set(block, key) for block in blocks)]
+    found = ["latent attention" if family.latent else ""]
+    found += [text for key, text in _ATTENTION.items() if any(_is_set(block, key) for block in blocks)]
     if isinstance(family.windows, int):
         found.append(f"a window in {family.windows - 1} of {family.windows} layers")
     else:
@@ -110,6 +122,7 @@ def _features(family: Family) -> list[str]:
             found.append({"silu": "", "gelu_tanh": "GELU", "clamped_swiglu": "a clamped gate"}[block.activation])
         if isinstance(block, Experts):
             found.append("experts with biases" if block.bias else "experts")
+            found.append("experts chosen by scores" if block.settings.scores else "")
             beside = "an MLP beside the experts" if block.own_norms else "a shared expert"
             found.append(beside if block.settings.shared_size else "")
             found.append("a gate of the shared expert" if block.has_shared_gate else "")

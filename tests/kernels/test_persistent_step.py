@@ -12,6 +12,7 @@ from typing import Any
 import compare_launches
 import numpy as np
 import pytest
+from family_configs import FAMILIES
 from helpers import gemma2_config, random_weights, save_folder, small_config
 
 import llmcl
@@ -34,6 +35,7 @@ UNITS, LEFT = 0, 16  # slots of the counters
 MODELS: dict[str, tuple[ModelConfig, dict[str, Any]]] = {
     "float16 with mods": (GEMMA2, {"dtype": "float16", "score_mod": alibi(4)}),
     "q4_k in pages": (QWEN2, {"quantize": "q4_k", "kv_page_tokens": 64, "kv_dtype": "bfloat16"}),
+    "latents": (FAMILIES["glm4_moe_lite"], {"dtype": "bfloat16"}),
 }
 
 
@@ -123,7 +125,9 @@ def compare(llm: LLM, n_prompt: int, n_steps: int) -> None:
     assert np.array_equal(found.view(np.int32), step_logits(twin, n_prompt, n_steps).view(np.int32))
 
 
-@pytest.mark.parametrize("name", ["float16 with mods", pytest.param("q4_k in pages", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "name", ["float16 with mods", "latents", pytest.param("q4_k in pages", marks=pytest.mark.full)]
+)
 def test_has_the_bits_of_separate_launches(cpu: Device, name: str, tmp_path: Path) -> None:
     config, options = MODELS[name]
     folder = save_folder(tmp_path / "model", config, random_weights(config, seed=1))

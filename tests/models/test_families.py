@@ -351,6 +351,24 @@ TEMPLATES = {
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}"
     "{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}"
     "{%- endif %}",
+    "glm4_moe_lite": "[gMASK]<sop>"
+    "{%- macro text_of(content) -%}{%- if content is string -%}{{- content }}"
+    "{%- elif content is iterable and content is not mapping -%}{%- for item in content -%}"
+    "{{- item.text if item is mapping and item.type == 'text' else item }}{%- endfor -%}"
+    "{%- else -%}{{- content }}{%- endif -%}{%- endmacro -%}"
+    "{%- if tools -%}<|system|>\n{% for tool in tools %}{{ tool | tojson(ensure_ascii=False) }}\n{% endfor %}"
+    "{%- endif -%}"
+    "{%- set ns = namespace(last_user_index=-1) -%}"
+    "{%- for m in messages -%}{%- if m.role == 'user' %}{% set ns.last_user_index = loop.index0 -%}{%- endif %}"
+    "{%- endfor -%}"
+    "{%- for m in messages -%}{%- if m.role == 'user' -%}<|user|>{{ text_of(m.content) }}"
+    "{%- elif m.role == 'assistant' -%}<|assistant|>{%- set content = text_of(m.content) -%}"
+    "{%- set thought = content.split('</think>')[0].split('<think>')[-1] if '</think>' in content else '' -%}"
+    "{%- if loop.index0 > ns.last_user_index and thought -%}{{ '<think>' + thought.strip() + '</think>' }}"
+    "{%- else -%}{{ '</think>' }}{%- endif -%}{{ content.split('</think>')[-1].strip() }}"
+    "{%- endif -%}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}<|assistant|>"
+    "{{- '</think>' if (enable_thinking is defined and not enable_thinking) else '<think>' -}}{%- endif -%}",
 }
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from llmcl.errors import CheckpointError, shown
 from llmcl.models.config import limits
 from llmcl.models.config.reader import Reader, unsupported
-from llmcl.models.families.blocks import ExpertSettings
-from llmcl.models.families.family import Family
+from llmcl.models.families.blocks import ExpertSettings, Scores, Scoring
+from llmcl.models.families.family import ExpertKeys, Family
 
-_COUNTS = ("num_experts", "num_local_experts")  # one key under two names; defaults have the second
+_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")  # one key under several names
 
 Experts = list[ExpertSettings | None]  # of each layer, None for one without
 
@@ -24,22 +24,55 @@ def experts_from_hf(read: Reader, family: Family, n_layers: int) -> Experts:
     if keys.enabled is not None and not read.flag(keys.enabled, default=False):
         return [None] * n_layers
     n_experts = read.size(key, limits.MAX_EXPERTS)
+    size = read.size(keys.size, limits.MAX_INTERMEDIATE)
     shared = 0
     if keys.shared_size is not None:
         shared = read.size(keys.shared_size, limits.MAX_INTERMEDIATE, default=0, minimum=0)
+    if keys.shared_count is not None:
+        shared = size * read.size(keys.shared_count, limits.MAX_EXPERTS, default=0, minimum=0)
     settings = ExpertSettings(
         n_experts,
         read.size(keys.top_k, n_experts),
-        read.size(keys.size, limits.MAX_INTERMEDIATE),
+        size,
         keys.renormalize is None or read.flag(keys.renormalize, default=True),
         shared,
+        _scores_from_hf(read, keys, n_experts),
     )
-    dense = _dense_layers(read, n_layers)
+    dense = _dense_layers(read, keys, n_layers)
     return _checked([None if i in dense else settings for i in range(n_layers)], read.source)
 
 
-def _dense_layers(read: Reader, n_layers: int) -> set[int]:
-    """Qwen's: every decoder_sparse_step-th layer has experts, but for those of mlp_only_layers."""
+def _scores_from_hf(read: Reader, keys: ExpertKeys, n_experts: int) -> Scores | None:
+    """DeepSeek's keys. Groups count where topk_method says so, or with sigmoids always."""
+    if keys.scoring is None:
+        return None
+    n_groups = top_groups = 1
+    if read.text("topk_method", default="noaux_tc") != "greedy":
+        n_groups = read.size("n_group", n_experts, default=1)
+        top_groups = read.size("topk_group", n_groups, default=1)
+    scale = read.number("routed_scaling_factor", 0.0, limits.MAX_SCALE, default=1.0)
+    return _scores(keys.scoring, n_groups, top_groups, scale)
+
+
+def _scores(scoring: Scoring, n_groups: int, top_groups: int, scale: float) -> Scores | None:
+    """None where the largest logits are chosen and weights are as they are."""
+    if n_groups == top_groups:
+        n_groups = top_groups = 1
+    if scoring == "softmax" and n_groups == 1 and scale == 1.0:
+        return None
+    return Scores(scoring, n_groups, top_groups, scale, corrected=scoring == "sigmoid")
+
+
+def _dense_layers(read: Reader, keys: ExpertKeys, n_layers: int) -> set[int]:
+    """Qwen's: every decoder_sparse_step-th layer has experts, but for those of mlp_only_layers. DeepSeek's: the first
+    ones have none, or those that mlp_layer_types calls dense.
+    """
+    if keys.dense_layers is not None:
+        if (types := read.get("mlp_layer_types")) is None:
+            return {*range(read.size(keys.dense_layers, limits.MAX_LAYERS, default=0, minimum=0))}
+        if not isinstance(types, list) or len(types) != n_layers or not {*types} <= {"dense", "sparse"}:
+            read.fail("mlp_layer_types", types, f"'dense' or 'sparse' for each of {n_layers} layers")
+        return {i for i, kind in enumerate(types) if kind == "dense"}
     step = read.size("decoder_sparse_step", limits.MAX_LAYERS, default=1)
     dense = read.get("mlp_only_layers", [])
     if not isinstance(dense, list) or any(type(i) is not int for i in dense):
@@ -58,18 +91,36 @@ def experts_from_gguf(read: Reader, arch: str, family: Family, n_layers: int) ->
         return [None] * n_layers
     n_experts = read.size(f"{prefix}count", limits.MAX_EXPERTS)
     size = read.size(f"{arch}.feed_forward_length", limits.MAX_INTERMEDIATE, default=0, minimum=0)
+    size = read.size(f"{prefix}feed_forward_length", limits.MAX_INTERMEDIATE, default=size or None)
     shared = 0
     if keys.shared_size is not None:
         usual = size if keys.shared_size == "intermediate_size" else 0  # the format has it as that of an MLP
         shared = read.size(f"{prefix}shared_feed_forward_length", limits.MAX_INTERMEDIATE, default=usual, minimum=0)
+    if keys.shared_count is not None:
+        shared = size * read.size(f"{prefix}shared_count", limits.MAX_EXPERTS, default=0, minimum=0)
     settings = ExpertSettings(
         n_experts,
         read.size(f"{prefix}used_count", n_experts),
-        read.size(f"{prefix}feed_forward_length", limits.MAX_INTERMEDIATE, default=size or None),
+        size,
         read.flag(f"{prefix}weights_norm", default=keys.gguf_renormalize),
         shared,
+        _scores_from_gguf(read, prefix, keys, n_experts),
     )
-    return _checked([settings] * n_layers, read.source)
+    n_dense = 0
+    if keys.dense_layers is not None:
+        n_dense = read.size(f"{arch}.leading_dense_block_count", n_layers, default=0, minimum=0)
+    return _checked([None if i < n_dense else settings for i in range(n_layers)], read.source)
+
+
+def _scores_from_gguf(read: Reader, prefix: str, keys: ExpertKeys, n_experts: int) -> Scores | None:
+    """Files that do not say by what a router chooses are of DeepSeek-V2."""
+    if keys.scoring is None:
+        return None
+    gating = read.size(f"{prefix}gating_func", 2, default=1)
+    n_groups = read.size(f"{prefix}group_count", n_experts, default=1)
+    top_groups = read.size(f"{prefix}group_used_count", n_groups, default=1)
+    scale = read.number(f"{prefix}weights_scale", 0.0, limits.MAX_SCALE, default=1.0)
+    return _scores("sigmoid" if gating == 2 else "softmax", n_groups, top_groups, scale)
 
 
 def refuse(key: str, n_experts: object) -> None:
@@ -82,6 +133,14 @@ def _checked(experts: Experts, source: str) -> Experts:
         if settings is None:
             continue
         in_all += settings.n_experts
+        if (of := settings.scores) is not None:
+            reached = settings.n_experts // of.n_groups * of.top_groups
+            if settings.n_experts % of.n_groups or reached < settings.top_k:
+                raise CheckpointError(
+                    f"{source}: {settings.top_k} of {settings.n_experts} experts cannot be chosen from "
+                    f"{of.top_groups} of {of.n_groups} groups. The checkpoint is damaged or not what it claims to be; "
+                    "fetch or convert it again."
+                )
         for name, size in (("expert", settings.size), ("shared expert", settings.shared_size)):
             if size % limits.SIZE_MULTIPLE:
                 unsupported(f"an {name} of {size} rows", f"they must be a multiple of {limits.SIZE_MULTIPLE}")

@@ -19,11 +19,13 @@ from llmcl.models.config.family_fields import (
     windows_by_pattern,
 )
 from llmcl.models.config.heads import heads_from_gguf, keys_as_values_from_gguf, kv_heads_from_gguf
+from llmcl.models.config.latent import latent_from_gguf, latent_scale, log_multiplier_from_gguf
 from llmcl.models.config.model_config import ModelConfig, checked
 from llmcl.models.config.reader import Reader, unsupported
 from llmcl.models.config.recurrent import recurrent_from_gguf
 from llmcl.models.config.rope import MAX_THETA, GgufFactors, query_scale_from_gguf, scaling_from_gguf
 from llmcl.models.families import FAMILIES, GGUF_FAMILIES
+from llmcl.models.families.blocks import Heads
 from llmcl.models.families.family import Family, LayerSettings
 
 # Tokens that end a turn in chat models whose GGUF metadata names only the end of the document.
@@ -71,6 +73,8 @@ def config_from_gguf(
     default_head_dim = max(hidden_size // n_q_heads, 1)
     head_dim = read.size(f"{arch}.attention.key_length", limits.MAX_HEAD_DIM, default=default_head_dim)
     value_dim = read.size(f"{arch}.attention.value_length", limits.MAX_HEAD_DIM, default=head_dim)
+    if (latent := latent_from_gguf(read, arch, family)) is not None:
+        head_dim = value_dim = latent.rope
     if value_dim != head_dim:
         unsupported(f"values of another size than keys (value_length {value_dim}, key_length {head_dim})")
     rope_dim = read.size(f"{arch}.rope.dimension_count", limits.MAX_HEAD_DIM, default=head_dim)
@@ -99,6 +103,10 @@ def config_from_gguf(
     scale = query_scale_from_gguf(read, arch) if family.query_scale else None
     n_kv_heads = kv_heads_from_gguf(read, arch, family, n_layers)
     heads, own_heads = heads_from_gguf(read, arch, family, windows, n_kv_heads, head_dim)
+    scaling = scaling_from_gguf(read, arch, family, rope_factors, rope_dim, max_position)
+    if latent is not None:
+        heads = Heads(1, latent.width)
+        attention_scale = latent_scale(latent, scaling, log_multiplier_from_gguf(read, arch))
     of_layers: dict[str, Sequence[Any]] = {
         "experts": experts_from_gguf(read, arch, family, n_layers),
         "recurrent": recurrent_from_gguf(read, arch, family, n_layers, tensor_names),
@@ -106,7 +114,7 @@ def config_from_gguf(
         "keys_as_values": keys_as_values_from_gguf(family, n_layers, tensor_names),
     }
     settings = [
-        replace(layer, query_scale=scale, **{name: values[i] for name, values in of_layers.items()})
+        replace(layer, query_scale=scale, latent=latent, **{name: values[i] for name, values in of_layers.items()})
         for i, layer in enumerate(_settings(family, windows, tensor_names))
     ]
     return checked(
@@ -120,8 +128,8 @@ def config_from_gguf(
             vocab_size=vocab_size,
             max_position=max_position,
             rms_norm_eps=read.number(f"{arch}.attention.layer_norm_rms_epsilon", 0.0, 1.0),
-            rope_scaling=scaling_from_gguf(read, arch, family, rope_factors, rope_dim, max_position),
-            rotary_dim=None if rope_dim == head_dim else rope_dim,
+            rope_scaling=scaling,
+            rotary_dim=None if rope_dim == heads.size else rope_dim,
             rope_theta=theta,
             local_rope_theta=local_theta if family.local_rope else None,
             tie_embeddings="output.weight" not in tensor_names,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from llmcl.errors import shown
@@ -16,6 +17,7 @@ from llmcl.models.config.family_fields import (
     windows_by_pattern,
 )
 from llmcl.models.config.heads import heads_from_hf, keys_as_values_from_hf
+from llmcl.models.config.latent import latent_from_hf, latent_scale, log_multiplier_from_hf
 from llmcl.models.config.lfm2 import lfm2_keys
 from llmcl.models.config.model_config import ModelConfig, checked
 from llmcl.models.config.reader import Reader, unsupported
@@ -75,8 +77,14 @@ def config_from_hf(config: Mapping[str, Any], generation_config: Mapping[str, An
     if family.query_pre_attn_scalar:
         attention_scale = read.number("query_pre_attn_scalar", 0.0, limits.MAX_INTERMEDIATE) ** -0.5
     heads = Heads(read.size("num_key_value_heads", limits.MAX_HEADS, default=n_q_heads), head_dim)
-    settings = _settings(read, family, n_layers, max_position, heads)
+    if (latent := latent_from_hf(read, family)) is not None:
+        heads = Heads(1, latent.width)
+    settings = [replace(of, latent=latent) for of in _settings(read, family, n_layers, max_position, heads)]
     rotated = next((layer.heads.size for layer in settings if layer.heads and layer.rotation == "main"), head_dim)
+    rope = rope_from_hf(read, family, rotated if latent is None else latent.rope, max_position)
+    if latent is not None:
+        attention_scale = latent_scale(latent, rope["rope_scaling"], log_multiplier_from_hf(read))
+        rope["rotary_dim"] = latent.rope
     # Families whose layers all have experts leave it out.
     expert_size = None if family.experts is None else read.get(family.experts.size)
     return checked(
@@ -86,7 +94,7 @@ def config_from_hf(config: Mapping[str, Any], generation_config: Mapping[str, An
             intermediate_size=read.size("intermediate_size", limits.MAX_INTERMEDIATE, default=expert_size),
             n_q_heads=n_q_heads,
             n_kv_heads=heads.n_kv,
-            head_dim=head_dim,
+            head_dim=heads.size,
             vocab_size=vocab_size,
             max_position=max_position,
             rms_norm_eps=read.number("rms_norm_eps", 0.0, 1.0, default=1e-6),
@@ -95,7 +103,7 @@ def config_from_hf(config: Mapping[str, Any], generation_config: Mapping[str, An
             bos_token_id=bos_token_ids[0] if bos_token_ids else None,
             eos_token_ids=eos_token_ids or read.token_ids("eos_token_id", vocab_size),
             norm_offset=family.norm_offset,
-            **rope_from_hf(read, family, rotated, max_position),
+            **rope,
             **family_fields(read, family, "", hidden_size, settings, attention_scale),
         ),
         "config.json",

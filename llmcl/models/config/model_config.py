@@ -13,6 +13,7 @@ from llmcl.models.config.reader import unsupported
 from llmcl.models.config.rope import RopeScaling
 from llmcl.models.config.rope_values import rotation
 from llmcl.models.families.blocks import Attention, Heads, Layer, MatrixPlan, Rotation, layer_name
+from llmcl.models.families.latent import LatentAttention, LatentSettings
 from llmcl.models.families.recurrent import RecurrentBlock
 
 FINAL_NORM = "model.norm.weight"
@@ -129,6 +130,12 @@ class ModelConfig:
     def query_values(self) -> int:
         """The most values of a layer's queries of a token."""
         return self.n_q_heads * max(heads.size for heads in self.kinds_of_heads)
+
+    @property
+    def latent(self) -> LatentSettings | None:
+        """The sizes of latent attention, which all layers have then; None: heads have keys and values of their own."""
+        block = self.attention(self.attention_layers[0]) if self.attention_layers else None
+        return block.settings if isinstance(block, LatentAttention) else None
 
     def states(self, layer: int) -> dict[str, tuple[int, ...]]:
         """The arrays of the state that a layer keeps of each sequence, float32; {} for a layer that keeps none."""

@@ -1,6 +1,6 @@
 """The supported model families: a file each, whose name is config.json's `model_type` and which declares `FAMILY`.
 
-`blocks.py` and `recurrent.py` have what a layer can be made of, `family.py` what a family declares.
+`blocks.py`, `latent.py` and `recurrent.py` have what a layer can be made of, `family.py` what a family declares.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pkgutil import iter_modules
 
 from llmcl.models.families.family import Family
 
-_NO_FAMILIES = ("blocks", "family", "recurrent")
+_NO_FAMILIES = ("blocks", "family", "latent", "recurrent")
 
 FAMILIES: dict[str, Family] = {
     name: import_module(f"{__name__}.{name}").FAMILY

@@ -15,6 +15,8 @@ from typing import Literal, Protocol
 import numpy as np
 
 Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
+# What a router chooses experts by: the logits, or a score of each that is a sigmoid or the softmax of all.
+Scoring = Literal["sigmoid", "softmax"]
 # Which rotary frequencies: the model's, those of its layers with a window where they have others, none.
 Rotation = Literal["main", "local", "none"]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -266,12 +268,31 @@ class Factor(Block):
 
 
 @dataclass(frozen=True)
+class Scores:
+    """How a router chooses experts where it is not by the largest logits (`ops.choose_experts.choose_scored_experts`).
+
+    corrected: a number of each expert is added to its score for the choice. scale: factor of the weights.
+    """
+
+    scoring: Scoring = "sigmoid"
+    n_groups: int = 1
+    top_groups: int = 1
+    scale: float = 1.0
+    corrected: bool = True
+
+    @property
+    def per_group(self) -> int:
+        """How many of its best experts a group counts by."""
+        return 2 if self.scoring == "sigmoid" else 1
+
+
+@dataclass(frozen=True)
 class ExpertSettings:
     """What a checkpoint says of the experts of a layer.
 
     top_k: how many a token goes to. size: rows of an expert's gate. renormalize: the weights of the chosen experts
     add up to 1; otherwise those of all would. shared_size: the same as size of the expert that every token goes to; 0:
-    there is none.
+    there is none. scores: None: the largest logits are chosen.
     """
 
     n_experts: int = 1
@@ -279,6 +300,7 @@ class ExpertSettings:
     size: int = 16
     renormalize: bool = True
     shared_size: int = 0
+    scores: Scores | None = None
 
 
 @dataclass(frozen=True)
@@ -304,7 +326,7 @@ class Experts(Block):
     router, gate, up, down: their modules, {} for the number of an expert. bias: all of them add one. shared: the module
     of the expert that every token goes to; shared_gate: that of a number for each token, by whose sigmoid the output of
     that expert is multiplied; None: there is none. own_norms: of its parts; None: `norm` is for all. scales: the tensor
-    [n_experts] of factors of the experts' outputs; None: there are none.
+    [n_experts] of factors of the experts' outputs; None: there are none. correction: the tensor of `Scores.corrected`.
     """
 
     norm: str | None = "post_attention_layernorm"
@@ -319,6 +341,7 @@ class Experts(Block):
     shared_gate: str | None = None
     own_norms: OwnNorms | None = None
     scales: str | None = None
+    correction: str = "mlp.gate.e_score_correction_bias"
 
     def matrices(self, sizes: Sizes) -> dict[str, MatrixPlan]:
         hidden, of = sizes.hidden_size, self.settings
@@ -354,6 +377,7 @@ class Experts(Block):
             "gate_up_bias": {f"{module.format(i)}.bias": (of.size,) for i in n for module in (self.gate, self.up)},
             "down_bias": {f"{self.down.format(i)}.bias": (sizes.hidden_size,) for i in n},
             "scales": {} if self.scales is None else {self.scales: (of.n_experts,)},
+            "correction": {self.correction: (of.n_experts,)} if of.scores and of.scores.corrected else {},
         }
         hidden = (sizes.hidden_size,)
         if (norms := self.own_norms) is not None:

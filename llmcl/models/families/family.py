@@ -6,7 +6,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from llmcl.models.families.blocks import Attention, ExpertSettings, GatedMlp, Heads, Layer, QueryScale, Rotation
+from llmcl.models.families.blocks import (
+    Attention,
+    ExpertSettings,
+    GatedMlp,
+    Heads,
+    Layer,
+    QueryScale,
+    Rotation,
+    Scoring,
+)
+from llmcl.models.families.latent import LatentSettings
 from llmcl.models.families.recurrent import RecurrentSettings
 
 # Which layers see only a sliding window: none, all, all but every n-th, or (if use_sliding_window is set) those from
@@ -17,8 +27,8 @@ WindowPattern = Literal["none", "all", "late"] | int
 @dataclass(frozen=True)
 class LayerSettings:
     """What a checkpoint says of one layer. mlp_bias: `GatedMlp.bias`; experts: of its mixture, None for a layer
-    without; recurrent: of the block that it has in place of attention, None for a layer with attention; the others: see
-    `Attention`.
+    without; recurrent: of the block that it has in place of attention, None for a layer with attention; latent: of its
+    attention, None where heads have keys and values of their own; the others: see `Attention`.
     """
 
     window: int | None = None
@@ -32,6 +42,7 @@ class LayerSettings:
     recurrent: RecurrentSettings | None = None
     heads: Heads | None = None
     keys_as_values: bool = False
+    latent: LatentSettings | None = None
 
 
 @dataclass(frozen=True)
@@ -41,7 +52,10 @@ class ExpertKeys:
     size: the key of the rows of an expert's gate in config.json. renormalize: the key of the flag
     `ExpertSettings.renormalize`; None: it is always true. gguf_renormalize: what GGUF files without that flag mean.
     shared_size: the key of the rows of the shared expert's gate; None: there is none. top_k: the key of how many a
-    token goes to. enabled: the flag without which there are no experts; None: there always are.
+    token goes to. enabled: the flag without which there are no experts; None: there always are. shared_count: the key
+    of how many experts together are the shared one, each of `size` rows. scoring: how the router chooses where
+    config.json does not say it; None: by the largest logits. dense_layers: the key of how many layers, the first ones,
+    have no experts.
     """
 
     size: str = "intermediate_size"
@@ -50,6 +64,9 @@ class ExpertKeys:
     shared_size: str | None = None
     top_k: str = "num_experts_per_tok"
     enabled: str | None = None
+    shared_count: str | None = None
+    scoring: Scoring | None = None
+    dense_layers: str | None = None
 
 
 def llama_layer(settings: LayerSettings) -> Layer:
@@ -92,6 +109,8 @@ class Family:
     the tensors of several modules, one below the other, and of all experts where these have a {} for the expert's
     number. interleaved: the same of experts whose rows are in turn (`llmcl/checkpoint/interleaved.py`).
 
+    latent: attention is that of `families/latent.py`.
+
     recurrent: the name in config.json's `layer_types` of layers that have a recurrent block in place of attention;
     None: there are none. joined_inputs: `DeltaSettings.joined` of safetensors. modules: modules whose names in
     safetensors are not Llama's, and what they are here.
@@ -102,7 +121,7 @@ class Family:
     gguf_yarn_truncates: as `RopeScaling.truncate`, for which GGUF has no key.
     gguf_modules: names of modules in GGUF files where they are not Llama's; gguf_tensors: of a layer's
     tensors there that are not a module's weight or bias. gguf_drafting_layers: layers behind the last may draft tokens;
-    they are left out. defaults: values of keys that
+    they are left out; drafting_layers: the same in safetensors. defaults: values of keys that
     config.json may leave out, where they are not Llama's.
     """
 
@@ -128,6 +147,7 @@ class Family:
     own_heads: bool = False
     experts: ExpertKeys | None = None
     stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    latent: bool = False
     recurrent: Literal["conv", "linear_attention"] | None = None
     joined_inputs: tuple[str, ...] = ()
     modules: Mapping[str, str] = field(default_factory=dict)
@@ -140,4 +160,5 @@ class Family:
     gguf_modules: Mapping[str, str] = field(default_factory=dict)
     gguf_tensors: Mapping[str, str] = field(default_factory=dict)
     gguf_drafting_layers: bool = False
+    drafting_layers: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)

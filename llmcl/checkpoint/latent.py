@@ -1,0 +1,106 @@
+"""Keys and values of heads as checkpoints of latent attention hold them, as the two matrices that the device has.
+
+    kv_b_proj   [n_heads (nope + value), rank]     of each head first the rows of its keys, then those of its values
+    k_b_proj    [n_heads rank, nope]               transposed; so later GGUF files have it, [n_heads, rank, nope]
+    v_b_proj    [n_heads value, rank]              later GGUF files: [n_heads, value, rank]
+
+Rows get the order in which the rest of llmcl knows them when they are read. Transposed blocks of a quantised format are
+none any more, so these keys become float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from llmcl.checkpoint.formats import FLOAT_FORMATS, FORMATS, dequantize
+from llmcl.checkpoint.tensors import StoredTensor
+from llmcl.errors import CheckpointError, shown
+from llmcl.models.config import ModelConfig
+from llmcl.models.families.blocks import layer_name
+from llmcl.models.families.latent import KEY_VALUE, KEYS, VALUES
+
+
+@dataclass(frozen=True)
+class KeyRows:
+    """Row h rank + c has number c of the `nope` rows of head h. blocks: uint8 [n_heads, rows of a head, bytes]."""
+
+    blocks: np.ndarray
+    format: str
+    nope: int
+    rank: int
+
+    @property
+    def mapped(self) -> tuple[np.ndarray, ...]:
+        return (self.blocks,)
+
+    def __len__(self) -> int:
+        return len(self.blocks) * self.rank
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        start, stop, _ = rows.indices(len(self))
+        first, end = start // self.rank, -(-stop // self.rank)
+        heads = self.blocks[first:end, : self.nope]
+        if self.format in FLOAT_FORMATS:
+            numbers = np.ascontiguousarray(heads).view(f"<u{FORMATS[self.format].nbytes}")
+        else:
+            stored = np.ascontiguousarray(heads).reshape(-1, heads.shape[2])
+            numbers = dequantize(self.format, stored).reshape(*heads.shape[:2], -1)
+        turned = np.ascontiguousarray(numbers.swapaxes(1, 2)).reshape(-1, self.nope)
+        part: np.ndarray = np.ascontiguousarray(turned[start - first * self.rank :][: stop - start])
+        return part.view(np.uint8)
+
+
+@dataclass(frozen=True)
+class ValueRows:
+    """The rows of each head from `nope` on, one head below the other. blocks: as `KeyRows` has them."""
+
+    blocks: np.ndarray
+    nope: int
+
+    @property
+    def mapped(self) -> tuple[np.ndarray, ...]:
+        return (self.blocks,)
+
+    def __len__(self) -> int:
+        return len(self.blocks) * int(self.blocks.shape[1] - self.nope)
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        start, stop, _ = rows.indices(len(self))
+        at, of_head = np.arange(start, stop), self.blocks.shape[1] - self.nope
+        part: np.ndarray = self.blocks[at // of_head, self.nope + at % of_head]
+        return part
+
+
+def split_latents(stored: Mapping[str, StoredTensor], config: ModelConfig) -> dict[str, StoredTensor]:
+    """A checkpoint's tensors with KEYS and VALUES of each layer in place of KEY_VALUE, and all as matrices.
+
+    Raises CheckpointError where a tensor has another shape than the configuration says.
+    """
+    found, of, heads = {**stored}, config.latent, config.n_q_heads
+    if of is None:
+        return found
+    for i in range(config.n_layers):
+        joined, keys, values = (layer_name(i, name) for name in (KEY_VALUE, KEYS, VALUES))
+        for name, rows, columns in ((keys, of.rank, of.nope), (values, of.value, of.rank)):
+            if name in found and found[name].shape == (heads, rows, columns):
+                found[name] = replace(found[name], shape=(heads * rows, columns))
+        tensor = found.pop(joined, None)
+        if tensor is None or keys in found:
+            continue
+        shape = heads * (of.nope + of.value), of.rank
+        if tensor.shape != shape:
+            raise CheckpointError(
+                f"tensor {joined} has the shape {shown(list(tensor.shape))}, expected {list(shape)} by the "
+                "configuration. The configuration belongs to another model, or the file is damaged."
+            )
+        blocks = tensor.data.reshape(heads, of.nope + of.value, -1)
+        exact = tensor.format if tensor.format in FLOAT_FORMATS else "F32"
+        none = tensor.data[:0]
+        found[keys] = StoredTensor(
+            (heads * of.rank, of.nope), exact, none, KeyRows(blocks, tensor.format, of.nope, of.rank)
+        )
+        found[values] = StoredTensor((heads * of.value, of.rank), tensor.format, none, ValueRows(blocks, of.nope))
+    return found

@@ -1,0 +1,33 @@
+"""DeepSeek-V2, Lite too: latent attention, and experts chosen by softmax, some in groups, beside shared ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llmcl.models.families import deepseek_v3
+
+_V3 = deepseek_v3.FAMILY
+assert _V3.experts is not None
+
+FAMILY = replace(  # GGUF files have the same name, and say by what the router chooses
+    _V3,
+    hf_class="DeepseekV2ForCausalLM",
+    gguf_name=None,
+    fixed={"moe_layer_freq": 1, "scoring_func": "softmax", "norm_topk_prob": False},
+    experts=replace(_V3.experts, scoring="softmax"),
+    drafting_layers=False,
+    defaults={
+        **_V3.defaults,
+        "n_routed_experts": 64,
+        "num_experts_per_tok": 6,
+        "moe_intermediate_size": 1407,
+        "n_shared_experts": 2,
+        "n_group": None,
+        "topk_group": None,
+        "topk_method": "greedy",
+        "norm_topk_prob": False,
+        "routed_scaling_factor": 1.0,
+        "first_k_dense_replace": 0,
+        "max_position_embeddings": 2048,
+    },
+)

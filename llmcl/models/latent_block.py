@@ -1,0 +1,78 @@
+"""Latent attention on the device: queries go into the space of the latents, sums of latents become values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from llmcl.kernels.common.latent import LatentShape
+from llmcl.kernels.common.mods import Mods
+from llmcl.kernels.common.weight import Weight
+from llmcl.models.bound_block import BlockWeights, BoundBlock
+from llmcl.models.families.latent import LatentSettings
+from llmcl.models.layer_ops import LayerOps
+from llmcl.ops.latent_attention import latent_append, latent_attention
+from llmcl.ops.linear_heads import linear_heads
+from llmcl.ops.rms_norm import rms_norm
+from llmcl.runtime.device import Buffer, Launch
+
+
+@dataclass(frozen=True)
+class LatentWeights(BlockWeights):
+    queries: Weight  # [n_heads query, query_rank or hidden]
+    latents: Weight  # [rank + rope, hidden]
+    keys: Weight  # [n_heads rank, nope]: of each head the transposed matrix of its keys
+    values: Weight  # [n_heads value, rank]
+    output: Weight  # [hidden, n_heads value]
+    latent_norm: Buffer  # float32 [rank]
+    query_norm: Buffer | None = None  # float32 [query_rank]
+    query_down: Weight | None = None  # [query_rank, hidden]
+
+
+@dataclass(frozen=True)
+class LatentBlock(BoundBlock):
+    """cache: rows of the layer (kernels/common/latent_row.cl). mods: rules beside the causal one."""
+
+    keeps = True
+    weights: LatentWeights
+    settings: LatentSettings
+    cache: Buffer
+    mods: Mods
+
+    @property
+    def why_separate(self) -> str | None:
+        return "its attention has latents in place of keys and values"
+
+    def kept(self, ops: LayerOps) -> tuple[Buffer, int]:
+        return ops.act.of("head_rows"), ops.config.n_q_heads * self.settings.query
+
+    def keep(self, ops: LayerOps) -> Iterator[Launch]:
+        weights, act, device, eps = self.weights, ops.act, ops.device, ops.config.rms_norm_eps
+        queries, latents, shape = act.of("head_rows"), act.of("latents"), self._shape(ops)
+        x, norm, launches = ops.normed_rows(weights.norm)
+        yield from launches
+        if weights.query_down is None or weights.query_norm is None:
+            yield from ops.product(x, norm, weights.queries, queries)
+        else:
+            low = act.of("query_latents")
+            yield from ops.product(x, norm, weights.query_down, low)
+            yield from rms_norm(device, low, weights.query_norm, low, eps)
+            yield from ops.linear(low, weights.queries, queries)
+        yield from ops.product(x, norm, weights.latents, latents)
+        given = latents, weights.latent_norm, queries, act.rope, ops.step, self.cache
+        yield from latent_append(device, shape, *given, eps=eps)
+        yield from ops.collected("head_rows", shape.n_heads * shape.query)
+
+    def add(self, ops: LayerOps) -> Iterator[Launch]:
+        weights, act, device, step, shape = self.weights, ops.act, ops.device, ops.step, self._shape(ops)
+        rows, heads = act.of("head_rows"), shape.n_heads
+        n_splits = ops.n_splits if ops.each_alone else 1  # tokens are work enough
+        yield from linear_heads(device, weights.keys, rows, act.qkv, step, n_heads=heads, x_stride=shape.query)
+        given = act.qkv, rows, step, self.cache, act.part_ml, act.part_acc, act.attended
+        yield from latent_attention(device, shape, *given, n_splits=n_splits, mods=self.mods)
+        yield from linear_heads(device, weights.values, act.attended, rows, step, n_heads=heads, x_stride=shape.rank)
+        yield from ops.add_linear(rows, weights.output, weights.post_norm, None)
+
+    def _shape(self, ops: LayerOps) -> LatentShape:
+        of = self.settings
+        return LatentShape(ops.shape, of.rank, of.query, of.interleaved)
