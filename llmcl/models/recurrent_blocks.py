@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from llmcl.kernels.common.weight import Weight
 from llmcl.models.bound_block import BlockWeights, BoundBlock
 from llmcl.models.config import ModelConfig
+from llmcl.models.families.blocks import Block
+from llmcl.models.families.latent import LatentAttention
 from llmcl.models.families.recurrent import DeltaNet, DeltaSettings, ShortConv, ShortConvSettings
 from llmcl.models.layer_ops import LayerOps
 from llmcl.ops.delta_rule import delta_inputs, delta_rule, gated_norm
@@ -17,8 +19,9 @@ from llmcl.runtime.device import Buffer, Launch
 
 
 def kernels_of(config: ModelConfig) -> list[str]:
-    """The files by which `llmcl doctor` knows the kernels of the model's recurrent layers."""
-    files = {ShortConv: "portable/short_conv.cl", DeltaNet: "portable/delta_rule.cl"}
+    """The files by which `llmcl doctor` knows the kernels that not every model needs and that have no other variant."""
+    files: dict[type[Block], str] = {ShortConv: "portable/short_conv.cl", DeltaNet: "portable/delta_rule.cl"}
+    files[LatentAttention] = "portable/latent_append.cl"
     kinds = {type(block) for layer in config.layers for block in layer}
     return [file for kind, file in files.items() if kind in kinds]
 

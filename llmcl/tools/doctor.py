@@ -23,6 +23,7 @@ from llmcl import reference
 from llmcl.errors import LlmclError
 from llmcl.kernels import table
 from llmcl.kernels.common.attention import AttentionDecode, AttentionPrefill, AttentionShape, RopeAppend
+from llmcl.kernels.common.latent import LatentAttention
 from llmcl.kernels.common.linear import LinearDecode, LinearFewRows, LinearPrefill
 from llmcl.kernels.common.persistent import ListedStep, PersistentStep
 from llmcl.kernels.common.step_state import RING, StepState
@@ -35,6 +36,7 @@ from llmcl.ops.sample import Sampler, SamplingParams
 from llmcl.runtime import child_process
 from llmcl.runtime.device import Device
 from llmcl.runtime.platforms import DeviceEntry
+from llmcl.tools.latent_checks import latent_append_error, latent_attention_error
 from llmcl.tools.recurrent_checks import delta_net_error, short_conv_error
 from llmcl.tools.trials import (
     ROUNDED_ACTIVATIONS,
@@ -134,6 +136,7 @@ def checks() -> list[Check]:
         ("attention_decode", table.implementations(AttentionDecode), _attention_decode, KV_DTYPES),
         ("attention_prefill", table.implementations(AttentionPrefill), _attention_prefill, KV_DTYPES),
         ("rope_append", table.implementations(RopeAppend), _rope_append, KV_DTYPES),
+        ("latent_attention", table.implementations(LatentAttention), latent_attention_error, KV_DTYPES),
     ]
     found = [
         Check(kernel, row, dtype, partial(run, variant=row.name, dtype=dtype), rows)
@@ -146,6 +149,7 @@ def checks() -> list[Check]:
     found += [Check("rms_norm", None, "float32", _rms_norm), Check("sample", None, "float32", _sample)]
     found += [Check("short_conv", None, "float32", short_conv_error)]
     found += [Check("delta_rule", None, "float32", delta_net_error)]
+    found += [Check("latent_append", None, "float32", latent_append_error)]
     steps = table.implementations(PersistentStep)
     found += [
         Check("persistent_step", row, "bfloat16", partial(_few_rows_chain, row=row), steps)
