@@ -76,7 +76,7 @@ class DraftRows:
         if any(of_text.counts_tokens for of_text in params):
             run(self._counts, n)
         biased = any(self.sampler.bias.applies_to(row) for row in range(n))
-        choose = self.sampler.launches_that_choose({of_text.truncates for of_text in params})
+        choose = self.sampler.launches_that_choose({self.sampler.choice(of_text) for of_text in params})
         run([*(self.sampler.bias.launches if biased else ()), *choose], n)
         run(self._accept, n)
         found = self._host_accepted[: n + len(n_rows)]

@@ -201,7 +201,7 @@ class Model:
         prefill = [launch for bound in self._prefill for launch in (*bound.every, *bound.rest)]
         for launch in prefill:
             launch.share_seldom_used()
-        others = *prefill, *self._last_token, *self._head, *self.sampler.launches
+        others = *prefill, *self._last_token, *self._head, *self.sampler.usual_launches
         with self.device.compile_progress((*self.decode_launches, *others), progress):
             self._decode.prepare()
             for launch in others:

@@ -12,7 +12,7 @@ import numpy as np
 
 from llmcl.errors import UsageError, shown
 from llmcl.kernels.common.cost import once
-from llmcl.kernels.common.sizes import widest_group
+from llmcl.kernels.common.sizes import columns_a_work_item, widest_group
 from llmcl.kernels.common.step_state import StepState, for_rows
 from llmcl.ops.logit_bias import MAX_BIASES, LogitBias
 from llmcl.ops.logprobs import LogProbs, check_alternatives
@@ -39,12 +39,13 @@ CONSTANTS = {
     "SAMPLING_SEED_LO": 6,
     "SAMPLING_SEED_HI": 7,
     "SAMPLING_THRESHOLD": 8,  # written by sample_select
-    "SAMPLING_TRUNCATES": 9,
+    "SAMPLING_TRUNCATES": 9,  # which kernels choose the token: ABOVE_THRESHOLD or one of the others below
     "SAMPLING_PRESENCE": 10,
     "SAMPLING_FREQUENCY": 11,
 }
 N_SLOTS = len(CONSTANTS)
 BINS = 2048  # as sample.cl has it
+BEST_SCORE, ABOVE_THRESHOLD, LARGEST = 0, 1, 2  # of all scores; of those above a threshold; of the logits themselves
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,11 @@ class SamplingParams:
         return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
     @property
+    def takes_largest(self) -> bool:
+        """Whether the token is that of the largest logit as it is."""
+        return self.temperature == 0 and self.repeat_penalty == 1 and not self.counts_tokens
+
+    @property
     def counts_tokens(self) -> bool:
         """Whether it matters how often the answer has a token."""
         return self.presence_penalty != 0 or self.frequency_penalty != 0
@@ -159,7 +165,7 @@ class Sampler:
         local = (width, 1) if step.n_sequences else (width,)
         self.bias = LogitBias(device, logits, vocab_size, step)
         self.logprobs = LogProbs(device, logits, vocab_size, step, self.bias)
-        self._truncates: dict[int, bool] = {}
+        self._choices: dict[int, int] = {}
 
         def bind(name: str, args: list[Buffer], n_groups: int, n_bytes: int) -> Launch:
             return device.launch(
@@ -172,19 +178,35 @@ class Sampler:
                 cost=once(n_bytes),
             )
 
+        def bind_largest() -> Launch:
+            own = {"WIDTH": columns_a_work_item(device), "LARGEST": LARGEST}
+            return device.launch(
+                "portable/sample_largest.cl",
+                "sample_largest",
+                {name: value for name, value in constants.items() if name not in ("N_GROUPS", "LOCAL_SIZE")} | own,
+                [logits, self.params, *outputs],
+                groups=for_rows(step, 1),
+                local=(1, 1) if step.n_sequences else (1,),
+                cost=once(4 * vocab_size),
+            )
+
         inputs = [logits, self.last_seen, self.counts, step.state, self.params]
         outputs = [step.state, step.tokens, step.sampled, self.counts]
         read = 8 * vocab_size  # logits and latest positions
-        self._choose = [
-            bind("sample_partial", [*inputs, best], groups, read),
-            bind("sample_finish", [best, self.params, *outputs], 1, 8 * groups),
-        ]
-        self._choose_above_threshold = [
-            bind("sample_histogram", [*inputs, best, bins], groups, read),
-            bind("sample_candidates", [*inputs, best, bins, candidates], groups, read),
-            bind("sample_select", [candidates, best, bins, self.params, *outputs], 1, 8 * groups),
-        ]
-        self._truncates[0] = False
+        self._choose = {
+            BEST_SCORE: [
+                bind("sample_partial", [*inputs, best], groups, read),
+                bind("sample_finish", [best, self.params, *outputs], 1, 8 * groups),
+            ],
+            ABOVE_THRESHOLD: [
+                bind("sample_histogram", [*inputs, best, bins], groups, read),
+                bind("sample_candidates", [*inputs, best, bins, candidates], groups, read),
+                bind("sample_select", [candidates, best, bins, self.params, *outputs], 1, 8 * groups),
+            ],
+        }
+        if columns_a_work_item(device) > 1:  # a work-item with vectors needs no others
+            self._choose[LARGEST] = [bind_largest()]
+        self._choices[0] = BEST_SCORE
 
     @property
     def launches(self) -> list[Launch]:
@@ -193,7 +215,12 @@ class Sampler:
 
     @property
     def every_launch(self) -> list[Launch]:
-        return [*self._choose, *self._choose_above_threshold]
+        return [launch for launches in self._choose.values() for launch in launches]
+
+    @property
+    def usual_launches(self) -> list[Launch]:
+        """What chooses without a threshold, by whatever parameters."""
+        return self.launches_that_choose(self._choose.keys() - {ABOVE_THRESHOLD})
 
     def launches_for(self, sequences: Sequence[int] = (0,)) -> list[Launch]:
         """What chooses the tokens of a step with a row of each of these sequences, as they were configured."""
@@ -201,16 +228,19 @@ class Sampler:
         return [
             *(self.logprobs.before if has_logprobs else ()),
             *(self.bias.launches if any(self.bias.applies_to(sequence) for sequence in sequences) else ()),
-            *self.launches_that_choose({self._truncates[sequence] for sequence in sequences}),
+            *self.launches_that_choose({self._choices[sequence] for sequence in sequences}),
             *(self.logprobs.after if has_logprobs else ()),
         ]
 
-    def launches_that_choose(self, truncates: AbstractSet[bool]) -> list[Launch]:
-        """Of these the choice alone. truncates: what `SamplingParams.truncates` of the rows has."""
-        return [
-            *(self._choose if False in truncates else ()),
-            *(self._choose_above_threshold if True in truncates else ()),
-        ]
+    def launches_that_choose(self, choices: AbstractSet[int]) -> list[Launch]:
+        """Of these the choice alone. choices: `choice` of the rows' parameters."""
+        return [launch for choice in sorted(choices) for launch in self._choose[choice]]
+
+    def choice(self, params: SamplingParams) -> int:
+        """How tokens are chosen by these parameters: BEST_SCORE, ABOVE_THRESHOLD or LARGEST."""
+        if params.truncates:
+            return ABOVE_THRESHOLD
+        return LARGEST if params.takes_largest and LARGEST in self._choose else BEST_SCORE
 
     def configure(self, params: SamplingParams, sequence: int = 0) -> None:
         """Takes over the parameters of a generation (48 bytes and the biases to the device)."""
@@ -236,7 +266,7 @@ class Sampler:
             ("SEED_LO", seed[0]),
             ("SEED_HI", seed[1]),
             ("THRESHOLD", floats[4]),
-            ("TRUNCATES", params.truncates),
+            ("TRUNCATES", self.choice(params)),
             ("PRESENCE", penalties.view(np.int32)[0]),
             ("FREQUENCY", penalties.view(np.int32)[1]),
         ):
@@ -244,7 +274,7 @@ class Sampler:
         send(self._device, self.params, slots, 4 * sequence * N_SLOTS)
         self.bias.configure(params.logit_bias, sequence)
         self.logprobs.configure(params.logprobs, sequence)
-        self._truncates[sequence] = params.truncates
+        self._choices[sequence] = self.choice(params)
 
     def remember(self, token_ids: Sequence[int], sequence: int = 0) -> None:
         """The tokens that the cache holds of the sequence from position 0 on are those seen so far."""

@@ -122,6 +122,8 @@ def counted_tokens(vocab: int) -> np.ndarray:
 # All of them with seed 7 and temperature 0.8 unless they say otherwise.
 PARAMETERS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
+    # A penalty whose window has no token: the same by the kernels for scores. A CPU has another for the largest logit.
+    "greedy_by_scores": {"temperature": 0.0, "repeat_penalty": 1.5, "repeat_window": 0},
     "temperature": {},
     "hot": {"temperature": 5.0},
     "top_k_1": {"top_k": 1},
@@ -168,7 +170,7 @@ def test_sample(target: Device, vocab: int, name: str) -> None:
 
 
 @small
-@pytest.mark.parametrize("name", ["greedy", "all"])
+@pytest.mark.parametrize("name", ["greedy", "greedy_by_scores", "all"])
 def test_few_logits(target: Device, name: str) -> None:
     Bench(target, random_logits(SMALL), parameters(name), recent_tokens(SMALL)).check(3)
 
@@ -187,7 +189,8 @@ def test_survivors_are_the_twins(target: Device, name: str) -> None:
 def test_equal_logits_survive_together_and_greedy_takes_the_lowest(target: Device) -> None:
     logits = np.zeros(LARGE, np.float32)
     logits[[500, 77, 30000]] = 2.0
-    assert Bench(target, logits, parameters("greedy")).sample(0) == 77
+    for name in ("greedy", "greedy_by_scores"):
+        assert Bench(target, logits, parameters(name)).sample(0) == 77
     bench = Bench(target, logits, SamplingParams(temperature=1.0, top_k=2, seed=1))
     tokens = {bench.sample(step) for step in range(40)}
     assert bench.threshold() == 2.0
@@ -247,14 +250,14 @@ def test_a_place_in_the_cache_that_was_forgotten(target: Device) -> None:
     assert Bench(target, logits, parameters("greedy_penalty"), seen).sample(0) == 130
 
 
-@pytest.mark.parametrize("name", ["greedy", "temperature", "top_k_40", "top_p_0.9", "min_p", "all"])
+@pytest.mark.parametrize("name", ["greedy", "greedy_by_scores", "temperature", "top_k_40", "top_p_0.9", "min_p", "all"])
 @pytest.mark.parametrize("vocab", [SMALL, LARGE])
 def test_logits_that_are_no_numbers(target: Device, name: str, vocab: int) -> None:
     """The token is VOCAB, which the host reports; the next step's input stays inside the vocabulary."""
     assert Bench(target, np.full(vocab, np.nan), parameters(name), recent_tokens(vocab)).sample(0) == vocab
 
 
-@pytest.mark.parametrize("name", ["greedy", "temperature", "top_k_40", "top_p_0.9", "min_p", "all"])
+@pytest.mark.parametrize("name", ["greedy", "greedy_by_scores", "temperature", "top_k_40", "top_p_0.9", "min_p", "all"])
 @pytest.mark.parametrize("infinite", ["all", "one", "all below"])
 def test_a_token_is_never_chosen_for_an_infinite_logit(target: Device, name: str, infinite: str) -> None:
     logits = random_logits(SMALL)
@@ -263,6 +266,32 @@ def test_a_token_is_never_chosen_for_an_infinite_logit(target: Device, name: str
     assert bench.sample(0) == SMALL == reference.sample(bench.penalized(), bench.params.temperature, -np.inf, 7, 0)
     bench = Bench(target, random_logits(SMALL), parameters(name), recent_tokens(SMALL))
     bench.check(1)  # nothing is left that would matter to the next
+
+
+@pytest.mark.parametrize("token", [0, 5, 63, 64, 127, 128, SMALL - 1])
+@pytest.mark.parametrize("vocab", [SMALL, LARGE])
+def test_the_largest_logit_wherever_it_is(target: Device, vocab: int, token: int) -> None:
+    """With an equal one behind it, and a NaN in front."""
+    logits = random_logits(vocab)
+    logits[[token, vocab - 1]] = 100.0
+    logits[(token - 1) % (vocab - 1)] = np.nan
+    assert Bench(target, logits, parameters("greedy")).sample(0) == token
+
+
+def test_rows_of_a_step_are_chosen_by_kernels_of_their_own(target: Device) -> None:
+    """One by the largest logit, one by scores, one above a threshold: each as if it were alone."""
+    names = ["greedy", "greedy_by_scores", "temperature", "top_k_40"]
+    logits = np.stack([random_logits(SMALL, seed) for seed in range(len(names))])
+    step = StepState(target, len(names), 0, len(names))
+    sampler = Sampler(target, with_poison(target, logits), SMALL, step)
+    for place, name in enumerate(names):
+        sampler.configure(parameters(name), place)
+        step.write_sequence(place, POSITION, 0)
+    step.write_rows([*range(len(names))], 0)
+    run(sampler.launches_for([*range(len(names))]), len(names))
+    alone = [Bench(target, row, parameters(name)).sample(0) for row, name in zip(logits, names, strict=True)]
+    assert step.read_rows(0, len(names))() == alone
+    assert len(set(alone)) > 2
 
 
 @pytest.mark.parametrize("name", ["greedy", "temperature"])

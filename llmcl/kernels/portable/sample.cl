@@ -8,6 +8,7 @@
 //
 // Without a threshold: sample_partial, sample_finish. With one: sample_histogram, sample_candidates, sample_select, of which
 // the first two share the vocabulary among all groups and leave the few logits that can be above the threshold to the last.
+// On a CPU rows that take the largest logit as it is have another kernel: sample_largest.cl.
 //
 // Penalties: l / r or l r (repetition, of tokens seen lately), then l - presence - frequency count (of tokens in the answer).
 //
@@ -31,11 +32,7 @@
 #include "common/common.cl"
 #include "common/reduce.cl"
 #include "common/step_rows.cl"
-
-// Whether the row has a presence or a frequency penalty.
-inline bool counts_tokens(__global const int* sampling) {
-    return (sampling[SAMPLING_PRESENCE] | sampling[SAMPLING_FREQUENCY]) != 0;
-}
+#include "portable/end_step.cl"
 
 inline float repeat_penalized(const float l, __global const int* last_seen, __global const int* sampling, const int position,
                               const int i) {
@@ -347,20 +344,6 @@ inline void best_of_partition(const int group, __global const float* logits, __g
     }
     const float2 found = reduce_best((float2)(score, as_float(token)), scratch, lid);
     if (lid == 0) best[group] = found;
-}
-
-// Hands the token of a row to the host and to the next step, and moves the position on: the step's end. One work-item.
-// If no logit is a number, or the best score is infinite, the token is VOCAB and the host reports it.
-inline void end_step(const float2 best, const int row, __global const int* sampling, __global int* state, __global int* tokens,
-                     __global int* sampled, __global int* counts) {
-    const int token = isinf(best.x) ? VOCAB : as_int(best.y);
-    if (counts_tokens(sampling) && token < VOCAB) counts[(size_t)sequence_of(state, row) * VOCAB + token] += 1;
-    sampled[state[STATE_STEP] % STATE_RING * N_SEQUENCES + row] = token;
-    tokens[sequence_of(state, row)] = min(token, VOCAB - 1);
-    state = sequence_state(state, row);
-    state[STATE_POSITION] += state[STATE_N_TOKENS];
-    state[STATE_N_TOKENS] = 1;
-    state[STATE_STEP] += 1;
 }
 
 // Where a row's own begin. A step of several sequences has rows that need a threshold and rows that do not; the kernels for the
