@@ -18,6 +18,8 @@
     !defined(SCALE) || !defined(STATE_POSITION)
 #error "cpu/attention_decode.cl needs the build constants N_Q_HEADS, N_KV_HEADS, CAPACITY, N_SPLITS, SCALE and those of the step state"
 #endif
+#include "cpu/prefetch.cl"
+#define AHEAD 2  // steps
 #include "cpu/attention_tile.cl"
 #include "common/append_token.cl"
 #include "common/step_rows.cl"
@@ -46,6 +48,11 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
     k_cache += head * KV_HEAD_SIZE;
     v_cache += head * KV_HEAD_SIZE;
 
+    if (first < end) {
+        const int row = kv_row(state, first);
+        PREFETCH_ALL(KV_TILES_AT(k_cache, row), BLOCK_N / 16 * KV_TILE * sizeof(kv_t));
+        PREFETCH_ALL(KV_TILES_AT(v_cache, row), BLOCK_N / 16 * KV_TILE * sizeof(kv_t));
+    }
     attention_state attention;
     attention_start(&attention);
     for (int r = 0; r < ROWS; ++r) {
@@ -61,7 +68,9 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
         if (seen == TILE_EMPTY) continue;
         int visible[ROWS];
         for (int r = 0; r < ROWS; ++r) visible[r] = n_keys;
-        const int row = kv_row(state, j);
+        const int row = kv_row(state, j), later = kv_row(state, min(j + AHEAD * BLOCK_N, end - 1) / BLOCK_N * BLOCK_N);
+        attention.later_k = KV_TILES_AT(k_cache, later);
+        attention.later_v = KV_TILES_AT(v_cache, later);
         attention_tile(&attention, KV_TILES_AT(k_cache, row), KV_TILES_AT(v_cache, row), n_keys, visible, sequence, j,
                        seen == TILE_PARTIAL MOD_ARGS);
     }

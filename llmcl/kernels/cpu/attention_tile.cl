@@ -8,6 +8,9 @@
 // are computed in blocks whose sums stay in registers: SCORE_ROWS rows by BLOCK_N keys, VALUE_ROWS rows by DV_TILE columns.
 // The blocks of a step follow each other while its keys, then its values, are in the first-level cache.
 //
+// With AHEAD a kernel says in `later_k` and `later_v` where the keys and values of a later step lie, which are asked for while this one
+// is computed (float_tile.cl).
+//
 // Build: KV, HEAD_DIM, ROWS, SCORE_ROWS and VALUE_ROWS (divide ROWS), BLOCK_N (a multiple of 16), DV_TILE (a multiple of 16
 // that divides HEAD_DIM); with KV q8_0 or bf16x2 also those of cpu/q8_0_tile.cl or cpu/paired_tile.cl.
 #if !defined(KV) || !defined(HEAD_DIM) || !defined(ROWS) || !defined(SCORE_ROWS) || !defined(VALUE_ROWS) || \
@@ -58,6 +61,9 @@ typedef struct {
     float16 l[ROWS];            // the sum of exponentials, spread over 16 lanes until the end
     float16 acc[ROWS][COLUMNS];
     int head[ROWS], q_idx[ROWS];  // for the mods
+#ifdef AHEAD
+    __global const kv_t *later_k, *later_v;
+#endif
 #if KV_QUANTIZED
     char q8[ROWS * HEAD_DIM] __attribute__((aligned(4)));  // the queries, rounded: see cpu/q8_0_tile.cl
     float scale[ROWS][KV_GROUPS];

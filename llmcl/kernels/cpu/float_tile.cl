@@ -21,6 +21,9 @@ IN_REGISTERS inline void add_scores(const attention_state* state, __global const
                                     float16 (*s)[KEY_TILES], const int tiles) {
     for (int d = 0; d < HEAD_DIM / AT_ONCE; ++d) {
         OPERAND key[KEY_TILES];
+#ifdef AHEAD
+        PREFETCH_ALL(state->later_k + d * AT_ONCE * BLOCK_N, AT_ONCE * BLOCK_N * sizeof(kv_t));
+#endif
 #pragma unroll
         for (int t = 0; t < tiles; ++t) key[t] = LOAD_OPERAND(k + (size_t)t * KV_TILE + d * 16);
 #pragma unroll
@@ -38,6 +41,9 @@ IN_REGISTERS inline void multiply_values(const attention_state* state, __global 
                                          const int n_keys, float16 (*acc)[SLICE]) {
     for (int j = 0; AT_ONCE * j < n_keys; ++j) {
         OPERAND value[SLICE];
+#ifdef AHEAD
+        PREFETCH_ALL(state->later_v + (size_t)j * HEAD_DIM + c * 16, SLICE * 16 * sizeof(kv_t));
+#endif
 #pragma unroll
         for (int i = 0; i < SLICE; ++i) value[i] = LOAD_OPERAND(v + (size_t)j * HEAD_DIM + (c + i) * 16);
 #pragma unroll

@@ -2,7 +2,9 @@
 //
 // Four columns of 16 rows are unpacked once and multiplied with all tokens, whose integer and float32 sums stay in registers. The
 // sums of a token are those of cpu/linear_decode.cl, in the same order.
+// The tile behind it, which is mostly the next one, is asked for meanwhile.
 // After cpu/quant_tile.cl and cpu/packed_activations.cl. Build: WEIGHT, K, DOT > 0, TILE_TOKENS.
+#include "cpu/prefetch.cl"
 
 // acc = the products of a tile with `rows` (a constant) tokens.
 IN_REGISTERS inline void multiply_tile(__global const uchar* tile, __global const int* x, float16* acc, const int rows) {
@@ -15,6 +17,7 @@ IN_REGISTERS inline void multiply_tile(__global const uchar* tile, __global cons
         __global const uchar* q = tile + GROUP_AT(g) + SCALE_BYTES;
         __global const float* scale = (__global const float*)x;
         const scales16 s = load_scales(tile, g);
+        PREFETCH_ALL(tile + TILE_SIZE + GROUP_AT(g), GROUP_BYTES);
         int16 a[TILE_TOKENS];
 #if WEIGHT_IS(q6_k)
 #pragma unroll
