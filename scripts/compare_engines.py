@@ -6,13 +6,14 @@ import json
 import os
 import select
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Any
@@ -149,6 +150,48 @@ class Engines:
         return child.seconds(
             "load", path=str(path), context=context, threads=len(self.processors), options=options, **extra
         )
+
+
+@dataclass
+class Pairs:
+    """The times of both engines, turn by turn, in seconds (or bytes)."""
+
+    peer: list[float] = field(default_factory=list)
+    ours: list[float] = field(default_factory=list)
+
+    @property
+    def ratios(self) -> list[float]:
+        return [peer / ours for peer, ours in zip(self.peer, self.ours, strict=True)]
+
+    def to_dict(self, per: int = 0) -> dict[str, Any]:
+        """Medians, and with `per` tokens of a measurement also tokens/s."""
+        ratios = self.ratios
+        values: dict[str, Any] = {
+            "ratio": statistics.median(ratios),
+            "ratio_min": min(ratios),
+            "ratio_max": max(ratios),
+            "llama.cpp": statistics.median(self.peer),
+            "llmcl": statistics.median(self.ours),
+        }
+        if per:
+            values |= {f"{name}_tokens_per_s": per / values[name] for name in ("llama.cpp", "llmcl")}
+        return values
+
+
+def order_of(turn: int) -> tuple[str, str]:
+    """Both engines, another one first in each turn."""
+    return ("llama.cpp", "llmcl") if turn % 2 == 0 else ("llmcl", "llama.cpp")
+
+
+def in_turn(both: dict[str, Child], op: str, rounds: int, **arguments: Any) -> Pairs:
+    """What `op` takes both engines, in turns, after a warm-up."""
+    pairs = Pairs()
+    for turn in range(rounds + 1):
+        for engine in order_of(turn):
+            seconds = both[engine].seconds(op, **arguments)
+            if turn:
+                (pairs.ours if engine == "llmcl" else pairs.peer).append(seconds)
+    return pairs
 
 
 def check_text(path: Path) -> None:

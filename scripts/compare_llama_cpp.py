@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,11 +28,14 @@ from compare_engines import (
     Format,
     Formats,
     LlamaPython,
+    Pairs,
     Work,
     check_llama_python,
     check_text,
+    in_turn,
     make_file,
     note,
+    order_of,
     processors_of,
     source_file,
     target_lines,
@@ -80,32 +83,6 @@ class Settings:
     deep: bool
 
 
-@dataclass
-class Pairs:
-    """The times of both engines, turn by turn, in seconds (or bytes)."""
-
-    peer: list[float] = field(default_factory=list)
-    ours: list[float] = field(default_factory=list)
-
-    @property
-    def ratios(self) -> list[float]:
-        return [peer / ours for peer, ours in zip(self.peer, self.ours, strict=True)]
-
-    def to_dict(self, per: int = 0) -> dict[str, Any]:
-        """Medians, and with `per` tokens of a measurement also tokens/s."""
-        ratios = self.ratios
-        values: dict[str, Any] = {
-            "ratio": statistics.median(ratios),
-            "ratio_min": min(ratios),
-            "ratio_max": max(ratios),
-            "llama.cpp": statistics.median(self.peer),
-            "llmcl": statistics.median(self.ours),
-        }
-        if per:
-            values |= {f"{name}_tokens_per_s": per / values[name] for name in ("llama.cpp", "llmcl")}
-        return values
-
-
 def compare(path: Path, model: str, format: str, settings: Settings) -> dict[str, Any]:
     """All measurements of one file."""
     engines = settings.engines
@@ -113,7 +90,7 @@ def compare(path: Path, model: str, format: str, settings: Settings) -> dict[str
     result: dict[str, Any] = {"model": model, "format": format, "file_bytes": path.stat().st_size}
     load, memory = Pairs(), Pairs()
     for turn in range(settings.rounds + 1):
-        for engine in _order(turn):
+        for engine in order_of(turn):
             with engines.child(engine) as child:
                 seconds = engines.load(child, path, PREFILL + DECODE)
                 child.seconds("prefill", n=PREFILL)
@@ -137,13 +114,7 @@ def compare(path: Path, model: str, format: str, settings: Settings) -> dict[str
             tests["decode_deep"] = DECODE, "decode", {"n": DECODE, "depth": DEPTH}
         for name, (per, op, arguments) in tests.items():
             note(f"{model} {format}: {name}")
-            pairs = Pairs()
-            for turn in range(settings.rounds + 1):
-                for engine in _order(turn):
-                    seconds = both[engine].seconds(op, **arguments)
-                    if turn:  # the first is a warm-up
-                        (pairs.ours if engine == "llmcl" else pairs.peer).append(seconds)
-            result[name] = pairs.to_dict(per)
+            result[name] = in_turn(both, op, settings.rounds, **arguments).to_dict(per)
         if settings.text is not None:
             note(f"{model} {format}: perplexity")
             result["quality"] = quality(peer, ours, settings.text, settings.positions)
@@ -191,10 +162,6 @@ def generate(path: Path, engines: Engines, rounds: int) -> dict[str, Any]:
     once(1)
     first = [once(1)[0] for _ in range(rounds)]
     return {"first_token_s": statistics.median(first), "peak_memory": once(32)[1]}
-
-
-def _order(turn: int) -> tuple[str, str]:
-    return ("llama.cpp", "llmcl") if turn % 2 == 0 else ("llmcl", "llama.cpp")
 
 
 # ---- output ------------------------------------------------------------------------------------------------------

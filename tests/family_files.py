@@ -102,7 +102,7 @@ def save_gguf(
             writer.add_tensor("rope_factors_short.weight", np.array(scaling.factors, np.float32))
             writer.add_tensor("rope_factors_long.weight", np.array(scaling.long_factors, np.float32))
     if config.has_windows:
-        writer.add_sliding_window(WINDOW)
+        writer.add_sliding_window(next(window for window in windows_of(config) if window is not None))
         writer.add_sliding_window_pattern([window is not None for window in windows_of(config)])
     if (cap := attention.soft_cap) is not None:
         writer.add_attn_logit_softcapping(cap)

@@ -3,7 +3,6 @@ llama-cpp-python."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import subprocess
@@ -15,10 +14,9 @@ import pytest
 from family_configs import FAMILIES, IN_GGUF, MOST, ids_for
 from family_files import save_gguf
 from helpers import random_weights, relative_error
+from llama_cpp_configs import as_llama_cpp_reads
 
 import llmcl
-from llmcl.models.config import ModelConfig
-from llmcl.models.families.blocks import Attention
 
 PYTHON = os.environ.get("LLMCL_TEST_LLAMA_CPP")
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -37,37 +35,11 @@ np.save(sys.argv[2], np.concatenate(list(engine.logits(json.loads(sys.argv[3]), 
 """
 
 
-def as_llama_cpp_reads(name: str) -> ModelConfig:
-    """The family's configuration, but for what llama.cpp does not read or does not have."""
-    config = FAMILIES[name]
-    changes: dict[str, Any] = {}
-    if config.architecture in ("mistral", "mixtral", "phi3"):  # it knows no windows of these
-        changes["layers"] = tuple(
-            tuple(dataclasses.replace(block, window=None) if isinstance(block, Attention) else block for block in layer)
-            for layer in config.layers
-        )
-    if config.architecture.startswith("gemma"):  # the format has no key for another scale
-        changes["attention_scale"] = config.head_dim**-0.5
-    if name == "llama-yarn":  # it does not read the key
-        assert config.rope_scaling is not None
-        changes["rope_scaling"] = dataclasses.replace(config.rope_scaling, beta_fast=32.0)
-    if config.architecture == "olmo3":  # it has none whose output is tied
-        changes["tie_embeddings"] = False
-    if config.architecture in ("phi3", "olmo2", "olmo3", "qwen2", "lfm2"):  # heads of no other size
-        changes["head_dim"] = size = config.hidden_size // config.n_q_heads
-        changes["rotary_dim"] = config.rotary_dim and min(config.rotary_dim, size)
-    if config.architecture == "gpt_oss":  # it rounds the bounds of YaRN's ramp, which this family does not
-        changes["rope_scaling"] = None
-    if config.architecture == "olmoe":  # it has none with groups of queries
-        changes["n_kv_heads"] = config.n_q_heads
-    return dataclasses.replace(config, **changes)
-
-
 @pytest.mark.skipif(PYTHON is None, reason="LLMCL_TEST_LLAMA_CPP names no Python with llama-cpp-python")
 @pytest.mark.parametrize("name", [name for name in (*IN_GGUF, MOST) if name in FAMILIES and name not in NOT_READ])
 def test_the_logits_are_those_of_llama_cpp(name: str, default_device: Any, tmp_path: Path) -> None:
     assert PYTHON is not None
-    config = as_llama_cpp_reads(name)
+    config = as_llama_cpp_reads(FAMILIES[name])
     path, out = save_gguf(tmp_path / "model.gguf", config, random_weights(config, seed=3)), tmp_path / "logits.npy"
     ids = ids_for(config)
     command = [PYTHON, "-c", CHILD, str(path), str(out), json.dumps(ids)]
