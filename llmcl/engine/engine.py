@@ -148,13 +148,15 @@ class Engine:
         return self.ask(self.question(prompt, priority=priority, **options))
 
     def stream(self, prompt: Any, **options: Any) -> PieceStream:
-        """For `async for piece in engine.stream(...)`: arguments and errors as of `submit`, when the loop begins.
+        """For `async for piece in engine.stream(...)`: arguments and errors as of `submit`, when the loop begins, or at
+        once for token ids.
 
         Leaving the loop, or cancelling its task, cancels the request.
         """
-        begins_at_once = isinstance(prompt, list) and all(type(part) is int for part in prompt)
-        matches = any(options.get(name) is not None for name in ("schema", "regex", "grammar"))
-        return PieceStream(lambda: self.submit(prompt, **options), in_thread=matches or not begins_at_once)
+        are_ids = isinstance(prompt, list) and all(type(part) is int for part in prompt)
+        if are_ids and all(options.get(name) is None for name in ("schema", "regex", "grammar")):
+            return PieceStream(self.submit(prompt, **options))
+        return PieceStream(lambda: self.submit(prompt, **options))
 
     def generate(self, prompts: Sequence[Any], **options: Any) -> list[Generation]:
         """The whole answers to several prompts, in their order; options of `submit`, for each of them."""

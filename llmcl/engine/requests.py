@@ -133,18 +133,18 @@ class Waker:
 
 
 class PieceStream(AsyncIterator[Piece]):
-    """The pieces of a request that is made when the first of them is asked for. in_thread: since making it may take its
-    time, as a chat template or a grammar does.
+    """The pieces of a request, or of one that is made when the first of them is asked for. That happens in a thread,
+    since a chat template or a grammar may take its time.
     """
 
-    def __init__(self, submit: Callable[[], Request], *, in_thread: bool):
-        self._submit = submit
-        self._in_thread = in_thread
-        self._request: Request | None = None
+    def __init__(self, request: Request | Callable[[], Request]):
+        self._submit = request
+        self._request = request if isinstance(request, Request) else None
 
     async def __anext__(self) -> Piece:
         if self._request is None:
-            self._request = await asyncio.to_thread(self._submit) if self._in_thread else self._submit()
+            assert not isinstance(self._submit, Request)
+            self._request = await asyncio.to_thread(self._submit)
         return await self._request.__anext__()
 
     async def aclose(self) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Sequence
 from os import environ
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -73,17 +72,28 @@ class GenerationResponse(Response):
     async def _send_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         record = record_of(scope)
         try:
-            async with self._pieces() as stream:
+            async with pieces(self._served, self._answers) as stream:
                 async for _, piece in stream:
                     self._note_time(record, piece)
+            self._check_ended()
             whole = self._form.whole(self._answers)
         except Exception as error:
             raise as_refusal(error) from error
         await AsciiJSONResponse(whole)(scope, receive, send)
 
     async def _send_events(self, scope: Scope, send: Send) -> None:
+        try:
+            await self._stream_events(scope, send)
+        except Exception as error:
+            raise error if isinstance(error, ClientGoneError) else as_refusal(error) from error
+
+    async def _stream_events(self, scope: Scope, send: Send) -> None:
         form, settings, record = self._form, self._service.settings, record_of(scope)
-        async with EventSender(send, ping_s=settings.ping_s, send_s=settings.send_s) as sender:
+        # The engine begins before the headers are sent.
+        async with (
+            pieces(self._served, self._answers) as stream,
+            EventSender(send, ping_s=settings.ping_s, send_s=settings.send_s) as sender,
+        ):
             await sender(form.begin())
             try:
                 for answer in self._answers:
@@ -91,13 +101,12 @@ class GenerationResponse(Response):
                         await sender(form.text(answer, answer.ask.head))
                     if answer.finish_reason is not None:
                         await sender(form.finish(answer))
-                async with self._pieces() as stream:
-                    async for answer, piece in stream:
-                        self._note_time(record, piece)
-                        text = piece.text if piece.prompt_logprobs is None else answer.ask.head + piece.text
-                        shows = text or piece.logprob is not None
-                        data = form.text(answer, text) if shows else b""
-                        await sender(data + (form.finish(answer) if piece.finish_reason is not None else b""))
+                async for answer, piece in stream:
+                    self._note_time(record, piece)
+                    text = piece.text if piece.prompt_logprobs is None else answer.ask.head + piece.text
+                    data = form.text(answer, text) if text or piece.logprob is not None else b""
+                    await sender(data + (form.finish(answer) if piece.finish_reason is not None else b""))
+                self._check_ended()
             except ClientGoneError:
                 raise
             except Exception as error:  # too late for a status: the stream says it
@@ -107,10 +116,7 @@ class GenerationResponse(Response):
             else:
                 await sender(form.end(self._answers))
 
-    @asynccontextmanager
-    async def _pieces(self) -> AsyncIterator[AsyncIterator[tuple[Answer, Piece]]]:
-        async with aclosing(pieces(self._served, self._answers)) as stream:
-            yield stream
+    def _check_ended(self) -> None:
         for answer in self._answers:
             if answer.finish_reason is None:
                 raise RequestError(503, "the answer was ended before its last token: the server is stopping")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -179,28 +179,54 @@ def cached_tokens(answers: Sequence[Answer]) -> int:
     return sum(least.values())
 
 
-async def pieces(served: Served, answers: Sequence[Answer]) -> AsyncGenerator[tuple[Answer, Piece], None]:
-    """The pieces of all answers as they come, each added to its answer. Closing the generator ends all requests."""
-    asked = [answer for answer in answers if answer.ask.needs_engine]
-    if len(asked) == 1:
-        async with aclosing(_pieces_of(served, asked[0].ask)) as stream:
-            async for piece in stream:
-                asked[0].add(piece)
-                yield asked[0], piece
-        return
+@asynccontextmanager
+async def pieces(
+    served: Served, answers: Sequence[Answer]
+) -> AsyncIterator[AsyncGenerator[tuple[Answer, Piece], None]]:
+    """The pieces of all answers as they come, each added to its answer. The engine has all requests from the beginning
+    of the context on; its end ends them.
+    """
+    async with AsyncExitStack() as stack:
+        streams = []
+        for answer in answers:
+            if answer.ask.needs_engine:
+                stream = _stream_of(served, answer.ask)
+                stack.push_async_callback(stream.aclose)
+                streams.append((answer, stream))
+        made = _pieces_of(*streams[0]) if len(streams) == 1 else _pieces_of_several(streams)
+        yield await stack.enter_async_context(aclosing(made))
+
+
+def _stream_of(served: Served, ask: Ask) -> AsyncGenerator[Piece, None]:
+    options = ask.options | ({} if ask.prompt_logprobs is None else {"prompt_logprobs": ask.prompt_logprobs})
+    # With no token to be made one is, which comes with what was found of the prompt.
+    stream: Any = served.engine.stream(ask.prompt, max_tokens=max(1, ask.max_tokens), stop=ask.stop, **options)
+    return stream  # type: ignore[no-any-return]
+
+
+async def _pieces_of(answer: Answer, stream: AsyncGenerator[Piece, None]) -> AsyncGenerator[tuple[Answer, Piece], None]:
+    async for piece in stream:
+        if not answer.ask.max_tokens:
+            piece = replace(piece, text="", logprob=None, finish_reason="length")
+        answer.add(piece)
+        yield answer, piece
+
+
+async def _pieces_of_several(
+    streams: Sequence[tuple[Answer, AsyncGenerator[Piece, None]]],
+) -> AsyncGenerator[tuple[Answer, Piece], None]:
     ready: asyncio.Queue[tuple[Answer, Piece] | BaseException | None] = asyncio.Queue()
 
-    async def read(answer: Answer) -> None:
+    async def read(answer: Answer, stream: AsyncGenerator[Piece, None]) -> None:
         try:
-            async with aclosing(_pieces_of(served, answer.ask)) as stream:
-                async for piece in stream:
-                    ready.put_nowait((answer, piece))
+            async for item in _pieces_of(answer, stream):
+                ready.put_nowait(item)
             ready.put_nowait(None)
         except BaseException as error:
             ready.put_nowait(error)
             raise
 
-    tasks = [asyncio.ensure_future(read(answer)) for answer in asked]
+    tasks = [asyncio.ensure_future(read(answer, stream)) for answer, stream in streams]
     try:
         left = len(tasks)
         while left:
@@ -210,19 +236,8 @@ async def pieces(served: Served, answers: Sequence[Answer]) -> AsyncGenerator[tu
             if item is None:
                 left -= 1
             else:
-                answer, piece = item
-                answer.add(piece)
-                yield answer, piece
+                yield item
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _pieces_of(served: Served, ask: Ask) -> AsyncGenerator[Piece, None]:
-    options = ask.options | ({} if ask.prompt_logprobs is None else {"prompt_logprobs": ask.prompt_logprobs})
-    stream: Any = served.engine.stream(ask.prompt, max_tokens=max(1, ask.max_tokens), stop=ask.stop, **options)
-    async with aclosing(stream):
-        async for piece in stream:
-            # With no token to be made one is, which comes with what was found of the prompt.
-            yield piece if ask.max_tokens else replace(piece, text="", logprob=None, finish_reason="length")
