@@ -170,13 +170,27 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.fixture(autouse=True, scope="module")
 def launches_of_models(request: pytest.FixtureRequest) -> Iterator[None]:
-    """With `--quick`, in a module marked `separate_launches`, no model has a persistent kernel on a CPU."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.config.option.quick and request.node.get_closest_marker("separate_launches"):
-            from llmcl.kernels.cpu.persistent_step import CpuPersistentStep
+    """With `--quick` and `--pairs`, in a module marked `separate_launches`, no model has a persistent kernel on a CPU.
 
-            patch.setattr(CpuPersistentStep, "supports_device", lambda row, device: False)
+    Where the mark has "quick", with that option alone.
+    """
+    marker, options = request.node.get_closest_marker("separate_launches"), request.config.option
+    with pytest.MonkeyPatch.context() as patch:
+        if marker and (options.quick or (options.pairs and marker.args != ("quick",))):
+            have_separate_launches(patch)
         yield
+
+
+@pytest.fixture
+def separate_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No model has a persistent kernel on a CPU, whatever the run."""
+    have_separate_launches(monkeypatch)
+
+
+def have_separate_launches(patch: pytest.MonkeyPatch) -> None:
+    from llmcl.kernels.cpu.persistent_step import CpuPersistentStep
+
+    patch.setattr(CpuPersistentStep, "supports_device", lambda row, device: False)
 
 
 @pytest.fixture(scope="session")

@@ -102,6 +102,7 @@ def no_places_taken(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.mark.matrix
+@pytest.mark.usefixtures("separate_launches")  # of which test_persistent_step.py shows that they give the same bits
 @pytest.mark.parametrize("name", model_configs())
 def test_rows_have_the_logits_of_each_sequence_alone(name: str, load_folder: Callable[..., LLM]) -> None:
     config = model_configs()[name]

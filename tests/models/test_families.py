@@ -38,7 +38,7 @@ from llmcl.kernels.common.mods import NO_MODS
 from llmcl.models.layer_mods import trace_layer_mods
 from llmcl.tokenizer.chat_template import render
 
-pytestmark = pytest.mark.separate_launches
+pytestmark = pytest.mark.separate_launches("quick")
 
 BOUND = 1e-4
 full = pytest.mark.full

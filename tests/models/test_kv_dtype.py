@@ -20,7 +20,7 @@ from llmcl.kernels.nvidia.persistent_layers import NvidiaPersistentLayers
 from llmcl.models.stack import decode_layers
 from llmcl.runtime.device import Device
 
-pytestmark = pytest.mark.separate_launches
+pytestmark = pytest.mark.separate_launches("quick")
 
 CONFIG = small_config()
 OPTIONS: dict[str, Any] = {"dtype": "float32", "activation_dtype": "float32", "kv_dtype": "q8_0", "max_context": 100}

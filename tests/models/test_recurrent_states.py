@@ -27,7 +27,7 @@ from llmcl.models.weights import random_types
 from llmcl.ops.sample import SamplingParams
 from llmcl.runtime.device import Device
 
-pytestmark = pytest.mark.separate_launches
+pytestmark = pytest.mark.separate_launches("quick")
 
 SAME = 2e-5  # two orders of summation, both in float32
 PAGE = 64
