@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import random_weights, save_folder, small_config
+from which_devices import taken
 
 import llmcl
 from llmcl.engine.engine import Engine
@@ -18,6 +19,7 @@ from llmcl.runtime.platforms import DeviceEntry
 Bits = list[tuple[int, float, tuple[tuple[int, float], ...]]]
 """Of each token its id, its log-probability and those of the likeliest: a difference in one bit of a logit shows."""
 
+TYPES = [("float32", "float32"), ("bfloat16", "float16"), ("q8_0", "q8_0"), ("q4_0", "float16")]  # weights, cache
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"temperature": 0.9, "top_k": 40, "top_p": 0.95, "repeat_penalty": 1.2, "seed": 5},
@@ -25,25 +27,27 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    config = small_config(n_layers=3)
+    return str(save_folder(tmp_path_factory.mktemp("small"), config, random_weights(config, seed=7)))
+
+
+# As a GPU one type of 16 bits and a quantised one: kernels for GPUs differ little between the types of each kind.
 @pytest.fixture(
     scope="module",
     params=[
-        *(pytest.param(types, marks=pytest.mark.full) for types in (("float32", "float32"), ("bfloat16", "float16"))),
-        pytest.param(("q8_0", "q8_0"), marks=pytest.mark.full),
-        ("q4_0", "float16"),
+        *(pytest.param(("as it is", *types), marks=pytest.mark.full) for types in TYPES[:-1]),
+        *(pytest.param(("as a GPU", *types), marks=pytest.mark.full) for types in TYPES[1:3]),
+        ("as it is", *TYPES[-1]),
     ],
-    ids=lambda dtypes: dtypes[0],
+    ids=lambda settings: f"{settings[0]}-{settings[1]}",
 )
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, str]:
-    config = small_config(n_layers=3)
-    return (str(save_folder(tmp_path_factory.mktemp("small"), config, random_weights(config, seed=7))), *request.param)
-
-
-@pytest.fixture(scope="module")
-def llm(either_entry: DeviceEntry, folder: tuple[str, str, str]) -> Iterator[LLM]:
-    path, dtype, kv_dtype = folder
+def llm(request: pytest.FixtureRequest, default_entry: DeviceEntry, folder: str) -> Iterator[LLM]:
+    how, dtype, kv_dtype = request.param
     weights: dict[str, Any] = {"quantize": dtype} if dtype.startswith("q") else {"dtype": dtype}
-    with llmcl.load(path, device=either_entry, kv_dtype=kv_dtype, max_context=768, **weights) as llm:  # type: ignore[arg-type]
+    device = taken(default_entry, how)
+    with llmcl.load(folder, device=device, kv_dtype=kv_dtype, max_context=768, **weights) as llm:  # type: ignore[arg-type]
         yield llm
 
 
