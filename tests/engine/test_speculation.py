@@ -125,6 +125,7 @@ def test_a_draft_model_with_the_same_weights_is_right_each_time(sampling: str, l
     assert drafted.stats.rows_per_step == drafted.stats.tokens_per_step == 5
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("length", [1, 2, 15])
 def test_wrong_drafts_change_nothing(length: int, sampling: str, llm: LLM) -> None:
@@ -225,9 +226,12 @@ def test_sliding_windows(name: str, tmp_path: Path, default_device: Device) -> N
 
 @pytest.mark.matrix
 @pytest.mark.parametrize(("dtype", "kv_dtype"), [("float32", "float32"), ("bfloat16", "float16"), ("q4_0", "q8_0")])
-def test_on_every_device(device: Device, shape: str, dtype: str, kv_dtype: str) -> None:
+def test_on_every_device(device: Device, tmp_path: Path, dtype: str, kv_dtype: str) -> None:
+    """With the shape and the types of test_batch.py, whose kernels serve here, too."""
+    shape = tmp_path / "config.json"
+    shape.write_text(json.dumps({**SHAPE, "vocab_size": TINY_SHAPE["vocab_size"]}))
     options = {"dtype": dtype, "kv_dtype": kv_dtype, "activation_dtype": "float32", "max_context": CONTEXT}
-    with llmcl.load_random(shape, device=device, **options) as llm:  # type: ignore[arg-type]
+    with llmcl.load_random(str(shape), device=device, **options) as llm:  # type: ignore[arg-type]
         plain = answer(llm, None, n=40, **SAMPLINGS["sampled with a penalty"])
         drafting = Drafting(llm.model, Repeated(plain.token_ids[:7]), FixedLength(7))
         drafted = answer(llm, drafting, n=40, **SAMPLINGS["sampled with a penalty"])
