@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher
 
 
+MIN_CORES = 4
+"""With fewer, handing masks over to threads takes longer than these save: on two cores 0.1 ms a step."""
+
+
 class Matcher:
     """Which tokens may follow those of an answer so far. `CompiledGrammar.matcher` makes one for each answer.
 
@@ -89,14 +93,18 @@ class Matcher:
 def masks_of(matchers: Sequence[Matcher], *, parallel: bool) -> list[np.ndarray | LlmclError]:
     """The mask of each of several answers, as of `Matcher.mask`, or what that raises.
 
-    parallel: by several threads, for a machine whose cores have nothing else to do.
+    parallel: by several threads, for a machine with `MIN_CORES` that have nothing else to do.
     """
-    if not parallel or len(matchers) < 2 or not all(isinstance(matcher, Matcher) for matcher in matchers):
+    if len(matchers) < 2 or not all(isinstance(matcher, Matcher) for matcher in matchers):
         return [_mask_or_error(matcher) for matcher in matchers]
-    n_words = matchers[0]._n_words
-    masks = np.zeros((len(matchers), n_words), np.uint32)
-    inner = [(matcher._matcher, i) for i, matcher in enumerate(matchers)]
-    _executor().unsafe_compute_mask_ptr(inner, masks.ctypes.data, 4 * n_words, len(inner))
+    masks = np.zeros((len(matchers), matchers[0]._n_words), np.uint32)
+    address, nbytes = masks.ctypes.data, masks.strides[0]
+    inner = [matcher._matcher for matcher in matchers]
+    if parallel:
+        _executor().unsafe_compute_mask_ptr([*zip(inner, range(len(inner)), strict=True)], address, nbytes, len(inner))
+    else:
+        for i, one in enumerate(inner):
+            one.unsafe_compute_mask_ptr(address + i * nbytes, nbytes)
     found: list[np.ndarray | LlmclError] = []
     for matcher, mask, has_any in zip(matchers, masks, masks.max(axis=1) > 0, strict=True):
         error = matcher._error(matcher._matcher) or (None if has_any else matcher._no_token())
