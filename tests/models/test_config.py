@@ -123,7 +123,7 @@ def test_n_parameters(tied):
         ({"hidden_act": "gelu"}, "'gelu'"),
         ({"sliding_window": 4096}, "sliding_window 4096"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
-        ({"rope_scaling": {"type": "proportional"}}, "'proportional'; it supports .*yarn"),
+        ({"rope_scaling": {"type": "su"}}, "'su'; it supports .*yarn"),
         ({"model_type": "phi3", "architectures": None, "partial_rotary_factor": 0.01}, "partial rotary"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "differ between layers"),
         ({"partial_rotary_factor": 0.5}, "partial rotary"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +38,8 @@ pytestmark = pytest.mark.separate_launches
 CONFIG = FAMILIES["glm4_moe_lite"]
 WEIGHTS = random_weights(CONFIG, seed=1)
 IDS = np.random.default_rng(3).integers(3, CONFIG.vocab_size, 90).tolist()
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
 
 FLASH: dict[str, Any] = {
     "architectures": ["Glm4MoeLiteForCausalLM"],
@@ -293,6 +296,13 @@ def test_random_weights_of_a_shape(tmp_path: Path, default_device: Any) -> None:
     file.write_text(json.dumps(shape))
     with llmcl.load_random(str(file), device=default_device.entry.index, dtype="q4_0", max_context=64) as llm:
         assert np.isfinite(llm.logits(IDS[:20])).all()
+
+
+def test_there_are_no_sizes_to_tune(run_here: Run, tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(FLASH))
+    done = run_here("llmcl", "tune", "--random", str(file), "--kernel", "decode", "-q")
+    assert done.returncode == 2 and "latent attention" in done.stderr and "--kernel products" in done.stderr
 
 
 # ---- configurations ----------------------------------------------------------------------------------------------
