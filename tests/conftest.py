@@ -35,6 +35,7 @@ from programs import ROOT, Run
 from which_cases import left_to_the_full_run, met_in_pairs
 from which_devices import chosen_devices, named_devices
 
+from llmcl.runtime.cache_files import cache_dir, make_folder
 from llmcl.runtime.device_probe import checked
 from llmcl.runtime.platforms import DeviceEntry, find_devices
 
@@ -239,6 +240,21 @@ def smollm2(default_device: Device) -> Iterator[LLM]:
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache folder for this test and the programs it starts."""
     folder = tmp_path / "cache"
+    monkeypatch.setenv("LLMCL_CACHE_DIR", str(folder))
+    return folder
+
+
+@pytest.fixture
+def no_findings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder for this test and the programs it starts in which nothing is said of a device that was tuned or
+    judged. What drivers compiled and answered is that of all tests.
+    """
+    folder, shared = tmp_path / "cache", cache_dir()
+    folder.mkdir(mode=0o700)
+    make_folder(shared / "programs")
+    for path in shared.iterdir():
+        if path.name != "devices":
+            (folder / path.name).symlink_to(path)
     monkeypatch.setenv("LLMCL_CACHE_DIR", str(folder))
     return folder
 

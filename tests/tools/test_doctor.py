@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-import shutil
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -48,19 +47,6 @@ doctor.work(int(sys.argv[1]), [int(i) for i in sys.argv[2].split(",")])
 
 def worker(file: str = "", old: str = "", new: str = "", more: str = "") -> list[str]:
     return ["-c", WORKER.format(file=file, old=old, new=new, more=more)]
-
-
-@pytest.fixture(scope="module")
-def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache whose compiled kernels serve every test here."""
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture
-def no_findings(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if nothing had ever been found out about a device."""
-    monkeypatch.setenv("LLMCL_CACHE_DIR", str(cache_folder))
-    shutil.rmtree(cache_folder / "devices", ignore_errors=True)
 
 
 @pytest.fixture
@@ -209,7 +195,7 @@ def test_the_command(
 
 
 @pytest.mark.usefixtures("only")
-def test_the_report(default_device: Device, empty_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_report(default_device: Device, no_findings: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What did not pass comes first, with its log, and nothing names the user or the machine."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(device_report.platform, "node", lambda: "machine-of-mine")

@@ -35,7 +35,7 @@ SHAPE = AttentionShape(4, 2, 32, 64, "float16")
 
 
 @pytest.fixture
-def fresh(default_device: Device, empty_cache: Path) -> Device:
+def fresh(default_device: Device, no_findings: Path) -> Device:
     """The default device as if nothing had ever been found out about it."""
     device = copy.copy(default_device)
     device.cache = DeviceCache(device.entry)
@@ -272,16 +272,15 @@ def test_variants_without_a_choice_are_left_out(default_device: Device) -> None:
 
 
 @pytest.mark.full
-def test_the_command_stores_the_winner(tmp_path: Path, run_here: Run) -> None:
-    cache, files = tmp_path / "cache", [tmp_path / f"table.{kind}" for kind in ("md", "csv", "json")]
+def test_the_command_stores_the_winner(tmp_path: Path, no_findings: Path, run_here: Run) -> None:
+    files = [tmp_path / f"table.{kind}" for kind in ("md", "csv", "json")]
     written = [text for pair in zip(("--markdown", "--csv", "--json"), map(str, files), strict=True) for text in pair]
-    variables = {"LLMCL_CACHE_DIR": str(cache)}
-    done = run_here("llmcl", "tune", "-m", "smollm2", "--kernel", "decode", "-d", "64", *written, **variables)
+    done = run_here("llmcl", "tune", "-m", "smollm2", "--kernel", "decode", "-d", "64", *written)
     assert done.returncode == 0, done.stderr
     for part in ("attention_decode", "vs default", "fastest attention_decode (*): N_SPLITS", "stored in"):
         assert part in done.stdout
     assert "attention_decode default (N_SPLITS" in done.stderr
-    (stored,) = (cache / "devices").iterdir()
+    (stored,) = (no_findings / "devices").iterdir()
     ((key, constants),) = json.loads(stored.read_text())["tuned"].items()
     assert key.startswith("attention_decode ") and key.endswith("kv_heads 3 head_dim 64 float16")
     rows = json.loads(files[2].read_text(encoding="utf-8"))
@@ -289,17 +288,17 @@ def test_the_command_stores_the_winner(tmp_path: Path, run_here: Run) -> None:
     assert {name: winner[name] for name in constants} == constants and winner["ms"] > 0
     assert [row["choice"] for row in csv.DictReader(files[1].read_text().splitlines())] == [r["choice"] for r in rows]
     assert files[0].read_text(encoding="utf-8").count("\n|") == len(rows) + 2
-    again = run_here("llmcl", "generate", "-m", "smollm2", "-p", "Hi", "-n", "4", "-q", **variables)
+    again = run_here("llmcl", "generate", "-m", "smollm2", "-p", "Hi", "-n", "4", "-q")
     assert again.returncode == 0, again.stderr
 
 
 @pytest.mark.full
-def test_the_script_times_one_combination(empty_cache: Path, run_here: Run) -> None:
+def test_the_script_times_one_combination(no_findings: Path, run_here: Run) -> None:
     done = run_here("tune_prefill.py", "-m", "smollm2", "--combo", "D", "-p", "32", "-q")
     assert done.returncode == 0, done.stderr
     labels = [line.split(" ")[0] for line in done.stdout.splitlines()[3:6]]
     assert labels == ["D", "G", "default"] and done.stderr == ""
-    assert not (empty_cache / "devices").exists(), "a single combination is no winner"
+    assert not (no_findings / "devices").exists(), "a single combination is no winner"
 
 
 @pytest.mark.parametrize(
