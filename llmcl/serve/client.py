@@ -63,6 +63,7 @@ class ServerChat(Conversation):
         **sampling: Any,
     ) -> Generator[Piece, None, None]:
         """Yields the answer's pieces as they arrive; closing the generator ends the request and keeps what was said.
+        Thoughts (reasoning_content) stand between <think> and </think>, and are no part of what is kept.
 
         A time between tokens is one between events here. Raises ServerError, ContextLengthError.
         """
@@ -71,21 +72,27 @@ class ServerChat(Conversation):
         asked = self._turn(text, system_prompt)
         body = {"model": "any", "messages": asked, "max_tokens": max_tokens, **sampling}
         body |= {"stream": True, "stream_options": {"include_usage": True}} | ({"stop": [*stop]} if stop else {})
-        return self._record(asked, self.messages, self._pieces(body))
+        from llmcl.tokenizer.shown_text import said
+
+        return self._record(asked, self.messages, self._pieces(body), said)
 
     def _pieces(self, body: dict[str, Any]) -> Generator[Piece, None, None]:
         from llmcl.engine.generation import Piece
         from llmcl.engine.stats import Recorder
+        from llmcl.tokenizer.answer_parts import Said, Thought
+        from llmcl.tokenizer.shown_text import ThinkTags
 
-        recorder, reason = Recorder(0), None
+        recorder, reason, tags = Recorder(0), None, ThinkTags()
         usage: dict[str, Any] = {}
         with closing(self._connection()) as connection:
             for data in self._events(connection, body):
                 usage = data.get("usage") or usage
                 for choice in data.get("choices") or ():
                     reason = choice.get("finish_reason") or reason
-                    if text := (choice.get("delta") or {}).get("content"):
-                        yield Piece(text, _NO_TOKEN, recorder.token())
+                    delta = choice.get("delta") or {}
+                    for kind, text in ((Thought, delta.get("reasoning_content")), (Said, delta.get("content"))):
+                        if text:
+                            yield Piece(tags.shown(kind(text)), _NO_TOKEN, recorder.token())
         if reason is None:
             raise ServerError(f"{self.url} ended the answer before its end; ask again")
         tbt_ms = None if recorder.n_tokens else recorder.token()  # an answer without any text

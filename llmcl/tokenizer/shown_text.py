@@ -22,7 +22,7 @@ class ShownText:
 
     def __init__(self, reader: ChannelReader):
         self._reader = reader
-        self._thinks = False
+        self._tags = ThinkTags()
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> ShownText | None:
@@ -43,14 +43,19 @@ class ShownText:
         return self._take()
 
     def _take(self) -> str:
-        shown = ""
-        for part in self._reader.take():
-            if isinstance(part, Thought):
-                shown += part.text if self._thinks else _OPENING + part.text
-            elif isinstance(part, Said):
-                shown += _CLOSING + part.text if self._thinks else part.text
-            self._thinks = isinstance(part, Thought)
-        return shown
+        parts = [part for part in self._reader.take() if isinstance(part, (Said, Thought))]
+        return "".join(self._tags.shown(part) for part in parts)
+
+
+class ThinkTags:
+    """Puts the thoughts of an answer between tags, part by part."""
+
+    def __init__(self) -> None:
+        self._thinks = False
+
+    def shown(self, part: Said | Thought) -> str:
+        before, self._thinks = self._thinks, isinstance(part, Thought)
+        return part.text if before == self._thinks else (_OPENING if self._thinks else _CLOSING) + part.text
 
 
 def said(shown: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from fake_server import FakeEngine, Running, byte_tokenizer, running, wait_for
+from made_tokenizers import channel_tokenizer
 
 from llmcl.errors import ContextLengthError, ServerError, UsageError
 from llmcl.serve.client import ServerChat
@@ -51,6 +52,16 @@ def test_the_last_piece_has_the_statistics(server: Running, chat: ServerChat) ->
     assert last.finish_reason == "stop" and stats is not None and stats.generated_tokens == 6
     assert (stats.prompt_tokens, stats.cached_tokens) == (23, 16)
     assert stats.ttft_ms is not None and stats.ttft_ms >= 2 and (stats.tbt_ms["p50"] or 0) >= 1
+
+
+def test_thoughts_are_shown_and_not_kept() -> None:
+    engine = FakeEngine(channel_tokenizer())
+    thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+    engine.reply = lambda text: f"{thought}<|channel|>final<|message|>It is 4."
+    with running(engine) as server:
+        chat = ServerChat(server.url)
+        assert say(chat, "2+2?") == "<think>\nHm.\n</think>\n\nIt is 4."
+        assert chat.messages[-1] == {"role": "assistant", "content": "It is 4."}
 
 
 def test_an_answer_without_text(server: Running, chat: ServerChat) -> None:
