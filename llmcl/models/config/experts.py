@@ -90,11 +90,11 @@ def experts_from_gguf(read: Reader, arch: str, family: Family, n_layers: int) ->
     if keys.enabled is not None and not read.size(f"{prefix}count", limits.MAX_EXPERTS, default=0, minimum=0):
         return [None] * n_layers
     n_experts = read.size(f"{prefix}count", limits.MAX_EXPERTS)
-    size = read.size(f"{arch}.feed_forward_length", limits.MAX_INTERMEDIATE, default=0, minimum=0)
-    size = read.size(f"{prefix}feed_forward_length", limits.MAX_INTERMEDIATE, default=size or None)
+    of_mlp = read.size(f"{arch}.feed_forward_length", limits.MAX_INTERMEDIATE, default=0, minimum=0)
+    size = read.size(f"{prefix}feed_forward_length", limits.MAX_INTERMEDIATE, default=of_mlp or None)
     shared = 0
     if keys.shared_size is not None:
-        usual = size if keys.shared_size == "intermediate_size" else 0  # the format has it as that of an MLP
+        usual = of_mlp if keys.shared_size == "intermediate_size" else 0  # the format has it as that of an MLP
         shared = read.size(f"{prefix}shared_feed_forward_length", limits.MAX_INTERMEDIATE, default=usual, minimum=0)
     if keys.shared_count is not None:
         shared = size * read.size(f"{prefix}shared_count", limits.MAX_EXPERTS, default=0, minimum=0)

@@ -129,7 +129,7 @@ def config_from_gguf(
             max_position=max_position,
             rms_norm_eps=read.number(f"{arch}.attention.layer_norm_rms_epsilon", 0.0, 1.0),
             rope_scaling=scaling,
-            rotary_dim=None if rope_dim == heads.size else rope_dim,
+            rotary_dim=None if latent is None and rope_dim == head_dim else rope_dim,
             rope_theta=theta,
             local_rope_theta=local_theta if family.local_rope else None,
             tie_embeddings="output.weight" not in tensor_names,
