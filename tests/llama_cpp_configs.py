@@ -20,7 +20,7 @@ def as_llama_cpp_reads(config: ModelConfig) -> ModelConfig:
         changes["attention_scale"] = config.head_dim**-0.5
     if config.architecture == "llama" and config.rope_scaling is not None and config.rope_scaling.kind == "yarn":
         changes["rope_scaling"] = dataclasses.replace(config.rope_scaling, beta_fast=32.0)  # it does not read the key
-    if config.architecture in ("olmo2", "olmo3", "gpt_oss"):  # it has none whose output is tied
+    if config.architecture in ("olmo2", "olmo3", "olmoe", "gpt_oss"):  # it has none whose output is tied
         changes["tie_embeddings"] = False
     if config.architecture in ("phi3", "olmo2", "olmo3", "qwen2", "lfm2"):  # heads of no other size
         changes["head_dim"] = size = config.hidden_size // config.n_q_heads
