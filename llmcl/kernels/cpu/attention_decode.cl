@@ -23,11 +23,13 @@
 #include "cpu/attention_tile.cl"
 #include "common/append_token.cl"
 #include "common/step_rows.cl"
+#include "cpu/unit.cl"
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void attention_decode(__global const float* qkv, __global const float* rope, __global const int* state,
                       __global kv_t* k_cache, __global kv_t* v_cache,
                       __global float* part_ml, __global float* part_acc SINKS_PARAM MOD_PARAMS) {
+    BEGIN_UNIT;
     const int head = get_group_id(0), split = get_group_id(1);
     const int t = step_row(2);
     state = sequence_state(state, t);
@@ -43,8 +45,12 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
     const int per_split = (kv_len - visible_from + N_SPLITS * BLOCK_N - 1) / (N_SPLITS * BLOCK_N) * BLOCK_N;
     const int first = visible_from + split * per_split, end = min(kv_len, first + per_split);
 
-    if (first <= position && position < end)
-        append_token(state, qkv, rope, k_cache, v_cache, kv_row(state, position), head, 1, 0, 1);
+    if (PIECES_STORED == 0) {
+        if (!MAY_STORE) return;
+        if (first <= position && position < end)
+            append_token(state, qkv, rope, k_cache, v_cache, kv_row(state, position), head, 1, 0, 1);
+        PIECE_STORED;
+    }
     k_cache += head * KV_HEAD_SIZE;
     v_cache += head * KV_HEAD_SIZE;
 
@@ -74,6 +80,7 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
         attention_tile(&attention, KV_TILES_AT(k_cache, row), KV_TILES_AT(v_cache, row), n_keys, visible, sequence, j,
                        seen == TILE_PARTIAL MOD_ARGS);
     }
+    if (!MAY_STORE) return;
     for (int r = 0; r < ROWS; ++r) {
         const int part = (head * ROWS + r) * N_SPLITS + split;
         const float l = sum16(attention.l[r]);
@@ -88,4 +95,5 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
         for (int c = 0; c < COLUMNS; ++c)
             store16_f32(attention.acc[r][c] * norm, part_acc + (size_t)part * HEAD_DIM + c * 16);
     }
+    PIECE_STORED;
 }

@@ -13,14 +13,19 @@
 #error "cpu/linear_decode.cl needs the build constants WEIGHT, K, N, N_TILES, NORM, EPS, EPILOGUE and those of the step state"
 #endif
 #include "common/tiles.cl"
+#include "cpu/unit.cl"
 #include "cpu/store_rows.cl"
 #include "cpu/tile_product.cl"
 
 #define TILES_AT_ONCE (EPILOGUE == EPILOGUE_SWIGLU ? 2 : 1)
+// Vectors of 16 rows that are stored together.
+#define VECTOR_BYTES ((int)(TILES_AT_ONCE * TILE_SIZE * sizeof(CAT(WEIGHT, _t))))
+#define PIECE ((VECTOR_BYTES < PIECE_BYTES / 64 ? 64 : MAX(1, PIECE_BYTES / VECTOR_BYTES)) + 2 * N_TILES / TILES_AT_ONCE / MAX_PIECES)
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void linear_decode(__global const CAT(WEIGHT, _t)* weight, __global const float* x, __global const float* norm,
                    __global float* out, __global const int* state, const int out_row) {
+    BEGIN_UNIT;
     const int units = N_TILES / TILES_AT_ONCE;
     const int first = (int)((long)units * get_group_id(0) / get_num_groups(0));
     const int end = (int)((long)units * (get_group_id(0) + 1) / get_num_groups(0));
@@ -31,14 +36,21 @@ void linear_decode(__global const CAT(WEIGHT, _t)* weight, __global const float*
     activations activated;
     activate(x, norm, &activated);
 #endif
-    for (int unit = first; unit < end; ++unit) {
-        __global const CAT(WEIGHT, _t)* w = weight + (size_t)unit * TILES_AT_ONCE * TILE_SIZE;
+    for (int piece = first + PIECE * PIECES_STORED; piece < end; piece += PIECE) {
+        const int n = min(PIECE, end - piece);
+        float16 y[PIECE];
+        for (int i = 0; i < n; ++i) {
+            __global const CAT(WEIGHT, _t)* w = weight + (size_t)(piece + i) * TILES_AT_ONCE * TILE_SIZE;
 #if EPILOGUE == EPILOGUE_SWIGLU
-        const float16 gate = DOT_TILE(w) * scale;
-        const float16 up = DOT_TILE(w + TILE_SIZE) * scale;
-        store_rows(GATE_VALUE(gate, exp16) * up, out, unit * 16);
+            const float16 gate = DOT_TILE(w) * scale;
+            const float16 up = DOT_TILE(w + TILE_SIZE) * scale;
+            y[i] = GATE_VALUE(gate, exp16) * up;
 #else
-        store_rows(DOT_TILE(w) * scale, out, unit * 16);
+            y[i] = DOT_TILE(w) * scale;
 #endif
+        }
+        if (!MAY_STORE) return;
+        for (int i = 0; i < n; ++i) store_rows(y[i], out, (piece + i) * 16);
+        PIECE_STORED;
     }
 }

@@ -6,8 +6,8 @@ function, what arguments, and for each number of rows how many work-groups. Each
 code as before, so the bits are the same.
 
 Work-groups take units of work in turn. Where one waits in vain for another, whose core the system gave to another
-process, it leaves: its thread sleeps, its core is free, and the rest is done by those that are left. All take part
-again in the next launch, so a list that takes long is several.
+process, it takes that one's unit over. Where it cannot, it leaves: its thread sleeps, its core is free, and the rest is
+done by those that are left. All take part again in the next launch, so a list that takes long is several.
 """
 
 from __future__ import annotations
@@ -26,14 +26,19 @@ from llmcl.runtime.device import Buffer, Device, Launch
 from llmcl.runtime.program import KernelSource, read_source
 
 FILE = "cpu/persistent_step.cl"
-SHARED = "common/common.cl"  # stands once before the functions: nothing in it depends on build constants
-# The spins of its waiting loop, some 0.6 ns each, after which a work-group leaves: far more than a core that computes
-# makes others wait, which depends on the bytes that it reads.
-MIN_SPINS = 200_000
+# Stand once before the functions: nothing in them depends on build constants.
+SHARED = ("common/common.cl", "cpu/unit.cl")
+# The spins of its waiting loop, some 0.6 ns each, after which a work-group takes over a unit that another holds: more
+# than a piece of it takes (cpu/unit.cl). And after which it leaves: far more than a core that computes makes others
+# wait. Both depend on the bytes that are read.
+TAKE_SPINS = 100_000
+LEAVE_SPINS = 200_000
 BYTES_PER_SPIN = 8
 FLOPS_PER_BYTE = 8  # that a core computes in the time of a byte, where rows are several
+ENTRY_HEAD = 3  # what an entry has beside its arguments
 PART_BYTES = 64 << 20  # that a core reads in a launch, some 2 to 4 ms
 SYNC_SLOTS = 32
+GROUP_SLOTS = 16  # for the word of a work-group, a cache line
 MAX_GROUPS = 1 << 12  # what one word counts, with the units beside it
 MAX_UNITS = 1 << 20
 
@@ -42,7 +47,7 @@ _WORK_GROUP = """\
 #define get_num_groups(d) ((d) == 0 ? n_groups.x : (d) == 1 ? n_groups.y : n_groups.z)
 #define get_local_id(d) 0
 """
-_KERNEL_PARAMS = "const uint3 work_group, const uint3 n_groups, "
+_KERNEL_PARAMS = "const uint3 work_group, const uint3 n_groups, volatile __global uint* own, uint word, "
 
 
 class CpuPersistentStep(PersistentStep):
@@ -69,7 +74,10 @@ class CpuPersistentStep(PersistentStep):
 
 
 class PersistentKernel:
-    """Launches bound into few, `parts`: one for every PART_BYTES that each core reads."""
+    """Launches bound into few, `parts`: one for every PART_BYTES that each core reads.
+
+    sync: the counters of cpu/persistent_step.cl.
+    """
 
     def __init__(self, device: Device, step: ListedStep, *, groups: int | None = None):
         """groups: work-groups; None: one for each core that may be used at the time."""
@@ -78,11 +86,11 @@ class PersistentKernel:
         firsts: list[Launch] = []
         self._launches = tuple(launches)  # holds the buffers: the driver does not know that the kernel uses them
         weakref.finalize(self, device.close)  # so a launch that runs comes to its end before they go
-        slots = 2 + max(len(launch.args) for launch in launches)
+        slots = ENTRY_HEAD + max(len(launch.args) for launch in launches)
         addresses = _addresses(device, (arg for launch in launches for arg in launch.args if isinstance(arg, Buffer)))
-        table = np.zeros((len(launches), slots), np.int64)
+        table = np.zeros((len(launches) + 1, slots), np.int64)
         sizes = np.array([[_size(launch, n) for launch in launches] for n in range(1, max_rows + 1)], np.uint32)
-        ends, part_bytes, spins = [], 0.0, MIN_SPINS
+        ends, part_bytes, spins = [], 0.0, (TAKE_SPINS, LEAVE_SPINS)
         for i, launch in enumerate(launches):
             source = _source(launch)
             key = (source.file, source.prelude, repr(sorted(source.constants.items())))
@@ -90,22 +98,25 @@ class PersistentKernel:
                 kinds[key] = len(kinds)
                 firsts.append(launch)
             values = [addresses[id(arg)] if isinstance(arg, Buffer) else int(arg) for arg in launch.args]
-            table[i, : 2 + len(values)] = kinds[key], spins, *values
-            spins = MIN_SPINS + int(_bytes(launch, max_rows, step.max_position) / BYTES_PER_SPIN)
+            table[i, : ENTRY_HEAD + len(values)] = kinds[key], *spins, *values
+            spins = _spins(launch, max_rows, step.max_position)
             part_bytes += _bytes(launch, max_rows, 0)
             if part_bytes > PART_BYTES * device.compute_units or i == len(launches) - 1:
                 ends.append(i + 1)
                 part_bytes = 0
+        table[-1, 1:ENTRY_HEAD] = spins
+        sync_slots = SYNC_SLOTS + GROUP_SLOTS * (groups or device.compute_units)
+        self.sync = device.zeros(4 * sync_slots, "counters of a persistent step")
         args = (
             device.upload(table, "entries of a persistent step"),
             device.upload(sizes, "work-groups of a persistent step"),
             np.int32(len(launches)),
             step.state.state,
             np.int32(max_rows),
-            device.zeros(4 * SYNC_SLOTS, "counters of a persistent step"),
+            self.sync,
         )
         rows_slot = step_state.CONSTANTS["STATE_N_TOKENS"]
-        constants = {"ENTRY_SLOTS": slots, "MAX_GROUPS": MAX_GROUPS, "ROWS_SLOT": rows_slot}
+        constants = {"ENTRY_SLOTS": slots, "MAX_GROUPS": MAX_GROUPS, "ROWS_SLOT": rows_slot, "SYNC_SLOTS": SYNC_SLOTS}
         merged = KernelSource(FILE, "persistent_step", constants, _functions(firsts))
 
         def groups_now(n_tokens: int) -> tuple[int]:
@@ -127,6 +138,16 @@ def _bytes(launch: Launch, n_rows: int, position: int) -> float:
     return cost.nbytes + (cost.flops / FLOPS_PER_BYTE if n_rows > 1 else 0)
 
 
+def _spins(launch: Launch, n_rows: int, position: int) -> tuple[int, int]:
+    """For how long who waits for the launch does so before it takes a unit over, and before it leaves.
+
+    A unit that reads weights has pieces of one size. One that reads keys and values may be a piece as a whole.
+    """
+    nbytes = _bytes(launch, n_rows, position)
+    of_position = (nbytes - _bytes(launch, n_rows, 0)) / max(1, math.prod(_size(launch, n_rows)))
+    return TAKE_SPINS + int(2 * of_position / BYTES_PER_SPIN), LEAVE_SPINS + int(nbytes / BYTES_PER_SPIN)
+
+
 def _source(launch: Launch) -> KernelSource:
     assert isinstance(launch.source, KernelSource)
     return launch.source
@@ -140,13 +161,14 @@ def _functions(launches: Sequence[Launch]) -> str:
             f", (__global void*)(at)[{i}]" if isinstance(arg, Buffer) else f", (int)(at)[{i}]"
             for i, arg in enumerate(launch.args)
         )
-        cases += f" case {number}: {launch.name}_{number}(work_group, n_groups{args}); break;"
+        cases += f" case {number}: {launch.name}_{number}(work_group, n_groups, own, word{args}); break;"
     functions = "".join(
-        as_function(_source(launch), f"_{number}", (SHARED,), _WORK_GROUP, _KERNEL_PARAMS)
+        as_function(_source(launch), f"_{number}", SHARED, _WORK_GROUP, _KERNEL_PARAMS)
         for number, launch in enumerate(launches)
     )
-    run_entry = f"#define RUN_ENTRY(kernel, work_group, n_groups, at) switch (kernel) {{{cases} }}\n"
-    return f"{read_source(SHARED)}{functions}{run_entry}"
+    run_entry = f"#define RUN_ENTRY(kernel, work_group, n_groups, own, word, at) switch (kernel) {{{cases} }}\n"
+    shared = "".join(read_source(file, SHARED[:i]) for i, file in enumerate(SHARED))
+    return f"{shared}{functions}{run_entry}"
 
 
 def _addresses(device: Device, buffers: Iterable[Buffer]) -> dict[int, int]:

@@ -1,0 +1,30 @@
+// A unit of cpu/persistent_step.cl that another thread may take over, since the system may suspend the one that computes it for long.
+//
+// The kernel computes a piece of its output into memory of its own, and stores it only if the unit is still its own:
+//
+//   BEGIN_UNIT;  for each piece from PIECES_STORED on:  compute | if (!MAY_STORE) return; | store | PIECE_STORED;
+//
+// So each piece is stored once, by one thread, whoever else computed it; even `out += y` is allowed. A unit is open while no piece is
+// in the middle of being stored. Who takes it over begins after the pieces that are stored. What the kernel reads may
+// change under a thread that has lost its unit: it computes nonsense, which nobody stores, but no address may depend on it.
+//
+// A work-group has the word of its unit in `own`: 1 + the unit, the pieces that are stored, and UNIT_CLOSED while a piece is being
+// stored. A kernel without these macros leaves 0 there, so nobody takes its units over. In a launch of its own a unit stays where it is.
+#define MAX_PIECES 2048
+#define PIECE_BYTES (1 << 18)  // that a piece should read, some 20 us: so much is lost where a unit is taken over
+#define UNIT_CLOSED 1u
+#define UNIT_TAKEN 0xffffffffu
+#define UNIT_WORD(unit) (((unit) + 1u) * (2u * MAX_PIECES))
+#define UNIT_OF(word) ((word) / (2u * MAX_PIECES) - 1u)
+
+#ifdef MAX_GROUPS  // part of the persistent kernel
+#define BEGIN_UNIT *own = word
+#define PIECES_STORED ((int)(word / 2u % MAX_PIECES))
+#define MAY_STORE (atomic_cmpxchg(own, word, word | UNIT_CLOSED) == word)
+#define PIECE_STORED mem_fence(CLK_GLOBAL_MEM_FENCE), *own = word += 2u
+#else
+#define BEGIN_UNIT
+#define PIECES_STORED 0
+#define MAY_STORE true
+#define PIECE_STORED
+#endif
