@@ -1,15 +1,19 @@
-"""Random combinations of mods, masks, shapes, dtypes and pages: flex_attention against PyTorch's own."""
+"""Combinations of mods, masks, shapes, dtypes and pages: flex_attention against PyTorch's own.
+
+Of random calls so many that each value is met with each value of every other parameter, and in the full run twice. A
+call is a program of its own, so that more of them take minutes.
+"""
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
-from examples import examples
+from covering import covering
 from helpers import rounded_operands
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch.nn.attention import flex_attention as torch_flex
 
 from llmcl.attention import create_block_mask, flex_attention
@@ -48,23 +52,29 @@ def mask_mods(tables: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-call = st.fixed_dictionaries(
-    {
-        "batch": st.integers(1, 2),
-        "kv_heads": st.integers(1, 2),
-        "group": st.sampled_from([1, 2, 4]),
-        "n_queries": st.sampled_from([1, 2, 17, 64, 100]),
-        "n_keys": st.sampled_from([1, 16, 33, 100, 128]),
-        "width": st.sampled_from([32, 40, 64]),
-        "value_width": st.sampled_from([None, None, 48]),
-        "dtype": st.sampled_from(["float32", "float16", "bfloat16"]),
-        "score": st.sampled_from(sorted(score_mods(OURS))),
-        "mask": st.sampled_from(sorted(mask_mods(OURS))),
-        "block": st.sampled_from([128, 32, (16, 48), (64, 16)]),
-        "page": st.sampled_from([0, 0, 16, 64]),
-        "scale": st.sampled_from([None, 0.3]),
-    }
-)
+VALUES: dict[str, list[Any]] = {
+    "batch": [1, 2],
+    "kv_heads": [1, 2],
+    "group": [1, 2, 4],
+    "n_queries": [1, 2, 17, 64, 100],
+    "n_keys": [1, 16, 33, 100, 128],
+    "width": [32, 40, 64],
+    "value_width": [None, 48],
+    "dtype": ["float32", "float16", "bfloat16"],
+    "score": sorted(score_mods(OURS)),
+    "mask": sorted(mask_mods(OURS)),
+    "block": [128, 32, (16, 48), (64, 16)],
+    "page": [0, 16, 64],
+    "scale": [None, 0.3],
+}
+
+
+def calls(seed: int, among: int = 300) -> list[dict[str, Any]]:
+    """Of random calls as many as have each pair of values that any of them has."""
+    rng = np.random.default_rng(seed)
+    found = [{name: values[rng.integers(len(values))] for name, values in VALUES.items()} for _ in range(among)]
+    pairs = {i: {*combinations(call.items(), 2)} for i, call in enumerate(found)}
+    return [found[i] for i in sorted(covering(pairs))]
 
 
 def in_pages(x: np.ndarray, table: np.ndarray, page: int) -> np.ndarray:
@@ -76,8 +86,17 @@ def in_pages(x: np.ndarray, table: np.ndarray, page: int) -> np.ndarray:
     return pool
 
 
-@settings(max_examples=examples(200), deadline=None, derandomize=True)
-@given(c=call, seed=st.integers(0, 1000))
+def test_every_pair_of_values_is_met() -> None:
+    met = {pair for call in calls(0) for pair in combinations(call.items(), 2)}
+    sizes = [len(values) for values in VALUES.values()]
+    assert len(met) == sum(n * m for n, m in combinations(sizes, 2)) and len(calls(0)) < 60
+
+
+@pytest.mark.parametrize(
+    ("c", "seed"),
+    [pytest.param(c, i, id=str(i)) for i, c in enumerate(calls(0))]
+    + [pytest.param(c, i, id=f"more-{i}", marks=pytest.mark.full) for i, c in enumerate(calls(1))],
+)
 def test_equals_pytorch(default_device: Any, c: dict[str, Any], seed: int) -> None:
     rng = np.random.default_rng(seed)
     n_heads, value_width = c["kv_heads"] * c["group"], c["value_width"] or c["width"]
