@@ -1,7 +1,7 @@
 """A small configuration of each supported family: what sets it apart.
 
-Most have the sizes of `small_config`, so that they share compiled kernels. The others have what those sizes do not
-show: query heads in threes and sixes, heads of 16 and 48, and a hidden size that is that of all heads together.
+Most have the sizes of `small_config`, of GROUPED or of APART, and of experts 6, 9 or 5, so that they share compiled
+kernels: a family with sizes of its own takes 3 to 10 s of CPU to compile.
 """
 
 from __future__ import annotations
@@ -34,6 +34,10 @@ LONGROPE = RopeScaling(
     long_factors=tuple(1.0 + 0.7 * i for i in range(12)),
     amplitude=longrope_amplitude(512 / 64, 64),
 )
+
+# Other sizes than those of `small_config`: their hidden size is that of all heads together.
+GROUPED: dict[str, Any] = {"n_q_heads": 6, "n_kv_heads": 1, "head_dim": 16, "hidden_size": 96}
+APART: dict[str, Any] = {"n_q_heads": 3, "n_kv_heads": 3, "head_dim": 32, "hidden_size": 96}
 
 SHORT = ShortConvSettings()
 DELTA = DeltaSettings(n_k=2, n_v=4, d_k=32, d_v=32)
@@ -120,9 +124,7 @@ FAMILIES: dict[str, ModelConfig] = {
     ),
     "llama-yarn": small_config(rope_scaling=YARN),
     "phi3": small_config(architecture="phi3", rotary_dim=24, windows=(WINDOW, WINDOW), tie_embeddings=True),
-    "phi3-long": small_config(
-        architecture="phi3", n_q_heads=3, n_kv_heads=1, hidden_size=96, rotary_dim=24, rope_scaling=LONGROPE
-    ),
+    "phi3-long": small_config(architecture="phi3", rotary_dim=24, rope_scaling=LONGROPE, **APART),
     "olmo2": small_config(architecture="olmo2"),
     "olmo2-biases": small_config(architecture="olmo2", settings=[LayerSettings(bias=True, output_bias=True)] * 2),
     "olmo3": small_config(
@@ -142,13 +144,10 @@ FAMILIES: dict[str, ModelConfig] = {
     "mistral": small_config(architecture="mistral", windows=(WINDOW, WINDOW)),
     "qwen2": small_config(architecture="qwen2", tie_embeddings=True),
     "qwen2-windows": small_config(architecture="qwen2", windows=(None, WINDOW, WINDOW)),
-    "qwen3": small_config(architecture="qwen3", n_q_heads=6, n_kv_heads=2, hidden_size=96),
+    "qwen3": small_config(architecture="qwen3"),
     "qwen3_moe": small_config(
         architecture="qwen3_moe",
         settings=[LayerSettings(experts=ExpertSettings(6, 2, 48))] * 2,
-        n_q_heads=6,
-        n_kv_heads=2,
-        hidden_size=96,
     ),
     "qwen3_moe-some": small_config(  # one layer without experts, and weights that do not add up to 1
         architecture="qwen3_moe",
@@ -169,20 +168,22 @@ FAMILIES: dict[str, ModelConfig] = {
     ),
     "granitemoe": small_config(
         architecture="granitemoe",
-        settings=[LayerSettings(experts=ExpertSettings(20, 8, 32))] * 2,
+        settings=[LayerSettings(experts=ExpertSettings(9, 4, 32))] * 2,
         intermediate_size=32,
         embedding_scale=12.0,
         residual_scale=0.22,
         attention_scale=0.25,
         logit_scale=0.125,
+        rms_norm_eps=1e-2,
         tie_embeddings=True,
     ),
     "granitemoeshared": small_config(
         architecture="granitemoeshared",
         settings=[LayerSettings(experts=ExpertSettings(6, 2, 48, shared_size=64))] * 2,
         intermediate_size=48,
-        residual_scale=0.5,
+        residual_scale=0.22,
         attention_scale=0.25,
+        rms_norm_eps=1e-2,
     ),
     "lfm2": small_config(  # ends with a short convolution
         architecture="lfm2",
@@ -192,10 +193,7 @@ FAMILIES: dict[str, ModelConfig] = {
     "lfm2-wide": small_config(
         architecture="lfm2",
         settings=[LayerSettings(recurrent=length) for length in (SHORT, SHORT, None)],
-        n_q_heads=6,
-        n_kv_heads=1,
-        head_dim=32,
-        hidden_size=192,
+        **GROUPED,
     ),
     "lfm2-long": small_config(
         architecture="lfm2",
@@ -211,9 +209,7 @@ FAMILIES: dict[str, ModelConfig] = {
     "qwen3_5_text-wide": small_config(  # ends with a delta net; as many key heads as value heads
         architecture="qwen3_5_text",
         settings=[LayerSettings(recurrent=mixer) for mixer in (WIDE, None, WIDE, None, WIDE)],
-        n_q_heads=6,
-        n_kv_heads=1,
-        hidden_size=96,
+        **GROUPED,
         rotary_dim=8,
         norm_offset=1.0,
         tie_embeddings=True,
@@ -221,10 +217,7 @@ FAMILIES: dict[str, ModelConfig] = {
     "qwen3_5_text-odd": small_config(  # three value heads a key head, rows that are no whole tiles
         architecture="qwen3_5_text",
         settings=[LayerSettings(recurrent=mixer) for mixer in (ODD, None)],
-        n_q_heads=3,
-        n_kv_heads=3,
-        hidden_size=96,
-        head_dim=48,
+        **APART,
         rotary_dim=12,
         norm_offset=1.0,
     ),
@@ -246,9 +239,7 @@ FAMILIES: dict[str, ModelConfig] = {
             for mixer in (WIDE, None, WIDE)
         ],
         intermediate_size=32,
-        n_q_heads=6,
-        n_kv_heads=1,
-        hidden_size=96,
+        **GROUPED,
         rotary_dim=8,
         norm_offset=1.0,
         tie_embeddings=True,
@@ -259,10 +250,7 @@ FAMILIES: dict[str, ModelConfig] = {
             LayerSettings(recurrent=mixer, experts=ExpertSettings(5, 1, 16, shared_size=80)) for mixer in (ODD, None)
         ],
         intermediate_size=16,
-        n_q_heads=3,
-        n_kv_heads=3,
-        hidden_size=96,
-        head_dim=48,
+        **APART,
         rotary_dim=12,
         norm_offset=1.0,
     ),
@@ -285,9 +273,7 @@ FAMILIES: dict[str, ModelConfig] = {
             LayerSettings(recurrent=WIDE_JOINED, experts=ExpertSettings(9, 4, 32, False, shared_size=32)),
             LayerSettings(),
         ],
-        n_q_heads=6,
-        n_kv_heads=1,
-        hidden_size=96,
+        **GROUPED,
         rotary_dim=8,
         norm_offset=1.0,
         tie_embeddings=True,
@@ -299,10 +285,7 @@ FAMILIES: dict[str, ModelConfig] = {
             for mixer in (ODD_JOINED, None)
         ],
         intermediate_size=16,
-        n_q_heads=3,
-        n_kv_heads=3,
-        hidden_size=96,
-        head_dim=48,
+        **APART,
         rotary_dim=12,
         norm_offset=1.0,
     ),
@@ -398,16 +381,11 @@ FAMILIES: dict[str, ModelConfig] = {
     ),
     "gemma2": gemma2_config(windows=(WINDOW, None, WINDOW)),
     "gpt_oss": gpt_oss_config(ExpertSettings(6, 4, 64), rope_scaling=UNTRUNCATED_YARN),
-    "gpt_oss-grouped": gpt_oss_config(
-        ExpertSettings(9, 2, 32), n_q_heads=6, n_kv_heads=1, head_dim=16, hidden_size=96, rope_scaling=UNTRUNCATED_YARN
-    ),
+    "gpt_oss-grouped": gpt_oss_config(ExpertSettings(9, 4, 32), rope_scaling=UNTRUNCATED_YARN, **GROUPED),
     "gpt_oss-tied": gpt_oss_config(ExpertSettings(6, 4, 64), biased=False, tie_embeddings=True),
 }
 # Sizes in which each family is tested that has fewer shapes above.
-SIZES: dict[str, dict[str, int]] = {
-    "grouped": {"n_q_heads": 6, "n_kv_heads": 1, "head_dim": 16, "hidden_size": 96},
-    "apart": {"n_q_heads": 3, "n_kv_heads": 3, "head_dim": 32, "hidden_size": 96},
-}
+SIZES = {"grouped": GROUPED, "apart": APART}
 
 
 def in_other_sizes(config: ModelConfig, sizes: dict[str, int]) -> ModelConfig:

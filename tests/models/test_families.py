@@ -7,7 +7,7 @@ so that a window that is missing, or off by one, shows.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -67,26 +67,36 @@ def answers_as(model: Any, llm: LLM, prompt: list[int]) -> None:
     assert answer == choices.tolist()
 
 
-def folder_cases() -> list[Any]:
-    """Every family with both kinds of kernels; further shapes with one of them, in turn."""
-    both = "cpu", "gpu"
-    kinds = dict.fromkeys(FAMILIES, both) | {name: (both[i % 2],) for i, name in enumerate(FURTHER)}
-    marks = {"cpu": [], "gpu": [pytest.mark.as_gpu]}
+KINDS: dict[str, Sequence[str]] = dict.fromkeys(FAMILIES, ("cpu", "gpu"))
+KINDS |= {name: (("as it is", "gpu")[i % 2],) for i, name in enumerate(FURTHER)}
+"""Of kernels, for a folder: further shapes have one of them, in turn."""
+KIND_OF_GGUF = dict.fromkeys(FAMILIES, ("as it is",)) | {name: KINDS[name] for name in FURTHER}
+"""One that the folder's model has, so that no kernel is compiled for the file."""
+
+
+def cases(kinds: Mapping[str, Sequence[str]]) -> list[Any]:
+    """A name with each of its kinds; all but MOST of the full run."""
+    marks = {"gpu": [pytest.mark.as_gpu]}
     return [
-        pytest.param(name, kind, marks=marks[kind] + [full] * (name != MOST), id=f"{name}-{kind}")
-        for name in ALL
+        pytest.param(name, kind, marks=marks.get(kind, []) + [full] * (name != MOST), id=f"{name}-{kind}")
+        for name in kinds
         for kind in kinds[name]
     ]
 
 
 @pytest.fixture
 def kind(request: pytest.FixtureRequest, default_device: Any, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The kernels of a CPU, and as a GPU the portable ones on the same device."""
+    """The device's own kernels, those of a CPU, or as a GPU the portable ones on the same device.
+
+    Where a family is met in a further shape, no CPU has a persistent kernel: each would be compiled for one case.
+    """
     from llmcl.runtime import device as device_module
 
-    entry = dataclasses.replace(default_device.entry, kind=request.param)
-    monkeypatch.setattr(device_module, "select_device", lambda request: entry)
     name: str = request.param
+    entry = default_device.entry if name == "as it is" else dataclasses.replace(default_device.entry, kind=name)
+    monkeypatch.setattr(device_module, "select_device", lambda request: entry)
+    if request.node.callspec.params["name"] in FURTHER:
+        request.getfixturevalue("separate_launches")
     return name
 
 
@@ -103,7 +113,7 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple
     return folder_of
 
 
-@pytest.mark.parametrize(("name", "kind"), folder_cases(), indirect=["kind"])
+@pytest.mark.parametrize(("name", "kind"), cases(KINDS), indirect=["kind"])
 def test_a_folder_of_the_family_computes_what_transformers_does(
     name: str, kind: str, folder_of: Callable[[str], tuple[Path, Any]]
 ) -> None:
@@ -118,10 +128,10 @@ def test_a_folder_of_the_family_computes_what_transformers_does(
         answers_as(model, llm, ids[:33])
 
 
-@pytest.mark.parametrize("name", [*(pytest.param(name, marks=full) for name in IN_GGUF), MOST])
-def test_a_gguf_file_of_the_family_computes_what_transformers_does(
-    name: str, default_device: Any, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(
+    ("name", "kind"), cases({name: KIND_OF_GGUF[name] for name in (*IN_GGUF, MOST)}), indirect=["kind"]
+)
+def test_a_gguf_file_of_the_family_computes_what_transformers_does(name: str, kind: str, tmp_path: Path) -> None:
     config = ALL[name]
     if config.architecture in ("gemma2", "gemma3_text"):  # the format has no key for another scale
         config = dataclasses.replace(config, attention_scale=config.head_dim**-0.5)
@@ -130,7 +140,7 @@ def test_a_gguf_file_of_the_family_computes_what_transformers_does(
     model = transformers_model(config, weights)
     expected = transformers_logits(model, ids)
     path = save_gguf(tmp_path / "model.gguf", config, weights)
-    with llmcl.load(str(path), device=default_device.entry.index, dtype="float32", max_context=128) as llm:
+    with llmcl.load(str(path), dtype="float32", max_context=128) as llm:
         assert relative_error(llm.logits(ids), expected) < BOUND
         assert relative_error(decode(llm, ids, 80), expected[79:]) < BOUND
         answers_as(model, llm, ids[:33])
