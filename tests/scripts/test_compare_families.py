@@ -24,7 +24,7 @@ def test_each_family_has_the_size_of_a_small_model(name: str) -> None:
 
 def test_ratios_are_shown_beside_those_of_llama() -> None:
     def result(prefill: float, decode: float) -> dict[str, Any]:
-        """Twice as fast as llama.cpp, or as many times as it says."""
+        """As many times as fast as llama.cpp."""
         measured = {"prefill": engines.Pairs([prefill], [1.0]), "decode": engines.Pairs([decode], [1.0])}
         sizes = {"parameters": 150_000_000, "needed": 50_000_000}
         return {**sizes, **{test: pairs.to_dict(compare.TESTS[test][0]) for test, pairs in measured.items()}}
@@ -34,7 +34,8 @@ def test_ratios_are_shown_beside_those_of_llama() -> None:
     assert cells[2][3:] == ["512.0", "4.00x (4.00 - 4.00)", "1.00", "32.0", "64.0", "2.00x (2.00 - 2.00)", "1.00"]
     assert cells[3][:2] == ["qwen3_moe", "150 M, 50 M"]
     assert cells[3][4:6] == ["3.00x (3.00 - 3.00)", "0.75"] and cells[3][-1] == "1.25"
-    assert compare.markdown({"qwen3": result(3.0, 2.5)}).splitlines()[-1].strip("| ").endswith("2.50x (2.50 - 2.50) |")
+    without = compare.markdown({"qwen3": result(3.0, 2.5)}).splitlines()[-1]
+    assert without.endswith("| 2.50x (2.50 - 2.50) |  |")
 
 
 @pytest.mark.parametrize(
