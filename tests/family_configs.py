@@ -69,6 +69,19 @@ def gemma4_config(
     return small_config(architecture="gemma4_text", **(values | changes))
 
 
+def gemma4_late_config(n_late: int, input_size: int, width: int, **changes: Any) -> ModelConfig:
+    """As `gemma4_config` with 2 + n_late layers, of which n_late read the keys of the others and have MLPs of so many
+    times the rows. input_size: of what each layer is given.
+    """
+    own = [
+        LayerSettings(WINDOW, rotation="local", input_size=input_size),
+        LayerSettings(heads=Heads(2, 64), input_size=input_size),
+    ]
+    late = [dataclasses.replace(own[i % 2], keys_of=i % 2, mlp_width=width) for i in range(n_late)]
+    sizes = {"layer_input_size": input_size, "settings": [*own, *late]}
+    return gemma4_config(Heads(2, 64), **sizes, **changes)
+
+
 def gpt_oss_config(experts: ExpertSettings, *, biased: bool = True, **changes: Any) -> ModelConfig:
     """Layers with and without a window in turn."""
     biases = {"bias": biased, "output_bias": biased}
@@ -379,6 +392,9 @@ FAMILIES: dict[str, ModelConfig] = {
         n_kv_heads=3,
         hidden_size=96,
     ),
+    # late layers that read the keys of others, embeddings of each layer
+    "gemma4_text-given": gemma4_late_config(2, 16, 2, tie_embeddings=False),
+    "gemma4_text-late": gemma4_late_config(4, 48, 1, n_q_heads=6, hidden_size=96),
     "gemma2": gemma2_config(windows=(WINDOW, None, WINDOW)),
     "gpt_oss": gpt_oss_config(ExpertSettings(6, 4, 64), rope_scaling=UNTRUNCATED_YARN),
     "gpt_oss-grouped": gpt_oss_config(ExpertSettings(9, 4, 32), rope_scaling=UNTRUNCATED_YARN, **GROUPED),

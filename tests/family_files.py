@@ -10,7 +10,7 @@ from expert_weights import experts_of
 from gguf_reference import write_out
 from helpers import windows_of
 from latent_weights import latent_in_gguf, write_latent
-from own_heads import own_name, write_own_heads
+from own_heads import own_name, width_of, write_own_heads
 from recurrent_weights import as_in_gguf, recurrent_of
 
 from llmcl.models.config import ModelConfig
@@ -50,7 +50,9 @@ def save_gguf(
     writer.add_block_count(config.n_layers)
     writer.add_context_length(config.max_position)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
+    widths = [width_of(config, i) for i in range(config.n_layers)]
+    rows = [width * config.intermediate_size for width in widths]
+    writer.add_feed_forward_length(rows if max(widths) > 1 else config.intermediate_size)
     writer.add_head_count(config.n_q_heads)
     block = next(iter(recurrent.values()), None)
     n_kv_heads = [0 if i in recurrent else config.n_kv_heads for i in range(config.n_layers)]

@@ -9,6 +9,12 @@ from numpy.typing import NDArray
 
 from llmcl.models.config import ModelConfig
 from llmcl.models.families import FAMILIES
+from llmcl.models.families.blocks import GatedMlp
+
+
+def width_of(config: ModelConfig, layer: int) -> int:
+    """`GatedMlp.width`; 1 for a layer without."""
+    return next((block.width for block in config.layers[layer] if isinstance(block, GatedMlp)), 1)
 
 
 def own_heads_options(config: ModelConfig) -> dict[str, Any]:
@@ -21,7 +27,10 @@ def own_heads_options(config: ModelConfig) -> dict[str, Any]:
         "global_head_dim": heads.size,
         "attention_k_eq_v": last.keys_as_values,
         "num_global_key_value_heads": heads.n_kv,
-        "hidden_size_per_layer_input": 0,
+        "hidden_size_per_layer_input": config.layer_input_size,
+        "vocab_size_per_layer_input": config.vocab_size,
+        "num_kv_shared_layers": len(config.attention_layers) - len(config.cached_layers),
+        "use_double_wide_mlp": any(width_of(config, i) > 1 for i in range(config.n_layers)),
         "enable_moe_block": bool(experts_of(config)),
     }
 
@@ -46,6 +55,8 @@ def write_own_heads(writer: Any, config: ModelConfig) -> None:
     writer.add_key_length_swa(config.head_dim)
     writer.add_value_length_swa(config.head_dim)
     writer.add_rope_dimension_count(main)
+    writer.add_shared_kv_layers(len(config.attention_layers) - len(config.cached_layers))
+    writer.add_embedding_length_per_layer_input(config.layer_input_size)
     writer.add_rope_dimension_count_swa(config.head_dim)
 
 

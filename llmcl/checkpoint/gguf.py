@@ -50,7 +50,14 @@ _MAX_TENSORS = 1 << 16
 _MAX_ARRAY_DEPTH = 3
 _MAX_DIMENSIONS = 4
 
-MODULE_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+MODULE_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
+}
 LAYER_MODULE_NAMES = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",

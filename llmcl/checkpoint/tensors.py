@@ -20,7 +20,10 @@ from llmcl.models.families import FAMILIES
 
 # A tensor under one of these names belongs to what llmcl computes. If it is not one of the expected tensors,
 # the model has a feature (a bias, a further norm, one more layer) that would silently be left out.
-_COMPUTED_PARTS = ("model.embed_tokens.", "model.layers.", "model.norm.", "lm_head.")
+_COMPUTED_PARTS = (
+    *("model.embed_tokens.", "model.layers.", "model.norm.", "lm_head."),
+    *("model.embed_tokens_per_layer.", "model.per_layer_"),
+)
 _IGNORED_SUFFIX = "rotary_emb.inv_freq"  # a constant that old checkpoints carry along
 
 
@@ -180,9 +183,10 @@ def select_tensors(stored: Mapping[str, StoredTensor], config: ModelConfig, is_g
         selected[name] = TensorInfo(
             name, shape, tensor.format, row_bytes(name, tensor.format, shape[-1]), interleaves_rope and is_rotary
         )
+    unused = config.unused_tensors()
     for name in stored:
         is_copy_of_embeddings = name == "lm_head.weight" and config.tie_embeddings
-        if name in expected or is_copy_of_embeddings or name.endswith(_IGNORED_SUFFIX):
+        if name in expected or name in unused or is_copy_of_embeddings or name.endswith(_IGNORED_SUFFIX):
             continue
         if name.startswith(_COMPUTED_PARTS):
             raise UnsupportedModelError(

@@ -47,6 +47,8 @@ class Activations:
     expert_order: Buffer | None = None  # int32 [n top_k], in prefill
     expert_blocks: Buffer | None = None  # int32 [blocks, 4], in prefill
     expert_outputs: Buffer | None = None  # [n, top_k, hidden], in prefill
+    layer_inputs: Buffer | None = None  # [n, layers, size], what each layer is given of a token
+    layer_gate: Buffer | None = None  # [n, size]
     expert_sums: Buffer | None = None  # [n, hidden], of experts and what is beside them before a norm
     attention_gate: Buffer | None = None  # [n, n_q_heads, head_dim]
     query_latents: Buffer | None = None  # [n, query_rank]
@@ -103,6 +105,9 @@ def activation_shapes(
             some[name] = chunk, config.rotated_size(rotation)
     if any(isinstance(block, GatedMlp) and block.bias for block in blocks):
         some["gate_up"] = chunk, 2 * config.intermediate_size
+    if config.layer_input_size:
+        some["layer_inputs"] = chunk, config.n_layers * config.layer_input_size
+        some["layer_gate"] = chunk, config.layer_input_size
     mixtures = [block for block in blocks if isinstance(block, Experts)]
     experts = [block.settings for block in mixtures]
     if experts:
@@ -126,8 +131,7 @@ def activation_shapes(
             for name, values in block.activations(config).items():
                 some[name] = chunk, max(values, some.get(name, (0, 0))[1])
     ffn = max([of.shared_size for of in experts], default=0)
-    if any(isinstance(block, GatedMlp) for block in blocks):
-        ffn = max(ffn, config.intermediate_size)
+    ffn = max([ffn, *(block.rows(config) for block in blocks if isinstance(block, GatedMlp))])
     return some | {
         "x": (chunk, config.hidden_size),
         "normed": (chunk, config.hidden_size),

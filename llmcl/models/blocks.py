@@ -18,6 +18,7 @@ from llmcl.models.families.recurrent import DeltaNet, ShortConv
 from llmcl.models.latent_block import LatentBlock, LatentWeights
 from llmcl.models.layer_ops import LayerOps
 from llmcl.models.recurrent_blocks import DeltaNetBlock, DeltaNetWeights, ShortConvBlock, ShortConvWeights
+from llmcl.ops.layer_inputs import gate_inputs
 from llmcl.ops.scale_rows import scale_rows
 from llmcl.runtime.device import Buffer, Launch
 
@@ -33,6 +34,19 @@ class AttentionWeights(BlockWeights):
     output_bias: Buffer | None  # float32 [hidden]
     sinks: Buffer | None  # float32 [n_q_heads]
     gate: Weight | None = None  # [n_q_heads head_dim, hidden]
+
+
+@dataclass(frozen=True)
+class QueriesWeights(BlockWeights):
+    queries: Weight  # [n_q_heads head_dim, hidden]
+    output: Weight  # [hidden, n_q_heads head_dim]
+    head_norms: Buffer | None  # float32 [head_dim]
+
+
+@dataclass(frozen=True)
+class LayerInputWeights(BlockWeights):
+    gate: Weight  # [size, hidden]
+    output: Weight  # [hidden, size]
 
 
 @dataclass(frozen=True)
@@ -93,6 +107,58 @@ class AttentionBlock(BoundBlock):
 
 
 @dataclass(frozen=True)
+class QueriesBlock(BoundBlock):
+    """Attention to k and v of another layer; the rest as in `AttentionBlock`."""
+
+    keeps = False
+    weights: QueriesWeights
+    k: Buffer
+    v: Buffer
+    mods: Mods
+    rotation: blocks.Rotation
+    heads: blocks.Heads
+
+    @property
+    def first_product(self) -> Weight:
+        return self.weights.queries
+
+    @property
+    def why_separate(self) -> str:
+        return "it reads keys and values of another layer"
+
+    def add(self, ops: LayerOps) -> Iterator[Launch]:
+        weights, ops = self.weights, ops.of_heads(self.heads)
+        yield from ops.norm_linear(weights.norm, weights.queries, ops.act.qkv)
+        yield from ops.adjust_queries(weights.head_norms)
+        yield from ops.rotate_queries(self.k, self.v, self.rotation)
+        attended = ops.act.attended
+        yield from ops.attention(self.k, self.v, attended, self.mods, self.rotation, None, shared_kv=True)
+        yield from ops.add_linear(attended, weights.output, weights.post_norm, None)
+
+
+@dataclass(frozen=True)
+class LayerInputBlock(BoundBlock):
+    """gate: "swiglu" or "geglu". layer: whose input it takes."""
+
+    keeps = False
+    weights: LayerInputWeights
+    gate: str
+    layer: int
+
+    @property
+    def why_separate(self) -> str:
+        return "it has embeddings of its own"
+
+    def add(self, ops: LayerOps) -> Iterator[Launch]:
+        weights, act, size = self.weights, ops.act, self.weights.gate.rows
+        gate, given = act.of("layer_gate"), act.of("layer_inputs")
+        yield from ops.product(act.x, None, weights.gate, gate)
+        sizes = {"columns": size, "row": size * ops.config.n_layers, "first": size * self.layer}
+        yield from gate_inputs(ops.device, gate, given, self.gate, **sizes)
+        yield from ops.add_linear(gate, weights.output, weights.post_norm, None)
+
+
+@dataclass(frozen=True)
 class FactorBlock(BoundBlock):
     keeps = False
     weights: FactorWeights
@@ -129,34 +195,51 @@ class MlpBlock(BoundBlock):
         yield from ops.add_linear(gated, weights.down, weights.post_norm, weights.down_bias)
 
 
+def weights_of(block: blocks.Block, **arrays: Weight | Buffer | None) -> BlockWeights:
+    """The weights of a block, of what its `matrices` and `vectors` name."""
+    kind = WEIGHTS[type(block)]
+    if isinstance(block, blocks.Attention) and block.keys_of is not None:
+        kind = QueriesWeights
+        arrays = {name: arrays[name] for name in ("norm", "post_norm", "queries", "output", "head_norms")}
+    found: BlockWeights = kind(**arrays)
+    return found
+
+
 WEIGHTS: dict[type[blocks.Block], Any] = {
     blocks.Attention: AttentionWeights,
     LatentAttention: LatentWeights,
     blocks.Factor: FactorWeights,
+    blocks.LayerInput: LayerInputWeights,
     blocks.GatedMlp: MlpWeights,
     blocks.Experts: ExpertsWeights,
     ShortConv: ShortConvWeights,
     DeltaNet: DeltaNetWeights,
 }
-"""The weights of each block, made with what its `matrices` and `vectors` name."""
 
 
 def bind_block(
     block: blocks.Block,
     weights: BlockWeights,
     config: ModelConfig,
+    layer: int,
     k: Buffer | None,
     v: Buffer | None,
     mods: Mods,
     states: Mapping[str, Buffer],
 ) -> BoundBlock:
-    """k, v, mods: of the layer, for the block that attends (to latents: k alone); states: for one that is recurrent."""
+    """layer: whose block it is. k, v, mods: of it, for the block that attends (to latents: k alone); states: for one
+    that is recurrent.
+    """
     if isinstance(block, LatentAttention) and isinstance(weights, LatentWeights):
         assert k is not None
         return LatentBlock(weights, block.settings, k, mods)
-    if isinstance(block, blocks.Attention) and isinstance(weights, AttentionWeights):
+    if isinstance(block, blocks.Attention):
+        heads = block.heads_in(config)
         assert k is not None and v is not None
-        return AttentionBlock(weights, k, v, mods, block.rotation, block.heads_in(config), block.value_norms)
+        if isinstance(weights, QueriesWeights):
+            return QueriesBlock(weights, k, v, mods, block.rotation, heads)
+        assert isinstance(weights, AttentionWeights)
+        return AttentionBlock(weights, k, v, mods, block.rotation, heads, block.value_norms)
     if isinstance(block, DeltaNet) and isinstance(weights, DeltaNetWeights):
         return DeltaNetBlock(weights, states, block.settings)
     if isinstance(block, ShortConv) and isinstance(weights, ShortConvWeights):
@@ -166,5 +249,7 @@ def bind_block(
         return ExpertsBlock(weights, GATES[block.activation], of.renormalize, block.has_shared_gate, of.scores)
     if isinstance(block, blocks.Factor) and isinstance(weights, FactorWeights):
         return FactorBlock(weights)
+    if isinstance(block, blocks.LayerInput) and isinstance(weights, LayerInputWeights):
+        return LayerInputBlock(weights, GATES[block.activation], layer)
     assert isinstance(block, blocks.GatedMlp) and isinstance(weights, MlpWeights)
     return MlpBlock(weights, GATES[block.activation])

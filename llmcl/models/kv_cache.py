@@ -21,7 +21,7 @@ def capacity_for(max_context: int) -> int:
 
 
 def kv_bytes_per_position(config: ModelConfig, kv_dtype: str) -> int:
-    of_layers = map(config.heads, config.attention_layers)
+    of_layers = map(config.heads, config.cached_layers)
     arrays = 1 if config.latent is not None else 2  # rows of latents, or keys and values
     return arrays * sum(heads.n_kv * kv_row_bytes(heads.size, kv_dtype) for heads in of_layers)
 
@@ -38,8 +38,8 @@ class KVCache:
 
     With latent attention k[layer] has rows [capacity, head_dim] in the layout of values (kernels/common/latent_row.cl),
     and v[layer] is None. shapes[layer]: of a layer; shape: with the heads that most layers have. Room for one sequence;
-    PagedKVCache has room for several. A layer without attention has None for k, v and shapes, and `states` has the
-    state of a recurrent one; without any, states is None.
+    PagedKVCache has room for several. A layer without keys of its own has None for k, v and shapes, and `states`
+    has the state of a recurrent one; without any, states is None.
     """
 
     table_entries = 0  # page table entries in the step state
@@ -73,10 +73,11 @@ class KVCache:
         self.max_context = max_context
         self.shape = shape
         self.shapes: list[AttentionShape | None] = [None] * config.n_layers
+        self._keys_of = {i: config.keys_of(i) for i in config.attention_layers}
         self._key = object()  # by which it knows its sequences
         self.k: list[Buffer | None] = [None] * config.n_layers
         self.v: list[Buffer | None] = [None] * config.n_layers
-        for i in config.attention_layers:
+        for i in config.cached_layers:
             heads = config.heads(i)
             self.shapes[i] = own = replace(shape, n_kv_heads=heads.n_kv, head_dim=heads.size)
             layer_bytes = own.n_kv_heads * own.capacity * own.row_bytes
@@ -174,6 +175,11 @@ class KVCache:
         if sequence.cache_key is not self._key:
             raise UsageError("the sequence is of another KV cache; expected one that this cache made")
         return sequence
+
+    def keys_and_values(self, layer: int) -> tuple[Buffer | None, Buffer | None]:
+        """What a layer attends to, of its own or of another; None for one without attention."""
+        of = self._keys_of.get(layer, layer)
+        return self.k[of], self.v[of]
 
     def buffers(self) -> list[Buffer]:
         """Keys and values of every layer."""

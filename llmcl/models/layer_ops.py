@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from llmcl.kernels.common.attention import AttentionShape
 from llmcl.kernels.common.linear import ActivationOperand, SplitNorm
@@ -33,7 +34,8 @@ from llmcl.ops.experts import (
     gated_rows,
     group_by_expert,
 )
-from llmcl.ops.last_token import last_token
+from llmcl.ops.last_token import last_row, last_token
+from llmcl.ops.layer_inputs import layer_inputs
 from llmcl.ops.linear import input_layout, linear_decode, linear_prefill, linear_supports_output, split_norm
 from llmcl.ops.qkv_adjust import qkv_adjust
 from llmcl.ops.rms_norm import rms_norm
@@ -93,6 +95,14 @@ class LayerOps(ABC):
         if act.local_rope is None:
             return rows
         return rows + rope_table(self.device, self.step, rotations["local"], act.local_rope)
+
+    def layer_inputs(self, table: Weight, projection: Weight, norm: Buffer) -> list[Launch]:
+        """act.layer_inputs = what each layer is given of the step's tokens, whose embeddings are in act.x."""
+        given, n_layers = self.act.of("layer_inputs"), self.config.n_layers
+        # The projection is divided by sqrt(hidden), which its norm undoes, but for eps.
+        eps = self.config.rms_norm_eps * self.config.hidden_size
+        product = self.product(self.act.x, None, projection, given)
+        return product + layer_inputs(self.device, table, norm, self.step, given, n_layers=n_layers, eps=eps)
 
     @abstractmethod
     def norm_linear(
@@ -169,6 +179,15 @@ class LayerOps(ABC):
             value_norms=value_norms,
         )
 
+    def adjust_queries(self, head_norms: Buffer | None) -> list[Launch]:
+        """`adjust` of queries alone, that is of act.qkv float32 [n, n_q_heads, head_dim]."""
+        alone = replace(self, shape=replace(self.shape, n_kv_heads=0))
+        return alone.adjust(None, head_norms, value_norms=False)
+
+    def rotate_queries(self, k: Buffer, v: Buffer, rotation: Rotation) -> list[Launch]:
+        """What rotates queries alone before attention to k and v, which another layer has filled."""
+        return []
+
     def norm_rows(self, q_norm: Buffer | None, k_norm: Buffer | None) -> list[Launch]:
         """Normalises all query heads together, and all key heads together."""
         if q_norm is None or k_norm is None:
@@ -190,8 +209,17 @@ class LayerOps(ABC):
 
     @abstractmethod
     def attention(
-        self, k: Buffer, v: Buffer, out: ActivationOperand, mods: Mods, rotation: Rotation, sinks: Buffer | None
-    ) -> list[Launch]: ...
+        self,
+        k: Buffer,
+        v: Buffer,
+        out: ActivationOperand,
+        mods: Mods,
+        rotation: Rotation,
+        sinks: Buffer | None,
+        *,
+        shared_kv: bool = False,
+    ) -> list[Launch]:
+        """shared_kv: of queries alone, to keys and values that another layer has left in the cache."""
 
     def attend_cache(
         self,
@@ -202,6 +230,8 @@ class LayerOps(ABC):
         rotation: Rotation,
         sinks: Buffer | None,
         n_rows: Callable[[], int] | None = None,
+        *,
+        shared_kv: bool = False,
     ) -> list[Launch]:
         """Attention of one token, which rotates and appends it as well; or of one of each sequence (n_rows of them)."""
         act = self.act
@@ -220,6 +250,7 @@ class LayerOps(ABC):
             mods=mods,
             n_rows=n_rows,
             sinks=sinks,
+            shared_kv=shared_kv,
         )
 
     def gate_attention(self, norm: Buffer | None, weight: Weight) -> list[Launch]:
@@ -262,9 +293,17 @@ class DecodeOps(LayerOps):
         return linear_decode(self.device, weight, x, out, self.step, epilogue=epilogue)
 
     def attention(
-        self, k: Buffer, v: Buffer, out: ActivationOperand, mods: Mods, rotation: Rotation, sinks: Buffer | None
+        self,
+        k: Buffer,
+        v: Buffer,
+        out: ActivationOperand,
+        mods: Mods,
+        rotation: Rotation,
+        sinks: Buffer | None,
+        *,
+        shared_kv: bool = False,
     ) -> list[Launch]:
-        return self.attend_cache(k, v, out, mods, rotation, sinks)
+        return self.attend_cache(k, v, out, mods, rotation, sinks, shared_kv=shared_kv)
 
 
 @dataclass(frozen=True)
@@ -382,17 +421,38 @@ class PrefillOps(LayerOps):
         return linear_prefill(self.device, weight, x, out, self.step, epilogue=epilogue, max_rows=self.max_rows)
 
     def attention(
-        self, k: Buffer, v: Buffer, out: ActivationOperand, mods: Mods, rotation: Rotation, sinks: Buffer | None
+        self,
+        k: Buffer,
+        v: Buffer,
+        out: ActivationOperand,
+        mods: Mods,
+        rotation: Rotation,
+        sinks: Buffer | None,
+        *,
+        shared_kv: bool = False,
     ) -> list[Launch]:
-        return attention_prefill(self.device, self.shape, self.act.qkv, self.step, k, v, out, mods=mods, sinks=sinks)
+        how: dict[str, Any] = {"mods": mods, "sinks": sinks, "shared_kv": shared_kv}
+        return attention_prefill(self.device, self.shape, self.act.qkv, self.step, k, v, out, **how)
+
+    def rotate_queries(self, k: Buffer, v: Buffer, rotation: Rotation) -> list[Launch]:
+        alone = replace(self.shape, n_kv_heads=0)  # which leaves the cache as it is
+        return rope_append(self.device, alone, self.act.qkv, self.act.rope_of(rotation), self.step, k, v)
 
     def append(self, k: Buffer, v: Buffer, rotation: Rotation) -> list[Launch]:
         return rope_append(self.device, self.shape, self.act.qkv, self.act.rope_of(rotation), self.step, k, v)
 
     def last_token(self, kept: Buffer, columns: int) -> list[Launch]:
         """Leaves the last of the step's tokens alone for what follows, which takes x and kept float32 [n, columns]."""
-        hidden = self.config.hidden_size
-        return last_token(self.device, self.step, self.act.x, kept, hidden=hidden, columns=columns)
+        act, config = self.act, self.config
+        launches: list[Launch] = []
+        if config.keeps_early:  # layers that follow need more than the residual stream
+            for rows, size in (
+                (act.rope, config.rotated_size("main")),
+                (act.local_rope, config.rotated_size("local")),
+                (act.layer_inputs, config.n_layers * config.layer_input_size),
+            ):
+                launches += [] if rows is None else last_row(self.device, self.step, rows, size)
+        return launches + last_token(self.device, self.step, act.x, kept, hidden=config.hidden_size, columns=columns)
 
 
 class BatchOps(PrefillOps):
@@ -411,7 +471,18 @@ class BatchOps(PrefillOps):
     def append(self, k: Buffer, v: Buffer, rotation: Rotation) -> list[Launch]:
         return []
 
+    def rotate_queries(self, k: Buffer, v: Buffer, rotation: Rotation) -> list[Launch]:
+        return []
+
     def attention(
-        self, k: Buffer, v: Buffer, out: ActivationOperand, mods: Mods, rotation: Rotation, sinks: Buffer | None
+        self,
+        k: Buffer,
+        v: Buffer,
+        out: ActivationOperand,
+        mods: Mods,
+        rotation: Rotation,
+        sinks: Buffer | None,
+        *,
+        shared_kv: bool = False,
     ) -> list[Launch]:
-        return self.attend_cache(k, v, out, mods, rotation, sinks)
+        return self.attend_cache(k, v, out, mods, rotation, sinks, shared_kv=shared_kv)

@@ -98,7 +98,7 @@ class Model:
         self.decode_ops, self.prefill_ops = DecodeOps(*given), PrefillOps(*given)
         self.layers = [
             [
-                bind_block(block, of_block, config, cache.k[i], cache.v[i], self.mods[i], cache.states_of(i))
+                bind_block(block, of_block, config, i, *cache.keys_and_values(i), self.mods[i], cache.states_of(i))
                 for block, of_block in zip(blocks, weights.layers[i], strict=True)
             ]
             for i, blocks in enumerate(config.layers)

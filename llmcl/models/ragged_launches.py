@@ -94,8 +94,10 @@ def wanted_rows(device: Device, act: Activations, n: int, config: ModelConfig) -
     def rows_of(name: str, columns: int) -> Buffer:
         return device.alloc(4 * n * columns, f"{name} of wanted rows")
 
+    layer_inputs = config.n_layers * config.layer_input_size
     return replace(
         act,
+        layer_inputs=rows_of("inputs of layers", layer_inputs) if layer_inputs else None,
         x=rows_of("x", config.hidden_size),
         qkv=rows_of("qkv", config.qkv_values),
         rope=rows_of("rotation", config.rotated_size("main")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from llmcl.kernels.common.linear import ActivationOperand
 from llmcl.kernels.common.mods import Mods
@@ -67,8 +68,20 @@ class RaggedOps(PrefillOps):
         rows = gather_rows(self.device, self.runs, act.x, to.x, self.config.hidden_size)
         return rows + gather_rows(self.device, self.runs, act.of(name), to.of(name), columns)
 
+    def rotate_queries(self, k: Buffer, v: Buffer, rotation: Rotation) -> list[Launch]:
+        alone, act = replace(self.shape, n_kv_heads=0), self.act  # which leaves the cache as it is
+        return rope_append(self.device, alone, act.qkv, act.rope_of(rotation), self.step, k, v)
+
     def attention(
-        self, k: Buffer, v: Buffer, out: ActivationOperand, mods: Mods, rotation: Rotation, sinks: Buffer | None
+        self,
+        k: Buffer,
+        v: Buffer,
+        out: ActivationOperand,
+        mods: Mods,
+        rotation: Rotation,
+        sinks: Buffer | None,
+        *,
+        shared_kv: bool = False,
     ) -> list[Launch]:
         runs, launches, fewer = self.runs, list[Launch](), 0
         for most, ops in self.decoding:
@@ -76,10 +89,10 @@ class RaggedOps(PrefillOps):
             def n_rows(most: int = most, fewer: int = fewer) -> int:
                 return runs.n_decoding if fewer < runs.n_decoding <= most else 0
 
-            launches += ops.attend_cache(k, v, out, mods, rotation, sinks, n_rows)
+            launches += ops.attend_cache(k, v, out, mods, rotation, sinks, n_rows, shared_kv=shared_kv)
             fewer = most
-        qkv = self.act.qkv
-        return launches + attention_prefill(self.device, self.shape, qkv, runs, k, v, out, mods=mods, sinks=sinks)
+        how: dict[str, Any] = {"mods": mods, "sinks": sinks, "shared_kv": shared_kv}
+        return launches + attention_prefill(self.device, self.shape, self.act.qkv, runs, k, v, out, **how)
 
     def _collect(self) -> list[Launch]:
         act, to, shape = self.act, self.wanted, self.shape
@@ -91,6 +104,7 @@ class RaggedOps(PrefillOps):
             (act.qkv, to.qkv, heads * shape.head_dim),
             (act.rope, to.rope, self.config.rotated_size("main")),
             (act.local_rope, to.local_rope, self.config.rotated_size("local")),
+            (act.layer_inputs, to.layer_inputs, self.config.n_layers * self.config.layer_input_size),
         ):
             if rows is not None and of_wanted is not None:
                 launches += gather_rows(self.device, self.runs, rows, of_wanted, columns)

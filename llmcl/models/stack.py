@@ -20,7 +20,7 @@ Layers = Sequence[Sequence[BoundBlock]]
 
 def stack(weights: ModelWeights, layers: Layers, ops: LayerOps) -> Iterator[Launch]:
     """The forward pass, top to bottom: from the step's token ids to `x` after the last layer."""
-    yield from ops.embed(weights.embedding)
+    yield from _embed(weights, ops)
     for block, of_block in in_turn(weights, layers, ops):
         yield from block.keep(of_block)
         yield from block.add(of_block)
@@ -37,7 +37,7 @@ def prefill_stack(weights: ModelWeights, layers: Layers, ops: PrefillOps) -> tup
 def until_kept(weights: ModelWeights, layers: Layers, ops: PrefillOps) -> Iterator[Launch]:
     """stack() as far as every token needs it."""
     last = _keeper(layers)
-    yield from ops.embed(weights.embedding)
+    yield from _embed(weights, ops)
     for i, (block, of_block) in enumerate(in_turn(weights, layers, ops)[: last + 1]):
         yield from block.keep(of_block if i < last else of_block.that_keeps_last())
         if i < last:
@@ -48,6 +48,12 @@ def after_kept(weights: ModelWeights, layers: Layers, ops: LayerOps) -> Iterator
     """What comes then."""
     for block, of_block in in_turn(weights, layers, ops)[_keeper(layers) :]:
         yield from block.add(of_block)
+
+
+def _embed(weights: ModelWeights, ops: LayerOps) -> Iterator[Launch]:
+    yield from ops.embed(weights.embedding)
+    if (of := weights.layer_inputs) is not None:
+        yield from ops.layer_inputs(of.embedding, of.projection, of.norm)
 
 
 def _keeper(layers: Layers) -> int:
@@ -81,7 +87,7 @@ def decode_stack(
     """
     if not persistent:
         return list(stack(weights, layers, ops)), {}
-    launches, intermediates = list(ops.embed(weights.embedding)), dict[str, Buffer]()
+    launches, intermediates = list(_embed(weights, ops)), dict[str, Buffer]()
     for run in layer_runs(layers, ops):
         if run.kernel is None:
             launches += [launch for block in run.blocks for part in (block.keep, block.add) for launch in part(ops)]

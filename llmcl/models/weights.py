@@ -16,10 +16,10 @@ from llmcl.checkpoint.quantize import EMBEDDINGS, is_convolution, is_router, qua
 from llmcl.errors import CheckpointError, UsageError
 from llmcl.kernels.common.dtype import NATIVE, QUANTIZED, TILE_ROWS, check_dtype
 from llmcl.kernels.common.weight import Weight, alloc_weight, fill_random, load_rows, weight_bytes
-from llmcl.models.blocks import WEIGHTS
+from llmcl.models.blocks import weights_of
 from llmcl.models.bound_block import BlockWeights
 from llmcl.models.config import ModelConfig
-from llmcl.models.config.model_config import FINAL_NORM
+from llmcl.models.config.model_config import FINAL_NORM, LAYER_INPUT_NORM
 from llmcl.models.families.blocks import MatrixPlan, RowRuns, layer_name
 from llmcl.progress import Progress
 from llmcl.runtime.device import Buffer, Device
@@ -30,22 +30,33 @@ _SAMPLES, _SAMPLE_BYTES = 4, 256  # of each array, to tell one model from anothe
 
 
 @dataclass(frozen=True)
+class LayerInputWeights:
+    embedding: Weight  # [vocab, layers size]
+    projection: Weight  # [layers size, hidden]
+    norm: Buffer  # float32 [size]
+
+
+@dataclass(frozen=True)
 class ModelWeights:
     embedding: Weight  # [vocab, hidden]
     layers: list[list[BlockWeights]]  # of each block of each layer
     final_norm: Buffer  # float32 [hidden]
     head: Weight  # [vocab, hidden]; the embedding itself where they are tied
+    layer_inputs: LayerInputWeights | None = None
 
     def decode_bytes(self) -> int:
         """Bytes that one decode step reads: all but an embedding that is only looked up, and but the experts that it
         does not choose.
         """
         blocks = (block for layer in self.layers for block in layer)
-        return sum(weight.token_bytes for block in blocks for weight in block.matrices) + self.head.nbytes
+        inputs = 0 if self.layer_inputs is None else self.layer_inputs.projection.nbytes
+        return sum(weight.token_bytes for block in blocks for weight in block.matrices) + self.head.nbytes + inputs
 
     def samples(self, device: Device) -> Iterator[bytes]:
         """Some bytes of each array on the device: other weights, or the same in another type, have others."""
         weights = [self.embedding, self.head, *(w for layer in self.layers for block in layer for w in block.matrices)]
+        if self.layer_inputs is not None:
+            weights += [self.layer_inputs.embedding, self.layer_inputs.projection]
         buffers = [self.final_norm, *(part.buffer for weight in weights for part in weight.parts)]
         for buffer in buffers:
             size = min(buffer.nbytes, _SAMPLE_BYTES)
@@ -116,8 +127,11 @@ def build_weights(
                 name: vector(*(layer_name(i, tensor) for tensor in tensors)) if tensors else None
                 for name, tensors in block.vectors(config).items()
             }
-            layers[-1].append(WEIGHTS[type(block)](**matrices, **vectors))
-    return ModelWeights(top["embedding"], layers, vector(FINAL_NORM), top.get("head", top["embedding"]))
+            layers[-1].append(weights_of(block, **matrices, **vectors))
+    inputs = None
+    if config.layer_input_size:
+        inputs = LayerInputWeights(top["layer_embedding"], top["layer_projection"], vector(LAYER_INPUT_NORM))
+    return ModelWeights(top["embedding"], layers, vector(FINAL_NORM), top.get("head", top["embedding"]), inputs)
 
 
 def _alloc(device: Device, plan: MatrixPlan, types: WeightTypes) -> Weight:

@@ -39,6 +39,12 @@ def decode_key(variant: str, n_kv_heads: int, head_dim: int, kv_dtype: str) -> s
     return f"attention_decode {variant} kv_heads {n_kv_heads} head_dim {head_dim} {kv_dtype}"
 
 
+def _queries_alone(device: Device, shape: AttentionShape) -> AttentionDecode:
+    """What attends to keys and values that another layer has appended."""
+    rows = [row for row in table.implementations(AttentionDecode) if row.takes_queries_alone]
+    return pick(rows, device, shape.kv_dtype, shape.head_dim)
+
+
 def decode_splits(device: Device, n_kv_heads: int, head_dim: int, kv_dtype: str) -> int:
     """Into how many KV splits the keys of a head are cut in decode: as tuned, or by default."""
     chosen = table.pick(AttentionDecode, device, kv_dtype, head_dim)
@@ -64,6 +70,7 @@ def attention_decode(
     mods: Mods = NO_MODS,
     sinks: Buffer | None = None,
     n_rows: Callable[[], int] | None = None,
+    shared_kv: bool = False,
 ) -> list[Launch]:
     """Rotates and appends the step's one token and attends to the cache, itself included; with several sequences, the
     token of each. All but the cache have then a row for each token.
@@ -73,9 +80,11 @@ def attention_decode(
     PackedActivations [n, n_q_heads * head_dim] where `decode_supports_output` says so.
     block_n: keys a step; None: as tuned, or chosen for the device. sinks: float32 [n_q_heads], a logit of each head
     that counts in the sum of the softmax alone. n_rows: with several sequences, for how many rows of a step, its first
-    ones, this is; None: for all.
+    ones, this is; None: for all. shared_kv: the cache holds the token already, and qkv has its queries alone.
     """
     chosen = table.pick(AttentionDecode, device, shape.kv_dtype, shape.head_dim, variant)
+    if shared_kv and not chosen.takes_queries_alone:
+        chosen = _queries_alone(device, shape)
     if block_n is None:
         key = decode_key(chosen.name, shape.n_kv_heads, shape.head_dim, shape.kv_dtype)
         tuned = tuned_constants(device, key).get("BLOCK_N")
@@ -91,6 +100,7 @@ def attention_decode(
         **own,
         **chosen.out_constants(out),
         **_sinks(sinks),
+        **({"SHARED_KV": True} if shared_kv else {}),
     }
     to = out.buffer if isinstance(out, PackedActivations) else out
     if chosen.one_split_keys:
@@ -307,13 +317,14 @@ def attention_prefill(
     request: TileRequest | None = None,
     mods: Mods = NO_MODS,
     sinks: Buffer | None = None,
+    shared_kv: bool = False,
 ) -> list[Launch]:
     """Causal attention of every token of the step, or of the chunks of a RaggedStep, each to its own sequence in the
     cache, which `rope_append` has filled.
 
     qkv float32 [n, n_q_heads + 2 n_kv_heads, head_dim]; out float32 [n, n_q_heads, head_dim], or PackedActivations
     [n, n_q_heads * head_dim] where `attention_supports_output` says so. request: tile sizes; None: chosen for the
-    device. mods: further rules for scores and visible keys. sinks: see `attention_decode`.
+    device. mods: further rules for scores and visible keys. sinks, shared_kv: see `attention_decode`.
     """
     cost = shape.cost()
     pieces = None
@@ -324,7 +335,7 @@ def attention_prefill(
         **cache_constants,
         **tiles.constants(),
         "SCALE": shape.scale,
-        "Q_STRIDE": (shape.n_q_heads + 2 * shape.n_kv_heads) * shape.head_dim,
+        "Q_STRIDE": (shape.n_q_heads + (0 if shared_kv else 2 * shape.n_kv_heads)) * shape.head_dim,
         "HEADS_FIRST": False,
         "KV_BLOCK_RANGES": False,
         "LSE": False,

@@ -26,3 +26,19 @@ def last_token(device: Device, step: StepState, x: Buffer, qkv: Buffer, *, hidde
             cost=once(8 * (hidden + columns)),
         )
     ]
+
+
+def last_row(device: Device, step: StepState, x: Buffer, columns: int) -> list[Launch]:
+    """Moves the last row of x float32 [n, columns] to row 0; to be enqueued before `last_token`, which changes n."""
+    size = local_size(device, 256)
+    return [
+        device.launch(
+            "portable/last_row.cl",
+            "last_row",
+            {**step_state.CONSTANTS, "COLUMNS": columns, "LOCAL_SIZE": size},
+            [step.state, x],
+            groups=(1,),
+            local=(size,),
+            cost=once(8 * columns),
+        )
+    ]

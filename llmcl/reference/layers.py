@@ -93,6 +93,17 @@ def add_bias(x: Array, bias: Array) -> Float64:
     return wide(x) + wide(bias)
 
 
+def layer_inputs(x: Array, norm: Array, embedded: Array, eps: float) -> Float64:
+    """(rms_norm(x) + sqrt(size) embedded) / sqrt(2): x and embedded [n, layers, size], norm [size]."""
+    both: Float64 = (rms_norm(x, norm, eps) + np.sqrt(x.shape[-1]) * wide(embedded)) / np.sqrt(2.0)
+    return both
+
+
+def gate_inputs(gate: Array, x: Array, kind: str) -> Float64:
+    """The activation of gate [n, size] times x [n, size]; kind: one of GATES."""
+    return GATES[kind](gate, x)
+
+
 def scale_rows(x: Array, factor: Array) -> Float64:
     """x [n, columns] times factor [1]."""
     return wide(x) * wide(factor)

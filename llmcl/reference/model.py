@@ -8,13 +8,35 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from llmcl.models.families.blocks import Attention, Block, Experts, Factor, GatedMlp, OwnNorms, Rotation, layer_name
+from llmcl.models.families.blocks import (
+    Attention,
+    Block,
+    Experts,
+    Factor,
+    GatedMlp,
+    LayerInput,
+    OwnNorms,
+    Rotation,
+    layer_name,
+)
 from llmcl.models.families.latent import KEYS, VALUES, LatentAttention
 from llmcl.models.families.recurrent import DeltaNet, ShortConv
 from llmcl.reference.arrays import Array, wide
 from llmcl.reference.experts import choose_experts, choose_scored_experts, experts_down, experts_gate_up, scale_shares
 from llmcl.reference.latent import latent_append
-from llmcl.reference.layers import embed, geglu, linear, rms_norm, rope, rope_table, scale_rows, soft_cap, swiglu
+from llmcl.reference.layers import (
+    embed,
+    gate_inputs,
+    geglu,
+    layer_inputs,
+    linear,
+    rms_norm,
+    rope,
+    rope_table,
+    scale_rows,
+    soft_cap,
+    swiglu,
+)
 from llmcl.reference.online_softmax import attention
 from llmcl.reference.recurrent import delta_inputs, delta_rule, gated_norm, short_conv, sigmoid_gate
 from llmcl.reference.storage import round_to
@@ -54,6 +76,7 @@ def forward(
         return stored(biased(x, name))
 
     n = len(token_ids)
+    kept: dict[str, tuple[Array, Array]] = {}  # keys and values, by the names of layers
     rotations = {name: rope_table(np.arange(n), *table) for name, table in config.rotations(n).items()}
 
     def rotate(x: Array, rotation: Rotation) -> Array:
@@ -65,28 +88,38 @@ def forward(
         heads = block.heads_in(config)
         if block.fused:
             ends = np.cumsum([config.n_q_heads, heads.n_kv])
-            q, k, v = np.split(project(x, layer + "self_attn.qkv").reshape(n, -1, heads.size), ends, axis=1)
+            q, *own = np.split(project(x, layer + "self_attn.qkv").reshape(n, -1, heads.size), ends, axis=1)
         else:
-            names = "qkk" if block.keys_as_values else "qkv"
-            q, k, v = (project(x, f"{layer}self_attn.{name}").reshape(n, -1, heads.size) for name in names)
+            names = "q" if block.keys_of is not None else "qkk" if block.keys_as_values else "qkv"
+            q, *own = (project(x, f"{layer}self_attn.{name}").reshape(n, -1, heads.size) for name in names)
         gate = q[:, 1::2] if block.gated else None
         q = q[:, ::2] if block.gated else q
         if block.row_norms:
             q = norm(q.reshape(n, -1), layer + "self_attn.q_norm").reshape(q.shape)
-            k = norm(k.reshape(n, -1), layer + "self_attn.k_norm").reshape(k.shape)
         if block.head_norms:
-            q, k = norm(q, layer + "self_attn.q_norm"), norm(k, layer + "self_attn.k_norm")
-        if block.value_norms:
-            v = stored(rms_norm(v, np.ones(heads.size), config.rms_norm_eps))
-        q, k = rotate(q, block.rotation), rotate(k, block.rotation)
+            q = norm(q, layer + "self_attn.q_norm")
+        q = rotate(q, block.rotation)
         if block.query_scale is not None:
             turns = np.arange(n) // block.query_scale.length
             q = stored(q * (1.0 + block.query_scale.beta * np.log1p(turns))[:, None, None])
+        if block.keys_of is None:
+            kept[layer] = keys_and_values(block, layer, *own)
+        k, v = kept[layer if block.keys_of is None else layer_name(block.keys_of, "")]
         scale, window, cap = config.attention_scale, block.window, block.soft_cap
         sinks = weights[layer + "self_attn.sinks"] if block.sinks else None
-        x = attention(q, cached(k), cached(v), 0, scale, window=window, cap=cap, sinks=sinks)
+        x = attention(q, k, v, 0, scale, window=window, cap=cap, sinks=sinks)
         x = stored(x if gate is None else sigmoid_gate(x, gate))
         return biased(x.reshape(n, -1), layer + "self_attn.o")
+
+    def keys_and_values(block: Attention, layer: str, k: Array, v: Array) -> tuple[Array, Array]:
+        """As the cache holds them."""
+        if block.row_norms:
+            k = norm(k.reshape(n, -1), layer + "self_attn.k_norm").reshape(k.shape)
+        if block.head_norms:
+            k = norm(k, layer + "self_attn.k_norm")
+        if block.value_norms:
+            v = stored(rms_norm(v, np.ones(v.shape[-1]), config.rms_norm_eps))
+        return cached(rotate(k, block.rotation)), cached(v)
 
     def attend_latents(block: LatentAttention, layer: str, x: Array) -> Array:
         """With keys and values of each head, where the device multiplies queries into the space of the latents."""
@@ -200,11 +233,27 @@ def forward(
         DeltaNet: delta_net,
     }
 
-    def plus(hidden: Array, block: Block, layer: str) -> Array:
-        """The residual stream after a block."""
+    def given_to_layers(x: Array) -> Array:
+        """[n, layers, size], of embeddings x."""
+        shape = n, config.n_layers, config.layer_input_size
+        of_model = stored(linear(x, weights["model.per_layer_model_projection.weight"]) * config.hidden_size**-0.5)
+        embedded = wide(weights["model.embed_tokens_per_layer.weight"])[np.asarray(token_ids)].reshape(shape)
+        of_norm = weights["model.per_layer_projection_norm.weight"], embedded, config.rms_norm_eps
+        return stored(layer_inputs(of_model.reshape(shape), *of_norm))
+
+    def take_input(block: LayerInput, layer: str, x: Array, given: Array) -> Array:
+        kind = {"silu": "swiglu", "gelu_tanh": "geglu"}[block.activation]
+        gate = stored(linear(x, weights[layer + "per_layer_input_gate.weight"]))
+        return linear(stored(gate_inputs(gate, given, kind)), weights[layer + "per_layer_projection.weight"])
+
+    def plus(hidden: Array, block: Block, i: int) -> Array:
+        """The residual stream after a block of layer i."""
+        layer = layer_name(i, "")
         if isinstance(block, Factor):
             return scale_rows(hidden, weights[layer + block.tensor])
-        if isinstance(block, Experts) and block.own_norms is not None:
+        if isinstance(block, LayerInput):
+            x = take_input(block, layer, hidden, given[:, i])
+        elif isinstance(block, Experts) and block.own_norms is not None:
             x = mixture_with_own_norms(block, block.own_norms, layer, hidden)
         else:
             x = hidden if block.norm is None else norm(hidden, layer + block.norm)
@@ -214,9 +263,10 @@ def forward(
         return hidden + x * config.residual_scale
 
     hidden = stored(embed(weights["model.embed_tokens.weight"], token_ids) * config.embedding_scale)
+    given = given_to_layers(hidden) if config.layer_input_size else np.zeros((n, config.n_layers, 0))
     for i, blocks in enumerate(config.layers):
         for block in blocks:
-            hidden = stored(plus(hidden, block, layer_name(i, "")))
+            hidden = stored(plus(hidden, block, i))
 
     hidden = norm(hidden, "model.norm")
     head = "model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"

@@ -107,7 +107,9 @@ def _features(family: Family) -> list[str]:
     else:
         found.append(_WINDOWS[family.windows])
     found.append("rotary frequencies of their own in layers with a window" if family.local_rope else "")
-    found.append("larger heads in layers without a window" if family.own_heads else "")
+    if family.own_heads:
+        found += ["larger heads in layers without a window", "late layers that read keys of others"]
+        found.append("embeddings of each layer")
     found.append("layers without rotation" if family.unrotated_layers else "")
     found.append(
         "" if family.recurrent is None else f"{_RECURRENT[family.recurrent]} in place of attention in some layers"

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from family_configs import FAMILIES
 from helpers import gemma2_config, random_weights, save_folder, small_config
 from programs import TINY_SHAPE
 
@@ -211,10 +212,12 @@ def test_pages(kv_dtype: str, default_device: Device, shape: str) -> None:
         assert len(second.pages) <= cache.pages_for(second.position + 16)
 
 
-@pytest.mark.parametrize("name", ["windows", pytest.param("gemma2", marks=pytest.mark.full)])
+@pytest.mark.parametrize("name", ["windows", *(pytest.param(f, marks=pytest.mark.full) for f in ("gemma2", "gemma4"))])
 def test_sliding_windows(name: str, tmp_path: Path, default_device: Device) -> None:
-    windows = (16, None)
-    config = gemma2_config(windows) if name == "gemma2" else small_config("mistral", windows=(16, 16))
+    if name == "gemma4":  # whose late layers read the keys of others
+        config = FAMILIES["gemma4_text-given"]
+    else:
+        config = gemma2_config((16, None)) if name == "gemma2" else small_config("mistral", windows=(16, 16))
     folder = save_folder(tmp_path, config, random_weights(config, seed=2))
     with llmcl.load(str(folder), device=default_device, max_context=CONTEXT) as llm:
         plain = answer(llm, None)

@@ -38,7 +38,7 @@ from llmcl.kernels.common.mods import NO_MODS
 from llmcl.kernels.cpu.attention import PAIRED
 from llmcl.kernels.cpu.dot_product import bf16_dot_form
 from llmcl.kernels.nvidia import VARIANTS as PTX_VARIANTS
-from llmcl.ops.attention import attention_prefill, prefill_dtype
+from llmcl.ops.attention import attention_prefill, prefill_dtype, prefill_tiles
 from llmcl.runtime.device import Device
 
 TOLERANCE = {"float32": 5e-6, "float16": 5e-6, "bfloat16": 5e-6}
@@ -319,6 +319,18 @@ def test_query_without_effect_of_later_keys(target: Device) -> None:
 def test_tiles_that_do_not_fit_the_shape(target: Device, tiles: dict[str, int], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         check(target, "float32", (9, 3, 64), 3, 0, **tiles)
+
+
+@pytest.mark.parametrize("variant", ["portable"])
+@pytest.mark.parametrize(
+    ("dtype", "heads"), [("float32", (2, 1, 512)), pytest.param("float16", (2, 1, 768), marks=full)]
+)
+def test_keys_in_slices(target: Device, dtype: str, heads: tuple[int, int, int]) -> None:
+    """Heads that a small local memory has no room for as a whole."""
+    small = copy.copy(target)
+    small.entry = dataclasses.replace(target.entry, local_mem_bytes=heads[2] * 60)
+    assert "KEY_DIMS" in prefill_tiles(small, heads[2], dtype, variant="portable").extra
+    check(small, dtype, heads, 11, 7, capacity=64)
 
 
 @pytest.mark.parametrize("variant", ["portable"])

@@ -7,7 +7,7 @@ import pytest
 from helpers import read_guarded, run, with_poison
 
 from llmcl.kernels.common.step_state import StepState
-from llmcl.ops.last_token import last_token
+from llmcl.ops.last_token import last_row, last_token
 from llmcl.runtime.device import Device
 
 
@@ -25,3 +25,16 @@ def test_last_token(device: Device, n: int) -> None:
         expected[0] = rows[-1]
         np.testing.assert_array_equal(read_guarded(device, buffer, np.float32, rows.shape), expected)
     np.testing.assert_array_equal(device.read(step.state, np.int32, (5,)), [6 + n, 1, 3, 11, 12])
+
+
+@pytest.mark.oclgrind
+def test_last_row_leaves_the_state(device: Device) -> None:
+    rows = np.random.default_rng(0).standard_normal((5, 301)).astype(np.float32)
+    step = StepState(device, 5)
+    device.write(step.state, np.array([7, 5, 3], np.int32))
+    buffer = with_poison(device, rows)
+    run(last_row(device, step, buffer, 301), 5)
+    expected = rows.copy()
+    expected[0] = rows[-1]
+    np.testing.assert_array_equal(read_guarded(device, buffer, np.float32, rows.shape), expected)
+    np.testing.assert_array_equal(device.read(step.state, np.int32, (3,)), [7, 5, 3])

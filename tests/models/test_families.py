@@ -352,6 +352,25 @@ TEMPLATES = {
     "{% else %}"
     "{% set role = message['role'] %}{% endif %}{{ '<start_of_turn>' + role + '\n' + message['content'] | trim + "
     "'<end_of_turn>\n' }}{% endfor %}{% if add_generation_prompt %}{{'<start_of_turn>model\n'}}{% endif %}",
+    "gemma4": "{%- macro without_thoughts(text) -%}{%- set ns = namespace(kept='') -%}"
+    "{%- for part in text.split('<channel|>') -%}"
+    "{%- set ns.kept = ns.kept + (part.split('<|channel>')[0] if '<|channel>' in part else part) -%}{%- endfor -%}"
+    "{{- ns.kept | trim -}}{%- endmacro -%}"
+    "{%- macro described(tool) -%}<|tool>declaration:{{ tool.function.name }}"
+    "{%- for name, value in tool.function.parameters.properties | dictsort -%}"
+    "{{- ',' if not loop.first }}{{ name }}:{{ value['type'] | upper }}"
+    "{%- if value is mapping and value.description is defined -%}({{ value.description }}){%- endif -%}"
+    "{%- endfor -%}<tool|>{%- endmacro -%}"
+    "{{- bos_token }}{%- if tools or messages[0]['role'] in ['system', 'developer'] -%}<|turn>system\n"
+    "{%- if enable_thinking is defined and enable_thinking -%}<|think|>{%- endif -%}"
+    "{%- for tool in tools or [] -%}{{- described(tool) }}{%- endfor -%}<turn|>\n{%- endif %}"
+    "{%- for message in messages if message.role != 'system' -%}"
+    "{%- set role = 'model' if message['role'] == 'assistant' else message['role'] -%}"
+    "{{- '<|turn>' + role + '\n' }}{%- if message['content'] is string -%}"
+    "{{- without_thoughts(message['content']) if role == 'model' else message['content'] | trim }}"
+    "{%- elif message['content'] is sequence -%}{%- for item in message['content'] -%}{{- item['text'] }}{%- endfor -%}"
+    "{%- endif -%}{{- '<turn|>\n' }}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|turn>model\n' -}}{%- endif -%}",
     "qwen3": "{%- set ns = namespace(multi_step_tool=true, last_query_index=messages|length - 1) %}"
     "{%- for message in messages[::-1] %}{%- set index = (messages|length - 1) - loop.index0 %}"
     "{%- if ns.multi_step_tool and message.role == 'user' and message.content is string %}"
@@ -395,6 +414,12 @@ def test_chat_templates_give_what_transformers_makes_of_them(name: str) -> None:
     theirs = render_jinja_template([messages], chat_template=TEMPLATES[name], add_generation_prompt=True, **special)
     ours = render(TEMPLATES[name], messages, add_generation_prompt=True, special_tokens=special)
     assert ours == theirs[0][0]
+    if name == "gemma4":
+        properties = {"b": {"type": "string", "description": "where"}, "a": {"type": "number"}}
+        tools = [{"type": "function", "function": {"name": "find", "parameters": {"properties": properties}}}]
+        theirs = render_jinja_template([messages], chat_template=TEMPLATES[name], tools=tools, **special)
+        given: dict[str, Any] = {"tools": tools, "add_generation_prompt": False}
+        assert render(TEMPLATES[name], messages, special_tokens=special, **given) == theirs[0][0]
     if name == "gemma2":
         with pytest.raises(UsageError, match="System role not supported"):
             render(

@@ -33,8 +33,6 @@ def test_every_family_has_the_defaults_of_transformers():
     required = ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
     for model_type, family in FAMILIES.items():
         sparse = {key: HF_CONFIG[key] for key in required} | {"num_attention_heads": 32, "hidden_size": 2048}
-        if family.own_heads:
-            sparse["hidden_size_per_layer_input"] = 0
         theirs = transformers.CONFIG_MAPPING[model_type](**sparse)
         if family.own_heads:
             theirs.allow_global_per_layer_attribute_access = True
@@ -281,8 +279,10 @@ def test_gemma4_has_larger_heads_where_there_is_no_window():
         ({"per_layer_config": {"5": {"head_dim": 512}}}, "heads of different sizes in layers with the same rotation"),
         ({"num_global_key_value_heads": 5}, "32 attention heads cannot share 5"),
         ({"global_head_dim": 500}, "head_dim 500"),
-        ({"hidden_size_per_layer_input": 256}, "hidden_size_per_layer_input 256"),
-        ({"num_kv_shared_layers": 20}, "num_kv_shared_layers 20"),
+        ({"hidden_size_per_layer_input": 250}, "hidden_size_per_layer_input 250"),
+        ({"hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 9}, "embeddings of layers for 9 tokens"),
+        ({"num_kv_shared_layers": 56}, "num_kv_shared_layers is 56, expected so few layers"),
+        ({"num_kv_shared_layers": 60}, "num_kv_shared_layers is 60"),
         ({"enable_moe_block": True}, "num_experts is missing"),
         ({"use_bidirectional_attention": "all"}, "attention to later tokens"),
         (

@@ -93,6 +93,8 @@ class AttentionDecode(AttentionKernel):
 
     merges = False
     one_split_keys = 0
+    takes_queries_alone = True
+    """Whether it attends to what another layer has appended (SHARED_KV)."""
 
     @abstractmethod
     def size(self, device: Device, shape: AttentionShape, block_n: int) -> tuple[Mapping[str, object], int]:

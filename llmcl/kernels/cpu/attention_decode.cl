@@ -33,7 +33,7 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
     const int head = get_group_id(0), split = get_group_id(1);
     const int t = step_row(2);
     state = sequence_state(state, t);
-    qkv += t * (N_Q_HEADS + 2 * N_KV_HEADS) * HEAD_DIM;
+    qkv += t * QKV_HEADS * HEAD_DIM;
     rope += t * HEAD_DIM;
     part_ml += t * N_Q_HEADS * N_SPLITS * 2;
     part_acc += (size_t)t * N_Q_HEADS * N_SPLITS * HEAD_DIM;
@@ -45,12 +45,14 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
     const int per_split = (kv_len - visible_from + N_SPLITS * BLOCK_N - 1) / (N_SPLITS * BLOCK_N) * BLOCK_N;
     const int first = visible_from + split * per_split, end = min(kv_len, first + per_split);
 
+#if !SHARED_KV
     if (PIECES_STORED == 0) {
         if (!MAY_STORE) return;
         if (first <= position && position < end)
             append_token(state, qkv, rope, k_cache, v_cache, kv_row(state, position), head, 1, 0, 1);
         PIECE_STORED;
     }
+#endif
     k_cache += head * KV_HEAD_SIZE;
     v_cache += head * KV_HEAD_SIZE;
 

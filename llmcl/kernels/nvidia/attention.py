@@ -50,6 +50,7 @@ class NvidiaAttentionDecode(LeavesBlocks, AttentionDecode):
     rounds_to_16_bits = True
     runs_anywhere = False
     merges = True
+    takes_queries_alone = False
     block_n_choices: Sequence[int] = ()
 
     def supports_device(self, device: Device) -> bool:

@@ -117,7 +117,7 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
     const int lid = get_local_id(0), head = get_group_id(0), split = get_group_id(1);
     const int row = step_row(2);
     state = sequence_state(state, row);
-    qkv += row * (N_Q_HEADS + 2 * N_KV_HEADS) * HEAD_DIM;
+    qkv += row * QKV_HEADS * HEAD_DIM;
     rope += row * HEAD_DIM;
     out += row * N_Q_HEADS * HEAD_DIM;
     part_ml += row * N_Q_HEADS * N_SPLITS * 2;
@@ -132,8 +132,10 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
     const int per_split = (kv_len - visible_from + n_splits * BLOCK_N - 1) / (n_splits * BLOCK_N) * BLOCK_N;
     const int first = visible_from + split * per_split, end = min(kv_len, first + per_split);
 
+#if !SHARED_KV
     if (first <= position && position < end)
         append_token(state, qkv, rope, k_cache, v_cache, kv_row(state, position), head, 1, lid, LOCAL_SIZE);
+#endif
     k_cache += head * KV_HEAD_SIZE;
     v_cache += head * KV_HEAD_SIZE;
     if (first < end)

@@ -20,6 +20,7 @@ from llmcl.models.config.family_fields import (
 )
 from llmcl.models.config.heads import heads_from_gguf, keys_as_values_from_gguf, kv_heads_from_gguf
 from llmcl.models.config.latent import latent_from_gguf, latent_scale, log_multiplier_from_gguf
+from llmcl.models.config.layer_inputs import input_size_from_gguf, keys_of_from_gguf, mlp_widths_from_gguf
 from llmcl.models.config.model_config import ModelConfig, checked
 from llmcl.models.config.reader import Reader, unsupported
 from llmcl.models.config.recurrent import recurrent_from_gguf
@@ -107,11 +108,18 @@ def config_from_gguf(
     if latent is not None:
         heads = Heads(1, latent.width)
         attention_scale = latent_scale(latent, scaling, log_multiplier_from_gguf(read, arch))
+    mlp_rows, mlp_widths = mlp_widths_from_gguf(read, arch, family, n_layers)
+    if mlp_rows is None:
+        mlp_rows = read.size(f"{arch}.feed_forward_length", limits.MAX_INTERMEDIATE, default=expert_size)
+    input_size = input_size_from_gguf(read, arch, family)
     of_layers: dict[str, Sequence[Any]] = {
         "experts": experts_from_gguf(read, arch, family, n_layers),
         "recurrent": recurrent_from_gguf(read, arch, family, n_layers, tensor_names),
         "heads": own_heads,
         "keys_as_values": keys_as_values_from_gguf(family, n_layers, tensor_names),
+        "keys_of": keys_of_from_gguf(read, arch, family, windows),
+        "mlp_width": mlp_widths,
+        "input_size": [input_size] * n_layers,
     }
     settings = [
         replace(layer, query_scale=scale, latent=latent, **{name: values[i] for name, values in of_layers.items()})
@@ -121,7 +129,7 @@ def config_from_gguf(
         ModelConfig(
             architecture=architecture,
             hidden_size=hidden_size,
-            intermediate_size=read.size(f"{arch}.feed_forward_length", limits.MAX_INTERMEDIATE, default=expert_size),
+            intermediate_size=mlp_rows,
             n_q_heads=n_q_heads,
             n_kv_heads=heads.n_kv,
             head_dim=heads.size,
@@ -132,6 +140,7 @@ def config_from_gguf(
             rotary_dim=None if latent is None and rope_dim == head_dim else rope_dim,
             rope_theta=theta,
             local_rope_theta=local_theta if family.local_rope else None,
+            layer_input_size=input_size,
             tie_embeddings="output.weight" not in tensor_names,
             dtype="quantized",
             bos_token_id=next(iter(read.token_ids("tokenizer.ggml.bos_token_id", vocab_size)), None),

@@ -18,6 +18,7 @@ from llmcl.models.config.family_fields import (
 )
 from llmcl.models.config.heads import heads_from_hf, keys_as_values_from_hf
 from llmcl.models.config.latent import latent_from_hf, latent_scale, log_multiplier_from_hf
+from llmcl.models.config.layer_inputs import input_size_from_hf, keys_of_from_hf, mlp_widths_from_hf
 from llmcl.models.config.lfm2 import lfm2_keys
 from llmcl.models.config.model_config import ModelConfig, checked
 from llmcl.models.config.reader import Reader, unsupported
@@ -79,7 +80,9 @@ def config_from_hf(config: Mapping[str, Any], generation_config: Mapping[str, An
     heads = Heads(read.size("num_key_value_heads", limits.MAX_HEADS, default=n_q_heads), head_dim)
     if (latent := latent_from_hf(read, family)) is not None:
         heads = Heads(1, latent.width)
-    settings = [replace(of, latent=latent) for of in _settings(read, family, n_layers, max_position, heads)]
+    input_size = input_size_from_hf(read, family, vocab_size)
+    of_layers = _settings(read, family, n_layers, max_position, heads, input_size)
+    settings = [replace(of, latent=latent) for of in of_layers]
     rotated = next((layer.heads.size for layer in settings if layer.heads and layer.rotation == "main"), head_dim)
     rope = rope_from_hf(read, family, rotated if latent is None else latent.rope, max_position)
     if latent is not None:
@@ -104,6 +107,7 @@ def config_from_hf(config: Mapping[str, Any], generation_config: Mapping[str, An
             eos_token_ids=eos_token_ids or read.token_ids("eos_token_id", vocab_size),
             norm_offset=family.norm_offset,
             **rope,
+            layer_input_size=input_size,
             **family_fields(read, family, "", hidden_size, settings, attention_scale),
         ),
         "config.json",
@@ -122,13 +126,16 @@ def _text_config(read: Reader, hf_class: str, model_type: str) -> dict[str, Any]
     return {"model_type": model_type, **beside, **own, "architectures": None}
 
 
-def _settings(read: Reader, family: Family, n_layers: int, max_position: int, heads: Heads) -> list[LayerSettings]:
+def _settings(
+    read: Reader, family: Family, n_layers: int, max_position: int, heads: Heads, input_size: int
+) -> list[LayerSettings]:
     bias = "attention_bias" in family.biases and read.flag("attention_bias", default=False)
     mlp_bias = "mlp_bias" in family.biases and read.flag("mlp_bias", default=False)
     windows = _windows(read, family, n_layers, max_position)
     rotations = _rotations(read, family, windows)
     scale = query_scale_from_hf(read) if family.query_scale else None
     biases: dict[str, Any] = {"bias": bias, "output_bias": bias, "mlp_bias": mlp_bias}
+    keys_of = keys_of_from_hf(read, family, windows)
     of_layers: dict[str, Sequence[Any]] = {
         "window": windows,
         "rotation": rotations,
@@ -136,6 +143,9 @@ def _settings(read: Reader, family: Family, n_layers: int, max_position: int, he
         "recurrent": recurrent_from_hf(read, family, n_layers),
         "heads": heads_from_hf(read, family, windows, heads),
         "keys_as_values": keys_as_values_from_hf(read, family, windows),
+        "keys_of": keys_of,
+        "mlp_width": mlp_widths_from_hf(read, family, keys_of),
+        "input_size": [input_size] * n_layers,
     }
     return [
         LayerSettings(query_scale=scale, **biases, **{name: values[i] for name, values in of_layers.items()})

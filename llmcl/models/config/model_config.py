@@ -17,6 +17,7 @@ from llmcl.models.families.latent import LatentAttention, LatentSettings
 from llmcl.models.families.recurrent import RecurrentBlock
 
 FINAL_NORM = "model.norm.weight"
+LAYER_INPUT_NORM = "model.per_layer_projection_norm.weight"
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class ModelConfig:
     The fields with defaults are what Llama does not have. norm_offset: see `families.Family`. embedding_scale: factor
     of the embeddings. residual_scale: factor of what a block adds to the residual stream. attention_scale: factor of
     the scores, None for 1/sqrt(head_dim). logit_scale: factor of the logits. logit_soft_cap: c in c tanh(logit / c).
+    layer_input_size: values that each layer is given of a token beside the residual stream: the sum of an embedding and
+    a projection of the model's; 0: none.
     """
 
     architecture: str
@@ -60,6 +63,7 @@ class ModelConfig:
     logit_soft_cap: float | None = None
     rotary_dim: int | None = None
     local_rope_theta: float | None = None
+    layer_input_size: int = 0
 
     @property
     def n_layers(self) -> int:
@@ -106,6 +110,21 @@ class ModelConfig:
     def attention_layers(self) -> tuple[int, ...]:
         """The layers that attend, and so have keys and values."""
         return tuple(i for i, blocks in enumerate(self.layers) if any(isinstance(block, Attention) for block in blocks))
+
+    def keys_of(self, layer: int) -> int:
+        """The layer whose keys and values one of `attention_layers` reads."""
+        other = self.attention(layer).keys_of
+        return layer if other is None else other
+
+    @property
+    def cached_layers(self) -> tuple[int, ...]:
+        """The layers that have keys and values of their own."""
+        return tuple(i for i in self.attention_layers if self.keys_of(i) == i)
+
+    @property
+    def keeps_early(self) -> bool:
+        """Whether blocks that need more of a token than the residual stream follow the last layer that keeps keys."""
+        return len(self.cached_layers) < len(self.attention_layers) or self.layer_input_size > 0
 
     def attention(self, layer: int) -> Attention:
         """The attention block of one of `attention_layers`."""
@@ -163,17 +182,33 @@ class ModelConfig:
         if self.tie_embeddings:
             del names["head"]
         rows = (self.vocab_size,)
-        return {what: MatrixPlan(what, self.hidden_size, (name,), rows) for what, name in names.items()}
+        plans = {what: MatrixPlan(what, self.hidden_size, (name,), rows) for what, name in names.items()}
+        if values := self.layer_input_size * self.n_layers:
+            embedding, projection = "model.embed_tokens_per_layer.weight", "model.per_layer_model_projection.weight"
+            plans["layer_embedding"] = MatrixPlan("embedding of the layers", values, (embedding,), rows)
+            plans["layer_projection"] = MatrixPlan(
+                "projection for the layers", self.hidden_size, (projection,), (values,)
+            )
+        return plans
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Name, as Hugging Face names it, and shape of every tensor that the model uses, in the order of their use."""
-        embedding, *head = (dict.fromkeys(plan.tensors, (plan.rows, plan.k)) for plan in self.top_matrices().values())
-        shapes: dict[str, tuple[int, ...]] = {**embedding}
+        top = {what: {plan.tensors[0]: (plan.rows, plan.k)} for what, plan in self.top_matrices().items()}
+        head = top.pop("head", {})
+        shapes: dict[str, tuple[int, ...]] = {name: shape for of in top.values() for name, shape in of.items()}
+        if self.layer_input_size:
+            shapes[LAYER_INPUT_NORM] = (self.layer_input_size,)
         for i, blocks in enumerate(self.layers):
             for block in blocks:
                 shapes |= {layer_name(i, name): shape for name, shape in block.tensors(self).items()}
         shapes[FINAL_NORM] = (self.hidden_size,)
-        return shapes | (head[0] if head else {})
+        return shapes | head
+
+    def unused_tensors(self) -> set[str]:
+        """Those that checkpoints may hold though nothing reads them: keys and values of layers that read others'."""
+        names = *(f"{name}_proj.weight" for name in "kv"), *(f"{name}_norm.weight" for name in "kv")
+        others = (i for i in self.attention_layers if self.keys_of(i) != i)
+        return {layer_name(i, f"self_attn.{name}") for i in others for name in names}
 
     def n_parameters(self) -> int:
         """Number of weights, embeddings included; tied embeddings count once."""
@@ -188,6 +223,13 @@ def checked(config: ModelConfig, source: str) -> ModelConfig:
     rotated = {(config.attention(i).rotation, config.heads(i).size) for i in config.attention_layers}
     if len(rotated) > len({rotation for rotation, _ in rotated}):
         unsupported("heads of different sizes in layers with the same rotation")
+    for i in config.attention_layers:
+        of = config.keys_of(i)
+        if of not in config.cached_layers or of > i or config.heads(of) != config.heads(i):
+            raise CheckpointError(
+                f"{source}: layer {i} is to read the keys of layer {of}, which does not have such keys. The checkpoint "
+                "is damaged or not what it claims to be; fetch or convert it again."
+            )
     for heads in dict.fromkeys([Heads(config.n_kv_heads, config.head_dim), *config.kinds_of_heads]):
         if config.n_q_heads % heads.n_kv:
             raise CheckpointError(

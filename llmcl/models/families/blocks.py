@@ -163,7 +163,8 @@ class Attention(Block):
     window: tokens that a query sees back, itself included; None for all. soft_cap: c in c tanh(score / c). query_scale:
     before the soft cap. sinks: a logit of each query head that counts in the sum of the softmax alone. heads: of its
     own; None: the model's. keys_as_values: values are what the projection of the keys gives, without a norm of the keys
-    and without rotation. value_norms: an RMS norm of every value head, without weights.
+    and without rotation. value_norms: an RMS norm of every value head, without weights. keys_of: the layer whose keys
+    and values it reads in place of its own; None: it has its own.
     """
 
     norm: str | None = "input_layernorm"
@@ -181,6 +182,7 @@ class Attention(Block):
     heads: Heads | None = None
     keys_as_values: bool = False
     value_norms: bool = False
+    keys_of: int | None = None
 
     def heads_in(self, sizes: Sizes) -> Heads:
         return self.heads or Heads(sizes.n_kv_heads, sizes.head_dim)
@@ -192,6 +194,11 @@ class Attention(Block):
         runs: tuple[RowRuns | None, ...] = (of_query, None, None) if self.gated else ()
         if self.keys_as_values:  # the rows of the keys a second time, a small part of a model
             runs = (of_query if self.gated else None, None, RowRuns(kv, 0, kv))
+        if self.keys_of is not None:
+            return {
+                "queries": MatrixPlan("queries", sizes.hidden_size, names[:1], (q,), n_rotated=1),
+                "output": MatrixPlan("output", q, ("self_attn.o_proj.weight",), (sizes.hidden_size,)),
+            }
         plans = {
             "qkv": MatrixPlan("qkv", sizes.hidden_size, names, (q, kv, kv), n_rotated=2, row_runs=runs),
             "output": MatrixPlan("output", q, ("self_attn.o_proj.weight",), (sizes.hidden_size,)),
@@ -203,7 +210,8 @@ class Attention(Block):
     def vectors(self, sizes: Sizes) -> dict[str, Shapes]:
         q, kv = self._rows(sizes)
         biases = {f"self_attn.{name}_proj.bias": (rows,) for name, rows in zip("qkv", (q, kv, kv), strict=True)}
-        norms = {f"self_attn.{name}_norm.weight": (self.heads_in(sizes).size,) for name in "qk"}
+        normed = "qk" if self.keys_of is None else "q"
+        norms = {f"self_attn.{name}_norm.weight": (self.heads_in(sizes).size,) for name in normed}
         rows = {name: {f"self_attn.{name}_norm.weight": (n,)} for name, n in (("q", q), ("k", kv))}
         own: dict[str, Shapes] = {
             "q_norm": rows["q"] if self.row_norms else {},
@@ -227,15 +235,21 @@ class Attention(Block):
 
 @dataclass(frozen=True)
 class GatedMlp(Block):
-    """down(activation(gate(x)) * up(x)). fused: one tensor has gate and up. bias: all three projections add one."""
+    """down(activation(gate(x)) * up(x)). fused: one tensor has gate and up. bias: all three projections add one. width:
+    how many times as many rows as the model's its gate has.
+    """
 
     norm: str | None = "post_attention_layernorm"
     activation: Activation = "silu"
     fused: bool = False
     bias: bool = False
+    width: int = 1
+
+    def rows(self, sizes: Sizes) -> int:
+        return self.width * sizes.intermediate_size
 
     def matrices(self, sizes: Sizes) -> dict[str, MatrixPlan]:
-        hidden, ffn = sizes.hidden_size, sizes.intermediate_size
+        hidden, ffn = sizes.hidden_size, self.rows(sizes)
         gate_up = ("mlp.gate_proj.weight", "mlp.up_proj.weight")
         if self.fused:
             gate_up = ("mlp.gate_up_proj.weight",) * 2
@@ -245,12 +259,31 @@ class GatedMlp(Block):
         }
 
     def vectors(self, sizes: Sizes) -> dict[str, Shapes]:
-        gate_up = {f"mlp.{name}_proj.bias": (sizes.intermediate_size,) for name in ("gate", "up")}
+        gate_up = {f"mlp.{name}_proj.bias": (self.rows(sizes),) for name in ("gate", "up")}
         own: dict[str, Shapes] = {
             "gate_up_bias": gate_up if self.bias else {},
             "down_bias": {"mlp.down_proj.bias": (sizes.hidden_size,)} if self.bias else {},
         }
         return super().vectors(sizes) | own
+
+
+@dataclass(frozen=True)
+class LayerInput(Block):
+    """x += post_norm(output(activation(gate(x)) * what the layer is given of the token)): see `ModelConfig`.
+
+    size: of what it is given.
+    """
+
+    norm: str | None = None
+    size: int = 16
+    activation: Activation = "gelu_tanh"
+
+    def matrices(self, sizes: Sizes) -> dict[str, MatrixPlan]:
+        gate, output = "per_layer_input_gate.weight", "per_layer_projection.weight"
+        return {
+            "gate": MatrixPlan("gate of its input", sizes.hidden_size, (gate,), (self.size,)),
+            "output": MatrixPlan("output of its input", self.size, (output,), (sizes.hidden_size,)),
+        }
 
 
 @dataclass(frozen=True)

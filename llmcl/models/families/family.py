@@ -26,9 +26,10 @@ WindowPattern = Literal["none", "all", "late"] | int
 
 @dataclass(frozen=True)
 class LayerSettings:
-    """What a checkpoint says of one layer. mlp_bias: `GatedMlp.bias`; experts: of its mixture, None for a layer
-    without; recurrent: of the block that it has in place of attention, None for a layer with attention; latent: of its
-    attention, None where heads have keys and values of their own; the others: see `Attention`.
+    """What a checkpoint says of one layer. mlp_bias: `GatedMlp.bias`; mlp_width: `GatedMlp.width`; experts: of its
+    mixture, None for a layer without; recurrent: of the block that it has in place of attention, None for a layer with
+    attention; latent: of its attention, None where heads have keys and values of their own; input_size:
+    `LayerInput.size`, 0 for a layer without; the others: see `Attention`.
     """
 
     window: int | None = None
@@ -43,6 +44,9 @@ class LayerSettings:
     heads: Heads | None = None
     keys_as_values: bool = False
     latent: LatentSettings | None = None
+    keys_of: int | None = None
+    mlp_width: int = 1
+    input_size: int = 0
 
 
 @dataclass(frozen=True)

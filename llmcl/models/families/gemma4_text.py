@@ -1,6 +1,7 @@
 """Gemma 4, its text part: layers without a window have larger heads, whose keys may be their values, too.
 
-In the 26B-A4B a mixture of experts stands beside the MLP of each layer, which is its shared expert here.
+In the 26B-A4B a mixture of experts stands beside the MLP of each layer, which is its shared expert here. In E2B and E4B
+late layers read the keys and values of earlier ones, and each layer has embeddings of its own.
 """
 
 from __future__ import annotations
@@ -8,10 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llmcl.models.families import gemma2, gemma3_text
-from llmcl.models.families.blocks import Experts, Factor, Layer, OwnNorms
+from llmcl.models.families.blocks import Experts, Factor, Layer, LayerInput, OwnNorms
 from llmcl.models.families.family import ExpertKeys, Family, LayerSettings
 
 _GATE, _UP, _DOWN = (f"experts.{{}}.{name}_proj" for name in ("gate", "up", "down"))
+_AFTER_INPUT = "post_per_layer_input_norm"
 _ROUTER, _BEFORE_CHOSEN = "router.proj", "pre_feedforward_layernorm_2"
 _NORMS = OwnNorms(
     "router.scale", "pre_feedforward_layernorm", "post_feedforward_layernorm_1", "post_feedforward_layernorm_2"
@@ -21,10 +23,16 @@ _NORMS = OwnNorms(
 def layer(settings: LayerSettings) -> Layer:
     attention, mlp = gemma3_text.layer(settings)
     attention = replace(
-        attention, heads=settings.heads, keys_as_values=settings.keys_as_values, value_norms=True, soft_cap=None
+        attention,
+        heads=settings.heads,
+        keys_as_values=settings.keys_as_values,
+        value_norms=settings.keys_of is None,
+        keys_of=settings.keys_of,
+        soft_cap=None,
     )
+    given = (LayerInput(post_norm=_AFTER_INPUT, size=settings.input_size),) if settings.input_size else ()
     if settings.experts is None:
-        return attention, mlp, Factor()
+        return attention, replace(mlp, width=settings.mlp_width), *given, Factor()
     experts = Experts(
         _BEFORE_CHOSEN,
         mlp.post_norm,
@@ -38,7 +46,7 @@ def layer(settings: LayerSettings) -> Layer:
         own_norms=_NORMS,
         scales="router.per_expert_scale",
     )
-    return attention, experts, Factor()
+    return attention, experts, *given, Factor()
 
 
 FAMILY = Family(
@@ -48,10 +56,7 @@ FAMILY = Family(
     scaled_embedding=True,
     soft_caps=True,
     attention_scale=1.0,
-    refused=(
-        *("attn_logit_softcapping", "hidden_size_per_layer_input", "embedding_length_per_layer_input"),
-        *("num_kv_shared_layers", "attention.shared_kv_layers"),
-    ),
+    refused=("attn_logit_softcapping",),
     windows=6,
     local_rope=True,
     own_heads=True,
@@ -63,6 +68,9 @@ FAMILY = Family(
         "ffn_gate_exps": _GATE,
         "ffn_up_exps": _UP,
         "ffn_down_exps": _DOWN,
+        "inp_gate": "per_layer_input_gate",
+        "proj": "per_layer_projection",
+        "post_norm": _AFTER_INPUT,
         "pre_ffw_norm_2": _BEFORE_CHOSEN,
         "post_ffw_norm_1": _NORMS.after_shared,
         "post_ffw_norm_2": _NORMS.after_chosen,

@@ -1,0 +1,80 @@
+"""layer_inputs and gate_inputs: embeddings that each layer has of its own, and how a layer takes them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from llmcl.kernels.common.cost import per_token
+from llmcl.kernels.common.dtype import TILE_ROWS, kernel_name, tile_bytes
+from llmcl.kernels.common.linear import EXPERT_GATES
+from llmcl.kernels.common.sizes import local_size, run_of
+from llmcl.kernels.common.step_state import StepState
+from llmcl.kernels.common.weight import Weight
+from llmcl.runtime.device import Buffer, Device, Launch
+
+
+def layer_inputs(
+    device: Device, table: Weight, norm: Buffer, step: StepState, x: Buffer, *, n_layers: int, eps: float
+) -> list[Launch]:
+    """x[t][l] = (rms_norm(x[t][l]) + sqrt(size) table[tokens[t]][l]) / sqrt(2) in place: x float32 [n, n_layers, size],
+    norm float32 [size], table [vocab, n_layers size]; size a multiple of 16.
+
+    One launch for each buffer of the table; each takes the tokens whose rows it holds.
+    """
+    columns = table.k // n_layers
+    size = local_size(device, 64)
+    constants: dict[str, object] = {
+        **step.constants,
+        "N_LAYERS": n_layers,
+        "SIZE": columns,
+        "EPS": float(eps),
+        "X_SCALE": math.sqrt(columns),
+        "FACTOR": math.sqrt(0.5),
+        "LOCAL_SIZE": size,
+    }
+    launches = []
+    for part in table.parts:
+        first = part.first_tile * TILE_ROWS
+        rows = min(part.n_tiles * TILE_ROWS, table.rows - first)
+        launches.append(
+            device.launch(
+                "portable/layer_inputs.cl",
+                "layer_inputs",
+                constants | {"WEIGHT": kernel_name(part.dtype)},
+                [part.buffer, step.tokens, step.state, norm, x, np.int32(first), np.int32(rows)],
+                groups=lambda n: (n_layers, n),
+                local=(size, 1),
+                cost=per_token(8 * table.k + tile_bytes(table.k, part.dtype) / TILE_ROWS),
+            )
+        )
+    return launches
+
+
+def gate_inputs(
+    device: Device, gate: Buffer, x: Buffer, kind: str, *, columns: int, row: int, first: int
+) -> list[Launch]:
+    """gate[t] = act(gate[t]) x[t] in place: gate float32 [n, columns], x float32 [n, row], of which those from `first`
+    on count; all multiples of 16. kind: "swiglu" or "geglu", for the act of it.
+    """
+    size = local_size(device, 64)
+    run = run_of(device, columns // 16, size)
+    return [
+        device.launch(
+            "portable/gate_inputs.cl",
+            "gate_inputs",
+            {
+                "COLUMNS": columns,
+                "ROW": row,
+                "FIRST": first,
+                "GATE": EXPERT_GATES[kind],
+                "RUN": run,
+                "LOCAL_SIZE": size,
+            },
+            [gate, x],
+            groups=lambda n: (-(-columns // (16 * run)), n),
+            local=(size, 1),
+            cost=per_token(12 * columns),
+        )
+    ]
