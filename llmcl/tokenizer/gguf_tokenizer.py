@@ -1,12 +1,13 @@
 """The tokenizer in a GGUF file's metadata, rebuilt for the library `tokenizers`.
 
 GGUF keeps the vocabulary, the type of each token, and either merges or scores, and names the rest: `model` is
-the algorithm, `pre` the rules that cut a text into words before it. Two algorithms are known here:
+the algorithm, `pre` the rules that cut a text into words before it. Three algorithms are known here:
 
 - `gpt2`: byte-level BPE. Words are cut by one of PRE_TOKENIZERS.
 - `llama`: SentencePiece BPE (SentencePiece's other algorithm, Unigram, is recognised and refused). A space is
   written as U+2581, characters outside the vocabulary as their UTF-8 bytes (tokens `<0x00>`...`<0xFF>`); of
   all neighbours whose union is a token the one with the highest score is joined.
+- `gemma4`: spaces and bytes as with `llama`, but the file says which neighbours are joined, and in which order.
 """
 
 from __future__ import annotations
@@ -162,15 +163,17 @@ def build(metadata: Mapping[str, Any]) -> tuple[Tokenizer, bool]:
     if not tokens:
         raise CheckpointError("GGUF metadata: tokenizer.ggml.tokens is empty. Convert the file again.")
     types = _numbers(metadata, "tokenizer.ggml.token_type", len(tokens)) or [NORMAL] * len(tokens)
-    if not isinstance(model, str) or model not in ("gpt2", "llama"):
+    if not isinstance(model, str) or model not in ("gpt2", "llama", "gemma4"):
         raise UnsupportedModelError(
             f"GGUF tokenizer model {shown(model)} (tokenizer.ggml.model) is not supported; supported are gpt2 "
-            "(byte-level BPE) and llama (SentencePiece). Use the model's Hugging Face folder."
+            "(byte-level BPE), llama (SentencePiece) and gemma4. Use the model's Hugging Face folder."
         )
     if model == "gpt2":
         tokenizer, adds_bos = _byte_level(metadata, tokens)
+    elif model == "gemma4":
+        tokenizer, adds_bos = _visible_spaces(metadata, tokens, types, _merges(metadata), prefix=False), True
     else:
-        tokenizer, adds_bos = _sentencepiece(metadata, tokens, types)
+        tokenizer, adds_bos = _sentencepiece(metadata, tokens, types), True
     _add_special_tokens(tokenizer, tokens, types)
     return tokenizer, Reader(metadata, "GGUF metadata").flag("tokenizer.ggml.add_bos_token", adds_bos)
 
@@ -186,6 +189,16 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> tuple[Tokeniz
             "Use the model's Hugging Face folder, or a file from a current converter if the name is missing."
         )
     is_llama3 = PRE_TOKENIZERS[pre] is _llama3_words
+    # Llama 3 takes a word that is a token as that token, even if its merges do not lead there.
+    tokenizer = Tokenizer(_checked(models.BPE, _vocabulary(tokens), _merges(metadata), ignore_merges=is_llama3))
+    if PRE_TOKENIZERS[pre] in (_qwen2_words, _qwen35_words):
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = PRE_TOKENIZERS[pre]()
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer, is_llama3
+
+
+def _merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
     merges = []
     for merge in _strings(metadata, "tokenizer.ggml.merges"):
         left, space, right = merge.partition(" ")
@@ -195,18 +208,10 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> tuple[Tokeniz
                 "between. The file is damaged; get it again."
             )
         merges.append((left, right))
-    # Llama 3 takes a word that is a token as that token, even if its merges do not lead there.
-    tokenizer = Tokenizer(_checked(models.BPE, _vocabulary(tokens), merges, ignore_merges=is_llama3))
-    if PRE_TOKENIZERS[pre] in (_qwen2_words, _qwen35_words):
-        tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = PRE_TOKENIZERS[pre]()
-    tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer, is_llama3
+    return merges
 
 
-def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> tuple[Tokenizer, bool]:
-    from tokenizers import Tokenizer, decoders, models, normalizers
-
+def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> Tokenizer:
     scores = _numbers(metadata, "tokenizer.ggml.scores", len(tokens))
     if scores is None:
         raise CheckpointError(
@@ -218,11 +223,22 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], types: list[i
             "The GGUF file's tokenizer is SentencePiece Unigram (its scores are log probabilities, where BPE "
             "has whole numbers), which is not supported. Use the model's Hugging Face folder."
         )
+    return _visible_spaces(metadata, tokens, types, merges_from_scores(tokens, scores, types), prefix=True)
+
+
+def _visible_spaces(
+    metadata: Mapping[str, Any], tokens: list[str], types: list[int], merges: list[tuple[str, str]], *, prefix: bool
+) -> Tokenizer:
+    """BPE with spaces and bytes as SentencePiece has them. prefix: whether a text gets a space before it where the file
+    does not say so.
+    """
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
     unknown = types.index(UNKNOWN) if UNKNOWN in types else None
     model = _checked(
         models.BPE,
         _vocabulary(tokens),
-        merges_from_scores(tokens, scores, types),
+        merges,
         unk_token=None if unknown is None else tokens[unknown],
         fuse_unk=True,
         byte_fallback=True,
@@ -230,13 +246,13 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], types: list[i
     tokenizer = Tokenizer(model)
     visible_space = normalizers.Replace(" ", SPACE)
     as_space = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    if Reader(metadata, "GGUF metadata").flag("tokenizer.ggml.add_space_prefix", True):
+    if Reader(metadata, "GGUF metadata").flag("tokenizer.ggml.add_space_prefix", prefix):
         tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), visible_space])
         as_space.append(decoders.Strip(" ", 1, 0))
     else:
         tokenizer.normalizer = visible_space
     tokenizer.decoder = decoders.Sequence(as_space)
-    return tokenizer, True
+    return tokenizer
 
 
 def merges_from_scores(tokens: list[str], scores: list[float], types: list[int]) -> list[tuple[str, str]]:

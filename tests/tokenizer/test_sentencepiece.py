@@ -13,6 +13,7 @@ from made_tokenizers import TEXTS, from_gguf, sentencepiece_gguf, sentencepiece_
 
 from llmcl.errors import UnsupportedModelError
 from llmcl.tokenizer import Tokenizer
+from llmcl.tokenizer.gguf_tokenizer import merges_from_scores
 
 
 def test_sentencepiece_encodes_by_its_definition(sentencepiece: tuple[Tokenizer, dict[str, Any]]) -> None:
@@ -74,3 +75,28 @@ def test_sentencepiece_unigram_is_refused_by_name() -> None:
     metadata["tokenizer.ggml.scores"] = metadata["tokenizer.ggml.scores"] * np.float32(0.37)
     with pytest.raises(UnsupportedModelError, match="Unigram"):
         from_gguf(metadata, bos_token_id=1)
+
+
+def test_gemma4_joins_what_its_merges_say() -> None:
+    """Against the library with what Gemma's tokenizer.json says, whose words are whole texts."""
+    from tokenizers import Tokenizer as Library
+    from tokenizers import decoders, models, normalizers, pre_tokenizers
+
+    metadata = sentencepiece_gguf()
+    tokens, types, scores = (metadata[f"tokenizer.ggml.{name}"] for name in ("tokens", "token_type", "scores"))
+    merges = merges_from_scores(tokens, list(scores), list(types))[::2]  # in no order that scores could give
+    library = Library(
+        models.BPE({token: i for i, token in enumerate(tokens)}, merges, byte_fallback=True, fuse_unk=True)
+    )
+    library.normalizer = normalizers.Replace(" ", "\u2581")
+    library.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    library.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    of_gemma4 = {"tokenizer.ggml.model": "gemma4", "tokenizer.ggml.merges": [" ".join(pair) for pair in merges]}
+    tokenizer = from_gguf(metadata | of_gemma4, bos_token_id=1)
+    lengths = set()
+    for text in TEXTS:
+        ids = library.encode(text).ids
+        assert tokenizer.encode(text) == [1, *ids], text
+        assert tokenizer.decode(ids) == library.decode(ids) == text
+        lengths |= {len(tokens[i]) for i in ids}
+    assert {1, 2, 3} < lengths
