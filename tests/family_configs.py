@@ -66,7 +66,7 @@ def gemma4_config(
         "rope_scaling": RopeScaling("factors", factors=(1.0,) * (n_pairs // 4) + (np.inf,) * (n_pairs - n_pairs // 4)),
         "local_rope_theta": 500.0,
     }
-    return small_config(architecture="gemma4_text", **(values | changes))
+    return small_config(**({"architecture": "gemma4_text"} | values | changes))
 
 
 def gemma4_late_config(n_late: int, input_size: int, width: int, **changes: Any) -> ModelConfig:
@@ -392,6 +392,7 @@ FAMILIES: dict[str, ModelConfig] = {
         n_kv_heads=3,
         hidden_size=96,
     ),
+    "gemma4_unified_text": gemma4_config(Heads(1, 64), architecture="gemma4_unified_text"),
     # late layers that read the keys of others, embeddings of each layer
     "gemma4_text-given": gemma4_late_config(2, 16, 2, tie_embeddings=False),
     "gemma4_text-late": gemma4_late_config(4, 48, 1, n_q_heads=6, hidden_size=96),

@@ -20,7 +20,13 @@ from llmcl.models.families.recurrent import DeltaNet, ShortConv
 
 WINDOW = 20  # of the models that have one; no multiple of a tile of keys
 # Of families whose files have the name of another.
-GGUF_NAMES = {"mistral": "llama", "mixtral": "llama", "olmo3": "olmo2", "granitemoeshared": "granitemoe"}
+GGUF_NAMES = {
+    "mistral": "llama",
+    "mixtral": "llama",
+    "olmo3": "olmo2",
+    "granitemoeshared": "granitemoe",
+    "gemma4_unified_text": "gemma4",
+}
 GGUF_NAMES |= {"deepseek_v2": "deepseek2", "glm4_moe_lite": "deepseek2"}
 
 

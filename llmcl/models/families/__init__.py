@@ -23,6 +23,7 @@ FAMILIES: dict[str, Family] = {
 TEXT_PARTS: dict[str, tuple[str, str]] = {
     "gemma3": ("Gemma3ForConditionalGeneration", "gemma3_text"),
     "gemma4": ("Gemma4ForConditionalGeneration", "gemma4_text"),
+    "gemma4_unified": ("Gemma4UnifiedForConditionalGeneration", "gemma4_unified_text"),
     "qwen3_5": ("Qwen3_5ForConditionalGeneration", "qwen3_5_text"),
     "qwen3_5_moe": ("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe_text"),
     "mistral3": ("Mistral3ForConditionalGeneration", "mistral"),
