@@ -52,11 +52,35 @@ OTHER_SHAPES: dict[str, dict[str, Any]] = {
         "torch_dtype": "bfloat16",
         "eos_token_id": 248044,
     },
+    "glm-4.7-flash": {
+        "model_type": "glm4_moe_lite",
+        "hidden_size": 2048,
+        "intermediate_size": 10240,
+        "moe_intermediate_size": 1536,
+        "num_hidden_layers": 47,
+        "num_attention_heads": 20,
+        "num_key_value_heads": 20,
+        "q_lora_rank": 768,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 192,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 256,
+        "n_routed_experts": 64,
+        "num_experts_per_tok": 4,
+        "n_shared_experts": 1,
+        "tie_word_embeddings": False,
+        "vocab_size": 154880,
+        "max_position_embeddings": 202752,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1000000.0,
+        "torch_dtype": "bfloat16",
+        "eos_token_id": 154820,
+    },
 }
 # The first is what a quick run compiles of a kernel that all of them have.
 MODELS = (
     *("llama-3.1-8b", "gemma-2-2b", "qwen3-4b", "qwen2.5-7b", "llama-3.2-1b", "smollm2-135m"),
-    *("gpt-oss-20b", "qwen3-30b-a3b", "qwen3.5-9b"),
+    *("gpt-oss-20b", "qwen3-30b-a3b", "qwen3.5-9b", "glm-4.7-flash"),
 )
 DTYPES = ("bfloat16", "float16", "q8_0", "q4_0", "q4_k", "mxfp4")
 KV_DTYPES = ("float16", "q8_0")
