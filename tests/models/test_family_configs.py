@@ -33,14 +33,19 @@ def test_every_family_has_the_defaults_of_transformers():
     required = ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
     for model_type, family in FAMILIES.items():
         sparse = {key: HF_CONFIG[key] for key in required} | {"num_attention_heads": 32, "hidden_size": 2048}
+        if model_type == "deepseek_v2":
+            sparse["moe_intermediate_size"] = 1408  # 1407 unless it says so, which no model has
         theirs = transformers.CONFIG_MAPPING[model_type](**sparse)
         if family.own_heads:
             theirs.allow_global_per_layer_attribute_access = True
             sizes = [of_layer.head_dim for of_layer in theirs.per_layer_config]
             assert [config_from_hf({"model_type": model_type, **sparse}).heads(i).size for i in range(30)] == sizes
         config = config_from_hf({"model_type": model_type, **sparse})
-        assert config.head_dim == (getattr(theirs, "head_dim", None) or 64), model_type
-        assert config.n_kv_heads == theirs.num_key_value_heads, model_type
+        if hasattr(theirs, "kv_lora_rank"):  # one row for all heads
+            assert (config.n_kv_heads, config.head_dim) == (1, theirs.kv_lora_rank + theirs.qk_rope_head_dim)
+        else:
+            assert config.head_dim == (getattr(theirs, "head_dim", None) or 64), model_type
+            assert config.n_kv_heads == theirs.num_key_value_heads, model_type
         assert config.max_position == theirs.max_position_embeddings, model_type
         assert config.tie_embeddings == theirs.tie_word_embeddings, model_type
         eps = theirs.norm_eps if model_type == "lfm2" else theirs.rms_norm_eps
@@ -55,6 +60,8 @@ def test_every_family_has_the_defaults_of_transformers():
         scalar = getattr(theirs, "query_pre_attn_scalar", None)
         multiplier = getattr(theirs, "attention_multiplier", None)
         usual = family.attention_scale if multiplier is None else multiplier
+        if hasattr(theirs, "kv_lora_rank"):
+            usual = pytest.approx((theirs.qk_nope_head_dim + theirs.qk_rope_head_dim) ** -0.5)
         assert config.attention_scale == (usual if scalar is None else scalar**-0.5), model_type
         window = getattr(theirs, "sliding_window", None)
         types = getattr(theirs, "layer_types", None) or ["sliding_attention"] * 30
