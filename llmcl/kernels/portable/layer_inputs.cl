@@ -30,7 +30,9 @@ void layer_inputs(__global const CAT(WEIGHT, _t)* table, __global const int* tok
     x += (size_t)t * K + first;
 
     float squares = 0.0f;
-    for (int i = lid; i < SIZE; i += LOCAL_SIZE) squares += x[i] * x[i];
+    // Each work-item reads the values that it writes: the barriers of reduce_sum order local memory alone.
+    for (int i = 4 * lid; i < SIZE; i += 4 * LOCAL_SIZE)
+        for (int j = 0; j < 4; ++j) squares += x[i + j] * x[i + j];
     const float sum = reduce_sum(squares, scratch, lid);
     const float scale = 1.0f / sqrt(NO_OVERFLOW(sum) / SIZE + EPS);
     for (int i = 4 * lid; i < SIZE; i += 4 * LOCAL_SIZE) {
