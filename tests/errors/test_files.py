@@ -146,7 +146,7 @@ def test_hostile_gguf(tmp_path: Path, fails: Failing) -> None:
         ({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}, "mamba"),
         ({"num_experts": 8}, "num_experts"),
         ({"hidden_act": "gelu"}, "gelu"),
-        ({"rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4}}, "proportional"),
+        ({"rope_parameters": {"rope_type": "su", "rope_theta": 1e4}}, "su"),
         ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
     ],
 )
