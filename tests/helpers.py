@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 from ascii_tokenizer import ascii_tokenizer
 from expert_weights import experts_of, stacked_experts
-from latent_weights import MSCALE, latent_options, with_joined_heads
+from latent_weights import latent_options, with_joined_heads
 from numpy.typing import NDArray
 from own_heads import as_own_heads_need, own_heads_options
 from recurrent_weights import as_stored, recurrent_options
+from rotary_options import rotary_options
 
 from llmcl.kernels.common.dtype import TILE_ROWS
 from llmcl.kernels.common.linear import PackedActivations
@@ -201,44 +202,10 @@ def transformers_class(config: ModelConfig) -> Any:
     import transformers
     from transformers.initialization import no_init_weights
 
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}
-    scaling = config.rope_scaling
-    if scaling is not None and scaling.kind == "linear":
-        rope |= {"rope_type": "linear", "factor": scaling.factor}
-    elif scaling is not None and scaling.kind == "llama3":
-        rope |= {
-            "rope_type": "llama3",
-            "factor": scaling.factor,
-            "low_freq_factor": scaling.low_freq_factor,
-            "high_freq_factor": scaling.high_freq_factor,
-            "original_max_position_embeddings": scaling.original_max_position,
-        }
-    elif scaling is not None and scaling.kind in ("yarn", "longrope"):
-        rope |= {"rope_type": scaling.kind, "original_max_position_embeddings": scaling.original_max_position}
-        if scaling.kind == "yarn":
-            rope |= {"factor": scaling.factor, "beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow}
-            rope |= {} if scaling.truncate else {"truncate": False}
-            rope |= {} if config.latent is None else {"mscale": MSCALE, "mscale_all_dim": MSCALE}
-        else:
-            assert scaling.factors is not None and scaling.long_factors is not None
-            rope |= {"short_factor": [*scaling.factors], "long_factor": [*scaling.long_factors]}
-    elif scaling is not None and scaling.factors is not None and np.isinf(scaling.factors).any():
-        share = np.isfinite(scaling.factors).mean()
-        rope |= {"rope_type": "proportional", "partial_rotary_factor": float(share)}
-    elif scaling is not None:
-        raise ValueError(f"transformers has no rope scaling of kind {scaling.kind!r}")
     options: dict[str, Any] = recurrent_options(config) | own_heads_options(config)
     attention = config.attention(config.attention_layers[0])
-    if FAMILIES[config.architecture].local_rope:
-        local = {"rope_type": "default", "rope_theta": config.local_rope_theta}
-        rope = {"full_attention": rope, "sliding_attention": local}
-    if (query_scale := attention.query_scale) is not None:
-        assert scaling is not None and scaling.original_max_position == query_scale.length
-        rope |= {"llama_4_scaling_beta": query_scale.beta, "mscale": 1.0, "mscale_all_dim": 1.0}
-    if FAMILIES[config.architecture].partial_rotation:
-        rope["partial_rotary_factor"] = (config.rotary_dim or config.head_dim) / config.head_dim
     if config.architecture == "phi3":
-        original = 4096 if scaling is None else scaling.original_max_position
+        original = 4096 if config.rope_scaling is None else config.rope_scaling.original_max_position
         options["original_max_position_embeddings"] = original
     name = FAMILIES[config.architecture].hf_class.removesuffix("ForCausalLM")
     mlp = config.layers[0][-1]
@@ -293,7 +260,7 @@ def transformers_class(config: ModelConfig) -> Any:
         num_attention_heads=config.n_q_heads,
         max_position_embeddings=config.max_position,
         rms_norm_eps=config.rms_norm_eps,
-        rope_parameters=rope,
+        rope_parameters=rotary_options(config),
         tie_word_embeddings=config.tie_embeddings,
         bos_token_id=config.bos_token_id,
         eos_token_id=list(config.eos_token_ids),
