@@ -40,8 +40,7 @@ def embed(
         constants["VOCAB"] = table.rows
     launches = []
     for part in table.parts:
-        first = part.first_tile * TILE_ROWS
-        rows = min(part.n_tiles * TILE_ROWS, table.rows - first)
+        first, rows = table.rows_in(part)
         launches.append(
             device.launch(
                 "portable/embed.cl",

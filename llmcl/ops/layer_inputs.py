@@ -36,8 +36,7 @@ def layer_inputs(
     }
     launches = []
     for part in table.parts:
-        first = part.first_tile * TILE_ROWS
-        rows = min(part.n_tiles * TILE_ROWS, table.rows - first)
+        first, rows = table.rows_in(part)
         launches.append(
             device.launch(
                 "portable/layer_inputs.cl",

@@ -63,6 +63,11 @@ class Weight:
         """What a decode step reads."""
         return self.nbytes * self.top_k // self.n_experts
 
+    def rows_in(self, part: WeightPart) -> tuple[int, int]:
+        """The first row that a part has, and how many of the matrix's rows."""
+        first = part.first_tile * TILE_ROWS
+        return first, min(part.n_tiles * TILE_ROWS, self.rows - first)
+
 
 def weight_bytes(rows: int, k: int, dtype: str) -> int:
     return -(-rows // TILE_ROWS) * tile_bytes(k, dtype)
