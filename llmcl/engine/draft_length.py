@@ -10,13 +10,17 @@ FIRST_LENGTH = 3  # of a draft that is to show what drafts cost, or whether they
 RECENT = 8  # steps whose time counts
 MEMORY = 0.9  # weight of what was accepted, from draft to draft
 FIRST_PAUSE, LONGEST_PAUSE = 16, 512  # steps
+EXPECTED = 2.0  # right tokens that a draft model counts as having had before a text: it was given to be right often
 
 
 class Acceptance:
-    """How many drafted tokens of a text are right, of late."""
+    """How many drafted tokens of a text are right, of late.
 
-    def __init__(self) -> None:
-        self._accepted = self._rejected = 0.0
+    expected: tokens that count as right before there were any.
+    """
+
+    def __init__(self, expected: float = 0.0) -> None:
+        self._accepted, self._rejected = expected, 0.0
 
     @property
     def share(self) -> float:
@@ -54,7 +58,7 @@ class DraftLength:
 
     def begin(self) -> None:
         """Another text: what steps take stays known, what is accepted does not."""
-        self._acceptance = Acceptance()
+        self._acceptance = Acceptance(0.0 if self._watches else EXPECTED)
         self._pause, self._next_pause = 0, FIRST_PAUSE
         self._tries = False
 

@@ -69,6 +69,27 @@ def test_drafts_come_close_to_the_best_length_and_never_lose(share: float, cost:
     assert found >= 0.85 * best(share, cost)
 
 
+@pytest.mark.parametrize(("share", "least"), [(0.0, 0.95), (0.7, 1.2), (0.85, 1.55)])
+def test_a_draft_model_is_tried_in_each_text(share: float, least: float) -> None:
+    """Its drafts cost so much that half of the tokens right would not pay: a GPU's model of 1B for one of 8B."""
+    rng = random.Random(2)
+    length = DraftLength(LENGTHS[-1], watches=False)
+    tokens, time = 0, 0.0
+    for _ in range(10):
+        length.begin()
+        end = tokens + 200
+        while tokens < end:
+            n = length.choose()
+            if n:
+                n_right = next((i for i in range(n) if rng.random() >= share), n)
+                length.verified(n, n_right, 1.3 + 0.2 * n)
+                tokens, time = tokens + 1 + n_right, time + 1.3 + 0.2 * n
+            else:
+                length.stepped(1.0)
+                tokens, time = tokens + 1, time + 1
+    assert tokens / time >= least
+
+
 @pytest.mark.parametrize("cost", [flat, steep])
 def test_a_text_that_seldom_repeats_itself_loses_nothing(cost: Cost) -> None:
     assert speed(0.1, cost, watches=True, n_tokens=200, found=0.05) >= 0.97
