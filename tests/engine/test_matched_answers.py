@@ -65,6 +65,23 @@ def test_the_device_computes_a_step_while_its_mask_is_made(runs_ahead: bool) -> 
         assert batch.log[start : start + 45] == a_step * 15
 
 
+def test_an_answer_ends_while_the_step_after_is_being_enqueued(runs_ahead: bool) -> None:
+    """At a text that nobody foresaw: its place and pages go once the step is, and its log-probabilities are there."""
+    engine, batch = opened(runs_ahead)
+    with engine:
+        asked = [(seed, expected(seed, 40)) for seed in range(8)]
+        texts = [engine.submit(prompt(seed), **options(seed, 40)).result().text for seed, _ in asked]
+        requests = [
+            engine.submit(prompt(seed), logprobs=1, stop=[text[8 + seed : 11 + seed]], **options(seed, 40))
+            for (seed, _), text in zip(asked, texts, strict=True)
+        ]
+        for (_, ids), text, request in zip(asked, texts, requests, strict=True):
+            answer = request.result()
+            assert answer.finish_reason == "stop" and 0 < len(answer.text) <= 15 and text.startswith(answer.text)
+            assert answer.token_ids == ids[: len(answer.token_ids)]
+        assert batch.cache.n_free == len(batch.cache.order) and not batch.places
+
+
 def test_a_matcher_that_fails_ends_its_own_answer(runs_ahead: bool) -> None:
     engine, _ = opened(runs_ahead)
     with engine:
