@@ -7,17 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from llmcl.serve.call_scanner import CallScanner, Scanner
-from llmcl.serve.python_scanner import PythonScanner
-from llmcl.serve.tag_scanner import TagScanner
+from llmcl.serve.thoughts import THINK, ThoughtMarks
 from llmcl.serve.tool_families import ToolFamily
 from llmcl.serve.tools import Schemas
 from llmcl.tokenizer.answer_parts import AnswerParts, Call, n_begun
 
-THINK, THOUGHT = "<think>", "</think>"
 _NAME_FIRST = re.compile(r"([\w.\-]+)\s*(?:\[ARGS\]\s*)?(?=\{)")  # of Mistral's newer models
 _NAME_BEGUN = re.compile(r"[\w.\-]+\s*(?:\[A?R?G?S?\]?\s*)?$")
-
-_PYTHON_CALL, _PYTHON_BEGUN = re.compile(r"[\w.\-]+\s*\("), re.compile(r"[\w.\-]+\s*")
 
 
 @dataclass
@@ -26,7 +22,7 @@ class AnswerReader(AnswerParts):
 
     family: how calls are written; None where no tools may be called. schemas: of the arguments of each tool, by its
     name. several: further calls count, too. special: texts of special tokens, which have none in the answer. thinks:
-    the prompt has opened a thought already.
+    the prompt has opened a thought already. marks: of thoughts.
     """
 
     family: ToolFamily | None = None
@@ -34,6 +30,7 @@ class AnswerReader(AnswerParts):
     several: bool = True
     special: Mapping[int, str] = field(default_factory=dict)
     thinks: bool = False
+    marks: ThoughtMarks = THINK
 
     def __post_init__(self) -> None:
         self._held = ""
@@ -61,10 +58,10 @@ class AnswerReader(AnswerParts):
     def _read_begin(self, final: bool) -> bool:
         """Nothing but white space has come."""
         begun = self._held.lstrip()
-        if begun.startswith(THINK):
-            self._held, self._read = begun[len(THINK) :], self._read_thought
+        if begun.startswith(self.marks.begin):
+            self._held, self._read = begun[len(self.marks.begin) :], self._read_thought
             return True
-        if not final and any(mark.startswith(begun) for mark in (THINK, *self._openings)):
+        if not final and any(mark.startswith(begun) for mark in (self.marks.begin, *self._openings)):
             return False
         if self._begins_with_a_call(begun):
             self._held, self._opening, self._in_list = begun, "", False
@@ -89,12 +86,12 @@ class AnswerReader(AnswerParts):
     def _read_thought(self, final: bool) -> bool:
         if not self.thoughts:
             self._held = self._held.lstrip("\n")
-        thought, ending, rest = self._held.partition(THOUGHT)
+        thought, ending, rest = self._held.partition(self.marks.end)
         if ending:
             self._think(thought.rstrip("\n"))
             self._held, self._read = rest, self._read_begin_again
             return True
-        n_kept = 0 if final else n_begun(self._held, (THOUGHT,), spaces=True)
+        n_kept = 0 if final else n_begun(self._held, (self.marks.end,), spaces=True)
         self._think(self._held[: len(self._held) - n_kept])
         self._held = self._held[len(self._held) - n_kept :]
         return False
@@ -115,8 +112,7 @@ class AnswerReader(AnswerParts):
         if found:
             at, self._opening = min(found)
             self._say(self._held[:at].rstrip())
-            tags = self.family.tags
-            if tags is not None and self._opening == tags.name[0]:  # an opening was left out
+            if self._opening == self.family.form.front:  # an opening was left out
                 self._opening = ""
             self._held, self._in_list, self._read = self._held[at + len(self._opening) :], False, self._read_call
             return True
@@ -135,31 +131,16 @@ class AnswerReader(AnswerParts):
         if self.family.is_list and not self._in_list and begun.startswith("["):
             self._in_list, self._opening = True, self._opening + "["
             begun = begun[1:].lstrip()
-        if (tags := self.family.tags) is not None:
-            if not final and len(begun) < len(tags.name[0]) and tags.name[0].startswith(begun):
-                self._held = begun
-                return False
-            if begun.startswith(tags.name[0]):
-                self._scanner, self._n_sent = TagScanner(tags, self.schemas), -1
-                self._held, self._read = begun, self._read_object
-                return True
-        elif self.family.is_python:
-            if not final and _PYTHON_BEGUN.fullmatch(begun):
-                self._held = begun
-                return False
-            if _PYTHON_CALL.match(begun):
-                self._scanner, self._n_sent = PythonScanner(), -1
-                self._held, self._read = begun, self._read_object
-                return True
-        elif begun.startswith("{"):
-            self._scanner, self._n_sent = CallScanner(), -1
+        begins = self.family.form.begins(begun)
+        if begins:
+            self._scanner, self._n_sent = self.family.form.scanner(self.schemas), -1
             self._held, self._read = begun, self._read_object
             return True
         if self.family.is_list and self._opening and (named := _NAME_FIRST.match(begun)):
             self._scanner, self._n_sent = CallScanner(named[1]), -1
             self._held, self._read = begun[named.end() :], self._read_object
             return True
-        is_open = not begun or (self.family.is_list and bool(_NAME_BEGUN.match(begun)))
+        is_open = begins is None or not begun or (self.family.is_list and bool(_NAME_BEGUN.match(begun)))
         if not final and is_open:
             self._held = begun
             return False

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
+
+from llmcl.serve.tools import Schemas
 
 _NAMES = ("name",)
 _ARGUMENTS = ("arguments", "parameters")
@@ -33,6 +37,58 @@ class Scanner(Protocol):
         ...
 
 
+class CallForm(Protocol):
+    """How one call is written, without what opens and closes it in its family."""
+
+    @property
+    def front(self) -> str:
+        """What it always begins with; "" for nothing of the kind."""
+        ...
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Texts in it that may be special tokens."""
+        ...
+
+    def begins(self, text: str) -> bool | None:
+        """Whether a call begins with this text; None: its first characters do not say it."""
+        ...
+
+    def scanner(self, schemas: Schemas) -> Scanner: ...
+
+
+class StateScanner:
+    """A scanner whose states read from the front of what is held. It is done without a name where the text turns out to
+    be no call.
+    """
+
+    def __init__(self, read: Callable[[], bool]):
+        """read: the first state. Each says whether the next one, `_read`, may go on at once."""
+        self.name: str | None = None
+        self.raw = ""
+        self.done = False
+        self.arguments = ""
+        self._held = ""
+        self._read = read
+
+    @property
+    def is_call(self) -> bool:
+        return self.name is not None
+
+    def push(self, text: str) -> int:
+        self._held += text
+        while not self.done and self._read():
+            pass
+        n_left = len(self._held) if self.done else 0
+        n_taken = len(text) - n_left
+        self.raw += text[:n_taken]
+        return n_taken
+
+    def _gives_up(self) -> bool:
+        self.done, self._held = True, ""
+        return False
+
+
 class CharacterScanner(ABC):
     """A scanner that takes one character after the other."""
 
@@ -53,6 +109,20 @@ class CharacterScanner(ABC):
     @abstractmethod
     def _character(self, at: int, c: str) -> None:
         """Takes raw[at], and sets `done` if the call ends with it."""
+
+
+@dataclass(frozen=True)
+class ObjectForm:
+    """A JSON object with the name and the arguments."""
+
+    front: str = ""
+    marks: tuple[str, ...] = ()
+
+    def begins(self, text: str) -> bool | None:
+        return text.startswith("{") if text else None
+
+    def scanner(self, schemas: Schemas) -> Scanner:
+        return CallScanner()
 
 
 class CallScanner(CharacterScanner):

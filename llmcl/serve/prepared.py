@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from llmcl.serve.answer_reader import THINK, THOUGHT, AnswerReader
+from llmcl.serve.answer_reader import AnswerReader
 from llmcl.serve.errors import RequestError
 from llmcl.serve.served import Served
+from llmcl.serve.thoughts import thought_marks
 from llmcl.serve.tool_families import family_of, knows_tools, with_tools
 from llmcl.serve.tool_grammar import channel_grammar, grammar_of
 from llmcl.serve.tools import ToolUse
@@ -46,9 +47,10 @@ async def prepare(
     tokenizer = served.tokenizer
     prompt = await encode_with_tools(served, messages, use)
     in_channels = has_channels(tokenizer.chat_template)
-    special = special_markers((THINK, THOUGHT), tokenizer)
+    marks = thought_marks(tokenizer.chat_template)
+    special = special_markers(marks.markers, tokenizer)
     tail = "".join(special.get(token, "") or tokenizer.decode([token]) for token in prompt[-_TAIL:])
-    thinks = tail.rstrip().endswith(THINK)
+    thinks = tail.rstrip().endswith(marks.begin)
     schema = structure.get("schema")
     if structure and schema is None:
         if use.tools:
@@ -61,15 +63,15 @@ async def prepare(
         if in_channels:
             grammar = channel_grammar(use, tokenizer, schema=schema)
         else:
-            grammar = grammar_of(family, use, tokenizer, schema=schema, after_thought=thinks)
+            grammar = grammar_of(family, use, tokenizer, schema=schema, thought_end=marks.end if thinks else None)
         structure = {"grammar": grammar}
         await served.check_structure(dict(structure), "tools" if use.tools else "response_format")
     if in_channels:
-        marks = special_markers(MARKS, tokenizer)
-        return Prepared(prompt, structure, partial(ChannelReader, use.schemas, use.several, marks))
-    if not use.tools and not thinks and THINK not in (tokenizer.chat_template or ""):
+        of_channels = special_markers(MARKS, tokenizer)
+        return Prepared(prompt, structure, partial(ChannelReader, use.schemas, use.several, of_channels))
+    if not use.tools and not thinks and marks.begin not in (tokenizer.chat_template or ""):
         return Prepared(prompt, structure, None)
     if use.tools:
-        special = special_markers((THINK, THOUGHT, *family.markers), tokenizer)
-    reader = partial(AnswerReader, family if use.tools else None, use.schemas, use.several, special, thinks)
+        special = special_markers((*marks.markers, *family.markers), tokenizer)
+    reader = partial(AnswerReader, family if use.tools else None, use.schemas, use.several, special, thinks, marks)
     return Prepared(prompt, structure, reader)

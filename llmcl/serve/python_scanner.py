@@ -6,11 +6,28 @@ import ast
 import json
 import re
 from contextlib import suppress
+from dataclasses import dataclass
 
-from llmcl.serve.call_scanner import CharacterScanner
+from llmcl.serve.call_scanner import CharacterScanner, Scanner
+from llmcl.serve.tools import Schemas
 
+_CALL, _BEGUN = re.compile(r"[\w.\-]+\s*\("), re.compile(r"([\w.\-]+\s*)?")
 _NAME = re.compile(r"[\w.\-]{1,128}")
 _MOST = 1 << 16  # characters of a value that Python's parser is given
+
+
+@dataclass(frozen=True)
+class PythonForm:
+    """`name(key=value, ...)`."""
+
+    front: str = ""
+    marks: tuple[str, ...] = ()
+
+    def begins(self, text: str) -> bool | None:
+        return None if _BEGUN.fullmatch(text) else _CALL.match(text) is not None
+
+    def scanner(self, schemas: Schemas) -> Scanner:
+        return PythonScanner()
 
 
 class PythonScanner(CharacterScanner):

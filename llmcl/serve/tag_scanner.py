@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from llmcl.serve.call_scanner import Scanner, StateScanner
 from llmcl.serve.tools import Schemas
 from llmcl.tokenizer.answer_parts import n_begun
 
@@ -29,40 +30,33 @@ class Tags:
     value: tuple[str, str]
     end: str
 
+    @property
+    def front(self) -> str:
+        return self.name[0]
 
-class TagScanner:
-    """Writes the arguments as JSON while they come. schemas: which values are text, and which JSON already.
+    @property
+    def marks(self) -> tuple[str, ...]:
+        return (self.end,)
 
-    It is done without a name where the text turns out to be no call.
-    """
+    def begins(self, text: str) -> bool | None:
+        if len(text) < len(self.front) and self.front.startswith(text):
+            return None
+        return text.startswith(self.front)
+
+    def scanner(self, schemas: Schemas) -> Scanner:
+        return TagScanner(self, schemas)
+
+
+class TagScanner(StateScanner):
+    """Writes the arguments as JSON while they come. schemas: which values are text, and which JSON already."""
 
     def __init__(self, tags: Tags, schemas: Schemas):
-        self.name: str | None = None
-        self.raw = ""
-        self.done = False
-        self.arguments = ""
+        super().__init__(self._read_name)
         self._tags = tags
         self._schemas = schemas
         self._properties: Mapping[str, Any] = {}
         self._key = ""
         self._in_text = False  # a value that is text has begun
-        self._held = ""
-        self._read: Callable[[], bool] = self._read_name
-
-    @property
-    def is_call(self) -> bool:
-        return self.name is not None
-
-    def push(self, text: str) -> int:
-        self._held += text
-        while not self.done and self._read():
-            pass
-        n_left = len(self._held) if self.done else 0
-        n_taken = len(text) - n_left
-        self.raw += text[:n_taken]
-        return n_taken
-
-    # Each reads from the front of what is held, and says whether the next one may go on at once.
 
     def _read_name(self) -> bool:
         front, behind = self._tags.name
@@ -78,10 +72,6 @@ class TagScanner:
         self._properties = properties if isinstance(properties, Mapping) else {}
         self._read = self._read_between
         return True
-
-    def _gives_up(self) -> bool:
-        self.done, self._held = True, ""
-        return False
 
     def _read_between(self) -> bool:
         """Before a key or the end; what stands there else counts for nothing."""

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from llmcl.serve.gemma_scanner import QUOTE, GemmaForm
+from llmcl.serve.named_scanner import NamedForm
+from llmcl.serve.python_scanner import PythonForm
 from llmcl.serve.tag_scanner import Tags, is_text
 from llmcl.serve.tool_families import ToolFamily
 from llmcl.serve.tools import Tool, ToolUse
@@ -16,6 +20,10 @@ if TYPE_CHECKING:
     from llmcl.tokenizer import Tokenizer
 
 _TEXT = "TEXT: /(.|\\n)*/"
+_NOTES = {"title", "description", "default", "$defs", "definitions"}
+_OF_OBJECT = {"type", "properties", "required", "additionalProperties"}
+_MAX_DEPTH = 8  # of Gemma's form
+_PLAIN_KEY = re.compile(r'[^\s:,{}\[\]"<][^:,{}\[\]]*')
 # In what a model writes of a tool, spaces and line breaks are as in structured output, and end.
 X_GUIDANCE = {"whitespace_pattern": r" |\n[ \t]{0,20}"}
 
@@ -26,14 +34,14 @@ def grammar_of(
     tokenizer: Tokenizer,
     *,
     schema: Any = None,
-    after_thought: bool = False,
+    thought_end: str | None = None,
 ) -> str:
     """A Lark grammar of answers that call tools as they must.
 
     With use.must an answer is calls alone. Otherwise it is JSON that matches `schema`, or without one any text, which
-    calls may follow. after_thought: the end of a thought comes first.
+    calls may follow. thought_end: the end of a thought comes first.
     """
-    lark = _Lark(family, tokenizer)
+    lark = _Lark(family, tokenizer, thought_end)
     rules = []
     for i, tool in enumerate(use.tools):
         rules += _call_rules(family, tool, i, lark)
@@ -46,7 +54,7 @@ def grammar_of(
     if schema is not None and not use.must:
         ways.append("answer")
         rules.append(_answer_rule(schema))
-    if not ways or family.tags is not None:
+    if not ways or isinstance(family.form, (Tags, GemmaForm)):
         rules.append(_TEXT)
     if not ways:
         if lark.opening_is_text:
@@ -58,18 +66,18 @@ def grammar_of(
             ways = ["OTHER", "calls"]
             rules.append("OTHER: /\\s*([^{\\s](.|\\n)*)?/")
     start = " | ".join(ways)
-    if after_thought:
+    if thought_end is not None:
         start = f"thought ({start})"
-        rules.append(f"thought: {lark.until_thought_ends()}")
+        rules.append(f"thought: {lark.until(thought_end)}")
     return "\n".join(["%llguidance {}", f"start: {start}", *rules, *lark.more_rules, ""])
 
 
 class _Lark:
     """How the marks of a family are written in a Lark grammar: as text, or as a special token by its id."""
 
-    def __init__(self, family: ToolFamily, tokenizer: Tokenizer):
+    def __init__(self, family: ToolFamily, tokenizer: Tokenizer, thought_end: str | None):
         self._family = family
-        marks = (*family.markers, "</think>")
+        marks = (*family.markers, *([] if thought_end is None else [thought_end]))
         self._ids = {text: i for i, text in special_markers(marks, tokenizer).items()}
         self.more_rules: list[str] = []
 
@@ -77,13 +85,13 @@ class _Lark:
     def opening_is_text(self) -> bool:
         return bool(self._family.opening) and self._family.opening.strip() not in self._ids
 
+    def is_special(self, mark: str) -> bool:
+        return mark in self._ids
+
     def marker(self, text: str) -> str:
-        """A text that has a mark in it, or is none."""
-        mark = text.strip()
-        if mark not in self._ids:
-            return _quoted(text) if text else ""
-        before, _, after = text.partition(mark)
-        return " ".join(filter(None, (before and _quoted(before), f"<[{self._ids[mark]}]>", after and _quoted(after))))
+        """A text that may have marks in it."""
+        parts = re.split(f"({'|'.join(map(re.escape, self._ids))})", text) if self._ids else [text]
+        return " ".join(f"<[{self._ids[part]}]>" if part in self._ids else _quoted(part) for part in parts if part)
 
     def calls(self, several: bool) -> str:
         """One call, or several, after the opening of the first."""
@@ -92,17 +100,17 @@ class _Lark:
             listed = '"[" call (", " call)* "]"' if several else '"[" call "]"'
             return f"{listed} {self.marker(family.closing)}".strip()
         if family.is_lines and several:
-            return f'call ("\\n" call)* {self.marker(family.closing)}'
+            return f"call ({_joined(self.marker(family.between), 'call')})* {self.marker(family.closing)}"
         one = f"call {self.marker(family.closing)}".strip()
         if several and family.opening:
-            return f'{one} ("\\n" {self.marker(family.opening)} {one})*'
+            return f"{one} ({_joined(self.marker(family.between + family.opening), one)})*"
         return one
 
-    def until_thought_ends(self) -> str:
-        if "</think>" in self._ids:
+    def until(self, thought_end: str) -> str:
+        if self.is_special(thought_end):
             self.more_rules.append("THOUGHT: /(.|\\n)*/")
-            return f"THOUGHT <[{self._ids['</think>']}]> /\\n{{0,2}}/"
-        self.more_rules += ["THOUGHT: /(.|\\n)*/", 'thought_end[lazy]: THOUGHT "</think>"']
+            return f"THOUGHT {self.marker(thought_end)} /\\n{{0,2}}/"
+        self.more_rules += ["THOUGHT: /(.|\\n)*/", f"thought_end[lazy]: THOUGHT {_quoted(thought_end)}"]
         return "thought_end /\\n{0,2}/"
 
 
@@ -130,46 +138,107 @@ def channel_grammar(use: ToolUse, tokenizer: Tokenizer, *, schema: Any = None) -
 
 def _call_rules(family: ToolFamily, tool: Tool, i: int, lark: _Lark) -> list[str]:
     """The rule `call_i` and those that it needs."""
-    if family.tags is not None:
-        return _tagged(family.tags, tool, i, lark)
-    if family.is_python:
+    form = family.form
+    if isinstance(form, Tags):
+        return _tagged(form, tool, i, lark)
+    if isinstance(form, PythonForm):
         return _python(tool, i)
+    if isinstance(form, GemmaForm):
+        members = _gemma_members(f"{i}", _members_of(tool.parameters, tool.parameters), tool, lark, 0)
+        return [f"call_{i}: {_quoted(f'call:{tool.name}{{')} none_{i}_0 {_quoted('}')}", *members]
+    if isinstance(form, NamedForm):
+        before, behind = map(lark.marker, form.around(tool.name))
+        return [f"call_{i}: {before} args_{i} {behind}", _arguments_rule(tool, i)]
     head = f'{{"name": {json.dumps(tool.name)}, "{family.arguments}": '
     return [f'call_{i}: {_quoted(head)} args_{i} "}}"', _arguments_rule(tool, i)]
 
 
-def _python(tool: Tool, i: int) -> list[str]:
-    """As `_tagged`. Values are written as JSON, which such models can read. Behind rule `none_i_n` no argument has come
-    yet, behind `some_i_n` one has.
-    """
-    arguments = _arguments_of(tool)
-    rules = [f"call_{i}: {_quoted(tool.name + '(')} none_{i}_0 {_quoted(')')}"]
-    for n, (key, schema, is_required) in enumerate(arguments):
-        rules.append(_json_rule(f"value_{i}_{n}", schema, tool))
-        for before, front in ("none", ""), ("some", ", "):
-            taken = f"{_quoted(f'{front}{key}=')} value_{i}_{n} some_{i}_{n + 1}"
-            rules.append(f"{before}_{i}_{n}: {taken}" + ("" if is_required else f" | {before}_{i}_{n + 1}"))
-    return [*rules, *(f'{before}_{i}_{len(arguments)}: ""' for before in ("none", "some"))]
+Member = tuple[str, Any, bool]
+"""Of a member of an object its name, a schema that stands for itself, and whether it is required."""
 
 
-def _arguments_of(tool: Tool) -> list[tuple[str, Any, bool]]:
-    """Of each argument its name, a schema that stands for itself, and whether it is required."""
-    properties, required = tool.parameters.get("properties"), tool.parameters.get("required")
-    more: dict[str, Any] = {name: tool.parameters[name] for name in ("$defs", "definitions") if name in tool.parameters}
+def _members_of(schema: Mapping[str, Any], whole: Mapping[str, Any]) -> list[Member]:
+    """whole: the schema that has what others refer to."""
+    properties, required = schema.get("properties"), schema.get("required")
     return [
-        (key, {**schema, **more} if isinstance(schema, dict) else {}, isinstance(required, list) and key in required)
-        for key, schema in (properties.items() if isinstance(properties, dict) else ())
+        (key, _alone(of_key, whole), isinstance(required, list) and key in required)
+        for key, of_key in (properties.items() if isinstance(properties, dict) else ())
     ]
+
+
+def _alone(schema: Any, whole: Mapping[str, Any]) -> dict[str, Any]:
+    more = {name: whole[name] for name in ("$defs", "definitions") if name in whole}
+    return {**schema, **more} if isinstance(schema, dict) else {}
+
+
+def _chain(
+    name: str, members: list[Member], front: Callable[[str, bool], str], value: Callable[[str, Any], list[str]]
+) -> list[str]:
+    """Rules of members in their order, those that are not required may be left out; the first is `none_NAME_0`. Behind
+    rule `none_NAME_n` no member has come yet, behind `some_NAME_n` one has.
+
+    front: what stands before a value, by its key and whether a member came before. value: the rules of one, by the name
+    of the first of them.
+    """
+    rules = []
+    for n, (key, schema, is_required) in enumerate(members):
+        rules += value(f"value_{name}_{n}", schema)
+        for before in "none", "some":
+            taken = f"{front(key, before == 'some')} value_{name}_{n} some_{name}_{n + 1}"
+            rules.append(f"{before}_{name}_{n}: {taken}" + ("" if is_required else f" | {before}_{name}_{n + 1}"))
+    return [*rules, *(f'{before}_{name}_{len(members)}: ""' for before in ("none", "some"))]
+
+
+def _python(tool: Tool, i: int) -> list[str]:
+    """Values are written as JSON, which such models can read."""
+    members = _chain(
+        f"{i}",
+        _members_of(tool.parameters, tool.parameters),
+        lambda key, is_next: _quoted(f"{', ' if is_next else ''}{key}="),
+        lambda name, schema: [_json_rule(name, schema, tool)],
+    )
+    return [f"call_{i}: {_quoted(tool.name + '(')} none_{i}_0 {_quoted(')')}", *members]
+
+
+def _gemma_members(name: str, members: list[Member], tool: Tool, lark: _Lark, depth: int) -> list[str]:
+    def front(key: str, is_next: bool) -> str:
+        shown = key if _PLAIN_KEY.fullmatch(key) else f"{QUOTE}{key}{QUOTE}"
+        return lark.marker(f"{',' if is_next else ''}{shown}:")
+
+    return _chain(name, members, front, lambda name, schema: _gemma_value(name, schema, tool, lark, depth))
+
+
+def _gemma_value(name: str, schema: Mapping[str, Any], tool: Tool, lark: _Lark, depth: int) -> list[str]:
+    """Texts, objects and arrays in Gemma's form, as far as schemas say no more of them; all else as JSON."""
+    quote, kind, names = lark.marker(QUOTE), schema.get("type"), set(schema) - _NOTES
+    if is_text(schema):
+        if choices := _choices(schema):
+            return [f"{name}: {quote} ({' | '.join(map(_quoted, choices))}) {quote}"]
+        if lark.is_special(QUOTE):
+            return [f"{name}: {quote} TEXT {quote}"]
+        return [f"{name}: {quote} {name}_text", f"{name}_text[lazy]: TEXT {quote}"]
+    if depth < _MAX_DEPTH and kind == "object" and isinstance(schema.get("properties"), dict) and names <= _OF_OBJECT:
+        members = _gemma_members(name, _members_of(schema, schema), tool, lark, depth + 1)
+        return [f'{name}: "{{" none_{name}_0 "}}"', *members]
+    if depth < _MAX_DEPTH and kind == "array" and isinstance(schema.get("items"), dict) and names <= {"type", "items"}:
+        item = _gemma_value(f"{name}_i", _alone(schema["items"], schema), tool, lark, depth + 1)
+        return [f'{name}: "[" ({name}_i ("," {name}_i)*)? "]"', *item]
+    return [_json_rule(name, schema, tool)]
+
+
+def _choices(schema: Mapping[str, Any]) -> list[str]:
+    """Of a text."""
+    choices: list[str] = schema.get("enum", [schema["const"]] if "const" in schema else [])
+    return choices
 
 
 def _tagged(tags: Tags, tool: Tool, i: int, lark: _Lark) -> list[str]:
     """Keys come in the order of the schema; those that are not required may be left out."""
     parts, rules = [_quoted(f"{tags.name[0]}{tool.name}{tags.name[1].strip()}\n")], []
-    for n, (key, schema, is_required) in enumerate(_arguments_of(tool)):
+    for n, (key, schema, is_required) in enumerate(_members_of(tool.parameters, tool.parameters)):
         rule, front, behind = f"{i}_{n}", f"{tags.key[0]}{key}{tags.key[1]}{tags.value[0]}", f"{tags.value[1]}\n"
         if is_text(schema):
-            choices = schema.get("enum", [schema["const"]] if "const" in schema else [])
-            if choices:
+            if choices := _choices(schema):
                 rules.append(f"value_{rule}: ({' | '.join(map(_quoted, choices))}) {_quoted(behind)}")
             else:
                 rules.append(f"value_{rule}[lazy]: TEXT {_quoted(behind)}")
@@ -194,6 +263,10 @@ def _arguments_rule(tool: Tool, i: int) -> str:
 def _json_rule(name: str, schema: Mapping[str, Any], tool: Tool) -> str:
     """What llguidance does not support of a schema counts for nothing, unless the tool is strict."""
     return f"{name}: %json {json.dumps({**schema, 'x-guidance': {**X_GUIDANCE, 'lenient': not tool.strict}})}"
+
+
+def _joined(*parts: str) -> str:
+    return " ".join(filter(None, parts))
 
 
 def _quoted(text: str) -> str:

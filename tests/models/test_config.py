@@ -99,6 +99,11 @@ def test_an_answer_of_glm_ends_where_anothers_turn_begins():
     assert from_gguf({**ended, "tokenizer.ggml.tokens": ["a", "b", "<|user|>"]}).eos_token_ids == (1,)
 
 
+def test_an_answer_of_gemma_ends_where_a_tools_result_begins():
+    tokens = ["a", "<eos>", "<turn|>", "<|tool_response>", "b"]
+    assert from_gguf({"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.eos_token_id": 1}).eos_token_ids == (1, 2, 3)
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_n_parameters(tied):
     from transformers import LlamaConfig, LlamaForCausalLM

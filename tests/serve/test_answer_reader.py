@@ -5,8 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
+from examples import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from llmcl.serve.answer_reader import AnswerReader
+from llmcl.serve.gemma_scanner import QUOTE, GemmaForm
+from llmcl.serve.thoughts import thought_marks
 from llmcl.serve.tool_families import FAMILIES, HERMES, family_of
 from llmcl.tokenizer.answer_parts import CallPart, Said, Thought
 
@@ -146,6 +151,71 @@ ANSWERS: dict[str, tuple[str, str, str, list[tuple[str, str]]]] = {
     "lfm2, none": ("lfm2", "<|tool_call_start|>[a.b-c()]<|tool_call_end|>Done.", "Done.", [("a.b-c", "{}")]),
     "lfm2, no call": ("lfm2", "[1] says (so)", "[1] says (so)", []),
     "lfm2, of no tool": ("lfm2", "[see(x=1)]", "[see(x=1)]", []),
+    "gemma": (
+        "gemma 4",
+        'I look.\n<|tool_call>call:weather{city:<|"|>Zürich, "old" {town}\n<b><|"|>,unit:<|"|>C<|"|>}<tool_call|>'
+        "<|tool_call>call:add{a:1,b:[2,{c:true}]}<tool_call|>",
+        "I look.",
+        [
+            ("weather", '{"city": "Zürich, \\"old\\" {town}\\n<b>", "unit": "C"}'),
+            ("add", '{"a": 1, "b": [2, {"c": true}]}'),
+        ],
+    ),
+    "gemma, none": ("gemma 4", "<|tool_call>call:add{}<tool_call|>\nDone.", "Done.", [("add", "{}")]),
+    "gemma, as JSON": ("gemma 4", f"<|tool_call>call:add{A}<tool_call|>", "", [("add", A)]),
+    "gemma, values of their own": (
+        "gemma 4",
+        '<|tool_call>add { a : 007, <|"|>b<|"|>:None, c:[x y,], d, e: }<tool_call|>',
+        "",
+        [("add", '{"a": "007", "b": null, "c": ["x y"], "d": null, "e": null}')],
+    ),
+    "gemma, signs left out": (
+        "gemma 4",
+        '<|tool_call>call:add{{1}<|"|>a<|"|>[<|"|>b<|"|><|"|>c<|"|>}}<tool_call|>',
+        "",
+        [("add", '{"": {"1": null}, "a": null, "": ["b", "c"]}')],
+    ),
+    "gemma, cut": ("gemma 4", '<|tool_call>call:add{a:1,b:<|"|>tw<|"', "", [("add", '{"a": 1, "b": "tw')]),
+    "gemma, no call": ("gemma 4", "<|tool_call> is a word", "<|tool_call>is a word", []),
+    "deepseek": (
+        "deepseek v3",
+        "I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
+        f"{W}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n{A}\n```"
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "I look.",
+        [("weather", W), ("add", A)],
+    ),
+    "deepseek, newer": (
+        "deepseek v3.1",
+        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{W}<｜tool▁call▁end｜>"
+        f"<｜tool▁call▁begin｜>add<｜tool▁sep｜>{A}<｜tool▁call▁end｜><｜tool▁calls▁end｜>Done.",
+        "Done.",
+        [("weather", W), ("add", A)],
+    ),
+    "deepseek, without the first opening": (
+        "deepseek v3",
+        f"<｜tool▁call▁begin｜>add<｜tool▁sep｜>\n```json\n{A}\n```\n<｜tool▁call▁end｜>",
+        "",
+        [("add", A)],
+    ),
+    "deepseek, none": (
+        "deepseek v3",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add<｜tool▁call▁end｜>",
+        "",
+        [("add", "{}")],
+    ),
+    "deepseek, cut": (
+        "deepseek v3.1",
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{"a',
+        "",
+        [("add", '{"a')],
+    ),
+    "deepseek, no call": (
+        "deepseek v3",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>a b{}",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>a b{}",
+        [],
+    ),
     "granite": ("granite", f'<|tool_call|>[{{"name": "add", "arguments": {A}}}]', "", [("add", A)]),
 }
 
@@ -212,6 +282,49 @@ def test_values_between_tags_come_as_they_are_written() -> None:
     assert reader.calls[0].arguments == '{"city": "Bern"' and reader.text == ""
 
 
+def test_texts_of_gemma_come_as_they_are_written() -> None:
+    reader = AnswerReader(BY_NAME["gemma 4"], NAMES, special={7: "<|tool_call>", 8: QUOTE, 9: "<tool_call|>"})
+    for text, token, deltas in (
+        ("", 7, []),
+        ("call:weather{ci", 1, ["{"]),
+        ("ty:", 1, ['"city": ']),
+        ("", 8, ['"']),
+        ('Be"', 1, ['Be\\"']),
+        ("rn <", 1, ["rn "]),
+        ("x", 1, ["<x"]),
+        ("", 8, ['"']),
+        ("}", 1, ["}"]),
+        ("", 9, []),
+    ):
+        reader.push(text, token)
+        assert [part.delta for part in reader.take() if isinstance(part, CallPart)] == deltas, text
+    reader.finish()
+    assert reader.text == "" and reader.calls[0].arguments == '{"city": "Be\\"rn <x"}'
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(st.lists(st.sampled_from([*'{}[],: \n"a1', QUOTE, "null", "\\", "<|", "é"])))
+def test_what_gemma_writes_becomes_json(parts: list[str]) -> None:
+    scanner = GemmaForm().scanner({})
+    text = "call:f{" + "".join(parts)
+    n_taken = scanner.push(text)
+    if scanner.done:
+        assert n_taken <= len(text) and isinstance(json.loads(scanner.arguments), dict)
+    again = GemmaForm().scanner({})
+    for character in text[:n_taken]:
+        assert again.push(character) == 1
+    assert again.arguments == scanner.arguments and again.done == scanner.done
+
+
+def test_thoughts_in_other_marks() -> None:
+    marks = thought_marks("{{ '<|channel>thought\n<channel|>' }}")
+    answer = "<|channel>thought\nHm.\n<channel|>It is 4."
+    for pieces in cuts(answer):
+        reader = read(AnswerReader(marks=marks), pieces)
+        assert (reader.thoughts, reader.text) == ("Hm.", "It is 4."), pieces
+    assert thought_marks("<think>") == thought_marks(None) and thought_marks(None).begin == "<think>"
+
+
 def test_thoughts() -> None:
     for answer, thinks, thoughts, text in (
         ("<think>\nHm.\n\nYes.\n</think>\n\nIt is 4.", False, "Hm.\n\nYes.", "It is 4."),
@@ -256,6 +369,9 @@ def test_families_are_known_by_their_templates() -> None:
         ("Output any function calls within <function_calls></function_calls> XML tags.", "olmo 3"),
         ("[AVAILABLE_TOOLS] {{ tools }} [TOOL_CALLS]", "mistral"),
         ("<|tool_call|>", "granite"),
+        ("{{- '<|tool_call>call:' + function['name'] + '{' -}}", "gemma 4"),
+        ("tool['type'] + '<｜tool▁sep｜>' + tool['function']['name'] + '\\n' + '```json'", "deepseek v3"),
+        ("tool['function']['name'] + '<｜tool▁sep｜>' + tool['function']['arguments']", "deepseek v3.1"),
         ("{{ messages }}", "hermes"),
     ):
         assert family_of(text).name == name

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
@@ -16,12 +18,25 @@ from llmcl.tokenizer.special_markers import special_markers
 from llmcl.tokenizer.tokenizer import byte_level_alphabet
 
 MARKS = ["<s>", "</s>", "[TOOL_CALLS]", "<tool_call>", "</tool_call>", "<|tool_call|>", "</think>", "<|python_tag|>"]
-MARKS += ["<|tool_call_start|>", "<|tool_call_end|>", "<function_calls>"]
+MARKS += ["<|tool_call_start|>", "<|tool_call_end|>", "<function_calls>", "<|tool_call>", "<tool_call|>", '<|"|>']
+MARKS += [f"<｜tool▁{name}｜>" for name in ("calls▁begin", "call▁begin", "sep", "call▁end", "calls▁end")]
 ADD = Tool("add", "", {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}, True, "tools[0]")
 CALL = '{"name": "add", "arguments": {"a": 1}}'
 TAGGED = "<function=add>\n<parameter=a>\n1\n</parameter>\n</function>"
 KEYED = "add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>"
+FENCED = '<｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n{"a": 1}\n```<｜tool▁call▁end｜>'
+NAMED = '<｜tool▁call▁begin｜>add<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜>'
+GEMMA = "<|tool_call>call:add{a:1}<tool_call|>"
 ANSWERS = {
+    "gemma 4": (GEMMA, GEMMA + GEMMA),
+    "deepseek v3": (
+        f"<｜tool▁calls▁begin｜>{FENCED}<｜tool▁calls▁end｜>",
+        f"<｜tool▁calls▁begin｜>{FENCED}\n{FENCED}<｜tool▁calls▁end｜>",
+    ),
+    "deepseek v3.1": (
+        f"<｜tool▁calls▁begin｜>{NAMED}<｜tool▁calls▁end｜>",
+        f"<｜tool▁calls▁begin｜>{NAMED}{NAMED}<｜tool▁calls▁end｜>",
+    ),
     "mistral": (f"[TOOL_CALLS][{CALL}]", f"[TOOL_CALLS][{CALL}, {CALL}]"),
     "hermes": (
         f"<tool_call>\n{CALL}\n</tool_call>",
@@ -48,11 +63,21 @@ BY_NAME = {family.name: family for family in reversed(FAMILIES)}
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    symbols = [*MARKS, *byte_level_alphabet()]
+    return made(MARKS)
+
+
+@pytest.fixture(scope="module")
+def plain() -> Tokenizer:
+    """In which no mark is a token."""
+    return made(MARKS[:2])
+
+
+def made(marks: list[str]) -> Tokenizer:
+    symbols = [*marks, *byte_level_alphabet()]
     backend = Backend(models.BPE({symbol: i for i, symbol in enumerate(symbols)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken(mark, special=True) for mark in MARKS])
+    backend.add_special_tokens([AddedToken(mark, special=True) for mark in marks])
     return Tokenizer(backend, vocab_size=len(symbols), eos_token_ids=[1])
 
 
@@ -74,7 +99,7 @@ def test_calls_with_special_tokens(name: str, after_thought: bool, tokenizer: To
     for must in (False, True):
         for several in (False, True):
             use = ToolUse((ADD,), must, several)
-            source = grammar_of(family, use, tokenizer, after_thought=after_thought)
+            source = grammar_of(family, use, tokenizer, thought_end="</think>" if after_thought else None)
             compiled = grammars.compile(Grammar("grammar", source))
             assert allows(compiled.matcher(), tokenizer, front + one)
             assert allows(compiled.matcher(), tokenizer, front + "No.") == (not must)
@@ -131,9 +156,66 @@ def test_a_tool_without_arguments(tokenizer: Tokenizer, grammars: Grammars) -> N
         ("qwen", "<tool_call>\n<function=now>\n</function>\n</tool_call>"),
         ("glm", "<tool_call>now\n</tool_call>"),
         ("lfm2", "<|tool_call_start|>[now()]<|tool_call_end|>"),
+        ("gemma 4", "<|tool_call>call:now{}<tool_call|>"),
     ):
         source = grammar_of(BY_NAME[name], use, tokenizer)
         assert allows(grammars.compile(Grammar("grammar", source)).matcher(), tokenizer, text), name
+
+
+TRIP = Tool(
+    "trip",
+    "",
+    {
+        "type": "object",
+        "properties": {
+            "to": {"type": "string"},
+            "class": {"enum": ["first", "second"]},
+            "stops": {"type": "array", "items": {"$ref": "#/$defs/Stop"}},
+            "names": {"type": "array", "items": {"type": "string"}},
+            "who": {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}},
+            "code": {"type": "string", "pattern": "^[0-9]{3}$"},
+            "a:b": {"type": "boolean"},
+        },
+        "required": ["to"],
+        "$defs": {"Stop": {"type": "integer"}},
+    },
+    True,
+    "tools[0]",
+)
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ('to:<|"|>Bern, {"old"}<|"|>', {"to": 'Bern, {"old"}'}),
+        ('to:<|"|><|"|>,class:<|"|>first<|"|>,stops:[1,2]', {"to": "", "class": "first", "stops": [1, 2]}),
+        ('to:<|"|>x<|"|>,names:[<|"|>a<|"|>,<|"|>b<|"|>]', {"to": "x", "names": ["a", "b"]}),
+        ('to:<|"|>x<|"|>,names:[]', {"to": "x", "names": []}),
+        ('to:<|"|>x<|"|>,who:{name:<|"|>A<|"|>,age:3}', {"to": "x", "who": {"name": "A", "age": 3}}),
+        ('to:<|"|>x<|"|>,who:{}', {"to": "x", "who": {}}),
+        ('to:<|"|>x<|"|>,code:"123"', {"to": "x", "code": "123"}),
+        ('to:<|"|>x<|"|>,<|"|>a:b<|"|>:true', {"to": "x", "a:b": True}),
+        ('class:<|"|>first<|"|>', None),
+        ('to:<|"|>x<|"|>,class:<|"|>third<|"|>', None),
+        ('to:<|"|>x<|"|>,stops:[<|"|>1<|"|>]', None),
+        ('to:<|"|>x<|"|>,more:1', None),
+        ("to:x", None),
+        ("", None),
+    ],
+)
+@pytest.mark.parametrize("special", [True, False])
+def test_values_of_gemma_match_their_schemas(
+    written: str, read: dict[str, object] | None, special: bool, tokenizer: Tokenizer, plain: Tokenizer
+) -> None:
+    tokens = tokenizer if special else plain
+    grammars = Grammars(tokens, tokens.n_vocab)
+    source = grammar_of(BY_NAME["gemma 4"], ToolUse((TRIP,), True), tokens)
+    text = f"<|tool_call>call:trip{{{written}}}<tool_call|>"
+    assert allows(grammars.compile(Grammar("grammar", source)).matcher(), tokens, text) == (read is not None)
+    if read is not None:
+        reader = AnswerReader(BY_NAME["gemma 4"], {"trip": TRIP.parameters})
+        reader.push(text, 0)
+        assert [json.loads(call.arguments) for call in reader.calls] == [read]
 
 
 def tagged(**values: str) -> str:
@@ -160,7 +242,7 @@ def test_values_between_tags_match_their_schemas(tokenizer: Tokenizer, grammars:
     assert [call.arguments for call in reader.calls] == ['{"what": "tea", "code": "123", "of": [1]}']
 
 
-@pytest.mark.parametrize("name", ["mistral", "hermes", "qwen", "glm", "lfm2", "olmo 3", "granite"])
+@pytest.mark.parametrize("name", sorted(set(ANSWERS) - {"llama 3"}))
 def test_what_is_allowed_is_read(name: str, tokenizer: Tokenizer) -> None:
     """The tokens that are marks have no text of their own in an answer."""
     family: ToolFamily = BY_NAME[name]

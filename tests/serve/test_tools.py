@@ -246,6 +246,31 @@ def test_the_template_shows_the_tools(calling: Running) -> None:
     assert json.loads(shown[0].removeprefix("[tool]")) == first and shown[2] == "[user]Hello"
 
 
+DEEPSEEK = (
+    "{% for m in messages %}{% if m['role'] == 'assistant' and m['content'] is none %}{# message['content'] is none #}"
+    "{% for tool in m['tool_calls'] %}{{ '<｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜>' + "
+    "tool['function']['name'] + '\\n```json\\n' + tool['function']['arguments'] + '\\n```<｜tool▁call▁end｜>' }}"
+    "{% endfor %}{% else %}[{{ m['role'] }}]{{ m['content'] }}{% endif %}{% endfor %}"
+)
+
+
+def test_a_template_that_appends_arguments_to_a_text() -> None:
+    """As DeepSeek's, which shows calls where a message has no content, and shows the model no tools."""
+    reply = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
+    reply += f"{CITY}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+    with running(answering(reply, DEEPSEEK)) as server:
+        message = server.chat(tools=CHAT_TOOLS).json()["choices"][0]["message"]
+        assert [call["function"]["arguments"] for call in message["tool_calls"]] == [CITY]
+        example = "function<｜tool▁sep｜><name of the function>\n```json\n<its arguments as a JSON object>\n```"
+        assert example in server.engine.asked[-1][0]
+        said = [*USER, message, {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "rain"}]
+        assert server.post("/v1/chat/completions", {"messages": said}).status_code == 200
+        assert server.engine.asked[-1][0] == (
+            '[user]Hello<｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{"city": "Zürich"}\n```'
+            "<｜tool▁call▁end｜>[tool]rain"
+        )
+
+
 def test_a_template_without_tools_gets_them_in_the_system_message() -> None:
     with running(answering(ANSWER, TEMPLATE)) as server:
         message = server.chat(tools=CHAT_TOOLS).json()["choices"][0]["message"]
@@ -262,8 +287,14 @@ TEMPLATES = {
     "llama 3": "{# tools <|python_tag|> #}",
     "qwen": "{# tools <tool_call> <parameter= #}",
     "mistral": "{# tools [TOOL_CALLS] #}",
+    "gemma 4": "{# tools <|tool_call> #}",
+    "deepseek v3": "{# tools <｜tool▁sep｜> ```json #}",
 }
 W, B = '{"city": "Bern"}', '{"town": "Bern"}'
+FENCED = (
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{}\n```<｜tool▁call▁end｜>"
+    "<｜tool▁calls▁end｜>"
+)
 FORMS: dict[str, tuple[list[str], list[str]]] = {
     "hermes": (
         [f'<tool_call>\n{{"name": "weather", "arguments": {W}}}\n</tool_call>'],
@@ -284,6 +315,11 @@ FORMS: dict[str, tuple[list[str], list[str]]] = {
         [f'[TOOL_CALLS][{{"name": "weather", "arguments": {W}}}]'],
         [f'[TOOL_CALLS][{{"name": "weather", "arguments": {B}}}]'],
     ),
+    "gemma 4": (
+        ['<|tool_call>call:weather{city:<|"|>Bern<|"|>}<tool_call|>'],
+        ['<|tool_call>call:weather{town:<|"|>Bern<|"|>}<tool_call|>', "<|tool_call>call:x{"],
+    ),
+    "deepseek v3": ([FENCED.format(W)], [FENCED.format(B), FENCED.format(W).replace("weather", "x")]),
 }
 
 

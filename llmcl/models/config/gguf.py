@@ -33,6 +33,8 @@ from llmcl.models.families.family import Family, LayerSettings
 _END_OF_TURN_TOKENS = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<turn|>", "<|end|>")
 # In gpt-oss' format an answer has several messages, which <|end|> ends; these end the answer.
 _END_OF_ANSWER_TOKENS = ("<|return|>", "<|call|>")
+# Gemma 4 writes it behind a call of a tool, where the result is to stand.
+_END_OF_CALL_TOKEN = "<|tool_response>"
 # GLM's answers end where another one's turn begins.
 _OTHERS_TURNS = ("<|user|>", "<|observation|>")
 _SOFT_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
@@ -202,5 +204,5 @@ def _eos_token_ids(read: Reader, tokens: list[str], vocab_size: int) -> tuple[in
     answer = all(text in tokens for text in _END_OF_ANSWER_TOKENS)
     ends: tuple[str, ...] = _END_OF_ANSWER_TOKENS if answer else _END_OF_TURN_TOKENS
     ends += _OTHERS_TURNS if all(text in tokens for text in _OTHERS_TURNS) else ()
-    ids += [tokens.index(text) for text in ends if text in tokens]
+    ids += [tokens.index(text) for text in (*ends, _END_OF_CALL_TOKEN) if text in tokens]
     return tuple(dict.fromkeys(ids))
