@@ -2,29 +2,25 @@
 """Measures what structured output adds to the time between tokens, at a vocabulary of real size.
 
 Both kinds of answers take turns: any text, and JSON that matches a schema. Of neighbours either comes first once, so
-that what else the machine does meets both alike. A random model has no tokenizer; one is made for it of the words in
-llmcl's own files, and of their combinations.
+that what else the machine does meets both alike.
 """
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import product
-from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
 import numpy as np
+from made_vocabulary import made_tokenizer
 
 from llmcl.cli import options as opt
 from llmcl.cli.command import run_script
 from llmcl.cli.loading import load_model
 from llmcl.cli.option_groups import LoadingOrRandom, with_groups
 from llmcl.engine.engine import Engine
-from llmcl.tokenizer import Tokenizer
 
 # Lists and strings of which there is always more to come: no answer ends before its time.
 SCHEMA = {
@@ -42,9 +38,6 @@ SCHEMA = {
         "additionalProperties": False,
     },
 }
-END = 0  # the token that ends an answer
-TRAINED = 1 / 4  # of a made vocabulary's tokens; the others are made of two of these
-
 EPILOG = """\b
 TBT    median time between two tokens over all answers of a turn
 ratio  the median over neighbouring turns of one to the other, and its quartiles"""
@@ -87,49 +80,6 @@ def schema_overhead(
         for plan in plans:
             with llm.engine(max_sequences=plan.sequences) as engine:
                 print(row(plan, measure(engine, llm.config.vocab_size, plan, _note)), flush=True)
-
-
-def made_tokenizer(vocab_size: int) -> Tokenizer:
-    """One whose tokens are parts of words, as many as the words here give, and combinations of two of them."""
-    from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
-    from tokenizers import Tokenizer as Backend
-
-    backend = Backend(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=int(vocab_size * TRAINED),
-        special_tokens=["<end>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    backend.train_from_iterator(_texts(), trainer)
-    vocabulary = dict(backend.get_vocab())
-    trained = sorted(vocabulary, key=lambda token: vocabulary[token])[1:]
-    merges = _merges(backend)
-    longer = (token for token in trained if len(token) > 1)
-    for a, b in product(longer, trained):
-        if len(vocabulary) >= vocab_size:
-            break
-        if a + b not in vocabulary and len(a + b) < 16:
-            vocabulary[a + b] = len(vocabulary)
-            merges.append((a, b))
-    backend.model = models.BPE(vocabulary, merges)
-    backend.add_special_tokens([AddedToken("<end>", special=True)])
-    return Tokenizer(backend, vocab_size=vocab_size, eos_token_ids=[END])
-
-
-def _texts() -> Iterable[str]:
-    root = Path(__file__).parent.parent
-    for folder in ("llmcl", "scripts", "docs"):
-        for path in sorted((root / folder).rglob("*")):
-            if path.suffix in (".py", ".md", ".cl"):
-                yield path.read_text(encoding="utf-8")
-
-
-def _merges(backend: Any) -> list[tuple[str, str]]:
-    merges = json.loads(backend.to_str())["model"]["merges"]
-    return [tuple(merge.split(" ") if isinstance(merge, str) else merge) for merge in merges]
 
 
 def measure(engine: Engine, vocab_size: int, plan: Plan, note: Callable[[str], None]) -> list[tuple[float, float]]:

@@ -21,11 +21,12 @@ from threading import Thread
 from typing import Annotated, Any
 
 import numpy as np
+from made_vocabulary import made_tokenizer
 
 from llmcl.cli import options as opt
 from llmcl.cli.command import run_script
-from llmcl.cli.loading import load_to_answer
-from llmcl.cli.option_groups import LoadingToAnswer, with_groups
+from llmcl.cli.loading import load_model
+from llmcl.cli.option_groups import LoadingOrRandom, with_groups
 from llmcl.engine.engine import Engine
 
 CLIENT = Path(__file__).with_name("server_overhead_client.py")
@@ -70,7 +71,8 @@ class Plan:
 
 @with_groups
 def server_overhead(
-    model: opt.Model,
+    model: opt.OptionalModel = None,
+    random: opt.RandomShape = None,
     streams: Annotated[
         int, opt.measurement("-npl", "--n-parallel", metavar="N", parser=opt.whole(1), help="Streams at once.")
     ] = 16,
@@ -83,7 +85,7 @@ def server_overhead(
     rounds: Annotated[
         int, opt.measurement("-r", "--rounds", metavar="N", parser=opt.whole(1), help="Both ways, twice each.")
     ] = 5,
-    loading: LoadingToAnswer = LoadingToAnswer(),
+    loading: LoadingOrRandom = LoadingOrRandom(),
 ) -> None:
     """What HTTP adds: throughput, TTFT and TBT of the server against those of its engine."""
     from llmcl.serve.run import Server, listen
@@ -91,12 +93,14 @@ def server_overhead(
     from llmcl.serve.service import Service
     from llmcl.serve.settings import Settings
 
-    plan = Plan(streams, n_prompt, n_gen, rounds)
+    opt.check_model_or_random(model, random, loading.quantize)
+    plan, context = Plan(streams, n_prompt, n_gen, rounds), n_prompt + n_gen + 1
     with (
-        load_to_answer(model, loading, quiet=False) as llm,
-        llm.engine(max_sequences=streams, max_context=n_prompt + n_gen + 1) as engine,
+        load_model(model, loading, random=random, ctx_size=context, quiet=False) as llm,
+        llm.engine(max_sequences=streams, max_context=context) as engine,
     ):
-        assert llm.tokenizer is not None
+        if llm.tokenizer is None:
+            llm.tokenizer = made_tokenizer(llm.config.vocab_size)
         service = Service(Settings(max_sequences=streams, quiet=True))
 
         sizes = engine.max_context, llm.config.vocab_size

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import schema_overhead
+from made_vocabulary import END, made_tokenizer
 from programs import TINY_SHAPE
-from schema_overhead import END, Plan
+from schema_overhead import Plan
 
 import llmcl
 from llmcl.runtime.device import Device
@@ -21,7 +22,7 @@ VOCAB = 4000
 
 @pytest.fixture(scope="module")
 def vocabulary() -> Tokenizer:
-    return schema_overhead.made_tokenizer(VOCAB)
+    return made_tokenizer(VOCAB)
 
 
 def test_the_vocabulary_is_whole(vocabulary: Tokenizer) -> None:
