@@ -232,7 +232,9 @@ def _read_value(cursor: _Cursor, type_number: int, what: str, depth: int = 0) ->
     """A metadata value; `what` names it in errors."""
     if type_number in _NUMBERS:
         dtype = np.dtype(_NUMBERS[type_number])
-        return np.frombuffer(cursor.take(dtype.itemsize, what), dtype)[0].item()
+        number = np.frombuffer(cursor.take(dtype.itemsize, what), dtype)[0]
+        # The shortest decimal (1e-05, not 9.999999747378752e-06): a folder says that, and its kernels serve the file.
+        return float(str(number)) if dtype == np.float32 else number.item()
     if type_number == _BOOL:
         return cursor.take(1, what)[0] != 0
     if type_number == _STRING:

@@ -147,6 +147,7 @@ def test_every_type_of_metadata_is_read_as_the_gguf_package_reads_it(gguf_files,
     assert metadata["bools"].dtype == np.bool_
     assert metadata["yes"] is True
     assert type(metadata["u8"]) is int
+    assert (metadata["f32"], metadata["f64"]) == (0.1, 0.1)  # which is no float32
 
 
 def test_arrays_of_arrays_are_read(gguf_files, read_bytes):
