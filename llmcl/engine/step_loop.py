@@ -105,9 +105,6 @@ class Sampled(NamedTuple):
     logprob: LogProb | None
 
 
-HandOut = Callable[[Sampled], None]
-
-
 @dataclass(frozen=True)
 class Reading:
     """What a step samples for these jobs; both functions wait. Of each it is one token, or of a draft that is verified
@@ -134,8 +131,7 @@ class StepLoop:
 
     A sampled token is appended to its sequence once the step that takes it as input is enqueued and its id is known.
     Of jobs with a matcher the token is chosen once the ids of the step before are read and the mask is known. That is
-    while the device computes the step itself, which needs neither. Tokens are handed out then as well: once the choice
-    is enqueued, the device waits for the next step.
+    while the device computes the step itself, which needs neither.
     """
 
     def __init__(self, batch: Batch, scheduler: Scheduler, speculation: Speculation = NO_SPECULATION):
@@ -146,8 +142,6 @@ class StepLoop:
         self._readings: list[Reading | PromptReading] = []  # of the step under way
         self._masks_in_parallel = batch.runs_ahead and (os.cpu_count() or 1) >= MIN_CORES  # which a GPU leaves free
         self._known: list[Sampled] = []
-        self._enqueueing = False
-        self._ending: list[Job] = []
         self._failed: dict[Job, LlmclError] = {}
         self.metrics = EngineMetrics()
 
@@ -171,14 +165,10 @@ class StepLoop:
         self._scheduler.submit(job)
 
     def end(self, job: Job) -> None:
-        """As `Scheduler.end`; while a step is being enqueued, once it is."""
-        if self._enqueueing:
-            self._ending.append(job)
-        else:
-            self._scheduler.end(job)
+        self._scheduler.end(job)
 
-    def step(self, hand_out: HandOut) -> None:
-        """Enqueues a step, and hands out the tokens known now, of jobs that go on. The callee ends those that do not.
+    def step(self) -> list[Sampled]:
+        """Enqueues a step; returns the tokens known now, of jobs that go on. The caller ends those that do not.
 
         A job's tokens come in order, several at once where a draft was verified. Then the next step is enqueued in the
         call that follows.
@@ -186,31 +176,27 @@ class StepLoop:
         start = time.perf_counter()
         if self._readings and (self._alone.must_be_read or self._together.must_be_read):
             self._read_all()
+            return self._known_since(start)
+        self._alone.give_back()
+        self._together.give_back()
+        plan = self._scheduler.plan()
+        self._count(plan)
+        enqueued = self._enqueue(plan)
+        for job in plan.decode:
+            _append_inputs(job)  # of which the ids are known where no step was under way
+        if self._batch.runs_ahead:
+            self._read_all()
+            self._readings = enqueued
         else:
-            self._alone.give_back()
-            self._together.give_back()
-            plan = self._scheduler.plan()
-            self._count(plan)
-            self._enqueueing = True
-            enqueued = self._enqueue(plan, hand_out)
-            for job in plan.decode:
-                _append_inputs(job)  # of which the ids are known where no step was under way
-            self._enqueueing = False
-            while self._ending:
-                self.end(self._ending.pop())
-            if self._batch.runs_ahead:
-                self._read_all()
-                self._readings = enqueued
-            else:
-                self._readings = enqueued
-                self._read_all()
-        self.metrics.step_s += time.perf_counter() - start
-        self._hand_out(hand_out)
+            self._readings = enqueued
+            self._read_all()
+        return self._known_since(start)
 
-    def _hand_out(self, hand_out: HandOut) -> None:
+    def _known_since(self, start: float) -> list[Sampled]:
+        """The tokens that became known, at the end of a call of `step` that began at `start`."""
         known, self._known = self._known, []
-        for sampled in known:
-            hand_out(sampled)
+        self.metrics.step_s += time.perf_counter() - start
+        return known
 
     def failures(self) -> dict[Job, LlmclError]:
         """Jobs whose matchers failed since this was called last. The caller ends them."""
@@ -234,7 +220,7 @@ class StepLoop:
             self.metrics.queue_s.observe((job.begun_ns - (job.submitted_ns or job.begun_ns)) / 1e9)
             self.metrics.cached.observe(job.n_found)
 
-    def _enqueue(self, plan: Plan, hand_out: HandOut) -> list[Reading | PromptReading]:
+    def _enqueue(self, plan: Plan) -> list[Reading | PromptReading]:
         batch = self._batch
         for sequence in plan.ended:
             batch.end(sequence)
@@ -252,7 +238,7 @@ class StepLoop:
             if decode or prefill:
                 chunks = [PromptChunk(_sequence(chunk.job), chunk.token_ids, chunk.is_last) for chunk in prefill]
                 jobs = [*decode, *(chunk.job for chunk in prefill if chunk.is_last)]
-                wait = batch.step([_sequence(job) for job in decode], chunks, self._masking(jobs, hand_out))
+                wait = batch.step([_sequence(job) for job in decode], chunks, self._masking(jobs))
                 wait = self._together.decoded(plan, wait)
                 if jobs:
                     readings.append(self._reading(jobs, wait))
@@ -284,10 +270,8 @@ class StepLoop:
             return Reading([*jobs], tokens, lambda: [None] * len(jobs))
         return Reading([*jobs], tokens, self._batch.logprobs([_sequence(job) for job in jobs]))
 
-    def _masking(self, jobs: list[Job], hand_out: HandOut) -> Callable[[], None] | None:
-        """What has the next tokens of these jobs chosen from those that may come, and hands out the last ones; None
-        where all may come.
-        """
+    def _masking(self, jobs: list[Job]) -> Callable[[], None] | None:
+        """What has the next tokens of these jobs chosen from those that may come; None where all may."""
         if all(job.matcher is None for job in jobs):
             return None
 
@@ -304,7 +288,6 @@ class StepLoop:
                     allowed[_sequence(job)] = tokens
             if allowed:
                 self._batch.allow(allowed)
-            self._hand_out(hand_out)
 
         return mask
 

@@ -104,7 +104,8 @@ class Worker:
             while not self._stopped:
                 self._take_commands()
                 if self._loop.has_work and not self._stopped:
-                    self._loop.step(self._hand_out)
+                    for sampled in self._loop.step():
+                        self._hand_out(sampled)
                     for job, error in self._loop.failures().items():
                         self._fail(job, error)
                     self._wake()

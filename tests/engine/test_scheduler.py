@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from llmcl.engine.engine import STEP_TOKENS, tokens_beside
 from llmcl.engine.generation import token_budget
 from llmcl.engine.scheduler import Job, Plan, Scheduler
-from llmcl.engine.step_loop import Sampled, StepLoop
+from llmcl.engine.step_loop import StepLoop
 from llmcl.errors import UsageError
 from llmcl.ops.logprobs import LogProb
 from llmcl.ops.sample import SamplingParams
@@ -47,15 +47,12 @@ class Load:
 
     def step(self) -> None:
         """A step, after which everything is checked that holds after each."""
-        self.loop.step(self.hand_out)
+        for job, token, _ in self.loop.step():
+            assert not job.done
+            self.ids[job].append(token)
+            if len(self.ids[job]) == job.max_tokens:
+                self.scheduler.end(job)
         self.check()
-
-    def hand_out(self, sampled: Sampled) -> None:
-        job = sampled.job
-        assert not job.done
-        self.ids[job].append(sampled.token)
-        if len(self.ids[job]) == job.max_tokens:
-            self.loop.end(job)
 
     def check(self) -> None:
         scheduler, plan = self.scheduler, self.plans[-1]
