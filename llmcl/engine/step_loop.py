@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from llmcl.engine.scheduler import Chunk, Job, Plan, Scheduler
 from llmcl.engine.speculation import NO_SPECULATION, Speculation
 from llmcl.engine.together import TogetherSteps
 from llmcl.errors import LlmclError
-from llmcl.grammar import MIN_CORES, masks_of
+from llmcl.grammar import masks_of
 from llmcl.models.batch import PromptChunk
 from llmcl.models.paged_kv_cache import PagedKVCache
 from llmcl.models.sequence import SequenceState
@@ -140,7 +139,6 @@ class StepLoop:
         self._alone = AloneSteps(batch, speculation)
         self._together = TogetherSteps(batch, *speculation.for_several)
         self._readings: list[Reading | PromptReading] = []  # of the step under way
-        self._masks_in_parallel = batch.runs_ahead and (os.cpu_count() or 1) >= MIN_CORES  # which a GPU leaves free
         self._known: list[Sampled] = []
         self._failed: dict[Job, LlmclError] = {}
         self.metrics = EngineMetrics()
@@ -280,7 +278,7 @@ class StepLoop:
             matching = [(job, job.matcher) for job in jobs if not job.done and job not in self._failed]
             waiting = [(job, matcher) for job, matcher in matching if matcher is not None]
             allowed: dict[SequenceState, np.ndarray | None] = {}
-            masks = masks_of([matcher for _, matcher in waiting], parallel=self._masks_in_parallel)
+            masks = masks_of([matcher for _, matcher in waiting])
             for (job, _), tokens in zip(waiting, masks, strict=True):
                 if isinstance(tokens, LlmclError):
                     self._fail(job, tokens)

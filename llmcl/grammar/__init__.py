@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from llmcl.grammar.compiler import CompiledGrammar, Grammars
 from llmcl.grammar.grammar import Grammar
-from llmcl.grammar.matcher import MIN_CORES, Matcher, masks_of
+from llmcl.grammar.matcher import Matcher, masks_of
 
-__all__ = ["MIN_CORES", "CompiledGrammar", "Grammar", "Grammars", "Matcher", "masks_of"]
+__all__ = ["CompiledGrammar", "Grammar", "Grammars", "Matcher", "masks_of"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,11 +10,7 @@ import numpy as np
 from llmcl.errors import LlmclError, UsageError, one_line
 
 if TYPE_CHECKING:
-    from llguidance import LLExecutor, LLMatcher
-
-
-MIN_CORES = 4
-"""With fewer, handing masks over to threads takes longer than these save: on two cores 0.1 ms a step."""
+    from llguidance import LLMatcher
 
 
 class Matcher:
@@ -90,21 +85,15 @@ class Matcher:
         return UsageError(f"{self._kind} cannot be followed any further: {reason}; make it simpler")
 
 
-def masks_of(matchers: Sequence[Matcher], *, parallel: bool) -> list[np.ndarray | LlmclError]:
-    """The mask of each of several answers, as of `Matcher.mask`, or what that raises.
-
-    parallel: by several threads, for a machine with `MIN_CORES` that have nothing else to do.
-    """
+def masks_of(matchers: Sequence[Matcher]) -> list[np.ndarray | LlmclError]:
+    """The mask of each of several answers, as of `Matcher.mask`, or what that raises."""
     if len(matchers) < 2 or not all(isinstance(matcher, Matcher) for matcher in matchers):
         return [_mask_or_error(matcher) for matcher in matchers]
     masks = np.zeros((len(matchers), matchers[0]._n_words), np.uint32)
     address, nbytes = masks.ctypes.data, masks.strides[0]
     inner = [matcher._matcher for matcher in matchers]
-    if parallel:
-        _executor().unsafe_compute_mask_ptr([*zip(inner, range(len(inner)), strict=True)], address, nbytes, len(inner))
-    else:
-        for i, one in enumerate(inner):
-            one.unsafe_compute_mask_ptr(address + i * nbytes, nbytes)
+    for i, one in enumerate(inner):
+        one.unsafe_compute_mask_ptr(address + i * nbytes, nbytes)
     found: list[np.ndarray | LlmclError] = []
     for matcher, mask, has_any in zip(matchers, masks, masks.max(axis=1) > 0, strict=True):
         error = matcher._error(matcher._matcher) or (None if has_any else matcher._no_token())
@@ -117,11 +106,3 @@ def _mask_or_error(matcher: Matcher) -> np.ndarray | LlmclError:
         return matcher.mask()
     except LlmclError as error:
         return error
-
-
-@cache
-def _executor() -> LLExecutor:
-    """Threads of llguidance's own, of which none holds the interpreter."""
-    from llguidance import LLExecutor
-
-    return LLExecutor()

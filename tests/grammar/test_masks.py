@@ -141,8 +141,7 @@ def test_drafts() -> None:
         matcher.accept([letters["x"]])
 
 
-@pytest.mark.parametrize("parallel", [False, True])
-def test_several_answers_at_once(parallel: bool) -> None:
+def test_several_answers_at_once() -> None:
     """As each of them alone; one that fails does not end the others."""
     tokenizer = from_folder()
     grammars = Grammars(tokenizer, tokenizer.n_vocab + UNUSED)
@@ -153,7 +152,7 @@ def test_several_answers_at_once(parallel: bool) -> None:
 
     alone, together = matchers(), matchers()
     for text in "axa", "bya", "bza":
-        masks = masks_of(together, parallel=parallel)
+        masks = masks_of(together)
         for one, mask in zip(alone, masks, strict=True):
             if isinstance(mask, np.ndarray):
                 assert mask.dtype == np.uint32 and np.array_equal(mask, one.mask())
@@ -161,7 +160,7 @@ def test_several_answers_at_once(parallel: bool) -> None:
             for matcher in both:
                 with suppress(UsageError):
                     matcher.accept(tokenizer.encode(letter, add_special_tokens=False)[:1])
-    assert [type(mask) for mask in masks_of(together, parallel=parallel)] == [np.ndarray, np.ndarray, UsageError]
-    assert masks_of([], parallel=parallel) == []
-    (mask,) = masks_of(together[:1], parallel=parallel)
+    assert [type(mask) for mask in masks_of(together)] == [np.ndarray, np.ndarray, UsageError]
+    assert masks_of([]) == []
+    (mask,) = masks_of(together[:1])
     assert isinstance(mask, np.ndarray)
