@@ -77,6 +77,15 @@ def test_first_and_last_of_a_matrix_and_none_of_full(devices: list[Any]) -> None
     assert kept([Case("c[1]", {}), Case("c[2]", {}, ("full",)), Case("c[3]", {})], devices) == ["c[1]", "c[3]"]
 
 
+def test_an_exhaustive_case_is_in_neither_run(devices: list[Any]) -> None:
+    one, more = (
+        Case("a[1]", {"cl_entry": devices[0], "n": 1}),
+        Case("a[2]", {"cl_entry": devices[0], "n": 2}, ("exhaustive",)),
+    )
+    assert kept([one, more], devices) == ["a[1]"]
+    assert met_in_pairs([one, more], devices) == {more}  # type: ignore[list-item]
+
+
 def test_what_takes_a_device_for_a_gpu_runs_on_a_gpu(devices: list[Any]) -> None:
     cases = [Case("a[cpu]", {"kind": "cpu"}), Case("a[gpu]", {"kind": "gpu"}, ("as_gpu",))]
     assert kept(cases, devices) == ["a[cpu]"]

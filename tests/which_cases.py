@@ -20,14 +20,16 @@ def left_to_the_full_run(items: Sequence[pytest.Item], devices: Sequence[DeviceE
     A test that takes no device runs with all its cases. On the first device one runs with as many cases as have each
     value of its parameters. One marked `matrix` runs with its first case and its last in each variant of its kernel. In
     a variant that the device does not choose a test runs with its last case. On every other device the first case of
-    each file of tests/kernels runs, in the others. A test or a case marked `full` does not run, nor on another device
-    than a GPU one marked `as_gpu`.
+    each file of tests/kernels runs, in the others. A test or a case marked `full` or `exhaustive` does not run, nor on
+    another device than a GPU one marked `as_gpu`.
     """
     first = devices[0]
     on_the_first: dict[tuple[str, object], list[pytest.Item]] = {}  # by test and variant
     on_another: dict[tuple[str, int], dict[object, list[pytest.Item]]] = {}  # by file and device, then by variant
     for item in items:
-        if item.get_closest_marker("full") or (item.get_closest_marker("as_gpu") and first.kind != "gpu"):
+        if item.get_closest_marker("full") or is_exhaustive(item):
+            continue
+        if item.get_closest_marker("as_gpu") and first.kind != "gpu":
             continue
         parameters = parameters_of(item)
         variant = parameters.get("variant", parameters.get("kind"))
@@ -66,7 +68,7 @@ def met_in_pairs(items: Sequence[pytest.Item], devices: Sequence[DeviceEntry]) -
     The first device keeps all cases, but of a test marked `matrix` as many as have all pairs. In the variant that it
     does not choose, and on every other device, a case of each test is kept, and in each file as many as meet the device
     with all values of a parameter; of a test marked `matrix` that is no kernel's only the last. In the variant that
-    another device does not choose the first case of each file is kept.
+    another device does not choose the first case of each file is kept. A case marked `exhaustive` is not.
     """
     by_index = {entry.index: entry for entry in devices}
     tests: dict[str, list[pytest.Item]] = {}  # on the first device, or on none
@@ -74,7 +76,7 @@ def met_in_pairs(items: Sequence[pytest.Item], devices: Sequence[DeviceEntry]) -
     others = variants_of([item for item in items if not item.get_closest_marker("skip")])
     for item in items:
         index, variant = target_of(item)
-        if item.get_closest_marker("skip") or not (index is not None or is_matrix(item)):
+        if item.get_closest_marker("skip") or is_exhaustive(item) or not (index is not None or is_matrix(item)):
             continue
         entry = devices[0] if index is None else by_index[index]
         is_chosen = variant != not_chosen(entry) or len(others[test_of(item), index]) == 1
@@ -92,7 +94,8 @@ def met_in_pairs(items: Sequence[pytest.Item], devices: Sequence[DeviceEntry]) -
     for test, cases in tests.items():
         found = {case: pairs_of(case) for case in cases}
         kept |= covering(found, met.get(test, ())) if is_matrix(cases[0]) else {*cases}
-    return {case for cases in (*tests.values(), *files.values()) for case in cases if case not in kept}
+    left = {case for cases in (*tests.values(), *files.values()) for case in cases if case not in kept}
+    return left | {item for item in items if is_exhaustive(item)}
 
 
 def variants_of(items: Sequence[pytest.Item]) -> dict[tuple[str, int | None], set[object]]:
@@ -155,6 +158,10 @@ def parameters_of(item: pytest.Item) -> dict[str, Any]:
 
 def is_matrix(item: pytest.Item) -> bool:
     return item.get_closest_marker("matrix") is not None and hasattr(item, "callspec")
+
+
+def is_exhaustive(item: pytest.Item) -> bool:
+    return item.get_closest_marker("exhaustive") is not None
 
 
 def not_chosen(entry: DeviceEntry) -> str:

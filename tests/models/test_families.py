@@ -7,7 +7,7 @@ so that a window that is missing, or off by one, shows.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -67,21 +67,26 @@ def answers_as(model: Any, llm: LLM, prompt: list[int]) -> None:
     assert answer == choices.tolist()
 
 
-KINDS: dict[str, Sequence[str]] = dict.fromkeys(FAMILIES, ("cpu", "gpu"))
-KINDS |= {name: (("as it is", "gpu")[i % 2],) for i, name in enumerate(FURTHER)}
-"""Of kernels, for a folder: further shapes have one of them, in turn."""
-KIND_OF_GGUF = dict.fromkeys(FAMILIES, ("as it is",)) | {name: KINDS[name] for name in FURTHER}
-"""One that the folder's model has, so that no kernel is compiled for the file."""
+FIRST = {config.architecture: name for name, config in reversed(FAMILIES.items())}
+OTHERS = [*(name for name in FAMILIES if name not in FIRST.values()), *FURTHER]
+KIND = {name: ("as it is", "gpu")[i % 2] for i, name in enumerate(OTHERS)}
+"""Of the kernels of each shape but the first of an architecture: one kind, in turn, as they take seconds to compile."""
 
 
-def cases(kinds: Mapping[str, Sequence[str]]) -> list[Any]:
-    """A name with each of its kinds; all but MOST of the full run."""
-    marks = {"gpu": [pytest.mark.as_gpu]}
-    return [
-        pytest.param(name, kind, marks=marks.get(kind, []) + [full] * (name != MOST), id=f"{name}-{kind}")
-        for name in kinds
-        for kind in kinds[name]
-    ]
+def cases(names: Iterable[str], *, both: bool) -> list[Any]:
+    """A name with its kinds of kernels; of the first shape of an architecture, if `both`, a CPU's and a GPU's.
+
+    All but MOST are of the full run. The kind that KIND leaves out of FAMILIES is in neither.
+    """
+    found = []
+    for name in names:
+        kinds = (KIND[name],) if name in KIND else ("cpu", "gpu") if both else ("as it is",)
+        left = ("gpu" if kinds[0] == "as it is" else "cpu",) if both and name in KIND and name in FAMILIES else ()
+        for kind in (*kinds, *left):
+            marks = [pytest.mark.as_gpu] * (kind == "gpu") + [full] * (name != MOST)
+            marks += [pytest.mark.exhaustive] * (kind in left)
+            found.append(pytest.param(name, kind, marks=marks, id=f"{name}-{kind}"))
+    return found
 
 
 @pytest.fixture
@@ -113,7 +118,7 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple
     return folder_of
 
 
-@pytest.mark.parametrize(("name", "kind"), cases(KINDS), indirect=["kind"])
+@pytest.mark.parametrize(("name", "kind"), cases(ALL, both=True), indirect=["kind"])
 def test_a_folder_of_the_family_computes_what_transformers_does(
     name: str, kind: str, folder_of: Callable[[str], tuple[Path, Any]]
 ) -> None:
@@ -128,9 +133,7 @@ def test_a_folder_of_the_family_computes_what_transformers_does(
         answers_as(model, llm, ids[:33])
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), cases({name: KIND_OF_GGUF[name] for name in (*IN_GGUF, MOST)}), indirect=["kind"]
-)
+@pytest.mark.parametrize(("name", "kind"), cases((*IN_GGUF, MOST), both=False), indirect=["kind"])
 def test_a_gguf_file_of_the_family_computes_what_transformers_does(name: str, kind: str, tmp_path: Path) -> None:
     config = ALL[name]
     if config.architecture in ("gemma2", "gemma3_text"):  # the format has no key for another scale
