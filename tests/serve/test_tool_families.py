@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
 import pytest
+from llguidance import grammar_from
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from llmcl.grammar import Grammar, Grammars, Matcher
+from llmcl.grammar import Grammar, Grammars, Matcher, trial
 from llmcl.serve.answer_reader import AnswerReader
 from llmcl.serve.tool_families import FAMILIES, ToolFamily
 from llmcl.serve.tool_grammar import grammar_of
@@ -79,6 +81,14 @@ def made(marks: list[str]) -> Tokenizer:
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(mark, special=True) for mark in marks])
     return Tokenizer(backend, vocab_size=len(symbols), eos_token_ids=[1])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled_here() -> Iterator[None]:
+    """No grammar is tried in a process first: hundreds would be started, and none of these comes from a user."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trial, "compiled_in_time", lambda grammar: grammar_from(grammar.kind, grammar.source))
+        yield
 
 
 @pytest.fixture(scope="module")
