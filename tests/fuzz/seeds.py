@@ -20,7 +20,7 @@ from tokenizers import decoders, models, normalizers
 
 from llmcl.checkpoint.gguf import LAYER_MODULE_NAMES, MODULE_NAMES
 
-EPS = 2.0**-17  # the same in float32, so that GGUF files and folders use the same kernels
+EPS = 1e-5
 VOCAB = 576  # of the larger of the two tokenizers, and some
 CHATML = (
     "{% for message in messages %}{{ '<|user|>' + message['role'] + '\\n' + message.content | trim + eos_token }}"
