@@ -1,9 +1,9 @@
 """Compiles the kernels of nine real models for GPUs that are not here, with Intel's, AMD's and a SPIR-V compiler.
 
-`python tests/check_compilers.py` compiles for one GPU of each vendor so many programs that each kernel is met with each
-pair of what sets its kinds apart (types, sizes of heads, epilogues), and where a compiler gives no figures with each by
-itself; with `--all` all programs of all models for all GPUs, in half an hour. It fails at a compile error, at a kernel
-of the decode path that spills registers, and at one that spills more or has a lower occupancy than
+`python tests/check_compilers.py` compiles for one GPU of each vendor so many programs that each kernel is met with all
+that sets its kinds apart (types, sizes of heads, epilogues), and with each pair of that for one of the vendors whose
+compilers give figures; with `--all` all programs of all models for all GPUs, in half an hour. It fails at a compile
+error, at a kernel of the decode path that spills registers, and at one that spills more or has a lower occupancy than
 docs/results/compilers.json says. `--update` compiles one program of every kind for all GPUs and writes that file and
 the tables of docs/devices.md; with `--all` it also notes where other models have worse figures than the first. What was
 compiled before is not compiled again. A compiler that is not installed is named, and its GPUs are left out;
@@ -16,7 +16,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import combinations
 
 from compilers.chosen import Program, programs_of
@@ -28,6 +28,8 @@ from compilers.toolchains import TOOLCHAINS, Toolchain
 from covering import covering
 from own_cache import use_own_cache
 
+OWN = "intel "  # in front of the kinds of kernels that Intel's GPUs have for themselves
+
 
 def first_of_each_kind(programs: Sequence[Program]) -> dict[str, Program]:
     firsts: dict[str, Program] = {}
@@ -37,13 +39,22 @@ def first_of_each_kind(programs: Sequence[Program]) -> dict[str, Program]:
     return firsts
 
 
-def kinds_that_meet(kinds: Collection[str], n_words: int) -> set[str]:
-    """As many of these kinds as have every combination of n_words words that a kernel's kinds have."""
-    found: dict[str, set[tuple[str, ...]]] = {}
-    for kind in kinds:
-        kernel, *words = kind.removeprefix("intel ").split()
-        found[kind] = {(kernel, *of) for of in combinations(words, min(n_words, len(words)))}
-    return covering(found)
+def kinds_that_meet(kinds: Mapping[str, Collection[str]], with_figures: Collection[str]) -> dict[str, set[str]]:
+    """Of the kinds of each target as many as have every word of each kernel there, and every pair of words somewhere.
+
+    with_figures: the targets whose compilers give figures. Pairs are looked for there alone.
+    """
+    found: dict[tuple[str, str], set[tuple[str, ...]]] = {}
+    for target, of_target in kinds.items():
+        for kind in of_target:
+            own = kind.startswith(OWN)  # of Intel's GPUs alone
+            kernel, *words = kind.removeprefix(OWN).split()
+            kernel = OWN * own + kernel
+            met = found[target, kind] = {(target, kernel, *of) for of in combinations(words, min(1, len(words)))}
+            if target in with_figures:
+                met |= {(kernel, *of) for of in combinations(words, min(2, len(words)))}
+    chosen = covering(found)
+    return {target: {kind for of, kind in chosen if of == target} for target in kinds}
 
 
 def found_toolchains() -> tuple[dict[str, Toolchain], str]:
@@ -93,21 +104,20 @@ def main(arguments: Sequence[str]) -> int:
     if not toolchains:
         print(f"compilers: nothing was compiled; {left_out}")
         return 0
-    gpus = GPUS if options.all or options.update else {gpu.vendor: gpu for gpu in GPUS}.values()
-    jobs, firsts, n_programs = [], {}, {}
+    gpus = [*GPUS] if options.all or options.update else [*{gpu.vendor: gpu for gpu in GPUS}.values()]
+    gpus = [gpu for gpu in gpus if gpu.vendor in toolchains]
+    programs = {gpu.target: programs_of(gpu.entry) for gpu in gpus}
+    firsts = {target: first_of_each_kind(of_target) for target, of_target in programs.items()}
+    kinds: Mapping[str, Collection[str]] = firsts
+    if not options.update:
+        kinds = kinds_that_meet(firsts, [gpu.target for gpu in gpus if toolchains[gpu.vendor].knows_targets])
+    jobs = []
     for gpu in gpus:
-        if gpu.vendor in toolchains:
-            programs = programs_of(gpu.entry)
-            n_programs[gpu.target] = len(programs)
-            firsts[gpu.target] = of_kinds = first_of_each_kind(programs)
-            kinds = {*of_kinds}
-            if not options.update:
-                kinds = kinds_that_meet(of_kinds, 2 if toolchains[gpu.vendor].knows_targets else 1)
-            wanted = {id(program) for kind, program in of_kinds.items() if kind in kinds}
-            chosen = [program for program in programs if options.all or id(program) in wanted]
-            jobs += [Job(gpu, toolchains[gpu.vendor], program) for program in chosen]
+        wanted = {id(program) for kind, program in firsts[gpu.target].items() if kind in kinds[gpu.target]}
+        chosen = [program for program in programs[gpu.target] if options.all or id(program) in wanted]
+        jobs += [Job(gpu, toolchains[gpu.vendor], program) for program in chosen]
     found, errors = collect(jobs, compile_all(jobs, note))
-    found.programs = n_programs
+    found.programs = {target: len(of_target) for target, of_target in programs.items()}
     compiled = {id(job.program) for job in jobs}
     for target, rows in found.firsts.items():  # of other kinds a later program may have been compiled, not the first
         found.firsts[target] = {kind: row for kind, row in rows.items() if id(firsts[target][kind]) in compiled}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 from itertools import combinations, product
@@ -116,18 +116,23 @@ def test_kinds_leave_sizes_out() -> None:
 
 
 def test_a_quick_run_meets_each_pair_of_what_sets_kinds_apart() -> None:
+    """Each by itself for every GPU, and pairs for one whose compiler gives figures. Intel's own kernels are others."""
     options = list(product(("f16", "q8_0"), ("64 3", "128 4", "256 2"), ("", " paged"), ("", " mask_mod")))
     kinds = [f"attention_decode {kv} {heads}{paged}{mod}" for kv, heads, paged, mod in options]
-    kinds += ["intel linear_prefill bf16 add", "linear_prefill bf16 norm", "sample_finish"]
+    kinds += ["linear_prefill bf16 norm", "sample_finish"]
+    of = {"dg2": [*kinds, "intel linear_prefill bf16 add"], "gfx": kinds, "Adreno": kinds}
 
-    def pairs(of: Collection[str], n: int) -> set[tuple[str, ...]]:
-        split = [kind.removeprefix("intel ").split() for kind in of]
-        return {(kernel, *two) for kernel, *words in split for two in combinations(words, n)}
+    def met(of: Iterable[str], n: int) -> set[tuple[str, ...]]:
+        split = [kind.replace("intel ", "intel_").split() for kind in of]
+        return {(kernel, *some) for kernel, *words in split for some in combinations(words, min(n, len(words)))}
 
-    for n in (1, 2):
-        found = check_compilers.kinds_that_meet(kinds, n)
-        assert pairs(found, n) == pairs(kinds, n) and "sample_finish" in found
-        assert len(found) < len(kinds) / (2 if n == 1 else 1.2)
+    found = check_compilers.kinds_that_meet(of, ("dg2", "gfx"))
+    for target, kinds_of_target in of.items():
+        assert found[target] <= {*kinds_of_target} and met(found[target], 1) == met(kinds_of_target, 1)
+    assert met([*found["dg2"], *found["gfx"]], 2) == met(of["dg2"], 2)
+    assert len(found["Adreno"]) < len(kinds) / 2 and len(found["dg2"]) + len(found["gfx"]) < len(kinds)
+    alone = check_compilers.kinds_that_meet({"gfx": kinds}, ("gfx",))["gfx"]
+    assert met(alone, 2) == met(kinds, 2) and len(alone) < len(kinds) / 1.2
 
 
 def test_a_kind_is_compared_where_its_first_program_was_compiled(
