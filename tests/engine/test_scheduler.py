@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from examples import examples
 from fake_batch import PAGE, FakeBatch, answer_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -135,7 +136,7 @@ JOBS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=200, derandomize=True, deadline=None)
+@settings(max_examples=examples(200), derandomize=True, deadline=None)
 @given(
     jobs=st.lists(JOBS, min_size=1, max_size=12),
     n_pages=st.integers(2, 24),

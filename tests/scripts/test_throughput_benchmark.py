@@ -38,12 +38,12 @@ def test_formats() -> None:
     assert objects[1]["bandwidth_share"] is None
 
 
-def test_script(tmp_path: Path) -> None:
+def test_script(tmp_path: Path, run_here: Run) -> None:
     shape, output, picture = tmp_path / "config.json", tmp_path / "rows.jsonl", tmp_path / "plot.png"
     shape.write_text(json.dumps(TINY_SHAPE))
     sizes = ["-npp", "20", "-ntg", "5", "-npl", "1,3", "-r", "1"]
     files = ["--format", "jsonl", "-o", str(output), "--plot", str(picture)]
-    done = run_script("throughput_benchmark.py", "--random", str(shape), *sizes, *files)
+    done = run_here("throughput_benchmark.py", "--random", str(shape), *sizes, *files)
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in output.read_text().splitlines()]
     assert [(row["pl"], row["n_kv"]) for row in rows] == [(1, 25), (3, 75)]
