@@ -166,6 +166,7 @@ def work(program: str, arguments: list[str], output: str, cpu_s: Any, python_pat
         os.dup2(file.fileno(), 2)
     set_python_path(python_path)
     assert "imported_once" in sys.modules, "each process would take seconds to import PyTorch"
+    sys.dont_write_bytecode = False
     sys.argv = [program, *arguments]
     run_program = runpy.run_path if program.endswith(".py") else runpy.run_module
     try:
@@ -219,6 +220,8 @@ def main() -> int:
     use_own_cache()
     # Threads of PyTorch and NumPy that wait keep a core busy, which another process could use.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // options.jobs)))
+    # Hundreds of processes import llmcl, which each would compile for 0.4 s where Python is told not to keep that.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.chdir(ROOT)
     paths, others = paths_among(arguments)
     sys.path.insert(0, str(ROOT))  # for all processes, as `python -m` does: the package need not be installed
