@@ -1,11 +1,12 @@
 """Combinations of mods, masks, shapes, dtypes and pages: flex_attention against PyTorch's own.
 
 Of random calls so many that each value is met with each value of every other parameter, and in the full run twice. A
-call is a program of its own, so that more of them take minutes.
+call is a program of its own, so that more of them take minutes: LLMCL_TEST_RANDOM_CALLS=200 adds so many.
 """
 
 from __future__ import annotations
 
+import os
 from itertools import combinations
 from typing import Any
 
@@ -21,6 +22,7 @@ from llmcl.reference import round_bfloat16
 
 TOLERANCE = 3e-5  # of float32 sums; operands are the same on both sides
 POSITIONS = 128
+MORE_CALLS = int(os.environ.get("LLMCL_TEST_RANDOM_CALLS", "0"))
 BIAS = np.random.default_rng(5).standard_normal(2 * POSITIONS).astype(np.float32)
 DOCUMENTS = np.repeat(np.arange(8, dtype=np.int32), POSITIONS // 8)
 WINDOWS = np.array([3, 10, 40, 200, 5, 17, 1, 60], np.int32)
@@ -58,7 +60,7 @@ VALUES: dict[str, list[Any]] = {
     "group": [1, 2, 4],
     "n_queries": [1, 2, 17, 64, 100],
     "n_keys": [1, 16, 33, 100, 128],
-    "width": [32, 40, 64],
+    "width": [32, 40, 64, 128],
     "value_width": [None, 48],
     "dtype": ["float32", "float16", "bfloat16"],
     "score": sorted(score_mods(OURS)),
@@ -69,10 +71,14 @@ VALUES: dict[str, list[Any]] = {
 }
 
 
+def random_calls(seed: int, count: int) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(seed)
+    return [{name: values[rng.integers(len(values))] for name, values in VALUES.items()} for _ in range(count)]
+
+
 def calls(seed: int, among: int = 300) -> list[dict[str, Any]]:
     """Of random calls as many as have each pair of values that any of them has."""
-    rng = np.random.default_rng(seed)
-    found = [{name: values[rng.integers(len(values))] for name, values in VALUES.items()} for _ in range(among)]
+    found = random_calls(seed, among)
     pairs = {i: {*combinations(call.items(), 2)} for i, call in enumerate(found)}
     return [found[i] for i in sorted(covering(pairs))]
 
@@ -95,7 +101,8 @@ def test_every_pair_of_values_is_met() -> None:
 @pytest.mark.parametrize(
     ("c", "seed"),
     [pytest.param(c, i, id=str(i)) for i, c in enumerate(calls(0))]
-    + [pytest.param(c, i, id=f"more-{i}", marks=pytest.mark.full) for i, c in enumerate(calls(1))],
+    + [pytest.param(c, i, id=f"more-{i}", marks=pytest.mark.full) for i, c in enumerate(calls(1))]
+    + [pytest.param(c, i, id=f"random-{i:03}") for i, c in enumerate(random_calls(2, MORE_CALLS))],
 )
 def test_equals_pytorch(default_device: Any, c: dict[str, Any], seed: int) -> None:
     rng = np.random.default_rng(seed)
