@@ -9,7 +9,6 @@ take turns, warm, with half the interquartile range as the spread. Keys and valu
 from __future__ import annotations
 
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Annotated, Any
 
 import numpy as np
 from attention_bench.baselines import host_fallback, three_phase, torch_sdpa, unfused
+from attention_bench.large_calls import table_decode_calls, table_large_calls
 from attention_bench.measuring import (
     BOUND,
     Bench,
@@ -24,18 +24,16 @@ from attention_bench.measuring import (
     WrongResultError,
     as_csv,
     as_json,
-    bfloat16_bits,
     check,
     expected_rows,
-    grid,
     markdown,
     measure,
     processor_seconds,
     random_arrays,
     some_rows,
 )
-from attention_bench.ours import ours_causal, ours_decode, ours_flex, ours_on_host_arrays, ours_profiled
-from attention_bench.torch_flex import large_call_variants, torch_decode_calls, torch_large_calls
+from attention_bench.ours import ours_causal, ours_decode, ours_flex, ours_on_host_arrays
+from attention_bench.results import as_result, check_comparable, write_result
 
 import llmcl
 from llmcl.attention import and_masks, create_block_mask, flex_attention, masks
@@ -43,7 +41,6 @@ from llmcl.cli import options as opt
 from llmcl.cli.command import run_script
 from llmcl.cli.text_files import check_writable
 from llmcl.kernels.common.attention import CAPACITY_MULTIPLE, AttentionShape
-from llmcl.reference import round_bfloat16
 from llmcl.runtime.device import Device
 from llmcl.tools.tune import tune_prefill
 
@@ -357,90 +354,6 @@ def compile_time(bench: Bench) -> None:
     bench.target("compiling a new variant < 3 s", seconds, seconds < 3, " s")
 
 
-def table_large_calls(bench: Bench) -> None:
-    """Table 6: whole calls of flex_attention, and torch.compile(flex_attention) on the same device."""
-    heads, kv_heads, length = (4, 1, 256) if bench.quick else (8, 2, 2048) if bench.device.is_cpu else (32, 8, 8192)
-    usual, where = ("float32", "cpu") if bench.device.is_cpu else ("float16", "cuda")
-    table = bench.table(
-        6,
-        f"Whole calls on {usual} arrays on the device, [1, {heads}/{kv_heads}, {length}, 128]",
-        "Milliseconds of calls in a row by the host's clock, medians of turns; beside them the device's own clock for "
-        "one call (ours: its launches, torch: between two events). Ratios are their time over ours.",
-    )
-    exact = random_arrays(*[(1, n, length, 128) for n in (heads, kv_heads, kv_heads)])
-    rows = some_rows(length)
-    variants = [*large_call_variants(length, heads).items()]
-    for name, variant in variants[:2] if bench.quick else variants:  # PyTorch compiles each for seconds
-        q, k, v = (bfloat16_bits(x) if variant.bfloat16 else x.astype(usual) for x in exact)
-        score_mod, mask_mod = variant.ours
-        mask = None if mask_mod is None else create_block_mask(mask_mod, None, None, length, length)
-        options = {"score_mod": score_mod, "block_mask": mask}
-        theirs = torch_large_calls(where, q, k, v, variant)
-        contestants = {"ours": ours_flex(bench.device, q, k, v, whole=True, **options)}
-        contestants |= {who: contestant for who, (contestant, _) in theirs.items()}
-        rounded = [round_bfloat16(x) if variant.bfloat16 else x.astype(usual) for x in exact]
-        expected = expected_rows(rounded, rows, score_mod, mask_mod)
-        # Queries, keys, values and results have 16 bits, and matrix units round the weights to them.
-        bound = 2.0 ** (-6 if variant.bfloat16 else -9)
-        errors = {who: check(f"{who} {name}", c, expected, np.s_[:, :, rows], bound) for who, c in contestants.items()}
-        times = measure(bench, contestants, 1.0)
-        call = ours_profiled(bench.device, q, k, v, **options)
-        profiles = [call() for _ in range(9)]
-        launches = {launch: statistics.median(one[launch] for one in profiles) for launch in profiles[0]}
-        row = {"variant": name, "ours ms": str(times["ours"])}
-        for who in times:
-            if who != "ours":
-                ratio = times[who].ms / times["ours"].ms
-                row |= {f"{who} ms": str(times[who]), f"ratio to {who}": f"{ratio:.2f}x"}
-                least = 0.9 if who == "SDPA" else 1.0
-                if who != "SDPA" or variant.sdpa:
-                    bench.target(f"{name} against {who} >= {least}x", ratio, ratio >= least)
-        row["ours, device ms"] = f"{sum(launches.values()):.4g}"
-        for who, (_, device_ms) in theirs.items():
-            if device_ms is not None:
-                row[f"{who}, device ms"] = f"{statistics.median(device_ms() for _ in range(9)):.4g}"
-        row["launches"] = ", ".join(f"{launch} {ms:.4g}" for launch, ms in launches.items())
-        table.rows.append({**row, "error": f"{errors['ours']:.0e}"})
-        print(grid(table.rows[-1:]), file=sys.stderr, flush=True)  # PyTorch takes a while to compile the next
-
-
-def table_decode_calls(bench: Bench) -> None:
-    """Table 7: a query of each of several sequences, without and with a page table."""
-    batch, heads, kv_heads, length, page = (3, 4, 1, 256, 64) if bench.quick else (32, 32, 8, 8192, 128)
-    table = bench.table(
-        7,
-        f"Decode: whole calls on float16 device arrays, {batch} sequences of {length}, {heads}/{kv_heads} heads of 128",
-        f"Keys and values contiguous, [B, H, S, D], and in shuffled pages of {page}. GB/s: their bytes over the time.",
-    )
-    q, one_k, one_v = random_arrays((batch, heads, 1, 128), (1, kv_heads, length, 128), (1, kv_heads, length, 128))
-    q = q.astype(np.float16)
-    # Sequences have the keys of the first one from different places on: numbers for all would take long to draw.
-    k, v = (np.concatenate([np.roll(x.astype(np.float16), 7 * b, 2) for b in range(batch)]) for x in (one_k, one_v))
-    n = length // page
-    page_table = np.random.default_rng(1).permutation(batch * n).reshape(batch, n).astype(np.int32)
-    pools = [np.empty((batch * n, kv_heads, page, 128), np.float16) for _ in range(2)]
-    for pool, x in zip(pools, (k, v), strict=True):
-        pool[page_table.reshape(-1)] = x.reshape(batch, kv_heads, n, page, 128).swapaxes(1, 2).reshape(pool.shape)
-    contestants = {
-        "ours, contiguous": ours_flex(bench.device, q, k, v, whole=True),
-        "ours, page table": ours_flex(bench.device, q, *pools, whole=True, page_table=page_table),
-        **torch_decode_calls(q, k, v, page_table, page),
-    }
-    expected = expected_rows((q[:2], k[:2], v[:2]), np.array([0]))
-    errors = {who: check(who, one, expected, np.s_[:2], 2.0**-9) for who, one in contestants.items()}
-    times = measure(bench, contestants, 4.0)
-    for who, timing in times.items():
-        gb_s = 2e-6 * k.nbytes / timing.ms
-        table.rows.append({"": who, "ms": str(timing), "GB/s": f"{gb_s:.0f}", "error": f"{errors[who]:.0e}"})
-    if not bench.device.is_cpu:
-        ratio = times["ours, page table"].ms / times["ours, contiguous"].ms
-        bench.target("decode, paged over contiguous <= 1.02x", ratio, ratio <= 1.02)
-    for kind in ("contiguous", "page table"):
-        if f"torch compiled, {kind}" in times:
-            ratio = times[f"torch compiled, {kind}"].ms / times[f"ours, {kind}"].ms
-            bench.target(f"decode, {kind}, against torch compiled >= 1.5x", ratio, ratio >= 1.5)
-
-
 TABLES: dict[int, Callable[[Bench], None]] = {
     1: table_decode,
     2: table_combinations,
@@ -469,19 +382,28 @@ def bench_attention(
     markdown_file: Annotated[Path | None, opt.written("--markdown", "the tables")] = None,
     csv_file: Annotated[Path | None, opt.written("--csv", "a line for each figure")] = None,
     json_file: Annotated[Path | None, opt.written("--json", "an object")] = None,
+    result_file: Annotated[Path | None, opt.written("--result", "tables 6 and 7 for scripts/plot_results.py")] = None,
 ) -> None:
     """Seven tables of attention: decode, tiles, torch SDPA, unfused, flex variants and pages, large calls and decode
     with a page table beside torch's compiled flex_attention; then the targets."""
     outputs = {"--markdown": (markdown_file, markdown), "--csv": (csv_file, as_csv), "--json": (json_file, as_json)}
-    for option, (path, _) in outputs.items():
+    for option, path in [*((option, path) for option, (path, _) in outputs.items()), ("--result", result_file)]:
         check_writable(option, path)
-    bench = Bench(Device.open(device), quick, processor_seconds if processor_time else time.perf_counter)
+    opened = Device.open(device)
+    if result_file is not None:
+        check_comparable(opened, tables)
+    bench = Bench(opened, quick, processor_seconds if processor_time else time.perf_counter)
     for number in tables:
         TABLES[number](bench)
     print(markdown(bench), end="", flush=True)
     for path, write in outputs.values():
         if path is not None:
             path.write_text(write(bench), encoding="utf-8")
+    if result_file is not None:
+        command = f"python scripts/bench_attention.py --device {device} -t {','.join(map(str, tables))}"
+        command += " --processor-time" if processor_time else ""
+        text = write_result(as_result(bench, command))
+        result_file.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

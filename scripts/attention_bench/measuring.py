@@ -41,6 +41,16 @@ class Table:
     rows: list[dict[str, Any]] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Call:
+    """Milliseconds of a call by contestant, and what it must compute and read once."""
+
+    name: str
+    ms: dict[str, float]
+    flops: float = 0.0
+    nbytes: float = 0.0
+
+
 @dataclass
 class Bench:
     """The device, how thorough to be, the clock, and what was found."""
@@ -50,6 +60,7 @@ class Bench:
     clock: Callable[[], float] = time.perf_counter
     tables: list[Table] = field(default_factory=list)
     targets: list[dict[str, Any]] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)  # of tables 6 and 7
 
     @property
     def rounds(self) -> int:

@@ -35,8 +35,37 @@ def test_tables_in_every_format(default_device: Device, tmp_path: Path) -> None:
     assert {(c["table"], c["column"]) for c in cells} >= {("1", "ms a layer"), ("4", "ratio")}
 
 
-def test_refusals(run_here: Run) -> None:
-    for arguments, message in [(["-t", "8"], "1 to 7"), (["--csv", "/no/such/folder/x"], "cannot be written")]:
+@pytest.mark.full
+def test_a_result_for_the_charts(default_device: Device, tmp_path: Path) -> None:
+    from plot_results import Panel, Result, table
+
+    file, device = tmp_path / "result.json", str(default_device.entry.index)
+    done = run_script("bench_attention.py", "--quick", "-t", "6", "--device", device, "--result", str(file))
+    assert done.returncode == 0, done.stderr
+    values = json.loads(file.read_text())
+    result = Result(**values | {"panels": [Panel(**panel) for panel in values["panels"]]})
+    lines = table(result).splitlines()
+    assert lines[2].startswith("| a call, causal | ") and result.command.endswith(f"--device {device} -t 6")
+    first = result.panels[0]
+    assert first.rows == ["causal", "ALiBi, causal"] and min(map(min, first.series.values())) > 0
+    assert "scaled_dot_product_attention takes" in result.notes
+
+
+def test_visible_pairs() -> None:
+    from attention_bench.results import visible_pairs
+
+    from llmcl.attention import masks
+
+    assert visible_pairs(None, 300) == 300 * 300 and visible_pairs(masks.causal, 300) == 300 * 301 // 2
+    assert visible_pairs(masks.sliding_window(2), 300) == 2 * 300 - 1
+
+
+def test_refusals(run_here: Run, tmp_path: Path) -> None:
+    for arguments, message in [
+        (["-t", "8"], "1 to 7"),
+        (["--csv", "/no/such/folder/x"], "cannot be written"),
+        (["--result", str(tmp_path / "x")], "expected one of them: -t 6,7"),
+    ]:
         done = run_here("bench_attention.py", *arguments)
         assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
 
