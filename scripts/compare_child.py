@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 LOGIT_ROWS = 64
+LOG_ERROR = 4  # of ggml_log_level
 
 
 class LlamaCpp:
@@ -29,9 +30,14 @@ class LlamaCpp:
         import llama_cpp
 
         self.api: Any = llama_cpp
-        self._silence: Any = llama_cpp.llama_log_callback(lambda level, text, data: None)
+        self._errors: list[str] = []
+        self._silence: Any = llama_cpp.llama_log_callback(self._log)
         llama_cpp.llama_log_set(self._silence, ctypes.c_void_p(0))
         llama_cpp.llama_backend_init()
+
+    def _log(self, level: int, text: bytes, data: Any) -> None:
+        if level == LOG_ERROR:
+            self._errors.append(text.decode(errors="replace").strip())
 
     def about(self) -> dict[str, Any]:
         return {
@@ -52,11 +58,24 @@ class LlamaCpp:
             setattr(model if hasattr(model, name) else params, name, value)
         self.model = api.llama_model_load_from_file(path.encode(), model)
         if not self.model:
-            raise RuntimeError(f"llama.cpp does not load {path}")
-        self.context = api.llama_init_from_model(self.model, params)
-        if not self.context:
-            raise RuntimeError(f"llama.cpp makes no context of {context} tokens")
+            raise RuntimeError(f"llama.cpp does not load {path}. {' '.join(self._errors[-3:])}")
+        self.params = params
+        self.context: Any = None
+        self._make_context()
         self.vocab_size = api.llama_vocab_n_tokens(api.llama_model_get_vocab(self.model))
+
+    def _make_context(self) -> None:
+        if self.context:
+            self.api.llama_free(self.context)
+        self.context = self.api.llama_init_from_model(self.model, self.params)
+        if not self.context:
+            said = " ".join(self._errors[-3:])
+            raise RuntimeError(f"llama.cpp makes no context of {self.params.n_ctx} tokens. {said}")
+
+    def set_micro_batch(self, n: int) -> None:
+        """From now on n tokens of a prompt are computed at once; the cache is empty."""
+        self.params.n_ubatch = n
+        self._make_context()
 
     def truncate(self, position: int) -> None:
         memory = self.api.llama_get_memory(self.context)
@@ -280,6 +299,10 @@ class Server:
         """Seconds of tg steps of pl sequences after prompts of pp tokens."""
         self.filled = -1
         return {"seconds": self.engine.sequences(pp, tg, pl)}
+
+    def set_micro_batch(self, n: int) -> None:
+        self.filled = -1
+        self.engine.set_micro_batch(n)
 
     def score(self, windows: list[list[int]]) -> dict[str, Any]:
         """Negative log-likelihoods, summed, of the tokens that `llmcl perplexity` scores, and the likeliest tokens."""

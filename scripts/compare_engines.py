@@ -125,18 +125,19 @@ def processors_of(threads: int | None) -> set[int]:
 
 @dataclass
 class Engines:
-    """How both engines are started. options: of `llmcl.load`."""
+    """How both engines are started. options: of `llmcl.load`. limit_s: of an answer."""
 
     llama_python: str
     processors: set[int]
     device: str | None
     options: dict[str, Any]
     openvino_python: str | None = None
+    limit_s: float | None = None
 
     @contextmanager
     def child(self, engine: str) -> Iterator[Child]:
         pythons = {"llama.cpp": self.llama_python, "openvino": self.openvino_python}
-        child = Child(engine, pythons.get(engine) or sys.executable, self.processors)
+        child = Child(engine, pythons.get(engine) or sys.executable, self.processors, limit_s=self.limit_s)
         try:
             yield child
         finally:

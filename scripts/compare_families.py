@@ -1,26 +1,28 @@
 #!/usr/bin/env python
-"""Compares llmcl with llama.cpp on a small random model of each family that both run: a CPU, one run, the same GGUF
-files.
+"""Compares llmcl with llama.cpp on random models of each family that both run: one device, the same files, in turns.
 
-The configurations are those of the tests (tests/family_configs.py) in the sizes of a small model, written as the
-converter of llama.cpp would (tests/family_files.py); its quantiser makes the files. The two take turns, each in a
-process of its own (scripts/compare_child.py).
+The models are small ones, in the configurations of the tests (tests/family_configs.py), or have the published sizes of
+real ones (--random). scripts/random_gguf.py writes their files. Each engine runs in a process of its own
+(scripts/compare_child.py). On a GPU llama.cpp has all layers there, and as many models as fit are loaded at once: most
+of the time goes to compilers and copies.
 """
 
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from itertools import cycle, islice
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Any
 
 from compare_engines import (
+    Child,
     ChildError,
     Engines,
     Format,
@@ -28,15 +30,14 @@ from compare_engines import (
     Work,
     check_llama_python,
     in_turn,
-    make_file,
     note,
     processors_of,
 )
+from random_gguf import QUANTIZATIONS, stored_bytes, tensors_of, write_random
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from family_configs import FAMILIES
-from family_files import save_gguf
-from helpers import random_weights, small_config, with_blocks
+from helpers import small_config, with_blocks
 from llama_cpp_configs import as_llama_cpp_reads
 
 from llmcl.cli import options as opt
@@ -46,6 +47,8 @@ from llmcl.models.config import ModelConfig
 from llmcl.models.families import FAMILIES as FAMILIES_OF_CHECKPOINTS
 from llmcl.models.families.blocks import Attention, Experts, ExpertSettings
 from llmcl.models.families.recurrent import DeltaNet
+from llmcl.models.random_shapes import RANDOM_SHAPES, random_shape_config
+from llmcl.runtime.selection import select_device
 from llmcl.tools.markdown import table
 
 BASIS = "llama"  # what the other families are compared with
@@ -54,11 +57,6 @@ NAMES = (
     *("gemma3_text", "mixtral", "qwen3_moe", "olmoe", "granitemoe", "gpt_oss", "lfm2", "qwen3_5_text"),
     *("qwen3_5_moe_text", "qwen3_next"),
 )
-PREFILL, DECODE = 512, 64
-TESTS: dict[str, tuple[int, dict[str, int]]] = {
-    "prefill": (PREFILL, {"n": PREFILL}),
-    "decode": (DECODE, {"n": DECODE, "depth": 0}),
-}
 AIM = 0.85  # of the basis' ratio
 
 HIDDEN, INTERMEDIATE, VOCAB, WINDOW = 768, 2048, 32768, 512
@@ -68,12 +66,55 @@ HEADS = {"gemma2": (4, 2, 256), "gemma3_text": (4, 1, 256), "qwen3": (8, 4, 128)
 HEADS |= dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"), (4, 1, 256))
 EXPERTS, FEW_EXPERTS = ExpertSettings(32, 4, 256), ExpertSettings(8, 2, 1024)
 
+MICRO_BATCHES = 2048, 512  # llama.cpp's on a GPU
+ON_GPU = {"n_gpu_layers": 999, "n_ubatch": MICRO_BATCHES[0]}
+BESIDE_WEIGHTS = 4e9  # bytes that both engines take of a GPU beside the weights of a model
+LIMIT_S = 120.0  # for an answer of a process
+
 EPILOG = f"""\b
 parameters    of all, and of those that a token needs
-prefill       512 random tokens, tokens a second: median of the turns
-decode        64 single-token steps from an empty context, no sampling, as llama-bench
+prefill       random tokens, tokens a second: median of the turns; llama.cpp on a GPU with the faster of its
+              micro-batches {" and ".join(map(str, MICRO_BATCHES))}
+decode        single-token steps from an empty context, no sampling, as llama-bench
 ratio         llama.cpp's time over llmcl's in the same turn: median (least - most)
-of llama      that ratio over the one of the family llama in this run; aimed at: {AIM}"""
+of llama      that ratio over the one of the family llama in this run; aimed at: {AIM}
+of bandwidth  bytes that llmcl's decode step reads, over its time, over a streaming read in the same run"""
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is compared: a family or a shape, written with weights of a format."""
+
+    name: str
+    config: ModelConfig
+    quantization: str
+
+    @property
+    def file_name(self) -> str:
+        return f"{self.name}-{self.quantization}.gguf"
+
+    def nbytes(self) -> int:
+        return sum(stored_bytes(*tensor) for tensor in tensors_of(self.config, self.quantization).values())
+
+
+@dataclass(frozen=True)
+class Plan:
+    engines: Engines
+    folder: Path
+    n_prompt: int
+    n_gen: int
+    rounds: int
+    on_gpu: bool
+    device_bytes: int
+    keep_files: bool
+
+    @property
+    def tests(self) -> dict[str, tuple[int, dict[str, int]]]:
+        """Of each test its tokens, and what a process is asked with."""
+        return {
+            "prefill": (self.n_prompt, {"n": self.n_prompt}),
+            "decode": (self.n_gen, {"n": self.n_gen, "depth": 0}),
+        }
 
 
 def config_of(name: str) -> ModelConfig:
@@ -115,51 +156,87 @@ def config_of(name: str) -> ModelConfig:
     return config
 
 
-def write_random(path: Path, name: str) -> None:
-    part = path.with_suffix(".part")
-    config = config_of(name)
-    save_gguf(part, config, random_weights(config, seed=0))
-    part.replace(path)
+def batches(models: Sequence[Model], plan: Plan) -> Iterator[list[Model]]:
+    """Models that are loaded at once, one on a CPU; in their order."""
+    batch: list[Model] = []
+    taken = 0.0
+    for model in models:
+        needed = 2 * model.nbytes() + BESIDE_WEIGHTS
+        if batch and (not plan.on_gpu or taken + needed > 0.9 * plan.device_bytes):
+            yield batch
+            batch, taken = [], 0.0
+        batch.append(model)
+        taken += needed
+    if batch:
+        yield batch
 
 
-def file_of(name: str, format: str, folder: Path, engines: Engines) -> Path:
-    """The family's model in `format`. A process of its own makes the weights, which takes a gigabyte."""
-    found = sorted(folder.glob(f"{name}-[0-9]*-{format}.gguf"))
-    if found:
-        return found[0]
-    source = folder / f"{name}-F32.gguf"
-    note(f"{name}: random weights")
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as elsewhere:
-        elsewhere.submit(write_random, source, name).result()
-    path = make_file(source, format, folder, name, engines)
-    source.unlink()
-    return path
-
-
-def compare(path: Path, engines: Engines, rounds: int) -> dict[str, Any]:
-    """Prefill and decode of both engines on a file."""
-    with engines.child("llama.cpp") as peer, engines.child("llmcl") as ours:
+@contextmanager
+def loaded(model: Model, plan: Plan) -> Iterator[dict[str, Child]]:
+    """A process of each engine with the model."""
+    path = plan.folder / model.file_name
+    if not path.exists():
+        note(f"{model.name}: random weights")
+        write_random(path, model.config, model.quantization)
+    with plan.engines.child("llama.cpp") as peer, plan.engines.child("llmcl") as ours:
         both = {"llama.cpp": peer, "llmcl": ours}
         for child in both.values():
-            engines.load(child, path, PREFILL + DECODE)
-        return {test: in_turn(both, test, rounds, **arguments).to_dict(per) for test, (per, arguments) in TESTS.items()}
+            options = ON_GPU if plan.on_gpu and child is peer else {}
+            plan.engines.load(child, path, plan.n_prompt + plan.n_gen, **options)
+        if not plan.keep_files:
+            path.unlink()  # both have read it
+        yield both
 
 
-def markdown(results: dict[str, dict[str, Any]]) -> str:
-    """A row for each family."""
-    header = ["family", "parameters"]
-    for test in TESTS:
-        header += [f"{test}, llama.cpp t/s", "llmcl t/s", "ratio", "of llama"]
+def measure(both: dict[str, Child], plan: Plan) -> dict[str, Any]:
+    """Prefill and decode of both engines."""
+    found = {test: in_turn(both, test, plan.rounds, **arguments) for test, (_, arguments) in plan.tests.items()}
+    if plan.on_gpu:
+        both["llama.cpp"].ask("set_micro_batch", n=MICRO_BATCHES[1])
+        other = in_turn(both, "prefill", plan.rounds, n=plan.n_prompt)
+        found["prefill"] = min(found["prefill"], other, key=lambda pairs: statistics.median(pairs.peer))
+    result: dict[str, Any] = {test: pairs.to_dict(plan.tests[test][0]) for test, pairs in found.items()}
+    facts = both["llmcl"].ask("facts")
+    n_bytes = facts["weight_bytes"] + facts["kv_bytes_per_position"] * (plan.n_gen + 1) / 2
+    step = result["decode"]["llmcl"] / plan.n_gen
+    return result | {"of_bandwidth": n_bytes / step / facts["bandwidth"], "device": facts["device"]}
+
+
+def compare(models: Sequence[Model], plan: Plan) -> Iterator[tuple[Model, dict[str, Any]]]:
+    """The results, each as soon as it is there. A model that an engine does not run is left out."""
+    for batch in batches(models, plan):
+        with ExitStack() as stack, ThreadPoolExecutor() as pool:
+            contexts = [(model, loaded(model, plan)) for model in batch]
+            loading = [(model, pool.submit(stack.enter_context, context)) for model, context in contexts]
+            for _, future in loading:
+                future.exception()  # nothing is measured beside a compiler
+            for model, future in loading:
+                try:
+                    result = measure(future.result(), plan)
+                except ChildError as error:
+                    note(f"{model.name} is left out: {error}")
+                    continue
+                ratios = (f"{test} {result[test]['ratio']:.2f}x" for test in plan.tests)
+                note(f"{model.name}: {', '.join(ratios)}")
+                yield model, result
+
+
+def markdown(results: dict[str, dict[str, Any]], tests: Sequence[str]) -> str:
+    """A row for each model."""
     basis = results.get(BASIS)
+    header = ["model", "parameters"]
+    for test in tests:
+        header += [f"{test}, llama.cpp t/s", "llmcl t/s", "ratio"] + ([] if basis is None else ["of llama"])
     lines = []
     for name, result in results.items():
         cells = [name, f"{result['parameters'] / 1e6:.0f} M, {result['needed'] / 1e6:.0f} M"]
-        for test in TESTS:
+        for test in tests:
             values = result[test]
             cells += [f"{values[f'{engine}_tokens_per_s']:.1f}" for engine in ("llama.cpp", "llmcl")]
             cells.append(f"{values['ratio']:.2f}x ({values['ratio_min']:.2f} - {values['ratio_max']:.2f})")
-            cells.append("" if basis is None else f"{values['ratio'] / basis[test]['ratio']:.2f}")
-        lines.append(cells)
+            cells += [] if basis is None else [f"{values['ratio'] / basis[test]['ratio']:.2f}"]
+        lines.append([*cells, f"{result['of_bandwidth']:.0%}"])
+    header.append("of bandwidth")
     return "\n".join(table("l" + "r" * (len(header) - 1), header, lines)) + "\n"
 
 
@@ -176,11 +253,43 @@ def names_of(text: Any) -> Sequence[str]:
     return names
 
 
+def models_of(families: str, shapes: Sequence[str], quantization: str) -> list[Model]:
+    """Of the shapes if there are any; SHAPE=FORMAT is one with weights of that format."""
+    if not shapes:
+        return [Model(name, config_of(name), quantization) for name in names_of(families)]
+    found = []
+    for shape in shapes:
+        name, _, own = shape.partition("=")
+        format = opt.one_of(*QUANTIZATIONS)(own) if own else quantization
+        found.append(Model(name if name in RANDOM_SHAPES else Path(name).stem, random_shape_config(name), str(format)))
+    return found
+
+
 def compare_families(
     families: Annotated[
         str, opt.measurement("--families", metavar="NAME,...", help=f"Of {', '.join(NAMES)}; left out: all.")
     ] = ",".join(NAMES),
-    quantization: Annotated[str, opt.measurement("--quantization", metavar="NAME", help="llama.cpp's name.")] = "Q4_0",
+    random: Annotated[
+        list[str],
+        opt.measurement(
+            "--random",
+            metavar="SHAPE[=FORMAT]",
+            help="In place of families a real shape or a config.json, in --quantization or its own; may be repeated.",
+        ),
+    ] = [],  # noqa: B006
+    quantization: Annotated[
+        Any,
+        opt.measurement(
+            "--quantization",
+            metavar="FORMAT",
+            parser=opt.one_of(*QUANTIZATIONS),
+            help=f"{', '.join(QUANTIZATIONS)} (of experts alone).",
+        ),
+    ] = "Q4_0",
+    n_prompt: Annotated[
+        int, opt.measurement("-p", "--n-prompt", metavar="N", min=1, help="Tokens of the prefill.")
+    ] = 512,
+    n_gen: Annotated[int, opt.measurement("-n", "--n-gen", metavar="N", min=1, help="Steps of the decode.")] = 64,
     llama_python: LlamaPython = sys.executable,
     rounds: Annotated[int, opt.measurement("-r", "--rounds", metavar="N", min=1, help="Turns, after a warm-up.")] = 5,
     threads: Annotated[
@@ -190,25 +299,22 @@ def compare_families(
     device: opt.Device = None,
     format: Format = "md",
 ) -> None:
-    """Ratios of llmcl to llama.cpp on small random models, family by family."""
-    names = names_of(families)
+    """Ratios of llmcl to llama.cpp on random models, family by family."""
+    models = models_of(families, random, quantization)
     check_llama_python(llama_python)
-    engines = Engines(llama_python, processors_of(threads), device or "cpu", {})
+    entry = select_device(device or "cpu")
+    engines = Engines(llama_python, processors_of(threads), str(entry.index), {}, limit_s=LIMIT_S)
     results: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = work or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        for name in names:
-            try:
-                path = file_of(name, quantization, folder, engines)
-                note(f"{name}: {path.name}")
-                measured = compare(path, engines, rounds)
-            except ChildError as error:
-                note(f"{name} is left out: {error}")
-                continue
-            config = config_of(name)
-            results[name] = {"parameters": config.n_parameters(), "needed": needed_parameters(config), **measured}
-    print(json.dumps(results) if format == "json" else markdown(results), end="\n" if format == "json" else "")
+        on_gpu = entry.kind != "cpu"
+        plan = Plan(engines, folder, n_prompt, n_gen, rounds, on_gpu, entry.global_mem_bytes, work is not None)
+        for model, measured in compare(models, plan):
+            sizes = {"parameters": model.config.n_parameters(), "needed": needed_parameters(model.config)}
+            name = model.name if not random else f"{model.name} {model.quantization}"
+            results[name] = sizes | measured
+    print(json.dumps(results) if format == "json" else markdown(results, [*plan.tests]), end="\n" * (format == "json"))
 
 
 if __name__ == "__main__":

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from expert_weights import experts_of
 from gguf_reference import write_out
 from helpers import windows_of
 from latent_weights import latent_in_gguf, write_latent
+from numpy.typing import NDArray
 from own_heads import own_name, width_of, write_own_heads
 from recurrent_weights import as_in_gguf, recurrent_of
 
@@ -48,11 +50,28 @@ def save_gguf(
     """
     import gguf
 
+    writer = gguf.GGUFWriter(path, gguf_architecture(config))
+    write_metadata(writer, config, joined_heads=joined_heads)
+    for name, values in gguf_tensors(config, weights, fused_experts=fused_experts, joined_heads=joined_heads):
+        how: dict[str, Any] = {}
+        if expert_format != "F32" and name.endswith("_exps.weight"):
+            how["raw_dtype"] = gguf.GGMLQuantizationType[expert_format]
+            values = gguf.quants.quantize(values, how["raw_dtype"])
+        writer.add_tensor(name, np.ascontiguousarray(values), **how)
+    return write_out(writer, path)
+
+
+def gguf_architecture(config: ModelConfig) -> str:
+    """What the file's general.architecture says."""
+    return FAMILIES[config.architecture].gguf_name or GGUF_NAMES[config.architecture]
+
+
+def write_metadata(writer: Any, config: ModelConfig, *, joined_heads: bool = False) -> None:
+    """The keys of a model, the factors of its rotary scaling, and a tokenizer of made-up words, for a GGUFWriter."""
+    import gguf
+
+    arch = gguf_architecture(config)
     attention, recurrent = config.attention(config.attention_layers[0]), recurrent_of(config)
-    arch = FAMILIES[config.architecture].gguf_name or GGUF_NAMES[config.architecture]
-    kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
-    names = gguf.get_tensor_name_map(kinds[arch], config.n_layers)
-    writer = gguf.GGUFWriter(path, arch)
     writer.add_block_count(config.n_layers)
     writer.add_context_length(config.max_position)
     writer.add_embedding_length(config.hidden_size)
@@ -133,7 +152,6 @@ def save_gguf(
     writer.add_token_merges(["a b"])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
-    interleaves = arch == "llama" or FAMILIES[config.architecture].gguf_interleaves_rope
     experts = experts_of(config)
     if experts:
         of = next(iter(experts.values())).settings
@@ -143,29 +161,44 @@ def save_gguf(
             writer.add_expert_feed_forward_length(of.size)
         if of.shared_size and not FAMILIES[config.architecture].own_heads:  # whose shared expert is its MLP
             writer.add_expert_shared_feed_forward_length(of.shared_size)
+
+
+def gguf_tensors(
+    config: ModelConfig,
+    weights: Mapping[str, NDArray[Any]],
+    *,
+    fused_experts: bool = False,
+    joined_heads: bool = False,
+    stack: Callable[[Sequence[NDArray[Any]]], NDArray[Any]] = np.stack,
+) -> Iterator[tuple[str, NDArray[Any]]]:
+    """The tensors of `save_gguf`, each with its name. stack: makes one of all experts' matrices or biases."""
+    import gguf
+
+    arch = gguf_architecture(config)
+    kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(kinds[arch], config.n_layers)
+    interleaves = arch == "llama" or FAMILIES[config.architecture].gguf_interleaves_rope
     stacked = {**weights}
-    for i, block in experts.items():
+    for i, block in experts_of(config).items():
+        of = block.settings
         in_one = fused_experts or block.own_norms
         fused = [("gate_up", (block.gate, block.up))] if in_one else []
         fused += [] if in_one else [("gate", (block.gate,)), ("up", (block.up,))]
         for name, modules in (*fused, ("down", (block.down,))):
             for kind in ("weight", "bias") if block.bias else ("weight",):
                 of_modules = [
-                    np.stack([stacked.pop(layer_name(i, f"{module.format(e)}.{kind}")) for e in range(of.n_experts)])
+                    stack([stacked.pop(layer_name(i, f"{module.format(e)}.{kind}")) for e in range(of.n_experts)])
                     for module in modules
                 ]
-                of_all, how = np.concatenate(of_modules, axis=1), {}
-                if kind == "weight" and expert_format != "F32":
-                    how["raw_dtype"] = gguf.GGMLQuantizationType[expert_format]
-                    of_all = gguf.quants.quantize(of_all, how["raw_dtype"])
-                writer.add_tensor(f"blk.{i}.ffn_{name}_exps.{kind}", of_all, **how)
+                of_all = of_modules[0] if len(of_modules) == 1 else np.concatenate(of_modules, axis=1)
+                yield f"blk.{i}.ffn_{name}_exps.{kind}", of_all
         for name in ("gate", "up", "down"):
             if block.settings.shared_size and not block.own_norms:
                 shared = stacked.pop(layer_name(i, f"{block.shared}.{name}_proj.weight"))
-                writer.add_tensor(f"blk.{i}.ffn_{name}_shexp.weight", shared)
+                yield f"blk.{i}.ffn_{name}_shexp.weight", shared
         if block.has_shared_gate:
             gate = stacked.pop(layer_name(i, f"{block.shared_gate}.weight"))
-            writer.add_tensor(f"blk.{i}.ffn_gate_inp_shexp.weight", gate[0])
+            yield f"blk.{i}.ffn_gate_inp_shexp.weight", gate[0]
     for name, values in as_in_gguf(config, latent_in_gguf(config, stacked, joined=joined_heads)).items():
         has_offset = name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight")
         stored = values + np.float32(config.norm_offset) if has_offset else values
@@ -175,5 +208,4 @@ def save_gguf(
         gguf_name = own_name(name) or names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert gguf_name is not None, name
         gguf_name += ".weight" if name.endswith((".sinks", ".layer_scalar")) else ""
-        writer.add_tensor(gguf_name, np.ascontiguousarray(stored))
-    return write_out(writer, path)
+        yield gguf_name, stored
