@@ -80,7 +80,7 @@ EXPERTS = {
     "gpt-oss": family("gpt_oss", 320, 288, 10, 2, **GPT_OSS),
     "gpt-oss-wide": family("gpt_oss", 1440, 1440, 16, 4, **GPT_OSS),
 }
-EXPERT_CASES = [(name, dtype) for name in EXPERTS for dtype in ("bfloat16", "mxfp4")]
+EXPERT_CASES = [(name, dtype) for name in EXPERTS for dtype in ("bfloat16", "mxfp4", "q4_0")]
 FAMILIES |= EXPERTS
 H200 = DeviceEntry(
     index=0,
@@ -325,6 +325,7 @@ def test_every_family_is_one_launch_of_an_h200(tmp_path: Path, name: str, dtype:
     assert why_separate(model.layers, model.decode_ops) is None
     top_k = constants.get("TOP_K", 1)
     assert constants["SPLIT_K"] == (1 if dtype == "q4_0" or (dtype == "mxfp4" and top_k % 2) else 2)
+    assert constants.get("ROUTER_IS_FLOAT") == (1 if name in EXPERTS and dtype == "q4_0" else None)
     assert constants.get("EXPERT_WEIGHT") == ("mxfp4" if dtype == "mxfp4" else None)
     vectors = {word for word in constants if word.startswith("AT_") and constants[word] >= 0}
     expected = {"AT_QKV", "AT_K", "AT_V", "AT_OUTPUT", "AT_GATE_UP", "AT_DOWN"}

@@ -48,7 +48,7 @@ class DecodeLayer:
     @property
     def n_experts(self) -> int:
         """0: it has an MLP."""
-        return 0 if self.router is None else self.router.rows
+        return 0 if self.router is None else self.gate_up.n_experts
 
     @property
     def ffn(self) -> int:

@@ -2,8 +2,13 @@
 // of nvidia/product_quantized.cl. And those of experts by the same names with expert_ in front: the same, or with EXPERT_WEIGHT those of
 // nvidia/product_quantized.cl beside weights of 16 bits. WEIGHT and the macros of products are then those of the experts from here on.
 //
+// And the product of a float32 router, with ROUTER_IS_FLOAT.
+//
 // Build: WEIGHT, EXPERT_WEIGHT (quantised), HIDDEN, MAX_COLUMNS, EXPERT_COLUMNS (the most of experts' products), and what those say.
-#if !QUANTIZED
+#if QUANTIZED
+#define FLOAT_COLUMNS 0
+#else
+#define FLOAT_COLUMNS 1
 #include "nvidia/product.cl"
 #define OWN_RUNS (((HIDDEN) / RUN + WARPS - 1) / WARPS)  // of a warp, of x
 enum { OWN_COLUMNS = OWN_RUNS * RUN };
@@ -73,6 +78,7 @@ inline void take_columns(__local float* columns, __local const float* sums, __lo
 enum {
     PRODUCT_FLOATS = COLUMN_FLOATS,
     PRODUCT_SUM_FLOATS = SUM_FLOATS,
+    PRODUCT_SQUARES_AT = SQUARES_AT,
     STREAM_X_FOURS = STREAM_FOURS(HIDDEN),
     EXPERT_FLOATS = 0,
     EXPERT_SUM_FLOATS = 0
@@ -80,6 +86,14 @@ enum {
 #define expert_fragment weight_fragment
 #define expert_receive receive
 #define expert_product product
+#if QUANTIZED
+#define expert_load load_early
+#else
 #define expert_load load_first
+#endif
 #define take_columns(columns, sums, expert_sums)
+#endif
+
+#ifdef ROUTER_IS_FLOAT
+#include "nvidia/router.cl"
 #endif

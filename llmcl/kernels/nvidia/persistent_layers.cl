@@ -46,7 +46,7 @@
 // Build: that of nvidia/product.cl (nvidia/product_quantized.cl for quantised weights) and nvidia/attend.cl, and HIDDEN, FFN,
 // N_LAYERS, N_GROUPS, N_RULES, LAYER_WORDS, AT_*, NORM_EPS (of all norms but those before a block), WARPS (16), and SPLIT_K, a divisor
 // of N_GROUPS: groups that share the columns of W_o and of W_down, 1 with quantised weights; N_EXPERTS, 0 for an MLP, and with
-// experts TOP_K, RENORMALIZE; FFN is then TOP_K times the size of one. Local memory: group_memory.
+// experts TOP_K, RENORMALIZE, ROUTER_IS_FLOAT where it is (else WEIGHT); FFN is then TOP_K times the size of one. Local memory: group_memory.
 #if !defined(HIDDEN) || !defined(FFN) || !defined(N_LAYERS) || !defined(N_GROUPS) || !defined(N_RULES) || \
     !defined(LAYER_WORDS) || !defined(SPLIT_K) || !defined(N_EXPERTS)
 #error "nvidia/persistent_layers.cl needs the build constants named in its head"
@@ -304,7 +304,11 @@ void persistent_layers(__global const ulong* layers, __global float* x, __global
         if (to_out.first_unit < to_out.n_units)
             receive(&fragment, &to_out, attended + K_PART * to_out.columns, now.flag, true, 0, false, 0, columns, sums);
 #if N_EXPERTS
+#ifdef ROUTER_IS_FLOAT
+        matrix to_ffn = partition_of(0, HIDDEN, 0, false);  // whose columns are received
+#else
         matrix to_ffn = partition_of(now.at[AT_ROUTER], HIDDEN, ROUTER_UNITS, false);
+#endif
 #else
         matrix to_ffn = ffn_of(&now, counters, 0);
 #endif
@@ -326,7 +330,13 @@ void persistent_layers(__global const ulong* layers, __global float* x, __global
         matrix to_x = split_k_of(now.at[AT_DOWN], FFN, HIDDEN / 16);
 #if N_EXPERTS
         const target router_target = {logits, 0, 0, now.flag, true, false, VECTOR(ROUTER_BIAS)};
+#ifdef ROUTER_IS_FLOAT
+        for (int unit = group; unit < ROUTER_UNITS; unit += N_GROUPS)
+            router_product((__global const float*)now.at[AT_ROUTER], unit, N_EXPERTS, columns, mid, VECTOR(MLP_NORM), HAS(MLP_NORM),
+                           sums, &parity, &router_target);
+#else
         product(&to_ffn, &none, &router_target, N_EXPERTS, HAS(MLP_NORM), columns, sums, &parity, &fragment);
+#endif
         now = place_now(&memory);
         to_ffn = ffn_of(&now, counters, memory.experts.ids);
         to_x.weight = (__global const void*)now.at[AT_DOWN];

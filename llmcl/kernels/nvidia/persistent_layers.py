@@ -51,11 +51,14 @@ class NvidiaPersistentLayers(PersistentLayers):
         if shape.kv_dtype in QUANTIZED:
             return f"its attention reads a cache of 16-bit numbers, this one is {shape.kv_dtype}"
         experts = [weight for weight in weights if weight.n_experts > 1]
-        expert_dtype = experts[0].dtype if experts else dtype
+        routers = [layer.router for layer in layers if layer.router is not None]
+        expert_dtype, router_dtype = (of[0].dtype if of else dtype for of in (experts, routers))
         if any(len(weight.parts) > 1 for weight in weights):
             return "a weight is in several buffers"
-        if any(weight.dtype != (dtype if weight.n_experts == 1 else expert_dtype) for weight in weights):
-            return "the layers' weights differ in dtype"
+        others = [weight for weight in weights if weight.n_experts == 1 and weight not in routers]
+        for kind, expected in ((others, dtype), (experts, expert_dtype), (routers, router_dtype)):
+            if any(weight.dtype != expected for weight in kind):
+                return "the layers' weights differ in dtype"
         product = NvidiaLinearDecodeQuantized() if dtype in QUANTIZED else NvidiaLinearDecode()
         attention = NvidiaAttentionDecode()
         if not attention.supports(shape.kv_dtype, shape.head_dim):
@@ -70,10 +73,12 @@ class NvidiaPersistentLayers(PersistentLayers):
             return "the layers differ in their norms, biases or activations"
         if any(layer.mlp_sizes != first.mlp_sizes for layer in layers):
             return "the layers differ in their MLPs or experts"
-        if experts and dtype in QUANTIZED:
-            return "beside experts its other weights have 16 bits, these are " + dtype
-        if expert_dtype not in (dtype, *QUANTIZED):
-            return f"its experts are quantised or {dtype} as its other weights, these are {expert_dtype}"
+        if expert_dtype != dtype and (dtype in QUANTIZED or expert_dtype not in QUANTIZED):
+            return (
+                f"its experts are {dtype} as its other weights, or quantised beside 16 bits, these are {expert_dtype}"
+            )
+        if routers and router_dtype != "float32" and (router_dtype != dtype or dtype in QUANTIZED):
+            return f"its router is float32, or of 16 bits as its other weights, this one is {router_dtype}"
         if any(weight.k % QUANTIZED[expert_dtype].block for weight in experts if expert_dtype in QUANTIZED):
             return f"rows of experts are no whole blocks of {expert_dtype}"
         if ("attention_post_norm" in first.vectors) != ("mlp_post_norm" in first.vectors):
@@ -159,6 +164,8 @@ def _expert_constants(layer: DecodeLayer) -> dict[str, object]:
     if not layer.n_experts:
         return {"N_EXPERTS": 0}
     own: dict[str, object] = {"TOP_K": layer.gate_up.top_k, "RENORMALIZE": layer.renormalize}
+    if layer.router is not None and layer.router.dtype == "float32":
+        own["ROUTER_IS_FLOAT"] = 1
     if layer.gate_up.dtype != layer.qkv.dtype:
         own["EXPERT_WEIGHT"] = kernel_name(layer.gate_up.dtype)
     return {"N_EXPERTS": layer.n_experts, **own}
