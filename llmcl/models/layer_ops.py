@@ -33,6 +33,7 @@ from llmcl.ops.experts import (
     experts_sum,
     gated_rows,
     group_by_expert,
+    slot_outputs,
 )
 from llmcl.ops.last_token import last_row, last_token
 from llmcl.ops.layer_inputs import layer_inputs
@@ -392,14 +393,15 @@ class PrefillOps(LayerOps):
             for size in dict.fromkeys(sizes)
         ]
         gated = gated_rows(device, gate_up, down, self.step) or rows
+        summands = slot_outputs(device, down, outputs)
         return [
             *groupings[0],
             *experts_prefill(device, gate_up, x, order, blocks, gated, self.step, gate=gate, bias=biases[0]),
             *(launch for grouping in groupings[1:] for launch in grouping),
             *experts_prefill(
-                device, down, gated, order, blocks, outputs, self.step, weights=act.expert_weights, bias=biases[1]
+                device, down, gated, order, blocks, summands, self.step, weights=act.expert_weights, bias=biases[1]
             ),
-            *experts_sum(device, outputs, to, top_k=top_k, columns=self.config.hidden_size),
+            *experts_sum(device, summands, to, top_k=top_k, columns=self.config.hidden_size),
         ]
 
     def add_linear(

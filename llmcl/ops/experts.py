@@ -13,7 +13,7 @@ import numpy as np
 from llmcl.kernels import implementation, table
 from llmcl.kernels.common import step_state
 from llmcl.kernels.common.cost import per_token
-from llmcl.kernels.common.dtype import TILE_ROWS, kernel_name
+from llmcl.kernels.common.dtype import ITEM_BYTES, KERNEL_NAMES, TILE_ROWS, kernel_name
 from llmcl.kernels.common.experts import (
     BLOCK_ROWS,
     ExpertProduct,
@@ -158,6 +158,13 @@ def gated_rows(device: Device, gate_up: Weight, down: Weight, step: StepState) -
     return rows if fits else None
 
 
+def slot_outputs(device: Device, down: Weight, outputs: Buffer) -> Buffer | ExpertRows:
+    """`outputs` in the type in which experts_prefill with this weight leaves most quickly what experts_sum adds up."""
+    rows = zip(_prefill_rows(device, down), down.parts, strict=True)
+    dtypes = {row.output_dtype(part.dtype) for row, part in rows}
+    return outputs if dtypes == {"float32"} or len(dtypes) > 1 else ExpertRows(outputs, dtypes.pop())
+
+
 def experts_prefill(
     device: Device,
     weight: Weight,
@@ -212,19 +219,23 @@ def experts_prefill(
     return launches
 
 
-def experts_sum(device: Device, y: Buffer, x: Buffer, *, top_k: int, columns: int) -> list[Launch]:
-    """x[t] += sum_s y[t][s]: x float32 [n, columns], y float32 [n, top_k, columns], columns a multiple of 16."""
+def experts_sum(device: Device, y: Buffer | ExpertRows, x: Buffer, *, top_k: int, columns: int) -> list[Launch]:
+    """x[t] += sum_s y[t][s]: x float32 [n, columns], y [n, top_k, columns], columns a multiple of 16.
+
+    y: float32, or of `slot_outputs`.
+    """
+    of, dtype = (y.buffer, y.dtype) if isinstance(y, ExpertRows) else (y, "float32")
     size = local_size(device, 64)
     run = run_of(device, columns // 16, size)
     return [
         device.launch(
             "portable/experts_sum.cl",
             "experts_sum",
-            {"COLUMNS": columns, "TOP_K": top_k, "RUN": run, "LOCAL_SIZE": size},
-            [y, x],
+            {"COLUMNS": columns, "TOP_K": top_k, "RUN": run, "LOCAL_SIZE": size, "OUTPUTS": KERNEL_NAMES[dtype]},
+            [of, x],
             groups=lambda n: (-(-columns // (16 * run)), n),
             local=(size, 1),
-            cost=per_token(4 * columns * (top_k + 2)),
+            cost=per_token(columns * (ITEM_BYTES[dtype] * top_k + 8)),
         )
     ]
 

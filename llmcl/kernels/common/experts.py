@@ -136,6 +136,10 @@ class ExpertsPrefill(Implementation):
         """
         return None
 
+    def output_dtype(self, dtype: str) -> str:
+        """The storage type that it would rather leave outputs of a weight of `dtype` in, for their sum."""
+        return "float32"
+
     def leaves(self, dtype: str) -> bool:
         """Whether it can leave ExpertRows of this type."""
         return False

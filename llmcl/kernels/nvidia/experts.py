@@ -35,6 +35,9 @@ class HopperExpertsPrefill(ExpertsPrefill):
     def rows(self, device: Device, weight: Weight, dtype: str, step: StepState) -> ExpertRows:
         return ExpertRows(self._working_memory(device, weight, step, "slots"), _storage(dtype))
 
+    def output_dtype(self, dtype: str) -> str:
+        return _storage(dtype)
+
     def leaves(self, dtype: str) -> bool:
         return is_16_bit(dtype)
 

@@ -1,7 +1,7 @@
 // A product of many tokens with the experts that they go to, on the matrix units of Hopper GPUs (wgmma): formula and arguments as in
 // portable/experts_prefill.cl, except that x is INPUT [n][K] and products are of 16-bit operands, with float32 sums.
 //
-// A work-group takes units of a block, up to 192 slots of an expert, and 16 of the expert's tiles, one unit after the other; each of its
+// A work-group takes units of a block, up to 192 slots of an expert, and UNIT_TILES of its tiles, one unit after the other; each of its
 // three warpgroups has 64 of the slots and all rows, or no work where the block has fewer. So most experts' weights are read once.
 // Rows of x are gathered as they are copied into local memory, by the places in `order`. Steps of 32 columns come through STAGES
 // buffers, copied while earlier ones are multiplied, those of the next unit already while the last one's results are written. What a
@@ -10,13 +10,13 @@
 //     a stage:  X   64 bytes a row, of which four neighbouring lanes copy 16 each: ROWS_64 of wgmma.cl
 //               W   tiles as in nvidia/linear_prefill_wgmma.cl
 //
-// Weights in mxfp4 become bfloat16, which has all of their values, on the way: warps widen the tiles of a stage into one of three
-// buffers while the matrix units work on another.
+// Weights in mxfp4 become bfloat16, which has all of their values, on the way: each warp widens a tile of a stage into one of three
+// buffers while the matrix units work on another. So there a unit has as many tiles as a group warps.
 //
 // Index space: any number of groups of 384; a unit's tiles change fastest, so that groups share rows while they run.
 // Build: WEIGHT (f16, bf16 or mxfp4), INPUT (the same, or bf16), K (a multiple of 32), N (a multiple of 16), N_EXPERTS, EXPERT_TILES,
 // SLOTS, EPILOGUE, GATE, BLOCK_ROWS (192), OUT (f16 or bf16; left out: float32) of what it leaves.
-// Local memory: 200704 bytes; with mxfp4 150528.
+// Local memory: 200704 bytes; with mxfp4 132096.
 #if !defined(WEIGHT) || !defined(INPUT) || !defined(K) || !defined(N) || !defined(N_EXPERTS) || !defined(EXPERT_TILES) || \
     !defined(SLOTS) || !defined(EPILOGUE) || !defined(BLOCK_ROWS)
 #error "nvidia/experts_prefill_wgmma.cl needs the build constants named in its head"
@@ -28,21 +28,23 @@
 #if BLOCK_ROWS != 192
 #error "nvidia/experts_prefill_wgmma.cl: BLOCK_ROWS is 192"
 #endif
-#define UNIT_TILES 16
 #define BLOCK_K 32
 #define GROUP_ITEMS 384
 #define X_BYTES (BLOCK_ROWS * BLOCK_K * 2)
 #define TILE_BYTES (BLOCK_K * 32)
 #define W_BYTES (UNIT_TILES * TILE_BYTES)
 #if QUANTIZED
+#define UNIT_TILES 12
+#define MULTIPLY WGMMA_192
 #define STAGE_BYTES (X_BYTES + (UNIT_TILES * GROUP_BYTES + 511) / 512 * 512)
 #define STAGES 6
-#define TILES_APART (GROUP_ITEMS / WARP)  // tiles that a work-item copies of
 #define WIDENED 3  // buffers: of two steps whose products may be under way, and of the next
 #else
+#define UNIT_TILES 16
+#define MULTIPLY WGMMA_256
 #define STAGE_BYTES (X_BYTES + W_BYTES)
 #define STAGES 7
-#define TILES_APART (GROUP_ITEMS / 64)
+#define TILES_APART (GROUP_ITEMS / 64)  // tiles that a work-item copies of
 #define WIDENED 0
 #endif
 #define STEPS (K / BLOCK_K)
@@ -82,6 +84,7 @@ typedef struct {
     uint to;  // bytes to the stage
     int4 next, after;
     int row0, row1;
+    bool has0, has1;  // whether the block has the rows: of others local memory may hold anything
 } source;
 
 // Places of the work-item's two rows of a block in `order`.
@@ -95,6 +98,8 @@ inline void begin_unit(source* from, const unit_list* list, __global const CAT(W
     const int4 block = from->next;
     from->x0 = x + (size_t)(from->row0 / SLOTS) * K + item % 4 * 8;
     from->x1 = x + (size_t)(from->row1 / SLOTS) * K + item % 4 * 8;
+    from->has0 = OWN_ROW < block.z;
+    from->has1 = OWN_ROW + BLOCK_ROWS / 2 < block.z;
     const size_t expert = (size_t)(block.x - list->first_expert) * EXPERT_TILES;
 #if QUANTIZED
     const int tile = first_tile + item / WARP, own = item % WARP * 16;
@@ -102,10 +107,12 @@ inline void begin_unit(source* from, const unit_list* list, __global const CAT(W
     const int tile = first_tile + item / 64, own = item % 64 * 8;
 #endif
     from->w = weight + (expert + min(tile, EXPERT_TILES - 1)) * TILE_SIZE + own;
+#if !QUANTIZED
 #pragma unroll
     for (int i = 1; i < 3; ++i)
         from->tiles[i] = (EXPERT_TILES % UNIT_TILES ? min(i * TILES_APART, max(EXPERT_TILES - 1 - tile, 0)) : i * TILES_APART) *
                          (int)TILE_SIZE;
+#endif
     from->step = 0;
     from->next = from->after;
     from->row0 = order[row_at(from->next, OWN_ROW)];
@@ -118,15 +125,12 @@ inline void fetch(source* from, const uint to_x, const uint to_w, const unit_lis
                   __global const CAT(INPUT, _t)* x, __global const int* order) {
     if (from->unit < list->n_units) {
         const int item = get_local_id(0);
-        copy16_async(to_x + from->to, from->x0, true);
-        copy16_async(to_x + from->to + X_BYTES / 2, from->x1, true);
+        if (from->has0) copy16_async(to_x + from->to, from->x0, true);
+        if (from->has1) copy16_async(to_x + from->to + X_BYTES / 2, from->x1, true);
         from->x0 += BLOCK_K;
         from->x1 += BLOCK_K;
 #if QUANTIZED
-        // A warp copies the tiles that it widens.
-        if (item % WARP < GROUP_BYTES / 16) copy16_async(to_w + from->to, from->w, true);
-        if (item % WARP < GROUP_BYTES / 16 && item / WARP < UNIT_TILES - TILES_APART)
-            copy16_async(to_w + from->to + TILES_APART * GROUP_BYTES, from->w + from->tiles[1], true);
+        if (item % WARP < GROUP_BYTES / 16) copy16_async(to_w + from->to, from->w, true);  // a warp the tile that it widens
         from->w += GROUP_BYTES;
 #else
         copy16_async(to_w + from->to, from->w, true);
@@ -247,9 +251,8 @@ void experts_prefill(__global const CAT(WEIGHT, _t)* weight, __global const CAT(
 #if QUANTIZED
 #define WIDEN_STEP                                                                                                        \
     warp_sync();                                                                                                          \
-    for (int tile = warp; tile < UNIT_TILES; tile += GROUP_ITEMS / WARP)                                                  \
-        widen_group((__local const uchar*)(buffers + WIDENED * W_BYTES / 16 + stage) + X_BYTES + tile * GROUP_BYTES,      \
-                    widened + w_stage * 16 + tile * TILE_BYTES, lane);
+    widen_group((__local const uchar*)(buffers + WIDENED * W_BYTES / 16 + stage) + X_BYTES + warp * GROUP_BYTES,          \
+                widened + w_stage * 16 + warp * TILE_BYTES, lane);
 #else
 #define WIDEN_STEP
 #endif
@@ -285,8 +288,8 @@ void experts_prefill(__global const CAT(WEIGHT, _t)* weight, __global const CAT(
         for (int step = 0; step < STEPS; ++step) {
             BEGIN_STEP
             wgmma_fence();
-            WGMMA_256(INPUT, acc, a + stage, b + w_stage, 1);
-            WGMMA_256(INPUT, acc, a + stage + 32 / 16, b + w_stage + 512 / 16, 1);
+            MULTIPLY(INPUT, acc, a + stage, b + w_stage, 1);
+            MULTIPLY(INPUT, acc, a + stage + 32 / 16, b + w_stage + 512 / 16, 1);
             wgmma_commit();
             WGMMA_WAIT(1);
             END_STEP
@@ -295,7 +298,9 @@ void experts_prefill(__global const CAT(WEIGHT, _t)* weight, __global const CAT(
         WGMMA_SETTLE32(acc, 0);
         WGMMA_SETTLE32(acc, 32);
         WGMMA_SETTLE32(acc, 64);
+#if UNIT_TILES == 16
         WGMMA_SETTLE32(acc, 96);
+#endif
 #if BIAS
         write(acc, slots, first_tile, weights, out, lane, bias + (size_t)now.x * EXPERT_TILES * 16);
 #else

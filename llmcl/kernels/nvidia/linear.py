@@ -160,8 +160,8 @@ def hopper_tiles(compute_units: int, n_tiles: int, max_rows: int) -> int:
     Wide units move fewer bytes for what they multiply; narrow ones leave fewer compute units without work where tokens
     are few.
     """
-    if max_rows == 0:
-        return HOPPER_TILES[0]
+    if max_rows == 0:  # of a router, say, few units are to have anything to do
+        return HOPPER_TILES[-1] if n_tiles <= HOPPER_TILES[1] else HOPPER_TILES[0]
 
     def clocks(tiles: int) -> int:
         """Of a step of 32 columns, the compute units with the most units: of the matrix units, and of 64 bytes each."""

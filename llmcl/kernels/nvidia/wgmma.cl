@@ -86,6 +86,12 @@ inline ulong wgmma_operand(const uint address, const uint leading, const uint st
                  : SUMS32(s, 0)                                                                  \
                  : "l"(a), "l"(b))
 #define WGMMA_64(TYPE, s, a, b, KEEP) WGMMA_64_(TYPE, s, a, b, KEEP)
+#define WGMMA_192_(TYPE, s, a, b, KEEP) \
+    asm volatile("//sm_90a wgmma.mma_async.sync.aligned.m64n192k16.f32." #TYPE "." #TYPE " {" SUMS_FROM_0 ", " SUMS_FROM_32 ", " SUMS_FROM_64 \
+                 "}, %96, %97, " #KEEP ", 1, 1, 0, 1;" \
+                 : SUMS32(s, 0), SUMS32(s, 32), SUMS32(s, 64) \
+                 : "l"(a), "l"(b))
+#define WGMMA_192(TYPE, s, a, b, KEEP) WGMMA_192_(TYPE, s, a, b, KEEP)
 #define WGMMA_256_(TYPE, s, a, b, KEEP) \
     asm volatile("//sm_90a wgmma.mma_async.sync.aligned.m64n256k16.f32." #TYPE "." #TYPE " {" SUMS_FROM_0 ", " SUMS_FROM_32 ", " SUMS_FROM_64 ", " SUMS_FROM_96 \
                  "}, %128, %129, " #KEEP ", 1, 1, 0, 1;" \
