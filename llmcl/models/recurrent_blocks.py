@@ -12,7 +12,7 @@ from llmcl.models.families.blocks import Block
 from llmcl.models.families.latent import LatentAttention
 from llmcl.models.families.recurrent import DeltaNet, DeltaSettings, ShortConv, ShortConvSettings
 from llmcl.models.layer_ops import LayerOps
-from llmcl.ops.delta_rule import delta_inputs, delta_rule, gated_norm
+from llmcl.ops.delta_net import DeltaBuffers, delta_net
 from llmcl.ops.delta_shape import DeltaShape
 from llmcl.ops.short_conv import short_conv
 from llmcl.runtime.device import Buffer, Launch
@@ -111,12 +111,10 @@ class DeltaNetBlock(MixerBlock):
         return "it has a gated delta net in place of attention"
 
     def keep(self, ops: LayerOps) -> Iterator[Launch]:
-        weights, act, of, device, step = self.weights, ops.act, self.settings, ops.device, ops.step
-        shape = delta_shape(of)
+        weights, act, step = self.weights, ops.act, ops.step
         rows, qkv, gates, mixed = (act.of(name) for name in ("mixer_in", "mixer_qkv", "mixer_gates", "mixed"))
-        alone = {"each_alone": ops.each_alone}
         yield from ops.norm_linear(weights.norm, weights.projection, rows)
-        conv, matrix = self.states["conv"], self.states["matrix"]
-        yield from delta_inputs(device, shape, rows, weights.conv, weights.scalars, step, conv, qkv, gates, **alone)
-        yield from delta_rule(device, shape, qkv, gates, step, matrix, mixed, **alone)
-        yield from gated_norm(device, shape, mixed, weights.gated_norm, rows, ops.config.rms_norm_eps)
+        own = weights.conv, weights.scalars, weights.gated_norm, self.states["conv"], self.states["matrix"]
+        buffers = DeltaBuffers(*own, rows, qkv, gates, mixed)
+        shape, eps = delta_shape(self.settings), ops.config.rms_norm_eps
+        yield from delta_net(ops.device, shape, buffers, step, eps=eps, each_alone=ops.each_alone)

@@ -8,7 +8,7 @@ import numpy as np
 
 from llmcl import reference
 from llmcl.kernels.common.step_state import StepState
-from llmcl.ops.delta_rule import delta_inputs, delta_rule, gated_norm
+from llmcl.ops.delta_net import DeltaBuffers, delta_net
 from llmcl.ops.delta_shape import DeltaShape
 from llmcl.ops.short_conv import short_conv
 from llmcl.runtime.device import Device, Launch
@@ -51,18 +51,16 @@ def delta_net_error(device: Device) -> float:
     expected = reference.gated_norm(expected, norm, z, EPS)
 
     given, taps, of_heads, of_norm = (device.upload(x, "trial values") for x in (rows, weights, scalars, norm))
-    conv = device.zeros(4 * (of.length - 1) * of.channels, "trial inputs before")
+    inputs = device.zeros(4 * (of.length - 1) * of.channels, "trial inputs before")
     states = device.zeros(4 * matrix.size, "trial states")
-    to_qkv, to_gates, out = (device.alloc(4 * x.size, "trial results") for x in (qkv, gates, expected))
+    results = (device.alloc(4 * x.size, "trial results") for x in (qkv, gates, expected))
+    buffers = DeltaBuffers(taps, of_heads, of_norm, inputs, states, given, *results)
     errors = []
     for step, part in _steps(device):
         device.write(given, rows[part])
         n = part.stop - part.start
-        alone = {"each_alone": n == 1}
-        _run(delta_inputs(device, of, given, taps, of_heads, step, conv, to_qkv, to_gates, **alone), n)
-        _run(delta_rule(device, of, to_qkv, to_gates, step, states, out, **alone), n)
-        _run(gated_norm(device, of, out, of_norm, given, EPS), n)
-        errors.append(relative_error(device.read(out, np.float32, (n, of.n_v, of.d_v)), expected[part]))
+        _run(delta_net(device, of, buffers, step, eps=EPS, each_alone=n == 1), n)
+        errors.append(relative_error(device.read(buffers.out, np.float32, (n, of.n_v, of.d_v)), expected[part]))
     return max(*errors, relative_error(device.read(states, np.float32, matrix_shape), matrix))
 
 

@@ -1,0 +1,49 @@
+"""delta_token: a token of each sequence through a gated delta net, between its projections, in one launch of a GPU."""
+
+from __future__ import annotations
+
+from llmcl.kernels.common.cost import per_token
+from llmcl.kernels.common.sizes import largest_divisor
+from llmcl.kernels.common.step_state import RECURRENT, StepState
+from llmcl.ops.delta_shape import DeltaShape
+from llmcl.runtime.device import Buffer, Device, Launch
+
+ITEMS = 1024  # of a group at most
+
+
+def delta_token(
+    device: Device,
+    shape: DeltaShape,
+    rows: Buffer,
+    weights: Buffer,
+    scalars: Buffer,
+    norm: Buffer,
+    step: StepState,
+    inputs: Buffer,
+    states: Buffer,
+    out: Buffer,
+    *,
+    eps: float,
+) -> list[Launch]:
+    """What delta_inputs, delta_rule and gated_norm leave in `out` of rows that are each the one token of a sequence.
+
+    rows, weights, scalars: as of delta_inputs, inputs: its states; states: those of delta_rule; norm float32 [d_v]: the
+    weight of gated_norm; out float32 [n, n_v, d_v].
+    """
+    parts = 8 if shape.d_k > 128 else 4
+    columns = shape.n_v // shape.n_k * shape.d_v
+    size = parts * largest_divisor(columns, min(ITEMS, device.entry.max_work_group_size) // parts)
+    constants = {**step.constants, **shape.constants, "STATE_RECURRENT": RECURRENT, "LENGTH": shape.length}
+    own = {"PARTS": parts, "LOCAL_SIZE": size, "EPS": float(eps), "HEADS_IN_TURN": shape.heads_in_turn}
+    moved = 2 * shape.n_v * shape.d_k * shape.d_v + 2 * shape.length * shape.channels + 2 * shape.n_v * shape.d_v
+    return [
+        device.launch(
+            "portable/delta_token.cl",
+            "delta_token",
+            {**constants, **own},
+            [rows, weights, scalars, norm, step.state, inputs, states, out],
+            groups=lambda n: (shape.n_k, n),
+            local=(size, 1),
+            cost=per_token(4 * moved),
+        )
+    ]
