@@ -57,7 +57,7 @@ class FakeEngine:
 
     hold_after: so many tokens, and then nothing more until the client goes away. delay_s: before each token. fail: what
     to raise in place of the second token. cached: tokens of a prompt that it says it held. asked: prompt and options of
-    each request. open: requests under way.
+    each request. open: requests under way. expected: those on their way.
     """
 
     def __init__(self, tokenizer: Tokenizer, max_sequences: int = 2):
@@ -69,8 +69,15 @@ class FakeEngine:
         self.fail: Exception | None = None
         self.cached = 0
         self.asked: list[tuple[str, dict[str, Any]]] = []
-        self.open = self.running = 0
+        self.open = self.running = self.expected = 0
         self.metrics = EngineMetrics()
+
+    def expect(self) -> Callable[[], None]:
+        self.expected += 1
+        return self._come
+
+    def _come(self) -> None:
+        self.expected -= 1
 
     async def stream(self, prompt: Sequence[int], **options: Any) -> AsyncIterator[Piece]:
         text = self.tokenizer.decode(prompt)
@@ -173,7 +180,7 @@ def running(engine: FakeEngine | None = None, *, loaded: bool = True, **settings
         service.stop()
         thread.join(20)
         assert not thread.is_alive()
-        assert engine.open == 0 and service.in_flight == 0
+        assert engine.open == engine.expected == service.in_flight == 0
 
 
 def served(engine: FakeEngine, **changes: Any) -> Served:

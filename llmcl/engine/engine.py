@@ -158,6 +158,13 @@ class Engine:
             return PieceStream(self.submit(prompt, **options))
         return PieceStream(lambda: self.submit(prompt, **options))
 
+    def expect(self) -> Callable[[], None]:
+        """Says that a request is on its way: for a server, which reads and checks several at a time. An engine with
+        nothing to do then waits a moment (`worker.GATHER_S`) for them, so that they share its first step. The function
+        returned is called right before the request is begun, or when it will not be.
+        """
+        return self._worker.expect()
+
     def generate(self, prompts: Sequence[Any], **options: Any) -> list[Generation]:
         """The whole answers to several prompts, in their order; options of `submit`, for each of them."""
         requests = [self.ask(question) for question in self.questions(prompts, **options)]

@@ -173,6 +173,12 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.waiting or self.running or self._ended)
 
+    @property
+    def has_room(self) -> bool:
+        """Where nothing runs: whether a step could read more prompts than those that wait."""
+        n_tokens = sum(len(job.prompt) for job in self.waiting)
+        return len(self.waiting) < self.max_sequences and n_tokens < self.max_prompt_tokens
+
     def submit(self, job: Job) -> None:
         """Has the job wait for its turn."""
         assert job.prompt and 1 <= job.max_tokens <= self.max_context - len(job.prompt) + 1

@@ -155,6 +155,11 @@ class StepLoop:
     def has_work(self) -> bool:
         return bool(self._readings) or self._scheduler.has_work
 
+    @property
+    def has_room(self) -> bool:
+        """Whether a step with those that wait now would have room for a further prompt."""
+        return self._scheduler.has_room
+
     def submit(self, job: Job) -> None:
         """Has the job wait for its turn. Raises OutOfDeviceMemoryError where what it wants needs more than there is."""
         if job.n_scored:

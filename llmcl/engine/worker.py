@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from llmcl.engine.scheduler import Job
 from llmcl.engine.step_loop import Sampled, StepLoop
 from llmcl.errors import DeviceError, LlmclError, UsageError
 
+GATHER_S = 0.005  # that an engine with nothing to do waits for requests on their way, so that they share its step
 T = TypeVar("T")
 End = LlmclError | None
 """What comes after the last piece: None, or why there is none."""
@@ -51,6 +53,8 @@ class Worker:
         self.totals = StepTotals()
         self._answering: dict[Job, Answering] = {}
         self._given: list[Answering] = []  # that were not woken yet
+        self._expected: set[object] = set()
+        self._gathers = False
         self._thread = threading.Thread(target=self._work, name=f"engine of {name}", daemon=True)
         self._thread.start()
 
@@ -60,6 +64,18 @@ class Worker:
         self._commands.put(lambda: self._begin(answering))
         if self._over:  # it may have ended just before
             self._drain()
+
+    def expect(self) -> Callable[[], None]:
+        """A request is on its way. The function returned says that it is submitted next, or never will be."""
+        token = object()
+        self._expected.add(token)
+
+        def come() -> None:
+            self._expected.discard(token)
+            if self._gathers and not self._expected:
+                self._commands.put(_nothing)
+
+        return come
 
     def cancel(self, answering: Answering) -> None:
         """Ends the answer before the next step. Later pieces of it are not given."""
@@ -86,7 +102,7 @@ class Worker:
     def stop(self) -> None:
         """Ends all answers after the step under way, and the thread."""
         self._stopped = True
-        self._commands.put(lambda: None)
+        self._commands.put(_nothing)
         if self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -128,6 +144,7 @@ class Worker:
         """All that there are; with nothing else to do it waits for one."""
         if not self._loop.has_work:
             self._commands.get()()
+            self._gather()
         while True:
             try:
                 command = self._commands.get_nowait()
@@ -135,6 +152,18 @@ class Worker:
                 break
             command()
         self._wake()
+
+    def _gather(self) -> None:
+        """Before the first step of an engine that had nothing to do: takes requests that come within GATHER_S, as long
+        as others are on their way and the step has room. Else they would miss a step that one of them alone is in.
+        """
+        self._gathers, until = True, time.monotonic() + GATHER_S
+        while self._expected and self._loop.has_work and self._loop.has_room and not self._stopped:
+            try:
+                self._commands.get(timeout=max(0.0, until - time.monotonic()))()
+            except Empty:
+                break
+        self._gathers = False
 
     def _drain(self) -> None:
         """Answers what came too late."""
@@ -195,3 +224,7 @@ class Worker:
         if self._answering.pop(answering.job, None) is not None:
             self._loop.end(answering.job)
         self._give(answering, end)
+
+
+def _nothing() -> None:
+    """A command that wakes the worker."""

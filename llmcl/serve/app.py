@@ -24,7 +24,7 @@ from llmcl.serve.messages import count_tokens, messages
 from llmcl.serve.openapi import openapi
 from llmcl.serve.page import page
 from llmcl.serve.responses import responses
-from llmcl.serve.service import Service
+from llmcl.serve.service import Service, arrived
 
 Endpoint = Callable[[Request, Service], Awaitable[Response]]
 
@@ -61,6 +61,7 @@ def make_app(service: Service) -> Starlette:
                 record_of(request.scope).status = CLIENT_GONE
                 return Response()
             except Exception as error:
+                arrived(request.scope)
                 return _refused(request, as_refusal(error))
 
         return answer

@@ -30,6 +30,7 @@ async def completions(request: Request, service: Service) -> Response:
     """Continues one prompt or several; see docs/guide/server.md for the fields."""
     served = service.served()
     fields = await read_fields(request, service.settings)
+    service.expect(request.scope)
     fields.text("model")
     fields.refuse("text before which the answer is to fit is not supported", "suffix")
     options = read_sampling(fields, served)

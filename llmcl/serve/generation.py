@@ -15,7 +15,7 @@ from llmcl.serve.access_log import CLIENT_GONE, Record, record_of
 from llmcl.serve.errors import RequestError, of_llmcl
 from llmcl.serve.events import ClientGoneError, EventSender, unless_gone
 from llmcl.serve.served import Answer, Ask, Served, cached_tokens, pieces
-from llmcl.serve.service import Service
+from llmcl.serve.service import Service, arrived
 from llmcl.tools import json_text
 
 if TYPE_CHECKING:
@@ -60,6 +60,12 @@ class GenerationResponse(Response):
                 answer.finish_reason = "length"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._send(scope, receive, send)
+        finally:
+            arrived(scope)
+
+    async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._service.admit(len(self._answers)):
             work = self._send_events(scope, send) if self._stream else self._send_whole(scope, receive, send)
             try:
@@ -71,6 +77,7 @@ class GenerationResponse(Response):
 
     async def _send_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         record = record_of(scope)
+        arrived(scope)
         try:
             async with pieces(self._served, self._answers) as stream:
                 async for _, piece in stream:
@@ -89,6 +96,7 @@ class GenerationResponse(Response):
 
     async def _stream_events(self, scope: Scope, send: Send) -> None:
         form, settings, record = self._form, self._service.settings, record_of(scope)
+        arrived(scope)
         # The engine begins before the headers are sent.
         async with (
             pieces(self._served, self._answers) as stream,

@@ -34,6 +34,10 @@ class Engine(Protocol):
         """The pieces of the answer, options as of `LLM.stream`; closing the iterator ends the request."""
         ...
 
+    def expect(self) -> Callable[[], None]:
+        """Says that a request is on its way. The function returned says that it begins now, or never will."""
+        ...
+
 
 @dataclass(frozen=True)
 class Served:

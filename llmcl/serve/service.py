@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+from starlette.types import Scope
 
 from llmcl.serve.errors import RequestError
 from llmcl.serve.metrics import Metrics
 from llmcl.serve.served import Served
 from llmcl.serve.settings import Settings
+
+_ARRIVAL = "llmcl.arrival"
 
 
 class Service:
@@ -60,6 +64,10 @@ class Service:
             raise RequestError(503, f"the model is not ready yet: {what}", code="unavailable", retry_after_s=1)
         return self._served
 
+    def expect(self, scope: Scope) -> None:
+        """The request was read, and will have the engine make answers unless it is refused: see `Engine.expect`."""
+        scope[_ARRIVAL] = self.served().engine.expect()
+
     @contextmanager
     def admit(self, n_sequences: int) -> Iterator[None]:
         """Room for so many sequences, running or waiting. Raises RequestError where there is none."""
@@ -85,3 +93,10 @@ class Service:
         running = min(self.in_flight, self.settings.max_sequences)
         self.metrics.processing.set(running)
         self.metrics.deferred.set(self.in_flight - running)
+
+
+def arrived(scope: Scope) -> None:
+    """The engine gets the request now, or never will. Calls after the first do nothing."""
+    come: Callable[[], None] | None = scope.pop(_ARRIVAL, None)
+    if come is not None:
+        come()

@@ -66,8 +66,10 @@ def test_a_client_that_waits_may_leave_too(stream: bool, held: Running) -> None:
 
 
 def test_a_full_queue_refuses(held: Running) -> None:
-    connections = [ask(held, stream=True) for _ in range(6)]  # 2 places and a queue of 4
-    wait_for(lambda: held.service.in_flight == 6)
+    connections = []
+    for n in range(1, 7):  # 2 places, which the first have, and a queue of 4
+        connections.append(ask(held, stream=True))
+        wait_for(lambda n=n: held.engine.open == n)  # type: ignore[misc]
     refused = held.chat()
     assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
     with openai.OpenAI(base_url=f"{held.url}/v1", api_key="none", max_retries=0) as client:
