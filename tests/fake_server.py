@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Thread
 from typing import Any, TypeVar
@@ -52,6 +52,19 @@ def byte_tokenizer(template: str | None = TEMPLATE) -> Tokenizer:
     return Tokenizer(backend, vocab_size=len(symbols), eos_token_ids=[END], chat_template=template)
 
 
+class FakeStream:
+    def __init__(self, pieces: AsyncGenerator[Piece, None]):
+        self._pieces = pieces
+
+    async def pass_on(self, take: Callable[[Piece], None], after: Callable[[], None]) -> None:
+        async for piece in self._pieces:
+            take(piece)
+            after()
+
+    async def aclose(self) -> None:
+        await self._pieces.aclose()
+
+
 class FakeEngine:
     """Answers a prompt with `reply(text of the prompt)`, a byte a token, max_sequences at a time.
 
@@ -79,7 +92,10 @@ class FakeEngine:
     def _come(self) -> None:
         self.expected -= 1
 
-    async def stream(self, prompt: Sequence[int], **options: Any) -> AsyncIterator[Piece]:
+    def stream(self, prompt: Sequence[int], **options: Any) -> FakeStream:
+        return FakeStream(self._answer(prompt, **options))
+
+    async def _answer(self, prompt: Sequence[int], **options: Any) -> AsyncGenerator[Piece, None]:
         text = self.tokenizer.decode(prompt)
         self.asked.append((text, options))
         self.open += 1

@@ -14,6 +14,10 @@ from llmcl.engine.generation import Generation, Piece, collect
 from llmcl.engine.worker import End
 
 
+def _nothing() -> None:
+    pass
+
+
 class Request(Iterator[Piece], AsyncIterator[Piece]):
     """An answer on its way. Iterate over it, with `for` in a thread or with `async for`, or take the whole `result`.
 
@@ -57,6 +61,36 @@ class Request(Iterator[Piece], AsyncIterator[Piece]):
             raise StopAsyncIteration
         return piece
 
+    async def pass_on(self, take: Callable[[Piece], None], after: Callable[[], None] = _nothing) -> None:
+        """Calls `take` with each piece as it comes, in this event loop; returns at the end of the answer.
+
+        Faster than `async for`: no task is woken for a piece. after: called behind one piece, or behind several that
+        came while the loop did something else. Raises what ended the answer, and what these functions raise, which
+        cancels the request.
+        """
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def give(items: list[Piece | End]) -> None:
+            if self._over or done.done():
+                return
+            try:
+                for item in items:
+                    if isinstance(item, Piece):
+                        take(item)
+                after()
+                if not isinstance(items[-1], Piece):
+                    self._checked(items[-1])
+                    done.set_result(None)
+            except Exception as error:
+                done.set_exception(error)
+
+        self._mailbox.pass_on(give)
+        try:
+            await done
+        finally:
+            if not self._over:
+                self.cancel()
+
     def _checked(self, item: Piece | End) -> Piece | None:
         if isinstance(item, Piece):
             return item
@@ -77,20 +111,21 @@ class Mailbox:
         self.items: SimpleQueue[Piece | End] = SimpleQueue()
         self._event: asyncio.Event | None = None  # of a task that waits, in the loop of `_waker`
         self._waker: Waker | None = None
+        self._woken: Callable[[], None] | None = None
 
     def give(self, item: Piece | End) -> None:
         self.items.put(item)
 
     def wake(self) -> None:
-        """After one or several `give`: for a task that waits."""
-        if self._waker is not None and self._event is not None:
-            self._waker.wake(self._event)
+        """After one or several `give`: for who waits in an event loop."""
+        if self._waker is not None and self._woken is not None:
+            self._waker.wake(self._woken)
 
     async def take(self) -> Piece | End:
         event, waker = self._event, Waker.of(asyncio.get_running_loop())
         if event is None or waker is not self._waker:
             self._event = event = asyncio.Event()
-            self._waker = waker
+            self._waker, self._woken = waker, event.set
         while True:
             event.clear()
             try:
@@ -98,9 +133,23 @@ class Mailbox:
             except Empty:
                 await event.wait()
 
+    def pass_on(self, take: Callable[[list[Piece | End]], None]) -> None:
+        """From now on has the running event loop call `take` with what there is; at once with what is there now."""
+
+        def woken() -> None:
+            there: list[Piece | End] = []
+            with suppress(Empty):
+                while True:
+                    there.append(self.items.get_nowait())
+            if there:
+                take(there)
+
+        self._event, self._waker, self._woken = None, Waker.of(asyncio.get_running_loop()), woken
+        woken()
+
 
 class Waker:
-    """Wakes tasks of an event loop from another thread. Those that are woken together cost one call into the loop,
+    """Calls functions in an event loop from another thread. Those that are called together cost one call into the loop,
     which is a write to a pipe, and lets go of the interpreter.
     """
 
@@ -108,7 +157,7 @@ class Waker:
 
     def __init__(self, loop: asyncio.AbstractEventLoop):
         self._loop = ref(loop)
-        self._events: deque[asyncio.Event] = deque()
+        self._woken: deque[Callable[[], None]] = deque()
         self._is_called = False
 
     @classmethod
@@ -118,18 +167,18 @@ class Waker:
             waker = cls._of[loop] = cls(loop)
         return waker
 
-    def wake(self, event: asyncio.Event) -> None:
-        self._events.append(event)
+    def wake(self, woken: Callable[[], None]) -> None:
+        self._woken.append(woken)
         loop = self._loop()
         if not self._is_called and loop is not None:
             self._is_called = True  # before the call, which may run at once
             with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(self._set)
+                loop.call_soon_threadsafe(self._call)
 
-    def _set(self) -> None:
-        self._is_called = False  # what is appended from now on is set here or has a call of its own
-        while self._events:
-            self._events.popleft().set()
+    def _call(self) -> None:
+        self._is_called = False  # what is appended from now on is called here or has a call of its own
+        while self._woken:
+            self._woken.popleft()()
 
 
 class PieceStream(AsyncIterator[Piece]):
@@ -142,10 +191,16 @@ class PieceStream(AsyncIterator[Piece]):
         self._request = request if isinstance(request, Request) else None
 
     async def __anext__(self) -> Piece:
-        if self._request is None:
-            assert not isinstance(self._submit, Request)
-            self._request = await asyncio.to_thread(self._submit)
-        return await self._request.__anext__()
+        return await (self._request or await self._begun()).__anext__()
+
+    async def pass_on(self, take: Callable[[Piece], None], after: Callable[[], None] = _nothing) -> None:
+        """As `Request.pass_on`."""
+        await (self._request or await self._begun()).pass_on(take, after)
+
+    async def _begun(self) -> Request:
+        assert not isinstance(self._submit, Request)
+        self._request = await asyncio.to_thread(self._submit)
+        return self._request
 
     async def aclose(self) -> None:
         """Cancels the request; so does leaving the loop and dropping the stream."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Coroutine, Generator
+from collections.abc import Awaitable, Coroutine, Generator
 from json.encoder import encode_basestring_ascii
 from typing import Any, TypeVar
 
@@ -67,14 +67,16 @@ async def _gone(receive: Receive) -> None:
 class EventSender:
     """Sends a response's events as they come, and a comment after ping_s of silence: proxies end silent connections.
 
-    As an async context manager: the headers go out at the start, and the end of the body at a clean end.
+    As an async context manager: the headers go out at the start, and the end of the body at a clean end. Raises
+    ClientGoneError there, or from `put`, when the client does not read for send_s.
     """
 
     def __init__(self, send: Send, *, ping_s: float, send_s: float):
         self._send = send
         self._ping_s, self._send_s = ping_s, send_s
         self._last = 0.0
-        self._sending = asyncio.Lock()
+        self._waiting = bytearray()  # for what is written now
+        self._writing: asyncio.Task[None] | None = None
         self._pings: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> EventSender:
@@ -93,36 +95,57 @@ class EventSender:
         self._pings.cancel()
         await asyncio.gather(self._pings, return_exceptions=True)
         if error is None:
-            await self._write(b"", more=False)
+            if self._writing is not None:
+                await self._writing
+            await self._in_time(self._body(b"", more=False))
+        elif self._writing is not None:
+            self._writing.cancel()
+            await asyncio.gather(self._writing, return_exceptions=True)
 
-    async def __call__(self, data: bytes) -> None:
-        if data:
-            await self._write(data)
-
-    async def _write(self, data: bytes, *, more: bool = True) -> None:
-        """Raises ClientGoneError when the client does not read for send_s."""
-        async with self._sending:
-            sending: Any = self._send({"type": "http.response.body", "body": data, "more_body": more})
-            try:
-                waits_for = sending.send(None)
-            except StopIteration:  # as nearly always: the system has taken the data
-                pass
-            else:
-                try:
-                    with anyio.fail_after(self._send_s):
-                        await _Begun(sending, waits_for)
-                except TimeoutError:
-                    raise ClientGoneError from None
+    def put(self, data: bytes) -> None:
+        """Sends it now if the system takes it, as nearly always, else in its turn."""
+        if not data:
+            return
+        if self._writing is not None:
+            if not self._writing.done():
+                self._waiting += data
+                return
+            self._writing.result()
+        sending: Any = self._body(data)
+        try:
+            waits_for = sending.send(None)
+        except StopIteration:
             self._last = time.monotonic()
+        else:
+            self._writing = asyncio.ensure_future(self._write(_Begun(sending, waits_for)))
+
+    def _body(self, data: bytes, *, more: bool = True) -> Awaitable[None]:
+        return self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def _write(self, begun: Awaitable[None]) -> None:
+        """Waits for what was begun, and then for what was put meanwhile."""
+        await self._in_time(begun)
+        while self._waiting:
+            data, self._waiting = bytes(self._waiting), bytearray()
+            await self._in_time(self._body(data))
+
+    async def _in_time(self, sending: Awaitable[None]) -> None:
+        try:
+            with anyio.fail_after(self._send_s):
+                await sending
+        except TimeoutError:
+            raise ClientGoneError from None
+        self._last = time.monotonic()
 
     async def _ping(self) -> None:
         while True:
             await asyncio.sleep(max(self._last + self._ping_s - time.monotonic(), 0.0))
             if time.monotonic() - self._last >= self._ping_s:
-                await self._write(_PING)
+                self._last = time.monotonic()
+                self.put(_PING)
 
 
-class _Begun:
+class _Begun(Awaitable[None]):
     """Awaits the rest of a coroutine that was begun by hand. waits_for: what it yielded last."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, None], waits_for: Any):

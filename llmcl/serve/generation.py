@@ -14,7 +14,7 @@ from llmcl.errors import LlmclError
 from llmcl.serve.access_log import CLIENT_GONE, Record, record_of
 from llmcl.serve.errors import RequestError, of_llmcl
 from llmcl.serve.events import ClientGoneError, EventSender, unless_gone
-from llmcl.serve.served import Answer, Ask, Served, cached_tokens, pieces
+from llmcl.serve.served import Answer, Ask, Served, begun, cached_tokens
 from llmcl.serve.service import Service, arrived
 from llmcl.tools import json_text
 
@@ -79,9 +79,8 @@ class GenerationResponse(Response):
         record = record_of(scope)
         arrived(scope)
         try:
-            async with pieces(self._served, self._answers) as stream:
-                async for _, piece in stream:
-                    self._note_time(record, piece)
+            async with begun(self._served, self._answers) as pass_on:
+                await pass_on(lambda answer, piece: self._note_time(record, piece), lambda: None)
             self._check_ended()
             whole = self._form.whole(self._answers)
         except Exception as error:
@@ -99,30 +98,40 @@ class GenerationResponse(Response):
         arrived(scope)
         # The engine begins before the headers are sent.
         async with (
-            pieces(self._served, self._answers) as stream,
+            begun(self._served, self._answers) as pass_on,
             EventSender(send, ping_s=settings.ping_s, send_s=settings.send_s) as sender,
         ):
-            await sender(form.begin())
+            made: list[bytes] = []
+
+            def take(answer: Answer, piece: Piece) -> None:
+                self._note_time(record, piece)
+                text = piece.text if piece.prompt_logprobs is None else answer.ask.head + piece.text
+                if text or piece.logprob is not None:
+                    made.append(form.text(answer, text))
+                if piece.finish_reason is not None:
+                    made.append(form.finish(answer))
+
+            def after() -> None:
+                sender.put(b"".join(made))
+                made.clear()
+
+            sender.put(form.begin())
             try:
                 for answer in self._answers:
                     if answer.ask.head and answer.ask.prompt_logprobs is None:
-                        await sender(form.text(answer, answer.ask.head))
+                        sender.put(form.text(answer, answer.ask.head))
                     if answer.finish_reason is not None:
-                        await sender(form.finish(answer))
-                async for answer, piece in stream:
-                    self._note_time(record, piece)
-                    text = piece.text if piece.prompt_logprobs is None else answer.ask.head + piece.text
-                    data = form.text(answer, text) if text or piece.logprob is not None else b""
-                    await sender(data + (form.finish(answer) if piece.finish_reason is not None else b""))
+                        sender.put(form.finish(answer))
+                await pass_on(take, after)
                 self._check_ended()
             except ClientGoneError:
                 raise
             except Exception as error:  # too late for a status: the stream says it
                 refusal = as_refusal(error)
                 record.error = refusal.message
-                await sender(form.error(refusal.body(scope["path"])))
+                sender.put(form.error(refusal.body(scope["path"])))
             else:
-                await sender(form.end(self._answers))
+                sender.put(form.end(self._answers))
 
     def _check_ended(self) -> None:
         for answer in self._answers:

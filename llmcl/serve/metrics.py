@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-if TYPE_CHECKING:  # the server listens before the engine is imported
-    from llmcl.engine import engine_metrics
+from llmcl.engine import engine_metrics
 
 _TTFT_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _TBT_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
@@ -35,15 +33,24 @@ class Metrics:
             ["api", "status"],
             registry=registry,
         )
-        self.ttft = Histogram(
-            "llmcl_ttft_seconds", "Time to first token, waiting included.", buckets=_TTFT_S, registry=registry
-        )
-        self.tbt = Histogram("llmcl_tbt_seconds", "Time between two tokens.", buckets=_TBT_S, registry=registry)
+        self.ttft, self.tbt = engine_metrics.Histogram(_TTFT_S), engine_metrics.Histogram(_TBT_S)
+        registry.register(_Times(self))
         registry.register(_OfEngine(engine))
 
     def show(self) -> bytes:
         """All of them in Prometheus' text format."""
         return generate_latest(self._registry)
+
+
+class _Times(Collector):
+    """Histograms that are written for each token, which those of prometheus_client take longer for."""
+
+    def __init__(self, metrics: Metrics):
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        yield _histogram("llmcl_ttft_seconds", "Time to first token, waiting included.", self._metrics.ttft)
+        yield _histogram("llmcl_tbt_seconds", "Time between two tokens.", self._metrics.tbt)
 
 
 class _OfEngine(Collector):

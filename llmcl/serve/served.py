@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,14 +24,27 @@ if TYPE_CHECKING:  # the server listens before the engine is imported
 _COMPILING = ThreadPoolExecutor(1, "compiling a grammar")
 
 
+class Stream(Protocol):
+    """An answer on its way."""
+
+    async def pass_on(self, take: Callable[[Piece], None], after: Callable[[], None]) -> None:
+        """Calls `take` with each piece as it comes, and `after` behind those that came together; returns at the end of
+        the answer, or raises what ended it."""
+        ...
+
+    async def aclose(self) -> None:
+        """Ends the request."""
+        ...
+
+
 class Engine(Protocol):
     """What makes answers, several at a time."""
 
     @property
     def metrics(self) -> EngineMetrics: ...
 
-    def stream(self, prompt: Sequence[int], **options: Any) -> AsyncIterator[Piece]:
-        """The pieces of the answer, options as of `LLM.stream`; closing the iterator ends the request."""
+    def stream(self, prompt: Sequence[int], **options: Any) -> Stream:
+        """Begins an answer; options as of `LLM.stream`."""
         ...
 
     def expect(self) -> Callable[[], None]:
@@ -109,6 +122,11 @@ class Ask:
         return self.max_tokens > 0 or self.prompt_logprobs is not None
 
 
+Take = Callable[["Answer", "Piece"], None]
+"""What is called with each piece of an answer."""
+PassOn = Callable[[Take, Callable[[], None]], Awaitable[None]]
+
+
 @dataclass
 class Answer:
     """What there is of the answer to `ask`. text: without the head. tbt_ms: between tokens, on the engine's clock.
@@ -184,11 +202,11 @@ def cached_tokens(answers: Sequence[Answer]) -> int:
 
 
 @asynccontextmanager
-async def pieces(
-    served: Served, answers: Sequence[Answer]
-) -> AsyncIterator[AsyncGenerator[tuple[Answer, Piece], None]]:
-    """The pieces of all answers as they come, each added to its answer. The engine has all requests from the beginning
-    of the context on; its end ends them.
+async def begun(served: Served, answers: Sequence[Answer]) -> AsyncIterator[PassOn]:
+    """The engine has the requests of all answers from the beginning of the context on; its end ends them.
+
+    The function calls `take` with the pieces of all answers as they come, each added to its answer, and `after` behind
+    those that came together, and returns after the last of them.
     """
     async with AsyncExitStack() as stack:
         streams = []
@@ -197,51 +215,32 @@ async def pieces(
                 stream = _stream_of(served, answer.ask)
                 stack.push_async_callback(stream.aclose)
                 streams.append((answer, stream))
-        made = _pieces_of(*streams[0]) if len(streams) == 1 else _pieces_of_several(streams)
-        yield await stack.enter_async_context(aclosing(made))
+
+        async def pass_on(take: Take, after: Callable[[], None]) -> None:
+            passing = [
+                asyncio.ensure_future(stream.pass_on(_adding(answer, take), after)) for answer, stream in streams
+            ]
+            try:
+                await asyncio.gather(*passing)
+            finally:
+                for task in passing:
+                    task.cancel()
+                await asyncio.gather(*passing, return_exceptions=True)
+
+        yield pass_on
 
 
-def _stream_of(served: Served, ask: Ask) -> AsyncGenerator[Piece, None]:
+def _stream_of(served: Served, ask: Ask) -> Stream:
     options = ask.options | ({} if ask.prompt_logprobs is None else {"prompt_logprobs": ask.prompt_logprobs})
     # With no token to be made one is, which comes with what was found of the prompt.
-    stream: Any = served.engine.stream(ask.prompt, max_tokens=max(1, ask.max_tokens), stop=ask.stop, **options)
-    return stream  # type: ignore[no-any-return]
+    return served.engine.stream(ask.prompt, max_tokens=max(1, ask.max_tokens), stop=ask.stop, **options)
 
 
-async def _pieces_of(answer: Answer, stream: AsyncGenerator[Piece, None]) -> AsyncGenerator[tuple[Answer, Piece], None]:
-    async for piece in stream:
+def _adding(answer: Answer, take: Take) -> Callable[[Piece], None]:
+    def add(piece: Piece) -> None:
         if not answer.ask.max_tokens:
             piece = replace(piece, text="", logprob=None, finish_reason="length")
         answer.add(piece)
-        yield answer, piece
+        take(answer, piece)
 
-
-async def _pieces_of_several(
-    streams: Sequence[tuple[Answer, AsyncGenerator[Piece, None]]],
-) -> AsyncGenerator[tuple[Answer, Piece], None]:
-    ready: asyncio.Queue[tuple[Answer, Piece] | BaseException | None] = asyncio.Queue()
-
-    async def read(answer: Answer, stream: AsyncGenerator[Piece, None]) -> None:
-        try:
-            async for item in _pieces_of(answer, stream):
-                ready.put_nowait(item)
-            ready.put_nowait(None)
-        except BaseException as error:
-            ready.put_nowait(error)
-            raise
-
-    tasks = [asyncio.ensure_future(read(answer, stream)) for answer, stream in streams]
-    try:
-        left = len(tasks)
-        while left:
-            item = await ready.get()
-            if isinstance(item, BaseException):
-                raise item
-            if item is None:
-                left -= 1
-            else:
-                yield item
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    return add
