@@ -6,6 +6,7 @@ import asyncio
 import json
 from typing import Any
 
+import anyio
 from starlette.requests import Request
 
 from llmcl.serve.errors import RequestError
@@ -18,8 +19,9 @@ _LARGE_BYTES = 64 << 10  # parsed in a thread, while others' tokens go on
 async def read_fields(request: Request, settings: Settings) -> Fields:
     """The JSON object that a request brings. Raises RequestError for anything else, and what is too large or slow."""
     try:
-        data = await asyncio.wait_for(_read(request, settings.max_body_bytes), settings.body_s)
-    except asyncio.TimeoutError:
+        with anyio.fail_after(settings.body_s):  # wait_for would make a task of it
+            data = await _read(request, settings.max_body_bytes)
+    except TimeoutError:
         message = f"the body did not arrive within {settings.body_s:g} s"
         raise RequestError(408, message, code="request_timeout", closes=True) from None
     if len(data) < _LARGE_BYTES:

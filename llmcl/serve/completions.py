@@ -44,7 +44,7 @@ async def completions(request: Request, service: Service) -> Response:
     stop = fields.strings("stop", MAX_STOPS)
     echo, stream = fields.flag("echo"), fields.flag("stream")
     with_usage = fields.object("stream_options").flag("include_usage")
-    prompts = await _prompts(fields, served)
+    prompts = await _prompts(fields, served, with_text=echo)
     asks = [
         Ask(
             prompt,
@@ -62,8 +62,8 @@ async def completions(request: Request, service: Service) -> Response:
     return GenerationResponse(service, served, asks, form, stream=stream)
 
 
-async def _prompts(fields: Fields, served: Served) -> list[tuple[list[int], str]]:
-    """Token ids and text of each prompt."""
+async def _prompts(fields: Fields, served: Served, *, with_text: bool) -> list[tuple[list[int], str]]:
+    """Token ids of each prompt, and its text if that is wanted."""
     value = fields.required("prompt", _EXPECTED)
     if isinstance(value, str) or _ids(value):
         value = [value]
@@ -75,7 +75,7 @@ async def _prompts(fields: Fields, served: Served) -> list[tuple[list[int], str]
             prompts.append((await served.encode(prompt), prompt))
         elif ids := _ids(prompt):
             served.check(ids)
-            prompts.append((ids, served.tokenizer.decode(ids)))
+            prompts.append((ids, served.tokenizer.decode(ids) if with_text else ""))
         else:
             raise wrong(f"prompt[{index}]" if len(value) > 1 else "prompt", prompt, _EXPECTED)
     return prompts
