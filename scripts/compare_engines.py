@@ -31,6 +31,7 @@ from llmcl.tools.markdown import table
 
 CHILD = Path(__file__).with_name("compare_child.py")
 SHAPE_1B = "llama-3.2-1b"
+MICRO_BATCHES = 2048, 512  # of llama.cpp on a GPU
 TOP_1_TARGET = 0.98  # share of positions with the same likeliest token
 
 
@@ -177,6 +178,28 @@ class Pairs:
         if per:
             values |= {f"{name}_tokens_per_s": per / values[name] for name in ("llama.cpp", "llmcl")}
         return values
+
+
+def llama_bench(
+    binary: Path, path: Path, *, n_prompt: list[int], n_gen: list[int], depths: list[int], rounds: int, limit_s: float
+) -> list[dict[str, Any]]:
+    """What llama-bench, built for a GPU, says of a file, with flash attention and each of MICRO_BATCHES: a row a test.
+
+    It loads the model once, and warms up. Raises ChildError.
+    """
+    command = [str(binary), "-m", str(path), "-r", str(rounds), "-o", "json", "-fa", "1", "-ngl", "999"]
+    for option, values in {"-ub": sorted(MICRO_BATCHES), "-p": n_prompt, "-n": n_gen, "-d": depths}.items():
+        command += [option, ",".join(map(str, dict.fromkeys(values))) or "0"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s)
+        rows: list[dict[str, Any]] | None = json.loads(done.stdout) if done.returncode == 0 else None
+    except subprocess.TimeoutExpired as error:
+        raise ChildError(f"llama-bench did not end within {limit_s:.0f} s") from error
+    except (OSError, ValueError) as error:
+        raise ChildError(f"llama-bench: {error}") from error
+    if rows is None:
+        raise ChildError(f"llama-bench ended with status {done.returncode}. {done.stderr[-1500:].strip()}")
+    return rows
 
 
 def order_of(turn: int) -> tuple[str, str]:

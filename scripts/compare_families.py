@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from compare_engines import (
-    Child,
+    MICRO_BATCHES,
     ChildError,
     Engines,
     Format,
@@ -30,6 +30,7 @@ from compare_engines import (
     Work,
     check_llama_python,
     in_turn,
+    llama_bench,
     note,
     processors_of,
 )
@@ -66,7 +67,6 @@ HEADS = {"gemma2": (4, 2, 256), "gemma3_text": (4, 1, 256), "qwen3": (8, 4, 128)
 HEADS |= dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"), (4, 1, 256))
 EXPERTS, FEW_EXPERTS = ExpertSettings(32, 4, 256), ExpertSettings(8, 2, 1024)
 
-MICRO_BATCHES = 2048, 512  # llama.cpp's on a GPU
 ON_GPU = {"n_gpu_layers": 999, "n_ubatch": MICRO_BATCHES[0]}
 BESIDE_WEIGHTS = 4e9  # bytes that both engines take of a GPU beside the weights of a model
 LIMIT_S = 120.0  # for an answer of a process
@@ -74,7 +74,7 @@ LIMIT_S = 120.0  # for an answer of a process
 EPILOG = f"""\b
 parameters    of all, and of those that a token needs
 prefill       random tokens, tokens a second: median of the turns; llama.cpp on a GPU with the faster of its
-              micro-batches {" and ".join(map(str, MICRO_BATCHES))}
+              micro-batches {" and ".join(map(str, MICRO_BATCHES))}; llama-bench runs all its turns at once
 decode        single-token steps from an empty context, no sampling, as llama-bench
 ratio         llama.cpp's time over llmcl's in the same turn: median (least - most)
 of llama      that ratio over the one of the family llama in this run; aimed at: {AIM}
@@ -107,6 +107,7 @@ class Plan:
     on_gpu: bool
     device_bytes: int
     keep_files: bool
+    bench: Path | None = None
 
     @property
     def tests(self) -> dict[str, tuple[int, dict[str, int]]]:
@@ -171,24 +172,56 @@ def batches(models: Sequence[Model], plan: Plan) -> Iterator[list[Model]]:
         yield batch
 
 
+class Bench:
+    """llama-bench in place of a process: when it is first asked it runs all tests, each as often as there are turns."""
+
+    engine = "llama.cpp"
+
+    def __init__(self, binary: Path, path: Path, plan: Plan):
+        self._how: dict[str, Any] = {"n_prompt": [plan.n_prompt], "n_gen": [plan.n_gen], "depths": [0]}
+        self._binary, self._path, self._rounds = binary, path, plan.rounds
+        self._micro_batch = MICRO_BATCHES[0]
+        self._rows: list[dict[str, Any]] = []
+        self._asked: dict[tuple[str, int], int] = {}
+
+    def ask(self, op: str, n: int) -> None:
+        self._micro_batch = n
+
+    def seconds(self, op: str, **arguments: Any) -> float:
+        """Of a turn; in the first, which is a warm-up, those of the last."""
+        if not self._rows:
+            how = {**self._how, "rounds": self._rounds, "limit_s": LIMIT_S}
+            self._rows = llama_bench(self._binary, self._path, **how)
+        of_op = [row for row in self._rows if (row["n_gen"] == 0) == (op == "prefill")]
+        (row,) = (row for row in of_op if row["n_ubatch"] == self._micro_batch)
+        turn = self._asked.get((op, self._micro_batch), 0)
+        self._asked[op, self._micro_batch] = turn + 1
+        return float(row["samples_ns"][turn - 1]) / 1e9
+
+
 @contextmanager
-def loaded(model: Model, plan: Plan) -> Iterator[dict[str, Child]]:
-    """A process of each engine with the model."""
+def loaded(model: Model, plan: Plan) -> Iterator[dict[str, Any]]:
+    """A process of each engine with the model; llama.cpp's may be a `Bench`."""
     path = plan.folder / model.file_name
     if not path.exists():
         note(f"{model.name}: random weights")
         write_random(path, model.config, model.quantization)
-    with plan.engines.child("llama.cpp") as peer, plan.engines.child("llmcl") as ours:
-        both = {"llama.cpp": peer, "llmcl": ours}
-        for child in both.values():
-            options = ON_GPU if plan.on_gpu and child is peer else {}
+    with ExitStack() as stack:
+        names = ("llama.cpp", "llmcl") if plan.bench is None else ("llmcl",)
+        both: dict[str, Any] = {name: stack.enter_context(plan.engines.child(name)) for name in names}
+        for name, child in both.items():
+            options = ON_GPU if plan.on_gpu and name == "llama.cpp" else {}
             plan.engines.load(child, path, plan.n_prompt + plan.n_gen, **options)
-        if not plan.keep_files:
+        if plan.bench is not None:
+            both["llama.cpp"] = Bench(plan.bench, path, plan)
+        elif not plan.keep_files:
             path.unlink()  # both have read it
         yield both
+    if not plan.keep_files:
+        path.unlink(missing_ok=True)
 
 
-def measure(both: dict[str, Child], plan: Plan) -> dict[str, Any]:
+def measure(both: dict[str, Any], plan: Plan) -> dict[str, Any]:
     """Prefill and decode of both engines."""
     found = {test: in_turn(both, test, plan.rounds, **arguments) for test, (_, arguments) in plan.tests.items()}
     if plan.on_gpu:
@@ -291,6 +324,10 @@ def compare_families(
     ] = 512,
     n_gen: Annotated[int, opt.measurement("-n", "--n-gen", metavar="N", min=1, help="Steps of the decode.")] = 64,
     llama_python: LlamaPython = sys.executable,
+    bench: Annotated[
+        Path | None,
+        opt.measurement("--llama-bench", metavar="PATH", help="On a GPU llama-bench in place of --llama-python."),
+    ] = None,
     rounds: Annotated[int, opt.measurement("-r", "--rounds", metavar="N", min=1, help="Turns, after a warm-up.")] = 5,
     threads: Annotated[
         int | None, opt.measurement("-t", "--threads", metavar="N", min=1, help="Processors for each; left out: all.")
@@ -301,15 +338,18 @@ def compare_families(
 ) -> None:
     """Ratios of llmcl to llama.cpp on random models, family by family."""
     models = models_of(families, random, quantization)
-    check_llama_python(llama_python)
     entry = select_device(device or "cpu")
+    if bench is None:
+        check_llama_python(llama_python)
+    elif entry.kind == "cpu":
+        raise UsageError(f"--llama-bench {bench} is for a GPU, the device is {entry.label}; give --llama-python")
     engines = Engines(llama_python, processors_of(threads), str(entry.index), {}, limit_s=LIMIT_S)
     results: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = work or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         on_gpu = entry.kind != "cpu"
-        plan = Plan(engines, folder, n_prompt, n_gen, rounds, on_gpu, entry.global_mem_bytes, work is not None)
+        plan = Plan(engines, folder, n_prompt, n_gen, rounds, on_gpu, entry.global_mem_bytes, work is not None, bench)
         for model, measured in compare(models, plan):
             sizes = {"parameters": model.config.n_parameters(), "needed": needed_parameters(model.config)}
             name = model.name if not random else f"{model.name} {model.quantization}"

@@ -7,10 +7,8 @@ not installed, ends nothing but itself, and its memory is given back. They take 
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from attention_bench.measuring import grid
-from compare_engines import Child, ChildError, note
+from compare_engines import Child, ChildError, llama_bench, note
 
 from llmcl.checkpoint import open_checkpoint
 from llmcl.cli import options as opt
@@ -186,20 +184,16 @@ class Shape:
     def _llama_turn(self, contestant: Contestant, turn: int) -> None:
         """One run of llama-bench; it loads the model once for all tests."""
         plan = self.plan
-        command = [str(plan.llama_bench), "-m", str(self.gguf), "-r", "1", "-o", "json", "-fa", "1", "-ngl", "999"]
-        command += ["-ub", "512,2048"]
-        lists = {"-p": plan.prompts, "-n": [n for n, _ in plan.decodes], "-d": [0, *(d for _, d in plan.decodes)]}
-        for option, values in lists.items():
-            command += [option, ",".join(map(str, dict.fromkeys(values))) or "0"]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=plan.limit_s)
-            rows = json.loads(done.stdout) if done.returncode == 0 else None
-        except subprocess.TimeoutExpired as error:
-            raise ChildError(f"llama-bench did not end within {plan.limit_s:.0f} s") from error
-        except (OSError, ValueError) as error:
-            raise ChildError(f"llama-bench: {error}") from error
-        if rows is None:
-            raise ChildError(f"llama-bench ended with status {done.returncode}. {done.stderr[-1500:].strip()}")
+        assert plan.llama_bench is not None and self.gguf is not None
+        rows = llama_bench(
+            plan.llama_bench,
+            self.gguf,
+            n_prompt=plan.prompts,
+            n_gen=[n for n, _ in plan.decodes],
+            depths=[0, *(depth for _, depth in plan.decodes)],
+            rounds=1,
+            limit_s=plan.limit_s,
+        )
         for test in plan.tests:
             key = (0, test.n, test.depth) if test.depth is not None else (test.n, 0, 0)
             found = [row for row in rows if (row["n_prompt"], row["n_gen"], row.get("n_depth", 0)) == key]
@@ -352,7 +346,7 @@ def compare_gpu(
     contestants: Annotated[
         Any, opt.measurement("--contestants", metavar="NAME,...", parser=chosen_contestants, help="Who takes part.")
     ] = "llmcl,eager,compiled,llama.cpp",
-    llama_bench: Annotated[
+    bench: Annotated[
         Path | None,
         opt.measurement("--llama-bench", metavar="PATH", help="llama.cpp's llama-bench, built for the GPU."),
     ] = None,
@@ -375,7 +369,7 @@ def compare_gpu(
     check_writable("--json", json_file)
     entry = select_device(device)
     tests = [Test(n) for n in n_prompt] + [Test(n, depth) for depth in n_depth for n in n_gen]
-    plan = Plan(tests, rounds, device, entry.kind == "cpu", limit, contestants, llama_bench)
+    plan = Plan(tests, rounds, device, entry.kind == "cpu", limit, contestants, bench)
     shapes = make_shapes(random, gguf, plan)
     compare(shapes, entry.global_mem_bytes)
     results = [shape.to_dict() for shape in shapes]

@@ -67,6 +67,32 @@ def test_on_a_gpu_the_faster_micro_batch_counts(tmp_path: Path, on_gpu: bool, ex
     assert found["of_bandwidth"] == pytest.approx((90 + 4 * 2.5) / 0.5 / 400.0)
 
 
+# A llama-bench whose n-th prefill takes n s with its first micro-batch and 10 n with the second, and a decode 100 n.
+LLAMA_BENCH = """#!{python}
+import json, sys
+given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+assert given["-ngl"] == "999" and given["-fa"] == "1" and given["-m"].endswith("model.gguf") and given["-d"] == "0"
+rows = []
+for i, size in enumerate(map(int, given["-ub"].split(","))):
+    for n_prompt, n_gen, s in [(int(given["-p"]), 0, 10**i), (0, int(given["-n"]), 100)]:
+        times = [(turn + 1) * s * 10**9 for turn in range(int(given["-r"]))]
+        rows.append(dict(n_prompt=n_prompt, n_gen=n_gen, n_ubatch=size, samples_ns=times))
+print(json.dumps(rows))
+"""
+
+
+def test_llama_bench_takes_the_place_of_a_process(tmp_path: Path) -> None:
+    binary = tmp_path / "llama-bench"
+    binary.write_text(LLAMA_BENCH.replace("{python}", sys.executable), encoding="utf-8")
+    binary.chmod(0o755)
+    started = engines.Engines(sys.executable, {0}, "0", {})
+    plan = compare.Plan(started, tmp_path, 2048, 4, 3, True, 10**9, False, binary)
+    both: Any = {"llama.cpp": compare.Bench(binary, tmp_path / "model.gguf", plan), "llmcl": FakeEngine(1.0, 1.0)}
+    found = compare.measure(both, plan)
+    assert found["decode"]["llama.cpp"] == 200.0 and found["decode"]["ratio_max"] == 150.0
+    assert found["prefill"]["ratio"] == 2.0 and found["prefill"]["ratio_min"] == 1.0  # that with 512 tokens at a time
+
+
 def test_as_many_models_are_loaded_at_once_as_fit(tmp_path: Path) -> None:
     models = compare.models_of("", ["qwen3-0.6b", "llama-3.2-1b=BF16", "gpt-oss-20b=MXFP4"], "Q4_0")
     assert [model.quantization for model in models] == ["Q4_0", "BF16", "MXFP4"]
@@ -87,6 +113,7 @@ def test_as_many_models_are_loaded_at_once_as_fit(tmp_path: Path) -> None:
     [
         (["--families", "llama,bert"], "--families has bert; expected some of llama, mistral"),
         (["--llama-python", "/no/python"], "has no llama-cpp-python"),
+        (["--llama-bench", "/no/llama-bench", "--device", "cpu"], "--llama-bench /no/llama-bench is for a GPU"),
         (["--quantization", "Q2_K"], "'Q2_K' given, expected one of F16, BF16, Q8_0"),
         (["--random", "qwen3-0.6b=Q2_K"], "'Q2_K' given, expected one of F16, BF16, Q8_0"),
         (["--random", "bert"], "neither one of llama-3.2-1b"),

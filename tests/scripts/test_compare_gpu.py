@@ -83,7 +83,7 @@ def test_a_contestant_that_fails_ends_nothing_else(tmp_path: Path, shape: Path) 
     one = gpu.make_shapes([str(shape)], [], plan(contestants=(gpu.OURS, gpu.EAGER, gpu.LLAMA), llama_bench=failing))[0]
     missing = one.contestants[gpu.LLAMA]
     assert "no --gguf PATH of the shape" in missing.failure
-    missing.failure = None
+    missing.failure, one.gguf = None, tmp_path / "tiny.gguf"
     no_gpu = gpu.Shape(str(shape), plan(on_cpu=False), None, {gpu.EAGER: gpu.Contestant()})
     one.contestants = {gpu.LLAMA: missing}
     one.turn(1)
