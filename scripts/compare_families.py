@@ -249,9 +249,14 @@ def compare(models: Sequence[Model], plan: Plan) -> Iterator[tuple[Model, dict[s
                 except ChildError as error:
                     note(f"{model.name} is left out: {error}")
                     continue
-                ratios = (f"{test} {result[test]['ratio']:.2f}x" for test in plan.tests)
-                note(f"{model.name}: {', '.join(ratios)}")
+                note(f"{model.name}: {', '.join(said(test, result[test]) for test in plan.tests)}")
                 yield model, result
+
+
+def said(test: str, values: dict[str, Any]) -> str:
+    """A test's result in a line that is there before the table."""
+    ours, peer = (values[f"{engine}_tokens_per_s"] for engine in ("llmcl", "llama.cpp"))
+    return f"{test} {ours:.1f} / {peer:.1f} t/s, {values['ratio']:.2f}x"
 
 
 def markdown(results: dict[str, dict[str, Any]], tests: Sequence[str]) -> str:
