@@ -15,6 +15,7 @@ from programs import TINY_SHAPE
 import llmcl
 from llmcl.engine.llm import LLM
 from llmcl.kernels.common.persistent import ListedStep
+from llmcl.kernels.nvidia import few_rows_chain
 from llmcl.kernels.nvidia.few_rows_chain import MOST_ROWS, NvidiaFewRowsChain, chains
 from llmcl.models.batch import Batch, make_batch
 from llmcl.models.model import Model
@@ -29,9 +30,9 @@ SHAPE = {**TINY_SHAPE, "hidden_size": 256, "intermediate_size": 704, "head_dim":
 CONTEXT, PAGE = 256, 64
 
 
-def shape_file(folder: Path) -> str:
+def shape_file(folder: Path, ffn: int = SHAPE["intermediate_size"]) -> str:
     path = folder / "config.json"
-    path.write_text(json.dumps(SHAPE))
+    path.write_text(json.dumps({**SHAPE, "intermediate_size": ffn}))
     return str(path)
 
 
@@ -44,8 +45,8 @@ def recorded(device: Device, folder: Path, dtype: str, ptx_arch: int, *, invaria
     return Batch(Model(gpu, config, weights, cache, logit_rows=20, step_rows=100), 20, 100, invariant=invariant)
 
 
-def test_what_lies_between_two_attentions_is_one_launch(default_device: Device, tmp_path: Path) -> None:
-    """The first norm and product; then output, gate and up, down, and the next product."""
+def test_all_layers_are_one_launch(default_device: Device, tmp_path: Path) -> None:
+    """A norm and a product; of each of two layers attention, output, gate and up, down, and the next product."""
     batch = recorded(default_device, tmp_path, "bfloat16", 90)
     assert list(batch._decode) == [8, 16, 32]
     for rows, bound in batch._decode.items():
@@ -53,14 +54,23 @@ def test_what_lies_between_two_attentions_is_one_launch(default_device: Device, 
             assert bound.launches is bound.separate
             continue
         names = [launch.name for launch in bound.launches]
-        assert names == ["embed", *["few_rows_chain", "attention_decode"] * 2, "few_rows_chain"]
-        for launch, n in zip(bound.launches[1::2], (2, 4, 4), strict=True):
-            source = launch.source
-            assert isinstance(source, KernelSource) and source.constants["N_LINKS"] == n
-            (groups,) = launch.groups(1)
-            assert launch.groups(rows) == (groups,) and f"< {groups}u)" in source.prelude
-        joined = [launch for chain in chains(bound.separate) for launch in chain]
+        assert names == ["embed", "few_rows_chain"]
+        chain = bound.launches[1]
+        assert isinstance(chain.source, KernelSource) and chain.source.constants["N_COUNTERS"] == 2 + 2 * 5
+        assert chain.groups(1) == chain.groups(rows)
+        joined = [launch for chain in chains(bound.separate, rows) for launch in chain]
         assert joined == [*bound.separate]
+
+
+def test_a_launch_has_no_more_arguments_than_a_driver_takes(
+    default_device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(few_rows_chain, "MOST_BUFFERS", 20)
+    batch = recorded(default_device, tmp_path, "bfloat16", 90)
+    links = [launch for launch in batch._decode[8].launches if launch.name == "few_rows_chain"]
+    assert len(links) > 1 and all(len(launch.args) <= 1 + 20 for launch in links)
+    bound = batch._decode[8].separate
+    assert [launch for chain in chains(bound, 8) for launch in chain] == [*bound]
 
 
 def test_what_was_not_measured_is_separate_launches(default_device: Device, tmp_path: Path) -> None:
@@ -76,14 +86,16 @@ def test_other_gpus_have_separate_launches(default_device: Device, tmp_path: Pat
     assert all(bound.launches is bound.separate for bound in batch._decode.values())
 
 
-@pytest.fixture(scope="module", params=["bfloat16", "float16"])
+# The second has the columns of an MLP in parts, each with a counter of its own.
+@pytest.fixture(scope="module", params=[("bfloat16", SHAPE["intermediate_size"]), ("float16", 1536)])
 def llm(
     request: pytest.FixtureRequest, default_device: Device, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LLM]:
     if not NvidiaFewRowsChain().supports_device(default_device):
         pytest.skip("a Hopper GPU is needed")
-    shape = shape_file(tmp_path_factory.mktemp("shape"))
-    with llmcl.load_random(shape, device=default_device.entry, dtype=request.param, max_context=CONTEXT) as llm:  # type: ignore[arg-type]
+    dtype, ffn = request.param
+    shape = shape_file(tmp_path_factory.mktemp("shape"), ffn)
+    with llmcl.load_random(shape, device=default_device.entry, dtype=dtype, max_context=CONTEXT) as llm:  # type: ignore[arg-type]
         yield llm
 
 
@@ -94,7 +106,10 @@ def test_the_same_logits_as_separate_launches(n: int, llm: LLM) -> None:
     sequences = [batch.cache.sequence() for _ in range(n)]
     for sequence in sequences:
         batch.start(sequence, SamplingParams(seed=0))
-    batch.read([(sequence, rng.integers(0, 1000, 40).tolist()) for sequence in sequences])()
+    lengths = range(30, CONTEXT, 16)  # of one KV split and of several
+    batch.read(
+        [(sequence, rng.integers(0, 1000, k).tolist()) for sequence, k in zip(sequences, lengths, strict=False)]
+    )()
     for sequence in sequences:
         batch.cache.prepare(batch.step_state, sequence, 1, batch._places[sequence])
         batch._enter(sequence)

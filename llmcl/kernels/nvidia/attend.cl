@@ -97,6 +97,10 @@ typedef struct {
     __local float* warps;    // ATTEND_WARPS times WARP_FLOATS, `stride` floats apart
     int stride;
     __local float* squares;  // [2][WARPS], for norms of all heads together
+#if CHAINED
+    volatile __global const uint* done;  // the queries are there when it is `count`
+    uint count;
+#endif
 } attend_space;
 
 #define VALUE_KEY(lane, i) ((lane) % 4 * 2 + (i) % 2 + (i) / 2 * 8)  // of a tile: the lane's i-th of four
@@ -324,6 +328,7 @@ inline void put_pair(const new_place* to, const attend_space* space, const int r
     }
 }
 
+#define PAIRS_EACH (((GROUP_SIZE + 2) * (HEAD_DIM / 2) + LOCAL_SIZE - 1) / LOCAL_SIZE)  // of queries, key and value, at most
 #define ROW_AT(head, row) \
     (((row) < GROUP_SIZE ? (head) * GROUP_SIZE + (row) : N_Q_HEADS + ((row) - GROUP_SIZE) * N_KV_HEADS + (head)) * HEAD_DIM)
 
@@ -415,7 +420,17 @@ inline void attend(const kv_split* s, __global const float* qkv, const uint flag
     const bool has_keys = ATTEND_WARPS == WARPS || lid / WARP < ATTEND_WARPS;
     const visible_tile now = tile_from(s, has_keys ? s->first + lid / WARP * KEY_TILE : s->end MOD_ARGS);
     copy_keys(own, s, state, k_cache, now.first, lane);
-    fetch_values(s, state, v_cache, now.first, lane);
+    value_tile values;
+    // Values that are there need not wait for the new one.
+    const bool early = VALUES_AHEAD && !wait && now.first + KEY_TILE <= position;
+    if (early) {
+        load_values(&values, s, state, v_cache, now.first, lane, 0, VALUE_PIECES);
+    } else {
+        fetch_values(s, state, v_cache, now.first, lane);
+    }
+#if CHAINED
+    wait_until(space->done, space->count);
+#endif
 
     // The head's queries, and in the split that has the new position its key and value. An item has two elements of a row, which
     // rotate together.
@@ -425,6 +440,22 @@ inline void attend(const kv_split* s, __global const float* qkv, const uint flag
     const int n_rows = s->has_new ? GROUP_SIZE + 2 : GROUP_SIZE;
     if (norms) {
         put_normed_rows(s, qkv, flag, wait, rope, &to, norms, n_rows, space);
+    } else if (!wait) {  // all that an item has is asked for at once
+        float2 x[PAIRS_EACH], turn[PAIRS_EACH];
+#pragma unroll
+        for (int i = 0; i < PAIRS_EACH; ++i) {
+            const int pair = min(lid + i * LOCAL_SIZE, n_rows * (HEAD_DIM / 2) - 1), column = pair % (HEAD_DIM / 2);
+            __global const float* from = qkv + ROW_AT(head, pair / (HEAD_DIM / 2)) + column;
+            x[i] = (float2)(load_shared_float(from), load_shared_float(from + HEAD_DIM / 2));
+            turn[i] = (float2)(rope[column], rope[HEAD_DIM / 2 + column]);
+        }
+#pragma unroll
+        for (int i = 0; i < PAIRS_EACH; ++i) {
+            const int pair = lid + i * LOCAL_SIZE;
+            if (pair >= n_rows * (HEAD_DIM / 2)) break;
+            const float2 v = (float2)(value_of(as_uint(x[i].x)), value_of(as_uint(x[i].y)));
+            put_pair(&to, space, pair / (HEAD_DIM / 2), pair % (HEAD_DIM / 2), v, turn[i].x, turn[i].y);
+        }
     } else {
         for (int i = lid; i < n_rows * (HEAD_DIM / 2); i += LOCAL_SIZE) {
             const int row = i / (HEAD_DIM / 2), column = i % (HEAD_DIM / 2);
@@ -434,46 +465,11 @@ inline void attend(const kv_split* s, __global const float* qkv, const uint flag
         }
     }
     barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
-    value_tile values;
-    if (VALUES_AHEAD) load_values(&values, s, state, v_cache, now.first, lane, 0, VALUE_PIECES);
+    if (VALUES_AHEAD && !early) load_values(&values, s, state, v_cache, now.first, lane, 0, VALUE_PIECES);
     if (s->has_new && now.first == position / KEY_TILE * KEY_TILE)
         put_key(own, space->new_key, position % KEY_TILE, lane);
     if (has_keys) attend_keys(s, &values, now, state, k_cache, v_cache, own, space->queries, lane MOD_ARGS);
     barrier(CLK_LOCAL_MEM_FENCE);
 }
 
-// The state of a group's warps together, for element i of [GROUP_SIZE][HEAD_DIM].
-typedef struct {
-    float m, l, acc;
-} softmax_state;
-
-// For whole warps, whose elements are of one query.
-inline softmax_state warps_state(const kv_split* s, const int i, const attend_space* space) {
-    // The others have no keys.
-    const int n_warps = max(1, min(ATTEND_WARPS, (s->end - s->first + KEY_TILE - 1) / KEY_TILE));
-    const int lane = i % WARP, g = i / HEAD_DIM;
-    __local const float* m = space->warps + min(lane, n_warps - 1) * space->stride + GROUP_SIZE * HEAD_DIM + g;
-    softmax_state all = {warp_max(*m), 0.0f, 0.0f};
-    const float weight = lane < n_warps ? softmax_weight(*m, all.m) : 0.0f;  // of warp `lane`
-    all.l = warp_sum(weight * m[GROUP_SIZE]);
-#pragma unroll 4
-    for (int w = 0; w < n_warps; ++w) all.acc += shuffle_from(weight, w) * space->warps[w * space->stride + i];
-    return all;
-}
-
-// ml: m and l [n_splits][GROUP_SIZE][2] of the splits; in the place of m what a split's accumulator counts in the whole. For all
-// work-items.
-inline void weigh_splits(__local float* ml, const int n_splits) {
-    const int lane = (int)get_local_id(0) % WARP;
-    for (int g = (int)get_local_id(0) / WARP; g < GROUP_SIZE; g += WARPS) {
-        __local float* of = ml + 2 * g;
-        float top = -INFINITY, whole = 0.0f;
-        for (int k = lane; k < n_splits; k += WARP) top = fmax(top, of[k * 2 * GROUP_SIZE]);
-        top = warp_max(top);
-        for (int k = lane; k < n_splits; k += WARP)
-            whole += softmax_weight(of[k * 2 * GROUP_SIZE], top) * of[k * 2 * GROUP_SIZE + 1];
-        const float norm = softmax_norm(warp_sum(whole));
-        for (int k = lane; k < n_splits; k += WARP)
-            of[k * 2 * GROUP_SIZE] = softmax_weight(of[k * 2 * GROUP_SIZE], top) * norm;
-    }
-}
+#include "nvidia/merge_states.cl"

@@ -27,9 +27,19 @@ TENSOR_DTYPES = ("float32", "float16", "bfloat16")
 
 def decode_floats(shape: AttentionShape) -> tuple[int, int]:
     """Local floats of nvidia/attend.cl: of each warp, and of a group beside them."""
-    state = -(-shape.group_size * (shape.head_dim + 2) // 4) * 4
-    queries = -(-shape.group_size // 4) * 4 * shape.head_dim
-    return max(8 * shape.head_dim, state), queries + shape.head_dim // 2
+    return _decode_floats(shape.head_dim, shape.group_size)
+
+
+def _decode_floats(head_dim: int, group_size: int) -> tuple[int, int]:
+    state = -(-group_size * (head_dim + 2) // 4) * 4
+    queries = -(-group_size // 4) * 4 * head_dim
+    return max(8 * head_dim, state), queries + head_dim // 2
+
+
+def unit_bytes(head_dim: int, group_size: int, warps: int, n_states: int) -> int:
+    """MEMORY_FLOATS of nvidia/attention_decode.cl, in bytes. n_states: of splits and a sink."""
+    own, shared = _decode_floats(head_dim, group_size)
+    return 4 * (shared + max(warps * own, -(-2 * n_states * group_size // 4) * 4) + 4)
 
 
 class LeavesBlocks(AttentionKernel):

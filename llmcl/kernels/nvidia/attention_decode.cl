@@ -23,18 +23,24 @@ inline void store_out(__global void* out, const int row, const int column, const
 #endif
 }
 
-__kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
-void attention_decode(__global const float* qkv, __global const float* rope, __global const int* state,
-                      __global CAT(KV, _t)* k_cache, __global CAT(KV, _t)* v_cache,
-                      __global float* part_ml, __global float* part_acc, __global void* out,
-                      __global int* arrivals SINKS_PARAM MOD_PARAMS) {
-    __local float __attribute__((aligned(16))) queries[QUERY_FLOATS];
-    __local ushort new_key[HEAD_DIM];
-    __local float __attribute__((aligned(16))) warps[MAX(WARPS * WARP_FLOATS, 2 * (N_SPLITS + HAS_SINKS) * GROUP_SIZE)];
-    __local int arrived;
-    const int head = get_group_id(0), split = get_group_id(1);
+#define UNIT_FLOATS MAX(WARPS * WARP_FLOATS, (2 * (N_SPLITS + HAS_SINKS) * GROUP_SIZE + 3) / 4 * 4)
+#define MEMORY_FLOATS (QUERY_FLOATS + UNIT_FLOATS + HEAD_DIM / 2 + 4)
+
+// What the group of a head, a split and a row of the step does. memory: MEMORY_FLOATS. With CHAINED it waits for `done` to be `count`
+// before it reads what others have written; 0: for nothing.
+inline void attention_unit(const int head, const int split, const int row, __local uint4* memory,
+                           volatile __global const uint* done, const uint count, __global const float* qkv,
+                           __global const float* rope, __global const int* state, __global CAT(KV, _t)* k_cache,
+                           __global CAT(KV, _t)* v_cache, __global float* part_ml, __global float* part_acc,
+                           __global void* out, __global int* arrivals SINKS_PARAM MOD_PARAMS) {
+    __local float* queries = (__local float*)memory;
+    __local float* warps = queries + QUERY_FLOATS;
+    __local ushort* new_key = (__local ushort*)(warps + UNIT_FLOATS);
+    __local int* arrived = (__local int*)(new_key + HEAD_DIM);
     const int lid = get_local_id(0);
-    const int row = step_row(2);
+#if CHAINED
+    if (row >= state[STATE_N_TOKENS]) return;  // as many groups as a step may have rows
+#endif
     state = sequence_state(state, row);
     qkv += row * (N_Q_HEADS + 2 * N_KV_HEADS) * HEAD_DIM;
     rope += row * HEAD_DIM;
@@ -44,7 +50,11 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
     const kv_split range = split_of_keys(head, split, state MOD_ARGS);
     const int n_splits = range.n_splits;
     if (split >= n_splits) return;
-    const attend_space space = {queries, new_key, warps, WARP_FLOATS};
+    attend_space space = {queries, new_key, warps, WARP_FLOATS};
+#if CHAINED
+    space.done = done;
+    space.count = count;
+#endif
     attend(&range, qkv, 0, false, rope, state, k_cache, v_cache, 0, &space MOD_ARGS);
     for (int i = lid; i < GROUP_SIZE * HEAD_DIM; i += LOCAL_SIZE) {
         const softmax_state all = warps_state(&range, i, &space);
@@ -64,12 +74,12 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
     barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
     if (lid == 0) {  // its fences cover what the barriers order before and after them
         device_fence();
-        arrived = atomic_inc(arrivals + head);
-        if (arrived == n_splits - 1) arrivals[head] = 0;
+        *arrived = atomic_inc(arrivals + head);
+        if (*arrived == n_splits - 1) arrivals[head] = 0;
         device_fence();
     }
     barrier(CLK_LOCAL_MEM_FENCE);
-    if (arrived != n_splits - 1) return;
+    if (*arrived != n_splits - 1) return;
     __local float* ml = warps;
     for (int i = lid; i < n_splits * GROUP_SIZE * 2; i += LOCAL_SIZE) {
         const int k = i / 2 / GROUP_SIZE, g = i / 2 % GROUP_SIZE;
@@ -91,3 +101,15 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
         store_out(out, row, (head * GROUP_SIZE + g) * HEAD_DIM + column, sum);
     }
 }
+
+#if !CHAINED
+__kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
+void attention_decode(__global const float* qkv, __global const float* rope, __global const int* state,
+                      __global CAT(KV, _t)* k_cache, __global CAT(KV, _t)* v_cache,
+                      __global float* part_ml, __global float* part_acc, __global void* out,
+                      __global int* arrivals SINKS_PARAM MOD_PARAMS) {
+    __local uint4 __attribute__((aligned(16))) memory[MEMORY_FLOATS / 4];
+    attention_unit(get_group_id(0), get_group_id(1), step_row(2), memory, 0, 0, qkv, rope, state, k_cache, v_cache, part_ml,
+                   part_acc, out, arrivals SINKS_ARG MOD_ARGS);
+}
+#endif

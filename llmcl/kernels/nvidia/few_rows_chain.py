@@ -1,20 +1,21 @@
-"""Products of few rows that follow one another, and the norms between them, in one launch.
+"""Launches of a step of few rows that follow one another, in one: products, norms, attention of a token, appended keys.
 
-A launch of its own costs a product some 5 us at its ends: its groups begin when all groups before have ended, and then
-wait for their first weights. In a chain the next product's weights are asked for meanwhile. Between attention and
-attention a layer has four products, which then are one launch (nvidia/few_rows_chain.cl).
+A launch of its own costs some 5 us at its ends: its groups begin when all groups before have ended, and then fetch
+their code and wait for their first weights. In a chain the next link's weights are asked for meanwhile, and a step of
+several sequences is one launch for all layers (nvidia/few_rows_chain.cl).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from llmcl.kernels.common.cost import fused_cost
 from llmcl.kernels.common.dtype import KERNEL_NAMES, is_16_bit
 from llmcl.kernels.common.functions import as_function
 from llmcl.kernels.common.persistent import ListedStep, PersistentStep
+from llmcl.kernels.nvidia.attention import NvidiaAttentionDecode, NvidiaRopeAppend, unit_bytes
 from llmcl.kernels.nvidia.linear import supports_ptx
 from llmcl.kernels.nvidia.linear_few_rows import (
     HOPPER_LOCAL_BYTES,
@@ -25,27 +26,31 @@ from llmcl.kernels.nvidia.linear_few_rows import (
     local_bytes,
     piece_bytes,
 )
-from llmcl.runtime.device import Device, KernelArg, Launch
+from llmcl.runtime.device import Buffer, Device, KernelArg, Launch
 from llmcl.runtime.program import KernelSource, read_source
 
 FILE = "nvidia/few_rows_chain.cl"
 PRODUCT, NORM = NvidiaLinearFewRows.file, "nvidia/rms_norm_token.cl"
+ATTENTION, APPEND = NvidiaAttentionDecode.file, NvidiaRopeAppend.file
 SHARED = "common/common.cl", "nvidia/ptx.cl", "nvidia/wait_until.cl"
 HEAD = "#define CHAINED 1\n"
+COUNTER_WORDS = 32  # a line of the second-level cache
+X_PARTS = 8  # of the columns of a gated MLP, each with a counter of its own, at most
 WARPS, TILES = 4, 2
 GROUPS = 2  # on a compute unit at once
 STORED = {name: dtype for dtype, name in KERNEL_NAMES.items()}
-LINE_WORDS = 32  # of a counter: a line of the second-level cache
-MOST_LINKS, MOST_ROWS = 8, 16
+MOST_ROWS = 16
+MOST_BUFFERS = 500  # arguments of a kernel: 4352 bytes
+# Types of the arguments; of attention those beside keys and values, which come after the state.
 PRODUCT_PARAMS = (
-    *("__global const uchar* weight", "__global const uint4* x", "__global void* out", "__global const int* state"),
-    *("const int out_row", "__global const float* norm", "__global uint* normed", "__global float* squares"),
+    *("__global const uchar*", "__global const uint4*", "__global void*", "__global const int*", "int"),
+    *("__global const float*", "__global uint*", "__global float*"),
 )
-NORM_PARAMS = (
-    "__global const float* x",
-    "__global const float* weight",
-    "__global uint4* out",
-    "__global const int* state",
+APPEND_PARAMS = "__global float*", "__global const float*", "__global const int*"
+NORM_PARAMS = ("__global const float*", "__global const float*", "__global uint4*", "__global const int*")
+ATTENTION_PARAMS = (
+    *("__global const float*", "__global const float*", "__global const int*"),
+    *("__global float*", "__global float*", "__global void*", "__global int*"),
 )
 
 
@@ -58,8 +63,9 @@ class BoundChains:
 
 @dataclass(frozen=True)
 class Link:
-    """A launch as it is in a chain. n_groups: of a step of as many rows as there may be; call: what a group does, with
-    {kind}, {group}, {waits} and the arguments by name; local: bytes of local memory; rows: of a step at most.
+    """A launch as it is in a chain. params: types of its arguments; n_groups: of a step of as many rows as there may
+    be; call: what a group does, with {kind} and {args}; local: bytes of local memory; rows: whose scales are there;
+    parts: of its results, each of which has a counter.
     """
 
     launch: Launch
@@ -69,6 +75,13 @@ class Link:
     call: str
     local: int
     rows: int
+    parts: int = 1
+
+    @property
+    def key(self) -> str:
+        """The same of links that are calls of one function, but for buffers."""
+        numbers = [arg for arg in self.launch.args if not isinstance(arg, Buffer)]
+        return repr((self.source.file, sorted(self.source.constants.items()), numbers))
 
 
 class NvidiaFewRowsChain(PersistentStep):
@@ -85,78 +98,176 @@ class NvidiaFewRowsChain(PersistentStep):
     def unsupported_reason(self, device: Device, step: ListedStep) -> str | None:
         if self.key("bfloat16") in device.cache.excluded:
             return "llmcl doctor found it to be wrong"
-        if all(len(chain) == 1 for chain in chains(step.launches)):
-            return "no two products of few rows follow one another"
+        if all(len(chain) == 1 for chain in chains(step.launches, step.max_rows)):
+            return "no two of its launches may be links of a chain"
         return None
 
     def bind(self, device: Device, step: ListedStep) -> BoundChains:
         parts = []
-        for chain in chains(step.launches):
+        for chain in chains(step.launches, step.max_rows):
             parts.append(chain[0] if len(chain) == 1 else chained(device, chain, step.max_rows))
         return BoundChains(parts)
 
 
-def chains(launches: Sequence[Launch]) -> list[list[Launch]]:
+def chains(launches: Sequence[Launch], max_rows: int) -> list[list[Launch]]:
     """The launches in order, those together that follow one another in a chain."""
     found: list[list[Launch]] = []
-    for is_link, neighbours in groupby(launches, _is_link):
+    for is_link, neighbours in groupby(launches, lambda launch: _is_link(launch, max_rows)):
         of_kind = [*neighbours]
-        size = MOST_LINKS if is_link else 1
-        found += [of_kind[i : i + size] for i in range(0, len(of_kind), size)]
+        if not is_link or all(map(_is_attention, of_kind)):
+            found += [[launch] for launch in of_kind]
+            continue
+        buffers = set[int]()
+        for launch in of_kind:
+            buffers |= _buffers(launch)
+            if launch is of_kind[0] or len(buffers) > MOST_BUFFERS:
+                buffers = _buffers(launch)
+                found.append([])
+            found[-1].append(launch)
     return found
 
 
-def _is_link(launch: Launch) -> bool:
+def _buffers(launch: Launch) -> set[int]:
+    return {id(arg) for arg in launch.args if isinstance(arg, Buffer)}
+
+
+def _is_attention(launch: Launch) -> bool:
+    return isinstance(launch.source, KernelSource) and launch.source.file == ATTENTION
+
+
+def _is_link(launch: Launch, max_rows: int) -> bool:
     source = launch.source
-    if not isinstance(source, KernelSource) or source.file not in (PRODUCT, NORM):
+    if not isinstance(source, KernelSource) or source.file not in (PRODUCT, NORM, ATTENTION, APPEND):
         return False
+    if source.file == APPEND:  # of one sequence
+        return "STATE_PIECES" not in source.constants and max_rows <= MOST_ROWS
+    if source.file == ATTENTION:  # of all rows of a step, without functions of the user's
+        groups = launch.groups(1), launch.groups(max_rows)
+        return not source.prelude and [len(g) == 3 and g[2] for g in groups] == [1, max_rows]
     return source.file == NORM or (is_16_bit(_dtype(source)) and _int(source, "MAX_ROWS") <= MOST_ROWS)
 
 
 def chained(device: Device, launches: Sequence[Launch], max_rows: int) -> Launch:
     """These launches as one, of a step of at most so many rows."""
+    links = _in_parts([_link(launch, max_rows) for launch in launches])
     kinds: dict[str, int] = {}
-    functions, params, choice, first, waits = "", "", "", 0, "0, 0"
-    args: list[KernelArg] = [device.zeros(4 * LINE_WORDS * len(launches), "counters of a chain")]
-    links = [_link(launch, max_rows) for launch in launches]
+    functions, calls = "", ""
+    for link in links:
+        if link.key in kinds:
+            continue
+        kind = kinds[link.key] = len(kinds)
+        functions += as_function(link.source, f"_{kind}", SHARED, HEAD)
+        given = [
+            f"({param})p{i}" if isinstance(arg, Buffer) else str(arg)
+            for i, (param, arg) in enumerate(zip(link.params, link.launch.args, strict=True))
+        ]
+        call = link.call.format(kind=kind, args=", ".join(given))
+        calls += f"{'else ' if kind else ''}if (kind == {kind}) {call} "
+    n_counters = sum(link.parts for link in links)
+    args: list[KernelArg] = [device.zeros(4 * COUNTER_WORDS * n_counters, "counters of a chain")]
+    names: dict[int, str] = {}  # of buffers, by what they are
+    choices, first, counter, values = [], 0, 0, dict[str, int | str]()
     for i, link in enumerate(links):
-        key = repr((link.source.file, sorted(link.source.constants.items())))
-        if key not in kinds:
-            kinds[key] = len(kinds)
-            functions += as_function(link.source, f"_{kinds[key]}", SHARED, HEAD)
-        names = {param.split()[-1]: f"{param.split()[-1]}_{i}" for param in link.params}
-        params += "".join(f", {param}_{i}" for param in link.params)
-        call = link.call.format(kind=kinds[key], group=f"(int)(unit) - {first}", waits=waits, **names)
-        choice += f"{'else ' if i else ''}if ((unit) < {first + link.n_groups}u) {{ link = {i}; {call} }} "
+        part_groups = link.n_groups // link.parts
+        before = links[i - 1] if i else None
+        values = {
+            "kind": kinds[link.key],
+            "first": first,
+            "part_groups": part_groups,
+            "counter": counter,
+            "counter_before": 0 if before is None else counter - before.parts,
+            "count": 0 if before is None else before.n_groups // before.parts,
+        }
+        for j, arg in enumerate(link.launch.args):
+            if isinstance(arg, Buffer):
+                if id(arg) not in names:
+                    names[id(arg)] = f"b{len(names)}"
+                    args.append(arg)
+                values[f"p{j}"] = names[id(arg)]
         first += link.n_groups
-        waits = f"COUNTER({i}), {link.n_groups}u"
-        args += link.launch.args
+        counter += link.parts
+        choices.append((first, " ".join(f"{name} = {value};" for name, value in values.items())))
     constants: dict[str, object] = {
         "ITEMS": 32 * WARPS,
-        "N_LINKS": len(links),
+        "N_COUNTERS": n_counters,
+        "COUNTER_WORDS": COUNTER_WORDS,
         "LAST_GROUPS": links[-1].n_groups,
         "CHAIN_BYTES": max(link.local for link in links),
         "CHAIN_ROWS": max(link.rows for link in links),
     }
     texts = "".join(read_source(name, SHARED[:i]) for i, name in enumerate(SHARED))
-    macros = f"#define PARAMS {params}\n#define RUN_UNIT(unit) {choice}\n"
+    macros = (
+        f"#define PARAMS {''.join(f', __global uchar* {name}' for name in names.values())}\n"
+        f"#define POINTERS {', '.join(f'*p{i} = 0' for i in range(max(len(link.params) for link in links)))}\n"
+        f"#define CHOOSE_LINK(unit) {_choice(choices)}\n"
+        f"#define RUN_LINK {calls}\n"
+    )
     merged = KernelSource(FILE, "few_rows_chain", constants, f"{texts}\n{functions}{macros}")
     cost = fused_cost(*(launch.cost for launch in launches if launch.cost is not None))
     return device.launch_type(device, merged, args, (first,), (32 * WARPS,), cost)
+
+
+def _in_parts(links: list[Link]) -> list[Link]:
+    """A gated MLP's product has many groups, which do not end together: the next one need not wait for all of them."""
+    found = [*links]
+    for i in range(len(links) - 1):
+        maker, taker = found[i : i + 2]
+        if "GATE" not in maker.source.constants or maker.launch.args[2] is not taker.launch.args[1]:
+            continue
+        source = taker.source
+        columns = _int(source, "K")
+        step = PIECE_COLUMNS * _int(source, "WARPS") * _int(source, "DEPTH")
+        if columns != maker.n_groups * 8 * _int(maker.source, "TILES"):
+            continue
+        parts = next(n for n in range(X_PARTS, 0, -1) if columns % (n * step) == maker.n_groups % n == 0 or n == 1)
+        own = KernelSource(source.file, source.name, {**source.constants, "X_PARTS": parts}, source.prelude)
+        found[i : i + 2] = replace(maker, parts=parts), replace(taker, source=own)
+    return found
+
+
+def _choice(choices: Sequence[tuple[int, str]]) -> str:
+    """Statements that run the first of these whose number is greater than `unit`."""
+    if len(choices) == 1:
+        return choices[0][1]
+    half = len(choices) // 2
+    return f"if ((unit) < {choices[half - 1][0]}u) {{ {_choice(choices[:half])} }} else {{ {_choice(choices[half:])} }}"
 
 
 def _link(launch: Launch, max_rows: int) -> Link:
     source = launch.source
     assert isinstance(source, KernelSource)
     if source.file == NORM:
-        call = "rms_norm_unit_{kind}({group}, scales, {waits}, {x}, {weight}, {out}, {state});"
+        call = "rms_norm_unit_{kind}(group, scales, before, count, {args});"
         own = KernelSource(source.file, source.name, {**source.constants, "GROUP_ITEMS": 32 * WARPS}, source.prelude)
         return Link(launch, own, NORM_PARAMS, max_rows, call, 0, WARPS)
+    if source.file == ATTENTION:
+        return _attention_link(launch, source, max_rows)
+    if source.file == APPEND:
+        tiles, heads = launch.groups(max_rows)
+        call = f"rope_append_unit_{{kind}}(group / {heads}, group % {heads}, before, count, {{args}});"
+        own = KernelSource(source.file, source.name, {**source.constants, "LOCAL_SIZE": 32 * WARPS})
+        kv = f"__global {source.constants['KV']}_t*"
+        return Link(launch, own, (*APPEND_PARAMS, kv, kv), tiles * heads, call, 0, 1)
     own, shape = product_source(launch)
-    names = ", ".join(f"{{{param.split()[-1]}}}" for param in PRODUCT_PARAMS)
-    call = f"few_rows_unit_{{kind}}({{group}}, buffers, scales, {{waits}}, {names});"
+    call = "few_rows_unit_{kind}(group, buffers, scales, before, count, {args});"
     n_groups = -(-_int(own, "N_TILES") // shape.tiles)
     return Link(launch, own, PRODUCT_PARAMS, n_groups, call, group_bytes(own, shape), _int(own, "MAX_ROWS"))
+
+
+def _attention_link(launch: Launch, source: KernelSource, max_rows: int) -> Link:
+    """Its groups in the order of rows, those that a step has first."""
+    heads, splits, _ = launch.groups(max_rows)
+    kv = f"__global {source.constants['KV']}_t*"
+    sinks = ["__global const float*"] if source.constants.get("HAS_SINKS") else []
+    params = (*ATTENTION_PARAMS[:3], kv, kv, *ATTENTION_PARAMS[3:], *sinks)
+    own = KernelSource(source.file, source.name, {**source.constants, "WARPS": WARPS})
+    call = (
+        f"attention_unit_{{kind}}(group % {heads}, group / {heads} % {splits}, group / {heads * splits}, "
+        "buffers, before, count, {args});"
+    )
+    size, group, n_splits = (_int(own, name) for name in ("HEAD_DIM", "GROUP_SIZE", "N_SPLITS"))
+    n_bytes = unit_bytes(size, group, WARPS, n_splits + len(sinks))
+    return Link(launch, own, params, heads * splits * max_rows, call, n_bytes, 1)
 
 
 def chain_shape(dtype: str, tiles_at_once: int, max_rows: int) -> FewRowsShape:

@@ -23,7 +23,8 @@
 // results are the same to the bit for any MAX_ROWS and n.
 //
 // With CHAINED it is a function of nvidia/few_rows_chain.cl, `few_rows_unit`, and x, squares and what is added to are what other
-// groups of the same launch have written.
+// groups of the same launch have written. With X_PARTS (1) there are so many counters of them, of equal parts of x's columns, one
+// after the other: a warp waits for a part when it comes to it. So it begins before all of x is there.
 //
 // Index space: groups (ceil(N_TILES / TILES)) of 32 WARPS.
 // Build: WEIGHT, K (a multiple of 32), N, N_TILES, OUT_STRIDE, EPILOGUE, MAX_ROWS (a multiple of 8), TILES (1, 2 or 4; with
@@ -60,6 +61,10 @@
 #ifndef CHAINED
 #define CHAINED 0
 #endif
+#ifndef X_PARTS
+#define X_PARTS 1
+#endif
+#define PART_STEPS (K / X_PARTS / 32 / STEP_PIECES)
 #if CHAINED
 #define LOAD2(p) load_shared_float2(p)
 #else
@@ -225,7 +230,7 @@ inline void finish(float4 v[TILES], const target* to, const int first_tile, cons
 }
 
 // What group number `group` does. buffers: LOCAL_BYTES; scales: [MAX_ROWS]. With CHAINED it waits for `done` to be `count` before it
-// reads what others have written; 0: for nothing.
+// reads what others have written; 0: for nothing. Counters of parts are COUNTER_WORDS apart.
 inline void few_rows_unit(const int group, __local uint4* buffers, __local float* scales, volatile __global const uint* done,
                           const uint count, __global const uchar* weight, __global const uint4* x, __global void* out,
                           __global const int* state, const int out_row, __global const float* norm, __global uint* normed,
@@ -247,7 +252,12 @@ inline void few_rows_unit(const int group, __local uint4* buffers, __local float
 #pragma unroll
     for (int step = 0; step < STAGES - 1; ++step)
         if (step < STEPS) fetch(&from, step, warp, to_stages + step * STAGE_BYTES, true, false);
+#if X_PARTS > 1
+    int part = 0;  // of x, that the warp waits for next
+    for (; part < X_PARTS && part <= (STAGES - 2) / PART_STEPS; ++part) warp_wait_until(done + part * COUNTER_WORDS, count);
+#else
     wait_until(done, count);
+#endif
 #endif
 #pragma unroll
     for (int step = 0; step < STAGES - 1; ++step) {
@@ -277,7 +287,15 @@ inline void few_rows_unit(const int group, __local uint4* buffers, __local float
     for (int step = 0; step < STEPS; ++step) {
         COPY_WAIT(STAGES - 2);
         warp_sync();  // the step is there for all lanes, and all have done with the one before
-        if (step + STAGES - 1 < STEPS) fetch(&from, step + STAGES - 1, warp, to_stages + to, true, true);
+        if (step + STAGES - 1 < STEPS) {
+#if CHAINED && X_PARTS > 1
+            fetch(&from, step + STAGES - 1, warp, to_stages + to, true, false);
+            if (step + STAGES - 1 == part * PART_STEPS) warp_wait_until(done + part++ * COUNTER_WORDS, count);
+            fetch(&from, step + STAGES - 1, warp, to_stages + to, false, true);
+#else
+            fetch(&from, step + STAGES - 1, warp, to_stages + to, true, true);
+#endif
+        }
         copy_commit();
 #pragma unroll
         for (int d = 0; d < DEPTH; ++d) {

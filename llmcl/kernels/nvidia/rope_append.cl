@@ -2,7 +2,8 @@
 //
 // Index space: groups (tiles of 16 positions that n tokens can touch, heads) of 128: a group rotates the queries of a head in
 // place, or writes a tile of its keys, 32 bytes a work-item and dimension, or its values, 16 bytes a work-item. In a step of several
-// sequences (step_rows.cl) a tile is a piece of a run, cut where a position is a multiple of 16.
+// sequences (step_rows.cl) a tile is a piece of a run, cut where a position is a multiple of 16. With CHAINED it is a function of
+// nvidia/few_rows_chain.cl, `rope_append_unit`, and qkv is what other groups of the same launch have written.
 // Build: as rope_append.cl; KV f16 or bf16; values beyond float16 become its largest.
 #if !defined(KV) || !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(HEAD_DIM) || !defined(CAPACITY) || \
     !defined(LOCAL_SIZE) || !defined(STATE_POSITION) || !defined(STATE_N_TOKENS)
@@ -15,21 +16,29 @@
 
 #define QUADS (HEAD_DIM / 8)  // of neighbouring dimensions in half a head
 
-__kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
-void rope_append(__global float* qkv, __global const float* rope, __global const int* state,
-                 __global CAT(KV, _t)* k_cache, __global CAT(KV, _t)* v_cache) {
-    const int lid = get_local_id(0), head = get_group_id(1);
+#ifndef CHAINED
+#define CHAINED 0
+#endif
+
+// What the group of a tile and a head does. done, count: as of few_rows_unit in nvidia/linear_few_rows.cl.
+inline void rope_append_unit(const int tile, const int head, volatile __global const uint* done, const uint count,
+                             __global float* qkv, __global const float* rope, __global const int* state,
+                             __global CAT(KV, _t)* k_cache, __global CAT(KV, _t)* v_cache) {
+    const int lid = get_local_id(0);
     // The tile's positions begin at `start`, which is row `first` of the step; its tokens are those from t0 to before n.
 #ifdef STATE_PIECES
-    const int4 piece = piece_at(state, get_group_id(0));
+    const int4 piece = piece_at(state, tile);
     const int t0 = piece.y, n = t0 + piece.z, start = piece.w / 16 * 16, first = t0 - piece.w % 16;
     state = sequence_at(state, piece.x);
 #else
     const int position = state[STATE_POSITION], t0 = 0, n = state[STATE_N_TOKENS];
-    const int start = (position / 16 + (int)get_group_id(0)) * 16, first = start - position;
+    const int start = (position / 16 + tile) * 16, first = start - position;
 #endif
     const size_t stride = (N_Q_HEADS + 2 * N_KV_HEADS) * HEAD_DIM;
     if (first >= n) return;
+#if CHAINED
+    wait_until(done, count);
+#endif
     qkv += (size_t)head * HEAD_DIM;
 
     if (head < N_Q_HEADS) {
@@ -85,3 +94,11 @@ void rope_append(__global float* qkv, __global const float* rope, __global const
                                                    CAT(narrow_, KV)(v.s4, v.s5), CAT(narrow_, KV)(v.s6, v.s7));
     }
 }
+
+#if !CHAINED
+__kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
+void rope_append(__global float* qkv, __global const float* rope, __global const int* state,
+                 __global CAT(KV, _t)* k_cache, __global CAT(KV, _t)* v_cache) {
+    rope_append_unit(get_group_id(0), get_group_id(1), 0, 0, qkv, rope, state, k_cache, v_cache);
+}
+#endif

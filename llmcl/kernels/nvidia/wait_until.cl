@@ -1,5 +1,6 @@
-// Waiting for other groups of a launch until `done` is `count`; after MOST_POLLS in vain the launch ends with the driver's error. For all
-// work-items of a group. What they have written before `report_done` is then there; it is to be loaded past the first-level cache.
+// Waiting for other groups of a launch until `done` is `count`; after MOST_POLLS in vain the launch ends with the driver's error. What
+// they have written before `report_done` is then there, for all work-items of the group or of the warp that has waited; it is to be
+// loaded past the first-level cache.
 #define MOST_POLLS (1 << 18)  // some tenths of a second
 
 inline uint load_acquire(volatile __global const uint* p) {
@@ -8,12 +9,15 @@ inline uint load_acquire(volatile __global const uint* p) {
     return v;
 }
 
+// For all lanes of a warp, none of which leaves the loop alone.
+inline void warp_wait_until(volatile __global const uint* done, const uint count) {
+    int polls = 0;
+    while (polls < MOST_POLLS && !warp_any(load_acquire(done) >= count)) ++polls;
+    if (polls == MOST_POLLS) asm volatile("trap;");
+}
+
 inline void wait_until(volatile __global const uint* done, const uint count) {
-    if (count > 0 && get_local_id(0) < WARP) {  // all lanes, so that none leaves the loop alone
-        int polls = 0;
-        while (polls < MOST_POLLS && !warp_any(load_acquire(done) >= count)) ++polls;
-        if (polls == MOST_POLLS) asm volatile("trap;");
-    }
+    if (count > 0 && get_local_id(0) < WARP) warp_wait_until(done, count);
     barrier(CLK_LOCAL_MEM_FENCE);
 }
 
