@@ -37,3 +37,10 @@ class BoundLaunches:
                 self.persistent = None
         for launch in self.launches:
             launch.prepare()
+
+
+def as_few(device: Device, step: ListedStep) -> list[Launch]:
+    """The launches of a step of a prompt's few rows: as few as the device has kernels for, else as they are."""
+    kernels = (row for row in table.implementations(PersistentStep) if row.few_rows and row.supports_device(device))
+    kernel = next((row for row in kernels if row.unsupported_reason(device, step) is None), None)
+    return [*(step.launches if kernel is None else kernel.bind(device, step).parts)]

@@ -15,7 +15,7 @@ from llmcl.kernels.common.sizes import prefill_chunk
 from llmcl.kernels.common.step_state import StepState
 from llmcl.models.activations import Activations, splits_of
 from llmcl.models.blocks import bind_block
-from llmcl.models.bound_launches import BoundLaunches
+from llmcl.models.bound_launches import BoundLaunches, as_few
 from llmcl.models.config import ModelConfig
 from llmcl.models.kv_cache import KVCache
 from llmcl.models.layer_ops import DecodeOps, PrefillOps
@@ -75,7 +75,8 @@ class Model:
         logit_rows, step_rows: rows of `act.logits` and of other activations, for steps of several sequences
         (models/batch.py), which read prompts: `prefill` does not. 0: there are none.
         persistent: decode with a persistent kernel where the device has one, for all layers or for the whole step
-        (kernels/common/persistent.py). progress: called while kernels are compiled.
+        (kernels/common/persistent.py), and read short prompts with few launches. progress: called while kernels are
+        compiled.
         """
         self.device = device
         self.mods = tuple(mods) or (NO_MODS,) * config.n_layers
@@ -83,6 +84,7 @@ class Model:
         self.weights = weights
         self.cache = cache
         self.chunk = min(chunk or prefill_chunk(device), cache.max_context)
+        self._persistent = persistent
         self.splits = splits_of(device, config, cache.shape.kv_dtype)
         self.step = StepState(device, self.chunk, cache.table_entries)
         self.act = Activations.alloc(device, config, max(self.chunk, step_rows), self.splits, logit_rows)
@@ -292,7 +294,10 @@ class Model:
     def _bind_prefill(self, most: int) -> Iterator[PrefillLaunches]:
         for rows, few in prefill_sizes(self.device, self.weights, most):
             ops = replace(self.prefill_ops, max_rows=few)
-            yield PrefillLaunches(rows, ops, *prefill_stack(self.weights, self.layers, ops))
+            every, rest = prefill_stack(self.weights, self.layers, ops)
+            if few and self._persistent:
+                every = as_few(self.device, ListedStep(every, self.step, self.cache.max_context, few))
+            yield PrefillLaunches(rows, ops, every, rest)
 
     def _prefill_for(self, n_tokens: int) -> PrefillLaunches:
         return next(bound for bound in self._prefill if n_tokens <= bound.max_tokens)

@@ -21,6 +21,7 @@ from llmcl.models.batch import Batch, make_batch
 from llmcl.models.model import Model
 from llmcl.models.paged_kv_cache import PagedKVCache
 from llmcl.models.random_shapes import random_shape_config
+from llmcl.models.stack import prefill_stack
 from llmcl.models.weights import random_types, random_weights
 from llmcl.ops.sample import SamplingParams
 from llmcl.runtime.device import Device
@@ -126,4 +127,22 @@ def test_the_same_logits_as_separate_launches(n: int, llm: LLM) -> None:
         logits.append(llm.device.read(batch.model.act.logits, np.float32, (n, 1000)))
     worst = float(np.abs(logits[1] - logits[0]).max() / np.abs(logits[0]).max())
     assert worst < 0.02  # other sums of 16-bit products
+    np.testing.assert_array_equal(logits[2], logits[1])
+
+
+@pytest.mark.parametrize("n", [2, 16])
+def test_a_short_prompt(n: int, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After tokens that are no whole tiles of the cache."""
+    model, ids = llm.model, np.random.default_rng(n).integers(0, 1000, 21 + n).tolist()
+    bound = model._prefill[0]
+    assert bound.max_tokens == MOST_ROWS and "few_rows_chain" in {launch.name for launch in bound.every}
+    separate = replace(bound, every=prefill_stack(model.weights, model.layers, bound.ops)[0])
+    logits = []
+    for launches in (separate, bound, bound):
+        monkeypatch.setattr(model, "_prefill", [launches, *model._prefill[1:]])
+        llm.sequence.token_ids.clear()
+        model.prefill(llm.sequence, ids[:21])
+        model.prefill(llm.sequence, ids[21:])
+        logits.append(llm.device.read(model.act.logits, np.float32, (1000,)))
+    assert float(np.abs(logits[1] - logits[0]).max() / np.abs(logits[0]).max()) < 0.02
     np.testing.assert_array_equal(logits[2], logits[1])
