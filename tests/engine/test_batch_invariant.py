@@ -16,6 +16,8 @@ from llmcl.engine.llm import LLM
 from llmcl.errors import UsageError
 from llmcl.runtime.platforms import DeviceEntry
 
+pytestmark = pytest.mark.separate_launches("quick")
+
 Bits = list[tuple[int, float, tuple[tuple[int, float], ...]]]
 """Of each token its id, its log-probability and those of the likeliest: a difference in one bit of a logit shows."""
 

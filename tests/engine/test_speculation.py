@@ -25,6 +25,8 @@ from llmcl.ops.sample import SamplingParams
 from llmcl.runtime.device import Device
 from llmcl.runtime.platforms import DeviceEntry
 
+pytestmark = pytest.mark.separate_launches("quick")
+
 VOCAB = 24  # few, so that texts repeat themselves
 SHAPE = {**TINY_SHAPE, "num_attention_heads": 6, "vocab_size": VOCAB, "max_position_embeddings": 2048}
 CONTEXT = 192

@@ -20,6 +20,8 @@ from llmcl.ops.linear import linear_scratch_bytes
 from llmcl.runtime import device as device_module
 from llmcl.runtime.device import Device
 
+pytestmark = pytest.mark.separate_launches
+
 full = pytest.mark.full
 Failing = Callable[..., str]
 

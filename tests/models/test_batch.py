@@ -21,6 +21,8 @@ from llmcl.models.sequence import SequenceState
 from llmcl.ops.sample import SamplingParams
 from llmcl.runtime.device import Device
 
+pytestmark = pytest.mark.separate_launches
+
 SAME = 2e-5  # two orders of summation, both in float32
 PAGE = 64
 SHAPE = {**TINY_SHAPE, "num_attention_heads": 6, "max_position_embeddings": 2048}

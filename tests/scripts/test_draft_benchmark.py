@@ -12,6 +12,8 @@ from programs import TINY_SHAPE, Run
 
 from llmcl.runtime.device import Device
 
+pytestmark = pytest.mark.separate_launches
+
 
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.full)])
 def test_drafts_are_right_as_often_as_is_set(

@@ -15,6 +15,8 @@ from llmcl.tools import arrivals, throughput
 from llmcl.tools.rows import format_rows
 from llmcl.tools.throughput import Row
 
+pytestmark = pytest.mark.separate_launches
+
 ROWS = [
     Row(
         "m", "d", "bfloat16", "float16", 128, 32, pl, pl * 160, 0.5, pl * 256.0, 0.64, pl * 50.0, 1.14, 1.0, 20.0, share

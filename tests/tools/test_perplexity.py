@@ -19,6 +19,8 @@ from llmcl.reference import kl_divergence, log_likelihood
 from llmcl.runtime.device import Device
 from llmcl.tools.perplexity import cut, perplexity
 
+pytestmark = pytest.mark.separate_launches
+
 TEXT = "The quick brown fox jumps over the lazy dog, and 1+1=2.\n" * 9
 CONFIG = small_config()
 WINDOW = 150  # its second half is more than one chunk of logits
