@@ -1,7 +1,8 @@
 """Combinations of mods, masks, shapes, dtypes and pages: flex_attention against PyTorch's own.
 
-Of random calls so many that each value is met with each value of every other parameter, and in the full run twice. A
-call is a program of its own, so that more of them take minutes: LLMCL_TEST_RANDOM_CALLS=200 adds so many.
+Of random calls so many that each value is met with each value of every other parameter, and with neither `--quick` nor
+`--pairs` twice. A call is a program of its own, so that more of them take minutes: LLMCL_TEST_RANDOM_CALLS=200 adds so
+many.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ def test_every_pair_of_values_is_met() -> None:
 @pytest.mark.parametrize(
     ("c", "seed"),
     [pytest.param(c, i, id=str(i)) for i, c in enumerate(calls(0))]
-    + [pytest.param(c, i, id=f"more-{i}", marks=pytest.mark.full) for i, c in enumerate(calls(1))]
+    + [pytest.param(c, i, id=f"more-{i}", marks=pytest.mark.exhaustive) for i, c in enumerate(calls(1))]
     + [pytest.param(c, i, id=f"random-{i:03}") for i, c in enumerate(random_calls(2, MORE_CALLS))],
 )
 def test_equals_pytorch(default_device: Any, c: dict[str, Any], seed: int) -> None:
