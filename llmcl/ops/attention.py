@@ -92,7 +92,11 @@ def attention_decode(
     elif block_n not in DECODE_BLOCK_N:
         expected = ", ".join(map(str, DECODE_BLOCK_N))
         raise UsageError(f"BLOCK_N is {block_n}; expected one of {expected}")
-    own, width = chosen.size(device, shape, block_n or chosen.default_block_n(device))
+    block_n = block_n or chosen.default_block_n(device)
+    if step.n_sequences:
+        own, width = chosen.size_of_rows(device, shape, block_n, n_splits)
+    else:
+        own, width = chosen.size(device, shape, block_n)
     constants = {
         **shape.constants(step),
         "N_SPLITS": n_splits,

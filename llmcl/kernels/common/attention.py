@@ -100,6 +100,12 @@ class AttentionDecode(AttentionKernel):
     def size(self, device: Device, shape: AttentionShape, block_n: int) -> tuple[Mapping[str, object], int]:
         """Build constants of its own, and work-items of a group."""
 
+    def size_of_rows(
+        self, device: Device, shape: AttentionShape, block_n: int, n_splits: int
+    ) -> tuple[Mapping[str, object], int]:
+        """The same for a step of several sequences, whose keys are cut into so many KV splits."""
+        return self.size(device, shape, block_n)
+
     def default_block_n(self, device: Device) -> int:
         """Keys a step."""
         return 64

@@ -16,7 +16,7 @@
 // At the end a group merges its warps' states; what becomes of the splits' states is the kernels'.
 //
 // Build: KV (f16 or bf16), HEAD_DIM (64, 128 or 256), N_Q_HEADS, N_KV_HEADS, GROUP_SIZE, CAPACITY (a multiple of 16), N_SPLITS,
-// SCALE, WARPS. Local memory: attend_space.
+// SCALE, WARPS; SPLIT_TILES (1): of each warp, before there is a further split. Local memory: attend_space.
 #if !defined(KV) || !defined(HEAD_DIM) || !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(GROUP_SIZE) || \
     !defined(CAPACITY) || !defined(N_SPLITS) || !defined(SCALE) || !defined(WARPS) || !defined(STATE_POSITION)
 #error "nvidia/attend.cl needs the build constants KV, HEAD_DIM, N_Q_HEADS, N_KV_HEADS, GROUP_SIZE, CAPACITY, N_SPLITS, SCALE, WARPS and those of the step state"
@@ -33,6 +33,10 @@
 #ifndef ATTEND_WARPS
 #define ATTEND_WARPS WARPS  // those that have keys
 #endif
+#ifndef SPLIT_TILES
+#define SPLIT_TILES 1
+#endif
+#define SPLIT_KEYS (ATTEND_WARPS * KEY_TILE * SPLIT_TILES)
 #define QUADS ((GROUP_SIZE + 3) / 4)
 #define STEPS (HEAD_DIM / 16)  // products of a quad with a tile's keys, and with its values
 #define WEIGHT_UNIT 16384.0f  // weights are at most 1: this many units, for those that float16 would round to nothing
@@ -71,8 +75,8 @@ inline kv_split split_of_keys(const int head, const int split, __global const in
     s.sequence = MOD_SEQUENCE(state);
 #endif
     if (visible_from >= kv_len) return s;  // one split, without keys
-    // No more splits than there are keys for all their warps: a short context needs no merge.
-    s.n_splits = min(N_SPLITS, (kv_len - visible_from + ATTEND_WARPS * KEY_TILE - 1) / (ATTEND_WARPS * KEY_TILE));
+    // No more splits than there are tiles for all their warps: a short context needs no merge.
+    s.n_splits = min(N_SPLITS, (kv_len - visible_from + SPLIT_KEYS - 1) / SPLIT_KEYS);
     const int per_split = (kv_len - visible_from + s.n_splits * KEY_TILE - 1) / (s.n_splits * KEY_TILE) * KEY_TILE;
     s.first = visible_from + split * per_split;
     s.end = min(kv_len, s.first + per_split);

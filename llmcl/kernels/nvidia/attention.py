@@ -22,6 +22,7 @@ from llmcl.kernels.nvidia.linear import TensorCoreLayout, supports_ptx
 from llmcl.kernels.nvidia.wgmma import has_tensor_maps, has_wgmma
 from llmcl.runtime.device import Device
 
+ROWS_WARPS, ROWS_SPLIT_TILES = 8, 4  # of decode attention of several rows
 TENSOR_DTYPES = ("float32", "float16", "bfloat16")
 
 
@@ -74,6 +75,19 @@ class NvidiaAttentionDecode(LeavesBlocks, AttentionDecode):
         own, shared = decode_floats(shape)
         warps = min(4, power_of_two_at_most((device.entry.local_mem_bytes // 4 - shared) // own))
         return {"GROUP_SIZE": shape.group_size, "WARPS": warps}, 32 * warps
+
+    def size_of_rows(
+        self, device: Device, shape: AttentionShape, block_n: int, n_splits: int
+    ) -> tuple[dict[str, object], int]:
+        """Where rows are few enough for several splits: more warps, and a further split for more keys. To join splits
+        takes longer than a few keys more.
+        """
+        own, shared = decode_floats(shape)
+        constants, width = self.size(device, shape, block_n)
+        fits = ROWS_WARPS * own + shared <= device.entry.local_mem_bytes // 4
+        if n_splits == 1 or shape.group_size > 4 or not fits:  # of a larger group a warp has too many accumulators
+            return constants, width
+        return {**constants, "WARPS": ROWS_WARPS, "SPLIT_TILES": ROWS_SPLIT_TILES}, 32 * ROWS_WARPS
 
 
 class NvidiaAttentionPrefill(AttentionPrefill):

@@ -260,7 +260,7 @@ def _attention_link(launch: Launch, source: KernelSource, max_rows: int) -> Link
     kv = f"__global {source.constants['KV']}_t*"
     sinks = ["__global const float*"] if source.constants.get("HAS_SINKS") else []
     params = (*ATTENTION_PARAMS[:3], kv, kv, *ATTENTION_PARAMS[3:], *sinks)
-    own = KernelSource(source.file, source.name, {**source.constants, "WARPS": WARPS})
+    own = KernelSource(source.file, source.name, {**source.constants, "WARPS": WARPS, "SPLIT_TILES": 1})
     call = (
         f"attention_unit_{{kind}}(group % {heads}, group / {heads} % {splits}, group / {heads * splits}, "
         "buffers, before, count, {args});"
