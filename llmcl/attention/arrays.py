@@ -123,8 +123,5 @@ def array_form(device: Device, shape: tuple[int, ...], dtype: np.dtype[Any]) -> 
 def new_device_array(form: Any, allocator: Any) -> Any:
     """An uninitialised array like `form`. Its attributes copied: making an array takes longer than a small kernel."""
     array = object.__new__(type(form))
-    array.__dict__.update(form.__dict__)
-    array.events = []
-    array.allocator = allocator
-    array.base_data = allocator(form.nbytes)
+    array.__dict__ = {**form.__dict__, "events": [], "allocator": allocator, "base_data": allocator(form.nbytes)}
     return array

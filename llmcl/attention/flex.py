@@ -129,7 +129,7 @@ def flex_attention(
         _check_kinds(block_mask, scale, out_dtype)
     if kernel_options is not None:
         kernel_options = _own_options(kernel_options)
-    aux = AuxRequest(return_lse) if return_aux is None else _aux_request(return_aux, return_lse)
+    aux = _USUAL_REQUESTS[bool(return_lse)] if return_aux is None else _aux_request(return_aux, return_lse)
     arrays = {"query": query, "key": key, "value": value}
     if page_table is not None:
         arrays[PAGE_TABLE] = page_table
@@ -201,6 +201,7 @@ def _opened(device: Any) -> Device:
     return device
 
 
+_USUAL_REQUESTS = {False: AuxRequest(), True: AuxRequest(lse=True)}
 _USUAL_SCALES: tuple[type, ...] = (type(None), float, int)
 _place = attrgetter("shape", "dtype", "strides")
 
@@ -303,16 +304,19 @@ def _run_on_host_arrays(plan: FlexPlan, arrays: dict[str, np.ndarray]) -> tuple[
 
 def _run_on_device(plan: FlexPlan, arrays: dict[str, Any]) -> tuple[Any, ...]:
     device, memory = plan.device, {}
+    queue = device.queue
     for name, array in arrays.items():
-        if array.queue is not device.queue:
+        if array.queue is not queue:
             check_device_arrays(device, arrays)
         if array.offset:  # the kernels have no argument for where in its memory an array begins
             check_order({name: array})
             array = array.copy()
         memory[name] = array.base_data
     allocator = arrays["query"].allocator or device.allocator
-    results = [new_device_array(form, allocator) for form in plan.result_forms.values()]
-    for name, result in zip(plan.result_forms, results, strict=True):
+    results = []
+    for name, form in plan.result_forms.items():
+        result = new_device_array(form, allocator)
         memory[name] = result.base_data
+        results.append(result)
     plan.run(memory)
     return tuple(results)
