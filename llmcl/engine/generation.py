@@ -9,7 +9,7 @@ from typing import Any
 from llmcl.engine.no_token import why_no_token
 from llmcl.engine.speculation import NO_SPECULATION, Speculation
 from llmcl.engine.stats import GenerationStats, Recorder
-from llmcl.errors import DeviceError, UsageError, check_whole
+from llmcl.errors import DeviceError, OutOfDeviceMemoryError, UsageError, check_whole
 from llmcl.grammar import Grammar, Matcher
 from llmcl.models.kv_cache import common_prefix
 from llmcl.models.model import Model
@@ -17,6 +17,8 @@ from llmcl.models.sequence import SequenceState
 from llmcl.ops.logprobs import LogProb
 from llmcl.ops.sample import SamplingParams
 from llmcl.progress import Progress
+from llmcl.runtime.cores import cores_now
+from llmcl.runtime.preemptions import Preemptions
 from llmcl.tokenizer import Tokenizer
 from llmcl.tokenizer.shown_text import ShownText
 from llmcl.tokenizer.text import StopMatcher
@@ -140,6 +142,7 @@ def token_ids(
     if params.logprobs is not None or params.logit_bias:
         speculation = NO_SPECULATION  # a step that verifies a draft has neither
     step, drafted = _sample(model, sequence, on_logprob, matcher), False
+    preemptions = Preemptions(model.device.compute_units)
     on_decode()
     while True:
         # Where the text goes on after a draft is known once it is read, and which draft a matcher allows.
@@ -149,27 +152,34 @@ def token_ids(
         ids: list[int] = []
         if not unread:
             ids = _read(step, speculation, matcher)
-            sequence.token_ids.extend(ids[:-1])  # of a draft: the step has written their keys and values
+            sequence.token_ids.extend(ids[:-1])  # of several: their keys and values are written
             left -= len(ids)
-            yield from ids[:-1]
             if left == 0:
-                yield ids[-1]
+                yield from ids
                 return
+            if speculation is not NO_SPECULATION:  # else the device gets its next step before any is handled
+                yield from ids[:-1]
+                ids = ids[-1:]
         draft = speculation.draft(unread, left - unread - 1)
         if matcher is not None:
             draft = draft[: matcher.n_allowed(draft)]
         if draft:
             following = speculation.verify(sequence, draft, matcher)
+        elif matcher is None:
+            n = _steps_at_once(model, sequence, left, preemptions) if speculation is NO_SPECULATION else 1
+            following = speculation.decoded(_decode(model, sequence, n, on_logprob))
         else:
             model.decode(sequence)
-            if unread and matcher is not None:
+            if unread:
                 ids = _read(step, speculation, matcher)
             following = speculation.decoded(_sample(model, sequence, on_logprob, matcher))
-        if unread:
+        if not unread:
+            preemptions.passed(len(ids))  # after the next step is enqueued: threads that wait for it soon sleep
+        else:
             ids = ids or _read(step, speculation, matcher)
             left -= 1
         sequence.token_ids.append(ids[-1])  # the step under way is writing its key and value
-        yield ids[-1]
+        yield from ids
         step, drafted = following, bool(draft)
 
 
@@ -181,6 +191,13 @@ def reusable_prefix(sequence: SequenceState, prompt: Sequence[int]) -> int:
 def token_budget(max_context: int, n_prompt: int, max_tokens: int) -> int:
     """How many tokens can follow a prompt: the last one sampled needs no place in the cache."""
     return min(max_tokens, max_context - n_prompt + 1)
+
+
+def _steps_at_once(model: Model, sequence: SequenceState, most: int, preemptions: Preemptions) -> int:
+    """How many tokens the next launch chooses: several only where threads would lose their cores between launches."""
+    if not preemptions.cost_turns or cores_now() < model.device.compute_units:
+        return 1
+    return max((n for n in model.steps_at_once(sequence) if n <= most), default=1)
 
 
 def _read(step: Callable[[], list[int]], speculation: Speculation, matcher: Matcher | None) -> list[int]:
@@ -203,17 +220,39 @@ def _sample(
         model.device.flush()  # it computes the step while the host computes the mask
         model.sampler.bias.allow({0: matcher.mask()})
     wait = model.sample(sequence)
+    return _sampled(model, sequence, lambda: [wait()], on_logprob)
+
+
+def _decode(
+    model: Model, sequence: SequenceState, n: int, on_logprob: Callable[[LogProb | None], None]
+) -> Callable[[], list[int]]:
+    """Enqueues n steps, one where the cache has no room for more; the function returned waits for their ids."""
+    try:
+        wait = model.decode_and_sample(sequence, n)
+    except OutOfDeviceMemoryError:
+        if n == 1:
+            raise
+        wait = model.decode_and_sample(sequence)
+    return _sampled(model, sequence, wait, on_logprob)
+
+
+def _sampled(
+    model: Model, sequence: SequenceState, wait: Callable[[], list[int]], on_logprob: Callable[[LogProb | None], None]
+) -> Callable[[], list[int]]:
+    """Right after the choice of tokens whose ids `wait` returns: enqueues the reading of the log-probability, where
+    that of the one token is wanted. The function returned waits for the ids.
+    """
     logprobs = None if sequence.sampling.logprobs is None else model.logprobs(sequence)
 
-    def token() -> list[int]:
-        choice = wait()
-        if not 0 <= choice < model.config.vocab_size:
+    def tokens() -> list[int]:
+        ids = wait()
+        if not all(0 <= token < model.config.vocab_size for token in ids):
             raise DeviceError(why_no_token(model, sequence))
         if logprobs is not None:
             on_logprob(logprobs()[0])
-        return [choice]
+        return ids
 
-    return token
+    return tokens
 
 
 class NoText:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from llmcl.errors import KernelBuildError
 from llmcl.kernels import table
@@ -27,6 +27,11 @@ class BoundLaunches:
         """What a step enqueues."""
         return self.separate if self.persistent is None else self.persistent.parts
 
+    @property
+    def whole_steps(self) -> Mapping[int, Launch]:
+        """Launches that do steps as a whole: see `BoundStep`."""
+        return {} if self.persistent is None else self.persistent.whole_steps
+
     def prepare(self) -> None:
         """Compiles the kernels and makes their objects; without a persistent kernel that does not compile."""
         if self.persistent is not None:
@@ -35,7 +40,7 @@ class BoundLaunches:
             except KernelBuildError as error:
                 warnings.warn(f"decoding with a launch for each kernel, which is slower: {error}", stacklevel=4)
                 self.persistent = None
-        for launch in self.launches:
+        for launch in (*self.launches, *self.whole_steps.values()):
             launch.prepare()
 
 

@@ -111,7 +111,8 @@ class Model:
         layers, self.persistent_intermediates = decode_stack(
             weights, self.layers, self.decode_ops, persistent=persistent
         )
-        listed = ListedStep([*layers, *self._head], self.step, cache.max_context)
+        then = self.sampler.largest_launches
+        listed = ListedStep([*layers, *self._head], self.step, cache.max_context, then=then)
         self._decode = BoundLaunches(device, listed, persistent=persistent)
         self._prepare(progress)
         self._all_needed_from = max(launch.first_position for launch in self.decode_launches)
@@ -156,6 +157,35 @@ class Model:
         self._decode_step(Step(sequence, [token_id], sequence.position))
         sequence.token_ids.append(token_id)
 
+    def steps_at_once(self, sequence: SequenceState) -> list[int]:
+        """How many tokens `decode_and_sample` can choose in one launch, as the tokens of this sequence are chosen.
+
+        [] where there is no such launch.
+        """
+        if self.sampler.launches != self.sampler.largest_launches:
+            return []
+        most = 1 if self.cache.states is not None else self.cache.max_context - sequence.position
+        return [n for n in self._decode.whole_steps if n <= most]
+
+    def decode_and_sample(self, sequence: SequenceState, n: int = 1) -> Callable[[], list[int]]:
+        """`decode` and `sample`, n times. The function returned waits for the n ids. The caller adds to the sequence
+        what the cache then holds: all but the last.
+
+        n: 1, or one of `steps_at_once`. Raises OutOfDeviceMemoryError where the cache has too few pages: then nothing
+        was computed.
+        """
+        if n == 1:
+            self.decode(sequence)
+            wait = self.sample(sequence)
+            return lambda: [wait()]
+        self._begin(Step(sequence, None, sequence.position), n)
+        self.decode_steps += n
+        self.run([self._decode.whole_steps[n]])
+        read = self.step.read_sampled(sequence.n_sampled, n)
+        sequence.n_sampled += n
+        self.device.flush()
+        return read
+
     def _decode_step(self, step: Step) -> None:
         self._begin(step)
         self.decode_steps += 1
@@ -164,10 +194,14 @@ class Model:
             launches = [launch for launch in launches if launch.first_position <= step.position]
         self.run(launches)
 
-    def _begin(self, step: Step) -> None:
-        """Gives the device what differs from step to step: pages, and the tokens that it does not have yet."""
-        self.cache.prepare(self.step, step.sequence, step.n_tokens)
-        self.cache.advance(step.sequence, step.n_tokens)
+    def _begin(self, step: Step, n_steps: int = 1) -> None:
+        """Gives the device what differs from step to step: pages, and the tokens that it does not have yet.
+
+        n_steps: this one and those of a token each that follow in the same launch.
+        """
+        n_tokens = step.n_tokens + n_steps - 1
+        self.cache.prepare(self.step, step.sequence, n_tokens)
+        self.cache.advance(step.sequence, n_tokens)
         if step.token_ids is not None:
             self.step.write_tokens(step.token_ids, step.position)
         self.step_position = step.position
@@ -189,10 +223,10 @@ class Model:
         The function returned waits for its id: the one thing that the host reads, 4 bytes.
         """
         self.run(self.sampler.launches)
-        wait = self.step.read_sampled(sequence.n_sampled)
+        read = self.step.read_sampled(sequence.n_sampled)
         sequence.n_sampled += 1
         self.device.flush()
-        return wait
+        return lambda: read()[0]
 
     def logprobs(self, sequence: SequenceState) -> Callable[[], list[LogProb | None]]:
         """Right after `sample`: enqueues the reading of the token's log-probabilities. The function returned waits."""

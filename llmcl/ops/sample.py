@@ -222,6 +222,11 @@ class Sampler:
         """What chooses without a threshold, by whatever parameters."""
         return self.launches_that_choose(self._choose.keys() - {ABOVE_THRESHOLD})
 
+    @property
+    def largest_launches(self) -> list[Launch]:
+        """What chooses where all rows take the largest logit, by work-items alone; none: BEST_SCORE does it."""
+        return self._choose.get(LARGEST, [])
+
     def launches_for(self, sequences: Sequence[int] = (0,)) -> list[Launch]:
         """What chooses the tokens of a step with a row of each of these sequences, as they were configured."""
         has_logprobs = any(self.logprobs.are_wanted(sequence) for sequence in sequences)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,15 @@ import llmcl
 from llmcl import reference
 from llmcl.engine.generation import token_ids
 from llmcl.engine.llm import LLM
-from llmcl.kernels.common.step_state import RING
+from llmcl.errors import OutOfDeviceMemoryError
+from llmcl.kernels.common.step_state import RING, StepState
 from llmcl.kernels.cpu import persistent_step
+from llmcl.models.kv_cache import KVCache
 from llmcl.models.model import Model
 from llmcl.models.sequence import SequenceState
 from llmcl.ops.sample import SamplingParams
 from llmcl.runtime.platforms import DeviceEntry
+from llmcl.runtime.preemptions import Preemptions
 
 SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -38,6 +41,17 @@ def small(
     folder = save_folder(tmp_path_factory.mktemp("small"), config, random_weights(config, seed=6))
     with llmcl.load(str(folder), device=taken(default_entry, request.param)) as llm:  # type: ignore[arg-type]
         yield llm
+
+
+@pytest.fixture(autouse=True)
+def preempted(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Says whether other programs take cores away, whatever they do here; at first they do not."""
+
+    def says(cost_turns: bool) -> None:
+        monkeypatch.setattr(Preemptions, "cost_turns", cost_turns)
+
+    says(False)
+    return says
 
 
 def prompt(n: int) -> list[int]:
@@ -163,6 +177,78 @@ def test_a_closed_generation_leaves_a_cache_that_can_be_built_on(small: LLM) -> 
     assert small.sequence.token_ids == prompt(40) + told
     going_on = token_ids(small.model, small.sequence, [*prompt(40), *told], SamplingParams(), 7)
     assert list(going_on) == fresh[5:]
+
+
+def steps_in_a_row(model: Model) -> int:
+    """Steps of a launch at most; the test is left out where it is one."""
+    if (most := max(model._decode.whole_steps, default=1)) == 1:
+        pytest.skip("a launch is a step at most: only a processor's may be several")
+    return most
+
+
+@pytest.mark.parametrize("n_prompt, n", [(3, 2 * RING + 10), (3, 2), (2040, 9), (2040, 100)])
+def test_several_steps_a_launch_make_the_same_answer(
+    n_prompt: int, n: int, small: LLM, preempted: Callable[[bool], None]
+) -> None:
+    """Up to the end of the context, too."""
+    most = steps_in_a_row(small.model)
+    expected = small.generate(prompt(n_prompt), max_tokens=n, ignore_eos=True).token_ids
+    held = list(small.sequence.token_ids)
+    small.clear()
+    preempted(True)
+    steps, launches = small.model.decode_steps, small.device.traffic.kernel_launches
+    answer = small.generate(prompt(n_prompt), max_tokens=n, ignore_eos=True)
+    assert answer.token_ids == expected and small.sequence.token_ids == held
+    assert small.model.decode_steps - steps == len(expected) - 1
+    if len(expected) > RING:
+        assert answer.stats.kernel_launches_per_token == pytest.approx(1 / most, rel=0.1)
+    assert small.device.traffic.kernel_launches > launches
+
+
+def test_an_answer_that_ends_within_a_launch_leaves_a_cache_that_can_be_built_on(
+    small: LLM, preempted: Callable[[bool], None]
+) -> None:
+    most = steps_in_a_row(small.model)
+    expected = small.generate(prompt(40), max_tokens=12, ignore_eos=True).token_ids
+    preempted(True)
+    for told in range(1, most + 3):
+        small.clear()
+        begun = token_ids(small.model, small.sequence, prompt(40), SamplingParams(), 100)
+        answer = [next(begun) for _ in range(told)]
+        begun.close()
+        assert answer == expected[:told]
+        held = small.sequence.token_ids
+        assert held == (prompt(40) + expected)[: len(held)] and told <= len(held) - 40 < told + most
+        going_on = token_ids(small.model, small.sequence, [*prompt(40), *answer], SamplingParams(), 12 - told)
+        assert list(going_on) == expected[told:]
+
+
+def test_only_the_largest_logit_is_taken_several_times_a_launch(small: LLM, preempted: Callable[[bool], None]) -> None:
+    steps_in_a_row(small.model)
+    preempted(True)
+    for sampling in ("sampled", "counted"):
+        stats = small.generate(prompt(3), max_tokens=5, ignore_eos=True, **SAMPLINGS[sampling]).stats
+        assert stats.kernel_launches_per_token == needed_launches(small.model, 3) > 1
+
+
+def test_a_step_is_alone_where_the_cache_has_no_room_for_more(
+    small: LLM, preempted: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps_in_a_row(small.model)
+    preempted(True)
+    prepare = type(small.model.cache).prepare
+
+    def scarce(cache: KVCache, step: StepState, sequence: SequenceState, n_tokens: int, place: int = 0) -> None:
+        if 1 < n_tokens < 5:
+            raise OutOfDeviceMemoryError("no pages are left")
+        prepare(cache, step, sequence, n_tokens, place)
+
+    expected = small.generate(prompt(9), max_tokens=20, ignore_eos=True).token_ids
+    small.clear()
+    monkeypatch.setattr(type(small.model.cache), "prepare", scarce)
+    answer = small.generate(prompt(9), max_tokens=20, ignore_eos=True)
+    assert answer.token_ids == expected
+    assert answer.stats.kernel_launches_per_token == needed_launches(small.model, 9)
 
 
 @pytest.mark.parametrize("held", [0, 1, 25, 39, 40, 41])

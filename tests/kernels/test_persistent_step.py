@@ -113,7 +113,8 @@ def separate(llm: LLM) -> Model:
 
 
 def in_one(model: Model, groups: int) -> persistent_step.PersistentKernel:
-    step = ListedStep(model.decode_launches, model.step, model.cache.max_context)
+    then = model.sampler.largest_launches
+    step = ListedStep(model.decode_launches, model.step, model.cache.max_context, then=then)
     return persistent_step.PersistentKernel(model.device, step, groups=groups)
 
 
@@ -215,6 +216,50 @@ def test_whoever_waits_may_leave(small: LLM, monkeypatch: pytest.MonkeyPatch) ->
         parts.append(len(hasty.decode_launches))
         assert np.array_equal(step_logits(hasty, 20, 40), expected)
     assert 1 == parts[0] < parts[1] < parts[2], parts
+
+
+def chosen(model: Model, n: int) -> tuple[list[int], np.ndarray]:
+    """Greedy tokens of 8 steps after a prompt, n a launch, and the last logits."""
+    sequence = model.cache.sequence()
+    model.cache.truncate(sequence, 0)
+    model.start_sampling(sequence)
+    model.prefill(sequence, [5, 6, 7])
+    ids = [model.sample(sequence)()]
+    assert n == 1 or n in model.steps_at_once(sequence)
+    for _ in range(8 // n):
+        launches = model.device.traffic.kernel_launches
+        tokens = model.decode_and_sample(sequence, n)()
+        assert n == 1 or model.device.traffic.kernel_launches == launches + 1
+        sequence.token_ids += [ids[-1], *tokens[:-1]]
+        ids += tokens
+    return ids, model.device.read(model.act.logits, np.float32, (model.config.vocab_size,))
+
+
+@pytest.mark.parametrize("take, leave", [(persistent_step.TAKE_SPINS, persistent_step.LEAVE_SPINS), (20, 1000), (9, 0)])
+def test_steps_in_a_row_have_the_bits_of_separate_launches(
+    small: LLM, take: int, leave: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever takes part, takes units over, or leaves."""
+    ids, logits = chosen(separate(small), 1)
+    monkeypatch.setattr(persistent_step, "TAKE_SPINS", take)
+    monkeypatch.setattr(persistent_step, "LEAVE_SPINS", leave)
+    monkeypatch.setattr(persistent_step, "BYTES_PER_SPIN", 8 if leave > 1000 else 1 << 40)
+    for groups in (1, 2, 4 * small.device.compute_units + 1):
+        several = separate(small)
+        several._decode.persistent = in_one(several, groups)
+        for n in (1, persistent_step.STEPS):
+            found, last = chosen(several, n)
+            assert found == ids and np.array_equal(last.view(np.int32), logits.view(np.int32))
+
+
+def test_a_step_of_several_launches_is_never_one_of_several(small: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(persistent_step, "PART_BYTES", 1000)
+    model = separate(small)
+    kernel = in_one(model, 2)
+    assert len(kernel.parts) > 1 and not kernel.whole_steps
+    model._decode.persistent = kernel
+    assert chosen(model, 1)[0] == chosen(small.model, 1)[0]
+    assert model.steps_at_once(model.cache.sequence()) == []
 
 
 # Now and then a thread stops for a millisecond before it stores, as if its core were taken away. It counts its losses.

@@ -103,22 +103,28 @@ class PersistentLayers(Implementation):
 
 
 class BoundStep(Protocol):
-    """Launches that do what a longer list does; it keeps alive what they use."""
+    """Launches that do what a longer list does; it keeps alive what they use.
+
+    whole_steps: by their number one launch for steps in a row, each the list and `ListedStep.then`; {}: there is none.
+    """
 
     parts: list[Launch]
+    whole_steps: Mapping[int, Launch]
 
 
 @dataclass(frozen=True)
 class ListedStep:
     """Any list of launches that together are a step, such as all of decode before sampling.
 
-    max_rows: tokens of a step at most, as `state` has them. max_position: the largest of a step.
+    max_rows: tokens of a step at most, as `state` has them. max_position: the largest of a step. then: what may end the
+    step and leaves all that the next one takes, such as the choice of the token.
     """
 
     launches: Sequence[Launch]
     state: StepState
     max_position: int
     max_rows: int = 1
+    then: Sequence[Launch] = ()
 
 
 class PersistentStep(Implementation):

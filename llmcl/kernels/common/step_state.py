@@ -177,17 +177,22 @@ class StepState:
     def scratch_bytes(self) -> int:
         return sum(buffer.nbytes for buffer in self._scratch.values())
 
-    def read_sampled(self, i: int) -> Callable[[], int]:
-        """Enqueues the reading of the i-th token sampled (4 bytes); the function returned waits for it."""
-        slot = i % RING
-        target = self.host_sampled[slot : slot + 1]
-        wait = self._device.read_async(self.sampled, target, 4 * slot)
+    def read_sampled(self, i: int, n: int = 1) -> Callable[[], list[int]]:
+        """Enqueues the reading of n sampled tokens from the i-th on, at most RING, 4 bytes each. The function returned
+        waits for them.
+        """
+        first = i % RING
+        waits = []
+        for start, end in ((first, min(first + n, RING)), (0, first + n - RING)):
+            if start < end:
+                waits.append(self._device.read_async(self.sampled, self.host_sampled[start:end], 4 * start))
 
-        def token() -> int:
-            wait()
-            return int(target[0])
+        def tokens() -> list[int]:
+            for wait in waits:
+                wait()
+            return [int(self.host_sampled[(first + k) % RING]) for k in range(n)]
 
-        return token
+        return tokens
 
     def restart_sampling(self, i: int = 0) -> None:
         """The next sampled token is number i of its generation."""

@@ -8,13 +8,16 @@ code as before, so the bits are the same.
 Work-groups take units of work in turn. Where one waits in vain for another, whose core the system gave to another
 process, it takes that one's unit over. Where it cannot, it leaves: its thread sleeps, its core is free, and the rest is
 done by those that are left. All take part again in the next launch, so a list that takes long is several.
+
+A launch may do several steps in a row. Between launches a driver's threads give their cores to whoever wants them
+(Intel's call `sched_yield`) and then wait for milliseconds. In a launch they go on.
 """
 
 from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -37,10 +40,13 @@ BYTES_PER_SPIN = 8
 FLOPS_PER_BYTE = 8  # that a core computes in the time of a byte, where rows are several
 ENTRY_HEAD = 3  # what an entry has beside its arguments
 PART_BYTES = 64 << 20  # that a core reads in a launch, some 2 to 4 ms
+STEPS = 4  # in a row that a launch can do: few enough that an answer does not come in jerks
 SYNC_SLOTS = 32
 GROUP_SLOTS = 16  # for the word of a work-group, a cache line
 MAX_GROUPS = 1 << 12  # what one word counts, with the units beside it
 MAX_UNITS = 1 << 20
+MAX_TIMES = 8  # more than STEPS
+MAX_ENTRIES = (1 << 16) // MAX_TIMES  # PoCL takes the offset of an index space to be below 1 << 16
 
 _WORK_GROUP = """\
 #define get_group_id(d) ((d) == 0 ? work_group.x : (d) == 1 ? work_group.y : work_group.z)
@@ -64,8 +70,9 @@ class CpuPersistentStep(PersistentStep):
             return "llmcl doctor found it to be wrong"
         if any(max(launch.local) > 1 for launch in step.launches):
             return "a kernel has several work-items in a work-group"
-        units = sum(math.prod(launch.groups(step.max_rows)) for launch in step.launches)
-        if device.compute_units >= MAX_GROUPS or units >= MAX_UNITS:
+        launches = (*step.launches, *step.then)
+        units = sum(math.prod(launch.groups(step.max_rows)) for launch in launches)
+        if device.compute_units >= MAX_GROUPS or STEPS * units >= MAX_UNITS or len(launches) >= MAX_ENTRIES:
             return "it has too many work-groups to count"
         return None
 
@@ -74,23 +81,26 @@ class CpuPersistentStep(PersistentStep):
 
 
 class PersistentKernel:
-    """Launches bound into few, `parts`: one for every PART_BYTES that each core reads.
+    """Launches bound into few, `parts`: one for every PART_BYTES that each core reads. Where one is enough, there are
+    `whole_steps` as well, if what ends a step can be a part of it.
 
     sync: the counters of cpu/persistent_step.cl.
     """
 
     def __init__(self, device: Device, step: ListedStep, *, groups: int | None = None):
         """groups: work-groups; None: one for each core that may be used at the time."""
-        launches, max_rows = step.launches, step.max_rows
+        max_rows, ends = step.max_rows, _part_ends(device, step)
+        then = step.then if len(ends) == 1 and all(max(launch.local) == 1 for launch in step.then) else ()
+        launches = (*step.launches, *then)
         kinds: dict[tuple[str, str, str], int] = {}
         firsts: list[Launch] = []
-        self._launches = tuple(launches)  # holds the buffers: the driver does not know that the kernel uses them
+        self._launches = launches  # holds the buffers: the driver does not know that the kernel uses them
         weakref.finalize(self, device.close)  # so a launch that runs comes to its end before they go
         slots = ENTRY_HEAD + max(len(launch.args) for launch in launches)
         addresses = _addresses(device, (arg for launch in launches for arg in launch.args if isinstance(arg, Buffer)))
         table = np.zeros((len(launches) + 1, slots), np.int64)
         sizes = np.array([[_size(launch, n) for launch in launches] for n in range(1, max_rows + 1)], np.uint32)
-        ends, part_bytes, spins = [], 0.0, (TAKE_SPINS, LEAVE_SPINS)
+        spins = TAKE_SPINS, LEAVE_SPINS
         for i, launch in enumerate(launches):
             source = _source(launch)
             key = (source.file, source.prelude, repr(sorted(source.constants.items())))
@@ -100,10 +110,6 @@ class PersistentKernel:
             values = [addresses[id(arg)] if isinstance(arg, Buffer) else int(arg) for arg in launch.args]
             table[i, : ENTRY_HEAD + len(values)] = kinds[key], *spins, *values
             spins = _spins(launch, max_rows, step.max_position)
-            part_bytes += _bytes(launch, max_rows, 0)
-            if part_bytes > PART_BYTES * device.compute_units or i == len(launches) - 1:
-                ends.append(i + 1)
-                part_bytes = 0
         table[-1, 1:ENTRY_HEAD] = spins
         sync_slots = SYNC_SLOTS + GROUP_SLOTS * (groups or device.compute_units)
         self.sync = device.zeros(4 * sync_slots, "counters of a persistent step")
@@ -116,13 +122,34 @@ class PersistentKernel:
             self.sync,
         )
         rows_slot = step_state.CONSTANTS["STATE_N_TOKENS"]
-        constants = {"ENTRY_SLOTS": slots, "MAX_GROUPS": MAX_GROUPS, "ROWS_SLOT": rows_slot, "SYNC_SLOTS": SYNC_SLOTS}
+        constants = {
+            "ENTRY_SLOTS": slots,
+            "MAX_GROUPS": MAX_GROUPS,
+            "MAX_TIMES": MAX_TIMES,
+            "ROWS_SLOT": rows_slot,
+            "SYNC_SLOTS": SYNC_SLOTS,
+        }
         merged = KernelSource(FILE, "persistent_step", constants, _functions(firsts))
 
         def groups_now(n_tokens: int) -> tuple[int]:
             return (groups or min(device.compute_units, cores_now()),)
 
-        self.parts = [Launch(device, merged, args, groups_now, (1,), offset=(end,)) for end in ends]
+        def bound(end: int, n_steps: int) -> Launch:
+            return Launch(device, merged, args, groups_now, (1,), offset=(end * MAX_TIMES + n_steps,))
+
+        self.parts = [*(bound(end, 0) for end in ends[:-1]), bound(ends[-1], 1)]
+        self.whole_steps: Mapping[int, Launch] = {STEPS: bound(len(launches), STEPS)} if then else {}
+
+
+def _part_ends(device: Device, step: ListedStep) -> list[int]:
+    """Behind which launches a part ends."""
+    ends, part_bytes = [], 0.0
+    for i, launch in enumerate(step.launches):
+        part_bytes += _bytes(launch, step.max_rows, 0)
+        if part_bytes > PART_BYTES * device.compute_units or i == len(step.launches) - 1:
+            ends.append(i + 1)
+            part_bytes = 0
+    return ends
 
 
 def _size(launch: Launch, n_rows: int) -> tuple[int, ...]:

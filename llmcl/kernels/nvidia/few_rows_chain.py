@@ -7,8 +7,8 @@ several sequences is one launch for all layers (nvidia/few_rows_chain.cl).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 from llmcl.kernels.common.cost import fused_cost
@@ -59,6 +59,7 @@ class BoundChains:
     """A step's launches, of which those in chains are one for each chain."""
 
     parts: list[Launch]
+    whole_steps: Mapping[int, Launch] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
