@@ -265,7 +265,7 @@ def test_a_step_of_several_launches_is_never_one_of_several(small: LLM, monkeypa
 # Now and then a thread stops for a millisecond before it stores, as if its core were taken away. It counts its losses.
 LATE = """\
 inline bool still_own_later(volatile __global uint* own, const uint word) {
-    for (int i = 0; i < (word / 4096u % 7u == 0 ? 1000000 : 0); ++i) (void)own[LOST];
+    for (int i = 0; i < (word / 4096u % 3u == 0 ? 1000000 : 0); ++i) (void)own[LOST];
     if (atomic_cmpxchg(own, word, word | UNIT_CLOSED) == word) return true;
     own[LOST] += 1;
     return false;
@@ -273,7 +273,19 @@ inline bool still_own_later(volatile __global uint* own, const uint word) {
 """
 
 
-def test_a_unit_whose_thread_is_late_is_taken_over(small: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=["dense", "experts"])
+def any_small(request: pytest.FixtureRequest, cpu: Device, tmp_path: Path) -> Iterator[LLM]:
+    if request.param == "dense":
+        yield request.getfixturevalue("small")
+        return
+    config = FAMILIES["gpt_oss"]
+    folder = save_folder(tmp_path / "experts", config, random_weights(config, seed=1))
+    with llmcl.load(str(folder), device=cpu, dtype="bfloat16", max_context=128) as llm:
+        yield llm
+
+
+def test_a_unit_whose_thread_is_late_is_taken_over(any_small: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = any_small
     if small.device.compute_units == 1:
         pytest.skip("nobody waits where there is one core")
     expected = step_logits(small.model, 20, 3)
@@ -291,7 +303,7 @@ def test_a_unit_whose_thread_is_late_is_taken_over(small: LLM, monkeypatch: pyte
     slow = separate(small)
     kernel = slow._decode.persistent = in_one(slow, 3)
     end, lost = time.monotonic() + 30, 0
-    while lost == 0 and time.monotonic() < end:  # a busy machine seldom runs two threads at once
+    while lost < 300 and time.monotonic() < end:  # a busy machine seldom runs two threads at once
         assert np.array_equal(step_logits(slow, 20, 3), expected)
         counters = small.device.read(kernel.sync, np.uint32, (kernel.sync.nbytes // 4,))
         lost = counters[persistent_step.SYNC_SLOTS :].reshape(3, -1)[:, LOST].sum()

@@ -10,13 +10,16 @@
 #endif
 #include "common/tiles.cl"
 #include "common/expert_bias.cl"
+#include "cpu/unit.cl"
 #include "cpu/tile_product.cl"
 
 #define UNITS (N / 16)
+#define PIECE PIECE_OF(2 * TILE_SIZE * sizeof(CAT(WEIGHT, _t)), TOP_K * UNITS)
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void experts_gate_up(__global const CAT(WEIGHT, _t)* weight, __global const float* x, __global const float* norm,
                      __global const int* ids, __global float* out, const int first_expert BIAS_PARAM) {
+    BEGIN_UNIT;
     const int first = (int)((long)(TOP_K * UNITS) * get_group_id(0) / get_num_groups(0));
     const int end = (int)((long)(TOP_K * UNITS) * (get_group_id(0) + 1) / get_num_groups(0));
     x += (size_t)get_group_id(1) * K;
@@ -27,17 +30,27 @@ void experts_gate_up(__global const CAT(WEIGHT, _t)* weight, __global const floa
     activations activated;
     activate(x, norm, &activated);
 #endif
-    for (int unit = first; unit < end; ++unit) {
-        const int expert = ids[unit / UNITS] - first_expert;
-        if (expert < 0 || expert >= N_EXPERTS) continue;
-        __global const CAT(WEIGHT, _t)* w = weight + ((size_t)expert * UNITS + unit % UNITS) * 2 * TILE_SIZE;
-        float16 gate = DOT_TILE(w) * scale;
-        float16 up = DOT_TILE(w + TILE_SIZE) * scale;
+    for (int piece = first + PIECE * PIECES_STORED; piece < end; piece += PIECE) {
+        const int n = min((int)PIECE, end - piece);
+        float16 y[PIECE];
+        for (int i = 0; i < n; ++i) {
+            const int slot = (piece + i) / UNITS, tile = (piece + i) % UNITS, expert = ids[slot] - first_expert;
+            if (expert < 0 || expert >= N_EXPERTS) continue;
+            __global const CAT(WEIGHT, _t)* w = weight + ((size_t)expert * UNITS + tile) * 2 * TILE_SIZE;
+            float16 gate = DOT_TILE(w) * scale;
+            float16 up = DOT_TILE(w + TILE_SIZE) * scale;
 #if BIAS
-        __global const float* of_gate = bias + (size_t)ids[unit / UNITS] * 2 * N + unit % UNITS * 16;
-        gate += load16_f32(of_gate);
-        up += load16_f32(of_gate + N);
+            __global const float* of_gate = bias + (size_t)(first_expert + expert) * 2 * N + tile * 16;
+            gate += load16_f32(of_gate);
+            up += load16_f32(of_gate + N);
 #endif
-        store16_f32(APPLY_GATE(gate, up, exp16, float16), out + unit * 16);
+            y[i] = APPLY_GATE(gate, up, exp16, float16);
+        }
+        if (!MAY_STORE) return;
+        for (int i = 0; i < n; ++i) {
+            const int expert = ids[(piece + i) / UNITS] - first_expert;
+            if (expert >= 0 && expert < N_EXPERTS) store16_f32(y[i], out + (piece + i) * 16);
+        }
+        PIECE_STORED;
     }
 }

@@ -19,8 +19,7 @@
 
 #define TILES_AT_ONCE (EPILOGUE == EPILOGUE_SWIGLU ? 2 : 1)
 // Vectors of 16 rows that are stored together.
-#define VECTOR_BYTES ((int)(TILES_AT_ONCE * TILE_SIZE * sizeof(CAT(WEIGHT, _t))))
-#define PIECE ((VECTOR_BYTES < PIECE_BYTES / 64 ? 64 : MAX(1, PIECE_BYTES / VECTOR_BYTES)) + 2 * N_TILES / TILES_AT_ONCE / MAX_PIECES)
+#define PIECE PIECE_OF((int)(TILES_AT_ONCE * TILE_SIZE * sizeof(CAT(WEIGHT, _t))), N_TILES / TILES_AT_ONCE)
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void linear_decode(__global const CAT(WEIGHT, _t)* weight, __global const float* x, __global const float* norm,

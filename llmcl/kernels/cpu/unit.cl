@@ -12,6 +12,8 @@
 // stored. A kernel without these macros leaves 0 there, so nobody takes its units over. In a launch of its own a unit stays where it is.
 #define MAX_PIECES 2048
 #define PIECE_BYTES (1 << 18)  // that a piece should read, some 20 us: so much is lost where a unit is taken over
+// How many of n vectors, for each of which so many bytes are read, are a piece: 64 or fewer, but of MAX_PIECES pieces at most.
+#define PIECE_OF(bytes, n) ((int)((bytes) < PIECE_BYTES / 64 ? 64 : MAX(1, PIECE_BYTES / (bytes))) + 2 * (int)(n) / MAX_PIECES)
 #define UNIT_CLOSED 1u
 #define UNIT_TAKEN 0xffffffffu
 #define UNIT_WORD(unit) (((unit) + 1u) * (2u * MAX_PIECES))
