@@ -17,6 +17,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+if sys.argv[1:2] == ["llama.cpp"]:
+    import llama_cpp  # noqa: F401  (behind NumPy's C++ library its own crashed, built for CUDA, as it read a vocabulary)
+
 import numpy as np
 
 LOGIT_ROWS = 64
