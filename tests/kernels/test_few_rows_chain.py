@@ -16,7 +16,7 @@ import llmcl
 from llmcl.engine.llm import LLM
 from llmcl.kernels.common.persistent import ListedStep
 from llmcl.kernels.nvidia import few_rows_chain
-from llmcl.kernels.nvidia.few_rows_chain import MOST_ROWS, NvidiaFewRowsChain, chains
+from llmcl.kernels.nvidia.few_rows_chain import NvidiaFewRowsChain, chains
 from llmcl.models.batch import Batch, make_batch
 from llmcl.models.model import Model
 from llmcl.models.paged_kv_cache import PagedKVCache
@@ -51,9 +51,6 @@ def test_all_layers_are_one_launch(default_device: Device, tmp_path: Path) -> No
     batch = recorded(default_device, tmp_path, "bfloat16", 90)
     assert list(batch._decode) == [8, 16, 32]
     for rows, bound in batch._decode.items():
-        if rows > MOST_ROWS:
-            assert bound.launches is bound.separate
-            continue
         names = [launch.name for launch in bound.launches]
         assert names == ["embed", "few_rows_chain"]
         chain = bound.launches[1]
@@ -74,12 +71,17 @@ def test_a_launch_has_no_more_arguments_than_a_driver_takes(
     assert [launch for chain in chains(bound, 8) for launch in chain] == [*bound]
 
 
-def test_what_was_not_measured_is_separate_launches(default_device: Device, tmp_path: Path) -> None:
-    """Quantised weights; and a batch whose rows have the same bits in steps of any number of rows."""
+def test_what_was_not_measured_is_separate_launches(
+    default_device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Quantised weights; and a batch whose rows have the same bits in steps of any number of rows; and many rows."""
     batch = recorded(default_device, tmp_path, "q4_0", 90)
     assert all(bound.launches is bound.separate for bound in batch._decode.values())
     invariant = recorded(default_device, tmp_path, "bfloat16", 90, invariant=True)
     assert all(bound.launches is bound.separate for bound in invariant._decode.values())
+    monkeypatch.setattr(few_rows_chain, "MOST_ROWS", 8)
+    few = recorded(default_device, tmp_path, "bfloat16", 90)
+    assert [rows for rows, bound in few._decode.items() if bound.launches is bound.separate] == [16, 32]
 
 
 def test_other_gpus_have_separate_launches(default_device: Device, tmp_path: Path) -> None:
@@ -100,14 +102,14 @@ def llm(
         yield llm
 
 
-@pytest.mark.parametrize("n", [1, 8, 13])
+@pytest.mark.parametrize("n", [1, 8, 13, 20])
 def test_the_same_logits_as_separate_launches(n: int, llm: LLM) -> None:
     batch = make_batch(llm.model, n, CONTEXT, PAGE)
     rng = np.random.default_rng(n)
     sequences = [batch.cache.sequence() for _ in range(n)]
     for sequence in sequences:
         batch.start(sequence, SamplingParams(seed=0))
-    lengths = range(30, CONTEXT, 16)  # of one KV split and of several
+    lengths = range(30, CONTEXT, 10)  # of one KV split and of several
     batch.read(
         [(sequence, rng.integers(0, 1000, k).tolist()) for sequence, k in zip(sequences, lengths, strict=False)]
     )()
@@ -135,7 +137,7 @@ def test_a_short_prompt(n: int, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> No
     """After tokens that are no whole tiles of the cache."""
     model, ids = llm.model, np.random.default_rng(n).integers(0, 1000, 21 + n).tolist()
     bound = model._prefill[0]
-    assert bound.max_tokens == MOST_ROWS and "few_rows_chain" in {launch.name for launch in bound.every}
+    assert bound.max_tokens == 16 and "few_rows_chain" in {launch.name for launch in bound.every}
     separate = replace(bound, every=prefill_stack(model.weights, model.layers, bound.ops)[0])
     logits = []
     for launches in (separate, bound, bound):

@@ -39,7 +39,7 @@ X_PARTS = 8  # of the columns of a gated MLP, each with a counter of its own, at
 WARPS, TILES = 4, 2
 GROUPS = 2  # on a compute unit at once
 STORED = {name: dtype for dtype, name in KERNEL_NAMES.items()}
-MOST_ROWS = 16
+MOST_ROWS, MOST_ROWS_BETWEEN = 32, 16  # of a step; where attention is no link. Of more it was not measured
 MOST_BUFFERS = 500  # arguments of a kernel: 4352 bytes
 # Types of the arguments; of attention those beside keys and values, which come after the state.
 PRODUCT_PARAMS = (
@@ -86,7 +86,7 @@ class Link:
 
 
 class NvidiaFewRowsChain(PersistentStep):
-    """For devices that have local memory for two groups of a chain on a compute unit: Hopper. Products of up to
+    """For devices that have local memory for two groups of a chain on a compute unit: Hopper. Steps of up to
     MOST_ROWS rows with 16-bit weights, where it was measured to be faster than a launch for each.
     """
 
@@ -112,6 +112,9 @@ class NvidiaFewRowsChain(PersistentStep):
 
 def chains(launches: Sequence[Launch], max_rows: int) -> list[list[Launch]]:
     """The launches in order, those together that follow one another in a chain."""
+    with_attention = any(_is_attention(launch) and _is_link(launch, max_rows) for launch in launches)
+    if max_rows > (MOST_ROWS if with_attention else MOST_ROWS_BETWEEN):
+        return [[launch] for launch in launches]
     found: list[list[Launch]] = []
     for is_link, neighbours in groupby(launches, lambda launch: _is_link(launch, max_rows)):
         of_kind = [*neighbours]
@@ -141,11 +144,11 @@ def _is_link(launch: Launch, max_rows: int) -> bool:
     if not isinstance(source, KernelSource) or source.file not in (PRODUCT, NORM, ATTENTION, APPEND):
         return False
     if source.file == APPEND:  # of one sequence
-        return "STATE_PIECES" not in source.constants and max_rows <= MOST_ROWS
+        return "STATE_PIECES" not in source.constants
     if source.file == ATTENTION:  # of all rows of a step, without functions of the user's
         groups = launch.groups(1), launch.groups(max_rows)
         return not source.prelude and [len(g) == 3 and g[2] for g in groups] == [1, max_rows]
-    return source.file == NORM or (is_16_bit(_dtype(source)) and _int(source, "MAX_ROWS") <= MOST_ROWS)
+    return source.file == NORM or is_16_bit(_dtype(source))
 
 
 def chained(device: Device, launches: Sequence[Launch], max_rows: int) -> Launch:
