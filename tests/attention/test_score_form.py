@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmcl.attention import masks, where
+from llmcl.attention import masks, tanh, where
 from llmcl.attention.tracing.score_form import score_form
 from llmcl.attention.tracing.trace import trace_score_mod
 
@@ -48,3 +48,21 @@ def test_what_is_taken_out(mod: Any, unit: float, factor: float, has_slope: bool
         first = value(form.root, score=np.zeros(20), **places | {"kv_idx": np.zeros(20, np.int64)})
         along = first + value(form.slope, **places) * places["kv_idx"]
         assert np.allclose(factor * (unit * score + along), expected)
+
+
+@pytest.mark.parametrize(
+    ("mod", "is_soft_cap"),
+    [
+        (masks.soft_cap(4.0), True),
+        (lambda s, b, h, q_idx, kv_idx: tanh(s), True),
+        (lambda s, b, h, q_idx, kv_idx: 2.0 * tanh(0.5 * s), True),
+        (masks.soft_cap(2000.0), False),
+        (lambda s, b, h, q_idx, kv_idx: -2.0 * tanh(s), False),
+        (lambda s, b, h, q_idx, kv_idx: 2.0 * tanh(s + 1.0), False),
+        (lambda s, b, h, q_idx, kv_idx: 2.0 * tanh(s) + kv_idx, False),
+        (masks.alibi(3), False),
+        (lambda s, b, h, q_idx, kv_idx: s, False),
+    ],
+)
+def test_what_is_a_soft_cap(mod: Any, is_soft_cap: bool) -> None:
+    assert score_form(trace_score_mod(mod)).is_soft_cap == is_soft_cap

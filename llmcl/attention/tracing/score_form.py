@@ -1,4 +1,5 @@
-"""What a kernel may compute once a row, or not at all, of a score_mod: constant factors, and a slope along the keys."""
+"""What a kernel may compute once a row, or not at all, of a score_mod: constant factors, and a slope along the keys.
+And whether it is a soft cap."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from llmcl.attention.tracing.graph import Emitter, Graph, Node
 from llmcl.attention.tracing.trace import TracedMod
 
 WHERE = "a score_mod"
+MOST_CAP = 1000.0
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,12 @@ class ScoreForm:
     unit: float
     factor: float
     slope: int | None
+
+    @property
+    def is_soft_cap(self) -> bool:
+        """Whether f is tanh and nothing else, and the cap one that float16 has room for with its exponential."""
+        node = self.graph.nodes[self.root]
+        return self.factor <= MOST_CAP and node.op == "tanh" and _is_score(self.graph.nodes[node.args[0]])
 
     def body(self) -> str:
         """f in OpenCL C: the statements of a function, `return` last."""

@@ -35,6 +35,13 @@
 #include "common/kv_address.cl"
 #include "nvidia/key_tiles.cl"
 #define QUICK_TANH 1  // beside 16-bit operands
+#ifndef HAS_SOFT_CAP
+#define HAS_SOFT_CAP 0
+#endif
+#if HAS_SOFT_CAP
+#undef HAS_SCORE_MOD  // the softmax computes it
+#define HAS_SCORE_MOD 0
+#endif
 #include "nvidia/fragment_scores.cl"
 #include "nvidia/attention_arrays.cl"
 #include "common/query_block.cl"
@@ -51,9 +58,20 @@
 // Scores in the matrix units' sums need no factor but that of the exponential, unless a score_mod makes something else of them.
 #define SCORE_SCALE ((float)(SCALE)*SCORE_UNIT)
 #define SCALED_FIRST ((HAS_SCORE_MOD && !HAS_KEY_SLOPE) || !(SCALE > 0.0f))
-#define EXPONENT_SCALE (SCORE_FACTOR * LOG2E * (SCALED_FIRST ? 1.0f : SCORE_SCALE))
 
 #include "nvidia/prefill_items.cl"
+
+#if HAS_SOFT_CAP
+inline float quick_tanh(const float x) {
+    float r;
+    asm("tanh.approx.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+}
+#include "nvidia/capped_exponents.cl"
+#define EXPONENT_SCALE CAP_EXPONENT
+#else
+#define EXPONENT_SCALE (SCORE_FACTOR * LOG2E * (SCALED_FIRST ? 1.0f : SCORE_SCALE))
+#endif
 
 // A store that never happens, as sums of weights are not negative. Without it the assembler waits for the product of the values
 // ahead of the softmax, which is to range beside it; with a branch in its place it runs all products one by one (C7518).
@@ -80,6 +98,9 @@ inline void mask_scores(float s[BLOCK_N / 2], const row_terms terms, const tile 
 // `shrink`, what the output so far is to be multiplied by.
 inline void update_softmax(float s[BLOCK_N / 2], const row_terms terms, float m[2], float l[2], float shrink[2]) {
     float top[4] = {s[0], s[2], s[1], s[3]}, from[2], sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#if HAS_SOFT_CAP
+    bool near = true;  // for all rows of the lane
+#endif
 #pragma unroll
     for (int i = 1; i < BLOCK_N / 8; ++i)
 #pragma unroll
@@ -92,17 +113,34 @@ inline void update_softmax(float s[BLOCK_N / 2], const row_terms terms, float m[
         top[h] = fmax(top[h], top[2 + h]) + terms.bias[h];  // which differs in the lanes of a row
         top[h] = fmax(top[h], shuffle_xor(top[h], 1));
         top[h] = fmax(top[h], shuffle_xor(top[h], 2));
+#if HAS_SOFT_CAP
+        const float tile_top = top[h];
+        top[h] = fmax(m[h], capped_top(tile_top));
+        near = near && is_near_cap(tile_top, top[h]);
+#else
         top[h] = fmax(m[h], top[h]);
+#endif
         from[h] = top[h] == -INFINITY ? 0.0f : top[h] * EXPONENT_SCALE;  // a row that has seen no key yet
         shrink[h] = exp2_quick(m[h] * EXPONENT_SCALE - from[h]);
         m[h] = top[h];
         from[h] -= terms.bias[h] * EXPONENT_SCALE;
     }
-#pragma unroll
-    for (int i = 0; i < BLOCK_N / 2; ++i) {
-        s[i] = exp2_quick(fma(s[i], EXPONENT_SCALE, -from[i / 2 % 2]));
-        sums[i % 4] += s[i];
+// Scores become the powers of 2 with these exponents.
+#define TO_WEIGHTS(exponent)                                  \
+    _Pragma("unroll") for (int i = 0; i < BLOCK_N / 2; ++i) { \
+        s[i] = exp2_quick(exponent(s[i], from[i / 2 % 2]));   \
+        sums[i % 4] += s[i];                                  \
     }
+#if HAS_SOFT_CAP
+    if (warp_any(!near)) {
+        TO_WEIGHTS(far_exponent);
+    } else {
+        TO_WEIGHTS(near_exponent);
+    }
+#else
+#define EXPONENT(s, from) fma(s, EXPONENT_SCALE, -(from))
+    TO_WEIGHTS(EXPONENT);
+#endif
 #pragma unroll
     for (int h = 0; h < 2; ++h) l[h] = l[h] * shrink[h] + (sums[2 * h] + sums[2 * h + 1]);
 }
