@@ -90,7 +90,9 @@ class PersistentKernel:
     def __init__(self, device: Device, step: ListedStep, *, groups: int | None = None):
         """groups: work-groups; None: one for each core that may be used at the time."""
         max_rows, ends = step.max_rows, _part_ends(device, step)
-        then = step.then if len(ends) == 1 and all(max(launch.local) == 1 for launch in step.then) else ()
+        # PoCL's threads sleep between launches and lose no turn: nothing was gained there.
+        takes_all = len(ends) == 1 and not device.entry.is_pocl and all(max(launch.local) == 1 for launch in step.then)
+        then = step.then if takes_all else ()
         launches = (*step.launches, *then)
         kinds: dict[tuple[str, str, str], int] = {}
         firsts: list[Launch] = []
