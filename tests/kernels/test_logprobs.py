@@ -54,7 +54,7 @@ def test_logprobs_of_one_sequence(device: Device, vocab: int, k: int) -> None:
         sampler.configure(params)
         device.write(step.state, np.array([4, 1, number], np.int32))
         run(sampler.launches)
-        token = step.read_sampled(number)()
+        (token,) = step.read_sampled(number)()
         (found,) = sampler.logprobs.read(number, [0])()
         check(found, logits, token, k)
 
@@ -126,7 +126,7 @@ def test_a_mask_that_is_lifted(device: Device) -> None:
         sampler.bias.allow({0: mask})
         device.write(step.state, np.array([4, 1, number], np.int32))
         run(sampler.launches)
-        assert step.read_sampled(number)() == expected
+        assert step.read_sampled(number)() == [expected]
     with pytest.raises(ValueError, match=r"expected uint32 \(5,\)"):
         sampler.bias.allow({0: np.zeros(4, np.uint32)})
 
