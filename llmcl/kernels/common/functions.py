@@ -11,8 +11,11 @@ import re
 from llmcl.runtime.program import KernelSource, constant_text, read_source
 
 _FUNCTION = re.compile(r"\binline [\w\s*]*?(\w+)\(")
-_KERNEL = re.compile(r"^__kernel __attribute__\(\(reqd_work_group_size\([^)]*\)\)\)\s+void (\w+)\(", re.MULTILINE)
+_KERNEL = re.compile(
+    r"^__kernel __attribute__\(\(reqd_work_group_size\([^)]*\)\)\)(?: REQUIRE_LANES)?\s+void (\w+)\(", re.MULTILINE
+)
 _STRUCT = re.compile(r"^\} (\w+);", re.MULTILINE)
+_TYPE = re.compile(r"^typedef \w+ (?!\w+_t;)(\w+);", re.MULTILINE)
 _MACRO = re.compile(r"^#define (\w+)", re.MULTILINE)
 
 
@@ -23,7 +26,7 @@ def as_function(source: KernelSource, suffix: str, shared: tuple[str, ...], head
     the file alone.
     """
     text = source.prelude + read_source(source.file, shared)
-    names = {*_FUNCTION.findall(text), *_KERNEL.findall(text), *_STRUCT.findall(text)}
+    names = {*_FUNCTION.findall(text), *_KERNEL.findall(text), *_STRUCT.findall(text), *_TYPE.findall(text)}
     text = _KERNEL.sub(rf"inline void \1({kernel_params}", text)
     text = re.sub(rf"\b({'|'.join(sorted(names))})\b", rf"\1{suffix}", text)
     constants = {name: constant_text(value) for name, value in sorted(source.constants.items())}

@@ -112,6 +112,14 @@ class BoundStep(Protocol):
     whole_steps: Mapping[int, Launch]
 
 
+@dataclass
+class BoundChains:
+    """A step's launches, of which those in chains are one for each chain."""
+
+    parts: list[Launch]
+    whole_steps: Mapping[int, Launch] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class ListedStep:
     """Any list of launches that together are a step, such as all of decode before sampling.
@@ -129,10 +137,11 @@ class ListedStep:
 
 class PersistentStep(Implementation):
     """A step's launches as few; the list is its twin. few_rows: it is for steps of few rows, and has other sums than
-    the list, in another order; else it is for any step, and the bits are the same.
+    the list, in another order; else it is for any step, and the bits are the same. one_row: of those, for steps of one.
     """
 
     few_rows = False
+    one_row = False
 
     @abstractmethod
     def unsupported_reason(self, device: Device, step: ListedStep) -> str | None:

@@ -7,14 +7,14 @@ several sequences is one launch for all layers (nvidia/few_rows_chain.cl).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from llmcl.kernels.common.cost import fused_cost
 from llmcl.kernels.common.dtype import KERNEL_NAMES, is_16_bit
 from llmcl.kernels.common.functions import as_function
-from llmcl.kernels.common.persistent import ListedStep, PersistentStep
+from llmcl.kernels.common.persistent import BoundChains, ListedStep, PersistentStep
 from llmcl.kernels.nvidia.attention import NvidiaAttentionDecode, NvidiaRopeAppend, unit_bytes
 from llmcl.kernels.nvidia.linear import supports_ptx
 from llmcl.kernels.nvidia.linear_few_rows import (
@@ -52,14 +52,6 @@ ATTENTION_PARAMS = (
     *("__global const float*", "__global const float*", "__global const int*"),
     *("__global float*", "__global float*", "__global void*", "__global int*"),
 )
-
-
-@dataclass
-class BoundChains:
-    """A step's launches, of which those in chains are one for each chain."""
-
-    parts: list[Launch]
-    whole_steps: Mapping[int, Launch] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

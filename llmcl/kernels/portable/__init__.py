@@ -12,6 +12,7 @@ from llmcl.kernels.portable.attention import (
 from llmcl.kernels.portable.experts import PortableExpertsDown, PortableExpertsGateUp, PortableExpertsPrefill
 from llmcl.kernels.portable.int8_linear import Int8LinearDecode, Int8LinearFewRows
 from llmcl.kernels.portable.latent import PortableLatentAttention, PortableLinearHeads
+from llmcl.kernels.portable.layer_chain import PortableLayerChain
 from llmcl.kernels.portable.linear import PortableLinearDecode, PortableLinearFewRows, PortableLinearPrefill
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
@@ -29,5 +30,6 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     PortablePackKeys(),
     PortableLatentAttention(),
     PortableLinearHeads(),
+    PortableLayerChain(),
 )
 """Of two that take the same, the first goes before."""

@@ -30,29 +30,24 @@ inline columns load_columns(__global const float* x, __global const float* norm,
 
 inline columns scaled_columns(const columns x, const float factor) { return x * factor; }
 
-#define ADD_PAIR(widen, i, word)    \
-    {                               \
-        const float2 v = widen(word); \
-        sums[2 * i] += v.x * x;     \
-        sums[2 * i + 1] += v.y * x; \
+#define ADD_PAIR(i, word)                              \
+    {                                                  \
+        const float2 v = CAT(widen_, WEIGHT)(w->word); \
+        sums[2 * i] += v.x * *x;                       \
+        sums[2 * i + 1] += v.y * *x;                   \
     }
-#define ADD_PAIRS(widen)      \
-    {                         \
-        ADD_PAIR(widen, 0, w.x) \
-        ADD_PAIR(widen, 1, w.y) \
-        ADD_PAIR(widen, 2, w.z) \
-        ADD_PAIR(widen, 3, w.w) \
-    }
-inline void add_piece_f16(float* sums, const piece w, const float x) ADD_PAIRS(widen_f16)
-inline void add_piece_bf16(float* sums, const piece w, const float x) ADD_PAIRS(widen_bf16)
-inline void add_piece_f32(float* sums, const piece w, const float x) {
-    sums[0] += as_float(w.x) * x;
-    sums[1] += as_float(w.y) * x;
-    sums[2] += as_float(w.z) * x;
-    sums[3] += as_float(w.w) * x;
-}
 
 // sums[i] += row i of piece number p, times its column.
 inline void add_piece(float* sums, const piece* w, const columns* x, const int p) {
-    CAT(add_piece_, WEIGHT)(sums, *w, *x);
+#if WEIGHT_IS(f32)
+    sums[0] += as_float(w->x) * *x;
+    sums[1] += as_float(w->y) * *x;
+    sums[2] += as_float(w->z) * *x;
+    sums[3] += as_float(w->w) * *x;
+#else
+    ADD_PAIR(0, x)
+    ADD_PAIR(1, y)
+    ADD_PAIR(2, z)
+    ADD_PAIR(3, w)
+#endif
 }

@@ -16,6 +16,7 @@
 #endif
 #define INTEL_LANES 16
 #include "portable/tile_pieces.cl"
+#include "portable/chain_link.cl"
 
 #define TILES_AT_ONCE (EPILOGUE == EPILOGUE_SWIGLU ? 2 : 1)
 #define ALL_PIECES N_PIECES
@@ -60,6 +61,7 @@ inline float round_token(__global const float* x, __global const float* norm, __
 typedef struct {
     __global const CAT(WEIGHT, _t)* tile;
     __global const float *x, *norm;
+    LINK_FIELD
 } operands;
 
 inline columns columns_at(const operands* o, const int p, float* square, const uint big) {
@@ -87,7 +89,7 @@ void linear_decode(__global const CAT(WEIGHT, _t)* weight, __global const float*
     add_pieces(own, &o, &square, lid, big);
     square = squares_of_share;
 #else
-    const operands o = {weight, x, norm};
+    const operands o = {weight, x, norm LINK_VALUE};
     add_pieces(own, &o, &square, lid, big);
 #endif
 
