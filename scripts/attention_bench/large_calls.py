@@ -72,6 +72,11 @@ def table_large_calls(bench: Bench) -> None:
         row["launches"] = ", ".join(f"{launch} {ms:.4g}" for launch, ms in launches.items())
         table.rows.append({**row, "error": f"{errors['ours']:.0e}"})
         print(grid(table.rows[-1:]), file=sys.stderr, flush=True)  # PyTorch takes a while to compile the next
+    own = {call.name: call.ms["ours"] for call in bench.calls}
+    for name in own:
+        if name.startswith(("ALiBi", "soft cap")):
+            ratio = own[name] / own["causal"]
+            bench.target(f"{name}, over causal's time <= 1.10x", ratio, ratio <= 1.1)
 
 
 def table_decode_calls(bench: Bench) -> None:
