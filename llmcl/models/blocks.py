@@ -83,8 +83,6 @@ class AttentionBlock(BoundBlock):
 
     @property
     def why_separate(self) -> str | None:
-        if self.weights.gate is not None:
-            return "its attention has an output gate"
         return "its values are normalised" if self.value_norms else None
 
     def kept(self, ops: LayerOps) -> tuple[Buffer, int]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from llmcl.kernels.common.persistent import RecurrentMixer
 from llmcl.kernels.common.weight import Weight
 from llmcl.models.bound_block import BlockWeights, BoundBlock
 from llmcl.models.config import ModelConfig
@@ -47,6 +49,11 @@ class MixerBlock(BoundBlock):
     def first_product(self) -> Weight:
         return self.weights.projection
 
+    @property
+    @abstractmethod
+    def mixer(self) -> RecurrentMixer:
+        """What stands between its projections, for kernels that run all layers."""
+
     def kept(self, ops: LayerOps) -> tuple[Buffer, int]:
         return ops.act.of("mixed"), self.weights.output.k
 
@@ -68,8 +75,11 @@ class ShortConvBlock(MixerBlock):
     settings: ShortConvSettings
 
     @property
-    def why_separate(self) -> str | None:
-        return "it has a short convolution in place of attention"
+    def mixer(self) -> RecurrentMixer:
+        channels, length = self.weights.output.k, self.settings.length
+        buffers = {"conv": self.weights.conv, "conv_states": self.states["conv"]}
+        sizes = {"CHANNELS": channels, "LENGTH": length}
+        return RecurrentMixer("short_conv", sizes, buffers, 4 * channels * (3 * length + 2))
 
     def keep(self, ops: LayerOps) -> Iterator[Launch]:
         weights, act = self.weights, ops.act
@@ -107,8 +117,12 @@ class DeltaNetBlock(MixerBlock):
     settings: DeltaSettings
 
     @property
-    def why_separate(self) -> str | None:
-        return "it has a gated delta net in place of attention"
+    def mixer(self) -> RecurrentMixer:
+        weights, shape = self.weights, delta_shape(self.settings)
+        buffers = {"conv": weights.conv, "scalars": weights.scalars, "gated_norm": weights.gated_norm}
+        buffers |= {"conv_states": self.states["conv"], "matrix_states": self.states["matrix"]}
+        sizes = {**shape.constants, "LENGTH": shape.length, "HEADS_IN_TURN": shape.heads_in_turn}
+        return RecurrentMixer("delta_net", sizes, buffers, shape.token_bytes)
 
     def keep(self, ops: LayerOps) -> Iterator[Launch]:
         weights, act, step = self.weights, ops.act, ops.step

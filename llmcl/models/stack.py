@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from llmcl.kernels import table
 from llmcl.kernels.common.persistent import DecodeLayer, DecodeLayers, PersistentLayers
@@ -11,11 +12,13 @@ from llmcl.models.blocks import AttentionBlock, MlpBlock
 from llmcl.models.bound_block import BoundBlock
 from llmcl.models.expert_block import ExpertsBlock
 from llmcl.models.layer_ops import DecodeOps, LayerOps, PrefillOps
+from llmcl.models.recurrent_blocks import MixerBlock
 from llmcl.models.weights import ModelWeights
 from llmcl.ops.soft_cap import soft_cap
 from llmcl.runtime.device import Buffer, Launch
 
 Layers = Sequence[Sequence[BoundBlock]]
+NO_ATTENTION = "no layer beside it has attention"
 
 
 def stack(weights: ModelWeights, layers: Layers, ops: LayerOps) -> Iterator[Launch]:
@@ -150,7 +153,7 @@ def _first_run(kernel: PersistentLayers, layers: Layers, first: int, ops: Decode
         for count in range(1, len(layers) - first):
             longer = launch_of(count)
             if isinstance(longer, str):
-                found = longer if count == 1 else found
+                found = longer if count == 1 and longer != NO_ATTENTION else found
                 break
             found = longer
     if isinstance(found, str):
@@ -164,14 +167,16 @@ def decode_layers(layers: Layers, ops: DecodeOps) -> DecodeLayers | str:
     for blocks in layers:
         why = next(filter(None, (block.why_separate for block in blocks)), None)
         match blocks:
-            case [AttentionBlock() as attention, (MlpBlock() | ExpertsBlock()) as mlp] if why is None:
-                found.append(_decode_layer(attention, mlp, ops))
+            case [(AttentionBlock() | MixerBlock()) as mixer, (MlpBlock() | ExpertsBlock()) as mlp] if why is None:
+                found.append(_decode_layer(mixer, mlp, ops))
             case _:
                 return why or "it is more than attention and a gated MLP"
     config = ops.config
     attentions = [block for blocks in layers for block in blocks if isinstance(block, AttentionBlock)]
     if len({block.heads for block in attentions}) > 1:
         return "the layers differ in their heads"
+    if not attentions:
+        return NO_ATTENTION
     of_heads = ops.of_heads(attentions[0].heads)
     return DecodeLayers(
         found,
@@ -185,39 +190,35 @@ def decode_layers(layers: Layers, ops: DecodeOps) -> DecodeLayers | str:
     )
 
 
-def _decode_layer(attention: AttentionBlock, mlp: MlpBlock | ExpertsBlock, ops: DecodeOps) -> DecodeLayer:
-    a, m = attention.weights, mlp.weights
+def _decode_layer(block: AttentionBlock | MixerBlock, mlp: MlpBlock | ExpertsBlock, ops: DecodeOps) -> DecodeLayer:
+    m, experts = mlp.weights, mlp.weights if isinstance(mlp, ExpertsBlock) else None
     vectors = {
-        "attention_norm": a.norm,
-        "attention_post_norm": a.post_norm,
-        "bias": a.bias,
-        "head_norms": a.head_norms,
-        "q_norm": a.q_norm,
-        "k_norm": a.k_norm,
-        "output_bias": a.output_bias,
-        "sinks": a.sinks,
+        "attention_norm": block.weights.norm,
+        "attention_post_norm": block.weights.post_norm,
         "mlp_norm": m.norm,
         "mlp_post_norm": m.post_norm,
         "gate_up_bias": m.gate_up_bias,
         "down_bias": m.down_bias,
+        "router_bias": None if experts is None else experts.router_bias,
     }
-    router, renormalize = None, True
-    if isinstance(mlp, ExpertsBlock):
-        router, renormalize = mlp.weights.router, mlp.renormalize
-        vectors["router_bias"] = mlp.weights.router_bias
+    own: dict[str, Any]
+    if isinstance(block, AttentionBlock):
+        a = block.weights
+        vectors |= {"bias": a.bias, "output_bias": a.output_bias, "sinks": a.sinks}
+        vectors |= {"head_norms": a.head_norms, "q_norm": a.q_norm, "k_norm": a.k_norm}
+        own = {"qkv": a.qkv, "k": block.k, "v": block.v, "mods": block.mods, "attention_gate": a.gate}
+        own["rope"] = ops.act.rope_of(block.rotation)
+    else:
+        own = {"qkv": block.weights.projection, "mixer": block.mixer}
     return DecodeLayer(
-        a.qkv,
-        a.output,
-        m.gate_up,
-        m.down,
-        attention.k,
-        attention.v,
-        ops.act.rope_of(attention.rotation),
-        {name: vector for name, vector in vectors.items() if vector is not None},
-        attention.mods,
-        mlp.gate,
-        router,
-        renormalize,
+        output=block.weights.output,
+        gate_up=m.gate_up,
+        down=m.down,
+        vectors={name: vector for name, vector in vectors.items() if vector is not None},
+        gate=mlp.gate,
+        router=None if experts is None else experts.router,
+        renormalize=not isinstance(mlp, ExpertsBlock) or mlp.renormalize,
+        **own,
     )
 
 

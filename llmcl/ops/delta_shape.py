@@ -31,5 +31,10 @@ class DeltaShape:
         return self.channels + self.n_v * self.d_v + 2 * self.n_v
 
     @property
+    def token_bytes(self) -> int:
+        """What a token moves of its row, of the weights and states between the projections, and leaves."""
+        return 4 * (2 * self.n_v * self.d_k * self.d_v + 3 * self.length * self.channels + 2 * self.n_v * self.d_v)
+
+    @property
     def constants(self) -> dict[str, object]:
         return {"N_K": self.n_k, "N_V": self.n_v, "D_K": self.d_k, "D_V": self.d_v}

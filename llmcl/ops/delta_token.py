@@ -35,7 +35,6 @@ def delta_token(
     size = parts * largest_divisor(columns, min(ITEMS, device.entry.max_work_group_size) // parts)
     constants = {**step.constants, **shape.constants, "STATE_RECURRENT": RECURRENT, "LENGTH": shape.length}
     own = {"PARTS": parts, "LOCAL_SIZE": size, "EPS": float(eps), "HEADS_IN_TURN": shape.heads_in_turn}
-    moved = 2 * shape.n_v * shape.d_k * shape.d_v + 2 * shape.length * shape.channels + 2 * shape.n_v * shape.d_v
     return [
         device.launch(
             "portable/delta_token.cl",
@@ -44,6 +43,6 @@ def delta_token(
             [rows, weights, scalars, norm, step.state, inputs, states, out],
             groups=lambda n: (shape.n_k, n),
             local=(size, 1),
-            cost=per_token(4 * moved),
+            cost=per_token(shape.token_bytes),
         )
     ]

@@ -24,6 +24,7 @@ from llmcl.models.kv_cache import KVCache
 from llmcl.models.layer_mods import trace_layer_mods
 from llmcl.models.model import Model
 from llmcl.models.random_shapes import random_shape_config
+from llmcl.models.recurrent_blocks import MixerBlock
 from llmcl.models.stack import decode_layers, layer_runs, why_separate
 from llmcl.models.weights import random_types, random_weights
 from llmcl.runtime.device import Buffer, Device
@@ -80,8 +81,24 @@ EXPERTS = {
     "gpt-oss": family("gpt_oss", 320, 288, 10, 2, **GPT_OSS),
     "gpt-oss-wide": family("gpt_oss", 1440, 1440, 16, 4, **GPT_OSS),
 }
+DELTA, SHORT, FULL = "linear_attention", "conv", "full_attention"
+LFM2 = {"layer_types": [SHORT, SHORT, FULL, SHORT], "block_auto_adjust_ff_dim": False}
+
+
+def delta_net(n_k: int, n_v: int, size: int) -> dict[str, Any]:
+    heads = {"linear_num_key_heads": n_k, "linear_num_value_heads": n_v, "linear_conv_kernel_dim": 4}
+    sizes = {"linear_key_head_dim": size, "linear_value_head_dim": size, "layer_types": [DELTA, DELTA, FULL, DELTA]}
+    return {**heads, **sizes}
+
+
+HYBRIDS = {
+    "qwen3_5": family("qwen3_5_text", 256, 2112, 8, 2, head_dim=64, **delta_net(4, 8, 64)),
+    "qwen3_5-wide": family("qwen3_5_text", 1024, 4864, 8, 2, head_dim=256, **delta_net(8, 16, 128)),
+    "lfm2": family("lfm2", 256, 2112, 4, 2, **LFM2),
+    "lfm2-wide": family("lfm2", 2048, 4864, 32, 8, **LFM2),
+}
 EXPERT_CASES = [(name, dtype) for name in EXPERTS for dtype in ("bfloat16", "mxfp4", "q4_0")]
-FAMILIES |= EXPERTS
+FAMILIES |= {**EXPERTS, **HYBRIDS}
 H200 = DeviceEntry(
     index=0,
     name="an H200 that is not here",
@@ -117,6 +134,8 @@ NORMALISED = {
     "olmo2",
     "olmo3",
     "olmoe",
+    "qwen3_5_text",
+    "lfm2",
 }  # heads: separate launches leave that in qkv
 
 
@@ -173,18 +192,43 @@ def buffers(model: Model, config: ModelConfig, position: int) -> dict[str, np.nd
         passed.append("router_logits")
     if config.architecture in NORMALISED:
         del sizes["qkv"], passed[0]
+    if model.cache.states is not None:  # of the last layer, which has no attention
+        del sizes["attended"], passed[0]
     found = {name: device.read(getattr(model.act, name), np.float32, (n,)) for name, n in sizes.items()}
     for name in passed:
         whole = device.read(
             model.persistent_intermediates.get(name, getattr(model.act, name)), np.uint32, (sizes[name],)
         )
         found[name] = (whole & ~np.uint32(1)).view(np.float32)  # without flags
+    if model.cache.states is not None:
+        found |= recurrent_buffers(model)
     for i, (k, v) in enumerate(zip(model.cache.k, model.cache.v, strict=True)):
+        if k is None or v is None:  # of a recurrent layer
+            continue
         tiles = device.read(k, np.float16, (shape.n_kv_heads, shape.capacity // 16, shape.head_dim, 16))
         keys = tiles.swapaxes(2, 3).reshape(shape.n_kv_heads, shape.capacity, shape.head_dim)
         found[f"k{i}"] = keys[:, :position].astype(np.float32)
         values = device.read(v, np.float16, (shape.n_kv_heads, shape.capacity, shape.head_dim))
         found[f"v{i}"] = values[:, :position].astype(np.float32)
+    return found
+
+
+def recurrent_buffers(model: Model) -> dict[str, np.ndarray]:
+    """What the last layer mixes and has mixed, and the states of the sequence."""
+    device, passed, last = model.device, model.persistent_intermediates, model.layers[-1][0]
+    assert isinstance(last, MixerBlock) and model.cache.states is not None
+    found = {}
+    for name, of_launch, n in (
+        ("mixer_in", "mixer_in", last.weights.projection.rows),
+        ("mixed", "attended", last.weights.output.k),
+    ):
+        whole = device.read(passed.get(of_launch, model.act.of(name)), np.uint32, (n,))
+        found[name] = (whole & ~np.uint32(1)).view(np.float32)
+    slot = model.cache.states.begin(model.cache.sequence(), lambda other: pytest.fail("the sequence has a slot"))
+    for layer, states in enumerate(model.cache.states.buffers):
+        for name, state in states.items():
+            n = state.nbytes // 4 // model.cache.states.n_slots
+            found[f"{name} {layer}"] = device.read(state, np.float32, (n,), 4 * n * slot)
     return found
 
 
@@ -216,7 +260,8 @@ def test_equals_the_separate_launches(device: Device, tmp_path: Path, shape: str
     ("name", "dtype"),
     [(name, "bfloat16") for name in FAMILIES if name not in EXPERTS]
     + EXPERT_CASES
-    + [(name, "q4_0") for name in ("qwen2", "qwen3", "llama-biases", "gemma2", "gemma3", "gemma2-wide", "olmo3")],
+    + [(name, "q4_0") for name in ("qwen2", "qwen3", "llama-biases", "gemma2", "gemma3", "gemma2-wide", "olmo3")]
+    + [(name, "q4_0") for name in HYBRIDS],
 )
 def test_families_equal_the_separate_launches(device: Device, tmp_path: Path, name: str, dtype: str) -> None:
     if device.entry.ptx_arch < 80:
@@ -330,6 +375,8 @@ def test_every_family_is_one_launch_of_an_h200(tmp_path: Path, name: str, dtype:
     vectors = {word for word in constants if word.startswith("AT_") and constants[word] >= 0}
     expected = {"AT_QKV", "AT_K", "AT_V", "AT_OUTPUT", "AT_GATE_UP", "AT_DOWN"}
     expected |= {"AT_ROUTER"} if name in EXPERTS else set()
+    expected |= {"AT_MIXER", "AT_CONV_STATES"} if name in HYBRIDS else set()
+    expected |= {"AT_MATRIX_STATES", "AT_ATTENTION_GATE"} if name.startswith("qwen3_5") else set()
     expected |= {f"AT_{vector.upper()}" for layer in model.weights.layers for vector in vectors_of(layer)}
     assert vectors - {"AT_ROPE", "AT_RULES"} == expected
     assert ("AT_ROPE" in vectors) == name.startswith(("gemma3", "olmo3", "smollm3"))
@@ -358,13 +405,31 @@ def test_columns_are_shared_where_the_local_memory_has_room(tmp_path: Path, monk
     assert "bytes of local memory" in str(why_separate(model.layers, model.decode_ops))
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"linear_key_head_dim": 48}, "heads of 48 for keys and 64 for values"),
+        ({"linear_num_value_heads": 136, "num_attention_heads": 136}, "136 heads"),
+        ({"linear_num_value_heads": 16}, "leaves other rows"),
+        ({"intermediate_size": 704}, "another number of work-groups"),
+    ],
+)
+def test_hybrids_that_cannot_be_one_launch(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
+    shape = {**HYBRIDS["qwen3_5"], **changes}
+    model, _ = recorded(tmp_path, shape, "bfloat16")
+    layers = decode_layers(model.layers, model.decode_ops)
+    assert isinstance(layers, DecodeLayers)
+    assert reason in str(NvidiaPersistentLayers().unsupported_reason(model.device, layers))
+
+
 def test_layers_that_are_separate_for_one_reason_are_named_together(tmp_path: Path) -> None:
     mixers = ["linear_attention", "linear_attention", "full_attention", "linear_attention"]
-    shape = {**TINY_SHAPE, "architectures": None, "model_type": "qwen3_5_text", "layer_types": mixers}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "shared_expert_intermediate_size": 64}
+    shape = {**TINY_SHAPE, "architectures": None, "model_type": "qwen3_5_moe_text", "layer_types": mixers, **experts}
     model, launches = recorded(tmp_path, shape, "bfloat16")
     assert launches == []
-    reasons = "it has a gated delta net in place of attention", "its attention has an output gate"
-    assert why_separate(model.layers, model.decode_ops) == f"layers 0 to 1, 3: {reasons[0]}; layer 2: {reasons[1]}"
+    reason = "it has an expert that every token goes to"
+    assert why_separate(model.layers, model.decode_ops) == f"layers 0 to 3: {reason}"
 
 
 def test_runs_of_layers(default_device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,27 @@ from llmcl.runtime.device import Buffer, Device, Launch
 
 
 @dataclass(frozen=True)
+class RecurrentMixer:
+    """What a layer has in place of attention, with a state of fixed size (llmcl/reference/recurrent.py).
+
+    kind: "delta_net", a gated delta net, or "short_conv". sizes: its build constants, which are the same in all layers.
+    buffers: float32, conv [length, channels], of a delta net scalars [2, n_v] and gated_norm [d_v]; its states, of
+    several slots each: conv_states [length - 1, channels], of a delta net matrix_states [n_v, d_k, d_v]. token_bytes:
+    what a token reads and writes of all that.
+    """
+
+    kind: str
+    sizes: Mapping[str, object]
+    buffers: Mapping[str, Buffer]
+    token_bytes: int
+
+
+@dataclass(frozen=True)
 class DecodeLayer:
-    """Weights and cache of a layer: attention, then a gated MLP, or experts: then it has a router.
+    """Weights and cache of a layer: attention or another mixer, then a gated MLP, or experts: then it has a router.
+
+    qkv: of a recurrent layer the rows that its mixer mixes. attention_gate: rows whose sigmoids are factors of what
+    attention gives. k, v, rope, mods: of attention alone.
 
     vectors: norms and biases, float32, by those of these names that the layer has: attention_norm, mlp_norm,
     attention_post_norm, mlp_post_norm, output_bias, down_bias [hidden], bias [rows of qkv], gate_up_bias [2, ffn],
@@ -31,19 +50,26 @@ class DecodeLayer:
     output: Weight
     gate_up: Weight
     down: Weight
-    k: Buffer
-    v: Buffer
-    rope: Buffer
     vectors: Mapping[str, Buffer]
-    mods: Mods
     gate: str
     router: Weight | None = None
     renormalize: bool = True
+    k: Buffer | None = None
+    v: Buffer | None = None
+    rope: Buffer | None = None
+    mods: Mods | None = None
+    attention_gate: Weight | None = None
+    mixer: RecurrentMixer | None = None
 
     @property
     def products(self) -> tuple[Weight, ...]:
-        router = () if self.router is None else (self.router,)
-        return self.qkv, self.output, self.gate_up, self.down, *router
+        others = (weight for weight in (self.attention_gate, self.router) if weight is not None)
+        return self.qkv, self.output, self.gate_up, self.down, *others
+
+    @property
+    def first_rows(self) -> int:
+        """Rows of all products that take x at the layer's beginning."""
+        return self.qkv.rows + (0 if self.attention_gate is None else self.attention_gate.rows)
 
     @property
     def n_experts(self) -> int:
@@ -80,6 +106,14 @@ class DecodeLayers:
     @property
     def ffn(self) -> int:
         return self.layers[0].ffn
+
+    @property
+    def attention_layers(self) -> list[DecodeLayer]:
+        return [layer for layer in self.layers if layer.mixer is None]
+
+    @property
+    def recurrent_layers(self) -> list[DecodeLayer]:
+        return [layer for layer in self.layers if layer.mixer is not None]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,12 @@ typedef struct {
     __local const int* experts;   // of each slot of a token, see below; 0: one matrix
     __local const float* shares;  // of each slot, what its columns count; 0: nothing else than 1
     int expert_units, first_column;
+    __global const void* beyond;  // where units from beyond_unit on lie, as if the first unit were there, too; see WEIGHT_OF
+    int beyond_unit;              // 0: all are in one place
 } matrix;
+
+// Where the matrix would begin that has a unit.
+#define WEIGHT_OF(m, unit) ((m)->beyond_unit && (unit) >= (m)->beyond_unit ? (m)->beyond : (m)->weight)
 
 // The matrices of several experts, one below the other, are a matrix of those that a token goes to: gate and up have the units of
 // the first slot's expert, then those of the next; down has the columns of all slots side by side, from first_column on. Slot and

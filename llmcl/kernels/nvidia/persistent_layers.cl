@@ -8,6 +8,9 @@
 //
 // Or with norms of what attention and MLP give: mid = x + norm(W_o attended), x = mid + norm(W_down ffn).
 //
+// Some layers may be recurrent: mixer_in = W_mixer norm(x), and what is attended comes of that (nvidia/recurrent_mixers.cl). Where
+// attention has a gate, W_gate norm(x) lies behind q, k and v, and its sigmoids are factors of what is attended.
+//
 // The work of each phase is that of nvidia/linear_decode.cl and nvidia/attention_decode.cl, by the same functions and, with
 // the same number of warps to a group, with the same bits; the launches that it replaces are its twin.
 //
@@ -17,7 +20,8 @@
 // in the next layer: a group sends its rows of a product after it has all of the product's input, and a group without rows in it
 // reads none. So whoever has one whole vector knows that all readers of the one before have theirs. x of the next layer needs all
 // of ffn, ffn all of mid, mid all of attended, each head's attended all its groups' states, those the head's q, k and v, and qkv
-// all of x.
+// all of x. Layers with attention and recurrent ones each write rows of their own, so the flag of these is the parity of the layers of
+// that kind so far.
 //
 // A row of x has one owner, a group that adds to it and sends it. Or, with SPLIT_K or norms after blocks, each group has an x of its
 // own, to which it adds what it receives (nvidia/residual_stream.cl); mid and next_x are then what is added. A group with rows of
@@ -35,18 +39,24 @@
 //            AT_SINKS                                    with HAS_SINKS: see online_softmax.cl
 //            AT_ROPE                                     as `rope`, where layers differ
 //            AT_RULES                                    which mods, where layers differ; below N_RULES
+//            AT_ATTENTION_GATE                           weight; QKV then has the rows of W_mixer where a layer is recurrent
+//            AT_CONV, AT_SCALARS, AT_GATED_NORM, AT_CONV_STATES, AT_MATRIX_STATES    of recurrent layers, float
+//            AT_MIXER                                    2 n + 1 of the n-th recurrent layer, 2 n of the n-th other one, from n = 1 on
 // x        float [HIDDEN], in and out; rope, state: as in the separate kernels
 // qkv, attended, mid, ffn, next_x   float, the sizes of qkv, attended, SPLIT_K HIDDEN, FFN, SPLIT_K HIDDEN: flagged, this kernel's
 //          own
 // logits   float [N_EXPERTS], flagged
 // parts    ulong [N_KV_HEADS][N_SPLITS][PART_VALUES], the splits' states: flagged with a whole word
-// counters uint [3]: groups that have left (0 before and after), layers that were run before this launch, claimed units of ffn
+// counters uint [4]: groups that have left (0 before and after), layers that were run before this launch, claimed units of ffn,
+//          recurrent layers of those before
+// mixer_in float [MIXER_ROWS], flagged; only with recurrent layers
 //
 // Index space: N_GROUPS groups of 32 WARPS work-items, which must all run at the same time: one for each compute unit.
 // Build: that of nvidia/product.cl (nvidia/product_quantized.cl for quantised weights) and nvidia/attend.cl, and HIDDEN, FFN,
 // N_LAYERS, N_GROUPS, N_RULES, LAYER_WORDS, AT_*, NORM_EPS (of all norms but those before a block), WARPS (16), and SPLIT_K, a divisor
 // of N_GROUPS: groups that share the columns of W_o and of W_down, 1 with quantised weights; N_EXPERTS, 0 for an MLP, and with
-// experts TOP_K, RENORMALIZE, ROUTER_IS_FLOAT where it is (else WEIGHT); FFN is then TOP_K times the size of one. Local memory: group_memory.
+// experts TOP_K, RENORMALIZE, ROUTER_IS_FLOAT where it is (else WEIGHT); FFN is then TOP_K times the size of one. With recurrent layers
+// N_RECURRENT of them, MIXER_ROWS, DELTA_NET or SHORT_CONV, and what nvidia/recurrent_mixers.cl says. Local memory: group_memory.
 #if !defined(HIDDEN) || !defined(FFN) || !defined(N_LAYERS) || !defined(N_GROUPS) || !defined(N_RULES) || \
     !defined(LAYER_WORDS) || !defined(SPLIT_K) || !defined(N_EXPERTS)
 #error "nvidia/persistent_layers.cl needs the build constants named in its head"
@@ -54,6 +64,7 @@
 #include "common/tiles.cl"
 #include "nvidia/ptx.cl"
 #include "nvidia/partition.cl"
+#define HAS(name) (AT_##name >= 0)
 #define Q_SIZE (N_Q_HEADS * HEAD_DIM)
 #define EXPERT_COLUMNS MAX(FFN / SPLIT_K, HIDDEN)
 #ifdef EXPERT_WEIGHT
@@ -70,14 +81,27 @@ enum { WEIGHT_BYTES = 2 };  // where columns are split
 #include "nvidia/chosen_experts.cl"
 #define EXPERT_SIZE (FFN / TOP_K)
 #endif
+#if defined(DELTA_NET) || defined(SHORT_CONV)
+#define RECURRENT 1
+#define MIXER_UNITS (MIXER_ROWS / 16)
+#define MIXER_PARAM , __global float* mixer_in
+#else
+#define RECURRENT 0
+#define MIXER_UNITS 0
+#define MIXER_PARAM
+#endif
+#if RECURRENT || HAS(ATTENTION_GATE)
+#include "nvidia/recurrent_mixers.cl"
+#endif
 #define ROUTER_UNITS ((N_EXPERTS + 15) / 16)
 #define MLP_UNITS MAX(FFN / 16, ROUTER_UNITS)  // of those that take mid
 #define QKV_SIZE (Q_SIZE + 2 * N_KV_HEADS * HEAD_DIM)
+#define FIRST_ROWS (QKV_SIZE + (HAS(ATTENTION_GATE) ? Q_SIZE : 0))  // with those of the gate behind them
+#define STREAM_UNITS MAX(MAX(FIRST_ROWS / 16, MIXER_UNITS), MLP_UNITS)  // of those that take x or mid
 #define OWN_UNITS ((HIDDEN / 16 + N_GROUPS - 1) / N_GROUPS)
 #define CLAIMS (FFN / 16 > 2 * N_GROUPS && !QUANTIZED)
 #define HEAD_VALUES (GROUP_SIZE * HEAD_DIM)
 #define PART_VALUES (HEAD_VALUES + 2 * GROUP_SIZE)  // accumulators, m and l of each query
-#define HAS(name) (AT_##name >= 0)
 #define VECTOR_OF(layer_words, name) (HAS(name) ? (__global const float*)(layer_words)[HAS(name) ? AT_##name : 0] : 0)
 #define VECTOR(name) VECTOR_OF(now.at, name)
 #define POST_NORMS HAS(ATTENTION_POST_NORM)
@@ -98,16 +122,30 @@ enum { WEIGHT_BYTES = 2 };  // where columns are split
 #error "nvidia/persistent_layers.cl: sizes are multiples of 16"
 #endif
 
+#if HAS(ATTENTION_GATE)
+#define GATES_PARAM , __global const float* gates, const uint gates_flag
+#define GATES_ARG , qkv + QKV_SIZE, now.rows_flag
+inline float sigmoid_of(const float x) { return 1.0f / (1.0f + exp(-x)); }
+#define GATED(i) *sigmoid_of(receive1(gates + (i), gates_flag))
+#else
+#define GATES_PARAM
+#define GATES_ARG
+#define GATED(i)
+#endif
+
 // Sends what a head's groups have together. Each leaves the state of its split for the others, and merges a slice.
 inline void send_attended(const kv_split* s, __global ulong* parts, __global float* attended, const uint epoch,
-                          const attend_space* space SINKS_PARAM) {
+                          const attend_space* space SINKS_PARAM GATES_PARAM) {
     const int lid = this_item(), n_splits = s->n_splits, slice = (HEAD_VALUES + n_splits - 1) / n_splits;
     attended += s->head * HEAD_VALUES;
+#if HAS(ATTENTION_GATE)
+    gates += s->head * HEAD_VALUES;
+#endif
     parts += s->head * N_SPLITS * PART_VALUES;
     for (int i = lid; i < HEAD_VALUES; i += LOCAL_SIZE) {
         const softmax_state all = warps_state(s, i, space);
         if (n_splits == 1) {
-            send(attended + i, all.acc * OUTPUT_NORM(all.m, all.l, s->head * GROUP_SIZE + i / HEAD_DIM), epoch & 1);
+            send(attended + i, all.acc * OUTPUT_NORM(all.m, all.l, s->head * GROUP_SIZE + i / HEAD_DIM) GATED(i), epoch & 1);
             continue;
         }
         __global ulong* part = parts + s->split * PART_VALUES;
@@ -138,18 +176,49 @@ inline void send_attended(const kv_split* s, __global ulong* parts, __global flo
     barrier(CLK_LOCAL_MEM_FENCE);
     weigh_splits(ml, n_splits + HAS_SINKS);
     barrier(CLK_LOCAL_MEM_FENCE);
+#if HAS(ATTENTION_GATE)
+    for (int j = lid; j / WARP * WARP < count; j += LOCAL_SIZE) {  // a warp's gates come together
+        const int i = min(j, count - 1);
+#else
     for (int i = lid; i < count; i += LOCAL_SIZE) {
+#endif
         __local const float* weights = ml + (first + i) / HEAD_DIM * 2;
         float sum = 0.0f;
 #pragma unroll 4
         for (int k = 0; k < n_splits; ++k) sum += weights[k * 2 * GROUP_SIZE] * acc[k * count + i];
-        send(attended + first + i, sum, epoch & 1);
+        send(attended + first + i, sum GATED(first + i), epoch & 1);
     }
     barrier(CLK_LOCAL_MEM_FENCE);  // the warps' memory is free
 }
 
 inline matrix partition_of(const ulong weight, const int columns, const int units, const bool gated) {
     const matrix m = {(__global const void*)weight, columns, units, (int)get_group_id(0), N_GROUPS, gated, 0, 0, columns};
+    return m;
+}
+
+// The products with x at the beginning of a layer, of whose table these words are.
+#if RECURRENT
+#define IS_RECURRENT(words) ((words)[AT_MIXER] & 1)
+#else
+#define IS_RECURRENT(words) 0
+#endif
+#if HAS(ATTENTION_GATE)
+#define GATE_WEIGHT(words) (words)[AT_ATTENTION_GATE]
+#else
+#define GATE_WEIGHT(words) 0
+#endif
+#if FLOAT_COLUMNS
+#define FIRST_TILE_BYTES ((ulong)HIDDEN * 16 * WEIGHT_BYTES)
+#else
+#define FIRST_TILE_BYTES ((ulong)TILE_BYTES(HIDDEN))
+#endif
+#define FIRST_OF(words) first_product((words)[AT_QKV], GATE_WEIGHT(words), IS_RECURRENT(words))
+inline matrix first_product(const ulong weight, const ulong gate, const bool recurrent) {
+    matrix m = partition_of(weight, HIDDEN, recurrent ? MIXER_UNITS : FIRST_ROWS / 16, false);
+#if HAS(ATTENTION_GATE)
+    m.beyond = (__global const void*)(gate - QKV_SIZE / 16 * FIRST_TILE_BYTES);
+    m.beyond_unit = recurrent ? MIXER_UNITS : QKV_SIZE / 16;
+#endif
     return m;
 }
 
@@ -184,6 +253,10 @@ typedef struct {
     chosen_experts experts;
 #endif
     float row_squares[HAS(Q_NORM) ? 2 * WARPS : 1];
+#if RECURRENT
+    mixer_memory mixer;
+    uint recurrent_before;  // recurrent layers of those before
+#endif
     kv_split kept[N_RULES];
     ulong addresses[N_LAYERS * LAYER_WORDS];  // `layers`
     uint before;  // layers that were run before this launch
@@ -197,12 +270,24 @@ typedef struct {
     __local const ulong* at;
     uint number, flag;
     bool is_first, is_last;
+    bool recurrent;
+    uint rows_flag;  // of its rows of x: layers with attention and recurrent ones have rows of their own
 } place;
 
 inline place place_now(__local const group_memory* memory) {
     const int layer = *(volatile __local const int*)(memory->layer + this_item());
     const uint number = *(volatile __local const uint*)&memory->before + layer + 1;
-    const place now = {memory->addresses + layer * LAYER_WORDS, number, number & 1, layer == 0, layer == N_LAYERS - 1};
+    __local const ulong* words = memory->addresses + layer * LAYER_WORDS;
+#if RECURRENT
+    const uint mixer = *(volatile __local const uint*)(words + AT_MIXER);
+    const uint recurrent_before = *(volatile __local const uint*)&memory->recurrent_before;
+    const bool recurrent = mixer & 1;
+    const uint rows_flag = (mixer / 2 + (recurrent ? recurrent_before : number - 1 - layer - recurrent_before)) & 1;
+#else
+    const bool recurrent = false;
+    const uint rows_flag = number & 1;
+#endif
+    const place now = {words, number, number & 1, layer == 0, layer == N_LAYERS - 1, recurrent, rows_flag};
     return now;
 }
 
@@ -224,7 +309,7 @@ __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
 void persistent_layers(__global const ulong* layers, __global float* x, __global float* qkv, __global float* attended,
                        __global float* mid, __global float* ffn, __global float* next_x, __global float* logits,
                        __global const float* rope, __global const int* state, __global ulong* parts,
-                       __global uint* counters MOD_BUFFERS) {
+                       __global uint* counters MIXER_PARAM MOD_BUFFERS) {
     __local group_memory memory;
     __local float* sums = memory.sums;
     const int lid = get_local_id(0), warp = lid / WARP, group = get_group_id(0);
@@ -245,12 +330,18 @@ void persistent_layers(__global const ulong* layers, __global float* x, __global
 #define EXPERT_FRAGMENT (&fragment)
 #define EXPERT_SUMS sums
 #endif
-    matrix to_qkv = partition_of(layers[AT_QKV], HIDDEN, QKV_SIZE / 16, false);
+#if RECURRENT
+    if (lid == 0) {
+        memory.recurrent_before = counters[3];
+        memory.mixer.slot = state[STATE_POSITION] > 0 ? state[STATE_RECURRENT] : -1 - state[STATE_RECURRENT];
+    }
+#endif
+    matrix to_qkv = FIRST_OF(layers);
     load_early(&fragment, &to_qkv);
     for (int i = lid; i < N_LAYERS * LAYER_WORDS; i += LOCAL_SIZE) memory.addresses[i] = layers[i];
 #if STREAM
     // Nobody waits for what a group without such rows has received.
-    const bool has_stream = group < MAX(QKV_SIZE / 16, MLP_UNITS);
+    const bool has_stream = group < STREAM_UNITS;
 #else
     for (int i = lid; i < OWN_UNITS * 16; i += LOCAL_SIZE) {
         const int row = (group + i / 16 * N_GROUPS) * 16 + i % 16;
@@ -271,8 +362,14 @@ void persistent_layers(__global const ulong* layers, __global float* x, __global
             receive(&fragment, &to_qkv, now.is_first ? x : next_x, now.flag ^ 1, !now.is_first, VECTOR(ATTENTION_NORM),
                     HAS(ATTENTION_NORM), 0, columns, sums);
 #endif
-        const target qkv_target = {qkv, 0, 0, now.flag, true, false, VECTOR(BIAS)};
-        product(&to_qkv, &none, &qkv_target, QKV_SIZE, HAS(ATTENTION_NORM), columns, sums, &parity, &fragment);
+#if RECURRENT
+        const target qkv_target = {now.recurrent ? mixer_in : qkv, 0, 0, now.rows_flag, true, false, VECTOR(BIAS)};
+        const int first_rows = now.recurrent ? MIXER_ROWS : FIRST_ROWS;
+#else
+        const target qkv_target = {qkv, 0, 0, now.rows_flag, true, false, VECTOR(BIAS)};
+        const int first_rows = FIRST_ROWS;
+#endif
+        product(&to_qkv, &none, &qkv_target, first_rows, HAS(ATTENTION_NORM), columns, sums, &parity, &fragment);
         // A warp attends in the memory of other warps' columns; products end with a barrier, where there are any.
         if (ATTEND_WARPS < WARPS && group >= to_qkv.n_units) barrier(CLK_LOCAL_MEM_FENCE);
 
@@ -283,6 +380,19 @@ void persistent_layers(__global const ulong* layers, __global float* x, __global
         const int rules = 0;
 #endif
         const kv_split range = memory.kept[rules];
+#if RECURRENT
+        if (now.recurrent) {
+            __global const float* conv = VECTOR(CONV);
+            __global float* conv_states = (__global float*)now.at[AT_CONV_STATES];
+#ifdef DELTA_NET
+            if (group < N_V)
+                mix_delta_head(group, mixer_in, now.rows_flag, conv, VECTOR(SCALARS), VECTOR(GATED_NORM), conv_states,
+                               (__global float*)now.at[AT_MATRIX_STATES], &memory.mixer, memory.own_of, attended, now.flag);
+#else
+            mix_short_conv(group, mixer_in, now.rows_flag, conv, conv_states, memory.mixer.slot, attended, now.flag);
+#endif
+        } else
+#endif
         if (attends && range.split < range.n_splits) {
             // As to_out, which is made after attention: its registers are wanted there.
             const matrix ahead = split_k_of(now.at[AT_OUTPUT], Q_SIZE, HIDDEN / 16);
@@ -290,12 +400,12 @@ void persistent_layers(__global const ulong* layers, __global float* x, __global
             __global CAT(KV, _t)* k = (__global CAT(KV, _t)*)now.at[AT_K];
             __global CAT(KV, _t)* v = (__global CAT(KV, _t)*)now.at[AT_V];
             const qk_norms norms = {VECTOR(HEAD_NORMS), VECTOR(Q_NORM), VECTOR(K_NORM)};
-            attend(&range, qkv, now.flag, true, HAS(ROPE) ? VECTOR(ROPE) : rope, state, k, v, HAS_QK_NORMS ? &norms : 0,
+            attend(&range, qkv, now.rows_flag, true, HAS(ROPE) ? VECTOR(ROPE) : rope, state, k, v, HAS_QK_NORMS ? &norms : 0,
                    &space MOD_ARGS);
 #if HAS_SINKS
             __global const float* sinks = VECTOR(SINKS);
 #endif
-            send_attended(&range, parts, attended, now.number, &space SINKS_ARG);
+            send_attended(&range, parts, attended, now.number, &space SINKS_ARG GATES_ARG);
         }
         now = place_now(&memory);
         const matrix to_out = split_k_of(now.at[AT_OUTPUT], Q_SIZE, HIDDEN / 16);
@@ -356,6 +466,10 @@ void persistent_layers(__global const ulong* layers, __global float* x, __global
         expert_product(&to_ffn, &to_x, &ffn_target, FFN, HAS(MLP_NORM), columns, EXPERT_SUMS, &parity, EXPERT_FRAGMENT);
 
         now = place_now(&memory);
+#ifdef DELTA_NET
+        // Its rows of ffn are sent, so mid was there in whole, and before it what all groups have mixed.
+        if (now.recurrent && group < N_V) keep_inputs(group, (__global float*)now.at[AT_CONV_STATES], &memory.mixer);
+#endif
         if (to_x.first_unit < to_x.n_units)
             expert_receive(EXPERT_FRAGMENT, &to_x, ffn + K_PART * to_x.columns, now.flag, true, 0, false, 0, columns, EXPERT_SUMS);
         const target x_target = {next_x + K_PART * HIDDEN, RESIDUAL, now.is_last && !STREAM ? x : 0, now.flag, true, !STREAM,
@@ -363,7 +477,8 @@ void persistent_layers(__global const ulong* layers, __global float* x, __global
 #if POST_NORMS
         if (has_stream) ask_factors(&out_stream, VECTOR(MLP_POST_NORM));
 #endif
-        to_qkv = partition_of(now.is_last ? 0 : now.at[LAYER_WORDS + AT_QKV], HIDDEN, now.is_last ? 0 : QKV_SIZE / 16, false);
+        to_qkv = FIRST_OF(now.is_last ? now.at : now.at + LAYER_WORDS);
+        if (now.is_last) to_qkv.n_units = 0;
 #ifdef EXPERT_WEIGHT
         expert_product(&to_x, &none, &x_target, HIDDEN, false, columns, EXPERT_SUMS, &parity, EXPERT_FRAGMENT);
 #else
@@ -383,5 +498,8 @@ void persistent_layers(__global const ulong* layers, __global float* x, __global
     if (lid == 0 && atomic_inc(counters) == N_GROUPS - 1) {
         counters[0] = 0;
         counters[1] = memory.before + N_LAYERS;
+#if RECURRENT
+        counters[3] = memory.recurrent_before + N_RECURRENT;
+#endif
     }
 }

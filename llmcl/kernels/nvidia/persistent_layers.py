@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from llmcl.kernels.common.cost import fused_cost, linear_cost
+from llmcl.kernels.common.cost import fused_cost, linear_cost, per_token
 from llmcl.kernels.common.dtype import QUANTIZED, TILE_ROWS, kernel_name
 from llmcl.kernels.common.linear import EXPERT_GATES
 from llmcl.kernels.common.mods import Mods, one_of
 from llmcl.kernels.common.persistent import BoundLayers, DecodeLayer, DecodeLayers, PersistentLayers
+from llmcl.kernels.common.step_state import RECURRENT
 from llmcl.kernels.nvidia.attention import NvidiaAttentionDecode, decode_floats
 from llmcl.kernels.nvidia.linear import (
     GROUP_WARPS,
@@ -27,13 +28,25 @@ MIN_LOCAL_BYTES = 101376
 
 
 # Words of a layer, in the order of the table; AT_NAME in the kernel. VECTORS: float32, of which a layer may have some.
-WEIGHTS = ("qkv", "k", "v", "output", "gate_up", "down")
+WEIGHTS = ("qkv", "output", "gate_up", "down", "attention_gate", "router")
+CACHE = ("k", "v")
 VECTORS = (
     *("attention_norm", "mlp_norm", "attention_post_norm", "mlp_post_norm"),
     *("bias", "head_norms", "q_norm", "k_norm", "output_bias", "gate_up_bias", "down_bias", "router_bias", "sinks"),
 )
 SPLIT_K = 2  # of 16-bit weights, see docs/notes/h200.md
 MAX_RULES = 4  # kinds of attention rules that a launch chooses from
+STATES = ("conv", "scalars", "gated_norm", "conv_states", "matrix_states")  # of recurrent layers
+OF_ATTENTION = {
+    "bias",
+    "output_bias",
+    "head_norms",
+    "q_norm",
+    "k_norm",
+    "sinks",
+}  # vectors that a recurrent layer lacks
+WORDS = (*WEIGHTS, *CACHE, *VECTORS, *STATES, "rope", "rules", "mixer")
+STATE_ROWS = 32  # of a matrix state, that a work-item holds
 
 
 class NvidiaPersistentLayers(PersistentLayers):
@@ -66,11 +79,15 @@ class NvidiaPersistentLayers(PersistentLayers):
         fits = product.supports(dtype, step.hidden)
         if not fits or {product.key(dtype), attention.key(shape.kv_dtype)} & set(wrong):
             return "the device's kernels for this dtype are not NVIDIA's"
-        if any(size % TILE_ROWS for size in (step.hidden, step.ffn, layers[0].qkv.rows)):
+        rows = (row for layer in layers for row in (layer.qkv.rows, layer.first_rows))
+        if any(size % TILE_ROWS for size in (step.hidden, step.ffn, *rows)):
             return f"a size of the model is no multiple of {TILE_ROWS}"
         first = layers[0]
-        if any(layer.gate != first.gate or layer.vectors.keys() != first.vectors.keys() for layer in layers):
+        if any(layer.gate != first.gate or _vectors(layer) != _vectors(first) for layer in layers):
             return "the layers differ in their norms, biases or activations"
+        for alike in (step.attention_layers, step.recurrent_layers):
+            if len({(frozenset(layer.vectors), layer.first_rows) for layer in alike}) > 1:
+                return "the layers differ in their norms, biases or gates"
         if any(layer.mlp_sizes != first.mlp_sizes for layer in layers):
             return "the layers differ in their MLPs or experts"
         if expert_dtype != dtype and (dtype in QUANTIZED or expert_dtype not in QUANTIZED):
@@ -87,6 +104,8 @@ class NvidiaPersistentLayers(PersistentLayers):
             return f"the layers have more than {MAX_RULES} kinds of attention rules"
         if device.compute_units < shape.n_kv_heads:
             return "the device has fewer compute units than the model KV heads"
+        if step.recurrent_layers and (why := _why_not_mixed(device, step)) is not None:
+            return why
         needed, limit = _local_bytes(device, step, 1), _local_limit(device)
         if needed > limit:
             return f"it needs {needed:,} bytes of local memory, the device has {limit:,}"
@@ -114,37 +133,40 @@ class NvidiaPersistentLayers(PersistentLayers):
             "LAYER_WORDS": len(words),
             "WARPS": WARPS,
             **_expert_constants(layers[0]),
-            **{
-                f"AT_{name.upper()}": words.index(name) if name in words else -1
-                for name in (*WEIGHTS, "router", *VECTORS, "rope", "rules")
-            },
+            **_mixer_constants(step),
+            **{f"AT_{name.upper()}": words.index(name) if name in words else -1 for name in WORDS},
         }
         if layers[0].gate_up.dtype in QUANTIZED:
             constants["DOT"] = int(not layers[0].gate_up.exact_activations)
-        if "sinks" in layers[0].vectors:
+        attention, recurrent = step.attention_layers[0], step.recurrent_layers
+        if "sinks" in attention.vectors:
             constants["HAS_SINKS"] = 1
         part_values = shape.group_size * (shape.head_dim + 2)
         flagged = {
             name: device.zeros(4 * n, f"{name} with flags")
             for name, n in (
-                ("qkv", layers[0].qkv.rows),
-                ("attended", layers[0].output.k),
+                ("qkv", attention.first_rows),
+                ("attended", attention.output.k),
                 ("mid", split_k * step.hidden),
                 ("expert_rows" if layers[0].n_experts else "ffn", step.ffn),
                 ("x", split_k * step.hidden),
                 ("router_logits", layers[0].n_experts),
+                ("mixer_in", recurrent[0].qkv.rows if recurrent else 0),
             )
             if n
         }
+        mixer_in = [flagged["mixer_in"]] if recurrent else []
+        assert attention.rope is not None
         args: list[KernelArg] = [
             _address_table(device, step),
             step.x,
-            *flagged.values(),
+            *(buffer for name, buffer in flagged.items() if name != "mixer_in"),
             *([] if layers[0].n_experts else [step.x]),  # in the place of logits
-            layers[0].rope,
+            attention.rope,
             step.step.state,
             device.zeros(8 * shape.n_kv_heads * n_splits * part_values, "states of the splits"),
-            device.zeros(12, "groups that have left, layers that were run, claimed units"),
+            device.zeros(16, "groups that have left, layers that were run, claimed units, recurrent layers of those"),
+            *mixer_in,
             *(buffer for mods in rules for buffer in mods.buffers),
         ]
         launch = device.launch(
@@ -171,18 +193,66 @@ def _expert_constants(layer: DecodeLayer) -> dict[str, object]:
     return {"N_EXPERTS": layer.n_experts, **own}
 
 
+def _vectors(layer: DecodeLayer) -> set[str]:
+    """Those that every layer has or none."""
+    return set(layer.vectors) - OF_ATTENTION
+
+
+def _why_not_mixed(device: Device, step: DecodeLayers) -> str | None:
+    """What keeps layers with attention and recurrent ones from one launch."""
+    mixers = [layer.mixer for layer in step.recurrent_layers if layer.mixer is not None]
+    mixer, units = mixers[0], device.compute_units
+    if any((other.kind, other.sizes) != (mixer.kind, mixer.sizes) for other in mixers):
+        return "its recurrent layers differ in their sizes"
+    if len({layer.output.k for layer in step.layers}) > 1:
+        return "its attention leaves other rows than its recurrent layers"
+    # A group that receives x in one layer receives it in all, and one that receives it sends some rows in each layer.
+    busy = {min(units, max(layer.first_rows, step.ffn) // TILE_ROWS) for layer in step.layers}
+    if len(busy) > 1:
+        return "its attention has work for another number of work-groups than its recurrent layers"
+    if mixer.kind != "delta_net":
+        return None
+    n_v, d_k, d_v = (int(str(mixer.sizes[name])) for name in ("N_V", "D_K", "D_V"))
+    items = 32 * WARPS
+    fits = d_k % 32 == 0 and d_v % 32 == 0 and items % d_v == 0 and 2 * d_k + d_v <= items
+    if not fits or d_k % (items // d_v) or d_k * d_v > STATE_ROWS * items:
+        return f"its delta net has heads of {d_k} for keys and {d_v} for values; 32, 64 and 128 each run so"
+    if n_v > min(units, step.ffn // TILE_ROWS):
+        return f"its delta net has {n_v} heads, more than there are work-groups for them"
+    return None
+
+
+def _mixer_constants(step: DecodeLayers) -> dict[str, object]:
+    if not step.recurrent_layers:
+        return {}
+    layer = step.recurrent_layers[0]
+    assert layer.mixer is not None
+    own = {"MIXER_ROWS": layer.qkv.rows, "N_RECURRENT": len(step.recurrent_layers), layer.mixer.kind.upper(): 1}
+    own["STATE_RECURRENT"] = RECURRENT
+    return {**own, **layer.mixer.sizes}
+
+
 def _rules(step: DecodeLayers) -> list[Mods]:
     """The attention rules of the layers, each once."""
-    return list({id(layer.mods): layer.mods for layer in step.layers}.values())
+    return list({id(layer.mods): layer.mods for layer in step.attention_layers if layer.mods is not None}.values())
 
 
 def _words(step: DecodeLayers) -> list[str]:
     """The words that each layer has in the table of addresses."""
-    first = step.layers[0]
-    words = [*WEIGHTS, *(["router"] if first.router is not None else [])]
-    words += [name for name in VECTORS if name in first.vectors]
-    words += ["rope"] if any(layer.rope is not first.rope for layer in step.layers) else []
-    return words + (["rules"] if len(_rules(step)) > 1 else [])
+    ropes = {id(layer.rope) for layer in step.attention_layers}
+    had = {name for layer in step.layers for name in _buffers(layer) if name != "rope" or len(ropes) > 1}
+    had |= {"rules"} if len(_rules(step)) > 1 else set()
+    had |= {"mixer"} if step.recurrent_layers else set()
+    return [name for name in WORDS if name in had]
+
+
+def _buffers(layer: DecodeLayer) -> dict[str, Buffer]:
+    """What the table has the addresses of."""
+    weights = {name: getattr(layer, name) for name in WEIGHTS}
+    found = {name: weight.parts[0].buffer for name, weight in weights.items() if weight is not None}
+    of_attention = {name: getattr(layer, name) for name in (*CACHE, "rope")}
+    found |= {name: buffer for name, buffer in of_attention.items() if buffer is not None}
+    return {**found, **layer.vectors, **(layer.mixer.buffers if layer.mixer is not None else {})}
 
 
 def _address_table(device: Device, step: DecodeLayers) -> Buffer:
@@ -190,14 +260,18 @@ def _address_table(device: Device, step: DecodeLayers) -> Buffer:
     words, rules = _words(step), [id(mods) for mods in _rules(step)]
     numbers = np.zeros((len(step.layers), len(words)), np.uint64)
     if "rules" in words:
-        numbers[:, words.index("rules")] = [rules.index(id(layer.mods)) for layer in step.layers]
+        of_layers = [0 if layer.mixer is not None else rules.index(id(layer.mods)) for layer in step.layers]
+        numbers[:, words.index("rules")] = of_layers
+    if "mixer" in words:
+        recurrent = np.array([layer.mixer is not None for layer in step.layers])
+        numbers[:, words.index("mixer")] = (
+            2 * np.where(recurrent, recurrent.cumsum(), (~recurrent).cumsum()) + recurrent
+        )
     table = device.upload(numbers, "addresses of the layers")
     for i, layer in enumerate(step.layers):
-        of_layer = {name: getattr(layer, name).parts[0].buffer for name in ("qkv", "output", "gate_up", "down")}
-        of_layer |= {} if layer.router is None else {"router": layer.router.parts[0].buffer}
-        of_layer |= {"k": layer.k, "v": layer.v, "rope": layer.rope, **layer.vectors}
+        of_layer = _buffers(layer)
         for word, name in enumerate(words):
-            if name != "rules":
+            if name in of_layer:
                 args: list[KernelArg] = [table, np.int32(i * len(words) + word), of_layer[name]]
                 launch = device.launch("common/store_address.cl", "store_address", {}, args, groups=(1,), local=(1,))
                 launch.share_kernel()
@@ -225,6 +299,9 @@ def _local_bytes(device: Device, step: DecodeLayers, split_k: int) -> int:
     if step.layers[0].gate_up.dtype != step.layers[0].qkv.dtype:
         expert_own, expert_shared = local_floats(step.layers[0].gate_up, columns)
         own, product_shared = max(own, expert_own), product_shared + max(expert_shared, step.hidden)
+    if step.recurrent_layers:
+        mixer = step.recurrent_layers[0].mixer  # channels of a head, and the inputs that its convolution keeps
+        residual += 32 * WARPS * int(str(mixer.sizes["LENGTH"])) + 4 * WARPS if mixer is not None else 0
     floats = WARPS * (own + 4) + attend_shared + product_shared + residual + 34 * WARPS
     return 4 * floats + 8 * len(_words(step)) * len(step.layers) + 64 * MAX_RULES
 
@@ -246,10 +323,11 @@ def _n_splits(device: Device, step: DecodeLayers) -> int:
 
 
 def _cost(step: DecodeLayers) -> CostModel:
-    costs = [step.shape.cost() for _ in step.layers]
+    costs = [step.shape.cost() for _ in step.attention_layers]
+    costs += [per_token(layer.mixer.token_bytes) for layer in step.recurrent_layers if layer.mixer is not None]
     for layer in step.layers:
         for weight, outputs_each in (
-            *((weight, 1) for weight in (layer.qkv, layer.router) if weight is not None),
+            *((weight, 1) for weight in (layer.qkv, layer.attention_gate, layer.router) if weight is not None),
             (layer.output, 2),
             (layer.gate_up, 0.5),
             (layer.down, 2),

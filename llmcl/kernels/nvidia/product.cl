@@ -31,7 +31,6 @@ typedef struct {
     uint4 words[PIECES];
 } weight_fragment;
 
-#define WEIGHTS(m) ((__global const CAT(WEIGHT, _t)*)(m)->weight)
 #define STEPS(m) (((m)->columns / RUN + WARPS - 1) / WARPS)  // runs of a warp in a unit
 #define FRAGMENTS(m) ((STEPS(m) * TILES(m) + PIECES - 1) / PIECES)
 #define FRAGMENT_STEPS(m) ((STEPS(m) + FRAGMENTS(m) - 1) / FRAGMENTS(m))
@@ -42,7 +41,7 @@ typedef struct {
 // Where a run of a unit's first tile begins.
 inline __global const CAT(WEIGHT, _t)* run_at(const matrix* m, const int unit, const int run) {
     const tile_column at = place_in(m, unit, run * RUN);
-    return WEIGHTS(m) + (at.tile * m->row_columns + at.column) * 16;
+    return (__global const CAT(WEIGHT, _t)*)WEIGHT_OF(m, unit) + (at.tile * m->row_columns + at.column) * 16;
 }
 
 inline void load_step(weight_fragment* fragment, const matrix* m, const int unit, const int step, const int slot,

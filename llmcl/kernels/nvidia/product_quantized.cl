@@ -93,7 +93,7 @@ inline tile_group group_at(const matrix* m, const int i, const int g) {
     const int unit = m->first_unit + (m->gated ? i / 2 : i) * m->unit_stride;
     const tile_column there = place_in(m, unit, 32 * g);
     const size_t tile = there.tile + (m->gated ? i % 2 : 0);
-    const tile_group at = {(__global const uchar*)m->weight + TILE_BYTES(m->row_columns) * tile, there.column / 32};
+    const tile_group at = {(__global const uchar*)WEIGHT_OF(m, unit) + TILE_BYTES(m->row_columns) * tile, there.column / 32};
     return at;
 }
 
