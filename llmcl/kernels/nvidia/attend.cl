@@ -2,7 +2,7 @@
 // nvidia/persistent_layers.cl have in common. Formula, layouts and the split of the keys as in cpu/attention_decode.cl.
 //
 // The warps of a group take the split's keys in tiles of 16 by turns, each with an online-softmax state of its own, so that no
-// barrier stands in the loop. A tile's keys are copied into the warp's own local memory and its values loaded into registers, as
+// barrier stands in the loop. With wide heads two warps take a tile (TILE_WARPS): each has all scores, and half of the values' dimensions. A tile's keys are copied into the warp's own local memory and its values loaded into registers, as
 // soon as those of the tile before have been used; the first tile's keys, and its values into the second-level cache, before the
 // queries are there. Both products are those of the matrix units (mma.sync), keys and values their left operand. With g = lane / 4,
 // t = lane % 4:
@@ -31,18 +31,21 @@
 #define LOCAL_SIZE (WARP * WARPS)
 #define KEY_TILE 16  // keys of a warp at once
 #ifndef ATTEND_WARPS
-#define ATTEND_WARPS WARPS  // those that have keys
+#define ATTEND_WARPS WARPS  // tiles that a group has at once
 #endif
 #ifndef SPLIT_TILES
 #define SPLIT_TILES 1
 #endif
 #define SPLIT_KEYS (ATTEND_WARPS * KEY_TILE * SPLIT_TILES)
+#define TILE_WARPS (WARPS / ATTEND_WARPS)  // warps that share a tile, and have OWN_DIMS neighbouring dimensions of its values each
+#define OWN_DIMS (HEAD_DIM / TILE_WARPS)
 #define QUADS ((GROUP_SIZE + 3) / 4)
-#define STEPS (HEAD_DIM / 16)  // products of a quad with a tile's keys, and with its values
+#define STEPS (HEAD_DIM / 16)  // products of a quad with a tile's keys
+#define VALUE_STEPS (OWN_DIMS / 16)  // and with a warp's values of it
 #define WEIGHT_UNIT 16384.0f  // weights are at most 1: this many units, for those that float16 would round to nothing
 
 #define QUERY_FLOATS (QUADS * 4 * HEAD_DIM)  // the queries' fragments
-// A warp's own: first a tile's keys, at the end accumulators [GROUP_SIZE][HEAD_DIM], m and l of each query.
+// Of the warps of a tile: first its keys, at the end accumulators [GROUP_SIZE][HEAD_DIM], m and l of each query.
 #define KEY_TILE_FLOATS (KEY_TILE * HEAD_DIM / 2)
 #define STATE_FLOATS (GROUP_SIZE * (HEAD_DIM + 2))
 #define WARP_FLOATS MAX(KEY_TILE_FLOATS, (STATE_FLOATS + 3) / 4 * 4)
@@ -110,21 +113,33 @@ typedef struct {
 #define VALUE_KEY(lane, i) ((lane) % 4 * 2 + (i) % 2 + (i) / 2 * 8)  // of a tile: the lane's i-th of four
 
 // A tile's values in registers: all of its pieces of 64 dimensions, or some at a time where accumulators take the room.
-#define VALUE_PIECES (WARPS <= 4 || QUADS * HEAD_DIM <= 128 ? HEAD_DIM / 64 : 1)
-#define VALUES_AHEAD (VALUE_PIECES == HEAD_DIM / 64)  // those of the next tile are asked for as soon as a tile's have been used
+#define VALUE_PIECES (WARPS <= 4 || QUADS * OWN_DIMS <= 128 ? OWN_DIMS / 64 : 1)
+#define VALUES_AHEAD (VALUE_PIECES == OWN_DIMS / 64)  // those of the next tile are asked for as soon as a tile's have been used
 typedef struct {
     uint4 of[VALUE_PIECES][4];
 } value_tile;
 
-// Starts the copy of a tile's keys, if there is such a tile, into the warp's memory, which no lane reads any more. The two halves
+// Which of the warps of a tile this is, and which of the group's tiles they have; and what they wait for each other with.
+#if TILE_WARPS == 1
+#define PART_OF_TILE 0
+#define TILE_OF(lid) ((lid) / WARP)
+#define tile_sync() warp_sync()
+#else
+#define PART_OF_TILE (this_item() / WARP / ATTEND_WARPS)
+#define TILE_OF(lid) ((lid) / WARP % ATTEND_WARPS)
+#define tile_sync() named_barrier(1 + TILE_OF(this_item()), TILE_WARPS * WARP)
+#endif
+
+// Starts the copy of a tile's keys, if there is such a tile, into its warps' memory, which nobody reads any more. The two halves
 // of a dimension's 16 keys change places where they would lie in the same banks as those of the dimension four before.
 inline void copy_keys(__local float* own, const kv_split* s, __global const int* state,
                       __global const CAT(KV, _t)* k_cache, const int j, const int lane) {
     if (j < s->end) {
         __global const CAT(KV, _t)* k = k_cache + (s->row + kv_row(state, j)) * HEAD_DIM + lane * 8;
         const uint to = local_address(own) + (lane ^ (lane / 8 & 1)) * 16;
+        const int first = PART_OF_TILE * VALUE_STEPS;
 #pragma unroll
-        for (int i = 0; i < HEAD_DIM / 16; ++i) copy16_async(to + i * 512, k + i * 256, true);
+        for (int i = 0; i < VALUE_STEPS; ++i) copy16_async(to + (first + i) * 512, k + (first + i) * 256, true);
     }
     copy_commit();
 }
@@ -134,7 +149,7 @@ inline void load_values(value_tile* values, const kv_split* s, __global const in
                         __global const CAT(KV, _t)* v_cache, const int j, const int lane, const int piece, const int end_piece) {
     if (j >= s->end) return;
     const int last = s->end - 1 - j;  // a key past the end has weight 0, but maybe no number
-    __global const CAT(KV, _t)* v = v_cache + (s->row + kv_row(state, j)) * HEAD_DIM + lane / 4 * 8;
+    __global const CAT(KV, _t)* v = v_cache + (s->row + kv_row(state, j)) * HEAD_DIM + PART_OF_TILE * OWN_DIMS + lane / 4 * 8;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const int key = min(VALUE_KEY(lane, i), last);
@@ -148,14 +163,14 @@ inline void fetch_values(const kv_split* s, __global const int* state, __global 
                          const int lane) {
     if (j >= s->end) return;
     __global const CAT(KV, _t)* v = v_cache + (s->row + kv_row(state, j)) * HEAD_DIM;
-    for (int i = lane; i < HEAD_DIM / 4; i += WARP) fetch_line(v + i * 64);  // of 128 bytes
+    for (int i = PART_OF_TILE * WARP + lane; i < HEAD_DIM / 4; i += TILE_WARPS * WARP) fetch_line(v + i * 64);  // of 128 bytes
 }
 
 // Puts the new key, key `place` of a tile, where the tile's others are or are about to be.
 inline void put_key(__local float* own, __local const ushort* key, const int place, const int lane) {
     COPY_WAIT(0);
-    warp_sync();
-    for (int dim = lane; dim < HEAD_DIM; dim += WARP)
+    tile_sync();
+    for (int dim = PART_OF_TILE * WARP + lane; dim < HEAD_DIM; dim += TILE_WARPS * WARP)
         ((__local ushort*)own)[dim * 16 + (place ^ dim / 4 % 2 * 8)] = key[dim];
 }
 
@@ -194,7 +209,7 @@ inline void put_query(__local float* queries, const int query, const int dim, co
     at[4 * 4] = (ushort)(parts >> 16);  // the next column's lane
 }
 
-// The warp's state over its keys, left in its own memory. Its first tile, `now`, is on its way there and into `values`.
+// The warp's state over its keys, left in the memory of its tiles. The first tile, `now`, is on its way there and into `values`.
 inline void attend_keys(const kv_split* s, value_tile* values, visible_tile now, __global const int* state,
                         __global const CAT(KV, _t)* k_cache, __global const CAT(KV, _t)* v_cache, __local float* own,
                         __local const float* queries, const int lane MOD_PARAMS) {
@@ -204,17 +219,17 @@ inline void attend_keys(const kv_split* s, value_tile* values, visible_tile now,
     const int dim = lane % 8 + lane / 16 * 8, half_row = (lane / 8 ^ dim / 4) & 1;
     const uint keys_at = local_address(own) + dim * 32 + half_row * 16;
     float m[QUADS], l[QUADS];  // l: of the lane's keys only
-    float4 acc[QUADS][STEPS];
+    float4 acc[QUADS][VALUE_STEPS];
 #pragma unroll
     for (int quad = 0; quad < QUADS; ++quad) {
         m[quad] = -INFINITY;
         l[quad] = 0.0f;
 #pragma unroll
-        for (int i = 0; i < STEPS; ++i) acc[quad][i] = (float4)(0.0f);
+        for (int i = 0; i < VALUE_STEPS; ++i) acc[quad][i] = (float4)(0.0f);
     }
     while (now.first < s->end) {
         COPY_WAIT(0);
-        warp_sync();
+        tile_sync();
         float scores[QUADS][2];  // of keys g and g + 8
         float4 products[QUADS][2];
 #pragma unroll
@@ -228,7 +243,7 @@ inline void attend_keys(const kv_split* s, value_tile* values, visible_tile now,
                 CAT(mma_, KV)(&products[quad][i % 2], keys, queries.x, queries.y);
             }
         }
-        warp_sync();
+        tile_sync();
         const int key = now.first + g;
         const visible_tile next = tile_from(s, now.first + ATTEND_WARPS * KEY_TILE MOD_ARGS);
         copy_keys(own, s, state, k_cache, next.first, lane);
@@ -266,10 +281,10 @@ inline void attend_keys(const kv_split* s, value_tile* values, visible_tile now,
                 weights[quad][i] = transpose_matrix(two_parts(weight * WEIGHT_UNIT));
             }
 #pragma unroll
-            for (int i = 0; i < STEPS; ++i) acc[quad][i] *= shrink;
+            for (int i = 0; i < VALUE_STEPS; ++i) acc[quad][i] *= shrink;
         }
 #pragma unroll
-        for (int h = 0; h < HEAD_DIM / 64; ++h) {
+        for (int h = 0; h < OWN_DIMS / 64; ++h) {
             const uint4* of = values->of[h % VALUE_PIECES];
 #pragma unroll
             for (int r = 0; r < 4; ++r) {
@@ -279,7 +294,7 @@ inline void attend_keys(const kv_split* s, value_tile* values, visible_tile now,
                 for (int quad = 0; quad < QUADS; ++quad)
                     CAT(mma_, KV)(&acc[quad][h * 4 + r], pairs, weights[quad][0], weights[quad][1]);
             }
-            if (h + VALUE_PIECES < HEAD_DIM / 64)
+            if (h + VALUE_PIECES < OWN_DIMS / 64)
                 load_values(values, s, state, v_cache, now.first, lane, h + VALUE_PIECES, h + VALUE_PIECES + 1);
         }
         if (VALUES_AHEAD)
@@ -292,15 +307,15 @@ inline void attend_keys(const kv_split* s, value_tile* values, visible_tile now,
         for (int other = 4; other < WARP; other *= 2) sum += shuffle_xor(sum, other);
         const int query = quad * 4 + t;
         if (query >= GROUP_SIZE) continue;
-        if (g == 0) {
+        if (PART_OF_TILE == 0 && g == 0) {
             own[GROUP_SIZE * HEAD_DIM + query] = m[quad];
             own[GROUP_SIZE * (HEAD_DIM + 1) + query] = sum;
         }
 #pragma unroll
-        for (int i = 0; i < STEPS; ++i) {
+        for (int i = 0; i < VALUE_STEPS; ++i) {
             const float4 parts = acc[quad][i] * (1.0f / WEIGHT_UNIT);
             vstore2((float2)(parts.x + parts.y, parts.z + parts.w), 0,
-                    own + query * HEAD_DIM + i / 4 * 64 + g * 8 + i % 4 * 2);
+                    own + query * HEAD_DIM + PART_OF_TILE * OWN_DIMS + i / 4 * 64 + g * 8 + i % 4 * 2);
         }
     }
 }
@@ -420,9 +435,8 @@ inline void attend(const kv_split* s, __global const float* qkv, const uint flag
     const int lid = this_item(), lane = lid % WARP, head = s->head, position = s->position;
 
     // What the warp meets first, but for a key and a value that are yet to come.
-    __local float* own = space->warps + lid / WARP * space->stride;
-    const bool has_keys = ATTEND_WARPS == WARPS || lid / WARP < ATTEND_WARPS;
-    const visible_tile now = tile_from(s, has_keys ? s->first + lid / WARP * KEY_TILE : s->end MOD_ARGS);
+    __local float* own = space->warps + TILE_OF(lid) * space->stride;
+    const visible_tile now = tile_from(s, s->first + TILE_OF(lid) * KEY_TILE MOD_ARGS);
     copy_keys(own, s, state, k_cache, now.first, lane);
     value_tile values;
     // Values that are there need not wait for the new one.
@@ -472,7 +486,7 @@ inline void attend(const kv_split* s, __global const float* qkv, const uint flag
     if (VALUES_AHEAD && !early) load_values(&values, s, state, v_cache, now.first, lane, 0, VALUE_PIECES);
     if (s->has_new && now.first == position / KEY_TILE * KEY_TILE)
         put_key(own, space->new_key, position % KEY_TILE, lane);
-    if (has_keys) attend_keys(s, &values, now, state, k_cache, v_cache, own, space->queries, lane MOD_ARGS);
+    attend_keys(s, &values, now, state, k_cache, v_cache, own, space->queries, lane MOD_ARGS);
     barrier(CLK_LOCAL_MEM_FENCE);
 }
 

@@ -74,7 +74,7 @@
 #endif
 #include "nvidia/layer_products.cl"
 enum { WEIGHT_BYTES = 2 };  // where columns are split
-#define ATTEND_WARPS (HEAD_DIM > 128 ? WARPS / 2 : WARPS)  // for their local memory
+#define ATTEND_WARPS (HEAD_DIM > 128 ? WARPS / 2 : WARPS)  // tiles of wide keys take much local memory
 #include "nvidia/attend.cl"
 
 #if N_EXPERTS
