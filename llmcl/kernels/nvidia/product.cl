@@ -44,10 +44,13 @@ inline __global const CAT(WEIGHT, _t)* run_at(const matrix* m, const int unit, c
     return (__global const CAT(WEIGHT, _t)*)WEIGHT_OF(m, unit) + (at.tile * m->row_columns + at.column) * 16;
 }
 
+// A run that there is not counts 0, and the last one is loaded for it: a load that some steps do not have would be waited for where it is
+// asked for.
+#define LAST_RUN(m) ((m)->columns / RUN - 1)
 inline void load_step(weight_fragment* fragment, const matrix* m, const int unit, const int step, const int slot,
                       const int item) {
-    if (!HAS_RUN(m, step)) return;
-    __global const CAT(WEIGHT, _t)* w = run_at(m, unit, step * WARPS + item / WARP) + item % WARP * 8;
+    const int run = step * WARPS + item / WARP;
+    __global const CAT(WEIGHT, _t)* w = run_at(m, unit, HAS_RUN(m, step) ? run : LAST_RUN(m)) + item % WARP * 8;
 #pragma unroll
     for (int t = 0; t < TILES(m); ++t) fragment->words[slot * TILES(m) + t] = stream16(w + (size_t)t * m->row_columns * 16);
 }
@@ -159,11 +162,9 @@ inline void product(const matrix* m, const matrix* next, const target* to, const
 #pragma unroll
             for (int i = 0; i < FRAGMENT_STEPS(m); ++i) {
                 const int step = part * FRAGMENT_STEPS(m) + i;
-                if (HAS_RUN(m, step)) {
-                    const float v = columns[step * RUN + lane / 2];
+                const float v = HAS_RUN(m, step) ? columns[step * RUN + lane / 2] : 0.0f;
 #pragma unroll
-                    for (int t = 0; t < TILES(m); ++t) multiply(acc[t], fragment->words[i * TILES(m) + t], v);
-                }
+                for (int t = 0; t < TILES(m); ++t) multiply(acc[t], fragment->words[i * TILES(m) + t], v);
                 if (more) load_step(fragment, m, unit_then, next_part * FRAGMENT_STEPS(m) + i, i, item);
             }
         }
