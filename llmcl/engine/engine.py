@@ -161,7 +161,7 @@ class Engine:
     def expect(self) -> Callable[[], None]:
         """Says that a request is on its way: for a server, which reads and checks several at a time. An engine with
         nothing to do then waits a moment (`worker.GATHER_S`) for them, so that they share its first step. The function
-        returned is called right before the request is begun, or when it will not be.
+        returned is called right after the request was begun, or when it will not be.
         """
         return self._worker.expect()
 

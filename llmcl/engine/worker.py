@@ -66,7 +66,7 @@ class Worker:
             self._drain()
 
     def expect(self) -> Callable[[], None]:
-        """A request is on its way. The function returned says that it is submitted next, or never will be."""
+        """A request is on its way. The function returned says that it was submitted, or never will be."""
         token = object()
         self._expected.add(token)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from os import environ
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -66,8 +67,14 @@ class GenerationResponse(Response):
             arrived(scope)
 
     async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._service.admit(len(self._answers)):
-            work = self._send_events(scope, send) if self._stream else self._send_whole(scope, receive, send)
+        with ExitStack() as admitted:
+            admitted.enter_context(self._service.admit(len(self._answers)))
+            # The places are free before a client knows that its answer has ended: it may ask again at once.
+            leave = admitted.close
+            if self._stream:
+                work = self._send_events(scope, send, leave)
+            else:
+                work = self._send_whole(scope, receive, send, leave)
             try:
                 await unless_gone(receive, work)
             except ClientGoneError:
@@ -75,32 +82,33 @@ class GenerationResponse(Response):
             finally:
                 self._note(scope)
 
-    async def _send_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _send_whole(self, scope: Scope, receive: Receive, send: Send, leave: Callable[[], None]) -> None:
         record = record_of(scope)
-        arrived(scope)
         try:
             async with begun(self._served, self._answers) as pass_on:
+                arrived(scope)
                 await pass_on(lambda answer, piece: self._note_time(record, piece), lambda: None)
             self._check_ended()
             whole = self._form.whole(self._answers)
         except Exception as error:
             raise as_refusal(error) from error
+        leave()
         await AsciiJSONResponse(whole)(scope, receive, send)
 
-    async def _send_events(self, scope: Scope, send: Send) -> None:
+    async def _send_events(self, scope: Scope, send: Send, leave: Callable[[], None]) -> None:
         try:
-            await self._stream_events(scope, send)
+            await self._stream_events(scope, send, leave)
         except Exception as error:
             raise error if isinstance(error, ClientGoneError) else as_refusal(error) from error
 
-    async def _stream_events(self, scope: Scope, send: Send) -> None:
+    async def _stream_events(self, scope: Scope, send: Send, leave: Callable[[], None]) -> None:
         form, settings, record = self._form, self._service.settings, record_of(scope)
-        arrived(scope)
         # The engine begins before the headers are sent.
         async with (
             begun(self._served, self._answers) as pass_on,
             EventSender(send, ping_s=settings.ping_s, send_s=settings.send_s) as sender,
         ):
+            arrived(scope)
             made: list[bytes] = []
 
             def take(answer: Answer, piece: Piece) -> None:
@@ -123,10 +131,12 @@ class GenerationResponse(Response):
                     if answer.finish_reason is not None:
                         sender.put(form.finish(answer))
                 await pass_on(take, after)
+                leave()
                 self._check_ended()
             except ClientGoneError:
                 raise
             except Exception as error:  # too late for a status: the stream says it
+                leave()
                 refusal = as_refusal(error)
                 record.error = refusal.message
                 sender.put(form.error(refusal.body(scope["path"])))

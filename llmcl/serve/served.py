@@ -48,7 +48,7 @@ class Engine(Protocol):
         ...
 
     def expect(self) -> Callable[[], None]:
-        """Says that a request is on its way. The function returned says that it begins now, or never will."""
+        """Says that a request is on its way. The function returned says that it has begun, or never will."""
         ...
 
 

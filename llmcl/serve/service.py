@@ -96,7 +96,7 @@ class Service:
 
 
 def arrived(scope: Scope) -> None:
-    """The engine gets the request now, or never will. Calls after the first do nothing."""
+    """The engine has the request, or never will have it. Calls after the first do nothing."""
     come: Callable[[], None] | None = scope.pop(_ARRIVAL, None)
     if come is not None:
         come()

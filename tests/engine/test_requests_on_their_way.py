@@ -48,16 +48,16 @@ def test_requests_that_come_together_share_the_first_step(tested: Counted) -> No
     requests = []
     for seed, comes in enumerate(come):
         time.sleep(0.02)  # the engine would begin with the first of them
-        comes()
         requests.append(tested.submit(seed))
+        comes()
     assert [len(request.result().token_ids) for request in requests] == [3, 3, 3]
     assert tested.firsts == [3]
 
 
 def test_a_request_that_will_not_come_is_waited_for_no_longer(tested: Counted) -> None:
     comes, refused = tested.engine.expect(), tested.engine.expect()
-    comes()
     request = tested.submit(1)
+    comes()
     time.sleep(0.02)
     assert not tested.firsts
     refused()

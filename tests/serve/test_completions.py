@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,8 @@ import openai
 import pytest
 from fake_server import END, Running, events, running, strictly
 from openai.types import Completion
+
+from llmcl.serve.app import make_app
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +56,27 @@ def test_prompts_of_every_kind(echoing: Running) -> None:
         answer = complete(echoing, prompt, n=2)
         assert [choice.text for choice in answer.choices] == [text for text in expected for _ in range(2)]
         assert [choice.index for choice in answer.choices] == [*range(2 * len(expected))]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_places_are_free_before_the_client_has_the_answer(stream: bool, echoing: Running) -> None:
+    """It may ask again at once."""
+    service, in_flight = echoing.service, list[int]()
+    body = {"prompt": "a", "n": service.settings.max_in_flight, "stream": stream}
+    arriving = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
+
+    async def receive() -> Any:
+        return arriving.pop() if arriving else await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        text = message.get("body", b"")
+        if message["type"] == "http.response.body" and (b"[DONE]" in text if stream else text):
+            in_flight.append(service.in_flight)
+
+    headers = [(b"content-type", b"application/json"), (b"host", b"127.0.0.1")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"", "headers": headers}
+    asyncio.run(make_app(service)(scope, receive, send))
+    assert in_flight == [0]
 
 
 def test_the_prompt_stands_before_the_answer(echoing: Running) -> None:
