@@ -69,6 +69,7 @@ class GenerationResponse(Response):
     async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
         with ExitStack() as admitted:
             admitted.enter_context(self._service.admit(len(self._answers)))
+            admitted.callback(self._note, scope)
             # The places are free before a client knows that its answer has ended: it may ask again at once.
             leave = admitted.close
             if self._stream:
@@ -79,8 +80,6 @@ class GenerationResponse(Response):
                 await unless_gone(receive, work)
             except ClientGoneError:
                 record_of(scope).status = CLIENT_GONE
-            finally:
-                self._note(scope)
 
     async def _send_whole(self, scope: Scope, receive: Receive, send: Send, leave: Callable[[], None]) -> None:
         record = record_of(scope)
