@@ -26,6 +26,7 @@ from llmcl.models.config import ModelConfig, RopeScaling
 from llmcl.models.families import FAMILIES
 from llmcl.models.families.blocks import GatedMlp
 from llmcl.models.families.family import LayerSettings
+from llmcl.models.model import Model
 from llmcl.reference import rope_table, round_bfloat16, to_tiles
 from llmcl.runtime.device import Buffer, Device, Launch
 
@@ -464,6 +465,19 @@ def transformers_logits(model: Any, token_ids: Sequence[int]) -> NDArray[np.floa
     with torch.no_grad():
         logits: NDArray[np.float32] = model(torch.tensor([list(token_ids)])).logits[0].numpy()
     return logits
+
+
+def step_logits(model: Model, n_prompt: int, n_steps: int) -> NDArray[np.float32]:
+    """Logits of n_steps decode steps after a prompt of random tokens: float32 [n_steps, vocab]."""
+    ids = np.random.default_rng(5).integers(0, model.config.vocab_size, n_prompt + n_steps).tolist()
+    sequence = model.cache.sequence()
+    model.cache.truncate(sequence, 0)
+    model.prefill(sequence, ids[:n_prompt])
+    rows = []
+    for token in ids[n_prompt:]:
+        model.decode_token(sequence, token)
+        rows.append(model.device.read(model.act.logits, np.float32, (model.config.vocab_size,)))
+    return np.stack(rows)
 
 
 def option_variables() -> list[str]:

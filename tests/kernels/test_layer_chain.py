@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from compilers.recording import RecordingDevice
+from helpers import step_logits
 from programs import TINY_SHAPE
 
 import llmcl
@@ -133,22 +134,9 @@ def test_the_same_logits_as_separate_launches(n: int, llm: LLM) -> None:
     separate = Model(llm.device, llm.config, model.weights, model.cache, persistent=False)
     assert len(model.decode_launches) < len(separate.decode_launches)
     expected, found, again = (step_logits(of, n, 6) for of in (separate, model, model))
+    assert np.isfinite((expected, found, again)).all()
     assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()  # other sums
     np.testing.assert_array_equal(again, found)  # the counters are 0 again
-
-
-def step_logits(model: Model, n_prompt: int, n_steps: int) -> np.ndarray:
-    """Logits of n_steps decode steps after a prompt: float32 [n_steps, vocab]."""
-    ids = np.random.default_rng(n_prompt).integers(0, model.config.vocab_size, n_prompt + n_steps).tolist()
-    sequence = model.cache.sequence()
-    model.cache.truncate(sequence, 0)
-    model.prefill(sequence, ids[:n_prompt])
-    rows = []
-    for token in ids[n_prompt:]:
-        model.decode_token(sequence, token)
-        rows.append(model.device.read(model.act.logits, np.float32, (model.config.vocab_size,)))
-    assert np.isfinite(rows).all()
-    return np.stack(rows)
 
 
 def test_what_is_timed_or_excluded_is_separate(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

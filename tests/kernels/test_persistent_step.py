@@ -13,7 +13,7 @@ import compare_launches
 import numpy as np
 import pytest
 from family_configs import FAMILIES
-from helpers import gemma2_config, random_weights, save_folder, small_config
+from helpers import gemma2_config, random_weights, save_folder, small_config, step_logits
 
 import llmcl
 from llmcl.attention.masks import alibi
@@ -61,19 +61,6 @@ def small(cpu: Device, loaded: LLM) -> Iterator[LLM]:
     loaded.model = Model(cpu, loaded.config, model.weights, model.cache)
     yield loaded
     loaded.model = model
-
-
-def step_logits(model: Model, n_prompt: int, n_steps: int) -> np.ndarray:
-    """Logits of n_steps decode steps after a prompt: float32 [n_steps, vocab]."""
-    ids = np.random.default_rng(5).integers(0, model.config.vocab_size, n_prompt + n_steps).tolist()
-    sequence = model.cache.sequence()
-    model.cache.truncate(sequence, 0)
-    model.prefill(sequence, ids[:n_prompt])
-    rows = []
-    for token in ids[n_prompt:]:
-        model.decode_token(sequence, token)
-        rows.append(model.device.read(model.act.logits, np.float32, (model.config.vocab_size,)))
-    return np.stack(rows)
 
 
 def test_attention_alone(cpu: Device) -> None:

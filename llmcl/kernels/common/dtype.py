@@ -43,6 +43,11 @@ def kernel_name(dtype: str) -> str:
     return KERNEL_NAMES.get(dtype, dtype)
 
 
+def dtype_of_kernel(name: str) -> str:
+    """The dtype that `kernel_name` calls so."""
+    return next((dtype for dtype, own in KERNEL_NAMES.items() if own == name), name)
+
+
 def tile_bytes(k: int, dtype: str) -> int:
     """Bytes of 16 rows of k columns."""
     if dtype in QUANTIZED:

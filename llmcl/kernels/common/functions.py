@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 
+from llmcl.kernels.common.dtype import dtype_of_kernel
+from llmcl.runtime.device import Launch
 from llmcl.runtime.program import KernelSource, constant_text, read_source
 
 _FUNCTION = re.compile(r"\binline [\w\s*]*?(\w+)\(")
@@ -17,6 +19,26 @@ _KERNEL = re.compile(
 _STRUCT = re.compile(r"^\} (\w+);", re.MULTILINE)
 _TYPE = re.compile(r"^typedef \w+ (?!\w+_t;)(\w+);", re.MULTILINE)
 _MACRO = re.compile(r"^#define (\w+)", re.MULTILINE)
+
+
+def source_of(launch: Launch) -> KernelSource:
+    """Of a launch that was not given a compiled kernel."""
+    assert isinstance(launch.source, KernelSource)
+    return launch.source
+
+
+def number_of(source: KernelSource, name: str) -> int:
+    """A build constant that is a whole number."""
+    value = source.constants[name]
+    assert isinstance(value, int)
+    return value
+
+
+def weight_dtype(source: KernelSource) -> str:
+    """Of the weights that a kernel of products is built for."""
+    name = source.constants["WEIGHT"]
+    assert isinstance(name, str)
+    return dtype_of_kernel(name)
 
 
 def as_function(source: KernelSource, suffix: str, shared: tuple[str, ...], head: str, kernel_params: str = "") -> str:

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from llmcl.kernels.common import step_state
-from llmcl.kernels.common.functions import as_function
+from llmcl.kernels.common.functions import as_function, source_of
 from llmcl.kernels.common.persistent import ListedStep, PersistentStep
 from llmcl.runtime.cores import cores_now
 from llmcl.runtime.device import Buffer, Device, Launch
@@ -104,7 +104,7 @@ class PersistentKernel:
         sizes = np.array([[_size(launch, n) for launch in launches] for n in range(1, max_rows + 1)], np.uint32)
         spins = TAKE_SPINS, LEAVE_SPINS
         for i, launch in enumerate(launches):
-            source = _source(launch)
+            source = source_of(launch)
             key = (source.file, source.prelude, repr(sorted(source.constants.items())))
             if key not in kinds:
                 kinds[key] = len(kinds)
@@ -177,11 +177,6 @@ def _spins(launch: Launch, n_rows: int, position: int) -> tuple[int, int]:
     return TAKE_SPINS + int(2 * of_position / BYTES_PER_SPIN), LEAVE_SPINS + int(nbytes / BYTES_PER_SPIN)
 
 
-def _source(launch: Launch) -> KernelSource:
-    assert isinstance(launch.source, KernelSource)
-    return launch.source
-
-
 def _functions(launches: Sequence[Launch]) -> str:
     """The kernels of these launches as functions, and RUN_ENTRY, which calls the one with a number."""
     cases = ""
@@ -192,7 +187,7 @@ def _functions(launches: Sequence[Launch]) -> str:
         )
         cases += f" case {number}: {launch.name}_{number}(work_group, n_groups, own, word{args}); break;"
     functions = "".join(
-        as_function(_source(launch), f"_{number}", SHARED, _WORK_GROUP, _KERNEL_PARAMS)
+        as_function(source_of(launch), f"_{number}", SHARED, _WORK_GROUP, _KERNEL_PARAMS)
         for number, launch in enumerate(launches)
     )
     run_entry = f"#define RUN_ENTRY(kernel, work_group, n_groups, own, word, at) switch (kernel) {{{cases} }}\n"

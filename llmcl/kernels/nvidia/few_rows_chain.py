@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from llmcl.kernels.common.cost import fused_cost
-from llmcl.kernels.common.dtype import KERNEL_NAMES, is_16_bit
-from llmcl.kernels.common.functions import as_function
+from llmcl.kernels.common.dtype import is_16_bit
+from llmcl.kernels.common.functions import as_function, number_of, source_of, weight_dtype
 from llmcl.kernels.common.persistent import BoundChains, ListedStep, PersistentStep
 from llmcl.kernels.nvidia.attention import NvidiaAttentionDecode, NvidiaRopeAppend, unit_bytes
 from llmcl.kernels.nvidia.linear import supports_ptx
@@ -38,7 +38,6 @@ COUNTER_WORDS = 32  # a line of the second-level cache
 X_PARTS = 8  # of the columns of a gated MLP, each with a counter of its own, at most
 WARPS, TILES = 4, 2
 GROUPS = 2  # on a compute unit at once
-STORED = {name: dtype for dtype, name in KERNEL_NAMES.items()}
 MOST_ROWS, MOST_ROWS_BETWEEN = 32, 16  # of a step; where attention is no link. Of more it was not measured
 MOST_BUFFERS = 500  # arguments of a kernel: 4352 bytes
 # Types of the arguments; of attention those beside keys and values, which come after the state.
@@ -140,7 +139,7 @@ def _is_link(launch: Launch, max_rows: int) -> bool:
     if source.file == ATTENTION:  # of all rows of a step, without functions of the user's
         groups = launch.groups(1), launch.groups(max_rows)
         return not source.prelude and [len(g) == 3 and g[2] for g in groups] == [1, max_rows]
-    return source.file == NORM or is_16_bit(_dtype(source))
+    return source.file == NORM or is_16_bit(weight_dtype(source))
 
 
 def chained(device: Device, launches: Sequence[Launch], max_rows: int) -> Launch:
@@ -211,9 +210,9 @@ def _in_parts(links: list[Link]) -> list[Link]:
         if "GATE" not in maker.source.constants or maker.launch.args[2] is not taker.launch.args[1]:
             continue
         source = taker.source
-        columns = _int(source, "K")
-        step = PIECE_COLUMNS * _int(source, "WARPS") * _int(source, "DEPTH")
-        if columns != maker.n_groups * 8 * _int(maker.source, "TILES"):
+        columns = number_of(source, "K")
+        step = PIECE_COLUMNS * number_of(source, "WARPS") * number_of(source, "DEPTH")
+        if columns != maker.n_groups * 8 * number_of(maker.source, "TILES"):
             continue
         parts = next(n for n in range(X_PARTS, 0, -1) if columns % (n * step) == maker.n_groups % n == 0 or n == 1)
         own = KernelSource(source.file, source.name, {**source.constants, "X_PARTS": parts}, source.prelude)
@@ -230,8 +229,7 @@ def _choice(choices: Sequence[tuple[int, str]]) -> str:
 
 
 def _link(launch: Launch, max_rows: int) -> Link:
-    source = launch.source
-    assert isinstance(source, KernelSource)
+    source = source_of(launch)
     if source.file == NORM:
         call = "rms_norm_unit_{kind}(group, scales, before, count, {args});"
         own = KernelSource(source.file, source.name, {**source.constants, "GROUP_ITEMS": 32 * WARPS}, source.prelude)
@@ -246,8 +244,8 @@ def _link(launch: Launch, max_rows: int) -> Link:
         return Link(launch, own, (*APPEND_PARAMS, kv, kv), tiles * heads, call, 0, 1)
     own, shape = product_source(launch)
     call = "few_rows_unit_{kind}(group, buffers, scales, before, count, {args});"
-    n_groups = -(-_int(own, "N_TILES") // shape.tiles)
-    return Link(launch, own, PRODUCT_PARAMS, n_groups, call, group_bytes(own, shape), _int(own, "MAX_ROWS"))
+    n_groups = -(-number_of(own, "N_TILES") // shape.tiles)
+    return Link(launch, own, PRODUCT_PARAMS, n_groups, call, group_bytes(own, shape), number_of(own, "MAX_ROWS"))
 
 
 def _attention_link(launch: Launch, source: KernelSource, max_rows: int) -> Link:
@@ -261,7 +259,7 @@ def _attention_link(launch: Launch, source: KernelSource, max_rows: int) -> Link
         f"attention_unit_{{kind}}(group % {heads}, group / {heads} % {splits}, group / {heads * splits}, "
         "buffers, before, count, {args});"
     )
-    size, group, n_splits = (_int(own, name) for name in ("HEAD_DIM", "GROUP_SIZE", "N_SPLITS"))
+    size, group, n_splits = (number_of(own, name) for name in ("HEAD_DIM", "GROUP_SIZE", "N_SPLITS"))
     n_bytes = unit_bytes(size, group, WARPS, n_splits + len(sinks))
     return Link(launch, own, params, heads * splits * max_rows, call, n_bytes, 1)
 
@@ -273,28 +271,15 @@ def chain_shape(dtype: str, tiles_at_once: int, max_rows: int) -> FewRowsShape:
 
 def product_source(launch: Launch) -> tuple[KernelSource, FewRowsShape]:
     """A product as it is in a chain."""
-    source = launch.source
-    assert isinstance(source, KernelSource)
-    dtype, at_once = _dtype(source), 2 if "GATE" in source.constants else 1
-    shape = chain_shape(dtype, at_once, _int(source, "MAX_ROWS"))
+    source = source_of(launch)
+    dtype, at_once = weight_dtype(source), 2 if "GATE" in source.constants else 1
+    shape = chain_shape(dtype, at_once, number_of(source, "MAX_ROWS"))
     own = {"TILES": shape.tiles, "WARPS": shape.warps, "STAGES": shape.stages, "DEPTH": shape.depth}
     return KernelSource(source.file, source.name, {**source.constants, **own}, source.prelude), shape
 
 
 def group_bytes(source: KernelSource, shape: FewRowsShape) -> int:
     """LOCAL_BYTES of nvidia/linear_few_rows.cl."""
-    rows = _int(source, "MAX_ROWS")
-    stage = shape.depth * (shape.tiles * piece_bytes(_dtype(source)) + 2 * PIECE_COLUMNS * rows)
+    rows = number_of(source, "MAX_ROWS")
+    stage = shape.depth * (shape.tiles * piece_bytes(weight_dtype(source)) + 2 * PIECE_COLUMNS * rows)
     return shape.warps * max(shape.stages * stage, 64 * shape.tiles * rows)
-
-
-def _int(source: KernelSource, name: str) -> int:
-    value = source.constants[name]
-    assert isinstance(value, int)
-    return value
-
-
-def _dtype(source: KernelSource) -> str:
-    name = source.constants["WEIGHT"]
-    assert isinstance(name, str)
-    return STORED.get(name, name)

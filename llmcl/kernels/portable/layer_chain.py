@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from llmcl.kernels.common.cost import fused_cost
-from llmcl.kernels.common.dtype import ITEM_BYTES, KERNEL_NAMES, TILE_ROWS, is_16_bit
-from llmcl.kernels.common.functions import as_function
+from llmcl.kernels.common.dtype import ITEM_BYTES, TILE_ROWS, is_16_bit
+from llmcl.kernels.common.functions import as_function, number_of, source_of, weight_dtype
 from llmcl.kernels.common.persistent import BoundChains, ListedStep, PersistentStep
 from llmcl.runtime.device import Buffer, Device, KernelArg, Launch
 from llmcl.runtime.program import KernelSource, read_source
@@ -31,7 +31,6 @@ ITEMS = {64: 512, 128: 256}  # of a work-group, by the dimensions of a head up t
 MOST_ITEMS = max(ITEMS.values())
 MOST_LINKS = 8
 LINE_WORDS = 32  # of a counter
-STORED = {name: dtype for dtype, name in KERNEL_NAMES.items()}
 
 
 class PortableLayerChain(PersistentStep):
@@ -98,17 +97,17 @@ def _key(launch: Launch) -> str | None:
     source = launch.source
     if not isinstance(source, KernelSource) or source.file not in LINKS or "DOT" in source.constants:
         return None
-    if source.file == PRODUCT and not is_16_bit(_dtype(source)):
+    if source.file == PRODUCT and not is_16_bit(weight_dtype(source)):
         return None
-    if source.file != PRODUCT and _int(source, "HEAD_DIM") > max(ITEMS):
+    if source.file != PRODUCT and number_of(source, "HEAD_DIM") > max(ITEMS):
         return None
     return repr((source.file, sorted(source.constants.items()), source.prelude))
 
 
 def group_items(device: Device, launches: Sequence[Launch]) -> int:
     """Work-items of a group of a chain; 0: the device has none so large, or not the local memory for it."""
-    sources = [_source(launch) for launch in launches]
-    widest = max((_int(source, "HEAD_DIM") for source in sources if source.file != PRODUCT), default=0)
+    sources = [source_of(launch) for launch in launches]
+    widest = max((number_of(source, "HEAD_DIM") for source in sources if source.file != PRODUCT), default=0)
     items = min(MOST_ITEMS, next(items for dims, items in ITEMS.items() if widest <= dims))
     needed = max(local_bytes(source, items) for source in sources) + 16
     fits = items <= device.entry.max_work_group_size and needed <= device.entry.local_mem_bytes
@@ -118,10 +117,10 @@ def group_items(device: Device, launches: Sequence[Launch]) -> int:
 def local_bytes(source: KernelSource, items: int) -> int:
     """Local memory of a link, a multiple of 16."""
     if source.file == PRODUCT:
-        piece_rows = 16 // ITEM_BYTES[_dtype(source)]
+        piece_rows = 16 // ITEM_BYTES[weight_dtype(source)]
         return 4 * items * (piece_rows + 1) + 4 * items // TILE_ROWS
     if source.file == ATTENTION:
-        heads, dims, keys = _int(source, "GROUP_SIZE"), _int(source, "HEAD_DIM"), _int(source, "BLOCK_N")
+        heads, dims, keys = number_of(source, "GROUP_SIZE"), number_of(source, "HEAD_DIM"), number_of(source, "BLOCK_N")
         return 4 * heads * (4 * items + dims + 2 * keys) + (4 * heads + 15) // 16 * 16
     return 0
 
@@ -165,7 +164,7 @@ def chained(device: Device, launches: Sequence[Launch]) -> Launch:
         "ITEMS": items,
         "N_LINKS": len(launches),
         "LAST_GROUPS": units,
-        "CHAIN_BYTES": max(16, *(local_bytes(_source(launch), items) for launch in launches)),
+        "CHAIN_BYTES": max(16, *(local_bytes(source_of(launch), items) for launch in launches)),
     }
     texts = "#define INTEL_LANES 16\n" + "".join(read_source(file, SHARED[:i]) for i, file in enumerate(SHARED))
     macros = f"#define PARAMS {params}\n#define RUN_LINK(number) {choice}\n"
@@ -178,25 +177,9 @@ def chained(device: Device, launches: Sequence[Launch]) -> Launch:
 
 def _as_link(launch: Launch, items: int) -> KernelSource:
     """The kernel as a link, whose work-groups have other sizes than those of its own launch."""
-    source = _source(launch)
+    source = source_of(launch)
     own = {name: value for name, value in source.constants.items() if name != "SUB_GROUP"}  # one for the program
     own["LOCAL_SIZE"] = items
     if source.file == PRODUCT:
         own["AHEAD"] = 0
     return KernelSource(source.file, source.name, own, source.prelude)
-
-
-def _source(launch: Launch) -> KernelSource:
-    assert isinstance(launch.source, KernelSource)
-    return launch.source
-
-
-def _int(source: KernelSource, name: str) -> int:
-    value = source.constants[name]
-    assert isinstance(value, int)
-    return value
-
-
-def _dtype(source: KernelSource) -> str:
-    name = str(source.constants["WEIGHT"])
-    return STORED.get(name, name)
