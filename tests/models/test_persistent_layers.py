@@ -169,7 +169,8 @@ def random_vectors(model: Model, seed: int = 3) -> None:
     for block in (block for layer in model.weights.layers for block in layer):
         for name, vector in vars(block).items():
             if isinstance(vector, Buffer):
-                low, high = (-0.5, 0.5) if "bias" in name else (0.5, 1.5)
+                # A delta net's decay is below 1 where its scalars are negative, as in every checkpoint.
+                low, high = (-0.5, 0.5) if "bias" in name else (-1.5, -0.5) if name == "scalars" else (0.5, 1.5)
                 model.device.write(vector, rng.uniform(low, high, vector.nbytes // 4).astype(np.float32))
 
 
