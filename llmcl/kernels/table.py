@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import Any, TypeVar
 
 from llmcl.errors import UsageError, shown
 from llmcl.kernels import cpu, intel, nvidia, portable
 from llmcl.kernels import implementation as base
-from llmcl.kernels.common.persistent import PersistentLayers, PersistentStep
 from llmcl.kernels.implementation import Row
 from llmcl.runtime.device import Device
-
-Persistent = TypeVar("Persistent", PersistentLayers, PersistentStep)
 
 CLASSES = (nvidia, cpu, intel, portable)  # the last one supports every device
 ROWS: tuple[base.Implementation, ...] = tuple(row for folder in CLASSES for row in folder.IMPLEMENTATIONS)
@@ -38,9 +34,3 @@ def implementations(kind: type[Row]) -> tuple[Row, ...]:
 def pick(kind: type[Row], device: Device, dtype: str, size: int, name: str | None = None) -> Row:
     """The implementation of an op that a device gets for a storage type and a size: `implementation.pick`."""
     return base.pick(implementations(kind), device, dtype, size, name)
-
-
-def persistent(kind: type[Persistent], device: Device, what: Any) -> Persistent | None:
-    """The implementation of a kind of persistent kernel that runs `what` on a device; None: none does."""
-    rows = (row for row in implementations(kind) if row.supports_device(device))
-    return next((row for row in rows if row.unsupported_reason(device, what) is None), None)

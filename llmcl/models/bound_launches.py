@@ -14,11 +14,23 @@ from llmcl.runtime.device import Device, Launch
 class BoundLaunches:
     """persistent: what does all of `separate` in few launches; None: the device has nothing of this kind."""
 
-    def __init__(self, device: Device, step: ListedStep, *, persistent: bool = True, same_bits: bool = False):
-        """persistent: whether that is allowed. same_bits: only where it leaves the bits of `separate`."""
+    def __init__(
+        self,
+        device: Device,
+        step: ListedStep,
+        *,
+        persistent: bool = True,
+        same_bits: bool = False,
+        for_few_rows: bool = False,
+    ):
+        """persistent: whether that is allowed. same_bits: only where it leaves the bits of `separate`. for_few_rows:
+        only kernels for steps of few rows, as for a short prompt.
+        """
         self.separate = step.launches
         self.persistent: BoundStep | None = None
-        kernel = table.persistent(PersistentStep, device, step) if persistent else None
+        rows = (row for row in table.implementations(PersistentStep) if row.few_rows or not for_few_rows)
+        able = (row for row in rows if row.supports_device(device) and row.unsupported_reason(device, step) is None)
+        kernel = next(able, None) if persistent else None
         if kernel is not None and not (same_bits and kernel.few_rows):
             self.persistent = kernel.bind(device, step)
 
@@ -34,18 +46,15 @@ class BoundLaunches:
 
     def prepare(self) -> None:
         """Compiles the kernels and makes their objects; without a persistent kernel that does not compile."""
-        if self.persistent is not None:
-            try:
-                self.persistent.parts[0].prepare()
-            except KernelBuildError as error:
-                warnings.warn(f"decoding with a launch for each kernel, which is slower: {error}", stacklevel=4)
-                self.persistent = None
+        try:
+            self._prepare()
+        except KernelBuildError as error:
+            if self.persistent is None:
+                raise
+            warnings.warn(f"computing with a launch for each kernel, which is slower: {error}", stacklevel=4)
+            self.persistent = None
+            self._prepare()
+
+    def _prepare(self) -> None:
         for launch in (*self.launches, *self.whole_steps.values()):
             launch.prepare()
-
-
-def as_few(device: Device, step: ListedStep) -> list[Launch]:
-    """The launches of a step of a prompt's few rows: as few as the device has kernels for, else as they are."""
-    kernels = (row for row in table.implementations(PersistentStep) if row.few_rows and row.supports_device(device))
-    kernel = next((row for row in kernels if row.unsupported_reason(device, step) is None), None)
-    return [*(step.launches if kernel is None else kernel.bind(device, step).parts)]

@@ -15,7 +15,7 @@ from llmcl.kernels.common.sizes import prefill_chunk
 from llmcl.kernels.common.step_state import StepState
 from llmcl.models.activations import Activations, splits_of
 from llmcl.models.blocks import bind_block
-from llmcl.models.bound_launches import BoundLaunches, as_few
+from llmcl.models.bound_launches import BoundLaunches
 from llmcl.models.config import ModelConfig
 from llmcl.models.kv_cache import KVCache
 from llmcl.models.layer_ops import DecodeOps, PrefillOps
@@ -42,7 +42,7 @@ class PrefillLaunches:
 
     max_tokens: int
     ops: PrefillOps
-    every: list[Launch]
+    every: BoundLaunches
     rest: list[Launch]
 
 
@@ -234,12 +234,16 @@ class Model:
 
     def _prepare(self, progress: Progress | None) -> None:
         """Compiles all kernels and makes their objects, so that it is part of loading."""
-        prefill = [launch for bound in self._prefill for launch in (*bound.every, *bound.rest)]
-        for launch in prefill:
+        prefill = [bound.every for bound in self._prefill]
+        others = [launch for bound in self._prefill for launch in bound.rest]
+        for launch in (*others, *(launch for of_step in prefill for launch in (*of_step.separate, *of_step.launches))):
             launch.share_seldom_used()
-        others = *prefill, *self._last_token, *self._head, *self.sampler.usual_launches
-        with self.device.compile_progress((*self.decode_launches, *others), progress):
-            self._decode.prepare()
+        others += *self._last_token, *self._head, *self.sampler.usual_launches
+        steps = self._decode, *prefill
+        launches = *(launch for of_step in steps for launch in of_step.launches), *others
+        with self.device.compile_progress(launches, progress):
+            for of_step in steps:
+                of_step.prepare()
             for launch in others:
                 launch.prepare()
 
@@ -314,7 +318,7 @@ class Model:
             passed = max((border - start for border in borders if start < border < end), default=0)
             kept = [*sequence.token_ids, *ids[:passed]]
             slot = self.cache.begin_snapshot(self.step, kept, passed)
-            launches = self._prefill_for(len(ids)).every
+            launches = self._prefill_for(len(ids)).every.launches
             if progress is None:
                 self.run(launches, len(ids))
             else:
@@ -329,9 +333,10 @@ class Model:
         for rows, few in prefill_sizes(self.device, self.weights, most):
             ops = replace(self.prefill_ops, max_rows=few)
             every, rest = prefill_stack(self.weights, self.layers, ops)
-            if few and self._persistent:
-                every = as_few(self.device, ListedStep(every, self.step, self.cache.max_context, few))
-            yield PrefillLaunches(rows, ops, every, rest)
+            listed = ListedStep(every, self.step, self.cache.max_context, few)
+            few_launches = bool(few) and self._persistent
+            bound = BoundLaunches(self.device, listed, persistent=few_launches, for_few_rows=True)
+            yield PrefillLaunches(rows, ops, bound, rest)
 
     def _prefill_for(self, n_tokens: int) -> PrefillLaunches:
         return next(bound for bound in self._prefill if n_tokens <= bound.max_tokens)

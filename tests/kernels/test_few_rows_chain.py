@@ -18,10 +18,10 @@ from llmcl.kernels.common.persistent import ListedStep
 from llmcl.kernels.nvidia import few_rows_chain
 from llmcl.kernels.nvidia.few_rows_chain import NvidiaFewRowsChain, chains
 from llmcl.models.batch import Batch, make_batch
+from llmcl.models.bound_launches import BoundLaunches
 from llmcl.models.model import Model
 from llmcl.models.paged_kv_cache import PagedKVCache
 from llmcl.models.random_shapes import random_shape_config
-from llmcl.models.stack import prefill_stack
 from llmcl.models.weights import random_types, random_weights
 from llmcl.ops.sample import SamplingParams
 from llmcl.runtime.device import Device
@@ -137,8 +137,9 @@ def test_a_short_prompt(n: int, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> No
     """After tokens that are no whole tiles of the cache."""
     model, ids = llm.model, np.random.default_rng(n).integers(0, 1000, 21 + n).tolist()
     bound = model._prefill[0]
-    assert bound.max_tokens == 16 and "few_rows_chain" in {launch.name for launch in bound.every}
-    separate = replace(bound, every=prefill_stack(model.weights, model.layers, bound.ops)[0])
+    assert bound.max_tokens == 16 and "few_rows_chain" in {launch.name for launch in bound.every.launches}
+    listed = ListedStep(bound.every.separate, model.step, CONTEXT, bound.max_tokens)
+    separate = replace(bound, every=BoundLaunches(llm.device, listed, persistent=False))
     logits = []
     for launches in (separate, bound, bound):
         monkeypatch.setattr(model, "_prefill", [launches, *model._prefill[1:]])
