@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from llmcl.kernels.common.cost import per_token
-from llmcl.kernels.common.sizes import local_size, run_of
+from llmcl.kernels.common.sizes import largest_divisor, local_size, power_of_two_at_most, run_of
 from llmcl.runtime.device import Buffer, Device, Launch
+
+WORK_ITEMS = 128  # of a group at most, where it has a head's beside those of others
 
 
 def qkv_adjust(
@@ -26,9 +28,10 @@ def qkv_adjust(
     """
     if bias is None and head_norms is None:
         return []
-    size = local_size(device, 8)
     heads = n_q_heads + (n_kv_heads if bias is None and not value_norms else 2 * n_kv_heads)
-    heads_per_group = run_of(device, heads)
+    per_head = local_size(device, min(8, power_of_two_at_most(head_dim // 16)))
+    at_once = largest_divisor(heads, local_size(device, WORK_ITEMS) // per_head)
+    in_turn = run_of(device, heads)
     constants: dict[str, object] = {
         "N_Q_HEADS": n_q_heads,
         "N_KV_HEADS": n_kv_heads,
@@ -36,8 +39,9 @@ def qkv_adjust(
         "BIAS": bias is not None,
         "HEAD_NORM": head_norms is not None,
         "EPS": float(eps),
-        "HEADS_PER_GROUP": heads_per_group,
-        "LOCAL_SIZE": size,
+        "HEADS_PER_GROUP": in_turn,
+        "HEADS_AT_ONCE": at_once,
+        "LOCAL_SIZE": per_head,
         **({"VALUE_NORM": True} if value_norms else {}),
     }
     return [
@@ -46,8 +50,8 @@ def qkv_adjust(
             "qkv_adjust",
             constants,
             [qkv, bias or qkv, head_norms or qkv],
-            groups=lambda n: (heads // heads_per_group, n),
-            local=(size, 1),
+            groups=lambda n: (heads // (in_turn * at_once), n),
+            local=(per_head * at_once, 1),
             cost=per_token(8 * heads * head_dim),
         )
     ]

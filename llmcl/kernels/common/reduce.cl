@@ -7,12 +7,13 @@
 // last bits; JOIN(a, b) is JOIN(b, a).
 //
 // scratch  what LOCAL_SCRATCH declares at the head of a kernel; it may hold what is still read: a barrier comes before
-//          the first write.
+//          the first write. Of LOCAL_SCRATCHES(type, name, n), each for LOCAL_SIZE neighbouring work-items of the group, the
+//          i-th begins at name + i * LOCAL_SIZE; lid counts among those.
 // Build: LOCAL_SIZE (a power of two). Local memory: LOCAL_SIZE values for each scratch, none with a LOCAL_SIZE of 1.
 #include "common/sub_groups.cl"
 
 #if LOCAL_SIZE > 1
-#define LOCAL_SCRATCH(type, name) __local type name[LOCAL_SIZE]
+#define LOCAL_SCRATCHES(type, name, n) __local type name[(n) * LOCAL_SIZE]
 #if SUB_GROUP
 #define REDUCED(type, join)                                                                                 \
     {                                                                                                       \
@@ -41,10 +42,11 @@
     }
 #endif
 #else
-#define LOCAL_SCRATCH(type, name) __local type* const name = 0
+#define LOCAL_SCRATCHES(type, name, n) __local type* const name = 0
 #define REDUCED(type, join) \
     { return v; }
 #endif
+#define LOCAL_SCRATCH(type, name) LOCAL_SCRATCHES(type, name, 1)
 #define SUM_OF(a, b) ((a) + (b))
 inline float reduce_max(const float v, __local float* scratch, const int lid) REDUCED(float, fmax)
 inline float reduce_sum(const float v, __local float* scratch, const int lid) REDUCED(float, SUM_OF)

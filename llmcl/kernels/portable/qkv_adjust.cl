@@ -7,39 +7,41 @@
 // qkv   float [n][N_Q_HEADS + 2 N_KV_HEADS][HEAD_DIM]      bias   float [N_Q_HEADS + 2 N_KV_HEADS][HEAD_DIM]
 // norms float [2][HEAD_DIM]: of query heads, of key heads
 //
-// Index space: groups (heads to adjust / HEADS_PER_GROUP, n) of LOCAL_SIZE; work-items share the pieces of 16 of a head.
-// Build: N_Q_HEADS, N_KV_HEADS, HEAD_DIM (a multiple of 16), BIAS, HEAD_NORM, EPS, HEADS_PER_GROUP, LOCAL_SIZE (a power
-// of two). Local memory: 4 LOCAL_SIZE bytes.
+// Index space: groups (heads to adjust / (HEADS_PER_GROUP HEADS_AT_ONCE), n) of LOCAL_SIZE HEADS_AT_ONCE; of a head's work-items each takes
+// every LOCAL_SIZE-th piece of 16.
+// Build: N_Q_HEADS, N_KV_HEADS, HEAD_DIM (a multiple of 16), BIAS, HEAD_NORM, EPS, HEADS_PER_GROUP: one after the other, HEADS_AT_ONCE,
+// LOCAL_SIZE (a power of two). Local memory: 4 LOCAL_SIZE HEADS_AT_ONCE bytes.
 #if !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(HEAD_DIM) || !defined(BIAS) || !defined(HEAD_NORM) || \
-    !defined(EPS) || !defined(HEADS_PER_GROUP) || !defined(LOCAL_SIZE)
-#error "qkv_adjust.cl needs N_Q_HEADS, N_KV_HEADS, HEAD_DIM, BIAS, HEAD_NORM, EPS, HEADS_PER_GROUP, LOCAL_SIZE"
+    !defined(EPS) || !defined(HEADS_PER_GROUP) || !defined(HEADS_AT_ONCE) || !defined(LOCAL_SIZE)
+#error "qkv_adjust.cl needs N_Q_HEADS, N_KV_HEADS, HEAD_DIM, BIAS, HEAD_NORM, EPS, HEADS_PER_GROUP, HEADS_AT_ONCE, LOCAL_SIZE"
+#endif
+#ifndef VALUE_NORM
+#define VALUE_NORM 0
 #endif
 #include "common/common.cl"
 #include "common/reduce.cl"
 
-__kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
+__kernel __attribute__((reqd_work_group_size(LOCAL_SIZE * HEADS_AT_ONCE, 1, 1)))
 void qkv_adjust(__global float* qkv, __global const float* bias, __global const float* norms) {
-    LOCAL_SCRATCH(float, scratch);
-    const int lid = get_local_id(0);
+    LOCAL_SCRATCHES(float, scratch, HEADS_AT_ONCE);
+    const int lid = (int)get_local_id(0) % LOCAL_SIZE, place = (int)get_local_id(0) / LOCAL_SIZE;
     qkv += (size_t)get_group_id(1) * (N_Q_HEADS + 2 * N_KV_HEADS) * HEAD_DIM;
     for (int j = 0; j < HEADS_PER_GROUP; ++j) {
-        const int head = get_group_id(0) * HEADS_PER_GROUP + j;
+        const int head = (get_group_id(0) * HEADS_PER_GROUP + j) * HEADS_AT_ONCE + place;
         __global float* x = qkv + head * HEAD_DIM;
 #if BIAS
         for (int i = lid * 16; i < HEAD_DIM; i += LOCAL_SIZE * 16)
             store16_f32(load16_f32(x + i) + load16_f32(bias + head * HEAD_DIM + i), x + i);
 #endif
 #if HEAD_NORM
-#if !VALUE_NORM
-        if (head >= N_Q_HEADS + N_KV_HEADS) continue;
-#endif
-        __global const float* norm = norms + (head < N_Q_HEADS ? 0 : HEAD_DIM);
+        const bool has_norm = VALUE_NORM || head < N_Q_HEADS + N_KV_HEADS;
         float16 squares = 0;
-        for (int i = lid * 16; i < HEAD_DIM; i += LOCAL_SIZE * 16) {
+        for (int i = lid * 16; has_norm && i < HEAD_DIM; i += LOCAL_SIZE * 16) {
             const float16 v = load16_f32(x + i);
             squares += v * v;
         }
-        const float sum = reduce_sum(sum16(squares), scratch, lid);
+        const float sum = reduce_sum(sum16(squares), scratch + place * LOCAL_SIZE, lid);
+        if (!has_norm) continue;
         const float scale = 1.0f / sqrt(NO_OVERFLOW(sum) / HEAD_DIM + EPS);
 #if VALUE_NORM
         if (head >= N_Q_HEADS + N_KV_HEADS) {
@@ -47,6 +49,7 @@ void qkv_adjust(__global float* qkv, __global const float* bias, __global const 
             continue;
         }
 #endif
+        __global const float* norm = norms + (head < N_Q_HEADS ? 0 : HEAD_DIM);
         for (int i = lid * 16; i < HEAD_DIM; i += LOCAL_SIZE * 16)
             store16_f32(load16_f32(x + i) * scale * load16_f32(norm + i), x + i);
 #endif
