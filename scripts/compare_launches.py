@@ -29,7 +29,7 @@ first token   from the start of `llmcl generate` to the first byte of its answer
 
 def first_token_s(model: str, device: str | None) -> float:
     """Seconds from the start of `llmcl generate` to the first byte of its answer."""
-    command = [sys.executable, "-m", "llmcl.cli", "generate", "-m", model, "-p", "Hi", "-n", "1", "-q"]
+    command = [sys.executable, "-m", "llmcl", "generate", "-m", model, "-p", "Hi", "-n", "1", "-q"]
     start = time.perf_counter()
     with subprocess.Popen([*command, *(["--device", device] if device else [])], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

@@ -144,7 +144,7 @@ def quality(peer: Child, ours: Child, text: Path, positions: int) -> dict[str, A
 
 def generate(path: Path, engines: Engines, rounds: int) -> dict[str, Any]:
     """`llmcl generate` as a user starts it: seconds to the end of the first token, and the peak memory of 32 tokens."""
-    command = [sys.executable, "-m", "llmcl.cli", "generate", "-m", str(path), "-p", "Why is the sky blue?"]
+    command = [sys.executable, "-m", "llmcl", "generate", "-m", str(path), "-p", "Why is the sky blue?"]
     command += ["--raw", "-q", *(["--device", engines.device] if engines.device else [])]
     for name, value in engines.options.items():
         command += [f"--{name.replace('_', '-')}", str(value)]

@@ -22,7 +22,7 @@ COMMAND = 'llmcl generate -m smollm2 -p "Why is the sky blue?" -n 64'
 def main() -> None:
     arguments = shlex.split(COMMAND)[1:]
     run = subprocess.run(
-        [sys.executable, "-m", "llmcl.cli", *arguments],
+        [sys.executable, "-m", "llmcl", *arguments],
         capture_output=True,
         text=True,
         encoding="utf-8",

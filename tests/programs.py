@@ -34,7 +34,7 @@ TINY_SHAPE = {
 
 def run_llmcl(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """`llmcl` with these arguments. variables: of the environment, besides the tests' own."""
-    return run_python("-m", "llmcl.cli", *arguments, **variables)
+    return run_python("-m", "llmcl", *arguments, **variables)
 
 
 def run_script(name: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

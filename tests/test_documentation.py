@@ -105,7 +105,7 @@ def test_commands_run(page: Path, cpu: str, tmp_path: Path) -> None:
     programs = tmp_path / "bin"
     programs.mkdir()
     llmcl = programs / "llmcl"
-    llmcl.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m llmcl.cli "$@"\n')
+    llmcl.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m llmcl "$@"\n')
     llmcl.chmod(0o755)
     variables = {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "LLMCL_DEVICE": cpu}
     folder = tmp_path / "empty"

@@ -29,6 +29,7 @@ ROOMS = (
     "tools",
     "serve",
     "cli",
+    "__main__",
 )
 
 

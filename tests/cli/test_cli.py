@@ -38,7 +38,7 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "llmcl.cli", *arguments]
+    return [sys.executable, "-m", "llmcl", *arguments]
 
 
 def run(*arguments: str, stdin: str | None = None, **variables: str) -> subprocess.CompletedProcess[str]:

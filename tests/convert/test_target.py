@@ -41,7 +41,7 @@ def test_nothing_is_left_of_a_conversion_that_fails(folder: Path, tmp_path: Path
     ("number", "left"), [(signal.SIGTERM, 0), pytest.param(signal.SIGKILL, 1, marks=pytest.mark.full)]
 )
 def test_a_killed_conversion_leaves_nothing_under_the_name(tmp_path: Path, number: int, left: int) -> None:
-    command = [sys.executable, "-m", "llmcl.cli", "convert", "smollm2", str(tmp_path / "model.gguf"), "-q"]
+    command = [sys.executable, "-m", "llmcl", "convert", "smollm2", str(tmp_path / "model.gguf"), "-q"]
     process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)})
     end = time.monotonic() + 60
     while not any(path.stat().st_size > 1 << 20 for path in tmp_path.glob(".model.gguf.*")):

@@ -192,7 +192,7 @@ def test_an_unreachable_hub(closed_port: int, tmp_path: Path) -> None:
     environment |= {"HF_ENDPOINT": f"http://127.0.0.1:{closed_port}", "HF_HOME": str(tmp_path)}
     for options in ((), ("--offline",)):
         done = subprocess.run(
-            [sys.executable, "-m", "llmcl.cli", "generate", "-m", "org/model", "-p", "x", *options],
+            [sys.executable, "-m", "llmcl", "generate", "-m", "org/model", "-p", "x", *options],
             capture_output=True,
             text=True,
             env=environment,

@@ -1,5 +1,0 @@
-"""`python -m llmcl.cli`: the same as the program `llmcl`."""
-
-from llmcl.cli import main
-
-main()
