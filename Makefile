@@ -8,7 +8,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Intel's OpenCL driver exists for x86-64 only; `pocl` stands in elsewhere.
 RUNTIME := $(if $(filter x86_64 amd64,$(shell uname -m)),cpu,pocl)
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# --no-compile: Python compiles a module when it is first imported, and most of those installed never are.
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 # Rusticl lists its software renderer only when asked to.
 ALL_DRIVERS := RUSTICL_ENABLE=$${RUSTICL_ENABLE:-llvmpipe}
 
