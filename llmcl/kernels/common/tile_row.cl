@@ -1,21 +1,18 @@
 // Where a source row goes: row 16 t + r of the weight is row r of its tile t.
 //
-// ROPE_HEAD_DIM > 0: rows of heads of which the first ROTARY_DIM rotate. Rotary pair p becomes rows p and
-// p + ROPE_HEAD_DIM/2; it is stored as rows 2 p and 2 p + 1 with ROPE_INTERLEAVED, else as p and p + ROTARY_DIM/2. The
-// rows that do not rotate fill what is left, in order. TILE_STEP 2 with TILE_OFFSET 0 or 1 places tile t at 2 t + offset.
-inline int tile_row(int row) {
-#if ROPE_HEAD_DIM > 0
-    const int i = row % ROPE_HEAD_DIM;
-    const int rest = i - ROTARY_DIM, half_rest = (ROPE_HEAD_DIM - ROTARY_DIM) / 2;
-#if ROPE_INTERLEAVED
-    const int pair = i / 2, second = i % 2;
-#else
-    const int pair = i % (ROTARY_DIM / 2), second = i / (ROTARY_DIM / 2);
-#endif
-    const int to = rest < 0          ? pair + second * (ROPE_HEAD_DIM / 2)
-                 : rest < half_rest  ? ROTARY_DIM / 2 + rest
-                                     : ROPE_HEAD_DIM / 2 + ROTARY_DIM / 2 + rest - half_rest;
-    row += to - i;
-#endif
-    return (row / 16 * TILE_STEP + TILE_OFFSET) * 16 + row % 16;
+// head_dim > 0: rows of heads of which the first rotary_dim rotate. Rotary pair p becomes rows p and p + head_dim/2; it is
+// stored as rows 2 p and 2 p + 1 where pairs are interleaved, else as p and p + rotary_dim/2. The rows that do not rotate
+// fill what is left, in order. tile_step 2 with tile_offset 0 or 1 places tile t at 2 t + offset.
+inline int tile_row(int row, const int head_dim, const int rotary_dim, const int interleaved, const int tile_step,
+                    const int tile_offset) {
+    if (head_dim > 0) {
+        const int i = row % head_dim;
+        const int rest = i - rotary_dim, half_rest = (head_dim - rotary_dim) / 2;
+        const int pair = interleaved ? i / 2 : i % (rotary_dim / 2), second = interleaved ? i % 2 : i / (rotary_dim / 2);
+        const int to = rest < 0          ? pair + second * (head_dim / 2)
+                     : rest < half_rest  ? rotary_dim / 2 + rest
+                                         : head_dim / 2 + rotary_dim / 2 + rest - half_rest;
+        row += to - i;
+    }
+    return (row / 16 * tile_step + tile_offset) * 16 + row % 16;
 }

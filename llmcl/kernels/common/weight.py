@@ -148,29 +148,21 @@ def load_rows(
     first_tile = first_row // TILE_ROWS * tile_step + tile_offset
     last_tile = (first_row + n_rows - 1) // TILE_ROWS * tile_step + tile_offset
     parts = [p for p in weight.parts if p.first_tile <= last_tile and first_tile < p.first_tile + p.n_tiles]
-    constants: dict[str, object] = {
-        "FORMAT": source.format,
-        "K": k,
-        "ROW_BYTES": source.row_bytes,
-        "ROPE_HEAD_DIM": head_dim if rope_interleaved or rotary_dim < head_dim else 0,
-        "ROTARY_DIM": rotary_dim,
-        "ROPE_INTERLEAVED": rope_interleaved,
-        "TILE_STEP": tile_step,
-        "TILE_OFFSET": tile_offset,
-    }
+    rotated = head_dim if rope_interleaved or rotary_dim < head_dim else 0
+    where = (rotated, rotary_dim, rope_interleaved, tile_step, tile_offset)
     try:
         for start in range(0, n_rows, per_chunk):
             stop = min(n_rows, start + per_chunk)
             device.write(staging, source.rows(start, stop))
             for part in parts:
-                scalars = (first_row + start, part.first_tile, part.n_tiles, flag)
+                scalars = (k, source.row_bytes, first_row + start, part.first_tile, part.n_tiles, flag, *where)
                 kernel, columns = ("pack_weight", 32) if part.dtype in QUANTIZED else ("load_weight", 16)
                 if kernel == "pack_weight" and NATIVE[source.format] != part.dtype:
                     raise ValueError(f"{weight.name}: {source.format} rows for a part of {part.dtype}")
                 device.launch(
                     f"portable/{kernel}.cl",
                     kernel,
-                    constants | {"WEIGHT": kernel_name(part.dtype)},
+                    {"FORMAT": source.format, "WEIGHT": kernel_name(part.dtype)},
                     [staging, part.buffer, flags, *map(np.int32, scalars)],
                     groups=(k // run_of(device, k, columns), stop - start),
                     local=(1, 1),
@@ -192,8 +184,8 @@ def fill_random(device: Device, weight: Weight, spread: float, seed: int) -> Non
         device.launch(
             "portable/random_weight.cl",
             "random_weight",
-            {"WEIGHT": kernel_name(part.dtype), "K": weight.k, "SPREAD": float(spread)},
-            [part.buffer, np.uint64(count), np.uint32(seed + part.first_tile)],
+            {"WEIGHT": kernel_name(part.dtype)},
+            [part.buffer, np.uint64(count), np.int32(weight.k), np.float32(spread), np.uint32(seed + part.first_tile)],
             groups=(device.compute_units * 64,),
             local=(width,),
         ).enqueue()

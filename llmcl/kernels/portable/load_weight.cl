@@ -2,22 +2,21 @@
 //
 //   tiles[r/16][k][r%16] = round(dequantize(source row)[k])
 //
-// source  uchar [n_rows][ROW_BYTES], a run of source rows: row 0 of it becomes row `first_row` of the weight
-// tiles   WEIGHT [n_tiles][K][16]: the weight's tiles from `first_tile` on (one buffer of several, if it had to be split);
+// source  uchar [n_rows][row_bytes], a run of source rows of k columns: row 0 of it becomes row `first_row` of the weight
+// tiles   WEIGHT [n_tiles][k][16]: the weight's tiles from `first_tile` on (one buffer of several, if it had to be split);
 //         rows that belong to other tiles are left to other launches
 // flags   int [.]: flags[flag] is set to 1 when a stored value is not finite
+// k       a multiple of 16; of 32 or 256 for blocks
+// head_dim, rotary_dim, interleaved, tile_step, tile_offset: where a row goes (tile_row.cl). head_dim > 0: the rows are a q or
+//         k projection whose rotary pairs do not lie half a head apart. tile_step 2: gate and up projections alternate.
 //
 // Formats (FORMAT): F32, F16, BF16, and the blocks of common/stored_blocks.cl.
 //
-// ROPE_HEAD_DIM > 0: the rows are a q or k projection whose rotary pairs do not lie half a head apart (tile_row.cl).
-// TILE_STEP 2: gate and up projections alternate, one at TILE_OFFSET 0, one at 1 (tile_row.cl).
-//
-// Index space: (1 to K / 16, n_rows), any local size: the work-items of a row share its columns, 16 at a time. Build:
-// FORMAT, WEIGHT, K (a multiple of 16; of 32 or 256 for blocks), ROW_BYTES, ROPE_HEAD_DIM, ROTARY_DIM, ROPE_INTERLEAVED, TILE_STEP, TILE_OFFSET.
+// Index space: (1 to k / 16, n_rows), any local size: the work-items of a row share its columns, 16 at a time. Build:
+// FORMAT, WEIGHT; sizes are arguments, so that the matrices of a model need one program for each type.
 // Products and sums are rounded one by one, as the format defines.
-#if !defined(FORMAT) || !defined(WEIGHT) || !defined(K) || !defined(ROW_BYTES) || !defined(ROPE_HEAD_DIM) || !defined(ROTARY_DIM) || !defined(ROPE_INTERLEAVED) || \
-    !defined(TILE_STEP) || !defined(TILE_OFFSET)
-#error "load_weight.cl needs the build constants FORMAT, WEIGHT, K, ROW_BYTES, ROPE_HEAD_DIM, ROTARY_DIM, ROPE_INTERLEAVED, TILE_STEP, TILE_OFFSET"
+#if !defined(FORMAT) || !defined(WEIGHT)
+#error "load_weight.cl needs the build constants FORMAT, WEIGHT"
 #endif
 #include "common/common.cl"
 #include "common/stored_blocks.cl"
@@ -57,15 +56,17 @@ inline bool load_columns(__global const uchar* row, int k, __global CAT(WEIGHT, 
     return finite;
 }
 
-__kernel void load_weight(__global const uchar* source, __global CAT(WEIGHT, _t)* tiles, __global int* flags,
-                          const int first_row, const int first_tile, const int n_tiles, const int flag) {
-    const int row = tile_row(first_row + get_global_id(1));
+__kernel void load_weight(__global const uchar* source, __global CAT(WEIGHT, _t)* tiles, __global int* flags, const int k,
+                          const int row_bytes, const int first_row, const int first_tile, const int n_tiles, const int flag,
+                          const int head_dim, const int rotary_dim, const int interleaved, const int tile_step,
+                          const int tile_offset) {
+    const int row = tile_row(first_row + get_global_id(1), head_dim, rotary_dim, interleaved, tile_step, tile_offset);
     const int tile = row / 16 - first_tile, r = row % 16;
     if (tile < 0 || tile >= n_tiles) return;
-    source += (size_t)get_global_id(1) * ROW_BYTES;
-    tiles += (size_t)tile * K * 16;
+    source += (size_t)get_global_id(1) * row_bytes;
+    tiles += (size_t)tile * k * 16;
     bool finite = true;
-    for (int k = get_global_id(0) * 16; k < K; k += get_global_size(0) * 16)
-        finite = load_columns(source, k, tiles, r) && finite;
+    for (int column = get_global_id(0) * 16; column < k; column += get_global_size(0) * 16)
+        finite = load_columns(source, column, tiles, r) && finite;
     if (!finite) flags[flag] = 1;
 }

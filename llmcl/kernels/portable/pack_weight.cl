@@ -1,15 +1,14 @@
 // A quantised tensor's rows as a checkpoint stores them -> the device's quantised tiles (tiles.cl), number for number.
 //
-// source      uchar [n_rows][ROW_BYTES] of the format of the same name, a run of source rows
-// tiles, flags, first_row, first_tile, n_tiles, flag: as in load_weight.cl
-// ROPE_HEAD_DIM, ROTARY_DIM, ROPE_INTERLEAVED, TILE_STEP, TILE_OFFSET: as there; a flag is set where a scale is not finite
+// source      uchar [n_rows][row_bytes] of the format of the same name, a run of source rows of k columns
+// the other arguments: as in load_weight.cl; the flag is set where a scale is not finite
 //
-// Index space: (1 to K / 32, n_rows), any local size: the work-items of a row share its groups of 32 columns. Build:
-// FORMAT, WEIGHT, K, ROW_BYTES, ROPE_HEAD_DIM, ROTARY_DIM, ROPE_INTERLEAVED, TILE_STEP, TILE_OFFSET.
-#if !defined(FORMAT) || !defined(WEIGHT) || !defined(K) || !defined(ROW_BYTES) || !defined(ROPE_HEAD_DIM) || \
-    !defined(ROTARY_DIM) || !defined(ROPE_INTERLEAVED) || !defined(TILE_STEP) || !defined(TILE_OFFSET)
-#error "pack_weight.cl needs the build constants FORMAT, WEIGHT, K, ROW_BYTES, ROPE_HEAD_DIM, ROTARY_DIM, ROPE_INTERLEAVED, TILE_STEP, TILE_OFFSET"
+// Index space: (1 to k / 32, n_rows), any local size: the work-items of a row share its groups of 32 columns. Build:
+// FORMAT, WEIGHT; sizes are arguments, so that the matrices of a model need one program for each type.
+#if !defined(FORMAT) || !defined(WEIGHT)
+#error "pack_weight.cl needs the build constants FORMAT, WEIGHT"
 #endif
+#define K k  // of TILE_SIZE: the kernel's argument
 #include "common/tiles.cl"
 #include "common/stored_blocks.cl"
 #include "common/tile_row.cl"
@@ -67,14 +66,16 @@ inline bool pack_group(__global const uchar* row, int g, __global uchar* tile, i
     return copy_scales(row, g, tile, r);
 }
 
-__kernel void pack_weight(__global const uchar* source, __global uchar* tiles, __global int* flags, const int first_row,
-                          const int first_tile, const int n_tiles, const int flag) {
-    const int row = tile_row(first_row + get_global_id(1));
+__kernel void pack_weight(__global const uchar* source, __global uchar* tiles, __global int* flags, const int k,
+                          const int row_bytes, const int first_row, const int first_tile, const int n_tiles, const int flag,
+                          const int head_dim, const int rotary_dim, const int interleaved, const int tile_step,
+                          const int tile_offset) {
+    const int row = tile_row(first_row + get_global_id(1), head_dim, rotary_dim, interleaved, tile_step, tile_offset);
     const int tile = row / 16 - first_tile, r = row % 16;
     if (tile < 0 || tile >= n_tiles) return;
-    source += (size_t)get_global_id(1) * ROW_BYTES;
+    source += (size_t)get_global_id(1) * row_bytes;
     tiles += (size_t)tile * TILE_SIZE;
     bool finite = true;
-    for (int g = get_global_id(0); g < K / 32; g += get_global_size(0)) finite = pack_group(source, g, tiles, r) && finite;
+    for (int g = get_global_id(0); g < k / 32; g += get_global_size(0)) finite = pack_group(source, g, tiles, r) && finite;
     if (!finite) flags[flag] = 1;
 }

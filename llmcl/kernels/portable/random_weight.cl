@@ -1,19 +1,21 @@
-// Weights drawn on the device, for measuring speed without a checkpoint: of variance SPREAD^2 / 3, a pure function of seed
+// Weights drawn on the device, for measuring speed without a checkpoint: of variance spread^2 / 3, a pure function of seed
 // and index.
 //
-// Floating-point tiles are uniform in [-SPREAD, SPREAD). Of quantised tiles (tiles.cl) every bit is random, but for the scales:
-// with S = 2 SPREAD / 2^bits and u uniform in [0, 1), from the bits that lie where the scale goes,
+// Floating-point tiles are uniform in [-spread, spread). Of quantised tiles (tiles.cl) every bit is random, but for the scales:
+// with S = 2 spread / 2^bits and u uniform in [0, 1), from the bits that lie where the scale goes,
 //
 //   d = S (0.75 + u / 2)        m = -d (2^bits - 1) / 2        k formats: sc in 32 .. 63, mn = sc, dmin = d (2^bits - 1) / 2
 //
 // where d is divided by the mean of sc; q6_k has sc in -95 .. -32 and 32 .. 95. Without m, d has a random sign, since the numbers
 // have a mean of -1/2. mxfp4 has one of two neighbouring scales, at random such that the variance is that. All are finite.
 //
-// tiles  floating-point: WEIGHT [n]; quantised: n groups of 16 rows x 32 columns, whole tiles
-// Index space: any; each work-item takes every global-size-th value or group. Build: WEIGHT, K, SPREAD.
-#if !defined(WEIGHT) || !defined(K) || !defined(SPREAD)
-#error "random_weight.cl needs the build constants WEIGHT, K, SPREAD"
+// tiles  floating-point: WEIGHT [n]; quantised: n groups of 16 rows x 32 columns, whole tiles of k columns
+// Index space: any; each work-item takes every global-size-th value or group. Build: WEIGHT; sizes are arguments, so that the
+// matrices of a model need one program for each type.
+#if !defined(WEIGHT)
+#error "random_weight.cl needs the build constant WEIGHT"
 #endif
+#define K k  // of TILE_SIZE: the kernel's argument
 #include "common/tiles.cl"
 
 inline uint random_bits(const ulong i, const uint seed) {
@@ -24,9 +26,10 @@ inline uint random_bits(const ulong i, const uint seed) {
 }
 
 #if !QUANTIZED
-__kernel void random_weight(__global CAT(WEIGHT, _t)* tiles, const ulong n, const uint seed) {
+__kernel void random_weight(__global CAT(WEIGHT, _t)* tiles, const ulong n, const int k, const float spread,
+                            const uint seed) {
     for (ulong i = get_global_id(0); i < n; i += get_global_size(0))
-        CAT(store1_, WEIGHT)(((float)(random_bits(i, seed) >> 8) * 0x1p-23f - 1.0f) * SPREAD, tiles + i);
+        CAT(store1_, WEIGHT)(((float)(random_bits(i, seed) >> 8) * 0x1p-23f - 1.0f) * spread, tiles + i);
 }
 #else
 #define LEVELS (WEIGHT_IS(q8_0) ? 256.0f : WEIGHT_IS(q6_k) ? 64.0f : HAS_FIFTH_BIT ? 32.0f : 16.0f)
@@ -34,16 +37,16 @@ __kernel void random_weight(__global CAT(WEIGHT, _t)* tiles, const ulong n, cons
 
 #if WEIGHT_IS(mxfp4)
 // The mean square of a code's values is 8.5625; twice the scale has four times the square.
-inline void make_scales(__global uchar* at) {
-    const float wanted = SPREAD * 0.19730546f, lower = floor(log2(wanted)), ratio = wanted / exp2(lower);
+inline void make_scales(__global uchar* at, const float spread) {
+    const float wanted = spread * 0.19730546f, lower = floor(log2(wanted)), ratio = wanted / exp2(lower);
     for (int r = 0; r < 16; ++r) at[r] = 127 + (int)lower + (at[r] < 256.0f * (ratio * ratio - 1.0f) / 3.0f ? 1 : 0);
 }
 #else
 // 16 scales where random bits lie, and their minima after them.
-inline void make_scales(__global uchar* at) {
+inline void make_scales(__global uchar* at, const float spread) {
     for (int r = 0; r < 16; ++r) {
         const ushort bits = ((__global const ushort*)at)[r];
-        const float size = 2.0f * SPREAD / LEVELS / MEAN_SCALE * (0.75f + (float)bits * 0x1p-17f);
+        const float size = spread * (2.0f / LEVELS / MEAN_SCALE) * (0.75f + (float)bits * 0x1p-17f);
         vstore_half_rte(HAS_MIN || bits % 2 ? size : -size, r, (__global half*)at);
 #if HAS_MIN
         vstore_half_rte((IS_SUPER ? 0.5f : -0.5f) * (LEVELS - 1.0f) * half_of(at + 2 * r), r, (__global half*)(at + 32));
@@ -52,16 +55,17 @@ inline void make_scales(__global uchar* at) {
 }
 #endif
 
-__kernel void random_weight(__global uchar* tiles, const ulong n, const uint seed) {
+__kernel void random_weight(__global uchar* tiles, const ulong n, const int k, const float spread,
+                            const uint seed) {
     for (ulong i = get_global_id(0); i < n; i += get_global_size(0)) {
-        const ulong g = i % (K / 32), first = i / (K / 32) * TILE_SIZE + GROUP_AT(g);
+        const ulong g = i % (k / 32), first = i / (k / 32) * TILE_SIZE + GROUP_AT(g);
         for (int b = 0; b < GROUP_BYTES; b += 4)
             *(__global uint*)(tiles + first + b) = random_bits((first + b) / 4, seed);
 #if IS_SUPER
         if (g % 8 == 0) {
             for (int b = 0; b < HEAD_BYTES; b += 4)
                 *(__global uint*)(tiles + first - HEAD_BYTES + b) = random_bits((first - HEAD_BYTES + b) / 4, seed);
-            make_scales(tiles + first - HEAD_BYTES);
+            make_scales(tiles + first - HEAD_BYTES, spread);
         }
         for (int r = 0; r < 16; ++r) {
             __global uchar* sc = tiles + first + r;
@@ -73,7 +77,7 @@ __kernel void random_weight(__global uchar* tiles, const ulong n, const uint see
 #endif
         }
 #else
-        make_scales(tiles + first);
+        make_scales(tiles + first, spread);
 #endif
     }
 }
