@@ -126,21 +126,16 @@ class FlexPlan:
         paged: bool = False,
     ) -> None:
         """sizes: rows and columns of `array`, then of `to`. paged: rows of `array` lie in pages."""
-        rows, columns, to_rows, to_columns = sizes
-        constants = {"FROM": KERNEL_NAMES[dtypes[0]], "TO": KERNEL_NAMES[dtypes[1]]}
+        _, _, to_rows, to_columns = sizes
         pages: list[KernelArg | str] = []
         if paged:
-            pages = [PAGE_TABLE, np.int32(self.problem.n_pages), np.int32(self.problem.n_kv_heads)]
+            p = self.problem
+            pages = [PAGE_TABLE, *map(np.int32, (p.n_pages, p.page_tokens, p.n_kv_heads))]
         self._launch(
             "portable/pad_rows.cl",
             "pad_rows",
-            {
-                **constants,
-                "COLUMNS": columns,
-                "TO_COLUMNS": to_columns,
-                **({"PAGE": self.problem.page_tokens} if paged else {}),
-            },
-            [array, to, np.int32(rows), np.int32(to_rows), *pages],
+            {"FROM": KERNEL_NAMES[dtypes[0]], "TO": KERNEL_NAMES[dtypes[1]], "PAGED": paged},
+            [array, to, *map(np.int32, sizes), *pages],
             groups=(-(-to_columns // 16), to_rows, matrices),
             local=(16, 1, 1),
         )

@@ -1,8 +1,8 @@
 """Combinations of mods, masks, shapes, dtypes and pages: flex_attention against PyTorch's own.
 
-Of random calls so many that each value is met with each value of every other parameter, and with neither `--quick` nor
-`--pairs` twice. A call is a program of its own, so that more of them take minutes: LLMCL_TEST_RANDOM_CALLS=200 adds so
-many.
+Of random calls so many that each value is met with each value of every other parameter, with neither `--quick` nor
+`--pairs` twice, and with `--quick` so many that each value is met. A call is a program of its own, so that more of them
+take minutes: LLMCL_TEST_RANDOM_CALLS=200 adds so many.
 """
 
 from __future__ import annotations
@@ -84,6 +84,11 @@ def calls(seed: int, among: int = 300) -> list[dict[str, Any]]:
     return [found[i] for i in sorted(covering(pairs))]
 
 
+def with_each_value() -> set[int]:
+    """Of those calls the few that have each value."""
+    return covering({i: {*call.items()} for i, call in enumerate(calls(0))})
+
+
 def in_pages(x: np.ndarray, table: np.ndarray, page: int) -> np.ndarray:
     """x [B, H, S, D] in a pool [pages, H, page, D]."""
     pool = np.zeros((table.size, x.shape[1], page, x.shape[3]), x.dtype)
@@ -101,7 +106,10 @@ def test_every_pair_of_values_is_met() -> None:
 
 @pytest.mark.parametrize(
     ("c", "seed"),
-    [pytest.param(c, i, id=str(i)) for i, c in enumerate(calls(0))]
+    [
+        pytest.param(c, i, id=str(i), marks=() if i in with_each_value() else pytest.mark.full)
+        for i, c in enumerate(calls(0))
+    ]
     + [pytest.param(c, i, id=f"more-{i}", marks=pytest.mark.exhaustive) for i, c in enumerate(calls(1))]
     + [pytest.param(c, i, id=f"random-{i:03}") for i, c in enumerate(random_calls(2, MORE_CALLS))],
 )
