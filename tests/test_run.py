@@ -48,10 +48,17 @@ def test_a_variant_that_a_device_does_not_choose_runs_little_or_not(devices: lis
         for variant in ("cpu", "portable")
         for n in range(3)
     ]
-    on_others = [f"tests/kernels/test_a.py::a[{which}-0]" for which in ("cpu-1", "portable-2")]
     on_the_first = [case.nodeid for case in cases if case.params["cl_entry"] is devices[0]]
+    first_of_the_file = [f"tests/kernels/test_a.py::a[{which}-0]" for which in ("cpu-1", "portable-2")]
+    where_it_is_chosen = {f"tests/kernels/test_a.py::{test}[portable-2-2]" for test in "ab"}
+    expected = {name for name in on_the_first if "[cpu" in name} | {*first_of_the_file, *where_it_is_chosen}
+    assert {*kept(cases, devices)} == expected | {"tests/test_b.py::b[portable-0-2]"}
+    # Without a device that chooses the portable variant it runs on the first.
     few = [name for name in on_the_first if not name.endswith(("[portable-0-0]", "[portable-0-1]"))]
-    assert kept(cases, devices) == few + on_others
+    assert kept([case for case in cases if case.params["cl_entry"] is not devices[2]], devices[:2]) == [
+        *few,
+        first_of_the_file[0],
+    ]
 
 
 def test_the_first_device_runs_each_value_of_each_parameter(devices: list[Any]) -> None:

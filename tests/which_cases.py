@@ -19,13 +19,16 @@ def left_to_the_full_run(items: Sequence[pytest.Item], devices: Sequence[DeviceE
 
     A test that takes no device runs with all its cases. On the first device one runs with as many cases as have each
     value of its parameters. One marked `matrix` runs with its first case and its last in each variant of its kernel. In
-    a variant that the device does not choose a test runs with its last case. On every other device the first case of
-    each file of tests/kernels runs, in the others. A test or a case marked `full` or `exhaustive` does not run, nor on
-    another device than a GPU one marked `as_gpu`.
+    a variant that the device does not choose a test that has others runs with its last case, and any on the first other
+    device that chooses it if there is one: Intel's compiler takes six times as long for a portable kernel as that of a
+    software renderer. On every other device the first case of each file of tests/kernels runs, in the others. A test or
+    a case marked `full` or `exhaustive` does not run, nor on another device than a GPU one marked `as_gpu`.
     """
     first = devices[0]
     on_the_first: dict[tuple[str, object], list[pytest.Item]] = {}  # by test and variant
     on_another: dict[tuple[str, int], dict[object, list[pytest.Item]]] = {}  # by file and device, then by variant
+    chosen_by = next((entry.index for entry in devices[1:] if not_chosen(entry) != not_chosen(first)), None)
+    where_chosen: dict[str, list[pytest.Item]] = {}  # by test: in the variant that the first device does not choose
     for item in items:
         if item.get_closest_marker("full") or is_exhaustive(item):
             continue
@@ -39,10 +42,14 @@ def left_to_the_full_run(items: Sequence[pytest.Item], devices: Sequence[DeviceE
         elif item.nodeid.startswith("tests/kernels/"):
             variants = on_another.setdefault((item.nodeid.partition("::")[0], entry.index), {})
             variants.setdefault(variant, []).append(item)
+            if entry.index == chosen_by and variant == not_chosen(first) and not item.get_closest_marker("skip"):
+                where_chosen.setdefault(test_of(item), []).append(item)
     kept: set[pytest.Item] = set()
     for (test, variant), cases in on_the_first.items():
-        is_matrix = cases[0].get_closest_marker("matrix")
         has_others = any(other == test for other, named in on_the_first if named != variant)
+        is_matrix = cases[0].get_closest_marker("matrix")
+        if variant == not_chosen(first):
+            cases = where_chosen.get(test, cases)
         if variant == not_chosen(first) and has_others:
             kept.add(next((case for case in cases[::-1] if not case.get_closest_marker("skip")), cases[-1]))
         else:
