@@ -17,7 +17,7 @@ ROWS, K = 160, 512
 N = 19  # tokens: two blocks of 8, and more than 2 of a third
 EPS = 1e-5
 
-pytestmark = pytest.mark.parametrize("variant", ["cpu"])
+pytestmark = [pytest.mark.parametrize("variant", ["cpu"]), pytest.mark.heavy]
 
 
 def make_weight(device: Device, dtype: str, k: int, alternating: bool) -> Weight:
@@ -90,7 +90,6 @@ def test_columns_of_a_single_block(target: Device, dtype: str, k: int) -> None:
 
 
 @pytest.mark.matrix
-@pytest.mark.heavy
 @pytest.mark.parametrize(("epilogue", "norm"), [("add", False), ("swiglu", True)])
 @pytest.mark.parametrize("dtype", QUANTIZED)
 def test_a_row_of_several_is_what_decode_makes_of_it(target: Device, dtype: str, epilogue: str, norm: bool) -> None:

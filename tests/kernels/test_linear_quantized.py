@@ -159,6 +159,7 @@ def test_decode_elsewhere(target: Device, dtype: str) -> None:
     check_decode(target, dtype, 131, 768)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("exact", [False, True], ids=["auto", "exact"])
 @pytest.mark.parametrize("dtype", QUANTIZED)
 @pytest.mark.parametrize("variant", ["portable-int8"])
