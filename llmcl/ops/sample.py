@@ -44,7 +44,7 @@ CONSTANTS = {
     "SAMPLING_FREQUENCY": 11,
 }
 N_SLOTS = len(CONSTANTS)
-BINS = 2048  # as sample.cl has it
+BINS = 2048  # as sample_threshold.cl has it
 BEST_SCORE, ABOVE_THRESHOLD, LARGEST = 0, 1, 2  # of all scores; of those above a threshold; of the logits themselves
 
 
@@ -167,9 +167,9 @@ class Sampler:
         self.logprobs = LogProbs(device, logits, vocab_size, step, self.bias)
         self._choices: dict[int, int] = {}
 
-        def bind(name: str, args: list[Buffer], n_groups: int, n_bytes: int) -> Launch:
+        def bind(file: str, name: str, args: list[Buffer], n_groups: int, n_bytes: int) -> Launch:
             return device.launch(
-                "portable/sample.cl",
+                f"portable/{file}.cl",
                 name,
                 constants,
                 args,
@@ -193,15 +193,16 @@ class Sampler:
         inputs = [logits, self.last_seen, self.counts, step.state, self.params]
         outputs = [step.state, step.tokens, step.sampled, self.counts]
         read = 8 * vocab_size  # logits and latest positions
+        above = "sample_threshold"
         self._choose = {
             BEST_SCORE: [
-                bind("sample_partial", [*inputs, best], groups, read),
-                bind("sample_finish", [best, self.params, *outputs], 1, 8 * groups),
+                bind("sample", "sample_partial", [*inputs, best], groups, read),
+                bind("sample", "sample_finish", [best, self.params, *outputs], 1, 8 * groups),
             ],
             ABOVE_THRESHOLD: [
-                bind("sample_histogram", [*inputs, best, bins], groups, read),
-                bind("sample_candidates", [*inputs, best, bins, candidates], groups, read),
-                bind("sample_select", [candidates, best, bins, self.params, *outputs], 1, 8 * groups),
+                bind(above, "sample_histogram", [*inputs, best, bins], groups, read),
+                bind(above, "sample_candidates", [*inputs, best, bins, candidates], groups, read),
+                bind(above, "sample_select", [candidates, best, bins, self.params, *outputs], 1, 8 * groups),
             ],
         }
         if columns_a_work_item(device) > 1:  # a work-item with vectors needs no others

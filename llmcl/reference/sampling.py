@@ -67,10 +67,10 @@ def _mix32(x: NDArray[np.uint32]) -> NDArray[np.uint32]:
 def noise_bits(seed: int, step: int, token_ids: Array) -> NDArray[np.uint32]:
     """32 random bits for each token of a step: token_ids uint32 [n] -> uint32 [n]; the same on any device.
 
-    kernels/portable/sample.cl computes the same (noise_keys, score_of). It needs 32-bit unsigned arithmetic alone, and
-    the two keys are the same for all tokens of a step. With one key, the noise of two steps or seeds whose keys are
-    close would be the same sequence in another order. mix32's constants come from the hash prospector project's search
-    for mixers of two multiplications with the smallest bias.
+    kernels/portable/token_scores.cl computes the same (noise_keys, score_of). It needs 32-bit unsigned arithmetic
+    alone, and the two keys are the same for all tokens of a step. With one key, the noise of two steps or seeds whose
+    keys are close would be the same sequence in another order. mix32's constants come from the hash prospector
+    project's search for mixers of two multiplications with the smallest bias.
     """
     bits = seed & 0xFFFFFFFFFFFFFFFF
     # Arrays of one element: NumPy wraps arrays silently and warns about scalars.

@@ -1,4 +1,4 @@
-"""The kernels of sample.cl, as `Sampler` launches them.
+"""The kernels of sample.cl and sample_threshold.cl, as `Sampler` launches them.
 
 Thresholds: within THRESHOLD_TOLERANCE (relative) of the twin's. With top-p the twin is asked twice, with a mass a
 little smaller and a little larger: the float32 sum may end the prefix one token to either side only where a token's

@@ -1,0 +1,295 @@
+// Sampling where one threshold on the logits serves top-k, top-p and min-p (in this order, llama.cpp's): the token of the best
+// score among the logits at or above it (sample.cl).
+//
+// sample_histogram and sample_candidates share the vocabulary among all groups and leave the few logits that can be above the
+// threshold to sample_select.
+//
+// best       float2 [N_GROUPS], of sample_histogram: (largest logit, sum of exp(l - largest))
+// bins       uint [BINS + 1], 0 before and after a step: a measure of the logits by the upper bits of their keys, and the
+//            number of candidates
+// candidates float2 [VOCAB]: (penalised logit, token id by its bits), in any order
+// the other buffers: see sample.cl. A step of several sequences has best, bins and candidates of each row.
+//
+// Index space: N_GROUPS groups of LOCAL_SIZE; one group for sample_select; with several sequences for each row.
+// Build: as sample.cl.
+#if !defined(VOCAB) || !defined(LOCAL_SIZE) || !defined(N_GROUPS) || !defined(N_SEQUENCES) || !defined(STATE_STEP) || \
+    !defined(SAMPLING_THRESHOLD)
+#error "sample_threshold.cl needs the build constants VOCAB, LOCAL_SIZE, N_GROUPS, N_SEQUENCES and those of the step state"
+#endif
+#include "portable/token_scores.cl"
+
+// An order-preserving map from float to uint, and back.
+inline uint key_of(float x) {
+    const uint u = as_uint(x);
+    return u & 0x80000000u ? ~u : u | 0x80000000u;
+}
+
+inline float value_of(uint key) { return as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key); }
+
+inline ulong reduce_sum_ulong(const ulong v, __local ulong* scratch, const int lid) REDUCED(ulong, SUM_OF)
+
+// Bins of logits by the upper 11 bits of their keys: sign, exponent, and a quarter of a power of two.
+#define BIN_SHIFT 21
+#define BINS 2048
+#define BLOCK 32  // bins that one work-item adds up
+inline float bin_high(const int bin) { return value_of(((uint)bin + 1u) * (1u << BIN_SHIFT) - 1u); }
+
+// With top-k a bin counts its logits. Otherwise it adds up their mass relative to its own upper edge, rounded down, in units
+// of which VOCAB fit: the largest logit of all is not known yet.
+#define BIN_UNIT (0x7fffffffu / VOCAB)
+inline bool measures_count(__global const int* sampling) {
+    return sampling[SAMPLING_TOP_K] > 0 && sampling[SAMPLING_TOP_K] < VOCAB;
+}
+inline uint measure_of(const float l, const int bin, const bool by_count) {
+    return by_count ? 1 : isinf(l) ? 0 : (uint)(exp(l - bin_high(bin)) * BIN_UNIT);
+}
+
+// Adds the group's partition to `bins`, and leaves its largest logit and the sum of exp(l - largest) in best[group].
+inline void histogram_of_partition(const int group, __global const float* logits, __global const int* last_seen, __global const int* counts,
+                                   __global const int* state, __global const int* sampling, __global float2* best,
+                                   __global uint* bins, __local uint* own, __local float* scratch) {
+    const int lid = get_local_id(0), position = last_position(state);
+    const int2 partition = partition_of(group);
+    const bool by_count = measures_count(sampling);
+    for (int i = lid; i < BINS; i += LOCAL_SIZE) own[i] = 0;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    float top = -INFINITY;
+    for (int first = partition.x + lid; first < partition.y; first += BATCH * LOCAL_SIZE) {
+        float l[BATCH];
+        next_logits(l, logits, last_seen, counts, sampling, position, first, partition.y);
+#pragma unroll
+        for (int u = 0; u < BATCH; ++u) {
+            if (isnan(l[u])) continue;
+            top = fmax(top, l[u]);
+            const int bin = key_of(l[u]) >> BIN_SHIFT;
+            const uint measure = measure_of(l[u], bin, by_count);
+            if (measure > 0) atomic_add(own + bin, measure);
+        }
+    }
+    top = reduce_max(top, scratch, lid);
+    float sum = 0.0f;
+    for (int first = partition.x + lid; first < partition.y; first += BATCH * LOCAL_SIZE) {
+        float l[BATCH];
+        next_logits(l, logits, last_seen, counts, sampling, position, first, partition.y);
+#pragma unroll
+        for (int u = 0; u < BATCH; ++u)
+            if (l[u] > -INFINITY) sum += exp(l[u] - top);
+    }
+    sum = reduce_sum(sum, scratch, lid);
+    if (lid == 0) best[group] = (float2)(top, sum);
+    for (int i = lid; i < BINS; i += LOCAL_SIZE)
+        if (own[i] > 0) atomic_add(bins + i, own[i]);
+}
+
+// The largest logit of all.
+inline float top_of(__global const float2* best, __local float* scratch, const int lid) {
+    float top = -INFINITY;
+    for (int i = lid; i < N_GROUPS; i += LOCAL_SIZE) top = fmax(top, best[i].x);
+    return reduce_max(top, scratch, lid);
+}
+
+// The sum of exp(l - top) over the vocabulary.
+inline float whole_sum(__global const float2* best, const float top, __local float* scratch, const int lid) {
+    float sum = 0.0f;
+    for (int i = lid; i < N_GROUPS; i += LOCAL_SIZE)
+        if (best[i].x > -INFINITY) sum += best[i].y * exp(best[i].x - top);
+    return reduce_sum(sum, scratch, lid);
+}
+
+// The lowest bin in which a logit can be above the threshold.
+inline int lowest_bin(__global const int* sampling, __global const float2* best, __global const uint* bins,
+                      __local float* measures, __local float* scratch, __local int* found) {
+    const int lid = get_local_id(0);
+    const float top_p = as_float(sampling[SAMPLING_TOP_P]), min_p = as_float(sampling[SAMPLING_MIN_P]);
+    const float top = top_of(best, scratch, lid);
+    const float sum_of_all = whole_sum(best, top, scratch, lid);
+    const bool by_count = measures_count(sampling);
+    // A little more than the share, for what the sums are rounded by.
+    const float target = by_count ? (float)sampling[SAMPLING_TOP_K] : top_p * 1.00001f * sum_of_all * BIN_UNIT;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (int i = lid; i < BINS; i += LOCAL_SIZE) {
+        const uint measure = bins[i];
+        measures[i] = measure == 0 ? 0.0f : by_count ? measure : measure * exp(fmin(bin_high(i) - top, 80.0f));
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (int block = lid; block < BINS / BLOCK; block += LOCAL_SIZE) {
+        float sum = 0.0f;
+        for (int i = 0; i < BLOCK; ++i) sum += measures[block * BLOCK + i];
+        scratch[block] = sum;
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (lid == 0) {
+        float above = 0.0f;
+        int block = BINS / BLOCK - 1;
+        while (block > 0 && above + scratch[block] < target) above += scratch[block--];
+        int bin = block * BLOCK + BLOCK - 1;
+        while (bin > block * BLOCK && above + measures[bin] < target) above += measures[bin--];
+        // Here and not as an early return: PoCL compiles what follows a branch around barriers once for each side.
+        *found = by_count || top_p < 1.0f ? bin : (int)(key_of(top + log(min_p)) >> BIN_SHIFT);
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    return *found;
+}
+
+// Appends to `candidates` what the group's partition has in the lowest bin and above.
+inline void candidates_of_partition(const int group, __global const float* logits, __global const int* last_seen, __global const int* counts,
+                                    __global const int* state, __global const int* sampling, __global const float2* best,
+                                    __global uint* bins, __global float2* candidates, __local float* measures,
+                                    __local float* scratch, __local int* found) {
+    const int lid = get_local_id(0), position = last_position(state);
+    const int2 partition = partition_of(group);
+    const int lowest = lowest_bin(sampling, best, bins, measures, scratch, found);
+    __local uint* taken = (__local uint*)scratch;  // by the group so far in this pass, and the place of its first
+    for (int begin = partition.x; begin < partition.y; begin += BATCH * LOCAL_SIZE) {
+        float l[BATCH];
+        uint place[BATCH];
+        barrier(CLK_LOCAL_MEM_FENCE);
+        if (lid == 0) taken[0] = 0;
+        barrier(CLK_LOCAL_MEM_FENCE);
+        next_logits(l, logits, last_seen, counts, sampling, position, begin + lid, partition.y);
+#pragma unroll
+        for (int u = 0; u < BATCH; ++u) {
+            place[u] = VOCAB;
+            if (!isnan(l[u]) && (int)(key_of(l[u]) >> BIN_SHIFT) >= lowest) place[u] = atomic_inc(taken);
+        }
+        barrier(CLK_LOCAL_MEM_FENCE);
+        if (lid == 0 && taken[0] > 0) taken[1] = atomic_add(bins + BINS, taken[0]);
+        barrier(CLK_LOCAL_MEM_FENCE);
+#pragma unroll
+        for (int u = 0; u < BATCH; ++u)
+            if (place[u] < VOCAB)
+                candidates[taken[1] + place[u]] = (float2)(l[u], as_float(begin + lid + u * LOCAL_SIZE));
+    }
+}
+
+// Probabilities as integers whose sum over the vocabulary is close to 2^31: their sums do not depend on the order of
+// the atomic additions.
+inline uint mass_of(float l, float top, float inverse_sum) { return (uint)(exp(l - top) * inverse_sum * 0x1p31f + 0.5f); }
+
+// The largest key t for which the measure of { key >= t } reaches `target` or the whole, found digit by digit from the top
+// (radix selection). The measure of a set is its count, or with by_mass the mass of its members at or above `floor_key`.
+inline uint radix_threshold(__global const float2* candidates, const int n, const bool by_mass, uint target,
+                            const uint floor_key, const float top, const float inverse_sum, __local uint* histogram,
+                            __local uint* found, const int lid) {
+    uint prefix = 0, above = 0;
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        for (int i = lid; i < 256; i += LOCAL_SIZE) histogram[i] = 0;
+        barrier(CLK_LOCAL_MEM_FENCE);
+        for (int i = lid; i < n; i += LOCAL_SIZE) {
+            const float l = candidates[i].x;
+            const uint key = key_of(l);
+            if (key < floor_key || (shift < 24 && key >> (shift + 8) != prefix)) continue;
+            atomic_add(histogram + ((key >> shift) & 255u), by_mass ? mass_of(l, top, inverse_sum) : 1u);
+        }
+        barrier(CLK_LOCAL_MEM_FENCE);
+        for (int block = lid; block < 16; block += LOCAL_SIZE) {
+            uint sum = 0;
+            for (int i = 0; i < 16; ++i) sum += histogram[16 * block + i];
+            found[block] = sum;
+        }
+        barrier(CLK_LOCAL_MEM_FENCE);
+        if (lid == 0) {
+            if (shift == 24) {
+                uint whole = 0;
+                for (int i = 0; i < 16; ++i) whole += found[i];
+                target = min(target, whole);
+            }
+            int block = 15;
+            while (block > 0 && above + found[block] < target) above += found[block--];
+            int digit = 16 * block + 15;
+            while (digit > 16 * block && above + histogram[digit] < target) above += histogram[digit--];
+            found[16] = digit;
+            found[17] = above;
+            found[18] = target;
+        }
+        barrier(CLK_LOCAL_MEM_FENCE);
+        prefix = (prefix << 8) | found[16];
+        above = found[17];
+        target = found[18];
+        barrier(CLK_LOCAL_MEM_FENCE);
+    }
+    return prefix;
+}
+#define FOUND 19  // local words of radix_threshold beside the histogram
+
+// The threshold, from the candidates alone.
+inline float threshold_of(__global const float2* candidates, const int n, __global const int* sampling,
+                          __global const float2* best, __local uint* histogram, __local uint* found,
+                          __local ulong* scratch) {
+    const int lid = get_local_id(0);
+    const float top_p = as_float(sampling[SAMPLING_TOP_P]), min_p = as_float(sampling[SAMPLING_MIN_P]);
+    __local float* floats = (__local float*)scratch;
+    const float top = top_of(best, floats, lid);
+    const float sum_of_all = whole_sum(best, top, floats, lid);
+    uint key = 0;
+    // Top-k, then top-p, if asked for. Passes of a loop, for the same reason as in lowest_bin.
+    for (int pass = measures_count(sampling) ? 0 : 1; pass < (top_p < 1.0f ? 2 : 1); ++pass) {
+        const bool by_mass = pass == 1;
+        ulong units = 0;  // of the candidates, whose order changes: an integer
+        for (int i = by_mass ? lid : n; i < n; i += LOCAL_SIZE)
+            if (key_of(candidates[i].x) >= key) units += (ulong)(exp(candidates[i].x - top) * 0x1p40f);
+        const float sum_of_candidates = (float)reduce_sum_ulong(units, scratch, lid) * 0x1p-40f;
+        const float sum = key == 0 ? sum_of_all : sum_of_candidates;
+        const uint target = by_mass ? max(1u, (uint)ceil(top_p * 0x1p31f)) : (uint)sampling[SAMPLING_TOP_K];
+        key = max(key, radix_threshold(candidates, n, by_mass, target, key, top, 1.0f / sum, histogram, found, lid));
+    }
+    float threshold = key == 0 ? -INFINITY : value_of(key);
+    if (min_p > 0.0f) threshold = fmax(threshold, top + log(min_p));
+    return fmin(threshold, top);
+}
+
+#ifdef RECORDS
+#define BINS_OF_ROW bins += row * (BINS + 1);
+#define CANDIDATES_OF_ROW candidates += (size_t)row * VOCAB;
+#else
+#define BINS_OF_ROW
+#define CANDIDATES_OF_ROW
+#endif
+
+__kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
+void sample_histogram(__global const float* logits, __global const int* last_seen, __global const int* counts, __global const int* state,
+                      __global const int* sampling, __global float2* best, __global uint* bins) {
+    __local uint own[BINS];
+    __local float scratch[LOCAL_SIZE];
+    OF_ROW(1) LOGITS_OF_ROW BINS_OF_ROW
+    histogram_of_partition(get_group_id(0), logits, last_seen, counts, state, sampling, best, bins, own, scratch);
+}
+
+#define BLOCK_FLOATS (LOCAL_SIZE > BINS / BLOCK ? LOCAL_SIZE : BINS / BLOCK)
+
+__kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
+void sample_candidates(__global const float* logits, __global const int* last_seen, __global const int* counts, __global const int* state,
+                       __global const int* sampling, __global const float2* best, __global uint* bins,
+                       __global float2* candidates) {
+    __local float measures[BINS], scratch[BLOCK_FLOATS];
+    __local int found;
+    OF_ROW(1) LOGITS_OF_ROW BINS_OF_ROW CANDIDATES_OF_ROW
+    candidates_of_partition(get_group_id(0), logits, last_seen, counts, state, sampling, best, bins, candidates, measures, scratch, &found);
+}
+
+// Writes sampling[SAMPLING_THRESHOLD], and the token of the best score above it. One group.
+__kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
+void sample_select(__global const float2* candidates, __global const float2* best, __global uint* bins,
+                   __global int* sampling, __global int* state, __global int* tokens, __global int* sampled, __global int* counts) {
+    __local ulong scratch[LOCAL_SIZE];
+    __local uint histogram[256], found[FOUND];
+    OF_ROW(1) BINS_OF_ROW CANDIDATES_OF_ROW
+    const int lid = get_local_id(0), n = bins[BINS];
+    const float threshold = threshold_of(candidates, n, sampling, best, histogram, found, scratch);
+    const float temperature = as_float(sampling[SAMPLING_TEMPERATURE]);
+    const uint2 keys = noise_keys(sequence_state(state, row), sampling);
+    float score = -INFINITY;
+    int token = VOCAB;
+    for (int i = lid; i < n; i += LOCAL_SIZE) {
+        const float l = candidates[i].x;
+        const int candidate = as_int(candidates[i].y);
+        if (l >= threshold) keep_better(&score, &token, score_of(l, candidate, temperature, keys), candidate);
+    }
+    const float2 chosen = reduce_best((float2)(score, as_float(token)), (__local float2*)scratch, lid);
+    barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);  // all have read what is written now
+    for (int i = lid; i <= BINS; i += LOCAL_SIZE) bins[i] = 0;
+    if (lid == 0) {
+        sampling[SAMPLING_THRESHOLD] = as_int(threshold);
+        end_step(chosen, row, sampling, state, tokens, sampled, counts);
+    }
+}
