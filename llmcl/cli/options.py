@@ -17,6 +17,7 @@ N = TypeVar("N", int, float)
 
 WEIGHT_DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZED_DTYPES = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k", "mxfp4")
+MIXES = ("q4_k_m", "q5_k_m")
 QUANTIZE_FORMATS = ("q8_0", "q4_0", "q4_k")
 ACTIVATION_DTYPES = ("auto", "float32")
 KV_DTYPES = ("auto", "float32", "float16", "bfloat16", "q8_0")
@@ -333,8 +334,8 @@ DtypeOfAny = Annotated[
         DEVICE_PANEL,
         "--dtype",
         metavar="|".join(WEIGHT_DTYPES),
-        parser=one_of(*WEIGHT_DTYPES, *QUANTIZED_DTYPES),
-        help="How the weights are held on the device; auto: as they are stored. Random ones also as q4_0, q8_0...",
+        parser=one_of(*WEIGHT_DTYPES, *QUANTIZED_DTYPES, *MIXES),
+        help="How the weights are held on the device; auto: as they are stored. Random ones also as q4_0, q4_k_m...",
     ),
 ]
 Quantize = Annotated[

@@ -132,9 +132,11 @@ def tune(
 def _config(model: str | None, random: str | None, offline: bool, dtype: str) -> tuple[ModelConfig, str]:
     """Of the model, whose weights need not be loaded; and the storage type that most of them would have."""
     from llmcl.checkpoint import open_checkpoint
+    from llmcl.checkpoint.mixes import MIXES
     from llmcl.kernels.common.dtype import NATIVE
     from llmcl.models.random_shapes import random_shape_config
 
+    dtype = MIXES[dtype][0].lower() if dtype in MIXES else dtype
     if random is not None:
         config = random_shape_config(random)
         return config, config.dtype if dtype == "auto" else dtype

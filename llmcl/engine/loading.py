@@ -211,7 +211,8 @@ def load_random(
 
     shape: a name in random_shapes.RANDOM_SHAPES, such as "llama-3.2-1b", or the path of a config.json. It has no
     tokenizer: prompts are token ids, and pieces have no text. dtype: as in `load`, or "q8_0", "q4_0" and the other
-    quantised types (docs/guide/quantization.md): random numbers and scales, embedding and output head of 8 bits.
+    quantised types (docs/guide/quantization.md): random numbers and scales, embedding and output head of 8 bits. Or
+    "q4_k_m" or "q5_k_m": tensors in the formats that llama.cpp's files of that name have them in.
 
     Raises a subclass of LlmclError, as `load` does.
     """

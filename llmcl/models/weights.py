@@ -6,12 +6,14 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from math import prod
 
 import numpy as np
 
 from llmcl.checkpoint import Checkpoint
 from llmcl.checkpoint.formats import dequantize, row_bytes
+from llmcl.checkpoint.mixes import MIXES, mixed_format
 from llmcl.checkpoint.quantize import EMBEDDINGS, is_convolution, is_router, quantize_rows, target_format
 from llmcl.errors import CheckpointError, UsageError
 from llmcl.kernels.common.dtype import NATIVE, QUANTIZED, TILE_ROWS, check_dtype
@@ -85,7 +87,8 @@ class WeightTypes:
             return [(plan.rows, dtypes[0])]
         if plan.alternate or any(rows % TILE_ROWS for rows in plan.tensor_rows[:-1]):
             return [(plan.rows, "float32")]  # tiles of two types cannot alternate or share rows; float32 is exact
-        return [*zip(plan.tensor_rows, dtypes, strict=True)]
+        rows_of = groupby(zip(dtypes, plan.tensor_rows, strict=True), key=lambda run: run[0])
+        return [(sum(rows for _, rows in runs), dtype) for dtype, runs in rows_of]
 
     def n_bytes(self, plan: MatrixPlan) -> int:
         return sum(weight_bytes(rows, plan.k, dtype) for rows, dtype in self.runs(plan))
@@ -323,19 +326,23 @@ def _not_finite(names: list[str], dtype: str) -> str:
 
 def random_types(config: ModelConfig, dtype: str, *, exact_activations: bool = False) -> WeightTypes:
     """Types of random weights: all of `dtype`; beside a quantised one the embedding and the head have 8 bits, a router
-    float32. Beside experts in mxfp4 everything else is bfloat16, as gpt-oss has it.
+    float32. Beside experts in mxfp4 everything else is bfloat16, as gpt-oss has it. A name of MIXES: as such files have
+    them.
 
     Raises UsageError for a dtype that there is not, or whose blocks the model's rows are no multiple of.
     """
-    if dtype not in QUANTIZED:
-        return WeightTypes(check_dtype(dtype, "dtype", *QUANTIZED))
+    if dtype not in QUANTIZED and dtype not in MIXES:
+        return WeightTypes(check_dtype(dtype, "dtype", *QUANTIZED, *MIXES))
     formats = {}
     experts = {name for plan in all_plans(config) if plan.n_experts > 1 for name in plan.tensors}
     for name, shape in config.tensors().items():
         if dtype == "mxfp4" and experts and name not in experts:
             formats[name] = "BF16"
             continue
-        kind = QUANTIZED["q8_0" if name in EMBEDDINGS else dtype]
+        if dtype in MIXES:
+            kind = QUANTIZED[mixed_format(name, dtype, config.n_layers, tied=config.tie_embeddings).lower()]
+        else:
+            kind = QUANTIZED["q8_0" if name in EMBEDDINGS else dtype]
         if is_router(name) or is_convolution(name):
             formats[name] = "F32"
             continue

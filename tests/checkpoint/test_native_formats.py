@@ -74,7 +74,7 @@ def test_a_file_of_mixed_formats(hf_files: Any, gguf_files: Any, tmp_path: Path,
     with open_checkpoint(str(path)) as checkpoint:
         native = WeightTypes("native", stored_formats(checkpoint), exact_activations=True)
     qkv = MatrixPlan("qkv", 64, tuple(f"model.layers.0.self_attn.{n}_proj.weight" for n in "qkv"), (128, 64, 64))
-    assert native.runs(qkv) == [(128, "q4_0"), (64, "q4_0"), (64, "q8_0")]
+    assert native.runs(qkv) == [(192, "q4_0"), (64, "q8_0")]
     gate_up = tuple(f"model.layers.0.mlp.{n}_proj.weight" for n in ("gate", "up"))
     assert native.runs(MatrixPlan("gate and up", 64, gate_up, (96, 96), True)) == [(192, "float32")]
 

@@ -12,6 +12,7 @@ from programs import TINY_SHAPE
 
 import llmcl
 from llmcl.checkpoint import open_checkpoint
+from llmcl.checkpoint.mixes import mixed_format
 from llmcl.errors import UnsupportedModelError, UsageError
 from llmcl.models.random_shapes import RANDOM_SHAPES, random_shape_config
 from llmcl.progress import Progress
@@ -66,6 +67,36 @@ def test_random_quantized_weights(default_device: Device, tmp_path: Path, dtype:
         llmcl.load_random(str(file), **options)
     with pytest.raises(UsageError, match=r"q9_0.*q4_0"):
         llmcl.load_random(str(file), device=default_device.entry.index, dtype="q9_0")
+
+
+def test_random_weights_of_a_mix(default_device: Device, tmp_path: Path) -> None:
+    """Layer 0 of 2 has 4 bits in all products, layer 1 other values and another down projection."""
+    file = tmp_path / "config.json"
+    shape = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 131}
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "max_position_embeddings": 512, "rms_norm_eps": 1e-5}
+    file.write_text(json.dumps({"model_type": "llama", "torch_dtype": "bfloat16"} | shape | sizes))
+    with llmcl.load_random(str(file), device=default_device.entry.index, dtype="q4_k_m") as llm:
+        weights = llm.model.weights
+        assert (llm.dtype, weights.embedding.dtype, weights.head.dtype) == ("q4_k", "q4_k", "q6_k")
+        of_layers = [[weight for block in layer for weight in block.matrices] for layer in weights.layers]
+        found = [[[part.dtype for part in weight.parts] for weight in of_layer] for of_layer in of_layers]
+        few, more = ["q4_k"], ["q6_k"]
+        assert found == [[few, few, few, few], [few + more, few, few, more]]
+        logits = llm.logits([1, 2, 3])
+        assert np.isfinite(logits).all() and 0.1 < logits.std() < 10
+
+
+def test_which_tensors_of_a_mix_have_more_bits() -> None:
+    """As llama.cpp chooses them, of 32 layers 16."""
+    chosen = {0, 1, 2, 3, 6, 9, 12, 15, 18, 21, 24, 27, 28, 29, 30, 31}
+    for i in range(32):
+        for part in ("self_attn.v_proj", "mlp.down_proj", "mlp.experts.7.down_proj", "block_sparse_moe.experts.0.w2"):
+            format = mixed_format(f"model.layers.{i}.{part}.weight", "q4_k_m", 32, tied=False)
+            assert format == ("Q6_K" if i in chosen else "Q4_K"), (i, part)
+        assert mixed_format(f"model.layers.{i}.self_attn.k_proj.weight", "q5_k_m", 32, tied=False) == "Q5_K"
+    for tied, format in ((False, "Q4_K"), (True, "Q6_K")):
+        assert mixed_format("model.embed_tokens.weight", "q4_k_m", 32, tied=tied) == format
+    assert mixed_format("lm_head.weight", "q4_k_m", 32, tied=False) == "Q6_K"
 
 
 PUBLISHED_SIZES = {
