@@ -31,23 +31,24 @@ BUILD_OPTIONS = ("-cl-std=CL1.2", "-cl-denorms-are-zero", "-w")
 
 DIGEST_BYTES = 16
 
-_INCLUDE = re.compile(r'^#include "([^"]+)"$', re.MULTILINE)
+_INCLUDE = re.compile(r'^#include "([^"]+)"(  // again)?$', re.MULTILINE)
 
 
 @cache
 def read_source(name: str, without: tuple[str, ...] = ()) -> str:
     """The text of `kernels/<name>` with its `#include "..."` lines (relative to `kernels/`) resolved once each.
 
+    Behind a line that ends with "  // again" the file is put once more, without those that it includes itself.
     without: files that are left out, because the text is put behind them.
     """
     included = set(without)
 
-    def expand(file: str) -> str:
-        if file in included:
+    def expand(file: str, again: bool = False) -> str:
+        if file in included and not again:
             return ""
         included.add(file)
         text = resources.files("llmcl.kernels").joinpath(file).read_text(encoding="utf-8")
-        return _INCLUDE.sub(lambda match: expand(match.group(1)), text)
+        return _INCLUDE.sub(lambda match: expand(match[1], match[2] is not None), text)
 
     return expand(name)
 

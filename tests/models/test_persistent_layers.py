@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from llmcl.attention.mods import bind_mods, trace_mods
 from llmcl.engine.loading import load_random
 from llmcl.kernels.common.persistent import DecodeLayers
 from llmcl.kernels.nvidia import persistent_layers
+from llmcl.kernels.nvidia.layer_types import LayerTypes, types_word
 from llmcl.kernels.nvidia.persistent_layers import NvidiaPersistentLayers
 from llmcl.models.config import ModelConfig
 from llmcl.models.families.blocks import Experts
@@ -99,6 +102,7 @@ HYBRIDS = {
 }
 EXPERT_CASES = [(name, dtype) for name in EXPERTS for dtype in ("bfloat16", "mxfp4", "q4_0")]
 FAMILIES |= {**EXPERTS, **HYBRIDS}
+MIXED = ("qwen2-wide", "gemma2", "olmo2", "mixtral", "lfm2-wide")  # whose rows are blocks of 256
 H200 = DeviceEntry(
     index=0,
     name="an H200 that is not here",
@@ -237,7 +241,7 @@ def recurrent_buffers(model: Model) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(
     ("shape", "dtype"),
     [*((shape, dtype) for shape in SHAPES for dtype in ("bfloat16", "float16")), ("gqa4", "q4_0"), ("gqa3", "q8_0")]
-    + [("wide", dtype) for dtype in ("q4_0", "q4_k", "q6_k")],
+    + [("wide", dtype) for dtype in ("q4_0", "q4_k", "q6_k", "q4_k_m", "q5_k_m")],
 )
 def test_equals_the_separate_launches(device: Device, tmp_path: Path, shape: str, dtype: str, with_mods: bool) -> None:
     if device.entry.ptx_arch < 80:
@@ -262,7 +266,8 @@ def test_equals_the_separate_launches(device: Device, tmp_path: Path, shape: str
     [(name, "bfloat16") for name in FAMILIES if name not in EXPERTS]
     + EXPERT_CASES
     + [(name, "q4_0") for name in ("qwen2", "qwen3", "llama-biases", "gemma2", "gemma3", "gemma2-wide", "olmo3")]
-    + [(name, "q4_0") for name in HYBRIDS],
+    + [(name, "q4_0") for name in HYBRIDS]
+    + [(name, "q4_k_m") for name in MIXED],
 )
 def test_families_equal_the_separate_launches(device: Device, tmp_path: Path, name: str, dtype: str) -> None:
     if device.entry.ptx_arch < 80:
@@ -316,7 +321,7 @@ def check_equal(one: Model, separate: Model, names: tuple[str, ...] = ()) -> Non
             assert error < (2.0**-9 if name[0] in "kv" else 1e-3), (name, step)
 
 
-@pytest.mark.parametrize(("shape", "dtype"), [("wide", "q4_k"), ("gqa3", "q4_0"), ("wide", "q8_0")])
+@pytest.mark.parametrize(("shape", "dtype"), [("wide", "q4_k"), ("gqa3", "q4_0"), ("wide", "q8_0"), ("wide", "q4_k_m")])
 def test_rounded_activations_are_the_same_to_the_bit(device: Device, tmp_path: Path, shape: str, dtype: str) -> None:
     """A first token, whose attention is the same however the keys are split."""
     if device.entry.ptx_arch < 80:
@@ -351,11 +356,15 @@ def test_other_devices_keep_separate_launches(default_device: Device, tmp_path: 
     assert why_separate(llm.model.layers, llm.model.decode_ops) is None
 
 
-def recorded(folder: Path, shape: dict[str, Any], dtype: str) -> tuple[Model, list[dict[str, Any]]]:
-    """A model on an H200 that is not here, and the build constants of its persistent launches."""
+def recorded(
+    folder: Path, shape: dict[str, Any], dtype: str, others: Mapping[str, str] = MappingProxyType({})
+) -> tuple[Model, list[dict[str, Any]]]:
+    """A model on an H200 that is not here, and the constants of its launches. others: formats by parts of names."""
     config = random_shape_config(config_file(folder, {**shape, "num_hidden_layers": 4}))
     device = RecordingDevice(H200)
-    weights = random_weights(device, config, random_types(config, dtype, exact_activations=True))
+    types = random_types(config, dtype, exact_activations=True)
+    changed = {name: format for name in types.formats for part, format in others.items() if part in name}
+    weights = random_weights(device, config, replace(types, formats={**types.formats, **changed}))
     mods = trace_layer_mods(config, 1024).bind(device)
     model = Model(device, config, weights, KVCache(device, config, 1024, "float16"), mods=mods)
     sources = [launch.source for launch in model.decode_launches if launch.name == "persistent_layers"]
@@ -382,6 +391,38 @@ def test_every_family_is_one_launch_of_an_h200(tmp_path: Path, name: str, dtype:
     assert vectors - {"AT_ROPE", "AT_RULES"} == expected
     assert ("AT_ROPE" in vectors) == name.startswith(("gemma3", "olmo3", "smollm3"))
     assert ("AT_RULES" in vectors) == (name.startswith(("gemma", "olmo3", "gpt"))) == (constants["N_RULES"] == 2)
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_weights_of_two_types_are_one_launch_of_an_h200(tmp_path: Path, name: str) -> None:
+    """In the last two of 4 layers values and down projection differ."""
+    model, [constants] = recorded(tmp_path, FAMILIES[name], "q4_k_m")
+    assert why_separate(model.layers, model.decode_ops) is None
+    names = "WEIGHT", "OTHER_WEIGHT", "SPLIT_K", "OTHER_PRODUCTS"
+    assert [constants[name] for name in names] == ["q4_k", "q6_k", 1, 0b10010]
+    layers = decode_layers(model.layers, model.decode_ops)
+    assert isinstance(layers, DecodeLayers)
+    values = FAMILIES[name]["num_key_value_heads"] * model.config.head_dim // 16
+    for i, layer in enumerate(layers.layers):
+        rest = i > 1 and layer.mixer is None
+        expected = (layer.qkv.n_tiles - values * rest) << 8 | 0b10 * rest | 0b10000 * (i > 1)
+        assert types_word(layer, LayerTypes("q4_k", "q6_k")) == expected
+
+
+@pytest.mark.parametrize(
+    ("shape", "formats", "reason"),
+    [
+        ("olmo2", {"1.self_attn.o_proj": "Q5_K"}, "q4_k, q5_k, q6_k; a launch has two quantised types at most"),
+        ("olmo2", {"1.self_attn.o_proj": "F16"}, "float16, q4_k, q6_k"),
+        ("olmo2", {"2.self_attn.q_proj": "Q6_K"}, "in several buffers"),
+        ("qwen3_5-wide", {}, "beside an attention gate q, k and v are stored as most weights, q4_k"),
+    ],
+)
+def test_types_that_cannot_be_one_launch(tmp_path: Path, shape: str, formats: dict[str, str], reason: str) -> None:
+    model, _ = recorded(tmp_path, FAMILIES[shape], "q4_k_m", formats)
+    layers = decode_layers(model.layers, model.decode_ops)
+    assert isinstance(layers, DecodeLayers)
+    assert reason in str(NvidiaPersistentLayers().unsupported_reason(model.device, layers))
 
 
 def vectors_of(layer: Sequence[Any]) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from llmcl.runtime.platforms import DeviceEntry
-from llmcl.runtime.program import KernelSource, ProgramCache
+from llmcl.runtime.program import KernelSource, ProgramCache, read_source
 
 
 def test_a_program_is_compiled_once(cl_entry: DeviceEntry, empty_cache: Path) -> None:
@@ -18,3 +18,10 @@ def test_a_program_is_compiled_once(cl_entry: DeviceEntry, empty_cache: Path) ->
         programs.kernel(KernelSource("portable/log_likelihood.cl", "log_likelihood", constants))
         assert programs.compiled == compiled
     assert len(list(empty_cache.rglob("log_likelihood-*.bin"))) == (0 if cl_entry.is_pocl else 1)
+
+
+def test_a_file_is_included_once_or_again() -> None:
+    text = read_source("nvidia/layer_products.cl")
+    assert text.count("inline walk walk_of(") == 2  # of a file that is included again
+    assert text.count("inline float sum4(") == 1  # of one that this file includes
+    assert "#include" not in text

@@ -4,6 +4,8 @@
 //
 // And the product of a float32 router, with ROUTER_IS_FLOAT.
 //
+// With OTHER_WEIGHT those of nvidia/product_quantized.cl for two types, by the same names (nvidia/second_type.cl).
+//
 // Build: WEIGHT, EXPERT_WEIGHT (quantised), HIDDEN, MAX_COLUMNS, EXPERT_COLUMNS (the most of experts' products), and what those say.
 #if QUANTIZED
 #define FLOAT_COLUMNS 0
@@ -41,6 +43,9 @@ enum {
 
 #if QUANTIZED
 #include "nvidia/product_quantized.cl"
+#ifdef OTHER_WEIGHT
+#include "nvidia/second_type.cl"
+#endif
 #endif
 
 #ifdef EXPERT_WEIGHT

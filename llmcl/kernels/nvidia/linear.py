@@ -21,7 +21,7 @@ from llmcl.kernels.common.linear import (
 )
 from llmcl.kernels.common.sizes import power_of_two_at_most
 from llmcl.kernels.common.step_state import StepState
-from llmcl.kernels.common.weight import Weight, WeightPart
+from llmcl.kernels.common.weight import WeightPart
 from llmcl.kernels.implementation import pick
 from llmcl.kernels.nvidia.wgmma import has_wgmma
 from llmcl.runtime.device import Buffer, Device, Launch
@@ -45,16 +45,16 @@ def decode_warps(device: Device, units: int, k: int) -> int:
     return min(wanted, power_of_two_at_most(k // TILE_ROWS))
 
 
-def local_floats(weight: Weight, columns: int) -> tuple[int, int]:
+def local_floats(dtype: str, columns: int, *, exact_activations: bool) -> tuple[int, int]:
     """Local floats of nvidia/product.cl, or of nvidia/product_quantized.cl, for products of up to so many columns.
 
     Of each warp, and of a group beside them.
     """
     steps = -(-columns // 2048)
-    if weight.dtype not in QUANTIZED:
+    if dtype not in QUANTIZED:
         return 2048 // GROUP_WARPS * steps, 66 * GROUP_WARPS + 2
     groups = 4 * (steps + steps // 2 + 2)  # of a warp, at most
-    return groups * (32 if weight.exact_activations else 9), 2 * 257 * GROUP_WARPS
+    return groups * (32 if exact_activations else 9), 2 * 257 * GROUP_WARPS
 
 
 def stream_fours(dtype: str, columns: int) -> int:

@@ -17,6 +17,9 @@ typedef struct {
     int expert_units, first_column;
     __global const void* beyond;  // where units from beyond_unit on lie, as if the first unit were there, too; see WEIGHT_OF
     int beyond_unit;              // 0: all are in one place
+#ifdef OTHER_WEIGHT
+    bool other;  // it is stored in OTHER_WEIGHT; see nvidia/second_type.cl
+#endif
 } matrix;
 
 // Where the matrix would begin that has a unit.

@@ -31,6 +31,7 @@
 //          says which word is which, or is negative where the layers have none: that costs nothing.
 //            AT_ATTENTION_NORM, AT_MLP_NORM              float [HIDDEN], norms before attention and before the MLP
 //            AT_QKV, AT_OUTPUT, AT_GATE_UP, AT_DOWN      weights; of all experts
+//            AT_QKV_REST, AT_TYPES                       with OTHER_WEIGHT beside WEIGHT: see nvidia/layer_types.cl
 //            AT_ROUTER, AT_ROUTER_BIAS                   router, float [N_EXPERTS] that its logits get
 //            AT_K, AT_V                                  keys and values
 //            AT_ATTENTION_POST_NORM, AT_MLP_POST_NORM    float [HIDDEN], norms after them: both or none. See residual_stream.cl
@@ -212,13 +213,15 @@ inline matrix partition_of(const ulong weight, const int columns, const int unit
 #else
 #define FIRST_TILE_BYTES ((ulong)TILE_BYTES(HIDDEN))
 #endif
-#define FIRST_OF(words) first_product((words)[AT_QKV], GATE_WEIGHT(words), IS_RECURRENT(words))
-inline matrix first_product(const ulong weight, const ulong gate, const bool recurrent) {
+#include "nvidia/layer_types.cl"
+#define FIRST_OF(words) first_product((words)[AT_QKV], GATE_WEIGHT(words), IS_RECURRENT(words) TYPES_ARG(words))
+inline matrix first_product(const ulong weight, const ulong gate, const bool recurrent TYPES_PARAM) {
     matrix m = partition_of(weight, HIDDEN, recurrent ? MIXER_UNITS : FIRST_ROWS / 16, false);
 #if HAS(ATTENTION_GATE)
     m.beyond = (__global const void*)(gate - QKV_SIZE / 16 * FIRST_TILE_BYTES);
     m.beyond_unit = recurrent ? MIXER_UNITS : QKV_SIZE / 16;
 #endif
+    TAKE_TYPES(m)
     return m;
 }
 
@@ -293,7 +296,7 @@ inline place place_now(__local const group_memory* memory) {
 
 // Gate and up of the layer at hand. experts: those of each slot; 0 for an MLP.
 inline matrix ffn_of(const place* now, __global uint* counters, __local const int* experts) {
-    matrix m = partition_of(now->at[AT_GATE_UP], HIDDEN, FFN / 16, true);
+    matrix m = TYPED_OF(now, GATE_UP, partition_of(now->at[AT_GATE_UP], HIDDEN, FFN / 16, true));
 #if CLAIMS
     m.claims = counters + 2;
     m.claimed = (now->number - 1) * (FFN / 16 - N_GROUPS);  // in a layer each unit but two of each group, and a miss of each
@@ -358,7 +361,7 @@ void persistent_layers(__global const ulong* layers, __global float* x, __global
             receive(&fragment, &to_qkv, now.is_first ? x : next_x, now.flag ^ 1, !now.is_first, VECTOR(ATTENTION_NORM),
                     HAS(ATTENTION_NORM), &down_stream, columns, sums);
 #else
-        if (group < to_qkv.n_units)
+        if (group < FIRST_UNITS)
             receive(&fragment, &to_qkv, now.is_first ? x : next_x, now.flag ^ 1, !now.is_first, VECTOR(ATTENTION_NORM),
                     HAS(ATTENTION_NORM), 0, columns, sums);
 #endif
@@ -369,9 +372,15 @@ void persistent_layers(__global const ulong* layers, __global float* x, __global
         const target qkv_target = {qkv, 0, 0, now.rows_flag, true, false, VECTOR(BIAS)};
         const int first_rows = FIRST_ROWS;
 #endif
+#ifdef AT_QKV_REST
+        const matrix rest = rest_of_first(now.at[AT_QKV_REST], TYPES(now.at), now.recurrent);
+        product(&to_qkv, &rest, &qkv_target, first_rows, HAS(ATTENTION_NORM), columns, sums, &parity, &fragment);
+        product(&rest, &none, &qkv_target, first_rows, HAS(ATTENTION_NORM), columns, sums, &parity, &fragment);
+#else
         product(&to_qkv, &none, &qkv_target, first_rows, HAS(ATTENTION_NORM), columns, sums, &parity, &fragment);
+#endif
         // A warp attends in the memory of other warps' columns; products end with a barrier, where there are any.
-        if (ATTEND_WARPS < WARPS && group >= to_qkv.n_units) barrier(CLK_LOCAL_MEM_FENCE);
+        if (ATTEND_WARPS < WARPS && group >= FIRST_UNITS) barrier(CLK_LOCAL_MEM_FENCE);
 
         now = place_now(&memory);
 #if N_RULES > 1
@@ -395,7 +404,7 @@ void persistent_layers(__global const ulong* layers, __global float* x, __global
 #endif
         if (attends && range.split < range.n_splits) {
             // As to_out, which is made after attention: its registers are wanted there.
-            const matrix ahead = split_k_of(now.at[AT_OUTPUT], Q_SIZE, HIDDEN / 16);
+            const matrix ahead = TYPED(OUTPUT, split_k_of(now.at[AT_OUTPUT], Q_SIZE, HIDDEN / 16));
             if (range.n_splits == 1) fetch_first(&ahead);  // over a long context it takes longer so
             __global CAT(KV, _t)* k = (__global CAT(KV, _t)*)now.at[AT_K];
             __global CAT(KV, _t)* v = (__global CAT(KV, _t)*)now.at[AT_V];
@@ -408,7 +417,7 @@ void persistent_layers(__global const ulong* layers, __global float* x, __global
             send_attended(&range, parts, attended, now.number, &space SINKS_ARG GATES_ARG);
         }
         now = place_now(&memory);
-        const matrix to_out = split_k_of(now.at[AT_OUTPUT], Q_SIZE, HIDDEN / 16);
+        const matrix to_out = TYPED(OUTPUT, split_k_of(now.at[AT_OUTPUT], Q_SIZE, HIDDEN / 16));
         load_early(&fragment, &to_out);
 
         if (to_out.first_unit < to_out.n_units)
@@ -437,7 +446,7 @@ void persistent_layers(__global const ulong* layers, __global float* x, __global
         if (group < MLP_UNITS)
             receive(&fragment, &to_ffn, mid, now.flag, true, VECTOR(MLP_NORM), HAS(MLP_NORM), 0, columns, sums);
 #endif
-        matrix to_x = split_k_of(now.at[AT_DOWN], FFN, HIDDEN / 16);
+        matrix to_x = TYPED(DOWN, split_k_of(now.at[AT_DOWN], FFN, HIDDEN / 16));
 #if N_EXPERTS
         const target router_target = {logits, 0, 0, now.flag, true, false, VECTOR(ROUTER_BIAS)};
 #ifdef ROUTER_IS_FLOAT

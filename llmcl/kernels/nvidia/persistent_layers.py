@@ -11,6 +11,7 @@ from llmcl.kernels.common.mods import Mods, one_of
 from llmcl.kernels.common.persistent import BoundLayers, DecodeLayer, DecodeLayers, PersistentLayers
 from llmcl.kernels.common.step_state import RECURRENT
 from llmcl.kernels.nvidia.attention import NvidiaAttentionDecode, decode_floats
+from llmcl.kernels.nvidia.layer_types import LayerTypes, parts_of, type_constants, types_of, types_word
 from llmcl.kernels.nvidia.linear import (
     GROUP_WARPS,
     NvidiaLinearDecode,
@@ -46,6 +47,7 @@ OF_ATTENTION = {
     "sinks",
 }  # vectors that a recurrent layer lacks
 WORDS = (*WEIGHTS, *CACHE, *VECTORS, *STATES, "rope", "rules", "mixer")
+OF_TYPES = ("types", "qkv_rest")  # where weights are stored in two types: see nvidia/layer_types.cl
 STATE_ROWS = 32  # of a matrix state, that a work-item holds
 
 
@@ -59,25 +61,19 @@ class NvidiaPersistentLayers(PersistentLayers):
 
     def unsupported_reason(self, device: Device, step: DecodeLayers) -> str | None:
         layers, shape, wrong = step.layers, step.shape, device.cache.excluded
-        weights = [weight for layer in layers for weight in layer.products]
-        dtype = weights[0].dtype
+        types = types_of(step)
         if shape.kv_dtype in QUANTIZED:
             return f"its attention reads a cache of 16-bit numbers, this one is {shape.kv_dtype}"
-        experts = [weight for weight in weights if weight.n_experts > 1]
-        routers = [layer.router for layer in layers if layer.router is not None]
-        expert_dtype, router_dtype = (of[0].dtype if of else dtype for of in (experts, routers))
-        if any(len(weight.parts) > 1 for weight in weights):
-            return "a weight is in several buffers"
-        others = [weight for weight in weights if weight.n_experts == 1 and weight not in routers]
-        for kind, expected in ((others, dtype), (experts, expert_dtype), (routers, router_dtype)):
-            if any(weight.dtype != expected for weight in kind):
-                return "the layers' weights differ in dtype"
+        if isinstance(types, str):
+            return types
+        dtype = types.main
         product = NvidiaLinearDecodeQuantized() if dtype in QUANTIZED else NvidiaLinearDecode()
         attention = NvidiaAttentionDecode()
         if not attention.supports(shape.kv_dtype, shape.head_dim):
             return f"its attention has no heads of {shape.head_dim}, or no cache in {shape.kv_dtype}"
         fits = product.supports(dtype, step.hidden)
-        if not fits or {product.key(dtype), attention.key(shape.kv_dtype)} & set(wrong):
+        beside = () if types.other is None else (product.key(types.other),)
+        if not fits or {product.key(dtype), attention.key(shape.kv_dtype), *beside} & set(wrong):
             return "the device's kernels for this dtype are not NVIDIA's"
         rows = (row for layer in layers for row in (layer.qkv.rows, layer.first_rows))
         if any(size % TILE_ROWS for size in (step.hidden, step.ffn, *rows)):
@@ -90,14 +86,10 @@ class NvidiaPersistentLayers(PersistentLayers):
                 return "the layers differ in their norms, biases or gates"
         if any(layer.mlp_sizes != first.mlp_sizes for layer in layers):
             return "the layers differ in their MLPs or experts"
-        if expert_dtype != dtype and (dtype in QUANTIZED or expert_dtype not in QUANTIZED):
-            return (
-                f"its experts are {dtype} as its other weights, or quantised beside 16 bits, these are {expert_dtype}"
-            )
-        if routers and router_dtype != "float32" and (router_dtype != dtype or dtype in QUANTIZED):
-            return f"its router is float32, or of 16 bits as its other weights, this one is {router_dtype}"
-        if any(weight.k % QUANTIZED[expert_dtype].block for weight in experts if expert_dtype in QUANTIZED):
-            return f"rows of experts are no whole blocks of {expert_dtype}"
+        experts = [weight for layer in layers for weight in layer.products if weight.n_experts > 1]
+        for weight in experts:
+            if weight.dtype in QUANTIZED and weight.k % QUANTIZED[weight.dtype].block:
+                return f"rows of experts are no whole blocks of {weight.dtype}"
         if ("attention_post_norm" in first.vectors) != ("mlp_post_norm" in first.vectors):
             return "of attention and MLP one alone has a norm after it"
         if len(_rules(step)) > MAX_RULES:
@@ -113,11 +105,11 @@ class NvidiaPersistentLayers(PersistentLayers):
 
     def bind(self, device: Device, step: DecodeLayers) -> BoundLayers:
         """One work-group for each compute unit: all of them run at once, and so may wait for each other."""
-        layers, shape, rules, words = step.layers, step.shape, _rules(step), _words(step)
+        layers, shape, rules, words, types = step.layers, step.shape, _rules(step), _words(step), _types(step)
         groups, n_splits, split_k = device.compute_units, _n_splits(device, step), _split_k(device, step)
         constants: dict[str, object] = {
             **shape.constants(step.step),
-            "WEIGHT": kernel_name(layers[0].qkv.dtype),
+            **type_constants(step, types, words),
             "EPS": float(step.eps),
             "NORM_EPS": float(step.norm_eps),
             "GATE": EXPERT_GATES[layers[0].gate],
@@ -132,11 +124,11 @@ class NvidiaPersistentLayers(PersistentLayers):
             "SPLIT_K": split_k,
             "LAYER_WORDS": len(words),
             "WARPS": WARPS,
-            **_expert_constants(layers[0]),
+            **_expert_constants(layers[0], types),
             **_mixer_constants(step),
             **{f"AT_{name.upper()}": words.index(name) if name in words else -1 for name in WORDS},
         }
-        if layers[0].gate_up.dtype in QUANTIZED:
+        if (types.experts or types.main) in QUANTIZED:
             constants["DOT"] = int(not layers[0].gate_up.exact_activations)
         attention, recurrent = step.attention_layers[0], step.recurrent_layers
         if "sinks" in attention.vectors:
@@ -182,15 +174,22 @@ class NvidiaPersistentLayers(PersistentLayers):
         return BoundLayers([launch], flagged)
 
 
-def _expert_constants(layer: DecodeLayer) -> dict[str, object]:
+def _expert_constants(layer: DecodeLayer, types: LayerTypes) -> dict[str, object]:
     if not layer.n_experts:
         return {"N_EXPERTS": 0}
     own: dict[str, object] = {"TOP_K": layer.gate_up.top_k, "RENORMALIZE": layer.renormalize}
     if layer.router is not None and layer.router.dtype == "float32":
         own["ROUTER_IS_FLOAT"] = 1
-    if layer.gate_up.dtype != layer.qkv.dtype:
-        own["EXPERT_WEIGHT"] = kernel_name(layer.gate_up.dtype)
+    if types.experts is not None:
+        own["EXPERT_WEIGHT"] = kernel_name(types.experts)
     return {"N_EXPERTS": layer.n_experts, **own}
+
+
+def _types(step: DecodeLayers) -> LayerTypes:
+    """Of layers that can be one launch."""
+    types = types_of(step)
+    assert not isinstance(types, str), types
+    return types
 
 
 def _vectors(layer: DecodeLayer) -> set[str]:
@@ -243,13 +242,15 @@ def _words(step: DecodeLayers) -> list[str]:
     had = {name for layer in step.layers for name in _buffers(layer) if name != "rope" or len(ropes) > 1}
     had |= {"rules"} if len(_rules(step)) > 1 else set()
     had |= {"mixer"} if step.recurrent_layers else set()
-    return [name for name in WORDS if name in had]
+    had |= {"types"} if _types(step).other is not None else set()
+    return [name for name in (*WORDS, *OF_TYPES) if name in had]
 
 
 def _buffers(layer: DecodeLayer) -> dict[str, Buffer]:
     """What the table has the addresses of."""
     weights = {name: getattr(layer, name) for name in WEIGHTS}
     found = {name: weight.parts[0].buffer for name, weight in weights.items() if weight is not None}
+    found |= {name: part.buffer for name, part in parts_of(layer).items()}
     of_attention = {name: getattr(layer, name) for name in (*CACHE, "rope")}
     found |= {name: buffer for name, buffer in of_attention.items() if buffer is not None}
     return {**found, **layer.vectors, **(layer.mixer.buffers if layer.mixer is not None else {})}
@@ -262,6 +263,8 @@ def _address_table(device: Device, step: DecodeLayers) -> Buffer:
     if "rules" in words:
         of_layers = [0 if layer.mixer is not None else rules.index(id(layer.mods)) for layer in step.layers]
         numbers[:, words.index("rules")] = of_layers
+    if "types" in words:
+        numbers[:, words.index("types")] = [types_word(layer, _types(step)) for layer in step.layers]
     if "mixer" in words:
         recurrent = np.array([layer.mixer is not None for layer in step.layers])
         numbers[:, words.index("mixer")] = (
@@ -287,17 +290,18 @@ def _local_bytes(device: Device, step: DecodeLayers, split_k: int) -> int:
     normed = "attention_post_norm" in step.layers[0].vectors
     columns = max(step.ffn // split_k, step.hidden, step.shape.n_q_heads * step.shape.head_dim // split_k)
     attend_own, attend_shared = decode_floats(step.shape)
-    product_own, product_shared = local_floats(step.layers[0].qkv, columns)
+    types, exact = _types(step), step.layers[0].qkv.exact_activations
+    product_own, product_shared = local_floats(types.main, columns, exact_activations=exact)
     own = max(
         attend_own // (2 if step.shape.head_dim > 128 else 1), product_own
     )  # of wide heads half of the warps attend
     residual = 16 * -(-step.hidden // (16 * device.compute_units))
     if split_k > 1 or normed:
         kept = 1 + normed  # x, and weights of a norm
-        residual = kept * 32 * WARPS * 4 * stream_fours(step.layers[0].qkv.dtype, step.hidden) + 2 * WARPS
+        residual = kept * 32 * WARPS * 4 * stream_fours(types.main, step.hidden) + 2 * WARPS
     residual += 2 * step.layers[0].n_experts  # with what is known of the chosen ones
-    if step.layers[0].gate_up.dtype != step.layers[0].qkv.dtype:
-        expert_own, expert_shared = local_floats(step.layers[0].gate_up, columns)
+    if types.experts is not None:
+        expert_own, expert_shared = local_floats(types.experts, columns, exact_activations=exact)
         own, product_shared = max(own, expert_own), product_shared + max(expert_shared, step.hidden)
     if step.recurrent_layers:
         mixer = step.recurrent_layers[0].mixer  # channels of a head, and the inputs that its convolution keeps
@@ -313,7 +317,7 @@ def _split_k(device: Device, step: DecodeLayers) -> int:
     if down.dtype in QUANTIZED and down.top_k % SPLIT_K:
         return 1
     divides = device.compute_units % SPLIT_K == 0 and all(k % (SPLIT_K * TILE_ROWS) == 0 for k in columns)
-    if not divides or step.layers[0].qkv.dtype in QUANTIZED:
+    if not divides or _types(step).main in QUANTIZED:
         return 1
     return SPLIT_K if _local_bytes(device, step, SPLIT_K) <= _local_limit(device) else 1
 

@@ -1,0 +1,100 @@
+"""Which storage types the weights of a persistent launch have, and which of its kernel's products take which."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from llmcl.kernels.common.dtype import QUANTIZED, kernel_name
+from llmcl.kernels.common.persistent import DecodeLayer, DecodeLayers
+from llmcl.kernels.common.weight import WeightPart
+
+# Bits of a layer's word, as nvidia/layer_types.cl has them.
+PRODUCTS = ("qkv", "qkv_rest", "output", "gate_up", "down")
+FIRST_UNIT_AT = 8
+
+
+@dataclass(frozen=True)
+class LayerTypes:
+    """main: of most weights. other: a second quantised type beside a quantised one. experts: quantised beside main of
+    16 bits. None: there is none.
+    """
+
+    main: str
+    other: str | None = None
+    experts: str | None = None
+
+    @property
+    def all(self) -> list[str]:
+        return [dtype for dtype in (self.main, self.other, self.experts) if dtype is not None]
+
+
+def parts_of(layer: DecodeLayer) -> dict[str, WeightPart]:
+    """The weights of a layer's products, by those names of PRODUCTS that the layer has."""
+    weights = {"qkv": layer.qkv, "output": layer.output, "gate_up": layer.gate_up, "down": layer.down}
+    parts = {name: weight.parts[0] for name, weight in weights.items()}
+    return {**parts, "qkv_rest": layer.qkv.parts[1]} if len(layer.qkv.parts) > 1 else parts
+
+
+def types_of(step: DecodeLayers) -> LayerTypes | str:
+    """Or what keeps weights of such types out of one launch."""
+    layers = step.layers
+    qkv_parts = max(len(layer.qkv.parts) for layer in layers)
+    if qkv_parts > 2 or any(len(w.parts) > 1 for layer in layers for w in layer.products if w is not layer.qkv):
+        return "a weight is in several buffers"
+    sizes: Counter[str] = Counter()
+    experts: Counter[str] = Counter()
+    for layer in layers:
+        gate = layer.attention_gate
+        parts = {**parts_of(layer), **({} if gate is None else {"attention_gate": gate.parts[0]})}
+        if len(layer.qkv.parts) == 2 and layer.qkv.dtype != "mixed":
+            return "a weight is in several buffers"
+        for name, part in parts.items():
+            (experts if layer.n_experts and name in ("gate_up", "down") else sizes)[part.dtype] += part.buffer.nbytes
+    found = _quantized(sizes + experts) if any(dtype in QUANTIZED for dtype in sizes) else _of_16_bits(sizes, experts)
+    if isinstance(found, str):
+        return found
+    for layer in layers:
+        router, gate = layer.router, layer.attention_gate
+        if router is not None and router.dtype != "float32" and (router.dtype != found.main or found.main in QUANTIZED):
+            return f"its router is float32, or of 16 bits as its other weights, this one is {router.dtype}"
+        if gate is not None and {layer.qkv.dtype, gate.dtype} != {found.main}:
+            return f"beside an attention gate q, k and v are stored as most weights, {found.main}, these otherwise"
+    return found
+
+
+def _quantized(sizes: Counter[str]) -> LayerTypes | str:
+    dtypes = [dtype for dtype, _ in sizes.most_common()]
+    if len(dtypes) > 2 or any(dtype not in QUANTIZED for dtype in dtypes):
+        return f"its weights are stored in {', '.join(sorted(dtypes))}; a launch has two quantised types at most"
+    return LayerTypes(*dtypes)
+
+
+def _of_16_bits(sizes: Counter[str], experts: Counter[str]) -> LayerTypes | str:
+    if len(sizes) > 1 or len(experts) > 1:
+        return "the layers' weights differ in dtype"
+    [main], expert = sizes, next(iter(experts), None)
+    if expert is None or expert == main:
+        return LayerTypes(main)
+    if expert not in QUANTIZED:
+        return f"its experts are {main} as its other weights, or quantised beside 16 bits, these are {expert}"
+    return LayerTypes(main, experts=expert)
+
+
+def type_constants(step: DecodeLayers, types: LayerTypes, words: list[str]) -> dict[str, object]:
+    constants: dict[str, object] = {"WEIGHT": kernel_name(types.main)}
+    if types.other is None:
+        return constants
+    products = 0
+    for layer in step.layers:
+        products |= types_word(layer, types)
+    own = {f"AT_{name.upper()}": words.index(name) for name in ("types", "qkv_rest") if name in words}
+    names = {"MAIN_WEIGHT": kernel_name(types.main), "OTHER_WEIGHT": kernel_name(types.other)}
+    return {**constants, **names, **own, "OTHER_PRODUCTS": products & (1 << FIRST_UNIT_AT) - 1}
+
+
+def types_word(layer: DecodeLayer, types: LayerTypes) -> int:
+    """AT_TYPES of nvidia/layer_types.cl."""
+    parts = parts_of(layer)
+    bits = sum(1 << PRODUCTS.index(name) for name, part in parts.items() if part.dtype == types.other)
+    return bits | parts["qkv"].n_tiles << FIRST_UNIT_AT
