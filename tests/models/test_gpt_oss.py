@@ -31,6 +31,8 @@ from llmcl.models.config import ModelConfig, RopeScaling, config_from_gguf
 from llmcl.models.families.blocks import ExpertSettings, layer_name
 from llmcl.models.families.family import LayerSettings
 
+pytestmark = pytest.mark.separate_launches("quick")
+
 BOUND = 1e-4
 MATRIX_UNIT_BOUND = 0.03
 YARN = RopeScaling("yarn", 32.0, original_max_position=64, truncate=False, amplitude=0.1 * np.log(32.0) + 1.0)

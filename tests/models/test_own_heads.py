@@ -14,6 +14,8 @@ import llmcl
 from llmcl.models.batch import PromptChunk, make_batch
 from llmcl.ops.sample import SamplingParams
 
+pytestmark = pytest.mark.separate_launches("quick")
+
 SAME = 1e-4  # two orders of summation, both in float32
 
 
