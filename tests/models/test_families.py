@@ -69,8 +69,11 @@ def answers_as(model: Any, llm: LLM, prompt: list[int]) -> None:
 
 FIRST = {config.architecture: name for name, config in reversed(FAMILIES.items())}
 OTHERS = [*(name for name in FAMILIES if name not in FIRST.values()), *FURTHER]
-KIND = {name: ("as it is", "gpu")[i % 2] for i, name in enumerate(OTHERS)}
-"""Of the kernels of each shape but the first of an architecture: one kind, in turn, as they take seconds to compile."""
+KIND = {name: ("as it is", "gpu")[i % 2] for i, name in enumerate(OTHERS) if name in FAMILIES}
+KIND |= dict.fromkeys(FURTHER, "as it is")
+"""Of the kernels of each shape but the first of an architecture: one kind, as they take seconds to compile. In turn
+where the shape has what the first has not; the device's own where its sizes alone are others, which tests/kernels has.
+"""
 
 
 def cases(names: Iterable[str], *, both: bool) -> list[Any]:
