@@ -27,8 +27,7 @@ CONFIGS: dict[str, ModelConfig] = {
         "qwen3_next",
         settings=[LayerSettings(recurrent=DELTA, experts=BESIDE), LayerSettings(experts=BESIDE)],
         intermediate_size=64,
-        head_dim=64,
-        rotary_dim=16,
+        rotary_dim=8,
         norm_offset=1.0,
     ),
     "gpt_oss": small_config(

@@ -50,7 +50,10 @@ def test_random_weights_of_a_config_file(default_device: Device, tmp_path: Path)
 def test_random_quantized_weights(default_device: Device, tmp_path: Path, dtype: str) -> None:
     file = tmp_path / "config.json"
     shape = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 131}
-    sizes = {"hidden_size": 256, "intermediate_size": 512, "max_position_embeddings": 512, "rms_norm_eps": 1e-5}
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32}
+    if dtype == "q6_k":
+        sizes = {"hidden_size": 256, "intermediate_size": 512}
+    shape |= {"max_position_embeddings": 512, "rms_norm_eps": 1e-5}
     file.write_text(json.dumps({"model_type": "llama", "torch_dtype": "bfloat16"} | shape | sizes))
     options: dict[str, Any] = {"device": default_device.entry.index, "dtype": dtype}
     with llmcl.load_random(str(file), **options, activation_dtype="float32") as llm:
