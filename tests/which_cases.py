@@ -74,9 +74,11 @@ def met_in_pairs(items: Sequence[pytest.Item], devices: Sequence[DeviceEntry]) -
 
     The first device keeps all cases, but of a test marked `matrix` as many as have all pairs. In the variant that it
     does not choose, and on every other device, a case of each test is kept, and in each file as many as meet the device
-    with all values of a parameter; of a test marked `matrix` that is no kernel's only the last. In the variant that
-    another device does not choose the first case of each file is kept. A case marked `exhaustive` is not.
+    with all values of a parameter; of a test marked `matrix` that is no kernel's only the last. Values that the first
+    other device that chooses that variant meets in it need not be met on the first. In the variant that another device
+    does not choose the first case of each file is kept. A case marked `exhaustive` is not.
     """
+    chosen_by = next((entry.index for entry in devices[1:] if not_chosen(entry) != not_chosen(devices[0])), None)
     by_index = {entry.index: entry for entry in devices}
     tests: dict[str, list[pytest.Item]] = {}  # on the first device, or on none
     files: dict[tuple[str, int, bool], list[pytest.Item]] = {}  # elsewhere; is the variant the device's choice?
@@ -92,9 +94,12 @@ def met_in_pairs(items: Sequence[pytest.Item], devices: Sequence[DeviceEntry]) -
         else:
             files.setdefault((item.nodeid.partition("::")[0], entry.index, is_chosen), []).append(item)
     kept: set[pytest.Item] = set()
-    for (_, index, is_chosen), cases in files.items():
-        whole = is_chosen or index == devices[0].index
-        kept |= with_each_value_of_the_file(cases) if whole else {cases[0]}
+    for (file, index, is_chosen), cases in files.items():
+        if is_chosen or index == devices[0].index:
+            others_there = () if is_chosen or chosen_by is None else files.get((file, chosen_by, True), ())
+            kept |= with_each_value_of_the_file(cases, others_there)
+        else:
+            kept.add(cases[0])
     met: dict[str, set[Pair]] = {}  # by test
     for case in kept:
         met.setdefault(test_of(case), set()).update(pairs_of(case))
@@ -114,14 +119,14 @@ def variants_of(items: Sequence[pytest.Item]) -> dict[tuple[str, int | None], se
     return found
 
 
-def with_each_value_of_the_file(cases: Sequence[pytest.Item]) -> set[pytest.Item]:
-    """Of the cases of a file one of each test, and as many as have each value of a parameter."""
+def with_each_value_of_the_file(cases: Sequence[pytest.Item], elsewhere: Sequence[pytest.Item]) -> set[pytest.Item]:
+    """Of the cases of a file one of each test, and as many as have the values of parameters that none elsewhere has."""
     of_tests: dict[str, list[pytest.Item]] = {}
     for case in cases:
         of_tests.setdefault(test_of(case), []).append(case)
     kept = {of_test[-1] if is_matrix(of_test[0]) else of_test[0] for of_test in of_tests.values()}
     todo = [case for case in cases if case.nodeid.startswith("tests/kernels/") or not is_matrix(case)]
-    met = {value for case in kept for value in single_values_of(case)}
+    met = {value for case in (*kept, *elsewhere) for value in single_values_of(case)}
     return kept | covering({case: single_values_of(case) for case in todo}, met)
 
 
