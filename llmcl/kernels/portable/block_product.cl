@@ -10,7 +10,7 @@
 // Local memory holds two of these steps: while one is multiplied the next is on its way, so that a step has one barrier.
 //
 // After common/tiles.cl. Build: WEIGHT, K, ITEM_TOKENS and ITEM_ROWS (4 or 8).
-// Local memory: XS_FLOATS and WS_FLOATS floats, twice each: 2048 (ITEM_TOKENS + ITEM_ROWS) + 512 bytes.
+// Local memory: XS_FLOATS and WS_FLOATS floats, twice each: 2048 (ITEM_TOKENS + ITEM_ROWS) + 1024 bytes.
 #define BLOCK_TILES ITEM_ROWS
 #include "portable/widen.cl"
 #include "portable/stage_rows.cl"

@@ -12,7 +12,7 @@
 // Index space: (ceil(EXPERT_TILES / ITEM_ROWS), blocks) groups of (16, 16). How they share a block: portable/block_product.cl.
 // Build: WEIGHT, K, N (both multiples of 16), N_EXPERTS, EXPERT_TILES, SLOTS, EPILOGUE, GATE, ITEM_TOKENS (BLOCK_ROWS / 16:
 // 4), ITEM_ROWS (4 or 8).
-// Local memory: 2048 (ITEM_TOKENS + ITEM_ROWS) + 512 bytes.
+// Local memory: 2048 (ITEM_TOKENS + ITEM_ROWS) + 1024 bytes.
 #if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(N_EXPERTS) || !defined(EXPERT_TILES) || !defined(SLOTS) || \
     !defined(EPILOGUE) || !defined(ITEM_TOKENS) || !defined(ITEM_ROWS)
 #error "portable/experts_prefill.cl needs the build constants WEIGHT, K, N, N_EXPERTS, EXPERT_TILES, SLOTS, EPILOGUE, ITEM_TOKENS, ITEM_ROWS"

@@ -5,7 +5,7 @@
 //
 // Index space: (ceil(N_TILES / BLOCK_TILES), ceil(n / (16 ITEM_TOKENS))) groups of (16, 16).
 // Build: WEIGHT, K (a multiple of 16), N, N_TILES, OUT_STRIDE, EPILOGUE, ITEM_TOKENS and ITEM_ROWS (4 or 8).
-// Local memory: 2048 (ITEM_TOKENS + ITEM_ROWS) + 512 bytes.
+// Local memory: 2048 (ITEM_TOKENS + ITEM_ROWS) + 1024 bytes.
 #if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(N_TILES) || !defined(OUT_STRIDE) || \
     !defined(EPILOGUE) || !defined(ITEM_TOKENS) || !defined(ITEM_ROWS) || !defined(STATE_N_TOKENS)
 #error "portable/linear_prefill.cl needs the build constants WEIGHT, K, N, N_TILES, OUT_STRIDE, EPILOGUE, ITEM_TOKENS, ITEM_ROWS and those of the step state"

@@ -9,7 +9,7 @@
 // PLACE puts even tiles into the first half of a column and odd ones into the second: gate and up rows lie HALF_ROWS apart.
 // After portable/widen.cl. Build: WEIGHT, K; BLOCK_TILES (4 or 8).
 #define SHARES (BLOCK_TILES * 32)
-#define ROW_STRIDE (BLOCK_TILES * 16)
+#define ROW_STRIDE (BLOCK_TILES * 16 + (WEIGHT_IS(f32) ? 0 : 4))  // keeps the columns that neighbours store off one bank
 #define HALF_ROWS (BLOCK_TILES * 8)
 #define PLACE(tile) ((tile) % 2 * HALF_ROWS + (tile) / 2 * 16)
 
