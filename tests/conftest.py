@@ -229,10 +229,14 @@ def default_device(default_entry: DeviceEntry) -> Iterator[Device]:
 
 @pytest.fixture(scope="session")
 def smollm2(default_device: Device) -> Iterator[LLM]:
-    """The demo model on the default device, weights and cache in float32, a context of 1024 tokens."""
+    """The demo model on the default device, activations and cache in float32, a context of 1024 tokens.
+
+    Its weights stay quantised: a token then takes a sixth of the time that it would with weights in float32.
+    """
     import llmcl
 
-    with llmcl.load("smollm2", device=default_device.entry.index, dtype="float32", max_context=1024) as llm:
+    options: dict[str, Any] = {"activation_dtype": "float32", "kv_dtype": "float32", "max_context": 1024}
+    with llmcl.load("smollm2", device=default_device.entry.index, **options) as llm:
         yield llm
 
 
