@@ -90,15 +90,15 @@ def test_each_token_brings_four_bytes_to_the_host_and_none_to_the_device(
     stream = small.stream(prompt(n_prompt), max_tokens=40, ignore_eos=True, **SAMPLINGS[sampling])
     next(stream)
     next(stream)
-    crossings = Crossings(monkeypatch)
-    before, steps = small.device.traffic.copy(), small.model.decode_steps
-    for n in range(1, 31):
-        next(stream)
-        moved = small.device.traffic.since(before)
-        assert (moved.device_to_host_bytes, moved.host_to_device_bytes) == (4 * n, 0)
-        assert (crossings.to_host, crossings.to_device) == (4 * n, 0)
-        assert small.model.decode_steps - steps == n
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        crossings = Crossings(patch)
+        before, steps = small.device.traffic.copy(), small.model.decode_steps
+        for n in range(1, 31):
+            next(stream)
+            moved = small.device.traffic.since(before)
+            assert (moved.device_to_host_bytes, moved.host_to_device_bytes) == (4 * n, 0)
+            assert (crossings.to_host, crossings.to_device) == (4 * n, 0)
+            assert small.model.decode_steps - steps == n
     stream.close()
 
 
@@ -120,11 +120,11 @@ def test_launches_per_token_are_those_that_the_context_needs(
         next(stream)
         next(stream)
         launched.clear()
-        monkeypatch.setattr(cl, "enqueue_nd_range_kernel", counted)
-        for _ in range(8):
-            launched.append(0)
-            next(stream)
-        monkeypatch.undo()
+        with monkeypatch.context() as patch:
+            patch.setattr(cl, "enqueue_nd_range_kernel", counted)
+            for _ in range(8):
+                launched.append(0)
+                next(stream)
         stats = list(stream)[-1].stats
         assert stats is not None and stats.kernel_launches_per_token == launched[0]
         assert launched == [needed_launches(model, n_prompt)] * 8
