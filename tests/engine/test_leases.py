@@ -100,7 +100,14 @@ def test_threads_that_wait_or_try_again_get_the_answers_of_one_thread(llm: LLM) 
 
     tasks = [waiting, waiting, trying, trying, evaluating, evaluating, lambda: talking(0), lambda: talking(1)]
     with ThreadPoolExecutor(len(tasks)) as pool:
-        for done in [pool.submit(task) for task in tasks]:
+        stream = llm.stream(ids(0), max_tokens=8)
+        next(stream)
+        running = [pool.submit(task) for task in tasks]
+        until = time.monotonic() + 60
+        while not refused and time.monotonic() < until:  # who does not wait is, while this answer is under way
+            time.sleep(0.001)
+        stream.close()
+        for done in running:
             done.result(timeout=120)
     assert refused
 
@@ -204,10 +211,11 @@ def test_closing_ends_what_another_thread_generates(default_device: Device, tmp_
         started, closed = threading.Event(), threading.Event()
 
         def read(llm: LLM = llm, started: Any = started, closed: Any = closed, rests: bool = rests) -> None:
-            for _ in llm.stream([5] * 20, max_tokens=400, ignore_eos=True):
-                started.set()
-                if rests:
-                    closed.wait(60)
+            while True:  # however late the other thread closes
+                for _ in llm.stream([5] * 20, max_tokens=400, ignore_eos=True):
+                    started.set()
+                    if rests:
+                        closed.wait(60)
 
         with ThreadPoolExecutor(3) as pool:
             reading = pool.submit(read)
