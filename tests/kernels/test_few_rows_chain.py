@@ -46,15 +46,17 @@ def recorded(device: Device, folder: Path, dtype: str, ptx_arch: int, *, invaria
     return Batch(Model(gpu, config, weights, cache, logit_rows=20, step_rows=100), 20, 100, invariant=invariant)
 
 
-def test_all_layers_are_one_launch(default_device: Device, tmp_path: Path) -> None:
-    """A norm and a product; of each of two layers attention, output, gate and up, down, and the next product."""
-    batch = recorded(default_device, tmp_path, "bfloat16", 90)
+@pytest.mark.parametrize(("dtype", "norms"), [("bfloat16", 1), ("q4_0", 5)])
+def test_all_layers_are_one_launch(dtype: str, norms: int, default_device: Device, tmp_path: Path) -> None:
+    """A norm and a product; of each of two layers attention, output, gate and up, down, and the next product. Beside
+    quantised weights each norm is a link."""
+    batch = recorded(default_device, tmp_path, dtype, 90)
     assert list(batch._decode) == [8, 16, 32]
     for rows, bound in batch._decode.items():
         names = [launch.name for launch in bound.launches]
         assert names == ["embed", "few_rows_chain"]
         chain = bound.launches[1]
-        assert isinstance(chain.source, KernelSource) and chain.source.constants["N_COUNTERS"] == 2 + 2 * 5
+        assert isinstance(chain.source, KernelSource) and chain.source.constants["N_COUNTERS"] == norms + 1 + 2 * 5
         assert chain.groups(1) == chain.groups(rows)
         joined = [launch for chain in chains(bound.separate, rows) for launch in chain]
         assert joined == [*bound.separate]
@@ -74,9 +76,7 @@ def test_a_launch_has_no_more_arguments_than_a_driver_takes(
 def test_what_was_not_measured_is_separate_launches(
     default_device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Quantised weights; and a batch whose rows have the same bits in steps of any number of rows; and many rows."""
-    batch = recorded(default_device, tmp_path, "q4_0", 90)
-    assert all(bound.launches is bound.separate for bound in batch._decode.values())
+    """A batch whose rows have the same bits in steps of any number of rows; and many rows."""
     invariant = recorded(default_device, tmp_path, "bfloat16", 90, invariant=True)
     assert all(bound.launches is bound.separate for bound in invariant._decode.values())
     monkeypatch.setattr(few_rows_chain, "MOST_ROWS", 8)
@@ -90,7 +90,7 @@ def test_other_gpus_have_separate_launches(default_device: Device, tmp_path: Pat
 
 
 # The second has the columns of an MLP in parts, each with a counter of its own.
-@pytest.fixture(scope="module", params=[("bfloat16", SHAPE["intermediate_size"]), ("float16", 1536)])
+@pytest.fixture(scope="module", params=[("bfloat16", 704), ("float16", 1536), ("q4_0", 704), ("q4_k", 1536)])
 def llm(
     request: pytest.FixtureRequest, default_device: Device, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LLM]:

@@ -36,8 +36,6 @@ SHARED = "common/common.cl", "nvidia/ptx.cl", "nvidia/wait_until.cl"
 HEAD = "#define CHAINED 1\n"
 COUNTER_WORDS = 32  # a line of the second-level cache
 X_PARTS = 8  # of the columns of a gated MLP, each with a counter of its own, at most
-WARPS, TILES = 4, 2
-GROUPS = 2  # on a compute unit at once
 MOST_ROWS, MOST_ROWS_BETWEEN = 32, 16  # of a step; where attention is no link. Of more it was not measured
 MOST_BUFFERS = 500  # arguments of a kernel: 4352 bytes
 # Types of the arguments; of attention those beside keys and values, which come after the state.
@@ -51,6 +49,23 @@ ATTENTION_PARAMS = (
     *("__global const float*", "__global const float*", "__global const int*"),
     *("__global float*", "__global float*", "__global void*", "__global int*"),
 )
+
+
+@dataclass(frozen=True)
+class GroupSize:
+    """Of a chain's groups. tiles: of a weight, at most, but for a gate; on_a_unit: groups on a compute unit at once."""
+
+    warps: int
+    tiles: int
+    on_a_unit: int
+
+    @property
+    def items(self) -> int:
+        return 32 * self.warps
+
+
+SIZE_16_BIT = GroupSize(warps=4, tiles=2, on_a_unit=2)
+SIZE_QUANTIZED = GroupSize(warps=8, tiles=2, on_a_unit=2)  # more instructions a byte, so more warps
 
 
 @dataclass(frozen=True)
@@ -78,7 +93,7 @@ class Link:
 
 class NvidiaFewRowsChain(PersistentStep):
     """For devices that have local memory for two groups of a chain on a compute unit: Hopper. Steps of up to
-    MOST_ROWS rows with 16-bit weights, where it was measured to be faster than a launch for each.
+    MOST_ROWS rows, where it was measured to be faster than a launch for each.
     """
 
     name, file = "nvidia", FILE
@@ -139,12 +154,20 @@ def _is_link(launch: Launch, max_rows: int) -> bool:
     if source.file == ATTENTION:  # of all rows of a step, without functions of the user's
         groups = launch.groups(1), launch.groups(max_rows)
         return not source.prelude and [len(g) == 3 and g[2] for g in groups] == [1, max_rows]
-    return source.file == NORM or is_16_bit(weight_dtype(source))
+    return True
+
+
+def group_size(launches: Sequence[Launch]) -> GroupSize:
+    """Of a chain of these."""
+    sources = (source_of(launch) for launch in launches)
+    dtypes = (weight_dtype(source) for source in sources if source.file == PRODUCT)
+    return SIZE_16_BIT if all(map(is_16_bit, dtypes)) else SIZE_QUANTIZED
 
 
 def chained(device: Device, launches: Sequence[Launch], max_rows: int) -> Launch:
     """These launches as one, of a step of at most so many rows."""
-    links = _in_parts([_link(launch, max_rows) for launch in launches])
+    size = group_size(launches)
+    links = _in_parts([_link(launch, max_rows, size) for launch in launches])
     kinds: dict[str, int] = {}
     functions, calls = "", ""
     for link in links:
@@ -183,7 +206,7 @@ def chained(device: Device, launches: Sequence[Launch], max_rows: int) -> Launch
         counter += link.parts
         choices.append((first, " ".join(f"{name} = {value};" for name, value in values.items())))
     constants: dict[str, object] = {
-        "ITEMS": 32 * WARPS,
+        "ITEMS": size.items,
         "N_COUNTERS": n_counters,
         "COUNTER_WORDS": COUNTER_WORDS,
         "LAST_GROUPS": links[-1].n_groups,
@@ -199,7 +222,7 @@ def chained(device: Device, launches: Sequence[Launch], max_rows: int) -> Launch
     )
     merged = KernelSource(FILE, "few_rows_chain", constants, f"{texts}\n{functions}{macros}")
     cost = fused_cost(*(launch.cost for launch in launches if launch.cost is not None))
-    return device.launch_type(device, merged, args, (first,), (32 * WARPS,), cost)
+    return device.launch_type(device, merged, args, (first,), (size.items,), cost)
 
 
 def _in_parts(links: list[Link]) -> list[Link]:
@@ -228,52 +251,48 @@ def _choice(choices: Sequence[tuple[int, str]]) -> str:
     return f"if ((unit) < {choices[half - 1][0]}u) {{ {_choice(choices[:half])} }} else {{ {_choice(choices[half:])} }}"
 
 
-def _link(launch: Launch, max_rows: int) -> Link:
+def _link(launch: Launch, max_rows: int, size: GroupSize) -> Link:
     source = source_of(launch)
     if source.file == NORM:
         call = "rms_norm_unit_{kind}(group, scales, before, count, {args});"
-        own = KernelSource(source.file, source.name, {**source.constants, "GROUP_ITEMS": 32 * WARPS}, source.prelude)
-        return Link(launch, own, NORM_PARAMS, max_rows, call, 0, WARPS)
+        own = KernelSource(source.file, source.name, {**source.constants, "GROUP_ITEMS": size.items}, source.prelude)
+        return Link(launch, own, NORM_PARAMS, max_rows, call, 0, size.warps)
     if source.file == ATTENTION:
-        return _attention_link(launch, source, max_rows)
+        return _attention_link(launch, source, max_rows, size.warps)
     if source.file == APPEND:
         tiles, heads = launch.groups(max_rows)
         call = f"rope_append_unit_{{kind}}(group / {heads}, group % {heads}, before, count, {{args}});"
-        own = KernelSource(source.file, source.name, {**source.constants, "LOCAL_SIZE": 32 * WARPS})
+        own = KernelSource(source.file, source.name, {**source.constants, "LOCAL_SIZE": size.items})
         kv = f"__global {source.constants['KV']}_t*"
         return Link(launch, own, (*APPEND_PARAMS, kv, kv), tiles * heads, call, 0, 1)
-    own, shape = product_source(launch)
+    own, shape = product_source(launch, size)
     call = "few_rows_unit_{kind}(group, buffers, scales, before, count, {args});"
     n_groups = -(-number_of(own, "N_TILES") // shape.tiles)
     return Link(launch, own, PRODUCT_PARAMS, n_groups, call, group_bytes(own, shape), number_of(own, "MAX_ROWS"))
 
 
-def _attention_link(launch: Launch, source: KernelSource, max_rows: int) -> Link:
+def _attention_link(launch: Launch, source: KernelSource, max_rows: int, warps: int) -> Link:
     """Its groups in the order of rows, those that a step has first."""
     heads, splits, _ = launch.groups(max_rows)
     kv = f"__global {source.constants['KV']}_t*"
     sinks = ["__global const float*"] if source.constants.get("HAS_SINKS") else []
     params = (*ATTENTION_PARAMS[:3], kv, kv, *ATTENTION_PARAMS[3:], *sinks)
-    own = KernelSource(source.file, source.name, {**source.constants, "WARPS": WARPS, "SPLIT_TILES": 1})
+    own = KernelSource(source.file, source.name, {**source.constants, "WARPS": warps, "SPLIT_TILES": 1})
     call = (
         f"attention_unit_{{kind}}(group % {heads}, group / {heads} % {splits}, group / {heads * splits}, "
         "buffers, before, count, {args});"
     )
     size, group, n_splits = (number_of(own, name) for name in ("HEAD_DIM", "GROUP_SIZE", "N_SPLITS"))
-    n_bytes = unit_bytes(size, group, WARPS, n_splits + len(sinks))
+    n_bytes = unit_bytes(size, group, warps, n_splits + len(sinks))
     return Link(launch, own, params, heads * splits * max_rows, call, n_bytes, 1)
 
 
-def chain_shape(dtype: str, tiles_at_once: int, max_rows: int) -> FewRowsShape:
-    """How a product of a chain is cut: with the same number of warps in all, and a share of a compute unit's memory."""
-    return fitting_shape(dtype, TILES, WARPS, tiles_at_once, max_rows, HOPPER_LOCAL_BYTES // GROUPS)
-
-
-def product_source(launch: Launch) -> tuple[KernelSource, FewRowsShape]:
-    """A product as it is in a chain."""
+def product_source(launch: Launch, size: GroupSize) -> tuple[KernelSource, FewRowsShape]:
+    """A product as it is in a chain: with the chain's number of warps, and a share of a compute unit's memory."""
     source = source_of(launch)
     dtype, at_once = weight_dtype(source), 2 if "GATE" in source.constants else 1
-    shape = chain_shape(dtype, at_once, number_of(source, "MAX_ROWS"))
+    rows, local = number_of(source, "MAX_ROWS"), HOPPER_LOCAL_BYTES // size.on_a_unit
+    shape = fitting_shape(dtype, size.tiles, size.warps, at_once, rows, local)
     own = {"TILES": shape.tiles, "WARPS": shape.warps, "STAGES": shape.stages, "DEPTH": shape.depth}
     return KernelSource(source.file, source.name, {**source.constants, **own}, source.prelude), shape
 

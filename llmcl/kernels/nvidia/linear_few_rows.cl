@@ -79,6 +79,7 @@ typedef struct {
     __global const uchar* weight;  // the group's first tile
     __global const uint4* x;       // the lane's part of the first block
     int tiles, lane;               // tiles: of the group's that there are
+    int tokens;                    // of the step, from the lane's of the first block on
 } source;
 
 // Copies piece p of the weights; zeros where there is none.
@@ -97,14 +98,15 @@ inline void fetch_weights(const source* from, const int p, const uint to) {
     }
 }
 
-// The same of the activations.
+// The same of the activations. Of a chain beside quantised weights, which are few bytes, those of tokens that there are.
 inline void fetch_activations(const source* from, const int p, const uint to) {
     const bool there = PIECES % STEP_PIECES == 0 || p < PIECES;
     const int piece = there ? p : 0;
 #pragma unroll
     for (int i = 0; i < BLOCKS; ++i)
         copy16_async(to + WEIGHT_BYTES + i * 512 + X_PLACE(from->lane) * 16,
-                     from->x + ((size_t)i * (K / 8) + piece * 4) * 8, there);
+                     from->x + ((size_t)i * (K / 8) + piece * 4) * 8,
+                     there && (!CHAINED || !QUANTIZED || from->tokens > 8 * i));
 }
 
 // Copies what a warp needs of a step: of weights, of activations or of both.
@@ -239,7 +241,7 @@ inline void few_rows_unit(const int group, __local uint4* buffers, __local float
     const int tile = group * TILES, n = state[STATE_N_TOKENS];
     const __local uchar* stages = (const __local uchar*)buffers + warp * (STAGES * STAGE_BYTES);
     const uint to_stages = local_address(stages);
-    const source from = {weight + (size_t)tile * TILE_BYTES, x + lane, N_TILES - tile, lane};
+    const source from = {weight + (size_t)tile * TILE_BYTES, x + lane, N_TILES - tile, lane, n - lane % 8};
 
     float4 acc[BLOCKS][TILES];
 #pragma unroll
