@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from numbers import Real
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -141,15 +141,12 @@ def flex_attention(
     call: Hashable | None = None
     if score_mod is None or mod is not None:
         tiles = _chosen(device, kernel_options)
-        rules = (mod, id(block_mask), scale, enable_gqa, aux, tiles, variant, out_dtype)
-        call = (*rules, *arrays, *map(_form, arrays.values()))
-
-    def make() -> FlexPlan:
-        options = Options(scale, enable_gqa, aux, kernel_options, variant, out_dtype)
-        return _new_plan(device, arrays, score_mod, block_mask, options)
-
+        call = (mod, id(block_mask), scale, enable_gqa, aux, tiles, variant, out_dtype, *arrays, *_forms(arrays))
     with plans.lock:
-        plan = plans.get(call, make)
+        plan = plans.find(call)
+        if plan is None:
+            options = Options(scale, enable_gqa, aux, kernel_options, variant, out_dtype)
+            plan = plans.add(call, partial(_new_plan, device, arrays, score_mod, block_mask, options))
         try:
             results = _run_on_host_arrays(plan, arrays) if plan.problem.own_inputs else _run_on_device(plan, arrays)
         finally:
@@ -203,15 +200,15 @@ def _opened(device: Any) -> Device:
 
 _USUAL_REQUESTS = {False: AuxRequest(), True: AuxRequest(lse=True)}
 _USUAL_SCALES: tuple[type, ...] = (type(None), float, int)
-_place = attrgetter("shape", "dtype", "strides")
+_form = attrgetter("__class__", "shape", "dtype", "strides")
 
 
-def _form(array: Any) -> Hashable:
-    """What kernels depend on of an array; None for what is no array."""
+def _forms(arrays: dict[str, Any]) -> Iterable[Hashable]:
+    """What kernels depend on of each array. Of what is no array, its kind: a plan for it is never made."""
     try:
-        return type(array), _place(array)
+        return [*map(_form, arrays.values())]
     except AttributeError:
-        return None
+        return map(type, arrays.values())
 
 
 def _new_plan(

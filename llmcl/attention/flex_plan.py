@@ -344,6 +344,7 @@ class PlanCache:
         self.lock = threading.RLock()
         self._max_bytes = min(MAX_BYTES, device.entry.global_mem_bytes // 8)
         self._plans: OrderedDict[Hashable, FlexPlan] = OrderedDict()  # never with the key None
+        self._latest: tuple[Hashable, FlexPlan] | None = None  # the last of them
 
     @classmethod
     def of(cls, device: Device) -> PlanCache:
@@ -360,12 +361,18 @@ class PlanCache:
     def nbytes(self) -> int:
         return sum(plan.nbytes for plan in self._plans.values())
 
-    def get(self, key: Hashable | None, make: Callable[[], FlexPlan]) -> FlexPlan:
-        """The plan of that key, made if there is none; with key None, or too large, it is the caller's to release."""
+    def find(self, key: Hashable | None) -> FlexPlan | None:
+        """The plan of that key, if there is one."""
+        if self._latest is not None and self._latest[0] == key:  # sooner known than a key is hashed
+            return self._latest[1]
         plan = self._plans.get(key)
         if plan is not None:
             self._plans.move_to_end(key)
-            return plan
+            self._latest = key, plan
+        return plan
+
+    def add(self, key: Hashable | None, make: Callable[[], FlexPlan]) -> FlexPlan:
+        """Makes the plan of that key; with key None, or too large, it is the caller's to release."""
         try:
             plan = make()
         except OutOfDeviceMemoryError:
@@ -376,18 +383,21 @@ class PlanCache:
         if key is not None and plan.nbytes <= self._max_bytes:
             plan.kept = True
             self._plans[key] = plan
+            self._latest = key, plan
             while len(self._plans) > MAX_PLANS or self.nbytes > self._max_bytes:
                 self._plans.popitem(last=False)[1].release()
         return plan
 
     def take_latest(self) -> FlexPlan:
         """The plan used last, which is the caller's to release from now on: to measure its kernels alone."""
+        self._latest = None
         return self._plans.popitem()[1]
 
     def clear(self) -> None:
         for plan in self._plans.values():
             plan.release()
         self._plans.clear()
+        self._latest = None
 
 
 def visible_ranges(block_mask: BlockMask | None, problem: Problem, block_m: int, block_n: int) -> KVBlockRanges:

@@ -204,7 +204,7 @@ class Launch:
 
     def enqueue(self, n_tokens: int = 1) -> cl.Event | None:
         """None: the step has no work-groups for it."""
-        kernel, size = self.kernel, self.global_size(n_tokens)
+        kernel, size = self._kernel or self.kernel, self._size or self.global_size(n_tokens)
         if 0 in size:
             return None
         self._device.traffic.kernel_launches += 1
