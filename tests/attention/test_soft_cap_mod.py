@@ -39,14 +39,17 @@ def expected_of(
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("width", [64, 128])
 @pytest.mark.parametrize(
-    ("cap", "size"),
-    # Near the cap; beyond it in some rows, and in all; a cap so small that all keys count; a scale below 0.
-    [(30.0, 1.0), (30.0, 14.0), (30.0, 60.0), (3.0, 1.0), (30.0, -4.0)],
+    ("cap", "size", "below"),
+    # Near the cap; beyond it in some rows, and in all; a cap so small that all keys count; a scale below 0; all scores
+    # below 0.
+    [(30.0, 1.0, 0), (30.0, 14.0, 0), (30.0, 60.0, 0), (3.0, 1.0, 0), (30.0, -4.0, 0), (100.0, 1.0, 12)],
 )
-def test_soft_cap(default_device: Any, cap: float, size: float, width: int, dtype: str, mask: str) -> None:
+def test_soft_cap(default_device: Any, cap: float, size: float, below: int, width: int, dtype: str, mask: str) -> None:
     rng = np.random.default_rng(width)
     exact = [rng.standard_normal((1, heads, N, width)).astype(np.float32) for heads in (4, 2, 2)]
     exact[0] *= np.geomspace(0.1, 1.0, N, dtype=np.float32)[:, None]  # rows of small scores and of large ones
+    if below:
+        exact[0][..., 0], exact[1][..., 0] = below, -below
     arrays = given = [x.astype(dtype) if dtype == "float16" else round_bfloat16(x) for x in exact]
     if dtype == "bfloat16":
         given = [(x.view(np.uint32) >> 16).astype(np.uint16) for x in arrays]
@@ -69,7 +72,7 @@ def test_soft_cap(default_device: Any, cap: float, size: float, width: int, dtyp
     expected = expected_of(arrays, scale, cap, seen, sinks)
     # Scores have an error of 2^-11 of themselves where operands are rounded, a weight that of its score as a factor.
     rounded = rounded_operands(default_device, "float16", 3e-6)
-    of_scores = rounded * min(cap, 5 * abs(size))
+    of_scores = rounded * min(cap, 5 * abs(size) + below**2 / width**0.5)
     of_output = 4 * (of_scores + rounded_operands(default_device, dtype, 3e-6))
     bounds = {"out": of_output, "lse": of_scores, "max_scores": of_scores}
     for (name, bound), found, wanted in zip(bounds.items(), (out, *aux), expected, strict=True):

@@ -19,22 +19,35 @@ SOURCE = """
 #define quick_tanh tanh
 """
 KERNEL = """
-__kernel void f(__global const float* s, __global float4* out, const float from) {
+__kernel void f(__global const float* s, __global float4* out, const float from, const float before,
+                const float least) {
     const int i = get_global_id(0);
-    const float capped = capped_top(s[i]);
-    out[i] = (float4)(near_exponent(s[i], from), far_exponent(s[i], from), capped, is_near_cap(s[i], capped));
+    const float top[2] = {s[i], 1e-6f}, last[2] = {before, before};
+    float m[2];
+    const bool near = near_cap(m, last, top, least);
+    out[i] = (float4)(near_exponent(s[i], from), far_exponent(s[i], from), m[0], near);
 }
 """
 
 
-def computed(device: Device, cap: float, scale: float, scores: np.ndarray, start: float) -> np.ndarray:
-    """[scores, 4] in float64: near exponent, far exponent, capped top, and whether the near one does for that top."""
+def computed(
+    device: Device,
+    cap: float,
+    scale: float,
+    scores: np.ndarray,
+    start: float,
+    before: float = -np.inf,
+    least: float = -1e9,
+) -> np.ndarray:
+    """[scores, 4] in float64: near exponent and far exponent less `start`; the near one or `before`, if that is larger;
+    and whether the near one does for a row whose largest score that is, if its largest exponent is `least` or more."""
     mods = bind_mods(device, *trace_mods(masks.soft_cap(cap), None))
     macros = "".join(line for line in mods.prelude.splitlines(keepends=True) if "SCORE_" in line or "CAP" in line)
     source = f"#define SCALE {scale!r}f\n{macros}{SOURCE}{read_source('nvidia/capped_exponents.cl')}{KERNEL}"
     program = cl.Program(device.context, source).build(["-cl-std=CL1.2", "-cl-denorms-are-zero", "-w"], cache_dir=False)
     given, out = device.upload(scores.astype(np.float32), "scores"), device.alloc(16 * len(scores), "exponents")
-    cl.Kernel(program, "f")(device.queue, scores.shape, None, given.cl, out.cl, np.float32(start))
+    numbers = [np.float32(x) for x in (start, before, least)]
+    cl.Kernel(program, "f")(device.queue, scores.shape, None, given.cl, out.cl, *numbers)
     return device.read(out, np.float32, (len(scores), 4)).astype(np.float64)
 
 
@@ -43,7 +56,7 @@ def computed(device: Device, cap: float, scale: float, scores: np.ndarray, start
 def test_near_and_far(device: Device, cap: float, scale: float) -> None:
     x = np.concatenate([np.linspace(-8, 8, 2001), [1e-6, 1e3, -1e3, -np.inf]])
     scores = (x * cap / scale).astype(np.float32)
-    near, far, capped, is_near = computed(device, cap, scale, scores, start=3.0).T
+    near, far, largest, is_near = computed(device, cap, scale, scores, start=3.0).T
     x = scores.astype(np.float64) * scale / cap
     exponent = cap * LOG2E * np.tanh(x)
     rounding = 1e-6 * cap
@@ -55,9 +68,13 @@ def test_near_and_far(device: Device, cap: float, scale: float) -> None:
     assert (near < -cap * LOG2E * 0.635 - 3.0)[below].all() and np.isneginf(near[-1])
     seen = np.isfinite(x)
     assert np.abs(far[seen] - (exponent[seen] - 3.0)).max() < rounding and np.isneginf(far[-1])
-    assert np.abs(capped[seen] - np.tanh(x[seen])).max() < 2.0**-12.1 and np.isneginf(capped[-1])
-    assert np.abs(near[inside] + 3.0 - capped[inside] * cap * LOG2E).max() < rounding  # so a row's largest weight is 1
-    assert np.array_equal(is_near, (x < 0.75) & (capped >= 17.0 / cap - 0.635) & seen)
+    assert np.abs(near[inside] + 3.0 - largest[inside]).max() < rounding  # so a row's largest weight is 1
+    negligible = float(np.float32(cap * LOG2E * (17.0 / cap - 0.635)))
+    assert np.array_equal(is_near, (x < 0.75) & (largest >= negligible) & seen)
+    for before, least in ((-np.inf, 0.0), (1.0, 0.0), (-1.0, 0.0), (negligible - 1.0, -1e9), (negligible + 1.0, -1e9)):
+        *_, largest, is_near = computed(device, cap, scale, scores, 3.0, before, least).T
+        assert (largest >= np.float32(before)).all()
+        assert np.array_equal(is_near, (x < 0.75) & (largest >= max(negligible, least)) & (seen | (before >= least)))
 
 
 @pytest.mark.filterwarnings("ignore::pyopencl.CompilerWarning")

@@ -68,7 +68,7 @@ inline float quick_tanh(const float x) {
     return r;
 }
 #include "nvidia/capped_exponents.cl"
-#define EXPONENT_SCALE CAP_EXPONENT
+#define EXPONENT_SCALE 1.0f
 #else
 #define EXPONENT_SCALE (SCORE_FACTOR * LOG2E * (SCALED_FIRST ? 1.0f : SCORE_SCALE))
 #endif
@@ -94,37 +94,52 @@ inline void mask_scores(float s[BLOCK_N / 2], const row_terms terms, const tile 
 
 #define TERMS_OF(t) terms_of(SCALED_FIRST ? 1.0f : SCORE_SCALE, sequence, present.head, rows, (t).first + column MOD_ARGS)
 
-// Scores become softmax weights; m and l of the lane's two rows (l: of its columns only) move on, and with them
-// `shrink`, what the output so far is to be multiplied by.
-inline void update_softmax(float s[BLOCK_N / 2], const row_terms terms, float m[2], float l[2], float shrink[2]) {
-    float top[4] = {s[0], s[2], s[1], s[3]}, from[2], sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#if HAS_SOFT_CAP
-    bool near = true;  // for all rows of the lane
-#endif
+// The largest of each row's scores, with the bias of the row.
+inline void row_tops(float top[2], const float s[BLOCK_N / 2], const row_terms terms) {
+    float part[4] = {s[0], s[2], s[1], s[3]};
 #pragma unroll
     for (int i = 1; i < BLOCK_N / 8; ++i)
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            top[h] = fmax(top[h], s[4 * i + 2 * h]);
-            top[2 + h] = fmax(top[2 + h], s[4 * i + 2 * h + 1]);
+            part[h] = fmax(part[h], s[4 * i + 2 * h]);
+            part[2 + h] = fmax(part[2 + h], s[4 * i + 2 * h + 1]);
         }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-        top[h] = fmax(top[h], top[2 + h]) + terms.bias[h];  // which differs in the lanes of a row
+        top[h] = fmax(part[h], part[2 + h]) + terms.bias[h];  // which differs in the lanes of a row
         top[h] = fmax(top[h], shuffle_xor(top[h], 1));
         top[h] = fmax(top[h], shuffle_xor(top[h], 2));
-#if HAS_SOFT_CAP
-        const float tile_top = top[h];
-        top[h] = fmax(m[h], capped_top(tile_top));
-        near = near && is_near_cap(tile_top, top[h]);
-#else
-        top[h] = fmax(m[h], top[h]);
-#endif
-        from[h] = top[h] == -INFINITY ? 0.0f : top[h] * EXPONENT_SCALE;  // a row that has seen no key yet
-        shrink[h] = exp2_quick(m[h] * EXPONENT_SCALE - from[h]);
-        m[h] = top[h];
-        from[h] -= terms.bias[h] * EXPONENT_SCALE;
     }
+}
+// The same of scores without a bias, compared as integers, of which the assembler takes three at once. Right where it is at least 0;
+// where all of a row's scores are below, it is one of them.
+inline void row_tops_as_ints(float top[2], const float s[BLOCK_N / 2]) {
+    int part[4] = {as_int(s[0]), as_int(s[2]), as_int(s[1]), as_int(s[3])};
+#pragma unroll
+    for (int i = 1; i < BLOCK_N / 8; ++i)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            part[h] = max(part[h], as_int(s[4 * i + 2 * h]));
+            part[2 + h] = max(part[2 + h], as_int(s[4 * i + 2 * h + 1]));
+        }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        int of_row = max(part[h], part[2 + h]), other = shuffle_int(of_row, 1);
+        of_row = max(of_row, other);
+        other = shuffle_int(of_row, 2);
+        top[h] = as_float(max(of_row, other));
+    }
+}
+
+// Scores become softmax weights; m and l of the lane's two rows (l: of its columns only) move on, and with them
+// `shrink`, what the output so far is to be multiplied by.
+inline void update_softmax(float s[BLOCK_N / 2], const row_terms terms, float m[2], float l[2], float shrink[2]) {
+    float top[2], from[2], sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#if HAS_SOFT_CAP
+    row_tops_as_ints(top, s);
+#else
+    row_tops(top, s, terms);
+#endif
 // Scores become the powers of 2 with these exponents.
 #define TO_WEIGHTS(exponent)                                  \
     _Pragma("unroll") for (int i = 0; i < BLOCK_N / 2; ++i) { \
@@ -132,12 +147,38 @@ inline void update_softmax(float s[BLOCK_N / 2], const row_terms terms, float m[
         sums[i % 4] += s[i];                                  \
     }
 #if HAS_SOFT_CAP
-    if (warp_any(!near)) {
-        TO_WEIGHTS(far_exponent);
-    } else {
+    const float last[2] = {m[0], m[1]};
+    bool near = !warp_any(!near_cap(m, last, top, 0.0f));
+    if (!near) {  // or the largest scores are below 0
+        row_tops(top, s, terms);
+        near = !warp_any(!near_cap(m, last, top, LEAST_EXPONENT));
+        if (!near) {
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                m[h] = fmax(last[h], far_exponent(top[h], 0.0f));
+                from[h] = m[h] == -INFINITY ? 0.0f : m[h];  // a row that has seen no key yet
+                shrink[h] = exp2_quick(last[h] - from[h]);
+            }
+            TO_WEIGHTS(far_exponent);
+        }
+    }
+    if (near) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            from[h] = m[h];
+            shrink[h] = exp2_quick(last[h] - from[h]);
+        }
         TO_WEIGHTS(near_exponent);
     }
 #else
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        top[h] = fmax(m[h], top[h]);
+        from[h] = top[h] == -INFINITY ? 0.0f : top[h] * EXPONENT_SCALE;  // a row that has seen no key yet
+        shrink[h] = exp2_quick(m[h] * EXPONENT_SCALE - from[h]);
+        m[h] = top[h];
+        from[h] -= terms.bias[h] * EXPONENT_SCALE;
+    }
 #define EXPONENT(s, from) fma(s, EXPONENT_SCALE, -(from))
     TO_WEIGHTS(EXPONENT);
 #endif
@@ -148,7 +189,6 @@ inline void update_softmax(float s[BLOCK_N / 2], const row_terms terms, float m[
 #include "nvidia/prefill_copies.cl"
 
 // ---- a warp's 16 queries: rows lane / 4 and 8 further on ----
-
 
 #define OUT_BYTES_f32 4
 #define OUT_BYTES_f16 2

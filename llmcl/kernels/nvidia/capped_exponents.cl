@@ -19,6 +19,7 @@
 
 #define CAP_UNIT (SCALED_FIRST ? 1.0f : SCORE_SCALE)  // that x has of a score s
 #define CAP_EXPONENT (SCORE_FACTOR * LOG2E)  // that tanh(x) is to have
+#define LEAST_EXPONENT (LEAST_TANH * CAP_EXPONENT)
 #define CAP_SQUARE (CAP_UNIT * CAP_UNIT)
 #define CAP_TERM0 0.9997852f
 #define CAP_TERM1 -0.32629672f
@@ -39,14 +40,14 @@ inline float far_exponent(const float s, const float from) {
     return s == -INFINITY ? s : exponent;
 }
 
-// A row's largest score, capped, in units of SCORE_FACTOR; of no key, -infinity. Near the cap by the polynomial, so that its own
-// weight is 1.
-inline float capped_top(const float top) {
-    const float x = top * CAP_UNIT, near = near_exponent(top, 0.0f) * (1.0f / CAP_EXPONENT), far = quick_tanh(x);
-    return top == -INFINITY ? top : CAP_FITS && fabs(x) < NEAR_CAP ? near : far;
-}
-
-// Whether near_exponent does for a row. top: the largest of the scores; capped: that of these and those before.
-inline bool is_near_cap(const float top, const float capped) {
-    return CAP_FITS && top * CAP_UNIT < NEAR_CAP && capped >= LEAST_TANH;
+// Whether near_exponent does for two rows. top: the largest of their scores; last: the largest exponents before; m becomes those of
+// both, and is to be `least` or more.
+inline bool near_cap(float m[2], const float last[2], const float top[2], const float least) {
+    bool near = CAP_FITS;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        m[h] = fmax(last[h], near_exponent(top[h], 0.0f));
+        near = near && top[h] < NEAR_CAP / CAP_UNIT && m[h] >= fmax(least, LEAST_EXPONENT);
+    }
+    return near;
 }
