@@ -38,8 +38,10 @@ def bind_mods(
     score = None
     if score_mod is not None:
         bodies, form = (score_mod.body(), score_mod.body(16)), score_form(score_mod)
-        fragment = fragment_macros(form.body(), form.unit, form.factor, form.slope_body(), form.is_soft_cap)
-        score = ModCode(*bodies, _arrays(score_mod), per_sequence="b" in score_mod.depends, fragment=fragment)
+        macros = (form.body(), form.unit, form.factor, form.slope_body(), form.is_soft_cap)
+        arrays = _arrays(score_mod)
+        fragment = fragment_macros(*macros, has_arrays=bool(arrays))
+        score = ModCode(*bodies, arrays, per_sequence="b" in score_mod.depends, fragment=fragment)
     mask = None
     if mask_mod is not None:
         mask = ModCode(

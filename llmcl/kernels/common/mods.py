@@ -81,15 +81,20 @@ class Mods:
 NO_MODS = Mods()
 
 
-def fragment_macros(body: str, unit: float, factor: float, slope: str, is_soft_cap: bool) -> str:
+def fragment_macros(
+    body: str, unit: float, factor: float, slope: str, is_soft_cap: bool, has_arrays: bool = False
+) -> str:
     """Of a score_mod that is factor f(unit score), with the statements of f, and of its slope along the keys if it has
-    one (nvidia/fragment_scores.cl). is_soft_cap: whether f is tanh (nvidia/capped_exponents.cl)."""
+    one (nvidia/fragment_scores.cl). is_soft_cap: whether f is tanh (nvidia/capped_exponents.cl). has_arrays: whether it
+    looks up arrays."""
     macros = _macro("FRAGMENT_MOD_BODY", f"{{ {body} }}")
     macros += _macro("SCORE_UNIT", f"{unit:.9e}f") + _macro("SCORE_FACTOR", f"{factor:.9e}f")
     if slope:
         macros += "#define HAS_KEY_SLOPE 1\n" + _macro("KEY_SLOPE_BODY", f"{{ {slope} }}")
     if is_soft_cap:
         macros += "#define HAS_SOFT_CAP 1\n"
+    if has_arrays:
+        macros += "#define SCORE_MOD_ARRAYS 1\n"
     return macros
 
 

@@ -20,6 +20,7 @@
 #endif
 #ifndef FRAGMENT_MOD_BODY
 #define FRAGMENT_MOD_BODY SCORE_MOD_BODY
+#define SCORE_MOD_ARRAYS 1  // for all that is known
 #define SCORE_UNIT 1.0f
 #define SCORE_FACTOR 1.0f
 #endif
@@ -95,7 +96,7 @@ inline void score_lanes(float* s, const int count, const row_terms terms) {
             float modified[FRAGMENT_SCORES], largest = 0.0f;                                                               \
             _Pragma("unroll") for (int i = at; i < at + FRAGMENT_SCORES; ++i)                                              \
                 modified[i - at] = near_fragment_mod(s[i] * unit, batch, head, Q_IDX, KEY, &largest MOD_ARGS);            \
-            if (largest >= NEAR_0) {                                                                                       \
+            if (!QUICK_TANH && largest >= NEAR_0) {                                                                        \
                 _Pragma("unroll") for (int i = at; i < at + FRAGMENT_SCORES; ++i)                                          \
                     modified[i - at] = fragment_mod(s[i] * unit, batch, head, Q_IDX, KEY MOD_ARGS);                       \
             }                                                                                                              \
@@ -103,7 +104,9 @@ inline void score_lanes(float* s, const int count, const row_terms terms) {
         }                                                                                                                  \
     }
 DEFINE_SCORE_LANES(score_lanes, KV_IDX)
+#ifdef SCORE_MOD_ARRAYS
 DEFINE_SCORE_LANES(score_lanes_to_last, SEEN_KV_IDX)
+#endif
 #define SCORE_LANES(name) name(s, count, unit, factor, batch, head, rows, first, last MOD_ARGS)
 #else
 #define SCORE_LANES(name)
@@ -115,11 +118,16 @@ inline void modify_scores(float* s, const int count, const row_terms terms, cons
                           const int head, const int rows[2], const int first, const int end, const int seen_as,
                           const bool whole MOD_PARAMS) {
     const int last = max(end - 1, 0);
+#ifdef SCORE_MOD_ARRAYS
     if (whole) {
         SCORE_LANES(score_lanes);
         return;
     }
     SCORE_LANES(score_lanes_to_last);
+#else
+    SCORE_LANES(score_lanes);
+    if (whole) return;
+#endif
 #if HAS_MASK_MOD
     if (seen_as == TILE_PARTIAL) {
 #pragma unroll
