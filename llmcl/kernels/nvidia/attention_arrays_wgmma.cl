@@ -29,6 +29,7 @@
 #endif
 #include "common/common.cl"
 #include "nvidia/wgmma.cl"
+#include "nvidia/wgmma_chains.cl"
 #include "common/online_softmax.cl"
 #include "common/attention_mods.cl"
 #include "common/kv_block_ranges.cl"
@@ -54,7 +55,13 @@
 #define GROUP_ITEMS ((CONSUMER_WARPS + PRODUCER_WARPS) * WARP)
 #define TILE_BYTES (BLOCK_N * HEAD_DIM * 2)
 #define LOG2E 1.4426950408889634f
-#define MULTIPLY_VALUES CAT(WGMMA_FRAGMENTS_, HEAD_DIM)
+#if HEAD_DIM == 64
+#define KEYS_BY_QUERIES WGMMA_ROWS_128_CHAIN_4
+#define MULTIPLY_VALUES WGMMA_FRAGMENTS_64_CHAIN_8
+#else
+#define KEYS_BY_QUERIES WGMMA_ROWS_128_CHAIN_8
+#define MULTIPLY_VALUES WGMMA_FRAGMENTS_128_CHAIN_8
+#endif
 // Scores in the matrix units' sums need no factor but that of the exponential, unless a score_mod makes something else of them.
 #define SCORE_SCALE ((float)(SCALE)*SCORE_UNIT)
 #define SCALED_FIRST ((HAS_SCORE_MOD && !HAS_KEY_SLOPE) || !(SCALE > 0.0f))
@@ -312,15 +319,18 @@ void attention_prefill(__global const QUERY_T* queries, __global const int* stat
 #define RETURN_QUERIES(done) \
     if ((done) && lane == 0) mbarrier_arrive(q_empty + 8 * team)
 
-#define MULTIPLY_KEYS(at)                                             \
-    WGMMA_ROWS_128_NEW(KV, s, Q_OPERAND(0), K_OPERAND(at, 0));         \
-    _Pragma("unroll") for (int i = 1; i < HEAD_DIM / 16; ++i)         \
-        WGMMA_ROWS_128(KV, s, Q_OPERAND(i), K_OPERAND(at, i), 1); \
-    wgmma_commit()
-#define MULTIPLY_VALUES_OF(at)                               \
-    _Pragma("unroll") for (int i = 0; i < BLOCK_N / 16; ++i) \
-        MULTIPLY_VALUES(KV, acc, p[i], V_OPERAND(at, i), 1); \
-    wgmma_commit()
+#define KEY_STEP(i) "l"(Q_OPERAND(i)), "l"(K_OPERAND(of_stage, i))
+#define MULTIPLY_KEYS(at)                 \
+    {                                     \
+        const int of_stage = at;          \
+        KEYS_BY_QUERIES(KV, s, KEY_STEP); \
+    }
+#define VALUE_STEP(i) FRAGMENTS_STEP(p[i], V_OPERAND(of_stage, i))
+#define MULTIPLY_VALUES_OF(at)                \
+    {                                         \
+        const int of_stage = at;              \
+        MULTIPLY_VALUES(KV, acc, VALUE_STEP); \
+    }
 #define SETTLE_SCORES \
     _Pragma("unroll") for (int i = 0; i < BLOCK_N / 2; i += 32) WGMMA_SETTLE32(s, i)
 #define SETTLE_OUTPUT \

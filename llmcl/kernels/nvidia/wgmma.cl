@@ -26,7 +26,7 @@ inline void wgmma_commit(void) { asm volatile("//sm_90a wgmma.commit_group.sync.
 //               The halves of 16 bytes change places where k / 4 is odd.
 //   SWIZZLE_128 B, as values lie: 128 bytes for each k, 64 columns; leading: to the next 64 columns, stride: 8 k.
 //               A piece c of 16 bytes is at place c ^ (k % 8).
-//   ROWS_128    B as its columns lie, 64 k in 128 bytes of each (WGMMA_ROWS_N); stride: 8 columns; 16 k further on is 32 bytes.
+//   ROWS_128    B as its columns lie, 64 k in 128 bytes of each (wgmma_chains.cl); stride: 8 columns; 16 k further on is 32 bytes.
 //               A piece c of 16 bytes is at place c ^ (column % 8).
 //   ROWS_64     A, 32 k in 64 bytes of each row; stride: 8 rows; 16 k further on is 32 bytes. A piece c of 16 bytes is at place
 //               c ^ (row / 2 % 4).
@@ -76,10 +76,8 @@ inline ulong wgmma_operand(const uint address, const uint leading, const uint st
                  : SUMS                                                                                              \
                  : "l"(a), "l"(b))
 #define WGMMA_128(TYPE, s, a, b, KEEP) WGMMA_128_(TYPE, a, b, KEEP, 1, KEPT64(s))
-#define WGMMA_ROWS_128(TYPE, s, a, b, KEEP) WGMMA_128_(TYPE, a, b, KEEP, 0, KEPT64(s))
 // sums = A B, whatever they were: until then they take no registers.
 #define WGMMA_128_NEW(TYPE, s, a, b) WGMMA_128_(TYPE, a, b, 0, 1, NEW64(s))
-#define WGMMA_ROWS_128_NEW(TYPE, s, a, b) WGMMA_128_(TYPE, a, b, 0, 0, NEW64(s))
 #define WGMMA_64_(TYPE, s, a, b, KEEP)                                                           \
     asm volatile("//sm_90a wgmma.mma_async.sync.aligned.m64n64k16.f32." #TYPE "." #TYPE " {" SUMS_FROM_0 \
                  "}, %32, %33, " #KEEP ", 1, 1, 0, 1;"                                           \
