@@ -19,7 +19,7 @@ ROWS = 100, 3
 FILES = ("common/common.cl", "common/attention_mods.cl", "common/kv_block_ranges.cl", "nvidia/fragment_scores.cl")
 
 
-def modified(device: Device, score_mod: Any, x: np.ndarray, unit: float) -> np.ndarray:
+def modified(device: Device, score_mod: Any, x: np.ndarray, unit: float, n_keys: int = 100) -> np.ndarray:
     """What becomes of a lane's scores unit * x [..., 8], of the queries ROWS and of keys 0, 1, 8 and 9; float64."""
     mods = bind_mods(device, *trace_mods(score_mod, None))
     source = "".join(
@@ -32,7 +32,7 @@ def modified(device: Device, score_mod: Any, x: np.ndarray, unit: float) -> np.n
             "for (int i = 0; i < 8; ++i) s[i] = x[i];"
             f"const float unit = {unit}f * SCORE_UNIT;"
             "const row_terms terms = terms_of(unit, 0, 1, rows, 0 MOD_ARGS);"
-            "modify_scores(s, 8, terms, unit, SCORE_FACTOR, 0, 1, rows, 0, 100, TILE_FULL, false MOD_ARGS);"
+            f"modify_scores(s, 8, terms, unit, SCORE_FACTOR, 0, 1, rows, 0, {n_keys}, TILE_FULL, false MOD_ARGS);"
             "for (int i = 0; i < 8; ++i)"
             " x[i] = (s[i] + terms.bias[i / 2 % 2]) * (HAS_KEY_SLOPE ? unit * SCORE_FACTOR : 1.0f); }",
         )
@@ -75,3 +75,11 @@ def test_slope_along_the_keys(device: Device, unit: float) -> None:
     found = modified(device, mod, x, unit)
     expected = (2.0 * unit * x.astype(np.float64) - 0.3 * (queries - keys)) * 3.0
     assert np.abs(found - expected)[:, :6].max() < TOLERANCE * 100 * 3
+
+
+@pytest.mark.filterwarnings("ignore::pyopencl.CompilerWarning")
+def test_arrays_have_no_element_past_the_last_key(device: Device) -> None:
+    x = np.random.default_rng(0).uniform(-8, 8, (64, 8)).astype(np.float32)
+    table = np.array([2, 3, 0, 0, 0, 0, 0, 0, 5], np.float32)  # of 9 keys: the tenth is given the ninth's
+    found = modified(device, lambda score, b, h, q_idx, kv_idx: score * table[kv_idx], x, 1.0, n_keys=9)
+    assert np.abs(found - x.astype(np.float64) * np.array([2, 3, 2, 3, 5, 5, 0, 0]))[:, :6].max() < TOLERANCE * 100

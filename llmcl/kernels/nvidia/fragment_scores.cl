@@ -3,7 +3,8 @@
 // score_mod is SCORE_FACTOR f(SCORE_UNIT score), f being FRAGMENT_MOD_BODY: the constants go into factors that scores have anyway.
 // With HAS_KEY_SLOPE f adds to its score what grows by the same amount from key to key in a row, as ALiBi does: then the rows'
 // amounts are KEY_SLOPE_BODY, a lane's score costs one multiply-add, and what its first key is given is left to the softmax
-// (row_terms).
+// (row_terms). With SCORE_MOD_ARRAYS it looks up arrays, which have no element for keys past the last one: it is compiled once more
+// for tiles that have such keys.
 //
 // tanh: where all of its arguments in 8 scores are near 0, as those of a soft cap are, a polynomial does, and none of the special
 // functions that run at an eighth of the rate; otherwise the 8 are computed anew with tanh1 of common.cl. With QUICK_TANH it is the
