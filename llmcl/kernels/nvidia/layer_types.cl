@@ -3,7 +3,8 @@
 // AT_TYPES      bit OF_NAME: that product's weight is; from bit FIRST_UNIT_AT on, the number of units of qkv that lie at AT_QKV
 // AT_QKV_REST   where the others lie, of another type, in layers that have them
 //
-// Units of the rest keep their numbers, and so their work-groups: a group has as many units of qkv as where all lie in one place.
+// Units of the rest keep their numbers, and so their work-groups: a group has as many units of qkv as where all lie in one place. Such a
+// launch has no recurrent layers and no attention with a gate, whose rows would lie behind those of qkv, too.
 //
 // Build: OTHER_PRODUCTS, bits as of AT_TYPES: which products have weights in OTHER_WEIGHT in some layer.
 #ifdef OTHER_WEIGHT
@@ -40,13 +41,12 @@ inline matrix typed(matrix m, const bool other) {
 #endif
 
 #ifdef AT_QKV_REST
-#define UNITS_OF_FIRST(recurrent) ((recurrent) ? MIXER_UNITS : FIRST_ROWS / 16)
-#define FIRST_UNITS UNITS_OF_FIRST(now.recurrent)
-inline matrix rest_of_first(const ulong weight, const uint types, const bool recurrent) {
+#define FIRST_UNITS (FIRST_ROWS / 16)
+inline matrix rest_of_first(const ulong weight, const uint types) {
     const int first = types >> FIRST_UNIT_AT;
     const bool other = IS_OTHER(types, QKV_REST);
     matrix m = partition_of(weight - first * (ulong)(other ? OTHER_TILE_BYTES : TILE_BYTES(HIDDEN)), HIDDEN,
-                            UNITS_OF_FIRST(recurrent), false);
+                            FIRST_UNITS, false);
     m.first_unit += (max(first - m.first_unit, 0) + N_GROUPS - 1) / N_GROUPS * N_GROUPS;
     m.other = other;
     return m;

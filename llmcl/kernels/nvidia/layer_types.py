@@ -55,11 +55,12 @@ def types_of(step: DecodeLayers) -> LayerTypes | str:
     if isinstance(found, str):
         return found
     for layer in layers:
-        router, gate = layer.router, layer.attention_gate
+        router = layer.router
         if router is not None and router.dtype != "float32" and (router.dtype != found.main or found.main in QUANTIZED):
             return f"its router is float32, or of 16 bits as its other weights, this one is {router.dtype}"
-        if gate is not None and {layer.qkv.dtype, gate.dtype} != {found.main}:
-            return f"beside an attention gate q, k and v are stored as most weights, {found.main}, these otherwise"
+        if found.other is not None and (layer.mixer is not None or layer.attention_gate is not None):
+            both = f"{found.main}, {found.other}"
+            return f"beside recurrent layers or attention with a gate weights are of one type, not {both}"
     return found
 
 

@@ -304,7 +304,7 @@ void persistent_layers(__global const ulong* layers, __global float* x, __global
         const int first_rows = FIRST_ROWS;
 #endif
 #ifdef AT_QKV_REST
-        const matrix rest = rest_of_first(now.at[AT_QKV_REST], TYPES(now.at), now.recurrent);
+        const matrix rest = rest_of_first(now.at[AT_QKV_REST], TYPES(now.at));
         product(&to_qkv, &rest, &qkv_target, first_rows, HAS(ATTENTION_NORM), columns, sums, &parity, &fragment);
         product(&rest, &none, &qkv_target, first_rows, HAS(ATTENTION_NORM), columns, sums, &parity, &fragment);
 #else
