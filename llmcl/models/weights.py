@@ -340,7 +340,7 @@ def random_types(config: ModelConfig, dtype: str, *, exact_activations: bool = F
             formats[name] = "BF16"
             continue
         if dtype in MIXES:
-            kind = QUANTIZED[mixed_format(name, dtype, config.n_layers, tied=config.tie_embeddings).lower()]
+            kind = QUANTIZED[mixed_format(name, shape[-1], dtype, config.n_layers, tied=config.tie_embeddings).lower()]
         else:
             kind = QUANTIZED["q8_0" if name in EMBEDDINGS else dtype]
         if is_router(name) or is_convolution(name):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from llmcl.checkpoint import open_checkpoint
 from llmcl.checkpoint.mixes import mixed_format
 from llmcl.errors import UnsupportedModelError, UsageError
 from llmcl.models.random_shapes import RANDOM_SHAPES, random_shape_config
+from llmcl.models.weights import random_types
 from llmcl.progress import Progress
 from llmcl.runtime.device import Device
 
@@ -94,12 +96,24 @@ def test_which_tensors_of_a_mix_have_more_bits() -> None:
     chosen = {0, 1, 2, 3, 6, 9, 12, 15, 18, 21, 24, 27, 28, 29, 30, 31}
     for i in range(32):
         for part in ("self_attn.v_proj", "mlp.down_proj", "mlp.experts.7.down_proj", "block_sparse_moe.experts.0.w2"):
-            format = mixed_format(f"model.layers.{i}.{part}.weight", "q4_k_m", 32, tied=False)
+            format = mixed_format(f"model.layers.{i}.{part}.weight", 512, "q4_k_m", 32, tied=False)
             assert format == ("Q6_K" if i in chosen else "Q4_K"), (i, part)
-        assert mixed_format(f"model.layers.{i}.self_attn.k_proj.weight", "q5_k_m", 32, tied=False) == "Q5_K"
+        assert mixed_format(f"model.layers.{i}.self_attn.k_proj.weight", 512, "q5_k_m", 32, tied=False) == "Q5_K"
+    assert mixed_format("model.layers.9.self_attn.qkv_proj.weight", 512, "q4_k_m", 32, tied=False) == "Q5_K"
     for tied, format in ((False, "Q4_K"), (True, "Q6_K")):
-        assert mixed_format("model.embed_tokens.weight", "q4_k_m", 32, tied=tied) == format
-    assert mixed_format("lm_head.weight", "q4_k_m", 32, tied=False) == "Q6_K"
+        assert mixed_format("model.embed_tokens.weight", 512, "q4_k_m", 32, tied=tied) == format
+    assert mixed_format("lm_head.weight", 512, "q4_k_m", 32, tied=False) == "Q6_K"
+
+
+def test_a_mix_of_a_model_whose_rows_are_no_whole_blocks() -> None:
+    """The shares of SmolLM2-135M's file in docs/notes/quantization.md."""
+    config = random_shape_config("smollm2-135m")
+    types, sizes = random_types(config, "q4_k_m"), Counter[str]()
+    for name, shape in config.tensors().items():
+        if len(shape) == 2:
+            sizes[types.formats[name]] += shape[0] * shape[1]
+    shares = {format: round(100 * n / sizes.total()) for format, n in sizes.items()}
+    assert shares == {"Q5_0": 58, "Q8_0": 22, "Q4_K": 11, "Q6_K": 9}
 
 
 PUBLISHED_SIZES = {
