@@ -23,6 +23,7 @@ from llmcl.convert import convert
 from llmcl.errors import CheckpointError, UnsupportedModelError
 from llmcl.kernels.cpu.dot_product import dot_form
 from llmcl.kernels.nvidia.persistent_layers import NvidiaPersistentLayers
+from llmcl.kernels.nvidia.wgmma import has_wgmma
 from llmcl.models.batch import make_batch
 from llmcl.models.families.blocks import ExpertSettings
 from llmcl.models.families.family import LayerSettings
@@ -64,9 +65,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_experts_are_quantised_and_routers_are_not(quantize: str, default_device: Any, folder: Path) -> None:
     options: dict[str, Any] = {"device": default_device.entry.index, "max_context": 64, "kv_dtype": "float32"}
     expected = reference.forward(QWEN3_MOE, quantized(WEIGHTS, quantize), IDS)
+    bound = 1e-2 if default_device.entry.ptx_arch else 1e-4  # its matrix units round what meets quantised weights
     with llmcl.load(str(folder), quantize=quantize, activation_dtype="float32", **options) as llm:
         assert {weight.dtype for weight in llm.model.weights.layers[0][1].matrices} == {"float32", quantize}
-        assert relative_error(llm.logits(IDS), expected) < 1e-4
+        assert relative_error(llm.logits(IDS), expected) < bound
         llm.model.cache.truncate(llm.sequence, 0)
         for token in IDS:
             llm.model.decode_token(llm.sequence, token)
@@ -135,7 +137,8 @@ def test_the_forecast_is_what_loading_takes(
         linear = linear_scratch_bytes(llm.device, others, model.chunk, exact_activations=exact)
         paired = prefill_implementation(llm.device, model.cache.shape).scratch_bytes(llm.device, model.cache.shape)
         assert model.step.scratch_bytes <= linear + packed + paired
-        assert (packed > 0) == (quantize is not None and llm.device.is_cpu and dot_form(llm.device) > 0)
+        has_packed = dot_form(llm.device) > 0 if llm.device.is_cpu else has_wgmma(llm.device.entry)
+        assert (packed > 0) == (quantize is not None and has_packed)
 
 
 def test_random_weights_of_experts(default_device: Any, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from llmcl.kernels.common import step_state
 from llmcl.kernels.common.cost import per_token
-from llmcl.kernels.common.dtype import KERNEL_NAMES, is_16_bit
+from llmcl.kernels.common.dtype import KERNEL_NAMES, QUANTIZED, is_16_bit
 from llmcl.kernels.common.experts import BLOCK_ROWS, ExpertProduct, ExpertRows, ExpertsPrefill, Size, block_count
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight
@@ -26,7 +26,7 @@ class HopperExpertsPrefill(ExpertsPrefill):
         return has_wgmma(device.entry)
 
     def supports(self, dtype: str, size: int) -> bool:
-        return (is_16_bit(dtype) or dtype == "mxfp4") and size % 32 == 0
+        return (is_16_bit(dtype) or dtype in QUANTIZED) and size % 32 == 0
 
     def size(self, device: Device, product: ExpertProduct) -> Size:
         own = {"BLOCK_ROWS": self.block_rows, "INPUT": _input(product.part.dtype)}
@@ -71,8 +71,10 @@ class HopperExpertsPrefill(ExpertsPrefill):
 
 
 def _storage(dtype: str) -> str:
-    """The storage type of the rows that a weight meets: its own, or one that has all of its values."""
-    return dtype if is_16_bit(dtype) else "bfloat16"
+    """The storage type of the rows that a weight meets, and that it is widened to: mxfp4 has values beyond float16."""
+    if is_16_bit(dtype):
+        return dtype
+    return "bfloat16" if dtype == "mxfp4" else "float16"
 
 
 def _input(dtype: str) -> str:

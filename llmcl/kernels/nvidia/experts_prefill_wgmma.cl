@@ -10,13 +10,14 @@
 //     a stage:  X   64 bytes a row, of which four neighbouring lanes copy 16 each: ROWS_64 of wgmma.cl
 //               W   tiles as in nvidia/linear_prefill_wgmma.cl
 //
-// Weights in mxfp4 become bfloat16, which has all of their values, on the way: each warp widens a tile of a stage into one of three
-// buffers while the matrix units work on another. So there a unit has as many tiles as a group warps.
+// Quantised weights become INPUT on the way: each warp widens a tile of a stage into one of three buffers while the matrix units
+// work on another (nvidia/widen_group.cl). So there a unit has as many tiles as a group warps.
 //
 // Index space: any number of groups of 384; a unit's tiles change fastest, so that groups share rows while they run.
-// Build: WEIGHT (f16, bf16 or mxfp4), INPUT (the same, or bf16), K (a multiple of 32), N (a multiple of 16), N_EXPERTS, EXPERT_TILES,
-// SLOTS, EPILOGUE, GATE, BLOCK_ROWS (192), OUT (f16 or bf16; left out: float32) of what it leaves.
-// Local memory: 200704 bytes; with mxfp4 132096.
+// Build: WEIGHT, INPUT (f16 or bf16: WEIGHT itself, bf16 for mxfp4, f16 for other quantised types), K (a multiple of 32, or of 256 for
+// the k formats), N (a multiple of 16), N_EXPERTS, EXPERT_TILES, SLOTS, EPILOGUE, GATE, BLOCK_ROWS (192), OUT (f16 or bf16; left out:
+// float32) of what it leaves.
+// Local memory: 200704 bytes; of quantised weights at most 150528.
 #if !defined(WEIGHT) || !defined(INPUT) || !defined(K) || !defined(N) || !defined(N_EXPERTS) || !defined(EXPERT_TILES) || \
     !defined(SLOTS) || !defined(EPILOGUE) || !defined(BLOCK_ROWS)
 #error "nvidia/experts_prefill_wgmma.cl needs the build constants named in its head"
@@ -34,9 +35,10 @@
 #define TILE_BYTES (BLOCK_K * 32)
 #define W_BYTES (UNIT_TILES * TILE_BYTES)
 #if QUANTIZED
+#include "nvidia/widen_group.cl"
 #define UNIT_TILES 12
 #define MULTIPLY WGMMA_192
-#define STAGE_BYTES (X_BYTES + (UNIT_TILES * GROUP_BYTES + 511) / 512 * 512)
+#define STAGE_BYTES (X_BYTES + (UNIT_TILES * PIECE_BYTES + 511) / 512 * 512)
 #define STAGES 6
 #define WIDENED 3  // buffers: of two steps whose products may be under way, and of the next
 #else
@@ -102,7 +104,7 @@ inline void begin_unit(source* from, const unit_list* list, __global const CAT(W
     from->has1 = OWN_ROW + BLOCK_ROWS / 2 < block.z;
     const size_t expert = (size_t)(block.x - list->first_expert) * EXPERT_TILES;
 #if QUANTIZED
-    const int tile = first_tile + item / WARP, own = item % WARP * 16;
+    const int tile = first_tile + item / WARP, own = PIECE_SLOT_AT(item % WARP);
 #else
     const int tile = first_tile + item / 64, own = item % 64 * 8;
 #endif
@@ -130,8 +132,12 @@ inline void fetch(source* from, const uint to_x, const uint to_w, const unit_lis
         from->x0 += BLOCK_K;
         from->x1 += BLOCK_K;
 #if QUANTIZED
-        if (item % WARP < GROUP_BYTES / 16) copy16_async(to_w + from->to, from->w, true);  // a warp the tile that it widens
-        from->w += GROUP_BYTES;
+        const int slot = item % WARP;  // a warp copies the tile that it widens
+        if (slot < PIECE_SLOTS) copy16_async(to_w + from->to, from->w, true);
+#if WEIGHT_IS(q8_0)  // which has more slots than a warp lanes
+        if (slot < PIECE_SLOTS - WARP) copy16_async(to_w + from->to + WARP * 16, from->w + WARP * 16, true);
+#endif
+        from->w += PIECE_SLOT_STEP(slot, from->step);
 #else
         copy16_async(to_w + from->to, from->w, true);
         copy16_async(to_w + from->to + TILES_APART * TILE_BYTES, from->w + from->tiles[1], true);
@@ -146,31 +152,6 @@ inline void fetch(source* from, const uint to_x, const uint to_w, const unit_lis
     }
     copy_commit();
 }
-
-#if QUANTIZED
-// bfloat16 numbers of two rows' codes, in the upper halves of t's bytes 1 and 3: the bits at their places are 2^-126 of the value.
-inline uint widen_codes(const uint t, const uint scales) {
-    const uint bits = (t & 0x80008000u) | (t >> 6 & 0x01c001c0u);
-    return mul_bf16x2(mul_bf16x2(bits, 0x7e807e80u), scales);
-}
-
-// A group of 32 columns of a tile of mxfp4 as wgmma.cl wants it. A lane has two rows of 8 columns; it begins with another column in
-// each vector, so that the lanes' writes lie in different banks.
-inline void widen_group(__local const uchar* group, const uint to, const int lane) {
-    const int vector = lane / 8, rows = lane % 8;
-    const uint2 codes = ((__local const uint2*)(group + SCALE_BYTES))[lane];
-    const uint exponents = ((__local const ushort*)group)[rows], a = exponents & 255, b = exponents >> 8;
-    const uint scales = (a << 7 | (a == 0 || a == 255 ? 0x40 : 0)) | (b << 7 | (b == 0 || b == 255 ? 0x40 : 0)) << 16;
-    const uint first = rotate(codes.x, (uint)(32 - 8 * vector) % 32), second = rotate(codes.y, (uint)(32 - 8 * vector) % 32);
-    const uint at = to + vector * 128 + (rows * 4 ^ vector % 2 * 16);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const uint t = permute(first, second, 0x4000 + i * 0x1010), column = (i + vector) % 4;
-        store4_local(at + column * 32, widen_codes(t << 4, scales));
-        store4_local(at + column * 32 + 512, widen_codes(t, scales));
-    }
-}
-#endif
 
 #ifdef OUT
 inline void write2(__global CAT(OUT, _t)* y, const int at, const float2 v) {
@@ -229,7 +210,7 @@ void experts_prefill(__global const CAT(WEIGHT, _t)* weight, __global const CAT(
     const uint widened = local_address(buffers), stages = widened + WIDENED * W_BYTES;
     const uint to_x = stages + item / 4 * 64 + (item % 4 ^ item / 8 % 4) * 16;
 #if QUANTIZED
-    const uint to_w = stages + X_BYTES + warp * GROUP_BYTES + lane * 16;
+    const uint to_w = stages + X_BYTES + warp * PIECE_BYTES + lane * 16;
 #else
     const uint to_w = stages + X_BYTES + item / 64 * TILE_BYTES + (item % 64 ^ (item >> 3 & 1)) * 16;
 #endif
@@ -251,7 +232,7 @@ void experts_prefill(__global const CAT(WEIGHT, _t)* weight, __global const CAT(
 #if QUANTIZED
 #define WIDEN_STEP                                                                                                        \
     warp_sync();                                                                                                          \
-    widen_group((__local const uchar*)(buffers + WIDENED * W_BYTES / 16 + stage) + X_BYTES + warp * GROUP_BYTES,          \
+    widen_group((__local const uchar*)(buffers + WIDENED * W_BYTES / 16 + stage) + X_BYTES + warp * PIECE_BYTES,          \
                 widened + w_stage * 16 + warp * TILE_BYTES, lane);
 #else
 #define WIDEN_STEP
