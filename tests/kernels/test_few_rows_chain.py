@@ -31,16 +31,18 @@ SHAPE = {**TINY_SHAPE, "hidden_size": 256, "intermediate_size": 704, "head_dim":
 CONTEXT, PAGE = 256, 64
 
 
-def shape_file(folder: Path, ffn: int = SHAPE["intermediate_size"]) -> str:
+def shape_file(folder: Path, ffn: int = SHAPE["intermediate_size"], **others: int) -> str:
     path = folder / "config.json"
-    path.write_text(json.dumps({**SHAPE, "intermediate_size": ffn}))
+    path.write_text(json.dumps({**SHAPE, "intermediate_size": ffn, **others}))
     return str(path)
 
 
-def recorded(device: Device, folder: Path, dtype: str, ptx_arch: int, *, invariant: bool = False) -> Batch:
+def recorded(
+    device: Device, folder: Path, dtype: str, ptx_arch: int, *, invariant: bool = False, **shape: int
+) -> Batch:
     """A batch of 20 sequences, bound for a GPU that is described."""
     entry = replace(device.entry, kind="gpu", ptx_arch=ptx_arch, compute_units=132, local_mem_bytes=48 << 10)
-    gpu, config = RecordingDevice(entry), random_shape_config(shape_file(folder))
+    gpu, config = RecordingDevice(entry), random_shape_config(shape_file(folder, **shape))
     weights = random_weights(gpu, config, random_types(config, dtype))
     cache = PagedKVCache(gpu, config, CONTEXT, "float16", PAGE, n_sequences=20)
     return Batch(Model(gpu, config, weights, cache, logit_rows=20, step_rows=100), 20, 100, invariant=invariant)
@@ -60,6 +62,17 @@ def test_all_layers_are_one_launch(dtype: str, norms: int, default_device: Devic
         assert chain.groups(1) == chain.groups(rows)
         joined = [launch for chain in chains(bound.separate, rows) for launch in chain]
         assert joined == [*bound.separate]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "n_q_heads", "warps"), [("bfloat16", 8, 4), ("bfloat16", 16, 4), ("q4_0", 8, 8), ("q4_0", 16, 4)]
+)
+def test_warps_of_a_chain(dtype: str, n_q_heads: int, warps: int, default_device: Device, tmp_path: Path) -> None:
+    """Eight beside quantised weights, where attention has room for them."""
+    heads = {"num_attention_heads": n_q_heads, "num_key_value_heads": 1, "head_dim": 256}
+    batch = recorded(default_device, tmp_path, dtype, 90, **heads)
+    found = {launch.local for launch in batch._decode[8].launches if launch.name == "few_rows_chain"}
+    assert found == {(32 * warps,)}
 
 
 def test_a_launch_has_no_more_arguments_than_a_driver_takes(

@@ -158,10 +158,12 @@ def _is_link(launch: Launch, max_rows: int) -> bool:
 
 
 def group_size(launches: Sequence[Launch]) -> GroupSize:
-    """Of a chain of these."""
-    sources = (source_of(launch) for launch in launches)
-    dtypes = (weight_dtype(source) for source in sources if source.file == PRODUCT)
-    return SIZE_16_BIT if all(map(is_16_bit, dtypes)) else SIZE_QUANTIZED
+    """Of a chain of these: that of quantised weights where attention has room in a group's share of local memory."""
+    sources, size = [source_of(launch) for launch in launches], SIZE_QUANTIZED
+    share = HOPPER_LOCAL_BYTES // size.on_a_unit
+    fits = all(_attention_bytes(source, size.warps) <= share for source in sources if source.file == ATTENTION)
+    quantized = any(not is_16_bit(weight_dtype(source)) for source in sources if source.file == PRODUCT)
+    return size if quantized and fits else SIZE_16_BIT
 
 
 def chained(device: Device, launches: Sequence[Launch], max_rows: int) -> Launch:
@@ -282,9 +284,12 @@ def _attention_link(launch: Launch, source: KernelSource, max_rows: int, warps: 
         f"attention_unit_{{kind}}(group % {heads}, group / {heads} % {splits}, group / {heads * splits}, "
         "buffers, before, count, {args});"
     )
-    size, group, n_splits = (number_of(own, name) for name in ("HEAD_DIM", "GROUP_SIZE", "N_SPLITS"))
-    n_bytes = unit_bytes(size, group, warps, n_splits + len(sinks))
-    return Link(launch, own, params, heads * splits * max_rows, call, n_bytes, 1)
+    return Link(launch, own, params, heads * splits * max_rows, call, _attention_bytes(own, warps), 1)
+
+
+def _attention_bytes(source: KernelSource, warps: int) -> int:
+    size, group, n_splits = (number_of(source, name) for name in ("HEAD_DIM", "GROUP_SIZE", "N_SPLITS"))
+    return unit_bytes(size, group, warps, n_splits + bool(source.constants.get("HAS_SINKS")))
 
 
 def product_source(launch: Launch, size: GroupSize) -> tuple[KernelSource, FewRowsShape]:
