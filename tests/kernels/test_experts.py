@@ -234,11 +234,14 @@ def test_several_blocks_of_an_expert(target: Device, f: int, k: int) -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "down_dtype"),
-    [("bfloat16", "bfloat16"), ("mxfp4", "mxfp4"), ("bfloat16", "float16"), ("q4_0", "mxfp4"), ("q4_k", "q6_k")],
+    [("bfloat16", "bfloat16"), ("mxfp4", "mxfp4"), ("bfloat16", "float16"), ("q4_0", "mxfp4"), ("q4_0", "q4_0")],
 )
 def test_rows_are_left_as_the_next_product_takes_them(target: Device, dtype: str, down_dtype: str) -> None:
-    """k and f are the same, so that working memory of one name would be that of both."""
-    f = k = 512 if dtype == "q4_k" else 96
+    """k and f are the same, so that working memory of one name would be that of both.
+
+    Not with the k formats, whose random weights are so large that the rows are beyond float16.
+    """
+    f = k = 96
     n, top_k, rng = 131, 3, np.random.default_rng(5)
     gate_up, gate_values = experts_on_device(target, dtype, 2 * f, k, top_k, gate_up=True)
     down, down_values = experts_on_device(target, down_dtype, k, f, top_k, gate_up=False)
