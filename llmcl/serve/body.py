@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 from starlette.requests import Request
 
+from llmcl.serve.by_hand import Begun
 from llmcl.serve.errors import RequestError
 from llmcl.serve.fields import Fields
 from llmcl.serve.settings import Settings
@@ -18,12 +19,15 @@ _LARGE_BYTES = 64 << 10  # parsed in a thread, while others' tokens go on
 
 async def read_fields(request: Request, settings: Settings) -> Fields:
     """The JSON object that a request brings. Raises RequestError for anything else, and what is too large or slow."""
-    try:
-        with anyio.fail_after(settings.body_s):  # wait_for would make a task of it
-            data = await _read(request, settings.max_body_bytes)
-    except TimeoutError:
-        message = f"the body did not arrive within {settings.body_s:g} s"
-        raise RequestError(408, message, code="request_timeout", closes=True) from None
+    reading = Begun(_read(request, settings.max_body_bytes))
+    if not reading.is_over:
+        try:
+            with anyio.fail_after(settings.body_s):  # wait_for would make a task of it
+                await reading
+        except TimeoutError:
+            message = f"the body did not arrive within {settings.body_s:g} s"
+            raise RequestError(408, message, code="request_timeout", closes=True) from None
+    data = reading.result
     if len(data) < _LARGE_BYTES:
         return Fields(_parse(data))
     return Fields(await asyncio.to_thread(_parse, data))

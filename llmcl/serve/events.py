@@ -8,18 +8,26 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Coroutine, Generator
+from collections.abc import Awaitable, Coroutine
 from json.encoder import encode_basestring_ascii
 from typing import Any, TypeVar
 
 import anyio
 from starlette.types import Receive, Send
 
+from llmcl.serve.by_hand import Begun
+
 T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
 TEXT = "\0text\0"  # nobody writes that
+HEAD_S = 0.05  # that the headers of a stream wait for its first token
 _PING = b": ping\n\n"
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
 
 
 class ClientGoneError(Exception):
@@ -47,16 +55,23 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
 
     receive: of a request whose body was read.
     """
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
+    working, leaving = asyncio.current_task(), asyncio.ensure_future(_gone(receive))
+    is_over = False
+
+    def left(_: asyncio.Task[None]) -> None:
+        if not is_over and working is not None:
+            working.cancel()
+
+    leaving.add_done_callback(left)
     try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientGoneError
-        return working.result()
+        return await work
+    except asyncio.CancelledError:
+        if leaving.done() and not leaving.cancelled():
+            raise ClientGoneError from None
+        raise
     finally:
-        for task in (working, leaving):
-            task.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
+        is_over = True
+        leaving.cancel()
 
 
 async def _gone(receive: Receive) -> None:
@@ -67,67 +82,75 @@ async def _gone(receive: Receive) -> None:
 class EventSender:
     """Sends a response's events as they come, and a comment after ping_s of silence: proxies end silent connections.
 
-    As an async context manager: the headers go out at the start, and the end of the body at a clean end. Raises
-    ClientGoneError there, or from `put`, when the client does not read for send_s.
+    As an async context manager: the end of the body goes out at a clean end. The headers go out with the first event,
+    or after HEAD_S without one: when many requests begin together, each takes its place in the engine before the first
+    of them gets its headers. Raises ClientGoneError there, or from `put`, when the client does not read for send_s.
+
+    is_begun: the headers are out.
     """
 
     def __init__(self, send: Send, *, ping_s: float, send_s: float):
         self._send = send
         self._ping_s, self._send_s = ping_s, send_s
         self._last = 0.0
-        self._waiting = bytearray()  # for what is written now
+        self._waiting = bytearray()  # for what is written now, or for what follows
         self._writing: asyncio.Task[None] | None = None
-        self._pings: asyncio.Task[None] | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+        self.is_begun = False
 
     async def __aenter__(self) -> EventSender:
-        headers = [
-            (b"content-type", b"text/event-stream; charset=utf-8"),
-            (b"cache-control", b"no-cache"),
-            (b"x-accel-buffering", b"no"),
-        ]
-        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         self._last = time.monotonic()
-        self._pings = asyncio.ensure_future(self._ping())
+        self._set_alarm(HEAD_S)
         return self
 
     async def __aexit__(self, kind: object, error: object, traceback: object) -> None:
-        assert self._pings is not None
-        self._pings.cancel()
-        await asyncio.gather(self._pings, return_exceptions=True)
+        if self._alarm is not None:
+            self._alarm.cancel()
         if error is None:
             if self._writing is not None:
                 await self._writing
-            await self._in_time(self._body(b"", more=False))
+            await self._in_time(self._body(self._taken(), more=False))
         elif self._writing is not None:
             self._writing.cancel()
             await asyncio.gather(self._writing, return_exceptions=True)
+
+    def hold(self, data: bytes) -> None:
+        """Sends it with what follows, or after HEAD_S: for the first events of a stream alone."""
+        self._waiting += data
 
     def put(self, data: bytes) -> None:
         """Sends it now if the system takes it, as nearly always, else in its turn."""
         if not data:
             return
+        self._waiting += data
         if self._writing is not None:
             if not self._writing.done():
-                self._waiting += data
                 return
             self._writing.result()
-        sending: Any = self._body(data)
-        try:
-            waits_for = sending.send(None)
-        except StopIteration:
+        self._send_waiting()
+
+    def _send_waiting(self) -> None:
+        sending = Begun(self._body(self._taken()))
+        if sending.is_over:
             self._last = time.monotonic()
         else:
-            self._writing = asyncio.ensure_future(self._write(_Begun(sending, waits_for)))
+            self._writing = asyncio.ensure_future(self._write(sending))
 
-    def _body(self, data: bytes, *, more: bool = True) -> Awaitable[None]:
-        return self._send({"type": "http.response.body", "body": data, "more_body": more})
+    def _taken(self) -> bytes:
+        data, self._waiting = bytes(self._waiting), bytearray()
+        return data
+
+    async def _body(self, data: bytes, *, more: bool = True) -> None:
+        if not self.is_begun:
+            self.is_begun = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def _write(self, begun: Awaitable[None]) -> None:
         """Waits for what was begun, and then for what was put meanwhile."""
         await self._in_time(begun)
         while self._waiting:
-            data, self._waiting = bytes(self._waiting), bytearray()
-            await self._in_time(self._body(data))
+            await self._in_time(self._body(self._taken()))
 
     async def _in_time(self, sending: Awaitable[None]) -> None:
         try:
@@ -137,30 +160,18 @@ class EventSender:
             raise ClientGoneError from None
         self._last = time.monotonic()
 
-    async def _ping(self) -> None:
-        while True:
-            await asyncio.sleep(max(self._last + self._ping_s - time.monotonic(), 0.0))
-            if time.monotonic() - self._last >= self._ping_s:
-                self._last = time.monotonic()
-                self.put(_PING)
+    def _set_alarm(self, seconds: float) -> None:
+        self._alarm = asyncio.get_running_loop().call_later(seconds, self._on_silence)
 
-
-class _Begun(Awaitable[None]):
-    """Awaits the rest of a coroutine that was begun by hand. waits_for: what it yielded last."""
-
-    def __init__(self, coroutine: Coroutine[Any, Any, None], waits_for: Any):
-        self._coroutine = coroutine
-        self._waits_for = waits_for
-
-    def __await__(self) -> Generator[Any, Any, None]:
-        waits_for = self._waits_for
-        while True:
-            try:
-                try:
-                    sent = yield waits_for
-                except BaseException as error:
-                    waits_for = self._coroutine.throw(error)
-                else:
-                    waits_for = self._coroutine.send(sent)
-            except StopIteration:
-                return
+    def _on_silence(self) -> None:
+        """Sends the headers where they have not been sent, or a comment where nothing was for ping_s."""
+        left = self._ping_s
+        if self._writing is None or self._writing.done():  # else the client is slow, for which send_s counts
+            if self._writing is not None and self._writing.exception() is not None:
+                return  # who puts the next event hears of it
+            left += self._last - time.monotonic()
+            if not self.is_begun or left <= 0:
+                self._waiting += _PING if self.is_begun else b""
+                self._send_waiting()
+                left = self._ping_s
+        self._set_alarm(left)

@@ -102,7 +102,6 @@ class GenerationResponse(Response):
 
     async def _stream_events(self, scope: Scope, send: Send, leave: Callable[[], None]) -> None:
         form, settings, record = self._form, self._service.settings, record_of(scope)
-        # The engine begins before the headers are sent.
         async with (
             begun(self._served, self._answers) as pass_on,
             EventSender(send, ping_s=settings.ping_s, send_s=settings.send_s) as sender,
@@ -122,20 +121,23 @@ class GenerationResponse(Response):
                 sender.put(b"".join(made))
                 made.clear()
 
-            sender.put(form.begin())
+            sender.hold(form.begin())
             try:
                 for answer in self._answers:
                     if answer.ask.head and answer.ask.prompt_logprobs is None:
-                        sender.put(form.text(answer, answer.ask.head))
+                        sender.hold(form.text(answer, answer.ask.head))
                     if answer.finish_reason is not None:
-                        sender.put(form.finish(answer))
+                        sender.hold(form.finish(answer))
                 await pass_on(take, after)
                 leave()
                 self._check_ended()
             except ClientGoneError:
                 raise
-            except Exception as error:  # too late for a status: the stream says it
+            except Exception as error:
                 leave()
+                if not sender.is_begun:
+                    raise
+                # Too late for a status: the stream says it.
                 refusal = as_refusal(error)
                 record.error = refusal.message
                 sender.put(form.error(refusal.body(scope["path"])))

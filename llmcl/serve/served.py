@@ -217,6 +217,10 @@ async def begun(served: Served, answers: Sequence[Answer]) -> AsyncIterator[Pass
                 streams.append((answer, stream))
 
         async def pass_on(take: Take, after: Callable[[], None]) -> None:
+            if len(streams) == 1:  # as nearly always; no task is needed
+                ((answer, stream),) = streams
+                await stream.pass_on(_adding(answer, take), after)
+                return
             passing = [
                 asyncio.ensure_future(stream.pass_on(_adding(answer, take), after)) for answer, stream in streams
             ]
