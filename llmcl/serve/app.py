@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from llmcl.serve import own
 from llmcl.serve.access_log import CLIENT_GONE, AccessLog, record_of
@@ -26,6 +22,7 @@ from llmcl.serve.page import page
 from llmcl.serve.responses import responses
 from llmcl.serve.service import Service, arrived
 
+_MODELS, _MODEL = "/v1/models/", "/v1/models/{name}"  # a name may have slashes
 Endpoint = Callable[[Request, Service], Awaitable[Response]]
 
 GET: dict[str, Endpoint] = {
@@ -35,7 +32,7 @@ GET: dict[str, Endpoint] = {
     "/openapi.json": openapi,
     "/props": own.props,
     "/v1/models": own.models,
-    "/v1/models/{name:path}": own.model,
+    _MODEL: own.model,
 }
 POST: dict[str, Endpoint] = {
     "/v1/chat/completions": chat_completions,
@@ -50,55 +47,52 @@ POST: dict[str, Endpoint] = {
 }
 
 
-def make_app(service: Service) -> Starlette:
+def make_app(service: Service) -> ASGIApp:
     """The ASGI application of a server."""
-
-    def bound(endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
-        async def answer(request: Request) -> Response:
-            try:
-                return await endpoint(request, service)
-            except ClientDisconnect:
-                record_of(request.scope).status = CLIENT_GONE
-                return Response()
-            except Exception as error:
-                arrived(request.scope)
-                return _refused(request, as_refusal(error))
-
-        return answer
-
-    routes = [
-        Route(path, bound(endpoint), methods=[method])
-        for method, endpoints in (("GET", GET), ("POST", POST))
-        for path, endpoint in endpoints.items()
-    ]
     settings = service.settings
-    middleware = [Middleware(AccessLog, service=service, paths=frozenset({*GET, *POST}))]
+    app: ASGIApp = Guard(Endpoints(service), settings)
     if settings.cors_origins:
-        middleware.append(
-            Middleware(
-                CORSMiddleware,
-                allow_origins=settings.cors_origins,
-                allow_methods=["GET", "POST"],
-                allow_headers=["*"],
-                expose_headers=["x-request-id", "request-id", "retry-after"],
-            )
+        app = CORSMiddleware(
+            app,
+            allow_origins=settings.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "request-id", "retry-after"],
         )
-    middleware.append(Middleware(Guard, settings=settings))
-    handlers: dict[Any, Any] = {HTTPException: _on_http_exception, RequestError: _on_refusal}
-    return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
+    return AccessLog(app, service, frozenset({*GET, *POST}))
 
 
-async def _on_http_exception(request: Request, error: HTTPException) -> Response:
-    """A path or a method that is not served."""
-    message = f"{error.detail}: {request.method} {request.url.path[:200]}"
-    return _refused(request, RequestError(error.status_code, message, code="not_found"))
+class Endpoints:
+    """Has each request answered by the endpoint of its path; what that raises is the answer, too."""
+
+    def __init__(self, service: Service):
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive, send)
+        try:
+            answer = await _endpoint(scope)(request, self._service)
+            await answer(scope, receive, send)
+        except ClientDisconnect:
+            record_of(scope).status = CLIENT_GONE
+        except Exception as error:
+            arrived(scope)
+            if (record := record_of(scope)).status:
+                raise  # too late for another answer
+            refusal = as_refusal(error)
+            record.error = refusal.message
+            answer = AsciiJSONResponse(refusal.body(scope["path"]), refusal.status, refusal.headers)
+            await answer(scope, receive, send)
 
 
-async def _on_refusal(request: Request, refusal: RequestError) -> Response:
-    return _refused(request, refusal)
-
-
-def _refused(request: Request, refusal: RequestError) -> Response:
-    path = request.url.path
-    record_of(request.scope).error = refusal.message
-    return AsciiJSONResponse(refusal.body(path), refusal.status, refusal.headers)
+def _endpoint(scope: Scope) -> Endpoint:
+    """Raises RequestError for a path or a method that is not served."""
+    path, method = scope["path"], scope["method"]
+    if path.startswith(_MODELS):
+        scope["path_params"], path = {"name": path[len(_MODELS) :]}, _MODEL
+    endpoints = GET if method in ("GET", "HEAD") else POST if method == "POST" else {}
+    if (found := endpoints.get(path)) is not None:
+        return found
+    if path in GET or path in POST:
+        raise RequestError(405, f"Method Not Allowed: {method} {scope['path'][:200]}", code="not_found")
+    raise RequestError(404, f"Not Found: {method} {path[:200]}", code="not_found")

@@ -28,6 +28,7 @@ class Guard:
     def __init__(self, app: ASGIApp, settings: Settings):
         self._app = app
         self._settings = settings
+        self._is_local = settings.is_local
         self._digests = [sha256(key.encode("ascii")).digest() for key in settings.api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -43,7 +44,7 @@ class Guard:
 
     def _check(self, path: str, headers: Headers) -> None:
         host, origin = headers.get("host", ""), headers.get("origin")
-        if self._settings.is_local and not self._digests and not is_loopback(_name(host)):
+        if self._is_local and not self._digests and not is_loopback(_name(host)):
             raise RequestError(
                 403, f"the host {shown(host)} is not this machine; start the server with --api-key to use it from there"
             )

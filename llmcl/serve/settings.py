@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass
+from functools import lru_cache
 
 from llmcl.errors import UsageError, shown
 
@@ -62,6 +63,7 @@ class Settings:
         return self.max_sequences + self.max_queue
 
 
+@lru_cache(64)
 def is_loopback(host: str) -> bool:
     """Whether a name or an address without a port is this machine's own."""
     name = host.strip("[]").rstrip(".").lower()
