@@ -250,7 +250,7 @@ class Engine:
         matcher = None if question.grammar is None else question.grammar.matcher()
         job = Job(
             prompt,
-            options.sampling().seeded(),
+            options.sampling.seeded(),
             n_tokens,
             question.priority,
             matcher,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from llmcl.engine.no_token import why_no_token
@@ -65,15 +66,18 @@ class AnswerOptions:
     def __post_init__(self) -> None:
         check_whole("max_tokens", self.max_tokens)
         StopMatcher(self.stop)
-        self.sampling()
-        if (to_match := self.to_match()) is not None and self.ignore_eos:
+        _ = self.sampling
+        if (to_match := self.to_match) is not None and self.ignore_eos:
             raise UsageError(f"ignore_eos and {to_match.kind} exclude each other: an answer ends where that ends")
 
+    @cached_property
     def to_match(self) -> Grammar | None:
         """What the answer is to match."""
         return Grammar.of(schema=self.schema, regex=self.regex, grammar=self.grammar)
 
+    @cached_property
     def sampling(self) -> SamplingParams:
+        """The part of them that says how tokens are chosen."""
         return SamplingParams(
             self.temperature,
             self.top_k,
@@ -284,7 +288,7 @@ class PieceWriter:
         *,
         shown: bool = False,
     ):
-        exact = options.to_match() is not None  # its first space was chosen as part of what matches
+        exact = options.to_match is not None  # its first space was chosen as part of what matches
         self._detokenizer = tokenizer.detokenizer(as_it_is=exact) if tokenizer else NoText()
         self._shown = ShownText.of(tokenizer) if tokenizer and shown and not exact else None
         self._matcher = StopMatcher(options.stop)
@@ -351,7 +355,7 @@ def pieces(
         )
 
     n_tokens = token_budget(model.cache.max_context, len(prompt), options.max_tokens)
-    params = options.sampling().seeded()
+    params = options.sampling.seeded()
     writer = PieceWriter(tokenizer, options, n_tokens, recorder, stats, shown=shown)
     logprob: LogProb | None = None
 

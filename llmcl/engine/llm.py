@@ -208,7 +208,7 @@ class LLM:
 
     def compiled(self, options: AnswerOptions) -> CompiledGrammar | None:
         """What the answer is to match, compiled. Raises UsageError where that is refused."""
-        grammar = options.to_match()
+        grammar = options.to_match
         return None if grammar is None else self.grammars.compile(grammar)
 
     def check_prompt(self, ids: list[int]) -> None:
