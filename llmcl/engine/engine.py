@@ -153,7 +153,7 @@ class Engine:
 
         Leaving the loop, or cancelling its task, cancels the request.
         """
-        are_ids = isinstance(prompt, list) and all(type(part) is int for part in prompt)
+        are_ids = isinstance(prompt, list) and {*map(type, prompt)} == {int}
         if are_ids and all(options.get(name) is None for name in ("schema", "regex", "grammar")):
             return PieceStream(self.submit(prompt, **options))
         return PieceStream(lambda: self.submit(prompt, **options))
@@ -345,4 +345,4 @@ def are_prompts(prompt: Any) -> TypeGuard[Sequence[Any]]:
 
 def is_chat(prompt: Any, *, raw: bool) -> bool:
     """Whether a prompt goes through the chat template: a text or messages, no token ids."""
-    return not raw and (isinstance(prompt, str) or any(isinstance(part, Mapping) for part in prompt))
+    return not raw and (isinstance(prompt, str) or any(issubclass(kind, Mapping) for kind in {*map(type, prompt)}))

@@ -32,7 +32,7 @@ Prompt = str | Sequence[Message] | Sequence[int]
 
 
 def _are_ids(prompt: Prompt) -> bool:
-    return not isinstance(prompt, str) and all(isinstance(part, (int, np.integer)) for part in prompt)
+    return not isinstance(prompt, str) and all(issubclass(kind, (int, np.integer)) for kind in {*map(type, prompt)})
 
 
 class LLM:
@@ -79,8 +79,7 @@ class LLM:
                 "token ids"
             )
         if _are_ids(prompt):
-            ids: list[int] = np.asarray(prompt, np.int64).tolist()
-            return ids
+            return [*map(int, prompt)]  # type: ignore[arg-type]
         if self.tokenizer is None:
             raise UsageError(f"{self.model_name} has no tokenizer; expected token ids as the prompt")
         if isinstance(prompt, str):

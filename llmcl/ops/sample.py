@@ -6,7 +6,8 @@ import math
 import secrets
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -75,29 +76,41 @@ class SamplingParams:
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        def check(name: str, holds: bool, expected: str) -> None:
-            if not holds:
-                raise UsageError(f"{name} is {getattr(self, name)!r}; expected {expected}")
-
-        for name in ("temperature", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty"):
-            value = getattr(self, name)
-            check(name, isinstance(value, NUMBERS) and bool(-math.inf < value < math.inf), "a number")
-        for name in ("top_k", "repeat_window"):
-            check(name, isinstance(getattr(self, name), WHOLE) and getattr(self, name) >= 0, "0 (off) or more")
+        # Plain comparisons: a server does this for each request, before the device has it.
+        for name, value in (
+            ("temperature", self.temperature),
+            ("top_p", self.top_p),
+            ("min_p", self.min_p),
+            ("repeat_penalty", self.repeat_penalty),
+            ("presence_penalty", self.presence_penalty),
+            ("frequency_penalty", self.frequency_penalty),
+        ):
+            if not (isinstance(value, NUMBERS) and -math.inf < value < math.inf):
+                raise self._wrong(name, "a number")
+        for name, n in (("top_k", self.top_k), ("repeat_window", self.repeat_window)):
+            if not (isinstance(n, WHOLE) and n >= 0):
+                raise self._wrong(name, "0 (off) or more")
         # The device has float32: what is smaller would be 0, and quotients of logits would be infinite.
         least, most = RANGE
-        is_warm = least <= self.temperature <= most
-        check("temperature", self.temperature == 0 or is_warm, f"0 (the most likely token), or {least} to {most}")
-        check("top_p", 0 < self.top_p <= 1, "more than 0 and at most 1 (off)")
-        check("min_p", self.min_p == 0 or least <= self.min_p <= 1, f"0 (off), or {least} to 1")
+        if not (self.temperature == 0 or least <= self.temperature <= most):
+            raise self._wrong("temperature", f"0 (the most likely token), or {least} to {most}")
+        if not 0 < self.top_p <= 1:
+            raise self._wrong("top_p", "more than 0 and at most 1 (off)")
+        if not (self.min_p == 0 or least <= self.min_p <= 1):
+            raise self._wrong("min_p", f"0 (off), or {least} to 1")
         least, most = PENALTY_RANGE
-        check("repeat_penalty", least <= self.repeat_penalty <= most, f"{least} to {most}; 1 is off")
-        for name in ("presence_penalty", "frequency_penalty"):
-            check(name, abs(getattr(self, name)) <= MAX_PENALTY, f"-{MAX_PENALTY} to {MAX_PENALTY}; 0 is off")
-        is_seed = isinstance(self.seed, WHOLE) and 0 <= self.seed < 1 << 64
-        check("seed", self.seed is None or is_seed, "a whole number, 0 to 2^64 - 1")
+        if not least <= self.repeat_penalty <= most:
+            raise self._wrong("repeat_penalty", f"{least} to {most}; 1 is off")
+        for name, value in (("presence_penalty", self.presence_penalty), ("frequency_penalty", self.frequency_penalty)):
+            if not -MAX_PENALTY <= value <= MAX_PENALTY:
+                raise self._wrong(name, f"-{MAX_PENALTY} to {MAX_PENALTY}; 0 is off")
+        if not (self.seed is None or (isinstance(self.seed, WHOLE) and 0 <= self.seed < 1 << 64)):
+            raise self._wrong("seed", "a whole number, 0 to 2^64 - 1")
         check_alternatives("logprobs", self.logprobs)
         self._check_bias()
+
+    def _wrong(self, name: str, expected: str) -> UsageError:
+        return UsageError(f"{name} is {getattr(self, name)!r}; expected {expected}")
 
     def _check_bias(self) -> None:
         bias = self.logit_bias
@@ -128,7 +141,9 @@ class SamplingParams:
         """These parameters with a seed, drawn if there is none."""
         if self.seed is not None:
             return self
-        return replace(self, seed=secrets.randbits(32))
+        seeded = copy(self)  # all else was checked
+        object.__setattr__(seeded, "seed", secrets.randbits(32))
+        return seeded
 
 
 class Sampler:

@@ -75,8 +75,8 @@ class Served:
                 f"the prompt has {len(prompt)} tokens, the context {self.max_context}; shorten the prompt or start the "
                 "server with a larger context (--ctx-size)"
             )
-        unknown = next((token for token in prompt if not 0 <= token < self.vocab_size), None)
-        if unknown is not None:
+        if min(prompt) < 0 or max(prompt) >= self.vocab_size:
+            unknown = next(token for token in prompt if not 0 <= token < self.vocab_size)
             raise UsageError(f"token id {unknown} is not in the vocabulary; expected 0 to {self.vocab_size - 1}")
 
     async def encode_chat(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> list[int]:
