@@ -16,7 +16,9 @@ from llmcl.engine.scheduler import Job
 from llmcl.engine.step_loop import Sampled, StepLoop
 from llmcl.errors import DeviceError, LlmclError, UsageError
 
-GATHER_S = 0.005  # that an engine with nothing to do waits for requests on their way, so that they share its step
+# That an engine with nothing to do waits for the next of the requests on their way, and for all of them, so that they
+# share its step.
+GATHER_S, GATHER_ALL_S = 0.005, 0.02
 T = TypeVar("T")
 End = LlmclError | None
 """What comes after the last piece: None, or why there is none."""
@@ -154,13 +156,14 @@ class Worker:
         self._wake()
 
     def _gather(self) -> None:
-        """Before the first step of an engine that had nothing to do: takes requests that come within GATHER_S, as long
-        as others are on their way and the step has room. Else they would miss a step that one of them alone is in.
+        """Before the first step of an engine that had nothing to do: takes requests that come within GATHER_S of one
+        another, as long as others are on their way and the step has room. Else they would miss a step that one of them
+        alone is in.
         """
-        self._gathers, until = True, time.monotonic() + GATHER_S
+        self._gathers, until = True, time.monotonic() + GATHER_ALL_S
         while self._expected and self._loop.has_work and self._loop.has_room and not self._stopped:
             try:
-                self._commands.get(timeout=max(0.0, until - time.monotonic()))()
+                self._commands.get(timeout=max(0.0, min(GATHER_S, until - time.monotonic())))()
             except Empty:
                 break
         self._gathers = False

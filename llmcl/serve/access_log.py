@@ -12,7 +12,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llmcl.errors import one_line
-from llmcl.serve.service import Service
+from llmcl.serve.service import Service, arrived
 from llmcl.tools import json_text
 
 CLIENT_GONE = 499  # nginx's number for it
@@ -82,6 +82,7 @@ class AccessLog:
         try:
             await self._app(scope, receive, noting)
         finally:
+            arrived(scope)
             record.status = record.status or CLIENT_GONE
             record.total_ms = round(record.since_start_ms(), 3)
             self._note(record)

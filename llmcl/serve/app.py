@@ -20,7 +20,7 @@ from llmcl.serve.messages import count_tokens, messages
 from llmcl.serve.openapi import openapi
 from llmcl.serve.page import page
 from llmcl.serve.responses import responses
-from llmcl.serve.service import Service, arrived
+from llmcl.serve.service import Service
 
 _MODELS, _MODEL = "/v1/models/", "/v1/models/{name}"  # a name may have slashes
 Endpoint = Callable[[Request, Service], Awaitable[Response]]
@@ -45,6 +45,8 @@ POST: dict[str, Endpoint] = {
     "/detokenize": own.detokenize,
     "/apply-template": own.apply_template,
 }
+# Paths of which each request, if it is not refused, has the engine make answers.
+ANSWERING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
 
 
 def make_app(service: Service) -> ASGIApp:
@@ -76,7 +78,6 @@ class Endpoints:
         except ClientDisconnect:
             record_of(scope).status = CLIENT_GONE
         except Exception as error:
-            arrived(scope)
             if (record := record_of(scope)).status:
                 raise  # too late for another answer
             refusal = as_refusal(error)

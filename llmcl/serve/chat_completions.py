@@ -32,7 +32,6 @@ async def chat_completions(request: Request, service: Service) -> Response:
     """Answers a conversation; see docs/guide/server.md for the fields."""
     served = service.served()
     fields = await read_fields(request, service.settings)
-    service.expect(request.scope)
     fields.text("model")  # there is one model, whatever clients call it
     messages = openai_messages(fields)
     _refuse_what_is_missing(fields)

@@ -30,7 +30,6 @@ async def completions(request: Request, service: Service) -> Response:
     """Continues one prompt or several; see docs/guide/server.md for the fields."""
     served = service.served()
     fields = await read_fields(request, service.settings)
-    service.expect(request.scope)
     fields.text("model")
     fields.refuse("text before which the answer is to fit is not supported", "suffix")
     options = read_sampling(fields, served)
@@ -65,7 +64,7 @@ async def completions(request: Request, service: Service) -> Response:
 async def _prompts(fields: Fields, served: Served, *, with_text: bool) -> list[tuple[list[int], str]]:
     """Token ids of each prompt, and its text if that is wanted."""
     value = fields.required("prompt", _EXPECTED)
-    if isinstance(value, str) or _ids(value):
+    if isinstance(value, str) or (isinstance(value, list) and value and as_whole(value[0]) is not None):
         value = [value]
     if not isinstance(value, list) or not 1 <= len(value) <= MAX_ANSWERS:
         raise wrong("prompt", value, f"{_EXPECTED}, {MAX_ANSWERS} at most")
@@ -83,6 +82,8 @@ async def _prompts(fields: Fields, served: Served, *, with_text: bool) -> list[t
 
 def _ids(value: object) -> list[int]:
     """Token ids; none where it is no list of whole numbers."""
+    if isinstance(value, list) and {*map(type, value)} == {int}:  # as nearly always
+        return value
     found = [as_whole(item) for item in value] if isinstance(value, list) else []
     return [] if None in found else [item for item in found if item is not None]
 

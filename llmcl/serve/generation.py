@@ -61,12 +61,6 @@ class GenerationResponse(Response):
                 answer.finish_reason = "length"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await self._send(scope, receive, send)
-        finally:
-            arrived(scope)
-
-    async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
         with ExitStack() as admitted:
             admitted.enter_context(self._service.admit(len(self._answers)))
             admitted.callback(self._note, scope)

@@ -32,7 +32,6 @@ async def messages(request: Request, service: Service) -> Response:
     """Answers a conversation; see docs/guide/server.md for the fields."""
     served = service.served()
     fields = await read_fields(request, service.settings)
-    service.expect(request.scope)
     fields.required("max_tokens", "a whole number")
     max_tokens = fields.whole("max_tokens", None, 1) or 1
     _refuse_what_is_missing(fields)

@@ -28,7 +28,6 @@ async def responses(request: Request, service: Service) -> Response:
     """Answers a conversation; see docs/guide/server.md for the fields."""
     served = service.served()
     fields = await read_fields(request, service.settings)
-    service.expect(request.scope)
     fields.text("model")
     messages = responses_messages(fields)
     _refuse_what_is_missing(fields)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from threading import Thread
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import h11
 import uvicorn
@@ -19,7 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from llmcl.errors import UsageError
 from llmcl.progress import Progress
-from llmcl.serve.app import make_app
+from llmcl.serve.app import ANSWERING, make_app
 from llmcl.serve.served import Served
 from llmcl.serve.service import Service
 from llmcl.serve.settings import Settings
@@ -89,7 +89,7 @@ class Server(uvicorn.Server):
         config = uvicorn.Config(
             make_app(service),
             interface="asgi3",
-            http=_protocol(settings),
+            http=_protocol(service),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -140,13 +140,17 @@ class _Connection(h11.Connection):
         return sent
 
 
-def _protocol(settings: Settings) -> type[asyncio.Protocol]:
+def _protocol(service: Service) -> type[asyncio.Protocol]:
+    settings = service.settings
+
     class Protocol(H11Protocol):
         """Closes a connection whose request line and headers do not arrive within header_s of their first byte.
 
-        Nor may it be silent from the start for longer; between requests idle_s counts.
+        Nor may it be silent from the start for longer; between requests idle_s counts. Tells the service of requests as
+        soon as they are there, for the endpoints begin one after the other.
         """
 
+        _whole: object = None  # the last request of which all has come
         _deadline: asyncio.TimerHandle | None = None
 
         def __init__(self, *args: Any, **options: Any):
@@ -165,6 +169,11 @@ def _protocol(settings: Settings) -> type[asyncio.Protocol]:
                 self._disarm()
             elif self._deadline is None:
                 self._arm()
+            cycle = self.cycle
+            if cycle is not None and not cycle.more_body and cycle is not self._whole:
+                self._whole = cycle
+                if cycle.scope["path"] in ANSWERING:
+                    service.expect(cast(dict[str, Any], cycle.scope))
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._disarm()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -65,8 +66,9 @@ class Service:
         return self._served
 
     def expect(self, scope: Scope) -> None:
-        """The request was read, and will have the engine make answers unless it is refused: see `Engine.expect`."""
-        scope[_ARRIVAL] = self.served().engine.expect()
+        """The request is there, and will have the engine make answers unless it is refused: see `Engine.expect`."""
+        if self._served is not None and not self.stopping:
+            scope[_ARRIVAL] = self._served.engine.expect()
 
     @contextmanager
     def admit(self, n_sequences: int) -> Iterator[None]:
@@ -96,7 +98,12 @@ class Service:
 
 
 def arrived(scope: Scope) -> None:
-    """The engine has the request, or never will have it. Calls after the first do nothing."""
+    """The engine has the request, or never will have it. Calls after the first do nothing.
+
+    The engine is told after the event loop has looked for data once more: what came meanwhile of other requests makes
+    these expected first. So the engine waits as long as one look finds another.
+    """
     come: Callable[[], None] | None = scope.pop(_ARRIVAL, None)
     if come is not None:
-        come()
+        loop = asyncio.get_running_loop()
+        loop.call_soon(loop.call_soon, come)

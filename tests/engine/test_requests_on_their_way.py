@@ -38,6 +38,7 @@ class Counted:
 @pytest.fixture
 def tested(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
     monkeypatch.setattr(worker, "GATHER_S", LONG_S)
+    monkeypatch.setattr(worker, "GATHER_ALL_S", LONG_S)
     tested = Counted()
     with tested.engine:
         yield tested
@@ -75,8 +76,9 @@ def test_a_full_step_waits_for_nobody(n: int, n_prompt: int, tested: Counted) ->
     assert time.monotonic() - start < TIMES_OUT_S
 
 
-def test_the_wait_is_short(tested: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "GATHER_S", 0.01)
+@pytest.mark.parametrize("limit", ["GATHER_S", "GATHER_ALL_S"])
+def test_the_wait_is_short(limit: str, tested: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, limit, 0.01)
     tested.engine.expect()
     start = time.monotonic()
     assert len(tested.submit(1).result().token_ids) == 3
