@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from llmcl.serve.body import read_fields
-from llmcl.serve.conversation import openai_messages
+from llmcl.serve.conversation import openai_messages, template_variables
 from llmcl.serve.errors import unsupported
 from llmcl.serve.events import DONE, TEXT, TextEvents, event
 from llmcl.serve.fields import Fields, wrong
@@ -33,7 +33,7 @@ async def chat_completions(request: Request, service: Service) -> Response:
     served = service.served()
     fields = await read_fields(request, service.settings)
     fields.text("model")  # there is one model, whatever clients call it
-    messages = openai_messages(fields)
+    messages, variables = openai_messages(fields), template_variables(fields)
     _refuse_what_is_missing(fields)
     use = openai_tools(fields)
     structure = await read_structure(fields, served, fields.object("response_format"))
@@ -48,7 +48,7 @@ async def chat_completions(request: Request, service: Service) -> Response:
     stop = fields.strings("stop", MAX_STOPS)
     stream = fields.flag("stream")
     with_usage = fields.object("stream_options").flag("include_usage")
-    prepared = await prepare(served, messages, use, structure)
+    prepared = await prepare(served, messages, use, structure, variables)
     prompt, reader = prepared.prompt, prepared.reader
     options |= prepared.options
     max_tokens = min(max_tokens, served.max_context)

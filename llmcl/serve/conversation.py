@@ -6,7 +6,7 @@ import json
 from contextlib import suppress
 from typing import Any
 
-from llmcl.errors import shown
+from llmcl.errors import UsageError, shown
 from llmcl.serve.errors import RequestError, unsupported
 from llmcl.serve.fields import Fields, wrong
 
@@ -38,6 +38,21 @@ def _openai_message(message: Fields) -> dict[str, Any]:
         if (value := message.text(name)) is not None:
             read[name] = value
     return read
+
+
+def template_variables(fields: Fields) -> dict[str, Any]:
+    """The field `chat_template_kwargs`: what the chat template is to see beside the conversation, as vLLM, SGLang and
+    llama-server take it.
+    """
+    from llmcl.tokenizer import chat_template  # the server listens before the tokenizer is imported
+
+    name = "chat_template_kwargs"
+    variables = fields.object(name).values
+    try:
+        chat_template.check_variables(variables)
+    except UsageError as error:
+        raise RequestError(400, f"{name}: {error}", name, "invalid_value") from None
+    return variables
 
 
 def responses_messages(fields: Fields) -> list[dict[str, Any]]:

@@ -104,6 +104,7 @@ def _tools(kind: str, parameters: str, *, nested: bool = False) -> Schema:
     return {"oneOf": [{"type": "null"}, _list(_object({"type": {"enum": [kind]}, **inner}, *names), maxItems=3)]}
 
 
+_VARIABLES = _or_null("object", properties={"enable_thinking": _FLAG})  # and what else a template reads
 _TOOL_USE: dict[str, Schema] = {
     "tool_choice": {"enum": [None, "none", "auto", "required"]},
     "parallel_tool_calls": _FLAG,
@@ -133,6 +134,7 @@ _BODIES: dict[str, tuple[str, Schema, Schema]] = {
                 "max_completion_tokens": _COUNT,
                 "logprobs": _FLAG,
                 "top_logprobs": _or_null("integer", minimum=0, maximum=MAX_TOP),
+                "chat_template_kwargs": _VARIABLES,
                 "response_format": _format(json_schema=_object({"name": _TEXT, "schema": _SCHEMA})),
                 **_MATCHED,
                 "tools": _tools("function", "parameters", nested=True),
@@ -210,7 +212,7 @@ _BODIES: dict[str, tuple[str, Schema, Schema]] = {
     ),
     "/apply-template": (
         "A conversation as the text that the model reads.",
-        _object({"messages": _MESSAGES}, "messages"),
+        _object({"messages": _MESSAGES, "chat_template_kwargs": _VARIABLES}, "messages"),
         _object({"prompt": _TEXT}, "prompt"),
     ),
 }

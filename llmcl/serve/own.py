@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 import llmcl
 from llmcl.serve.body import read_fields
-from llmcl.serve.conversation import openai_messages
+from llmcl.serve.conversation import openai_messages, template_variables
 from llmcl.serve.errors import RequestError
 from llmcl.serve.fields import as_whole, wrong
 from llmcl.serve.generation import AsciiJSONResponse
@@ -105,5 +105,7 @@ async def detokenize(request: Request, service: Service) -> Response:
 async def apply_template(request: Request, service: Service) -> Response:
     """{"messages": ...} -> {"prompt": the text that the model reads}."""
     served = service.served()
-    messages = openai_messages(await read_fields(request, service.settings))
-    return AsciiJSONResponse({"prompt": await asyncio.to_thread(served.tokenizer.render_chat, messages)})
+    fields = await read_fields(request, service.settings)
+    messages, variables = openai_messages(fields), template_variables(fields)
+    prompt = await asyncio.to_thread(served.tokenizer.render_chat, messages, True, None, variables)
+    return AsciiJSONResponse({"prompt": prompt})

@@ -30,22 +30,29 @@ class Prepared:
     reader: Callable[[], AnswerParts] | None
 
 
-async def encode_with_tools(served: Served, messages: list[dict[str, Any]], use: ToolUse) -> list[int]:
-    """The prompt of a conversation in which tools may be called."""
+async def encode_with_tools(
+    served: Served, messages: list[dict[str, Any]], use: ToolUse, variables: Mapping[str, Any] | None = None
+) -> list[int]:
+    """The prompt of a conversation in which tools may be called. variables: what else the template is to see."""
     template = served.tokenizer.chat_template
     tools = [tool.for_template() for tool in use.tools] if knows_tools(template) else []
-    return await served.encode_chat(with_tools(messages, template, use), tools or None)
+    return await served.encode_chat(with_tools(messages, template, use), tools or None, variables)
 
 
 async def prepare(
-    served: Served, messages: list[dict[str, Any]], use: ToolUse, structure: Mapping[str, Any]
+    served: Served,
+    messages: list[dict[str, Any]],
+    use: ToolUse,
+    structure: Mapping[str, Any],
+    variables: Mapping[str, Any] | None = None,
 ) -> Prepared:
-    """structure: the option of `LLM.stream` that says what the answer is to match, if it calls no tools.
+    """structure: the option of `LLM.stream` that says what the answer is to match, if it calls no tools. variables:
+    what else the chat template is to see.
 
     Raises RequestError for tools whose calls cannot be constrained.
     """
     tokenizer = served.tokenizer
-    prompt = await encode_with_tools(served, messages, use)
+    prompt = await encode_with_tools(served, messages, use, variables)
     in_channels = has_channels(tokenizer.chat_template)
     marks = thought_marks(tokenizer.chat_template)
     special = special_markers(marks.markers, tokenizer)

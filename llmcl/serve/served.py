@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -79,9 +79,14 @@ class Served:
             unknown = next(token for token in prompt if not 0 <= token < self.vocab_size)
             raise UsageError(f"token id {unknown} is not in the vocabulary; expected 0 to {self.vocab_size - 1}")
 
-    async def encode_chat(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> list[int]:
+    async def encode_chat(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
         """The token ids of a conversation. The template runs in a process of its own, and the wait in a thread."""
-        return await asyncio.to_thread(self.tokenizer.encode_chat, messages, True, tools)
+        return await asyncio.to_thread(self.tokenizer.encode_chat, messages, True, tools, variables)
 
     async def check_structure(self, option: dict[str, Any], param: str) -> None:
         """Compiles a schema or a grammar, so that the engine finds it compiled. One at a time: it may take seconds.

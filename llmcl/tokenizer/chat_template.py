@@ -15,6 +15,11 @@ from llmcl.errors import CheckpointError, UsageError, one_line, shown
 
 MAX_CHARACTERS = 1_000_000  # published templates have up to some ten thousand
 MAX_REASON = 200  # characters of a template's own words in a message
+MAX_VARIABLES, MAX_VARIABLES_CHARACTERS = 64, 100_000  # that go to a template beside the conversation
+# What a template gets from us or from Jinja; special tokens are reserved as well.
+_CONVERSATION = "messages", "add_generation_prompt", "tools", "documents", "raise_exception", "strftime_now"
+_JINJA = "namespace", "range", "dict", "lipsum", "cycler", "joiner", "loop", "self", "super", "caller"
+_OWN_NAMES = frozenset((*_CONVERSATION, *_JINJA))
 
 _REMEDY = "Give the prompt as it is, without the template (raw, --raw), or another template (--chat-template-file)."
 _OTHERS = "Give other messages, or the prompt as it is (raw, --raw)"
@@ -27,6 +32,7 @@ def render(
     add_generation_prompt: bool,
     special_tokens: Mapping[str, str],
     tools: Sequence[Mapping[str, Any]] | None = None,
+    variables: Mapping[str, Any] | None = None,
 ) -> str:
     """The conversation as one text, special tokens included. Any number of threads may call it.
 
@@ -38,18 +44,57 @@ def render(
         add_generation_prompt: end with the opening of the assistant's next message.
         special_tokens: names such as `bos_token` and their texts.
         tools: functions that the model may call, as OpenAI's API describes them; None for none.
+        variables: what else the template is to see, such as `enable_thinking`: plain data by names of its own.
     Raises:
-        UsageError: the messages are malformed, or the template refuses them (its reason is in the message).
+        UsageError: the messages are malformed, or the template refuses them (its reason is in the message); a variable
+            has a reserved name, or the template does not work with the variables.
         CheckpointError: the template is malformed, fails, makes no text, or goes beyond a limit: MAX_CHARACTERS,
             or those of template_process.py.
         LlmclError: no process can be started here.
     """
     _check_messages(messages)
+    check_variables(variables or {})
+    try:
+        return _render(template, messages, add_generation_prompt, special_tokens, tools, variables or {})
+    except CheckpointError as error:
+        if not variables:
+            raise
+        raise UsageError(f"with the variables that were given for the chat template: {error}") from None
+
+
+def check_variables(variables: Mapping[str, Any]) -> None:
+    """Raises UsageError where a template cannot get these beside a conversation."""
+    if len(variables) > MAX_VARIABLES:
+        raise UsageError(f"{len(variables)} variables for the chat template, expected at most {MAX_VARIABLES}")
+    for name in variables:
+        if not isinstance(name, str) or not name.isidentifier() or len(name) > MAX_REASON:
+            raise UsageError(f"{shown(name)} is no name of a variable of a chat template; expected letters, digits, _")
+        if name in _OWN_NAMES or name.endswith("_token"):
+            raise UsageError(f"{name} is reserved: the chat template gets it with every conversation; leave it out")
+    try:
+        n_characters = len(json.dumps(variables))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(f"a chat template takes strings, numbers, lists and dicts alone: {one_line(error)}") from None
+    if n_characters > MAX_VARIABLES_CHARACTERS:
+        raise UsageError(
+            f"the variables for the chat template have {n_characters} characters as JSON, expected at most "
+            f"{MAX_VARIABLES_CHARACTERS}"
+        )
+
+
+def _render(
+    template: str,
+    messages: Sequence[Mapping[str, Any]],
+    add_generation_prompt: bool,
+    special_tokens: Mapping[str, str],
+    tools: Sequence[Mapping[str, Any]] | None,
+    variables: Mapping[str, Any],
+) -> str:
     generation: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, "tools": tools, "documents": None}
     plain = [dict(message) for message in messages]
-    text = _ask(template, {"messages": plain, **generation, **special_tokens})
+    text = _ask(template, {**variables, "messages": plain, **generation, **special_tokens})
     # Half a pair in the messages themselves is what `encode` refuses.
-    if not is_unicode(text) and is_unicode(json.dumps(plain, ensure_ascii=False)):
+    if not is_unicode(text) and is_unicode(json.dumps([plain, variables], ensure_ascii=False)):
         raise CheckpointError(f"The chat template made a text with half a surrogate pair, expected Unicode. {_REMEDY}")
     if not text:
         raise CheckpointError(f"The chat template made an empty text of these messages. {_REMEDY}")

@@ -165,6 +165,7 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The conversation as the model was trained to see it, as text with special tokens.
 
@@ -172,8 +173,9 @@ class Tokenizer:
             messages: `[{"role": "user", "content": "Hello"}, ...]`.
             add_generation_prompt: end with the opening of the assistant's answer.
             tools: functions that the model may call, as OpenAI's API describes them; None for none.
+            variables: what else the template is to see, such as `enable_thinking`: plain data by names of its own.
         Raises:
-            UsageError: there is no chat template, or it does not accept the messages.
+            UsageError: there is no chat template, or it does not accept the messages or the variables.
             CheckpointError: the template is broken, or takes more time or memory than one may.
             LlmclError: the process that renders it cannot be started here.
         """
@@ -188,6 +190,7 @@ class Tokenizer:
             add_generation_prompt=add_generation_prompt,
             special_tokens=self._special_tokens,
             tools=tools,
+            variables=variables,
         )
 
     def encode_chat(
@@ -195,9 +198,11 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """The ids of `render_chat`. Its BOS, if any, comes from the template alone, as in transformers."""
-        return self.encode(self.render_chat(messages, add_generation_prompt, tools), add_special_tokens=False)
+        text = self.render_chat(messages, add_generation_prompt, tools, variables)
+        return self.encode(text, add_special_tokens=False)
 
 
 class TokenBytes:

@@ -251,6 +251,9 @@ def test_messages_of_every_kind(server: Running) -> None:
         ({"logit_bias": {"-1": 1}}, "logit_bias"),
         ({"logit_bias": {"5": "up"}}, "logit_bias.5"),
         ({"logit_bias": {"5": 101}}, "logit_bias.5"),
+        ({"chat_template_kwargs": ["enable_thinking"]}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"a b": 1}}, "chat_template_kwargs"),
     ],
     ids=lambda value: value if isinstance(value, str) else json.dumps(value)[:40],
 )
@@ -272,6 +275,31 @@ def test_what_is_missing_is_refused_and_not_ignored(fields: dict[str, Any], shar
     assert (
         error.code == "unsupported_parameter" and error.param == next(iter(fields)) and "not supported" in error.message
     )
+
+
+VARIABLES = "{{ messages[0].content }} {{ name | default('nobody') }}{% if enable_thinking is false %} quick{% endif %}"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/apply-template"])
+def test_the_template_sees_what_else_is_given(path: str) -> None:
+    engine = FakeEngine(byte_tokenizer(VARIABLES))
+    with running(engine) as server:
+        for more, expected in (
+            ({}, "Hi nobody"),
+            ({"chat_template_kwargs": None}, "Hi nobody"),
+            ({"chat_template_kwargs": {"enable_thinking": False}}, "Hi nobody quick"),
+            ({"chat_template_kwargs": {"enable_thinking": True, "name": "Ann"}}, "Hi Ann"),
+        ):
+            body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], **more}
+            answer = server.post(path, body).json()
+            assert (engine.asked[-1][0] if "chat" in path else answer["prompt"]) == expected
+
+
+def test_a_template_that_fails_with_what_is_given_is_a_400() -> None:
+    with running(FakeEngine(byte_tokenizer("{{ 1 + n | default(1) }}"))) as server:
+        assert server.chat().status_code == 200
+        error = refusal(server, chat_template_kwargs={"n": "one"})
+        assert "TypeError" in error.message
 
 
 def test_what_the_template_refuses_is_a_400(shared: Running) -> None:

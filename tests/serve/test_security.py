@@ -197,7 +197,7 @@ def test_no_field_names_a_file_or_brings_a_template(secret: Path, shared: Runnin
     with no_file_opened(secret):
         for fields in (
             {"model": str(secret)},
-            {"chat_template": template, "chat_template_kwargs": {"messages": template}},
+            {"chat_template": template, "chat_template_kwargs": {"chat_template": template, "template": template}},
             {"documents": [{"path": str(secret)}], "lora": str(secret), "slot_save_path": str(secret)},
         ):
             assert shared.chat("Hello", **fields).status_code == 200

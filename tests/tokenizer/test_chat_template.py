@@ -36,6 +36,42 @@ def test_chat_template_has_what_transformers_gives_it(template: str, expected: s
     assert render(template, "<é&'>", bos_token="<s>") == expected
 
 
+def test_variables_that_are_given_reach_the_template() -> None:
+    template = "{{ enable_thinking | default('none') }}{{ messages | length }}"
+    messages = [{"role": "user", "content": "Hi"}]
+    for variables, expected in ((None, "none1"), ({}, "none1"), ({"enable_thinking": False}, "False1")):
+        shown = chat_template.render(
+            template, messages, add_generation_prompt=True, special_tokens={}, variables=variables
+        )
+        assert shown == expected
+
+
+@pytest.mark.parametrize(
+    ("variables", "reason"),
+    [
+        ({"messages": []}, "messages is reserved"),
+        ({"raise_exception": 1}, "raise_exception is reserved"),
+        ({"bos_token": "x"}, "bos_token is reserved"),
+        ({"not a name": 1}, "no name of a variable"),
+        ({"n" * 201: 1}, "no name of a variable"),
+        ({f"n{i}": i for i in range(65)}, "65 variables"),
+        ({"n": "x" * 100_000}, "as JSON"),
+        ({"n": object()}, "strings, numbers, lists and dicts"),
+        ({"n": "x"}, "with the variables that were given"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_variables_that_no_template_can_get(variables: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        chat_template.render(
+            "{{ 1 + n }}",
+            [{"role": "user", "content": "Hi"}],
+            add_generation_prompt=True,
+            special_tokens={},
+            variables=variables,
+        )
+
+
 # What published templates are made of.
 CONSTRUCTS = [
     "{% set ns = namespace(n=0, s='') %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% set ns.s = ns.s ~ m.role %}"
