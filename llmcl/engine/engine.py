@@ -19,7 +19,7 @@ from llmcl.engine.scheduler import Job, Scheduler
 from llmcl.engine.speculation import NO_SPECULATION, Speculation
 from llmcl.engine.stats import GenerationStats, Recorder
 from llmcl.engine.step_loop import Batch, StepLoop
-from llmcl.engine.worker import Answering, End, Worker
+from llmcl.engine.worker import Answering, End, Worker, nothing
 from llmcl.errors import ContextLengthError, LlmclError, UsageError, shown
 from llmcl.grammar import CompiledGrammar
 from llmcl.models import prefix_file
@@ -241,7 +241,7 @@ class Engine:
                 cancel()
 
     def _begin(
-        self, question: Question, give: Callable[[Piece | End], None], wake: Callable[[], None] = lambda: None
+        self, question: Question, give: Callable[[Piece | End], None], wake: Callable[[], None] = nothing
     ) -> Callable[[], None]:
         """Has the pieces of the answer given, and then its End; wake: see Answering. The function returned cancels."""
         driver_calls.check()

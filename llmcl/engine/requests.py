@@ -11,11 +11,7 @@ from typing import ClassVar
 from weakref import WeakKeyDictionary, ref
 
 from llmcl.engine.generation import Generation, Piece, collect
-from llmcl.engine.worker import End
-
-
-def _nothing() -> None:
-    pass
+from llmcl.engine.worker import End, nothing
 
 
 class Request(Iterator[Piece], AsyncIterator[Piece]):
@@ -61,7 +57,7 @@ class Request(Iterator[Piece], AsyncIterator[Piece]):
             raise StopAsyncIteration
         return piece
 
-    async def pass_on(self, take: Callable[[Piece], None], after: Callable[[], None] = _nothing) -> None:
+    async def pass_on(self, take: Callable[[Piece], None], after: Callable[[], None] = nothing) -> None:
         """Calls `take` with each piece as it comes, in this event loop; returns at the end of the answer.
 
         Faster than `async for`: no task is woken for a piece. after: called behind one piece, or behind several that
@@ -193,7 +189,7 @@ class PieceStream(AsyncIterator[Piece]):
     async def __anext__(self) -> Piece:
         return await (self._request or await self._begun()).__anext__()
 
-    async def pass_on(self, take: Callable[[Piece], None], after: Callable[[], None] = _nothing) -> None:
+    async def pass_on(self, take: Callable[[Piece], None], after: Callable[[], None] = nothing) -> None:
         """As `Request.pass_on`."""
         await (self._request or await self._begun()).pass_on(take, after)
 

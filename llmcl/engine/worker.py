@@ -24,6 +24,10 @@ End = LlmclError | None
 """What comes after the last piece: None, or why there is none."""
 
 
+def nothing() -> None:
+    """Where something is to be called and nothing to be done."""
+
+
 @dataclass(eq=False)
 class Answering:
     """A request on its way. give: called in the worker's thread with each piece, and then once with its End. wake:
@@ -33,7 +37,7 @@ class Answering:
     job: Job
     writer: PieceWriter
     give: Callable[[Piece | End], None]
-    wake: Callable[[], None] = lambda: None
+    wake: Callable[[], None] = nothing
     ended: bool = field(default=False, init=False)
 
 
@@ -75,7 +79,7 @@ class Worker:
         def come() -> None:
             self._expected.discard(token)
             if self._gathers and not self._expected:
-                self._commands.put(_nothing)
+                self._commands.put(nothing)  # wakes the worker
 
         return come
 
@@ -104,7 +108,7 @@ class Worker:
     def stop(self) -> None:
         """Ends all answers after the step under way, and the thread."""
         self._stopped = True
-        self._commands.put(_nothing)
+        self._commands.put(nothing)  # wakes the worker
         if self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -227,7 +231,3 @@ class Worker:
         if self._answering.pop(answering.job, None) is not None:
             self._loop.end(answering.job)
         self._give(answering, end)
-
-
-def _nothing() -> None:
-    """A command that wakes the worker."""
