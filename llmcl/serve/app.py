@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from llmcl.serve import own
@@ -23,7 +22,7 @@ from llmcl.serve.responses import responses
 from llmcl.serve.service import Service
 
 _MODELS, _MODEL = "/v1/models/", "/v1/models/{name}"  # a name may have slashes
-Endpoint = Callable[[Request, Service], Awaitable[Response]]
+Endpoint = Callable[[Request, Service], Awaitable[ASGIApp]]
 
 GET: dict[str, Endpoint] = {
     "/": page,

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
 
 from llmcl.serve.body import read_fields
 from llmcl.serve.conversation import openai_messages, template_variables
@@ -28,7 +27,7 @@ from llmcl.tokenizer.answer_parts import CallPart, Part, Said
 _ROOM = 1 << 31  # more tokens than any context: the answer ends where that does
 
 
-async def chat_completions(request: Request, service: Service) -> Response:
+async def chat_completions(request: Request, service: Service) -> GenerationResponse:
     """Answers a conversation; see docs/guide/server.md for the fields."""
     served = service.served()
     fields = await read_fields(request, service.settings)

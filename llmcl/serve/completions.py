@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
 
 from llmcl.serve.body import read_fields
 from llmcl.serve.chat_completions import usage_of
@@ -26,7 +25,7 @@ _MAX_TOKENS = 16  # OpenAI's
 _EXPECTED = "a text, a list of texts, a list of token ids, or a list of such lists"
 
 
-async def completions(request: Request, service: Service) -> Response:
+async def completions(request: Request, service: Service) -> GenerationResponse:
     """Continues one prompt or several; see docs/guide/server.md for the fields."""
     served = service.served()
     fields = await read_fields(request, service.settings)

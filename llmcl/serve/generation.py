@@ -8,14 +8,14 @@ from contextlib import ExitStack
 from os import environ
 from typing import TYPE_CHECKING, Any, Protocol
 
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from llmcl.errors import LlmclError
 from llmcl.serve.access_log import CLIENT_GONE, Record, record_of
 from llmcl.serve.errors import RequestError, of_llmcl
 from llmcl.serve.events import ClientGoneError, EventSender, unless_gone
-from llmcl.serve.served import Answer, Ask, Served, begun, cached_tokens
+from llmcl.serve.served import Answer, Ask, Served, Streams, cached_tokens
 from llmcl.serve.service import Service, arrived
 from llmcl.tools import json_text
 
@@ -47,11 +47,10 @@ class AsciiJSONResponse(JSONResponse):
         return json_text.dumps(content).encode("ascii")
 
 
-class GenerationResponse(Response):
+class GenerationResponse:
     """Has the engine answer each of `asks`, and sends that in `form`. When the client goes away, the work ends."""
 
     def __init__(self, service: Service, served: Served, asks: Sequence[Ask], form: Form, *, stream: bool):
-        super().__init__()
         for ask in asks:
             served.check(ask.prompt)
         self._service, self._served, self._form, self._stream = service, served, form, stream
@@ -78,9 +77,9 @@ class GenerationResponse(Response):
     async def _send_whole(self, scope: Scope, receive: Receive, send: Send, leave: Callable[[], None]) -> None:
         record = record_of(scope)
         try:
-            async with begun(self._served, self._answers) as pass_on:
+            async with Streams(self._served, self._answers) as streams:
                 arrived(scope)
-                await pass_on(lambda answer, piece: self._note_time(record, piece), lambda: None)
+                await streams.pass_on(lambda answer, piece: self._note_time(record, piece), lambda: None)
             self._check_ended()
             whole = self._form.whole(self._answers)
         except Exception as error:
@@ -97,7 +96,7 @@ class GenerationResponse(Response):
     async def _stream_events(self, scope: Scope, send: Send, leave: Callable[[], None]) -> None:
         form, settings, record = self._form, self._service.settings, record_of(scope)
         async with (
-            begun(self._served, self._answers) as pass_on,
+            Streams(self._served, self._answers) as streams,
             EventSender(send, ping_s=settings.ping_s, send_s=settings.send_s) as sender,
         ):
             arrived(scope)
@@ -122,7 +121,7 @@ class GenerationResponse(Response):
                         sender.hold(form.text(answer, answer.ask.head))
                     if answer.finish_reason is not None:
                         sender.hold(form.finish(answer))
-                await pass_on(take, after)
+                await streams.pass_on(take, after)
                 leave()
                 self._check_ended()
             except ClientGoneError:

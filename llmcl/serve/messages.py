@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from llmcl.tokenizer import Tokenizer
 
 
-async def messages(request: Request, service: Service) -> Response:
+async def messages(request: Request, service: Service) -> GenerationResponse:
     """Answers a conversation; see docs/guide/server.md for the fields."""
     served = service.served()
     fields = await read_fields(request, service.settings)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -15,9 +15,14 @@ _TBT_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 
 
 class Metrics:
-    """Counters of one server, in a registry of its own. engine: those of the engine; None before there is one."""
+    """Counters of one server, in a registry of its own.
 
-    def __init__(self, engine: Callable[[], engine_metrics.EngineMetrics | None]) -> None:
+    engine: those of the engine; None before there is one. places: sequences that are answered, and that wait.
+    """
+
+    def __init__(
+        self, engine: Callable[[], engine_metrics.EngineMetrics | None], places: Callable[[], tuple[int, int]]
+    ) -> None:
         registry = self._registry = CollectorRegistry()
         self.tokens_predicted = Counter("llamacpp:tokens_predicted", "Tokens of all answers.", registry=registry)
         self.predicted_seconds = Counter(
@@ -25,8 +30,6 @@ class Metrics:
             "Seconds from first tokens to last ones.",
             registry=registry,
         )
-        self.processing = Gauge("llamacpp:requests_processing", "Sequences being answered.", registry=registry)
-        self.deferred = Gauge("llamacpp:requests_deferred", "Sequences that wait for a place.", registry=registry)
         self.requests = Counter(
             "llmcl_requests",
             "Requests by path and status; 499: the client left.",
@@ -35,6 +38,7 @@ class Metrics:
         )
         self.ttft, self.tbt = engine_metrics.Histogram(_TTFT_S), engine_metrics.Histogram(_TBT_S)
         registry.register(_Times(self))
+        registry.register(_Places(places))
         registry.register(_OfEngine(engine))
 
     def show(self) -> bytes:
@@ -51,6 +55,18 @@ class _Times(Collector):
     def collect(self) -> Iterator[Metric]:
         yield _histogram("llmcl_ttft_seconds", "Time to first token, waiting included.", self._metrics.ttft)
         yield _histogram("llmcl_tbt_seconds", "Time between two tokens.", self._metrics.tbt)
+
+
+class _Places(Collector):
+    """How many sequences are under way, counted when somebody asks."""
+
+    def __init__(self, places: Callable[[], tuple[int, int]]):
+        self._places = places
+
+    def collect(self) -> Iterator[Metric]:
+        processing, deferred = self._places()
+        yield GaugeMetricFamily("llamacpp:requests_processing", "Sequences being answered.", value=processing)
+        yield GaugeMetricFamily("llamacpp:requests_deferred", "Sequences that wait for a place.", value=deferred)
 
 
 class _OfEngine(Collector):

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
 
 from llmcl.serve.body import read_fields
 from llmcl.serve.conversation import responses_messages
@@ -24,7 +23,7 @@ from llmcl.serve.tools import NO_TOOLS, ToolUse, openai_tools
 from llmcl.tokenizer.answer_parts import CallPart, Part, Said, Thought
 
 
-async def responses(request: Request, service: Service) -> Response:
+async def responses(request: Request, service: Service) -> GenerationResponse:
     """Answers a conversation; see docs/guide/server.md for the fields."""
     served = service.served()
     fields = await read_fields(request, service.settings)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -129,7 +128,6 @@ class Ask:
 
 Take = Callable[["Answer", "Piece"], None]
 """What is called with each piece of an answer."""
-PassOn = Callable[[Take, Callable[[], None]], Awaitable[None]]
 
 
 @dataclass
@@ -206,37 +204,44 @@ def cached_tokens(answers: Sequence[Answer]) -> int:
     return sum(least.values())
 
 
-@asynccontextmanager
-async def begun(served: Served, answers: Sequence[Answer]) -> AsyncIterator[PassOn]:
-    """The engine has the requests of all answers from the beginning of the context on; its end ends them.
+class Streams:
+    """Has the engine make all answers, from the beginning of this async context on; its end ends them."""
 
-    The function calls `take` with the pieces of all answers as they come, each added to its answer, and `after` behind
-    those that came together, and returns after the last of them.
-    """
-    async with AsyncExitStack() as stack:
-        streams = []
-        for answer in answers:
-            if answer.ask.needs_engine:
-                stream = _stream_of(served, answer.ask)
-                stack.push_async_callback(stream.aclose)
-                streams.append((answer, stream))
+    def __init__(self, served: Served, answers: Sequence[Answer]):
+        self._served, self._answers = served, answers
+        self._begun: list[tuple[Answer, Stream]] = []
 
-        async def pass_on(take: Take, after: Callable[[], None]) -> None:
-            if len(streams) == 1:  # as nearly always; no task is needed
-                ((answer, stream),) = streams
-                await stream.pass_on(_adding(answer, take), after)
-                return
-            passing = [
-                asyncio.ensure_future(stream.pass_on(_adding(answer, take), after)) for answer, stream in streams
-            ]
-            try:
-                await asyncio.gather(*passing)
-            finally:
-                for task in passing:
-                    task.cancel()
-                await asyncio.gather(*passing, return_exceptions=True)
+    async def __aenter__(self) -> Streams:
+        try:
+            for answer in self._answers:
+                if answer.ask.needs_engine:
+                    self._begun.append((answer, _stream_of(self._served, answer.ask)))
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
 
-        yield pass_on
+    async def __aexit__(self, *error: object) -> None:
+        for _, stream in self._begun:
+            await stream.aclose()
+
+    async def pass_on(self, take: Take, after: Callable[[], None]) -> None:
+        """Calls `take` with the pieces of all answers as they come, each added to its answer, and `after` behind those
+        that came together. Returns after the last of them.
+        """
+        if len(self._begun) == 1:  # as nearly always; no task is needed
+            ((answer, stream),) = self._begun
+            await stream.pass_on(_adding(answer, take), after)
+            return
+        passing = [
+            asyncio.ensure_future(stream.pass_on(_adding(answer, take), after)) for answer, stream in self._begun
+        ]
+        try:
+            await asyncio.gather(*passing)
+        finally:
+            for task in passing:
+                task.cancel()
+            await asyncio.gather(*passing, return_exceptions=True)
 
 
 def _stream_of(served: Served, ask: Ask) -> Stream:

@@ -21,7 +21,7 @@ class Service:
 
     def __init__(self, settings: Settings):
         self.settings = settings
-        self.metrics = Metrics(lambda: None if self._served is None else self._served.engine.metrics)
+        self.metrics = Metrics(lambda: None if self._served is None else self._served.engine.metrics, self._places)
         self.failure: BaseException | None = None
         self.stopping = False
         self.in_flight = 0  # sequences, running or waiting
@@ -84,17 +84,16 @@ class Service:
         if self.in_flight + n_sequences > most:
             message = f"all places and the queue are taken ({most} answers); try again later"
             raise RequestError(429, message, code="queue_full", retry_after_s=1)
-        self._change(n_sequences)
+        self.in_flight += n_sequences
         try:
             yield
         finally:
-            self._change(-n_sequences)
+            self.in_flight -= n_sequences
 
-    def _change(self, n: int) -> None:
-        self.in_flight += n
+    def _places(self) -> tuple[int, int]:
+        """Sequences that are answered, and those that wait."""
         running = min(self.in_flight, self.settings.max_sequences)
-        self.metrics.processing.set(running)
-        self.metrics.deferred.set(self.in_flight - running)
+        return running, self.in_flight - running
 
 
 def arrived(scope: Scope) -> None:
