@@ -14,7 +14,8 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from llmcl.errors import LlmclError
@@ -71,16 +72,16 @@ class _Process:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._requests, self._answers = self._process.stdin, self._process.stdout
         self._starts = True
-        self._late = threading.Event()
+        self._watch = _Watch(self._process.kill)
 
     def ask(self, request: bytes) -> tuple[str, str]:
         """The letter and the text of an answer. After an error of any kind the process is no longer usable."""
         if self._starts:
-            with self._ended_after(START_LIMIT_S):
+            with self._watch.limit(START_LIMIT_S):
                 if self._answers.read(1) != b"+":
-                    raise _cannot_start(f"no answer in {START_LIMIT_S:g} s" if self._late.is_set() else self._reason())
+                    raise _cannot_start(f"no answer in {START_LIMIT_S:g} s" if self._watch.is_late else self._reason())
             self._starts = False
-        with self._ended_after(TIME_LIMIT_S):
+        with self._watch.limit(TIME_LIMIT_S):
             with suppress(OSError):  # it may have answered before it ended
                 self._requests.write(len(request).to_bytes(8, "big"))
                 self._requests.write(request)
@@ -96,6 +97,11 @@ class _Process:
         except UnicodeDecodeError:
             raise _EndedError("its process sent no text") from None
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether it takes further requests: else the limit passed while the last answer came."""
+        return not self._watch.is_late
+
     def stop(self) -> None:
         self._process.kill()
         self._process.wait()
@@ -103,6 +109,7 @@ class _Process:
 
     def close(self) -> None:
         """Closes this side of the pipes: an idle process ends."""
+        self._watch.end()
         for pipe in (self._requests, self._answers):
             with suppress(OSError):
                 pipe.close()
@@ -110,13 +117,14 @@ class _Process:
     def leave_to_parent(self) -> None:
         """For a copy of this program that `fork` made: the process belongs to the original."""
         self._process.returncode = 0
+        self._watch = _Watch(lambda: None)  # a thread that is not here may have held the other's lock
         self.close()
 
     def _read(self, size: int) -> bytes:
         data = self._answers.read(size)
         if len(data) < size:
             reason = self._reason()
-            if self._late.is_set():
+            if self._watch.is_late:
                 raise LimitError(f"it ran for more than {TIME_LIMIT_S:g} s")
             raise _EndedError(reason)
         return data
@@ -126,21 +134,53 @@ class _Process:
         code = self._process.wait()
         return f"its process ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}"
 
+
+class _Watch:
+    """Calls `late` once, in a thread, when what it limits takes longer than it may. One limit at a time.
+
+    The thread is kept: to start one for each request takes as long as to render a short conversation. It sleeps until
+    the limit that it knows, and is woken for an earlier one alone.
+    """
+
+    def __init__(self, late: Callable[[], None]):
+        self._late = late
+        self.is_late = self._is_over = False
+        self._until: float | None = None
+        self._wakes: float | None = None  # None: the thread sleeps until it is woken, or was not started
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
     @contextmanager
-    def _ended_after(self, seconds: float) -> Iterator[None]:
-        self._late = late = threading.Event()  # one for each request: the timer of the last one may still fire
-
-        def end() -> None:
-            late.set()
-            self._process.kill()
-
-        timer = threading.Timer(seconds, end)
-        timer.daemon = True
-        timer.start()
+    def limit(self, seconds: float) -> Iterator[None]:
+        with self._changed:
+            self._until = time.monotonic() + seconds
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="limit of a chat template", daemon=True)
+                self._thread.start()
+            elif self._wakes is None or self._until < self._wakes:
+                self._changed.notify()
         try:
             yield
         finally:
-            timer.cancel()
+            with self._changed:
+                self._until = None
+
+    def end(self) -> None:
+        """Ends the thread."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify()
+
+    def _work(self) -> None:
+        with self._changed:
+            while not self._is_over:
+                left = None if self._until is None else self._until - time.monotonic()
+                if left is not None and left <= 0:
+                    self.is_late = True
+                    self._late()
+                    return
+                self._wakes = self._until
+                self._changed.wait(left)
 
 
 _lock = threading.Lock()
@@ -173,7 +213,7 @@ def ask(request: bytes) -> tuple[str, str]:
             process, _idle = _idle or _Process(), None
             try:
                 answer = process.ask(request)
-                _idle = process
+                _idle = process if process.is_alive else None
                 return answer
             except (_EndedError, LlmclError):
                 if is_new:

@@ -303,3 +303,28 @@ def test_a_program_that_embeds_python_uses_the_interpreter_beside_it(monkeypatch
     monkeypatch.setattr(sys, "frozen", True, raising=False)
     with pytest.raises(LlmclError, match=r"cannot be started: /opt/editor embeds Python.*--raw"):
         render("x")
+
+
+# ---- the clock -----------------------------------------------------------------------------------------------------
+
+
+def test_an_earlier_limit_wakes_the_clock() -> None:
+    late = threading.Event()
+    watch = template_process._Watch(late.set)
+    with watch.limit(60):
+        pass
+    with watch.limit(0.05):
+        assert late.wait(30) and watch.is_late
+
+
+def test_limits_that_are_kept_end_nothing() -> None:
+    late = threading.Event()
+    watch = template_process._Watch(late.set)
+    for _ in range(100):
+        with watch.limit(0.05):
+            pass
+    assert not late.wait(0.2) and not watch.is_late
+    (thread,) = [thread for thread in threading.enumerate() if thread is watch._thread]
+    watch.end()
+    thread.join(30)
+    assert not thread.is_alive()
