@@ -21,6 +21,8 @@ if TYPE_CHECKING:  # the server listens before the engine is imported
 
 
 _COMPILING = ThreadPoolExecutor(1, "compiling a grammar")
+_RENDERING = ThreadPoolExecutor(1, "rendering chat templates")
+_LONG = 1 << 14  # characters of a text whose tokens take milliseconds
 
 
 class Stream(Protocol):
@@ -84,8 +86,18 @@ class Served:
         tools: list[dict[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """The token ids of a conversation. The template runs in a process of its own, and the wait in a thread."""
-        return await asyncio.to_thread(self.tokenizer.encode_chat, messages, True, tools, variables)
+        """The token ids of a conversation. The template runs in a process of its own, and the wait in a thread.
+
+        That is one thread for all, since the process renders one after the other: many that wait for it take twice as
+        long. Long texts become tokens in threads of their own.
+        """
+
+        def work() -> list[int] | str:
+            text = self.tokenizer.render_chat(messages, True, tools, variables)
+            return self.tokenizer.encode(text, False) if len(text) < _LONG else text
+
+        found = await asyncio.get_running_loop().run_in_executor(_RENDERING, work)
+        return await asyncio.to_thread(self.tokenizer.encode, found, False) if isinstance(found, str) else found
 
     async def check_structure(self, option: dict[str, Any], param: str) -> None:
         """Compiles a schema or a grammar, so that the engine finds it compiled. One at a time: it may take seconds.
