@@ -3,8 +3,9 @@ the server's.
 
 Of each line of standard input it reads a JSON object (url, bodies: one request of /v1/completions for each stream), and
 writes one: seconds from the first request to the last token, tokens of all answers, ttft_ms and tbt_ms, a list of each,
-and cpu_s, its own processor time. Connections are open before the first request, as a client's are that keeps them, and
-what comes is only noted with its time until all has come.
+and cpu_s, its own processor time. Each connection has had another request before, as those of a client that keeps them:
+else the server takes on all connections while it reads the first requests. What comes is only noted with its time until
+all has come.
 """
 
 from __future__ import annotations
@@ -31,9 +32,16 @@ class Stream:
         self._request = head.encode("ascii") + data
         self.socket = socket.create_connection(address)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._have_had_a_request(host)
         self.begun = 0.0
         self.came: list[tuple[float, bytes]] = []
         self._tail = b""  # the end of what came last, where END may have begun
+
+    def _have_had_a_request(self, host: str) -> None:
+        self.socket.sendall(f"GET /health HTTP/1.1\r\nhost: {host}\r\n\r\n".encode("ascii"))
+        with self.socket.makefile("rb", 0) as answer:
+            lines = [*iter(answer.readline, b"\r\n")]
+            answer.read(next(int(line[15:]) for line in lines if line.lower().startswith(b"content-length:")))
 
     def ask(self) -> None:
         self.begun = time.perf_counter()
