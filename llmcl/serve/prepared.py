@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any
 
 from llmcl.serve.answer_reader import AnswerReader
 from llmcl.serve.errors import RequestError
 from llmcl.serve.served import Served
-from llmcl.serve.thoughts import thought_marks
-from llmcl.serve.tool_families import family_of, knows_tools, with_tools
+from llmcl.serve.thoughts import ThoughtMarks, thought_marks
+from llmcl.serve.tool_families import ToolFamily, family_of, knows_tools, with_tools
 from llmcl.serve.tool_grammar import channel_grammar, grammar_of
 from llmcl.serve.tools import ToolUse
 from llmcl.tokenizer.answer_parts import AnswerParts
 from llmcl.tokenizer.channel_reader import FINAL, MARKS, ChannelReader, has_channels
 from llmcl.tokenizer.special_markers import special_markers
+
+if TYPE_CHECKING:
+    from llmcl.tokenizer import Tokenizer
 
 _TAIL = 8  # tokens at the end of a prompt, where a template opens a thought
 
@@ -28,6 +31,22 @@ class Prepared:
     prompt: list[int]
     options: Mapping[str, Any]
     reader: Callable[[], AnswerParts] | None
+
+
+@dataclass(frozen=True)
+class _Habits:
+    """How a model writes its answers, as far as its chat template tells. special: texts of special tokens, by ids."""
+
+    in_channels: bool
+    marks: ThoughtMarks
+    special: Mapping[int, str]
+    family: ToolFamily
+
+    @staticmethod
+    @lru_cache(4)  # templates are long to search
+    def of(tokenizer: Tokenizer, template: str | None) -> _Habits:
+        marks = thought_marks(template)
+        return _Habits(has_channels(template), marks, special_markers(marks.markers, tokenizer), family_of(template))
 
 
 async def encode_with_tools(
@@ -53,9 +72,8 @@ async def prepare(
     """
     tokenizer = served.tokenizer
     prompt = await encode_with_tools(served, messages, use, variables)
-    in_channels = has_channels(tokenizer.chat_template)
-    marks = thought_marks(tokenizer.chat_template)
-    special = special_markers(marks.markers, tokenizer)
+    habits = _Habits.of(tokenizer, tokenizer.chat_template)
+    in_channels, marks, special, family = habits.in_channels, habits.marks, habits.special, habits.family
     tail = "".join(special.get(token, "") or tokenizer.decode([token]) for token in prompt[-_TAIL:])
     thinks = tail.rstrip().endswith(marks.begin)
     schema = structure.get("schema")
@@ -65,7 +83,6 @@ async def prepare(
         if in_channels:
             return Prepared([*prompt, *tokenizer.encode(FINAL, add_special_tokens=False)], structure, None)
         thinks = False  # the answer begins at once
-    family = family_of(tokenizer.chat_template)
     if use.is_constrained or (schema is not None and (use.tools or thinks or in_channels)):
         if in_channels:
             grammar = channel_grammar(use, tokenizer, schema=schema)
