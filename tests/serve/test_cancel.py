@@ -23,10 +23,15 @@ def held() -> Iterator[Running]:
         yield server
 
 
-def ask(server: Running, path: str = "/v1/chat/completions", **fields: Any) -> socket.socket:
-    """A connection on which a request was sent."""
+def ask(
+    server: Running, path: str = "/v1/chat/completions", *, room: int | None = None, **fields: Any
+) -> socket.socket:
+    """A connection on which a request was sent. room: bytes that the system takes for a client who does not read."""
     body = json.dumps({"messages": USER, "prompt": "Hello", "max_tokens": 50, **fields}).encode()
-    connection = socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])))
+    connection = socket.socket()
+    if room is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)  # else it may take more and more
+    connection.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
     head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(body)}\r\n\r\n"
     connection.sendall(head.encode() + body)
     return connection
@@ -101,8 +106,8 @@ def test_a_client_that_reads_nothing_is_cut_off() -> None:
     engine = FakeEngine(byte_tokenizer())
     engine.reply = lambda text: "x" * 1900
     with running(engine, send_s=0.2) as server:
-        server.listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # the system takes little for it
-        connection = ask(server, "/v1/completions", stream=True, max_tokens=2000)
+        server.listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        connection = ask(server, "/v1/completions", room=4096, stream=True, max_tokens=2000)
         wait_for(lambda: server.engine.open)
         wait_for(lambda: server.metric('llmcl_requests_total{api="/v1/completions",status="499"}') == 1)
         assert not server.engine.open
