@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, cast, overload
 
 import numpy as np
@@ -167,9 +168,8 @@ class LLM:
             grammar=grammar,
         )  # its errors, and those of the ids, now and not at the first token
         if are_prompts(prompt):
-            return self._stream_each(
-                prompt, vars(options) | {"raw": raw, "system_prompt": system_prompt}, wait, progress
-            )
+            given = {field.name: getattr(options, field.name) for field in fields(options)}
+            return self._stream_each(prompt, given | {"raw": raw, "system_prompt": system_prompt}, wait, progress)
         ids = self.encode(cast(Prompt, prompt), raw=raw, system_prompt=system_prompt)
         self.check_prompt(ids)
         if logit_bias:
