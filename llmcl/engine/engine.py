@@ -153,7 +153,7 @@ class Engine:
 
         Leaving the loop, or cancelling its task, cancels the request.
         """
-        are_ids = isinstance(prompt, list) and {*map(type, prompt)} == {int}
+        are_ids = isinstance(prompt, list) and {*map(type, prompt)} <= {int}
         if are_ids and all(options.get(name) is None for name in ("schema", "regex", "grammar")):
             return PieceStream(self.submit(prompt, **options))
         return PieceStream(lambda: self.submit(prompt, **options))

@@ -198,11 +198,9 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """The ids of `render_chat`. Its BOS, if any, comes from the template alone, as in transformers."""
-        text = self.render_chat(messages, add_generation_prompt, tools, variables)
-        return self.encode(text, add_special_tokens=False)
+        return self.encode(self.render_chat(messages, add_generation_prompt, tools), add_special_tokens=False)
 
 
 class TokenBytes:

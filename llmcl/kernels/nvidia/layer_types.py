@@ -24,10 +24,6 @@ class LayerTypes:
     other: str | None = None
     experts: str | None = None
 
-    @property
-    def all(self) -> list[str]:
-        return [dtype for dtype in (self.main, self.other, self.experts) if dtype is not None]
-
 
 def parts_of(layer: DecodeLayer) -> dict[str, WeightPart]:
     """The weights of a layer's products, by those names of PRODUCTS that the layer has."""

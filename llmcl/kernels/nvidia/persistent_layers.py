@@ -264,7 +264,8 @@ def _address_table(device: Device, step: DecodeLayers) -> Buffer:
         of_layers = [0 if layer.mixer is not None else rules.index(id(layer.mods)) for layer in step.layers]
         numbers[:, words.index("rules")] = of_layers
     if "types" in words:
-        numbers[:, words.index("types")] = [types_word(layer, _types(step)) for layer in step.layers]
+        types = _types(step)
+        numbers[:, words.index("types")] = [types_word(layer, types) for layer in step.layers]
     if "mixer" in words:
         recurrent = np.array([layer.mixer is not None for layer in step.layers])
         numbers[:, words.index("mixer")] = (
