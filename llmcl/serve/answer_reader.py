@@ -40,6 +40,10 @@ class AnswerReader(AnswerParts):
         self._n_sent = -1  # characters of its arguments; -1: the call was not begun
         self._read: Callable[[bool], bool] = self._read_thought if self.thinks else self._read_begin
 
+    @property
+    def is_thinking(self) -> bool:
+        return self._read == self._read_thought
+
     def push(self, text: str, token_id: int) -> None:
         self._held += text + self.special.get(token_id, "")
         self._run(False)

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 
 from llmcl.serve.body import read_fields
-from llmcl.serve.conversation import openai_messages, template_variables
+from llmcl.serve.conversation import openai_messages, template_variables, thinking
 from llmcl.serve.errors import unsupported
 from llmcl.serve.events import DONE, TEXT, TextEvents, event
 from llmcl.serve.fields import Fields, wrong
@@ -32,7 +32,8 @@ async def chat_completions(request: Request, service: Service) -> GenerationResp
     served = service.served()
     fields = await read_fields(request, service.settings)
     fields.text("model")  # there is one model, whatever clients call it
-    messages, variables = openai_messages(fields), template_variables(fields)
+    messages = openai_messages(fields)
+    variables = thinking(None, fields.text("reasoning_effort")) | template_variables(fields)
     _refuse_what_is_missing(fields)
     use = openai_tools(fields)
     structure = await read_structure(fields, served, fields.object("response_format"))
@@ -66,11 +67,13 @@ def _refuse_what_is_missing(fields: Fields) -> None:
 def usage_of(n_prompt: int, answers: Sequence[Answer]) -> dict[str, Any]:
     """The field `usage` of OpenAI's completions. n_prompt: tokens of the prompt, or of all prompts."""
     n_tokens = sum(len(answer.token_ids) for answer in answers)
+    n_thought = sum(answer.thought_tokens for answer in answers)
     return {
         "prompt_tokens": n_prompt,
         "completion_tokens": n_tokens,
         "total_tokens": n_prompt + n_tokens,
         "prompt_tokens_details": {"cached_tokens": cached_tokens(answers)},
+        "completion_tokens_details": {"reasoning_tokens": n_thought},
     }
 
 

@@ -12,7 +12,7 @@ from llmcl.serve.fields import Fields, wrong
 
 OPENAI_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 BILLING = "x-anthropic-billing-header:"  # changes with every request, and with it all that follows in the prefix cache
-_THOUGHTS = ("thinking", "redacted_thinking")  # of earlier answers: no part of what is said
+_THOUGHTS = ("thinking", "redacted_thinking")  # of earlier answers
 
 
 def openai_messages(fields: Fields) -> list[dict[str, Any]]:
@@ -37,7 +37,12 @@ def _openai_message(message: Fields) -> dict[str, Any]:
     for name in ("tool_call_id", "name"):
         if (value := message.text(name)) is not None:
             read[name] = value
-    return read
+    return read | _thoughts(message.text("reasoning_content"))
+
+
+def _thoughts(text: str | None) -> dict[str, str]:
+    """What the model thought before a message: many templates show it to the model until the user speaks again."""
+    return {"reasoning_content": text} if text else {}
 
 
 def template_variables(fields: Fields) -> dict[str, Any]:
@@ -55,6 +60,17 @@ def template_variables(fields: Fields) -> dict[str, Any]:
     return variables
 
 
+def thinking(thinks: bool | None, effort: str | None = None) -> dict[str, Any]:
+    """Whether a model is to think and how much, by the names that chat templates have for it; None: as it does.
+
+    effort: such as low; none: it is not to think.
+    """
+    if effort == "none":
+        thinks, effort = False, None
+    made: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
+    return made if thinks is None else made | {"enable_thinking": thinks, "thinking": thinks}
+
+
 def responses_messages(fields: Fields) -> list[dict[str, Any]]:
     """The fields `instructions` and `input` of /v1/responses: a text, or items of which messages and calls count."""
     messages: list[dict[str, Any]] = []
@@ -62,19 +78,29 @@ def responses_messages(fields: Fields) -> list[dict[str, Any]]:
         messages.append({"role": "system", "content": instructions})
     if isinstance(said := fields.given("input"), str):
         return [*messages, {"role": "user", "content": said}]
+    thoughts = ""  # before the message or call that comes next
     for item in fields.objects("input"):
         kind = item.text("type") or "message"
+        if kind == "reasoning":
+            thoughts += joined_text(item, "content", ("reasoning_text", "text")) or ""
+            continue
         if kind == "message":
             messages.append(_openai_message(item))
         elif kind == "function_call":
             call = {"id": item.given("call_id"), "function": {"name": item.given("name")}}
             call["function"]["arguments"] = item.given("arguments")
-            messages.append({"role": "assistant", "content": "", "tool_calls": [_tool_call(Fields(call, item.place))]})
+            # What a model says and calls at once are several items, and one message to a template.
+            if thoughts or not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": ""})
+            messages[-1].setdefault("tool_calls", []).append(_tool_call(Fields(call, item.place)))
         elif kind == "function_call_output":
             output = joined_text(item, "output", ("input_text", "output_text", "text")) or ""
             messages.append({"role": "tool", "content": output, "tool_call_id": item.text("call_id") or ""})
-        elif kind != "reasoning":  # thoughts of earlier answers are no part of what is said
+        else:
             raise unsupported(item.name("type"), f"items of type {shown(kind)} are not supported")
+        if messages[-1]["role"] == "assistant":
+            messages[-1] |= _thoughts(thoughts)
+        thoughts = ""
     if not messages:
         raise RequestError(400, "input: expected a text or at least one item", "input", "missing_required_parameter")
     return messages
@@ -145,15 +171,17 @@ def _anthropic_message(message: Fields) -> list[dict[str, Any]]:
         raise wrong(message.name("role"), None, "user or assistant")
     if message.given("content") is None:
         raise wrong(message.name("content"), None, "a string or a list of blocks")
-    calls, results = [], []
+    calls, results, thoughts = [], [], ""
     if isinstance(message.given("content"), list):
         for block in message.objects("content"):
-            if block.given("type") == "tool_use":
+            if block.given("type") == "thinking":
+                thoughts += block.text("thinking") or ""
+            elif block.given("type") == "tool_use":
                 function = {"name": block.text("name") or "", "arguments": block.object("input").values}
                 calls.append({"id": block.text("id") or "", "type": "function", "function": function})
             elif block.given("type") == "tool_result":
                 output = joined_text(block, "content", ("text",)) or ""
                 results.append({"role": "tool", "content": output, "tool_call_id": block.text("tool_use_id") or ""})
     content = joined_text(message, "content", ("text",), read_elsewhere=("tool_use", "tool_result"))
-    read = {"role": role, "content": content or ""} | ({"tool_calls": calls} if calls else {})
+    read = {"role": role, "content": content or ""} | ({"tool_calls": calls} if calls else {}) | _thoughts(thoughts)
     return [*results, read] if content or calls or not results else results

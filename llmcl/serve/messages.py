@@ -11,8 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from llmcl.serve.body import read_fields
-from llmcl.serve.conversation import anthropic_messages
-from llmcl.serve.errors import unsupported
+from llmcl.serve.conversation import anthropic_messages, thinking
 from llmcl.serve.events import event
 from llmcl.serve.fields import Fields
 from llmcl.serve.generation import GenerationResponse
@@ -42,7 +41,7 @@ async def messages(request: Request, service: Service) -> GenerationResponse:
     config = fields.object("output_config")
     format = fields.object("output_format") if config.given("format") is None else config.object("format")
     structure = await read_structure(fields, served, format)
-    prepared = await prepare(served, _messages(fields), use, structure)
+    prepared = await prepare(served, _messages(fields), use, structure, _variables(fields))
     prompt, reader = prepared.prompt, prepared.reader
     ask = Ask(prompt, min(max_tokens, served.max_context), {**options, **prepared.options}, stop, reader=reader)
     form = MessageForm(served.name, len(prompt), served.tokenizer)
@@ -54,7 +53,7 @@ async def count_tokens(request: Request, service: Service) -> Response:
     served = service.served()
     fields = await read_fields(request, service.settings)
     _refuse_what_is_missing(fields)
-    prompt = await encode_with_tools(served, _messages(fields), anthropic_tools(fields))
+    prompt = await encode_with_tools(served, _messages(fields), anthropic_tools(fields), _variables(fields))
     return JSONResponse({"input_tokens": len(prompt)})
 
 
@@ -65,8 +64,12 @@ def _messages(fields: Fields) -> list[dict[str, Any]]:
 
 def _refuse_what_is_missing(fields: Fields) -> None:
     fields.refuse("MCP servers are not supported", "mcp_servers")
-    if fields.object("thinking").one_of("type", "enabled", "disabled", "adaptive") == "enabled":
-        raise unsupported("thinking", "thinking that is kept apart from the answer is not supported")
+
+
+def _variables(fields: Fields) -> dict[str, Any]:
+    """What the chat template is to see of `thinking` and `effort`. A budget of tokens is no limit here."""
+    kind = fields.object("thinking").one_of("type", "enabled", "disabled", "adaptive")
+    return thinking({"enabled": True, "disabled": False}.get(kind or ""), fields.object("output_config").text("effort"))
 
 
 class MessageForm:

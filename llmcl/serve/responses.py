@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 
 from llmcl.serve.body import read_fields
-from llmcl.serve.conversation import responses_messages
+from llmcl.serve.conversation import responses_messages, thinking
 from llmcl.serve.events import event
 from llmcl.serve.fields import Fields
 from llmcl.serve.generation import GenerationResponse
@@ -35,7 +35,8 @@ async def responses(request: Request, service: Service) -> GenerationResponse:
     options = read_sampling(fields, served)
     max_tokens = fields.whole("max_output_tokens", None, 1)
     stream = fields.flag("stream")
-    prepared = await prepare(served, messages, use, structure)
+    variables = thinking(None, fields.object("reasoning").text("effort"))
+    prepared = await prepare(served, messages, use, structure, variables)
     prompt, reader = prepared.prompt, prepared.reader
     most = min(max_tokens or served.max_context, served.max_context)
     ask = Ask(prompt, most, {**options, **prepared.options}, reader=reader)
@@ -80,7 +81,7 @@ class ResponseForm:
             "previous_response_id": None,
             "temperature": options["temperature"],
             "text": {"format": _FORMATS.get(format.get("type"), dict)(format) or {"type": "text"}},
-            "tool_choice": choice if choice is not None and use.tools else "auto",
+            "tool_choice": choice if choice == "none" or (choice is not None and use.tools) else "auto",
             "tools": [
                 {"type": "function", "name": tool.name, "parameters": tool.parameters, "strict": tool.strict}
                 | ({"description": tool.description} if tool.description else {})
@@ -124,7 +125,7 @@ class ResponseForm:
                 "input_tokens": self._n_prompt,
                 "input_tokens_details": {"cached_tokens": answer.cached_tokens, "cache_write_tokens": 0},
                 "output_tokens": n_tokens,
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": answer.thought_tokens},
                 "total_tokens": self._n_prompt + n_tokens,
             }
         cut = {"reason": "max_output_tokens"} if status == "incomplete" else None

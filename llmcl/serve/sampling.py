@@ -25,7 +25,7 @@ def read_sampling(fields: Fields, served: Served) -> dict[str, Any]:
     options: dict[str, Any] = {
         "temperature": fields.number("temperature", 1.0, 0.0, RANGE[1]),
         "top_k": max(0, fields.whole("top_k", 0, -1, (1 << 31) - 1) or 0),
-        "top_p": fields.number("top_p", 1.0, 0.0, 1.0, above=True),
+        "top_p": max(fields.number("top_p", 1.0, 0.0, 1.0), RANGE[0]),  # at 0 the likeliest token is left
         "min_p": fields.number("min_p", 0.0, 0.0, 1.0),
         "repeat_penalty": fields.number(penalty, 1.0, 0.0, 1e6, above=True),
         "presence_penalty": fields.number("presence_penalty", 0.0, -2.0, 2.0),

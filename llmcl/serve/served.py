@@ -158,6 +158,7 @@ class Answer:
     prompt_logprobs: tuple[LogProb | None, ...] = ()
     finish_reason: str | None = None
     cached_tokens: int = 0  # of the prompt, which the engine's pages held; known at the end
+    thought_tokens: int = 0  # of the answer, before it speaks or calls
     reader: AnswerParts | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -179,6 +180,7 @@ class Answer:
             self.cached_tokens = piece.stats.cached_tokens
         if self.reader is not None:
             self.reader.push(piece.text, piece.token_id)
+            self.thought_tokens += self.reader.is_thinking
             if piece.finish_reason is not None:
                 self.reader.finish()
 

@@ -146,6 +146,8 @@ def _as_expected(message: Mapping[str, Any], template: str) -> dict[str, Any]:
             shown["tool_calls"] = [{**call, "function": _as_texts(call["function"])} for call in calls]
         if not shown.get("content") and _NO_CONTENT.search(template):
             shown["content"] = None
+        if not shown.get("content") and "message.thinking" in template and "reasoning_content" in shown:
+            shown["thinking"] = shown["reasoning_content"]  # of gpt-oss, which takes thoughts or content beside calls
     return shown
 
 

@@ -55,6 +55,11 @@ class AnswerParts(ABC):
     calls: list[Call] = field(default_factory=list)
     _parts: list[Part] = field(default_factory=list, init=False, repr=False)
 
+    @property
+    @abstractmethod
+    def is_thinking(self) -> bool:
+        """Whether what comes next goes on with a thought."""
+
     @abstractmethod
     def push(self, text: str, token_id: int) -> None:
         """The answer goes on with this token and its text."""

@@ -44,6 +44,10 @@ class ChannelReader(AnswerParts):
         self._seen: set[str] = set()
         self._has_begun = False
 
+    @property
+    def is_thinking(self) -> bool:
+        return self._kind == "thought"
+
     def push(self, text: str, token_id: int) -> None:
         self._held += text + self.special.get(token_id, "")
         while self._read(final=False):

@@ -213,6 +213,30 @@ def test_messages_of_every_kind(server: Running) -> None:
 
 
 @pytest.mark.parametrize(
+    ("template", "seen"),
+    [
+        (
+            "{% for m in messages %}{{ m.content }}({{ m.reasoning_content }}{{ m.thinking }}){% endfor %}",
+            "Hello()(hm)",
+        ),
+        ("{% for m in messages %}{% set message = m %}{{ message.thinking }}{% endfor %}", "hm"),
+    ],
+)
+def test_thoughts_of_earlier_answers_go_to_the_template(template: str, seen: str) -> None:
+    """gpt-oss' has another name for them, and takes them where there is no content beside calls."""
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    said = {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [call]}
+    with running(FakeEngine(byte_tokenizer(template))) as server:
+        assert server.post("/v1/chat/completions", {"messages": [*USER, said]}).status_code == 200
+        assert server.engine.asked[-1][0] == seen
+
+
+def test_top_p_0_leaves_the_likeliest(server: Running) -> None:
+    assert server.chat(top_p=0).status_code == 200
+    assert 0 < server.engine.asked[-1][1]["top_p"] < 1e-9
+
+
+@pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"messages": "Hello"}, "messages"),
@@ -228,7 +252,7 @@ def test_messages_of_every_kind(server: Running) -> None:
         ({"temperature": True}, "temperature"),
         ({"temperature": -1}, "temperature"),
         ({"temperature": 1e-40}, "temperature"),
-        ({"top_p": 0}, "top_p"),
+        ({"top_p": -0.1}, "top_p"),
         ({"top_k": 1.5}, "top_k"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": "16"}, "max_tokens"),
@@ -251,6 +275,7 @@ def test_messages_of_every_kind(server: Running) -> None:
         ({"logit_bias": {"-1": 1}}, "logit_bias"),
         ({"logit_bias": {"5": "up"}}, "logit_bias.5"),
         ({"logit_bias": {"5": 101}}, "logit_bias.5"),
+        ({"reasoning_effort": 3}, "reasoning_effort"),
         ({"chat_template_kwargs": ["enable_thinking"]}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"a b": 1}}, "chat_template_kwargs"),
@@ -289,6 +314,7 @@ def test_the_template_sees_what_else_is_given(path: str) -> None:
             ({"chat_template_kwargs": None}, "Hi nobody"),
             ({"chat_template_kwargs": {"enable_thinking": False}}, "Hi nobody quick"),
             ({"chat_template_kwargs": {"enable_thinking": True, "name": "Ann"}}, "Hi Ann"),
+            *((({"reasoning_effort": "none"}, "Hi nobody quick"),) if "chat" in path else ()),
         ):
             body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], **more}
             answer = server.post(path, body).json()

@@ -97,6 +97,35 @@ def test_blocks_and_thoughts_of_earlier_turns(server: Running) -> None:
     assert server.engine.asked[0][0] == "[user]a\nb\n[assistant]c\n[user]d\n[assistant]"
 
 
+SHOWS_THOUGHTS = (
+    "{% for m in messages %}[{{ m.role }}]({{ m.reasoning_content }}){{ m.content }}{% for c in m.tool_calls or [] %}"
+    "<{{ c.function.name }}>{% endfor %}{% endfor %} {{ enable_thinking }} {{ thinking }} {{ reasoning_effort }}"
+)
+
+
+def test_the_template_sees_thoughts_and_whether_to_think() -> None:
+    """Agents send back what a model thought before a call, and turn thinking on and off."""
+    engine = FakeEngine(byte_tokenizer(SHOWS_THOUGHTS))
+    blocks = [
+        {"type": "thinking", "thinking": "hm", "signature": ""},
+        {"type": "text", "text": "c"},
+        {"type": "tool_use", "id": "t", "name": "f", "input": {}},
+    ]
+    said = [*USER, {"role": "assistant", "content": blocks}, {"role": "user", "content": "d"}]
+    text = "[user]()Hello[assistant](hm)c<f>[user]()d"
+    with running(engine) as server:
+        for fields, seen in (
+            ({}, "  "),
+            ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "True True "),
+            ({"thinking": {"type": "disabled"}}, "False False "),
+            ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "low"}}, "  low"),
+        ):
+            ask(server, messages=said, **fields)
+            assert engine.asked[-1][0] == f"{text} {seen}"
+            counted = server.post("/v1/messages/count_tokens", {"messages": said, **fields})
+            assert counted.json()["input_tokens"] == len(f"{text} {seen}")
+
+
 def test_tokens_are_counted(client: anthropic.Anthropic, shared: Running) -> None:
     counted = client.messages.count_tokens(model="any", messages=USER, system="Be brief.")
     assert counted.input_tokens == len("[system]Be brief.\n[user]Hello\n[assistant]")
@@ -120,7 +149,8 @@ def test_tokens_are_counted(client: anthropic.Anthropic, shared: Running) -> Non
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"temperature": "hot"}, "temperature"),
         ({"tools": [{"input_schema": {}}]}, "tools[0].name"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
+        ({"thinking": {"type": "on"}}, "thinking.type"),
+        ({"mcp_servers": [{"type": "url"}]}, "mcp_servers"),
     ],
     ids=lambda value: json.dumps(value)[:40],
 )

@@ -73,6 +73,36 @@ def test_items_of_every_kind(server: Running) -> None:
     )
 
 
+def test_items_of_one_answer_are_one_message() -> None:
+    """Thoughts, what was said and calls made at once are several items; templates take roles in turns."""
+    template = (
+        "{% for m in messages %}[{{ m.role }}]({{ m.reasoning_content }}){{ m.content }}"
+        "{% for c in m.tool_calls or [] %}<{{ c.id }}>{% endfor %}{% endfor %} {{ reasoning_effort }}"
+    )
+
+    def call(name: str) -> dict[str, Any]:
+        return {"type": "function_call", "call_id": name, "name": "f", "arguments": "{}"}
+
+    items = [
+        {"role": "user", "content": "a"},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "b"}]},
+        call("1"),
+        call("2"),
+        *({"type": "function_call_output", "call_id": name, "output": name} for name in "12"),
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "so"}]},
+        call("3"),
+        {"type": "reasoning", "summary": [], "content": None, "encrypted_content": "x"},
+        {"role": "user", "content": "c"},
+    ]
+    with running(FakeEngine(byte_tokenizer(template))) as server:
+        answer = server.post("/v1/responses", {"input": items, "reasoning": {"effort": "low", "summary": "auto"}})
+        assert answer.status_code == 200, answer.text
+        assert server.engine.asked[-1][0] == (
+            "[user]()a[assistant](hm)b<1><2>[tool]()1[tool]()2[assistant](so)<3>[user]()c low"
+        )
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

@@ -417,6 +417,10 @@ def test_thoughts_are_no_part_of_the_answer() -> None:
             strictly(ResponseStreamEvent, json.loads(data))
         told = strictly(Message, server.post("/v1/messages", {"messages": USER, "max_tokens": 99}).json())
         assert [block.type for block in told.content] == ["thinking", "text"]
+        assert (
+            made.usage is not None and made.usage.output_tokens_details.reasoning_tokens == 17
+        )  # all before the last byte of </think>
+        assert server.chat().json()["usage"]["completion_tokens_details"] == {"reasoning_tokens": 17}
         assert server.chat(json_schema={"type": "object"}).status_code == 200
         for text, allowed in (("Hm. {</think>\n\n{}", True), ("{}", False), ("Hm.</think>No.", False)):
             assert allows(server, text) == allowed
