@@ -6,6 +6,7 @@ import secrets
 import statistics
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -92,4 +93,5 @@ class AccessLog:
         api = record.path if record.path in self._paths else "other"  # what strangers write is no label
         self._service.metrics.requests.labels(api, record.status).inc()
         if not settings.quiet and record.path not in _QUIET_PATHS:
-            print(record.line(settings.log_format), file=sys.stderr, flush=True)
+            with suppress(OSError):  # a full disk, or a pipe that nobody reads any more, ends no connection
+                print(record.line(settings.log_format), file=sys.stderr, flush=True)

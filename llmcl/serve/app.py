@@ -44,6 +44,14 @@ POST: dict[str, Endpoint] = {
     "/detokenize": own.detokenize,
     "/apply-template": own.apply_template,
 }
+# llama-server's other names for them, for clients that are set up for it.
+ALIASES = {
+    "/v1/health": "/health",
+    "/models": "/v1/models",
+    "/chat/completions": "/v1/chat/completions",
+    "/completions": "/v1/completions",
+    "/embeddings": "/v1/embeddings",
+}
 # Paths of which each request, if it is not refused, has the engine make answers.
 ANSWERING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
 
@@ -87,12 +95,14 @@ class Endpoints:
 
 def _endpoint(scope: Scope) -> Endpoint:
     """Raises RequestError for a path or a method that is not served."""
-    path, method = scope["path"], scope["method"]
+    asked: str = scope["path"]
+    path, method = ALIASES.get(asked, asked), scope["method"]
     if path.startswith(_MODELS):
         scope["path_params"], path = {"name": path[len(_MODELS) :]}, _MODEL
     endpoints = GET if method in ("GET", "HEAD") else POST if method == "POST" else {}
     if (found := endpoints.get(path)) is not None:
         return found
     if path in GET or path in POST:
-        raise RequestError(405, f"Method Not Allowed: {method} {scope['path'][:200]}", code="not_found")
-    raise RequestError(404, f"Not Found: {method} {path[:200]}", code="not_found")
+        allow = "GET, HEAD" if path in GET else "POST"
+        raise RequestError(405, f"Method Not Allowed: {method} {asked[:200]}", code="not_found", allow=allow)
+    raise RequestError(404, f"Not Found: {method} {asked[:200]}", code="not_found")

@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 from starlette.requests import ClientDisconnect, Request
 
+from llmcl.errors import shown
 from llmcl.serve.by_hand import Begun
 from llmcl.serve.errors import RequestError
 from llmcl.serve.fields import Fields
@@ -34,7 +35,14 @@ async def read_fields(request: Request, settings: Settings) -> Fields:
 
 
 async def _read(request: Request, most: int) -> bytes:
-    length = next((value for name, value in request.scope["headers"] if name == b"content-length"), b"0")
+    length = b"0"
+    for name, value in request.scope["headers"]:
+        if name == b"content-length":
+            length = value
+        elif name == b"content-encoding" and value.lower() != b"identity":
+            coding = shown(value.decode("latin-1"))
+            refusal = f"content-encoding: got {coding}, expected none; send the body as it is"
+            raise RequestError(415, refusal, code="unsupported_encoding", closes=True)
     if not length.isdigit() or int(length[:20]) > most:
         raise _too_large(most)
     data, goes_on = bytearray(), True

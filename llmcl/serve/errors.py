@@ -25,7 +25,7 @@ _ANTHROPIC_TYPES = {
 class RequestError(Exception):
     """A request that is refused. param: the field to blame. retry_after_s: when to try again; None: never as it is.
 
-    closes: the rest of the request is not read, so the connection ends.
+    closes: the rest of the request is not read, so the connection ends. allow: the methods that the path has.
     """
 
     status: int
@@ -34,6 +34,7 @@ class RequestError(Exception):
     code: str | None = None
     retry_after_s: int | None = None
     closes: bool = False
+    allow: str | None = None
 
     def __post_init__(self) -> None:
         super().__init__(self.message)
@@ -46,6 +47,8 @@ class RequestError(Exception):
             headers["retry-after"] = str(self.retry_after_s)
         if self.closes:
             headers["connection"] = "close"
+        if self.allow is not None:
+            headers["allow"] = self.allow
         if self.status == 401:
             headers["www-authenticate"] = "Bearer"
         return headers

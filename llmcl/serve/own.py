@@ -46,11 +46,15 @@ async def props(request: Request, service: Service) -> Response:
 
 
 async def models(request: Request, service: Service) -> Response:
-    """The model, in the form of whose client asks: Anthropic's name a version of their API."""
+    """The model, in the form of whose client asks: Anthropic's name a version of their API, Codex one of its own.
+
+    Codex wants models' abilities in a list beside the other one, and takes those that it knows where that is empty.
+    """
     served = service.served()
     if "anthropic-version" in request.headers:
         return JSONResponse({"data": [_anthropic_model(served)], "has_more": False, "first_id": None, "last_id": None})
-    return JSONResponse({"object": "list", "data": [_openai_model(served)]})
+    more: dict[str, Any] = {"models": []} if "client_version" in request.query_params else {}
+    return JSONResponse({"object": "list", "data": [_openai_model(served)], **more})
 
 
 async def model(request: Request, service: Service) -> Response:

@@ -48,7 +48,8 @@ def listen(host: str, port: int) -> socket.socket:
     """A socket that listens; port 0: any that is free. Raises UsageError where that is not possible."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(address[:2], family=family, backlog=1024)
+        both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()  # :: stands for those of IPv4, too
+        return socket.create_server(address[:2], family=family, backlog=1024, dualstack_ipv6=both)
     except OSError as error:
         raise UsageError(
             f"--host {host} --port {port}: cannot listen there ({error.strerror or error}); give another port"

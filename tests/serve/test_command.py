@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -52,6 +53,13 @@ def test_a_port_in_use(engine: Engine, invoke: Callable[..., int], capsys: pytes
         port = str(taken.getsockname()[1])
         assert invoke("serve", "-m", "m", "--port", port) == 2
     assert f"--port {port}: cannot listen" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6")
+def test_all_addresses_are_those_of_both_versions() -> None:
+    with listen("::", 0) as listening:
+        for host in "127.0.0.1", "::1":
+            socket.create_connection((host, listening.getsockname()[1]), 5).close()
 
 
 def test_an_empty_file_of_keys_opens_nothing(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import socket
+import sys
+from pathlib import Path
 
 import anthropic
 import openai
@@ -13,6 +16,8 @@ from anthropic.types.shared import ErrorResponse
 from fake_server import FakeEngine, Running, byte_tokenizer, running, served, strictly
 from openai.types import Model
 from openai.types.shared import ErrorObject
+
+from llmcl.serve import app
 
 
 def test_health_while_the_model_loads() -> None:
@@ -91,6 +96,38 @@ def test_embeddings_are_not_made(shared: Running) -> None:
     assert refused.value.status_code == 501 and refused.value.response.headers["x-should-retry"] == "false"
 
 
+def test_codex_finds_the_list_that_it_looks_for(shared: Running) -> None:
+    listed = shared.http.get("/v1/models?client_version=0.153.4").json()
+    assert listed["models"] == [] and [model["id"] for model in listed["data"]] == ["fake"]
+    assert "models" not in shared.http.get("/v1/models").json()
+
+
+def test_llama_servers_names_of_paths(shared: Running) -> None:
+    for path, name in app.ALIASES.items():
+        known = "GET" if name in app.GET else "POST"
+        for method in "GET", "POST":
+            found, expected = (shared.http.request(method, each, json={"prompt": "a"}) for each in (path, name))
+            assert found.status_code == expected.status_code and (found.status_code == 405) == (method != known)
+    with openai.OpenAI(base_url=shared.url, api_key="none") as client:
+        answer = client.chat.completions.create(model="any", messages=[{"role": "user", "content": "Hi"}])
+        assert answer.choices[0].message.content == "Hi"
+
+
+@pytest.mark.parametrize(
+    ("path", "allow"), [("/health", "GET, HEAD"), ("/v1/models/x", "GET, HEAD"), ("/v1/completions", "POST")]
+)
+def test_other_methods_hear_which_there_are(path: str, allow: str, shared: Running) -> None:
+    for method in "OPTIONS", "PUT", "DELETE":
+        answer = shared.http.request(method, path)
+        assert answer.status_code == 405 and answer.headers["allow"] == allow
+
+
+def test_head_has_no_body(shared: Running) -> None:
+    for path in "/", "/health", "/v1/models":
+        answer = shared.http.head(path)
+        assert answer.status_code == 200 and answer.content == b""
+
+
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", "/v2", 404), ("GET", "/v1/messages", 405)])
 def test_what_is_not_there(method: str, path: str, status: int, shared: Running) -> None:
     answer = shared.http.request(method, path)
@@ -99,6 +136,22 @@ def test_what_is_not_there(method: str, path: str, status: int, shared: Running)
         strictly(ErrorResponse, answer.json())
     else:
         strictly(ErrorObject, answer.json()["error"])
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no device that is always full")
+def test_a_log_that_cannot_be_written_ends_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open("/dev/full", "w") as full, running(quiet=False) as server:
+        monkeypatch.setattr(sys, "stderr", full)
+        connection = http.client.HTTPConnection("127.0.0.1", server.listening.getsockname()[1], timeout=20)
+        connection.auto_open = 0  # a second connection would be an error
+        connection.connect()
+        for _ in range(3):
+            connection.request("GET", "/v1/models")
+            answer = connection.getresponse()
+            assert answer.status == 200 and answer.read()
+        connection.close()
+        monkeypatch.undo()
+        full.close = lambda: None  # type: ignore[method-assign]  # what it holds cannot be written
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import socket
 import sys
@@ -94,6 +95,16 @@ def test_a_large_body_is_refused_in_chunks(locked: Running) -> None:
         connection.sendall(head + (b"400\r\n" + b"x" * 1024 + b"\r\n") * 5)
         answer = everything(connection)
     assert answer.startswith(b"HTTP/1.1 413 ") and b"request_too_large" in answer
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "x"])
+def test_a_compressed_body_is_refused(coding: str, locked: Running) -> None:
+    """It could grow beyond any limit."""
+    headers = {"x-api-key": "secret-1", "content-encoding": coding}
+    answer = locked.http.post("/v1/completions", content=gzip.compress(b'{"prompt": "a"}'), headers=headers)
+    assert answer.status_code == 415 and coding in answer.json()["error"]["message"]
+    headers["content-encoding"] = "identity"
+    assert locked.http.post("/v1/completions", content=b'{"prompt": "a"}', headers=headers).status_code == 200
 
 
 def test_large_headers_are_refused(locked: Running) -> None:
