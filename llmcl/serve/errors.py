@@ -8,7 +8,9 @@ from typing import Any
 from llmcl.errors import ContextLengthError, DeviceError, LlmclError, UsageError
 
 ANTHROPIC_PATH = "/v1/messages"
+TOO_LONG = "context_length_exceeded"
 
+_PROMPTS = {"/v1/completions": "prompt", "/completions": "prompt", "/v1/responses": "input"}  # elsewhere: messages
 # The word that each API has for a status.
 _OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _ANTHROPIC_TYPES = {
@@ -60,7 +62,8 @@ class RequestError(Exception):
             error = {"type": _ANTHROPIC_TYPES.get(self.status, kind), "message": self.message}
             return {"type": "error", "error": error}
         kind = _OPENAI_TYPES.get(self.status, kind)
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        param = _PROMPTS.get(path, self.param) if self.code == TOO_LONG else self.param
+        return {"error": {"message": self.message, "type": kind, "param": param, "code": self.code}}
 
 
 def unsupported(param: str, what: str) -> RequestError:
@@ -71,7 +74,7 @@ def unsupported(param: str, what: str) -> RequestError:
 def of_llmcl(error: LlmclError) -> RequestError:
     """An error of the engine, as one of the request that met it."""
     if isinstance(error, ContextLengthError):
-        return RequestError(400, str(error), "messages", "context_length_exceeded")
+        return RequestError(400, str(error), "messages", TOO_LONG)
     if isinstance(error, UsageError):
         return RequestError(400, str(error))
     status = 503 if isinstance(error, DeviceError) else 500

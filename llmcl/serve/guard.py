@@ -44,7 +44,8 @@ class Guard:
 
     def _check(self, path: str, headers: Headers) -> None:
         host, origin = headers.get("host", ""), headers.get("origin")
-        if self._is_local and not self._digests and not is_loopback(_name(host)):
+        # Without a host it is no browser: they always name one.
+        if self._is_local and not self._digests and host and not is_loopback(_name(host)):
             raise RequestError(
                 403, f"the host {shown(host)} is not this machine; start the server with --api-key to use it from there"
             )

@@ -109,6 +109,7 @@ def test_items_of_one_answer_are_one_message() -> None:
         ({}, "input"),
         ({"input": []}, "input"),
         ({"input": 3}, "input"),
+        ({"input": "x" * 3000}, "input"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
         ({"input": [{"type": "computer_call"}]}, "input[0].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),

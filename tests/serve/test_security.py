@@ -237,6 +237,13 @@ def test_nor_by_a_name_that_was_bent_to_this_machine(shared: Running) -> None:
         assert shared.http.get("/v1/models", headers={"host": host}).status_code == 200, host
 
 
+def test_a_request_without_a_host_is_no_browsers(shared: Running) -> None:
+    """Health checks of proxies ask in HTTP/1.0."""
+    with connect(shared) as connection:
+        connection.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+        assert everything(connection).startswith(b"HTTP/1.1 200 ")
+
+
 def test_a_page_that_was_named_may() -> None:
     page = {"origin": "https://good.example"}
     with running(api_keys=("k",), cors_origins=("https://good.example",)) as server:
