@@ -91,7 +91,7 @@ def test_it_needs_no_key_to_be_shown() -> None:
 def test_what_a_model_writes_is_text(shared: Running) -> None:
     shown = run_script(shared, HOSTILE, [])["shown"]
     for text, (tags, seen) in zip(HOSTILE, shown, strict=True):
-        assert set(tags) <= {"P", "PRE", "CODE", "STRONG", "EM", "UL", "LI"}, text
+        assert set(tags) <= {"P", "PRE", "CODE", "STRONG", "EM", "UL", "OL", "LI"}, text
         assert re.sub(r"[`*#\s-]|never closed", "", seen) == re.sub(r"[`*#\s-]|never closed", "", text)
 
 
@@ -101,7 +101,7 @@ def test_markdown_is_shown(shared: Running) -> None:
         "a * b * c",
     ]
     (tags, seen), plain = run_script(shared, texts, [])["shown"]
-    assert tags == ["P", "STRONG", "P", "EM", "STRONG", "CODE", "UL", "LI", "LI", "LI", "PRE", "CODE", "P"]
+    assert tags == ["P", "STRONG", "P", "EM", "STRONG", "CODE", "UL", "LI", "LI", "OL", "LI", "PRE", "CODE", "P"]
     assert "x = 1\n\ny" in seen and "py" not in seen
     assert plain == [["P"], "a * b * c"]
 
