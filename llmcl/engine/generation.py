@@ -65,6 +65,11 @@ class AnswerOptions:
 
     def __post_init__(self) -> None:
         check_whole("max_tokens", self.max_tokens)
+        # Of its own: the caller's may be an iterator, or change while the answer is made.
+        if isinstance(self.stop, Iterable) and not isinstance(self.stop, str):
+            object.__setattr__(self, "stop", tuple(self.stop))
+        if isinstance(self.logit_bias, Mapping):
+            object.__setattr__(self, "logit_bias", dict(self.logit_bias))
         StopMatcher(self.stop)
         _ = self.sampling
         if (to_match := self.to_match) is not None and self.ignore_eos:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, cast, overload
 
@@ -32,8 +32,15 @@ Message = Mapping[str, str]
 Prompt = str | Sequence[Message] | Sequence[int]
 
 
+def _is_list(prompt: object) -> bool:
+    """Whether it may be read twice; an iterator would be empty after a look at its items."""
+    if isinstance(prompt, np.ndarray):
+        return prompt.ndim == 1
+    return isinstance(prompt, Sequence) and not isinstance(prompt, (str, bytes, bytearray))
+
+
 def _are_ids(prompt: Prompt) -> bool:
-    return not isinstance(prompt, str) and all(issubclass(kind, (int, np.integer)) for kind in {*map(type, prompt)})
+    return _is_list(prompt) and all(issubclass(kind, (int, np.integer)) for kind in {*map(type, prompt)})
 
 
 class LLM:
@@ -74,7 +81,7 @@ class LLM:
 
     def encode(self, prompt: Prompt, *, raw: bool = False, system_prompt: str | None = None) -> list[int]:
         """Token ids of a prompt: text (through the chat template unless `raw` or there is none), messages, or ids."""
-        if not isinstance(prompt, Iterable) or isinstance(prompt, (bytes, bytearray)):
+        if not isinstance(prompt, str) and not _is_list(prompt):
             raise UsageError(
                 f"the prompt is {shown(prompt)}; expected text, messages [{{'role': ..., 'content': ...}}], or "
                 "token ids"

@@ -64,14 +64,16 @@ class Request(Iterator[Piece], AsyncIterator[Piece]):
         came while the loop did something else. Raises what ended the answer, and what these functions raise, which
         cancels the request.
         """
+        if self._over:
+            return
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def give(items: list[Piece | End]) -> None:
-            if self._over or done.done():
+            if done.done():
                 return
             try:
                 for item in items:
-                    if isinstance(item, Piece):
+                    if isinstance(item, Piece) and not self._over:
                         take(item)
                 after()
                 if not isinstance(items[-1], Piece):
@@ -91,6 +93,8 @@ class Request(Iterator[Piece], AsyncIterator[Piece]):
         if isinstance(item, Piece):
             return item
         self._over = True
+        self._mailbox.give(item)  # others may wait for it
+        self._mailbox.wake()
         if item is not None:
             raise type(item)(str(item)) from item  # one error may have many readers
         return None

@@ -110,7 +110,11 @@ class Worker:
         self._stopped = True
         self._commands.put(nothing)  # wakes the worker
         if self._thread is not threading.current_thread():
-            self._thread.join()
+            try:
+                self._thread.join()
+            except BaseException:  # an interrupt; others must not get the model during the step
+                self._thread.join()
+                raise
 
     def _closed(self) -> UsageError:
         return UsageError(f"the engine of {self._name} was closed; open another one")

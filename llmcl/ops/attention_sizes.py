@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from llmcl.errors import UsageError
+from llmcl.errors import UsageError, one_line, shown
 from llmcl.kernels.common.attention import KERNEL_OPTIONS, MAX_ROWS
 from llmcl.runtime.device import Device
 
@@ -17,12 +17,13 @@ MAX_SPLITS = 256
 def check_kernel_options(options: Mapping[str, int]) -> dict[str, int]:
     """Raises UsageError for anything but positive numbers for the constants that a user may choose."""
     if not isinstance(options, Mapping):
-        raise UsageError(f"kernel_options is {options!r}; expected a dict of {', '.join(KERNEL_OPTIONS)}")
+        raise UsageError(f"kernel_options is {shown(options)}; expected a dict of {', '.join(KERNEL_OPTIONS)}")
     if unknown := set(options) - set(KERNEL_OPTIONS):
-        raise UsageError(f"kernel_options has {', '.join(sorted(unknown))}; expected {', '.join(KERNEL_OPTIONS)}")
+        names = ", ".join(sorted(map(str, unknown)))
+        raise UsageError(f"kernel_options has {one_line(names)}; expected {', '.join(KERNEL_OPTIONS)}")
     for name, value in options.items():
         if not isinstance(value, int) or value < 1:
-            raise UsageError(f"kernel_options has {name} {value!r}; expected a whole number, 1 or more")
+            raise UsageError(f"kernel_options has {name} {shown(value)}; expected a whole number, 1 or more")
     return dict(options)
 
 

@@ -110,7 +110,7 @@ class SamplingParams:
         self._check_bias()
 
     def _wrong(self, name: str, expected: str) -> UsageError:
-        return UsageError(f"{name} is {getattr(self, name)!r}; expected {expected}")
+        return UsageError(f"{name} is {shown(getattr(self, name))}; expected {expected}")
 
     def _check_bias(self) -> None:
         bias = self.logit_bias

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Callable, Iterable, Sequence
 
-from llmcl.errors import UsageError
+from llmcl.errors import UsageError, shown
 
 
 class Detokenizer:
@@ -59,9 +59,9 @@ class StopMatcher:
     """
 
     def __init__(self, stop: str | Sequence[str]) -> None:
-        if not isinstance(stop, Iterable):
-            raise UsageError(f"stop is {stop!r}; expected a string or several")
-        self._stop = (stop,) if isinstance(stop, str) else tuple(stop)
+        self._stop = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, Iterable) else (None,)
+        if not all(isinstance(text, str) for text in self._stop):
+            raise UsageError(f"stop is {shown(stop)}; expected a string or several")
         if "" in self._stop:
             raise UsageError("A stop string is empty, which would stop before the first character: leave it out.")
         self._longest = max(map(len, self._stop), default=0)

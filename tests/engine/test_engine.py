@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import gc
 import threading
@@ -15,7 +16,7 @@ import pytest
 from fake_batch import VOCAB, FakeBatch, FakeLLM, answer_of
 
 from llmcl.engine.engine import Engine, are_prompts
-from llmcl.engine.generation import Piece
+from llmcl.engine.generation import AnswerOptions, Piece
 from llmcl.engine.step_loop import StepLoop
 from llmcl.errors import ContextLengthError, DeviceError, OutOfDeviceMemoryError, UsageError
 from llmcl.ops.sample import SamplingParams
@@ -284,6 +285,71 @@ def test_one_cancelled_while_it_waits_never_begins(counted: Opened) -> None:
 
 
 # ---- what goes wrong ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_all_who_read_a_request_meet_its_end(fails: bool, counted: Opened) -> None:
+    """Each piece goes to one of them. Who waited while another met the end waited for ever."""
+    how: dict[str, Any] = {"regex": "every other 1"} if fails else {"ignore_eos": True}
+    request = counted.engine.submit(prompt(1), max_tokens=3, **how)
+
+    found: list[int] = []
+
+    def read() -> None:
+        n = 0
+        try:
+            for _ in request:
+                n += 1
+        except UsageError:
+            assert fails
+        found.append(n)
+
+    for _ in range(3):
+        threading.Thread(target=read, daemon=True).start()
+    counted.steps.release(1000)
+    until(lambda: len(found) == 3)
+    assert sum(found) == (1 if fails else 3)
+
+    async def tasks() -> None:
+        request = counted.engine.submit(prompt(1), max_tokens=3, ignore_eos=True)
+
+        async def read() -> int:
+            return len([piece async for piece in request])
+
+        assert sum(await asyncio.wait_for(asyncio.gather(read(), read(), read()), 10)) == 3
+
+    asyncio.run(tasks())
+
+
+def test_what_a_caller_does_with_his_options_later_changes_nothing() -> None:
+    """A bias for a token that the model lacks failed in the step, and so for all requests."""
+    bias, stops = {3: 1.0}, ["ab", "cd"]
+    options = AnswerOptions(logit_bias=bias, stop=stops)
+    bias[10**9], stops[0] = 1.0, ""
+    assert options.sampling.logit_bias == options.logit_bias == {3: 1.0} and options.stop == ("ab", "cd")
+    assert AnswerOptions(stop=iter(["ab"])).stop == ("ab",)  # type: ignore[arg-type]
+
+
+def test_an_interrupted_close_waits_for_the_step() -> None:
+    opened, running = Opened(), threading.Event()
+    ended = False
+
+    def slow(what: str) -> None:
+        nonlocal ended
+        if what == "decode" and not running.is_set():
+            running.set()
+            time.sleep(0.3)
+            ended = True
+
+    opened.batch.before = slow
+    request = opened.engine.submit(prompt(1), max_tokens=9, ignore_eos=True)
+    assert running.wait(TIMEOUT_S)
+    threading.Timer(0.05, _thread.interrupt_main).start()
+    with pytest.raises(KeyboardInterrupt):
+        opened.engine.close()
+    assert ended
+    with pytest.raises(UsageError, match="closed"):
+        request.result()
 
 
 def test_a_bad_request_is_the_error_of_its_caller_alone(opened: Opened) -> None:

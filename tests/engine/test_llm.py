@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 from helpers import random_weights, save_folder, small_config
 
 import llmcl
+from llmcl.engine.generation import AnswerOptions
 from llmcl.engine.llm import LLM
 from llmcl.errors import CheckpointError, ContextLengthError, UsageError
 from llmcl.progress import COMPILING
@@ -256,6 +258,29 @@ def test_prompts_that_cannot_be_used(small: LLM) -> None:
         small.generate("text", stop="")
     with pytest.raises(UsageError, match="no chat template"):
         small.chat()
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [5, {"role": "user"}, {1, 2}, iter([1, 2]), iter([{"role": "user", "content": "a"}]), np.array(5), np.eye(2)],
+    ids=lambda prompt: type(prompt).__name__,
+)
+def test_a_prompt_is_a_text_or_a_list(prompt: Any) -> None:
+    """The messages of an iterator were lost; with a system prompt the model was asked that alone."""
+    cache = SimpleNamespace(max_context=9, sequence=lambda: None)
+    llm = LLM("m", SimpleNamespace(config=None, device=None, cache=cache), "float32", "float32")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"the prompt is .*expected text"):
+        llm.encode(prompt, system_prompt="Be brief.")
+    for work in llm.logits, llm.logprobs:
+        with pytest.raises(UsageError, match=r"token_ids is .*; expected token ids"):
+            work(prompt)
+
+
+@pytest.mark.parametrize("name", ["seed", "top_k", "repeat_penalty", "temperature"])
+def test_a_refused_number_of_any_length_is_cut(name: str) -> None:
+    with pytest.raises(UsageError, match=f"{name} is a number of 5001 digits; expected") as raised:
+        AnswerOptions(**{name: -(10**5000)})
+    assert len(str(raised.value)) < 200
 
 
 def test_a_model_without_a_chat_template_says_so_once(small: LLM, caplog: pytest.LogCaptureFixture) -> None:

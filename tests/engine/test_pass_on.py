@@ -111,6 +111,30 @@ def test_cancelling_ends_the_request(engine: Engine, batch: FakeBatch) -> None:
     asyncio.run(work())
 
 
+@pytest.mark.parametrize("how", ["cancelled elsewhere", "read before", "passed on before"])
+def test_it_returns_where_no_piece_comes_any_more(how: str, engine: Engine, batch: FakeBatch) -> None:
+    batch.before = lambda what: time.sleep(0.001)
+
+    async def work() -> None:
+        taken: list[Piece] = []
+        many = how == "cancelled elsewhere"
+        stream = engine.stream([1, 2], **{**OPTIONS, "max_tokens": 900 if many else 5})
+        if how == "read before":
+            assert len([piece async for piece in stream]) == 5
+        elif how == "passed on before":
+            await stream.pass_on(lambda piece: None)
+        task = asyncio.ensure_future(stream.pass_on(taken.append))
+        while many and len(taken) < 3:
+            await asyncio.sleep(0.001)
+        await stream.aclose()
+        await asyncio.wait_for(task, TIMEOUT_S / 6)
+        n = len(taken)
+        await nothing_left(batch)
+        assert len(taken) == n < 900 and bool(n) == many
+
+    asyncio.run(work())
+
+
 def test_it_raises_what_ends_the_answer(engine: Engine, batch: FakeBatch) -> None:
     def fail(what: str) -> None:
         if what == "decode":

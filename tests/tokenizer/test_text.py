@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -110,3 +112,9 @@ def test_stop_matcher_takes_one_string_as_one_stop_string() -> None:
 def test_empty_stop_string_is_refused() -> None:
     with pytest.raises(UsageError, match="stop string is empty"):
         StopMatcher(["a", ""])
+
+
+@pytest.mark.parametrize("stop", [5, None, [5], b"end", ["a", b"end"], [None], [["a"]]])
+def test_stop_is_a_string_or_several(stop: Any) -> None:
+    with pytest.raises(UsageError, match=r"stop is .*; expected a string or several"):
+        StopMatcher(stop)
