@@ -73,9 +73,8 @@ def listed(gpu: Gpu) -> list[Program]:
     return programs_of(gpu.entry)
 
 
-@pytest.mark.parametrize(
-    "gpu", [GPUS[0], *(pytest.param(gpu, marks=pytest.mark.full) for gpu in GPUS[1:])], ids=lambda gpu: gpu.target
-)
+@pytest.mark.full
+@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.target)
 def test_what_a_gpu_would_run(gpu: Gpu) -> None:
     programs = listed(gpu)
     own = {"intel"} if gpu.target == "dg2" else set()  # which has matrix units

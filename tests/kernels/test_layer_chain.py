@@ -128,6 +128,7 @@ def llm(
             yield found
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("n", [3, 254])  # before and across the length from which keys are split
 def test_the_same_logits_as_separate_launches(n: int, llm: LLM) -> None:
     model = llm.model
@@ -139,6 +140,7 @@ def test_the_same_logits_as_separate_launches(n: int, llm: LLM) -> None:
     np.testing.assert_array_equal(again, found)  # the counters are 0 again
 
 
+@pytest.mark.full
 def test_what_is_timed_or_excluded_is_separate(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     row, model = PortableLayerChain(), llm.model
     separate = Model(llm.device, llm.config, model.weights, model.cache, persistent=False)

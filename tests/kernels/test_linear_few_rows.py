@@ -172,6 +172,7 @@ def test_with_dot_products(target: Device, dtype: str) -> None:
     check(target, dtype, 11, 131, 768)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("variant", ["portable-int8"])
 def test_epilogue_with_dot_products(target: Device) -> None:
     check(target, "q4_0", 3, 160, 576, epilogue="swiglu", tiles_per_part=4)

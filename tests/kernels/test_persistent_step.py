@@ -115,7 +115,8 @@ def compare(llm: LLM, n_prompt: int, n_steps: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["float16 with mods", "latents", pytest.param("q4_k in pages", marks=pytest.mark.full)]
+    "name",
+    ["float16 with mods", *(pytest.param(name, marks=pytest.mark.full) for name in ("latents", "q4_k in pages"))],
 )
 def test_has_the_bits_of_separate_launches(cpu: Device, name: str, tmp_path: Path) -> None:
     config, options = MODELS[name]
@@ -123,6 +124,7 @@ def test_has_the_bits_of_separate_launches(cpu: Device, name: str, tmp_path: Pat
     compare(llmcl.load(str(folder), device=cpu, max_context=192, **options), 60, 16)
 
 
+@pytest.mark.full
 def test_has_the_bits_of_separate_launches_with_the_demo_model(cpu: Device, default_device: Device) -> None:
     if cpu.entry.index != default_device.entry.index:
         pytest.skip("small models of several types do on the other devices")
@@ -261,7 +263,7 @@ inline bool still_own_later(volatile __global uint* own, const uint word) {
 """
 
 
-@pytest.fixture(params=["dense", "experts"])
+@pytest.fixture(params=["dense", pytest.param("experts", marks=pytest.mark.full)])
 def any_small(request: pytest.FixtureRequest, cpu: Device, tmp_path: Path) -> Iterator[LLM]:
     if request.param == "dense":
         yield request.getfixturevalue("small")

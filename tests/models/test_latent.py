@@ -165,7 +165,8 @@ def test_numbers_that_are_not_finite_are_found_in_the_cache(llm: LLM) -> None:
     decoded(llm, 80)
 
 
-@pytest.mark.parametrize("kv_dtype", [pytest.param("bfloat16", marks=pytest.mark.full), "q8_0"])
+@pytest.mark.full
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "q8_0"])
 def test_a_rounded_cache(folder: str, kv_dtype: str, default_device: Any, tmp_path: Path) -> None:
     config, weights = CONFIG, WEIGHTS
     options: dict[str, Any] = {"dtype": "float32", "activation_dtype": "float32", "max_context": 128}
@@ -288,6 +289,7 @@ def test_joined_heads_of_another_shape_are_named(folder: str, tmp_path: Path) ->
         open_checkpoint(str(tmp_path))
 
 
+@pytest.mark.full
 def test_random_weights_of_a_shape(tmp_path: Path, default_device: Any) -> None:
     shape = FLASH | {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
     shape |= {"vocab_size": 131, "n_routed_experts": 4, "moe_intermediate_size": 32, "q_lora_rank": None}

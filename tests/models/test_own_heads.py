@@ -19,7 +19,8 @@ pytestmark = pytest.mark.separate_launches("quick")
 SAME = 1e-4  # two orders of summation, both in float32
 
 
-@pytest.mark.parametrize("name", ["gemma4_text-given", pytest.param("gemma4_text-experts", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["gemma4_text-given", "gemma4_text-experts"])
 def test_prompts_beside_rows_that_decode(name: str, default_device: Any, tmp_path: Path) -> None:
     config = FAMILIES[name]
     folder = save_folder(tmp_path / "model", config, random_weights(config, seed=3))

@@ -74,6 +74,7 @@ def test_random_quantized_weights(default_device: Device, tmp_path: Path, dtype:
         llmcl.load_random(str(file), device=default_device.entry.index, dtype="q9_0")
 
 
+@pytest.mark.full
 def test_random_weights_of_a_mix(default_device: Device, tmp_path: Path) -> None:
     """Layer 0 of 2 has 4 bits in all products, layer 1 other values and another down projection."""
     file = tmp_path / "config.json"

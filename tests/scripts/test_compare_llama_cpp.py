@@ -83,6 +83,7 @@ def test_what_is_scored_and_how_a_failure_is_told() -> None:
     assert about == {"version": "stand-in"} and failed == {"error": "ValueError: no"}
 
 
+@pytest.mark.full
 def test_llmcl_answers_in_a_process_of_its_own(
     tmp_path: Path, default_device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,6 +32,7 @@ def test_the_vocabulary_is_whole(vocabulary: Tokenizer) -> None:
     assert vocabulary.decode(vocabulary.encode(text)) == text and len(vocabulary.encode(text)) < 25
 
 
+@pytest.mark.full
 def test_both_ways_are_measured(vocabulary: Tokenizer, default_device: Device, tmp_path: Path) -> None:
     shape = tmp_path / "config.json"
     shape.write_text(json.dumps({**TINY_SHAPE, "vocab_size": VOCAB}))

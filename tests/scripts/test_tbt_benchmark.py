@@ -229,6 +229,7 @@ def test_the_demo_model_is_measured(tmp_path: Path) -> None:
         assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.full
 def test_random_weights_of_a_shape(tmp_path: Path) -> None:
     shape = tmp_path / "config.json"
     shape.write_text(json.dumps(TINY_SHAPE), encoding="utf-8")

@@ -64,6 +64,7 @@ def test_clients_at_once_get_what_each_would_get_alone(demo: Running) -> None:
             assert answer.stop_reason == "max_tokens" and answer.usage.output_tokens == 12
 
 
+@pytest.mark.full
 def test_a_header_that_changes_leaves_the_prefix_cache_as_it_is(demo: Running) -> None:
     """Of Claude Code: its first system block is another one with every request."""
     cached = []

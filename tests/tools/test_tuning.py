@@ -222,7 +222,8 @@ def test_which_products_a_model_has() -> None:
     ]
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("q4_0", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("dtype", ["bfloat16", "q4_0"])
 def test_products_are_checked_timed_and_searched_from_their_default(
     fresh: Device, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
