@@ -113,7 +113,8 @@ class Worker:
             try:
                 self._thread.join()
             except BaseException:  # an interrupt; others must not get the model during the step
-                self._thread.join()
+                while not self._over:  # a thread whose join was interrupted may count as ended
+                    time.sleep(0.001)
                 raise
 
     def _closed(self) -> UsageError:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import _thread
 import asyncio
 import gc
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -330,6 +330,7 @@ def test_what_a_caller_does_with_his_options_later_changes_nothing() -> None:
     assert AnswerOptions(stop=iter(["ab"])).stop == ("ab",)  # type: ignore[arg-type]
 
 
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="POSIX only")
 def test_an_interrupted_close_waits_for_the_step() -> None:
     opened, running = Opened(), threading.Event()
     ended = False
@@ -344,7 +345,9 @@ def test_an_interrupted_close_waits_for_the_step() -> None:
     opened.batch.before = slow
     request = opened.engine.submit(prompt(1), max_tokens=9, ignore_eos=True)
     assert running.wait(TIMEOUT_S)
-    threading.Timer(0.05, _thread.interrupt_main).start()
+    main = threading.main_thread().ident
+    assert main is not None
+    threading.Timer(0.05, signal.pthread_kill, (main, signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         opened.engine.close()
     assert ended
