@@ -50,11 +50,11 @@ def test_a_variant_that_a_device_does_not_choose_runs_little_or_not(devices: lis
     ]
     on_the_first = [case.nodeid for case in cases if case.params["cl_entry"] is devices[0]]
     first_of_the_file = [f"tests/kernels/test_a.py::a[{which}-0]" for which in ("cpu-1", "portable-2")]
-    where_it_is_chosen = {f"tests/kernels/test_a.py::{test}[portable-2-2]" for test in "ab"}
-    expected = {name for name in on_the_first if "[cpu" in name} | {*first_of_the_file, *where_it_is_chosen}
+    expected = {name for name in on_the_first if "[cpu" in name} | {*first_of_the_file}
     assert {*kept(cases, devices)} == expected | {"tests/test_b.py::b[portable-0-2]"}
-    # Without a device that chooses the portable variant it runs on the first.
-    few = [name for name in on_the_first if not name.endswith(("[portable-0-0]", "[portable-0-1]"))]
+    # Without a device that chooses the portable variant it runs on the first, and of a kernel's tests in the first.
+    of_the_first_test = ("::a[portable-0-2]", "test_b.py::b[portable-0-2]")
+    few = [name for name in on_the_first if "[cpu" in name or name.endswith(of_the_first_test)]
     assert kept([case for case in cases if case.params["cl_entry"] is not devices[2]], devices[:2]) == [
         *few,
         first_of_the_file[0],

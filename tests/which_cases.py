@@ -19,10 +19,11 @@ def left_to_the_full_run(items: Sequence[pytest.Item], devices: Sequence[DeviceE
 
     A test that takes no device runs with all its cases. On the first device one runs with as many cases as have each
     value of its parameters. One marked `matrix` runs with its first case and its last in each variant of its kernel. In
-    a variant that the device does not choose a test that has others runs with its last case, and any on the first other
-    device that chooses it if there is one: Intel's compiler takes six times as long for a portable kernel as that of a
-    software renderer. On every other device the first case of each file of tests/kernels runs, in the others. A test or
-    a case marked `full` or `exhaustive` does not run, nor on another device than a GPU one marked `as_gpu`.
+    a variant that the device does not choose a test that has no others runs on the first other device that chooses it
+    if there is one: Intel's compiler takes six times as long for a portable kernel as that of a software renderer. Of
+    the others the last case runs, of a file of tests/kernels that of its first test, if no other device chooses the
+    variant. On every other device the first case of each file of tests/kernels runs, in the variants that it chooses. A
+    test or a case marked `full` or `exhaustive` does not run, nor on another device than a GPU one marked `as_gpu`.
     """
     first = devices[0]
     on_the_first: dict[tuple[str, object], list[pytest.Item]] = {}  # by test and variant
@@ -45,22 +46,31 @@ def left_to_the_full_run(items: Sequence[pytest.Item], devices: Sequence[DeviceE
             if entry.index == chosen_by and variant == not_chosen(first) and not item.get_closest_marker("skip"):
                 where_chosen.setdefault(test_of(item), []).append(item)
     kept: set[pytest.Item] = set()
+    not_met: dict[str, list[pytest.Item]] = {}  # by file or test: in the variant that no device chooses
     for (test, variant), cases in on_the_first.items():
         has_others = any(other == test for other, named in on_the_first if named != variant)
         is_matrix = cases[0].get_closest_marker("matrix")
-        if variant == not_chosen(first):
-            cases = where_chosen.get(test, cases)
         if variant == not_chosen(first) and has_others:
-            kept.add(next((case for case in cases[::-1] if not case.get_closest_marker("skip")), cases[-1]))
+            if test not in where_chosen:
+                which = test.partition("::")[0] if test.startswith("tests/kernels/") else test
+                not_met.setdefault(which, []).append(first_that_runs(cases[::-1]))
         else:
+            if variant == not_chosen(first):
+                cases = where_chosen.get(test, cases)
             takes_a_device = "cl_entry" in parameters_of(cases[0])
             kept.update([cases[0], cases[-1]] if is_matrix else with_each_value(cases) if takes_a_device else cases)
+    kept.update(first_that_runs(cases) for cases in not_met.values())
     by_index = {entry.index: entry for entry in devices}
     for (_, index), variants in on_another.items():
         for variant, cases in variants.items():
             if variant != not_chosen(by_index[index]) or not variants.keys() & {"cpu", "portable"} - {variant}:
-                kept.add(next((case for case in cases if not case.get_closest_marker("skip")), cases[0]))
+                kept.add(first_that_runs(cases))
     return {item for item in items if item not in kept}
+
+
+def first_that_runs(cases: Sequence[pytest.Item]) -> pytest.Item:
+    """The first that is not skipped, if there is one."""
+    return next((case for case in cases if not case.get_closest_marker("skip")), cases[0])
 
 
 def with_each_value(cases: Sequence[pytest.Item]) -> set[pytest.Item]:
