@@ -192,6 +192,7 @@ def test_few_keys_in_splits(
     check(target, dtype, heads, kv_len, 2, capacity=128)
 
 
+@pytest.mark.full
 @pytest.mark.matrix
 @pytest.mark.parametrize("variant", ["portable"])
 @pytest.mark.parametrize("heads", [(3, 3, 16), (24, 1, 128), (16, 1, 256), (6, 1, 160)])

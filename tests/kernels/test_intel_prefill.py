@@ -54,6 +54,7 @@ def test_tokens(target: Device, dtype: str, n: int) -> None:
     check(target, dtype, n, 131, 80)
 
 
+@pytest.mark.full
 @intel
 @pytest.mark.parametrize(("epilogue", "rows"), [("add", 37), ("swiglu", 160), ("geglu", 320)])
 def test_epilogue(target: Device, epilogue: str, rows: int) -> None:

@@ -165,6 +165,7 @@ def test_exact_activations(target: Device, dtype: str) -> None:
     check(target, dtype, 11, 131, 512, exact=True)
 
 
+@pytest.mark.full
 @pytest.mark.matrix
 @pytest.mark.parametrize("dtype", QUANTIZED)
 @pytest.mark.parametrize("variant", ["portable-int8"])

@@ -189,7 +189,8 @@ def test_the_text_part_of_a_model_with_images(name: str, default_device: Any, tm
         assert relative_error(llm.logits(ids), expected) < BOUND
 
 
-@pytest.mark.parametrize("kind", [pytest.param("Qwen3_5", marks=full), "Qwen3_5Moe"])
+@full
+@pytest.mark.parametrize("kind", ["Qwen3_5", "Qwen3_5Moe"])
 def test_the_text_part_of_qwen35_alone_is_read(kind: str, default_device: Any, tmp_path: Path) -> None:
     """As Qwen publishes it: text under a prefix, beside it a tower for images and layers that draft tokens. The
     experts of a layer are stacked.

@@ -99,7 +99,7 @@ def save_folder(folder: Path, config: ModelConfig, weights: Mapping[str, np.ndar
 @pytest.mark.parametrize(
     "name", ["few", *(pytest.param(name, marks=pytest.mark.full) for name in CONFIGS if name != "few")]
 )
-@pytest.mark.parametrize("kind", ["folder", "gguf"])
+@pytest.mark.parametrize("kind", [pytest.param("folder", marks=pytest.mark.full), "gguf"])
 def test_experts_in_mxfp4_compute_what_transformers_does(
     name: str, kind: str, default_device: Any, tmp_path: Path
 ) -> None:

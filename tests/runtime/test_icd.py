@@ -269,6 +269,7 @@ subprocess.run([sys.executable, "-c", {LIST_PLATFORMS!r}], check=True)
     assert f"vendors: {tmp_path / 'child'}" in run_python(code, tmp_path / "parent").stdout
 
 
+@pytest.mark.full
 @needs_pip_intel
 def test_processes_that_start_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
     command = [sys.executable, "-c", LIST_PLATFORMS]
