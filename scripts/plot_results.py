@@ -41,7 +41,7 @@ SPEED_ROWS = (  # label, result, panel, row, peer
     ("2-core Zen 4, 135M Q8_0, decode", "cpu_llama_cpp", 0, 2, "llama.cpp"),
     ("2-core Zen 4, 135M BF16, prefill", "cpu_llama_cpp", 2, 3, "llama.cpp"),
     ("2-core Zen 5, 135M Q4_0, decode", "cpu_zen5_peers", 0, 0, "llama.cpp"),
-    ("2-core Zen 5, 135M Q4_0, prefill", "cpu_zen5_peers", 0, 1, "llama.cpp"),
+    ("2-core Zen 5, 135M Q4_0, prefill", "cpu_zen5_peers", 2, 0, "llama.cpp"),
 )
 
 INK, PAPER = "#24292f", "#ffffff"
