@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from llmcl.checkpoint.formats import FORMATS
-from llmcl.errors import CheckpointError, UsageError
+from llmcl.errors import CheckpointError, UsageError, shown
 
 # What `--quantize` accepts, and the format of the file that it makes.
 QUANTIZE_FORMATS = {"q8_0": "Q8_0", "q4_0": "Q4_0", "q4_k": "Q4_K"}
@@ -43,8 +43,8 @@ def is_convolution(tensor: str) -> bool:
 
 def check_quantize(name: str) -> str:
     """`name` if `--quantize` knows it; raises UsageError otherwise."""
-    if name not in QUANTIZE_FORMATS:
-        raise UsageError(f"quantize is {name!r}; expected one of {', '.join(QUANTIZE_FORMATS)}")
+    if not isinstance(name, str) or name not in QUANTIZE_FORMATS:
+        raise UsageError(f"quantize is {shown(name)}; expected one of {', '.join(QUANTIZE_FORMATS)}")
     return name
 
 

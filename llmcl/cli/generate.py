@@ -15,8 +15,8 @@ from llmcl.cli import options as opt
 from llmcl.cli.answer import show
 from llmcl.cli.loading import load_to_answer, progress_bar, reading_bar
 from llmcl.cli.option_groups import LoadingToAnswer, Sampling, Structure, with_groups
-from llmcl.cli.text_files import check_writable, decoded, read_text, stream_text, without_last_newline
-from llmcl.errors import UsageError
+from llmcl.cli.text_files import check_writable, decoded, named, read_text, stream_text, without_last_newline
+from llmcl.errors import UsageError, one_line
 from llmcl.tools import json_text
 
 if TYPE_CHECKING:
@@ -160,10 +160,11 @@ def read_requests(requests: str | None, results: str | None) -> list[FileRequest
             "--input FILE and --output FILE belong together: give both, one with requests, the other for results"
         )
     if os.path.exists(results) and os.path.exists(requests) and os.path.samefile(requests, results):
-        raise UsageError(f"--input and --output are both {requests}; give another file for the results")
+        raise UsageError(f"--input and --output are both {one_line(requests)}; give another file for the results")
     from llmcl.tools.request_file import parse_requests
 
-    parsed = parse_requests(read_text(requests, f"--input {requests}"), f"--input {requests}")
+    origin = named("--input", requests)
+    parsed = parse_requests(read_text(requests, origin), origin)
     check_writable("--output", Path(results))
     return parsed
 
@@ -234,9 +235,9 @@ def read_prompt(prompt: str | None, file: str | None) -> str:
     Raises UsageError when both or none are given, the file cannot be read, or the text is empty or not UTF-8.
     """
     if prompt is not None and file is not None:
-        raise UsageError(f"-p/--prompt and -f/--file {file} both give a prompt: give one of the two")
+        raise UsageError(f"-p/--prompt and {named('-f/--file', file)} both give a prompt: give one of the two")
     if file is not None:
-        origin = f"-f/--file {file}"
+        origin = named("-f/--file", file)
         text = without_last_newline(read_text(file, origin))
     elif prompt is None or prompt == "-":
         if prompt is None and (sys.stdin is None or sys.stdin.isatty()):

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from llmcl.cli.command import fit_for_terminal
-from llmcl.cli.text_files import read_text
+from llmcl.cli.text_files import named, read_text
 from llmcl.progress import COUNTED, Progress
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def load_model(
         "kv_page_tokens": kv_page_size,
     }
     if chat_template_file is not None:
-        settings["chat_template"] = read_text(chat_template_file, f"--chat-template-file {chat_template_file}")
+        settings["chat_template"] = read_text(chat_template_file, named("--chat-template-file", chat_template_file))
     if prompt_lookup or draft_model is not None:
         settings |= {"prompt_lookup": prompt_lookup, "draft_model": draft_model}
     if combo is not None:

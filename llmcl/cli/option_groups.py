@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 import typer
 
 from llmcl.cli import options as opt
-from llmcl.cli.text_files import read_text
+from llmcl.cli.text_files import named, read_text
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
@@ -96,7 +96,7 @@ class Structure:
             ("grammar", "--grammar", self.grammar),
         ):
             if file is not None:
-                given[name] = read_text(file, f"{option} {file}")
+                given[name] = read_text(file, named(option, file))
         return given
 
 

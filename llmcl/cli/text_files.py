@@ -5,9 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import BinaryIO
 
-from llmcl.errors import UsageError
+from llmcl.errors import UsageError, one_line
 
 MAX_TEXT_BYTES = 1 << 28  # longer than any context; a device such as /dev/zero has no end
+
+
+def named(option: str, file: object) -> str:
+    """An option and its file, for messages: on one line, whatever the file is called."""
+    return f"{option} {one_line(file)}"
 
 
 def read_text(file: str, origin: str) -> str:
@@ -47,5 +52,5 @@ def check_writable(option: str, path: Path | None) -> None:
             path.open("a").close()
         except OSError as error:
             raise UsageError(
-                f"{option} {path}: cannot be written ({error.strerror}); give a file in a folder that can"
+                f"{named(option, path)}: cannot be written ({error.strerror}); give a file in a folder that can"
             ) from error

@@ -168,7 +168,7 @@ class LLM:
             seed=seed,
             stop=stop,
             ignore_eos=ignore_eos,
-            logit_bias=logit_bias or {},
+            logit_bias={} if logit_bias is None else logit_bias,
             logprobs=logprobs,
             schema=schema,
             regex=regex,
@@ -179,8 +179,8 @@ class LLM:
             return self._stream_each(prompt, given | {"raw": raw, "system_prompt": system_prompt}, wait, progress)
         ids = self.encode(cast(Prompt, prompt), raw=raw, system_prompt=system_prompt)
         self.check_prompt(ids)
-        if logit_bias:
-            self.model.check_vocabulary(list(logit_bias))
+        if options.logit_bias:
+            self.model.check_vocabulary(list(options.logit_bias))
         compiled = self.compiled(options)
 
         def answer(asked: list[int], sequence: SequenceState | None) -> Generator[Piece, None, None]:

@@ -281,7 +281,7 @@ def _open_device(request: Device | str | int | None, kernel_options: Mapping[str
 
 
 def _weight_types(checkpoint: Checkpoint, dtype: str, quantize: str | None, activation_dtype: str) -> WeightTypes:
-    if dtype in QUANTIZED:
+    if isinstance(dtype, str) and dtype in QUANTIZED:
         raise UsageError(
             f"dtype is {dtype!r}, which only random weights can be; quantize (--quantize) {dtype} quantises"
         )

@@ -11,7 +11,7 @@ from typing import Any
 
 from llmcl.engine.engine import Engine, Question
 from llmcl.engine.generation import AnswerOptions, Piece
-from llmcl.errors import LlmclError, UsageError, shown
+from llmcl.errors import LlmclError, UsageError, one_line, shown
 from llmcl.progress import ANSWERING, Progress
 from llmcl.tools import json_text
 
@@ -206,11 +206,11 @@ def open_results(
         data = file.readall()
     except OSError as error:
         raise UsageError(
-            f"--output {output}: cannot be written ({error.strerror}); give a file in a folder that can"
+            f"--output {one_line(output)}: cannot be written ({error.strerror}); give a file in a folder that can"
         ) from error
     with file:
         whole = data[: data.rfind(b"\n") + 1]
-        done = _keys_of_results(whole, f"--output {output}", {request.key for request in requests})
+        done = _keys_of_results(whole, f"--output {one_line(output)}", {request.key for request in requests})
         file.truncate(len(whole))
 
         def write(result: Mapping[str, Any]) -> None:

@@ -223,6 +223,31 @@ def test_prompts_that_cannot_be_used(
     assert engine.loaded == {}
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        *[("-f", "a\nb"), ("-f", "a\nb", "-p", "x"), ("--input", "a\nb", "--output", "r")],
+        *[("-p", "x", name, "a\nb") for name in ("--json-schema", "--grammar", "--chat-template-file")],
+        ("--input", "requests", "--output", "no\nfolder/r"),
+    ],
+    ids=lambda options: options[-2],
+)
+def test_a_file_name_is_shown_on_one_line(
+    options: tuple[str, ...],
+    engine: Engine,
+    invoke: Callable[..., int],
+    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So that what a stranger called his file does not end a message in the middle."""
+    monkeypatch.chdir(tmp_path)
+    Path("requests").write_text('{"prompt": "x"}')
+    assert invoke("generate", "-m", "m", *options) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("error: ") and ("a\\nb" in line or "no\\nfolder" in line), line
+
+
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs the device /dev/zero")
 def test_a_text_without_an_end_is_refused(
     engine: Engine, invoke: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

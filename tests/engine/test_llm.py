@@ -16,9 +16,12 @@ import pytest
 from helpers import random_weights, save_folder, small_config
 
 import llmcl
+from llmcl.checkpoint.quantize import check_quantize
 from llmcl.engine.generation import AnswerOptions
 from llmcl.engine.llm import LLM
 from llmcl.errors import CheckpointError, ContextLengthError, UsageError
+from llmcl.kernels.common.dtype import check_dtype
+from llmcl.ops.attention_sizes import check_kernel_options
 from llmcl.progress import COMPILING
 from llmcl.runtime.device import Device
 
@@ -221,7 +224,7 @@ def test_a_prompt_longer_than_the_context_is_refused(small: LLM) -> None:
         ({"repeat_penalty": 0.0}, "repeat_penalty is 0.0"),
         ({"temperature": 1e-50}, r"temperature is 1e-50; expected 0 \(the most likely token\), or 1e-30 to 1e\+30"),
         ({"temperature": 1e38}, r"temperature is 1e\+38"),
-        ({"temperature": 10**400}, "temperature is 1000"),
+        ({"temperature": 10**400}, "temperature is a number of 401 digits"),
         ({"temperature": "1"}, "temperature is '1'; expected a number"),
         ({"min_p": 1e-50}, r"min_p is 1e-50; expected 0 \(off\), or 1e-30 to 1"),
         ({"repeat_penalty": 1e-50}, r"repeat_penalty is 1e-50; expected 1e-06 to 1000000.0; 1 is off"),
@@ -281,6 +284,15 @@ def test_a_refused_number_of_any_length_is_cut(name: str) -> None:
     with pytest.raises(UsageError, match=f"{name} is a number of 5001 digits; expected") as raised:
         AnswerOptions(**{name: -(10**5000)})
     assert len(str(raised.value)) < 200
+
+
+@pytest.mark.parametrize("wrong", [5, ["x"], {}])
+def test_types_that_no_option_has_are_refused(wrong: Any) -> None:
+    for check in check_quantize, lambda given: check_dtype(given, "dtype"):
+        with pytest.raises(UsageError, match=r"is .*; expected|has 5; expected"):
+            check(wrong)
+    with pytest.raises(UsageError, match=r"is .*; expected|has 5; expected"):
+        check_kernel_options({5: wrong})
 
 
 def test_a_model_without_a_chat_template_says_so_once(small: LLM, caplog: pytest.LogCaptureFixture) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from llmcl.checkpoint.formats import FLOAT_FORMATS, FORMATS
-from llmcl.errors import UsageError
+from llmcl.errors import UsageError, shown
 
 TILE_ROWS = 16
 
@@ -81,6 +81,6 @@ def check_kv_dtype(kv_dtype: str, head_dim: int) -> str:
 
 def check_dtype(dtype: str, option: str, *others: str) -> str:
     """`dtype` if it is a floating-point type; raises UsageError otherwise, naming `others` as expected, too."""
-    if dtype not in KERNEL_NAMES:
-        raise UsageError(f"{option} is {dtype!r}; expected auto, {', '.join([*KERNEL_NAMES, *others])}")
+    if not isinstance(dtype, str) or dtype not in KERNEL_NAMES:
+        raise UsageError(f"{option} is {shown(dtype)}; expected auto, {', '.join([*KERNEL_NAMES, *others])}")
     return dtype
