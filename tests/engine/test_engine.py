@@ -424,14 +424,15 @@ def test_a_failing_device_reaches_all_and_whoever_comes_later(error: Exception, 
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_nobody_waits_for_a_loop_that_failed_half_way(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_waits_for_a_loop_that_failed_half_way(counted: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> Any:
         raise AssertionError("a defect")
 
-    requests = [opened.engine.submit(prompt(n), **options(n, 900)) for n in range(6)]
-    next(requests[0])
+    requests = [counted.engine.submit(prompt(n), **options(n, 900)) for n in range(6)]
+    counted.take(3)
     monkeypatch.setattr(StepLoop, "end", fail)
     monkeypatch.setattr(StepLoop, "step", fail)
+    counted.steps.release(1000)
     for request in requests:
         with pytest.raises(DeviceError, match="the engine failed: AssertionError: a defect"):
             list(request)
