@@ -6,6 +6,7 @@ import secrets
 import statistics
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -59,17 +60,22 @@ def record_of(scope: Scope) -> Record:
 
 
 class AccessLog:
-    """Outermost of the application: gives each request its id, in the answer's headers too, and writes its line."""
+    """Outermost of the application: gives each request its id, in the answer's headers too, and writes its line.
 
-    def __init__(self, app: ASGIApp, service: Service, paths: frozenset[str]):
+    aliases: other names of paths; behind this all see the path itself.
+    """
+
+    def __init__(self, app: ASGIApp, service: Service, paths: frozenset[str], aliases: Mapping[str, str]):
         self._app = app
         self._service = service
         self._paths = paths
+        self._aliases = aliases
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope["path"] = self._aliases.get(scope["path"], scope["path"])
         record = scope["llmcl.record"] = Record("req_" + secrets.token_hex(8), scope["method"], scope["path"])
         request_id = record.id.encode("ascii")
         identity = [(b"x-request-id", request_id), (b"request-id", request_id), (b"x-content-type-options", b"nosniff")]

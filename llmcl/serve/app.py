@@ -68,7 +68,7 @@ def make_app(service: Service) -> ASGIApp:
             allow_headers=["*"],
             expose_headers=["x-request-id", "request-id", "retry-after"],
         )
-    return AccessLog(app, service, frozenset({*GET, *POST}))
+    return AccessLog(app, service, frozenset({*GET, *POST}), ALIASES)
 
 
 class Endpoints:
@@ -95,8 +95,7 @@ class Endpoints:
 
 def _endpoint(scope: Scope) -> Endpoint:
     """Raises RequestError for a path or a method that is not served."""
-    asked: str = scope["path"]
-    path, method = ALIASES.get(asked, asked), scope["method"]
+    path, method = scope["path"], scope["method"]
     if path.startswith(_MODELS):
         scope["path_params"], path = {"name": path[len(_MODELS) :]}, _MODEL
     endpoints = GET if method in ("GET", "HEAD") else POST if method == "POST" else {}
@@ -104,5 +103,5 @@ def _endpoint(scope: Scope) -> Endpoint:
         return found
     if path in GET or path in POST:
         allow = "GET, HEAD" if path in GET else "POST"
-        raise RequestError(405, f"Method Not Allowed: {method} {asked[:200]}", code="not_found", allow=allow)
-    raise RequestError(404, f"Not Found: {method} {asked[:200]}", code="not_found")
+        raise RequestError(405, f"Method Not Allowed: {method} {scope['path'][:200]}", code="not_found", allow=allow)
+    raise RequestError(404, f"Not Found: {method} {path[:200]}", code="not_found")

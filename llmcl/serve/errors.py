@@ -10,7 +10,7 @@ from llmcl.errors import ContextLengthError, DeviceError, LlmclError, UsageError
 ANTHROPIC_PATH = "/v1/messages"
 TOO_LONG = "context_length_exceeded"
 
-_PROMPTS = {"/v1/completions": "prompt", "/completions": "prompt", "/v1/responses": "input"}  # elsewhere: messages
+_PROMPTS = {"/v1/completions": "prompt", "/v1/responses": "input"}  # elsewhere: messages
 # The word that each API has for a status.
 _OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _ANTHROPIC_TYPES = {

@@ -19,7 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from llmcl.errors import UsageError
 from llmcl.progress import Progress
-from llmcl.serve.app import ANSWERING, make_app
+from llmcl.serve.app import ALIASES, ANSWERING, make_app
 from llmcl.serve.served import Served
 from llmcl.serve.service import Service
 from llmcl.serve.settings import Settings
@@ -173,7 +173,8 @@ def _protocol(service: Service) -> type[asyncio.Protocol]:
             cycle = self.cycle
             if cycle is not None and not cycle.more_body and cycle is not self._whole:
                 self._whole = cycle
-                if cycle.scope["path"] in ANSWERING:
+                path = cycle.scope["path"]
+                if ALIASES.get(path, path) in ANSWERING:
                     service.expect(cast(dict[str, Any], cycle.scope))
 
         def connection_lost(self, exc: Exception | None) -> None:

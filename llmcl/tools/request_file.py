@@ -200,17 +200,16 @@ def open_results(
     A last line without an end, which an interrupt left, is cut off. Raises UsageError for a file that cannot be
     written, or is not one of results of these requests.
     """
+    origin = f"--output {one_line(output)}"
     try:
         file = output.open("a+b", buffering=0)
         file.seek(0)
         data = file.readall()
     except OSError as error:
-        raise UsageError(
-            f"--output {one_line(output)}: cannot be written ({error.strerror}); give a file in a folder that can"
-        ) from error
+        raise UsageError(f"{origin}: cannot be written ({error.strerror}); give a file in a folder that can") from error
     with file:
         whole = data[: data.rfind(b"\n") + 1]
-        done = _keys_of_results(whole, f"--output {one_line(output)}", {request.key for request in requests})
+        done = _keys_of_results(whole, origin, {request.key for request in requests})
         file.truncate(len(whole))
 
         def write(result: Mapping[str, Any]) -> None:

@@ -295,6 +295,15 @@ def test_types_that_no_option_has_are_refused(wrong: Any) -> None:
         check_kernel_options({5: wrong})
 
 
+def test_what_a_caller_does_with_his_options_later_changes_nothing() -> None:
+    """A bias for a token that the model lacks failed in the step, and so for all requests."""
+    bias, stops = {3: 1.0}, ["ab", "cd"]
+    options = AnswerOptions(logit_bias=bias, stop=stops)
+    bias[10**9], stops[0] = 1.0, ""
+    assert options.sampling.logit_bias == options.logit_bias == {3: 1.0} and options.stop == ("ab", "cd")
+    assert AnswerOptions(stop=iter(["ab"])).stop == ("ab",)  # type: ignore[arg-type]
+
+
 def test_a_model_without_a_chat_template_says_so_once(small: LLM, caplog: pytest.LogCaptureFixture) -> None:
     small._warned_no_template = False
     with caplog.at_level(logging.WARNING, "llmcl"):

@@ -89,6 +89,11 @@ def test_a_large_body_is_refused_by_its_length(length: bytes, locked: Running) -
     assert answer.startswith(b"HTTP/1.1 413 ") and b"5000 bytes" in answer
 
 
+def test_another_name_of_a_path_is_as_open_as_the_path(locked: Running) -> None:
+    assert locked.http.get("/v1/health").status_code == 200
+    assert locked.http.get("/models").status_code == locked.http.get("/v1/models").status_code == 401
+
+
 def test_a_large_body_is_refused_in_chunks(locked: Running) -> None:
     with connect(locked) as connection:
         head = b"POST /v1/messages HTTP/1.1\r\nhost: x\r\nx-api-key: secret-1\r\ntransfer-encoding: chunked\r\n\r\n"
