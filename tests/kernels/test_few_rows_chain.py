@@ -16,7 +16,7 @@ import llmcl
 from llmcl.engine.llm import LLM
 from llmcl.kernels.common.persistent import ListedStep
 from llmcl.kernels.nvidia import few_rows_chain
-from llmcl.kernels.nvidia.few_rows_chain import NvidiaFewRowsChain, chains
+from llmcl.kernels.nvidia.few_rows_chain import NvidiaFewRowsChain, chains, most_tiles
 from llmcl.models.batch import Batch, make_batch
 from llmcl.models.bound_launches import BoundLaunches
 from llmcl.models.model import Model
@@ -27,18 +27,25 @@ from llmcl.ops.sample import SamplingParams
 from llmcl.runtime.device import Device
 from llmcl.runtime.program import KernelSource
 
-SHAPE = {**TINY_SHAPE, "hidden_size": 256, "intermediate_size": 704, "head_dim": 64, "vocab_size": 1000}
+SHAPE = {
+    **TINY_SHAPE,
+    "architectures": None,
+    "hidden_size": 256,
+    "intermediate_size": 704,
+    "head_dim": 64,
+    "vocab_size": 1000,
+}
 CONTEXT, PAGE = 256, 64
 
 
-def shape_file(folder: Path, ffn: int = SHAPE["intermediate_size"], **others: int) -> str:
+def shape_file(folder: Path, ffn: int = SHAPE["intermediate_size"], **others: int | str) -> str:
     path = folder / "config.json"
     path.write_text(json.dumps({**SHAPE, "intermediate_size": ffn, **others}))
     return str(path)
 
 
 def recorded(
-    device: Device, folder: Path, dtype: str, ptx_arch: int, *, invariant: bool = False, **shape: int
+    device: Device, folder: Path, dtype: str, ptx_arch: int, *, invariant: bool = False, **shape: int | str
 ) -> Batch:
     """A batch of 20 sequences, bound for a GPU that is described."""
     entry = replace(device.entry, kind="gpu", ptx_arch=ptx_arch, compute_units=132, local_mem_bytes=48 << 10)
@@ -64,15 +71,37 @@ def test_all_layers_are_one_launch(dtype: str, norms: int, default_device: Devic
         assert joined == [*bound.separate]
 
 
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_biases_and_head_norms_are_links(family: str, default_device: Device, tmp_path: Path) -> None:
+    batch = recorded(default_device, tmp_path, "bfloat16", 90, model_type=family)
+    bound = batch._decode[16]
+    assert [launch.name for launch in bound.launches] == ["embed", "few_rows_chain"]
+    assert [launch.name for launch in bound.separate].count("qkv_adjust") == SHAPE["num_hidden_layers"]
+
+
 @pytest.mark.parametrize(
-    ("dtype", "n_q_heads", "warps"), [("bfloat16", 8, 4), ("bfloat16", 16, 4), ("q4_0", 8, 8), ("q4_0", 16, 4)]
+    ("dtype", "n_q_heads", "warps"), [("bfloat16", 4, 8), ("bfloat16", 8, 4), ("q4_0", 8, 8), ("q4_0", 16, 4)]
 )
 def test_warps_of_a_chain(dtype: str, n_q_heads: int, warps: int, default_device: Device, tmp_path: Path) -> None:
-    """Eight beside quantised weights, where attention has room for them."""
+    """Eight where attention has room for them; beside weights of 16 bits, where its groups are small."""
     heads = {"num_attention_heads": n_q_heads, "num_key_value_heads": 1, "head_dim": 256}
     batch = recorded(default_device, tmp_path, dtype, 90, **heads)
     found = {launch.local for launch in batch._decode[8].launches if launch.name == "few_rows_chain"}
     assert found == {(32 * warps,)}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "n_tiles", "rows", "tiles"),
+    [
+        ("q4_0", 1792, 8, 4),
+        ("q4_0", 1024, 8, 2),
+        ("q4_0", 1024, 16, 4),
+        ("q4_k", 384, 32, 2),
+        ("bfloat16", 1792, 32, 2),
+    ],
+)
+def test_tiles_of_a_group(dtype: str, n_tiles: int, rows: int, tiles: int) -> None:
+    assert most_tiles(dtype, n_tiles, rows, places=264) == tiles
 
 
 def test_a_launch_has_no_more_arguments_than_a_driver_takes(
@@ -102,15 +131,26 @@ def test_other_gpus_have_separate_launches(default_device: Device, tmp_path: Pat
     assert all(bound.launches is bound.separate for bound in batch._decode.values())
 
 
-# The second has the columns of an MLP in parts, each with a counter of its own.
-@pytest.fixture(scope="module", params=[("bfloat16", 704), ("float16", 1536), ("q4_0", 704), ("q4_k", 1536)])
+# The second has the columns of an MLP in parts, each with a counter of its own; the fifth's groups take four tiles.
+@pytest.fixture(
+    scope="module",
+    params=[
+        ("llama", "bfloat16", 704),
+        ("llama", "float16", 1536),
+        ("llama", "q4_0", 704),
+        ("llama", "q4_k", 1536),
+        ("llama", "q4_0", 8448),
+        ("qwen2", "bfloat16", 704),
+        ("qwen3", "q4_0", 704),
+    ],
+)
 def llm(
     request: pytest.FixtureRequest, default_device: Device, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LLM]:
     if not NvidiaFewRowsChain().supports_device(default_device):
         pytest.skip("a Hopper GPU is needed")
-    dtype, ffn = request.param
-    shape = shape_file(tmp_path_factory.mktemp("shape"), ffn)
+    family, dtype, ffn = request.param
+    shape = shape_file(tmp_path_factory.mktemp("shape"), ffn, model_type=family)
     with llmcl.load_random(shape, device=default_device.entry, dtype=dtype, max_context=CONTEXT) as llm:  # type: ignore[arg-type]
         yield llm
 

@@ -32,40 +32,28 @@ from llmcl.runtime.program import KernelSource, read_source
 FILE = "nvidia/few_rows_chain.cl"
 PRODUCT, NORM = NvidiaLinearFewRows.file, "nvidia/rms_norm_token.cl"
 ATTENTION, APPEND = NvidiaAttentionDecode.file, NvidiaRopeAppend.file
+ADJUST, ADJUST_LINK = "portable/qkv_adjust.cl", "nvidia/adjust_heads.cl"
 SHARED = "common/common.cl", "nvidia/ptx.cl", "nvidia/wait_until.cl"
 HEAD = "#define CHAINED 1\n"
 COUNTER_WORDS = 32  # a line of the second-level cache
 X_PARTS = 8  # of the columns of a gated MLP, each with a counter of its own, at most
 MOST_ROWS, MOST_ROWS_BETWEEN = 32, 16  # of a step; where attention is no link. Of more it was not measured
 MOST_BUFFERS = 500  # arguments of a kernel: 4352 bytes
+ON_A_UNIT = 2  # groups on a compute unit at once
+GROUP_WARPS = 8, 4  # of a group
+WARP = 32
 # Types of the arguments; of attention those beside keys and values, which come after the state.
 PRODUCT_PARAMS = (
     *("__global const uchar*", "__global const uint4*", "__global void*", "__global const int*", "int"),
     *("__global const float*", "__global uint*", "__global float*"),
 )
+ADJUST_PARAMS = "__global float*", "__global const float*", "__global const float*"
 APPEND_PARAMS = "__global float*", "__global const float*", "__global const int*"
 NORM_PARAMS = ("__global const float*", "__global const float*", "__global uint4*", "__global const int*")
 ATTENTION_PARAMS = (
     *("__global const float*", "__global const float*", "__global const int*"),
     *("__global float*", "__global float*", "__global void*", "__global int*"),
 )
-
-
-@dataclass(frozen=True)
-class GroupSize:
-    """Of a chain's groups. tiles: of a weight, at most, but for a gate; on_a_unit: groups on a compute unit at once."""
-
-    warps: int
-    tiles: int
-    on_a_unit: int
-
-    @property
-    def items(self) -> int:
-        return 32 * self.warps
-
-
-SIZE_16_BIT = GroupSize(warps=4, tiles=2, on_a_unit=2)
-SIZE_QUANTIZED = GroupSize(warps=8, tiles=2, on_a_unit=2)  # more instructions a byte, so more warps
 
 
 @dataclass(frozen=True)
@@ -147,8 +135,10 @@ def _is_attention(launch: Launch) -> bool:
 
 def _is_link(launch: Launch, max_rows: int) -> bool:
     source = launch.source
-    if not isinstance(source, KernelSource) or source.file not in (PRODUCT, NORM, ATTENTION, APPEND):
+    if not isinstance(source, KernelSource) or source.file not in (PRODUCT, NORM, ADJUST, ATTENTION, APPEND):
         return False
+    if source.file == ADJUST:  # a warp has a head
+        return number_of(source, "HEAD_DIM") % WARP == 0 and "VALUE_NORM" not in source.constants
     if source.file == APPEND:  # of one sequence
         return "STATE_PIECES" not in source.constants
     if source.file == ATTENTION:  # of all rows of a step, without functions of the user's
@@ -157,19 +147,35 @@ def _is_link(launch: Launch, max_rows: int) -> bool:
     return True
 
 
-def group_size(launches: Sequence[Launch]) -> GroupSize:
-    """Of a chain of these: that of quantised weights where attention has room in a group's share of local memory."""
-    sources, size = [source_of(launch) for launch in launches], SIZE_QUANTIZED
-    share = HOPPER_LOCAL_BYTES // size.on_a_unit
-    fits = all(_attention_bytes(source, size.warps) <= share for source in sources if source.file == ATTENTION)
-    quantized = any(not is_16_bit(weight_dtype(source)) for source in sources if source.file == PRODUCT)
-    return size if quantized and fits else SIZE_16_BIT
+def group_warps(launches: Sequence[Launch]) -> int:
+    """Of a group of a chain of these: the more where attention has room in a group's share of local memory. Weights of
+    16 bits need fewer instructions a byte: fewer are quicker in chains of one layer, and beside attention whose lanes
+    have many accumulators.
+    """
+    most, least = GROUP_WARPS
+    sources, share = [source_of(launch) for launch in launches], HOPPER_LOCAL_BYTES // ON_A_UNIT
+    attentions = [source for source in sources if source.file == ATTENTION]
+    if any(_attention_bytes(source, most) > share for source in attentions):
+        return least
+    if any(not is_16_bit(weight_dtype(source)) for source in sources if source.file == PRODUCT):
+        return most
+    return most if len(attentions) > 1 and all(number_of(a, "GROUP_SIZE") <= 4 for a in attentions) else least
+
+
+def most_tiles(dtype: str, n_tiles: int, max_rows: int, places: int) -> int:
+    """Of a weight that a group takes. places: groups on the device at once.
+
+    Each group reads all activations, which are more bytes than two tiles of a quantised weight: four, where there are
+    then still groups enough.
+    """
+    enough = places if max_rows <= 8 else places * 3 // 4
+    return 4 if not is_16_bit(dtype) and n_tiles >= 4 * enough else 2
 
 
 def chained(device: Device, launches: Sequence[Launch], max_rows: int) -> Launch:
     """These launches as one, of a step of at most so many rows."""
-    size = group_size(launches)
-    links = _in_parts([_link(launch, max_rows, size) for launch in launches])
+    warps, places = group_warps(launches), ON_A_UNIT * device.compute_units
+    links = _in_parts([_link(launch, max_rows, warps, places) for launch in launches])
     kinds: dict[str, int] = {}
     functions, calls = "", ""
     for link in links:
@@ -208,7 +214,7 @@ def chained(device: Device, launches: Sequence[Launch], max_rows: int) -> Launch
         counter += link.parts
         choices.append((first, " ".join(f"{name} = {value};" for name, value in values.items())))
     constants: dict[str, object] = {
-        "ITEMS": size.items,
+        "ITEMS": WARP * warps,
         "N_COUNTERS": n_counters,
         "COUNTER_WORDS": COUNTER_WORDS,
         "LAST_GROUPS": links[-1].n_groups,
@@ -224,7 +230,7 @@ def chained(device: Device, launches: Sequence[Launch], max_rows: int) -> Launch
     )
     merged = KernelSource(FILE, "few_rows_chain", constants, f"{texts}\n{functions}{macros}")
     cost = fused_cost(*(launch.cost for launch in launches if launch.cost is not None))
-    return device.launch_type(device, merged, args, (first,), (size.items,), cost)
+    return device.launch_type(device, merged, args, (first,), (WARP * warps,), cost)
 
 
 def _in_parts(links: list[Link]) -> list[Link]:
@@ -253,24 +259,36 @@ def _choice(choices: Sequence[tuple[int, str]]) -> str:
     return f"if ((unit) < {choices[half - 1][0]}u) {{ {_choice(choices[:half])} }} else {{ {_choice(choices[half:])} }}"
 
 
-def _link(launch: Launch, max_rows: int, size: GroupSize) -> Link:
+def _link(launch: Launch, max_rows: int, warps: int, places: int) -> Link:
     source = source_of(launch)
     if source.file == NORM:
         call = "rms_norm_unit_{kind}(group, scales, before, count, {args});"
-        own = KernelSource(source.file, source.name, {**source.constants, "GROUP_ITEMS": size.items}, source.prelude)
-        return Link(launch, own, NORM_PARAMS, max_rows, call, 0, size.warps)
+        own = KernelSource(source.file, source.name, {**source.constants, "GROUP_ITEMS": WARP * warps}, source.prelude)
+        return Link(launch, own, NORM_PARAMS, max_rows, call, 0, warps)
+    if source.file == ADJUST:
+        return _adjust_link(launch, source, max_rows, warps)
     if source.file == ATTENTION:
-        return _attention_link(launch, source, max_rows, size.warps)
+        return _attention_link(launch, source, max_rows, warps)
     if source.file == APPEND:
         tiles, heads = launch.groups(max_rows)
         call = f"rope_append_unit_{{kind}}(group / {heads}, group % {heads}, before, count, {{args}});"
-        own = KernelSource(source.file, source.name, {**source.constants, "LOCAL_SIZE": size.items})
+        own = KernelSource(source.file, source.name, {**source.constants, "LOCAL_SIZE": WARP * warps})
         kv = f"__global {source.constants['KV']}_t*"
         return Link(launch, own, (*APPEND_PARAMS, kv, kv), tiles * heads, call, 0, 1)
-    own, shape = product_source(launch, size)
+    own, shape = product_source(launch, warps, places)
     call = "few_rows_unit_{kind}(group, buffers, scales, before, count, {args});"
     n_groups = -(-number_of(own, "N_TILES") // shape.tiles)
     return Link(launch, own, PRODUCT_PARAMS, n_groups, call, group_bytes(own, shape), number_of(own, "MAX_ROWS"))
+
+
+def _adjust_link(launch: Launch, source: KernelSource, max_rows: int, warps: int) -> Link:
+    """Its groups in the order of rows."""
+    n_q, n_kv = number_of(source, "N_Q_HEADS"), number_of(source, "N_KV_HEADS")
+    parts = -(-(n_q + (2 if source.constants["BIAS"] else 1) * n_kv) // warps)
+    names = "N_Q_HEADS", "N_KV_HEADS", "HEAD_DIM", "BIAS", "HEAD_NORM", "EPS"
+    own = KernelSource(ADJUST_LINK, source.name, {**{name: source.constants[name] for name in names}, "WARPS": warps})
+    call = f"adjust_heads_unit_{{kind}}(group % {parts}, group / {parts}, before, count, {{args}});"
+    return Link(launch, own, ADJUST_PARAMS, parts * max_rows, call, 0, 1)
 
 
 def _attention_link(launch: Launch, source: KernelSource, max_rows: int, warps: int) -> Link:
@@ -292,12 +310,13 @@ def _attention_bytes(source: KernelSource, warps: int) -> int:
     return unit_bytes(size, group, warps, n_splits + bool(source.constants.get("HAS_SINKS")))
 
 
-def product_source(launch: Launch, size: GroupSize) -> tuple[KernelSource, FewRowsShape]:
+def product_source(launch: Launch, warps: int, places: int) -> tuple[KernelSource, FewRowsShape]:
     """A product as it is in a chain: with the chain's number of warps, and a share of a compute unit's memory."""
     source = source_of(launch)
     dtype, at_once = weight_dtype(source), 2 if "GATE" in source.constants else 1
-    rows, local = number_of(source, "MAX_ROWS"), HOPPER_LOCAL_BYTES // size.on_a_unit
-    shape = fitting_shape(dtype, size.tiles, size.warps, at_once, rows, local)
+    rows, local = number_of(source, "MAX_ROWS"), HOPPER_LOCAL_BYTES // ON_A_UNIT
+    tiles = most_tiles(dtype, number_of(source, "N_TILES"), rows, places)
+    shape = fitting_shape(dtype, tiles, warps, at_once, rows, local)
     own = {"TILES": shape.tiles, "WARPS": shape.warps, "STAGES": shape.stages, "DEPTH": shape.depth}
     return KernelSource(source.file, source.name, {**source.constants, **own}, source.prelude), shape
 
