@@ -107,10 +107,10 @@ def server_overhead(
         made = Served(engine, llm.tokenizer, "model", *sizes, int(time.time()), llm.grammars)
         service.ready(made)
         listening, server = listen("127.0.0.1", 0), Server(service)
-        thread = Thread(target=server.run, args=([listening],), daemon=True)
+        thread = Thread(target=server.run, args=(listening,), daemon=True)
         thread.start()
         try:
-            url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+            url = f"http://127.0.0.1:{listening[0].getsockname()[1]}"
             ends = sorted(llm.tokenizer.eos_token_ids)
             clock = time.pthread_getcpuclockid(thread.ident or 0)
             pairs = measure(

@@ -185,10 +185,10 @@ def running(engine: FakeEngine | None = None, *, loaded: bool = True, **settings
         service.ready(served(engine))
     listening = listen("127.0.0.1", 0)
     server = Server(service)
-    thread = Thread(target=server.run, args=([listening],), daemon=True)
+    thread = Thread(target=server.run, args=(listening,), daemon=True)
     thread.start()
     wait_for(lambda: server.started)
-    client = Running(server, listening, service, engine)
+    client = Running(server, listening[0], service, engine)
     try:
         yield client
     finally:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from llmcl.cli import options as opt
 from llmcl.cli.loading import load_to_answer
 from llmcl.cli.option_groups import LoadingToAnswer, with_groups
-from llmcl.cli.text_files import read_text
+from llmcl.cli.text_files import named, read_text
 from llmcl.errors import UsageError
 from llmcl.progress import Progress
 
@@ -173,9 +173,10 @@ def _keys_of(file: str | None) -> list[str]:
     """The keys of a file, one a line; empty lines count for nothing."""
     if file is None:
         return []
-    keys = read_text(file, f"--api-key-file {file}").split()
+    origin = named("--api-key-file", file)
+    keys = read_text(file, origin).split()
     if not keys:
-        raise UsageError(f"--api-key-file {file}: has no keys; expected one a line")
+        raise UsageError(f"{origin}: has no keys; expected one a line")
     return keys
 
 
@@ -185,7 +186,9 @@ def _cache_file(path: Path, mebibytes: int) -> Kept:
 
     folder = path.absolute().parent
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise UsageError(f"--cache-file {path}: no file can be written there; give one in a folder that you may write")
+        raise UsageError(
+            f"{named('--cache-file', path)}: no file can be written there; give one in a folder that you may write"
+        )
     return CacheFile(path, mebibytes << 20)
 
 

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-from llmcl.errors import LlmclError
+from llmcl.errors import LlmclError, one_line
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class CacheFile:
             return ""
         if not n_tokens:
             return ""
-        return f"prefix cache: {n_tokens} tokens of {self.path}, {time.perf_counter() - start:.1f} s"
+        return f"prefix cache: {n_tokens} tokens of {one_line(self.path)}, {time.perf_counter() - start:.1f} s"
 
     def store(self, engine: Keeps) -> None:
         """Writes what the engine has, before it is closed."""
@@ -52,6 +52,8 @@ class CacheFile:
         try:
             engine.store_prefixes(self.path, self._max_bytes)
         except OSError as error:
-            _log.warning("--cache-file %s: cannot be written (%s); what it held stays", self.path, error.strerror)
+            _log.warning(
+                "--cache-file %s: cannot be written (%s); what it held stays", one_line(self.path), error.strerror
+            )
         except LlmclError as error:  # of an engine that failed
-            _log.warning("--cache-file %s: not written: %s", self.path, error)
+            _log.warning("--cache-file %s: not written: %s", one_line(self.path), error)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import re
 import socket
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from threading import Thread
 from types import FrameType
 from typing import Any, cast
@@ -17,7 +19,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from llmcl.errors import UsageError
+from llmcl.errors import UsageError, one_line
 from llmcl.progress import Progress
 from llmcl.serve.app import ALIASES, ANSWERING, make_app
 from llmcl.serve.served import Served
@@ -25,6 +27,7 @@ from llmcl.serve.service import Service
 from llmcl.serve.settings import Settings
 
 MOST_FILES = 1 << 16
+_TRIES = 8  # to find a port that is free on all addresses
 
 
 def serve(settings: Settings, load: Callable[[Progress], Served]) -> None:
@@ -36,24 +39,57 @@ def serve(settings: Settings, load: Callable[[Progress], Served]) -> None:
     start_loading(service, load)
     if not settings.quiet:
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        print(f"listening on http://{host}:{listening.getsockname()[1]}", file=sys.stderr, flush=True)
-    Server(service).run(sockets=[listening])
+        print(f"listening on http://{host}:{listening[0].getsockname()[1]}", file=sys.stderr, flush=True)
+    Server(service).run(sockets=listening)
     if service.failure is not None:
         raise service.failure
     if service.loaded is not None:
         service.loaded.close()
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens; port 0: any that is free. Raises UsageError where that is not possible."""
+def listen(host: str, port: int) -> list[socket.socket]:
+    """Sockets that listen on all addresses of a name, on one port; 0: any that is free. Addresses that this machine
+    does not have are left out. Raises UsageError where it can listen on none, or where another one is taken.
+    """
     try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()  # :: stands for those of IPv4, too
-        return socket.create_server(address[:2], family=family, backlog=1024, dualstack_ipv6=both)
-    except OSError as error:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        addresses = [*dict.fromkeys((family, address) for family, *_, address in found)]
+        for left in reversed(range(_TRIES if port == 0 and len(addresses) > 1 else 1)):
+            try:
+                return _listen(addresses)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE or not left:  # a port that is free on one address need not be on all
+                    raise
+        raise AssertionError
+    except (OSError, ValueError) as error:  # of a name that is none: UnicodeError
+        reason = one_line(getattr(error, "strerror", None) or error)
         raise UsageError(
-            f"--host {host} --port {port}: cannot listen there ({error.strerror or error}); give another port"
+            f"--host {one_line(host)} --port {port}: cannot listen there ({reason}); give another port"
         ) from error
+
+
+def _listen(addresses: Sequence[tuple[socket.AddressFamily, Any]]) -> list[socket.socket]:
+    listening: list[socket.socket] = []
+    missing: OSError | None = None
+    with ExitStack() as failed:
+        for family, (host, port, *more) in addresses:
+            if listening:
+                port = listening[0].getsockname()[1]
+            # :: alone stands for those of IPv4, too.
+            both = family == socket.AF_INET6 and len(addresses) == 1 and socket.has_dualstack_ipv6()
+            try:
+                made = socket.create_server((host, port, *more), family=family, backlog=1024, dualstack_ipv6=both)
+            except OSError as error:
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    raise
+                missing = error
+                continue
+            listening.append(failed.enter_context(made))
+        if not listening:
+            assert missing is not None
+            raise missing
+        failed.pop_all()
+    return listening
 
 
 def allow_connections() -> None:
@@ -120,25 +156,47 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
 
+# A request target as those who talk to a proxy write it, RFC 9112 3.2.2.
+_ABSOLUTE_FORM = re.compile(rb"(?i:https?)://(?P<host>[^/?#@]+)(?P<target>(?:[/?][^#]*)?)")
+_OF_FRAMING = frozenset({b"connection", b"content-length", b"transfer-encoding"})
+
+
 class _Connection(h11.Connection):
     """Frames the pieces of a body as h11 framed the first of them, in a fraction of the time. Headers go out with what
-    follows them, in one write.
+    follows them, in one write. Requests are in origin form, whichever they came in.
     """
 
     _is_chunked = False  # of the body that is sent
     _head = b""  # that is to be sent
 
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request) and (named := _ABSOLUTE_FORM.fullmatch(event.target)):
+            headers = [(name, value) for name, value in event.headers if name != b"host"]
+            target = named["target"] if named["target"].startswith(b"/") else b"/" + named["target"]
+            headers.append((b"host", named["host"]))  # what the target says counts
+            return h11.Request(method=event.method, target=target, headers=headers, http_version=event.http_version)
+        return event
+
     def send(self, event: h11.Event) -> bytes | None:  # type: ignore[override]  # which tells events apart
         if self._is_chunked and self.our_state is h11.SEND_BODY and isinstance(event, h11.Data) and event.data:
             return b"%x\r\n%b\r\n" % (len(event.data), event.data)
-        sent = super().send(event)
         if isinstance(event, h11.Response):
-            self._head = sent or b""
+            self._head = self._head_of(event)
             return b""
+        sent = super().send(event)
         self._is_chunked = isinstance(event, h11.Data) and sent == b"%x\r\n%b\r\n" % (len(event.data), event.data)
         if self._head and sent is not None:
             sent, self._head = self._head + sent, b""
         return sent
+
+    def _head_of(self, response: h11.Response) -> bytes:
+        """What h11 makes of it. Where they say nothing of the body it sees no headers: it checks each three times."""
+        headers = response.headers.raw_items()
+        if not _OF_FRAMING.isdisjoint([name.lower() for name, _ in headers]):
+            return super().send(response) or b""
+        bare = super().send(h11.Response(status_code=response.status_code, headers=[], reason=response.reason)) or b""
+        return bare[:-2] + b"".join([b"%b: %b\r\n" % header for header in headers]) + b"\r\n"
 
 
 def _protocol(service: Service) -> type[asyncio.Protocol]:

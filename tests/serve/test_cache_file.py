@@ -27,7 +27,7 @@ PROMPT = "The prefix of this prompt is long enough for two pages of sixty-four c
 
 def a_life(invoke: Callable[..., int], options: list[str]) -> dict[str, Any]:
     """Starts `llmcl serve`, asks it once, sends it a signal; what it answered."""
-    with listen("127.0.0.1", 0) as free:
+    with listen("127.0.0.1", 0)[0] as free:
         port = str(free.getsockname()[1])
     answers: list[dict[str, Any]] = []
 

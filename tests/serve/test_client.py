@@ -99,7 +99,7 @@ def test_what_the_server_refuses(server: Running, chat: ServerChat) -> None:
 
 
 def test_nobody_there() -> None:
-    with listen("127.0.0.1", 0) as free:
+    with listen("127.0.0.1", 0)[0] as free:
         port = free.getsockname()[1]
     with pytest.raises(ServerError, match=f"http://127.0.0.1:{port} cannot be used .*does a server run there"):
         say(ServerChat(f"http://127.0.0.1:{port}"), "Hello")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -17,7 +18,7 @@ from echo_engine import Engine
 from fake_server import FakeEngine, byte_tokenizer, served, wait_for
 
 from llmcl.cli.serve import model_name
-from llmcl.errors import CheckpointError
+from llmcl.errors import CheckpointError, UsageError
 from llmcl.serve.run import listen, serve
 from llmcl.serve.settings import Settings
 
@@ -49,7 +50,7 @@ def test_bad_options_end_it_before_it_listens(
 
 
 def test_a_port_in_use(engine: Engine, invoke: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
-    with listen("127.0.0.1", 0) as taken:
+    with listen("127.0.0.1", 0)[0] as taken:
         port = str(taken.getsockname()[1])
         assert invoke("serve", "-m", "m", "--port", port) == 2
     assert f"--port {port}: cannot listen" in capsys.readouterr().err
@@ -57,9 +58,103 @@ def test_a_port_in_use(engine: Engine, invoke: Callable[..., int], capsys: pytes
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6")
 def test_all_addresses_are_those_of_both_versions() -> None:
-    with listen("::", 0) as listening:
+    with listen("::", 0)[0] as listening:
         for host in "127.0.0.1", "::1":
             socket.create_connection((host, listening.getsockname()[1]), 5).close()
+
+
+@pytest.fixture
+def resolved(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes every name have these addresses."""
+
+    def resolve(*addresses: str) -> None:
+        def found(host: str, port: int, **_: Any) -> list[Any]:
+            families = [socket.AF_INET6 if ":" in address else socket.AF_INET for address in addresses]
+            more = {socket.AF_INET6: (0, 0), socket.AF_INET: ()}
+            pairs = zip(families, addresses, strict=True)
+            return [(family, socket.SOCK_STREAM, 6, "", (address, port, *more[family])) for family, address in pairs]
+
+        monkeypatch.setattr(socket, "getaddrinfo", found)
+
+    return resolve
+
+
+def addresses_of(listening: list[socket.socket]) -> list[str]:
+    """Closes the sockets, which have one port."""
+    names = [made.getsockname() for made in listening]
+    for made in listening:
+        made.close()
+    assert len({port for _, port, *_ in names}) == 1
+    return [name[0] for name in names]
+
+
+@pytest.mark.parametrize("port", [0, 1])
+def test_a_name_is_served_on_all_its_addresses(port: int, resolved: Callable[..., None]) -> None:
+    if port:
+        with listen("127.0.0.1", 0)[0] as free:
+            port = free.getsockname()[1]
+    resolved("127.0.0.1", "127.0.0.2", "127.0.0.1")
+    assert addresses_of(listen("localhost", port)) == ["127.0.0.1", "127.0.0.2"]
+    if socket.has_dualstack_ipv6():
+        resolved("::1", "127.0.0.1")
+        assert addresses_of(listen("localhost", port)) == ["::1", "127.0.0.1"]
+
+
+def test_an_address_of_another_machine_is_left_out(resolved: Callable[..., None]) -> None:
+    resolved("192.0.2.1", "127.0.0.1")
+    assert addresses_of(listen("localhost", 0)) == ["127.0.0.1"]
+    resolved("192.0.2.1")
+    with pytest.raises(UsageError, match="--host localhost --port 0: cannot listen there"):
+        listen("localhost", 0)
+
+
+def test_a_port_in_use_on_one_address_is_in_use(resolved: Callable[..., None]) -> None:
+    with listen("127.0.0.2", 0)[0] as taken:
+        port = taken.getsockname()[1]
+        resolved("127.0.0.1", "127.0.0.2")
+        with pytest.raises(UsageError, match="cannot listen"):
+            listen("localhost", port)
+        socket.create_server(("127.0.0.1", port)).close()  # nothing listens there
+
+
+def test_a_free_port_is_looked_for_until_all_addresses_have_it(
+    resolved: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create, taken = socket.create_server, iter([True, True])
+
+    def in_use_at_first(address: Any, **options: Any) -> socket.socket:
+        if address[1] and next(taken, False):
+            raise OSError(errno.EADDRINUSE, "in use")
+        return create(address, **options)
+
+    monkeypatch.setattr(socket, "create_server", in_use_at_first)
+    resolved("127.0.0.1", "127.0.0.2")
+    assert addresses_of(listen("localhost", 0)) == ["127.0.0.1", "127.0.0.2"]
+
+
+@pytest.mark.parametrize("host", ["a" * 70, "no.such\nhost.invalid"])
+def test_what_is_no_name_is_refused_on_one_line(host: str) -> None:
+    with pytest.raises(UsageError, match=r"^--host .* cannot listen there .*$"):
+        listen(host, 0)
+
+
+@pytest.mark.parametrize("text", [None, "", b"\xff"])
+@pytest.mark.parametrize("option", ["--api-key-file", "--cache-file"])
+def test_names_of_files_stand_on_one_line(
+    option: str,
+    text: str | bytes | None,
+    engine: Engine,
+    invoke: Callable[..., int],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "a\nb"
+    if option == "--cache-file":
+        file.mkdir(exist_ok=True)
+    elif text is not None:
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    assert invoke("serve", "-m", "m", option, str(file)) == 2
+    assert "a\\nb: " in capsys.readouterr().err
 
 
 def test_an_empty_file_of_keys_opens_nothing(
@@ -148,7 +243,7 @@ class Life:
     """helper: what a client does, and sends signals; it is called with this and a client that reached the server."""
 
     def __init__(self, helper: Callable[[Life, httpx.Client], None], **settings: Any):
-        with listen("127.0.0.1", 0) as free:
+        with listen("127.0.0.1", 0)[0] as free:
             port = free.getsockname()[1]
         self.engine = FakeEngine(byte_tokenizer())
         self.load = threading.Event()

@@ -287,3 +287,41 @@ def test_keys_that_no_header_can_carry(key: str) -> None:
 def test_a_key_and_none_contradict() -> None:
     with pytest.raises(UsageError, match="--no-auth and --api-key"):
         Settings(api_keys=("k",), no_auth=True)
+
+
+@pytest.mark.parametrize(
+    ("target", "host", "status"),
+    [
+        ("http://127.0.0.1/v1/models", "127.0.0.1", 200),
+        ("HTTP://localhost:8080/v1/models?x=1", "evil.example", 200),  # the target's counts
+        ("http://evil.example/v1/models", "127.0.0.1", 403),
+        ("http://127.0.0.1/v1/nothing", "127.0.0.1", 404),
+        ("http://127.0.0.1", "127.0.0.1", 200),
+        ("http://127.0.0.1?x=1", "127.0.0.1", 200),
+        ("http://evil.example@127.0.0.1/v1/models", "127.0.0.1", 404),
+        ("http:///v1/models", "127.0.0.1", 404),
+        ("*", "127.0.0.1", 404),
+    ],
+)
+def test_a_target_in_absolute_form_is_its_path(target: str, host: str, status: int) -> None:
+    """As clients send it that take the server for a proxy."""
+    with running() as server, connect(server) as connection:
+        connection.sendall(f"GET {target} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n".encode())
+        assert everything(connection).startswith(b"HTTP/1.1 %d " % status)
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_the_head_of_a_stream(version: str) -> None:
+    """Our own headers, and those that say how the body ends."""
+    with running() as server, connect(server) as connection:
+        body = b'{"prompt": "Hello", "stream": true}'
+        head = f"POST /v1/completions HTTP/{version}\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
+        connection.sendall(head.encode() + b"connection: close\r\n\r\n" + body)
+        lines, _, rest = everything(connection).partition(b"\r\n\r\n")
+    status, *headers = lines.decode("ascii").split("\r\n")
+    values = dict(header.lower().split(": ", 1) for header in headers)
+    assert status == "HTTP/1.1 200 OK" and len(values) == len(headers)
+    assert values["content-type"] == "text/event-stream; charset=utf-8" and values["connection"] == "close"
+    assert values["x-request-id"].startswith("req_") and "date" in values
+    assert values.get("transfer-encoding") == (None if version == "1.0" else "chunked")
+    assert (b"[DONE]\n\n" if version == "1.0" else b"\r\n0\r\n\r\n") in rest
