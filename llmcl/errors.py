@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import reprlib
 from numbers import Integral
-from typing import Any
+from typing import Any, TypeVar
+
+E = TypeVar("E", bound="LlmclError")
 
 # What a user can ask for in numbers: sizes in bytes that are made of it are still whole numbers of 128 bits.
 MAX_NUMBER = 1 << 62
@@ -15,9 +17,20 @@ _SHOWN_CHARACTERS = 80
 
 
 class LlmclError(Exception):
-    """Base class: `str(error)` is complete and fit to be shown to a user as it is."""
+    """Base class: `str(error)` is complete and fit to be shown to a user as it is.
+
+    problem: the part of it that says what is wrong, where clients of a server can do something else about it.
+    """
 
     exit_code = 1
+    problem = ""
+
+    @classmethod
+    def with_remedy(cls: type[E], problem: str, remedy: str) -> E:
+        """Two sentences: what is wrong, and what to do about it here."""
+        error = cls(f"{problem} {remedy}")
+        error.problem = problem
+        return error
 
 
 class UsageError(LlmclError, ValueError):

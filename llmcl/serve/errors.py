@@ -10,6 +10,8 @@ from llmcl.errors import ContextLengthError, DeviceError, LlmclError, UsageError
 ANTHROPIC_PATH = "/v1/messages"
 TOO_LONG = "context_length_exceeded"
 
+# What clients can do about a chat template, whose errors have another remedy for the command line.
+_OTHER_PROMPTS = "Send other messages, or the whole text of the prompt to /v1/completions."
 _PROMPTS = {"/v1/completions": "prompt", "/v1/responses": "input"}  # elsewhere: messages
 # The word that each API has for a status.
 _OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
@@ -73,9 +75,10 @@ def unsupported(param: str, what: str) -> RequestError:
 
 def of_llmcl(error: LlmclError) -> RequestError:
     """An error of the engine, as one of the request that met it."""
+    message = f"{error.problem} {_OTHER_PROMPTS}" if error.problem else str(error)
     if isinstance(error, ContextLengthError):
-        return RequestError(400, str(error), "messages", TOO_LONG)
+        return RequestError(400, message, "messages", TOO_LONG)
     if isinstance(error, UsageError):
-        return RequestError(400, str(error))
+        return RequestError(400, message)
     status = 503 if isinstance(error, DeviceError) else 500
-    return RequestError(status, str(error))
+    return RequestError(status, message)

@@ -22,7 +22,7 @@ _JINJA = "namespace", "range", "dict", "lipsum", "cycler", "joiner", "loop", "se
 _OWN_NAMES = frozenset((*_CONVERSATION, *_JINJA))
 
 _REMEDY = "Give the prompt as it is, without the template (raw, --raw), or another template (--chat-template-file)."
-_OTHERS = "Give other messages, or the prompt as it is (raw, --raw)"
+_OTHERS = "Give other messages, or the prompt as it is (raw, --raw)."
 
 
 def render(
@@ -59,7 +59,8 @@ def render(
     except CheckpointError as error:
         if not variables:
             raise
-        raise UsageError(f"with the variables that were given for the chat template: {error}") from None
+        said = f"with the variables that were given for the chat template: {error.problem}"
+        raise UsageError.with_remedy(said, _REMEDY) from None
 
 
 def check_variables(variables: Mapping[str, Any]) -> None:
@@ -95,9 +96,9 @@ def _render(
     text = _ask(template, {**variables, "messages": plain, **generation, **special_tokens})
     # Half a pair in the messages themselves is what `encode` refuses.
     if not is_unicode(text) and is_unicode(json.dumps([plain, variables], ensure_ascii=False)):
-        raise CheckpointError(f"The chat template made a text with half a surrogate pair, expected Unicode. {_REMEDY}")
+        raise _failed("made a text with half a surrogate pair, expected Unicode")
     if not text:
-        raise CheckpointError(f"The chat template made an empty text of these messages. {_REMEDY}")
+        raise _failed("made an empty text of these messages")
     return text
 
 
@@ -129,9 +130,7 @@ def _ask(template: str, variables: Mapping[str, Any] | None) -> str:
     from llmcl.tokenizer import template_process  # late, for programs that never meet a template
 
     if len(template) > MAX_CHARACTERS:
-        raise CheckpointError(
-            f"The chat template has {len(template)} characters, expected at most {MAX_CHARACTERS}. {_REMEDY}"
-        )
+        raise _failed(f"has {len(template)} characters, expected at most {MAX_CHARACTERS}")
     try:
         request = json.dumps({"template": template, "variables": variables}).encode("ascii")
     except (TypeError, ValueError, RecursionError) as error:
@@ -144,8 +143,13 @@ def _ask(template: str, variables: Mapping[str, Any] | None) -> str:
         return text
     reason = one_line(text, MAX_REASON)
     if kind == "R":
-        raise UsageError(f"{_OTHERS}: the chat template does not accept these messages: {reason}")
+        reason = reason.removesuffix(".")
+        raise UsageError.with_remedy(f"The chat template does not accept these messages: {reason}.", _OTHERS)
     if kind == "S":
         reason = reason.partition(". ")[0]  # Jinja adds for which tags it was looking
     what = "is not valid Jinja" if kind == "S" else "failed: "
-    raise CheckpointError(f"The chat template {what}{reason.removesuffix('.')}. {_REMEDY}")
+    raise _failed(f"{what}{reason.removesuffix('.')}")
+
+
+def _failed(what: str) -> CheckpointError:
+    return CheckpointError.with_remedy(f"The chat template {what}.", _REMEDY)

@@ -232,9 +232,9 @@ def stop() -> None:
 
 
 def _cannot_start(reason: str) -> LlmclError:
-    return LlmclError(
-        f"Chat templates are rendered in a process of their own, which cannot be started: {reason}. "
-        "Give the prompt as it is, without the template (raw, --raw)."
+    return LlmclError.with_remedy(
+        f"Chat templates are rendered in a process of their own, which cannot be started: {reason}.",
+        "Give the prompt as it is, without the template (raw, --raw).",
     )
 
 

@@ -180,9 +180,9 @@ class Tokenizer:
             LlmclError: the process that renders it cannot be started here.
         """
         if self.chat_template is None:
-            raise UsageError(
-                "The model has no chat template, so it does not take messages. Give the prompt as plain text, "
-                "give it a template (chat_template), or use an instruction-tuned model."
+            raise UsageError.with_remedy(
+                "The model has no chat template, so it does not take messages.",
+                "Give the prompt as plain text, give it a template (chat_template), or use an instruction-tuned model.",
             )
         return chat_template.render(
             self.chat_template,

@@ -325,12 +325,24 @@ def test_a_template_that_fails_with_what_is_given_is_a_400() -> None:
     with running(FakeEngine(byte_tokenizer("{{ 1 + n | default(1) }}"))) as server:
         assert server.chat().status_code == 200
         error = refusal(server, chat_template_kwargs={"n": "one"})
-        assert "TypeError" in error.message
+        assert "TypeError" in error.message and "--raw" not in error.message and "/v1/completions" in error.message
 
 
 def test_what_the_template_refuses_is_a_400(shared: Running) -> None:
     error = refusal(shared, messages=[*USER, {"role": "system", "content": "late"}])
     assert "system first" in error.message
+
+
+@pytest.mark.parametrize("template", [None, "{{ 1 + 'one' }}", "{% if %}", "{{ raise_exception('no.') }}", "{# #}"])
+def test_refusals_of_a_template_say_what_a_client_can_do(template: str | None) -> None:
+    with running(FakeEngine(byte_tokenizer(template))) as server:
+        body = {"messages": [{"role": "user", "content": "Hi"}], "input": "Hi", "max_tokens": 1}
+        for path in ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/apply-template"):
+            message = server.post(path, body).json()["error"]["message"]
+            assert message.endswith(" Send other messages, or the whole text of the prompt to /v1/completions."), (
+                message
+            )
+            assert "raw" not in message and "chat_template" not in message
 
 
 def test_a_prompt_beyond_the_context(client: openai.OpenAI) -> None:

@@ -181,7 +181,7 @@ def test_a_refusal_that_is_a_huge_number_is_named() -> None:
 
 
 def test_refusal_of_a_chat_template_is_the_users_to_mend() -> None:
-    with pytest.raises(UsageError, match=r"does not accept these messages: roles must alternate/\.\.\.$"):
+    with pytest.raises(UsageError, match=r"these messages: roles must alternate/\.\.\. Give other"):
         render("{{ raise_exception('roles must alternate/...') }}")
 
 
