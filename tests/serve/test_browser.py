@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from browser import Browser, browser, find_browser
-from fake_server import TEMPLATE, FakeEngine, Running, byte_tokenizer, running
+from fake_server import TEMPLATE, FakeEngine, Running, byte_tokenizer, running, wait_for
 
 pytestmark = pytest.mark.skipif(find_browser() is None, reason="no Chromium is installed")
 
@@ -96,6 +96,23 @@ def test_stop_ends_the_request(page: Browser, engine: FakeEngine) -> None:
     page.wait_for("document.getElementById('stop').disabled")
     assert messages(page) == ["Hello", "Hel"]
     page.wait_for("fetch('metrics').then(a => a.text()).then(t => t.includes('requests_processing 0.0'))")
+
+
+def test_messages_without_an_answer_are_one_with_the_next(page: Browser, engine: FakeEngine) -> None:
+    """Else a template that insists on turns would refuse them."""
+    engine.hold_after = 0
+    page.type("Hello")
+    page.press("Enter")
+    wait_for(lambda: engine.running)
+    page.js("document.getElementById('stop').click()")
+    page.wait_for("document.getElementById('stop').disabled")
+    engine.hold_after = None
+    ask(page, "More")
+    page.wait_for("document.querySelectorAll('.assistant p').length")
+    assert engine.asked[-1][0] == "[user]Hello\n\nMore\n[assistant]"
+    ask(page, "Again")
+    page.wait_for("document.querySelectorAll('.user').length === 3 && document.getElementById('stop').disabled")
+    assert engine.asked[-1][0] == "[user]Hello\n\nMore\n[assistant]Hello\n\nMore\n[user]Again\n[assistant]"
 
 
 def test_settings_and_errors(page: Browser, engine: FakeEngine) -> None:
