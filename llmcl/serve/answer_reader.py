@@ -38,6 +38,7 @@ class AnswerReader(AnswerParts):
         self._in_list = False  # behind an opening that is for several calls
         self._scanner: Scanner = CallScanner()
         self._n_sent = -1  # characters of its arguments; -1: the call was not begun
+        self._is_cut = False
         self._read: Callable[[bool], bool] = self._read_thought if self.thinks else self._read_begin
 
     @property
@@ -48,8 +49,8 @@ class AnswerReader(AnswerParts):
         self._held += text + self.special.get(token_id, "")
         self._run(False)
 
-    def finish(self) -> None:
-        """The answer is complete: what was held back is text."""
+    def finish(self, *, is_cut: bool = False) -> None:
+        self._is_cut = is_cut
         self._run(True)
 
     def _run(self, final: bool) -> None:
@@ -67,7 +68,7 @@ class AnswerReader(AnswerParts):
             return True
         if not final and any(mark.startswith(begun) for mark in (self.marks.begin, *self._openings)):
             return False
-        if self._begins_with_a_call(begun):
+        if self._begins_with_a_call(begun) and not self._is_an_opening(begun):
             self._held, self._opening, self._in_list = begun, "", False
             self._read = self._read_call
         else:
@@ -120,10 +121,16 @@ class AnswerReader(AnswerParts):
                 self._opening = ""
             self._held, self._in_list, self._read = self._held[at + len(self._opening) :], False, self._read_call
             return True
-        n_kept = 0 if final else n_begun(self._held, self._openings, spaces=True)
+        n_kept = n_begun(self._held, self._openings, spaces=True)
+        if final and not (self._is_cut and self._is_an_opening(self._held[len(self._held) - n_kept :].lstrip())):
+            n_kept = 0
         self._say(self._held[: len(self._held) - n_kept])
         self._held = self._held[len(self._held) - n_kept :]
         return False
+
+    def _is_an_opening(self, begun: str) -> bool:
+        """Whether the front of an opening is surely one: more than half of it is there."""
+        return any(opening.startswith(begun) and 2 * len(begun) > len(opening) for opening in self._openings)
 
     # ---- calls --------------------------------------------------------------------------------------
 
@@ -145,25 +152,35 @@ class AnswerReader(AnswerParts):
             self._held, self._read = begun[named.end() :], self._read_object
             return True
         is_open = begins is None or not begun or (self.family.is_list and bool(_NAME_BEGUN.match(begun)))
-        if not final and is_open:
-            self._held = begun
-            return False
         self._held = begun
+        if is_open and (not final or (self._is_cut and self._is_opened)):
+            return False
         return self._no_call()
 
     def _read_object(self, final: bool) -> bool:
         scanner = self._scanner
         self._held = self._held[scanner.push(self._held) :]
-        is_ours = scanner.is_call and (bool(self._opening.strip("[")) or scanner.name in self.schemas)
+        is_ours = scanner.is_call and (self._is_opened or scanner.name in self.schemas)
         if is_ours:
             self._send()
         if scanner.done and is_ours:
             self._read = self._read_after
             return True
-        if scanner.done or (final and not is_ours):
+        if scanner.done or (final and not is_ours and not (self._is_cut and self._is_begun)):
             self._opening += scanner.raw
             return self._no_call()
         return False
+
+    @property
+    def _is_opened(self) -> bool:
+        """Whether an opening has come that stands for nothing else."""
+        return bool(self._opening.strip("["))
+
+    @property
+    def _is_begun(self) -> bool:
+        """Whether the call that is read is surely one, though neither name nor arguments may be there."""
+        assert self.family is not None
+        return self._is_opened or bool(self.family.form.front) or self._scanner.name in self.schemas
 
     def _no_call(self) -> bool:
         """What looked like a call is text, and so is what follows, up to the next opening."""
@@ -201,7 +218,8 @@ class AnswerReader(AnswerParts):
         if not self.family.opening and self._held[:1] in (";", ","):
             self._held = self._held[1:]
             return True
-        if not self._held or (not final and any(mark.startswith(self._held) for mark in (closing, *self._openings))):
+        may_go_on = not final or self._is_cut
+        if not self._held or (may_go_on and any(mark.startswith(self._held) for mark in (closing, *self._openings))):
             return False
         if self._begins_with_a_call(self._held):
             self._opening, self._read = "", self._read_call

@@ -182,7 +182,7 @@ class Answer:
             self.reader.push(piece.text, piece.token_id)
             self.thought_tokens += self.reader.is_thinking
             if piece.finish_reason is not None:
-                self.reader.finish()
+                self.reader.finish(is_cut=piece.finish_reason == "length")
 
     def parts(self, text: str) -> list[Part]:
         """What is new of the answer; text: of its last piece, which is all where nothing has to be told apart."""

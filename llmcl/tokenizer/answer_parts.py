@@ -65,8 +65,10 @@ class AnswerParts(ABC):
         """The answer goes on with this token and its text."""
 
     @abstractmethod
-    def finish(self) -> None:
-        """The answer is complete: what was held back is text."""
+    def finish(self, *, is_cut: bool = False) -> None:
+        """The answer is complete, and what was held back is text. is_cut: it would have gone on, so what is surely the
+        opening of a call is none.
+        """
 
     def take(self) -> list[Part]:
         parts, self._parts = self._parts, []

@@ -53,7 +53,7 @@ class ChannelReader(AnswerParts):
         while self._read(final=False):
             pass
 
-    def finish(self) -> None:
+    def finish(self, *, is_cut: bool = False) -> None:
         while self._read(final=True):
             pass
 

@@ -258,6 +258,45 @@ def test_an_answer_is_read_however_it_is_cut(name: str) -> None:
         assert (reader.text, [(call.name, call.arguments) for call in reader.calls]) == (text, calls), pieces
 
 
+@pytest.mark.parametrize("name", [name for name, (_, _, _, calls) in ANSWERS.items() if calls])
+def test_the_opening_of_a_call_is_no_text_where_an_answer_is_cut(name: str) -> None:
+    """At whatever character max_tokens cuts it; a few characters of an opening may be anything."""
+    family, answer, text, _ = ANSWERS[name]
+    openings = [opening.strip() for opening in (BY_NAME[family].opening, *BY_NAME[family].other_openings)]
+    for n in range(len(answer)):
+        reader = AnswerReader(BY_NAME[family], NAMES)
+        reader.push(answer[:n], 0)
+        reader.finish(is_cut=True)
+        opened = any(opening and opening in answer[:n] for opening in openings)
+        if opened:
+            assert not reader.text.removeprefix(text[: len(reader.text)]).strip(), (answer[:n], reader.text)
+        for opening in openings:
+            assert not opening or opening[: len(opening) // 2 + 1] not in reader.text, (answer[:n], reader.text)
+
+
+def test_text_is_text_where_an_answer_is_cut() -> None:
+    for family, answer, text in (
+        ("hermes", "1 <", "1 <"),
+        ("hermes", "1 <tool", "1 <tool"),
+        ("hermes", "1 \n<tool_c", "1"),
+        ("hermes", "<tool_call> is a w", "<tool_call>is a w"),
+        ("hermes", "see [", "see ["),
+        ("mistral", "[1, ", "[1, "),
+        ("mistral", "[TOOL_", "[TOOL_"),
+        ("mistral", "[TOOL_C", ""),
+        ("mistral", f'[TOOL_CALLS][{{"name": "add", "arguments": {A}}}, ', ""),
+        ("llama 3", '{"na', '{"na'),
+        ("llama 3", '{"name": "Bob", "parameters', '{"name": "Bob", "parameters'),
+        ("llama 3", '{"name": "add", "param', ""),
+        ("qwen", "Well. <function=ad", "Well."),
+    ):
+        reader = AnswerReader(BY_NAME[family], NAMES)
+        for character in answer:
+            reader.push(character, 0)
+        reader.finish(is_cut=True)
+        assert reader.text == text, answer
+
+
 def test_arguments_come_as_they_are_written() -> None:
     reader = AnswerReader(HERMES, NAMES)
     reader.push('<tool_call>\n{"name": "weather", "arguments": {"city', 0)
@@ -266,7 +305,7 @@ def test_arguments_come_as_they_are_written() -> None:
     reader.push('": "Bern', 0)
     (part,) = reader.take()
     assert isinstance(part, CallPart) and not part.is_first and part.delta == '": "Bern'
-    reader.finish()  # cut by max_tokens
+    reader.finish(is_cut=True)
     assert reader.calls[0].arguments == '{"city": "Bern' and reader.text == ""
 
 
@@ -278,7 +317,7 @@ def test_values_between_tags_come_as_they_are_written() -> None:
     assert [part.delta for part in reader.take() if isinstance(part, CallPart)] == ["rn"]
     reader.push("meter>\n", 0)
     assert [part.delta for part in reader.take() if isinstance(part, CallPart)] == ['"']
-    reader.finish()  # cut by max_tokens
+    reader.finish(is_cut=True)
     assert reader.calls[0].arguments == '{"city": "Bern"' and reader.text == ""
 
 

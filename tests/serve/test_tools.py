@@ -78,6 +78,12 @@ def test_a_chat_calls_tools(client: openai.OpenAI, calling: Running) -> None:
     assert [(call.function.name, call.function.arguments) for call in calls if call.type == "function"] == CALLS
     assert len({call.id for call in calls}) == 2
     strictly(ChatCompletion, calling.chat(tools=CHAT_TOOLS).json())
+    for n in range(16, 30):  # within the opening of the first call
+        early = calling.chat(tools=CHAT_TOOLS, max_tokens=n).json()["choices"][0]
+        assert early["finish_reason"] == "length" and early["message"]["content"] == "I look."
+        streamed = calling.chat(tools=CHAT_TOOLS, max_tokens=n, stream=True).text
+        chunks = [json.loads(data) for _, data in events(streamed) if data != "[DONE]"]
+        assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == "I look."
     cut = calling.chat(tools=CHAT_TOOLS, max_tokens=60).json()["choices"][0]
     assert cut["finish_reason"] == "length" and cut["message"]["tool_calls"][0]["function"]["name"] == "weather"
 
