@@ -87,10 +87,29 @@ class ServerError(LlmclError):
     exit_code = 10
 
 
-def check_whole(name: str, value: object) -> None:
-    """Raises UsageError unless `value` is a whole number, 1 to MAX_NUMBER."""
-    if not isinstance(value, Integral) or not 1 <= int(value) <= MAX_NUMBER:
-        raise UsageError(f"{name} is {shown(value)}; expected a whole number, 1 or more and at most 2^62")
+def check_whole(name: str, value: object, least: int = 1) -> None:
+    """Raises UsageError unless `value` is a whole number, `least` to MAX_NUMBER."""
+    if not isinstance(value, Integral) or not least <= int(value) <= MAX_NUMBER:
+        raise UsageError(f"{name} is {shown(value)}; expected a whole number, {least} or more and at most 2^62")
+
+
+def check_flags(**flags: object) -> None:
+    """Raises UsageError for one that is neither True nor False: "no" would count as True."""
+    for name, value in flags.items():
+        if type(value).__name__ not in ("bool", "bool_"):  # or NumPy's
+            raise UsageError(f"{name} is {shown(value)}; expected True or False")
+
+
+def check_text(name: str, value: object) -> None:
+    """Raises UsageError unless `value` is a string."""
+    if not isinstance(value, str):
+        raise UsageError(f"{name} is {shown(value)}; expected a string")
+
+
+def check_function(name: str, value: object) -> None:
+    """Raises UsageError unless `value` is None or can be called."""
+    if value is not None and not callable(value):
+        raise UsageError(f"{name} is {shown(value)}; expected a function, or None")
 
 
 def shown(value: object) -> str:

@@ -21,11 +21,13 @@ from llmcl.attention.block_grid import EMPTY, FULL, PARTIAL, Grid
 from llmcl.attention.masks import MaskMod
 from llmcl.attention.tracing.graph import Array
 from llmcl.attention.tracing.trace import TracedMod, trace_mask_mod
-from llmcl.errors import UsageError
+from llmcl.errors import UsageError, shown
 
 Int32Array = NDArray[np.int32]
 
 DEFAULT_BLOCK_SIZE = 128
+_MAX_SIZE = (1 << 31) - 1
+_MAX_BLOCKS = 1 << 28  # a byte each, of which some copies are made
 
 
 def and_masks(*mask_mods: MaskMod) -> MaskMod:
@@ -57,7 +59,7 @@ def or_masks(*mask_mods: MaskMod) -> MaskMod:
 def _check_callables(mask_mods: Sequence[object]) -> None:
     for mask_mod in mask_mods:
         if not callable(mask_mod):
-            raise UsageError(f"a mask_mod is a function of (b, h, q_idx, kv_idx); found {mask_mod!r}")
+            raise UsageError(f"a mask_mod is a function of (b, h, q_idx, kv_idx); found {shown(mask_mod)}")
 
 
 def create_block_mask(
@@ -81,15 +83,20 @@ def create_block_mask(
     """
     block_size = _block_size(BLOCK_SIZE)
     for name, value in {"B": B, "H": H, "Q_LEN": Q_LEN, "KV_LEN": KV_LEN}.items():
-        if (value is None and name in ("B", "H")) or (isinstance(value, (int, np.integer)) and value > 0):
+        if value is None and name in ("B", "H"):
             continue
-        raise UsageError(f"{name} is {value!r}; expected an integer above 0" + (" or None" if name in "BH" else ""))
+        if not isinstance(value, (int, np.integer)) or not 0 < value <= _MAX_SIZE:
+            or_none = " or None" if name in "BH" else ""
+            raise UsageError(f"{name} is {shown(value)}; expected an integer above 0{or_none}, at most {_MAX_SIZE}")
+    batch, heads, Q_LEN, KV_LEN = int(B or 1), int(H or 1), int(Q_LEN), int(KV_LEN)
+    if (blocks := batch * heads * -(-Q_LEN // block_size[0]) * -(-KV_LEN // block_size[1])) > _MAX_BLOCKS:
+        raise UsageError(f"the mask has {blocks} blocks, expected at most {_MAX_BLOCKS}; give a larger BLOCK_SIZE")
     traced = trace_mask_mod(mask_mod)
-    classes = Grid(traced, B or 1, H or 1, Q_LEN, KV_LEN, block_size).classify()
-    shape = (B or 1, H or 1, *classes.shape[2:])
+    classes = Grid(traced, batch, heads, Q_LEN, KV_LEN, block_size).classify()
+    shape = (batch, heads, *classes.shape[2:])
     partial, full = _to_lists(classes == PARTIAL), _to_lists(classes == FULL)
     return BlockMask(
-        seq_lengths=(int(Q_LEN), int(KV_LEN)),
+        seq_lengths=(Q_LEN, KV_LEN),
         kv_num_blocks=_broadcast(partial[0], shape),
         kv_indices=_broadcast(partial[1], shape),
         full_kv_num_blocks=_broadcast(full[0], shape),
@@ -110,9 +117,9 @@ def check_mod(traced: TracedMod, B: int, H: int, Q_LEN: int, KV_LEN: int) -> Non
 
 
 def _block_size(value: int | tuple[int, int]) -> tuple[int, int]:
-    pair = (value, value) if isinstance(value, (int, np.integer)) else tuple(value)
-    if len(pair) != 2 or not all(isinstance(size, (int, np.integer)) and size > 0 for size in pair):
-        raise UsageError(f"BLOCK_SIZE is {value!r}; expected an integer above 0, or two: for queries and for keys")
+    pair = value if isinstance(value, (tuple, list)) else (value, value)
+    if len(pair) != 2 or not all(isinstance(size, (int, np.integer)) and 0 < size <= _MAX_SIZE for size in pair):
+        raise UsageError(f"BLOCK_SIZE is {shown(value)}; expected an integer above 0, or two: for queries and for keys")
     return int(pair[0]), int(pair[1])
 
 
@@ -308,10 +315,10 @@ def _numbers(item: Any, size: int, name: str) -> NDArray[np.int64]:
     else:
         numbers = np.atleast_1d(np.asarray(item)).astype(np.int64)
         if np.any((numbers < -size) | (numbers >= size)):
-            raise UsageError(f"the {name} index {item!r} is out of range; the mask has {size}")
+            raise UsageError(f"the {name} index {shown(item)} is out of range; the mask has {size}")
         numbers = numbers % size
     if numbers.size == 0:
-        raise UsageError(f"the {name} index {item!r} selects nothing of {size}")
+        raise UsageError(f"the {name} index {shown(item)} selects nothing of {size}")
     return numbers
 
 

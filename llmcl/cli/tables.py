@@ -12,9 +12,14 @@ class _Console(Console):
         raise BrokenPipeError  # which ends every command alike (command.py), and not with rich's exit code
 
 
+LEAST_COLUMNS = 40  # in fewer a table has no room for its words; COLUMNS=0 would leave it blank
+
+
 def console() -> Console:
     """A console that prints tables, as wide as the terminal."""
-    return _Console(highlight=False)
+    made = _Console(highlight=False)
+    made.width = max(made.width, LEAST_COLUMNS)
+    return made
 
 
 def new_table(title: str | None = None) -> Table:

@@ -20,7 +20,7 @@ from llmcl.convert.folder import FolderPlan, folder_plan
 from llmcl.convert.gguf import GgufPlan, gguf_plan
 from llmcl.convert.target import appearing, check_replaceable, check_target
 from llmcl.convert.tensors import OutTensor, Pieces
-from llmcl.errors import UsageError
+from llmcl.errors import UsageError, check_flags, check_function, shown
 from llmcl.progress import Progress
 from llmcl.runtime.cache_files import expanded
 
@@ -49,12 +49,14 @@ def convert(
     Raises UsageError (a target that exists, too little disk space, a format that cannot hold the rows), CheckpointError
     and UnsupportedModelError (a source that cannot be read, or of which the target cannot say something).
     """
+    check_flags(force=force, offline=offline)
+    check_function("progress", progress)
     target = expanded(target, "the target")
     if target.name in ("", ".."):
         target = target.resolve()
     is_gguf = target.suffix.lower() == ".gguf"
-    if dtype not in DTYPE_FORMATS:
-        raise UsageError(f"dtype is {dtype!r}; expected one of {', '.join(DTYPE_FORMATS)}")
+    if not isinstance(dtype, str) or dtype not in DTYPE_FORMATS:
+        raise UsageError(f"dtype is {shown(dtype)}; expected one of {', '.join(DTYPE_FORMATS)}")
     if quantize is not None:
         check_quantize(quantize)
         if not is_gguf:

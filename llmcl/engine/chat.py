@@ -9,7 +9,7 @@ from weakref import ref
 from llmcl.engine.conversation import Conversation
 from llmcl.engine.generation import Answer, Piece
 from llmcl.engine.leases import Lease, Leases
-from llmcl.errors import UsageError
+from llmcl.errors import UsageError, shown
 from llmcl.models.model import Model
 from llmcl.tokenizer import Tokenizer
 from llmcl.tokenizer.channel_reader import has_channels
@@ -38,6 +38,8 @@ class Chat(Conversation):
 
     def __init__(self, llm: Speaker):
         super().__init__()
+        if not hasattr(llm, "leases"):
+            raise UsageError(f"llm is {shown(llm)}; expected a loaded model, as llmcl.load returns it")
         if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
             raise UsageError(
                 f"{llm.model_name} has no chat template, so it cannot hold a conversation; use generate, a model "

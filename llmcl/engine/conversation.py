@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING
 
+from llmcl.errors import check_text
+
 if TYPE_CHECKING:  # a conversation with a server needs nothing of an engine
     from llmcl.engine.generation import Piece
 
@@ -19,6 +21,9 @@ class Conversation:
 
     def _turn(self, text: str, system_prompt: str | None) -> Messages:
         """All messages with the next of the user; a system prompt begins a conversation, and changes none."""
+        check_text("text", text)
+        if system_prompt is not None:
+            check_text("system_prompt", system_prompt)
         first = [{"role": "system", "content": system_prompt}] if system_prompt is not None else []
         return [*(self.messages or first), {"role": "user", "content": text}]
 

@@ -20,12 +20,14 @@ from llmcl.engine.speculation import NO_SPECULATION, Speculation
 from llmcl.engine.stats import GenerationStats, Recorder
 from llmcl.engine.step_loop import Batch, StepLoop
 from llmcl.engine.worker import Answering, End, Worker, nothing
-from llmcl.errors import ContextLengthError, LlmclError, UsageError, shown
+from llmcl.errors import ContextLengthError, LlmclError, UsageError, check_whole, shown
 from llmcl.grammar import CompiledGrammar
 from llmcl.models import prefix_file
 from llmcl.models.model import Model
 from llmcl.ops.logprobs import check_alternatives
+from llmcl.ops.sample import WHOLE
 from llmcl.runtime import driver_calls
+from llmcl.runtime.cache_files import expanded
 from llmcl.runtime.device import Device
 from llmcl.tokenizer import Tokenizer
 
@@ -200,7 +202,7 @@ class Engine:
     ) -> Question:
         """Encodes and checks a request, without beginning it; `ask` does. Arguments and errors as of `submit`."""
         answer = AnswerOptions(**options)
-        if not isinstance(priority, int):
+        if not isinstance(priority, WHOLE):
             raise UsageError(f"priority is {shown(priority)}; expected a whole number")
         check_alternatives("prompt_logprobs", prompt_logprobs)
         ids = self._llm.encode(prompt, raw=raw, system_prompt=system_prompt)
@@ -213,7 +215,7 @@ class Engine:
                 "open the engine with a larger max_context or more pages (kv_pages)"
             )
         grammar = self._llm.compiled(answer)
-        return Question(ids, answer, priority, grammar, prompt_logprobs, shown=is_chat(prompt, raw=raw))
+        return Question(ids, answer, int(priority), grammar, prompt_logprobs, shown=is_chat(prompt, raw=raw))
 
     def ask(self, question: Question) -> Request:
         """Begins the answer to a question."""
@@ -291,17 +293,20 @@ class Engine:
 
     # ---- the prefix cache in a file -----------------------------------------------------------------
 
-    def store_prefixes(self, file: Path, max_bytes: int) -> int:
+    def store_prefixes(self, file: str | Path, max_bytes: int) -> int:
         """Writes what the prefix cache holds to a file, what was used last first, max_bytes of it at most. Returns the
         tokens written. Between two steps, so answers under way wait. Raises OSError, and UsageError after `close`.
         """
+        file = expanded(file, "the file of the prefix cache")
+        check_whole("max_bytes", max_bytes, 0)
         return self._worker.call(lambda loop: prefix_file.store(loop.cache, file, self._origin(loop), max_bytes))
 
-    def restore_prefixes(self, file: Path) -> int:
+    def restore_prefixes(self, file: str | Path) -> int:
         """Reads what `store_prefixes` wrote, into free pages. Returns the tokens read; 0 without a file.
 
         Raises PrefixFileError, and changes nothing, for a file that is damaged, of another model or of something else.
         """
+        file = expanded(file, "the file of the prefix cache")
         return self._worker.call(lambda loop: prefix_file.restore(loop.cache, file, self._origin(loop)))
 
     def _origin(self, loop: StepLoop) -> prefix_file.Origin:

@@ -10,7 +10,7 @@ from typing import Any
 from llmcl.engine.no_token import why_no_token
 from llmcl.engine.speculation import NO_SPECULATION, Speculation
 from llmcl.engine.stats import GenerationStats, Recorder
-from llmcl.errors import DeviceError, OutOfDeviceMemoryError, UsageError, check_whole
+from llmcl.errors import DeviceError, OutOfDeviceMemoryError, UsageError, check_flags, check_whole
 from llmcl.grammar import Grammar, Matcher
 from llmcl.models.kv_cache import common_prefix
 from llmcl.models.model import Model
@@ -65,8 +65,9 @@ class AnswerOptions:
 
     def __post_init__(self) -> None:
         check_whole("max_tokens", self.max_tokens)
+        check_flags(ignore_eos=self.ignore_eos)
         # Of its own: the caller's may be an iterator, or change while the answer is made.
-        if isinstance(self.stop, Iterable) and not isinstance(self.stop, str):
+        if isinstance(self.stop, Iterable) and not isinstance(self.stop, (str, bytes)):
             object.__setattr__(self, "stop", tuple(self.stop))
         if isinstance(self.logit_bias, Mapping):
             object.__setattr__(self, "logit_bias", dict(self.logit_bias))

@@ -15,7 +15,7 @@ from contextlib import suppress
 from inspect import GEN_CLOSED, GEN_RUNNING, getgeneratorstate
 from typing import Any, TypeVar
 
-from llmcl.errors import UsageError
+from llmcl.errors import UsageError, check_flags
 from llmcl.runtime import driver_calls
 
 Item = TypeVar("Item")
@@ -129,6 +129,7 @@ class Leases:
         Raises UsageError where another thread has the model (unless `wait`: then it waits) or where that was closed.
         """
         driver_calls.check()
+        check_flags(wait=wait)
         lease = Lease(self, start, is_last, kept)
         gate: Any = None
         try:

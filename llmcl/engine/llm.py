@@ -15,7 +15,15 @@ from llmcl.engine.engine import MAX_SEQUENCES, PAGE_TOKENS, Engine, are_prompts,
 from llmcl.engine.generation import AnswerOptions, Begin, Generation, Piece, collect, is_last, pieces
 from llmcl.engine.leases import Lease, Leases
 from llmcl.engine.speculation import NO_SPECULATION, Speculation
-from llmcl.errors import ContextLengthError, UsageError, check_whole, shown
+from llmcl.errors import (
+    ContextLengthError,
+    UsageError,
+    check_flags,
+    check_function,
+    check_text,
+    check_whole,
+    shown,
+)
 from llmcl.grammar import CompiledGrammar, Grammars
 from llmcl.models.batch import Batch, make_batch
 from llmcl.models.kv_cache import kv_bytes_per_position
@@ -86,6 +94,9 @@ class LLM:
                 f"the prompt is {shown(prompt)}; expected text, messages [{{'role': ..., 'content': ...}}], or "
                 "token ids"
             )
+        check_flags(raw=raw)
+        if system_prompt is not None:
+            check_text("system_prompt", system_prompt)
         if _are_ids(prompt):
             return [*map(int, prompt)]  # type: ignore[arg-type]
         if self.tokenizer is None:
@@ -174,6 +185,10 @@ class LLM:
             regex=regex,
             grammar=grammar,
         )  # its errors, and those of the ids, now and not at the first token
+        check_function("progress", progress)
+        check_function("begin", begin)
+        if not isinstance(sequence, SequenceState | None):
+            raise UsageError(f"sequence is {shown(sequence)}; expected a conversation's place in the KV cache, or None")
         if are_prompts(prompt):
             given = {field.name: getattr(options, field.name) for field in fields(options)}
             return self._stream_each(prompt, given | {"raw": raw, "system_prompt": system_prompt}, wait, progress)
@@ -271,6 +286,8 @@ class LLM:
         optional = {"max_step_tokens": max_step_tokens, "max_context": max_context, "kv_pages": kv_pages}
         for name, size in {**sizes, **{name: size for name, size in optional.items() if size is not None}}.items():
             check_whole(name, size)
+        check_flags(batch_invariant=batch_invariant)
+        check_function("progress", progress)
         context = self.max_context if max_context is None else max_context
         if context > self.max_context:
             raise UsageError(
@@ -395,7 +412,7 @@ class LLM:
 
     def bench_prefill(self, n_tokens: int) -> float:
         """Seconds to prefill n_tokens random tokens into an empty context, as llama-bench's pp test."""
-        ids = self._bench_tokens(n_tokens)
+        ids = self._bench_tokens(n_tokens, 0)
 
         def work() -> float:
             self.clear()
@@ -405,7 +422,7 @@ class LLM:
 
     def bench_decode(self, n_tokens: int, depth: int = 0) -> list[float]:
         """Seconds of each of n_tokens single-token decodes after `depth` tokens: llama-bench's tg test, no sampling."""
-        ids = self._bench_tokens(n_tokens + depth)
+        ids = self._bench_tokens(n_tokens, depth)
 
         def work() -> list[float]:
             self.clear()
@@ -422,5 +439,12 @@ class LLM:
         self.device.finish()
         return time.perf_counter() - start
 
-    def _bench_tokens(self, n: int) -> list[int]:
+    def _bench_tokens(self, n_tokens: int, depth: int) -> list[int]:
+        check_whole("n_tokens", n_tokens)
+        check_whole("depth", depth, 0)
+        n = int(n_tokens) + int(depth)
+        if n > self.max_context:
+            raise ContextLengthError(
+                f"{n} tokens exceed the context of {self.max_context}; take fewer or raise the context (max_context)"
+            )
         return [int(i) for i in np.random.default_rng(0).integers(0, self.config.vocab_size, n)]

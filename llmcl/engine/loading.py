@@ -7,16 +7,15 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from os import PathLike
 from threading import Thread
 
 from llmcl.attention.mods import MaskMod, ScoreMod
-from llmcl.checkpoint import Checkpoint, open_checkpoint
+from llmcl.checkpoint import Checkpoint, checked_name, open_checkpoint
 from llmcl.checkpoint.quantize import check_quantize
 from llmcl.engine.drafters import DraftModel, PromptLookup
 from llmcl.engine.llm import LLM
 from llmcl.engine.speculation import Drafting
-from llmcl.errors import UnsupportedModelError, UsageError, check_whole, shown
+from llmcl.errors import UnsupportedModelError, UsageError, check_flags, check_function, check_whole, shown
 from llmcl.kernels.common.dtype import ACTIVATION_DTYPES, QUANTIZED, check_dtype, check_kv_dtype
 from llmcl.kernels.implementation import check_only_kernels
 from llmcl.models.config import ModelConfig
@@ -130,8 +129,9 @@ def load(
     (forecast before anything is loaded).
     """
     start = time.perf_counter()
-    if not isinstance(model, (str, PathLike)) or not str(model):
-        raise UsageError(f"model is {shown(model)}; expected smollm2, a path, or a name of the hub")
+    model = checked_name(model)
+    check_flags(offline=offline, prompt_lookup=prompt_lookup)
+    check_function("progress", progress)
     cache = CacheRequest(kv_dtype, max_context, kv_page_tokens, kv_pages)
     if prompt_lookup and draft_model is not None:
         raise UsageError(
@@ -217,6 +217,8 @@ def load_random(
     Raises a subclass of LlmclError, as `load` does.
     """
     start = time.perf_counter()
+    check_function("progress", progress)
+    check_whole("seed", seed, 0)
     cache = CacheRequest(kv_dtype, max_context, kv_page_tokens, kv_pages)
     config = random_shape_config(shape)
     exact = _is_exact(activation_dtype)
@@ -283,7 +285,7 @@ def _open_device(request: Device | str | int | None, kernel_options: Mapping[str
 def _weight_types(checkpoint: Checkpoint, dtype: str, quantize: str | None, activation_dtype: str) -> WeightTypes:
     if isinstance(dtype, str) and dtype in QUANTIZED:
         raise UsageError(
-            f"dtype is {dtype!r}, which only random weights can be; quantize (--quantize) {dtype} quantises"
+            f"dtype is {shown(dtype)}, which only random weights can be; quantize (--quantize) {dtype} quantises"
         )
     if dtype != "auto":
         check_dtype(dtype, "dtype")
@@ -291,7 +293,9 @@ def _weight_types(checkpoint: Checkpoint, dtype: str, quantize: str | None, acti
     if quantize is not None:
         check_quantize(quantize)
         if dtype != "auto":
-            raise UsageError(f"dtype is {dtype!r} with quantize {quantize!r}; give one of them, the other left out")
+            raise UsageError(
+                f"dtype is {shown(dtype)} with quantize {shown(quantize)}; give one of them, the other left out"
+            )
     elif dtype != "auto" or checkpoint.config.dtype != "quantized":
         return WeightTypes(checkpoint.config.dtype if dtype == "auto" else dtype, exact_activations=exact)
     return WeightTypes("native", stored_formats(checkpoint, quantize), exact)
@@ -299,7 +303,7 @@ def _weight_types(checkpoint: Checkpoint, dtype: str, quantize: str | None, acti
 
 def _is_exact(activation_dtype: str) -> bool:
     if activation_dtype not in ACTIVATION_DTYPES:
-        raise UsageError(f"activation_dtype is {activation_dtype!r}; expected {' or '.join(ACTIVATION_DTYPES)}")
+        raise UsageError(f"activation_dtype is {shown(activation_dtype)}; expected {' or '.join(ACTIVATION_DTYPES)}")
     return activation_dtype == "float32"
 
 

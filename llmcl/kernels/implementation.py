@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TypeVar
 
-from llmcl.errors import DeviceError, UsageError
+from llmcl.errors import DeviceError, UsageError, shown
 from llmcl.runtime.device import Device
 
 
@@ -57,7 +57,7 @@ def pick(rows: Sequence[Row], device: Device, dtype: str, size: int, name: str |
         if named:
             raise UsageError(f"kernel variant {name!r} does not take {dtype} of size {size}; leave the choice to llmcl")
         there = ", ".join(dict.fromkeys(row.name for row in rows))
-        raise UsageError(f"no kernel variant is called {name!r}; there are {there}")
+        raise UsageError(f"no kernel variant is called {shown(name)}; there are {there}")
     fitting = [row for row in rows if row.supports_device(device) and row.supports(dtype, size)]
     for row in fitting:
         if row.key(dtype) not in wrong:

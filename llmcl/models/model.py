@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from llmcl.errors import ContextLengthError, UsageError
+from llmcl.errors import ContextLengthError, UsageError, shown
 from llmcl.kernels.common.mods import NO_MODS, Mods
 from llmcl.kernels.common.persistent import ListedStep
 from llmcl.kernels.common.sizes import prefill_chunk
@@ -366,7 +366,9 @@ class Model:
         """Raises UsageError for an id that the embedding does not have."""
         if min(token_ids) < 0 or max(token_ids) >= self.config.vocab_size:
             bad = next(i for i in token_ids if not 0 <= i < self.config.vocab_size)
-            raise UsageError(f"token id {bad} is not in the vocabulary; expected 0 to {self.config.vocab_size - 1}")
+            raise UsageError(
+                f"token id {shown(bad)} is not in the vocabulary; expected 0 to {self.config.vocab_size - 1}"
+            )
 
     def check_tokens(self, sequence: SequenceState, token_ids: Sequence[int]) -> None:
         if len(token_ids) == 0:

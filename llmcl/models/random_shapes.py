@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from llmcl.errors import CheckpointError, UsageError, shown
+from llmcl.errors import CheckpointError, UsageError, one_line, shown
 from llmcl.models.config.hf import config_from_hf
 from llmcl.models.config.model_config import ModelConfig
 
@@ -156,6 +157,8 @@ def random_shape_config(shape: str) -> ModelConfig:
 
 def random_shape_json(shape: str) -> dict[str, Any]:
     """What `random_shape_config` reads: the object of the shape's config.json."""
+    if not isinstance(shape, (str, PathLike)):
+        raise UsageError(f"shape is {shown(shape)}; expected the name of a shape, or the path of a config.json")
     if shape in RANDOM_SHAPES:
         return RANDOM_SHAPES[shape]
     from llmcl.checkpoint.files import read_json
@@ -165,5 +168,5 @@ def random_shape_json(shape: str) -> dict[str, Any]:
     except (CheckpointError, ValueError) as error:
         raise UsageError(
             f"random shape {shown(shape)} is neither one of {', '.join(RANDOM_SHAPES)} nor a readable config.json "
-            f"({error})"
+            f"({one_line(error)})"
         ) from error

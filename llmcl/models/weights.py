@@ -331,7 +331,7 @@ def random_types(config: ModelConfig, dtype: str, *, exact_activations: bool = F
 
     Raises UsageError for a dtype that there is not, or whose blocks the model's rows are no multiple of.
     """
-    if dtype not in QUANTIZED and dtype not in MIXES:
+    if not isinstance(dtype, str) or (dtype not in QUANTIZED and dtype not in MIXES):
         return WeightTypes(check_dtype(dtype, "dtype", *QUANTIZED, *MIXES))
     formats = {}
     experts = {name for plan in all_plans(config) if plan.n_experts > 1 for name in plan.tensors}

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from llmcl.errors import UsageError, one_line, shown
+import numpy as np
+
+from llmcl.errors import MAX_NUMBER, UsageError, one_line, shown
 from llmcl.kernels.common.attention import KERNEL_OPTIONS, MAX_ROWS
 from llmcl.runtime.device import Device
 
@@ -22,9 +24,9 @@ def check_kernel_options(options: Mapping[str, int]) -> dict[str, int]:
         names = ", ".join(sorted(map(str, unknown)))
         raise UsageError(f"kernel_options has {one_line(names)}; expected {', '.join(KERNEL_OPTIONS)}")
     for name, value in options.items():
-        if not isinstance(value, int) or value < 1:
+        if not isinstance(value, (int, np.integer)) or not 1 <= value <= MAX_NUMBER:
             raise UsageError(f"kernel_options has {name} {shown(value)}; expected a whole number, 1 or more")
-    return dict(options)
+    return {name: int(value) for name, value in options.items()}
 
 
 def max_splits(device: Device) -> int:

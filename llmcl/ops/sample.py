@@ -86,6 +86,8 @@ class SamplingParams:
         ):
             if not (isinstance(value, NUMBERS) and -math.inf < value < math.inf):
                 raise self._wrong(name, "a number")
+            if isinstance(value, np.generic):  # a float16 has no room for the ranges below
+                object.__setattr__(self, name, float(value))
         for name, n in (("top_k", self.top_k), ("repeat_window", self.repeat_window)):
             if not (isinstance(n, WHOLE) and n >= 0):
                 raise self._wrong(name, "0 (off) or more")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcl.errors import UsageError
+from llmcl.errors import UsageError, shown
 from llmcl.reference.arrays import Array, Float32
 
 TILE_ROWS = 16
@@ -45,7 +45,7 @@ def round_to(x: Array, dtype: str) -> Float32:
     if dtype == "bfloat16":
         return round_bfloat16(x)
     if dtype not in ("float16", "float32"):
-        raise UsageError(f"round_to: unknown dtype {dtype!r}; expected float32, float16, bfloat16 or q8_0")
+        raise UsageError(f"round_to: unknown dtype {shown(dtype)}; expected float32, float16, bfloat16 or q8_0")
     with np.errstate(over="ignore"):
         return np.asarray(x).astype(dtype).astype(np.float32)
 

@@ -43,7 +43,11 @@ def cache_dir() -> Path:
 
 
 def expanded(path: str | os.PathLike[str], name: str) -> Path:
-    """The path with `~` and `~user` replaced. Raises UsageError, which begins with `name`, if there is no such home."""
+    """The path with `~` and `~user` replaced. Raises UsageError, which begins with `name`, if there is no such home, or
+    for what no path is.
+    """
+    if not isinstance(path, (str, os.PathLike)) or not _is_name(os.fspath(path)):
+        raise UsageError(f"{name} is {shown(path)}; expected a path")
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
@@ -51,6 +55,14 @@ def expanded(path: str | os.PathLike[str], name: str) -> Path:
             f"{name} is {shown(os.fspath(path))}, and no home folder is known for its ~; give a path without ~, or set "
             "HOME"
         ) from error
+
+
+def _is_name(path: str) -> bool:
+    """Whether a file can have this name: without NUL, and in the system's encoding."""
+    try:
+        return b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:  # half a surrogate pair
+        return False
 
 
 def is_trusted(folder: Path) -> bool:

@@ -8,8 +8,9 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from numbers import Integral
 
-from llmcl.errors import DeviceError
+from llmcl.errors import DeviceError, shown
 from llmcl.runtime.device_probe import fault
 from llmcl.runtime.icd import half_installed, prepare_icd_loader
 from llmcl.runtime.platforms import CRITERIA, KINDS, DeviceEntry, find_devices, rank_devices
@@ -42,11 +43,14 @@ def choose_device(
     ranked = rank_devices(entries)
     if not ranked:
         raise DeviceError(f"no OpenCL device was found; {_advice_without_device()}")
-    text = "" if request is None else str(request).strip()
-    if text == "":
+    if not isinstance(request, str | Integral | None):
+        raise DeviceError(f"device is {shown(request)}; expected an index, a kind (gpu, cpu) or part of a name")
+    text = request.strip() if isinstance(request, str) else ""
+    if isinstance(request, Integral) or re.fullmatch(r"-?[0-9]{1,9}", text):
+        index = int(request or 0)
+        matching, wanted = [entry for entry in ranked if entry.index == index], f"device {shown(index)}"
+    elif text == "":
         matching, wanted = ranked, "a device that llmcl can use"
-    elif re.fullmatch(r"-?[0-9]+", text):
-        matching, wanted = [entry for entry in ranked if entry.index == int(text)], f"device {text}"
     elif text.lower() in KINDS:
         matching, wanted = (
             [entry for entry in ranked if entry.kind == text.lower()],
@@ -56,7 +60,7 @@ def choose_device(
         needle = text.lower()
         named = [e for e in ranked if needle in e.name.lower() or needle in e.platform_name.lower()]
         matching = named or [e for e in ranked if needle in e.platform_version.lower()]  # only there "PoCL", "CUDA"
-        wanted = f"a device or platform with {text!r} in its name"
+        wanted = f"a device or platform with {shown(text)} in its name"
     passed_over: list[DeviceEntry] = []
     for entry in matching:
         found = replace(entry, fault=None if entry.lacks else fault(entry))

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from llmcl.errors import ContextLengthError, UsageError
+from llmcl.errors import ContextLengthError, UsageError, shown
 from llmcl.serve.errors import RequestError
 from llmcl.tokenizer.answer_parts import AnswerParts, Call, Part, Said
 
@@ -78,7 +78,7 @@ class Served:
             )
         if min(prompt) < 0 or max(prompt) >= self.vocab_size:
             unknown = next(token for token in prompt if not 0 <= token < self.vocab_size)
-            raise UsageError(f"token id {unknown} is not in the vocabulary; expected 0 to {self.vocab_size - 1}")
+            raise UsageError(f"token id {shown(unknown)} is not in the vocabulary; expected 0 to {self.vocab_size - 1}")
 
     async def encode_chat(
         self,

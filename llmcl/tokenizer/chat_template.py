@@ -124,6 +124,8 @@ def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
             raise UsageError(
                 f'messages[{index}]: got {shown(message)}, expected a dict like {{"role": "user", "content": "Hello"}}.'
             )
+        if not isinstance(content := message["content"], str | list | tuple | None):
+            raise UsageError(f"messages[{index}]: its content is {shown(content)}, expected a string.")
 
 
 def _ask(template: str, variables: Mapping[str, Any] | None) -> str:

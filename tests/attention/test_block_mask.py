@@ -377,12 +377,22 @@ def test_check_mod_covers_scores() -> None:
         ((masks.causal, None, None, 8, None), "KV_LEN is None"),
         ((masks.causal, None, None, 8, 8, (8, 0)), "BLOCK_SIZE is"),
         ((masks.causal, None, None, 8, 8, (8, 8, 8)), "BLOCK_SIZE is"),
+        ((masks.causal, None, None, 8, 8, None), "BLOCK_SIZE is None"),
+        ((masks.causal, 1 << 40, None, 8, 8), "B is 1099511627776; expected an integer above 0 or None, at most"),
+        ((masks.causal, None, None, 10**5000, 8), "Q_LEN is a number of 5001 digits; expected"),
+        ((masks.causal, None, None, 1 << 30, 1 << 30), "the mask has 70368744177664 blocks, expected at most"),
+        ((10**5000, None, None, 8, 8), "a mask_mod is a function .* found a number of 5001 digits"),
         ((lambda b, h, q, k: q + k, None, None, 8, 8), "returns int32"),
     ],
 )
 def test_errors(arguments: Any, expected: str) -> None:
     with pytest.raises(UsageError, match=expected):
         create_block_mask(*arguments)
+
+
+def test_sizes_may_be_numpys_or_bools() -> None:
+    mask = create_block_mask(masks.causal, True, np.int64(2), np.int64(300), np.uint16(300), [128, np.int32(64)])  # type: ignore[arg-type]
+    assert mask.shape == (1, 2, 300, 300) and mask.BLOCK_SIZE == (128, 64)
 
 
 def test_from_kv_blocks_refuses_lists_that_do_not_fit() -> None:

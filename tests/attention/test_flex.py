@@ -285,3 +285,15 @@ def test_errors_name_what_is_wrong(default_device: Any, change: dict[str, Any], 
 def test_a_window_is_a_number_above_0(window: Any) -> None:
     with pytest.raises(UsageError, match=f"window is {window!r}; expected a number above 0"):
         masks.sliding_window(window)
+
+
+@pytest.mark.parametrize("wrong", [0, 1.5, "3", None, math.nan, math.inf, 10**400, 1 << 40, []])
+def test_masks_and_scores_refuse_sizes_that_are_none(wrong: Any) -> None:
+    for make in masks.alibi, masks.alibi_slopes, lambda n: masks.neighbourhood(n, 4, 1):
+        with pytest.raises(UsageError, match=r"(n_heads|width) is .*; expected a whole number, 1 to"):
+            make(wrong)
+    with pytest.raises(UsageError, match=r"radius is .*; expected a whole number, 0 to"):
+        masks.neighbourhood(4, 4, -1 if wrong == 0 else wrong)
+    if wrong not in (1.5, 1 << 40):
+        with pytest.raises(UsageError, match=r"cap is .*; expected a number above 0"):
+            masks.soft_cap(wrong)

@@ -260,6 +260,14 @@ def test_other_pages_need_no_other_plan(default_device: Any) -> None:
         ({"sinks": np.zeros(3, np.float32)}, r"sinks is float32 \[3\]; expected floats \[2\]"),
         ({"return_aux": True}, "return_aux is True; expected AuxRequest"),
         ({"return_aux": AuxRequest(), "return_lse": True}, "return_lse and return_aux are given"),
+        ({"scale": float("nan")}, "scale is nan; expected a number that is finite"),
+        ({"scale": 10**5000}, "scale is a number of 5001 digits; expected a number that is finite"),
+        ({"enable_gqa": []}, r"enable_gqa is \[\]; expected True or False"),
+        ({"return_lse": np.zeros(2)}, "return_lse is ndarray of 2 values; expected True or False"),
+        ({"variant": {}}, r"variant is \{\}; expected the name of a kernel variant"),
+        ({"out_dtype": []}, r"out_dtype is \[\]; expected float32"),
+        ({"kernel_options": np.zeros(2)}, "kernel_options is ndarray of 2 values; expected a dict"),
+        ({"score_mod": 10**5000}, "a score_mod is a function .* found a number of 5001 digits"),
     ],
 )
 def test_errors_name_what_is_wrong(default_device: Any, change: dict[str, Any], message: str) -> None:

@@ -301,7 +301,7 @@ def test_without_any_opencl_device_it_says_what_to_install(tmp_path: Path) -> No
         assert "Traceback" not in done.stderr
 
 
-def test_models_lists_every_family(run_here: Run) -> None:
+def test_models_lists_every_family(run_here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     from llmcl.checkpoint.formats import FORMATS
     from llmcl.models.families import FAMILIES
 
@@ -313,6 +313,10 @@ def test_models_lists_every_family(run_here: Run) -> None:
     assert "scores that grow with the position" in families["ministral3"]["features"]
     text = run_here("llmcl", "models").stdout
     assert all(name in text for name in (*FAMILIES, *FORMATS, "gpt-4o", "multiples of 16"))
+    for columns in ("0", "1"):
+        monkeypatch.setenv("COLUMNS", columns)
+        narrow = run_here("llmcl", "models").stdout
+        assert all(name in narrow for name in FAMILIES)
 
 
 def test_devices_lists_and_explains(run_here: Run) -> None:

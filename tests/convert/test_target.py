@@ -94,6 +94,12 @@ def test_targets_that_make_no_sense_are_refused(folder: Path, gguf_file: Path, t
         (tmp_path / "new", {"quantize": "q8_0"}, "a safetensors folder holds no q8_0 blocks"),
         (tmp_path / "new.gguf", {"quantize": "q3_k"}, "expected one of q8_0, q4_0, q4_k"),
         (tmp_path / "new.gguf", {"dtype": "int4"}, "expected one of float32, float16, bfloat16"),
+        (tmp_path / "new.gguf", {"dtype": []}, r"dtype is \[\]; expected one of float32"),
+        (tmp_path / "new.gguf", {"force": "no"}, "force is 'no'; expected True or False"),
+        (tmp_path / "new.gguf", {"progress": 5}, "progress is 5; expected a function"),
+        (5, {}, "the target is 5; expected a path"),
+        ("a\0b.gguf", {}, r"the target is 'a\\x00b.gguf'; expected a path"),
+        ("\ud800.gguf", {}, r"the target is '\\ud800.gguf'; expected a path"),
     ]:
         with pytest.raises(UsageError, match=message):
             convert(str(folder), target, **options)  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from weakref import ref
 
+import numpy as np
 import pytest
 from fake_batch import VOCAB, FakeBatch, FakeLLM, answer_of
 
@@ -363,6 +364,13 @@ def test_a_bad_request_is_the_error_of_its_caller_alone(opened: Opened) -> None:
         opened.engine.generate([prompt(1), prompt(2, 2000)])
     with pytest.raises(UsageError, match="expected a list of prompts"):
         opened.engine.generate("text")
+    for file in (None, 5, b"x", "a\0b", "\ud800"):
+        for use in (opened.engine.restore_prefixes, lambda file: opened.engine.store_prefixes(file, 1)):
+            with pytest.raises(UsageError, match=r"the file of the prefix cache is .*; expected a path"):
+                use(file)
+    with pytest.raises(UsageError, match="max_bytes is -1; expected a whole number, 0 or more"):
+        opened.engine.store_prefixes("file", -1)
+    assert opened.engine.submit(prompt(1), priority=np.int64(1), **options(1, 1)).result().token_ids == expected(1, 1)
 
     async def streamed() -> None:
         async for _ in opened.engine.stream([]):

@@ -17,6 +17,7 @@ from helpers import random_weights, save_folder, small_config
 
 import llmcl
 from llmcl.checkpoint.quantize import check_quantize
+from llmcl.convert import convert
 from llmcl.engine.generation import AnswerOptions
 from llmcl.engine.llm import LLM
 from llmcl.errors import CheckpointError, ContextLengthError, UsageError
@@ -236,6 +237,15 @@ def test_a_prompt_longer_than_the_context_is_refused(small: LLM) -> None:
         ({"seed": "one"}, "seed is 'one'; expected a whole number"),
         ({"seed": 1.5}, "seed is 1.5"),
         ({"stop": 5}, "stop is 5"),
+        ({"stop": b"ab"}, "stop is b'ab'; expected a string"),
+        ({"logit_bias": {10**400: 1}}, "token id a number of 401 digits is not in the vocabulary"),
+        ({"raw": "no"}, "raw is 'no'; expected True or False"),
+        ({"ignore_eos": None}, "ignore_eos is None; expected True or False"),
+        ({"wait": 5}, "wait is 5; expected True or False"),
+        ({"progress": 5}, "progress is 5; expected a function, or None"),
+        ({"begin": 5}, "begin is 5; expected a function, or None"),
+        ({"sequence": 5}, "sequence is 5; expected a conversation's place"),
+        ({"system_prompt": 5}, "system_prompt is 5; expected a string"),
         ({"system_prompt": "Be brief."}, "no chat template"),
     ],
 )
@@ -257,10 +267,41 @@ def test_prompts_that_cannot_be_used(small: LLM) -> None:
         small.generate(b"text")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="token_ids is 'text'; expected token ids"):
         small.logits("text")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="token id a number of 401 digits is not in the vocabulary"):
+        small.generate([10**400])
     with pytest.raises(UsageError, match="stop string is empty"):
         small.generate("text", stop="")
     with pytest.raises(UsageError, match="no chat template"):
         small.chat()
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5, "3", None, float("nan"), 10**400, 1 << 61, b"1"])
+def test_what_is_no_number_of_tokens_to_measure_with_is_refused(wrong: Any, small: LLM) -> None:
+    for measure in small.bench_prefill, small.bench_decode, lambda n: small.bench_decode(1, n):
+        with pytest.raises(
+            (UsageError, ContextLengthError), match=r"(n_tokens|depth) is .*; expected|exceed the context"
+        ):
+            measure(wrong)
+    with pytest.raises(UsageError, match="n_tokens is 0; expected a whole number, 1 or more"):
+        small.bench_prefill(0)
+    assert small.bench_prefill(np.int64(2)) > 0 and len(small.bench_decode(np.int64(2), np.int64(0))) == 2
+
+
+def test_an_engine_takes_flags_and_functions_alone(small: LLM) -> None:
+    for options, message in (
+        ({"batch_invariant": "no"}, "batch_invariant is 'no'; expected True or False"),
+        ({"progress": 5}, "progress is 5; expected a function, or None"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            small.engine(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
+def test_numpys_numbers_are_numbers(kind: type) -> None:
+    """A range of 1e30 has no place in a float16."""
+    options = AnswerOptions(temperature=kind(0.5), repeat_penalty=kind(1.5), top_k=np.int64(3), seed=np.uint8(1))
+    assert (options.sampling.temperature, options.sampling.repeat_penalty) == (0.5, 1.5)
 
 
 @pytest.mark.parametrize(
@@ -365,6 +406,22 @@ def test_two_conversations_share_the_model(smollm2: LLM) -> None:
     assert answer == smollm2.generate(one.messages[:3], max_tokens=6).token_ids
 
 
+def test_a_turn_is_text(smollm2: LLM) -> None:
+    """Anything else reached the chat template, which was blamed."""
+    chat = smollm2.chat()
+    for wrong in (5, None, b"hi", ["a"], float("nan")):
+        with pytest.raises(UsageError, match=r"text is .*; expected a string"):
+            chat.send(wrong)  # type: ignore[arg-type]
+        if wrong is not None:
+            with pytest.raises(UsageError, match=r"system_prompt is .*; expected a string"):
+                chat.send("Hello.", system_prompt=wrong)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"messages\[0\]: its content is 5, expected a string"):
+        smollm2.generate([{"role": "user", "content": 5}])  # type: ignore[list-item]
+    assert chat.messages == []
+    with pytest.raises(UsageError, match="llm is 5; expected a loaded model"):
+        llmcl.Chat(5)  # type: ignore[arg-type]
+
+
 def test_a_chat_can_be_reset_and_has_a_system_prompt(smollm2: LLM) -> None:
     chat = smollm2.chat()
     first = [piece.token_id for piece in chat.send(QUESTION, max_tokens=6, system_prompt="Be brief.")]
@@ -463,6 +520,12 @@ def test_a_context_beyond_the_trained_one_is_warned_of(
         ({"max_context": 100.5}, "max_context is 100.5"),
         ({"kv_page_tokens": "64"}, "kv_page_tokens is '64'"),
         ({"kv_page_tokens": 64, "kv_pages": 1.5}, "kv_pages is 1.5"),
+        ({"kv_dtype": 10**5000}, "kv_dtype is a number of 5001 digits"),
+        ({"activation_dtype": 10**5000}, "activation_dtype is a number of 5001 digits"),
+        ({"offline": "no"}, "offline is 'no'; expected True or False"),
+        ({"prompt_lookup": 5}, "prompt_lookup is 5; expected True or False"),
+        ({"progress": 5}, "progress is 5; expected a function, or None"),
+        ({"draft_model": 5}, "model is 5; expected smollm2"),
         ({"kernel_options": 5}, "kernel_options is 5; expected a dict of BLOCK_M"),
         ({"chat_template": 5}, "chat_template is 5; expected the text"),
         ({"dtype": "q4_0"}, "only random weights.*--quantize"),
@@ -473,10 +536,33 @@ def test_bad_settings_are_refused(options: dict[str, Any], message: str, default
         llmcl.load("smollm2", device=default_device.entry.index, **options)
 
 
-@pytest.mark.parametrize("model", [None, 5, ""])
-def test_what_is_no_name_of_a_model_is_refused(model: Any) -> None:
-    with pytest.raises(UsageError, match=f"model is {model!r}; expected smollm2, a path"):
-        llmcl.load(model)
+@pytest.mark.parametrize("model", [None, 5, "", b"smollm2"])
+def test_what_is_no_name_of_a_model_is_refused(model: Any, tmp_path: Path) -> None:
+    for use in llmcl.load, lambda model: convert(model, tmp_path / "m.gguf"):
+        with pytest.raises(UsageError, match=f"model is {model!r}; expected smollm2, a path"):
+            use(model)
+
+
+def test_a_name_may_be_a_path() -> None:
+    with pytest.raises(CheckpointError, match="no/such/model: there is no such file or folder"):
+        llmcl.load(Path("no/such/model"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "message"),
+    [
+        (5, {}, "shape is 5; expected the name of a shape"),
+        (["a"], {}, r"shape is \['a'\]; expected"),
+        ("\ud800", {}, r"random shape '\\ud800' is neither one of .*config.json"),
+        ("smollm2-135m", {"dtype": []}, r"dtype is \[\]; expected"),
+        ("smollm2-135m", {"seed": "1"}, "seed is '1'; expected a whole number, 0 or more"),
+        ("smollm2-135m", {"progress": 5}, "progress is 5; expected a function"),
+    ],
+)
+def test_bad_settings_of_random_weights_are_refused(shape: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as raised:
+        llmcl.load_random(shape, **options)
+    assert str(raised.value).isprintable()
 
 
 def test_closing_ends_the_stream(default_device: Device, tmp_path: Path) -> None:

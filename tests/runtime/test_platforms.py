@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -125,6 +126,15 @@ def test_an_unknown_device_is_answered_with_those_found(request_: str | int) -> 
     listed = [line for line in message.splitlines() if line.startswith("  ")]
     assert len(listed) == len(IN_ORDER)
     assert listed[6] == "  6: pthread-Processor, Portable Computing Language, cpu"
+
+
+@pytest.mark.parametrize("request_", [10**5000, "9" * 5000, 1.5, b"cpu", []], ids=lambda x: type(x).__name__)
+def test_what_names_no_device_is_refused_in_short(request_: Any) -> None:
+    with pytest.raises(DeviceError) as caught:
+        choose_device(IN_ORDER, request_)
+    assert str(caught.value).startswith(("device ", "a device or platform with '99"))
+    assert len(str(caught.value).splitlines()[0]) < 220
+    assert choose_device(IN_ORDER, np.int64(0)) == choose_device(IN_ORDER, 0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("request_", [9, "old card"])

@@ -39,7 +39,7 @@ def fingerprint(mod: object) -> Any:
     """
     try:
         return _of(mod, {})
-    except _Unknown:
+    except (_Unknown, ValueError):  # a number of more digits than Python writes
         return None
 
 

@@ -21,7 +21,7 @@ from llmcl.attention.tracing.builders import SUPPORTED, cast
 from llmcl.attention.tracing.graph import INPUTS, Array, Capture, Emitter, Graph
 from llmcl.attention.tracing.source_locations import UNKNOWN_LOCATION, call_method, definition, traceback_location
 from llmcl.attention.tracing.symbols import CapturedArray, Symbol, is_array, lift
-from llmcl.errors import UsageError
+from llmcl.errors import UsageError, shown
 
 Mod = Callable[..., Any]
 Kind = Literal["score_mod", "mask_mod"]
@@ -98,7 +98,7 @@ def _trace(fn: Mod | TracedMod, kind: Kind, prefix: str) -> TracedMod:
             raise UsageError(f"`{fn.name}` was traced as a {fn.kind}; a {kind} is needed here")
         return fn if fn.graph.prefix == prefix else replace(fn, graph=fn.graph.renamed(prefix))
     if not callable(fn):
-        raise UsageError(f"a {kind} is a function of ({', '.join(PARAMETERS[kind])}); found {fn!r}")
+        raise UsageError(f"a {kind} is a function of ({', '.join(PARAMETERS[kind])}); found {shown(fn)}")
     name = getattr(fn, "__name__", type(fn).__name__)
     home = definition(fn)
     _check_parameters(fn, kind, name, home)

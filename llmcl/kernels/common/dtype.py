@@ -70,7 +70,7 @@ def is_rounded(kv_dtype: str, weight_dtype: str) -> bool:
 def check_kv_dtype(kv_dtype: str, head_dim: int) -> str:
     """Raises UsageError for what no cache can hold, or none for heads of that many dimensions."""
     if kv_dtype not in KV_DTYPES:
-        raise UsageError(f"kv_dtype is {kv_dtype!r}; expected auto, {', '.join(KV_DTYPES)}")
+        raise UsageError(f"kv_dtype is {shown(kv_dtype)}; expected auto, {', '.join(KV_DTYPES)}")
     if kv_dtype in QUANTIZED and head_dim % (block := QUANTIZED[kv_dtype].block):
         raise UsageError(
             f"the model has a head_dim of {head_dim}, which a {kv_dtype} KV cache cannot hold: it needs a multiple of "
