@@ -278,7 +278,9 @@ class FakeLLM:
             chat_template=None,
         )
 
-    def encode(self, prompt: Any, *, raw: bool = False, system_prompt: str | None = None) -> list[int]:
+    def encode(
+        self, prompt: Any, *, raw: bool = False, system_prompt: str | None = None, most: int | None = None
+    ) -> list[int]:
         """Text as letters, messages as those of their contents."""
         if not isinstance(prompt, str) and prompt and isinstance(prompt[0], dict):
             prompt = "".join(message["content"] for message in prompt)

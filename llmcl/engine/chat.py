@@ -22,6 +22,7 @@ class Speaker(Protocol):
     model_name: str
     tokenizer: Tokenizer | None
     leases: Leases
+    max_context: int
 
     @property
     def model(self) -> Model: ...
@@ -87,12 +88,14 @@ class Chat(Conversation):
         Raises ContextLengthError, and leaves the conversation as it was, if it no longer fits into the context.
         """
         expected = self._turn(text, system_prompt)
-        ids = self._tokenizer.encode_chat(expected)
+        most = self._llm.max_context
+        ids = self._tokenizer.encode_chat(expected, most=most)
 
         def begin(answer: Answer) -> Generator[Piece, None, None]:
             # More was said meanwhile if this ended an answer, or waited for one.
             asked = self._turn(text, system_prompt)
-            pieces = answer(ids if asked == expected else self._tokenizer.encode_chat(asked), self._sequence)
+            again = ids if asked == expected else self._tokenizer.encode_chat(asked, most=most)
+            pieces = answer(again, self._sequence)
             return self._record(asked, self.messages, pieces, said if self._in_channels else str)
 
         stream = self._llm.stream(ids, max_tokens=max_tokens, begin=begin, **options)

@@ -205,7 +205,7 @@ class Engine:
         if not isinstance(priority, WHOLE):
             raise UsageError(f"priority is {shown(priority)}; expected a whole number")
         check_alternatives("prompt_logprobs", prompt_logprobs)
-        ids = self._llm.encode(prompt, raw=raw, system_prompt=system_prompt)
+        ids = self._llm.encode(prompt, raw=raw, system_prompt=system_prompt, most=self.max_context)
         self._llm.check_prompt(ids)
         if answer.logit_bias:
             self._llm.model.check_vocabulary(list(answer.logit_bias))

@@ -87,8 +87,13 @@ class LLM:
     def model(self, model: Model) -> None:
         self._model = model
 
-    def encode(self, prompt: Prompt, *, raw: bool = False, system_prompt: str | None = None) -> list[int]:
-        """Token ids of a prompt: text (through the chat template unless `raw` or there is none), messages, or ids."""
+    def encode(
+        self, prompt: Prompt, *, raw: bool = False, system_prompt: str | None = None, most: int | None = None
+    ) -> list[int]:
+        """Token ids of a prompt: text (through the chat template unless `raw` or there is none), messages, or ids.
+
+        most: tokens that there is room for; ContextLengthError for a text that has more for certain.
+        """
         if not isinstance(prompt, str) and not _is_list(prompt):
             raise UsageError(
                 f"the prompt is {shown(prompt)}; expected text, messages [{{'role': ..., 'content': ...}}], or "
@@ -113,12 +118,12 @@ class LLM:
                         "this is meant, --chat-template-file (chat_template) gives it one",
                         self.model_name,
                     )
-                return self.tokenizer.encode(prompt)
+                return self.tokenizer.encode(prompt, most=most)
             prompt = [{"role": "user", "content": prompt}]
         messages: list[Message] = [*prompt]
         if system_prompt is not None:
             messages.insert(0, {"role": "system", "content": system_prompt})
-        return self.tokenizer.encode_chat(messages)
+        return self.tokenizer.encode_chat(messages, most=most)
 
     @overload
     def stream(self, prompt: Prompt, **options: Any) -> Lease[Piece]: ...
@@ -192,7 +197,7 @@ class LLM:
         if are_prompts(prompt):
             given = {field.name: getattr(options, field.name) for field in fields(options)}
             return self._stream_each(prompt, given | {"raw": raw, "system_prompt": system_prompt}, wait, progress)
-        ids = self.encode(cast(Prompt, prompt), raw=raw, system_prompt=system_prompt)
+        ids = self.encode(cast(Prompt, prompt), raw=raw, system_prompt=system_prompt, most=self.max_context)
         self.check_prompt(ids)
         if options.logit_bias:
             self.model.check_vocabulary(list(options.logit_bias))
@@ -255,7 +260,7 @@ class LLM:
             with self._engine_for(prompt, wait, progress) as engine:
                 return engine.generate(prompt, **options)
         encoding = {name: options.pop(name) for name in ("raw", "system_prompt") if name in options}
-        ids = self.encode(cast(Prompt, prompt), **encoding)
+        ids = self.encode(cast(Prompt, prompt), **encoding, most=self.max_context)
         return collect(ids, self.stream(ids, **options))
 
     def engine(

@@ -53,7 +53,8 @@ async def count_tokens(request: Request, service: Service) -> Response:
     served = service.served()
     fields = await read_fields(request, service.settings)
     _refuse_what_is_missing(fields)
-    prompt = await encode_with_tools(served, _messages(fields), anthropic_tools(fields), _variables(fields))
+    messages, use, variables = _messages(fields), anthropic_tools(fields), _variables(fields)
+    prompt = await encode_with_tools(served, messages, use, variables, counted=True)
     return JSONResponse({"input_tokens": len(prompt)})
 
 

@@ -50,12 +50,19 @@ class _Habits:
 
 
 async def encode_with_tools(
-    served: Served, messages: list[dict[str, Any]], use: ToolUse, variables: Mapping[str, Any] | None = None
+    served: Served,
+    messages: list[dict[str, Any]],
+    use: ToolUse,
+    variables: Mapping[str, Any] | None = None,
+    *,
+    counted: bool = False,
 ) -> list[int]:
-    """The prompt of a conversation in which tools may be called. variables: what else the template is to see."""
+    """The prompt of a conversation in which tools may be called. variables: what else the template is to see. counted:
+    as of `Served.encode_chat`.
+    """
     template = served.tokenizer.chat_template
     tools = [tool.for_template() for tool in use.tools] if knows_tools(template) else []
-    return await served.encode_chat(with_tools(messages, template, use), tools or None, variables)
+    return await served.encode_chat(with_tools(messages, template, use), tools or None, variables, counted=counted)
 
 
 async def prepare(

@@ -85,11 +85,15 @@ class Served:
         messages: list[dict[str, Any]],
         tools: list[dict[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
+        *,
+        counted: bool = False,
     ) -> list[int]:
-        """The token ids of a conversation. The template runs in a process of its own, and the wait in a thread.
+        """The token ids of a conversation. counted: they are not to be answered, so that any number will do; else
+        ContextLengthError for what has more than the context for certain.
 
-        That is one thread for all, since the process renders one after the other: many that wait for it take twice as
-        long. Long texts become tokens in threads of their own.
+        The template runs in a process of its own, and the wait in a thread. That is one thread for all, since the
+        process renders one after the other: many that wait for it take twice as long. Long texts become tokens in
+        threads of their own.
         """
 
         def work() -> list[int] | str:
@@ -97,7 +101,10 @@ class Served:
             return self.tokenizer.encode(text, False) if len(text) < _LONG else text
 
         found = await asyncio.get_running_loop().run_in_executor(_RENDERING, work)
-        return await asyncio.to_thread(self.tokenizer.encode, found, False) if isinstance(found, str) else found
+        if not isinstance(found, str):
+            return found
+        most = None if counted else self.max_context
+        return await asyncio.to_thread(self.tokenizer.encode, found, False, most=most)
 
     async def check_structure(self, option: dict[str, Any], param: str) -> None:
         """Compiles a schema or a grammar, so that the engine finds it compiled. One at a time: it may take seconds.
@@ -113,7 +120,7 @@ class Served:
             raise RequestError(400, f"{param}: {error}", param, "invalid_value") from None
 
     async def encode(self, text: str) -> list[int]:
-        return await asyncio.to_thread(self.tokenizer.encode, text)
+        return await asyncio.to_thread(self.tokenizer.encode, text, most=self.max_context)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llmcl.checkpoint.files import is_unicode
-from llmcl.errors import CheckpointError, UsageError, one_line, shown
+from llmcl.errors import CheckpointError, ContextLengthError, UsageError, one_line, shown
 
 MAX_CHARACTERS = 1_000_000  # published templates have up to some ten thousand
 MAX_REASON = 200  # characters of a template's own words in a message
@@ -50,6 +50,7 @@ def render(
             has a reserved name, or the template does not work with the variables.
         CheckpointError: the template is malformed, fails, makes no text, or goes beyond a limit: MAX_CHARACTERS,
             or those of template_process.py.
+        ContextLengthError: the conversation is so long that the template goes beyond a limit.
         LlmclError: no process can be started here.
     """
     _check_messages(messages)
@@ -140,6 +141,11 @@ def _ask(template: str, variables: Mapping[str, Any] | None) -> str:
     try:
         kind, text = template_process.ask(request)
     except template_process.LimitError as error:
+        if len(request) > template_process.TEXT_LIMIT // 4:
+            raise ContextLengthError(
+                f"the conversation has {len(request) >> 20} MiB, which its chat template cannot make a text of "
+                f"({error}); shorten it, or give the prompt as it is (raw, --raw)"
+            ) from None
         kind, text = "F", str(error)
     if kind == "T":
         return text

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmcl.checkpoint.files import MAX_HEADER_BYTES, optional_json, read_bytes
-from llmcl.errors import CheckpointError, UnsupportedModelError, UsageError, one_line, shown
+from llmcl.errors import CheckpointError, ContextLengthError, UnsupportedModelError, UsageError, one_line, shown
 from llmcl.models.config import ModelConfig
 from llmcl.models.config.reader import Reader
 from llmcl.tokenizer import chat_template, gguf_tokenizer
+from llmcl.tokenizer.least_tokens import LeastTokens
 from llmcl.tokenizer.library import refusing
 from llmcl.tokenizer.text import Detokenizer
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from llmcl.checkpoint import Checkpoint
 
 _MAX_TEMPLATE_BYTES = 1 << 20  # 30 000 is the longest known
+_LONG = 1 << 16  # characters; shorter texts are tokens in less time than the longest token is found
 _MAX_GROWTH = 64  # of a text by its normalisation; a space becomes 3 bytes in known ones
 # With a prefix the library `tokenizers` cuts merges between the bytes of a character, and may end the process.
 _SUBWORD_PREFIX = re.compile(rb'"continuing_subword_prefix"\s*:\s*"([^"])')
@@ -74,6 +76,8 @@ class Tokenizer:
         self._token_bytes = TokenBytes(backend)
         self.n_vocab: int = backend.get_vocab_size(with_added_tokens=True)
         self.bos_token_id = bos_token_id
+        bos = None if bos_token_id is None else backend.id_to_token(bos_token_id)
+        self._least_tokens = LeastTokens(backend, bos, byte_level_alphabet())
         self.eos_token_ids = frozenset(eos_token_ids)
         if self.n_vocab > vocab_size:
             raise CheckpointError(
@@ -106,7 +110,7 @@ class Tokenizer:
         chat_template.check(source)
         self.chat_template = source
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True, *, most: int | None = None) -> list[int]:
         """The ids of a text.
 
         A special token written out in the text (such as `<|im_end|>` or `</s>`) becomes that token, as in
@@ -116,18 +120,26 @@ class Tokenizer:
             text: any string; "" gives no ids or BOS alone.
             add_special_tokens: put BOS in front where the model was trained with it. There is never more than
                 one BOS in front, also when the text begins with it.
+            most: tokens that there is room for. A text that has more for certain is refused before it is encoded, which
+                would take seconds for each megabyte; the ids of any other may still be more.
         Raises:
+            ContextLengthError: the text has more than `most` tokens for certain.
             UsageError: the string holds half a surrogate pair, which no UTF-8 text can.
             CheckpointError: the tokenizer gave an id that the model has no embedding for.
         """
         _check_unicode(text)
+        if most is not None and len(text) > max(_LONG, most) and (least := self._least_tokens(text)) > most:
+            raise ContextLengthError(
+                f"the prompt has at least {least} tokens, the context {most}; shorten the prompt or raise the context "
+                "(--ctx-size, max_context)"
+            )
         with refusing("The tokenizer failed", "The checkpoint's tokenizer is damaged; fetch it again."):
             ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         bos = self.bos_token_id
         if add_special_tokens and self._prepends_bos and bos is not None:
             ids = [bos, *ids]
-        while len(ids) > 1 and ids[0] == ids[1] == bos:
-            del ids[0]
+        if bos is not None and ids[:2] == [bos, bos]:
+            ids = ids[next((i for i, token in enumerate(ids) if token != bos), len(ids)) - 1 :]
         if ids and max(ids) >= self._vocab_size:
             raise CheckpointError(
                 f"The tokenizer gave id {max(ids)}, but the model has only {self._vocab_size} embeddings: "
@@ -198,9 +210,14 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        most: int | None = None,
     ) -> list[int]:
-        """The ids of `render_chat`. Its BOS, if any, comes from the template alone, as in transformers."""
-        return self.encode(self.render_chat(messages, add_generation_prompt, tools), add_special_tokens=False)
+        """The ids of `render_chat`. Its BOS, if any, comes from the template alone, as in transformers.
+
+        most: as of `encode`; what the template made of the messages counts, which may be less than they are.
+        """
+        return self.encode(self.render_chat(messages, add_generation_prompt, tools), False, most=most)
 
 
 class TokenBytes:

@@ -213,6 +213,24 @@ def test_a_prompt_longer_than_the_context_is_refused(small: LLM) -> None:
     assert len(small.generate([5], max_tokens=2, ignore_eos=True).token_ids) == 2
 
 
+def test_a_prompt_of_megabytes_is_refused_before_it_is_encoded(smollm2: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten megabytes took half a minute, and of a hundred the chat template was blamed."""
+    assert smollm2.tokenizer is not None
+    text = "word " * 10**6
+    monkeypatch.setattr(smollm2.tokenizer, "_backend", None)
+    asks = (
+        lambda: smollm2.stream(text),
+        lambda: smollm2.generate(text, raw=True),
+        lambda: smollm2.chat().send(text),
+        lambda: smollm2.generate([text, text]),
+    )
+    for ask in asks:
+        with pytest.raises(ContextLengthError, match=r"at least \d{5} tokens, the context \d+; shorten the prompt"):
+            ask()
+    with pytest.raises(ContextLengthError, match=r"the conversation has 76 MiB, which its chat template cannot make"):
+        smollm2.generate("word " * 16 * 10**6)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

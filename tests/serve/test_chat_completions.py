@@ -351,6 +351,17 @@ def test_a_prompt_beyond_the_context(client: openai.OpenAI) -> None:
     assert refused.value.code == "context_length_exceeded"
 
 
+def test_a_prompt_far_beyond_the_context_is_refused_before_it_is_encoded(shared: Running) -> None:
+    """Ten megabytes took half a minute; a count of their tokens is still to be had."""
+    said = [{"role": "user", "content": "x" * 300_000}]
+    for path, field in (("/v1/chat/completions", {"messages": said}), ("/v1/completions", {"prompt": "x" * 300_000})):
+        answer = shared.post(path, {"model": "any", **field})
+        assert answer.status_code == 400 and answer.json()["error"]["code"] == "context_length_exceeded"
+        assert "at least " in answer.json()["error"]["message"]
+    counted = shared.post("/v1/messages/count_tokens", {"model": "any", "messages": said, "max_tokens": 1})
+    assert counted.json()["input_tokens"] >= 300_000
+
+
 @pytest.mark.parametrize("body", [b"", b"{", b"[1]", b'{"messages": NaN}', b'"x"', b"\xff", b"[" * 100_000])
 def test_what_is_no_json_object_is_a_400(body: bytes, shared: Running) -> None:
     answer = shared.http.post("/v1/chat/completions", content=body)

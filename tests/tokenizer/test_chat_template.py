@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -196,7 +197,9 @@ def test_refusal_of_a_chat_template_is_the_users_to_mend() -> None:
         ([{"role": 1, "content": "b"}], r"messages\[0\]"),
         ([{"role": "user"}], r"messages\[0\]"),
         ([{"role": "user", "content": object()}], "only strings, numbers, lists and dicts"),
-        ([{"role": "user", "content": 10**5000}], "only strings, numbers, lists and dicts"),
+        ([{"role": "user", "content": [10**5000]}], "only strings, numbers, lists and dicts"),
+        ([{"role": "user", "content": 10**5000}], r"messages\[0\]: its content is a number of 5001 digits, expected"),
+        ([{"role": "user", "content": math.nan}], r"messages\[0\]: its content is nan, expected a string"),
     ],
 )
 def test_malformed_messages_are_refused(messages: Any, expected: str) -> None:

@@ -81,6 +81,7 @@ def test_a_conversation_keeps_what_was_said(tokenizer: Tokenizer) -> None:
     class Speaker:
         model_name = "channels"
         leases = Leases("channels")
+        max_context = 64
         model = SimpleNamespace(cache=SimpleNamespace(sequence=object))
 
         def __init__(self) -> None:
