@@ -48,6 +48,7 @@ INK, PAPER = "#24292f", "#ffffff"
 OURS = "llmcl"
 COLORS = {OURS: "#0969da", "llama.cpp": "#b0b7c0", "PyTorch compiled": "#d9a441", "torch.compile": "#d9a441"}
 OTHER_COLORS = ("#1a7f64", "#9a6fb0")
+MOST_TIMES = 50  # as fast as a peer, or as slow: beyond it a figure of a result is from elsewhere
 MARK = re.compile(r"<!-- table: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 
 
@@ -101,8 +102,23 @@ def read_results() -> dict[str, Result]:
         for panel in result.panels:
             if any(len(values) != len(panel.rows) for values in panel.series.values()):
                 raise UsageError(f"{path}: {panel.name!r} has {len(panel.rows)} rows, and a series of another length")
+            check_ratios(path, panel)
         results[path.stem] = result
     return results
+
+
+def check_ratios(path: Path, panel: Panel) -> None:
+    """Raises UsageError where llmcl would be MOST_TIMES as fast as a peer, or as slow: a column was taken for another."""
+    if panel.first_peer is None:
+        return
+    for peer in panel.series.keys() - {OURS}:
+        for i, row in enumerate(panel.rows):
+            values = [panel.series[name][i] for name in (OURS, peer)]
+            if min(values) <= 0 or not 1 / MOST_TIMES <= panel.ratio(i, peer) <= MOST_TIMES:
+                raise UsageError(
+                    f"{path}: {panel.name!r}, {row} has {values[0]:g} for {OURS} and {values[1]:g} for {peer} "
+                    f"({panel.unit}); expected a ratio of at most {MOST_TIMES}: see which column each figure is from"
+                )
 
 
 # ---- tables -----------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ Every `sh` and `python` block of README.md and docs/guide/ runs on the demo mode
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import runpy
@@ -247,4 +248,18 @@ def test_a_wrong_result_is_refused(plots: dict[str, Any], tmp_path: Path, monkey
     (tmp_path / "half.json").write_text('{"title": "half"}')
     monkeypatch.setitem(plots["read_results"].__globals__, "RESULTS", tmp_path)
     with pytest.raises(ValueError, match=r"half\.json is no result"):
+        plots["read_results"]()
+
+
+@pytest.mark.parametrize("peer", [0.88, 14000.0, 0.0])
+def test_a_result_with_figures_of_another_column_is_refused(
+    plots: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, peer: float
+) -> None:
+    """As where shares stand for a peer's tokens a second."""
+    about = dict.fromkeys(("title", "device", "driver", "date", "command", "notes"), "-")
+    panel = {"name": "decode", "unit": "tokens/s", "higher_is_better": True, "rows": ["Llama", "Qwen3"]}
+    panels = [panel | {"series": {"llmcl": [274.1, 267.9], "llama.cpp": [150.0, peer]}}]
+    (tmp_path / "shifted.json").write_text(json.dumps(about | {"panels": panels}))
+    monkeypatch.setitem(plots["read_results"].__globals__, "RESULTS", tmp_path)
+    with pytest.raises(ValueError, match=r"shifted\.json: 'decode', Qwen3 has 267\.9 for llmcl and .* llama\.cpp"):
         plots["read_results"]()
