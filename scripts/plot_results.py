@@ -108,7 +108,7 @@ def read_results() -> dict[str, Result]:
 
 
 def check_ratios(path: Path, panel: Panel) -> None:
-    """Raises UsageError where llmcl would be MOST_TIMES as fast as a peer, or as slow: a column was taken for another."""
+    """Raises UsageError where llmcl would be MOST_TIMES as fast as a peer, or as slow: a figure of another column."""
     if panel.first_peer is None:
         return
     for peer in panel.series.keys() - {OURS}:
