@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -207,15 +207,21 @@ def order_of(turn: int) -> tuple[str, str]:
     return ("llama.cpp", "llmcl") if turn % 2 == 0 else ("llmcl", "llama.cpp")
 
 
-def in_turn(both: dict[str, Child], op: str, rounds: int, **arguments: Any) -> Pairs:
+def in_turn(both: Mapping[str, Child], op: str, rounds: int, **arguments: Any) -> Pairs:
     """What `op` takes both engines, in turns, after a warm-up."""
-    pairs = Pairs()
+    return in_turn_with([both], op, rounds, **arguments)[0]
+
+
+def in_turn_with(models: Sequence[Mapping[str, Child]], op: str, rounds: int, **arguments: Any) -> list[Pairs]:
+    """The same of several models, each with its engines: every turn has all of them."""
+    found = [Pairs() for _ in models]
     for turn in range(rounds + 1):
-        for engine in order_of(turn):
-            seconds = both[engine].seconds(op, **arguments)
-            if turn:
-                (pairs.ours if engine == "llmcl" else pairs.peer).append(seconds)
-    return pairs
+        for both, pairs in zip(models, found, strict=True):
+            for engine in order_of(turn):
+                seconds = both[engine].seconds(op, **arguments)
+                if turn:
+                    (pairs.ours if engine == "llmcl" else pairs.peer).append(seconds)
+    return found
 
 
 def check_text(path: Path) -> None:

@@ -30,6 +30,7 @@ from compare_engines import (
     Work,
     check_llama_python,
     in_turn,
+    in_turn_with,
     llama_bench,
     note,
     processors_of,
@@ -59,6 +60,7 @@ NAMES = (
     *("qwen3_5_moe_text", "qwen3_next"),
 )
 AIM = 0.85  # of the basis' ratio
+OF_BASIS = f"of_{BASIS}"
 
 HIDDEN, INTERMEDIATE, VOCAB, WINDOW = 768, 2048, 32768, 512
 LAYERS, EXPERT_LAYERS = 16, 8
@@ -77,7 +79,7 @@ prefill       random tokens, tokens a second: median of the turns; llama.cpp on 
               micro-batches {" and ".join(map(str, MICRO_BATCHES))}; llama-bench runs all its turns at once
 decode        single-token steps from an empty context, no sampling, as llama-bench
 ratio         llama.cpp's time over llmcl's in the same turn: median (least - most)
-of llama      that ratio over the one of the family llama in this run; aimed at: {AIM}
+of llama      that ratio over the one of the family llama, on a CPU in the same turn (median); aimed at: {AIM}
 of bandwidth  bytes that llmcl's decode step reads, over its time, over a streaming read in the same run"""
 
 
@@ -221,14 +223,20 @@ def loaded(model: Model, plan: Plan) -> Iterator[dict[str, Any]]:
         path.unlink(missing_ok=True)
 
 
-def measure(both: dict[str, Any], plan: Plan) -> dict[str, Any]:
-    """Prefill and decode of both engines."""
-    found = {test: in_turn(both, test, plan.rounds, **arguments) for test, (_, arguments) in plan.tests.items()}
+def measure(both: dict[str, Any], plan: Plan, basis: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Prefill and decode of both engines. basis: the same of BASIS, which is measured in the same turns."""
+    models = [both] if basis is None else [both, basis]
+    found = {test: in_turn_with(models, test, plan.rounds, **arguments) for test, (_, arguments) in plan.tests.items()}
     if plan.on_gpu:
         both["llama.cpp"].ask("set_micro_batch", n=MICRO_BATCHES[1])
         other = in_turn(both, "prefill", plan.rounds, n=plan.n_prompt)
-        found["prefill"] = min(found["prefill"], other, key=lambda pairs: statistics.median(pairs.peer))
-    result: dict[str, Any] = {test: pairs.to_dict(plan.tests[test][0]) for test, pairs in found.items()}
+        found["prefill"] = [min(found["prefill"][0], other, key=lambda pairs: statistics.median(pairs.peer))]
+    result: dict[str, Any] = {}
+    for test, (pairs, *of_basis) in found.items():
+        result[test] = pairs.to_dict(plan.tests[test][0])
+        for other in of_basis:
+            shares = [ratio / beside for ratio, beside in zip(pairs.ratios, other.ratios, strict=True)]
+            result[test][OF_BASIS] = statistics.median(shares)
     facts = both["llmcl"].ask("facts")
     n_bytes = facts["weight_bytes"] + facts["kv_bytes_per_position"] * (plan.n_gen + 1) / 2
     step = result["decode"]["llmcl"] / plan.n_gen
@@ -236,27 +244,37 @@ def measure(both: dict[str, Any], plan: Plan) -> dict[str, Any]:
 
 
 def compare(models: Sequence[Model], plan: Plan) -> Iterator[tuple[Model, dict[str, Any]]]:
-    """The results, each as soon as it is there. A model that an engine does not run is left out."""
-    for batch in batches(models, plan):
-        with ExitStack() as stack, ThreadPoolExecutor() as pool:
-            contexts = [(model, loaded(model, plan)) for model in batch]
-            loading = [(model, pool.submit(stack.enter_context, context)) for model, context in contexts]
-            for _, future in loading:
-                future.exception()  # nothing is measured beside a compiler
-            for model, future in loading:
-                try:
-                    result = measure(future.result(), plan)
-                except ChildError as error:
-                    note(f"{model.name} is left out: {error}")
-                    continue
-                note(f"{model.name}: {', '.join(said(test, result[test]) for test in plan.tests)}")
-                yield model, result
+    """The results, each as soon as it is there. A model that an engine does not run is left out.
+
+    On a CPU the memory's speed changes from second to second, so BASIS stays loaded for the turns of the others.
+    """
+    with ExitStack() as beside:
+        basis: dict[str, Any] | None = None
+        for batch in batches(models, plan):
+            with ExitStack() as stack, ThreadPoolExecutor() as pool:
+                keep = not plan.on_gpu and batch[0].name == BASIS
+                contexts = [(model, loaded(model, plan)) for model in batch]
+                enter = (beside if keep else stack).enter_context
+                loading = [(model, pool.submit(enter, context)) for model, context in contexts]
+                for _, future in loading:
+                    future.exception()  # nothing is measured beside a compiler
+                for model, future in loading:
+                    try:
+                        both = future.result()
+                        result = measure(both, plan, basis)
+                    except ChildError as error:
+                        note(f"{model.name} is left out: {error}")
+                        continue
+                    basis = both if keep else basis
+                    note(f"{model.name}: {', '.join(said(test, result[test]) for test in plan.tests)}")
+                    yield model, result
 
 
 def said(test: str, values: dict[str, Any]) -> str:
     """A test's result in a line that is there before the table."""
     ours, peer = (values[f"{engine}_tokens_per_s"] for engine in ("llmcl", "llama.cpp"))
-    return f"{test} {ours:.1f} / {peer:.1f} t/s, {values['ratio']:.2f}x"
+    of_basis = f", {values[OF_BASIS]:.2f} of {BASIS}'s" if OF_BASIS in values else ""
+    return f"{test} {ours:.1f} / {peer:.1f} t/s, {values['ratio']:.2f}x{of_basis}"
 
 
 def markdown(results: dict[str, dict[str, Any]], tests: Sequence[str]) -> str:
@@ -272,7 +290,8 @@ def markdown(results: dict[str, dict[str, Any]], tests: Sequence[str]) -> str:
             values = result[test]
             cells += [f"{values[f'{engine}_tokens_per_s']:.1f}" for engine in ("llama.cpp", "llmcl")]
             cells.append(f"{values['ratio']:.2f}x ({values['ratio_min']:.2f} - {values['ratio_max']:.2f})")
-            cells += [] if basis is None else [f"{values['ratio'] / basis[test]['ratio']:.2f}"]
+            if basis is not None:
+                cells.append(f"{values.get(OF_BASIS, values['ratio'] / basis[test]['ratio']):.2f}")
         lines.append([*cells, f"{result['of_bandwidth']:.0%}"])
     header.append("of bandwidth")
     return "\n".join(table("l" + "r" * (len(header) - 1), header, lines)) + "\n"

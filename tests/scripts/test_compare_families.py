@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,9 @@ def test_ratios_are_shown_beside_those_of_llama() -> None:
     assert cells[2][6:] == ["32.0", "64.0", "2.00x (2.00 - 2.00)", "1.00", "50%"]
     assert cells[3][:2] == ["qwen3_moe", "150 M, 50 M"]
     assert cells[3][4:6] == ["3.00x (3.00 - 3.00)", "0.75"] and cells[3][-2:] == ["1.25", "50%"]
+    in_turn = result(3.0, 2.5)
+    in_turn["prefill"][compare.OF_BASIS] = 0.9
+    assert " 0.90 |" in compare.markdown({"llama": result(4.0, 2.0), "qwen3": in_turn}, tests)
     without = compare.markdown({"qwen3": result(3.0, 2.5)}, tests).splitlines()[-1]
     assert without.endswith("| 2.50x (2.50 - 2.50) | 50% |")
 
@@ -65,6 +69,33 @@ def test_on_a_gpu_the_faster_micro_batch_counts(tmp_path: Path, on_gpu: bool, ex
     found = compare.measure(both, compare.Plan(started, tmp_path, 2048, 4, 2, on_gpu, 10**9, False))
     assert found["prefill"]["ratio"] == expected and found["decode"]["ratio"] == 1.0
     assert found["of_bandwidth"] == pytest.approx((90 + 4 * 2.5) / 0.5 / 400.0)
+
+
+def test_on_a_cpu_the_basis_is_measured_in_the_same_turns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A machine that becomes twice as slow for llmcl with each turn: shares of the basis' ratio do not change."""
+    slower = [1.0, 1.0, 2.0, 4.0]  # a warm-up and three turns
+
+    class Slowing(FakeEngine):
+        asked = 0
+
+        def seconds(self, op: str, **arguments: Any) -> float:
+            self.asked += 1
+            return super().seconds(op, **arguments) * slower[(self.asked - 1) % 4]
+
+    def pair(model: compare.Model, plan: compare.Plan) -> Any:
+        return nullcontext(
+            {"llama.cpp": FakeEngine(3.0, 3.0), "llmcl": Slowing(1.0 if model.name == "llama" else 1.5, 0)}
+        )
+
+    monkeypatch.setattr(compare, "loaded", pair)
+    plan = compare.Plan(engines.Engines(sys.executable, {0}, "0", {}), tmp_path, 2048, 4, 3, False, 10**9, False)
+    found = {
+        model.name: result for model, result in compare.compare(compare.models_of("llama,qwen3", [], "Q4_0"), plan)
+    }
+    assert compare.OF_BASIS not in found["llama"]["prefill"]
+    assert found["qwen3"]["prefill"]["ratio"] == 1.0
+    assert found["qwen3"]["prefill"][compare.OF_BASIS] == pytest.approx(2 / 3)
+    assert found["qwen3"]["decode"][compare.OF_BASIS] == 1.0
 
 
 # A llama-bench whose n-th prefill takes n s with its first micro-batch and 10 n with the second, and a decode 100 n.
