@@ -2,16 +2,9 @@
 // runs of KV_RUN dimensions; work-item lid of size takes every size-th of them.
 //
 // qkv  float [N_Q_HEADS + 2 N_KV_HEADS][HEAD_DIM], the token's      k_cache, v_cache  of head 0
-//
-// With SHARED_KV a layer reads keys and values that another has appended: rows of queries alone, QKV_HEADS of them, and no append.
 #include "common/kv_cache.cl"
+#include "common/qkv_row.cl"
 #include "common/rope_row.cl"
-
-#if SHARED_KV
-#define QKV_HEADS N_Q_HEADS
-#else
-#define QKV_HEADS (N_Q_HEADS + 2 * N_KV_HEADS)
-#endif
 
 inline void append_token(__global const int* state, __global const float* qkv, __global const float* rope,
                          __global kv_t* k_cache, __global kv_t* v_cache, const int row, const int head,

@@ -21,8 +21,9 @@
 #include "cpu/prefetch.cl"
 #define AHEAD 2  // steps
 #include "cpu/attention_tile.cl"
-#include "common/append_token.cl"
+#include "common/qkv_row.cl"
 #include "common/step_rows.cl"
+#include "cpu/append_head.cl"
 #include "cpu/unit.cl"
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
@@ -45,17 +46,15 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
     const int per_split = (kv_len - visible_from + N_SPLITS * BLOCK_N - 1) / (N_SPLITS * BLOCK_N) * BLOCK_N;
     const int first = visible_from + split * per_split, end = min(kv_len, first + per_split);
 
-#if !SHARED_KV
-    if (PIECES_STORED == 0) {
-        if (!MAY_STORE) return;
-        if (first <= position && position < end)
-            append_token(state, qkv, rope, k_cache, v_cache, kv_row(state, position), head, 1, 0, 1);
-        PIECE_STORED;
-    }
-#endif
     k_cache += head * KV_HEAD_SIZE;
     v_cache += head * KV_HEAD_SIZE;
 
+#if !SHARED_KV
+    const bool appends = first <= position && position < end;
+    const int own_row = kv_row(state, position);
+    // A key goes to a line for every two dimensions: they are asked for before the queries are rotated.
+    if (appends) PREFETCH_ALL(KV_TILES_AT(k_cache, own_row), KV_TILE * sizeof(kv_t));
+#endif
     if (first < end) {
         const int row = kv_row(state, first);
         PREFETCH_ALL(KV_TILES_AT(k_cache, row), BLOCK_N / 16 * KV_TILE * sizeof(kv_t));
@@ -65,11 +64,23 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
     attention_start(&attention);
     for (int r = 0; r < ROWS; ++r) {
         __global const float* q = qkv + (head * ROWS + r) * HEAD_DIM;
-        for (int i = 0; i < HEAD_DIM; ++i) ((float*)attention.q[r])[i] = rope_element(q, rope, i) * QUERY_SCALE;
+        rotate_head(q, rope, (float*)attention.q[r]);
+        for (int c = 0; c < COLUMNS; ++c) attention.q[r][c] *= QUERY_SCALE;
         attention.head[r] = head * ROWS + r;
         attention.q_idx[r] = position;
     }
     round_queries(&attention);
+#if !SHARED_KV
+    if (PIECES_STORED == 0) {
+        if (!MAY_STORE) return;
+        if (appends) {
+            __global const float* k = qkv + (N_Q_HEADS + head) * HEAD_DIM;
+            append_head(k, k + N_KV_HEADS * HEAD_DIM, rope, KV_TILES_AT(k_cache, own_row), KV_TILES_AT(v_cache, own_row),
+                        own_row % 16);
+        }
+        PIECE_STORED;
+    }
+#endif
     for (int j = first; j < end; j += BLOCK_N) {
         const int n_keys = min(BLOCK_N, end - j);
         const int seen = tile_class(sequence, head * ROWS, ROWS, query, j, j + n_keys MOD_ARGS);

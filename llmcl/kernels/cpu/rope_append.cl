@@ -7,16 +7,7 @@
 #endif
 #include "common/kv_cache.cl"
 #include "common/step_rows.cl"
-
-// Rotates x into `to`, 8 pairs at a time.
-inline void rotate_head(__global const float* x, __global const float* rope, float* to) {
-    for (int i = 0; i < HEAD_DIM / 2; i += 8) {
-        const float8 a = vload8(0, x + i), b = vload8(0, x + HEAD_DIM / 2 + i);
-        const float8 c = vload8(0, rope + i), s = vload8(0, rope + HEAD_DIM / 2 + i);
-        vstore8(a * c - b * s, 0, to + i);
-        vstore8(b * c + a * s, 0, to + HEAD_DIM / 2 + i);
-    }
-}
+#include "cpu/append_head.cl"
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void rope_append(__global float* qkv, __global const float* rope, __global const int* state,
@@ -33,11 +24,7 @@ void rope_append(__global float* qkv, __global const float* rope, __global const
         for (int c = 0; c < HEAD_DIM / 16; ++c) store16_f32(turned[c], qkv + 16 * c);
     }
     for (int h = 0; h < N_KV_HEADS; ++h, qkv += HEAD_DIM) {
-        __global kv_t* k = KV_TILES_AT(k_cache + h * KV_HEAD_SIZE, row) + row % 16;
-        __global kv_t* v = KV_TILES_AT(v_cache + h * KV_HEAD_SIZE, row) + row % 16 * HEAD_DIM;
-        rotate_head(qkv, rope, (float*)turned);
-        for (int d = 0; d < HEAD_DIM; ++d) CAT(store1_, KV)(((const float*)turned)[d], k + 16 * d);
-        for (int c = 0; c < HEAD_DIM; c += 16)
-            CAT(store16_, KV)(load16_f32(qkv + N_KV_HEADS * HEAD_DIM + c), v + c);
+        append_head(qkv, qkv + N_KV_HEADS * HEAD_DIM, rope, KV_TILES_AT(k_cache + h * KV_HEAD_SIZE, row),
+                    KV_TILES_AT(v_cache + h * KV_HEAD_SIZE, row), row % 16);
     }
 }
