@@ -126,7 +126,7 @@ def test_every_pair_of_values_is_met(devices: list[Any], marks: tuple[str, ...])
             if device.index == 0 and chosen:
                 found |= {(test, "dtype", dtype), (test, "length", length), (test, dtype, length)}
             elif device.index == 0:
-                found |= {(0, chosen, test)} | ({(0, "dtype", 0)} if dtype == 0 else set())  # skipped on the last
+                found |= {(0, chosen)} | ({(0, "dtype", 0)} if dtype == 0 else set())  # skipped on the last
             elif chosen:
                 found |= {
                     (device.index, chosen, test),
@@ -143,6 +143,30 @@ def test_every_pair_of_values_is_met(devices: list[Any], marks: tuple[str, ...])
     assert len(of_each[1]) == 6  # 4 types with 3 lengths, another test and another variant
     n_pairs = 12 + 12 + 1  # of each test; in the other variant the one type that the last device lacks
     assert len(of_each[0]) < n_pairs if marks else len(of_each[0]) == n_pairs
+
+
+def test_what_another_device_meets_in_the_variant_that_it_chooses_is_not_met_again(devices: list[Any]) -> None:
+    cases = [
+        Case(
+            f"tests/kernels/test_a.py::{test}[{variant}-{device.index}-{n}]",
+            {"cl_entry": device, "variant": variant, "n": n},
+            ("skip",) * (device.index == 2 and test == "lacking"),
+        )
+        for device in devices
+        for test in ("a", "b", "lacking")
+        for variant in ("cpu", "portable")
+        for n in range(3)
+    ]
+
+    def kept_on_the_first(cases: list[Case], devices: list[Any]) -> list[str]:
+        left = met_in_pairs(cases, devices)  # type: ignore[arg-type]
+        names = [case.nodeid[25:] for case in cases if case not in left and case.params["cl_entry"] is devices[0]]
+        return [name for name in names if "[portable" in name]
+
+    assert kept_on_the_first(cases, devices) == ["lacking[portable-0-0]"]
+    assert kept_on_the_first([case for case in cases if "lacking" not in case.nodeid], devices) == ["a[portable-0-0]"]
+    of_two = kept_on_the_first([case for case in cases if case.params["cl_entry"] is not devices[2]], devices[:2])
+    assert {name.partition("[")[0] for name in of_two} == {"a", "b", "lacking"}
 
 
 def test_another_device_has_one_case_of_a_matrix_that_is_no_kernels(devices: list[Any]) -> None:

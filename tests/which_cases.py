@@ -84,9 +84,9 @@ def met_in_pairs(items: Sequence[pytest.Item], devices: Sequence[DeviceEntry]) -
 
     The first device keeps all cases, but of a test marked `matrix` as many as have all pairs. In the variant that it
     does not choose, and on every other device, a case of each test is kept, and in each file as many as meet the device
-    with all values of a parameter; of a test marked `matrix` that is no kernel's only the last. Values that the first
-    other device that chooses that variant meets in it need not be met on the first. In the variant that another device
-    does not choose the first case of each file is kept. A case marked `exhaustive` is not.
+    with all values of a parameter; of a test marked `matrix` that is no kernel's only the last. Tests and values that
+    the first other device that chooses that variant meets in it are not met again on the first. In the variant that a
+    device does not choose the first case of each file is kept at least. A case marked `exhaustive` is not.
     """
     chosen_by = next((entry.index for entry in devices[1:] if not_chosen(entry) != not_chosen(devices[0])), None)
     by_index = {entry.index: entry for entry in devices}
@@ -130,14 +130,22 @@ def variants_of(items: Sequence[pytest.Item]) -> dict[tuple[str, int | None], se
 
 
 def with_each_value_of_the_file(cases: Sequence[pytest.Item], elsewhere: Sequence[pytest.Item]) -> set[pytest.Item]:
-    """Of the cases of a file one of each test, and as many as have the values of parameters that none elsewhere has."""
+    """Of the cases of a file one of each test and as many as have all values, but for what is met elsewhere.
+
+    The first where all is.
+    """
     of_tests: dict[str, list[pytest.Item]] = {}
     for case in cases:
         of_tests.setdefault(test_of(case), []).append(case)
-    kept = {of_test[-1] if is_matrix(of_test[0]) else of_test[0] for of_test in of_tests.values()}
+    tests_elsewhere = {test_of(case) for case in elsewhere}
+    kept = {
+        of_test[-1] if is_matrix(of_test[0]) else of_test[0]
+        for test, of_test in of_tests.items()
+        if test not in tests_elsewhere
+    }
     todo = [case for case in cases if case.nodeid.startswith("tests/kernels/") or not is_matrix(case)]
     met = {value for case in (*kept, *elsewhere) for value in single_values_of(case)}
-    return kept | covering({case: single_values_of(case) for case in todo}, met)
+    return kept | covering({case: single_values_of(case) for case in todo}, met) or {cases[0]}
 
 
 def pairs_of(case: pytest.Item) -> set[Pair]:
