@@ -1,4 +1,4 @@
-"""What every process of tests/run.py would import, imported once, in the process that the others are forked from.
+"""What most processes of tests/run.py would import, imported once, in the process that the others are forked from.
 
 No driver is called here: its threads would be missing in a child of fork.
 """
@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import gc
 
+import anthropic.resources  # noqa: F401  the server's clients: 2 to 3 s of CPU
 import hypothesis  # noqa: F401
+import openai.resources  # noqa: F401
 import pytest  # noqa: F401
 import transformers.models.llama.modeling_llama  # noqa: F401  PyTorch, too
 

@@ -1,13 +1,16 @@
-"""Runs mypy, the checks under Oclgrind and all tests, as many processes at a time as there are cores.
+"""Runs mypy, the checks under Oclgrind and all tests, one process more at a time than there are cores.
 
 LLMCL_TEST_FULL=1 adds the cases that `--quick` in conftest.py leaves out, but for those that `--pairs` leaves out, and
 the vendors' compilers; the summary says what was left.
 
 `python tests/run.py [-j JOBS] [pytest arguments]` (with arguments: the tests alone; with paths: those). A process runs
 some files and ends: the compilers of three OpenCL drivers hold on to gigabytes otherwise, and what goes wrong in one
-takes little with it. All are forked from one that has imported PyTorch and transformers (imported_once.py), which takes
-seconds. A process that hangs is ended and counts as failed. One that dies (a compiler's crash) is run a second time,
-which the summary says; a kernel that crashes does so again.
+takes little with it. Those of pytest are forked from one that has imported PyTorch and transformers (imported_once.py),
+which takes seconds; the other checks run meanwhile. A process that hangs is ended and counts as failed. One that dies
+(a compiler's crash) is run a second time, which the summary says; a kernel that crashes does so again.
+
+One more than there are cores: tests wait for children, timers and drivers, and a core would be idle for a quarter of
+the time.
 
 The summary has the CPU seconds, too, but for those imports: unlike the time they hardly depend on what else the machine
 does.
@@ -93,7 +96,8 @@ LIMIT_S = 1200
 TOO_LONG = f"did not end within {LIMIT_S} s"
 FULL = "LLMCL_TEST_FULL"
 SECTION = "OpenCL implementations"
-PROCESSES = multiprocessing.get_context("forkserver")
+FORKED = multiprocessing.get_context("forkserver")
+APART = multiprocessing.get_context("spawn")
 IGNORED = "ignore:Module already imported:pytest.PytestAssertRewriteWarning"  # hypothesis
 PASSED, NO_TESTS = 0, 5  # of pytest's exit codes
 
@@ -141,9 +145,10 @@ def run(program: str, arguments: list[str], files: list[str]) -> Outcome:
 
 def attempt(program: str, arguments: list[str], files: list[str]) -> Outcome:
     with tempfile.NamedTemporaryFile("r", errors="replace") as written:
-        cpu_s = PROCESSES.Value("d", lock=False)
+        processes = FORKED if program == "pytest" else APART
+        cpu_s = processes.Value("d", lock=False)
         args = (program, [*arguments, *files], written.name, cpu_s, os.environ.get("PYTHONPATH"))
-        process = PROCESSES.Process(target=work, args=args)
+        process = processes.Process(target=work, args=args)
         process.start()
         process.join(LIMIT_S)
         too_long = ""
@@ -163,7 +168,7 @@ def start_server() -> None:
     """
     paths = os.environ.get("PYTHONPATH")
     set_python_path(os.pathsep.join(filter(None, [str(ROOT / "tests"), str(ROOT), paths])))
-    PROCESSES.set_forkserver_preload(["imported_once"])
+    FORKED.set_forkserver_preload(["imported_once"])
     forkserver.ensure_running()
     set_python_path(paths)
 
@@ -183,7 +188,7 @@ def work(program: str, arguments: list[str], output: str, cpu_s: Any, python_pat
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     set_python_path(python_path)
-    assert "imported_once" in sys.modules, "each process would take seconds to import PyTorch"
+    assert program != "pytest" or "imported_once" in sys.modules, "each process would take seconds to import PyTorch"
     sys.dont_write_bytecode = False
     sys.argv = [program, *arguments]
     run_program = runpy.run_path if program.endswith(".py") else runpy.run_module
@@ -233,7 +238,7 @@ def paths_among(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("-j", "--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time")
+    parser.add_argument("-j", "--jobs", type=int, default=(os.cpu_count() or 1) + 1, help="processes at a time")
     options, arguments = parser.parse_known_args()
     use_own_cache()
     # Threads of PyTorch and NumPy that wait keep a core busy, which another process could use.
