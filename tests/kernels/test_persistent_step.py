@@ -118,7 +118,9 @@ def compare(llm: LLM, n_prompt: int, n_steps: int) -> None:
     "name",
     ["float16 with mods", *(pytest.param(name, marks=pytest.mark.full) for name in ("latents", "q4_k in pages"))],
 )
-def test_has_the_bits_of_separate_launches(cpu: Device, name: str, tmp_path: Path) -> None:
+def test_has_the_bits_of_separate_launches(cpu: Device, default_device: Device, name: str, tmp_path: Path) -> None:
+    if cpu.entry.index != default_device.entry.index and name != "q4_k in pages":
+        pytest.skip("on the other devices the quantised model does: each takes 10 s to compile")
     config, options = MODELS[name]
     folder = save_folder(tmp_path / "model", config, random_weights(config, seed=1))
     compare(llmcl.load(str(folder), device=cpu, max_context=192, **options), 60, 16)
@@ -293,7 +295,7 @@ def test_a_unit_whose_thread_is_late_is_taken_over(any_small: LLM, monkeypatch: 
     slow = separate(small)
     kernel = slow._decode.persistent = in_one(slow, 3)
     end, lost = time.monotonic() + 30, 0
-    while lost < 300 and time.monotonic() < end:  # a busy machine seldom runs two threads at once
+    while lost < 50 and time.monotonic() < end:  # a busy machine seldom runs two threads at once
         assert np.array_equal(step_logits(slow, 20, 3), expected)
         counters = small.device.read(kernel.sync, np.uint32, (kernel.sync.nbytes // 4,))
         lost = counters[persistent_step.SYNC_SLOTS :].reshape(3, -1)[:, LOST].sum()

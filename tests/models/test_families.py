@@ -35,6 +35,7 @@ from llmcl.convert import convert
 from llmcl.engine.llm import LLM
 from llmcl.errors import UnsupportedModelError, UsageError
 from llmcl.kernels.common.mods import NO_MODS
+from llmcl.models.config import ModelConfig
 from llmcl.models.layer_mods import trace_layer_mods
 from llmcl.tokenizer.chat_template import render
 
@@ -69,10 +70,21 @@ def answers_as(model: Any, llm: LLM, prompt: list[int]) -> None:
 
 FIRST = {config.architecture: name for name, config in reversed(FAMILIES.items())}
 OTHERS = [*(name for name in FAMILIES if name not in FIRST.values()), *FURTHER]
-KIND = {name: ("as it is", "gpu")[i % 2] for i, name in enumerate(OTHERS) if name in FAMILIES}
-KIND |= dict.fromkeys(FURTHER, "as it is")
-"""Of the kernels of each shape but the first of an architecture: one kind, as they take seconds to compile. In turn
-where the shape has what the first has not; the device's own where its sizes alone are others, which tests/kernels has.
+
+
+def sizes(config: ModelConfig) -> tuple[int, ...]:
+    return config.hidden_size, config.n_q_heads, config.n_kv_heads, config.head_dim
+
+
+KIND = {
+    name: "gpu" if sizes(FAMILIES[name]) == sizes(FAMILIES[FIRST[FAMILIES[name].architecture]]) else "as it is"
+    for name in OTHERS
+    if name in FAMILIES
+}
+KIND |= {"glm4_moe_lite-odd": "gpu"} | dict.fromkeys(FURTHER, "as it is")
+"""Of the kernels of each shape but the first of an architecture: one kind, as they take seconds to compile. A GPU's
+where it has other parts in the first's sizes: most programs are the first's. Where its sizes are others, which
+tests/kernels has, the device's own, which take a third of the time; but in one shape, whose rows are no whole tiles.
 """
 
 
