@@ -23,6 +23,7 @@ from llmcl.models.model import Model
 from llmcl.models.paged_kv_cache import PagedKVCache
 from llmcl.models.random_shapes import random_shape_config
 from llmcl.models.weights import random_types, random_weights
+from llmcl.ops.qkv_adjust import qkv_adjust
 from llmcl.ops.sample import SamplingParams
 from llmcl.runtime.device import Device
 from llmcl.runtime.program import KernelSource
@@ -77,6 +78,14 @@ def test_biases_and_head_norms_are_links(family: str, default_device: Device, tm
     bound = batch._decode[16]
     assert [launch.name for launch in bound.launches] == ["embed", "few_rows_chain"]
     assert [launch.name for launch in bound.separate].count("qkv_adjust") == SHAPE["num_hidden_layers"]
+
+
+def test_no_more_rows_are_adjusted_than_there_are(default_device: Device) -> None:
+    """A batch of two sequences, whose step has the launches for eight rows."""
+    gpu = RecordingDevice(replace(default_device.entry, kind="gpu", ptx_arch=90, compute_units=132))
+    qkv, bias = gpu.alloc(2 * 4 * 12 * 64, "qkv"), gpu.alloc(4 * 12 * 64, "bias")
+    (launch,) = qkv_adjust(gpu, qkv, bias, None, n_q_heads=8, n_kv_heads=2, head_dim=64, eps=1e-5)
+    assert few_rows_chain._link(launch, 8, 8, 264).n_groups == 2 * 2
 
 
 @pytest.mark.parametrize(
