@@ -5,48 +5,21 @@ from __future__ import annotations
 import numpy as np
 from helpers import GUARD_WORDS, POISON, poisoned, read_guarded, run, small_config, to_storage, with_poison
 
-from llmcl import reference
 from llmcl.kernels.common.dtype import TILE_ROWS, tile_bytes
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight, WeightPart, load_rows
 from llmcl.ops.embed import embed
 from llmcl.runtime.device import Device
-from llmcl.tools.trials import StoredRows
-
-# Where a block's float16 values lie.
-HALVES = {
-    "F16": [0],
-    "Q8_0": [0],
-    "Q4_0": [0],
-    "Q4_1": [0, 2],
-    "Q5_0": [0],
-    "Q5_1": [0, 2],
-    "Q4_K": [0, 2],
-    "Q5_K": [0, 2],
-    "Q6_K": [208],
-    "MXFP4": [],
-}
+from llmcl.tools.trials import StoredRows, random_blocks
 
 
 def random_rows(format: str, n: int, k: int, seed: int = 0) -> StoredRows:
     """Every bit random, but for the floats, which are finite and of the size that weights have."""
-    rng = np.random.default_rng(seed)
-    per_block, size = reference.FORMATS[format].block, reference.FORMATS[format].nbytes
-    floats = rng.standard_normal((n, k)).astype(np.float32)
-    if format == "F32":
-        data = floats.view(np.uint8)
-    elif format == "BF16":
-        data = to_storage(floats, "bfloat16").view(np.uint8)
-    else:
-        blocks = rng.integers(0, 256, (n * k // per_block, size), np.uint8)
-        for at in HALVES[format]:
-            scales = (0.1 * rng.standard_normal(blocks.shape[0])).astype(np.float16)
-            scales[0] = np.float16(2e-7)  # a subnormal one
-            blocks[:, at : at + 2] = scales.view(np.uint8).reshape(-1, 2)
-        if format == "MXFP4":
-            blocks[:, 0] = rng.integers(119, 126, len(blocks))
-        data = blocks.reshape(n, -1)
-    return StoredRows(format, data.reshape(n, -1), (n, k))
+    if format not in ("F32", "BF16"):
+        return random_blocks(format, n, k, seed)
+    floats = np.random.default_rng(seed).standard_normal((n, k)).astype(np.float32)
+    stored = floats if format == "F32" else to_storage(floats, "bfloat16")
+    return StoredRows(format, stored.view(np.uint8).reshape(n, -1), (n, k))
 
 
 def quantized_weight(device: Device, rows: int, k: int, dtype: str, tiles_per_part: int = 0) -> Weight:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from llmcl import reference
+from llmcl.checkpoint.formats import FORMATS
 from llmcl.checkpoint.quantize import quantize_rows
 from llmcl.kernels.common.attention import CAPACITY_MULTIPLE, AttentionShape
 from llmcl.kernels.common.dtype import QUANTIZED
@@ -276,6 +277,36 @@ class StoredRows:
 
     def values(self) -> np.ndarray:
         return reference.dequantize(self.format, self.data)
+
+
+# Where a block's float16 values lie.
+HALVES = {
+    "F16": [0],
+    "Q8_0": [0],
+    "Q4_0": [0],
+    "Q4_1": [0, 2],
+    "Q5_0": [0],
+    "Q5_1": [0, 2],
+    "Q4_K": [0, 2],
+    "Q5_K": [0, 2],
+    "Q6_K": [208],
+    "MXFP4": [],
+}
+
+
+def random_blocks(format: str, n: int, k: int, seed: int = 0) -> StoredRows:
+    """Rows in a format of HALVES, every bit random, but for the floats, which are finite and of the size that weights
+    have. Any format has such rows, while `quantize_rows` writes few.
+    """
+    rng = np.random.default_rng(seed)
+    blocks = rng.integers(0, 256, (n * k // FORMATS[format].block, FORMATS[format].nbytes), np.uint8)
+    for at in HALVES[format]:
+        scales = (0.1 * rng.standard_normal((len(blocks),))).astype(np.float16)
+        scales[0] = np.float16(2e-7)  # a subnormal one
+        blocks[:, at : at + 2] = scales.view(np.uint8).reshape(-1, 2)
+    if format == "MXFP4":
+        blocks[:, 0] = rng.integers(119, 126, len(blocks))
+    return StoredRows(format, blocks.reshape(n, -1), (n, k))
 
 
 def _causal_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, position: int) -> np.ndarray:

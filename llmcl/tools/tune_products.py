@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from llmcl import reference
-from llmcl.checkpoint.quantize import quantize_rows
 from llmcl.kernels import table
 from llmcl.kernels.common.dtype import QUANTIZED, TILE_ROWS, tile_bytes
 from llmcl.kernels.common.linear import LinearDecode, LinearPrefill, Product
@@ -22,7 +21,7 @@ from llmcl.kernels.common.weight import Weight, WeightPart, alloc_weight, load_r
 from llmcl.models.config import ModelConfig
 from llmcl.ops.linear import linear_decode, linear_prefill
 from llmcl.runtime.device import Buffer, Device, Launch
-from llmcl.tools.trials import ROUNDED_ACTIVATIONS, StoredRows, Trial, state_at, tolerance
+from llmcl.tools.trials import ROUNDED_ACTIVATIONS, StoredRows, Trial, random_blocks, state_at, tolerance
 from llmcl.tools.tune import DEFAULT, Measurement, Note, Tuning, best_of, measure_choice, repeat_fastest, search_each
 
 COLD_BYTES = 256 << 20  # weights that are cycled through, so that none is found in a cache
@@ -105,9 +104,10 @@ def _weights(device: Device, size: ProductSize, dtype: str) -> list[tuple[Weight
     n_base = min(size.n_tiles, BASE_TILES)
     base_rows = n_base * TILE_ROWS
     values = (np.random.default_rng(size.k).standard_normal((base_rows, size.k)) / np.sqrt(size.k)).astype(np.float32)
-    format = QUANTIZED[dtype].format if dtype in QUANTIZED else "F32"
-    data = quantize_rows(values, format) if dtype in QUANTIZED else values.view(np.uint8)
-    source = StoredRows(format, data, (base_rows, size.k))
+    if dtype in QUANTIZED:
+        source = random_blocks(QUANTIZED[dtype].format, base_rows, size.k, seed=size.k)
+    else:
+        source = StoredRows("F32", values.view(np.uint8), (base_rows, size.k))
     base = alloc_weight(device, "trial tiles", base_rows, size.k, dtype)
     flags = device.zeros(4, "trial flags")
     for _ in load_rows(device, base, source, flags, 0):

@@ -6,12 +6,13 @@ import dataclasses
 
 import numpy as np
 import pytest
-from stored_rows import HALVES, StoredRows, load, quantized_weight, random_rows, values_of
+from stored_rows import StoredRows, load, quantized_weight, random_rows, values_of
 
 from llmcl import reference
 from llmcl.kernels.common.dtype import QUANTIZED, TILE_ROWS
 from llmcl.kernels.common.weight import Weight, alloc_weight, load_rows, weight_bytes
 from llmcl.runtime.device import Device
+from llmcl.tools.trials import HALVES
 
 small = pytest.mark.oclgrind
 

@@ -18,6 +18,7 @@ from llmcl.attention import flex_attention
 from llmcl.engine.llm import LLM
 from llmcl.errors import UsageError
 from llmcl.kernels.common.attention import AttentionDecode, AttentionShape, TileRequest
+from llmcl.kernels.common.dtype import QUANTIZED
 from llmcl.kernels.common.linear import Product
 from llmcl.kernels.common.weight import alloc_weight
 from llmcl.kernels.portable.linear import PortableLinearDecode, PortableLinearPrefill
@@ -223,7 +224,7 @@ def test_which_products_a_model_has() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("dtype", ["bfloat16", "q4_0"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "q4_0", "q4_1"])
 def test_products_are_checked_timed_and_searched_from_their_default(
     fresh: Device, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,7 +270,14 @@ def test_stored_sizes_of_a_product_are_used_where_they_fit(fresh: Device) -> Non
 def test_variants_without_a_choice_are_left_out(default_device: Device) -> None:
     if not default_device.is_cpu:
         pytest.skip("a CPU's products have no sizes to choose")
-    assert not [*tune_products.tune_products(default_device, config_from_hf(SMALL_SHAPE), "bfloat16", 5)]
+    for dtype in ("bfloat16", *QUANTIZED):  # q4_1, as the demo model's file has it, was a KeyError
+        assert not [*tune_products.tune_products(default_device, config_from_hf(SMALL_SHAPE), dtype, 5)]
+
+
+def test_rows_of_any_format_are_made(default_device: Device) -> None:
+    for dtype, quantized in QUANTIZED.items():
+        ((weight, met), *_) = tune_products._weights(default_device, ProductSize(64, 2 * quantized.block, False), dtype)
+        assert weight.parts[0].dtype == dtype and np.isfinite(met).all() and met.std() > 0
 
 
 @pytest.mark.full
