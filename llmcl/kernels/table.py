@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from functools import cache
+from typing import Any
 
 from llmcl.errors import UsageError, shown
 from llmcl.kernels import cpu, intel, nvidia, portable
@@ -27,8 +29,12 @@ def only_portable() -> bool:
 
 def implementations(kind: type[Row]) -> tuple[Row, ...]:
     """The implementations of an op, such as `LinearDecode`, in the order in which they are preferred."""
-    rows = portable.IMPLEMENTATIONS if only_portable() else ROWS
-    return tuple(row for row in rows if isinstance(row, kind))
+    return _of_kind(kind, only_portable())
+
+
+@cache  # of a hundred questions that a model asks as it is loaded
+def _of_kind(kind: type[base.Implementation], of_portable: bool) -> tuple[Any, ...]:
+    return tuple(row for row in (portable.IMPLEMENTATIONS if of_portable else ROWS) if isinstance(row, kind))
 
 
 def pick(kind: type[Row], device: Device, dtype: str, size: int, name: str | None = None) -> Row:
