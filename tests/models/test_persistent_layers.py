@@ -373,7 +373,11 @@ def recorded(
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [(name, dtype) for name in FAMILIES if name not in EXPERTS for dtype in ("bfloat16", "q4_0")] + EXPERT_CASES,
+    [
+        *((name, "bfloat16") for name in FAMILIES if name not in EXPERTS),
+        *(pytest.param(name, "q4_0", marks=pytest.mark.full) for name in FAMILIES if name not in EXPERTS),
+        *EXPERT_CASES,
+    ],
 )
 def test_every_family_is_one_launch_of_an_h200(tmp_path: Path, name: str, dtype: str) -> None:
     model, [constants] = recorded(tmp_path, FAMILIES[name], dtype)
