@@ -108,7 +108,7 @@ def test_a_client_that_reads_nothing_is_cut_off() -> None:
     with running(engine, send_s=0.2) as server:
         server.listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         connection = ask(server, "/v1/completions", room=4096, stream=True, max_tokens=2000)
-        wait_for(lambda: server.engine.open)
+        wait_for(lambda: server.engine.asked)  # `open` it may be for less time than a busy machine takes to look
         wait_for(lambda: server.metric('llmcl_requests_total{api="/v1/completions",status="499"}') == 1)
-        assert not server.engine.open
+        wait_for(lambda: not server.engine.open)
         connection.close()
