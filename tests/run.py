@@ -98,7 +98,10 @@ FULL = "LLMCL_TEST_FULL"
 SECTION = "OpenCL implementations"
 FORKED = multiprocessing.get_context("forkserver")
 APART = multiprocessing.get_context("spawn")
-IGNORED = "ignore:Module already imported:pytest.PytestAssertRewriteWarning"  # hypothesis
+IGNORED = (  # of what imported_once.py did with Hypothesis before pytest
+    *("-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning"),
+    *("-W", "ignore:Slow code in plugin:hypothesis.errors.HypothesisSideeffectWarning"),
+)
 PASSED, NO_TESTS = 0, 5  # of pytest's exit codes
 
 
@@ -252,7 +255,7 @@ def main() -> int:
     quick = os.environ.get(FULL, "0") in ("", "0")
     # Only Python's output is captured: what a driver prints as it crashes is to be seen.
     cases = "--quick" if quick else "--pairs"
-    pytest = ["-q", "--capture=sys", "-p", "no:cacheprovider", "-W", IGNORED, cases, *others]
+    pytest = ["-q", "--capture=sys", "-p", "no:cacheprovider", *IGNORED, cases, *others]
     groups = [[path] for path in paths] or chunks(QUICK_FILES_A_PROCESS if quick else FILES_A_PROCESS)
     todo = [("pytest", pytest, files) for files in groups]
     if not arguments:

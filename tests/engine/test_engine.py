@@ -402,16 +402,18 @@ def test_a_request_without_numbers_fails_alone(opened: Opened) -> None:
 @pytest.mark.parametrize("error", [OutOfDeviceMemoryError("the device broke"), ValueError("a defect")])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_failing_device_reaches_all_and_whoever_comes_later(error: Exception, opened: Opened) -> None:
-    steps = 0
+    steps, all_wait = 0, threading.Event()
 
     def fail(what: str) -> None:
         nonlocal steps
+        all_wait.wait(60)  # 20 steps may take less time than the submission of six requests
         steps += 1
         if steps == 20:
             raise error
 
     opened.batch.before = fail
     requests = [opened.engine.submit(prompt(n), **options(n, 100)) for n in range(6)]
+    all_wait.set()
     for request in requests:
         with pytest.raises(DeviceError, match=str(error)):
             list(request)
