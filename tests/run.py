@@ -96,6 +96,7 @@ LIMIT_S = 1200
 TOO_LONG = f"did not end within {LIMIT_S} s"
 FULL = "LLMCL_TEST_FULL"
 SECTION = "OpenCL implementations"
+UNUSABLE = "not usable:"
 FORKED = multiprocessing.get_context("forkserver")
 APART = multiprocessing.get_context("spawn")
 IGNORED = (  # of what imported_once.py did with Hypothesis before pytest
@@ -217,7 +218,9 @@ def summary(outcomes: list[Outcome]) -> list[str]:
         for words in ("left to the full run:", "met in pairs by others:")
     )
     sections = re.findall(rf"^=+ {SECTION} =+\n(.*?)(?=^=|^\d+ |\Z)", text, re.MULTILINE | re.DOTALL)
-    implementations = dict.fromkeys(line for section in sections for line in section.splitlines() if line)
+    implementations: dict[str, str] = {}
+    for line in (line for section in sections for line in section.splitlines() if line):
+        implementations.setdefault(driver_of(line), line)
     totals: Counter[str] = Counter()
     for outcome in outcomes:
         for number, what in re.findall(r"(\d+) (passed|failed|errors?|skipped|xfailed)\b", outcome.how):
@@ -226,11 +229,16 @@ def summary(outcomes: list[Outcome]) -> list[str]:
         *(f"skipped {number}: {reason}" for reason, number in skipped.most_common()),
         *([f"{left:,} cases of the full matrix are left to {FULL}=1"] if left else []),
         *([f"{in_pairs:,} cases are left out: others have their pairs of values"] if in_pairs else []),
-        *implementations,
+        *implementations.values(),
         *(f"run twice, at first {done.first_crash}: {' '.join(done.files)}" for done in outcomes if done.first_crash),
         *(f"FAILED ({done.how}): {' '.join(done.files)}" for done in outcomes if done.failed),
         ", ".join(f"{number} {what}" for what, number in totals.items()),
     ]
+
+
+def driver_of(line: str) -> str:
+    """What a line on an implementation is about. The reason why one is not usable may name a temporary file."""
+    return ":".join(line.split(":")[:2]) if line.startswith(UNUSABLE) else line
 
 
 def paths_among(arguments: list[str]) -> tuple[list[str], list[str]]:

@@ -201,3 +201,16 @@ def test_the_summary_counts_what_is_left() -> None:
     assert run.summary(outcomes)[-1] == "6 passed"
     (first, *_) = run.summary([run.Outcome([], 0, "met in pairs by others: 7 cases\n3 passed in 1 s")])
     assert first == "7 cases are left out: others have their pairs of values"
+
+
+def test_the_summary_names_a_driver_that_is_not_usable_once() -> None:
+    """A compiler's message may name a temporary file, which is another in each process."""
+    said = [
+        f"== {run.SECTION} ==\ntested on one: A, 1\nnot usable: {name} (PoCL), 3.0: /tmp/{n}.c: error\n3 passed in 1 s"
+        for n, name in enumerate("BBC")
+    ]
+    assert run.summary([run.Outcome([], 0, one) for one in said])[:-1] == [
+        "tested on one: A, 1",
+        "not usable: B (PoCL), 3.0: /tmp/0.c: error",
+        "not usable: C (PoCL), 3.0: /tmp/2.c: error",
+    ]

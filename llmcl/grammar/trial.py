@@ -16,7 +16,8 @@ from llmcl.grammar.grammar import Grammar
 from llmcl.runtime.child_process import interpreter
 
 CPU_LIMIT_S = 3
-WALL_LIMIT_S = 30.0  # for a machine with much else to do
+# Where the system counts CPU seconds a process may wait for long, on a machine with much else to do.
+WALL_LIMIT_S = 600.0 if importlib.util.find_spec("resource") else 30.0
 MEMORY_LIMIT = 1 << 30
 
 # Whitespace in JSON is a space, or a line break and some indentation: a model could write it without end.
