@@ -73,3 +73,29 @@ def test_embed_scaled(target: Device) -> None:
 
 def test_a_token_again_keeps_its_latest_position(target: Device) -> None:
     check(target, "float16", 64, 7, token_ids=np.arange(64) % 3)
+
+
+def test_tokens_of_steps_under_way_are_not_overwritten(target: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host goes on while steps wait: each reads its own tokens and position. One token waits for nothing."""
+    lengths = [1] * 12 if target.is_cpu else [1, 3, 1, 1, 17, 2] * 2  # on a CPU several tokens are written at once
+    rng = np.random.default_rng(3)
+    table = rng.standard_normal((VOCAB, HIDDEN)).astype(np.float32)
+    rotation = small_config(head_dim=HEAD_DIM).rotations()["main"]
+    step, weight = StepState(target, 17), weight_on_device(target, table, "float32")
+    frequencies = target.upload(rotation, "frequencies")
+    steps = [(rng.integers(0, VOCAB, n), int(rng.integers(0, 5000))) for n in lengths]
+    outs = [(poisoned(target, (n, HIDDEN)), poisoned(target, (n, HEAD_DIM))) for n in lengths]
+    seen = with_poison(target, np.full(VOCAB, -1, np.int32))
+    launches = [embed(target, weight, step, frequencies, *out, seen) for out in outs]
+    target.finish()
+    with monkeypatch.context() as patch:
+        patch.setattr(target, "write", lambda *args: pytest.fail("a write that waits for the steps under way"))
+        for (tokens, position), launch in zip(steps, launches, strict=True):
+            step.write_tokens(tokens, position)
+            run(launch, len(tokens))
+    for (tokens, position), (x, rope) in zip(steps, outs, strict=True):
+        rows = read_guarded(target, x, np.float32, (len(tokens), HIDDEN))
+        np.testing.assert_array_equal(rows, reference.embed(table, tokens))
+        expected = np.concatenate(reference.rope_table(position + np.arange(len(tokens)), *rotation), axis=1)
+        found = read_guarded(target, rope, np.float32, (len(tokens), HEAD_DIM))
+        np.testing.assert_allclose(found, expected, rtol=0, atol=ROPE_TOLERANCE)

@@ -85,8 +85,13 @@ class StepState:
 
     def write_tokens(self, token_ids: Sequence[int] | np.ndarray, position: int) -> None:
         """Makes `token_ids` (at most max_tokens) the next step's input, at `position` of the cache."""
-        self._device.write(self.tokens, np.asarray(token_ids, np.int32))
-        self._device.write(self.state, np.array([position, len(token_ids)], np.int32))
+        ids, slots = np.asarray(token_ids, np.int32), np.array([position, len(token_ids)], np.int32)
+        if len(ids) == 1:  # as in `_write_slots`
+            self._device.fill(self.tokens, ids, 0, 4)
+            self._device.fill(self.state, slots, 0, 8)
+        else:
+            send(self._device, self.tokens, ids)
+            send(self._device, self.state, slots)
 
     def capacity(self, slot: int, keys: int) -> str:
         """What kernels know as the capacity of the KV cache, or of its copy: an expression, since with a build constant
@@ -196,7 +201,7 @@ class StepState:
 
     def restart_sampling(self, i: int = 0) -> None:
         """The next sampled token is number i of its generation."""
-        self._device.write(self.state, np.array([i], np.int32), 4 * CONSTANTS["STATE_STEP"])
+        self._write_slots([i], CONSTANTS["STATE_STEP"])
 
 
 def for_rows(step: StepState, *groups: int, n_rows: Callable[[], int] | None = None) -> Groups:
