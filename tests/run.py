@@ -80,6 +80,7 @@ LONGEST = [
     "tests/attention/test_device_arrays.py",
     "tests/runtime/test_process_end.py",
     "tests/engine/test_leases.py",
+    "tests/engine/test_arguments.py",
     "tests/models/test_gpt_oss.py",
     "tests/errors/test_tensors.py",
     "tests/attention/test_trace.py",
