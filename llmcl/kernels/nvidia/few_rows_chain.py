@@ -285,10 +285,12 @@ def _adjust_link(launch: Launch, source: KernelSource, max_rows: int, warps: int
     """Its groups in the order of rows: of all that there is room for, since it is not told how many a step has."""
     qkv, n_q, n_kv = launch.args[0], number_of(source, "N_Q_HEADS"), number_of(source, "N_KV_HEADS")
     assert isinstance(qkv, Buffer)
-    parts = -(-(n_q + (2 if source.constants["BIAS"] else 1) * n_kv) // warps)
+    heads = launch.groups(1)[0] * number_of(source, "HEADS_PER_GROUP") * number_of(source, "HEADS_AT_ONCE")
+    parts = -(-heads // warps)
     rows = min(max_rows, qkv.nbytes // (4 * (n_q + 2 * n_kv) * number_of(source, "HEAD_DIM")))
     names = "N_Q_HEADS", "N_KV_HEADS", "HEAD_DIM", "BIAS", "HEAD_NORM", "EPS"
-    own = KernelSource(ADJUST_LINK, source.name, {**{name: source.constants[name] for name in names}, "WARPS": warps})
+    constants = {name: source.constants[name] for name in names}
+    own = KernelSource(ADJUST_LINK, source.name, {**constants, "HEADS": heads, "WARPS": warps})
     call = f"adjust_heads_unit_{{kind}}(group % {parts}, group / {parts}, before, count, {{args}});"
     return Link(launch, own, ADJUST_PARAMS, parts * rows, call, 0, 1)
 
