@@ -22,7 +22,6 @@ from llmcl.progress import Progress
 from llmcl.runtime.device import Device, Launch
 
 MAX_ROWS = FEW_ROWS[1]
-MAX_DRAFT = MAX_ROWS - 1
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,6 @@ inline float16 exp16(float16 x) {
     (((((r * 1.32647238e-3f + 9.67151299e-3f) * r + 5.55073358e-2f) * r + 2.40222424e-1f) * r + 6.93147004e-1f) * r + 1.0f)
 DEFINE_EXP2(exp2_below16, POLYNOMIAL_5)
 DEFINE_EXP2(exp2_short16, POLYNOMIAL_3)
-inline float16 sigmoid16(float16 v) { return 1.0f / (1.0f + exp16(-v)); }
 
 // tanh(x) as a minimax quotient of polynomials in x^2, for |x| < 7.9 and constant beyond. Relative error below 1e-6 (5.4e-7 of it
 // at infinity), NaN for NaN.

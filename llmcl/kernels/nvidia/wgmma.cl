@@ -116,10 +116,6 @@ inline void store4_local(const uint to, const uint v) {
     asm volatile("st.shared.u32 [%0], %1;" : : "r"(to), "r"(v) : "memory");
 }
 
-inline void store16_local(const uint to, const uint4 v) {
-    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" : : "r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-}
-
 // Barriers in local memory (8 bytes each) on which some work-items arrive and others wait. Each phase ends after `count`
 // arrivals; a waiter says of which parity the phase is that must have ended.
 inline void mbarrier_init(const uint at, const uint count) {
