@@ -15,9 +15,8 @@ from llmcl.errors import MAX_NUMBER, UsageError, shown
 
 N = TypeVar("N", int, float)
 
+# Help shows them, without the imports that know them.
 WEIGHT_DTYPES = ("auto", "float32", "bfloat16", "float16")
-QUANTIZED_DTYPES = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k", "mxfp4")
-MIXES = ("q4_k_m", "q5_k_m")
 QUANTIZE_FORMATS = ("q8_0", "q4_0", "q4_k")
 ACTIVATION_DTYPES = ("auto", "float32")
 KV_DTYPES = ("auto", "float32", "float16", "bfloat16", "q8_0")
@@ -80,6 +79,14 @@ def one_of(*names: str, hint: str = "") -> Callable[[Any], str]:
         return str(text)
 
     return parse
+
+
+def weight_dtype(text: Any) -> str:
+    """A parser of what random weights can be held as, beside WEIGHT_DTYPES what is quantised."""
+    from llmcl.checkpoint.mixes import MIXES
+    from llmcl.kernels.common.dtype import QUANTIZED
+
+    return one_of(*WEIGHT_DTYPES, *QUANTIZED, *MIXES)(text)
 
 
 def option(panel: str, *names: str, help: str, env: bool = True, **settings: Any) -> Any:
@@ -334,7 +341,7 @@ DtypeOfAny = Annotated[
         DEVICE_PANEL,
         "--dtype",
         metavar="|".join(WEIGHT_DTYPES),
-        parser=one_of(*WEIGHT_DTYPES, *QUANTIZED_DTYPES, *MIXES),
+        parser=weight_dtype,
         help="How the weights are held on the device; auto: as they are stored. Random ones also as q4_0, q4_k_m...",
     ),
 ]

@@ -14,6 +14,7 @@ from llmcl.cli.option_groups import LoadingToAnswer, with_groups
 from llmcl.cli.text_files import named, read_text
 from llmcl.errors import UsageError
 from llmcl.progress import Progress
+from llmcl.serve.settings import LOG_FORMATS
 
 if TYPE_CHECKING:
     from llmcl.serve.cache_file import CacheFile as Kept
@@ -74,7 +75,7 @@ Alias = Annotated[
 ]
 LogFormat = Annotated[
     str,
-    opt.choice(PANEL, "--log-format", ("text", "json"), help="Of each request's line on standard error."),
+    opt.choice(PANEL, "--log-format", LOG_FORMATS, help="Of each request's line on standard error."),
 ]
 Replicas = Annotated[
     int,

@@ -6,6 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
+from llmcl.checkpoint.quantize import QUANTIZE_FORMATS
+from llmcl.cli import options as opt
+from llmcl.kernels.common import dtype
+
 
 def test_without_a_command_it_lists_them_whole(invoke: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     assert invoke() == 2
@@ -50,3 +54,18 @@ def test_version(invoke: Callable[..., int], capsys: pytest.CaptureFixture[str])
     assert invoke("--version") == 0
     name, version = capsys.readouterr().out.split()
     assert name == "llmcl" and version[0].isdigit()
+
+
+def test_the_names_in_help_are_those_that_work() -> None:
+    """Help has its own, since it imports nothing that computes."""
+    assert tuple(QUANTIZE_FORMATS) == opt.QUANTIZE_FORMATS
+    assert opt.ACTIVATION_DTYPES == dtype.ACTIVATION_DTYPES
+    assert {*opt.WEIGHT_DTYPES} == {"auto", *dtype.KERNEL_NAMES} and {*opt.KV_DTYPES} == {"auto", *dtype.KV_DTYPES}
+
+
+def test_random_weights_are_held_in_any_format(invoke: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    for name in "float16", "q5_k", "mxfp4", "q4_k_m":
+        assert opt.weight_dtype(name) == name
+    assert invoke("profile", "--random", "smollm2-135m", "--dtype", "Q4_0") == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "'Q4_0' given, expected one of auto, float32, bfloat16, float16, q8_0, q4_0," in said and "q5_k_m" in said
