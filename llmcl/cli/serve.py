@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -163,6 +164,7 @@ def serve(
     def load(progress: Progress) -> Served:
         options = {"max_sequences": max_sequences, "batch_invariant": batch_invariant}
         made = _load(model, loading, alias or model_name(model), options, kept, quiet, progress)
+        gc.collect()  # else it looks at all that was loaded in the middle of some answer
         if not quiet:
             print("ready", file=sys.stderr, flush=True)
         return made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import signal
 import socket
@@ -188,7 +189,9 @@ def test_options_reach_the_server(
     fake = FakeEngine(byte_tokenizer())
 
     def run(settings: Settings, load: Callable[..., Any]) -> None:
+        before = gc.get_stats()[2]["collections"]
         started.update(settings=settings, served=load(lambda *_: None))
+        started["collections"] = gc.get_stats()[2]["collections"] - before
 
     def open_engine(**given: Any) -> Any:
         started["engine"] = given
@@ -210,6 +213,7 @@ def test_options_reach_the_server(
     origins = "-c 48 --kv-page-size 128 --cors-origin https://a.example --cors-origin https://b.example -q"
     keys = ["--api-key-file", str(tmp_path / "keys")]
     assert invoke("serve", "-m", "m", *options.split(), *origins.split(), *keys) == 0
+    assert started["collections"] == 1  # not in the middle of an answer
     settings = started["settings"]
     assert settings.api_keys == ("one", "two", "three", "four")
     assert (settings.max_sequences, settings.max_queue, settings.drain_s) == (3, 5, 1.5)
