@@ -66,7 +66,7 @@ Reference = Annotated[
         "--reference",
         metavar="NAME|PATH",
         env=False,
-        help="Compare with this model: mean KL divergence, share of equal likeliest tokens.",
+        help="Compare with this model, as it is stored: mean KL divergence, share of equal likeliest tokens.",
     ),
 ]
 ReferenceDtype = Annotated[
@@ -76,7 +76,7 @@ ReferenceDtype = Annotated[
         "--reference-dtype",
         opt.WEIGHT_DTYPES,
         env=False,
-        help="Its --dtype. Without --reference: compare with the same model held so.",
+        help="The reference's --dtype. Without --reference: compare with the same model held so.",
     ),
 ]
 
@@ -106,7 +106,7 @@ def perplexity(
         llm = loaded(model, loading)
         other = None
         if reference is not None or reference_dtype is not None:
-            other = loaded(reference or model, replace(loading, dtype=reference_dtype or "auto"))
+            other = loaded(reference or model, replace(loading, dtype=reference_dtype or "auto", quantize=None))
         from llmcl.tools.perplexity import perplexity as measure
 
         with scoring_bar(quiet) as progress:

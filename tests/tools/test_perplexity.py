@@ -151,6 +151,14 @@ def test_the_command_prints_json_and_text(
     assert values["perplexity"] == pytest.approx(expected.perplexity, rel=1e-6)
     assert values["n_scored"] == expected.n_scored and values["reference_dtype"] == "float16"
     assert 0 < values["divergence"]["mean_kl"] < 1e-3 and values["divergence"]["same_top_1"] > 0.9
+    code, out, err = run(
+        capsys, monkeypatch, *common, "--quantize", "q8_0", "--reference-dtype", "float16", "--format", "json"
+    )
+    assert code == 0, err
+    quantised = json.loads(out)
+    assert (quantised["dtype"], quantised["reference_dtype"]) == ("q8_0", "float16")  # the reference is not quantised
+    assert quantised["divergence"]["perplexity"] == pytest.approx(values["divergence"]["perplexity"], rel=1e-6)
+    assert quantised["divergence"]["mean_kl"] > values["divergence"]["mean_kl"]
     code, out, err = run(capsys, monkeypatch, *common, "--chunks", "1", "-q")
     assert code == 0 and err == ""
     assert out.startswith("perplexity  ") and "31 tokens, 1 windows of 64" in out
