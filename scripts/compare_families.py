@@ -324,7 +324,10 @@ def models_of(families: str, shapes: Sequence[str], quantization: str) -> list[M
 
 def compare_families(
     families: Annotated[
-        str, opt.measurement("--families", metavar="NAME,...", help=f"Of {', '.join(NAMES)}; left out: all.")
+        str,
+        opt.measurement(
+            "--families", metavar="NAME,...", help=f"Of {', '.join(NAMES)}; left out: all.", show_default=False
+        ),
     ] = ",".join(NAMES),
     random: Annotated[
         list[str],

@@ -126,7 +126,7 @@ def draft_benchmark(
     n_gen: Annotated[int, opt.measurement("-n", "--n-gen", metavar="N", parser=opt.whole(2), help="Tokens.")] = 256,
     rounds: Annotated[int, opt.measurement("-r", metavar="N", parser=opt.whole(1), help="Rounds.")] = 3,
     dtype: Annotated[
-        str, opt.measurement("--dtype", metavar="TYPE", help="Of the weights: 16 or 32 bits.")
+        str, opt.measurement("--dtype", metavar="bfloat16|float16|float32", help="Of the weights.")
     ] = "bfloat16",
     device: opt.Device = None,
 ) -> None:

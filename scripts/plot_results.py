@@ -239,7 +239,16 @@ def plot_results(
         bool, typer.Option("--check", help="Write nothing; say which tables are not their result's.")
     ] = False,
     format: Annotated[str, typer.Option("--format", metavar="svg|png", help="Of the charts.")] = "svg",
-    output: Annotated[Path, typer.Option("-o", "--output-dir", help="Where the charts are written.")] = IMAGES,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "-o",
+            "--output-dir",
+            metavar="FOLDER",
+            help="Where the charts are written; left out: docs/images.",
+            show_default=False,
+        ),
+    ] = IMAGES,
 ) -> None:
     """Draw the charts of docs/results/*.json (needs the extra `plot`), and renew the tables of the pages."""
     results = read_results()

@@ -28,7 +28,7 @@ _COMMANDS = {
     "devices": "List OpenCL devices, and say which is used and why.",
     "doctor": "Check every kernel on a device against NumPy.",
     "profile": "Show where the time goes, kernel by kernel.",
-    "tune": "Find and keep the fastest tile sizes of attention.",
+    "tune": "Find and keep the fastest sizes of attention and products.",
 }
 
 

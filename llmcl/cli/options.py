@@ -381,7 +381,8 @@ KvPageSize = Annotated[
         "--kv-page-size",
         metavar="TOKENS",
         parser=number(int, "a multiple of 64 (2^62 at most)", lambda n: 64 <= n <= MAX_NUMBER and n % 64 == 0),
-        help="Keep keys and values in pages of so many tokens; left out: one contiguous cache.",
+        help="Keep keys and values in pages of so many tokens; left out: one contiguous cache, for several texts at "
+        "a time pages of 64.",
     ),
 ]
 
