@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -197,19 +198,26 @@ def open_results(
 ) -> Iterator[tuple[set[Key], Callable[[Mapping[str, Any]], None]]]:
     """The keys of the results that the file has, and a function that appends one.
 
-    A last line without an end, which an interrupt left, is cut off. Raises UsageError for a file that cannot be
-    written, or is not one of results of these requests.
+    The beginning of a result, which an interrupt left as the last line, is cut off. Raises UsageError for a file that
+    cannot be written, or is not one of results of these requests.
     """
     origin = f"--output {one_line(output)}"
     try:
+        if output.exists() and not output.is_file():  # a pipe would block, and /dev/zero never end
+            raise UsageError(f"{origin} is no plain file; give one, from which the next run can see what is done")
         file = output.open("a+b", buffering=0)
         file.seek(0)
-        data = file.readall()
     except OSError as error:
         raise UsageError(f"{origin}: cannot be written ({error.strerror}); give a file in a folder that can") from error
     with file:
-        whole = data[: data.rfind(b"\n") + 1]
-        done = _keys_of_results(whole, origin, {request.key for request in requests})
+        _lock(file, origin)
+        data = file.readall()
+        lines, end, rest = data.rpartition(b"\n")
+        whole = lines + end
+        known = {request.key for request in requests}
+        done = _keys_of_results(whole, origin, known)
+        if rest and not any(_is_begun(rest, key) for key in known):
+            raise _no_result(f"{origin} line {len(whole.splitlines()) + 1}")
         file.truncate(len(whole))
 
         def write(result: Mapping[str, Any]) -> None:
@@ -218,6 +226,22 @@ def open_results(
                 line = line[file.write(line) :]
 
         yield done, write
+
+
+def _lock(file: FileIO, origin: str) -> None:
+    """Keeps the file from other runs until it is closed: each would answer what the other one answers."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UsageError(
+            f"{origin} is being written by another run; wait until it has ended, or give another file"
+        ) from None
+    except OSError:  # a file system without locks
+        pass
 
 
 def _keys_of_results(data: bytes, origin: str, known: set[Key]) -> set[Key]:
@@ -229,8 +253,16 @@ def _keys_of_results(data: bytes, origin: str, known: set[Key]) -> set[Key]:
         value = result.get(name)
         key = (name, value if isinstance(value, str) or _is_whole(value) else "")
         if key not in known or not isinstance(result.get("text"), str):
-            raise UsageError(
-                f"{where} is not the result of a request of --input; give another file, or remove this one"
-            )
+            raise _no_result(where)
         found.add(key)
     return found
+
+
+def _is_begun(rest: bytes, key: Key) -> bool:
+    """Whether a line without an end can be the beginning of the result of the request with this key."""
+    start = json_text.dumps(dict([key])).removesuffix("}").encode() + b", "
+    return rest.startswith(start) or start.startswith(rest)
+
+
+def _no_result(where: str) -> UsageError:
+    return UsageError(f"{where} is not the result of a request of --input; give another file, or remove this one")

@@ -13,7 +13,7 @@ from fake_batch import FakeBatch, FakeLLM, answer_of
 from llmcl.engine.engine import Engine
 from llmcl.errors import ContextLengthError, UsageError
 from llmcl.ops.sample import SamplingParams
-from llmcl.tools.request_file import answer_requests, parse_requests
+from llmcl.tools.request_file import answer_requests, open_results, parse_requests
 
 DEFAULTS: dict[str, Any] = {"max_tokens": 20, "ignore_eos": True, "seed": 100, "raw": False, "system_prompt": None}
 
@@ -150,6 +150,10 @@ def test_an_interrupted_run_goes_on_where_it_stopped(engine: Engine, tmp_path: P
         ('{"id": ["a"], "text": ""}\n', "line 1 is not the result"),
         ('{"index": 0}\n', "line 1 is not the result"),
         ("notes\n", "line 1 is no JSON"),
+        ("notes without an end", "line 1 is not the result"),
+        ('{"index": 0, "text": ""}\n{"index": 5, "te', "line 2 is not the result"),
+        ('{"id": "ab', "line 1 is not the result"),
+        ('{"prompt": "mine"}', "line 1 is not the result"),
     ],
 )
 def test_a_file_of_something_else_is_left_alone(content: str, match: str, engine: Engine, tmp_path: Path) -> None:
@@ -160,3 +164,25 @@ def test_a_file_of_something_else_is_left_alone(content: str, match: str, engine
     assert output.read_text() == content
     with pytest.raises(UsageError, match="cannot be written"):
         answer_requests(engine, parse_requests(lines({"prompt": "a"}), "f"), tmp_path / "no" / "folder", {})
+    for special in ("/dev/null", tmp_path):
+        with pytest.raises(UsageError, match="is no plain file"):
+            answer_requests(engine, parse_requests(lines({"prompt": "a"}), "f"), Path(special), {})
+
+
+def test_two_runs_do_not_share_a_file_of_results(engine: Engine, tmp_path: Path) -> None:
+    requests, output = parse_requests(lines({"prompt": "a"}), "f"), tmp_path / "out.jsonl"
+    with open_results(output, requests), pytest.raises(UsageError, match="is being written by another run"):
+        answer_requests(engine, requests, output, DEFAULTS)
+    assert answer_requests(engine, requests, output, DEFAULTS).n_done == 1
+
+
+@pytest.mark.parametrize("key", ['{"index": 0', '{"id": "b"'])
+def test_every_beginning_of_a_result_is_cut_off(key: str, engine: Engine, tmp_path: Path) -> None:
+    requests, output = parse_requests(lines({"prompt": "a"}, {"prompt": "b", "id": "b"}), "f"), tmp_path / "out.jsonl"
+    answer_requests(engine, requests, output, DEFAULTS)
+    (line,) = (line for line in output.read_text().splitlines() if line.startswith(key))
+    for end in range(1, len(line)):
+        output.write_text(line[:end])
+        with open_results(output, requests) as (done, _):
+            assert not done
+        assert output.read_text() == ""
