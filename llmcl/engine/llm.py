@@ -397,6 +397,12 @@ class LLM:
         self.device.close()
         self._model, self._scoring, self.speculation = None, None, NO_SPECULATION
 
+    def __reduce_ex__(self, protocol: object) -> str:
+        raise UsageError(
+            f"{self.model_name} is loaded on a device, so it can be neither copied nor pickled; share it between "
+            "threads, and load it in each process that needs it (llmcl.load)"
+        )
+
     def __enter__(self) -> LLM:
         return self
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import logging
+import pickle
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +216,12 @@ def test_a_prompt_of_megabytes_is_refused_before_it_is_encoded(smollm2: LLM, mon
             ask()
     with pytest.raises(ContextLengthError, match=r"the conversation has 76 MiB, which its chat template cannot make"):
         smollm2.generate("word " * 16 * 10**6)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_loaded_model_is_not_copied(copied: Callable[[Any], Any], small_llm: LLM) -> None:
+    with pytest.raises(UsageError, match="neither copied nor pickled; share it"):
+        copied(small_llm)
 
 
 def test_a_model_without_a_chat_template_says_so_once(small_llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
