@@ -12,7 +12,7 @@ import typer
 
 from llmcl.cli import options as opt
 from llmcl.cli.loading import progress_bar
-from llmcl.cli.text_files import check_writable
+from llmcl.cli.text_files import check_writable, hand_over, write_text
 from llmcl.errors import DeviceError, UsageError
 from llmcl.progress import CHECKING
 from llmcl.tools import json_text
@@ -80,17 +80,25 @@ def doctor(
     start = time.monotonic()
     with progress_bar(quiet) as progress:
         outcomes = diagnose(entry, everything=everything, note=note)
-    if report is not None:
-        from llmcl.tools.device_report import device_report
+    took_s = time.monotonic() - start
 
-        report.write_text(device_report(entry, outcomes, time.monotonic() - start), encoding="utf-8")
-    wrong = excluded(outcomes)
-    if wrong != cache.excluded:
-        _store(cache, wrong)
-    if format == "json":
-        print(json_text.dumps(_as_dict(entry, outcomes, cache)))
-    else:
-        _show(outcomes, cache)
+    def keep() -> None:
+        if (wrong := excluded(outcomes)) != cache.excluded:
+            _store(cache, wrong)
+
+    def show() -> None:
+        if format == "json":
+            print(json_text.dumps(_as_dict(entry, outcomes, cache)))
+        else:
+            _show(outcomes, cache)
+
+    def write() -> None:
+        if report is not None:
+            from llmcl.tools.device_report import device_report
+
+            write_text("--report", report, device_report(entry, outcomes, took_s))
+
+    hand_over(keep, show, write)
     if any(o.failed and o.in_use for o in outcomes):
         raise typer.Exit(DeviceError.exit_code)
 

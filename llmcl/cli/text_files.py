@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from llmcl.errors import UsageError, one_line
+from llmcl.errors import LlmclError, UsageError, one_line
 
 MAX_TEXT_BYTES = 1 << 28  # longer than any context; a device such as /dev/zero has no end
 
@@ -54,3 +55,25 @@ def check_writable(option: str, path: Path | None) -> None:
             raise UsageError(
                 f"{named(option, path)}: cannot be written ({error.strerror}); give a file in a folder that can"
             ) from error
+
+
+def write_text(option: str, path: Path, text: str) -> None:
+    """Raises LlmclError if the file that an option names cannot be written in the end, as on a full disk."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise LlmclError(
+            f"{named(option, path)}: cannot be written ({error.strerror}); make room, or name another file"
+        ) from error
+
+
+def hand_over(*ways: Callable[[], None]) -> None:
+    """Calls all in turn, so that what came of long work is not lost where one fails. Then raises the first error."""
+    errors: list[Exception] = []
+    for way in ways:
+        try:
+            way()
+        except (LlmclError, OSError) as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]

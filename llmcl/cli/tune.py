@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from llmcl.cli import options as opt
-from llmcl.cli.text_files import check_writable
+from llmcl.cli.text_files import check_writable, hand_over, write_text
 from llmcl.errors import UsageError
 from llmcl.tools import json_text
 from llmcl.tools.markdown import table
@@ -18,6 +18,7 @@ from llmcl.tools.markdown import table
 if TYPE_CHECKING:
     from llmcl.kernels.common.attention import AttentionShape
     from llmcl.models.config import ModelConfig
+    from llmcl.runtime.device import Device
     from llmcl.tools.tune import Measurement, Tuning
 
 CONSTANTS = (
@@ -101,6 +102,9 @@ def tune(
             )
         kernel = "products"
     opened = Device.open(device)
+    stores = store and combo is None
+    if stores:
+        _store(opened, [])  # before the work and not after it: may the folder be written?
 
     def note(row: Measurement) -> None:
         if not quiet:
@@ -124,9 +128,13 @@ def tune(
             f"the kernels of products that {opened.name} uses have no sizes to choose; try --variant portable"
         )
     titles = [_title(tuning, shape, n_prompt, n_depth) for tuning in tunings]
-    _write(files, tunings, titles, opened.name)
-    _show(tunings, titles)
-    _keep(opened, tunings, store and combo is None)
+    hand_over(
+        lambda: _store(opened, tunings) if stores else None,
+        lambda: _show(tunings, titles),
+        lambda: _write(files, tunings, titles, opened.name),
+    )
+    if stores:
+        print(f"stored in {opened.cache.path}")
 
 
 def _config(model: str | None, random: str | None, offline: bool, dtype: str) -> tuple[ModelConfig, str]:
@@ -215,32 +223,30 @@ def _show(tunings: Sequence[Tuning], titles: Sequence[str]) -> None:
         for line in _refusals(tuning):
             out.print(line, soft_wrap=True)
         out.print()
-
-
-def _keep(device: Any, tunings: Sequence[Tuning], store: bool) -> None:
     for tuning in tunings:
         what = tuning.title or tuning.kernel
         if tuning.winner is None:
             print(f"{what}: no choice was correct on this device, so nothing is stored; see `llmcl doctor`")
-            continue
-        print(f"fastest {what} (*): {_constants(tuning.winner)}")
-        if store:
-            try:
-                device.cache.store_tuned(tuning.key, tuning.winner.constants)
-            except OSError as error:
-                raise UsageError(
-                    f"the winner cannot be stored in {device.cache.path} ({error.strerror}); make the folder "
-                    "writable, set LLMCL_CACHE_DIR, or give --no-store"
-                ) from error
-    if store:
-        print(f"stored in {device.cache.path}")
+        else:
+            print(f"fastest {what} (*): {_constants(tuning.winner)}")
+
+
+def _store(device: Device, tunings: Sequence[Tuning]) -> None:
+    winners = {tuning.key: tuning.winner.constants for tuning in tunings if tuning.winner is not None}
+    try:
+        device.cache.store_tuned(winners)
+    except OSError as error:
+        raise UsageError(
+            f"winners cannot be stored in {device.cache.path} ({error.strerror}); make the folder writable, "
+            "set LLMCL_CACHE_DIR, or give --no-store"
+        ) from error
 
 
 def _write(files: dict[str, Path | None], tunings: Sequence[Tuning], titles: Sequence[str], device: str) -> None:
     writers = {"--markdown": _as_markdown, "--csv": _as_csv, "--json": _as_json}
     for option, path in files.items():
         if path is not None:
-            path.write_text(writers[option](tunings, titles, device), encoding="utf-8")
+            write_text(option, path, writers[option](tunings, titles, device))
 
 
 def _as_markdown(tunings: Sequence[Tuning], titles: Sequence[str], device: str) -> str:

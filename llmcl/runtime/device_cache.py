@@ -44,10 +44,10 @@ class DeviceCache:
         self.excluded: dict[str, str] = {}
         self._read()
 
-    def store_tuned(self, key: str, constants: Mapping[str, int]) -> None:
-        """Keeps the constants for later runs. Raises OSError where the cache folder cannot be written."""
+    def store_tuned(self, tuned: Mapping[str, Mapping[str, int]]) -> None:
+        """Keeps constants by their keys for later runs. Raises OSError where the cache folder cannot be written."""
         self._read()
-        self.tuned[key] = dict(constants)
+        self.tuned |= {key: dict(constants) for key, constants in tuned.items()}
         self._write()
 
     def store_excluded(self, excluded: Mapping[str, str]) -> None:

@@ -40,8 +40,8 @@ def write_rows(rows: Sequence[Row], format: str, output: Path | None, markdown: 
     if output is None:
         print(text, end="", flush=True)
     else:
+        print(markdown(rows), end="", file=sys.stderr)  # first: a disk may be full
         output.write_text(text, encoding="utf-8")
-        print(markdown(rows), end="", file=sys.stderr)
 
 
 def _csv(objects: Sequence[dict[str, Any]]) -> str:

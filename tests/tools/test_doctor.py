@@ -241,10 +241,29 @@ def test_a_report_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("no_findings")
+def test_what_was_found_is_shown_where_it_cannot_be_kept(
+    default_device: Device, tmp_path: Path, run_here: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "report.md"
+    wrong = doctor.Outcome(doctor.checks()[0], doctor.WRONG, 1.0, "error 1.0", in_use=True)
+
+    def diagnose(*args: object, **settings: object) -> list[doctor.Outcome]:
+        file.unlink()
+        file.mkdir()  # as if the disk were full
+        return [wrong]
+
+    monkeypatch.setattr(doctor, "diagnose", diagnose)
+    done = run_here("llmcl", "doctor", "-q", "--report", str(file), "--device", str(default_device.entry.index))
+    assert done.returncode == 1 and f"--report {file}: cannot be written" in done.stderr
+    assert "excluded from now on" in done.stdout
+    assert DeviceCache(default_device.entry).excluded == {wrong.check.key: "wrong: error 1.0"}
+
+
+@pytest.mark.usefixtures("no_findings")
 def test_reset(default_device: Device, run_here: Run) -> None:
     cache = DeviceCache(default_device.entry)
     cache.store_excluded({"cpu/linear_decode.cl float16": "wrong: error 1.0"})
-    cache.store_tuned("key", {"BLOCK_M": 8})
+    cache.store_tuned({"key": {"BLOCK_M": 8}})
     reset = run_here("llmcl", "doctor", "--reset", "--device", str(default_device.entry.index))
     assert reset.returncode == 0 and "nothing is excluded any more" in reset.stdout
     after = DeviceCache(default_device.entry)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import csv
 import dataclasses
+import errno
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +27,7 @@ from llmcl.kernels.portable.linear import PortableLinearDecode, PortableLinearPr
 from llmcl.kernels.table import pick
 from llmcl.models.config.hf import config_from_hf
 from llmcl.ops.attention import decode_key, decode_splits, prefill_key, prefill_tiles
+from llmcl.runtime import device_cache
 from llmcl.runtime.device import Device
 from llmcl.runtime.device_cache import DeviceCache
 from llmcl.tools import tune as tuning
@@ -104,8 +107,10 @@ def test_decode_is_searched_from_its_default(fresh: Device) -> None:
 def test_a_stored_winner_is_used_and_overridden(fresh: Device) -> None:
     name = prefill_tiles(fresh, 32, "float16").implementation.name
     default = sizes(prefill_tiles(fresh, 32, "float16"))
-    fresh.cache.store_tuned(prefill_key(name, 32, "float16"), {"BLOCK_M": 16, "BLOCK_N": 64, "DV_TILE": 16})
-    fresh.cache.store_tuned(decode_key(name, 2, 32, "float16"), {"N_SPLITS": 5, "BLOCK_N": 16})
+    prefill = {prefill_key(name, 32, "float16"): {"BLOCK_M": 16, "BLOCK_N": 64, "DV_TILE": 16}}
+    fresh.cache.store_tuned(prefill)
+    fresh.cache.store_tuned({decode_key(name, 2, 32, "float16"): {"N_SPLITS": 5, "BLOCK_N": 16}})
+    assert DeviceCache(fresh.entry).tuned.keys() > prefill.keys()
     later = copy.copy(fresh)
     later.cache = DeviceCache(fresh.entry)  # another run reads the file
     assert sizes(prefill_tiles(later, 32, "float16")) == (16, 64, 16)
@@ -125,7 +130,7 @@ def test_a_stored_winner_is_used_and_overridden(fresh: Device) -> None:
 
 def test_another_driver_is_judged_anew(fresh: Device) -> None:
     updated = dataclasses.replace(fresh.entry, driver_version=fresh.entry.driver_version + ".1")
-    fresh.cache.store_tuned("key", {"BLOCK_M": 8})
+    fresh.cache.store_tuned({"key": {"BLOCK_M": 8}})
     assert DeviceCache(updated).tuned == {} and DeviceCache(fresh.entry).tuned == {"key": {"BLOCK_M": 8}}
 
 
@@ -250,7 +255,7 @@ def test_stored_sizes_of_a_product_are_used_where_they_fit(fresh: Device) -> Non
     default = row.chosen(fresh, product)
     assert default == {name: values[0] for name, values in row.choices(fresh, product).items()}
     other = {"LOCAL_SIZE": 32 if default["LOCAL_SIZE"] != 32 else 16, "AT_ONCE": 2, "AHEAD": 0}
-    fresh.cache.store_tuned(row.tuned_key(product), other)
+    fresh.cache.store_tuned({row.tuned_key(product): other})
     later = copy.copy(fresh)
     later.cache = DeviceCache(fresh.entry)
     constants, groups, local = row.size(later, product)
@@ -299,6 +304,48 @@ def test_the_command_stores_the_winner(tmp_path: Path, no_findings: Path, run_he
     assert files[0].read_text(encoding="utf-8").count("\n|") == len(rows) + 2
     again = run_here("llmcl", "generate", "-m", "smollm2", "-p", "Hi", "-n", "4", "-q")
     assert again.returncode == 0, again.stderr
+
+
+@pytest.mark.parametrize("lost", ["cache", "--json"])
+def test_a_disk_that_becomes_full_loses_nothing_else(
+    lost: str, tmp_path: Path, no_findings: Path, run_here: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = tuning.Measurement("attention_decode", "default", {"N_SPLITS": 2, "BLOCK_N": 16}, 1.0)
+    file = tmp_path / "table.json"
+
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def tune_decode(*args: object, **settings: object) -> tuning.Tuning:
+        if lost == "cache":
+            monkeypatch.setattr(device_cache, "write_cached", full)
+        else:
+            file.unlink()
+            file.mkdir()  # nor can a folder be written
+        return tuning.Tuning("attention_decode", "portable", "key", [row], row)
+
+    monkeypatch.setattr(tuning, "tune_decode", tune_decode)
+    done = run_here("llmcl", "tune", "--random", "smollm2-135m", "--kernel", "decode", "--json", str(file))
+    assert "fastest attention_decode (*): N_SPLITS 2 BLOCK_N 16" in done.stdout and "stored in" not in done.stdout
+    (stored,) = (no_findings / "devices").iterdir()
+    kept = json.loads(stored.read_text())["tuned"]
+    if lost == "cache":
+        assert (done.returncode, kept) == (2, {})
+        assert f"winners cannot be stored in {stored} (No space left on device); make" in done.stderr
+        assert json.loads(file.read_text())[0]["winner"]
+    else:
+        assert (done.returncode, kept) == (1, {"key": {"N_SPLITS": 2, "BLOCK_N": 16}})
+        assert f"--json {file}: cannot be written (Is a directory); make room" in done.stderr
+
+
+def test_a_folder_that_cannot_be_written_is_named_before_the_work(
+    no_findings: Path, run_here: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (no_findings / "devices").write_text("")
+    monkeypatch.setattr(tuning, "tune_decode", lambda *args, **settings: pytest.fail("it began"))
+    done = run_here("llmcl", "tune", "--random", "smollm2-135m", "--kernel", "decode")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "winners cannot be stored in" in done.stderr and "give --no-store" in done.stderr
 
 
 @pytest.mark.full
