@@ -150,6 +150,8 @@ def read_message() -> str | None:
 
 
 def _read_line(prompt: str) -> str:
+    if sys.stdin is None:  # as if it were empty: the command was started without one (`<&-`)
+        raise EOFError
     if not sys.stdin.isatty():
         return input()
     if not sys.stdout.isatty():  # input() would write its prompt into the redirected text

@@ -53,6 +53,11 @@ def test_ctrl_c_at_an_empty_prompt_hints_and_a_second_one_leaves(
     assert capsys.readouterr().err.count("Ctrl-C once more leaves") == 2
 
 
+def test_no_standard_input_is_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    assert read_message() is None
+
+
 def test_ctrl_c_ends_the_reading_of_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     type_in(monkeypatch, KeyboardInterrupt, "never read", terminal=False)
     assert read_message() is None
