@@ -163,5 +163,5 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise CheckpointError(
-            f"{one_line(path.name)} cannot be read: {error.strerror or error}. Check the path."
+            f"{one_line(path.name, 80)} cannot be read: {error.strerror or error}. Check the path."
         ) from None

@@ -148,6 +148,9 @@ def test_random_shapes_have_the_published_sizes() -> None:
 def test_unknown_random_shapes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no-such-shape.*neither one of " + ", ".join(RANDOM_SHAPES)):
         random_shape_config("no-such-shape")
+    with pytest.raises(UsageError, match="cannot be read: File name too long") as refused:
+        random_shape_config("9" * 435)
+    assert len(str(refused.value)) <= 600
     file = tmp_path / "config.json"
     for content, error, message in (
         ("[1, 2]", UsageError, "holds a JSON list"),
