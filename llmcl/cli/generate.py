@@ -161,8 +161,9 @@ def read_requests(requests: str | None, results: str | None) -> list[FileRequest
         )
     if os.path.exists(results) and os.path.exists(requests) and os.path.samefile(requests, results):
         raise UsageError(f"--input and --output are both {one_line(requests)}; give another file for the results")
-    from llmcl.tools.request_file import parse_requests
+    from llmcl.tools.request_file import check_is_plain, parse_requests
 
+    check_is_plain(Path(results))
     origin = named("--input", requests)
     parsed = parse_requests(read_text(requests, origin), origin)
     check_writable("--output", Path(results))

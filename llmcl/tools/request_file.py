@@ -192,6 +192,14 @@ def _result(request: FileRequest, question: Question, text: str, last: Piece) ->
     return result | ({"seed": question.options.seed} if question.options.temperature > 0 else {})
 
 
+def check_is_plain(output: Path) -> None:
+    """Raises UsageError for what is there and no plain file: a pipe would block, and /dev/zero never end."""
+    if output.exists() and not output.is_file():
+        raise UsageError(
+            f"--output {one_line(output)} is no plain file; give one, from which the next run can see what is done"
+        )
+
+
 @contextmanager
 def open_results(
     output: Path, requests: Sequence[FileRequest]
@@ -203,8 +211,7 @@ def open_results(
     """
     origin = f"--output {one_line(output)}"
     try:
-        if output.exists() and not output.is_file():  # a pipe would block, and /dev/zero never end
-            raise UsageError(f"{origin} is no plain file; give one, from which the next run can see what is done")
+        check_is_plain(output)
         file = output.open("a+b", buffering=0)
         file.seek(0)
     except OSError as error:

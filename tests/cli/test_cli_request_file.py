@@ -28,6 +28,7 @@ TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
         (["--input", "none.jsonl", "--output", "out.jsonl"], "--input none.jsonl: cannot be read"),
         (["--input", "bad.jsonl", "--output", "out.jsonl"], "--input bad.jsonl line 2: the field 'x' is not known"),
         (["--input", "in.jsonl", "--output", "no/out.jsonl"], "--output no/out.jsonl: cannot be written"),
+        (["--input", "in.jsonl", "--output", "/dev/zero"], "--output /dev/zero is no plain file; give one"),
         (
             ["--input", "in.jsonl", "--output", "out.jsonl", "--max-sequences", "0"],
             "'0' given, expected a whole number",
