@@ -102,6 +102,13 @@ def run(app: typer.Typer, name: str | None = None) -> None:
             print(f"error: {error.filename or 'the output'} cannot be written ({error.strerror})", file=sys.stderr)
             _silence_stdout()
             sys.exit(1)
+        if isinstance(error, RuntimeError) and "start new thread" in str(error):
+            print(
+                "error: the system refuses this process another thread; raise the limit of its processes (`ulimit -u`, "
+                "or that of its container)",
+                file=sys.stderr,
+            )
+            sys.exit(1)
         print(
             f"error: unexpected {type(error).__name__}: {fit_for_terminal(error)}\n"
             "This is a defect of llmcl; LLMCL_DEBUG=1 shows where it happened.",

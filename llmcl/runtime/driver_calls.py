@@ -21,6 +21,8 @@ import pyopencl as cl
 
 from llmcl.errors import DeviceError, LlmclError, OutOfDeviceMemoryError
 
+# A CPU's driver takes what the device needs from the host.
+NO_MEMORY = cl.status_code.MEM_OBJECT_ALLOCATION_FAILURE, cl.status_code.OUT_OF_HOST_MEMORY
 _inside: list[int] = []  # the thread of each call under way
 open_devices: WeakSet[Any] = WeakSet()  # those of device.Device, which come to rest before the process ends
 _called = False  # whether this process ever called a driver
@@ -56,7 +58,7 @@ class named_errors(DriverCall):
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         super().__exit__(kind, error, traceback)
-        if isinstance(error, cl.MemoryError):
+        if isinstance(error, cl.Error) and error.code in NO_MEMORY:
             raise OutOfDeviceMemoryError(
                 f"the device ran out of memory while {self._action} ({error}); "
                 "use a smaller --ctx-size or a smaller --dtype, or free memory on the device"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyopencl as cl
 import pytest
 from helpers import random_weights, relative_error, save_folder, small_config
 
@@ -19,6 +20,7 @@ from llmcl.ops.attention import prefill_implementation
 from llmcl.ops.linear import linear_scratch_bytes
 from llmcl.runtime import device as device_module
 from llmcl.runtime.device import Device
+from llmcl.runtime.driver_calls import named_errors
 
 pytestmark = pytest.mark.separate_launches
 
@@ -140,3 +142,11 @@ def test_weights_beyond_the_largest_allocation_are_split(
         logits, split_answer = use(llm)
     assert relative_error(logits, expected) <= 1e-6
     assert split_answer == answer
+
+
+def test_a_host_without_memory_is_no_lost_device() -> None:
+    codes = cl.status_code
+    for code in (codes.MEM_OBJECT_ALLOCATION_FAILURE, codes.OUT_OF_HOST_MEMORY):
+        expected = pytest.raises(OutOfDeviceMemoryError, match="ran out of memory while making a buffer")
+        with expected, named_errors("making a buffer"):
+            raise cl.Error(cl._cl._ErrorRecord("failed", code, "clCreateBuffer"))
