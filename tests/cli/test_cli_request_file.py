@@ -80,7 +80,7 @@ def test_a_file_is_answered_and_a_second_run_makes_what_is_missing(
             assert found[n]["text"] == llm.generate(prompt, max_tokens=3 + n, ignore_eos=True).text
     whole = results.read_text().splitlines(keepends=True)
 
-    results.write_text("".join(whole[:4]) + '{"index": 5, "te')
+    results.write_text("".join(whole[:4]) + '{"id": "last", "ind')
     stream = RealEngine.stream_questions
 
     def stopped(self: RealEngine, questions: Any) -> Any:
