@@ -113,6 +113,19 @@ def test_tiles_of_a_group(dtype: str, n_tiles: int, rows: int, tiles: int) -> No
     assert most_tiles(dtype, n_tiles, rows, places=264) == tiles
 
 
+@pytest.mark.parametrize(
+    ("dtype", "rows", "more"), [("q4_0", 32, 4 * 8), ("q4_k", 16, 4 * 8), ("q4_k", 32, 0), ("bfloat16", 16, 0)]
+)
+def test_columns_of_two_groups(
+    dtype: str, rows: int, more: int, default_device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two layers output and down, each of 8 groups of two tiles."""
+    groups = recorded(default_device, tmp_path, dtype, 90, ffn=768)._decode[rows].launches[1].groups(1)[0]
+    monkeypatch.setattr(few_rows_chain, "K_PARTS", 1)
+    whole = recorded(default_device, tmp_path, dtype, 90, ffn=768)._decode[rows].launches[1].groups(1)[0]
+    assert groups - whole == more
+
+
 def test_a_launch_has_no_more_arguments_than_a_driver_takes(
     default_device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,6 +154,7 @@ def test_other_gpus_have_separate_launches(default_device: Device, tmp_path: Pat
 
 
 # The second has the columns of an MLP in parts, each with a counter of its own; the fifth's groups take four tiles.
+# Beside quantised weights the columns of output and down are those of several groups.
 @pytest.fixture(
     scope="module",
     params=[
@@ -148,7 +162,7 @@ def test_other_gpus_have_separate_launches(default_device: Device, tmp_path: Pat
         ("llama", "float16", 1536),
         ("llama", "q4_0", 704),
         ("llama", "q4_k", 1536),
-        ("llama", "q4_0", 8448),
+        ("llama", "q4_0", 9216),
         ("qwen2", "bfloat16", 704),
         ("qwen3", "q4_0", 704),
     ],

@@ -7,6 +7,7 @@ program can have a kernel for several shapes and storage types.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from llmcl.kernels.common.dtype import dtype_of_kernel
 from llmcl.runtime.device import Launch
@@ -32,6 +33,11 @@ def number_of(source: KernelSource, name: str) -> int:
     value = source.constants[name]
     assert isinstance(value, int)
     return value
+
+
+def with_constants(source: KernelSource, **constants: object) -> KernelSource:
+    """The same kernel, built with these as well, or in place of those that it has."""
+    return replace(source, constants={**source.constants, **constants})
 
 
 def weight_dtype(source: KernelSource) -> str:

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from llmcl.kernels.common.cost import fused_cost
-from llmcl.kernels.common.dtype import is_16_bit
-from llmcl.kernels.common.functions import as_function, number_of, source_of, weight_dtype
+from llmcl.kernels.common.dtype import QUANTIZED, is_16_bit
+from llmcl.kernels.common.functions import as_function, number_of, source_of, weight_dtype, with_constants
 from llmcl.kernels.common.persistent import BoundChains, ListedStep, PersistentStep
+from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.nvidia.attention import NvidiaAttentionDecode, NvidiaRopeAppend, unit_bytes
 from llmcl.kernels.nvidia.linear import supports_ptx
 from llmcl.kernels.nvidia.linear_few_rows import (
@@ -37,6 +38,8 @@ SHARED = "common/common.cl", "nvidia/ptx.cl", "nvidia/wait_until.cl"
 HEAD = "#define CHAINED 1\n"
 COUNTER_WORDS = 32  # a line of the second-level cache
 X_PARTS = 8  # of the columns of a gated MLP, each with a counter of its own, at most
+K_PARTS = 2  # of the columns of a product that a norm follows, each of groups of its own
+SUPER_BLOCK_ROWS = 16  # of a step up to which that is quicker for weights in super-blocks
 MOST_ROWS, MOST_ROWS_BETWEEN = 32, 16  # of a step; where attention is no link. Of more it was not measured
 MOST_BUFFERS = 500  # arguments of a kernel: 4352 bytes
 ON_A_UNIT = 2  # groups on a compute unit at once
@@ -49,7 +52,10 @@ PRODUCT_PARAMS = (
 )
 ADJUST_PARAMS = "__global float*", "__global const float*", "__global const float*"
 APPEND_PARAMS = "__global float*", "__global const float*", "__global const int*"
-NORM_PARAMS = ("__global const float*", "__global const float*", "__global uint4*", "__global const int*")
+NORM_PARAMS = (
+    *("__global float*", "__global const float*", "__global uint4*", "__global const int*"),
+    "__global const float*",
+)
 ATTENTION_PARAMS = (
     *("__global const float*", "__global const float*", "__global const int*"),
     *("__global float*", "__global float*", "__global void*", "__global int*"),
@@ -58,13 +64,13 @@ ATTENTION_PARAMS = (
 
 @dataclass(frozen=True)
 class Link:
-    """A launch as it is in a chain. params: types of its arguments; n_groups: of a step of as many rows as there may
-    be; call: what a group does, with {kind} and {args}; local: bytes of local memory; rows: whose scales are there;
-    parts: of its results, each of which has a counter.
+    """A launch as it is in a chain. args, params: its arguments and their types; n_groups: of a step of as many rows as
+    there may be; call: what a group does, with {kind} and {args}; local: bytes of local memory; rows: whose scales are
+    there; parts: of its results, each of which has a counter.
     """
 
-    launch: Launch
     source: KernelSource
+    args: Sequence[KernelArg]
     params: tuple[str, ...]
     n_groups: int
     call: str
@@ -75,7 +81,7 @@ class Link:
     @property
     def key(self) -> str:
         """The same of links that are calls of one function, but for buffers."""
-        numbers = [arg for arg in self.launch.args if not isinstance(arg, Buffer)]
+        numbers = [arg for arg in self.args if not isinstance(arg, Buffer)]
         return repr((self.source.file, sorted(self.source.constants.items()), numbers))
 
 
@@ -100,7 +106,7 @@ class NvidiaFewRowsChain(PersistentStep):
     def bind(self, device: Device, step: ListedStep) -> BoundChains:
         parts = []
         for chain in chains(step.launches, step.max_rows):
-            parts.append(chain[0] if len(chain) == 1 else chained(device, chain, step.max_rows))
+            parts.append(chain[0] if len(chain) == 1 else chained(device, chain, step.max_rows, step.state))
         return BoundChains(parts)
 
 
@@ -172,10 +178,11 @@ def most_tiles(dtype: str, n_tiles: int, max_rows: int, places: int) -> int:
     return 4 if not is_16_bit(dtype) and n_tiles >= 4 * enough else 2
 
 
-def chained(device: Device, launches: Sequence[Launch], max_rows: int) -> Launch:
+def chained(device: Device, launches: Sequence[Launch], max_rows: int, state: StepState) -> Launch:
     """These launches as one, of a step of at most so many rows."""
     warps, places = group_warps(launches), ON_A_UNIT * device.compute_units
-    links = _in_parts([_link(launch, max_rows, warps, places) for launch in launches])
+    links = [_link(launch, max_rows, warps, places) for launch in launches]
+    links = _in_parts(_over_groups(links, max_rows, places, state))
     kinds: dict[str, int] = {}
     functions, calls = "", ""
     for link in links:
@@ -185,7 +192,7 @@ def chained(device: Device, launches: Sequence[Launch], max_rows: int) -> Launch
         functions += as_function(link.source, f"_{kind}", SHARED, HEAD)
         given = [
             f"({param})p{i}" if isinstance(arg, Buffer) else str(arg)
-            for i, (param, arg) in enumerate(zip(link.params, link.launch.args, strict=True))
+            for i, (param, arg) in enumerate(zip(link.params, link.args, strict=True))
         ]
         call = link.call.format(kind=kind, args=", ".join(given))
         calls += f"{'else ' if kind else ''}if (kind == {kind}) {call} "
@@ -204,7 +211,7 @@ def chained(device: Device, launches: Sequence[Launch], max_rows: int) -> Launch
             "counter_before": 0 if before is None else counter - before.parts,
             "count": 0 if before is None else before.n_groups // before.parts,
         }
-        for j, arg in enumerate(link.launch.args):
+        for j, arg in enumerate(link.args):
             if isinstance(arg, Buffer):
                 if id(arg) not in names:
                     names[id(arg)] = f"b{len(names)}"
@@ -238,16 +245,45 @@ def _in_parts(links: list[Link]) -> list[Link]:
     found = [*links]
     for i in range(len(links) - 1):
         maker, taker = found[i : i + 2]
-        if "GATE" not in maker.source.constants or maker.launch.args[2] is not taker.launch.args[1]:
+        if "GATE" not in maker.source.constants or maker.args[2] is not taker.args[1]:
             continue
         source = taker.source
         columns = number_of(source, "K")
         step = PIECE_COLUMNS * number_of(source, "WARPS") * number_of(source, "DEPTH")
         if columns != maker.n_groups * 8 * number_of(maker.source, "TILES"):
             continue
+        of_a_group = columns // (number_of(source, "K_PARTS") if "K_PARTS" in source.constants else 1)
+        if of_a_group % step:
+            continue
         parts = next(n for n in range(X_PARTS, 0, -1) if columns % (n * step) == maker.n_groups % n == 0 or n == 1)
-        own = KernelSource(source.file, source.name, {**source.constants, "X_PARTS": parts}, source.prelude)
-        found[i : i + 2] = replace(maker, parts=parts), replace(taker, source=own)
+        found[i : i + 2] = replace(maker, parts=parts), replace(taker, source=with_constants(source, X_PARTS=parts))
+    return found
+
+
+def _over_groups(links: list[Link], max_rows: int, places: int, state: StepState) -> list[Link]:
+    """A product of quantised weights that adds to what a norm takes: where its groups would leave every other place
+    free, its columns are those of K_PARTS groups. The first adds to x, and the norm adds the sums of the other.
+    """
+    found = [*links]
+    for i in range(len(links) - 1):
+        maker, taker = found[i : i + 2]
+        product, norm = maker.source, taker.source
+        if (product.file, norm.file) != (PRODUCT, NORM) or maker.args[2] is not taker.args[0]:
+            continue
+        dtype, columns = weight_dtype(product), number_of(product, "OUT_STRIDE")
+        if is_16_bit(dtype) or (max_rows > SUPER_BLOCK_ROWS and QUANTIZED[dtype].block > PIECE_COLUMNS):
+            continue
+        if K_PARTS * maker.n_groups > places or number_of(product, "K") % (K_PARTS * PIECE_COLUMNS):
+            continue
+        sums = state.scratch(f"sums of {columns} columns", 4 * (K_PARTS - 1) * MOST_ROWS * columns)
+        found[i] = replace(
+            maker,
+            source=with_constants(product, K_PARTS=K_PARTS),
+            args=[*maker.args[:-1], sums],
+            n_groups=K_PARTS * maker.n_groups,
+        )
+        own = with_constants(norm, PARTS=K_PARTS - 1, MAX_ROWS=max_rows)
+        found[i + 1] = replace(taker, source=own, args=[*taker.args[:-1], sums])
     return found
 
 
@@ -263,8 +299,9 @@ def _link(launch: Launch, max_rows: int, warps: int, places: int) -> Link:
     source = source_of(launch)
     if source.file == NORM:
         call = "rms_norm_unit_{kind}(group, scales, before, count, {args});"
-        own = KernelSource(source.file, source.name, {**source.constants, "GROUP_ITEMS": WARP * warps}, source.prelude)
-        return Link(launch, own, NORM_PARAMS, max_rows, call, 0, warps)
+        own = with_constants(source, GROUP_ITEMS=WARP * warps)
+        args = [*launch.args, launch.args[0]]  # of parts that there are none of
+        return Link(own, args, NORM_PARAMS, max_rows, call, 0, warps)
     if source.file == ADJUST:
         return _adjust_link(launch, source, max_rows, warps)
     if source.file == ATTENTION:
@@ -272,13 +309,13 @@ def _link(launch: Launch, max_rows: int, warps: int, places: int) -> Link:
     if source.file == APPEND:
         tiles, heads = launch.groups(max_rows)
         call = f"rope_append_unit_{{kind}}(group / {heads}, group % {heads}, before, count, {{args}});"
-        own = KernelSource(source.file, source.name, {**source.constants, "LOCAL_SIZE": WARP * warps})
+        own = with_constants(source, LOCAL_SIZE=WARP * warps)
         kv = f"__global {source.constants['KV']}_t*"
-        return Link(launch, own, (*APPEND_PARAMS, kv, kv), tiles * heads, call, 0, 1)
+        return Link(own, launch.args, (*APPEND_PARAMS, kv, kv), tiles * heads, call, 0, 1)
     own, shape = product_source(launch, warps, places)
     call = "few_rows_unit_{kind}(group, buffers, scales, before, count, {args});"
     n_groups = -(-number_of(own, "N_TILES") // shape.tiles)
-    return Link(launch, own, PRODUCT_PARAMS, n_groups, call, group_bytes(own, shape), number_of(own, "MAX_ROWS"))
+    return Link(own, launch.args, PRODUCT_PARAMS, n_groups, call, group_bytes(own, shape), number_of(own, "MAX_ROWS"))
 
 
 def _adjust_link(launch: Launch, source: KernelSource, max_rows: int, warps: int) -> Link:
@@ -292,7 +329,7 @@ def _adjust_link(launch: Launch, source: KernelSource, max_rows: int, warps: int
     constants = {name: source.constants[name] for name in names}
     own = KernelSource(ADJUST_LINK, source.name, {**constants, "HEADS": heads, "WARPS": warps})
     call = f"adjust_heads_unit_{{kind}}(group % {parts}, group / {parts}, before, count, {{args}});"
-    return Link(launch, own, ADJUST_PARAMS, parts * rows, call, 0, 1)
+    return Link(own, launch.args, ADJUST_PARAMS, parts * rows, call, 0, 1)
 
 
 def _attention_link(launch: Launch, source: KernelSource, max_rows: int, warps: int) -> Link:
@@ -301,12 +338,12 @@ def _attention_link(launch: Launch, source: KernelSource, max_rows: int, warps: 
     kv = f"__global {source.constants['KV']}_t*"
     sinks = ["__global const float*"] if source.constants.get("HAS_SINKS") else []
     params = (*ATTENTION_PARAMS[:3], kv, kv, *ATTENTION_PARAMS[3:], *sinks)
-    own = KernelSource(source.file, source.name, {**source.constants, "WARPS": warps, "SPLIT_TILES": 1})
+    own = with_constants(source, WARPS=warps, SPLIT_TILES=1)
     call = (
         f"attention_unit_{{kind}}(group % {heads}, group / {heads} % {splits}, group / {heads * splits}, "
         "buffers, before, count, {args});"
     )
-    return Link(launch, own, params, heads * splits * max_rows, call, _attention_bytes(own, warps), 1)
+    return Link(own, launch.args, params, heads * splits * max_rows, call, _attention_bytes(own, warps), 1)
 
 
 def _attention_bytes(source: KernelSource, warps: int) -> int:
@@ -322,7 +359,7 @@ def product_source(launch: Launch, warps: int, places: int) -> tuple[KernelSourc
     tiles = most_tiles(dtype, number_of(source, "N_TILES"), rows, places)
     shape = fitting_shape(dtype, tiles, warps, at_once, rows, local)
     own = {"TILES": shape.tiles, "WARPS": shape.warps, "STAGES": shape.stages, "DEPTH": shape.depth}
-    return KernelSource(source.file, source.name, {**source.constants, **own}, source.prelude), shape
+    return with_constants(source, **own), shape
 
 
 def group_bytes(source: KernelSource, shape: FewRowsShape) -> int:

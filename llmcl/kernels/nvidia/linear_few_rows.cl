@@ -24,9 +24,11 @@
 //
 // With CHAINED it is a function of nvidia/few_rows_chain.cl, `few_rows_unit`, and x, squares and what is added to are what other
 // groups of the same launch have written. With X_PARTS (1) there are so many counters of them, of equal parts of x's columns, one
-// after the other: a warp waits for a part when it comes to it. So it begins before all of x is there.
+// after the other: a warp waits for a part when it comes to it. So it begins before all of x is there. With K_PARTS (1) the
+// columns are those of several groups, which then read less of x: the first adds its sums to y, the others leave theirs in
+// `squares`, float [K_PARTS - 1][MAX_ROWS][OUT_STRIDE], for the norm that follows.
 //
-// Index space: groups (ceil(N_TILES / TILES)) of 32 WARPS.
+// Index space: groups (ceil(N_TILES / TILES)) of 32 WARPS; with K_PARTS so many for each of them, the first parts first.
 // Build: WEIGHT, K (a multiple of 32), N, N_TILES, OUT_STRIDE, EPILOGUE, MAX_ROWS (a multiple of 8), TILES (1, 2 or 4; with
 // a gate 2 or 4), WARPS, STAGES (3 or more), DEPTH, PACKED_OUT (OUT_STRIDE a multiple of 32, EPILOGUE not the one that
 // adds) and LEAVES (OUT_STRIDE a multiple of 32, EPILOGUE the one that adds), with either OUT, SCALED and with it EPS. x,
@@ -46,7 +48,10 @@
 #endif
 
 #define BLOCKS (MAX_ROWS / 8)
-#define PIECES (K / 32)
+#ifndef K_PARTS
+#define K_PARTS 1
+#endif
+#define PIECES (K / 32 / K_PARTS)  // of a group
 #define STEP_PIECES (WARPS * DEPTH)
 #define STEPS ((PIECES + STEP_PIECES - 1) / STEP_PIECES)
 #define GROUP_ITEMS (WARP * WARPS)
@@ -65,6 +70,7 @@
 #define X_PARTS 1
 #endif
 #define PART_STEPS (K / X_PARTS / 32 / STEP_PIECES)
+#define PART_GROUPS ((N_TILES + TILES - 1) / TILES)
 #if CHAINED
 #define LOAD2(p) load_shared_float2(p)
 #else
@@ -79,13 +85,14 @@ typedef struct {
     __global const uchar* weight;  // the group's first tile
     __global const uint4* x;       // the lane's part of the first block
     int tiles, lane;               // tiles: of the group's that there are
+    int first;                     // of the group's pieces
     int tokens;                    // of the step, from the lane's of the first block on
 } source;
 
 // Copies piece p of the weights; zeros where there is none.
 inline void fetch_weights(const source* from, const int p, const uint to) {
     const bool there = PIECES % STEP_PIECES == 0 || p < PIECES;
-    const int piece = there ? p : 0;
+    const int piece = from->first + (there ? p : 0);
 #pragma unroll
     for (int i = 0; i < TILES; ++i) {
         const bool read = there && (N_TILES % TILES == 0 || i < from->tiles);
@@ -101,7 +108,7 @@ inline void fetch_weights(const source* from, const int p, const uint to) {
 // The same of the activations. Of a chain beside quantised weights, which are few bytes, those of tokens that there are.
 inline void fetch_activations(const source* from, const int p, const uint to) {
     const bool there = PIECES % STEP_PIECES == 0 || p < PIECES;
-    const int piece = there ? p : 0;
+    const int piece = from->first + (there ? p : 0);
 #pragma unroll
     for (int i = 0; i < BLOCKS; ++i)
         copy16_async(to + WEIGHT_BYTES + i * 512 + X_PLACE(from->lane) * 16,
@@ -127,6 +134,7 @@ typedef struct {
     __global float* squares;
     __local const float* scales;  // of a token
     int out_row, n;
+    bool adds;                    // to y, where it is a sum
 } target;
 
 // Leaves a lane's values v of a token in 16 bits, `column` being the first.
@@ -156,7 +164,7 @@ inline void write_rows(float v[ROWS], const target* to, const int token, const i
 #pragma unroll
     for (int i = 0; i < ROWS; i += 2) {
         float2 w = (float2)(v[i], v[i + 1]);
-        if (EPILOGUE == EPILOGUE_ADD) w += LOAD2(y + i);
+        if (EPILOGUE == EPILOGUE_ADD && to->adds) w += LOAD2(y + i);
         *(__global float2*)(y + i) = w;
         v[i] = w.x;
         v[i + 1] = w.y;
@@ -165,7 +173,7 @@ inline void write_rows(float v[ROWS], const target* to, const int token, const i
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
         if (row + i >= N) continue;
-        if (EPILOGUE == EPILOGUE_ADD) v[i] += CHAINED ? load_shared_float(y + i) : y[i];
+        if (EPILOGUE == EPILOGUE_ADD && to->adds) v[i] += CHAINED ? load_shared_float(y + i) : y[i];
         y[i] = v[i];
     }
 #endif
@@ -238,10 +246,11 @@ inline void few_rows_unit(const int group, __local uint4* buffers, __local float
                           __global const int* state, const int out_row, __global const float* norm, __global uint* normed,
                           __global float* squares) {
     const int lane = get_local_id(0) % WARP, warp = get_local_id(0) / WARP;
-    const int tile = group * TILES, n = state[STATE_N_TOKENS];
+    const int k_part = K_PARTS > 1 ? group / PART_GROUPS : 0, tile = (group - k_part * PART_GROUPS) * TILES;
+    const int n = state[STATE_N_TOKENS];
     const __local uchar* stages = (const __local uchar*)buffers + warp * (STAGES * STAGE_BYTES);
     const uint to_stages = local_address(stages);
-    const source from = {weight + (size_t)tile * TILE_BYTES, x + lane, N_TILES - tile, lane, n - lane % 8};
+    const source from = {weight + (size_t)tile * TILE_BYTES, x + lane, N_TILES - tile, lane, k_part * PIECES, n - lane % 8};
 
     float4 acc[BLOCKS][TILES];
 #pragma unroll
@@ -255,8 +264,9 @@ inline void few_rows_unit(const int group, __local uint4* buffers, __local float
     for (int step = 0; step < STAGES - 1; ++step)
         if (step < STEPS) fetch(&from, step, warp, to_stages + step * STAGE_BYTES, true, false);
 #if X_PARTS > 1
-    int part = 0;  // of x, that the warp waits for next
-    for (; part < X_PARTS && part <= (STAGES - 2) / PART_STEPS; ++part) warp_wait_until(done + part * COUNTER_WORDS, count);
+    const int first_step = k_part * STEPS;
+    int part = first_step / PART_STEPS;  // of x, that the warp waits for next
+    for (; part <= (first_step + (STAGES - 1 < STEPS ? STAGES - 1 : STEPS) - 1) / PART_STEPS; ++part) warp_wait_until(done + part * COUNTER_WORDS, count);
 #else
     wait_until(done, count);
 #endif
@@ -292,7 +302,7 @@ inline void few_rows_unit(const int group, __local uint4* buffers, __local float
         if (step + STAGES - 1 < STEPS) {
 #if CHAINED && X_PARTS > 1
             fetch(&from, step + STAGES - 1, warp, to_stages + to, true, false);
-            if (step + STAGES - 1 == part * PART_STEPS) warp_wait_until(done + part++ * COUNTER_WORDS, count);
+            if (first_step + step + STAGES - 1 == part * PART_STEPS) warp_wait_until(done + part++ * COUNTER_WORDS, count);
             fetch(&from, step + STAGES - 1, warp, to_stages + to, false, true);
 #else
             fetch(&from, step + STAGES - 1, warp, to_stages + to, true, true);
@@ -326,7 +336,8 @@ inline void few_rows_unit(const int group, __local uint4* buffers, __local float
 #pragma unroll
         for (int m = 0; m < TILES; ++m) sums[((warp * BLOCKS + j) * TILES + m) * WARP] = acc[j][m];
     barrier(CLK_LOCAL_MEM_FENCE);
-    const target to_rows = {out, norm, normed, squares, scales, out_row, n};
+    if (k_part > 0) out = squares + (size_t)(k_part - 1) * MAX_ROWS * OUT_STRIDE;
+    const target to_rows = {out, norm, normed, squares, scales, out_row, n, k_part == 0};
     for (int j = warp; j < BLOCKS; j += WARPS) {
         float4 v[TILES];
 #pragma unroll

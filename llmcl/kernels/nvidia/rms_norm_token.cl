@@ -2,7 +2,8 @@
 //
 // x  float [n][HIDDEN]    weight  float [HIDDEN]    out  OUT [ceil(n/8)][HIDDEN/8][8][8], tokens from n on are not written
 // Index space: n work-groups of GROUP_ITEMS; a work-item has every GROUP_ITEMS-th run of 8 columns. With CHAINED it is a function of
-// nvidia/few_rows_chain.cl, `rms_norm_unit`, and x is what other groups of the same launch have written.
+// nvidia/few_rows_chain.cl, `rms_norm_unit`, and x is what other groups of the same launch have written; with PARTS (0) so many others
+// are added to it first, float [PARTS][MAX_ROWS][HIDDEN].
 // Build: OUT (f16 or bf16), HIDDEN (a multiple of 8), EPS, GROUP_ITEMS (256). Local memory: 4 bytes a warp.
 #if !defined(OUT) || !defined(HIDDEN) || !defined(EPS)
 #error "nvidia/rms_norm_token.cl needs the build constants OUT, HIDDEN and EPS"
@@ -21,12 +22,17 @@
 #else
 #define LOAD8(run, x) vload8(run, x)
 #endif
+#ifndef PARTS
+#define PARTS 0
+#define MAX_ROWS 0
+#endif
 #define RUNS (HIDDEN / 8)
 #define RUNS_EACH ((RUNS + GROUP_ITEMS - 1) / GROUP_ITEMS)
 
 // What the group of a token does. sums: [GROUP_ITEMS / WARP]. done, count: as of few_rows_unit in nvidia/linear_few_rows.cl.
 inline void rms_norm_unit(const int token, __local float* sums, volatile __global const uint* done, const uint count,
-                          __global const float* x, __global const float* weight, __global uint4* out, __global const int* state) {
+                          __global float* x, __global const float* weight, __global uint4* out, __global const int* state,
+                          __global const float* parts) {
     const int lid = get_local_id(0);
 #if CHAINED
     if (token >= state[STATE_N_TOKENS]) return;  // as many groups as a step may have rows
@@ -45,7 +51,14 @@ inline void rms_norm_unit(const int token, __local float* sums, volatile __globa
 #pragma unroll
     for (int i = 0; i < RUNS_EACH; ++i) {
         const int run = lid + i * GROUP_ITEMS;
-        v[i] = RUNS % GROUP_ITEMS == 0 || run < RUNS ? LOAD8(run, x) : 0.0f;
+        const bool there = RUNS % GROUP_ITEMS == 0 || run < RUNS;
+        v[i] = there ? LOAD8(run, x) : 0.0f;
+        float8 others[PARTS + 1];
+#pragma unroll
+        for (int p = 0; p < PARTS; ++p) others[p] = there ? LOAD8(run, parts + ((size_t)p * MAX_ROWS + token) * HIDDEN) : 0.0f;
+#pragma unroll
+        for (int p = 0; p < PARTS; ++p) v[i] += others[p];
+        if (PARTS > 0 && there) vstore8(v[i], run, x);
     }
 #pragma unroll
     for (int i = 0; i < RUNS_EACH; ++i) {
@@ -73,8 +86,8 @@ inline void rms_norm_unit(const int token, __local float* sums, volatile __globa
 
 #if !CHAINED
 __kernel __attribute__((reqd_work_group_size(GROUP_ITEMS, 1, 1)))
-void rms_norm(__global const float* x, __global const float* weight, __global uint4* out, __global const int* state) {
+void rms_norm(__global float* x, __global const float* weight, __global uint4* out, __global const int* state) {
     __local float sums[GROUP_ITEMS / WARP];
-    rms_norm_unit(get_group_id(0), sums, 0, 0, x, weight, out, state);
+    rms_norm_unit(get_group_id(0), sums, 0, 0, x, weight, out, state, 0);
 }
 #endif
