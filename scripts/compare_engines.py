@@ -110,6 +110,10 @@ Formats = Annotated[
 Format = Annotated[
     str, opt.choice(opt.OUTPUT_PANEL, "--format", ("md", "json"), env=False, help="json prints one object at the end.")
 ]
+Rounds = Annotated[int, opt.measurement("-r", "--rounds", metavar="N", min=1, help="Turns, after a warm-up.")]
+Threads = Annotated[
+    int | None, opt.measurement("-t", "--threads", metavar="N", min=1, help="Processors for each; left out: all.")
+]
 Work = Annotated[
     Path | None,
     opt.measurement("--work", metavar="FOLDER", help="Where the files are kept; left out: a temporary one."),

@@ -27,6 +27,8 @@ from compare_engines import (
     Engines,
     Format,
     LlamaPython,
+    Rounds,
+    Threads,
     Work,
     check_llama_python,
     in_turn,
@@ -355,10 +357,8 @@ def compare_families(
         Path | None,
         opt.measurement("--llama-bench", metavar="PATH", help="On a GPU llama-bench in place of --llama-python."),
     ] = None,
-    rounds: Annotated[int, opt.measurement("-r", "--rounds", metavar="N", min=1, help="Turns, after a warm-up.")] = 5,
-    threads: Annotated[
-        int | None, opt.measurement("-t", "--threads", metavar="N", min=1, help="Processors for each; left out: all.")
-    ] = None,
+    rounds: Rounds = 5,
+    threads: Threads = None,
     work: Work = None,
     device: opt.Device = None,
     format: Format = "md",

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from attention_bench.measuring import grid
-from compare_engines import Child, ChildError, llama_bench, note
+from compare_engines import Child, ChildError, Rounds, llama_bench, note
 
 from llmcl.checkpoint import open_checkpoint
 from llmcl.cli import options as opt
@@ -342,7 +342,7 @@ def compare_gpu(
         Any,
         opt.measurement("-d", "--n-depth", metavar="N,...", parser=opt.wholes(0), help="Context before the decodes."),
     ] = "0,8192",
-    rounds: Annotated[int, opt.measurement("-r", "--rounds", metavar="N", min=1, help="Turns, after a warm-up.")] = 5,
+    rounds: Rounds = 5,
     contestants: Annotated[
         Any, opt.measurement("--contestants", metavar="NAME,...", parser=chosen_contestants, help="Who takes part.")
     ] = "llmcl,eager,compiled,llama.cpp",

@@ -29,6 +29,8 @@ from compare_engines import (
     Formats,
     LlamaPython,
     Pairs,
+    Rounds,
+    Threads,
     Work,
     check_llama_python,
     check_text,
@@ -243,10 +245,8 @@ def compare_llama_cpp(
         opt.measurement("-f", "--file", metavar="FILE", help="Text for perplexity; left out: none is measured."),
     ] = None,
     positions: Annotated[int, opt.measurement("--positions", metavar="N", help="Tokens of the text to score.")] = 4096,
-    rounds: Annotated[int, opt.measurement("-r", "--rounds", metavar="N", min=1, help="Turns, after a warm-up.")] = 5,
-    threads: Annotated[
-        int | None, opt.measurement("-t", "--threads", metavar="N", min=1, help="Processors for each; left out: all.")
-    ] = None,
+    rounds: Rounds = 5,
+    threads: Threads = None,
     deep: Annotated[
         bool, opt.measurement("--deep/--no-deep", help="Whether decode is measured at a depth of 4096 too.")
     ] = True,

@@ -20,6 +20,8 @@ from compare_engines import (
     Engines,
     Format,
     LlamaPython,
+    Rounds,
+    Threads,
     Work,
     check_llama_python,
     make_file,
@@ -92,10 +94,8 @@ def compare_sequences(
     n_parallel: Annotated[
         Any, opt.measurement("-npl", metavar="N,...", parser=opt.wholes(1), help="Sequences at once.")
     ] = "1,4,8,16,32",
-    rounds: Annotated[int, opt.measurement("-r", "--rounds", metavar="N", min=1, help="Turns, after a warm-up.")] = 3,
-    threads: Annotated[
-        int | None, opt.measurement("-t", "--threads", metavar="N", min=1, help="Processors for each; left out: all.")
-    ] = None,
+    rounds: Rounds = 3,
+    threads: Threads = None,
     work: Work = None,
     device: opt.Device = None,
     format: Format = "md",

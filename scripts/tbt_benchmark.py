@@ -7,8 +7,6 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from llmcl.cli import options as opt
 from llmcl.cli.command import run_script
 from llmcl.cli.loading import load_model
@@ -64,15 +62,7 @@ def tbt_benchmark(
         str, opt.choice(opt.OUTPUT_PANEL, "--format", FORMATS, env=False, help="How the rows are written.")
     ] = "md",
     output: opt.RowsFile = None,
-    plot: Annotated[
-        str | None,
-        typer.Option(
-            "--plot",
-            metavar="FILE.png",
-            help="Draw TBT over position and its histogram (needs the extra `plot`).",
-            rich_help_panel="Output",
-        ),
-    ] = None,
+    plot: Annotated[str | None, opt.plot("TBT over position and its histogram")] = None,
 ) -> None:
     """Rows comparable with llama-bench, then the time between tokens of real generation."""
     plan = benchmark.Plan(

@@ -8,8 +8,6 @@ from __future__ import annotations
 import sys
 from typing import Annotated, Any
 
-import typer
-
 from llmcl.cli import options as opt
 from llmcl.cli.command import run_script
 from llmcl.cli.loading import load_model
@@ -94,15 +92,7 @@ def throughput_benchmark(
         str, opt.choice(opt.OUTPUT_PANEL, "--format", FORMATS, env=False, help="How the rows are written.")
     ] = "md",
     output: opt.RowsFile = None,
-    plot: Annotated[
-        str | None,
-        typer.Option(
-            "--plot",
-            metavar="FILE.png",
-            help="Draw throughput over the time between tokens (needs the extra `plot`).",
-            rich_help_panel="Output",
-        ),
-    ] = None,
+    plot: Annotated[str | None, opt.plot("throughput over the time between tokens")] = None,
 ) -> None:
     """Throughput of several sequences at once: the weights are read once a step for all of them."""
     plan: throughput.Plan | arrivals.Plan | chunks.Plan = throughput.Plan(n_prompt, n_gen, n_parallel, repetitions)

@@ -123,6 +123,13 @@ def written(name: str, what: str) -> Any:
     return typer.Option(name, metavar="FILE", rich_help_panel=OUTPUT_PANEL, help=f"Also write {what} there.")
 
 
+def plot(what: str) -> Any:
+    """The option that names a chart to write."""
+    return typer.Option(
+        "--plot", metavar="FILE.png", rich_help_panel=OUTPUT_PANEL, help=f"Draw {what} (needs the extra `plot`)."
+    )
+
+
 MODEL_HELP = (
     "smollm2, a GGUF file, a folder in Hugging Face format, or a hub name (owner/name, or owner/name/file.gguf)."
 )
