@@ -21,7 +21,6 @@
 #include "common/common.cl"
 #include "cpu/dot2.cl"
 #include "cpu/packed_activations.cl"
-#include "cpu/store_rows.cl"
 
 typedef ushort ushort32 __attribute__((ext_vector_type(32), aligned(32)));
 
@@ -49,37 +48,8 @@ IN_REGISTERS inline void multiply_tile(__global const bf16_t* tile, __global con
     for (int i = 0; i < rows; ++i) acc[i] = sum[i];
 }
 
-// All of a unit for the tokens t .. min(t + rows, end) - 1.
-IN_REGISTERS inline void multiply_unit(__global const bf16_t* weight, __global const uint* x, __global float* out, const int unit,
-                                       const int t, const int end, const int rows) {
-    weight += (size_t)unit * TILE_COLS * K * 16;
-    x += (size_t)(t / TILE_TOKENS) * (K / 16) * NUMBERS;
-    out += (size_t)t * OUT_STRIDE;
-    float16 acc[TILE_COLS][TILE_TOKENS];
-    for (int c = 0; c < TILE_COLS; ++c) multiply_tile(weight + (size_t)c * K * 16, x, acc[c], rows);
-    for (int i = 0; i < rows && t + i < end; ++i, out += OUT_STRIDE) {
-#if EPILOGUE == EPILOGUE_SWIGLU
-        store_rows(GATE_VALUE(acc[0][i], exp16) * acc[1][i], out, unit * 16);
-#else
-        for (int c = 0; c < TILE_COLS; ++c) store_rows(acc[c][i], out, (unit * TILE_COLS + c) * 16);
-#endif
-    }
-}
-
-__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
-void linear_prefill(__global const bf16_t* weight, __global const uint* x, __global float* out,
-                    __global const int* state, const int out_row) {
-    const int units = N_TILES / TILE_COLS;
-    const int first = (int)((long)units * get_group_id(0) / get_num_groups(0));
-    const int last = (int)((long)units * (get_group_id(0) + 1) / get_num_groups(0));
-    const int end = min(state[STATE_N_TOKENS], (int)(get_group_id(1) + 1) * GROUP_TOKENS);
-    out += out_row;
-    for (int unit = first; unit < last; ++unit) {
-        for (int t = get_group_id(1) * GROUP_TOKENS; t < end; t += TILE_TOKENS) {
-            if (end - t > TAIL_TOKENS)
-                multiply_unit(weight, x, out, unit, t, end, TILE_TOKENS);
-            else
-                multiply_unit(weight, x, out, unit, t, end, TAIL_TOKENS);
-        }
-    }
-}
+#define WEIGHT_ITEM bf16_t
+#define TILE_SIZE ((size_t)K * 16)
+#define X_ITEM uint
+#define TOKENS_SIZE ((K / 16) * NUMBERS)
+#include "cpu/prefill_units.cl"

@@ -19,39 +19,8 @@
 #include "cpu/quant_tile.cl"
 #include "cpu/packed_activations.cl"
 #include "cpu/packed_product.cl"
-#include "cpu/store_rows.cl"
 
-// All of a unit for the tokens t .. min(t + rows, end) - 1.
-IN_REGISTERS inline void multiply_unit(__global const uchar* weight, __global const int* x, __global float* out, const int unit,
-                                       const int t, const int end, const int rows) {
-    weight += (size_t)unit * TILE_COLS * TILE_SIZE;
-    x += (size_t)(t / TILE_TOKENS) * (K / 32) * BLOCK8;
-    out += (size_t)t * OUT_STRIDE;
-    float16 acc[TILE_COLS][TILE_TOKENS];
-    for (int c = 0; c < TILE_COLS; ++c) multiply_tile(weight + c * TILE_SIZE, x, acc[c], rows);
-    for (int i = 0; i < rows && t + i < end; ++i, out += OUT_STRIDE) {
-#if EPILOGUE == EPILOGUE_SWIGLU
-        store_rows(GATE_VALUE(acc[0][i], exp16) * acc[1][i], out, unit * 16);
-#else
-        for (int c = 0; c < TILE_COLS; ++c) store_rows(acc[c][i], out, (unit * TILE_COLS + c) * 16);
-#endif
-    }
-}
-
-__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
-void linear_prefill(__global const uchar* weight, __global const int* x, __global float* out, __global const int* state,
-                    const int out_row) {
-    const int units = N_TILES / TILE_COLS;
-    const int first = (int)((long)units * get_group_id(0) / get_num_groups(0));
-    const int last = (int)((long)units * (get_group_id(0) + 1) / get_num_groups(0));
-    const int end = min(state[STATE_N_TOKENS], (int)(get_group_id(1) + 1) * GROUP_TOKENS);
-    out += out_row;
-    for (int unit = first; unit < last; ++unit) {
-        for (int t = get_group_id(1) * GROUP_TOKENS; t < end; t += TILE_TOKENS) {
-            if (end - t > TAIL_TOKENS)
-                multiply_unit(weight, x, out, unit, t, end, TILE_TOKENS);
-            else
-                multiply_unit(weight, x, out, unit, t, end, TAIL_TOKENS);
-        }
-    }
-}
+#define WEIGHT_ITEM uchar
+#define X_ITEM int
+#define TOKENS_SIZE ((K / 32) * BLOCK8)
+#include "cpu/prefill_units.cl"

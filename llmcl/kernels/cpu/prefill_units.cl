@@ -1,0 +1,42 @@
+// linear_prefill on packed activations (cpu/linear_prefill_bf16.cl, cpu/linear_prefill_int8.cl: formula, arguments, index space):
+// how a work-item goes through its units and tokens. Before it are
+//
+//   WEIGHT_ITEM, X_ITEM                  what weight and x are made of
+//   TILE_SIZE, TOKENS_SIZE               how many of these a tile has, and TILE_TOKENS tokens
+//   multiply_tile(tile, x, acc, rows)    acc (float16 [TILE_TOKENS]) = the products of a tile with `rows` (a constant) tokens
+#include "cpu/store_rows.cl"
+
+// All of a unit for the tokens t .. min(t + rows, end) - 1.
+IN_REGISTERS inline void multiply_unit(__global const WEIGHT_ITEM* weight, __global const X_ITEM* x, __global float* out,
+                                       const int unit, const int t, const int end, const int rows) {
+    weight += (size_t)unit * TILE_COLS * TILE_SIZE;
+    x += (size_t)(t / TILE_TOKENS) * TOKENS_SIZE;
+    out += (size_t)t * OUT_STRIDE;
+    float16 acc[TILE_COLS][TILE_TOKENS];
+    for (int c = 0; c < TILE_COLS; ++c) multiply_tile(weight + (size_t)c * TILE_SIZE, x, acc[c], rows);
+    for (int i = 0; i < rows && t + i < end; ++i, out += OUT_STRIDE) {
+#if EPILOGUE == EPILOGUE_SWIGLU
+        store_rows(GATE_VALUE(acc[0][i], exp16) * acc[1][i], out, unit * 16);
+#else
+        for (int c = 0; c < TILE_COLS; ++c) store_rows(acc[c][i], out, (unit * TILE_COLS + c) * 16);
+#endif
+    }
+}
+
+__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+void linear_prefill(__global const WEIGHT_ITEM* weight, __global const X_ITEM* x, __global float* out,
+                    __global const int* state, const int out_row) {
+    const int units = N_TILES / TILE_COLS;
+    const int first = (int)((long)units * get_group_id(0) / get_num_groups(0));
+    const int last = (int)((long)units * (get_group_id(0) + 1) / get_num_groups(0));
+    const int end = min(state[STATE_N_TOKENS], (int)(get_group_id(1) + 1) * GROUP_TOKENS);
+    out += out_row;
+    for (int unit = first; unit < last; ++unit) {
+        for (int t = get_group_id(1) * GROUP_TOKENS; t < end; t += TILE_TOKENS) {
+            if (end - t > TAIL_TOKENS)
+                multiply_unit(weight, x, out, unit, t, end, TILE_TOKENS);
+            else
+                multiply_unit(weight, x, out, unit, t, end, TAIL_TOKENS);
+        }
+    }
+}
