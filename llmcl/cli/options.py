@@ -469,6 +469,6 @@ RowsFile = Annotated[
 def check_model_or_random(model: str | None, random: str | None, quantize: str | None = None) -> None:
     """Raises UsageError unless exactly one of the two is given, and --quantize only with a model."""
     if (model is None) == (random is None):
-        raise UsageError("give one of -m/--model NAME_OR_PATH and --random SHAPE")
+        raise UsageError("give one of -m/--model NAME|PATH and --random SHAPE")
     if random is not None and quantize is not None:
         raise UsageError(f"--quantize is for models that are loaded; for random weights give --dtype {quantize}")

@@ -166,7 +166,8 @@ def random_shape_json(shape: str) -> dict[str, Any]:
     try:
         return read_json(Path(shape))
     except (CheckpointError, ValueError) as error:
+        reason = one_line(error) if Path(shape).exists() else "there is no such file"
         raise UsageError(
             f"random shape {shown(shape)} is neither one of {', '.join(RANDOM_SHAPES)} nor a readable config.json "
-            f"({one_line(error)})"
+            f"({reason})"
         ) from error

@@ -201,6 +201,7 @@ def test_a_name_may_be_a_path() -> None:
         (5, {}, "shape is 5; expected the name of a shape"),
         (["a"], {}, r"shape is \['a'\]; expected"),
         ("\ud800", {}, r"random shape '\\ud800' is neither one of .*config.json"),
+        ("bad", {}, r"random shape 'bad' is neither one of .*config.json \(there is no such file\)"),
         ("smollm2-135m", {"dtype": []}, r"dtype is \[\]; expected"),
         ("smollm2-135m", {"seed": "1"}, "seed is '1'; expected a whole number, 0 or more"),
         ("smollm2-135m", {"progress": 5}, "progress is 5; expected a function"),
