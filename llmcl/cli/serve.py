@@ -153,7 +153,6 @@ def serve(
         cors_origins=tuple(cors_origin or ()),
         max_sequences=max_sequences,
         max_queue=max_queue,
-        alias=alias,
         log_format=log_format,
         quiet=quiet,
         drain_s=drain_seconds,

@@ -29,7 +29,6 @@ class Settings:
     cors_origins: tuple[str, ...] = ()
     max_sequences: int = 8
     max_queue: int = 64
-    alias: str | None = None
     log_format: str = "text"
     quiet: bool = False
     drain_s: float = 30.0

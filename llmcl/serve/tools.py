@@ -78,12 +78,12 @@ def openai_tools(fields: Fields) -> ToolUse:
                 for one in allowed.objects("tools")
             }
             tools = [tool for tool in tools if tool.name in names]
-            return _use(tools, allowed.one_of("mode", "auto", "required") or "auto", several, fields)
+            return _use(tools, allowed.one_of("mode", "auto", "required") or "auto", several)
         if kind != "function":
             raise wrong("tool_choice.type", kind, "function or allowed_tools")
         name = _name(chosen if chosen.given("function") is None else chosen.object("function"))
-        return _use(_only(tools, name), "required", False, fields)
-    return _use(tools, fields.one_of("tool_choice", "none", "auto", "required") or "auto", several, fields)
+        return _use(_only(tools, name), "required", False)
+    return _use(tools, fields.one_of("tool_choice", "none", "auto", "required") or "auto", several)
 
 
 def anthropic_tools(fields: Fields) -> ToolUse:
@@ -96,8 +96,8 @@ def anthropic_tools(fields: Fields) -> ToolUse:
     kind = choice.one_of("type", "auto", "any", "tool", "none") or "auto"
     several = not choice.flag("disable_parallel_tool_use")
     if kind == "tool":
-        return _use(_only(tools, _name(choice)), "required", False, fields)
-    return _use(tools, {"any": "required"}.get(kind, kind), several, fields)
+        return _use(_only(tools, _name(choice)), "required", False)
+    return _use(tools, {"any": "required"}.get(kind, kind), several)
 
 
 def _tool(given: Fields, parameters: str) -> Tool:
@@ -120,7 +120,7 @@ def _only(tools: list[Tool], name: str) -> list[Tool]:
     return found[:1]
 
 
-def _use(tools: list[Tool], choice: str, several: bool, fields: Fields) -> ToolUse:
+def _use(tools: list[Tool], choice: str, several: bool) -> ToolUse:
     if len(tools) > MAX_TOOLS:
         raise RequestError(400, f"tools: got {len(tools)}, expected at most {MAX_TOOLS}", "tools", "invalid_value")
     if len({tool.name for tool in tools}) < len(tools):
