@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from llmcl.kernels import table
@@ -62,7 +61,6 @@ def latent_attention(
     n_splits: int,
     variant: str | None = None,
     mods: Mods = NO_MODS,
-    n_rows: Callable[[], int] | None = None,
 ) -> list[Launch]:
     """Causal attention of every token of the step, each to its own sequence in the cache, which `latent_append` has
     filled: the sum of the latents, weighted.
@@ -70,7 +68,7 @@ def latent_attention(
     absorbed float32 [n, n_heads, rank], queries in the space of the latents; queries float32 [n, n_heads, query], of
     which the last `rope` numbers count, rotated; out float32 [n, n_heads, rank]. With n_splits > 1, for a step of one
     token or of one of each sequence, part_ml float32 [n, n_heads, n_splits, 2] and part_acc float32
-    [n, n_heads, n_splits, rank]. n_rows: for how many rows of a step, its first ones, this is; None: for all.
+    [n, n_heads, n_splits, rank].
     """
     chosen = table.pick(LatentAttention, device, shape.cache.kv_dtype, shape.width, variant)
     own, width = chosen.size(device, shape)
@@ -83,7 +81,7 @@ def latent_attention(
             "latent_attention",
             {**shape.constants(step), "N_SPLITS": n_splits, "SCALE": shape.cache.scale, **own},
             [absorbed, queries, step.state, cache, part_ml, part_acc, out, *mods.buffers],
-            groups=lambda n: (n_splits, blocks, n if n_rows is None else n_rows()),
+            groups=lambda n: (n_splits, blocks, n),
             local=(width, 1, 1),
             prelude=mods.prelude,
             cost=shape.cost(),
@@ -91,5 +89,5 @@ def latent_attention(
     ]
     if n_splits > 1:
         merged = replace(shape.cache, head_dim=shape.rank)
-        launches += attention_merge(device, merged, part_ml, part_acc, out, step, n_splits=n_splits, n_rows=n_rows)
+        launches += attention_merge(device, merged, part_ml, part_acc, out, step, n_splits=n_splits)
     return launches
