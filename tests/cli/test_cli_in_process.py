@@ -20,6 +20,7 @@ import pytest
 from echo_engine import Engine, stats
 
 import llmcl
+from llmcl import __main__ as program
 from llmcl.cli import command
 from llmcl.engine.generation import Piece
 from llmcl.engine.stats import summarize
@@ -384,6 +385,21 @@ def test_errors_of_ours_and_defects(
     assert invoke("generate", "-m", "m", "-p", "x") == 1
     errors = capsys.readouterr().err
     assert "error: unexpected KeyError: 'gone'" in errors and "LLMCL_DEBUG=1" in errors and "Traceback" not in errors
+
+
+def test_ctrl_c_while_the_program_is_imported_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "typer":
+                raise KeyboardInterrupt
+
+    for name in ("llmcl.cli", "typer"):
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr(llmcl, "cli")
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    with pytest.raises(SystemExit) as end:
+        program.main()
+    assert end.value.code == 130
 
 
 def test_messages_do_not_steer_the_terminal(
