@@ -209,7 +209,7 @@ def test_an_answer_that_ends_within_a_launch_leaves_a_cache_that_can_be_built_on
     small: LLM, preempted: Callable[[bool], None]
 ) -> None:
     most = steps_in_a_row(small.model)
-    expected = small.generate(prompt(40), max_tokens=12, ignore_eos=True).token_ids
+    expected = small.generate(prompt(40), max_tokens=20, ignore_eos=True).token_ids
     preempted(True)
     for told in range(1, most + 3):
         small.clear()
@@ -219,7 +219,7 @@ def test_an_answer_that_ends_within_a_launch_leaves_a_cache_that_can_be_built_on
         assert answer == expected[:told]
         held = small.sequence.token_ids
         assert held == (prompt(40) + expected)[: len(held)] and told <= len(held) - 40 < told + most
-        going_on = token_ids(small.model, small.sequence, [*prompt(40), *answer], SamplingParams(), 12 - told)
+        going_on = token_ids(small.model, small.sequence, [*prompt(40), *answer], SamplingParams(), 20 - told)
         assert list(going_on) == expected[told:]
 
 
@@ -234,12 +234,12 @@ def test_only_the_largest_logit_is_taken_several_times_a_launch(small: LLM, pree
 def test_a_step_is_alone_where_the_cache_has_no_room_for_more(
     small: LLM, preempted: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps_in_a_row(small.model)
+    most = steps_in_a_row(small.model)
     preempted(True)
     prepare = type(small.model.cache).prepare
 
     def scarce(cache: KVCache, step: StepState, sequence: SequenceState, n_tokens: int, place: int = 0) -> None:
-        if 1 < n_tokens < 5:
+        if 1 < n_tokens <= most:
             raise OutOfDeviceMemoryError("no pages are left")
         prepare(cache, step, sequence, n_tokens, place)
 

@@ -10,7 +10,7 @@ process, it takes that one's unit over. Where it cannot, it leaves: its thread s
 done by those that are left. All take part again in the next launch, so a list that takes long is several.
 
 A launch may do several steps in a row. Between launches a driver's threads give their cores to whoever wants them
-(Intel's call `sched_yield`) and then wait for milliseconds. In a launch they go on.
+(Intel's call `sched_yield`, PoCL's sleep) and then wait for milliseconds. In a launch they go on.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ BYTES_PER_SPIN = 8
 FLOPS_PER_BYTE = 8  # that a core computes in the time of a byte, where rows are several
 ENTRY_HEAD = 3  # what an entry has beside its arguments
 PART_BYTES = 64 << 20  # that a core reads in a launch, some 2 to 4 ms
-STEPS = 4  # in a row that a launch can do: few enough that an answer does not come in jerks
+STEPS = 7  # in a row that a launch can do: few enough that an answer does not come in jerks
 SYNC_SLOTS = 32
 GROUP_SLOTS = 16  # for the word of a work-group, a cache line
 MAX_GROUPS = 1 << 12  # what one word counts, with the units beside it
@@ -90,8 +90,7 @@ class PersistentKernel:
     def __init__(self, device: Device, step: ListedStep, *, groups: int | None = None):
         """groups: work-groups; None: one for each core that may be used at the time."""
         max_rows, ends = step.max_rows, _part_ends(device, step)
-        # PoCL's threads sleep between launches and lose no turn: nothing was gained there.
-        takes_all = len(ends) == 1 and not device.entry.is_pocl and all(max(launch.local) == 1 for launch in step.then)
+        takes_all = len(ends) == 1 and all(max(launch.local) == 1 for launch in step.then)
         then = step.then if takes_all else ()
         launches = (*step.launches, *then)
         kinds: dict[tuple[str, str, str], int] = {}
