@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _MAX_TEMPLATE_BYTES = 1 << 20  # 30 000 is the longest known
 _LONG = 1 << 16  # characters; shorter texts are tokens in less time than the longest token is found
+_SHORT = 1 << 12  # characters; of longer ones `encode` keeps all threads of Python waiting, 1 us for each
 _MAX_GROWTH = 64  # of a text by its normalisation; a space becomes 3 bytes in known ones
 # With a prefix the library `tokenizers` cuts merges between the bytes of a character, and may end the process.
 _SUBWORD_PREFIX = re.compile(rb'"continuing_subword_prefix"\s*:\s*"([^"])')
@@ -134,7 +135,7 @@ class Tokenizer:
                 "(--ctx-size, max_context)"
             )
         with refusing("The tokenizer failed", "The checkpoint's tokenizer is damaged; fetch it again."):
-            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            ids = self._library_ids(text, add_special_tokens)
         bos = self.bos_token_id
         if add_special_tokens and self._prepends_bos and bos is not None:
             ids = [bos, *ids]
@@ -145,6 +146,14 @@ class Tokenizer:
                 f"The tokenizer gave id {max(ids)}, but the model has only {self._vocab_size} embeddings: "
                 "they do not belong together. Use the tokenizer that came with the model."
             )
+        return ids
+
+    def _library_ids(self, text: str, add_special_tokens: bool) -> list[int]:
+        if len(text) < _SHORT:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        else:
+            (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            ids = encoding.ids
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:

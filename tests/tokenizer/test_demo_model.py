@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import random
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -45,6 +47,31 @@ def test_demo_model_encodes_and_decodes_like_transformers(smollm2: Tokenizer, tr
         ids = smollm2.encode(text)
         assert ids == transformers_smollm2.encode(text), text
         assert smollm2.decode(ids) == transformers_smollm2.decode(ids, skip_special_tokens=True), text
+
+
+@needs_demo_model
+def test_a_long_text_has_the_ids_of_the_library_and_keeps_no_other_thread_waiting(smollm2: Tokenizer) -> None:
+    for text in TEXTS:
+        for special in (False, True):
+            long = text * (1 + 5000 // max(1, len(text)))
+            assert smollm2.encode(long, special) == smollm2._backend.encode(long, add_special_tokens=special).ids, text
+    beats: list[float] = []
+    over = threading.Event()
+
+    def beat() -> None:
+        while not over.wait(0.001):
+            beats.append(time.perf_counter())
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    begun = time.perf_counter()
+    smollm2.encode("The sea is blue. " * 60_000)
+    ended = time.perf_counter()
+    over.set()
+    thread.join()
+    # In the middle half: at both ends texts and ids are handed over.
+    middle = [t for t in beats if 0.25 < (t - begun) / (ended - begun) < 0.75]
+    assert len(middle) > 5, f"{len(middle)} turns of another thread in {ended - begun:.2f} s"
 
 
 @needs_demo_model
