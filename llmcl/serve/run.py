@@ -171,6 +171,8 @@ class _Connection(h11.Connection):
 
     def next_event(self) -> Any:
         event = super().next_event()
+        if isinstance(event, h11.Request) and {b"content-length", b"transfer-encoding"} <= {*dict(event.headers)}:
+            raise h11.RemoteProtocolError("two lengths")  # a proxy may believe the other one: RFC 9112 6.1
         if isinstance(event, h11.Request) and (named := _ABSOLUTE_FORM.fullmatch(event.target)):
             headers = [(name, value) for name, value in event.headers if name != b"host"]
             target = named["target"] if named["target"].startswith(b"/") else b"/" + named["target"]
@@ -199,6 +201,27 @@ class _Connection(h11.Connection):
         return bare[:-2] + b"".join([b"%b: %b\r\n" % header for header in headers]) + b"\r\n"
 
 
+class _Lingering:
+    """The transport of a request whose body has not come to its end, `of`. Closed at once with bytes in it that nobody
+    read, it would take the answer away from a client that still sends. So it first ends the answer alone.
+    """
+
+    def __init__(self, of: Any, protocol: Any, linger_s: float):
+        self._of, self._protocol, self._linger_s = of, protocol, linger_s
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._of, name)
+
+    def close(self) -> None:
+        if self._of.is_closing() or not self._protocol.cycle.more_body:
+            self._of.close()
+            return
+        self._protocol.forgets = True
+        self._of.write_eof()
+        self._of.resume_reading()
+        self._protocol.loop.call_later(self._linger_s, self._of.close)
+
+
 def _protocol(service: Service) -> type[asyncio.Protocol]:
     settings = service.settings
 
@@ -211,6 +234,7 @@ def _protocol(service: Service) -> type[asyncio.Protocol]:
 
         _whole: object = None  # the last request of which all has come
         _deadline: asyncio.TimerHandle | None = None
+        forgets = False  # what comes: the request was refused, and the client sends on
 
         def __init__(self, *args: Any, **options: Any):
             super().__init__(*args, **options)
@@ -223,12 +247,16 @@ def _protocol(service: Service) -> type[asyncio.Protocol]:
             self._arm()
 
         def data_received(self, data: bytes) -> None:
+            if self.forgets:
+                return
             super().data_received(data)
             if self.conn.their_state is not h11.IDLE:
                 self._disarm()
             elif self._deadline is None:
                 self._arm()
             cycle = self.cycle
+            if cycle is not None and cycle.more_body and cycle.transport is self.transport:
+                cycle.transport = cast(asyncio.Transport, _Lingering(self.transport, self, settings.linger_s))
             if cycle is not None and not cycle.more_body and cycle is not self._whole:
                 self._whole = cycle
                 path = cycle.scope["path"]

@@ -102,6 +102,34 @@ def test_a_large_body_is_refused_in_chunks(locked: Running) -> None:
     assert answer.startswith(b"HTTP/1.1 413 ") and b"request_too_large" in answer
 
 
+def test_a_client_that_sends_all_of_a_large_body_reads_why_it_is_refused(locked: Running) -> None:
+    """A connection that is closed with bytes in it that nobody read takes the answer with it."""
+    for key, status in ((b"secret-1", b"413"), (b"wrong", b"401")):
+        with connect(locked) as connection:
+            length = b"\r\ncontent-length: 30000000\r\n\r\n"
+            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-api-key: " + key + length)
+            connection.sendall(b"x" * 30_000_000)
+            answer = everything(connection)
+        assert answer.startswith(b"HTTP/1.1 " + status) and b"connection: close" in answer and b"message" in answer
+
+
+def test_a_client_that_never_ends_its_refused_body_is_cut_off() -> None:
+    with running(max_body_bytes=5000, linger_s=0.5) as server, connect(server) as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 1000000000\r\n\r\n")
+        start = time.monotonic()
+        with pytest.raises(OSError):
+            while time.monotonic() - start < 20:
+                connection.sendall(b"x" * 1000)
+        assert 0.4 < time.monotonic() - start < 10
+
+
+def test_two_lengths_of_a_body_are_refused(server: Running) -> None:
+    with connect(server) as connection:
+        lengths = b"content-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\n" + lengths)
+        assert everything(connection).startswith(b"HTTP/1.1 400 ")
+
+
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "x"])
 def test_a_compressed_body_is_refused(coding: str, locked: Running) -> None:
     """It could grow beyond any limit."""
