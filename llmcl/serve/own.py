@@ -100,10 +100,14 @@ async def detokenize(request: Request, service: Service) -> Response:
     served = service.served()
     fields = await read_fields(request, service.settings)
     given = fields.items("tokens")
-    ids = [i for i in map(as_whole, given) if i is not None and 0 <= i < served.vocab_size]
-    if len(ids) < len(given):
-        raise wrong("tokens", given, f"a list of token ids from 0 to {served.vocab_size - 1}")
-    return AsciiJSONResponse({"content": served.tokenizer.decode(ids)})
+
+    def text() -> str:
+        ids = [i for i in map(as_whole, given) if i is not None and 0 <= i < served.vocab_size]
+        if len(ids) < len(given):
+            raise wrong("tokens", given, f"a list of token ids from 0 to {served.vocab_size - 1}")
+        return served.tokenizer.decode(ids)
+
+    return AsciiJSONResponse({"content": await asyncio.to_thread(text)})  # of millions it takes a second
 
 
 async def apply_template(request: Request, service: Service) -> Response:

@@ -96,6 +96,13 @@ class Served:
         threads of their own.
         """
 
+        most = None if counted else self.max_context
+        if most is not None and len(messages) > most:  # the template would keep others waiting
+            raise ContextLengthError(
+                f"the prompt has {len(messages)} messages, the context {most} tokens; send fewer messages or start the "
+                "server with a larger context (--ctx-size)"
+            )
+
         def work() -> list[int] | str:
             text = self.tokenizer.render_chat(messages, True, tools, variables)
             return self.tokenizer.encode(text, False) if len(text) < _LONG else text
@@ -103,7 +110,6 @@ class Served:
         found = await asyncio.get_running_loop().run_in_executor(_RENDERING, work)
         if not isinstance(found, str):
             return found
-        most = None if counted else self.max_context
         return await asyncio.to_thread(self.tokenizer.encode, found, False, most=most)
 
     async def check_structure(self, option: dict[str, Any], param: str) -> None:

@@ -12,6 +12,8 @@ from fake_server import FakeEngine, Running, byte_tokenizer, events, running, st
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.shared import ErrorObject
 
+from llmcl.tokenizer import Tokenizer
+
 USER: list[Any] = [{"role": "user", "content": "Hello"}]
 
 
@@ -360,6 +362,18 @@ def test_a_prompt_far_beyond_the_context_is_refused_before_it_is_encoded(shared:
         assert "at least " in answer.json()["error"]["message"]
     counted = shared.post("/v1/messages/count_tokens", {"model": "any", "messages": said, "max_tokens": 1})
     assert counted.json()["input_tokens"] >= 300_000
+
+
+def test_more_messages_than_the_context_has_tokens_are_refused_before_the_template(
+    shared: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """300 000 took it two seconds, in which it serves no one else."""
+    monkeypatch.setattr(Tokenizer, "render_chat", lambda *args: pytest.fail("they were rendered"))
+    many = [{"role": "user", "content": "x"}] * 2049
+    for path, field in (("chat/completions", "messages"), ("responses", "input"), ("messages", "messages")):
+        answer = shared.post(f"/v1/{path}", {"model": "any", field: many, "max_tokens": 1})
+        assert answer.status_code == 400, answer.text
+        assert "the prompt has 2049 messages, the context 2048 tokens" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[1]", b'{"messages": NaN}', b'"x"', b"\xff", b"[" * 100_000])

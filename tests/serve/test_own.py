@@ -6,6 +6,8 @@ import http.client
 import json
 import socket
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import anthropic
@@ -18,6 +20,7 @@ from openai.types import Model
 from openai.types.shared import ErrorObject
 
 from llmcl.serve import app
+from llmcl.tokenizer import Tokenizer
 
 
 def test_health_while_the_model_loads() -> None:
@@ -58,6 +61,24 @@ def test_tokens_and_templates(shared: Running) -> None:
     assert shared.post("/apply-template", {"messages": messages}).json() == {"prompt": "[user]Hi\n[assistant]"}
     for path, body in (("/tokenize", {}), ("/detokenize", {"tokens": ["a"]}), ("/detokenize", {"tokens": [258]})):
         assert shared.post(path, body).status_code == 400
+
+
+def test_a_text_of_many_tokens_keeps_no_other_client_waiting(shared: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, let = threading.Event(), threading.Event()
+
+    def decode(tokenizer: Tokenizer, ids: list[int]) -> str:
+        begun.set()
+        assert let.wait(30)
+        return "text"
+
+    monkeypatch.setattr(Tokenizer, "decode", decode)
+    with ThreadPoolExecutor(1) as pool:
+        text = pool.submit(shared.post, "/detokenize", {"tokens": [5]})
+        try:
+            assert begun.wait(30) and shared.http.get("/health", timeout=10).status_code == 200
+        finally:
+            let.set()
+        assert text.result().json() == {"content": "text"}
 
 
 def test_props(shared: Running) -> None:
