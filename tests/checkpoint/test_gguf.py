@@ -117,7 +117,7 @@ def test_block_sizes_are_those_of_the_gguf_package():
     assert {name: GGML_QUANT_SIZES[GGMLQuantizationType[name]] for name in FORMATS} == sizes
 
 
-def test_every_type_of_metadata_is_read_as_the_gguf_package_reads_it(gguf_files, tmp_path):
+def test_every_type_of_metadata_is_read_as_the_gguf_package_reads_it(tmp_path):
     from gguf import GGUFWriter
 
     path = tmp_path / "metadata.gguf"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -275,7 +274,7 @@ def test_the_device_makes_no_more_steps_than_tokens_need(small: LLM) -> None:
     assert small.model.decode_steps - steps == 6
 
 
-def test_memory_does_not_grow_with_use(small: LLM, tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_use(small: LLM) -> None:
     def use() -> int:
         small.generate(prompt(700), max_tokens=5, temperature=1.0, top_p=0.9)
         small.logits(prompt(100))

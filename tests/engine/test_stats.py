@@ -170,7 +170,7 @@ def test_report_shows_every_quantity_with_its_unit(clock: list[int]) -> None:
     assert "p50 10.00  p90 34.00  p95 37.00  p99 39.40 ms" in stats.report()
 
 
-def test_report_of_a_device_without_a_name_has_no_device_line(clock: list[int]) -> None:
+def test_report_of_a_device_without_a_name_has_no_device_line() -> None:
     assert "device" not in Recorder(1).finish().report()
 
 

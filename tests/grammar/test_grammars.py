@@ -158,7 +158,7 @@ def test_what_hostile_ones_cost(name: str, grammars: Grammars) -> None:
         assert len(str(error)) < 500
 
 
-def test_models_that_cannot_match(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_that_cannot_match() -> None:
     grammar = Grammar("regex", "a")
     with pytest.raises(UsageError, match="regex: the model has no tokenizer"):
         Grammars(None, 99).compile(grammar)

@@ -78,7 +78,7 @@ def test_a_stream_is_one_object_in_pieces(shared: Running) -> None:
     assert all(chunk.usage is None for chunk in found)
 
 
-def test_usage_comes_in_a_chunk_of_its_own(client: openai.OpenAI, shared: Running) -> None:
+def test_usage_comes_in_a_chunk_of_its_own(shared: Running) -> None:
     found = chunks(shared, stream_options={"include_usage": True})
     assert found[-1].choices == [] and found[-1].usage is not None and found[-1].usage.completion_tokens == 6
     assert all(chunk.usage is None and chunk.choices for chunk in found[:-1])

@@ -149,7 +149,7 @@ def test_a_client_that_leaves_frees_its_place(demo: Running) -> None:
         assert client.completions.create(model="any", prompt="The sky is", max_tokens=2).choices[0].text
 
 
-def test_a_prompt_is_scored(demo: Running, smollm2: LLM) -> None:
+def test_a_prompt_is_scored(demo: Running) -> None:
     """As lm-evaluation-harness does: a context and how it may go on, which is greedy or not."""
     tokenizer: Any = demo.service.served().tokenizer
     context, following = tokenizer.encode("The capital of France is"), tokenizer.encode(" Paris")
