@@ -55,6 +55,11 @@ def convert(
     if target.name in ("", ".."):
         target = target.resolve()
     is_gguf = target.suffix.lower() == ".gguf"
+    if target.suffix.lower() == ".safetensors":
+        raise UsageError(
+            f"{target}: what is written is a folder with config.json, the tokenizer and {WEIGHTS_FILE}; give the "
+            "folder's name, or one that ends with .gguf"
+        )
     if not isinstance(dtype, str) or dtype not in DTYPE_FORMATS:
         raise UsageError(f"dtype is {shown(dtype)}; expected one of {', '.join(DTYPE_FORMATS)}")
     if quantize is not None:

@@ -91,6 +91,7 @@ def test_targets_that_make_no_sense_are_refused(folder: Path, gguf_file: Path, t
         (tmp_path / "link", {"force": True}, "is a link to plain; give the name"),
         (tmp_path / "link.gguf", {"force": True}, "is a link to file; give the name"),
         (Path("~nobody-of-that-name/new"), {}, "no home folder is known for its ~"),
+        (tmp_path / "new.safetensors", {}, "what is written is a folder with config.json.*or one that ends with .gguf"),
         (tmp_path / "new", {"quantize": "q8_0"}, "a safetensors folder holds no q8_0 blocks"),
         (tmp_path / "new.gguf", {"quantize": "q3_k"}, "expected one of q8_0, q4_0, q4_k"),
         (tmp_path / "new.gguf", {"dtype": "int4"}, "expected one of float32, float16, bfloat16"),
