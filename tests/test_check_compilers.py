@@ -234,7 +234,7 @@ def test_the_page_has_the_tables_of_the_result() -> None:
     assert with_tables(text, table) == text, "run `python tests/check_compilers.py --update`"
     assert {gpu.target for gpu in GPUS} == set(table.firsts)
     for target, rows in table.worst.items():
-        spilling = [kind for kind, row in rows.items() if row and spills_in_decode(kind, table.uses[kind], row)]
+        spilling = [kind for kind, row in rows.items() if row and spills_in_decode(table.uses[kind], row)]
         assert not spilling, target
 
 

@@ -2,6 +2,7 @@
 // runs of KV_RUN dimensions; work-item lid of size takes every size-th of them.
 //
 // qkv  float [N_Q_HEADS + 2 N_KV_HEADS][HEAD_DIM], the token's      k_cache, v_cache  of head 0
+#define EACH_OF_RUN(j) _Pragma("unroll") for (int j = 0; j < KV_RUN; ++j)
 #include "common/kv_cache.cl"
 #include "common/qkv_row.cl"
 #include "common/rope_row.cl"
@@ -15,9 +16,9 @@ inline void append_token(__global const int* state, __global const float* qkv, _
         __global const float* k = qkv + (N_Q_HEADS + h) * HEAD_DIM;
         __global const float* v = k + N_KV_HEADS * HEAD_DIM;
         float x[KV_RUN];
-        for (int j = 0; j < KV_RUN; ++j) x[j] = rope_element(k, rope, d + j);
+        EACH_OF_RUN(j) x[j] = rope_element(k, rope, d + j);
         store_key(KV_TILES_AT(k_cache + h * head_size, row), row % 16, d, x);
-        for (int j = 0; j < KV_RUN; ++j) x[j] = v[d + j];
+        EACH_OF_RUN(j) x[j] = v[d + j];
         store_value(KV_TILES_AT(v_cache + h * head_size, row), row % 16, d, x);
     }
 }

@@ -44,6 +44,10 @@
 #define KV_HEAD_SIZE ((size_t)(CAPACITY / 16) * KV_TILE)
 #define KV_TILES_AT(cache, row) ((cache) + (size_t)((row) / 16) * KV_TILE)
 
+#ifndef EACH_OF_RUN  // a GPU's kernel has it unrolled, so that a run is in registers
+#define EACH_OF_RUN(j) for (int j = 0; j < KV_RUN; ++j)
+#endif
+
 #if KV_QUANTIZED
 inline float kv_scale(__global const uchar* scales, const int i) { return vload_half(i, (__global const half*)scales); }
 
@@ -63,7 +67,7 @@ inline float value_at(__global const kv_t* tiles, const int i, const int d) {
 // d of a group. NaN and infinity pass into it, and so into every score: the largest of the bits is found, not of the floats.
 inline float group_scale(const float* x) {
     uint top = 0;
-    for (int j = 0; j < 32; ++j) top = max(top, as_uint(x[j]) & 0x7fffffffu);
+    EACH_OF_RUN(j) top = max(top, as_uint(x[j]) & 0x7fffffffu);
     return as_float(top) / 127.0f;
 }
 
@@ -73,7 +77,7 @@ inline void store_key(__global kv_t* tiles, const int i, const int d, const floa
     __global kv_t* group = tiles + (i / 16 * KV_GROUPS + d / 32) * KV_GROUP_SIZE;
     const float scale = group_scale(x), inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
     store1_f16(scale, (__global f16_t*)group + i % 16);
-    for (int j = 0; j < 32; ++j)
+    EACH_OF_RUN(j)
         group[32 + j / 4 * 64 + i % 16 * 4 + j % 4] = (uchar)(round_number(x[j] * inverse) + 128);
 }
 
@@ -81,7 +85,7 @@ inline void store_value(__global kv_t* tiles, const int i, const int d, const fl
     __global kv_t* tile = tiles + i / 16 * KV_TILE;
     const float scale = group_scale(x), inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
     store1_f16(scale, (__global f16_t*)tile + d / 32 * 16 + i % 16);
-    for (int j = 0; j < 32; ++j)
+    EACH_OF_RUN(j)
         tile[32 * KV_GROUPS + i % 16 * HEAD_DIM + d + j] = as_uchar((char)round_number(x[j] * inverse));
 }
 #elif !KV_PAIRED

@@ -46,6 +46,12 @@
 #define OWN_PIECES ((PIECES + SLICES - 1) / SLICES)
 #define HAS_PIECE(p) (PIECES % SLICES == 0 || (p) < PIECES)
 #define EACH_HEAD(g) _Pragma("unroll") for (int g = 0; g < GROUP_SIZE; ++g)
+#define EACH_OWN_HEAD(h) _Pragma("unroll") for (int h = 0; h < OWN_HEADS; ++h)
+#if BLOCK_N <= 32 && HEAD_DIM > 128  // for devices with few registers, which a loop that is unrolled would fill
+#define FEW_AT_ONCE _Pragma("unroll 4")
+#else
+#define FEW_AT_ONCE
+#endif
 #define HAS_ROWS (LOCAL_SIZE % ROW_ITEMS == 0 || lid < ROWS_AT_ONCE * ROW_ITEMS)
 
 // Four keys of one piece of dimensions. key: the first, a multiple of 4, counted from the tile `k`.
@@ -154,7 +160,7 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
     const int column = lid % ROW_ITEMS * 4, own_row = lid / ROW_ITEMS;
     float m[OWN_HEADS], l[OWN_HEADS];  // l: of the own key of each block
     float4 acc[GROUP_SIZE];
-    for (int h = 0; h < OWN_HEADS; ++h) {
+    EACH_OWN_HEAD(h) {
         m[h] = -INFINITY;
         l[h] = 0.0f;
     }
@@ -188,10 +194,11 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
         barrier(CLK_LOCAL_MEM_FENCE);
 
         float own_scores[OWN_HEADS];
-        for (int h = 0; h < OWN_HEADS; ++h) {
+        EACH_OWN_HEAD(h) {
             const int g = own_head + h * HEADS_AT_ONCE;
             if (g >= GROUP_SIZE) continue;
             float score = 0.0f;
+            FEW_AT_ONCE
             for (int i = 0; i < SLICES; ++i) score += sums[(i * GROUP_SIZE + g) * BLOCK_N + own_key];
 #if HAS_SCORE_MOD
             score = score_mod(score, sequence, head * GROUP_SIZE + g, position, j + min(own_key, n_keys - 1) MOD_ARGS);
@@ -205,7 +212,7 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
         }
         barrier(CLK_LOCAL_MEM_FENCE);
 
-        for (int h = 0; h < OWN_HEADS; ++h) {
+        EACH_OWN_HEAD(h) {
             const int g = own_head + h * HEADS_AT_ONCE;
             if (g >= GROUP_SIZE) continue;
             // All work-items of a head find its maximum: cheaper than the barriers of a reduction.
@@ -238,7 +245,7 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
 #if HAS_SINKS
     __local float* tops = shrinks;  // which nobody reads any more
 #endif
-    for (int h = 0; h < OWN_HEADS; ++h) {
+    EACH_OWN_HEAD(h) {
         const int g = own_head + h * HEADS_AT_ONCE;
         if (g >= GROUP_SIZE) continue;
         scores[g * BLOCK_N + own_key] = l[h];
@@ -260,7 +267,7 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
         else if (norm > 0.0f) part_acc[((size_t)(head * GROUP_SIZE + g) * N_SPLITS + split) * HEAD_DIM + i % HEAD_DIM] = sum;
         if (!is_whole && i % HEAD_DIM == 0) part_ml[2 * ((head * GROUP_SIZE + g) * N_SPLITS + split) + 1] = norm;
     }
-    for (int h = 0; h < OWN_HEADS; ++h) {
+    EACH_OWN_HEAD(h) {
         const int g = own_head + h * HEADS_AT_ONCE;
         if (!is_whole && g < GROUP_SIZE && own_key == 0) part_ml[2 * ((head * GROUP_SIZE + g) * N_SPLITS + split)] = m[h];
     }

@@ -10,6 +10,7 @@
 #endif
 #define INTEL_LANES 16
 #define NORM 0
+#define ONE_TURN_AT_ONCE (SUB_GROUP == 1 && QUANTIZED)  // else Intel's compiler unrolls a few turns and keeps their pieces in memory
 #include "portable/tile_pieces.cl"
 
 #define TILES_AT_ONCE 1

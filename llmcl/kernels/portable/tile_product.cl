@@ -33,6 +33,9 @@ IN_REGISTERS inline void add_pieces(float own[TILES_AT_ONCE][PIECE_ROWS], const 
     load_turn(pieces, o, lid);
 #endif
     AWAIT(o->link);
+#if ONE_TURN_AT_ONCE
+#pragma unroll 1
+#endif
     for (int first = lid; first < ALL_PIECES; first += TURN * LOCAL_SIZE) {
 #if !AHEAD && defined(CHAINED)
         if (first >= LOCAL_SIZE) load_turn(pieces, o, first);
