@@ -283,7 +283,7 @@ def main() -> int:
     if quick and not arguments:
         print(f"compiling for the GPUs of other vendors is left to {FULL}=1")
     failed = any(outcome.failed for outcome in outcomes)
-    cpu_s = cpu_seconds() + sum(outcome.cpu_s for outcome in outcomes)
+    cpu_s = time.process_time() + sum(outcome.cpu_s for outcome in outcomes)
     print(f"tests {'FAILED' if failed else 'passed'} in {time.monotonic() - start:.0f} s, {cpu_s:.0f} s of CPU")
     return int(failed)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import option_variables
+from helpers import option_variables, random_weights, save_folder, small_config
 from programs import ROOT, Run
 
 import llmcl
@@ -121,16 +121,18 @@ def test_quiet_leaves_standard_error_empty_and_a_pipe_is_a_prompt(answer: dict[s
 
 
 @pytest.mark.full
-def test_verbose_shows_what_compiling_took(answer: dict[str, Any], tmp_path: Path) -> None:
+def test_verbose_shows_what_compiling_took(tmp_path: Path) -> None:
     """The first run compiles into an empty cache and says so, kernel by kernel and in its report; the second loads."""
+    model = str(save_folder(tmp_path / "small", small_config(), random_weights(small_config(), seed=1)))
+    ask = "generate", "-m", model, "-p", QUESTION, "-n", "1"
     for compiles in (True, False):
-        done = run("generate", "-m", MODEL, "-p", QUESTION, "-n", "1", "-v", LLMCL_CACHE_DIR=str(tmp_path))
+        done = run(*ask, "-v", LLMCL_CACHE_DIR=str(tmp_path / "cache"))
         lines = done.stderr.splitlines()
         compiled = [line for line in lines if re.fullmatch(r"compiled attention_\w+ for .+ in \d+\.\d s", line)]
         loaded = [line for line in lines if re.fullmatch(r"loaded attention_\w+ for .+ from .+", line)]
         reported = [line for line in lines if re.match(r"compile +\d+ ms", line)]
         assert [bool(found) for found in (compiled, loaded, reported)] == [compiles, not compiles, compiles], lines
-    assert "compiled" not in run("generate", "-m", MODEL, "-p", QUESTION, "-n", "1").stderr
+    assert "compiled" not in run(*ask).stderr
 
 
 @pytest.mark.usefixtures("generate")
