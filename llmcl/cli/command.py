@@ -102,12 +102,8 @@ def run(app: typer.Typer, name: str | None = None) -> None:
             print(f"error: {error.filename or 'the output'} cannot be written ({error.strerror})", file=sys.stderr)
             _silence_stdout()
             sys.exit(1)
-        if isinstance(error, RuntimeError) and "start new thread" in str(error):
-            print(
-                "error: the system refuses this process another thread; raise the limit of its processes (`ulimit -u`, "
-                "or that of its container)",
-                file=sys.stderr,
-            )
+        if (limit := _limit_met(error)) is not None:
+            print(f"error: the system refuses this process another {limit}", file=sys.stderr)
             sys.exit(1)
         print(
             f"error: unexpected {type(error).__name__}: {fit_for_terminal(error)}\n"
@@ -115,6 +111,15 @@ def run(app: typer.Typer, name: str | None = None) -> None:
             file=sys.stderr,
         )
         sys.exit(1)
+
+
+def _limit_met(error: Exception) -> str | None:
+    """What the system has no more of for this process, and what to do; None for an error of another kind."""
+    if isinstance(error, RuntimeError) and "start new thread" in str(error):
+        return "thread; raise the limit of its processes (`ulimit -u`, or that of its container)"
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        return "open file; raise the limit of its files (`ulimit -n`)"
+    return None
 
 
 def fit_for_terminal(message: object) -> str:

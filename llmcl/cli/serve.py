@@ -187,7 +187,8 @@ def _cache_file(path: Path, mebibytes: int) -> Kept:
     from llmcl.serve.cache_file import CacheFile
 
     folder = path.absolute().parent
-    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+    is_special = path.exists() and not path.is_file()  # to open a pipe would wait for ever
+    if is_special or not folder.is_dir() or not os.access(folder, os.W_OK):
         raise UsageError(
             f"{named('--cache-file', path)}: no file can be written there; give one in a folder that you may write"
         )

@@ -27,6 +27,8 @@ from llmcl.serve.service import Service
 from llmcl.serve.settings import Settings
 
 MOST_FILES = 1 << 16
+NOTE_S = 10.0  # between two notes of the same
+_log = logging.getLogger(__name__)
 _TRIES = 8  # to find a port that is free on all addresses
 
 
@@ -141,6 +143,22 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._service = service
         self._stop_at = float("inf")
+        self._noted = float("-inf")
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(self._note)
+        await super().serve(sockets)
+
+    def _note(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """What the loop has to say. Where there are no more files it says so of each of the connections that wait, at
+        length and every second; each time it then wants to listen again, even to a socket that was closed since.
+        """
+        if isinstance(context.get("exception"), OSError) and context["exception"].errno in (errno.EMFILE, errno.ENFILE):
+            if (now := time.monotonic()) > self._noted + NOTE_S:
+                self._noted = now
+                _log.warning("no connection can be taken on: too many files are open; raise their limit (`ulimit -n`)")
+        elif not (self.should_exit and "_start_serving" in context["message"]):
+            loop.default_exception_handler(context)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._service.stopping:

@@ -428,16 +428,27 @@ def test_a_full_disk_is_no_defect_of_ours(
     assert capsys.readouterr().err == "error: the output cannot be written (No space left on device)\n"
 
 
-def test_a_limit_of_processes_is_no_defect_of_ours(
-    engine: Engine, invoke: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "limit"),
+    [
+        (RuntimeError("can't start new thread"), "thread; raise the limit of its processes"),
+        (OSError(errno.EMFILE, "Too many open files"), "open file; raise the limit of its files"),
+    ],
+)
+def test_a_limit_of_the_system_is_no_defect_of_ours(
+    error: Exception,
+    limit: str,
+    engine: Engine,
+    invoke: Callable[..., int],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refused(*_: object, **__: object) -> None:
-        raise RuntimeError("can't start new thread")
+        raise error
 
     monkeypatch.setattr(llmcl, "load", refused)
     assert invoke("generate", "-m", "m", "-p", "x") == 1
-    errors = capsys.readouterr().err
-    assert errors.startswith("error: the system refuses this process another thread; raise the limit")
+    assert capsys.readouterr().err.startswith(f"error: the system refuses this process another {limit} (`ulimit")
 
 
 def test_a_closed_standard_error_does_not_reach_standard_output(

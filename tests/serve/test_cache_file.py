@@ -108,7 +108,7 @@ def test_what_cannot_be_written_is_said(caplog: pytest.LogCaptureFixture) -> Non
     assert "not written: the device is gone" in caplog.text
 
 
-@pytest.mark.parametrize("options", [["--cache-file", "no/such/folder/cache"], ["--cache-file", "."]])
+@pytest.mark.parametrize("options", [["--cache-file", path] for path in ("no/such/folder/cache", ".", "/dev/zero")])
 def test_where_no_file_can_be_is_said_at_once(
     options: list[str], engine: Engine, invoke: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,7 +6,9 @@ They ask for 4 s, with LLMCL_TEST_LONG=1 for three minutes.
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import logging
 import os
 import random
 import resource
@@ -217,3 +219,23 @@ def test_clients_of_the_demo_model(smollm2: LLM) -> None:
         seen = load(server, ask)
         assert seen["answered"] > 0 and seen["refused"] > 0
         assert server.metric("llamacpp:requests_processing") == server.metric("llamacpp:requests_deferred") == 0
+
+
+def test_where_files_run_out_is_said_once_and_connections_wait(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    accept, refused = socket.socket.accept, []
+
+    def none_left(listening: socket.socket) -> Any:
+        if len(refused) < 3:
+            refused.append(listening)
+            raise OSError(errno.EMFILE, "Too many open files")
+        return accept(listening)
+
+    with running() as server, caplog.at_level(logging.WARNING):
+        monkeypatch.setattr(socket.socket, "accept", none_left)
+        assert server.http.get("/health").status_code == 200
+    assert len(refused) == 3
+    assert [record.getMessage() for record in caplog.records] == [
+        "no connection can be taken on: too many files are open; raise their limit (`ulimit -n`)"
+    ]
