@@ -108,8 +108,8 @@ def _store(cache: DeviceCache, wrong: dict[str, str]) -> None:
         cache.store_excluded(wrong)
     except OSError as error:
         raise DeviceError(
-            f"what was found cannot be stored in {cache.path} ({error.strerror}); make the folder writable or set "
-            "LLMCL_CACHE_DIR"
+            f"what was found cannot be stored in {cache.path} ({error.strerror}); make room there or the folder "
+            "writable, or set LLMCL_CACHE_DIR"
         ) from error
 
 

@@ -237,8 +237,8 @@ def _store(device: Device, tunings: Sequence[Tuning]) -> None:
         device.cache.store_tuned(winners)
     except OSError as error:
         raise UsageError(
-            f"winners cannot be stored in {device.cache.path} ({error.strerror}); make the folder writable, "
-            "set LLMCL_CACHE_DIR, or give --no-store"
+            f"winners cannot be stored in {device.cache.path} ({error.strerror}); make room there or the folder "
+            "writable, set LLMCL_CACHE_DIR, or give --no-store"
         ) from error
 
 
