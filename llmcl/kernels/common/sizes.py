@@ -30,6 +30,11 @@ def prefill_chunk(device: Device) -> int:
     return 512 if device.is_cpu else 2048
 
 
+def has_few_registers(device: Device) -> bool:
+    """Intel's GPUs have 128 for a work-item: the queries of a group and 64 keys do not fit, nor 64 sums of a product."""
+    return "cl_intel_subgroups" in device.entry.extensions
+
+
 def power_of_two_at_most(limit: int) -> int:
     return 1 << (max(1, limit).bit_length() - 1)
 

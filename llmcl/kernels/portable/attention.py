@@ -16,15 +16,16 @@ from llmcl.kernels.common.attention import (
 )
 from llmcl.kernels.common.dtype import ITEM_BYTES
 from llmcl.kernels.common.linear import Size
-from llmcl.kernels.common.sizes import largest_divisor, local_size, power_of_two_at_least, power_of_two_at_most
+from llmcl.kernels.common.sizes import (
+    has_few_registers,
+    largest_divisor,
+    local_size,
+    power_of_two_at_least,
+    power_of_two_at_most,
+)
 from llmcl.runtime.device import Device
 
 ITEM_ROWS = 4  # of a work-item of portable/attention_prefill.cl
-
-
-def has_few_registers(device: Device) -> bool:
-    """Intel's GPUs have 128 for a work-item, which the queries of a group and 64 keys do not fit into."""
-    return "cl_intel_subgroups" in device.entry.extensions
 
 
 class PortableAttentionDecode(AttentionDecode):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from llmcl.kernels.common.dtype import ITEM_BYTES, QUANTIZED, TILE_ROWS
 from llmcl.kernels.common.linear import ActivationLayout, LinearDecode, LinearFewRows, LinearPrefill, Product, Size
-from llmcl.kernels.common.sizes import power_of_two_at_most
+from llmcl.kernels.common.sizes import has_few_registers, power_of_two_at_most
 from llmcl.runtime.device import Device
 
 MAX_ITEMS = 512  # of a group
@@ -45,9 +45,12 @@ class PortableLinearPrefill(LinearPrefill):
         return True
 
     def choices(self, device: Device, product: Product) -> Mapping[str, Sequence[int]]:
-        first = 4 if has_small_blocks(device) else 8
+        is_small = has_small_blocks(device)
         fitting = [4, 8] if device.entry.local_mem_bytes >= LARGE_BLOCK_BYTES else [4]
-        return {name: _first(first, fitting) for name in ("ITEM_TOKENS", "ITEM_ROWS")}
+        return {
+            "ITEM_TOKENS": _first(4 if is_small else 8, fitting),
+            "ITEM_ROWS": _first(4 if is_small or has_few_registers(device) else 8, fitting),
+        }
 
     def size(self, device: Device, product: Product, layout: ActivationLayout | None) -> Size:
         own, n_tiles = self.chosen(device, product), product.part.n_tiles
