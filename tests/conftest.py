@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import examples
 import pytest
 from echo_engine import Engine
-from helpers import have_separate_launches, option_variables
+from helpers import option_variables
 from hypothesis import settings
 from own_cache import use_own_cache
 from programs import ROOT, Run
@@ -186,6 +186,12 @@ def launches_of_models(request: pytest.FixtureRequest) -> Iterator[None]:
 def separate_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     """No model has a persistent kernel on a CPU, whatever the run."""
     have_separate_launches(monkeypatch)
+
+
+def have_separate_launches(patch: pytest.MonkeyPatch) -> None:
+    from llmcl.kernels.cpu.persistent_step import CpuPersistentStep
+
+    patch.setattr(CpuPersistentStep, "supports_device", lambda row, device: False)
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from ascii_tokenizer import ascii_tokenizer
@@ -29,9 +29,6 @@ from llmcl.models.families.family import LayerSettings
 from llmcl.models.model import Model
 from llmcl.reference import rope_table, round_bfloat16, to_tiles
 from llmcl.runtime.device import Buffer, Device, Launch
-
-if TYPE_CHECKING:
-    import pytest
 
 LLAMA3_SCALING = RopeScaling(
     kind="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=64
@@ -481,13 +478,6 @@ def step_logits(model: Model, n_prompt: int, n_steps: int) -> NDArray[np.float32
         model.decode_token(sequence, token)
         rows.append(model.device.read(model.act.logits, np.float32, (model.config.vocab_size,)))
     return np.stack(rows)
-
-
-def have_separate_launches(patch: pytest.MonkeyPatch) -> None:
-    """No model has a persistent kernel on a CPU."""
-    from llmcl.kernels.cpu.persistent_step import CpuPersistentStep
-
-    patch.setattr(CpuPersistentStep, "supports_device", lambda row, device: False)
 
 
 def option_variables() -> list[str]:

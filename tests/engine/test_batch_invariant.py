@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import have_separate_launches, random_weights, save_folder, small_config
+from helpers import random_weights, save_folder, small_config
 from which_devices import taken
 
 import llmcl
@@ -46,15 +46,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     ids=lambda settings: f"{settings[0]}-{settings[1]}",
 )
 def llm(request: pytest.FixtureRequest, default_entry: DeviceEntry, folder: str) -> Iterator[LLM]:
-    """With the persistent kernels of one type: those of the others give the bits of separate launches, too."""
     how, dtype, kv_dtype = request.param
     weights: dict[str, Any] = {"quantize": dtype} if dtype.startswith("q") else {"dtype": dtype}
     device = taken(default_entry, how)
-    with pytest.MonkeyPatch.context() as patch:
-        if dtype != "float32":
-            have_separate_launches(patch)
-        with llmcl.load(folder, device=device, kv_dtype=kv_dtype, max_context=768, **weights) as llm:  # type: ignore[arg-type]
-            yield llm
+    with llmcl.load(folder, device=device, kv_dtype=kv_dtype, max_context=768, **weights) as llm:  # type: ignore[arg-type]
+        yield llm
 
 
 def requests() -> list[dict[str, Any]]:
