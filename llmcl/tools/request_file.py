@@ -229,8 +229,13 @@ def open_results(
 
         def write(result: Mapping[str, Any]) -> None:
             line = (json_text.dumps(dict(result)) + "\n").encode()
-            while line:
-                line = line[file.write(line) :]
+            try:
+                while line:
+                    line = line[file.write(line) :]
+            except OSError as error:
+                raise LlmclError(
+                    f"{origin}: cannot be written ({error.strerror}); make room, and the same command goes on"
+                ) from error
 
         yield done, write
 

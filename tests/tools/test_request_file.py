@@ -11,7 +11,7 @@ import pytest
 from fake_batch import FakeBatch, FakeLLM, answer_of
 
 from llmcl.engine.engine import Engine
-from llmcl.errors import ContextLengthError, UsageError
+from llmcl.errors import ContextLengthError, LlmclError, UsageError
 from llmcl.ops.sample import SamplingParams
 from llmcl.tools.request_file import answer_requests, open_results, parse_requests
 
@@ -167,6 +167,23 @@ def test_a_file_of_something_else_is_left_alone(content: str, match: str, engine
     for special in ("/dev/null", tmp_path):
         with pytest.raises(UsageError, match="is no plain file"):
             answer_requests(engine, parse_requests(lines({"prompt": "a"}), "f"), Path(special), {})
+
+
+def test_a_full_disk_is_named_and_the_next_run_goes_on(engine: Engine, tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    requests, output = parse_requests(lines(*({"prompt": f"prompt {n}"} for n in range(4))), "f"), tmp_path / "o"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300, hard))
+    try:
+        with pytest.raises(
+            LlmclError, match=r"--output .*/o: cannot be written \(File too large\); make room, and the"
+        ):
+            answer_requests(engine, requests, output, DEFAULTS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert output.stat().st_size == 300
+    totals = answer_requests(engine, requests, output, DEFAULTS)
+    assert totals.n_before > 0 and totals.n_before + totals.n_done == len(results(output)) == 4
 
 
 def test_two_runs_do_not_share_a_file_of_results(engine: Engine, tmp_path: Path) -> None:
