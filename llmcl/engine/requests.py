@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary, ref
 
 from llmcl.engine.generation import Generation, Piece, collect
 from llmcl.engine.worker import End, nothing
+from llmcl.errors import UsageError
 
 
 class Request(Iterator[Piece], AsyncIterator[Piece]):
@@ -27,6 +28,8 @@ class Request(Iterator[Piece], AsyncIterator[Piece]):
         self._mailbox = mailbox
         self._cancel = cancel
         self._over = False
+        self._is_read = False
+        self._result: Generation | None = None
 
     def cancel(self) -> None:
         """Ends the answer: pages and place are free before the next step. No piece comes any more."""
@@ -34,8 +37,15 @@ class Request(Iterator[Piece], AsyncIterator[Piece]):
         self._cancel()
 
     def result(self) -> Generation:
-        """Waits for the whole answer; for who has read no piece."""
-        return collect(self.prompt_token_ids, self)
+        """Waits for the whole answer. Raises UsageError for who has read a piece, which it would lack."""
+        if self._result is None:
+            if self._is_read:
+                raise UsageError(
+                    "pieces of the answer were read already, and its result would lack them; read either the pieces or "
+                    "the result"
+                )
+            self._result = collect(self.prompt_token_ids, self)
+        return self._result
 
     def __next__(self) -> Piece:
         if self._over:
@@ -66,6 +76,7 @@ class Request(Iterator[Piece], AsyncIterator[Piece]):
         """
         if self._over:
             return
+        self._is_read = True
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def give(items: list[Piece | End]) -> None:
@@ -91,6 +102,7 @@ class Request(Iterator[Piece], AsyncIterator[Piece]):
 
     def _checked(self, item: Piece | End) -> Piece | None:
         if isinstance(item, Piece):
+            self._is_read = True
             return item
         self._over = True
         self._mailbox.give(item)  # others may wait for it

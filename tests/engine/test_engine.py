@@ -285,6 +285,19 @@ def test_one_cancelled_while_it_waits_never_begins(counted: Opened) -> None:
         waiting.result()
 
 
+def test_a_result_is_the_whole_answer_or_none(counted: Opened) -> None:
+    """With a piece read before, it was the rest of the answer without a word."""
+    counted.steps.release(1000)
+    asked, begun, read = (counted.engine.submit(prompt(n), **options(n, 5)) for n in range(3))
+    assert asked.result().token_ids == expected(0, 5) and asked.result() is asked.result()
+    assert next(begun).token_id == expected(1, 5)[0]
+    assert [piece.token_id for piece in read] == expected(2, 5)
+    for request in begun, read:
+        with pytest.raises(UsageError, match="pieces of the answer were read already"):
+            request.result()
+    assert [piece.token_id for piece in begun] == expected(1, 5)[1:]
+
+
 # ---- what goes wrong ---------------------------------------------------------------------------------------------
 
 
