@@ -31,7 +31,7 @@ def prefill_chunk(device: Device) -> int:
 
 
 def has_few_registers(device: Device) -> bool:
-    """Intel's GPUs have 128 for a work-item: the queries of a group and 64 keys do not fit, nor 64 sums of a product."""
+    """Intel's GPUs have 128 for a work-item: a group's queries and 64 keys do not fit, nor 64 sums of a product."""
     return "cl_intel_subgroups" in device.entry.extensions
 
 
