@@ -76,7 +76,7 @@ void persistent_step(__global const ulong* entries, __global const uint* sizes, 
         const bool claims = entry < end && done >= first;
         uint word = UNIT_WORD(unit);
         if (claims || ended) {
-            mem_fence(CLK_GLOBAL_MEM_FENCE);
+            RELEASE;
             if (atomic_cmpxchg(sync + SYNC_UNITS, seen, units + claims) != seen) continue;
             waited = ended = 0;
             if (!claims) continue;
@@ -100,7 +100,7 @@ void persistent_step(__global const ulong* entries, __global const uint* sizes, 
             }
             waited = 0;
         }
-        mem_fence(CLK_GLOBAL_MEM_FENCE);
+        ACQUIRE;
         // What was taken over is a unit of an entry before.
         __global const ulong* of = at;
         __global const uint* n = size;
