@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -164,10 +165,15 @@ def random_shape_json(shape: str) -> dict[str, Any]:
     from llmcl.checkpoint.files import read_json
 
     try:
+        os.stat(shape)
         return read_json(Path(shape))
+    except FileNotFoundError:
+        reason = "there is no such file"
+    except OSError as error:  # a name too long, or a folder that may not be read
+        reason = f"it cannot be read: {error.strerror}"
     except (CheckpointError, ValueError) as error:
-        reason = one_line(error) if Path(shape).exists() else "there is no such file"
-        raise UsageError(
-            f"random shape {shown(shape)} is neither one of {', '.join(RANDOM_SHAPES)} nor a readable config.json "
-            f"({reason})"
-        ) from error
+        reason = one_line(error)
+    raise UsageError(
+        f"random shape {shown(shape)} is neither one of {', '.join(RANDOM_SHAPES)} nor a readable config.json "
+        f"({reason})"
+    )
