@@ -54,6 +54,7 @@
 #define PIECES (K / 32 / K_PARTS)  // of a group
 #define STEP_PIECES (WARPS * DEPTH)
 #define STEPS ((PIECES + STEP_PIECES - 1) / STEP_PIECES)
+#define STEPS_AHEAD (STAGES - 1 < STEPS ? STAGES - 1 : STEPS)  // whose copies are on their way at first
 #define GROUP_ITEMS (WARP * WARPS)
 #define PIECE_BYTES (PIECE_SLOTS * 16)
 #define WEIGHT_BYTES (TILES * PIECE_BYTES)              // of a piece of all tiles; behind it
@@ -266,7 +267,7 @@ inline void few_rows_unit(const int group, __local uint4* buffers, __local float
 #if X_PARTS > 1
     const int first_step = k_part * STEPS;
     int part = first_step / PART_STEPS;  // of x, that the warp waits for next
-    for (; part <= (first_step + (STAGES - 1 < STEPS ? STAGES - 1 : STEPS) - 1) / PART_STEPS; ++part) warp_wait_until(done + part * COUNTER_WORDS, count);
+    for (; part <= (first_step + STEPS_AHEAD - 1) / PART_STEPS; ++part) warp_wait_until(done + part * COUNTER_WORDS, count);
 #else
     wait_until(done, count);
 #endif

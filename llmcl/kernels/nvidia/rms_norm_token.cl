@@ -2,8 +2,8 @@
 //
 // x  float [n][HIDDEN]    weight  float [HIDDEN]    out  OUT [ceil(n/8)][HIDDEN/8][8][8], tokens from n on are not written
 // Index space: n work-groups of GROUP_ITEMS; a work-item has every GROUP_ITEMS-th run of 8 columns. With CHAINED it is a function of
-// nvidia/few_rows_chain.cl, `rms_norm_unit`, and x is what other groups of the same launch have written; with PARTS (0) so many others
-// are added to it first, float [PARTS][MAX_ROWS][HIDDEN].
+// nvidia/few_rows_chain.cl, `rms_norm_unit`, and x is what other groups of the same launch have written; with PARTS (0) x becomes its sum
+// with so many others first, parts float [PARTS][MAX_ROWS][HIDDEN].
 // Build: OUT (f16 or bf16), HIDDEN (a multiple of 8), EPS, GROUP_ITEMS (256). Local memory: 4 bytes a warp.
 #if !defined(OUT) || !defined(HIDDEN) || !defined(EPS)
 #error "nvidia/rms_norm_token.cl needs the build constants OUT, HIDDEN and EPS"

@@ -10,7 +10,8 @@
 #endif
 #define INTEL_LANES 16
 #define NORM 0
-#define ONE_TURN_AT_ONCE (SUB_GROUP == 1 && QUANTIZED)  // else Intel's compiler unrolls a few turns and keeps their pieces in memory
+// Else Intel's compiler unrolls a few turns and keeps their pieces in memory.
+#define ONE_TURN_AT_ONCE (SUB_GROUP == 1 && QUANTIZED)
 #include "portable/tile_pieces.cl"
 
 #define TILES_AT_ONCE 1
