@@ -5,6 +5,7 @@ A message names the thing, the value found, the value expected, and what to do a
 
 from __future__ import annotations
 
+import errno
 import reprlib
 from numbers import Integral
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ E = TypeVar("E", bound="LlmclError")
 # What a user can ask for in numbers: sizes in bytes that are made of it are still whole numbers of 128 bits.
 MAX_NUMBER = 1 << 62
 _SHOWN_CHARACTERS = 80
+NO_MORE_FILES = errno.EMFILE, errno.ENFILE  # of an OSError: this process may have no further one open, or no process
 
 
 class LlmclError(Exception):

@@ -15,7 +15,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
-from llmcl.errors import LlmclError
+from llmcl.errors import NO_MORE_FILES, LlmclError
 
 INTERRUPTED_EXIT_CODE = 130  # 128 + SIGINT, as shells report it
 CLOSED_PIPE_EXIT_CODE = 141  # 128 + SIGPIPE
@@ -117,7 +117,7 @@ def _limit_met(error: Exception) -> str | None:
     """What the system has no more of for this process, and what to do; None for an error of another kind."""
     if isinstance(error, RuntimeError) and "start new thread" in str(error):
         return "thread; raise the limit of its processes (`ulimit -u`, or that of its container)"
-    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+    if isinstance(error, OSError) and error.errno in NO_MORE_FILES:
         return "open file; raise the limit of its files (`ulimit -n`)"
     return None
 

@@ -19,7 +19,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from llmcl.errors import UsageError, one_line
+from llmcl.errors import NO_MORE_FILES, UsageError, one_line
 from llmcl.progress import Progress
 from llmcl.serve.app import ALIASES, ANSWERING, make_app
 from llmcl.serve.served import Served
@@ -153,7 +153,7 @@ class Server(uvicorn.Server):
         """What the loop has to say. Where there are no more files it says so of each of the connections that wait, at
         length and every second; each time it then wants to listen again, even to a socket that was closed since.
         """
-        if isinstance(context.get("exception"), OSError) and context["exception"].errno in (errno.EMFILE, errno.ENFILE):
+        if isinstance(context.get("exception"), OSError) and context["exception"].errno in NO_MORE_FILES:
             if (now := time.monotonic()) > self._noted + NOTE_S:
                 self._noted = now
                 _log.warning("no connection can be taken on: too many files are open; raise their limit (`ulimit -n`)")
