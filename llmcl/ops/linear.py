@@ -23,8 +23,6 @@ from llmcl.kernels.common.weight import Weight
 from llmcl.ops.rms_norm import rms_norm
 from llmcl.runtime.device import Buffer, Device, Launch
 
-SHORT_PROMPTS = 16, 64  # of FEW_ROWS: tokens of a step up to which the products of few rows serve prefill, too
-
 
 def linear_decode(
     device: Device,
@@ -118,18 +116,15 @@ def _layout(device: Device, row: LinearOfRows, weight: Weight, dtype: str, max_r
     return None if layout is None else layout.for_rows(max_rows)
 
 
-def has_few_rows(device: Device, weight: Weight) -> bool:
-    """Whether linear_prefill with max_rows has an implementation of its own for this weight."""
-    return all(isinstance(_implementation(device, part.dtype, weight.k, 1), LinearFewRows) for part in weight.parts)
-
-
 def prefill_bounds(device: Device, weights: Iterable[Weight], most: int) -> list[int]:
     """For up to how many tokens launches of prefill are bound, each a max_rows of linear_prefill, beside those for any
     number, below `most`.
     """
-    weights = list(weights)
-    bounds = {*SHORT_PROMPTS} if any(has_few_rows(device, weight) for weight in weights) else set()
+    bounds = set[int]()
     for weight in weights:
+        few = [_implementation(device, part.dtype, weight.k, 1) for part in weight.parts]
+        if all(isinstance(row, LinearFewRows) for row in few):
+            bounds |= {rows for row in few if isinstance(row, LinearFewRows) for rows in row.prompts}
         for part in weight.parts:
             row = _implementation(device, part.dtype, weight.k)
             assert isinstance(row, LinearPrefill)

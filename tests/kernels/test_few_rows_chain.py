@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import llmcl
 from llmcl.engine.llm import LLM
 from llmcl.kernels.common.persistent import ListedStep
 from llmcl.kernels.nvidia import few_rows_chain
+from llmcl.kernels.nvidia.attention import HopperAttentionPrefill
 from llmcl.kernels.nvidia.few_rows_chain import NvidiaFewRowsChain, chains, most_tiles
 from llmcl.models.batch import Batch, make_batch
 from llmcl.models.bound_launches import BoundLaunches
@@ -39,14 +41,14 @@ SHAPE = {
 CONTEXT, PAGE = 256, 64
 
 
-def shape_file(folder: Path, ffn: int = SHAPE["intermediate_size"], **others: int | str) -> str:
+def shape_file(folder: Path, ffn: int = SHAPE["intermediate_size"], **others: Any) -> str:
     path = folder / "config.json"
     path.write_text(json.dumps({**SHAPE, "intermediate_size": ffn, **others}))
     return str(path)
 
 
 def recorded(
-    device: Device, folder: Path, dtype: str, ptx_arch: int, *, invariant: bool = False, **shape: int | str
+    device: Device, folder: Path, dtype: str, ptx_arch: int, *, invariant: bool = False, **shape: Any
 ) -> Batch:
     """A batch of 20 sequences, bound for a GPU that is described."""
     entry = replace(device.entry, kind="gpu", ptx_arch=ptx_arch, compute_units=132, local_mem_bytes=48 << 10)
@@ -70,6 +72,55 @@ def test_all_layers_are_one_launch(dtype: str, norms: int, default_device: Devic
         assert chain.groups(1) == chain.groups(rows)
         joined = [launch for chain in chains(bound.separate, rows) for launch in chain]
         assert joined == [*bound.separate]
+
+
+def recorded_prompt(
+    device: Device, folder: Path, monkeypatch: pytest.MonkeyPatch, *, kv_dtype: str = "float16", **shape: Any
+) -> BoundLaunches:
+    """The launches for a prompt of up to 16 tokens, bound for a GPU that is described."""
+    monkeypatch.setattr(HopperAttentionPrefill, "supports_device", lambda self, device: device.entry.ptx_arch == 90)
+    entry = replace(device.entry, kind="gpu", ptx_arch=90, compute_units=132, local_mem_bytes=48 << 10)
+    gpu, config = RecordingDevice(entry), random_shape_config(shape_file(folder, **shape))
+    weights = random_weights(gpu, config, random_types(config, "bfloat16"))
+    bound = Model(gpu, config, weights, PagedKVCache(gpu, config, CONTEXT, kv_dtype, PAGE))._prefill[0]
+    assert bound.max_tokens == 16
+    return bound.every
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_a_short_prompt_is_one_launch(
+    family: str, default_device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attention with what appends its keys, and products; norms of heads, where there are such."""
+    bound = recorded_prompt(default_device, tmp_path, monkeypatch, model_type=family)
+    assert [launch.name for launch in bound.launches] == ["embed", "few_rows_chain"]
+    separate = [launch.name for launch in bound.separate]
+    assert separate.count("rope_append") == separate.count("attention_prefill") + 1 == SHAPE["num_hidden_layers"]
+    chain = bound.launches[1].source
+    assert isinstance(chain, KernelSource)
+    assert chain.prelude.count("inline void attention_prompt_unit") == 1
+    assert (
+        chain.prelude.count("inline void rope_append_unit") == 1
+    )  # of the last layer, whose queries are the last token's
+
+
+def test_a_prompts_attention_stays_with_what_appends_its_keys(
+    default_device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(few_rows_chain, "MOST_BUFFERS", 10)
+    bound = recorded_prompt(default_device, tmp_path, monkeypatch)
+    names = [[launch.name for launch in chain] for chain in chains(bound.separate, 16)]
+    assert len(names) > 2 and [name for chain in names for name in chain] == [launch.name for launch in bound.separate]
+    assert all("attention_prefill" not in chain or chain.index("attention_prefill") > 0 for chain in names)
+
+
+def test_a_prompts_attention_to_other_keys_is_no_link(
+    default_device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To a copy of keys of 8 bits, which what appends them does not write."""
+    bound = recorded_prompt(default_device, tmp_path, monkeypatch, kv_dtype="q8_0")
+    names = [launch.name for launch in bound.launches]
+    assert names.count("attention_prefill") == [launch.name for launch in bound.separate].count("attention_prefill") > 0
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
@@ -208,20 +259,62 @@ def test_the_same_logits_as_separate_launches(n: int, llm: LLM) -> None:
     np.testing.assert_array_equal(logits[2], logits[1])
 
 
-@pytest.mark.parametrize("n", [2, 16])
-def test_a_short_prompt(n: int, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After tokens that are no whole tiles of the cache."""
-    model, ids = llm.model, np.random.default_rng(n).integers(0, 1000, 21 + n).tolist()
-    bound = model._prefill[0]
-    assert bound.max_tokens == 16 and "few_rows_chain" in {launch.name for launch in bound.every.launches}
+def check_a_prompt(llm: LLM, n: int, before: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The prompt's logits, and those of a token that meets the keys that it has left, against separate launches. The
+    names of the launches.
+    """
+    model, ids = llm.model, np.random.default_rng(n).integers(0, 1000, before + n).tolist()
+    i = next(i for i, bound in enumerate(model._prefill) if n <= bound.max_tokens)
+    bound = model._prefill[i]
     listed = ListedStep(bound.every.separate, model.step, CONTEXT, bound.max_tokens)
     separate = replace(bound, every=BoundLaunches(llm.device, listed, persistent=False))
-    logits = []
+    logits, following = [], []
     for launches in (separate, bound, bound):
-        monkeypatch.setattr(model, "_prefill", [launches, *model._prefill[1:]])
+        monkeypatch.setattr(model, "_prefill", [*model._prefill[:i], launches, *model._prefill[i + 1 :]])
         llm.sequence.token_ids.clear()
-        model.prefill(llm.sequence, ids[:21])
-        model.prefill(llm.sequence, ids[21:])
+        if before:
+            model.prefill(llm.sequence, ids[:before])
+        model.prefill(llm.sequence, ids[before:])
         logits.append(llm.device.read(model.act.logits, np.float32, (1000,)))
-    assert float(np.abs(logits[1] - logits[0]).max() / np.abs(logits[0]).max()) < 0.02
-    np.testing.assert_array_equal(logits[2], logits[1])
+        model.decode_token(llm.sequence, 7)
+        following.append(llm.device.read(model.act.logits, np.float32, (1000,)))
+    for found in (logits, following):
+        assert float(np.abs(found[1] - found[0]).max() / np.abs(found[0]).max()) < 0.02
+        np.testing.assert_array_equal(found[2], found[1])
+    return [launch.name for launch in bound.every.launches]
+
+
+@pytest.mark.parametrize(("n", "before"), [(2, 21), (16, 21), (16, 0), (7, 200), (29, 150)])
+def test_a_short_prompt(n: int, before: int, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After tokens that are no whole tiles of the cache, after none, and after those of several splits."""
+    assert check_a_prompt(llm, n, before, monkeypatch) == ["embed", "few_rows_chain"]
+
+
+def test_a_short_prompt_with_sinks(default_device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the second of three layers, the others of which have windows; each token takes all experts."""
+    if not NvidiaFewRowsChain().supports_device(default_device):
+        pytest.skip("a Hopper GPU is needed")
+    layers = ["sliding_attention", "full_attention", "sliding_attention"]
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 4, "swiglu_limit": 7.0}
+    shape = shape_file(
+        tmp_path, model_type="gpt_oss", num_hidden_layers=3, layer_types=layers, sliding_window=16, **experts
+    )
+    with llmcl.load_random(shape, device=default_device.entry, max_context=CONTEXT) as llm:  # type: ignore[arg-type]
+        names = check_a_prompt(llm, 16, 100, monkeypatch)
+        separate = [launch.name for launch in llm.model._prefill[0].every.separate]
+        assert names.count("attention_prefill") == separate.count("attention_prefill") - 1
+
+
+def test_a_short_prompt_with_pages(default_device: Device, tmp_path: Path) -> None:
+    """The same bits as without: what differs is where keys and values lie."""
+    if not NvidiaFewRowsChain().supports_device(default_device):
+        pytest.skip("a Hopper GPU is needed")
+    shape, logits = shape_file(tmp_path), []
+    ids = np.random.default_rng(0).integers(0, 1000, 150).tolist()
+    for pages in ({}, {"kv_page_tokens": PAGE}):
+        with llmcl.load_random(shape, device=default_device.entry, max_context=CONTEXT, **pages) as llm:  # type: ignore[arg-type]
+            assert len(llm.model._prefill[0].every.launches) == 2
+            for part in (ids[:137], ids[137:]):
+                llm.model.prefill(llm.sequence, part)
+            logits.append(llm.device.read(llm.model.act.logits, np.float32, (1000,)))
+    np.testing.assert_array_equal(logits[1], logits[0])

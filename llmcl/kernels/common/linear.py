@@ -245,4 +245,9 @@ def few_rows(most: int) -> list[int]:
 
 
 class LinearFewRows(LinearOfRows):
-    """For at most `product.max_rows` tokens, one of FEW_ROWS: it reads each weight once, at the memory's speed."""
+    """For at most `product.max_rows` tokens, one of FEW_ROWS: it reads each weight once, at the memory's speed.
+
+    prompts: of FEW_ROWS, for up to how many tokens launches of prefill with it are bound.
+    """
+
+    prompts: Sequence[int] = (16, 64)

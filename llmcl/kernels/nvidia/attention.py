@@ -43,6 +43,11 @@ def unit_bytes(head_dim: int, group_size: int, warps: int, n_states: int) -> int
     return 4 * (shared + max(warps * own, -(-2 * n_states * group_size // 4) * 4) + 4)
 
 
+def prompt_unit_bytes(head_dim: int, max_rows: int, warps: int) -> int:
+    """Local memory of nvidia/attention_short_prompt.cl."""
+    return head_dim * (512 + 16 * warps + 64 * -(-max_rows // 16))
+
+
 class LeavesBlocks(AttentionKernel):
     """Attention whose output may lie in 16 bits and blocks, for the product that follows."""
 

@@ -35,6 +35,7 @@
 #include "common/kv_block_ranges.cl"
 #include "common/kv_address.cl"
 #include "nvidia/key_tiles.cl"
+#include "nvidia/quick_exponent.cl"
 #define QUICK_TANH 1  // beside 16-bit operands
 #ifndef HAS_SOFT_CAP
 #define HAS_SOFT_CAP 0
@@ -54,7 +55,6 @@
 #define FEWER_REGISTERS 40
 #define GROUP_ITEMS ((CONSUMER_WARPS + PRODUCER_WARPS) * WARP)
 #define TILE_BYTES (BLOCK_N * HEAD_DIM * 2)
-#define LOG2E 1.4426950408889634f
 #if HEAD_DIM == 64
 #define KEYS_BY_QUERIES WGMMA_ROWS_128_CHAIN_4
 #define MULTIPLY_VALUES WGMMA_FRAGMENTS_64_CHAIN_8

@@ -3,25 +3,14 @@
 // the work. The last of a head's groups to finish merges the states of the splits, as attention_merge.cl does elsewhere: a
 // launch less.
 //
-// out       float [N_Q_HEADS][HEAD_DIM]; with PACKED_OUT, of all rows, OUT [ceil(n/8)][N_Q_HEADS HEAD_DIM / 8][8][8], as
-//           pack_activations.cl leaves blocks
+// out       as store_attended.cl has it
 // arrivals  int [N_KV_HEADS], 0 before and after: groups of the head that have left their state
 // sinks     float [N_Q_HEADS], with HAS_SINKS: see online_softmax.cl
 //
 // Index space: groups (N_KV_HEADS, N_SPLITS, rows of the step: step_rows.cl) of WARPS warps. For pages of keys and values see kv_address.cl.
 #include "nvidia/attend.cl"
 #include "common/step_rows.cl"
-
-#define OUT_SIZE (N_Q_HEADS * HEAD_DIM)
-
-inline void store_out(__global void* out, const int row, const int column, const float value) {
-#if PACKED_OUT
-    __global ushort* blocks = (__global ushort*)out + (size_t)(row / 8) * OUT_SIZE * 8;
-    blocks[column / 8 * 64 + row % 8 * 8 + column % 8] = (ushort)CAT(narrow_, OUT)(value, 0.0f);
-#else
-    ((__global float*)out)[(size_t)row * OUT_SIZE + column] = value;
-#endif
-}
+#include "nvidia/store_attended.cl"
 
 #define UNIT_FLOATS MAX(WARPS * WARP_FLOATS, (2 * (N_SPLITS + HAS_SINKS) * GROUP_SIZE + 3) / 4 * 4)
 #define MEMORY_FLOATS (QUERY_FLOATS + UNIT_FLOATS + HEAD_DIM / 2 + 4)
@@ -60,7 +49,7 @@ inline void attention_unit(const int head, const int split, const int row, __loc
         const softmax_state all = warps_state(&range, i, &space);
         if (n_splits == 1) {
             const float norm = OUTPUT_NORM(all.m, all.l, head * GROUP_SIZE + i / HEAD_DIM);
-            store_out(out, row, head * GROUP_SIZE * HEAD_DIM + i, all.acc * norm);
+            store_attended(out, row, head * GROUP_SIZE * HEAD_DIM + i, all.acc * norm);
             continue;
         }
         const int part = (head * GROUP_SIZE + i / HEAD_DIM) * N_SPLITS + split;
@@ -98,7 +87,7 @@ inline void attention_unit(const int head, const int split, const int row, __loc
         float sum = 0.0f;
 #pragma unroll 16
         for (int k = 0; k < n_splits; ++k) sum += ml[(k * GROUP_SIZE + g) * 2] * load_shared_float(acc_of + k * HEAD_DIM);
-        store_out(out, row, (head * GROUP_SIZE + g) * HEAD_DIM + column, sum);
+        store_attended(out, row, (head * GROUP_SIZE + g) * HEAD_DIM + column, sum);
     }
 }
 

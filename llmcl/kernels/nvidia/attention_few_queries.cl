@@ -35,6 +35,7 @@
 #include "common/kv_block_ranges.cl"
 #include "common/kv_address.cl"
 #include "nvidia/attention_arrays.cl"
+#include "nvidia/quick_exponent.cl"
 
 #define ROWS 8
 #define STEP 16
@@ -42,15 +43,6 @@
 #define GROUP_SIZE (N_Q_HEADS / N_KV_HEADS)
 #define KEY_PARTS (HEAD_DIM / 32)    // 16 bytes that a lane has of a key
 #define VALUE_PARTS (HEAD_DIM / 64)  // and of a value
-#define LOG2E 1.4426950408889634f
-
-inline float exp2_quick(const float x) {
-    float r;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
-    return r;
-}
-
-inline float weight_of(const float score, const float m) { return exp2_quick((score - (m == -INFINITY ? 0.0f : m)) * LOG2E); }
 
 inline void store_value_f32(__global f32_t* y, const float v) { *y = v; }
 inline void store_value_f16(__global f16_t* y, const float v) { *y = (f16_t)narrow_f16(v, 0.0f); }
@@ -187,10 +179,10 @@ void attention_few_queries(__global const CAT(KV, _t)* queries, __global const i
                 top = fmax(top, shuffle_xor(top, 4));
                 top = fmax(top, shuffle_xor(top, 8));
                 top = fmax(m[i], fmax(top, shuffle_xor(top, 16)));
-                shrink[i] = weight_of(m[i], top);
+                shrink[i] = quick_weight(m[i], top);
                 m[i] = top;
-                scores[i] = weight_of(scores[i], top);
-                scores[i + 2] = weight_of(scores[i + 2], top);
+                scores[i] = quick_weight(scores[i], top);
+                scores[i + 2] = quick_weight(scores[i + 2], top);
                 l[i] = l[i] * shrink[i] + (scores[i] + scores[i + 2]);
             }
             if (warp_any(shrink[0] != 1.0f || shrink[1] != 1.0f)) {
@@ -235,7 +227,7 @@ void attention_few_queries(__global const CAT(KV, _t)* queries, __global const i
         for (int w = 0; w < WARPS; ++w) top = fmax(top, states[w][r].x);
 #pragma unroll
         for (int w = 0; w < WARPS; ++w) {
-            weights[w] = weight_of(states[w][r].x, top);
+            weights[w] = quick_weight(states[w][r].x, top);
             sum += weights[w] * states[w][r].y;
         }
         const float norm = N_SPLITS == 1 ? OUTPUT_NORM(top, sum, head) : 1.0f;
@@ -276,7 +268,7 @@ void merge_splits(__global const float* part_ml, __global const float* part_acc,
     float2 total = 0.0f;
 #pragma unroll
     for (int s = 0; s < N_SPLITS; ++s) {
-        const float weight = weight_of(of_splits[s].x, top);
+        const float weight = quick_weight(of_splits[s].x, top);
         sum += weight * of_splits[s].y;
         total += weight * *(__global const float2*)(part_acc + (row * N_SPLITS + s) * HEAD_DIM + d);
     }

@@ -47,6 +47,7 @@
 #include "common/kv_block_ranges.cl"
 #include "common/kv_address.cl"
 #include "nvidia/key_tiles.cl"
+#include "nvidia/quick_exponent.cl"
 #define QUICK_TANH (ARRAYS && KV_BYTES == 2)
 #include "nvidia/fragment_scores.cl"
 #include "nvidia/attention_arrays.cl"
@@ -59,12 +60,6 @@
 #define OWN_KEYS (BLOCK_N / KEY_SPLITS)  // of a step, a warp's
 #define PIECE (16 / KV_BYTES)  // values in 16 bytes
 #define TILE_PIECES (BLOCK_N * HEAD_DIM / PIECE)
-
-// exp(a - b) as the special function unit gives it: far below the rounding of a weight to 16 bits, and
-// of a float32 result for weights that count.
-inline float quick_weight(const float score, const float top) {
-    return score == -INFINITY ? 0.0f : native_exp(score - top);
-}
 
 // A work-item copies every GROUP_ITEMS-th piece of a tile: `from` is its first, and where that goes in local memory is
 // swapped_key_piece or swapped_value_piece; as many rows further on, the swapping is the same.

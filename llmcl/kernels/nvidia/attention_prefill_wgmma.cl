@@ -36,6 +36,7 @@
 #include "common/kv_block_ranges.cl"
 #include "common/kv_address.cl"
 #include "nvidia/key_tiles.cl"
+#include "nvidia/quick_exponent.cl"
 #undef HAS_KEY_SLOPE  // its rows have no bias
 #include "nvidia/fragment_scores.cl"
 #include "nvidia/attention_arrays.cl"
@@ -53,7 +54,6 @@
 #define TILE_BYTES (BLOCK_N * HEAD_DIM * 2)
 #define PART_KEYS (BLOCK_N * 2 / PRODUCER_WARPS)  // of a tile that a warp copies; at most 64, they surely lie in one page
 #define COPY_ROWS (256 / HEAD_DIM)  // that a warp copies at once
-#define LOG2E 1.4426950408889634f
 #if HEAD_DIM == 128
 #define MULTIPLY_VALUES WGMMA_FRAGMENTS_128
 #else

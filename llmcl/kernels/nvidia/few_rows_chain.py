@@ -1,4 +1,4 @@
-"""Launches of a step of few rows that follow one another, in one: products, norms, attention of a token, appended keys.
+"""Launches of a step of few rows that follow one another, in one: products, norms, attention and appended keys.
 
 A launch of its own costs some 5 us at its ends: its groups begin when all groups before have ended, and then fetch
 their code and wait for their first weights. In a chain the next link's weights are asked for meanwhile, and a step of
@@ -16,7 +16,13 @@ from llmcl.kernels.common.dtype import QUANTIZED, is_16_bit
 from llmcl.kernels.common.functions import as_function, number_of, source_of, weight_dtype, with_constants
 from llmcl.kernels.common.persistent import BoundChains, ListedStep, PersistentStep
 from llmcl.kernels.common.step_state import StepState
-from llmcl.kernels.nvidia.attention import NvidiaAttentionDecode, NvidiaRopeAppend, unit_bytes
+from llmcl.kernels.nvidia.attention import (
+    HopperAttentionPrefill,
+    NvidiaAttentionDecode,
+    NvidiaRopeAppend,
+    prompt_unit_bytes,
+    unit_bytes,
+)
 from llmcl.kernels.nvidia.linear import supports_ptx
 from llmcl.kernels.nvidia.linear_few_rows import (
     HOPPER_LOCAL_BYTES,
@@ -33,11 +39,15 @@ from llmcl.runtime.program import KernelSource, read_source
 FILE = "nvidia/few_rows_chain.cl"
 PRODUCT, NORM = NvidiaLinearFewRows.file, "nvidia/rms_norm_token.cl"
 ATTENTION, APPEND = NvidiaAttentionDecode.file, NvidiaRopeAppend.file
+PROMPT, PROMPT_LINK = HopperAttentionPrefill.file, "nvidia/attention_short_prompt.cl"
 ADJUST, ADJUST_LINK = "portable/qkv_adjust.cl", "nvidia/adjust_heads.cl"
+LINKS = PRODUCT, NORM, ADJUST, ATTENTION, APPEND, PROMPT
 SHARED = "common/common.cl", "nvidia/ptx.cl", "nvidia/wait_until.cl"
 HEAD = "#define CHAINED 1\n"
 COUNTER_WORDS = 32  # a line of the second-level cache
 X_PARTS = 8  # of the columns of a gated MLP, each with a counter of its own, at most
+PROMPT_ROWS = 8  # ROWS of nvidia/attention_short_prompt.cl
+PROMPT_SPLITS = 32  # of the keys that a short prompt's attention takes from the cache, at most
 K_PARTS = 2  # of the columns of a product that a norm follows, each of groups of its own
 SUPER_BLOCK_ROWS = 16  # of a step up to which that is quicker for weights in super-blocks
 MOST_ROWS, MOST_ROWS_BETWEEN = 32, 16  # of a step; where attention is no link. Of more it was not measured
@@ -56,6 +66,7 @@ NORM_PARAMS = (
     *("__global float*", "__global const float*", "__global uint4*", "__global const int*"),
     "__global const float*",
 )
+PROMPT_PARAMS = "__global const float*", "__global const float*", "__global const int*"
 ATTENTION_PARAMS = (
     *("__global const float*", "__global const float*", "__global const int*"),
     *("__global float*", "__global float*", "__global void*", "__global int*"),
@@ -112,19 +123,22 @@ class NvidiaFewRowsChain(PersistentStep):
 
 def chains(launches: Sequence[Launch], max_rows: int) -> list[list[Launch]]:
     """The launches in order, those together that follow one another in a chain."""
-    with_attention = any(_is_attention(launch) and _is_link(launch, max_rows) for launch in launches)
+    befores = [None, *launches[:-1]]
+    able = [_is_link(launch, before, max_rows) for launch, before in zip(launches, befores, strict=True)]
+    with_attention = any(is_link and _is_attention(launch) for is_link, launch in zip(able, launches, strict=True))
     if max_rows > (MOST_ROWS if with_attention else MOST_ROWS_BETWEEN):
         return [[launch] for launch in launches]
     found: list[list[Launch]] = []
-    for is_link, neighbours in groupby(launches, lambda launch: _is_link(launch, max_rows)):
-        of_kind = [*neighbours]
+    for is_link, neighbours in groupby(zip(able, launches, strict=True), lambda pair: pair[0]):
+        of_kind = [launch for _, launch in neighbours]
         if not is_link or all(map(_is_attention, of_kind)):
             found += [[launch] for launch in of_kind]
             continue
         buffers = set[int]()
         for launch in of_kind:
             buffers |= _buffers(launch)
-            if launch is of_kind[0] or len(buffers) > MOST_BUFFERS:
+            # A prompt's attention stays with what appends its keys: they are one link.
+            if launch is of_kind[0] or (len(buffers) > MOST_BUFFERS and not _is(launch, PROMPT)):
                 buffers = _buffers(launch)
                 found.append([])
             found[-1].append(launch)
@@ -135,18 +149,27 @@ def _buffers(launch: Launch) -> set[int]:
     return {id(arg) for arg in launch.args if isinstance(arg, Buffer)}
 
 
+def _is(launch: Launch, *files: str) -> bool:
+    return isinstance(launch.source, KernelSource) and launch.source.file in files
+
+
 def _is_attention(launch: Launch) -> bool:
-    return isinstance(launch.source, KernelSource) and launch.source.file == ATTENTION
+    return _is(launch, ATTENTION, PROMPT)
 
 
-def _is_link(launch: Launch, max_rows: int) -> bool:
+def _is_link(launch: Launch, before: Launch | None, max_rows: int) -> bool:
     source = launch.source
-    if not isinstance(source, KernelSource) or source.file not in (PRODUCT, NORM, ADJUST, ATTENTION, APPEND):
+    if not isinstance(source, KernelSource) or source.file not in LINKS:
         return False
     if source.file == ADJUST:  # a warp has a head
         return number_of(source, "HEAD_DIM") % WARP == 0 and "VALUE_NORM" not in source.constants
     if source.file == APPEND:  # of one sequence
         return "STATE_PIECES" not in source.constants
+    if source.file == PROMPT:  # the same, of keys appended by the launch before, without functions of the user's
+        if before is None or not _is(before, APPEND) or before.args[3] is not launch.args[2] or source.prelude:
+            return False
+        appended = number_of(source_of(before), "N_KV_HEADS")  # 0 where another layer's keys are taken
+        return appended == number_of(source, "N_KV_HEADS") and "STATE_PIECES" not in source.constants
     if source.file == ATTENTION:  # of all rows of a step, without functions of the user's
         groups = launch.groups(1), launch.groups(max_rows)
         return not source.prelude and [len(g) == 3 and g[2] for g in groups] == [1, max_rows]
@@ -165,7 +188,8 @@ def group_warps(launches: Sequence[Launch]) -> int:
         return least
     if any(not is_16_bit(weight_dtype(source)) for source in sources if source.file == PRODUCT):
         return most
-    return most if len(attentions) > 1 and all(number_of(a, "GROUP_SIZE") <= 4 for a in attentions) else least
+    several = sum(source.file in (ATTENTION, PROMPT) for source in sources) > 1
+    return most if several and all(number_of(a, "GROUP_SIZE") <= 4 for a in attentions) else least
 
 
 def most_tiles(dtype: str, n_tiles: int, max_rows: int, places: int) -> int:
@@ -181,7 +205,12 @@ def most_tiles(dtype: str, n_tiles: int, max_rows: int, places: int) -> int:
 def chained(device: Device, launches: Sequence[Launch], max_rows: int, state: StepState) -> Launch:
     """These launches as one, of a step of at most so many rows."""
     warps, places = group_warps(launches), ON_A_UNIT * device.compute_units
-    links = [_link(launch, max_rows, warps, places) for launch in launches]
+    links: list[Link] = []
+    for i, launch in enumerate(launches):
+        if _is(launch, PROMPT):
+            links[-1] = _prompt_link(launch, launches[i - 1], device, max_rows, warps, state)
+        else:
+            links.append(_link(launch, max_rows, warps, places))
     links = _in_parts(_over_groups(links, max_rows, places, state))
     kinds: dict[str, int] = {}
     functions, calls = "", ""
@@ -344,6 +373,30 @@ def _attention_link(launch: Launch, source: KernelSource, max_rows: int, warps: 
         "buffers, before, count, {args});"
     )
     return Link(own, launch.args, params, heads * splits * max_rows, call, _attention_bytes(own, warps), 1)
+
+
+def _prompt_link(launch: Launch, append: Launch, device: Device, max_rows: int, warps: int, state: StepState) -> Link:
+    """Both as one: attention, and what appends the keys and values that it takes."""
+    source = source_of(launch)
+    heads, size = number_of(source, "N_KV_HEADS"), number_of(source, "HEAD_DIM")
+    queries = max_rows * number_of(source, "N_Q_HEADS")
+    blocks = -(-queries // (heads * PROMPT_ROWS * warps))
+    kv = f"__global {source.constants['KV']}_t*"
+    sinks = ["__global const float*"] if source.constants.get("HAS_SINKS") else []
+    parts = [
+        state.scratch("maxima and sums of splits", 8 * queries * PROMPT_SPLITS),
+        state.scratch("accumulators of splits", 4 * queries * PROMPT_SPLITS * size),
+        device.zeros(4 * blocks * heads, "arrivals"),
+    ]
+    args = [*append.args, launch.args[4], *parts, *launch.args[7 : 7 + len(sinks)]]
+    params = (*PROMPT_PARAMS, kv, kv, "__global void*", "__global float*", "__global float*", "__global int*", *sinks)
+    constants = {**source.constants, "WARPS": warps, "N_SPLITS": PROMPT_SPLITS, "MAX_ROWS": max_rows}
+    own = KernelSource(PROMPT_LINK, source.name, constants)
+    call = (
+        f"attention_prompt_unit_{{kind}}(group / {heads * blocks}, group % {heads}, group / {heads} % {blocks}, "
+        "buffers, before, count, {args});"
+    )
+    return Link(own, args, params, PROMPT_SPLITS * heads * blocks, call, prompt_unit_bytes(size, max_rows, warps), 1)
 
 
 def _attention_bytes(source: KernelSource, warps: int) -> int:

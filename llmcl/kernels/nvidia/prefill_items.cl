@@ -55,12 +55,6 @@ inline item item_of(const int turn, const int n, __global const int* state, __gl
 }
 #define TAKE(turn) item_of(turn, n, state, ranges)
 
-inline float exp2_quick(const float x) {
-    float r;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
-    return r;
-}
-
 inline void narrow_weights(uint4 p[BLOCK_N / 16], const float s[BLOCK_N / 2]) {
 #pragma unroll
     for (int i = 0; i < BLOCK_N / 16; ++i)
