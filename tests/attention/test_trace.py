@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import subprocess
 import sys
@@ -220,6 +221,14 @@ def test_common_subexpressions_stay_linear() -> None:
     assert traced.evaluate(1.0, 0, 0, 0, 0) == 0.0
 
 
+@pytest.mark.parametrize("lanes", [1, 16])
+def test_operations_within_one_another_are_few(lanes: int) -> None:
+    """Intel's compiler ended the process at some 2000, which a loop over the segments of a text reaches."""
+    body = trace_mask_mod(segments).body(lanes)
+    assert max(itertools.accumulate({"(": 1, ")": -1}.get(char, 0) for char in body)) < 90
+    assert len(body) < 400 * len(SEGMENT_STARTS)
+
+
 def test_what_does_not_depend_on_the_key_is_computed_once() -> None:
     body = trace_score_mod(masks.alibi(4)).body(16)
     assert body.startswith("const float mod_t0 = mod_0[h];\n") and body.count("mod_0") == 1
@@ -227,6 +236,16 @@ def test_what_does_not_depend_on_the_key_is_computed_once() -> None:
 
 def tanh_mask(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     return F.tanh((q_idx - kv_idx) / 10) < F.exp(-0.1 * kv_idx)
+
+
+SEGMENT_STARTS = range(0, 400, 4)
+
+
+def segments(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    seen = q_idx == kv_idx
+    for start in SEGMENT_STARTS:
+        seen = seen | ((q_idx >= start) & (kv_idx >= start) & (q_idx < start + 4) & (kv_idx < start + 4))
+    return seen
 
 
 DEVICE_MODS: dict[str, tuple[str, Any]] = {
@@ -241,6 +260,7 @@ DEVICE_MODS: dict[str, tuple[str, Any]] = {
     "documents": ("mask_mod", and_masks(masks.causal, masks.document(DOCUMENTS))),
     "neighbours": ("mask_mod", or_masks(masks.neighbourhood(7, 7, 2), masks.prefix_lm(3))),
     "tanh_mask": ("mask_mod", tanh_mask),
+    "segments": ("mask_mod", segments),
 }
 
 

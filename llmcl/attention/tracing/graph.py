@@ -260,6 +260,7 @@ C_OPERATORS = {
 }
 # Operations whose text repeats an argument, which therefore must be a name.
 NEEDS_NAMES = frozenset({"floordiv", "mod", "min", "max", "abs"})
+MAX_NESTING = 64  # Intel's compiler ends the process at some 2000 parentheses within one another
 
 
 class Emitter:
@@ -297,9 +298,12 @@ class Emitter:
         return self.lanes > 1 and node.per_key
 
     def _named(self) -> set[int]:
-        """Nodes with a declaration: used twice, needed by name, or computed once a row for a use at every key."""
+        """Nodes with a declaration: used twice, needed by name, computed once a row for a use at every key, or the
+        MAX_NESTING-th of operations within one another.
+        """
         named: set[int] = set()
         seen: set[int] = set()
+        nesting: dict[int, int] = {}
         for number in self.order:
             node = self.graph.nodes[number]
             by_name = node.op in NEEDS_NAMES or (
@@ -310,6 +314,9 @@ class Emitter:
                 if arg in seen or by_name or hoisted:
                     named.add(arg)
                 seen.add(arg)
+            nesting[number] = 1 + max((nesting[arg] for arg in node.args if arg not in named), default=0)
+            if nesting[number] == MAX_NESTING:
+                named.add(number)
         return {number for number in named if self.graph.nodes[number].op not in ("const", "input")}
 
     def _wide(self, number: int) -> str:
