@@ -14,6 +14,7 @@ import typer
 from llmcl.cli import options as opt
 from llmcl.cli.command import fit_for_terminal
 from llmcl.cli.loading import progress_bar
+from llmcl.errors import UsageError
 
 RESULT_PANEL = "Result"
 DTYPES = tuple(name for name in opt.WEIGHT_DTYPES if name != "auto")
@@ -56,6 +57,8 @@ def convert(
     """
     from llmcl.convert import convert as write
 
+    if target == "-":
+        raise UsageError("no conversion is written to standard output; give the name of a file or a folder (./- for -)")
     with ended_by_sigterm(), progress_bar(quiet) as progress:
         path = write(source, target, quantize=quantize, dtype=dtype, force=force, offline=offline, progress=progress)
     if not quiet:

@@ -11,6 +11,8 @@ from queue import SimpleQueue
 from typing import Any, Protocol, TypeGuard, TypeVar
 from weakref import finalize
 
+import numpy as np
+
 from llmcl.engine.engine_metrics import EngineMetrics, StepTotals
 from llmcl.engine.generation import AnswerOptions, Generation, Piece, PieceWriter, token_budget
 from llmcl.engine.leases import RECHECK_S, Leases
@@ -342,10 +344,17 @@ def _until_closed(worker: Worker) -> Iterator[None]:
 
 
 def are_prompts(prompt: Any) -> TypeGuard[Sequence[Any]]:
-    """Whether it is a list of prompts: of texts, of lists of messages, or of lists of token ids."""
-    if isinstance(prompt, (str, bytes, bytearray, Mapping)) or not isinstance(prompt, Sequence) or not prompt:
+    """Whether it is a list of prompts: of texts, of lists of messages, or of lists or arrays of token ids."""
+    if isinstance(prompt, np.ndarray) or not is_list(prompt) or not prompt:
         return False
-    return all(isinstance(part, str) or (isinstance(part, Sequence) and not isinstance(part, bytes)) for part in prompt)
+    return all(isinstance(part, str) or is_list(part) for part in prompt)
+
+
+def is_list(prompt: object) -> bool:
+    """Whether it is a list that may be read twice; an iterator would be empty after a look at its items."""
+    if isinstance(prompt, np.ndarray):
+        return prompt.ndim == 1
+    return isinstance(prompt, Sequence) and not isinstance(prompt, (str, bytes, bytearray, memoryview))
 
 
 def is_chat(prompt: Any, *, raw: bool) -> bool:

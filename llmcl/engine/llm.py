@@ -11,7 +11,7 @@ from typing import Any, cast, overload
 import numpy as np
 
 from llmcl.engine.chat import Chat
-from llmcl.engine.engine import MAX_SEQUENCES, PAGE_TOKENS, Engine, are_prompts, is_chat
+from llmcl.engine.engine import MAX_SEQUENCES, PAGE_TOKENS, Engine, are_prompts, is_chat, is_list
 from llmcl.engine.generation import AnswerOptions, Begin, Generation, Piece, collect, is_last, pieces
 from llmcl.engine.leases import Lease, Leases
 from llmcl.engine.speculation import NO_SPECULATION, Speculation
@@ -40,15 +40,8 @@ Message = Mapping[str, str]
 Prompt = str | Sequence[Message] | Sequence[int]
 
 
-def _is_list(prompt: object) -> bool:
-    """Whether it may be read twice; an iterator would be empty after a look at its items."""
-    if isinstance(prompt, np.ndarray):
-        return prompt.ndim == 1
-    return isinstance(prompt, Sequence) and not isinstance(prompt, (str, bytes, bytearray))
-
-
 def _are_ids(prompt: Prompt) -> bool:
-    return _is_list(prompt) and all(issubclass(kind, (int, np.integer)) for kind in {*map(type, prompt)})
+    return is_list(prompt) and all(issubclass(kind, (int, np.integer)) for kind in {*map(type, prompt)})
 
 
 class LLM:
@@ -94,7 +87,7 @@ class LLM:
 
         most: tokens that there is room for; ContextLengthError for a text that has more for certain.
         """
-        if not isinstance(prompt, str) and not _is_list(prompt):
+        if not isinstance(prompt, str) and not is_list(prompt):
             raise UsageError(
                 f"the prompt is {shown(prompt)}; expected text, messages [{{'role': ..., 'content': ...}}], or "
                 "token ids"

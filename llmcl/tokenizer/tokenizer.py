@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmcl.checkpoint.files import MAX_HEADER_BYTES, optional_json, read_bytes
-from llmcl.errors import CheckpointError, ContextLengthError, UnsupportedModelError, UsageError, one_line, shown
+from llmcl.errors import (
+    CheckpointError,
+    ContextLengthError,
+    UnsupportedModelError,
+    UsageError,
+    check_text,
+    one_line,
+    shown,
+)
 from llmcl.models.config import ModelConfig
 from llmcl.models.config.reader import Reader
 from llmcl.tokenizer import chat_template, gguf_tokenizer
@@ -125,9 +133,10 @@ class Tokenizer:
                 would take seconds for each megabyte; the ids of any other may still be more.
         Raises:
             ContextLengthError: the text has more than `most` tokens for certain.
-            UsageError: the string holds half a surrogate pair, which no UTF-8 text can.
+            UsageError: it is no string, or one that holds half a surrogate pair, which no UTF-8 text can.
             CheckpointError: the tokenizer gave an id that the model has no embedding for.
         """
+        check_text("text", text)
         _check_unicode(text)
         if most is not None and len(text) > max(_LONG, most) and (least := self._least_tokens(text)) > most:
             raise ContextLengthError(
@@ -252,7 +261,9 @@ class TokenBytes:
     def __call__(self, token_id: int) -> bytes:
         found = self._known.get(token_id)
         if found is None:
-            found = self._known[token_id] = self._bytes_of(self._backend.id_to_token(token_id) or "")
+            is_id = 0 <= token_id < 1 << 32  # as the library counts them
+            token = self._backend.id_to_token(token_id) if is_id else None
+            found = self._known[token_id] = self._bytes_of(token or "")
         return found
 
     def _read_decoder(self, decoder: dict[str, Any]) -> None:

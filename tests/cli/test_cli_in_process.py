@@ -273,6 +273,15 @@ def test_a_pipe_is_a_prompt_as_good_as_a_file(engine: Engine, invoke: Callable[.
     assert engine.request["prompt"] == "from the pipe"
 
 
+def test_a_conversion_to_standard_output_is_refused(
+    invoke: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A folder of the name `-` was written."""
+    monkeypatch.chdir(tmp_path)
+    assert invoke("convert", "smollm2", "-") == 2 and not [*tmp_path.iterdir()]
+    assert "no conversion is written to standard output; give the name of a file or a folder" in capsys.readouterr().err
+
+
 def test_no_home_folder_is_said(
     invoke: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -115,7 +115,10 @@ def test_numpys_numbers_are_numbers(kind: type) -> None:
 
 @pytest.mark.parametrize(
     "prompt",
-    [5, {"role": "user"}, {1, 2}, iter([1, 2]), iter([{"role": "user", "content": "a"}]), np.array(5), np.eye(2)],
+    [
+        *(5, {"role": "user"}, {1, 2}, iter([1, 2]), iter([{"role": "user", "content": "a"}])),
+        *(memoryview(b"text"), np.array(5), np.eye(2)),
+    ],
     ids=lambda prompt: type(prompt).__name__,
 )
 def test_a_prompt_is_a_text_or_a_list(prompt: Any) -> None:

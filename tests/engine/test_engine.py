@@ -552,4 +552,5 @@ def test_an_async_context_closes() -> None:
 def test_lists_of_prompts_are_told_from_one_prompt() -> None:
     message = {"role": "user", "content": "text"}
     assert not any(map(are_prompts, ("text", [1, 2], [message], [], b"text", message, None, [None], ["text", None])))
-    assert all(map(are_prompts, (["text"], [[1, 2], [3]], [[message], "text"], ("a", "b"))))
+    assert not any(map(are_prompts, (np.array([1, 2]), np.eye(2), memoryview(b"ab"), [memoryview(b"ab")], [np.eye(2)])))
+    assert all(map(are_prompts, (["text"], [[1, 2], [3]], [[message], "text"], ("a", "b"), [np.array([1, 2]), [3]])))

@@ -89,6 +89,14 @@ def test_unknown_decoder_is_refused_by_name() -> None:
 def test_text_that_is_not_unicode_is_refused(sentencepiece: tuple[Tokenizer, dict[str, Any]]) -> None:
     with pytest.raises(UsageError, match=r"character 2 is .*half a surrogate"):
         sentencepiece[0].encode("ab\udcff")
+    with pytest.raises(UsageError, match=r"text is b'ab'; expected a string"):
+        sentencepiece[0].encode(b"ab")  # type: ignore[arg-type]
+
+
+def test_ids_that_there_are_not_stand_for_nothing(sentencepiece: tuple[Tokenizer, dict[str, Any]]) -> None:
+    tokenizer = sentencepiece[0]
+    ids = tokenizer.encode("ab")
+    assert tokenizer.decode([-1, *ids, 10**6, 1 << 32, -(1 << 70)]) == tokenizer.decode(ids) == "ab"
 
 
 @pytest.mark.parametrize(
