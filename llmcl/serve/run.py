@@ -6,12 +6,13 @@ import asyncio
 import errno
 import logging
 import re
+import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
-from threading import Thread
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from threading import Thread, current_thread, main_thread
 from types import FrameType
 from typing import Any, cast
 
@@ -159,6 +160,17 @@ class Server(uvicorn.Server):
                 _log.warning("no connection can be taken on: too many files are open; raise their limit (`ulimit -n`)")
         elif not (self.should_exit and "_start_serving" in context["message"]):
             loop.default_exception_handler(context)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """As uvicorn's. A terminal that goes away is a signal to stop, too, unless that was ignored (nohup)."""
+        hang_up = getattr(signal, "SIGHUP", None)  # Windows has none
+        takes_signals = current_thread() is main_thread()
+        with ExitStack() as after, super().capture_signals():
+            if takes_signals and hang_up is not None and signal.getsignal(hang_up) is not signal.SIG_IGN:
+                # It may come twice, from the terminal and from the shell.
+                after.callback(signal.signal, hang_up, signal.signal(hang_up, lambda *_: self._service.stop()))
+            yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._service.stopping:

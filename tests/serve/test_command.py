@@ -246,7 +246,7 @@ def life(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Life]:
 class Life:
     """helper: what a client does, and sends signals; it is called with this and a client that reached the server."""
 
-    def __init__(self, helper: Callable[[Life, httpx.Client], None], **settings: Any):
+    def __init__(self, helper: Callable[[Life, httpx.Client], None], hang_up: Any = lambda *_: None, **settings: Any):
         with listen("127.0.0.1", 0)[0] as free:
             port = free.getsockname()[1]
         self.engine = FakeEngine(byte_tokenizer())
@@ -273,6 +273,7 @@ class Life:
 
         # What comes after the server's own end has this to meet, and not pytest's end.
         before = {sig: signal.signal(sig, signal.SIG_IGN) for sig in (signal.SIGINT, signal.SIGTERM)}
+        before[signal.SIGHUP] = signal.signal(signal.SIGHUP, hang_up)
         thread = threading.Thread(target=help)
         thread.start()
         try:
@@ -303,7 +304,7 @@ def ask(client: httpx.Client) -> str:
     return client.post("/v1/chat/completions", json=said).text
 
 
-@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_lets_answers_end(which: int, life: Callable[..., Life]) -> None:
     """It listens while it loads; after the signal nothing new is taken on, and what is under way comes to its end."""
     seen: list[Any] = []
@@ -327,6 +328,17 @@ def test_a_signal_lets_answers_end(which: int, life: Callable[..., Life]) -> Non
     assert doing == "reading the weights" and status == 503
     assert text.endswith("data: [DONE]\n\n") and '"content": "o"' in text and '"stop"' in text
     assert done.closed
+
+
+def test_a_server_that_was_told_so_outlives_its_terminal(life: Callable[..., Life]) -> None:
+    def client_does(server: Life, client: httpx.Client) -> None:
+        server.load.set()
+        wait_for(lambda: client.get("/health").status_code == 200)
+        server.signal(signal.SIGHUP)
+        assert ask(client).endswith("data: [DONE]\n\n")
+        assert client.get("/health").status_code == 200
+
+    life(client_does, signal.SIG_IGN)
 
 
 def test_answers_that_do_not_end_are_cut(life: Callable[..., Life]) -> None:
