@@ -123,6 +123,11 @@ def shown(value: object) -> str:
     return one_line(_Cut().repr(value), _SHOWN_CHARACTERS)
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 token`, `2 tokens`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def one_line(text: object, length: int = 200) -> str:
     """The text of another program's error on one line, at most `length` characters, unprintable ones escaped."""
     start = str(text)[: length + 1]
@@ -146,4 +151,4 @@ class _Cut(reprlib.Repr):
         return repr(x) if n_digits < 40 else f"a number of {n_digits} digits"
 
     def repr_ndarray(self, x: Any, level: int) -> str:
-        return f"{type(x).__name__} of {x.size} values"
+        return f"{type(x).__name__} of {counted(x.size, 'value')}"

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from llmcl.attention.block_grid import BATCH, EMPTY, PARTIAL, UNDECIDED, Boxes, Grid
 from llmcl.attention.block_mask import BlockMask
-from llmcl.errors import UsageError
+from llmcl.errors import UsageError, counted
 
 Int32Array = NDArray[np.int32]
 
@@ -54,7 +54,7 @@ def kv_block_ranges(mask: BlockMask, block_m: int, block_n: int) -> KVBlockRange
     Raises UsageError for blocks of keys that are no multiple of 16.
     """
     if mask.BLOCK_SIZE[1] % 16:
-        raise UsageError(f"the block mask has {mask.BLOCK_SIZE[1]} keys a block; expected a multiple of 16")
+        raise UsageError(f"the block mask has {counted(mask.BLOCK_SIZE[1], 'key')} a block; expected a multiple of 16")
     lists = mask.kv_num_blocks, mask.kv_indices, mask.full_kv_num_blocks, mask.full_kv_indices
     shared = [all(array.strides[axis] == 0 for array in lists) for axis in (0, 1)]
     batches, heads = (1 if same else size for same, size in zip(shared, mask.kv_num_blocks.shape, strict=False))

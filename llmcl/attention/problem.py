@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from llmcl.attention.arrays import PAGE_TABLE, SINKS, dtype_of
-from llmcl.errors import UsageError
+from llmcl.errors import UsageError, counted
 from llmcl.kernels.common.attention import CAPACITY_MULTIPLE, PrefillTiles
 from llmcl.runtime.device import Device
 
@@ -124,7 +124,8 @@ def checked_shapes(arrays: Mapping[str, Any], enable_gqa: bool, mask_length: int
     n_kv_heads = key[1]
     if n_q_heads != n_kv_heads and (not enable_gqa or n_q_heads % n_kv_heads):
         raise UsageError(
-            f"query has {n_q_heads} heads, key {n_kv_heads}; expected equal numbers, or with enable_gqa=True a multiple"
+            f"query has {counted(n_q_heads, 'head')}, key {n_kv_heads}; expected equal numbers, or with "
+            "enable_gqa=True a multiple"
         )
     sinks = arrays.get(SINKS)
     if sinks is not None and (sinks.shape != (n_q_heads,) or sinks.dtype.kind != "f"):
@@ -151,13 +152,13 @@ def _checked_pages(table: Any, batch: int, key: Sequence[int], mask_length: int 
         )
     pool_pages, _, page_tokens, _ = key
     if page_tokens % 16:
-        raise UsageError(f"key has {page_tokens} keys a page; expected a multiple of 16")
+        raise UsageError(f"key has {counted(page_tokens, 'key')} a page; expected a multiple of 16")
     n_keys = page_tokens * table.shape[1]
     if mask_length is not None:
         if mask_length > n_keys:
             raise UsageError(
-                f"the block mask is for {mask_length} keys, page_table has room for {n_keys}: {table.shape[1]} pages "
-                f"of {page_tokens}; create it with at most these"
+                f"the block mask is for {counted(mask_length, 'key')}, page_table has room for {n_keys}: "
+                f"{counted(table.shape[1], 'page')} of {page_tokens}; create it with at most these"
             )
         n_keys = mask_length
     if isinstance(table, np.ndarray):

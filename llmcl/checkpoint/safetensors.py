@@ -22,7 +22,7 @@ from llmcl.checkpoint.latent import split_latents
 from llmcl.checkpoint.quantize import is_convolution
 from llmcl.checkpoint.stacked import unstacked
 from llmcl.checkpoint.tensors import Checkpoint, StoredTensor
-from llmcl.errors import CheckpointError, UnsupportedModelError, one_line, shown
+from llmcl.errors import CheckpointError, UnsupportedModelError, counted, one_line, shown
 from llmcl.models.config import config_from_hf
 from llmcl.models.families import FAMILIES, TEXT_PARTS
 
@@ -190,7 +190,7 @@ def _refusal(file: str, data: np.ndarray, reason: str) -> CheckpointError:
     """The error for what the library refused, with what it leaves out: the value found and the one expected."""
     n_header = int.from_bytes(data[:8].tobytes(), "little")
     if len(data) < 8:
-        return CheckpointError(f"{file} has {len(data)} bytes, expected at least 8. Fetch it again.")
+        return CheckpointError(f"{file} has {counted(len(data), 'byte')}, expected at least 8. Fetch it again.")
     if n_header > min(MAX_HEADER_BYTES, len(data) - 8):
         return CheckpointError(
             f"{file}: its header claims {n_header} bytes; the file has {len(data)} and a header at "

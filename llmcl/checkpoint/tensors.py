@@ -14,7 +14,7 @@ import numpy as np
 
 from llmcl.checkpoint.files import check_not_shrunk, drop_pages
 from llmcl.checkpoint.formats import FLOAT_FORMATS, FORMATS, dequantize, row_bytes
-from llmcl.errors import CheckpointError, UnsupportedModelError, shown
+from llmcl.errors import CheckpointError, UnsupportedModelError, counted, shown
 from llmcl.models.config import ModelConfig
 from llmcl.models.families import FAMILIES
 
@@ -191,8 +191,8 @@ def select_tensors(stored: Mapping[str, StoredTensor], config: ModelConfig, is_g
         if name.startswith(_COMPUTED_PARTS):
             raise UnsupportedModelError(
                 f"tensor {shown(name)} is not part of the {config.architecture} architecture of "
-                f"{config.n_layers} layers that the configuration describes; llmcl would compute the model without it, "
-                "so it refuses; use another model."
+                f"{counted(config.n_layers, 'layer')} that the configuration describes; llmcl would compute the model "
+                "without it, so it refuses; use another model."
             )
     return selected
 

@@ -10,6 +10,8 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from llmcl.errors import counted
+
 if TYPE_CHECKING:
     from llmcl.engine.generation import Piece
     from llmcl.engine.stats import GenerationStats
@@ -46,14 +48,14 @@ class Answer:
         parts = [] if stats is None or stats.ttft_ms is None else [f"TTFT {stats.ttft_ms:.0f} ms"]
         if tbt["p50"] is not None:
             parts.append(f"TBT p50 {tbt['p50']:.1f} ms, p99 {tbt['p99']:.1f} ms")
-        return ", ".join([*parts, f"{self.n_tokens if stats is None else stats.generated_tokens} tokens"])
+        return ", ".join([*parts, counted(self.n_tokens if stats is None else stats.generated_tokens, "token")])
 
     def why_cut(self, max_tokens: int) -> str | None:
         """A sentence for an answer that did not end by itself."""
         if self.fills_context(max_tokens):
             return "the context is full, so the answer ends here; -c/--ctx-size makes it larger"
         if self.finish_reason == "length":
-            return f"the answer ends here after {max_tokens} tokens; -n/--max-tokens allows more"
+            return f"the answer ends here after {counted(max_tokens, 'token')}; -n/--max-tokens allows more"
         return None
 
 

@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from llmcl.cli import options as opt
+from llmcl.errors import counted
 from llmcl.tools import json_text
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def _described(entry: DeviceEntry, width: int) -> str:
     lines = {
         "platform": f"{entry.platform_name}, {entry.platform_version}",
         "driver": f"{entry.driver_version}, OpenCL {version}, OpenCL C {c_version}",
-        "kind": f"{kind}, {entry.compute_units} compute units",
+        "kind": f"{kind}, {counted(entry.compute_units, 'compute unit')}",
         "memory": memory,
         "local memory": f"{_size(entry.local_mem_bytes)} a work-group",
         "work-group": f"at most {entry.max_work_group_size} work-items",

@@ -16,7 +16,7 @@ from llmcl.cli.answer import show
 from llmcl.cli.loading import load_to_answer, progress_bar, reading_bar
 from llmcl.cli.option_groups import LoadingToAnswer, Sampling, Structure, with_groups
 from llmcl.cli.text_files import check_writable, decoded, named, read_text, stream_text, without_last_newline
-from llmcl.errors import UsageError, one_line
+from llmcl.errors import UsageError, counted, one_line
 from llmcl.tools import json_text
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ def answer_file(
         seconds = time.monotonic() - start
         there = f" ({totals.n_before} more were there already)" if totals.n_before else ""
         print(
-            f"{totals.n_done} answers{there}, {totals.n_tokens} tokens in {seconds:.1f} s: "
+            f"{counted(totals.n_done, 'answer')}{there}, {counted(totals.n_tokens, 'token')} in {seconds:.1f} s: "
             f"{totals.n_tokens / seconds:.1f} tokens/s",
             file=sys.stderr,
         )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmcl.cli.command import fit_for_terminal
 from llmcl.cli.text_files import named, read_text
+from llmcl.errors import counted
 from llmcl.progress import COUNTED, Progress
 
 if TYPE_CHECKING:
@@ -149,6 +150,6 @@ def load_model(
         llm: LLM = load(progress=progress or bar, **settings)
     if not quiet:
         name = fit_for_terminal(llm.model_name)
-        print(f"model: {name}, {llm.dtype}, context of {llm.max_context} tokens", file=sys.stderr)
+        print(f"model: {name}, {llm.dtype}, context of {counted(llm.max_context, 'token')}", file=sys.stderr)
         print(f"device: {llm.device.entry.label}", file=sys.stderr)
     return llm

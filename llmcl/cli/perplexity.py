@@ -12,7 +12,7 @@ from llmcl.cli import options as opt
 from llmcl.cli.generate import read_prompt
 from llmcl.cli.loading import draws_progress, load_model
 from llmcl.cli.option_groups import Loading, with_groups
-from llmcl.errors import UsageError
+from llmcl.errors import UsageError, counted
 from llmcl.tools import json_text
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def report(result: Perplexity) -> str:
     """The outcome in lines of text."""
     lines = [
         f"perplexity  {result.perplexity:.4f} +- {result.standard_error:.4f}",
-        f"scored      {result.n_scored} tokens, {result.n_windows} windows of {result.window}",
+        f"scored      {counted(result.n_scored, 'token')}, {counted(result.n_windows, 'window')} of {result.window}",
         f"speed       {result.tokens_per_s:.1f} tokens/s",
     ]
     if result.divergence is not None:

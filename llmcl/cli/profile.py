@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from llmcl.cli import options as opt
 from llmcl.cli.option_groups import LoadingOrRandom, with_groups
-from llmcl.errors import UsageError
+from llmcl.errors import UsageError, counted
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -123,7 +123,7 @@ def show(result: Profile) -> None:
 def _table(phase: PhaseProfile) -> Table:
     from llmcl.cli.tables import new_table
 
-    title = f"{phase.phase}, {phase.n_tokens} {'token' if phase.n_tokens == 1 else 'tokens'}"
+    title = f"{phase.phase}, {counted(phase.n_tokens, 'token')}"
     table = new_table(title)
     table.add_column("kernel", no_wrap=True)
     for name in ("calls", "total ms", "mean us", "share", "GB/s", "GFLOP/s", "of ceiling"):

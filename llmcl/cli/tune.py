@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from llmcl.cli import options as opt
 from llmcl.cli.text_files import check_writable, hand_over, write_text
-from llmcl.errors import UsageError
+from llmcl.errors import UsageError, counted
 from llmcl.tools import json_text
 from llmcl.tools.markdown import table
 
@@ -172,8 +172,10 @@ def _shape(config: ModelConfig, dtype: str, kv_dtype: str) -> AttentionShape:
 def _title(tuning: Tuning, shape: AttentionShape, n_prompt: int, n_depth: int) -> str:
     if tuning.title:
         return tuning.title
-    work = f"{n_prompt} tokens" if tuning.kernel == "attention_prefill" else f"one token, {n_depth} keys"
-    heads = f"{shape.n_q_heads} query heads, {shape.n_kv_heads} KV heads, head_dim {shape.head_dim}"
+    is_prompt = tuning.kernel == "attention_prefill"
+    work = counted(n_prompt, "token") if is_prompt else f"one token, {counted(n_depth, 'key')}"
+    heads = f"{counted(shape.n_q_heads, 'query head')}, {counted(shape.n_kv_heads, 'KV head')}"
+    heads += f", head_dim {shape.head_dim}"
     return f"{tuning.kernel}, {tuning.variant} variant: {work}, {heads}, KV {shape.kv_dtype}"
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count, pairwise
 
-from llmcl.errors import UsageError
+from llmcl.errors import UsageError, counted
 from llmcl.grammar import Matcher
 from llmcl.models.paged_kv_cache import PagedKVCache
 from llmcl.models.sequence import SequenceState
@@ -149,8 +149,8 @@ class Scheduler:
         if max_step_tokens < max_sequences + max(0, cell_tokens - 1):
             of_cells = f" and {cell_tokens - 1} more for a prompt (batch_invariant)" if cell_tokens else ""
             raise UsageError(
-                f"max_step_tokens is {max_step_tokens} with {max_sequences} sequences (max_sequences); expected at "
-                f"least one token a step for each{of_cells}"
+                f"max_step_tokens is {max_step_tokens} with {counted(max_sequences, 'sequence')} (max_sequences); "
+                f"expected at least one token a step for each{of_cells}"
             )
         self.cache = cache
         self.max_sequences = max_sequences

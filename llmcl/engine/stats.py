@@ -24,6 +24,8 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from llmcl.errors import counted
+
 if TYPE_CHECKING:
     from llmcl.models.verification import StepCount
 
@@ -100,11 +102,11 @@ class GenerationStats:
             ("device", device, ""),
             ("load", _with_unit(self.load_ms, 0, "ms"), "until the model was ready on the device"),
             ("compile", _with_unit(self.compile_ms or None, 0, "ms"), "for kernels that were not in the cache"),
-            ("prompt", f"{self.prompt_tokens} tokens{self._cached()}", ""),
+            ("prompt", f"{counted(self.prompt_tokens, 'token')}{self._cached()}", ""),
             ("prefill", _with_unit(self.prefill_tokens_per_s, 1, "tokens/s"), "reading the prompt"),
             ("TTFT", _with_unit(self.ttft_ms, 1, "ms"), "time to first token, from the request on"),
             ("queue", _with_unit(self.queue_ms, 1, "ms"), "of it until the engine began with the request"),
-            ("answer", f"{self.generated_tokens} tokens", ""),
+            ("answer", counted(self.generated_tokens, "token"), ""),
             ("decode", _with_unit(self.decode_tokens_per_s, 1, "tokens/s"), "writing the answer: 1 / TPOT"),
             ("TPOT", _with_unit(self.tpot_ms, 2, "ms"), "time per output token after the first"),
             *_tbt_rows(self.tbt_ms, self.generated_tokens, drafted=self.tokens_per_step is not None),
@@ -127,7 +129,7 @@ class GenerationStats:
 
 def report_so_far(tbt_ms: Sequence[float], n_tokens: int, width: int | None = None) -> str:
     """The part of the report that there is of an answer which was stopped after n_tokens."""
-    rows: list[Row] = [("stopped", f"after {n_tokens} tokens", "")]
+    rows: list[Row] = [("stopped", f"after {counted(n_tokens, 'token')}", "")]
     return _lines(rows + _tbt_rows(summarize(tbt_ms), n_tokens), width)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from llmcl.errors import OutOfDeviceMemoryError
+from llmcl.errors import OutOfDeviceMemoryError, counted
 from llmcl.kernels.common.attention import AttentionShape
 from llmcl.kernels.common.dtype import is_rounded
 from llmcl.kernels.common.sizes import prefill_chunk
@@ -99,9 +99,9 @@ def check_batch_memory(
     left = _limit(device) - device.allocated_bytes
     if sum(needed.values()) > left:
         raise OutOfDeviceMemoryError(
-            f"{max_sequences} sequences at once need {_gib(needed)}, but {device.name} has {max(0, left) / 2**30:.2f} "
-            "GiB left beside the model; use fewer sequences (max_sequences), a smaller max_context, fewer pages "
-            "(kv_pages) or another --kv-dtype"
+            f"{counted(max_sequences, 'sequence')} at once would need {_gib(needed)}, but {device.name} has "
+            f"{max(0, left) / 2**30:.2f} GiB left beside the model; use fewer sequences (max_sequences), a smaller "
+            "max_context, fewer pages (kv_pages) or another --kv-dtype"
         )
 
 

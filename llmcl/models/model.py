@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from llmcl.errors import ContextLengthError, UsageError, shown
+from llmcl.errors import ContextLengthError, UsageError, counted, shown
 from llmcl.kernels.common.mods import NO_MODS, Mods
 from llmcl.kernels.common.persistent import ListedStep
 from llmcl.kernels.common.sizes import prefill_chunk
@@ -376,6 +376,6 @@ class Model:
         self.check_vocabulary(token_ids)
         if sequence.position + len(token_ids) > self.cache.max_context:
             raise ContextLengthError(
-                f"{len(token_ids)} tokens after {sequence.position} in the cache exceed the context of "
-                f"{self.cache.max_context} tokens; shorten the prompt or raise the context (--ctx-size, max_context)"
+                f"{counted(len(token_ids), 'token')} after {sequence.position} in the cache would exceed the context "
+                f"of {self.cache.max_context} tokens; shorten the prompt or raise the context (--ctx-size, max_context)"
             )

@@ -20,7 +20,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from llmcl.errors import OutOfDeviceMemoryError, UsageError
+from llmcl.errors import OutOfDeviceMemoryError, UsageError, counted
 from llmcl.kernels.common.attention import CAPACITY_MULTIPLE, AttentionShape
 from llmcl.kernels.common.step_state import StepState
 from llmcl.models.config import ModelConfig
@@ -38,8 +38,8 @@ def pool_pages(max_context: int, page_tokens: int, n_pages: int | None = None) -
     """
     if page_tokens < 1 or page_tokens % CAPACITY_MULTIPLE:
         raise UsageError(
-            f"{page_tokens} tokens a page of the KV cache (--kv-page-size, kv_page_tokens); expected a multiple of "
-            f"{CAPACITY_MULTIPLE}"
+            f"{counted(page_tokens, 'token')} a page of the KV cache (--kv-page-size, kv_page_tokens); expected a "
+            f"multiple of {CAPACITY_MULTIPLE}"
         )
     if n_pages is not None and n_pages < 1:
         raise UsageError(f"{n_pages} pages of the KV cache (kv_pages); expected 1 or more")
@@ -198,10 +198,11 @@ class PagedKVCache(KVCache):
         if missing := self.missing_pages(sequence, n_tokens):
             if missing > (n_free := self.n_free):
                 raise OutOfDeviceMemoryError(
-                    f"{n_tokens} more tokens after {sequence.position} need {missing} pages of "
-                    f"{self.page_tokens} tokens, but {n_free} of the KV cache's {len(self.order)} are free "
-                    f"({sum(1 for other in self.sequences if other.pages)} sequences hold the others): drop or reset a "
-                    "conversation, or load with more pages (kv_pages)"
+                    f"{n_tokens} more after {counted(sequence.position, 'token')} would need "
+                    f"{counted(missing, 'page')} of {self.page_tokens} tokens, but {n_free} of the KV cache's "
+                    f"{len(self.order)} are free (others are held by "
+                    f"{counted(sum(1 for other in self.sequences if other.pages), 'sequence')}): drop or reset "
+                    "a conversation, or load with more pages (kv_pages)"
                 )
             used = self._used()
             taken = list(islice((page for page in self.order if page not in used), missing))

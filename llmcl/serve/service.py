@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from starlette.types import Scope
 
+from llmcl.errors import counted
 from llmcl.serve.errors import RequestError
 from llmcl.serve.metrics import Metrics
 from llmcl.serve.served import Served
@@ -82,7 +83,7 @@ class Service:
                 "n",
             )
         if self.in_flight + n_sequences > most:
-            message = f"all places and the queue are taken ({most} answers); try again later"
+            message = f"all places and the queue are taken ({counted(most, 'answer')}); try again later"
             raise RequestError(429, message, code="queue_full", retry_after_s=1)
         self.in_flight += n_sequences
         try:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from llmcl.errors import CheckpointError, UnsupportedModelError, shown
+from llmcl.errors import CheckpointError, UnsupportedModelError, counted, shown
 from llmcl.models.config.reader import Reader
 from llmcl.tokenizer.library import refusing
 
@@ -331,9 +331,9 @@ def _numbers(metadata: Mapping[str, Any], key: str, length: int) -> list[Any] | 
         return None
     numbers = value.tolist() if hasattr(value, "tolist") else value
     if not isinstance(numbers, list) or len(numbers) != length or not all(type(n) in (int, float) for n in numbers):
-        found = f"{len(numbers)} values" if isinstance(numbers, list) else f"a {type(value).__name__}"
+        found = counted(len(numbers), "value") if isinstance(numbers, list) else f"a {type(value).__name__}"
         raise CheckpointError(
-            f"GGUF metadata: {key} has {found}, expected {length} numbers, one for each token. "
+            f"GGUF metadata: {key} has {found}, expected {counted(length, 'number')}, one for each token. "
             "The file is damaged; get it again."
         )
     return numbers

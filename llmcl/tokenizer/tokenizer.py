@@ -21,6 +21,7 @@ from llmcl.errors import (
     UnsupportedModelError,
     UsageError,
     check_text,
+    counted,
     one_line,
     shown,
 )
@@ -90,8 +91,9 @@ class Tokenizer:
         self.eos_token_ids = frozenset(eos_token_ids)
         if self.n_vocab > vocab_size:
             raise CheckpointError(
-                f"The tokenizer has {self.n_vocab} tokens, but the model only {vocab_size} embeddings: "
-                "they do not belong together. Use the tokenizer that came with the model."
+                f"The tokenizer has {counted(self.n_vocab, 'token')}, but the model only "
+                f"{counted(vocab_size, 'embedding')}: they do not belong together. Use the tokenizer that came with "
+                "the model."
             )
 
     @classmethod
@@ -152,7 +154,7 @@ class Tokenizer:
             ids = ids[next((i for i, token in enumerate(ids) if token != bos), len(ids)) - 1 :]
         if ids and max(ids) >= self._vocab_size:
             raise CheckpointError(
-                f"The tokenizer gave id {max(ids)}, but the model has only {self._vocab_size} embeddings: "
+                f"The tokenizer gave id {max(ids)}, but the model has only {counted(self._vocab_size, 'embedding')}: "
                 "they do not belong together. Use the tokenizer that came with the model."
             )
         return ids

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmcl.engine.stats import percentile
+from llmcl.errors import counted
 from llmcl.tools.benchmark import measured_bandwidth
 from llmcl.tools.rows import markdown_table
 from llmcl.tools.throughput import draw_curves
@@ -142,7 +143,7 @@ def run(llm: LLM, plan: Plan, note: Callable[[str], None] = lambda text: None) -
         for pp in plan.n_prompt:
             for tg in plan.n_gen:
                 for rate in plan.rates:
-                    note(f"{rate:g} requests a second of {pp} + {tg} tokens, {pl} sequences a step")
+                    note(f"{rate:g} requests a second of {pp} + {tg} tokens, {counted(pl, 'sequence')} a step")
                     rows.append(_run_once(llm, plan, rate, pp, tg, pl, bandwidth))
     return rows
 
@@ -289,7 +290,7 @@ def plot(rows: Sequence[Row], path: str) -> None:
         own = sorted((row for row in rows if (row.pp, row.tg, row.pl) == (pp, tg, pl)), key=lambda row: row.rate)
         for name in ("p50", "p99"):
             points = [(row.tbt_ms[name], row.answer_ts, f"{row.rate:g}") for row in own]
-            label = f"{pp} + {tg} tokens, {pl} sequences, {name}"
+            label = f"{pp} + {tg} tokens, {counted(pl, 'sequence')}, {name}"
             curves[label] = [(ms, rate, beside) for ms, rate, beside in points if ms is not None]
     first = rows[0]
     draw_curves(curves, f"{first.model} ({first.dtype}) on {first.device}, by requests a second", path)

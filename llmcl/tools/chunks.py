@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from llmcl.errors import counted
 from llmcl.models.batch import Batch, PromptChunk, make_batch
 from llmcl.models.sequence import SequenceState
 from llmcl.tools.rows import markdown_table
@@ -68,7 +69,7 @@ def run(llm: LLM, plan: Plan, note: Callable[[str], None] = lambda text: None) -
     rows = []
     for pp in plan.n_prompt:
         for pl in plan.n_parallel:
-            note(f"{pl} sequences of {pp} tokens")
+            note(f"{counted(pl, 'sequence')} of {counted(pp, 'token')}")
             seconds = llm.leases.call(lambda pp=pp, pl=pl: _measure(batch, plan, pp, pl))  # type: ignore[misc]
             for chunk in plan.chunks:
                 times = 1e3 * seconds[chunk], 1e3 * seconds[0]

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmcl.errors import UsageError
+from llmcl.errors import UsageError, counted
 from llmcl.models.model import LOGITS_CHUNK
 from llmcl.ops.log_likelihood import kl_divergence, log_likelihood
 
@@ -130,7 +130,7 @@ def check_window(window: int, llm: LLM) -> None:
     """Raises UsageError for a window that scores nothing or that the model's context cannot hold."""
     if window < MIN_WINDOW or window > llm.max_context:
         raise UsageError(
-            f"the window is {window} tokens; expected {MIN_WINDOW} to {llm.max_context}, the context of "
+            f"the window is {counted(window, 'token')}; expected {MIN_WINDOW} to {llm.max_context}, the context of "
             f"{llm.model_name} (-c/--ctx-size)"
         )
 
@@ -143,8 +143,8 @@ def cut(ids: Sequence[int], window: int, bos: int | None, max_windows: int | Non
     count = len(ids) // window
     if count == 0:
         raise UsageError(
-            f"the text has {len(ids)} tokens, fewer than one window of {window}; give a longer text or a smaller "
-            "window (-c/--ctx-size)"
+            f"the text has {counted(len(ids), 'token')}, fewer than one window of {window}; give a longer text or a "
+            "smaller window (-c/--ctx-size)"
         )
     windows = [list(ids[i * window : (i + 1) * window]) for i in range(min(count, max_windows or count))]
     if bos is not None:

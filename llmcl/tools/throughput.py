@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from llmcl.errors import counted
 from llmcl.models.batch import Batch, make_batch
 from llmcl.models.sequence import SequenceState
 from llmcl.ops.sample import SamplingParams
@@ -73,13 +74,13 @@ def run(llm: LLM, plan: Plan, note: Callable[[str], None] = lambda text: None) -
     note("measuring the device's read bandwidth")
     bandwidth = measured_bandwidth(llm, note)
     most = max(plan.n_parallel)
-    note(f"preparing {most} sequences of {plan.context_tokens()} tokens")
+    note(f"preparing {counted(most, 'sequence')} of {plan.context_tokens()} tokens")
     batch = make_batch(llm.model, most, plan.context_tokens(), PAGE_TOKENS)
     rows = []
     for pp in plan.n_prompt:
         for tg in plan.n_gen:
             for pl in plan.n_parallel:
-                note(f"{pl} sequences of {pp} + {tg} tokens")
+                note(f"{counted(pl, 'sequence')} of {pp} + {tg} tokens")
                 run_once(llm, batch, pp, min(tg, 4), pl)  # a warm-up
                 runs = [run_once(llm, batch, pp, tg, pl) for _ in range(plan.repetitions)]
                 t_pp, t_tg = (median(times) for times in zip(*runs, strict=True))

@@ -97,5 +97,5 @@ def test_a_file_is_answered_and_a_second_run_makes_what_is_missing(
     assert len(results.read_text().splitlines()) == 5
     monkeypatch.undo()
     assert invoke(*command, *files, *template) == 0
-    assert "1 answers (5 more were there already)" in capsys.readouterr().err
+    assert "1 answer (5 more were there already)" in capsys.readouterr().err
     assert sorted(results.read_text().splitlines(keepends=True)) == sorted(whole)

@@ -14,6 +14,7 @@ from llmcl.errors import (
     OutOfDeviceMemoryError,
     UnsupportedModelError,
     UsageError,
+    counted,
     one_line,
     shown,
 )
@@ -28,12 +29,17 @@ from llmcl.errors import (
         (10**400, "a number of 401 digits"),
         ([10**5000, {"a": ["\n"]}], r"[a number of 5001 digits, {'a': ['\n']}]"),
         (np.zeros(10**6), "ndarray of 1000000 values"),
+        (np.zeros(1), "ndarray of 1 value"),
         ([[["x" * 99] * 9] * 9], "[[['" + "x" * 73 + "..."),
         (None, "None"),
     ],
 )
 def test_values_in_messages_are_cut_and_escaped(value: object, text: str) -> None:
     assert shown(value) == text
+
+
+def test_one_of_a_kind_is_no_plural() -> None:
+    assert [counted(n, "token") for n in (0, 1, 2)] == ["0 tokens", "1 token", "2 tokens"]
 
 
 def test_other_programs_messages_are_put_on_one_line() -> None:

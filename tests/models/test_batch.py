@@ -389,7 +389,7 @@ def test_a_sequence_that_is_full(llm: LLM) -> None:
 
 
 def test_no_room_for_a_batch(llm: LLM) -> None:
-    with pytest.raises(OutOfDeviceMemoryError, match=r"64 sequences at once need .*KV cache .* left beside the"):
+    with pytest.raises(OutOfDeviceMemoryError, match=r"64 sequences at once would need .*KV cache .* left beside the"):
         make_batch(llm.model, 64, 256, PAGE, 1 << 30)
 
 

@@ -233,7 +233,7 @@ def test_the_cache_takes_exactly_what_fits(small: LLM) -> None:
     after_prefill(small, ids)
     model, sequence = small.model, small.sequence
     for one_more in (lambda: model.prefill(sequence, [3]), lambda: model.decode_token(sequence, 3)):
-        with pytest.raises(ContextLengthError, match=f"1 tokens after {len(ids)} .* {small.max_context} tokens"):
+        with pytest.raises(ContextLengthError, match=f"1 token after {len(ids)} .* {small.max_context} tokens"):
             one_more()
     assert small.sequence.token_ids == ids
 

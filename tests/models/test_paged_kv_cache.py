@@ -186,7 +186,7 @@ def test_an_exhausted_pool_is_an_error_that_changes_nothing(pair: tuple[LLM, LLM
         extend(paged, second, random_ids(321))
     assert second.pages == [] and second.token_ids == [] and len(cache.free()) == 5
     extend(paged, second, random_ids(320))
-    with pytest.raises(OutOfDeviceMemoryError, match="need 1 pages of 64 tokens, but 0"):
+    with pytest.raises(OutOfDeviceMemoryError, match="need 1 page of 64 tokens, but 0"):
         extend(paged, second, [5], decode=True)
     cache.truncate(first, 64)
     extend(paged, second, [5], decode=True)

@@ -161,7 +161,7 @@ def test_the_command_prints_json_and_text(
     assert quantised["divergence"]["mean_kl"] > values["divergence"]["mean_kl"]
     code, out, err = run(capsys, monkeypatch, *common, "--chunks", "1", "-q")
     assert code == 0 and err == ""
-    assert out.startswith("perplexity  ") and "31 tokens, 1 windows of 64" in out
+    assert out.startswith("perplexity  ") and "31 tokens, 1 window of 64" in out
 
 
 @pytest.mark.parametrize(
