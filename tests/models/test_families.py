@@ -7,7 +7,7 @@ so that a window that is missing, or off by one, shows.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from llmcl.errors import UnsupportedModelError, UsageError
 from llmcl.kernels.common.mods import NO_MODS
 from llmcl.models.config import ModelConfig
 from llmcl.models.layer_mods import trace_layer_mods
+from llmcl.runtime.device import Device
 from llmcl.tokenizer.chat_template import render
 
 pytestmark = pytest.mark.separate_launches("quick")
@@ -104,20 +105,33 @@ def cases(names: Iterable[str], *, both: bool) -> list[Any]:
     return found
 
 
+@pytest.fixture(scope="module")
+def device_as(default_device: Device) -> Iterator[Callable[[str], Device]]:
+    """device_as(kind): opened once for all models, as a driver takes milliseconds to load each compiled program."""
+    own = default_device.entry
+    others: dict[str, Device] = {}
+
+    def device_as(kind: str) -> Device:
+        if kind in ("as it is", own.kind):
+            return default_device
+        if kind not in others:
+            others[kind] = Device.open(dataclasses.replace(own, kind=kind))
+        return others[kind]
+
+    yield device_as
+    for device in others.values():
+        device.close()
+
+
 @pytest.fixture
-def kind(request: pytest.FixtureRequest, default_device: Any, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The device's own kernels, those of a CPU, or as a GPU the portable ones on the same device.
+def kind(request: pytest.FixtureRequest, device_as: Callable[[str], Device]) -> Device:
+    """The device with its own kernels, those of a CPU, or as a GPU the portable ones on the same device.
 
     Where a family is met in a further shape, no CPU has a persistent kernel: each would be compiled for one case.
     """
-    from llmcl.runtime import device as device_module
-
-    name: str = request.param
-    entry = default_device.entry if name == "as it is" else dataclasses.replace(default_device.entry, kind=name)
-    monkeypatch.setattr(device_module, "select_device", lambda request: entry)
     if request.node.callspec.params["name"] in FURTHER:
         request.getfixturevalue("separate_launches")
-    return name
+    return device_as(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -135,12 +149,12 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple
 
 @pytest.mark.parametrize(("name", "kind"), cases(ALL, both=True), indirect=["kind"])
 def test_a_folder_of_the_family_computes_what_transformers_does(
-    name: str, kind: str, folder_of: Callable[[str], tuple[Path, Any]]
+    name: str, kind: Device, folder_of: Callable[[str], tuple[Path, Any]]
 ) -> None:
     folder, model = folder_of(name)
     ids = ids_for(ALL[name])
     expected = transformers_logits(model, ids)
-    with llmcl.load(str(folder), dtype="float32", max_context=128) as llm:
+    with llmcl.load(str(folder), device=kind, dtype="float32", max_context=128) as llm:
         assert llm.config == ALL[name]
         assert relative_error(llm.logits(ids), expected) < BOUND
         assert relative_error(decode(llm, ids, 60), expected[59:]) < BOUND
@@ -149,7 +163,7 @@ def test_a_folder_of_the_family_computes_what_transformers_does(
 
 
 @pytest.mark.parametrize(("name", "kind"), cases((*IN_GGUF, MOST), both=False), indirect=["kind"])
-def test_a_gguf_file_of_the_family_computes_what_transformers_does(name: str, kind: str, tmp_path: Path) -> None:
+def test_a_gguf_file_of_the_family_computes_what_transformers_does(name: str, kind: Device, tmp_path: Path) -> None:
     config = ALL[name]
     if config.architecture in ("gemma2", "gemma3_text"):  # the format has no key for another scale
         config = dataclasses.replace(config, attention_scale=config.head_dim**-0.5)
@@ -158,14 +172,14 @@ def test_a_gguf_file_of_the_family_computes_what_transformers_does(name: str, ki
     model = transformers_model(config, weights)
     expected = transformers_logits(model, ids)
     path = save_gguf(tmp_path / "model.gguf", config, weights)
-    with llmcl.load(str(path), dtype="float32", max_context=128) as llm:
+    with llmcl.load(str(path), device=kind, dtype="float32", max_context=128) as llm:
         assert relative_error(llm.logits(ids), expected) < BOUND
         assert relative_error(decode(llm, ids, 80), expected[79:]) < BOUND
         answers_as(model, llm, ids[:33])
 
 
 @pytest.mark.parametrize("name", ["gemma3_text", "ministral3"])
-def test_the_text_part_of_a_model_with_images(name: str, default_device: Any, tmp_path: Path) -> None:
+def test_the_text_part_of_a_model_with_images(name: str, default_device: Device, tmp_path: Path) -> None:
     """As transformers writes such a model, and under the names of a later version."""
     import torch
     import transformers
@@ -189,7 +203,7 @@ def test_the_text_part_of_a_model_with_images(name: str, default_device: Any, tm
     folder = tmp_path / "model"
     model.save_pretrained(folder)
     ascii_tokenizer().save(str(folder / "tokenizer.json"))
-    options: dict[str, Any] = {"device": default_device.entry.index, "dtype": "float32", "max_context": 128}
+    options: dict[str, Any] = {"device": default_device, "dtype": "float32", "max_context": 128}
     with llmcl.load(str(folder), **options) as llm:
         assert llm.config.architecture == name
         assert relative_error(llm.logits(ids), expected) < BOUND
@@ -203,7 +217,7 @@ def test_the_text_part_of_a_model_with_images(name: str, default_device: Any, tm
 
 @full
 @pytest.mark.parametrize("kind", ["Qwen3_5", "Qwen3_5Moe"])
-def test_the_text_part_of_qwen35_alone_is_read(kind: str, default_device: Any, tmp_path: Path) -> None:
+def test_the_text_part_of_qwen35_alone_is_read(kind: str, default_device: Device, tmp_path: Path) -> None:
     """As Qwen publishes it: text under a prefix, beside it a tower for images and layers that draft tokens. The
     experts of a layer are stacked.
     """
@@ -214,7 +228,7 @@ def test_the_text_part_of_qwen35_alone_is_read(kind: str, default_device: Any, t
     model_type = "qwen3_5" if kind == "Qwen3_5" else "qwen3_5_moe"
     config = FAMILIES[f"{model_type}_text-odd"]
     folder = save_folder(tmp_path / "model", config, random_weights(config, seed=1))
-    with llmcl.load(str(folder), device=default_device.entry.index, dtype="float32", max_context=128) as llm:
+    with llmcl.load(str(folder), device=default_device, dtype="float32", max_context=128) as llm:
         expected = llm.logits(ids_for(config))
     tensors = stacked_experts(config, load_file(folder / "model.safetensors"))
     whole = {name.replace("model.", "model.language_model.", 1): values for name, values in tensors.items()}
@@ -224,7 +238,7 @@ def test_the_text_part_of_qwen35_alone_is_read(kind: str, default_device: Any, t
     named = {"architectures": [f"{kind}ForConditionalGeneration"], "model_type": model_type}
     tied = {"tie_word_embeddings": text["tie_word_embeddings"]}
     (folder / "config.json").write_text(json.dumps({**named, **tied, "text_config": text, "vision_config": {}}))
-    with llmcl.load(str(folder), device=default_device.entry.index, dtype="float32", max_context=128) as llm:
+    with llmcl.load(str(folder), device=default_device, dtype="float32", max_context=128) as llm:
         assert llm.config.architecture == f"{model_type}_text"
         np.testing.assert_array_equal(llm.logits(ids_for(config)), expected)
 
@@ -237,12 +251,14 @@ def test_a_folder_is_not_made_of_a_model_whose_tensors_llmcl_renames(tmp_path: P
 
 
 @full
-def test_pages_hold_what_a_contiguous_cache_does(tmp_path: Path) -> None:
+def test_pages_hold_what_a_contiguous_cache_does(default_device: Device, tmp_path: Path) -> None:
     config = FAMILIES["gemma2"]
     folder = str(save_folder(tmp_path / "model", config, random_weights(config, seed=1)))
     logits = []
     for page_tokens in (None, 64):
-        with llmcl.load(folder, dtype="float32", max_context=128, kv_page_tokens=page_tokens) as llm:
+        with llmcl.load(
+            folder, device=default_device, dtype="float32", max_context=128, kv_page_tokens=page_tokens
+        ) as llm:
             logits.append(decode(llm, ids_for(config), 60))
     assert relative_error(logits[1], logits[0]) < 2e-5
 
@@ -309,7 +325,7 @@ def no_multiple_of_five(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     return (kv_idx % 5 != 0) | (kv_idx == q_idx)
 
 
-def test_a_users_functions_come_after_those_of_the_model(default_device: Any, tmp_path: Path) -> None:
+def test_a_users_functions_come_after_those_of_the_model(default_device: Device, tmp_path: Path) -> None:
     """Against transformers with the same rules: what its attention makes of scores, and its masks, are changed."""
     import torch
 
@@ -338,12 +354,12 @@ def test_a_users_functions_come_after_those_of_the_model(default_device: Any, tm
     expected = transformers_logits(model, ids)
     folder = str(save_folder(tmp_path / "model", config, weights))
     options: dict[str, Any] = {"score_mod": farther_counts_less, "mask_mod": no_multiple_of_five}
-    with llmcl.load(folder, device=default_device.entry.index, dtype="float32", max_context=128, **options) as llm:
+    with llmcl.load(folder, device=default_device, dtype="float32", max_context=128, **options) as llm:
         assert relative_error(llm.logits(ids), expected) < BOUND
         assert relative_error(decode(llm, ids, 80), expected[79:]) < BOUND
 
 
-def test_layers_of_the_same_rules_share_a_program(default_device: Any) -> None:
+def test_layers_of_the_same_rules_share_a_program(default_device: Device) -> None:
     """One program for all windows, one for layers without, however many layers there are."""
     config = small_config("mistral", windows=(20, None, 20, None, 20, None))
     mods = trace_layer_mods(config, 128).bind(default_device)
@@ -351,7 +367,7 @@ def test_layers_of_the_same_rules_share_a_program(default_device: Any) -> None:
     assert mods[0] is mods[2] is mods[4] and mods[1] is mods[3] is mods[5]
 
 
-def test_a_window_that_no_text_reaches_costs_nothing(default_device: Any) -> None:
+def test_a_window_that_no_text_reaches_costs_nothing(default_device: Device) -> None:
     assert set(trace_layer_mods(FAMILIES["mistral"], WINDOW).bind(default_device)) == {NO_MODS}
     assert set(trace_layer_mods(FAMILIES["ministral3"], 16).bind(default_device)) == {NO_MODS}
     assert NO_MODS not in trace_layer_mods(FAMILIES["ministral3"], 17).bind(default_device)
