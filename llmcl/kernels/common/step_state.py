@@ -176,7 +176,10 @@ class StepState:
         """Working memory of a step by name, made when it is first asked for; the same size each time."""
         if name not in self._scratch:
             self._scratch[name] = self._device.alloc(nbytes, name)
-        return self._scratch[name]
+        found = self._scratch[name]
+        if found.nbytes < nbytes:
+            raise ValueError(f"working memory {name!r} has {found.nbytes} bytes; {nbytes} were asked for")
+        return found
 
     @property
     def scratch_bytes(self) -> int:

@@ -379,13 +379,14 @@ def _prompt_link(launch: Launch, append: Launch, device: Device, max_rows: int, 
     """Both as one: attention, and what appends the keys and values that it takes."""
     source = source_of(launch)
     heads, size = number_of(source, "N_KV_HEADS"), number_of(source, "HEAD_DIM")
-    queries = max_rows * number_of(source, "N_Q_HEADS")
-    blocks = -(-queries // (heads * PROMPT_ROWS * warps))
+    q_heads = number_of(source, "N_Q_HEADS")
+    blocks = -(-max_rows * q_heads // (heads * PROMPT_ROWS * warps))
     kv = f"__global {source.constants['KV']}_t*"
     sinks = ["__global const float*"] if source.constants.get("HAS_SINKS") else []
+    states = MOST_ROWS * q_heads * PROMPT_SPLITS
     parts = [
-        state.scratch("maxima and sums of splits", 8 * queries * PROMPT_SPLITS),
-        state.scratch("accumulators of splits", 4 * queries * PROMPT_SPLITS * size),
+        state.scratch(f"maxima and sums of {states} splits", 8 * states),
+        state.scratch(f"accumulators of {states} splits of {size}", 4 * states * size),
         device.zeros(4 * blocks * heads, "arrivals"),
     ]
     args = [*append.args, launch.args[4], *parts, *launch.args[7 : 7 + len(sinks)]]

@@ -142,7 +142,7 @@ void attention_prefill(__global const float* queries, __global const int* state,
     __local float parts[TX * BLOCK_M] __attribute__((aligned(16)));      // [tx][row]: of maxima, at the end of sums
     const int tx = get_local_id(0), ty = get_local_id(1), lid = ty * TX + tx, own = ROWS * ty;
     const int head = get_group_id(0), batch = get_group_id(2);
-    const query_block block = query_block_at(state, get_group_id(1));
+    const query_block block = query_block_at(state, LONGEST_FIRST((int)get_group_id(1), (int)get_num_groups(1)));
     const int t0 = block.t0, position = block.position, n = block.n;
     const int kv_head = head / (N_Q_HEADS / N_KV_HEADS), sequence = batch + MOD_SEQUENCE(block.state);
     k_cache += (batch * N_KV_HEADS + kv_head) * KV_HEAD_SIZE;
