@@ -270,7 +270,7 @@ class FakeLLM:
 
     def __init__(self) -> None:
         self.leases = Leases(self.model_name)
-        self.device = SimpleNamespace(compile_s=0.0, peak_bytes=7)
+        self.device = SimpleNamespace(compile_s=0.0, peak_bytes=7, is_cpu=True)
         self.model = SimpleNamespace(config=SimpleNamespace(vocab_size=VOCAB), check_vocabulary=lambda token_ids: None)
         self.tokenizer = SimpleNamespace(
             detokenizer=lambda as_it_is=False: Detokenizer(lambda token: bytes([97 + token % 26])),

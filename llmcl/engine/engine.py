@@ -34,9 +34,9 @@ from llmcl.runtime.device import Device
 from llmcl.tokenizer import Tokenizer
 
 MAX_SEQUENCES = 8
-# Of a step: on a CPU, and on a device that runs ahead. On an H200 a step of 256 rows, 32 of which decode, takes twice
-# as long as one of those 32.
-STEP_TOKENS, STEP_TOKENS_AHEAD = 96, 256
+# Of a step: on a CPU, and on other devices. On an H200 a step of 256 rows, 32 of which decode, takes twice as long as
+# one of those 32.
+STEP_TOKENS, STEP_TOKENS_GPU = 96, 256
 FEW_TOKENS = 8
 PAGE_TOKENS = 64
 
@@ -112,11 +112,10 @@ class Engine:
             rows, of_prompts = max_step_tokens, 0
             beside = None
             if rows is None:
-                beside = None if batch.runs_ahead or batch.cell_tokens else tokens_beside
-                of_prompts = batch.max_rows if batch.runs_ahead else 0
-                rows = max(
-                    batch.max_sequences + batch.cell_tokens, STEP_TOKENS_AHEAD if batch.runs_ahead else STEP_TOKENS
-                )
+                on_cpu = llm.device.is_cpu
+                beside = tokens_beside if on_cpu and not batch.cell_tokens else None
+                of_prompts = 0 if on_cpu else batch.max_rows
+                rows = max(batch.max_sequences + batch.cell_tokens, STEP_TOKENS if on_cpu else STEP_TOKENS_GPU)
             drafts = speculation(batch)
             scheduler = Scheduler(
                 batch.cache,

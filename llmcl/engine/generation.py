@@ -131,10 +131,10 @@ def token_ids(
 ) -> Generator[int, None, None]:
     """Prefills `prompt` and yields at most max_tokens sampled ids, the device one step ahead of the host.
 
-    Step n + 1 takes token n from the device's own memory, so a GPU gets it before the host has read token n. A CPU
-    device computes with the very thread that waits for token n, and would not hand it out before step n + 1 is done:
-    there the step follows the reading. Either way the host receives 4 bytes a token, and the device works while the
-    caller handles the token. What the sequence holds of the prompt's beginning is kept.
+    Step n + 1 takes token n from the device's own memory, so a GPU gets it before the host has read token n. Intel's
+    CPU driver computes with the very thread that waits for token n, and would not hand it out before step n + 1 is
+    done: there the step follows the reading. Either way the host receives 4 bytes a token, and the device works while
+    the caller handles the token. What the sequence holds of the prompt's beginning is kept.
     Stops early, without an error, when the context is full. on_decode is called when the prompt's work is enqueued,
     on_logprob before a token is yielded whose log-probability is wanted.
 

@@ -32,7 +32,7 @@ from llmcl.progress import Progress
 from llmcl.runtime.device import Launch
 
 MAX_SEQUENCES = FEW_ROWS[-1]
-CELL_TOKENS, CELL_TOKENS_AHEAD = 64, 256  # of an invariant batch: on a CPU, and on a device that runs ahead of the host
+CELL_TOKENS, CELL_TOKENS_GPU = 64, 256  # of an invariant batch: on a CPU, and on other devices
 
 BeforeSampling = Callable[[], None]
 """Called when the device computes a step, before the choice of its tokens is enqueued: the place for `Batch.allow`."""
@@ -129,7 +129,7 @@ class Batch:
         device, config = model.device, model.config
         self.step_state = StepState(device, max_sequences, model.cache.table_entries, max_sequences)
         self.invariant = invariant
-        self.cell_tokens = (CELL_TOKENS_AHEAD if device.runs_ahead else CELL_TOKENS) if invariant else 0
+        self.cell_tokens = (CELL_TOKENS if device.is_cpu else CELL_TOKENS_GPU) if invariant else 0
         self.n_steps = 0  # that sampled
         self._places: dict[SequenceState, int] = {}
         self._params: dict[SequenceState, SamplingParams] = {}

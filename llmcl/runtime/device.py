@@ -274,9 +274,10 @@ class Device:
     def runs_ahead(self) -> bool:
         """Whether the host can learn that a step has ended while the next one runs.
 
-        On a CPU the thread that waits for a token also computes, so the token would only come after the next step.
+        In Intel's CPU driver the thread that waits for a token also computes, so the token would only come after the
+        next step. In PoCL it sleeps.
         """
-        return not self.is_cpu
+        return not self.is_cpu or self.entry.is_pocl
 
     @property
     def compute_units(self) -> int:
@@ -474,7 +475,7 @@ class Device:
 
     def _wait(self, event: cl.Event) -> None:
         with named_errors("waiting for the device"):
-            if self.is_cpu and cores_now() < self.compute_units:
+            if not self.runs_ahead and cores_now() < self.compute_units:
                 # A quota leaves fewer cores than the driver has threads. A thread that waits inside Intel's driver
                 # looks for work all the time, and its time comes out of the quota.
                 while event.command_execution_status > cl.command_execution_status.COMPLETE:

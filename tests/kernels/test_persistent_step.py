@@ -238,7 +238,7 @@ def test_steps_in_a_row_have_the_bits_of_separate_launches(
     for groups in (1, 2, 4 * small.device.compute_units + 1):
         several = separate(small)
         several._decode.persistent = in_one(several, groups)
-        assert [*several._decode.whole_steps] == [persistent_step.STEPS]
+        assert [*several._decode.whole_steps] == ([] if small.device.runs_ahead else [persistent_step.STEPS])
         for n in (1, *several._decode.whole_steps):
             found, last = chosen(several, n)
             assert found == ids and np.array_equal(last.view(np.int32), logits.view(np.int32))

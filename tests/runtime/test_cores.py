@@ -72,4 +72,4 @@ def test_a_wait_with_fewer_cores_than_the_driver_has_threads(device: Device, mon
     buffer = device.upload(given, "numbers")
     device.read_async(buffer, found)()
     np.testing.assert_array_equal(found, given)
-    assert device.is_cpu or not slept
+    assert not (slept and device.runs_ahead)

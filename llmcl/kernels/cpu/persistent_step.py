@@ -10,7 +10,8 @@ process, it takes that one's unit over. Where it cannot, it leaves: its thread s
 done by those that are left. All take part again in the next launch, so a list that takes long is several.
 
 A launch may do several steps in a row. Between launches a driver's threads give their cores to whoever wants them
-(Intel's call `sched_yield`, PoCL's sleep) and then wait for milliseconds. In a launch they go on.
+(Intel's call `sched_yield`, PoCL's sleep) and then wait for milliseconds. In a launch they go on. A device that runs
+ahead of the host needs none: its next launch is there when one ends.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class CpuPersistentStep(PersistentStep):
 
 class PersistentKernel:
     """Launches bound into few, `parts`: one for every PART_BYTES that each core reads. Where one is enough, there are
-    `whole_steps` as well, if what ends a step can be a part of it.
+    `whole_steps` as well, if what ends a step can be a part of it and the device does not run ahead.
 
     sync: the counters of cpu/persistent_step.cl.
     """
@@ -90,7 +91,7 @@ class PersistentKernel:
     def __init__(self, device: Device, step: ListedStep, *, groups: int | None = None):
         """groups: work-groups; None: one for each core that may be used at the time."""
         max_rows, ends = step.max_rows, _part_ends(device, step)
-        takes_all = len(ends) == 1 and all(max(launch.local) == 1 for launch in step.then)
+        takes_all = not device.runs_ahead and len(ends) == 1 and all(max(launch.local) == 1 for launch in step.then)
         then = step.then if takes_all else ()
         launches = (*step.launches, *then)
         kinds: dict[tuple[str, str, str], int] = {}
