@@ -115,7 +115,8 @@ def _end_without_handlers() -> None:
 
 
 def _module(thing: object) -> str:
-    return str(thing.__module__ if isinstance(thing, FunctionType) else type(thing).__module__)
+    kind = type(thing)  # isinstance would ask a proxy for what it stands for
+    return str(thing.__module__ if kind is FunctionType else kind.__module__)
 
 
 def _at_exit() -> None:

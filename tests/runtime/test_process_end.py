@@ -28,6 +28,9 @@ threading.Thread(target=run, daemon=True).start()
 started.wait()
 """
 FORK = """
+class Proxy:  # of a web framework, outside of a request: whoever looks at its class is told so
+    __class__ = property(lambda self: 1 / 0)
+proxy = Proxy()
 def child(work):
     pid = os.fork()
     if pid:
