@@ -30,7 +30,7 @@ TEXT = "The quick brown fox, 1234 times.\n  It's na\u00efve \u4f60\u597d"
 
 def logits(path: Path, device: Device, **options: Any) -> np.ndarray:
     ids = list(range(3, 40))
-    with llmcl.load(str(path), device=device.entry.index, **{"dtype": "float32", **options}) as llm:
+    with llmcl.load(str(path), device=device, **{"dtype": "float32", **options}) as llm:
         return llm.logits(ids)
 
 

@@ -63,7 +63,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("quantize", [pytest.param("q8_0", marks=pytest.mark.full), "q4_0"])
 def test_experts_are_quantised_and_routers_are_not(quantize: str, default_device: Any, folder: Path) -> None:
-    options: dict[str, Any] = {"device": default_device.entry.index, "max_context": 64, "kv_dtype": "float32"}
+    options: dict[str, Any] = {"device": default_device, "max_context": 64, "kv_dtype": "float32"}
     expected = reference.forward(QWEN3_MOE, quantized(WEIGHTS, quantize), IDS)
     bound = 1e-2 if default_device.entry.ptx_arch else 1e-4  # its matrix units round what meets quantised weights
     with llmcl.load(str(folder), quantize=quantize, activation_dtype="float32", **options) as llm:
@@ -77,7 +77,7 @@ def test_experts_are_quantised_and_routers_are_not(quantize: str, default_device
 
 
 def test_a_step_reads_the_chosen_experts_alone(default_device: Any, folder: Path) -> None:
-    with llmcl.load(str(folder), device=default_device.entry.index, dtype="float32", max_context=64) as llm:
+    with llmcl.load(str(folder), device=default_device, dtype="float32", max_context=64) as llm:
         weights = llm.model.weights
         blocks = [block for layer in weights.layers for block in layer]
         all_bytes = sum(weight.nbytes for block in blocks for weight in block.matrices) + weights.head.nbytes
@@ -98,7 +98,7 @@ def test_a_step_reads_the_chosen_experts_alone(default_device: Any, folder: Path
 def test_rows_of_several_sequences(max_sequences: int, default_device: Any, folder: Path) -> None:
     """Each has the logits that it has alone: with few rows token by token, with more in blocks."""
     prompts = [IDS, IDS[3:5], IDS[::-1]]
-    with llmcl.load(str(folder), device=default_device.entry.index, dtype="float32", max_context=64) as llm:
+    with llmcl.load(str(folder), device=default_device, dtype="float32", max_context=64) as llm:
         batch = make_batch(llm.model, max_sequences, 64, 64)
         running = []
         for prompt in prompts:
@@ -120,7 +120,7 @@ def test_the_forecast_is_what_loading_takes(
 ) -> None:
     forecasts: list[dict[str, int]] = []
     monkeypatch.setattr("llmcl.engine.loading.check_memory", lambda needed, device: forecasts.append(needed))
-    options: dict[str, Any] = {"device": default_device.entry.index, "max_context": 100, "quantize": quantize}
+    options: dict[str, Any] = {"device": default_device, "max_context": 100, "quantize": quantize}
     with llmcl.load(str(folder), **options) as llm:
         (needed,) = forecasts
         model, exact = llm.model, False

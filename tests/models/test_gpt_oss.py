@@ -112,7 +112,7 @@ def test_experts_in_mxfp4_compute_what_transformers_does(
     model = transformers_model(config, weights)
     ids = np.random.default_rng(1).integers(0, config.vocab_size, 70).tolist()
     expected = transformers_logits(model, ids)
-    options: dict[str, Any] = {"device": default_device.entry.index, "max_context": 128, "kv_dtype": "float32"}
+    options: dict[str, Any] = {"device": default_device, "max_context": 128, "kv_dtype": "float32"}
     with llmcl.load(str(path), activation_dtype="float32", **options) as llm:
         assert llm.config.layers == config.layers and llm.config.rope_scaling == config.rope_scaling
         experts = llm.model.weights.layers[0][1].matrices

@@ -175,7 +175,7 @@ def test_a_rounded_cache(folder: str, kv_dtype: str, default_device: Any, tmp_pa
         weights = random_weights(config, seed=5)
         folder = str(save_folder(tmp_path / "grouped", config, weights))
     twin = reference.forward(config, weights, IDS, kv_dtype=kv_dtype)
-    with llmcl.load(folder, device=default_device.entry.index, kv_dtype=kv_dtype, **options) as llm:
+    with llmcl.load(folder, device=default_device, kv_dtype=kv_dtype, **options) as llm:
         assert relative_error(llm.logits(IDS), twin) < 4e-3
         assert relative_error(decoded(llm, 70), twin[-1]) < 4e-3
 
@@ -184,7 +184,7 @@ def test_a_rounded_cache(folder: str, kv_dtype: str, default_device: Any, tmp_pa
 def test_rows_of_several_sequences(page_tokens: int | None, folder: str, default_device: Any) -> None:
     """Prompts beside rows that decode, and rows of one token each: as each is by itself."""
     prompts = [IDS[:70], IDS[3:5], IDS[40:]]
-    options: dict[str, Any] = {"dtype": "float32", "max_context": 128, "device": default_device.entry.index}
+    options: dict[str, Any] = {"dtype": "float32", "max_context": 128, "device": default_device}
     with llmcl.load(folder, kv_page_tokens=page_tokens, **options) as llm:
         alone = [llm.generate(prompt, max_tokens=6, ignore_eos=True).token_ids for prompt in prompts]
         batch = make_batch(llm.model, 3, 128, 64)
@@ -205,7 +205,7 @@ def test_rows_of_several_sequences(page_tokens: int | None, folder: str, default
 def test_an_engine_reads_prompts_beside_answers(folder: str, default_device: Any) -> None:
     options: dict[str, Any] = {"max_tokens": 8, "ignore_eos": True}
     prompts = [IDS[:50], IDS[10:75], IDS[2:9], IDS[:60]]
-    with llmcl.load(folder, device=default_device.entry.index, dtype="float32", max_context=128) as llm:
+    with llmcl.load(folder, device=default_device, dtype="float32", max_context=128) as llm:
         alone = [llm.generate(prompt, **options).token_ids for prompt in prompts]
         with llm.engine(max_sequences=3, max_step_tokens=40, kv_pages=6) as engine:
             assert [answer.token_ids for answer in engine.generate(prompts, **options)] == alone
@@ -214,7 +214,7 @@ def test_an_engine_reads_prompts_beside_answers(folder: str, default_device: Any
 @pytest.mark.full
 def test_drafts_are_verified(folder: str, default_device: Any) -> None:
     prompt = IDS[:20] * 3
-    options: dict[str, Any] = {"device": default_device.entry.index, "dtype": "float32", "max_context": 128}
+    options: dict[str, Any] = {"device": default_device, "dtype": "float32", "max_context": 128}
     answers = []
     for prompt_lookup in (False, True):
         with llmcl.load(folder, prompt_lookup=prompt_lookup, **options) as llm:
@@ -260,7 +260,7 @@ def test_gguf_files_of_both_kinds_are_the_model(default_device: Any, tmp_path: P
     for joined in (False, True):
         path = save_gguf(tmp_path / f"{joined}.gguf", CONFIG, WEIGHTS, joined_heads=joined)
         options: dict[str, Any] = {"dtype": "float32", "max_context": 128}
-        with llmcl.load(str(path), device=default_device.entry.index, **options) as llm:
+        with llmcl.load(str(path), device=default_device, **options) as llm:
             assert llm.config.latent == CONFIG.latent and llm.config.head_dim == CONFIG.head_dim
             logits.append(decoded(llm, 85))
     assert relative_error(logits[0], expected) < 1e-4

@@ -38,7 +38,7 @@ def other_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def llm(default_device: Device, folder: Path) -> Iterator[LLM]:
-    with llmcl.load(str(folder), device=default_device.entry.index, max_context=200) as loaded:
+    with llmcl.load(str(folder), device=default_device, max_context=200) as loaded:
         yield loaded
 
 
@@ -70,7 +70,7 @@ def test_a_reference_is_compared_token_by_token(llm: LLM, default_device: Device
     rows, targets = scored_rows(3, ids, WINDOW)
     reference_rows, _ = scored_rows(4, ids, WINDOW)
     expected = kl_divergence(reference_rows, rows)
-    with llmcl.load(str(other_folder), device=default_device.entry.index, max_context=WINDOW) as reference:
+    with llmcl.load(str(other_folder), device=default_device, max_context=WINDOW) as reference:
         far = perplexity(llm, TEXT, window=WINDOW, reference=reference).divergence
     assert far is not None
     assert far.mean_kl == pytest.approx(expected[:, 0].mean(), rel=1e-3)
@@ -80,7 +80,7 @@ def test_a_reference_is_compared_token_by_token(llm: LLM, default_device: Device
 
 
 def test_the_same_model_has_no_divergence(llm: LLM, default_device: Device, folder: Path) -> None:
-    with llmcl.load(str(folder), device=default_device.entry.index, max_context=WINDOW) as same:
+    with llmcl.load(str(folder), device=default_device, max_context=WINDOW) as same:
         far = perplexity(llm, TEXT, window=WINDOW, reference=same, max_windows=2).divergence
     assert far is not None and abs(far.mean_kl) < 1e-6 and far.same_top_1 == 1.0
 
@@ -114,7 +114,7 @@ def test_what_cannot_be_scored_is_refused(llm: LLM, default_device: Device, tmp_
     config = small_config(vocab_size=147)
     folder = save_folder(tmp_path, config, random_weights(config, seed=3))
     with (
-        llmcl.load(str(folder), device=default_device.entry.index, max_context=WINDOW) as reference,
+        llmcl.load(str(folder), device=default_device, max_context=WINDOW) as reference,
         pytest.raises(UsageError, match=r"131 tokens, the reference .* one of 147"),
     ):
         perplexity(llm, TEXT, window=WINDOW, reference=reference)
