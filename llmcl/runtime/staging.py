@@ -11,15 +11,17 @@ PARTS = 4
 
 
 class Staging:
-    """A ring of pinned memory. A part of it is used again when the device has copied what was in it."""
+    """A ring of pinned memory. A part of it is used again when the device has copied what was in it.
+
+    The device keeps it, so it does not hold the device.
+    """
 
     def __init__(self, device: Device):
-        self._device = device
         self._parts = np.split(device.pinned(STAGED_WORDS), PARTS)
         self._copies: list[list[object]] = [[] for _ in range(PARTS)]  # of each part, under way or done
         self._part = self._used = 0
 
-    def send(self, buffer: Buffer, array: np.ndarray, offset_bytes: int) -> None:
+    def send(self, device: Device, buffer: Buffer, array: np.ndarray, offset_bytes: int) -> None:
         """array: int32, of a part at most."""
         if self._used + array.size > self._parts[self._part].size:
             self._part, self._used = (self._part + 1) % PARTS, 0
@@ -27,7 +29,7 @@ class Staging:
         view = self._parts[self._part][self._used : self._used + array.size]
         view[:] = array.ravel()
         self._used += array.size
-        self._copies[self._part].append(self._device.write_async(buffer, view, offset_bytes))
+        self._copies[self._part].append(device.write_async(buffer, view, offset_bytes))
 
     def takes(self, array: np.ndarray) -> bool:
         return array.dtype == np.int32 and array.size <= self._parts[0].size
@@ -42,6 +44,6 @@ def send(device: Device, buffer: Buffer, array: np.ndarray, offset_bytes: int = 
         staging: Staging = device.kept.setdefault("staging", None) or Staging(device)
         device.kept["staging"] = staging
         if staging.takes(array):
-            staging.send(buffer, array, offset_bytes)
+            staging.send(device, buffer, array, offset_bytes)
         else:
             device.write(buffer, array, offset_bytes)

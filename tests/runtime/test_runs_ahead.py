@@ -4,13 +4,18 @@ that.
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 
 import numpy as np
 import pyopencl as cl
 import pytest
+from which_devices import taken
 
 from llmcl.runtime.device import Device
+from llmcl.runtime.platforms import DeviceEntry
+from llmcl.runtime.staging import send
 
 NEXT_S = 0.3  # that the next step takes, more than a busy system keeps the host waiting
 
@@ -39,3 +44,18 @@ def test_a_step_is_read_while_the_next_one_runs(device: Device) -> None:
     read()
     assert event is not None and event.command_execution_status != cl.command_execution_status.COMPLETE
     device.finish()
+
+
+def test_what_is_sent_to_a_device_that_works_does_not_keep_it_open(cl_entry: DeviceEntry) -> None:
+    """Not even until the collector comes, since a closed model gives its memory back at once."""
+    device = Device(taken(cl_entry, "as a GPU"))
+    buffer, given = device.alloc(12, "numbers"), np.arange(3, dtype=np.int32)
+    gc.disable()
+    try:
+        send(device, buffer, given)
+        np.testing.assert_array_equal(device.read(buffer, np.int32, (3,)), given)
+        gone = weakref.ref(device)
+        del buffer, device
+        assert gone() is None
+    finally:
+        gc.enable()
