@@ -82,6 +82,8 @@ class Matcher:
         if not matcher.is_error():
             return None
         reason = one_line(matcher.get_error().partition("\n")[0], 300)
+        if reason.startswith("NoExtension"):  # as of a class of characters that has none
+            return self._no_token()
         return UsageError(f"{self._kind} cannot be followed any further: {reason}; make it simpler")
 
 

@@ -141,6 +141,14 @@ def test_drafts() -> None:
         matcher.accept([letters["x"]])
 
 
+@pytest.mark.parametrize(("kind", "source"), [("regex", r"[^\s\S]"), ("grammar", "start: start")])
+def test_what_no_text_matches_is_said_so(kind: str, source: str) -> None:
+    tokenizer = from_folder()
+    matcher = Grammars(tokenizer, tokenizer.n_vocab).compile(Grammar(kind, source)).matcher()
+    with pytest.raises(UsageError, match=f"{kind}: no token of the vocabulary can follow the answer so far; change it"):
+        matcher.mask()
+
+
 def test_several_answers_at_once() -> None:
     """As each of them alone; one that fails does not end the others."""
     tokenizer = from_folder()
