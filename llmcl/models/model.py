@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from llmcl.errors import ContextLengthError, UsageError, counted, shown
+from llmcl.kernels.common.linear import FEW_ROWS
 from llmcl.kernels.common.mods import NO_MODS, Mods
 from llmcl.kernels.common.persistent import ListedStep
 from llmcl.kernels.common.sizes import prefill_chunk
@@ -49,8 +50,9 @@ class PrefillLaunches:
 def prefill_sizes(device: Device, weights: ModelWeights, most: int) -> list[tuple[int, int]]:
     """For how many tokens launches of prefill are bound, `most` the last; and max_rows of their products."""
     matrices = [matrix for layer in weights.layers for block in layer for matrix in block.matrices]
-    bounds = prefill_bounds(device, (weights.head, *matrices), most)
-    return [*((rows, rows) for rows in bounds), (most, 0)]
+    bounds = prefill_bounds(device, (weights.head, *matrices))
+    last = next((rows for rows in bounds if most <= rows <= FEW_ROWS[-1]), 0)  # where a step never has many
+    return [*((rows, rows) for rows in bounds if rows < most), (most, last)]
 
 
 class Model:

@@ -116,9 +116,9 @@ def _layout(device: Device, row: LinearOfRows, weight: Weight, dtype: str, max_r
     return None if layout is None else layout.for_rows(max_rows)
 
 
-def prefill_bounds(device: Device, weights: Iterable[Weight], most: int) -> list[int]:
+def prefill_bounds(device: Device, weights: Iterable[Weight]) -> list[int]:
     """For up to how many tokens launches of prefill are bound, each a max_rows of linear_prefill, beside those for any
-    number, below `most`.
+    number.
     """
     bounds = set[int]()
     for weight in weights:
@@ -129,7 +129,7 @@ def prefill_bounds(device: Device, weights: Iterable[Weight], most: int) -> list
             row = _implementation(device, part.dtype, weight.k)
             assert isinstance(row, LinearPrefill)
             bounds |= {*row.bounds}
-    return sorted(bound for bound in bounds if bound < most)
+    return sorted(bounds)
 
 
 def input_layout(device: Device, weight: Weight, max_rows: int = 0) -> ActivationLayout | None:

@@ -180,6 +180,18 @@ def small(default_device: Device, tmp_path_factory: pytest.TempPathFactory) -> I
         yield llm
 
 
+@pytest.mark.parametrize("context", [5, 16, 40])
+def test_a_context_of_few_tokens_is_read_with_the_products_of_few_rows(context: int, default_device: Device) -> None:
+    """As what is bound for any number of tokens takes several times as long for as few on a GPU. The same logits."""
+    logits = []
+    for most in (context, 256):
+        with llmcl.load("smollm2", device=default_device, max_context=most) as llm:
+            bound = llm.model._prefill_for(context)
+            assert bound.ops.max_rows >= context or llm.model._prefill[0].ops.max_rows == 0  # it has no such products
+            logits.append(llm.logits([*range(100, 100 + context)]))
+    assert relative_error(logits[0], logits[1]) < 1e-5
+
+
 def last_logits(llm: LLM) -> np.ndarray:
     return llm.device.read(llm.model.act.logits, np.float32, (llm.config.vocab_size,))
 
