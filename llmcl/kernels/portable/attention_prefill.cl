@@ -218,6 +218,7 @@ void attention_prefill(__global const float* queries, __global const int* state,
                 stage_values(KV_TILES_AT(v_cache, row), kv, slice, n_keys, lid);
 #pragma unroll
                 for (int a = 0; a < ROWS; ++a) top[a] = m[a];
+#pragma unroll 4  // not all of them in registers at once
                 for (int i = 0; i < TX; ++i) {
                     float other[ROWS];
                     load_rows(other, parts + i * BLOCK_M + own);
@@ -258,6 +259,7 @@ void attention_prefill(__global const float* queries, __global const int* state,
         barrier(CLK_LOCAL_MEM_FENCE);  // a last tile's maxima have been read
         store_rows(l, parts + tx * BLOCK_M + own);
         barrier(CLK_LOCAL_MEM_FENCE);
+#pragma unroll
         for (int a = 0; a < ROWS; ++a) {
             const int t = t0 + own + a;
             if (t >= n) continue;
@@ -269,6 +271,7 @@ void attention_prefill(__global const float* queries, __global const int* state,
 #endif
             if (slice == 0 && tx == 0) KEEP_MAX_SCORE(((size_t)batch * N_Q_HEADS + head) * n + t, m[a]);
             const float norm = OUTPUT_NORM(m[a], sum, head);
+#pragma unroll
             for (int c = 0; c < RUNS; ++c) {
                 float values[COLUMN_RUN];
                 STORE_COLUMNS(acc[a][c] * norm, values);
