@@ -114,6 +114,14 @@ def test_a_prompts_attention_stays_with_what_appends_its_keys(
     assert all("attention_prefill" not in chain or chain.index("attention_prefill") > 0 for chain in names)
 
 
+def test_a_prompt_of_many_layers_has_no_more_arguments_than_a_driver_takes(
+    default_device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """4352 bytes, 8 for each."""
+    bound = recorded_prompt(default_device, tmp_path, monkeypatch, num_hidden_layers=90)
+    assert len(bound.launches) > 2 and max(len(launch.args) for launch in bound.launches) <= 4352 // 8
+
+
 def test_a_prompts_attention_to_other_keys_is_no_link(
     default_device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

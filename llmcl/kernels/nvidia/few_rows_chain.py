@@ -206,9 +206,11 @@ def chained(device: Device, launches: Sequence[Launch], max_rows: int, state: St
     """These launches as one, of a step of at most so many rows."""
     warps, places = group_warps(launches), ON_A_UNIT * device.compute_units
     links: list[Link] = []
+    heads = max((number_of(source_of(launch), "N_Q_HEADS") for launch in launches if _is(launch, PROMPT)), default=1)
+    arrivals = device.zeros(4 * max_rows * heads, "arrivals")  # of one link at a time, each of which leaves zeros
     for i, launch in enumerate(launches):
         if _is(launch, PROMPT):
-            links[-1] = _prompt_link(launch, launches[i - 1], device, max_rows, warps, state)
+            links[-1] = _prompt_link(launch, launches[i - 1], max_rows, warps, state, arrivals)
         else:
             links.append(_link(launch, max_rows, warps, places))
     links = _in_parts(_over_groups(links, max_rows, places, state))
@@ -375,7 +377,7 @@ def _attention_link(launch: Launch, source: KernelSource, max_rows: int, warps: 
     return Link(own, launch.args, params, heads * splits * max_rows, call, _attention_bytes(own, warps), 1)
 
 
-def _prompt_link(launch: Launch, append: Launch, device: Device, max_rows: int, warps: int, state: StepState) -> Link:
+def _prompt_link(launch: Launch, append: Launch, max_rows: int, warps: int, state: StepState, arrivals: Buffer) -> Link:
     """Both as one: attention, and what appends the keys and values that it takes."""
     source = source_of(launch)
     heads, size = number_of(source, "N_KV_HEADS"), number_of(source, "HEAD_DIM")
@@ -387,7 +389,7 @@ def _prompt_link(launch: Launch, append: Launch, device: Device, max_rows: int, 
     parts = [
         state.scratch(f"maxima and sums of {states} splits", 8 * states),
         state.scratch(f"accumulators of {states} splits of {size}", 4 * states * size),
-        device.zeros(4 * blocks * heads, "arrivals"),
+        arrivals,
     ]
     args = [*append.args, launch.args[4], *parts, *launch.args[7 : 7 + len(sinks)]]
     params = (*PROMPT_PARAMS, kv, kv, "__global void*", "__global float*", "__global float*", "__global int*", *sinks)
