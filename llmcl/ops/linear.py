@@ -120,16 +120,9 @@ def prefill_bounds(device: Device, weights: Iterable[Weight]) -> list[int]:
     """For up to how many tokens launches of prefill are bound, each a max_rows of linear_prefill, beside those for any
     number.
     """
-    bounds = set[int]()
-    for weight in weights:
-        few = [_implementation(device, part.dtype, weight.k, 1) for part in weight.parts]
-        if all(isinstance(row, LinearFewRows) for row in few):
-            bounds |= {rows for row in few if isinstance(row, LinearFewRows) for rows in row.prompts}
-        for part in weight.parts:
-            row = _implementation(device, part.dtype, weight.k)
-            assert isinstance(row, LinearPrefill)
-            bounds |= {*row.bounds}
-    return sorted(bounds)
+    kinds = {(part.dtype, weight.k) for weight in weights for part in weight.parts}
+    rows = [_implementation(device, *kind, max_rows) for kind in kinds for max_rows in (1, 0)]
+    return sorted({bound for row in rows for bound in row.bounds})
 
 
 def input_layout(device: Device, weight: Weight, max_rows: int = 0) -> ActivationLayout | None:

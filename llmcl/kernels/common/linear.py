@@ -105,7 +105,7 @@ class Product:
     part: WeightPart
     out: ActivationOperand
     epilogue: str
-    max_rows: int = 0  # tokens of a step at most, of FEW_ROWS or LinearPrefill.bounds; 0: any number
+    max_rows: int = 0  # tokens of a step at most, of FEW_ROWS or LinearOfRows.bounds; 0: any number
     begins: SplitNorm | None = None  # of its output, which is added to the residual
     ends: SplitNorm | None = None  # of its input
 
@@ -189,7 +189,11 @@ class LinearDecode(ProductImplementation):
 
 
 class LinearOfRows(ProductImplementation):
-    """A product for every token of a step."""
+    """A product for every token of a step. bounds: up to how many tokens of a prompt a step is worth launches of its
+    own, bound with `product.max_rows`.
+    """
+
+    bounds: Sequence[int] = ()
 
     def activation_layout(self, device: Device, dtype: str, k: int, exact_activations: bool) -> ActivationLayout | None:
         """How it takes activations beside a weight of this dtype; None: as float32 [n, k]."""
@@ -228,11 +232,7 @@ class LinearOfRows(ProductImplementation):
 
 
 class LinearPrefill(LinearOfRows):
-    """For any number of tokens. bounds: up to how many tokens a step is worth launches of its own, bound with
-    `product.max_rows`.
-    """
-
-    bounds: Sequence[int] = ()
+    """For any number of tokens."""
 
 
 FEW_ROWS = 8, 16, 32, 64
@@ -245,9 +245,6 @@ def few_rows(most: int) -> list[int]:
 
 
 class LinearFewRows(LinearOfRows):
-    """For at most `product.max_rows` tokens, one of FEW_ROWS: it reads each weight once, at the memory's speed.
+    """For at most `product.max_rows` tokens, one of FEW_ROWS: it reads each weight once, at the memory's speed."""
 
-    prompts: of FEW_ROWS, for up to how many tokens launches of prefill with it are bound.
-    """
-
-    prompts: Sequence[int] = (16, 64)
+    bounds: Sequence[int] = (16, 64)

@@ -81,7 +81,8 @@ inline void copy_stage(const uint to, __global const CAT(KV, _t)* k_cache, __glo
 }
 
 // Adds a tile to the warp's states. seen: how many of its keys the lane's rows see.
-inline void attend_tile(row_states* s, __local const uint2 (*q)[WARP], const uint keys, const uint values, const int2 seen, const int lane) {
+inline void attend_tile(row_states* s, __local const uint2 (*q)[WARP], const uint keys, const uint values, const int2 seen,
+                        const int lane) {
     const int g = lane / 4, of_eight = lane % 8;
     // A lane names a row of one of four 8 x 8 matrices: 8 keys (lower or upper half) of a dimension, 8 dimensions of a value.
     const int dim = of_eight + lane / 16 * 8, half_row = (lane / 8 ^ dim / 4) & 1, key = of_eight + lane / 16 * 8;

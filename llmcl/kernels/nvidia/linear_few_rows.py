@@ -82,7 +82,7 @@ class NvidiaLinearFewRows(LinearFewRows):
     """Weights of 16 bits, or quantised ones that are widened to float16 in registers."""
 
     name, file = "nvidia", "nvidia/linear_few_rows.cl"
-    prompts = (16, 32, 64)
+    bounds = 16, 32, 64
     rounds_to_16_bits = True
     runs_anywhere = False
 
