@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llmcl.kernels.common.experts import block_count
+from llmcl.kernels.common.experts import most_blocks
 from llmcl.models.config import ModelConfig
 from llmcl.models.families.blocks import Attention, Experts, GatedMlp, Heads, Rotation
 from llmcl.models.families.latent import LatentAttention
@@ -116,7 +116,7 @@ def activation_shapes(
         some["expert_ids"] = some["expert_weights"] = chunk, top_k
         some["expert_rows"] = chunk, top_k, max(of.size for of in experts)
         some["expert_order"] = (chunk * top_k,)
-        some["expert_blocks"] = max(block_count(chunk, of.n_experts, of.top_k) for of in experts), 4
+        some["expert_blocks"] = max(most_blocks(chunk, of.n_experts, of.top_k) for of in experts), 4
         some["expert_outputs"] = chunk, top_k, config.hidden_size
     if any(block.own_norms for block in mixtures):
         some["expert_sums"] = chunk, config.hidden_size

@@ -33,6 +33,7 @@ from llmcl.ops.experts import (
     experts_sum,
     gated_rows,
     group_by_expert,
+    has_few_rows,
     slot_outputs,
 )
 from llmcl.ops.last_token import last_row, last_token
@@ -379,27 +380,29 @@ class PrefillOps(LayerOps):
         biases: Biases = (None, None),
     ) -> list[Launch]:
         act, device, n_experts, top_k = self.act, self.device, gate_up.n_experts, gate_up.top_k
-        if (
-            0 < (self.experts_for or self.max_rows) * top_k <= n_experts
-        ):  # so few that most have an expert for themselves
+        rows = self.experts_for or self.max_rows
+        few = all(has_few_rows(device, weight, self.max_rows) for weight in (gate_up, down))
+        if not few and 0 < rows * top_k <= n_experts:  # so few that most have an expert for themselves
             return super().chosen_experts(x, norm, gate_up, down, gate, to, biases)
-        ids, rows, order = act.expert_ids, act.expert_rows, act.expert_order
+        of_slots, most = act.expert_rows, self.max_rows if few else 0
+        ids, order, shares = act.expert_ids, act.expert_order, act.expert_weights
         blocks, outputs = act.expert_blocks, act.expert_outputs
-        assert norm is None and ids is not None and rows is not None
+        assert norm is None and ids is not None and of_slots is not None
         assert order is not None and blocks is not None and outputs is not None
-        sizes = [block_rows(device, weight) for weight in (gate_up, down)]
+        sizes = [block_rows(device, weight, most) for weight in (gate_up, down)]
         groupings = [
             group_by_expert(device, ids, order, blocks, self.step, n_experts=n_experts, top_k=top_k, block_rows=size)
             for size in dict.fromkeys(sizes)
         ]
-        gated = gated_rows(device, gate_up, down, self.step) or rows
-        summands = slot_outputs(device, down, outputs)
+        gated = gated_rows(device, gate_up, down, self.step, most) or of_slots
+        summands = slot_outputs(device, down, outputs, most)
+        how: dict[str, Any] = {"max_rows": most}
         return [
             *groupings[0],
-            *experts_prefill(device, gate_up, x, order, blocks, gated, self.step, gate=gate, bias=biases[0]),
+            *experts_prefill(device, gate_up, x, order, blocks, gated, self.step, gate=gate, bias=biases[0], **how),
             *(launch for grouping in groupings[1:] for launch in grouping),
             *experts_prefill(
-                device, down, gated, order, blocks, summands, self.step, weights=act.expert_weights, bias=biases[1]
+                device, down, gated, order, blocks, summands, self.step, weights=shares, bias=biases[1], **how
             ),
             *experts_sum(device, summands, to, top_k=top_k, columns=self.config.hidden_size),
         ]

@@ -19,12 +19,14 @@ from llmcl.kernels.common.experts import (
     ExpertProduct,
     ExpertRows,
     ExpertsDown,
+    ExpertsFewRows,
     ExpertsGateUp,
+    ExpertsOfRows,
     ExpertsPrefill,
     bias_constants,
     block_count,
 )
-from llmcl.kernels.common.linear import EXPERT_GATES
+from llmcl.kernels.common.linear import EXPERT_GATES, FEW_ROWS
 from llmcl.kernels.common.sizes import local_size, run_of
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight
@@ -133,34 +135,43 @@ def group_by_expert(
     ]
 
 
-def _prefill_rows(device: Device, weight: Weight) -> list[ExpertsPrefill]:
+def _of_rows(device: Device, weight: Weight, max_rows: int) -> list[ExpertsOfRows]:
     """What multiplies each part: all of it takes blocks of one size."""
-    rows = [table.pick(ExpertsPrefill, device, part.dtype, weight.k) for part in weight.parts]
-    if len({row.block_rows for row in rows}) == 1:
-        return rows
-    usual = [row for row in table.implementations(ExpertsPrefill) if row.block_rows == BLOCK_ROWS]
+    few: list[ExpertsOfRows] = [*table.implementations(ExpertsFewRows)] if 0 < max_rows <= FEW_ROWS[-1] else []
+    many = table.implementations(ExpertsPrefill)
+    usual = [row for row in many if row.block_rows == BLOCK_ROWS]
+    for kinds in ([*few, *many], [*many]):
+        rows = [implementation.pick(kinds, device, part.dtype, weight.k) for part in weight.parts]
+        if len({row.block_rows for row in rows}) == 1:
+            return rows
     return [implementation.pick(usual, device, part.dtype, weight.k) for part in weight.parts]
 
 
-def block_rows(device: Device, weight: Weight) -> int:
+def has_few_rows(device: Device, weight: Weight, max_rows: int) -> bool:
+    """Whether experts_prefill has a kernel of its own for steps of so few tokens."""
+    return all(isinstance(row, ExpertsFewRows) for row in _of_rows(device, weight, max_rows))
+
+
+def block_rows(device: Device, weight: Weight, max_rows: int = 0) -> int:
     """Slots of a block that experts_prefill with this weight takes."""
-    return _prefill_rows(device, weight)[0].block_rows
+    return _of_rows(device, weight, max_rows)[0].block_rows
 
 
-def gated_rows(device: Device, gate_up: Weight, down: Weight, step: StepState) -> ExpertRows | None:
+def gated_rows(device: Device, gate_up: Weight, down: Weight, step: StepState, max_rows: int = 0) -> ExpertRows | None:
     """Where experts_prefill with gate_up may leave its rows for that with down, without a copy; None: as float32."""
     found = {
         row.rows(device, down, part.dtype, step)
-        for row, part in zip(_prefill_rows(device, down), down.parts, strict=True)
+        for row, part in zip(_of_rows(device, down, max_rows), down.parts, strict=True)
     }
     rows = found.pop()
-    fits = rows is not None and not found and all(row.leaves(rows.dtype) for row in _prefill_rows(device, gate_up))
+    makers = _of_rows(device, gate_up, max_rows)
+    fits = rows is not None and not found and all(row.leaves(rows.dtype) for row in makers)
     return rows if fits else None
 
 
-def slot_outputs(device: Device, down: Weight, outputs: Buffer) -> Buffer | ExpertRows:
+def slot_outputs(device: Device, down: Weight, outputs: Buffer, max_rows: int = 0) -> Buffer | ExpertRows:
     """`outputs` in the type in which experts_prefill with this weight leaves most quickly what experts_sum adds up."""
-    rows = zip(_prefill_rows(device, down), down.parts, strict=True)
+    rows = zip(_of_rows(device, down, max_rows), down.parts, strict=True)
     dtypes = {row.output_dtype(part.dtype) for row, part in rows}
     return outputs if dtypes == {"float32"} or len(dtypes) > 1 else ExpertRows(outputs, dtypes.pop())
 
@@ -177,6 +188,7 @@ def experts_prefill(
     gate: str | None = None,
     weights: Buffer | None = None,
     bias: Buffer | None = None,
+    max_rows: int = 0,
 ) -> list[Launch]:
     """For every token t of a step and expert s of it, in the order that group_by_expert leaves:
 
@@ -184,10 +196,11 @@ def experts_prefill(
     with weights float32 [n, top_k], out[t][s] = weights[t][s] W x[t][s]; x float32 [n, top_k, f],
     out [n, top_k, hidden].
 
-    bias: as the ops for few tokens have it. ExpertRows: of `gated_rows`.
+    bias: as the ops for few tokens have it. ExpertRows: of `gated_rows`. max_rows: tokens of a step at most, where they
+    are few (`has_few_rows`); 0: any number. It is one for all ops of a step.
     """
     launches: list[Launch] = []
-    for part, row in zip(weight.parts, _prefill_rows(device, weight), strict=True):
+    for part, row in zip(weight.parts, _of_rows(device, weight, max_rows), strict=True):
         product = ExpertProduct(weight, part, tiles_at_once=1 if gate is None else 2)
         own, groups, local = row.size(device, product)
         if isinstance(x, ExpertRows):

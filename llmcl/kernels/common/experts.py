@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from llmcl.kernels.common.dtype import TILE_ROWS, kernel_name
+from llmcl.kernels.common.linear import FEW_ROWS
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight, WeightPart
 from llmcl.kernels.implementation import Implementation
 from llmcl.runtime.device import Buffer, Cost, CostModel, Device, Groups, Launch
 
 BLOCK_ROWS = 64  # slots of an expert that a work-group multiplies with its rows in prefill, unless it says otherwise
+FEW_BLOCK_ROWS = 8  # the same in a step of few tokens
 
 Size = tuple[Mapping[str, object], Groups, tuple[int, ...]]
 """Build constants of an implementation's own, work-groups, and work-items of a group."""
@@ -88,10 +90,16 @@ def bias_constants(bias: Buffer | None) -> dict[str, object]:
     return {} if bias is None else {"BIAS": True}
 
 
-def block_count(n_tokens: int, n_experts: int, top_k: int) -> int:
-    """Blocks of BLOCK_ROWS slots or fewer that a step can have, at most: see portable/group_by_expert.cl."""
+def block_count(n_tokens: int, n_experts: int, top_k: int, rows: int = BLOCK_ROWS) -> int:
+    """Blocks of `rows` slots or fewer that a step can have, at most: see portable/group_by_expert.cl."""
     slots = n_tokens * top_k
-    return -(-slots // BLOCK_ROWS) + min(n_experts, slots)
+    return -(-slots // rows) + min(n_experts, slots)
+
+
+def most_blocks(max_tokens: int, n_experts: int, top_k: int) -> int:
+    """Of any step, those of few tokens included."""
+    few = min(max_tokens, FEW_ROWS[-1])
+    return max(block_count(max_tokens, n_experts, top_k), block_count(few, n_experts, top_k, FEW_BLOCK_ROWS))
 
 
 class ExpertsGateUp(Implementation):
@@ -108,10 +116,10 @@ class ExpertsDown(Implementation):
     def size(self, device: Device, product: ExpertProduct) -> Size: ...
 
 
-class ExpertsPrefill(Implementation):
-    """A product of many tokens, in blocks of those that go to the same expert.
+class ExpertsOfRows(Implementation):
+    """A product of a step's tokens, in blocks of those that go to the same expert.
 
-    block_rows: slots of a block, BLOCK_ROWS or more.
+    block_rows: slots of a block.
     """
 
     block_rows = BLOCK_ROWS
@@ -147,3 +155,15 @@ class ExpertsPrefill(Implementation):
     def scratch(self, device: Device, dtype: str, k: int, exact_activations: bool, n_blocks: int) -> Mapping[str, int]:
         """Bytes of working memory of `pack` by name, equal names shared: for the forecast of memory."""
         return {}
+
+
+class ExpertsPrefill(ExpertsOfRows):
+    """Of many tokens. block_rows: BLOCK_ROWS or more."""
+
+
+class ExpertsFewRows(ExpertsOfRows):
+    """Of a step of at most FEW_ROWS[-1] tokens (kernels/common/linear.py), where a device has a kernel of its own for
+    them: blocks are small, and each reads its expert's weights once.
+    """
+
+    block_rows = FEW_BLOCK_ROWS
