@@ -69,7 +69,10 @@ class ExpertsBlock(BoundBlock):
             sizes = {"columns": weights.shared_down.k, "gate_row": weights.router.rows}
             yield from sigmoid_gate(ops.device, act.ffn, act.of("router_logits"), **sizes)
         biases = weights.gate_up_bias, weights.down_bias
-        yield from ops.chosen_experts(x, norm, weights.gate_up, weights.down, self.gate, act.x, biases)
+        is_plain = self.why_separate is None and weights.scales is None
+        yield from ops.chosen_experts(
+            x, norm, weights.gate_up, weights.down, self.gate, act.x, biases, is_plain=is_plain
+        )
         if weights.shared_down is not None:
             yield from ops.add_linear(act.ffn, weights.shared_down, None, None)
 

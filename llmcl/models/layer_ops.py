@@ -134,10 +134,12 @@ class LayerOps(ABC):
         gate: str,
         to: Buffer,
         biases: Biases = (None, None),
+        *,
+        is_plain: bool = False,
     ) -> list[Launch]:
         """to += what the experts in act.expert_ids make of x, with x and norm of `normed_rows`: token by token.
 
-        biases: of gate_up and of down.
+        biases: of gate_up and of down. is_plain: nothing stands between the router, the choice and these.
         """
         act, device, eps = self.act, self.device, self.config.stream_eps
         assert act.expert_ids is not None and act.expert_rows is not None and act.expert_weights is not None
@@ -378,11 +380,15 @@ class PrefillOps(LayerOps):
         gate: str,
         to: Buffer,
         biases: Biases = (None, None),
+        *,
+        is_plain: bool = False,
     ) -> list[Launch]:
         act, device, n_experts, top_k = self.act, self.device, gate_up.n_experts, gate_up.top_k
-        rows = self.experts_for or self.max_rows
-        few = all(has_few_rows(device, weight, self.max_rows) for weight in (gate_up, down))
-        if not few and 0 < rows * top_k <= n_experts:  # so few that most have an expert for themselves
+        most_alone = 0 < (self.experts_for or self.max_rows) * top_k <= n_experts  # most have an expert for themselves
+        few = all(has_few_rows(device, weight, self.max_rows, in_chains=most_alone) for weight in (gate_up, down)) and (
+            not most_alone or (is_plain and self.experts_for in (0, self.max_rows))
+        )
+        if most_alone and not few:
             return super().chosen_experts(x, norm, gate_up, down, gate, to, biases)
         of_slots, most = act.expert_rows, self.max_rows if few else 0
         ids, order, shares = act.expert_ids, act.expert_order, act.expert_weights

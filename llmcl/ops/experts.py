@@ -147,9 +147,10 @@ def _of_rows(device: Device, weight: Weight, max_rows: int) -> list[ExpertsOfRow
     return [implementation.pick(usual, device, part.dtype, weight.k) for part in weight.parts]
 
 
-def has_few_rows(device: Device, weight: Weight, max_rows: int) -> bool:
-    """Whether experts_prefill has a kernel of its own for steps of so few tokens."""
-    return all(isinstance(row, ExpertsFewRows) for row in _of_rows(device, weight, max_rows))
+def has_few_rows(device: Device, weight: Weight, max_rows: int, *, in_chains: bool = False) -> bool:
+    """Whether experts_prefill has a kernel of its own for steps of so few tokens, or one for chains of launches."""
+    rows = _of_rows(device, weight, max_rows)
+    return all(isinstance(row, ExpertsFewRows) and (row.in_chains(device) or not in_chains) for row in rows)
 
 
 def block_rows(device: Device, weight: Weight, max_rows: int = 0) -> int:
@@ -221,7 +222,7 @@ def experts_prefill(
         launches.append(
             device.launch(
                 row.kernel_file(device, product),
-                "experts_prefill",
+                row.kernel,
                 constants,
                 args,
                 groups=groups,

@@ -25,7 +25,8 @@ from stored_rows import load, quantized_weight, random_rows
 from llmcl import reference
 from llmcl.kernels import table
 from llmcl.kernels.common.dtype import QUANTIZED
-from llmcl.kernels.common.experts import BLOCK_ROWS, ExpertsPrefill
+from llmcl.kernels.common.experts import BLOCK_ROWS, ExpertsFewRows, ExpertsPrefill, block_count
+from llmcl.kernels.common.linear import FEW_ROWS
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight
 from llmcl.kernels.cpu.dot_product import dot_form
@@ -49,12 +50,13 @@ small = pytest.mark.oclgrind
 pytestmark = pytest.mark.heavy
 
 
-def prefill_tolerance(device: Device, dtype: str, k: int) -> float:
+def prefill_tolerance(device: Device, dtype: str, k: int, max_rows: int = 0) -> float:
     """Of what multiplies operands of 16 bits more, and most where few of a row's weights are large.
 
     Quantised weights are multiplied as float16, mxfp4 as bfloat16.
     """
-    if not table.pick(ExpertsPrefill, device, dtype, k).rounds_to_16_bits:
+    kind = ExpertsFewRows if max_rows else ExpertsPrefill
+    if not table.pick(kind, device, dtype, k).rounds_to_16_bits:
         return TOLERANCE
     return {"float16": 2.0**-10, "bfloat16": 2.0**-7, "mxfp4": 2.0**-6}.get(dtype, 2.0**-9)
 
@@ -124,12 +126,14 @@ def check_gate_up(
     assert relative_error(read_guarded(device, out, np.float32, expected.shape), expected) < TOLERANCE
     if norm:
         return
-    out = poisoned(device, (n, top_k, f))
-    order, blocks, step = grouped(device, ids, block_rows(device, weight))
-    run(experts_prefill(device, weight, with_poison(device, x), order, blocks, out, step, **kind), n)
-    assert relative_error(read_guarded(device, out, np.float32, expected.shape), expected) < prefill_tolerance(
-        device, dtype, weight.k
-    )
+    for max_rows, size in sizes_of_blocks(device, weight, n):
+        out = poisoned(device, (n, top_k, f))
+        order, blocks, step = grouped(device, ids, size)
+        rows = with_poison(device, x)
+        run(experts_prefill(device, weight, rows, order, blocks, out, step, **kind, max_rows=max_rows), n)
+        assert relative_error(read_guarded(device, out, np.float32, expected.shape), expected) < prefill_tolerance(
+            device, dtype, weight.k, max_rows
+        )
 
 
 def check_down(
@@ -157,21 +161,30 @@ def check_down(
     expected = before + reference.experts_down(rows, down, ids, weights, bias)
     assert relative_error(read_guarded(device, out, np.float32, before.shape), expected) < TOLERANCE
 
-    y, out = poisoned(device, (n, top_k, hidden)), with_poison(device, before)
-    order, blocks, step = grouped(device, ids, block_rows(device, weight))
-    shares = with_poison(device, weights)
-    x = with_poison(device, rows)
-    run(experts_prefill(device, weight, x, order, blocks, y, step, weights=shares, bias=bias_buffer), n)
-    run(experts_sum(device, y, out, top_k=top_k, columns=hidden), n)
-    assert relative_error(read_guarded(device, out, np.float32, before.shape), expected) < prefill_tolerance(
-        device, dtype, weight.k
-    )
+    for max_rows, size in sizes_of_blocks(device, weight, n):
+        y, out = poisoned(device, (n, top_k, hidden)), with_poison(device, before)
+        order, blocks, step = grouped(device, ids, size)
+        kind: dict[str, Any] = {"weights": with_poison(device, weights), "bias": bias_buffer, "max_rows": max_rows}
+        run(experts_prefill(device, weight, with_poison(device, rows), order, blocks, y, step, **kind), n)
+        run(experts_sum(device, y, out, top_k=top_k, columns=hidden), n)
+        assert relative_error(read_guarded(device, out, np.float32, before.shape), expected) < prefill_tolerance(
+            device, dtype, weight.k, max_rows
+        )
+
+
+def sizes_of_blocks(device: Device, weight: Weight, n: int) -> list[tuple[int, int]]:
+    """For prompts, and where that is another kernel for steps of few tokens: max_rows, and the slots of its blocks."""
+    most = FEW_ROWS[-1]
+    sizes = {block_rows(device, weight): 0}
+    if n <= most:
+        sizes.setdefault(block_rows(device, weight, most), most)
+    return [(max_rows, size) for size, max_rows in sizes.items()]
 
 
 def grouped(device: Device, ids: np.ndarray, rows: int = BLOCK_ROWS) -> tuple[Buffer, Buffer, StepState]:
     """order and blocks of group_by_expert, compared with the twin's; of an expert's slots any order will do."""
     n, top_k = ids.shape
-    n_blocks = -(-n * top_k // rows) + min(N_EXPERTS, n * top_k)
+    n_blocks = block_count(n, N_EXPERTS, top_k, rows)
     order, blocks = poisoned(device, (n * top_k,)), poisoned(device, (n_blocks, 4))
     step = step_state_at(device, position=3, n_tokens=n)
     counts = {"n_experts": N_EXPERTS, "top_k": top_k, "block_rows": rows}

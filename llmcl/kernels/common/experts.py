@@ -93,13 +93,13 @@ def bias_constants(bias: Buffer | None) -> dict[str, object]:
 def block_count(n_tokens: int, n_experts: int, top_k: int, rows: int = BLOCK_ROWS) -> int:
     """Blocks of `rows` slots or fewer that a step can have, at most: see portable/group_by_expert.cl."""
     slots = n_tokens * top_k
-    return -(-slots // rows) + min(n_experts, slots)
+    return (slots + (rows - 1) * min(n_experts, slots)) // rows
 
 
 def most_blocks(max_tokens: int, n_experts: int, top_k: int) -> int:
-    """Of any step, those of few tokens included."""
+    """Of any step; in one of few tokens blocks may be as small as a slot."""
     few = min(max_tokens, FEW_ROWS[-1])
-    return max(block_count(max_tokens, n_experts, top_k), block_count(few, n_experts, top_k, FEW_BLOCK_ROWS))
+    return max(block_count(max_tokens, n_experts, top_k), few * top_k)
 
 
 class ExpertsGateUp(Implementation):
@@ -119,9 +119,10 @@ class ExpertsDown(Implementation):
 class ExpertsOfRows(Implementation):
     """A product of a step's tokens, in blocks of those that go to the same expert.
 
-    block_rows: slots of a block.
+    kernel: its function in the file. block_rows: slots of a block.
     """
 
+    kernel = "experts_prefill"
     block_rows = BLOCK_ROWS
 
     @abstractmethod
@@ -166,4 +167,11 @@ class ExpertsFewRows(ExpertsOfRows):
     them: blocks are small, and each reads its expert's weights once.
     """
 
+    kernel = "experts_few_rows"
     block_rows = FEW_BLOCK_ROWS
+
+    def in_chains(self, device: Device) -> bool:
+        """Whether it is part of a longer launch there where nothing else stands between the norm and the sum of the
+        experts: then it is faster than a pair of token and expert after the other for any number of tokens.
+        """
+        return False

@@ -10,7 +10,7 @@ from llmcl.kernels.nvidia.attention import (
     NvidiaAttentionPrefill,
     NvidiaRopeAppend,
 )
-from llmcl.kernels.nvidia.experts import HopperExpertsPrefill
+from llmcl.kernels.nvidia.experts import HopperExpertsPrefill, NvidiaExpertsFewRows
 from llmcl.kernels.nvidia.few_rows_chain import NvidiaFewRowsChain
 from llmcl.kernels.nvidia.linear import (
     HopperLinearPrefill,
@@ -26,6 +26,7 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     HopperLinearPrefill(),
     HopperAttentionPrefill(),
     HopperExpertsPrefill(),
+    NvidiaExpertsFewRows(),
     NvidiaLinearDecode(),
     NvidiaLinearDecodeQuantized(),
     NvidiaLinearFewRows(),

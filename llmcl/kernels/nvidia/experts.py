@@ -7,11 +7,25 @@ from collections.abc import Mapping
 from llmcl.kernels.common import step_state
 from llmcl.kernels.common.cost import per_token
 from llmcl.kernels.common.dtype import KERNEL_NAMES, QUANTIZED, is_16_bit
-from llmcl.kernels.common.experts import BLOCK_ROWS, ExpertProduct, ExpertRows, ExpertsPrefill, Size, block_count
+from llmcl.kernels.common.experts import (
+    BLOCK_ROWS,
+    FEW_BLOCK_ROWS,
+    ExpertProduct,
+    ExpertRows,
+    ExpertsFewRows,
+    ExpertsPrefill,
+    Size,
+    block_count,
+)
+from llmcl.kernels.common.linear import FEW_ROWS, PackedActivations
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight
+from llmcl.kernels.nvidia.linear import TensorCoreLayout, supports_ptx
+from llmcl.kernels.nvidia.linear_few_rows import HOPPER_LOCAL_BYTES, PIECE_COLUMNS, fitting_shape, local_bytes
 from llmcl.kernels.nvidia.wgmma import has_wgmma
 from llmcl.runtime.device import Buffer, Device, Launch
+
+TILES = 4  # of a group in steps of few tokens, at most
 
 
 class HopperExpertsPrefill(ExpertsPrefill):
@@ -68,6 +82,59 @@ class HopperExpertsPrefill(ExpertsPrefill):
     def scratch(self, device: Device, dtype: str, k: int, exact_activations: bool, n_blocks: int) -> Mapping[str, int]:
         nbytes = 2 * n_blocks * BLOCK_ROWS * k
         return {f"rows of {what} for experts in 16 bits, {k} columns": nbytes for what in ("tokens", "slots")}
+
+
+class NvidiaExpertsFewRows(ExpertsFewRows):
+    """As NvidiaLinearFewRows: rows of 16 bits in blocks, weights that are widened in registers."""
+
+    name, file = "nvidia", "nvidia/experts_few_rows.cl"
+    rounds_to_16_bits = True
+    runs_anywhere = False
+
+    def supports_device(self, device: Device) -> bool:
+        return supports_ptx(device)
+
+    def supports(self, dtype: str, size: int) -> bool:
+        return (is_16_bit(dtype) or dtype in QUANTIZED) and size % PIECE_COLUMNS == 0
+
+    def size(self, device: Device, product: ExpertProduct) -> Size:
+        is_hopper = local_bytes(device) == HOPPER_LOCAL_BYTES
+        warps, local = (8, HOPPER_LOCAL_BYTES // 2) if is_hopper else (2, local_bytes(device))
+        shape = fitting_shape(product.part.dtype, TILES, warps, product.tiles_at_once, FEW_BLOCK_ROWS, local)
+        own = {"TILES": shape.tiles, "WARPS": shape.warps, "STAGES": shape.stages, "DEPTH": shape.depth}
+        n_experts, units = product.weight.n_experts, -(-product.tiles // shape.tiles)
+
+        def groups(n: int) -> tuple[int]:
+            return (min(2 * device.compute_units, units * block_count(n, n_experts, product.top_k, FEW_BLOCK_ROWS)),)
+
+        return own, groups, (32 * shape.warps,)
+
+    def in_chains(self, device: Device) -> bool:
+        return local_bytes(device) == HOPPER_LOCAL_BYTES
+
+    def rows(self, device: Device, weight: Weight, dtype: str, step: StepState) -> ExpertRows:
+        rows = self._slot_rows(weight, dtype, step)
+        return ExpertRows(rows.buffer, self.layout(dtype).dtype)
+
+    def leaves(self, dtype: str) -> bool:
+        return is_16_bit(dtype)
+
+    def pack(
+        self, device: Device, product: ExpertProduct, x: Buffer, order: Buffer, blocks: Buffer, step: StepState
+    ) -> tuple[Buffer, list[Launch]]:
+        weight, dtype = product.weight, product.part.dtype
+        of_slots = product.slots == 1
+        rows = self._slot_rows(weight, dtype, step) if of_slots else self.layout(dtype).packed(step, weight.k)
+        assert isinstance(rows.layout, TensorCoreLayout)
+        return rows.buffer, [rows.layout.pack_rows(device, x, rows, step, weight.top_k if of_slots else 1)]
+
+    def layout(self, dtype: str) -> TensorCoreLayout:
+        return TensorCoreLayout(dtype if is_16_bit(dtype) else "float16", blocks=True, by_token=True)
+
+    def _slot_rows(self, weight: Weight, dtype: str, step: StepState) -> PackedActivations:
+        slots, layout = min(step.max_tokens, FEW_ROWS[-1]) * weight.top_k, self.layout(dtype)
+        buffer = step.scratch(f"{slots} slots, {layout.scratch_name(weight.k)}", layout.nbytes(slots, weight.k))
+        return PackedActivations(buffer, layout, weight.k)
 
 
 def _storage(dtype: str) -> str:

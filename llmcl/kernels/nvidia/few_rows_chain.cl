@@ -1,6 +1,6 @@
-// Products of few rows, norms, biases, attention and appended keys, one after the other, in one launch: each takes what the one
-// before it left (nvidia/linear_few_rows.cl, rms_norm_token.cl, adjust_heads.cl, attention_decode.cl, attention_short_prompt.cl,
-// rope_append.cl).
+// Products of few rows, norms, biases, attention, appended keys and experts, one after the other, in one launch: each takes what the
+// one before it left (nvidia/linear_few_rows.cl, rms_norm_token.cl, adjust_heads.cl, attention_decode.cl, attention_short_prompt.cl,
+// rope_append.cl, router_few_rows.cl, choose_few_rows.cl, experts_few_rows.cl).
 //
 //     group    0 1 2 .. | .. .. | ..          index space: the groups of the links in turn
 //     link        0     |   1   | 2

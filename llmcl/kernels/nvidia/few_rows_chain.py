@@ -8,7 +8,7 @@ several sequences is one launch for all layers (nvidia/few_rows_chain.cl).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 
 from llmcl.kernels.common.cost import fused_cost
@@ -23,6 +23,8 @@ from llmcl.kernels.nvidia.attention import (
     prompt_unit_bytes,
     unit_bytes,
 )
+from llmcl.kernels.nvidia.chain_link import MOST_ROWS, NORM, NORM_PARTS, WARP, Link, is_of, norm_link, with_arg
+from llmcl.kernels.nvidia.expert_links import EXPERTS, mixture_at, mixture_links
 from llmcl.kernels.nvidia.linear import supports_ptx
 from llmcl.kernels.nvidia.linear_few_rows import (
     HOPPER_LOCAL_BYTES,
@@ -30,14 +32,14 @@ from llmcl.kernels.nvidia.linear_few_rows import (
     FewRowsShape,
     NvidiaLinearFewRows,
     fitting_shape,
+    group_bytes,
     local_bytes,
-    piece_bytes,
 )
 from llmcl.runtime.device import Buffer, Device, KernelArg, Launch
 from llmcl.runtime.program import KernelSource, read_source
 
 FILE = "nvidia/few_rows_chain.cl"
-PRODUCT, NORM = NvidiaLinearFewRows.file, "nvidia/rms_norm_token.cl"
+PRODUCT = NvidiaLinearFewRows.file
 ATTENTION, APPEND = NvidiaAttentionDecode.file, NvidiaRopeAppend.file
 PROMPT, PROMPT_LINK = HopperAttentionPrefill.file, "nvidia/attention_short_prompt.cl"
 ADJUST, ADJUST_LINK = "portable/qkv_adjust.cl", "nvidia/adjust_heads.cl"
@@ -50,11 +52,10 @@ PROMPT_ROWS = 8  # ROWS of nvidia/attention_short_prompt.cl
 PROMPT_SPLITS = 32  # of the keys that a short prompt's attention takes from the cache, at most
 K_PARTS = 2  # of the columns of a product that a norm follows, each of groups of its own
 SUPER_BLOCK_ROWS = 16  # of a step up to which that is quicker for weights in super-blocks
-MOST_ROWS, MOST_ROWS_BETWEEN = 32, 16  # of a step; where attention is no link. Of more it was not measured
+MOST_ROWS_BETWEEN = 16  # of a step where attention is no link
 MOST_BUFFERS = 500  # arguments of a kernel: 4352 bytes
 ON_A_UNIT = 2  # groups on a compute unit at once
 GROUP_WARPS = 8, 4  # of a group
-WARP = 32
 # Types of the arguments; of attention those beside keys and values, which come after the state.
 PRODUCT_PARAMS = (
     *("__global const uchar*", "__global const uint4*", "__global void*", "__global const int*", "int"),
@@ -62,38 +63,11 @@ PRODUCT_PARAMS = (
 )
 ADJUST_PARAMS = "__global float*", "__global const float*", "__global const float*"
 APPEND_PARAMS = "__global float*", "__global const float*", "__global const int*"
-NORM_PARAMS = (
-    *("__global float*", "__global const float*", "__global uint4*", "__global const int*"),
-    "__global const float*",
-)
 PROMPT_PARAMS = "__global const float*", "__global const float*", "__global const int*"
 ATTENTION_PARAMS = (
     *("__global const float*", "__global const float*", "__global const int*"),
     *("__global float*", "__global float*", "__global void*", "__global int*"),
 )
-
-
-@dataclass(frozen=True)
-class Link:
-    """A launch as it is in a chain. args, params: its arguments and their types; n_groups: of a step of as many rows as
-    there may be; call: what a group does, with {kind} and {args}; local: bytes of local memory; rows: whose scales are
-    there; parts: of its results, each of which has a counter.
-    """
-
-    source: KernelSource
-    args: Sequence[KernelArg]
-    params: tuple[str, ...]
-    n_groups: int
-    call: str
-    local: int
-    rows: int
-    parts: int = 1
-
-    @property
-    def key(self) -> str:
-        """The same of links that are calls of one function, but for buffers."""
-        numbers = [arg for arg in self.args if not isinstance(arg, Buffer)]
-        return repr((self.source.file, sorted(self.source.constants.items()), numbers))
 
 
 class NvidiaFewRowsChain(PersistentStep):
@@ -123,38 +97,54 @@ class NvidiaFewRowsChain(PersistentStep):
 
 def chains(launches: Sequence[Launch], max_rows: int) -> list[list[Launch]]:
     """The launches in order, those together that follow one another in a chain."""
-    befores = [None, *launches[:-1]]
-    able = [_is_link(launch, before, max_rows) for launch, before in zip(launches, befores, strict=True)]
-    with_attention = any(is_link and _is_attention(launch) for is_link, launch in zip(able, launches, strict=True))
+    units = _units(launches, max_rows)
+    with_attention = any(is_link and any(map(_is_attention, unit)) for is_link, unit in units)
     if max_rows > (MOST_ROWS if with_attention else MOST_ROWS_BETWEEN):
         return [[launch] for launch in launches]
     found: list[list[Launch]] = []
-    for is_link, neighbours in groupby(zip(able, launches, strict=True), lambda pair: pair[0]):
-        of_kind = [launch for _, launch in neighbours]
-        if not is_link or all(map(_is_attention, of_kind)):
-            found += [[launch] for launch in of_kind]
+    for is_link, neighbours in groupby(units, lambda pair: pair[0]):
+        of_kind = [unit for _, unit in neighbours]
+        if not is_link or all(_is_attention(launch) for unit in of_kind for launch in unit):
+            found += [[launch] for unit in of_kind for launch in unit]
             continue
         buffers = set[int]()
-        for launch in of_kind:
-            buffers |= _buffers(launch)
-            # A prompt's attention stays with what appends its keys: they are one link.
-            if launch is of_kind[0] or (len(buffers) > MOST_BUFFERS and not _is(launch, PROMPT)):
-                buffers = _buffers(launch)
+        for unit in of_kind:
+            of_unit = {id_of for launch in unit for id_of in _buffers(launch)}
+            buffers |= of_unit
+            if unit is of_kind[0] or len(buffers) > MOST_BUFFERS:
+                buffers = of_unit
                 found.append([])
-            found[-1].append(launch)
+            found[-1] += unit
     return found
+
+
+def _units(launches: Sequence[Launch], max_rows: int) -> list[tuple[bool, list[Launch]]]:
+    """The launches in order, and whether they may be links; those together that are so together alone: a mixture of
+    experts, and a prompt's attention with what appends its keys.
+    """
+    units: list[tuple[bool, list[Launch]]] = []
+    at = 0
+    while at < len(launches):
+        if (mixture := mixture_at(launches, at)) is not None:
+            units.append((True, [*mixture.launches]))
+            at += len(mixture.launches)
+            continue
+        launch, before = launches[at], launches[at - 1] if at else None
+        is_link = _is_link(launch, before, max_rows)
+        if is_link and is_of(launch, PROMPT):
+            units[-1][1].append(launch)
+        else:
+            units.append((is_link, [launch]))
+        at += 1
+    return units
 
 
 def _buffers(launch: Launch) -> set[int]:
     return {id(arg) for arg in launch.args if isinstance(arg, Buffer)}
 
 
-def _is(launch: Launch, *files: str) -> bool:
-    return isinstance(launch.source, KernelSource) and launch.source.file in files
-
-
 def _is_attention(launch: Launch) -> bool:
-    return _is(launch, ATTENTION, PROMPT)
+    return is_of(launch, ATTENTION, PROMPT)
 
 
 def _is_link(launch: Launch, before: Launch | None, max_rows: int) -> bool:
@@ -166,7 +156,7 @@ def _is_link(launch: Launch, before: Launch | None, max_rows: int) -> bool:
     if source.file == APPEND:  # of one sequence
         return "STATE_PIECES" not in source.constants
     if source.file == PROMPT:  # the same, of keys appended by the launch before, without functions of the user's
-        if before is None or not _is(before, APPEND) or before.args[3] is not launch.args[2] or source.prelude:
+        if before is None or not is_of(before, APPEND) or before.args[3] is not launch.args[2] or source.prelude:
             return False
         appended = number_of(source_of(before), "N_KV_HEADS")  # 0 where another layer's keys are taken
         return appended == number_of(source, "N_KV_HEADS") and "STATE_PIECES" not in source.constants
@@ -185,6 +175,8 @@ def group_warps(launches: Sequence[Launch]) -> int:
     sources, share = [source_of(launch) for launch in launches], HOPPER_LOCAL_BYTES // ON_A_UNIT
     attentions = [source for source in sources if source.file == ATTENTION]
     if any(_attention_bytes(source, most) > share for source in attentions):
+        return least
+    if any(source.file == EXPERTS for source in sources):  # beside which the others take many registers
         return least
     if any(not is_16_bit(weight_dtype(source)) for source in sources if source.file == PRODUCT):
         return most
@@ -206,13 +198,20 @@ def chained(device: Device, launches: Sequence[Launch], max_rows: int, state: St
     """These launches as one, of a step of at most so many rows."""
     warps, places = group_warps(launches), ON_A_UNIT * device.compute_units
     links: list[Link] = []
-    heads = max((number_of(source_of(launch), "N_Q_HEADS") for launch in launches if _is(launch, PROMPT)), default=1)
+    heads = max((number_of(source_of(launch), "N_Q_HEADS") for launch in launches if is_of(launch, PROMPT)), default=1)
     arrivals = device.zeros(4 * max_rows * heads, "arrivals")  # of one link at a time, each of which leaves zeros
-    for i, launch in enumerate(launches):
-        if _is(launch, PROMPT):
-            links[-1] = _prompt_link(launch, launches[i - 1], max_rows, warps, state, arrivals)
+    at = 0
+    while at < len(launches):
+        launch = launches[at]
+        if (mixture := mixture_at(launches, at)) is not None:
+            links += mixture_links(mixture, max_rows, warps, places, HOPPER_LOCAL_BYTES // ON_A_UNIT, state)
+            at += len(mixture.launches)
+            continue
+        if is_of(launch, PROMPT):
+            links[-1] = _prompt_link(launch, launches[at - 1], max_rows, warps, state, arrivals)
         else:
             links.append(_link(launch, max_rows, warps, places))
+        at += 1
     links = _in_parts(_over_groups(links, max_rows, places, state))
     kinds: dict[str, int] = {}
     functions, calls = "", ""
@@ -314,7 +313,7 @@ def _over_groups(links: list[Link], max_rows: int, places: int, state: StepState
             n_groups=K_PARTS * maker.n_groups,
         )
         own = with_constants(norm, PARTS=K_PARTS - 1, MAX_ROWS=max_rows)
-        found[i + 1] = replace(taker, source=own, args=[*taker.args[:-1], sums])
+        found[i + 1] = replace(taker, source=own, args=with_arg(taker.args, NORM_PARTS, sums))
     return found
 
 
@@ -329,10 +328,7 @@ def _choice(choices: Sequence[tuple[int, str]]) -> str:
 def _link(launch: Launch, max_rows: int, warps: int, places: int) -> Link:
     source = source_of(launch)
     if source.file == NORM:
-        call = "rms_norm_unit_{kind}(group, scales, before, count, {args});"
-        own = with_constants(source, GROUP_ITEMS=WARP * warps)
-        args = [*launch.args, launch.args[0]]  # of parts that there are none of
-        return Link(own, args, NORM_PARAMS, max_rows, call, 0, warps)
+        return norm_link(source, launch.args, max_rows, warps)
     if source.file == ADJUST:
         return _adjust_link(launch, source, max_rows, warps)
     if source.file == ATTENTION:
@@ -346,7 +342,8 @@ def _link(launch: Launch, max_rows: int, warps: int, places: int) -> Link:
     own, shape = product_source(launch, warps, places)
     call = "few_rows_unit_{kind}(group, buffers, scales, before, count, {args});"
     n_groups = -(-number_of(own, "N_TILES") // shape.tiles)
-    return Link(own, launch.args, PRODUCT_PARAMS, n_groups, call, group_bytes(own, shape), number_of(own, "MAX_ROWS"))
+    rows = number_of(own, "MAX_ROWS")
+    return Link(own, launch.args, PRODUCT_PARAMS, n_groups, call, group_bytes(weight_dtype(own), shape, rows), rows)
 
 
 def _adjust_link(launch: Launch, source: KernelSource, max_rows: int, warps: int) -> Link:
@@ -416,10 +413,3 @@ def product_source(launch: Launch, warps: int, places: int) -> tuple[KernelSourc
     shape = fitting_shape(dtype, tiles, warps, at_once, rows, local)
     own = {"TILES": shape.tiles, "WARPS": shape.warps, "STAGES": shape.stages, "DEPTH": shape.depth}
     return with_constants(source, **own), shape
-
-
-def group_bytes(source: KernelSource, shape: FewRowsShape) -> int:
-    """LOCAL_BYTES of nvidia/linear_few_rows.cl."""
-    rows = number_of(source, "MAX_ROWS")
-    stage = shape.depth * (shape.tiles * piece_bytes(weight_dtype(source)) + 2 * PIECE_COLUMNS * rows)
-    return shape.warps * max(shape.stages * stage, 64 * shape.tiles * rows)

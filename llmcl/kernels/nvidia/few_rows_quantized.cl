@@ -1,5 +1,6 @@
 // The same of a quantised weight as nvidia/few_rows_16_bit.cl: its numbers become float16 in registers, q d or q d + m, with
-// d and m rounded to float16 where a format has them as products.
+// d and m rounded to float16 where a format has them as products. Of mxfp4, whose scales are beyond float16, it is the codes in
+// units of 1 / CODE_UNIT, and the sums of a piece are multiplied with the rows' scales.
 //
 // A piece is a group of tiles.cl, with the k formats after it the head of its super-block. A lane has the columns
 // 4 t .. 4 t + 3 and 16 further on: a word of nibbles for each row.
@@ -38,6 +39,42 @@ inline void row_words(uint words[ROW_COUNT], const __local uchar* piece, const i
 #endif
 }
 
+#if WEIGHT_IS(mxfp4)
+#define CODE_UNIT 16384.0f
+
+// Of rows 2 m and 2 m + 1 of the lane's in the order of a result's numbers: 2^(e - 127).
+inline void row_factors(float4 factors[TILES], const __local uchar* pieces, const int lane) {
+    const int first = lane / 4 * ROW_COUNT;
+    const __local ushort* scales = (const __local ushort*)(pieces + first / 16 * (PIECE_SLOTS * 16) + first % 16);
+#pragma unroll
+    for (int m = 0; m < TILES; ++m) {
+        const uint two = scales[m];
+        const float a = as_float((two & 255) << 23), b = as_float(two >> 8 << 23);
+        factors[m] = (float4)(a, a, b, b);
+    }
+}
+
+// a[h][m] as below. A code is a sign, two bits of exponent and one of mantissa: in their places in the upper byte of a half they
+// are 1 / CODE_UNIT of the value.
+inline void fragments(uint4 a[2][TILES], const __local uchar* pieces, const int lane) {
+    const int first = lane / 4 * ROW_COUNT, t = lane % 4, row = first % 16;
+    uint codes[ROW_COUNT];
+    row_words(codes, pieces + first / 16 * (PIECE_SLOTS * 16), t, row);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        uint v[2][ROW_COUNT];
+#pragma unroll
+        for (int i = 0; i < ROW_COUNT; ++i) {
+            const uint code = h ? codes[i] : codes[i] << 4;
+            const uint upper = (code & 0x80808080u) | (code >> 3 & 0x0e0e0e0eu);
+            v[0][i] = permute(upper, 0, 0x1404);
+            v[1][i] = permute(upper, 0, 0x3424);
+        }
+#pragma unroll
+        for (int m = 0; m < TILES; ++m) a[h][m] = (uint4)(v[0][2 * m], v[0][2 * m + 1], v[1][2 * m], v[1][2 * m + 1]);
+    }
+}
+#else
 // The lane's halves of those at p, each in both halves of a word.
 inline void row_halves(uint halves[ROW_COUNT], const __local uchar* p, const int row) {
 #pragma unroll
@@ -133,6 +170,8 @@ inline void fragments(uint4 a[2][TILES], const __local uchar* pieces, const int 
         for (int m = 0; m < TILES; ++m) a[h][m] = (uint4)(v[0][2 * m], v[0][2 * m + 1], v[1][2 * m], v[1][2 * m + 1]);
     }
 }
+
+#endif
 
 // What these meet: the same columns of token lane / 4, two words for each h.
 inline uint4 activations(const __local uint4* block, const int lane) {

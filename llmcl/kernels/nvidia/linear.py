@@ -108,11 +108,17 @@ class TensorCoreLayout(ActivationLayout):
                 local=(256,),
                 cost=per_token(6.0 * k),
             )
+        return self.pack_rows(device, x, rows, step)
+
+    def pack_rows(self, device: Device, x: Buffer, rows: PackedActivations, step: StepState, slots: int = 1) -> Launch:
+        """slots: rows of a token."""
+        k = rows.k
         constants = {
             **step_state.CONSTANTS,
             "WEIGHT": KERNEL_NAMES[self.dtype],
             "K": k,
             "BLOCKS": self.blocks,
+            "SLOTS": slots,
             "LOCAL_SIZE": 128,
         }
         return device.launch(
@@ -120,9 +126,9 @@ class TensorCoreLayout(ActivationLayout):
             "pack_activations",
             constants,
             [x, rows.buffer, step.state],
-            groups=(lambda n: (-(-k // 128), -(-n // 8))) if self.blocks else (lambda n: (-(-k // 1024), n)),
+            groups=(lambda n: (-(-k // 128), -(-n * slots // 8))) if self.blocks else (lambda n: (-(-k // 1024), n)),
             local=(128, 1),
-            cost=per_token(6.0 * k),
+            cost=per_token(6.0 * k * slots),
         )
 
 

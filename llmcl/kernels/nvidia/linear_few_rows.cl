@@ -28,6 +28,8 @@
 // columns are those of several groups, which then read less of x: the first adds its sums to y, the others leave theirs in
 // `squares`, float [K_PARTS - 1][MAX_ROWS][OUT_STRIDE], for the norm that follows.
 //
+// With EXPERTS it is what nvidia/experts_few_rows.cl is made of: the tokens are those of a block, whose rows may lie anywhere.
+//
 // Index space: groups (ceil(N_TILES / TILES)) of 32 WARPS; with K_PARTS so many for each of them, the first parts first.
 // Build: WEIGHT, K (a multiple of 32), N, N_TILES, OUT_STRIDE, EPILOGUE, MAX_ROWS (a multiple of 8), TILES (1, 2 or 4; with
 // a gate 2 or 4), WARPS, STAGES (3 or more), DEPTH, PACKED_OUT (OUT_STRIDE a multiple of 32, EPILOGUE not the one that
@@ -36,11 +38,12 @@
 // Local memory: LOCAL_BYTES and 4 MAX_ROWS.
 #if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(N_TILES) || !defined(OUT_STRIDE) || !defined(EPILOGUE) || \
     !defined(MAX_ROWS) || !defined(TILES) || !defined(WARPS) || !defined(STAGES) || !defined(DEPTH) ||                   \
-    !defined(PACKED_OUT) || !defined(LEAVES) || !defined(SCALED) || !defined(STATE_N_TOKENS)
+    !defined(PACKED_OUT) || !defined(LEAVES) || !defined(SCALED) || (!defined(STATE_N_TOKENS) && !EXPERTS)
 #error "nvidia/linear_few_rows.cl needs the build constants named in its head"
 #endif
 #include "common/tiles.cl"
 #include "nvidia/ptx.cl"
+#define SCALES_AFTER WEIGHT_IS(mxfp4)  // of a row's 32 columns, whose codes alone are multiplied
 #if QUANTIZED
 #include "nvidia/few_rows_quantized.cl"
 #else
@@ -79,6 +82,14 @@
 #endif
 #ifndef OUT  // where nothing is left in 16 bits
 #define OUT OPERAND
+#endif
+#ifndef EXPERTS
+#define EXPERTS 0
+#endif
+#if EXPERTS
+#define SUMS_AT_ONCE 2  // of the warps: one warp adds them all, in few registers
+#else
+#define SUMS_AT_ONCE WARPS
 #endif
 
 // Where a warp copies from.
@@ -136,7 +147,18 @@ typedef struct {
     __local const float* scales;  // of a token
     int out_row, n;
     bool adds;                    // to y, where it is a sum
+#if EXPERTS
+    int2 rows;                    // of out, those of the lane's two tokens
+    float2 weights;               // of these
+    __global const float* bias;   // of the expert's rows
+#endif
 } target;
+
+#if EXPERTS
+#define ROW_OF(to, token) ((token) % 2 ? (to)->rows.y : (to)->rows.x)
+#else
+#define ROW_OF(to, token) (token)
+#endif
 
 // Leaves a lane's values v of a token in 16 bits, `column` being the first.
 inline void write_packed(__global uint* to, const float v[ROWS], const int token, const int column) {
@@ -156,10 +178,10 @@ inline void write_packed(__global uint* to, const float v[ROWS], const int token
 // What a lane does with its rows of a token: v in order of rows, with an addition as they are then.
 inline void write_rows(float v[ROWS], const target* to, const int token, const int row) {
 #if PACKED_OUT
-    if (row < N) write_packed((__global uint*)to->out, v, token, to->out_row + row);
+    if (row < N && (!EXPERTS || token < to->n)) write_packed((__global uint*)to->out, v, ROW_OF(to, token), to->out_row + row);
 #else
     if (token >= to->n) return;
-    __global float* y = (__global float*)to->out + (size_t)token * OUT_STRIDE + to->out_row + row;
+        __global float* y = (__global float*)to->out + (size_t)ROW_OF(to, token) * OUT_STRIDE + to->out_row + row;
 #if N % 16 == 0 && OUT_STRIDE % 4 == 0
     if (row >= N) return;
 #pragma unroll
@@ -203,10 +225,28 @@ inline void leave_normed(float v[ROWS], const target* to, const int token, const
 }
 #endif
 
+#if EXPERTS
+// Adds the expert's bias to the rows v of a token, and multiplies them with its weight.
+inline void weigh(float v[ROWS], const target* to, const int token, const int row) {
+    const float weight = token % 2 ? to->weights.y : to->weights.x;
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+#if BIAS
+        v[i] += to->bias[min(row + i, N - 1)];
+#endif
+        v[i] *= weight;
+    }
+}
+#endif
+
 // The epilogue of a warp's rows and 8 tokens. v[m]: rows 2 m and 2 m + 1 of the lane's; of each tokens 2 t and 2 t + 1.
 inline void finish(float4 v[TILES], const target* to, const int first_tile, const int block, const int lane) {
     const int g = lane / 4, token = block * 8 + 2 * (lane % 4);
     float y[ROWS];
+#if SCALES_AFTER
+#pragma unroll
+    for (int m = 0; m < TILES; ++m) v[m] *= CODE_UNIT;
+#endif
 #if SCALED
     const float2 scales = vload2(0, to->scales + token);
 #pragma unroll
@@ -220,8 +260,17 @@ inline void finish(float4 v[TILES], const target* to, const int first_tile, cons
         const float2 mine = up ? (float2)(v[m].y, v[m].w) : (float2)(v[m].x, v[m].z);
         const float2 given = up ? (float2)(v[m].x, v[m].z) : (float2)(v[m].y, v[m].w);
         const float2 other = (float2)(shuffle_xor(given.x, 32 / TILES), shuffle_xor(given.y, 32 / TILES));
-        const float2 gates = up ? other : mine, ups = up ? mine : other;
+        float2 gates = up ? other : mine, ups = up ? mine : other;
+#if EXPERTS && BIAS
+        const int row = first_tile * 8 + g / (16 / TILES) * 16 + g % (8 / TILES) * ROWS + 2 * m;
+        gates += vload2(0, to->bias + min(row, N - 2));
+        ups += vload2(0, to->bias + N + min(row, N - 2));
+#endif
+#if GATE == GATE_CLAMPED_SWIGLU
+        const float2 result = APPLY_GATE(gates, ups, native_exp, float2);
+#else
         const float2 result = native_divide(gates, 1.0f + native_exp(GATE_MINUS_Z(gates))) * ups;
+#endif
         y[2 * m] = result.x;
         y[2 * m + 1] = result.y;
     }
@@ -232,6 +281,9 @@ inline void finish(float4 v[TILES], const target* to, const int first_tile, cons
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
         for (int m = 0; m < TILES; ++m) y[2 * m] = i ? v[m].y : v[m].x, y[2 * m + 1] = i ? v[m].w : v[m].z;
+#if EXPERTS
+        weigh(y, to, token + i, row);
+#endif
         write_rows(y, to, token + i, row);
 #if LEAVES
         leave_normed(y, to, token + i, row, lane);
@@ -240,20 +292,13 @@ inline void finish(float4 v[TILES], const target* to, const int first_tile, cons
 #endif
 }
 
-// What group number `group` does. buffers: LOCAL_BYTES; scales: [MAX_ROWS]. With CHAINED it waits for `done` to be `count` before it
-// reads what others have written; 0: for nothing. Counters of parts are COUNTER_WORDS apart.
-inline void few_rows_unit(const int group, __local uint4* buffers, __local float* scales, volatile __global const uint* done,
-                          const uint count, __global const uchar* weight, __global const uint4* x, __global void* out,
-                          __global const int* state, const int out_row, __global const float* norm, __global uint* normed,
-                          __global float* squares) {
-    const int lane = get_local_id(0) % WARP, warp = get_local_id(0) / WARP;
-    const int k_part = K_PARTS > 1 ? group / PART_GROUPS : 0, tile = (group - k_part * PART_GROUPS) * TILES;
-    const int n = state[STATE_N_TOKENS];
-    const __local uchar* stages = (const __local uchar*)buffers + warp * (STAGES * STAGE_BYTES);
+// The sums of a warp's pieces. stages: the warp's; done, count, first_step: what it waits for before it reads x, and of x the step that
+// it begins with.
+inline void add_pieces(float4 acc[BLOCKS][TILES], const source* from, const __local uchar* stages, const int warp,
+                       volatile __global const uint* done, const uint count, const int first_step, __local float* scales,
+                       __global const float* squares, const int n) {
     const uint to_stages = local_address(stages);
-    const source from = {weight + (size_t)tile * TILE_BYTES, x + lane, N_TILES - tile, lane, k_part * PIECES, n - lane % 8};
-
-    float4 acc[BLOCKS][TILES];
+    const int lane = from->lane;
 #pragma unroll
     for (int j = 0; j < BLOCKS; ++j)
 #pragma unroll
@@ -263,9 +308,8 @@ inline void few_rows_unit(const int group, __local uint4* buffers, __local float
     // The weights of all stages are on their way while it waits; the first stage is then there when all of them are.
 #pragma unroll
     for (int step = 0; step < STAGES - 1; ++step)
-        if (step < STEPS) fetch(&from, step, warp, to_stages + step * STAGE_BYTES, true, false);
+        if (step < STEPS) fetch(from, step, warp, to_stages + step * STAGE_BYTES, true, false);
 #if X_PARTS > 1
-    const int first_step = k_part * STEPS;
     int part = first_step / PART_STEPS;  // of x, that the warp waits for next
     for (; part <= (first_step + STEPS_AHEAD - 1) / PART_STEPS; ++part) warp_wait_until(done + part * COUNTER_WORDS, count);
 #else
@@ -274,7 +318,7 @@ inline void few_rows_unit(const int group, __local uint4* buffers, __local float
 #endif
 #pragma unroll
     for (int step = 0; step < STAGES - 1; ++step) {
-        if (step < STEPS) fetch(&from, step, warp, to_stages + step * STAGE_BYTES, !CHAINED, true);
+        if (step < STEPS) fetch(from, step, warp, to_stages + step * STAGE_BYTES, !CHAINED, true);
         copy_commit();
     }
 #if SCALED
@@ -302,11 +346,11 @@ inline void few_rows_unit(const int group, __local uint4* buffers, __local float
         warp_sync();  // the step is there for all lanes, and all have done with the one before
         if (step + STAGES - 1 < STEPS) {
 #if CHAINED && X_PARTS > 1
-            fetch(&from, step + STAGES - 1, warp, to_stages + to, true, false);
+            fetch(from, step + STAGES - 1, warp, to_stages + to, true, false);
             if (first_step + step + STAGES - 1 == part * PART_STEPS) warp_wait_until(done + part++ * COUNTER_WORDS, count);
-            fetch(&from, step + STAGES - 1, warp, to_stages + to, false, true);
+            fetch(from, step + STAGES - 1, warp, to_stages + to, false, true);
 #else
-            fetch(&from, step + STAGES - 1, warp, to_stages + to, true, true);
+            fetch(from, step + STAGES - 1, warp, to_stages + to, true, true);
 #endif
         }
         copy_commit();
@@ -315,13 +359,27 @@ inline void few_rows_unit(const int group, __local uint4* buffers, __local float
             const __local uchar* pieces = stages + at + d * DEPTH_BYTES;
             uint4 a[2][TILES];
             fragments(a, pieces, lane);
+#if SCALES_AFTER
+            float4 factors[TILES];
+            row_factors(factors, pieces, lane);
+#endif
 #pragma unroll
             for (int j = 0; j < BLOCKS; ++j) {
                 const uint4 b = activations((const __local uint4*)(pieces + WEIGHT_BYTES + j * 512), lane);
+#if SCALES_AFTER
+#pragma unroll
+                for (int m = 0; m < TILES; ++m) {
+                    float4 sums = 0.0f;
+                    CAT(mma_, OPERAND)(&sums, a[0][m], b.x, b.y);
+                    CAT(mma_, OPERAND)(&sums, a[1][m], b.z, b.w);
+                    acc[j][m] += sums * factors[m];
+                }
+#else
 #pragma unroll
                 for (int m = 0; m < TILES; ++m) CAT(mma_, OPERAND)(&acc[j][m], a[0][m], b.x, b.y);
 #pragma unroll
                 for (int m = 0; m < TILES; ++m) CAT(mma_, OPERAND)(&acc[j][m], a[1][m], b.z, b.w);
+#endif
             }
         }
         to = at;
@@ -329,29 +387,50 @@ inline void few_rows_unit(const int group, __local uint4* buffers, __local float
     }
     COPY_WAIT_ALL;
     barrier(CLK_LOCAL_MEM_FENCE);
+}
 
-    // Each warp leaves its sums, and takes those of all for some of the blocks.
+// Each warp leaves its sums in `buffers`, and takes those of all for some of the blocks.
+inline void add_warps(float4 acc[BLOCKS][TILES], __local uint4* buffers, const target* to, const int tile, const int warp,
+                      const int lane) {
     __local float4* sums = (__local float4*)buffers + lane;  // [warp][block][tile][lane]
 #pragma unroll
     for (int j = 0; j < BLOCKS; ++j)
 #pragma unroll
         for (int m = 0; m < TILES; ++m) sums[((warp * BLOCKS + j) * TILES + m) * WARP] = acc[j][m];
     barrier(CLK_LOCAL_MEM_FENCE);
-    if (k_part > 0) out = squares + (size_t)(k_part - 1) * MAX_ROWS * OUT_STRIDE;
-    const target to_rows = {out, norm, normed, squares, scales, out_row, n, k_part == 0};
     for (int j = warp; j < BLOCKS; j += WARPS) {
         float4 v[TILES];
 #pragma unroll
         for (int m = 0; m < TILES; ++m) {
             v[m] = 0.0f;
-#pragma unroll
+#pragma unroll SUMS_AT_ONCE
             for (int i = 0; i < WARPS; ++i) v[m] += sums[((i * BLOCKS + j) * TILES + m) * WARP];
         }
-        finish(v, &to_rows, tile, j, lane);
+        finish(v, to, tile, j, lane);
     }
 }
 
-#if !CHAINED
+#if !EXPERTS
+// What group number `group` does. buffers: LOCAL_BYTES; scales: [MAX_ROWS]. With CHAINED it waits for `done` to be `count` before it
+// reads what others have written; 0: for nothing. Counters of parts are COUNTER_WORDS apart.
+inline void few_rows_unit(const int group, __local uint4* buffers, __local float* scales, volatile __global const uint* done,
+                          const uint count, __global const uchar* weight, __global const uint4* x, __global void* out,
+                          __global const int* state, const int out_row, __global const float* norm, __global uint* normed,
+                          __global float* squares) {
+    const int lane = get_local_id(0) % WARP, warp = get_local_id(0) / WARP;
+    const int k_part = K_PARTS > 1 ? group / PART_GROUPS : 0, tile = (group - k_part * PART_GROUPS) * TILES;
+    const int n = state[STATE_N_TOKENS];
+    const __local uchar* stages = (const __local uchar*)buffers + warp * (STAGES * STAGE_BYTES);
+    const source from = {weight + (size_t)tile * TILE_BYTES, x + lane, N_TILES - tile, lane, k_part * PIECES, n - lane % 8};
+    float4 acc[BLOCKS][TILES];
+    add_pieces(acc, &from, stages, warp, done, count, k_part * STEPS, scales, squares, n);
+    if (k_part > 0) out = squares + (size_t)(k_part - 1) * MAX_ROWS * OUT_STRIDE;
+    const target to_rows = {out, norm, normed, squares, scales, out_row, n, k_part == 0};
+    add_warps(acc, buffers, &to_rows, tile, warp, lane);
+}
+#endif
+
+#if !CHAINED && !EXPERTS
 __kernel __attribute__((reqd_work_group_size(GROUP_ITEMS, 1, 1)))
 void linear_few_rows(__global const uchar* weight, __global const uint4* x, __global void* out, __global const int* state,
                      const int out_row, __global const float* norm, __global uint* normed, __global float* squares) {

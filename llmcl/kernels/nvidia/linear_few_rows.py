@@ -78,6 +78,12 @@ def fitting_shape(dtype: str, most: int, warps: int, tiles_at_once: int, max_row
     raise AssertionError(f"{local} bytes of local memory are too few for {max_rows} tokens")
 
 
+def group_bytes(dtype: str, shape: FewRowsShape, max_rows: int) -> int:
+    """LOCAL_BYTES of nvidia/linear_few_rows.cl."""
+    stage = shape.depth * (shape.tiles * piece_bytes(dtype) + 2 * PIECE_COLUMNS * max_rows)
+    return shape.warps * max(shape.stages * stage, 64 * shape.tiles * max_rows)
+
+
 class NvidiaLinearFewRows(LinearFewRows):
     """Weights of 16 bits, or quantised ones that are widened to float16 in registers."""
 

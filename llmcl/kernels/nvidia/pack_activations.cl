@@ -3,20 +3,23 @@
 // x   float [n][K]      to  values beyond float16 become its largest
 //   BLOCKS 0: WEIGHT [n][K]
 //   BLOCKS 1: WEIGHT [ceil(n/8)][K/8][8][8]: blocks of 8 tokens x 8 columns; tokens from n on repeat the last
-// Index space: one work-item 8 values; groups (ceil(K / 8 / LOCAL_SIZE), n), with BLOCKS (ceil(K / LOCAL_SIZE), ceil(n / 8)).
-// Build: WEIGHT (f16 or bf16), K (a multiple of 8), BLOCKS, LOCAL_SIZE.
+// Index space: one work-item 8 values; groups (ceil(K / 8 / LOCAL_SIZE), n), with BLOCKS (ceil(K / LOCAL_SIZE), ceil(n SLOTS / 8)).
+// Build: WEIGHT (f16 or bf16), K (a multiple of 8), BLOCKS, LOCAL_SIZE; with BLOCKS SLOTS (1), rows of a token.
 #if !defined(WEIGHT) || !defined(K) || !defined(BLOCKS) || !defined(LOCAL_SIZE) || !defined(STATE_N_TOKENS)
 #error "nvidia/pack_activations.cl needs the build constants WEIGHT, K, BLOCKS, LOCAL_SIZE and those of the step state"
 #endif
 #include "common/common.cl"
 #include "nvidia/ptx.cl"
+#ifndef SLOTS
+#define SLOTS 1
+#endif
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
 void pack_activations(__global const float* x, __global uint4* to, __global const int* state) {
     const int piece = get_global_id(0);
 #if BLOCKS
     if (piece >= K) return;
-    const int row = min((int)get_group_id(1) * 8 + piece % 8, state[STATE_N_TOKENS] - 1), column = piece / 8;
+    const int row = min((int)get_group_id(1) * 8 + piece % 8, state[STATE_N_TOKENS] * SLOTS - 1), column = piece / 8;
     to += (size_t)get_group_id(1) * K;
 #else
     if (piece >= K / 8) return;

@@ -23,6 +23,8 @@ inline float shuffle_from(const float v, const int lane) {
     return r;
 }
 
+inline int shuffle_int_from(const int v, const int lane) { return as_int(shuffle_from(as_float(v), lane)); }
+
 inline float warp_max(float v) {
     for (int mask = 16; mask > 0; mask /= 2) v = fmax(v, shuffle_xor(v, mask));
     return v;
@@ -31,6 +33,18 @@ inline float warp_max(float v) {
 inline float warp_sum(float v) {
     for (int mask = 16; mask > 0; mask /= 2) v += shuffle_xor(v, mask);
     return v;
+}
+
+// sm_80 and later.
+inline uint warp_max_uint(const uint v) {
+    uint r;
+    asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(r) : "r"(v));
+    return r;
+}
+inline uint warp_min_uint(const uint v) {
+    uint r;
+    asm volatile("redux.sync.min.u32 %0, %1, 0xffffffff;" : "=r"(r) : "r"(v));
+    return r;
 }
 
 // Whether it is so in any lane. A loop that goes on for all lanes or for none keeps the warp together, as shuffles and barriers

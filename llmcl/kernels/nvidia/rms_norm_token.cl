@@ -3,7 +3,8 @@
 // x  float [n][HIDDEN]    weight  float [HIDDEN]    out  OUT [ceil(n/8)][HIDDEN/8][8][8], tokens from n on are not written
 // Index space: n work-groups of GROUP_ITEMS; a work-item has every GROUP_ITEMS-th run of 8 columns. With CHAINED it is a function of
 // nvidia/few_rows_chain.cl, `rms_norm_unit`, and x is what other groups of the same launch have written; with PARTS (0) x becomes its sum
-// with so many others first, parts float [PARTS][MAX_ROWS][HIDDEN].
+// with so many others first, parts float [PARTS][MAX_ROWS][HIDDEN], or with PARTS_OF_TOKEN [MAX_ROWS][PARTS][HIDDEN]; with HAS_ADDED
+// also with added float [HIDDEN]. With HAS_ROWS what is normalised is left in rows float [n][HIDDEN], too.
 // Build: OUT (f16 or bf16), HIDDEN (a multiple of 8), EPS, GROUP_ITEMS (256). Local memory: 4 bytes a warp.
 #if !defined(OUT) || !defined(HIDDEN) || !defined(EPS)
 #error "nvidia/rms_norm_token.cl needs the build constants OUT, HIDDEN and EPS"
@@ -26,13 +27,23 @@
 #define PARTS 0
 #define MAX_ROWS 0
 #endif
+#ifndef PARTS_OF_TOKEN
+#define PARTS_OF_TOKEN 0
+#endif
+#ifndef HAS_ADDED
+#define HAS_ADDED 0
+#endif
+#ifndef HAS_ROWS
+#define HAS_ROWS 0
+#endif
+#define PARTS_AT_ONCE 4
 #define RUNS (HIDDEN / 8)
 #define RUNS_EACH ((RUNS + GROUP_ITEMS - 1) / GROUP_ITEMS)
 
 // What the group of a token does. sums: [GROUP_ITEMS / WARP]. done, count: as of few_rows_unit in nvidia/linear_few_rows.cl.
 inline void rms_norm_unit(const int token, __local float* sums, volatile __global const uint* done, const uint count,
                           __global float* x, __global const float* weight, __global uint4* out, __global const int* state,
-                          __global const float* parts) {
+                          __global const float* parts, __global const float* added, __global float* rows) {
     const int lid = get_local_id(0);
 #if CHAINED
     if (token >= state[STATE_N_TOKENS]) return;  // as many groups as a step may have rows
@@ -53,12 +64,13 @@ inline void rms_norm_unit(const int token, __local float* sums, volatile __globa
         const int run = lid + i * GROUP_ITEMS;
         const bool there = RUNS % GROUP_ITEMS == 0 || run < RUNS;
         v[i] = there ? LOAD8(run, x) : 0.0f;
-        float8 others[PARTS + 1];
-#pragma unroll
-        for (int p = 0; p < PARTS; ++p) others[p] = there ? LOAD8(run, parts + ((size_t)p * MAX_ROWS + token) * HIDDEN) : 0.0f;
-#pragma unroll
-        for (int p = 0; p < PARTS; ++p) v[i] += others[p];
-        if (PARTS > 0 && there) vstore8(v[i], run, x);
+        if (HAS_ADDED && there) v[i] += vload8(run, added);
+#pragma unroll PARTS_AT_ONCE
+        for (int p = 0; p < PARTS; ++p) {
+            const size_t row = PARTS_OF_TOKEN ? token * PARTS + p : p * MAX_ROWS + token;
+            v[i] += there ? LOAD8(run, parts + row * HIDDEN) : 0.0f;
+        }
+        if ((PARTS > 0 || HAS_ADDED) && there) vstore8(v[i], run, x);
     }
 #pragma unroll
     for (int i = 0; i < RUNS_EACH; ++i) {
@@ -78,6 +90,7 @@ inline void rms_norm_unit(const int token, __local float* sums, volatile __globa
     for (int i = 0; i < RUNS_EACH; ++i) {
         const int run = lid + i * GROUP_ITEMS;
         const float8 y = v[i] * scale * w[i];
+        if (HAS_ROWS && (RUNS % GROUP_ITEMS == 0 || run < RUNS)) vstore8(y, run, rows + (size_t)token * HIDDEN);
         if (RUNS % GROUP_ITEMS == 0 || run < RUNS)
             out[run * 8] = (uint4)(CAT(narrow_, OUT)(y.s0, y.s1), CAT(narrow_, OUT)(y.s2, y.s3),
                                    CAT(narrow_, OUT)(y.s4, y.s5), CAT(narrow_, OUT)(y.s6, y.s7));
@@ -88,6 +101,6 @@ inline void rms_norm_unit(const int token, __local float* sums, volatile __globa
 __kernel __attribute__((reqd_work_group_size(GROUP_ITEMS, 1, 1)))
 void rms_norm(__global float* x, __global const float* weight, __global uint4* out, __global const int* state) {
     __local float sums[GROUP_ITEMS / WARP];
-    rms_norm_unit(get_group_id(0), sums, 0, 0, x, weight, out, state, 0);
+    rms_norm_unit(get_group_id(0), sums, 0, 0, x, weight, out, state, 0, 0, 0);
 }
 #endif

@@ -9,7 +9,12 @@ from llmcl.kernels.portable.attention import (
     PortablePackKeys,
     PortableRopeAppend,
 )
-from llmcl.kernels.portable.experts import PortableExpertsDown, PortableExpertsGateUp, PortableExpertsPrefill
+from llmcl.kernels.portable.experts import (
+    PortableExpertsDown,
+    PortableExpertsFewRows,
+    PortableExpertsGateUp,
+    PortableExpertsPrefill,
+)
 from llmcl.kernels.portable.int8_linear import Int8LinearDecode, Int8LinearFewRows
 from llmcl.kernels.portable.latent import PortableLatentAttention, PortableLinearHeads
 from llmcl.kernels.portable.layer_chain import PortableLayerChain
@@ -23,6 +28,7 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     PortableLinearPrefill(),
     PortableExpertsGateUp(),
     PortableExpertsDown(),
+    PortableExpertsFewRows(),
     PortableExpertsPrefill(),
     PortableAttentionDecode(),
     PortableAttentionPrefill(),

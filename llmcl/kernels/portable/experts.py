@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from llmcl.kernels.common.dtype import QUANTIZED
 from llmcl.kernels.common.experts import (
     BLOCK_ROWS,
     ExpertProduct,
     ExpertsDown,
+    ExpertsFewRows,
     ExpertsGateUp,
     ExpertsPrefill,
     Size,
     block_count,
 )
+from llmcl.kernels.common.sizes import has_few_registers
 from llmcl.kernels.portable.linear import decode_size, has_small_blocks
 from llmcl.runtime.device import Device
+
+FEW_ROWS_EXPECTED = 4  # tokens of a step of few, whose work-groups fill the device together
 
 
 class PortableExpertsGateUp(ExpertsGateUp):
@@ -35,6 +40,25 @@ class PortableExpertsDown(ExpertsDown):
     def size(self, device: Device, product: ExpertProduct) -> Size:
         own, width = decode_size(device, product.part.dtype, product.weight.k * product.top_k, product.units)
         return own, lambda n: (product.units, n), (width, 1)
+
+
+class PortableExpertsFewRows(ExpertsFewRows):
+    name, file = "portable", "portable/experts_few_rows.cl"
+    block_rows = 4  # more would take too many registers beside the tiles of gate and up
+
+    def supports_device(self, device: Device) -> bool:
+        return not device.is_cpu  # which multiplies few tokens as many
+
+    def size(self, device: Device, product: ExpertProduct) -> Size:
+        n_experts, top_k = product.weight.n_experts, product.top_k
+        constants, width = decode_size(
+            device, product.part.dtype, product.weight.k, product.units * top_k * FEW_ROWS_EXPECTED
+        )
+        # Two tiles of quantised weights and the sums of several slots spill on Intel's GPUs.
+        is_large = product.tiles_at_once == 2 and product.part.dtype in QUANTIZED and has_few_registers(device)
+        parts = self.block_rows if is_large else 1
+        own = {"LOCAL_SIZE": constants["LOCAL_SIZE"], "BLOCK_ROWS": self.block_rows, "ROWS": self.block_rows // parts}
+        return own, lambda n: (parts * block_count(n, n_experts, top_k, self.block_rows), product.units), (width, 1)
 
 
 class PortableExpertsPrefill(ExpertsPrefill):

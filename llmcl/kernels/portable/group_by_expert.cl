@@ -4,7 +4,7 @@
 //   blocks  = (expert, first place in order, number of slots, in the first how many blocks there are): at most BLOCK_ROWS slots
 //             each; the rest are zeros
 //
-// ids  int [n][TOP_K], those of a token differ     order  int [n TOP_K]     blocks  int4 [ceil(n TOP_K / BLOCK_ROWS) + min(N_EXPERTS, n TOP_K)]
+// ids  int [n][TOP_K], those of a token differ     order  int [n TOP_K]     blocks  int4 [(n TOP_K + (BLOCK_ROWS - 1) min(N_EXPERTS, n TOP_K)) / BLOCK_ROWS]
 // state  int, see STATE_*
 // Index space: one work-group of LOCAL_SIZE. Build: N_EXPERTS, TOP_K, BLOCK_ROWS, LOCAL_SIZE, those of the step state.
 // Local memory: 4 N_EXPERTS bytes, none with a LOCAL_SIZE of 1.
@@ -31,7 +31,7 @@ void group_by_expert(__global const int* ids, __global int* order, __global int4
             first += count;
         }
         blocks[0].w = block;
-        const int n_blocks = (n + BLOCK_ROWS - 1) / BLOCK_ROWS + min(N_EXPERTS, n);
+        const int n_blocks = (n + (BLOCK_ROWS - 1) * min(N_EXPERTS, n)) / BLOCK_ROWS;
         for (; block < n_blocks; ++block) blocks[block] = (int4)(0);
     }
     WAIT;

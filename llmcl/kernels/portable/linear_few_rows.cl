@@ -1,42 +1,17 @@
-// Y = X W^T for few tokens on any device: a work-group multiplies a 16-row tile (two tiles with SWIGLU) with ROWS of them, so that a
-// piece of the tile is read and widened once for all ROWS.
+// Y = X W^T for few tokens on any device: a work-group multiplies a 16-row tile (two tiles with SWIGLU) with ROWS of them.
 //
 //   out[t][r] = epilogue(sum_k W[r][k] x[t][k])        weight  tiles (tiles.cl)    x  float [n][K]    out  float [n][OUT_STRIDE]
 //
-// With DOT (dot4.cl) x is rounded to 8 bits: see round_rows.cl.
-//
 // Index space: (ceil(n / ROWS), units) groups of LOCAL_SIZE: groups with the same tiles are neighbours, of which one reads them from
-// memory and the others from a cache. How the work-items share a tile: portable/tile_product.cl.
+// memory and the others from a cache. How the work-items share a tile: portable/few_rows_product.cl.
 // Build: WEIGHT, K, N, N_TILES, OUT_STRIDE, EPILOGUE, GATE where there is one, ROWS, LOCAL_SIZE (a power of two >= 16), those of the step state.
 // Local memory: 4 LOCAL_SIZE (PIECE_ROWS + 1) bytes, PIECE_ROWS 8 with weights of 16 bits, otherwise 4; less with sub-groups.
 #if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(N_TILES) || !defined(OUT_STRIDE) || !defined(EPILOGUE) || \
     !defined(ROWS) || !defined(LOCAL_SIZE) || !defined(STATE_N_TOKENS)
 #error "portable/linear_few_rows.cl needs the build constants WEIGHT, K, N, N_TILES, OUT_STRIDE, EPILOGUE, ROWS, LOCAL_SIZE and those of the step state"
 #endif
-#define INTEL_LANES 8
-#define SUMS_IN_REGISTERS (SUB_GROUP == 1)  // Intel's; elsewhere they take registers of the other tokens' sums
-#define NORM 0
-#include "portable/tile_pieces.cl"
-#include "portable/sum_of_rows.cl"
-
 #define TILES_AT_ONCE (EPILOGUE == EPILOGUE_SWIGLU ? 2 : 1)
-
-#if DOT
-typedef int row_t;
-#define ROW_STRIDE ROW_WORDS
-inline columns columns_of(__global const int* row, const int p, const uint big) {
-    __global const int* group = row + p / 16 * 8 + p / 4 % 4;
-    const columns found = {group[0], group[4], as_float(row[K / 4 + p / 16])};
-    return found;
-}
-#else
-typedef float row_t;
-#define ROW_STRIDE K
-inline columns columns_of(__global const float* row, const int p, const uint big) {
-    float square = 0.0f;
-    return load_columns(row, row, p, &square, big);
-}
-#endif
+#include "portable/few_rows_product.cl"
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1))) REQUIRE_LANES
 void linear_few_rows(__global const CAT(WEIGHT, _t)* weight, __global const row_t* x, __global float* out,
@@ -47,29 +22,10 @@ void linear_few_rows(__global const CAT(WEIGHT, _t)* weight, __global const row_
     const uint big = 0x4b000000u | (uint)n >> 31;  // n is above 0, which the compiler does not know: see quant_piece.cl
     __global const CAT(WEIGHT, _t)* tile = weight + (size_t)unit * TILES_AT_ONCE * TILE_SIZE;
     __global const row_t* rows[ROWS];
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) rows[r] = x + (size_t)min(first_token + r, n - 1) * ROW_STRIDE;
     float own[TILES_AT_ONCE][ROWS][PIECE_ROWS];
-#pragma unroll
-    for (int r = 0; r < ROWS; ++r) {
-        rows[r] = x + (size_t)min(first_token + r, n - 1) * ROW_STRIDE;
-#pragma unroll
-        for (int t = 0; t < TILES_AT_ONCE; ++t)
-#pragma unroll
-            for (int i = 0; i < PIECE_ROWS; ++i) own[t][r][i] = 0.0f;
-    }
-    piece now[TILES_AT_ONCE];
-    for (int t = 0; t < TILES_AT_ONCE; ++t) now[t] = load_piece(tile + t * TILE_SIZE, min(lid, N_PIECES - 1));
-    for (int p = lid; p < N_PIECES; p += LOCAL_SIZE) {
-        piece next[TILES_AT_ONCE];
-        for (int t = 0; t < TILES_AT_ONCE; ++t) next[t] = load_piece(tile + t * TILE_SIZE, min(p + LOCAL_SIZE, N_PIECES - 1));
-#pragma unroll
-        for (int r = 0; r < ROWS; ++r) {
-            columns c;  // assigned and not initialised: of the latter LLVM makes a call that Oclgrind does not know
-            c = columns_of(rows[r], p, big);
-#pragma unroll
-            for (int t = 0; t < TILES_AT_ONCE; ++t) add_piece(own[t][r], &now[t], &c, p);
-        }
-        for (int t = 0; t < TILES_AT_ONCE; ++t) now[t] = next[t];
-    }
+    add_rows(own, tile, rows, ROWS, lid, big);
     const int row = unit * 16 + lid;
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
