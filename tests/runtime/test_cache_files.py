@@ -142,7 +142,10 @@ def test_a_pipe_among_the_icd_files(empty_cache: Path) -> None:
     assert icd.read_vendor_folder(folder) == {"a.icd": "liba.so"}
 
 
-def test_icd_files_do_not_lie_where_others_may_write(empty_cache: Path) -> None:
+def test_icd_files_do_not_lie_where_others_may_write(
+    empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # a process of tests/run.py ends without what atexit holds
     first = icd.write_entries(empty_cache / "icd", {"a.icd": "liba.so"})
     first.chmod(0o770)
     other = icd.write_entries(empty_cache / "icd", {"a.icd": "liba.so"})

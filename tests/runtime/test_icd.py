@@ -134,10 +134,14 @@ def test_folders_of_environments_that_are_gone_are_removed(tmp_path: Path) -> No
     assert not old.exists()
 
 
-def test_a_cache_that_cannot_be_written_is_replaced_for_this_process(tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_is_replaced_for_this_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     obstacle = tmp_path / "file"
     obstacle.touch()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # a process of tests/run.py ends without what atexit holds
     folder = icd.write_entries(obstacle / "icd", {"a.icd": "liba.so"})
+    assert folder.parent == tmp_path
     assert icd.read_vendor_folder(folder) == {"a.icd": "liba.so"}
 
 
