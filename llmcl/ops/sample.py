@@ -12,7 +12,7 @@ import numpy as np
 
 from llmcl.errors import UsageError, shown
 from llmcl.kernels.common.cost import once
-from llmcl.kernels.common.sizes import columns_a_work_item, widest_group
+from llmcl.kernels.common.sizes import columns_a_work_item, rolls_loops, widest_group
 from llmcl.kernels.common.step_state import StepState, for_rows
 from llmcl.ops.logit_bias import MAX_BIASES, LogitBias
 from llmcl.ops.logprobs import LogProbs, check_alternatives
@@ -177,6 +177,7 @@ class Sampler:
             "N_GROUPS": groups,
             "N_SEQUENCES": step.n_records,
             "LOCAL_SIZE": width,
+            "ROLL_LOOPS": rolls_loops(device),
         }
         local = (width, 1) if step.n_sequences else (width,)
         self.bias = LogitBias(device, logits, vocab_size, step)
@@ -196,10 +197,11 @@ class Sampler:
 
         def bind_largest() -> Launch:
             own = {"WIDTH": columns_a_work_item(device), "LARGEST": LARGEST}
+            groups_own = ("N_GROUPS", "LOCAL_SIZE", "ROLL_LOOPS")
             return device.launch(
                 "portable/sample_largest.cl",
                 "sample_largest",
-                {name: value for name, value in constants.items() if name not in ("N_GROUPS", "LOCAL_SIZE")} | own,
+                {name: value for name, value in constants.items() if name not in groups_own} | own,
                 [logits, self.params, *outputs],
                 groups=for_rows(step, 1),
                 local=(1, 1) if step.n_sequences else (1,),

@@ -25,6 +25,11 @@ def widest_group(device: Device) -> int:
     return power_of_two_at_most(min(256 if device.is_cpu else 1024, device.entry.max_work_group_size))
 
 
+def rolls_loops(device: Device) -> int:
+    """1 where a kernel of wide groups keeps its loops rolled: on a CPU, whose compilers make quicker code of them."""
+    return int(device.is_cpu)
+
+
 def prefill_chunk(device: Device) -> int:
     """Tokens that prefill takes at once: enough to read each weight seldom, few enough for small working buffers."""
     return 512 if device.is_cpu else 2048

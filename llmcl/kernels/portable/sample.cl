@@ -18,7 +18,8 @@
 // A step of several sequences (step_rows.cl) has logits and best of each row, last_seen, counts, sampling and tokens of each
 // sequence, and sampled [STATE_RING][N_SEQUENCES], of which its number says the line.
 // Index space: N_GROUPS groups of LOCAL_SIZE; one group for sample_finish; with several sequences for each row.
-// Build: VOCAB, LOCAL_SIZE (a power of two), N_GROUPS, N_SEQUENCES (1). The host must have checked the ranges of the parameters.
+// Build: VOCAB, LOCAL_SIZE (a power of two), N_GROUPS, N_SEQUENCES (1), ROLL_LOOPS (1: loops without barriers
+// stay rolled). The host must have checked the ranges of the parameters.
 #if !defined(VOCAB) || !defined(LOCAL_SIZE) || !defined(N_GROUPS) || !defined(N_SEQUENCES) || !defined(STATE_STEP) || \
     !defined(SAMPLING_THRESHOLD)
 #error "sample.cl needs the build constants VOCAB, LOCAL_SIZE, N_GROUPS, N_SEQUENCES and those of the step state"

@@ -53,29 +53,26 @@ inline void histogram_of_partition(const int group, __global const float* logits
     const bool by_count = measures_count(sampling);
     for (int i = lid; i < BINS; i += LOCAL_SIZE) own[i] = 0;
     barrier(CLK_LOCAL_MEM_FENCE);
-    float top = -INFINITY;
+    float own_top = -INFINITY, sum = 0.0f;  // the sum relative to the largest so far, so that one pass is enough
     for (int first = partition.x + lid; first < partition.y; first += BATCH * LOCAL_SIZE) {
         float l[BATCH];
         next_logits(l, logits, last_seen, counts, sampling, position, first, partition.y);
-#pragma unroll
-        for (int u = 0; u < BATCH; ++u) {
+        EACH_OF_BATCH(u) {
             if (isnan(l[u])) continue;
-            top = fmax(top, l[u]);
+            const float share = exp(-fabs(l[u] - own_top));
+            if (l[u] > own_top) {
+                sum = sum * share + 1.0f;
+                own_top = l[u];
+            } else if (l[u] > -INFINITY) {
+                sum += share;
+            }
             const int bin = key_of(l[u]) >> BIN_SHIFT;
             const uint measure = measure_of(l[u], bin, by_count);
             if (measure > 0) atomic_add(own + bin, measure);
         }
     }
-    top = reduce_max(top, scratch, lid);
-    float sum = 0.0f;
-    for (int first = partition.x + lid; first < partition.y; first += BATCH * LOCAL_SIZE) {
-        float l[BATCH];
-        next_logits(l, logits, last_seen, counts, sampling, position, first, partition.y);
-#pragma unroll
-        for (int u = 0; u < BATCH; ++u)
-            if (l[u] > -INFINITY) sum += exp(l[u] - top);
-    }
-    sum = reduce_sum(sum, scratch, lid);
+    const float top = reduce_max(own_top, scratch, lid);
+    sum = reduce_sum(own_top > -INFINITY ? sum * exp(own_top - top) : 0.0f, scratch, lid);
     if (lid == 0) best[group] = (float2)(top, sum);
     for (int i = lid; i < BINS; i += LOCAL_SIZE)
         if (own[i] > 0) atomic_add(bins + i, own[i]);
@@ -121,9 +118,9 @@ inline int lowest_bin(__global const int* sampling, __global const float2* best,
     if (lid == 0) {
         float above = 0.0f;
         int block = BINS / BLOCK - 1;
-        while (block > 0 && above + scratch[block] < target) above += scratch[block--];
+        ROLLED while (block > 0 && above + scratch[block] < target) above += scratch[block--];
         int bin = block * BLOCK + BLOCK - 1;
-        while (bin > block * BLOCK && above + measures[bin] < target) above += measures[bin--];
+        ROLLED while (bin > block * BLOCK && above + measures[bin] < target) above += measures[bin--];
         // Here and not as an early return: PoCL compiles what follows a branch around barriers once for each side.
         *found = by_count || top_p < 1.0f ? bin : (int)(key_of(top + log(min_p)) >> BIN_SHIFT);
     }
@@ -147,16 +144,14 @@ inline void candidates_of_partition(const int group, __global const float* logit
         if (lid == 0) taken[0] = 0;
         barrier(CLK_LOCAL_MEM_FENCE);
         next_logits(l, logits, last_seen, counts, sampling, position, begin + lid, partition.y);
-#pragma unroll
-        for (int u = 0; u < BATCH; ++u) {
+        EACH_OF_BATCH(u) {
             place[u] = VOCAB;
             if (!isnan(l[u]) && (int)(key_of(l[u]) >> BIN_SHIFT) >= lowest) place[u] = atomic_inc(taken);
         }
         barrier(CLK_LOCAL_MEM_FENCE);
         if (lid == 0 && taken[0] > 0) taken[1] = atomic_add(bins + BINS, taken[0]);
         barrier(CLK_LOCAL_MEM_FENCE);
-#pragma unroll
-        for (int u = 0; u < BATCH; ++u)
+        EACH_OF_BATCH(u)
             if (place[u] < VOCAB)
                 candidates[taken[1] + place[u]] = (float2)(l[u], as_float(begin + lid + u * LOCAL_SIZE));
     }
@@ -195,9 +190,9 @@ inline uint radix_threshold(__global const float2* candidates, const int n, cons
                 target = min(target, whole);
             }
             int block = 15;
-            while (block > 0 && above + found[block] < target) above += found[block--];
+            ROLLED while (block > 0 && above + found[block] < target) above += found[block--];
             int digit = 16 * block + 15;
-            while (digit > 16 * block && above + histogram[digit] < target) above += histogram[digit--];
+            ROLLED while (digit > 16 * block && above + histogram[digit] < target) above += histogram[digit--];
             found[16] = digit;
             found[17] = above;
             found[18] = target;

@@ -30,10 +30,16 @@ inline int2 partition_of(const int group) { return (int2)(min(VOCAB, group * PAR
 
 // Logits of a work-item's next BATCH tokens, LOCAL_SIZE apart, all asked for before the first is used; past the end NaN.
 #define BATCH 4
+#if ROLL_LOOPS  // on a CPU: unrolled around atomic additions, they make Intel's driver compile longer and slower code
+#define ROLLED _Pragma("unroll 1")
+#define EACH_OF_BATCH(u) ROLLED for (int u = 0; u < BATCH; ++u)
+#else
+#define ROLLED
+#define EACH_OF_BATCH(u) _Pragma("unroll") for (int u = 0; u < BATCH; ++u)
+#endif
 inline void next_logits(float l[BATCH], __global const float* logits, __global const int* last_seen,
                         __global const int* counts, __global const int* sampling, const int position, const int first, const int end) {
-#pragma unroll
-    for (int u = 0; u < BATCH; ++u) {
+    EACH_OF_BATCH(u) {
         const int i = first + u * LOCAL_SIZE;
         l[u] = i < end ? penalized(logits, last_seen, counts, sampling, position, i) : NAN;
     }
