@@ -23,7 +23,7 @@ from llmcl.kernels.nvidia.chain_link import (
     norm_link,
     with_arg,
 )
-from llmcl.kernels.nvidia.experts import NvidiaExpertsFewRows
+from llmcl.kernels.nvidia.experts import TILES, NvidiaExpertsFewRows
 from llmcl.kernels.nvidia.linear_few_rows import NvidiaLinearFewRows, fitting_shape, group_bytes
 from llmcl.runtime.device import Buffer, Launch
 from llmcl.runtime.program import KernelSource
@@ -34,7 +34,6 @@ CHOOSE, GROUP, EXPERTS = "portable/choose_experts.cl", "portable/group_by_expert
 SUM = "portable/experts_sum.cl"
 IN_TURN = (ADD,), (ROWS_NORM,), (PACK,), ROUTERS, (CHOOSE,), (GROUP,), (PACK,), (EXPERTS,), (EXPERTS,), (SUM,), (NORM,)
 MAY_LACK = 0, 2, 6  # of these
-TILES = 4  # of a group, at most
 ROUTER_RUNS = 8  # of 8 columns that a warp of a router's product asks for at once
 MOST_EXPERTS, MOST_CHOSEN = 1024, 32  # of nvidia/choose_few_rows.cl
 ROUTER_FILE, CHOOSE_FILE = "nvidia/router_few_rows.cl", "nvidia/choose_few_rows.cl"
