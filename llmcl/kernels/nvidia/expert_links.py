@@ -24,7 +24,7 @@ from llmcl.kernels.nvidia.chain_link import (
     with_arg,
 )
 from llmcl.kernels.nvidia.experts import TILES, NvidiaExpertsFewRows
-from llmcl.kernels.nvidia.linear_few_rows import NvidiaLinearFewRows, fitting_shape, group_bytes
+from llmcl.kernels.nvidia.linear_few_rows import NvidiaLinearFewRows, experts_bytes, experts_shape
 from llmcl.runtime.device import Buffer, Launch
 from llmcl.runtime.program import KernelSource
 
@@ -191,11 +191,11 @@ def _experts_link(launch: Launch, max_rows: int, warps: int, places: int, local:
     """waits: for what counts, as `experts_unit` has it: of x, and of who goes where."""
     source = source_of(launch)
     dtype, at_once = weight_dtype(source), 2 if source.constants["EPILOGUE"] == "EPILOGUE_SWIGLU" else 1
-    shape = fitting_shape(dtype, TILES, warps, at_once, FEW_BLOCK_ROWS, local)
+    shape = experts_shape(dtype, number_of(source, "K"), TILES, warps, at_once, local)
     own = with_constants(source, TILES=shape.tiles, WARPS=shape.warps, STAGES=shape.stages, DEPTH=shape.depth)
     n_experts, top_k = number_of(source, "N_EXPERTS"), number_of(source, "TOP_K")
     units = -(-number_of(source, "EXPERT_TILES") // shape.tiles)
     n_groups = min(places, units * block_count(max_rows, n_experts, top_k, FEW_BLOCK_ROWS))
     call = f"experts_unit_{{kind}}(group, {n_groups}, buffers, {waits}, {{args}});"
     params = EXPERTS_PARAMS if "BIAS" not in source.constants else (*EXPERTS_PARAMS, BIAS_PARAM)
-    return Link(own, launch.args, params, n_groups, call, group_bytes(dtype, shape, FEW_BLOCK_ROWS), 1)
+    return Link(own, launch.args, params, n_groups, call, experts_bytes(dtype, shape), 1)

@@ -21,7 +21,7 @@ from llmcl.kernels.common.linear import FEW_ROWS, PackedActivations
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight
 from llmcl.kernels.nvidia.linear import TensorCoreLayout, supports_ptx
-from llmcl.kernels.nvidia.linear_few_rows import HOPPER_LOCAL_BYTES, PIECE_COLUMNS, fitting_shape, local_bytes
+from llmcl.kernels.nvidia.linear_few_rows import HOPPER_LOCAL_BYTES, PIECE_COLUMNS, experts_shape, local_bytes
 from llmcl.kernels.nvidia.wgmma import has_wgmma
 from llmcl.runtime.device import Buffer, Device, Launch
 
@@ -100,7 +100,7 @@ class NvidiaExpertsFewRows(ExpertsFewRows):
     def size(self, device: Device, product: ExpertProduct) -> Size:
         is_hopper = local_bytes(device) == HOPPER_LOCAL_BYTES
         warps, local = (8, HOPPER_LOCAL_BYTES // 2) if is_hopper else (2, local_bytes(device))
-        shape = fitting_shape(product.part.dtype, TILES, warps, product.tiles_at_once, FEW_BLOCK_ROWS, local)
+        shape = experts_shape(product.part.dtype, product.weight.k, TILES, warps, product.tiles_at_once, local)
         own = {"TILES": shape.tiles, "WARPS": shape.warps, "STAGES": shape.stages, "DEPTH": shape.depth}
         n_experts, units = product.weight.n_experts, -(-product.tiles // shape.tiles)
 

@@ -34,50 +34,75 @@
 #define LOAD_FLOAT(p) (*(p))
 #endif
 
-// A block's first number (block), and TILES tiles of its expert from `tile` on. done, count: what it waits for before it reads x.
-inline void add_experts(const int4 block, const int tile, __local uint4* buffers, volatile __global const uint* done, const uint count,
-                        __global const uchar* weight, __global const uint4* x, __global const int* order,
-                        __global const float* weights, __global void* out, const int first_expert BIAS_PARAM) {
-    const int lane = get_local_id(0) % WARP, warp = get_local_id(0) / WARP, n = block.z, t = lane % 4 * 2;
-    const int slot = LOAD_INT(order + block.y + min(lane % 8, n - 1)), row = slot / SLOTS;
-    const int2 rows = (int2)(shuffle_int_from(slot, t), shuffle_int_from(slot, t + 1));
-    const __local uchar* stages = (const __local uchar*)buffers + warp * (STAGES * STAGE_BYTES);
-    // Of a block of 8 x 8 the lane copies 8 columns of its token.
-    const source from = {weight + ((size_t)(block.x - first_expert) * EXPERT_TILES + tile) * TILE_BYTES,
-                         x + (size_t)(row / 8) * K + lane / 8 * 8 + row % 8, N_TILES - tile, lane, 0, n - lane % 8};
-    float4 acc[BLOCKS][TILES];
-    add_pieces(acc, &from, stages, warp, done, count, 0, 0, 0, n);
-#if EPILOGUE == EPILOGUE_STORE
-    const float2 factors = (float2)(LOAD_FLOAT(weights + rows.x), LOAD_FLOAT(weights + rows.y));
-#else
-    const float2 factors = 1.0f;
-#endif
-#if BIAS
-    bias += (size_t)block.x * EXPERT_TILES * 16;
-#else
-    __global const float* bias = 0;
-#endif
-    const target to = {out, 0, 0, 0, 0, 0, n, true, rows, factors, bias};
-    add_warps(acc, buffers, &to, tile, warp, lane);
+// What a group takes: TILES tiles of a block from `tile` on. slot: that of the lane's row of x.
+typedef struct {
+    source from;
+    int expert, tile, slot, n;  // n: slots
+} work;
+
+// Item `number` of `items`, or the next one after it, every `groups`-th, whose expert is here; what it is.
+inline int find_work(work* found, int number, const int items, const int groups, __global const uchar* weight, __global const uint4* x,
+                     __global const int* order, __global const int* blocks, const int first_expert) {
+    const int lane = get_local_id(0) % WARP;
+    int expert = 0;
+    for (; number < items; number += groups) {
+        expert = LOAD_INT(blocks + number / UNITS * 4);
+        if (expert >= first_expert && expert < first_expert + N_EXPERTS) break;
+    }
+    found->from.lane = lane;
+    found->from.first = 0;
+    found->from.tokens = NO_TOKENS;
+    if (number >= items) return items;
+    const int first = LOAD_INT(blocks + number / UNITS * 4 + 1);
+    found->n = LOAD_INT(blocks + number / UNITS * 4 + 2);
+    found->expert = expert;
+    found->tile = number % UNITS * TILES;
+    found->slot = LOAD_INT(order + first + min(lane % 8, found->n - 1));
+    const int row = found->slot / SLOTS;
+    found->from.weight = weight + ((size_t)(expert - first_expert) * EXPERT_TILES + found->tile) * TILE_BYTES;
+    found->from.x = x + (size_t)(row / 8) * K + lane / 8 * 8 + row % 8;  // of a block of 8 x 8 the lane copies 8 columns of its token
+    found->from.tiles = N_TILES - found->tile;
+    found->from.tokens = found->n - lane % 8;
+    return number;
 }
 
-// What group number `group` of `groups` does.
-inline void experts_unit(const int group, const int groups, __local uint4* buffers, volatile __global const uint* done, uint count,
-                         volatile __global const uint* chosen, const uint chosen_count, __global const uchar* weight,
-                         __global const uint4* x, __global const int* order, __global const int* blocks,
-                         __global const float* weights, __global void* out, const int first_expert BIAS_PARAM) {
+// What group number `group` of `groups` does. done, count: what it waits for before it reads x.
+inline void experts_unit(const int group, const int groups, __local uint4* buffers, volatile __global const uint* done,
+                         const uint count, volatile __global const uint* chosen, const uint chosen_count,
+                         __global const uchar* weight, __global const uint4* x, __global const int* order,
+                         __global const int* blocks, __global const float* weights, __global void* out,
+                         const int first_expert BIAS_PARAM) {
+    const int lane = get_local_id(0) % WARP, warp = get_local_id(0) / WARP, t = lane % 4 * 2;
+    const __local uchar* stages = (const __local uchar*)buffers + warp * (STAGES * STAGE_BYTES);
+    __local uint4* sums = buffers + WARPS * STAGES * STAGE_BYTES / 16;
 #if CHAINED
     wait_until(chosen, chosen_count);
 #endif
     const int items = LOAD_INT(blocks + 3) * UNITS;
-    for (int item = group; item < items; item += groups) {
-        __global const int* at = blocks + item / UNITS * 4;
-        const int4 block = (int4)(LOAD_INT(at), LOAD_INT(at + 1), LOAD_INT(at + 2), 0);
-        if (block.x < first_expert || block.x >= first_expert + N_EXPERTS) continue;
-        if (item != group) barrier(CLK_LOCAL_MEM_FENCE);  // all have taken the sums of the one before
-        add_experts(block, item % UNITS * TILES, buffers, done, count, weight, x, order, weights, out, first_expert BIAS_ARG);
-        count = 0;
+    work now, next;
+    int number = find_work(&now, group, items, groups, weight, x, order, blocks, first_expert), at = 0;
+    if (number < items) begin_pieces(&now.from, local_address(stages), warp, done, count, 0);
+    for (int turn = 0; number < items; ++turn) {
+        number = find_work(&next, number + groups, items, groups, weight, x, order, blocks, first_expert);
+        float4 acc[BLOCKS][TILES];
+        add_pieces(acc, &now.from, &next.from, stages, &at, warp, done, 0, 0, 0, 0, 0, now.n);
+        const int2 rows = (int2)(shuffle_int_from(now.slot, t), shuffle_int_from(now.slot, t + 1));
+#if EPILOGUE == EPILOGUE_STORE
+        const float2 factors = (float2)(LOAD_FLOAT(weights + rows.x), LOAD_FLOAT(weights + rows.y));
+#else
+        const float2 factors = 1.0f;
+#endif
+#if BIAS
+        __global const float* of_expert = bias + (size_t)now.expert * EXPERT_TILES * 16;
+#else
+        __global const float* of_expert = 0;
+#endif
+        const target to = {out, 0, 0, 0, 0, 0, now.n, true, rows, factors, of_expert};
+        add_warps(acc, sums + turn % 2 * (WARPS * SUM_BYTES / 16), &to, now.tile, warp, turn % WARPS, lane);
+        now = next;
     }
+    COPY_WAIT_ALL;
+    barrier(CLK_LOCAL_MEM_FENCE);
 }
 
 #if !CHAINED

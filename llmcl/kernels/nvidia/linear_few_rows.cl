@@ -28,7 +28,8 @@
 // columns are those of several groups, which then read less of x: the first adds its sums to y, the others leave theirs in
 // `squares`, float [K_PARTS - 1][MAX_ROWS][OUT_STRIDE], for the norm that follows.
 //
-// With EXPERTS it is what nvidia/experts_few_rows.cl is made of: the tokens are those of a block, whose rows may lie anywhere.
+// With EXPERTS it is what nvidia/experts_few_rows.cl is made of: the tokens are those of a block, whose rows may lie anywhere. A group
+// takes one block after the other then, and asks for the first pieces of the next one while it multiplies the last ones of a block.
 //
 // Index space: groups (ceil(N_TILES / TILES)) of 32 WARPS; with K_PARTS so many for each of them, the first parts first.
 // Build: WEIGHT, K (a multiple of 32), N, N_TILES, OUT_STRIDE, EPILOGUE, MAX_ROWS (a multiple of 8), TILES (1, 2 or 4; with
@@ -50,6 +51,9 @@
 #include "nvidia/few_rows_16_bit.cl"
 #endif
 
+#ifndef EXPERTS
+#define EXPERTS 0
+#endif
 #define BLOCKS (MAX_ROWS / 8)
 #ifndef K_PARTS
 #define K_PARTS 1
@@ -57,6 +61,9 @@
 #define PIECES (K / 32 / K_PARTS)  // of a group
 #define STEP_PIECES (WARPS * DEPTH)
 #define STEPS ((PIECES + STEP_PIECES - 1) / STEP_PIECES)
+#if EXPERTS && STAGES > STEPS + 1
+#error "nvidia/experts_few_rows.cl needs no more stages than the steps of a block, and one"
+#endif
 #define STEPS_AHEAD (STAGES - 1 < STEPS ? STAGES - 1 : STEPS)  // whose copies are on their way at first
 #define GROUP_ITEMS (WARP * WARPS)
 #define PIECE_BYTES (PIECE_SLOTS * 16)
@@ -64,7 +71,11 @@
 #define DEPTH_BYTES (WEIGHT_BYTES + BLOCKS * 512)       // blocks of 8 tokens by 32 columns
 #define STAGE_BYTES (DEPTH * DEPTH_BYTES)               // of a warp
 #define SUM_BYTES (BLOCKS * TILES * 512)                // of a warp, afterwards in the same memory
+#if EXPERTS  // the sums of two blocks have memory of their own: the next pieces are on their way then
+#define LOCAL_BYTES (WARPS * (STAGES * STAGE_BYTES + 2 * SUM_BYTES))
+#else
 #define LOCAL_BYTES (WARPS * MAX(STAGES * STAGE_BYTES, SUM_BYTES))
+#endif
 #define ROWS (2 * TILES)                                // of a lane
 #define SCALED_TOKENS ((MAX_ROWS + WARPS - 1) / WARPS)  // whose scales a warp computes
 #ifndef CHAINED
@@ -83,9 +94,6 @@
 #ifndef OUT  // where nothing is left in 16 bits
 #define OUT OPERAND
 #endif
-#ifndef EXPERTS
-#define EXPERTS 0
-#endif
 #if EXPERTS
 #define SUMS_AT_ONCE 2  // of the warps: one warp adds them all, in few registers
 #else
@@ -98,8 +106,9 @@ typedef struct {
     __global const uint4* x;       // the lane's part of the first block
     int tiles, lane;               // tiles: of the group's that there are
     int first;                     // of the group's pieces
-    int tokens;                    // of the step, from the lane's of the first block on
+    int tokens;                    // of the step, from the lane's of the first block on; NO_TOKENS: there is no such source
 } source;
+#define NO_TOKENS (-8)
 
 // Copies piece p of the weights; zeros where there is none.
 inline void fetch_weights(const source* from, const int p, const uint to) {
@@ -292,25 +301,17 @@ inline void finish(float4 v[TILES], const target* to, const int first_tile, cons
 #endif
 }
 
-// The sums of a warp's pieces. stages: the warp's; done, count, first_step: what it waits for before it reads x, and of x the step that
-// it begins with.
-inline void add_pieces(float4 acc[BLOCKS][TILES], const source* from, const __local uchar* stages, const int warp,
-                       volatile __global const uint* done, const uint count, const int first_step, __local float* scales,
-                       __global const float* squares, const int n) {
-    const uint to_stages = local_address(stages);
-    const int lane = from->lane;
-#pragma unroll
-    for (int j = 0; j < BLOCKS; ++j)
-#pragma unroll
-        for (int m = 0; m < TILES; ++m) acc[j][m] = 0.0f;
-
+// Asks for a warp's first pieces. done, count, first_step: what it waits for before it reads x, and of x the step that it begins with.
+// The part of x that it waits for next.
+inline int begin_pieces(const source* from, const uint to_stages, const int warp, volatile __global const uint* done, const uint count,
+                        const int first_step) {
+    int part = X_PARTS > 1 ? first_step / MAX(PART_STEPS, 1) : 0;
 #if CHAINED
     // The weights of all stages are on their way while it waits; the first stage is then there when all of them are.
 #pragma unroll
     for (int step = 0; step < STAGES - 1; ++step)
         if (step < STEPS) fetch(from, step, warp, to_stages + step * STAGE_BYTES, true, false);
 #if X_PARTS > 1
-    int part = first_step / PART_STEPS;  // of x, that the warp waits for next
     for (; part <= (first_step + STEPS_AHEAD - 1) / PART_STEPS; ++part) warp_wait_until(done + part * COUNTER_WORDS, count);
 #else
     wait_until(done, count);
@@ -321,6 +322,20 @@ inline void add_pieces(float4 acc[BLOCKS][TILES], const source* from, const __lo
         if (step < STEPS) fetch(from, step, warp, to_stages + step * STAGE_BYTES, !CHAINED, true);
         copy_commit();
     }
+    return part;
+}
+
+// The sums of a warp's pieces, whose first ones have been asked for. stages: the warp's; at: the stage with the first piece, afterwards
+// that of the next block's; next: where that is, with EXPERTS.
+inline void add_pieces(float4 acc[BLOCKS][TILES], const source* from, const source* next, const __local uchar* stages, int* at,
+                       const int warp, volatile __global const uint* done, const uint count, const int first_step, int part,
+                       __local float* scales, __global const float* squares, const int n) {
+    const uint to_stages = local_address(stages);
+    const int lane = from->lane;
+#pragma unroll
+    for (int j = 0; j < BLOCKS; ++j)
+#pragma unroll
+        for (int m = 0; m < TILES; ++m) acc[j][m] = 0.0f;
 #if SCALED
     // While the first pieces are on their way; of all of a warp's tokens at once.
     float sum_of[SCALED_TOKENS];
@@ -339,11 +354,18 @@ inline void add_pieces(float4 acc[BLOCKS][TILES], const source* from, const __lo
         if (lane == 0 && warp + i * WARPS < n) scales[warp + i * WARPS] = 1.0f / sqrt(NO_OVERFLOW(sum) / K + EPS);
     }
 #endif
-    int at = 0, to = (STAGES - 1) * STAGE_BYTES;  // the stage that is multiplied, and the one that is copied to
+    int to = *at == 0 ? (STAGES - 1) * STAGE_BYTES : *at - STAGE_BYTES;  // the stage that is copied to: the one before
 #pragma unroll 1
     for (int step = 0; step < STEPS; ++step) {
         COPY_WAIT(STAGES - 2);
         warp_sync();  // the step is there for all lanes, and all have done with the one before
+#if EXPERTS
+        const int ahead = step + STAGES - 1;
+        if (ahead < STEPS)
+            fetch(from, ahead, warp, to_stages + to, true, true);
+        else if (next->tokens > NO_TOKENS)
+            fetch(next, ahead - STEPS, warp, to_stages + to, true, true);
+#else
         if (step + STAGES - 1 < STEPS) {
 #if CHAINED && X_PARTS > 1
             fetch(from, step + STAGES - 1, warp, to_stages + to, true, false);
@@ -353,10 +375,11 @@ inline void add_pieces(float4 acc[BLOCKS][TILES], const source* from, const __lo
             fetch(from, step + STAGES - 1, warp, to_stages + to, true, true);
 #endif
         }
+#endif
         copy_commit();
 #pragma unroll
         for (int d = 0; d < DEPTH; ++d) {
-            const __local uchar* pieces = stages + at + d * DEPTH_BYTES;
+            const __local uchar* pieces = stages + *at + d * DEPTH_BYTES;
             uint4 a[2][TILES];
             fragments(a, pieces, lane);
 #if SCALES_AFTER
@@ -382,23 +405,25 @@ inline void add_pieces(float4 acc[BLOCKS][TILES], const source* from, const __lo
 #endif
             }
         }
-        to = at;
-        at = at == (STAGES - 1) * STAGE_BYTES ? 0 : at + STAGE_BYTES;
+        to = *at;
+        *at = *at == (STAGES - 1) * STAGE_BYTES ? 0 : *at + STAGE_BYTES;
     }
+#if !EXPERTS
     COPY_WAIT_ALL;
     barrier(CLK_LOCAL_MEM_FENCE);
+#endif
 }
 
-// Each warp leaves its sums in `buffers`, and takes those of all for some of the blocks.
+// Each warp leaves its sums in `buffers`, and takes those of all for some of the blocks: warp `first` for the first one.
 inline void add_warps(float4 acc[BLOCKS][TILES], __local uint4* buffers, const target* to, const int tile, const int warp,
-                      const int lane) {
+                      const int first, const int lane) {
     __local float4* sums = (__local float4*)buffers + lane;  // [warp][block][tile][lane]
 #pragma unroll
     for (int j = 0; j < BLOCKS; ++j)
 #pragma unroll
         for (int m = 0; m < TILES; ++m) sums[((warp * BLOCKS + j) * TILES + m) * WARP] = acc[j][m];
     barrier(CLK_LOCAL_MEM_FENCE);
-    for (int j = warp; j < BLOCKS; j += WARPS) {
+    for (int j = (warp + WARPS - first) % WARPS; j < BLOCKS; j += WARPS) {
         float4 v[TILES];
 #pragma unroll
         for (int m = 0; m < TILES; ++m) {
@@ -423,10 +448,12 @@ inline void few_rows_unit(const int group, __local uint4* buffers, __local float
     const __local uchar* stages = (const __local uchar*)buffers + warp * (STAGES * STAGE_BYTES);
     const source from = {weight + (size_t)tile * TILE_BYTES, x + lane, N_TILES - tile, lane, k_part * PIECES, n - lane % 8};
     float4 acc[BLOCKS][TILES];
-    add_pieces(acc, &from, stages, warp, done, count, k_part * STEPS, scales, squares, n);
+    const int part = begin_pieces(&from, local_address(stages), warp, done, count, k_part * STEPS);
+    int at = 0;
+    add_pieces(acc, &from, &from, stages, &at, warp, done, count, k_part * STEPS, part, scales, squares, n);
     if (k_part > 0) out = squares + (size_t)(k_part - 1) * MAX_ROWS * OUT_STRIDE;
     const target to_rows = {out, norm, normed, squares, scales, out_row, n, k_part == 0};
-    add_warps(acc, buffers, &to_rows, tile, warp, lane);
+    add_warps(acc, buffers, &to_rows, tile, warp, 0, lane);
 }
 #endif
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from llmcl.kernels.common.dtype import KERNEL_NAMES, QUANTIZED, is_16_bit, tile_bytes
+from llmcl.kernels.common.experts import FEW_BLOCK_ROWS
 from llmcl.kernels.common.linear import (
     ActivationLayout,
     ActivationOperand,
@@ -71,17 +72,48 @@ def fitting_shape(dtype: str, most: int, warps: int, tiles_at_once: int, max_row
     for tiles in (t for t in (4, 2, 1) if tiles_at_once <= t <= max(most, tiles_at_once)):
         # A warp's instructions for a quantised weight are many: it waits once for several pieces.
         for depth in (4, 2, 1) if dtype in QUANTIZED else (1,):
-            stage = warps * depth * (tiles * piece_bytes(dtype) + 2 * PIECE_COLUMNS * max_rows)
+            stage = warps * depth * _stage_bytes(dtype, tiles, max_rows)
             stages = min(8, 16 // depth, local // stage)
             if stages >= 3 and 64 * warps * tiles * max_rows <= local:
                 return FewRowsShape(tiles, warps, stages, depth)
     raise AssertionError(f"{local} bytes of local memory are too few for {max_rows} tokens")
 
 
+def _stage_bytes(dtype: str, tiles: int, max_rows: int) -> int:
+    """Of a warp's pieces, for each of a stage's depth."""
+    return tiles * piece_bytes(dtype) + 2 * PIECE_COLUMNS * max_rows
+
+
+def _sum_bytes(shape: FewRowsShape, max_rows: int) -> int:
+    return 64 * shape.warps * shape.tiles * max_rows
+
+
 def group_bytes(dtype: str, shape: FewRowsShape, max_rows: int) -> int:
     """LOCAL_BYTES of nvidia/linear_few_rows.cl."""
-    stage = shape.depth * (shape.tiles * piece_bytes(dtype) + 2 * PIECE_COLUMNS * max_rows)
-    return shape.warps * max(shape.stages * stage, 64 * shape.tiles * max_rows)
+    stages = shape.warps * shape.stages * shape.depth * _stage_bytes(dtype, shape.tiles, max_rows)
+    return max(stages, _sum_bytes(shape, max_rows))
+
+
+def experts_shape(dtype: str, k: int, most: int, warps: int, tiles_at_once: int, local: int) -> FewRowsShape:
+    """The same of nvidia/experts_few_rows.cl: the next block's first pieces follow the last of a block, so that a stage
+    that is not full is time lost.
+    """
+    tiles = max(most, tiles_at_once)
+    sums, pieces = 2 * _sum_bytes(FewRowsShape(tiles, warps, 0, 0), FEW_BLOCK_ROWS), k // PIECE_COLUMNS
+    fitting = []
+    for depth in (4, 2, 1) if dtype in QUANTIZED else (1,):
+        steps = -(-pieces // (warps * depth))
+        stage = warps * depth * _stage_bytes(dtype, tiles, FEW_BLOCK_ROWS)
+        stages = min(8, 16 // depth, (local - sums) // stage, steps + 1)
+        if stages >= 2:
+            fitting.append((stages < 3, steps * depth, FewRowsShape(tiles, warps, stages, depth)))
+    return min(fitting, key=lambda found: found[:2])[2]
+
+
+def experts_bytes(dtype: str, shape: FewRowsShape) -> int:
+    """LOCAL_BYTES of nvidia/experts_few_rows.cl."""
+    stages = shape.warps * shape.stages * shape.depth * _stage_bytes(dtype, shape.tiles, FEW_BLOCK_ROWS)
+    return stages + 2 * _sum_bytes(shape, FEW_BLOCK_ROWS)
 
 
 class NvidiaLinearFewRows(LinearFewRows):
