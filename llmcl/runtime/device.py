@@ -108,6 +108,7 @@ class Launch:
         "_offset",
         "_shares",
         "_size",
+        "_used",
         "args",
         "cost",
         "first_position",
@@ -130,6 +131,7 @@ class Launch:
         self._offset = offset
         self._kernel: cl.Kernel | None = None
         self._shares = False
+        self._used: Sequence[Buffer] = ()
         self.first_position = 0
         self.source = source
         self.name = source.name if isinstance(source, KernelSource) else source.function_name
@@ -157,6 +159,11 @@ class Launch:
     def needed_from(self, position: int) -> Launch:
         """Notes that the kernel has nothing to do in a decode step before this position of the cache."""
         self.first_position = position
+        return self
+
+    def using(self, buffers: Sequence[Buffer]) -> Launch:
+        """Keeps these alive as its arguments are: the kernel has their addresses."""
+        self._used = buffers
         return self
 
     def share_seldom_used(self) -> None:

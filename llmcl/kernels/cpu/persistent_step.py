@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from llmcl.kernels.common import step_state
+from llmcl.kernels.common.addresses import addresses_of
 from llmcl.kernels.common.functions import as_function, source_of
 from llmcl.kernels.common.persistent import ListedStep, PersistentStep
 from llmcl.runtime.cores import cores_now
@@ -99,7 +100,7 @@ class PersistentKernel:
         self._launches = launches  # holds the buffers: the driver does not know that the kernel uses them
         weakref.finalize(self, device.close)  # so a launch that runs comes to its end before they go
         slots = ENTRY_HEAD + max(len(launch.args) for launch in launches)
-        addresses = _addresses(device, (arg for launch in launches for arg in launch.args if isinstance(arg, Buffer)))
+        addresses = addresses_of(device, (arg for launch in launches for arg in launch.args if isinstance(arg, Buffer)))
         table = np.zeros((len(launches) + 1, slots), np.int64)
         sizes = np.array([[_size(launch, n) for launch in launches] for n in range(1, max_rows + 1)], np.uint32)
         spins = TAKE_SPINS, LEAVE_SPINS
@@ -193,19 +194,3 @@ def _functions(launches: Sequence[Launch]) -> str:
     run_entry = f"#define RUN_ENTRY(kernel, work_group, n_groups, own, word, at) switch (kernel) {{{cases} }}\n"
     shared = "".join(read_source(file, SHARED[:i]) for i, file in enumerate(SHARED))
     return f"{shared}{functions}{run_entry}"
-
-
-def _addresses(device: Device, buffers: Iterable[Buffer]) -> dict[int, int]:
-    """Where these buffers lie in the device's memory, by the identity of each."""
-    distinct = list({id(buffer): buffer for buffer in buffers}.values())
-    table = device.alloc(8 * len(distinct), "addresses of buffers")
-    launch = device.launch(
-        "common/store_address.cl", "store_address", {}, [table, np.int32(0), table], groups=(1,), local=(1,)
-    )
-    for i, buffer in enumerate(distinct):
-        launch.bind(1, np.int32(i))
-        launch.bind(2, buffer.cl)
-        launch.enqueue()
-    found = device.read(table, np.int64, (len(distinct),))
-    table.release()
-    return dict(zip(map(id, distinct), found.tolist(), strict=True))

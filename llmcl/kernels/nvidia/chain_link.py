@@ -39,7 +39,7 @@ class Link:
     def key(self) -> str:
         """The same of links that are calls of one function, but for buffers."""
         numbers = [arg for arg in self.args if not isinstance(arg, Buffer)]
-        return repr((self.source.file, sorted(self.source.constants.items()), numbers))
+        return repr((self.source.file, self.source.prelude, sorted(self.source.constants.items()), numbers))
 
 
 def is_of(launch: Launch, *files: str) -> bool:

@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 
+import numpy as np
+
+from llmcl.kernels.common.addresses import addresses_of
 from llmcl.kernels.common.cost import fused_cost
 from llmcl.kernels.common.dtype import QUANTIZED, is_16_bit
 from llmcl.kernels.common.functions import as_function, number_of, source_of, weight_dtype, with_constants
@@ -53,8 +56,8 @@ PROMPT_SPLITS = 32  # of the keys that a short prompt's attention takes from the
 K_PARTS = 2  # of the columns of a product that a norm follows, each of groups of its own
 SUPER_BLOCK_ROWS = 16  # of a step up to which that is quicker for weights in super-blocks
 MOST_ROWS_BETWEEN = 16  # of a step where attention is no link
-MOST_BUFFERS = 500  # arguments of a kernel: 4352 bytes
-ON_A_UNIT = 2  # groups on a compute unit at once
+LINK_INTS, LINE_WORDS = 3, 16  # words of a link's numbers, and of a line of the first-level cache
+ON_A_UNIT, WITH_EXPERTS = 2, 3  # groups on a compute unit at once; of chains with experts
 GROUP_WARPS = 8, 4  # of a group
 # Types of the arguments; of attention those beside keys and values, which come after the state.
 PRODUCT_PARAMS = (
@@ -107,14 +110,7 @@ def chains(launches: Sequence[Launch], max_rows: int) -> list[list[Launch]]:
         if not is_link or all(_is_attention(launch) for unit in of_kind for launch in unit):
             found += [[launch] for unit in of_kind for launch in unit]
             continue
-        buffers = set[int]()
-        for unit in of_kind:
-            of_unit = {id_of for launch in unit for id_of in _buffers(launch)}
-            buffers |= of_unit
-            if unit is of_kind[0] or len(buffers) > MOST_BUFFERS:
-                buffers = of_unit
-                found.append([])
-            found[-1] += unit
+        found.append([launch for unit in of_kind for launch in unit])
     return found
 
 
@@ -139,10 +135,6 @@ def _units(launches: Sequence[Launch], max_rows: int) -> list[tuple[bool, list[L
     return units
 
 
-def _buffers(launch: Launch) -> set[int]:
-    return {id(arg) for arg in launch.args if isinstance(arg, Buffer)}
-
-
 def _is_attention(launch: Launch) -> bool:
     return is_of(launch, ATTENTION, PROMPT)
 
@@ -160,9 +152,9 @@ def _is_link(launch: Launch, before: Launch | None, max_rows: int) -> bool:
             return False
         appended = number_of(source_of(before), "N_KV_HEADS")  # 0 where another layer's keys are taken
         return appended == number_of(source, "N_KV_HEADS") and "STATE_PIECES" not in source.constants
-    if source.file == ATTENTION:  # of all rows of a step, without functions of the user's
+    if source.file == ATTENTION:  # of all rows of a step, without arrays of the user's functions
         groups = launch.groups(1), launch.groups(max_rows)
-        return not source.prelude and [len(g) == 3 and g[2] for g in groups] == [1, max_rows]
+        return len(launch.args) == len(_attention_params(source)) and [g[2:] for g in groups] == [(1,), (max_rows,)]
     return True
 
 
@@ -196,21 +188,24 @@ def most_tiles(dtype: str, n_tiles: int, max_rows: int, places: int) -> int:
 
 def chained(device: Device, launches: Sequence[Launch], max_rows: int, state: StepState) -> Launch:
     """These launches as one, of a step of at most so many rows."""
-    warps, places = group_warps(launches), ON_A_UNIT * device.compute_units
+    warps = group_warps(launches)
+    on_a_unit = WITH_EXPERTS if any(is_of(launch, EXPERTS) for launch in launches) else ON_A_UNIT
+    places, local = on_a_unit * device.compute_units, HOPPER_LOCAL_BYTES // on_a_unit
     links: list[Link] = []
-    heads = max((number_of(source_of(launch), "N_Q_HEADS") for launch in launches if is_of(launch, PROMPT)), default=1)
-    arrivals = device.zeros(4 * max_rows * heads, "arrivals")  # of one link at a time, each of which leaves zeros
+    heads = [number_of(source_of(launch), "N_Q_HEADS") for launch in launches if is_of(launch, PROMPT)]
+    # Of one link at a time, each of which leaves zeros.
+    arrivals = device.zeros(4 * max_rows * max(heads), "arrivals of a prompt") if heads else None
     at = 0
     while at < len(launches):
         launch = launches[at]
         if (mixture := mixture_at(launches, at)) is not None:
-            links += mixture_links(mixture, max_rows, warps, places, HOPPER_LOCAL_BYTES // ON_A_UNIT, state)
+            links += mixture_links(mixture, max_rows, warps, places, local, state)
             at += len(mixture.launches)
             continue
-        if is_of(launch, PROMPT):
+        if arrivals is not None and is_of(launch, PROMPT):
             links[-1] = _prompt_link(launch, launches[at - 1], max_rows, warps, state, arrivals)
         else:
-            links.append(_link(launch, max_rows, warps, places))
+            links.append(_link(launch, max_rows, warps, places, local))
         at += 1
     links = _in_parts(_over_groups(links, max_rows, places, state))
     kinds: dict[str, int] = {}
@@ -221,53 +216,49 @@ def chained(device: Device, launches: Sequence[Launch], max_rows: int, state: St
         kind = kinds[link.key] = len(kinds)
         functions += as_function(link.source, f"_{kind}", SHARED, HEAD)
         given = [
-            f"({param})p{i}" if isinstance(arg, Buffer) else str(arg)
+            f"({param})link[{LINK_INTS + i}]" if isinstance(arg, Buffer) else str(arg)
             for i, (param, arg) in enumerate(zip(link.params, link.args, strict=True))
         ]
         call = link.call.format(kind=kind, args=", ".join(given))
         calls += f"{'else ' if kind else ''}if (kind == {kind}) {call} "
-    n_counters = sum(link.parts for link in links)
-    args: list[KernelArg] = [device.zeros(4 * COUNTER_WORDS * n_counters, "counters of a chain")]
-    names: dict[int, str] = {}  # of buffers, by what they are
-    choices, first, counter, values = [], 0, 0, dict[str, int | str]()
-    for i, link in enumerate(links):
-        part_groups = link.n_groups // link.parts
-        before = links[i - 1] if i else None
-        values = {
-            "kind": kinds[link.key],
-            "first": first,
-            "part_groups": part_groups,
-            "counter": counter,
-            "counter_before": 0 if before is None else counter - before.parts,
-            "count": 0 if before is None else before.n_groups // before.parts,
-        }
-        for j, arg in enumerate(link.args):
-            if isinstance(arg, Buffer):
-                if id(arg) not in names:
-                    names[id(arg)] = f"b{len(names)}"
-                    args.append(arg)
-                values[f"p{j}"] = names[id(arg)]
-        first += link.n_groups
-        counter += link.parts
-        choices.append((first, " ".join(f"{name} = {value};" for name, value in values.items())))
+    counters, table, used = _table(device, links, [kinds[link.key] for link in links])
     constants: dict[str, object] = {
         "ITEMS": WARP * warps,
-        "N_COUNTERS": n_counters,
         "COUNTER_WORDS": COUNTER_WORDS,
-        "LAST_GROUPS": links[-1].n_groups,
+        "LINK_WORDS": table.shape[1],
         "CHAIN_BYTES": max(link.local for link in links),
         "CHAIN_ROWS": max(link.rows for link in links),
     }
     texts = "".join(read_source(name, SHARED[:i]) for i, name in enumerate(SHARED))
-    macros = (
-        f"#define PARAMS {''.join(f', __global uchar* {name}' for name in names.values())}\n"
-        f"#define POINTERS {', '.join(f'*p{i} = 0' for i in range(max(len(link.params) for link in links)))}\n"
-        f"#define CHOOSE_LINK(unit) {_choice(choices)}\n"
-        f"#define RUN_LINK {calls}\n"
-    )
-    merged = KernelSource(FILE, "few_rows_chain", constants, f"{texts}\n{functions}{macros}")
+    merged = KernelSource(FILE, "few_rows_chain", constants, f"{texts}\n{functions}#define RUN_LINK {calls}\n")
+    n_groups = sum(link.n_groups for link in links)
+    firsts = np.cumsum([0, *(link.n_groups for link in links[:-1])]).astype(np.int32)
+    args: list[KernelArg] = [
+        device.zeros(4 * COUNTER_WORDS * counters, "counters of a chain"),
+        device.upload(firsts, "first groups of a chain's links"),
+        device.upload(table, "links of a chain"),
+        *(np.int32(n) for n in (len(links), counters, links[-1].n_groups)),
+    ]
     cost = fused_cost(*(launch.cost for launch in launches if launch.cost is not None))
-    return device.launch_type(device, merged, args, (first,), (WARP * warps,), cost)
+    return device.launch_type(device, merged, args, (n_groups,), (WARP * warps,), cost).using(used)
+
+
+def _table(device: Device, links: Sequence[Link], kinds: Sequence[int]) -> tuple[int, np.ndarray, list[Buffer]]:
+    """How many counters there are, `links` of nvidia/few_rows_chain.cl, and the buffers whose addresses are in it."""
+    used = list({id(arg): arg for link in links for arg in link.args if isinstance(arg, Buffer)}.values())
+    addresses = addresses_of(device, used)
+    words = LINK_INTS + max(len(link.args) for link in links)
+    table = np.zeros((len(links), -(-words // LINE_WORDS) * LINE_WORDS), np.uint64)
+    first = counter = counter_before = count = 0
+    for link, kind, row in zip(links, kinds, table, strict=True):
+        ints = kind, first, link.n_groups // link.parts, counter, counter_before, count
+        row[:LINK_INTS] = np.array(ints, np.int32).view(np.uint64)
+        for i, arg in enumerate(link.args):
+            row[LINK_INTS + i] = addresses[id(arg)] if isinstance(arg, Buffer) else 0
+        first += link.n_groups
+        counter_before, count = counter, link.n_groups // link.parts
+        counter += link.parts
+    return counter, table, used
 
 
 def _in_parts(links: list[Link]) -> list[Link]:
@@ -317,15 +308,8 @@ def _over_groups(links: list[Link], max_rows: int, places: int, state: StepState
     return found
 
 
-def _choice(choices: Sequence[tuple[int, str]]) -> str:
-    """Statements that run the first of these whose number is greater than `unit`."""
-    if len(choices) == 1:
-        return choices[0][1]
-    half = len(choices) // 2
-    return f"if ((unit) < {choices[half - 1][0]}u) {{ {_choice(choices[:half])} }} else {{ {_choice(choices[half:])} }}"
-
-
-def _link(launch: Launch, max_rows: int, warps: int, places: int) -> Link:
+def _link(launch: Launch, max_rows: int, warps: int, places: int, local: int) -> Link:
+    """places: groups on the device at once, each with so many bytes of local memory."""
     source = source_of(launch)
     if source.file == NORM:
         return norm_link(source, launch.args, max_rows, warps)
@@ -339,7 +323,7 @@ def _link(launch: Launch, max_rows: int, warps: int, places: int) -> Link:
         own = with_constants(source, LOCAL_SIZE=WARP * warps)
         kv = f"__global {source.constants['KV']}_t*"
         return Link(own, launch.args, (*APPEND_PARAMS, kv, kv), tiles * heads, call, 0, 1)
-    own, shape = product_source(launch, warps, places)
+    own, shape = product_source(launch, warps, places, local)
     call = "few_rows_unit_{kind}(group, buffers, scales, before, count, {args});"
     n_groups = -(-number_of(own, "N_TILES") // shape.tiles)
     rows = number_of(own, "MAX_ROWS")
@@ -363,15 +347,19 @@ def _adjust_link(launch: Launch, source: KernelSource, max_rows: int, warps: int
 def _attention_link(launch: Launch, source: KernelSource, max_rows: int, warps: int) -> Link:
     """Its groups in the order of rows, those that a step has first."""
     heads, splits, _ = launch.groups(max_rows)
-    kv = f"__global {source.constants['KV']}_t*"
-    sinks = ["__global const float*"] if source.constants.get("HAS_SINKS") else []
-    params = (*ATTENTION_PARAMS[:3], kv, kv, *ATTENTION_PARAMS[3:], *sinks)
     own = with_constants(source, WARPS=warps, SPLIT_TILES=1)
     call = (
         f"attention_unit_{{kind}}(group % {heads}, group / {heads} % {splits}, group / {heads * splits}, "
         "buffers, before, count, {args});"
     )
-    return Link(own, launch.args, params, heads * splits * max_rows, call, _attention_bytes(own, warps), 1)
+    local, params = _attention_bytes(own, warps), _attention_params(source)
+    return Link(own, launch.args, params, heads * splits * max_rows, call, local, 1)
+
+
+def _attention_params(source: KernelSource) -> tuple[str, ...]:
+    kv = f"__global {source.constants['KV']}_t*"
+    sinks = ["__global const float*"] if source.constants.get("HAS_SINKS") else []
+    return (*ATTENTION_PARAMS[:3], kv, kv, *ATTENTION_PARAMS[3:], *sinks)
 
 
 def _prompt_link(launch: Launch, append: Launch, max_rows: int, warps: int, state: StepState, arrivals: Buffer) -> Link:
@@ -404,11 +392,11 @@ def _attention_bytes(source: KernelSource, warps: int) -> int:
     return unit_bytes(size, group, warps, n_splits + bool(source.constants.get("HAS_SINKS")))
 
 
-def product_source(launch: Launch, warps: int, places: int) -> tuple[KernelSource, FewRowsShape]:
-    """A product as it is in a chain: with the chain's number of warps, and a share of a compute unit's memory."""
+def product_source(launch: Launch, warps: int, places: int, local: int) -> tuple[KernelSource, FewRowsShape]:
+    """A product as it is in a chain: with the chain's number of warps, and local memory of a group."""
     source = source_of(launch)
     dtype, at_once = weight_dtype(source), 2 if "GATE" in source.constants else 1
-    rows, local = number_of(source, "MAX_ROWS"), HOPPER_LOCAL_BYTES // ON_A_UNIT
+    rows = number_of(source, "MAX_ROWS")
     tiles = most_tiles(dtype, number_of(source, "N_TILES"), rows, places)
     shape = fitting_shape(dtype, tiles, warps, at_once, rows, local)
     own = {"TILES": shape.tiles, "WARPS": shape.warps, "STAGES": shape.stages, "DEPTH": shape.depth}

@@ -58,6 +58,15 @@ inline bool warp_any(const bool here) {
     return any != 0;
 }
 
+// In how many lanes it is so.
+inline int warp_count(const bool here) {
+    int lanes;
+    asm volatile("{.reg .pred p; .reg .b32 all; setp.ne.u32 p, %1, 0; vote.sync.ballot.b32 all, p, 0xffffffff; popc.b32 %0, all;}"
+                 : "=r"(lanes)
+                 : "r"((uint)here));
+    return lanes;
+}
+
 // Makes the lanes' writes to local memory visible to their own warp.
 inline void warp_sync(void) { asm volatile("bar.warp.sync 0xffffffff;" : : : "memory"); }
 

@@ -1,0 +1,22 @@
+"""Where buffers lie in the device's memory, for kernels that take more of them than a kernel has arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from llmcl.runtime.device import Buffer, Device, KernelArg
+
+
+def addresses_of(device: Device, buffers: Iterable[Buffer]) -> dict[int, int]:
+    """Of these buffers, by the identity of each. Who uses an address keeps the buffer: the driver does not know."""
+    distinct = list({id(buffer): buffer for buffer in buffers}.values())
+    table = device.alloc(8 * len(distinct), "addresses of buffers")
+    for i, buffer in enumerate(distinct):
+        args: list[KernelArg] = [table, np.int32(i), buffer]
+        launch = device.launch("common/store_address.cl", "store_address", {}, args, groups=(1,), local=(1,))
+        launch.share_kernel().enqueue()
+    found = device.read(table, np.int64, (len(distinct),))
+    table.release()
+    return dict(zip(map(id, distinct), found.tolist(), strict=True))
