@@ -11,6 +11,7 @@ from llmcl.cli.answer import Answer, show
 from llmcl.cli.command import fit_for_terminal
 from llmcl.cli.loading import load_to_answer, reading_bar
 from llmcl.cli.option_groups import LoadingToAnswer, Sampling, with_groups
+from llmcl.cli.text_files import stream_line, without_last_newline
 from llmcl.errors import ContextLengthError, ServerError, UsageError
 
 if TYPE_CHECKING:
@@ -153,7 +154,10 @@ def _read_line(prompt: str) -> str:
     if sys.stdin is None:  # as if it were empty: the command was started without one (`<&-`)
         raise EOFError
     if not sys.stdin.isatty():
-        return input()
+        line = stream_line(sys.stdin.buffer, "a line of standard input")
+        if not line:
+            raise EOFError
+        return without_last_newline(line)
     if not sys.stdout.isatty():  # input() would write its prompt into the redirected text
         print(prompt, end="", file=sys.stderr, flush=True)
         return input()

@@ -27,7 +27,15 @@ def read_text(file: str, origin: str) -> str:
 
 def stream_text(stream: BinaryIO, origin: str) -> str:
     """The text that is left in a stream; raises as `read_text` does."""
-    data = stream.read(MAX_TEXT_BYTES + 1)
+    return _checked(stream.read(MAX_TEXT_BYTES + 1), origin)
+
+
+def stream_line(stream: BinaryIO, origin: str) -> str:
+    """The next line of a stream with its newline, "" at its end; raises as `read_text` does."""
+    return _checked(stream.readline(MAX_TEXT_BYTES + 1), origin)
+
+
+def _checked(data: bytes, origin: str) -> str:
     if len(data) > MAX_TEXT_BYTES:
         raise UsageError(f"{origin}: has more than {MAX_TEXT_BYTES} bytes; expected a shorter text")
     return decoded(data, origin)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import sys
 from collections.abc import Callable
@@ -30,7 +31,7 @@ def test_ctrl_c_in_chat_stops_the_answer_and_not_the_program(
     assert "/reset" in errors and "/nonsense: no such command" in errors
 
 
-def type_in(monkeypatch: pytest.MonkeyPatch, *items: str | type[BaseException], terminal: bool = True) -> None:
+def type_in(monkeypatch: pytest.MonkeyPatch, *items: str | type[BaseException]) -> None:
     """Has input() give these lines, or raise; then the input ends."""
     typed = iter(items)
 
@@ -41,7 +42,7 @@ def type_in(monkeypatch: pytest.MonkeyPatch, *items: str | type[BaseException], 
         raise item
 
     monkeypatch.setattr("builtins.input", type_next)
-    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: terminal))
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
     monkeypatch.setitem(sys.modules, "readline", SimpleNamespace(get_line_buffer=lambda: ""))
 
 
@@ -59,8 +60,29 @@ def test_no_standard_input_is_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ctrl_c_ends_the_reading_of_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
-    type_in(monkeypatch, KeyboardInterrupt, "never read", terminal=False)
+    def interrupted(most: int) -> bytes:
+        raise KeyboardInterrupt
+
+    pipe = SimpleNamespace(isatty=lambda: False, buffer=SimpleNamespace(readline=interrupted))
+    monkeypatch.setattr("sys.stdin", pipe)
     assert read_message() is None
+
+
+def test_a_pipe_is_text_in_utf_8(
+    engine: Engine, invoke: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever the locale is, and with the line endings of any system."""
+    data = "\ufeffgr\u00fcn\r\nein \\\ntag\n".encode() + b"\nlast b\xe4r\nnever\n"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data), encoding="ascii"))
+    assert invoke("chat", "-m", "m", "-q") == 2
+    out, errors = capsys.readouterr()
+    assert out == "gr\u00fcn \nein tag \n"
+    assert errors == "error: a line of standard input: byte 6 is not UTF-8; expected text in UTF-8\n"
+
+
+def test_a_pipe_without_a_last_newline_is_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"one\ntwo")))
+    assert [read_message(), read_message(), read_message()] == ["one", "two", None]
 
 
 def test_ctrl_c_throws_away_a_half_typed_line(monkeypatch: pytest.MonkeyPatch) -> None:
