@@ -96,7 +96,8 @@ class Structure:
             ("grammar", "--grammar", self.grammar),
         ):
             if file is not None:
-                given[name] = read_text(file, named(option, file))
+                is_schema = name == "schema" and file.lstrip().startswith("{")
+                given[name] = file if is_schema else read_text(file, named(option, file))
         return given
 
 

@@ -299,7 +299,11 @@ STRUCTURE_PANEL = "Structured output"
 JsonSchema = Annotated[
     str | None,
     option(
-        STRUCTURE_PANEL, "--json-schema", metavar="FILE", env=False, help="The answer is JSON that matches this schema."
+        STRUCTURE_PANEL,
+        "--json-schema",
+        metavar="FILE|JSON",
+        env=False,
+        help="The answer is JSON that matches this schema: a file, or the schema itself, {...}.",
     ),
 ]
 Regex = Annotated[

@@ -27,6 +27,7 @@ def test_options_reach_the_engine(
     Path("g.lark").write_text('start: "a"\n')
     for options, expected in (
         (["--json-schema", "schema.json"], {"schema": json.dumps(SCHEMA)}),
+        (["--json-schema", json.dumps(SCHEMA)], {"schema": json.dumps(SCHEMA)}),
         (["--regex", "a+"], {"regex": "a+"}),
         (["--grammar", "g.lark"], {"grammar": 'start: "a"\n'}),
         ([], {}),
@@ -41,6 +42,7 @@ def test_options_reach_the_engine(
     [
         (["--json-schema", "none.json"], "--json-schema none.json: cannot be read"),
         (["--json-schema", "g.lark"], "schema is no JSON"),
+        (["--json-schema", '{"type": '], "schema is no JSON"),
         (["--grammar", "g.lark", "--regex", "a"], "regex and grammar both say what the answer is to match"),
     ],
 )
