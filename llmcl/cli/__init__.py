@@ -6,6 +6,7 @@ the engine, the hub client and rich when it needs them, so that `llmcl --help` a
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Annotated, Any
@@ -16,12 +17,12 @@ from typer.core import TyperGroup
 from llmcl import __version__
 from llmcl.cli.command import TYPER_SETTINGS, Command, fit_for_terminal, run
 
-# Each command and its line in `llmcl --help`; None: the first of its docstring. The function and its module have the
-# command's name, and the module's EPILOG ends its --help.
+# Each command and its line in `llmcl --help`, which stands for its docstring under `python -OO`. The function and its
+# module have the command's name, and the module's EPILOG ends its --help.
 _COMMANDS = {
-    "generate": None,
-    "chat": None,
-    "serve": None,
+    "generate": "Stream a model's answer, or answer a file of requests.",
+    "chat": "Talk with a model; /help lists what can be typed.",
+    "serve": "Serve a model to OpenAI's and Anthropic's clients.",
     "perplexity": "Measure how well a model predicts a text.",
     "convert": "Write a model as GGUF or safetensors, quantised or not.",
     "models": "List the model families that run, formats and limits.",
@@ -36,10 +37,10 @@ class _Commands(Mapping[str, Any]):
     """The commands by name, each made when it is asked for: its options take longer to build than to parse."""
 
     def __getitem__(self, name: str) -> Any:
-        short_help = _COMMANDS[name]
         module = import_module(f"{__name__}.{name}")
+        function, line, epilog = getattr(module, name), _COMMANDS[name], getattr(module, "EPILOG", None)
         app = typer.Typer(**TYPER_SETTINGS)
-        app.command(cls=Command, short_help=short_help, epilog=getattr(module, "EPILOG", None))(getattr(module, name))
+        app.command(cls=Command, short_help=line, help=inspect.getdoc(function) or line, epilog=epilog)(function)
         return typer.main.get_command(app)
 
     def __iter__(self) -> Iterator[str]:

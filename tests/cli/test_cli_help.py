@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -48,6 +50,14 @@ def test_help_is_complete(invoke: Callable[..., int], capsys: pytest.CaptureFixt
         assert heading in text
     for word in ("TTFT", "TBT", "TPOT", "--repeat-penalty", "greedy", "standard error"):
         assert word in text
+
+
+def test_help_says_what_a_command_does_without_docstrings() -> None:
+    for arguments in (["--help"], ["generate", "--help"]):
+        commands = [[sys.executable, *level, "-m", "llmcl", *arguments] for level in ((), ("-OO",))]
+        said = [subprocess.check_output(command, text=True) for command in commands]
+        lines = [[line.strip() for line in text.splitlines()] for text in said]
+        assert lines[1][:3] == lines[0][:3] and "Stream a model's answer, or answer a file of requests." in said[1]
 
 
 def test_version(invoke: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
