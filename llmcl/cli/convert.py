@@ -12,9 +12,8 @@ from typing import Annotated, NoReturn
 import typer
 
 from llmcl.cli import options as opt
-from llmcl.cli.command import fit_for_terminal
 from llmcl.cli.loading import progress_bar
-from llmcl.errors import UsageError
+from llmcl.errors import UsageError, one_line
 
 RESULT_PANEL = "Result"
 DTYPES = tuple(name for name in opt.WEIGHT_DTYPES if name != "auto")
@@ -62,7 +61,7 @@ def convert(
     with ended_by_sigterm(), progress_bar(quiet) as progress:
         path = write(source, target, quantize=quantize, dtype=dtype, force=force, offline=offline, progress=progress)
     if not quiet:
-        print(f"{fit_for_terminal(path)}: {_size(path) / 1e6:,.1f} MB", file=sys.stderr)
+        print(f"{one_line(path)}: {_size(path) / 1e6:,.1f} MB", file=sys.stderr)
 
 
 @contextmanager

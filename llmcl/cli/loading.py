@@ -10,9 +10,8 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from llmcl.cli.command import fit_for_terminal
 from llmcl.cli.text_files import named, read_text
-from llmcl.errors import counted
+from llmcl.errors import counted, one_line
 from llmcl.progress import COUNTED, Progress
 
 if TYPE_CHECKING:
@@ -149,7 +148,7 @@ def load_model(
     with progress_bar(quiet or progress is not None) as bar:
         llm: LLM = load(progress=progress or bar, **settings)
     if not quiet:
-        name = fit_for_terminal(llm.model_name)
+        name = one_line(llm.model_name)
         print(f"model: {name}, {llm.dtype}, context of {counted(llm.max_context, 'token')}", file=sys.stderr)
         print(f"device: {llm.device.entry.label}", file=sys.stderr)
     return llm

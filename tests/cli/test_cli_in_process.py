@@ -87,7 +87,7 @@ def test_options_reach_the_engine(engine: Engine, invoke: Callable[..., int]) ->
 def test_who_drafts(
     command: list[str], engine: Engine, invoke: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
     assert invoke(*command, "-m", "m") == 0
     assert not {"prompt_lookup", "draft_model"} & engine.loaded.keys()
     assert invoke(*command, "-m", "m", "--prompt-lookup") == 0
@@ -417,11 +417,11 @@ def test_messages_do_not_steer_the_terminal(
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
     assert invoke("generate", "-m", "m", "-p", "x", "-f", "\x1b[2J\u202e") == 2
     assert r"--file \x1b[2J\u202e both" in capsys.readouterr().err
-    monkeypatch.setattr(engine, "model_name", "m\x1b[2J")
+    monkeypatch.setattr(engine, "model_name", "m\n\x1b[2J")
     monkeypatch.setattr(engine, "before", lambda: logging.getLogger("llmcl.engine.llm").warning("is \x9b odd"))
     assert invoke("generate", "-m", "m", "-p", "x") == 0
     errors = capsys.readouterr().err
-    assert r"model: m\x1b[2J," in errors and r"warning: is \x9b odd" in errors
+    assert r"model: m\n\x1b[2J," in errors and r"warning: is \x9b odd" in errors
     assert warnings.formatwarning(UserWarning("a\x1b\nb"), UserWarning, "", 1) == "warning: a\\x1b\nb\n"
 
 
