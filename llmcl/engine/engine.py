@@ -14,7 +14,7 @@ from weakref import finalize
 import numpy as np
 
 from llmcl.engine.engine_metrics import EngineMetrics, StepTotals
-from llmcl.engine.generation import AnswerOptions, Generation, Piece, PieceWriter, token_budget
+from llmcl.engine.generation import ANSWER_OPTIONS, AnswerOptions, Generation, Piece, PieceWriter, token_budget
 from llmcl.engine.leases import RECHECK_S, Leases
 from llmcl.engine.requests import Mailbox, PieceStream, Request
 from llmcl.engine.scheduler import Job, Scheduler
@@ -202,6 +202,8 @@ class Engine:
         **options: Any,
     ) -> Question:
         """Encodes and checks a request, without beginning it; `ask` does. Arguments and errors as of `submit`."""
+        if unknown := [name for name in options if name not in ANSWER_OPTIONS]:
+            raise TypeError(f"{unknown[0]} is no option of an answer; expected some of {', '.join(ANSWER_OPTIONS)}")
         answer = AnswerOptions(**options)
         if not isinstance(priority, WHOLE):
             raise UsageError(f"priority is {shown(priority)}; expected a whole number")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
@@ -97,6 +97,8 @@ class AnswerOptions:
             logprobs=self.logprobs,
         )
 
+
+ANSWER_OPTIONS = tuple(each.name for each in fields(AnswerOptions))
 
 Answer = Callable[[list[int], SequenceState | None], Generator[Piece, None, None]]
 """What makes the answer to a prompt, in a sequence or (None) with an empty context."""

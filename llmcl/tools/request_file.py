@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
 from llmcl.engine.engine import Engine, Question
-from llmcl.engine.generation import AnswerOptions, Piece
+from llmcl.engine.generation import ANSWER_OPTIONS, Piece
 from llmcl.errors import LlmclError, UsageError, one_line, shown
 from llmcl.progress import ANSWERING, Progress
 from llmcl.tools import json_text
 
 MATCH_FIELDS = "schema", "regex", "grammar"
-ANSWER_FIELDS = tuple(field.name for field in fields(AnswerOptions))
-FIELDS = "prompt", "messages", "id", "raw", "system_prompt", "priority", *ANSWER_FIELDS
+FIELDS = "prompt", "messages", "id", "raw", "system_prompt", "priority", *ANSWER_OPTIONS
 MAX_SEED = (1 << 64) - 1
 
 Key = tuple[str, str | int]

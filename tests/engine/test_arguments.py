@@ -105,6 +105,11 @@ def test_an_engine_takes_flags_and_functions_alone(small_llm: LLM) -> None:
             small_llm.engine(**options)  # type: ignore[arg-type]
 
 
+def test_an_option_that_there_is_not_is_named(small_llm: LLM) -> None:
+    with pytest.raises(TypeError, match="temprature is no option of an answer; expected some of max_tokens, "):
+        small_llm.generate(["text"], temprature=1.0)
+
+
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
 def test_numpys_numbers_are_numbers(kind: type) -> None:
