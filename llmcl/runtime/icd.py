@@ -36,6 +36,8 @@ MAX_BYTES = 1 << 16  # of an ICD file
 PROBE_TIMEOUT_S = 30.0
 REINSTALL = "reinstall it with `pip install --force-reinstall intel-opencl-rt intel-cmplr-lib-rt`"
 
+_temporary: list[Path] = []  # folders that stand in for one of the cache
+
 Probe = Callable[[str], str | None]  # a library's path or name -> what is wrong with it, or None
 
 
@@ -140,9 +142,24 @@ def write_entries(root: Path, entries: Mapping[str, str]) -> Path:
         _fill(folder, content)
     except OSError:
         folder = Path(tempfile.mkdtemp(prefix="llmcl-icd-"))
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        if not _temporary:
+            atexit.register(loader_has_read)
+        _temporary.append(folder)
         _fill(folder, content)
     return folder
+
+
+def loader_has_read() -> None:
+    """Removes the folder that stood in for one of the cache, if any: a loader reads it once in a process.
+
+    Not only at exit, since a process that a signal ends would leave it behind. A child that inherits the variable would
+    find nothing there.
+    """
+    while _temporary:
+        folder = _temporary.pop()
+        shutil.rmtree(folder, ignore_errors=True)
+        if os.environ.get("OCL_ICD_VENDORS") == os.environ.get(OUR_MARK) == str(folder):
+            del os.environ["OCL_ICD_VENDORS"], os.environ[OUR_MARK]
 
 
 def remembered_probe(library: str) -> str | None:

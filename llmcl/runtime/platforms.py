@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmcl.errors import DeviceError
 from llmcl.runtime.host_memory import host_available_bytes
-from llmcl.runtime.icd import prepare_icd_loader
+from llmcl.runtime.icd import loader_has_read, prepare_icd_loader
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -117,6 +117,7 @@ def find_devices() -> list[DeviceEntry]:
         platforms = cl.get_platforms()
     except cl.Error:  # the ICD loader's way to say that there is none
         platforms = []
+    loader_has_read()
     entries = []
     for cl_platform in platforms:
         try:

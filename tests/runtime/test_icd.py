@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -140,9 +141,14 @@ def test_a_cache_that_cannot_be_written_is_replaced_for_this_process(
     obstacle = tmp_path / "file"
     obstacle.touch()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # a process of tests/run.py ends without what atexit holds
+    monkeypatch.setattr(icd, "_temporary", [])
     folder = icd.write_entries(obstacle / "icd", {"a.icd": "liba.so"})
     assert folder.parent == tmp_path
     assert icd.read_vendor_folder(folder) == {"a.icd": "liba.so"}
+    monkeypatch.setenv("OCL_ICD_VENDORS", str(folder))
+    monkeypatch.setenv(icd.OUR_MARK, str(folder))
+    icd.loader_has_read()
+    assert not folder.exists() and "OCL_ICD_VENDORS" not in os.environ and icd.OUR_MARK not in os.environ
 
 
 def test_only_a_successful_probe_is_remembered(
@@ -271,6 +277,23 @@ os.environ["LLMCL_CACHE_DIR"] = {str(tmp_path / "child")!r}
 subprocess.run([sys.executable, "-c", {LIST_PLATFORMS!r}], check=True)
 """
     assert f"vendors: {tmp_path / 'child'}" in run_python(code, tmp_path / "parent").stdout
+
+
+@needs_pip_intel
+def test_no_folder_is_left_behind_by_a_process_that_a_signal_ends(tmp_path: Path) -> None:
+    obstacle, temporary = tmp_path / "file", tmp_path / "tmp"
+    obstacle.touch()
+    temporary.mkdir()
+    code = """
+import os, signal
+from llmcl.runtime.platforms import find_devices
+print(*{entry.platform_name for entry in find_devices()}, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    with pytest.raises(subprocess.CalledProcessError) as ended:
+        run_python(code, obstacle / "cache", TMPDIR=str(temporary))
+    assert "Intel" in ended.value.stdout and ended.value.returncode == -signal.SIGKILL
+    assert not list(temporary.iterdir())
 
 
 @pytest.mark.full
