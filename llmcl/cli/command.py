@@ -121,8 +121,8 @@ def _limit_met(error: Exception) -> str | None:
         return "open file; raise the limit of its files (`ulimit -n`)"
     if isinstance(error, MemoryError):  # NumPy's, and that of a driver in C++, too
         return (
-            "byte of memory; raise its limit (`ulimit -v` and `ulimit -d`, or that of its container), or take a smaller "
-            "model or --ctx-size"
+            "byte of memory; raise its limit (`ulimit -v` and `ulimit -d`, or that of its container), or take a "
+            "smaller model or --ctx-size"
         )
     return None
 
