@@ -15,7 +15,7 @@ from llmcl.cli import options as opt
 from llmcl.cli.answer import show
 from llmcl.cli.loading import load_to_answer, progress_bar, reading_bar
 from llmcl.cli.option_groups import LoadingToAnswer, Sampling, Structure, with_groups
-from llmcl.cli.text_files import check_writable, decoded, named, read_text, stream_text, without_last_newline
+from llmcl.cli.text_files import check_writable, decoded, named, read_text, standard_input, without_last_newline
 from llmcl.errors import UsageError, counted, one_line
 from llmcl.tools import json_text
 
@@ -161,6 +161,8 @@ def read_requests(requests: str | None, results: str | None) -> list[FileRequest
         )
     if os.path.exists(results) and os.path.exists(requests) and os.path.samefile(requests, results):
         raise UsageError(f"--input and --output are both {one_line(requests)}; give another file for the results")
+    if results == "-":
+        raise UsageError("no results are written to standard output; give the name of a file (./- for -)")
     from llmcl.tools.request_file import check_is_plain, parse_requests
 
     check_is_plain(Path(results))
@@ -246,7 +248,7 @@ def read_prompt(prompt: str | None, file: str | None) -> str:
                 "no prompt: give -p/--prompt TEXT or -f/--file FILE, or pipe the prompt into standard input"
             )
         origin = "standard input"
-        text = without_last_newline("" if sys.stdin is None else stream_text(sys.stdin.buffer, origin))
+        text = without_last_newline(standard_input(origin))
     else:
         origin = "-p/--prompt"
         text = decoded(os.fsencode(prompt), origin)

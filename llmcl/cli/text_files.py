@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
@@ -17,12 +18,21 @@ def named(option: str, file: object) -> str:
 
 
 def read_text(file: str, origin: str) -> str:
-    """The text of a file. Raises UsageError, which begins with `origin`, if it cannot be read or is not UTF-8."""
+    """The text of a file, or of standard input ("-"). Raises UsageError, which begins with `origin`, if it cannot be
+    read or is not UTF-8.
+    """
+    if file == "-":
+        return standard_input(origin)
     try:
         with Path(file).open("rb") as stream:
             return stream_text(stream, origin)
     except OSError as error:
         raise UsageError(f"{origin}: cannot be read ({error.strerror}); expected a text file in UTF-8") from error
+
+
+def standard_input(origin: str) -> str:
+    """The text of standard input; raises as `read_text` does. Empty where the command was started without (`<&-`)."""
+    return "" if sys.stdin is None else stream_text(sys.stdin.buffer, origin)
 
 
 def stream_text(stream: BinaryIO, origin: str) -> str:

@@ -273,6 +273,26 @@ def test_a_pipe_is_a_prompt_as_good_as_a_file(engine: Engine, invoke: Callable[.
     assert engine.request["prompt"] == "from the pipe"
 
 
+def test_a_file_called_minus_is_standard_input(
+    engine: Engine, invoke: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one two\n")))
+    assert invoke("generate", "-m", "m", "-f", "-") == 0
+    assert engine.request["prompt"] == "one two"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"no JSON\n")))
+    assert invoke("generate", "-m", "m", "--input", "-", "--output", "r") == 2
+    assert "error: --input - line 1 is no JSON" in capsys.readouterr().err
+
+
+def test_results_are_not_written_to_standard_output(
+    engine: Engine, invoke: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They would end in a file called so, as those of a conversion."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"prompt": "x"}\n')))
+    assert invoke("generate", "-m", "m", "--input", "-", "--output", "-") == 2
+    assert "no results are written to standard output" in capsys.readouterr().err and not engine.loaded
+
+
 def test_a_conversion_to_standard_output_is_refused(
     invoke: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
