@@ -317,6 +317,33 @@ def test_activations_in_8_bits(target: Device, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("variant", ["cpu"])
+@pytest.mark.parametrize("dtype", ["q4_0", "q6_k"])
+def test_a_row_has_the_same_bits_in_blocks_and_alone(target: Device, dtype: str) -> None:
+    """Of 1 to 23 tokens an expert has 12 to 1 left behind its last 12, which are computed 12, 8, 4 or 2 at once."""
+    if not dot_form(target):
+        pytest.skip("without 8-bit dot products both kernels add up float32 in orders of their own")
+    k, f = (512, 256) if dtype == "q6_k" else (96, 64)
+    weights = [
+        experts_on_device(target, dtype, rows, k, 1, gate_up=gate_up, exact=False, experts_per_part=per_part)[0]
+        for rows, gate_up, per_part in ((2 * f, True, N_EXPERTS), (f, False, 2))
+    ]
+    for counts in ((1, 2, 3, 4, 5), (6, 7, 8, 9, 10), (11, 12, 13, 17, 23), (0, 64, 0, 65, 0)):
+        ids = np.random.default_rng(7).permutation(np.repeat(np.arange(N_EXPERTS, dtype=np.int32), counts))[:, None]
+        n = len(ids)
+        order, blocks, step = grouped(target, ids)
+        x, of_tokens = with_poison(target, rounded_rows((n, k))[0]), with_poison(target, ids)
+        ones = with_poison(target, np.ones((n, 1), np.float32))
+        alone, together = poisoned(target, (n, 1, f)), poisoned(target, (n, 1, f))
+        run(experts_gate_up(target, weights[0], x, of_tokens, alone, gate="swiglu"), n)
+        run(experts_prefill(target, weights[0], x, order, blocks, together, step, gate="swiglu"), n)
+        np.testing.assert_array_equal(*(read_guarded(target, out, np.float32, (n, f)) for out in (alone, together)))
+        alone, together = with_poison(target, np.zeros((n, f), np.float32)), poisoned(target, (n, 1, f))
+        run(experts_down(target, weights[1], x, of_tokens, ones, alone), n)
+        run(experts_prefill(target, weights[1], x, order, blocks, together, step, weights=ones), n)
+        np.testing.assert_array_equal(*(read_guarded(target, out, np.float32, (n, f)) for out in (alone, together)))
+
+
+@pytest.mark.parametrize("variant", ["cpu"])
 def test_biases_beside_activations_in_8_bits(target: Device) -> None:
     k, f, n, top_k = 96, 64, 67, 2
     is_rounded = bool(dot_form(target))

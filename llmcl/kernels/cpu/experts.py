@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from llmcl.kernels.common import step_state
 from llmcl.kernels.common.cost import per_token
 from llmcl.kernels.common.dtype import QUANTIZED, kernel_name
 from llmcl.kernels.common.experts import (
@@ -17,8 +18,11 @@ from llmcl.kernels.common.experts import (
 )
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.cpu.dot_product import dot_form
-from llmcl.kernels.cpu.linear import INT8_FEW_TOKENS, INT8_TILE_TOKENS, TILE_TOKENS, tile_columns
+from llmcl.kernels.cpu.linear import INT8_TILE_TOKENS, TILE_TOKENS, tile_columns
 from llmcl.runtime.device import Buffer, Device, Launch
+
+# Of a product of blocks: fewer would leave a core without work at the end, more cost more to begin.
+GROUPS_PER_CORE = 64
 
 
 class CpuExpertsGateUp(ExpertsGateUp):
@@ -49,13 +53,19 @@ class CpuExpertsPrefill(ExpertsPrefill):
 
     def size(self, device: Device, product: ExpertProduct) -> Size:
         if dot := _dot(device, product.part.dtype, product.weight.exact_activations):
-            columns, own = product.tiles_at_once, _packed(dot)
+            columns = product.tiles_at_once
+            own = {"DOT": dot, "TILE_TOKENS": INT8_TILE_TOKENS[dot]}
         else:
             columns = tile_columns(product.tiles, product.tiles_at_once)
             own = {"TILE_TOKENS": TILE_TOKENS[columns]}
         own["TILE_COLS"] = columns
-        groups, n_experts, top_k = product.tiles // columns, product.weight.n_experts, product.top_k
-        return own, lambda n: (groups, block_count(n, n_experts, top_k)), (1, 1)
+        units, n_experts, top_k = product.tiles // columns, product.weight.n_experts, product.top_k
+
+        def groups(n: int) -> tuple[int, int]:
+            blocks = block_count(n, n_experts, top_k)
+            return min(units, -(-GROUPS_PER_CORE * device.compute_units // blocks)), blocks
+
+        return own, groups, (1, 1)
 
     def kernel_file(self, device: Device, product: ExpertProduct) -> str:
         is_packed = _dot(device, product.part.dtype, product.weight.exact_activations)
@@ -67,40 +77,31 @@ class CpuExpertsPrefill(ExpertsPrefill):
         weight, dtype = product.weight, product.part.dtype
         if not (dot := _dot(device, dtype, weight.exact_activations)):
             return x, []
-        n_experts, top_k = weight.n_experts, weight.top_k
-        n_blocks = block_count(step.max_tokens, n_experts, top_k)
+        n_blocks = block_count(step.max_tokens, weight.n_experts, weight.top_k)
         rows = step.scratch(*next(iter(self.scratch(device, dtype, weight.k, False, n_blocks).items())))
-        own = _packed(dot)
-        constants = {"WEIGHT": kernel_name(dtype), "K": weight.k, "SLOTS": product.slots, **own}
+        # To this kernel the rows of a token's slots are one.
+        k = weight.k * (weight.top_k // product.slots)
+        constants = {**step_state.CONSTANTS, "WEIGHT": kernel_name(dtype), "K": k, "DOT": dot, "TILE_TOKENS": 1}
         launch = device.launch(
-            "cpu/quantize_expert_rows.cl",
-            "quantize_expert_rows",
-            constants,
-            [x, order, blocks, rows],
-            groups=lambda n: (own["BLOCK_TILES"], block_count(n, n_experts, top_k)),
+            "cpu/quantize_activations.cl",
+            "quantize_activations",
+            {**constants, "NORM": False, "EPS": 0.0},
+            [x, x, rows, step.state],
+            groups=lambda n: (n, min(k // 32, -(-device.compute_units // n))),
             local=(1, 1),
-            cost=per_token(5.5 * weight.k * top_k),
+            cost=per_token(5.5 * k),
         )
         return rows, [launch]
 
     def scratch(self, device: Device, dtype: str, k: int, exact_activations: bool, n_blocks: int) -> Mapping[str, int]:
-        if not (dot := _dot(device, dtype, exact_activations)):
+        if not _dot(device, dtype, exact_activations):
             return {}
-        own = _packed(dot)
-        return {
-            f"rows of experts in 8 bits, {k} columns": n_blocks * own["BLOCK_TILES"] * own["TILE_TOKENS"] * k // 32 * 48
-        }
+        return {f"rows of experts in 8 bits, {k} columns": n_blocks * BLOCK_ROWS * k // 32 * 48}
 
 
 def _dot(device: Device, dtype: str, exact_activations: bool) -> int:
     """The form of the 8-bit dot product for a weight; 0: its activations stay float32."""
     return dot_form(device) if dtype in QUANTIZED and not exact_activations else 0
-
-
-def _packed(dot: int) -> dict[str, int]:
-    """Build constants for activations in 8 bits."""
-    tokens, (_, tail) = INT8_TILE_TOKENS[dot], INT8_FEW_TOKENS[dot]
-    return {"DOT": dot, "TILE_TOKENS": tokens, "TAIL_TOKENS": tail, "BLOCK_TILES": -(-BLOCK_ROWS // tokens)}
 
 
 def _size(device: Device, product: ExpertProduct, units: int) -> Size:

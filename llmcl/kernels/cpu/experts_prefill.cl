@@ -1,7 +1,8 @@
 // A product of many tokens with the experts that they go to, on a CPU: a block of tokens of one expert a work-item.
 // Formula and arguments as in portable/experts_prefill.cl; how a work-item goes through its block, as in cpu/linear_prefill.cl.
 //
-// Index space: (EXPERT_TILES / TILE_COLS, blocks), local size 1.
+// Index space: (parts, blocks), local size 1; part g of G takes the tiles U g / G .. U (g + 1) / G of its block's expert, TILE_COLS
+// at once, U of them.
 // Build: WEIGHT, K, N (both multiples of 16), N_EXPERTS, EXPERT_TILES, SLOTS, EPILOGUE, GATE, TILE_TOKENS, TILE_COLS (divides
 // EXPERT_TILES; even with SWIGLU).
 #if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(N_EXPERTS) || !defined(EXPERT_TILES) || !defined(SLOTS) || \
@@ -19,42 +20,46 @@ void experts_prefill(__global const CAT(WEIGHT, _t)* weight, __global const floa
     const int4 block = blocks[get_group_id(1)];
     const int expert = block.x - first_expert, n = block.z;
     if (n == 0 || expert < 0 || expert >= N_EXPERTS) return;
-    const int tile = get_group_id(0) * TILE_COLS;
+    const int units = EXPERT_TILES / TILE_COLS;
+    const int first = units * get_group_id(0) / get_num_groups(0) * TILE_COLS;
+    const int last = units * (get_group_id(0) + 1) / get_num_groups(0) * TILE_COLS;
     order += block.y;
 #if BIAS
     bias += (size_t)block.x * EXPERT_TILES * 16;
 #endif
-    weight += ((size_t)expert * EXPERT_TILES + tile) * TILE_SIZE;
-    for (int t = 0; t < n; t += TILE_TOKENS) {
-        // Rows past the last token repeat it: computed, never stored.
-        __global const float* rows[TILE_TOKENS];
+    weight += (size_t)expert * EXPERT_TILES * TILE_SIZE;
+    for (int tile = first; tile < last; tile += TILE_COLS) {
+        for (int t = 0; t < n; t += TILE_TOKENS) {
+            // Rows past the last token repeat it: computed, never stored.
+            __global const float* rows[TILE_TOKENS];
 #pragma unroll
-        for (int i = 0; i < TILE_TOKENS; ++i) rows[i] = x + (size_t)(order[min(t + i, n - 1)] / SLOTS) * K;
-        float16 acc[TILE_TOKENS][TILE_COLS];
-        multiply_tokens(acc, weight, rows);
+            for (int i = 0; i < TILE_TOKENS; ++i) rows[i] = x + (size_t)(order[min(t + i, n - 1)] / SLOTS) * K;
+            float16 acc[TILE_TOKENS][TILE_COLS];
+            multiply_tokens(acc, weight + (size_t)tile * TILE_SIZE, rows);
 #pragma unroll
-        for (int i = 0; i < TILE_TOKENS; ++i) {
-            if (t + i >= n) break;
-            const int slot = order[t + i];
-            __global float* y = out + (size_t)slot * N;
+            for (int i = 0; i < TILE_TOKENS; ++i) {
+                if (t + i >= n) break;
+                const int slot = order[t + i];
+                __global float* y = out + (size_t)slot * N;
 #if EPILOGUE == EPILOGUE_SWIGLU
 #pragma unroll
-            for (int c = 0; c < TILE_COLS; c += 2) {
+                for (int c = 0; c < TILE_COLS; c += 2) {
 #if BIAS
-                acc[i][c] += load16_f32(bias + (tile + c) / 2 * 16);
-                acc[i][c + 1] += load16_f32(bias + N + (tile + c) / 2 * 16);
+                    acc[i][c] += load16_f32(bias + (tile + c) / 2 * 16);
+                    acc[i][c + 1] += load16_f32(bias + N + (tile + c) / 2 * 16);
 #endif
-                store16_f32(APPLY_GATE(acc[i][c], acc[i][c + 1], exp16, float16), y + (tile + c) / 2 * 16);
-            }
+                    store16_f32(APPLY_GATE(acc[i][c], acc[i][c + 1], exp16, float16), y + (tile + c) / 2 * 16);
+                }
 #else
 #pragma unroll
-            for (int c = 0; c < TILE_COLS; ++c) {
+                for (int c = 0; c < TILE_COLS; ++c) {
 #if BIAS
-                acc[i][c] += load16_f32(bias + (tile + c) * 16);
+                    acc[i][c] += load16_f32(bias + (tile + c) * 16);
 #endif
-                store16_f32(acc[i][c] * weights[slot], y + (tile + c) * 16);
+                    store16_f32(acc[i][c] * weights[slot], y + (tile + c) * 16);
+                }
+#endif
             }
-#endif
         }
     }
 }

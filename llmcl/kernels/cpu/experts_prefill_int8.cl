@@ -1,14 +1,15 @@
-// A product of many tokens with the experts that they go to on a CPU with 8-bit dot products: quantised weights, activations of
-// cpu/quantize_expert_rows.cl in place of x and `order` for the outputs alone.
-// Formula and arguments as in portable/experts_prefill.cl; a tile times TILE_TOKENS tokens: cpu/packed_product.cl.
+// A product of many tokens with the experts that they go to on a CPU with 8-bit dot products: quantised weights.
+// Formula and arguments as in portable/experts_prefill.cl, but for x: rows in 8 bits, each apart (cpu/packed_activations.cl).
 //
-// Index space: (EXPERT_TILES / TILE_COLS, blocks), local size 1.
-// Build: WEIGHT, K, N (both multiples of 16), N_EXPERTS, EXPERT_TILES, SLOTS, EPILOGUE, GATE, DOT > 0, TILE_TOKENS, TAIL_TOKENS,
-// BLOCK_TILES, TILE_COLS (1; 2 with SWIGLU).
-#if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(N_EXPERTS) || !defined(EXPERT_TILES) || \
-    !defined(EPILOGUE) || !defined(DOT) || !defined(TILE_TOKENS) || !defined(TAIL_TOKENS) || !defined(BLOCK_TILES) || !defined(TILE_COLS)
-#error "cpu/experts_prefill_int8.cl needs the build constants WEIGHT, K, N, N_EXPERTS, EXPERT_TILES, EPILOGUE, DOT, TILE_TOKENS, TAIL_TOKENS, BLOCK_TILES, TILE_COLS"
+// Index space: (parts, blocks), local size 1; part g of G takes the tiles U g / G .. U (g + 1) / G of its block's expert, TILE_COLS
+// at once, U of them. Of the block's tokens 12, 8, 4 or 2 are computed at once (cpu/packed_product.cl), TILE_TOKENS at most.
+// Build: WEIGHT, K, N (both multiples of 16), N_EXPERTS, EXPERT_TILES, SLOTS, EPILOGUE, GATE, DOT > 0, TILE_TOKENS (8 or 12),
+// TILE_COLS (1; 2 with SWIGLU).
+#if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(N_EXPERTS) || !defined(EXPERT_TILES) || !defined(SLOTS) || \
+    !defined(EPILOGUE) || !defined(DOT) || !defined(TILE_TOKENS) || !defined(TILE_COLS)
+#error "cpu/experts_prefill_int8.cl needs the build constants WEIGHT, K, N, N_EXPERTS, EXPERT_TILES, SLOTS, EPILOGUE, DOT, TILE_TOKENS, TILE_COLS"
 #endif
+#define ROWS_APART
 #include "cpu/quant_tile.cl"
 #include "common/expert_bias.cl"
 #include "cpu/packed_activations.cl"
@@ -18,8 +19,12 @@
 IN_REGISTERS inline void multiply_slots(__global const uchar* weight, __global const int* x, __global const int* order,
                                         __global const float* weights, __global float* out, const int tile, const int n,
                                         const int rows BIAS_PARAM) {
+    // Rows past the last slot repeat it: computed, never stored.
+    __global const int* tokens[TILE_TOKENS];
+#pragma unroll
+    for (int i = 0; i < rows; ++i) tokens[i] = x + (size_t)(order[min(i, n - 1)] / SLOTS) * (K / 32 * ROW8);
     float16 acc[TILE_COLS][TILE_TOKENS];
-    for (int c = 0; c < TILE_COLS; ++c) multiply_tile(weight + c * TILE_SIZE, x, acc[c], rows);
+    for (int c = 0; c < TILE_COLS; ++c) multiply_tile(weight + c * TILE_SIZE, tokens, acc[c], rows);
     for (int i = 0; i < rows && i < n; ++i) {
         const int slot = order[i];
         __global float* y = out + (size_t)slot * N;
@@ -47,17 +52,28 @@ void experts_prefill(__global const uchar* weight, __global const int* x, __glob
     const int4 block = blocks[get_group_id(1)];
     const int expert = block.x - first_expert, n = block.z;
     if (n == 0 || expert < 0 || expert >= N_EXPERTS) return;
-    const int tile = get_group_id(0) * TILE_COLS;
+    const int units = EXPERT_TILES / TILE_COLS;
+    const int first = units * get_group_id(0) / get_num_groups(0) * TILE_COLS;
+    const int last = units * (get_group_id(0) + 1) / get_num_groups(0) * TILE_COLS;
     order += block.y;
 #if BIAS
     bias += (size_t)block.x * EXPERT_TILES * 16;
 #endif
-    weight += ((size_t)expert * EXPERT_TILES + tile) * TILE_SIZE;
-    x += get_group_id(1) * BLOCK_TILES * (size_t)(K / 32) * BLOCK8;
-    for (int t = 0; t < n; t += TILE_TOKENS, x += (size_t)(K / 32) * BLOCK8) {
-        if (n - t > TAIL_TOKENS)
-            multiply_slots(weight, x, order + t, weights, out, tile, n - t, TILE_TOKENS BIAS_ARG);
-        else
-            multiply_slots(weight, x, order + t, weights, out, tile, n - t, TAIL_TOKENS BIAS_ARG);
+    weight += ((size_t)expert * EXPERT_TILES + first) * TILE_SIZE;
+    for (int tile = first; tile < last; tile += TILE_COLS, weight += TILE_COLS * TILE_SIZE) {
+#define SLOTS_AT_ONCE(rows)                                                                   \
+    do {                                                                                      \
+        multiply_slots(weight, x, order + t, weights, out, tile, n - t, rows BIAS_ARG);       \
+        t += (rows);                                                                          \
+    } while (false)
+        for (int t = 0; t < n;) {
+#if TILE_TOKENS > 8
+            if (n - t > 8) SLOTS_AT_ONCE(TILE_TOKENS);
+            else
+#endif
+            if (n - t > 4) SLOTS_AT_ONCE(8);
+            else if (n - t > 2) SLOTS_AT_ONCE(4);
+            else SLOTS_AT_ONCE(2);
+        }
     }
 }

@@ -15,7 +15,8 @@
 #error "cpu/packed_activations.cl needs the build constant TILE_TOKENS"
 #endif
 #define NUMBERS (8 * TILE_TOKENS)  // ints of a block's numbers
-#define BLOCK8 (12 * TILE_TOKENS)  // ints of a block in 8 bits, with its records: 16 numbers are stored at once, so blocks are aligned
+#define ROW8 12                    // ints of a block of one token
+#define BLOCK8 (ROW8 * TILE_TOKENS)  // ints of a block in 8 bits, with its records: 16 numbers are stored at once, so blocks are aligned
 
 #define RECORD_AT(i, which) (NUMBERS + (which) * TILE_TOKENS + (i))  // in a block, of token i of it
 

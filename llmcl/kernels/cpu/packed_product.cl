@@ -1,4 +1,5 @@
-// The product of a tile of a quantised weight with tokens whose activations are a block of 8 bits, on a CPU.
+// The product of a tile of a quantised weight with tokens whose activations are in 8 bits, on a CPU: a block of them, or with ROWS_APART
+// rows at x[0], x[1], .. that are blocks of one token each (cpu/packed_activations.cl).
 //
 // Four columns of 16 rows are unpacked once and multiplied with all tokens, whose integer and float32 sums stay in registers. The
 // sums of a token are those of cpu/linear_decode.cl, in the same order.
@@ -6,16 +7,25 @@
 // After cpu/quant_tile.cl and cpu/packed_activations.cl. Build: WEIGHT, K, DOT > 0, TILE_TOKENS.
 #include "cpu/prefetch.cl"
 
+// The numbers of token i in group g, and one of its record.
+#ifdef ROWS_APART
+#define TOKENS __global const int* const*
+#define NUMBERS_OF(i, g) (x[i] + (g) * ROW8)
+#define RECORD_OF(i, g, which) x[i][(g) * ROW8 + 8 + (which)]
+#else
+#define TOKENS __global const int*
+#define NUMBERS_OF(i, g) (x + (g) * BLOCK8 + 8 * (i))
+#define RECORD_OF(i, g, which) x[(g) * BLOCK8 + RECORD_AT(i, which)]
+#endif
+
 // acc = the products of a tile with `rows` (a constant) tokens.
-IN_REGISTERS inline void multiply_tile(__global const uchar* tile, __global const int* x, float16* acc, const int rows) {
+IN_REGISTERS inline void multiply_tile(__global const uchar* tile, const TOKENS x, float16* acc, const int rows) {
     float16 sum[TILE_TOKENS];
-    __global const int* tokens = x;
 #pragma unroll
     for (int i = 0; i < rows; ++i) sum[i] = 0;
 #pragma nounroll
-    for (int g = 0; g < K / 32; ++g, x += BLOCK8) {
+    for (int g = 0; g < K / 32; ++g) {
         __global const uchar* q = tile + GROUP_AT(g) + SCALE_BYTES;
-        __global const float* scale = (__global const float*)x;
         const scales16 s = load_scales(tile, g);
         PREFETCH_ALL(tile + TILE_SIZE + GROUP_AT(g), GROUP_BYTES);
         int16 a[TILE_TOKENS];
@@ -23,35 +33,35 @@ IN_REGISTERS inline void multiply_tile(__global const uchar* tile, __global cons
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
 #pragma unroll
-            for (int i = 0; i < rows; ++i) a[i] = (int16)(x[RECORD_AT(i, 1 + h)]);
+            for (int i = 0; i < rows; ++i) a[i] = (int16)(RECORD_OF(i, g, 1 + h));
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 const uint16 w = columns4(q, 4 * h + j);
 #pragma unroll
-                for (int i = 0; i < rows; ++i) a[i] = dot4(a[i], w, x[i * 8 + 4 * h + j]);
+                for (int i = 0; i < rows; ++i) a[i] = dot4(a[i], w, NUMBERS_OF(i, g)[4 * h + j]);
             }
 #pragma unroll
             for (int i = 0; i < rows; ++i)
-                sum[i] += CONVERT16(a[i], float) * ((h ? s.d_high : s.d) * scale[RECORD_AT(i, 0)]);
+                sum[i] += CONVERT16(a[i], float) * ((h ? s.d_high : s.d) * as_float(RECORD_OF(i, g, 0)));
         }
 #else
 #pragma unroll
-        for (int i = 0; i < rows; ++i) a[i] = (int16)(OFFSET ? x[RECORD_AT(i, 1)] : 0);
+        for (int i = 0; i < rows; ++i) a[i] = (int16)(OFFSET ? RECORD_OF(i, g, 1) : 0);
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
             const uint16 w = columns4(q, (j & 1) * 4 + j / 2);  // both nibbles of a vector in turn
 #pragma unroll
-            for (int i = 0; i < rows; ++i) a[i] = dot4(a[i], w, x[i * 8 + (j & 1) * 4 + j / 2]);
+            for (int i = 0; i < rows; ++i) a[i] = dot4(a[i], w, NUMBERS_OF(i, g)[(j & 1) * 4 + j / 2]);
         }
 #pragma unroll
         for (int i = 0; i < rows; ++i) {
-            sum[i] += CONVERT16(a[i], float) * (s.d * scale[RECORD_AT(i, 0)]);
+            sum[i] += CONVERT16(a[i], float) * (s.d * as_float(RECORD_OF(i, g, 0)));
 #if HAS_MIN
-            sum[i] += s.m * scale[RECORD_AT(i, 2)];
+            sum[i] += s.m * as_float(RECORD_OF(i, g, 2));
 #endif
         }
 #endif
     }
 #pragma unroll
-    for (int i = 0; i < rows; ++i) acc[i] = sum[i] * ((__global const float*)tokens)[RECORD_AT(i, 3)];
+    for (int i = 0; i < rows; ++i) acc[i] = sum[i] * as_float(RECORD_OF(i, 0, 3));
 }
