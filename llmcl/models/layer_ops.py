@@ -35,6 +35,7 @@ from llmcl.ops.experts import (
     group_by_expert,
     has_few_rows,
     slot_outputs,
+    suits_single_slots,
 )
 from llmcl.ops.last_token import last_row, last_token
 from llmcl.ops.layer_inputs import layer_inputs
@@ -388,7 +389,7 @@ class PrefillOps(LayerOps):
         few = all(has_few_rows(device, weight, self.max_rows, in_chains=most_alone) for weight in (gate_up, down)) and (
             not most_alone or (is_plain and self.experts_for in (0, self.max_rows))
         )
-        if most_alone and not few:
+        if most_alone and not few and not all(suits_single_slots(device, weight) for weight in (gate_up, down)):
             return super().chosen_experts(x, norm, gate_up, down, gate, to, biases)
         of_slots, most = act.expert_rows, self.max_rows if few else 0
         ids, order, shares = act.expert_ids, act.expert_order, act.expert_weights

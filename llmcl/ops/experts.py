@@ -153,6 +153,12 @@ def has_few_rows(device: Device, weight: Weight, max_rows: int, *, in_chains: bo
     return all(isinstance(row, ExpertsFewRows) and (row.in_chains(device) or not in_chains) for row in rows)
 
 
+def suits_single_slots(device: Device, weight: Weight) -> bool:
+    """Whether experts_prefill is the faster one even where most experts have one token."""
+    rows = zip(_of_rows(device, weight, 0), weight.parts, strict=True)
+    return all(row.suits_single_slots(device, weight, part.dtype) for row, part in rows)
+
+
 def block_rows(device: Device, weight: Weight, max_rows: int = 0) -> int:
     """Slots of a block that experts_prefill with this weight takes."""
     return _of_rows(device, weight, max_rows)[0].block_rows

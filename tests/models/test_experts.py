@@ -114,6 +114,28 @@ def test_rows_of_several_sequences(max_sequences: int, default_device: Any, fold
             assert relative_error(row, reference.forward(QWEN3_MOE, WEIGHTS, ids)[-1]) < 1e-4
 
 
+def test_quantised_experts_of_rows_that_share_few(default_device: Any, tmp_path: Path) -> None:
+    """Of 8 rows with 2 of 16 experts each most have theirs alone: blocks where they are no slower than pairs."""
+    settings = [LayerSettings(experts=ExpertSettings(16, 2, 32))]
+    config = small_config(architecture="qwen3_moe", settings=settings, n_layers=1)
+    weights = random_weights(config, seed=3)
+    folder = save_folder(tmp_path, config, weights)
+    with llmcl.load(str(folder), device=default_device, quantize="q4_0", max_context=64) as llm:
+        batch, has_blocks = make_batch(llm.model, 3, 64, 64), llm.device.is_cpu and dot_form(llm.device) > 0
+        names = {launch.name for bound in batch._decode.values() for launch in bound.separate}
+        if llm.device.is_cpu:
+            assert has_blocks == ("experts_prefill" in names) != ("experts_gate_up" in names)
+        running, texts = [batch.cache.sequence() for _ in range(3)], []
+        for sequence, prompt in zip(running, (IDS, IDS[3:5], IDS[::-1]), strict=True):
+            batch.start(sequence, SamplingParams(temperature=0.0))
+            texts.append([*prompt, *batch.read([(sequence, prompt)])()])
+        batch.decode(running)()
+        rows = llm.device.read(batch.model.act.logits, np.float32, (3, config.vocab_size))
+    stored = quantized(weights, "q4_0")
+    for text, row in zip(texts, rows, strict=True):
+        assert relative_error(row, reference.forward(config, stored, text)[-1]) < 3e-2
+
+
 @pytest.mark.parametrize("quantize", [None, "q8_0"])
 def test_the_forecast_is_what_loading_takes(
     quantize: str | None, default_device: Any, folder: Path, monkeypatch: pytest.MonkeyPatch

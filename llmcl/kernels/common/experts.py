@@ -153,6 +153,10 @@ class ExpertsOfRows(Implementation):
         """Whether it can leave ExpertRows of this type."""
         return False
 
+    def suits_single_slots(self, device: Device, weight: Weight, dtype: str) -> bool:
+        """Whether blocks of one slot are no slower than a pair of token and expert after the other."""
+        return False
+
     def scratch(self, device: Device, dtype: str, k: int, exact_activations: bool, n_blocks: int) -> Mapping[str, int]:
         """Bytes of working memory of `pack` by name, equal names shared: for the forecast of memory."""
         return {}

@@ -17,6 +17,7 @@ from llmcl.kernels.common.experts import (
     block_count,
 )
 from llmcl.kernels.common.step_state import StepState
+from llmcl.kernels.common.weight import Weight
 from llmcl.kernels.cpu.dot_product import dot_form
 from llmcl.kernels.cpu.linear import INT8_TILE_TOKENS, TILE_TOKENS, tile_columns
 from llmcl.runtime.device import Buffer, Device, Launch
@@ -92,6 +93,10 @@ class CpuExpertsPrefill(ExpertsPrefill):
             cost=per_token(5.5 * k),
         )
         return rows, [launch]
+
+    def suits_single_slots(self, device: Device, weight: Weight, dtype: str) -> bool:
+        """With 8-bit dot products: pairs round a row for each expert. In float32 a slot would be TILE_TOKENS rows."""
+        return bool(_dot(device, dtype, weight.exact_activations))
 
     def scratch(self, device: Device, dtype: str, k: int, exact_activations: bool, n_blocks: int) -> Mapping[str, int]:
         if not _dot(device, dtype, exact_activations):
