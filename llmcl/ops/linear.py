@@ -151,7 +151,10 @@ def split_norm(
 
 
 def linear_supports_output(device: Device, weight: Weight, layout: ActivationLayout, max_rows: int = 0) -> bool:
-    """Whether linear_prefill with this weight can leave its result in `layout`."""
+    """Whether linear_prefill with this weight of gate and up can leave its result in `layout`."""
+    tiles = max(1, 2 * layout.columns_at_once // TILE_ROWS)  # of gate and up: a part has all or none of them
+    if any(n % tiles for part in weight.parts for n in (part.first_tile, part.n_tiles)):
+        return False
     dtypes = {part.dtype for part in weight.parts}
     return all(_implementation(device, d, weight.k, max_rows).supports_output(layout, d) for d in dtypes)
 

@@ -20,7 +20,7 @@ from llmcl.kernels.common.weight import Weight
 from llmcl.kernels.cpu.dot_product import dot_form
 from llmcl.kernels.cpu.linear import PACKED_GROUP_TOKENS, DotProductLayout
 from llmcl.kernels.table import pick
-from llmcl.ops.linear import linear_decode, linear_prefill
+from llmcl.ops.linear import input_layout, linear_decode, linear_prefill, linear_supports_output
 from llmcl.runtime.device import Device
 
 TOLERANCE = 3e-6
@@ -272,3 +272,42 @@ def test_prefill_norm(target: Device, dtype: str) -> None:
 @small
 def test_prefill_of_few_columns(target: Device) -> None:
     check_prefill(target, "q8_0", 3, 21, 32)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("variant", ["cpu"])
+@pytest.mark.parametrize(
+    ("dtypes", "epilogue", "tiles_per_part"),
+    [(("q4_0", "q4_0"), "swiglu", 0), (("q4_k", "q6_k"), "geglu", 8), (("q6_k", "q4_1"), "swiglu", 4)],
+)
+def test_a_gate_leaves_rows_in_8_bits(
+    target: Device, dtypes: tuple[str, str], epilogue: str, tiles_per_part: int
+) -> None:
+    """The next product has the bits that float32 rows give it."""
+    k, inner = 256, 512
+    first, gate_up = make_weight(
+        target, dtypes[0], 2 * inner, k, alternating=True, tiles_per_part=tiles_per_part, exact=False
+    )
+    second, down = make_weight(target, dtypes[1], 64, inner, exact=False)
+    layout = input_layout(target, second)
+    if not dot_form(target):
+        assert layout is None
+        return
+    assert layout is not None and linear_supports_output(target, first, layout)
+    cut = quantized_weight(target, 2 * inner, k, dtypes[0], tiles_per_part=6)
+    assert not linear_supports_output(target, cut, layout)  # 32 columns would lie in two parts
+    gate = reference.swiglu if epilogue == "swiglu" else reference.geglu
+    for n in (1, 12, 13, 107):
+        x, rounded = activations(n, k)
+        step = step_state_at(target, position=3, n_tokens=n)
+        gated, rows, given = layout.packed(step, inner, "gated"), poisoned(target, (n, inner)), with_poison(target, x)
+        outs = []
+        for between in (gated, rows):
+            run(linear_prefill(target, first, given, between, step, epilogue=epilogue), n)
+            outs.append(poisoned(target, (n, 64)))
+            run(linear_prefill(target, second, between, outs[-1], step), n)
+        found = [read_guarded(target, out, np.float32, (n, 64)) for out in outs]
+        np.testing.assert_array_equal(*found)
+        products = reference.linear(rounded, gate_up)
+        expected = reference.linear(gate(products[:, :inner], products[:, inner:]), down)
+        assert relative_error(found[0], expected) < 2e-2  # of the rounding in between

@@ -50,7 +50,8 @@ typedef uchar mxfp4_t;
 #define HAS_MIN (WEIGHT_IS(q4_1) || WEIGHT_IS(q5_1) || WEIGHT_IS(q4_k) || WEIGHT_IS(q5_k))
 #define IS_SUPER (WEIGHT_IS(q4_k) || WEIGHT_IS(q5_k) || WEIGHT_IS(q6_k))
 // What is subtracted from the stored number.
-#define OFFSET (WEIGHT_IS(q8_0) ? 128 : WEIGHT_IS(q6_k) ? 32 : WEIGHT_IS(q5_0) ? 16 : WEIGHT_IS(q4_0) ? 8 : WEIGHT_IS(mxfp4) ? 12 : 0)
+#define OFFSET_OF(IS) (IS(q8_0) ? 128 : IS(q6_k) ? 32 : IS(q5_0) ? 16 : IS(q4_0) ? 8 : IS(mxfp4) ? 12 : 0)
+#define OFFSET OFFSET_OF(WEIGHT_IS)
 
 #define SCALE_BYTES (WEIGHT_IS(mxfp4) ? 16 : WEIGHT_IS(q4_1) || WEIGHT_IS(q5_1) ? 64 : 32)
 #define GROUP_BYTES (SCALE_BYTES + (WEIGHT_IS(q8_0) ? 512 : 256 + (HAS_FIFTH_BIT ? 64 : 0) + (WEIGHT_IS(q6_k) ? 128 : 0)))

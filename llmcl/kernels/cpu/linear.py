@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from llmcl.kernels.common import step_state
 from llmcl.kernels.common.cost import per_token
-from llmcl.kernels.common.dtype import QUANTIZED, kernel_name
+from llmcl.kernels.common.dtype import QUANTIZED, TILE_ROWS, kernel_name
 from llmcl.kernels.common.linear import (
     ActivationLayout,
     LinearDecode,
@@ -50,6 +51,11 @@ class DotProductLayout(ActivationLayout):
     parts: int = 1
 
     fuses_norm = True
+    columns_at_once = 32
+
+    @property
+    def can_be_output(self) -> bool:  # type: ignore[override]
+        return self.is_int8
 
     @property
     def is_int8(self) -> bool:
@@ -115,12 +121,16 @@ class CpuLinearPrefill(LinearPrefill):
             return DotProductLayout(dtype, dot, tokens)
         return None
 
+    def supports_output(self, layout: ActivationLayout, dtype: str) -> bool:
+        return isinstance(layout, DotProductLayout) and layout.is_int8 and dtype in QUANTIZED
+
     def kernel_file(self, layout: ActivationLayout | None) -> str:
         return layout.product_file if isinstance(layout, DotProductLayout) else self.file
 
     def size(self, device: Device, product: Product, layout: ActivationLayout | None) -> Size:
         if isinstance(layout, DotProductLayout):
-            return _dot_constants(product, layout), lambda n: (product.units, -(-n // PACKED_GROUP_TOKENS)), (1, 1)
+            own = _dot_constants(product, layout)
+            return own, lambda n: (product.part.n_tiles // own["TILE_COLS"], -(-n // PACKED_GROUP_TOKENS)), (1, 1)
         return _float_size(product)
 
 
@@ -162,10 +172,16 @@ def _dot(device: Device, dtype: str, exact_activations: bool) -> int:
     return dot_form(device) if dtype in QUANTIZED else bf16_dot_form(device) if dtype == "bfloat16" else 0
 
 
-def _dot_constants(product: Product, layout: DotProductLayout) -> dict[str, object]:
+def _dot_constants(product: Product, layout: DotProductLayout) -> dict[str, Any]:
+    columns, left = product.tiles_at_once, dict[str, Any]()
+    if isinstance(product.out, PackedActivations):
+        out = product.out.layout
+        assert isinstance(out, DotProductLayout) and out.tile_tokens == layout.tile_tokens
+        columns, left = columns * out.columns_at_once // TILE_ROWS, {"OUT_WEIGHT": kernel_name(out.dtype)}
     return {
+        **left,
         "DOT": layout.dot,
-        "TILE_COLS": product.tiles_at_once,
+        "TILE_COLS": columns,
         "TILE_TOKENS": layout.tile_tokens,
         "TAIL_TOKENS": layout.tail_tokens,
         "GROUP_TOKENS": PACKED_GROUP_TOKENS,

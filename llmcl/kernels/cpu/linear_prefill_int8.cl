@@ -3,14 +3,15 @@
 //   y[t][r] as in cpu/quant_tile.cl;   EPILOGUE as in cpu/linear_decode.cl (SWIGLU: tiles alternate gate, up)
 //
 // weight   tiles of WEIGHT (tiles.cl)      x  the step's activations in blocks of 8 bits (cpu/packed_activations.cl)
-// out      float [n][OUT_STRIDE], columns out_row .. out_row + N - 1
+// out      float [n][OUT_STRIDE], columns out_row .. out_row + N - 1; with OUT_WEIGHT these columns of activations in 8 bits for
+//          a product of OUT_STRIDE columns with weights of that type, rounded as quantize_activations does it
 //
 // Index space: (streams, ceil(n / GROUP_TOKENS)), local size 1; stream g takes units g U / G .. (g + 1) U / G, as in
 // cpu/linear_decode.cl, a unit being TILE_COLS tiles. Of a unit TILE_TOKENS tokens are computed at once (cpu/packed_product.cl);
 // where at most TAIL_TOKENS are left, so many.
 //
-// Build: WEIGHT, K, N, N_TILES, OUT_STRIDE, EPILOGUE, DOT > 0, TILE_TOKENS, TILE_COLS (1; 2 with SWIGLU), GROUP_TOKENS (a
-// multiple of TILE_TOKENS), TAIL_TOKENS (0: none).
+// Build: WEIGHT, K, N, N_TILES, OUT_STRIDE, EPILOGUE, DOT > 0, TILE_TOKENS, TILE_COLS (1; 2 with SWIGLU, 4 with
+// OUT_WEIGHT, too), GROUP_TOKENS (a multiple of TILE_TOKENS), TAIL_TOKENS (0: none); OUT_WEIGHT: with SWIGLU alone.
 #if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(N_TILES) || !defined(OUT_STRIDE) || \
     !defined(EPILOGUE) || !defined(DOT) || !defined(TILE_TOKENS) || !defined(TILE_COLS) || !defined(GROUP_TOKENS) || \
     !defined(TAIL_TOKENS) || !defined(STATE_N_TOKENS)
@@ -19,6 +20,9 @@
 #include "cpu/quant_tile.cl"
 #include "cpu/packed_activations.cl"
 #include "cpu/packed_product.cl"
+#ifdef OUT_WEIGHT
+#include "cpu/quantize_row.cl"
+#endif
 
 #define WEIGHT_ITEM uchar
 #define X_ITEM int

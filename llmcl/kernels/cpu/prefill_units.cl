@@ -4,6 +4,7 @@
 //   WEIGHT_ITEM, X_ITEM                  what weight and x are made of
 //   TILE_SIZE, TOKENS_SIZE               how many of these a tile has, and TILE_TOKENS tokens
 //   multiply_tile(tile, x, acc, rows)    acc (float16 [TILE_TOKENS]) = the products of a tile with `rows` (a constant) tokens
+//   with OUT_WEIGHT  quantize_numbers (cpu/quantize_row.cl): out is in blocks of 8 bits for the next product, not in float
 #include "cpu/store_rows.cl"
 
 // All of a unit for the tokens t .. min(t + rows, end) - 1.
@@ -11,9 +12,14 @@ IN_REGISTERS inline void multiply_unit(__global const WEIGHT_ITEM* weight, __glo
                                        const int unit, const int t, const int end, const int rows) {
     weight += (size_t)unit * TILE_COLS * TILE_SIZE;
     x += (size_t)(t / TILE_TOKENS) * TOKENS_SIZE;
-    out += (size_t)t * OUT_STRIDE;
     float16 acc[TILE_COLS][TILE_TOKENS];
     for (int c = 0; c < TILE_COLS; ++c) multiply_tile(weight + (size_t)c * TILE_SIZE, x, acc[c], rows);
+#ifdef OUT_WEIGHT
+    __global int* block = (__global int*)out + ((size_t)(t / TILE_TOKENS) * (OUT_STRIDE / 32) + unit) * BLOCK8;
+    for (int i = 0; i < rows && t + i < end; ++i)
+        quantize_numbers(GATE_VALUE(acc[0][i], exp16) * acc[1][i], GATE_VALUE(acc[2][i], exp16) * acc[3][i], 1.0f, block, i);
+#else
+    out += (size_t)t * OUT_STRIDE;
     for (int i = 0; i < rows && t + i < end; ++i, out += OUT_STRIDE) {
 #if EPILOGUE == EPILOGUE_SWIGLU
         store_rows(GATE_VALUE(acc[0][i], exp16) * acc[1][i], out, unit * 16);
@@ -21,6 +27,7 @@ IN_REGISTERS inline void multiply_unit(__global const WEIGHT_ITEM* weight, __glo
         for (int c = 0; c < TILE_COLS; ++c) store_rows(acc[c][i], out, (unit * TILE_COLS + c) * 16);
 #endif
     }
+#endif
 }
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
@@ -30,7 +37,11 @@ void linear_prefill(__global const WEIGHT_ITEM* weight, __global const X_ITEM* x
     const int first = (int)((long)units * get_group_id(0) / get_num_groups(0));
     const int last = (int)((long)units * (get_group_id(0) + 1) / get_num_groups(0));
     const int end = min(state[STATE_N_TOKENS], (int)(get_group_id(1) + 1) * GROUP_TOKENS);
+#ifdef OUT_WEIGHT
+    out += out_row / 32 * BLOCK8;
+#else
     out += out_row;
+#endif
     for (int unit = first; unit < last; ++unit) {
         for (int t = get_group_id(1) * GROUP_TOKENS; t < end; t += TILE_TOKENS) {
             if (end - t > TAIL_TOKENS)

@@ -83,8 +83,8 @@ inline int sum16i(int16 v) {
     return b.x + b.y + b.z + b.w;
 }
 
-// Rounds the 32 activations lo, hi of a group to q; returns their record.
-inline float4 quantize_group(const float16 lo, const float16 hi, char16* q) {
+// Rounds the 32 activations lo, hi of a group to q; returns their record for weights with this OFFSET, in_halves: with q6_k.
+inline float4 quantize_group_for(const float16 lo, const float16 hi, char16* q, const int offset, const bool in_halves) {
     // The largest of the bits, which order as magnitudes do.
     const uint16 low = as_uint16(lo) & 0x7fffffffu, high = as_uint16(hi) & 0x7fffffffu, either = MAX(low, high);
     const uint8 top8 = MAX(either.lo, either.hi);
@@ -96,12 +96,12 @@ inline float4 quantize_group(const float16 lo, const float16 hi, char16* q) {
     const int16 a = as_int16(lo * inverse + 0x1.8p23f) - 0x4b400000, b = as_int16(hi * inverse + 0x1.8p23f) - 0x4b400000;
     q[0] = CONVERT16(a, char);
     q[1] = CONVERT16(b, char);
-#if WEIGHT_IS(q6_k)
-    const int first = sum16i(a), last = sum16i(b);
-#else
-    const int first = sum16i(a + b), last = 0;  // only their sum counts
-#endif
-    return (float4)(scale, as_float(-OFFSET * first), as_float(-OFFSET * last), scale * (float)(first + last));
+    const int first = sum16i(in_halves ? a : a + b), last = in_halves ? sum16i(b) : 0;  // else only their sum counts
+    return (float4)(scale, as_float(-offset * first), as_float(-offset * last), scale * (float)(first + last));
+}
+
+inline float4 quantize_group(const float16 lo, const float16 hi, char16* q) {
+    return quantize_group_for(lo, hi, q, OFFSET, WEIGHT_IS(q6_k));
 }
 
 // A token's activations, rounded.

@@ -1,23 +1,30 @@
 // A token's activations, rounded to 8 bits, as token i of a block (cpu/packed_activations.cl).
-// After cpu/quant_tile.cl and cpu/packed_activations.cl. Build: WEIGHT (for its OFFSET), K, DOT > 0, TILE_TOKENS, NORM, EPS.
+// After cpu/quant_tile.cl and cpu/packed_activations.cl. Build: WEIGHT (for its OFFSET; with OUT_WEIGHT that of the product which
+// takes them), DOT > 0, TILE_TOKENS; for quantize_row K, NORM, EPS.
+#ifdef OUT_WEIGHT
+#define TAKEN_BY(name) (CAT(ID_, OUT_WEIGHT) == ID_##name)
+#else
+#define TAKEN_BY WEIGHT_IS
+#endif
 
+// Leaves a group of 32 numbers in its block; scale: what the token's products are multiplied with.
+inline void quantize_numbers(const float16 lo, const float16 hi, const float scale, __global int* block, const int i) {
+    char16 q[2];
+    const float4 record = quantize_group_for(lo, hi, q, OFFSET_OF(TAKEN_BY), TAKEN_BY(q6_k));
+    *(__global char16*)(block + 8 * i) = q[0];
+    *(__global char16*)(block + 8 * i + 4) = q[1];
+    block[RECORD_AT(i, 0)] = as_int(record.x);
+    block[RECORD_AT(i, 1)] = as_int(record.y);
+    block[RECORD_AT(i, 2)] = as_int(TAKEN_BY(q6_k) ? record.z : record.w);
+    block[RECORD_AT(i, 3)] = as_int(scale);
+}
+
+#ifdef NORM
 // rows: the block. begin, end: which groups of 32 columns.
 inline void quantize_row(__global const float* row, __global const float* norm, __global int* rows, const int i, const int begin,
                          const int end) {
     const float scale = row_scale(row);
-    for (int g = begin; g < end; ++g) {
-        __global int* block = rows + g * BLOCK8;
-        char16 q[2];
-        const float4 record = quantize_group(load_row(row, norm, 32 * g), load_row(row, norm, 32 * g + 16), q);
-        *(__global char16*)(block + 8 * i) = q[0];
-        *(__global char16*)(block + 8 * i + 4) = q[1];
-        block[RECORD_AT(i, 0)] = as_int(record.x);
-        block[RECORD_AT(i, 1)] = as_int(record.y);
-#if WEIGHT_IS(q6_k)
-        block[RECORD_AT(i, 2)] = as_int(record.z);
-#else
-        block[RECORD_AT(i, 2)] = as_int(record.w);
-#endif
-        block[RECORD_AT(i, 3)] = as_int(scale);
-    }
+    for (int g = begin; g < end; ++g)
+        quantize_numbers(load_row(row, norm, 32 * g), load_row(row, norm, 32 * g + 16), scale, rows + g * BLOCK8, i);
 }
+#endif
