@@ -23,7 +23,7 @@ from llmcl.kernels.cpu.linear import INT8_TILE_TOKENS, TILE_TOKENS, tile_columns
 from llmcl.runtime.device import Buffer, Device, Launch
 
 # Of a product of blocks: fewer would leave a core without work at the end, more cost more to begin.
-GROUPS_PER_CORE = 64
+GROUPS_PER_CORE = 16
 
 
 class CpuExpertsGateUp(ExpertsGateUp):
