@@ -2,7 +2,7 @@
 // Formula and arguments as in portable/experts_prefill.cl, but for x: rows in 8 bits, each apart (cpu/packed_activations.cl).
 //
 // Index space: (parts, blocks), local size 1; part g of G takes the tiles U g / G .. U (g + 1) / G of its block's expert, TILE_COLS
-// at once, U of them. Of the block's tokens 12, 8, 4 or 2 are computed at once (cpu/packed_product.cl), TILE_TOKENS at most.
+// at once, U of them. Of the block's tokens 12, 10, 8, 6, 4 or 2 are computed at once (cpu/packed_product.cl), TILE_TOKENS at most.
 // Build: WEIGHT, K, N (both multiples of 16), N_EXPERTS, EXPERT_TILES, SLOTS, EPILOGUE, GATE, DOT > 0, TILE_TOKENS (8 or 12),
 // TILE_COLS (1; 2 with SWIGLU).
 #if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(N_EXPERTS) || !defined(EXPERT_TILES) || !defined(SLOTS) || \
@@ -68,10 +68,12 @@ void experts_prefill(__global const uchar* weight, __global const int* x, __glob
     } while (false)
         for (int t = 0; t < n;) {
 #if TILE_TOKENS > 8
-            if (n - t > 8) SLOTS_AT_ONCE(TILE_TOKENS);
+            if (n - t > 10) SLOTS_AT_ONCE(TILE_TOKENS);
+            else if (n - t > 8) SLOTS_AT_ONCE(10);
             else
 #endif
-            if (n - t > 4) SLOTS_AT_ONCE(8);
+            if (n - t > 6) SLOTS_AT_ONCE(8);
+            else if (n - t > 4) SLOTS_AT_ONCE(6);
             else if (n - t > 2) SLOTS_AT_ONCE(4);
             else SLOTS_AT_ONCE(2);
         }
