@@ -319,7 +319,7 @@ def test_activations_in_8_bits(target: Device, dtype: str) -> None:
 @pytest.mark.parametrize("variant", ["cpu"])
 @pytest.mark.parametrize("dtype", ["q4_0", "q6_k"])
 def test_a_row_has_the_same_bits_in_blocks_and_alone(target: Device, dtype: str) -> None:
-    """Of 1 to 23 tokens an expert has 12 to 1 left behind its last 12, which are computed 12, 10, 8, 6, 4 or 2 at once."""
+    """Of 1 to 23 tokens an expert has 12 to 1 behind its last 12, which are computed 12, 10, 8, 6, 4 or 2 at once."""
     if not dot_form(target):
         pytest.skip("without 8-bit dot products both kernels add up float32 in orders of their own")
     k, f = (512, 256) if dtype == "q6_k" else (96, 64)
