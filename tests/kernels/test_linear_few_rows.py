@@ -160,6 +160,25 @@ def test_norm(target: Device, dtype: str) -> None:
 
 
 @heavy
+@pytest.mark.parametrize("variant", ["cpu"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "q4_0", "q6_k"])
+def test_any_number_of_rows_is_left_over(target: Device, dtype: str) -> None:
+    """Behind blocks of 8 rows 1 to 7 are computed 2, 4, 6 or 8 at once: each row has the bits of a block."""
+    weight, values = make_weight(target, dtype, 160, 512, alternating=True)
+    x, most = activations(24, 512), FEW_ROWS[-1]
+    expected = finish(reference.linear(x, values), x, "swiglu")
+    found = np.zeros(expected.shape, np.float32)
+    for n in reversed(range(1, 25)):
+        out = poisoned(target, (n, 80))
+        step = step_state_at(target, position=3, n_tokens=n)
+        run(linear_prefill(target, weight, with_poison(target, x[:n]), out, step, epilogue="swiglu", max_rows=most), n)
+        rows = read_guarded(target, out, np.float32, (n, 80))
+        found = found if n < 24 else rows
+        np.testing.assert_array_equal(rows, found[:n])
+    assert relative_error(found, expected) < TOLERANCE
+
+
+@heavy
 @pytest.mark.parametrize("dtype", ["bfloat16", "q8_0"])
 def test_exact_activations(target: Device, dtype: str) -> None:
     check(target, dtype, 11, 131, 512, exact=True)

@@ -31,9 +31,10 @@ INT8_TILE_TOKENS = {1: 12, 2: 12, 3: 8}
 # Tokens for which the bfloat16 product keeps a sum in registers, 32 of 512 bits or 16 of 256; 16 divides a chunk.
 BF16_TILE_TOKENS = {1: 16, 2: 6}
 PACKED_GROUP_TOKENS = 96  # of a product with packed activations: a multiple of every number of tile tokens
-# The same where a step has few tokens, and what is left of them at the end: what is computed for nothing counts more.
-INT8_FEW_TOKENS = {1: (8, 4), 2: (8, 4), 3: (8, 4)}
-BF16_FEW_TOKENS = {1: (8, 4), 2: (6, 0)}
+# The same where a step has few tokens, and of what a multiple is computed where fewer are left: what is computed for
+# nothing counts more.
+INT8_FEW_TOKENS = {1: (8, 2), 2: (8, 2), 3: (8, 2)}
+BF16_FEW_TOKENS = {1: (8, 4), 2: (6, 6)}
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,14 @@ class DotProductLayout(ActivationLayout):
     """Activations rounded for the dot products with weights of `dtype`: kernels/cpu/packed_activations.cl.
 
     dot: form of the dot product (cpu/dot4.cl, cpu/dot2.cl); tile_tokens: tokens whose sums stay in registers;
-    tail_tokens: the same where no more are left, 0: as many. parts: of a block's columns, which threads round apart.
+    tail_step: a multiple of it is computed where fewer are left, 0: of tile_tokens. parts: of a block's columns, which
+    threads round apart.
     """
 
     dtype: str
     dot: int
     tile_tokens: int
-    tail_tokens: int = 0
+    tail_step: int = 0
     parts: int = 1
 
     fuses_norm = True
@@ -183,7 +185,7 @@ def _dot_constants(product: Product, layout: DotProductLayout) -> dict[str, Any]
         "DOT": layout.dot,
         "TILE_COLS": columns,
         "TILE_TOKENS": layout.tile_tokens,
-        "TAIL_TOKENS": layout.tail_tokens,
+        "TAIL_STEP": layout.tail_step or layout.tile_tokens,
         "GROUP_TOKENS": PACKED_GROUP_TOKENS,
     }
 

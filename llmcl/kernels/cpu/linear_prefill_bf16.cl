@@ -7,16 +7,16 @@
 //
 // Index space: (streams, ceil(n / GROUP_TOKENS)), local size 1; stream g takes units g U / G .. (g + 1) U / G, as in
 // cpu/linear_decode.cl, a unit being TILE_COLS tiles. Of columns k, k + 1 a lane gets its row's two weights
-// side by side, once for TILE_TOKENS tokens, whose sums stay in registers; or for TAIL_TOKENS, where no more are left:
+// side by side, once for TILE_TOKENS tokens, whose sums stay in registers; or for a multiple of TAIL_STEP, where fewer are left:
 //
 //   k      r0 r1 ... r15
 //   k + 1  r0 r1 ... r15   ->   r0 r0 | r1 r1 | ... | r15 r15   16 lanes of 2 x 16 bits
 //
 // Build: K (a multiple of 16), N, N_TILES, OUT_STRIDE, EPILOGUE, DOT (cpu/dot2.cl), TILE_TOKENS, TILE_COLS (1; 2 with SWIGLU), GROUP_TOKENS
-// (a multiple of TILE_TOKENS), TAIL_TOKENS (0: none). Accumulation: float32.
+// (a multiple of TILE_TOKENS), TAIL_STEP (all, a half or a quarter of TILE_TOKENS). Accumulation: float32.
 #if !defined(K) || !defined(N) || !defined(N_TILES) || !defined(OUT_STRIDE) || !defined(EPILOGUE) || !defined(DOT) || \
-    !defined(TILE_TOKENS) || !defined(TILE_COLS) || !defined(GROUP_TOKENS) || !defined(TAIL_TOKENS) || !defined(STATE_N_TOKENS)
-#error "cpu/linear_prefill_bf16.cl needs the build constants K, N, N_TILES, OUT_STRIDE, EPILOGUE, DOT, TILE_TOKENS, TILE_COLS, GROUP_TOKENS, TAIL_TOKENS and those of the step state"
+    !defined(TILE_TOKENS) || !defined(TILE_COLS) || !defined(GROUP_TOKENS) || !defined(TAIL_STEP) || !defined(STATE_N_TOKENS)
+#error "cpu/linear_prefill_bf16.cl needs the build constants K, N, N_TILES, OUT_STRIDE, EPILOGUE, DOT, TILE_TOKENS, TILE_COLS, GROUP_TOKENS, TAIL_STEP and those of the step state"
 #endif
 #include "common/common.cl"
 #include "cpu/dot2.cl"

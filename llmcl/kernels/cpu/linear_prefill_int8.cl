@@ -8,14 +8,15 @@
 //
 // Index space: (streams, ceil(n / GROUP_TOKENS)), local size 1; stream g takes units g U / G .. (g + 1) U / G, as in
 // cpu/linear_decode.cl, a unit being TILE_COLS tiles. Of a unit TILE_TOKENS tokens are computed at once (cpu/packed_product.cl);
-// where at most TAIL_TOKENS are left, so many.
+// where fewer are left, a multiple of TAIL_STEP.
 //
 // Build: WEIGHT, K, N, N_TILES, OUT_STRIDE, EPILOGUE, DOT > 0, TILE_TOKENS, TILE_COLS (1; 2 with SWIGLU, 4 with
-// OUT_WEIGHT, too), GROUP_TOKENS (a multiple of TILE_TOKENS), TAIL_TOKENS (0: none); OUT_WEIGHT: with SWIGLU alone.
+// OUT_WEIGHT, too), GROUP_TOKENS (a multiple of TILE_TOKENS), TAIL_STEP (all, a half or a quarter of TILE_TOKENS); OUT_WEIGHT: with
+// SWIGLU alone.
 #if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(N_TILES) || !defined(OUT_STRIDE) || \
     !defined(EPILOGUE) || !defined(DOT) || !defined(TILE_TOKENS) || !defined(TILE_COLS) || !defined(GROUP_TOKENS) || \
-    !defined(TAIL_TOKENS) || !defined(STATE_N_TOKENS)
-#error "cpu/linear_prefill_int8.cl needs the build constants WEIGHT, K, N, N_TILES, OUT_STRIDE, EPILOGUE, DOT, TILE_TOKENS, TILE_COLS, GROUP_TOKENS, TAIL_TOKENS and those of the step state"
+    !defined(TAIL_STEP) || !defined(STATE_N_TOKENS)
+#error "cpu/linear_prefill_int8.cl needs the build constants WEIGHT, K, N, N_TILES, OUT_STRIDE, EPILOGUE, DOT, TILE_TOKENS, TILE_COLS, GROUP_TOKENS, TAIL_STEP and those of the step state"
 #endif
 #include "cpu/quant_tile.cl"
 #include "cpu/packed_activations.cl"

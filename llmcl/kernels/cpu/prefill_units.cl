@@ -44,10 +44,16 @@ void linear_prefill(__global const WEIGHT_ITEM* weight, __global const X_ITEM* x
 #endif
     for (int unit = first; unit < last; ++unit) {
         for (int t = get_group_id(1) * GROUP_TOKENS; t < end; t += TILE_TOKENS) {
-            if (end - t > TAIL_TOKENS)
-                multiply_unit(weight, x, out, unit, t, end, TILE_TOKENS);
-            else
-                multiply_unit(weight, x, out, unit, t, end, TAIL_TOKENS);
+            const int left = end - t;
+            // Not a loop over the multiples: PoCL unrolls it too late to keep sums in registers.
+            if (left > TILE_TOKENS - TAIL_STEP) multiply_unit(weight, x, out, unit, t, end, TILE_TOKENS);
+#if TAIL_STEP < TILE_TOKENS
+            else if (left <= TAIL_STEP) multiply_unit(weight, x, out, unit, t, end, TAIL_STEP);
+#if 2 * TAIL_STEP < TILE_TOKENS
+            else if (left <= 2 * TAIL_STEP) multiply_unit(weight, x, out, unit, t, end, 2 * TAIL_STEP);
+            else multiply_unit(weight, x, out, unit, t, end, 3 * TAIL_STEP);
+#endif
+#endif
         }
     }
 }
