@@ -34,7 +34,7 @@ PACKED_GROUP_TOKENS = 96  # of a product with packed activations: a multiple of 
 # The same where a step has few tokens, and of what a multiple is computed where fewer are left: what is computed for
 # nothing counts more.
 INT8_FEW_TOKENS = {1: (8, 2), 2: (8, 2), 3: (8, 2)}
-BF16_FEW_TOKENS = {1: (8, 4), 2: (6, 6)}
+BF16_FEW_TOKENS = {1: (8, 2), 2: (6, 6)}
 
 
 @dataclass(frozen=True)
