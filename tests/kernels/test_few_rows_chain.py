@@ -43,6 +43,7 @@ EXPERTS: dict[str, dict[str, Any]] = {  # each token takes all of them, so that 
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 4, "swiglu_limit": 7.0, "sliding_window": 64},
     "qwen3_moe": {"num_experts": 24, "num_experts_per_tok": 24, "moe_intermediate_size": 256, "norm_topk_prob": True},
 }
+OF_GEMMA = {"query_pre_attn_scalar": 64, "hidden_activation": "gelu_pytorch_tanh", "sliding_window": 64}
 
 
 def shape_file(folder: Path, ffn: int = SHAPE["intermediate_size"], **others: Any) -> str:
@@ -152,6 +153,15 @@ def test_biases_and_head_norms_are_links(family: str, default_device: Device, tm
     assert [launch.name for launch in bound.separate].count("qkv_adjust") == SHAPE["num_hidden_layers"]
 
 
+@pytest.mark.parametrize(("family", "dtype"), [("gemma2", "q4_0"), ("gemma3_text", "bfloat16")])
+def test_norms_of_what_a_block_gives_are_links(family: str, dtype: str, default_device: Device, tmp_path: Path) -> None:
+    """Each together with the norm before the next block."""
+    bound = recorded(default_device, tmp_path, dtype, 90, model_type=family, **OF_GEMMA)._decode[8]
+    names = [launch.name for launch in bound.launches]
+    assert names.count("few_rows_chain") == 1 and "rms_norm" not in names and len(names) <= 3
+    assert [launch.name for launch in bound.separate].count("rms_norm") == 1 + 4 * SHAPE["num_hidden_layers"]
+
+
 def test_no_more_rows_are_adjusted_than_there_are(default_device: Device) -> None:
     """A batch of two sequences, whose step has the launches for eight rows."""
     gpu = RecordingDevice(replace(default_device.entry, kind="gpu", ptx_arch=90, compute_units=132))
@@ -230,6 +240,8 @@ def test_other_gpus_have_separate_launches(default_device: Device, tmp_path: Pat
         ("gpt_oss", "bfloat16", 256),
         ("qwen3_moe", "q4_0", 256),
         ("qwen3_moe", "q6_k", 512),
+        ("gemma2", "q4_0", 704),
+        ("gemma3_text", "bfloat16", 704),
     ],
 )
 def llm(
@@ -238,7 +250,7 @@ def llm(
     if not NvidiaFewRowsChain().supports_device(default_device):
         pytest.skip("a Hopper GPU is needed")
     family, dtype, ffn = request.param
-    others = EXPERTS.get(family, {})
+    others = EXPERTS.get(family, OF_GEMMA if family.startswith("gemma") else {})
     shape = shape_file(tmp_path_factory.mktemp("shape"), ffn, model_type=family, **others)
     with llmcl.load_random(shape, device=default_device.entry, dtype=dtype, max_context=CONTEXT) as llm:  # type: ignore[arg-type]
         yield llm

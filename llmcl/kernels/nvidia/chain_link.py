@@ -10,6 +10,7 @@ from llmcl.runtime.device import Buffer, KernelArg, Launch
 from llmcl.runtime.program import KernelSource
 
 NORM = "nvidia/rms_norm_token.cl"
+ROWS_NORM = "portable/rms_norm.cl"
 MOST_ROWS = 32  # of a step. Of more it was not measured
 WARP = 32
 NORM_PARAMS = (

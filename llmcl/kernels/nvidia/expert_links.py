@@ -18,6 +18,7 @@ from llmcl.kernels.nvidia.chain_link import (
     NORM_ADDED,
     NORM_PARTS,
     NORM_ROWS,
+    ROWS_NORM,
     Link,
     is_of,
     norm_link,
@@ -28,7 +29,7 @@ from llmcl.kernels.nvidia.linear_few_rows import NvidiaLinearFewRows, experts_by
 from llmcl.runtime.device import Buffer, Launch
 from llmcl.runtime.program import KernelSource
 
-ADD, ROWS_NORM, PACK = "portable/add_bias.cl", "portable/rms_norm.cl", "nvidia/pack_activations.cl"
+ADD, PACK = "portable/add_bias.cl", "nvidia/pack_activations.cl"
 ROUTERS = NvidiaLinearFewRows.file, "portable/linear_few_rows.cl"
 CHOOSE, GROUP, EXPERTS = "portable/choose_experts.cl", "portable/group_by_expert.cl", NvidiaExpertsFewRows.file
 SUM = "portable/experts_sum.cl"

@@ -26,7 +26,18 @@ from llmcl.kernels.nvidia.attention import (
     prompt_unit_bytes,
     unit_bytes,
 )
-from llmcl.kernels.nvidia.chain_link import MOST_ROWS, NORM, NORM_PARTS, WARP, Link, is_of, norm_link, with_arg
+from llmcl.kernels.nvidia.chain_link import (
+    MOST_ROWS,
+    NORM,
+    NORM_ADDED,
+    NORM_PARTS,
+    ROWS_NORM,
+    WARP,
+    Link,
+    is_of,
+    norm_link,
+    with_arg,
+)
 from llmcl.kernels.nvidia.expert_links import EXPERTS, mixture_at, mixture_links
 from llmcl.kernels.nvidia.linear import supports_ptx
 from llmcl.kernels.nvidia.linear_few_rows import (
@@ -116,7 +127,7 @@ def chains(launches: Sequence[Launch], max_rows: int) -> list[list[Launch]]:
 
 def _units(launches: Sequence[Launch], max_rows: int) -> list[tuple[bool, list[Launch]]]:
     """The launches in order, and whether they may be links; those together that are so together alone: a mixture of
-    experts, and a prompt's attention with what appends its keys.
+    experts, norms that follow one another, and a prompt's attention with what appends its keys.
     """
     units: list[tuple[bool, list[Launch]]] = []
     at = 0
@@ -124,6 +135,10 @@ def _units(launches: Sequence[Launch], max_rows: int) -> list[tuple[bool, list[L
         if (mixture := mixture_at(launches, at)) is not None:
             units.append((True, [*mixture.launches]))
             at += len(mixture.launches)
+            continue
+        if _are_norms(launches[at : at + 2]):
+            units.append((True, [*launches[at : at + 2]]))
+            at += 2
             continue
         launch, before = launches[at], launches[at - 1] if at else None
         is_link = _is_link(launch, before, max_rows)
@@ -133,6 +148,15 @@ def _units(launches: Sequence[Launch], max_rows: int) -> list[tuple[bool, list[L
             units.append((is_link, [launch]))
         at += 1
     return units
+
+
+def _are_norms(launches: Sequence[Launch]) -> bool:
+    """Whether the norm of what a block gives is added to x, which the norm before the next block takes."""
+    if len(launches) < 2 or not is_of(launches[0], ROWS_NORM) or not is_of(launches[1], NORM):
+        return False
+    (given, norm), constants = launches, source_of(launches[0]).constants
+    whole = constants["ROW"] == constants["HIDDEN"] == number_of(source_of(norm), "HIDDEN") and constants["ADD"] is True
+    return whole and constants["EPS"] == source_of(norm).constants["EPS"] and given.args[2] is norm.args[0]
 
 
 def _is_attention(launch: Launch) -> bool:
@@ -201,6 +225,10 @@ def chained(device: Device, launches: Sequence[Launch], max_rows: int, state: St
         if (mixture := mixture_at(launches, at)) is not None:
             links += mixture_links(mixture, max_rows, warps, places, local, state)
             at += len(mixture.launches)
+            continue
+        if _are_norms(launches[at : at + 2]):
+            links.append(_norms_link(launch, launches[at + 1], max_rows, warps))
+            at += 2
             continue
         if arrivals is not None and is_of(launch, PROMPT):
             links[-1] = _prompt_link(launch, launches[at - 1], max_rows, warps, state, arrivals)
@@ -328,6 +356,13 @@ def _link(launch: Launch, max_rows: int, warps: int, places: int, local: int) ->
     n_groups = -(-number_of(own, "N_TILES") // shape.tiles)
     rows = number_of(own, "MAX_ROWS")
     return Link(own, launch.args, PRODUCT_PARAMS, n_groups, call, group_bytes(weight_dtype(own), shape, rows), rows)
+
+
+def _norms_link(given: Launch, norm: Launch, max_rows: int, warps: int) -> Link:
+    """given: what adds the norm of its argument to x."""
+    link = norm_link(with_constants(source_of(norm), NORMS_PART=True), norm.args, max_rows, warps)
+    args = with_arg(with_arg(link.args, NORM_PARTS, given.args[0]), NORM_ADDED, given.args[1])
+    return replace(link, args=args)
 
 
 def _adjust_link(launch: Launch, source: KernelSource, max_rows: int, warps: int) -> Link:

@@ -4,7 +4,8 @@
 // Index space: n work-groups of GROUP_ITEMS; a work-item has every GROUP_ITEMS-th run of 8 columns. With CHAINED it is a function of
 // nvidia/few_rows_chain.cl, `rms_norm_unit`, and x is what other groups of the same launch have written; with PARTS (0) x becomes its sum
 // with so many others first, parts float [PARTS][MAX_ROWS][HIDDEN], or with PARTS_OF_TOKEN [MAX_ROWS][PARTS][HIDDEN]; with HAS_ADDED
-// also with added float [HIDDEN]. With HAS_ROWS what is normalised is left in rows float [n][HIDDEN], too.
+// also with added float [HIDDEN]; with NORMS_PART with the RMS norm of the one part, whose weights `added` are then. With HAS_ROWS what is
+// normalised is left in rows float [n][HIDDEN], too.
 // Build: OUT (f16 or bf16), HIDDEN (a multiple of 8), EPS, GROUP_ITEMS (256). Local memory: 4 bytes a warp.
 #if !defined(OUT) || !defined(HIDDEN) || !defined(EPS)
 #error "nvidia/rms_norm_token.cl needs the build constants OUT, HIDDEN and EPS"
@@ -36,9 +37,30 @@
 #ifndef HAS_ROWS
 #define HAS_ROWS 0
 #endif
+#ifndef NORMS_PART
+#define NORMS_PART 0
+#endif
 #define PARTS_AT_ONCE 4
 #define RUNS (HIDDEN / 8)
 #define RUNS_EACH ((RUNS + GROUP_ITEMS - 1) / GROUP_ITEMS)
+
+// 1 / the root of the mean square of all that the group's items have. sums: [GROUP_ITEMS / WARP].
+inline float group_scale(const float8 v[RUNS_EACH], __local float* sums) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < RUNS_EACH; ++i) {
+        const float8 squares = v[i] * v[i];
+        const float4 half_sum = squares.lo + squares.hi;
+        sum += half_sum.x + half_sum.y + half_sum.z + half_sum.w;
+    }
+    sum = warp_sum(sum);
+    if (get_local_id(0) % WARP == 0) sums[get_local_id(0) / WARP] = sum;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < GROUP_ITEMS / WARP; ++i) sum += sums[i];
+    return 1.0f / sqrt(NO_OVERFLOW(sum) / HIDDEN + EPS);
+}
 
 // What the group of a token does. sums: [GROUP_ITEMS / WARP]. done, count: as of few_rows_unit in nvidia/linear_few_rows.cl.
 inline void rms_norm_unit(const int token, __local float* sums, volatile __global const uint* done, const uint count,
@@ -50,7 +72,9 @@ inline void rms_norm_unit(const int token, __local float* sums, volatile __globa
 #endif
     x += (size_t)token * HIDDEN;
     float8 v[RUNS_EACH], w[RUNS_EACH];
-    float sum = 0.0f;
+#if NORMS_PART
+    float8 part[RUNS_EACH], factor[RUNS_EACH];
+#endif
 #pragma unroll
     for (int i = 0; i < RUNS_EACH; ++i) {
         const int run = lid + i * GROUP_ITEMS;
@@ -64,27 +88,27 @@ inline void rms_norm_unit(const int token, __local float* sums, volatile __globa
         const int run = lid + i * GROUP_ITEMS;
         const bool there = RUNS % GROUP_ITEMS == 0 || run < RUNS;
         v[i] = there ? LOAD8(run, x) : 0.0f;
+#if NORMS_PART
+        part[i] = there ? LOAD8(run, parts + (size_t)token * HIDDEN) : 0.0f;
+        factor[i] = there ? vload8(run, added) : 0.0f;
+    }
+    const float part_scale = group_scale(part, sums);
+    barrier(CLK_LOCAL_MEM_FENCE);  // all have read the sums
+#pragma unroll
+    for (int i = 0; i < RUNS_EACH; ++i) {
+        const int run = lid + i * GROUP_ITEMS;
+        const bool there = RUNS % GROUP_ITEMS == 0 || run < RUNS;
+        v[i] += part[i] * part_scale * factor[i];
+#endif
         if (HAS_ADDED && there) v[i] += vload8(run, added);
 #pragma unroll PARTS_AT_ONCE
         for (int p = 0; p < PARTS; ++p) {
             const size_t row = PARTS_OF_TOKEN ? token * PARTS + p : p * MAX_ROWS + token;
             v[i] += there ? LOAD8(run, parts + row * HIDDEN) : 0.0f;
         }
-        if ((PARTS > 0 || HAS_ADDED) && there) vstore8(v[i], run, x);
+        if ((PARTS > 0 || HAS_ADDED || NORMS_PART) && there) vstore8(v[i], run, x);
     }
-#pragma unroll
-    for (int i = 0; i < RUNS_EACH; ++i) {
-        const float8 squares = v[i] * v[i];
-        const float4 half_sum = squares.lo + squares.hi;
-        sum += half_sum.x + half_sum.y + half_sum.z + half_sum.w;
-    }
-    sum = warp_sum(sum);
-    if (lid % WARP == 0) sums[lid / WARP] = sum;
-    barrier(CLK_LOCAL_MEM_FENCE);
-    sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < GROUP_ITEMS / WARP; ++i) sum += sums[i];
-    const float scale = 1.0f / sqrt(NO_OVERFLOW(sum) / HIDDEN + EPS);
+    const float scale = group_scale(v, sums);
     out += (size_t)(token / 8) * HIDDEN + token % 8;
 #pragma unroll
     for (int i = 0; i < RUNS_EACH; ++i) {
