@@ -120,7 +120,7 @@ class CpuLinearPrefill(LinearPrefill):
     def activation_layout(self, device: Device, dtype: str, k: int, exact_activations: bool) -> ActivationLayout | None:
         if dot := _dot(device, dtype, exact_activations):
             tokens = (INT8_TILE_TOKENS if dtype in QUANTIZED else BF16_TILE_TOKENS)[dot]
-            return DotProductLayout(dtype, dot, tokens)
+            return DotProductLayout(dtype, dot, tokens, tail_step=tokens // 2)
         return None
 
     def supports_output(self, layout: ActivationLayout, dtype: str) -> bool:
