@@ -108,7 +108,7 @@ def test_a_terminal_shows_a_prompt_that_takes_long(
     for command in (["generate", "-p", "one two"], ["chat"]):
         terminal = Terminal()
         monkeypatch.setattr(sys, "stderr", terminal)
-        monkeypatch.setattr(sys, "stdin", io.StringIO("one two\n"))
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one two\n")))
         assert invoke(*command, "-m", "m", *options) == 0
         text = terminal.getvalue()
         assert ("reading the prompt" in text and "1536/4096" in text) == shown
