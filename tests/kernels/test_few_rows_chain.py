@@ -315,9 +315,8 @@ def check_a_prompt(llm: LLM, n: int, before: int, monkeypatch: pytest.MonkeyPatc
 def test_a_short_prompt(n: int, before: int, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """After tokens that are no whole tiles of the cache, after none, and after those of several splits."""
     names = check_a_prompt(llm, n, before, monkeypatch)
-    if llm.config.architecture == "gpt_oss":  # whose windows are functions, which are launches of their own
-        names = [name for name in names if name != "attention_prefill"]
-        assert {*names} == {"embed", "few_rows_chain"} or n > 16
+    if any(mods.prelude for mods in llm.model.mods):  # windows and soft caps of prompts are launches of their own
+        assert "few_rows_chain" in names or n > 16
     else:
         assert names == ["embed", "few_rows_chain"]
 

@@ -35,6 +35,7 @@ pytestmark = pytest.mark.separate_launches("quick")
 
 BOUND = 1e-4
 MATRIX_UNIT_BOUND = 0.03
+CLOSE_CALL = 0.03  # between the logits of two experts: what matrix units round may choose the other one
 YARN = RopeScaling("yarn", 32.0, original_max_position=64, truncate=False, amplitude=0.1 * np.log(32.0) + 1.0)
 
 
@@ -96,6 +97,27 @@ def save_folder(folder: Path, config: ModelConfig, weights: Mapping[str, np.ndar
     return folder
 
 
+def chosen_by(model: Any, ids: list[int]) -> np.ndarray:
+    """By how much the logit of the last chosen expert of a token is above that of the first that is not, in the layer
+    where it is least: float32 [n_tokens].
+    """
+    import torch
+
+    margins: list[np.ndarray] = []
+
+    def note(router: Any, inputs: tuple[Any, ...], _: Any) -> None:
+        rows = inputs[0].reshape(-1, inputs[0].shape[-1])
+        logits = torch.nn.functional.linear(rows, router.weight, router.bias).sort(-1, descending=True).values
+        margins.append((logits[:, router.top_k - 1] - logits[:, router.top_k]).numpy())
+
+    hooks = [layer.mlp.router.register_forward_hook(note) for layer in model.model.layers]
+    with torch.no_grad():
+        model(torch.tensor([ids]))
+    for hook in hooks:
+        hook.remove()
+    return np.min(margins, axis=0)
+
+
 @pytest.mark.parametrize(
     "name", ["few", *(pytest.param(name, marks=pytest.mark.full) for name in CONFIGS if name != "few")]
 )
@@ -118,7 +140,9 @@ def test_experts_in_mxfp4_compute_what_transformers_does(
         experts = llm.model.weights.layers[0][1].matrices
         assert [weight.dtype for weight in experts[1:]] == ["mxfp4", "mxfp4"]
         if default_device.entry.ptx_arch:  # its matrix units round what meets weights of 16 bits and MXFP4
-            assert relative_error(llm.logits(ids), expected) < MATRIX_UNIT_BOUND
+            sure = chosen_by(model, ids) > CLOSE_CALL
+            assert sure.mean() > 0.7
+            assert relative_error(llm.logits(ids)[sure], expected[sure]) < MATRIX_UNIT_BOUND
             return
         assert relative_error(llm.logits(ids), expected) < BOUND
         answer = llm.generate(ids[:40], max_tokens=64, ignore_eos=True)
