@@ -342,7 +342,8 @@ class PrefillOps(LayerOps):
         layout = input_layout(self.device, down, self.max_rows)
         if layout is None or not linear_supports_output(self.device, gate_up, layout, self.max_rows):
             return self.act.ffn
-        return layout.packed(self.step, down.k, "gated")
+        # What packs its rows itself, as steps of few rows may, takes the same memory.
+        return layout.packed(self.step, down.k, "gated" if gate_up.k == down.k else "input")
 
     def norm_linear(
         self, norm: Buffer | None, weight: Weight, out: ActivationOperand, epilogue: str = "store"
