@@ -208,6 +208,17 @@ def test_columns_of_two_groups(
     assert groups - whole == more
 
 
+@pytest.mark.parametrize(("ffn", "parts"), [(2112, 2), (2176, 4)])
+def test_columns_of_groups_that_meet(
+    ffn: int, parts: int, default_device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two layers down alone has columns enough, and 8 groups of two tiles."""
+    groups = recorded(default_device, tmp_path, "bfloat16", 90, ffn=ffn)._decode[16].launches[1].groups(1)[0]
+    monkeypatch.setattr(few_rows_chain, "MEETING_PARTS", ())
+    whole = recorded(default_device, tmp_path, "bfloat16", 90, ffn=ffn)._decode[16].launches[1].groups(1)[0]
+    assert groups - whole == 2 * 8 * (parts - 1)
+
+
 def test_what_was_not_measured_is_separate_launches(
     default_device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,13 +235,16 @@ def test_other_gpus_have_separate_launches(default_device: Device, tmp_path: Pat
     assert all(bound.launches is bound.separate for bound in batch._decode.values())
 
 
-# The second has the columns of an MLP in parts, each with a counter of its own; the fifth's groups take four tiles.
-# Beside quantised weights the columns of output and down are those of several groups.
+# The second has the columns of an MLP in parts, each with a counter of its own; the seventh's groups take four tiles.
+# Beside quantised weights the columns of output and down are those of several groups; so are those of down with 2112
+# and 2176.
 @pytest.fixture(
     scope="module",
     params=[
         ("llama", "bfloat16", 704),
         ("llama", "float16", 1536),
+        ("llama", "bfloat16", 2112),
+        ("llama", "bfloat16", 2176),
         ("llama", "q4_0", 704),
         ("llama", "q4_k", 1536),
         ("llama", "q4_0", 9216),

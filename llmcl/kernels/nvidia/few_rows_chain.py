@@ -65,6 +65,7 @@ X_PARTS = 8  # of the columns of a gated MLP, each with a counter of its own, at
 PROMPT_ROWS = 8  # ROWS of nvidia/attention_short_prompt.cl
 PROMPT_SPLITS = 32  # of the keys that a short prompt's attention takes from the cache, at most
 K_PARTS = 2  # of the columns of a product that a norm follows, each of groups of its own
+MEETING_PARTS, MEETING_COLUMNS = (4, 2), 2048  # the same without a norm, and of products of so many columns and more
 SUPER_BLOCK_ROWS = 16  # of a step up to which that is quicker for weights in super-blocks
 MOST_ROWS_BETWEEN = 16  # of a step where attention is no link
 LINK_INTS, LINE_WORDS = 3, 16  # words of a link's numbers, and of a line of the first-level cache
@@ -73,8 +74,9 @@ GROUP_WARPS = 8, 4  # of a group
 # Types of the arguments; of attention those beside keys and values, which come after the state.
 PRODUCT_PARAMS = (
     *("__global const uchar*", "__global const uint4*", "__global void*", "__global const int*", "int"),
-    *("__global const float*", "__global uint*", "__global float*"),
+    *("__global const float*", "__global uint*", "__global float*", "__global uint*"),
 )
+SUMS, MEETING = 7, 8  # which arguments of a product these are
 ADJUST_PARAMS = "__global float*", "__global const float*", "__global const float*"
 APPEND_PARAMS = "__global float*", "__global const float*", "__global const int*"
 PROMPT_PARAMS = "__global const float*", "__global const float*", "__global const int*"
@@ -235,7 +237,7 @@ def chained(device: Device, launches: Sequence[Launch], max_rows: int, state: St
         else:
             links.append(_link(launch, max_rows, warps, places, local))
         at += 1
-    links = _in_parts(_over_groups(links, max_rows, places, state))
+    links = _in_parts(_meeting(device, _over_groups(links, max_rows, places, state), max_rows, places))
     kinds: dict[str, int] = {}
     functions, calls = "", ""
     for link in links:
@@ -328,11 +330,38 @@ def _over_groups(links: list[Link], max_rows: int, places: int, state: StepState
         found[i] = replace(
             maker,
             source=with_constants(product, K_PARTS=K_PARTS),
-            args=[*maker.args[:-1], sums],
+            args=with_arg(maker.args, SUMS, sums),
             n_groups=K_PARTS * maker.n_groups,
         )
         own = with_constants(norm, PARTS=K_PARTS - 1, MAX_ROWS=max_rows)
         found[i + 1] = replace(taker, source=own, args=with_arg(taker.args, NORM_PARTS, sums))
+    return found
+
+
+def _meeting(device: Device, links: list[Link], max_rows: int, places: int) -> list[Link]:
+    """The same of products that leave rows for the next one, without a norm between them: of the groups that share
+    columns, the last one that is done adds the sums of all. As many share them as have places.
+    """
+    found, counters, floats = [*links], 0, 0
+    for i, link in enumerate(links):
+        source = link.source
+        if source.file != PRODUCT or source.constants["LEAVES"] is not True:
+            continue
+        columns, blocks = number_of(source, "K"), link.n_groups * max_rows // 8
+        fitting = (n for n in MEETING_PARTS if n * link.n_groups <= places and columns % (n * PIECE_COLUMNS) == 0)
+        parts = next(fitting, 1) if columns >= MEETING_COLUMNS else 1
+        if parts == 1:
+            continue
+        counters = max(counters, -(-blocks // 4) * 4)
+        floats = max(floats, 4 * WARP * parts * blocks * number_of(source, "TILES"))
+        found[i] = replace(link, source=with_constants(source, K_PARTS=parts), n_groups=parts * link.n_groups)
+    if not counters:
+        return links
+    meeting = device.zeros(4 * (counters + floats), "sums of groups that share columns")
+    for i, (link, before) in enumerate(zip(found, links, strict=True)):
+        if link is not before:
+            own = with_constants(link.source, MEETS=counters)
+            found[i] = replace(link, source=own, args=with_arg(link.args, MEETING, meeting))
     return found
 
 
@@ -354,8 +383,8 @@ def _link(launch: Launch, max_rows: int, warps: int, places: int, local: int) ->
     own, shape = product_source(launch, warps, places, local)
     call = "few_rows_unit_{kind}(group, buffers, scales, before, count, {args});"
     n_groups = -(-number_of(own, "N_TILES") // shape.tiles)
-    rows = number_of(own, "MAX_ROWS")
-    return Link(own, launch.args, PRODUCT_PARAMS, n_groups, call, group_bytes(weight_dtype(own), shape, rows), rows)
+    rows, args = number_of(own, "MAX_ROWS"), [*launch.args, launch.args[SUMS]]  # no sums are left
+    return Link(own, args, PRODUCT_PARAMS, n_groups, call, group_bytes(weight_dtype(own), shape, rows), rows)
 
 
 def _norms_link(given: Launch, norm: Launch, max_rows: int, warps: int) -> Link:

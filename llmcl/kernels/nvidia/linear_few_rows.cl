@@ -26,7 +26,11 @@
 // groups of the same launch have written. With X_PARTS (1) there are so many counters of them, of equal parts of x's columns, one
 // after the other: a warp waits for a part when it comes to it. So it begins before all of x is there. With K_PARTS (1) the
 // columns are those of several groups, which then read less of x: the first adds its sums to y, the others leave theirs in
-// `squares`, float [K_PARTS - 1][MAX_ROWS][OUT_STRIDE], for the norm that follows.
+// `squares`, float [K_PARTS - 1][MAX_ROWS][OUT_STRIDE], for the norm that follows. With MEETS (0) each leaves its sums in `meeting`, and
+// the last of them that is done adds all, in the order of the parts: to y, and with LEAVES for the next product.
+//
+//   meeting  uint [MEETS], 0 before and after: of the groups' rows and 8 tokens, the parts that are done; and behind them
+//            float4 [of these rows and tokens][K_PARTS][TILES][lanes], sums
 //
 // With EXPERTS it is what nvidia/experts_few_rows.cl is made of: the tokens are those of a block, whose rows may lie anywhere. A group
 // takes one block after the other then, and asks for the first pieces of the next one while it multiplies the last ones of a block.
@@ -57,6 +61,9 @@
 #define BLOCKS (MAX_ROWS / 8)
 #ifndef K_PARTS
 #define K_PARTS 1
+#endif
+#ifndef MEETS
+#define MEETS 0
 #endif
 #define PIECES (K / 32 / K_PARTS)  // of a group
 #define STEP_PIECES (WARPS * DEPTH)
@@ -156,6 +163,10 @@ typedef struct {
     __local const float* scales;  // of a token
     int out_row, n;
     bool adds;                    // to y, where it is a sum
+#if MEETS
+    __global uint* meeting;
+    int part;                     // of the columns
+#endif
 #if EXPERTS
     int2 rows;                    // of out, those of the lane's two tokens
     float2 weights;               // of these
@@ -414,6 +425,31 @@ inline void add_pieces(float4 acc[BLOCKS][TILES], const source* from, const sour
 #endif
 }
 
+#if MEETS
+// Whether the warp is the last of those, one in each of K_PARTS groups, that have sums of these rows and tokens: v is then the sum of
+// all of them, from the first part to the last. The others leave theirs.
+inline bool met(float4 v[TILES], const target* to, const int tile, const int block, const int lane) {
+    const int place = tile / TILES * BLOCKS + block;
+    __global float4* parts = (__global float4*)(to->meeting + MEETS) + (size_t)place * (K_PARTS * TILES * WARP) + lane;
+#pragma unroll
+    for (int m = 0; m < TILES; ++m) parts[(to->part * TILES + m) * WARP] = v[m];
+    warp_sync();
+    uint before = 0;
+    if (lane == 0) before = add_one_in_order(to->meeting + place);
+    if (shuffle_int_from(before, 0) < K_PARTS - 1) return false;
+    warp_sync();
+    if (lane == 0) to->meeting[place] = 0;
+#pragma unroll
+    for (int m = 0; m < TILES; ++m) {
+        float4 sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < K_PARTS; ++i) sum += load_shared_float4((__global const float*)(parts + (i * TILES + m) * WARP));
+        v[m] = sum;
+    }
+    return true;
+}
+#endif
+
 // Each warp leaves its sums in `buffers`, and takes those of all for some of the blocks: warp `first` for the first one.
 inline void add_warps(float4 acc[BLOCKS][TILES], __local uint4* buffers, const target* to, const int tile, const int warp,
                       const int first, const int lane) {
@@ -431,6 +467,9 @@ inline void add_warps(float4 acc[BLOCKS][TILES], __local uint4* buffers, const t
 #pragma unroll SUMS_AT_ONCE
             for (int i = 0; i < WARPS; ++i) v[m] += sums[((i * BLOCKS + j) * TILES + m) * WARP];
         }
+#if MEETS
+        if (!met(v, to, tile, j, lane)) continue;
+#endif
         finish(v, to, tile, j, lane);
     }
 }
@@ -441,7 +480,7 @@ inline void add_warps(float4 acc[BLOCKS][TILES], __local uint4* buffers, const t
 inline void few_rows_unit(const int group, __local uint4* buffers, __local float* scales, volatile __global const uint* done,
                           const uint count, __global const uchar* weight, __global const uint4* x, __global void* out,
                           __global const int* state, const int out_row, __global const float* norm, __global uint* normed,
-                          __global float* squares) {
+                          __global float* squares, __global uint* meeting) {
     const int lane = get_local_id(0) % WARP, warp = get_local_id(0) / WARP;
     const int k_part = K_PARTS > 1 ? group / PART_GROUPS : 0, tile = (group - k_part * PART_GROUPS) * TILES;
     const int n = state[STATE_N_TOKENS];
@@ -451,8 +490,12 @@ inline void few_rows_unit(const int group, __local uint4* buffers, __local float
     const int part = begin_pieces(&from, local_address(stages), warp, done, count, k_part * STEPS);
     int at = 0;
     add_pieces(acc, &from, &from, stages, &at, warp, done, count, k_part * STEPS, part, scales, squares, n);
+#if MEETS
+    const target to_rows = {out, norm, normed, squares, scales, out_row, n, true, meeting, k_part};
+#else
     if (k_part > 0) out = squares + (size_t)(k_part - 1) * MAX_ROWS * OUT_STRIDE;
     const target to_rows = {out, norm, normed, squares, scales, out_row, n, k_part == 0};
+#endif
     add_warps(acc, buffers, &to_rows, tile, warp, 0, lane);
 }
 #endif
@@ -463,6 +506,6 @@ void linear_few_rows(__global const uchar* weight, __global const uint4* x, __gl
                      const int out_row, __global const float* norm, __global uint* normed, __global float* squares) {
     __local uint4 __attribute__((aligned(128))) buffers[LOCAL_BYTES / 16];
     __local float scales[MAX_ROWS];
-    few_rows_unit(get_group_id(0), buffers, scales, 0, 0, weight, x, out, state, out_row, norm, normed, squares);
+    few_rows_unit(get_group_id(0), buffers, scales, 0, 0, weight, x, out, state, out_row, norm, normed, squares, 0);
 }
 #endif

@@ -113,6 +113,12 @@ inline float2 load_shared_float2(__global const float* p) {
     return v;
 }
 
+inline float4 load_shared_float4(__global const float* p) {
+    float4 v;
+    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(p) : "memory");
+    return v;
+}
+
 inline float8 load_shared_float8(__global const float* p) {
     float4 a, b;
     asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(a.x), "=f"(a.y), "=f"(a.z), "=f"(a.w) : "l"(p) : "memory");
