@@ -120,13 +120,7 @@ inline float4 load_shared_float4(__global const float* p) {
 }
 
 inline float8 load_shared_float8(__global const float* p) {
-    float4 a, b;
-    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(a.x), "=f"(a.y), "=f"(a.z), "=f"(a.w) : "l"(p) : "memory");
-    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(b.x), "=f"(b.y), "=f"(b.z), "=f"(b.w)
-                 : "l"(p + 4)
-                 : "memory");
-    return (float8)(a, b);
+    return (float8)(load_shared_float4(p), load_shared_float4(p + 4));
 }
 
 // Loads that stay where they are written, so that all of a run are in flight before the first is used.
