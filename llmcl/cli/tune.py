@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 CONSTANTS = (
     *("BLOCK_M", "BLOCK_N", "DV_TILE", "N_SPLITS"),
-    *("LOCAL_SIZE", "AT_ONCE", "AHEAD", "ITEM_TOKENS", "ITEM_ROWS"),
+    *("LOCAL_SIZE", "AT_ONCE", "AHEAD", "VECTORS", "ITEM_TOKENS", "ITEM_ROWS"),
 )
 EPILOG = """\b
 prefill  the combinations A to H of BLOCK_M/BLOCK_N/DV_TILE: A 32/32/32,
@@ -33,8 +33,9 @@ prefill  the combinations A to H of BLOCK_M/BLOCK_N/DV_TILE: A 32/32/32,
 decode   N_SPLITS (into how many runs the keys are cut) and BLOCK_N
 products each product of the model but for experts, for one token and for
          --n-prompt: LOCAL_SIZE (work-items that share a tile), AT_ONCE and
-         AHEAD (pieces asked for at once, and when), ITEM_TOKENS and ITEM_ROWS
-         (what a work-item computes); in the portable variants alone
+         AHEAD (pieces asked for at once, and when), VECTORS (of a piece of
+         quantised weights), ITEM_TOKENS and ITEM_ROWS (what a work-item
+         computes); in the portable variants alone
          Each is compared with NumPy in float64 before it is timed.
 vs G     speed-up over G, which cuts the output least; elsewhere over the
          default

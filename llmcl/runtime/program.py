@@ -29,6 +29,8 @@ _log = logging.getLogger(__name__)
 # the one that must reproduce a file format bit for bit. That one turns it off itself.
 BUILD_OPTIONS = ("-cl-std=CL1.2", "-cl-denorms-are-zero", "-w")
 
+REGISTER_LIMIT = "-cl-nv-maxrregcount="  # of a work-item, for compilers with cl_nv_compiler_options
+
 DIGEST_BYTES = 16
 
 _INCLUDE = re.compile(r'^#include "([^"]+)"(  // again)?$', re.MULTILINE)
@@ -67,8 +69,10 @@ class KernelSource:
 
     def program(self) -> tuple[str, str, str]:
         """File, build constants as options, and prelude: what is compiled at once."""
-        constants = sorted(self.constants.items())
-        return self.file, " ".join(f"-D {key}={constant_text(value)}" for key, value in constants), self.prelude
+        options = [f"-D {key}={constant_text(value)}" for key, value in sorted(self.constants.items())]
+        if "MAX_REGISTERS" in self.constants:
+            options.append(f"{REGISTER_LIMIT}{self.constants['MAX_REGISTERS']}")
+        return self.file, " ".join(options), self.prelude
 
 
 class ProgramCache:
@@ -110,7 +114,7 @@ class ProgramCache:
         program = self._programs.get(key)
         if program is None:
             text, options, path = self._found(*key)
-            program = self._from_disk(path) or self._compile(source.file, text, options, path)
+            program = self._from_disk(path, options) or self._compile(source.file, text, options, path)
             self._programs[key] = program
         if not shared:
             return _new_kernel(program, source.name)
@@ -135,7 +139,7 @@ class ProgramCache:
         key = hashlib.sha256("\0".join((self._identity, options, source)).encode()).hexdigest()[:32]
         return source, options, cache_dir() / "programs" / f"{Path(file).stem}-{key}.bin"
 
-    def _from_disk(self, path: Path) -> cl.Program | None:
+    def _from_disk(self, path: Path, options: str) -> cl.Program | None:
         stored = read_cached(path)
         if stored is None:
             return None
@@ -146,7 +150,8 @@ class ProgramCache:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 program = cl.Program(self._context, [self._device], [binary])
-                program.build()
+                # NVIDIA's driver makes machine code now, and has forgotten how many registers there may be.
+                program.build(options=[option for option in options.split() if option.startswith(REGISTER_LIMIT)])
                 _log.info("loaded %s for %s from %s", path.stem.rpartition("-")[0], self._device.name.strip(), path)
                 return program
         except cl.Error:

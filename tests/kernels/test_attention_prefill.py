@@ -38,6 +38,7 @@ from llmcl.kernels.common.mods import NO_MODS
 from llmcl.kernels.cpu.attention import PAIRED
 from llmcl.kernels.cpu.dot_product import bf16_dot_form
 from llmcl.kernels.nvidia import VARIANTS as PTX_VARIANTS
+from llmcl.kernels.portable.attention import MANY_ROWS, MANY_ROWS_BLOCK, many_rows_local_bytes
 from llmcl.ops.attention import attention_prefill, prefill_dtype, prefill_tiles
 from llmcl.runtime.device import Device
 
@@ -274,6 +275,27 @@ def test_tile_sizes(
     target: Device, heads: tuple[int, int, int], block_m: int, block_n: int, dv_tile: int, n: int, position: int
 ) -> None:
     check(target, "float16", heads, n, position, block_m=block_m, block_n=block_n, dv_tile=dv_tile)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("variant", ["portable"])
+@pytest.mark.parametrize(
+    ("dtype", "heads", "block_n", "rules"),
+    [
+        ("float16", (9, 3, 64), 64, {}),
+        ("float16", (9, 3, 64), 32, {"window": 70, "cap": 3.0}),
+        ("bfloat16", (8, 1, 128), 64, {}),
+    ],
+)
+@pytest.mark.parametrize(("n", "position"), [(1, 0), (64, 63), (129, 130)])
+def test_many_rows_of_a_work_item(
+    target: Device, dtype: str, heads: tuple[int, int, int], block_n: int, rules: dict[str, int], n: int, position: int
+) -> None:
+    if many_rows_local_bytes(heads[2], block_n) > target.entry.local_mem_bytes:
+        pytest.skip("the device has not enough local memory for it")
+    request = TileRequest(block_m=MANY_ROWS_BLOCK, block_n=block_n)
+    assert prefill_tiles(target, heads[2], dtype, request=request).extra == {"ITEM_ROWS": MANY_ROWS}
+    check(target, dtype, heads, n, position, block_m=MANY_ROWS_BLOCK, block_n=block_n, **rules)
 
 
 @small

@@ -23,7 +23,7 @@ from llmcl.kernels.table import pick
 from llmcl.ops.linear import input_layout, linear_decode, linear_prefill, linear_supports_output
 from llmcl.runtime.device import Device
 
-TOLERANCE = 3e-6
+TOLERANCE = 6e-6  # float32 sums; portable kernels multiply nibbles with 256 on top
 FLOAT16_TOLERANCE = 2.0**-10  # NVIDIA's prefill rounds both operands to float16
 EPS = 1e-5
 

@@ -25,7 +25,8 @@ from llmcl.kernels.common.sizes import (
 )
 from llmcl.runtime.device import Device
 
-ITEM_ROWS = 4  # of a work-item of portable/attention_prefill.cl
+FEW_ROWS, MANY_ROWS = 4, 8  # of a work-item of portable/attention_prefill.cl
+MANY_ROWS_BLOCK = 64  # queries of a group whose work-items have many
 
 
 class PortableAttentionDecode(AttentionDecode):
@@ -70,9 +71,14 @@ class PortableAttentionPrefill(AttentionPrefill):
     def tiles(self, device: Device, head_dim: int, dtype: str, request: TileRequest) -> PrefillTiles:
         # On a device with little local memory the default shrinks until it fits; a size that was asked for does not.
         fixed = request.block_m is not None or request.block_n is not None
-        block_m = request.block_m or 8 * largest_divisor((request.q_block or 32) // 8, 4)
         block_n = request.block_n or (32 if device.entry.is_software else 64)
         dv_tile = min(request.dv_tile or 16 * largest_divisor(head_dim // 16, 8), head_dim)
+        if has_many_rows(device, head_dim, dtype, block_n, dv_tile, request):
+            block_m = MANY_ROWS_BLOCK
+            check_block_sizes(head_dim, block_m, block_n, dv_tile, request.q_block)
+            local = (16, block_m // MANY_ROWS, 1)
+            return PrefillTiles(self, block_m, block_n, dv_tile, {"ITEM_ROWS": MANY_ROWS}, local=local)
+        block_m = request.block_m or 8 * largest_divisor((request.q_block or 32) // 8, 4)
         limit, key_dims = device.entry.local_mem_bytes, head_dim
         while not fixed and local_bytes(head_dim, dtype, block_m, block_n) > limit:
             if block_n > 32:
@@ -99,14 +105,33 @@ class PortableAttentionPrefill(AttentionPrefill):
                 f"{device.name} has {limit:,}; lower {larger}"
             )
         check_block_sizes(head_dim, block_m, block_n, dv_tile, request.q_block)
-        items = 16 * block_m // ITEM_ROWS
+        items = 16 * block_m // FEW_ROWS
         if items > device.entry.max_work_group_size:
             raise UsageError(
                 f"BLOCK_M is {block_m}, which takes groups of {items} work-items; {device.name} has at most "
                 f"{device.entry.max_work_group_size}; lower BLOCK_M"
             )
-        extra = {"KEY_DIMS": key_dims} if key_dims < head_dim else {}
-        return PrefillTiles(self, block_m, block_n, dv_tile, extra, local=(16, block_m // ITEM_ROWS, 1))
+        extra = {"ITEM_ROWS": FEW_ROWS} | ({"KEY_DIMS": key_dims} if key_dims < head_dim else {})
+        return PrefillTiles(self, block_m, block_n, dv_tile, extra, local=(16, block_m // FEW_ROWS, 1))
+
+
+def has_many_rows(device: Device, head_dim: int, dtype: str, block_n: int, dv_tile: int, request: TileRequest) -> bool:
+    """Whether work-items of prefill have MANY_ROWS queries each, which is the default where registers are many.
+
+    It takes values of 16 bits, whole vectors of them, 170 registers, and blocks of MANY_ROWS_BLOCK queries.
+    """
+    block, local_memory = MANY_ROWS_BLOCK, device.entry.local_mem_bytes
+    suits = ITEM_BYTES.get(dtype) == 2 and dv_tile == head_dim and head_dim in (64, 128) and block_n >= 32
+    fits = suits and many_rows_local_bytes(head_dim, block_n) <= local_memory
+    is_default = (
+        not has_few_registers(device) and not device.entry.is_software and (request.q_block or block) % block == 0
+    )
+    return fits and (request.block_m == block or (request.block_m is None and is_default))
+
+
+def many_rows_local_bytes(head_dim: int, block_n: int) -> int:
+    """Local memory of portable/attention_prefill.cl with MANY_ROWS and 16-bit values."""
+    return 4 * head_dim * MANY_ROWS_BLOCK + block_n * max(2 * head_dim, 4 * MANY_ROWS_BLOCK)
 
 
 def decode_local_bytes(shape: AttentionShape, width: int, block_n: int) -> int:

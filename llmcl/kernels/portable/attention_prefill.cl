@@ -14,15 +14,20 @@
 // q8_0 as float); P, transposed (float); what the work-items of a row know of it. A row's maximum is taken over its 16 work-items
 // for each tile, its sum once at the end. Four barriers a tile.
 //
+// With eight rows a work-item values are read from the cache, and keys, maxima and P take the same memory, one after the other. That
+// is six barriers a tile, and there is room for twice the queries: more is computed with a key and a value that were read.
+//
 // Index space: groups (N_Q_HEADS, ceil(n / BLOCK_M), batch) of (16, BLOCK_M / ROWS).
-// Build: KV, HEAD_DIM, N_KV_HEADS, CAPACITY (a multiple of BLOCK_N), SCALE, KV_BLOCK_RANGES, LSE, those of query_address.cl,
+// Build: ITEM_ROWS (ROWS, 4; or 8, where BLOCK_M / ROWS is a power of two, without q8_0 and KEY_DIMS),
+// KV, HEAD_DIM, N_KV_HEADS, CAPACITY (a multiple of BLOCK_N), SCALE, KV_BLOCK_RANGES, LSE, those of query_address.cl,
 // BLOCK_M (a multiple of 8), BLOCK_N (16, 32 or 64) and DV_TILE (a multiple of 16 that divides HEAD_DIM).
 // KEY_DIMS, if it is there: dimensions of the keys that are in local memory at a time (divide HEAD_DIM, multiples of 16).
 // Local memory: 4 (HEAD_DIM + BLOCK_N) (BLOCK_M + 4) + BLOCK_N HEAD_DIM sizeof(KV; float with q8_0) + 64 BLOCK_M bytes,
-// with KEY_DIMS the larger of it and DV_TILE in place of the second HEAD_DIM.
+// with KEY_DIMS the larger of it and DV_TILE in place of the second HEAD_DIM; with eight rows 4 HEAD_DIM BLOCK_M + BLOCK_N
+// max(HEAD_DIM sizeof(KV), 4 BLOCK_M) bytes.
 // For pages of keys and values see kv_address.cl, for runs of several sequences query_block.cl.
 #if !defined(KV) || !defined(HEAD_DIM) || !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(CAPACITY) || \
-    !defined(SCALE) || !defined(BLOCK_M) || !defined(BLOCK_N) || !defined(DV_TILE) || \
+    !defined(SCALE) || !defined(BLOCK_M) || !defined(BLOCK_N) || !defined(DV_TILE) || !defined(ITEM_ROWS) || \
     !defined(KV_BLOCK_RANGES) || !defined(LSE) || !defined(STATE_POSITION) || !defined(STATE_N_TOKENS)
 #error "portable/attention_prefill.cl needs the build constants named in its head"
 #endif
@@ -46,10 +51,21 @@
 #endif
 
 #define TX 16
-#define ROWS 4
+#define ROWS ITEM_ROWS
 #define TY (BLOCK_M / ROWS)
 #define ITEMS (TX * TY)
+#define VALUES_IN_PLACE (ROWS == 8)
+#if VALUES_IN_PLACE
+#define ROW_STRIDE BLOCK_M
+#define P_ROWS(key) (own ^ (key) / 4 % TY * ROWS)  // neighbours store to other banks
+#define DIMS_AT_ONCE 8
+#define KEYS_AT_ONCE 16  // enough values on their way
+#else
 #define ROW_STRIDE (BLOCK_M + 4)
+#define P_ROWS(key) own
+#define DIMS_AT_ONCE 4
+#define KEYS_AT_ONCE 2
+#endif
 #define staged_t CAT(KV_STAGED, _t)
 #define PIECE (16 / (int)sizeof(staged_t))  // elements of 16 bytes
 
@@ -74,11 +90,13 @@ typedef float keys_t;
 typedef float4 columns_t;
 #define COLUMN_RUN 4
 #define COLUMNS_AT CAT(local4_, KV_STAGED)
+#define VALUES_AT CAT(four_, KV)
 #define STORE_COLUMNS(v, to) vstore4(v, 0, to)
 #else
 typedef float columns_t;
 #define COLUMN_RUN 1
 #define COLUMNS_AT CAT(local1_, KV_STAGED)
+#define VALUES_AT CAT(load1_, KV)
 #define STORE_COLUMNS(v, to) ((to)[0] = (v))
 #endif
 #define RUNS (DV_TILE / TX / COLUMN_RUN)
@@ -122,14 +140,18 @@ inline void stage_values(__global const kv_t* v, __local staged_t* to, const int
 
 // The ROWS values of a work-item in a column of local memory.
 inline void load_rows(float rows[ROWS], __local const float* p) {
-    const float4 v = *(__local const float4*)p;
-    rows[0] = v.x;
-    rows[1] = v.y;
-    rows[2] = v.z;
-    rows[3] = v.w;
+#pragma unroll
+    for (int a = 0; a < ROWS; a += 4) {
+        const float4 v = *(__local const float4*)(p + a);
+        rows[a] = v.x;
+        rows[a + 1] = v.y;
+        rows[a + 2] = v.z;
+        rows[a + 3] = v.w;
+    }
 }
 inline void store_rows(const float rows[ROWS], __local float* p) {
-    *(__local float4*)p = (float4)(rows[0], rows[1], rows[2], rows[3]);
+#pragma unroll
+    for (int a = 0; a < ROWS; a += 4) *(__local float4*)(p + a) = (float4)(rows[a], rows[a + 1], rows[a + 2], rows[a + 3]);
 }
 
 __kernel __attribute__((reqd_work_group_size(TX, TY, 1)))
@@ -137,9 +159,15 @@ void attention_prefill(__global const float* queries, __global const int* state,
                        __global const kv_t* v_cache, __global float* out, __global float* lse,
                        __global const int* ranges MAX_SCORES_PARAM SINKS_PARAM MOD_PARAMS) {
     __local float q[HEAD_DIM * ROW_STRIDE] __attribute__((aligned(16)));  // [dimension][row]
+#if VALUES_IN_PLACE
+    __local uint4 shared[MAX(BLOCK_N * HEAD_DIM / PIECE, BLOCK_N * BLOCK_M / 4)];  // by all three, one after the other
+    __local staged_t* const kv = (__local staged_t*)shared;
+    __local float *const p = (__local float*)shared, *const parts = (__local float*)shared;
+#else
     __local staged_t kv[BLOCK_N * STAGED_DIMS] __attribute__((aligned(16)));
     __local float p[BLOCK_N * ROW_STRIDE] __attribute__((aligned(16)));  // [key][row]
     __local float parts[TX * BLOCK_M] __attribute__((aligned(16)));      // [tx][row]: of maxima, at the end of sums
+#endif
     const int tx = get_local_id(0), ty = get_local_id(1), lid = ty * TX + tx, own = ROWS * ty;
     const int head = get_group_id(0), batch = get_group_id(2);
     const query_block block = query_block_at(state, LONGEST_FIRST((int)get_group_id(1), (int)get_num_groups(1)));
@@ -149,9 +177,13 @@ void attention_prefill(__global const float* queries, __global const int* state,
     v_cache += (batch * N_KV_HEADS + kv_head) * KV_HEAD_SIZE;
     queries += first_query(batch, head, n);
 
-    for (int i = lid; i < BLOCK_M * HEAD_DIM; i += ITEMS) {
-        const int token = min(t0 + i / HEAD_DIM, n - 1);
-        q[i % HEAD_DIM * ROW_STRIDE + i / HEAD_DIM] = queries[(size_t)token * Q_STRIDE + i % HEAD_DIM] * SCALE;
+    for (int i = lid; i < BLOCK_M * HEAD_DIM / 4; i += ITEMS) {
+        const int token = i % BLOCK_M, d = i / BLOCK_M * 4;
+        const float4 v = vload4(0, queries + (size_t)min(t0 + token, n - 1) * Q_STRIDE + d) * SCALE;
+        q[d * ROW_STRIDE + token] = v.x;
+        q[(d + 1) * ROW_STRIDE + token] = v.y;
+        q[(d + 2) * ROW_STRIDE + token] = v.z;
+        q[(d + 3) * ROW_STRIDE + token] = v.w;
     }
     const int2 rows = (int2)(position + t0, position + min(t0 + BLOCK_M, n) - 1);
     for (int slice = 0; slice < HEAD_DIM; slice += DV_TILE) {
@@ -177,7 +209,7 @@ void attention_prefill(__global const float* queries, __global const int* state,
                     barrier(CLK_LOCAL_MEM_FENCE);
                     stage_keys(KV_TILES_AT(k_cache, row), kv, KEY_SLICE, lid);
                     barrier(CLK_LOCAL_MEM_FENCE);
-#pragma unroll 4
+#pragma unroll DIMS_AT_ONCE
                     for (int d = 0; d < KEY_DIMS; ++d) {
                         const keys_t key = KEYS_AT(kv + d * BLOCK_N + KEYS * tx);
                         float query[ROWS];
@@ -212,10 +244,15 @@ void attention_prefill(__global const float* queries, __global const int* state,
                         top[a] = fmax(top[a], scores[b][a]);
                     }
                 }
+#if VALUES_IN_PLACE
+                barrier(CLK_LOCAL_MEM_FENCE);
+#endif
                 store_rows(top, parts + tx * BLOCK_M + own);
                 barrier(CLK_LOCAL_MEM_FENCE);
 
+#if !VALUES_IN_PLACE
                 stage_values(KV_TILES_AT(v_cache, row), kv, slice, n_keys, lid);
+#endif
 #pragma unroll
                 for (int a = 0; a < ROWS; ++a) top[a] = m[a];
 #pragma unroll 4  // not all of them in registers at once
@@ -238,17 +275,29 @@ void attention_prefill(__global const float* queries, __global const int* state,
                         l[a] += scores[b][a];
                     }
                 }
+#if VALUES_IN_PLACE
+                barrier(CLK_LOCAL_MEM_FENCE);
+#endif
 #pragma unroll
-                for (int b = 0; b < KEYS; ++b) store_rows(scores[b], p + (KEYS * tx + b) * ROW_STRIDE + own);
+                for (int b = 0; b < KEYS; ++b)
+                    store_rows(scores[b], p + (KEYS * tx + b) * ROW_STRIDE + P_ROWS(KEYS * tx + b));
                 barrier(CLK_LOCAL_MEM_FENCE);
 
-#pragma unroll 2
+#if VALUES_IN_PLACE
+                __global const kv_t* values = KV_TILES_AT(v_cache, row) + slice + tx * COLUMN_RUN;
+#endif
+#pragma unroll KEYS_AT_ONCE
                 for (int i = 0; i < n_keys; ++i) {
                     columns_t value[RUNS];
 #pragma unroll
-                    for (int c = 0; c < RUNS; ++c) value[c] = COLUMNS_AT(kv + i * DV_TILE + COLUMN_OF(c));
+                    for (int c = 0; c < RUNS; ++c)
+#if VALUES_IN_PLACE
+                        value[c] = VALUES_AT(values + i * HEAD_DIM + c * TX * COLUMN_RUN);
+#else
+                        value[c] = COLUMNS_AT(kv + i * DV_TILE + COLUMN_OF(c));
+#endif
                     float weight[ROWS];
-                    load_rows(weight, p + i * ROW_STRIDE + own);
+                    load_rows(weight, p + i * ROW_STRIDE + P_ROWS(i));
 #pragma unroll
                     for (int a = 0; a < ROWS; ++a)
 #pragma unroll

@@ -9,7 +9,7 @@
 //
 // Local memory holds two of these steps: while one is multiplied the next is on its way, so that a step has one barrier.
 //
-// After common/tiles.cl. Build: WEIGHT, K, ITEM_TOKENS and ITEM_ROWS (4 or 8).
+// After common/tiles.cl. Build: WEIGHT, K, ITEM_TOKENS and ITEM_ROWS (4 or 8); MAX_REGISTERS, if it is there, of a work-item.
 // Local memory: XS_FLOATS and WS_FLOATS floats, twice each: 2048 (ITEM_TOKENS + ITEM_ROWS) + 1024 bytes.
 #define BLOCK_TILES ITEM_ROWS
 #include "portable/widen.cl"
@@ -27,6 +27,11 @@ typedef float2 run;
 #define RUN 2
 #endif
 #define RUN_AT(p) (*(__local const run*)(p))
+#ifdef MAX_REGISTERS  // NVIDIA's compiler heeds it for kernels alone that do not require a size
+#define REQUIRE_ITEMS
+#else
+#define REQUIRE_ITEMS __attribute__((reqd_work_group_size(16, 16, 1)))
+#endif
 
 inline void store_columns(const float4 v, __local float* xs) {
     xs[0] = v.x;

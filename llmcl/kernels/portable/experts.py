@@ -14,7 +14,7 @@ from llmcl.kernels.common.experts import (
     block_count,
 )
 from llmcl.kernels.common.sizes import has_few_registers
-from llmcl.kernels.portable.linear import decode_size, has_small_blocks
+from llmcl.kernels.portable.linear import decode_size, group_width, has_small_blocks, large_pieces, register_limit
 from llmcl.runtime.device import Device
 
 FEW_ROWS_EXPECTED = 4  # tokens of a step of few, whose work-groups fill the device together
@@ -38,7 +38,7 @@ class PortableExpertsDown(ExpertsDown):
         return True
 
     def size(self, device: Device, product: ExpertProduct) -> Size:
-        own, width = decode_size(device, product.part.dtype, product.weight.k * product.top_k, product.units)
+        own, width = large_pieces(device, product.part.dtype, product.weight.k * product.top_k, product.units)
         return own, lambda n: (product.units, n), (width, 1)
 
 
@@ -51,13 +51,11 @@ class PortableExpertsFewRows(ExpertsFewRows):
 
     def size(self, device: Device, product: ExpertProduct) -> Size:
         n_experts, top_k = product.weight.n_experts, product.top_k
-        constants, width = decode_size(
-            device, product.part.dtype, product.weight.k, product.units * top_k * FEW_ROWS_EXPECTED
-        )
+        width = group_width(device, product.part.dtype, product.weight.k, product.units * top_k * FEW_ROWS_EXPECTED)
         # Two tiles of quantised weights and the sums of several slots spill on Intel's GPUs.
         is_large = product.tiles_at_once == 2 and product.part.dtype in QUANTIZED and has_few_registers(device)
         parts = self.block_rows if is_large else 1
-        own = {"LOCAL_SIZE": constants["LOCAL_SIZE"], "BLOCK_ROWS": self.block_rows, "ROWS": self.block_rows // parts}
+        own = {"LOCAL_SIZE": width, "BLOCK_ROWS": self.block_rows, "ROWS": self.block_rows // parts}
         return own, lambda n: (parts * block_count(n, n_experts, top_k, self.block_rows), product.units), (width, 1)
 
 
@@ -71,4 +69,5 @@ class PortableExpertsPrefill(ExpertsPrefill):
         rows = 4 if has_small_blocks(device) else 8
         groups, n_experts, top_k = -(-product.tiles // rows), product.weight.n_experts, product.top_k
         own = {"ITEM_TOKENS": BLOCK_ROWS // 16, "ITEM_ROWS": rows}
+        own |= register_limit(device, product.part.dtype, BLOCK_ROWS // 16 * rows)
         return own, lambda n: (groups, block_count(n, n_experts, top_k)), (16, 16)

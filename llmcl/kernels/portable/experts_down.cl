@@ -33,9 +33,9 @@ typedef struct {
 inline piece piece_at(const operands* o, const int t, const int p) {
     return load_piece(o->weight + (size_t)o->experts[p / N_PIECES] * (N / 16) * TILE_SIZE, p % N_PIECES);
 }
-inline columns columns_at(const operands* o, const int p, float* square, const uint big) {
+inline columns columns_at(const operands* o, const int p, float* square, const uint power) {
     const int s = p / N_PIECES;
-    return scaled_columns(load_columns(o->x + (size_t)s * K, o->x, p % N_PIECES, square, big), o->factors[s]);
+    return scaled_columns(load_columns(o->x + (size_t)s * K, o->x, p % N_PIECES, square, power), o->factors[s]);
 }
 #include "portable/tile_product.cl"
 
@@ -53,10 +53,10 @@ void experts_down(__global const CAT(WEIGHT, _t)* weight, __global const float* 
         factors[s] = is_here ? weights[token * TOP_K + s] : 0.0f;
     }
     barrier(CLK_LOCAL_MEM_FENCE);
-    const uint big = 0x4b000000u | (uint)experts[0] >> 31;  // not negative, which the compiler does not know: see quant_piece.cl
+    const uint power = HIDDEN_POWER(experts[0]);
     const operands o = {weight + unit * TILE_SIZE, x + (size_t)token * TOP_K * K, experts, factors};
     float own[1][PIECE_ROWS], square;
-    add_pieces(own, &o, &square, lid, big);
+    add_pieces(own, &o, &square, lid, power);
     float y = sum_of_rows(own[0], sums, parts, lid);
     if (lid < 16) {
 #if BIAS

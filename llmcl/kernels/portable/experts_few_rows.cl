@@ -26,7 +26,7 @@ void experts_few_rows(__global const CAT(WEIGHT, _t)* weight, __global const row
     const int expert = block.x - first_expert, n = min(block.z - first, ROWS);
     if (n <= 0 || expert < 0 || expert >= N_EXPERTS) return;
     const int lid = get_local_id(0), unit = get_group_id(1);
-    const uint big = 0x4b000000u | (uint)expert >> 31;  // not negative, which the compiler does not know: see quant_piece.cl
+    const uint power = HIDDEN_POWER(expert);
     __global const CAT(WEIGHT, _t)* tile = weight + ((size_t)expert * EXPERT_TILES + unit * TILES_AT_ONCE) * TILE_SIZE;
     int slots[ROWS];
     __global const row_t* rows[ROWS];
@@ -37,11 +37,11 @@ void experts_few_rows(__global const CAT(WEIGHT, _t)* weight, __global const row
     }
     float own[TILES_AT_ONCE][ROWS][PIECE_ROWS];
     if (n == 1)
-        add_rows(own, tile, rows, 1, lid, big);
+        add_rows(own, tile, rows, 1, lid, power);
     else if (ROWS > 2 && n == 2)
-        add_rows(own, tile, rows, 2, lid, big);
+        add_rows(own, tile, rows, 2, lid, power);
     else
-        add_rows(own, tile, rows, ROWS, lid, big);
+        add_rows(own, tile, rows, ROWS, lid, power);
     const int row = unit * 16 + lid;
 #if BIAS
     bias += (size_t)block.x * EXPERT_TILES * 16;

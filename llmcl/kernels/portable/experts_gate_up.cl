@@ -28,8 +28,8 @@ typedef struct {
 } operands;
 
 inline piece piece_at(const operands* o, const int t, const int p) { return load_piece(o->tile + t * TILE_SIZE, p); }
-inline columns columns_at(const operands* o, const int p, float* square, const uint big) {
-    return load_columns(o->x, o->norm, p, square, big);
+inline columns columns_at(const operands* o, const int p, float* square, const uint power) {
+    return load_columns(o->x, o->norm, p, square, power);
 }
 #include "portable/tile_product.cl"
 
@@ -40,10 +40,10 @@ void experts_gate_up(__global const CAT(WEIGHT, _t)* weight, __global const floa
     const int lid = get_local_id(0), unit = get_group_id(0), row = get_group_id(1);
     const int expert = ids[row] - first_expert;
     if (expert < 0 || expert >= N_EXPERTS) return;
-    const uint big = 0x4b000000u | (uint)expert >> 31;  // not negative, which the compiler does not know: see quant_piece.cl
+    const uint power = HIDDEN_POWER(expert);
     const operands o = {weight + ((size_t)expert * (N / 16) + unit) * 2 * TILE_SIZE, x + (size_t)(row / TOP_K) * K, norm};
     float own[2][PIECE_ROWS], square;
-    add_pieces(own, &o, &square, lid, big);
+    add_pieces(own, &o, &square, lid, power);
 #if NORM
     NORM_SUMS;
     const float scale = scale_of_norm(square, parts, squares, lid);

@@ -21,7 +21,7 @@
 #include "common/expert_bias.cl"
 #include "portable/block_product.cl"
 
-__kernel __attribute__((reqd_work_group_size(16, 16, 1)))
+__kernel REQUIRE_ITEMS
 void experts_prefill(__global const CAT(WEIGHT, _t)* weight, __global const float* x, __global const int* order,
                      __global const int4* blocks, __global const float* weights, __global float* out,
                      const int first_expert BIAS_PARAM) {

@@ -7,29 +7,31 @@
 #define INTEL_LANES 8
 #define SUMS_IN_REGISTERS (SUB_GROUP == 1)  // Intel's; elsewhere they take registers of the other rows' sums
 #define NORM 0
+#define SHARED_NUMBERS 1
 #include "portable/tile_pieces.cl"
 #include "portable/sum_of_rows.cl"
 
 #if DOT
 typedef int row_t;
 #define ROW_STRIDE ROW_WORDS
-inline columns columns_of(__global const int* row, const int p, const uint big) {
-    __global const int* group = row + p / 16 * 8 + p / 4 % 4;
-    const columns found = {group[0], group[4], as_float(row[K / 4 + p / 16])};
+inline columns columns_of(__global const int* row, const int p, const uint power) {
+    columns found;
+    found.scale = as_float(row[K / 4 + p / PIECES_OF_GROUP]);
+    TAKE_COLUMNS(found, row, p)
     return found;
 }
 #else
 typedef float row_t;
 #define ROW_STRIDE K
-inline columns columns_of(__global const float* row, const int p, const uint big) {
+inline columns columns_of(__global const float* row, const int p, const uint power) {
     float square = 0.0f;
-    return load_columns(row, row, p, &square, big);
+    return load_columns(row, row, p, &square, power);
 }
 #endif
 
 // A work-item's share: own[t][r] = the sums of its pieces' rows of tile t times rows[r], r < n_rows; n_rows: a constant.
 IN_REGISTERS inline void add_rows(float own[TILES_AT_ONCE][ROWS][PIECE_ROWS], __global const CAT(WEIGHT, _t)* tile,
-                                  __global const row_t* const* rows, const int n_rows, const int lid, const uint big) {
+                                  __global const row_t* const* rows, const int n_rows, const int lid, const uint power) {
 #pragma unroll
     for (int r = 0; r < ROWS; ++r)
 #pragma unroll
@@ -45,7 +47,7 @@ IN_REGISTERS inline void add_rows(float own[TILES_AT_ONCE][ROWS][PIECE_ROWS], __
         for (int r = 0; r < ROWS; ++r) {
             if (r >= n_rows) continue;
             columns c;  // assigned and not initialised: of the latter LLVM makes a call that Oclgrind does not know
-            c = columns_of(rows[r], p, big);
+            c = columns_of(rows[r], p, power);
 #pragma unroll
             for (int t = 0; t < TILES_AT_ONCE; ++t) add_piece(own[t][r], &now[t], &c, p);
         }

@@ -31,19 +31,27 @@ IN_REGISTERS inline float round_columns(const float4* v, int* numbers) {
     return isnan(sum) ? NAN : top / 127.0f;  // infinite numbers are 0, and 0 times their scale is NaN, too
 }
 
-// The eight columns that a piece meets: 4j .. 4j+3 and 16+4j .. 16+4j+3 of a group.
+// The columns that a piece meets, of each of its vectors: 4j .. 4j+3 and 16+4j .. 16+4j+3 of a group.
 typedef struct {
-    int low, high;
+    int low[VECTORS], high[VECTORS];
     float scale;
 } columns;
 
-#define ONES 0x01010101
-#define SUM_OF_COLUMNS(c) dot4((c)->low, ONES, dot4((c)->high, ONES, 0))
+#define HIDDEN_POWER(known) 0u  // numbers do not become floats
+// What piece p meets of a row's numbers, in local memory or in global.
+#define COLUMN_WORD(p, v) ((p) / PIECES_OF_GROUP * 8 + VECTOR(p, v))
+#define TAKE_COLUMNS(found, numbers, p)                        \
+    for (int v = 0; v < VECTORS; ++v) {                        \
+        (found).low[v] = (numbers)[COLUMN_WORD(p, v)];         \
+        (found).high[v] = (numbers)[COLUMN_WORD(p, v) + 4];    \
+    }
 
-// Signed bytes of a row, named x, y, z or w: of the first four columns, and of the last.
+#define ONES 0x01010101
+
+// Signed bytes of a row, named x, y, z or w: of the first four columns of vector j, number v of piece p, and of the last.
 #if WEIGHT_IS(q8_0)
-#define LOW_BYTES(row) (p->low.row ^ 0x80808080u)
-#define HIGH_BYTES(row) (p->last.row ^ 0x80808080u)
+#define LOW_BYTES(row) (LOW_NUMBERS(row) ^ 0x80808080u)
+#define HIGH_BYTES(row) (HIGH_NUMBERS(row) ^ 0x80808080u)
 #define BYTE_OFFSET 0
 #else
 #define LOW_BYTES(row) LOW_NUMBERS(row)
@@ -53,26 +61,44 @@ typedef struct {
 
 // sums[i] += row i of piece number `number`, times its columns.
 inline void add_piece(float* sums, const piece* p, const columns* c, const int number) {
-    const int j = number / 4 % 4;
 #if WEIGHT_IS(mxfp4)
     const uchar4 scales = as_uchar4(p->d);
     float4 d = (float4)(mxfp4_scale(scales.x), mxfp4_scale(scales.y), mxfp4_scale(scales.z), mxfp4_scale(scales.w));
 #else
     float4 d = halves_of(p->d);
 #endif
+    int sum_of_low = 0, sum_of_high = 0;
+#pragma unroll
+    for (int v = 0; v < VECTORS; ++v) {
+        sum_of_low = dot4(c->low[v], ONES, sum_of_low);
+        sum_of_high = dot4(c->high[v], ONES, sum_of_high);
+    }
 #if WEIGHT_IS(q6_k)
-    const int below_low = -BYTE_OFFSET * dot4(c->low, ONES, 0), below_high = -BYTE_OFFSET * dot4(c->high, ONES, 0);
-#define LOW_SUM(row) dot4(LOW_BYTES(row), c->low, below_low)
-#define HIGH_SUM(row) dot4(HIGH_BYTES(row), c->high, below_high)
-    const float4 y = (float4)(LOW_SUM(x), LOW_SUM(y), LOW_SUM(z), LOW_SUM(w)) * convert_float4(as_char4(p->factors[0])) +
-                     (float4)(HIGH_SUM(x), HIGH_SUM(y), HIGH_SUM(z), HIGH_SUM(w)) * convert_float4(as_char4(p->factors[1]));
+    int4 low = -BYTE_OFFSET * sum_of_low, high = -BYTE_OFFSET * sum_of_high;
 #else
-    const int below = BYTE_OFFSET ? -BYTE_OFFSET * SUM_OF_COLUMNS(c) : 0;
-#define ROW_SUM(row) dot4(LOW_BYTES(row), c->low, dot4(HIGH_BYTES(row), c->high, below))
-    const float4 y = (float4)(ROW_SUM(x), ROW_SUM(y), ROW_SUM(z), ROW_SUM(w));
+    int4 all = -BYTE_OFFSET * (sum_of_low + sum_of_high);
+#endif
+#pragma unroll
+    for (int v = 0; v < VECTORS; ++v) {
+        const int j = VECTOR(number, v);
+#define ADD_LOW(sums, row) dot4(LOW_BYTES(row), c->low[v], sums.row)
+#define ADD_HIGH(sums, row) dot4(HIGH_BYTES(row), c->high[v], sums.row)
+#if WEIGHT_IS(q6_k)
+        low = (int4)(ADD_LOW(low, x), ADD_LOW(low, y), ADD_LOW(low, z), ADD_LOW(low, w));
+        high = (int4)(ADD_HIGH(high, x), ADD_HIGH(high, y), ADD_HIGH(high, z), ADD_HIGH(high, w));
+#else
+        all = (int4)(ADD_LOW(all, x), ADD_LOW(all, y), ADD_LOW(all, z), ADD_LOW(all, w));
+        all = (int4)(ADD_HIGH(all, x), ADD_HIGH(all, y), ADD_HIGH(all, z), ADD_HIGH(all, w));
+#endif
+    }
+#if WEIGHT_IS(q6_k)
+    const float4 y = convert_float4(low) * convert_float4(as_char4(p->factors[0])) +
+                     convert_float4(high) * convert_float4(as_char4(p->factors[1]));
+#else
+    const float4 y = convert_float4(all);
 #endif
 #if HAS_MIN
-    float4 m = halves_of(p->m) * (c->scale * (float)SUM_OF_COLUMNS(c));
+    float4 m = halves_of(p->m) * (c->scale * (float)(sum_of_low + sum_of_high));
 #if IS_SUPER
     d *= convert_float4(as_uchar4(p->factors[0]));
     m *= -convert_float4(as_uchar4(p->factors[1]));

@@ -33,6 +33,8 @@ class _Int8:
 class Int8LinearDecode(_Int8, PortableLinearDecode):
     """Its work-groups round a token together, into local memory."""
 
+    most_vectors = 2  # numbers stay packed, so that little is left to gain
+
     def size(self, device: Device, product: Product) -> Size:
         own, groups, local = super().size(device, product)
         # What does not fit into local memory, and what the user wants exact, stays as it is.
@@ -71,6 +73,8 @@ class Int8Rows(ActivationLayout):
 
 class Int8LinearFewRows(_Int8, PortableLinearFewRows):
     """A launch before rounds the rows."""
+
+    most_vectors = 1
 
     def activation_layout(self, device: Device, dtype: str, k: int, exact_activations: bool) -> ActivationLayout | None:
         return None if exact_activations else Int8Rows()

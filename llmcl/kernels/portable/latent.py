@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from llmcl.kernels.common.dtype import QUANTIZED
 from llmcl.kernels.common.latent import LatentAttention, LatentShape, LinearHeads
 from llmcl.kernels.common.linear import Size
-from llmcl.kernels.common.sizes import largest_divisor, power_of_two_at_least, power_of_two_at_most
+from llmcl.kernels.common.sizes import has_few_registers, largest_divisor, power_of_two_at_least, power_of_two_at_most
 from llmcl.kernels.common.weight import Weight, WeightPart
 from llmcl.kernels.portable.linear import decode_size
 from llmcl.runtime.device import Device
@@ -33,4 +34,6 @@ class PortableLinearHeads(LinearHeads):
 
     def size(self, device: Device, weight: Weight, part: WeightPart) -> Size:
         own, width = decode_size(device, part.dtype, weight.k, part.n_tiles)
+        if part.dtype in QUANTIZED:  # turns of smaller pieces are kept in memory by Intel's compiler
+            own |= {"AT_ONCE": 1, "AHEAD": int(not has_few_registers(device)), "VECTORS": 2}
         return {**own, "TOKENS": TOKENS}, lambda n: (part.n_tiles, -(-n // TOKENS)), (width, 1)

@@ -18,20 +18,19 @@ LOCAL_BYTES = 40  # of a work-item of portable/linear_decode.cl, at most
 
 class PortableLinearDecode(LinearDecode):
     name, file = "portable", "portable/linear_decode.cl"
+    most_vectors = 4  # of a piece of quantised weights
 
     def supports_device(self, device: Device) -> bool:
         return True
 
     def choices(self, device: Device, product: Product) -> Mapping[str, Sequence[int]]:
-        default, width = decode_size(device, product.part.dtype, product.weight.k, product.part.n_tiles)
+        dtype, k, n_tiles = product.part.dtype, product.weight.k, product.part.n_tiles
+        default, _ = large_pieces(device, dtype, k, n_tiles, product.tiles_at_once, self.most_vectors)
         most = min(MAX_ITEMS, device.entry.max_work_group_size, device.entry.local_mem_bytes // LOCAL_BYTES)
         widths = [16 << i for i in range(6) if 16 << i <= most]
-        turns = [turn for turn in (2, 4, 8) if turn % product.tiles_at_once == 0]
-        return {
-            "LOCAL_SIZE": _first(width, widths),
-            "AT_ONCE": _first(default["AT_ONCE"], turns),
-            "AHEAD": _first(default["AHEAD"], (0, 1)),
-        }
+        turns = [turn for turn in (1, 2, 4, 8) if turn % product.tiles_at_once == 0]
+        values = {"LOCAL_SIZE": widths, "AT_ONCE": turns, "AHEAD": [0, 1], "VECTORS": [1, 2, 4]}
+        return {name: _first(value, values[name]) for name, value in default.items()}
 
     def size(self, device: Device, product: Product) -> Size:
         own = self.chosen(device, product)
@@ -55,23 +54,29 @@ class PortableLinearPrefill(LinearPrefill):
     def size(self, device: Device, product: Product, layout: ActivationLayout | None) -> Size:
         own, n_tiles = self.chosen(device, product), product.part.n_tiles
         tokens, rows = own["ITEM_TOKENS"], own["ITEM_ROWS"]
+        own |= register_limit(device, product.part.dtype, tokens * rows)
         return own, lambda n: (-(-n_tiles // rows), -(-n // (16 * tokens))), (16, 16)
 
 
 class PortableLinearFewRows(LinearFewRows):
     name, file = "portable", "portable/linear_few_rows.cl"
     kernel = "linear_few_rows"
+    most_vectors = 4  # of a piece of super-blocks
 
     def supports_device(self, device: Device) -> bool:
         return True
 
     def size(self, device: Device, product: Product, layout: ActivationLayout | None) -> Size:
-        constants, width = decode_size(device, product.part.dtype, product.weight.k, product.part.n_tiles)
-        block = QUANTIZED.get(product.part.dtype)
-        rows = FEW_ROW_SUMS // product.tiles_at_once
-        if rows < FEW_ROW_SUMS and block is not None and block.block > 32:
-            rows //= 2  # two pieces of a super-block, with their factors, take as many registers as the sums
-        own = {"LOCAL_SIZE": constants["LOCAL_SIZE"], "ROWS": rows}
+        dtype, k = product.part.dtype, product.weight.k
+        width, rows = group_width(device, dtype, k, product.part.n_tiles), FEW_ROW_SUMS // product.tiles_at_once
+        own = {}
+        if dtype in QUANTIZED and QUANTIZED[dtype].block > 32:
+            if rows < FEW_ROW_SUMS:
+                rows //= 2  # two pieces of a super-block, with their factors, take as many registers as the sums
+            own["VECTORS"] = 1 if has_few_registers(device) else self.most_vectors
+            turns_of_two = k * TILE_ROWS // (32 * own["VECTORS"]) // 2
+            width = max(16, power_of_two_at_most(min(width, turns_of_two)))
+        own |= {"LOCAL_SIZE": width, "ROWS": rows}
         return own, lambda n: (-(-n // rows), product.units), (width, 1)
 
 
@@ -81,16 +86,53 @@ def _first(default: int, values: Sequence[int]) -> list[int]:
 
 
 def decode_size(device: Device, dtype: str, k: int, n_tiles: int) -> tuple[dict[str, int], int]:
-    """Build constants and work-items of a group for n_tiles tiles of k columns (portable/tile_product.cl).
+    """Build constants and work-items of a group for n_tiles tiles of k columns (portable/tile_product.cl)."""
+    width = group_width(device, dtype, k, n_tiles)
+    ahead = wanted_items(device, n_tiles) < MAX_ITEMS
+    return {"LOCAL_SIZE": width, "AT_ONCE": 2 if dtype in QUANTIZED else 4, "AHEAD": int(ahead)}, width
 
-    The fewer the tiles, the more work-items share one: enough that all compute units have bytes on their way.
+
+def large_pieces(
+    device: Device, dtype: str, k: int, n_tiles: int, tiles_at_once: int = 1, most_vectors: int = 4
+) -> tuple[dict[str, int], int]:
+    """The same with pieces of several vectors where weights are quantised: the more a group of columns has besides its
+    numbers, the more they bring. One of each tile is enough to have on its way.
     """
-    is_quantized = dtype in QUANTIZED
-    pieces = k * TILE_ROWS // (32 if is_quantized else 16 // ITEM_BYTES[dtype])
-    wanted = max(128, UNIT_ITEMS * device.compute_units // n_tiles)
+    own, width = decode_size(device, dtype, k, n_tiles)
+    if dtype not in QUANTIZED:
+        return own, width
+    vectors = 1 if dtype == "q8_0" else 2
+    if QUANTIZED[dtype].block > 32 and wanted_items(device, 2 * n_tiles) < MAX_ITEMS and not has_few_registers(device):
+        vectors = most_vectors
+    if vectors > 1:
+        width = group_width(device, dtype, k, n_tiles, vectors)
+        own = {"LOCAL_SIZE": width, "AT_ONCE": tiles_at_once, "AHEAD": 1}
+    return {**own, "VECTORS": vectors}, width
+
+
+def group_width(device: Device, dtype: str, k: int, n_tiles: int, vectors: int = 1) -> int:
+    """Work-items that share a tile of k columns, in pieces of so many vectors where weights are quantised.
+
+    The fewer the tiles, the more work-items share one: enough that all compute units have bytes on their way. Larger
+    pieces want fewer.
+    """
+    pieces = k * TILE_ROWS // (32 * vectors if dtype in QUANTIZED else 16 // ITEM_BYTES[dtype])
     fitting = min(device.entry.max_work_group_size, device.entry.local_mem_bytes // LOCAL_BYTES)
-    width = max(16, power_of_two_at_most(min(wanted, MAX_ITEMS, fitting, pieces // 4)))
-    return {"LOCAL_SIZE": width, "AT_ONCE": 2 if is_quantized else 4, "AHEAD": int(wanted < MAX_ITEMS)}, width
+    wanted = wanted_items(device, n_tiles) if vectors == 1 else wanted_items(device, 2 * n_tiles)
+    return max(16, power_of_two_at_most(min(wanted, MAX_ITEMS, fitting, pieces // 4)))
+
+
+def wanted_items(device: Device, n_tiles: int) -> int:
+    """Work-items for each of n_tiles tiles that keep all compute units busy."""
+    return max(128, UNIT_ITEMS * device.compute_units // n_tiles)
+
+
+def register_limit(device: Device, dtype: str, sums: int) -> dict[str, int]:
+    """Of a product of many tokens whose work-items have so many sums: with 64 of them and quantised weights NVIDIA's
+    compiler takes a few more registers than let two work-groups share a compute unit.
+    """
+    is_above = sums == 64 and dtype in QUANTIZED and "cl_nv_compiler_options" in device.entry.extensions
+    return {"MAX_REGISTERS": 128} if is_above else {}
 
 
 def has_small_blocks(device: Device) -> bool:

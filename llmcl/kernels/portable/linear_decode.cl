@@ -3,6 +3,7 @@
 //   DOT         how 8-bit numbers are multiplied (dot4.cl); not defined: x stays float32. With it the work-items first round the
 //               columns together (int8_columns.cl), which takes 9 K / 8 bytes of local memory
 //   LOCAL_SIZE  work-items of a group, a power of two >= 16
+//   VECTORS     of a piece of quantised weights: quant_piece.cl
 //   AT_ONCE     pieces of a work-item on their way at once, a turn; a multiple of the tiles of a group
 //   AHEAD       1: asks for the next turn's piece whenever one was used, which suits many groups; 0: for a turn at once
 //
@@ -28,9 +29,10 @@ typedef struct {
     __local const float* scales;
 } operands;
 
-inline columns columns_at(const operands* o, const int p, float* square, const uint big) {
-    __local const int* group = o->numbers + p / 16 * 8 + p / 4 % 4;
-    const columns found = {group[0], group[4], o->scales[p / 16]};
+inline columns columns_at(const operands* o, const int p, float* square, const uint power) {
+    columns found;
+    found.scale = o->scales[p / PIECES_OF_GROUP];
+    TAKE_COLUMNS(found, o->numbers, p)
     return found;
 }
 
@@ -64,8 +66,8 @@ typedef struct {
     LINK_FIELD
 } operands;
 
-inline columns columns_at(const operands* o, const int p, float* square, const uint big) {
-    return load_columns(o->x, o->norm, p, square, big);
+inline columns columns_at(const operands* o, const int p, float* square, const uint power) {
+    return load_columns(o->x, o->norm, p, square, power);
 }
 #endif
 inline piece piece_at(const operands* o, const int t, const int p) { return load_piece(o->tile + t * TILE_SIZE, p); }
@@ -77,7 +79,7 @@ void linear_decode(__global const CAT(WEIGHT, _t)* weight, __global const float*
     ROW_SUMS;
     const int lid = get_local_id(0), unit = get_group_id(0);
     const int n = state[STATE_N_TOKENS];
-    const uint big = 0x4b000000u | (uint)n >> 31;  // n is above 0, which the compiler does not know: see quant_piece.cl
+    const uint power = HIDDEN_POWER(n);
     weight += (size_t)unit * TILES_AT_ONCE * TILE_SIZE;
     x += (size_t)(n - 1) * K;
     float own[TILES_AT_ONCE][PIECE_ROWS], square;
@@ -86,11 +88,11 @@ void linear_decode(__global const CAT(WEIGHT, _t)* weight, __global const float*
     __local float scales[K / 32];
     const float squares_of_share = round_token(x, norm, numbers, scales, lid);
     const operands o = {weight, numbers, scales};
-    add_pieces(own, &o, &square, lid, big);
+    add_pieces(own, &o, &square, lid, power);
     square = squares_of_share;
 #else
     const operands o = {weight, x, norm LINK_VALUE};
-    add_pieces(own, &o, &square, lid, big);
+    add_pieces(own, &o, &square, lid, power);
 #endif
 
 #if NORM

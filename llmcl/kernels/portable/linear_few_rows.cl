@@ -19,13 +19,13 @@ void linear_few_rows(__global const CAT(WEIGHT, _t)* weight, __global const row_
     ROW_SUMS;
     const int lid = get_local_id(0), first_token = get_group_id(0) * ROWS, unit = get_group_id(1);
     const int n = state[STATE_N_TOKENS];
-    const uint big = 0x4b000000u | (uint)n >> 31;  // n is above 0, which the compiler does not know: see quant_piece.cl
+    const uint power = HIDDEN_POWER(n);
     __global const CAT(WEIGHT, _t)* tile = weight + (size_t)unit * TILES_AT_ONCE * TILE_SIZE;
     __global const row_t* rows[ROWS];
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) rows[r] = x + (size_t)min(first_token + r, n - 1) * ROW_STRIDE;
     float own[TILES_AT_ONCE][ROWS][PIECE_ROWS];
-    add_rows(own, tile, rows, ROWS, lid, big);
+    add_rows(own, tile, rows, ROWS, lid, power);
     const int row = unit * 16 + lid;
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {

@@ -23,8 +23,8 @@ typedef struct {
 } operands;
 
 inline piece piece_at(const operands* o, const int t, const int p) { return load_piece(o->tile, p); }
-inline columns columns_at(const operands* o, const int p, float* square, const uint big) {
-    return load_columns(o->x, o->x, p, square, big);
+inline columns columns_at(const operands* o, const int p, float* square, const uint power) {
+    return load_columns(o->x, o->x, p, square, power);
 }
 #include "portable/tile_product.cl"
 
@@ -35,12 +35,12 @@ void linear_heads(__global const CAT(WEIGHT, _t)* weight, __global const float* 
     const int lid = get_local_id(0), unit = get_group_id(0), tile = first_tile + unit;
     const int h = tile / (N / 16), first_row = tile % (N / 16) * 16;
     const int t0 = get_group_id(1) * TOKENS, t1 = min(t0 + TOKENS, state[STATE_N_TOKENS]);
-    const uint big = 0x4b000000u | (uint)t0 >> 31;  // not negative, which the compiler does not know: see quant_piece.cl
+    const uint power = HIDDEN_POWER(t0);
     for (int t = t0; t < t1; ++t) {
         const size_t row = (size_t)t * N_HEADS + h;
         const operands o = {weight + (size_t)unit * TILE_SIZE, x + row * X_STRIDE};
         float own[1][PIECE_ROWS], square;
-        add_pieces(own, &o, &square, lid, big);
+        add_pieces(own, &o, &square, lid, power);
         const float y = sum_of_rows(own[0], sums, parts, lid);
         if (lid < 16) out[row * N + first_row + lid] = y;
         barrier(CLK_LOCAL_MEM_FENCE);

@@ -13,7 +13,7 @@
 #include "common/tiles.cl"
 #include "portable/block_product.cl"
 
-__kernel __attribute__((reqd_work_group_size(16, 16, 1)))
+__kernel REQUIRE_ITEMS
 void linear_prefill(__global const CAT(WEIGHT, _t)* weight, __global const float* x, __global float* out,
                     __global const int* state, const int out_row) {
     __local float xs[2 * XS_FLOATS] __attribute__((aligned(16)));

@@ -1,23 +1,40 @@
-// A piece of a tile of quantised weights (tiles.cl), what a work-item reads at once: columns 4j .. 4j+3 and 16+4j .. 16+4j+3 of
-// four rows of a group. That is 16 bytes of nibbles, with their scales and higher bits.
+// A piece of a tile of quantised weights (tiles.cl), what a work-item reads at once: of four rows of a group VECTORS times the columns
+// 4j .. 4j+3 and 16+4j .. 16+4j+3. That is 16 bytes of nibbles for each j, with the rows' scales and higher bits.
 //
-//     piece p of group p / 16:   0     1     2      3      4     5    ...    15
-//     rows:                     0-3   4-7   8-11  12-15   0-3   4-7         12-15
-//     j:                         0     0     0      0      1     1            3
+//     piece p of group p / 8:    0     1     2      3      4     5     6      7        (two vectors; one: 16 pieces a group)
+//     rows:                     0-3   4-7   8-11  12-15   0-3   4-7   8-11  12-15
+//     j:                        0,2   0,2   0,2    0,2    1,3   1,3   1,3    1,3
 //
-// A number becomes a float without a conversion: or-ed into the low bits of 2^23 it is a float that is 2^23 larger. Four bits at
-// place s are 2^s times the number; the column they meet is divided by that. All of it is exact.
+// The more vectors, the fewer instructions read and apply the scales, and the more registers a piece takes.
 //
-// portable/float_piece.cl has the same for floating-point weights. After portable/widen.cl. Build: WEIGHT, K, NORM.
+// A number becomes a float without a conversion: or-ed into the bits of a power of two it is a float that is so much larger.
+// Nibbles of types without higher bits come to bits 15 and 19, two by one shift, where 256 and 16 have their ones: they meet their
+// columns with these on top, and the sum begins below zero by what that adds, which rows have in common. Others, and those that
+// several tokens meet (SHARED_NUMBERS), come to the low bits of 2^23, which is subtracted. Bits at place s are 2^s times the number;
+// the column they meet is divided by that. The numbers are exact.
+//
+// portable/float_piece.cl has the same for floating-point weights. After portable/widen.cl. Build: WEIGHT, K, NORM, VECTORS (1, 2 or
+// 4; 1 where it is missing).
+#ifndef VECTORS
+#define VECTORS 1
+#endif
 #define PIECE_ROWS 4
-#define N_PIECES (K / 2)  // of a tile
-#define TWINS 4           // pieces with the same columns
+#define TWINS 4  // pieces with the same columns
+#define PIECES_OF_GROUP (16 / VECTORS)
+#define N_PIECES (K / 32 * PIECES_OF_GROUP)  // of a tile
+#define FIRST_VECTOR(p) ((p) / TWINS % (4 / VECTORS))
+#define VECTOR(p, v) (FIRST_VECTOR(p) + 4 / VECTORS * (v))  // number v of a piece
 #define HAS_HIGH (HAS_FIFTH_BIT || WEIGHT_IS(q6_k))
+#ifndef SHARED_NUMBERS
+#define SHARED_NUMBERS 0
+#endif
+#define HAS_NIBBLES (WEIGHT_IS(q4_0) || WEIGHT_IS(q4_1) || WEIGHT_IS(q4_k))  // without higher bits
+#define NIBBLES_ON_TOP (HAS_NIBBLES && !SHARED_NUMBERS)
 
 typedef struct {
-    uint4 low;  // a row a word: nibbles, or the bytes of columns 4j .. 4j+3
+    uint4 low[VECTORS];  // a row a word: nibbles, or the bytes of columns 4j .. 4j+3
 #if WEIGHT_IS(q8_0)
-    uint4 last;  // the bytes of columns 16+4j .. 16+4j+3
+    uint4 last[VECTORS];  // the bytes of columns 16+4j .. 16+4j+3
 #elif WEIGHT_IS(q6_k)
     uint4 high[2];  // bit pairs of the first 16 columns and of the last
 #elif HAS_FIFTH_BIT
@@ -40,14 +57,18 @@ inline uint4 words4_at(__global const uchar* p) { return *(__global const uint4*
 inline uint2 words2_at(__global const uchar* p) { return *(__global const uint2*)p; }
 
 inline piece load_piece(__global const uchar* tile, const int p) {
-    const int g = p / 16, j = p / 4 % 4, quad = p % 4;
+    const int g = p / PIECES_OF_GROUP, quad = p % TWINS;
     __global const uchar* group = tile + GROUP_AT(g);
     __global const uchar* quants = group + SCALE_BYTES + 16 * quad;
     piece found;
-    found.low = words4_at(quants + 64 * j);
+#pragma unroll
+    for (int v = 0; v < VECTORS; ++v) {
+        found.low[v] = words4_at(quants + 64 * VECTOR(p, v));
 #if WEIGHT_IS(q8_0)
-    found.last = words4_at(quants + 256 + 64 * j);
-#elif WEIGHT_IS(q6_k)
+        found.last[v] = words4_at(quants + 256 + 64 * VECTOR(p, v));
+#endif
+    }
+#if WEIGHT_IS(q6_k)
     found.high[0] = words4_at(quants + 256);
     found.high[1] = words4_at(quants + 320);
 #elif HAS_FIFTH_BIT
@@ -73,11 +94,14 @@ inline piece load_piece(__global const uchar* tile, const int p) {
 
 inline float4 halves_of(const uint2 words) { return (float4)(widen_f16(words.x), widen_f16(words.y)); }
 
-// The stored numbers of a row, named x, y, z or w, a byte each: of the first four columns, and of the last.
+// The stored numbers of a row, named x, y, z or w, a byte each: of vector j, number v of piece p, its first four columns, and its last.
 #define NIBBLES(word) ((word) & 0x0f0f0f0fu)
-#if WEIGHT_IS(mxfp4)
-#define LOW_NUMBERS(row) mxfp4_numbers(p->low.row)
-#define HIGH_NUMBERS(row) mxfp4_numbers(p->low.row >> 4)
+#if WEIGHT_IS(q8_0)
+#define LOW_NUMBERS(row) p->low[v].row
+#define HIGH_NUMBERS(row) p->last[v].row
+#elif WEIGHT_IS(mxfp4)
+#define LOW_NUMBERS(row) mxfp4_numbers(p->low[v].row)
+#define HIGH_NUMBERS(row) mxfp4_numbers(p->low[v].row >> 4)
 #else
 #if WEIGHT_IS(q6_k)
 #define LOW_UPPER(row) ((p->high[0].row >> (2 * j) & 0x03030303u) << 4)
@@ -89,103 +113,131 @@ inline float4 halves_of(const uint2 words) { return (float4)(widen_f16(words.x),
 #define LOW_UPPER(row) 0
 #define HIGH_UPPER(row) 0
 #endif
-#define LOW_NUMBERS(row) (NIBBLES(p->low.row) | LOW_UPPER(row))
-#define HIGH_NUMBERS(row) (NIBBLES(p->low.row >> 4) | HIGH_UPPER(row))
+#define LOW_NUMBERS(row) (NIBBLES(p->low[v].row) | LOW_UPPER(row))
+#define HIGH_NUMBERS(row) (NIBBLES(p->low[v].row >> 4) | HIGH_UPPER(row))
 #endif
 
 #if DOT
 #include "portable/int8_columns.cl"
 #else
-// What rows of a piece are multiplied by: its columns, divided by the places of their numbers, and what offset and minimum need.
+// What rows of a piece are multiplied by: its columns, and what offset and minimum need.
 typedef struct {
-    float4 low, high;
+    float4 low[VECTORS], high[VECTORS];
+#if NIBBLES_ON_TOP
+    float start;  // of a row's sum
+#endif
 #if HAS_MIN
     float sum;
 #endif
-    uint big;
+    uint power;
 } columns;
 
-#if WEIGHT_IS(q4_0) || WEIGHT_IS(q4_1) || WEIGHT_IS(q4_k)
-#define LOW_PLACES (float4)(1.0f, 0x1p-8f, 1.0f, 0x1p-8f)
-#define HIGH_PLACES (float4)(0x1p-4f, 0x1p-12f, 0x1p-4f, 0x1p-12f)
+#if NIBBLES_ON_TOP
+// 256 in a variable, `known` being a number above or equal to 0, which the compiler does not know: a constant beside a mask would take
+// an instruction of its own. 16 has an exponent less by four.
+#define HIDDEN_POWER(known) (0x43800000u | (uint)(known) >> 31)
+#define POWER_OF_HIGH(power) ((power)-0x02000000u)
+#define SUM_OF(v) ((v).x + (v).y + ((v).z + (v).w))
 #else
-#define LOW_PLACES (float4)(1.0f, 0x1p-8f, 1.0f, 0x1p-8f)
-#define HIGH_PLACES LOW_PLACES
+#define HIDDEN_POWER(known) (0x4b000000u | (uint)(known) >> 31)  // 2^23
+#define PLACES (float4)(1.0f, 0x1p-8f, 1.0f, 0x1p-8f)
+#define HIGH_PLACES (HAS_NIBBLES ? 0x1p-4f * PLACES : PLACES)
 #endif
 
 inline columns load_columns(__global const float* x, __global const float* norm, const int p, float* squares,
-                            const uint big) {
-    const int k = p / 16 * 32 + p / 4 % 4 * 4;
-    float4 low = *(__global const float4*)(x + k), high = *(__global const float4*)(x + k + 16);
-#if NORM
-    *squares += dot(low, low) + dot(high, high);
-    low *= *(__global const float4*)(norm + k);
-    high *= *(__global const float4*)(norm + k + 16);
-#endif
+                            const uint power) {
     columns found;
-    found.big = big;
+    found.power = power;
+    float4 lows, highs;
+#pragma unroll
+    for (int v = 0; v < VECTORS; ++v) {
+        const int k = p / PIECES_OF_GROUP * 32 + 4 * VECTOR(p, v);
+        float4 low = *(__global const float4*)(x + k), high = *(__global const float4*)(x + k + 16);
+#if NORM
+        *squares += dot(low, low) + dot(high, high);
+        low *= *(__global const float4*)(norm + k);
+        high *= *(__global const float4*)(norm + k + 16);
+#endif
+        lows = v == 0 ? low : lows + low;
+        highs = v == 0 ? high : highs + high;
+#if NIBBLES_ON_TOP
+        found.low[v] = low;
+        found.high[v] = high;
+#else
+        found.low[v] = low * PLACES;
+        found.high[v] = high * HIGH_PLACES;
+#endif
+    }
+#if NIBBLES_ON_TOP
+    found.start = -(256.0f + OFFSET) * SUM_OF(lows) - (16.0f + OFFSET) * SUM_OF(highs);
+#endif
 #if HAS_MIN
-    const float4 both = low + high;
+    const float4 both = lows + highs;
     found.sum = both.x + both.y + (both.z + both.w);
 #endif
-    found.low = low * LOW_PLACES;
-    found.high = high * HIGH_PLACES;
     return found;
 }
 
 inline columns scaled_columns(const columns x, const float factor) {
     columns scaled = x;
-    scaled.low *= factor;
-    scaled.high *= factor;
+#pragma unroll
+    for (int v = 0; v < VECTORS; ++v) {
+        scaled.low[v] *= factor;
+        scaled.high[v] *= factor;
+    }
+#if NIBBLES_ON_TOP
+    scaled.start *= factor;
+#endif
 #if HAS_MIN
     scaled.sum *= factor;
 #endif
     return scaled;
 }
 
-// The number in the bits `mask` of a word, less OFFSET; times 2^place. `big` is 2^23 in a variable: a constant beside the mask
-// would take an instruction of its own.
-#define PLACED(word, mask, place) (as_float(((word) & (mask)) | big) - (8388608.0f + (float)(OFFSET << (place))))
+#if NIBBLES_ON_TOP
+// `sum` and the eight numbers of a word, with their powers of two, times their columns.
+#define LOW_NIBBLE(word) as_float(((word) & 0x78000u) | power)
+#define HIGH_NIBBLE(word) as_float(((word) & 0x780000u) | power_of_high)
+inline float add_word(float sum, const uint w, const float4 low, const float4 high, const uint power) {
+    const uint power_of_high = POWER_OF_HIGH(power);
+    sum += LOW_NIBBLE(w << 15) * low.x;
+    sum += HIGH_NIBBLE(w << 15) * high.x;
+    sum += LOW_NIBBLE(w << 7) * low.y;
+    sum += HIGH_NIBBLE(w << 7) * high.y;
+    sum += LOW_NIBBLE(w >> 1) * low.z;
+    sum += HIGH_NIBBLE(w >> 1) * high.z;
+    sum += LOW_NIBBLE(w >> 9) * low.w;
+    return sum + HIGH_NIBBLE(w >> 9) * high.w;
+}
+#define SUM_OF_ROW(sum, row) add_word(sum, p->low[v].row, c->low[v], c->high[v], c->power)
+#define START c->start
+#else
+// The number in the bits `mask` of a word, less OFFSET; times 2^place.
+#define PLACED(word, mask, place) (as_float(((word) & (mask)) | power) - (8388608.0f + (float)(OFFSET << (place))))
 
-// `sum` and four numbers, less OFFSET, times their columns: bytes of a word, or nibbles from bit 0 or from bit 4 on.
-inline float add_bytes(float sum, const uint w, const float4 c, const uint big) {
+// `sum` and four numbers, less OFFSET, times their columns: from bit `place` on of the bytes of a word.
+inline float add_numbers(float sum, const uint w, const uint mask, const int place, const float4 c, const uint power) {
     const uint v = w >> 16;
-    sum += PLACED(w, 0xffu, 0) * c.x;
-    sum += PLACED(w, 0xff00u, 8) * c.y;
-    sum += PLACED(v, 0xffu, 0) * c.z;
-    return sum + PLACED(v, 0xff00u, 8) * c.w;
-}
-inline float add_low_nibbles(float sum, const uint w, const float4 c, const uint big) {
-    const uint v = w >> 16;
-    sum += PLACED(w, 0xfu, 0) * c.x;
-    sum += PLACED(w, 0xf00u, 8) * c.y;
-    sum += PLACED(v, 0xfu, 0) * c.z;
-    return sum + PLACED(v, 0xf00u, 8) * c.w;
-}
-inline float add_high_nibbles(float sum, const uint w, const float4 c, const uint big) {
-    const uint v = w >> 16;
-    sum += PLACED(w, 0xf0u, 4) * c.x;
-    sum += PLACED(w, 0xf000u, 12) * c.y;
-    sum += PLACED(v, 0xf0u, 4) * c.z;
-    return sum + PLACED(v, 0xf000u, 12) * c.w;
+    sum += PLACED(w, mask, place) * c.x;
+    sum += PLACED(w, mask << 8, place + 8) * c.y;
+    sum += PLACED(v, mask, place) * c.z;
+    return sum + PLACED(v, mask << 8, place + 8) * c.w;
 }
 
 // Of a row, named x, y, z or w: `sum` and its first four columns, and its last.
-#if WEIGHT_IS(q8_0)
-#define ADD_LOW(sum, row) add_bytes(sum, p->low.row, c->low, c->big)
-#define ADD_HIGH(sum, row) add_bytes(sum, p->last.row, c->high, c->big)
-#elif WEIGHT_IS(mxfp4) || HAS_HIGH
-#define ADD_LOW(sum, row) add_bytes(sum, LOW_NUMBERS(row), c->low, c->big)
-#define ADD_HIGH(sum, row) add_bytes(sum, HIGH_NUMBERS(row), c->high, c->big)
+#if HAS_NIBBLES
+#define ADD_LOW(sum, row) add_numbers(sum, p->low[v].row, 0xfu, 0, c->low[v], c->power)
+#define ADD_HIGH(sum, row) add_numbers(sum, p->low[v].row, 0xf0u, 4, c->high[v], c->power)
 #else
-#define ADD_LOW(sum, row) add_low_nibbles(sum, p->low.row, c->low, c->big)
-#define ADD_HIGH(sum, row) add_high_nibbles(sum, p->low.row, c->high, c->big)
+#define ADD_LOW(sum, row) add_numbers(sum, LOW_NUMBERS(row), 0xffu, 0, c->low[v], c->power)
+#define ADD_HIGH(sum, row) add_numbers(sum, HIGH_NUMBERS(row), 0xffu, 0, c->high[v], c->power)
 #endif
-#define SUM_OF_ROW(row) ADD_HIGH(ADD_LOW(0.0f, row), row)
+#define SUM_OF_ROW(sum, row) ADD_HIGH(ADD_LOW(sum, row), row)
+#define START 0.0f
+#endif
 
 // sums[i] += row i of piece number `number`, times its columns.
 inline void add_piece(float* sums, const piece* p, const columns* c, const int number) {
-    const int j = number / 4 % 4;
 #if WEIGHT_IS(mxfp4)
     const uchar4 scales = as_uchar4(p->d);
     const float4 d = (float4)(mxfp4_scale(scales.x), mxfp4_scale(scales.y), mxfp4_scale(scales.z), mxfp4_scale(scales.w));
@@ -193,11 +245,22 @@ inline void add_piece(float* sums, const piece* p, const columns* c, const int n
     float4 d = halves_of(p->d);
 #endif
 #if WEIGHT_IS(q6_k)
-    const float4 low = (float4)(ADD_LOW(0.0f, x), ADD_LOW(0.0f, y), ADD_LOW(0.0f, z), ADD_LOW(0.0f, w));
-    const float4 high = (float4)(ADD_HIGH(0.0f, x), ADD_HIGH(0.0f, y), ADD_HIGH(0.0f, z), ADD_HIGH(0.0f, w));
-    const float4 y = low * convert_float4(as_char4(p->factors[0])) + high * convert_float4(as_char4(p->factors[1]));
+    float4 low = 0.0f, high = 0.0f;
 #else
-    const float4 y = (float4)(SUM_OF_ROW(x), SUM_OF_ROW(y), SUM_OF_ROW(z), SUM_OF_ROW(w));
+    float4 y = START;
+#endif
+#pragma unroll
+    for (int v = 0; v < VECTORS; ++v) {
+        const int j = VECTOR(number, v);
+#if WEIGHT_IS(q6_k)
+        low = (float4)(ADD_LOW(low.x, x), ADD_LOW(low.y, y), ADD_LOW(low.z, z), ADD_LOW(low.w, w));
+        high = (float4)(ADD_HIGH(high.x, x), ADD_HIGH(high.y, y), ADD_HIGH(high.z, z), ADD_HIGH(high.w, w));
+#else
+        y = (float4)(SUM_OF_ROW(y.x, x), SUM_OF_ROW(y.y, y), SUM_OF_ROW(y.z, z), SUM_OF_ROW(y.w, w));
+#endif
+    }
+#if WEIGHT_IS(q6_k)
+    const float4 y = low * convert_float4(as_char4(p->factors[0])) + high * convert_float4(as_char4(p->factors[1]));
 #endif
 #if HAS_MIN
     float4 m = halves_of(p->m) * c->sum;

@@ -6,7 +6,7 @@
 //
 // After portable/tile_pieces.cl. The kernel has defined before:
 //   TILES_AT_ONCE  1, or 2 for a gate and an up tile     ALL_PIECES  how many pieces there are in all, N_PIECES of a tile
-//   operands, piece_at(operands, tile, p), columns_at(operands, p, square, big)   piece p of a tile, and what it meets
+//   operands, piece_at(operands, tile, p), columns_at(operands, p, square, power)   piece p of a tile, and what it meets
 // Build: LOCAL_SIZE (a power of two >= 16), AT_ONCE, AHEAD: see portable/linear_decode.cl; with NORM, EPS.
 #define TURN (AT_ONCE / TILES_AT_ONCE)  // pieces of a tile at once
 #define IN_TILE(p) (ALL_PIECES % (TURN * LOCAL_SIZE) == 0 || (p) < ALL_PIECES)
@@ -22,7 +22,7 @@ inline void load_turn(piece pieces[TURN][TILES_AT_ONCE], const operands* o, cons
 
 // A work-item's share: own[t] = the sums of its pieces' rows of tile t; square: of the squares of its columns, with NORM.
 IN_REGISTERS inline void add_pieces(float own[TILES_AT_ONCE][PIECE_ROWS], const operands* o, float* square, const int lid,
-                                    const uint big) {
+                                    const uint power) {
     *square = 0.0f;
 #pragma unroll
     for (int t = 0; t < TILES_AT_ONCE; ++t)
@@ -46,7 +46,7 @@ IN_REGISTERS inline void add_pieces(float own[TILES_AT_ONCE][PIECE_ROWS], const 
         for (int u = 0; u < TURN; ++u) {
             const int p = first + u * LOCAL_SIZE;
             if (!IN_TILE(p)) continue;
-            const columns c = columns_at(o, p, square, big);
+            const columns c = columns_at(o, p, square, power);
 #pragma unroll
             for (int t = 0; t < TILES_AT_ONCE; ++t) {
                 add_piece(own[t], &pieces[u][t], &c, p);
