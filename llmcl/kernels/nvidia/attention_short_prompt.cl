@@ -34,6 +34,9 @@
 #include "nvidia/quick_exponent.cl"
 #include "nvidia/store_attended.cl"
 
+#ifndef PACKED_OUT
+#define PACKED_OUT 0
+#endif
 #define ROWS 8
 #define KEY_TILE 16
 #define STAGES 4
@@ -122,24 +125,25 @@ inline void attend_tile(row_states* s, __local const uint2 (*q)[WARP], const uin
     }
 }
 
-// The fragments of a row's query, rotated.
-inline void load_query(__local uint2 (*q)[WARP], __global const float* query, __global const float* rope, const int lane) {
-    const int t = lane % 4;
-    float2 x[STEPS][2], turn[STEPS][2];
+// Asks for the lane's part of a row's query.
+inline void ask_query(float2 x[STEPS][2], __global const float* query, const int lane) {
 #pragma unroll
-    for (int i = 0; i < STEPS; ++i) {
+    for (int i = 0; i < STEPS; ++i)
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            x[i][h] = load_shared_float2(query + 16 * i + 8 * h + 2 * t);
-            turn[i][h] = *(__global const float2*)(rope + 16 * i + 8 * h + 2 * t);  // cosines, then sines
-        }
-    }
+        for (int h = 0; h < 2; ++h) x[i][h] = load_shared_float2(query + 16 * i + 8 * h + 2 * (lane % 4));
+}
+
+// Leaves the fragments of a row's query, rotated.
+inline void put_query(__local uint2 (*q)[WARP], const float2 x[STEPS][2], __local const float* rope, const int lane) {
+    rope += 2 * (lane % 4);
 #pragma unroll
     for (int i = 0; i < STEPS / 2; ++i) {
         uint low[2], high[2];
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            const float2 a = x[i][h], b = x[i + STEPS / 2][h], c = turn[i][h], sine = turn[i + STEPS / 2][h];
+            const float2 a = x[i][h], b = x[i + STEPS / 2][h];
+            const float2 c = *(__local const float2*)(rope + 16 * i + 8 * h);
+            const float2 sine = *(__local const float2*)(rope + HEAD_DIM / 2 + 16 * i + 8 * h);
             const float2 first = a * c - b * sine, second = b * c + a * sine;
             low[h] = CAT(narrow_, KV)(first.x, first.y);
             high[h] = CAT(narrow_, KV)(second.x, second.y);
@@ -149,42 +153,84 @@ inline void load_query(__local uint2 (*q)[WARP], __global const float* query, __
     }
 }
 
-// The step's keys, rotated, and values: into local memory, and into the cache if `append`.
-inline void put_new(__local uchar* to, __global const float* qkv, __global const float* rope, __global const int* state,
-                    __global CAT(KV, _t)* k_cache, __global CAT(KV, _t)* v_cache, const int head, const bool append, const int lid) {
+// Of the step's keys and values what a work-item has: pairs of dimensions `column` and HEAD_DIM / 2 further on.
+typedef struct {
+    float2 key[NEW_EACH], value[NEW_EACH];
+    int row[NEW_EACH];  // of the cache; below 0: none
+} new_pairs;
+#define PAIR(i) (lid + (i) * LOCAL_SIZE)
+#define TOKEN_OF(i) (PAIR(i) / (HEAD_DIM / 2))
+#define COLUMN_OF(i) (PAIR(i) % (HEAD_DIM / 2))
+
+// Where they go in the cache.
+inline void find_rows(new_pairs* of, __global const int* state, const bool append, const int lid) {
     const int position = state[STATE_POSITION], n = state[STATE_N_TOKENS];
-    float2 key[NEW_EACH], value[NEW_EACH], turn[NEW_EACH];
+#pragma unroll
+    for (int i = 0; i < NEW_EACH; ++i) of->row[i] = append && TOKEN_OF(i) < n ? kv_row(state, position + TOKEN_OF(i)) : -1;
+}
+
+inline void ask_new(new_pairs* of, __global const float* keys, const int n, const int lid) {
 #pragma unroll
     for (int i = 0; i < NEW_EACH; ++i) {
-        const int pair = lid + i * LOCAL_SIZE, token = min(pair / (HEAD_DIM / 2), n - 1), column = pair % (HEAD_DIM / 2);
-        __global const float* k = qkv + token * ROW_VALUES + (N_Q_HEADS + head) * HEAD_DIM + column;
+        __global const float* k = keys + min(TOKEN_OF(i), n - 1) * ROW_VALUES + COLUMN_OF(i);
         __global const float* v = k + N_KV_HEADS * HEAD_DIM;
-        key[i] = (float2)(load_shared_float(k), load_shared_float(k + HEAD_DIM / 2));
-        value[i] = (float2)(load_shared_float(v), load_shared_float(v + HEAD_DIM / 2));
-        turn[i] = (float2)(rope[token * HEAD_DIM + column], rope[token * HEAD_DIM + HEAD_DIM / 2 + column]);
+        of->key[i] = (float2)(load_shared_float(k), load_shared_float(k + HEAD_DIM / 2));
+        of->value[i] = (float2)(load_shared_float(v), load_shared_float(v + HEAD_DIM / 2));
     }
+}
+
+// Leaves the keys, rotated, and the values in local memory, and both as words of the cache's type in `words`.
+inline void put_new(uint2 words[NEW_EACH], __local uchar* to, const new_pairs* of, __local const float* rope, const int n,
+                    const int lid) {
 #pragma unroll
     for (int i = 0; i < NEW_EACH; ++i) {
-        const int pair = lid + i * LOCAL_SIZE, token = pair / (HEAD_DIM / 2), place = token % KEY_TILE;
-        const bool is_there = token < n;
-        const uint keys = CAT(narrow_, KV)(key[i].x * turn[i].x - key[i].y * turn[i].y, key[i].y * turn[i].x + key[i].x * turn[i].y);
-        const uint values = is_there ? CAT(narrow_, KV)(value[i].x, value[i].y) : 0;  // a weight of 0 times whatever must be 0
+        const int token = TOKEN_OF(i), place = token % KEY_TILE;
+        const float2 key = of->key[i], value = of->value[i];
+        __local const float* cosine = rope + min(token, n - 1) * HEAD_DIM + COLUMN_OF(i);
+        const float c = cosine[0], sine = cosine[HEAD_DIM / 2];
+        words[i].x = CAT(narrow_, KV)(key.x * c - key.y * sine, key.y * c + key.x * sine);
+        words[i].y = token < n ? CAT(narrow_, KV)(value.x, value.y) : 0;  // a weight of 0 times whatever must be 0
         __local ushort* tile = (__local ushort*)(to + token / KEY_TILE * 2 * TILE_BYTES);
-        const int row = is_there && append ? kv_row(state, position + token) : 0;
-        const size_t at = (size_t)head * CAPACITY + row;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            const int dim = pair % (HEAD_DIM / 2) + h * (HEAD_DIM / 2);
-            const ushort k = (ushort)(keys >> 16 * h), v = (ushort)(values >> 16 * h);
-            tile[dim * KEY_TILE + (place ^ dim / 4 % 2 * 8)] = k;
-            tile[TILE_BYTES / 2 + (place * ROW_PIECES + (dim / 8 ^ place % 8)) * 8 + dim % 8] = v;
-            if (is_there && append) {
-                ((__global ushort*)k_cache)[(at - row % KEY_TILE) * HEAD_DIM + dim * KEY_TILE + row % KEY_TILE] = k;
-                ((__global ushort*)v_cache)[at * HEAD_DIM + dim] = v;
-            }
+            const int dim = COLUMN_OF(i) + h * (HEAD_DIM / 2);
+            tile[dim * KEY_TILE + (place ^ dim / 4 % 2 * 8)] = (ushort)(words[i].x >> 16 * h);
+            tile[TILE_BYTES / 2 + (place * ROW_PIECES + (dim / 8 ^ place % 8)) * 8 + dim % 8] = (ushort)(words[i].y >> 16 * h);
         }
     }
 }
+
+// Appends these to the cache, k_head and v_head being those of a KV head.
+inline void append_new(__global CAT(KV, _t)* k_head, __global CAT(KV, _t)* v_head, const uint2 words[NEW_EACH], const new_pairs* of,
+                       const int lid) {
+#pragma unroll
+    for (int i = 0; i < NEW_EACH; ++i) {
+        const int row = of->row[i];
+        if (row < 0) continue;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const size_t dim = COLUMN_OF(i) + h * (HEAD_DIM / 2);
+            ((__global ushort*)k_head)[(size_t)(row - row % KEY_TILE) * HEAD_DIM + dim * KEY_TILE + row % KEY_TILE] =
+                (ushort)(words[i].x >> 16 * h);
+            ((__global ushort*)v_head)[(size_t)row * HEAD_DIM + dim] = (ushort)(words[i].y >> 16 * h);
+        }
+    }
+}
+
+#if PACKED_OUT
+// Leaves the output of a warp's rows from `first` on: of the sums of a lane those of rows 2 t and 2 t + 1, times norms.
+inline void store_rows(__global void* out, const float4 acc[STEPS], const float2 norms, const int head, const int first, const int n_rows,
+                       const int lane) {
+    const int row = first + lane / 4, token = row / GROUP_SIZE, column = (head * GROUP_SIZE + row % GROUP_SIZE) * HEAD_DIM;
+    __global ushort* to = (__global ushort*)out + (size_t)(token / 8) * OUT_SIZE * 8 + column * 8 + token % 8 * 8 + 2 * (lane % 4);
+#pragma unroll
+    for (int j = 0; j < 2 * STEPS; ++j) {
+        const float2 sums = j % 2 == 0 ? acc[j / 2].xy : acc[j / 2].zw;  // dimension 8 j + g
+        const uint word = transpose_matrix(CAT(narrow_, OUT)(sums.x * norms.x, sums.y * norms.y));
+        if (row < n_rows) *(__global uint*)(to + j * 64) = word;
+    }
+}
+#endif
 
 // What the group of a split, a KV head and some of its rows does. done, count: as of few_rows_unit in nvidia/linear_few_rows.cl.
 inline void attention_prompt_unit(const int split, const int head, const int block, __local uint4* memory,
@@ -200,6 +246,11 @@ inline void attention_prompt_unit(const int split, const int head, const int blo
     const int each = (position + n_splits * STAGE_KEYS - 1) / (n_splits * STAGE_KEYS) * STAGE_KEYS;
     const int from = min(split * each, position), end = min(from + each, position);
     const uint stages = local_address(memory);
+    // The step's cosines and sines lie in the last stage until that is needed.
+    __local const float* turns = (__local const float*)(memory + (STAGES - 1) * 2 * STAGE_BYTES / 16);
+    for (int i = lid; i < n_rows / GROUP_SIZE * (HEAD_DIM / 4); i += LOCAL_SIZE)
+        copy16_async(stages + (STAGES - 1) * 2 * STAGE_BYTES + i * 16, rope + i * 4, true);
+    copy_commit();
     const size_t head_at = (size_t)head * CAPACITY * HEAD_DIM;
     __global const CAT(KV, _t)*k_head = k_cache + head_at, *v_head = v_cache + head_at;
 #pragma unroll
@@ -208,13 +259,19 @@ inline void attention_prompt_unit(const int split, const int head, const int blo
         copy_stage(stages + i * 2 * STAGE_BYTES, k_head, v_head, PAGE_AT(key), key, end, lid);
     }
     int page = PAGE_AT(from + (STAGES - 1) * STAGE_KEYS);
+    new_pairs pairs;
+    if (split == 0) find_rows(&pairs, state, block == 0, lid);
+    COPY_WAIT(STAGES - 1);
     wait_until(done, count);
 
     __local uint2(*queries)[WARP] = (__local uint2(*)[WARP])(memory + (2 * STAGES * STAGE_BYTES + NEW_TILES * 2 * TILE_BYTES) / 16);
     __local uint2(*q)[WARP] = queries + lid / WARP * STEPS;  // the warp's fragments
     {
         const int row = min(first + g, n_rows - 1), token = row / GROUP_SIZE;
-        load_query(q, qkv + token * ROW_VALUES + (head * GROUP_SIZE + row % GROUP_SIZE) * HEAD_DIM, rope + token * HEAD_DIM, lane);
+        float2 x[STEPS][2];
+        ask_query(x, qkv + token * ROW_VALUES + (head * GROUP_SIZE + row % GROUP_SIZE) * HEAD_DIM, lane);
+        if (split == 0) ask_new(&pairs, qkv + (N_Q_HEADS + head) * HEAD_DIM, n_rows / GROUP_SIZE, lid);
+        put_query(q, x, turns + token * HEAD_DIM, lane);
         warp_sync();
     }
     row_states s;
@@ -228,8 +285,10 @@ inline void attention_prompt_unit(const int split, const int head, const int blo
     const int2 tokens = (int2)(min(first + 2 * t, n_rows - 1) / GROUP_SIZE, min(first + 2 * t + 1, n_rows - 1) / GROUP_SIZE);
     if (split == 0) {
         __local uchar* new_tiles = (__local uchar*)memory + 2 * STAGES * STAGE_BYTES;
-        put_new(new_tiles, qkv, rope, state, k_cache, v_cache, head, block == 0, lid);
+        uint2 words[NEW_EACH];
+        put_new(words, new_tiles, &pairs, turns, n_rows / GROUP_SIZE, lid);
         barrier(CLK_LOCAL_MEM_FENCE);
+        append_new(k_cache + head_at, v_cache + head_at, words, &pairs, lid);
         if (first < n_rows) {
             const int last = min(first + ROWS, n_rows) - 1;
 #pragma unroll 1
@@ -255,14 +314,15 @@ inline void attention_prompt_unit(const int split, const int head, const int blo
     }
     barrier(CLK_LOCAL_MEM_FENCE);
 
+    float norms[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         for (int other = 4; other < WARP; other *= 2) s.l[i] += shuffle_xor(s.l[i], other);
         const int row = first + 2 * t + i, token = i == 0 ? tokens.x : tokens.y, q_head = head * GROUP_SIZE + row % GROUP_SIZE;
-        if (row >= n_rows) continue;
+        norms[i] = OUTPUT_NORM(s.m[i], s.l[i], q_head);
+        if (row >= n_rows || (PACKED_OUT && n_splits == 1)) continue;
         const size_t part = ((size_t)token * N_Q_HEADS + q_head) * N_SPLITS + split;
         if (n_splits > 1 && g == 0) vstore2((float2)(s.m[i], s.l[i]), part, part_ml);
-        const float norm = OUTPUT_NORM(s.m[i], s.l[i], q_head);
 #pragma unroll
         for (int j = 0; j < 2 * STEPS; ++j) {
             const float4 sums = s.acc[j / 2];
@@ -270,10 +330,13 @@ inline void attention_prompt_unit(const int split, const int head, const int blo
             if (n_splits > 1) {
                 part_acc[part * HEAD_DIM + j * 8 + g] = sum;
             } else {
-                store_attended(out, token, q_head * HEAD_DIM + j * 8 + g, sum * norm);
+                store_attended(out, token, q_head * HEAD_DIM + j * 8 + g, sum * norms[i]);
             }
         }
     }
+#if PACKED_OUT
+    if (n_splits == 1 && first < n_rows) store_rows(out, s.acc, (float2)(norms[0], norms[1]), head, first, n_rows, lane);
+#endif
     if (n_splits == 1) return;
     __local int* arrived = (__local int*)memory;
     barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
