@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -43,6 +44,7 @@ EXPERTS: dict[str, dict[str, Any]] = {  # each token takes all of them, so that 
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 4, "swiglu_limit": 7.0, "sliding_window": 64},
     "qwen3_moe": {"num_experts": 24, "num_experts_per_tok": 24, "moe_intermediate_size": 256, "norm_topk_prob": True},
 }
+WIDE = {"hidden_size": 2304}
 OF_GEMMA = {"query_pre_attn_scalar": 64, "hidden_activation": "gelu_pytorch_tanh", "sliding_window": 64}
 
 
@@ -219,6 +221,17 @@ def test_columns_of_groups_that_meet(
     assert groups - whole == 2 * 8 * (parts - 1)
 
 
+@pytest.mark.parametrize(("ffn", "first"), [(7168, [19]), (6144, [])])
+def test_groups_that_begin_early_take_more_columns(
+    ffn: int, first: list[int], default_device: Device, tmp_path: Path
+) -> None:
+    """Of the second 264 places 448 groups of gate and up leave 80, where the first of each two of 72 groups begin."""
+    launch = recorded(default_device, tmp_path, "bfloat16", 90, ffn=ffn, **WIDE)._decode[16].launches[1]
+    assert isinstance(launch.source, KernelSource)
+    found = re.findall(r"^#define FIRST_STEPS (\d+)$", launch.source.prelude, re.MULTILINE)
+    assert [int(steps) for steps in found] == first
+
+
 def test_what_was_not_measured_is_separate_launches(
     default_device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,7 +250,7 @@ def test_other_gpus_have_separate_launches(default_device: Device, tmp_path: Pat
 
 # The second has the columns of an MLP in parts, each with a counter of its own; the seventh's groups take four tiles.
 # Beside quantised weights the columns of output and down are those of several groups; so are those of down with 2112
-# and 2176.
+# and 2176, and of both with 7168, where the first of two groups has more of them.
 @pytest.fixture(
     scope="module",
     params=[
@@ -245,6 +258,7 @@ def test_other_gpus_have_separate_launches(default_device: Device, tmp_path: Pat
         ("llama", "float16", 1536),
         ("llama", "bfloat16", 2112),
         ("llama", "bfloat16", 2176),
+        ("llama", "bfloat16", 7168),
         ("llama", "q4_0", 704),
         ("llama", "q4_k", 1536),
         ("llama", "q4_0", 9216),
@@ -264,7 +278,7 @@ def llm(
     if not NvidiaFewRowsChain().supports_device(default_device):
         pytest.skip("a Hopper GPU is needed")
     family, dtype, ffn = request.param
-    others = EXPERTS.get(family, OF_GEMMA if family.startswith("gemma") else {})
+    others = EXPERTS.get(family, OF_GEMMA if family.startswith("gemma") else WIDE if ffn == 7168 else {})
     shape = shape_file(tmp_path_factory.mktemp("shape"), ffn, model_type=family, **others)
     with llmcl.load_random(shape, device=default_device.entry, dtype=dtype, max_context=CONTEXT) as llm:  # type: ignore[arg-type]
         yield llm

@@ -66,6 +66,7 @@ PROMPT_ROWS = 8  # ROWS of nvidia/attention_short_prompt.cl
 PROMPT_SPLITS = 32  # of the keys that a short prompt's attention takes from the cache, at most
 K_PARTS = 2  # of the columns of a product that a norm follows, each of groups of its own
 MEETING_PARTS, MEETING_COLUMNS = (4, 2), 2048  # the same without a norm, and of products of so many columns and more
+HEAD_START = 5 / 8  # of the steps of a gated MLP's group: by how many a group that begins so much earlier takes more
 SUPER_BLOCK_ROWS = 16  # of a step up to which that is quicker for weights in super-blocks
 MOST_ROWS_BETWEEN = 16  # of a step where attention is no link
 LINK_INTS, LINE_WORDS = 3, 16  # words of a link's numbers, and of a line of the first-level cache
@@ -340,9 +341,9 @@ def _over_groups(links: list[Link], max_rows: int, places: int, state: StepState
 
 def _meeting(device: Device, links: list[Link], max_rows: int, places: int) -> list[Link]:
     """The same of products that leave rows for the next one, without a norm between them: of the groups that share
-    columns, the last one that is done adds the sums of all. As many share them as have places.
+    columns, the one that begins last adds the sums of all. As many share them as have places.
     """
-    found, counters, floats = [*links], 0, 0
+    found, words = [*links], 0
     for i, link in enumerate(links):
         source = link.source
         if source.file != PRODUCT or source.constants["LEAVES"] is not True:
@@ -352,17 +353,35 @@ def _meeting(device: Device, links: list[Link], max_rows: int, places: int) -> l
         parts = next(fitting, 1) if columns >= MEETING_COLUMNS else 1
         if parts == 1:
             continue
-        counters = max(counters, -(-blocks // 4) * 4)
-        floats = max(floats, 4 * WARP * parts * blocks * number_of(source, "TILES"))
-        found[i] = replace(link, source=with_constants(source, K_PARTS=parts), n_groups=parts * link.n_groups)
-    if not counters:
+        words = max(words, 4 * WARP * (parts - 1) * blocks * number_of(source, "TILES"))
+        own: dict[str, object] = {"K_PARTS": parts, "MEETS": 1}
+        if i and parts == 2 and (first := _first_steps(links[i - 1], link, places)):
+            own["FIRST_STEPS"] = first
+        found[i] = replace(link, source=with_constants(source, **own), n_groups=parts * link.n_groups)
+    if not words:
         return links
-    meeting = device.zeros(4 * (counters + floats), "sums of groups that share columns")
+    meeting = device.alloc(4 * words, "sums of groups that share columns")
+    device.fill(meeting, np.uint32(0xFFFFFFFF))  # ABSENT
     for i, (link, before) in enumerate(zip(found, links, strict=True)):
         if link is not before:
-            own = with_constants(link.source, MEETS=counters)
-            found[i] = replace(link, source=own, args=with_arg(link.args, MEETING, meeting))
+            found[i] = replace(link, args=with_arg(link.args, MEETING, meeting))
     return found
+
+
+def _first_steps(maker: Link, taker: Link, places: int) -> int | None:
+    """How many steps the first of two groups takes that share columns; None: half of them.
+
+    The last groups of a gated MLP's product leave places free, where the first groups of the next one begin: earlier
+    than the others by the time of such a group. If those are the first of each two, they take more.
+    """
+    begin_early = places - maker.n_groups % places
+    if "GATE" not in maker.source.constants or not taker.n_groups <= begin_early <= taker.n_groups * 3 // 2:
+        return None
+    pieces = number_of(taker.source, "WARPS") * number_of(taker.source, "DEPTH")
+    steps, left = divmod(number_of(taker.source, "K"), PIECE_COLUMNS * pieces)
+    lead = int(HEAD_START * number_of(maker.source, "K")) // (PIECE_COLUMNS * pieces)
+    first = min(steps // 2 + lead, steps - 2 * number_of(taker.source, "STAGES"))
+    return first if steps % 2 == left == 0 and first > steps // 2 else None
 
 
 def _link(launch: Launch, max_rows: int, warps: int, places: int, local: int) -> Link:

@@ -26,11 +26,11 @@
 // groups of the same launch have written. With X_PARTS (1) there are so many counters of them, of equal parts of x's columns, one
 // after the other: a warp waits for a part when it comes to it. So it begins before all of x is there. With K_PARTS (1) the
 // columns are those of several groups, which then read less of x: the first adds its sums to y, the others leave theirs in
-// `squares`, float [K_PARTS - 1][MAX_ROWS][OUT_STRIDE], for the norm that follows. With MEETS (0) each leaves its sums in `meeting`, and
-// the last of them that is done adds all, in the order of the parts: to y, and with LEAVES for the next product.
+// `squares`, float [K_PARTS - 1][MAX_ROWS][OUT_STRIDE], for the norm that follows. With MEETS (0) the others leave their sums in
+// `meeting`, and the last group, which has begun last, adds all, in the order of the parts: to y, and with LEAVES for the next product.
+// With FIRST_STEPS the first of two parts has so many of the steps of both, STEP_PIECES each.
 //
-//   meeting  uint [MEETS], 0 before and after: of the groups' rows and 8 tokens, the parts that are done; and behind them
-//            float4 [of these rows and tokens][K_PARTS][TILES][lanes], sums
+//   meeting  float4 [of the groups' rows and 8 tokens][K_PARTS - 1][TILES][lanes], sums; ABSENT words before and after
 //
 // With EXPERTS it is what nvidia/experts_few_rows.cl is made of: the tokens are those of a block, whose rows may lie anywhere. A group
 // takes one block after the other then, and asks for the first pieces of the next one while it multiplies the last ones of a block.
@@ -68,10 +68,20 @@
 #define PIECES (K / 32 / K_PARTS)  // of a group
 #define STEP_PIECES (WARPS * DEPTH)
 #define STEPS ((PIECES + STEP_PIECES - 1) / STEP_PIECES)
+#ifdef FIRST_STEPS
+#define PART_BEGIN(part) ((part) * FIRST_STEPS)
+#define STEPS_OF(from) ((from)->steps)
+#else
+#define PART_BEGIN(part) ((part) * STEPS)
+#define STEPS_OF(from) STEPS
+#endif
 #if EXPERTS && STAGES > STEPS + 1
 #error "nvidia/experts_few_rows.cl needs no more stages than the steps of a block, and one"
 #endif
-#define STEPS_AHEAD (STAGES - 1 < STEPS ? STAGES - 1 : STEPS)  // whose copies are on their way at first
+// Whether a stage is read into registers before its products, so that it is free for the copies of a step further on.
+#define FREES (CHAINED && !QUANTIZED && !EXPERTS && DEPTH == 1)
+#define AHEAD (FREES ? STAGES : STAGES - 1)  // steps whose copies are on their way
+#define STEPS_AHEAD (AHEAD < STEPS ? AHEAD : STEPS)  // at first
 #define GROUP_ITEMS (WARP * WARPS)
 #define PIECE_BYTES (PIECE_SLOTS * 16)
 #define WEIGHT_BYTES (TILES * PIECE_BYTES)              // of a piece of all tiles; behind it
@@ -112,7 +122,7 @@ typedef struct {
     __global const uchar* weight;  // the group's first tile
     __global const uint4* x;       // the lane's part of the first block
     int tiles, lane;               // tiles: of the group's that there are
-    int first;                     // of the group's pieces
+    int first, steps;              // of the group's pieces
     int tokens;                    // of the step, from the lane's of the first block on; NO_TOKENS: there is no such source
 } source;
 #define NO_TOKENS (-8)
@@ -195,8 +205,26 @@ inline void write_packed(__global uint* to, const float v[ROWS], const int token
 #endif
 }
 
-// What a lane does with its rows of a token: v in order of rows, with an addition as they are then.
-inline void write_rows(float v[ROWS], const target* to, const int token, const int row) {
+// What a lane's rows of two tokens are added to and multiplied with, asked for before the sums of other groups are there.
+typedef struct {
+    float2 y[2][TILES], norm[TILES];
+} early_values;
+#define ASKS_EARLY (MEETS && N % 16 == 0)
+
+inline void ask_early(early_values* of, const target* to, const int first_tile, const int block, const int lane) {
+    const int row = to->out_row + min(first_tile * 16 + lane / 4 * ROWS, N - ROWS), token = block * 8 + 2 * (lane % 4);
+#pragma unroll
+    for (int m = 0; m < TILES; ++m) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+            of->y[i][m] = load_shared_float2((__global const float*)to->out + (size_t)min(token + i, to->n - 1) * OUT_STRIDE + row + 2 * m);
+        of->norm[m] = as_float2(load8_words(to->norm + row + 2 * m));
+    }
+}
+
+// What a lane does with its rows of a token: v in order of rows, with an addition as they are then. early: with ASKS_EARLY what they
+// are added to.
+inline void write_rows(float v[ROWS], const target* to, const int token, const int row, const float2* early) {
 #if PACKED_OUT
     if (row < N && (!EXPERTS || token < to->n)) write_packed((__global uint*)to->out, v, ROW_OF(to, token), to->out_row + row);
 #else
@@ -207,7 +235,10 @@ inline void write_rows(float v[ROWS], const target* to, const int token, const i
 #pragma unroll
     for (int i = 0; i < ROWS; i += 2) {
         float2 w = (float2)(v[i], v[i + 1]);
-        if (EPILOGUE == EPILOGUE_ADD && to->adds) w += LOAD2(y + i);
+        if (ASKS_EARLY)
+            w += early[i / 2];
+        else if (EPILOGUE == EPILOGUE_ADD && to->adds)
+            w += LOAD2(y + i);
         *(__global float2*)(y + i) = w;
         v[i] = w.x;
         v[i + 1] = w.y;
@@ -226,7 +257,7 @@ inline void write_rows(float v[ROWS], const target* to, const int token, const i
 #if LEAVES
 // The rows v of a token times the norm's weights, and the sum of squares of the tile that they are of. It is the same to
 // the bit for any TILES: of pairs of rows, of pairs of these and so on.
-inline void leave_normed(float v[ROWS], const target* to, const int token, const int row, const int lane) {
+inline void leave_normed(float v[ROWS], const target* to, const int token, const int row, const float2* early, const int lane) {
     float sums[TILES];
 #pragma unroll
     for (int m = 0; m < TILES; ++m) sums[m] = fma(v[2 * m], v[2 * m], v[2 * m + 1] * v[2 * m + 1]);
@@ -240,7 +271,7 @@ inline void leave_normed(float v[ROWS], const target* to, const int token, const
     const int column = to->out_row + row;
     if (row % 16 == 0) to->squares[token * (OUT_STRIDE / 16) + column / 16] = sums[0];
 #pragma unroll
-    for (int i = 0; i < ROWS; ++i) v[i] *= to->norm[column + i];
+    for (int i = 0; i < ROWS; ++i) v[i] *= ASKS_EARLY ? (i % 2 ? early[i / 2].y : early[i / 2].x) : to->norm[column + i];
     write_packed(to->normed, v, token, column);
 }
 #endif
@@ -260,7 +291,8 @@ inline void weigh(float v[ROWS], const target* to, const int token, const int ro
 #endif
 
 // The epilogue of a warp's rows and 8 tokens. v[m]: rows 2 m and 2 m + 1 of the lane's; of each tokens 2 t and 2 t + 1.
-inline void finish(float4 v[TILES], const target* to, const int first_tile, const int block, const int lane) {
+inline void finish(float4 v[TILES], const target* to, const int first_tile, const int block, const early_values* early,
+                   const int lane) {
     const int g = lane / 4, token = block * 8 + 2 * (lane % 4);
     float y[ROWS];
 #if SCALES_AFTER
@@ -294,7 +326,7 @@ inline void finish(float4 v[TILES], const target* to, const int first_tile, cons
         y[2 * m] = result.x;
         y[2 * m + 1] = result.y;
     }
-    write_rows(y, to, token + up, first_tile * 8 + g / (16 / TILES) * 16 + g % (8 / TILES) * ROWS);
+    write_rows(y, to, token + up, first_tile * 8 + g / (16 / TILES) * 16 + g % (8 / TILES) * ROWS, 0);
 #else
     const int row = first_tile * 16 + g * ROWS;
 #pragma unroll
@@ -304,9 +336,9 @@ inline void finish(float4 v[TILES], const target* to, const int first_tile, cons
 #if EXPERTS
         weigh(y, to, token + i, row);
 #endif
-        write_rows(y, to, token + i, row);
+        write_rows(y, to, token + i, row, early->y[i]);
 #if LEAVES
-        leave_normed(y, to, token + i, row, lane);
+        leave_normed(y, to, token + i, row, early->norm, lane);
 #endif
     }
 #endif
@@ -320,7 +352,7 @@ inline int begin_pieces(const source* from, const uint to_stages, const int warp
 #if CHAINED
     // The weights of all stages are on their way while it waits; the first stage is then there when all of them are.
 #pragma unroll
-    for (int step = 0; step < STAGES - 1; ++step)
+    for (int step = 0; step < AHEAD; ++step)
         if (step < STEPS) fetch(from, step, warp, to_stages + step * STAGE_BYTES, true, false);
 #if X_PARTS > 1
     for (; part <= (first_step + STEPS_AHEAD - 1) / PART_STEPS; ++part) warp_wait_until(done + part * COUNTER_WORDS, count);
@@ -329,12 +361,14 @@ inline int begin_pieces(const source* from, const uint to_stages, const int warp
 #endif
 #endif
 #pragma unroll
-    for (int step = 0; step < STAGES - 1; ++step) {
+    for (int step = 0; step < AHEAD; ++step) {
         if (step < STEPS) fetch(from, step, warp, to_stages + step * STAGE_BYTES, !CHAINED, true);
         copy_commit();
     }
     return part;
 }
+
+#define ACTIVATIONS(stage, j) activations((const __local uint4*)((stage) + WEIGHT_BYTES + (j) * 512), lane)
 
 // The sums of a warp's pieces, whose first ones have been asked for. stages: the warp's; at: the stage with the first piece, afterwards
 // that of the next block's; next: where that is, with EXPERTS.
@@ -365,11 +399,19 @@ inline void add_pieces(float4 acc[BLOCKS][TILES], const source* from, const sour
         if (lane == 0 && warp + i * WARPS < n) scales[warp + i * WARPS] = 1.0f / sqrt(NO_OVERFLOW(sum) / K + EPS);
     }
 #endif
-    int to = *at == 0 ? (STAGES - 1) * STAGE_BYTES : *at - STAGE_BYTES;  // the stage that is copied to: the one before
+    int to = *at == 0 ? (STAGES - 1) * STAGE_BYTES : *at - STAGE_BYTES;  // the stage that is copied to: the one before, or this one
 #pragma unroll 1
-    for (int step = 0; step < STEPS; ++step) {
-        COPY_WAIT(STAGES - 2);
+    for (int step = 0; step < STEPS_OF(from); ++step) {
+        COPY_WAIT(AHEAD - 1);
         warp_sync();  // the step is there for all lanes, and all have done with the one before
+#if FREES
+        uint4 a[2][TILES], b[BLOCKS];
+        fragments(a, stages + *at, lane);
+#pragma unroll
+        for (int j = 0; j < BLOCKS; ++j) b[j] = ACTIVATIONS(stages + *at, j);
+        warp_sync();
+        to = *at;
+#endif
 #if EXPERTS
         const int ahead = step + STAGES - 1;
         if (ahead < STEPS)
@@ -377,13 +419,13 @@ inline void add_pieces(float4 acc[BLOCKS][TILES], const source* from, const sour
         else if (next->tokens > NO_TOKENS)
             fetch(next, ahead - STEPS, warp, to_stages + to, true, true);
 #else
-        if (step + STAGES - 1 < STEPS) {
+        if (step + AHEAD < STEPS_OF(from)) {
 #if CHAINED && X_PARTS > 1
-            fetch(from, step + STAGES - 1, warp, to_stages + to, true, false);
-            if (first_step + step + STAGES - 1 == part * PART_STEPS) warp_wait_until(done + part++ * COUNTER_WORDS, count);
-            fetch(from, step + STAGES - 1, warp, to_stages + to, false, true);
+            fetch(from, step + AHEAD, warp, to_stages + to, true, false);
+            if (first_step + step + AHEAD == part * PART_STEPS) warp_wait_until(done + part++ * COUNTER_WORDS, count);
+            fetch(from, step + AHEAD, warp, to_stages + to, false, true);
 #else
-            fetch(from, step + STAGES - 1, warp, to_stages + to, true, true);
+            fetch(from, step + AHEAD, warp, to_stages + to, true, true);
 #endif
         }
 #endif
@@ -391,28 +433,34 @@ inline void add_pieces(float4 acc[BLOCKS][TILES], const source* from, const sour
 #pragma unroll
         for (int d = 0; d < DEPTH; ++d) {
             const __local uchar* pieces = stages + *at + d * DEPTH_BYTES;
+#if !FREES
             uint4 a[2][TILES];
             fragments(a, pieces, lane);
+#endif
 #if SCALES_AFTER
             float4 factors[TILES];
             row_factors(factors, pieces, lane);
 #endif
 #pragma unroll
             for (int j = 0; j < BLOCKS; ++j) {
-                const uint4 b = activations((const __local uint4*)(pieces + WEIGHT_BYTES + j * 512), lane);
+#if FREES
+                const uint4 v = b[j];
+#else
+                const uint4 v = ACTIVATIONS(pieces, j);
+#endif
 #if SCALES_AFTER
 #pragma unroll
                 for (int m = 0; m < TILES; ++m) {
                     float4 sums = 0.0f;
-                    CAT(mma_, OPERAND)(&sums, a[0][m], b.x, b.y);
-                    CAT(mma_, OPERAND)(&sums, a[1][m], b.z, b.w);
+                    CAT(mma_, OPERAND)(&sums, a[0][m], v.x, v.y);
+                    CAT(mma_, OPERAND)(&sums, a[1][m], v.z, v.w);
                     acc[j][m] += sums * factors[m];
                 }
 #else
 #pragma unroll
-                for (int m = 0; m < TILES; ++m) CAT(mma_, OPERAND)(&acc[j][m], a[0][m], b.x, b.y);
+                for (int m = 0; m < TILES; ++m) CAT(mma_, OPERAND)(&acc[j][m], a[0][m], v.x, v.y);
 #pragma unroll
-                for (int m = 0; m < TILES; ++m) CAT(mma_, OPERAND)(&acc[j][m], a[1][m], b.z, b.w);
+                for (int m = 0; m < TILES; ++m) CAT(mma_, OPERAND)(&acc[j][m], a[1][m], v.z, v.w);
 #endif
             }
         }
@@ -426,25 +474,39 @@ inline void add_pieces(float4 acc[BLOCKS][TILES], const source* from, const sour
 }
 
 #if MEETS
-// Whether the warp is the last of those, one in each of K_PARTS groups, that have sums of these rows and tokens: v is then the sum of
-// all of them, from the first part to the last. The others leave theirs.
+// Whether the warp is that of the last of K_PARTS groups that have sums of these rows and tokens: v is then the sum of all of
+// them, from the first part to the last. The others leave theirs, words that are not ABSENT, and the last waits for each of these.
+#define ABSENT 0xffffffffu  // a number that no sum is
 inline bool met(float4 v[TILES], const target* to, const int tile, const int block, const int lane) {
     const int place = tile / TILES * BLOCKS + block;
-    __global float4* parts = (__global float4*)(to->meeting + MEETS) + (size_t)place * (K_PARTS * TILES * WARP) + lane;
+    __global uint* parts = to->meeting + (((size_t)place * (K_PARTS - 1) * TILES) * WARP + lane) * 4;
+    if (to->part < K_PARTS - 1) {
 #pragma unroll
-    for (int m = 0; m < TILES; ++m) parts[(to->part * TILES + m) * WARP] = v[m];
-    warp_sync();
-    uint before = 0;
-    if (lane == 0) before = add_one_in_order(to->meeting + place);
-    if (shuffle_int_from(before, 0) < K_PARTS - 1) return false;
-    warp_sync();
-    if (lane == 0) to->meeting[place] = 0;
+        for (int m = 0; m < TILES; ++m)
+            store_relaxed4(parts + (to->part * TILES + m) * WARP * 4, min(as_uint4(v[m]), (uint4)(ABSENT - 1)));
+        return false;
+    }
+    uint4 words[(K_PARTS - 1) * TILES];
+    bool waiting = true;
+    int polls = 0;
+    for (; waiting && polls < MOST_POLLS; ++polls) {
+        bool missing = false;
+#pragma unroll
+        for (int i = 0; i < (K_PARTS - 1) * TILES; ++i) words[i] = load_relaxed4(parts + i * WARP * 4);
+#pragma unroll
+        for (int i = 0; i < (K_PARTS - 1) * TILES; ++i)
+            missing |= max(max(words[i].x, words[i].y), max(words[i].z, words[i].w)) == ABSENT;
+        waiting = warp_any(missing);
+    }
+    if (waiting) asm volatile("trap;");
+#pragma unroll
+    for (int i = 0; i < (K_PARTS - 1) * TILES; ++i) store_relaxed4(parts + i * WARP * 4, (uint4)(ABSENT));
 #pragma unroll
     for (int m = 0; m < TILES; ++m) {
         float4 sum = 0.0f;
 #pragma unroll
-        for (int i = 0; i < K_PARTS; ++i) sum += load_shared_float4((__global const float*)(parts + (i * TILES + m) * WARP));
-        v[m] = sum;
+        for (int i = 0; i < K_PARTS - 1; ++i) sum += as_float4(words[i * TILES + m]);
+        v[m] = sum + v[m];
     }
     return true;
 }
@@ -461,6 +523,10 @@ inline void add_warps(float4 acc[BLOCKS][TILES], __local uint4* buffers, const t
     barrier(CLK_LOCAL_MEM_FENCE);
     for (int j = (warp + WARPS - first) % WARPS; j < BLOCKS; j += WARPS) {
         float4 v[TILES];
+        early_values early;
+#if ASKS_EARLY
+        if (to->part == K_PARTS - 1) ask_early(&early, to, tile, j, lane);
+#endif
 #pragma unroll
         for (int m = 0; m < TILES; ++m) {
             v[m] = 0.0f;
@@ -470,7 +536,7 @@ inline void add_warps(float4 acc[BLOCKS][TILES], __local uint4* buffers, const t
 #if MEETS
         if (!met(v, to, tile, j, lane)) continue;
 #endif
-        finish(v, to, tile, j, lane);
+        finish(v, to, tile, j, &early, lane);
     }
 }
 
@@ -485,11 +551,16 @@ inline void few_rows_unit(const int group, __local uint4* buffers, __local float
     const int k_part = K_PARTS > 1 ? group / PART_GROUPS : 0, tile = (group - k_part * PART_GROUPS) * TILES;
     const int n = state[STATE_N_TOKENS];
     const __local uchar* stages = (const __local uchar*)buffers + warp * (STAGES * STAGE_BYTES);
-    const source from = {weight + (size_t)tile * TILE_BYTES, x + lane, N_TILES - tile, lane, k_part * PIECES, n - lane % 8};
+#ifdef FIRST_STEPS
+    const int first = k_part * FIRST_STEPS * STEP_PIECES, steps = k_part > 0 ? 2 * STEPS - FIRST_STEPS : FIRST_STEPS;
+#else
+    const int first = k_part * PIECES, steps = STEPS;
+#endif
+    const source from = {weight + (size_t)tile * TILE_BYTES, x + lane, N_TILES - tile, lane, first, steps, n - lane % 8};
     float4 acc[BLOCKS][TILES];
-    const int part = begin_pieces(&from, local_address(stages), warp, done, count, k_part * STEPS);
+    const int part = begin_pieces(&from, local_address(stages), warp, done, count, PART_BEGIN(k_part));
     int at = 0;
-    add_pieces(acc, &from, &from, stages, &at, warp, done, count, k_part * STEPS, part, scales, squares, n);
+    add_pieces(acc, &from, &from, stages, &at, warp, done, count, PART_BEGIN(k_part), part, scales, squares, n);
 #if MEETS
     const target to_rows = {out, norm, normed, squares, scales, out_row, n, true, meeting, k_part};
 #else

@@ -119,6 +119,22 @@ inline float4 load_shared_float4(__global const float* p) {
     return v;
 }
 
+// The same of words that are written while others look for them: each word is there or not.
+inline uint4 load_relaxed4(__global const uint* p) {
+    uint4 v;
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p)
+                 : "memory");
+    return v;
+}
+inline void store_relaxed4(__global uint* p, const uint4 v) {
+    asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+                 : "memory");
+}
+
 inline float8 load_shared_float8(__global const float* p) {
     return (float8)(load_shared_float4(p), load_shared_float4(p + 4));
 }

@@ -25,11 +25,3 @@ inline void wait_until(volatile __global const uint* done, const uint count) {
 inline void report_done(volatile __global uint* done) {
     asm volatile("red.release.gpu.global.add.u32 [%0], 1;" : : "l"(done) : "memory");
 }
-
-// The number before 1 was added. What the work-item, and after a barrier its warp, has written before is there for those who add
-// later, and what those who added before have written is there now.
-inline uint add_one_in_order(volatile __global uint* p) {
-    uint before;
-    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(p) : "memory");
-    return before;
-}
