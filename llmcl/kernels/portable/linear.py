@@ -13,6 +13,7 @@ MAX_ITEMS = 512  # of a group
 UNIT_ITEMS = 3584  # of a compute unit, in all: more than run at once, so that the last groups are small
 LARGE_BLOCK_BYTES = 33 << 10  # of portable/linear_prefill.cl with 128 tokens by 128 rows
 FEW_ROW_SUMS = 8  # tokens times tiles whose sums a work-item of portable/linear_few_rows.cl keeps in registers
+FEW_ROWS_ITEMS = 256  # of a group of it with pieces of several vectors, which take all the registers of so many
 LOCAL_BYTES = 40  # of a work-item of portable/linear_decode.cl, at most
 
 
@@ -73,9 +74,9 @@ class PortableLinearFewRows(LinearFewRows):
         if dtype in QUANTIZED and QUANTIZED[dtype].block > 32:
             if rows < FEW_ROW_SUMS:
                 rows //= 2  # two pieces of a super-block, with their factors, take as many registers as the sums
-            own["VECTORS"] = 1 if has_few_registers(device) else self.most_vectors
-            turns_of_two = k * TILE_ROWS // (32 * own["VECTORS"]) // 2
-            width = max(16, power_of_two_at_most(min(width, turns_of_two)))
+            if self.most_vectors > 1 and not has_few_registers(device):
+                own["VECTORS"] = self.most_vectors
+                width = min(width, FEW_ROWS_ITEMS, power_of_two_at_most(k // 16))
         own |= {"LOCAL_SIZE": width, "ROWS": rows}
         return own, lambda n: (-(-n // rows), product.units), (width, 1)
 
