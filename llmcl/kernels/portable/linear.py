@@ -102,8 +102,9 @@ def large_pieces(
     own, width = decode_size(device, dtype, k, n_tiles)
     if dtype not in QUANTIZED:
         return own, width
-    vectors = 1 if dtype == "q8_0" else 2
-    if QUANTIZED[dtype].block > 32 and wanted_items(device, 2 * n_tiles) < MAX_ITEMS and not has_few_registers(device):
+    few = has_few_registers(device)
+    vectors = 1 if dtype == "q8_0" or (few and tiles_at_once > 1) else 2
+    if QUANTIZED[dtype].block > 32 and wanted_items(device, 2 * n_tiles) < MAX_ITEMS and not few:
         vectors = most_vectors
     if vectors > 1:
         width = group_width(device, dtype, k, n_tiles, vectors)
