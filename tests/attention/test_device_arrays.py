@@ -27,6 +27,7 @@ def moved(device: Any, host: list[np.ndarray]) -> list[Any]:
     return [to_device(device.queue, x, allocator=device.allocator) for x in host]
 
 
+@pytest.mark.full
 @pytest.mark.matrix
 @pytest.mark.heavy
 @pytest.mark.parametrize("variant", [None, "portable"], ids=["chosen", "portable"])

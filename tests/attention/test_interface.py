@@ -116,6 +116,7 @@ def test_what_a_call_says_of_pytorchs_own_kernels_has_no_effect(default_device: 
         flex_attention(*arrays, kernel_options={"fwd_BLOCK_M": 0}, device=default_device)
 
 
+@pytest.mark.full
 @pytest.mark.matrix
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize(("n_queries", "dtype"), [(33, np.float32), (1, np.float16)])

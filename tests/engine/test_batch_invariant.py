@@ -80,6 +80,7 @@ def answers(engine: Engine, asked: list[dict[str, Any]], *, together: bool) -> l
     return [bits(list(answer)) for answer in [engine.submit(**request) for request in asked]]
 
 
+@pytest.mark.full
 @pytest.mark.matrix
 def test_an_answer_has_the_same_bits_whoever_else_runs(llm: LLM) -> None:
     asked = requests()

@@ -93,6 +93,7 @@ def test_an_end_of_text_token_ends_the_answer_and_is_not_its_text(smollm2: LLM) 
     assert longer.token_ids[:n] == answer.token_ids
 
 
+@pytest.mark.full
 def test_an_ordinary_token_that_ends_answers_is_not_their_text(small_llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some models end with a token that is not marked as special and so has a text."""
     assert small_llm.tokenizer is not None
@@ -200,6 +201,7 @@ def test_a_prompt_longer_than_the_context_is_refused(small_llm: LLM) -> None:
     assert len(small_llm.generate([5], max_tokens=2, ignore_eos=True).token_ids) == 2
 
 
+@pytest.mark.full
 def test_a_prompt_of_megabytes_is_refused_before_it_is_encoded(smollm2: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten megabytes took half a minute, and of a hundred the chat template was blamed."""
     assert smollm2.tokenizer is not None

@@ -190,6 +190,7 @@ def test_the_host_reads_four_bytes_a_row_and_four_more(llm: LLM) -> None:
     assert stats.host_to_device_bytes_per_token * 49 == 4 * 16 * verified.steps
 
 
+@pytest.mark.full
 @pytest.mark.matrix
 @pytest.mark.parametrize("kv_dtype", ["float32", "float16", "q8_0"])
 def test_pages(kv_dtype: str, default_device: Device, shape: str) -> None:
@@ -229,6 +230,7 @@ def test_sliding_windows(name: str, tmp_path: Path, default_device: Device) -> N
         assert wrong.token_ids == plain.token_ids
 
 
+@pytest.mark.full
 @pytest.mark.matrix
 @pytest.mark.parametrize(("dtype", "kv_dtype"), [("float32", "float32"), ("bfloat16", "float16"), ("q4_0", "q8_0")])
 def test_on_every_device(device: Device, tmp_path: Path, dtype: str, kv_dtype: str) -> None:

@@ -109,6 +109,7 @@ def test_a_cache_beyond_the_largest_allocation_is_named(
     assert "--ctx-size" in message and "--kv-dtype" in message
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=full), "bfloat16"])
 @pytest.mark.parametrize("tied", [False, pytest.param(True, marks=full)])
 def test_weights_beyond_the_largest_allocation_are_split(

@@ -212,6 +212,7 @@ def test_experts(target: Device, dtype: str, product: str) -> None:
         check_down(target, dtype, k, f)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("dtype", "n"), [("float32", 3), ("mxfp4", 67)])
 def test_biases_and_a_clamped_gate(target: Device, dtype: str, n: int) -> None:
     """Gates and ups beyond the clamp on both sides."""
@@ -316,6 +317,7 @@ def test_activations_in_8_bits(target: Device, dtype: str) -> None:
         assert relative_error(read_guarded(target, out, np.float32, expected.shape), expected) < tolerance
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("variant", ["cpu"])
 @pytest.mark.parametrize("dtype", ["q4_0", "q6_k"])
 def test_a_row_has_the_same_bits_in_blocks_and_alone(target: Device, dtype: str) -> None:

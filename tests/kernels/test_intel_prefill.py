@@ -83,6 +83,7 @@ def test_who_is_not_asked(cl_entry: DeviceEntry) -> None:
     assert matrix_form(dataclasses.replace(xmx(cl_entry), extensions=NEEDED[1:])) == NONE
 
 
+@pytest.mark.full
 def test_the_trial_itself(device: Device) -> None:
     """On a driver without matrix units it says no, and of emulated ones yes."""
     if not {*device.entry.extensions}.issuperset(NEEDED[1:]):

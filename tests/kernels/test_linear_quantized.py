@@ -274,6 +274,7 @@ def test_prefill_of_few_columns(target: Device) -> None:
     check_prefill(target, "q8_0", 3, 21, 32)
 
 
+@pytest.mark.full
 @pytest.mark.heavy
 @pytest.mark.parametrize("variant", ["cpu"])
 @pytest.mark.parametrize(

@@ -70,6 +70,7 @@ def test_attention_alone(cpu: Device) -> None:
             assert check.run(cpu) < trials.tolerance(check.variant, check.dtype)
 
 
+@pytest.mark.full
 def test_a_small_model_has_the_bits_of_separate_launches(small: LLM) -> None:
     compare(small, 20, 8)
 
@@ -133,6 +134,7 @@ def test_has_the_bits_of_separate_launches_with_the_demo_model(cpu: Device, defa
     compare(llmcl.load("smollm2", device=cpu, max_context=128), 70, 6)  # its matrices are of several types
 
 
+@pytest.mark.full
 def test_several_rows_have_the_bits_of_separate_launches(small: LLM) -> None:
     """The work-groups of a launch depend on the rows of the step."""
 

@@ -179,6 +179,7 @@ def test_few_tokens(target: Device, position: int, n: int) -> None:
     outputs(target, (3, 3, 32), position, n, exact=False)
 
 
+@pytest.mark.full
 @pytest.mark.matrix
 @pytest.mark.parametrize(("position", "n"), [(130, 1), (100, 37)])
 def test_rules_and_pages(target: Device, position: int, n: int) -> None:

@@ -304,6 +304,7 @@ def test_prompts_longer_than_a_step(llm: LLM) -> None:
         batch.step(sequences[:1], [PromptChunk(sequences[1], [5] * 32)])
 
 
+@pytest.mark.full
 def test_mods_of_the_user(default_device: Device, tmp_path: Path) -> None:
     config = model_configs()["gqa3_dim64_untied"]
     folder = save_folder(tmp_path / "model", config, random_weights(config, seed=1))
@@ -323,6 +324,7 @@ def test_mods_of_the_user(default_device: Device, tmp_path: Path) -> None:
             assert relative_error(row, llm.logits(sequence.token_ids)[-1]) <= 5 * SAME
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["cpu", pytest.param("gpu", marks=pytest.mark.as_gpu)])
 def test_mods_are_called_with_the_place(kind: str, default_device: Device, tmp_path: Path) -> None:
     """In a prompt, beside others, and alone: as a model whose functions have that number in place of b."""

@@ -114,6 +114,7 @@ def test_rows_of_several_sequences(max_sequences: int, default_device: Any, fold
             assert relative_error(row, reference.forward(QWEN3_MOE, WEIGHTS, ids)[-1]) < 1e-4
 
 
+@pytest.mark.full
 def test_quantised_experts_of_rows_that_share_few(default_device: Any, tmp_path: Path) -> None:
     """Of 8 rows with 2 of 16 experts each most have theirs alone: blocks where they are no slower than pairs."""
     settings = [LayerSettings(experts=ExpertSettings(16, 2, 32))]
@@ -163,6 +164,7 @@ def test_the_forecast_is_what_loading_takes(
         assert (packed > 0) == (quantize is not None and has_packed)
 
 
+@pytest.mark.full
 def test_random_weights_of_experts(default_device: Any, tmp_path: Path) -> None:
     shape = {"model_type": "qwen3_moe", "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32}
     shape |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}

@@ -178,6 +178,7 @@ def test_a_gguf_file_of_the_family_computes_what_transformers_does(name: str, ki
         answers_as(model, llm, ids[:33])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["gemma3_text", "ministral3"])
 def test_the_text_part_of_a_model_with_images(name: str, default_device: Device, tmp_path: Path) -> None:
     """As transformers writes such a model, and under the names of a later version."""

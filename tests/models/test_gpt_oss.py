@@ -208,6 +208,7 @@ def test_tensors_of_another_shape_are_named(tensor: str, change: Any, message: s
         open_checkpoint(str(folder))
 
 
+@pytest.mark.full
 def test_random_weights_have_experts_in_mxfp4_alone(default_device: Any, tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     shape = transformers_class(CONFIGS["few"]).config.to_dict() | {"dtype": "bfloat16"}

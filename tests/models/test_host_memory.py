@@ -30,6 +30,7 @@ print(max(peak, anonymous_bytes()) - llm.model.weights.decode_bytes())
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc, which only Linux has")
 def test_loading_holds_little_more_than_a_tensor() -> None:
     result = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)

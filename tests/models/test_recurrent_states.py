@@ -124,6 +124,7 @@ def test_a_state_is_copied_to_the_slot_beside_it(device: Device) -> None:
     np.testing.assert_array_equal(device.read(buffer, np.float32, (3, 32)), [values[:32]] * 3)
 
 
+@pytest.mark.full
 def test_a_text_that_is_cut_goes_back_to_a_snapshot(llm: LLM) -> None:
     text, cache = ids(200, 1), llm.model.cache
     sequence = cache.sequence()

@@ -78,6 +78,7 @@ def test_a_whole_run(tmp_path: Path, shape: Path, default_device: Device) -> Non
     assert "| PyTorch eager" in done.stdout and "streaming read" in done.stdout
 
 
+@pytest.mark.full
 def test_a_contestant_that_fails_ends_nothing_else(tmp_path: Path, shape: Path) -> None:
     failing = llama_bench(tmp_path / "llama-bench", "#!/bin/sh\necho no GPU here >&2; exit 3\n")
     one = gpu.make_shapes([str(shape)], [], plan(contestants=(gpu.OURS, gpu.EAGER, gpu.LLAMA), llama_bench=failing))[0]

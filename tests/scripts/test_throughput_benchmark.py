@@ -40,6 +40,7 @@ def test_formats() -> None:
     assert objects[1]["bandwidth_share"] is None
 
 
+@pytest.mark.full
 def test_script(tmp_path: Path, run_here: Run) -> None:
     shape, output, picture = tmp_path / "config.json", tmp_path / "rows.jsonl", tmp_path / "plot.png"
     shape.write_text(json.dumps(TINY_SHAPE))

@@ -85,6 +85,7 @@ def test_a_header_that_changes_leaves_the_prefix_cache_as_it_is(demo: Running) -
     assert cached[0] == 0 and cached[1] == cached[2] == 64 and whole > 64
 
 
+@pytest.mark.full
 def test_a_greedy_token_is_the_most_likely(demo: Running) -> None:
     with openai.OpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0) as client:
         answer = client.completions.create(model="any", prompt="The sky is", max_tokens=3, temperature=0, logprobs=2)

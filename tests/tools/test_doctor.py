@@ -198,6 +198,7 @@ def test_the_command(
     assert DeviceCache(default_device.entry).excluded == {}
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("only")
 def test_the_report(default_device: Device, no_findings: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What did not pass comes first, with its log, and nothing names the user or the machine."""
@@ -240,6 +241,7 @@ def test_a_report_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> N
     assert both.returncode == 2 and "--reset checks nothing" in both.stderr
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("no_findings")
 def test_what_was_found_is_shown_where_it_cannot_be_kept(
     default_device: Device, tmp_path: Path, run_here: Run, monkeypatch: pytest.MonkeyPatch

@@ -132,6 +132,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *ar
     return int(end.value.code or 0), out, err
 
 
+@pytest.mark.full
 def test_the_command_prints_json_and_text(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
