@@ -27,8 +27,8 @@ class PortableExpertsGateUp(ExpertsGateUp):
         return True
 
     def size(self, device: Device, product: ExpertProduct) -> Size:
-        own, width = decode_size(device, product.part.dtype, product.weight.k, product.units * product.top_k)
-        return own, lambda n: (product.units, n * product.top_k), (width, 1)
+        own = decode_size(device, product.part.dtype, product.weight.k, product.units * product.top_k)
+        return own, lambda n: (product.units, n * product.top_k), (own["LOCAL_SIZE"], 1)
 
 
 class PortableExpertsDown(ExpertsDown):
@@ -38,8 +38,8 @@ class PortableExpertsDown(ExpertsDown):
         return True
 
     def size(self, device: Device, product: ExpertProduct) -> Size:
-        own, width = large_pieces(device, product.part.dtype, product.weight.k * product.top_k, product.units)
-        return own, lambda n: (product.units, n), (width, 1)
+        own = large_pieces(device, product.part.dtype, product.weight.k * product.top_k, product.units)
+        return own, lambda n: (product.units, n), (own["LOCAL_SIZE"], 1)
 
 
 class PortableExpertsFewRows(ExpertsFewRows):

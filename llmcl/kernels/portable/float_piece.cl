@@ -15,8 +15,9 @@ typedef float columns;
 // A pointer to a vector says that the address is a multiple of 16: one load, where vload8 may become eight.
 inline piece load_piece(__global const CAT(WEIGHT, _t)* tile, const int p) { return ((__global const uint4*)tile)[p]; }
 
+#define HIDDEN_POWER(known) 0u  // of quantised weights
+
 // What a piece is multiplied by. squares: gets the squares of the columns added. power: for quantised weights.
-#define HIDDEN_POWER(known) 0u
 inline columns load_columns(__global const float* x, __global const float* norm, const int p, float* squares,
                             const uint power) {
     const float v = x[p / TWINS];

@@ -33,7 +33,7 @@ class PortableLinearHeads(LinearHeads):
         return True
 
     def size(self, device: Device, weight: Weight, part: WeightPart) -> Size:
-        own, width = decode_size(device, part.dtype, weight.k, part.n_tiles)
+        own = decode_size(device, part.dtype, weight.k, part.n_tiles)
         if part.dtype in QUANTIZED:  # turns of smaller pieces are kept in memory by Intel's compiler
             own |= {"AT_ONCE": 1, "AHEAD": int(not has_few_registers(device)), "VECTORS": 2}
-        return {**own, "TOKENS": TOKENS}, lambda n: (part.n_tiles, -(-n // TOKENS)), (width, 1)
+        return {**own, "TOKENS": TOKENS}, lambda n: (part.n_tiles, -(-n // TOKENS)), (own["LOCAL_SIZE"], 1)

@@ -26,7 +26,7 @@ class PortableLinearDecode(LinearDecode):
 
     def choices(self, device: Device, product: Product) -> Mapping[str, Sequence[int]]:
         dtype, k, n_tiles = product.part.dtype, product.weight.k, product.part.n_tiles
-        default, _ = large_pieces(device, dtype, k, n_tiles, product.tiles_at_once, self.most_vectors)
+        default = large_pieces(device, dtype, k, n_tiles, product.tiles_at_once, self.most_vectors)
         most = min(MAX_ITEMS, device.entry.max_work_group_size, device.entry.local_mem_bytes // LOCAL_BYTES)
         widths = [16 << i for i in range(6) if 16 << i <= most]
         turns = [turn for turn in (1, 2, 4, 8) if turn % product.tiles_at_once == 0]
@@ -86,30 +86,29 @@ def _first(default: int, values: Sequence[int]) -> list[int]:
     return [default, *(value for value in values if value != default)]
 
 
-def decode_size(device: Device, dtype: str, k: int, n_tiles: int) -> tuple[dict[str, int], int]:
-    """Build constants and work-items of a group for n_tiles tiles of k columns (portable/tile_product.cl)."""
+def decode_size(device: Device, dtype: str, k: int, n_tiles: int) -> dict[str, int]:
+    """Build constants, work-items of a group among them, for n_tiles tiles of k columns (portable/tile_product.cl)."""
     width = group_width(device, dtype, k, n_tiles)
     ahead = wanted_items(device, n_tiles) < MAX_ITEMS
-    return {"LOCAL_SIZE": width, "AT_ONCE": 2 if dtype in QUANTIZED else 4, "AHEAD": int(ahead)}, width
+    return {"LOCAL_SIZE": width, "AT_ONCE": 2 if dtype in QUANTIZED else 4, "AHEAD": int(ahead)}
 
 
 def large_pieces(
     device: Device, dtype: str, k: int, n_tiles: int, tiles_at_once: int = 1, most_vectors: int = 4
-) -> tuple[dict[str, int], int]:
+) -> dict[str, int]:
     """The same with pieces of several vectors where weights are quantised: the more a group of columns has besides its
     numbers, the more they bring. One of each tile is enough to have on its way.
     """
-    own, width = decode_size(device, dtype, k, n_tiles)
     if dtype not in QUANTIZED:
-        return own, width
+        return decode_size(device, dtype, k, n_tiles)
     few = has_few_registers(device)
     vectors = 1 if dtype == "q8_0" or (few and tiles_at_once > 1) else 2
     if QUANTIZED[dtype].block > 32 and wanted_items(device, 2 * n_tiles) < MAX_ITEMS and not few:
         vectors = most_vectors
-    if vectors > 1:
-        width = group_width(device, dtype, k, n_tiles, vectors)
-        own = {"LOCAL_SIZE": width, "AT_ONCE": tiles_at_once, "AHEAD": 1}
-    return {**own, "VECTORS": vectors}, width
+    if vectors == 1:
+        return {**decode_size(device, dtype, k, n_tiles), "VECTORS": 1}
+    width = group_width(device, dtype, k, n_tiles, vectors)
+    return {"LOCAL_SIZE": width, "AT_ONCE": tiles_at_once, "AHEAD": 1, "VECTORS": vectors}
 
 
 def group_width(device: Device, dtype: str, k: int, n_tiles: int, vectors: int = 1) -> int:
