@@ -4,10 +4,11 @@
 that sets its kinds apart (types, sizes of heads, epilogues), and with each pair of that for one of the vendors whose
 compilers give figures; with `--all` all programs of all models for all GPUs, in half an hour. It fails at a compile
 error, at a kernel of the decode path that spills registers, and at one that spills more or has a lower occupancy than
-docs/results/compilers.json says. `--update` compiles one program of every kind for all GPUs and writes that file and
-the tables of docs/devices.md; with `--all` it also notes where other models have worse figures than the first. What was
-compiled before is not compiled again. A compiler that is not installed is named, and its GPUs are left out;
-LLMCL_TEST_REQUIRE=compilers makes that an error.
+docs/results/compilers.json says. That file has the digests of the programs that it is of (text, constants, target,
+version of the compiler): without `--all` one that has not changed since is not compiled. `--update` compiles one
+program of every kind for all GPUs and writes that file and the tables of docs/devices.md; with `--all` it also notes
+where other models have worse figures than the first. What was compiled before on this machine is not compiled again.
+A compiler that is not installed is named, and its GPUs are left out; LLMCL_TEST_REQUIRE=compilers makes that an error.
 """
 
 from __future__ import annotations
@@ -118,16 +119,24 @@ def main(arguments: Sequence[str]) -> int:
         wanted = {id(program) for kind, program in firsts[gpu.target].items() if kind in kinds[gpu.target]}
         chosen = [program for program in programs[gpu.target] if options.all or id(program) in wanted]
         jobs += [Job(gpu, toolchains[gpu.vendor], program) for program in chosen]
-    found, errors = collect(jobs, compile_all(jobs, note))
+    known = Table.read(TABLE) if TABLE.exists() else Table()
+    n_jobs = len(jobs)
+    if not (options.all or options.update):
+        jobs = [job for job in jobs if job.short_digest not in known.digests.get(job.gpu.target, ())]
+    results = compile_all(jobs, note)
+    found, errors = collect(jobs, results)
     found.programs = {target: len(of_target) for target, of_target in programs.items()}
     compiled = {id(job.program) for job in jobs}
     for target, rows in found.firsts.items():  # of other kinds a later program may have been compiled, not the first
         found.firsts[target] = {kind: row for kind, row in rows.items() if id(firsts[target][kind]) in compiled}
-    known = Table.read() if TABLE.exists() else Table()
     if options.update:
+        of_table = {id(program) for of_target in firsts.values() for program in of_target.values()}
+        for job, result in zip(jobs, results, strict=True):
+            if id(job.program) in of_table and not result.error:
+                found.digests.setdefault(job.gpu.target, set()).add(job.short_digest)
         if not options.all:
             found.keep_worst(known)
-        found.write()
+        found.write(TABLE)
         write_page(found)
         known = found
     for vendor, version in found.versions.items():
@@ -143,11 +152,11 @@ def main(arguments: Sequence[str]) -> int:
     if said:
         print("compilers: where that is meant, `python tests/check_compilers.py --update` writes the table anew")
     verdict = "FAILED" if said else "passed"
-    n_kinds = sum(len(rows) for rows in found.firsts.values())
+    n_kinds = sum(len(rows) for rows in kinds.values())
+    done = f"{len(jobs)} compiled, {n_jobs - len(jobs)} as in the table"
     seconds = f"{verdict} in {time.monotonic() - start:.0f} s"
-    print(
-        "; ".join(filter(None, [f"compilers: {len(jobs)} programs, {n_kinds} kinds of kernels, {seconds}", left_out]))
-    )
+    what = f"compilers: {n_jobs} programs with {n_kinds} kinds of kernels, {done}, {seconds}"
+    print("; ".join(filter(None, [what, left_out])))
     return int(bool(said))
 
 

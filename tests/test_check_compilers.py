@@ -157,6 +157,37 @@ def test_a_kind_is_compared_where_its_first_program_was_compiled(
     assert {kind: row and row.registers for kind, row in firsts.items()} == {"embed a b c": 96}
 
 
+def test_what_is_in_the_table_as_it_is_is_not_compiled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A program with an error is not in the table, and one that has changed is no longer."""
+    gpu = next(gpu for gpu in GPUS if gpu.vendor == "amd")
+    programs = [Program("portable/embed.cl", {"K": k}, "", {f"embed {k}": "load"}, ["a model"]) for k in (64, 96, 128)]
+
+    class OneFault(Working):
+        def compile(self, gpu: Gpu, program: Program, folder: Path) -> dict[str, Figures]:
+            if program.constants["K"] == 128:
+                raise CompilerError("too large")
+            return super().compile(gpu, program, folder)
+
+    def said(*arguments: str) -> str:
+        check_compilers.main(arguments)
+        return capsys.readouterr().out.splitlines()[-1]
+
+    monkeypatch.setattr(Program, "kind", lambda program, kernel: kernel)
+    monkeypatch.setattr(check_compilers, "programs_of", lambda entry: programs)
+    monkeypatch.setattr(check_compilers, "GPUS", (gpu,))
+    monkeypatch.setattr(check_compilers, "TOOLCHAINS", {gpu.vendor: OneFault})
+    monkeypatch.setattr(check_compilers, "write_page", lambda table: None)
+    monkeypatch.setattr(check_compilers, "TABLE", tmp_path / "table.json")
+    monkeypatch.delenv("LLMCL_TEST_REQUIRE", raising=False)
+    for number, (arguments, compiled) in enumerate((((), 3), (("--update",), 3), ((), 1), (("--all",), 3))):
+        monkeypatch.setenv("LLMCL_CACHE_DIR", str(tmp_path / str(number)))
+        assert f"{compiled} compiled, {3 - compiled} as in the table, FAILED" in said(*arguments)
+    programs[0].constants["K"] = 65
+    assert "2 compiled, 1 as in the table" in said()
+
+
 def test_what_clang_says_of_amd() -> None:
     assert figures_of_remarks(REMARKS) == {"one": Figures(256, 285, 1136, 3328, 5)}
 

@@ -91,17 +91,24 @@ class Collection:
 
     def __init__(self) -> None:
         self.programs: dict[tuple[object, ...], Program] = {}
+        self._of_source: dict[tuple[object, ...], Program] = {}
 
     def add(self, model: str, use: str, sources: Iterable[KernelSource]) -> None:
         for source in sources:
-            words = _words(source.file) | set(WORD.findall(source.prelude))
-            constants = {name: value for name, value in source.constants.items() if name in words}
-            key = (source.file, source.prelude, *sorted((name, constant_text(v)) for name, v in constants.items()))
-            program = self.programs.setdefault(key, Program(source.file, constants, source.prelude))
+            given = (source.file, source.prelude, *source.constants.items())
+            if given not in self._of_source:  # most are those of a launch before
+                self._of_source[given] = self._program(source)
+            program = self._of_source[given]
             before = program.kernels.get(source.name, USES[-1])
             program.kernels[source.name] = min(before, use, key=USES.index)
             if model not in program.models:
                 program.models.append(model)
+
+    def _program(self, source: KernelSource) -> Program:
+        words = _words(source.file) | set(WORD.findall(source.prelude))
+        constants = {name: value for name, value in source.constants.items() if name in words}
+        key = (source.file, source.prelude, *sorted((name, constant_text(v)) for name, v in constants.items()))
+        return self.programs.setdefault(key, Program(source.file, constants, source.prelude))
 
 
 @cache

@@ -35,6 +35,11 @@ class Job:
         parts = (*compiler, *options_of(self.program), kernels, COMMENT.sub("\n", self.program.text))
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
+    @property
+    def short_digest(self) -> str:
+        """What the table has of it."""
+        return self.digest[:12]
+
 
 @dataclass(frozen=True)
 class Compiled:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 
 from llmcl.checkpoint.formats import FORMATS
 from llmcl.checkpoint.quantize import EMBEDDINGS
@@ -33,9 +34,7 @@ class Stored:
         return self.dtype not in FLOATS
 
     def config(self) -> ModelConfig:
-        whole = random_shape_config(self.model)
-        first = next(n for n in range(2, len(whole.layers) + 1) if {*whole.layers[:n]} == {*whole.layers})
-        return replace(whole, layers=whole.layers[:first])
+        return _config(self.model)
 
     def format(self, tensor: str) -> str:
         """Of a matrix. Beside 4-bit numbers the embedding has more, and with q4_k some values and down projections:
@@ -50,6 +49,14 @@ class Stored:
         ):
             return "Q6_K"
         return "Q8_0" if tensor in EMBEDDINGS else self.dtype.upper()
+
+
+@cache
+def _config(model: str) -> ModelConfig:
+    """Its first layers, until there is one of each kind."""
+    whole = random_shape_config(model)
+    first = next(n for n in range(2, len(whole.layers) + 1) if {*whole.layers[:n]} == {*whole.layers})
+    return replace(whole, layers=whole.layers[:first])
 
 
 def stored_models() -> Iterator[Stored]:

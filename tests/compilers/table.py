@@ -24,7 +24,8 @@ Kinds = dict[str, Figures | None]
 class Table:
     """versions: of the compilers, by vendor. uses: of each kind, "decode" and others. programs: how many a GPU compiles
     for all models, by target. firsts, worst: figures of each kind by target, of its first program (what a quick run
-    compiles) and the worst of all that were compiled.
+    compiles) and the worst of all that were compiled. digests: of the first programs, by target: a compiler makes the
+    same of the same text again, so that a run compiles those alone which are no longer what they were.
     """
 
     versions: dict[str, str] = field(default_factory=dict)
@@ -32,6 +33,7 @@ class Table:
     programs: dict[str, int] = field(default_factory=dict)
     firsts: dict[str, Kinds] = field(default_factory=dict)
     worst: dict[str, Kinds] = field(default_factory=dict)
+    digests: dict[str, set[str]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path = TABLE) -> Table:
@@ -45,7 +47,8 @@ class Table:
             for section in ("kernels", "worst")
         )
         worst = {target: {**rows, **others.get(target, {})} for target, rows in firsts.items()}
-        return cls(stored["compilers"], stored["uses"], stored["programs"], firsts, worst)
+        digests = {target: set(text.split()) for target, text in stored["digests"].items()}
+        return cls(stored["compilers"], stored["uses"], stored["programs"], firsts, worst, digests)
 
     def write(self, path: Path = TABLE) -> None:
         """A line for each kind, so that a change of one is a line of a diff. The worst stands where it says more."""
@@ -58,7 +61,9 @@ class Table:
                 for kind, row in rows.items()
                 if row and (largest := worst.get(kind)) and worsened(row, largest)
             }
-        head: dict[str, Any] = {"compilers": self.versions, "programs": self.programs, "columns": COLUMNS}
+        digests = {target: " ".join(sorted(of_target)) for target, of_target in self.digests.items()}
+        head: dict[str, Any] = {"compilers": self.versions, "programs": self.programs, "digests": digests}
+        head["columns"] = COLUMNS
         text = json.dumps(head, indent=1)[:-2] + ',\n "uses": ' + _lines(self.uses, 1)
         for name, targets in sections.items():
             rows = [f'  "{target}": {_lines(of_target, 2)}' for target, of_target in targets.items()]
