@@ -21,7 +21,7 @@ def test_tables_in_every_format(default_device: Device, tmp_path: Path) -> None:
         x for flag, file in zip(("--markdown", "--csv", "--json"), files, strict=True) for x in (flag, str(file))
     ]
     device = str(default_device.entry.index)
-    done = run_script("bench_attention.py", "--quick", "-t", "1,4,6,7", "--device", device, *outputs)
+    done = run_script("bench_attention.py", "--quick", "-t", "1,4,7", "--device", device, *outputs)
     assert done.returncode == 0, done.stderr
     text = files[0].read_text()
     assert text == done.stdout
@@ -29,19 +29,22 @@ def test_tables_in_every_format(default_device: Device, tmp_path: Path) -> None:
         name in text for name in ("host fallback", "three-phase", "ours, float16 KV", "A100 reference", "unfused")
     )
     result: dict[str, Any] = json.loads(files[2].read_text())
-    assert [table["number"] for table in result["tables"]] == [1, 4, 6, 7]
-    assert [len(table["rows"]) for table in result["tables"]] == [8, 2, 2, 2]
+    assert [table["number"] for table in result["tables"]] == [1, 4, 7]
+    assert [len(table["rows"]) for table in result["tables"]] == [8, 2, 2]
     cells = list(csv.DictReader(files[1].open()))
     assert {(c["table"], c["column"]) for c in cells} >= {("1", "ms a layer"), ("4", "ratio")}
 
 
 @pytest.mark.full
 def test_a_result_for_the_charts(default_device: Device, tmp_path: Path) -> None:
+    """And the table that it is of, the one that takes longest: PyTorch compiles its own kernels for it."""
     from plot_results import Panel, Result, table
 
-    file, device = tmp_path / "result.json", str(default_device.entry.index)
-    done = run_script("bench_attention.py", "--quick", "-t", "6", "--device", device, "--result", str(file))
+    file, tables, device = tmp_path / "result.json", tmp_path / "tables.json", str(default_device.entry.index)
+    outputs = ["--result", str(file), "--json", str(tables)]
+    done = run_script("bench_attention.py", "--quick", "-t", "6", "--device", device, *outputs)
     assert done.returncode == 0, done.stderr
+    assert [(table["number"], len(table["rows"])) for table in json.loads(tables.read_text())["tables"]] == [(6, 2)]
     values = json.loads(file.read_text())
     result = Result(**values | {"panels": [Panel(**panel) for panel in values["panels"]]})
     lines = table(result).splitlines()
