@@ -249,6 +249,7 @@ def test_ctrl_c_keeps_the_text_and_reports(endless: subprocess.Popen[bytes]) -> 
     assert n_tokens < 500, "text that is not flushed at once would have come after thousands of tokens"
 
 
+@pytest.mark.full
 def test_a_closed_pipe_ends_quietly(endless: subprocess.Popen[bytes]) -> None:
     assert endless.stdout is not None and endless.stderr is not None
     endless.stdout.close()

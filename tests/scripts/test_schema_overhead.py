@@ -25,6 +25,7 @@ def vocabulary() -> Tokenizer:
     return made_tokenizer(VOCAB)
 
 
+@pytest.mark.full
 def test_the_vocabulary_is_whole(vocabulary: Tokenizer) -> None:
     assert vocabulary.n_vocab == VOCAB and not vocabulary.token_bytes(END)
     assert len({vocabulary.token_bytes(i) for i in range(1, VOCAB)}) == VOCAB - 1

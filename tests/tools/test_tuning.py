@@ -94,6 +94,7 @@ def test_what_is_wrong_is_never_timed_or_stored(fresh: Device, monkeypatch: pyte
     assert all(row.ms is None and str(row.refused).startswith("wrong: error ") for row in result.rows)
 
 
+@pytest.mark.full
 def test_decode_is_searched_from_its_default(fresh: Device) -> None:
     result = tuning.tune_decode(fresh, SHAPE, 64)
     assert result.rows[0].label == "default"
