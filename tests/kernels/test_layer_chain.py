@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from compilers.recording import RecordingDevice
-from helpers import step_logits
+from helpers import load_for_decode, step_logits
 from programs import TINY_SHAPE
 
 import llmcl
@@ -111,6 +111,7 @@ def llm(
         pytest.skip("it ends loops that wait for long")
     sizes = {"head_dim": request.param}
     with pytest.MonkeyPatch.context() as patch:
+        load_for_decode(patch)
         patch.setenv("LLMCL_VARIANT", "portable")
         device = default_device
         if device.entry.kind == "cpu":
@@ -132,7 +133,7 @@ def llm(
 @pytest.mark.parametrize("n", [3, 254])  # before and across the length from which keys are split
 def test_the_same_logits_as_separate_launches(n: int, llm: LLM) -> None:
     model = llm.model
-    separate = Model(llm.device, llm.config, model.weights, model.cache, persistent=False)
+    separate = Model(llm.device, llm.config, model.weights, model.cache, step_rows=1, persistent=False)
     assert len(model.decode_launches) < len(separate.decode_launches)
     expected, found, again = (step_logits(of, n, 6) for of in (separate, model, model))
     assert np.isfinite((expected, found, again)).all()
@@ -143,7 +144,7 @@ def test_the_same_logits_as_separate_launches(n: int, llm: LLM) -> None:
 @pytest.mark.full
 def test_what_is_timed_or_excluded_is_separate(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     row, model = PortableLayerChain(), llm.model
-    separate = Model(llm.device, llm.config, model.weights, model.cache, persistent=False)
+    separate = Model(llm.device, llm.config, model.weights, model.cache, step_rows=1, persistent=False)
     listed = ListedStep(separate.decode_launches, model.step, CONTEXT)
     assert row.unsupported_reason(llm.device, listed) is None
     assert row.unsupported_reason(llm.device, replace(listed, max_rows=8)) == "it is for one token of one sequence"

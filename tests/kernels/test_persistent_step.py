@@ -13,7 +13,7 @@ import compare_launches
 import numpy as np
 import pytest
 from family_configs import FAMILIES
-from helpers import gemma2_config, random_weights, save_folder, small_config, step_logits
+from helpers import gemma2_config, load_for_decode, random_weights, save_folder, small_config, step_logits
 
 import llmcl
 from llmcl.attention.masks import alibi
@@ -96,13 +96,18 @@ def test_the_script_times_both_and_leaves_the_model(small: LLM, monkeypatch: pyt
 
 def separate(llm: LLM) -> Model:
     """The model with a launch for each kernel, on the same cache."""
+    return another(llm, persistent=False)
+
+
+def another(llm: LLM, *, persistent: bool) -> Model:
     model = llm.model
-    return Model(llm.device, llm.config, model.weights, model.cache, mods=model.mods, persistent=False)
+    options: dict[str, Any] = {"mods": model.mods, "step_rows": 0 if model._prefill else 1, "persistent": persistent}
+    return Model(llm.device, llm.config, model.weights, model.cache, **options)
 
 
 def in_one(model: Model, groups: int) -> persistent_step.PersistentKernel:
     then = model.sampler.largest_launches
-    step = ListedStep(model.decode_launches, model.step, model.cache.max_context, then=then)
+    step = ListedStep(model._decode.separate, model.step, model.cache.max_context, then=then)
     return persistent_step.PersistentKernel(model.device, step, groups=groups)
 
 
@@ -119,7 +124,10 @@ def compare(llm: LLM, n_prompt: int, n_steps: int) -> None:
     "name",
     ["float16 with mods", *(pytest.param(name, marks=pytest.mark.full) for name in ("latents", "q4_k in pages"))],
 )
-def test_has_the_bits_of_separate_launches(cpu: Device, default_device: Device, name: str, tmp_path: Path) -> None:
+def test_has_the_bits_of_separate_launches(
+    cpu: Device, default_device: Device, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load_for_decode(monkeypatch)
     if cpu.entry.index != default_device.entry.index and name != "q4_k in pages":
         pytest.skip("on the other devices the quantised model does: each takes 10 s to compile")
     config, options = MODELS[name]
@@ -268,10 +276,13 @@ inline bool still_own_later(volatile __global uint* own, const uint word) {
 
 
 @pytest.fixture(params=["dense", pytest.param("experts", marks=pytest.mark.full)])
-def any_small(request: pytest.FixtureRequest, cpu: Device, tmp_path: Path) -> Iterator[LLM]:
+def any_small(
+    request: pytest.FixtureRequest, cpu: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[LLM]:
     if request.param == "dense":
         yield request.getfixturevalue("small")
         return
+    load_for_decode(monkeypatch)
     config = FAMILIES["gpt_oss"]
     folder = save_folder(tmp_path / "experts", config, random_weights(config, seed=1))
     with llmcl.load(str(folder), device=cpu, dtype="bfloat16", max_context=128) as llm:
@@ -294,7 +305,7 @@ def test_a_unit_whose_thread_is_late_is_taken_over(any_small: LLM, monkeypatch: 
         return f"{before}#define LOST {LOST}\n{LATE}#define MAY_STORE still_own_later(own, word){after}"
 
     monkeypatch.setattr(persistent_step, "_functions", late)
-    slow = separate(small)
+    slow = another(small, persistent=True)
     kernel = slow._decode.persistent = in_one(slow, 3)
     end, lost = time.monotonic() + 30, 0
     while lost < 50 and time.monotonic() < end:  # a busy machine seldom runs two threads at once
