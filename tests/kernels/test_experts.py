@@ -44,7 +44,8 @@ from llmcl.runtime.device import Buffer, Device
 
 TOLERANCE = 1e-5  # float32 sums, with nibbles on top of 256 in portable kernels, and products of a gate and an up
 EPS = 1e-5
-N_EXPERTS = 5
+N_EXPERTS = 6
+IN_PARTS = 2  # experts in each of as many buffers, which share their programs
 
 small = pytest.mark.oclgrind
 pytestmark = pytest.mark.heavy
@@ -106,10 +107,12 @@ def check_gate_up(
     n: int = 3,
     top_k: int = 2,
     norm: bool = True,
-    per_part: int = 5,
+    per_part: int = N_EXPERTS,
     gate_kind: str = "swiglu",
     biased: bool = False,
+    in_blocks_alone: bool = False,
 ) -> None:
+    """in_blocks_alone: not with the kernel that computes each slot by itself."""
     rng = np.random.default_rng(f * k)
     weight, values = experts_on_device(device, dtype, 2 * f, k, top_k, gate_up=True, experts_per_part=per_part)
     gate, up = values.reshape(2, N_EXPERTS, f, k)
@@ -120,10 +123,11 @@ def check_gate_up(
     buffer = with_poison(device, norm_weight) if norm else None
     bias = (4.0 * rng.standard_normal((N_EXPERTS, 2, f))).astype(np.float32) if biased else None
     kind: dict[str, Any] = {"gate": gate_kind, "bias": None if bias is None else with_poison(device, bias)}
-    run(experts_gate_up(device, weight, *given, **kind, norm=buffer, eps=EPS), n)
     normed = reference.rms_norm(x, norm_weight, EPS) if norm else x
     expected = reference.experts_gate_up(normed, gate, up, ids, gate_kind, bias)
-    assert relative_error(read_guarded(device, out, np.float32, expected.shape), expected) < TOLERANCE
+    if not in_blocks_alone:
+        run(experts_gate_up(device, weight, *given, **kind, norm=buffer, eps=EPS), n)
+        assert relative_error(read_guarded(device, out, np.float32, expected.shape), expected) < TOLERANCE
     if norm:
         return
     for max_rows, size in sizes_of_blocks(device, weight, n):
@@ -144,9 +148,11 @@ def check_down(
     *,
     n: int = 3,
     top_k: int = 2,
-    per_part: int = 5,
+    per_part: int = N_EXPERTS,
     biased: bool = False,
+    in_blocks_alone: bool = False,
 ) -> None:
+    """in_blocks_alone: as in check_gate_up."""
     rng = np.random.default_rng(hidden * f)
     weight, values = experts_on_device(device, dtype, hidden, f, top_k, gate_up=False, experts_per_part=per_part)
     rows = rng.standard_normal((n, top_k, f)).astype(np.float32)
@@ -156,10 +162,11 @@ def check_down(
     given = (with_poison(device, array) for array in (rows, ids, weights))
     bias = rng.standard_normal((N_EXPERTS, hidden)).astype(np.float32) if biased else None
     bias_buffer = None if bias is None else with_poison(device, bias)
-    run(experts_down(device, weight, *given, out, bias=bias_buffer), n)
     down = values.reshape(N_EXPERTS, hidden, f)
     expected = before + reference.experts_down(rows, down, ids, weights, bias)
-    assert relative_error(read_guarded(device, out, np.float32, before.shape), expected) < TOLERANCE
+    if not in_blocks_alone:
+        run(experts_down(device, weight, *given, out, bias=bias_buffer), n)
+        assert relative_error(read_guarded(device, out, np.float32, before.shape), expected) < TOLERANCE
 
     for max_rows, size in sizes_of_blocks(device, weight, n):
         y, out = poisoned(device, (n, top_k, hidden)), with_poison(device, before)
@@ -218,9 +225,9 @@ def test_biases_and_a_clamped_gate(target: Device, dtype: str, n: int) -> None:
     """Gates and ups beyond the clamp on both sides."""
     clamped: dict[str, Any] = {"gate_kind": "clamped_swiglu", "biased": True, "n": n}
     check_gate_up(target, dtype, 80, 64, norm=dtype == "float32", **clamped)
-    check_gate_up(target, dtype, 48, 96, norm=False, per_part=2, **clamped)
+    check_gate_up(target, dtype, 48, 96, norm=False, per_part=IN_PARTS, **clamped)
     check_down(target, dtype, 80, 64, biased=True, n=n)
-    check_down(target, dtype, 48, 64, biased=True, per_part=2, top_k=3)
+    check_down(target, dtype, 48, 64, biased=True, per_part=IN_PARTS, top_k=3)
 
 
 @small
@@ -236,14 +243,17 @@ def test_every_token_has_its_experts(target: Device, n: int) -> None:
     check_down(target, "float16", 80, 48, n=n, top_k=4)
 
 
-@pytest.mark.parametrize(("f", "k"), [(144, 96), pytest.param(64, 160, marks=pytest.mark.full)])
-def test_several_blocks_of_an_expert(target: Device, f: int, k: int) -> None:
-    """Of 300 tokens an expert has 180 slots: matrix units take two blocks, then one. Tiles are left over."""
-    check_gate_up(target, "bfloat16", f, k, n=300, top_k=3, norm=False, biased=True)
-    check_down(target, "bfloat16", f, k, n=300, top_k=3, biased=True)
-    check_down(target, "float16", f, k, n=300, top_k=3, per_part=2)
-    check_gate_up(target, "mxfp4", f, k, n=300, top_k=3, norm=False, gate_kind="clamped_swiglu", biased=True)
-    check_down(target, "q8_0", f, k, n=300, top_k=3, per_part=2)
+@pytest.mark.parametrize(
+    ("f", "k", "in_blocks_alone"), [(144, 96, False), pytest.param(64, 160, True, marks=pytest.mark.full)]
+)
+def test_several_blocks_of_an_expert(target: Device, f: int, k: int, in_blocks_alone: bool) -> None:
+    """Of 300 tokens an expert has 150 slots: matrix units take two blocks, then one. Tiles are left over."""
+    many: dict[str, Any] = {"n": 300, "top_k": 3, "in_blocks_alone": in_blocks_alone}
+    check_gate_up(target, "bfloat16", f, k, norm=False, biased=True, **many)
+    check_down(target, "bfloat16", f, k, biased=True, **many)
+    check_down(target, "float16", f, k, per_part=IN_PARTS, **many)
+    check_gate_up(target, "mxfp4", f, k, norm=False, gate_kind="clamped_swiglu", biased=True, **many)
+    check_down(target, "q8_0", f, k, per_part=IN_PARTS, **many)
 
 
 @pytest.mark.parametrize(
@@ -279,12 +289,13 @@ def test_rows_are_left_as_the_next_product_takes_them(target: Device, dtype: str
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "q4_0"])
 def test_with_a_norm(target: Device, dtype: str) -> None:
-    check_gate_up(target, dtype, 48, 96)
+    check_gate_up(target, dtype, 64, 160)
 
 
 def test_experts_in_several_buffers(target: Device) -> None:
-    check_gate_up(target, "float32", 32, 48, per_part=2, top_k=3, norm=False)
-    check_down(target, "float32", 48, 32, per_part=2, top_k=3)
+    """The last of them has fewer."""
+    check_gate_up(target, "float32", 32, 48, per_part=4, top_k=3, norm=False)
+    check_down(target, "float32", 48, 32, per_part=4, top_k=3)
 
 
 def rounded_rows(shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
@@ -327,9 +338,9 @@ def test_a_row_has_the_same_bits_in_blocks_and_alone(target: Device, dtype: str)
     k, f = (512, 256) if dtype == "q6_k" else (96, 64)
     weights = [
         experts_on_device(target, dtype, rows, k, 1, gate_up=gate_up, exact=False, experts_per_part=per_part)[0]
-        for rows, gate_up, per_part in ((2 * f, True, N_EXPERTS), (f, False, 2))
+        for rows, gate_up, per_part in ((2 * f, True, N_EXPERTS), (f, False, IN_PARTS))
     ]
-    for counts in ((1, 2, 3, 4, 5), (6, 7, 8, 9, 10), (11, 12, 13, 17, 23), (0, 64, 0, 65, 0)):
+    for counts in ((1, 2, 3, 4, 5, 6), (7, 8, 9, 10, 11, 12), (13, 17, 23, 0, 0, 1), (0, 64, 0, 65, 1, 0)):
         ids = np.random.default_rng(7).permutation(np.repeat(np.arange(N_EXPERTS, dtype=np.int32), counts))[:, None]
         n = len(ids)
         order, blocks, step = grouped(target, ids)
