@@ -170,12 +170,12 @@ def test_decode_with_dot_products(target: Device, dtype: str, exact: bool) -> No
 @pytest.mark.parametrize("variant", ["portable-int8"])
 def test_what_dot_products_make_of_no_number(target: Device) -> None:
     for wrong in (np.nan, np.inf):
-        x = np.ones((1, 256), np.float32)
+        x = np.ones((1, 768), np.float32)
         x[0, 100] = wrong
-        weight, _ = make_weight(target, "q4_0", 32, 256, exact=False)
-        out = poisoned(target, (32,))
-        run(linear_decode(target, weight, with_poison(target, x), out, step_state_at(target, position=5, n_tokens=1)))
-        assert not np.isfinite(read_guarded(target, out, np.float32, (32,))).any()
+        weight, _ = make_weight(target, "q4_0", 131, 768, exact=False)
+        out, step = poisoned(target, (131,)), step_state_at(target, position=5, n_tokens=1)
+        run(linear_decode(target, weight, with_poison(target, x), out, step, eps=EPS))
+        assert not np.isfinite(read_guarded(target, out, np.float32, (131,))).any()
 
 
 @pytest.mark.parametrize("variant", ["portable-int8"])
