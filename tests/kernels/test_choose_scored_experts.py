@@ -37,7 +37,10 @@ def check(device: Device, n: int, n_experts: int, top_k: int, *, corrected: bool
     np.testing.assert_allclose(weights, expected, rtol=0, atol=TOLERANCE * how["scale"])
 
 
-@pytest.mark.parametrize(("sigmoid", "corrected"), [(True, True), (True, False), (False, False)])
+@pytest.mark.parametrize(
+    ("sigmoid", "corrected", "renormalize"),
+    [(True, True, True), (True, False, False), (False, False, False), (False, False, True)],
+)
 @pytest.mark.parametrize(
     ("n", "n_experts", "top_k", "groups"),
     [
@@ -49,22 +52,19 @@ def check(device: Device, n: int, n_experts: int, top_k: int, *, corrected: bool
     ],
 )
 def test_choose_scored_experts(
-    target: Device, n: int, n_experts: int, top_k: int, groups: tuple[int, int, int], sigmoid: bool, corrected: bool
+    target: Device,
+    n: int,
+    n_experts: int,
+    top_k: int,
+    groups: tuple[int, int, int],
+    sigmoid: bool,
+    corrected: bool,
+    renormalize: bool,
 ) -> None:
     n_groups, top_groups, per_group = groups
     how = {"n_groups": n_groups, "top_groups": top_groups, "per_group": per_group}
-    for renormalize in (False, True):
-        check(
-            target,
-            n,
-            n_experts,
-            top_k,
-            corrected=corrected,
-            sigmoid=sigmoid,
-            renormalize=renormalize,
-            scale=1.8 if renormalize else 1.0,
-            **how,
-        )
+    how |= {"sigmoid": sigmoid, "renormalize": renormalize, "scale": 1.8 if renormalize else 1.0}
+    check(target, n, n_experts, top_k, corrected=corrected, **how)
 
 
 def test_a_group_counts_by_its_best_experts_and_a_correction_only_for_the_choice(target: Device) -> None:
