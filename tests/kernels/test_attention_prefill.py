@@ -217,14 +217,14 @@ def test_pair_cache(target: Device, dtype: str, position: int, n: int) -> None:
     """The rounded keys and values: bit for bit, and no value where there is no key."""
     if not bf16_dot_form(target):
         pytest.skip("the processor or the driver has no dot product of bfloat16")
-    heads, end = (2, 2, 32), position + n
+    heads, end = (3, 3, 32), position + n
     qkv, keys, values, _ = case(dtype, heads, n, position, 64)
     step = step_state_at(target, position=position, n_tokens=n)
     operands = [with_poison(target, rows) for rows in (qkv, key_tiles(keys), values)]
     launches = attention_prefill(
-        target, AttentionShape(*heads, 64, dtype), operands[0], step, *operands[1:], poisoned(target, (n, 2, 32))
+        target, AttentionShape(*heads, 64, dtype), operands[0], step, *operands[1:], poisoned(target, (n, 3, 32))
     )
-    paired = paired_buffers(step, 2 * 64 * 32)
+    paired = paired_buffers(step, 3 * 64 * 32)
     for buffer in paired:
         target.fill(buffer, np.uint32(0x7FC07FC0))
     run(launches[:1], n)
@@ -232,7 +232,7 @@ def test_pair_cache(target: Device, dtype: str, position: int, n: int) -> None:
     stored = [from_storage(x[:, :rows], dtype) for x in (keys, values)]
     stored[1][:, end:] = 0.0
     for buffer, expected in zip(paired, reference.pair_cache(*stored), strict=True):
-        found = target.read(buffer, np.uint16, (2, 64 * 32))[:, : rows * 32].reshape(expected.shape)
+        found = target.read(buffer, np.uint16, (3, 64 * 32))[:, : rows * 32].reshape(expected.shape)
         np.testing.assert_array_equal(found, expected)
 
 
@@ -240,16 +240,16 @@ def test_pair_cache(target: Device, dtype: str, position: int, n: int) -> None:
 @pytest.mark.parametrize("variant", ["cpu"])
 @pytest.mark.parametrize("operand", ["query", "key", "value"])
 def test_what_is_not_a_number_shows(target: Device, operand: str) -> None:
-    heads, n = (1, 1, 32), 20
+    heads, n = (3, 3, 32), 20
     qkv, keys, values, _ = case("float16", heads, n, 0, 64)
     qkv, keys, values = qkv.copy(), keys.copy(), values.copy()
     {"query": qkv[:, 0], "key": keys[0], "value": values[0]}[operand][17, 5] = np.nan if operand == "query" else 0x7FFF
-    out = poisoned(target, (n, 1, 32))
+    out = poisoned(target, (n, 3, 32))
     operands = [with_poison(target, rows) for rows in (qkv, key_tiles(keys), values)]
     step = step_state_at(target, position=0, n_tokens=n)
     run(attention_prefill(target, AttentionShape(*heads, 64, "float16"), operands[0], step, *operands[1:], out), n)
-    found = read_guarded(target, out, np.float32, (n, 32))
-    assert np.all(np.isfinite(found[:16])) and np.any(np.isnan(found[17]))
+    found = read_guarded(target, out, np.float32, (n, 3, 32))
+    assert np.all(np.isfinite(found[:16])) and np.all(np.isfinite(found[:, 1:])) and np.any(np.isnan(found[17, 0]))
 
 
 @pytest.mark.parametrize(

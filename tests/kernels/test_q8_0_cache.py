@@ -212,9 +212,9 @@ def test_pair_cache(target: Device) -> None:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_what_is_not_finite_shows(target: Device, value: float) -> None:
-    cache = Cache(target, (1, 1, 32), 3, False, True)
-    qkv = np.ones((2, 3, 32), np.float32)
-    qkv[0, 1:, 5] = value
+    cache = Cache(target, (3, 3, 32), 3, False, True)
+    qkv = np.ones((2, 9, 32), np.float32)
+    qkv[0, 3:, 5] = value
     turned = with_poison(target, rotations(32, np.array([3, 4])))
     run(rope_append(target, cache.shape, with_poison(target, qkv), turned, cache.step(3, 2), cache.k, cache.v), 2)
     for rows in cache.read():
