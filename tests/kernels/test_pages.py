@@ -22,7 +22,7 @@ from llmcl.ops.attention import attention_decode, attention_prefill, rope_append
 from llmcl.runtime.device import Device
 
 PAGE, POOL, CAPACITY = 64, 12, 320
-HEADS = (6, 2, 32)
+HEADS = (4, 2, 32)  # of most small models, whose programs these are then
 TABLE = [7, 2, 11, 0, 5]  # of CAPACITY / PAGE pages in a pool of POOL
 
 small = pytest.mark.oclgrind
