@@ -39,7 +39,7 @@ def check(device: Device, n: int, n_experts: int, top_k: int, *, corrected: bool
 
 @pytest.mark.parametrize(
     ("sigmoid", "corrected", "renormalize"),
-    [(True, True, True), (True, False, False), (False, False, False), (False, False, True)],
+    [(True, True, True), (True, True, False), (True, False, False), (False, False, False), (False, False, True)],
 )
 @pytest.mark.parametrize(
     ("n", "n_experts", "top_k", "groups"),

@@ -196,7 +196,7 @@ def test_with_dot_products(target: Device, dtype: str) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("variant", ["portable-int8"])
 def test_epilogue_with_dot_products(target: Device) -> None:
-    check(target, "q4_0", 3, 128, 576, epilogue="swiglu", tiles_per_part=4)
+    check(target, "q4_0", 3, 160, 576, epilogue="swiglu", tiles_per_part=4)
 
 
 @pytest.mark.full
