@@ -84,10 +84,12 @@ def test_a_generation_takes_little_more_memory_than_its_file(tmp_path: Path) -> 
 
     compiling = peak(GENERATE)
     peak(WITHOUT_A_MODEL)
-    peaks = [peak(GENERATE) for _ in range(3)]
     bases = [peak(WITHOUT_A_MODEL) for _ in range(3)]
-    taken = min(peaks) - min(bases)
     with open_checkpoint("smollm2") as checkpoint:
         file_bytes = checkpoint.path.stat().st_size
+    most = min(bases) + 1.3 * file_bytes + 150e6
+    peaks = [peak(GENERATE)]
+    while min(peaks) >= most and len(peaks) < 3:
+        peaks.append(peak(GENERATE))
     found = f"peaks {peaks}, without a model {bases}, with compilation {compiling}, file {file_bytes} bytes"
-    assert taken < 1.3 * file_bytes + 150e6, found
+    assert min(peaks) < most, found
