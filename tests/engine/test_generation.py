@@ -140,7 +140,7 @@ def needed_launches(model: Model, position: int) -> int:
 def test_the_demo_model_reports_its_traffic(sampling: str, smollm2: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model(smollm2.device, smollm2.config, smollm2.model.weights, smollm2.model.cache)
     monkeypatch.setattr(smollm2, "model", model)
-    for n_prompt in (2, 900):
+    for n_prompt in (2, 300):  # more than the 256 keys up to which attention has one split
         answer = smollm2.generate(prompt(n_prompt), max_tokens=4, ignore_eos=True, **SAMPLINGS[sampling])
         stats = answer.stats
         assert (stats.device_to_host_bytes_per_token, stats.host_to_device_bytes_per_token) == (4.0, 0.0)

@@ -333,6 +333,8 @@ def rounded_matrices(model: Any, dtype: str) -> Iterator[None]:
     exact = {parameter: parameter.data for parameter in model.parameters() if parameter.ndim == 2}
     for parameter, values in exact.items():
         parameter.data = values.to(getattr(torch, dtype)).float()
-    yield
-    for parameter, values in exact.items():
-        parameter.data = values
+    try:
+        yield
+    finally:
+        for parameter, values in exact.items():
+            parameter.data = values
