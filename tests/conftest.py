@@ -12,6 +12,7 @@ pairs of values other cases have. which_cases.py has the rules.
 
 from __future__ import annotations
 
+import gc
 import io
 import logging
 import os
@@ -143,6 +144,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.stash[LEFT] = len(left)
         config.hook.pytest_deselected(items=[*left])
         items[:] = [item for item in items if item not in left]
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what was collected stays to the end, and garbage is not looked for there
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

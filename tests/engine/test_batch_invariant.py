@@ -14,6 +14,7 @@ import llmcl
 from llmcl.engine.engine import Engine
 from llmcl.engine.llm import LLM
 from llmcl.errors import UsageError
+from llmcl.runtime.device import Device
 from llmcl.runtime.platforms import DeviceEntry
 
 pytestmark = pytest.mark.separate_launches("quick")
@@ -100,8 +101,11 @@ def test_an_answer_has_the_same_bits_whoever_else_runs(llm: LLM) -> None:
         assert answers(engine, [follow_up], together=False) == [after]
 
 
-def test_a_step_must_have_room_for_a_cell(llm: LLM) -> None:
-    with pytest.raises(
-        UsageError, match=r"max_step_tokens is 40 with 8 sequences.*more for a prompt \(batch_invariant\)"
+def test_a_step_must_have_room_for_a_cell(folder: str, default_device: Device) -> None:
+    with (
+        llmcl.load(folder, device=default_device, dtype="float32", max_context=256) as llm,
+        pytest.raises(
+            UsageError, match=r"max_step_tokens is 40 with 8 sequences.*more for a prompt \(batch_invariant\)"
+        ),
     ):
         llm.engine(max_step_tokens=40, batch_invariant=True)

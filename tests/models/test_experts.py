@@ -137,7 +137,7 @@ def test_quantised_experts_of_rows_that_share_few(default_device: Any, tmp_path:
         assert relative_error(row, reference.forward(config, stored, text)[-1]) < 3e-2
 
 
-@pytest.mark.parametrize("quantize", [None, "q8_0"])
+@pytest.mark.parametrize("quantize", [None, pytest.param("q8_0", marks=pytest.mark.full)])
 def test_the_forecast_is_what_loading_takes(
     quantize: str | None, default_device: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -276,7 +276,7 @@ def has_window(block: Any) -> bool:
     return getattr(block, "window", None) is not None
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[full] * (name not in FIRST.values())) for name in FAMILIES])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[full] * (name != MOST)) for name in FAMILIES])
 def test_every_part_of_a_family_shows(name: str) -> None:
     """A text on which leaving a part out changes nothing would not show that llmcl has it."""
     config = FAMILIES[name]
