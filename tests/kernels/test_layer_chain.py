@@ -100,7 +100,7 @@ def test_other_devices_have_separate_launches(
     assert "layer_chain" not in [launch.name for launch in model.decode_launches]
 
 
-@pytest.fixture(scope="module", params=[32, pytest.param(128, marks=pytest.mark.full)])
+@pytest.fixture(scope="module", params=[(32, "float32"), pytest.param((128, "float16"), marks=pytest.mark.full)])
 def llm(
     request: pytest.FixtureRequest, default_device: Device, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LLM]:
@@ -109,7 +109,8 @@ def llm(
     """
     if default_device.entry.is_software:
         pytest.skip("it ends loops that wait for long")
-    sizes = {"head_dim": request.param}
+    head_dim, kv_dtype = request.param
+    sizes = {"head_dim": head_dim}
     with pytest.MonkeyPatch.context() as patch:
         load_for_decode(patch)
         patch.setenv("LLMCL_VARIANT", "portable")
@@ -125,7 +126,7 @@ def llm(
             sizes |= {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 12}
             sizes |= {"num_attention_heads": 16, "num_key_value_heads": 4}
         shape = shape_file(tmp_path_factory.mktemp("shape"), **sizes)
-        with llmcl.load_random(shape, device=device, max_context=CONTEXT) as found:
+        with llmcl.load_random(shape, device=device, kv_dtype=kv_dtype, max_context=CONTEXT) as found:
             yield found
 
 
@@ -137,7 +138,9 @@ def test_the_same_logits_as_separate_launches(n: int, llm: LLM) -> None:
     assert len(model.decode_launches) < len(separate.decode_launches)
     expected, found, again = (step_logits(of, n, 6) for of in (separate, model, model))
     assert np.isfinite((expected, found, again)).all()
-    assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()  # other sums
+    # Other sums; a key that float16 rounds the other way counts more.
+    bound = 1e-5 if llm.kv_dtype == "float32" else 1e-3
+    assert np.abs(found - expected).max() < bound * np.abs(expected).max()
     np.testing.assert_array_equal(again, found)  # the counters are 0 again
 
 
