@@ -95,7 +95,6 @@ def test_a_file_of_requests_has_them(
     assert "in.jsonl line 1: schema is [1]; expected a JSON schema" in capsys.readouterr().err
 
 
-@pytest.mark.full
 def test_the_demo_model_answers_in_json(
     invoke: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,7 +16,7 @@ from llmcl.runtime.platforms import DeviceEntry
 
 @pytest.fixture(scope="module", params=["as it is", pytest.param("as a GPU", marks=pytest.mark.as_gpu)])
 def either_entry(request: pytest.FixtureRequest, default_entry: DeviceEntry) -> DeviceEntry:
-    """Of the default device, as it is and as a GPU; `--quick` leaves the second to test_generation.py."""
+    """Of the default device, as it is and as a GPU, which `--quick` leaves to the full run."""
     return taken(default_entry, request.param)
 
 

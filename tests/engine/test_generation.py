@@ -31,7 +31,7 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=["as it is", "as a GPU"])
+@pytest.fixture(scope="module", params=["as it is", pytest.param("as a GPU", marks=pytest.mark.as_gpu)])
 def small(
     request: pytest.FixtureRequest, default_entry: DeviceEntry, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LLM]:

@@ -285,6 +285,7 @@ def test_a_row_that_has_no_token_ends_the_answer_with_the_cause(shape: str, defa
             list(stream)
 
 
+@pytest.mark.full
 @pytest.mark.matrix
 @pytest.mark.parametrize("sampling", ["greedy", "sampled with a penalty"])
 @pytest.mark.parametrize("drafter", ["lookup", "model", "wrong"])

@@ -69,6 +69,15 @@ class Problem:
         return read_guarded(self.device, out, np.int32, self.before[row].shape)
 
 
+@pytest.mark.parametrize(("dtype", "k"), [("bfloat16", 16), ("q4_0", 32)])
+def test_columns_of_a_single_block(target: Device, dtype: str, k: int) -> None:
+    """Which threads cannot share. The last buffer has fewer tiles."""
+    problem = Problem(target, dtype, "add", norm=True, rows=160, k=k)
+    together = problem.of_rows(slice(0, N), 32)
+    assert np.mean(together == problem.before.view(np.int32)) < 0.01  # some weights are 0
+    np.testing.assert_array_equal(problem.of_rows(slice(3, 4), 8), together[3:4])
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize("dtype", ["q4_0", "bfloat16", "float16"])
 @pytest.mark.parametrize(("epilogue", "norm"), [("add", False), ("swiglu", True)])
@@ -79,15 +88,6 @@ def test_a_row_is_the_same_beside_any_others(target: Device, dtype: str, epilogu
     for rows in (slice(0, 1), slice(0, 3), slice(6, 11), slice(2, 10), slice(1, N)):
         for max_rows in (of for of in (*FEW_ROWS, 0) if of == 0 or of >= rows.stop - rows.start):
             np.testing.assert_array_equal(problem.of_rows(rows, max_rows), together[rows], err_msg=f"{rows} {max_rows}")
-
-
-@pytest.mark.parametrize(("dtype", "k"), [("bfloat16", 16), ("q4_0", 32)])
-def test_columns_of_a_single_block(target: Device, dtype: str, k: int) -> None:
-    """Which threads cannot share. The last buffer has fewer tiles."""
-    problem = Problem(target, dtype, "add", norm=True, rows=160, k=k)
-    together = problem.of_rows(slice(0, N), 32)
-    assert np.mean(together == problem.before.view(np.int32)) < 0.01  # some weights are 0
-    np.testing.assert_array_equal(problem.of_rows(slice(3, 4), 8), together[3:4])
 
 
 @pytest.mark.matrix

@@ -167,6 +167,7 @@ def test_decode_with_dot_products(target: Device, dtype: str, exact: bool) -> No
     check_decode(target, dtype, 131, 768, exact=exact)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("variant", ["portable-int8"])
 def test_what_dot_products_make_of_no_number(target: Device) -> None:
     for wrong in (np.nan, np.inf):
@@ -189,6 +190,7 @@ def test_decode_where_columns_do_not_fit_into_local_memory(target: Device) -> No
     assert relative_error(read_guarded(target, out, np.float32, (32,)), expected) < TOLERANCE
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("dtype", "epilogue", "rows"), [("q8_0", "add", 37), ("q4_k", "swiglu", 96)])
 @pytest.mark.parametrize("variant", ["portable-int8"])
 def test_decode_norm_and_epilogue_with_dot_products(target: Device, dtype: str, epilogue: str, rows: int) -> None:

@@ -61,7 +61,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_folder(tmp_path_factory.mktemp("qwen3_moe"), QWEN3_MOE, WEIGHTS)
 
 
-@pytest.mark.parametrize("quantize", [pytest.param("q8_0", marks=pytest.mark.full), "q4_0"])
+@pytest.mark.full
+@pytest.mark.parametrize("quantize", ["q8_0", "q4_0"])
 def test_experts_are_quantised_and_routers_are_not(quantize: str, default_device: Any, folder: Path) -> None:
     options: dict[str, Any] = {"device": default_device, "max_context": 64, "kv_dtype": "float32"}
     expected = reference.forward(QWEN3_MOE, quantized(WEIGHTS, quantize), IDS)

@@ -181,6 +181,7 @@ def small(default_device: Device, tmp_path_factory: pytest.TempPathFactory) -> I
         yield llm
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("context", [5, 16, 40])
 def test_a_context_of_few_tokens_is_read_with_the_products_of_few_rows(context: int, default_device: Device) -> None:
     """As what is bound for any number of tokens takes several times as long for as few on a GPU. The same logits."""

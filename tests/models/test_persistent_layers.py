@@ -374,7 +374,11 @@ def recorded(
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        *((name, "bfloat16") for name in FAMILIES if name not in EXPERTS),
+        *(
+            pytest.param(name, "bfloat16", marks=[pytest.mark.full] * ("-" in name))
+            for name in FAMILIES
+            if name not in EXPERTS
+        ),
         *(pytest.param(name, "q4_0", marks=pytest.mark.full) for name in FAMILIES if name not in EXPERTS),
         *EXPERT_CASES,
     ],

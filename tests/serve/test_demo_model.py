@@ -106,6 +106,7 @@ class Fish(BaseModel):
     legs: int = Field(ge=0, le=9)
 
 
+@pytest.mark.full
 def test_answers_match_a_schema_and_tools_are_called(demo: Running) -> None:
     """Beside others, whole and streamed."""
     with openai.OpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=5) as client:
