@@ -6,9 +6,9 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from ascii_tokenizer import ascii_tokenizer
@@ -27,12 +27,8 @@ from llmcl.models.config import ModelConfig, RopeScaling
 from llmcl.models.families import FAMILIES
 from llmcl.models.families.blocks import GatedMlp
 from llmcl.models.families.family import LayerSettings
-from llmcl.models.model import Model
 from llmcl.reference import rope_table, round_bfloat16, to_tiles
 from llmcl.runtime.device import Buffer, Device, Launch
-
-if TYPE_CHECKING:
-    import pytest
 
 LLAMA3_SCALING = RopeScaling(
     kind="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=64
@@ -470,33 +466,6 @@ def transformers_logits(model: Any, token_ids: Sequence[int]) -> NDArray[np.floa
     with torch.no_grad():
         logits: NDArray[np.float32] = model(torch.tensor([list(token_ids)])).logits[0].numpy()
     return logits
-
-
-def load_for_decode(patch: pytest.MonkeyPatch) -> None:
-    """Models that are loaded get no launches that read prompts, whose programs are more than those of decode."""
-    from llmcl.engine import loading
-
-    patch.setattr(loading, "Model", partial(Model, step_rows=1))
-
-
-def step_logits(model: Model, n_prompt: int, n_steps: int) -> NDArray[np.float32]:
-    """Logits of n_steps decode steps after a prompt of random tokens: float32 [n_steps, vocab].
-
-    A model without launches that read prompts decodes this one.
-    """
-    ids = np.random.default_rng(5).integers(0, model.config.vocab_size, n_prompt + n_steps).tolist()
-    sequence = model.cache.sequence()
-    model.cache.truncate(sequence, 0)
-    if model._prefill:
-        model.prefill(sequence, ids[:n_prompt])
-    else:
-        for token in ids[:n_prompt]:
-            model.decode_token(sequence, token)
-    rows = []
-    for token in ids[n_prompt:]:
-        model.decode_token(sequence, token)
-        rows.append(model.device.read(model.act.logits, np.float32, (model.config.vocab_size,)))
-    return np.stack(rows)
 
 
 def option_variables() -> list[str]:

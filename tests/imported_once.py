@@ -22,8 +22,8 @@ import llmcl.engine.llm  # noqa: F401
 @hypothesis.settings(max_examples=100, database=None, derandomize=True)
 @hypothesis.given(hypothesis.strategies.integers(), hypothesis.strategies.text())
 def read_constants(number: int, text: str) -> None:
-    """Hypothesis draws constants from the sources of all imported modules, and characters from tables that it makes:
-    half a second and two seconds of each process.
+    """Hypothesis draws constants from the sources of all imported modules: half a second of each process. Characters
+    it draws from tables that it makes where none are kept: two seconds of the first ones.
     """
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from compilers.recording import RecordingDevice
-from helpers import load_for_decode, step_logits
+from decode_steps import load_for_decode, step_logits
 from programs import TINY_SHAPE
 
 import llmcl

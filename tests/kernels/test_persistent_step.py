@@ -12,8 +12,9 @@ from typing import Any
 import compare_launches
 import numpy as np
 import pytest
+from decode_steps import load_for_decode, step_logits
 from family_configs import FAMILIES
-from helpers import gemma2_config, load_for_decode, random_weights, save_folder, small_config, step_logits
+from helpers import gemma2_config, random_weights, save_folder, small_config
 
 import llmcl
 from llmcl.attention.masks import alibi
