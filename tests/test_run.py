@@ -49,16 +49,24 @@ def test_a_variant_that_a_device_does_not_choose_runs_little_or_not(devices: lis
         for n in range(3)
     ]
     on_the_first = [case.nodeid for case in cases if case.params["cl_entry"] is devices[0]]
-    first_of_the_file = [f"tests/kernels/test_a.py::a[{which}-0]" for which in ("cpu-1", "portable-2")]
-    expected = {name for name in on_the_first if "[cpu" in name} | {*first_of_the_file}
+    expected = {name for name in on_the_first if "[cpu" in name}
     assert {*kept(cases, devices)} == expected | {"tests/test_b.py::b[portable-0-2]"}
     # Without a device that chooses the portable variant it runs on the first, and of a kernel's tests in the first.
     of_the_first_test = ("::a[portable-0-2]", "test_b.py::b[portable-0-2]")
     few = [name for name in on_the_first if "[cpu" in name or name.endswith(of_the_first_test)]
-    assert kept([case for case in cases if case.params["cl_entry"] is not devices[2]], devices[:2]) == [
-        *few,
-        first_of_the_file[0],
+    assert kept([case for case in cases if case.params["cl_entry"] is not devices[2]], devices[:2]) == few
+
+
+def test_other_devices_run_the_first_case_of_what_is_for_each(devices: list[Any]) -> None:
+    cases = [
+        Case(f"{test}[{variant}-{device.index}-{n}]", {"cl_entry": device, "variant": variant, "n": n}, marks)
+        for test, marks in (("tests/test_b.py::b", ("each_device",)), ("tests/kernels/test_a.py::a", ()))
+        for device in devices
+        for variant in ("cpu", "portable")
+        for n in range(2)
     ]
+    elsewhere = [name for name in kept(cases, devices) if "-0-" not in name]
+    assert elsewhere == ["tests/test_b.py::b[cpu-1-0]", "tests/test_b.py::b[portable-2-0]"]
 
 
 def test_the_first_device_runs_each_value_of_each_parameter(devices: list[Any]) -> None:
@@ -72,7 +80,7 @@ def test_the_first_device_runs_each_value_of_each_parameter(devices: list[Any]) 
 
 def test_a_case_that_is_skipped_does_not_count(devices: list[Any]) -> None:
     test = "tests/kernels/test_a.py::a"
-    cases = [Case(f"{test}[{n}]", {"cl_entry": devices[1]}, ("skip",) * (n == 0)) for n in range(3)]
+    cases = [Case(f"{test}[{n}]", {"cl_entry": devices[1]}, ("each_device", *("skip",) * (n == 0))) for n in range(3)]
     assert kept(cases, devices) == [f"{test}[1]"]
 
 

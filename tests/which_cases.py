@@ -22,12 +22,13 @@ def left_to_the_full_run(items: Sequence[pytest.Item], devices: Sequence[DeviceE
     a variant that the device does not choose a test that has no others runs on the first other device that chooses it
     if there is one: Intel's compiler takes six times as long for a portable kernel as that of a software renderer. Of
     the others the last case runs, of a file of tests/kernels that of its first test, if no other device chooses the
-    variant. On every other device the first case of each file of tests/kernels runs, in the variants that it chooses. A
+    variant. On every other device the first case of a test marked `each_device` runs, in the variant that it chooses. A
     test or a case marked `full` or `exhaustive` does not run, nor on another device than a GPU one marked `as_gpu`.
     """
     first = devices[0]
     on_the_first: dict[tuple[str, object], list[pytest.Item]] = {}  # by test and variant
-    on_another: dict[tuple[str, int], dict[object, list[pytest.Item]]] = {}  # by file and device, then by variant
+    on_another: dict[tuple[str, int], list[pytest.Item]] = {}  # by test and device: in the variant that it chooses
+    by_index = {entry.index: entry for entry in devices}
     chosen_by = next((entry.index for entry in devices[1:] if not_chosen(entry) != not_chosen(first)), None)
     where_chosen: dict[str, list[pytest.Item]] = {}  # by test: in the variant that the first device does not choose
     for item in items:
@@ -40,10 +41,11 @@ def left_to_the_full_run(items: Sequence[pytest.Item], devices: Sequence[DeviceE
         entry = parameters.get("cl_entry")
         if entry is None or entry.index == first.index:
             on_the_first.setdefault((test_of(item), variant), []).append(item)
-        elif item.nodeid.startswith("tests/kernels/"):
-            variants = on_another.setdefault((item.nodeid.partition("::")[0], entry.index), {})
-            variants.setdefault(variant, []).append(item)
-            if entry.index == chosen_by and variant == not_chosen(first) and not item.get_closest_marker("skip"):
+        else:
+            if item.get_closest_marker("each_device") and variant != not_chosen(by_index[entry.index]):
+                on_another.setdefault((test_of(item), entry.index), []).append(item)
+            in_the_other = entry.index == chosen_by and variant == not_chosen(first)
+            if in_the_other and item.nodeid.startswith("tests/kernels/") and not item.get_closest_marker("skip"):
                 where_chosen.setdefault(test_of(item), []).append(item)
     kept: set[pytest.Item] = set()
     not_met: dict[str, list[pytest.Item]] = {}  # by file or test: in the variant that no device chooses
@@ -60,11 +62,7 @@ def left_to_the_full_run(items: Sequence[pytest.Item], devices: Sequence[DeviceE
             takes_a_device = "cl_entry" in parameters_of(cases[0])
             kept.update([cases[0], cases[-1]] if is_matrix else with_each_value(cases) if takes_a_device else cases)
     kept.update(first_that_runs(cases) for cases in not_met.values())
-    by_index = {entry.index: entry for entry in devices}
-    for (_, index), variants in on_another.items():
-        for variant, cases in variants.items():
-            if variant != not_chosen(by_index[index]) or not variants.keys() & {"cpu", "portable"} - {variant}:
-                kept.add(first_that_runs(cases))
+    kept.update(first_that_runs(cases) for cases in on_another.values())
     return {item for item in items if item not in kept}
 
 

@@ -116,6 +116,7 @@ def test_equals_pytorch(default_device: Any, shape: Any, case: str, variant: Any
     assert np.abs(lse - expected_lse).max() < 1e-4
 
 
+@pytest.mark.each_device
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_device(device: Any, variant: Any) -> None:
     q, k, v = inputs((1, 3, 1, 70, 70, 32))

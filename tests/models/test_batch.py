@@ -119,6 +119,7 @@ def test_rows_have_the_logits_of_each_sequence_alone(name: str, load_folder: Cal
         assert relative_error(row, llm.logits(sequence.token_ids)[-1]) <= 5 * SAME
 
 
+@pytest.mark.each_device
 @pytest.mark.matrix
 @pytest.mark.parametrize(("dtype", "kv_dtype"), [("float32", "float32"), ("bfloat16", "float16"), ("q4_0", "q8_0")])
 def test_on_every_device(device: Device, shape: str, dtype: str, kv_dtype: str) -> None:
