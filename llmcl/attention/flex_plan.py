@@ -233,11 +233,12 @@ class FlexPlan:
         if scratch:
             last.insert(2, self._kept(self.device.alloc(scratch, "attention tensor maps")))
         file = tiles.implementation.file
+        constants, heads = tiles.implementation.with_arguments({**constants, **tiles.constants()})
         self._launch(
             file if capacity is not None else tiles.implementation.array_file or file,
             "attention_prefill",
-            {**constants, **tiles.constants()},
-            [query, self._state, key, value, out, *last],
+            constants,
+            [query, self._state, key, value, out, *last, *heads],
             groups=groups,
             local=tiles.local,
             prelude=mods.prelude,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
+import numpy as np
+
 from llmcl.errors import DeviceError, UsageError, shown
-from llmcl.runtime.device import Device
+from llmcl.runtime.device import Device, KernelArg
 
 
 class Implementation(ABC):
@@ -33,6 +35,19 @@ class Implementation(ABC):
 
     runs_anywhere = True
     """Whether every OpenCL compiler takes the kernel, though other devices would not choose it."""
+
+    arguments: Sequence[str] = ()
+    """Sizes that its kernel takes as its last arguments, in this order, and not as build constants: calls that differ
+    in these alone share a program."""
+
+    def with_arguments(self, constants: Mapping[str, object]) -> tuple[dict[str, object], list[KernelArg]]:
+        """The build constants without `arguments`, and these."""
+        rest, args = dict(constants), list[KernelArg]()
+        for name in self.arguments:
+            value = rest.pop(name)
+            assert isinstance(value, (int, float))
+            args.append(np.float32(value) if isinstance(value, float) else np.int32(value))
+        return rest, args
 
     def key(self, dtype: str) -> str:
         """The name of this implementation for a storage type in a device's cache."""

@@ -100,7 +100,7 @@ def attention_decode(
     constants = {
         **shape.constants(step),
         "N_SPLITS": n_splits,
-        "SCALE": shape.scale,
+        "SCALE": float(shape.scale),
         **own,
         **chosen.out_constants(out),
         **_sinks(sinks),
@@ -114,12 +114,13 @@ def attention_decode(
         results = [part_acc, to, device.zeros(4 * shape.n_kv_heads * max(1, step.n_sequences), "arrivals")]
     else:
         results = [to if n_splits == 1 else part_acc]
+    constants, heads = chosen.with_arguments(constants)
     launches = [
         device.launch(
             chosen.file,
             "attention_decode",
             constants,
-            [qkv, rope, step.state, k_cache, v_cache, part_ml, *results, *_given(sinks), *mods.buffers],
+            [qkv, rope, step.state, k_cache, v_cache, part_ml, *results, *_given(sinks), *mods.buffers, *heads],
             groups=for_rows(step, shape.n_kv_heads, n_splits, n_rows=n_rows),
             local=(width, 1, 1) if step.n_sequences else (width, 1),
             prelude=mods.prelude,
@@ -211,6 +212,7 @@ def rope_append(
         constants |= tiles.constants
     elif tile == 1:
         constants["FIRST_ROW"] = f"state[{FIRST_CHUNK_ROW}]" if isinstance(step, RaggedStep) else 0
+    constants, heads = chosen.with_arguments(constants)
 
     def groups(n: int) -> tuple[int, int]:
         if tiles is not None:
@@ -224,7 +226,7 @@ def rope_append(
             chosen.file,
             "rope_append",
             constants,
-            [qkv, rope, step.state, k_cache, v_cache],
+            [qkv, rope, step.state, k_cache, v_cache, *heads],
             groups=groups,
             local=(width, 1),
             cost=per_token(
@@ -338,7 +340,7 @@ def attention_prefill(
     constants = {
         **cache_constants,
         **tiles.constants(),
-        "SCALE": shape.scale,
+        "SCALE": float(shape.scale),
         "Q_STRIDE": (shape.n_q_heads + (0 if shared_kv else 2 * shape.n_kv_heads)) * shape.head_dim,
         "HEADS_FIRST": False,
         "KV_BLOCK_RANGES": False,
@@ -349,6 +351,7 @@ def attention_prefill(
     if isinstance(step, RaggedStep):
         pieces = step.pieces(Cut(tiles.block_m))
         constants |= pieces.constants
+    constants, heads = tiles.implementation.with_arguments(constants)
 
     def groups(n: int) -> tuple[int, ...]:
         rows = n if pieces is None else pieces.n * tiles.block_m
@@ -362,7 +365,7 @@ def attention_prefill(
             tiles.implementation.file,
             "attention_prefill",
             constants,
-            [qkv, step.state, keys, values, result, unused, unused, *_given(sinks), *mods.buffers],
+            [qkv, step.state, keys, values, result, unused, unused, *_given(sinks), *mods.buffers, *heads],
             groups=groups,
             local=tiles.local,
             prelude=mods.prelude,

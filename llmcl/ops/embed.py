@@ -31,13 +31,9 @@ def embed(
     """
     constants: dict[str, object] = {
         **step.constants,
-        "HIDDEN": table.k,
         "HEAD_DIM": rotation.nbytes // 4,
-        "X_SCALE": float(scale),
         "LOCAL_SIZE": local_size(device, 256),
     }
-    if step.n_sequences:
-        constants["VOCAB"] = table.rows
     launches = []
     for part in table.parts:
         first, rows = table.rows_in(part)
@@ -56,6 +52,9 @@ def embed(
                     last_seen,
                     np.int32(first),
                     np.int32(rows),
+                    np.int32(table.k),
+                    np.float32(scale),
+                    np.int32(table.rows),
                 ],
                 groups=lambda n: (n,),
                 local=(local_size(device, 256),),

@@ -184,8 +184,9 @@ class LinearDecode(ProductImplementation):
         assert isinstance(product.out, Buffer)
         own, groups, local = self.size(device, product)
         constants = {**product.constants(), "NORM": norm is not None, "EPS": float(eps), **own}
+        constants, sizes = self.with_arguments(constants)
         inputs = [x, x if norm is None else norm]
-        args: list[KernelArg] = [product.part.buffer, *inputs, product.out, step.state, product.first_row]
+        args: list[KernelArg] = [product.part.buffer, *inputs, product.out, step.state, product.first_row, *sizes]
         return device.launch(self.file, self.kernel, constants, args, groups=groups, local=local, cost=product.cost())
 
 
@@ -218,9 +219,11 @@ class LinearOfRows(ProductImplementation):
         """x: in the layout that `activation_layout` names."""
         weight, layout = product.weight, x.layout if isinstance(x, PackedActivations) else None
         own, groups, local = self.size(device, product, layout)
-        constants = {**product.constants(), "OUT_STRIDE": weight.rows // product.tiles_at_once, **own}
+        constants, sizes = self.with_arguments(
+            {**product.constants(), "OUT_STRIDE": weight.rows // product.tiles_at_once, **own}
+        )
         buffers = [rows.buffer if isinstance(rows, PackedActivations) else rows for rows in (x, product.out)]
-        args: list[KernelArg] = [product.part.buffer, *buffers, step.state, product.first_row]
+        args: list[KernelArg] = [product.part.buffer, *buffers, step.state, product.first_row, *sizes]
         file, cost = self.kernel_file(layout), product.cost()
         return [device.launch(file, self.kernel, constants, args, groups=groups, local=local, cost=cost)]
 

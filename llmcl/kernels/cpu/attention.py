@@ -63,6 +63,7 @@ def _dot_constant(device: Device, shape: AttentionShape) -> dict[str, object]:
 
 class CpuAttentionDecode(AttentionDecode):
     name, file = "cpu", "cpu/attention_decode.cl"
+    arguments = "N_Q_HEADS", "N_KV_HEADS", "N_SPLITS", "SCALE"
 
     def supports_device(self, device: Device) -> bool:
         return device.is_cpu
@@ -81,6 +82,7 @@ class CpuAttentionDecode(AttentionDecode):
 
 class CpuAttentionPrefill(AttentionPrefill):
     name, file = "cpu", "cpu/attention_prefill.cl"
+    arguments = "N_Q_HEADS", "N_KV_HEADS", "Q_STRIDE", "SCALE"
     block_m_choices = (2, 4, 6, 8, 12, 16)  # the register tile wants few rows
 
     def supports_device(self, device: Device) -> bool:
@@ -136,6 +138,7 @@ class CpuAttentionPrefill(AttentionPrefill):
 
 class CpuRopeAppend(RopeAppend):
     name, file = "cpu", "cpu/rope_append.cl"
+    arguments = "N_Q_HEADS", "N_KV_HEADS"
 
     def supports_device(self, device: Device) -> bool:
         return device.is_cpu
@@ -144,7 +147,7 @@ class CpuRopeAppend(RopeAppend):
         return dtype not in QUANTIZED
 
     def size(self, device: Device, shape: AttentionShape) -> tuple[dict[str, object], int, int]:
-        return {"LOCAL_SIZE": 1}, 1, 1
+        return {}, 1, 1
 
 
 class CpuPackKeys(PackKeys):

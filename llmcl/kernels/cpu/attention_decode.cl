@@ -2,22 +2,24 @@
 //
 //   out[h] = softmax(scale q[h] K^T) V over keys 0 .. position, for the GROUP_SIZE query heads h of a KV head
 //
-// qkv      float [N_Q_HEADS + 2 N_KV_HEADS][HEAD_DIM], not rotated      rope  float [HEAD_DIM], from `embed`
-// k_cache, v_cache  KV, of N_KV_HEADS heads: see kv_cache.cl
-// part_ml, part_acc  partial states [N_Q_HEADS][N_SPLITS] for `attention_merge`; with N_SPLITS = 1 part_acc is the output
-// sinks    float [N_Q_HEADS], with HAS_SINKS: see online_softmax.cl; used with one split, else by `attention_merge`
+// qkv      float [n_q_heads + 2 n_kv_heads][HEAD_DIM], not rotated      rope  float [HEAD_DIM], from `embed`
+// k_cache, v_cache  KV, of n_kv_heads heads: see kv_cache.cl
+// part_ml, part_acc  partial states [n_q_heads][n_splits] for `attention_merge`; with n_splits = 1 part_acc is the output
+// sinks    float [n_q_heads], with HAS_SINKS: see online_softmax.cl; used with one split, else by `attention_merge`
 //
-//            keys 0 ......................... position          index space (N_KV_HEADS, N_SPLITS, rows), local size 1
+//            keys 0 ......................... position          index space (n_kv_heads, n_splits, rows), local size 1
 //   head 0   [ split 0 | split 1 | ... | last split ]           each work-item reads its keys once for all
 //   head 1   [ split 0 | split 1 | ... | last split ]           GROUP_SIZE query heads; the one whose split holds
 //                                                               `position` appends
-// Build: those of cpu/attention_tile.cl with ROWS = GROUP_SIZE, and N_Q_HEADS, N_KV_HEADS, CAPACITY (a multiple of
-// BLOCK_N), N_SPLITS, SCALE. The host must have checked position < CAPACITY.
+// Build: those of cpu/attention_tile.cl with ROWS = GROUP_SIZE, and CAPACITY (a multiple of BLOCK_N). The host must have checked
+// position < CAPACITY. The numbers of heads and splits and `scale` are arguments: models with other ones share a program.
 // For pages of keys and values see kv_address.cl.
-#if !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(CAPACITY) || !defined(N_SPLITS) || \
-    !defined(SCALE) || !defined(STATE_POSITION)
-#error "cpu/attention_decode.cl needs the build constants N_Q_HEADS, N_KV_HEADS, CAPACITY, N_SPLITS, SCALE and those of the step state"
+#if !defined(CAPACITY) || !defined(STATE_POSITION)
+#error "cpu/attention_decode.cl needs the build constants CAPACITY and those of the step state"
 #endif
+#define N_Q_HEADS n_q_heads
+#define N_KV_HEADS n_kv_heads
+#define SCALE scale
 #include "cpu/prefetch.cl"
 #define AHEAD 2  // steps
 #include "cpu/attention_tile.cl"
@@ -29,21 +31,22 @@
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void attention_decode(__global const float* qkv, __global const float* rope, __global const int* state,
                       __global kv_t* k_cache, __global kv_t* v_cache,
-                      __global float* part_ml, __global float* part_acc SINKS_PARAM MOD_PARAMS) {
+                      __global float* part_ml, __global float* part_acc SINKS_PARAM MOD_PARAMS,
+                      const int n_q_heads, const int n_kv_heads, const int n_splits, const float scale) {
     BEGIN_UNIT;
     const int head = get_group_id(0), split = get_group_id(1);
     const int t = step_row(2);
     state = sequence_state(state, t);
     qkv += t * QKV_HEADS * HEAD_DIM;
     rope += t * HEAD_DIM;
-    part_ml += t * N_Q_HEADS * N_SPLITS * 2;
-    part_acc += (size_t)t * N_Q_HEADS * N_SPLITS * HEAD_DIM;
+    part_ml += t * n_q_heads * n_splits * 2;
+    part_acc += (size_t)t * n_q_heads * n_splits * HEAD_DIM;
     const int position = state[STATE_POSITION], kv_len = position + 1;
     // The splits share what comes after the keys that mask_mod hides from the beginning on.
     const int2 query = (int2)(position);
     const int sequence = MOD_SEQUENCE(state);
     const int visible_from = first_visible(sequence, head * ROWS, ROWS, query, kv_len, BLOCK_N MOD_ARGS);
-    const int per_split = (kv_len - visible_from + N_SPLITS * BLOCK_N - 1) / (N_SPLITS * BLOCK_N) * BLOCK_N;
+    const int per_split = (kv_len - visible_from + n_splits * BLOCK_N - 1) / (n_splits * BLOCK_N) * BLOCK_N;
     const int first = visible_from + split * per_split, end = min(kv_len, first + per_split);
 
     k_cache += head * KV_HEAD_SIZE;
@@ -74,8 +77,8 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
     if (PIECES_STORED == 0) {
         if (!MAY_STORE) return;
         if (appends) {
-            __global const float* k = qkv + (N_Q_HEADS + head) * HEAD_DIM;
-            append_head(k, k + N_KV_HEADS * HEAD_DIM, rope, KV_TILES_AT(k_cache, own_row), KV_TILES_AT(v_cache, own_row),
+            __global const float* k = qkv + (n_q_heads + head) * HEAD_DIM;
+            append_head(k, k + n_kv_heads * HEAD_DIM, rope, KV_TILES_AT(k_cache, own_row), KV_TILES_AT(v_cache, own_row),
                         own_row % 16);
         }
         PIECE_STORED;
@@ -95,16 +98,16 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
     }
     if (!MAY_STORE) return;
     for (int r = 0; r < ROWS; ++r) {
-        const int part = (head * ROWS + r) * N_SPLITS + split;
+        const int part = (head * ROWS + r) * n_splits + split;
         const float l = sum16(attention.l[r]);
         float norm = 1.0f;
-#if N_SPLITS > 1
-        part_ml[2 * part] = attention.m[r] * LN_2;
-        part_ml[2 * part + 1] = l;
-        if (l == 0.0f) continue;
-#else
-        norm = OUTPUT_NORM(attention.m[r] * LN_2, l, head * ROWS + r);
-#endif
+        if (n_splits > 1) {
+            part_ml[2 * part] = attention.m[r] * LN_2;
+            part_ml[2 * part + 1] = l;
+            if (l == 0.0f) continue;
+        } else {
+            norm = OUTPUT_NORM(attention.m[r] * LN_2, l, head * ROWS + r);
+        }
         for (int c = 0; c < COLUMNS; ++c)
             store16_f32(attention.acc[r][c] * norm, part_acc + (size_t)part * HEAD_DIM + c * 16);
     }

@@ -6,25 +6,26 @@
 // query sees the keys of the ranges listed for its group, those of partial ranges only as far as mask_mod lets it.
 //
 // q        float, see query_address.cl; rotated where the model rotates
-// k_cache, v_cache  KV, of [batch][N_KV_HEADS] heads: see kv_cache.cl
+// k_cache, v_cache  KV, of [batch][n_kv_heads] heads: see kv_cache.cl
 // out      float, see query_address.cl
-// lse      float [batch][N_Q_HEADS][n], with LSE: log of the sum of exponentials, -inf for a query that sees no key
+// lse      float [batch][n_q_heads][n], with LSE: log of the sum of exponentials, -inf for a query that sees no key
 // ranges   int, with KV_BLOCK_RANGES: see kv_block_ranges.cl
-// max_scores float [batch][N_Q_HEADS][n], with MAX_SCORES: see online_softmax.cl
-// sinks    float [N_Q_HEADS], with HAS_SINKS: see online_softmax.cl; lse contains them
+// max_scores float [batch][n_q_heads][n], with MAX_SCORES: see online_softmax.cl
+// sinks    float [n_q_heads], with HAS_SINKS: see online_softmax.cl; lse contains them
 //
 //                 keys 0 ...... position + t
-//   queries   t0  [########\    ]             index space (N_Q_HEADS, ceil(n / BLOCK_M), batch), local size 1
+//   queries   t0  [########\    ]             index space (n_q_heads, ceil(n / BLOCK_M), batch), local size 1
 //   BLOCK_M       [#########\   ]             # whole tiles; \ the tile that crosses the diagonal; the rest is
 //   rows      ..  [##########\  ]             never visited
 //
-// Build: those of cpu/attention_tile.cl with ROWS = BLOCK_M, and N_Q_HEADS, N_KV_HEADS, CAPACITY (a multiple of
-// BLOCK_N; with KV_BLOCK_RANGES of 16), SCALE, KV_BLOCK_RANGES, LSE, and those of query_address.cl.
+// Build: those of cpu/attention_tile.cl with ROWS = BLOCK_M, and CAPACITY (a multiple of BLOCK_N; with KV_BLOCK_RANGES of
+// 16), KV_BLOCK_RANGES, LSE, and those of query_address.cl. The numbers of heads, the distance of queries and `scale` are
+// arguments: calls with other ones share a program.
 // For pages of keys and values see kv_address.cl, for runs of several sequences query_block.cl.
-#if !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(CAPACITY) || !defined(SCALE) || \
-    !defined(KV_BLOCK_RANGES) || !defined(LSE) || !defined(STATE_POSITION) || !defined(STATE_N_TOKENS)
-#error "cpu/attention_prefill.cl needs N_Q_HEADS, N_KV_HEADS, CAPACITY, SCALE, KV_BLOCK_RANGES, LSE, the step state"
+#if !defined(CAPACITY) || !defined(KV_BLOCK_RANGES) || !defined(LSE) || !defined(STATE_POSITION) || !defined(STATE_N_TOKENS)
+#error "cpu/attention_prefill.cl needs CAPACITY, KV_BLOCK_RANGES, LSE, the step state"
 #endif
+#define SCALE scale
 #include "cpu/attention_tile.cl"
 #include "common/kv_block_ranges.cl"
 #include "common/query_address.cl"
@@ -33,15 +34,16 @@
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void attention_prefill(__global const float* q, __global const int* state, __global const kv_t* k_cache,
                        __global const kv_t* v_cache, __global float* out, __global float* lse,
-                       __global const int* ranges MAX_SCORES_PARAM SINKS_PARAM MOD_PARAMS) {
+                       __global const int* ranges MAX_SCORES_PARAM SINKS_PARAM MOD_PARAMS,
+                       const int n_q_heads, const int n_kv_heads, const int q_stride, const float scale) {
     const int head = get_group_id(0), batch = get_group_id(2);
     // The longest rows first: short ones fill the end.
     const query_block block = query_block_at(state, LONGEST_FIRST((int)get_group_id(1), (int)get_num_groups(1)));
     const int t0 = block.t0, position = block.position, n = block.n;
-    const int kv_head = head / (N_Q_HEADS / N_KV_HEADS), sequence = batch + MOD_SEQUENCE(block.state);
-    k_cache += (batch * N_KV_HEADS + kv_head) * KV_HEAD_SIZE;
-    v_cache += (batch * N_KV_HEADS + kv_head) * KV_HEAD_SIZE;
-    q += first_query(batch, head, n);
+    const int kv_head = head / (n_q_heads / n_kv_heads), sequence = batch + MOD_SEQUENCE(block.state);
+    k_cache += (batch * n_kv_heads + kv_head) * KV_HEAD_SIZE;
+    v_cache += (batch * n_kv_heads + kv_head) * KV_HEAD_SIZE;
+    q += first_query(batch, head, n, n_q_heads, q_stride);
 
     attention_state attention;
     attention_start(&attention);
@@ -49,7 +51,7 @@ void attention_prefill(__global const float* q, __global const int* state, __glo
         // Rows past the last token repeat it: computed, never stored.
         const int t = min(t0 + r, n - 1);
         for (int c = 0; c < COLUMNS; ++c)
-            attention.q[r][c] = load16_f32(q + (size_t)t * Q_STRIDE + c * 16) * QUERY_SCALE;
+            attention.q[r][c] = load16_f32(q + (size_t)t * q_stride + c * 16) * QUERY_SCALE;
         attention.head[r] = head;
         attention.q_idx[r] = position + t;
     }
@@ -69,13 +71,13 @@ void attention_prefill(__global const float* q, __global const int* state, __glo
         }
     }
     for (int r = 0; r < ROWS && t0 + r < n; ++r) {
-        const size_t row = output_of(batch, head, t0 + r, n);
+        const size_t row = output_of(batch, head, t0 + r, n, n_q_heads);
         const float m = attention.m[r] * LN_2, l = sum16(attention.l[r]), norm = OUTPUT_NORM(m, l, head);
         for (int c = 0; c < COLUMNS; ++c)
             store16_f32(attention.acc[r][c] * norm, out + row + c * 16);
 #if LSE
-        lse[((size_t)batch * N_Q_HEADS + head) * n + t0 + r] = LOG_SUM(m, l, head);
+        lse[((size_t)batch * n_q_heads + head) * n + t0 + r] = LOG_SUM(m, l, head);
 #endif
-        KEEP_MAX_SCORE(((size_t)batch * N_Q_HEADS + head) * n + t0 + r, m);
+        KEEP_MAX_SCORE(((size_t)batch * n_q_heads + head) * n + t0 + r, m);
     }
 }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from llmcl.kernels.common import step_state
 from llmcl.kernels.common.cost import per_token
 from llmcl.kernels.common.dtype import QUANTIZED, kernel_name
@@ -76,18 +78,18 @@ class CpuExpertsPrefill(ExpertsPrefill):
         self, device: Device, product: ExpertProduct, x: Buffer, order: Buffer, blocks: Buffer, step: StepState
     ) -> tuple[Buffer, list[Launch]]:
         weight, dtype = product.weight, product.part.dtype
-        if not (dot := _dot(device, dtype, weight.exact_activations)):
+        if not _dot(device, dtype, weight.exact_activations):
             return x, []
         n_blocks = block_count(step.max_tokens, weight.n_experts, weight.top_k)
         rows = step.scratch(*next(iter(self.scratch(device, dtype, weight.k, False, n_blocks).items())))
         # To this kernel the rows of a token's slots are one.
         k = weight.k * (weight.top_k // product.slots)
-        constants = {**step_state.CONSTANTS, "WEIGHT": kernel_name(dtype), "K": k, "DOT": dot, "TILE_TOKENS": 1}
+        constants = {**step_state.CONSTANTS, "WEIGHT": kernel_name(dtype), "TILE_TOKENS": 1}
         launch = device.launch(
             "cpu/quantize_activations.cl",
             "quantize_activations",
             {**constants, "NORM": False, "EPS": 0.0},
-            [x, x, rows, step.state],
+            [x, x, rows, step.state, np.int32(k)],
             groups=lambda n: (n, min(k // 32, -(-device.compute_units // n))),
             local=(1, 1),
             cost=per_token(5.5 * k),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from llmcl.kernels.common import step_state
 from llmcl.kernels.common.cost import per_token
 from llmcl.kernels.common.dtype import QUANTIZED, TILE_ROWS, kernel_name
@@ -35,6 +37,7 @@ PACKED_GROUP_TOKENS = 96  # of a product with packed activations: a multiple of 
 # nothing counts more.
 INT8_FEW_TOKENS = {1: (8, 2), 2: (8, 2), 3: (8, 2)}
 BF16_FEW_TOKENS = {1: (8, 2), 2: (6, 6)}
+LEAST_UNITS = 512  # of a product in decode: fewer are no other pieces (cpu/unit.cl)
 
 
 @dataclass(frozen=True)
@@ -81,9 +84,7 @@ class DotProductLayout(ActivationLayout):
         kernel = "quantize_activations" if self.is_int8 else "pack_activations"
         constants = {
             **step_state.CONSTANTS,
-            "WEIGHT": kernel_name(self.dtype),
-            "K": rows.k,
-            "DOT": self.dot,
+            **({"WEIGHT": kernel_name(self.dtype)} if self.is_int8 else {}),
             "TILE_TOKENS": self.tile_tokens,
             "NORM": norm is not None,
             "EPS": float(eps),
@@ -92,7 +93,7 @@ class DotProductLayout(ActivationLayout):
             f"cpu/{kernel}.cl",
             kernel,
             constants,
-            [x, x if norm is None else norm, rows.buffer, step.state],
+            [x, x if norm is None else norm, rows.buffer, step.state, np.int32(rows.k)],
             groups=lambda n: (-(-n // self.tile_tokens), self.parts),
             local=(1, 1),
             cost=per_token((5.5 if self.is_int8 else 6.0) * rows.k),
@@ -101,6 +102,7 @@ class DotProductLayout(ActivationLayout):
 
 class CpuLinearDecode(LinearDecode):
     name, file = "cpu", "cpu/linear_decode.cl"
+    arguments = "N", "N_TILES"
 
     def supports_device(self, device: Device) -> bool:
         return device.is_cpu
@@ -108,11 +110,13 @@ class CpuLinearDecode(LinearDecode):
     def size(self, device: Device, product: Product) -> Size:
         exact = product.weight.exact_activations
         own = {"DOT": 0 if exact else dot_form(device)} if product.part.dtype in QUANTIZED else {}
+        own["MOST_UNITS"] = max(LEAST_UNITS, 1 << (product.units - 1).bit_length())
         return own, (min(product.units, device.compute_units),), (1,)
 
 
 class CpuLinearPrefill(LinearPrefill):
     name, file = "cpu", "cpu/linear_prefill.cl"
+    arguments = "N", "N_TILES", "OUT_STRIDE"
 
     def supports_device(self, device: Device) -> bool:
         return device.is_cpu
@@ -140,6 +144,7 @@ class CpuLinearFewRows(LinearFewRows):
     """The dot products of prefill, a run of tiles for each core: as in decode, weights are read front to back."""
 
     name, file = "cpu", "cpu/linear_prefill.cl"
+    arguments = "N", "N_TILES", "OUT_STRIDE"
 
     def supports_device(self, device: Device) -> bool:
         return device.is_cpu

@@ -3,14 +3,15 @@
 //   y[r] = scale * sum_k W[r][k] (x[k] norm[k]),   scale = 1/sqrt(mean(x^2) + EPS) with NORM, else 1 and no norm
 //   EPILOGUE: STORE out = y;  ADD out += y;  SWIGLU out[r] = GATE(gate[r]) up[r], tiles alternate gate, up
 //
-// weight  N_TILES tiles (tiles.cl)     x      float [n][K]: the last of the step's n tokens (STATE_N_TOKENS)
-// norm    float [K]                    out    float, rows out_row .. out_row + N - 1
+// weight  n_tiles tiles (tiles.cl)     x      float [n][K]: the last of the step's n tokens (STATE_N_TOKENS)
+// norm    float [K]                    out    float, rows out_row .. out_row + n_rows - 1: valid ones, of the output with SWIGLU
 //
-// Index space: global size = number of streams, local size 1; stream g takes tiles N_TILES g / G .. N_TILES (g+1) / G.
-// Build: WEIGHT, DOT with quantised weights (cpu/quant_tile.cl), K (a multiple of 16), N (valid rows; of the output with SWIGLU), N_TILES, NORM, EPS, EPILOGUE.
-#if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(N_TILES) || !defined(NORM) || !defined(EPS) || \
-    !defined(EPILOGUE) || !defined(STATE_N_TOKENS)
-#error "cpu/linear_decode.cl needs the build constants WEIGHT, K, N, N_TILES, NORM, EPS, EPILOGUE and those of the step state"
+// Index space: global size = number of streams, local size 1; stream g takes tiles n_tiles g / G .. n_tiles (g+1) / G.
+// Build: WEIGHT, DOT with quantised weights (cpu/quant_tile.cl), K (a multiple of 16), NORM, EPS, EPILOGUE, MOST_UNITS (at least n_tiles, with
+// SWIGLU half of them). Rows are no build constant, so that products with as many columns share a program.
+#if !defined(WEIGHT) || !defined(K) || !defined(NORM) || !defined(EPS) || !defined(EPILOGUE) || !defined(MOST_UNITS) || \
+    !defined(STATE_N_TOKENS)
+#error "cpu/linear_decode.cl needs the build constants WEIGHT, K, NORM, EPS, EPILOGUE, MOST_UNITS and those of the step state"
 #endif
 #include "common/tiles.cl"
 #include "cpu/unit.cl"
@@ -19,13 +20,13 @@
 
 #define TILES_AT_ONCE (EPILOGUE == EPILOGUE_SWIGLU ? 2 : 1)
 // Vectors of 16 rows that are stored together.
-#define PIECE PIECE_OF((int)(TILES_AT_ONCE * TILE_SIZE * sizeof(CAT(WEIGHT, _t))), N_TILES / TILES_AT_ONCE)
+#define PIECE PIECE_OF((int)(TILES_AT_ONCE * TILE_SIZE * sizeof(CAT(WEIGHT, _t))), MOST_UNITS)
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void linear_decode(__global const CAT(WEIGHT, _t)* weight, __global const float* x, __global const float* norm,
-                   __global float* out, __global const int* state, const int out_row) {
+                   __global float* out, __global const int* state, const int out_row, const int n_rows, const int n_tiles) {
     BEGIN_UNIT;
-    const int units = N_TILES / TILES_AT_ONCE;
+    const int units = n_tiles / TILES_AT_ONCE;
     const int first = (int)((long)units * get_group_id(0) / get_num_groups(0));
     const int end = (int)((long)units * (get_group_id(0) + 1) / get_num_groups(0));
     x += (size_t)(state[STATE_N_TOKENS] - 1) * K;
@@ -49,7 +50,7 @@ void linear_decode(__global const CAT(WEIGHT, _t)* weight, __global const float*
 #endif
         }
         if (!MAY_STORE) return;
-        for (int i = 0; i < n; ++i) store_rows(y[i], out, (piece + i) * 16);
+        for (int i = 0; i < n; ++i) store_rows(y[i], out, (piece + i) * 16, n_rows, 0);
         PIECE_STORED;
     }
 }

@@ -2,9 +2,9 @@
 //
 //   y[t][r] = sum_k x[t][k] W[r][k];   EPILOGUE as in cpu/linear_decode.cl (SWIGLU: tiles alternate gate, up)
 //
-// weight  N_TILES tiles (tiles.cl)    x  float [n][K]     out  float [n][OUT_STRIDE], columns out_row .. out_row + N - 1
+// weight  n_tiles tiles (tiles.cl)    x  float [n][K]     out  float [n][out_stride], columns out_row .. out_row + n_rows - 1
 //
-// Index space: (N_TILES / TILE_COLS, ceil(n / GROUP_TOKENS)), local size 1. A work-item walks its GROUP_TOKENS tokens
+// Index space: (n_tiles / TILE_COLS, ceil(n / GROUP_TOKENS)), local size 1. A work-item walks its GROUP_TOKENS tokens
 // while its weights (TILE_COLS * 16 rows) stay in the core's cache:
 //
 //                   r: TILE_COLS * 16
@@ -12,12 +12,11 @@
 //   t: TILE_TOKENS | acc in registers|  x[t][k] is broadcast, 16 rows of W are one vector
 //                  +-----------------+
 //
-// Build: WEIGHT, K, N, N_TILES, OUT_STRIDE, EPILOGUE, TILE_TOKENS, TILE_COLS (divides N_TILES; even with SWIGLU),
-// GROUP_TOKENS (a multiple of TILE_TOKENS).
-#if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(N_TILES) || !defined(OUT_STRIDE) || \
-    !defined(EPILOGUE) || !defined(TILE_TOKENS) || !defined(TILE_COLS) || !defined(GROUP_TOKENS) || \
-    !defined(STATE_N_TOKENS)
-#error "cpu/linear_prefill.cl needs the build constants WEIGHT, K, N, N_TILES, OUT_STRIDE, EPILOGUE, TILE_TOKENS, TILE_COLS, GROUP_TOKENS and those of the step state"
+// Build: WEIGHT, K, EPILOGUE, TILE_TOKENS, TILE_COLS (divides n_tiles; even with SWIGLU), GROUP_TOKENS (a multiple of
+// TILE_TOKENS). Rows are no build constant, as in cpu/linear_decode.cl.
+#if !defined(WEIGHT) || !defined(K) || !defined(EPILOGUE) || !defined(TILE_TOKENS) || !defined(TILE_COLS) || \
+    !defined(GROUP_TOKENS) || !defined(STATE_N_TOKENS)
+#error "cpu/linear_prefill.cl needs the build constants WEIGHT, K, EPILOGUE, TILE_TOKENS, TILE_COLS, GROUP_TOKENS and those of the step state"
 #endif
 #include "common/tiles.cl"
 #include "cpu/store_rows.cl"
@@ -25,7 +24,7 @@
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void linear_prefill(__global const CAT(WEIGHT, _t)* weight, __global const float* x, __global float* out,
-                    __global const int* state, const int out_row) {
+                    __global const int* state, const int out_row, const int n_rows, const int n_tiles, const int out_stride) {
     const int n = state[STATE_N_TOKENS];
     const int tile = get_group_id(0) * TILE_COLS;
     const int end = min(n, (int)(get_group_id(1) + 1) * GROUP_TOKENS);
@@ -41,14 +40,14 @@ void linear_prefill(__global const CAT(WEIGHT, _t)* weight, __global const float
 #pragma unroll
         for (int i = 0; i < TILE_TOKENS; ++i) {
             if (t + i >= end) break;
-            __global float* y = out + (size_t)(t + i) * OUT_STRIDE;
+            __global float* y = out + (size_t)(t + i) * out_stride;
 #if EPILOGUE == EPILOGUE_SWIGLU
 #pragma unroll
             for (int c = 0; c < TILE_COLS; c += 2)
-                store_rows(GATE_VALUE(acc[i][c], exp16) * acc[i][c + 1], y, (tile + c) / 2 * 16);
+                store_rows(GATE_VALUE(acc[i][c], exp16) * acc[i][c + 1], y, (tile + c) / 2 * 16, n_rows, out_stride);
 #else
 #pragma unroll
-            for (int c = 0; c < TILE_COLS; ++c) store_rows(acc[i][c], y, (tile + c) * 16);
+            for (int c = 0; c < TILE_COLS; ++c) store_rows(acc[i][c], y, (tile + c) * 16, n_rows, out_stride);
 #endif
         }
     }

@@ -2,8 +2,8 @@
 //
 //   y[t][r] = sum_k x[t][k] W[r][k], two k at a time;   EPILOGUE as in cpu/linear_decode.cl (SWIGLU: tiles alternate gate, up)
 //
-// weight   N_TILES tiles (tiles.cl)     x  the step's activations in blocks of bfloat16 (cpu/packed_activations.cl)
-// out      float [n][OUT_STRIDE], columns out_row .. out_row + N - 1
+// weight   n_tiles tiles (tiles.cl)     x  the step's activations in blocks of bfloat16 (cpu/packed_activations.cl)
+// out      float [n][out_stride], columns out_row .. out_row + n_rows - 1
 //
 // Index space: (streams, ceil(n / GROUP_TOKENS)), local size 1; stream g takes units g U / G .. (g + 1) U / G, as in
 // cpu/linear_decode.cl, a unit being TILE_COLS tiles. Of columns k, k + 1 a lane gets its row's two weights
@@ -12,11 +12,11 @@
 //   k      r0 r1 ... r15
 //   k + 1  r0 r1 ... r15   ->   r0 r0 | r1 r1 | ... | r15 r15   16 lanes of 2 x 16 bits
 //
-// Build: K (a multiple of 16), N, N_TILES, OUT_STRIDE, EPILOGUE, DOT (cpu/dot2.cl), TILE_TOKENS, TILE_COLS (1; 2 with SWIGLU), GROUP_TOKENS
+// Build: K (a multiple of 16), EPILOGUE, DOT (cpu/dot2.cl), TILE_TOKENS, TILE_COLS (1; 2 with SWIGLU), GROUP_TOKENS
 // (a multiple of TILE_TOKENS), TAIL_STEP (all, a half or a quarter of TILE_TOKENS). Accumulation: float32.
-#if !defined(K) || !defined(N) || !defined(N_TILES) || !defined(OUT_STRIDE) || !defined(EPILOGUE) || !defined(DOT) || \
+#if !defined(K) || !defined(EPILOGUE) || !defined(DOT) || \
     !defined(TILE_TOKENS) || !defined(TILE_COLS) || !defined(GROUP_TOKENS) || !defined(TAIL_STEP) || !defined(STATE_N_TOKENS)
-#error "cpu/linear_prefill_bf16.cl needs the build constants K, N, N_TILES, OUT_STRIDE, EPILOGUE, DOT, TILE_TOKENS, TILE_COLS, GROUP_TOKENS, TAIL_STEP and those of the step state"
+#error "cpu/linear_prefill_bf16.cl needs the build constants K, EPILOGUE, DOT, TILE_TOKENS, TILE_COLS, GROUP_TOKENS, TAIL_STEP and those of the step state"
 #endif
 #include "common/common.cl"
 #include "cpu/dot2.cl"

@@ -10,7 +10,7 @@
 // With NORM the rows are normalised as in rms_norm.cl: before they are rounded to bfloat16; rounded to 8 bits, x norm is, and the
 // scale of the row is left to the product, as in cpu/linear_decode.cl.
 //
-// Build: TILE_TOKENS; for row_scale and load_row K, NORM, EPS.
+// Build: TILE_TOKENS; for row_scale and load_row NORM, EPS.
 #if !defined(TILE_TOKENS)
 #error "cpu/packed_activations.cl needs the build constant TILE_TOKENS"
 #endif
@@ -21,12 +21,12 @@
 #define RECORD_AT(i, which) (NUMBERS + (which) * TILE_TOKENS + (i))  // in a block, of token i of it
 
 #ifdef NORM
-inline float row_scale(__global const float* x) {
+inline float row_scale(__global const float* x, const int columns) {
 #if NORM
     float16 squares = 0;
-    for (int k = 0; k < K; k += 16) squares += load16_f32(x + k) * load16_f32(x + k);
+    for (int k = 0; k < columns; k += 16) squares += load16_f32(x + k) * load16_f32(x + k);
     const float sum = sum16(squares);
-    return 1.0f / sqrt(NO_OVERFLOW(sum) / K + EPS);
+    return 1.0f / sqrt(NO_OVERFLOW(sum) / columns + EPS);
 #else
     return 1.0f;
 #endif

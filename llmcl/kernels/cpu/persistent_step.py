@@ -27,7 +27,7 @@ from llmcl.kernels.common.addresses import addresses_of
 from llmcl.kernels.common.functions import as_function, source_of
 from llmcl.kernels.common.persistent import ListedStep, PersistentStep
 from llmcl.runtime.cores import cores_now
-from llmcl.runtime.device import Buffer, Device, Launch
+from llmcl.runtime.device import Buffer, Device, KernelArg, Launch
 from llmcl.runtime.program import KernelSource, read_source
 
 FILE = "cpu/persistent_step.cl"
@@ -110,7 +110,7 @@ class PersistentKernel:
             if key not in kinds:
                 kinds[key] = len(kinds)
                 firsts.append(launch)
-            values = [addresses[id(arg)] if isinstance(arg, Buffer) else int(arg) for arg in launch.args]
+            values = [addresses[id(arg)] if isinstance(arg, Buffer) else _bits(arg) for arg in launch.args]
             table[i, : ENTRY_HEAD + len(values)] = kinds[key], *spins, *values
             spins = _spins(launch, max_rows, step.max_position)
         table[-1, 1:ENTRY_HEAD] = spins
@@ -142,6 +142,18 @@ class PersistentKernel:
 
         self.parts = [*(bound(end, 0) for end in ends[:-1]), bound(ends[-1], 1)]
         self.whole_steps: Mapping[int, Launch] = {STEPS: bound(len(launches), STEPS)} if then else {}
+
+
+def _bits(arg: np.generic) -> int:
+    """A number as the table has it: an int, or what the bits of a float32 are as one."""
+    return int(arg.view(np.int32) if isinstance(arg, np.float32) else arg)
+
+
+def _as_argument(arg: KernelArg, word: str) -> str:
+    """The expression for what a `word` of the table holds."""
+    if isinstance(arg, Buffer):
+        return f"(__global void*){word}"
+    return f"as_float((int){word})" if isinstance(arg, np.float32) else f"(int){word}"
 
 
 def _part_ends(device: Device, step: ListedStep) -> list[int]:
@@ -182,10 +194,7 @@ def _functions(launches: Sequence[Launch]) -> str:
     """The kernels of these launches as functions, and RUN_ENTRY, which calls the one with a number."""
     cases = ""
     for number, launch in enumerate(launches):
-        args = "".join(
-            f", (__global void*)(at)[{i}]" if isinstance(arg, Buffer) else f", (int)(at)[{i}]"
-            for i, arg in enumerate(launch.args)
-        )
+        args = "".join(f", {_as_argument(arg, f'(at)[{i}]')}" for i, arg in enumerate(launch.args))
         cases += f" case {number}: {launch.name}_{number}(work_group, n_groups, own, word{args}); break;"
     functions = "".join(
         as_function(source_of(launch), f"_{number}", SHARED, _WORK_GROUP, _KERNEL_PARAMS)

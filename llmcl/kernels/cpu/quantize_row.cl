@@ -1,6 +1,6 @@
 // A token's activations, rounded to 8 bits, as token i of a block (cpu/packed_activations.cl).
-// After cpu/quant_tile.cl and cpu/packed_activations.cl. Build: WEIGHT (for its OFFSET; with OUT_WEIGHT that of the product which
-// takes them), DOT > 0, TILE_TOKENS; for quantize_row K, NORM, EPS.
+// After common/tiles.cl, cpu/quantize_group.cl and cpu/packed_activations.cl. Build: WEIGHT (for its OFFSET; with OUT_WEIGHT that of the product which
+// takes them), TILE_TOKENS; for quantize_row NORM, EPS.
 #ifdef OUT_WEIGHT
 #define TAKEN_BY(name) (CAT(ID_, OUT_WEIGHT) == ID_##name)
 #else
@@ -20,10 +20,10 @@ inline void quantize_numbers(const float16 lo, const float16 hi, const float sca
 }
 
 #ifdef NORM
-// rows: the block. begin, end: which groups of 32 columns.
-inline void quantize_row(__global const float* row, __global const float* norm, __global int* rows, const int i, const int begin,
-                         const int end) {
-    const float scale = row_scale(row);
+// row: of so many columns. rows: the block. begin, end: which groups of 32 columns.
+inline void quantize_row(__global const float* row, __global const float* norm, const int columns, __global int* rows, const int i,
+                         const int begin, const int end) {
+    const float scale = row_scale(row, columns);
     for (int g = begin; g < end; ++g)
         quantize_numbers(load_row(row, norm, 32 * g), load_row(row, norm, 32 * g + 16), scale, rows + g * BLOCK8, i);
 }

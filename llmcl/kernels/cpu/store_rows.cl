@@ -1,20 +1,15 @@
-// The epilogue of 16 rows of a product on a CPU: out[row ...] = y or += y, rows from N on left out.
-// Build: N, EPILOGUE, OUT_STRIDE where rows of several tokens follow each other: only multiples of 16 keep them aligned.
-#ifdef OUT_STRIDE
-#define ROWS_ALIGNED (OUT_STRIDE % 16 == 0)
-#else
-#define ROWS_ALIGNED 1
-#endif
-
-inline void store_rows(float16 y, __global float* out, int row) {
-    if (ROWS_ALIGNED && row + 16 <= N) {
+// The epilogue of 16 rows of a product on a CPU: out[row ...] = y or += y, rows from n on left out.
+// stride: how far the rows of several tokens are apart, of which only multiples of 16 keep them aligned; 0: there is one.
+// Build: EPILOGUE.
+inline void store_rows(float16 y, __global float* out, const int row, const int n, const int stride) {
+    if (stride % 16 == 0 && row + 16 <= n) {
 #if EPILOGUE == EPILOGUE_ADD
         y += load16_f32(out + row);
 #endif
         store16_f32(y, out + row);
     } else {
         float16 rows = y;
-        for (int i = 0; i < 16 && row + i < N; ++i) {
+        for (int i = 0; i < 16 && row + i < n; ++i) {
 #if EPILOGUE == EPILOGUE_ADD
             ((float*)&rows)[i] += out[row + i];
 #endif

@@ -227,7 +227,7 @@ inline void write_rows(float acc[HEAD_DIM / 2], float m[2], float l[2], __global
         const int t = t_first + 8 * h;
         const float norm = OUTPUT_NORM(m[h] * (EXPONENT_SCALE / LOG2E), sum, head);
 #if WHOLE_STORES
-        __global CAT(OUT, _t)* y = (__global CAT(OUT, _t)*)out + output_of(batch, head, min(t, n - 1), n) + lane % 4 * 8;
+        __global CAT(OUT, _t)* y = (__global CAT(OUT, _t)*)out + output_of(batch, head, min(t, n - 1), n, N_Q_HEADS) + lane % 4 * 8;
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 32; ++i) {
             uint4 words;  // the lane's columns in each of 4 times 8, then 8 neighbouring ones
@@ -240,7 +240,7 @@ inline void write_rows(float acc[HEAD_DIM / 2], float m[2], float l[2], __global
         }
 #else
         if (t < n) {
-            __global CAT(OUT, _t)* y = (__global CAT(OUT, _t)*)out + output_of(batch, head, t, n) + 2 * (lane % 4);
+            __global CAT(OUT, _t)* y = (__global CAT(OUT, _t)*)out + output_of(batch, head, t, n, N_Q_HEADS) + 2 * (lane % 4);
 #pragma unroll
             for (int i = 0; i < HEAD_DIM / 8; ++i)
                 CAT(store_pair_, OUT)(y + i * 8, acc[4 * i + 2 * h] * norm, acc[4 * i + 2 * h + 1] * norm);

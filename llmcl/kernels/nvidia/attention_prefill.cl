@@ -271,7 +271,7 @@ void attention_prefill(__global const QUERY_T* queries, __global const int* stat
 #else
     k_cache += item * PIECE;
     v_cache += item * PIECE;
-    queries += first_query(batch, head, n);
+    queries += first_query(batch, head, n, N_Q_HEADS, Q_STRIDE);
 #define FETCH_KEYS(row, n_keys) fetch_keys(to_keys, k_cache + (size_t)(row) * HEAD_DIM)
 #endif
     if (t0 >= n) return;
@@ -402,7 +402,7 @@ void attention_prefill(__global const QUERY_T* queries, __global const int* stat
 #endif
         if (lane % 4 == 0) KEEP_MAX_SCORE(((size_t)batch * N_Q_HEADS + head) * n + t, m[h]);
         const float norm = OUTPUT_NORM(m[h], sum, head);
-        __global CAT(OUT, _t)* y = out + output_of(batch, head, t, n) + column;
+        __global CAT(OUT, _t)* y = out + output_of(batch, head, t, n, N_Q_HEADS) + column;
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 8; ++i) {
             const float* o = (const float*)&acc[i];

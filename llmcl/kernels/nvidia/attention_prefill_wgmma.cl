@@ -135,7 +135,7 @@ inline void copy_key_tiles(const uint to, __global const CAT(KV, _t)* from, cons
 #define QUERY_WORDS (HEAD_DIM / 4)
 inline void load_queries(uint q[QUERY_WORDS], __global const float* queries, __global const int* state, const int batch,
                          const item it, const int first, const int n, const int lane) {
-    queries += first_query(batch, it.head, n) + 2 * (lane % 4);
+    queries += first_query(batch, it.head, n, N_Q_HEADS, Q_STRIDE) + 2 * (lane % 4);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         __global const float2* from = (__global const float2*)(queries + (size_t)min(first + 8 * h + lane / 4, n - 1) * Q_STRIDE);
@@ -168,7 +168,7 @@ inline void write_rows(float acc[HEAD_DIM / 2], float m[2], float l[2], __global
             for (int i = 0; i < HEAD_DIM / 8; ++i)
                 y[i * WARP] = CAT(narrow_, OUT)(acc[4 * i + 2 * h] * norm, acc[4 * i + 2 * h + 1] * norm);
 #else
-            __global CAT(OUT, _t)* y = (__global CAT(OUT, _t)*)out + output_of(batch, head, t, n) + 2 * (lane % 4);
+            __global CAT(OUT, _t)* y = (__global CAT(OUT, _t)*)out + output_of(batch, head, t, n, N_Q_HEADS) + 2 * (lane % 4);
 #pragma unroll
             for (int i = 0; i < HEAD_DIM / 8; ++i)
                 CAT(store_pair_, OUT)(y + i * 8, acc[4 * i + 2 * h] * norm, acc[4 * i + 2 * h + 1] * norm);

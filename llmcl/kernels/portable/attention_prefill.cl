@@ -175,7 +175,7 @@ void attention_prefill(__global const float* queries, __global const int* state,
     const int kv_head = head / (N_Q_HEADS / N_KV_HEADS), sequence = batch + MOD_SEQUENCE(block.state);
     k_cache += (batch * N_KV_HEADS + kv_head) * KV_HEAD_SIZE;
     v_cache += (batch * N_KV_HEADS + kv_head) * KV_HEAD_SIZE;
-    queries += first_query(batch, head, n);
+    queries += first_query(batch, head, n, N_Q_HEADS, Q_STRIDE);
 
     for (int i = lid; i < BLOCK_M * HEAD_DIM / 4; i += ITEMS) {
         const int token = i % BLOCK_M, d = i / BLOCK_M * 4;
@@ -324,7 +324,7 @@ void attention_prefill(__global const float* queries, __global const int* state,
             for (int c = 0; c < RUNS; ++c) {
                 float values[COLUMN_RUN];
                 STORE_COLUMNS(acc[a][c] * norm, values);
-                for (int i = 0; i < COLUMN_RUN; ++i) out[output_of(batch, head, t, n) + slice + COLUMN_OF(c) + i] = values[i];
+                for (int i = 0; i < COLUMN_RUN; ++i) out[output_of(batch, head, t, n, N_Q_HEADS) + slice + COLUMN_OF(c) + i] = values[i];
             }
         }
     }

@@ -1,22 +1,20 @@
 // The embedding row and the rotation of each token of a step.
 //
-//   x[t] = X_SCALE table[tokens[t]];   rope[t] = m_i (cos a_i, sin a_i),  a_i = float(position of t) * f_i
+//   x[t] = scale table[tokens[t]];   rope[t] = m_i (cos a_i, sin a_i),  a_i = float(position of t) * f_i
 //
 // table      tiles of WEIGHT (tiles.cl), rows first_row .. first_row + n_rows - 1 of the vocabulary
 // tokens     int [n], or of each sequence (step_rows.cl)     state      see STATE_*
 // rotation   float [2][HEAD_DIM/2]: f, m
-// x          float [n][HIDDEN]
+// x          float [n][hidden]
 // rope       float [n][HEAD_DIM]: HEAD_DIM/2 cosines, then the sines
 // last_seen  int [vocab], of each sequence: the latest position of each token, for the repetition penalty
 //
-// Index space: one work-group of LOCAL_SIZE a token. Build: WEIGHT, HIDDEN, HEAD_DIM, X_SCALE, LOCAL_SIZE; VOCAB with
-// several sequences.
+// Index space: one work-group of LOCAL_SIZE a token. Build: WEIGHT, HEAD_DIM, LOCAL_SIZE.
 // The host must have checked that 0 <= tokens[t] < vocab. The angle is rounded to float32, as in transformers.
-#if !defined(WEIGHT) || !defined(HIDDEN) || !defined(HEAD_DIM) || !defined(X_SCALE) || !defined(LOCAL_SIZE) || \
-    !defined(STATE_POSITION)
-#error "embed.cl needs the build constants WEIGHT, HIDDEN, HEAD_DIM, X_SCALE, LOCAL_SIZE and those of the step state"
+#if !defined(WEIGHT) || !defined(HEAD_DIM) || !defined(LOCAL_SIZE) || !defined(STATE_POSITION)
+#error "embed.cl needs the build constants WEIGHT, HEAD_DIM, LOCAL_SIZE and those of the step state"
 #endif
-#define K HIDDEN
+#define K hidden  // an argument: models of other sizes share a program
 #include "common/tiles.cl"
 #include "common/rope_table.cl"
 #include "common/step_rows.cl"
@@ -24,7 +22,7 @@
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
 void embed(__global const CAT(WEIGHT, _t)* table, __global const int* tokens, __global const int* state,
            __global const float* rotation, __global float* x, __global float* rope, __global int* last_seen,
-           const int first_row, const int n_rows) {
+           const int first_row, const int n_rows, const int hidden, const float scale, const int vocab) {
     const int t = get_group_id(0);
     const int token = row_token(tokens, state, t);
     const int row = token - first_row;
@@ -32,16 +30,16 @@ void embed(__global const CAT(WEIGHT, _t)* table, __global const int* tokens, __
     const int position = row_position(state, t);
 
     table += row / 16 * TILE_SIZE;
-    x += (size_t)t * HIDDEN;
+    x += (size_t)t * hidden;
 #if QUANTIZED
-    for (int i = 4 * get_local_id(0); i < HIDDEN; i += 4 * LOCAL_SIZE)
-        vstore4(weights4_at(table, i, row % 16) * X_SCALE, 0, x + i);
+    for (int i = 4 * get_local_id(0); i < hidden; i += 4 * LOCAL_SIZE)
+        vstore4(weights4_at(table, i, row % 16) * scale, 0, x + i);
 #else
-    for (int i = get_local_id(0); i < HIDDEN; i += LOCAL_SIZE) x[i] = weight_at(table, i, row % 16) * X_SCALE;
+    for (int i = get_local_id(0); i < hidden; i += LOCAL_SIZE) x[i] = weight_at(table, i, row % 16) * scale;
 #endif
     write_rotation(rotation, position, rope + t * HEAD_DIM);
 #ifdef RECORDS
-    last_seen += (size_t)sequence_of(state, t) * VOCAB;
+    last_seen += (size_t)sequence_of(state, t) * vocab;
 #endif
     if (get_local_id(0) == 0) atomic_max(last_seen + token, position);
 }
