@@ -29,7 +29,7 @@ YARN = RopeScaling("yarn", 4.0, original_max_position=128, beta_fast=8.0, amplit
 UNTRUNCATED_YARN = dataclasses.replace(YARN, truncate=False)
 LONGROPE = RopeScaling(
     "longrope",
-    original_max_position=64,  # less than the texts
+    original_max_position=64,  # less than the texts and the answers after a part of them
     factors=tuple(1.0 + 0.1 * i for i in range(12)),
     long_factors=tuple(1.0 + 0.7 * i for i in range(12)),
     amplitude=longrope_amplitude(512 / 64, 64),
@@ -112,6 +112,7 @@ def latent_config(
 
 DEEPSEEK_YARN = dataclasses.replace(YARN, amplitude=1.0)
 BY_SIGMOIDS, IN_GROUPS = Scores(scale=1.8), Scores(n_groups=4, top_groups=2, scale=2.5)
+IN_THREE = dataclasses.replace(IN_GROUPS, n_groups=3)
 BY_SOFTMAX = Scores("softmax", n_groups=3, top_groups=2, scale=2.0, corrected=False)
 SCALED_SOFTMAX = Scores("softmax", scale=2.0, corrected=False)
 
@@ -303,7 +304,7 @@ FAMILIES: dict[str, ModelConfig] = {
         norm_offset=1.0,
     ),
     "glm4_moe_lite": latent_config(
-        "glm4_moe_lite", LATENT, ExpertSettings(6, 2, 48, shared_size=48, scores=BY_SIGMOIDS), rope_theta=1e6
+        "glm4_moe_lite", LATENT, ExpertSettings(6, 2, 48, shared_size=96, scores=BY_SIGMOIDS), rope_theta=1e6
     ),
     "glm4_moe_lite-grouped": latent_config(
         "glm4_moe_lite",
@@ -318,11 +319,13 @@ FAMILIES: dict[str, ModelConfig] = {
         "glm4_moe_lite",
         ODD_LATENT,
         ExpertSettings(5, 1, 16, shared_size=16, scores=BY_SIGMOIDS),
+        n_dense=0,
+        n_layers=2,
         n_q_heads=3,
         hidden_size=96,
     ),
     "deepseek_v3": latent_config(
-        "deepseek_v3", LATENT, ExpertSettings(8, 3, 32, shared_size=32, scores=IN_GROUPS), rope_scaling=DEEPSEEK_YARN
+        "deepseek_v3", LATENT, ExpertSettings(9, 4, 32, shared_size=64, scores=IN_THREE), rope_scaling=DEEPSEEK_YARN
     ),
     "deepseek_v3-plain": latent_config(
         "deepseek_v3",
@@ -368,7 +371,6 @@ FAMILIES: dict[str, ModelConfig] = {
     "gemma3_text": small_config(
         architecture="gemma3_text",
         settings=[LayerSettings(WINDOW, rotation="local"), LayerSettings()] * 2,
-        head_dim=48,
         tie_embeddings=True,
         norm_offset=1.0,
         embedding_scale=8.0,
@@ -406,13 +408,18 @@ SIZES = {"grouped": GROUPED, "apart": APART}
 
 
 def in_other_sizes(config: ModelConfig, sizes: dict[str, int]) -> ModelConfig:
-    """The configuration with these sizes, what depends on them, and tied embeddings where it has untied ones."""
+    """The configuration with these sizes, what depends on them, and tied embeddings where it has untied ones.
+
+    The scores of a Gemma are scaled as GGUF files have it, so that a file computes with the programs of a folder.
+    """
     tied = config.architecture == "gemma2" or not config.tie_embeddings  # whose files have no head
     changed = dataclasses.replace(config, tie_embeddings=tied, **sizes)
     rotary_dim = None if config.rotary_dim is None else config.rotary_dim * changed.head_dim // config.head_dim
     scale = config.embedding_scale
     if FAMILIES_OF_CHECKPOINTS[config.architecture].scaled_embedding:
         scale = float(np.sqrt(np.float32(changed.hidden_size)))
+    if FAMILIES_OF_CHECKPOINTS[config.architecture].query_pre_attn_scalar:
+        changed = dataclasses.replace(changed, attention_scale=changed.head_dim**-0.5)
     return dataclasses.replace(changed, rotary_dim=rotary_dim, embedding_scale=scale)
 
 

@@ -76,7 +76,6 @@ def gemma2_config(windows: tuple[int | None, ...]) -> ModelConfig:
     """A small Gemma 2, which has more of what sets families apart than any other. windows: of its layers."""
     return small_config(
         architecture="gemma2",
-        head_dim=48,
         tie_embeddings=True,
         norm_offset=1.0,
         embedding_scale=8.0,
