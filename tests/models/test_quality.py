@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, quants
+from late_kernels import compile_when_used
 
 import llmcl
 from llmcl.checkpoint import open_checkpoint, quantize
@@ -16,11 +17,17 @@ from llmcl.convert.gguf import gguf_plan
 from llmcl.runtime.device import Device
 from llmcl.tools.perplexity import perplexity
 
+compiled_when_used = pytest.fixture(compile_when_used, scope="module", autouse=True)
+
 TEXT = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
 WINDOW, WINDOWS = 256, 3
-# A format for the layers in turn; only the rows of ffn_down (1536 values) are whole super-blocks of the k formats.
-FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
-SUPER_FORMATS = ("Q4_K", "Q6_K")
+# Formats for the layers in turn; only the rows of ffn_down (1536 values) are whole super-blocks of the k formats.
+FORMATS = {
+    "attn": ("Q4_0",),
+    "attn_output": ("Q4_1", "Q5_1"),
+    "ffn": ("Q5_0", "Q8_0"),
+    "ffn_down": ("Q4_K", "Q6_K"),
+}
 
 
 def q6_k(blocks: np.ndarray) -> np.ndarray:
@@ -42,8 +49,9 @@ def q6_k(blocks: np.ndarray) -> np.ndarray:
 def format_of(name: str, shape: tuple[int, ...]) -> str:
     if not name.startswith("blk."):
         return "Q8_0"
-    layer = int(name.split(".")[1])
-    return SUPER_FORMATS[layer % 2] if "ffn_down" in name else FORMATS[layer % 5]
+    _, layer, module, _ = name.split(".")
+    formats = FORMATS.get(module) or FORMATS[module.split("_")[0]]
+    return formats[int(layer) % len(formats)]
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +76,8 @@ def test_native_formats_keep_the_perplexity(mixed_file: Path, default_device: De
             return perplexity(llm, TEXT, window=WINDOW, max_windows=WINDOWS).perplexity
 
     with open_checkpoint(str(mixed_file)) as checkpoint:
-        assert {info.format for info in checkpoint.tensors.values()} == {*FORMATS, *SUPER_FORMATS, "F32"}
+        formats = {format for of_module in FORMATS.values() for format in of_module}
+        assert {info.format for info in checkpoint.tensors.values()} == {*formats, "F32"}
     widened = measured(dtype="float32")
     exact, rounded = measured(activation_dtype="float32"), measured()
     assert exact == pytest.approx(widened, rel=0.003)
