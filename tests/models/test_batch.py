@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import model_configs, random_weights, relative_error, save_folder, small_config
+from late_kernels import compile_when_used
 from programs import TINY_SHAPE
 
 import llmcl
@@ -22,10 +23,11 @@ from llmcl.ops.sample import SamplingParams
 from llmcl.runtime.device import Device
 
 pytestmark = pytest.mark.separate_launches
+compiled_when_used = pytest.fixture(compile_when_used, scope="module", autouse=True)
 
 SAME = 2e-5  # two orders of summation, both in float32
 PAGE = 64
-SHAPE = {**TINY_SHAPE, "num_attention_heads": 6, "max_position_embeddings": 2048}
+SHAPE = {**TINY_SHAPE, "max_position_embeddings": 2048}
 GREEDY = SamplingParams(seed=0)
 WITHOUT_OPTION = "repeat_window", "logit_bias", "logprobs"
 

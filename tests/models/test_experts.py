@@ -12,6 +12,7 @@ import pytest
 from family_configs import FAMILIES
 from family_files import save_gguf
 from helpers import random_weights, relative_error, save_folder, small_config
+from late_kernels import compile_when_used
 
 import llmcl
 from llmcl import reference
@@ -32,6 +33,8 @@ from llmcl.ops.attention import prefill_implementation
 from llmcl.ops.experts import experts_scratch_bytes
 from llmcl.ops.linear import linear_scratch_bytes
 from llmcl.ops.sample import SamplingParams
+
+compiled_when_used = pytest.fixture(compile_when_used, scope="module", autouse=True)
 
 N_EXPERTS, TOP_K = 6, 2
 QWEN3_MOE = small_config(
@@ -116,7 +119,7 @@ def test_rows_of_several_sequences(max_sequences: int, default_device: Any, fold
 
 
 @pytest.mark.full
-def test_quantised_experts_of_rows_that_share_few(default_device: Any, tmp_path: Path) -> None:
+def test_quantised_experts_of_rows_that_share_few(default_device: Any, tmp_path: Path, separate_launches: None) -> None:
     """Of 8 rows with 2 of 16 experts each most have theirs alone: blocks where they are no slower than pairs."""
     settings = [LayerSettings(experts=ExpertSettings(16, 2, 32))]
     config = small_config(architecture="qwen3_moe", settings=settings, n_layers=1)
@@ -169,7 +172,7 @@ def test_the_forecast_is_what_loading_takes(
 def test_random_weights_of_experts(default_device: Any, tmp_path: Path) -> None:
     shape = {"model_type": "qwen3_moe", "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32}
     shape |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
-    shape |= {"vocab_size": 131, "num_experts": 5, "num_experts_per_tok": 2, "torch_dtype": "bfloat16"}
+    shape |= {"vocab_size": 131, "num_experts": 6, "num_experts_per_tok": 2, "torch_dtype": "bfloat16"}
     file = tmp_path / "config.json"
     file.write_text(json.dumps(shape))
     with llmcl.load_random(str(file), device=default_device.entry.index, dtype="q4_0", max_context=64) as llm:

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 from family_configs import FAMILIES
 from helpers import random_weights, relative_error, save_folder
+from late_kernels import compile_when_used
 
 import llmcl
 from llmcl.models.batch import PromptChunk, make_batch
 from llmcl.ops.sample import SamplingParams
 
-pytestmark = pytest.mark.separate_launches("quick")
+pytestmark = pytest.mark.separate_launches
+compiled_when_used = pytest.fixture(compile_when_used, scope="module", autouse=True)
 
 SAME = 1e-4  # two orders of summation, both in float32
 
