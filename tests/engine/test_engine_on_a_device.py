@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import random_weights, save_folder, small_config
+from late_kernels import compile_when_used
 
 import llmcl
 from llmcl.engine.llm import LLM
 from llmcl.errors import UsageError
 from llmcl.runtime.platforms import DeviceEntry
+
+compiled_when_used = pytest.fixture(compile_when_used, scope="module", autouse=True)
 
 SAMPLED: dict[str, Any] = {
     "temperature": 0.9,
@@ -46,7 +49,7 @@ def prompts(n: int) -> list[list[int]]:
 )
 def test_answers_are_those_of_each_request_alone(options: dict[str, Any], llm: LLM) -> None:
     asked = prompts(7)
-    options = {"max_tokens": 150, "ignore_eos": True, **options}
+    options = {"max_tokens": 80, "ignore_eos": True, **options}
     alone = [llm.generate(prompt, **options).token_ids for prompt in asked]
     assert [answer.token_ids for answer in llm.generate(asked, **options)] == alone
     found: list[list[int]] = [[] for _ in asked]
