@@ -17,6 +17,7 @@ from helpers import (
     transformers_logits,
     transformers_model,
 )
+from late_kernels import compile_when_used
 
 import llmcl
 from llmcl.checkpoint import open_checkpoint
@@ -30,6 +31,7 @@ from llmcl.progress import COMPILING, OPENING
 from llmcl.runtime.device import Device
 
 pytestmark = pytest.mark.separate_launches
+compiled_when_used = pytest.fixture(compile_when_used, scope="module", autouse=True)
 
 SAME = 2e-5  # two orders of summation, both in float32
 FLOAT16 = 5e-3  # NVIDIA's prefill multiplies in float16

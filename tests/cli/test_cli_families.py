@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from family_files import WINDOW, save_gguf
 from helpers import random_weights, save_folder, small_config
+from late_kernels import compile_when_used
 from programs import Run
 
 from llmcl.models.config import ModelConfig
@@ -18,6 +19,7 @@ from llmcl.models.families.recurrent import DeltaSettings, ShortConvSettings
 from llmcl.runtime.device import Device
 
 pytestmark = pytest.mark.separate_launches
+compiled_when_used = pytest.fixture(compile_when_used, scope="module", autouse=True)
 
 DELTA = DeltaSettings(n_k=2, n_v=4, d_k=32, d_v=32, joined=("qkvz", "ba"))
 EXPERTS, BESIDE = ExpertSettings(6, 2, 64), ExpertSettings(6, 2, 64, shared_size=32)

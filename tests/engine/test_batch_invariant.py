@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import random_weights, save_folder, small_config
+from late_kernels import compile_when_used
 from which_devices import taken
 
 import llmcl
@@ -18,6 +19,7 @@ from llmcl.runtime.device import Device
 from llmcl.runtime.platforms import DeviceEntry
 
 pytestmark = pytest.mark.separate_launches("quick")
+compiled_when_used = pytest.fixture(compile_when_used, scope="module", autouse=True)
 
 Bits = list[tuple[int, float, tuple[tuple[int, float], ...]]]
 """Of each token its id, its log-probability and those of the likeliest: a difference in one bit of a logit shows."""

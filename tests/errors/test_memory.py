@@ -11,6 +11,7 @@ import numpy as np
 import pyopencl as cl
 import pytest
 from helpers import random_weights, relative_error, save_folder, small_config
+from late_kernels import compile_when_used
 
 import llmcl
 from llmcl.engine.llm import LLM
@@ -23,6 +24,7 @@ from llmcl.runtime.device import Device
 from llmcl.runtime.driver_calls import named_errors
 
 pytestmark = pytest.mark.separate_launches
+compiled_when_used = pytest.fixture(compile_when_used, scope="module", autouse=True)
 
 full = pytest.mark.full
 Failing = Callable[..., str]

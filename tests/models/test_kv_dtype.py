@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import random_weights, relative_error, save_folder, small_config
+from late_kernels import compile_when_used
 
 import llmcl
 from llmcl import reference
@@ -21,6 +22,7 @@ from llmcl.models.stack import decode_layers
 from llmcl.runtime.device import Device
 
 pytestmark = pytest.mark.separate_launches("quick")
+compiled_when_used = pytest.fixture(compile_when_used, scope="module", autouse=True)
 
 CONFIG = small_config()
 OPTIONS: dict[str, Any] = {"dtype": "float32", "activation_dtype": "float32", "kv_dtype": "q8_0", "max_context": 100}

@@ -14,6 +14,7 @@ import pytest
 from family_configs import FAMILIES
 from family_files import save_gguf
 from helpers import random_weights, relative_error, save_folder, to_storage, with_blocks
+from late_kernels import compile_when_used
 from latent_weights import with_joined_heads
 
 import llmcl
@@ -34,6 +35,7 @@ from llmcl.models.stack import why_separate
 from llmcl.ops.sample import SamplingParams
 
 pytestmark = pytest.mark.separate_launches
+compiled_when_used = pytest.fixture(compile_when_used, scope="module", autouse=True)
 
 CONFIG = FAMILIES["glm4_moe_lite"]
 WEIGHTS = random_weights(CONFIG, seed=1)

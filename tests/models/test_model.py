@@ -25,6 +25,7 @@ from helpers import (
     transformers_logits,
     transformers_model,
 )
+from late_kernels import compile_when_used
 
 import llmcl
 from llmcl.checkpoint import open_checkpoint
@@ -32,6 +33,8 @@ from llmcl.engine.llm import LLM
 from llmcl.errors import ContextLengthError, UsageError
 from llmcl.models.model import LOGITS_CHUNK
 from llmcl.runtime.device import Device
+
+compiled_when_used = pytest.fixture(compile_when_used, scope="module", autouse=True)
 
 BOUND = 1e-4
 SAME = 2e-5  # two orders of summation, both in float32

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import POISON
+from late_kernels import compile_when_used
 from programs import TINY_SHAPE
 
 import llmcl
@@ -20,6 +21,7 @@ from llmcl.models.sequence import SequenceState, Step
 from llmcl.runtime.device import Device
 
 pytestmark = pytest.mark.separate_launches
+compiled_when_used = pytest.fixture(compile_when_used, scope="module", autouse=True)
 
 SHAPE = {**TINY_SHAPE, "max_position_embeddings": 2048}
 # Not two query heads a KV head: what Intel's compiler makes for a GPU of them in float16 is wrong.

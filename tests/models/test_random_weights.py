@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from late_kernels import compile_when_used
 from programs import TINY_SHAPE
 
 import llmcl
@@ -21,6 +22,7 @@ from llmcl.progress import Progress
 from llmcl.runtime.device import Device
 
 pytestmark = pytest.mark.separate_launches
+compiled_when_used = pytest.fixture(compile_when_used, scope="module", autouse=True)
 
 
 def test_random_weights_of_a_config_file(default_device: Device, tmp_path: Path) -> None:

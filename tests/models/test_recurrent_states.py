@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import random_weights, relative_error, save_folder, small_config
+from late_kernels import compile_when_used
 
 import llmcl
 from llmcl.engine.generation import reusable_prefix
@@ -28,6 +29,7 @@ from llmcl.ops.sample import SamplingParams
 from llmcl.runtime.device import Device
 
 pytestmark = pytest.mark.separate_launches("quick")
+compiled_when_used = pytest.fixture(compile_when_used, scope="module", autouse=True)
 
 SAME = 2e-5  # two orders of summation, both in float32
 PAGE = 64
