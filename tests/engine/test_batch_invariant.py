@@ -95,7 +95,9 @@ def test_an_answer_has_the_same_bits_whoever_else_runs(llm: LLM) -> None:
     with llm.engine(max_sequences=3, max_step_tokens=3 + 255, kv_pages=8, batch_invariant=True) as engine:
         assert answers(engine, asked[::-1], together=True)[::-1] == alone
         assert engine.n_preempted > 0
-    with llm.engine(max_sequences=12, max_step_tokens=1000, kv_page_tokens=192, batch_invariant=True) as engine:
+    # Larger pages where weights are not quantised: they are a build constant of what reads the cache.
+    page = 64 if llm.dtype.startswith("q") else 192
+    with llm.engine(max_sequences=12, max_step_tokens=1000, kv_page_tokens=page, batch_invariant=True) as engine:
         assert answers(engine, asked, together=True) == alone
         follow_up = {**asked[3], "prompt": [*asked[3]["prompt"], *(token for token, _, _ in alone[3])]}
         (after,) = answers(engine, [follow_up], together=False)
