@@ -121,7 +121,7 @@ def test_quiet_leaves_standard_error_empty_and_a_pipe_is_a_prompt(answer: dict[s
 
 
 @pytest.mark.full
-def test_verbose_shows_what_compiling_took(tmp_path: Path) -> None:
+def test_verbose_shows_what_compiling_took(run_here: Run, tmp_path: Path) -> None:
     """The first run compiles into an empty cache and says so, kernel by kernel and in its report; the second loads."""
     model = str(save_folder(tmp_path / "small", small_config(), random_weights(small_config(), seed=1)))
     ask = "generate", "-m", model, "-p", QUESTION, "-n", "1"
@@ -132,7 +132,7 @@ def test_verbose_shows_what_compiling_took(tmp_path: Path) -> None:
         loaded = [line for line in lines if re.fullmatch(r"loaded attention_\w+ for .+ from .+", line)]
         reported = [line for line in lines if re.match(r"compile +\d+ ms", line)]
         assert [bool(found) for found in (compiled, loaded, reported)] == [compiles, not compiles, compiles], lines
-    assert "compiled" not in run(*ask).stderr
+    assert "compiled" not in run_here("llmcl", *ask).stderr
 
 
 @pytest.mark.usefixtures("generate")

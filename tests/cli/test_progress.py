@@ -13,11 +13,14 @@ import numpy as np
 import pytest
 from echo_engine import Engine
 from helpers import random_weights, save_folder, small_config
+from late_kernels import compile_when_used
 
 import llmcl
 from llmcl.cli import loading
 from llmcl.progress import READING, Progress
 from llmcl.runtime.device import Device
+
+compiled_when_used = pytest.fixture(compile_when_used, scope="module", autouse=True)
 
 
 class Terminal(io.StringIO):

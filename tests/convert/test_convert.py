@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from gguf_reference import assert_read_as_by_gguf
 from helpers import LINEAR_SCALING, LLAMA3_SCALING, relative_error
+from late_kernels import compile_when_used
 from made_tokenizers import byte_level_gguf, sentencepiece_gguf
 
 import llmcl
@@ -23,6 +24,8 @@ from llmcl.convert.tensors import encode
 from llmcl.errors import CheckpointError, UnsupportedModelError, UsageError
 from llmcl.runtime.device import Device
 from llmcl.tokenizer import Tokenizer
+
+compiled_when_used = pytest.fixture(compile_when_used, scope="module", autouse=True)
 
 Making = Callable[..., Path]
 TEXT = "The quick brown fox, 1234 times.\n  It's na\u00efve \u4f60\u597d"

@@ -15,12 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import random_weights, save_folder, small_config
+from late_kernels import compile_when_used
 
 import llmcl
 from llmcl.engine.llm import LLM
 from llmcl.errors import CheckpointError, ContextLengthError, UsageError
 from llmcl.progress import COMPILING
 from llmcl.runtime.device import Device
+
+compiled_when_used = pytest.fixture(compile_when_used)
 
 QUESTION = "Why is the sky blue?"
 SAMPLED: dict[str, Any] = {"temperature": 1.2, "top_k": 50, "top_p": 0.95, "ignore_eos": True, "max_tokens": 12}
@@ -202,6 +205,7 @@ def test_a_prompt_longer_than_the_context_is_refused(small_llm: LLM) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("compiled_when_used")  # nothing is computed
 def test_a_prompt_of_megabytes_is_refused_before_it_is_encoded(smollm2: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten megabytes took half a minute, and of a hundred the chat template was blamed."""
     assert smollm2.tokenizer is not None

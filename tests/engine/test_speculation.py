@@ -328,14 +328,14 @@ def test_an_engine_drafts_for_a_text_that_is_alone(drafter: str, sampling: str, 
 def test_an_engine_drafts_for_several_texts(drafter: str, sampling: str, llm: LLM) -> None:
     """Each gets the ids that it has alone, with drafts of several lengths beside rows without, and with few pages."""
     options: dict[str, Any] = {"ignore_eos": True, **SAMPLINGS[sampling]}
-    asked = [(prompt(30, i) + prompt(20, 9), n) for i, n in enumerate((100, 60, 90, 7))]
+    asked = [(prompt(30, i) + prompt(20, 9), n) for i, n in enumerate((60, 40, 50, 7))]
     plain = [answer(llm, None, ids, n=n, **SAMPLINGS[sampling]).token_ids for ids, n in asked]
     drafters = {"lookup": PromptLookup(), "wrong": Repeated(plain[0][:15])}
     llm.speculation = Drafting(llm.model, drafters[drafter], FixedLength(15 if drafter == "wrong" else 6))
     for n_pages in (5, 40):
         with llm.engine(max_sequences=4, max_step_tokens=40, kv_pages=n_pages) as engine:
             others = [engine.submit(ids, max_tokens=n, **options) for ids, n in asked[1:]]
-            first = engine.submit(asked[0][0], max_tokens=100, **options)
+            first = engine.submit(asked[0][0], max_tokens=60, **options)
             found = [next(first).token_id for _ in range(20)]
             gone = engine.submit(asked[2][0], max_tokens=100, **options)
             next(gone)

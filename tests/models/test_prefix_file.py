@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers import random_weights, save_folder, small_config
+from late_kernels import compile_when_used
 
 import llmcl
 from llmcl.engine.engine import Engine
@@ -20,6 +21,7 @@ from llmcl.models.prefix_file import MAGIC, PrefixFileError
 from llmcl.runtime.device import Device
 
 pytestmark = pytest.mark.separate_launches
+compiled_when_used = pytest.fixture(compile_when_used, scope="module", autouse=True)
 
 LIMIT = 1 << 30
 PAGE = 64
