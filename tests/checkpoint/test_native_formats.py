@@ -91,7 +91,9 @@ def test_a_file_of_mixed_formats(hf_files: Any, gguf_files: Any, tmp_path: Path,
 @pytest.mark.full
 @pytest.mark.parametrize("quantize", ["q8_0", "q4_0", "q4_k"])
 def test_quantising_while_loading(tmp_path: Path, default_device: Device, quantize: str) -> None:
-    config = small_config(hidden_size=256, intermediate_size=512, head_dim=64, tie_embeddings=True)
+    # Few columns lose too much with 4 bits, and are no whole super-blocks.
+    wide = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64} if quantize != "q8_0" else {}
+    config = small_config(tie_embeddings=True, **wide)
     weights = random_weights(config, seed=1)
     folder = save_folder(tmp_path / "m", config, weights, "bfloat16")
     seen: set[str] = set()
