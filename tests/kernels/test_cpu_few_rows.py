@@ -15,6 +15,7 @@ from llmcl.runtime.device import Device
 
 ROWS, K = 128, 512
 PART_TILES = 4  # in each of two buffers, which share their programs
+WHOLE = 131, 768  # rows and columns of a weight in one buffer, as other tests of products have
 N = 19  # tokens: two blocks of 8, and more than 2 of a third
 EPS = 1e-5
 
@@ -22,10 +23,11 @@ pytestmark = [pytest.mark.parametrize("variant", ["cpu"]), pytest.mark.heavy]
 
 
 def make_weight(device: Device, dtype: str, rows: int, k: int, alternating: bool) -> Weight:
+    part_tiles = 0 if (rows, k) == WHOLE else PART_TILES
     if dtype not in QUANTIZED:
         values = np.random.default_rng(0).standard_normal((rows, k)).astype(np.float32)
-        return weight_on_device(device, values, dtype, alternating=alternating, tiles_per_part=PART_TILES)
-    weight = quantized_weight(device, rows, k, dtype, PART_TILES)
+        return weight_on_device(device, values, dtype, alternating=alternating, tiles_per_part=part_tiles)
+    weight = quantized_weight(device, rows, k, dtype, part_tiles)
     load(device, weight, random_rows(QUANTIZED[dtype].format, rows, k))
     return weight
 
@@ -91,11 +93,18 @@ def test_a_row_is_the_same_beside_any_others(target: Device, dtype: str, epilogu
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize(("epilogue", "norm"), [("add", False), ("swiglu", True)])
-@pytest.mark.parametrize("dtype", QUANTIZED)
+@pytest.mark.parametrize(
+    ("dtype", "epilogue", "norm"),
+    [
+        *((dtype, "store", False) for dtype in QUANTIZED),
+        *((dtype, "swiglu", True) for dtype in QUANTIZED),
+        ("q4_0", "add", False),
+        ("q6_k", "add", False),
+    ],
+)
 def test_a_row_of_several_is_what_decode_makes_of_it(target: Device, dtype: str, epilogue: str, norm: bool) -> None:
     """So a sequence gets the same tokens whether it is alone or not."""
-    problem = Problem(target, dtype, epilogue, norm)
+    problem = Problem(target, dtype, epilogue, norm, *(WHOLE if epilogue == "store" else (ROWS, K)))
     together = problem.of_rows(slice(0, N), 32)
     for row in (0, 7, N - 1):
         np.testing.assert_array_equal(problem.of_decode(row), together[row], err_msg=str(row))
