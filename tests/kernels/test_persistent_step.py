@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,14 +53,16 @@ def cpu(device: Device) -> Device:
 def loaded(cpu: Device, tmp_path_factory: pytest.TempPathFactory) -> LLM:
     config = small_config()
     folder = save_folder(tmp_path_factory.mktemp("small"), config, random_weights(config, seed=1))
-    return llmcl.load(str(folder), device=cpu, dtype="bfloat16", max_context=128)
+    with pytest.MonkeyPatch.context() as patch:
+        load_for_decode(patch)
+        return llmcl.load(str(folder), device=cpu, dtype="bfloat16", max_context=128)
 
 
 @pytest.fixture
 def small(cpu: Device, loaded: LLM) -> Iterator[LLM]:
     """A small model, whose persistent kernel a test may break."""
     model = loaded.model
-    loaded.model = Model(cpu, loaded.config, model.weights, model.cache)
+    loaded.model = Model(cpu, loaded.config, model.weights, model.cache, step_rows=1)
     yield loaded
     loaded.model = model
 
@@ -79,6 +82,7 @@ def test_a_small_model_has_the_bits_of_separate_launches(small: LLM) -> None:
 def test_the_script_times_both_and_leaves_the_model(small: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compare_launches, "ROUNDS", 2)
     monkeypatch.setattr(compare_launches, "STEPS", 3)
+    monkeypatch.setattr(compare_launches, "Model", partial(Model, step_rows=1))
     model = small.model
     counts: list[float] = []
     bench = small.bench_decode
@@ -171,14 +175,17 @@ def test_a_driver_that_cannot_compile_it_has_separate_launches(small: LLM, monke
     monkeypatch.setattr(persistent_step, "_WORK_GROUP", "#error no\n")
     model = small.model
     with pytest.warns(UserWarning, match="a launch for each kernel.*persistent_step.cl does not compile"):
-        other = Model(small.device, small.config, model.weights, model.cache)
+        other = Model(small.device, small.config, model.weights, model.cache, step_rows=1)
     assert len(other.decode_launches) > 1
 
 
 @pytest.mark.full
-def test_the_first_start_reports_what_it_compiles(cpu: Device, tmp_path: Path, empty_cache: Path) -> None:
+def test_the_first_start_reports_what_it_compiles(
+    cpu: Device, tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if cpu.entry.is_pocl:
         pytest.skip("PoCL keeps its programs itself")
+    load_for_decode(monkeypatch)
     folder = save_folder(tmp_path / "small", small_config(), random_weights(small_config(), seed=1))
     for compiles, max_context in ((True, 128), (False, 200)):  # the kernels serve a context of any length
         reported: list[tuple[int, int]] = []
@@ -192,7 +199,7 @@ def test_the_first_start_reports_what_it_compiles(cpu: Device, tmp_path: Path, e
             assert (llm.device.compile_s > 0) == compiles
             total = reported[0][1] if compiles else -1
             assert reported == [(done, total) for done in range(total + 1)]
-            assert not compiles or total > 5
+            assert not compiles or 2 < total <= len([*(empty_cache / "programs").iterdir()])
 
 
 def test_any_number_of_work_groups_does(small: LLM) -> None:
@@ -225,7 +232,8 @@ def chosen(model: Model, n: int) -> tuple[list[int], np.ndarray]:
     sequence = model.cache.sequence()
     model.cache.truncate(sequence, 0)
     model.start_sampling(sequence)
-    model.prefill(sequence, [5, 6, 7])
+    for token in (5, 6, 7):
+        model.decode_token(sequence, token)
     ids = [model.sample(sequence)()]
     assert n == 1 or n in model.steps_at_once(sequence)
     for _ in range(14 // n):

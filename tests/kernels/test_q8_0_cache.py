@@ -184,7 +184,7 @@ def test_few_tokens(target: Device, position: int, n: int) -> None:
 @pytest.mark.parametrize(("position", "n"), [(130, 1), (100, 37)])
 def test_rules_and_pages(target: Device, position: int, n: int) -> None:
     """A window that hides whole tiles, a soft cap, and pages: the same bits as without pages."""
-    heads = (6, 2, 32)
+    heads = (9, 3, 64)
     found = [outputs(target, heads, position, n, pages=pages, exact=True, ruled=True) for pages in (True, False)]
     for paged, contiguous in zip(*found, strict=True):
         np.testing.assert_array_equal(paged, contiguous)
